@@ -97,6 +97,8 @@ pub enum Data {
     From(Origin),
     /// The answer to [`Op::Space`].
     Space(Space),
+    /// A value that only the submitter and the driver of an operation know, by its type: datagrams, a device command.
+    Carried(Box<dyn Any>),
 }
 
 /// Space that a store takes.
@@ -147,7 +149,7 @@ impl Data {
     #[must_use]
     pub fn len(&self) -> usize {
         match self {
-            Self::None | Self::From(_) | Self::Space(_) => 0,
+            Self::None | Self::From(_) | Self::Space(_) | Self::Carried(_) => 0,
             Self::In(sg) => sg.len(),
             Self::Out(sg) => sg.len(),
         }

@@ -3,8 +3,11 @@
 
 use crate::channel::channel;
 use crate::driver_tests::thread_time;
+use crate::endpoint::packet::{PacketConfig, PacketLink, RingFormat};
+use crate::endpoint::{BATCH_MAX, Datagram, Endpoint, ReceiveBatch, SendBatch};
 use crate::op::{Handle, How, Op};
 use crate::slots::Slots;
+use crate::testing::network;
 use crate::{Choice, Config, Reactor, Spin};
 use lunar_core::io::{Completion, Done, Outcome};
 use lunar_core::mem::Sg;
@@ -13,7 +16,9 @@ use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::rc::Rc;
-use std::time::Instant;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
 
 fn reactor(driver: Choice, spin: Spin) -> Reactor {
     Reactor::new(Config { driver, spin, ..Config::default() }).expect("a driver")
@@ -193,4 +198,107 @@ async fn serve(reactor: &Reactor, listener: &Handle) {
         }
         reactor.send(&socket, replies, &mut completion).await.expect("sent");
     }
+}
+
+/// Frames between two interfaces that are joined by a cable, each with a core: one at a time to and fro, and as many as
+/// go in one direction.
+#[test]
+#[ignore = "a measurement"]
+fn cost_of_frames() {
+    if let Err(why) = network::enter() {
+        return eprintln!("skipped: {why}");
+    }
+    let formats = [("va", "vb", RingFormat::Frames), ("vc", "vd", RingFormat::Blocks)];
+    for (near, far, format) in formats {
+        network::veth(near, far).expect("a pair of interfaces");
+        for driver in [Choice::IoUring, Choice::Epoll] {
+            let link = |interface: &str| {
+                let (interface, types) = (interface.to_owned(), vec![0x88b5]);
+                let config = PacketConfig { interface, types, filters: Vec::new(), format };
+                Endpoint::Packet(PacketLink::interface(&config).expect("a link"))
+            };
+            let (near, far) = (link(near), link(far));
+            let end = Arc::new(AtomicBool::new(false));
+            let stop = end.clone();
+            let echo = std::thread::spawn(move || {
+                let reactor = reactor(driver, Spin::default());
+                let far = reactor.attach(far).expect("attached");
+                reactor.run(answer_frames(&reactor, &far, &stop))
+            });
+            let reactor = reactor(driver, Spin::default());
+            let near = reactor.attach(near).expect("attached");
+            let (trip, sent) = reactor.run(ask_frames(&reactor, &near, &end));
+            let received = echo.join().expect("no panic");
+            println!(
+                "{format:?}, {driver:?}: {:.1} us there and back, {:.2} million frames/s of 1400 bytes, {:.1} % of \
+                 them received",
+                trip.as_nanos() as f64 / 1000.0,
+                sent.0 as f64 / sent.1.as_secs_f64() / 1e6,
+                received as f64 / sent.0 as f64 * 100.0
+            );
+        }
+    }
+}
+
+/// Answers frames of 60 bytes, and counts the others.
+async fn answer_frames(reactor: &Reactor, link: &Handle, stop: &AtomicBool) -> usize {
+    let (mut completion, mut received) = (Completion::new(), 0);
+    let mut batch = ReceiveBatch::new(2048, BATCH_MAX);
+    while !stop.load(Ordering::Relaxed) {
+        let (result, back) = reactor.receive_batch(link, batch, &mut completion).await;
+        result.expect("received");
+        batch = back;
+        let mut answers = SendBatch::new();
+        for frame in batch.drain() {
+            if frame.data.len() == 60 {
+                answers.push(Datagram { data: frame.data, ..Datagram::default() });
+            } else {
+                received += 1;
+            }
+        }
+        if !answers.is_empty() {
+            reactor.send_batch(link, answers, &mut completion).await.0.expect("sent");
+        }
+    }
+    received
+}
+
+/// The time of a frame there and back, and how many frames went in one direction in which time.
+async fn ask_frames(reactor: &Reactor, link: &Handle, end: &AtomicBool) -> (Duration, (usize, Duration)) {
+    const TRIPS: u32 = 2000;
+    const FRAMES: usize = 300_000;
+    let mut completion = Completion::new();
+    let frame = |len: usize| {
+        let mut bytes = vec![0xff; len];
+        bytes[12..14].copy_from_slice(&[0x88, 0xb5]);
+        reactor.arena().copy(&bytes).expect("room")
+    };
+    let (short, long) = (frame(60), frame(1414));
+    let trip = async |completion: &mut Completion| {
+        let mut batch = SendBatch::new();
+        batch.push_frame(short.clone(), None);
+        reactor.send_batch(link, batch, completion).await.0.expect("sent");
+        reactor.receive_batch(link, ReceiveBatch::new(2048, 4), completion).await.0.expect("received");
+    };
+    let begun = Instant::now();
+    for _ in 0..TRIPS {
+        trip(&mut completion).await;
+    }
+    let time = begun.elapsed() / TRIPS;
+    let (begun, mut sent) = (Instant::now(), 0);
+    while sent < FRAMES {
+        let mut batch = SendBatch::new();
+        (0..BATCH_MAX).for_each(|_| batch.push_frame(long.clone(), None));
+        sent += reactor.send_batch(link, batch, &mut completion).await.0.expect("sent");
+    }
+    let took = begun.elapsed();
+    end.store(true, Ordering::Relaxed);
+    // Wakes the other end, which then ends; its ring may be full until it has caught up.
+    for _ in 0..20 {
+        reactor.sleep(Duration::from_millis(50)).await;
+        let mut batch = SendBatch::new();
+        batch.push_frame(short.clone(), None);
+        reactor.send_batch(link, batch, &mut completion).await.0.expect("sent");
+    }
+    (time, (sent, took))
 }

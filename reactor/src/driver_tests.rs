@@ -1,6 +1,7 @@
 //! What every driver of a real kernel must do: the same tests on io_uring and on epoll.
 
 use crate::op::{Allocate, Handle, How, Incoming, Op};
+use crate::testing::hanging_file::HangingFile;
 use crate::{Choice, Config, Reactor, Spin};
 use lunar_core::io::{Completion, Data, Extent, Fault, Outcome};
 use lunar_core::mem::{Arena, PAGE, Sg, SgMut};
@@ -55,6 +56,8 @@ both! {
     holes_are_punched_zeroed_and_found;
     files_are_copied_by_the_kernel;
     device_requests_on_a_file_are_unsupported;
+    a_device_that_hangs_does_not_delay_another;
+    a_core_ends_although_a_device_hangs;
     many_file_operations_at_once;
     more_operations_than_the_rings_hold;
     direct_reads_and_writes;
@@ -502,6 +505,78 @@ async fn device_requests_on_a_file_are_unsupported(reactor: Reactor) {
     }
 }
 
+/// Operations that worker threads execute, on both drivers.
+fn blocking_ops(file: &Handle) -> [Op; 3] {
+    [
+        Op::Extent { file: file.clone(), offset: 0, len: 4096 },
+        Op::Allocate { file: file.clone(), how: Allocate::Punch, offset: 0, len: 4096 },
+        Op::Extent { file: file.clone(), offset: 4096, len: 4096 },
+    ]
+}
+
+async fn a_device_that_hangs_does_not_delay_another(reactor: Reactor) {
+    let scratch = Scratch::new();
+    let hanging = match HangingFile::mount(&scratch.0.with_extension("hanging")) {
+        Ok(hanging) => hanging,
+        Err(why) => return eprintln!("skipped: a FUSE file system cannot be mounted here: {why}"),
+    };
+    let stuck = reactor.driver().open(&hanging.path, How::default()).expect("open");
+    let file = reactor.driver().open(&scratch.0, How::default()).expect("open");
+    assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, 8192, 8192)).await, Ok(8192));
+    let (other, answers) = (reactor.clone(), Rc::new(RefCell::new(Vec::new())));
+    let all: Vec<Op> = (0..4).flat_map(|_| blocking_ops(&stuck)).collect();
+    let count = all.len();
+    for op in all {
+        let (reactor, answers) = (other.clone(), answers.clone());
+        other.spawn(async move {
+            let result = run_op(&reactor, op).await.result;
+            answers.borrow_mut().push(result);
+        });
+    }
+    while hanging.held() == 0 {
+        reactor.sleep(Duration::from_millis(1)).await;
+    }
+    for _ in 0..10 {
+        for op in blocking_ops(&file) {
+            assert_eq!(run_op(&reactor, op).await.result, Ok(0));
+        }
+        assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, 100, 100)).await, Ok(100));
+        assert_eq!(read(&reactor, &file, 0, 100, 100).await.len(), 100);
+    }
+    assert!(answers.borrow().is_empty(), "the device that hangs answered");
+    reactor.driver().cancel(&stuck);
+    reactor.end_of_turn().await;
+    let cancelled = answers.borrow().len();
+    assert!(cancelled > 0 && cancelled < count, "{cancelled} of {count} had not begun");
+    assert!(answers.borrow().iter().all(|result| *result == Err(Fault::Aborted)));
+    hanging.release();
+    while answers.borrow().len() < count {
+        reactor.sleep(Duration::from_millis(1)).await;
+    }
+    assert!(answers.borrow().iter().all(Result::is_err));
+}
+
+async fn a_core_ends_although_a_device_hangs(reactor: Reactor) {
+    let scratch = Scratch::new();
+    let hanging = match HangingFile::mount(&scratch.0.with_extension("hanging")) {
+        Ok(hanging) => hanging,
+        Err(why) => return eprintln!("skipped: a FUSE file system cannot be mounted here: {why}"),
+    };
+    let stuck = reactor.driver().open(&hanging.path, How::default()).expect("open");
+    let [extent, ..] = blocking_ops(&stuck);
+    drop(stuck);
+    let mut completion = Completion::new();
+    reactor.submit(extent, completion.token());
+    while hanging.held() == 0 {
+        reactor.sleep(Duration::from_millis(1)).await;
+    }
+    // The driver waits for the worker thread; the answer comes before its patience ends.
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(hanging);
+    });
+}
+
 async fn many_file_operations_at_once(reactor: Reactor) {
     let scratch = Scratch::new();
     let file = reactor.driver().open(&scratch.0, How::default()).expect("open");
@@ -638,9 +713,34 @@ async fn who_never_pauses_is_heard_several_times_a_turn(reactor: Reactor) {
         }
         rows.push(in_row);
         let longest = rows.into_iter().max().expect("the last");
-        assert!(longest <= 1 + u32::from(crate::net::RECEIVES_AT_ONCE), "others waited for {longest} receives");
+        assert!(
+            longest <= 1 + u32::from(crate::endpoint::stream::RECEIVES_AT_ONCE),
+            "others waited for {longest} receives"
+        );
         assert!(!at_once || longest > 1, "each took a turn");
     }
+}
+
+#[test]
+fn memory_of_a_read_that_never_ends_is_not_freed_with_the_core() {
+    let scratch = Scratch::new();
+    let hanging = match HangingFile::mount(&scratch.0.with_extension("hanging")) {
+        Ok(hanging) => hanging,
+        Err(why) => return eprintln!("skipped: a FUSE file system cannot be mounted here: {why}"),
+    };
+    let reactor = reactor(Choice::Epoll);
+    let arena = reactor.arena().clone();
+    let file = reactor.driver().open(&hanging.path, How::default()).expect("open");
+    let mut completion = Completion::new();
+    let into = memory(&arena, PAGE, PAGE);
+    reactor.submit(Op::Read { file: file.clone(), offset: 0, into }, completion.token());
+    reactor.run(async {
+        while hanging.held() == 0 {
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+    });
+    drop((file, reactor));
+    assert_eq!(arena.used(), PAGE, "the worker thread may still write to it");
 }
 
 /// Lets no more rings be made on this thread, as profiles of containers do.

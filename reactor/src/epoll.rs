@@ -1,24 +1,34 @@
 //! The epoll driver: for kernels and containers that refuse io_uring.
 //!
 //! Sockets do not block: an operation is tried when it is submitted, and again when the socket becomes ready. Each
-//! is told of once per change (edge-triggered), so what is known of its readiness is kept here. Reads of files that
-//! the page cache holds are done at once; all else that touches files goes to helper threads.
+//! change of readiness is reported once (edge-triggered), so the last known readiness is kept here. Reads of files
+//! that the page cache holds are done at once; all other operations on files go to worker threads.
 //!
-//! Nothing foreign runs while `inner` is borrowed: answers are taken out first ([`Answer::give`]), because they wake
-//! tasks, and may drop memory and handles, which come back here.
+//! No foreign code runs while `inner` is borrowed: answers are taken out first and given afterwards
+//! ([`Answer::give`]), because they wake tasks and may drop memory and handles, which call back into the driver.
 
+mod answer;
+mod batch;
+mod file;
 mod polled;
 mod socket;
 
 use crate::clock;
-use crate::file::{self, Work};
-use crate::helper::{Eventfd, Helpers};
-use crate::net;
+use crate::endpoint::packet::Filter;
+use crate::endpoint::stream;
+use crate::endpoint::{Carrier, Endpoint, Messages, Status};
+use crate::eventfd::{self, Eventfd};
+use crate::file::{OpenFile, Work};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use crate::sys::raw;
 use crate::vector::Vector;
+use crate::worker::{Limits, Workers};
+use answer::Answer;
+use batch::Batches;
+use file::{Begun, Job};
 use libc::epoll_event;
-use lunar_core::io::{Data, Done, Fault, Outcome};
-use lunar_core::mem::{Arena, Sg, SgMut};
+use lunar_core::io::{Data, Done, Fault};
+use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
 use polled::Polled;
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
@@ -32,8 +42,10 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Events taken from the kernel at once; the rest comes with the next turn.
+/// Events taken from the kernel at once; the others come with the next turn.
 const EVENTS: usize = 256;
+/// How long a driver that is dropped waits for its worker threads; the memory that those still use is leaked then.
+const DRAIN: Duration = Duration::from_secs(5);
 /// The event data of the bell; all others are ids.
 const BELL: u64 = u64::MAX;
 
@@ -41,9 +53,9 @@ pub(crate) struct Epoll {
     me: Weak<Self>,
     poll: OwnedFd,
     inner: RefCell<Inner>,
-    helpers: Helpers,
+    workers: Workers<Work>,
     bell: Arc<Eventfd>,
-    /// Whether the kernel has epoll_pwait2, which counts nanoseconds.
+    /// Whether the kernel has epoll_pwait2, whose timeout counts nanoseconds.
     is_fine: Cell<bool>,
 }
 
@@ -56,67 +68,36 @@ struct Inner {
     /// Events that [`Driver::ripe`] has found already.
     found: usize,
     vector: Vector,
+    /// Lists for calls that move several datagrams, made with the first of them.
+    messages: Option<Box<Messages>>,
+    /// Endpoints of datagrams or frames that may have more to receive: tried in the next turn.
+    ready_batches: Vec<u32>,
     waiting_for_bell: Vec<Done>,
     has_rung: bool,
 }
 
-/// What a socket is watched for: the kernel tells it once, until it is asked again.
+/// Readiness that is reported of a socket, each change once.
 const SOCKET_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
-struct Open {
-    fd: OwnedFd,
-    kind: Kind,
+/// Something open.
+enum Open {
+    File(Arc<OpenFile>),
+    Socket(OwnedFd, Box<Socket>),
+    Listener(OwnedFd, Box<Listener>),
+    /// An endpoint of datagrams or frames.
+    Batches(Box<Batches>),
+    /// A file whose readiness was waited for.
+    Polled(Arc<OpenFile>, Box<Polled>),
 }
 
-enum Kind {
-    File {
-        is_direct: bool,
-    },
-    Socket(Box<Socket>),
-    Listener(Box<Listener>),
-    /// A file that was waited for.
-    Polled(Box<Polled>),
-}
-
-/// What a helper works on.
-struct Job {
-    done: Done,
-    /// The operation holds it.
-    handle: Handle,
-    /// What a copy comes from.
-    origin: Option<Handle>,
-    data: Data,
-    /// Bytes that were moved before the helper began.
-    moved: usize,
-}
-
-/// An answer on its way out, with the handle that the operation held.
-#[must_use]
-struct Answer {
-    done: Done,
-    outcome: Outcome,
-    handle: Option<Handle>,
-    origin: Option<Handle>,
-}
-
-impl Answer {
-    fn new(done: Done, result: Result<u32, Fault>, data: Data, handle: Handle) -> Self {
-        Self { done, outcome: Outcome::with(result, data), handle: Some(handle), origin: None }
-    }
-
-    fn of_job(job: Job, result: Result<u32, Fault>) -> Self {
-        Self { origin: job.origin, ..Self::new(job.done, result, job.data, job.handle) }
-    }
-
-    fn of_bell(done: Done) -> Self {
-        Self { done, outcome: Outcome::new(Ok(0)), handle: None, origin: None }
-    }
-
-    /// Answers. The handles go last: they may be the last ones.
-    fn give(self) {
-        self.done.complete(self.outcome);
-        drop((self.handle, self.origin));
+impl Open {
+    fn fd(&self) -> &OwnedFd {
+        match self {
+            Self::File(file) | Self::Polled(file, _) => file.fd(),
+            Self::Socket(fd, _) | Self::Listener(fd, _) => fd,
+            Self::Batches(batches) => batches.carrier.fd(),
+        }
     }
 }
 
@@ -137,6 +118,8 @@ impl Epoll {
             events: Box::new([epoll_event { events: 0, u64: 0 }; EVENTS]),
             found: 0,
             vector: Vector::default(),
+            messages: None,
+            ready_batches: Vec::new(),
             waiting_for_bell: Vec::new(),
             has_rung: false,
         };
@@ -144,38 +127,55 @@ impl Epoll {
             me: me.clone(),
             poll,
             inner: RefCell::new(inner),
-            helpers: Helpers::new(bell.clone()),
+            workers: Workers::new(bell.clone(), Limits::DEFAULT),
             bell,
             is_fine: Cell::new(true),
         }))
     }
 
-    fn admit(&self, fd: OwnedFd, kind: Kind) -> io::Result<Handle> {
+    fn admit(&self, open: Open) -> io::Result<Handle> {
         let mut inner = self.inner.borrow_mut();
         let id = inner.free_ids.pop().unwrap_or_else(|| {
             inner.open.push(None);
             (inner.open.len() - 1) as u32
         });
-        let interest = match kind {
-            Kind::File { .. } => EventFlags::empty(),
-            Kind::Socket(_) => SOCKET_INTEREST,
-            Kind::Listener(_) => EventFlags::IN | EventFlags::ET,
-            Kind::Polled(_) => polled::INTEREST,
+        let interest = match open {
+            Open::File(_) => EventFlags::empty(),
+            Open::Socket(..) => SOCKET_INTEREST,
+            Open::Listener(..) => EventFlags::IN | EventFlags::ET,
+            Open::Polled(..) => polled::INTEREST,
+            Open::Batches(ref batches) => {
+                // A second descriptor is the one that becomes writable.
+                let is_one = std::ptr::eq(batches.carrier.fd(), batches.carrier.sender());
+                if is_one { SOCKET_INTEREST } else { EventFlags::IN | EventFlags::ET }
+            }
         };
         if !interest.is_empty()
-            && let Err(error) = epoll::add(&self.poll, &fd, EventData::new_u64(u64::from(id)), interest)
+            && let Err(error) = epoll::add(&self.poll, open.fd(), EventData::new_u64(u64::from(id)), interest)
         {
             inner.free_ids.push(id);
             return Err(error.into());
         }
-        inner.open[id as usize] = Some(Open { fd, kind });
+        if let Open::Batches(batches) = &open
+            && !std::ptr::eq(batches.carrier.fd(), batches.carrier.sender())
+            && let Err(error) = epoll::add(
+                &self.poll,
+                batches.carrier.sender(),
+                EventData::new_u64(u64::from(id)),
+                EventFlags::OUT | EventFlags::ET,
+            )
+        {
+            inner.free_ids.push(id);
+            return Err(error.into());
+        }
+        inner.open[id as usize] = Some(open);
         let driver: Weak<dyn Driver> = self.me.clone();
         Ok(Handle::new(driver, id))
     }
 
-    /// Asks the kernel for events; waits as long as `timeout` says (`None`: for as long as it takes).
+    /// Asks the kernel for events; waits at most for `timeout` (`None`: for as long as it takes).
     fn wait(&self, events: &mut [epoll_event; EVENTS], timeout: Option<Duration>) -> usize {
-        let (room, poll) = (EVENTS as i32, net::raw(&self.poll));
+        let (room, poll) = (EVENTS as i32, raw(&self.poll));
         if self.is_fine.get()
             && let Some(timeout) = timeout.filter(|timeout| !timeout.is_zero())
         {
@@ -184,59 +184,66 @@ impl Epoll {
                 tv_nsec: libc::c_long::from(timeout.subsec_nanos()),
             };
             let (at, none) = (events.as_mut_ptr(), std::ptr::null::<libc::sigset_t>());
-            // SAFETY: `events` has room for as many as we say, and `time` lives until the call is over.
+            // SAFETY: `events` has room for as many as the call is told, and `time` lives until the call is over.
             let count = unsafe { libc::syscall(libc::SYS_epoll_pwait2, poll, at, room, &raw const time, none, 0) };
             if let Ok(count) = usize::try_from(count) {
                 return count;
             }
             match io::Error::last_os_error().raw_os_error() {
-                // Older than 5.11, or a profile that has never heard of it.
+                // Older than 5.11, or a seccomp profile that does not know the call.
                 Some(libc::ENOSYS | libc::EPERM) => self.is_fine.set(false),
                 _ => return 0,
             }
         }
-        // Rounded up: to wake too early would mean to turn until it is time.
+        // Rounded up: a core that wakes too early would turn until the time has come.
         let milliseconds = timeout.map_or(-1, |t| i32::try_from(t.as_micros().div_ceil(1000)).unwrap_or(i32::MAX));
-        // SAFETY: `events` has room for as many as we say.
+        // SAFETY: `events` has room for as many as the call is told.
         let count = unsafe { libc::epoll_wait(poll, events.as_mut_ptr(), room, milliseconds) };
-        // The only error that can come is a signal.
+        // The only error that can occur is EINTR.
         usize::try_from(count).unwrap_or(0)
     }
 
-    /// Answers what the helpers have answered.
-    fn harvest_helpers(&self) -> usize {
-        let answers = self.helpers.answers();
+    /// Answers the operations that worker threads have finished.
+    fn harvest_workers(&self) -> usize {
+        let answers = self.workers.answers();
         let count = answers.len();
         for (key, answer) in answers {
-            let job = self.inner.borrow_mut().take_job(key);
-            let result = match (&job.data, answer.result) {
-                // The file ends before.
-                (Data::In(sg), Ok(read)) if job.moved + (read as usize) < sg.len() => Err(Fault::Medium),
-                (data, result) => result.map(|_| data.len() as u32),
-            };
-            let mut over = Answer::of_job(job, result);
-            answer.tell(&mut over.outcome);
+            let mut over = self.inner.borrow_mut().take_job(key).into_answer(answer.result);
+            answer.complement(&mut over.outcome);
             over.give();
         }
         count
     }
 
-    /// Starts what only a thread that may wait can do, or answers it at once.
-    fn submit_file(&self, op: Op, done: Done) {
-        let begun = self.inner.borrow_mut().begin_file(op);
-        let (key, work) = match begun {
-            Begun::Over { handle, data, result } => return Answer::new(done, result, data, handle).give(),
-            Begun::Work { handle, origin, data, moved, work } => {
-                (self.inner.borrow_mut().keep_job(Job { done, handle, origin, data, moved }), work)
-            }
+    /// Receives once from each endpoint that may have something.
+    fn receive_ready(&self) -> usize {
+        let ready = std::mem::take(&mut self.inner.borrow_mut().ready_batches);
+        let receive = |id: &u32| {
+            let answer = self.inner.borrow_mut().receive_ready(*id);
+            answer.map(Answer::give).is_some()
         };
-        if let Err(fault) = self.helpers.give(key, work) {
-            let job = self.inner.borrow_mut().take_job(key);
-            Answer::of_job(job, Err(fault)).give();
+        ready.iter().filter(|id| receive(id)).count()
+    }
+
+    fn submit_file(&self, op: Op, done: Done) {
+        let _source = op.source();
+        let mut inner = self.inner.borrow_mut();
+        let (job, work) = match inner.begin_file(op, done) {
+            Begun::Over(answer) => {
+                drop(inner);
+                return answer.give();
+            }
+            Begun::Work { job, work } => (job, work),
+        };
+        let (id, key) = (job.file(), inner.keep_job(job));
+        if let Err(fault) = self.workers.give(work.device(), id, key, work) {
+            let answer = inner.take_job(key).into_answer(Err(fault));
+            drop(inner);
+            answer.give();
         }
     }
 
-    /// Answers what the events found allow.
+    /// Answers the operations that the events found allow.
     fn handle_events(&self, count: usize) -> usize {
         let mut answered = 0;
         for at in 0..count {
@@ -254,132 +261,56 @@ impl Epoll {
     }
 }
 
-/// How far a file's operation has come when it was submitted.
-enum Begun {
-    Over { handle: Handle, data: Data, result: Result<u32, Fault> },
-    Work { handle: Handle, origin: Option<Handle>, data: Data, moved: usize, work: Work },
-}
-
 impl Inner {
     fn open(&mut self, id: u32) -> &mut Open {
-        self.open[id as usize].as_mut().expect("what is open stays until its last handle is gone")
-    }
-
-    fn begin_file(&mut self, op: Op) -> Begun {
-        match op {
-            Op::Read { file, offset, into } => self.begin_read(file, offset, into),
-            Op::Write { file, offset, data, durable } => self.begin_write(file, offset, data, durable),
-            Op::Sync { file } => self.begin(file, |file| Work::Sync { file }),
-            Op::Allocate { file, how, offset, len } => {
-                self.begin(file, |file| Work::Allocate { file, how, offset, len })
-            }
-            Op::Space { file } => self.begin(file, |file| Work::Space { file }),
-            Op::Extent { file, offset, len } => self.begin(file, |file| Work::Extent { file, offset, len }),
-            Op::Copy { from, at, file, offset, len } => {
-                let raw = net::raw(&self.open(from.id()).fd);
-                self.begin_with(file, Some(from), |file| Work::Copy { from: raw, at, file, offset, len })
-            }
-            Op::Accept { .. }
-            | Op::Receive { .. }
-            | Op::Send { .. }
-            | Op::Bell
-            | Op::Ready { .. }
-            | Op::Signal { .. } => {
-                unreachable!("these are not of files")
-            }
-        }
-    }
-
-    fn begin(&mut self, handle: Handle, work: impl FnOnce(i32) -> Work) -> Begun {
-        self.begin_with(handle, None, work)
-    }
-
-    fn begin_with(&mut self, handle: Handle, origin: Option<Handle>, work: impl FnOnce(i32) -> Work) -> Begun {
-        let file = net::raw(&self.open(handle.id()).fd);
-        Begun::Work { handle, origin, data: Data::None, moved: 0, work: work(file) }
-    }
-
-    fn begin_read(&mut self, handle: Handle, offset: u64, into: SgMut) -> Begun {
-        let open = self.open(handle.id());
-        // A direct read would wait for the disk even so.
-        let may_be_cached = matches!(open.kind, Kind::File { is_direct: false });
-        let file = net::raw(&open.fd);
-        let (total, mut moved) = (into.len(), 0);
-        let mut data = Data::In(into);
-        while may_be_cached && moved < total {
-            let count = self.vector.gather(&mut data, moved);
-            match file::read(file, &mut self.vector, offset + moved as u64, libc::RWF_NOWAIT) {
-                Ok(read) if read as usize == count => moved += count,
-                // The file ends before.
-                Ok(_) => return Begun::Over { handle, data, result: Err(Fault::Medium) },
-                // Not in memory, or a file system that cannot tell.
-                Err((read, Fault::Os(libc::EAGAIN) | Fault::Unsupported)) => {
-                    moved += read as usize;
-                    break;
-                }
-                Err((_, fault)) => return Begun::Over { handle, data, result: Err(fault) },
-            }
-        }
-        if moved == total {
-            return Begun::Over { handle, data, result: Ok(total as u32) };
-        }
-        let into = Vector::of(&mut data, moved);
-        Begun::Work {
-            handle,
-            origin: None,
-            data,
-            moved,
-            work: Work::Read { file, into, offset: offset + moved as u64 },
-        }
-    }
-
-    fn begin_write(&mut self, handle: Handle, offset: u64, data: Sg, durable: bool) -> Begun {
-        let file = net::raw(&self.open(handle.id()).fd);
-        let mut data = Data::Out(data);
-        if data.is_empty() {
-            return Begun::Over { handle, data, result: Ok(0) };
-        }
-        let from = Vector::of(&mut data, 0);
-        Begun::Work { handle, origin: None, data, moved: 0, work: Work::Write { file, from, offset, durable } }
-    }
-
-    fn keep_job(&mut self, job: Job) -> u32 {
-        let key = self.free_jobs.pop().unwrap_or_else(|| {
-            self.jobs.push(None);
-            (self.jobs.len() - 1) as u32
-        });
-        self.jobs[key as usize] = Some(job);
-        key
-    }
-
-    fn take_job(&mut self, key: u32) -> Job {
-        self.free_jobs.push(key);
-        self.jobs[key as usize].take().expect("a job is answered once")
+        self.open[id as usize].as_mut().expect("a descriptor stays open until its last handle is dropped")
     }
 
     fn ring_bell(&mut self, bell: &OwnedFd) -> Vec<Answer> {
-        // It is level-triggered and rings until the number is read.
+        // The interest is level-triggered: it is reported until the counter is read.
         let _ = rustix::io::read(bell, &mut [0; 8]);
         self.has_rung = self.waiting_for_bell.is_empty();
         self.waiting_for_bell.drain(..).map(Answer::of_bell).collect()
     }
 
-    /// An event may be one of an id's last owner: then it is one try in vain.
+    /// An event may concern the previous owner of an id: then the descriptor is tried in vain once.
     fn handle_event(&mut self, id: usize, events: u32) -> Vec<Answer> {
-        let Some(Some(open)) = self.open.get_mut(id) else { return Vec::new() };
-        match &mut open.kind {
-            Kind::File { .. } => Vec::new(),
-            Kind::Socket(socket) => socket.become_ready(&open.fd, events, &mut self.vector),
-            Kind::Listener(listener) => listener.become_ready(&open.fd),
-            Kind::Polled(polled) => polled.become_ready(events),
+        match self.open.get_mut(id) {
+            Some(Some(Open::Socket(fd, socket))) => socket.become_ready(fd, events, &mut self.vector),
+            Some(Some(Open::Listener(fd, listener))) => listener.become_ready(fd),
+            Some(Some(Open::Polled(_, polled))) => polled.become_ready(events),
+            Some(Some(Open::Batches(batches))) => {
+                let answers = batches.become_ready(events, self.messages.get_or_insert_default());
+                self.note_ready(id as u32);
+                answers
+            }
+            _ => Vec::new(),
         }
+    }
+
+    /// Has the next turn try to receive, if there may be something.
+    fn note_ready(&mut self, id: u32) {
+        if let Some(Some(Open::Batches(batches))) = self.open.get(id as usize)
+            && batches.is_ready()
+            && !self.ready_batches.contains(&id)
+        {
+            self.ready_batches.push(id);
+        }
+    }
+
+    /// One receive of the next endpoint of a list of those that may have something.
+    fn receive_ready(&mut self, id: u32) -> Option<Answer> {
+        let Some(Some(Open::Batches(batches))) = self.open.get_mut(id as usize) else { return None };
+        let answer = batches.try_receive(self.messages.get_or_insert_default());
+        self.note_ready(id);
+        answer
     }
 
     fn start(&mut self, op: Op, done: Done, poll: &OwnedFd) -> Option<Answer> {
         match op {
             Op::Ready { file, to_write } => self.start_ready(poll, file, to_write, done),
             Op::Signal { file } => {
-                net::signal(&self.open(file.id()).fd);
+                eventfd::signal(self.open(file.id()).fd());
                 Some(Answer::new(done, Ok(0), Data::None, file))
             }
             Op::Bell if std::mem::take(&mut self.has_rung) => Some(Answer::of_bell(done)),
@@ -388,11 +319,11 @@ impl Inner {
                 None
             }
             Op::Accept { listener } => match self.open(listener.id()) {
-                Open { fd, kind: Kind::Listener(state) } => state.accept(fd, done, listener),
+                Open::Listener(fd, state) => state.accept(fd, done, listener),
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::None, listener)),
             },
             Op::Receive { socket, into, .. } => match self.open[socket.id() as usize].as_mut() {
-                Some(Open { fd, kind: Kind::Socket(state) }) => {
+                Some(Open::Socket(fd, state)) => {
                     let id = EventData::new_u64(u64::from(socket.id()));
                     let again = |fd: &OwnedFd| epoll::modify(poll, fd, id, SOCKET_INTEREST).is_ok();
                     state.receive(fd, again, done, into, socket, &mut self.vector)
@@ -400,25 +331,58 @@ impl Inner {
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::ENOTSOCK)), Data::In(into), socket)),
             },
             Op::Send { socket, data } => match self.open[socket.id() as usize].as_mut() {
-                Some(Open { fd, kind: Kind::Socket(state) }) => state.send(fd, done, data, socket, &mut self.vector),
+                Some(Open::Socket(fd, state)) => state.send(fd, done, data, socket, &mut self.vector),
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::ENOTSOCK)), Data::Out(data), socket)),
             },
-            _ => unreachable!("files have their own way"),
+            Op::ReceiveBatch { endpoint, into } => match self.open(endpoint.id()) {
+                Open::Batches(batches) => {
+                    let id = endpoint.id();
+                    let answer = batches.receive(done, endpoint, into);
+                    self.note_ready(id);
+                    answer
+                }
+                _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::Carried(into), endpoint)),
+            },
+            Op::SendBatch { endpoint, batch } => match self.open[endpoint.id() as usize].as_mut() {
+                Some(Open::Batches(batches)) => {
+                    batches.send(done, endpoint, batch, self.messages.get_or_insert_default())
+                }
+                _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::Carried(batch), endpoint)),
+            },
+            // Only io_uring carries commands to devices.
+            Op::Command { device, command } => {
+                Some(Answer::new(done, Err(Fault::Unsupported), Data::Carried(command), device))
+            }
+            _ => unreachable!("operations of files are started by `begin_file`"),
         }
     }
 
-    fn start_ready(&mut self, poll: &OwnedFd, file: Handle, to_write: bool, done: Done) -> Option<Answer> {
-        let open = self.open(file.id());
-        if !matches!(open.kind, Kind::Polled(_)) {
-            let id = EventData::new_u64(u64::from(file.id()));
-            if let Err(error) = epoll::add(poll, &open.fd, id, polled::INTEREST) {
-                return Some(Answer::new(done, Err(Fault::from_errno(error.raw_os_error())), Data::None, file));
+    fn start_ready(&mut self, poll: &OwnedFd, handle: Handle, to_write: bool, done: Done) -> Option<Answer> {
+        let open = self.open(handle.id());
+        if let Open::File(file) = open {
+            let id = EventData::new_u64(u64::from(handle.id()));
+            if let Err(error) = epoll::add(poll, file.fd(), id, polled::INTEREST) {
+                return Some(Answer::new(done, Err(Fault::from_errno(error.raw_os_error())), Data::None, handle));
             }
-            open.kind = Kind::Polled(Box::default());
+            *open = Open::Polled(file.clone(), Box::default());
         }
-        match &mut open.kind {
-            Kind::Polled(polled) => polled.wait(to_write, done, file),
-            _ => None,
+        match open {
+            Open::Polled(_, polled) => polled.wait(to_write, done, handle),
+            _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::None, handle)),
+        }
+    }
+
+    /// Ends the operations on a handle that wait.
+    fn cancel(&mut self, id: u32, workers: &Workers<Work>) -> Vec<Answer> {
+        match self.open(id) {
+            Open::Socket(_, socket) => socket.cancel(),
+            Open::Listener(_, listener) => listener.cancel(),
+            Open::Polled(_, polled) => polled.cancel(),
+            Open::Batches(batches) => batches.cancel(),
+            Open::File(_) => {
+                let keys = workers.cancel(id);
+                keys.into_iter().map(|key| self.take_job(key).into_answer(Err(Fault::Aborted))).collect()
+            }
         }
     }
 }
@@ -433,9 +397,15 @@ impl Driver for Epoll {
     }
 
     fn submit(&self, op: Op, done: Done) {
-        let is_of_files = !matches!(
+        let is_of_files = matches!(
             op,
-            Op::Bell | Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } | Op::Ready { .. } | Op::Signal { .. }
+            Op::Read { .. }
+                | Op::Write { .. }
+                | Op::Sync { .. }
+                | Op::Allocate { .. }
+                | Op::Extent { .. }
+                | Op::Space { .. }
+                | Op::Copy { .. }
         );
         if is_of_files {
             return self.submit_file(op, done);
@@ -447,7 +417,7 @@ impl Driver for Epoll {
     }
 
     fn turn(&self, wait: Wait) -> usize {
-        let answered = self.harvest_helpers();
+        let answered = self.harvest_workers() + self.receive_ready();
         let timeout = match wait {
             Wait::Until(Some(at)) if answered == 0 => Some(at.since(clock::now())),
             Wait::Until(None) if answered == 0 => None,
@@ -456,12 +426,13 @@ impl Driver for Epoll {
         let mut inner = self.inner.borrow_mut();
         let mut count = std::mem::take(&mut inner.found);
         if count == 0 {
-            let timeout = if self.helpers.doze() { timeout } else { Some(Duration::ZERO) };
+            let may_sleep = inner.ready_batches.is_empty() && self.workers.prepare_sleep();
+            let timeout = if may_sleep { timeout } else { Some(Duration::ZERO) };
             count = self.wait(&mut inner.events, timeout);
-            self.helpers.rise();
+            self.workers.end_sleep();
         }
         drop(inner);
-        answered + self.handle_events(count) + self.harvest_helpers()
+        answered + self.handle_events(count) + self.harvest_workers()
     }
 
     fn ripe(&self) -> bool {
@@ -469,17 +440,11 @@ impl Driver for Epoll {
         if inner.found == 0 {
             inner.found = self.wait(&mut inner.events, Some(Duration::ZERO));
         }
-        inner.found > 0 || self.helpers.has_answers()
+        inner.found > 0 || !inner.ready_batches.is_empty() || self.workers.has_answers()
     }
 
     fn cancel(&self, handle: &Handle) {
-        let answers = match &mut self.inner.borrow_mut().open(handle.id()).kind {
-            // A helper that has begun cannot be stopped: its answer comes.
-            Kind::File { .. } => Vec::new(),
-            Kind::Socket(socket) => socket.cancel(),
-            Kind::Listener(listener) => listener.cancel(),
-            Kind::Polled(polled) => polled.cancel(),
-        };
+        let answers = self.inner.borrow_mut().cancel(handle.id(), &self.workers);
         answers.into_iter().for_each(Answer::give);
     }
 
@@ -488,46 +453,73 @@ impl Driver for Epoll {
         let open = inner.open[id as usize].take();
         inner.free_ids.push(id);
         drop(inner);
-        // Closing ends the interest of epoll as well, but where the file has another number, too.
-        if let Some(Open { fd, kind: Kind::Polled(_) }) = &open {
-            let _ = epoll::delete(&self.poll, fd);
+        // Closing a descriptor ends the interest of epoll as well, but not if the file has another descriptor.
+        if let Some(Open::Polled(file, _)) = &open {
+            let _ = epoll::delete(&self.poll, file.fd());
         }
         drop(open);
     }
 
     fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
-        self.adopt(file::open(path, how)?)
+        self.adopt(crate::file::open(path, how)?)
     }
 
     fn adopt(&self, file: OwnedFd) -> io::Result<Handle> {
-        let is_direct = file::is_direct(&file);
-        self.admit(file, Kind::File { is_direct })
+        self.admit(Open::File(OpenFile::new(file)))
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
-        let (fd, local) = net::listen(address, true)?;
-        Ok((self.admit(fd, Kind::Listener(Box::default()))?, local))
+        let (fd, local) = stream::listen(address, true)?;
+        Ok((self.admit(Open::Listener(fd, Box::default()))?, local))
     }
 
     fn accepted(&self, listener: &Handle) -> Option<Incoming> {
-        match &mut self.inner.borrow_mut().open(listener.id()).kind {
-            Kind::Listener(listener) => listener.accepted.pop_front().map(Incoming::Socket),
+        match self.inner.borrow_mut().open(listener.id()) {
+            Open::Listener(_, listener) => listener.accepted.pop_front().map(Incoming::Socket),
             _ => None,
         }
     }
 
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
-        let (fd, local, peer) = net::join(incoming, true)?;
-        Ok((self.admit(fd, Kind::Socket(Box::default()))?, local, peer))
+        let (fd, local, peer) = stream::join(incoming, true)?;
+        Ok((self.admit(Open::Socket(fd, Box::default()))?, local, peer))
+    }
+
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        let carrier = match endpoint {
+            Endpoint::Datagram(socket) => Carrier::of_datagrams(socket),
+            Endpoint::Packet(link) => Carrier::of_packets(link),
+            Endpoint::Command(_) => {
+                let what = "device commands need io_uring, and this core runs on epoll: allow io_uring (sysctl \
+                            kernel.io_uring_disabled, seccomp profile of the container)";
+                return Err(io::Error::new(io::ErrorKind::Unsupported, what));
+            }
+            Endpoint::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        self.admit(Open::Batches(Box::new(Batches::new(carrier))))
+    }
+
+    fn status(&self, endpoint: &Handle) -> io::Result<Status> {
+        match self.inner.borrow_mut().open(endpoint.id()) {
+            Open::Batches(batches) => batches.carrier.status(),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
+    }
+
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        match self.inner.borrow_mut().open(link.id()) {
+            Open::Batches(batches) => batches.carrier.set_filter(filter, is_wanted),
+            _ => Err(io::ErrorKind::InvalidInput.into()),
+        }
     }
 
     fn shutdown(&self, socket: &Handle) {
-        if let Open { fd, kind: Kind::Socket(state) } = self.inner.borrow_mut().open(socket.id()) {
+        if let Open::Socket(fd, state) = self.inner.borrow_mut().open(socket.id()) {
             state.shutdown(fd);
         }
     }
 
-    /// There is nothing to register with.
+    /// epoll has no registered memory.
     fn register(&self, _: &Arena) {}
 
     fn bell(&self) -> Arc<dyn Bell> {
@@ -537,7 +529,11 @@ impl Driver for Epoll {
 
 impl Drop for Epoll {
     fn drop(&mut self) {
-        // After that nobody but us knows of the memory of jobs.
-        self.helpers.end();
+        let stuck = self.workers.end(DRAIN);
+        let mut inner = self.inner.borrow_mut();
+        for key in stuck {
+            // A disk that does not answer. Its thread may still touch the memory, which must stay where it is.
+            std::mem::forget(inner.jobs[key as usize].take());
+        }
     }
 }

@@ -24,23 +24,27 @@ pub mod channel;
 mod clock;
 pub mod disk;
 pub mod end;
+pub mod endpoint;
 mod epoll;
+mod eventfd;
 mod executor;
 mod file;
-mod helper;
 pub mod linger;
 pub mod log;
-mod net;
 pub mod op;
+pub mod remote;
 mod ring;
 pub mod shared;
 pub mod sim;
 pub mod slots;
+mod socket_file;
 mod spin;
+mod sys;
 mod timer;
 pub mod unix;
 mod vector;
 pub mod watch;
+mod worker;
 
 #[cfg(test)]
 mod core_tests;
@@ -48,17 +52,24 @@ mod core_tests;
 mod cost_tests;
 #[cfg(test)]
 mod driver_tests;
+#[cfg(test)]
+mod endpoint_tests;
+#[cfg(test)]
+mod testing;
 
 pub use spin::Spin;
 
+use endpoint::command::Command;
+use endpoint::{Endpoint, ReceiveBatch, SendBatch};
 use executor::Executor;
-use lunar_core::io::{Completion, Done, Fault, Outcome};
+use lunar_core::io::{Completion, Data, Done, Fault, Outcome};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use op::{Driver, Handle, Incoming, Op, Wait};
+use remote::{RemoteDone, Remotes};
 use spin::Policy;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -135,6 +146,8 @@ struct Inner {
     stats: Arc<Stats>,
     policy: RefCell<Policy>,
     watches: Watches,
+    /// Made with the first request that another thread answers.
+    remotes: OnceCell<Rc<Remotes>>,
     now: Cell<Instant>,
     is_running: Cell<bool>,
     /// Whether the core had nothing to do before the turn that runs.
@@ -173,6 +186,7 @@ impl Reactor {
             stats,
             policy: RefCell::new(Policy::new(spin)),
             watches: Watches::default(),
+            remotes: OnceCell::new(),
             is_running: Cell::new(false),
             has_waited: Cell::new(false),
         });
@@ -318,6 +332,21 @@ impl Reactor {
         self.inner.driver.submit(op, done);
     }
 
+    /// Exchanges the duty to answer a request for a token that any thread may answer: for stores whose completions come
+    /// from other threads. The core keeps `data` in place and untouched until the token is answered or dropped.
+    ///
+    /// `None` when too many requests are held by other threads ([`remote::REMOTE_MAX`]): then the request has been
+    /// answered with [`Fault::NoMemory`].
+    #[must_use]
+    pub fn remote(&self, done: Done, data: Data) -> Option<RemoteDone> {
+        let remotes = self.inner.remotes.get_or_init(|| {
+            let remotes = Remotes::new();
+            self.spawn(remotes.clone().answer_all());
+            remotes
+        });
+        remotes.give(done, data)
+    }
+
     /// The next connection.
     ///
     /// # Errors
@@ -388,6 +417,68 @@ impl Reactor {
     }
 }
 
+/// Endpoints of datagrams, frames and commands.
+impl Reactor {
+    /// Takes an endpoint over.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver has no such endpoints; those of the operating system.
+    pub fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        self.inner.driver.attach(endpoint)
+    }
+
+    /// Waits for datagrams or frames: how many have arrived, and the batch that has them. Takes memory for them first,
+    /// and waits until the arena has some.
+    pub async fn receive_batch(
+        &self,
+        endpoint: &Handle,
+        mut into: Box<ReceiveBatch>,
+        completion: &mut Completion,
+    ) -> (Result<usize, Fault>, Box<ReceiveBatch>) {
+        if into.refill(&self.inner.arena) == 0 {
+            let memory = self.inner.arena.wait_sg(into.room()).await;
+            memory.into_pieces().for_each(|block| into.add(block));
+        }
+        let (room, count) = (into.room(), into.count());
+        self.inner.driver.submit(Op::ReceiveBatch { endpoint: endpoint.clone(), into }, completion.token());
+        let outcome = completion.wait().await;
+        let batch = endpoint::carried(outcome.data).unwrap_or_else(|| ReceiveBatch::new(room, count));
+        let stats = &self.inner.stats;
+        stats.receives.add(1);
+        stats.received_bytes.add(batch.datagrams().iter().map(|datagram| datagram.data.len() as u64).sum());
+        (outcome.result.map(|count| count as usize), batch)
+    }
+
+    /// Sends datagrams or frames, all of them: how many were sent and not dropped, and the batch, which is empty if
+    /// nothing failed.
+    pub async fn send_batch(
+        &self,
+        endpoint: &Handle,
+        batch: Box<SendBatch>,
+        completion: &mut Completion,
+    ) -> (Result<usize, Fault>, Box<SendBatch>) {
+        let stats = &self.inner.stats;
+        stats.sends.add(1);
+        stats.sent_bytes.add(batch.bytes());
+        self.inner.driver.submit(Op::SendBatch { endpoint: endpoint.clone(), batch }, completion.token());
+        let outcome = completion.wait().await;
+        (outcome.result.map(|count| count as usize), endpoint::carried(outcome.data).unwrap_or_default())
+    }
+
+    /// Gives a command to a device: what the device answers, and the command with its memory; `None` if the core has
+    /// ended.
+    pub async fn command(
+        &self,
+        device: &Handle,
+        command: Box<Command>,
+        completion: &mut Completion,
+    ) -> (Result<u32, Fault>, Option<Box<Command>>) {
+        self.inner.driver.submit(Op::Command { device: device.clone(), command }, completion.token());
+        let outcome = completion.wait().await;
+        (outcome.result, endpoint::carried(outcome.data))
+    }
+}
+
 impl Clone for Reactor {
     fn clone(&self) -> Self {
         Self { inner: self.inner.clone(), is_first: false }
@@ -399,6 +490,7 @@ impl Drop for Reactor {
         if self.is_first {
             self.inner.executor.close();
             self.inner.driver.end();
+            self.inner.remotes.get_or_init(Remotes::new).end();
         }
     }
 }

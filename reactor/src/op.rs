@@ -5,6 +5,9 @@
 //! that awaits an answer may be dropped at any time. Operations are started by [`Driver::submit`], carried out
 //! and answered in [`Driver::turn`] or, where they need not wait, within `submit` itself.
 
+use crate::endpoint::command::Command;
+use crate::endpoint::packet::Filter;
+use crate::endpoint::{Endpoint, ReceiveBatch, SendBatch, Status};
 use lunar_core::io::{Data, Done};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::time::Instant;
@@ -77,6 +80,30 @@ pub enum Op {
         socket: Handle,
         /// Memory; comes back as [`Data::Out`].
         data: Sg,
+    },
+    /// Datagrams or frames: waits for the first, then takes those that are there as well. Answers how many.
+    ReceiveBatch {
+        /// From where.
+        endpoint: Handle,
+        /// Room for them; comes back as [`Data::Carried`].
+        into: Box<ReceiveBatch>,
+    },
+    /// Datagrams or frames, all of them, in order; waits while the endpoint has no room. Those that cannot be sent (no
+    /// receiver, too long) are dropped and counted, as a network would drop them. Answers how many were sent.
+    SendBatch {
+        /// To where.
+        endpoint: Handle,
+        /// They; comes back as [`Data::Carried`], without those that were sent or dropped.
+        batch: Box<SendBatch>,
+    },
+    /// A command to a device. Answers what the device answers, see [`Command`]; [`lunar_core::io::Fault::Unsupported`]
+    /// when the device does not take such a command with such memory. A device that has a command answers it: it cannot
+    /// be cancelled.
+    Command {
+        /// To which device.
+        device: Handle,
+        /// The command; comes back as [`Data::Carried`].
+        command: Box<Command>,
     },
     /// Bytes of a file or device, all of them. [`lunar_core::io::Fault::Medium`] when it ends before: it was cut
     /// off under us, and zeroes would be a lie (the simulator, whose files grow, gives zeroes).
@@ -263,6 +290,24 @@ pub trait Driver {
     /// When the peer is gone already.
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)>;
 
+    /// Takes over an endpoint of datagrams, frames or commands.
+    ///
+    /// # Errors
+    /// `Unsupported` where the driver has no such endpoints, in words for an operator; those of the operating system.
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle>;
+
+    /// What an endpoint of datagrams or frames knows of itself now.
+    ///
+    /// # Errors
+    /// `InvalidInput` for other endpoints; those of the operating system, for instance when an interface was removed.
+    fn status(&self, endpoint: &Handle) -> io::Result<Status>;
+
+    /// Adds a filter to those of a link, or removes it: the frames that it receives.
+    ///
+    /// # Errors
+    /// `InvalidInput` for other endpoints; those of the operating system.
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()>;
+
     /// Closes the sending side after what is under way.
     fn shutdown(&self, socket: &Handle);
 
@@ -273,14 +318,27 @@ pub trait Driver {
     fn bell(&self) -> Arc<dyn Bell>;
 }
 
-/// The memory of an operation, for drivers that answer early.
+/// For drivers.
 impl Op {
+    /// The handle that an operation holds besides the one of its file. A driver drops it when nothing of its own is
+    /// borrowed, because it may be the last one.
+    #[must_use]
+    pub fn source(&self) -> Option<Handle> {
+        match self {
+            Self::Copy { from, .. } => Some(from.clone()),
+            _ => None,
+        }
+    }
+
     /// The memory that goes back with the answer.
     #[must_use]
     pub fn into_data(self) -> Data {
         match self {
             Self::Receive { into, .. } | Self::Read { into, .. } => Data::In(into),
             Self::Send { data, .. } | Self::Write { data, .. } => Data::Out(data),
+            Self::ReceiveBatch { into, .. } => Data::Carried(into),
+            Self::SendBatch { batch, .. } => Data::Carried(batch),
+            Self::Command { command, .. } => Data::Carried(command),
             _ => Data::None,
         }
     }

@@ -2,28 +2,38 @@
 //!
 //! Every operation that the kernel works on has an entry that owns what the kernel may touch: the handle, the
 //! memory, the lists that describe it. Entries have stable addresses and are used again, so an operation allocates
-//! nothing. A submission's `user_data` is the entry's key, or one of the few tags below.
+//! nothing. The `user_data` of a submission is the key of its entry, or one of the few tags below.
 //!
-//! Nothing foreign runs while `inner` is borrowed: answers are taken out first ([`Answer::give`]), because they wake
-//! tasks, and may drop memory and handles, which come back here.
+//! No foreign code runs while `inner` is borrowed: answers are taken out first and given afterwards
+//! ([`Answers::give`]), because they wake tasks and may drop memory and handles, which call back into the driver.
 
+mod accept;
+mod batch;
+mod command;
 mod enter;
 mod entry;
 mod hot;
+mod open;
 
 use crate::clock;
-use crate::file;
-use crate::helper::{Eventfd, Helpers};
-use crate::net;
+use crate::endpoint::packet::Filter;
+use crate::endpoint::stream;
+use crate::endpoint::{Carrier, Endpoint, Messages, Status};
+use crate::eventfd::Eventfd;
+use crate::file::{self, OpenFile, Work};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use crate::sys::raw;
+use crate::worker::{Limits, Workers};
+use command::CommandRing;
 use enter::Entrance;
-use entry::{Answer, Entry, Next, Target};
+use entry::{Answer, Answers, Entry, FIXED_PIECE, Next, Target};
 use hot::Hot;
 use io_uring::types::{CancelBuilder, Fd, Fixed};
 use io_uring::{IoUring, Probe, cqueue, opcode, squeue};
-use lunar_core::io::{Done, Fault, Outcome};
+use lunar_core::io::{Done, Fault};
 use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
+use open::{Listener, Open, Queue, Role};
 use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::io;
@@ -36,33 +46,31 @@ use std::time::Duration;
 
 /// Submissions between two system calls; more of them cost one call more.
 const SUBMISSIONS: u32 = 1024;
-/// Completions between two system calls: all slots of a core and its connections may answer at once.
+/// Completions between two system calls: all slots of a core and its connections may complete at the same time.
 const COMPLETIONS: u32 = 16384;
-/// Files and sockets in the kernel's table of this ring; those above are found the ordinary way.
+/// Files and sockets in the kernel's table of this ring; those above are named by their descriptors.
 const FIXED_FILES: u32 = 4096;
-/// Connections that a listener holds for the core before it stops accepting: the rest wait in the kernel.
-const ACCEPTED_MAX: usize = 256;
-/// The kernel takes registered memory in pieces of at most 1 GiB.
-const FIXED_PIECE: usize = 1 << 30;
-/// How long a driver that is dropped waits for the kernel to let go of memory; after that it is leaked.
+/// How long a driver that is dropped waits for the kernel to release memory; after that the memory is leaked.
 const DRAIN: Duration = Duration::from_secs(5);
 
-/// `user_data` of what is answered to nobody.
-const NOBODY: u64 = u64::MAX;
+/// `user_data` of submissions whose completions are ignored.
+const IGNORED: u64 = u64::MAX;
 /// `user_data` of the read of the bell.
 const BELL: u64 = u64::MAX - 1;
+/// `user_data` of the poll of the ring of commands.
+const COMMANDS: u64 = u64::MAX - 2;
 /// `user_data` of an accept is this and the listener's id.
 const ACCEPT: u64 = 1 << 62;
 
 pub(crate) struct Ring {
     me: Weak<Self>,
     inner: RefCell<Inner>,
-    helpers: Helpers,
+    workers: Workers<Work>,
     bell: Arc<Eventfd>,
 }
 
 struct Inner {
-    /// Before the ring: it ends first.
+    /// Declared before the ring, because it must be dropped first.
     entrance: Entrance,
     ring: IoUring,
     /// Boxed: the kernel holds addresses inside.
@@ -72,62 +80,28 @@ struct Inner {
     open: Vec<Option<Open>>,
     free_ids: Vec<u32>,
     hot: Hot,
-    /// Submissions that found no place.
+    /// Submissions for which the queue had no room.
     backlog: VecDeque<squeue::Entry>,
-    /// Submissions that the kernel has not answered for good.
+    /// Submissions whose last completion has not come.
     in_flight: usize,
     fixed_files: u32,
     /// Registered memory: address and bytes.
     fixed_memory: Option<(usize, usize)>,
     bell: BellState,
-    /// Everything was let go of: nothing begins any more.
+    /// Lists for calls that move several datagrams, made with the first of them.
+    messages: Option<Box<Messages>>,
+    /// The ring of commands that need wide entries, made with the first device that takes them.
+    commands: Option<Box<CommandRing>>,
+    /// The core has ended: no operation starts any more.
     is_over: bool,
 }
 
 struct BellState {
     fd: i32,
-    /// Where the kernel puts the bell's number.
+    /// The kernel writes the counter of the eventfd here.
     value: Box<u64>,
     waiting: Vec<Done>,
     has_rung: bool,
-}
-
-struct Open {
-    fd: OwnedFd,
-    /// Whether the ring's table has it, at the place of its id.
-    is_fixed: bool,
-    is_direct: bool,
-    is_socket: bool,
-    /// Sends and receives of a socket run one after the other, each in the order of submission.
-    sending: Line,
-    receiving: Line,
-    /// Whether the last receive left nothing behind: the next waits before it tries.
-    is_drained: bool,
-    /// Receives that may still be tried as they come, before the next turn.
-    eager: u8,
-    ends_sending: bool,
-    listener: Option<Box<Listener>>,
-}
-
-impl Open {
-    /// A receive ended in a turn.
-    fn had_its_turn(&mut self) {
-        self.eager = if self.is_drained { 0 } else { net::RECEIVES_AT_ONCE };
-    }
-}
-
-#[derive(Default)]
-struct Line {
-    is_busy: bool,
-    waiting: VecDeque<u32>,
-}
-
-#[derive(Default)]
-struct Listener {
-    accepted: VecDeque<OwnedFd>,
-    waiting: VecDeque<(Done, Handle)>,
-    is_armed: bool,
-    is_closing: bool,
 }
 
 impl Ring {
@@ -152,29 +126,27 @@ impl Ring {
             in_flight: 0,
             fixed_files,
             fixed_memory: None,
-            bell: BellState { fd: net::raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
+            bell: BellState { fd: raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
+            messages: None,
+            commands: None,
             is_over: false,
         };
-        inner.listen_to_bell();
+        inner.read_bell();
         Ok(Rc::new_cyclic(|me| Self {
             me: me.clone(),
             inner: RefCell::new(inner),
-            helpers: Helpers::new(bell.clone()),
+            workers: Workers::new(bell.clone(), Limits::DEFAULT),
             bell,
         }))
     }
 
-    fn handle(&self, id: u32) -> Handle {
+    fn admit(&self, role: Role) -> Handle {
+        let id = self.inner.borrow_mut().admit(role);
         let driver: Weak<dyn Driver> = self.me.clone();
         Handle::new(driver, id)
     }
 
-    fn admit(&self, fd: OwnedFd, is_socket: bool, listener: Option<Box<Listener>>) -> Handle {
-        let id = self.inner.borrow_mut().admit(fd, is_socket, listener);
-        self.handle(id)
-    }
-
-    /// Answers what the kernel has answered.
+    /// Answers the operations that the kernel has completed.
     fn harvest(&self) -> usize {
         let mut answered = 0;
         loop {
@@ -186,16 +158,16 @@ impl Ring {
         }
     }
 
-    /// Answers what the helpers have answered.
-    fn harvest_helpers(&self) -> usize {
-        if !self.helpers.has_answers() {
+    /// Answers the operations that worker threads have finished.
+    fn harvest_workers(&self) -> usize {
+        if !self.workers.has_answers() {
             return 0;
         }
-        let answers = self.helpers.answers();
+        let answers = self.workers.answers();
         let count = answers.len();
         for (key, answer) in answers {
             let mut done = self.inner.borrow_mut().retire(key, answer.result);
-            answer.tell(&mut done.outcome);
+            answer.complement(&mut done.outcome);
             done.give();
         }
         count
@@ -240,69 +212,36 @@ fn file_limit() -> u32 {
     limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(u32::MAX)
 }
 
-/// What a completion leads to: an answer for most, several for a bell or a broken listener.
-#[must_use]
-enum Answers {
-    None,
-    One(Answer),
-    Many(Vec<Answer>),
-}
-
-impl Answers {
-    fn give(self) -> usize {
-        match self {
-            Self::None => 0,
-            Self::One(answer) => {
-                answer.give();
-                1
-            }
-            Self::Many(answers) => answers.into_iter().map(Answer::give).count(),
-        }
-    }
-}
-
 impl Inner {
-    fn admit(&mut self, fd: OwnedFd, is_socket: bool, listener: Option<Box<Listener>>) -> u32 {
+    fn admit(&mut self, role: Role) -> u32 {
         let id = self.free_ids.pop().unwrap_or_else(|| {
             self.open.push(None);
             (self.open.len() - 1) as u32
         });
-        let raw = net::raw(&fd);
-        let is_fixed = id < self.fixed_files && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
-        self.open[id as usize] = Some(Open {
-            is_direct: file::is_direct(&fd),
-            is_fixed,
-            is_socket,
-            fd,
-            sending: Line::default(),
-            receiving: Line::default(),
-            is_drained: false,
-            eager: 0,
-            ends_sending: false,
-            listener,
-        });
+        let mut open = Open::new(role);
+        let raw = raw(open.fd());
+        open.is_fixed = open.may_be_fixed()
+            && id < self.fixed_files
+            && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
+        self.open[id as usize] = Some(open);
         id
     }
 
     fn open(&mut self, id: u32) -> &mut Open {
-        self.open[id as usize].as_mut().expect("what is open stays until its last handle is gone")
-    }
-
-    fn listener(&mut self, id: u32) -> Option<&mut Listener> {
-        self.open[id as usize].as_mut()?.listener.as_deref_mut()
+        self.open[id as usize].as_mut().expect("a descriptor stays open until its last handle is dropped")
     }
 
     fn target(&self, id: u32) -> Target {
-        let open = self.open[id as usize].as_ref().expect("what is open stays until its last handle is gone");
+        let open = self.open[id as usize].as_ref().expect("a descriptor stays open until its last handle is dropped");
         if open.is_fixed {
             Target { number: id as i32, is_fixed: true, waits_first: open.is_drained }
         } else {
-            Target { number: net::raw(&open.fd), is_fixed: false, waits_first: open.is_drained }
+            Target { number: raw(open.fd()), is_fixed: false, waits_first: open.is_drained }
         }
     }
 
     /// Starts an operation, or answers it at once.
-    fn start(&mut self, op: Op, done: Done, helpers: &Helpers) -> Answers {
+    fn start(&mut self, op: Op, done: Done, workers: &Workers<Work>) -> Answers {
         match op {
             _ if self.is_over => Answers::One(Answer::new(done, Err(Fault::Aborted))),
             Op::Bell if self.bell.has_rung => {
@@ -314,84 +253,81 @@ impl Inner {
                 Answers::None
             }
             Op::Accept { listener } => self.start_accept(listener, done),
-            op => self.start_entry(op, done, helpers),
+            Op::Allocate { .. } | Op::Extent { .. } | Op::Space { .. } | Op::Copy { .. } => {
+                self.start_work(op, done, workers)
+            }
+            Op::ReceiveBatch { .. } | Op::SendBatch { .. } => self.start_batch(op, done),
+            Op::Command { .. } => self.start_command(op, done),
+            op => self.start_entry(op, done),
         }
     }
 
-    fn start_accept(&mut self, handle: Handle, done: Done) -> Answers {
-        let id = handle.id();
-        let Some(listener) = self.listener(id) else {
-            return Answers::One(Answer::with_handle(done, Err(Fault::Os(libc::EINVAL)), handle));
-        };
-        if !listener.accepted.is_empty() {
-            return Answers::One(Answer::with_handle(done, Ok(0), handle));
-        }
-        listener.waiting.push_back((done, handle));
-        self.arm(id);
-        Answers::None
-    }
-
-    /// Lets a listener accept, if it does not.
-    fn arm(&mut self, id: u32) {
-        let Some(listener) = self.listener(id) else { return };
-        if listener.is_armed {
-            return;
-        }
-        listener.is_armed = true;
-        let target = self.target(id);
-        let accept = opcode::AcceptMulti::new(Fd(target.number)).flags(libc::SOCK_CLOEXEC);
-        self.push(accept.build().flags(target.flags()).user_data(ACCEPT | u64::from(id)));
-    }
-
-    fn start_entry(&mut self, op: Op, done: Done, helpers: &Helpers) -> Answers {
-        let key = self.free.pop().unwrap_or_else(|| {
+    fn new_entry(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
             self.entries.push(Box::default());
             (self.entries.len() - 1) as u32
-        });
+        })
+    }
+
+    fn start_entry(&mut self, op: Op, done: Done) -> Answers {
+        let key = self.new_entry();
         let at_once = matches!(op, Op::Receive { at_once: true, .. });
         let entry = &mut self.entries[key as usize];
         let id = entry.fill(op, done);
         if entry.has_nothing_to_do() {
             return Answers::One(self.retire_alone(key, Ok(0)));
         }
-        if let Some(line) = self.line(key, id) {
-            if line.is_busy {
-                line.waiting.push_back(key);
+        if let Some(queue) = self.queue(key, id) {
+            if queue.is_busy {
+                queue.waiting.push_back(key);
                 return Answers::None;
             }
-            line.is_busy = true;
-        }
-        let raw = net::raw(&self.open(id).fd);
-        let open = |handle: &Handle| self.open[handle.id() as usize].as_ref().map_or(-1, |open| net::raw(&open.fd));
-        if let Some(work) = self.entries[key as usize].work(raw, open) {
-            return match helpers.give(key, work) {
-                Ok(()) => Answers::None,
-                Err(fault) => Answers::One(self.retire_alone(key, Err(fault))),
-            };
+            queue.is_busy = true;
         }
         match self.entries[key as usize].kind() {
             entry::Kind::Send => return self.send_now(key),
             entry::Kind::Receive if at_once && self.open(id).eager > 0 => return self.receive_now(key),
-            entry::Kind::Receive if self.hot.enter(key) => {}
+            entry::Kind::Receive if self.hot.add(key) => {}
             _ => self.issue(key),
         }
         Answers::None
     }
 
-    /// The line that an operation on a socket stands in.
-    fn line(&mut self, key: u32, id: u32) -> Option<&mut Line> {
+    /// Gives an operation that blocks its thread to the workers.
+    fn start_work(&mut self, op: Op, done: Done, workers: &Workers<Work>) -> Answers {
+        let key = self.new_entry();
+        let file = |handle: &Handle| self.open[handle.id() as usize].as_ref().and_then(Open::file).cloned();
+        let work = Work::of(&op, file);
+        let id = self.entries[key as usize].fill(op, done);
+        let given = match work {
+            Some(work) => workers.give(work.device(), id, key, work),
+            // Not a file: a socket has no space.
+            None => Err(Fault::Unsupported),
+        };
+        match given {
+            Ok(()) => Answers::None,
+            Err(fault) => Answers::One(self.retire_alone(key, Err(fault))),
+        }
+    }
+
+    /// The queue that an operation on a socket stands in.
+    fn queue(&mut self, key: u32, id: u32) -> Option<&mut Queue> {
         let kind = self.entries[key as usize].kind();
         let open = self.open[id as usize].as_mut()?;
         match kind {
-            entry::Kind::Send => Some(&mut open.sending),
-            entry::Kind::Receive => Some(&mut open.receiving),
+            entry::Kind::Send | entry::Kind::SendBatch => Some(&mut open.sending),
+            entry::Kind::Receive | entry::Kind::ReceiveBatch => Some(&mut open.receiving),
             _ => None,
         }
     }
 
-    /// Hands an entry's operation, or what is left of it, to the kernel.
+    /// Hands an entry's operation, or the rest of it, to the kernel.
     fn issue(&mut self, key: u32) {
-        let target = self.target(self.entries[key as usize].id());
+        let mut target = self.target(self.entries[key as usize].id());
+        if self.entries[key as usize].kind() == entry::Kind::SendBatch {
+            let id = self.entries[key as usize].id();
+            target.number = self.carrier(id).map_or(-1, |carrier| raw(carrier.sender()));
+        }
         let sqe = self.entries[key as usize].prepare(target, self.fixed_memory);
         self.push(sqe.user_data(u64::from(key)));
     }
@@ -400,7 +336,7 @@ impl Inner {
         self.in_flight += 1;
         if self.backlog.is_empty() {
             // SAFETY: what the submission points at is owned by its entry (or by `bell`), which lives until the
-            // kernel has answered: entries retire on their last completion only, and `drop` waits or leaks them.
+            // kernel has completed it: entries retire on their last completion only, and `end` waits or leaks them.
             if unsafe { self.ring.submission().push(&sqe) }.is_ok() {
                 return;
             }
@@ -423,7 +359,8 @@ impl Inner {
         }
     }
 
-    /// The one system call: hands over what is queued, runs what the kernel put off, waits for `want` completions.
+    /// The one system call: submits what is queued, runs task work that the kernel deferred, waits for `want`
+    /// completions.
     fn enter(&mut self, want: u32, timeout: Option<Duration>) {
         let queued = self.ring.submission().len() as u32;
         match self.entrance.enter(queued, want, timeout).map_err(|error| error.raw_os_error()) {
@@ -433,7 +370,7 @@ impl Inner {
         }
     }
 
-    /// Whether the kernel has something for us that it does not show, or we for it.
+    /// Whether a call has something to do: submissions, task work, or completions that found no room.
     fn needs_to_enter(&mut self) -> bool {
         let submission = self.ring.submission();
         !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
@@ -445,8 +382,10 @@ impl Inner {
             self.in_flight -= 1;
         }
         match cqe.user_data() {
-            NOBODY => Answers::None,
+            IGNORED => Answers::None,
             BELL => self.ring_bell(),
+            // The completions themselves are taken in every turn.
+            COMMANDS => self.end_watch(),
             tag if tag & ACCEPT != 0 => self.complete_accept((tag & !ACCEPT) as u32, cqe.result(), has_more),
             key => self.complete_entry(key as u32, cqe),
         }
@@ -458,7 +397,10 @@ impl Inner {
         let open = self.open[id as usize].as_mut().expect("an operation holds its handle");
         if kind == entry::Kind::Receive {
             open.is_drained = !cqueue::sock_nonempty(cqe.flags());
-            open.had_its_turn();
+            open.end_receive_of_turn();
+        }
+        if matches!(kind, entry::Kind::ReceiveBatch | entry::Kind::SendBatch) {
+            return self.complete_batch(key, cqe.result());
         }
         match entry.advance(cqe.result(), open.is_direct) {
             Next::Again => {
@@ -472,9 +414,9 @@ impl Inner {
     /// Ends an entry and begins the one that waits behind it.
     fn retire(&mut self, key: u32, result: Result<u32, Fault>) -> Answer {
         let id = self.entries[key as usize].id();
-        if let Some(line) = self.line(key, id) {
-            let next = line.waiting.pop_front();
-            line.is_busy = next.is_some();
+        if let Some(queue) = self.queue(key, id) {
+            let next = queue.waiting.pop_front();
+            queue.is_busy = next.is_some();
             match next {
                 Some(next) => self.issue(next),
                 None => self.end_sending_if_due(id),
@@ -492,18 +434,18 @@ impl Inner {
         let open = self.open(id);
         if open.ends_sending && !open.sending.is_busy {
             open.ends_sending = false;
-            net::end_sending(&open.fd);
+            stream::end_sending(open.fd());
         }
     }
 
-    fn listen_to_bell(&mut self) {
+    fn read_bell(&mut self) {
         let at: *mut u64 = &raw mut *self.bell.value;
         let read = opcode::Read::new(Fd(self.bell.fd), at.cast(), size_of::<u64>() as u32);
         self.push(read.build().user_data(BELL));
     }
 
     fn ring_bell(&mut self) -> Answers {
-        self.listen_to_bell();
+        self.read_bell();
         if self.bell.waiting.is_empty() {
             self.bell.has_rung = true;
             return Answers::None;
@@ -511,49 +453,16 @@ impl Inner {
         Answers::Many(self.bell.waiting.drain(..).map(|done| Answer::new(done, Ok(0))).collect())
     }
 
-    fn complete_accept(&mut self, id: u32, result: i32, has_more: bool) -> Answers {
-        let Some(listener) = self.listener(id) else { return Answers::None };
-        listener.is_armed &= has_more;
-        if result >= 0 {
-            // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
-            listener.accepted.push_back(unsafe { OwnedFd::from_raw_fd(result) });
-        }
-        if listener.is_closing {
-            if !listener.is_armed {
-                self.forget(id);
-            }
-            return Answers::None;
-        }
-        if result >= 0 {
-            let is_full = listener.accepted.len() >= ACCEPTED_MAX && listener.is_armed;
-            let waiting = listener.waiting.pop_front();
-            if is_full {
-                self.push(opcode::AsyncCancel::new(ACCEPT | u64::from(id)).build().user_data(NOBODY));
-            }
-            return match waiting {
-                Some((done, handle)) => Answers::One(Answer::with_handle(done, Ok(0), handle)),
-                None => Answers::None,
-            };
-        }
-        if matches!(-result, libc::ECANCELED | libc::EINTR | libc::EAGAIN | libc::ECONNABORTED) {
-            if !listener.waiting.is_empty() {
-                self.arm(id);
-            }
-            return Answers::None;
-        }
-        // Too many open files, most likely: whoever waits is told, and decides when to try again.
-        let fault = Fault::from_errno(-result);
-        Answers::Many(listener.waiting.drain(..).map(|(d, h)| Answer::with_handle(d, Err(fault), h)).collect())
-    }
-
-    /// Ends what runs on a handle: what has not reached the kernel now, the rest when the kernel answers.
-    fn cancel(&mut self, id: u32) -> Vec<Answer> {
+    /// Ends the operations on a handle: those that the kernel does not know now, the others when the kernel completes
+    /// them.
+    fn cancel(&mut self, id: u32, workers: &Workers<Work>) -> Vec<Answer> {
         if self.is_over {
             return Vec::new();
         }
         let open = self.open(id);
-        let waiting: Vec<u32> = open.sending.waiting.drain(..).chain(open.receiving.waiting.drain(..)).collect();
-        let accepts = open.listener.as_mut().map(|listener| std::mem::take(&mut listener.waiting)).unwrap_or_default();
+        let mut waiting: Vec<u32> = open.sending.waiting.drain(..).chain(open.receiving.waiting.drain(..)).collect();
+        waiting.extend(workers.cancel(id));
+        let accepts = self.listener(id).map(|listener| std::mem::take(&mut listener.waiting)).unwrap_or_default();
         let mut answers: Vec<Answer> =
             waiting.into_iter().map(|key| self.retire_alone(key, Err(Fault::Aborted))).collect();
         answers.extend(accepts.into_iter().map(|(d, h)| Answer::with_handle(d, Err(Fault::Aborted), h)));
@@ -568,32 +477,28 @@ impl Inner {
                 true => CancelBuilder::fd(Fixed(id)),
                 false => CancelBuilder::fd(Fd(target.number)),
             };
-            self.push(opcode::AsyncCancel2::new(cancel.all()).build().user_data(NOBODY));
+            self.push(opcode::AsyncCancel2::new(cancel.all()).build().user_data(IGNORED));
+            if let Some(key) = self.waits_to_send(id) {
+                self.push(opcode::AsyncCancel::new(u64::from(key)).build().user_data(IGNORED));
+            }
         }
         answers
     }
 
-    /// The last handle is gone, and with it every operation but a listener's accept.
+    /// The last handle is gone, and with it every operation but the accept of a listener.
     fn close(&mut self, id: u32) {
-        if let Some(listener) = self.listener(id)
-            && listener.is_armed
-        {
-            listener.is_closing = true;
-            self.push(opcode::AsyncCancel::new(ACCEPT | u64::from(id)).build().user_data(NOBODY));
-            // At once, for the address is in use until the kernel has let go of it.
-            self.enter(0, None);
-            return;
+        if !self.close_listener(id) {
+            self.forget(id);
         }
-        self.forget(id);
     }
 
-    /// Ends what is under way, and lets go of all files. What waits at them may hold handles: the caller drops it.
+    /// Ends all operations and closes all files. The result may hold handles: the caller drops it.
     fn end(&mut self) -> (Vec<Answer>, Vec<Open>) {
         if std::mem::replace(&mut self.is_over, true) {
             return (Vec::new(), Vec::new());
         }
         let end = clock::now() + DRAIN;
-        self.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(NOBODY));
+        self.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(IGNORED));
         self.entries.iter_mut().for_each(|entry| entry.cancel_all());
         let mut answers = self.end_hot();
         while self.in_flight > 0 && clock::now() < end {
@@ -607,23 +512,24 @@ impl Inner {
                 if tag & ACCEPT == 0 {
                     answers.push(self.retire_alone(tag as u32, Err(Fault::Aborted)));
                 } else if tag & !ACCEPT < u64::from(u32::MAX) && cqe.result() >= 0 {
-                    // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
+                    // SAFETY: the kernel has just opened this file for this process, and nothing else knows of it.
                     drop(unsafe { OwnedFd::from_raw_fd(cqe.result()) });
                 }
             }
         }
-        if self.in_flight > 0 {
+        let commands = self.end_commands(end, &mut answers);
+        if self.in_flight > 0 || commands > 0 {
             // A disk that does not answer, most likely. What the kernel may still touch must stay where it is.
             std::mem::forget(std::mem::take(&mut self.entries));
             std::mem::forget(std::mem::take(&mut self.bell.value));
         }
-        (answers, self.let_go())
+        (answers, self.close_all())
     }
 
-    /// The kernel would close the ring's table a moment after the ring, and after the process: whoever starts the next
-    /// one at once would find ports, locks and devices taken.
-    fn let_go(&mut self) -> Vec<Open> {
-        self.open.iter().flatten().filter(|open| open.is_socket).for_each(|open| net::end(&open.fd));
+    /// Closes all files at once. Without that the kernel would close the ring's table a moment after the ring, and
+    /// after the process: a process that starts at once would find ports, locks and devices in use.
+    fn close_all(&mut self) -> Vec<Open> {
+        self.open.iter().flatten().filter(|open| open.is_socket()).for_each(|open| stream::end(open.fd()));
         // Fails only if there is no table, or none any more.
         let _ = self.ring.submitter().unregister_files();
         self.open.iter_mut().filter_map(Option::take).collect()
@@ -631,12 +537,12 @@ impl Inner {
 
     fn forget(&mut self, id: u32) {
         let Some(open) = self.open[id as usize].take() else { return };
-        if open.is_socket {
+        if open.is_socket() {
             // Before 6.13 the ring's table keeps a file until all that was under way on any file is over.
-            net::end(&open.fd);
+            stream::end(open.fd());
         }
         if open.is_fixed {
-            // Fails only if the slot did not exist.
+            // Fails only if the table has no such place.
             let _ = self.ring.submitter().register_files_update(id, &[-1]);
         }
         drop(open);
@@ -654,12 +560,13 @@ impl Driver for Ring {
     }
 
     fn submit(&self, op: Op, done: Done) {
-        let answers = self.inner.borrow_mut().start(op, done, &self.helpers);
+        let _source = op.source();
+        let answers = self.inner.borrow_mut().start(op, done, &self.workers);
         answers.give();
     }
 
     fn turn(&self, wait: Wait) -> usize {
-        let answered = self.harvest_helpers();
+        let answered = self.harvest_workers();
         let mut inner = self.inner.borrow_mut();
         inner.flush_backlog();
         let timeout = match wait {
@@ -670,17 +577,21 @@ impl Driver for Ring {
         if timeout.is_some() {
             inner.cool();
         }
-        let is_ripe = answered > 0 || !inner.ring.completion().is_empty() || !inner.backlog.is_empty();
+        inner.submit_commands(timeout.is_some());
+        let is_ripe = answered > 0
+            || !inner.ring.completion().is_empty()
+            || !inner.backlog.is_empty()
+            || inner.has_command_answers();
         match timeout {
-            Some(timeout) if !is_ripe && !timeout.is_zero() && self.helpers.doze() => {
+            Some(timeout) if !is_ripe && !timeout.is_zero() && self.workers.prepare_sleep() => {
                 inner.enter(1, (timeout != Duration::MAX).then_some(timeout));
             }
             _ if inner.needs_to_enter() => inner.enter(0, None),
             _ => {}
         }
         drop(inner);
-        self.helpers.rise();
-        answered + self.harvest() + self.harvest_hot(wait) + self.harvest_helpers()
+        self.workers.end_sleep();
+        answered + self.harvest() + self.harvest_commands() + self.harvest_hot(wait) + self.harvest_workers()
     }
 
     fn ripe(&self) -> bool {
@@ -688,11 +599,15 @@ impl Driver for Ring {
         let submission = inner.ring.submission();
         let has_more = submission.taskrun() || submission.cq_overflow();
         drop(submission);
-        has_more || !inner.ring.completion().is_empty() || inner.try_hot(false) || self.helpers.has_answers()
+        has_more
+            || !inner.ring.completion().is_empty()
+            || inner.has_command_answers()
+            || inner.try_hot(false)
+            || self.workers.has_answers()
     }
 
     fn cancel(&self, handle: &Handle) {
-        let answers = self.inner.borrow_mut().cancel(handle.id());
+        let answers = self.inner.borrow_mut().cancel(handle.id(), &self.workers);
         answers.into_iter().for_each(Answer::give);
     }
 
@@ -701,7 +616,8 @@ impl Driver for Ring {
     }
 
     fn end(&self) {
-        self.helpers.end();
+        // The workers of this driver use no memory of operations: those that still run may go on alone.
+        self.workers.end(DRAIN);
         // A panic may have left it borrowed: then the process ends without.
         let Ok(mut inner) = self.inner.try_borrow_mut() else { return };
         let (answers, open) = inner.end();
@@ -711,16 +627,16 @@ impl Driver for Ring {
     }
 
     fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
-        Ok(self.admit(file::open(path, how)?, false, None))
+        self.adopt(file::open(path, how)?)
     }
 
     fn adopt(&self, file: OwnedFd) -> io::Result<Handle> {
-        Ok(self.admit(file, false, None))
+        Ok(self.admit(Role::File(OpenFile::new(file))))
     }
 
     fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
-        let (fd, local) = net::listen(address, false)?;
-        Ok((self.admit(fd, true, Some(Box::default())), local))
+        let (fd, local) = stream::listen(address, false)?;
+        Ok((self.admit(Role::Listener(Listener::new(fd))), local))
     }
 
     fn accepted(&self, listener: &Handle) -> Option<Incoming> {
@@ -728,8 +644,33 @@ impl Driver for Ring {
     }
 
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
-        let (fd, local, peer) = net::join(incoming, false)?;
-        Ok((self.admit(fd, true, None), local, peer))
+        let (fd, local, peer) = stream::join(incoming, false)?;
+        Ok((self.admit(Role::Stream(fd)), local, peer))
+    }
+
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        let role = match endpoint {
+            Endpoint::Datagram(socket) => Role::Carrier(Carrier::of_datagrams(socket)),
+            Endpoint::Packet(link) => Role::Carrier(Carrier::of_packets(link)),
+            Endpoint::Command(device) => Role::Device(Box::new(device)),
+            Endpoint::Simulated(_) => return Err(io::ErrorKind::Unsupported.into()),
+        };
+        if let Role::Device(device) = &role
+            && device.is_wide()
+        {
+            self.inner.borrow_mut().open_command_ring()?;
+        }
+        Ok(self.admit(role))
+    }
+
+    fn status(&self, endpoint: &Handle) -> io::Result<Status> {
+        let mut inner = self.inner.borrow_mut();
+        inner.carrier(endpoint.id()).ok_or(io::ErrorKind::InvalidInput)?.status()
+    }
+
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        let mut inner = self.inner.borrow_mut();
+        inner.carrier(link.id()).ok_or(io::ErrorKind::InvalidInput)?.set_filter(filter, is_wanted)
     }
 
     fn shutdown(&self, socket: &Handle) {
@@ -762,15 +703,5 @@ impl Driver for Ring {
 impl Drop for Ring {
     fn drop(&mut self) {
         self.end();
-    }
-}
-
-impl Answer {
-    fn new(done: Done, result: Result<u32, Fault>) -> Self {
-        Self { done: Some(done), outcome: Outcome::new(result), handle: None, work: None }
-    }
-
-    fn with_handle(done: Done, result: Result<u32, Fault>, handle: Handle) -> Self {
-        Self { handle: Some(handle), ..Self::new(done, result) }
     }
 }

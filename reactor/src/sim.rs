@@ -10,10 +10,19 @@
 //! order; reads, writes and syncs fail, space runs out; a machine crashes and its files keep what was synced and
 //! any part of what was not. See [`Faults`].
 
+mod carrier;
 mod chance;
+mod commands;
+mod core_state;
+mod device;
 mod disk;
+mod driver;
 mod faults;
 mod files;
+mod foreign;
+mod job;
+mod link;
+mod network;
 mod peer;
 mod pipe;
 mod sockets;
@@ -21,34 +30,22 @@ mod state;
 mod trace;
 
 pub use chance::{Chance, MILLION};
+pub use core_state::Host;
+pub use device::Device;
 pub use disk::{SECTOR, SPACE_BLOCK};
+pub use driver::Core;
 pub use faults::Faults;
+pub use foreign::ForeignThread;
+pub use network::Segment;
 pub use peer::Peer;
 
 use crate::Reactor;
-use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
-use lunar_core::io::Done;
-use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
-use sockets::{Listener, Side};
-use state::{CoreState, Kind, Leftovers, State};
+use state::{Leftovers, State};
 use std::cell::RefCell;
-use std::collections::BTreeMap;
 use std::fmt;
-use std::io;
-use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::rc::{Rc, Weak};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Ports of listeners that did not ask for one.
-const FIRST_PORT: u16 = 40_000;
-
-/// Number of a machine: what crashes together.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Host(pub u32);
+use std::rc::Rc;
 
 /// One simulation. Clones are the same one; it stays on its thread.
 #[derive(Clone)]
@@ -59,24 +56,6 @@ impl World {
     #[must_use]
     pub fn new(seed: u64) -> Self {
         Self(Rc::new(RefCell::new(State::new(seed))))
-    }
-
-    /// A core of a machine, for [`Reactor::with_driver`].
-    #[must_use]
-    pub fn core(&self, host: Host) -> Rc<Core> {
-        self.enter(|state| {
-            let index = state.cores.len();
-            let bell = Arc::new(SimBell::default());
-            state.cores.push(CoreState {
-                host,
-                alive: true,
-                handles: BTreeMap::new(),
-                due: Vec::new(),
-                bell: bell.clone(),
-                bell_done: None,
-            });
-            Rc::new_cyclic(|me| Core { world: self.clone(), index, bell, me: me.clone() })
-        })
     }
 
     /// The time now.
@@ -124,13 +103,6 @@ impl World {
         })
     }
 
-    /// Connects to a listener. Whether somebody listens shows in what is received.
-    #[must_use]
-    pub fn connect(&self, to: SocketAddr) -> Peer {
-        let link = self.enter(|state| state.connect(to));
-        Peer::new(self.clone(), link)
-    }
-
     /// A machine stops. Its cores answer nothing any more: drop their reactors. Connections are reset; with
     /// `power` gone, files keep what was synced and any part of what was not, else all.
     pub fn crash(&self, host: Host, power: bool) {
@@ -171,6 +143,8 @@ impl World {
             for core in &order {
                 busy |= core.turn();
             }
+            // The turn of one core may have brought the time at which another gets an answer.
+            busy |= cores.iter().any(|core| core.driver().ripe());
             if !busy {
                 let timer = cores.iter().filter_map(|core| core.next_timer()).min();
                 assert!(self.enter(|state| state.advance(timer)), "{STANDSTILL}");
@@ -185,11 +159,32 @@ impl World {
             let value = act(&mut state);
             (value, std::mem::take(&mut state.left))
         };
-        let Leftovers { answers, wakers, jobs, links, listeners } = left;
-        answers.into_iter().for_each(state::Answer::give);
-        wakers.into_iter().for_each(std::task::Waker::wake);
-        drop((jobs, links, listeners));
+        self.follow_up(left);
         value
+    }
+
+    /// Does what may come back into the world.
+    fn follow_up(&self, left: Leftovers) {
+        let Leftovers {
+            answers,
+            wakers,
+            commands,
+            dropped_commands,
+            carriers,
+            foreign,
+            orphans,
+            jobs,
+            links,
+            listeners,
+        } = left;
+        answers.into_iter().for_each(core_state::Answer::give);
+        foreign.into_iter().for_each(job::HeldRequest::answer);
+        for mut job in commands {
+            let result = job.execute();
+            self.enter(|state| state.finish_command(job, result));
+        }
+        wakers.into_iter().for_each(std::task::Waker::wake);
+        drop((dropped_commands, carriers, orphans, jobs, links, listeners));
     }
 }
 
@@ -201,193 +196,10 @@ impl fmt::Debug for World {
     }
 }
 
-/// One virtual core: the driver of one reactor.
-pub struct Core {
-    world: World,
-    index: usize,
-    bell: Arc<SimBell>,
-    me: Weak<Self>,
-}
-
-impl Core {
-    fn open_kind(&self, kind: Kind) -> Handle {
-        let id = self.world.enter(|state| {
-            let id = u32::try_from(state.serial()).unwrap_or(u32::MAX);
-            state.cores[self.index].handles.insert(id, kind);
-            id
-        });
-        let me: Weak<dyn Driver> = self.me.clone();
-        Handle::new(me, id)
-    }
-
-    fn kind(&self, state: &State, id: u32) -> Option<Kind> {
-        state.cores[self.index].handles.get(&id).copied()
-    }
-
-    /// Gives the core what is due.
-    fn give_due(&self) -> usize {
-        let due = self.world.enter(|state| {
-            state.settle();
-            let mut due = std::mem::take(&mut state.cores[self.index].due);
-            state.chance.shuffle(&mut due);
-            due
-        });
-        let count = due.len();
-        due.into_iter().for_each(state::Answer::give);
-        count
-    }
-
-    fn alive(&self, state: &State) -> bool {
-        state.cores[self.index].alive
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        self.world.enter(|state| state.end_core(self.index));
-    }
-}
-
-impl fmt::Debug for Core {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Core({})", self.index)
-    }
-}
-
-impl Driver for Core {
-    fn name(&self) -> &'static str {
-        "simulator"
-    }
-
-    fn now(&self) -> Instant {
-        self.world.now()
-    }
-
-    fn submit(&self, op: Op, done: Done) {
-        let refused = self.world.enter(|state| {
-            if !self.alive(state) {
-                return Some((op, done));
-            }
-            state.eager = !matches!(op, Op::Bell) && state.chance.odds(state.faults.eager);
-            match op {
-                Op::Bell => {
-                    state.cores[self.index].bell_done = Some(done);
-                    state.hear_bell(self.index);
-                }
-                Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } => state.start_socket(self.index, op, done),
-                _ => state.start_job(self.index, op, done),
-            }
-            state.eager = false;
-            None
-        });
-        drop(refused);
-    }
-
-    fn turn(&self, wait: Wait) -> usize {
-        self.world.enter(State::tick);
-        let given = self.give_due();
-        let Wait::Until(until) = wait else { return given };
-        if given > 0 || until.is_some_and(|until| until <= self.now()) {
-            return given;
-        }
-        assert!(self.world.enter(|state| state.advance(until)), "{STANDSTILL}");
-        self.give_due()
-    }
-
-    fn ripe(&self) -> bool {
-        self.world.enter(|state| !state.cores[self.index].due.is_empty())
-    }
-
-    fn cancel(&self, handle: &Handle) {
-        self.world.enter(|state| {
-            if let Some(kind) = self.kind(state, handle.id()) {
-                state.cancel_jobs(self.index, handle.id());
-                state.cancel_socket(self.index, kind);
-            }
-        });
-    }
-
-    fn close(&self, id: u32) {
-        self.world.enter(|state| match state.cores[self.index].handles.remove(&id) {
-            Some(Kind::Socket { link, side }) => state.close_end(link, side),
-            Some(Kind::Listener(address)) => state.close_listener(address),
-            Some(Kind::File { .. }) | None => {}
-        });
-    }
-
-    fn open(&self, path: &Path, how: How) -> io::Result<Handle> {
-        let kind = self.world.enter(|state| {
-            let disk = state.paths.get(path).copied()?;
-            Some(Kind::File { disk, how, told: state.disks[disk].failures })
-        });
-        kind.map(|kind| self.open_kind(kind)).ok_or_else(|| io::ErrorKind::NotFound.into())
-    }
-
-    fn adopt(&self, _file: OwnedFd) -> io::Result<Handle> {
-        Err(io::ErrorKind::Unsupported.into())
-    }
-
-    fn listen(&self, mut address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
-        self.world.enter(|state| {
-            if address.port() == 0 {
-                let taken = |port| state.listeners.keys().any(|known| known.port() == port);
-                let free = (FIRST_PORT..u16::MAX).find(|port| !taken(*port)).ok_or(io::ErrorKind::AddrInUse)?;
-                address.set_port(free);
-            }
-            if state.listeners.contains_key(&address) {
-                return Err(io::Error::from(io::ErrorKind::AddrInUse));
-            }
-            state.listeners.insert(address, Listener::new(self.index));
-            Ok(())
-        })?;
-        Ok((self.open_kind(Kind::Listener(address)), address))
-    }
-
-    fn accepted(&self, listener: &Handle) -> Option<Incoming> {
-        self.world.enter(|state| match self.kind(state, listener.id()) {
-            Some(Kind::Listener(address)) => state.accepted(address).map(Incoming::Simulated),
-            _ => None,
-        })
-    }
-
-    fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
-        let Incoming::Simulated(link) = incoming else { return Err(io::ErrorKind::Unsupported.into()) };
-        let joined = self.world.enter(|state| state.join(self.index, link));
-        let (local, peer) = joined.ok_or(io::ErrorKind::NotConnected)?;
-        Ok((self.open_kind(Kind::Socket { link, side: Side::Server }), local, peer))
-    }
-
-    fn shutdown(&self, socket: &Handle) {
-        self.world.enter(|state| {
-            if let Some(Kind::Socket { link, side }) = self.kind(state, socket.id()) {
-                state.shut(link, side);
-            }
-        });
-    }
-
-    fn register(&self, _arena: &Arena) {}
-
-    fn bell(&self) -> Arc<dyn Bell> {
-        self.bell.clone()
-    }
-}
-
-/// The bell of a virtual core: heard in the core's next turn.
-#[derive(Default)]
-struct SimBell(AtomicBool);
-
-impl SimBell {
-    fn heard(&self) -> bool {
-        self.0.swap(false, Ordering::Relaxed)
-    }
-}
-
-impl Bell for SimBell {
-    fn ring(&self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 #[path = "sim_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "sim/network_tests.rs"]
+mod network_tests;

@@ -1,9 +1,10 @@
 use super::*;
-use crate::op::Allocate;
-use lunar_core::io::{Completion, Fault, Outcome};
-use lunar_core::mem::Sg;
-use std::net::Ipv4Addr;
+use crate::op::{Allocate, Driver, Handle, How, Incoming, Op, Wait};
+use lunar_core::io::{Completion, Data, Fault, Outcome};
+use lunar_core::mem::{Arena, Sg};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::pin::pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
 
@@ -436,4 +437,52 @@ fn one_core_alone_runs_its_own_loop() {
     let begun = core.now();
     core.run(core.sleep(Duration::from_secs(3600)));
     assert!(core.now().since(begun) >= Duration::from_secs(3600));
+}
+
+/// Requests that a foreign thread answers, on a core that ends early or late. The number of all that happened.
+fn foreign(seed: u64) -> (u64, Vec<u32>) {
+    let world = World::new(seed);
+    let mut chance = world.chance();
+    world.set_faults(Faults { slow: 100_000, ..Faults::any(&mut chance) });
+    let driver = world.core(TARGET);
+    let thread = driver.foreign_thread();
+    let reactor = Reactor::with_driver(driver, Arena::new(1 << 20), Arc::default());
+    let arena = reactor.arena().clone();
+    let order = Rc::new(RefCell::new(Vec::new()));
+    for number in 0..20_u32 {
+        let (reactor, thread, order) = (reactor.clone(), thread.clone(), order.clone());
+        reactor.clone().spawn(async move {
+            let mut completion = Completion::new();
+            let data = Data::In(reactor.arena().wait_sg(100).await);
+            let token = reactor.remote(completion.token(), data).expect("room");
+            thread.answer_later(token, move |mut token| {
+                token.write(0, &[number as u8; 100]);
+                if number != 13 {
+                    token.complete(Ok(number));
+                }
+            });
+            let outcome = completion.wait().await;
+            assert_eq!(outcome.result, if number == 13 { Err(Fault::Aborted) } else { Ok(number) });
+            assert_eq!(outcome.data.into_in().share().to_vec(), [number as u8; 100]);
+            order.borrow_mut().push(number);
+        });
+    }
+    if seed.is_multiple_of(2) {
+        world.run(&[&reactor], || order.borrow().len() == 20);
+    } else {
+        world.run(&[&reactor], || order.borrow().len() == 5);
+        world.crash(TARGET, true);
+    }
+    drop(reactor);
+    assert_eq!(arena.used(), 0, "no token outlives its core");
+    (world.trace_hash(), order.take())
+}
+
+#[test]
+fn foreign_threads_answer_at_times_of_the_seed() {
+    for seed in 0..20 {
+        assert_eq!(foreign(seed), foreign(seed));
+    }
+    let (_, order) = foreign(0);
+    assert_ne!(order, (0..20).collect::<Vec<_>>(), "the answers come in any order");
 }

@@ -1,12 +1,14 @@
 //! Unix sockets whose peers send descriptors with their bytes, for protocols of virtual machines: few messages, none of
 //! them on the path of data. Calls of their own, and the driver only where they would have to wait.
 
+pub use crate::socket_file::{clear, permit};
+
 use crate::Reactor;
 use crate::op::{Handle, Op};
 use crate::os_error;
 use lunar_core::io::Completion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Gid, Mode, OFlags, Uid, chmod, chown, fcntl_getfl, fcntl_setfl};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
@@ -17,7 +19,6 @@ use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -57,29 +58,6 @@ impl Waitable {
 
     fn cancel(&self) {
         self.reactor.driver().cancel(&self.handle);
-    }
-}
-
-/// Says who may open the socket at `path`: its permissions, and the numbers of the user and the group that it belongs
-/// to, where they are not as they were.
-///
-/// # Errors
-/// The operating system's.
-pub fn permit(path: &Path, mode: u32, owner: Option<u32>, group: Option<u32>) -> io::Result<()> {
-    if owner.is_some() || group.is_some() {
-        chown(path, owner.map(Uid::from_raw), group.map(Gid::from_raw))?;
-    }
-    Ok(chmod(path, Mode::from_raw_mode(mode))?)
-}
-
-/// Removes a socket that nobody listens at; what is there and is no socket stays.
-///
-/// # Errors
-/// `AlreadyExists` when it is something else, and the operating system's.
-pub fn clear(path: &Path) -> io::Result<()> {
-    match std::fs::symlink_metadata(path)?.file_type().is_socket() {
-        true => std::fs::remove_file(path),
-        false => Err(io::Error::new(io::ErrorKind::AlreadyExists, "there is something else than a socket")),
     }
 }
 

@@ -29,9 +29,15 @@ impl Vector {
         self.collect_from(data, skip, PIECES_MAX)
     }
 
+    /// Points at all bytes of `data`, however many pieces; returns how many bytes those are.
+    pub(crate) fn gather_all(&mut self, data: &mut Data) -> usize {
+        self.0.clear();
+        self.collect_from(data, 0, usize::MAX)
+    }
+
     fn collect_from(&mut self, data: &mut Data, skip: usize, most: usize) -> usize {
         match data {
-            Data::None | Data::From(_) | Data::Space(_) => 0,
+            Data::None | Data::From(_) | Data::Space(_) | Data::Carried(_) => 0,
             Data::In(sg) => self.collect(sg.pieces_mut().iter_mut().map(|p| (p.as_mut_ptr(), p.len())), skip, most),
             // The kernel only reads what is sent or written.
             Data::Out(sg) => self.collect(sg.pieces().iter().map(|p| (p.as_ptr().cast_mut(), p.len())), skip, most),
@@ -83,6 +89,11 @@ impl Vector {
             [piece] => Some((piece.iov_base.cast(), piece.iov_len)),
             _ => None,
         }
+    }
+
+    /// All pieces.
+    pub(crate) fn pieces(&self) -> &[iovec] {
+        &self.0
     }
 
     /// Whether nothing is left.

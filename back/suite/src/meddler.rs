@@ -3,6 +3,8 @@
 use lunar_core::io::{Done, Fault, Outcome};
 use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
+use lunar_reactor::endpoint::packet::Filter;
+use lunar_reactor::endpoint::{Endpoint, Status};
 use lunar_reactor::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -143,6 +145,18 @@ impl Driver for Meddler {
 
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)> {
         self.driver.join(incoming)
+    }
+
+    fn attach(&self, endpoint: Endpoint) -> io::Result<Handle> {
+        self.driver.attach(endpoint)
+    }
+
+    fn status(&self, endpoint: &Handle) -> io::Result<Status> {
+        self.driver.status(endpoint)
+    }
+
+    fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        self.driver.set_filter(link, filter, is_wanted)
     }
 
     fn shutdown(&self, socket: &Handle) {

@@ -23,7 +23,6 @@ const PENDING: &[&str] = &[
     "front/vfio-user",
     "lunar",
     "nvme",
-    "reactor",
     "scsi",
 ];
 

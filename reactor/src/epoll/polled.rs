@@ -1,6 +1,6 @@
 //! What waits for a file to become ready, and what is known of its readiness.
 
-use super::Answer;
+use super::answer::Answer;
 use crate::op::Handle;
 use lunar_core::io::{Data, Done, Fault};
 use rustix::event::epoll::EventFlags;

@@ -1,8 +1,9 @@
 //! What waits on a socket or listener, and what is known of its readiness.
 
-use super::Answer;
-use crate::net;
+use super::answer::Answer;
+use crate::endpoint::stream;
 use crate::op::Handle;
+use crate::sys::{call, raw};
 use crate::vector::Vector;
 use lunar_core::io::{Data, Done, Fault};
 use lunar_core::mem::{Sg, SgMut};
@@ -41,7 +42,7 @@ impl Default for Socket {
             sends: VecDeque::new(),
             may_receive: true,
             may_send: true,
-            eager: net::RECEIVES_AT_ONCE,
+            eager: stream::RECEIVES_AT_ONCE,
             is_over: false,
             ends_sending: false,
         }
@@ -100,7 +101,7 @@ impl Socket {
     /// `None`: nothing there.
     fn try_receive(&mut self, fd: &OwnedFd, what: &mut Waiting, vector: &mut Vector) -> Option<Result<u32, Fault>> {
         let room = vector.gather(&mut what.data, 0);
-        match net::receive_some(fd, vector) {
+        match stream::receive_some(fd, vector) {
             Ok(got) => {
                 // Fewer than there was room for: there is no more, and the kernel tells when there is.
                 self.may_receive = got == room || self.is_over;
@@ -119,7 +120,7 @@ impl Socket {
         let total = what.data.len();
         while what.moved < total {
             vector.gather(&mut what.data, what.moved);
-            match net::send_some(fd, vector) {
+            match stream::send_some(fd, vector) {
                 Ok(put) => what.moved += put,
                 Err(libc::EAGAIN) => {
                     self.may_send = false;
@@ -135,7 +136,7 @@ impl Socket {
         self.may_receive |= events & READABLE != 0;
         self.may_send |= events & WRITABLE != 0;
         self.is_over |= events & OVER != 0;
-        self.eager = net::RECEIVES_AT_ONCE;
+        self.eager = stream::RECEIVES_AT_ONCE;
         let mut answers = Vec::new();
         while self.may_receive
             && let Some(mut waiting) = self.receives.pop_front()
@@ -169,7 +170,7 @@ impl Socket {
     fn end_sending_if_due(&mut self, fd: &OwnedFd) {
         if self.ends_sending && self.sends.is_empty() {
             self.ends_sending = false;
-            net::end_sending(fd);
+            stream::end_sending(fd);
         }
     }
 }
@@ -193,7 +194,7 @@ impl Listener {
     /// One connection, if there is one: the rest waits in the kernel.
     fn try_accept(&mut self, fd: &OwnedFd) -> Option<Result<u32, Fault>> {
         loop {
-            match net::call(|| accept_one(fd)) {
+            match call(|| accept_one(fd)) {
                 Ok(socket) => {
                     self.accepted.push_back(socket);
                     return Some(Ok(0));
@@ -228,7 +229,7 @@ impl Listener {
 fn accept_one(fd: &OwnedFd) -> io::Result<OwnedFd> {
     let none = std::ptr::null_mut();
     // SAFETY: no address is asked for.
-    let socket = unsafe { libc::accept4(net::raw(fd), none, none.cast(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) };
+    let socket = unsafe { libc::accept4(raw(fd), none, none.cast(), libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK) };
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }

@@ -1,7 +1,9 @@
 //! One operation that the kernel works on: what it may touch, and how far it has come.
 
-use crate::file::{SECTOR, Work, fallocate_mode};
-use crate::net;
+use crate::endpoint::command::{Command, Encoded, NARROW, Place};
+use crate::endpoint::{Carrier, Messages, ReceiveBatch, SendBatch, stream};
+use crate::eventfd;
+use crate::file::SECTOR;
 use crate::op::{Handle, Op};
 use crate::vector::Vector;
 use io_uring::types::{Fd, FsyncFlags};
@@ -15,7 +17,9 @@ use std::os::fd::OwnedFd;
 const POLL_FIRST: u16 = 1;
 /// How often in a row the kernel may say "not now" before the operation fails with that.
 const RETRIES: u8 = 100;
-const FIXED_PIECE_SHIFT: u32 = super::FIXED_PIECE.trailing_zeros();
+/// The kernel takes registered memory in pieces of at most 1 GiB.
+pub(super) const FIXED_PIECE: usize = 1 << 30;
+const FIXED_PIECE_SHIFT: u32 = FIXED_PIECE.trailing_zeros();
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Kind {
@@ -26,16 +30,15 @@ pub(super) enum Kind {
         durable: bool,
     },
     Sync,
-    Allocate {
-        mode: i32,
-        len: u64,
-    },
     Ready {
         to_write: bool,
     },
     Signal,
-    /// Work for a helper.
-    Help,
+    ReceiveBatch,
+    SendBatch,
+    Command,
+    /// Work of a worker thread.
+    Work,
 }
 
 pub(super) struct Entry {
@@ -48,7 +51,6 @@ pub(super) struct Entry {
     moved: usize,
     retries: u8,
     is_cancelled: bool,
-    work: Option<Op>,
     vector: Vector,
     /// The kernel reads and writes it while the operation runs.
     head: UnsafeCell<msghdr>,
@@ -81,24 +83,52 @@ pub(super) struct Answer {
     pub(super) done: Option<Done>,
     pub(super) outcome: Outcome,
     pub(super) handle: Option<Handle>,
-    /// What a helper did: it holds the handle that a copy comes from.
-    pub(super) work: Option<Op>,
 }
 
 impl Answer {
-    /// Answers. The handles go last: they may be the last ones.
+    pub(super) fn new(done: Done, result: Result<u32, Fault>) -> Self {
+        Self { done: Some(done), outcome: Outcome::new(result), handle: None }
+    }
+
+    pub(super) fn with_handle(done: Done, result: Result<u32, Fault>, handle: Handle) -> Self {
+        Self { handle: Some(handle), ..Self::new(done, result) }
+    }
+
+    /// Answers. The handle is dropped last: it may be the last one.
     pub(super) fn give(self) {
         if let Some(done) = self.done {
             done.complete(self.outcome);
         }
-        drop((self.handle, self.work));
+        drop(self.handle);
+    }
+}
+
+/// The answers that follow from a completion: one for most, several for a bell or a listener that fails.
+#[must_use]
+pub(super) enum Answers {
+    None,
+    One(Answer),
+    Many(Vec<Answer>),
+}
+
+impl Answers {
+    /// Gives them; returns how many there were.
+    pub(super) fn give(self) -> usize {
+        match self {
+            Self::None => 0,
+            Self::One(answer) => {
+                answer.give();
+                1
+            }
+            Self::Many(answers) => answers.into_iter().map(Answer::give).count(),
+        }
     }
 }
 
 impl Default for Entry {
     fn default() -> Self {
         Self {
-            kind: Kind::Help,
+            kind: Kind::Work,
             done: None,
             handle: None,
             data: Data::None,
@@ -107,7 +137,6 @@ impl Default for Entry {
             moved: 0,
             retries: 0,
             is_cancelled: false,
-            work: None,
             vector: Vector::default(),
             // SAFETY: a msghdr of zeroes is an empty message.
             head: UnsafeCell::new(unsafe { std::mem::zeroed() }),
@@ -133,20 +162,13 @@ impl Entry {
             Op::Sync { file } => (Kind::Sync, file, Data::None),
             Op::Ready { file, to_write } => (Kind::Ready { to_write }, file, Data::None),
             Op::Signal { file } => (Kind::Signal, file, Data::None),
-            Op::Allocate { file, how, offset, len } if fallocate_mode(how).is_some() => {
-                self.offset = offset;
-                (Kind::Allocate { mode: fallocate_mode(how).unwrap_or(0), len }, file, Data::None)
+            Op::ReceiveBatch { endpoint, into } => (Kind::ReceiveBatch, endpoint, Data::Carried(into)),
+            Op::SendBatch { endpoint, batch } => (Kind::SendBatch, endpoint, Data::Carried(batch)),
+            Op::Command { device, command } => (Kind::Command, device, Data::Carried(command)),
+            Op::Allocate { file, .. } | Op::Extent { file, .. } | Op::Space { file } | Op::Copy { file, .. } => {
+                (Kind::Work, file, Data::None)
             }
-            Op::Allocate { ref file, .. }
-            | Op::Extent { ref file, .. }
-            | Op::Space { ref file }
-            | Op::Copy { ref file, .. } => {
-                let file = file.clone();
-                self.work = Some(op);
-                (Kind::Help, file, Data::None)
-            }
-            Op::Accept { listener: handle } => (Kind::Help, handle, Data::None),
-            Op::Bell => unreachable!("the bell has no entry"),
+            Op::Accept { .. } | Op::Bell => unreachable!("neither an accept nor the bell has an entry"),
         };
         let id = handle.id();
         self.total = data.len();
@@ -167,17 +189,6 @@ impl Entry {
         self.total == 0 && matches!(self.kind, Kind::Receive | Kind::Send | Kind::Read | Kind::Write { .. })
     }
 
-    /// The work for a helper, if that is what it is; `raw` knows the file of a handle.
-    pub(super) fn work(&self, file: i32, raw: impl Fn(&Handle) -> i32) -> Option<Work> {
-        match *self.work.as_ref()? {
-            Op::Allocate { how, offset, len, .. } => Some(Work::Allocate { file, how, offset, len }),
-            Op::Extent { offset, len, .. } => Some(Work::Extent { file, offset, len }),
-            Op::Space { .. } => Some(Work::Space { file }),
-            Op::Copy { ref from, at, offset, len, .. } => Some(Work::Copy { from: raw(from), at, file, offset, len }),
-            _ => None,
-        }
-    }
-
     /// The submission for what is left of the operation.
     pub(super) fn prepare(&mut self, target: Target, fixed: Option<(usize, usize)>) -> squeue::Entry {
         let fd = Fd(target.number);
@@ -189,13 +200,15 @@ impl Entry {
             Kind::Read => self.prepare_read(fd, at, fixed),
             Kind::Write { durable } => self.prepare_write(fd, at, durable, fixed),
             Kind::Sync => opcode::Fsync::new(fd).flags(FsyncFlags::DATASYNC).build(),
-            Kind::Allocate { mode, len } => opcode::Fallocate::new(fd, len).offset(self.offset).mode(mode).build(),
             Kind::Ready { to_write } => {
                 let events = if to_write { libc::POLLOUT } else { libc::POLLIN | libc::POLLRDHUP };
                 opcode::PollAdd::new(fd, events as u32).build()
             }
-            Kind::Signal => opcode::Write::new(fd, net::ONE.as_ptr(), net::ONE.len() as u32).build(),
-            Kind::Help => unreachable!("helpers' work never reaches the ring"),
+            Kind::Signal => opcode::Write::new(fd, eventfd::ONE.as_ptr(), eventfd::ONE.len() as u32).build(),
+            Kind::ReceiveBatch => opcode::PollAdd::new(fd, libc::POLLIN as u32).build(),
+            Kind::SendBatch => opcode::PollAdd::new(fd, libc::POLLOUT as u32).build(),
+            Kind::Command => self.prepare_command(fd),
+            Kind::Work => unreachable!("the work of worker threads never reaches the ring"),
         };
         // The ring's own threads may wait for what said "not now" before.
         let flags = target.flags();
@@ -252,11 +265,89 @@ impl Entry {
     pub(super) fn call(&mut self, socket: &OwnedFd) -> i32 {
         self.vector.gather(&mut self.data, self.moved);
         let result = match self.kind {
-            Kind::Send => net::send_some(socket, &self.vector),
-            _ => net::receive_some(socket, &self.vector),
+            Kind::Send => stream::send_some(socket, &self.vector),
+            _ => stream::receive_some(socket, &self.vector),
         };
         // More than fits is more than one call moves.
         result.map_or_else(|errno| -errno, |count| i32::try_from(count).unwrap_or(i32::MAX))
+    }
+
+    /// Whether it moves a batch that has no room, or no datagram.
+    pub(super) fn is_empty_batch(&self) -> bool {
+        let Data::Carried(value) = &self.data else { return true };
+        match (value.downcast_ref::<ReceiveBatch>(), value.downcast_ref::<SendBatch>()) {
+            (Some(batch), _) => batch.free() == 0,
+            (_, Some(batch)) => batch.is_empty(),
+            _ => true,
+        }
+    }
+
+    /// Receives what is there, or sends what there is room for; the result as a completion has it.
+    pub(super) fn call_carrier(&mut self, carrier: &mut Carrier, messages: &mut Messages) -> i32 {
+        let Data::Carried(value) = &mut self.data else { return -libc::EINVAL };
+        let result = match (self.kind, value.as_mut()) {
+            (Kind::ReceiveBatch, value) => match value.downcast_mut() {
+                Some(batch) => carrier.receive(batch, messages).map(|count| count as i32),
+                None => Err(libc::EINVAL),
+            },
+            (_, value) => match value.downcast_mut() {
+                Some(batch) => carrier.send(batch, messages).map(|()| 0),
+                None => Err(libc::EINVAL),
+            },
+        };
+        result.unwrap_or_else(|errno| -errno)
+    }
+
+    /// The device command of the operation.
+    pub(super) fn command(&mut self) -> Option<&mut Command> {
+        match &mut self.data {
+            Data::Carried(value) => value.downcast_mut(),
+            _ => None,
+        }
+    }
+
+    /// Whether the memory of a device command has as many pieces as its layout can name.
+    pub(super) fn has_fitting_pieces(&mut self) -> bool {
+        let vector = &mut self.vector;
+        let Data::Carried(value) = &mut self.data else { return false };
+        let Some(command) = value.downcast_mut::<Command>() else { return false };
+        vector.gather_all(&mut command.metadata);
+        let has_metadata = vector.pieces().len() <= 1;
+        vector.gather_all(&mut command.data);
+        has_metadata && (vector.pieces().len() <= 1 || command.request.takes_list())
+    }
+
+    /// The submission of a device command with 64 bytes.
+    fn prepare_command(&mut self, fd: Fd) -> squeue::Entry {
+        let Encoded { operation, bytes } = self.encode();
+        let mut narrow = [0; NARROW];
+        narrow.copy_from_slice(&bytes[..NARROW]);
+        opcode::UringCmd16::new(fd, operation).cmd(narrow).build()
+    }
+
+    /// The device command, with the addresses of its memory.
+    pub(super) fn encode(&mut self) -> Encoded {
+        let vector = &mut self.vector;
+        let Data::Carried(value) = &mut self.data else { unreachable!("a device command is carried") };
+        let command = value.downcast_mut::<Command>().expect("a device command is carried");
+        let place = |vector: &Vector| match vector.pieces() {
+            [] => Place::default(),
+            [piece] => {
+                Place { address: piece.iov_base.expose_provenance() as u64, len: clip(piece.iov_len), is_list: false }
+            }
+            // The list stays in place as long as the operation: its entry owns it.
+            pieces => {
+                Place { address: pieces.as_ptr().expose_provenance() as u64, len: pieces.len() as u32, is_list: true }
+            }
+        };
+        vector.gather_all(&mut command.metadata);
+        let metadata = place(vector);
+        vector.gather_all(&mut command.data);
+        command.request.encode(place(vector), metadata)
+    }
+
+    pub(super) fn is_cancelled(&self) -> bool {
+        self.is_cancelled
     }
 
     /// Bytes that are left.
@@ -266,15 +357,32 @@ impl Entry {
 
     /// What a completion means.
     pub(super) fn advance(&mut self, result: i32, is_direct: bool) -> Next {
-        if self.kind == Kind::Signal {
-            return Next::Over(Ok(0));
+        match self.kind {
+            Kind::Signal => return Next::Over(Ok(0)),
+            Kind::Command => {
+                let answer = u32::try_from(result).map_err(|_| Fault::from_errno(-result));
+                return Next::Over(answer);
+            }
+            // Something was there, and all of it was dropped.
+            Kind::ReceiveBatch if result == 0 => return Next::Again,
+            Kind::ReceiveBatch if result > 0 => return Next::Over(Ok(result as u32)),
+            Kind::SendBatch if result == 0 => return Next::Over(Ok(self.finish_batch())),
+            // The ring polls until there is something, or room.
+            Kind::ReceiveBatch | Kind::SendBatch if result == -libc::EAGAIN => return Next::Again,
+            _ => {}
         }
         let Ok(got) = usize::try_from(result) else { return self.fail(-result) };
         self.retries = 0;
         self.moved += got;
         let is_all = self.moved >= self.total;
         let over = match self.kind {
-            Kind::Sync | Kind::Allocate { .. } | Kind::Ready { .. } | Kind::Signal | Kind::Help => Ok(0),
+            Kind::Sync
+            | Kind::Ready { .. }
+            | Kind::Signal
+            | Kind::ReceiveBatch
+            | Kind::SendBatch
+            | Kind::Command
+            | Kind::Work => Ok(0),
             Kind::Receive => Ok(self.moved as u32),
             _ if is_all => Ok(self.total as u32),
             // A direct read that ends inside a sector has met the end of the file.
@@ -285,6 +393,13 @@ impl Entry {
             _ => return Next::Again,
         };
         Next::Over(over)
+    }
+
+    fn finish_batch(&mut self) -> u32 {
+        match &mut self.data {
+            Data::Carried(value) => value.downcast_mut().map_or(0, SendBatch::finish),
+            _ => 0,
+        }
     }
 
     fn fail(&mut self, errno: i32) -> Next {
@@ -302,7 +417,7 @@ impl Entry {
 
     /// If the kernel works on it for this handle, it does not begin anew; tells whether.
     pub(super) fn cancel(&mut self, id: u32) -> bool {
-        let runs = self.id() == id && self.kind != Kind::Help;
+        let runs = self.id() == id && self.kind != Kind::Work;
         self.is_cancelled |= runs;
         runs
     }
@@ -313,11 +428,14 @@ impl Entry {
 
     /// Gives everything back, with the answer.
     pub(super) fn empty(&mut self, result: Result<u32, Fault>) -> Answer {
+        if self.kind == Kind::SendBatch && result.is_err() {
+            // What was sent before the fault does not come back.
+            self.finish_batch();
+        }
         Answer {
             done: self.done.take(),
             outcome: Outcome::with(result, std::mem::take(&mut self.data)),
             handle: self.handle.take(),
-            work: self.work.take(),
         }
     }
 }

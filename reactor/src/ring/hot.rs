@@ -5,8 +5,8 @@
 //! until its core is about to sleep, or was tried in vain too often while others had something; and a send goes into
 //! the ring only when the peer's window is full.
 
-use super::entry::{Answer, Kind, Next};
-use super::{Answers, Inner, Ring};
+use super::entry::{Answer, Answers, Kind, Next};
+use super::{Inner, Ring};
 use crate::op::Wait;
 use lunar_core::io::Fault;
 
@@ -30,7 +30,7 @@ struct Receive {
 
 impl Hot {
     /// Takes a receive in, if there is room.
-    pub(super) fn enter(&mut self, key: u32) -> bool {
+    pub(super) fn add(&mut self, key: u32) -> bool {
         let has_room = self.receives.len() < HOT_MAX;
         if has_room {
             self.receives.push(Receive { key, misses: 0 });
@@ -67,10 +67,10 @@ impl Inner {
     pub(super) fn try_hot(&mut self, counts: bool) -> bool {
         let mut at = 0;
         while let Some(receive) = self.hot.receives.get_mut(at) {
-            receive.misses += u8::from(counts);
+            receive.misses = receive.misses.saturating_add(u8::from(counts));
             let (key, misses) = (receive.key, receive.misses);
             let result = self.call(key);
-            if result == -libc::EAGAIN && misses < MISSES_MAX {
+            if result == -libc::EAGAIN && (misses < MISSES_MAX || self.looks_for_free(key)) {
                 at += 1;
                 continue;
             }
@@ -82,7 +82,7 @@ impl Inner {
             match self.entries[key as usize].advance(result, false) {
                 Next::Again => self.issue(key),
                 Next::Over(result) => {
-                    self.open(self.entries[key as usize].id()).had_its_turn();
+                    self.open(self.entries[key as usize].id()).end_receive_of_turn();
                     let answer = self.retire(key, result);
                     self.hot.ended.push(answer);
                 }
@@ -101,18 +101,21 @@ impl Inner {
         {
             return Answers::One(self.retire(key, result));
         }
-        if !self.hot.enter(key) {
+        if !self.hot.add(key) {
             self.issue(key);
         }
         Answers::None
     }
 
     /// One call for a send or receive.
-    fn call(&mut self, key: u32) -> i32 {
+    pub(super) fn call(&mut self, key: u32) -> i32 {
         let entry = &mut self.entries[key as usize];
+        if matches!(entry.kind(), Kind::ReceiveBatch | Kind::SendBatch) {
+            return self.call_carrier(key);
+        }
         let open = self.open[entry.id() as usize].as_mut().expect("an operation holds its handle");
         let room = entry.left();
-        let result = entry.call(&open.fd);
+        let result = entry.call(open.fd());
         if entry.kind() == Kind::Receive {
             // Fewer than there was room for: there is no more.
             open.is_drained = usize::try_from(result).is_ok_and(|got| got < room) || result == -libc::EAGAIN;

@@ -25,6 +25,16 @@ pub struct Faults {
     pub stall: u32,
     /// For how long.
     pub stall_time: (Duration, Duration),
+    /// A datagram or frame is lost.
+    pub datagram_loss: u32,
+    /// A datagram or frame arrives twice.
+    pub datagram_duplicate: u32,
+    /// A datagram or frame is late by up to [`Faults::stall_time`], so that others overtake it.
+    pub datagram_reorder: u32,
+    /// A frame to another station is received all the same, as on an interface that another program has receive all.
+    pub stray_frame: u32,
+    /// A device fails a command.
+    pub command_error: u32,
     /// An accept fails for lack of descriptors.
     pub accept_error: u32,
     /// A file operation takes long.
@@ -61,6 +71,11 @@ impl Faults {
             reset: 0,
             stall: 0,
             stall_time: micros(100, 2_000_000),
+            datagram_loss: 0,
+            datagram_duplicate: 0,
+            datagram_reorder: 0,
+            stray_frame: 0,
+            command_error: 0,
             accept_error: 0,
             slow: 0,
             slow_time: micros(1_000, 3_000_000),
@@ -93,6 +108,11 @@ impl Faults {
             write_error: rate(20_000),
             sync_error: rate(20_000),
             no_space: rate(20_000),
+            datagram_loss: rate(20_000),
+            datagram_duplicate: rate(20_000),
+            datagram_reorder: rate(20_000),
+            stray_frame: rate(100_000),
+            command_error: rate(20_000),
             ..calm
         };
         faults.latency.1 = Duration::from_micros(chance.within(10..=20_000));

@@ -1,7 +1,9 @@
 //! File operations: what they do, when, and how they fail.
 
+use super::core_state::Kind;
 use super::disk::{SECTOR, SPACE_BLOCK};
-use super::state::{Event, Kind, State};
+use super::job::{Job, handle_of};
+use super::state::{Event, State};
 use super::trace::Sum;
 use crate::op::{Allocate, Handle, How, Op};
 use lunar_core::io::{Done, Extent, Fault, Outcome};
@@ -10,43 +12,6 @@ use std::ops::Range;
 
 /// EINVAL: what direct I/O that is not aligned gets.
 const UNALIGNED: Fault = Fault::Os(22);
-
-/// A file operation that runs.
-pub(super) struct Job {
-    pub(super) core: usize,
-    disk: usize,
-    how: How,
-    op: Op,
-    done: Done,
-    fault: Option<Fault>,
-    /// Where the stream of writes was when it began.
-    mark: u64,
-    /// Sectors of a write that took effect already.
-    applied: usize,
-}
-
-impl Job {
-    fn handle(&self) -> Option<Handle> {
-        handle_of(&self.op).cloned()
-    }
-}
-
-pub(super) fn handle_of(op: &Op) -> Option<&Handle> {
-    match op {
-        Op::Accept { listener } => Some(listener),
-        Op::Receive { socket, .. } | Op::Send { socket, .. } => Some(socket),
-        Op::Read { file, .. }
-        | Op::Write { file, .. }
-        | Op::Sync { file }
-        | Op::Allocate { file, .. }
-        | Op::Extent { file, .. }
-        | Op::Space { file }
-        | Op::Copy { file, .. }
-        | Op::Ready { file, .. }
-        | Op::Signal { file } => Some(file),
-        Op::Bell => None,
-    }
-}
 
 impl State {
     pub(super) fn start_job(&mut self, core: usize, op: Op, done: Done) {
@@ -66,9 +31,7 @@ impl State {
         if self.eager {
             return self.finish(key);
         }
-        let faults = self.faults.clone();
-        let slow = self.chance.odds(faults.slow);
-        let time = self.chance.time(if slow { &faults.slow_time } else { &faults.file_time });
+        let time = self.operation_time();
         let end = self.now + time;
         if writes_much && self.chance.coin() {
             let between = self.chance.within(self.now.0..=end.0);

@@ -1,12 +1,22 @@
 //! The client end of a connection, in the hands of test code.
 
 use super::World;
-use super::sockets::Side;
+use super::link::Side;
 use lunar_core::io::Fault;
 use lunar_core::time::Instant;
 use std::fmt;
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::task::{Context, Poll};
+
+impl World {
+    /// Connects to a listener. Whether somebody listens shows in what is received.
+    #[must_use]
+    pub fn connect(&self, to: SocketAddr) -> Peer {
+        let link = self.enter(|state| state.connect(to));
+        Peer::new(self.clone(), link)
+    }
+}
 
 /// A connection's client end. Its futures run on any core of the world; dropping it closes it.
 pub struct Peer {

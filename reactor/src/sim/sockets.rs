@@ -1,14 +1,13 @@
 //! Connections between the ends that live on cores and those that test code holds.
 
-use super::chance::Chance;
-use super::faults::Faults;
+use super::core_state::Kind;
+use super::job::handle_of;
+use super::link::{End, Link, Listener, Receive, Send, Side};
 use super::pipe::{Ending, Found, Pipe};
-use super::state::{Event, Kind, State};
+use super::state::{Event, State};
 use super::trace::Sum;
-use crate::op::{Handle, Op};
+use crate::op::Op;
 use lunar_core::io::{Data, Done, Fault, Outcome};
-use lunar_core::mem::{Sg, SgMut};
-use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::task::Waker;
 
@@ -18,99 +17,6 @@ const BROKEN_PIPE: Fault = Fault::Os(32);
 const RESET: Fault = Fault::Os(104);
 /// EMFILE.
 const NO_DESCRIPTOR: Fault = Fault::Os(24);
-
-/// One side of a connection, and the pipe that leads to it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Side {
-    /// The one that connected.
-    Client,
-    /// The one that accepted.
-    Server,
-}
-
-impl Side {
-    pub(super) fn other(self) -> Self {
-        match self {
-            Self::Client => Self::Server,
-            Self::Server => Self::Client,
-        }
-    }
-}
-
-/// A connection.
-pub(super) struct Link {
-    pub(super) client: SocketAddr,
-    pub(super) server: SocketAddr,
-    to_client: Pipe,
-    to_server: Pipe,
-    client_end: End,
-    server_end: End,
-}
-
-/// What one side is doing.
-struct End {
-    /// The core it lives on; test code's has none.
-    core: Option<usize>,
-    open: bool,
-    receives: VecDeque<Receive>,
-    sends: VecDeque<Send>,
-    wakers: Vec<Waker>,
-}
-
-struct Receive {
-    into: SgMut,
-    done: Done,
-    handle: Handle,
-}
-
-struct Send {
-    data: Sg,
-    at: usize,
-    done: Done,
-    handle: Handle,
-}
-
-/// Where connections arrive.
-pub(super) struct Listener {
-    pub(super) core: usize,
-    backlog: VecDeque<u32>,
-    accepts: VecDeque<(Done, Handle)>,
-    accepted: VecDeque<u32>,
-}
-
-impl Listener {
-    pub(super) fn new(core: usize) -> Self {
-        Self { core, backlog: VecDeque::new(), accepts: VecDeque::new(), accepted: VecDeque::new() }
-    }
-}
-
-impl End {
-    fn new() -> Self {
-        Self { core: None, open: true, receives: VecDeque::new(), sends: VecDeque::new(), wakers: Vec::new() }
-    }
-}
-
-impl Link {
-    pub(super) fn new(client: SocketAddr, server: SocketAddr, chance: &mut Chance, faults: &Faults) -> Self {
-        let mut pipe = || Pipe::new(usize::try_from(chance.within(faults.buffer.0..=faults.buffer.1)).unwrap_or(1));
-        Self { client, server, to_client: pipe(), to_server: pipe(), client_end: End::new(), server_end: End::new() }
-    }
-
-    fn end(&mut self, side: Side) -> &mut End {
-        match side {
-            Side::Client => &mut self.client_end,
-            Side::Server => &mut self.server_end,
-        }
-    }
-
-    /// The pipe that leads to a side.
-    fn to(&mut self, side: Side) -> &mut Pipe {
-        match side {
-            Side::Client => &mut self.to_client,
-            Side::Server => &mut self.to_server,
-        }
-    }
-}
 
 impl State {
     /// Something has changed at one side of a connection.
@@ -291,7 +197,7 @@ impl State {
 
     /// Starts an operation on a socket or listener.
     pub(super) fn start_socket(&mut self, core: usize, op: Op, done: Done) {
-        let handle = super::files::handle_of(&op).cloned();
+        let handle = handle_of(&op).cloned();
         let kind = handle.as_ref().and_then(|handle| self.cores[core].handles.get(&handle.id())).copied();
         match (op, kind) {
             (Op::Accept { listener }, Some(Kind::Listener(address))) => {
@@ -337,7 +243,8 @@ impl State {
                     self.refuse(core, done, Fault::Aborted, Data::None, Some(handle));
                 }
             }
-            Kind::File { .. } => {}
+            Kind::Carrier(id) => self.cancel_carrier(core, id),
+            Kind::File { .. } | Kind::Device(_) => {}
         }
     }
 

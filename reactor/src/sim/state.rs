@@ -1,20 +1,21 @@
 //! What a world knows: the time, what will happen, and what belongs to each core.
 
+use super::carrier::{Carrier, Flight};
 use super::chance::Chance;
+use super::core_state::{Answer, CoreState, Host};
+use super::device::Shared;
 use super::disk::Disk;
 use super::faults::Faults;
-use super::files::Job;
-use super::sockets::{Link, Listener, Side};
+use super::job::{CommandJob, HeldRequest, Job};
+use super::link::{Link, Listener, Side};
 use super::trace::Trace;
-use super::{Host, SimBell};
-use crate::op::{Handle, How};
+use crate::op::Handle;
 use lunar_core::io::{Data, Done, Extent, Fault, Outcome};
 use lunar_core::time::Instant;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::task::Waker;
 use std::time::Duration;
 
@@ -33,6 +34,16 @@ pub(super) struct State {
     pub(super) paths: BTreeMap<PathBuf, usize>,
     pub(super) disks: Vec<Disk>,
     pub(super) jobs: BTreeMap<u64, Job>,
+    /// Endpoints of datagrams and frames.
+    pub(super) carriers: BTreeMap<u32, Carrier>,
+    /// The largest payloads of the frames of each Ethernet segment.
+    pub(super) segments: Vec<usize>,
+    /// Datagrams and frames on their way, with the endpoints that they go to.
+    pub(super) flights: BTreeMap<u64, (u32, Flight)>,
+    pub(super) devices: BTreeMap<u32, Shared>,
+    pub(super) commands: BTreeMap<u64, CommandJob>,
+    /// Requests that foreign threads hold.
+    pub(super) foreign: BTreeMap<u64, HeldRequest>,
     pub(super) links: BTreeMap<u32, Link>,
     pub(super) listeners: BTreeMap<SocketAddr, Listener>,
     pub(super) cores: Vec<CoreState>,
@@ -50,6 +61,15 @@ pub(super) struct Leftovers {
     pub(super) answers: Vec<Answer>,
     pub(super) wakers: Vec<Waker>,
     pub(super) jobs: Vec<Job>,
+    /// Commands that devices execute now.
+    pub(super) commands: Vec<CommandJob>,
+    /// Commands whose core is gone.
+    pub(super) dropped_commands: Vec<CommandJob>,
+    pub(super) carriers: Vec<Carrier>,
+    /// Requests whose foreign threads answer now.
+    pub(super) foreign: Vec<HeldRequest>,
+    /// Requests whose core is gone.
+    pub(super) orphans: Vec<HeldRequest>,
     pub(super) links: Vec<Link>,
     pub(super) listeners: Vec<Listener>,
 }
@@ -67,46 +87,12 @@ pub(super) enum Event {
     Finish(u64),
     /// An answer becomes visible.
     Late(u64),
-}
-
-/// What belongs to one core.
-pub(super) struct CoreState {
-    pub(super) host: Host,
-    pub(super) alive: bool,
-    pub(super) handles: BTreeMap<u32, Kind>,
-    pub(super) due: Vec<Answer>,
-    pub(super) bell: Arc<SimBell>,
-    pub(super) bell_done: Option<Done>,
-}
-
-/// What a handle stands for.
-#[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
-    /// `told`: failures to write back that it has heard of.
-    File {
-        disk: usize,
-        how: How,
-        told: u64,
-    },
-    Socket {
-        link: u32,
-        side: Side,
-    },
-    Listener(SocketAddr),
-}
-
-/// An answer on its way to its core.
-pub(super) struct Answer {
-    done: Done,
-    outcome: Outcome,
-    /// The operation's handle: dropped last, and outside of the world.
-    _handle: Option<Handle>,
-}
-
-impl Answer {
-    pub(super) fn give(self) {
-        self.done.complete(self.outcome);
-    }
+    /// A foreign thread answers a request.
+    Foreign(u64),
+    /// A datagram or frame arrives.
+    Arrive(u64),
+    /// A device executes a command.
+    Command(u64),
 }
 
 impl State {
@@ -122,6 +108,12 @@ impl State {
             paths: BTreeMap::new(),
             disks: Vec::new(),
             jobs: BTreeMap::new(),
+            carriers: BTreeMap::new(),
+            segments: Vec::new(),
+            flights: BTreeMap::new(),
+            devices: BTreeMap::new(),
+            commands: BTreeMap::new(),
+            foreign: BTreeMap::new(),
             links: BTreeMap::new(),
             listeners: BTreeMap::new(),
             cores: Vec::new(),
@@ -152,10 +144,17 @@ impl State {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
 
+    /// How long an operation of a file, a device or a foreign thread takes.
+    pub(super) fn operation_time(&mut self) -> Duration {
+        let slow = self.chance.odds(self.faults.slow);
+        let bounds = if slow { self.faults.slow_time } else { self.faults.file_time };
+        self.chance.time(&bounds)
+    }
+
     /// Answers an operation of a core: at once if it is just being submitted and fortune says so, else in the
     /// core's next turn.
     pub(super) fn answer(&mut self, core: usize, done: Done, outcome: Outcome, handle: Option<Handle>) {
-        let answer = Answer { done, outcome, _handle: handle };
+        let answer = Answer { done, outcome, handle };
         if self.eager {
             self.left.answers.push(answer);
         } else {
@@ -181,7 +180,7 @@ impl State {
             return self.answer(core, done, outcome, handle);
         }
         let key = self.serial();
-        let answer = Answer { done, outcome, _handle: handle };
+        let answer = Answer { done, outcome, handle };
         self.late.insert(key << CORE_BITS | core as u64, answer);
         self.schedule(self.now + wait, Event::Late(key << CORE_BITS | core as u64));
     }
@@ -223,6 +222,9 @@ impl State {
             Event::Stir(link, side) => self.stir(link, side),
             Event::Half(job) => self.half_done(job),
             Event::Finish(job) => self.finish(job),
+            Event::Arrive(key) => self.arrive(key),
+            Event::Command(key) => self.left.commands.extend(self.commands.remove(&key)),
+            Event::Foreign(key) => self.left.foreign.extend(self.foreign.remove(&key)),
             Event::Late(key) => {
                 if let Some(answer) = self.late.remove(&key) {
                     self.cores[(key & ((1 << CORE_BITS) - 1)) as usize].due.push(answer);
@@ -237,7 +239,7 @@ impl State {
             && state.bell.heard()
             && let Some(done) = state.bell_done.take()
         {
-            state.due.push(Answer { done, outcome: Outcome::new(Ok(0)), _handle: None });
+            state.due.push(Answer { done, outcome: Outcome::new(Ok(0)), handle: None });
         }
     }
 
@@ -265,12 +267,18 @@ impl State {
             return;
         }
         self.drop_jobs(core);
+        let (orphans, kept): (Vec<_>, Vec<_>) =
+            std::mem::take(&mut self.foreign).into_iter().partition(|(_, held)| held.core == core);
+        self.foreign = kept.into_iter().collect();
+        self.left.orphans.extend(orphans.into_iter().map(|(_, held)| held));
         self.drop_links(core);
+        self.drop_carriers(core);
+        self.drop_commands(core);
         let state = &mut self.cores[core];
         state.handles.clear();
         self.left.answers.append(&mut state.due);
         if let Some(done) = state.bell_done.take() {
-            self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), _handle: None });
+            self.left.answers.push(Answer { done, outcome: Outcome::new(Err(Fault::Aborted)), handle: None });
         }
         for (key, answer) in std::mem::take(&mut self.late) {
             if (key & ((1 << CORE_BITS) - 1)) as usize == core {
@@ -284,9 +292,3 @@ impl State {
 
 /// Low bits of a late answer's key that hold its core.
 const CORE_BITS: u32 = 8;
-
-impl fmt::Debug for Answer {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Answer({:?})", self.outcome.result)
-    }
-}

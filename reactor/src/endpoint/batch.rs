@@ -1,0 +1,348 @@
+//! Datagrams and Ethernet frames, and the batches in which one operation moves them.
+
+use lunar_core::mem::{Arena, BLOCK_MAX, Buf, PAGE, Sg, Slice};
+use std::fmt;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::rc::Rc;
+
+/// Datagrams that one operation receives at most, and that one system call sends: enough that the cost of the call
+/// does not show, few enough (a tenth of a millisecond of work) that an endpoint under load does not starve the others
+/// of its core.
+pub const BATCH_MAX: usize = 64;
+
+/// The address of a datagram socket.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
+pub enum Address {
+    /// None: frames carry their addresses themselves, and a Unix socket may have no path.
+    #[default]
+    None,
+    /// Of a UDP socket.
+    Ip(SocketAddr),
+    /// Of a Unix socket.
+    Path(Rc<Path>),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Ip(address) => address.fmt(f),
+            Self::Path(path) => path.display().fmt(f),
+        }
+    }
+}
+
+/// The address of a station on an Ethernet (EUI-48).
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct MacAddress(pub [u8; 6]);
+
+impl MacAddress {
+    /// All stations.
+    pub const BROADCAST: Self = Self([0xff; 6]);
+
+    /// Whether it is the address of a group; the broadcast address is one.
+    #[must_use]
+    pub fn is_group(self) -> bool {
+        self.0[0] & 1 == 1
+    }
+}
+
+impl fmt::Display for MacAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// The tag of a frame in a VLAN (IEEE 802.1Q-2022, 9.4).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct VlanTag {
+    /// The tag protocol identifier: 8100h for a C-VLAN tag, 88A8h for an S-VLAN tag.
+    pub protocol: u16,
+    /// Priority code point (3 bits), drop eligible indicator (1 bit), VLAN identifier (12 bits).
+    pub control: u16,
+}
+
+impl VlanTag {
+    /// The tag protocol identifier of a C-VLAN tag.
+    pub const C_VLAN: u16 = 0x8100;
+    /// The tag protocol identifier of an S-VLAN tag.
+    pub const S_VLAN: u16 = 0x88a8;
+
+    /// A C-VLAN tag with priority 0.
+    #[must_use]
+    pub fn new(id: u16) -> Self {
+        Self { protocol: Self::C_VLAN, control: id & 0xfff }
+    }
+
+    /// The VLAN identifier; 0 marks a frame that has a priority and belongs to no VLAN.
+    #[must_use]
+    pub fn id(self) -> u16 {
+        self.control & 0xfff
+    }
+
+    /// The four bytes as they stand behind the source address of a frame.
+    #[must_use]
+    pub fn bytes(self) -> [u8; 4] {
+        let ([a, b], [c, d]) = (self.protocol.to_be_bytes(), self.control.to_be_bytes());
+        [a, b, c, d]
+    }
+
+    /// The tag that these four bytes are, if they are one.
+    #[must_use]
+    pub fn parse(bytes: [u8; 4]) -> Option<Self> {
+        let [a, b, c, d] = bytes;
+        let (protocol, control) = (u16::from_be_bytes([a, b]), u16::from_be_bytes([c, d]));
+        matches!(protocol, Self::C_VLAN | Self::S_VLAN).then_some(Self { protocol, control })
+    }
+}
+
+/// One datagram, or one Ethernet frame.
+#[derive(Clone, Debug, Default)]
+pub struct Datagram {
+    /// The payload of a datagram. Of a frame all bytes from the destination address on, without a VLAN tag, without
+    /// frame check sequence; frames are not padded. A datagram that was received is one piece.
+    pub data: Sg,
+    /// The sender of a datagram that was received, the receiver of one that is to be sent.
+    pub peer: Address,
+    /// UDP: the own address to which it was sent, or from which it is to be sent; `None`: the kernel chooses.
+    pub local: Option<IpAddr>,
+    /// UDP: the bytes of each of several datagrams of the same peer that stand in `data` one behind the other, where
+    /// only the last may be shorter; 0: it is one datagram.
+    pub segment: u16,
+    /// Frames: the outer VLAN tag.
+    pub vlan: Option<VlanTag>,
+}
+
+/// Memory for datagrams that are to arrive, and those that have arrived. Used again, so that receiving allocates
+/// nothing.
+#[derive(Debug)]
+pub struct ReceiveBatch {
+    /// Bytes for each datagram.
+    room: usize,
+    count: usize,
+    free: Vec<Buf>,
+    datagrams: Vec<Datagram>,
+}
+
+impl ReceiveBatch {
+    /// Room for `count` datagrams of up to `room` bytes each, at most [`BATCH_MAX`]. A datagram that is longer is
+    /// dropped and counted. Memory is taken with [`ReceiveBatch::refill`].
+    ///
+    /// # Panics
+    /// When `room` is 0 or more than a block of an arena.
+    #[must_use]
+    pub fn new(room: usize, count: usize) -> Box<Self> {
+        assert!((1..=BLOCK_MAX).contains(&room), "a datagram of {room} bytes finds no memory");
+        // Blocks are shared by datagrams, each on a cache line of its own.
+        let room = room.next_multiple_of(64);
+        let count = count.clamp(1, BATCH_MAX);
+        Box::new(Self { room, count, free: Vec::with_capacity(count), datagrams: Vec::with_capacity(count) })
+    }
+
+    /// Bytes of the largest datagram that finds room.
+    #[must_use]
+    pub fn room(&self) -> usize {
+        self.room
+    }
+
+    /// Takes memory for as many datagrams as there may be, or as the arena has; returns how many may arrive.
+    pub fn refill(&mut self, arena: &Arena) -> usize {
+        while self.free.len() < self.count {
+            let Some(block) = arena.take(self.room.max(PAGE)) else { break };
+            self.add(block);
+        }
+        self.free.len()
+    }
+
+    /// Adds a block of an arena; what is too small for a datagram is dropped.
+    pub(crate) fn add(&mut self, mut block: Buf) {
+        while block.len() >= self.room && self.free.len() < self.count {
+            self.free.push(block.split_to(self.room));
+        }
+    }
+
+    /// Datagrams that may arrive before more memory is needed.
+    #[must_use]
+    pub fn free(&self) -> usize {
+        self.free.len()
+    }
+
+    /// Datagrams that may arrive in one operation.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// The datagrams that have arrived, in order.
+    #[must_use]
+    pub fn datagrams(&self) -> &[Datagram] {
+        &self.datagrams
+    }
+
+    /// Takes the datagrams that have arrived, in order.
+    pub fn drain(&mut self) -> impl ExactSizeIterator<Item = Datagram> + '_ {
+        self.datagrams.drain(..)
+    }
+
+    /// For drivers: memory for the next datagram.
+    pub(crate) fn take_free(&mut self) -> Option<Buf> {
+        self.free.pop()
+    }
+
+    /// For drivers: memory that a datagram did not use; it is taken last.
+    pub(crate) fn give_back(&mut self, memory: Buf) {
+        self.free.insert(0, memory);
+    }
+
+    /// For drivers: memory for the next datagrams, in the order in which [`ReceiveBatch::take_free`] takes it.
+    pub(crate) fn free_in_order(&mut self) -> impl ExactSizeIterator<Item = &mut Buf> {
+        self.free.iter_mut().rev()
+    }
+
+    /// For drivers: a datagram that has arrived.
+    pub(crate) fn push(&mut self, datagram: Datagram) {
+        self.datagrams.push(datagram);
+    }
+}
+
+/// Datagrams to send, in order. Used again, so that sending allocates nothing.
+#[derive(Debug, Default)]
+pub struct SendBatch {
+    datagrams: Vec<Datagram>,
+    /// Those that were sent or dropped.
+    over: usize,
+    sent: usize,
+}
+
+impl SendBatch {
+    /// An empty one.
+    #[must_use]
+    pub fn new() -> Box<Self> {
+        Box::default()
+    }
+
+    /// Appends a datagram.
+    pub fn push(&mut self, datagram: Datagram) {
+        self.datagrams.push(datagram);
+    }
+
+    /// Appends a frame in one piece.
+    pub fn push_frame(&mut self, frame: Slice, vlan: Option<VlanTag>) {
+        self.push(Datagram { data: frame.into(), vlan, ..Datagram::default() });
+    }
+
+    /// Datagrams that are left to send.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.datagrams.len() - self.over
+    }
+
+    /// Whether none is left.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Bytes of the datagrams that are left to send.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.left().iter().map(|datagram| datagram.data.len() as u64).sum()
+    }
+
+    /// For drivers: the datagrams that are left, in order.
+    pub(crate) fn left(&self) -> &[Datagram] {
+        &self.datagrams[self.over..]
+    }
+
+    /// For drivers: the first `count` that were left have been sent.
+    pub(crate) fn advance(&mut self, count: usize) {
+        self.over += count;
+        self.sent += count;
+    }
+
+    /// For drivers: the first that was left is dropped.
+    pub(crate) fn drop_first(&mut self) {
+        self.over += 1;
+    }
+
+    /// For drivers: the operation is over. Frees those that were sent or dropped; returns how many were sent.
+    pub(crate) fn finish(&mut self) -> u32 {
+        self.datagrams.drain(..self.over);
+        self.over = 0;
+        std::mem::take(&mut self.sent) as u32
+    }
+}
+
+/// Datagrams that an endpoint has moved and dropped since it was attached.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Datagrams received.
+    pub received: u64,
+    /// Datagrams lost on receipt: the bounded queue of the endpoint was full, or they were longer than the room for
+    /// them.
+    pub receive_drops: u64,
+    /// Datagrams given to the kernel, or to the simulated network.
+    pub sent: u64,
+    /// Datagrams that could not be sent: no receiver, no route, too long, no memory.
+    pub send_drops: u64,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn blocks_are_shared_by_small_datagrams_and_come_back() {
+        let arena = Arena::new(BLOCK_MAX);
+        let mut batch = ReceiveBatch::new(1500, 5);
+        assert_eq!((batch.room(), batch.refill(&arena)), (1536, 5));
+        assert_eq!(arena.used(), 3 * PAGE, "two datagrams fit into a page");
+        assert_eq!(batch.refill(&arena), 5);
+        let memory = batch.take_free().expect("five");
+        batch.push(Datagram { data: memory.share().into(), ..Datagram::default() });
+        assert_eq!(batch.datagrams().len(), 1);
+        assert_eq!(batch.drain().len(), 1);
+        assert!(batch.datagrams().is_empty());
+        assert_eq!(batch.free(), 4);
+        drop(batch);
+        assert_eq!(arena.used(), 0);
+    }
+
+    #[test]
+    fn a_batch_takes_what_the_arena_has() {
+        let arena = Arena::new(BLOCK_MAX);
+        let mut batch = ReceiveBatch::new(64 << 10, BATCH_MAX + 1);
+        let count = batch.refill(&arena);
+        assert!(count > 0 && count < BATCH_MAX, "{count}");
+        assert_eq!(batch.refill(&arena), count);
+    }
+
+    #[test]
+    fn sent_datagrams_are_freed_and_counted_and_the_others_stay() {
+        let arena = Arena::new(BLOCK_MAX);
+        let mut batch = SendBatch::new();
+        for byte in 0..4_u8 {
+            batch.push_frame(arena.copy(&[byte]).expect("room"), None);
+        }
+        batch.advance(1);
+        batch.drop_first();
+        batch.advance(1);
+        assert_eq!((batch.len(), &batch.left()[0].data.to_vec()[..]), (1, &[3][..]));
+        assert_eq!((batch.finish(), batch.len()), (2, 1));
+        assert_eq!(arena.used(), PAGE);
+        batch.advance(1);
+        assert_eq!((batch.finish(), batch.is_empty()), (1, true));
+    }
+
+    #[test]
+    fn a_tag_is_four_bytes_of_a_known_protocol() {
+        let tag = VlanTag { protocol: VlanTag::C_VLAN, control: 0x6005 };
+        assert_eq!((tag.bytes(), tag.id()), ([0x81, 0, 0x60, 5], 5));
+        assert_eq!(VlanTag::parse(tag.bytes()), Some(tag));
+        assert_eq!(VlanTag::parse([0x88, 0xa8, 0, 7]).map(VlanTag::id), Some(7));
+        assert_eq!(VlanTag::parse([8, 0, 0, 7]), None);
+        assert_eq!(VlanTag::new(0x1005), VlanTag { protocol: 0x8100, control: 5 });
+    }
+}

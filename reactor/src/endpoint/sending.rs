@@ -1,0 +1,52 @@
+//! Sending a batch through a socket that does not block.
+
+use super::batch::{BATCH_MAX, Counters, Datagram, SendBatch};
+use super::messages::Messages;
+use libc::{sockaddr_storage, socklen_t};
+
+/// A socket that sends datagrams.
+pub(super) trait Sender {
+    /// Writes the address of a datagram's receiver; returns its length, 0 for none, and `None` if the socket cannot
+    /// reach such an address.
+    fn address(&self, datagram: &Datagram, into: &mut sockaddr_storage) -> Option<socklen_t>;
+
+    /// Sends the first `number` datagrams of `messages` without waiting; returns how many. The error is the errno, and
+    /// concerns the first.
+    fn send(&mut self, messages: &mut Messages, number: usize) -> Result<usize, i32>;
+}
+
+/// Sends what there is room for: `Ok` when nothing is left. The error is the errno: EAGAIN when there is no room, else
+/// one that concerns the socket. A datagram that cannot be sent is dropped and counted, as a network would drop it.
+pub(super) fn send(
+    sender: &mut impl Sender,
+    batch: &mut SendBatch,
+    messages: &mut Messages,
+    counters: &mut Counters,
+) -> Result<(), i32> {
+    while !batch.is_empty() {
+        messages.begin();
+        let fits = |number: &usize| {
+            let datagram = &batch.left()[*number];
+            messages.add(*number, datagram, |into| sender.address(datagram, into)).is_ok()
+        };
+        let number = (0..batch.len().min(BATCH_MAX)).take_while(fits).count();
+        let result = if number == 0 { Err(libc::EDESTADDRREQ) } else { sender.send(messages, number) };
+        match result {
+            Ok(sent) => {
+                batch.advance(sent);
+                counters.sent += sent as u64;
+            }
+            Err(errno) if is_of_socket(errno) => return Err(errno),
+            Err(_) => {
+                batch.drop_first();
+                counters.send_drops += 1;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether an error concerns the socket, and not the datagram that was to be sent or its receiver.
+pub(super) fn is_of_socket(errno: i32) -> bool {
+    matches!(errno, libc::EAGAIN | libc::EBADF | libc::ENOTSOCK | libc::ENXIO | libc::ENODEV | libc::EBADFD)
+}

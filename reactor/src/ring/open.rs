@@ -1,0 +1,118 @@
+//! What the ring has open, and the order of the operations on it.
+
+use crate::endpoint::Carrier;
+use crate::endpoint::command::CommandDevice;
+use crate::endpoint::stream;
+use crate::file::OpenFile;
+use crate::op::Handle;
+use lunar_core::io::Done;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+/// Something open.
+pub(super) struct Open {
+    pub(super) role: Role,
+    /// Whether the ring's table has it, at the place of its id.
+    pub(super) is_fixed: bool,
+    /// Whether it is a file that was opened with O_DIRECT.
+    pub(super) is_direct: bool,
+    /// Whether the last receive left nothing behind: the next waits before it tries.
+    pub(super) is_drained: bool,
+    /// Receives that may still be tried as they come, before the next turn.
+    pub(super) eager: u8,
+    /// Whether the sending side is closed once all is sent.
+    pub(super) ends_sending: bool,
+    /// Sends and receives of a socket run one after the other, each in the order of submission.
+    pub(super) sending: Queue,
+    pub(super) receiving: Queue,
+}
+
+/// What is open, by what can be done with it.
+pub(super) enum Role {
+    /// A file, a device, or a descriptor that is waited for.
+    File(Arc<OpenFile>),
+    /// A connected socket.
+    Stream(OwnedFd),
+    /// A socket that accepts connections.
+    Listener(Box<Listener>),
+    /// An endpoint of datagrams or frames.
+    Carrier(Box<Carrier>),
+    /// A device that takes commands.
+    Device(Box<CommandDevice>),
+}
+
+/// Operations of one direction of a socket.
+#[derive(Default)]
+pub(super) struct Queue {
+    pub(super) is_busy: bool,
+    /// Keys of the entries that wait for the one that runs.
+    pub(super) waiting: VecDeque<u32>,
+}
+
+/// A socket that accepts connections.
+pub(super) struct Listener {
+    pub(super) fd: OwnedFd,
+    pub(super) accepted: VecDeque<OwnedFd>,
+    pub(super) waiting: VecDeque<(Done, Handle)>,
+    /// Whether the kernel accepts for it.
+    pub(super) is_armed: bool,
+    /// Whether its last handle is gone, and only the kernel still has it.
+    pub(super) is_closing: bool,
+}
+
+impl Listener {
+    pub(super) fn new(fd: OwnedFd) -> Box<Self> {
+        let (accepted, waiting) = (VecDeque::new(), VecDeque::new());
+        Box::new(Self { fd, accepted, waiting, is_armed: false, is_closing: false })
+    }
+}
+
+impl Open {
+    pub(super) fn new(role: Role) -> Self {
+        Self {
+            is_direct: matches!(&role, Role::File(file) if file.is_direct()),
+            role,
+            is_fixed: false,
+            is_drained: false,
+            eager: 0,
+            ends_sending: false,
+            sending: Queue::default(),
+            receiving: Queue::default(),
+        }
+    }
+
+    pub(super) fn fd(&self) -> &OwnedFd {
+        match &self.role {
+            Role::File(file) => file.fd(),
+            Role::Stream(fd) => fd,
+            Role::Listener(listener) => &listener.fd,
+            Role::Carrier(carrier) => carrier.fd(),
+            Role::Device(device) => &device.fd,
+        }
+    }
+
+    /// The file, where it is one.
+    pub(super) fn file(&self) -> Option<&Arc<OpenFile>> {
+        match &self.role {
+            Role::File(file) => Some(file),
+            _ => None,
+        }
+    }
+
+    /// Whether its end is announced to a peer.
+    pub(super) fn is_socket(&self) -> bool {
+        matches!(self.role, Role::Stream(_) | Role::Listener(_))
+    }
+
+    /// Whether the ring's table takes it: not what is only polled, and not devices, which shall be closed at once when
+    /// their last handle is dropped.
+    pub(super) fn may_be_fixed(&self) -> bool {
+        !matches!(self.role, Role::Carrier(_) | Role::Device(_))
+    }
+
+    /// A receive ended in a turn.
+    pub(super) fn end_receive_of_turn(&mut self) {
+        self.eager = if self.is_drained { 0 } else { stream::RECEIVES_AT_ONCE };
+    }
+}
