@@ -23,6 +23,7 @@ const DAEMON: &[&str] = &[
     "nvme/",
     "reactor/",
     "stream/",
+    "guest/",
     "front/",
     "back/",
     "control/",

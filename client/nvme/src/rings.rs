@@ -3,10 +3,10 @@
 
 use crate::Error;
 use lunar_core::mem::Region;
+use lunar_guest::memory::Window;
 use lunar_nvme::command::SQE_LEN;
 use lunar_nvme::{Sqe, Status};
 use lunar_vfio_user::machine::DOORBELLS;
-use lunar_vfio_user::memory::Window;
 use lunar_vfio_user::queue::CQE_LEN;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
@@ -204,7 +204,7 @@ fn put(lists: &Region, at: usize, pointer: u64) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::command;
-    use lunar_vfio_user::memory::Memory;
+    use lunar_guest::memory::Memory;
     use lunar_vfio_user::pointer::{entry, resolve};
     use lunar_vfio_user::queue::{Completion, Completions, Doorbell, Found, Shadow, Submission};
     use zerocopy::FromZeros;

@@ -8,8 +8,6 @@ pub const MESSAGE_MAX: usize = 16 << 10;
 pub const TRANSFER_MAX: u32 = 8 << 10;
 /// Descriptors with one message: what is announced (max_msg_fds), so that vectors come some at a time.
 pub const DESCRIPTORS_MAX: usize = 16;
-/// Mapped ranges of a guest's memory at most (max_dma_maps): one for each of some thousand huge pages.
-pub const MAPS_MAX: usize = 8192;
 /// Queues of each kind: the I/O queues, and the admin queue.
 pub const QUEUES: usize = QUEUES_MAX as usize + 1;
 /// Interrupt vectors.
@@ -20,14 +18,5 @@ pub const LISTS_MAX: usize = 4;
 pub const SEGMENTS_MAX: usize = 512;
 /// Commands that are taken from queues before others have their turn.
 pub const BURST: usize = 64;
-/// Ranges of addresses whose writes are remembered, for those who do not want all: a client knows a handful.
-pub const LOGGED_MAX: usize = 64;
-/// Bytes of a page whose writes are remembered: not less than the guest's, nor more than the largest of them.
-pub const LOGGED_PAGES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
-/// Pieces of 32768 pages in which anything was written: those of 1 TiB in pages of 4 KiB, 32 MiB of bits. A guest
-/// that has more written to has all of its memory told as written.
-pub const CHUNKS_MAX: usize = 8192;
-/// Bytes of a bitmap that is told at once: 8 GiB in pages of 4 KiB.
-pub const BITMAP_MAX: usize = 256 << 10;
 /// Bytes of what a device is, on its way to another process: completions that find no room are the most of it.
 pub const RECORD_MAX: usize = 4 << 20;

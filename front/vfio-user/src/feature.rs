@@ -1,12 +1,12 @@
 //! DEVICE_FEATURE: what a client asks for that moves the guest to another machine, and how it is answered.
 
-use crate::config::LOGGED_MAX;
-use crate::dirty::bitmap_len;
 use crate::wire::{
     DeviceState, Errno, FEATURE_GET, FEATURE_INDEX, FEATURE_PROBE, FEATURE_SET, Feature, FeatureCode, Logging,
     MIGRATION_STOP_COPY, Report, Span, State,
 };
 use lunar_core::wire::Cursor;
+use lunar_guest::Range;
+use lunar_guest::dirty::{LOGGED_MAX, bitmap_len};
 use zerocopy::IntoBytes;
 
 /// What is wanted of a feature.
@@ -21,7 +21,7 @@ pub enum Wish {
     /// That it runs, or stands still.
     SetState(State),
     /// That writes to memory are remembered: in pages of so many bytes, and which.
-    StartLogging(u64, Vec<Span>),
+    StartLogging(u64, Vec<Range>),
     /// That they are forgotten.
     StopLogging,
     /// What was written.
@@ -73,13 +73,13 @@ pub fn parse(bytes: &[u8]) -> Result<(Feature, Wish), Errno> {
             if count > LOGGED_MAX {
                 return Err(Errno::INVAL);
             }
-            let spans: Result<Vec<Span>, _> = (0..count).map(|_| cursor.take().copied()).collect();
+            let spans: Result<Vec<Range>, _> = (0..count).map(|_| cursor.take::<Span>().map(Span::range)).collect();
             Wish::StartLogging(logging.page_size.get(), spans.map_err(|_| Errno::INVAL)?)
         }
         (FeatureCode::LOGGING_STOP, FEATURE_SET) => Wish::StopLogging,
         (FeatureCode::LOGGING_REPORT, FEATURE_GET) => {
             let report: Report = *cursor.take().map_err(|_| Errno::INVAL)?;
-            let bitmap = bitmap_len(&report).ok_or(Errno::INVAL)?;
+            let bitmap = bitmap_len(report.span.range(), report.page_size.get()).ok_or(Errno::INVAL)?;
             if room < size_of::<Report>() + bitmap {
                 return Err(Errno::INVAL);
             }

@@ -1,14 +1,15 @@
 //! What fuzzers call: messages, registers, entries and lists of pages with any bits.
 
-use crate::dirty::Log;
 use crate::feature::{self, Wish};
 use crate::machine::{Effect, Machine};
 use crate::pci::Space;
 use crate::pointer::resolve;
 use crate::record::Record;
 use crate::session;
-use crate::wire::{Code, Feature, HEADER_LEN, Info, RegionInfo, Report, Span, State};
+use crate::wire::{Code, Feature, HEADER_LEN, Info, RegionInfo, State};
 use lunar_core::mem::Region;
+use lunar_guest::Range;
+use lunar_guest::dirty::Log;
 use lunar_nvme::fuzzing::Rig;
 use lunar_nvme::{Sqe, Status};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -54,7 +55,7 @@ fn ask(feature: &Feature, wish: &Wish) {
         Wish::Report(report) => {
             let Ok(mut log) = Log::new(report.page_size.get(), &[]) else { return };
             (0..8).for_each(|at| log.mark(report.span.address.get().wrapping_add(at << 13), 100));
-            let bitmap = log.report(report).unwrap_or_default();
+            let bitmap = log.report(report.span.range(), report.page_size.get()).unwrap_or_default();
             let told = feature::answer(feature, &[report.as_bytes(), &bitmap]);
             assert!(!bitmap.is_empty() && told.len() <= feature.argsz.get() as usize);
         }
@@ -144,8 +145,8 @@ pub fn machine(data: &[u8]) {
             under_way.extend(fetched.second.map(|second| (fetched.queue, second.cid.get())));
         }
     }
-    let span = Span { address: 0.into(), len: (MEMORY as u64).into() };
-    let written = machine.memory.report(&Report { span, page_size: 4096.into() }).unwrap_or_default();
+    let all = Range { address: 0, len: MEMORY as u64 };
+    let written = machine.memory.report(all, 4096).unwrap_or_default();
     for (page, own) in own.chunks(4096).enumerate() {
         let mut now = [0; 4096];
         assert!(memory.read(page * 4096, &mut now));
@@ -189,7 +190,7 @@ pub fn pointers(data: &[u8]) {
     let bytes = u64::from(u32::from_le_bytes([head[1], head[2], head[3] & 0x1f, 0]));
     let region = Region::zeroed(MEMORY);
     assert!(region.write(0, &memory[..memory.len().min(MEMORY)]));
-    let mut guest = crate::memory::Memory::default();
+    let mut guest = lunar_guest::memory::Memory::default();
     assert_eq!(guest.map(0, MEMORY as u64, Some(region)), Ok(()));
     if let Ok(ranges) = resolve(&sqe, bytes, &guest) {
         assert_eq!(ranges.iter().map(|range| u64::from(range.len)).sum::<u64>(), bytes);

@@ -6,12 +6,10 @@
 //! * [`wire`]: the messages
 //! * [`session`]: what a message asks for, and what the device says of itself
 //! * [`pci`]: the configuration space
-//! * [`memory`]: the guest's memory, as it was mapped
 //! * [`pointer`]: lists of pages and segments, read once and checked
 //! * [`queue`]: submission and completion queues in that memory
 //! * [`machine`]: registers, doorbells, queues: the controller as its guest sees it
 //! * [`feature`]: what moves a guest to another machine: questions and answers
-//! * [`dirty`]: which of the guest's pages the device has written to
 //! * [`record`]: what a controller is, as bytes, on its way to another process
 //! * [`config`]: what is too much
 //! * [`fuzzing`]: what fuzzers call
@@ -19,11 +17,9 @@
 
 mod coalescing;
 pub mod config;
-pub mod dirty;
 pub mod feature;
 pub mod fuzzing;
 pub mod machine;
-pub mod memory;
 pub mod pci;
 pub mod pointer;
 pub mod queue;

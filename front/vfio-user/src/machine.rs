@@ -5,9 +5,9 @@ pub mod saved;
 
 use crate::coalescing::Waiting;
 use crate::config::{BURST, QUEUES, VECTORS};
-use crate::memory::{Memory, Window};
 use crate::queue::{CQE_LEN, Completion, Completions, Doorbell, Found, Shadow, Submission, distance};
 use lunar_core::mem::Region;
+use lunar_guest::memory::{Memory, Window};
 use lunar_nvme::command::{FUSE, FUSE_FIRST, FUSE_SECOND};
 use lunar_nvme::controller::{QUEUE_ENTRIES_MAX, property};
 use lunar_nvme::{Controller, Sqe, Status};

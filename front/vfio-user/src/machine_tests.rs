@@ -121,12 +121,12 @@ fn queues_are_made_and_deleted_in_their_order() {
 #[test]
 fn what_is_written_is_remembered() {
     let (mut machine, ..) = enabled();
-    machine.memory.log(Some(crate::dirty::Log::new(4096, &[]).expect("a good size")));
+    machine.memory.log(Some(lunar_guest::dirty::Log::new(4096, &[]).expect("a good size")));
     machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
     machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
     let written = |machine: &Machine| {
-        let span = crate::wire::Span { address: 0.into(), len: 0x10000.into() };
-        machine.memory.report(&crate::wire::Report { span, page_size: 4096.into() }).map(|bits| (bits[0], bits[1]))
+        let all = lunar_guest::Range { address: 0, len: 0x10000 };
+        machine.memory.report(all, 4096).map(|bits| (bits[0], bits[1]))
     };
     assert_eq!(written(&machine), Ok((0, 0)));
     assert!(machine.memory.write(0x8fff, &[1, 2]));
@@ -140,7 +140,7 @@ fn what_is_written_is_remembered() {
     assert!(machine.arm());
     assert_eq!(written(&machine), Ok((0x40, 0)));
     machine.memory.log(None);
-    assert_eq!(written(&machine), Err(crate::wire::Errno::INVAL));
+    assert_eq!(written(&machine), Err(lunar_guest::dirty::LogError));
 }
 
 #[test]

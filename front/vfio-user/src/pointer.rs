@@ -2,7 +2,7 @@
 //! once and checked. What the guest writes into them later is not seen.
 
 use crate::config::{LISTS_MAX, SEGMENTS_MAX};
-use crate::memory::Memory;
+use lunar_guest::memory::Memory;
 use lunar_nvme::command::Sgl;
 use lunar_nvme::{Sqe, Status};
 use smallvec::SmallVec;

@@ -1,8 +1,8 @@
 //! Submission and completion queues in the guest's memory (NVMe Base 2.0 3.3.1).
 
-use crate::memory::Window;
 use crate::record::{CompletionQueue, SubmissionQueue};
 use lunar_core::wire::le;
+use lunar_guest::memory::Window;
 use lunar_nvme::Sqe;
 use lunar_nvme::command::SQE_LEN;
 use std::cell::Cell;
@@ -568,8 +568,8 @@ impl Completions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::Memory;
     use lunar_core::mem::Region;
+    use lunar_guest::memory::Memory;
     use zerocopy::FromZeros;
 
     fn memory() -> Memory {

@@ -1,7 +1,7 @@
 //! What a client asks for, and what the device says of itself: a message in, a request out; no state, for the protocol
 //! has none but its first message.
 
-use crate::config::{DESCRIPTORS_MAX, MAPS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
+use crate::config::{DESCRIPTORS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
 use crate::feature::{self, Wish};
 use crate::machine::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
 use crate::pci;
@@ -12,6 +12,7 @@ use crate::wire::{
     ShortWrite, Sparse, UNMAP_ALL, UNMAP_DIRTY, Version,
 };
 use lunar_core::wire::Cursor;
+use lunar_guest::memory::MAPS_MAX;
 use serde_json::{Value, json};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 

@@ -2,6 +2,9 @@
 
 use lunar_core::codes;
 use lunar_core::wire::le;
+use lunar_guest::Range;
+use lunar_guest::dirty::LogError;
+use lunar_guest::memory::MapError;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 codes! {
@@ -17,6 +20,23 @@ codes! {
     /// Why something is refused: numbers of the operating system.
     pub struct Errno(u32) {
         NOENT = 2, IO = 5, NOMEM = 12, FAULT = 14, BUSY = 16, EXIST = 17, INVAL = 22, NOSPC = 28, NOTSUP = 95,
+    }
+}
+
+impl From<MapError> for Errno {
+    fn from(why: MapError) -> Self {
+        match why {
+            MapError::Overlap => Self::EXIST,
+            MapError::Invalid => Self::INVAL,
+            MapError::TooMany => Self::NOSPC,
+            MapError::Missing => Self::NOENT,
+        }
+    }
+}
+
+impl From<LogError> for Errno {
+    fn from(LogError: LogError) -> Self {
+        Self::INVAL
     }
 }
 
@@ -283,6 +303,14 @@ pub struct Span {
     pub address: le::U64,
     /// Bytes.
     pub len: le::U64,
+}
+
+impl Span {
+    /// The same as numbers.
+    #[must_use]
+    pub fn range(&self) -> Range {
+        Range { address: self.address.get(), len: self.len.get() }
+    }
 }
 
 /// LOGGING_REPORT; a bit for each page follows in the reply.

@@ -142,7 +142,7 @@ const _: () = assert!(register::STATUS + 4 == property::CSTS, "the status is the
 mod tests {
     use super::super::tests::{about, enabled, machine};
     use super::*;
-    use crate::memory::Memory;
+    use lunar_guest::memory::Memory;
 
     fn share(from: &Machine, to: &mut Machine) {
         let mut whole = None;

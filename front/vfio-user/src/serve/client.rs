@@ -3,7 +3,6 @@
 use super::device::Device;
 use super::{Endpoint, Front};
 use crate::config::DESCRIPTORS_MAX;
-use crate::dirty::Log;
 use crate::feature::{self, Wish};
 use crate::machine::{DOORBELLS, DOORBELLS_LEN};
 use crate::pci;
@@ -13,6 +12,8 @@ use crate::wire::{
     IRQ_MASK, IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
 };
 use lunar_core::mem::Region;
+use lunar_guest::dirty::Log;
+use lunar_guest::memory::MapError;
 use lunar_reactor::log;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Signal, Stream};
@@ -200,7 +201,7 @@ impl Client {
             }
             Wish::StopLogging => self.device.with(|machine| machine.memory.log(None)),
             Wish::Report(report) => {
-                let bitmap = self.device.machine().memory.report(&report)?;
+                let bitmap = self.device.machine().memory.report(report.span.range(), report.page_size.get())?;
                 return Ok(feature::answer(feature, &[report.as_bytes(), &bitmap]));
             }
         }
@@ -256,7 +257,7 @@ impl Client {
                 Some((address, size)) => machine.memory.unmap(address, size)?.into_iter().collect(),
             };
             machine.lie();
-            Ok(regions)
+            Ok::<_, MapError>(regions)
         })?;
         self.device.look_again();
         while regions.iter().any(Region::is_in_use) {

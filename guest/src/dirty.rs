@@ -1,16 +1,28 @@
 //! Which of the guest's pages the device has written to: what a client has to copy once more that moves the guest to
 //! another machine while it runs.
 
-use crate::config::{BITMAP_MAX, CHUNKS_MAX, LOGGED_MAX, LOGGED_PAGES};
-use crate::wire::{Errno, Report, Span};
+use crate::Range;
 use std::collections::BTreeMap;
 
+/// Ranges of addresses whose writes are remembered, for those who do not want all: a client knows a handful.
+pub const LOGGED_MAX: usize = 64;
+/// Bytes of a page whose writes are remembered: not less than the guest's, nor more than the largest of them.
+pub const LOGGED_PAGES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
+/// Pieces of 32768 pages in which anything was written: those of 1 TiB in pages of 4 KiB, 32 MiB of bits. A guest
+/// that has more written to has all of its memory told as written.
+pub const CHUNKS_MAX: usize = 8192;
+/// Bytes of a bitmap that is told at once: 8 GiB in pages of 4 KiB.
+pub const BITMAP_MAX: usize = 256 << 10;
 /// Words of a chunk: bits of 32768 pages.
 const WORDS: usize = 512;
 const WORD_BITS: u64 = u64::BITS as u64;
 const CHUNK_BITS: u64 = WORDS as u64 * WORD_BITS;
 
 type Chunk = Box<[u64; WORDS]>;
+
+/// Writes are not remembered or told as was asked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogError;
 
 /// What was written since it was asked last.
 #[derive(Debug)]
@@ -25,25 +37,18 @@ pub struct Log {
     is_full: bool,
 }
 
-/// First and last address.
-fn ends(span: &Span) -> Result<(u64, u64), Errno> {
-    let (first, len) = (span.address.get(), span.len.get());
-    let last = len.checked_sub(1).and_then(|len| first.checked_add(len));
-    last.map(|last| (first, last)).ok_or(Errno::INVAL)
-}
-
 impl Log {
     /// Nothing was written yet. What is remembered are pages of `page_size`, or of the nearest size that can be.
     ///
     /// # Errors
-    /// [`Errno::INVAL`] for a size that is no power of two, and for ranges that are empty, end nowhere, or too many.
-    pub fn new(page_size: u64, ranges: &[Span]) -> Result<Self, Errno> {
+    /// [`LogError`] for a size that is no power of two, and for ranges that are empty, end nowhere, or too many.
+    pub fn new(page_size: u64, ranges: &[Range]) -> Result<Self, LogError> {
         if !page_size.is_power_of_two() || ranges.len() > LOGGED_MAX {
-            return Err(Errno::INVAL);
+            return Err(LogError);
         }
         let shift = page_size.clamp(*LOGGED_PAGES.start(), *LOGGED_PAGES.end()).trailing_zeros();
-        let ranges: Result<Vec<_>, Errno> = ranges.iter().map(ends).collect();
-        Ok(Self { shift, ranges: ranges?, chunks: BTreeMap::new(), is_full: false })
+        let ranges: Option<Vec<_>> = ranges.iter().map(|range| range.ends()).collect();
+        Ok(Self { shift, ranges: ranges.ok_or(LogError)?, chunks: BTreeMap::new(), is_full: false })
     }
 
     /// Bytes of a page.
@@ -82,12 +87,11 @@ impl Log {
     /// within.
     ///
     /// # Errors
-    /// [`Errno::INVAL`] for a size that is no power of two or smaller than any page, and for more than may be told at
+    /// [`LogError`] for a size that is no power of two or smaller than any page, and for more than may be told at
     /// once.
-    pub fn report(&mut self, asked: &Report) -> Result<Vec<u8>, Errno> {
-        let (first, last) = ends(&asked.span)?;
-        let page_size = asked.page_size.get();
-        let words = bitmap_len(asked).ok_or(Errno::INVAL)? / size_of::<u64>();
+    pub fn report(&mut self, asked: Range, page_size: u64) -> Result<Vec<u8>, LogError> {
+        let (first, last) = asked.ends().ok_or(LogError)?;
+        let words = bitmap_len(asked, page_size).ok_or(LogError)? / size_of::<u64>();
         let mut bitmap = vec![0_u64; words];
         let mut tell = |from: u64, to: u64| {
             for bit in from / page_size..=to / page_size {
@@ -135,12 +139,11 @@ impl Log {
 
 /// Bytes of the bitmap that is asked for; `None` for one that cannot be.
 #[must_use]
-pub fn bitmap_len(asked: &Report) -> Option<usize> {
-    let page_size = asked.page_size.get();
-    if !page_size.is_power_of_two() || page_size < *LOGGED_PAGES.start() || ends(&asked.span).is_err() {
+pub fn bitmap_len(asked: Range, page_size: u64) -> Option<usize> {
+    if !page_size.is_power_of_two() || page_size < *LOGGED_PAGES.start() || asked.ends().is_none() {
         return None;
     }
-    let words = asked.span.len.get().div_ceil(page_size).div_ceil(WORD_BITS);
+    let words = asked.len.div_ceil(page_size).div_ceil(WORD_BITS);
     usize::try_from(words).ok()?.checked_mul(size_of::<u64>()).filter(|len| *len <= BITMAP_MAX)
 }
 
@@ -148,13 +151,13 @@ pub fn bitmap_len(asked: &Report) -> Option<usize> {
 mod tests {
     use super::*;
 
-    fn span(address: u64, len: u64) -> Span {
-        Span { address: address.into(), len: len.into() }
+    fn span(address: u64, len: u64) -> Range {
+        Range { address, len }
     }
 
     /// The pages that are told, by their numbers from the first on.
-    fn told(log: &mut Log, address: u64, len: u64, page_size: u64) -> Result<Vec<u64>, Errno> {
-        let bitmap = log.report(&Report { span: span(address, len), page_size: page_size.into() })?;
+    fn told(log: &mut Log, address: u64, len: u64, page_size: u64) -> Result<Vec<u64>, LogError> {
+        let bitmap = log.report(span(address, len), page_size)?;
         assert_eq!(bitmap.len() % 8, 0);
         Ok((0..bitmap.len() as u64 * 8).filter(|bit| bitmap[(bit / 8) as usize] & 1 << (bit % 8) != 0).collect())
     }
@@ -197,7 +200,7 @@ mod tests {
         let many = vec![span(0, 4096); LOGGED_MAX + 1];
         let nowhere = [span(u64::MAX, 2)];
         for (size, ranges) in [(0, &[][..]), (5000, &[]), (4096, &many), (4096, &[span(0, 0)]), (4096, &nowhere)] {
-            assert_eq!(Log::new(size, ranges).err(), Some(Errno::INVAL), "{size}");
+            assert_eq!(Log::new(size, ranges).err(), Some(LogError), "{size}");
         }
         let mut log = Log::new(4096, &[]).expect("a good size");
         for (address, len, size) in [
@@ -208,7 +211,7 @@ mod tests {
             (1, u64::MAX, 4096),
             (0, u64::MAX, 3 << 20),
         ] {
-            assert_eq!(told(&mut log, address, len, size), Err(Errno::INVAL), "{address:x} {len:x} {size:x}");
+            assert_eq!(told(&mut log, address, len, size), Err(LogError), "{address:x} {len:x} {size:x}");
         }
         assert_eq!(told(&mut log, 0, u64::MAX, 1 << 63), Ok(vec![]));
     }

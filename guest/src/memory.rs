@@ -2,11 +2,26 @@
 //!
 //! Who maps it may have no descriptor for it: such addresses are known, and lead nowhere.
 
-use crate::config::MAPS_MAX;
-use crate::dirty::Log;
-use crate::wire::{Errno, Report};
+use crate::Range;
+use crate::dirty::{Log, LogError};
 use lunar_core::mem::Region;
 use std::cell::{Cell, RefCell};
+
+/// Mapped ranges of a guest's memory at most: one for each of some thousand huge pages.
+pub const MAPS_MAX: usize = 8192;
+
+/// Why memory is not mapped or unmapped.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum MapError {
+    /// Other memory has some of these addresses.
+    Overlap,
+    /// The range is empty, goes beyond the last address, or is not as long as its memory.
+    Invalid,
+    /// There are [`MAPS_MAX`] ranges.
+    TooMany,
+    /// No range was mapped just so.
+    Missing,
+}
 
 /// A range of addresses.
 #[derive(Debug)]
@@ -96,20 +111,20 @@ impl Memory {
     /// Adds memory; `None`: addresses that lead nowhere.
     ///
     /// # Errors
-    /// [`Errno::EXIST`] over other memory, [`Errno::INVAL`], [`Errno::NOSPC`].
-    pub fn map(&mut self, address: u64, size: u64, region: Option<Region>) -> Result<(), Errno> {
-        let end = address.checked_add(size).filter(|_| size > 0).ok_or(Errno::INVAL)?;
+    /// [`MapError::Overlap`], [`MapError::Invalid`], [`MapError::TooMany`].
+    pub fn map(&mut self, address: u64, size: u64, region: Option<Region>) -> Result<(), MapError> {
+        let end = address.checked_add(size).filter(|_| size > 0).ok_or(MapError::Invalid)?;
         if region.as_ref().is_some_and(|region| region.len() as u64 != size) {
-            return Err(Errno::INVAL);
+            return Err(MapError::Invalid);
         }
         if self.maps.len() >= MAPS_MAX {
-            return Err(Errno::NOSPC);
+            return Err(MapError::TooMany);
         }
         let at = self.maps.partition_point(|map| map.address < address);
         let over_next = self.maps.get(at).is_some_and(|next| next.address < end);
         let over_last = at.checked_sub(1).is_some_and(|last| self.maps[last].end() > address);
         if over_next || over_last {
-            return Err(Errno::EXIST);
+            return Err(MapError::Overlap);
         }
         self.maps.insert(at, Map { address, size, region });
         Ok(())
@@ -118,10 +133,10 @@ impl Memory {
     /// Takes memory away that was added just so. It may be in use yet.
     ///
     /// # Errors
-    /// [`Errno::NOENT`]
-    pub fn unmap(&mut self, address: u64, size: u64) -> Result<Option<Region>, Errno> {
+    /// [`MapError::Missing`]
+    pub fn unmap(&mut self, address: u64, size: u64) -> Result<Option<Region>, MapError> {
         let at = self.maps.iter().position(|map| (map.address, map.size) == (address, size));
-        Ok(self.maps.remove(at.ok_or(Errno::NOENT)?).region)
+        Ok(self.maps.remove(at.ok_or(MapError::Missing)?).region)
     }
 
     /// Takes all of it away.
@@ -214,9 +229,9 @@ impl Memory {
     /// What was written.
     ///
     /// # Errors
-    /// [`Errno::INVAL`] when it is not remembered, or cannot be told so.
-    pub fn report(&self, asked: &Report) -> Result<Vec<u8>, Errno> {
-        self.log.borrow_mut().as_mut().ok_or(Errno::INVAL)?.report(asked)
+    /// [`LogError`] when it is not remembered, or cannot be told so.
+    pub fn report(&self, asked: Range, page_size: u64) -> Result<Vec<u8>, LogError> {
+        self.log.borrow_mut().as_mut().ok_or(LogError)?.report(asked, page_size)
     }
 
     /// These bytes were written. To be told once they are: before that they may be copied as they were.
@@ -239,13 +254,13 @@ mod tests {
         let region = |len| Some(Region::zeroed(len));
         assert_eq!(memory.map(0x1000, 0x1000, region(0x1000)), Ok(()));
         for (address, size) in [(0x1000, 0x1000), (0xfff, 2), (0x1fff, 1), (0, 0x9000)] {
-            assert_eq!(memory.map(address, size, None), Err(Errno::EXIST), "{address:x}");
+            assert_eq!(memory.map(address, size, None), Err(MapError::Overlap), "{address:x}");
         }
-        assert_eq!(memory.map(u64::MAX, 2, None), Err(Errno::INVAL));
-        assert_eq!(memory.map(0x9000, 0, None), Err(Errno::INVAL));
-        assert_eq!(memory.map(0x9000, 0x1000, region(0x2000)), Err(Errno::INVAL));
+        assert_eq!(memory.map(u64::MAX, 2, None), Err(MapError::Invalid));
+        assert_eq!(memory.map(0x9000, 0, None), Err(MapError::Invalid));
+        assert_eq!(memory.map(0x9000, 0x1000, region(0x2000)), Err(MapError::Invalid));
         assert_eq!((memory.map(0x2000, 0x1000, region(0x1000)), memory.map(0, 0x1000, None)), (Ok(()), Ok(())));
-        assert_eq!(memory.unmap(0x1000, 0x2000).err(), Some(Errno::NOENT));
+        assert_eq!(memory.unmap(0x1000, 0x2000).err(), Some(MapError::Missing));
         assert!(memory.unmap(0x1000, 0x1000).is_ok_and(|region| region.is_some_and(|region| !region.is_in_use())));
     }
 
