@@ -1,12 +1,23 @@
-//! What every transport into a virtual machine needs. A value without I/O that knows no transport.
+//! What every transport into a virtual machine needs, whatever its messages and rings are. Values without I/O: the
+//! transport maps memory, waits, and notifies the guest.
 //!
-//! * [`memory`]: guest memory, as its client mapped it
-//! * [`dirty`]: which pages of it were written, for a client that migrates the guest
+//! * [`map`]: address ranges that do not overlap, each with a value
+//! * [`window`]: a bounded view of a part of guest memory: rings, doorbell pages, logs
+//! * [`dirty`]: which pages of guest memory were written, for a client that migrates the guest
+//! * [`memory`]: guest memory: regions by guest address, access to them, and the log of what is written
+//! * [`scatter`]: the data of one command, which lies in several pieces of guest memory
+//! * [`poll`]: when a core looks at rings in guest memory, and when it asks the guest to notify it
 
 pub mod dirty;
+pub mod map;
 pub mod memory;
+pub mod poll;
+pub mod scatter;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod window;
 
-/// Addresses of a guest that follow each other.
+/// Consecutive guest addresses.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Range {
     /// The first address.
@@ -16,7 +27,7 @@ pub struct Range {
 }
 
 impl Range {
-    /// First and last address. `None` for a range that is empty or goes beyond the last address of all.
+    /// First and last address. `None` for a range that is empty or extends beyond the 64-bit address space.
     #[must_use]
     pub fn ends(self) -> Option<(u64, u64)> {
         let last = self.len.checked_sub(1).and_then(|len| self.address.checked_add(len))?;

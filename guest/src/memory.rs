@@ -1,194 +1,100 @@
-//! The guest's memory: which addresses a device may use, and what lies there.
+//! Guest memory: regions by guest address, access to them, and the log of what is written.
 //!
-//! Who maps it may have no descriptor for it: such addresses are known, and lead nowhere.
+//! A client adds and removes regions while commands run. Whatever uses a part of a region keeps it mapped; a removed
+//! region is unused when [`Region::is_in_use`] says so. The transport waits for that before it answers its client.
+//!
+//! A region may be lost: its file was truncated, or a page of it is broken. The reactor replaces it by zeroes and
+//! counts the losses of the process; see [`LossWatch`].
 
 use crate::Range;
-use crate::dirty::{Log, LogError};
+use crate::dirty::DirtyLog;
+use crate::map::{AddressMap, MapError};
+use crate::window::Window;
 use lunar_core::mem::Region;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, RefCell, RefMut};
 
-/// Mapped ranges of a guest's memory at most: one for each of some thousand huge pages.
-pub const MAPS_MAX: usize = 8192;
-
-/// Why memory is not mapped or unmapped.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum MapError {
-    /// Other memory has some of these addresses.
-    Overlap,
-    /// The range is empty, goes beyond the last address, or is not as long as its memory.
-    Invalid,
-    /// There are [`MAPS_MAX`] ranges.
-    TooMany,
-    /// No range was mapped just so.
-    Missing,
-}
-
-/// A range of addresses.
-#[derive(Debug)]
-struct Map {
-    address: u64,
-    size: u64,
-    region: Option<Region>,
-}
-
-impl Map {
-    fn end(&self) -> u64 {
-        self.address + self.size
-    }
-}
-
-/// A part of the guest's memory that lies in one piece.
-#[derive(Clone, Debug)]
-pub struct Window {
-    region: Region,
-    at: usize,
-    len: usize,
-}
-
-impl Window {
-    /// `len` bytes of `region` from `at` on.
-    #[must_use]
-    pub fn new(region: &Region, at: usize, len: usize) -> Option<Self> {
-        let end = at.checked_add(len)?;
-        (end <= region.len()).then(|| Self { region: region.clone(), at, len })
-    }
-
-    #[inline]
-    fn place(&self, at: usize, len: usize) -> Option<usize> {
-        (at.checked_add(len)? <= self.len).then_some(self.at + at)
-    }
-
-    /// See [`Region::prefetch`].
-    #[inline]
-    pub fn prefetch(&self, at: usize, is_written: bool) {
-        if let Some(at) = self.place(at, 1) {
-            self.region.prefetch(at, is_written);
-        }
-    }
-
-    /// Copies the bytes from `at` on; tells whether they lie within.
-    #[inline]
-    #[must_use]
-    pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
-        self.place(at, into.len()).is_some_and(|at| self.region.read(at, into))
-    }
-
-    /// Copies `from` to the bytes from `at` on; tells whether they lie within and may be written.
-    #[inline]
-    #[must_use]
-    pub fn write(&self, at: usize, from: &[u8]) -> bool {
-        self.place(at, from.len()).is_some_and(|at| self.region.write(at, from))
-    }
-
-    /// The word at `at`.
-    #[inline]
-    #[must_use]
-    pub fn load(&self, at: usize) -> Option<u32> {
-        self.region.load(self.place(at, 4)?)
-    }
-
-    /// Writes the word at `at`, behind all that was written before; tells whether it can be.
-    #[inline]
-    #[must_use]
-    pub fn store(&self, at: usize, value: u32) -> bool {
-        self.place(at, 4).is_some_and(|at| self.region.store(at, value))
-    }
-}
-
-/// The memory of a guest.
+/// The memory of one guest.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// In the order of addresses, none over another.
-    maps: Vec<Map>,
-    /// Where the last one was found.
-    last: Cell<usize>,
-    /// What was written, while somebody wants to know.
-    log: RefCell<Option<Log>>,
+    /// A range without a region is known to the client and not accessible to us: it came without a descriptor.
+    map: AddressMap<Option<Region>>,
+    log: RefCell<Option<DirtyLog>>,
+    /// Whether there is a log: read with every write.
     is_logged: Cell<bool>,
 }
 
 impl Memory {
-    /// Adds memory; `None`: addresses that lead nowhere.
+    /// Adds memory at `address`. Without a region the addresses are taken, and every access to them fails.
     ///
     /// # Errors
     /// [`MapError::Overlap`], [`MapError::Invalid`], [`MapError::TooMany`].
-    pub fn map(&mut self, address: u64, size: u64, region: Option<Region>) -> Result<(), MapError> {
-        let end = address.checked_add(size).filter(|_| size > 0).ok_or(MapError::Invalid)?;
-        if region.as_ref().is_some_and(|region| region.len() as u64 != size) {
+    pub fn map(&mut self, address: u64, len: u64, region: Option<Region>) -> Result<(), MapError> {
+        if region.as_ref().is_some_and(|region| region.len() as u64 != len) {
             return Err(MapError::Invalid);
         }
-        if self.maps.len() >= MAPS_MAX {
-            return Err(MapError::TooMany);
-        }
-        let at = self.maps.partition_point(|map| map.address < address);
-        let over_next = self.maps.get(at).is_some_and(|next| next.address < end);
-        let over_last = at.checked_sub(1).is_some_and(|last| self.maps[last].end() > address);
-        if over_next || over_last {
-            return Err(MapError::Overlap);
-        }
-        self.maps.insert(at, Map { address, size, region });
-        Ok(())
+        self.map.insert(Range { address, len }, region)
     }
 
-    /// Takes memory away that was added just so. It may be in use yet.
+    /// Removes memory that was added with exactly these addresses. Commands may still use it.
     ///
     /// # Errors
-    /// [`MapError::Missing`]
-    pub fn unmap(&mut self, address: u64, size: u64) -> Result<Option<Region>, MapError> {
-        let at = self.maps.iter().position(|map| (map.address, map.size) == (address, size));
-        Ok(self.maps.remove(at.ok_or(MapError::Missing)?).region)
+    /// [`MapError::Missing`].
+    pub fn unmap(&mut self, address: u64, len: u64) -> Result<Option<Region>, MapError> {
+        self.map.remove(Range { address, len })
     }
 
-    /// Takes all of it away.
-    pub fn clear(&mut self) -> Vec<Region> {
-        self.maps.drain(..).filter_map(|map| map.region).collect()
-    }
-
-    /// All of it that is there.
-    pub fn regions(&self) -> impl Iterator<Item = &Region> {
-        self.maps.iter().filter_map(|map| map.region.as_ref())
-    }
-
-    #[inline]
-    fn find(&self, address: u64) -> Option<&Map> {
-        let holds = |map: &&Map| address.wrapping_sub(map.address) < map.size;
-        if let Some(map) = self.maps.get(self.last.get()).filter(holds) {
-            return Some(map);
+    /// Puts a whole table in the place of all memory, and returns the regions that were there. Commands may still use
+    /// them.
+    ///
+    /// # Errors
+    /// As of [`Memory::map`]; then all is as before.
+    pub fn replace(&mut self, table: impl IntoIterator<Item = (u64, Region)>) -> Result<Vec<Region>, MapError> {
+        let mut map = AddressMap::default();
+        for (address, region) in table {
+            map.insert(Range { address, len: region.len() as u64 }, Some(region))?;
         }
-        let at = self.maps.partition_point(|map| map.address <= address).checked_sub(1)?;
-        self.last.set(at);
-        self.maps.get(at).filter(holds)
+        Ok(std::mem::replace(&mut self.map, map).clear().flatten().collect())
     }
 
-    /// `len` bytes in one piece.
+    /// Removes all memory. Commands may still use it.
+    pub fn clear(&mut self) -> Vec<Region> {
+        self.map.clear().flatten().collect()
+    }
+
+    /// All regions.
+    pub fn regions(&self) -> impl Iterator<Item = &Region> {
+        self.map.values().flatten()
+    }
+
+    /// `len` consecutive bytes of one region.
     #[must_use]
     pub fn window(&self, address: u64, len: usize) -> Option<Window> {
-        let map = self.find(address)?;
-        let at = usize::try_from(address - map.address).ok()?;
-        Window::new(map.region.as_ref()?, at, len)
+        let found = self.map.find(address)?;
+        Window::new(found.value.as_ref()?, usize::try_from(found.offset).ok()?, len)
     }
 
-    /// Hands out the pieces of `len` bytes: a region, where in it, how many bytes. Tells whether all of them are there.
+    /// Calls `what` for each piece of `len` bytes from `address` on: region, offset in it, bytes. Stops when `what`
+    /// returns `false`. Returns whether all bytes were there and `what` was always content.
     #[inline]
     #[must_use]
     pub fn each(&self, address: u64, len: usize, mut what: impl FnMut(&Region, usize, usize) -> bool) -> bool {
         let (mut address, mut left) = (address, len as u64);
         while left > 0 {
-            let Some(map) = self.find(address) else { return false };
-            let Some(region) = &map.region else { return false };
-            let count = left.min(map.end() - address);
-            // Both are less than a region's length.
-            if !what(region, (address - map.address) as usize, count as usize) {
+            let Some(found) = self.map.find(address) else { return false };
+            let Some(region) = found.value else { return false };
+            let count = left.min(found.left);
+            // Both are less than the length of a region.
+            if !what(region, found.offset as usize, count as usize) {
                 return false;
             }
             left -= count;
-            // Wraps at the end of all addresses: nothing is there.
+            // Wraps only with the last address of all, which no range contains.
             address = address.wrapping_add(count);
         }
         true
     }
 
-    /// Copies the bytes at `address`; tells whether they are there.
+    /// Copies the bytes at `address` into `into`; `false` when they are not all there.
     #[must_use]
     pub fn read(&self, address: u64, into: &mut [u8]) -> bool {
         let mut done = 0;
@@ -200,56 +106,84 @@ impl Memory {
         })
     }
 
-    /// Copies `from` to `address`; tells whether there is room.
+    /// Copies `from` to `address`; `false` when not all bytes are there and writable: then a part may be written.
     #[must_use]
     pub fn write(&self, address: u64, from: &[u8]) -> bool {
         let mut done = 0;
         let is_there = self.each(address, from.len(), |region, at, count| {
-            let part = &from[done..done + count];
-            done += count;
-            region.write(at, part)
+            let is_written = region.write(at, &from[done..done + count]);
+            done += if is_written { count } else { 0 };
+            is_written
         });
         self.mark(address, done as u64);
         is_there
     }
 
-    /// Remembers what is written from now on, or nothing any more.
-    pub fn log(&mut self, log: Option<Log>) {
-        self.is_logged.set(log.is_some());
-        self.log = RefCell::new(log);
+    /// Records from now on what is written.
+    pub fn start_log(&mut self, log: DirtyLog) {
+        self.is_logged.set(true);
+        self.log = RefCell::new(Some(log));
     }
 
-    /// Whether it is remembered what is written.
+    /// Records no more what is written, and returns the log.
+    pub fn stop_log(&mut self) -> Option<DirtyLog> {
+        self.is_logged.set(false);
+        self.log.take()
+    }
+
+    /// Whether it is recorded what is written.
     #[inline]
     #[must_use]
     pub fn is_logged(&self) -> bool {
         self.is_logged.get()
     }
 
-    /// What was written.
-    ///
-    /// # Errors
-    /// [`LogError`] when it is not remembered, or cannot be told so.
-    pub fn report(&self, asked: Range, page_size: u64) -> Result<Vec<u8>, LogError> {
-        self.log.borrow_mut().as_mut().ok_or(LogError)?.report(asked, page_size)
+    /// The log of what was written.
+    #[must_use]
+    pub fn log(&self) -> Option<RefMut<'_, DirtyLog>> {
+        RefMut::filter_map(self.log.borrow_mut(), Option::as_mut).ok()
     }
 
-    /// These bytes were written. To be told once they are: before that they may be copied as they were.
+    /// Records that these bytes were written. To be called after the write: a client that hears of it earlier may copy
+    /// the old bytes, and would not copy them again.
     pub fn mark(&self, address: u64, len: u64) {
         if self.is_logged()
-            && let Some(log) = &mut *self.log.borrow_mut()
+            && let Some(mut log) = self.log()
         {
-            log.mark(address, len);
+            log.mark(Range { address, len });
         }
+    }
+}
+
+/// Tells a transport when it has to look whether memory of its own guest was lost. The losses of a whole process are
+/// counted in one number; to look for the regions that are concerned is expensive.
+#[derive(Debug)]
+pub struct LossWatch {
+    seen: Cell<usize>,
+}
+
+impl LossWatch {
+    /// Starts with so many losses in the process.
+    #[must_use]
+    pub fn new(losses: usize) -> Self {
+        Self { seen: Cell::new(losses) }
+    }
+
+    /// Whether there were losses since the last call, of which there are so many now.
+    #[inline]
+    #[must_use]
+    pub fn is_new(&self, losses: usize) -> bool {
+        self.seen.replace(losses) != losses
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::dirty::DirtyPages;
 
     #[test]
-    fn maps_do_not_lie_over_each_other() {
+    fn memory_is_as_long_as_its_range() {
         let mut memory = Memory::default();
         let region = |len| Some(Region::zeroed(len));
         assert_eq!(memory.map(0x1000, 0x1000, region(0x1000)), Ok(()));
@@ -265,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_are_found_across_maps_and_nowhere_else() {
+    fn bytes_are_found_across_regions_and_nowhere_else() {
         let mut memory = Memory::default();
         memory.map(0x1000, 0x1000, Some(Region::zeroed(0x1000))).expect("free");
         memory.map(0x2000, 0x1000, Some(Region::zeroed(0x1000))).expect("free");
@@ -275,11 +209,48 @@ mod tests {
         assert!(
             !memory.write(0x2ffe, b"abcd") && !memory.read(0xfff, &mut bytes) && !memory.read(u64::MAX, &mut bytes)
         );
-        assert!(memory.window(0x1ffe, 4).is_none());
+        assert!(memory.window(0x1ffe, 4).is_none() && memory.window(0x3000, 4).is_none());
         let window = memory.window(0x1ff0, 16).expect("within");
         assert_eq!((window.load(12), window.load(16)), (Some(u32::from_le_bytes([0, 0, b'a', b'b'])), None));
         assert!(window.store(8, 5) && !window.store(14, 5) && !window.read(13, &mut bytes));
+        assert!(memory.read(u64::MAX, &mut []) && memory.write(0, &[]), "no bytes are everywhere");
         assert_eq!(memory.clear().len(), 2);
         assert!(!memory.read(0x1000, &mut bytes));
+    }
+
+    #[test]
+    fn a_table_is_replaced_as_a_whole_or_not_at_all() {
+        let mut memory = Memory::default();
+        memory.map(0x1000, 0x1000, Some(Region::zeroed(0x1000))).expect("free");
+        let table = |second: u64| [(0x1000, Region::zeroed(0x2000)), (second, Region::zeroed(0x1000))];
+        assert_eq!(memory.replace(table(0x2fff)).err(), Some(MapError::Overlap));
+        assert!(memory.window(0x1000, 0x1000).is_some() && memory.window(0x2000, 1).is_none());
+        let old = memory.replace(table(0x3000)).expect("no overlap");
+        assert!(old.len() == 1 && !old[0].is_in_use() && memory.regions().count() == 2);
+        assert!(memory.window(0x2000, 0x1000).is_some() && memory.window(0x3000, 0x1000).is_some());
+    }
+
+    #[test]
+    fn only_written_bytes_are_logged() {
+        let mut memory = Memory::default();
+        memory.map(0x1000, 0x1000, Some(Region::zeroed(0x1000))).expect("free");
+        assert!(memory.write(0x1000, b"before"));
+        memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
+        let all = Range { address: 0, len: 0x4000 };
+        let report = |memory: &Memory| match memory.log().as_deref_mut() {
+            Some(DirtyLog::Pages(pages)) => pages.report(all, 4096).ok().map(|bits| bits[0]),
+            _ => None,
+        };
+        assert!(!memory.write(0x2000, b"nowhere") && memory.read(0x1000, &mut [0; 4]));
+        assert_eq!(report(&memory), Some(0));
+        assert!(!memory.write(0x1fff, b"ab"), "the second byte has no memory");
+        assert_eq!(report(&memory), Some(2));
+        assert!(memory.stop_log().is_some() && !memory.is_logged() && memory.log().is_none());
+    }
+
+    #[test]
+    fn a_loss_is_looked_for_once() {
+        let watch = LossWatch::new(3);
+        assert_eq!([3, 4, 4, 9].map(|losses| watch.is_new(losses)), [false, true, false, true]);
     }
 }

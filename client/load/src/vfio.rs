@@ -9,7 +9,7 @@ use crate::session::{Outcome, Request, Session, SessionEvent, Work};
 use crate::target::{Capacity, OpenSessions};
 use anyhow::{Context, Result, bail, ensure};
 use lunar_core::mem::Region;
-use lunar_guest::memory::Window;
+use lunar_guest::window::Window;
 use lunar_nvme::controller::property;
 use lunar_nvme::{Sqe, Status};
 use lunar_nvme_host::bringup::{Answer, Bringup, Info, Next, READY, SHUTDOWN};

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use lunar_core::mem::Region;
-use lunar_guest::memory::Window;
+use lunar_guest::window::Window;
 use lunar_nvme::command::SQE_LEN;
 use lunar_nvme::{Sqe, Status};
 use lunar_vfio_user::machine::DOORBELLS;
@@ -270,9 +270,9 @@ mod tests {
             let [first, second] = pointers(0x10_0000, len, &region, at, 0x110_0000).expect("room");
             let ranges = resolve(&entry(first, second), len as u64, &memory).expect("there");
             let mut expected = 0x10_0000;
-            for range in ranges {
+            for range in ranges.iter() {
                 assert_eq!(range.address, expected, "{pages}");
-                expected += u64::from(range.len);
+                expected += range.len;
             }
             assert_eq!(expected - 0x10_0000, len as u64);
         }

@@ -60,7 +60,7 @@ fn main() {
         while let Some(fetched) = machine.fetch() {
             let ranges = resolve(&fetched.first, BYTES, &machine.memory).expect("a page");
             let mut parts = SgMut::default();
-            for range in &ranges {
+            for range in ranges.iter() {
                 let found = machine.memory.each(range.address, range.len as usize, |region, at, len| {
                     region.buf(at, len).map(|part| parts.push(part)).is_some()
                 });

@@ -6,7 +6,8 @@ use crate::wire::{
 };
 use lunar_core::wire::Cursor;
 use lunar_guest::Range;
-use lunar_guest::dirty::{LOGGED_MAX, bitmap_len};
+use lunar_guest::dirty::{DirtyLog, RANGES_MAX, bitmap_len};
+use lunar_guest::memory::Memory;
 use zerocopy::IntoBytes;
 
 /// What is wanted of a feature.
@@ -70,7 +71,7 @@ pub fn parse(bytes: &[u8]) -> Result<(Feature, Wish), Errno> {
         (FeatureCode::LOGGING_START, FEATURE_SET) => {
             let logging: &Logging = cursor.take().map_err(|_| Errno::INVAL)?;
             let count = logging.count.get() as usize;
-            if count > LOGGED_MAX {
+            if count > RANGES_MAX {
                 return Err(Errno::INVAL);
             }
             let spans: Result<Vec<Range>, _> = (0..count).map(|_| cursor.take::<Span>().map(Span::range)).collect();
@@ -97,6 +98,17 @@ pub fn answer(feature: &Feature, data: &[&[u8]]) -> Vec<u8> {
     // What is told at most fits.
     let head = Feature { argsz: (bytes as u32).into(), flags: feature.flags };
     [&[head.as_bytes()], data].concat().concat()
+}
+
+/// The bitmap of the pages that were written, of those in `asked`.
+///
+/// # Errors
+/// [`Errno::INVAL`] when there is no log, or when it cannot be told so.
+pub fn dirty_pages(memory: &Memory, asked: Range, page_size: u64) -> Result<Vec<u8>, Errno> {
+    match memory.log().as_deref_mut() {
+        Some(DirtyLog::Pages(pages)) => Ok(pages.report(asked, page_size)?),
+        _ => Err(Errno::INVAL),
+    }
 }
 
 /// How the device moves: while it stands still.

@@ -9,7 +9,7 @@ use crate::session;
 use crate::wire::{Code, Feature, HEADER_LEN, Info, RegionInfo, State};
 use lunar_core::mem::Region;
 use lunar_guest::Range;
-use lunar_guest::dirty::Log;
+use lunar_guest::dirty::{DirtyLog, DirtyPages};
 use lunar_nvme::fuzzing::Rig;
 use lunar_nvme::{Sqe, Status};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
@@ -48,13 +48,14 @@ pub fn messages(mut data: &[u8]) {
 fn ask(feature: &Feature, wish: &Wish) {
     match wish {
         Wish::StartLogging(page_size, ranges) => {
-            if let Ok(log) = Log::new(*page_size, ranges) {
+            if let Ok(log) = DirtyPages::new(*page_size, ranges) {
                 assert!(log.page_size().is_power_of_two());
             }
         }
         Wish::Report(report) => {
-            let Ok(mut log) = Log::new(report.page_size.get(), &[]) else { return };
-            (0..8).for_each(|at| log.mark(report.span.address.get().wrapping_add(at << 13), 100));
+            let Ok(mut log) = DirtyPages::new(report.page_size.get(), &[]) else { return };
+            (0..8)
+                .for_each(|at| log.mark(Range { address: report.span.address.get().wrapping_add(at << 13), len: 100 }));
             let bitmap = log.report(report.span.range(), report.page_size.get()).unwrap_or_default();
             let told = feature::answer(feature, &[report.as_bytes(), &bitmap]);
             assert!(!bitmap.is_empty() && told.len() <= feature.argsz.get() as usize);
@@ -108,7 +109,7 @@ pub fn machine(data: &[u8]) {
     assert_eq!(machine.memory.map(0, MEMORY as u64, Some(memory.clone())), Ok(()));
     // What the guest has written itself: all else is told as written by the device.
     let mut own = vec![0; MEMORY];
-    machine.memory.log(Log::new(4096, &[]).ok());
+    machine.memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
     let mut under_way = Vec::new();
     for step in data.chunks(12) {
         let mut bytes = [0; 12];
@@ -146,7 +147,7 @@ pub fn machine(data: &[u8]) {
         }
     }
     let all = Range { address: 0, len: MEMORY as u64 };
-    let written = machine.memory.report(all, 4096).unwrap_or_default();
+    let written = feature::dirty_pages(&machine.memory, all, 4096).unwrap_or_default();
     for (page, own) in own.chunks(4096).enumerate() {
         let mut now = [0; 4096];
         assert!(memory.read(page * 4096, &mut now));
@@ -193,8 +194,8 @@ pub fn pointers(data: &[u8]) {
     let mut guest = lunar_guest::memory::Memory::default();
     assert_eq!(guest.map(0, MEMORY as u64, Some(region)), Ok(()));
     if let Ok(ranges) = resolve(&sqe, bytes, &guest) {
-        assert_eq!(ranges.iter().map(|range| u64::from(range.len)).sum::<u64>(), bytes);
-        for range in ranges {
+        assert_eq!(ranges.iter().map(|range| range.len).sum::<u64>(), bytes);
+        for range in ranges.iter() {
             assert!(range.len > 0);
             _ = guest.each(range.address, range.len as usize, |region, at, count| region.slice(at, count).is_some());
         }

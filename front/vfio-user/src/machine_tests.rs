@@ -121,12 +121,13 @@ fn queues_are_made_and_deleted_in_their_order() {
 #[test]
 fn what_is_written_is_remembered() {
     let (mut machine, ..) = enabled();
-    machine.memory.log(Some(lunar_guest::dirty::Log::new(4096, &[]).expect("a good size")));
+    let log = lunar_guest::dirty::DirtyPages::new(4096, &[]).expect("a page size");
+    machine.memory.start_log(lunar_guest::dirty::DirtyLog::Pages(log));
     machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
     machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
     let written = |machine: &Machine| {
         let all = lunar_guest::Range { address: 0, len: 0x10000 };
-        machine.memory.report(all, 4096).map(|bits| (bits[0], bits[1]))
+        crate::feature::dirty_pages(&machine.memory, all, 4096).map(|bits| (bits[0], bits[1]))
     };
     assert_eq!(written(&machine), Ok((0, 0)));
     assert!(machine.memory.write(0x8fff, &[1, 2]));
@@ -139,8 +140,8 @@ fn what_is_written_is_remembered() {
     assert_eq!(written(&machine), Ok((0x60, 0)));
     assert!(machine.arm());
     assert_eq!(written(&machine), Ok((0x40, 0)));
-    machine.memory.log(None);
-    assert_eq!(written(&machine), Err(lunar_guest::dirty::LogError));
+    assert!(machine.memory.stop_log().is_some());
+    assert_eq!(written(&machine), Err(crate::wire::Errno::INVAL));
 }
 
 #[test]

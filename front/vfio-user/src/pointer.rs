@@ -2,10 +2,11 @@
 //! once and checked. What the guest writes into them later is not seen.
 
 use crate::config::{LISTS_MAX, SEGMENTS_MAX};
+use lunar_guest::Range;
 use lunar_guest::memory::Memory;
+use lunar_guest::scatter::ScatterList;
 use lunar_nvme::command::Sgl;
 use lunar_nvme::{Sqe, Status};
-use smallvec::SmallVec;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Bytes of a page: the only size there is (CAP.MPSMIN, MPSMAX).
@@ -14,26 +15,14 @@ pub const PAGE: u64 = 4096;
 const DESCRIBED: u8 = 0xc0;
 const BY_SEGMENTS: [u8; 2] = [0x40, 0x80];
 
-/// Bytes in one piece, as the guest numbers them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Range {
-    /// Where they begin.
-    pub address: u64,
-    /// How many.
-    pub len: u32,
-}
-
-/// Where data lies, in order. A few pages need no memory of their own.
-pub type Ranges = SmallVec<[Range; 4]>;
-
 /// Where the `bytes` of a command lie.
 ///
 /// # Errors
 /// [`Status::PRP_OFFSET`], [`Status::SGL_SEGMENT`], [`Status::SGL_COUNT`], [`Status::SGL_LENGTH`],
 /// [`Status::SGL_TYPE`]; [`Status::TRANSFER_ERROR`] when a list lies in no memory.
-pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
+pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
     if bytes == 0 {
-        return Ok(Ranges::new());
+        return Ok(ScatterList::new());
     }
     if bytes > lunar_nvme::execute::TRANSFER_BYTES_MAX {
         return Err(Status::INVALID_FIELD);
@@ -45,23 +34,14 @@ pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status>
     }
 }
 
-fn push(ranges: &mut Ranges, address: u64, len: u64) {
-    // Neither is more than what a command moves.
-    let len = len as u32;
-    match ranges.last_mut() {
-        Some(last) if last.address.checked_add(last.len.into()) == Some(address) => last.len += len,
-        _ => ranges.push(Range { address, len }),
-    }
-}
-
-fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
+fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
     let [first, second] = pointers(sqe);
     if !first.is_multiple_of(4) {
         return Err(Status::PRP_OFFSET);
     }
-    let mut ranges = Ranges::new();
+    let mut ranges = ScatterList::new();
     let count = bytes.min(PAGE - first % PAGE);
-    push(&mut ranges, first, count);
+    ranges.push(Range { address: first, len: count });
     let left = bytes - count;
     if left == 0 {
         return Ok(ranges);
@@ -69,7 +49,7 @@ fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
     if left > PAGE {
         list(&mut ranges, second, left, memory)?;
     } else if second.is_multiple_of(PAGE) {
-        push(&mut ranges, second, left);
+        ranges.push(Range { address: second, len: left });
     } else {
         return Err(Status::PRP_OFFSET);
     }
@@ -84,7 +64,7 @@ pub fn pointers(sqe: &Sqe) -> [u64; 2] {
 }
 
 /// The pages that a list names, from its first entry on.
-fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Result<(), Status> {
+fn list(ranges: &mut ScatterList, mut at: u64, mut left: u64, memory: &Memory) -> Result<(), Status> {
     const ENTRY: u64 = 8;
     for _ in 0..LISTS_MAX {
         if !at.is_multiple_of(ENTRY) {
@@ -106,7 +86,7 @@ fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Res
                 return Err(Status::PRP_OFFSET);
             }
             let count = left.min(PAGE);
-            push(ranges, page, count);
+            ranges.push(Range { address: page, len: count });
             left -= count;
         }
         if left == 0 {
@@ -124,8 +104,8 @@ mod kind {
     pub(super) const LAST_SEGMENT: u8 = 0x30;
 }
 
-fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
-    let (mut ranges, mut left) = (Ranges::new(), bytes);
+fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
+    let (mut ranges, mut left) = (ScatterList::new(), bytes);
     let mut next = Some(first);
     if first.kind == kind::DATA {
         data(&mut ranges, &first, &mut left)?;
@@ -170,14 +150,14 @@ fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
     if left > 0 { Err(Status::SGL_LENGTH) } else { Ok(ranges) }
 }
 
-fn data(ranges: &mut Ranges, descriptor: &Sgl, left: &mut u64) -> Result<(), Status> {
+fn data(ranges: &mut ScatterList, descriptor: &Sgl, left: &mut u64) -> Result<(), Status> {
     let count = u64::from(descriptor.length.get()).min(*left);
     let address = descriptor.address.get();
     if address.checked_add(count).is_none() {
         return Err(Status::TRANSFER_ERROR);
     }
     if count > 0 {
-        push(ranges, address, count);
+        ranges.push(Range { address, len: count });
         *left -= count;
     }
     Ok(())
@@ -207,7 +187,7 @@ mod tests {
         memory
     }
 
-    fn found(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Vec<(u64, u32)>, Status> {
+    fn found(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Vec<(u64, u64)>, Status> {
         resolve(sqe, bytes, memory).map(|ranges| ranges.iter().map(|range| (range.address, range.len)).collect())
     }
 

@@ -2,7 +2,7 @@
 
 use crate::record::{CompletionQueue, SubmissionQueue};
 use lunar_core::wire::le;
-use lunar_guest::memory::Window;
+use lunar_guest::window::Window;
 use lunar_nvme::Sqe;
 use lunar_nvme::command::SQE_LEN;
 use std::cell::Cell;

@@ -12,7 +12,7 @@ use crate::wire::{
     ShortWrite, Sparse, UNMAP_ALL, UNMAP_DIRTY, Version,
 };
 use lunar_core::wire::Cursor;
-use lunar_guest::memory::MAPS_MAX;
+use lunar_guest::map::RANGES_MAX;
 use serde_json::{Value, json};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -174,7 +174,7 @@ fn version(version: Version, text: &[u8]) -> Result<Request<'static>, Errno> {
     let mut mine = json!({
         "max_msg_fds": DESCRIPTORS_MAX,
         "max_data_xfer_size": TRANSFER_MAX,
-        "max_dma_maps": MAPS_MAX,
+        "max_dma_maps": RANGES_MAX,
         "pgsizes": 4096,
     });
     if batches {

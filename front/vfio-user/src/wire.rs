@@ -4,7 +4,7 @@ use lunar_core::codes;
 use lunar_core::wire::le;
 use lunar_guest::Range;
 use lunar_guest::dirty::LogError;
-use lunar_guest::memory::MapError;
+use lunar_guest::map::MapError;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 codes! {

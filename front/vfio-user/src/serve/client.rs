@@ -12,8 +12,8 @@ use crate::wire::{
     IRQ_MASK, IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
 };
 use lunar_core::mem::Region;
-use lunar_guest::dirty::Log;
-use lunar_guest::memory::MapError;
+use lunar_guest::dirty::{DirtyLog, DirtyPages};
+use lunar_guest::map::MapError;
 use lunar_reactor::log;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Signal, Stream};
@@ -189,19 +189,20 @@ impl Client {
             Wish::State => return Ok(feature::state(feature, self.device.state())),
             Wish::SetState(state) => self.device.move_to(state).await?,
             Wish::StartLogging(page_size, ranges) => {
-                let log = Log::new(page_size, &ranges)?;
+                let log = DirtyPages::new(page_size, &ranges)?;
                 feature::choose_page_size(&mut answer, log.page_size());
                 self.device.with(|machine| match machine.memory.is_logged() {
                     true => Err(Errno::INVAL),
                     false => {
-                        machine.memory.log(Some(log));
+                        machine.memory.start_log(DirtyLog::Pages(log));
                         Ok(())
                     }
                 })?;
             }
-            Wish::StopLogging => self.device.with(|machine| machine.memory.log(None)),
+            Wish::StopLogging => drop(self.device.with(|machine| machine.memory.stop_log())),
             Wish::Report(report) => {
-                let bitmap = self.device.machine().memory.report(report.span.range(), report.page_size.get())?;
+                let bitmap =
+                    feature::dirty_pages(&self.device.machine().memory, report.span.range(), report.page_size.get())?;
                 return Ok(feature::answer(feature, &[report.as_bytes(), &bitmap]));
             }
         }

@@ -5,10 +5,11 @@ use super::job::{Half, Job, Way};
 use super::motion::Motion;
 use crate::machine::{Effect, Fetched, Machine};
 use crate::pci;
-use crate::pointer::{Ranges, resolve};
+use crate::pointer::resolve;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Region};
 use lunar_core::step::flush_now;
+use lunar_guest::scatter::ScatterList;
 use lunar_nvme::command::Direction;
 use lunar_nvme::controller::property;
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Subsystem};
@@ -402,7 +403,7 @@ impl Device {
     }
 
     /// Finds where a command's data lies.
-    fn resolve(&self, queue: &Queue, sqe: Sqe) -> Result<(Command, Ranges), Status> {
+    fn resolve(&self, queue: &Queue, sqe: Sqe) -> Result<(Command, ScatterList), Status> {
         let bytes = queue.transfer_bytes(&sqe);
         let ranges = resolve(&sqe, bytes, &self.machine().memory)?;
         // It fits what a command may move.
@@ -576,7 +577,7 @@ impl Device {
 }
 
 /// A command is under way.
-fn enter(queue: &Queue, command: Command, ranges: Ranges) -> Half {
+fn enter(queue: &Queue, command: Command, ranges: ScatterList) -> Half {
     let task = queue.tasks.enter((command.sqe.cid.get(), command.sqe.nsid.get()));
     Half { task, command, ranges }
 }

@@ -1,11 +1,12 @@
 //! A command in a slot: the ways that its data takes, and its completion.
 
 use super::device::Device;
-use crate::pointer::{Range, Ranges};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Sg, SgMut, Slice};
+use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::{Tail, Tools};
+use lunar_guest::Range;
+use lunar_guest::scatter::{Scatter, ScatterList};
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Task};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,7 +15,7 @@ use std::rc::Rc;
 pub(super) struct Half {
     pub(super) task: Task,
     pub(super) command: Command,
-    pub(super) ranges: Ranges,
+    pub(super) ranges: ScatterList,
 }
 
 impl Half {
@@ -101,42 +102,14 @@ impl<'a> Way<'a> {
     fn tell_placed(&self) {
         let machine = self.device.machine();
         if let Some((from, to)) = self.placed.take().filter(|_| machine.memory.is_logged()) {
-            let _ = self.each(from, to - from, |address, count| {
-                machine.memory.mark(address, count as u64);
-                true
-            });
+            Scatter::new(&machine.memory, self.ranges).mark(from, to - from);
         }
-    }
-
-    /// Hands out the ranges of the bytes from `offset` on; tells whether there are so many.
-    fn each(&self, mut offset: usize, mut len: usize, mut what: impl FnMut(u64, usize) -> bool) -> bool {
-        for range in self.ranges {
-            let all = range.len as usize;
-            if offset >= all {
-                offset -= all;
-                continue;
-            }
-            let count = len.min(all - offset);
-            if count > 0 && !what(range.address.wrapping_add(offset as u64), count) {
-                return false;
-            }
-            (offset, len) = (0, len - count);
-        }
-        len == 0
     }
 
     /// Copies bytes of the guest's into this memory, which is as long.
     fn fill(&self, offset: usize, mut memory: SgMut) -> Result<Sg, Fault> {
         let machine = self.device.machine();
-        let mut done = 0;
-        let found = self.each(offset, memory.len(), |address, count| {
-            machine.memory.each(address, count, |region, at, count| {
-                let Some(part) = region.slice(at, count) else { return false };
-                copy(&part, &mut memory, done);
-                done += count;
-                true
-            })
-        });
+        let found = Scatter::new(&machine.memory, self.ranges).read(offset, &mut memory);
         if found { Ok(memory.share()) } else { Err(self.lose()) }
     }
 
@@ -169,63 +142,22 @@ impl Transfer for Way<'_> {
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
-        let machine = self.device.machine();
-        let mut done = 0;
-        let mut buffer = [0; 512];
-        let found = self.each(offset, data.len(), |address, count| {
-            let mut at = 0;
-            while at < count {
-                let part = (count - at).min(buffer.len());
-                data.copy_to(done, &mut buffer[..part]);
-                if !machine.memory.write(address.wrapping_add(at as u64), &buffer[..part]) {
-                    return false;
-                }
-                (at, done) = (at + part, done + part);
-            }
-            true
-        });
+        let found = Scatter::new(&self.device.machine().memory, self.ranges).write(offset, &data);
         if found { Ok(()) } else { Err(self.lose()) }
     }
 
     fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
-        let machine = self.device.machine();
-        let mut memory = SgMut::default();
-        let found = self.each(offset, len, |address, count| {
-            machine
-                .memory
-                .each(address, count, |region, at, count| region.buf(at, count).map(|part| memory.push(part)).is_some())
-        });
-        if found {
-            let (from, to) = self.placed.get().unwrap_or((offset, offset));
-            self.placed.set(Some((from.min(offset), to.max(offset + len))));
-        }
-        found.then_some(memory)
+        let memory = Scatter::new(&self.device.machine().memory, self.ranges).to_fill(offset, len)?;
+        let (from, to) = self.placed.get().unwrap_or((offset, offset));
+        self.placed.set(Some((from.min(offset), to.max(offset + len))));
+        Some(memory)
     }
 
     fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
-        let machine = self.device.machine();
-        let mut memory = Sg::default();
-        let found = self.each(offset, len, |address, count| {
-            machine.memory.each(address, count, |region, at, count| {
-                region.slice(at, count).map(|part| memory.push(part)).is_some()
-            })
-        });
-        found.then_some(memory)
+        Scatter::new(&self.device.machine().memory, self.ranges).to_read(offset, len)
     }
 
     fn aborted(&self) -> bool {
         self.task.is_some_and(Task::aborted)
-    }
-}
-
-/// Copies `from` to the bytes of `to` from `at` on.
-fn copy(from: &Slice, to: &mut SgMut, at: usize) {
-    let mut buffer = [0; 512];
-    let mut done = 0;
-    while done < from.len() {
-        let count = (from.len() - done).min(buffer.len());
-        from.read(done, &mut buffer[..count]);
-        to.copy_from(at + done, &buffer[..count]);
-        done += count;
     }
 }
