@@ -6,8 +6,8 @@ use lunar_core::mem::Region;
 use lunar_guest::window::Window;
 use lunar_nvme::command::SQE_LEN;
 use lunar_nvme::{Sqe, Status};
-use lunar_vfio_user::machine::DOORBELLS;
 use lunar_vfio_user::queue::CQE_LEN;
+use lunar_vfio_user::registers::DOORBELLS;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 

@@ -3,7 +3,7 @@
 
 use crate::Error;
 use lunar_core::wire::Cursor;
-use lunar_vfio_user::machine::{DOORBELLS, DOORBELLS_LEN};
+use lunar_vfio_user::registers::{DOORBELLS, DOORBELLS_LEN};
 use lunar_vfio_user::wire::{
     Access, Code, DmaMap, ERROR, Errno, HEADER_LEN, Header, IRQ_DATA_EVENTFD, IRQ_MSIX, IRQ_TRIGGER, KIND,
     MAP_WRITABLE, NO_REPLY, REGION_BAR0, REPLY, RegionInfo, SetIrqs, Sparse, Version,

@@ -7,8 +7,8 @@
 use lunar_core::mem::{Region, SgMut};
 use lunar_nvme::fuzzing::Rig;
 use lunar_nvme::{Sqe, Status};
-use lunar_vfio_user::machine::Machine;
 use lunar_vfio_user::pointer::{entry, resolve};
+use lunar_vfio_user::registers::NvmeRegisters;
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -36,7 +36,7 @@ fn create(page: u64, other: u32) -> Sqe {
 fn main() {
     let rig = Rig::default();
     let admin = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
-    let mut machine = Machine::new(admin.controller.clone());
+    let mut machine = NvmeRegisters::new(admin.controller.clone());
     let memory = Region::zeroed(MEMORY);
     machine.memory.map(0, MEMORY as u64, Some(memory.clone())).expect("it is free");
     machine.write(0x24, &0x001f_001f_u32.to_le_bytes());

@@ -1,7 +1,7 @@
 //! The configuration space of the device (PCI Local Bus 3.0 6.1, PCI Express Base 4.0 7.5).
 
 use crate::config::VECTORS;
-use crate::machine::BAR_LEN;
+use crate::registers::BAR_LEN;
 
 /// Bytes of the configuration space.
 pub const LEN: usize = 4096;

@@ -4,9 +4,9 @@
 //! Who reads it believes none of it: bytes of any length and content come from a client.
 
 use crate::config::{QUEUES, RECORD_MAX};
-use crate::machine::Saved as SavedMachine;
 use crate::pci;
 use crate::queue::Completion;
+use crate::registers::Saved as SavedMachine;
 use lunar_core::wire::{Cursor, Short, le};
 use lunar_nvme::controller::saved::VALUES_MAX;
 use lunar_nvme::controller::{NOTICES_MAX, Notice, Saved as SavedController};

@@ -3,8 +3,8 @@
 
 use crate::config::{DESCRIPTORS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
 use crate::feature::{self, Wish};
-use crate::machine::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
 use crate::pci;
+use crate::registers::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
 use crate::wire::{
     Access, Code, DEVICE_FLAGS, DmaMap, DmaUnmap, ERROR, Errno, Feature, HEADER_LEN, Header, IRQ_AUTOMASKED,
     IRQ_EVENTFD, IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_WRITABLE, Moved, NO_REPLY, REGION_ACCESS,

@@ -4,8 +4,8 @@ use super::device::Device;
 use super::{Endpoint, Front};
 use crate::config::DESCRIPTORS_MAX;
 use crate::feature::{self, Wish};
-use crate::machine::{DOORBELLS, DOORBELLS_LEN};
 use crate::pci;
+use crate::registers::{DOORBELLS, DOORBELLS_LEN};
 use crate::session::{self, Head, Request};
 use crate::wire::{
     Access, Code, DmaMap, Errno, Feature, HEADER_LEN, IRQ_DATA_BOOL, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_INTX,

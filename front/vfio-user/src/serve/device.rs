@@ -3,9 +3,9 @@
 use super::Front;
 use super::job::{Half, Job, Way};
 use super::motion::Motion;
-use crate::machine::{Effect, Fetched, Machine};
 use crate::pci;
 use crate::pointer::resolve;
+use crate::registers::{Effect, Fetched, NvmeRegisters};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Region};
 use lunar_core::step::flush_now;
@@ -62,7 +62,7 @@ pub(super) struct Device {
     pub(super) front: Rc<Front>,
     name: String,
     pub(super) space: RefCell<pci::Space>,
-    machine: RefCell<Machine>,
+    machine: RefCell<NvmeRegisters>,
     pub(super) interrupts: RefCell<Interrupts>,
     pub(super) admin: Rc<Queue>,
     /// I/O queues, by identifier.
@@ -100,7 +100,7 @@ pub(super) struct Device {
 
 impl Device {
     pub(super) fn new(front: &Rc<Front>, name: &str, admin: Rc<Queue>) -> Rc<Self> {
-        let machine = Machine::new(admin.controller.clone());
+        let machine = NvmeRegisters::new(admin.controller.clone());
         let device = Rc::new_cyclic(|me| Self {
             me: me.clone(),
             front: front.clone(),
@@ -141,11 +141,11 @@ impl Device {
         self.front.reactor.arena()
     }
 
-    pub(super) fn machine(&self) -> Ref<'_, Machine> {
+    pub(super) fn machine(&self) -> Ref<'_, NvmeRegisters> {
         self.machine.borrow()
     }
 
-    pub(super) fn with<T>(&self, what: impl FnOnce(&mut Machine) -> T) -> T {
+    pub(super) fn with<T>(&self, what: impl FnOnce(&mut NvmeRegisters) -> T) -> T {
         what(&mut self.machine.borrow_mut())
     }
 
@@ -235,7 +235,7 @@ impl Device {
             // What cannot be flushed is in the log, and what writes it next hears of it.
             let _ = self.flush_all().await;
         }
-        let set = |machine: &mut Machine| {
+        let set = |machine: &mut NvmeRegisters| {
             if wanted & ENABLE != 0 && !is_enabled {
                 machine.enable()?;
             }
@@ -243,7 +243,7 @@ impl Device {
         };
         if self.with(set).is_err() {
             self.log("its guest has configured the controller as it cannot be");
-            self.with(Machine::fail);
+            self.with(NvmeRegisters::fail);
         }
         self.is_stopped.set(false);
         self.look_for_losses();
@@ -258,7 +258,7 @@ impl Device {
         self.queues.borrow().iter().flatten().chain([&self.admin]).for_each(abort);
         self.end_queues().await;
         self.admin.tasks.until_gone(|_| true).await;
-        self.with(Machine::disable);
+        self.with(NvmeRegisters::disable);
     }
 
     /// Ends the I/O queues when their commands have ended.
@@ -307,7 +307,7 @@ impl Device {
             Poll::Pending
         })
         .await;
-        self.with(Machine::reset);
+        self.with(NvmeRegisters::reset);
         self.space.borrow_mut().reset();
     }
 
@@ -332,7 +332,7 @@ impl Device {
                 self.front.starve(&self.me);
                 return seen;
             }
-            let Some(fetched) = self.with(Machine::fetch) else { return seen };
+            let Some(fetched) = self.with(NvmeRegisters::fetch) else { return seen };
             seen = true;
             self.start(fetched);
         }
@@ -502,7 +502,7 @@ impl Device {
         self.has_lost.set(has_lost);
         if has_lost {
             self.is_stopped.set(true);
-            self.with(Machine::fail);
+            self.with(NvmeRegisters::fail);
         }
     }
 
@@ -521,7 +521,7 @@ impl Device {
     /// Raises the interrupts of what was completed. One that cannot be raised now is raised a little later.
     pub(super) fn raise(&self) {
         self.raise_in_time();
-        let raised = self.with(Machine::take_raised);
+        let raised = self.with(NvmeRegisters::take_raised);
         if raised.is_empty() {
             return;
         }
@@ -551,7 +551,7 @@ impl Device {
         self.front.reactor.spawn(async move {
             device.front.reactor.sleep(RAISE_AGAIN).await;
             device.is_late.set(false);
-            device.with(Machine::raise_unread);
+            device.with(NvmeRegisters::raise_unread);
             device.look_again();
         });
     }
@@ -563,7 +563,7 @@ impl Device {
         self.front.reactor.spawn(async move {
             device.front.reactor.sleep(patience).await;
             device.is_patient.set(false);
-            device.with(Machine::raise_waiting);
+            device.with(NvmeRegisters::raise_waiting);
             device.look_again();
         });
     }
@@ -571,7 +571,7 @@ impl Device {
     /// INTx may come again.
     pub(super) fn unmask_line(&self) {
         self.interrupts.borrow_mut().line_is_masked = false;
-        self.with(Machine::raise_unread);
+        self.with(NvmeRegisters::raise_unread);
         self.look_again();
     }
 }
@@ -602,7 +602,7 @@ impl Watch for Device {
             }
         }
         self.misses.set(0);
-        self.with(Machine::flush);
+        self.with(NvmeRegisters::flush);
         let seen = self.fetch();
         self.raise();
         seen || self.is_due.get()

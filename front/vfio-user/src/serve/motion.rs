@@ -7,8 +7,8 @@
 use super::device::{Device, ENABLE};
 use crate::config::RECORD_MAX;
 use crate::feature::way;
-use crate::machine::Machine;
 use crate::record::{Record, Refusal, SeenNamespace};
+use crate::registers::NvmeRegisters;
 use crate::wire::{Errno, State};
 use std::time::Duration;
 
@@ -94,7 +94,7 @@ impl Device {
             }
             self.front.reactor.sleep(DRAIN_LOOK).await;
         }
-        self.with(Machine::flush);
+        self.with(NvmeRegisters::flush);
         self.raise();
         Ok(())
     }
@@ -104,7 +104,7 @@ impl Device {
         self.is_still.set(false);
         self.admin.controller.hold_events(false);
         // Who was told of a completion is told once more, for that may have been elsewhere.
-        self.with(Machine::raise_unread);
+        self.with(NvmeRegisters::raise_unread);
         self.look_again();
     }
 

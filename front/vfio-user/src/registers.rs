@@ -56,7 +56,7 @@ const _: () = assert!(QUEUES * 2 * STRIDE <= DOORBELLS_LEN, "all doorbells lie i
 pub enum Effect {
     /// Nothing more.
     None,
-    /// CC was written: see [`Machine::wanted`].
+    /// CC was written: see [`NvmeRegisters::wanted`].
     Configure,
     /// There may be commands.
     Rung,
@@ -75,7 +75,7 @@ pub struct Fetched {
 
 /// A controller.
 #[derive(Debug)]
-pub struct Machine {
+pub struct NvmeRegisters {
     /// The guest's memory.
     pub memory: Memory,
     controller: Arc<Controller>,
@@ -100,7 +100,7 @@ pub struct Machine {
     end: usize,
 }
 
-impl Machine {
+impl NvmeRegisters {
     /// A controller that is not enabled.
     #[must_use]
     pub fn new(controller: Arc<Controller>) -> Self {
@@ -657,5 +657,5 @@ fn created(sqe: &Sqe) -> Result<(u16, u16, u64), Status> {
 }
 
 #[cfg(test)]
-#[path = "machine_tests.rs"]
+#[path = "registers_tests.rs"]
 mod tests;

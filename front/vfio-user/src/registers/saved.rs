@@ -1,6 +1,6 @@
 //! A machine that moves to another process: its registers and its queues.
 
-use super::{Completions, FATAL, Machine, PAGE, STRIDE, Submission, property, register};
+use super::{Completions, FATAL, NvmeRegisters, PAGE, STRIDE, Submission, property, register};
 use crate::config::VECTORS;
 use crate::queue::Completion;
 use crate::record::{CompletionQueue, Registers, SubmissionQueue};
@@ -42,7 +42,7 @@ fn entries_max(id: u16) -> u16 {
     if id == 0 { ADMIN_ENTRIES_MAX } else { QUEUE_ENTRIES_MAX }
 }
 
-impl Machine {
+impl NvmeRegisters {
     /// What it is. No command is under way but asynchronous event requests.
     #[must_use]
     pub fn save(&self) -> Saved {
@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use lunar_guest::memory::Memory;
 
-    fn share(from: &Machine, to: &mut Machine) {
+    fn share(from: &NvmeRegisters, to: &mut NvmeRegisters) {
         let mut whole = None;
         assert!(from.memory.each(0, 0x10000, |region, _, _| {
             whole = Some(region.clone());

@@ -1,10 +1,10 @@
 //! What fuzzers call: messages, registers, entries and lists of pages with any bits.
 
 use crate::feature::{self, Wish};
-use crate::machine::{Effect, Machine};
 use crate::pci::Space;
 use crate::pointer::resolve;
 use crate::record::Record;
+use crate::registers::{Effect, NvmeRegisters};
 use crate::session;
 use crate::wire::{Code, Feature, HEADER_LEN, Info, RegionInfo, State};
 use lunar_core::mem::Region;
@@ -74,7 +74,7 @@ fn become_what(bytes: &[u8]) {
     let Some(admin) = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)) else {
         return;
     };
-    let mut machine = Machine::new(admin.controller.clone());
+    let mut machine = NvmeRegisters::new(admin.controller.clone());
     assert_eq!(machine.memory.map(0, MEMORY as u64, Some(Region::zeroed(MEMORY))), Ok(()));
     if admin.controller.restore(&record.controller).is_err() || machine.restore(&record.machine, 1).is_err() {
         return;
@@ -98,12 +98,12 @@ const MEMORY: usize = 64 << 10;
 ///
 /// # Panics
 /// When the machine does what it may not.
-pub fn machine(data: &[u8]) {
+pub fn registers(data: &[u8]) {
     let rig = Rig::default();
     let Some(admin) = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)) else {
         return;
     };
-    let mut machine = Machine::new(admin.controller.clone());
+    let mut machine = NvmeRegisters::new(admin.controller.clone());
     let mut space = Space::default();
     let memory = Region::zeroed(MEMORY);
     assert_eq!(machine.memory.map(0, MEMORY as u64, Some(memory.clone())), Ok(()));
@@ -156,7 +156,7 @@ pub fn machine(data: &[u8]) {
 }
 
 /// Becomes another machine that is the same.
-fn move_on(machine: &mut Machine) {
+fn move_on(machine: &mut NvmeRegisters) {
     let saved = machine.save();
     machine.disable();
     machine.reset();
@@ -164,7 +164,7 @@ fn move_on(machine: &mut Machine) {
     assert_eq!(machine.save(), saved);
 }
 
-fn queue_command(machine: &mut Machine, what: u8, bytes: &[u8; 12]) {
+fn queue_command(machine: &mut NvmeRegisters, what: u8, bytes: &[u8; 12]) {
     let mut sqe = crate::pointer::entry(u64::from(bytes[4] & 0x0f) << 12, u64::from(bytes[5] & 0x0f) << 12);
     sqe.cdw10[0] = (u32::from(bytes[6] & 0x1f) << 16 | u32::from(bytes[7] & 0x07)).into();
     sqe.cdw10[1] = (u32::from(bytes[8] & 0x07) << 16 | u32::from(bytes[9] | 1)).into();

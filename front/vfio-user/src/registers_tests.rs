@@ -4,15 +4,15 @@ use lunar_nvme::fuzzing::Rig;
 use std::rc::Rc;
 
 /// A machine with 64 KiB of memory from address zero on, and who keeps its controller.
-pub(super) fn machine() -> (Machine, Rc<Queue>, Rig) {
+pub(super) fn machine() -> (NvmeRegisters, Rc<Queue>, Rig) {
     let rig = Rig::default();
     let admin = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
-    let mut machine = Machine::new(admin.controller.clone());
+    let mut machine = NvmeRegisters::new(admin.controller.clone());
     machine.memory.map(0, 0x10000, Some(Region::zeroed(0x10000))).expect("free");
     (machine, admin, rig)
 }
 
-pub(super) fn enabled() -> (Machine, Rc<Queue>, Rig) {
+pub(super) fn enabled() -> (NvmeRegisters, Rc<Queue>, Rig) {
     let (mut machine, admin, rig) = machine();
     machine.write(0x24, &0x0007_0007_u32.to_le_bytes());
     machine.write(0x28, &0x1000_u64.to_le_bytes());
@@ -21,7 +21,7 @@ pub(super) fn enabled() -> (Machine, Rc<Queue>, Rig) {
     (machine, admin, rig)
 }
 
-fn read(machine: &Machine, offset: u32) -> u64 {
+fn read(machine: &NvmeRegisters, offset: u32) -> u64 {
     let mut bytes = [0; 8];
     machine.read(offset, &mut bytes);
     u64::from_le_bytes(bytes)
@@ -125,7 +125,7 @@ fn what_is_written_is_remembered() {
     machine.memory.start_log(lunar_guest::dirty::DirtyLog::Pages(log));
     machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
     machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
-    let written = |machine: &Machine| {
+    let written = |machine: &NvmeRegisters| {
         let all = lunar_guest::Range { address: 0, len: 0x10000 };
         crate::feature::dirty_pages(&machine.memory, all, 4096).map(|bits| (bits[0], bits[1]))
     };
@@ -169,7 +169,8 @@ fn halves_wait_for_each_other_without_a_look_too_many() {
     let (mut machine, ..) = enabled();
     machine.create_completions(&about(1, 1, 0x4000), 4).expect("room");
     machine.create_submissions(&about(1, 1, 0x3000)).expect("room");
-    let flags = |machine: &Machine, at: u64, flags: u8| assert!(machine.memory.write(0x3000 + at * 64 + 1, &[flags]));
+    let flags =
+        |machine: &NvmeRegisters, at: u64, flags: u8| assert!(machine.memory.write(0x3000 + at * 64 + 1, &[flags]));
     flags(&machine, 0, 1);
     flags(&machine, 1, 2);
     machine.write(0x1008, &1_u32.to_le_bytes());
@@ -199,7 +200,7 @@ fn a_half_that_comes_while_it_is_looked_for_is_seen() {
 #[test]
 fn who_takes_the_mask_away_hears_what_was_masked() {
     let (mut machine, ..) = enabled();
-    let ring = |machine: &mut Machine| machine.write(0x1000, &1_u32.to_le_bytes());
+    let ring = |machine: &mut NvmeRegisters| machine.write(0x1000, &1_u32.to_le_bytes());
     assert_eq!((machine.write(0x0c, &[1, 0, 0, 0]), ring(&mut machine)), (Effect::None, Effect::Rung));
     let fetched = machine.fetch().expect("there is one");
     machine.complete(0, fetched.first.cid.get(), Status::SUCCESS, 0);
@@ -249,7 +250,7 @@ fn a_queue_that_is_made_again_begins_at_its_start() {
     let (mut machine, ..) = enabled();
     let page = Region::zeroed(0x2000);
     machine.map_doorbells(&page, 0x1000);
-    let make = |machine: &mut Machine| {
+    let make = |machine: &mut NvmeRegisters| {
         assert_eq!(machine.create_completions(&about(1, 1, 0x4000), 4), Ok(()));
         assert_eq!(machine.create_submissions(&about(1, 1, 0x3000)), Ok((1, 8)));
     };
@@ -272,9 +273,9 @@ fn what_fuzzers_call_ends() {
     };
     for _ in 0..50 {
         let bytes: Vec<u8> = (0..2400).map(|_| random()).collect();
-        crate::fuzzing::machine(&bytes);
-        crate::fuzzing::pointers(&bytes);
-        crate::fuzzing::messages(&bytes);
+        crate::testing::registers(&bytes);
+        crate::testing::pointers(&bytes);
+        crate::testing::messages(&bytes);
     }
 }
 
@@ -286,13 +287,13 @@ fn interrupts_of_io_queues_wait_for_more_completions_and_no_longer_than_they_may
         machine.create_completions(&about(id, id, 0x3000 + u64::from(id) * 0x1000), 4).expect("room");
         machine.create_submissions(&about(id, id, 0x6000 + u64::from(id) * 0x1000)).expect("room");
     }
-    let set = |machine: &mut Machine, feature: u32, value: u32| {
+    let set = |machine: &mut NvmeRegisters, feature: u32, value: u32| {
         let sqe = lunar_nvme::fuzzing::entry(0x09, 0, &[feature, value]);
         assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::SUCCESS);
         machine.complete(0, 1, Status::SUCCESS, 0);
         assert_eq!(machine.take_raised().first(), Some(&0), "the admin queue's never wait");
     };
-    let complete = |machine: &mut Machine, queue: u16| {
+    let complete = |machine: &mut NvmeRegisters, queue: u16| {
         machine.complete(queue, 7, Status::SUCCESS, 0);
         machine.take_raised()
     };
