@@ -1,7 +1,7 @@
 //! Address ranges that do not overlap, each with a value.
 //!
-//! Guest memory is one such map, from guest addresses to regions. A transport whose client gives the addresses of its
-//! rings in an address space of its own (vhost-user: user addresses) keeps a second one, from those to guest addresses.
+//! Guest memory is one such map, from guest addresses to regions. A transport whose client gives the addresses of rings
+//! in an address space of the client keeps a second one, from those to guest addresses.
 
 use crate::Range;
 use std::cell::Cell;

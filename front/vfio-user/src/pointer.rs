@@ -1,5 +1,5 @@
-//! Where the data of a command lies: lists of pages (PRP, NVMe Base 2.0 4.1.1) and scatter-gather lists (4.1.2), read
-//! once and checked. What the guest writes into them later is not seen.
+//! Where the data of a command lies: PRP lists (NVMe Base 2.0 4.1.1) and scatter-gather lists (4.1.2). Each entry is
+//! read once, and checked: later writes of the guest have no effect.
 
 use crate::config::{LISTS_MAX, SEGMENTS_MAX};
 use lunar_guest::Range;
@@ -7,19 +7,21 @@ use lunar_guest::memory::Memory;
 use lunar_guest::scatter::ScatterList;
 use lunar_nvme::command::Sgl;
 use lunar_nvme::{Sqe, Status};
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
-/// Bytes of a page: the only size there is (CAP.MPSMIN, MPSMAX).
+/// Bytes of a page: the only size that there is (CAP.MPSMIN and CAP.MPSMAX).
 pub const PAGE: u64 = 4096;
-/// Flags of an entry: how the data is described.
-const DESCRIBED: u8 = 0xc0;
-const BY_SEGMENTS: [u8; 2] = [0x40, 0x80];
+/// Flags of an entry: PRP or SGL for data transfer (PSDT).
+const POINTER: u8 = 0xc0;
+/// PSDT: scatter-gather lists, with a contiguous metadata buffer or with one of several segments.
+const SEGMENTS: [u8; 2] = [0x40, 0x80];
 
 /// Where the `bytes` of a command lie.
 ///
 /// # Errors
-/// [`Status::PRP_OFFSET`], [`Status::SGL_SEGMENT`], [`Status::SGL_COUNT`], [`Status::SGL_LENGTH`],
-/// [`Status::SGL_TYPE`]; [`Status::TRANSFER_ERROR`] when a list lies in no memory.
+/// The status of the command: [`Status::PRP_OFFSET`], [`Status::SGL_SEGMENT`], [`Status::SGL_COUNT`],
+/// [`Status::SGL_LENGTH`], [`Status::SGL_TYPE`]; [`Status::TRANSFER_ERROR`] when a list is not in guest memory;
+/// [`Status::INVALID_FIELD`] for more bytes than a command may move.
 pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
     if bytes == 0 {
         return Ok(ScatterList::new());
@@ -27,15 +29,15 @@ pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, St
     if bytes > lunar_nvme::execute::TRANSFER_BYTES_MAX {
         return Err(Status::INVALID_FIELD);
     }
-    match sqe.flags & DESCRIBED {
+    match sqe.flags & POINTER {
         0 => pages(sqe, bytes, memory),
-        way if BY_SEGMENTS.contains(&way) => segments(sqe.sgl, bytes, memory),
+        kind if SEGMENTS.contains(&kind) => segments(sqe.sgl, bytes, memory),
         _ => Err(Status::INVALID_FIELD),
     }
 }
 
 fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
-    let [first, second] = pointers(sqe);
+    let [first, second] = sqe.prp();
     if !first.is_multiple_of(4) {
         return Err(Status::PRP_OFFSET);
     }
@@ -56,14 +58,7 @@ fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> 
     Ok(ranges)
 }
 
-/// Both entries of a command.
-#[must_use]
-pub fn pointers(sqe: &Sqe) -> [u64; 2] {
-    let bytes = u128::from_le_bytes(*sqe.sgl.as_bytes().first_chunk().unwrap_or(&[0; 16]));
-    [bytes as u64, (bytes >> 64) as u64]
-}
-
-/// The pages that a list names, from its first entry on.
+/// Appends the pages of a PRP list, from its entry at `at` on.
 fn list(ranges: &mut ScatterList, mut at: u64, mut left: u64, memory: &Memory) -> Result<(), Status> {
     const ENTRY: u64 = 8;
     for _ in 0..LISTS_MAX {
@@ -78,7 +73,7 @@ fn list(ranges: &mut ScatterList, mut at: u64, mut left: u64, memory: &Memory) -
         if !memory.read(at, entries.as_mut_bytes()) {
             return Err(Status::TRANSFER_ERROR);
         }
-        // The last entry of a page that is not the last is where the next list begins.
+        // When the list continues, the last entry of its page is the address of the next page.
         let pages = if wanted > room { count - 1 } else { count };
         for entry in &entries[..pages] {
             let page = u64::from_le(*entry);
@@ -97,7 +92,7 @@ fn list(ranges: &mut ScatterList, mut at: u64, mut left: u64, memory: &Memory) -
     Err(Status::PRP_OFFSET)
 }
 
-/// Types of descriptors.
+/// Types of SGL descriptors, with the subtype "address".
 mod kind {
     pub(super) const DATA: u8 = 0x00;
     pub(super) const SEGMENT: u8 = 0x20;
@@ -142,7 +137,7 @@ fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<ScatterList, Stat
                 _ => return Err(Status::SGL_TYPE),
             }
         }
-        // More than there is data for: what follows is not looked at.
+        // Descriptors beyond the data are not looked at.
         if left == 0 {
             break;
         }
@@ -163,20 +158,10 @@ fn data(ranges: &mut ScatterList, descriptor: &Sgl, left: &mut u64) -> Result<()
     Ok(())
 }
 
-/// An entry whose data lies at these two pointers: for tests.
-#[must_use]
-pub fn entry(first: u64, second: u64) -> Sqe {
-    let mut sqe = Sqe::new_zeroed();
-    let both = u128::from(second) << 64 | u128::from(first);
-    if let Ok(sgl) = Sgl::read_from_bytes(&both.to_le_bytes()) {
-        sqe.sgl = sgl;
-    }
-    sqe
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::entry;
     use lunar_core::mem::Region;
 
     const BASE: u64 = 0x10_0000;
@@ -197,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn one_page_and_two() {
+    fn one_page_or_two_need_no_list() {
         let memory = memory();
         assert_eq!(found(&entry(0x5000, 0), 4096, &memory), Ok(vec![(0x5000, 4096)]));
         assert_eq!(found(&entry(0x5800, 0x9000), 4096, &memory), Ok(vec![(0x5800, 2048), (0x9000, 2048)]));
@@ -209,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn lists_go_on_at_their_last_entry() {
+    fn lists_continue_at_their_last_entry() {
         let memory = memory();
         put(&memory, BASE + 0xff0, &[0x20_0000, BASE + 0x3000]);
         put(&memory, BASE + 0x3000, &[0x30_0000, 0x30_1000, 0x40_0000]);
         let sqe = entry(0x5000, BASE + 0xff0);
         let wanted = vec![(0x5000, 4096), (0x20_0000, 4096), (0x30_0000, 8192), (0x40_0000, 512)];
         assert_eq!(found(&sqe, 4 * 4096 + 512, &memory), Ok(wanted));
-        // Two entries are all that is needed: the last is a page.
+        // No more entries are needed, so the last one is a page.
         put(&memory, BASE + 0xff0, &[0x20_0000, 0x50_0000]);
         let wanted = vec![(0x5000, 4096), (0x20_0000, 4096), (0x50_0000, 4096)];
         assert_eq!(found(&sqe, 3 * 4096, &memory), Ok(wanted));
@@ -227,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_leads_to_itself_ends() {
+    fn a_list_that_continues_in_itself_ends() {
         let memory = memory();
         put(&memory, BASE + 0xff8, &[BASE + 0xff8]);
         assert_eq!(found(&entry(0x5000, BASE + 0xff8), 1 << 20, &memory), Err(Status::PRP_OFFSET));
@@ -257,7 +242,7 @@ mod tests {
         assert_eq!(found(&by_segments(sgl(BASE, 40, 0x20)), 512, &memory), Err(Status::SGL_SEGMENT));
         assert_eq!(found(&by_segments(sgl(BASE, 48, 0x30)), 512, &memory), Err(Status::SGL_SEGMENT));
         assert_eq!(found(&by_segments(sgl(BASE, 48, 0x10)), 512, &memory), Err(Status::SGL_TYPE));
-        // A segment that leads to itself.
+        // A segment that continues in itself.
         put(BASE, &[sgl(BASE, 16, 0x20)]);
         assert_eq!(found(&by_segments(sgl(BASE, 16, 0x20)), 512, &memory), Err(Status::SGL_COUNT));
     }

@@ -1,659 +1,437 @@
-//! A controller as its guest sees it: registers, doorbells, and the queues in its memory (NVMe Base 2.0 3.1.3). A value
-//! without I/O: accesses and completions go in, commands and interrupts come out.
+//! A controller as its guest sees it: registers, doorbells, and the queues in guest memory. A value without I/O:
+//! accesses and completions go in, commands and interrupts come out.
 
+pub mod layout;
+mod queues;
 pub mod saved;
 
-use crate::coalescing::Waiting;
-use crate::config::{BURST, QUEUES, VECTORS};
-use crate::queue::{CQE_LEN, Completion, Completions, Doorbell, Found, Shadow, Submission, distance};
+use crate::queue::completion::CompletionQueue;
+use crate::queue::submission::SubmissionQueue;
+use layout::{Layout, Register, STRIDE};
 use lunar_core::mem::Region;
 use lunar_guest::memory::Memory;
 use lunar_guest::window::Window;
-use lunar_nvme::command::{FUSE, FUSE_FIRST, FUSE_SECOND};
-use lunar_nvme::controller::{QUEUE_ENTRIES_MAX, property};
-use lunar_nvme::{Controller, Sqe, Status};
+use lunar_nvme::controller::property;
+use lunar_nvme::plan::QueueChange;
+use lunar_nvme::{Controller, Status};
+use queues::{Broken, Doorbells, PAGE, Queues};
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
 use std::time::Duration;
+use zerocopy::IntoBytes;
 
-pub use saved::Saved;
-
-/// Bytes of the registers and doorbells: BAR 0.
-pub const BAR_LEN: u32 = 0x4000;
-/// Where the doorbells are in it.
-pub const DOORBELLS: u32 = 0x1000;
-/// Bytes of the page of doorbells.
-pub const DOORBELLS_LEN: usize = 0x1000;
-/// Bytes of a doorbell (CAP.DSTRD is zero).
-const STRIDE: usize = 4;
-
-/// Registers that only queues in memory have.
-mod register {
-    pub(super) const INTERRUPT_MASK: u32 = 0x0c;
-    pub(super) const INTERRUPT_UNMASK: u32 = 0x10;
-    /// CSTS is the higher half of what begins here.
-    pub(super) const STATUS: u32 = 0x18;
-    pub(super) const ADMIN_ENTRIES: u32 = 0x24;
-    pub(super) const ADMIN_SUBMISSIONS: u32 = 0x28;
-    pub(super) const ADMIN_COMPLETIONS: u32 = 0x30;
-}
+pub use layout::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
+pub use queues::Fetched;
+pub use saved::SavedRegisters;
 
 /// CSTS.CFS.
 const FATAL: u32 = 0x02;
-/// Admin Queue Attributes: entries of one of the queues, 0-based.
+/// AQA: entries of one of the admin queues, 0-based.
 const ADMIN_ENTRIES: u32 = 0xfff;
-/// Create I/O Queue: dword 11: it lies in one piece.
-const CONTIGUOUS: u32 = 0x01;
-/// Create I/O Completion Queue: dword 11: it raises interrupts.
-const INTERRUPTS: u32 = 0x02;
-/// Queues lie on the boundary of a page.
-const PAGE: u64 = 4096;
-
-const _: () = assert!(QUEUES * 2 * STRIDE <= DOORBELLS_LEN, "all doorbells lie in one page");
 
 /// What an access leads to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Nothing more.
     None,
-    /// CC was written: see [`NvmeRegisters::wanted`].
+    /// CC was written: see [`NvmeRegisters::configuration`].
     Configure,
-    /// There may be commands.
-    Rung,
+    /// A queue may have something to do.
+    Notified,
 }
 
-/// A command, or both halves of a fused operation, from a queue.
+/// What a controller has besides its registers.
 #[derive(Debug)]
-pub struct Fetched {
-    /// Which queue.
-    pub queue: u16,
-    /// The command.
-    pub first: Sqe,
-    /// The second half; seldom, and so behind a pointer.
-    pub second: Option<Box<Sqe>>,
+enum State {
+    /// No queues: CC.EN is clear, or takes effect later.
+    Disabled,
+    /// Commands are fetched and completed.
+    Enabled(Queues),
+    /// CSTS.CFS is set until the guest resets the controller: nothing is fetched. Commands that were fetched are
+    /// completed.
+    Failed(Queues),
 }
 
-/// A controller.
+/// The registers of a controller, and the queues behind them.
 #[derive(Debug)]
 pub struct NvmeRegisters {
-    /// The guest's memory.
+    /// Guest memory. After a change of it: [`NvmeRegisters::locate`].
     pub memory: Memory,
     controller: Arc<Controller>,
-    wanted: u32,
-    fatal: bool,
+    /// CC as it was written last: the controller has what is in force.
+    cc: u32,
+    /// INTMS, INTMC.
     interrupt_mask: u32,
-    admin_entries: u32,
-    admin_submissions: u64,
-    admin_completions: u64,
-    submissions: Vec<Option<Submission>>,
-    completions: Vec<Option<Completions>>,
-    shadow: Option<[u64; 2]>,
-    /// The page of doorbells, if the client has it mapped.
-    mapped: Option<Window>,
-    /// Vectors that shall be raised.
-    raised: Vec<u16>,
-    /// Vectors that wait for more completions.
-    waiting: Waiting,
-    /// The queue that is looked at next: all have their turn.
-    turn: usize,
-    /// No queue has this identifier, or a larger one.
-    end: usize,
+    aqa: u32,
+    asq: u64,
+    acq: u64,
+    doorbells: Doorbells,
+    state: State,
 }
 
 impl NvmeRegisters {
-    /// A controller that is not enabled.
+    /// The registers of a controller that is not enabled.
     #[must_use]
     pub fn new(controller: Arc<Controller>) -> Self {
         Self {
             memory: Memory::default(),
             controller,
-            wanted: 0,
-            fatal: false,
+            cc: 0,
             interrupt_mask: 0,
-            admin_entries: 0,
-            admin_submissions: 0,
-            admin_completions: 0,
-            submissions: (0..QUEUES).map(|_| None).collect(),
-            completions: (0..QUEUES).map(|_| None).collect(),
-            shadow: None,
-            mapped: None,
-            raised: Vec::new(),
-            waiting: Waiting::default(),
-            turn: 0,
-            end: 0,
+            aqa: 0,
+            asq: 0,
+            acq: 0,
+            doorbells: Doorbells::Registers,
+            state: State::Disabled,
         }
     }
 
-    /// The client maps the page of doorbells, `page`.
-    pub fn map_doorbells(&mut self, page: &Region, at: usize) {
-        self.mapped = Window::new(page, at, DOORBELLS_LEN);
-        self.lie();
+    fn queues(&self) -> Option<&Queues> {
+        match &self.state {
+            State::Disabled => None,
+            State::Enabled(queues) | State::Failed(queues) => Some(queues),
+        }
     }
 
-    /// Whether the client has the doorbells mapped: nobody tells when they are rung.
+    fn queues_mut(&mut self) -> Option<&mut Queues> {
+        match &mut self.state {
+            State::Disabled => None,
+            State::Enabled(queues) | State::Failed(queues) => Some(queues),
+        }
+    }
+
+    /// The client maps a page in place of the doorbells: [`DOORBELLS_LEN`] bytes of `region` from `at` on.
+    pub fn map_doorbells(&mut self, region: &Region, at: usize) {
+        let Some(page) = Window::new(region, at, DOORBELLS_LEN) else { return };
+        self.show_doorbells(&page);
+        self.doorbells = Doorbells::Mapped(page);
+        self.locate();
+    }
+
+    /// Writes the doorbells into a page that replaces them: the client finds them as they are.
+    fn show_doorbells(&self, page: &Window) {
+        // The page is our own, so it is writable.
+        let _ = page.write(0, &[0; DOORBELLS_LEN]);
+        if let Some(queues) = self.queues() {
+            queues.each_doorbell(|number, value| _ = page.store(number * STRIDE, value.into()));
+        }
+    }
+
+    /// Whether the client has mapped the doorbells: nobody notifies us when they are written.
     #[must_use]
-    pub fn is_mapped(&self) -> bool {
-        self.mapped.is_some()
+    pub fn has_mapped_doorbells(&self) -> bool {
+        matches!(self.doorbells, Doorbells::Mapped(_))
     }
 
-    /// The value of CC that the guest has written last.
+    /// CC as the guest has written it last.
     #[must_use]
-    pub fn wanted(&self) -> u32 {
-        self.wanted
+    pub fn configuration(&self) -> u32 {
+        self.cc
     }
 
-    /// It cannot go on (CSTS.CFS).
+    /// The controller cannot go on (CSTS.CFS).
     pub fn fail(&mut self) {
-        self.fatal = true;
+        self.state = match std::mem::replace(&mut self.state, State::Disabled) {
+            State::Disabled => State::Failed(Queues::new()),
+            State::Enabled(queues) | State::Failed(queues) => State::Failed(queues),
+        };
     }
 
-    /// Eight bytes of registers, from a boundary of eight on.
-    fn registers(&self, at: u32) -> u64 {
-        let property = |offset, eight| self.controller.property(offset, eight).unwrap_or(0);
-        let pair = |low: u64, high: u64| low | high << 32;
-        match at {
-            property::CAP => property(property::CAP, true),
-            property::VS => pair(property(property::VS, false), self.interrupt_mask.into()),
-            register::INTERRUPT_UNMASK => pair(self.interrupt_mask.into(), self.wanted.into()),
-            register::STATUS => pair(0, property(property::CSTS, false) | if self.fatal { FATAL.into() } else { 0 }),
-            property::NSSR => pair(0, self.admin_entries.into()),
-            register::ADMIN_SUBMISSIONS => self.admin_submissions,
-            register::ADMIN_COMPLETIONS => self.admin_completions,
-            _ => 0,
-        }
+    /// Whether the controller cannot go on (CSTS.CFS).
+    fn has_failed(&self) -> bool {
+        let status = self.controller.property(property::CSTS, false).unwrap_or(0);
+        matches!(self.state, State::Failed(_)) || status & u64::from(FATAL) != 0
     }
 
-    /// Reads BAR 0. Doorbells read as zeroes.
+    fn layout(&self) -> Layout {
+        let property = |offset, is_long| self.controller.property(offset, is_long).unwrap_or(0);
+        // Version and status have 32 bits.
+        let status = property(property::CSTS, false) as u32 | if self.has_failed() { FATAL } else { 0 };
+        let mut layout = Layout::zeroed();
+        layout.cap = property(property::CAP, true).into();
+        layout.vs = (property(property::VS, false) as u32).into();
+        (layout.intms, layout.intmc) = (self.interrupt_mask.into(), self.interrupt_mask.into());
+        (layout.cc, layout.csts) = (self.cc.into(), status.into());
+        (layout.aqa, layout.asq, layout.acq) = (self.aqa.into(), self.asq.into(), self.acq.into());
+        layout
+    }
+
+    /// Reads BAR 0. Doorbells, and everything beyond the registers, read as zeroes.
     pub fn read(&self, offset: u32, into: &mut [u8]) {
-        for (at, byte) in (u64::from(offset)..).zip(into) {
-            // What lies beyond the registers is zero.
-            let at = u32::try_from(at).unwrap_or(DOORBELLS);
-            *byte = self.registers(at & !7).to_le_bytes()[(at & 7) as usize];
-        }
+        let layout = self.layout();
+        let from = layout.as_bytes().get(offset as usize..).unwrap_or(&[]);
+        let count = from.len().min(into.len());
+        into[..count].copy_from_slice(&from[..count]);
+        into[count..].fill(0);
     }
 
-    /// Writes BAR 0: whole words, of four bytes or eight. Others are not heard.
+    /// Writes BAR 0: a word of four bytes, or one of eight that is no doorbell. All other writes are ignored.
     pub fn write(&mut self, offset: u32, from: &[u8]) -> Effect {
         let word = |at: usize| from.get(at..at + 4).and_then(|word| word.try_into().ok()).map(u32::from_le_bytes);
-        let Some(low) = word(0).filter(|_| offset.is_multiple_of(4)) else { return Effect::None };
-        let effect = match (from.len(), offset) {
-            (4, DOORBELLS..BAR_LEN) => self.ring((offset - DOORBELLS) as usize / STRIDE, low),
-            (4 | 8, 0..DOORBELLS) => self.write_word(offset, low),
-            _ => return Effect::None,
-        };
-        match word(4) {
-            Some(high) => match self.write_word(offset + 4, high) {
-                Effect::None => effect,
-                other => other,
-            },
-            None => effect,
+        let (Some(low), 4 | 8) = (word(0), from.len()) else { return Effect::None };
+        let Some(high) = word(4) else { return self.write_word(Register::at(offset), low) };
+        if offset > DOORBELLS - 8 {
+            return Effect::None;
+        }
+        let effect = self.write_word(Register::at(offset), low);
+        match self.write_word(Register::at(offset + 4), high) {
+            Effect::None => effect,
+            other => other,
         }
     }
 
-    fn write_word(&mut self, offset: u32, value: u32) -> Effect {
-        let low = |all: u64| all >> 32 << 32 | u64::from(value);
-        let high = |all: u64| all << 32 >> 32 | u64::from(value) << 32;
-        match offset {
-            register::INTERRUPT_MASK => self.interrupt_mask |= value,
-            register::INTERRUPT_UNMASK => {
+    fn write_word(&mut self, register: Option<Register>, value: u32) -> Effect {
+        match register {
+            Some(Register::InterruptMaskSet) => self.interrupt_mask |= value,
+            Some(Register::InterruptMaskClear) => {
                 self.interrupt_mask &= !value;
                 self.raise_unread();
-                return Effect::Rung;
+                return Effect::Notified;
             }
-            property::CC => {
-                self.wanted = value;
+            Some(Register::Configuration) => {
+                self.cc = value;
                 return Effect::Configure;
             }
-            register::ADMIN_ENTRIES => self.admin_entries = value & (ADMIN_ENTRIES << 16 | ADMIN_ENTRIES),
-            0x28 => self.admin_submissions = low(self.admin_submissions),
-            0x2c => self.admin_submissions = high(self.admin_submissions),
-            0x30 => self.admin_completions = low(self.admin_completions),
-            0x34 => self.admin_completions = high(self.admin_completions),
-            _ => {}
+            Some(Register::AdminQueueAttributes) => self.aqa = value & (ADMIN_ENTRIES << 16 | ADMIN_ENTRIES),
+            Some(Register::AdminSubmissionQueue(half)) => self.asq = half.replaced(self.asq, value),
+            Some(Register::AdminCompletionQueue(half)) => self.acq = half.replaced(self.acq, value),
+            Some(Register::Doorbell(number)) => return self.write_doorbell(number, value),
+            None => {}
         }
         Effect::None
     }
 
-    /// A doorbell is rung. One of a queue that is not there, or with nonsense, is not heard.
-    fn ring(&mut self, number: usize, value: u32) -> Effect {
-        let Ok(value) = u16::try_from(value) else { return Effect::None };
-        if let Some(page) = &self.mapped {
-            // Who looks there finds it.
+    /// A doorbell is written. The doorbell of a queue that does not exist and a value out of range are ignored.
+    fn write_doorbell(&mut self, number: usize, value: u32) -> Effect {
+        let (Ok(id), Ok(value)) = (u16::try_from(number / 2), u16::try_from(value)) else { return Effect::None };
+        if let Doorbells::Mapped(page) = &self.doorbells {
+            // The queues read it there.
             let _ = page.store(number * STRIDE, value.into());
         }
-        let heard = match (number / 2, number % 2) {
-            (queue, 0) => self.submission(queue).is_some_and(|queue| queue.ring(value)),
-            (queue, _) => self.completion(queue).is_some_and(|queue| queue.ring(value)),
+        let is_accepted = match (self.queues_mut(), number % 2) {
+            (None, _) => false,
+            (Some(queues), 0) => queues.submission(id).is_some_and(|queue| queue.write_doorbell(value)),
+            (Some(queues), _) => queues.completion(id).is_some_and(|queue| queue.write_doorbell(value)),
         };
-        if heard { Effect::Rung } else { Effect::None }
+        if is_accepted { Effect::Notified } else { Effect::None }
     }
 
-    fn submission(&mut self, id: usize) -> Option<&mut Submission> {
-        self.submissions.get_mut(id)?.as_mut()
-    }
-
-    fn completion(&mut self, id: usize) -> Option<&mut Completions> {
-        self.completions.get_mut(id)?.as_mut()
-    }
-
-    /// Makes the admin queues, as the registers say.
+    /// Creates the admin queues as the registers say: the controller is enabled.
     ///
     /// # Errors
-    /// When they cannot be so.
+    /// [`Status::INVALID_FIELD`] when no queues can be so.
     pub fn enable(&mut self) -> Result<(), Status> {
-        let entries = |shift: u32| (self.admin_entries >> shift & ADMIN_ENTRIES) as u16 + 1;
+        let entries = |shift: u32| (self.aqa >> shift & ADMIN_ENTRIES) as u16 + 1;
         let (submissions, completions) = (entries(0), entries(16));
-        let aligned = (self.admin_submissions | self.admin_completions).is_multiple_of(PAGE);
-        if submissions < 2 || completions < 2 || !aligned {
+        if submissions < 2 || completions < 2 || !(self.asq | self.acq).is_multiple_of(PAGE) {
             return Err(Status::INVALID_FIELD);
         }
-        let mut queue = Completions::new(self.admin_completions, completions, Some(0));
-        queue.users = 1;
-        self.completions[0] = Some(queue);
-        self.submissions[0] = Some(Submission::new(0, 0, self.admin_submissions, submissions));
-        self.fatal = false;
-        self.heed();
-        self.lie();
+        self.state = State::Enabled(Queues::with_admin((self.asq, submissions), (self.acq, completions)));
+        self.apply_coalescing();
+        self.locate();
         Ok(())
     }
 
-    /// All queues are gone, as after a reset of the controller.
+    /// Deletes all queues: the controller is reset (CC.EN).
     pub fn disable(&mut self) {
-        self.submissions.iter_mut().for_each(|queue| *queue = None);
-        self.completions.iter_mut().for_each(|queue| *queue = None);
-        self.raised.clear();
-        self.waiting = Waiting::default();
-        (self.shadow, self.fatal, self.interrupt_mask, self.end) = (None, false, 0, 0);
-        if let Some(page) = &self.mapped {
-            // A queue that is made anew begins at its start.
-            let _ = page.write(0, &[0; DOORBELLS_LEN]);
+        (self.state, self.interrupt_mask) = (State::Disabled, 0);
+        match &self.doorbells {
+            // A queue that is created later starts with doorbells of zero.
+            Doorbells::Mapped(page) => self.show_doorbells(page),
+            _ => self.doorbells = Doorbells::Registers,
         }
     }
 
-    /// All registers are as at the beginning, as after a reset of the device.
+    /// Resets all registers: the device is reset.
     pub fn reset(&mut self) {
         self.disable();
-        (self.wanted, self.admin_entries, self.admin_submissions, self.admin_completions) = (0, 0, 0, 0);
+        (self.cc, self.aqa, self.asq, self.acq) = (0, 0, 0, 0);
     }
 
-    /// Finds everything again that lies in the guest's memory: that has changed, or where it lies has.
-    pub fn lie(&mut self) {
-        let memory = &self.memory;
-        let pages = self.shadow.map(|pages| pages.map(|page| memory.window(page, PAGE as usize)));
-        let doorbell = |number: usize| match (&self.mapped, &pages) {
-            (Some(page), _) => Doorbell::Mapped(page.clone(), number * STRIDE),
-            // The admin queue's are always rung.
-            (None, Some([Some(doorbells), Some(events)])) if number > 1 => {
-                Doorbell::Shadow(Shadow::new(doorbells, events, number))
-            }
-            _ => Doorbell::Told,
-        };
-        let end = self.submissions.iter().rposition(Option::is_some);
-        self.end = self.completions.iter().rposition(Option::is_some).max(end).map_or(0, |last| last + 1);
-        for (id, queue) in self.submissions.iter_mut().enumerate() {
-            if let Some(queue) = queue {
-                queue.lie(memory.window(queue.address, queue.len()), doorbell(2 * id));
-            }
-        }
-        for (id, queue) in self.completions.iter_mut().enumerate() {
-            if let Some(queue) = queue {
-                queue.lie(memory.window(queue.address, queue.len()), doorbell(2 * id + 1));
-            }
+    /// Finds everything that lies in guest memory again: the memory has changed.
+    pub fn locate(&mut self) {
+        if let State::Enabled(queues) | State::Failed(queues) = &mut self.state {
+            queues.locate(&self.memory, &self.doorbells);
         }
     }
 
-    /// Lets go of the guest's memory, all of it.
+    /// Lets go of all guest memory and returns its regions.
     pub fn forget_memory(&mut self) -> Vec<Region> {
         let regions = self.memory.clear();
-        self.lie();
+        self.locate();
         regions
     }
 
-    /// Create I/O Completion Queue (NVMe Base 2.0 5.4).
+    /// Carries out a change of queues. Of a submission queue that is deleted, no command may be in progress.
     ///
     /// # Errors
-    /// How the command ends.
-    pub fn create_completions(&mut self, sqe: &Sqe, granted: u16) -> Result<(), Status> {
-        let (id, entries, address) = created(sqe)?;
-        if id == 0 || id > granted || self.completion(id.into()).is_some() {
-            return Err(Status::INVALID_QUEUE);
+    /// The status of the command.
+    pub fn change_queues(&mut self, change: QueueChange) -> Result<(), Status> {
+        match change {
+            QueueChange::CreateCompletion { id, entries, address, vector } => {
+                self.create_completion_queue(id, CompletionQueue::new(address, entries, vector))
+            }
+            QueueChange::CreateSubmission { id, entries, address, completion_queue } => {
+                self.create_submission_queue(SubmissionQueue::new(id, completion_queue, address, entries))
+            }
+            QueueChange::DeleteCompletion { id } => {
+                self.queues_mut().ok_or(Status::SEQUENCE_ERROR)?.remove_completion(id)
+            }
+            QueueChange::DeleteSubmission { id } => {
+                self.queues_mut().ok_or(Status::SEQUENCE_ERROR)?.remove_submission(id)
+            }
+            QueueChange::SetDoorbellBuffers { doorbells, events } => self.set_doorbell_buffers([doorbells, events]),
         }
-        let vector = (sqe.cdw(11) & INTERRUPTS != 0).then_some((sqe.cdw(11) >> 16) as u16);
-        if vector.is_some_and(|vector| vector >= VECTORS) {
-            return Err(Status::INVALID_VECTOR);
-        }
-        let queue = Completions::new(address, entries, vector);
-        self.memory.window(address, queue.len()).ok_or(Status::TRANSFER_ERROR)?;
-        self.completions[usize::from(id)] = Some(queue);
-        self.begin_at_start(2 * usize::from(id) + 1);
-        self.lie();
-        Ok(())
     }
 
-    /// Create I/O Submission Queue (5.5), as far as memory goes; tells its identifier and its entries.
-    ///
-    /// # Errors
-    /// How the command ends.
-    pub fn create_submissions(&mut self, sqe: &Sqe) -> Result<(u16, u16), Status> {
-        let (id, entries, address) = created(sqe)?;
-        let completions = (sqe.cdw(11) >> 16) as u16;
-        if id == 0 || usize::from(id) >= QUEUES || self.submission(id.into()).is_some() {
-            return Err(Status::INVALID_QUEUE);
-        }
-        let target = self.completion(completions.into()).filter(|_| completions > 0);
-        target.ok_or(Status::INVALID_COMPLETION_QUEUE)?.users += 1;
-        let queue = Submission::new(id, completions, address, entries);
-        if self.memory.window(address, queue.len()).is_none() {
-            self.leave(completions);
+    fn create_completion_queue(&mut self, id: u16, queue: CompletionQueue) -> Result<(), Status> {
+        let has_memory = self.memory.window(queue.address, queue.bytes()).is_some();
+        let queues = self.queues_mut().ok_or(Status::SEQUENCE_ERROR)?;
+        if queues.completion(id).is_none() && !has_memory {
             return Err(Status::TRANSFER_ERROR);
         }
-        self.submissions[usize::from(id)] = Some(queue);
-        self.begin_at_start(2 * usize::from(id));
-        self.lie();
-        Ok((id, entries))
-    }
-
-    /// A queue that is made anew begins at its start, whatever its doorbell showed last: hosts that have mapped it do
-    /// not write it before they ring.
-    fn begin_at_start(&self, doorbell: usize) {
-        if let Some(page) = &self.mapped {
-            let _ = page.write(doorbell * STRIDE, &[0; STRIDE]);
-        }
-    }
-
-    fn leave(&mut self, completions: u16) {
-        if let Some(queue) = self.completion(completions.into()) {
-            queue.users -= 1;
-        }
-    }
-
-    /// Delete I/O Submission Queue (5.7): none of its commands is under way any more.
-    ///
-    /// # Errors
-    /// How the command ends.
-    pub fn delete_submissions(&mut self, id: u16) -> Result<(), Status> {
-        let queue = self.submissions.get_mut(usize::from(id)).filter(|_| id > 0).and_then(Option::take);
-        let queue = queue.ok_or(Status::INVALID_QUEUE)?;
-        self.leave(queue.completions);
+        queues.add_completion(id, queue)?;
+        self.clear_doorbell(2 * usize::from(id) + 1);
+        self.locate();
         Ok(())
     }
 
-    /// Whether there is such an I/O submission queue.
-    #[must_use]
-    pub fn has_submissions(&self, id: u16) -> bool {
-        id > 0 && self.submissions.get(usize::from(id)).is_some_and(Option::is_some)
-    }
-
-    /// Delete I/O Completion Queue (5.6).
-    ///
-    /// # Errors
-    /// How the command ends.
-    pub fn delete_completions(&mut self, id: u16) -> Result<(), Status> {
-        let queue = self.completion(id.into()).filter(|_| id > 0).ok_or(Status::INVALID_QUEUE)?;
-        if queue.users > 0 {
-            return Err(Status::INVALID_DELETION);
+    fn create_submission_queue(&mut self, queue: SubmissionQueue) -> Result<(), Status> {
+        let (id, has_memory) = (queue.id, self.memory.window(queue.address, queue.bytes()).is_some());
+        let queues = self.queues_mut().ok_or(Status::SEQUENCE_ERROR)?;
+        queues.add_submission(queue)?;
+        if !has_memory {
+            queues.remove_submission(id)?;
+            return Err(Status::TRANSFER_ERROR);
         }
-        self.completions[usize::from(id)] = None;
+        self.clear_doorbell(2 * usize::from(id));
+        self.locate();
         Ok(())
     }
 
-    /// Doorbell Buffer Config (5.8).
-    ///
-    /// # Errors
-    /// How the command ends.
-    pub fn set_shadow(&mut self, sqe: &Sqe) -> Result<(), Status> {
-        let pages = crate::pointer::pointers(sqe);
-        if self.is_mapped() {
+    /// A queue that is created starts at its first entry, whatever its mapped doorbell showed before: a host writes the
+    /// doorbell only with its first command.
+    fn clear_doorbell(&self, number: usize) {
+        if let Doorbells::Mapped(page) = &self.doorbells {
+            let _ = page.store(number * STRIDE, 0);
+        }
+    }
+
+    /// Doorbell Buffer Config (NVMe Base 2.0 5.8): the guest addresses of the page of shadow doorbells and of the page
+    /// of event indices.
+    fn set_doorbell_buffers(&mut self, pages: [u64; 2]) -> Result<(), Status> {
+        if self.has_mapped_doorbells() {
             return Err(Status::INVALID_OPCODE);
-        }
-        if pages.iter().any(|page| !page.is_multiple_of(PAGE)) {
-            return Err(Status::PRP_OFFSET);
         }
         let windows = pages.map(|page| self.memory.window(page, PAGE as usize));
         let [Some(doorbells), Some(events)] = &windows else { return Err(Status::TRANSFER_ERROR) };
-        // Both pages begin with what was told until now.
-        for (id, queue) in self.submissions.iter().enumerate().skip(1) {
-            let Some(queue) = queue else { continue };
-            let told = u32::from(queue.told_tail());
-            let _ = doorbells.store(2 * id * STRIDE, told) && events.store(2 * id * STRIDE, told);
-        }
-        for (id, queue) in self.completions.iter().enumerate().skip(1) {
-            let Some(queue) = queue else { continue };
-            let told = u32::from(queue.told_head());
-            let _ = doorbells.store((2 * id + 1) * STRIDE, told) && events.store((2 * id + 1) * STRIDE, told);
-        }
+        let queues = self.queues().ok_or(Status::SEQUENCE_ERROR)?;
+        // Both pages begin with the doorbells as they are. The admin queues have none.
+        queues.each_doorbell(|number, value| {
+            let (at, value) = (number * STRIDE, u32::from(value));
+            let _ = number > 1 && doorbells.store(at, value) && events.store(at, value);
+        });
         pages.iter().for_each(|page| self.memory.mark(*page, PAGE));
-        self.shadow = Some(pages);
-        self.lie();
+        self.doorbells = Doorbells::Shadow(pages);
+        self.locate();
         Ok(())
     }
 
-    /// The next command that may begin, from all queues in turn. A queue that cannot be read is fatal.
+    /// The next command that may begin, from all queues in turn. The controller fails when a queue cannot be read.
     pub fn fetch(&mut self) -> Option<Fetched> {
-        for _ in 0..self.end {
-            let at = if self.turn < self.end { self.turn } else { 0 };
-            self.turn = at + 1;
-            let Some(queue) = self.submissions[at].as_mut().filter(|queue| has_room(&self.completions, queue)) else {
-                continue;
-            };
-            match take(queue) {
-                Ok(Some((first, second))) => {
-                    let completions = usize::from(queue.completions);
-                    if let Some(completions) = self.completions.get(completions).and_then(Option::as_ref) {
-                        completions.expect_entry();
-                    }
+        let State::Enabled(queues) = &mut self.state else { return None };
+        match queues.fetch() {
+            Ok(fetched) => {
+                if fetched.is_some() {
                     self.mark_events();
-                    return Some(Fetched { queue: at as u16, first, second });
                 }
-                Ok(None) => {}
-                Err(Broken) => self.fatal = true,
+                fetched
             }
-            if self.fatal {
-                return None;
+            Err(Broken) => {
+                self.fail();
+                None
             }
         }
-        None
     }
 
-    /// As many as have their turn at once.
-    #[must_use]
-    pub fn burst(&self) -> usize {
-        BURST
-    }
-
-    /// A command has ended.
+    /// Completes a command.
     pub fn complete(&mut self, queue: u16, cid: u16, status: Status, result: u64) {
-        let Some(submissions) = self.submissions.get_mut(usize::from(queue)).and_then(Option::as_mut) else { return };
-        submissions.under_way = submissions.under_way.saturating_sub(1);
-        let completion = Completion {
-            result: result.into(),
-            head: submissions.head().into(),
-            queue: queue.into(),
-            cid: cid.into(),
-            status: status.field().into(),
-        };
-        let id = submissions.completions;
-        self.flush_queue(id.into(), Some(completion));
-        if queue == 0 {
-            // It may have set a feature.
-            self.heed();
-        }
-    }
-
-    /// Goes by the features that its host has set. What waited on other terms does so no longer.
-    pub(crate) fn heed(&mut self) {
-        if self.waiting.set(self.controller.values(|values| values.coalescing())) {
-            self.raise_waiting();
-        }
-    }
-
-    fn flush_queue(&mut self, id: usize, more: Option<Completion>) {
-        let Some(queue) = self.completions.get_mut(id).and_then(Option::as_mut) else { return };
-        let from = queue.tail();
-        let (seen, vector) = (queue.flush(more), queue.vector);
-        let count = distance(from, queue.tail(), queue.entries());
-        if seen && self.memory.is_logged() {
-            let (to, entry) = (queue.tail(), CQE_LEN as u64);
-            let mark = |from: u16, to: u16| {
-                let at = queue.address + u64::from(from) * entry;
-                self.memory.mark(at, u64::from(to.saturating_sub(from)) * entry);
-            };
-            if from < to {
-                mark(from, to);
-            } else {
-                // Round its end.
-                mark(from, queue.entries());
-                mark(0, to);
-            }
+        let (State::Enabled(queues) | State::Failed(queues)) = &mut self.state else { return };
+        if queues.complete(queue, cid, status, result, &self.memory) {
             self.mark_events();
         }
-        let Some(vector) = vector.filter(|_| seen) else { return };
-        if id == 0 || !self.waiting.applies() || !self.waiting.wait(vector, count.into()) {
-            self.raise(vector);
+        if queue == 0 {
+            // The command may have set a feature.
+            self.apply_coalescing();
         }
     }
 
-    /// The page of events was written to, if there is one.
+    /// Goes by the coalescing features that the host has set.
+    fn apply_coalescing(&mut self) {
+        if let State::Enabled(queues) | State::Failed(queues) = &mut self.state {
+            queues.set_coalescing(self.controller.values(|values| values.coalescing()));
+        }
+    }
+
+    /// Records that the page of event indices was written, if there is one.
     fn mark_events(&self) {
-        if let Some([_, events]) = self.shadow.filter(|_| self.memory.is_logged()) {
+        if let Doorbells::Shadow([_, events]) = self.doorbells
+            && self.memory.is_logged()
+        {
             self.memory.mark(events, PAGE);
         }
     }
 
-    fn raise(&mut self, vector: u16) {
-        if !self.raised.contains(&vector) {
-            self.raised.push(vector);
-        }
-        self.waiting.raised(vector);
-    }
-
-    /// Completes what waited for room.
+    /// Writes the completions that waited for room and have it now.
     pub fn flush(&mut self) {
-        for at in 0..self.end {
-            if self.completion(at).is_some_and(|queue| queue.is_ripe()) {
-                self.flush_queue(at, None);
-            }
+        let (State::Enabled(queues) | State::Failed(queues)) = &mut self.state else { return };
+        if queues.flush(&self.memory) {
+            self.mark_events();
         }
     }
 
     /// Raises the interrupts of all queues that have something to read.
     pub fn raise_unread(&mut self) {
-        for at in 0..self.end {
-            let unread = self.completion(at).filter(|queue| queue.has_unread()).and_then(|queue| queue.vector);
-            unread.into_iter().for_each(|vector| self.raise(vector));
-        }
+        self.queues_mut().into_iter().for_each(Queues::raise_unread);
     }
 
-    /// How long an interrupt waits for more completions at most; `None`: none does.
+    /// How long an interrupt waits for more completions; `None`: none waits.
     #[must_use]
-    pub fn patience(&self) -> Option<Duration> {
-        self.waiting.patience()
+    pub fn coalescing_time(&self) -> Option<Duration> {
+        self.queues()?.coalescing_time()
     }
 
-    /// Raises the interrupts that have waited, of queues that have something to read.
-    pub fn raise_waiting(&mut self) {
-        let waited = self.waiting.take();
-        for at in 0..self.end {
-            let unread = self.completion(at).filter(|queue| queue.has_unread()).and_then(|queue| queue.vector);
-            unread.filter(|vector| waited.contains(vector)).into_iter().for_each(|vector| self.raise(vector));
-        }
+    /// Raises the interrupts that waited for more completions, of queues that still have something to read.
+    pub fn raise_deferred(&mut self) {
+        self.queues_mut().into_iter().for_each(Queues::raise_deferred);
     }
 
-    /// Interrupts that shall be raised, which are told once.
+    /// The interrupt vectors to be raised, once.
     #[must_use]
     pub fn take_raised(&mut self) -> Vec<u16> {
-        std::mem::take(&mut self.raised)
+        self.queues_mut().map(Queues::take_raised).unwrap_or_default()
     }
 
-    /// Whether there are any.
+    /// Whether the guest has masked INTx.
     #[must_use]
-    pub fn has_raised(&self) -> bool {
-        !self.raised.is_empty()
-    }
-
-    /// Whether INTx is masked by the guest.
-    #[must_use]
-    pub fn is_masked(&self) -> bool {
+    pub fn masks_intx(&self) -> bool {
         self.interrupt_mask & 1 != 0
     }
 
-    /// Whether there is a command that may begin, or room for a completion that waits.
+    /// Whether there is a command that may begin, or room for a completion that waits for it.
+    #[inline]
     #[must_use]
-    pub fn is_ripe(&self) -> bool {
-        !self.fatal
-            && (self.submissions[..self.end]
-                .iter()
-                .flatten()
-                .any(|queue| queue.is_ripe() && has_room(&self.completions, queue))
-                || self.completions[..self.end].iter().flatten().any(Completions::is_ripe))
+    pub fn has_work(&self) -> bool {
+        matches!(&self.state, State::Enabled(queues) if queues.has_work())
     }
 
-    /// The guest rings from now on; `false`: there is something already.
+    /// Asks the host to write registers from now on. Returns whether there is nothing to do yet.
     #[must_use]
     pub fn arm(&mut self) -> bool {
-        self.submissions[..self.end].iter().flatten().for_each(Submission::arm);
-        self.completions[..self.end].iter_mut().flatten().for_each(Completions::arm);
+        let (State::Enabled(queues) | State::Failed(queues)) = &mut self.state else { return true };
+        let is_idle = queues.arm();
         self.mark_events();
-        // The guest writes its word, then looks whether to ring; here it is the other way round: one of both sees.
-        fence(Ordering::SeqCst);
-        !self.is_ripe()
+        is_idle || matches!(self.state, State::Failed(_))
     }
-}
-
-/// Whether the commands of a queue have somewhere to end: while completions wait for room nothing is begun, or a host
-/// that reads none would have them pile up without end.
-fn has_room(completions: &[Option<Completions>], queue: &Submission) -> bool {
-    completions.get(usize::from(queue.completions)).and_then(Option::as_ref).is_none_or(|queue| !queue.is_held())
-}
-
-/// A queue that cannot be read.
-struct Broken;
-
-type Halves = (Sqe, Option<Box<Sqe>>);
-
-/// Takes the next command out of a queue; a fused operation only when both of its halves are there.
-fn take(queue: &mut Submission) -> Result<Option<Halves>, Broken> {
-    if !queue.is_ripe() {
-        return Ok(None);
-    }
-    let first = match queue.first() {
-        Found::Command(sqe) => sqe,
-        Found::Nothing => return Ok(None),
-        Found::Broken => return Err(Broken),
-    };
-    if first.flags & FUSE != FUSE_FIRST || queue.id == 0 {
-        queue.advance(1);
-        return Ok(Some((first, None)));
-    }
-    match queue.second() {
-        Found::Command(second) if second.flags & FUSE == FUSE_SECOND => {
-            queue.advance(2);
-            Ok(Some((first, Some(Box::new(second)))))
-        }
-        Found::Command(_) => {
-            queue.advance(1);
-            Ok(Some((first, None)))
-        }
-        Found::Nothing => {
-            queue.wait();
-            Ok(None)
-        }
-        Found::Broken => Err(Broken),
-    }
-}
-
-/// What both sorts of queues are made from: identifier, entries, address.
-fn created(sqe: &Sqe) -> Result<(u16, u16, u64), Status> {
-    let [address, _] = crate::pointer::pointers(sqe);
-    let entries = (sqe.cdw(10) >> 16) + 1;
-    let entries = u16::try_from(entries).ok().filter(|entries| (2..=QUEUE_ENTRIES_MAX).contains(entries));
-    if sqe.cdw(11) & CONTIGUOUS == 0 {
-        return Err(Status::INVALID_FIELD);
-    }
-    if !address.is_multiple_of(PAGE) {
-        return Err(Status::PRP_OFFSET);
-    }
-    Ok((sqe.cdw(10) as u16, entries.ok_or(Status::QUEUE_SIZE)?, address))
 }
 
 #[cfg(test)]

@@ -1,28 +1,60 @@
-//! A machine that moves to another process: its registers and its queues.
+//! Registers and queues on their way to another process.
 
-use super::{Completions, FATAL, NvmeRegisters, PAGE, STRIDE, Submission, property, register};
+use super::queues::{Doorbells, PAGE, Queues};
+use super::{NvmeRegisters, State};
 use crate::config::VECTORS;
-use crate::queue::Completion;
-use crate::record::{CompletionQueue, Registers, SubmissionQueue};
+use crate::queue::completion::{CompletionQueue, Cqe, SavedCompletionQueue};
+use crate::queue::submission::{SavedSubmissionQueue, SubmissionQueue};
+use lunar_core::wire::le;
 use lunar_nvme::Status;
 use lunar_nvme::controller::{ADMIN_ENTRIES_MAX, QUEUE_ENTRIES_MAX};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Registers and queues, when no command is under way.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Saved {
-    /// Registers.
-    pub registers: Registers,
-    /// Submission queues.
-    pub submissions: Vec<SubmissionQueue>,
-    /// Completion queues, and what found no room in them.
-    pub completions: Vec<(CompletionQueue, Vec<Completion>)>,
+/// The registers in a migration record.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct RegisterRecord {
+    /// CC as it was written last.
+    pub cc: le::U32,
+    /// INTMS.
+    pub interrupt_mask: le::U32,
+    /// AQA.
+    pub aqa: le::U32,
+    /// [`RegisterRecord::FATAL`], [`RegisterRecord::SHADOW`].
+    pub flags: le::U32,
+    /// ASQ.
+    pub asq: le::U64,
+    /// ACQ.
+    pub acq: le::U64,
+    /// Guest addresses of both pages of Doorbell Buffer Config.
+    pub doorbell_buffers: [le::U64; 2],
 }
 
-impl Saved {
-    /// Whether it cannot go on (CSTS.CFS).
+const _: () = assert!(size_of::<RegisterRecord>() == 48, "part of the record's format");
+
+impl RegisterRecord {
+    /// CSTS.CFS.
+    pub const FATAL: u32 = 0x01;
+    /// There are doorbell buffers.
+    pub const SHADOW: u32 = 0x02;
+}
+
+/// Registers and queues, while no command is in progress.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct SavedRegisters {
+    /// Registers.
+    pub registers: RegisterRecord,
+    /// Submission queues.
+    pub submissions: Vec<SavedSubmissionQueue>,
+    /// Completion queues, and the completions that found no room in them.
+    pub completions: Vec<(SavedCompletionQueue, Vec<Cqe>)>,
+}
+
+impl SavedRegisters {
+    /// Whether the controller cannot go on (CSTS.CFS).
     #[must_use]
     pub fn is_fatal(&self) -> bool {
-        self.registers.flags.get() & Registers::FATAL != 0
+        self.registers.flags.get() & RegisterRecord::FATAL != 0
     }
 
     /// Whether there are any queues.
@@ -31,7 +63,7 @@ impl Saved {
         !self.submissions.is_empty() || !self.completions.is_empty()
     }
 
-    /// The I/O submission queues: their identifiers and entries.
+    /// The I/O submission queues: their identifiers and numbers of entries.
     pub fn io_queues(&self) -> impl Iterator<Item = (u16, u16)> + '_ {
         self.submissions.iter().map(|queue| (queue.id.get(), queue.entries.get())).filter(|(id, _)| *id > 0)
     }
@@ -43,107 +75,96 @@ fn entries_max(id: u16) -> u16 {
 }
 
 impl NvmeRegisters {
-    /// What it is. No command is under way but asynchronous event requests.
+    /// Registers and queues. No command may be in progress but Asynchronous Event Requests.
     #[must_use]
-    pub fn save(&self) -> Saved {
-        let status = self.registers(register::STATUS) >> 32;
-        let fatal = if status & u64::from(FATAL) != 0 { Registers::FATAL } else { 0 };
-        let shadow = if self.shadow.is_some() { Registers::SHADOW } else { 0 };
-        let registers = Registers {
-            wanted: self.wanted.into(),
-            interrupt_mask: self.interrupt_mask.into(),
-            admin_entries: self.admin_entries.into(),
-            flags: (fatal | shadow).into(),
-            admin_submissions: self.admin_submissions.into(),
-            admin_completions: self.admin_completions.into(),
-            shadow: self.shadow.unwrap_or_default().map(Into::into),
+    pub fn save(&self) -> SavedRegisters {
+        let fatal = if self.has_failed() { RegisterRecord::FATAL } else { 0 };
+        let (shadow, pages) = match self.doorbells {
+            Doorbells::Shadow(pages) => (RegisterRecord::SHADOW, pages),
+            _ => (0, [0; 2]),
         };
-        let completions = (0..).zip(&self.completions);
-        Saved {
-            registers,
-            submissions: self.submissions.iter().flatten().map(Submission::save).collect(),
-            completions: completions.filter_map(|(id, queue)| queue.as_ref().map(|queue| queue.save(id))).collect(),
-        }
+        let registers = RegisterRecord {
+            cc: self.cc.into(),
+            interrupt_mask: self.interrupt_mask.into(),
+            aqa: self.aqa.into(),
+            flags: (fatal | shadow).into(),
+            asq: self.asq.into(),
+            acq: self.acq.into(),
+            doorbell_buffers: pages.map(Into::into),
+        };
+        let (submissions, completions) = self.queues().map(Queues::save).unwrap_or_default();
+        SavedRegisters { registers, submissions, completions }
     }
 
-    /// Becomes what was saved, of which `waiting` asynchronous event requests have not been answered. It was disabled
-    /// before; what lies in memory is looked at later.
+    /// Restores registers and queues of a controller of which `waiting` Asynchronous Event Requests are not completed.
     ///
     /// # Errors
-    /// [`Status::INVALID_FIELD`] when no machine can be so; then it is to be reset.
-    pub fn restore(&mut self, saved: &Saved, waiting: u16) -> Result<(), Status> {
-        let Saved { registers, submissions, completions } = saved;
-        for (queue, held) in completions {
-            self.restore_completions(queue, held).ok_or(Status::INVALID_FIELD)?;
+    /// [`Status::INVALID_FIELD`] when the controller has queues, and for registers and queues that cannot be so.
+    pub fn restore(&mut self, saved: &SavedRegisters, waiting: u16) -> Result<(), Status> {
+        let queues = restored(saved, waiting).filter(|_| matches!(self.state, State::Disabled));
+        let queues = queues.ok_or(Status::INVALID_FIELD)?;
+        let registers = &saved.registers;
+        if registers.flags.get() & RegisterRecord::SHADOW != 0 {
+            let pages = registers.doorbell_buffers.map(le::U64::get);
+            // A client that has mapped the doorbells does not look into doorbell buffers.
+            if self.has_mapped_doorbells() || pages.iter().any(|page| !page.is_multiple_of(PAGE)) {
+                return Err(Status::INVALID_FIELD);
+            }
+            self.doorbells = Doorbells::Shadow(pages);
         }
-        for queue in submissions {
-            self.restore_submissions(queue).ok_or(Status::INVALID_FIELD)?;
-        }
-        let has_shadow = registers.flags.get() & Registers::SHADOW != 0;
-        let shadow = has_shadow.then(|| registers.shadow.map(|page| page.get()));
-        let is_aligned = shadow.iter().flatten().all(|page| page.is_multiple_of(PAGE));
-        // Who has the doorbells mapped does not look into such pages.
-        if !is_aligned || has_shadow && self.is_mapped() {
-            return Err(Status::INVALID_FIELD);
-        }
-        if let Some(Some(admin)) = self.submissions.first_mut() {
-            admin.under_way = waiting;
-        }
-        self.shadow = shadow;
-        self.wanted = registers.wanted.get();
-        self.fatal = saved.is_fatal();
+        self.state = match (saved.is_fatal(), saved.has_queues()) {
+            (true, _) => State::Failed(queues),
+            (false, true) => State::Enabled(queues),
+            (false, false) => State::Disabled,
+        };
+        self.cc = registers.cc.get();
         self.interrupt_mask = registers.interrupt_mask.get();
-        self.admin_entries = registers.admin_entries.get();
-        self.admin_submissions = registers.admin_submissions.get();
-        self.admin_completions = registers.admin_completions.get();
-        self.heed();
-        self.show_doorbells();
-        self.lie();
+        self.aqa = registers.aqa.get();
+        (self.asq, self.acq) = (registers.asq.get(), registers.acq.get());
+        if let Doorbells::Mapped(page) = &self.doorbells {
+            self.show_doorbells(page);
+        }
+        self.apply_coalescing();
+        self.locate();
         Ok(())
-    }
-
-    fn restore_completions(&mut self, saved: &CompletionQueue, held: &[Completion]) -> Option<()> {
-        let id = saved.id.get();
-        let place = self.completions.get_mut(usize::from(id)).filter(|place| place.is_none())?;
-        let queue = Completions::restore(saved, held, entries_max(id))?;
-        let is_vector = queue.vector.is_none_or(|vector| vector < VECTORS);
-        *place = Some(queue);
-        (is_vector && saved.address.get().is_multiple_of(PAGE)).then_some(())
-    }
-
-    fn restore_submissions(&mut self, saved: &SubmissionQueue) -> Option<()> {
-        let (id, completions) = (saved.id.get(), saved.completions.get());
-        let place = self.submissions.get_mut(usize::from(id)).filter(|place| place.is_none())?;
-        *place = Some(Submission::restore(saved, entries_max(id))?);
-        // The admin queues belong to each other.
-        let is_pair = (id == 0) == (completions == 0) && saved.address.get().is_multiple_of(PAGE);
-        self.completion(completions.into()).filter(|_| is_pair)?.users += 1;
-        Some(())
-    }
-
-    /// Who has the doorbells mapped finds them as they were rung.
-    fn show_doorbells(&self) {
-        let Some(page) = &self.mapped else { return };
-        for (id, queue) in self.submissions.iter().enumerate() {
-            let tail = queue.as_ref().map_or(0, Submission::told_tail);
-            let _ = page.store(2 * id * STRIDE, tail.into());
-        }
-        for (id, queue) in self.completions.iter().enumerate() {
-            let head = queue.as_ref().map_or(0, Completions::told_head);
-            let _ = page.store((2 * id + 1) * STRIDE, head.into());
-        }
     }
 }
 
-/// CSTS is in the word of eight bytes that begins here.
-const _: () = assert!(register::STATUS + 4 == property::CSTS, "the status is the higher half of it");
+/// The queues of a record. `None` when there can be no such queues.
+fn restored(saved: &SavedRegisters, waiting: u16) -> Option<Queues> {
+    let mut queues = Queues::new();
+    for (completions, deferred) in &saved.completions {
+        let id = completions.id.get();
+        let queue = CompletionQueue::restore(completions, deferred, entries_max(id))?;
+        let is_vector = queue.vector.is_none_or(|vector| vector < VECTORS);
+        if !is_vector || !queue.address.is_multiple_of(PAGE) {
+            return None;
+        }
+        queues.add_completion(id, queue).ok()?;
+    }
+    for submissions in &saved.submissions {
+        let queue = SubmissionQueue::restore(submissions, entries_max(submissions.id.get()))?;
+        // The admin queues belong to each other.
+        let is_pair = (queue.id == 0) == (queue.completion_queue == 0);
+        if !is_pair || !queue.address.is_multiple_of(PAGE) {
+            return None;
+        }
+        queues.add_submission(queue).ok()?;
+    }
+    if let Some(admin) = queues.submission(0) {
+        admin.in_progress = waiting;
+    }
+    Some(queues)
+}
 
 #[cfg(test)]
 mod tests {
-    use super::super::tests::{about, enabled, machine};
+    use super::super::tests::{create_queues, enabled, registers, set_doorbell_buffers};
     use super::*;
+    use lunar_core::mem::Region;
     use lunar_guest::memory::Memory;
 
+    /// Gives `to` the same memory.
     fn share(from: &NvmeRegisters, to: &mut NvmeRegisters) {
         let mut whole = None;
         assert!(from.memory.each(0, 0x10000, |region, _, _| {
@@ -155,100 +176,120 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_were_not_fetched_are_fetched_elsewhere() {
-        let (mut one, ..) = enabled();
-        one.create_completions(&about(1, 5, 0x4000), 4).expect("room");
-        one.create_submissions(&about(1, 1, 0x3000)).expect("room");
-        (0..5).for_each(|at| assert!(one.memory.write(0x3000 + at * 64 + 2, &[at as u8, 9])));
-        one.write(0x1008, &3_u32.to_le_bytes());
+    fn commands_that_were_not_fetched_are_fetched_at_the_destination() {
+        let (mut source, ..) = enabled();
+        create_queues(&mut source, 1, Some(5));
+        (0..5).for_each(|at| assert!(source.memory.write(0x3000 + at * 64 + 2, &[at as u8, 9])));
+        source.write(0x1008, &3_u32.to_le_bytes());
         for cid in 0..2 {
-            assert_eq!(one.fetch().expect("three").first.cid.get(), 0x900 + cid);
-            one.complete(1, 0x900 + cid, Status::SUCCESS, 0);
+            assert_eq!(source.fetch().expect("three").first.cid.get(), 0x900 + cid);
+            source.complete(1, 0x900 + cid, Status::SUCCESS, 0);
         }
-        let saved = one.save();
+        let saved = source.save();
         assert_eq!(saved.io_queues().collect::<Vec<_>>(), [(1, 8)]);
-        let (mut other, ..) = machine();
-        share(&one, &mut other);
-        other.restore(&saved, 3).expect("it was so");
-        assert_eq!(other.save(), saved);
-        assert_eq!(other.submissions[0].as_ref().map(|queue| queue.under_way), Some(3));
-        let fetched = other.fetch().expect("one is left");
+        let (mut destination, ..) = registers();
+        share(&source, &mut destination);
+        destination.restore(&saved, 3).expect("it was so");
+        assert_eq!(destination.save(), saved);
+        let admin = destination.queues_mut().and_then(|queues| queues.submission(0));
+        assert_eq!(admin.map(|queue| queue.in_progress), Some(3));
+        let fetched = destination.fetch().expect("one is left");
         assert_eq!((fetched.queue, fetched.first.cid.get()), (1, 0x902));
-        other.complete(1, 0x902, Status::SUCCESS, 0);
+        destination.complete(1, 0x902, Status::SUCCESS, 0);
         let mut cids = [0; 48];
-        assert!(other.memory.read(0x4000, &mut cids));
+        assert!(destination.memory.read(0x4000, &mut cids));
         assert_eq!([cids[12], cids[28], cids[44]], [0, 1, 2], "they follow each other");
-        other.raise_unread();
-        assert_eq!(other.take_raised(), [5]);
-        assert!(other.restore(&saved, 0).is_err(), "it has queues");
+        destination.raise_unread();
+        assert_eq!(destination.take_raised(), [5]);
+        assert!(destination.restore(&saved, 0).is_err(), "it has queues");
     }
 
     #[test]
-    fn completions_without_room_and_words_in_memory_move_along() {
-        let (mut one, ..) = enabled();
-        one.create_completions(&about(1, 1, 0x4000), 4).expect("room");
-        one.create_submissions(&about(1, 1, 0x3000)).expect("room");
-        one.set_shadow(&crate::pointer::entry(0x5000, 0x6000)).expect("memory");
+    fn deferred_completions_and_doorbell_buffers_migrate() {
+        let (mut source, ..) = enabled();
+        create_queues(&mut source, 1, Some(1));
+        set_doorbell_buffers(&mut source, 0x5000, 0x6000).expect("memory");
         for tail in 1..=9_u32 {
-            assert!(one.memory.write(0x5008, &(tail % 8).to_le_bytes()));
-            let Some(fetched) = one.fetch() else { break };
-            one.complete(1, fetched.first.cid.get(), Status::SUCCESS, tail.into());
+            assert!(source.memory.write(0x5008, &(tail % 8).to_le_bytes()));
+            let Some(fetched) = source.fetch() else { break };
+            source.complete(1, fetched.first.cid.get(), Status::SUCCESS, tail.into());
         }
-        assert!(!one.is_ripe(), "while a completion waits, nothing begins");
-        let saved = one.save();
+        assert!(!source.has_work(), "while a completion waits, nothing begins");
+        let saved = source.save();
         assert_eq!(saved.completions[1].1.len(), 1, "seven have room");
-        let (mut other, ..) = machine();
-        share(&one, &mut other);
-        other.restore(&saved, 0).expect("it was so");
-        assert!(other.memory.write(0x500c, &3_u32.to_le_bytes()) && other.is_ripe());
-        other.flush();
+        let (mut destination, ..) = registers();
+        share(&source, &mut destination);
+        destination.restore(&saved, 0).expect("it was so");
+        assert!(destination.memory.write(0x500c, &3_u32.to_le_bytes()) && destination.has_work());
+        destination.flush();
         let mut result = [0; 4];
-        assert!(other.memory.read(0x4000 + 7 * 16, &mut result));
+        assert!(destination.memory.read(0x4000 + 7 * 16, &mut result));
         assert_eq!(result, [8, 0, 0, 0]);
-        assert!(other.fetch().is_some(), "the ninth");
-        // Who has the doorbells mapped would never look there.
-        let (mut mapping, ..) = machine();
-        mapping.map_doorbells(&lunar_core::mem::Region::zeroed(0x2000), 0x1000);
+        assert!(destination.fetch().is_some(), "the ninth");
+        // With mapped doorbells nobody would look into the buffers.
+        let (mut mapping, ..) = registers();
+        mapping.map_doorbells(&Region::zeroed(0x2000), 0x1000);
         assert!(mapping.restore(&saved, 0).is_err());
     }
 
     #[test]
-    fn mapped_doorbells_are_as_they_were_rung() {
-        let (mut one, ..) = enabled();
-        one.write(0x1000, &5_u32.to_le_bytes());
-        let (mut other, ..) = machine();
-        let page = lunar_core::mem::Region::zeroed(0x2000);
-        other.map_doorbells(&page, 0x1000);
-        other.restore(&one.save(), 0).expect("it was so");
+    fn mapped_doorbells_show_their_values_after_a_migration() {
+        let (mut source, ..) = enabled();
+        source.write(0x1000, &5_u32.to_le_bytes());
+        let (mut destination, ..) = registers();
+        let page = Region::zeroed(0x2000);
+        destination.map_doorbells(&page, 0x1000);
+        destination.restore(&source.save(), 0).expect("it was so");
         assert_eq!((page.load(0x1000), page.load(0x1004)), (Some(5), Some(0)));
     }
 
     #[test]
-    fn machines_that_cannot_be_are_refused() {
-        let (mut one, ..) = enabled();
-        one.create_completions(&about(1, 5, 0x4000), 4).expect("room");
-        one.create_submissions(&about(1, 1, 0x3000)).expect("room");
-        let saved = one.save();
-        let refused = |what: &str, change: &dyn Fn(&mut Saved)| {
-            let (mut other, ..) = machine();
+    fn a_failed_controller_stays_failed() {
+        let (mut source, ..) = enabled();
+        source.fail();
+        let saved = source.save();
+        assert!(saved.is_fatal() && saved.has_queues());
+        let (mut destination, ..) = registers();
+        share(&source, &mut destination);
+        destination.restore(&saved, 0).expect("it was so");
+        assert!(destination.has_failed() && destination.save() == saved);
+        // Without queues: its configuration was refused.
+        let (mut refused, ..) = registers();
+        refused.fail();
+        let (mut destination, ..) = registers();
+        destination.restore(&refused.save(), 0).expect("it was so");
+        assert!(destination.has_failed() && !destination.save().has_queues());
+    }
+
+    #[test]
+    fn registers_and_queues_that_cannot_be_are_refused() {
+        let (mut source, ..) = enabled();
+        create_queues(&mut source, 1, Some(5));
+        let saved = source.save();
+        let refused = |what: &str, change: &dyn Fn(&mut SavedRegisters)| {
+            let (mut destination, ..) = registers();
             let mut odd = saved.clone();
             change(&mut odd);
-            assert!(other.restore(&odd, 0).is_err(), "{what}");
+            assert!(destination.restore(&odd, 0).is_err(), "{what}");
+            assert!(destination.restore(&saved, 0).is_ok(), "{what}: nothing of it is left");
         };
-        refused("a number that no queue has", &|odd| odd.submissions[1].id = 4000.into());
+        refused("an identifier that no queue has", &|odd| odd.submissions[1].id = 4000.into());
         refused("twice the same", &|odd| odd.submissions[1] = odd.submissions[0]);
         refused("one entry", &|odd| odd.submissions[1].entries = 1.into());
-        refused("too many", &|odd| odd.completions[1].0.entries = 2000.into());
-        refused("read beyond its end", &|odd| odd.submissions[1].head = 8.into());
-        refused("written beyond its end", &|odd| odd.completions[1].0.tail = 8.into());
+        refused("too many entries", &|odd| odd.completions[1].0.entries = 2000.into());
+        refused("a head out of range", &|odd| odd.submissions[1].head = 8.into());
+        refused("a tail out of range", &|odd| odd.completions[1].0.tail = 8.into());
+        refused("head and tail out of range", &|odd| {
+            (odd.completions[1].0.head, odd.completions[1].0.tail) = (u16::MAX.into(), u16::MAX.into());
+        });
         refused("not on a page", &|odd| odd.completions[1].0.address = 4.into());
-        refused("no such vector", &|odd| odd.completions[1].0.vector = 999.into());
-        refused("completions to nowhere", &|odd| odd.submissions[1].completions = 7.into());
-        refused("completions to the admin queue", &|odd| odd.submissions[1].completions = 0.into());
+        refused("a vector that does not exist", &|odd| odd.completions[1].0.vector = 999.into());
+        refused("a completion queue that does not exist", &|odd| odd.submissions[1].completion_queue = 7.into());
+        refused("the completion queue of the admin queue", &|odd| odd.submissions[1].completion_queue = 0.into());
         refused("no entries", &|odd| (odd.completions[1].0.entries, odd.completions[1].0.head) = (0.into(), 9.into()));
-        refused("words anywhere", &|odd| {
-            odd.registers.flags = Registers::SHADOW.into();
-            odd.registers.shadow = [5.into(); 2];
+        refused("doorbell buffers anywhere", &|odd| {
+            odd.registers.flags = RegisterRecord::SHADOW.into();
+            odd.registers.doorbell_buffers = [5.into(); 2];
         });
     }
 }
