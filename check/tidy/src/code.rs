@@ -21,6 +21,7 @@ const DAEMON: &[&str] = &[
     "core/",
     "scsi/",
     "nvme/",
+    "block/",
     "reactor/",
     "stream/",
     "guest/",
