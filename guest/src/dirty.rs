@@ -121,18 +121,18 @@ impl DirtyPages {
         let (first, last) = asked.ends().ok_or(LogError)?;
         let words = bitmap_len(asked, page_size).ok_or(LogError)? / size_of::<u64>();
         let mut bitmap = vec![0_u64; words];
-        let mut tell = |from: u64, to: u64| {
+        let mut report = |from: u64, to: u64| {
             for bit in from / page_size..=to / page_size {
                 bitmap[(bit / WORD_BITS) as usize] |= 1 << (bit % WORD_BITS);
             }
         };
         if self.is_full {
-            tell(0, last - first);
+            report(0, last - first);
         } else {
             let (shift, below) = (self.shift, self.page_size() - 1);
             self.visit(first >> shift, last >> shift, |page| {
                 let (from, to) = (page << shift, page << shift | below);
-                tell(from.max(first) - first, to.min(last) - first);
+                report(from.max(first) - first, to.min(last) - first);
                 // A page that is only partly in the range stays dirty: the client did not ask for the rest of it.
                 from >= first && to <= last
             });
