@@ -82,8 +82,9 @@ impl BlockSet {
             }
             Plan::Do(step) => {
                 let flush = Step::Flush;
-                // Without a write cache everything that was changed is on the medium when the request ends.
-                let flushes = step.leaves_cached() && row.policy.flow == Flow::None && !attachment.caches_writes();
+                // A step that moves data is durable by itself.
+                let is_durable = request.durable || !attachment.caches_writes();
+                let flushes = is_durable && row.policy.flow == Flow::None && step.leaves_cached();
                 for step in slice::from_ref(&step).iter().chain(flushes.then_some(&flush)) {
                     let result = carry_out(admitted, step, transfer, tools, &mut reply.tail).await;
                     result.map_err(|failure| failed(row, &unit, failure))?;

@@ -77,6 +77,8 @@ fn durable_writes_flushes_and_a_write_cache_that_is_off_leave_nothing_cached() {
         assert_eq!(rig.memory.cached.get(), 0);
         assert_eq!(change(Code::Write, true, false), 0);
         assert!(change(Code::Discard, false, false) > 0 && change(Code::WriteZeroes, false, true) > 0);
+        assert_eq!(change(Code::Discard, true, false), 0);
+        assert!(change(Code::WriteZeroes, false, false) > 0 && change(Code::WriteZeroes, true, false) == 0);
         rig.client.set_write_cache(false);
         assert_eq!(change(Code::WriteZeroes, false, false), 0);
         assert_eq!((change(Code::Write, false, false), change(Code::Discard, false, false)), (0, 0));

@@ -25,7 +25,7 @@ pub struct Request<'a> {
     pub code: Code,
     /// The bytes that the command is about: as many ranges as its row allows.
     pub ranges: &'a [ByteRange],
-    /// Write: the data is on the medium before the request ends (FUA).
+    /// Write, discard, write zeroes: the change is on the medium before the request ends (FUA).
     pub durable: bool,
     /// Write zeroes: the space may be deallocated.
     pub unmap: bool,

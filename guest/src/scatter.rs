@@ -230,6 +230,30 @@ mod tests {
     }
 
     #[test]
+    fn memory_that_a_client_maps_read_only_is_not_written() {
+        let (file, shared) = lunar_reactor::shared::share("guest", 0x1000).expect("memory");
+        let read_only = lunar_reactor::shared::map(&file, 0, 0x1000, false).expect("mapped");
+        let (mut memory, arena) = (memory(), Arena::new(1 << 20));
+        memory.map(0x8000, 0x1000, Some(read_only)).expect("free");
+        memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
+        assert!(shared.write(0, b"theirs"));
+        let mut found = [0; 6];
+        assert!(memory.read(0x8000, &mut found) && &found == b"theirs");
+        let ranges = [range(0x1000, 6), range(0x8000, 6)];
+        let scatter = Scatter::new(&memory, &ranges);
+        let mut data = arena.take_sg(12).expect("room");
+        data.copy_from(0, b"ours? theirs");
+        assert!(scatter.to_read(0, 12).is_some() && scatter.read(0, &mut arena.take_sg(12).expect("room")));
+        assert!(scatter.to_fill(0, 12).is_none() && scatter.to_fill(6, 6).is_none() && scatter.to_fill(0, 6).is_some());
+        assert!(!memory.write(0x8000, b"ours") && !scatter.write(0, &data.share()));
+        let window = memory.window(0x8000, 64).expect("within");
+        assert!(!window.store(0, 1) && !window.store_u16(0, 1) && !window.set_bits(0, 1) && !window.write(0, &[1]));
+        assert!(shared.read(0, &mut found) && &found == b"theirs", "nothing has changed");
+        let Some(DirtyLog::Pages(mut pages)) = memory.stop_log() else { panic!("it was started") };
+        assert_eq!(pages.report(range(0, 0x10000), 4096).map(|bits| (bits[0], bits[1])), Ok((2, 0)), "the first range");
+    }
+
+    #[test]
     fn what_a_store_filled_is_logged_when_it_is_marked() {
         let mut memory = memory();
         memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
