@@ -1,9 +1,10 @@
 //! Controllers whose queues lie in the host's memory: who has the memory makes them, without Connect.
 
-use crate::command::{Direction, Sqe, Status};
+use crate::command::{Command, Direction, FUSE, Sqe, Status};
 use crate::connect::Path;
 use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
 use crate::directory::Way;
+use crate::plan::{Plan, QueueChange};
 use crate::protect;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
@@ -57,6 +58,26 @@ impl Subsystem {
         controller.open_queue(id).map_err(|_| Status::INVALID_QUEUE)?;
         Ok(self.enter_queue(controller.clone(), id, entries, true))
     }
+
+    /// Plans a command about queues in the host's memory, admitted as every command is; `None` for all others. The
+    /// transport, which has these queues, carries out the change and completes the command.
+    ///
+    /// # Errors
+    /// The status of a completion: the failure is in the Error Information log already.
+    pub fn plan_queue_change(&self, admin: &Rc<Queue>, sqe: &Sqe) -> Option<Result<QueueChange, Status>> {
+        find_entry(sqe, admin.id).filter(|row| matches!(row.data, Data::Queues))?;
+        self.config().stats.commands.add(1);
+        let command = Command { sqe: *sqe, sent: 0, room: 0 };
+        let planned = match sqe.flags & FUSE {
+            0 => self.admitted(admin, &command).and_then(|(row, _)| self.plan(row, admin, None, &command, &[])),
+            _ => Err(Status::FUSED_MISSING.into()),
+        };
+        Some(match planned {
+            Ok(Plan::Queues(change)) => Ok(change),
+            Ok(_) => Err(Status::INTERNAL_ERROR),
+            Err(refusal) => Err(self.refuse(admin, &command, refusal).status),
+        })
+    }
 }
 
 impl Queue {
@@ -65,7 +86,7 @@ impl Queue {
     pub fn transfer_bytes(&self, sqe: &Sqe) -> u64 {
         let Some(row) = find_entry(sqe, self.id) else { return 0 };
         match row.data {
-            Data::None => 0,
+            Data::None | Data::Queues => 0,
             Data::Answer(length) => length(sqe),
             Data::List(length) => length(sqe).into(),
             Data::Step if sqe.direction() == Direction::None => 0,

@@ -89,6 +89,13 @@ impl Sqe {
         self.nsid.as_bytes()[0]
     }
 
+    /// PRP entries 1 and 2 (NVMe Base 2.0 4.1.1): the bytes that are an SGL descriptor otherwise.
+    #[must_use]
+    pub fn prp(&self) -> [u64; 2] {
+        let both: [le::U64; 2] = zerocopy::transmute!(self.sgl);
+        both.map(le::U64::get)
+    }
+
     /// Which way its data goes.
     #[must_use]
     pub fn direction(&self) -> Direction {
@@ -254,6 +261,7 @@ mod tests {
         );
         assert_eq!((sqe.cdw(10), sqe.cdw(15), sqe.cdw_pair(10)), (0x2b2a_2928, 0x3f3e_3d3c, 0x2f2e_2d2c_2b2a_2928));
         assert_eq!(sqe.fabrics_type(), 4);
+        assert_eq!(sqe.prp(), [0x1f1e_1d1c_1b1a_1918, 0x2726_2524_2322_2120]);
     }
 
     #[test]

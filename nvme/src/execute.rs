@@ -85,7 +85,7 @@ impl Subsystem {
     }
 
     #[cold]
-    fn refuse(&self, queue: &Queue, command: &Command, refusal: Refusal) -> Reply {
+    pub(crate) fn refuse(&self, queue: &Queue, command: &Command, refusal: Refusal) -> Reply {
         self.config().stats.check_conditions.add(1);
         let status = queue.failed(&command.sqe, refusal);
         Reply { result: refusal.result.into(), ..Reply::of(status) }
@@ -104,6 +104,7 @@ impl Subsystem {
         let admitted = namespace.as_ref().map(|seen| Admitted::to(&seen.namespace.unit));
         let (plan, length) = match row.data {
             Data::None | Data::Step => (self.plan(row, queue, namespace.as_ref(), command, &[])?, 0),
+            Data::Queues => return Err(Status::INVALID_OPCODE.into()),
             Data::Answer(length) => {
                 let length = length(&command.sqe);
                 if length > TRANSFER_BYTES_MAX {
@@ -240,7 +241,11 @@ impl Subsystem {
     }
 
     /// Finds the command's row, and admits it for the namespace that it names.
-    fn admitted(&self, queue: &Queue, command: &Command) -> Result<(&'static Row, Option<Rc<Attached>>), Refusal> {
+    pub(crate) fn admitted(
+        &self,
+        queue: &Queue,
+        command: &Command,
+    ) -> Result<(&'static Row, Option<Rc<Attached>>), Refusal> {
         let sqe = &command.sqe;
         let row = find_entry(sqe, queue.id).ok_or(Status::INVALID_OPCODE)?;
         let makes = || pool_of(&self.config().board.directory(), &queue.controller).is_some();
@@ -258,7 +263,7 @@ impl Subsystem {
         Ok((row, namespace))
     }
 
-    fn plan(
+    pub(crate) fn plan(
         &self,
         row: &Row,
         queue: &Rc<Queue>,

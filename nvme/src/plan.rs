@@ -43,6 +43,53 @@ pub enum Plan {
     Test(Test),
     /// Namespaces come, go, or are had by others. Behind a pointer, for it is seldom.
     Manage(Box<Wish>),
+    /// A change of the queues in the host's memory, which the transport carries out.
+    Queues(QueueChange),
+}
+
+/// A change of the queues that lie in the host's memory. All fields are checked as far as they can be without that
+/// memory and without knowing which queues exist.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum QueueChange {
+    /// Create I/O Completion Queue.
+    CreateCompletion {
+        /// Queue identifier; not zero.
+        id: u16,
+        /// Number of entries.
+        entries: u16,
+        /// Where the queue lies; on the boundary of a page.
+        address: u64,
+        /// Interrupt vector; `None`: the queue raises no interrupts.
+        vector: Option<u16>,
+    },
+    /// Create I/O Submission Queue.
+    CreateSubmission {
+        /// Queue identifier; not zero.
+        id: u16,
+        /// Number of entries.
+        entries: u16,
+        /// Where the queue lies; on the boundary of a page.
+        address: u64,
+        /// Identifier of the completion queue; not zero.
+        completion_queue: u16,
+    },
+    /// Delete I/O Completion Queue.
+    DeleteCompletion {
+        /// Queue identifier; not zero.
+        id: u16,
+    },
+    /// Delete I/O Submission Queue.
+    DeleteSubmission {
+        /// Queue identifier; not zero.
+        id: u16,
+    },
+    /// Doorbell Buffer Config: the page of shadow doorbells and the page of event indices, on boundaries of pages.
+    SetDoorbellBuffers {
+        /// Where the shadow doorbells lie.
+        doorbells: u64,
+        /// Where the event indices lie.
+        events: u64,
+    },
 }
 
 /// A self-test.

@@ -1,6 +1,7 @@
 //! A simulated initiator: logs in, keeps commands under way, aborts some, is cut off or cuts itself off, and logs in
 //! again, until its commands are used up and all that was uncertain is settled.
 
+use crate::block::Port;
 use crate::exchange::{Woken, exchange, take};
 use crate::job::{Answer, Job, Lun, Maker};
 use crate::machine::{PORTAL, TARGET};
@@ -55,6 +56,8 @@ pub struct Shared {
     pub deaths: Cell<u64>,
     /// Until when sessions may end because somebody asked for that.
     pub cold_until: Cell<Instant>,
+    /// Where virtual machines find the target while it runs: one port for each of its cores.
+    pub ports: RefCell<Vec<Rc<Port>>>,
 }
 
 impl Shared {

@@ -5,13 +5,15 @@
 //! * [`stamp`]: sectors that say which write filled them
 //! * [`stores`]: the scenario of steps on stores, without a transport
 //! * [`fences`]: the scenario of clusters whose nodes throw each other out
-//! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s and NVMe [`host`]s use it
+//! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s, NVMe [`host`]s and virtual
+//!   machines with [`block`] devices use it
 //! * [`wire`]: queues of NVMe hosts over the simulated network
 //! * [`watch`]: what went wrong, and panics that a task kept to itself
 //!
 //! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
 //! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
 
+pub mod block;
 pub mod exchange;
 pub mod fences;
 pub mod host;

@@ -1,6 +1,7 @@
 //! A machine of the simulation that runs the target: as many cores as you like, built as `lunar serve` builds
 //! them, on drivers of the simulator.
 
+use crate::block::Port;
 use crate::identity;
 use crate::stamp::SECTOR;
 use crate::watch::Watch;
@@ -193,6 +194,7 @@ struct Core {
     reactor: Reactor,
     front: Rc<Front>,
     nvme: Rc<nvme::Front>,
+    block: Rc<Port>,
     mailbox: Sender<Letter>,
 }
 
@@ -255,6 +257,8 @@ impl Machine {
             links.add_views(&target, &subsystem);
             let settings = nvme::Settings { advertise: None, drain: DRAIN, channels: None };
             let nvme = nvme::Front::new(&reactor, &subsystem, settings);
+            let block = Port::new(&stats[me], &shared, &units);
+            reactor.spawn(block.clone().serve(reactor.clone()));
             let (iscsi, served_nvme) = (front.clone(), nvme.clone());
             let served = Served {
                 target,
@@ -267,8 +271,8 @@ impl Machine {
             let served = Rc::new(served);
             let core = reactor.clone();
             reactor.spawn(async move { links.serve(&core, letters, &served).await });
-            reactor.spawn(until_stopped(front.clone(), nvme.clone(), units, stop.clone()));
-            cores.push(Core { reactor, front, nvme, mailbox: mailboxes[me].clone() });
+            reactor.spawn(until_stopped(front.clone(), nvme.clone(), block.clone(), units, stop.clone()));
+            cores.push(Core { reactor, front, nvme, block, mailbox: mailboxes[me].clone() });
         }
         let acceptor = cores[0].reactor.clone();
         for (portal, face) in [
@@ -287,8 +291,15 @@ impl Machine {
         self.cores.iter().map(|core| &core.reactor).collect()
     }
 
+    /// Where virtual machines find it: one port for each core.
+    #[must_use]
+    pub fn ports(&self) -> Vec<Rc<Port>> {
+        self.cores.iter().map(|core| core.block.clone()).collect()
+    }
+
     /// Asks it to stop as a signal does: see [`Machine::stopped`].
     pub fn stop(&self) {
+        self.cores.iter().for_each(|core| core.block.drain());
         self.cores.iter().for_each(|core| core.mailbox.send(Letter::Drain));
     }
 
@@ -307,6 +318,7 @@ impl Machine {
             let counts = [
                 ("connections", core.front.connections() as u64),
                 ("connections of NVMe", core.nvme.connections() as u64),
+                ("clients of block devices", core.block.clients() as u64),
                 ("connections counted", stats.connections.get()),
                 ("sessions counted", stats.sessions.get()),
                 ("bytes of memory", core.reactor.arena().used() as u64),
@@ -359,6 +371,7 @@ impl Opened {
 
 impl Drop for Machine {
     fn drop(&mut self) {
+        self.cores.iter().for_each(|core| core.block.close());
         let fronts: Vec<_> = self.cores.iter().map(|core| (core.front.clone(), core.nvme.clone())).collect();
         // The reactors first: their tasks hold connections.
         self.cores.clear();
@@ -487,9 +500,10 @@ impl Exclusive for LooseCores {
 }
 
 /// Ends a core as `lunar serve` does: connections drain, then everything is flushed.
-async fn until_stopped(front: Rc<Front>, nvme: Rc<nvme::Front>, units: Vec<Rc<Unit>>, stop: Rc<Stop>) {
+async fn until_stopped(front: Rc<Front>, nvme: Rc<nvme::Front>, block: Rc<Port>, units: Vec<Rc<Unit>>, stop: Rc<Stop>) {
     front.drained().await;
     nvme.drained().await;
+    block.drained().await;
     for unit in &units {
         let io = Io { op: Op::Flush, offset: 0, data: Data::None };
         let outcome = submit(&*unit.store, io, &mut Completion::new()).await;

@@ -1,7 +1,8 @@
-//! The scenario of whole targets: iSCSI initiators and NVMe hosts use the same volumes of a target over a network that
-//! fails, its stores fail, its machine crashes or is stopped, and in the end everything that was promised is there and
-//! nothing is left over.
+//! The scenario of whole targets: iSCSI initiators, NVMe hosts and virtual machines use the same volumes of a target,
+//! over a network that fails; its stores fail, its machine crashes or is stopped, and in the end everything that was
+//! promised is there and nothing is left over.
 
+use crate::block::Vm;
 use crate::host::NvmeHost;
 use crate::initiator::{Initiator, Shared};
 use crate::job::Lun;
@@ -22,6 +23,8 @@ const CLIENTS: Host = Host(2);
 const INITIATORS_MAX: u64 = 5;
 /// NVMe hosts at most.
 const HOSTS_MAX: usize = 2;
+/// Virtual machines with block devices at most.
+const VMS_MAX: usize = 2;
 /// Once nobody is there any more, everything is given back by then: silent connections are found out after some 45
 /// seconds, and a last answer that nobody takes after some more.
 const QUIET: Duration = Duration::from_secs(300);
@@ -54,10 +57,12 @@ pub fn run(watch: &Watch) {
         busy: Cell::new(0),
         deaths: Cell::new(0),
         cold_until: Cell::default(),
+        ports: RefCell::default(),
     });
     world.set_faults(setup.faults.clone());
     spawn_initiators(&shared, &mut chance);
     let mut machine = Machine::start(watch, &setup);
+    shared.ports.replace(machine.ports());
     for _ in 0..chance.index(4) {
         let at = world.now() + Duration::from_micros(chance.within(1..=2_000_000));
         run_until(watch, &machine, &clients, Some(at), || shared.busy.get() == 0);
@@ -68,6 +73,7 @@ pub fn run(watch: &Watch) {
             let death = *chance.pick(&[Death::Power, Death::Power, Death::Kill, Death::Stop]);
             die(&shared, machine, death);
             machine = Machine::start(watch, &setup);
+            shared.ports.replace(machine.ports());
         }
     }
     run_until(watch, &machine, &clients, None, || shared.busy.get() == 0);
@@ -84,6 +90,11 @@ fn spawn_initiators(shared: &Rc<Shared>, chance: &mut Chance) {
         let host = NvmeHost::any(shared, chance.fork(), number);
         shared.busy.set(shared.busy.get() + 1);
         shared.core.spawn(host.work());
+    }
+    for number in 0..chance.index(VMS_MAX + 1) as u8 {
+        let vm = Vm::any(shared, chance.fork(), number);
+        shared.busy.set(shared.busy.get() + 1);
+        shared.core.spawn(vm.work());
     }
     for _ in 0..chance.index(3) {
         shared.core.spawn(stranger(shared.clone(), chance.fork()));

@@ -1,5 +1,8 @@
-//! One unit behind both command sets: what one of them gives back is gone for the other.
+//! One unit behind all three command sets: space that one of them deallocates reads as zeroes for the others.
 
+use lunar_blk::testing::{Rig as Block, client};
+use lunar_blk::{Answer, Attachment, ByteRange, Code, Request};
+use lunar_core::io::Extent;
 use lunar_core::keep::Forgetful;
 use lunar_core::medium::Medium;
 use lunar_core::mem::Arena;
@@ -26,14 +29,16 @@ const GRAIN: u64 = 128;
 /// The identifier of its namespace: the rig has two of its own.
 const NAMESPACE: u32 = 3;
 
-/// A device server and a subsystem that show one unit.
-struct Both {
+/// A device server, a subsystem and a block client, all with the same unit.
+struct All {
     scsi: Scsi,
     nvme: Nvme,
+    block: Block,
+    client: Rc<Attachment>,
     _core: Reactor,
 }
 
-impl Both {
+impl All {
     fn new() -> Self {
         let core = Reactor::with_driver(World::new(1).core(Host(1)), Arena::new(1 << 20), Arc::default());
         let store = RamVolume::new(BLOCKS * BLOCK as u64, false).and_then(|volume| volume.open(&core)).expect("small");
@@ -60,12 +65,14 @@ impl Both {
             exclusive: Rc::new(OneCore(ranges)),
             keep: Arc::new(Forgetful::default()),
         });
-        let (scsi, nvme) = (Scsi::default(), Nvme::default());
+        let (scsi, nvme, block) = (Scsi::default(), Nvme::default(), Block::default());
         scsi.target.add_unit(0, unit.clone());
-        nvme.subsystem.add_namespace(NAMESPACE, unit);
+        nvme.subsystem.add_namespace(NAMESPACE, unit.clone());
+        block.set.add_unit(unit);
+        let client = block.set.attach(UnitId(9), client(false)).expect("the unit was added");
         // What the new unit has to say first.
         while scsi.run(&[0; 6], &[], 0).status != ScsiStatus::GOOD {}
-        Self { scsi, nvme, _core: core }
+        Self { scsi, nvme, block, client, _core: core }
     }
 
     fn scsi(&self, cdb: &[u8], out: &[u8], room: u64) -> Vec<u8> {
@@ -82,20 +89,38 @@ impl Both {
         ended.data
     }
 
-    /// What both read there, which is the same.
+    /// The data and the answer of a request about these blocks.
+    fn block(&self, code: Code, first: u64, count: u64, out: &[u8]) -> (Vec<u8>, Answer) {
+        let range = [ByteRange { offset: first * BLOCK as u64, len: count * BLOCK as u64 }];
+        let ended = self.block.run_for(&self.client, &Request::new(code, &range), out);
+        assert_eq!(ended.result, Ok(()), "{code:?}");
+        (ended.data, ended.answer)
+    }
+
+    /// What all three read there, which is the same.
     fn reads(&self, first: u64, count: u64) -> Vec<u8> {
         let bytes = self.scsi(&cdb::read(first, count as u32, false)[..10], &[], count * BLOCK as u64);
-        assert!(self.nvme(command::read(NAMESPACE, first, count as u32, false), &[]) == bytes, "both read the same");
+        assert!(self.nvme(command::read(NAMESPACE, first, count as u32, false), &[]) == bytes, "NVMe reads the same");
+        assert!(self.block(Code::Read, first, count, &[]).0 == bytes, "a block client reads the same");
         bytes
     }
 
-    /// Runs of blocks, by GET LBA STATUS: how many, and whether they are mapped.
+    /// Runs of blocks, by GET LBA STATUS and by the extents of a block client: how many, and whether they are mapped.
     fn mapped(&self) -> Vec<(u32, bool)> {
         let room = 1000_u32;
         let cdb = [&[0x9e, 0x12][..], &[0; 8], &room.to_be_bytes(), &[0, 0]].concat();
         let told = self.scsi(&cdb, &[], room.into());
         let number = |bytes: &[u8]| u32::from_be_bytes(*bytes.first_chunk().expect("four bytes"));
-        told[8..].chunks(16).map(|descriptor| (number(&descriptor[8..]), descriptor[12] == 0)).collect()
+        let runs: Vec<_> =
+            told[8..].chunks(16).map(|descriptor| (number(&descriptor[8..]), descriptor[12] == 0)).collect();
+        let extent = |(blocks, mapped)| Extent { len: u64::from(blocks) * BLOCK as u64, mapped };
+        let extents = runs.iter().copied().map(extent).collect();
+        assert_eq!(
+            self.block(Code::Extents, 0, BLOCKS, &[]).1,
+            Answer::Extents(extents),
+            "a block client sees the same"
+        );
+        runs
     }
 
     fn unmap(&self, first: u64, count: u64) {
@@ -110,31 +135,38 @@ impl Both {
 }
 
 #[test]
-fn what_one_command_set_gives_back_is_gone_for_the_other() {
-    let both = Both::new();
+fn space_that_one_command_set_deallocates_reads_as_zeroes_for_all() {
+    let sets = All::new();
     let (all, rest) = (8 * GRAIN, (BLOCKS - 8 * GRAIN) as u32);
     let grain = GRAIN as u32;
     let sevens = vec![7; (all as usize) * BLOCK];
-    assert_eq!(both.mapped(), [(BLOCKS as u32, false)]);
-    both.scsi(&cdb::write(0, all as u32, false)[..10], &sevens, 0);
-    assert_eq!((both.reads(0, all) == sevens, both.mapped()), (true, vec![(8 * grain, true), (rest, false)]));
+    assert_eq!(sets.mapped(), [(BLOCKS as u32, false)]);
+    sets.scsi(&cdb::write(0, all as u32, false)[..10], &sevens, 0);
+    assert_eq!((sets.reads(0, all) == sevens, sets.mapped()), (true, vec![(8 * grain, true), (rest, false)]));
 
     let zeroes = |grains: usize| vec![0; grains * GRAIN as usize * BLOCK];
-    both.unmap(GRAIN, GRAIN);
-    assert!(both.reads(GRAIN, GRAIN) == zeroes(1));
-    assert_eq!(both.mapped(), [(grain, true), (grain, false), (6 * grain, true), (rest, false)]);
+    sets.unmap(GRAIN, GRAIN);
+    assert!(sets.reads(GRAIN, GRAIN) == zeroes(1));
+    assert_eq!(sets.mapped(), [(grain, true), (grain, false), (6 * grain, true), (rest, false)]);
 
-    both.deallocate(4 * GRAIN, 2 * GRAIN);
-    assert!(both.reads(4 * GRAIN, 2 * GRAIN) == zeroes(2));
+    sets.deallocate(4 * GRAIN, 2 * GRAIN);
+    assert!(sets.reads(4 * GRAIN, 2 * GRAIN) == zeroes(2));
     let holes = [(grain, true), (grain, false), (2 * grain, true), (2 * grain, false), (2 * grain, true)];
-    assert_eq!(both.mapped(), [&holes[..], &[(rest, false)]].concat());
+    assert_eq!(sets.mapped(), [&holes[..], &[(rest, false)]].concat());
 
     // What is written by the other is there again.
     let nines = vec![9; GRAIN as usize * BLOCK];
-    both.nvme(command::write(NAMESPACE, GRAIN, grain, false), &nines);
-    both.scsi(&cdb::write(4 * GRAIN, 2 * grain, false)[..10], &nines.repeat(2), 0);
-    assert_eq!((both.reads(GRAIN, GRAIN) == nines, both.reads(4 * GRAIN, GRAIN) == nines), (true, true));
-    assert_eq!(both.mapped(), [(8 * grain, true), (rest, false)]);
-    both.unmap(0, BLOCKS);
-    assert_eq!((both.reads(0, all) == zeroes(8), both.mapped()), (true, vec![(BLOCKS as u32, false)]));
+    sets.nvme(command::write(NAMESPACE, GRAIN, grain, false), &nines);
+    sets.scsi(&cdb::write(4 * GRAIN, 2 * grain, false)[..10], &nines.repeat(2), 0);
+    assert_eq!((sets.reads(GRAIN, GRAIN) == nines, sets.reads(4 * GRAIN, GRAIN) == nines), (true, true));
+    assert_eq!(sets.mapped(), [(8 * grain, true), (rest, false)]);
+    // The same with a block client.
+    sets.block(Code::Discard, 2 * GRAIN, GRAIN, &[]);
+    assert!(sets.reads(2 * GRAIN, GRAIN) == zeroes(1));
+    assert_eq!(sets.mapped(), [(2 * grain, true), (grain, false), (5 * grain, true), (rest, false)]);
+    sets.block(Code::Write, 2 * GRAIN, GRAIN, &nines);
+    sets.block(Code::WriteZeroes, 3 * GRAIN, GRAIN, &[]);
+    assert!(sets.reads(2 * GRAIN, GRAIN) == nines && sets.reads(3 * GRAIN, GRAIN) == zeroes(1));
+    sets.unmap(0, BLOCKS);
+    assert_eq!((sets.reads(0, all) == zeroes(8), sets.mapped()), (true, vec![(BLOCKS as u32, false)]));
 }

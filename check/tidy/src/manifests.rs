@@ -10,19 +10,27 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("core", &[]),
     ("scsi", &["core"]),
     ("nvme", &["core"]),
+    ("block", &["core"]),
     ("reactor", &["core"]),
     ("stream", &["core", "reactor"]),
+    ("guest", &["core"]),
     ("control", &["core"]),
-    ("engine", &["core", "scsi", "nvme", "reactor", "control"]),
-    ("front/*", &["core", "scsi", "nvme", "reactor", "stream", "control", "engine"]),
+    ("engine", &["core", "scsi", "nvme", "block", "reactor", "control"]),
+    ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "control", "engine"]),
     ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
     ("cli", &["core", "control", "api"]),
     ("client/iscsi", &["core", "front/*"]),
-    ("client/nvme", &["core", "nvme", "front/*"]),
+    ("client/nvme", &["core", "nvme", "guest", "front/*"]),
     ("client/isns", &["core"]),
-    ("client/load", &["core", "nvme", "reactor", "front/*", "client/iscsi", "client/nvme"]),
-    ("lunar", &["core", "scsi", "nvme", "reactor", "front/*", "back/*", "control", "engine", "api", "cli", "client/*"]),
+    ("client/load", &["core", "nvme", "reactor", "guest", "front/*", "client/iscsi", "client/nvme"]),
+    (
+        "lunar",
+        &[
+            "core", "scsi", "nvme", "block", "reactor", "front/*", "back/*", "control", "engine", "api", "cli",
+            "client/*",
+        ],
+    ),
 ];
 
 /// Crates for development only: they may depend on all crates, and no other crate depends on them.

@@ -31,7 +31,6 @@ const PENDING: &[&str] = &[
     "docs/configuration.md",
     "front/iscsi",
     "front/nvme-tcp",
-    "front/vfio-user",
     "lunar",
     "nvme",
     "reactor",

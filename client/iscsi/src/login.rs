@@ -59,7 +59,8 @@ impl Login {
     pub(crate) fn start(mut offer: Offer) -> (Self, Request) {
         let mut names = offer.names();
         let chap = offer.chap.take();
-        let exchange = Box::new(Exchange { offer, agreed: Agreed::default(), gather: TextBuffer::default(), rounds: 0 });
+        let exchange =
+            Box::new(Exchange { offer, agreed: Agreed::default(), gather: TextBuffer::default(), rounds: 0 });
         if let Some(chap) = chap {
             chap::put_method(&mut names);
             let request = Request { stage: Stage::SECURITY, transit: None, text: names };

@@ -6,8 +6,8 @@ use crate::rings::{DoorbellMode, PAGE, Pair};
 use crate::vfio::{self, Conversation};
 use lunar_core::mem::Region;
 use lunar_core::outgoing::{Data, Moves};
+use lunar_guest::window::Window;
 use lunar_nvme_tcp::wire::{CapsuleResp, IcResp, Pdu};
-use lunar_vfio_user::memory::Window;
 use lunar_vfio_user::wire::{Code, HEADER_LEN};
 use zerocopy::IntoBytes;
 

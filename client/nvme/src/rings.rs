@@ -3,11 +3,11 @@
 
 use crate::Error;
 use lunar_core::mem::Region;
+use lunar_guest::window::Window;
 use lunar_nvme::command::SQE_LEN;
 use lunar_nvme::{Sqe, Status};
-use lunar_vfio_user::machine::DOORBELLS;
-use lunar_vfio_user::memory::Window;
-use lunar_vfio_user::queue::CQE_LEN;
+use lunar_vfio_user::queue::completion::CQE_LEN;
+use lunar_vfio_user::registers::DOORBELLS;
 use std::sync::atomic::{Ordering, fence};
 use zerocopy::IntoBytes;
 
@@ -204,9 +204,12 @@ fn put(lists: &Region, at: usize, pointer: u64) -> Result<(), Error> {
 mod tests {
     use super::*;
     use crate::command;
-    use lunar_vfio_user::memory::Memory;
-    use lunar_vfio_user::pointer::{entry, resolve};
-    use lunar_vfio_user::queue::{Completion, Completions, Doorbell, Found, Shadow, Submission};
+    use lunar_guest::memory::Memory;
+    use lunar_vfio_user::pointer::resolve;
+    use lunar_vfio_user::queue::completion::{CompletionQueue, Cqe};
+    use lunar_vfio_user::queue::submission::{Found, SubmissionQueue};
+    use lunar_vfio_user::queue::{Doorbell, ShadowDoorbell};
+    use lunar_vfio_user::testing::entry;
     use zerocopy::FromZeros;
 
     /// Runs 100 commands through a host and a controller on the same memory; returns the number of register writes.
@@ -214,11 +217,11 @@ mod tests {
         let memory = Region::zeroed(4 * PAGE);
         let mut pair = Pair::new(1, 8, &memory, 0, mode).expect("within");
         let [submissions, _] = Pair::bytes(8);
-        let mut queue = Submission::new(1, 1, 0, 8);
-        let mut completions = Completions::new(submissions as u64, 8, None);
+        let mut queue = SubmissionQueue::new(1, 1, 0, 8);
+        let mut completions = CompletionQueue::new(submissions as u64, 8, None);
         let [of_submissions, of_completions] = doorbells;
-        queue.lie(Window::new(&memory, 0, 8 * SQE_LEN), of_submissions);
-        completions.lie(Window::new(&memory, submissions, 8 * CQE_LEN), of_completions);
+        queue.locate(Window::new(&memory, 0, 8 * SQE_LEN), of_submissions);
+        completions.locate(Window::new(&memory, submissions, 8 * CQE_LEN), of_completions);
         let (mut started, mut ended, mut writes) = (0_u16, 0_u16, 0);
         while ended < 100 {
             while pair.room() > 0 && started < 100 {
@@ -229,14 +232,18 @@ mod tests {
             }
             for (offset, value) in pair.ring().into_iter().flatten() {
                 writes += 1;
-                assert!(if offset == 0x1008 { queue.ring(value as u16) } else { completions.ring(value as u16) });
+                assert!(if offset == 0x1008 {
+                    queue.write_doorbell(value as u16)
+                } else {
+                    completions.write_doorbell(value as u16)
+                });
             }
             while let Found::Command(sqe) = queue.first() {
                 queue.advance(1);
-                let mut done = Completion::new_zeroed();
+                let mut done = Cqe::new_zeroed();
                 (done.cid, done.status, done.result) = (sqe.cid, 0x4004.into(), 77.into());
                 assert!(completions.flush(Some(done)));
-                queue.under_way -= 1;
+                queue.in_progress -= 1;
             }
             while let Some(CompletedCommand { cid, status, retry, result }) = pair.take() {
                 assert_eq!((cid, status, retry, result), (ended, Status(2), true, 77));
@@ -248,14 +255,14 @@ mod tests {
 
     #[test]
     fn commands_and_completions_pass_with_each_kind_of_doorbell() {
-        assert!(round(DoorbellMode::Registers, [Doorbell::Told, Doorbell::Told]) > 20);
+        assert!(round(DoorbellMode::Registers, [Doorbell::Register, Doorbell::Register]) > 20);
         let page = Region::zeroed(PAGE);
         let window = || Window::new(&page, 0, PAGE).expect("within");
         let mapped = [Doorbell::Mapped(window(), 8), Doorbell::Mapped(window(), 12)];
         assert_eq!(round(DoorbellMode::Mapped(window()), mapped), 0);
         let pages = [Region::zeroed(PAGE), Region::zeroed(PAGE)];
         let [doorbells, events] = pages.each_ref().map(|page| Window::new(page, 0, PAGE).expect("within"));
-        let shadows = [2, 3].map(|number| Doorbell::Shadow(Shadow::new(&doorbells, &events, number)));
+        let shadows = [2, 3].map(|number| Doorbell::Shadow(ShadowDoorbell::new(&doorbells, &events, number)));
         let writes = round(DoorbellMode::Shadow(doorbells, events), shadows);
         assert!(writes < 30, "{writes}: a polling controller needs few register writes");
     }
@@ -270,9 +277,9 @@ mod tests {
             let [first, second] = pointers(0x10_0000, len, &region, at, 0x110_0000).expect("room");
             let ranges = resolve(&entry(first, second), len as u64, &memory).expect("there");
             let mut expected = 0x10_0000;
-            for range in ranges {
+            for range in ranges.iter() {
                 assert_eq!(range.address, expected, "{pages}");
-                expected += u64::from(range.len);
+                expected += range.len;
             }
             assert_eq!(expected - 0x10_0000, len as u64);
         }

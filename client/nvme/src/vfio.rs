@@ -3,7 +3,7 @@
 
 use crate::Error;
 use lunar_core::wire::Cursor;
-use lunar_vfio_user::machine::{DOORBELLS, DOORBELLS_LEN};
+use lunar_vfio_user::registers::{DOORBELLS, DOORBELLS_LEN};
 use lunar_vfio_user::wire::{
     Access, Code, DmaMap, ERROR, Errno, HEADER_LEN, Header, IRQ_DATA_EVENTFD, IRQ_MSIX, IRQ_TRIGGER, KIND,
     MAP_WRITABLE, NO_REPLY, REGION_BAR0, REPLY, RegionInfo, SetIrqs, Sparse, Version,
@@ -148,11 +148,11 @@ mod tests {
         assert!(!head.is_answered && head.len == payload.len());
         let Ok(Request::Write(access, data)) = session::parse(Code::REGION_WRITE, payload) else { panic!("a write") };
         assert_eq!((access.offset.get(), data), (0x14, &[1, 2, 3, 4][..]));
-        let told = |announces| match session::parse(Code::VERSION, &version(announces)) {
-            Ok(Request::Version { told, .. }) => told,
+        let has_capabilities = |announces| match session::parse(Code::VERSION, &version(announces)) {
+            Ok(Request::Version { has_capabilities, .. }) => has_capabilities,
             other => panic!("{other:?}"),
         };
-        assert!(told(true) && !told(false));
+        assert!(has_capabilities(true) && !has_capabilities(false));
         let payload = map(1 << 32, 4096, 8192);
         let Ok(Request::Map(map)) = session::parse(Code::DMA_MAP, &payload) else { panic!("a map") };
         assert_eq!((map.address.get(), map.offset.get(), map.size.get()), (1 << 32, 4096, 8192));

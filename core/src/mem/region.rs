@@ -7,7 +7,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ptr::NonNull;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
 /// Memory that somebody else has as well, who may change it at any time: a guest's pages. Parts of it are given to
 /// stores to be filled or read without a copy; they keep it where it is. Nobody gets a reference to its bytes.
@@ -164,6 +164,44 @@ impl Region {
         let word = self.word(at).filter(|_| self.is_writable);
         word.map(|word| word.store(value.to_le(), Ordering::Release)).is_some()
     }
+
+    #[inline]
+    fn half_word(&self, at: usize) -> Option<&AtomicU16> {
+        let start = self.place(at, size_of::<u16>())?.cast::<u16>().as_ptr();
+        if !start.is_aligned() {
+            return None;
+        }
+        // SAFETY: as in `word`, for two bytes.
+        Some(unsafe { AtomicU16::from_ptr(start) })
+    }
+
+    /// The 16-bit word at `at`, little-endian; everything that the peer wrote before it is visible after. `None` when
+    /// it does not lie within the region, or is not aligned to two bytes.
+    #[inline]
+    #[must_use]
+    pub fn load_u16(&self, at: usize) -> Option<u16> {
+        self.half_word(at).map(|word| u16::from_le(word.load(Ordering::Acquire)))
+    }
+
+    /// Writes the 16-bit word at `at`, little-endian, after everything that was written before; tells whether it can.
+    #[inline]
+    #[must_use]
+    pub fn store_u16(&self, at: usize, value: u16) -> bool {
+        let word = self.half_word(at).filter(|_| self.is_writable);
+        word.map(|word| word.store(value.to_le(), Ordering::Release)).is_some()
+    }
+
+    /// Sets bits of the byte at `at`, which the peer may clear at the same time, after everything that was written
+    /// before; tells whether it can.
+    #[inline]
+    #[must_use]
+    pub fn set_bits(&self, at: usize, bits: u8) -> bool {
+        let Some(start) = self.place(at, 1).filter(|_| self.is_writable) else { return false };
+        // SAFETY: as in `word`, for one byte, which is always aligned.
+        let byte = unsafe { AtomicU8::from_ptr(start.as_ptr()) };
+        byte.fetch_or(bits, Ordering::Release);
+        true
+    }
 }
 
 impl fmt::Debug for Region {
@@ -202,6 +240,21 @@ mod tests {
         assert!(!gone.get());
         drop(front);
         assert!(gone.get());
+    }
+
+    #[test]
+    fn half_words_and_bits_are_written_in_place_and_within_the_region_only() {
+        let region = Region::zeroed(8);
+        assert!(region.store_u16(6, 0x1234) && !region.store_u16(7, 1) && !region.store_u16(5, 1));
+        assert_eq!((region.load_u16(6), region.load_u16(1), region.load_u16(8)), (Some(0x1234), None, None));
+        assert!(region.set_bits(7, 0x81) && region.set_bits(0, 1) && region.set_bits(0, 4) && !region.set_bits(8, 1));
+        let mut bytes = [0; 8];
+        assert!(region.read(0, &mut bytes));
+        assert_eq!(bytes, [5, 0, 0, 0, 0, 0, 0x34, 0x93]);
+        // SAFETY: `region` keeps the memory as long as the test runs, and nobody has a reference to its bytes.
+        let read_only = unsafe { Region::new(region.memory.base, 8, false, Box::new(region.clone())) };
+        assert!(!read_only.store_u16(0, 1) && !read_only.set_bits(0, 8));
+        assert_eq!(read_only.load_u16(0), Some(5));
     }
 
     #[test]

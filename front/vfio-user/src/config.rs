@@ -1,33 +1,22 @@
-//! Limits that hold whatever a client or a guest wants.
+//! Limits that no client and no guest can exceed.
 
 use lunar_nvme::controller::QUEUES_MAX;
 
-/// Bytes of a message at most, its header included: the largest access to a region, and then some.
+/// Bytes of a message, with its header: the largest access to a region, with room for its fields.
 pub const MESSAGE_MAX: usize = 16 << 10;
-/// Bytes of one access to a region: what is announced (max_data_xfer_size). No region is larger.
+/// Bytes of one access to a region, announced as `max_data_xfer_size`. No region needs more at once.
 pub const TRANSFER_MAX: u32 = 8 << 10;
-/// Descriptors with one message: what is announced (max_msg_fds), so that vectors come some at a time.
+/// Descriptors of one message, announced as `max_msg_fds`: a client sends the eventfds of its vectors in portions.
 pub const DESCRIPTORS_MAX: usize = 16;
-/// Mapped ranges of a guest's memory at most (max_dma_maps): one for each of some thousand huge pages.
-pub const MAPS_MAX: usize = 8192;
-/// Queues of each kind: the I/O queues, and the admin queue.
+/// Queues of each kind: the I/O queues and the admin queue.
 pub const QUEUES: usize = QUEUES_MAX as usize + 1;
 /// Interrupt vectors.
 pub use lunar_nvme::controller::VECTORS;
-/// Pages of a list of pages: those of the largest transfer, and room for lists that begin anywhere.
+/// Pages of a PRP list: enough for the largest transfer wherever its lists begin.
 pub const LISTS_MAX: usize = 4;
-/// Descriptors of a scatter-gather list at most: two for each page of the largest transfer.
+/// Descriptors of a scatter-gather list: two for each page of the largest transfer.
 pub const SEGMENTS_MAX: usize = 512;
-/// Commands that are taken from queues before others have their turn.
+/// Commands that are taken from the queues of a device before other devices have their turn.
 pub const BURST: usize = 64;
-/// Ranges of addresses whose writes are remembered, for those who do not want all: a client knows a handful.
-pub const LOGGED_MAX: usize = 64;
-/// Bytes of a page whose writes are remembered: not less than the guest's, nor more than the largest of them.
-pub const LOGGED_PAGES: std::ops::RangeInclusive<u64> = 4096..=1 << 30;
-/// Pieces of 32768 pages in which anything was written: those of 1 TiB in pages of 4 KiB, 32 MiB of bits. A guest
-/// that has more written to has all of its memory told as written.
-pub const CHUNKS_MAX: usize = 8192;
-/// Bytes of a bitmap that is told at once: 8 GiB in pages of 4 KiB.
-pub const BITMAP_MAX: usize = 256 << 10;
-/// Bytes of what a device is, on its way to another process: completions that find no room are the most of it.
+/// Bytes of a migration record. Deferred completions are the most of it.
 pub const RECORD_MAX: usize = 4 << 20;

@@ -1,33 +1,29 @@
-//! NVMe controllers for virtual machines, over vfio-user: the guest's own NVMe driver, its queues and its data in its
-//! own memory.
+//! NVMe controllers for virtual machines over vfio-user: the guest's own NVMe driver, with its queues and data in guest
+//! memory.
 //!
 //! From the wire upwards:
 //!
-//! * [`wire`]: the messages
-//! * [`session`]: what a message asks for, and what the device says of itself
+//! * [`wire`]: the formats of the messages
+//! * [`session`]: a message in, a request out, and the replies that need no device
+//! * [`feature`]: requests and replies about migration
 //! * [`pci`]: the configuration space
-//! * [`memory`]: the guest's memory, as it was mapped
-//! * [`pointer`]: lists of pages and segments, read once and checked
-//! * [`queue`]: submission and completion queues in that memory
-//! * [`machine`]: registers, doorbells, queues: the controller as its guest sees it
-//! * [`feature`]: what moves a guest to another machine: questions and answers
-//! * [`dirty`]: which of the guest's pages the device has written to
-//! * [`record`]: what a controller is, as bytes, on its way to another process
-//! * [`config`]: what is too much
-//! * [`fuzzing`]: what fuzzers call
-//! * [`serve`]: the glue to the reactor and the controller: the one module with I/O
+//! * [`pointer`]: PRP lists and scatter-gather lists
+//! * [`queue`]: submission and completion queues in guest memory
+//! * [`registers`]: registers, doorbells and queues: the controller as its guest sees it
+//! * [`record`]: the state of a controller as bytes, for another process
+//! * [`config`]: limits that no client exceeds
+//! * [`serve`]: the glue to the reactor and the NVMe controller, and the only module with I/O
 
 mod coalescing;
 pub mod config;
-pub mod dirty;
 pub mod feature;
-pub mod fuzzing;
-pub mod machine;
-pub mod memory;
 pub mod pci;
 pub mod pointer;
 pub mod queue;
 pub mod record;
+pub mod registers;
 pub mod serve;
 pub mod session;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod wire;

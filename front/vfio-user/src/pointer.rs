@@ -1,67 +1,49 @@
-//! Where the data of a command lies: lists of pages (PRP, NVMe Base 2.0 4.1.1) and scatter-gather lists (4.1.2), read
-//! once and checked. What the guest writes into them later is not seen.
+//! Where the data of a command lies: PRP lists (NVMe Base 2.0 4.1.1) and scatter-gather lists (4.1.2). Each entry is
+//! read once, and checked: later writes of the guest have no effect.
 
 use crate::config::{LISTS_MAX, SEGMENTS_MAX};
-use crate::memory::Memory;
+use lunar_guest::Range;
+use lunar_guest::memory::Memory;
+use lunar_guest::scatter::ScatterList;
 use lunar_nvme::command::Sgl;
 use lunar_nvme::{Sqe, Status};
-use smallvec::SmallVec;
-use zerocopy::{FromBytes, FromZeros, IntoBytes};
+use zerocopy::{FromZeros, IntoBytes};
 
-/// Bytes of a page: the only size there is (CAP.MPSMIN, MPSMAX).
+/// Bytes of a page: the only size that there is (CAP.MPSMIN and CAP.MPSMAX).
 pub const PAGE: u64 = 4096;
-/// Flags of an entry: how the data is described.
-const DESCRIBED: u8 = 0xc0;
-const BY_SEGMENTS: [u8; 2] = [0x40, 0x80];
-
-/// Bytes in one piece, as the guest numbers them.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Range {
-    /// Where they begin.
-    pub address: u64,
-    /// How many.
-    pub len: u32,
-}
-
-/// Where data lies, in order. A few pages need no memory of their own.
-pub type Ranges = SmallVec<[Range; 4]>;
+/// Flags of an entry: PRP or SGL for data transfer (PSDT).
+const POINTER: u8 = 0xc0;
+/// PSDT: scatter-gather lists, with a contiguous metadata buffer or with one of several segments.
+const SEGMENTS: [u8; 2] = [0x40, 0x80];
 
 /// Where the `bytes` of a command lie.
 ///
 /// # Errors
-/// [`Status::PRP_OFFSET`], [`Status::SGL_SEGMENT`], [`Status::SGL_COUNT`], [`Status::SGL_LENGTH`],
-/// [`Status::SGL_TYPE`]; [`Status::TRANSFER_ERROR`] when a list lies in no memory.
-pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
+/// The status of the command: [`Status::PRP_OFFSET`], [`Status::SGL_SEGMENT`], [`Status::SGL_COUNT`],
+/// [`Status::SGL_LENGTH`], [`Status::SGL_TYPE`]; [`Status::TRANSFER_ERROR`] when a list is not in guest memory;
+/// [`Status::INVALID_FIELD`] for more bytes than a command may move.
+pub fn resolve(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
     if bytes == 0 {
-        return Ok(Ranges::new());
+        return Ok(ScatterList::new());
     }
     if bytes > lunar_nvme::execute::TRANSFER_BYTES_MAX {
         return Err(Status::INVALID_FIELD);
     }
-    match sqe.flags & DESCRIBED {
+    match sqe.flags & POINTER {
         0 => pages(sqe, bytes, memory),
-        way if BY_SEGMENTS.contains(&way) => segments(sqe.sgl, bytes, memory),
+        kind if SEGMENTS.contains(&kind) => segments(sqe.sgl, bytes, memory),
         _ => Err(Status::INVALID_FIELD),
     }
 }
 
-fn push(ranges: &mut Ranges, address: u64, len: u64) {
-    // Neither is more than what a command moves.
-    let len = len as u32;
-    match ranges.last_mut() {
-        Some(last) if last.address.checked_add(last.len.into()) == Some(address) => last.len += len,
-        _ => ranges.push(Range { address, len }),
-    }
-}
-
-fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
-    let [first, second] = pointers(sqe);
+fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
+    let [first, second] = sqe.prp();
     if !first.is_multiple_of(4) {
         return Err(Status::PRP_OFFSET);
     }
-    let mut ranges = Ranges::new();
+    let mut ranges = ScatterList::new();
     let count = bytes.min(PAGE - first % PAGE);
-    push(&mut ranges, first, count);
+    ranges.push(Range { address: first, len: count });
     let left = bytes - count;
     if left == 0 {
         return Ok(ranges);
@@ -69,22 +51,15 @@ fn pages(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
     if left > PAGE {
         list(&mut ranges, second, left, memory)?;
     } else if second.is_multiple_of(PAGE) {
-        push(&mut ranges, second, left);
+        ranges.push(Range { address: second, len: left });
     } else {
         return Err(Status::PRP_OFFSET);
     }
     Ok(ranges)
 }
 
-/// Both entries of a command.
-#[must_use]
-pub fn pointers(sqe: &Sqe) -> [u64; 2] {
-    let bytes = u128::from_le_bytes(*sqe.sgl.as_bytes().first_chunk().unwrap_or(&[0; 16]));
-    [bytes as u64, (bytes >> 64) as u64]
-}
-
-/// The pages that a list names, from its first entry on.
-fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Result<(), Status> {
+/// Appends the pages of a PRP list, from its entry at `at` on.
+fn list(ranges: &mut ScatterList, mut at: u64, mut left: u64, memory: &Memory) -> Result<(), Status> {
     const ENTRY: u64 = 8;
     for _ in 0..LISTS_MAX {
         if !at.is_multiple_of(ENTRY) {
@@ -98,7 +73,7 @@ fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Res
         if !memory.read(at, entries.as_mut_bytes()) {
             return Err(Status::TRANSFER_ERROR);
         }
-        // The last entry of a page that is not the last is where the next list begins.
+        // When the list continues, the last entry of its page is the address of the next page.
         let pages = if wanted > room { count - 1 } else { count };
         for entry in &entries[..pages] {
             let page = u64::from_le(*entry);
@@ -106,7 +81,7 @@ fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Res
                 return Err(Status::PRP_OFFSET);
             }
             let count = left.min(PAGE);
-            push(ranges, page, count);
+            ranges.push(Range { address: page, len: count });
             left -= count;
         }
         if left == 0 {
@@ -117,15 +92,15 @@ fn list(ranges: &mut Ranges, mut at: u64, mut left: u64, memory: &Memory) -> Res
     Err(Status::PRP_OFFSET)
 }
 
-/// Types of descriptors.
+/// Types of SGL descriptors, with the subtype "address".
 mod kind {
     pub(super) const DATA: u8 = 0x00;
     pub(super) const SEGMENT: u8 = 0x20;
     pub(super) const LAST_SEGMENT: u8 = 0x30;
 }
 
-fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
-    let (mut ranges, mut left) = (Ranges::new(), bytes);
+fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<ScatterList, Status> {
+    let (mut ranges, mut left) = (ScatterList::new(), bytes);
     let mut next = Some(first);
     if first.kind == kind::DATA {
         data(&mut ranges, &first, &mut left)?;
@@ -162,7 +137,7 @@ fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
                 _ => return Err(Status::SGL_TYPE),
             }
         }
-        // More than there is data for: what follows is not looked at.
+        // Descriptors beyond the data are not looked at.
         if left == 0 {
             break;
         }
@@ -170,33 +145,23 @@ fn segments(first: Sgl, bytes: u64, memory: &Memory) -> Result<Ranges, Status> {
     if left > 0 { Err(Status::SGL_LENGTH) } else { Ok(ranges) }
 }
 
-fn data(ranges: &mut Ranges, descriptor: &Sgl, left: &mut u64) -> Result<(), Status> {
+fn data(ranges: &mut ScatterList, descriptor: &Sgl, left: &mut u64) -> Result<(), Status> {
     let count = u64::from(descriptor.length.get()).min(*left);
     let address = descriptor.address.get();
     if address.checked_add(count).is_none() {
         return Err(Status::TRANSFER_ERROR);
     }
     if count > 0 {
-        push(ranges, address, count);
+        ranges.push(Range { address, len: count });
         *left -= count;
     }
     Ok(())
 }
 
-/// An entry whose data lies at these two pointers: for tests.
-#[must_use]
-pub fn entry(first: u64, second: u64) -> Sqe {
-    let mut sqe = Sqe::new_zeroed();
-    let both = u128::from(second) << 64 | u128::from(first);
-    if let Ok(sgl) = Sgl::read_from_bytes(&both.to_le_bytes()) {
-        sqe.sgl = sgl;
-    }
-    sqe
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::entry;
     use lunar_core::mem::Region;
 
     const BASE: u64 = 0x10_0000;
@@ -207,7 +172,7 @@ mod tests {
         memory
     }
 
-    fn found(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Vec<(u64, u32)>, Status> {
+    fn found(sqe: &Sqe, bytes: u64, memory: &Memory) -> Result<Vec<(u64, u64)>, Status> {
         resolve(sqe, bytes, memory).map(|ranges| ranges.iter().map(|range| (range.address, range.len)).collect())
     }
 
@@ -217,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn one_page_and_two() {
+    fn one_page_or_two_need_no_list() {
         let memory = memory();
         assert_eq!(found(&entry(0x5000, 0), 4096, &memory), Ok(vec![(0x5000, 4096)]));
         assert_eq!(found(&entry(0x5800, 0x9000), 4096, &memory), Ok(vec![(0x5800, 2048), (0x9000, 2048)]));
@@ -229,14 +194,14 @@ mod tests {
     }
 
     #[test]
-    fn lists_go_on_at_their_last_entry() {
+    fn lists_continue_at_their_last_entry() {
         let memory = memory();
         put(&memory, BASE + 0xff0, &[0x20_0000, BASE + 0x3000]);
         put(&memory, BASE + 0x3000, &[0x30_0000, 0x30_1000, 0x40_0000]);
         let sqe = entry(0x5000, BASE + 0xff0);
         let wanted = vec![(0x5000, 4096), (0x20_0000, 4096), (0x30_0000, 8192), (0x40_0000, 512)];
         assert_eq!(found(&sqe, 4 * 4096 + 512, &memory), Ok(wanted));
-        // Two entries are all that is needed: the last is a page.
+        // No more entries are needed, so the last one is a page.
         put(&memory, BASE + 0xff0, &[0x20_0000, 0x50_0000]);
         let wanted = vec![(0x5000, 4096), (0x20_0000, 4096), (0x50_0000, 4096)];
         assert_eq!(found(&sqe, 3 * 4096, &memory), Ok(wanted));
@@ -247,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_leads_to_itself_ends() {
+    fn a_list_that_continues_in_itself_ends() {
         let memory = memory();
         put(&memory, BASE + 0xff8, &[BASE + 0xff8]);
         assert_eq!(found(&entry(0x5000, BASE + 0xff8), 1 << 20, &memory), Err(Status::PRP_OFFSET));
@@ -277,7 +242,7 @@ mod tests {
         assert_eq!(found(&by_segments(sgl(BASE, 40, 0x20)), 512, &memory), Err(Status::SGL_SEGMENT));
         assert_eq!(found(&by_segments(sgl(BASE, 48, 0x30)), 512, &memory), Err(Status::SGL_SEGMENT));
         assert_eq!(found(&by_segments(sgl(BASE, 48, 0x10)), 512, &memory), Err(Status::SGL_TYPE));
-        // A segment that leads to itself.
+        // A segment that continues in itself.
         put(BASE, &[sgl(BASE, 16, 0x20)]);
         assert_eq!(found(&by_segments(sgl(BASE, 16, 0x20)), 512, &memory), Err(Status::SGL_COUNT));
     }

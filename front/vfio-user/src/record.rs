@@ -1,31 +1,32 @@
-//! What a controller is, as bytes, on its way to another process: format, version and limits. What lies in the guest's
-//! memory is not in it, nor what the volumes keep; no command is under way.
+//! The migration record: the state of a controller as bytes, for another process. It contains neither guest memory nor
+//! anything that volumes keep, and no command: none is in progress.
 //!
-//! Who reads it believes none of it: bytes of any length and content come from a client.
+//! A record comes from a client, so every byte of it is checked.
 
 use crate::config::{QUEUES, RECORD_MAX};
-use crate::machine::Saved as SavedMachine;
 use crate::pci;
-use crate::queue::Completion;
+use crate::queue::completion::{Cqe, SavedCompletionQueue};
+use crate::registers::SavedRegisters;
 use lunar_core::wire::{Cursor, Short, le};
 use lunar_nvme::controller::saved::VALUES_MAX;
 use lunar_nvme::controller::{NOTICES_MAX, Notice, Saved as SavedController};
 use lunar_nvme::errors::ERRORS_MAX;
 use lunar_nvme::event::{Event, REQUESTS_MAX, SavedEvents};
 use lunar_nvme::namespace::NAMESPACES_MAX;
+use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What every record begins with.
+/// The first bytes of every record.
 const MAGIC: [u8; 8] = *b"LunarVM\0";
-/// Goes up when the format changes: there is no other that could be read.
+/// Version of the format, raised with every change. No other version is read.
 const VERSION: u32 = 2;
 
 /// Why a record is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refusal {
-    /// It is none, or none of this version.
+    /// It is no record, or one of another version.
     Foreign,
-    /// It ends too early or too late, or holds more than there can be of something.
+    /// It is too short or too long, or has more of something than there can be.
     Malformed,
 }
 
@@ -35,7 +36,7 @@ impl From<Short> for Refusal {
     }
 }
 
-/// The first bytes: how many there are of what follows, and what else there is of the controller.
+/// The head of a record: the number of each thing that follows, and all of the controller that has a fixed size.
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Head {
@@ -62,6 +63,11 @@ struct Head {
     failed: le::U64,
 }
 
+const _: () = {
+    assert!(offset_of!(Head, len) == 12 && offset_of!(Head, submissions) == 16 && offset_of!(Head, values) == 32);
+    assert!(offset_of!(Head, changed) == 52 && offset_of!(Head, clock) == 56 && size_of::<Head>() == 80);
+};
+
 /// Flags of the head.
 mod flag {
     pub(super) const FATAL: u16 = 0x01;
@@ -70,91 +76,15 @@ mod flag {
     pub(super) const BEHAVIOR: u16 = 0x08;
 }
 
-/// Registers, and where the words are by which a host rings.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct Registers {
-    /// CC, as it was written last.
-    pub wanted: le::U32,
-    /// INTMS.
-    pub interrupt_mask: le::U32,
-    /// AQA.
-    pub admin_entries: le::U32,
-    /// [`Registers::FATAL`], [`Registers::SHADOW`].
-    pub flags: le::U32,
-    /// ASQ.
-    pub admin_submissions: le::U64,
-    /// ACQ.
-    pub admin_completions: le::U64,
-    /// Both pages of Doorbell Buffer Config.
-    pub shadow: [le::U64; 2],
-}
-
-impl Registers {
-    /// CSTS.CFS.
-    pub const FATAL: u32 = 0x01;
-    /// There are such pages.
-    pub const SHADOW: u32 = 0x02;
-}
-
-/// A submission queue.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct SubmissionQueue {
-    /// Its identifier.
-    pub id: le::U16,
-    /// Where its completions go.
-    pub completions: le::U16,
-    /// How many entries it has.
-    pub entries: le::U16,
-    /// How far it was read.
-    pub head: le::U16,
-    /// How far the host has come.
-    pub tail: le::U16,
-    /// Reserved.
-    pub reserved: le::U16,
-    /// Where it lies.
-    pub address: le::U64,
-}
-
-/// A completion queue; completions for which it had no room follow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
-#[repr(C)]
-pub struct CompletionQueue {
-    /// Its identifier.
-    pub id: le::U16,
-    /// How many entries it has.
-    pub entries: le::U16,
-    /// How far the host has come.
-    pub head: le::U16,
-    /// How far it was written.
-    pub tail: le::U16,
-    /// [`CompletionQueue::PHASE`], [`CompletionQueue::INTERRUPTS`].
-    pub flags: le::U16,
-    /// The interrupt that it raises.
-    pub vector: le::U16,
-    /// Completions that follow.
-    pub held: le::U32,
-    /// Where it lies.
-    pub address: le::U64,
-}
-
-impl CompletionQueue {
-    /// The phase of the next completion.
-    pub const PHASE: u16 = 0x01;
-    /// It raises an interrupt.
-    pub const INTERRUPTS: u16 = 0x02;
-}
-
-/// A namespace that the guest sees. It has to be there where it goes on.
+/// A namespace that the guest sees. The destination must have the same one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SeenNamespace {
-    /// Who it is.
+    /// UUID of the volume.
     pub uuid: [u8; 16],
-    /// Its identifier.
+    /// Namespace identifier.
     pub id: le::U32,
-    /// Bytes of a block.
+    /// Bytes of a logical block.
     pub block_size: le::U32,
 }
 
@@ -176,30 +106,30 @@ struct NoticeRecord {
     kind: le::U32,
 }
 
-/// What a controller is.
+/// The state of a controller.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Record {
     /// Registers and queues.
-    pub machine: SavedMachine,
+    pub registers: SavedRegisters,
     /// The configuration space.
-    pub space: Box<[u8; pci::USED]>,
-    /// What its host has set, and what it has to be told yet.
+    pub configuration_space: Box<[u8; pci::USED]>,
+    /// Features that the host has set, and events that it has not read.
     pub controller: SavedController,
-    /// The namespaces that it sees, by identifier.
+    /// The namespaces that the guest sees, by ascending identifier.
     pub namespaces: Vec<SeenNamespace>,
 }
 
 impl Record {
-    /// As bytes.
+    /// The record as bytes.
     #[must_use]
     pub fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = self.head().as_bytes().to_vec();
-        bytes.extend(self.machine.registers.as_bytes());
-        bytes.extend(&self.space[..]);
-        bytes.extend(self.machine.submissions.as_bytes());
-        for (queue, held) in &self.machine.completions {
+        bytes.extend(self.registers.registers.as_bytes());
+        bytes.extend(&self.configuration_space[..]);
+        bytes.extend(self.registers.submissions.as_bytes());
+        for (queue, deferred) in &self.registers.completions {
             bytes.extend(queue.as_bytes());
-            bytes.extend(held.as_bytes());
+            bytes.extend(deferred.as_bytes());
         }
         let SavedController { values, behavior, events, notices, changed, errors, .. } = &self.controller;
         for (id, namespace, value) in values {
@@ -217,6 +147,7 @@ impl Record {
         changed.iter().for_each(|id| bytes.extend(id.to_le_bytes()));
         bytes.extend(errors.as_bytes());
         bytes.extend(self.namespaces.as_bytes());
+        // RECORD_MAX fits 32 bits.
         let len = le::U32::new(bytes.len() as u32);
         bytes[LEN_AT..LEN_AT + 4].copy_from_slice(len.as_bytes());
         bytes
@@ -229,14 +160,14 @@ impl Record {
             | one(self.controller.writes_through, flag::WRITES_THROUGH)
             | one(self.controller.clock.is_some(), flag::CLOCK)
             | one(self.controller.behavior.is_some(), flag::BEHAVIOR);
-        // There are a few hundred of anything at most, but for values.
+        // There are a few hundred of everything at most, except values.
         let count = |len: usize| le::U16::new(len as u16);
         Head {
             magic: MAGIC,
             version: VERSION.into(),
             len: 0.into(),
-            submissions: count(self.machine.submissions.len()),
-            completions: count(self.machine.completions.len()),
+            submissions: count(self.registers.submissions.len()),
+            completions: count(self.registers.completions.len()),
             waiting: count(events.waiting.len()),
             aborted: count(events.aborted.len()),
             pending: count(events.pending.len()),
@@ -256,10 +187,10 @@ impl Record {
         }
     }
 
-    /// From bytes.
+    /// Parses a record. Its lengths and numbers are checked, its values are not.
     ///
     /// # Errors
-    /// [`Refusal`]. What is in it may still be nonsense.
+    /// [`Refusal`].
     pub fn parse(bytes: &[u8]) -> Result<Self, Refusal> {
         let mut cursor = Cursor::new(bytes);
         let head: Head = *cursor.take()?;
@@ -270,22 +201,22 @@ impl Record {
             return Err(Refusal::Malformed);
         }
         let registers = *cursor.take()?;
-        let space: &[u8; pci::USED] = cursor.take()?;
+        let configuration_space: &[u8; pci::USED] = cursor.take()?;
         let submissions = all(&mut cursor, head.submissions.into())?;
         let completions: Result<Vec<_>, Refusal> =
-            (0..head.completions.get()).map(|_| with_held(&mut cursor)).collect();
-        let machine = SavedMachine { registers, submissions, completions: completions? };
+            (0..head.completions.get()).map(|_| with_deferred(&mut cursor)).collect();
+        let registers = SavedRegisters { registers, submissions, completions: completions? };
         let controller = head.controller(&mut cursor)?;
         let namespaces = all(&mut cursor, head.namespaces.get() as usize)?;
         if !cursor.rest().is_empty() {
             return Err(Refusal::Malformed);
         }
-        Ok(Self { machine, space: Box::new(*space), controller, namespaces })
+        Ok(Self { registers, configuration_space: Box::new(*configuration_space), controller, namespaces })
     }
 }
 
-/// Where its length is in the head.
-const LEN_AT: usize = 12;
+/// Where the length of the record lies.
+const LEN_AT: usize = offset_of!(Head, len);
 
 impl Head {
     fn fits(&self) -> bool {
@@ -329,7 +260,7 @@ impl Head {
         let notices = all::<NoticeRecord>(cursor, self.notices.into())?;
         let notices = notices.iter().map(|notice| Notice {
             count: notice.count.get(),
-            // Kinds are small.
+            // A notification type has eight bits (NVMe Base 2.0 5.16.1.24).
             kind: notice.kind.get() as u8,
             namespace: notice.namespace.get(),
         });
@@ -353,7 +284,7 @@ impl Head {
     }
 }
 
-/// The next `count` of a sort, which there are as bytes.
+/// The next `count` values.
 fn all<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
     cursor: &mut Cursor<'_>,
     count: usize,
@@ -363,31 +294,33 @@ fn all<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy>(
     parts.map(|part| part.map_err(|_| Refusal::Malformed)).collect()
 }
 
-fn with_held(cursor: &mut Cursor<'_>) -> Result<(CompletionQueue, Vec<Completion>), Refusal> {
-    let queue: CompletionQueue = *cursor.take()?;
-    let held = all(cursor, queue.held.get() as usize)?;
-    Ok((queue, held))
+fn with_deferred(cursor: &mut Cursor<'_>) -> Result<(SavedCompletionQueue, Vec<Cqe>), Refusal> {
+    let queue: SavedCompletionQueue = *cursor.take()?;
+    let deferred = all(cursor, queue.deferred.get() as usize)?;
+    Ok((queue, deferred))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::queue::submission::SavedSubmissionQueue;
+    use crate::registers::saved::RegisterRecord;
     use lunar_nvme::errors::ErrorEntry;
     use zerocopy::FromZeros;
 
     fn record() -> Record {
-        let mut registers = Registers::new_zeroed();
+        let mut registers = RegisterRecord::new_zeroed();
         registers.as_mut_bytes().fill(0xa5);
-        let mut submissions = SubmissionQueue::new_zeroed();
+        let mut submissions = SavedSubmissionQueue::new_zeroed();
         submissions.as_mut_bytes().fill(0x5a);
-        let mut completions = CompletionQueue::new_zeroed();
-        (completions.id, completions.held) = (7.into(), 2.into());
-        let mut held = Completion::new_zeroed();
-        held.cid = 0x1234.into();
-        let machine = SavedMachine {
+        let mut completions = SavedCompletionQueue::new_zeroed();
+        (completions.id, completions.deferred) = (7.into(), 2.into());
+        let mut deferred = Cqe::new_zeroed();
+        deferred.cid = 0x1234.into();
+        let registers = SavedRegisters {
             registers,
             submissions: vec![submissions; 3],
-            completions: vec![(completions, vec![held; 2])],
+            completions: vec![(completions, vec![deferred; 2])],
         };
         let controller = SavedController {
             configuration: 0x46_0001,
@@ -411,17 +344,21 @@ mod tests {
             failed: 0x0808_0808_0808_0809,
         };
         let namespaces = vec![SeenNamespace { uuid: [6; 16], id: 1.into(), block_size: 512.into() }];
-        Record { machine, space: Box::new([0x77; pci::USED]), controller, namespaces }
+        Record { registers, configuration_space: Box::new([0x77; pci::USED]), controller, namespaces }
     }
 
     #[test]
-    fn a_record_is_what_was_recorded() {
+    fn a_record_is_parsed_as_it_was_written() {
         let whole = record();
         let bytes = whole.to_bytes();
         assert_eq!(bytes[..16], [&b"LunarVM\0\x02\0\0\0"[..], &(bytes.len() as u32).to_le_bytes()].concat());
         assert_eq!(Record::parse(&bytes), Ok(whole));
         let nothing = Record {
-            machine: SavedMachine { registers: Registers::new_zeroed(), submissions: vec![], completions: vec![] },
+            registers: SavedRegisters {
+                registers: RegisterRecord::new_zeroed(),
+                submissions: vec![],
+                completions: vec![],
+            },
             controller: SavedController::default(),
             namespaces: vec![],
             ..record()
@@ -430,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_record_is_refused() {
+    fn malformed_and_foreign_records_are_refused() {
         let bytes = record().to_bytes();
         for len in (0..bytes.len()).step_by(7) {
             assert!(Record::parse(&bytes[..len]).is_err(), "{len}");
@@ -442,13 +379,14 @@ mod tests {
             Record::parse(&bytes)
         };
         assert_eq!((changed(0, b'l'), changed(8, 1)), (Err(Refusal::Foreign), Err(Refusal::Foreign)));
-        // Counts of what follows: beyond what there can be, and beyond what there is.
+        // Numbers of what follows: more than there can be, and fewer than there are.
         for at in (16..30).step_by(2).chain([32, 36, 52, 54]) {
             assert_eq!(changed(at + 1, 0xff), Err(Refusal::Malformed), "{at}");
             assert_eq!(changed(at, 0), Err(Refusal::Malformed), "{at}");
         }
-        // Completions that are held.
-        let held_at = size_of::<Head>() + size_of::<Registers>() + pci::USED + 3 * size_of::<SubmissionQueue>() + 12;
-        assert_eq!(changed(held_at + 3, 0xff), Err(Refusal::Malformed));
+        // Deferred completions: more than there are.
+        let at =
+            size_of::<Head>() + size_of::<RegisterRecord>() + pci::USED + 3 * size_of::<SavedSubmissionQueue>() + 12;
+        assert_eq!(changed(at + 3, 0xff), Err(Refusal::Malformed));
     }
 }

@@ -1,39 +1,40 @@
-//! What a client asks for, and what the device says of itself: a message in, a request out; no state, for the protocol
-//! has none but its first message.
+//! A message in, a request out, and the replies that need no device. There is no state here: the protocol has none but
+//! its first message.
 
-use crate::config::{DESCRIPTORS_MAX, MAPS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
-use crate::feature::{self, Wish};
-use crate::machine::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
+use crate::config::{DESCRIPTORS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
+use crate::feature::{self, FeatureRequest};
 use crate::pci;
+use crate::registers::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
 use crate::wire::{
     Access, Code, DEVICE_FLAGS, DmaMap, DmaUnmap, ERROR, Errno, Feature, HEADER_LEN, Header, IRQ_AUTOMASKED,
-    IRQ_EVENTFD, IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_WRITABLE, Moved, NO_REPLY, REGION_ACCESS,
+    IRQ_EVENTFD, IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_WRITABLE, NO_REPLY, REGION_ACCESS,
     REGION_BAR0, REGION_BAR4, REGION_BAR5, REGION_CONFIG, REGION_SPARSE, REGIONS, REPLY, RegionInfo, SetIrqs,
-    ShortWrite, Sparse, UNMAP_ALL, UNMAP_DIRTY, Version,
+    ShortWrite, Sparse, StateData, UNMAP_ALL, UNMAP_DIRTY, Version,
 };
 use lunar_core::wire::Cursor;
+use lunar_guest::map::RANGES_MAX;
 use serde_json::{Value, json};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Versions that are spoken.
+/// The version of the protocol.
 const MAJOR: u16 = 0;
 const MINOR: u16 = 1;
 
-/// What a header says: bytes that follow, and whether an answer is wanted.
+/// A header that was checked.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Head {
     /// As it came.
     pub header: Header,
-    /// Bytes that follow.
+    /// Bytes that follow the header.
     pub len: usize,
-    /// Whether it is answered.
+    /// Whether the client wants a reply.
     pub is_answered: bool,
 }
 
-/// What a message begins with.
+/// Checks a header.
 ///
 /// # Errors
-/// When it is no command, or has a length that no message has: what follows cannot be found.
+/// [`Errno::INVAL`] when the message is no command or its length is out of range: the next message cannot be found.
 pub fn head(bytes: &[u8; HEADER_LEN]) -> Result<Head, Errno> {
     let header = Header::read_from_bytes(bytes).map_err(|_| Errno::INVAL)?;
     let size = header.size.get() as usize;
@@ -46,40 +47,40 @@ pub fn head(bytes: &[u8; HEADER_LEN]) -> Result<Head, Errno> {
 /// What a client asks for.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
-    /// It speaks this version.
+    /// VERSION.
     Version {
-        /// What is answered.
+        /// The payload of the reply.
         answer: Vec<u8>,
-        /// Whether it told what it can: some tell nothing, and want doorbells that they can map.
-        told: bool,
+        /// Whether the client has sent its capabilities. A client that sends none wants doorbells that it can map.
+        has_capabilities: bool,
     },
-    /// Memory of the guest's.
+    /// DMA_MAP.
     Map(DmaMap),
-    /// Memory that is gone; `None`: all.
+    /// DMA_UNMAP: guest address and bytes; `None`: all memory.
     Unmap(DmaUnmap, Option<(u64, u64)>),
-    /// What the device is.
+    /// DEVICE_INFO.
     DeviceInfo,
-    /// What a region is, in as many bytes as there is room for.
+    /// REGION_INFO.
     RegionInfo(RegionInfo),
-    /// How a region is rung otherwise: not at all.
+    /// REGION_IO_FDS: descriptors that notify the device of accesses to a region. There are none.
     RegionDescriptors(Info),
-    /// What interrupts there are.
+    /// IRQ_INFO.
     IrqInfo(Info),
-    /// Interrupts are set up.
+    /// SET_IRQS, and its data.
     SetIrqs(SetIrqs, &'a [u8]),
-    /// A region is read.
+    /// REGION_READ.
     Read(Access),
-    /// A region is written.
+    /// REGION_WRITE, and its data.
     Write(Access, &'a [u8]),
-    /// Regions are written.
+    /// REGION_WRITE_MULTI.
     WriteMany(Vec<ShortWrite>),
-    /// The device is reset.
+    /// RESET.
     Reset,
-    /// A feature is asked for, or set.
-    Feature(Feature, Wish),
-    /// What the device is, on its way to another process: so many bytes of it at most.
+    /// FEATURE.
+    Feature(Feature, FeatureRequest),
+    /// MIGRATION_READ of so many bytes at most.
     ReadState(u32),
-    /// What it shall be.
+    /// MIGRATION_WRITE.
     WriteState(&'a [u8]),
 }
 
@@ -89,10 +90,10 @@ fn take<T: FromBytes + KnownLayout + Immutable + Unaligned + Copy + 'static>(
     cursor.take::<T>().copied().map_err(|_| Errno::INVAL)
 }
 
-/// Takes a message apart.
+/// Parses the payload of a message.
 ///
 /// # Errors
-/// [`Errno::INVAL`] for one that is malformed, [`Errno::NOTSUP`] for one that is not known.
+/// [`Errno::INVAL`] for a malformed message, [`Errno::NOTSUP`] for an unknown command.
 pub fn parse(code: Code, bytes: &[u8]) -> Result<Request<'_>, Errno> {
     let mut cursor = Cursor::new(bytes);
     Ok(match code {
@@ -138,23 +139,23 @@ pub fn parse(code: Code, bytes: &[u8]) -> Result<Request<'_>, Errno> {
         }
         Code::RESET => Request::Reset,
         Code::FEATURE => {
-            let (feature, wish) = feature::parse(bytes)?;
-            Request::Feature(feature, wish)
+            let (feature, request) = feature::parse(bytes)?;
+            Request::Feature(feature, request)
         }
         Code::MIGRATION_READ => {
-            let moved: Moved = take(&mut cursor)?;
-            let room = moved.argsz.get().checked_sub(size_of::<Moved>() as u32).ok_or(Errno::INVAL)?;
-            if moved.size.get() > room.min(TRANSFER_MAX) {
+            let asked: StateData = take(&mut cursor)?;
+            let room = asked.argsz.get().checked_sub(size_of::<StateData>() as u32).ok_or(Errno::INVAL)?;
+            if asked.size.get() > room.min(TRANSFER_MAX) {
                 return Err(Errno::INVAL);
             }
-            Request::ReadState(moved.size.get())
+            Request::ReadState(asked.size.get())
         }
         Code::MIGRATION_WRITE => {
-            let moved: Moved = take(&mut cursor)?;
-            if moved.size.get() > TRANSFER_MAX {
+            let sent: StateData = take(&mut cursor)?;
+            if sent.size.get() > TRANSFER_MAX {
                 return Err(Errno::INVAL);
             }
-            Request::WriteState(cursor.bytes(moved.size.get() as usize).map_err(|_| Errno::INVAL)?)
+            Request::WriteState(cursor.bytes(sent.size.get() as usize).map_err(|_| Errno::INVAL)?)
         }
         _ => return Err(Errno::NOTSUP),
     })
@@ -164,26 +165,26 @@ fn version(version: Version, text: &[u8]) -> Result<Request<'static>, Errno> {
     if version.major.get() != MAJOR {
         return Err(Errno::INVAL);
     }
-    let told = match text.split_last() {
+    let capabilities = match text.split_last() {
         None => None,
         Some((0, text)) => Some(serde_json::from_slice::<Value>(text).map_err(|_| Errno::INVAL)?),
         Some(_) => return Err(Errno::INVAL),
     };
-    let batches = told.as_ref().is_some_and(|told| told["capabilities"]["write_multiple"] == true);
-    let mut mine = json!({
+    let batches = capabilities.as_ref().is_some_and(|text| text["capabilities"]["write_multiple"] == true);
+    let mut own = json!({
         "max_msg_fds": DESCRIPTORS_MAX,
         "max_data_xfer_size": TRANSFER_MAX,
-        "max_dma_maps": MAPS_MAX,
+        "max_dma_maps": RANGES_MAX,
         "pgsizes": 4096,
     });
     if batches {
-        mine["write_multiple"] = true.into();
+        own["write_multiple"] = true.into();
     }
     let minor = version.minor.get().min(MINOR);
     let mut answer = Version { major: MAJOR.into(), minor: minor.into() }.as_bytes().to_vec();
-    answer.extend(json!({ "capabilities": mine }).to_string().into_bytes());
+    answer.extend(json!({ "capabilities": own }).to_string().into_bytes());
     answer.push(0);
-    Ok(Request::Version { answer, told: told.is_some() })
+    Ok(Request::Version { answer, has_capabilities: capabilities.is_some() })
 }
 
 /// The reply to a message.
@@ -193,13 +194,13 @@ pub fn reply(to: &Header, answer: &Result<Vec<u8>, Errno>) -> Vec<u8> {
         Ok(payload) => (REPLY, 0, payload.as_slice()),
         Err(errno) => (REPLY | ERROR, errno.0, [].as_slice()),
     };
-    // Answers are as long as what may be read at once, and a little more.
+    // The longest reply is a bitmap of dirty pages, with 256 KiB.
     let size = (HEADER_LEN + payload.len()) as u32;
     let header = Header { id: to.id, code: to.code, size: size.into(), flags: flags.into(), errno: errno.into() };
     [header.as_bytes(), payload].concat()
 }
 
-/// What the device is.
+/// The reply to DEVICE_INFO.
 #[must_use]
 pub fn device_info() -> Vec<u8> {
     let argsz = size_of::<Info>() as u32;
@@ -207,7 +208,7 @@ pub fn device_info() -> Vec<u8> {
     info.as_bytes().to_vec()
 }
 
-/// Bytes of a region; none for one that is not there.
+/// Bytes of a region; zero when the device has no such region.
 #[must_use]
 pub fn region_len(region: u32) -> u32 {
     match region {
@@ -218,11 +219,12 @@ pub fn region_len(region: u32) -> u32 {
     }
 }
 
-/// What a region is; and whether the file of the doorbells comes with the answer, which can be mapped if `maps`.
+/// The reply to REGION_INFO, and whether the descriptor of the doorbells comes with it. They can be mapped if
+/// `is_mappable`.
 ///
 /// # Errors
-/// [`Errno::INVAL`] for one that no PCI device has.
-pub fn region_info(asked: &RegionInfo, maps: bool) -> Result<(Vec<u8>, bool), Errno> {
+/// [`Errno::INVAL`] for a region that no PCI device has.
+pub fn region_info(asked: &RegionInfo, is_mappable: bool) -> Result<(Vec<u8>, bool), Errno> {
     const SHORT: usize = size_of::<RegionInfo>();
     const LONG: usize = SHORT + size_of::<Sparse>();
     let index = asked.index.get();
@@ -230,7 +232,7 @@ pub fn region_info(asked: &RegionInfo, maps: bool) -> Result<(Vec<u8>, bool), Er
         return Err(Errno::INVAL);
     }
     let len = region_len(index);
-    let is_sparse = maps && index == REGION_BAR0;
+    let is_sparse = is_mappable && index == REGION_BAR0;
     let flags = if len > 0 { REGION_ACCESS } else { 0 } | if is_sparse { REGION_SPARSE } else { 0 };
     let argsz = if is_sparse { LONG } else { SHORT };
     let fits = is_sparse && asked.argsz.get() as usize >= LONG;
@@ -258,7 +260,7 @@ pub fn region_info(asked: &RegionInfo, maps: bool) -> Result<(Vec<u8>, bool), Er
     Ok((answer, fits))
 }
 
-/// How many interrupts of a kind there are.
+/// Number of interrupts of a kind.
 #[must_use]
 pub fn irq_count(index: u32) -> u32 {
     match index {
@@ -268,7 +270,7 @@ pub fn irq_count(index: u32) -> u32 {
     }
 }
 
-/// What interrupts of a kind there are.
+/// The reply to IRQ_INFO.
 ///
 /// # Errors
 /// [`Errno::INVAL`] for a kind that no PCI device has.
@@ -284,36 +286,36 @@ pub fn irq_info(asked: &Info) -> Result<Vec<u8>, Errno> {
         .to_vec())
 }
 
-/// No region is rung otherwise.
+/// The reply to REGION_IO_FDS: there are no such descriptors.
 #[must_use]
 pub fn region_descriptors(asked: &Info) -> Vec<u8> {
     let argsz = (size_of::<Info>() as u32).into();
     Info { argsz, flags: 0.into(), index: asked.index, count: 0.into() }.as_bytes().to_vec()
 }
 
-/// A piece of what the device is. One that is shorter than it was asked for is the last.
+/// The reply to MIGRATION_READ. A piece that is shorter than was asked for is the last one.
 #[must_use]
 pub fn state_piece(piece: &[u8]) -> Vec<u8> {
-    // It is as long as a transfer at most.
-    let argsz = (size_of::<Moved>() + piece.len()) as u32;
-    let moved = Moved { argsz: argsz.into(), size: (piece.len() as u32).into() };
-    [moved.as_bytes(), piece].concat()
+    // A piece has TRANSFER_MAX bytes at most.
+    let argsz = (size_of::<StateData>() + piece.len()) as u32;
+    let head = StateData { argsz: argsz.into(), size: (piece.len() as u32).into() };
+    [head.as_bytes(), piece].concat()
 }
 
-/// Whether memory may be written.
+/// Whether the device may write to memory that is mapped.
 #[must_use]
 pub fn is_writable(map: &DmaMap) -> bool {
     map.flags.get() & MAP_WRITABLE != 0
 }
 
-/// Whether an access stays within its region.
+/// The offset of an access that stays within its region.
 ///
 /// # Errors
-/// [`Errno::INVAL`]
+/// [`Errno::INVAL`] for an access that does not.
 pub fn within(access: &Access) -> Result<u32, Errno> {
     let end = access.offset.get().checked_add(access.count.get().into());
     let fits = end.is_some_and(|end| end <= region_len(access.region.get()).into());
-    // What is within a region is less than its length.
+    // An offset within a region is less than its length, which has 32 bits.
     if fits { Ok(access.offset.get() as u32) } else { Err(Errno::INVAL) }
 }
 

@@ -13,7 +13,7 @@ fn message(code: Code, flags: u32, payload: &[u8]) -> [u8; HEADER_LEN] {
 }
 
 #[test]
-fn lengths_and_kinds_that_no_message_has_end_it() {
+fn headers_of_no_command_are_refused() {
     assert_eq!(head(&message(Code::RESET, 0, &[])).map(|head| (head.len, head.is_answered)), Ok((0, true)));
     assert_eq!(head(&message(Code::RESET, NO_REPLY, &[0; 9])).map(|head| (head.len, head.is_answered)), Ok((9, false)));
     assert!(head(&message(Code::RESET, REPLY, &[])).is_err());
@@ -24,18 +24,20 @@ fn lengths_and_kinds_that_no_message_has_end_it() {
 }
 
 #[test]
-fn versions_are_agreed_on() {
+fn versions_and_capabilities_are_negotiated() {
     let answer = |bytes: &[u8]| match parse(Code::VERSION, bytes) {
-        Ok(Request::Version { answer, told }) => {
-            Ok((answer[2], String::from_utf8_lossy(&answer[4..]).into_owned(), told))
+        Ok(Request::Version { answer, has_capabilities }) => {
+            Ok((answer[2], String::from_utf8_lossy(&answer[4..]).into_owned(), has_capabilities))
         }
         Ok(other) => panic!("{other:?}"),
         Err(why) => Err(why),
     };
-    let (minor, text, told) = answer(&[0, 0, 1, 0]).expect("no capabilities");
-    assert_eq!((minor, told, text.ends_with("}\0"), text.contains("write_multiple")), (1, false, true, false));
-    let (minor, text, told) = answer(b"\0\0\x02\0{\"capabilities\":{\"write_multiple\":true}}\0").expect("some");
-    assert_eq!((minor, told, text.contains("\"write_multiple\":true")), (1, true, true));
+    let (minor, text, has_capabilities) = answer(&[0, 0, 1, 0]).expect("no capabilities");
+    assert_eq!((minor, has_capabilities), (1, false));
+    assert!(text.ends_with("}\0") && !text.contains("write_multiple"));
+    let (minor, text, has_capabilities) =
+        answer(b"\0\0\x02\0{\"capabilities\":{\"write_multiple\":true}}\0").expect("some");
+    assert_eq!((minor, has_capabilities, text.contains("\"write_multiple\":true")), (1, true, true));
     assert_eq!(answer(b"\0\0\0\0{}\0").expect("none").0, 0);
     for bad in [&b"\x01\0\0\0"[..], b"\0\0", b"\0\0\x01\0{}", b"\0\0\x01\0{\0", b"\0\0\x01\0\xff\0"] {
         assert_eq!(answer(bad), Err(Errno::INVAL), "{bad:?}");
@@ -71,7 +73,7 @@ fn malformed_messages_are_refused() {
 }
 
 #[test]
-fn doorbells_are_offered_to_those_who_map_them() {
+fn doorbells_are_offered_to_clients_that_map_them() {
     let mut asked = RegionInfo::new_zeroed();
     asked.argsz = 32.into();
     let (info, file) = region_info(&asked, false).expect("BAR 0");

@@ -214,11 +214,16 @@ fn refusal(op: &Op, how: How) -> Option<Fault> {
         return Some(Fault::Unsupported);
     }
     let whole = |bytes: usize| bytes.is_multiple_of(SECTOR);
+    // Pieces may be guest memory, which has no references.
     let aligned =
-        |offset: u64, piece: &[u8]| whole(to_usize(offset)) && whole(piece.len()) && whole(piece.as_ptr().addr());
+        |offset: u64, len: usize, start: *const u8| whole(to_usize(offset)) && whole(len) && whole(start.addr());
     let fits = match op {
-        Op::Read { offset, into, .. } => into.pieces().iter().all(|piece| aligned(*offset, piece)),
-        Op::Write { offset, data, .. } => data.pieces().iter().all(|piece| aligned(*offset, piece)),
+        Op::Read { offset, into, .. } => {
+            into.pieces().iter().all(|piece| aligned(*offset, piece.len(), piece.as_ptr()))
+        }
+        Op::Write { offset, data, .. } => {
+            data.pieces().iter().all(|piece| aligned(*offset, piece.len(), piece.as_ptr()))
+        }
         _ => true,
     };
     (how.direct && !fits).then_some(UNALIGNED)

@@ -78,16 +78,21 @@ impl Sum {
     }
 
     pub(super) fn of_in(memory: &SgMut) -> Self {
-        Self::over(memory.pieces().iter().map(|piece| &piece[..]))
+        Self::over(memory.pieces().iter().map(|piece| (piece.len(), |into: &mut [u8]| piece.read(0, into))))
     }
 
     pub(super) fn of_out(memory: &Sg) -> Self {
-        Self::over(memory.pieces().iter().map(|piece| &piece[..]))
+        Self::over(memory.pieces().iter().map(|piece| (piece.len(), |into: &mut [u8]| piece.read(0, into))))
     }
 
-    fn over<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Self {
-        let mut hash = Hash::default();
-        pieces.for_each(|piece| hash.bytes(piece));
+    /// Pieces may be guest memory, which is copied.
+    fn over(pieces: impl Iterator<Item = (usize, impl Fn(&mut [u8]))>) -> Self {
+        let (mut hash, mut bytes) = (Hash::default(), Vec::new());
+        for (len, read) in pieces {
+            bytes.resize(len, 0);
+            read(&mut bytes);
+            hash.bytes(&bytes);
+        }
         Self(hash.0)
     }
 }

@@ -1,56 +1,64 @@
-//! A connection of a client: its messages, one after the other, as the protocol wants them answered.
+//! The connection of a client: one message after the other, as the protocol orders their replies.
 
+use super::core::Core;
 use super::device::Device;
-use super::{Endpoint, Front};
+use super::endpoint::Endpoint;
 use crate::config::DESCRIPTORS_MAX;
-use crate::dirty::Log;
-use crate::feature::{self, Wish};
-use crate::machine::{DOORBELLS, DOORBELLS_LEN};
+use crate::feature::{self, FeatureRequest};
 use crate::pci;
+use crate::registers::{DOORBELLS, DOORBELLS_LEN};
 use crate::session::{self, Head, Request};
 use crate::wire::{
     Access, Code, DmaMap, Errno, Feature, HEADER_LEN, IRQ_DATA_BOOL, IRQ_DATA_EVENTFD, IRQ_DATA_NONE, IRQ_INTX,
     IRQ_MASK, IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
 };
 use lunar_core::mem::Region;
+use lunar_guest::dirty::{DirtyLog, DirtyPages};
+use lunar_guest::map::MapError;
 use lunar_reactor::log;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Signal, Stream};
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// How often it is looked whether memory that is unmapped is still in use: a store's request is over in less.
+/// Pauses between two looks whether memory that was unmapped is still in use. A store's request takes less.
 const UNMAP_LOOK: Duration = Duration::from_micros(200);
 
-/// A connection of a client.
+/// What was agreed on with the client.
+enum Handshake {
+    /// VERSION has not come.
+    Awaited,
+    /// The client writes doorbells by messages, or its guest has shadow doorbells.
+    Registers,
+    /// The client wants to map the doorbells, and has not asked for them.
+    WantsDoorbells,
+    /// The client can map the doorbells: the descriptor of their page.
+    HasDoorbells(OwnedFd),
+}
+
+/// The connection of a client.
 pub(super) struct Client {
-    front: Rc<Front>,
+    core: Rc<Core>,
     stream: Stream,
     name: String,
     device: Rc<Device>,
-    /// Whether the first message came.
-    is_open: Cell<bool>,
-    /// Whether it wants doorbells that it can map, and the page, once it has asked.
-    maps: Cell<bool>,
-    doorbells: RefCell<Option<OwnedFd>>,
+    handshake: RefCell<Handshake>,
 }
 
 impl Client {
     /// `None` when there are too many controllers.
-    pub(super) fn new(front: &Rc<Front>, stream: Stream, endpoint: &Endpoint) -> Option<Rc<Self>> {
-        let admin = front.subsystem.attach(&endpoint.tenant, front.reactor.now())?;
+    pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint) -> Option<Rc<Self>> {
+        let admin = core.subsystem.attach(&endpoint.tenant, core.reactor.now())?;
         Some(Rc::new(Self {
-            front: front.clone(),
+            core: core.clone(),
             stream,
             name: endpoint.name.clone(),
-            device: Device::new(front, &endpoint.name, admin),
-            is_open: Cell::new(false),
-            maps: Cell::new(false),
-            doorbells: RefCell::default(),
+            device: Device::new(core, &endpoint.name, admin),
+            handshake: RefCell::new(Handshake::Awaited),
         }))
     }
 
@@ -67,20 +75,24 @@ impl Client {
         log!("vm {}: {what}", self.name);
     }
 
-    /// Serves the client until it is gone.
+    fn has_shaken_hands(&self) -> bool {
+        !matches!(*self.handshake.borrow(), Handshake::Awaited)
+    }
+
+    /// Serves the client until it disconnects.
     pub(super) async fn serve(&self) {
-        let stats = self.front.reactor.stats();
+        let stats = self.core.reactor.stats();
         stats.connections.add(1);
         stats.connections_accepted.add(1);
         stats.sessions.add(1);
-        if let Err(why) = self.converse().await
-            && self.is_open.get()
-            && !self.front.draining.get()
-        {
-            self.log(&format!("its client is given up: {why}"));
-        }
-        if self.is_open.get() {
-            self.log("its client is gone");
+        let ended = self.converse().await;
+        if self.has_shaken_hands() {
+            if let Err(why) = ended
+                && !self.core.is_draining()
+            {
+                self.log(&format!("connection to its client lost: {why}"));
+            }
+            self.log("client disconnected");
         }
         self.device.end().await;
         stats.connections.sub(1);
@@ -101,33 +113,37 @@ impl Client {
                 return Err(io::ErrorKind::UnexpectedEof.into());
             }
             self.message(&head, &payload, descriptors).await?;
-            // Who sends faster than he is answered, or wants no answer, would have the core for himself.
-            self.front.reactor.end_of_turn().await;
+            // Otherwise a client that sends without waiting for replies would keep the core busy.
+            self.core.reactor.end_of_turn().await;
         }
     }
 
     async fn message(&self, head: &Head, payload: &[u8], descriptors: Vec<OwnedFd>) -> io::Result<()> {
         let code = Code(head.header.code.get());
-        let stats = self.front.reactor.stats();
+        let stats = self.core.reactor.stats();
         stats.received_bytes.add((HEADER_LEN + payload.len()) as u64);
         let asked = match session::parse(code, payload) {
-            Ok(request) if matches!(request, Request::Version { .. }) == !self.is_open.get() => Ok(request),
+            // VERSION is the first message, and no other.
+            Ok(request) if matches!(request, Request::Version { .. }) != self.has_shaken_hands() => Ok(request),
             Ok(_) => Err(Errno::INVAL),
             Err(why) => Err(why),
         };
-        let mut gives = false;
+        let mut has_descriptor = false;
         let answer = match asked {
-            // What the codes below do not want is closed.
-            Ok(request) => self.answer(request, payload, descriptors, &mut gives).await,
+            // Descriptors that the command does not expect are closed.
+            Ok(request) => self.answer(request, payload, descriptors, &mut has_descriptor).await,
             Err(why) => Err(why),
         };
         if !head.is_answered {
             return Ok(());
         }
         let reply = session::reply(&head.header, &answer);
-        let doorbells = self.doorbells.borrow().as_ref().filter(|_| gives).map(OwnedFd::try_clone).transpose()?;
-        let given: Vec<_> = doorbells.iter().map(AsFd::as_fd).collect();
-        self.stream.send(&reply, &given).await?;
+        let doorbells = match &*self.handshake.borrow() {
+            Handshake::HasDoorbells(file) if has_descriptor => Some(file.try_clone()?),
+            _ => None,
+        };
+        let descriptors: Vec<BorrowedFd<'_>> = doorbells.iter().map(AsFd::as_fd).collect();
+        self.stream.send(&reply, &descriptors).await?;
         stats.sent_bytes.add(reply.len() as u64);
         Ok(())
     }
@@ -137,23 +153,25 @@ impl Client {
         request: Request<'_>,
         payload: &[u8],
         descriptors: Vec<OwnedFd>,
-        gives: &mut bool,
+        has_descriptor: &mut bool,
     ) -> Result<Vec<u8>, Errno> {
         match request {
-            Request::Version { answer, told } => {
-                self.is_open.set(true);
-                self.maps.set(!told);
-                self.front.reactor.stats().logins.add(1);
-                self.log(if told { "its client is here" } else { "its client is here, and maps the doorbells" });
+            Request::Version { answer, has_capabilities } => {
+                self.core.reactor.stats().logins.add(1);
+                let (handshake, what) = match has_capabilities {
+                    true => (Handshake::Registers, "client connected"),
+                    false => (Handshake::WantsDoorbells, "client connected; it maps the doorbells"),
+                };
+                self.handshake.replace(handshake);
+                self.log(what);
                 Ok(answer)
             }
             Request::Map(map) => self.map(&map, descriptors).map(|()| Vec::new()),
             Request::Unmap(_, range) => self.unmap(range).await.map(|()| payload.to_vec()),
             Request::DeviceInfo => Ok(session::device_info()),
             Request::RegionInfo(asked) => {
-                let maps = self.maps.get() && self.share_doorbells();
-                let (answer, file) = session::region_info(&asked, maps)?;
-                *gives = file;
+                let (answer, with_doorbells) = session::region_info(&asked, self.share_doorbells())?;
+                *has_descriptor = with_doorbells;
                 Ok(answer)
             }
             Request::RegionDescriptors(asked) => Ok(session::region_descriptors(&asked)),
@@ -174,93 +192,92 @@ impl Client {
                 self.device.reset().await;
                 Ok(Vec::new())
             }
-            Request::Feature(feature, wish) => self.feature(&feature, wish, payload).await,
-            Request::ReadState(len) => self.device.tell(len as usize).map(|piece| session::state_piece(&piece)),
-            Request::WriteState(piece) => self.device.hear(piece).map(|()| Vec::new()),
+            Request::Feature(feature, request) => self.feature(&feature, request, payload).await,
+            Request::ReadState(len) => self.device.read_record(len as usize).map(|piece| session::state_piece(&piece)),
+            Request::WriteState(piece) => self.device.write_record(piece).map(|()| Vec::new()),
         }
     }
 
-    async fn feature(&self, feature: &Feature, wish: Wish, payload: &[u8]) -> Result<Vec<u8>, Errno> {
+    async fn feature(&self, feature: &Feature, request: FeatureRequest, payload: &[u8]) -> Result<Vec<u8>, Errno> {
         let mut answer = payload.to_vec();
-        match wish {
-            Wish::Probe => {}
-            Wish::Migration => return Ok(feature::migration(feature)),
-            Wish::State => return Ok(feature::state(feature, self.device.state())),
-            Wish::SetState(state) => self.device.move_to(state).await?,
-            Wish::StartLogging(page_size, ranges) => {
-                let log = Log::new(page_size, &ranges)?;
-                feature::choose_page_size(&mut answer, log.page_size());
-                self.device.with(|machine| match machine.memory.is_logged() {
-                    true => Err(Errno::INVAL),
-                    false => {
-                        machine.memory.log(Some(log));
-                        Ok(())
-                    }
-                })?;
+        match request {
+            FeatureRequest::Probe => {}
+            FeatureRequest::Migration => return Ok(feature::migration(feature)),
+            FeatureRequest::State => return Ok(feature::state(feature, self.device.state())),
+            FeatureRequest::SetState(state) => self.device.change_state(state).await?,
+            FeatureRequest::StartLogging(page_size, ranges) => {
+                let log = DirtyPages::new(page_size, &ranges)?;
+                feature::set_page_size(&mut answer, log.page_size());
+                if self.device.registers().memory.is_logged() {
+                    return Err(Errno::INVAL);
+                }
+                self.device.with(|registers| registers.memory.start_log(DirtyLog::Pages(log)));
             }
-            Wish::StopLogging => self.device.with(|machine| machine.memory.log(None)),
-            Wish::Report(report) => {
-                let bitmap = self.device.machine().memory.report(&report)?;
+            FeatureRequest::StopLogging => drop(self.device.with(|registers| registers.memory.stop_log())),
+            FeatureRequest::Report(report) => {
+                let (range, page_size) = (report.span.range(), report.page_size.get());
+                let bitmap = feature::dirty_pages(&self.device.registers().memory, range, page_size)?;
                 return Ok(feature::answer(feature, &[report.as_bytes(), &bitmap]));
             }
         }
         Ok(answer)
     }
 
-    /// Makes the page of doorbells that a client can map, once; tells whether there is one.
+    /// Whether the client can map the doorbells. Creates their page when a client that wants to asks for the first
+    /// time.
     fn share_doorbells(&self) -> bool {
-        let mut doorbells = self.doorbells.borrow_mut();
-        if doorbells.is_none() {
+        let mut handshake = self.handshake.borrow_mut();
+        if let Handshake::WantsDoorbells = *handshake {
             let at = DOORBELLS as usize;
             match shared::share("lunar-doorbells", at + DOORBELLS_LEN) {
                 Ok((file, page)) => {
                     self.device.map_doorbells(&page, at);
-                    *doorbells = Some(file);
+                    *handshake = Handshake::HasDoorbells(file);
                 }
-                Err(why) => self.log(&format!("no page for its doorbells: {why}")),
+                Err(why) => self.log(&format!("the page of its doorbells could not be created: {why}")),
             }
         }
-        doorbells.is_some()
+        matches!(*handshake, Handshake::HasDoorbells(_))
     }
 
     fn map(&self, map: &DmaMap, descriptors: Vec<OwnedFd>) -> Result<(), Errno> {
         let (address, size) = (map.address.get(), map.size.get());
         let region = match descriptors.as_slice() {
-            // Reached by messages only, which no guest's driver needs: what lies there is not used.
+            // Memory that can be reached by messages only: no driver of a guest has its queues or data there.
             [] => None,
             [file] => {
                 let len = usize::try_from(size).map_err(|_| Errno::INVAL)?;
                 let mapped = shared::map(file, map.offset.get(), len, session::is_writable(map));
                 Some(mapped.map_err(|why| {
-                    self.log(&format!("{size} bytes of its memory at {address:#x} cannot be mapped: {why}"));
+                    self.log(&format!("{size} bytes of guest memory at {address:#x} cannot be mapped: {why}"));
                     Errno::INVAL
                 })?)
             }
             _ => return Err(Errno::INVAL),
         };
-        let mapped = self.device.with(|machine| {
-            machine.memory.map(address, size, region)?;
-            machine.lie();
-            Ok(())
+        let mapped = self.device.with(|registers| {
+            registers.memory.map(address, size, region)?;
+            registers.locate();
+            Ok::<_, MapError>(())
         });
-        // Where the guest rings may have changed with it.
-        self.device.look_again();
-        mapped
+        // The doorbell buffers may be in this memory.
+        self.device.wake();
+        Ok(mapped?)
     }
 
-    /// Memory is gone when this is answered: nobody uses it any more.
+    /// Unmaps memory. It is not used any more when the client has the reply.
     async fn unmap(&self, range: Option<(u64, u64)>) -> Result<(), Errno> {
-        let regions: Vec<Region> = self.device.with(|machine| {
+        let regions: Vec<Region> = self.device.with(|registers| {
             let regions = match range {
-                None => machine.memory.clear(),
-                Some((address, size)) => machine.memory.unmap(address, size)?.into_iter().collect(),
+                None => registers.memory.clear(),
+                Some((address, size)) => registers.memory.unmap(address, size)?.into_iter().collect(),
             };
-            machine.lie();
-            Ok(regions)
+            registers.locate();
+            Ok::<_, MapError>(regions)
         })?;
-        self.device.look_again();
+        self.device.wake();
         while regions.iter().any(Region::is_in_use) {
-            self.front.reactor.sleep(UNMAP_LOOK).await;
+            self.core.reactor.sleep(UNMAP_LOOK).await;
         }
         Ok(())
     }
@@ -272,9 +289,9 @@ impl Client {
         answer.resize(start + access.count.get() as usize, 0);
         let into = &mut answer[start..];
         match access.region.get() {
-            REGION_BAR0 => self.device.machine().read(offset, into),
-            REGION_CONFIG => self.device.space.borrow().read(offset as usize, into),
-            // The table of vectors is the client's own; nothing is pending that it does not know of.
+            REGION_BAR0 => self.device.registers().read(offset, into),
+            REGION_CONFIG => self.device.configuration_space.borrow().read(offset as usize, into),
+            // The client keeps the MSI-X table itself, and no vector is pending without its knowledge.
             _ => {}
         }
         Ok(answer)
@@ -283,11 +300,11 @@ impl Client {
     async fn write(&self, access: &Access, data: &[u8]) -> Result<(), Errno> {
         let offset = session::within(access)?;
         match access.region.get() {
-            // What stands still has no registers to be written.
-            REGION_BAR0 if self.device.is_still.get() => return Err(Errno::BUSY),
+            // A device that is stopped changes no state.
+            REGION_BAR0 if !self.device.is_running() => return Err(Errno::BUSY),
             REGION_BAR0 => self.device.write(offset, data),
             REGION_CONFIG => {
-                let effect = self.device.space.borrow_mut().write(offset as usize, data);
+                let effect = self.device.configuration_space.borrow_mut().write(offset as usize, data);
                 if effect == pci::Effect::Reset {
                     self.device.reset().await;
                 }
@@ -318,9 +335,9 @@ impl Client {
             }
             (IRQ_MASK | IRQ_UNMASK, IRQ_DATA_NONE | IRQ_DATA_BOOL) if index == IRQ_INTX => {
                 if chosen(0) && count > 0 {
-                    match what {
-                        IRQ_UNMASK => self.device.unmask_line(),
-                        _ => self.device.interrupts.borrow_mut().line_is_masked = true,
+                    self.device.interrupts.borrow_mut().set_masked(what == IRQ_MASK);
+                    if what == IRQ_UNMASK {
+                        self.device.raise_unread();
                     }
                 }
                 Ok(())
@@ -329,43 +346,30 @@ impl Client {
         }
     }
 
-    /// Interrupts are raised by these from now on; those without one by nothing.
+    /// Sets the eventfds of the interrupts from `start` to `end`; those without a descriptor have none any more.
     fn set_signals(&self, index: u32, start: u32, end: u32, descriptors: Vec<OwnedFd>) -> Result<(), Errno> {
         let mut signals = Vec::new();
         for descriptor in descriptors {
-            signals.push(Signal::new(&self.front.reactor, descriptor).map_err(|_| Errno::INVAL)?);
+            signals.push(Signal::new(&self.core.reactor, descriptor).map_err(|_| Errno::INVAL)?);
         }
-        let mut signals = signals.into_iter();
         let mut interrupts = self.device.interrupts.borrow_mut();
         match index {
-            IRQ_INTX => {
-                interrupts.line = signals.next();
-                interrupts.line_is_masked = false;
-            }
-            IRQ_MSIX => {
-                let vectors = &mut interrupts.vectors;
-                if vectors.len() < end as usize {
-                    vectors.resize_with(end as usize, || None);
-                }
-                (start..end).for_each(|at| vectors[at as usize] = signals.next());
-                while vectors.pop_if(|last| last.is_none()).is_some() {}
-            }
+            IRQ_INTX => interrupts.set_line(signals.pop()),
+            IRQ_MSIX => interrupts.set_vectors(start, end, signals),
             _ => {}
         }
         drop(interrupts);
-        // What was completed before is told now.
-        self.device.with(|machine| machine.raise_unread());
-        self.device.look_again();
+        // Completions from before are raised now.
+        self.device.raise_unread();
         Ok(())
     }
 
+    /// Raises one interrupt: the client tests its eventfd.
     fn trigger(&self, index: u32, at: u32) {
         let interrupts = self.device.interrupts.borrow();
-        let signal = match index {
-            IRQ_INTX => interrupts.line.as_ref(),
-            _ => interrupts.vectors.get(at as usize).and_then(Option::as_ref),
-        };
-        // One that is under way is one that comes.
-        let _ = signal.map(Signal::ring);
+        match index {
+            IRQ_INTX => interrupts.trigger_line(),
+            _ => interrupts.trigger_vector(at),
+        }
     }
 }

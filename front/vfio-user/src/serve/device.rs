@@ -1,349 +1,189 @@
-//! A device: the controller as its guest sees it, the controller behind it, and what happens between the two.
+//! A device: the registers that its guest sees, the NVMe controller behind them, and commands on their way from one to
+//! the other.
 
-use super::Front;
-use super::job::{Half, Job, Way};
-use super::motion::Motion;
-use crate::machine::{Effect, Fetched, Machine};
-use crate::pci;
-use crate::pointer::{Ranges, resolve};
-use lunar_core::io::Fault;
+use super::core::Core;
+use super::interrupts::Interrupts;
+use super::job::{DataPath, Half, Job};
+use super::state::{Configuration, Delayed, Motion, Service};
+use crate::config::{BURST, QUEUES};
+use crate::pci::ConfigurationSpace;
+use crate::pointer::resolve;
+use crate::registers::{Effect, Fetched, NvmeRegisters};
 use lunar_core::mem::{Arena, Region};
-use lunar_core::step::flush_now;
+use lunar_guest::memory::LossWatch;
+use lunar_guest::poll::{Arming, Backoff, Look, PollSchedule, Rings};
+use lunar_guest::scatter::ScatterList;
 use lunar_nvme::command::Direction;
-use lunar_nvme::controller::property;
+use lunar_nvme::plan::QueueChange;
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Subsystem};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
 use lunar_reactor::shared::{is_lost, losses};
 use lunar_reactor::slots::contain;
-use lunar_reactor::unix::Signal;
 use lunar_reactor::watch::Watch;
 use std::cell::{Cell, Ref, RefCell};
-use std::future::poll_fn;
 use std::rc::{Rc, Weak};
-use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// CC.EN, CC.SHN.
-pub(super) const ENABLE: u32 = 0x01;
-const SHUTDOWN: u32 = 0xc000;
-/// Admin commands that are about queues, and so are carried out here.
-const DELETE_SUBMISSIONS: u8 = 0x00;
-const CREATE_SUBMISSIONS: u8 = 0x01;
-const DELETE_COMPLETIONS: u8 = 0x04;
-const CREATE_COMPLETIONS: u8 = 0x05;
-const DOORBELL_BUFFERS: u8 = 0x7c;
-
-/// Looks in vain before the guest is asked to ring: some hundred microseconds, after which one more exit of the guest's
+/// Looks in vain before the guest is asked to notify: some hundred microseconds, after which one more exit of the guest
 /// does not show.
 const MISSES_MAX: u32 = 1000;
-
-/// Doorbells that a client has mapped are looked at so often while they are rung, and ever more seldom after that: at
-/// the end a hundred looks a second cost a thousandth of a core.
+/// Pauses between looks at doorbells that a client has mapped, while the core sleeps. A hundred looks a second, at the
+/// longest pause, take a thousandth of a core.
 const LOOK_SOONEST: Duration = Duration::from_micros(50);
 const LOOK_LATEST: Duration = Duration::from_millis(10);
-/// When an interrupt is raised again that could not be.
+/// Delay before an interrupt is raised again whose eventfd was full.
 const RAISE_AGAIN: Duration = Duration::from_millis(1);
 
-/// The interrupts that a client has set up.
-#[derive(Default)]
-pub(super) struct Interrupts {
-    /// By vector.
-    pub(super) vectors: Vec<Option<Signal>>,
-    pub(super) line: Option<Signal>,
-    /// INTx has come, or is masked: the client says when it may come again.
-    pub(super) line_is_masked: bool,
-}
-
-/// A device, as long as its client is there.
+/// A device, while its client is connected.
 pub(super) struct Device {
     me: Weak<Self>,
-    pub(super) front: Rc<Front>,
+    pub(super) core: Rc<Core>,
     name: String,
-    pub(super) space: RefCell<pci::Space>,
-    machine: RefCell<Machine>,
+    pub(super) configuration_space: RefCell<ConfigurationSpace>,
+    registers: RefCell<NvmeRegisters>,
     pub(super) interrupts: RefCell<Interrupts>,
     pub(super) admin: Rc<Queue>,
     /// I/O queues, by identifier.
     pub(super) queues: RefCell<Vec<Option<Rc<Queue>>>>,
-    /// CC as it is in force.
-    pub(super) applied: Cell<u32>,
-    /// Whether CC is being put in force.
-    is_configuring: Cell<bool>,
-    /// Nothing is fetched: queues end.
-    is_stopped: Cell<bool>,
-    /// A look may find something, though nobody has rung.
-    is_due: Cell<bool>,
-    /// There is something, but no slot for it: who lets go of one says so.
-    is_starved: Cell<bool>,
-    /// The guest rings: its memory need not be looked at.
-    is_armed: Cell<bool>,
-    /// An interrupt could not be raised, and will be.
-    is_late: Cell<bool>,
-    /// Interrupts wait for more completions, and will be raised.
-    is_patient: Cell<bool>,
-    /// Looks in vain, one after the other.
-    misses: Cell<u32>,
-    /// Whether it runs, and what it does on its way to another process.
+    pub(super) configuration: Configuration,
+    pub(super) service: Cell<Service>,
     pub(super) motion: RefCell<Motion>,
-    /// Nothing is fetched, completed or told: it stands still.
-    pub(super) is_still: Cell<bool>,
-    /// Losses of shared memory that were seen, and whether one was of this guest's.
-    losses: Cell<usize>,
-    has_lost: Cell<bool>,
-    /// The client is gone.
-    over: End,
-    /// Who waits for CC to be in force.
-    configured: RefCell<Vec<Waker>>,
+    schedule: PollSchedule,
+    losses: LossWatch,
+    /// Raises interrupts again whose eventfd was full.
+    raise_again: Delayed,
+    /// Raises interrupts that wait for more completions.
+    raise_deferred: Delayed,
+    /// The client has disconnected.
+    pub(super) over: End,
 }
 
 impl Device {
-    pub(super) fn new(front: &Rc<Front>, name: &str, admin: Rc<Queue>) -> Rc<Self> {
-        let machine = Machine::new(admin.controller.clone());
+    pub(super) fn new(core: &Rc<Core>, name: &str, admin: Rc<Queue>) -> Rc<Self> {
+        let registers = NvmeRegisters::new(admin.controller.clone());
         let device = Rc::new_cyclic(|me| Self {
             me: me.clone(),
-            front: front.clone(),
+            core: core.clone(),
             name: name.to_owned(),
-            space: RefCell::default(),
-            machine: RefCell::new(machine),
+            configuration_space: RefCell::default(),
+            registers: RefCell::new(registers),
             interrupts: RefCell::default(),
             admin,
-            queues: RefCell::new((0..crate::config::QUEUES).map(|_| None).collect()),
-            applied: Cell::new(0),
-            is_configuring: Cell::new(false),
-            is_stopped: Cell::new(false),
-            is_due: Cell::new(false),
-            is_starved: Cell::new(false),
-            is_armed: Cell::new(false),
-            is_late: Cell::new(false),
-            is_patient: Cell::new(false),
-            misses: Cell::new(0),
+            queues: RefCell::new((0..QUEUES).map(|_| None).collect()),
+            configuration: Configuration::default(),
+            service: Cell::new(Service::Serving),
             motion: RefCell::default(),
-            is_still: Cell::new(false),
-            losses: Cell::new(losses()),
-            has_lost: Cell::new(false),
+            schedule: PollSchedule::new(MISSES_MAX),
+            losses: LossWatch::new(losses()),
+            raise_again: Delayed::default(),
+            raise_deferred: Delayed::default(),
             over: End::default(),
-            configured: RefCell::default(),
         });
         let watch: Rc<dyn Watch> = device.clone();
-        front.reactor.watch(&watch);
+        core.reactor.watch(&watch);
         let events = device.clone();
-        front.reactor.spawn(async move { events.tell_events().await });
+        core.reactor.spawn(async move { events.complete_events().await });
         device
     }
 
+    pub(super) fn me(&self) -> Option<Rc<Self>> {
+        self.me.upgrade()
+    }
+
     pub(super) fn subsystem(&self) -> &Rc<Subsystem> {
-        &self.front.subsystem
+        &self.core.subsystem
     }
 
     pub(super) fn arena(&self) -> &Arena {
-        self.front.reactor.arena()
+        self.core.reactor.arena()
     }
 
-    pub(super) fn machine(&self) -> Ref<'_, Machine> {
-        self.machine.borrow()
+    pub(super) fn registers(&self) -> Ref<'_, NvmeRegisters> {
+        self.registers.borrow()
     }
 
-    pub(super) fn with<T>(&self, what: impl FnOnce(&mut Machine) -> T) -> T {
-        what(&mut self.machine.borrow_mut())
+    /// Changes the registers.
+    pub(super) fn with<T>(&self, what: impl FnOnce(&mut NvmeRegisters) -> T) -> T {
+        what(&mut self.registers.borrow_mut())
     }
 
     pub(super) fn log(&self, what: &str) {
         log!("vm {}: {what}", self.name);
     }
 
-    /// The client has mapped the doorbells: nobody tells when they are rung.
+    /// Whether it runs, and is not being migrated.
+    #[inline]
+    pub(super) fn is_running(&self) -> bool {
+        self.motion.borrow().is_running()
+    }
+
+    /// The client has mapped the doorbells: nobody notifies when they are written, so a task looks while the core
+    /// sleeps.
     pub(super) fn map_doorbells(self: &Rc<Self>, page: &Region, at: usize) {
-        self.with(|machine| machine.map_doorbells(page, at));
+        self.with(|registers| registers.map_doorbells(page, at));
         let device = self.clone();
-        self.front.reactor.spawn(async move {
-            let mut pause = LOOK_SOONEST;
+        self.core.reactor.spawn(async move {
+            let mut backoff = Backoff::new(LOOK_SOONEST, LOOK_LATEST);
             while !device.over.has_come() {
-                let is_ripe = device.is_ripe();
-                pause = if is_ripe { LOOK_SOONEST } else { (pause * 2).min(LOOK_LATEST) };
-                device.front.reactor.sleep(pause).await;
+                let pause = backoff.next(device.is_ripe());
+                device.core.reactor.sleep(pause).await;
             }
         });
     }
 
-    /// Whether nothing is under way: no command, and no work on a whole medium that a command began.
+    /// Whether nothing is in progress: no command, and no rewrite of a medium that a command began.
     pub(super) fn is_quiet(&self) -> bool {
         let queues = self.queues.borrow();
         let mut all = queues.iter().flatten().chain([&self.admin]);
-        let is_worked_on = || self.admin.namespaces().iter().any(|seen| seen.namespace.unit.medium.is_worked_on());
-        all.all(|queue| queue.tasks.is_empty()) && !self.is_configuring.get() && !is_worked_on()
+        let is_rewritten = || self.admin.namespaces().iter().any(|seen| seen.namespace.unit.medium.is_worked_on());
+        all.all(|queue| queue.tasks.is_empty()) && self.configuration.is_idle() && !is_rewritten()
     }
 
     /// Writes BAR 0.
     pub(super) fn write(&self, offset: u32, data: &[u8]) {
-        match self.with(|machine| machine.write(offset, data)) {
+        match self.with(|registers| registers.write(offset, data)) {
             Effect::Configure => self.configure(),
-            Effect::Rung => self.look_again(),
+            Effect::Notified => self.wake(),
             Effect::None => {}
         }
     }
 
-    pub(super) fn look_again(&self) {
-        self.is_due.set(true);
-        self.is_starved.set(false);
-        self.is_armed.set(false);
+    /// The next turn looks at the queues.
+    pub(super) fn wake(&self) {
+        self.schedule.wake();
     }
 
-    /// Whether the guest's memory is looked at, though nobody has rung.
-    fn is_watched(&self) -> bool {
-        !self.is_armed.get() && !self.is_starved.get() && !self.is_stopped.get() && !self.is_still.get()
-    }
-
-    /// Has the guest ring; `false`: there is something already.
-    fn arm(&self) -> bool {
-        let mut machine = self.machine.borrow_mut();
-        let is_armed = machine.arm();
-        // Nobody rings doorbells that are mapped.
-        self.is_armed.set(is_armed && !machine.is_mapped());
-        is_armed
-    }
-
-    /// Has CC put in force, one value after the other.
-    fn configure(&self) {
-        if self.is_configuring.replace(true) {
-            return;
-        }
-        let Some(device) = self.me.upgrade() else { return };
-        self.front.reactor.spawn(async move {
-            loop {
-                let wanted = device.machine().wanted();
-                if wanted == device.applied.get() || device.over.has_come() {
-                    break;
-                }
-                device.apply(wanted).await;
-                device.applied.set(wanted);
-            }
-            device.is_configuring.set(false);
-            device.configured.take().into_iter().for_each(Waker::wake);
-        });
-    }
-
-    async fn apply(&self, wanted: u32) {
-        let controller = &self.admin.controller;
-        let is_enabled = self.applied.get() & ENABLE != 0;
-        if wanted & ENABLE == 0 && is_enabled {
-            self.stop().await;
-        }
-        if wanted & SHUTDOWN != 0 && self.applied.get() & SHUTDOWN == 0 {
-            self.end_queues().await;
-            // What cannot be flushed is in the log, and what writes it next hears of it.
-            let _ = self.flush_all().await;
-        }
-        let set = |machine: &mut Machine| {
-            if wanted & ENABLE != 0 && !is_enabled {
-                machine.enable()?;
-            }
-            self.front.subsystem.set_property(controller, property::CC, false, wanted.into())
-        };
-        if self.with(set).is_err() {
-            self.log("its guest has configured the controller as it cannot be");
-            self.with(Machine::fail);
-        }
-        self.is_stopped.set(false);
-        self.look_for_losses();
-        self.look_again();
-    }
-
-    /// Ends all commands, and all queues.
-    async fn stop(&self) {
-        self.is_stopped.set(true);
-        let stats = self.front.reactor.stats();
-        let abort = |queue: &Rc<Queue>| stats.tasks_aborted.add(queue.tasks.abort(|_| true));
-        self.queues.borrow().iter().flatten().chain([&self.admin]).for_each(abort);
-        self.end_queues().await;
-        self.admin.tasks.until_gone(|_| true).await;
-        self.with(Machine::disable);
-    }
-
-    /// Ends the I/O queues when their commands have ended.
-    async fn end_queues(&self) {
-        let queues = self.queues.take();
-        *self.queues.borrow_mut() = (0..queues.len()).map(|_| None).collect();
-        for queue in queues.into_iter().flatten() {
-            queue.tasks.until_left(queue.tasks.moment(), |_| true).await;
-        }
-    }
-
-    /// What the guest has written stays when it is off, or elsewhere.
-    ///
-    /// # Errors
-    /// That of the last namespace that could not be flushed.
-    pub(super) async fn flush_all(&self) -> Result<(), Fault> {
-        let mut all = Ok(());
-        for seen in self.admin.namespaces() {
-            match flush_now(&seen.namespace.unit).await {
-                Ok(()) | Err(Fault::Unsupported) => {}
-                Err(why) => {
-                    self.log(&format!("namespace {} could not be flushed: {why:?}", seen.id));
-                    all = Err(why);
-                }
-            }
-        }
-        all
-    }
-
-    /// Resets the device: all is as at the beginning, and it runs.
-    pub(super) async fn reset(&self) {
-        self.clear().await;
-        self.motion.take();
-        self.go_on();
-    }
-
-    /// All is as at the beginning, but for the guest's memory, who is told of interrupts, and whether it runs.
-    pub(super) async fn clear(&self) {
-        self.with(|machine| _ = machine.write(property::CC, &[0; 4]));
-        self.configure();
-        poll_fn(|cx| {
-            if !self.is_configuring.get() {
-                return Poll::Ready(());
-            }
-            self.configured.borrow_mut().push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
-        self.with(Machine::reset);
-        self.space.borrow_mut().reset();
-    }
-
-    /// The client is gone: commands end, and nothing of the guest is touched after that.
-    pub(super) async fn end(&self) {
-        self.reset().await;
-        self.over.come();
-        self.admin.controller.end();
-        self.with(|machine| drop(machine.forget_memory()));
-        *self.interrupts.borrow_mut() = Interrupts::default();
-    }
-
-    /// Takes commands out of the queues; tells whether there were any.
+    /// Takes commands out of the queues. Returns whether there were any.
     fn fetch(&self) -> bool {
-        let (mut seen, burst) = (false, self.machine().burst());
-        for _ in 0..burst {
-            if self.is_stopped.get() || self.is_still.get() || self.over.has_come() {
-                return seen;
+        let mut has_fetched = false;
+        for _ in 0..BURST {
+            if self.service.get() != Service::Serving || !self.is_running() || self.over.has_come() {
+                return has_fetched;
             }
-            if self.front.slots.free() == 0 {
-                self.is_starved.set(true);
-                self.front.starve(&self.me);
-                return seen;
+            if self.core.slots.free() == 0 {
+                self.schedule.starve();
+                self.core.starve(&self.me);
+                return has_fetched;
             }
-            let Some(fetched) = self.with(Machine::fetch) else { return seen };
-            seen = true;
+            let Some(fetched) = self.with(NvmeRegisters::fetch) else { return has_fetched };
+            has_fetched = true;
             self.start(fetched);
         }
-        // There may be more: others have their turn first.
-        self.look_again();
-        seen
+        // There may be more. Other devices have their turn first.
+        self.wake();
+        has_fetched
     }
 
     fn start(&self, fetched: Fetched) {
         let Fetched { queue: id, first, second } = fetched;
-        if id == 0 && self.manage(&first) {
-            return;
+        if id == 0
+            && let Some(planned) = self.subsystem().plan_queue_change(&self.admin, &first)
+        {
+            return match planned {
+                Ok(change) => self.change_queues(&first, change),
+                Err(status) => self.complete(0, first.cid.get(), status, 0),
+            };
         }
         let queue = match id {
             0 => Some(self.admin.clone()),
@@ -351,7 +191,7 @@ impl Device {
         };
         let Some(queue) = queue else { return };
         if let Some(second) = second {
-            return self.start_both(queue, [&first, &second]);
+            return self.start_fused(queue, [&first, &second]);
         }
         let cid = first.cid.get();
         let (command, ranges) = match self.resolve(&queue, first) {
@@ -359,10 +199,10 @@ impl Device {
             Err(status) => return self.complete(id, cid, queue.failed(&first, status), 0),
         };
         let mut reply = Reply::default();
-        let way = Way::new(self, &ranges, None);
-        let now = || self.subsystem().execute_now(&queue, &command, &way, self.arena(), &mut reply);
+        let path = DataPath::new(self, &ranges, None);
+        let now = || self.subsystem().execute_now(&queue, &command, &path, self.arena(), &mut reply);
         match contain(now) {
-            Some(true) => way.end(&queue, &command.sqe, reply),
+            Some(true) => path.end(&queue, &command.sqe, reply),
             Some(false) => {
                 let half = enter(&queue, command, ranges);
                 self.seat(queue, half, None);
@@ -371,11 +211,11 @@ impl Device {
         }
     }
 
-    /// Gives a job its slot.
+    /// Gives a command its slot.
     #[inline]
     fn seat(&self, queue: Rc<Queue>, first: Half, second: Option<Box<Half>>) {
-        let Some(device) = self.me.upgrade() else { return };
-        if let Err(job) = self.front.slots.start(Job { device, queue, first, second }) {
+        let Some(device) = self.me() else { return };
+        if let Err(job) = self.core.slots.start(Job { device, queue, first, second }) {
             let halves = [Some(&job.first), job.second.as_deref()];
             for half in halves.into_iter().flatten() {
                 let (queue, sqe) = (&job.queue, &half.command.sqe);
@@ -384,14 +224,13 @@ impl Device {
         }
     }
 
-    /// A fused operation.
     #[cold]
-    fn start_both(&self, queue: Rc<Queue>, sqes: [&Sqe; 2]) {
+    fn start_fused(&self, queue: Rc<Queue>, sqes: [&Sqe; 2]) {
         let half = |sqe: &Sqe| self.resolve(&queue, *sqe).map(|(command, ranges)| enter(&queue, command, ranges));
         let [one, other] = sqes.map(half);
         match (one, other) {
             (Ok(first), Ok(second)) => self.seat(queue, first, Some(Box::new(second))),
-            // The half that is not to blame ends with the other.
+            // The half without an error fails together with the other one.
             halves => {
                 for (sqe, half) in sqes.into_iter().zip([halves.0, halves.1]) {
                     let status = queue.failed(sqe, half.err().unwrap_or(Status::FUSED_FAILED));
@@ -401,11 +240,11 @@ impl Device {
         }
     }
 
-    /// Finds where a command's data lies.
-    fn resolve(&self, queue: &Queue, sqe: Sqe) -> Result<(Command, Ranges), Status> {
+    /// Finds the data of a command.
+    fn resolve(&self, queue: &Queue, sqe: Sqe) -> Result<(Command, ScatterList), Status> {
         let bytes = queue.transfer_bytes(&sqe);
-        let ranges = resolve(&sqe, bytes, &self.machine().memory)?;
-        // It fits what a command may move.
+        let ranges = resolve(&sqe, bytes, &self.registers().memory)?;
+        // `resolve` accepts no more than a command may move.
         let bytes = bytes as u32;
         let (sent, room) = match sqe.direction() {
             Direction::Out => (bytes, 0),
@@ -415,199 +254,183 @@ impl Device {
         Ok((Command { sqe, sent, room }, ranges))
     }
 
-    /// Carries out admin commands that are about queues; tells whether it is one.
-    fn manage(&self, sqe: &Sqe) -> bool {
-        let id = sqe.cdw(10) as u16;
-        let ended = match sqe.opcode {
-            CREATE_COMPLETIONS => {
-                let granted = self.admin.controller.granted();
-                self.with(|machine| machine.create_completions(sqe, granted))
+    /// Carries out a change of queues that an admin command asks for, and completes the command.
+    fn change_queues(&self, sqe: &Sqe, change: QueueChange) {
+        let changed = match change {
+            QueueChange::DeleteSubmission { id } => {
+                let queue = self.queues.borrow_mut().get_mut(usize::from(id)).and_then(Option::take);
+                match queue {
+                    Some(queue) => return self.delete_queue(queue, sqe),
+                    None => Err(Status::INVALID_QUEUE),
+                }
             }
-            DELETE_COMPLETIONS => self.with(|machine| machine.delete_completions(id)),
-            CREATE_SUBMISSIONS => self.create(sqe),
-            DOORBELL_BUFFERS => self.with(|machine| machine.set_shadow(sqe)),
-            DELETE_SUBMISSIONS if self.machine().has_submissions(id) => {
-                self.delete(id, sqe.cid.get());
-                return true;
-            }
-            DELETE_SUBMISSIONS => Err(Status::INVALID_QUEUE),
-            _ => return false,
+            QueueChange::CreateSubmission { id, entries, .. } => self.create_queue(id, entries, change),
+            _ => self.with(|registers| registers.change_queues(change)),
         };
-        self.subsystem().config().stats.commands.add(1);
-        let status = ended.map_or_else(|status| self.admin.failed(sqe, status), |()| Status::SUCCESS);
+        let status = changed.map_or_else(|status| self.admin.failed(sqe, status), |()| Status::SUCCESS);
         self.complete(0, sqe.cid.get(), status, 0);
-        true
     }
 
-    fn create(&self, sqe: &Sqe) -> Result<(), Status> {
-        let (id, entries) = self.with(|machine| machine.create_submissions(sqe))?;
+    fn create_queue(&self, id: u16, entries: u16, change: QueueChange) -> Result<(), Status> {
+        self.with(|registers| registers.change_queues(change))?;
         match self.subsystem().open_queue(&self.admin.controller, id, entries) {
             Ok(queue) => {
                 self.queues.borrow_mut()[usize::from(id)] = Some(queue);
                 Ok(())
             }
             Err(status) => {
-                self.with(|machine| machine.delete_submissions(id))?;
+                self.with(|registers| registers.change_queues(QueueChange::DeleteSubmission { id }))?;
                 Err(status)
             }
         }
     }
 
-    /// Ends a queue, once its commands have ended.
-    fn delete(&self, id: u16, cid: u16) {
-        let queue = self.queues.borrow_mut().get_mut(usize::from(id)).and_then(Option::take);
-        let (Some(queue), Some(device)) = (queue, self.me.upgrade()) else {
-            // It is ending already.
-            return self.complete(0, cid, Status::INVALID_QUEUE, 0);
-        };
-        self.subsystem().config().stats.commands.add(1);
-        // It belongs to the admin queue meanwhile: a reset waits for it.
-        let task = self.admin.tasks.enter((cid, 0));
-        self.front.reactor.spawn(async move {
-            device.front.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_| true));
+    /// Deletes an I/O submission queue once its commands have ended.
+    fn delete_queue(&self, queue: Rc<Queue>, sqe: &Sqe) {
+        let Some(device) = self.me() else { return };
+        let sqe = *sqe;
+        // A reset of the controller waits for this task.
+        let task = self.admin.tasks.enter((sqe.cid.get(), 0));
+        self.core.reactor.spawn(async move {
+            let id = queue.id;
+            device.core.reactor.stats().tasks_aborted.add(queue.tasks.abort(|_| true));
             queue.tasks.until_gone(|_| true).await;
             drop(queue);
-            let ended = device.with(|machine| machine.delete_submissions(id));
-            device.complete(0, cid, ended.err().unwrap_or(Status::SUCCESS), 0);
+            let deleted = device.with(|registers| registers.change_queues(QueueChange::DeleteSubmission { id }));
+            let status = deleted.map_or_else(|status| device.admin.failed(&sqe, status), |()| Status::SUCCESS);
+            device.complete(0, sqe.cid.get(), status, 0);
             drop(task);
         });
     }
 
-    /// A command has ended.
+    /// Completes a command.
     pub(super) fn complete(&self, queue: u16, cid: u16, status: Status, result: u64) {
-        if self.has_lost_memory() {
-            return;
-        }
-        self.with(|machine| machine.complete(queue, cid, status, result));
-        self.look_again();
-    }
-
-    /// Whether some of the guest's memory is not shared any more. Then the controller has failed, and says nothing of
-    /// commands that may have written what the guest never did.
-    fn has_lost_memory(&self) -> bool {
-        let losses = losses();
-        if losses != self.losses.replace(losses) {
+        if self.losses.is_new(losses()) {
             self.look_for_losses();
         }
-        self.has_lost.get()
-    }
-
-    /// Fails the controller as long as some of the guest's memory is gone: until it is mapped anew.
-    fn look_for_losses(&self) {
-        let has_lost = is_lost(self.machine().memory.regions());
-        if has_lost && !self.has_lost.get() {
-            self.log("memory of its guest is gone: cut off, or without room, or broken; the controller has failed");
+        if self.service.get() == Service::Lost {
+            return;
         }
-        self.has_lost.set(has_lost);
-        if has_lost {
-            self.is_stopped.set(true);
-            self.with(Machine::fail);
+        self.with(|registers| registers.complete(queue, cid, status, result));
+        self.wake();
+    }
+
+    /// Fails the controller while some of its guest's memory is lost: until the client has mapped it again and the
+    /// guest has reset the controller. Returns whether some is lost.
+    pub(super) fn look_for_losses(&self) -> bool {
+        let is_lost = is_lost(self.registers().memory.regions());
+        if is_lost {
+            if self.service.replace(Service::Lost) != Service::Lost {
+                self.log("guest memory is truncated, out of space or broken: the controller has failed");
+            }
+            self.with(NvmeRegisters::fail);
+        } else if self.service.get() == Service::Lost {
+            self.service.set(Service::Ending);
         }
+        is_lost
     }
 
-    /// A command lets go of its slot.
-    pub(super) fn free_slot(&self) {
-        self.front.feed();
+    /// A command has left its slot.
+    pub(super) fn slot_is_free(&self) {
+        self.core.feed();
     }
 
-    /// Tells the guest of events, as long as it is there.
-    async fn tell_events(self: Rc<Self>) {
+    /// Completes Asynchronous Event Requests while the client is connected.
+    async fn complete_events(self: Rc<Self>) {
         while let Some((cid, status, result)) = self.over.unless(self.admin.controller.event()).await {
             self.complete(0, cid, status, result.into());
         }
     }
 
-    /// Raises the interrupts of what was completed. One that cannot be raised now is raised a little later.
+    /// Raises the interrupts of what was completed. Those that cannot be raised now are raised a little later.
     pub(super) fn raise(&self) {
-        self.raise_in_time();
-        let raised = self.with(Machine::take_raised);
+        self.raise_deferred_later();
+        let raised = self.with(NvmeRegisters::take_raised);
         if raised.is_empty() {
             return;
         }
-        let mut interrupts = self.interrupts.borrow_mut();
-        let mut late = false;
-        if interrupts.vectors.is_empty() {
-            let masked = interrupts.line_is_masked || self.machine().is_masked();
-            if let Some(line) = interrupts.line.as_ref().filter(|_| !masked) {
-                late = !line.ring();
-                interrupts.line_is_masked = !late;
-            }
-        } else {
-            for vector in raised {
-                let signal = interrupts.vectors.get(usize::from(vector)).and_then(Option::as_ref);
-                late |= signal.is_some_and(|signal| !signal.ring());
-            }
-        }
-        if late {
-            // Which one it was is not remembered: a host bears one too many.
-            drop(interrupts);
-            self.raise_later();
+        let masks_intx = self.registers().masks_intx();
+        if !self.interrupts.borrow_mut().raise(&raised, masks_intx) {
+            self.raise_again_later();
         }
     }
 
-    fn raise_later(&self) {
-        let Some(device) = self.me.upgrade().filter(|_| !self.is_late.replace(true)) else { return };
-        self.front.reactor.spawn(async move {
-            device.front.reactor.sleep(RAISE_AGAIN).await;
-            device.is_late.set(false);
-            device.with(Machine::raise_unread);
-            device.look_again();
+    /// Raises the interrupts of all unread completions after a delay: a few too many do no harm.
+    fn raise_again_later(&self) {
+        let Some(device) = self.me().filter(|_| self.raise_again.begin()) else { return };
+        self.core.reactor.spawn(async move {
+            device.core.reactor.sleep(RAISE_AGAIN).await;
+            device.raise_again.end();
+            device.with(NvmeRegisters::raise_unread);
+            device.wake();
         });
     }
 
-    /// Has interrupts that wait for more completions raised when the time of the first of them is up.
-    fn raise_in_time(&self) {
-        let Some(patience) = self.machine().patience() else { return };
-        let Some(device) = self.me.upgrade().filter(|_| !self.is_patient.replace(true)) else { return };
-        self.front.reactor.spawn(async move {
-            device.front.reactor.sleep(patience).await;
-            device.is_patient.set(false);
-            device.with(Machine::raise_waiting);
-            device.look_again();
+    /// Raises interrupts that wait for more completions when their time is over.
+    fn raise_deferred_later(&self) {
+        let Some(time) = self.registers().coalescing_time() else { return };
+        let Some(device) = self.me().filter(|_| self.raise_deferred.begin()) else { return };
+        self.core.reactor.spawn(async move {
+            device.core.reactor.sleep(time).await;
+            device.raise_deferred.end();
+            device.with(NvmeRegisters::raise_deferred);
+            device.wake();
         });
     }
 
-    /// INTx may come again.
-    pub(super) fn unmask_line(&self) {
-        self.interrupts.borrow_mut().line_is_masked = false;
-        self.with(Machine::raise_unread);
-        self.look_again();
+    /// Raises the interrupts of all unread completions: the client has set up its interrupts, or unmasked INTx.
+    pub(super) fn raise_unread(&self) {
+        self.with(NvmeRegisters::raise_unread);
+        self.wake();
     }
 }
 
-/// A command is under way.
-fn enter(queue: &Queue, command: Command, ranges: Ranges) -> Half {
+/// Adds a command to its queue's task set.
+fn enter(queue: &Queue, command: Command, ranges: ScatterList) -> Half {
     let task = queue.tasks.enter((command.sqe.cid.get(), command.sqe.nsid.get()));
     Half { task, command, ranges }
 }
 
+impl Rings for Device {
+    #[inline]
+    fn has_work(&self) -> bool {
+        self.service.get() == Service::Serving && self.registers().has_work()
+    }
+
+    fn arm(&self) -> Arming {
+        if self.service.get() != Service::Serving {
+            return Arming::Unnotified;
+        }
+        let mut registers = self.registers.borrow_mut();
+        match registers.arm() {
+            false => Arming::Work,
+            true if registers.has_mapped_doorbells() => Arming::Unnotified,
+            true => Arming::Armed,
+        }
+    }
+}
+
 impl Watch for Device {
     fn is_ripe(&self) -> bool {
-        !self.is_still.get() && (self.is_due.get() || self.is_watched() && self.machine().is_ripe())
+        self.is_running() && self.schedule.has_work(self)
     }
 
     fn look(&self) -> bool {
-        if self.is_still.get() {
+        if !self.is_running() {
             return false;
         }
-        if !self.is_due.replace(false) {
-            if !self.is_watched() {
-                return false;
-            }
-            if !self.machine().is_ripe() {
-                self.misses.set(self.misses.get() + 1);
-                // Others keep the core awake.
-                return self.misses.get() > MISSES_MAX && !self.arm();
-            }
+        match self.schedule.look(self) {
+            Look::Nothing => return false,
+            Look::Again => return true,
+            Look::Work => {}
         }
-        self.misses.set(0);
-        self.with(Machine::flush);
-        let seen = self.fetch();
+        self.with(NvmeRegisters::flush);
+        let has_fetched = self.fetch();
         self.raise();
-        seen || self.is_due.get()
+        has_fetched || self.schedule.is_due()
     }
 
     fn doze(&self) -> bool {
-        self.is_still.get() || !self.is_due.get() && (!self.is_watched() || self.arm())
+        !self.is_running() || self.schedule.doze(self)
     }
 }

@@ -1,11 +1,12 @@
-//! A command in a slot: the ways that its data takes, and its completion.
+//! A command in a slot: the path of its data, and its completion.
 
 use super::device::Device;
-use crate::pointer::{Range, Ranges};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Sg, SgMut, Slice};
+use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::{Tail, Tools};
+use lunar_guest::Range;
+use lunar_guest::scatter::{Scatter, ScatterList};
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Task};
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,17 +15,17 @@ use std::rc::Rc;
 pub(super) struct Half {
     pub(super) task: Task,
     pub(super) command: Command,
-    pub(super) ranges: Ranges,
+    pub(super) ranges: ScatterList,
 }
 
 impl Half {
-    fn way<'a>(&'a self, device: &'a Device) -> Way<'a> {
-        Way::new(device, &self.ranges, Some(&self.task))
+    fn path<'a>(&'a self, device: &'a Device) -> DataPath<'a> {
+        DataPath::new(device, &self.ranges, Some(&self.task))
     }
 }
 
-/// What a slot carries out: a command, or both halves of a fused operation. Those are seldom: what is large of them
-/// lies elsewhere.
+/// The work of a slot: a command, or both halves of a fused operation. Fused operations are rare, so everything large
+/// of them is behind a pointer.
 pub(super) struct Job {
     pub(super) device: Rc<Device>,
     pub(super) queue: Rc<Queue>,
@@ -33,120 +34,91 @@ pub(super) struct Job {
 }
 
 impl Job {
-    /// Carries it out and completes it.
+    /// Carries out the command and completes it.
     pub(super) async fn run(&self, tools: &mut Tools) {
         let Self { device, queue, first, second } = self;
         let subsystem = device.subsystem();
         match second {
             None => {
                 let mut reply = Reply::default();
-                let way = first.way(device);
-                subsystem.execute(queue, &first.task, &first.command, &way, tools, &mut reply).await;
-                way.end(queue, &first.command.sqe, reply);
+                let path = first.path(device);
+                subsystem.execute(queue, &first.task, &first.command, &path, tools, &mut reply).await;
+                path.end(queue, &first.command.sqe, reply);
             }
-            // Seldom, and larger than the other: it does not make its future larger.
+            // Boxed, so that the future of the common case is not as large.
             Some(second) => {
                 let mut replies = [Reply::default(), Reply::default()];
                 let (tasks, commands) = ([&first.task, &second.task], [&first.command, &second.command]);
-                let (one, other) = (first.way(device), second.way(device));
-                let ways = [&one, &other];
-                Box::pin(subsystem.execute_fused(queue, tasks, commands, ways, tools, &mut replies)).await;
+                let (one, other) = (first.path(device), second.path(device));
+                let paths = [&one, &other];
+                Box::pin(subsystem.execute_fused(queue, tasks, commands, paths, tools, &mut replies)).await;
                 let [first_reply, second_reply] = replies;
                 one.end(queue, &first.command.sqe, first_reply);
                 other.end(queue, &second.command.sqe, second_reply);
             }
         }
-        device.free_slot();
+        device.slot_is_free();
     }
 }
 
-/// The way of one command's data: to and from the guest's memory.
-pub(super) struct Way<'a> {
+/// The path of one command's data, to and from guest memory.
+pub(super) struct DataPath<'a> {
     device: &'a Device,
     ranges: &'a [Range],
-    /// What can be aborted; nothing, while nothing is waited for.
+    /// `None` for a command that is carried out without waiting: it cannot be aborted.
     task: Option<&'a Task>,
-    /// Memory that the command names was not there.
-    is_lost: Cell<bool>,
-    /// The bytes that stores were given to fill: from, to.
-    placed: Cell<Option<(usize, usize)>>,
+    /// Whether some of the memory that the command names was not there.
+    has_failed: Cell<bool>,
+    /// The bytes that a store was given to fill: from, to.
+    lent: Cell<Option<(usize, usize)>>,
 }
 
-impl<'a> Way<'a> {
+impl<'a> DataPath<'a> {
     pub(super) fn new(device: &'a Device, ranges: &'a [Range], task: Option<&'a Task>) -> Self {
-        Self { device, ranges, task, is_lost: Cell::new(false), placed: Cell::new(None) }
+        Self { device, ranges, task, has_failed: Cell::new(false), lent: Cell::new(None) }
     }
 
-    /// Tells the guest how the command has ended.
+    /// Sends the data that travels with the status, and completes the command.
     pub(super) fn end(&self, queue: &Queue, sqe: &Sqe, reply: Reply) {
-        self.tell_placed();
+        self.mark_lent();
         if reply.parked {
             return;
         }
         let Tail { offset, data } = reply.tail;
         let mut status = reply.status;
         if status == Status::SUCCESS && !data.is_empty() {
-            // Says by itself that it failed.
+            // A failure sets `has_failed`.
             let _ = self.push(offset, data);
         }
-        if self.is_lost.get() {
-            // What failed before is remembered already.
+        if self.has_failed.get() {
+            // Every other failure is in the log of errors already.
             let is_first = status == Status::SUCCESS;
             status = if is_first { queue.failed(sqe, Status::TRANSFER_ERROR) } else { Status::TRANSFER_ERROR };
         }
         self.device.complete(queue.id, sqe.cid.get(), status, reply.result);
     }
 
-    /// What stores were given is written by now, if it ever is.
-    fn tell_placed(&self) {
-        let machine = self.device.machine();
-        if let Some((from, to)) = self.placed.take().filter(|_| machine.memory.is_logged()) {
-            let _ = self.each(from, to - from, |address, count| {
-                machine.memory.mark(address, count as u64);
-                true
-            });
+    /// Records the memory that stores were given as written: they have ended.
+    fn mark_lent(&self) {
+        let registers = self.device.registers();
+        if let Some((from, to)) = self.lent.take().filter(|_| registers.memory.is_logged()) {
+            Scatter::new(&registers.memory, self.ranges).mark(from, to - from);
         }
     }
 
-    /// Hands out the ranges of the bytes from `offset` on; tells whether there are so many.
-    fn each(&self, mut offset: usize, mut len: usize, mut what: impl FnMut(u64, usize) -> bool) -> bool {
-        for range in self.ranges {
-            let all = range.len as usize;
-            if offset >= all {
-                offset -= all;
-                continue;
-            }
-            let count = len.min(all - offset);
-            if count > 0 && !what(range.address.wrapping_add(offset as u64), count) {
-                return false;
-            }
-            (offset, len) = (0, len - count);
-        }
-        len == 0
-    }
-
-    /// Copies bytes of the guest's into this memory, which is as long.
+    /// Fills memory of our own with the data from `offset` on.
     fn fill(&self, offset: usize, mut memory: SgMut) -> Result<Sg, Fault> {
-        let machine = self.device.machine();
-        let mut done = 0;
-        let found = self.each(offset, memory.len(), |address, count| {
-            machine.memory.each(address, count, |region, at, count| {
-                let Some(part) = region.slice(at, count) else { return false };
-                copy(&part, &mut memory, done);
-                done += count;
-                true
-            })
-        });
-        if found { Ok(memory.share()) } else { Err(self.lose()) }
+        let is_there = Scatter::new(&self.device.registers().memory, self.ranges).read(offset, &mut memory);
+        if is_there { Ok(memory.share()) } else { Err(self.fail()) }
     }
 
-    fn lose(&self) -> Fault {
-        self.is_lost.set(true);
+    fn fail(&self) -> Fault {
+        self.has_failed.set(true);
         Fault::Protocol
     }
 }
 
-impl Transfer for Way<'_> {
+impl Transfer for DataPath<'_> {
     async fn room(&self) -> Result<(), Fault> {
         Ok(())
     }
@@ -169,63 +141,22 @@ impl Transfer for Way<'_> {
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
-        let machine = self.device.machine();
-        let mut done = 0;
-        let mut buffer = [0; 512];
-        let found = self.each(offset, data.len(), |address, count| {
-            let mut at = 0;
-            while at < count {
-                let part = (count - at).min(buffer.len());
-                data.copy_to(done, &mut buffer[..part]);
-                if !machine.memory.write(address.wrapping_add(at as u64), &buffer[..part]) {
-                    return false;
-                }
-                (at, done) = (at + part, done + part);
-            }
-            true
-        });
-        if found { Ok(()) } else { Err(self.lose()) }
+        let is_there = Scatter::new(&self.device.registers().memory, self.ranges).write(offset, &data);
+        if is_there { Ok(()) } else { Err(self.fail()) }
     }
 
     fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
-        let machine = self.device.machine();
-        let mut memory = SgMut::default();
-        let found = self.each(offset, len, |address, count| {
-            machine
-                .memory
-                .each(address, count, |region, at, count| region.buf(at, count).map(|part| memory.push(part)).is_some())
-        });
-        if found {
-            let (from, to) = self.placed.get().unwrap_or((offset, offset));
-            self.placed.set(Some((from.min(offset), to.max(offset + len))));
-        }
-        found.then_some(memory)
+        let memory = Scatter::new(&self.device.registers().memory, self.ranges).to_fill(offset, len)?;
+        let (from, to) = self.lent.get().unwrap_or((offset, offset));
+        self.lent.set(Some((from.min(offset), to.max(offset + len))));
+        Some(memory)
     }
 
     fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
-        let machine = self.device.machine();
-        let mut memory = Sg::default();
-        let found = self.each(offset, len, |address, count| {
-            machine.memory.each(address, count, |region, at, count| {
-                region.slice(at, count).map(|part| memory.push(part)).is_some()
-            })
-        });
-        found.then_some(memory)
+        Scatter::new(&self.device.registers().memory, self.ranges).to_read(offset, len)
     }
 
     fn aborted(&self) -> bool {
         self.task.is_some_and(Task::aborted)
-    }
-}
-
-/// Copies `from` to the bytes of `to` from `at` on.
-fn copy(from: &Slice, to: &mut SgMut, at: usize) {
-    let mut buffer = [0; 512];
-    let mut done = 0;
-    while done < from.len() {
-        let count = (from.len() - done).min(buffer.len());
-        from.read(done, &mut buffer[..count]);
-        to.copy_from(at + done, &buffer[..count]);
-        done += count;
     }
 }

@@ -1,0 +1,139 @@
+//! A client of a unit: one virtio-blk device, one ublk device, one NBD session.
+
+use crate::limits::Limits;
+use crate::table::Context;
+use crate::unit::BlockUnit;
+use lunar_core::task::TaskSet;
+use lunar_core::unit::UnitId;
+use std::cell::{Cell, RefCell};
+use std::fmt;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+/// Who uses a unit, and how.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Client {
+    /// Its name, for logs and the list of sessions.
+    pub name: Arc<str>,
+    /// Tag of the portal group that it comes through; zero: none, and its path is always active.
+    pub group: u16,
+    /// Whether it may only read.
+    pub read_only: bool,
+}
+
+/// A client of a unit, on the core that serves it.
+pub struct Attachment {
+    /// The client.
+    pub client: Client,
+    /// Which unit.
+    pub id: UnitId,
+    /// The requests in progress, by whatever the transport knows them by.
+    pub tasks: TaskSet<u64>,
+    /// `None` when the unit is not served any more.
+    unit: RefCell<Option<Rc<BlockUnit>>>,
+    is_active: Cell<bool>,
+    caches_writes: Cell<bool>,
+    /// Changes of the limits so far.
+    changes: Cell<u64>,
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl Attachment {
+    pub(crate) fn new(client: Client, unit: Rc<BlockUnit>) -> Self {
+        Self {
+            is_active: Cell::new(client.group == 0 || unit.is_active(client.group)),
+            client,
+            id: unit.unit.id,
+            tasks: TaskSet::default(),
+            unit: RefCell::new(Some(unit)),
+            caches_writes: Cell::new(true),
+            changes: Cell::default(),
+            waiters: RefCell::default(),
+        }
+    }
+
+    /// The unit; `None` when it is not served any more.
+    #[inline]
+    #[must_use]
+    pub fn unit(&self) -> Option<Rc<BlockUnit>> {
+        self.unit.borrow().clone()
+    }
+
+    /// Replaces the unit by another view of it, which may have another size, or by none.
+    pub(crate) fn set_unit(&self, unit: Option<Rc<BlockUnit>>) {
+        self.unit.replace(unit);
+        self.changes.set(self.changes.get() + 1);
+        self.waiters.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Whether the path of the client is active.
+    #[inline]
+    #[must_use]
+    pub fn is_active(&self) -> bool {
+        self.is_active.get()
+    }
+
+    pub(crate) fn set_active(&self, is_active: bool) {
+        self.is_active.set(is_active);
+    }
+
+    /// Whether the client may only read.
+    #[must_use]
+    pub fn is_read_only(&self, unit: &BlockUnit) -> bool {
+        self.client.read_only || unit.unit.read_only
+    }
+
+    /// Switches the write cache on or off, as the client asks: without it every write, discard and write of zeroes is
+    /// on the medium when it ends.
+    pub fn set_write_cache(&self, caches_writes: bool) {
+        self.caches_writes.set(caches_writes);
+    }
+
+    /// Whether a write may end before its data is on the medium.
+    #[inline]
+    #[must_use]
+    pub fn caches_writes(&self) -> bool {
+        self.caches_writes.get()
+    }
+
+    /// The limits of requests; `None` when the unit is not served any more.
+    #[must_use]
+    pub fn limits(&self) -> Option<Limits> {
+        let unit = self.unit()?;
+        Some(Limits::of(&unit.unit, self.is_read_only(&unit)))
+    }
+
+    /// Changes of the limits so far: see [`Attachment::until_changed`].
+    #[must_use]
+    pub fn changes(&self) -> u64 {
+        self.changes.get()
+    }
+
+    /// Waits until the limits have changed more often than this. The transport then tells its client.
+    pub async fn until_changed(&self, changes: u64) {
+        poll_fn(|cx| {
+            if self.changes.get() > changes {
+                return Poll::Ready(());
+            }
+            let mut waiters = self.waiters.borrow_mut();
+            if !waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiters.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// What a command sees while it plans.
+    pub(crate) fn context<'a>(&self, unit: &'a BlockUnit) -> Context<'a> {
+        Context { unit: &unit.unit, caches_writes: self.caches_writes() }
+    }
+}
+
+impl fmt::Debug for Attachment {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Attachment({} at unit {})", self.client.name, self.id.0)
+    }
+}

@@ -1,0 +1,57 @@
+//! Read, write, flush.
+
+use super::{READS, WRITES, only};
+use crate::limits::TRANSFER_BYTES_MAX;
+use crate::request::{ByteRange, Error, Request};
+use crate::table::{CommandType, Context, Flow, Gate, Gates, Plan, Policy};
+use lunar_core::step::Step;
+
+/// Read
+#[derive(Clone, Copy, Debug)]
+pub struct Read;
+
+impl CommandType for Read {
+    const POLICY: Policy =
+        Policy { name: "read", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::In, gates: READS };
+
+    #[inline]
+    fn run(request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {
+        let ByteRange { offset, len } = only(request)?;
+        Ok(if len > 0 { Plan::Do(Step::Read { offset, len }) } else { Plan::Done })
+    }
+}
+
+/// Write
+#[derive(Clone, Copy, Debug)]
+pub struct Write;
+
+impl CommandType for Write {
+    const POLICY: Policy =
+        Policy { name: "write", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::Out, gates: WRITES };
+
+    #[inline]
+    fn run(request: &Request<'_>, context: &Context<'_>) -> Result<Plan, Error> {
+        let ByteRange { offset, len } = only(request)?;
+        let durable = request.durable || !context.caches_writes;
+        Ok(if len > 0 { Plan::Do(Step::Write { offset, len, durable }) } else { Plan::Done })
+    }
+}
+
+/// Flush
+#[derive(Clone, Copy, Debug)]
+pub struct Flush;
+
+impl CommandType for Flush {
+    const POLICY: Policy = Policy {
+        name: "flush",
+        ranges: 0..=0,
+        bytes_max: 0,
+        flow: Flow::None,
+        // Under another client's reservation there is nothing of this client to flush, as for SCSI and NVMe.
+        gates: Gates { write_protect: Gate::Passes, ..WRITES },
+    };
+
+    fn run(_request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {
+        Ok(Plan::Do(Step::Flush))
+    }
+}

@@ -1,0 +1,36 @@
+//! The commands, by family.
+
+pub mod identify;
+pub mod io;
+pub mod space;
+
+use crate::request::{ByteRange, Error, Request};
+use crate::table::{Gate, Gates, Reservation};
+
+/// What stops commands that read the medium.
+const READS: Gates = Gates {
+    reservation: Reservation::WriteExclusivePasses,
+    inaccessible: Gate::Stops,
+    removed: Gate::Stops,
+    rewrite: Gate::Stops,
+    unformatted: Gate::Stops,
+    write_protect: Gate::Passes,
+};
+
+/// What stops commands that change the medium.
+const WRITES: Gates = Gates {
+    reservation: Reservation::Conflict,
+    inaccessible: Gate::Stops,
+    removed: Gate::Stops,
+    rewrite: Gate::Stops,
+    unformatted: Gate::Stops,
+    write_protect: Gate::Stops,
+};
+
+/// The range of a request that has exactly one.
+fn only(request: &Request<'_>) -> Result<ByteRange, Error> {
+    match request.ranges {
+        [range] => Ok(*range),
+        _ => Err(Error::Invalid),
+    }
+}

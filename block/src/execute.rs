@@ -1,0 +1,137 @@
+//! A request from its arrival to its result: admitted, checked, planned, carried out.
+
+use crate::admit::{admit, check_ranges};
+use crate::attachment::Attachment;
+use crate::fault;
+use crate::limits::EXTENTS_MAX;
+use crate::request::{Answer, ByteRange, Error, Reply, Request};
+use crate::set::BlockSet;
+use crate::table::{Flow, Plan, Row, find};
+use crate::unit::BlockUnit;
+use lunar_core::mem::Arena;
+use lunar_core::port::Transfer;
+use lunar_core::step::{Failure, Step, Tools, carry_out, carry_out_now, survey};
+use lunar_core::tally::Event;
+use lunar_core::unit::Admitted;
+use std::slice;
+
+impl BlockSet {
+    /// Carries out a request. The reply is written where it will be read.
+    pub async fn execute<T: Transfer>(
+        &self,
+        attachment: &Attachment,
+        request: &Request<'_>,
+        transfer: &T,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) {
+        self.stats.commands.add(1);
+        let result = self.perform(attachment, request, transfer, tools, reply).await;
+        reply.result = if transfer.aborted() { Err(Error::IoError) } else { result };
+        if reply.result.is_err() {
+            self.stats.check_conditions.add(1);
+        }
+    }
+
+    /// Carries out a read or a write, if nothing has to be waited for: the store answers at once, and the data is
+    /// there. Returns whether the request has ended. If not, nothing was done, and [`BlockSet::execute`] does it.
+    pub fn execute_now<T: Transfer>(
+        &self,
+        attachment: &Attachment,
+        request: &Request<'_>,
+        transfer: &T,
+        arena: &Arena,
+        reply: &mut Reply,
+    ) -> bool {
+        let row = find(request.code);
+        let Some(unit) = attachment.unit() else { return false };
+        let Some(quick) = unit.unit.store.quick().filter(|_| row.policy.flow != Flow::None) else { return false };
+        // `execute` tells the client why a request is refused.
+        let Ok(Plan::Do(step)) = planned(row, attachment, request, &unit) else { return false };
+        match carry_out_now(&unit.unit, quick, &step, transfer, arena, &mut reply.tail) {
+            None => return false,
+            Some(Ok(())) => self.count(row, &step, &unit),
+            Some(Err(failure)) => {
+                reply.result = Err(failed(row, &unit, failure));
+                self.stats.check_conditions.add(1);
+            }
+        }
+        self.stats.commands.add(1);
+        true
+    }
+
+    async fn perform<T: Transfer>(
+        &self,
+        attachment: &Attachment,
+        request: &Request<'_>,
+        transfer: &T,
+        tools: &mut Tools,
+        reply: &mut Reply,
+    ) -> Result<(), Error> {
+        let row = find(request.code);
+        let unit = attachment.unit().ok_or(Error::NotReady)?;
+        let plan = planned(row, attachment, request, &unit)?;
+        let admitted = Admitted::to(&unit.unit);
+        match plan {
+            Plan::Done => {}
+            Plan::Identify => reply.answer = Answer::Identity(unit.unit.identity.clone()),
+            Plan::Survey(ByteRange { offset, len }) => {
+                // Boxed, so that the future of reads and writes is not as large.
+                let extents = Box::pin(survey(&unit.unit, offset, len, EXTENTS_MAX, tools)).await;
+                reply.answer = Answer::Extents(extents.map_err(fault::of_fault)?);
+            }
+            Plan::Do(step) => {
+                let flush = Step::Flush;
+                // A step that moves data is durable by itself.
+                let is_durable = request.durable || !attachment.caches_writes();
+                let flushes = is_durable && row.policy.flow == Flow::None && step.leaves_cached();
+                for step in slice::from_ref(&step).iter().chain(flushes.then_some(&flush)) {
+                    let result = carry_out(admitted, step, transfer, tools, &mut reply.tail).await;
+                    result.map_err(|failure| failed(row, &unit, failure))?;
+                }
+                self.count(row, &step, &unit);
+            }
+        }
+        Ok(())
+    }
+
+    /// Counts a request that went well, and the bytes that it moved.
+    fn count(&self, row: &Row, step: &Step, unit: &BlockUnit) {
+        let (stats, tally, bytes) = (&self.stats, &unit.unit.tally, fault::moved(step));
+        match row.policy.flow {
+            Flow::None => {}
+            Flow::In => {
+                stats.read_commands.add(1);
+                stats.read_bytes.add(bytes);
+                tally.add(Event::ReadCommand, 1);
+                tally.add(Event::ReadBytes, bytes);
+            }
+            Flow::Out => {
+                stats.write_commands.add(1);
+                stats.write_bytes.add(bytes);
+                tally.add(Event::WriteCommand, 1);
+                tally.add(Event::WriteBytes, bytes);
+            }
+        }
+    }
+}
+
+/// Admits a request, checks its ranges, and plans it.
+#[inline]
+fn planned(row: &Row, attachment: &Attachment, request: &Request<'_>, unit: &BlockUnit) -> Result<Plan, Error> {
+    admit(&row.policy.gates, attachment, unit)?;
+    check_ranges(&row.policy, request, &unit.unit)?;
+    (row.run)(request, &attachment.context(unit))
+}
+
+#[cold]
+fn failed(row: &Row, unit: &BlockUnit, failure: Failure) -> Error {
+    if let Some(event) = fault::event(failure, row.policy.flow) {
+        unit.unit.tally.add(event, 1);
+    }
+    fault::error(failure)
+}
+
+#[cfg(test)]
+#[path = "execute_tests.rs"]
+mod tests;

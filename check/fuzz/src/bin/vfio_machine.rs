@@ -1,4 +1,0 @@
-//! Registers, doorbells and queues of a guest, with any bits.
-#![no_main]
-
-libfuzzer_sys::fuzz_target!(|data: &[u8]| lunar_vfio_user::fuzzing::machine(data));

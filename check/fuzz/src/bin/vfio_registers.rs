@@ -1,0 +1,4 @@
+//! Registers, doorbells and queues of a guest, with any bits.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| lunar_vfio_user::testing::registers(data));

@@ -1,0 +1,36 @@
+//! What every transport into a virtual machine needs, whatever its messages and rings are. Values without I/O: the
+//! transport maps memory, waits, and notifies the guest.
+//!
+//! * [`map`]: address ranges that do not overlap, each with a value
+//! * [`window`]: a bounded view of a part of guest memory: rings, doorbell pages, logs
+//! * [`dirty`]: which pages of guest memory were written, for a client that migrates the guest
+//! * [`memory`]: guest memory: regions by guest address, access to them, and the log of what is written
+//! * [`scatter`]: the data of one command, which lies in several pieces of guest memory
+//! * [`poll`]: when a core looks at rings in guest memory, and when it asks the guest to notify it
+
+pub mod dirty;
+pub mod map;
+pub mod memory;
+pub mod poll;
+pub mod scatter;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod window;
+
+/// Consecutive guest addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Range {
+    /// The first address.
+    pub address: u64,
+    /// Bytes.
+    pub len: u64,
+}
+
+impl Range {
+    /// First and last address. `None` for a range that is empty or extends beyond the 64-bit address space.
+    #[must_use]
+    pub fn ends(self) -> Option<(u64, u64)> {
+        let last = self.len.checked_sub(1).and_then(|len| self.address.checked_add(len))?;
+        Some((self.address, last))
+    }
+}

@@ -1,0 +1,263 @@
+//! When a core looks at rings in guest memory, and when it asks the guest to notify it.
+//!
+//! A notification costs the guest an exit and the core a wake-up, so a core that is awake looks at the rings itself and
+//! has the guest keep silent. A core that is about to sleep, or that has looked in vain for a while, asks the guest to
+//! notify it, and looks once more: so an idle guest costs nothing, and nothing that it writes meanwhile is missed. How
+//! the guest is asked (shadow doorbells, event indices, flags) and how it notifies (a message, an eventfd) is up to the
+//! transport.
+
+use std::cell::Cell;
+use std::time::Duration;
+
+/// The rings of a device, as a [`PollSchedule`] needs them.
+pub trait Rings {
+    /// Whether there is something to do: a cheap look, which changes nothing.
+    fn has_work(&self) -> bool;
+
+    /// Asks the guest to notify from now on, then looks again.
+    fn arm(&self) -> Arming;
+}
+
+/// What came of asking the guest to notify.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Arming {
+    /// The guest will notify.
+    Armed,
+    /// There is something to do already.
+    Work,
+    /// The guest cannot notify, or nothing is wanted of its rings now. Looking goes on while the core is awake.
+    Unnotified,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// The next turn does whatever there is to do.
+    Due,
+    /// Every turn looks. So many looks found nothing since something was found.
+    Watching { misses: u32 },
+    /// The guest notifies.
+    Armed,
+    /// There may be something to do, and no slot to do it in. Whatever frees a slot wakes the schedule.
+    Starved,
+}
+
+/// When a core looks at the rings of one device.
+#[derive(Debug)]
+pub struct PollSchedule {
+    state: Cell<State>,
+    misses_max: u32,
+}
+
+impl PollSchedule {
+    /// A schedule that asks the guest to notify after `misses_max` looks in vain, should the core stay awake for other
+    /// reasons.
+    #[must_use]
+    pub fn new(misses_max: u32) -> Self {
+        Self { state: Cell::new(State::Watching { misses: 0 }), misses_max }
+    }
+
+    /// The guest has notified, or something else has changed: the next turn looks whether there is something to do.
+    pub fn wake(&self) {
+        self.state.set(State::Due);
+    }
+
+    /// What there is to do has to wait for a slot.
+    pub fn starve(&self) {
+        self.state.set(State::Starved);
+    }
+
+    /// Whether the next turn does whatever there is to do.
+    #[inline]
+    #[must_use]
+    pub fn is_due(&self) -> bool {
+        self.state.get() == State::Due
+    }
+
+    /// Whether [`PollSchedule::look`] would find something.
+    #[inline]
+    #[must_use]
+    pub fn has_work(&self, rings: &impl Rings) -> bool {
+        match self.state.get() {
+            State::Due => true,
+            State::Watching { .. } => rings.has_work(),
+            State::Armed | State::Starved => false,
+        }
+    }
+
+    /// Looks, once in every turn of the core.
+    #[inline]
+    pub fn look(&self, rings: &impl Rings) -> Look {
+        let misses = match self.state.get() {
+            State::Due => 0,
+            State::Watching { misses } if !rings.has_work() => misses + 1,
+            State::Watching { .. } => 0,
+            State::Armed | State::Starved => return Look::Nothing,
+        };
+        if misses == 0 {
+            self.state.set(State::Watching { misses });
+            return Look::Work;
+        }
+        if misses <= self.misses_max {
+            self.state.set(State::Watching { misses });
+            return Look::Nothing;
+        }
+        match self.arm(rings) {
+            // The next turn does it.
+            Arming::Work => Look::Again,
+            Arming::Armed | Arming::Unnotified => Look::Nothing,
+        }
+    }
+
+    /// The core is about to sleep. Returns whether it may: then the guest will notify, if it can.
+    #[must_use]
+    pub fn doze(&self, rings: &impl Rings) -> bool {
+        match self.state.get() {
+            State::Due => false,
+            State::Watching { .. } => self.arm(rings) != Arming::Work,
+            State::Armed | State::Starved => true,
+        }
+    }
+
+    fn arm(&self, rings: &impl Rings) -> Arming {
+        let arming = rings.arm();
+        if arming == Arming::Armed {
+            self.state.set(State::Armed);
+        }
+        arming
+    }
+}
+
+/// What a look found.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Look {
+    /// Nothing: the core may sleep.
+    Nothing,
+    /// Something came while the guest was asked to notify: another turn is needed.
+    Again,
+    /// There may be something to do: the transport does it now.
+    Work,
+}
+
+/// Pauses between looks at rings whose guest cannot notify, while the core sleeps: short while something is found,
+/// longer and longer while nothing is.
+#[derive(Debug)]
+pub struct Backoff {
+    shortest: Duration,
+    longest: Duration,
+    pause: Duration,
+}
+
+impl Backoff {
+    /// Pauses from `shortest` to `longest`.
+    #[must_use]
+    pub fn new(shortest: Duration, longest: Duration) -> Self {
+        Self { shortest, longest, pause: shortest }
+    }
+
+    /// The pause after a look, which found something or not.
+    pub fn next(&mut self, has_work: bool) -> Duration {
+        self.pause = if has_work { self.shortest } else { (self.pause * 2).min(self.longest) };
+        self.pause
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Rings of a guest that the test plays.
+    struct Played {
+        has_work: Cell<bool>,
+        arming: Cell<Arming>,
+        armed: Cell<u32>,
+    }
+
+    impl Rings for Played {
+        fn has_work(&self) -> bool {
+            self.has_work.get()
+        }
+
+        fn arm(&self) -> Arming {
+            self.armed.set(self.armed.get() + 1);
+            if self.has_work.get() { Arming::Work } else { self.arming.get() }
+        }
+    }
+
+    fn played(arming: Arming) -> (PollSchedule, Played) {
+        let rings = Played { has_work: Cell::new(false), arming: Cell::new(arming), armed: Cell::new(0) };
+        (PollSchedule::new(3), rings)
+    }
+
+    #[test]
+    fn a_busy_guest_is_polled_and_never_asked_to_notify() {
+        let (schedule, rings) = played(Arming::Armed);
+        rings.has_work.set(true);
+        for _ in 0..100 {
+            assert_eq!(schedule.look(&rings), Look::Work);
+            assert!(!schedule.doze(&rings), "there is more");
+            rings.armed.set(0);
+        }
+        assert!(schedule.has_work(&rings));
+        // A few looks in vain are not the end of it.
+        for _ in 0..10 {
+            rings.has_work.set(false);
+            assert_eq!([0; 3].map(|_| schedule.look(&rings)), [Look::Nothing; 3]);
+            rings.has_work.set(true);
+            assert_eq!((schedule.look(&rings), rings.armed.get()), (Look::Work, 0));
+        }
+    }
+
+    #[test]
+    fn an_idle_guest_notifies_and_is_not_looked_at() {
+        let (schedule, rings) = played(Arming::Armed);
+        assert_eq!([0; 4].map(|_| schedule.look(&rings)), [Look::Nothing; 4]);
+        assert_eq!(rings.armed.get(), 1, "the core was kept awake by others");
+        rings.has_work.set(true);
+        assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.doze(&rings));
+        schedule.wake();
+        assert!(schedule.is_due() && schedule.has_work(&rings) && !schedule.doze(&rings));
+        assert_eq!((schedule.look(&rings), schedule.is_due()), (Look::Work, false));
+        rings.has_work.set(false);
+        assert!(schedule.doze(&rings) && rings.armed.get() == 2);
+        assert!(schedule.doze(&rings) && rings.armed.get() == 2, "it is asked once");
+    }
+
+    #[test]
+    fn what_comes_while_the_guest_is_asked_is_seen() {
+        let (schedule, rings) = played(Arming::Armed);
+        rings.has_work.set(true);
+        assert!(!schedule.doze(&rings), "it would sleep for ever");
+        assert_eq!(schedule.look(&rings), Look::Work);
+        // The same between a look and the request to notify.
+        let (schedule, rings) = played(Arming::Work);
+        assert_eq!([0; 4].map(|_| schedule.look(&rings)), [Look::Nothing, Look::Nothing, Look::Nothing, Look::Again]);
+    }
+
+    #[test]
+    fn a_guest_that_cannot_notify_is_looked_at_for_ever() {
+        let (schedule, rings) = played(Arming::Unnotified);
+        assert!((0..100).all(|_| schedule.look(&rings) == Look::Nothing && schedule.doze(&rings)));
+        rings.has_work.set(true);
+        assert!(schedule.has_work(&rings) && schedule.look(&rings) == Look::Work);
+    }
+
+    #[test]
+    fn a_device_without_a_slot_waits_until_it_is_woken() {
+        let (schedule, rings) = played(Arming::Armed);
+        rings.has_work.set(true);
+        schedule.wake();
+        schedule.starve();
+        assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.doze(&rings));
+        assert_eq!(rings.armed.get(), 0, "it would be notified in vain");
+        schedule.wake();
+        assert_eq!(schedule.look(&rings), Look::Work);
+    }
+
+    #[test]
+    fn pauses_grow_while_nothing_is_found() {
+        let (shortest, longest) = (Duration::from_micros(50), Duration::from_micros(300));
+        let mut backoff = Backoff::new(shortest, longest);
+        let micros = [false, false, false, false, true, false].map(|found| backoff.next(found).as_micros());
+        assert_eq!(micros, [100, 200, 300, 300, 50, 100]);
+    }
+}
