@@ -2,7 +2,7 @@
 
 use crate::attachment::Attachment;
 use crate::request::{Error, Request};
-use crate::table::{Gate, Gates, Policy, Reservation};
+use crate::table::{Admission, Gate, Policy, Reservation};
 use crate::unit::BlockUnit;
 use lunar_core::medium::Content;
 use lunar_core::reserve::Held;
@@ -13,7 +13,7 @@ use lunar_core::unit::Unit;
 /// # Errors
 /// How a request ends if it may not.
 #[inline]
-pub fn admit(gates: &Gates, attachment: &Attachment, unit: &BlockUnit) -> Result<(), Error> {
+pub fn admit(gates: &Admission, attachment: &Attachment, unit: &BlockUnit) -> Result<(), Error> {
     if gates.inaccessible == Gate::Stops && !attachment.is_active() {
         return Err(Error::NotReady);
     }
@@ -35,7 +35,7 @@ pub fn admit(gates: &Gates, attachment: &Attachment, unit: &BlockUnit) -> Result
 
 /// Whether the medium is in a state for it.
 #[inline]
-fn usable(gates: &Gates, unit: &Unit) -> Result<(), Error> {
+fn usable(gates: &Admission, unit: &Unit) -> Result<(), Error> {
     let medium = &unit.medium;
     let is_stopped = gates.removed == Gate::Stops && medium.is_out()
         || gates.rewrite == Gate::Stops && medium.is_worked_on()

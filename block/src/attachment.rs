@@ -12,7 +12,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
 
-/// Who uses a unit, and how.
+/// The client of an attachment, and its rights.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Client {
     /// Its name, for logs and the list of sessions.

@@ -32,7 +32,7 @@ pub(crate) fn of_fault(fault: Fault) -> Error {
     }
 }
 
-/// What is counted of a failure: errors of the medium.
+/// The statistics event of a failure: only errors of the medium have one.
 pub(crate) fn event(failure: Failure, flow: Flow) -> Option<Event> {
     match failure {
         Failure::Protection { .. } => Some(Event::ReadError),

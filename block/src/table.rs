@@ -31,7 +31,7 @@ pub enum Reservation {
 
 /// What stops a command and what does not: read by [`admit`](crate::admit::admit) alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Gates {
+pub struct Admission {
     /// A reservation.
     pub reservation: Reservation,
     /// A path whose asymmetric access state is not active.
@@ -58,7 +58,7 @@ pub struct Policy {
     /// Which way its data goes.
     pub flow: Flow,
     /// What stops it.
-    pub gates: Gates,
+    pub gates: Admission,
 }
 
 /// Which way the data of a command goes.
@@ -72,7 +72,7 @@ pub enum Flow {
     Out,
 }
 
-/// What is to be done for a request. All that it needs has been checked.
+/// The work of a request that has passed all checks.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Plan {
     /// Nothing: the request has no bytes.

@@ -1,6 +1,6 @@
 //! Guest memory: regions by guest address, access to them, and the log of what is written.
 //!
-//! A client adds and removes regions while commands run. Whatever uses a part of a region keeps it mapped; a removed
+//! A client adds and removes regions while commands run. A region stays mapped while a part of it is in use; a removed
 //! region is unused when [`Region::is_in_use`] says so. The transport waits for that before it answers its client.
 //!
 //! A region may be lost: its file was truncated, or a page of it is broken. The reactor replaces it by zeroes and

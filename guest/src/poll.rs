@@ -37,7 +37,7 @@ enum State {
     Watching { misses: u32 },
     /// The guest notifies.
     Armed,
-    /// There may be something to do, and no slot to do it in. Whatever frees a slot wakes the schedule.
+    /// There may be something to do, and no slot to do it in. The slot that becomes free wakes the schedule.
     Starved,
 }
 

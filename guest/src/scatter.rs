@@ -112,7 +112,7 @@ impl<'a> Scatter<'a> {
     }
 
     /// The memory itself, to be filled by a store: `len` bytes from `offset` on. `None` when they are not all there and
-    /// writable. What is filled is to be recorded with [`Scatter::mark`].
+    /// writable. The caller records the filled bytes with [`Scatter::mark`].
     #[must_use]
     pub fn to_fill(self, offset: usize, len: usize) -> Option<SgMut> {
         let mut memory = SgMut::default();

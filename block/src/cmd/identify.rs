@@ -1,7 +1,7 @@
 //! Identify.
 
 use crate::request::{Error, Request};
-use crate::table::{CommandType, Context, Flow, Gate, Gates, Plan, Policy, Reservation};
+use crate::table::{Admission, CommandType, Context, Flow, Gate, Plan, Policy, Reservation};
 
 /// Identify
 #[derive(Clone, Copy, Debug)]
@@ -13,7 +13,7 @@ impl CommandType for Identify {
         ranges: 0..=0,
         bytes_max: 0,
         flow: Flow::None,
-        gates: Gates {
+        gates: Admission {
             reservation: Reservation::Passes,
             inaccessible: Gate::Passes,
             removed: Gate::Passes,

@@ -3,7 +3,7 @@
 use super::{READS, WRITES, only};
 use crate::limits::TRANSFER_BYTES_MAX;
 use crate::request::{ByteRange, Error, Request};
-use crate::table::{CommandType, Context, Flow, Gate, Gates, Plan, Policy};
+use crate::table::{Admission, CommandType, Context, Flow, Gate, Plan, Policy};
 use lunar_core::step::Step;
 
 /// Read
@@ -48,7 +48,7 @@ impl CommandType for Flush {
         bytes_max: 0,
         flow: Flow::None,
         // Under another client's reservation there is nothing of this client to flush, as for SCSI and NVMe.
-        gates: Gates { write_protect: Gate::Passes, ..WRITES },
+        gates: Admission { write_protect: Gate::Passes, ..WRITES },
     };
 
     fn run(_request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {

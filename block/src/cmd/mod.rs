@@ -5,10 +5,10 @@ pub mod io;
 pub mod space;
 
 use crate::request::{ByteRange, Error, Request};
-use crate::table::{Gate, Gates, Reservation};
+use crate::table::{Admission, Gate, Reservation};
 
 /// What stops commands that read the medium.
-const READS: Gates = Gates {
+const READS: Admission = Admission {
     reservation: Reservation::WriteExclusivePasses,
     inaccessible: Gate::Stops,
     removed: Gate::Stops,
@@ -18,7 +18,7 @@ const READS: Gates = Gates {
 };
 
 /// What stops commands that change the medium.
-const WRITES: Gates = Gates {
+const WRITES: Admission = Admission {
     reservation: Reservation::Conflict,
     inaccessible: Gate::Stops,
     removed: Gate::Stops,

@@ -96,7 +96,7 @@ impl Front {
         if let Some(folder) = path.parent() {
             endpoint::make_folder(folder)?;
         }
-        // Nobody else may open it before its permissions are set.
+        // Only the owner may open the socket until its permissions are set.
         let listener = Listener::bind(&self.core.reactor, path, 0o600)?;
         permission.grant(path)?;
         let (endpoint, client) = (RefCell::default(), RefCell::default());

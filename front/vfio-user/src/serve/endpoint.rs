@@ -16,13 +16,13 @@ pub struct Endpoint {
     pub name: String,
     /// Path of the socket.
     pub path: PathBuf,
-    /// Who may open the socket.
+    /// The users that may open the socket.
     pub permission: Permission,
     /// The host that the virtual machine is, and what it sees.
     pub tenant: Tenant,
 }
 
-/// Who may open a socket.
+/// The users that may open a socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Permission {
     /// Permission bits.

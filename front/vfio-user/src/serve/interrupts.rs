@@ -6,7 +6,7 @@ use lunar_reactor::unix::Signal;
 #[derive(Default)]
 enum Line {
     #[default]
-    Absent,
+    Unset,
     Unmasked(Signal),
     Masked(Signal),
 }
@@ -60,13 +60,13 @@ impl Interrupts {
 
     /// Sets or removes the eventfd of INTx, which is not masked then.
     pub(super) fn set_line(&mut self, signal: Option<Signal>) {
-        self.line = signal.map_or(Line::Absent, Line::Unmasked);
+        self.line = signal.map_or(Line::Unset, Line::Unmasked);
     }
 
     /// Masks or unmasks INTx.
     pub(super) fn set_masked(&mut self, is_masked: bool) {
         self.line = match std::mem::take(&mut self.line) {
-            Line::Absent => Line::Absent,
+            Line::Unset => Line::Unset,
             Line::Unmasked(signal) | Line::Masked(signal) if is_masked => Line::Masked(signal),
             Line::Unmasked(signal) | Line::Masked(signal) => Line::Unmasked(signal),
         };
