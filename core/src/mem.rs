@@ -37,8 +37,8 @@ pub const PAGE: usize = 4096;
 const ORDER_MAX: usize = 8;
 /// The largest block.
 pub const BLOCK_MAX: usize = PAGE << ORDER_MAX;
-/// Bytes of zeroes that an arena lends: as many as a command moves at once.
-pub const ZEROES: usize = crate::step::PIECE_BYTES;
+/// Bytes of zeroes that an arena lends: as many as a step moves at once.
+pub const ZEROES: usize = 256 << 10;
 /// Pages that payload may not take: a reply header, a login answer or a TMF response must always find one.
 const RESERVE_PAGES: usize = 64;
 

@@ -1,7 +1,8 @@
-//! Ranges of a unit that are held while an atomic command (COMPARE AND WRITE) runs.
+//! Range locks of a unit: shared for ordinary I/O, exclusive for atomic commands such as COMPARE AND WRITE.
 //!
-//! One table per unit and core. Ordinary I/O enters with one branch while nothing is held; an atomic command
-//! holds its range on every core first (see the home core in `lunar`), then runs, then lets go.
+//! There is one table per unit and core. Ordinary I/O takes its shared lock with one branch while no exclusive lock is
+//! held on the core. An atomic command first takes the exclusive lock on every core (see
+//! [`Exclusive`](crate::unit::Exclusive)), then runs, then releases it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -13,96 +14,108 @@ use std::task::{Poll, Waker};
 pub struct Span {
     /// First byte.
     pub start: u64,
-    /// First byte after.
+    /// First byte after the span.
     pub end: u64,
 }
 
 impl Span {
-    /// Whether both have a byte in common.
+    /// Whether both spans have a byte in common.
     #[must_use]
     pub fn overlaps(self, other: Self) -> bool {
         self.start < other.end && other.start < self.end
     }
 }
 
-/// A time between two works on the whole of a unit: what was begun in one does nothing in the next.
+/// Counts the changes of a unit's medium as a whole, which format and sanitize make. A command that was admitted in one
+/// epoch is refused in the next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Era(u32);
+pub struct Epoch(u32);
 
-/// What runs and what is held on one core.
+impl Epoch {
+    /// The epoch after this one.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
+/// The range locks of one unit on one core, and the unit's epoch as this core knows it.
 #[derive(Debug, Default)]
 pub struct Ranges {
-    held: Cell<u32>,
-    era: Cell<Era>,
-    places: RefCell<Places>,
+    /// Number of exclusive locks.
+    exclusive: Cell<u32>,
+    epoch: Cell<Epoch>,
+    slots: RefCell<Slots>,
     waiters: RefCell<Vec<Waker>>,
 }
 
-/// What runs and what is held, each at a place that is used again.
+/// All locks. A slot that is released is used again, so the data path does not allocate.
 #[derive(Debug, Default)]
-struct Places {
-    entries: Vec<Entry>,
+struct Slots {
+    locks: Vec<Lock>,
     free: Vec<u32>,
 }
 
-/// One that is free has no bytes.
+/// One lock; that of a free slot has an empty span.
 #[derive(Clone, Copy, Debug, Default)]
-struct Entry {
+struct Lock {
     span: Span,
-    held: bool,
+    is_exclusive: bool,
 }
 
-/// I/O that runs, or a range that is held, until it is dropped.
+/// A range lock, shared or exclusive; dropping it releases the lock.
 #[derive(Debug)]
-pub struct Guard {
+pub struct RangeGuard {
     ranges: Rc<Ranges>,
-    place: u32,
+    slot: u32,
 }
 
 impl Ranges {
-    /// Enters ordinary I/O: at once while nothing overlapping is held, else after it was let go.
-    pub async fn enter(self: &Rc<Self>, span: Span) -> Guard {
-        if self.held.get() > 0 {
-            self.clear_of(span, |entry| entry.held).await;
+    /// Takes a shared lock: at once if no exclusive lock overlaps, else when those are released.
+    pub async fn lock_shared(self: &Rc<Self>, span: Span) -> RangeGuard {
+        if self.exclusive.get() > 0 {
+            self.until_none(span, |lock| lock.is_exclusive).await;
         }
         self.add(span, false)
     }
 
-    /// The time that it is.
+    /// The current epoch.
     #[inline]
     #[must_use]
-    pub fn era(&self) -> Era {
-        self.era.get()
+    pub fn epoch(&self) -> Epoch {
+        self.epoch.get()
     }
 
-    /// The next time begins: what goes on does not enter any more.
-    pub fn end_era(&self) {
-        self.era.set(Era(self.era.get().0.wrapping_add(1)));
+    /// Begins an epoch: commands that were admitted in another one take no lock any more.
+    pub fn set_epoch(&self, epoch: Epoch) {
+        self.epoch.set(epoch);
     }
 
-    /// Whether I/O on it would wait.
+    /// Whether [`Ranges::lock_shared`] would wait.
     #[inline]
     #[must_use]
-    pub fn is_held(&self, span: Span) -> bool {
-        self.held.get() > 0 && self.overlapped(span, |entry| entry.held)
+    pub fn is_locked_exclusively(&self, span: Span) -> bool {
+        self.exclusive.get() > 0 && self.overlaps(span, |lock| lock.is_exclusive)
     }
 
-    /// Enters ordinary I/O, if nothing overlapping is held.
-    fn try_enter(self: &Rc<Self>, span: Span) -> Option<Guard> {
-        (!self.is_held(span)).then(|| self.add(span, false))
+    /// Takes a shared lock if no exclusive lock overlaps.
+    fn try_lock_shared(self: &Rc<Self>, span: Span) -> Option<RangeGuard> {
+        (!self.is_locked_exclusively(span)).then(|| self.add(span, false))
     }
 
-    /// Holds a range: later I/O on it waits; returns when all earlier I/O on it is done.
-    pub async fn hold(self: &Rc<Self>, span: Span) -> Guard {
-        self.clear_of(span, |entry| entry.held).await;
+    /// Takes an exclusive lock: later I/O on the range waits from now on. Returns when all earlier I/O has released its
+    /// locks.
+    pub async fn lock_exclusive(self: &Rc<Self>, span: Span) -> RangeGuard {
+        self.until_none(span, |lock| lock.is_exclusive).await;
         let guard = self.add(span, true);
-        self.clear_of(span, |entry| !entry.held).await;
+        self.until_none(span, |lock| !lock.is_exclusive).await;
         guard
     }
 
-    async fn clear_of(&self, span: Span, matters: impl Fn(&Entry) -> bool) {
+    /// Waits until none of the locks that `matters` selects overlaps the span.
+    async fn until_none(&self, span: Span, matters: impl Fn(&Lock) -> bool) {
         poll_fn(|cx| {
-            if self.overlapped(span, &matters) {
+            if self.overlaps(span, &matters) {
                 self.waiters.borrow_mut().push(cx.waker().clone());
                 Poll::Pending
             } else {
@@ -112,57 +125,57 @@ impl Ranges {
         .await;
     }
 
-    fn overlapped(&self, span: Span, matters: impl Fn(&Entry) -> bool) -> bool {
-        self.places.borrow().entries.iter().any(|entry| matters(entry) && entry.span.overlaps(span))
+    fn overlaps(&self, span: Span, matters: impl Fn(&Lock) -> bool) -> bool {
+        self.slots.borrow().locks.iter().any(|lock| matters(lock) && lock.span.overlaps(span))
     }
 
     #[inline]
-    fn add(self: &Rc<Self>, span: Span, held: bool) -> Guard {
-        if held {
-            self.held.set(self.held.get() + 1);
+    fn add(self: &Rc<Self>, span: Span, is_exclusive: bool) -> RangeGuard {
+        if is_exclusive {
+            self.exclusive.set(self.exclusive.get() + 1);
         }
-        let mut places = self.places.borrow_mut();
-        let entry = Entry { span, held };
-        let place = match places.free.pop() {
-            Some(place) => {
-                places.entries[place as usize] = entry;
-                place
+        let mut slots = self.slots.borrow_mut();
+        let lock = Lock { span, is_exclusive };
+        let slot = match slots.free.pop() {
+            Some(slot) => {
+                slots.locks[slot as usize] = lock;
+                slot
             }
             None => {
-                places.entries.push(entry);
-                // No more than there are commands under way on a core.
-                (places.entries.len() - 1) as u32
+                slots.locks.push(lock);
+                // A core has fewer commands in progress than 32 bits count.
+                (slots.locks.len() - 1) as u32
             }
         };
-        Guard { ranges: self.clone(), place }
+        RangeGuard { ranges: self.clone(), slot }
     }
 }
 
-/// Enters ordinary I/O on two ranges, of one unit or of two. It waits for neither while it is inside the other: two
-/// atomic commands and two that wait so could wait for each other in a circle.
-pub async fn enter_both(one: (&Rc<Ranges>, Span), other: (&Rc<Ranges>, Span)) -> (Guard, Guard) {
+/// Takes shared locks on two ranges, of one unit or of two. It waits for neither while it holds the other: two atomic
+/// commands and two callers of this function could wait for each other in a circle.
+pub async fn lock_shared_both(one: (&Rc<Ranges>, Span), other: (&Rc<Ranges>, Span)) -> (RangeGuard, RangeGuard) {
     loop {
-        let first = one.0.enter(one.1).await;
-        if let Some(second) = other.0.try_enter(other.1) {
+        let first = one.0.lock_shared(one.1).await;
+        if let Some(second) = other.0.try_lock_shared(other.1) {
             return (first, second);
         }
         drop(first);
-        let second = other.0.enter(other.1).await;
-        if let Some(first) = one.0.try_enter(one.1) {
+        let second = other.0.lock_shared(other.1).await;
+        if let Some(first) = one.0.try_lock_shared(one.1) {
             return (first, second);
         }
     }
 }
 
-impl Drop for Guard {
+impl Drop for RangeGuard {
     #[inline]
     fn drop(&mut self) {
-        let mut places = self.ranges.places.borrow_mut();
-        let entry = std::mem::take(&mut places.entries[self.place as usize]);
-        places.free.push(self.place);
-        drop(places);
-        if entry.held {
-            self.ranges.held.set(self.ranges.held.get() - 1);
+        let mut slots = self.ranges.slots.borrow_mut();
+        let lock = std::mem::take(&mut slots.locks[self.slot as usize]);
+        slots.free.push(self.slot);
+        drop(slots);
+        if lock.is_exclusive {
+            self.ranges.exclusive.set(self.ranges.exclusive.get() - 1);
         }
         if !self.ranges.waiters.borrow().is_empty() {
             self.ranges.waiters.take().into_iter().for_each(Waker::wake);
@@ -176,85 +189,86 @@ mod tests {
     use std::pin::Pin;
     use std::task::Context;
 
-    type Waiting = Pin<Box<dyn Future<Output = Guard>>>;
+    type Waiting = Pin<Box<dyn Future<Output = RangeGuard>>>;
 
-    fn poll(future: &mut Waiting) -> Option<Guard> {
+    fn poll(future: &mut Waiting) -> Option<RangeGuard> {
         match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(guard) => Some(guard),
             Poll::Pending => None,
         }
     }
 
-    fn enter(ranges: &Rc<Ranges>, start: u64, end: u64) -> Waiting {
+    fn shared(ranges: &Rc<Ranges>, start: u64, end: u64) -> Waiting {
         let ranges = ranges.clone();
-        Box::pin(async move { ranges.enter(Span { start, end }).await })
+        Box::pin(async move { ranges.lock_shared(Span { start, end }).await })
     }
 
-    fn hold(ranges: &Rc<Ranges>, start: u64, end: u64) -> Waiting {
+    fn exclusive(ranges: &Rc<Ranges>, start: u64, end: u64) -> Waiting {
         let ranges = ranges.clone();
-        Box::pin(async move { ranges.hold(Span { start, end }).await })
+        Box::pin(async move { ranges.lock_exclusive(Span { start, end }).await })
     }
 
     #[test]
-    fn ordinary_io_overlaps_freely() {
+    fn shared_locks_overlap_freely() {
         let ranges = Rc::new(Ranges::default());
-        let _a = poll(&mut enter(&ranges, 0, 10)).expect("free");
-        let _b = poll(&mut enter(&ranges, 5, 15)).expect("free");
+        let _a = poll(&mut shared(&ranges, 0, 10)).expect("free");
+        let _b = poll(&mut shared(&ranges, 5, 15)).expect("free");
     }
 
     #[test]
-    fn a_held_range_waits_for_the_running_and_stops_the_later() {
+    fn an_exclusive_lock_waits_for_earlier_io_and_stops_later_io() {
         let ranges = Rc::new(Ranges::default());
-        let running = poll(&mut enter(&ranges, 0, 10)).expect("free");
-        let mut holding = hold(&ranges, 5, 15);
-        assert!(poll(&mut holding).is_none());
-        let mut later = enter(&ranges, 14, 20);
+        let earlier = poll(&mut shared(&ranges, 0, 10)).expect("free");
+        let mut locking = exclusive(&ranges, 5, 15);
+        assert!(poll(&mut locking).is_none());
+        let mut later = shared(&ranges, 14, 20);
         assert!(poll(&mut later).is_none());
-        let _beside = poll(&mut enter(&ranges, 15, 20)).expect("does not overlap");
-        drop(running);
-        let held = poll(&mut holding).expect("alone now");
+        let _apart = poll(&mut shared(&ranges, 15, 20)).expect("does not overlap");
+        drop(earlier);
+        let locked = poll(&mut locking).expect("no other lock is left");
         assert!(poll(&mut later).is_none());
-        drop(held);
+        drop(locked);
         assert!(poll(&mut later).is_some());
     }
 
     #[test]
-    fn two_ranges_are_entered_together_or_not_at_all() {
+    fn two_ranges_are_locked_together_or_not_at_all() {
         let (a, b) = (Rc::new(Ranges::default()), Rc::new(Ranges::default()));
         let span = Span { start: 0, end: 10 };
         for (near, far) in [(&a, &b), (&b, &a)] {
-            let held = poll(&mut hold(far, 5, 6)).expect("free");
-            let mut both = Box::pin(enter_both((near, span), (far, span)));
-            let mut enter = || both.as_mut().poll(&mut Context::from_waker(Waker::noop()));
-            assert!(enter().is_pending());
-            let atomic = poll(&mut hold(near, 5, 6)).expect("nobody is inside while he waits");
-            drop(held);
-            assert!(enter().is_pending(), "now the other is held");
-            let held = poll(&mut hold(far, 5, 6)).expect("nor here");
-            drop((atomic, held));
-            let Poll::Ready(guards) = enter() else { panic!("both are free") };
-            assert!(poll(&mut hold(near, 9, 20)).is_none() && poll(&mut hold(far, 9, 20)).is_none());
+            let locked = poll(&mut exclusive(far, 5, 6)).expect("free");
+            let mut both = Box::pin(lock_shared_both((near, span), (far, span)));
+            let mut lock = || both.as_mut().poll(&mut Context::from_waker(Waker::noop()));
+            assert!(lock().is_pending());
+            let atomic = poll(&mut exclusive(near, 5, 6)).expect("the waiter holds no lock");
+            drop(locked);
+            assert!(lock().is_pending(), "now the other range is locked");
+            let locked = poll(&mut exclusive(far, 5, 6)).expect("the waiter holds no lock here either");
+            drop((atomic, locked));
+            let Poll::Ready(guards) = lock() else { panic!("both are free") };
+            assert!(poll(&mut exclusive(near, 9, 20)).is_none() && poll(&mut exclusive(far, 9, 20)).is_none());
             drop(guards);
         }
     }
 
     #[test]
-    fn a_time_ends_and_does_not_come_again() {
+    fn the_next_epoch_is_another_one() {
         let ranges = Rc::new(Ranges::default());
-        let before = ranges.era();
-        assert_eq!(before, ranges.era());
-        ranges.end_era();
-        assert_ne!(before, ranges.era());
+        let before = ranges.epoch();
+        assert_eq!(before, ranges.epoch());
+        ranges.set_epoch(before.next());
+        assert_ne!(before, ranges.epoch());
+        assert_ne!(Epoch(u32::MAX).next(), Epoch(u32::MAX));
     }
 
     #[test]
-    fn a_hold_given_up_lets_go() {
+    fn an_exclusive_lock_that_is_given_up_stops_nobody() {
         let ranges = Rc::new(Ranges::default());
-        let running = poll(&mut enter(&ranges, 0, 10)).expect("free");
-        let mut holding = hold(&ranges, 0, 10);
-        assert!(poll(&mut holding).is_none());
-        drop(holding);
-        drop(running);
-        assert!(poll(&mut enter(&ranges, 0, 10)).is_some());
+        let earlier = poll(&mut shared(&ranges, 0, 10)).expect("free");
+        let mut locking = exclusive(&ranges, 0, 10);
+        assert!(poll(&mut locking).is_none());
+        drop(locking);
+        drop(earlier);
+        assert!(poll(&mut shared(&ranges, 0, 10)).is_some());
     }
 }

@@ -1,9 +1,10 @@
+use super::kinds::span;
 use super::*;
-use crate::io::{Done, Origin, Quick, Store, Traits};
-use crate::keep::Forgetful;
+use crate::io::{Done, Extent, Origin, Outcome, Quick, Store, Traits};
 use crate::medium::Medium;
-use crate::mem::BLOCK_MAX;
-use crate::range::Ranges;
+use crate::mem::{Arena, BLOCK_MAX, Sg};
+use crate::metadata::VolatileMemory;
+use crate::range::{Ranges, Span};
 use crate::tally::Tally;
 use crate::unit::{Geometry, Identity, OneCore, UnitId};
 use proptest::prelude::*;
@@ -218,7 +219,7 @@ fn rig() -> Rig {
         medium: Medium::default(),
         tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
-        keep: Arc::new(Forgetful::default()),
+        metadata: Arc::new(VolatileMemory::default()),
         ranges,
     };
     Rig { memory, unit: Rc::new(unit), arena: Arena::new(8 * BLOCK_MAX) }
@@ -384,10 +385,10 @@ fn who_was_admitted_before_another_time_does_not_enter() {
     for step in steps {
         let (rig, peer) = (rig(), sends(vec![9; PIECE_BYTES]));
         let all = Span { start: 0, end: SIZE as u64 };
-        let held = std::pin::pin!(rig.unit.ranges.hold(all)).poll(&mut Context::from_waker(Waker::noop()));
+        let held = std::pin::pin!(rig.unit.ranges.lock_exclusive(all)).poll(&mut Context::from_waker(Waker::noop()));
         let mut carrying = rig.start(step.clone(), &peer);
         assert!(poll(&mut carrying).is_none(), "{step:?} waits");
-        rig.unit.ranges.end_era();
+        rig.unit.ranges.set_epoch(rig.unit.ranges.epoch().next());
         drop(held);
         let ended = poll(&mut carrying).expect("the range is free").err();
         assert_eq!(ended, Some(failed(Fault::Cleared, 0)), "{step:?}");

@@ -1,30 +1,29 @@
-//! Blocks that an initiator or host has marked as unreadable (NVM Command Set 1.0 3.2.7; SBC-3 4.18.2): what reads them
-//! fails, until they are written. One state of a unit for all cores and command sets. It outlives a restart where what
-//! the unit keeps does ([`Keep::outlives`]): volumes in memory, and those that several processes serve, promise
-//! nothing.
+//! Blocks that a client has marked as unreadable (NVM Command Set 1.0 3.2.7; SBC-3 4.18.2). A read of such a block
+//! fails until the block is written. The list belongs to the unit: it is the same for all cores and command sets, and
+//! durable if the unit's metadata is ([`MetadataStore::is_durable`]).
 //!
-//! Who marks holds the range on every core, who writes has entered it; so nobody reads or writes a block while it is
-//! marked, and no two disagree about a block but those who both write it.
+//! A command that marks blocks holds their range exclusively on every core; a command that writes blocks holds a shared
+//! lock. So no block is read or written while it is being marked, and only writers of the same block can race.
 
 use crate::io::Fault;
-use crate::keep::{KEEP_BYTES_MAX, Keep, Keeping};
+use crate::metadata::{METADATA_BYTES_MAX, MetadataStore, Saving};
 use crate::range::Span;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// The name under which a unit keeps what is marked.
+/// Name of the metadata record.
 pub const UNCORRECTABLE: &str = "uncorrectable";
-/// Marked blocks of a unit at most. Whoever writes every other one of them leaves as many ranges, and all of them are
-/// kept anew with each change: so few still are written in one go.
+/// Marked blocks of a unit at most. A client that writes every other one of them leaves as many ranges, and each change
+/// saves all ranges: this number is still saved in one go.
 pub const MARKED_BLOCKS_MAX: u64 = 16384;
 
-/// Bytes of a range as it is kept: its two ends.
+/// Bytes of a range in the record: its two ends.
 const KEPT_LEN: usize = 16;
 
-const _: () = assert!(MARKED_BLOCKS_MAX as usize * KEPT_LEN <= KEEP_BYTES_MAX);
+const _: () = assert!(MARKED_BLOCKS_MAX as usize * KEPT_LEN <= METADATA_BYTES_MAX);
 
-/// What is kept are no ranges.
+/// The record is not a list of ranges.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Malformed;
 
@@ -39,26 +38,26 @@ impl std::error::Error for Malformed {}
 /// The marked blocks of a unit.
 #[derive(Debug, Default)]
 pub struct Uncorrectable {
-    /// Whether there is one: all that those look at who read and write where there is none.
+    /// Whether any block is marked. Reads and writes check only this while none is.
     is_any: AtomicBool,
     lists: Mutex<Lists>,
 }
 
-/// A mark goes only when that is kept: until then whoever else writes the block has to wait for it, too.
+/// A mark is removed only when the removal is durable; until then other writers of the block wait for it as well.
 #[derive(Debug, Default)]
 struct Lists {
-    /// What cannot be read.
+    /// Ranges that cannot be read.
     marked: Spans,
-    /// What was last asked to be kept: part of the other.
+    /// Ranges in the record that was saved last: a part of `marked`.
     kept: Spans,
 }
 
-/// Ranges in ascending order that do not touch each other.
+/// Ranges in ascending order that neither overlap nor adjoin.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 struct Spans(Vec<Span>);
 
 impl Spans {
-    /// Which of them have a byte in common with this one.
+    /// The indices of the ranges that overlap this one.
     fn part(&self, Span { start, end }: Span) -> std::ops::Range<usize> {
         let first = self.0.partition_point(|span| span.end <= start);
         let last = self.0.partition_point(|span| span.start < end);
@@ -79,7 +78,7 @@ impl Spans {
 
     fn add(&mut self, span: Span) {
         self.remove(span);
-        // Neighbours become one.
+        // Adjoining ranges become one.
         let first = self.0.partition_point(|other| other.end < span.start);
         let last = self.0.partition_point(|other| other.start <= span.end);
         let start = self.0[first..last].first().map_or(span.start, |other| other.start.min(span.start));
@@ -106,12 +105,12 @@ impl Spans {
 }
 
 impl Uncorrectable {
-    /// What a unit has kept.
+    /// Restores the list from the unit's metadata.
     ///
     /// # Errors
-    /// When that cannot be understood: nobody could know which blocks have no data.
-    pub fn restored(keep: &dyn Keep) -> Result<Self, Malformed> {
-        let kept = keep.load(UNCORRECTABLE).unwrap_or_default();
+    /// [`Malformed`]: it is unknown which blocks have no data, so the unit must not be served.
+    pub fn restored(metadata: &dyn MetadataStore) -> Result<Self, Malformed> {
+        let kept = metadata.load(UNCORRECTABLE).unwrap_or_default();
         let marked = Spans::from_kept(&kept).ok_or(Malformed)?;
         let lists = Lists { kept: marked.clone(), marked };
         Ok(Self { is_any: AtomicBool::new(!lists.marked.0.is_empty()), lists: Mutex::new(lists) })
@@ -128,7 +127,7 @@ impl Uncorrectable {
         self.is_any.load(Ordering::Acquire)
     }
 
-    /// The first marked byte of these.
+    /// The first marked byte of this range.
     #[inline]
     #[must_use]
     pub fn first_in(&self, span: Span) -> Option<u64> {
@@ -140,12 +139,12 @@ impl Uncorrectable {
         self.lock().marked.within(span).first().map(|found| found.start.max(span.start))
     }
 
-    /// Marks these bytes, blocks of so many bytes each, whose range is held on every core. They are marked for good
-    /// when the future ends well; when it does not, perhaps.
+    /// Marks a range of blocks of `block` bytes. The caller holds the range exclusively on every core. The mark is
+    /// durable when the future returns `Ok`; after an error it may be.
     ///
     /// # Errors
-    /// [`Fault::NoSpace`] if there would be too many: then nothing is changed.
-    pub fn mark(&self, span: Span, block: u32, keep: &dyn Keep) -> Result<Keeping, Fault> {
+    /// [`Fault::NoSpace`] if more than [`MARKED_BLOCKS_MAX`] blocks would be marked: nothing is changed then.
+    pub fn mark(&self, span: Span, block: u32, metadata: &dyn MetadataStore) -> Result<Saving, Fault> {
         let mut lists = self.lock();
         let mut marked = lists.marked.clone();
         marked.add(span);
@@ -155,23 +154,23 @@ impl Uncorrectable {
         lists.marked = marked;
         lists.kept.add(span);
         self.is_any.store(true, Ordering::Release);
-        Ok(keep.keep(UNCORRECTABLE, lists.kept.to_kept()))
+        Ok(metadata.save(UNCORRECTABLE, lists.kept.to_kept()))
     }
 
-    /// Begins to take away the marks of bytes that were written, whose range has been entered; `None` if there are
-    /// none. When the future has ended well, [`Uncorrectable::unmarked`] does the rest.
+    /// Begins to remove the marks of a range that was written, on which the caller holds a shared lock; `None` if there
+    /// are none. After the future has returned `Ok`, call [`Uncorrectable::unmarked`].
     #[must_use]
-    pub fn unmark(&self, span: Span, keep: &dyn Keep) -> Option<Keeping> {
+    pub fn unmark(&self, span: Span, metadata: &dyn MetadataStore) -> Option<Saving> {
         let mut lists = self.lock();
         if lists.marked.within(span).is_empty() {
             return None;
         }
         lists.kept.remove(span);
-        // Under the lock: what is asked first is kept first.
-        Some(keep.keep(UNCORRECTABLE, lists.kept.to_kept()))
+        // Under the lock, so that records are saved in the order of the changes.
+        Some(metadata.save(UNCORRECTABLE, lists.kept.to_kept()))
     }
 
-    /// These bytes can be read again: no mark of them is kept any more.
+    /// Removes the marks of a range whose removal is durable.
     pub fn unmarked(&self, span: Span) {
         let mut lists = self.lock();
         lists.marked.remove(span);
@@ -182,15 +181,15 @@ impl Uncorrectable {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::keep::Forgetful;
+    use crate::metadata::VolatileMemory;
     use proptest::prelude::*;
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    fn now(keeping: Keeping) -> Result<(), Fault> {
-        match pin!(keeping).poll(&mut Context::from_waker(Waker::noop())) {
+    fn now(saving: Saving) -> Result<(), Fault> {
+        match pin!(saving).poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(result) => result,
-            Poll::Pending => panic!("memory waits for nothing"),
+            Poll::Pending => panic!("memory answers at once"),
         }
     }
 
@@ -200,27 +199,27 @@ mod tests {
 
     const BLOCK: u32 = 512;
 
-    fn mark(marks: &Uncorrectable, keep: &dyn Keep, range: Span) {
-        now(marks.mark(range, BLOCK, keep).expect("room")).expect("kept");
+    fn mark(marks: &Uncorrectable, metadata: &dyn MetadataStore, range: Span) {
+        now(marks.mark(range, BLOCK, metadata).expect("room")).expect("saved");
     }
 
-    fn write(marks: &Uncorrectable, keep: &dyn Keep, range: Span) {
-        if let Some(keeping) = marks.unmark(range, keep) {
-            now(keeping).expect("kept");
+    fn write(marks: &Uncorrectable, metadata: &dyn MetadataStore, range: Span) {
+        if let Some(saving) = marks.unmark(range, metadata) {
+            now(saving).expect("saved");
             marks.unmarked(range);
         }
     }
 
     proptest! {
         #[test]
-        fn marks_are_what_a_model_says(steps in prop::collection::vec((any::<bool>(), 0..60_u64, 1..12_u64), 1..60)) {
-            let (marks, keep) = (Uncorrectable::default(), Forgetful::default());
+        fn marks_agree_with_a_model(steps in prop::collection::vec((any::<bool>(), 0..60_u64, 1..12_u64), 1..60)) {
+            let (marks, metadata) = (Uncorrectable::default(), VolatileMemory::default());
             let mut model = [false; 80];
             for (marks_them, start, len) in steps {
                 let range = span(start, start + len);
-                if marks_them { mark(&marks, &keep, range) } else { write(&marks, &keep, range) }
+                if marks_them { mark(&marks, &metadata, range) } else { write(&marks, &metadata, range) }
                 model[start as usize..(start + len) as usize].fill(marks_them);
-                let again = Uncorrectable::restored(&keep).expect("what was kept");
+                let again = Uncorrectable::restored(&metadata).expect("the saved record");
                 for marks in [&marks, &again] {
                     for start in 0..79 {
                         let wanted = model[start as usize..].iter().position(|marked| *marked);
@@ -237,54 +236,54 @@ mod tests {
     }
 
     #[test]
-    fn there_are_so_many_at_most() {
-        let (marks, keep) = (Uncorrectable::default(), Forgetful::default());
+    fn the_number_of_marked_blocks_is_limited() {
+        let (marks, metadata) = (Uncorrectable::default(), VolatileMemory::default());
         let all = MARKED_BLOCKS_MAX * u64::from(BLOCK);
-        mark(&marks, &keep, span(0, all));
-        mark(&marks, &keep, span(512, all));
-        assert_eq!(marks.mark(span(all, all + 512), BLOCK, &keep).err(), Some(Fault::NoSpace));
+        mark(&marks, &metadata, span(0, all));
+        mark(&marks, &metadata, span(512, all));
+        assert_eq!(marks.mark(span(all, all + 512), BLOCK, &metadata).err(), Some(Fault::NoSpace));
         assert_eq!(marks.first_in(span(all, all + 512)), None);
-        // Every other one is written: the most ranges that there can be are kept.
+        // Every other block is written: that leaves the most ranges.
         for at in (0..all).step_by(1024) {
-            write(&marks, &keep, span(at, at + 512));
+            write(&marks, &metadata, span(at, at + 512));
         }
         assert_eq!(marks.lock().marked.0.len() as u64, MARKED_BLOCKS_MAX / 2);
-        mark(&marks, &keep, span(all, all + 512));
-        assert_eq!(Uncorrectable::restored(&keep).expect("kept").first_in(span(0, 1024)), Some(512));
+        mark(&marks, &metadata, span(all, all + 512));
+        assert_eq!(Uncorrectable::restored(&metadata).expect("saved").first_in(span(0, 1024)), Some(512));
     }
 
-    /// Keeps nothing.
+    /// Saves nothing.
     struct Broken;
 
-    impl Keep for Broken {
+    impl MetadataStore for Broken {
         fn load(&self, _name: &str) -> Option<Vec<u8>> {
             None
         }
 
-        fn keep(&self, _name: &'static str, _bytes: Vec<u8>) -> Keeping {
+        fn save(&self, _name: &'static str, _bytes: Vec<u8>) -> Saving {
             Box::pin(std::future::ready(Err(Fault::Medium)))
         }
 
-        fn outlives(&self) -> bool {
+        fn is_durable(&self) -> bool {
             true
         }
     }
 
     #[test]
-    fn a_mark_that_is_still_kept_stays() {
-        let (marks, keep) = (Uncorrectable::default(), Forgetful::default());
-        mark(&marks, &keep, span(0, 1024));
+    fn a_mark_stays_until_its_removal_is_durable() {
+        let (marks, metadata) = (Uncorrectable::default(), VolatileMemory::default());
+        mark(&marks, &metadata, span(0, 1024));
         let failed = marks.unmark(span(0, 512), &Broken).expect("one is marked");
-        // Another one who writes the same is not told that nothing is marked there.
+        // Another writer of the same block still sees the mark.
         assert!(marks.unmark(span(0, 512), &Broken).is_some());
         assert_eq!(now(failed), Err(Fault::Medium));
         assert_eq!(marks.first_in(span(0, 1024)), Some(0));
-        write(&marks, &keep, span(0, 512));
-        assert_eq!(Uncorrectable::restored(&keep).expect("kept").first_in(span(0, 1024)), Some(512));
+        write(&marks, &metadata, span(0, 512));
+        assert_eq!(Uncorrectable::restored(&metadata).expect("saved").first_in(span(0, 1024)), Some(512));
     }
 
     #[test]
-    fn what_is_no_list_is_not_taken_for_one() {
+    fn a_malformed_record_is_refused() {
         for (kept, is_right) in [
             (vec![], true),
             (vec![span(0, 512), span(1024, 2048)], true),
@@ -293,12 +292,12 @@ mod tests {
             (vec![span(0, 512), span(512, 1024)], false),
             (vec![span(1024, 2048), span(0, 512)], false),
         ] {
-            let keep = Forgetful::default();
-            now(keep.keep(UNCORRECTABLE, Spans(kept.clone()).to_kept())).expect("kept");
-            assert_eq!(Uncorrectable::restored(&keep).is_ok(), is_right, "{kept:?}");
+            let metadata = VolatileMemory::default();
+            now(metadata.save(UNCORRECTABLE, Spans(kept.clone()).to_kept())).expect("saved");
+            assert_eq!(Uncorrectable::restored(&metadata).is_ok(), is_right, "{kept:?}");
         }
-        let keep = Forgetful::default();
-        now(keep.keep(UNCORRECTABLE, vec![0; 15])).expect("kept");
-        assert_eq!(Uncorrectable::restored(&keep).err(), Some(Malformed));
+        let metadata = VolatileMemory::default();
+        now(metadata.save(UNCORRECTABLE, vec![0; 15])).expect("saved");
+        assert_eq!(Uncorrectable::restored(&metadata).err(), Some(Malformed));
     }
 }

@@ -1,10 +1,10 @@
-//! What SCSI calls a logical unit and NVMe a namespace, as both see it: geometry, identity, store.
+//! A unit as the data path sees it: geometry, identity, store. SCSI presents it as a logical unit, NVMe as a namespace.
 
 use crate::io::{Fault, Store, Traits};
-use crate::keep::Keep;
 use crate::medium::Medium;
+use crate::metadata::MetadataStore;
 use crate::protection::{Kind, Protection};
-use crate::range::{Era, Guard, Ranges, Span, enter_both};
+use crate::range::{Epoch, RangeGuard, Ranges, Span, lock_shared_both};
 use crate::tally::Tally;
 use std::any::Any;
 use std::fmt;
@@ -17,19 +17,19 @@ use std::sync::Arc;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct UnitId(pub u32);
 
-/// Blocks of a unit.
+/// Number and size of a unit's blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Geometry {
     /// Bytes of a logical block: 512 or 4096, and 2048 on a CD or DVD.
     pub block_size: u32,
     /// Logical blocks; at least one.
     pub blocks: u64,
-    /// Logical blocks of a physical one, as a power of two.
+    /// Logical blocks per physical block, as a power of two.
     pub physical_exponent: u8,
 }
 
 impl Geometry {
-    /// The geometry of a store with this block size. `None` when its size is not a whole number of blocks.
+    /// The geometry of a store with this block size; `None` if its size is not a whole number of blocks.
     #[must_use]
     pub fn of(traits: &Traits, block_size: u32) -> Option<Self> {
         let blocks = traits.size / u64::from(block_size);
@@ -38,14 +38,14 @@ impl Geometry {
         whole.then_some(Self { block_size, blocks, physical_exponent: ratio.ilog2() as u8 })
     }
 
-    /// Bytes in all.
+    /// Size in bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.blocks * u64::from(self.block_size)
     }
 }
 
-/// Who a unit is, to those that keep track of disks across paths and restarts. Never changes.
+/// Identifies a unit to clients that recognise disks across paths and restarts. It never changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
     /// T10 vendor identification, at most 8 ASCII characters.
@@ -56,19 +56,19 @@ pub struct Identity {
     pub revision: String,
     /// Unit serial number, at most 32 ASCII characters.
     pub serial: String,
-    /// A UUID (RFC 9562): what names it to those who know UUIDs (SPC-6 7.7.6.11; NVMe).
+    /// A UUID (RFC 9562; SPC-6 7.7.6.11, NVMe Base 2.0).
     pub uuid: [u8; 16],
-    /// NAA 3, locally assigned (SPC-6 7.7.6.6.3): the one NAA format that needs no company number of the IEEE,
-    /// which the project does not have and does not borrow. Its 60 bits are random, so it is unique in practice.
+    /// NAA 3, locally assigned (SPC-6 7.7.6.6.3): the only NAA format that needs no company identifier of the IEEE,
+    /// which the project does not have. Its 60 bits are random, so it is unique in practice.
     pub naa: [u8; 8],
 }
 
 impl Identity {
-    /// An EUI-64 that is locally administered, for who has no company number of the IEEE: an administratively assigned
-    /// one (IEEE 802c), with the last 56 bits of the other name, which is random.
+    /// A locally administered EUI-64, because the project has no company identifier of the IEEE: administratively
+    /// assigned (IEEE 802c), with the last 56 bits of the NAA identifier, which are random.
     #[must_use]
     pub fn eui64(&self) -> [u8; 8] {
-        /// Of an individual, local, administratively assigned.
+        /// Individual, locally administered, administratively assigned.
         const LOCAL: u8 = 0x02;
         let [_, rest @ ..] = self.naa;
         let mut eui = [LOCAL; 8];
@@ -77,87 +77,94 @@ impl Identity {
     }
 }
 
-/// Holds a range of a unit on every core; the range is let go when the box drops.
+/// Takes exclusive range locks on every core.
 pub trait Exclusive {
-    /// Waits until no other I/O touches `span`, and keeps it so.
-    fn hold(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>>;
+    /// Waits until no other I/O overlaps `span` on any core. Dropping the box releases the lock.
+    fn lock_exclusive(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>>;
 }
 
 /// One core's view of a unit.
 pub struct Unit {
     /// Its number.
     pub id: UnitId,
-    /// Who it is.
+    /// Its identity.
     pub identity: Arc<Identity>,
-    /// Its blocks.
+    /// Number and size of its blocks.
     pub geometry: Geometry,
-    /// Whether writes are refused: asked for, or the store cannot.
+    /// Whether writes are refused, by configuration or because the store cannot write.
     pub read_only: bool,
-    /// Where its bytes are, as this core opened it.
+    /// Its store, as this core opened it.
     pub store: Box<dyn Store>,
-    /// What protects its blocks, if its store can keep it.
+    /// Its protection information, if it has a protection store.
     pub protection: Option<Protection>,
-    /// What runs on it on this core.
+    /// Its range locks on this core.
     pub ranges: Rc<Ranges>,
-    /// What sort of medium it has, and work on the whole of it.
+    /// What the data path must know of its medium; the same on all cores.
     pub medium: Medium,
-    /// What was done to it, by all cores.
+    /// Its counters, of all cores.
     pub tally: Tally,
-    /// How an atomic command gets its range on all cores.
+    /// Takes range locks on all cores.
     pub exclusive: Rc<dyn Exclusive>,
-    /// What it keeps across restarts; the same on all cores.
-    pub keep: Arc<dyn Keep>,
+    /// Its metadata store; the same on all cores.
+    pub metadata: Arc<dyn MetadataStore>,
 }
 
 impl Unit {
-    /// What the store says of itself.
+    /// The traits of its store.
     #[must_use]
     pub fn traits(&self) -> &Traits {
         self.store.traits()
     }
 
-    /// What protects its blocks, if they are protected.
+    /// Its protection information, unless its blocks have protection type 0.
     #[must_use]
     pub fn protected(&self) -> Option<&Protection> {
         self.protection.as_ref().filter(|protection| protection.kind() != Kind::None)
     }
 }
 
-/// A unit as a command was admitted to it. When its whole medium is formatted or sanitized, what still waits for its
-/// peer, for memory or for a range does nothing there any more: [`Fault::Cleared`].
+/// A unit, for a command that was admitted to it in this epoch. When the unit is formatted or sanitized, a command that
+/// still waits for its peer, for memory or for a range fails with [`Fault::Cleared`].
 #[derive(Clone, Copy, Debug)]
 pub struct Admitted<'a> {
     unit: &'a Unit,
-    era: Era,
+    epoch: Epoch,
 }
 
 impl<'a> Admitted<'a> {
-    /// From now on.
+    /// Admits a command in the current epoch.
     #[must_use]
     pub fn to(unit: &'a Unit) -> Self {
-        Self { unit, era: unit.ranges.era() }
+        Self { unit, epoch: unit.ranges.epoch() }
     }
 
+    /// Checks that the epoch has not changed since the admission.
+    ///
     /// # Errors
-    /// When it has lost its admission.
+    /// [`Fault::Cleared`].
     pub fn check(&self) -> Result<(), Fault> {
-        if self.era == self.ranges.era() { Ok(()) } else { Err(Fault::Cleared) }
+        if self.epoch == self.ranges.epoch() { Ok(()) } else { Err(Fault::Cleared) }
     }
 
-    pub(crate) async fn enter(&self, span: Span) -> Result<Guard, Fault> {
-        let guard = self.ranges.enter(span).await;
+    pub(crate) async fn lock_shared(&self, span: Span) -> Result<RangeGuard, Fault> {
+        let guard = self.ranges.lock_shared(span).await;
         self.check().map(|()| guard)
     }
 
-    /// On every core.
-    pub(crate) async fn hold(&self, span: Span) -> Result<Box<dyn Any>, Fault> {
-        let held = self.exclusive.hold(self.id, span).await;
+    /// Takes an exclusive lock on every core.
+    pub(crate) async fn lock_exclusive(&self, span: Span) -> Result<Box<dyn Any>, Fault> {
+        let held = self.exclusive.lock_exclusive(self.id, span).await;
         self.check().map(|()| held)
     }
 
-    /// Enters one range of this unit, and one of another.
-    pub(crate) async fn enter_both(&self, span: Span, other: &Self, there: Span) -> Result<(Guard, Guard), Fault> {
-        let guards = enter_both((&self.ranges, span), (&other.ranges, there)).await;
+    /// Takes a shared lock on a range of this unit and on one of another.
+    pub(crate) async fn lock_shared_both(
+        &self,
+        span: Span,
+        other: &Self,
+        there: Span,
+    ) -> Result<(RangeGuard, RangeGuard), Fault> {
+        let guards = lock_shared_both((&self.ranges, span), (&other.ranges, there)).await;
         self.check().and_then(|()| other.check()).map(|()| guards)
     }
 }
@@ -170,7 +177,7 @@ impl Deref for Admitted<'_> {
     }
 }
 
-/// A unit is its number.
+/// Units are equal if their numbers are.
 impl PartialEq for Unit {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id
@@ -185,15 +192,15 @@ impl fmt::Debug for Unit {
     }
 }
 
-/// The range holder of a program with one core.
+/// Range locks of a program with one core.
 #[derive(Debug)]
 pub struct OneCore(pub Rc<Ranges>);
 
 impl Exclusive for OneCore {
-    fn hold(&self, _unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
+    fn lock_exclusive(&self, _unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
         let ranges = self.0.clone();
         Box::pin(async move {
-            let guard: Guard = ranges.hold(span).await;
+            let guard: RangeGuard = ranges.lock_exclusive(span).await;
             Box::new(guard) as Box<dyn Any>
         })
     }
@@ -219,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn an_eui64_is_local_and_follows_from_the_other_name() {
+    fn the_eui64_is_locally_administered_and_derived_from_the_naa_identifier() {
         let of = |naa| {
             let text = String::new;
             let (vendor, product, revision, serial) = (text(), text(), text(), text());

@@ -8,14 +8,15 @@ use toml::{Table, Value};
 /// Development dependencies are not restricted.
 const LAYERS: &[(&str, &[&str])] = &[
     ("core", &[]),
-    ("scsi", &["core"]),
-    ("nvme", &["core"]),
-    ("block", &["core"]),
+    ("unit", &["core"]),
+    ("scsi", &["core", "unit"]),
+    ("nvme", &["core", "unit"]),
+    ("block", &["core", "unit"]),
     ("reactor", &["core"]),
     ("stream", &["core", "reactor"]),
     ("guest", &["core"]),
     ("control", &["core"]),
-    ("engine", &["core", "scsi", "nvme", "block", "reactor", "control"]),
+    ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "control", "engine"]),
     ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
@@ -27,7 +28,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     (
         "lunar",
         &[
-            "core", "scsi", "nvme", "block", "reactor", "front/*", "back/*", "control", "engine", "api", "cli",
+            "core", "unit", "scsi", "nvme", "block", "reactor", "front/*", "back/*", "control", "engine", "api", "cli",
             "client/*",
         ],
     ),
@@ -197,7 +198,11 @@ mod tests {
     #[test]
     fn dependencies_keep_to_the_layers() {
         for (folder, other) in [
+            ("core", "unit"),
             ("core", "scsi"),
+            ("unit", "scsi"),
+            ("unit", "reactor"),
+            ("control", "unit"),
             ("core", "reactor"),
             ("scsi", "reactor"),
             ("scsi", "back/ram"),
@@ -221,6 +226,9 @@ mod tests {
         }
         for (folder, other) in [
             ("scsi", "core"),
+            ("unit", "core"),
+            ("scsi", "unit"),
+            ("nvme", "unit"),
             ("front/iscsi", "scsi"),
             ("front/iscsi", "reactor"),
             ("front/iscsi", "stream"),

@@ -1,14 +1,16 @@
-//! Copies from one unit to another, or within one: in the stores where they can, else through memory.
+//! Copies from one unit to another, or within one: by the stores where they can, else through memory.
 
-use super::{Failure, PIECE_BYTES, Tools, fault, readable, span, store, written};
+use super::blocks::store;
+use super::kinds::{Failure, PIECE_BYTES, Tools, fault, span};
+use super::marked::{readable, written};
 use crate::io::{Completion, Data, Fault, Io, Op, submit};
 use crate::mem::Sg;
 use crate::port::Transfer;
 use crate::range::Span;
 use crate::unit::Admitted;
 
-/// Bytes that a store copies at once: few calls for a large copy, and where it copies byte for byte an abort, and
-/// others who want the same threads, wait no longer than a disk takes for these.
+/// Bytes that a store copies at once: few calls for a large copy. A store that copies byte by byte delays an abort, and
+/// other work of the same threads, no longer than a disk takes for these bytes.
 pub const COPY_BYTES: u64 = 4 << 20;
 
 /// A copy from one unit to another, or within one.
@@ -46,12 +48,12 @@ impl Copying<'_> {
         span(self.offset + part.start, part.len as u64)
     }
 
-    /// Whether a part that was entered can be read.
+    /// Fails if a block of a part whose range is locked is marked.
     fn readable(&self, part: Part) -> Result<(), Failure> {
         readable(&self.from, self.source(part)).map_err(|fault| Failure::Origin { fault, at: part.start })
     }
 
-    /// As long as the store can; tells how many bytes it copied.
+    /// Copies as long as the store can; returns the bytes that it copied.
     async fn within_stores<T: Transfer>(&self, transfer: &T, tools: &mut Tools) -> Result<u64, Failure> {
         let Some(origin) = self.from.store.origin().filter(|_| !self.overlaps()) else { return Ok(0) };
         let mut done = 0;
@@ -61,7 +63,7 @@ impl Copying<'_> {
             }
             let part = Part { start: done, len: (self.len - done).min(COPY_BYTES) as usize };
             let (source, target) = (self.source(part), self.target(part));
-            let guards = self.from.enter_both(source, &self.unit, target).await;
+            let guards = self.from.lock_shared_both(source, &self.unit, target).await;
             let _guards = guards.map_err(fault(done))?;
             self.readable(part)?;
             let op = Op::Copy { from: source.start, len: part.len as u64 };
@@ -76,8 +78,8 @@ impl Copying<'_> {
         Ok(done)
     }
 
-    /// The part of this number. A copy to a place behind its source that it overlaps begins at the end, so that nothing
-    /// is written over before it was read, even though the next part is read while one is written.
+    /// The part of this number. A copy to a range that overlaps its source and begins behind it starts with the last
+    /// part: each part is read before it is overwritten, although the next part is read while one is written.
     fn part(&self, done: u64, number: u64) -> Part {
         let piece = PIECE_BYTES as u64;
         let count = (self.len - done).div_ceil(piece);
@@ -86,7 +88,7 @@ impl Copying<'_> {
         Part { start, len: (self.len - start).min(piece) as usize }
     }
 
-    /// The fall-back: piece by piece, the next one read while one is written.
+    /// Copies piece by piece, and reads the next piece while one is written.
     async fn through_memory<T: Transfer>(&self, done: u64, transfer: &T, tools: &mut Tools) -> Result<(), Failure> {
         let count = (self.len - done).div_ceil(PIECE_BYTES as u64);
         let mut reading = Completion::new();
@@ -99,13 +101,13 @@ impl Copying<'_> {
             let next = match (number < count).then(|| self.part(done, number)) {
                 None => None,
                 Some(part) if loaded.is_none() => Some((part, tools.arena.wait_sg(part.len).await)),
-                // Memory is not waited for with memory in hand: if all copies did, none would go on.
+                // No waiting for memory with memory in hand: copies that did could all wait for each other.
                 Some(part) => tools.arena.take_sg(part.len).map(|memory| (part, memory)),
             };
-            // Of a part that is not there an empty range is entered.
+            // Without a part the range to lock is empty.
             let source = next.as_ref().map(|(part, _)| self.source(*part)).unwrap_or_default();
             let target = loaded.as_ref().map(|(part, _)| self.target(*part)).unwrap_or_default();
-            let _guards = self.from.enter_both(source, &self.unit, target).await.map_err(fault(0))?;
+            let _guards = self.from.lock_shared_both(source, &self.unit, target).await.map_err(fault(0))?;
             next.as_ref().map_or(Ok(()), |(part, _)| self.readable(*part))?;
             let begun = next.map(|(part, memory)| {
                 let io = Io { op: Op::Read, offset: source.start, data: Data::In(memory) };
@@ -118,7 +120,7 @@ impl Copying<'_> {
                 }
                 None => Ok(()),
             };
-            // What was begun is waited for: a step that has ended has nothing under way.
+            // A step that ends must have no request at the store, so the read is waited for after a failed write too.
             if let Some(part) = begun {
                 let outcome = reading.wait().await;
                 outcome.result.map_err(|fault| Failure::Origin { fault, at: part.start })?;

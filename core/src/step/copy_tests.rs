@@ -105,7 +105,7 @@ fn a_copy_keeps_out_of_ranges_that_are_held() {
     let (rig, peer) = (rig(), Peer::default());
     for held in [0, 2 * PIECE] {
         let span = Span { start: held, end: held + 1 };
-        let mut holding = Box::pin(rig.unit.ranges.hold(span));
+        let mut holding = Box::pin(rig.unit.ranges.lock_exclusive(span));
         let Poll::Ready(guard) = holding.as_mut().poll(&mut Context::from_waker(Waker::noop())) else { panic!("free") };
         let mut copying = rig.start(copy(&rig, 0, 2 * PIECE, PIECE), &peer);
         assert!(poll(&mut copying).is_none());

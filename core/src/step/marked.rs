@@ -1,30 +1,30 @@
-//! Blocks that are marked as unreadable: what marks them, what finds them, and what takes their marks away.
+//! Blocks that are marked as uncorrectable: marking, finding and unmarking.
 
-use super::{Failure, Step, Tools, ask, fault, span};
+use super::kinds::{Failure, Step, Tools, ask, fault, span};
 use crate::io::{Fault, Op};
 use crate::port::Transfer;
 use crate::range::Span;
 use crate::unit::{Admitted, Unit};
 
-/// Marks blocks. Nobody else uses them meanwhile, on any core.
+/// Marks blocks, with their range locked exclusively on every core.
 pub(super) async fn mark<T: Transfer>(unit: Admitted<'_>, offset: u64, len: u64, transfer: &T) -> Result<(), Failure> {
     let span = span(offset, len);
-    let _held = unit.hold(span).await.map_err(fault(0))?;
+    let _held = unit.lock_exclusive(span).await.map_err(fault(0))?;
     if transfer.aborted() {
         return Err(fault(0)(Fault::Aborted));
     }
-    let kept = unit.medium.uncorrectable().mark(span, unit.geometry.block_size, &*unit.keep);
-    kept.map_err(fault(0))?.await.map_err(fault(0))
+    let saving = unit.medium.uncorrectable().mark(span, unit.geometry.block_size, &*unit.metadata);
+    saving.map_err(fault(0))?.await.map_err(fault(0))
 }
 
-/// Whether a range that has been entered can be read.
+/// Fails if a block of a locked range is marked.
 pub(super) fn readable(unit: &Unit, span: Span) -> Result<(), Fault> {
     unit.medium.uncorrectable().first_in(span).map_or(Ok(()), |_| Err(Fault::Marked))
 }
 
-/// What was written into a range that has been entered can be read.
+/// Unmarks the blocks of a locked range, which were written.
 pub(super) async fn written(unit: Admitted<'_>, span: Span, tools: &mut Tools) -> Result<(), Fault> {
-    // Seldom: it does not make the futures of others larger.
+    // Boxed: marks are rare, and this future would make that of every write larger.
     if unit.medium.uncorrectable().is_any() { Box::pin(unmark(unit, span, tools)).await } else { Ok(()) }
 }
 
@@ -33,16 +33,16 @@ async fn unmark(unit: Admitted<'_>, span: Span, tools: &mut Tools) -> Result<(),
     if marks.first_in(span).is_none() {
         return Ok(());
     }
-    // What was there before must not come back without its mark.
+    // The new data is made durable before the mark is removed: after a crash, the old data must not be read.
     ask(unit, Op::Flush, 0, tools).await.result?;
-    if let Some(kept) = marks.unmark(span, &*unit.keep) {
-        kept.await?;
+    if let Some(saving) = marks.unmark(span, &*unit.metadata) {
+        saving.await?;
         marks.unmarked(span);
     }
     Ok(())
 }
 
-/// The failure at a marked block, with the byte of the step at which that begins: what failed was a piece.
+/// A failed read of a piece, with the byte of the step at which its first marked block begins.
 pub(super) fn placed(unit: &Unit, step: &Step, failure: Failure) -> Failure {
     match (failure, step.reads_at()) {
         (Failure::Fault { fault: Fault::Marked, at }, Some(offset)) => {

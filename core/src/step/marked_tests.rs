@@ -71,7 +71,7 @@ fn what_is_written_can_be_read_whoever_writes() {
             let read = |offset| rig.run(Step::Read { offset, len: BLOCK }, &Peer::default());
             assert_eq!(read(AT).expect("it was written").data.to_vec(), rig.bytes(AT, BLOCK), "{step:?}");
             assert_eq!(read(AT + BLOCK).err(), Some(failed(Fault::Marked, 0)), "the other block was not");
-            let kept = Uncorrectable::restored(&*rig.unit.keep).expect("what was kept");
+            let kept = Uncorrectable::restored(&*rig.unit.metadata).expect("what was kept");
             assert_eq!(kept.first_in(span(0, SIZE as u64)), Some(AT + BLOCK), "{step:?}");
         }
     }
@@ -118,7 +118,7 @@ fn too_many_marks_are_refused() {
     let all = MARKED_BLOCKS_MAX * BLOCK;
     rig.run(mark(0, all), &Peer::default()).expect("room");
     assert_eq!(rig.run(mark(all, BLOCK), &Peer::default()).err(), Some(failed(Fault::NoSpace, 0)));
-    let kept = rig.unit.keep.load(UNCORRECTABLE).expect("kept");
+    let kept = rig.unit.metadata.load(UNCORRECTABLE).expect("kept");
     assert_eq!(kept, [0_u64.to_le_bytes(), all.to_le_bytes()].concat());
 }
 

@@ -1,16 +1,16 @@
-//! Steps that nobody has to be waited for: most reads and writes of a store whose data is at hand. They need no task.
+//! Steps that end at once and need no task: most reads and writes of a store that answers immediately.
 
-use super::{Failure, PIECE_BYTES, Step, Tail, fault, span};
+use super::kinds::{Failure, PIECE_BYTES, Step, Tail, fault, span};
 use crate::io::{Data, Io, Op, Quick};
 use crate::mem::Arena;
 use crate::port::Transfer;
 use crate::unit::Unit;
 
-/// Carries out a read or a write of one piece, if the unit's store is `quick` and nobody has to be waited for. `None`:
-/// nothing was done, and [`carry_out`](super::carry_out) does it.
+/// Carries out a read or a write of one piece, if the unit's store is `quick` and the step has to wait for nothing.
+/// `None`: nothing was done, and the step is for [`carry_out`](super::carry_out).
 ///
 /// # Errors
-/// As of [`carry_out`](super::carry_out).
+/// Those of [`carry_out`](super::carry_out).
 #[inline]
 pub fn carry_out_now<T: Transfer>(
     unit: &Unit,
@@ -27,7 +27,7 @@ pub fn carry_out_now<T: Transfer>(
     };
     let is_one_piece = (1..=PIECE_BYTES as u64).contains(&len);
     let is_marked = unit.medium.uncorrectable().is_any();
-    let has_to_wait = is_marked || unit.protected().is_some() || unit.ranges.is_held(span(offset, len));
+    let has_to_wait = is_marked || unit.protected().is_some() || unit.ranges.is_locked_exclusively(span(offset, len));
     if !is_one_piece || has_to_wait || transfer.aborted() {
         return None;
     }

@@ -54,7 +54,7 @@ fn what_has_to_wait_is_left_as_it_was() {
     peer.aborted.set(true);
     assert_eq!(now(&rig, &read, &peer), None, "there is no room");
     peer.aborted.set(false);
-    let mut holding = Box::pin(rig.unit.ranges.hold(Span { start: 0, end: BLOCK }));
+    let mut holding = Box::pin(rig.unit.ranges.lock_exclusive(Span { start: 0, end: BLOCK }));
     let mut cx = Context::from_waker(Waker::noop());
     let Poll::Ready(held) = holding.as_mut().poll(&mut cx) else { panic!("nobody is inside") };
     assert_eq!(now(&rig, &read, &peer), None, "its range is held");

@@ -4,15 +4,15 @@
 //! A block and its protection information are two requests to two stores. Who writes holds the range on every core, so
 //! nobody reads one of a block's two halves before and the other after a write.
 
-use super::{
-    Failure, PIECE_BYTES, Protected, Step, Tools, ask, fault, first_difference, first_difference_of, load_into,
-    memory_beside, or_into, span, store, written, zeroed,
+use super::blocks::{
+    fill, first_difference, first_difference_of, load, load_into, more_memory, or_into, store, zeroed,
 };
+use super::kinds::{Failure, PIECE_BYTES, Protected, Step, Tail, Tools, ask, fault, span};
+use super::marked::{mark, written};
 use crate::io::{Data, Fault, Io, Op, Store, submit};
 use crate::mem::{Sg, SgMut};
 use crate::port::Transfer;
 use crate::protection::{Checks, Field, INFO_BYTES, Info, Kind, Place, Protection, Terms, guard};
-use crate::step::Tail;
 use crate::unit::{Admitted, Unit};
 use std::borrow::Cow;
 use std::rc::Rc;
@@ -48,7 +48,7 @@ pub(super) async fn carry_out<T: Transfer>(
         &Step::Fill { offset, len, ref pattern, unmap } => guarded.fill(offset, len, pattern, unmap, tools).await,
         Step::Unmap(ranges) => guarded.unmap(ranges, tools).await,
         Step::Flush => guarded.flush(tools).await,
-        &Step::Mark { offset, len } => super::mark(unit, offset, len, transfer).await,
+        &Step::Mark { offset, len } => mark(unit, offset, len, transfer).await,
         &Step::Copy { ref from, at, offset, len } => guarded.copy((from, at, other), offset, len, tools).await,
         // Nobody makes one of another.
         Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
@@ -74,7 +74,7 @@ pub(super) async fn strip<T: Transfer>(
         }
         let count = source.piece(len, done);
         let Blocks { data, .. } = source.original(at, done, count, tools).await?;
-        let _entered = unit.enter(span(offset + done, count as u64)).await.map_err(fault(done))?;
+        let _entered = unit.lock_shared(span(offset + done, count as u64)).await.map_err(fault(done))?;
         store(unit, offset + done, data, false, tools).await.map_err(fault(done))?;
         done += count as u64;
     }
@@ -180,7 +180,7 @@ impl<T: Transfer> Guarded<'_, T> {
 
     /// As [`Guarded::room`], for who has memory already.
     fn room_beside(&self, count: usize, tools: &Tools) -> Result<Room, Fault> {
-        let mut beside = memory_beside(tools, count + self.beside(count as u64) as usize)?;
+        let mut beside = more_memory(tools, count + self.beside(count as u64) as usize)?;
         Ok(Room { data: beside.split_to(count), beside })
     }
 
@@ -274,7 +274,7 @@ impl<T: Transfer> Guarded<'_, T> {
             self.transfer.room().await.map_err(fault(at))?;
             let count = self.piece(len, at);
             let room = self.room(count, tools).await;
-            let entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let (data, beside) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
             drop(entered);
             let kept = Blocks { infos: infos(&beside), data };
@@ -304,7 +304,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let count = (len - at).min(piece as u64) as usize;
             let Blocks { data, infos } = self.sent(offset, at, count).await?;
             let beside = packed(&infos, tools).map_err(fault(at))?;
-            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
@@ -321,7 +321,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let Blocks { data, infos } = self.sent(offset, at, count).await?;
             let beside = packed(&infos, tools).map_err(fault(at))?;
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
             self.put(offset + at, data.clone(), beside, true, tools).await.map_err(fault(at))?;
             let (found, kept) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
             let kept = Blocks { infos: self::infos(&kept), data: found };
@@ -339,7 +339,7 @@ impl<T: Transfer> Guarded<'_, T> {
         while at < len {
             let count = self.piece(len, at);
             let room = self.room(count, tools).await;
-            let _entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let _entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
@@ -355,7 +355,7 @@ impl<T: Transfer> Guarded<'_, T> {
             let count = self.piece(len, at);
             let sent = self.sent(offset, at, count).await?;
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let kept = self.kept(offset, at, room, tools).await?;
             drop(entered);
             self.compare_blocks(&sent, &kept, &self.terms, at)?;
@@ -378,7 +378,7 @@ impl<T: Transfer> Guarded<'_, T> {
         while at < len {
             let count = self.piece(len, at);
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let kept = self.kept(offset, at, room, tools).await?;
             drop(entered);
             for (index, info) in kept.infos.iter().enumerate() {
@@ -439,7 +439,7 @@ impl<T: Transfer> Guarded<'_, T> {
         let Blocks { data, infos } = self.taken_apart(arrived, offset, 0)?;
         let beside = packed(&infos, tools).map_err(fault(0))?;
         let room = self.room_beside(len as usize, tools).map_err(fault(0))?;
-        let _held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
+        let _held = self.unit.lock_exclusive(span(offset, len)).await.map_err(fault(0))?;
         let kept = first.kept(offset, 0, room, tools).await?;
         first.compare_blocks(&compared, &kept, &first.terms, 0)?;
         if self.transfer.aborted() {
@@ -454,8 +454,8 @@ impl<T: Transfer> Guarded<'_, T> {
             let count = self.piece(len, at);
             let sent = self.sent(offset, at, count).await?;
             let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let mut memory = memory_beside(tools, count).map_err(fault(at))?;
-            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let mut memory = more_memory(tools, count).map_err(fault(at))?;
+            let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
             let kept = self.kept(offset, at, room, tools).await?;
             memory.copy_from(0, &whole(&kept.data));
             or_into(&mut memory, &sent.data);
@@ -505,7 +505,7 @@ impl<T: Transfer> Guarded<'_, T> {
             };
             let infos: Vec<Info> = (0..count / self.block()).map(of).collect();
             let beside = packed(&infos, tools).map_err(fault(at))?;
-            let _held = self.unit.hold(span(offset + at, count as u64)).await.map_err(fault(at))?;
+            let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
             self.put(offset + at, memory.part(0..count), beside, false, tools).await.map_err(fault(at))?;
             at += count as u64;
         }
@@ -515,13 +515,13 @@ impl<T: Transfer> Guarded<'_, T> {
     /// Zeroes without protection information. What is kept beside goes first: whenever this ends, nothing that is left
     /// fails a check.
     async fn clear(&self, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
-        let held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
+        let held = self.unit.lock_exclusive(span(offset, len)).await.map_err(fault(0))?;
         blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
         let asked = zeroed(self.unit, offset, len, unmap, tools).await;
         drop(held);
         match asked {
             Ok(()) => Ok(()),
-            Err(Fault::Unsupported) => super::fill(self.unit, offset, len, &[0; 512], self.transfer, tools).await,
+            Err(Fault::Unsupported) => fill(self.unit, offset, len, &[0; 512], self.transfer, tools).await,
             Err(why) => Err(fault(0)(why)),
         }
     }
@@ -531,7 +531,7 @@ impl<T: Transfer> Guarded<'_, T> {
             if self.transfer.aborted() {
                 return Err(fault(0)(Fault::Aborted));
             }
-            let _held = self.unit.hold(span(offset, len)).await.map_err(fault(0))?;
+            let _held = self.unit.lock_exclusive(span(offset, len)).await.map_err(fault(0))?;
             blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
             match ask(self.unit, Op::Unmap { len }, offset, tools).await.result {
                 Ok(_) => written(self.unit, span(offset, len), tools).await.map_err(fault(0))?,
@@ -575,7 +575,7 @@ impl<T: Transfer> Guarded<'_, T> {
                 // It was formatted since this was asked for.
                 None if self.terms.carried => return Err(Failure::Origin { fault: Fault::Cleared, at: done }),
                 None => {
-                    let loaded = super::load(unit, at + done, part, tools).await;
+                    let loaded = load(unit, at + done, part, tools).await;
                     let data = loaded.map_err(|fault| Failure::Origin { fault, at: done })?;
                     Blocks { data, infos: Vec::new() }
                 }
@@ -585,7 +585,7 @@ impl<T: Transfer> Guarded<'_, T> {
                 false => self.taken_apart(source.data, offset, done)?,
             };
             let beside = packed(&infos, tools).map_err(fault(done))?;
-            let _held = self.unit.hold(span(offset + done, part as u64)).await.map_err(fault(done))?;
+            let _held = self.unit.lock_exclusive(span(offset + done, part as u64)).await.map_err(fault(done))?;
             self.put(offset + done, data, beside, false, tools).await.map_err(fault(done))?;
         }
         Ok(())
@@ -595,7 +595,7 @@ impl<T: Transfer> Guarded<'_, T> {
     async fn original(&self, offset: u64, at: u64, count: usize, tools: &mut Tools) -> Result<Blocks, Failure> {
         let origin = |fault| Failure::Origin { fault, at };
         let room = self.room(count, tools).await;
-        let _entered = self.unit.enter(span(offset + at, count as u64)).await.map_err(origin)?;
+        let _entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(origin)?;
         match self.kept(offset, at, room, tools).await {
             Err(Failure::Fault { fault, .. }) => Err(origin(fault)),
             // To who said nothing of it the medium is damaged.
@@ -624,7 +624,7 @@ fn infos(beside: &SgMut) -> Vec<Info> {
 
 /// Protection information as it is kept, in memory to write from.
 fn packed(infos: &[Info], tools: &Tools) -> Result<Sg, Fault> {
-    let mut memory = memory_beside(tools, infos.len() * INFO_BYTES)?;
+    let mut memory = more_memory(tools, infos.len() * INFO_BYTES)?;
     for (index, info) in infos.iter().enumerate() {
         memory.copy_from(index * INFO_BYTES, info.inverted().as_bytes());
     }

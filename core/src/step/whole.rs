@@ -1,7 +1,8 @@
-//! A whole medium written anew, while no command of any command set touches it: what FORMAT UNIT, SANITIZE and
-//! Format NVM are made of.
+//! A rewrite of the whole medium, for FORMAT UNIT, SANITIZE, Format NVM and Sanitize. No command of any command set
+//! uses the medium meanwhile.
 
-use super::{Failure, Tools, fill, flush, zero};
+use super::blocks::{fill, flush, zero};
+use super::kinds::{Failure, Tools};
 use crate::io::Fault;
 use crate::mem::Sg;
 use crate::port::Transfer;
@@ -9,10 +10,10 @@ use crate::unit::{Admitted, Unit};
 use std::future::poll_fn;
 use std::task::Poll;
 
-/// Bytes written between two looks at who waits: progress is told and other tasks have their turn.
+/// Bytes written between two reports of progress, at which other tasks run.
 const CHUNK_BYTES: u64 = 8 << 20;
 
-/// Nobody sends or gets data, and nobody aborts: a medium that is written anew by half helps nobody.
+/// The transfer of a rewrite, which has no peer: nothing is sent or received, and nothing aborts it.
 struct NoTransfer;
 
 impl Transfer for NoTransfer {
@@ -33,18 +34,18 @@ impl Transfer for NoTransfer {
     }
 }
 
-/// Writes `pattern`, one block (empty: zeroes, for which the space may be given back if `unmap`), over and over, and
-/// brings it to the medium. Only the blocks, whatever protects them: see [`super::blank`]. `told` hears after each part
-/// how many bytes are written, and is waited for: that is when others have their [`turn`].
+/// Writes `pattern`, which is one block, to every block, and flushes. An empty pattern stands for zeroes, whose space
+/// may be given back if `unmap`. The protection store is not written: [`blank`](super::blank) does that. After each
+/// part `progress` is called with the bytes written and awaited, so that other tasks run.
 ///
 /// # Errors
-/// [`Failure`]; parts are written then.
-pub async fn rewrite(
+/// [`Failure`]. Some parts may have been written.
+pub async fn rewrite_medium(
     unit: &Unit,
     pattern: &[u8],
     unmap: bool,
     tools: &mut Tools,
-    mut told: impl AsyncFnMut(u64),
+    mut progress: impl AsyncFnMut(u64),
 ) -> Result<(), Failure> {
     let unit = Admitted::to(unit);
     let size = unit.geometry.bytes();
@@ -56,13 +57,13 @@ pub async fn rewrite(
             block => fill(unit, offset, len, block, &NoTransfer, tools).await?,
         }
         offset += len;
-        told(offset).await;
+        progress(offset).await;
     }
     flush(unit, tools).await
 }
 
-/// Lets others have their turn.
-pub async fn turn() {
+/// Lets the other tasks of the core run once.
+pub async fn yield_once() {
     let mut waited = false;
     poll_fn(|cx| {
         if std::mem::replace(&mut waited, true) {

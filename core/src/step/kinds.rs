@@ -1,0 +1,237 @@
+//! The steps, how they end, and what a slot lends to them.
+
+use crate::io::{Completion, Data, Fault, Io, Op, Outcome, submit};
+use crate::mem::{Arena, Sg, ZEROES};
+use crate::protection::{Field, Terms};
+use crate::range::Span;
+use crate::unit::{Admitted, Unit};
+use std::rc::Rc;
+
+/// Bytes moved at once: small enough that a piece stays in the processor's cache between the store and the
+/// wire, large enough that the cost of one more request does not show. An arena lends as many zeroes.
+pub const PIECE_BYTES: usize = ZEROES;
+
+/// What a command asks of the unit. Offsets and lengths are bytes, checked against the unit's size.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Step {
+    /// Data-In from the store.
+    Read {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Data-Out to the store.
+    Write {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// Everything written is brought to the medium.
+    Flush,
+    /// Space is given back to the store, range by range: (offset, bytes).
+    Unmap(Vec<(u64, u64)>),
+    /// One block, over and over: Data-Out is that block.
+    Fill {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// The block; empty for zeroes.
+        pattern: Vec<u8>,
+        /// Whether a fill with zeroes may give back the space.
+        unmap: bool,
+    },
+    /// Data-Out is compared with the store.
+    Compare {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether Data-Out is one block that every block is compared with.
+        block: Option<u32>,
+    },
+    /// The range is read, and what was read is dropped: the step succeeds if every byte can be read.
+    Verify {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Data-Out has two halves: the first is compared with the store, then the second is written. No other command
+    /// writes the range in between.
+    CompareWrite {
+        /// Where.
+        offset: u64,
+        /// Bytes of one half, at most [`PIECE_BYTES`].
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// Bytes of a unit are written to this one. Ranges that overlap are copied as if all bytes were read first.
+    Copy {
+        /// The other unit, or this one.
+        from: Rc<Unit>,
+        /// Where the bytes are there.
+        at: u64,
+        /// Where they are written.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// The store's bytes are replaced by their bitwise OR with Data-Out. No other command writes a byte between its
+    /// reading and its writing.
+    OrWrite {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// Data-Out to the store as one write: no other command sees a part of it.
+    WriteAtomic {
+        /// Where.
+        offset: u64,
+        /// Bytes, at most [`PIECE_BYTES`].
+        len: u64,
+        /// FUA.
+        durable: bool,
+    },
+    /// Blocks are marked as unreadable, until they are written.
+    Mark {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Data-Out to the medium, which is then read back.
+    WriteVerify {
+        /// Where.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether what is read back is compared with Data-Out.
+        compare: bool,
+    },
+    /// A step on a unit with protection information, with terms of its own. Boxed: it is rare, and would make every
+    /// step larger.
+    Protected(Box<Protected>),
+}
+
+impl Step {
+    /// Whether the bytes that the step wrote may be lost with power until a flush.
+    #[must_use]
+    pub fn leaves_cached(&self) -> bool {
+        match self {
+            Self::Write { durable, .. }
+            | Self::CompareWrite { durable, .. }
+            | Self::OrWrite { durable, .. }
+            | Self::WriteAtomic { durable, .. } => !durable,
+            Self::Unmap(_) | Self::Fill { .. } | Self::Copy { .. } => true,
+            Self::Read { .. }
+            | Self::Flush
+            | Self::Compare { .. }
+            | Self::Verify { .. }
+            | Self::WriteVerify { .. }
+            | Self::Mark { .. } => false,
+            Self::Protected(protected) => protected.step.leaves_cached(),
+        }
+    }
+
+    /// The first byte that the step reads on its unit; `None` if it reads none.
+    pub(super) fn reads_at(&self) -> Option<u64> {
+        match self {
+            Self::Read { offset, .. }
+            | Self::Compare { offset, .. }
+            | Self::Verify { offset, .. }
+            | Self::CompareWrite { offset, .. }
+            | Self::OrWrite { offset, .. } => Some(*offset),
+            Self::Protected(protected) => protected.step.reads_at(),
+            _ => None,
+        }
+    }
+}
+
+/// A step and what its command says about protection information. Offsets and lengths count block data only.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Protected {
+    /// The step. The pattern of a [`Step::Fill`] is followed by its protection information if that is transferred.
+    pub step: Step,
+    /// What is transferred and checked.
+    pub terms: Terms,
+    /// What is transferred and checked of the other half: of what a [`Step::CompareWrite`] compares, and of what a
+    /// [`Step::Copy`] reads.
+    pub other: Terms,
+}
+
+/// Why a step failed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Failure {
+    /// The store or the transport failed at this byte of the step.
+    Fault {
+        /// Why.
+        fault: Fault,
+        /// Bytes from the start of the step.
+        at: u64,
+    },
+    /// The unit that is copied from failed at this byte of the step.
+    Origin {
+        /// Why.
+        fault: Fault,
+        /// Bytes from the start of the step.
+        at: u64,
+    },
+    /// A check of protection information failed.
+    Protection {
+        /// The field that is wrong.
+        field: Field,
+        /// Bytes from the start of the step to the block.
+        at: u64,
+        /// Whether the field was compared with that of Data-Out, and not with the expected value.
+        compared: bool,
+    },
+    /// The compared bytes differ.
+    Miscompare {
+        /// First byte that differs, from the start of Data-Out.
+        at: u64,
+    },
+}
+
+/// What the slot of a command lends to its steps.
+#[derive(Debug)]
+pub struct Tools {
+    /// The core's memory.
+    pub arena: Arena,
+    /// Where the store answers.
+    pub completion: Completion,
+}
+
+/// The last piece of Data-In, which has not been pushed: it travels with the status.
+#[derive(Debug, Default)]
+pub struct Tail {
+    /// Bytes that were pushed before.
+    pub offset: usize,
+    /// The piece.
+    pub data: Sg,
+}
+pub(super) fn span(offset: u64, len: u64) -> Span {
+    Span { start: offset, end: offset + len }
+}
+
+pub(super) fn fault(at: u64) -> impl Fn(Fault) -> Failure {
+    move |fault| Failure::Fault { fault, at }
+}
+
+/// Bytes of the piece that starts `at` bytes into `len`.
+pub(super) fn piece(len: u64, at: u64) -> usize {
+    // PIECE_BYTES fits both types, so the smaller of the two does as well.
+    (len - at).min(PIECE_BYTES as u64) as usize
+}
+
+pub(super) async fn ask(unit: Admitted<'_>, op: Op, offset: u64, tools: &mut Tools) -> Outcome {
+    submit(&*unit.store, Io { op, offset, data: Data::None }, &mut tools.completion).await
+}
