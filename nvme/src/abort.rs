@@ -1,7 +1,7 @@
 //! Abort: the command that it names may be on any core.
 
 use crate::command::{Refusal, Status};
-use crate::controller::ABORTS_MAX;
+use crate::limits::ABORTS_MAX;
 use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use std::cell::Cell;
@@ -62,7 +62,7 @@ impl Subsystem {
             pin!(async {
                 // A queue is on one core.
                 self.abort_here(controller.id, named, command).await
-                    || named > 0 && self.everywhere.abort(controller.id, named, command).await
+                    || named > 0 && self.environment.abort(controller.id, named, command).await
             }),
         );
         let is_aborted = poll_fn(|cx| match ended.as_mut().poll(cx) {
@@ -77,17 +77,12 @@ impl Subsystem {
 mod tests {
     use super::*;
     use crate::fuzzing::{Rig, at_once, entry};
-    use crate::manage::Request;
-    use crate::subsystem::{Everywhere, Nowhere};
-    use crate::{Renewing, Sanitizing};
-    use lunar_core::io::Fault;
-    use lunar_core::mem::Arena;
-    use lunar_core::reserve::News;
-    use lunar_core::unit::UnitId;
+    use crate::pool::Request;
+    use crate::subsystem::{Alone, Environment};
+    use lunar_unit::LocalFuture;
     use std::cell::OnceCell;
     use std::pin::Pin;
     use std::rc::{Rc, Weak};
-    use std::sync::Arc;
     use std::task::{Context, Waker};
 
     const ABORT: u8 = 0x08;
@@ -132,36 +127,14 @@ mod tests {
     #[derive(Default)]
     struct Other(OnceCell<Weak<Subsystem>>);
 
-    type Ends<T> = Pin<Box<dyn Future<Output = T>>>;
-
-    impl Everywhere for Other {
-        fn abort(&self, controller: u16, queue: u16, command: u16) -> Ends<bool> {
+    impl Environment for Other {
+        fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool> {
             let other = self.0.get().and_then(Weak::upgrade).expect("it is there");
             Box::pin(async move { other.abort_here(controller, queue, command).await })
         }
 
-        fn reservations(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
-            Nowhere.reservations(unit, news)
-        }
-
-        fn preempted(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
-            Nowhere.preempted(unit, news)
-        }
-
-        fn keep(&self, unit: UnitId, state: Renewing) -> Ends<Result<(), Fault>> {
-            Nowhere.keep(unit, state)
-        }
-
-        fn sanitize(&self, unit: UnitId, how: Sanitizing, arena: Arena) -> Ends<Result<(), Fault>> {
-            Nowhere.sanitize(unit, how, arena)
-        }
-
-        fn renewing(&self, unit: UnitId, state: Renewing) -> Ends<()> {
-            Nowhere.renewing(unit, state)
-        }
-
-        fn manage(&self, request: Request) -> Ends<Result<u32, Status>> {
-            Nowhere.manage(request)
+        fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>> {
+            Alone.manage(request)
         }
     }
 
@@ -169,7 +142,7 @@ mod tests {
     fn a_command_of_a_queue_on_another_core_is_aborted() {
         let links = Rc::new(Other::default());
         let rig = Rig::with(links.clone());
-        let other = Subsystem::new(rig.subsystem.config().clone(), Rc::new(Nowhere));
+        let other = Subsystem::new(rig.subsystem.config().clone(), Rc::new(Alone));
         assert!(links.0.set(Rc::downgrade(&other)).is_ok());
         let there = rig.queue_of(&other, 2);
         let under_way = there.tasks.enter((5, 1));

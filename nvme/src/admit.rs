@@ -1,73 +1,75 @@
-//! The one place that decides whether a command may run now.
+//! Admission: the only place that decides whether a command may run now.
 
 use crate::command::Status;
-use crate::controller::Kind;
-use crate::namespace::{Access, Attached};
+use crate::fault::rewrite_status;
+use crate::namespace::{AnaState, Attached};
+use crate::path::Kind;
+use crate::policy::{Admission, CommandScope, Gate, Persistent};
 use crate::queue::Queue;
-use crate::table::{Gate, Gates, Persistent, Reach, Row};
-use lunar_core::medium::Content;
-use lunar_core::reserve::Held;
+use crate::row::Row;
+use lunar_unit::MediumState;
+use lunar_unit::reserve::Held;
 
-/// Decides whether the command of `row` may run now, for the namespace that it names, if it names one that is there.
+/// Decides whether the command of `row` may run now, on the namespace that it names, if it names one that exists.
 ///
 /// # Errors
-/// How the command ends if it may not.
+/// The status of the refused command.
 pub fn admit(row: &Row, queue: &Queue, namespace: Option<&Attached>) -> Result<(), Status> {
-    let gates = &row.policy.gates;
-    if !gates.transport.has(queue.controller.path.memory) {
+    let admission = &row.policy.admission;
+    if !admission.transport.has(queue.controller.path.memory) {
         return Err(Status::INVALID_OPCODE);
     }
-    if gates.discovery == Gate::Stops && queue.controller.kind == Kind::Discovery {
+    if admission.discovery == Gate::Stops && queue.controller.kind == Kind::Discovery {
         return Err(Status::INVALID_OPCODE);
     }
-    if gates.unproven == Gate::Stops && !queue.passes() {
+    if admission.unauthenticated == Gate::Stops && !queue.passes() {
         return Err(Status::AUTHENTICATION_REQUIRED);
     }
-    if gates.disabled == Gate::Stops && !queue.controller.is_enabled() {
+    if admission.disabled == Gate::Stops && !queue.controller.is_enabled() {
         return Err(Status::SEQUENCE_ERROR);
     }
-    match (gates.reach, namespace) {
-        (Reach::Namespace, None) => Err(Status::INVALID_NAMESPACE),
-        (Reach::Controller, _) | (_, None) => Ok(()),
-        (_, Some(namespace)) => pass(gates, namespace),
+    match (admission.scope, namespace) {
+        (CommandScope::Namespace, None) => Err(Status::INVALID_NAMESPACE),
+        (CommandScope::Controller, _) | (_, None) => Ok(()),
+        (_, Some(namespace)) => pass(admission, namespace),
     }
 }
 
-/// Decides whether what has these gates may be done to a namespace.
+/// Decides whether a command with this admission may use a namespace.
 ///
 /// # Errors
-/// How it ends if it may not.
-pub fn pass(gates: &Gates, attached: &Attached) -> Result<(), Status> {
+/// The status of the refused command.
+pub fn pass(admission: &Admission, attached: &Attached) -> Result<(), Status> {
     let namespace = &attached.namespace;
-    if gates.inaccessible == Gate::Stops {
+    if admission.inaccessible == Gate::Stops {
         match attached.access() {
-            Access::OPTIMIZED | Access::NON_OPTIMIZED => {}
-            Access::CHANGE => return Err(Status::TRANSITION),
-            Access::PERSISTENT_LOSS => return Err(Status::PERSISTENT_LOSS),
+            AnaState::OPTIMIZED | AnaState::NON_OPTIMIZED => {}
+            AnaState::CHANGE => return Err(Status::TRANSITION),
+            AnaState::PERSISTENT_LOSS => return Err(Status::PERSISTENT_LOSS),
             _ => return Err(Status::INACCESSIBLE),
         }
     }
-    if gates.renewal == Gate::Stops && namespace.unit.medium.is_worked_on() {
-        return Err(match namespace.unit.medium.content() {
-            Content::Unsanitized => Status::SANITIZE_IN_PROGRESS,
-            _ => Status::FORMATTING,
-        });
-    }
-    match namespace.unit.medium.content() {
-        Content::Unsanitized if gates.renewal == Gate::Stops => return Err(Status::SANITIZE_FAILED),
-        Content::Unformatted if gates.unformatted == Gate::Stops => return Err(Status::NOT_READY),
+    match namespace.medium() {
+        MediumState::Ready => {}
+        medium if medium.is_rewriting() && admission.rewrite == Gate::Stops => return Err(rewrite_status(medium)),
+        MediumState::SanitizeFailed { .. } if admission.rewrite == Gate::Stops => return Err(Status::SANITIZE_FAILED),
+        MediumState::Formatting | MediumState::FormatCorrupted | MediumState::FormatFailed
+            if admission.unformatted == Gate::Stops =>
+        {
+            return Err(Status::NOT_READY);
+        }
         _ => {}
     }
     let conflicts = match attached.held() {
         Held::None => false,
-        Held::WriteExclusive => gates.persistent == Persistent::Conflict,
-        // SPC-2 reservations keep all others out.
-        Held::Spc2 | Held::ExclusiveAccess => gates.persistent != Persistent::Passes,
+        Held::WriteExclusive => admission.persistent == Persistent::Conflict,
+        // An SPC-2 reservation excludes every other nexus.
+        Held::Spc2 | Held::ExclusiveAccess => admission.persistent != Persistent::Passes,
     };
     if conflicts {
         return Err(Status::RESERVATION_CONFLICT);
     }
-    if gates.write_protect == Gate::Stops && attached.read_only {
+    if admission.write_protect == Gate::Stops && attached.read_only {
         return Err(Status::WRITE_PROTECTED);
     }
     Ok(())

@@ -1,14 +1,16 @@
 //! Controllers whose queues lie in the host's memory: who has the memory makes them, without Connect.
 
 use crate::command::{Command, Direction, FUSE, Sqe, Status};
-use crate::connect::Path;
-use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
-use crate::directory::Way;
+use crate::controller::{Controller, Standing};
+use crate::host::Host;
+use crate::limits::{ADMIN_ENTRIES_MAX, QUEUE_ENTRIES_MAX};
+use crate::path::{Kind, Path, Way};
 use crate::plan::{Plan, QueueChange};
 use crate::protect;
 use crate::queue::Queue;
+use crate::row::Data;
 use crate::subsystem::Subsystem;
-use crate::table::{Data, find_entry};
+use crate::table::find_entry;
 use lunar_core::port::NexusName;
 use lunar_core::time::Instant;
 use std::rc::Rc;

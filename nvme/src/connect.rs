@@ -1,25 +1,25 @@
 //! Connect: how a host gets a controller, and a queue of it (NVMe Base 2.0 6.3).
 
-use crate::auth::Proof;
+use crate::auth::authentication::Proof;
 use crate::auth::guard::{Bearer, Entry as Admitted, Reason, Visitor};
 use crate::command::{Command, Refusal, Status};
-use crate::controller::{ADMIN_ENTRIES_MAX, Controller, Host, Kind, QUEUE_ENTRIES_MAX, Standing};
-use crate::directory::Way;
+use crate::controller::{Controller, Standing};
+use crate::host::Host;
+use crate::limits::{ADMIN_ENTRIES_MAX, QUEUE_ENTRIES_MAX};
+use crate::path::Kind;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use lunar_core::time::Instant;
 use lunar_core::wire::le;
 use std::mem::offset_of;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Name of the discovery service that every subsystem answers to.
-pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
-/// Bytes of an NQN at most, without the zero that ends it.
-pub const NQN_BYTES_MAX: usize = 223;
+pub use crate::path::{DISCOVERY_NQN, NQN_BYTES_MAX, Path};
+
 /// The controller identifier that asks for any controller.
 const ANY_CONTROLLER: u16 = 0xffff;
 /// CATTR: the host does not want to know how far the queue was read.
@@ -28,53 +28,6 @@ const NO_FLOW_CONTROL: u8 = 0x04;
 const PROVES: u32 = 1 << 17;
 /// Entries of an admin queue at least (NVMe over Fabrics); 0-based.
 const ADMIN_ENTRIES_MIN: u16 = 31;
-
-/// How a host came to a controller, and so how it is told to come again.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Path {
-    /// Transport type of discovery (NVMe Base 2.0 figure 264).
-    pub transport: u8,
-    /// Address family.
-    pub family: u8,
-    /// Transport address.
-    pub address: String,
-    /// Transport service identifier.
-    pub service: String,
-    /// Bytes of data that a command on an I/O queue may bring with it.
-    pub in_capsule: u32,
-    /// Whether the queues lie in the host's memory, and nothing travels in messages.
-    pub memory: bool,
-    /// By which portal.
-    pub way: Way,
-}
-
-/// The address family of discovery (NVMe over Fabrics) that an address is of.
-#[must_use]
-pub fn family(address: IpAddr) -> u8 {
-    const IPV4: u8 = 1;
-    const IPV6: u8 = 2;
-    if address.is_ipv4() { IPV4 } else { IPV6 }
-}
-
-impl Path {
-    /// The path to this address over TCP.
-    #[must_use]
-    pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {
-        /// Transport type TCP.
-        const TCP: u8 = 3;
-        // An IPv4 peer of a socket for both is told so.
-        let ip = to.ip().to_canonical();
-        Self {
-            transport: TCP,
-            family: family(ip),
-            address: ip.to_string(),
-            service: to.port().to_string(),
-            in_capsule,
-            memory: false,
-            way: Way::default(),
-        }
-    }
-}
 
 /// Where Connect comes from.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -253,7 +206,7 @@ impl Subsystem {
         let made = self.config().controllers.make(visitor.kind, host, path, standing, now);
         let made = made.ok_or(Status::CONNECT_BUSY)?;
         // What it was let in by may have changed meanwhile, and the review come too early for it.
-        if !self.config().board.directory().keeps(&made) {
+        if !made.may_stay(&self.config().board.directory()) {
             made.end();
             self.config().controllers.forget(made.id);
             self.config().guard.refused(visitor, Reason::NotShown, now);

@@ -1,41 +1,42 @@
-//! What a command sees while it plans.
+//! The context of a command while it is planned.
 
 use crate::command::Status;
 use crate::controller::Controller;
 use crate::history::Happened;
-use crate::manage::{Pool, pool_of};
+use crate::manage::pool_of;
 use crate::namespace::{Attached, Namespace};
+use crate::pool::Pool;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What a command sees while it plans: who asks whom, and where the answer goes.
+/// The context of a command while it is planned.
 #[derive(Debug)]
 pub struct Context<'a> {
     /// This core's view of the subsystem.
     pub subsystem: &'a Subsystem,
-    /// Where the command came in.
+    /// The queue of the command.
     pub queue: &'a Queue,
-    /// The namespace that it names, as its host sees it.
+    /// The namespace that the command names, as its host sees it.
     pub namespace: Option<&'a Rc<Attached>>,
-    /// Where the answer goes; cut, or filled with zeroes, to the length that was asked for.
+    /// Where the command writes its data for the host. It is cut, or filled with zeroes, to the length of the command.
     pub out: &'a mut Vec<u8>,
 }
 
 impl<'a> Context<'a> {
-    /// The controller that is asked.
+    /// The controller of the command.
     #[must_use]
     pub fn controller(&self) -> &'a Controller {
         &self.queue.controller
     }
 
-    /// Puts something into the persistent event log of the subsystem that is asked.
+    /// Adds an event to the persistent event log of the subsystem.
     pub(crate) fn note(&self, what: Happened) {
         self.subsystem.note(self.controller(), what);
     }
 
-    /// All controllers of the subsystem that is asked.
+    /// All controllers of the subsystem.
     #[must_use]
     pub fn controllers(&self) -> Vec<Arc<Controller>> {
         let own = &self.controller().standing.subsystem.nqn;
@@ -44,25 +45,25 @@ impl<'a> Context<'a> {
         all
     }
 
-    /// What the host may make namespaces of now; `None`: it may not.
+    /// The pool that the host may create namespaces from; `None`: it may create none.
     #[must_use]
     pub fn pool(&self) -> Option<Arc<Pool>> {
         let directory = self.subsystem.config().board.directory();
         pool_of(&directory, self.controller()).cloned()
     }
 
-    /// The namespace that is asked, as its host sees it.
+    /// The namespace of the command, as its host sees it.
     ///
     /// # Errors
-    /// If there is none.
+    /// [`Status::INVALID_NAMESPACE`] if the command names none.
     pub fn attached(&self) -> Result<&'a Attached, Status> {
         self.namespace.map(|attached| &**attached).ok_or(Status::INVALID_NAMESPACE)
     }
 
-    /// The namespace that is asked.
+    /// The namespace of the command.
     ///
     /// # Errors
-    /// If there is none.
+    /// [`Status::INVALID_NAMESPACE`] if the command names none.
     pub fn namespace(&self) -> Result<&'a Namespace, Status> {
         self.attached().map(|attached| &*attached.namespace)
     }

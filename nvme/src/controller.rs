@@ -4,17 +4,15 @@
 pub mod saved;
 
 use crate::command::{Refusal, Sqe, Status};
-use crate::connect::Path;
-use crate::directory::{Directory, Entry};
+use crate::directory::{Directory, Entry, Portal};
 use crate::errors::{ErrorEntry, Errors};
 use crate::event::{Event, Events};
 use crate::features::Values;
-use crate::namespace::NAMESPACES_MAX;
-use lunar_core::port::NexusName;
-use lunar_core::reserve::HOST;
+use crate::host::Host;
+use crate::limits::{DISCOVERY_IDLE, DISCOVERY_MAX, KEEP_ALIVE_GRANULARITY, NAMESPACES_MAX, UNAUTHENTICATED_MAX};
+use crate::path::{Kind, Path};
 use lunar_core::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
-use std::fmt::Write;
 use std::future::poll_fn;
 use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -22,82 +20,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
+pub use crate::limits::{ADMIN_ENTRIES_MAX, CONTROLLERS_MAX, NOTICES_MAX, QUEUE_ENTRIES_MAX, QUEUES_MAX, VECTORS};
 pub use saved::Saved;
 
-/// Controllers with namespaces at once. Each takes a few KiB.
-pub const CONTROLLERS_MAX: usize = 4096;
-/// Controllers of the discovery service at once. Mostly nobody has to prove anything for one, so they have no places
-/// of the others.
-pub const DISCOVERY_MAX: usize = 1024;
-/// Controllers at once whose hosts have still to prove their names: as many as hosts may try at the same time on a few
-/// cores. They have no places of the others before that.
-pub const UNPROVEN_MAX: usize = 4096;
-/// How long a discovery controller may be silent whose host has not said how long it will be (NVMe Base 2.0 3.1.2.2).
-pub const DISCOVERY_IDLE: Duration = Duration::from_secs(120);
-/// I/O queues of a controller at most: a queue for each processor of a large host.
-pub const QUEUES_MAX: u16 = 128;
-/// Interrupt vectors of a controller: one for each completion queue.
-pub const VECTORS: u16 = QUEUES_MAX + 1;
-/// Entries of an I/O queue at most (MQES, one more): beyond it a host waits for nothing but itself.
-pub const QUEUE_ENTRIES_MAX: u16 = 1024;
-/// Entries of an admin queue at most: what the specification allows.
-pub const ADMIN_ENTRIES_MAX: u16 = 4096;
-/// What a keep-alive time is counted in (KAS): 100 ms each, one second.
-pub const KEEP_ALIVE_GRANULARITY: u16 = 10;
-/// Reservation notifications that wait to be read at most; the oldest go first.
-pub const NOTICES_MAX: usize = 64;
-/// Aborts that are under way at most: ACL, and one more.
-pub const ABORTS_MAX: u8 = 4;
 /// The version that is claimed: 1.4 (NVMe Base 2.0 3.1.3.2). Much of later ones is there, but not all that they want of
 /// every controller: CAP.CRMS with CRTO, the log page Feature Identifiers Supported and Effects, the scopes of commands
 /// in the one of effects.
 pub const VERSION: u32 = 0x0001_0400;
-
-/// What a controller is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Kind {
-    /// It has namespaces.
-    Io,
-    /// It tells where subsystems are.
-    Discovery,
-}
-
-/// A host.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Host {
-    /// Its NQN.
-    pub nqn: Arc<str>,
-    /// Its identifier.
-    pub id: [u8; 16],
-}
-
-impl Host {
-    /// How it is named among the registrants of a unit. Reservations are a host's, whatever controller it comes
-    /// through; no target port of SCSI has the number zero.
-    #[must_use]
-    pub fn nexus(&self) -> NexusName {
-        let mut name = String::from(HOST);
-        for byte in self.id {
-            write!(name, "{byte:02x}").expect("a String takes all");
-        }
-        NexusName { initiator: name.into(), target_port: 0 }
-    }
-
-    /// The identifier of the host that is named so among registrants; of whoever comes by another command set, one that
-    /// is made of its name.
-    #[must_use]
-    pub fn id_of(name: &NexusName) -> [u8; 16] {
-        let digits = name.initiator.strip_prefix(HOST).and_then(|digits| u128::from_str_radix(digits, 16).ok());
-        digits.unwrap_or_else(|| digest(&name.to_string())).to_be_bytes()
-    }
-}
-
-/// FNV-1a of 128 bits: it has to tell names apart, not to withstand anybody.
-fn digest(name: &str) -> u128 {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    name.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
-}
 
 /// By what right a host has a controller, and what it sees.
 #[derive(Clone, Debug)]
@@ -555,6 +484,27 @@ impl Controller {
         }
     }
 
+    /// Whether a new directory lets the controller stay: its subsystem is reached through its portal, and its host
+    /// still belongs to its group. A virtual machine has a socket of its own, so for its controller only the subsystem
+    /// must exist.
+    #[must_use]
+    pub fn may_stay(&self, directory: &Directory) -> bool {
+        let (standing, way) = (&self.standing, self.path.way);
+        let leads = |portal: &Portal| portal.id == way.portal && portal.group == way.group;
+        let is_reached = directory.portals.as_ref().is_none_or(|portals| portals.iter().any(leads));
+        let entry = match self.kind {
+            Kind::Discovery => directory.discovery(),
+            Kind::Io => match directory.subsystem(&standing.subsystem.nqn) {
+                Some(entry) => entry,
+                None => return false,
+            },
+        };
+        let Some(source) = standing.source else { return true };
+        let host = self.host.nqn.to_ascii_lowercase();
+        let group = entry.access.group(&host, source.ip()).map(|group| &group.name);
+        is_reached && entry.is_reached(way.group) && group.is_some() && group == standing.group.as_ref()
+    }
+
     /// Keeps a reservation notification to be read.
     pub(crate) fn notice(&self, kind: u8, namespace: u32) {
         let mut state = self.lock();
@@ -611,7 +561,7 @@ impl Controllers {
     }
 
     /// Makes a controller; its host has still to prove its name if it `proves`. `None` when there are
-    /// [`CONTROLLERS_MAX`], [`DISCOVERY_MAX`] or [`UNPROVEN_MAX`], or as many as its subsystem may have.
+    /// [`CONTROLLERS_MAX`], [`DISCOVERY_MAX`] or [`UNAUTHENTICATED_MAX`], or as many as its subsystem may have.
     pub(crate) fn make(
         &self,
         kind: Kind,
@@ -622,7 +572,7 @@ impl Controllers {
     ) -> Option<Arc<Controller>> {
         let mut table = self.lock();
         let unproven = || table.all.values().filter(|one| !one.is_proven()).count();
-        if !table.has_room(kind, &standing.subsystem) || proves && unproven() >= UNPROVEN_MAX {
+        if !table.has_room(kind, &standing.subsystem) || proves && unproven() >= UNAUTHENTICATED_MAX {
             return None;
         }
         let id = loop {
@@ -700,7 +650,7 @@ impl Controllers {
     /// ask what there is are told that it is another now.
     pub fn review(&self, directory: &Directory, ends: impl Fn(&Controller) -> bool) {
         for controller in self.all() {
-            match directory.keeps(&controller) && !ends(&controller) {
+            match controller.may_stay(directory) && !ends(&controller) {
                 true if controller.kind == Kind::Discovery => controller.raise(Event::DISCOVERY),
                 true => {}
                 false => controller.end(),
@@ -775,8 +725,8 @@ mod tests {
         assert!((0..DISCOVERY_MAX).all(|_| make(Kind::Discovery, usize::MAX, false).is_some()));
         assert!(make(Kind::Discovery, usize::MAX, false).is_none());
         let most = DISCOVERY_MAX + 2;
-        let unproven: Vec<_> = (0..UNPROVEN_MAX).map_while(|_| make(Kind::Io, most, true)).collect();
-        assert!(unproven.len() == UNPROVEN_MAX && make(Kind::Io, most, true).is_none());
+        let unproven: Vec<_> = (0..UNAUTHENTICATED_MAX).map_while(|_| make(Kind::Io, most, true)).collect();
+        assert!(unproven.len() == UNAUTHENTICATED_MAX && make(Kind::Io, most, true).is_none());
         assert!(make(Kind::Io, most, false).is_some());
         assert!(controllers.prove(&unproven[0]) && controllers.prove(&unproven[0]), "the last place");
         assert!(make(Kind::Io, most, false).is_none() && make(Kind::Io, most, true).is_none());
@@ -826,16 +776,6 @@ mod tests {
         assert_eq!(status(&made), 0);
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE), status(&made)), (Ok(()), READY));
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE | 0x4000), status(&made)), (Ok(()), READY | SHUT_DOWN));
-    }
-
-    #[test]
-    fn hosts_are_named_by_their_identifiers() {
-        let (_, made) = controller(Kind::Io);
-        let name = made.host.nexus();
-        assert_eq!((&*name.initiator, name.target_port), ("nvme,07070707070707070707070707070707", 0));
-        assert_eq!(Host::id_of(&name), [7; 16]);
-        let other = |text: &str| Host::id_of(&NexusName { initiator: text.into(), target_port: 1 });
-        assert_ne!(other("iqn.a:b,i,0x00023d000001"), other("iqn.a:b,i,0x00023d000002"));
     }
 
     #[test]

@@ -2,14 +2,16 @@
 //! as a whole: whoever asks sees what was there before or what is there after.
 
 use crate::auth::exchange::Terms;
-use crate::connect::{DISCOVERY_NQN, Path};
-use crate::controller::{Controller, DISCOVERY_MAX, Kind};
 use crate::history::History;
-use crate::manage::Pool;
+use crate::limits::DISCOVERY_MAX;
+use crate::path::{DISCOVERY_NQN, Path};
+use crate::pool::Pool;
 use lunar_core::access::{Access, Group, Mistake, Proofs};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use crate::path::Way;
 
 /// An NVM subsystem, or the discovery service.
 #[derive(Clone, Debug)]
@@ -42,17 +44,6 @@ impl Entry {
     pub fn is_reached(&self, group: u16) -> bool {
         self.groups.as_ref().is_none_or(|groups| groups.contains(&group))
     }
-}
-
-/// By which way somebody came.
-#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Way {
-    /// The number of the portal.
-    pub portal: u32,
-    /// Tag of its portal group; zero: none, and always the best way.
-    pub group: u16,
-    /// Whether hosts come by secure channels only.
-    pub is_secure: bool,
 }
 
 /// An address where hosts call.
@@ -165,26 +156,6 @@ impl Directory {
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
-    }
-
-    /// Whether a controller may stay: its subsystem is reached by its way, and its host still belongs to its group.
-    /// Virtual machines come by sockets of their own: for those only the subsystem has to be there.
-    #[must_use]
-    pub fn keeps(&self, controller: &Controller) -> bool {
-        let (standing, way) = (&controller.standing, controller.path.way);
-        let leads = |portal: &Portal| portal.id == way.portal && portal.group == way.group;
-        let is_reached = self.portals.as_ref().is_none_or(|portals| portals.iter().any(leads));
-        let entry = match controller.kind {
-            Kind::Discovery => &self.discovery,
-            Kind::Io => match self.subsystem(&standing.subsystem.nqn) {
-                Some(entry) => entry,
-                None => return false,
-            },
-        };
-        let Some(source) = standing.source else { return true };
-        let host = controller.host.nqn.to_ascii_lowercase();
-        let group = entry.access.group(&host, source.ip()).map(|group| &group.name);
-        is_reached && entry.is_reached(way.group) && group.is_some() && group == standing.group.as_ref()
     }
 
     /// What a host is told that came by the portal of this number.

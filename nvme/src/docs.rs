@@ -3,7 +3,9 @@
 use crate::controller::VERSION;
 use crate::features::FEATURES;
 use crate::log::PAGES;
-use crate::table::{Effect, Persistent, Row, Set, TABLE, Transport};
+use crate::policy::{Effect, Persistent, Set, Transport};
+use crate::row::Row;
+use crate::table::TABLE;
 use std::fmt::Write;
 
 /// The page, as `docs/nvme.md` holds it.
@@ -56,18 +58,18 @@ fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
 fn line(page: &mut String, row: &Row) {
     let policy = &row.policy;
     let set = match policy.code.set {
-        Set::Admin if policy.gates.transport == Transport::Memory => "admin, vfio-user only",
+        Set::Admin if policy.admission.transport == Transport::Memory => "admin, vfio-user only",
         Set::Admin => "admin",
         Set::Io => "I/O",
         Set::Fabrics => "fabrics",
     };
     let effect = match policy.effect {
         Effect::Content => "writes",
-        Effect::Renewal => "renews",
+        Effect::Rewrite => "renews",
         Effect::Inventory => "comes and goes",
         Effect::None | Effect::Capabilities => "",
     };
-    let reserved = match policy.gates.persistent {
+    let reserved = match policy.admission.persistent {
         Persistent::Passes => "",
         Persistent::WriteExclusivePasses => "exclusive access",
         Persistent::Conflict => "all",

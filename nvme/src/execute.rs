@@ -9,10 +9,11 @@ use crate::history::{Happened, TestResult};
 use crate::manage::pool_of;
 use crate::namespace::{ALL, Attached, Namespace};
 use crate::plan::{Plan, Test};
+use crate::policy::{CommandScope, Effect};
 use crate::queue::{Queue, Task};
-use crate::reserve::Wanted;
+use crate::row::{Data, Row};
 use crate::subsystem::Subsystem;
-use crate::table::{Data, Effect, Reach, Row, find_entry};
+use crate::table::find_entry;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
@@ -20,13 +21,11 @@ use lunar_core::protection::Terms;
 use lunar_core::step::{Failure, PIECE_BYTES, Protected, Step, Tools, carry_out, carry_out_now};
 use lunar_core::tally::Event;
 use lunar_core::unit::Admitted;
+use lunar_unit::reserve::Request;
 use std::borrow::Cow;
 use std::rc::Rc;
 
-/// What one command may move, as a power of two of pages of 4 KiB (MDTS): 1 MiB.
-pub const TRANSFER_EXPONENT: u8 = 8;
-/// The same in bytes.
-pub const TRANSFER_BYTES_MAX: u64 = 4096 << TRANSFER_EXPONENT;
+pub use crate::limits::TRANSFER_BYTES_MAX;
 
 impl Subsystem {
     /// Carries a command out. The reply is written where it will be read.
@@ -63,7 +62,7 @@ impl Subsystem {
         reply: &mut Reply,
     ) -> bool {
         let sqe = &command.sqe;
-        let found = find_entry(sqe, queue.id).filter(|row| row.policy.gates.reach == Reach::Namespace);
+        let found = find_entry(sqe, queue.id).filter(|row| row.policy.admission.scope == CommandScope::Namespace);
         let (Some(row), Some(attached), 0) = (found, queue.attached(sqe.nsid.get()), sqe.flags & FUSE) else {
             return false;
         };
@@ -129,9 +128,9 @@ impl Subsystem {
             }
             // Larger than the others: it does not make their future larger.
             plan @ (Plan::Abort { .. }
-            | Plan::Persist(..)
-            | Plan::Hear(_)
-            | Plan::Tell
+            | Plan::SetPtpl(..)
+            | Plan::AuthSend(_)
+            | Plan::AuthReceive
             | Plan::Flush
             | Plan::Format(..)
             | Plan::Sanitize(..)
@@ -154,7 +153,7 @@ impl Subsystem {
                         self.count(namespace, moved);
                     }
                     Plan::Steps(steps) => carrier.carry_all(&steps, tools, reply).await?,
-                    Plan::Reserve(wanted) => self.reserve(queue, task, namespace, &wanted).await?,
+                    Plan::Reserve(request) => self.reserve(queue, task, namespace, *request).await?,
                     _ => {}
                 }
             }
@@ -176,15 +175,15 @@ impl Subsystem {
             Plan::Abort { queue: other, command } => {
                 reply.result = self.abort(queue, task, other, command).await?.into();
             }
-            Plan::Persist(named, outlives) => {
+            Plan::SetPtpl(named, ptpl) => {
                 for id in named {
                     let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
-                    self.reserve(queue, task, &seen.namespace, &Wanted::Persistence(outlives)).await?;
+                    self.reserve(queue, task, &seen.namespace, Request::SetPtpl(ptpl)).await?;
                 }
             }
-            Plan::Hear(message) => self.hear(queue, &message).await?,
-            Plan::Tell => {
-                let message = self.tell(queue, length).await?;
+            Plan::AuthSend(message) => self.auth_send(queue, &message).await?,
+            Plan::AuthReceive => {
+                let message = self.auth_receive(queue, length).await?;
                 *self.scratch.borrow_mut() = message;
                 self.answer(length, tools, reply)?;
             }
@@ -197,13 +196,13 @@ impl Subsystem {
                 for id in named {
                     let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
                     self.note(&queue.controller, Happened::Formats { namespace: id, asked });
-                    let result = self.format(&seen.namespace, tools).await;
+                    let result = self.format(queue, task, &seen.namespace, &tools.arena).await;
                     let status = result.as_ref().err().map_or(0, |refusal| refusal.status.0);
                     self.note(&queue.controller, Happened::Formatted { namespace: id, status });
                     result?;
                 }
             }
-            Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, tools).await?,
+            Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, &tools.arena).await?,
             Plan::Test(test) => self.test(queue, test, transfer, tools).await,
             _ => {}
         }
@@ -252,10 +251,10 @@ impl Subsystem {
         if row.policy.effect == Effect::Inventory && !makes() {
             return Err(Status::INVALID_OPCODE.into());
         }
-        let namespace = match row.policy.gates.reach {
-            Reach::Controller => None,
-            Reach::Namespaces if sqe.nsid.get() == ALL => None,
-            Reach::Namespace | Reach::Namespaces => {
+        let namespace = match row.policy.admission.scope {
+            CommandScope::Controller => None,
+            CommandScope::Namespaces if sqe.nsid.get() == ALL => None,
+            CommandScope::Namespace | CommandScope::Namespaces => {
                 Some(queue.attached(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE)?)
             }
         };

@@ -1,17 +1,14 @@
 use super::*;
 use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
-use crate::namespace::{Access, NAMESPACES_MAX};
-use crate::subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing};
+use crate::namespace::{AnaState, NAMESPACES_MAX};
 use lunar_core::io::{Done, Io, Outcome, Store, Traits};
-use lunar_core::keep::Lasting;
-use lunar_core::medium::Content;
 use lunar_core::mem::Arena;
+use lunar_core::metadata::DurableMemory;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
-use lunar_core::reserve::{Action, News, Order, Request};
 use lunar_core::time::Instant;
 use lunar_core::unit::{Unit, UnitId};
-use std::cell::RefCell;
-use std::pin::{Pin, pin};
+use lunar_unit::rewrite::request::{Rewrite, RewriteChange, RewriteKind};
+use lunar_unit::{AccessState, UnitChange};
 use std::sync::Arc;
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -379,7 +376,7 @@ fn who_flushes_is_told_what_needs_no_flush() {
             medium: before.medium.clone(),
             tally: before.tally.clone(),
             exclusive: before.exclusive.clone(),
-            keep: before.keep.clone(),
+            metadata: before.metadata.clone(),
         }));
         let others = if id == 0 { 0 } else { NO_CACHE };
         assert_eq!(told(), (NO_CACHE, others, 7), "one with a cache may come at any time");
@@ -474,13 +471,13 @@ fn reservations_outlive_a_restart_if_a_feature_says_so() {
             medium: before.medium.clone(),
             tally: before.tally.clone(),
             exclusive: before.exclusive.clone(),
-            keep: Arc::new(Lasting::default()),
+            metadata: Arc::new(DurableMemory::default()),
         }));
     }
     assert_eq!((set(1, 1), get(1), get(2)), (Status::SUCCESS, 1, 0));
     // The same state as that of Reservation Register, and of SCSI.
     let attached = rig.io.attached(1).expect("it is there");
-    assert!(attached.namespace.shared.reservations().outlives());
+    assert!(attached.namespace.shared.reservations().ptpl());
     assert_eq!(reserve(&rig, &rig.io, REGISTER, 2 << 30, [0, 5]), Status::SUCCESS);
     assert_eq!((get(1), set(u32::MAX, 1), get(1), get(2)), (0, Status::SUCCESS, 1, 1));
     assert_eq!((set(u32::MAX, 0), get(1), get(2), set(7, 0)), (Status::SUCCESS, 0, 0, Status::INVALID_NAMESPACE));
@@ -572,13 +569,13 @@ fn discovery_tells_where_the_subsystem_is() {
         way: crate::directory::Way { portal: 1, group: 1, is_secure: false },
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
-    let data = connect_data(9, 0xffff, crate::connect::DISCOVERY_NQN);
+    let data = connect_data(9, 0xffff, crate::path::DISCOVERY_NQN);
     let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("let in");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
     let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 1023 << 16]), &[]).data;
     assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (3, &[3, 1, 2, 4][..], &b"4420\0"[..]));
     assert_eq!((&log[1280..1304], &log[1536..1546]), (&b"nqn.2026-01.io.lunar:rig"[..], &b"192.0.2.1\0"[..]));
-    assert_eq!((log[2050], &log[2304..2340]), (3, crate::connect::DISCOVERY_NQN.as_bytes()));
+    assert_eq!((log[2050], &log[2304..2340]), (3, crate::path::DISCOVERY_NQN.as_bytes()));
     assert_eq!((&log[3072..3075], &log[3104..3109], &log[3584..3588]), (&[3, 2, 1][..], &b"8009\0"[..], &b"::1\0"[..]));
     let identified = rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data;
     assert_eq!((identified[111], u32_at(&identified, 92)), (2, 0x8000_0000));
@@ -600,65 +597,6 @@ fn reserve(rig: &Rig, queue: &Rc<Queue>, opcode: u8, dword: u32, keys: [u64; 2])
 const REGISTER: u8 = 0x0d;
 const ACQUIRE: u8 = 0x11;
 const RELEASE: u8 = 0x15;
-
-#[test]
-fn what_a_registration_leaves_as_it_is_is_as_it_is_at_its_turn() {
-    let rig = Rig::default();
-    let name = rig.io.name().clone();
-    let attached = rig.io.attached(1).expect("it is there");
-    let shared = &attached.namespace.shared;
-    let outlive = |outlives, key| {
-        let action = Action::Register { ignore: true, outlives, ports: vec![7], initiators: Vec::new() };
-        let order = Order { action, scope_and_kind: 0, key: 0, action_key: key };
-        let after = shared.reservations().changed(&name, &Request::Persistent(order)).expect("right").0;
-        *shared.reservations() = after;
-    };
-    for outlives in [true, false] {
-        outlive(!outlives, 1);
-        let list = [0_u64, 5].map(u64::to_le_bytes).concat();
-        let mut sqe = entry(REGISTER, 1, &[8 | 2]);
-        sqe.sgl.length = 16.into();
-        let task = rig.io.tasks.enter((1, 1));
-        let command = Command { sqe, sent: 16, room: 0 };
-        let given = Given(Arena::new(1 << 20), list);
-        let mut tools = Tools { arena: given.0.clone(), completion: lunar_core::io::Completion::new() };
-        let mut reply = Reply::default();
-        let turn = at_once(shared.turn());
-        {
-            let mut run = pin!(rig.subsystem.execute(&rig.io, &task, &command, &given, &mut tools, &mut reply));
-            let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-            assert!(run.as_mut().poll(&mut cx).is_pending(), "it waits for its turn");
-            // Another one has its turn before.
-            outlive(outlives, 2);
-            drop(turn);
-            assert!(run.as_mut().poll(&mut cx).is_ready());
-        }
-        assert_eq!((reply.status, shared.reservations().outlives()), (Status::SUCCESS, outlives));
-    }
-}
-
-/// A list that came with its command.
-struct Given(Arena, Vec<u8>);
-
-impl Transfer for Given {
-    async fn room(&self) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let mut memory = self.0.take_sg(len).ok_or(Fault::NoMemory)?;
-        memory.copy_from(0, &self.1[offset..offset + len]);
-        Ok(memory.share())
-    }
-
-    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
-        Err(Fault::Protocol)
-    }
-
-    fn aborted(&self) -> bool {
-        false
-    }
-}
 
 #[test]
 fn reservations_keep_other_hosts_out() {
@@ -703,24 +641,42 @@ fn reservations_keep_other_hosts_out() {
     assert_eq!(rig.run(&other, &blocks(WRITE, 0, 1), &[0; 512]).status, conflict);
 }
 
+/// Another command set rewrites the medium of the first namespace.
+fn rewritten(rig: &Rig, change: RewriteChange) {
+    let unit = rig.units.unit(UnitId(0)).expect("it is there");
+    at_once(rig.units.propose(&unit, None, UnitChange::Rewrite(change))).expect("it is allowed");
+}
+
+fn format() -> Rewrite {
+    Rewrite { kind: RewriteKind::Format { protection: None }, passes: Vec::new() }
+}
+
 #[test]
 fn access_states_stop_what_touches_the_medium() {
     let rig = Rig::default();
     assert_eq!(admin(&rig, 0x09, 0, &[0x0b, 1 << 11]).status, Status::SUCCESS);
     assert!(admin(&rig, 0x0c, 0, &[]).parked);
     for (access, status) in [
-        (Access::INACCESSIBLE, Status::INACCESSIBLE),
-        (Access::PERSISTENT_LOSS, Status::PERSISTENT_LOSS),
-        (Access::CHANGE, Status::TRANSITION),
-        (Access::NON_OPTIMIZED, Status::SUCCESS),
+        (AnaState::INACCESSIBLE, Status::INACCESSIBLE),
+        (AnaState::PERSISTENT_LOSS, Status::PERSISTENT_LOSS),
+        (AnaState::CHANGE, Status::TRANSITION),
+        (AnaState::NON_OPTIMIZED, Status::SUCCESS),
     ] {
-        rig.subsystem.set_access(UnitId(0), 0, access);
+        rig.io.attached(1).expect("it is there").set_access(access);
+        assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, status);
+    }
+    for (state, status) in [
+        (AccessState::Standby, Status::INACCESSIBLE),
+        (AccessState::Transitioning, Status::TRANSITION),
+        (AccessState::ActiveNonOptimized, Status::SUCCESS),
+    ] {
+        at_once(rig.units.set_access(UnitId(0), 0, state, false));
         assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, status);
     }
     assert_eq!(at_once(rig.admin.controller.event()), (0, Status::SUCCESS, 0x0c_0302));
-    let work = rig.subsystem.unit(UnitId(0)).expect("there").unit.medium.begin().expect("nobody works");
+    rewritten(&rig, RewriteChange::Begin(format()));
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::FORMATTING);
-    drop(work);
+    rewritten(&rig, RewriteChange::Done);
     assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SUCCESS);
 }
 
@@ -741,10 +697,11 @@ fn a_formatted_namespace_is_empty() {
     assert_eq!(format(1, 0), Status::WRITE_FAULT);
     assert_eq!((write(1), io(&rig, &blocks(READ, 0, 1), &[]).status), (Status::NOT_READY, Status::NOT_READY));
     assert_eq!((format(1, 0), write(1)), (Status::SUCCESS, Status::SUCCESS), "only that helps");
-    let medium = &rig.subsystem.unit(UnitId(0)).expect("there").unit.medium;
-    medium.set_content(Content::Unsanitized);
+    let sanitize = || Rewrite { kind: RewriteKind::Sanitize { can_exit: true }, passes: Vec::new() };
+    rewritten(&rig, RewriteChange::Begin(sanitize()));
+    rewritten(&rig, RewriteChange::Failed);
     assert_eq!((format(1, 0), write(1)), (Status::SANITIZE_FAILED, Status::SANITIZE_FAILED), "nor that");
-    medium.set_content(Content::Whole);
+    rewritten(&rig, RewriteChange::ExitFailureMode);
     let [_admin, other] = rig.host(8);
     assert_eq!(reserve(&rig, &other, REGISTER, 0, [0, 9]), Status::SUCCESS);
     assert_eq!(reserve(&rig, &other, ACQUIRE, 1 << 8, [9, 0]), Status::SUCCESS);
@@ -817,83 +774,6 @@ fn blocks_that_scsi_protects_are_protected_here_too() {
     assert_eq!(io(&rig, &of(READ, 4, 1), &[]).data, [0; BLOCK as usize]);
     assert_eq!(admin(&rig, 0x80, 2, &[0]).status, Status::SUCCESS);
     assert_eq!((beside(3), io(&rig, &of(READ, 3, 1), &[]).status), (Info::BLANK, Status::SUCCESS));
-}
-
-/// Sanitizes nothing, and remembers what was asked for.
-#[derive(Default)]
-struct Cleaner(RefCell<Vec<(UnitId, Sanitizing)>>);
-
-type Ends<T> = Pin<Box<dyn Future<Output = T>>>;
-
-impl Everywhere for Cleaner {
-    fn abort(&self, controller: u16, queue: u16, command: u16) -> Ends<bool> {
-        Nowhere.abort(controller, queue, command)
-    }
-
-    fn reservations(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
-        Nowhere.reservations(unit, news)
-    }
-
-    fn preempted(&self, unit: UnitId, news: Arc<News>) -> Ends<()> {
-        Nowhere.preempted(unit, news)
-    }
-
-    fn keep(&self, unit: UnitId, state: Renewing) -> Ends<Result<(), Fault>> {
-        Nowhere.keep(unit, state)
-    }
-
-    fn sanitize(&self, unit: UnitId, how: Sanitizing, _arena: Arena) -> Ends<Result<(), Fault>> {
-        self.0.borrow_mut().push((unit, how));
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn renewing(&self, unit: UnitId, state: Renewing) -> Ends<()> {
-        Nowhere.renewing(unit, state)
-    }
-
-    fn manage(&self, request: crate::manage::Request) -> Ends<Result<u32, Status>> {
-        Nowhere.manage(request)
-    }
-}
-
-#[test]
-fn sanitize_is_for_all_media_and_one_state() {
-    let cleaner = Rc::new(Cleaner::default());
-    let rig = Rig::with(cleaner.clone());
-    let sanitize = |dword: u32| admin(&rig, 0x84, 0, &[dword, 0x0102_0304]).status;
-    let log = || {
-        let page = admin(&rig, 0x02, 0, &[0x81 | 127 << 16]).data;
-        (u16_at(&page, 0), u16_at(&page, 2), u32_at(&page, 4), u32_at(&page, 8))
-    };
-    let asked = || std::mem::take(&mut *cleaner.0.borrow_mut());
-    assert_eq!(log(), (0xffff, 0, 0, u32::MAX), "never");
-    let erase = |unmap| vec![Pass { pattern: Vec::new(), unmap }];
-    assert_eq!(sanitize(2), Status::SUCCESS);
-    let begun = |passes, exits| Sanitizing::Begin { passes, exits };
-    assert_eq!(asked(), [0, 1].map(|unit| (UnitId(unit), begun(erase(true), false))));
-    assert_eq!((sanitize(2 | 0x200), asked()[0].1.clone()), (Status::SUCCESS, begun(erase(false), false)));
-    assert_eq!(log(), (0xffff, 1, 0x202, u32::MAX), "done");
-    assert_eq!(sanitize(3 | 3 << 4 | 0x100 | 8), Status::SUCCESS);
-    let word = |word: u32| Pass { pattern: word.to_le_bytes().repeat(128), unmap: false };
-    let passes = vec![word(0x0102_0304), word(!0x0102_0304), word(0x0102_0304)];
-    assert_eq!(asked()[1].1, begun(passes, true));
-    assert_eq!(sanitize(3), Status::SUCCESS);
-    assert!(matches!(&asked()[0].1, Sanitizing::Begin { passes, .. } if passes.len() == 16));
-    assert_eq!((sanitize(0), sanitize(4)), (Status::INVALID_FIELD, Status::INVALID_FIELD));
-    // Whichever command set began it.
-    let medium = rig.io.attached(1).expect("it is there").namespace.unit.medium.clone();
-    let work = medium.begin().expect("nothing is under way");
-    medium.set_content(Content::Unsanitized);
-    work.set_progress(1, 4);
-    assert_eq!((log().0, log().1), (0x4000, 2));
-    let busy = Status::SANITIZE_IN_PROGRESS;
-    assert_eq!((sanitize(2), io(&rig, &blocks(READ, 0, 1), &[]).status), (busy, busy));
-    drop(work);
-    assert_eq!((log().0, log().1), (0xffff, 3), "failed");
-    assert_eq!(io(&rig, &blocks(READ, 0, 1), &[]).status, Status::SANITIZE_FAILED);
-    assert_eq!((sanitize(1), asked().len()), (Status::SUCCESS, 2));
-    let alone = Rig::default();
-    assert_eq!(admin(&alone, 0x84, 0, &[2]).status, Status::INTERNAL_ERROR, "nobody can");
 }
 
 #[test]

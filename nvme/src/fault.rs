@@ -5,6 +5,7 @@ use lunar_core::io::Fault;
 use lunar_core::protection::Field;
 use lunar_core::step::{Failure, Step};
 use lunar_core::tally::Event;
+use lunar_unit::MediumState;
 
 /// Whether a step changes the medium.
 pub(crate) fn writes(step: &Step) -> bool {
@@ -81,5 +82,13 @@ pub(crate) fn event(failure: Failure, writes: bool) -> Option<Event> {
         Failure::Protection { .. } => Some(Event::ReadError),
         Failure::Fault { fault: Fault::Medium, .. } => Some(if writes { Event::WriteError } else { Event::ReadError }),
         _ => None,
+    }
+}
+
+/// The status of a namespace whose medium is rewritten.
+pub(crate) fn rewrite_status(medium: MediumState) -> Status {
+    match medium {
+        MediumState::Sanitizing { .. } => Status::SANITIZE_IN_PROGRESS,
+        _ => Status::FORMATTING,
     }
 }

@@ -1,7 +1,7 @@
 //! Features: what a host may set of its controller (NVMe Base 2.0 5.27.1). One row each.
 
-use crate::controller::VECTORS;
-use crate::table::Transport;
+use crate::limits::VECTORS;
+use crate::policy::Transport;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

@@ -8,22 +8,25 @@ use crate::auth::host::{Host, RANDOM};
 use crate::auth::key::Key;
 use crate::auth::wire;
 use crate::command::{Command, Direction, FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Reply, SQE_LEN, Sqe, Status};
-use crate::connect::{Caller, ConnectData, DISCOVERY_NQN, Path};
+use crate::connect::{Caller, ConnectData};
 use crate::directory::{Board, Directory, Entry};
+use crate::namespace_map::Mapping;
+use crate::path::{DISCOVERY_NQN, Path};
+use crate::policy::Set;
 use crate::queue::Queue;
-use crate::space::Mapping;
-use crate::subsystem::{Everywhere, Nowhere, Subsystem, SubsystemConfig};
-use crate::table::{Set, TABLE};
+use crate::subsystem::{Alone, Environment, Subsystem, SubsystemConfig};
+use crate::table::TABLE;
 use lunar_core::access::{Access, Account, Group, Proofs, Secret};
 use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Quick, Store, Traits};
-use lunar_core::keep::Forgetful;
 use lunar_core::mem::{Arena, Sg};
+use lunar_core::metadata::VolatileMemory;
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
 use lunar_core::time::Instant;
 use lunar_core::unit::{Admitted, Geometry, Identity, OneCore, Unit, UnitId};
+use lunar_unit::{CoreUnits, NoOtherCores, UnitChange};
 use std::cell::{Cell, RefCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::{Pin, pin};
@@ -202,6 +205,8 @@ pub fn tenant() -> Tenant {
 pub struct Rig {
     /// The subsystem.
     pub subsystem: Rc<Subsystem>,
+    /// The state of its units.
+    pub units: Rc<CoreUnits>,
     /// The admin queue.
     pub admin: Rc<Queue>,
     /// The I/O queue.
@@ -220,7 +225,7 @@ pub struct Rig {
 
 impl Default for Rig {
     fn default() -> Self {
-        Self::with(Rc::new(Nowhere))
+        Self::with(Rc::new(Alone))
     }
 }
 
@@ -230,20 +235,21 @@ impl Rig {
     /// # Panics
     /// When its host cannot connect.
     #[must_use]
-    pub fn with(everywhere: Rc<dyn Everywhere>) -> Self {
+    pub fn with(environment: Rc<dyn Environment>) -> Self {
         let told = Arc::<Mutex<Vec<String>>>::default();
         let outside = Rc::new(Still::default());
         let board = open_board();
+        let units = CoreUnits::new(Arc::default(), Rc::new(NoOtherCores));
         let config = SubsystemConfig {
             clock: Rc::new(|| NOW),
             stats: Arc::default(),
-            shared: Arc::default(),
+            units: units.clone(),
             controllers: Arc::default(),
             board: board.clone(),
             guard: guard(board.clone(), told.clone()),
             outside: outside.clone(),
         };
-        let subsystem = Subsystem::new(config, everywhere);
+        let subsystem = Subsystem::new(config, environment);
         let memories = [0, PROTECTED].map(|id| {
             let (unit, memories) = unit(id);
             subsystem.add_namespace(id + 1, unit);
@@ -253,7 +259,7 @@ impl Rig {
         let memories = [first, second];
         let arena = Arena::new(ARENA_BYTES);
         let [admin, io] = connect_pair(&subsystem, 7);
-        Self { subsystem, admin, io, memories, beside, outside, board, told, arena }
+        Self { subsystem, units, admin, io, memories, beside, outside, board, told, arena }
     }
 
     /// Lets in who belongs to one of these groups from now on; `discovery` is about those who only ask what there is.
@@ -300,7 +306,7 @@ impl Rig {
     /// When there is no second one.
     pub fn protect(&self, kind: Kind, metadata: bool) {
         let unit = self.subsystem.unit(UnitId(PROTECTED)).expect("it is there").unit.clone();
-        unit.protection.as_ref().expect("it has room for it").set_kind(kind);
+        at_once(self.units.propose(&unit, None, UnitChange::Protection(kind))).expect("memory saves it");
         self.subsystem.show(PROTECTED + 1, Mapping { metadata, ..Mapping::plain(unit.id) });
     }
 
@@ -520,7 +526,7 @@ pub(crate) fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
         medium: lunar_core::medium::Medium::default(),
         tally: lunar_core::tally::Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
-        keep: Arc::new(Forgetful::default()),
+        metadata: Arc::new(VolatileMemory::default()),
         ranges,
     };
     (Rc::new(unit), [memory, beside])

@@ -3,7 +3,7 @@
 
 mod kept;
 
-use lunar_core::keep::{Forgetful, Keep};
+use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -166,7 +166,7 @@ struct State {
 
 /// What a subsystem remembers: the same on all cores.
 pub struct History {
-    keep: Arc<dyn Keep>,
+    keep: Arc<dyn MetadataStore>,
     state: Mutex<State>,
 }
 
@@ -178,7 +178,7 @@ impl fmt::Debug for History {
 
 impl Default for History {
     fn default() -> Self {
-        Self::new(Arc::<Forgetful>::default(), "", 0)
+        Self::new(Arc::<VolatileMemory>::default(), "", 0)
     }
 }
 
@@ -186,7 +186,7 @@ impl History {
     /// What is kept there, and that it is started now: milliseconds since the beginning of 1970. What cannot be
     /// understood is forgotten.
     #[must_use]
-    pub fn new(keep: Arc<dyn Keep>, firmware: &str, now: u64) -> Self {
+    pub fn new(keep: Arc<dyn MetadataStore>, firmware: &str, now: u64) -> Self {
         let mut state = keep.load(NAME).and_then(|bytes| kept::parse(&bytes)).unwrap_or_default();
         (state.cycles, state.began) = (state.cycles.saturating_add(1), now);
         // Kept with the next thing that happens: most subsystems never see one, and a start is not delayed.
@@ -218,7 +218,7 @@ impl History {
         if at_once || now.abs_diff(state.kept) >= KEEP_INTERVAL {
             state.kept = now;
             // What cannot be kept is told until the end of the process.
-            drop(self.keep.keep(NAME, kept::of(state)));
+            drop(self.keep.save(NAME, kept::of(state)));
         }
     }
 
@@ -358,7 +358,7 @@ mod tests {
 
     #[test]
     fn golden() {
-        let history = History::new(Arc::<Forgetful>::default(), "0.1", 1_000_000);
+        let history = History::new(Arc::<VolatileMemory>::default(), "0.1", 1_000_000);
         history.note(5, 1_000_250, Happened::Formats { namespace: 2, asked: 0x200 });
         history.note(5, 1_000_300, Happened::Formatted { namespace: 2, status: 0 });
         history.note(6, 1_000_400, Happened::Feature([0x04, 400]));
@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn it_outlives_a_restart() {
-        let keep = Arc::<Forgetful>::default();
+        let keep = Arc::<VolatileMemory>::default();
         let history = History::new(keep.clone(), "1", 10);
         history.note(1, 20, Happened::Sanitizes { capable: 6, asked: [2, 0] });
         let result = TestResult { code: 2, named: 7, failed: Some((7, 9)), when: 30 };
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn what_was_garbled_is_forgotten() {
-        let keep = Arc::<Forgetful>::default();
+        let keep = Arc::<VolatileMemory>::default();
         History::new(keep.clone(), "1", 10).tested(TestResult { code: 1, named: 0, failed: None, when: 20 });
         let whole = keep.load(NAME).expect("it is kept");
         for len in 0..whole.len() {

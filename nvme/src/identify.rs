@@ -2,16 +2,18 @@
 
 mod layout;
 
-use crate::cmd::ranges::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use crate::context::Context;
-use crate::controller::{ABORTS_MAX, KEEP_ALIVE_GRANULARITY, Kind, QUEUE_ENTRIES_MAX, VERSION};
+use crate::controller::VERSION;
 use crate::errors::ERRORS_MAX;
 use crate::event::{ACCESS_NOTICES, DISCOVERY_NOTICES, NAMESPACE_NOTICES, REQUESTS_MAX};
-use crate::execute::TRANSFER_EXPONENT;
 use crate::history::LOG_BYTES_MAX;
-use crate::manage::FORMATS;
+use crate::limits::{
+    ABORTS_MAX, COPY_BYTES_MAX, COPY_RANGES_MAX, KEEP_ALIVE_GRANULARITY, QUEUE_ENTRIES_MAX, TRANSFER_EXPONENT,
+};
 use crate::namespace::{Attached, Namespace};
-use crate::space::Made;
+use crate::namespace_map::Made;
+use crate::path::Kind;
+use crate::pool::FORMATS;
 use layout::Descriptor;
 use lunar_core::protection::{INFO_BYTES, Kind as Protection};
 use lunar_core::step::PIECE_BYTES;
@@ -216,13 +218,13 @@ fn features(namespace: &Namespace) -> u8 {
 
 /// RESCAP: all types, and keys that are not asked for; and whether they may outlive a restart.
 fn reservations(namespace: &Namespace) -> u8 {
-    0xfe | u8::from(namespace.unit.keep.outlives())
+    0xfe | u8::from(namespace.unit.metadata.is_durable())
 }
 
 /// FPI: supported, and percent that remain.
 fn format_progress(namespace: &Namespace) -> u8 {
-    let medium = &namespace.unit.medium;
-    let done = if medium.is_worked_on() { u32::from(medium.progress()) * 100 / 0x1_0000 } else { 100 };
+    let is_rewriting = namespace.medium().is_rewriting();
+    let done = if is_rewriting { u32::from(namespace.shared.progress()) * 100 / 0x1_0000 } else { 100 };
     0x80 | (100 - done) as u8
 }
 
@@ -325,7 +327,7 @@ pub fn independent_namespace(seen: &Attached) -> Page {
     page.format_progress = format_progress(namespace);
     page.ana_group = seen.id.into();
     page.attributes = seen.read_only.into();
-    page.status = if namespace.unit.medium.is_worked_on() { 0 } else { READY };
+    page.status = if namespace.medium().is_rewriting() { 0 } else { READY };
     Page::of(&page)
 }
 

@@ -8,7 +8,8 @@
 //! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run;
 //!   `abort`: what ends one early, wherever it is
 //! * [`auth`]: how hosts prove their names, and who may come in
-//! * [`reserve`]: a change of reservations, on all cores; `renew`: how Format NVM writes a whole medium anew
+//! * `command_set`: what changes of the unit state mean to hosts; [`reserve`]: reservations in the terms of NVMe;
+//!   `rewrite`: Format NVM and Sanitize
 //! * [`manage`]: namespaces that hosts make
 //! * [`attach`]: how a host gets a controller whose queues lie in its memory
 //! * [`event`]: what hosts are told unasked; [`errors`]: what is remembered of commands that failed
@@ -21,6 +22,7 @@ pub mod attach;
 pub mod auth;
 pub mod cmd;
 pub mod command;
+mod command_set;
 pub mod connect;
 pub mod context;
 pub mod controller;
@@ -33,24 +35,32 @@ mod fault;
 pub mod features;
 pub mod fuzzing;
 pub mod history;
+pub mod host;
 pub mod identify;
+pub mod limits;
 pub mod log;
 pub mod manage;
 pub mod namespace;
+mod namespace_map;
+mod namespace_table;
+pub mod path;
 pub mod plan;
+pub mod policy;
+pub mod pool;
 mod protect;
 pub mod queue;
-mod renew;
 pub mod reserve;
-mod space;
+mod rewrite;
+pub mod row;
 pub mod subsystem;
 pub mod table;
 
 pub use attach::Tenant;
 pub use command::{Command, Direction, Reply, Sqe, Status};
-pub use connect::{Caller, Path};
-pub use controller::{Controller, Controllers, Kind};
+pub use connect::Caller;
+pub use controller::{Controller, Controllers};
 pub use directory::{Board, Directory};
+pub use namespace_map::{Made, Mapping, NamespaceMap};
+pub use path::{Kind, Path};
 pub use queue::{Queue, Task, TaskSet};
-pub use space::{Made, Mapping, NamespaceMap};
-pub use subsystem::{Everywhere, Nowhere, Pass, Renewing, Sanitizing, Subsystem, SubsystemConfig};
+pub use subsystem::{Alone, Environment, Subsystem, SubsystemConfig};

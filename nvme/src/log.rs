@@ -1,16 +1,16 @@
 //! Log pages: one row each.
 
 use crate::command::Status;
-use crate::connect::{DISCOVERY_NQN, family};
 use crate::context::Context;
-use crate::controller::Kind;
 use crate::errors::{ERRORS_MAX, ErrorEntry};
 use crate::history::{Happened, Teller};
-use crate::namespace::NAMESPACES_MAX;
-use crate::table::{Code, Effect, Set, find};
-use lunar_core::medium::Content;
+use crate::limits::NAMESPACES_MAX;
+use crate::path::{DISCOVERY_NQN, Kind, family};
+use crate::policy::{Code, Effect, Set};
+use crate::table::find;
 use lunar_core::tally::Event;
 use lunar_core::wire::le;
+use lunar_unit::MediumState;
 use std::net::SocketAddr;
 use zerocopy::{FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -155,7 +155,7 @@ fn effects(cx: &mut Context<'_>, _asked: Asked) {
     for set in [Set::Admin, Set::Io] {
         for op in 0..=u8::MAX {
             let row = find(Code { set, op });
-            let row = row.filter(|row| row.policy.gates.transport.has(memory));
+            let row = row.filter(|row| row.policy.admission.transport.has(memory));
             let row = row.filter(|row| manages || row.policy.effect != Effect::Inventory);
             cx.out.extend_from_slice(&row.map_or(0, |row| row.policy.effect.entry()).to_le_bytes());
         }
@@ -203,14 +203,15 @@ fn sanitizing(cx: &Context<'_>, asked: Option<u32>) -> [u16; 2] {
     const DONE: u16 = 1;
     const FAILED: u16 = 3;
     let namespaces = cx.queue.namespaces();
-    let mut unsanitized = namespaces.iter().map(|seen| &seen.namespace.unit.medium);
     let mut progress = u16::MAX;
     let mut status = if asked.is_some() { DONE } else { NEVER };
-    for medium in unsanitized.by_ref().filter(|medium| medium.content() == Content::Unsanitized) {
-        if medium.is_worked_on() {
-            (status, progress) = (UNDER_WAY, progress.min(medium.progress()));
-        } else if status != UNDER_WAY {
-            status = FAILED;
+    for namespace in namespaces.iter().map(|seen| &seen.namespace) {
+        match namespace.medium() {
+            MediumState::Sanitizing { .. } => {
+                (status, progress) = (UNDER_WAY, progress.min(namespace.shared.progress()));
+            }
+            MediumState::SanitizeFailed { .. } if status != UNDER_WAY => status = FAILED,
+            _ => {}
         }
     }
     [progress, status]

@@ -1,25 +1,38 @@
-//! A namespace: a unit as NVMe sees it, and what a host has to do with it.
+//! A namespace: a unit as NVMe sees it, and the view that a host has of it.
 
-use crate::space::{Made, Mapping};
+use crate::namespace_map::{Made, Mapping};
 use lunar_core::codes;
 use lunar_core::protection::Kind;
-use lunar_core::reserve::{Held, Shared};
 use lunar_core::unit::Unit;
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use lunar_unit::reserve::Held;
+use lunar_unit::{AccessState, MediumState, SharedUnit};
+use std::cell::Cell;
 use std::fmt;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Namespaces at most: one log page of asymmetric access tells of all of them within what a command may move.
-pub const NAMESPACES_MAX: u32 = 1024;
+pub use crate::limits::NAMESPACES_MAX;
+
 /// The namespace identifier that means all of them.
 pub const ALL: u32 = 0xffff_ffff;
 
 codes! {
-    /// States of asymmetric access (NVMe Base 2.0 8.1.1).
-    pub struct Access(u8) {
+    /// Asymmetric namespace access states (NVMe Base 2.0 8.1.1).
+    pub struct AnaState(u8) {
         OPTIMIZED = 0x01, NON_OPTIMIZED = 0x02, INACCESSIBLE = 0x03, PERSISTENT_LOSS = 0x04, CHANGE = 0x0f,
+    }
+}
+
+impl AnaState {
+    /// The code of a state.
+    #[must_use]
+    pub fn of(state: AccessState) -> Self {
+        match state {
+            AccessState::ActiveOptimized => Self::OPTIMIZED,
+            AccessState::ActiveNonOptimized => Self::NON_OPTIMIZED,
+            AccessState::Transitioning => Self::CHANGE,
+            AccessState::Standby | AccessState::Unavailable | AccessState::Offline => Self::INACCESSIBLE,
+        }
     }
 }
 
@@ -27,31 +40,34 @@ codes! {
 pub struct Namespace {
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
-    /// Its reservations, which it has in common with its views on other cores and of other command sets.
-    pub shared: Arc<Shared>,
-    /// How it is reached through each portal group where that is not as after power on, by its tag.
-    access: RefCell<BTreeMap<u16, Access>>,
+    /// What it shares with all cores and command sets.
+    pub shared: Arc<SharedUnit>,
+    medium: Cell<MediumState>,
 }
 
 impl Namespace {
-    pub(crate) fn new(unit: Rc<Unit>, shared: Arc<Shared>) -> Self {
-        Self { unit, shared, access: RefCell::default() }
+    pub(crate) fn new(unit: Rc<Unit>, shared: Arc<SharedUnit>) -> Self {
+        let namespace = Self { unit, shared, medium: Cell::default() };
+        namespace.refresh();
+        namespace
     }
 
-    /// How it is reached through the portal group of this tag.
+    /// Brings its cells up to date with the state that all cores share.
+    pub(crate) fn refresh(&self) {
+        self.medium.set(self.shared.state().medium());
+    }
+
+    /// The state of its medium.
+    #[inline]
     #[must_use]
-    pub fn access(&self, group: u16) -> Access {
-        self.access.borrow().get(&group).copied().unwrap_or(Access::OPTIMIZED)
+    pub fn medium(&self) -> MediumState {
+        self.medium.get()
     }
 
-    /// Tells whether it was another one.
-    pub(crate) fn set_access(&self, group: u16, access: Access) -> bool {
-        self.access.borrow_mut().insert(group, access).unwrap_or(Access::OPTIMIZED) != access
-    }
-
-    /// It is reached as the one is whose place it takes.
-    pub(crate) fn take_access(&self, old: &Self) {
-        self.access.replace(old.access.take());
+    /// Its access state through the portal group of this tag.
+    #[must_use]
+    pub fn access(&self, group: u16) -> AnaState {
+        AnaState::of(self.shared.state().access().of(group).state)
     }
 
     /// Bytes of a block.
@@ -73,10 +89,10 @@ impl fmt::Debug for Namespace {
     }
 }
 
-/// What one host has to do with one namespace, through one queue.
+/// The view that one host has of one namespace, through one queue.
 #[derive(Debug)]
 pub struct Attached {
-    /// The identifier that the host knows it by.
+    /// The namespace identifier that the host uses.
     pub id: u32,
     /// The namespace.
     pub namespace: Rc<Namespace>,
@@ -84,36 +100,37 @@ pub struct Attached {
     pub read_only: bool,
     /// Whether a host has made it.
     pub made: Option<Made>,
-    /// Whether it is shown with what protects its blocks, if they are protected.
+    /// Whether the host sees the protection information of its blocks, if they are protected.
     metadata: bool,
-    access: Cell<Access>,
+    access: Cell<AnaState>,
     held: Cell<Held>,
 }
 
 impl Attached {
-    pub(crate) fn new(id: u32, namespace: Rc<Namespace>, to: Mapping, access: Access, held: Held) -> Self {
+    pub(crate) fn new(id: u32, namespace: Rc<Namespace>, to: Mapping, access: AnaState, held: Held) -> Self {
         let read_only = to.read_only || namespace.unit.read_only;
         let (made, metadata) = (to.made, to.metadata);
         Self { id, namespace, read_only, made, metadata, access: Cell::new(access), held: Cell::new(held) }
     }
 
-    /// How its blocks are protected, where the host sees that: each has eight bytes of metadata behind it then.
+    /// The protection type of its blocks, if the host sees their protection information: each block has eight bytes of
+    /// metadata behind it then.
     #[must_use]
     pub fn shown(&self) -> Option<Kind> {
         if self.metadata { self.namespace.unit.protected().map(|protection| protection.kind()) } else { None }
     }
 
-    /// How the host reaches it.
+    /// Its access state for the host.
     #[must_use]
-    pub fn access(&self) -> Access {
+    pub fn access(&self) -> AnaState {
         self.access.get()
     }
 
-    pub(crate) fn set_access(&self, access: Access) {
+    pub(crate) fn set_access(&self, access: AnaState) {
         self.access.set(access);
     }
 
-    /// What a reservation means for the host.
+    /// How a reservation restricts the host.
     #[must_use]
     pub fn held(&self) -> Held {
         self.held.get()
@@ -121,5 +138,18 @@ impl Attached {
 
     pub(crate) fn set_held(&self, held: Held) {
         self.held.set(held);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_namespace_is_accessible_in_the_active_states_only() {
+        for state in AccessState::ALL {
+            let is_active = [AnaState::OPTIMIZED, AnaState::NON_OPTIMIZED].contains(&AnaState::of(state));
+            assert_eq!(is_active, state.is_active(), "{state:?}");
+        }
     }
 }

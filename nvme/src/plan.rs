@@ -1,47 +1,47 @@
-//! What a command decided to do.
+//! The plan of a command: what is to be done for it.
 
-use crate::manage::Wish;
-use crate::reserve::Wanted;
-use crate::subsystem::Sanitizing;
+use crate::pool::Wish;
 use lunar_core::step::Step;
+use lunar_unit::reserve::Request;
+use lunar_unit::rewrite::request::Rewrite;
 
-/// What is to be done for a command; all that it needs has been checked.
+/// What is to be done for a command. Its fields have been checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Plan {
-    /// Nothing more: success, with these dwords.
+    /// Nothing more: success, with these two dwords in the completion.
     Done(u64),
-    /// What was written to [`Context::out`](crate::context::Context::out) goes to the host.
+    /// Sends what was written to [`Context::out`](crate::context::Context::out) to the host.
     Answer,
     /// A step.
     Do(Step),
     /// Steps, one after the other.
     Steps(Vec<Step>),
-    /// A change of reservations. Behind a pointer, for it is seldom.
-    Reserve(Box<Wanted>),
-    /// Reservations of these namespaces outlive a restart from now on, or do not.
-    Persist(Vec<u32>, bool),
-    /// A message of who proves its name. Behind a pointer, for it is seldom.
-    Hear(Box<[u8]>),
-    /// The message that waits for who proves its name goes to the host.
-    Tell,
-    /// It waits for an event.
+    /// A reservation request. Boxed, because it is rare and large.
+    Reserve(Box<Request>),
+    /// Sets whether the reservations of these namespaces persist through a power loss (PTPL).
+    SetPtpl(Vec<u32>, bool),
+    /// A message of the host's authentication.
+    AuthSend(Box<[u8]>),
+    /// Sends the next message of the host's authentication to it.
+    AuthReceive,
+    /// Waits for an asynchronous event.
     Park,
-    /// The command of this identifier in this queue ends early.
+    /// Aborts a command.
     Abort {
-        /// Queue.
+        /// The queue of the command.
         queue: u16,
-        /// Command.
+        /// The identifier of the command.
         command: u16,
     },
-    /// Everything of all namespaces is on the medium.
+    /// Flushes all namespaces of the controller.
     Flush,
-    /// These namespaces are written anew, as dword 10 says.
+    /// Formats these namespaces as dword 10 asks for.
     Format(Vec<u32>, u32),
-    /// These namespaces are sanitized, as dwords 10 and 11 say.
-    Sanitize(Vec<(u32, Sanitizing)>, [u32; 2]),
-    /// These namespaces are tested.
+    /// Sanitizes these namespaces as dwords 10 and 11 ask for.
+    Sanitize(Vec<(u32, SanitizeAction)>, [u32; 2]),
+    /// Runs a device self-test.
     Test(Test),
-    /// Namespaces come, go, or are had by others. Behind a pointer, for it is seldom.
+    /// Creates, deletes, attaches or detaches namespaces. Boxed, because it is rare and large.
     Manage(Box<Wish>),
     /// A change of the queues in the host's memory, which the transport carries out.
     Queues(QueueChange),
@@ -92,13 +92,22 @@ pub enum QueueChange {
     },
 }
 
-/// A self-test.
+/// What Sanitize does to one namespace.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum SanitizeAction {
+    /// Begins a sanitize.
+    Begin(Rewrite),
+    /// Leaves the state after a failed one.
+    ExitFailureMode,
+}
+
+/// A device self-test.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Test {
-    /// Which: short or extended.
+    /// Self-test code: short or extended.
     pub code: u8,
-    /// What was asked for.
+    /// The namespace identifier of the command.
     pub named: u32,
-    /// Whose media are read.
+    /// The namespaces whose media are read.
     pub namespaces: Vec<u32>,
 }

@@ -1,10 +1,11 @@
 //! A queue of a controller, on the core that serves it.
 
-use crate::auth::Proof;
+use crate::auth::authentication::Proof;
 use crate::command::{Refusal, Sqe, Status};
 use crate::controller::{Controller, Controllers};
-use crate::namespace::{Access, Attached, NAMESPACES_MAX, Namespace};
-use crate::space::{Mapping, Space};
+use crate::namespace::{AnaState, Attached, NAMESPACES_MAX, Namespace};
+use crate::namespace_map::Mapping;
+use crate::namespace_table::NamespaceTable;
 use lunar_core::port::NexusName;
 use lunar_core::task;
 use lunar_core::unit::UnitId;
@@ -36,7 +37,7 @@ pub struct Queue {
     /// Who is at its other end, where somebody has connected it.
     proof: OnceCell<Proof>,
     name: NexusName,
-    space: Rc<Space>,
+    space: Rc<NamespaceTable>,
     controllers: Arc<Controllers>,
     /// What its host has to do with each namespace that it has addressed, by identifier, which starts with one.
     attached: RefCell<Vec<Option<Rc<Attached>>>>,
@@ -65,7 +66,7 @@ impl Queue {
         id: u16,
         entries: u16,
         flow_control: bool,
-        space: Rc<Space>,
+        space: Rc<NamespaceTable>,
         controllers: Arc<Controllers>,
     ) -> Self {
         Self {
@@ -197,9 +198,9 @@ impl Queue {
         }
     }
 
-    /// Its host reaches a unit in another way.
-    pub(crate) fn set_access(&self, unit: UnitId, access: Access) {
-        // Whoever has not addressed the namespace looks when it does.
+    /// Sets the access state of a unit for its host.
+    pub(crate) fn set_access(&self, unit: UnitId, access: AnaState) {
+        // A host that has not addressed the namespace yet reads its state when it does.
         let all = self.attached.borrow();
         all.iter().flatten().filter(|one| one.namespace.unit.id == unit).for_each(|one| one.set_access(access));
     }
@@ -211,8 +212,8 @@ impl Queue {
         }
     }
 
-    /// Has its host go by the reservations as they are now.
-    pub(crate) fn look_at_reservations(&self, unit: UnitId) {
+    /// Brings its host up to date with the reservations of a unit.
+    pub(crate) fn update_reservations(&self, unit: UnitId) {
         let all = self.attached.borrow();
         for attached in all.iter().flatten().filter(|one| one.namespace.unit.id == unit) {
             attached.set_held(attached.namespace.shared.reservations().held(&self.name));

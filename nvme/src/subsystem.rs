@@ -1,27 +1,26 @@
-//! One core's view of the NVM subsystems: their namespaces, and the queues that this core serves. A volume that is in
-//! several of them is one unit, with one set of reservations.
+//! One core's view of the NVM subsystems: their namespaces, and the queues that this core serves. A volume that several
+//! of them show is one unit, with one state.
 
-use crate::auth::Outside;
+use crate::auth::authentication::Outside;
 use crate::auth::guard::Guard;
 use crate::command::Status;
-use crate::controller::{Controller, Controllers, Kind, property};
+use crate::controller::{Controller, Controllers, property};
 use crate::directory::Board;
-use crate::event::Event;
 use crate::history::Happened;
-use crate::manage::Request;
-use crate::namespace::{self, NAMESPACES_MAX, Namespace};
+use crate::namespace::{NAMESPACES_MAX, Namespace};
+use crate::namespace_map::{Mapping, NamespaceMap};
+use crate::namespace_table::NamespaceTable;
+use crate::path::Kind;
+use crate::pool::Request;
 use crate::queue::Queue;
-use crate::space::{Mapping, NamespaceMap, Space};
-use lunar_core::io::Fault;
-use lunar_core::mem::Arena;
-use lunar_core::reserve::{News, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::unit::{Unit, UnitId};
+use lunar_unit::{CoreUnits, LocalFuture};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::poll_fn;
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
@@ -29,121 +28,46 @@ use std::task::Poll;
 /// A clock: milliseconds since the beginning of 1970, UTC.
 pub type Clock = Rc<dyn Fn() -> u64>;
 
-/// What a core's view of the subsystems is made from.
+/// The configuration of one core's view of the subsystems.
 #[derive(Clone)]
 pub struct SubsystemConfig {
-    /// What time it is where it runs.
+    /// The clock of the target.
     pub clock: Clock,
-    /// Where this core counts.
+    /// The statistics of this core.
     pub stats: Arc<Stats>,
-    /// What its namespaces have in common with their views on other cores and of other command sets.
-    pub shared: Arc<SharedUnits>,
+    /// The state of the units.
+    pub units: Rc<CoreUnits>,
     /// The controllers of all subsystems: the same on all cores.
     pub controllers: Arc<Controllers>,
-    /// What subsystems there are, and who may come in: the same on all cores.
+    /// The subsystems, and which hosts may connect: the same on all cores.
     pub board: Arc<Board>,
-    /// Who asks whether a host may come in: the same on all cores.
+    /// Admits and refuses hosts: the same on all cores.
     pub guard: Arc<Guard>,
-    /// What proofs of names need.
+    /// What authentication needs.
     pub outside: Rc<dyn Outside>,
 }
 
-/// Where work on a whole medium is.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Renewing {
-    /// It has begun.
-    Begun,
-    /// It is over, and the medium can be used.
-    Done,
-    /// It is over, and the medium has to be written anew once more.
-    Failed,
+/// What the program around the subsystems does for them.
+pub trait Environment {
+    /// Aborts a command of a controller on another core. Done when the command has ended; returns whether there was
+    /// one.
+    fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool>;
+
+    /// Creates, deletes, attaches or detaches namespaces for a host. Done when that is durable and all cores go by it;
+    /// returns the identifier of a namespace that was created, or zero. It goes on when the command is aborted.
+    fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>>;
 }
 
-/// The whole medium once.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Pass {
-    /// One block; empty for zeroes that need not be moved.
-    pub pattern: Vec<u8>,
-    /// Whether the space may be given back.
-    pub unmap: bool,
-}
-
-/// What Sanitize does to a unit.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Sanitizing {
-    /// These passes, one after the other.
-    Begin {
-        /// The passes.
-        passes: Vec<Pass>,
-        /// Whether a failure can be left without another one.
-        exits: bool,
-    },
-    /// Leaves the state after a failure.
-    Exit,
-}
-
-/// The views of the same units on all other cores, and those of other command sets on all cores.
-pub trait Everywhere {
-    /// The reservations of a unit have changed: done when all go by it.
-    fn reservations(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>>;
-
-    /// Ends the commands of those who were preempted: done when they have ended.
-    fn preempted(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>>;
-
-    /// Ends a command of a controller early: done when it has ended. Tells whether one of the other cores had it.
-    fn abort(&self, controller: u16, queue: u16, command: u16) -> Pin<Box<dyn Future<Output = bool>>>;
-
-    /// Keeps where work on a whole medium is, so that it outlives this process.
-    fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
-
-    /// Sanitizes a unit, for all command sets; done when it has begun. It goes on whatever becomes of who asked, and of
-    /// this process.
-    fn sanitize(&self, unit: UnitId, how: Sanitizing, arena: Arena)
-    -> Pin<Box<dyn Future<Output = Result<(), Fault>>>>;
-
-    /// A unit is written anew: done when all command sets keep from it, or use it again.
-    fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>>;
-
-    /// Has namespaces come, go, or be had by others: done when it lasts and all cores go by it. Tells the identifier of
-    /// one that is made, or zero. It goes on whatever becomes of who asked.
-    fn manage(&self, request: Request) -> Pin<Box<dyn Future<Output = Result<u32, Status>>>>;
-}
-
-/// [`Everywhere`] of a program with one core and one command set.
+/// [`Environment`] of a program with one core, whose hosts create no namespaces.
 #[derive(Clone, Copy, Debug)]
-pub struct Nowhere;
+pub struct Alone;
 
-impl Everywhere for Nowhere {
-    fn reservations(&self, _unit: UnitId, _news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn preempted(&self, _unit: UnitId, _news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn abort(&self, _controller: u16, _queue: u16, _command: u16) -> Pin<Box<dyn Future<Output = bool>>> {
+impl Environment for Alone {
+    fn abort(&self, _controller: u16, _queue: u16, _command: u16) -> LocalFuture<'static, bool> {
         Box::pin(std::future::ready(false))
     }
 
-    fn keep(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
-        Box::pin(std::future::ready(Ok(())))
-    }
-
-    fn sanitize(
-        &self,
-        _unit: UnitId,
-        _how: Sanitizing,
-        _arena: Arena,
-    ) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
-        Box::pin(std::future::ready(Err(Fault::Unsupported)))
-    }
-
-    fn renewing(&self, _unit: UnitId, _state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
-        Box::pin(std::future::ready(()))
-    }
-
-    fn manage(&self, _request: Request) -> Pin<Box<dyn Future<Output = Result<u32, Status>>>> {
+    fn manage(&self, _request: Request) -> LocalFuture<'static, Result<u32, Status>> {
         Box::pin(std::future::ready(Err(Status::OPERATION_DENIED)))
     }
 }
@@ -151,8 +75,8 @@ impl Everywhere for Nowhere {
 /// One core's view of the NVM subsystems.
 pub struct Subsystem {
     config: SubsystemConfig,
-    pub(crate) everywhere: Rc<dyn Everywhere>,
-    pub(crate) space: Rc<Space>,
+    pub(crate) environment: Rc<dyn Environment>,
+    pub(crate) space: Rc<NamespaceTable>,
     queues: RefCell<Vec<Weak<Queue>>>,
     access_changes: Cell<u64>,
     /// Where answers are written before they are copied to memory that can be sent.
@@ -162,56 +86,59 @@ pub struct Subsystem {
 impl Subsystem {
     /// Without namespaces.
     #[must_use]
-    pub fn new(config: SubsystemConfig, everywhere: Rc<dyn Everywhere>) -> Rc<Self> {
-        Rc::new(Self {
+    pub fn new(config: SubsystemConfig, environment: Rc<dyn Environment>) -> Rc<Self> {
+        let units = config.units.clone();
+        let subsystem = Rc::new(Self {
             config,
-            everywhere,
+            environment,
             space: Rc::default(),
             queues: RefCell::default(),
             access_changes: Cell::new(1),
             scratch: RefCell::default(),
-        })
+        });
+        units.add_command_set(&subsystem);
+        subsystem
     }
 
-    /// What it was made from.
+    /// Its configuration.
     #[must_use]
     pub fn config(&self) -> &SubsystemConfig {
         &self.config
     }
 
-    /// Adds a unit, or puts another in its place; hosts see it by the maps that show it.
+    /// Adds a unit, or replaces the one of this number. Hosts see it by the maps that show it.
     pub fn add_unit(&self, unit: Rc<Unit>) {
-        let (id, shared) = (unit.id, self.config.shared.of(&unit));
+        let (id, shared) = (unit.id, self.config.units.add(&unit));
         self.space.add(Rc::new(Namespace::new(unit, shared)));
         self.queues().iter().for_each(|queue| queue.forget_unit(id));
     }
 
-    /// Adds a unit, and shows it as a namespace to hosts that are not behind a map.
+    /// Adds a unit, and shows it as a namespace to hosts without a map.
     ///
     /// # Panics
-    /// When `id` is not 1 to [`NAMESPACES_MAX`].
+    /// If `id` is not 1 to [`NAMESPACES_MAX`].
     pub fn add_namespace(&self, id: u32, unit: Rc<Unit>) {
         self.show(id, Mapping::plain(unit.id));
         self.add_unit(unit);
     }
 
-    /// Shows a unit as a namespace to hosts that are not behind a map.
+    /// Shows a unit as a namespace to hosts without a map.
     ///
     /// # Panics
-    /// When `id` is not 1 to [`NAMESPACES_MAX`].
+    /// If `id` is not 1 to [`NAMESPACES_MAX`].
     pub fn show(&self, id: u32, to: Mapping) {
         assert!((1..=NAMESPACES_MAX).contains(&id), "there is no namespace {id}");
         self.space.show(id, to);
     }
 
-    /// Removes a unit. Commands that run end as they would.
+    /// Removes a unit. Commands in progress end as usual.
     pub fn remove_unit(&self, unit: UnitId) {
         self.space.remove(unit);
         self.queues().iter().for_each(|queue| queue.forget_unit(unit));
     }
 
-    /// Puts a map in force under this name, on this core. What hosts behind it run at identifiers that mean something
-    /// else now gets to finish until `patience` is over, is aborted then, and gone when this returns.
+    /// Publishes a map under this name, on this core. Commands at identifiers that name another unit now may end until
+    /// `patience` is over; then they are aborted. None of them is left when this returns.
     pub async fn set_map(&self, name: &Arc<str>, map: NamespaceMap, patience: impl Future<Output = ()>) {
         let ids = self.space.set_map(name, map);
         let mut behind = self.queues();
@@ -219,15 +146,15 @@ impl Subsystem {
         self.leave(&behind, &ids, patience).await;
     }
 
-    /// These controllers are not attached to these namespaces any more: what they run there on this core gets to finish
-    /// until `patience` is over, is aborted then, and gone when this returns.
+    /// Detaches controllers from namespaces. Their commands there, on this core, may end until `patience` is over; then
+    /// they are aborted. None of them is left when this returns.
     pub async fn detach(&self, controllers: &[u16], ids: &[u32], patience: impl Future<Output = ()>) {
         let mut queues = self.queues();
         queues.retain(|queue| controllers.contains(&queue.controller.id));
         self.leave(&queues, ids, patience).await;
     }
 
-    /// Has queues forget what these identifiers mean, and waits until nothing goes on there that began before.
+    /// Drops the views that queues have of these identifiers, and waits until the commands of before have ended.
     async fn leave(&self, queues: &[Rc<Queue>], ids: &[u32], patience: impl Future<Output = ()>) {
         for queue in queues {
             ids.iter().for_each(|id| queue.forget(*id));
@@ -249,7 +176,7 @@ impl Subsystem {
         }
     }
 
-    /// Forgets the map of this name on this core; no host is behind it any more.
+    /// Forgets the map of this name on this core. No host has it any more.
     pub fn forget_map(&self, name: &str) {
         self.space.forget_map(name);
     }
@@ -260,8 +187,8 @@ impl Subsystem {
         self.space.maps()
     }
 
-    /// Tells the hosts of all cores that namespaces came, went, or are others: those of these identifiers to who is
-    /// behind one of these maps, and these units to who sees them. Once, whatever the number of cores.
+    /// Tells the hosts of all cores of changed namespaces, once, whatever the number of cores: the hosts of these maps
+    /// of these identifiers, and the hosts that see one of these units.
     pub fn tell_namespaces(&self, maps: &BTreeMap<Arc<str>, Vec<u32>>, units: &[UnitId]) {
         for controller in self.config.controllers.all() {
             let map = controller.standing.map.as_ref();
@@ -273,12 +200,12 @@ impl Subsystem {
         }
     }
 
-    /// Puts something into the persistent event log of a controller's subsystem.
+    /// Adds an event to the persistent event log of a controller's subsystem.
     pub fn note(&self, controller: &Controller, what: Happened) {
         controller.standing.subsystem.history.note(controller.id, (self.config.clock)(), what);
     }
 
-    /// Sets a property of a controller, of four bytes or of eight; that its host has reset it is remembered.
+    /// Sets a property of a controller, of four bytes or of eight. A reset by its host is logged.
     ///
     /// # Errors
     /// As [`Controller::set_property`].
@@ -321,55 +248,13 @@ impl Subsystem {
         self.queues.borrow().iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Has the hosts that this core serves go by the reservations of a unit as they are now.
-    pub fn see_reservations(&self, unit: UnitId) {
-        self.queues().iter().for_each(|queue| queue.look_at_reservations(unit));
-    }
-
-    /// Tells the hosts of all cores of a change of reservations: once, whatever the number of cores.
-    pub fn tell_reservations(&self, unit: UnitId, news: &News) {
-        if news.told.is_empty() {
-            return;
-        }
-        for controller in self.config.controllers.all() {
-            let Some(told) = news.told.get(&controller.host.nexus()) else { continue };
-            for id in self.space.ids_of(&controller, unit) {
-                crate::reserve::notify(&controller, id, *told);
-            }
-        }
-    }
-
-    /// Aborts the commands of those of this core who were preempted, and waits for them.
-    pub async fn end_preempted(&self, unit: UnitId, news: &News) {
-        let mut ended = self.queues();
-        ended.retain(|queue| news.ends(queue.name()));
-        let ended: Vec<_> = ended.iter().map(|queue| (queue, queue.ids_of(unit))).collect();
-        for (queue, ids) in &ended {
-            self.config.stats.tasks_aborted.add(queue.tasks.abort(|(_, id)| ids.contains(&id)));
-        }
-        for (queue, ids) in &ended {
-            queue.tasks.until_gone(|(_, id)| ids.contains(&id)).await;
-        }
-    }
-
-    /// Changes of asymmetric access so far, and one more.
+    /// The number of changes of asymmetric access so far, and one more.
     pub(crate) fn access_changes(&self) -> u64 {
         self.access_changes.get()
     }
 
-    /// Brings a portal group into a state of asymmetric access at a unit, on this core.
-    pub fn set_access(&self, unit: UnitId, group: u16, access: namespace::Access) {
-        let Some(found) = self.space.unit(unit) else { return };
-        if !found.set_access(group, access) {
-            return;
-        }
+    pub(crate) fn count_access_change(&self) {
         self.access_changes.set(self.access_changes.get() + 1);
-        for queue in self.queues().iter().filter(|queue| queue.controller.path.way.group == group) {
-            queue.set_access(unit, access);
-            if queue.id == 0 && !queue.ids_of(unit).is_empty() {
-                queue.controller.raise(Event::ACCESS);
-            }
-        }
     }
 }
 

@@ -5,15 +5,21 @@ use crate::command::{Refusal, Sqe};
 use crate::context::Context;
 use crate::log::look;
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Policy};
+use crate::policy::{Effect, Policy};
+use crate::row::{CommandType, Data};
 
 /// Abort
 #[derive(Clone, Copy, Debug)]
 pub struct Abort;
 
 impl CommandType for Abort {
-    const POLICY: Policy =
-        Policy { name: "Abort", clause: "NVMe Base 2.0 5.1", code: admin(0x08), effect: Effect::None, gates: ADMIN };
+    const POLICY: Policy = Policy {
+        name: "Abort",
+        clause: "NVMe Base 2.0 5.1",
+        code: admin(0x08),
+        effect: Effect::None,
+        admission: ADMIN,
+    };
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
@@ -32,7 +38,7 @@ impl CommandType for AsynchronousEventRequest {
         clause: "NVMe Base 2.0 5.2",
         code: admin(0x0c),
         effect: Effect::None,
-        gates: ADMIN,
+        admission: ADMIN,
     };
     const DATA: Data = Data::None;
 
@@ -51,7 +57,7 @@ impl CommandType for KeepAlive {
         clause: "NVMe Base 2.0 5.18",
         code: admin(0x18),
         effect: Effect::None,
-        gates: ADMIN,
+        admission: ADMIN,
     };
     const DATA: Data = Data::None;
 

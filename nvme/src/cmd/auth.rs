@@ -5,7 +5,8 @@ use crate::auth::wire::MESSAGE_MAX;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Policy};
+use crate::policy::Policy;
+use crate::row::{CommandType, Data};
 
 /// Dword 10: security protocol, and what is specific to it: NVMe's own, with the one value it has.
 const PROTOCOL: u32 = 0xe901_0100;
@@ -32,7 +33,7 @@ impl CommandType for AuthenticationSend {
         if length(sqe)? as usize > MESSAGE_MAX {
             return Err(Status::INVALID_FIELD.into());
         }
-        Ok(Plan::Hear(list.into()))
+        Ok(Plan::AuthSend(list.into()))
     }
 }
 
@@ -46,6 +47,6 @@ impl CommandType for AuthenticationReceive {
 
     fn run(sqe: &Sqe, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
         length(sqe)?;
-        Ok(Plan::Tell)
+        Ok(Plan::AuthReceive)
     }
 }

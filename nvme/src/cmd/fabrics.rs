@@ -3,29 +3,30 @@
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::plan::Plan;
-use crate::table::{Code, CommandType, Data, Effect, Gate, Gates, Persistent, Policy, Reach, Set, Transport};
+use crate::policy::{Admission, Code, CommandScope, Effect, Gate, Persistent, Policy, Set, Transport};
+use crate::row::{CommandType, Data};
 
 /// What stops them: nearly nothing, for with them a controller begins.
-pub(super) const GATES: Gates = Gates {
-    reach: Reach::Controller,
+pub(super) const GATES: Admission = Admission {
+    scope: CommandScope::Controller,
     transport: Transport::Fabrics,
     discovery: Gate::Passes,
-    unproven: Gate::Passes,
+    unauthenticated: Gate::Passes,
     disabled: Gate::Passes,
     persistent: Persistent::Passes,
     inaccessible: Gate::Passes,
-    renewal: Gate::Passes,
+    rewrite: Gate::Passes,
     unformatted: Gate::Passes,
     write_protect: Gate::Passes,
 };
 
 pub(super) const fn policy(name: &'static str, clause: &'static str, op: u8) -> Policy {
-    Policy { name, clause, code: Code { set: Set::Fabrics, op }, effect: Effect::None, gates: GATES }
+    Policy { name, clause, code: Code { set: Set::Fabrics, op }, effect: Effect::None, admission: GATES }
 }
 
 /// The same for properties, which are nobody's business who has still to prove its name.
 const fn property(name: &'static str, clause: &'static str, op: u8) -> Policy {
-    Policy { gates: Gates { unproven: Gate::Stops, ..GATES }, ..policy(name, clause, op) }
+    Policy { admission: Admission { unauthenticated: Gate::Stops, ..GATES }, ..policy(name, clause, op) }
 }
 
 /// Dword 10: the size of the property; zero: four bytes.

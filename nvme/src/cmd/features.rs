@@ -3,12 +3,13 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::controller::VECTORS;
 use crate::features::{self, DISABLED, Row, find};
 use crate::history::Happened;
+use crate::limits::VECTORS;
 use crate::namespace::ALL;
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Policy};
+use crate::policy::{Effect, Policy};
+use crate::row::{CommandType, Data};
 
 /// Dword 10 of Set Features: the value outlives a reset.
 const SAVE: u32 = 1 << 31;
@@ -50,7 +51,7 @@ impl CommandType for SetFeatures {
         clause: "NVMe Base 2.0 5.27",
         code: admin(0x09),
         effect: Effect::None,
-        gates: ADMIN,
+        admission: ADMIN,
     };
     const DATA: Data = Data::List(|sqe| row(sqe).filter(|row| row.changes).map_or(0, |row| row.data));
 
@@ -84,7 +85,7 @@ impl CommandType for SetFeatures {
                 let bytes = <Box<[u8; 512]>>::try_from(Box::<[u8]>::from(list)).map_err(|_| Status::SGL_LENGTH)?;
                 controller.set_behavior(Some(bytes));
             }
-            features::RESERVATION_PERSISTENCE => plan = persist(cx, which, value & 1 != 0)?,
+            features::RESERVATION_PERSISTENCE => plan = set_ptpl(cx, which, value & 1 != 0)?,
             features::COALESCING => controller.values(|values| values.set(row.id, 0, value & 0xffff)),
             features::VECTOR => controller.values(|values| values.set(row.id, which, value & (DISABLED | 0xffff))),
             features::RESERVATION_MASK if which == ALL => {
@@ -101,15 +102,15 @@ impl CommandType for SetFeatures {
     }
 }
 
-/// Whether reservations of one namespace, or of all, outlive a restart: what SCSI says with APTPL, and Reservation
-/// Register with CPTPL.
-fn persist(cx: &Context<'_>, id: u32, outlives: bool) -> Result<Plan, Refusal> {
+/// Whether reservations of one namespace, or of all, persist through power loss: what SCSI says with APTPL, and
+/// Reservation Register with CPTPL.
+fn set_ptpl(cx: &Context<'_>, id: u32, ptpl: bool) -> Result<Plan, Refusal> {
     let all = cx.queue.namespaces();
     let named: Vec<_> = all.iter().filter(|seen| [ALL, seen.id].contains(&id)).collect();
-    if outlives && named.iter().any(|seen| !seen.namespace.unit.keep.outlives()) {
+    if ptpl && named.iter().any(|seen| !seen.namespace.unit.metadata.is_durable()) {
         return Err(Status::INVALID_FIELD.into());
     }
-    Ok(Plan::Persist(named.iter().map(|seen| seen.id).collect(), outlives))
+    Ok(Plan::SetPtpl(named.iter().map(|seen| seen.id).collect(), ptpl))
 }
 
 /// What hosts set whenever they connect, and the time, which has an event of its own: not worth one of the log.
@@ -153,7 +154,7 @@ impl CommandType for GetFeatures {
         clause: "NVMe Base 2.0 5.15",
         code: admin(0x0a),
         effect: Effect::None,
-        gates: ADMIN,
+        admission: ADMIN,
     };
     const DATA: Data = Data::Answer(|sqe| match select(sqe) {
         CAPABILITIES => 0,
@@ -197,7 +198,7 @@ impl CommandType for GetFeatures {
             }
             features::RESERVATION_PERSISTENCE if current => {
                 let found = cx.queue.attached(which).ok_or(Status::INVALID_NAMESPACE)?;
-                found.namespace.shared.reservations().outlives().into()
+                found.namespace.shared.reservations().ptpl().into()
             }
             // It says which vector it is of.
             features::VECTOR if current => controller.values(|values| values.get(row.id, which)) | which,

@@ -6,7 +6,8 @@ use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::row::{CommandType, Data};
 
 /// Format NVM
 #[derive(Clone, Copy, Debug)]
@@ -38,8 +39,8 @@ impl CommandType for FormatNvm {
         name: "Format NVM",
         clause: "NVMe Base 2.0 5.14",
         code: admin(0x80),
-        effect: Effect::Renewal,
-        gates: Gates { reach: Reach::Namespaces, unformatted: Gate::Passes, ..WRITES },
+        effect: Effect::Rewrite,
+        admission: Admission { scope: CommandScope::Namespaces, unformatted: Gate::Passes, ..WRITES },
     };
     const DATA: Data = Data::None;
 
@@ -58,7 +59,7 @@ impl CommandType for FormatNvm {
         // All of them or none.
         for id in &named {
             let attached = cx.queue.attached(*id).ok_or(Status::INVALID_NAMESPACE)?;
-            admit::pass(&Self::POLICY.gates, &attached)?;
+            admit::pass(&Self::POLICY.admission, &attached)?;
             check_protection(dword, &attached)?;
         }
         Ok(Plan::Format(named, dword))

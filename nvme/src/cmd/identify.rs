@@ -3,11 +3,13 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::controller::{Controller, Kind};
+use crate::controller::Controller;
 use crate::identify::{self, IDENTIFY_LEN, Page};
 use crate::namespace::{ALL, Attached};
+use crate::path::Kind;
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Policy};
+use crate::policy::{Effect, Policy};
+use crate::row::{CommandType, Data};
 use std::rc::Rc;
 
 /// Controller or Namespace Structure: what is asked for.
@@ -38,7 +40,7 @@ impl CommandType for Identify {
         clause: "NVMe Base 2.0 5.17",
         code: admin(0x06),
         effect: Effect::None,
-        gates: ADMIN,
+        admission: ADMIN,
     };
     const DATA: Data = Data::Answer(|_| IDENTIFY_LEN as u64);
 

@@ -3,11 +3,12 @@
 use super::{READS, WRITES, io};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::execute::TRANSFER_BYTES_MAX;
+use crate::limits::TRANSFER_BYTES_MAX;
 use crate::namespace::{ALL, Namespace};
 use crate::plan::Plan;
+use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
 use crate::protect::{self, About, Prinfo, Tags};
-use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
+use crate::row::{CommandType, Data};
 use lunar_core::protection::Terms;
 use lunar_core::step::{Protected, Step};
 
@@ -81,7 +82,7 @@ impl CommandType for Flush {
         clause: "NVMe Base 2.0 7.1",
         code: io(0x00),
         effect: Effect::None,
-        gates: Gates { reach: Reach::Namespaces, write_protect: Gate::Passes, ..WRITES },
+        admission: Admission { scope: CommandScope::Namespaces, write_protect: Gate::Passes, ..WRITES },
     };
     const DATA: Data = Data::None;
 
@@ -100,7 +101,7 @@ impl CommandType for Write {
         clause: "NVM Command Set 1.0 3.2.6",
         code: io(0x01),
         effect: Effect::Content,
-        gates: WRITES,
+        admission: WRITES,
     };
     const DATA: Data = Data::Step;
 
@@ -121,7 +122,7 @@ impl CommandType for Read {
         clause: "NVM Command Set 1.0 3.2.4",
         code: io(0x02),
         effect: Effect::None,
-        gates: READS,
+        admission: READS,
     };
     const DATA: Data = Data::Step;
 
@@ -142,7 +143,7 @@ impl CommandType for WriteUncorrectable {
         clause: "NVM Command Set 1.0 3.2.7",
         code: io(0x04),
         effect: Effect::Content,
-        gates: WRITES,
+        admission: WRITES,
     };
     const DATA: Data = Data::None;
 
@@ -162,7 +163,7 @@ impl CommandType for Compare {
         clause: "NVM Command Set 1.0 3.2.1",
         code: io(0x05),
         effect: Effect::None,
-        gates: READS,
+        admission: READS,
     };
     const DATA: Data = Data::Step;
 
@@ -183,7 +184,7 @@ impl CommandType for WriteZeroes {
         clause: "NVM Command Set 1.0 3.2.8",
         code: io(0x08),
         effect: Effect::Content,
-        gates: WRITES,
+        admission: WRITES,
     };
     const DATA: Data = Data::None;
 
@@ -211,7 +212,7 @@ impl CommandType for Verify {
         clause: "NVM Command Set 1.0 3.2.5",
         code: io(0x0c),
         effect: Effect::None,
-        gates: READS,
+        admission: READS,
     };
     const DATA: Data = Data::None;
 

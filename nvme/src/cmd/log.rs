@@ -6,7 +6,8 @@ use crate::context::Context;
 use crate::log::{Asked, PAGES, PERSISTENT, begin_persistent};
 use crate::namespace::ALL;
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Policy};
+use crate::policy::{Effect, Policy};
+use crate::row::{CommandType, Data};
 
 /// Get Log Page
 #[derive(Clone, Copy, Debug)]
@@ -29,7 +30,7 @@ impl CommandType for GetLogPage {
         clause: "NVMe Base 2.0 5.16",
         code: admin(0x02),
         effect: Effect::None,
-        gates: ADMIN,
+        admission: ADMIN,
     };
     const DATA: Data = Data::Answer(length);
 

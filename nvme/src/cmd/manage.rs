@@ -5,10 +5,11 @@ use crate::admit::pass;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::identify::{IDENTIFY_LEN, IS_SHARED};
-use crate::manage::{FORMATS, Name, Pool, Wish};
 use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
-use crate::table::{CommandType, Data, Effect, Gate, Gates, Persistent, Policy};
+use crate::policy::{Admission, Effect, Gate, Persistent, Policy};
+use crate::pool::{FORMATS, Name, Pool, Wish};
+use crate::row::{CommandType, Data};
 
 /// Namespace Management
 #[derive(Clone, Copy, Debug)]
@@ -19,7 +20,8 @@ pub struct NamespaceManagement;
 pub struct NamespaceAttachment;
 
 /// What stops both; of the namespaces that they name, none or all need be attached, so `run` looks at these itself.
-const GATES: Gates = Gates { discovery: Gate::Stops, persistent: Persistent::Conflict, renewal: Gate::Stops, ..ADMIN };
+const GATES: Admission =
+    Admission { discovery: Gate::Stops, persistent: Persistent::Conflict, rewrite: Gate::Stops, ..ADMIN };
 
 /// Dword 10: what to do.
 fn select(sqe: &Sqe) -> u32 {
@@ -37,7 +39,7 @@ impl CommandType for NamespaceManagement {
         clause: "NVMe Base 2.0 5.23",
         code: admin(0x0d),
         effect: Effect::Inventory,
-        gates: GATES,
+        admission: GATES,
     };
     const DATA: Data = Data::List(|sqe| if select(sqe) == CREATE { IDENTIFY_LEN as u32 } else { 0 });
 
@@ -106,7 +108,7 @@ impl CommandType for NamespaceAttachment {
         clause: "NVMe Base 2.0 5.22",
         code: admin(0x15),
         effect: Effect::Inventory,
-        gates: GATES,
+        admission: GATES,
     };
     const DATA: Data = Data::List(|_| IDENTIFY_LEN as u32);
 

@@ -4,17 +4,15 @@ use crate::controller::Controllers;
 use crate::directory::{Directory, Entry};
 use crate::fuzzing::{NQN, Rig, at_once, entry, subsystem_entry};
 use crate::manage::{Request, listed};
+use crate::namespace_map::{Made, Mapping, NamespaceMap};
 use crate::queue::Queue;
-use crate::space::{Made, Mapping, NamespaceMap};
-use crate::subsystem::{Everywhere, Nowhere, Renewing, Sanitizing};
+use crate::subsystem::{Alone, Environment};
 use lunar_core::access::{Access, Group, Proofs};
-use lunar_core::io::Fault;
-use lunar_core::mem::Arena;
-use lunar_core::reserve::News;
 use lunar_core::unit::UnitId;
+use lunar_unit::rewrite::request::{Rewrite, RewriteChange, RewriteKind};
+use lunar_unit::{LocalFuture, UnitChange};
 use std::cell::RefCell;
 use std::future::ready;
-use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -22,34 +20,12 @@ use std::sync::Arc;
 #[derive(Default)]
 struct Notes(RefCell<Vec<Request>>);
 
-type Coming<T> = Pin<Box<dyn Future<Output = T>>>;
-
-impl Everywhere for Notes {
-    fn abort(&self, controller: u16, queue: u16, command: u16) -> Coming<bool> {
-        Nowhere.abort(controller, queue, command)
+impl Environment for Notes {
+    fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool> {
+        Alone.abort(controller, queue, command)
     }
 
-    fn reservations(&self, unit: UnitId, news: Arc<News>) -> Coming<()> {
-        Nowhere.reservations(unit, news)
-    }
-
-    fn preempted(&self, unit: UnitId, news: Arc<News>) -> Coming<()> {
-        Nowhere.preempted(unit, news)
-    }
-
-    fn keep(&self, unit: UnitId, state: Renewing) -> Coming<Result<(), Fault>> {
-        Nowhere.keep(unit, state)
-    }
-
-    fn sanitize(&self, unit: UnitId, how: Sanitizing, arena: Arena) -> Coming<Result<(), Fault>> {
-        Nowhere.sanitize(unit, how, arena)
-    }
-
-    fn renewing(&self, unit: UnitId, state: Renewing) -> Coming<()> {
-        Nowhere.renewing(unit, state)
-    }
-
-    fn manage(&self, request: Request) -> Coming<Result<u32, Status>> {
+    fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>> {
         self.0.borrow_mut().push(request);
         Box::pin(ready(Ok(9)))
     }
@@ -147,10 +123,12 @@ fn only_what_hosts_made_is_deleted_and_attached() {
     let (_, volume) = second(&rig);
     let delete = |nsid| rig.run(&admin, &entry(0x0d, nsid, &[1]), &[]).status;
     assert_eq!((delete(1), delete(4)), (Status::OPERATION_DENIED, Status::INVALID_NAMESPACE));
-    let medium = rig.subsystem.unit(second(&rig).0).expect("it is there").unit.medium.clone();
-    let work = medium.begin().expect("nothing is under way");
+    let unit = rig.units.unit(second(&rig).0).expect("it is there");
+    let rewrite = |change| at_once(rig.units.propose(&unit, None, UnitChange::Rewrite(change))).expect("allowed");
+    let kind = RewriteKind::Format { protection: None };
+    rewrite(RewriteChange::Begin(Rewrite { kind, passes: Vec::new() }));
     assert_eq!((delete(5), delete(ALL)), (Status::FORMATTING, Status::FORMATTING));
-    drop(work);
+    rewrite(RewriteChange::Done);
     assert_eq!((delete(5), delete(ALL)), (Status::SUCCESS, Status::SUCCESS));
     let attach = |nsid, sel, list: &[u8]| rig.run(&admin, &entry(0x15, nsid, &[sel]), list).status;
     let own = ids(&[admin.controller.id]);
@@ -227,12 +205,12 @@ fn who_comes_again_begins_where_its_host_ended() {
         set(&rig, Some(pool), Made::Private);
         let subsystem = rig.board.directory().subsystem(NQN).expect("it is there").clone();
         let standing = crate::controller::Standing { subsystem, group: None, map: Some("few".into()), source: None };
-        let host = crate::controller::Host { nqn: "NQN.2014-08.org.nvmexpress:uuid:later".into(), id: [3; 16] };
+        let host = crate::host::Host { nqn: "NQN.2014-08.org.nvmexpress:uuid:later".into(), id: [3; 16] };
         let controllers = &rig.subsystem.config().controllers;
         let made = controllers.make(
             crate::Kind::Io,
             host,
-            crate::connect::Path::default(),
+            crate::path::Path::default(),
             (standing, false),
             lunar_core::time::Instant(0),
         );

@@ -1,4 +1,4 @@
-//! The commands, by family.
+//! The commands, grouped by what they act on.
 
 pub mod admin;
 pub mod auth;
@@ -14,56 +14,56 @@ pub mod ranges;
 pub mod reserve;
 pub mod sanitize;
 
-use crate::table::{Code, Gate, Gates, Persistent, Reach, Set, Transport};
+use crate::policy::{Admission, Code, CommandScope, Gate, Persistent, Set, Transport};
 
-/// A command of the admin queue.
+/// The code of a command of the admin queue.
 const fn admin(op: u8) -> Code {
     Code { set: Set::Admin, op }
 }
 
-/// A command of I/O queues.
+/// The code of a command of I/O queues.
 const fn io(op: u8) -> Code {
     Code { set: Set::Io, op }
 }
 
-/// What stops commands that ask or set what is not on the medium.
-const ADMIN: Gates = Gates {
-    reach: Reach::Controller,
+/// The admission of commands that read or set what is not on the medium.
+const ADMIN: Admission = Admission {
+    scope: CommandScope::Controller,
     transport: Transport::Every,
     discovery: Gate::Passes,
-    unproven: Gate::Stops,
+    unauthenticated: Gate::Stops,
     disabled: Gate::Stops,
     persistent: Persistent::Passes,
     inaccessible: Gate::Passes,
-    renewal: Gate::Passes,
+    rewrite: Gate::Passes,
     unformatted: Gate::Passes,
     write_protect: Gate::Passes,
 };
 
-/// What stops commands that read the medium.
-const READS: Gates = Gates {
-    reach: Reach::Namespace,
+/// The admission of commands that read the medium.
+const READS: Admission = Admission {
+    scope: CommandScope::Namespace,
     transport: Transport::Every,
     discovery: Gate::Stops,
-    unproven: Gate::Stops,
+    unauthenticated: Gate::Stops,
     disabled: Gate::Stops,
     persistent: Persistent::WriteExclusivePasses,
     inaccessible: Gate::Stops,
-    renewal: Gate::Stops,
+    rewrite: Gate::Stops,
     unformatted: Gate::Stops,
     write_protect: Gate::Passes,
 };
 
-/// What stops commands that change the medium.
-const WRITES: Gates = Gates {
-    reach: Reach::Namespace,
+/// The admission of commands that change the medium.
+const WRITES: Admission = Admission {
+    scope: CommandScope::Namespace,
     transport: Transport::Every,
     discovery: Gate::Stops,
-    unproven: Gate::Stops,
+    unauthenticated: Gate::Stops,
     disabled: Gate::Stops,
     persistent: Persistent::Conflict,
     inaccessible: Gate::Stops,
-    renewal: Gate::Stops,
+    rewrite: Gate::Stops,
     unformatted: Gate::Stops,
     write_protect: Gate::Stops,
 };

@@ -7,9 +7,10 @@
 use super::admin;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::controller::{QUEUE_ENTRIES_MAX, VECTORS};
+use crate::limits::{QUEUE_ENTRIES_MAX, VECTORS};
 use crate::plan::{Plan, QueueChange};
-use crate::table::{Code, CommandType, Data, Effect, Gate, Gates, Persistent, Policy, Reach, Transport};
+use crate::policy::{Admission, Code, CommandScope, Effect, Gate, Persistent, Policy, Transport};
+use crate::row::{CommandType, Data};
 
 /// Bytes of a page of memory: the only size that there is (CAP.MPSMIN and CAP.MPSMAX).
 const PAGE: u64 = 4096;
@@ -24,15 +25,15 @@ const fn policy(name: &'static str, clause: &'static str, code: Code) -> Policy 
         clause,
         code,
         effect: Effect::None,
-        gates: Gates {
-            reach: Reach::Controller,
+        admission: Admission {
+            scope: CommandScope::Controller,
             transport: Transport::Memory,
             discovery: Gate::Stops,
-            unproven: Gate::Stops,
+            unauthenticated: Gate::Stops,
             disabled: Gate::Stops,
             persistent: Persistent::Passes,
             inaccessible: Gate::Passes,
-            renewal: Gate::Passes,
+            rewrite: Gate::Passes,
             unformatted: Gate::Passes,
             write_protect: Gate::Passes,
         },

@@ -5,10 +5,12 @@ use super::{WRITES, io};
 use crate::admit;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
+use crate::limits::{COPY_BYTES_MAX, COPY_RANGES_MAX};
 use crate::namespace::Attached;
 use crate::plan::Plan;
+use crate::policy::{Effect, Policy};
 use crate::protect::{self, About, Prinfo, Tags};
-use crate::table::{CommandType, Data, Effect, Policy};
+use crate::row::{CommandType, Data};
 use lunar_core::protection::Terms;
 use lunar_core::step::{Protected, Step};
 use lunar_core::wire::le;
@@ -44,7 +46,7 @@ impl CommandType for DatasetManagement {
         clause: "NVM Command Set 1.0 3.2.3",
         code: io(0x09),
         effect: Effect::Content,
-        gates: WRITES,
+        admission: WRITES,
     };
     const DATA: Data = Data::List(|sqe| (count(sqe) * size_of::<Range>()) as u32);
 
@@ -60,11 +62,6 @@ impl CommandType for DatasetManagement {
         Ok(if does { Plan::Steps(vec![Step::Unmap(unmapped)]) } else { Plan::Done(0) })
     }
 }
-
-/// Ranges of a copy at most (MSRC): what one list of any format holds, 0-based.
-pub const COPY_RANGES_MAX: u8 = 127;
-/// Bytes of a copy at most: as long as no host gives it up.
-pub const COPY_BYTES_MAX: u64 = 64 << 20;
 
 /// Copy
 #[derive(Clone, Copy, Debug)]
@@ -107,7 +104,7 @@ impl CommandType for Copy {
         clause: "NVM Command Set 1.0 3.2.2",
         code: io(0x19),
         effect: Effect::Content,
-        gates: WRITES,
+        admission: WRITES,
     };
     const DATA: Data = Data::List(|sqe| {
         let length = SOURCE_LEN.get(format(sqe) as usize).copied().unwrap_or(0);

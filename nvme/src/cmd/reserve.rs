@@ -3,25 +3,26 @@
 use super::{ADMIN, io};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::controller::Host;
+use crate::host::Host;
 use crate::plan::Plan;
-use crate::reserve::Wanted;
-use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
-use lunar_core::reserve::{Action, Kind, Order};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::row::{CommandType, Data};
 use lunar_core::wire::le;
+use lunar_unit::reserve::{Action, PersistentRequest, Request, ReservationType};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// What stops them. Keys decide more, when it is known what they are compared with.
-const GATES: Gates = Gates { reach: Reach::Namespace, discovery: Gate::Stops, inaccessible: Gate::Stops, ..ADMIN };
+const GATES: Admission =
+    Admission { scope: CommandScope::Namespace, discovery: Gate::Stops, inaccessible: Gate::Stops, ..ADMIN };
 
 /// Types of reservations: NVMe's number, and the one of the state.
-const KINDS: [(u8, Kind); 6] = [
-    (1, Kind::WRITE_EXCLUSIVE),
-    (2, Kind::EXCLUSIVE_ACCESS),
-    (3, Kind::WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
-    (4, Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY),
-    (5, Kind::WRITE_EXCLUSIVE_ALL_REGISTRANTS),
-    (6, Kind::EXCLUSIVE_ACCESS_ALL_REGISTRANTS),
+const KINDS: [(u8, ReservationType); 6] = [
+    (1, ReservationType::WRITE_EXCLUSIVE),
+    (2, ReservationType::EXCLUSIVE_ACCESS),
+    (3, ReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY),
+    (4, ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY),
+    (5, ReservationType::WRITE_EXCLUSIVE_ALL_REGISTRANTS),
+    (6, ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS),
 ];
 
 /// Dword 10: action, IEKEY, type.
@@ -37,7 +38,7 @@ impl Asked {
         Self { action: dword & 0x07, ignores_key: dword & 0x08 != 0, kind: (dword >> 8 & 0xff) as u8 }
     }
 
-    fn kind(&self) -> Result<Kind, Status> {
+    fn kind(&self) -> Result<ReservationType, Status> {
         KINDS.iter().find(|(number, _)| *number == self.kind).map(|(_, kind)| *kind).ok_or(Status::INVALID_FIELD)
     }
 }
@@ -56,13 +57,11 @@ fn keys(list: &[u8]) -> Result<Keys, Status> {
 
 /// The key that a host has registered.
 fn registered(cx: &Context<'_>) -> Result<Option<u64>, Status> {
-    let reservations = cx.namespace()?.shared.reservations();
-    let mut all = reservations.registrants();
-    Ok(all.find(|(name, _)| *name == cx.queue.name()).map(|(_, key)| key))
+    Ok(cx.namespace()?.shared.reservations().key_of(cx.queue.name()))
 }
 
-fn order(action: Action, kind: u8, key: u64, action_key: u64) -> Plan {
-    Plan::Reserve(Box::new(Wanted::all(Order { action, scope_and_kind: kind, key, action_key })))
+fn plan(action: Action, kind: u8, key: u64, action_key: u64) -> Plan {
+    Plan::Reserve(Box::new(Request::Persistent(PersistentRequest { action, scope_and_type: kind, key, action_key })))
 }
 
 /// Reservation Register
@@ -76,12 +75,12 @@ mod register {
     pub(super) const REPLACE: u32 = 2;
 }
 
-/// CPTPL: whether all outlives a restart; `None`: that stays as it is.
-fn outlives(cx: &Context<'_>, change: u32) -> Result<Option<bool>, Status> {
+/// CPTPL: whether reservations persist through power loss; `None` leaves that as it is.
+fn ptpl(cx: &Context<'_>, change: u32) -> Result<Option<bool>, Status> {
     match change {
         0 => Ok(None),
         2 => Ok(Some(false)),
-        3 if cx.namespace()?.unit.keep.outlives() => Ok(Some(true)),
+        3 if cx.namespace()?.unit.metadata.is_durable() => Ok(Some(true)),
         _ => Err(Status::INVALID_FIELD),
     }
 }
@@ -92,14 +91,14 @@ impl CommandType for Register {
         clause: "NVMe Base 2.0 7.3",
         code: io(0x0d),
         effect: Effect::None,
-        gates: GATES,
+        admission: GATES,
     };
     const DATA: Data = Data::List(|_| size_of::<Keys>() as u32);
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Refusal> {
         let (asked, keys) = (Asked::of(sqe), keys(list)?);
         let now = registered(cx)?;
-        let outlives = outlives(cx, sqe.cdw(10) >> 30)?;
+        let ptpl = ptpl(cx, sqe.cdw(10) >> 30)?;
         let new = keys.other.get();
         let (key, new) = match (asked.action, now) {
             // To register again with the same key changes nothing; with another one it has to be replaced.
@@ -114,10 +113,8 @@ impl CommandType for Register {
             _ => return Err(Status::INVALID_FIELD.into()),
         };
         let ports = vec![cx.queue.name().target_port];
-        let ignore = asked.ignores_key;
-        let action = Action::Register { ignore, outlives: outlives.unwrap_or_default(), ports, initiators: Vec::new() };
-        let order = Order { action, scope_and_kind: 0, key, action_key: new };
-        Ok(Plan::Reserve(Box::new(Wanted::Order { order, leaves: outlives.is_none() })))
+        let action = Action::Register { ignore_key: asked.ignores_key, ptpl, ports, initiators: Vec::new() };
+        Ok(plan(action, 0, key, new))
     }
 }
 
@@ -131,7 +128,7 @@ impl CommandType for Acquire {
         clause: "NVMe Base 2.0 7.2",
         code: io(0x11),
         effect: Effect::None,
-        gates: GATES,
+        admission: GATES,
     };
     const DATA: Data = Data::List(|_| size_of::<Keys>() as u32);
 
@@ -144,7 +141,7 @@ impl CommandType for Acquire {
             2 => Action::Preempt { abort: true },
             _ => return Err(Status::INVALID_FIELD.into()),
         };
-        Ok(order(action, asked.kind()?.0, key, keys.other.get()))
+        Ok(plan(action, asked.kind()?.0, key, keys.other.get()))
     }
 }
 
@@ -166,7 +163,7 @@ impl CommandType for Release {
         clause: "NVMe Base 2.0 7.4",
         code: io(0x15),
         effect: Effect::None,
-        gates: GATES,
+        admission: GATES,
     };
     const DATA: Data = Data::List(|_| size_of::<le::U64>() as u32);
 
@@ -175,8 +172,8 @@ impl CommandType for Release {
         let given = le::U64::read_from_bytes(list).map_err(|_| Status::SGL_LENGTH)?;
         let key = key(&asked, &given, cx)?;
         match asked.action {
-            0 => Ok(order(Action::Release, asked.kind()?.0, key, 0)),
-            1 => Ok(order(Action::Clear, 0, key, 0)),
+            0 => Ok(plan(Action::Release, asked.kind()?.0, key, 0)),
+            1 => Ok(plan(Action::Clear, 0, key, 0)),
             _ => Err(Status::INVALID_FIELD.into()),
         }
     }
@@ -194,7 +191,7 @@ struct ReportHead {
     kind: u8,
     registrants: le::U16,
     reserved: [u8; 2],
-    outlives: u8,
+    ptpl: u8,
     reserved2: [u8; 14],
 }
 
@@ -221,7 +218,7 @@ impl CommandType for Report {
         clause: "NVMe Base 2.0 7.5",
         code: io(0x0e),
         effect: Effect::None,
-        gates: GATES,
+        admission: GATES,
     };
     const DATA: Data = Data::Answer(|sqe| (u64::from(sqe.cdw(10)) + 1) * 4);
 
@@ -231,14 +228,14 @@ impl CommandType for Report {
             return Err(Status::HOST_INCONSISTENT.into());
         }
         let reservations = cx.namespace()?.shared.reservations();
-        let kind = reservations.reservation().map_or(Kind(0), |(reservation, _)| reservation.kind);
+        let kind = reservations.reservation().map_or(ReservationType(0), |(reservation, _)| reservation.kind);
         let number = KINDS.iter().find(|(_, known)| *known == kind).map_or(0, |(number, _)| *number);
         let head = ReportHead {
             generation: reservations.generation().into(),
             kind: number,
             registrants: (reservations.registrants().count() as u16).into(),
             reserved: [0; 2],
-            outlives: reservations.outlives().into(),
+            ptpl: reservations.ptpl().into(),
             reserved2: [0; 14],
         };
         cx.out.extend_from_slice(head.as_bytes());

@@ -4,11 +4,12 @@ use super::{ADMIN, WRITES, admin};
 use crate::admit;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
+use crate::fault;
 use crate::namespace::{ALL, Namespace};
-use crate::plan::{Plan, Test};
-use crate::subsystem::{Pass, Sanitizing};
-use crate::table::{CommandType, Data, Effect, Gate, Gates, Policy, Reach};
-use lunar_core::medium::Content;
+use crate::plan::{Plan, SanitizeAction, Test};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::row::{CommandType, Data};
+use lunar_unit::rewrite::request::{Pass, Rewrite, RewriteKind};
 
 /// Sanitize
 #[derive(Clone, Copy, Debug)]
@@ -30,7 +31,8 @@ const KEEPS_BLOCKS: u32 = 0x200;
 
 /// What stops it: who holds a reservation, paths, write protection. That a medium was not written anew to the end is
 /// what it helps against.
-const GATES: Gates = Gates { reach: Reach::Controller, renewal: Gate::Passes, unformatted: Gate::Passes, ..WRITES };
+const GATES: Admission =
+    Admission { scope: CommandScope::Controller, rewrite: Gate::Passes, unformatted: Gate::Passes, ..WRITES };
 
 fn passes(sqe: &Sqe, namespace: &Namespace) -> Result<Vec<Pass>, Status> {
     /// No number of passes is the largest.
@@ -58,29 +60,31 @@ impl CommandType for Sanitize {
         name: "Sanitize",
         clause: "NVMe Base 2.0 5.24",
         code: admin(0x84),
-        effect: Effect::Renewal,
-        gates: GATES,
+        effect: Effect::Rewrite,
+        admission: GATES,
     };
     const DATA: Data = Data::None;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let exits = sqe.cdw(10) & UNRESTRICTED_EXIT != 0;
+        let can_exit = sqe.cdw(10) & UNRESTRICTED_EXIT != 0;
         let mut all = Vec::new();
         // All of them or none.
         for seen in cx.queue.namespaces() {
             let (id, namespace) = (seen.id, &seen.namespace);
             let attached = cx.queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
-            admit::pass(&Self::POLICY.gates, &attached)?;
-            let medium = &namespace.unit.medium;
-            if medium.is_worked_on() {
-                let sanitizes = medium.content() == Content::Unsanitized;
-                return Err(if sanitizes { Status::SANITIZE_IN_PROGRESS } else { Status::FORMATTING }.into());
+            admit::pass(&Self::POLICY.admission, &attached)?;
+            let medium = namespace.medium();
+            if medium.is_rewriting() {
+                return Err(fault::rewrite_status(medium).into());
             }
-            let how = match sqe.cdw(10) & 0x07 {
-                action::EXIT_FAILURE_MODE => Sanitizing::Exit,
-                _ => Sanitizing::Begin { passes: passes(sqe, namespace)?, exits },
+            let action = match sqe.cdw(10) & 0x07 {
+                action::EXIT_FAILURE_MODE => SanitizeAction::ExitFailureMode,
+                _ => {
+                    let kind = RewriteKind::Sanitize { can_exit };
+                    SanitizeAction::Begin(Rewrite { kind, passes: passes(sqe, namespace)? })
+                }
             };
-            all.push((id, how));
+            all.push((id, action));
         }
         Ok(Plan::Sanitize(all, [sqe.cdw(10), sqe.cdw(11)]))
     }
@@ -96,7 +100,7 @@ impl CommandType for DeviceSelfTest {
         clause: "NVMe Base 2.0 5.10",
         code: admin(0x14),
         effect: Effect::None,
-        gates: Gates { discovery: Gate::Stops, ..ADMIN },
+        admission: Admission { discovery: Gate::Stops, ..ADMIN },
     };
     const DATA: Data = Data::None;
 

@@ -1,90 +1,24 @@
 //! The units of a core, and the maps by which hosts see them: a namespace is a unit under an identifier.
 
 use crate::controller::Controller;
-use crate::namespace::{NAMESPACES_MAX, Namespace};
+use crate::namespace::Namespace;
+use crate::namespace_map::{Mapping, NamespaceMap};
 use lunar_core::unit::UnitId;
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// A namespace that a host has made: only controllers that are attached to it have it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Made {
-    /// Any number of controllers may be attached to it.
-    Shared,
-    /// One at a time.
-    Private,
-}
-
-/// What a namespace identifier means.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Mapping {
-    /// The unit.
-    pub unit: UnitId,
-    /// Whether hosts may only read it.
-    pub read_only: bool,
-    /// Whether a host has made it; `None`: the operator shows it, and every controller behind the map has it.
-    pub made: Option<Made>,
-    /// Whether hosts see the protection information of its blocks, as metadata.
-    pub metadata: bool,
-}
-
-impl Mapping {
-    /// A unit, which may be written, without metadata.
-    #[must_use]
-    pub fn plain(unit: UnitId) -> Self {
-        Self { unit, read_only: false, metadata: false, made: None }
-    }
-}
-
-/// What namespace identifiers mean to some hosts.
-#[derive(Clone, PartialEq, Eq, Default, Debug)]
-pub struct NamespaceMap(BTreeMap<u32, Mapping>);
-
-impl NamespaceMap {
-    /// A map of these; identifiers that cannot be are left out.
-    #[must_use]
-    pub fn new(all: impl IntoIterator<Item = (u32, Mapping)>) -> Self {
-        Self(all.into_iter().filter(|(id, _)| (1..=NAMESPACES_MAX).contains(id)).collect())
-    }
-
-    /// All of them, in ascending order.
-    pub fn namespaces(&self) -> impl Iterator<Item = (u32, Mapping)> + '_ {
-        self.0.iter().map(|(id, mapping)| (*id, *mapping))
-    }
-
-    /// Whether hosts see something else by it at once than `before`: what hosts make they see when their controllers
-    /// are attached to it, and not any more when these are detached, as from units that are `leaving`.
-    #[must_use]
-    pub fn is_news(&self, before: &Self, leaving: &[UnitId]) -> bool {
-        let is_shown = |(id, to): (&u32, &Mapping)| to.made.is_none() && before.0.get(id) != Some(to);
-        let is_gone = |(id, to): (&u32, &Mapping)| {
-            self.0.get(id) != Some(to) && !(to.made.is_some() && leaving.contains(&to.unit))
-        };
-        self.0.iter().any(is_shown) || before.0.iter().any(is_gone)
-    }
-
-    /// Identifiers that mean one thing here and another, or nothing, there.
-    #[must_use]
-    pub fn differs(&self, other: &Self) -> Vec<u32> {
-        let changed = |(id, to): (&u32, &Mapping)| (other.0.get(id) != Some(to)).then_some(*id);
-        let mut ids: Vec<u32> = self.0.iter().filter_map(changed).collect();
-        ids.extend(other.0.keys().filter(|id| !self.0.contains_key(id)));
-        ids
-    }
-}
-
 /// The units of a core, and the maps.
 #[derive(Default)]
-pub(crate) struct Space {
+pub(crate) struct NamespaceTable {
     units: RefCell<BTreeMap<UnitId, Rc<Namespace>>>,
     maps: RefCell<BTreeMap<Arc<str>, Rc<NamespaceMap>>>,
     /// What those see who are not behind a map.
     whole: RefCell<Rc<NamespaceMap>>,
 }
 
-impl Space {
+impl NamespaceTable {
     /// What is seen behind the map of this name, or behind none.
     pub(crate) fn map(&self, name: Option<&str>) -> Rc<NamespaceMap> {
         match name {
@@ -120,10 +54,7 @@ impl Space {
     }
 
     pub(crate) fn add(&self, namespace: Rc<Namespace>) {
-        let old = self.units.borrow_mut().insert(namespace.unit.id, namespace.clone());
-        if let Some(old) = old {
-            namespace.take_access(&old);
-        }
+        self.units.borrow_mut().insert(namespace.unit.id, namespace);
     }
 
     pub(crate) fn remove(&self, unit: UnitId) {
@@ -159,9 +90,10 @@ mod tests {
     use super::*;
     use crate::command::Status;
     use crate::fuzzing::{Rig, at_once, entry};
-    use crate::namespace::Access;
+    use crate::namespace_map::Made;
     use crate::queue::Queue;
     use lunar_core::access::{Group, Proofs};
+    use lunar_unit::AccessState;
     use std::future::ready;
 
     const UNITS: [UnitId; 2] = [UnitId(0), UnitId(1)];
@@ -239,7 +171,7 @@ mod tests {
         rig.subsystem.tell_namespaces(&[("few".into(), vec![8])].into(), &[]);
         assert_eq!(at_once(admin.controller.event()).2, 0x04_0002, "it was read: the next change is told again");
         assert_eq!(changed(&admin, 0, 0), [8, 0]);
-        rig.subsystem.set_access(UNITS[1], 3, Access::INACCESSIBLE);
+        at_once(rig.units.set_access(UNITS[1], 3, AccessState::Standby, false));
         assert_eq!(rig.run(&io, &entry(2, 8, &[0, 0, 0]), &[]).status, Status::SUCCESS, "by another group");
         rig.subsystem.forget_map("few");
         rig.subsystem.remove_unit(UNITS[0]);

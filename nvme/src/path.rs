@@ -1,0 +1,75 @@
+//! How hosts reach controllers.
+
+use std::net::{IpAddr, SocketAddr};
+
+/// The well-known NQN of the discovery service, which every subsystem accepts.
+pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
+/// Bytes of the longest NQN, without the terminating zero.
+pub const NQN_BYTES_MAX: usize = 223;
+
+/// The type of a controller.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Kind {
+    /// An I/O controller, which has namespaces.
+    Io,
+    /// A discovery controller, which reports the subsystems and their addresses.
+    Discovery,
+}
+
+/// The portal of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Way {
+    /// The number of the portal.
+    pub portal: u32,
+    /// The tag of its portal group. 0: none; the access state is Optimized then.
+    pub group: u16,
+    /// Whether the portal requires TLS.
+    pub is_secure: bool,
+}
+
+/// How a host reached a controller, as a discovery controller reports it.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Path {
+    /// Transport type (NVMe Base 2.0 figure 264).
+    pub transport: u8,
+    /// Address family.
+    pub family: u8,
+    /// Transport address.
+    pub address: String,
+    /// Transport service identifier.
+    pub service: String,
+    /// Bytes of in-capsule data that a command of an I/O queue may have.
+    pub in_capsule: u32,
+    /// Whether the queues are in the host's memory, without messages.
+    pub memory: bool,
+    /// The portal.
+    pub way: Way,
+}
+
+/// The address family of an address, as discovery reports it (NVMe over Fabrics).
+#[must_use]
+pub fn family(address: IpAddr) -> u8 {
+    const IPV4: u8 = 1;
+    const IPV6: u8 = 2;
+    if address.is_ipv4() { IPV4 } else { IPV6 }
+}
+
+impl Path {
+    /// The path to this address over TCP.
+    #[must_use]
+    pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {
+        /// Transport type TCP.
+        const TCP: u8 = 3;
+        // A socket for both families has IPv4 addresses in IPv6 notation.
+        let ip = to.ip().to_canonical();
+        Self {
+            transport: TCP,
+            family: family(ip),
+            address: ip.to_string(),
+            service: to.port().to_string(),
+            in_capsule,
+            memory: false,
+            way: Way::default(),
+        }
+    }
+}
