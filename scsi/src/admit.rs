@@ -1,162 +1,109 @@
-//! The one place that decides whether a command may run now.
+//! The one place that decides whether a command may be executed now.
 
-use crate::access::AluaState;
 use crate::command::Status;
-use crate::lu::{LogicalUnit, MediumState};
-use crate::nexus::{Addressee, Held, ItlNexus};
-use crate::sense::{Asc, Sense, SenseKey};
-use crate::table::{Alua, Effect, Gate, Gates, Needs, OpCode, Persistent, Policy, Reach, Row};
-use std::ops::Deref;
+use crate::lu::Emulated;
+use crate::nexus::{Addressee, ItlNexus};
+use crate::policy::{Admission, Alua, Effect, Gate, OpCode, Persistent, Policy};
+pub use crate::refusal::{Ending, Refusal};
+use crate::row::Row;
+use crate::sense::{Asc, NOT_STARTED, Sense, SenseKey};
+use lunar_unit::reserve::Held;
+use lunar_unit::{AccessState, MediumState};
 
-/// Why a command ends without having done what it asks. Behind a pointer: it is seldom, and results that carry it are
-/// moved for every command.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refusal(Box<Ending>);
-
-/// What a [`Refusal`] holds.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ending {
-    /// The status.
-    pub status: Status,
-    /// The sense data of CHECK CONDITION.
-    pub sense: Option<Sense>,
-    /// Bytes that it would have moved, where that is known: see [`Reply::wanted`](crate::Reply::wanted).
-    pub wanted: u64,
-}
-
-impl Refusal {
-    /// A status without sense data.
-    #[must_use]
-    pub fn bare(status: Status) -> Self {
-        Self(Box::new(Ending { status, sense: None, wanted: 0 }))
-    }
-
-    /// The same, with how many bytes the command would have moved.
-    #[must_use]
-    pub fn wanting(mut self, wanted: u64) -> Self {
-        self.0.wanted = wanted;
-        self
-    }
-}
-
-impl Deref for Refusal {
-    type Target = Ending;
-    fn deref(&self) -> &Ending {
-        &self.0
-    }
-}
-
-impl From<Sense> for Refusal {
-    fn from(sense: Sense) -> Self {
-        Self(Box::new(Ending { status: Status::CHECK_CONDITION, sense: Some(sense), wanted: 0 }))
-    }
-}
-
-/// Whether this addressee has what has this policy at all.
+/// Decides whether the command of `row` may be executed now.
 ///
 /// # Errors
-/// INVALID COMMAND OPERATION CODE, or LOGICAL UNIT NOT SUPPORTED where there is none.
-pub fn reaches(policy: &Policy, addressee: &Addressee) -> Result<(), Sense> {
-    let reach = policy.gates.reach;
-    let has = match addressee {
-        Addressee::Disk(itl) => reach.covers(itl.lu.kind),
-        Addressee::WellKnown => matches!(reach, Reach::WellKnown | Reach::Anywhere),
-        Addressee::Nobody if reach == Reach::Anywhere => true,
-        Addressee::Nobody => return Err(Sense::illegal(Asc::LOGICAL_UNIT_NOT_SUPPORTED)),
-    };
-    if has { Ok(()) } else { Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE)) }
-}
-
-/// Decides whether the command of `row`, which the addressee has, may run for it now.
-///
-/// # Errors
-/// How the command ends if it may not. A unit attention that is told by it is told.
+/// How the command ends if it may not. A unit attention that is reported by it is taken.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
     match addressee {
-        Addressee::Disk(itl) if nothing_stops(row, itl) => Ok(()),
-        Addressee::Disk(itl) => examine(&row.policy, itl),
-        Addressee::WellKnown | Addressee::Nobody => Ok(()),
+        Addressee::Unit(itl) if nothing_stops(row, itl) => Ok(()),
+        Addressee::Unit(itl) => examine(&row.policy, itl),
+        Addressee::WellKnown | Addressee::NoUnit => Ok(()),
     }
 }
 
-/// Whether nothing stands in any such command's way.
+/// Whether no condition can stop this command.
 #[inline]
 pub(crate) fn nothing_stops(row: &Row, itl: &ItlNexus) -> bool {
-    itl.is_clear() && itl.lu.is_clear() && row.policy.gates.needs == Needs::Nothing
+    itl.is_clear() && itl.lu.is_clear() && row.policy.admission.needs.is_none()
 }
 
-/// Decides whether what has this policy may be done to this disk now, which a command does that was not sent to it.
+/// Decides whether a command that was sent to another logical unit may access this one now, under this policy.
 ///
 /// # Errors
-/// As [`reaches`] and [`admit`].
+/// As [`admit`].
 pub fn pass(policy: &Policy, itl: &ItlNexus) -> Result<(), Refusal> {
-    if !policy.gates.reach.covers(itl.lu.kind) {
-        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
-    }
     examine(policy, itl)
 }
 
-/// The long way: something stands in some command's way.
+/// Checks all conditions. Called only if one of them may stop a command.
 #[cold]
 fn examine(policy: &Policy, itl: &ItlNexus) -> Result<(), Refusal> {
-    let gates = &policy.gates;
-    if !itl.lu.meets(gates.needs) {
+    let admission = &policy.admission;
+    // The device of a forwarded logical unit checks by itself its capabilities, its medium and whether it is ready.
+    let emulated = itl.lu.emulated();
+    if let (Some(capability), Some(lu)) = (admission.needs, emulated)
+        && !(capability.is_met)(lu)
+    {
         return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
-    if gates.attention == Gate::Stops
+    if admission.attention == Gate::Stops
         && let Some(sense) = itl.take_attention()
     {
         return Err(sense.into());
     }
-    accessible(gates.alua, itl.alua())?;
-    if conflicts(gates, itl.held()) {
+    accessible(admission.alua, itl.access())?;
+    if conflicts(admission, itl.held()) {
         return Err(Refusal::bare(Status::RESERVATION_CONFLICT));
     }
-    if gates.not_ready == Gate::Stops
-        && let Some(sense) = itl.lu.tray().sense(itl.lu.kind)
-    {
-        return Err(sense.into());
+    if let Some(lu) = emulated {
+        ready(policy, lu)?;
     }
-    usable(policy, &itl.lu)?;
-    if gates.not_ready == Gate::Stops && itl.lu.stopped() {
-        return Err(Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED).into());
-    }
-    if gates.write_protect == Gate::Stops && itl.write_protected() {
+    if admission.write_protect == Gate::Stops && itl.write_protected() {
         return Err(Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED).into());
     }
     Ok(())
 }
 
-/// SPC-4 5.15.2.4
-fn accessible(admits: Alua, state: AluaState) -> Result<(), Sense> {
+/// Checks the asymmetric access state (SPC-4 5.15.2.4).
+fn accessible(admits: Alua, state: AccessState) -> Result<(), Sense> {
     let (enough, asc) = match state {
-        AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED => return Ok(()),
-        AluaState::STANDBY => (Alua::Standby, Asc::NOT_READY_STANDBY),
-        AluaState::TRANSITIONING => (Alua::Every, Asc::NOT_READY_TRANSITION),
-        AluaState::OFFLINE => (Alua::Settled, Asc::NOT_READY_OFFLINE),
-        _ => (Alua::Settled, Asc::NOT_READY_UNAVAILABLE),
+        AccessState::ActiveOptimized | AccessState::ActiveNonOptimized => return Ok(()),
+        AccessState::Standby => (Alua::Standby, Asc::NOT_READY_STANDBY),
+        AccessState::Transitioning => (Alua::Every, Asc::NOT_READY_TRANSITION),
+        AccessState::Offline => (Alua::Settled, Asc::NOT_READY_OFFLINE),
+        AccessState::Unavailable => (Alua::Settled, Asc::NOT_READY_UNAVAILABLE),
     };
     if admits >= enough { Ok(()) } else { Err(Sense::new(SenseKey::NOT_READY, asc)) }
 }
 
-/// Whether the medium is in a state for it (SBC-3 4.11, 5.3.1). Commands that every state of access admits ask nothing
-/// of a medium.
-fn usable(policy: &Policy, lu: &LogicalUnit) -> Result<(), Sense> {
-    let is_usable = match lu.medium() {
-        MediumState::Ready => true,
-        _ if policy.gates.alua >= Alua::Settled => true,
-        MediumState::Formatting | MediumState::Sanitizing => false,
-        MediumState::FormatCorrupted | MediumState::FormatFailed => policy.effect == Effect::Renew,
-        MediumState::SanitizeFailed { .. } => policy.code.op == OpCode::SANITIZE,
-    };
-    if is_usable { Ok(()) } else { Err(lu.medium().sense(lu)) }
+/// Checks whether the logical unit can execute the command: medium loaded, medium usable, not stopped.
+fn ready(policy: &Policy, lu: &Emulated) -> Result<(), Sense> {
+    let needs_medium = policy.admission.not_ready == Gate::Stops;
+    if let (true, Some(sense)) = (needs_medium, lu.tray_sense()) {
+        return Err(sense);
+    }
+    usable(policy, lu)?;
+    if needs_medium && lu.is_stopped() { Err(NOT_STARTED) } else { Ok(()) }
 }
 
-fn conflicts(gates: &Gates, held: Held) -> bool {
+/// Checks the state of the medium (SBC-3 4.11, 5.3.1). Commands that are executed in every access state need no medium.
+fn usable(policy: &Policy, lu: &Emulated) -> Result<(), Sense> {
+    let is_usable = match lu.medium() {
+        MediumState::Ready => true,
+        _ if policy.admission.alua >= Alua::Settled => true,
+        MediumState::Formatting | MediumState::Sanitizing { .. } => false,
+        MediumState::FormatCorrupted | MediumState::FormatFailed => policy.effect == Effect::Rewrite,
+        MediumState::SanitizeFailed { .. } => policy.code.op == OpCode::SANITIZE,
+    };
+    if is_usable { Ok(()) } else { Err(lu.medium_sense()) }
+}
+
+fn conflicts(admission: &Admission, held: Held) -> bool {
     match held {
         Held::None => false,
-        Held::Spc2 => gates.spc2 == Gate::Stops,
-        Held::WriteExclusive => gates.persistent == Persistent::Conflict,
-        Held::ExclusiveAccess => gates.persistent != Persistent::Passes,
+        Held::Spc2 => admission.spc2 == Gate::Stops,
+        Held::WriteExclusive => admission.persistent == Persistent::Conflict,
+        Held::ExclusiveAccess => admission.persistent != Persistent::Passes,
     }
 }

@@ -1,12 +1,13 @@
-//! Unit attentions: what a nexus must be told of a logical unit before it goes on (SAM-5 5.14).
+//! Unit attention conditions: what a nexus is told of a logical unit before its next command (SAM-5 5.14).
 
 use crate::sense::{Asc, Sense, SenseKey};
 use std::cell::Cell;
 
-/// Unit attentions that wait at most: each code waits once, and there are fewer codes than that.
+/// Unit attention conditions of a nexus at a logical unit at most: each code is established once, and there are fewer
+/// codes than that.
 pub const ATTENTIONS_MAX: usize = 16;
 
-/// The unit attentions that wait for one nexus at one logical unit, in the order in which they are told.
+/// The unit attention conditions of one nexus at one logical unit, in the order in which they are reported.
 #[derive(Debug, Default)]
 pub struct Attentions(Cell<Queue>);
 
@@ -15,11 +16,11 @@ struct Queue {
     codes: [Option<Asc>; ATTENTIONS_MAX],
 }
 
-/// Power on and resets: what waits is void after them, and they are told first.
+/// Power on and resets: they clear all other conditions, and are reported first.
 const RESET_ASC: u16 = 0x29;
 
 impl Attentions {
-    /// Adds one, unless it waits already. A reset replaces all that waits.
+    /// Establishes a condition, unless it is there already. A reset replaces all others.
     pub fn add(&self, asc: Asc) {
         let mut queue = self.0.get();
         if queue.codes.contains(&Some(asc)) {
@@ -34,7 +35,7 @@ impl Attentions {
         self.0.set(queue);
     }
 
-    /// Takes the one that is told next.
+    /// Takes the condition that is reported next.
     pub fn take(&self) -> Option<Sense> {
         let mut queue = self.0.get();
         let first = queue.codes[0].take();
@@ -43,7 +44,7 @@ impl Attentions {
         first.map(|asc| Sense::new(SenseKey::UNIT_ATTENTION, asc))
     }
 
-    /// Forgets one: its cause was seen by other means.
+    /// Clears a condition whose cause the nexus has learned by other means.
     pub fn forget(&self, asc: Asc) {
         let mut queue = Queue::default();
         let kept = self.0.get().codes.into_iter().flatten().filter(|code| *code != asc);
@@ -51,13 +52,13 @@ impl Attentions {
         self.0.set(queue);
     }
 
-    /// Whether none waits.
+    /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.get().codes[0].is_none()
     }
 
-    /// The one that is told next, and how many wait.
+    /// The condition that is reported next, and the number of all.
     #[must_use]
     pub fn peek(&self) -> Option<(Asc, usize)> {
         let queue = self.0.get();
@@ -74,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn told_in_order_and_once() {
+    fn conditions_are_reported_in_order_and_once() {
         let attentions = Attentions::default();
         for asc in [Asc::CAPACITY_DATA_CHANGED, Asc::MODE_PARAMETERS_CHANGED, Asc::CAPACITY_DATA_CHANGED] {
             attentions.add(asc);
@@ -85,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_voids_what_waited() {
+    fn a_reset_clears_earlier_conditions() {
         let attentions = Attentions::default();
         attentions.add(Asc::CAPACITY_DATA_CHANGED);
         attentions.add(Asc::BUS_DEVICE_RESET);
@@ -94,14 +95,14 @@ mod tests {
     }
 
     #[test]
-    fn the_queue_is_bounded() {
+    fn the_number_of_conditions_is_limited() {
         let attentions = Attentions::default();
         (0..100).for_each(|code| attentions.add(Asc(code)));
         assert_eq!(told(&attentions).len(), ATTENTIONS_MAX);
     }
 
     #[test]
-    fn one_may_be_forgotten() {
+    fn a_condition_can_be_cleared() {
         let attentions = Attentions::default();
         attentions.add(Asc::REPORTED_LUNS_DATA_CHANGED);
         attentions.add(Asc::MODE_PARAMETERS_CHANGED);

@@ -1,11 +1,11 @@
-//! What READ BUFFER and WRITE BUFFER read and write: memory of one I_T_L nexus, that no other sees.
+//! The buffers of READ BUFFER and WRITE BUFFER. Each I_T_L nexus has its own.
 
 use std::cell::RefCell;
 
-/// Bytes of the data buffer and of the echo buffer, each: a page, for every nexus may have both.
+/// Bytes of the data buffer and of the echo buffer: a page each, for every I_T_L nexus may use both.
 pub const BUFFER_BYTES: usize = 4096;
 
-/// The buffers of one I_T_L nexus. They take memory once they are written to.
+/// The buffers of one I_T_L nexus. Memory is allocated at the first write.
 #[derive(Debug, Default)]
 pub struct Buffers {
     data: RefCell<Vec<u8>>,
@@ -13,7 +13,7 @@ pub struct Buffers {
 }
 
 impl Buffers {
-    /// Writes to the data buffer; all of it must lie within [`BUFFER_BYTES`], which the command checks.
+    /// Writes to the data buffer. The command has checked that the range lies within [`BUFFER_BYTES`].
     pub fn write(&self, offset: usize, bytes: &[u8]) {
         let mut data = self.data.borrow_mut();
         data.resize(BUFFER_BYTES, 0);
@@ -22,7 +22,7 @@ impl Buffers {
         }
     }
 
-    /// Reads the data buffer from `offset` to its end; zeroes where nothing was written.
+    /// Reads the data buffer from `offset` to its end. Bytes that were never written are zero.
     pub fn read(&self, offset: usize, then: impl FnOnce(&[u8])) {
         const FRESH: [u8; BUFFER_BYTES] = [0; BUFFER_BYTES];
         let data = self.data.borrow();
@@ -30,12 +30,12 @@ impl Buffers {
         then(all.get(offset..).unwrap_or_default());
     }
 
-    /// Replaces what is in the echo buffer.
+    /// Replaces the content of the echo buffer.
     pub fn set_echo(&self, bytes: &[u8]) {
         *self.echo.borrow_mut() = bytes.to_vec();
     }
 
-    /// Reads the echo buffer: what was written to it last, and no more. Empty before.
+    /// Reads the echo buffer: the bytes of the latest write; empty before the first.
     pub fn echo(&self, then: impl FnOnce(&[u8])) {
         then(&self.echo.borrow());
     }

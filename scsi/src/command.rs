@@ -1,4 +1,4 @@
-//! What a transport hands over and what it gets back: [`Command`] and [`Reply`].
+//! The interface to transports: a [`Command`] comes in, a [`Reply`] goes out.
 
 use crate::lun::Lun;
 use crate::sense::SenseData;
@@ -6,8 +6,13 @@ use lunar_core::codes;
 use lunar_core::step::Tail;
 use std::fmt;
 
-/// The longest CDB that is taken: the longest that any command of a disk has (SBC-5 5.1).
+/// Bytes of the longest CDB that is accepted: no command of a disk has a longer one (SBC-5 5.1).
 pub const CDB_BYTES_MAX: usize = 32;
+
+/// Operation code of CDBs of variable length (SPC-4 4.2.3).
+const VARIABLE_LENGTH: u8 = 0x7f;
+/// Offset of ADDITIONAL CDB LENGTH in a CDB of variable length: the number of bytes after it.
+const ADDITIONAL_AT: usize = 7;
 
 /// A command descriptor block.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -17,8 +22,8 @@ pub struct Cdb {
 }
 
 impl Cdb {
-    /// A CDB of these bytes, of which those behind the command's own length do not count.
-    /// `None` when there is no byte or there are more than [`CDB_BYTES_MAX`].
+    /// A CDB of these bytes; bytes after the length of the command are ignored. `None` for no bytes or more than
+    /// [`CDB_BYTES_MAX`].
     #[must_use]
     pub fn new(from: &[u8]) -> Option<Self> {
         let mut bytes = [0; CDB_BYTES_MAX];
@@ -26,10 +31,41 @@ impl Cdb {
         (!from.is_empty()).then_some(Self { bytes, len: u8::try_from(from.len()).ok()? })
     }
 
-    /// The bytes.
+    /// The bytes of the CDB.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]
+    }
+
+    /// Bytes of the command, by the group code of its operation code (SPC-4 4.2.2). `None` for reserved and vendor
+    /// specific groups, whose length only the device knows.
+    #[must_use]
+    pub fn length(&self) -> Option<usize> {
+        match self.bytes[0] >> 5 {
+            0 => Some(6),
+            1 | 2 => Some(10),
+            4 => Some(16),
+            5 => Some(12),
+            _ if self.bytes[0] == VARIABLE_LENGTH => Some(ADDITIONAL_AT + 1 + usize::from(self.bytes[ADDITIONAL_AT])),
+            _ => None,
+        }
+    }
+
+    /// Offset of the CONTROL byte; `None` if only the device knows it.
+    #[must_use]
+    pub fn control_at(&self) -> Option<usize> {
+        match self.bytes[0] {
+            VARIABLE_LENGTH => Some(1),
+            _ => self.length().map(|length| length - 1),
+        }
+    }
+
+    /// The bytes of the command itself: without those that the transport has appended; all bytes if only the device
+    /// knows the length.
+    #[must_use]
+    pub fn command_bytes(&self) -> &[u8] {
+        let bytes = self.bytes();
+        &bytes[..self.length().unwrap_or(bytes.len()).min(bytes.len())]
     }
 }
 
@@ -42,12 +78,12 @@ impl fmt::Debug for Cdb {
 }
 
 codes! {
-    /// How a command is ordered among those of its task set (SAM-6 8.9).
+    /// Task attribute: the order of a command among others of its task set (SAM-6 8.9).
     pub struct TaskAttribute(u8) { SIMPLE = 0, HEAD_OF_QUEUE = 1, ORDERED = 2, ACA = 4 }
 }
 
 codes! {
-    /// The status a command ends with (SAM-6 5.3.1).
+    /// Status of a command (SAM-6 5.3.1).
     pub struct Status(u8) {
         GOOD = 0x00, CHECK_CONDITION = 0x02, CONDITION_MET = 0x04, BUSY = 0x08, RESERVATION_CONFLICT = 0x18,
         TASK_SET_FULL = 0x28, ACA_ACTIVE = 0x30, TASK_ABORTED = 0x40,
@@ -57,30 +93,31 @@ codes! {
 /// A command as its transport received it.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// Which logical unit.
+    /// LUN of the logical unit.
     pub lun: Lun,
-    /// What to do.
+    /// The CDB.
     pub cdb: Cdb,
-    /// In which order.
+    /// The task attribute.
     pub attribute: TaskAttribute,
-    /// The transport's name for it (SAM-6 4.7.2): what ABORT TASK names it by.
+    /// The command identifier of the transport, by which ABORT TASK refers to it (SAM-6 4.7.2).
     pub tag: u64,
     /// Bytes that the initiator expects to receive.
     pub data_in: u32,
-    /// Bytes that the initiator expects to send. No more than these are pulled.
+    /// Bytes that the initiator expects to send. The device server pulls no more.
     pub data_out: u32,
 }
 
-/// How a command ended.
+/// The result of a command.
 #[derive(Debug)]
 pub struct Reply {
-    /// Its status. [`Status::TASK_ABORTED`]: the task was aborted, nothing is sent to the initiator (TAS is zero).
+    /// Status. [`Status::TASK_ABORTED`]: the task was aborted, and nothing is sent to the initiator (TAS is zero).
     pub status: Status,
     /// Sense data; empty unless the status is CHECK CONDITION.
     pub sense: SenseData,
-    /// Data-In that travels with the status; the transport cuts it to the length that the initiator expects.
+    /// Last part of Data-In, which is sent with the status. The transport cuts it to the expected length.
     pub tail: Tail,
-    /// Bytes that the command would have moved: with the expected length it makes the residual count.
+    /// Bytes that the command would have moved. The transport computes the residual count from it and the expected
+    /// length.
     pub wanted: u64,
 }
 
@@ -103,11 +140,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cdb_is_one_to_thirty_two_bytes() {
+    fn a_cdb_has_1_to_32_bytes() {
         assert_eq!(Cdb::new(&[]), None);
         assert_eq!(Cdb::new(&[0; CDB_BYTES_MAX + 1]), None);
         let cdb = Cdb::new(&[0x28, 1, 2]).expect("short");
         assert_eq!(cdb.bytes(), [0x28, 1, 2]);
         assert_eq!(format!("{cdb:?}"), "Cdb(280102)");
+    }
+
+    #[test]
+    fn the_group_code_gives_the_length_of_a_command() {
+        let length = |first: u8, more: u8| {
+            let mut bytes = [0; CDB_BYTES_MAX];
+            (bytes[0], bytes[7]) = (first, more);
+            Cdb::new(&bytes).expect("not empty").command_bytes().len()
+        };
+        for (first, expected) in [(0x00, 6), (0x1f, 6), (0x28, 10), (0x5a, 10), (0x88, 16), (0xa8, 12), (0xc0, 32)] {
+            assert_eq!(length(first, 0), expected, "{first:02x}");
+        }
+        assert_eq!((length(0x7f, 0x10), length(0x7f, 0xff), length(0x7e, 0)), (24, 32, 32));
+        assert_eq!(
+            Cdb::new(&[0x28, 1]).expect("not empty").command_bytes(),
+            [0x28, 1],
+            "fewer bytes than the command has"
+        );
     }
 }

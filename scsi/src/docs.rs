@@ -1,9 +1,8 @@
-//! The page of supported commands, made from the tables.
+//! The page of supported commands, made from the tables of the device types.
 
-use crate::log;
-use crate::mode;
-use crate::table::{Alua, Effect, Flow, Gate, Needs, Persistent, Reach, Row, TABLE};
-use crate::vpd;
+use crate::device_types::DEVICE_TYPES;
+use crate::policy::{Alua, Capability, Effect, Forwarding, Gate, Persistent};
+use crate::row::{DeviceType, Flow, Row};
 use std::fmt::Write;
 
 /// The page, as `docs/commands.md` holds it.
@@ -11,37 +10,50 @@ use std::fmt::Write;
 pub fn commands() -> String {
     let mut page = String::from(
         "# Supported SCSI commands\n\n\
-         Made from the command table; `LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs` writes it anew.\n\n\
-         Reserved: what stops the command while another initiator holds a reservation. \
-         Units: disks are fixed or removable ones, drives are those for CD and DVD. \
-         ALUA: the states of asymmetric access in which it runs.\n\n\
-         | opcode | command | standard | units | data | medium | reserved | ALUA | time-out |\n\
-         |---|---|---|---|---|---|---|---|---|\n",
+         Generated from the command tables by `LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs`.\n\n\
+         * data: direction of the data\n\
+         * medium: what the command does to the medium\n\
+         * reserved: reservations of another initiator that stop the command\n\
+         * ALUA: asymmetric access states in which the command is executed\n\
+         * forwarded: who executes the command on a forwarded logical unit\n",
     );
-    TABLE.iter().for_each(|row| line(&mut page, row));
-    page.push_str("\n## Vital product data\n\n| page | name | standard | units |\n|---|---|---|---|\n");
-    for row in vpd::PAGES {
-        let units = units(row.reach);
-        push(&mut page, format_args!("| {:02X} | {} | {} | {units} |\n", row.page, row.name, row.clause));
-    }
-    page.push_str("\n## Mode pages\n\n| page | name | standard | units |\n|---|---|---|---|\n");
-    for row in mode::PAGES {
-        let (code, units) = (format!("{:02X}/{:02X}", row.page, row.subpage), units(row.reach));
-        push(&mut page, format_args!("| {code} | {} | {} | {units} |\n", row.name, row.clause));
-    }
-    page.push_str("\n## Log pages\n\n| page | name | standard |\n|---|---|---|\n");
-    for row in log::PAGES {
-        push(&mut page, format_args!("| {:02X}/{:02X} | {} | {} |\n", row.page, row.subpage, row.name, row.clause));
-    }
+    DEVICE_TYPES.iter().for_each(|device| section(&mut page, device));
     page
 }
 
-fn units(reach: Reach) -> &'static str {
-    match reach {
-        Reach::Disk => "disks",
-        Reach::Optical => "drives",
-        Reach::Unit | Reach::WellKnown | Reach::Anywhere => "all",
+/// The commands and pages of a device type.
+fn section(page: &mut String, device: &DeviceType) {
+    push(page, format_args!("\n## {} (device type {:02X}h)\n\n", device.name, device.code.0));
+    page.push_str(
+        "| opcode | command | standard | data | medium | reserved | ALUA | forwarded | time-out |\n\
+         |---|---|---|---|---|---|---|---|---|\n",
+    );
+    device.commands.rows().iter().for_each(|row| line(page, row));
+    if !device.vpd.is_empty() {
+        page.push_str("\n| VPD page | name | standard |\n|---|---|---|\n");
+        for row in device.vpd {
+            push(page, format_args!("| {:02X} | {} | {} |\n", row.page, row.name, row.clause));
+        }
     }
+    if !device.mode.is_empty() {
+        page.push_str("\n| mode page | name | standard |\n|---|---|---|\n");
+        for row in device.mode {
+            let name = with_capability(row.name, row.needs);
+            push(page, format_args!("| {:02X}/{:02X} | {name} | {} |\n", row.page, row.subpage, row.clause));
+        }
+    }
+    if !device.log.is_empty() {
+        page.push_str("\n| log page | name | standard |\n|---|---|---|\n");
+        for row in device.log {
+            let name = with_capability(row.name, row.needs);
+            push(page, format_args!("| {:02X}/{:02X} | {name} | {} |\n", row.page, row.subpage, row.clause));
+        }
+    }
+}
+
+/// A name, with the logical units that have it if not all have it.
+fn with_capability(name: &str, needs: Option<&Capability>) -> String {
+    needs.map_or_else(|| name.to_owned(), |capability| format!("{name} ({})", capability.name))
 }
 
 fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
@@ -51,7 +63,7 @@ fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
 
 fn line(page: &mut String, row: &Row) {
     let policy = &row.policy;
-    let gates = &policy.gates;
+    let admission = &policy.admission;
     let code = match policy.code.action {
         Some(action) if policy.code.is_long() => format!("{:02X}/{action:04X}", policy.code.op.0),
         Some(action) => format!("{:02X}/{action:02X}", policy.code.op.0),
@@ -66,32 +78,32 @@ fn line(page: &mut String, row: &Row) {
         Effect::None => "",
         Effect::Read => "reads",
         Effect::Write => "writes",
-        Effect::Renew => "renews",
+        Effect::Rewrite => "rewrites",
     };
-    let reserved = match (gates.spc2, gates.persistent) {
+    let reserved = match (admission.spc2, admission.persistent) {
         (Gate::Passes, Persistent::Passes) => "",
         (Gate::Stops, Persistent::Passes) => "SPC-2",
         (_, Persistent::WriteExclusivePasses) => "SPC-2, exclusive access",
         (_, Persistent::Conflict) => "all",
     };
-    let alua = match gates.alua {
+    let alua = match admission.alua {
         Alua::Active => "active",
         Alua::Standby => "active, standby",
         Alua::Settled => "all but transitioning",
         Alua::Every => "all",
     };
-    let name = match gates.needs {
-        Needs::Nothing => policy.name.to_owned(),
-        Needs::Provisioning => format!("{} (thin units)", policy.name),
-        Needs::AtomicWrites => format!("{} (stores that promise it)", policy.name),
-        Needs::TypeTwo => format!("{} (protection type 2)", policy.name),
+    let forwarded = match admission.forwarded {
+        Forwarding::Lunar => "Lunar",
+        Forwarding::Device | Forwarding::DeviceThenAttention(_) => "device",
+        Forwarding::Refused => "refused",
     };
-    let (_, seconds) = gates.timeout.seconds();
-    let (clause, units) = (policy.clause, units(gates.reach));
+    let name = with_capability(policy.name, admission.needs);
+    let (_, seconds) = admission.timeout.seconds();
+    let clause = policy.clause;
     push(
         page,
         format_args!(
-            "| {code} | {name} | {clause} | {units} | {data} | {effect} | {reserved} | {alua} | {seconds} s |\n"
+            "| {code} | {name} | {clause} | {data} | {effect} | {reserved} | {alua} | {forwarded} | {seconds} s |\n"
         ),
     );
 }
@@ -107,7 +119,7 @@ mod tests {
     use std::path::Path;
 
     #[test]
-    fn the_page_in_the_repository_is_fresh() {
+    fn the_page_in_the_repository_is_up_to_date() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/commands.md");
         if std::env::var_os("LUNAR_REGENERATE").is_some() {
             std::fs::write(&path, commands()).expect("docs/ is there");

@@ -1,8 +1,10 @@
-use crate::cmd::block::TRANSFER_BYTES_MAX;
 use crate::command::{Status, TaskAttribute};
-use crate::fuzzing::{BLOCKS, Ended, Rig};
+use crate::context::Call;
+use crate::device_types;
 use crate::nexus::Addressee;
+use crate::sbc::block::TRANSFER_BYTES_MAX;
 use crate::sense::{Asc, SenseKey};
+use crate::testing::{BLOCKS, Ended, Rig};
 use lunar_core::io::{Fault, Op};
 use lunar_core::range::Span;
 
@@ -33,7 +35,7 @@ fn sense(ended: &Ended) -> (SenseKey, Asc) {
 }
 
 #[test]
-fn reads_of_every_length() {
+fn read_commands_of_every_length_read() {
     let rig = Rig::default();
     numbered(&rig);
     let cdbs: [&[u8]; 4] =
@@ -48,7 +50,7 @@ fn reads_of_every_length() {
 }
 
 #[test]
-fn writes_of_every_length() {
+fn write_commands_of_every_length_write() {
     let cdbs: [&[u8]; 7] = [
         &[0x0a, 0, 0, 5, 2, 0],
         &block10(0x2a, 0x18, 5, 2),
@@ -69,10 +71,10 @@ fn writes_of_every_length() {
 }
 
 #[test]
-fn bounds() {
+fn ranges_beyond_the_unit_or_the_limits_are_refused() {
     let rig = Rig::default();
     let blocks = u32::try_from(BLOCKS).expect("few");
-    assert_eq!(rig.run(&read10(blocks, 0), &[], 0).status, Status::GOOD, "nothing at the end");
+    assert_eq!(rig.run(&read10(blocks, 0), &[], 0).status, Status::GOOD, "no blocks at the end of the unit");
     let beyond: [(&[u8], [u8; 4]); 4] = [
         (&read10(blocks - 1, 2), [0, 0, 8, 0]),
         (&read10(blocks + 1, 0), [0, 0, 8, 1]),
@@ -92,7 +94,7 @@ fn bounds() {
 }
 
 #[test]
-fn a_read_for_one_who_expects_less() {
+fn a_read_is_cut_to_the_expected_length() {
     let rig = Rig::default();
     for (expects, moved) in [(0, 0), (200, 512), (512, 512), (513, 1024), (9999, 1024)] {
         let ended = rig.run(&read10(0, 2), &[], expects);
@@ -101,7 +103,7 @@ fn a_read_for_one_who_expects_less() {
 }
 
 #[test]
-fn a_write_from_one_who_sends_less() {
+fn a_write_is_cut_to_whole_blocks_that_were_sent() {
     for (sends, written) in [(0, 0), (512, 1), (1024, 2), (1536, 2)] {
         let rig = Rig::default();
         let ended = rig.run(&block10(0x2a, 0, 0, 2), &vec![1; sends], 0);
@@ -112,12 +114,12 @@ fn a_write_from_one_who_sends_less() {
     let rig = Rig::default();
     let ended = rig.run(&block10(0x2a, 0, 0, 1), &[1; 200], 0);
     assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT));
-    assert_eq!(ended.wanted, 512, "the residual count is told all the same");
+    assert_eq!(ended.wanted, 512, "the residual count is reported");
     assert!(rig.memory.bytes.borrow().iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn verify() {
+fn verify_reads_or_compares_by_bytchk() {
     let rig = Rig::default();
     numbered(&rig);
     let verify = |flags: u8, out: &[u8]| rig.run(&block10(0x2f, flags, 3, 2), out, 0);
@@ -136,7 +138,7 @@ fn verify() {
 }
 
 #[test]
-fn compare_and_write() {
+fn compare_and_write_reports_the_first_difference() {
     let rig = Rig::default();
     numbered(&rig);
     let swap = |count: u8, out: &[u8]| rig.run(&[0x89, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, count, 0, 0], out, 0);
@@ -154,7 +156,7 @@ fn compare_and_write() {
 }
 
 #[test]
-fn flushes_and_pre_fetches() {
+fn synchronize_cache_flushes_and_pre_fetch_does_not_read() {
     let rig = Rig::default();
     for (cdb, asked) in [
         (&block10(0x35, 2, 0, 0)[..], vec![Op::Flush]),
@@ -169,7 +171,7 @@ fn flushes_and_pre_fetches() {
 }
 
 #[test]
-fn faults_of_the_store() {
+fn faults_of_the_store_become_sense_data() {
     let rig = Rig::default();
     rig.memory.fault.set(Some(Fault::Medium));
     let ended = rig.run(&read10(3, 2), &[], 1024);
@@ -186,13 +188,13 @@ fn faults_of_the_store() {
 }
 
 #[test]
-fn blocks_that_were_marked_as_unreadable() {
+fn blocks_marked_as_unreadable_fail_until_they_are_written() {
     let rig = Rig::default();
     numbered(&rig);
-    let unit = rig.nexus.itl(0).expect("there").lu.unit.clone();
+    let unit = rig.nexus.itl(0).expect("LUN exists").lu.of_test().unit.clone();
     let mark = |first: u64, end: u64| {
         let span = Span { start: first * 512, end: end * 512 };
-        drop(unit.medium.uncorrectable().mark(span, 512, &*unit.keep).expect("room"));
+        drop(unit.medium.uncorrectable().mark(span, 512, &*unit.metadata).expect("room"));
     };
     let told = |cdb: &[u8], out: &[u8]| {
         let ended = rig.run(cdb, out, 8 * 512);
@@ -219,7 +221,7 @@ fn blocks_that_were_marked_as_unreadable() {
 }
 
 #[test]
-fn every_attribute_runs_but_aca() {
+fn every_task_attribute_but_aca_is_executed() {
     let rig = Rig::default();
     for attribute in [TaskAttribute::SIMPLE, TaskAttribute::ORDERED, TaskAttribute::HEAD_OF_QUEUE] {
         rig.attribute.set(attribute);
@@ -231,14 +233,14 @@ fn every_attribute_runs_but_aca() {
 }
 
 #[test]
-fn naca_is_refused_with_its_place() {
+fn naca_is_refused_with_a_field_pointer() {
     let mut read = read10(0, 1);
     read[9] = 0x04;
     let ended = Rig::default().run(&read, &[], 512);
     assert_eq!((sense(&ended).1, &ended.sense[15..]), (Asc::INVALID_FIELD_IN_CDB, &[0xca, 0, 9][..]));
 }
 
-/// Prints what finding, checking, admitting and planning a READ(16) costs. Run it in release, by name.
+/// Prints the time to find, check, admit and plan a READ(16). Run it by name in a release build.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_a_plan() {
@@ -249,15 +251,17 @@ fn cost_of_a_plan() {
     for _ in 0..rounds {
         let command = std::hint::black_box(&command);
         let addressee = rig.nexus.addressee(command.lun);
-        let (row, amount) = rig.target.admitted(&addressee, command).expect("admitted");
-        let plan = rig.target.plan(row, amount, &rig.nexus, &addressee, command, &[]);
+        let device = device_types::of(&addressee);
+        let call = Call { nexus: &rig.nexus, addressee: &addressee, device, command };
+        let (row, amount) = rig.target.admitted(call).expect("admitted");
+        let plan = rig.target.plan(call, row, amount, &[]);
         std::hint::black_box(plan).expect("planned");
     }
     println!("{:.1} ns", start.elapsed().as_secs_f64() * 1e9 / f64::from(rounds));
 }
 
 #[test]
-fn both_ways_end_alike() {
+fn both_execution_paths_give_the_same_result() {
     let rigs = [Rig::default(), Rig::default()];
     rigs[1].memory.is_slow.set(true);
     let mut random = 0x2545_f491_4f6c_dd1d_u64;
@@ -287,15 +291,15 @@ fn both_ways_end_alike() {
 }
 
 #[test]
-fn what_stands_in_a_commands_way_is_told_by_the_slow_one_once() {
+fn conditions_are_reported_once_and_only_by_execute() {
     let rig = Rig::default();
     rig.attribute.set(TaskAttribute::ORDERED);
     assert_eq!(rig.run(&read10(0, 1), &[], 512).status, Status::GOOD);
     rig.attribute.set(TaskAttribute::ACA);
     assert_eq!(sense(&rig.run(&read10(0, 1), &[], 512)).1, Asc::INVALID_MESSAGE_ERROR);
     rig.attribute.set(TaskAttribute::SIMPLE);
-    let Addressee::Disk(itl) = rig.nexus.addressee(rig.lun.get()) else { panic!("there is a disk") };
-    itl.attend(Asc::POWER_ON_OR_RESET);
+    let Addressee::Unit(itl) = rig.nexus.addressee(rig.lun.get()) else { panic!("there is a disk") };
+    itl.establish_unit_attention(Asc::POWER_ON_OR_RESET);
     assert_eq!(sense(&rig.run(&read10(0, 1), &[], 512)), (SenseKey::UNIT_ATTENTION, Asc::POWER_ON_OR_RESET));
     assert_eq!(rig.run(&read10(0, 1), &[], 512).status, Status::GOOD);
 }

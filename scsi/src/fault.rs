@@ -1,4 +1,4 @@
-//! What a fault of a store or a transport means to an initiator.
+//! Faults of stores and transports as status and sense data.
 
 use crate::admit::Refusal;
 use crate::command::Status;
@@ -8,10 +8,10 @@ use lunar_core::protection::Field;
 use lunar_core::step::{Failure, Step};
 use lunar_core::tally::Event;
 
-/// Where a step works: what is needed to say which block failed.
+/// The blocks of a step, to find out which block failed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Site {
-    /// First byte, if the step has one.
+    /// First byte, if the step has a range.
     offset: Option<u64>,
     block: u32,
     writes: bool,
@@ -41,7 +41,7 @@ impl Site {
         Self { offset, block, writes, verifies }
     }
 
-    /// What is counted of a failure: those of the medium.
+    /// The event to count for a failure; only failures of the medium are counted.
     pub(crate) fn error(&self, failure: Failure) -> Option<Event> {
         let is_medium = matches!(failure, Failure::Fault { fault: Fault::Medium, .. });
         is_medium.then_some(match (self.writes, self.verifies) {
@@ -51,12 +51,12 @@ impl Site {
         })
     }
 
-    /// The block of this byte of the step.
+    /// The LBA of a byte of the step.
     fn block_at(&self, at: u64) -> Option<u64> {
         self.offset.map(|offset| (offset + at) / u64::from(self.block))
     }
 
-    /// How the command ends.
+    /// Status and sense data of a failure.
     pub(crate) fn refusal(&self, failure: Failure) -> Refusal {
         match failure {
             Failure::Miscompare { at } => {
@@ -92,7 +92,7 @@ impl Site {
     }
 }
 
-/// How a command ends after a fault that no block is to blame for.
+/// Status and sense data of a fault that concerns no particular block.
 pub(crate) fn transfer(fault: Fault) -> Refusal {
     let (key, asc) = match fault {
         Fault::NoMemory => return Refusal::bare(Status::BUSY),
@@ -100,7 +100,7 @@ pub(crate) fn transfer(fault: Fault) -> Refusal {
         Fault::Gone => (SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
         Fault::Timeout => (SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
         Fault::Protocol => (SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
-        // The task itself was not aborted, or nothing would be answered: the store gave the request up.
+        // The store dropped the request. An aborted task would not be answered at all.
         Fault::Aborted => (SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),
         Fault::Cleared => (SenseKey::ABORTED_COMMAND, Asc::COMMANDS_CLEARED_BY_DEVICE_SERVER),
         Fault::Medium | Fault::Marked | Fault::Unsupported | Fault::Os(_) => {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bad_medium_is_told_with_its_first_block() {
+    fn a_medium_error_reports_the_first_block() {
         let failure = Failure::Fault { fault: Fault::Medium, at: 1024 };
         let read = Step::Read { offset: 5120, len: 4096 };
         let sense = (SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR, Some(12));
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_was_marked_is_told_as_such() {
+    fn a_marked_block_is_reported_as_marked_bad() {
         let failure = Failure::Fault { fault: Fault::Marked, at: 1024 };
         let marked = |information| (SenseKey::MEDIUM_ERROR, Asc::LBA_MARKED_BAD, information);
         for step in [
@@ -142,14 +142,14 @@ mod tests {
             Step::CompareWrite { offset: 5120, len: 4096, durable: false },
         ] {
             assert_eq!(ended(&step, failure), (Status::CHECK_CONDITION, Some(marked(Some(12)))));
-            assert_eq!(Site::of(&step, 512).error(failure), None, "no medium is worn");
+            assert_eq!(Site::of(&step, 512).error(failure), None, "a marked block is no error of the medium");
         }
         let failure = Failure::Origin { fault: Fault::Marked, at: 1024 };
         assert_eq!(ended(&Step::Flush, failure), (Status::CHECK_CONDITION, Some(marked(None))));
     }
 
     #[test]
-    fn other_faults() {
+    fn other_faults_have_their_own_sense_data() {
         let of = |fault| ended(&Step::Flush, Failure::Fault { fault, at: 0 });
         assert_eq!(of(Fault::NoMemory), (Status::BUSY, None));
         let expected = [

@@ -1,19 +1,19 @@
-//! Identifying information: what initiators write on a disk, for people (SPC-4 5.6).
+//! Identifying information: bytes and text that initiators assign to a logical unit (SPC-4 5.6).
 
 use lunar_core::unit::Unit;
 use std::sync::Arc;
 
-/// What there is to identify a disk by: INFORMATION TYPE (SPC-4 6.32).
+/// INFORMATION TYPE (SPC-4 6.32).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// Peripheral device identifying information: any bytes.
     Bytes,
-    /// Peripheral device text identifying information: UTF-8, ended with a zero.
+    /// Peripheral device text identifying information: UTF-8, terminated by a zero.
     Text,
 }
 
 impl Kind {
-    /// All, by their codes.
+    /// All types, by ascending code.
     pub const ALL: [Self; 2] = [Self::Bytes, Self::Text];
 
     /// Its code.
@@ -25,13 +25,13 @@ impl Kind {
         }
     }
 
-    /// The one of this code.
+    /// The type of this code.
     #[must_use]
     pub fn of(code: u8) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.code() == code)
     }
 
-    /// Bytes of it at most: what every initiator may count on (SPC-4 5.6.2), and no more.
+    /// Bytes of the longest value: the length that the standard requires at least (SPC-4 5.6.2).
     #[must_use]
     pub fn bytes_max(self) -> usize {
         match self {
@@ -40,7 +40,7 @@ impl Kind {
         }
     }
 
-    /// The name that a unit keeps it under.
+    /// The name under which a unit stores the value.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -50,9 +50,9 @@ impl Kind {
     }
 }
 
-/// What a unit has kept. More than there may be was not kept by us.
+/// The stored value of a unit; empty if there is none or if it is too long to be valid.
 #[must_use]
 pub fn load(unit: &Unit, kind: Kind) -> Arc<[u8]> {
-    let kept = unit.keep.load(kind.name()).filter(|bytes| bytes.len() <= kind.bytes_max());
+    let kept = unit.metadata.load(kind.name()).filter(|bytes| bytes.len() <= kind.bytes_max());
     kept.unwrap_or_default().into()
 }

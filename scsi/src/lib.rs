@@ -3,59 +3,71 @@
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
 //! * [`copy`]: third-party copies, their lists and their ends
 //! * [`vpd`], [`mode`], [`log`]: pages, one row each
-//! * [`target`], [`nexus`], [`lu`]: the device, who uses it, its disks; [`access`]: through which ports;
-//!   [`lun_map`]: which of them, by which numbers
+//! * [`target`], [`nexus`], [`lu`]: the device, its users, its logical units; [`lun_map`]: which of them a user sees
+//! * [`change`]: state that only SCSI has of a unit; `command_set`: what changes of the unit state mean to nexuses
+//! * [`medium`]: sense data of media that cannot be used; `access`: asymmetric access states in the codes of SCSI
 //! * [`information`]: what initiators write on a disk
 //! * [`protect`]: protection information, as commands ask for it
-//! * [`reserve`]: reservations, as SCSI speaks of them
+//! * [`reserve`]: reservations in the terms of SCSI
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
 //! * [`task`], [`manage`]: tasks and their management; [`order`]: who runs when; [`attention`]: unit attentions
 //! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
 //! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
-//! * [`renew`]: how FORMAT UNIT and SANITIZE write a whole medium anew
-//! * [`thin`]: how much space disks take, and who is told
-//! * [`tray`]: media that come and go
+//! * `rewrite`: FORMAT UNIT and SANITIZE; `removal`: removable media
+//! * [`thin`], [`threshold`]: the space that units take, and its thresholds
 //! * [`docs`], [`fuzzing`]: made from the table
 
-pub mod access;
+mod access;
 pub mod admit;
 pub mod attention;
 pub mod buffers;
-pub mod cmd;
+pub mod change;
 pub mod command;
+mod command_set;
 pub mod context;
 pub mod copy;
+pub mod device_types;
 pub mod docs;
 pub mod execute;
 mod fault;
-pub mod fuzzing;
+mod fit;
+pub mod forward;
+pub mod forwarding;
 pub mod information;
-pub mod log;
+mod inventory;
 pub mod lu;
 pub mod lun;
 pub mod lun_map;
 pub mod manage;
-pub mod mode;
+pub mod medium;
+pub mod mmc;
 pub mod nexus;
 pub mod order;
+#[cfg(test)]
+mod other_core;
+pub mod page;
+pub mod pages;
+pub mod peripheral;
 pub mod plan;
-pub mod protect;
-pub mod renew;
+pub mod policy;
+pub mod refusal;
+mod removal;
 pub mod reserve;
+mod rewrite;
+pub mod row;
+pub mod sbc;
 pub mod sense;
-pub mod table;
+pub mod spc;
 pub mod target;
 pub mod task;
-pub mod thin;
-pub mod tray;
-pub mod vpd;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use copy::tokens::Tokens;
 pub use lun::Lun;
 pub use lun_map::{LunMap, Mapping};
-pub use lunar_core::reserve::SharedUnits;
 pub use nexus::Nexus;
 pub use sense::{Asc, Sense, SenseData, SenseKey};
-pub use target::{Clock, Everywhere, Mail, Nowhere, PortConfig, Target, TargetConfig};
+pub use target::{Clock, PortConfig, Target, TargetConfig};
 pub use task::{Task, TaskFunction, TaskResponse, TaskSet};

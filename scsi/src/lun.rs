@@ -1,21 +1,22 @@
-//! Logical unit numbers (SAM-6 4.7): eight bytes, of which one level of addressing is used.
+//! Logical unit numbers (SAM-6 4.7). Lunar uses one level of the eight bytes.
 
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// Logical unit numbers that a target may give away: flat space addressing has 14 bits.
+/// Number of LUNs of a target: flat space addressing has 14 bits.
 pub const LUNS_MAX: u16 = 1 << 14;
 
-/// A logical unit number as it is on the wire.
+/// A logical unit number in its format of eight bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(transparent)]
 pub struct Lun(pub [u8; 8]);
 
 impl Lun {
-    /// The well-known logical unit that answers REPORT LUNS (SPC-6 8.2).
+    /// The well-known logical unit REPORT LUNS (SPC-6 8.2).
     pub const REPORT_LUNS: Self = Self([0xc1, 0x01, 0, 0, 0, 0, 0, 0]);
 
-    /// The number in the form that initiators expect: peripheral device addressing below 256, flat space above.
+    /// The LUN of a number in the addressing method that initiators expect: peripheral device addressing below 256,
+    /// else flat space addressing.
     #[must_use]
     pub const fn from_number(number: u16) -> Self {
         let [high, low] = number.to_be_bytes();
@@ -23,7 +24,7 @@ impl Lun {
         Self([method | high & 0x3f, low, 0, 0, 0, 0, 0, 0])
     }
 
-    /// The number, from peripheral device addressing on bus 0 or flat space addressing; else `None`.
+    /// The number of peripheral device addressing on bus 0 or of flat space addressing; `None` for other methods.
     #[must_use]
     pub fn number(self) -> Option<u16> {
         let [first, second, rest @ ..] = self.0;
@@ -36,7 +37,7 @@ impl Lun {
         (known && rest == [0; 6]).then_some(number)
     }
 
-    /// The same logical unit's number in the form that [`Lun::from_number`] gives it.
+    /// The same LUN in the addressing method of [`Lun::from_number`].
     #[must_use]
     pub fn canonical(self) -> Self {
         self.number().map_or(self, Self::from_number)
@@ -57,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn golden() {
+    fn numbers_below_256_use_peripheral_addressing_and_others_flat_space() {
         assert_eq!(Lun::from_number(0).0, [0; 8]);
         assert_eq!(Lun::from_number(255).0, [0, 0xff, 0, 0, 0, 0, 0, 0]);
         assert_eq!(Lun::from_number(256).0, [0x41, 0, 0, 0, 0, 0, 0, 0]);
@@ -65,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_comes_back() {
+    fn every_number_is_parsed_back() {
         for number in 0..LUNS_MAX {
             assert_eq!(Lun::from_number(number).number(), Some(number));
         }
@@ -73,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn other_forms_are_nobody() {
+    fn other_addressing_methods_have_no_number() {
         for bytes in [[0, 0, 0, 1, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0, 0, 0], [0x80, 0, 0, 0, 0, 0, 0, 0], [0xff; 8]] {
             assert_eq!(Lun(bytes).number(), None);
         }

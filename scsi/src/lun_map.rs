@@ -1,42 +1,42 @@
-//! Which disks a group of initiators sees, by which numbers, and whether it may write them.
+//! LUN maps: the units that a host group sees, their LUNs, and whether the group may write to them.
 
 use crate::lun::LUNS_MAX;
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// What a LUN of a map stands for.
+/// The unit behind a LUN of a map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
-    /// The number of the logical unit at its target.
+    /// Number of the unit in the device server.
     pub unit: u16,
-    /// Whether writes through this LUN are refused, whatever the unit itself admits.
+    /// Whether commands that write are refused at this LUN, even if the unit is writable.
     pub read_only: bool,
 }
 
-/// Why LUNs make no map.
+/// Why a list of LUNs is no valid map.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum BadMap {
     /// A LUN is not below [`LUNS_MAX`].
     Beyond(u16),
-    /// A LUN stands for two units.
+    /// A LUN has two units.
     Lun(u16),
-    /// A unit has two LUNs: task management and unit attentions go by the unit, and would hit the wrong one.
+    /// A unit has two LUNs. Task management and unit attentions refer to a unit, and could not tell its LUNs apart.
     Unit(u16),
 }
 
 impl fmt::Display for BadMap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Beyond(lun) => write!(f, "LUN {lun} is too high: {} is the last", LUNS_MAX - 1),
-            Self::Lun(lun) => write!(f, "LUN {lun} is given twice"),
-            Self::Unit(unit) => write!(f, "volume {unit} is given two LUNs"),
+            Self::Beyond(lun) => write!(f, "LUN {lun} is too high: the highest is {}", LUNS_MAX - 1),
+            Self::Lun(lun) => write!(f, "LUN {lun} is assigned to two volumes"),
+            Self::Unit(unit) => write!(f, "volume {unit} has two LUNs"),
         }
     }
 }
 
 impl std::error::Error for BadMap {}
 
-/// LUNs and what they stand for, one to one.
+/// A one-to-one map of LUNs and units.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct LunMap {
     luns: BTreeMap<u16, Mapping>,
@@ -47,7 +47,7 @@ impl LunMap {
     /// A map of these LUNs.
     ///
     /// # Errors
-    /// When they make no map.
+    /// When a LUN is too high, or a LUN or a unit occurs twice.
     pub fn new(luns: impl IntoIterator<Item = (u16, Mapping)>) -> Result<Self, BadMap> {
         let mut map = Self::default();
         for (lun, mapping) in luns {
@@ -64,7 +64,7 @@ impl LunMap {
         Ok(map)
     }
 
-    /// What a LUN stands for.
+    /// The unit of a LUN.
     #[must_use]
     pub fn mapping(&self, lun: u16) -> Option<Mapping> {
         self.luns.get(&lun).copied()
@@ -76,7 +76,7 @@ impl LunMap {
         self.units.get(&unit).copied()
     }
 
-    /// All LUNs in ascending order, with what they stand for.
+    /// All LUNs in ascending order, with their units.
     pub fn luns(&self) -> impl Iterator<Item = (u16, Mapping)> {
         self.luns.iter().map(|(lun, mapping)| (*lun, *mapping))
     }

@@ -1,10 +1,10 @@
 use super::*;
 use crate::command::Status;
-use crate::fuzzing::{Ended, Memory, Rig, at_once};
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::sense::{Asc, SenseKey};
 use crate::task::{TaskFunction, TaskResponse};
+use crate::testing::{Ended, Memory, Rig, at_once};
 use std::cell::RefCell;
 use std::future::ready;
 use std::rc::Rc;
@@ -22,7 +22,7 @@ fn name() -> Arc<str> {
     "guests".into()
 }
 
-/// Disks 0 to 2, and a nexus behind a map of them that has taken its unit attentions.
+/// Disks 0 to 2, and a nexus with a map of them whose unit attentions were taken.
 fn behind(luns: &[(u16, u16, bool)]) -> (Rig, Rc<Nexus>, Vec<Rc<Memory>>) {
     let rig = Rig::default();
     let mut memories = vec![rig.memory.clone()];
@@ -56,7 +56,7 @@ fn luns(rig: &Rig, nexus: &Rc<Nexus>) -> Vec<u8> {
 }
 
 #[test]
-fn what_makes_no_map() {
+fn invalid_maps_are_refused() {
     let new = |luns: &[(u16, u16)]| LunMap::new(luns.iter().map(|&(l, unit)| (l, Mapping { unit, read_only: false })));
     assert_eq!(new(&[(0, 1), (0, 2)]), Err(BadMap::Lun(0)));
     assert_eq!(new(&[(0, 1), (1, 1)]), Err(BadMap::Unit(1)));
@@ -65,7 +65,7 @@ fn what_makes_no_map() {
 }
 
 #[test]
-fn a_nexus_sees_its_map_and_nothing_else() {
+fn a_nexus_sees_the_luns_of_its_map_only() {
     let (rig, nexus, _) = behind(&[(0, 2, false), (5, 1, false)]);
     assert_eq!(luns(&rig, &nexus), [0, 5]);
     assert_eq!(luns(&rig, &rig.nexus), [0, 1, 2], "without a map all are seen");
@@ -79,7 +79,7 @@ fn a_nexus_sees_its_map_and_nothing_else() {
 }
 
 #[test]
-fn behind_a_map_that_is_not_there_nothing_is_seen() {
+fn a_nexus_with_an_unknown_map_sees_nothing() {
     let (rig, _, _) = behind(&[(0, 0, false)]);
     let nexus = rig.target.nexus_behind(Rig::name("other"), &"unknown".into());
     assert_eq!(luns(&rig, &nexus), []);
@@ -90,7 +90,7 @@ fn behind_a_map_that_is_not_there_nothing_is_seen() {
 }
 
 #[test]
-fn through_a_read_only_lun_nothing_is_written() {
+fn a_read_only_lun_refuses_commands_that_write() {
     let (rig, nexus, memories) = behind(&[(0, 1, true), (1, 2, false)]);
     assert_eq!(at(&rig, &nexus, 0, &READ, &[]).status, Status::GOOD);
     memories[1].asked.take();
@@ -123,7 +123,7 @@ fn copy(rig: &Rig, nexus: &Rc<Nexus>, lun: u16, from: u8, to: u8) -> Ended {
 }
 
 #[test]
-fn copies_go_by_the_map() {
+fn copies_reach_only_units_of_the_map() {
     let (rig, nexus, memories) = behind(&[(0, 1, false), (1, 2, true)]);
     memories.iter().for_each(|memory| drop(memory.asked.take()));
     assert_eq!(copy(&rig, &nexus, 0, 2, 1).status, Status::GOOD, "from a read-only LUN to another");
@@ -137,7 +137,7 @@ fn copies_go_by_the_map() {
     assert!(memories.iter().all(|memory| memory.asked.take().is_empty()), "nothing was read or written");
 }
 
-/// POPULATE TOKEN of a LUN's first four blocks; the token.
+/// A token of the first four blocks of a LUN.
 fn token(rig: &Rig, nexus: &Rc<Nexus>, lun: u16) -> Vec<u8> {
     let mut list = [0_u8; 32];
     (list[1], list[15], list[27]) = (30, 16, 4);
@@ -159,7 +159,7 @@ fn write_token(rig: &Rig, nexus: &Rc<Nexus>, lun: u16, token: &[u8]) -> Ended {
 }
 
 #[test]
-fn tokens_go_by_the_map() {
+fn tokens_reach_only_units_of_the_map() {
     let (rig, nexus, memories) = behind(&[(0, 1, false), (1, 2, true)]);
     let (seen, unseen) = (token(&rig, &rig.nexus, 2), token(&rig, &rig.nexus, 0));
     assert_eq!(write_token(&rig, &nexus, 0, &seen).status, Status::GOOD);
@@ -171,7 +171,7 @@ fn tokens_go_by_the_map() {
 }
 
 #[test]
-fn changes_and_resets_reach_a_nexus_by_its_own_numbers() {
+fn changes_and_resets_reach_a_nexus_by_its_own_luns() {
     let (rig, nexus, _) = behind(&[(0, 2, false), (2, 1, false)]);
     let told = |nexus: &Nexus, lun: u16| nexus.itl(lun).and_then(|itl| itl.take_attention()).map(|sense| sense.asc);
     let (hit, other) = (nexus.tasks.enter((1, Lun::from_number(0))), nexus.tasks.enter((2, Lun::from_number(2))));
@@ -191,7 +191,7 @@ fn changes_and_resets_reach_a_nexus_by_its_own_numbers() {
 }
 
 #[test]
-fn another_map_is_told_and_ends_what_runs_where_it_differs() {
+fn a_changed_map_establishes_a_unit_attention_and_aborts_tasks_of_changed_luns() {
     let (rig, nexus, _) = behind(&[(0, 0, false), (1, 1, false), (2, 2, false)]);
     let told = |lun: u16| nexus.itl(lun).and_then(|itl| itl.take_attention()).map(|sense| sense.asc);
     let (kept, gone) = (nexus.tasks.enter((1, Lun::from_number(0))), nexus.tasks.enter((2, Lun::from_number(1))));
@@ -213,7 +213,7 @@ fn another_map_is_told_and_ends_what_runs_where_it_differs() {
 }
 
 #[test]
-fn a_reservation_is_told_by_the_nexus_s_own_number() {
+fn a_changed_reservation_is_reported_at_the_nexus_s_own_lun() {
     let (rig, nexus, _) = behind(&[(4, 0, false)]);
     let mut list = [0_u8; 24];
     list[15] = 1;

@@ -1,59 +1,58 @@
-//! I_T nexuses, and what each of them has to do with each disk.
+//! I_T nexuses and I_T_L nexuses: the view that one initiator port has of the logical units.
 
-use crate::access::AluaState;
 use crate::attention::Attentions;
 use crate::buffers::Buffers;
 use crate::copy::results::Copies;
-use crate::lu::LogicalUnit;
+use crate::lu::{Emulated, LogicalUnit};
 use crate::lun::Lun;
 use crate::lun_map::{LunMap, Mapping};
-use crate::manage::is_at;
+use crate::medium::MediaEvent;
 use crate::order::Order;
 use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
-use crate::tray::MediaEvent;
 use lunar_core::port::NexusName;
-pub use lunar_core::reserve::Held;
 use lunar_core::task::Moment;
+use lunar_unit::AccessState;
+use lunar_unit::reserve::Held;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// An I_T_L nexus: what one nexus has to do with one disk.
+/// An I_T_L nexus: the view that one nexus has of one logical unit.
 #[derive(Debug)]
 pub struct ItlNexus {
-    /// The disk.
+    /// The logical unit.
     pub lu: Rc<LogicalUnit>,
-    /// By which number the nexus knows it.
+    /// The LUN by which the nexus addresses it.
     pub lun: u16,
-    /// Whether the nexus may not write it.
+    /// Whether the nexus must not write it.
     read_only: bool,
-    /// In which order its commands run.
+    /// The order of its commands.
     pub order: Order,
-    /// What READ BUFFER reads.
+    /// Its data buffers: READ BUFFER and WRITE BUFFER.
     pub buffers: Buffers,
-    /// What GET EVENT STATUS NOTIFICATION tells next of the medium.
+    /// The media event that GET EVENT STATUS NOTIFICATION reports next.
     pub event: Cell<MediaEvent>,
     attentions: Attentions,
     held: Cell<Held>,
-    alua: Cell<AluaState>,
-    /// Whether it stands in no command's way: nothing to tell, nothing reserved, active/optimized,
-    /// not read-only.
+    access: Cell<AccessState>,
+    /// Whether no state of it stops a command: no unit attention condition, no reservation of another nexus, active
+    /// access, not read-only.
     clear: Cell<bool>,
 }
 
 impl ItlNexus {
-    /// A fresh one of a nexus that knows the disk by `lun`; it waits to tell `attention`.
+    /// The first view that a nexus has of a logical unit, which it addresses by `lun`; with a unit attention condition.
     fn new(lu: Rc<LogicalUnit>, nexus: &Nexus, lun: u16, read_only: bool, attention: Option<Asc>) -> Self {
         let held = lu.shared.reservations().held(&nexus.name);
         let itl = Self::under(lu, (lun, read_only), held, nexus.group);
-        attention.into_iter().for_each(|asc| itl.attend(asc));
+        attention.into_iter().for_each(|asc| itl.establish_unit_attention(asc));
         itl
     }
 
     fn under(lu: Rc<LogicalUnit>, (lun, read_only): (u16, bool), held: Held, group: u16) -> Self {
-        let alua = Cell::new(lu.access(group).state);
+        let access = Cell::new(lu.access(group).state);
         let itl = Self {
             lu,
             lun,
@@ -63,14 +62,14 @@ impl ItlNexus {
             event: Cell::default(),
             attentions: Attentions::default(),
             held: Cell::new(held),
-            alua,
+            access,
             clear: Cell::new(true),
         };
         itl.refresh();
         itl
     }
 
-    /// The same with another view of the disk.
+    /// The same with another view of the logical unit.
     pub(crate) fn with_lu(&self, lu: Rc<LogicalUnit>, group: u16) -> Self {
         let itl = Self::under(lu, (self.lun, self.read_only), self.held.get(), group);
         while let Some(sense) = self.attentions.take() {
@@ -81,52 +80,61 @@ impl ItlNexus {
         itl
     }
 
-    /// Adds a unit attention.
-    pub fn attend(&self, asc: Asc) {
+    /// The logical unit, if Lunar emulates it.
+    ///
+    /// # Errors
+    /// INVALID COMMAND OPERATION CODE if it is forwarded: it has no command that needs an emulated one.
+    #[inline]
+    pub(crate) fn emulated(&self) -> Result<&Emulated, Sense> {
+        self.lu.emulated().ok_or(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE))
+    }
+
+    /// Establishes a unit attention condition.
+    pub fn establish_unit_attention(&self, asc: Asc) {
         self.attentions.add(asc);
         self.refresh();
     }
 
-    /// Takes the unit attention that is told next.
+    /// Takes the unit attention condition that is reported next.
     pub fn take_attention(&self) -> Option<Sense> {
         let sense = self.attentions.take();
         self.refresh();
         sense
     }
 
-    /// Forgets a unit attention.
+    /// Clears a unit attention condition.
     pub fn forget_attention(&self, asc: Asc) {
         self.attentions.forget(asc);
         self.refresh();
     }
 
-    /// The unit attention that is told next, and how many wait.
+    /// The unit attention condition that is reported next, and the number of all.
     #[must_use]
     pub fn attention(&self) -> Option<(Asc, usize)> {
         self.attentions.peek()
     }
 
-    /// What a reservation means for it.
+    /// How a reservation restricts it.
     #[must_use]
     pub fn held(&self) -> Held {
         self.held.get()
     }
 
-    /// Sets what a reservation means for it.
+    /// Sets how a reservation restricts it.
     pub fn set_held(&self, held: Held) {
         self.held.set(held);
         self.refresh();
     }
 
-    /// Its state of asymmetric access.
+    /// Its asymmetric access state.
     #[must_use]
-    pub fn alua(&self) -> AluaState {
-        self.alua.get()
+    pub fn access(&self) -> AccessState {
+        self.access.get()
     }
 
-    /// Sets its state of asymmetric access.
-    pub fn set_alua(&self, state: AluaState) {
-        self.alua.set(state);
+    /// Sets its asymmetric access state.
+    pub fn set_access(&self, state: AccessState) {
+        self.access.set(state);
         self.refresh();
     }
 
@@ -141,34 +149,34 @@ impl ItlNexus {
     }
 
     fn refresh(&self) {
-        let active = matches!(self.alua.get(), AluaState::ACTIVE_OPTIMIZED | AluaState::ACTIVE_NON_OPTIMIZED);
+        let active = self.access.get().is_active();
         let free = self.attentions.is_empty() && self.held.get() == Held::None;
         self.clear.set(free && active && !self.read_only);
     }
 }
 
-/// Whom a command's LUN names.
+/// The logical unit that a LUN addresses.
 #[derive(Clone, Debug)]
 pub enum Addressee {
-    /// A disk, as the nexus sees it.
-    Disk(Rc<ItlNexus>),
+    /// A logical unit, with the view that the nexus has of it.
+    Unit(Rc<ItlNexus>),
     /// The well-known logical unit REPORT LUNS.
     WellKnown,
-    /// Nobody.
-    Nobody,
+    /// The LUN has no logical unit.
+    NoUnit,
 }
 
 impl Addressee {
-    /// The disk, if it is one.
-    pub(crate) fn disk(&self) -> Option<&Rc<ItlNexus>> {
+    /// The view that the nexus has of the logical unit; `None` for the well-known one and for none.
+    pub(crate) fn itl(&self) -> Option<&Rc<ItlNexus>> {
         match self {
-            Self::Disk(itl) => Some(itl),
-            Self::WellKnown | Self::Nobody => None,
+            Self::Unit(itl) => Some(itl),
+            Self::WellKnown | Self::NoUnit => None,
         }
     }
 }
 
-/// A LUN that showed this unit before this moment: tasks of then are still there.
+/// A LUN that named this unit before this moment. Tasks that were entered then may still be in progress.
 #[derive(Clone, Copy, Debug)]
 struct Former {
     lun: u16,
@@ -176,7 +184,7 @@ struct Former {
     before: Moment,
 }
 
-/// An I_T nexus: one initiator port joined to one target port. Dropping it ends it; see also
+/// An I_T nexus: an initiator port and a target port. Dropping it ends it; see also
 /// [`Target::close`](crate::Target::close).
 #[derive(Debug)]
 pub struct Nexus {
@@ -184,23 +192,23 @@ pub struct Nexus {
     pub name: NexusName,
     /// Its tasks.
     pub tasks: TaskSet,
-    /// The third-party copies that it asked for.
+    /// Its third-party copies.
     pub(crate) copies: Copies,
-    /// What runs at units that it does not see any more, or not there.
+    /// LUNs whose tasks are at units that the LUN does not name any more.
     former: RefCell<Vec<Former>>,
-    /// The target port group that it comes through.
+    /// The target port group of its target port.
     pub group: u16,
-    /// The disks of the target.
+    /// The logical units of the target.
     units: Rc<Units>,
-    /// The name of the map that says which of them it sees; without, it sees all by their own numbers.
+    /// The name of its LUN map; without one it sees all logical units by their own numbers.
     pub(crate) map_name: Option<Arc<str>>,
     map: RefCell<Option<Rc<LunMap>>>,
-    /// What it has to do with each disk that it has addressed, by LUN: thousands of sessions on thousands of disks
-    /// take memory for what they use.
+    /// Its view of each logical unit that it has addressed, by LUN: thousands of sessions to thousands of logical units
+    /// take memory for those that they use.
     luns: RefCell<Vec<Option<Rc<ItlNexus>>>>,
 }
 
-/// The disks of a target, by LUN.
+/// The logical units of a target, by number.
 pub(crate) type Units = RefCell<BTreeMap<u16, Rc<LogicalUnit>>>;
 
 impl Nexus {
@@ -219,36 +227,36 @@ impl Nexus {
         }
     }
 
-    /// Whom a LUN names.
+    /// The addressee of a LUN.
     #[must_use]
     pub fn addressee(&self, lun: Lun) -> Addressee {
         match lun.number().and_then(|number| self.itl(number)) {
-            Some(itl) => Addressee::Disk(itl),
+            Some(itl) => Addressee::Unit(itl),
             None if lun == Lun::REPORT_LUNS => Addressee::WellKnown,
-            None => Addressee::Nobody,
+            None => Addressee::NoUnit,
         }
     }
 
-    /// What it has to do with the disk of this number. A disk that was not addressed yet has a POWER ON unit
-    /// attention in store.
+    /// Its view of the logical unit of this LUN. One that was not addressed yet has a POWER ON unit attention
+    /// condition.
     #[must_use]
     pub fn itl(&self, lun: u16) -> Option<Rc<ItlNexus>> {
         self.known(lun).or_else(|| self.first_itl(lun))
     }
 
-    /// The same, for the disk that has this number at its target, if the nexus sees it.
+    /// Its view of the logical unit that has this number at the target, if it sees that.
     #[must_use]
     pub fn itl_of(&self, unit: u16) -> Option<Rc<ItlNexus>> {
         self.itl(self.lun_of(unit)?)
     }
 
-    /// By which LUN it knows the disk that has this number at its target.
+    /// The LUN by which it addresses the logical unit that has this number at the target.
     #[must_use]
     pub fn lun_of(&self, unit: u16) -> Option<u16> {
         self.map.borrow().as_ref().map_or(Some(unit), |map| map.lun_of(unit))
     }
 
-    /// The disk of this number, if it has addressed it.
+    /// Its view of the logical unit of this LUN, if it has addressed it.
     pub(crate) fn known(&self, lun: u16) -> Option<Rc<ItlNexus>> {
         self.luns.borrow().get(usize::from(lun)).cloned().flatten()
     }
@@ -260,7 +268,7 @@ impl Nexus {
         Some(itl)
     }
 
-    /// What it has to do with the disk of this number, as from now: the one place where a LUN becomes a disk.
+    /// A first view of the logical unit of this LUN: the one place that translates a LUN.
     pub(crate) fn fresh(&self, lun: u16, attention: Option<Asc>) -> Option<ItlNexus> {
         let Mapping { unit, read_only } = self.mapping(lun)?;
         let lu = self.units.borrow().get(&unit)?.clone();
@@ -274,8 +282,8 @@ impl Nexus {
         }
     }
 
-    /// Goes by another map from now on; returns the LUNs that do not mean what they meant. What the nexus had to do
-    /// with their disks is forgotten, and the others wait to tell that the inventory has changed.
+    /// Replaces its LUN map; returns the LUNs that name another unit now, or none. Its views of their units are
+    /// dropped, and a unit attention condition at all others says that the inventory has changed.
     pub(crate) fn set_map(&self, map: Rc<LunMap>) -> Vec<u16> {
         let old = self.map.replace(Some(map.clone()));
         let was = |lun| old.as_ref().map_or(Some(Mapping { unit: lun, read_only: false }), |old| old.mapping(lun));
@@ -286,27 +294,32 @@ impl Nexus {
         let former = |lun: &u16| Some(Former { lun: *lun, unit: was(*lun)?.unit, before });
         self.former.borrow_mut().extend(changed.iter().filter_map(former));
         if old.as_ref() != Some(&map) {
-            self.each(|itl| itl.attend(Asc::REPORTED_LUNS_DATA_CHANGED));
+            self.each(|itl| itl.establish_unit_attention(Asc::REPORTED_LUNS_DATA_CHANGED));
         }
         changed
     }
 
-    /// What ran when the map was changed, at this moment, at LUNs that show something else since, is gone.
+    /// The tasks that were in progress when the map was replaced, at this moment, have ended.
     pub(crate) fn forget_former(&self, moment: Moment) {
         self.former.borrow_mut().retain(|former| former.before != moment);
     }
 
-    /// Aborts what it runs at these units; returns how many tasks that were not aborted before.
+    /// Whether a task of it is at the unit of this number.
+    pub(crate) fn is_at(&self, unit: u16, task: Lun) -> bool {
+        task.number().is_some_and(|lun| self.lun_of(unit) == Some(lun))
+    }
+
+    /// Aborts its tasks at these units; returns the number of those that were not aborted before.
     pub(crate) fn abort_at(&self, units: &[u16]) -> u64 {
         self.copies.stop_writing(units);
         let former =
             self.former.borrow().iter().filter(|former| units.contains(&former.unit)).fold(0, |count, former| {
                 count + self.tasks.abort_before(former.before, |(_, lun)| lun.number() == Some(former.lun))
             });
-        former + self.tasks.abort(|(_, task)| units.iter().any(|unit| is_at(self, *unit, task)))
+        former + self.tasks.abort(|(_, task)| units.iter().any(|unit| self.is_at(*unit, task)))
     }
 
-    /// Waits until what was aborted so is gone.
+    /// Waits until the tasks that it has aborted so have ended.
     pub(crate) async fn until_gone_at(&self, units: &[u16]) {
         self.copies.until_stopped(units).await;
         let former: Vec<Former> =
@@ -314,7 +327,7 @@ impl Nexus {
         for Former { lun, before, .. } in former {
             self.tasks.until_left(before, |(_, task)| task.number() == Some(lun)).await;
         }
-        self.tasks.until_gone(|(_, task)| units.iter().any(|unit| is_at(self, *unit, task))).await;
+        self.tasks.until_gone(|(_, task)| units.iter().any(|unit| self.is_at(*unit, task))).await;
     }
 
     pub(crate) fn set(&self, lun: u16, itl: Option<Rc<ItlNexus>>) {
@@ -326,14 +339,14 @@ impl Nexus {
         luns[at] = itl;
     }
 
-    /// The first disk that it sees of those that `is_meant` names.
+    /// The first logical unit that it sees of those that `is_meant` selects.
     pub(crate) fn seek(&self, is_meant: impl Fn(&LogicalUnit) -> bool) -> Option<Rc<ItlNexus>> {
         let meant: Vec<u16> =
             self.units.borrow().iter().filter(|(_, lu)| is_meant(lu)).map(|(unit, _)| *unit).collect();
         meant.into_iter().find_map(|unit| self.itl_of(unit))
     }
 
-    /// Runs `what` for each disk that it sees, in the order of their numbers.
+    /// Calls `what` for each logical unit that it sees, in the order of their LUNs.
     pub(crate) fn each(&self, mut what: impl FnMut(&ItlNexus)) {
         let all: Vec<u16> = match &*self.map.borrow() {
             Some(map) => map.luns().map(|(lun, _)| lun).collect(),

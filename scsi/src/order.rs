@@ -1,5 +1,5 @@
-//! In which order the commands of a task set run (SAM-5 8.7): SIMPLE ones freely, an ORDERED one alone among
-//! those before and after it, HEAD OF QUEUE at once; what comes after one of the last two waits for its end.
+//! The order of the commands of a task set (SAM-5 8.7). SIMPLE commands are executed together. An ORDERED command waits
+//! for all commands before it, a HEAD OF QUEUE command for none; later commands wait until both have ended.
 
 use crate::command::TaskAttribute;
 use std::cell::{Cell, RefCell};
@@ -7,11 +7,11 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::task::{Poll, Waker};
 
-/// Lets the commands of one nexus and logical unit run in order. One branch while all are SIMPLE.
+/// Orders the commands of one I_T_L nexus. Costs one branch while all commands are SIMPLE.
 #[derive(Debug, Default)]
 pub struct Order {
     running: Cell<u32>,
-    /// How many of these no other may follow yet: ORDERED and HEAD OF QUEUE.
+    /// The number of running commands that later commands wait for: ORDERED and HEAD OF QUEUE.
     barriers: Cell<u32>,
     next: Cell<u64>,
     waiting: RefCell<VecDeque<Waiting>>,
@@ -24,14 +24,14 @@ struct Waiting {
     waker: Option<Waker>,
 }
 
-/// A command's turn, until it is dropped.
+/// The turn of a running command; dropped at its end.
 #[derive(Debug)]
 pub struct Turn<'a> {
     order: &'a Order,
     barrier: bool,
 }
 
-/// A place in the queue; given up when it is dropped.
+/// A position in the queue; dropped when the command starts or is given up.
 struct Place<'a> {
     order: &'a Order,
     id: u64,
@@ -44,7 +44,7 @@ impl Order {
         self.may_start(false) && self.nobody_waits()
     }
 
-    /// A command's turn, if it has come already. Called in the order in which the commands arrived.
+    /// The turn of a command that need not wait; `None` for others. Must be called in the order of arrival.
     fn try_enter(&self, attribute: TaskAttribute) -> Option<Turn<'_>> {
         let ordered = attribute == TaskAttribute::ORDERED;
         let head = attribute == TaskAttribute::HEAD_OF_QUEUE;
@@ -52,7 +52,7 @@ impl Order {
         at_once.then(|| self.take(head || ordered))
     }
 
-    /// Waits for a command's turn. Called in the order in which the commands arrived.
+    /// Waits for the turn of a command. Must be called in the order of arrival.
     pub async fn enter(&self, attribute: TaskAttribute) -> Turn<'_> {
         match self.try_enter(attribute) {
             Some(turn) => turn,
@@ -97,7 +97,7 @@ impl Order {
         .await;
     }
 
-    /// Wakes the first in the queue if it may start; it wakes the next when it has.
+    /// Wakes the first command of the queue if it may start. That command wakes the next one.
     fn pass_on(&self) {
         let mut waiting = self.waiting.borrow_mut();
         if let Some(first) = waiting.front_mut()
@@ -113,7 +113,8 @@ impl Drop for Place<'_> {
     fn drop(&mut self) {
         let mut waiting = self.order.waiting.borrow_mut();
         waiting.retain(|one| one.id != self.id);
-        // A SIMPLE one behind may start as well; an ORDERED one that starts now closes the gate before it is polled.
+        // A SIMPLE command may be followed by others; an ORDERED command that starts now blocks them before they are
+        // polled.
         if let Some(waker) = waiting.front_mut().and_then(|first| first.waker.take()) {
             waker.wake();
         }
@@ -146,54 +147,55 @@ mod tests {
     }
 
     #[test]
-    fn simple_ones_run_together() {
+    fn simple_commands_are_executed_together() {
         let order = Order::default();
-        let _a = poll(&mut (Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>)).expect("free");
-        let _b = poll(&mut (Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>)).expect("free");
+        let _a = poll(&mut (Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>)).expect("may start");
+        let _b = poll(&mut (Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>)).expect("may start");
     }
 
     #[test]
-    fn an_ordered_one_parts_before_from_after() {
+    fn an_ordered_command_separates_earlier_from_later_commands() {
         let order = Order::default();
         let mut futures: Vec<Entering<'_>> =
             [TaskAttribute::SIMPLE, TaskAttribute::ORDERED, TaskAttribute::SIMPLE, TaskAttribute::SIMPLE]
                 .into_iter()
                 .map(|attribute| Box::pin(order.enter(attribute)) as Entering<'_>)
                 .collect();
-        let before = poll(&mut futures[0]).expect("free");
+        let before = poll(&mut futures[0]).expect("may start");
         assert!(futures[1..].iter_mut().all(|future| poll(future).is_none()));
-        let head = poll(&mut (Box::pin(order.enter(TaskAttribute::HEAD_OF_QUEUE)) as Entering<'_>)).expect("at once");
+        let head =
+            poll(&mut (Box::pin(order.enter(TaskAttribute::HEAD_OF_QUEUE)) as Entering<'_>)).expect("does not wait");
         drop(head);
         drop(before);
         assert!(poll(&mut futures[2]).is_none());
-        let ordered = poll(&mut futures[1]).expect("nothing before it");
+        let ordered = poll(&mut futures[1]).expect("no earlier command");
         assert!(futures[2..].iter_mut().all(|future| poll(future).is_none()));
         drop(ordered);
-        let _third = poll(&mut futures[2]).expect("after");
-        let _fourth = poll(&mut futures[3]).expect("after");
+        let _third = poll(&mut futures[2]).expect("may start");
+        let _fourth = poll(&mut futures[3]).expect("may start");
     }
 
     #[test]
-    fn what_comes_after_a_head_of_queue_waits_for_it() {
+    fn commands_after_a_head_of_queue_command_wait_for_it() {
         for attribute in [TaskAttribute::SIMPLE, TaskAttribute::ORDERED] {
             let order = Order::default();
-            let before = order.try_enter(TaskAttribute::SIMPLE).expect("free");
-            let heads = [0; 2].map(|_| order.try_enter(TaskAttribute::HEAD_OF_QUEUE).expect("at once"));
+            let before = order.try_enter(TaskAttribute::SIMPLE).expect("may start");
+            let heads = [0; 2].map(|_| order.try_enter(TaskAttribute::HEAD_OF_QUEUE).expect("does not wait"));
             let mut after = Box::pin(order.enter(attribute)) as Entering<'_>;
             assert!(poll(&mut after).is_none());
             drop(before);
             let [first, second] = heads;
             drop(first);
-            assert!(poll(&mut after).is_none(), "{attribute:?}: one head still runs");
+            assert!(poll(&mut after).is_none(), "{attribute:?}: one HEAD OF QUEUE command is still running");
             drop(second);
             assert!(poll(&mut after).is_some());
         }
     }
 
     #[test]
-    fn one_that_is_given_up_blocks_nobody() {
+    fn a_dropped_command_blocks_no_other() {
         let order = Order::default();
-        let before = poll(&mut (Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>)).expect("free");
+        let before = poll(&mut (Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>)).expect("may start");
         let mut ordered = Box::pin(order.enter(TaskAttribute::ORDERED)) as Entering<'_>;
         let mut after = Box::pin(order.enter(TaskAttribute::SIMPLE)) as Entering<'_>;
         assert!(poll(&mut ordered).is_none() && poll(&mut after).is_none());

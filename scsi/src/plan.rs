@@ -1,71 +1,100 @@
-//! What a command decided to do.
+//! The result of planning a command: [`Plan`].
 
+use crate::change::Change;
 use crate::copy::list::CopyList;
-use crate::copy::results::Ask;
+use crate::copy::results::CopyRequest;
 use crate::copy::tokens::Data;
-use crate::copy::transfer::Writing;
-use crate::log;
-use crate::lu::Change;
-use crate::renew::Renewal;
-use crate::reserve::Request;
-use crate::tray::Move;
+use crate::copy::transfer::TokenWrite;
 use lunar_core::step::Step;
+use lunar_unit::removal::request::Motion;
+use lunar_unit::rewrite::request::Rewrite;
+use lunar_unit::rewrite::task::Until;
+use lunar_unit::{Record, UnitChange};
 use std::time::Duration;
 
-/// What is to be done for a command; all that it needs has been checked.
+/// The work of a command whose CDB and parameter list are valid. Rare and large variants are boxed.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Plan {
-    /// Nothing more: GOOD.
+    /// No work: GOOD.
     Done,
-    /// What was written to [`Context::out`](crate::context::Context::out) is the Data-In.
+    /// Data-In was written to [`Context::out`](crate::context::Context::out).
     Answer,
-    /// A step.
+    /// Execute a step.
     Do(Step),
-    /// Which blocks from this one on take space, in so many runs at most, is the Data-In: GET LBA STATUS.
+    /// Ask the store which blocks are mapped, and return them as Data-In (GET LBA STATUS).
     Survey {
         /// First block.
         lba: u64,
-        /// Blocks to look at.
+        /// Number of blocks.
         blocks: u64,
-        /// Runs.
+        /// Limit of runs in the answer.
         runs: usize,
     },
-    /// A log page that tells how much space there is, which is measured first, is the Data-In.
-    Log(log::Ask),
-    /// What a SANITIZE that failed left behind is left as it is.
+    /// Measure the space of the unit, and return a log page about it as Data-In.
+    Log(LogRequest),
+    /// SANITIZE (EXIT FAILURE MODE).
     ExitFailureMode,
-    /// A third-party copy.
+    /// Execute EXTENDED COPY.
     Copy(Box<CopyList>),
-    /// A token is made that stands for this, and lives unused for so long.
-    Populate(Ask, Box<Data>, Duration),
-    /// What a token stands for is written.
-    Write(Box<Writing>),
-    /// The copy of this list identifier that the nexus asked this logical unit for ends; done when it has.
+    /// Create a token for this data, with this inactivity timeout.
+    Populate(CopyRequest, Box<Data>, Duration),
+    /// Write the data of a token.
+    Write(Box<TokenWrite>),
+    /// Stop the nexus's copy with this list identifier and wait until it has ended.
     StopCopy(u32),
-    /// The medium is ejected or loaded.
-    Move(Move),
-    /// The whole medium is written anew. Behind a pointer, for it is seldom.
-    Renew(Box<Renewal>),
-    /// A change of the logical unit that all cores must know of first.
+    /// Eject or load the medium.
+    Move(Motion),
+    /// Rewrite the whole medium.
+    Rewrite(Box<(Rewrite, Until)>),
+    /// Change the state that only SCSI has of the unit.
     Change {
-        /// Whether what is cached goes to the medium once all know, before the answer.
+        /// Whether the cache is flushed after all cores know the change.
         flush: bool,
-        /// What must be kept before. Behind a pointer, for it is seldom.
-        keep: Option<Box<Kept>>,
+        /// The metadata record that is durable before the change.
+        record: Option<Box<Record>>,
         /// The change.
         change: Change,
     },
-    /// A change of reservations. Behind a pointer, for it is seldom.
-    Reserve(Box<Request>),
-    /// Nothing: what is asked for is not told while SPC-2 reservations are in use, not even to their holder.
+    /// Change the unit state.
+    Propose(Box<UnitChange>),
+    /// Send the command of a forwarded logical unit to its device, and edit the Data-In.
+    Forward(Edit),
+    /// RESERVATION CONFLICT that `run` decided: the command does not work while the unit has an SPC-2 reservation, not
+    /// even for its holder.
     Conflict,
 }
 
-/// Something for [`Keep::keep`](lunar_core::keep::Keep::keep).
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Kept {
-    /// Its name.
-    pub name: &'static str,
-    /// What is kept under it.
-    pub bytes: Vec<u8>,
+/// What Lunar changes in the Data-In of a device, because Lunar and not the device keeps LUNs, ports and reservations.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Edit {
+    /// Nothing.
+    None,
+    /// Standard INQUIRY data.
+    StandardInquiry,
+    /// The VPD page of supported VPD pages.
+    SupportedPages,
+    /// Another VPD page.
+    Page,
+}
+
+/// The values of log parameters that LOG SENSE asks for (PC): cumulative or default. No parameter has thresholds.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LogValues {
+    /// The counted values.
+    Current,
+    /// The values after a reset: zeroes.
+    Default,
+}
+
+/// The page and parameters that LOG SENSE requests.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LogRequest {
+    /// PAGE CODE.
+    pub page: u8,
+    /// SUBPAGE CODE.
+    pub subpage: u8,
+    /// PC.
+    pub values: LogValues,
+    /// PARAMETER POINTER: parameters of lower codes are left out.
+    pub from: u16,
 }

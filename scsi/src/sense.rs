@@ -1,4 +1,4 @@
-//! Sense data (SPC-6 4.4): a [`Sense`] says why a command did not end well; [`SenseData`] is how initiators read it.
+//! Sense data (SPC-6 4.4): a [`Sense`] is the meaning, [`SenseData`] are the bytes for the initiator.
 
 use lunar_core::codes;
 use lunar_core::wire::Writer;
@@ -6,7 +6,7 @@ use std::fmt;
 use std::ops::Deref;
 
 codes! {
-    /// SPC-6 4.4.2.1
+    /// Sense key (SPC-6 4.4.2.1).
     pub struct SenseKey(u8) {
         NO_SENSE = 0x0, RECOVERED_ERROR = 0x1, NOT_READY = 0x2, MEDIUM_ERROR = 0x3, HARDWARE_ERROR = 0x4,
         ILLEGAL_REQUEST = 0x5, UNIT_ATTENTION = 0x6, DATA_PROTECT = 0x7, BLANK_CHECK = 0x8, COPY_ABORTED = 0xa,
@@ -14,7 +14,7 @@ codes! {
     }
 }
 
-/// Declares additional sense codes with their qualifiers and the text that the standard gives them.
+/// Declares additional sense codes with their qualifiers and their text in the standard.
 macro_rules! additional {
     ($($name:ident = $code:literal, $text:literal;)*) => {
         codes! {
@@ -23,7 +23,7 @@ macro_rules! additional {
         }
 
         impl Asc {
-            /// What it means, in the words of the standard.
+            /// Its text in the standard.
             #[must_use]
             pub fn text(self) -> &'static str {
                 match self.0 {
@@ -112,107 +112,111 @@ additional! {
     ILLEGAL_MODE_FOR_THIS_TRACK = 0x6400, "illegal mode for this track";
 }
 
-/// What a field pointer points into.
+/// The bytes that a field pointer refers to.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Within {
     /// The CDB.
     Cdb,
     /// The parameter list.
     List,
-    /// The segment descriptor that [`Sense::segment`] names: for COPY ABORTED (SPC-4 4.5.2.4.6).
+    /// The segment descriptor number [`Sense::segment`], for COPY ABORTED (SPC-4 4.5.2.4.6).
     Segment,
 }
 
-/// Which byte, and which bit of it, is in error (SPC-6 4.4.2.4.2).
+/// A field pointer: the byte and bit in error (SPC-6 4.4.2.4.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Pointer {
-    /// What it points into.
+    /// The bytes that it refers to.
     pub within: Within,
     /// First byte of the field.
     pub byte: u16,
-    /// Its left-most bit, where the field does not start with a byte.
+    /// Left-most bit of the field, if the field does not start at a byte.
     pub bit: Option<u8>,
 }
 
-/// Why a command did not end well.
+/// The reason of CHECK CONDITION.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sense {
-    /// The kind.
+    /// Sense key.
     pub key: SenseKey,
-    /// The cause.
+    /// Additional sense code and qualifier.
     pub asc: Asc,
     /// The field in error, for ILLEGAL REQUEST.
     pub pointer: Option<Pointer>,
-    /// INFORMATION: the first bad LBA, the offset of a miscompare.
+    /// INFORMATION: the LBA in error, or the offset of a miscompare.
     pub information: Option<u64>,
-    /// The segment descriptor that was worked on, for COPY ABORTED: the last two bytes of COMMAND-SPECIFIC INFORMATION.
+    /// The number of the segment descriptor in error, for COPY ABORTED: the last two bytes of COMMAND-SPECIFIC
+    /// INFORMATION.
     pub segment: Option<u16>,
-    /// PROGRESS INDICATION, for NOT READY: parts of 65,536 that are done.
+    /// PROGRESS INDICATION in parts of 65,536, for NOT READY.
     pub progress: Option<u16>,
 }
 
+/// The sense data of a command that needs a started logical unit.
+pub(crate) const NOT_STARTED: Sense = Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED);
+
 impl Sense {
-    /// Nothing to tell.
+    /// NO SENSE.
     pub const NONE: Self = Self::new(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION);
 
-    /// A kind and a cause.
+    /// Sense data with a key and a code only.
     #[must_use]
     pub const fn new(key: SenseKey, asc: Asc) -> Self {
         Self { key, asc, pointer: None, information: None, segment: None, progress: None }
     }
 
-    /// ILLEGAL REQUEST, with this cause.
+    /// ILLEGAL REQUEST with this code.
     #[must_use]
     pub const fn illegal(asc: Asc) -> Self {
         Self::new(SenseKey::ILLEGAL_REQUEST, asc)
     }
 
-    /// INVALID FIELD IN CDB, for the field that begins with this byte.
+    /// INVALID FIELD IN CDB for the field that starts at this byte.
     #[must_use]
     pub const fn in_cdb(byte: usize) -> Self {
         Self::illegal(Asc::INVALID_FIELD_IN_CDB).pointing(Within::Cdb, byte, None)
     }
 
-    /// INVALID FIELD IN CDB, for the field whose left-most bit is this one.
+    /// INVALID FIELD IN CDB for the field with this left-most bit.
     #[must_use]
     pub const fn bit_in_cdb(byte: usize, bit: u8) -> Self {
         Self::illegal(Asc::INVALID_FIELD_IN_CDB).pointing(Within::Cdb, byte, Some(bit))
     }
 
-    /// INVALID FIELD IN PARAMETER LIST, for the field that begins with this byte.
+    /// INVALID FIELD IN PARAMETER LIST for the field that starts at this byte.
     #[must_use]
     pub const fn in_list(byte: usize) -> Self {
         Self::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).pointing(Within::List, byte, None)
     }
 
-    /// INVALID FIELD IN PARAMETER LIST, for the field whose left-most bit is this one.
+    /// INVALID FIELD IN PARAMETER LIST for the field with this left-most bit.
     #[must_use]
     pub const fn bit_in_list(byte: usize, bit: u8) -> Self {
         Self::illegal(Asc::INVALID_FIELD_IN_PARAMETER_LIST).pointing(Within::List, byte, Some(bit))
     }
 
-    /// With INFORMATION.
+    /// The same with INFORMATION.
     #[must_use]
     pub const fn with_information(mut self, information: u64) -> Self {
         self.information = Some(information);
         self
     }
 
-    /// With PROGRESS INDICATION.
+    /// The same with PROGRESS INDICATION.
     #[must_use]
     pub const fn with_progress(mut self, progress: u16) -> Self {
         self.progress = Some(progress);
         self
     }
 
-    /// With a pointer to the field that begins with this byte.
+    /// The same with a pointer to the field that starts at this byte.
     #[must_use]
     pub const fn at(self, within: Within, byte: usize) -> Self {
         self.pointing(within, byte, None)
     }
 
     const fn pointing(mut self, within: Within, byte: usize, bit: Option<u8>) -> Self {
-        // Fields are the code's own offsets or below 64 KiB by the length fields that they are counted with.
+        // Field offsets are below 64 KiB, for lists have length fields of 16 bits; larger ones are cut.
         let byte = if byte > 0xffff { 0xffff } else { byte as u16 };
         self.pointer = Some(Pointer { within, byte, bit });
         self
@@ -235,7 +239,7 @@ impl Sense {
         Some([0x80 | within | bit, high, low])
     }
 
-    /// The bytes, in descriptor format if `descriptor` (D_SENSE, DESC), else in fixed format.
+    /// The bytes: descriptor format if `descriptor` is set (D_SENSE, DESC), else fixed format.
     #[must_use]
     pub fn data(&self, descriptor: bool) -> SenseData {
         let mut bytes = [0; SENSE_BYTES_MAX];
@@ -249,7 +253,7 @@ impl Sense {
         SenseData(Some(bytes[..len].into()))
     }
 
-    /// SPC-6 4.4.3. INFORMATION has 32 bits only: where it does not fit, VALID stays zero.
+    /// Fixed format (SPC-6 4.4.3). INFORMATION has 32 bits: VALID is zero if the value does not fit.
     fn write_fixed(&self, out: &mut Writer<'_>) {
         let information = self.information.and_then(|value| u32::try_from(value).ok());
         let valid = if information.is_some() { 0x80 } else { 0 };
@@ -261,7 +265,7 @@ impl Sense {
         out.bytes(&self.key_specific().unwrap_or_default());
     }
 
-    /// SPC-6 4.4.2
+    /// Descriptor format (SPC-6 4.4.2).
     fn write_descriptors(&self, out: &mut Writer<'_>) {
         let [asc, ascq] = self.asc.0.to_be_bytes();
         out.bytes(&[0x72, self.key.0, asc, ascq, 0, 0, 0, 0]);
@@ -292,13 +296,40 @@ impl fmt::Display for Sense {
     }
 }
 
-/// The longest sense data that is made: descriptor format with INFORMATION, COMMAND-SPECIFIC INFORMATION and a field
-/// pointer.
+/// Bytes of the longest sense data that Lunar creates: descriptor format with INFORMATION, COMMAND-SPECIFIC INFORMATION
+/// and a field pointer.
 pub const SENSE_BYTES_MAX: usize = 8 + 12 + 12 + 8;
 
-/// Sense data as bytes; empty when there is none. Behind a pointer: every reply is moved, and few have any.
+/// Sense data as bytes; empty if there is none. Boxed: every reply is moved, and few have sense data.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct SenseData(Option<Box<[u8]>>);
+
+/// Bytes of the longest sense data that a device may return (SPC-4 4.5.1).
+const DEVICE_SENSE_BYTES_MAX: usize = 252;
+
+impl SenseData {
+    /// Sense data of a device, cut to the longest valid length.
+    #[must_use]
+    pub fn of_device(bytes: &[u8]) -> Self {
+        let bytes = &bytes[..bytes.len().min(DEVICE_SENSE_BYTES_MAX)];
+        Self((!bytes.is_empty()).then(|| bytes.into()))
+    }
+
+    /// Sense key and additional sense code, of fixed or descriptor format. `None` for deferred errors, which concern an
+    /// earlier command, and for bytes that are no sense data.
+    #[must_use]
+    pub fn meaning(&self) -> Option<(SenseKey, Asc)> {
+        /// Response codes (SPC-4 4.5.1).
+        const FIXED: u8 = 0x70;
+        const DESCRIPTOR: u8 = 0x72;
+        let (key, asc, ascq) = match self.first()? & 0x7f {
+            FIXED => (self.get(2)?, self.get(12).unwrap_or(&0), self.get(13).unwrap_or(&0)),
+            DESCRIPTOR => (self.get(1)?, self.get(2)?, self.get(3)?),
+            _ => return None,
+        };
+        Some((SenseKey(key & 0x0f), Asc(u16::from_be_bytes([*asc, *ascq]))))
+    }
+}
 
 impl Deref for SenseData {
     type Target = [u8];
@@ -318,7 +349,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn golden_fixed() {
+    fn fixed_format_has_the_layout_of_the_standard() {
         let sense = Sense::bit_in_cdb(1, 4);
         let bytes = [0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x24, 0, 0, 0xcc, 0, 1];
         assert_eq!(sense.data(false)[..], bytes);
@@ -328,14 +359,14 @@ mod tests {
     }
 
     #[test]
-    fn information_that_does_not_fit_is_left_out() {
+    fn information_beyond_32_bits_is_left_out_of_fixed_format() {
         let sense = Sense::illegal(Asc::LBA_OUT_OF_RANGE).with_information(1 << 32);
         assert_eq!(sense.data(false)[..7], [0x70, 0, 5, 0, 0, 0, 0]);
         assert_eq!(sense.data(true)[8..20], [0, 0x0a, 0x80, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
     }
 
     #[test]
-    fn golden_descriptor() {
+    fn descriptor_format_has_the_layout_of_the_standard() {
         let sense = Sense::in_list(0x102).with_information(7);
         let bytes = [
             0x72, 5, 0x26, 0, 0, 0, 0, 20, // header
@@ -347,14 +378,14 @@ mod tests {
     }
 
     #[test]
-    fn progress_is_told_in_both_formats() {
+    fn both_formats_contain_the_progress_indication() {
         let sense = Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_SANITIZE_IN_PROGRESS).with_progress(0x1234);
         assert_eq!(sense.data(false)[12..], [0x04, 0x1b, 0, 0x80, 0x12, 0x34]);
         assert_eq!(sense.data(true)[8..], [0x02, 0x06, 0, 0, 0x80, 0x12, 0x34, 0]);
     }
 
     #[test]
-    fn golden_segment() {
+    fn both_formats_contain_the_segment_number() {
         let sense = Sense::new(SenseKey::COPY_ABORTED, Asc::UNREACHABLE_COPY_TARGET).at(Within::Segment, 6);
         let sense = Sense { segment: Some(0x102), ..sense };
         let bytes = [0x70, 0, 0xa, 0, 0, 0, 0, 10, 0, 0, 1, 2, 0x08, 4, 0, 0xa0, 0, 6];
@@ -368,7 +399,25 @@ mod tests {
     }
 
     #[test]
-    fn it_reads_well() {
+    fn the_meaning_of_sense_data_is_read_from_both_formats() {
+        let sense = Sense::new(SenseKey::UNIT_ATTENTION, Asc::MODE_PARAMETERS_CHANGED);
+        for descriptor in [false, true] {
+            let data = SenseData::of_device(&sense.data(descriptor));
+            assert_eq!(data.meaning(), Some((sense.key, sense.asc)));
+        }
+        assert_eq!(
+            SenseData::of_device(&[0xf0, 0, 0x83]).meaning(),
+            Some((SenseKey::MEDIUM_ERROR, Asc(0))),
+            "filemark"
+        );
+        for other in [&[][..], &[0x70, 0], &[0x71, 0, 6, 0], &[0x72, 6, 0x29], &[0x73, 6, 0x29, 0], &[0x0b; 18]] {
+            assert_eq!(SenseData::of_device(other).meaning(), None, "{other:02x?}");
+        }
+        assert_eq!(SenseData::of_device(&[0x72; 300]).len(), DEVICE_SENSE_BYTES_MAX);
+    }
+
+    #[test]
+    fn sense_is_printed_with_text_and_field() {
         let text = "ILLEGAL_REQUEST: invalid field in CDB at byte 1 bit 4";
         assert_eq!(Sense::bit_in_cdb(1, 4).to_string(), text);
         assert_eq!(Asc(0xffff).text(), "unknown");

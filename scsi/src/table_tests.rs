@@ -1,12 +1,28 @@
 use super::*;
-use crate::access::AluaState;
 use crate::command::Status;
-use crate::fuzzing::{Ended, Rig};
 use crate::lun::Lun;
-use crate::nexus::Held;
-use crate::sense::SenseKey;
-use lunar_core::medium::MediumKind;
+use crate::peripheral::PeripheralType;
+use crate::policy::{
+    ADDITIONAL_LENGTH_AT, Alua, Code, Effect, Forwarding, Gate, LONG_ACTION_AT, OpCode, Persistent, Policy,
+};
+use crate::row::{Flow, Row};
+use crate::sbc::block::PROTECTION_TYPE_2;
+use crate::sense::{Asc, Sense, SenseKey};
+use crate::testing::{Ended, Rig, every_row};
+use lunar_core::wire::Writer;
+use lunar_unit::AccessState;
+use lunar_unit::reserve::Held;
 use proptest::prelude::*;
+
+/// The rows of the device types of addressable logical units.
+fn unit_rows() -> impl Iterator<Item = (&'static DeviceType, &'static Row)> {
+    every_row().filter(|(device, _)| !device.media.is_empty())
+}
+
+/// The rows of disks.
+fn disk_rows() -> impl Iterator<Item = &'static Row> {
+    DISK.commands.rows().iter()
+}
 
 fn usage_of(row: &Row) -> Vec<u8> {
     let mut bytes = vec![0xa5; row.length];
@@ -16,7 +32,7 @@ fn usage_of(row: &Row) -> Vec<u8> {
     bytes
 }
 
-/// The plainest CDB of a command: all zeroes but for its code, and what it cannot be without.
+/// The plainest valid CDB of a command: zeroes except for its code and fields that must not be zero.
 fn plain(row: &Row) -> Vec<u8> {
     let usage = usage_of(row);
     let mut cdb = vec![0; row.length];
@@ -41,7 +57,7 @@ fn plain(row: &Row) -> Vec<u8> {
     cdb
 }
 
-/// Data-Out that suits the plainest CDB.
+/// Data-Out for the plainest CDB.
 fn data_out(row: &Row) -> Vec<u8> {
     match (row.policy.code, row.flow) {
         (Code { op: OpCode::PERSISTENT_RESERVE_OUT, action: Some(7) }, _) => {
@@ -57,30 +73,34 @@ fn data_out(row: &Row) -> Vec<u8> {
 /// Every byte of a key.
 const KEY: u8 = 7;
 
-/// A device that has the command.
-fn fresh(row: &Row) -> Rig {
-    match row.policy.gates.reach {
-        Reach::Optical if row.policy.code.op == OpCode::READ_DISC_STRUCTURE => Rig::dvd(),
-        Reach::Optical => Rig::of(MediumKind::Optical),
+/// A logical unit of this device type that has the command.
+fn fresh(device: &DeviceType, row: &Row) -> Rig {
+    match device.code {
+        PeripheralType::CD_DVD if row.policy.code.op == OpCode::READ_DISC_STRUCTURE => Rig::dvd(),
+        PeripheralType::CD_DVD => Rig::of(MediumKind::Optical),
         _ => Rig::default().for_row(row),
     }
 }
 
-/// The commands that a unit may have whose medium can be taken out: only those that cannot are protected.
-fn removable_rows() -> impl Iterator<Item = &'static Row> {
-    TABLE.iter().filter(|row| row.policy.gates.needs != Needs::TypeTwo)
+/// Whether units with removable media may have a command: protection information is for fixed media.
+fn is_for_removable(row: &Row) -> bool {
+    row.policy.admission.needs != Some(&PROTECTION_TYPE_2)
 }
 
 /// A rig on which the plainest CDB of a command runs.
-fn rig(row: &Row) -> Rig {
-    prepared(fresh(row), row)
+fn rig(device: &DeviceType, row: &Row) -> Rig {
+    prepared(fresh(device, row), row)
 }
 
-/// Registers and reserves for those who must have done so.
+/// Registers and reserves before a command that needs it.
 fn prepared(rig: Rig, row: &Row) -> Rig {
     if row.policy.code.op == OpCode::PERSISTENT_RESERVE_OUT {
-        for before in
-            rows(row.policy.code.op.0).iter().filter(|row| matches!(row.policy.code.action, Some(1 | 6))).rev()
+        for before in DISK
+            .commands
+            .rows_of(row.policy.code.op.0)
+            .iter()
+            .filter(|row| matches!(row.policy.code.action, Some(1 | 6)))
+            .rev()
         {
             assert_eq!(run(&rig, before).status, Status::GOOD);
         }
@@ -92,7 +112,7 @@ fn run(rig: &Rig, row: &Row) -> Ended {
     rig.run(&plain(row), &data_out(row), 65536)
 }
 
-/// Whether a command asks after a copy, of which there is none.
+/// Whether a command looks for a copy by its list identifier, which does not exist.
 fn asks_after_a_copy(row: &Row) -> bool {
     match row.policy.code {
         Code { op: OpCode::THIRD_PARTY_COPY_IN, action } => !matches!(action, Some(3 | 8)),
@@ -101,7 +121,7 @@ fn asks_after_a_copy(row: &Row) -> bool {
     }
 }
 
-/// Nothing stopped a command: it ran, or did not find the copy that it asks after.
+/// No condition stopped a command: it ended with GOOD, or did not find its copy.
 fn assert_passed(row: &Row, ended: &Ended, why: &str) {
     let name = row.policy.name;
     match asks_after_a_copy(row) {
@@ -110,7 +130,7 @@ fn assert_passed(row: &Row, ended: &Ended, why: &str) {
     }
 }
 
-/// A reservation stopped a command, or did not.
+/// A reservation stopped a command, or not.
 fn assert_stopped_or_passed(row: &Row, ended: &Ended, stops: bool, why: &str) {
     match stops {
         true => assert_eq!(ended.status, Status::RESERVATION_CONFLICT, "{} {why}", row.policy.name),
@@ -118,54 +138,70 @@ fn assert_stopped_or_passed(row: &Row, ended: &Ended, stops: bool, why: &str) {
     }
 }
 
-/// Key and code of fixed format sense data.
+/// Sense key and additional sense code of fixed format sense data.
 fn sense(ended: &Ended) -> (SenseKey, Asc) {
     assert_eq!((ended.status, ended.sense.len()), (Status::CHECK_CONDITION, 18), "{ended:?}");
     (SenseKey(ended.sense[2]), Asc(u16::from_be_bytes([ended.sense[12], ended.sense[13]])))
 }
 
 #[test]
-fn every_command_runs_when_nothing_is_in_its_way() {
-    for row in TABLE {
-        assert_passed(row, &run(&rig(row), row), "alone");
+fn every_command_is_executed_if_no_condition_stops_it() {
+    for (device, row) in unit_rows() {
+        assert_passed(row, &run(&rig(device, row), row), "without conditions");
     }
 }
 
 #[test]
-fn dispatch_finds_every_row_and_nothing_else() {
-    for row in TABLE {
-        let found = find(&plain(row)).expect("in the table");
+fn a_lookup_finds_every_row_of_its_device_type_and_no_other() {
+    for (device, row) in every_row() {
+        let found = device.find(&plain(row)).expect("the row exists");
         assert_eq!(found.policy, row.policy);
-        assert_eq!(rows(row.policy.code.op.0).iter().filter(|other| other.policy == row.policy).count(), 1);
+        let same = |other: &&Row| other.policy.code == row.policy.code;
+        assert_eq!(device.commands.rows_of(row.policy.code.op.0).iter().filter(same).count(), 1);
     }
-    let known = |op: u8| TABLE.iter().any(|row| row.policy.code.op.0 == op);
-    for op in (0..=255).filter(|op| !known(*op)) {
-        assert_eq!(find(&[op; 16]).err().map(|sense| sense.asc), Some(Asc::INVALID_COMMAND_OPERATION_CODE));
-        assert!(rows(op).is_empty());
+    for device in DEVICE_TYPES {
+        let known = |op: u8| device.commands.rows().iter().any(|row| row.policy.code.op.0 == op);
+        for op in (0..=255).filter(|op| !known(*op)) {
+            assert_eq!(device.find(&[op; 16]).err(), Some(Sense::illegal(device.unsupported)));
+            assert!(device.commands.rows_of(op).is_empty());
+        }
+        assert_eq!(device.find(&[]).err(), Some(Sense::illegal(device.unsupported)));
     }
-    assert_eq!(find(&[0xa3, 0x1f, 0, 0]).err(), Some(Sense::bit_in_cdb(1, 4)));
-    assert_eq!(find(&[0xa3]).err(), Some(Sense::in_cdb(1)));
+    assert_eq!(DISK.find(&[0xa3, 0x1f, 0, 0]).err(), Some(Sense::bit_in_cdb(1, 4)));
+    assert_eq!(DISK.find(&[0xa3]).err(), Some(Sense::in_cdb(1)));
 }
 
 #[test]
-fn a_long_cdb_says_how_long_it_is() {
-    for row in TABLE.iter().filter(|row| row.policy.code.is_long()) {
+fn every_device_type_is_registered_once_and_every_unit_has_one() {
+    for device in DEVICE_TYPES {
+        assert_eq!(DEVICE_TYPES.iter().filter(|other| other.code == device.code).count(), 1, "{device:?}");
+        assert!(usize::from(device.code.0) < PeripheralType::COUNT);
+        device.media.iter().for_each(|kind| assert_eq!(of_medium(*kind).code, device.code));
+        assert!(device.vpd.is_sorted_by_key(|row| row.page), "{device:?}");
+        assert!(device.mode.is_sorted_by_key(|row| (row.page, row.subpage)), "{device:?}");
+        assert!(device.log.is_sorted_by_key(|row| (row.page, row.subpage)), "{device:?}");
+    }
+}
+
+#[test]
+fn a_long_cdb_must_have_the_length_of_its_service_action() {
+    for row in disk_rows().filter(|row| row.policy.code.is_long()) {
         let cdb = plain(row);
         for length in (0..=u8::MAX).filter(|length| usize::from(*length) + 8 != row.length) {
             let mut wrong = cdb.clone();
             wrong[7] = length;
-            assert_eq!(find(&wrong).err(), Some(Sense::in_cdb(7)), "{} of {length}", row.policy.name);
+            assert_eq!(DISK.find(&wrong).err(), Some(Sense::in_cdb(7)), "{} of {length}", row.policy.name);
         }
         for length in 1..10 {
-            assert_eq!(find(&cdb[..length]).err(), Some(Sense::in_cdb(length)), "{}", row.policy.name);
+            assert_eq!(DISK.find(&cdb[..length]).err(), Some(Sense::in_cdb(length)), "{}", row.policy.name);
         }
     }
-    assert_eq!(find(&[[0x7f; 16], [0xff; 16]].concat()).err(), Some(Sense::in_cdb(8)));
+    assert_eq!(DISK.find(&[[0x7f; 16], [0xff; 16]].concat()).err(), Some(Sense::in_cdb(8)));
 }
 
 #[test]
-fn usage_masks_begin_with_the_code() {
-    for row in TABLE {
+fn usage_masks_contain_the_code_and_no_naca() {
+    for (_, row) in every_row() {
         let usage = usage_of(row);
         assert_eq!(usage[0], row.policy.code.op.0, "{}", row.policy.name);
         let mut named = usage.clone();
@@ -178,25 +214,29 @@ fn usage_masks_begin_with_the_code() {
 }
 
 #[test]
-fn policies_agree_with_themselves() {
-    for row in TABLE {
-        let Policy { name, clause, effect, gates, .. } = row.policy;
-        let writes = matches!(effect, Effect::Write | Effect::Renew);
-        assert_eq!(writes, gates.write_protect == Gate::Stops, "{name}");
+fn the_fields_of_each_policy_are_consistent() {
+    for (device, row) in every_row() {
+        let Policy { name, clause, effect, admission, .. } = row.policy;
+        let writes = matches!(effect, Effect::Write | Effect::Rewrite);
+        assert_eq!(writes, admission.write_protect == Gate::Stops, "{name}");
         if effect != Effect::None {
-            assert_eq!((gates.spc2, gates.not_ready, gates.attention), (Gate::Stops, Gate::Stops, Gate::Stops));
-            assert_eq!(gates.alua, Alua::Active, "{name}");
-            assert!(matches!(gates.reach, Reach::Disk | Reach::Optical | Reach::Unit), "{name}");
-            assert!(!writes || gates.reach == Reach::Disk, "{name}");
-            assert_eq!(writes, gates.persistent == Persistent::Conflict, "{name}");
+            assert_eq!(
+                (admission.spc2, admission.not_ready, admission.attention),
+                (Gate::Stops, Gate::Stops, Gate::Stops)
+            );
+            assert_eq!(admission.alua, Alua::Active, "{name}");
+            assert!(!device.media.is_empty(), "{name}: only addressable logical units have a medium");
+            assert!(!writes || device.code == PeripheralType::DISK, "{name}");
+            assert_eq!(writes, admission.persistent == Persistent::Conflict, "{name}");
+            assert_ne!(admission.forwarded, Forwarding::Lunar, "{name}: only the device can access the medium");
         }
         assert!(["SPC-", "SBC-", "MMC-"].iter().any(|standard| clause.starts_with(standard)), "{name}");
     }
 }
 
 #[test]
-fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
-    for row in TABLE {
+fn unevaluated_bits_are_refused_with_a_field_pointer() {
+    for (device, row) in unit_rows() {
         let usage = usage_of(row);
         for at in 1..row.length {
             for bit in 0..8 {
@@ -209,7 +249,7 @@ fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
                 }
                 let mut cdb = plain(row);
                 cdb[at] |= 1 << bit;
-                let ended = fresh(row).run(&cdb, &data_out(row), 65536);
+                let ended = fresh(device, row).run(&cdb, &data_out(row), 65536);
                 assert_eq!(sense(&ended), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
                 let pointer = [0xc8 | bit, 0, u8::try_from(at).expect("short")];
                 assert_eq!(ended.sense[15..], pointer, "{} byte {at} bit {bit}", row.policy.name);
@@ -220,37 +260,37 @@ fn a_bit_that_is_not_evaluated_is_refused_with_its_place() {
 
 #[test]
 fn a_short_cdb_is_refused() {
-    for row in TABLE {
+    for (device, row) in unit_rows() {
         let cdb = plain(row);
         for length in 1..row.length {
-            let ended = fresh(row).run(&cdb[..length], &data_out(row), 65536);
+            let ended = fresh(device, row).run(&cdb[..length], &data_out(row), 65536);
             assert_eq!(sense(&ended).0, SenseKey::ILLEGAL_REQUEST, "{} of {length} bytes", row.policy.name);
         }
     }
 }
 
 #[test]
-fn a_longer_cdb_is_taken_by_its_first_bytes() {
-    for row in TABLE {
+fn bytes_after_the_cdb_are_ignored() {
+    for (device, row) in unit_rows() {
         let mut cdb = plain(row);
         cdb.resize(32, 0xff);
-        assert_passed(row, &rig(row).run(&cdb, &data_out(row), 65536), "with more bytes");
+        assert_passed(row, &rig(device, row).run(&cdb, &data_out(row), 65536), "with trailing bytes");
     }
 }
 
 #[test]
-fn a_unit_attention_stops_all_but_those_that_say_so() {
-    for row in TABLE {
-        let rig = rig(row);
-        let itl = rig.nexus.itl(0).expect("there");
-        itl.attend(Asc::CAPACITY_DATA_CHANGED);
+fn a_unit_attention_stops_commands_by_their_policy() {
+    for (device, row) in unit_rows() {
+        let rig = rig(device, row);
+        let itl = rig.nexus.itl(0).expect("LUN exists");
+        itl.establish_unit_attention(Asc::CAPACITY_DATA_CHANGED);
         let ended = run(&rig, row);
-        match row.policy.gates.attention {
+        match row.policy.admission.attention {
             Gate::Stops => {
                 assert_eq!(sense(&ended), (SenseKey::UNIT_ATTENTION, Asc::CAPACITY_DATA_CHANGED));
-                assert_passed(row, &run(&rig, row), "after it was told");
+                assert_passed(row, &run(&rig, row), "after the unit attention was reported");
             }
-            Gate::Passes => assert_passed(row, &ended, "before it is told"),
+            Gate::Passes => assert_passed(row, &ended, "with a pending unit attention"),
         }
         let kept =
             [OpCode::INQUIRY, OpCode::REPORT_LUNS, OpCode::GET_CONFIGURATION, OpCode::GET_EVENT_STATUS_NOTIFICATION]
@@ -260,50 +300,50 @@ fn a_unit_attention_stops_all_but_those_that_say_so() {
 }
 
 #[test]
-fn write_protection_stops_writes() {
-    for row in TABLE {
-        let protected = match row.policy.gates.reach {
-            Reach::Optical => fresh(row),
+fn write_protection_stops_commands_by_their_policy() {
+    for (device, row) in unit_rows() {
+        let protected = match device.code {
+            PeripheralType::CD_DVD => fresh(device, row),
             _ => Rig::new(lunar_core::io::Traits { read_only: true, ..Rig::traits() }).for_row(row),
         };
         let ended = run(&prepared(protected, row), row);
-        match row.policy.gates.write_protect {
+        match row.policy.admission.write_protect {
             Gate::Stops => assert_eq!(sense(&ended), (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED)),
-            Gate::Passes => assert_passed(row, &ended, "although writes are refused"),
+            Gate::Passes => assert_passed(row, &ended, "on a write-protected unit"),
         }
     }
 }
 
 #[test]
-fn a_stopped_unit_answers_not_ready() {
+fn a_stopped_unit_stops_commands_by_their_policy() {
     const STOP: [u8; 6] = [0x1b, 0, 0, 0, 0, 0];
     const START: [u8; 6] = [0x1b, 0, 0, 0, 1, 0];
-    for row in TABLE.iter().filter(|row| row.policy.gates.reach.covers(MediumKind::Fixed)) {
-        let rig = rig(row);
+    for row in disk_rows() {
+        let rig = rig(&DISK, row);
         assert_eq!(rig.run(&STOP, &[], 0).status, Status::GOOD);
         let ended = run(&rig, row);
-        match row.policy.gates.not_ready {
+        match row.policy.admission.not_ready {
             Gate::Stops => {
                 assert_eq!(rig.run(&START, &[], 0).status, Status::GOOD);
                 assert_eq!(sense(&ended), (SenseKey::NOT_READY, Asc::NOT_READY_START_REQUIRED));
-                assert_passed(row, &run(&rig, row), "after a start");
+                assert_passed(row, &run(&rig, row), "after START");
             }
-            Gate::Passes => assert_passed(row, &ended, "although it was stopped"),
+            Gate::Passes => assert_passed(row, &ended, "on a stopped unit"),
         }
     }
 }
 
-/// Every row on every sort of unit: it runs, or the unit does not have it.
+/// Every row on every kind of medium: the command is executed, or the unit does not support it.
 #[test]
-fn each_sort_of_unit_has_its_commands() {
+fn each_kind_of_medium_has_the_commands_of_its_device_type() {
     for kind in [MediumKind::Fixed, MediumKind::Removable, MediumKind::Optical] {
-        for row in removable_rows() {
+        for (_, row) in unit_rows().filter(|(_, row)| is_for_removable(row)) {
             let rig = match row.policy.code.op {
                 OpCode::READ_DISC_STRUCTURE if kind == MediumKind::Optical => Rig::dvd(),
                 _ => Rig::of(kind),
             };
-            if row.policy.gates.reach.covers(kind) {
-                assert_passed(row, &run(&prepared(rig, row), row), "on what has it");
+            if of_medium(kind).commands.has(row.policy.code) {
+                assert_passed(row, &run(&prepared(rig, row), row), "on a unit that supports it");
                 continue;
             }
             let mut cdb = plain(row);
@@ -318,78 +358,74 @@ fn each_sort_of_unit_has_its_commands() {
 }
 
 #[test]
-fn without_its_medium_a_unit_answers_not_ready() {
+fn a_missing_medium_stops_commands_by_their_policy() {
     for kind in [MediumKind::Removable, MediumKind::Optical] {
-        for row in removable_rows().filter(|row| row.policy.gates.reach.covers(kind)) {
+        let device = of_medium(kind);
+        for row in device.commands.rows().iter().filter(|row| is_for_removable(row)) {
             let rig = match kind {
-                MediumKind::Optical if row.policy.gates.reach == Reach::Optical => fresh(row),
+                MediumKind::Optical => fresh(device, row),
                 _ => Rig::of(kind),
             };
             let rig = prepared(rig, row);
             assert_eq!(rig.run(&[0x1b, 0, 0, 0, 2, 0], &[], 0).status, Status::GOOD);
             let ended = run(&rig, row);
-            match row.policy.gates.not_ready {
+            match row.policy.admission.not_ready {
                 Gate::Stops => {
                     assert_eq!(sense(&ended), (SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT_TRAY_OPEN));
                     assert_eq!(rig.run(&[0x1b, 0, 0, 0, 3, 0], &[], 0).status, Status::GOOD);
-                    assert_passed(row, &run(&rig, row), "after a load");
+                    assert_passed(row, &run(&rig, row), "after the medium was loaded");
                 }
-                Gate::Passes => assert_passed(row, &ended, "although there is no medium"),
+                Gate::Passes => assert_passed(row, &ended, "without a medium"),
             }
         }
     }
 }
 
 #[test]
-fn reservations_of_others_stop_what_they_should() {
-    for row in TABLE {
-        let gates = row.policy.gates;
+fn reservations_of_other_nexuses_stop_commands_by_their_policy() {
+    for (device, row) in unit_rows() {
+        let admission = row.policy.admission;
         let expected = [
-            (Held::Spc2, gates.spc2 == Gate::Stops),
-            (Held::WriteExclusive, gates.persistent == Persistent::Conflict),
-            (Held::ExclusiveAccess, gates.persistent != Persistent::Passes),
+            (Held::Spc2, admission.spc2 == Gate::Stops),
+            (Held::WriteExclusive, admission.persistent == Persistent::Conflict),
+            (Held::ExclusiveAccess, admission.persistent != Persistent::Passes),
         ];
         for (held, stops) in expected {
-            let rig = rig(row);
-            rig.nexus.itl(0).expect("there").set_held(held);
+            let rig = rig(device, row);
+            rig.nexus.itl(0).expect("LUN exists").set_held(held);
             let ended = run(&rig, row);
             match stops {
                 true => assert_eq!(ended.status, Status::RESERVATION_CONFLICT, "{} under {held:?}", row.policy.name),
-                false => assert_passed(row, &ended, "although it is reserved"),
+                false => assert_passed(row, &ended, "on a reserved unit"),
             }
         }
     }
 }
 
-/// What a nexus has done before the command comes.
+/// The relation of the nexus to the reservation.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Standing {
-    Stranger,
+enum Relation {
+    Unregistered,
     Registered,
     Holder,
 }
 
-/// Commands that a persistent reservation itself decides about, by keys and standing, and not by its type.
+/// Commands that a reservation admits by keys and registrations instead of by its type.
 fn is_about_reservations(row: &Row) -> bool {
     use OpCode as Op;
     let all = [Op::RESERVE_6, Op::RELEASE_6, Op::RESERVE_10, Op::RELEASE_10];
     all.contains(&row.policy.code.op) || row.policy.code.op == Op::PERSISTENT_RESERVE_OUT
 }
 
-/// Whether units that have a command can be reserved: drives cannot.
-fn can_be_reserved(row: &Row) -> bool {
-    row.policy.gates.reach != Reach::Optical
-}
-
-/// SPC-4 table 62, SBC-3 table 13: all commands, all types, by requests that a peer sends.
+/// SPC-4 table 62, SBC-3 table 13: all commands under all reservation types, set by PERSISTENT RESERVE OUT.
 #[test]
-fn all_commands_under_all_types_of_persistent_reservations() {
-    use Standing::{Holder, Registered, Stranger};
-    for row in TABLE.iter().filter(|row| !is_about_reservations(row) && can_be_reserved(row)) {
+fn every_persistent_reservation_type_stops_commands_by_their_policy() {
+    use Relation::{Holder, Registered, Unregistered};
+    for row in disk_rows().filter(|row| !is_about_reservations(row)) {
         for (kind, reads_stop, registered_pass) in
             [(1, false, false), (3, true, false), (5, false, true), (6, true, true), (7, false, true), (8, true, true)]
         {
-            for standing in [Stranger, Registered, Holder] {
+            for relation in [Unregistered, Registered, Holder] {
                 let rig = Rig::default().for_row(row);
                 let holder = rig.target.nexus(Rig::name("holder"));
                 holder.each(|itl| while itl.take_attention().is_some() {});
@@ -399,20 +435,20 @@ fn all_commands_under_all_types_of_persistent_reservations() {
                     let keyed = [[1; 8], [0; 8], [0; 8]].concat();
                     rig.run_as(nexus, &cdb, if action == 6 { &list } else { &keyed }, 0).status
                 };
-                let by = if standing == Holder { &rig.nexus } else { &holder };
+                let by = if relation == Holder { &rig.nexus } else { &holder };
                 assert_eq!(out(by, 6, 0), Status::GOOD);
-                if standing == Registered {
+                if relation == Registered {
                     assert_eq!(out(&rig.nexus, 6, 0), Status::GOOD);
                 }
                 assert_eq!(out(by, 1, kind), Status::GOOD);
-                let in_it = standing == Holder || standing == Registered && registered_pass;
+                let in_it = relation == Holder || relation == Registered && registered_pass;
                 let stops = !in_it
-                    && match row.policy.gates.persistent {
+                    && match row.policy.admission.persistent {
                         Persistent::Conflict => true,
                         Persistent::WriteExclusivePasses => reads_stop,
                         Persistent::Passes => false,
                     };
-                let why = format!("type {kind}, {standing:?}");
+                let why = format!("type {kind}, {relation:?}");
                 assert_stopped_or_passed(row, &run(&rig, row), stops, &why);
             }
         }
@@ -420,40 +456,40 @@ fn all_commands_under_all_types_of_persistent_reservations() {
 }
 
 #[test]
-fn all_commands_under_an_spc2_reservation() {
-    for row in TABLE.iter().filter(|row| can_be_reserved(row)) {
-        let rig = fresh(row);
+fn an_spc2_reservation_stops_commands_by_their_policy() {
+    for row in disk_rows() {
+        let rig = fresh(&DISK, row);
         let holder = rig.target.nexus(Rig::name("holder"));
         holder.each(|itl| while itl.take_attention().is_some() {});
         assert_eq!(rig.run_as(&holder, &[0x16, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);
-        let stops = row.policy.gates.spc2 == Gate::Stops;
-        assert_stopped_or_passed(row, &run(&rig, row), stops, "of another");
+        let stops = row.policy.admission.spc2 == Gate::Stops;
+        assert_stopped_or_passed(row, &run(&rig, row), stops, "reserved by another nexus");
         let own = rig.run_as(&holder, &plain(row), &data_out(row), 65536);
         let persistent = [OpCode::PERSISTENT_RESERVE_IN, OpCode::PERSISTENT_RESERVE_OUT];
-        assert_stopped_or_passed(row, &own, persistent.contains(&row.policy.code.op), "of the holder");
+        assert_stopped_or_passed(row, &own, persistent.contains(&row.policy.code.op), "reserved by this nexus");
     }
 }
 
 #[test]
-fn states_of_asymmetric_access_admit_what_they_should() {
+fn asymmetric_access_states_stop_commands_by_their_policy() {
     let refusals = [
-        (AluaState::STANDBY, Asc::NOT_READY_STANDBY),
-        (AluaState::UNAVAILABLE, Asc::NOT_READY_UNAVAILABLE),
-        (AluaState::OFFLINE, Asc::NOT_READY_OFFLINE),
-        (AluaState::TRANSITIONING, Asc::NOT_READY_TRANSITION),
+        (AccessState::Standby, Asc::NOT_READY_STANDBY),
+        (AccessState::Unavailable, Asc::NOT_READY_UNAVAILABLE),
+        (AccessState::Offline, Asc::NOT_READY_OFFLINE),
+        (AccessState::Transitioning, Asc::NOT_READY_TRANSITION),
     ];
-    for row in TABLE {
-        let ready = rig(row);
-        ready.nexus.itl(0).expect("there").set_alua(AluaState::ACTIVE_NON_OPTIMIZED);
-        assert_passed(row, &run(&ready, row), "in a state that is active");
+    for (device, row) in unit_rows() {
+        let ready = rig(device, row);
+        ready.nexus.itl(0).expect("LUN exists").set_access(AccessState::ActiveNonOptimized);
+        assert_passed(row, &run(&ready, row), "in active/non-optimized state");
         for (state, asc) in refusals {
-            let rig = rig(row);
-            rig.nexus.itl(0).expect("there").set_alua(state);
-            let admits = row.policy.gates.alua;
+            let rig = rig(device, row);
+            rig.nexus.itl(0).expect("LUN exists").set_access(state);
+            let admits = row.policy.admission.alua;
             let ended = run(&rig, row);
             let enough = match state {
-                AluaState::STANDBY => &[Alua::Standby, Alua::Settled, Alua::Every][..],
-                AluaState::TRANSITIONING => &[Alua::Every],
+                AccessState::Standby => &[Alua::Standby, Alua::Settled, Alua::Every][..],
+                AccessState::Transitioning => &[Alua::Every],
                 _ => &[Alua::Settled, Alua::Every],
             };
             if enough.contains(&admits) {
@@ -466,8 +502,8 @@ fn states_of_asymmetric_access_admit_what_they_should() {
 }
 
 #[test]
-fn a_lun_that_nobody_has_is_refused_but_for_those_that_say_so() {
-    for row in TABLE {
+fn a_lun_without_a_logical_unit_answers_inquiry_and_request_sense_only() {
+    for row in disk_rows() {
         for lun in [Lun::from_number(7), Lun::from_number(300), Lun([0xff; 8])] {
             let rig = Rig::default().for_row(row);
             rig.lun.set(lun);
@@ -482,9 +518,8 @@ fn a_lun_that_nobody_has_is_refused_but_for_those_that_say_so() {
 }
 
 #[test]
-fn the_well_known_unit_answers_what_it_must() {
-    let answered: Vec<_> = TABLE
-        .iter()
+fn the_well_known_logical_unit_has_four_commands() {
+    let answered: Vec<_> = disk_rows()
         .filter(|row| {
             let rig = Rig::default().for_row(row);
             rig.lun.set(Lun::REPORT_LUNS);
@@ -497,8 +532,8 @@ fn the_well_known_unit_answers_what_it_must() {
 
 #[test]
 fn an_aborted_command_is_not_answered() {
-    for row in TABLE {
-        let rig = fresh(row);
+    for (device, row) in unit_rows() {
+        let rig = fresh(device, row);
         rig.aborted.set(true);
         let ended = run(&rig, row);
         assert_eq!((ended.status, ended.data.len()), (Status::TASK_ABORTED, 0), "{}", row.policy.name);
@@ -508,18 +543,18 @@ fn an_aborted_command_is_not_answered() {
 proptest! {
     #[test]
     fn any_bytes_do_no_harm(data in prop::collection::vec(any::<u8>(), 0..2000)) {
-        crate::fuzzing::raw(&data);
+        crate::testing::fuzz::raw(&data);
     }
 
     #[test]
     fn any_masked_cdb_does_no_harm(data in prop::collection::vec(any::<u8>(), 0..2000)) {
-        crate::fuzzing::cdb(&data);
+        crate::testing::fuzz::cdb(&data);
     }
 
     #[test]
     fn any_small_cdb_does_no_harm(pick in any::<u8>(), bytes in prop::collection::vec(0u8..20, 0..600)) {
         let mut data = vec![pick];
         data.extend(bytes);
-        crate::fuzzing::cdb(&data);
+        crate::testing::fuzz::cdb(&data);
     }
 }

@@ -1,4 +1,4 @@
-//! Tasks, and the functions that manage them.
+//! Tasks and task management functions.
 
 use crate::lun::Lun;
 use lunar_core::codes;
@@ -6,7 +6,7 @@ use lunar_core::codes;
 /// The tasks of one I_T nexus (TST = 001b), by tag and logical unit.
 pub type TaskSet = lunar_core::task::TaskSet<(u64, Lun)>;
 
-/// One of them.
+/// A task in its set.
 pub type Task = lunar_core::task::Task<(u64, Lun)>;
 
 codes! {
@@ -18,14 +18,15 @@ codes! {
     }
 }
 
-/// How a task management function ended (SAM-6 7.1).
+/// The response to a task management function (SAM-6 7.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum TaskResponse {
-    /// FUNCTION COMPLETE: it was done, or what is asked for does not exist.
+    /// FUNCTION COMPLETE: the function was executed, or the queried task does not exist.
     Complete,
-    /// FUNCTION SUCCEEDED: what is asked for exists; for QUERY ASYNCHRONOUS EVENT the additional response information.
+    /// FUNCTION SUCCEEDED: the queried task exists. The bytes are the additional response information of QUERY
+    /// ASYNCHRONOUS EVENT.
     Succeeded([u8; 3]),
-    /// The task named does not exist (any more). SAM-6 calls that complete; iSCSI has a response of its own.
+    /// The task to abort does not exist. SAM-6 calls that FUNCTION COMPLETE; iSCSI has a response of its own.
     NoTask,
     /// INCORRECT LOGICAL UNIT NUMBER.
     IncorrectLun,

@@ -1,23 +1,24 @@
 //! The parameter lists of EXTENDED COPY (SPC-4 6.4.3): CSCD descriptors, segment descriptors, no inline data.
 
-use super::results::Ask;
-use crate::cmd::inquiry::DISK;
-use crate::lu::LogicalUnit;
+use super::results::CopyRequest;
+use crate::lu::Emulated;
+use crate::peripheral::PeripheralType;
 use crate::sense::{Asc, Sense};
-use crate::vpd::{self, DesignatorHeader};
+use crate::spc::designator::{DesignatorHeader, naa_designator};
+
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// MAXIMUM CSCD DESCRIPTOR COUNT: far more than the one or two that hosts send.
+/// MAXIMUM CSCD DESCRIPTOR COUNT: initiators send one or two.
 pub const CSCDS_MAX: usize = 64;
-/// MAXIMUM SEGMENT DESCRIPTOR COUNT: enough for a file in fragments, and the list still fits a page with its header.
+/// MAXIMUM SEGMENT DESCRIPTOR COUNT: enough for a fragmented file, and the list with its header fits a page of memory.
 pub const SEGMENTS_MAX: usize = 64;
-/// MAXIMUM DESCRIPTOR LIST LENGTH in bytes: all CSCD descriptors and all segment descriptors of the longer kind.
+/// MAXIMUM DESCRIPTOR LIST LENGTH in bytes: all CSCD descriptors and all segment descriptors of the longest type.
 pub const DESCRIPTORS_BYTES_MAX: usize = CSCDS_MAX * size_of::<Cscd>() + SEGMENTS_MAX * size_of::<ByteSegment>();
-/// Bytes of a parameter list: descriptors and the longer of both headers.
+/// Bytes of the longest parameter list: the descriptors and the longer header.
 pub const LIST_BYTES_MAX: usize = DESCRIPTORS_BYTES_MAX + size_of::<HeaderLid4>();
-/// MAXIMUM SEGMENT LENGTH in bytes: what the largest transfer moves, and hosts' patience is made for.
+/// MAXIMUM SEGMENT LENGTH in bytes: the maximum transfer length, for which the timeouts of initiators suffice.
 pub const SEGMENT_BYTES_MAX: u32 = 256 << 20;
 
 /// Identification descriptor CSCD descriptor (SPC-4 6.4.5.2).
@@ -26,10 +27,10 @@ pub const CSCD_IDENTIFICATION: u8 = 0xe4;
 pub const SEGMENT_BLOCKS: u8 = 0x02;
 /// Block device to block device segment descriptor with offsets in bytes (SPC-4 6.4.6.14).
 pub const SEGMENT_BYTES: u8 = 0x0a;
-/// The descriptors that are understood, in ascending order.
+/// The supported descriptor types in ascending order.
 pub const DESCRIPTOR_TYPES: [u8; 3] = [SEGMENT_BLOCKS, SEGMENT_BYTES, CSCD_IDENTIFICATION];
 
-/// What is said of a list that is shorter than its fields say, or longer than any may be.
+/// The sense data of a list that is shorter than its length fields or longer than the limits.
 const LENGTH: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
 
 /// The header of EXTENDED COPY (LID1).
@@ -65,10 +66,10 @@ struct HeaderLid4 {
 
 /// PARAMETER LIST FORMAT of LID4.
 const FORMAT: u8 = 0x01;
-/// HEADER CSCD DESCRIPTOR LIST LENGTH and HEADER CSCD DESCRIPTOR TYPE CODE, which have one value each.
+/// HEADER CSCD DESCRIPTOR LIST LENGTH and HEADER CSCD DESCRIPTOR TYPE CODE, which have one valid value each.
 const HEADER_CSCDS: u16 = 0x20;
 const HEADER_CSCD: u8 = 0xff;
-/// What LIST ID USAGE is taken from; STR and PRIORITY are hints, which are not needed.
+/// LIST ID USAGE. STR and PRIORITY are hints that Lunar ignores.
 const USAGE_BITS: u8 = 0x18;
 const RESERVED_FLAGS: u8 = 0xc0;
 
@@ -81,7 +82,7 @@ pub struct Cscd {
     device: u8,
     port: be::U16,
     designator: [u8; 24],
-    /// PAD and what is reserved for disks.
+    /// PAD and reserved bits.
     flags: u8,
     /// DISK BLOCK LENGTH.
     block: [u8; 3],
@@ -95,35 +96,42 @@ impl Cscd {
     /// Offset of the block length, for field pointers.
     pub const BLOCK_AT: usize = offset_of!(Self, block);
 
-    /// The descriptor of a disk.
+    /// The descriptor of a logical unit.
     #[must_use]
-    pub fn of(lu: &LogicalUnit) -> Self {
+    pub fn of(lu: &Emulated) -> Self {
         let [_, block @ ..] = lu.block_size().to_be_bytes();
-        let designator = vpd::naa_designator(lu);
-        Self { kind: CSCD_IDENTIFICATION, device: DISK, port: be::U16::ZERO, designator, flags: 0, block }
+        let designator = naa_designator(&lu.unit.identity);
+        Self {
+            kind: CSCD_IDENTIFICATION,
+            device: PeripheralType::DISK.0,
+            port: be::U16::ZERO,
+            designator,
+            flags: 0,
+            block,
+        }
     }
 
     /// PERIPHERAL DEVICE TYPE.
     #[must_use]
-    pub fn device_type(&self) -> u8 {
-        self.device & 0x1f
+    pub fn device_type(&self) -> PeripheralType {
+        PeripheralType(self.device & 0x1f)
     }
 
-    /// Bytes of a block, as the initiator believes.
+    /// DISK BLOCK LENGTH: bytes of a block, as the initiator assumes.
     #[must_use]
     pub fn block_size(&self) -> u32 {
         let [high, middle, low] = self.block;
         u32::from_be_bytes([0, high, middle, low])
     }
 
-    /// The designator; `None` if it would reach past its field.
+    /// The designator; `None` if its length exceeds its field.
     pub(crate) fn designator(&self) -> Option<(&DesignatorHeader, &[u8])> {
         let (header, rest) = DesignatorHeader::ref_from_prefix(&self.designator).ok()?;
         Some((header, rest.get(..header.length.into())?))
     }
 }
 
-/// The segment descriptor that counts blocks.
+/// The segment descriptor with a number of blocks.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct BlockSegment {
@@ -139,7 +147,7 @@ struct BlockSegment {
     destination_lba: be::U64,
 }
 
-/// The segment descriptor that counts bytes.
+/// The segment descriptor with a number of bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct ByteSegment {
@@ -156,10 +164,10 @@ struct ByteSegment {
     destination_offset: be::U16,
 }
 
-/// DC: the blocks that are counted are the destination's.
+/// DC: the number of blocks refers to blocks of the destination.
 const DESTINATION_COUNTS: u8 = 0x02;
 
-/// How much a segment copies.
+/// The length of a segment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Amount {
     /// Blocks of the source.
@@ -175,26 +183,26 @@ pub enum Amount {
 pub struct End {
     /// Index of its CSCD descriptor.
     pub cscd: u16,
-    /// Where that index is in the segment descriptor, for field pointers.
+    /// Offset of that index in the segment descriptor, for field pointers.
     pub cscd_at: usize,
     /// First block.
     pub lba: u64,
-    /// Where that is in the segment descriptor, for field pointers.
+    /// Offset of the LBA in the segment descriptor, for field pointers.
     pub lba_at: usize,
-    /// Bytes from there on.
+    /// Byte offset in that block.
     pub offset: u16,
 }
 
-/// A segment: so much from here to there.
+/// A segment of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment {
-    /// How much.
+    /// Its length.
     pub amount: Amount,
-    /// Where the amount is in the segment descriptor, for field pointers.
+    /// Offset of the length in the segment descriptor, for field pointers.
     pub amount_at: usize,
-    /// From where.
+    /// Source.
     pub source: End,
-    /// To where.
+    /// Destination.
     pub destination: End,
 }
 
@@ -246,20 +254,20 @@ impl ByteSegment {
     }
 }
 
-/// What EXTENDED COPY asks for.
+/// The parameter list of EXTENDED COPY.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct CopyList {
-    /// Who asks: to ask how it ended is LIST ID USAGE 00b.
-    pub ask: Ask,
-    /// Bytes of the header: where the first CSCD descriptor is.
+    /// The request, with its list identifier and LIST ID USAGE.
+    pub request: CopyRequest,
+    /// Bytes of the header, after which the first CSCD descriptor starts.
     pub header: usize,
     /// Copy sources and copy destinations.
     pub cscds: Vec<Cscd>,
-    /// What is copied, in this order.
+    /// Segments, in the order of the copy.
     pub segments: Vec<Segment>,
 }
 
-/// What both headers say, and where.
+/// The fields of both headers; lengths with their offsets, for field pointers.
 struct Head {
     action: u8,
     id: u32,
@@ -274,7 +282,7 @@ impl CopyList {
     /// The list of EXTENDED COPY (LID1).
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// PARAMETER LIST LENGTH ERROR, or the sense data of the first invalid field with a field pointer.
     pub fn lid1(list: &[u8], action: u8) -> Result<Self, Sense> {
         type Header = HeaderLid1;
         let (header, rest) = Header::ref_from_prefix(list).map_err(|_| LENGTH)?;
@@ -293,14 +301,14 @@ impl CopyList {
     /// The list of EXTENDED COPY (LID4).
     ///
     /// # Errors
-    /// What is wrong with it, and where.
+    /// PARAMETER LIST LENGTH ERROR, or the sense data of the first invalid field with a field pointer.
     pub fn lid4(list: &[u8], action: u8) -> Result<Self, Sense> {
         type Header = HeaderLid4;
         let (header, rest) = Header::ref_from_prefix(list).map_err(|_| LENGTH)?;
         let fixed = [
             (header.format == FORMAT, offset_of!(Header, format)),
             (header.header_cscds.get() == HEADER_CSCDS, offset_of!(Header, header_cscds)),
-            // A copy ends before it is answered, and a good end has no sense data.
+            // IMMED and G_SENSE are not supported: a copy ends before its status, and GOOD has no sense data.
             (header.answer == 0, offset_of!(Header, answer)),
             (header.header_cscd == HEADER_CSCD, offset_of!(Header, header_cscd)),
         ];
@@ -339,7 +347,7 @@ impl CopyList {
         let rest = rest.get(..segments).ok_or(LENGTH)?;
         let segments = parse_segments(rest, head.bytes + cscds.len(), segments_at)?;
         let cscds = parse_cscds(cscds, head.bytes)?;
-        Ok(Self { ask: Ask { action: head.action, id, keeps }, header: head.bytes, cscds, segments })
+        Ok(Self { request: CopyRequest { action: head.action, id, keeps }, header: head.bytes, cscds, segments })
     }
 }
 
@@ -347,7 +355,7 @@ fn pointed(asc: Asc, at: usize) -> Sense {
     Sense::illegal(asc).at(crate::sense::Within::List, at)
 }
 
-/// The list identifier, and whether results are kept (SPC-4 6.4.3.2). STR and PRIORITY are hints.
+/// The list identifier, and whether the result is kept (SPC-4 6.4.3.2).
 fn usage(head: &Head) -> Result<(Option<u32>, bool), Sense> {
     const FLAGS_AT: usize = offset_of!(HeaderLid1, flags);
     if head.flags & RESERVED_FLAGS != 0 {
@@ -395,7 +403,7 @@ fn parse_segments(bytes: &[u8], at: usize, length_at: usize) -> Result<Vec<Segme
             }
             _ => return Err(pointed(Asc::UNSUPPORTED_SEGMENT_DESCRIPTOR_TYPE_CODE, at)),
         };
-        // DESCRIPTOR LENGTH counts what follows it.
+        // DESCRIPTOR LENGTH counts the bytes after it.
         if usize::from(length) + offset_of!(BlockSegment, source) != rest.len() - after.len() {
             return Err(Sense::in_list(at + offset_of!(BlockSegment, length)));
         }

@@ -1,13 +1,13 @@
-//! Third-party copies: data moves between disks of this target without a detour through the initiator (SPC-4 5.16).
+//! Third-party copies: data is copied between disks of this target without passing through the initiator (SPC-4 5.16).
 //!
-//! * [`list`]: what EXTENDED COPY asks for, from its parameter list
-//! * [`tokens`]: what stands for data that is copied later
-//! * [`transfer`]: what POPULATE TOKEN and WRITE USING TOKEN ask for, from their parameter lists
+//! * [`list`]: parameter lists of EXTENDED COPY
+//! * [`tokens`]: ROD tokens, which represent data of a disk
+//! * [`transfer`]: parameter lists of POPULATE TOKEN and WRITE USING TOKEN
 //! * [`operation`]: the copy itself, segment by segment
-//! * [`results`]: what is known of copies that run or have ended
+//! * [`results`]: copies in progress and results of finished copies
 //!
-//! A disk is copied from or to only if the nexus sees it and could read or write it now: the same gates decide
-//! ([`crate::admit::pass`]), once before the first segment and again before each.
+//! A disk is source or destination only if the nexus has a LUN of it and could read or write it now.
+//! [`crate::admit::pass`] decides that for all segments before the first is copied, and again for each segment.
 
 pub mod list;
 pub mod operation;

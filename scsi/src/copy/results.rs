@@ -1,4 +1,4 @@
-//! What is known of the third-party copies of a nexus: those that run, and how the last ones ended (SPC-4 5.16.4).
+//! The third-party copies of a nexus: copies in progress and the results of finished ones (SPC-4 5.16.4).
 
 use super::tokens::Token;
 use crate::admit::Refusal;
@@ -9,29 +9,29 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// TOTAL CONCURRENT COPIES, MAXIMUM CONCURRENT COPIES: those of a nexus that run and those whose end is kept. Hosts
-/// have some dozens under way; what is kept of each is small.
+/// TOTAL CONCURRENT COPIES, MAXIMUM CONCURRENT COPIES: limit of a nexus for copies in progress and kept results
+/// together. Initiators have some dozens of copies in progress; a record is small.
 pub const COPIES_MAX: usize = 128;
 
-/// How far a copy is.
+/// State of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum State {
-    /// It runs.
+    /// In progress.
     Running,
-    /// It ended well.
+    /// Ended with GOOD.
     Good,
-    /// It ended with this status.
+    /// Ended with this status.
     Failed(Status),
 }
 
-/// Who asks for a copy, and whether he means to ask how it ended.
+/// The command that started a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Ask {
-    /// The service action that asked.
+pub struct CopyRequest {
+    /// Its service action.
     pub action: u8,
     /// Its list identifier; `None` if it has none.
     pub id: Option<u32>,
-    /// Whether the initiator means to ask how it ended.
+    /// Whether the result is kept for the initiator (LIST ID USAGE 00b).
     pub keeps: bool,
 }
 
@@ -39,46 +39,48 @@ pub struct Ask {
 #[derive(Debug)]
 pub struct Record {
     lun: u16,
-    /// Who asked for it.
-    pub ask: Ask,
-    /// What POPULATE TOKEN made.
+    /// The command that started it.
+    pub request: CopyRequest,
+    /// The token of POPULATE TOKEN.
     pub token: Option<Box<Token>>,
     state: Cell<State>,
     segments: Cell<u16>,
     bytes: Cell<u64>,
     sense: RefCell<SenseData>,
     is_stopped: Cell<bool>,
-    /// The unit that it writes to now: another than the one that it was asked for at, perhaps.
+    /// Whether the result is not kept: the logical unit was reset while the copy was in progress.
+    is_forgotten: Cell<bool>,
+    /// The unit that the copy writes to now. It may differ from the one that received the command.
     writes_to: Cell<Option<u16>>,
 }
 
 impl Record {
-    /// How far it is.
+    /// Its state.
     #[must_use]
     pub fn state(&self) -> State {
         self.state.get()
     }
 
-    /// Segments that are done.
+    /// Segments that were copied.
     #[must_use]
     pub fn segments(&self) -> u16 {
         self.segments.get()
     }
 
-    /// Bytes that these have moved.
+    /// Bytes that were copied.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes.get()
     }
 
-    /// The sense data that it ended with; empty if none.
+    /// The sense data at its end; empty if none.
     #[must_use]
     pub fn sense(&self) -> SenseData {
         self.sense.borrow().clone()
     }
 
     fn is(&self, lun: u16, id: u32) -> bool {
-        self.lun == lun && self.ask.id == Some(id)
+        self.lun == lun && self.request.id == Some(id)
     }
 
     fn runs(&self) -> bool {
@@ -98,34 +100,34 @@ pub(crate) struct Copies {
 }
 
 impl Copies {
-    /// Begins one.
+    /// Starts a copy.
     ///
     /// # Errors
-    /// OPERATION IN PROGRESS while another of the same list identifier runs; BUSY while too many run.
-    pub(crate) fn begin(&self, lun: u16, ask: Ask) -> Result<Running<'_>, Refusal> {
-        self.room(lun, ask)?;
-        Ok(Running { copies: self, record: self.add(lun, ask, State::Running, 0, None) })
+    /// OPERATION IN PROGRESS while another copy has the list identifier; BUSY while the limit of copies is in progress.
+    pub(crate) fn begin(&self, lun: u16, request: CopyRequest) -> Result<Running<'_>, Refusal> {
+        self.room(lun, request)?;
+        Ok(Running { copies: self, record: self.add(lun, request, State::Running, 0, None) })
     }
 
-    /// Keeps a token that was made of so many bytes.
-    pub(crate) fn populated(&self, lun: u16, ask: Ask, bytes: u64, token: Token) {
-        self.add(lun, ask, State::Good, bytes, Some(Box::new(token)));
+    /// Keeps the result of POPULATE TOKEN: a token that represents this many bytes.
+    pub(crate) fn populated(&self, lun: u16, request: CopyRequest, bytes: u64, token: Token) {
+        self.add(lun, request, State::Good, bytes, Some(Box::new(token)));
     }
 
-    /// Makes room for one.
+    /// Makes room for a record.
     ///
     /// # Errors
     /// As [`Copies::begin`].
-    pub(crate) fn room(&self, lun: u16, ask: Ask) -> Result<(), Refusal> {
+    pub(crate) fn room(&self, lun: u16, request: CopyRequest) -> Result<(), Refusal> {
         let mut records = self.records.borrow_mut();
-        let same = |record: &Record| ask.id.is_some() && record.ask.id == ask.id && record.lun == lun;
-        // Those who will not ask how a copy ended give many the same number, and it does no harm.
-        if records.iter().any(|record| same(record) && record.runs() && (record.ask.keeps || ask.keeps)) {
+        let same = |record: &Record| request.id.is_some() && record.request.id == request.id && record.lun == lun;
+        // Initiators that do not keep results use one list identifier for several copies, which is harmless.
+        if records.iter().any(|record| same(record) && record.runs() && (record.request.keeps || request.keeps)) {
             return Err(Sense::illegal(Asc::OPERATION_IN_PROGRESS).into());
         }
         records.retain(|record| !same(record) || record.runs());
         if records.len() >= COPIES_MAX {
-            // The one that ended longest ago is forgotten.
+            // The oldest result is dropped.
             let Some(oldest) = records.iter().position(|record| !record.runs()) else {
                 return Err(Refusal::bare(Status::BUSY));
             };
@@ -134,33 +136,34 @@ impl Copies {
         Ok(())
     }
 
-    fn add(&self, lun: u16, ask: Ask, state: State, bytes: u64, token: Option<Box<Token>>) -> Rc<Record> {
+    fn add(&self, lun: u16, request: CopyRequest, state: State, bytes: u64, token: Option<Box<Token>>) -> Rc<Record> {
         let record = Rc::new(Record {
             lun,
-            ask,
+            request,
             token,
             state: Cell::new(state),
             segments: Cell::new(0),
             bytes: Cell::new(bytes),
             sense: RefCell::default(),
             is_stopped: Cell::new(false),
+            is_forgotten: Cell::new(false),
             writes_to: Cell::default(),
         });
         self.records.borrow_mut().push(record.clone());
         record
     }
 
-    /// The last one of this list identifier.
+    /// The latest copy with this list identifier.
     pub(crate) fn find(&self, lun: u16, id: u32) -> Option<Rc<Record>> {
         self.records.borrow().iter().rfind(|record| record.is(lun, id)).cloned()
     }
 
-    /// Whether one of this list identifier runs.
+    /// Whether a copy with this list identifier is in progress.
     pub(crate) fn runs(&self, lun: u16, id: u32) -> bool {
         self.records.borrow().iter().any(|record| record.is(lun, id) && record.runs())
     }
 
-    /// Ends those of this list identifier; done when they have ended.
+    /// Stops the copies with this list identifier and waits until they have ended.
     pub(crate) async fn stop(&self, lun: u16, id: u32) {
         for record in self.records.borrow().iter().filter(|record| record.is(lun, id)) {
             record.is_stopped.set(true);
@@ -175,14 +178,14 @@ impl Copies {
         .await;
     }
 
-    /// Ends those that write to one of these units now.
+    /// Stops the copies that write to one of these units now.
     pub(crate) fn stop_writing(&self, units: &[u16]) {
         self.records.borrow().iter().filter(|record| record.writes_to(units)).for_each(|record| {
             record.is_stopped.set(true);
         });
     }
 
-    /// Waits until none writes to one of these units that was told to stop.
+    /// Waits until no stopped copy writes to one of these units.
     pub(crate) async fn until_stopped(&self, units: &[u16]) {
         poll_fn(|cx| {
             if !self.records.borrow().iter().any(|record| record.is_stopped.get() && record.writes_to(units)) {
@@ -194,13 +197,15 @@ impl Copies {
         .await;
     }
 
-    /// Forgets how those of a logical unit ended.
+    /// Drops the results of a logical unit, also those of copies in progress.
     pub(crate) fn forget(&self, lun: u16) {
-        self.records.borrow_mut().retain(|record| record.lun != lun || record.runs());
+        let mut records = self.records.borrow_mut();
+        records.retain(|record| record.lun != lun || record.runs());
+        records.iter().filter(|record| record.lun == lun).for_each(|record| record.is_forgotten.set(true));
     }
 }
 
-/// A copy that runs. Dropped before it has ended, it leaves nothing behind.
+/// A copy in progress. If it is dropped before its end, its record is removed.
 #[derive(Debug)]
 pub(crate) struct Running<'a> {
     copies: &'a Copies,
@@ -208,13 +213,13 @@ pub(crate) struct Running<'a> {
 }
 
 impl Running<'_> {
-    /// A segment is done, and has moved so many bytes.
+    /// Counts a copied segment and its bytes.
     pub(crate) fn did(&self, bytes: u64) {
         self.record.segments.set(self.record.segments.get().saturating_add(1));
         self.record.bytes.set(self.record.bytes.get() + bytes);
     }
 
-    /// Says which unit it writes to, from now on; `None`: it does not.
+    /// Sets the unit that the copy writes to from now on; `None` for none.
     pub(crate) fn writes_to(&self, unit: Option<u16>) {
         self.record.writes_to.set(unit);
         if unit.is_none() {
@@ -222,17 +227,17 @@ impl Running<'_> {
         }
     }
 
-    /// Bytes that it has moved.
+    /// Bytes that were copied.
     pub(crate) fn bytes(&self) -> u64 {
         self.record.bytes()
     }
 
-    /// Whether COPY OPERATION ABORT ends it.
+    /// Whether the copy was told to stop.
     pub(crate) fn is_stopped(&self) -> bool {
         self.record.is_stopped.get()
     }
 
-    /// It has ended.
+    /// Ends the copy and keeps its result.
     pub(crate) fn end(self, result: &Result<(), Refusal>, descriptor: bool) {
         let state = match result {
             Ok(()) => State::Good,
@@ -242,8 +247,9 @@ impl Running<'_> {
                 State::Failed(refusal.status)
             }
         };
-        // LIST ID USAGE 10b: of a copy that ended well nobody will ask.
-        if self.record.ask.id.is_some() && (self.record.ask.keeps || state != State::Good) {
+        // LIST ID USAGE 10b: the result of a successful copy is not kept.
+        let is_kept = self.record.request.keeps || state != State::Good;
+        if self.record.request.id.is_some() && is_kept && !self.record.is_forgotten.get() {
             self.record.state.set(state);
         }
     }

@@ -1,12 +1,11 @@
-//! ROD tokens: what stands for data of a disk, so that it can be copied by who holds the token (SPC-4 5.16.6).
+//! ROD tokens: a token represents data of a disk, which an initiator copies by sending the token (SPC-4 5.16.6).
 //!
-//! One type of ROD is made: access upon reference (00010000h). A token stands for places of a disk, not for what they
-//! held when it was made, and what is written there meanwhile is what is copied. That is the one semantics that costs
-//! nothing: the others want a snapshot, or that every write looks for tokens that it spoils. Windows names no type and
-//! takes what it gets; it writes to none of the blocks of a file between both of its commands. The token of zeroes
-//! (FFFF0001h), which nobody has to make, is understood as well.
+//! Tokens of one ROD type are created: access upon reference (00010000h). Such a token represents blocks of a disk and
+//! not their content at the time of its creation: data that is written meanwhile is copied. The other types would need
+//! a snapshot, or a check of all tokens at every write. Windows requests no type, and does not write to the blocks of a
+//! file between its two commands. The token of zeroes (FFFF0001h), which needs no POPULATE TOKEN, is accepted as well.
 //!
-//! A token is worth nothing to a nexus that could not read the disk itself.
+//! A token gives no rights: a nexus that cannot read the disk cannot copy from it.
 
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
@@ -16,27 +15,27 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// ROD TOKEN LENGTH: bytes of a token that follow that field.
+/// ROD TOKEN LENGTH: bytes of a token after that field.
 const LENGTH: u16 = 0x01f8;
-/// Access upon reference.
+/// ROD type: access upon reference.
 pub const ACCESS_UPON_REFERENCE: u32 = 0x0001_0000;
-/// Block device zero.
+/// ROD type: block device zero.
 pub const ZERO: u32 = 0xffff_0001;
-/// Tokens that are kept: hosts use each once and at once. A further one takes the place of that which was not used for
-/// the longest time, whose holder then reads and writes.
+/// Limit of tokens. Initiators use a token once, soon after its creation. A further token replaces the least recently
+/// used one, whose initiator then copies by READ and WRITE.
 pub const TOKENS_MAX: usize = 1024;
 /// MAXIMUM RANGE DESCRIPTORS.
 pub const RANGES_MAX: usize = 64;
-/// DEFAULT INACTIVITY TIMEOUT in seconds: what is asked for without a time.
+/// DEFAULT INACTIVITY TIMEOUT in seconds, for a POPULATE TOKEN without a timeout.
 pub const INACTIVITY_DEFAULT: u32 = 60;
-/// MAXIMUM INACTIVITY TIMEOUT in seconds: a token is made to be used, not to be kept.
+/// MAXIMUM INACTIVITY TIMEOUT in seconds: tokens are made for immediate use.
 pub const INACTIVITY_MAX: u32 = 600;
-/// Bytes of a token that nobody can guess: twice what the standard asks for.
+/// Random bytes of a token: twice the number that the standard requires.
 const SECRET_BYTES: usize = 64;
-/// Bytes of a management token: the head of a token, without what is secret (SPC-4 6.31.2).
+/// Bytes of a management token: the start of a token, without its random bytes (SPC-4 6.31.2).
 pub const MANAGEMENT_BYTES: usize = 96;
 
-/// A ROD token as initiators carry it (SPC-4 5.16.6.4).
+/// A ROD token (SPC-4 5.16.6.4).
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Token {
@@ -50,13 +49,13 @@ pub struct Token {
     /// NUMBER OF BYTES REPRESENTED.
     represented: be::U128,
     specific: [u8; 64],
-    /// TARGET DEVICE DESCRIPTOR and what follows it: the name is told by the path, and so left out here.
+    /// TARGET DEVICE DESCRIPTOR and reserved bytes: zero, for the name of the device depends on the target port.
     extended: [u8; 320],
     secret: [u8; SECRET_BYTES],
 }
 
 impl fmt::Debug for Token {
-    /// Not the secret.
+    /// Leaves the random bytes out.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Token({:#x} of {:#x})", self.id, self.kind)
     }
@@ -69,40 +68,40 @@ impl Token {
         self.kind.get() == ZERO && self.length.get() == LENGTH
     }
 
-    /// Without a look at the bytes one by one: how long it takes tells nothing.
+    /// Compares in constant time, so that the time tells nothing about the random bytes.
     fn is(&self, other: &Self) -> bool {
         let pairs = self.as_bytes().iter().zip(other.as_bytes());
         pairs.fold(0, |differs, (a, b)| differs | (a ^ b)) == 0
     }
 }
 
-/// What a token stands for.
+/// The data that a token represents.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Data {
-    /// Bytes of this disk.
+    /// The unit.
     pub unit: UnitId,
-    /// Where, and how many: one after the other.
+    /// Offsets and lengths in bytes, in the order of the data.
     pub ranges: Arc<[(u64, u64)]>,
 }
 
 impl Data {
-    /// Bytes in all.
+    /// Total number of bytes.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.ranges.iter().map(|(_, len)| len).sum()
     }
 }
 
-/// Why a token is not taken (SPC-4 table of INVALID TOKEN OPERATION).
+/// Why a token is refused (SPC-4, additional sense codes of INVALID TOKEN OPERATION).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// No token of another type than those that are made here can be one of ours.
+    /// Its ROD type is not supported.
     Type,
-    /// Its length is not that of a token.
+    /// Its ROD TOKEN LENGTH is invalid.
     Length,
-    /// There is none of its number: it expired, or was deleted, or never was.
+    /// Its identifier is unknown: the token expired, was deleted, or never existed.
     Unknown,
-    /// It was changed, or made up.
+    /// It differs from the token with its identifier.
     Corrupt,
 }
 
@@ -113,12 +112,12 @@ struct Kept {
     used: Instant,
 }
 
-/// Fills memory with bytes that nobody can guess; tells whether it could.
+/// Fills memory with random bytes; returns whether it could.
 pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
-/// Tells the time.
+/// Returns the time.
 pub type Clock = Box<dyn Fn() -> Instant + Send + Sync>;
 
-/// The tokens of a target device, for all its cores. Behind a lock, which only those take who make or use one.
+/// The tokens of a target device, shared by all cores. Only commands with tokens take the lock.
 pub struct Tokens {
     random: Random,
     clock: Clock,
@@ -132,7 +131,7 @@ impl fmt::Debug for Tokens {
 }
 
 impl Tokens {
-    /// None yet.
+    /// An empty set of tokens.
     #[must_use]
     pub fn new(random: Random, clock: Clock) -> Arc<Self> {
         Arc::new(Self { random, clock, kept: Mutex::default() })
@@ -142,7 +141,7 @@ impl Tokens {
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The tokens that have not expired.
+    /// The tokens, after expired ones were removed, and the current time.
     fn alive(&self) -> (MutexGuard<'_, Vec<Kept>>, Instant) {
         let now = (self.clock)();
         let mut kept = self.lock();
@@ -150,7 +149,7 @@ impl Tokens {
         (kept, now)
     }
 
-    /// Makes one that lives as long as it is used every so often; `None` where nothing random is to be had.
+    /// Creates a token that expires after `inactivity` without use; `None` if there are no random bytes.
     #[must_use]
     pub fn make(&self, creator: [u8; 32], data: Data, inactivity: Duration) -> Option<Token> {
         let mut token = Token::new_zeroed();
@@ -173,10 +172,10 @@ impl Tokens {
         Some(token)
     }
 
-    /// What a token stands for.
+    /// The data that a token represents.
     ///
     /// # Errors
-    /// Why it stands for nothing.
+    /// Why the token is refused.
     pub fn find(&self, token: &Token) -> Result<Data, Refused> {
         if token.length.get() != LENGTH {
             return Err(Refused::Length);
@@ -193,17 +192,17 @@ impl Tokens {
         Ok(one.data.clone())
     }
 
-    /// Deletes one: its holder needs it no longer.
+    /// Deletes a token.
     pub fn delete(&self, token: &Token) {
         self.lock().retain(|one| !one.token.is(token));
     }
 
-    /// Deletes all that stand for data of a unit.
+    /// Deletes all tokens for data of a unit.
     pub fn forget(&self, unit: UnitId) {
         self.lock().retain(|one| one.data.unit != unit);
     }
 
-    /// The management tokens of those that stand for data of a unit.
+    /// The management tokens of all tokens for data of a unit.
     #[must_use]
     pub fn of_unit(&self, unit: UnitId) -> Vec<[u8; MANAGEMENT_BYTES]> {
         let (kept, _) = self.alive();
@@ -221,7 +220,7 @@ mod tests {
     use super::*;
     use std::sync::atomic::{AtomicU64, Ordering};
 
-    /// Tokens whose clock the test moves, in seconds.
+    /// Tokens, and their clock in seconds.
     fn tokens() -> (Arc<Tokens>, Arc<AtomicU64>) {
         let seconds = Arc::new(AtomicU64::new(0));
         let (count, clock) = (AtomicU64::new(1), seconds.clone());
@@ -241,7 +240,7 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     #[test]
-    fn golden() {
+    fn a_token_has_the_layout_of_the_standard() {
         let (tokens, _) = tokens();
         let token = tokens.make([7; 32], data(1), MINUTE).expect("random");
         let bytes = token.as_bytes();
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_very_bytes_are_a_token() {
+    fn a_token_with_any_changed_byte_is_refused() {
         let (tokens, _) = tokens();
         let token = tokens.make([0; 32], data(1), MINUTE).expect("random");
         assert_eq!(tokens.find(&token), Ok(data(1)));
@@ -274,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn a_token_lives_as_long_as_it_is_used() {
+    fn a_token_expires_without_use() {
         let (tokens, seconds) = tokens();
         let make = |unit| tokens.make([0; 32], data(unit), MINUTE).expect("random");
         let (token, idle) = (make(1), make(2));
@@ -289,13 +288,13 @@ mod tests {
     }
 
     #[test]
-    fn without_chance_there_is_no_token() {
+    fn no_token_is_created_without_random_bytes() {
         let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
         assert_eq!(tokens.make([0; 32], data(1), MINUTE), None);
     }
 
     #[test]
-    fn their_number_is_bounded() {
+    fn a_token_beyond_the_limit_replaces_the_least_recently_used_one() {
         let (tokens, seconds) = tokens();
         let make = || tokens.make([0; 32], data(1), MINUTE).expect("random");
         let first = make();
@@ -304,7 +303,7 @@ mod tests {
         seconds.store(2, Ordering::Relaxed);
         assert!(tokens.find(&first).is_ok());
         (2..=TOKENS_MAX).for_each(|_| assert_ne!(make(), first));
-        assert_eq!(tokens.find(&second), Err(Refused::Unknown), "it was not used for the longest time");
+        assert_eq!(tokens.find(&second), Err(Refused::Unknown), "the least recently used token");
         assert!(tokens.find(&first).is_ok());
     }
 }

@@ -1,9 +1,9 @@
-//! The parameter lists of POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.7, 5.46), and where the data goes.
+//! The parameter lists of POPULATE TOKEN and WRITE USING TOKEN (SBC-3 5.7, 5.46).
 
-use super::results::Ask;
+use super::results::CopyRequest;
 use super::tokens::{ACCESS_UPON_REFERENCE, Data, INACTIVITY_DEFAULT, INACTIVITY_MAX, RANGES_MAX, Token};
-use crate::cmd::block::within;
-use crate::lu::LogicalUnit;
+use crate::lu::Emulated;
+use crate::sbc::block::within;
 use crate::sense::{Asc, Sense, SenseKey, Within};
 use lunar_core::unit::UnitId;
 use lunar_core::wire::be;
@@ -11,10 +11,11 @@ use std::mem::offset_of;
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// MAXIMUM TOKEN TRANSFER SIZE in bytes. Windows gives a command four seconds before it moves the data itself: in these
-/// any disk copies so much.
+/// MAXIMUM TOKEN TRANSFER SIZE in bytes. Windows waits four seconds for a command before it copies by itself; any disk
+/// copies this much in that time.
 pub const TOKEN_BYTES_MAX: u64 = 64 << 20;
-/// Bytes of the longer of both parameter lists, and of one range more: so it is seen what there is too much of.
+/// Bytes of the longer parameter list with one range more than the limit, so that an additional range is seen and
+/// reported.
 pub const LIST_BYTES_MAX: usize = size_of::<WriteHeader>() + (RANGES_MAX + 1) * size_of::<Range>();
 
 const LENGTH: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
@@ -54,28 +55,28 @@ struct Range {
     reserved: [u8; 4],
 }
 
-/// IMMED asks for an answer before the end. It comes at the end, which is early for those who then ask how far it is.
+/// IMMED: the status may be returned before the end of the copy. Lunar returns it at the end.
 const IMMED: u8 = 0x01;
-/// RTV: the ROD TYPE counts.
+/// RTV: ROD TYPE is valid.
 const TYPE_VALID: u8 = 0x02;
-/// DEL_TKN: the token is used up.
+/// DEL_TKN: the token is deleted after use.
 const DELETE: u8 = 0x02;
 
-/// What POPULATE TOKEN asks for.
+/// The parameter list of POPULATE TOKEN.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Populate {
-    /// Bytes of the disk: where, and how many.
+    /// Offsets and lengths in bytes of the disk.
     pub ranges: Vec<(u64, u64)>,
-    /// How long the token lives unused.
+    /// INACTIVITY TIMEOUT of the token.
     pub inactivity: Duration,
 }
 
 impl Populate {
-    /// Takes the list apart.
+    /// Parses the list.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
-    pub fn parse(list: &[u8], lu: &LogicalUnit) -> Result<Self, Sense> {
+    /// PARAMETER LIST LENGTH ERROR, or the sense data of the first invalid field with a field pointer.
+    pub fn parse(list: &[u8], lu: &Emulated) -> Result<Self, Sense> {
         type Header = PopulateHeader;
         let (header, rest) = Header::ref_from_prefix(list).map_err(|_| LENGTH)?;
         check_length(header.data_length, list)?;
@@ -93,28 +94,28 @@ impl Populate {
     }
 }
 
-/// What WRITE USING TOKEN asks for.
+/// The parameter list of WRITE USING TOKEN.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Write {
     /// The token.
     pub token: Box<Token>,
-    /// Whether it is used up.
+    /// Whether the token is deleted after use.
     pub deletes: bool,
-    /// Bytes of what it stands for that are left out.
+    /// Bytes to skip at the start of the token's data.
     pub offset: u64,
-    /// Bytes of the disk: where, and how many.
+    /// Offsets and lengths in bytes of the disk.
     pub ranges: Vec<(u64, u64)>,
 }
 
 impl Write {
-    /// Where the token is in the list, for field pointers.
+    /// Offset of the token in the list, for field pointers.
     pub const TOKEN_AT: usize = offset_of!(WriteHeader, token);
 
-    /// Takes the list apart.
+    /// Parses the list.
     ///
     /// # Errors
-    /// What is wrong with it, and where.
-    pub fn parse(list: &[u8], lu: &LogicalUnit) -> Result<Self, Sense> {
+    /// PARAMETER LIST LENGTH ERROR, or the sense data of the first invalid field with a field pointer.
+    pub fn parse(list: &[u8], lu: &Emulated) -> Result<Self, Sense> {
         type Header = WriteHeader;
         let (header, rest) = Header::ref_from_prefix(list).map_err(|_| LENGTH)?;
         check_length(header.data_length, list)?;
@@ -125,10 +126,11 @@ impl Write {
         Ok(Self { token: Box::new(header.token), deletes: header.flags & DELETE != 0, offset, ranges })
     }
 
-    /// The parts to copy or, of no data, to zero.
+    /// The parts to copy; parts to zero if there is no data.
     ///
     /// # Errors
-    /// An offset past the data; COPY TARGET DEVICE DATA UNDERRUN when the token stands for less than is asked for.
+    /// INVALID FIELD IN PARAMETER LIST for an offset beyond the data; COPY TARGET DEVICE DATA UNDERRUN when the token
+    /// represents less data than the ranges need.
     pub fn parts(&self, data: Option<&Data>) -> Result<Vec<Part>, Sense> {
         let Some(data) = data else {
             return Ok(self
@@ -165,29 +167,29 @@ impl Write {
     }
 }
 
-/// A part of what is written: from where (zeroes, if from nowhere), to where, and how much, in bytes.
+/// A contiguous part of a copy.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
-    /// The disk that is copied from, and where.
+    /// Source unit and byte offset; `None` for zeroes.
     pub from: Option<(UnitId, u64)>,
-    /// Where it is written.
+    /// Byte offset at the destination.
     pub offset: u64,
     /// Bytes.
     pub len: u64,
 }
 
-/// A write from a token, as it is carried out.
+/// A WRITE USING TOKEN as it is executed.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Writing {
-    /// Who asks.
-    pub ask: Ask,
-    /// The token that is used up by it, if it is.
+pub struct TokenWrite {
+    /// The request.
+    pub request: CopyRequest,
+    /// The token to delete at the end, if any.
     pub deletes: Option<Box<Token>>,
-    /// What is written.
+    /// Parts to write.
     pub parts: Vec<Part>,
 }
 
-/// The length in the list counts what follows it.
+/// Checks the length field of a list, which counts the bytes after it.
 fn check_length(length: be::U16, list: &[u8]) -> Result<(), Sense> {
     if usize::from(length.get()) + size_of::<be::U16>() > list.len() { Err(LENGTH) } else { Ok(()) }
 }
@@ -200,8 +202,8 @@ fn check_flags(flags: u8, known: u8) -> Result<(), Sense> {
     }
 }
 
-/// The ranges as bytes of the disk; those of no blocks left out. None may be named twice.
-fn ranges(length: be::U16, length_at: usize, rest: &[u8], lu: &LogicalUnit) -> Result<Vec<(u64, u64)>, Sense> {
+/// The ranges in bytes of the disk, without empty ones. Ranges must not overlap.
+fn ranges(length: be::U16, length_at: usize, rest: &[u8], lu: &Emulated) -> Result<Vec<(u64, u64)>, Sense> {
     let length = usize::from(length.get());
     if length == 0 || !length.is_multiple_of(size_of::<Range>()) {
         return Err(Sense::in_list(length_at));

@@ -3,8 +3,8 @@
 //! Of those that the standard knows, iSCSI's is here: the port's own spelling, `name,i,0x<ISID>`, as text. Hosts that
 //! came by another command set and are registered as well are told in the same way, of no specific protocol.
 
-use lunar_core::reserve::HOST;
 use lunar_core::wire::{Cursor, Writer, be, round_up};
+use lunar_unit::reserve::HOST_PREFIX;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -48,7 +48,7 @@ fn additional(initiator: &str) -> usize {
 pub fn write(initiator: &str, out: &mut Writer<'_>) {
     let additional = additional(initiator);
     // Names have at most 255 bytes.
-    let protocol = if initiator.starts_with(HOST) { NO_PROTOCOL } else { ISCSI };
+    let protocol = if initiator.starts_with(HOST_PREFIX) { NO_PROTOCOL } else { ISCSI };
     out.put(&Header { format: PORT_FORMAT | protocol, reserved: 0, additional: (additional as u16).into() });
     out.bytes(initiator.as_bytes()).zeros(additional - initiator.len());
 }

@@ -1,0 +1,127 @@
+//! A logical unit as all nexuses of this core see it.
+//!
+//! * [`emulated`]: Lunar executes its commands on a store; [`state`]: what depends on the device type
+//! * [`forwarded`]: a device or a handler executes its commands
+
+pub mod emulated;
+pub mod forwarded;
+mod state;
+
+pub use emulated::{Emulated, Stored};
+pub use forwarded::{Forwarded, ForwardedUnit};
+pub(crate) use state::DeviceState;
+
+use crate::peripheral::PeripheralType;
+use lunar_core::unit::{Identity, UnitId};
+use lunar_unit::access::GroupAccess;
+use lunar_unit::{SharedUnit, UnitRef};
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// What every logical unit has.
+#[derive(Debug)]
+pub struct Common {
+    /// Number of the logical unit in the device server.
+    pub lun: u16,
+    /// PERIPHERAL DEVICE TYPE.
+    pub device_type: PeripheralType,
+    /// The state that all cores and command sets share.
+    pub(crate) shared: Arc<SharedUnit>,
+}
+
+impl Common {
+    /// The asymmetric access of a target port group.
+    #[must_use]
+    pub fn access(&self, group: u16) -> GroupAccess {
+        self.shared.state().access().of(group)
+    }
+}
+
+/// A logical unit.
+#[derive(Debug)]
+pub enum LogicalUnit {
+    /// Lunar executes its commands on a store.
+    Emulated(Emulated),
+    /// A device or a handler executes its commands.
+    Forwarded(Forwarded),
+}
+
+impl Deref for LogicalUnit {
+    type Target = Common;
+
+    #[inline]
+    fn deref(&self) -> &Common {
+        match self {
+            Self::Emulated(lu) => &lu.common,
+            Self::Forwarded(lu) => &lu.common,
+        }
+    }
+}
+
+impl<'a> From<&'a LogicalUnit> for UnitRef<'a> {
+    fn from(lu: &'a LogicalUnit) -> Self {
+        match lu {
+            LogicalUnit::Emulated(lu) => Self::from(&*lu.unit),
+            LogicalUnit::Forwarded(lu) => Self { id: lu.unit.id, metadata: &*lu.unit.metadata },
+        }
+    }
+}
+
+impl LogicalUnit {
+    /// The emulated logical unit; `None` if it is forwarded.
+    #[inline]
+    #[must_use]
+    pub fn emulated(&self) -> Option<&Emulated> {
+        match self {
+            Self::Emulated(lu) => Some(lu),
+            Self::Forwarded(_) => None,
+        }
+    }
+
+    /// The forwarded logical unit; `None` if it is emulated.
+    #[inline]
+    #[must_use]
+    pub fn forwarded(&self) -> Option<&Forwarded> {
+        match self {
+            Self::Emulated(_) => None,
+            Self::Forwarded(lu) => Some(lu),
+        }
+    }
+
+    /// Number of the unit in this process.
+    #[must_use]
+    pub fn id(&self) -> UnitId {
+        match self {
+            Self::Emulated(lu) => lu.unit.id,
+            Self::Forwarded(lu) => lu.unit.id,
+        }
+    }
+
+    /// The names of the unit.
+    #[must_use]
+    pub fn identity(&self) -> &Identity {
+        match self {
+            Self::Emulated(lu) => &lu.unit.identity,
+            Self::Forwarded(lu) => &lu.unit.identity,
+        }
+    }
+
+    /// Whether commands that write are refused.
+    #[must_use]
+    pub fn write_protected(&self) -> bool {
+        match self {
+            Self::Emulated(lu) => lu.write_protected(),
+            Self::Forwarded(lu) => lu.unit.read_only,
+        }
+    }
+
+    /// Whether no state of the logical unit can stop a command.
+    #[inline]
+    #[must_use]
+    pub(crate) fn is_clear(&self) -> bool {
+        match self {
+            Self::Emulated(lu) => lu.is_clear(),
+            Self::Forwarded(lu) => !lu.unit.read_only,
+        }
+    }
+}

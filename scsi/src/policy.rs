@@ -1,0 +1,235 @@
+//! What a command declares apart from its CDB: its code, its effect, and the conditions under which it is executed.
+//!
+//! No field has a default: a command that leaves one out does not compile.
+
+use crate::lu::Emulated;
+use crate::sense::Asc;
+use lunar_core::codes;
+use std::fmt;
+
+codes! {
+    /// Operation codes (SPC-4 annex E). Some mean another command on another device type; the name is the one of the
+    /// commands that Lunar has.
+    pub struct OpCode(u8) {
+        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a,
+        INQUIRY = 0x12, MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a,
+        START_STOP_UNIT = 0x1b, PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25, READ_10 = 0x28,
+        WRITE_10 = 0x2a, SEEK_10 = 0x2b, WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34,
+        SYNCHRONIZE_CACHE_10 = 0x35, READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c,
+        WRITE_SAME_10 = 0x41, UNMAP = 0x42, READ_TOC_PMA_ATIP = 0x43, GET_CONFIGURATION = 0x46, SANITIZE = 0x48,
+        GET_EVENT_STATUS_NOTIFICATION = 0x4a, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, READ_DISC_INFORMATION = 0x51,
+        READ_TRACK_INFORMATION = 0x52, MODE_SELECT_10 = 0x55, RESERVE_10 = 0x56, RELEASE_10 = 0x57,
+        MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e, PERSISTENT_RESERVE_OUT = 0x5f, VARIABLE_LENGTH = 0x7f,
+        THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89,
+        WRITE_16 = 0x8a, ORWRITE_16 = 0x8b, WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90,
+        SYNCHRONIZE_CACHE_16 = 0x91, WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c,
+        SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3, MAINTENANCE_OUT = 0xa4,
+        READ_12 = 0xa8, WRITE_12 = 0xaa, READ_DISC_STRUCTURE = 0xad, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
+        READ_DEFECT_DATA_12 = 0xb7, READ_CD_MSF = 0xb9, MECHANISM_STATUS = 0xbd, READ_CD = 0xbe,
+    }
+}
+
+/// Bits of CDB byte 1 that hold the service action (SPC-4 4.2.5.2).
+pub const SERVICE_ACTION_BITS: u8 = 0x1f;
+
+/// Offset of ADDITIONAL CDB LENGTH in a CDB of variable length: the number of bytes after the first eight (SPC-4
+/// 4.2.3).
+pub const ADDITIONAL_LENGTH_AT: usize = 7;
+/// Offset of the service action in a CDB of variable length (SPC-4 4.2.3).
+pub const LONG_ACTION_AT: usize = 8;
+
+/// ADDITIONAL CDB LENGTH of a command type.
+#[must_use]
+pub const fn additional_length<C>() -> u8 {
+    (size_of::<C>() - LONG_ACTION_AT) as u8
+}
+
+/// Operation code and service action of a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Code {
+    /// Operation code.
+    pub op: OpCode,
+    /// Service action, for an operation code that has service actions.
+    pub action: Option<u16>,
+}
+
+impl Code {
+    /// A command that is the only one of its operation code.
+    #[must_use]
+    pub const fn of(op: OpCode) -> Self {
+        Self { op, action: None }
+    }
+
+    /// A command that is one service action of its operation code.
+    #[must_use]
+    pub const fn with_action(op: OpCode, action: u8) -> Self {
+        Self { op, action: Some(action as u16) }
+    }
+
+    /// A command whose CDB is of variable length (SPC-4 4.2.3).
+    #[must_use]
+    pub const fn long(action: u16) -> Self {
+        Self { op: OpCode::VARIABLE_LENGTH, action: Some(action) }
+    }
+
+    /// Whether the service action is where CDBs of variable length have it.
+    #[must_use]
+    pub const fn is_long(self) -> bool {
+        self.op.0 == OpCode::VARIABLE_LENGTH.0
+    }
+
+    /// A number by which the rows of a table are sorted: operation code, then service action.
+    #[must_use]
+    pub(crate) const fn order(self) -> u32 {
+        let action = match self.action {
+            Some(action) => action,
+            None => 0,
+        };
+        (self.op.0 as u32) << 16 | action as u32
+    }
+}
+
+/// What a command does to the medium.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Effect {
+    /// The command does not access the medium.
+    None,
+    /// The command reads the medium.
+    Read,
+    /// The command changes the medium.
+    Write,
+    /// The command rewrites the whole medium. It is admitted after an earlier rewrite failed.
+    Rewrite,
+}
+
+/// Whether a condition stops a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Gate {
+    /// The condition stops the command.
+    Stops,
+    /// The command is executed in spite of the condition.
+    Passes,
+}
+
+/// What happens to a command while another nexus holds a persistent reservation that excludes this nexus (SPC-4
+/// 5.13.1).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Persistent {
+    /// RESERVATION CONFLICT for every reservation type.
+    Conflict,
+    /// RESERVATION CONFLICT for every reservation type but Write Exclusive.
+    WriteExclusivePasses,
+    /// The command is executed.
+    Passes,
+}
+
+/// The asymmetric access states in which a command is executed (SPC-4 5.15.2), from fewest to most.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Alua {
+    /// Active/optimized and active/non-optimized.
+    Active,
+    /// The active states and standby.
+    Standby,
+    /// All states but transitioning.
+    Settled,
+    /// All states.
+    Every,
+}
+
+/// A capability that some logical units of a device type have and others have not.
+pub struct Capability {
+    /// The logical units that have the capability, for the documentation.
+    pub name: &'static str,
+    /// Whether a logical unit has the capability.
+    pub is_met: fn(&Emulated) -> bool,
+}
+
+impl fmt::Debug for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Capability({})", self.name)
+    }
+}
+
+impl PartialEq for Capability {
+    fn eq(&self, other: &Self) -> bool {
+        self.name == other.name
+    }
+}
+
+impl Eq for Capability {}
+
+/// How a forwarded logical unit executes a command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Forwarding {
+    /// Lunar executes the command, as on an emulated logical unit.
+    Lunar,
+    /// The device executes the command.
+    Device,
+    /// The device executes the command. If it ends with GOOD, a unit attention condition is established for all other
+    /// nexuses: the device itself knows one initiator only.
+    DeviceThenAttention(Asc),
+    /// INVALID COMMAND OPERATION CODE: the device could reach other logical units in spite of the LUN map, lose its
+    /// firmware or all of its data.
+    Refused,
+}
+
+/// How long a command may take, as REPORT SUPPORTED OPERATION CODES reports it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Timeout {
+    /// The command is answered from memory.
+    Quick,
+    /// The command moves a bounded number of blocks.
+    Transfer,
+    /// The command processes many blocks, or waits until the cache is on the medium.
+    Long,
+}
+
+impl Timeout {
+    /// Nominal command processing timeout and recommended command timeout, in seconds (SPC-4 6.35.4).
+    #[must_use]
+    pub const fn seconds(self) -> (u32, u32) {
+        match self {
+            Self::Quick => (1, 10),
+            Self::Transfer => (10, 60),
+            Self::Long => (60, 300),
+        }
+    }
+}
+
+/// The conditions under which a command is executed. Only [`crate::admit`] decides by them.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Admission {
+    /// The capability that the logical unit must have; otherwise it does not support the command.
+    pub needs: Option<&'static Capability>,
+    /// How a forwarded logical unit executes the command.
+    pub forwarded: Forwarding,
+    /// A pending unit attention condition.
+    pub attention: Gate,
+    /// An SPC-2 reservation of another nexus.
+    pub spc2: Gate,
+    /// A persistent reservation of another nexus.
+    pub persistent: Persistent,
+    /// The asymmetric access state.
+    pub alua: Alua,
+    /// A logical unit that is stopped or has no medium.
+    pub not_ready: Gate,
+    /// Write protection.
+    pub write_protect: Gate,
+    /// How long the command may take.
+    pub timeout: Timeout,
+}
+
+/// Everything a command declares apart from its CDB.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Policy {
+    /// Name in the standard.
+    pub name: &'static str,
+    /// Clause of the standard, with its edition.
+    pub clause: &'static str,
+    /// Operation code and service action.
+    pub code: Code,
+    /// Effect on the medium.
+    pub effect: Effect,
+    /// Conditions under which the command is executed.
+    pub admission: Admission,
+}
