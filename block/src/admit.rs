@@ -4,43 +4,45 @@ use crate::attachment::Attachment;
 use crate::request::{Error, Request};
 use crate::table::{Admission, Gate, Policy, Reservation};
 use crate::unit::BlockUnit;
-use lunar_core::medium::Content;
-use lunar_core::reserve::Held;
 use lunar_core::unit::Unit;
+use lunar_unit::MediumState;
+use lunar_unit::reserve::Held;
 
-/// Decides whether a client may do what has these gates to its unit now.
+/// Decides whether a client may do what has these admission to its unit now.
 ///
 /// # Errors
 /// How a request ends if it may not.
 #[inline]
-pub fn admit(gates: &Admission, attachment: &Attachment, unit: &BlockUnit) -> Result<(), Error> {
-    if gates.inaccessible == Gate::Stops && !attachment.is_active() {
+pub fn admit(admission: &Admission, attachment: &Attachment, unit: &BlockUnit) -> Result<(), Error> {
+    if admission.inaccessible == Gate::Stops && !attachment.is_active() {
         return Err(Error::NotReady);
     }
-    usable(gates, &unit.unit)?;
+    admit_medium(admission, unit)?;
     let conflicts = match unit.held() {
         Held::None => false,
-        Held::WriteExclusive => gates.reservation == Reservation::Conflict,
+        Held::WriteExclusive => admission.reservation == Reservation::Conflict,
         // A reservation by RESERVE(6) or RESERVE(10) excludes all other clients.
-        Held::Spc2 | Held::ExclusiveAccess => gates.reservation != Reservation::Passes,
+        Held::Spc2 | Held::ExclusiveAccess => admission.reservation != Reservation::Passes,
     };
     if conflicts {
         return Err(Error::Conflict);
     }
-    if gates.write_protect == Gate::Stops && attachment.is_read_only(unit) {
+    if admission.write_protect == Gate::Stops && attachment.is_read_only(unit) {
         return Err(Error::ReadOnly);
     }
     Ok(())
 }
 
-/// Whether the medium is in a state for it.
+/// Decides whether the state and the position of the medium admit a command.
 #[inline]
-fn usable(gates: &Admission, unit: &Unit) -> Result<(), Error> {
-    let medium = &unit.medium;
-    let is_stopped = gates.removed == Gate::Stops && medium.is_out()
-        || gates.rewrite == Gate::Stops && medium.is_worked_on()
-        || gates.unformatted == Gate::Stops && medium.content() != Content::Whole;
-    if is_stopped { Err(Error::NotReady) } else { Ok(()) }
+fn admit_medium(admission: &Admission, unit: &BlockUnit) -> Result<(), Error> {
+    let gate = match unit.medium() {
+        MediumState::Ready => Gate::Passes,
+        medium if medium.is_rewriting() => admission.rewrite,
+        _ => admission.unformatted,
+    };
+    let is_removed = admission.removed == Gate::Stops && unit.unit.medium.is_removed();
+    if is_removed || gate == Gate::Stops { Err(Error::NotReady) } else { Ok(()) }
 }
 
 /// Checks the ranges of a request: how many they are, their alignment and lengths, and the end of the unit.

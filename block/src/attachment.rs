@@ -42,16 +42,18 @@ pub struct Attachment {
 
 impl Attachment {
     pub(crate) fn new(client: Client, unit: Rc<BlockUnit>) -> Self {
-        Self {
-            is_active: Cell::new(client.group == 0 || unit.is_active(client.group)),
+        let attachment = Self {
             client,
             id: unit.unit.id,
             tasks: TaskSet::default(),
-            unit: RefCell::new(Some(unit)),
+            unit: RefCell::new(Some(unit.clone())),
+            is_active: Cell::default(),
             caches_writes: Cell::new(true),
             changes: Cell::default(),
             waiters: RefCell::default(),
-        }
+        };
+        attachment.update_access(&unit);
+        attachment
     }
 
     /// The unit; `None` when it is not served any more.
@@ -63,6 +65,9 @@ impl Attachment {
 
     /// Replaces the unit by another view of it, which may have another size, or by none.
     pub(crate) fn set_unit(&self, unit: Option<Rc<BlockUnit>>) {
+        if let Some(unit) = &unit {
+            self.update_access(unit);
+        }
         self.unit.replace(unit);
         self.changes.set(self.changes.get() + 1);
         self.waiters.take().into_iter().for_each(Waker::wake);
@@ -75,8 +80,10 @@ impl Attachment {
         self.is_active.get()
     }
 
-    pub(crate) fn set_active(&self, is_active: bool) {
-        self.is_active.set(is_active);
+    /// Brings its cell up to date with the access states of the unit.
+    pub(crate) fn update_access(&self, unit: &BlockUnit) {
+        let group = self.client.group;
+        self.is_active.set(group == 0 || unit.is_active(group));
     }
 
     /// Whether the client may only read.

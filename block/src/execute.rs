@@ -119,7 +119,7 @@ impl BlockSet {
 /// Admits a request, checks its ranges, and plans it.
 #[inline]
 fn planned(row: &Row, attachment: &Attachment, request: &Request<'_>, unit: &BlockUnit) -> Result<Plan, Error> {
-    admit(&row.policy.gates, attachment, unit)?;
+    admit(&row.policy.admission, attachment, unit)?;
     check_ranges(&row.policy, request, &unit.unit)?;
     (row.run)(request, &attachment.context(unit))
 }

@@ -1,13 +1,17 @@
 use super::*;
 use crate::request::Answer;
-use crate::set::Change;
 use crate::table::Code;
 use crate::testing::{BLOCK, BLOCKS, Ended, GRAIN, GROUP, Rig, Setup, UNIT, at_once, client};
 use crate::{Limits, limits};
 use lunar_core::io::{Extent, Fault};
-use lunar_core::medium::{Content, MediumKind};
+use lunar_core::medium::MediumKind;
 use lunar_core::protection;
-use lunar_core::reserve::Kind;
+use lunar_core::unit::UnitId;
+use lunar_unit::access::{AccessChange, AccessState};
+use lunar_unit::removal::request::{Motion, Mover, RemovalChange};
+use lunar_unit::reserve::ReservationType;
+use lunar_unit::rewrite::request::{Rewrite, RewriteChange, RewriteKind};
+use lunar_unit::{MediumState, UnitChange};
 use proptest::prelude::*;
 use std::future::{pending, ready};
 use std::pin::pin;
@@ -15,6 +19,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
 const CAPACITY: u64 = BLOCKS * BLOCK as u64;
+const FORMAT: RewriteKind = RewriteKind::Format { protection: None };
 
 fn range(offset: u64, len: u64) -> ByteRange {
     ByteRange { offset, len }
@@ -221,12 +226,12 @@ fn reservations_of_other_clients_exclude_this_one() {
     let all = [Code::Read, Code::Write, Code::Flush, Code::Discard, Code::WriteZeroes, Code::Extents];
     for (kind, refuses) in [
         (None, &all[..]),
-        (Some(Kind::WRITE_EXCLUSIVE), &writes),
-        (Some(Kind::EXCLUSIVE_ACCESS), &all),
-        (Some(Kind::WRITE_EXCLUSIVE_REGISTRANTS_ONLY), &writes),
-        (Some(Kind::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY), &all),
-        (Some(Kind::WRITE_EXCLUSIVE_ALL_REGISTRANTS), &writes),
-        (Some(Kind::EXCLUSIVE_ACCESS_ALL_REGISTRANTS), &all),
+        (Some(ReservationType::WRITE_EXCLUSIVE), &writes),
+        (Some(ReservationType::EXCLUSIVE_ACCESS), &all),
+        (Some(ReservationType::WRITE_EXCLUSIVE_REGISTRANTS_ONLY), &writes),
+        (Some(ReservationType::EXCLUSIVE_ACCESS_REGISTRANTS_ONLY), &all),
+        (Some(ReservationType::WRITE_EXCLUSIVE_ALL_REGISTRANTS), &writes),
+        (Some(ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS), &all),
     ] {
         let rig = Rig::default();
         rig.reserve(kind);
@@ -244,19 +249,26 @@ fn a_path_that_is_not_active_admits_only_identify() {
     let rig = Rig::default();
     let local = rig.set.attach(UNIT, crate::Client { group: 0, ..client(false) }).expect("the unit exists");
     let all: Vec<_> = Code::ALL.iter().filter(|code| **code != Code::Identify).collect();
-    rig.set.changed(UNIT, Change::Access { group: GROUP, is_active: false });
+    let change = |group, state| rig.change(UnitChange::Access(vec![AccessChange::explicit(group, state)]));
+    change(GROUP, AccessState::Standby);
     assert_eq!(refused(&rig), all.iter().map(|code| (**code, Error::NotReady)).collect::<Vec<_>>());
     // A view that replaces the old one is reached through the same paths.
     rig.set.add_unit(rig.unit.clone());
     let later = rig.set.attach(UNIT, client(false)).expect("the unit exists");
     assert!(!later.is_active() && !rig.client.is_active(), "a client that attaches later has the same path");
-    rig.set.changed(UNIT, Change::Access { group: 0, is_active: false });
+    change(0, AccessState::Offline);
     assert!(local.is_active(), "a client without a portal group has no path that could fail");
-    rig.set.changed(UNIT, Change::Access { group: GROUP + 1, is_active: false });
-    rig.set.changed(UNIT, Change::Access { group: GROUP, is_active: true });
-    assert_eq!(refused(&rig), []);
-    rig.set.changed(lunar_core::unit::UnitId(99), Change::Access { group: GROUP, is_active: false });
-    assert_eq!(refused(&rig), []);
+    change(GROUP + 1, AccessState::Offline);
+    for state in AccessState::ALL {
+        change(GROUP, state);
+        assert_eq!(refused(&rig).is_empty(), state.is_active(), "{state:?}");
+    }
+    change(GROUP, AccessState::ActiveNonOptimized);
+    let (other, ..) = Setup { id: UnitId(99), ..Setup::default() }.unit();
+    rig.core_units.add(&other);
+    let offline = UnitChange::Access(vec![AccessChange::explicit(GROUP, AccessState::Offline)]);
+    at_once(rig.core_units.propose(&other, None, offline)).expect("the change is allowed");
+    assert_eq!(refused(&rig), [], "another unit has changed");
 }
 
 #[test]
@@ -264,18 +276,25 @@ fn a_medium_that_is_not_ready_admits_only_identify() {
     let not_ready: Vec<_> =
         Code::ALL.iter().filter(|code| **code != Code::Identify).map(|code| (*code, Error::NotReady)).collect();
     let rig = Rig::default();
-    let work = rig.unit.medium.begin().expect("no rewrite is in progress");
-    assert_eq!(refused(&rig), not_ready);
-    drop(work);
-    for content in [Content::Unformatted, Content::Unsanitized] {
-        rig.unit.medium.set_content(content);
-        assert_eq!(refused(&rig), not_ready, "{content:?}");
+    let steps = [
+        (FORMAT, Some(MediumState::FormatFailed)),
+        (RewriteKind::Sanitize { can_exit: true }, Some(MediumState::SanitizeFailed { can_exit: true })),
+        (RewriteKind::Sanitize { can_exit: false }, None),
+    ];
+    for (kind, failed) in steps {
+        rig.change(UnitChange::Rewrite(RewriteChange::Begin(Rewrite { kind, passes: Vec::new() })));
+        assert_eq!(refused(&rig), not_ready, "{kind:?}");
+        rig.change(UnitChange::Rewrite(if failed.is_some() { RewriteChange::Failed } else { RewriteChange::Done }));
+        let wanted = if failed.is_some() { &not_ready[..] } else { &[] };
+        assert_eq!(refused(&rig), wanted, "{failed:?}");
+        let medium = rig.client.unit().expect("the unit exists").medium();
+        assert_eq!(medium, failed.unwrap_or_default());
     }
-    rig.unit.medium.set_content(Content::Whole);
-    assert_eq!(refused(&rig), []);
     let removable = Rig::new(&Setup { medium: MediumKind::Removable, ..Setup::default() });
-    removable.unit.medium.set_out(true);
-    assert_eq!(refused(&removable), not_ready);
+    for (motion, wanted) in [(Motion::Eject, &not_ready[..]), (Motion::Load, &[])] {
+        removable.change(UnitChange::Removal(RemovalChange::Move(motion, Mover::Operator { forced: true })));
+        assert_eq!(refused(&removable), wanted, "{motion:?}");
+    }
 }
 
 #[test]
@@ -290,7 +309,8 @@ fn a_request_that_was_admitted_before_a_rewrite_writes_nothing_after_it() {
     {
         let mut running = pin!(rig.set.execute(&rig.client, &request, &wire, &mut tools, &mut reply));
         assert!(running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
-        rig.unit.ranges.end_era();
+        let format = Rewrite { kind: FORMAT, passes: Vec::new() };
+        rig.change(UnitChange::Rewrite(RewriteChange::Begin(format)));
         rig.memory.holds.set(false);
         rig.memory.release();
         assert!(running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());

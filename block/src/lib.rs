@@ -29,5 +29,5 @@ pub mod unit;
 pub use attachment::{Attachment, Client};
 pub use limits::Limits;
 pub use request::{Answer, ByteRange, Error, Reply, Request};
-pub use set::{BlockSet, Change};
+pub use set::BlockSet;
 pub use table::Code;

@@ -2,59 +2,44 @@
 
 use crate::attachment::{Attachment, Client};
 use crate::unit::BlockUnit;
-use lunar_core::port::NexusName;
-use lunar_core::reserve::{Held, Reservations, SharedUnits};
 use lunar_core::stats::Stats;
 use lunar_core::task::Moment;
 use lunar_core::unit::{Unit, UnitId};
+use lunar_unit::{CommandSet, CoreUnits, LocalFuture, Ordered, UnitChange};
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{poll_fn, ready};
 use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
-/// A change of the state that all users of a unit share.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Change {
-    /// The reservations have changed.
-    Reservations,
-    /// The unit can, or cannot, be used through a portal group.
-    Access {
-        /// The tag of the portal group.
-        group: u16,
-        /// Whether its asymmetric access state is active.
-        is_active: bool,
-    },
-}
-
 /// The units and clients of one core.
 pub struct BlockSet {
     /// Where this core counts.
     pub(crate) stats: Arc<Stats>,
-    shared: Arc<SharedUnits>,
+    core_units: Rc<CoreUnits>,
     units: RefCell<BTreeMap<UnitId, Rc<BlockUnit>>>,
     attachments: RefCell<Vec<Weak<Attachment>>>,
 }
 
 impl BlockSet {
-    /// Without units. `shared` is the state that units share with other cores and command sets.
+    /// Without units. `core_units` is the access of this core to the state of units.
     #[must_use]
-    pub fn new(stats: Arc<Stats>, shared: Arc<SharedUnits>) -> Rc<Self> {
-        Rc::new(Self { stats, shared, units: RefCell::default(), attachments: RefCell::default() })
+    pub fn new(stats: Arc<Stats>, core_units: Rc<CoreUnits>) -> Rc<Self> {
+        let (units, attachments) = (RefCell::default(), RefCell::default());
+        let set = Rc::new(Self { stats, core_units, units, attachments });
+        set.core_units.add_command_set(&set);
+        set
     }
 
     /// Adds a unit, or replaces it by another view of it, for example because its size has changed. Requests in
     /// progress go on with the old one.
     pub fn add_unit(&self, unit: Rc<Unit>) {
-        let (id, held) = (unit.id, restriction(&self.shared.of(&unit).reservations()));
-        let unit = Rc::new(BlockUnit::new(unit));
-        if let Some(old) = self.units.borrow_mut().insert(id, unit.clone()) {
-            unit.replace(&old);
-        }
-        unit.set_held(held);
+        let (id, shared) = (unit.id, self.core_units.add(&unit));
+        let unit = Rc::new(BlockUnit::new(unit, shared));
+        self.units.borrow_mut().insert(id, unit.clone());
         self.attachments_of(id).iter().for_each(|attachment| attachment.set_unit(Some(unit.clone())));
     }
 
@@ -109,27 +94,30 @@ impl BlockSet {
         attachments.retain(|attachment| attachment.id == id);
         attachments
     }
-
-    /// A change of the shared state of a unit has taken effect: brings the cells of this core up to date. Called on
-    /// every core.
-    pub fn changed(&self, id: UnitId, change: Change) {
-        let Some(unit) = self.unit(id) else { return };
-        match change {
-            Change::Reservations => unit.set_held(restriction(&self.shared.of(&unit.unit).reservations())),
-            Change::Access { group, is_active } => {
-                unit.set_active(group, is_active);
-                let through = |attachment: &&Rc<Attachment>| attachment.client.group == group && group != 0;
-                let attachments = self.attachments_of(id);
-                attachments.iter().filter(through).for_each(|attachment| attachment.set_active(is_active));
-            }
-        }
-    }
 }
 
-/// How reservations restrict a client that is no registrant.
-fn restriction(reservations: &Reservations) -> Held {
-    // No nexus has this name.
-    reservations.held(&NexusName { initiator: "".into(), target_port: 0 })
+impl CommandSet for BlockSet {
+    fn changed(&self, change: &Ordered) {
+        let Some(unit) = self.unit(change.unit) else { return };
+        match &change.proposal.change {
+            UnitChange::Reservations { .. }
+            | UnitChange::NexusLost(_)
+            | UnitChange::LogicalUnitReset
+            | UnitChange::Rewrite(_) => unit.refresh(),
+            UnitChange::Access(_) => {
+                self.attachments_of(change.unit).iter().for_each(|attachment| attachment.update_access(&unit));
+            }
+            // Each request reads the protection type and whether the medium was removed. Only SCSI has state of its own.
+            UnitChange::Protection(_) | UnitChange::Removal(_) | UnitChange::CommandSet(_) => {}
+        }
+        // No change aborts requests of this command set: its clients are no registrants, and a task set is SCSI's.
+    }
+
+    fn published(&self, _change: &Ordered) {}
+
+    fn aborted<'a>(&'a self, _change: &'a Ordered) -> LocalFuture<'a, ()> {
+        Box::pin(ready(()))
+    }
 }
 
 impl fmt::Debug for BlockSet {

@@ -58,7 +58,7 @@ pub struct Policy {
     /// Which way its data goes.
     pub flow: Flow,
     /// What stops it.
-    pub gates: Admission,
+    pub admission: Admission,
 }
 
 /// Which way the data of a command goes.
@@ -178,9 +178,15 @@ mod tests {
     #[test]
     fn commands_that_change_the_medium_stop_at_every_gate() {
         for code in [Code::Write, Code::Discard, Code::WriteZeroes] {
-            let gates = &find(code).policy.gates;
-            assert_eq!(gates.reservation, Reservation::Conflict, "{code:?}");
-            let all = [gates.inaccessible, gates.removed, gates.rewrite, gates.unformatted, gates.write_protect];
+            let admission = &find(code).policy.admission;
+            assert_eq!(admission.reservation, Reservation::Conflict, "{code:?}");
+            let all = [
+                admission.inaccessible,
+                admission.removed,
+                admission.rewrite,
+                admission.unformatted,
+                admission.write_protect,
+            ];
             assert_eq!(all, [Gate::Stops; 5], "{code:?}");
         }
     }

@@ -2,18 +2,19 @@
 
 use crate::attachment::{Attachment, Client};
 use crate::request::{Answer, Error, Reply, Request};
-use crate::set::{BlockSet, Change};
+use crate::set::BlockSet;
 use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Outcome, Quick, Store, Traits};
-use lunar_core::keep::Forgetful;
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
+use lunar_core::metadata::VolatileMemory;
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::protection::{self, INFO_BYTES, Protection};
 use lunar_core::range::Ranges;
-use lunar_core::reserve::{Action, Kind, Order, Request as ReserveRequest, SharedUnits};
 use lunar_core::step::Tools;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
+use lunar_unit::reserve::{Action, PersistentRequest, Request as ReserveRequest, ReservationType};
+use lunar_unit::{CoreUnits, NoOtherCores, UnitChange};
 use std::cell::{Cell, RefCell};
 use std::pin::pin;
 use std::rc::Rc;
@@ -164,6 +165,8 @@ impl Store for MemoryStore {
 /// How a unit is made.
 #[derive(Clone, Debug)]
 pub struct Setup {
+    /// Its number.
+    pub id: UnitId,
     /// Whether its store can deallocate space.
     pub can_unmap: bool,
     /// Whether its store refuses writes.
@@ -179,6 +182,7 @@ pub struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            id: UNIT,
             can_unmap: true,
             read_only: false,
             protection: protection::Kind::None,
@@ -191,7 +195,7 @@ impl Default for Setup {
 impl Setup {
     /// A unit, its bytes, and its protection information if it has any.
     #[must_use]
-    fn unit(&self) -> (Rc<Unit>, Rc<Memory>, Rc<Memory>) {
+    pub(crate) fn unit(&self) -> (Rc<Unit>, Rc<Memory>, Rc<Memory>) {
         let traits = Traits {
             size: self.blocks * u64::from(BLOCK),
             read_only: self.read_only,
@@ -209,7 +213,7 @@ impl Setup {
         let protection = Protection::new(Box::new(MemoryStore(info.clone())), self.protection);
         let (ranges, medium) = (Rc::new(Ranges::default()), Medium::of(self.medium));
         let unit = Unit {
-            id: UNIT,
+            id: self.id,
             identity: Arc::new(identity()),
             geometry: Geometry::of(&traits, BLOCK).expect("whole blocks"),
             read_only: self.read_only,
@@ -219,7 +223,7 @@ impl Setup {
             ranges,
             medium,
             tally: Tally::default(),
-            keep: Arc::new(Forgetful::default()),
+            metadata: Arc::new(VolatileMemory::default()),
         };
         (Rc::new(unit), memory, info)
     }
@@ -299,8 +303,8 @@ pub struct Rig {
     pub info: Rc<Memory>,
     /// The unit.
     pub unit: Rc<Unit>,
-    /// The state that units share with other command sets.
-    pub shared: Arc<SharedUnits>,
+    /// The state that the unit shares with other command sets.
+    pub core_units: Rc<CoreUnits>,
     arena: Arena,
 }
 
@@ -318,11 +322,11 @@ impl Rig {
     #[must_use]
     pub fn new(setup: &Setup) -> Self {
         let (unit, memory, info) = setup.unit();
-        let shared = Arc::<SharedUnits>::default();
-        let set = BlockSet::new(Arc::default(), shared.clone());
+        let core_units = CoreUnits::new(Arc::default(), Rc::new(NoOtherCores));
+        let set = BlockSet::new(Arc::default(), core_units.clone());
         set.add_unit(unit.clone());
         let client = set.attach(UNIT, client(false)).expect("the unit exists");
-        Self { set, client, memory, info, unit, shared, arena: Arena::new(ARENA_BYTES) }
+        Self { set, client, memory, info, unit, core_units, arena: Arena::new(ARENA_BYTES) }
     }
 
     /// Replaces the unit by one that is made so.
@@ -332,39 +336,44 @@ impl Rig {
     }
 
     /// Another client reserves the unit: by RESERVE(6), or by a persistent reservation of this type.
-    pub fn reserve(&self, kind: Option<Kind>) {
-        let register = Action::Register { ignore: false, outlives: false, ports: vec![1], initiators: Vec::new() };
-        let order = |action, key, action_key| {
-            let scope_and_kind = kind.map_or(0, |kind| kind.0);
-            ReserveRequest::Persistent(Order { action, scope_and_kind, key, action_key })
+    pub fn reserve(&self, kind: Option<ReservationType>) {
+        let register =
+            Action::Register { ignore_key: false, ptpl: Some(false), ports: vec![1], initiators: Vec::new() };
+        let request = |action, key, action_key| {
+            let scope_and_type = kind.map_or(0, |kind| kind.0);
+            ReserveRequest::Persistent(PersistentRequest { action, scope_and_type, key, action_key })
         };
         match kind {
-            None => self.request_reservation(&ReserveRequest::Reserve),
+            None => self.request_reservation(ReserveRequest::Reserve),
             Some(_) => {
-                self.request_reservation(&order(register, 0, 1));
-                self.request_reservation(&order(Action::Reserve, 1, 0));
+                self.request_reservation(request(register, 0, 1));
+                self.request_reservation(request(Action::Reserve, 1, 0));
             }
         }
     }
 
     /// The other client gives up its reservation of this type.
-    pub fn release(&self, kind: Option<Kind>) {
-        self.request_reservation(&match kind {
+    pub fn release(&self, kind: Option<ReservationType>) {
+        self.request_reservation(match kind {
             None => ReserveRequest::Release,
             Some(kind) => {
-                let order = Order { action: Action::Clear, scope_and_kind: kind.0, key: 1, action_key: 0 };
-                ReserveRequest::Persistent(order)
+                let (action, scope_and_type) = (Action::Clear, kind.0);
+                ReserveRequest::Persistent(PersistentRequest { action, scope_and_type, key: 1, action_key: 0 })
             }
         });
     }
 
-    fn request_reservation(&self, request: &ReserveRequest) {
-        let other = NexusName { initiator: "iqn.2026-01.example:other".into(), target_port: 1 };
-        let shared = self.shared.of(&self.unit);
-        let asked = shared.reservations().changed(&other, request);
-        let (after, _) = asked.expect("it is allowed");
-        *shared.reservations() = after;
-        self.set.changed(UNIT, Change::Reservations);
+    fn request_reservation(&self, request: ReserveRequest) {
+        let nexus = NexusName { initiator: "iqn.2026-01.example:other".into(), target_port: 1 };
+        self.change(UnitChange::Reservations { nexus, request });
+    }
+
+    /// Changes the state of the unit, as another command set does.
+    ///
+    /// # Panics
+    /// When the change is refused.
+    pub fn change(&self, change: UnitChange) {
+        at_once(self.core_units.propose(&self.unit, None, change)).expect("the change is allowed");
     }
 
     /// Moves the data of a request that sends `out`.

@@ -3,29 +3,23 @@
 
 use crate::house::Core;
 use crate::steward::Errands;
-use lunar_core::io::Fault;
-use lunar_core::mem::Arena;
-use lunar_core::range::{Guard, Span};
-use lunar_core::reserve::News;
+use lunar_core::range::{RangeGuard, Span};
 use lunar_core::unit::{Exclusive, Unit, UnitId};
 use lunar_iscsi::directory::PortalRef;
 use lunar_iscsi::registry::SessionLocation;
 use lunar_iscsi::serve::{Front, Peers};
 use lunar_nvme::manage::Request;
-use lunar_nvme::namespace::Access;
-use lunar_nvme::{Everywhere as NvmeEverywhere, Renewing, Sanitizing, Status, Subsystem, directory};
+use lunar_nvme::{Environment, Status, Subsystem, directory};
 use lunar_nvme_tcp::serve::Front as NvmeFront;
 use lunar_reactor::Reactor;
 use lunar_reactor::channel::{Receiver, Sender};
 use lunar_reactor::op::Incoming;
-use lunar_scsi::access::AluaState;
-use lunar_scsi::lu::{Change, MediumState, Stamp};
-use lunar_scsi::renew::Pass;
-use lunar_scsi::{Everywhere, Mail, Target};
+use lunar_scsi::Target;
+use lunar_unit::{CoreUnits, LocalFuture, OtherCores as OtherUnitCores, UnitMessage};
 use lunar_vfio_user::serve::Front as MachineFront;
 use std::any::Any;
 use std::cell::{Cell, OnceCell, RefCell};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -79,6 +73,8 @@ impl fmt::Debug for Order {
 
 /// What a core serves.
 pub struct Served {
+    /// The state of its units.
+    pub units: Rc<CoreUnits>,
     /// Its view of the SCSI target.
     pub target: Rc<Target>,
     /// Its view of the NVM subsystems.
@@ -111,12 +107,8 @@ impl Drop for Duty {
 /// What a core can be asked.
 #[derive(Debug)]
 pub enum What {
-    /// A message between the views of one SCSI target.
-    Scsi(Mail),
-    /// The reservations of a unit have changed, for all command sets.
-    Reservations(UnitId, Arc<News>),
-    /// Those of all command sets who were preempted end.
-    Preempted(UnitId, Arc<News>),
+    /// A change of the state of a unit.
+    Unit(UnitMessage),
     /// Hold a range of a unit until `LetGo` of the same asker and number.
     Hold(UnitId, Span),
     /// Let the range go that was held under this number.
@@ -135,10 +127,8 @@ pub struct Links {
     /// Requests that have not been answered by all: how many are missing, and who waits.
     open: RefCell<HashMap<u64, (usize, Option<Waker>)>>,
     /// Ranges held here, by asker and number; `None` while one is still waited for.
-    held: RefCell<HashMap<(usize, u64), Option<Guard>>>,
+    held: RefCell<HashMap<(usize, u64), Option<RangeGuard>>>,
     units: RefCell<HashMap<UnitId, Rc<Unit>>>,
-    /// This core's views of the units, by command set.
-    views: RefCell<(Weak<Target>, Weak<Subsystem>)>,
 }
 
 impl Links {
@@ -152,21 +142,7 @@ impl Links {
             open: RefCell::default(),
             held: RefCell::default(),
             units: RefCell::default(),
-            views: RefCell::default(),
         })
-    }
-
-    /// Makes this core's views of the units known to each other.
-    pub fn add_views(&self, target: &Rc<Target>, subsystem: &Rc<Subsystem>) {
-        *self.views.borrow_mut() = (Rc::downgrade(target), Rc::downgrade(subsystem));
-    }
-
-    fn target(&self) -> Option<Rc<Target>> {
-        self.views.borrow().0.upgrade()
-    }
-
-    fn subsystem(&self) -> Option<Rc<Subsystem>> {
-        self.views.borrow().1.upgrade()
     }
 
     /// Makes a unit known, so that others can hold its ranges here.
@@ -246,7 +222,7 @@ impl Links {
         let ranges = self.units.borrow().get(&unit).map(|unit| unit.ranges.clone());
         if let Some(ranges) = ranges {
             self.held.borrow_mut().insert((from, id), None);
-            let guard = ranges.hold(span).await;
+            let guard = ranges.lock_exclusive(span).await;
             // No entry any more: let go before it was held.
             if let Some(entry) = self.held.borrow_mut().get_mut(&(from, id)) {
                 *entry = Some(guard);
@@ -292,20 +268,9 @@ impl Links {
     }
 
     async fn carry_out(&self, from: usize, id: u64, what: What, served: &Served) {
-        let Served { target, subsystem, iscsi: front, .. } = served;
+        let Served { units, subsystem, iscsi: front, .. } = served;
         match what {
-            What::Scsi(mail) => {
-                mirror(&mail, subsystem);
-                target.deliver(mail).await;
-            }
-            What::Reservations(unit, news) => {
-                subsystem.see_reservations(unit);
-                target.deliver(Mail::Reservations { lun: lun_of(unit), news }).await;
-            }
-            What::Preempted(unit, news) => {
-                subsystem.end_preempted(unit, &news).await;
-                target.deliver(Mail::Preempted { lun: lun_of(unit), news }).await;
-            }
+            What::Unit(message) => units.deliver(message).await,
             What::Hold(unit, span) => self.hold_here(from, id, unit, span).await,
             What::LetGo(held) => {
                 self.held.borrow_mut().remove(&(from, held));
@@ -337,7 +302,7 @@ impl Drop for Open<'_> {
 pub struct AllCores(pub Rc<Links>);
 
 impl Exclusive for AllCores {
-    fn hold(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
+    fn lock_exclusive(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
         let links = self.0.clone();
         Box::pin(async move {
             let id = links.next.get();
@@ -375,156 +340,33 @@ impl Drop for Held {
     }
 }
 
-/// Reaches the views of a SCSI target on all other cores.
+/// Brings changes of the unit state to all other cores.
 pub struct OtherCores(pub Rc<Links>);
 
-impl Everywhere for OtherCores {
-    fn broadcast(&self, mail: Mail) -> Pin<Box<dyn Future<Output = ()>>> {
+impl OtherUnitCores for OtherCores {
+    fn broadcast(&self, message: UnitMessage) -> LocalFuture<'static, ()> {
         let links = self.0.clone();
         Box::pin(async move {
-            let others: Vec<usize> = links.others().collect();
-            let Some(subsystem) = links.subsystem() else { return };
-            match mail {
-                Mail::Reservations { lun, news } => {
-                    let unit = UnitId(lun.into());
-                    subsystem.see_reservations(unit);
-                    links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
-                    subsystem.tell_reservations(unit, &news);
-                }
-                Mail::Preempted { lun, news } => {
-                    let unit = UnitId(lun.into());
-                    subsystem.end_preempted(unit, &news).await;
-                    links.ask(others.into_iter(), || What::Preempted(unit, news.clone())).await;
-                }
-                mail => {
-                    mirror(&mail, &subsystem);
-                    links.ask(others.into_iter(), || What::Scsi(mail.clone())).await;
-                    // Hosts that see what protects blocks have to look at the format anew.
-                    if let Mail::Change { lun, change: Change::Protection(_), .. } = mail {
-                        subsystem.tell_namespaces(&BTreeMap::new(), &[UnitId(lun.into())]);
-                    }
-                }
-            }
+            links.ask(links.others(), || What::Unit(message.clone())).await;
         })
     }
 }
 
-/// The logical unit of a unit: both are numbered alike.
-fn lun_of(unit: UnitId) -> u16 {
-    // Logical units are numbered with 14 bits.
-    unit.0 as u16
-}
-
-/// Has NVMe go by what SCSI alone decides: the states of asymmetric access of the portal groups.
-fn mirror(mail: &Mail, subsystem: &Subsystem) {
-    let Mail::Change { lun, change: Change::Access(accesses), .. } = mail else { return };
-    for access in accesses.iter() {
-        subsystem.set_access(UnitId((*lun).into()), access.group, access_of(access.state));
-    }
-}
-
-/// What a state of asymmetric access is to NVMe hosts.
-#[must_use]
-pub fn access_of(state: AluaState) -> Access {
-    match state {
-        AluaState::ACTIVE_OPTIMIZED => Access::OPTIMIZED,
-        AluaState::ACTIVE_NON_OPTIMIZED => Access::NON_OPTIMIZED,
-        AluaState::TRANSITIONING => Access::CHANGE,
-        _ => Access::INACCESSIBLE,
-    }
-}
-
-/// Reaches the views of all command sets on all cores, but NVMe's on this one.
+/// What the NVM subsystems of a core ask of the other cores and of the daemon.
 pub struct OtherViews(pub Rc<Links>, pub Errands);
 
-/// What SCSI is told of a medium that NVMe writes anew. One works on a medium at a time, and states of media are not
-/// numbered.
-fn medium_mail(unit: UnitId, state: Renewing) -> Mail {
-    Mail::Change { lun: lun_of(unit), change: Change::Medium(medium_state(state)), stamp: Stamp::default() }
-}
-
-fn medium_state(state: Renewing) -> MediumState {
-    match state {
-        Renewing::Begun => MediumState::Formatting,
-        Renewing::Done => MediumState::Ready,
-        Renewing::Failed => MediumState::FormatFailed,
-    }
-}
-
-impl NvmeEverywhere for OtherViews {
-    fn manage(&self, request: Request) -> Pin<Box<dyn Future<Output = Result<u32, Status>>>> {
+impl Environment for OtherViews {
+    fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>> {
         self.1.ask(request)
     }
 
-    fn reservations(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
-        let links = self.0.clone();
-        Box::pin(async move {
-            if let Some(target) = links.target() {
-                target.deliver(Mail::Reservations { lun: lun_of(unit), news: news.clone() }).await;
-            }
-            let others: Vec<usize> = links.others().collect();
-            links.ask(others.into_iter(), || What::Reservations(unit, news.clone())).await;
-        })
-    }
-
-    fn abort(&self, controller: u16, queue: u16, command: u16) -> Pin<Box<dyn Future<Output = bool>>> {
+    fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool> {
         let links = self.0.clone();
         Box::pin(async move {
             let found = Arc::new(AtomicBool::new(false));
             links.ask(links.others(), || What::Abort([controller, queue, command], found.clone())).await;
             // Letters carry what happened before them.
             found.load(Ordering::Relaxed)
-        })
-    }
-
-    fn keep(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
-        let target = self.0.target();
-        Box::pin(async move {
-            match target {
-                Some(target) => target.keep_format(lun_of(unit), medium_state(state)).await,
-                None => Err(Fault::Gone),
-            }
-        })
-    }
-
-    fn sanitize(
-        &self,
-        unit: UnitId,
-        how: Sanitizing,
-        arena: Arena,
-    ) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
-        let target = self.0.target();
-        Box::pin(async move {
-            let target = target.ok_or(Fault::Gone)?;
-            match how {
-                Sanitizing::Exit => target.exit_failure_mode(lun_of(unit)).await,
-                Sanitizing::Begin { passes, exits } => {
-                    let passes = passes.into_iter().map(|pass| Pass { pattern: pass.pattern, unmap: pass.unmap });
-                    target.sanitize(lun_of(unit), passes.collect(), exits, arena).await
-                }
-            }
-        })
-    }
-
-    fn renewing(&self, unit: UnitId, state: Renewing) -> Pin<Box<dyn Future<Output = ()>>> {
-        let links = self.0.clone();
-        Box::pin(async move {
-            if let Some(target) = links.target() {
-                target.deliver(medium_mail(unit, state)).await;
-            }
-            let others: Vec<usize> = links.others().collect();
-            links.ask(others.into_iter(), || What::Scsi(medium_mail(unit, state))).await;
-        })
-    }
-
-    fn preempted(&self, unit: UnitId, news: Arc<News>) -> Pin<Box<dyn Future<Output = ()>>> {
-        let links = self.0.clone();
-        Box::pin(async move {
-            if let Some(target) = links.target() {
-                target.deliver(Mail::Preempted { lun: lun_of(unit), news: news.clone() }).await;
-            }
-            let others: Vec<usize> = links.others().collect();
-            links.ask(others.into_iter(), || What::Preempted(unit, news.clone())).await;
         })
     }
 }

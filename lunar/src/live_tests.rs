@@ -53,8 +53,9 @@ fn seen(live: &Live) -> Value {
             .units()
             .iter()
             .map(|unit| {
-                let ways =
-                    [1_u16, 2].map(|group| core.served.target.state(unit.id.0 as u16, group).map(|state| state.0));
+                let shared = core.served.units.shared().get(unit.id);
+                let of = |group| shared.as_ref().map(|unit| format!("{:?}", unit.state().access().of(group).state));
+                let ways = [1_u16, 2].map(of);
                 let hosts = core.served.subsystem.unit(unit.id);
                 let hosts = hosts.map(|seen| [1_u16, 2].map(|group| seen.access(group).0));
                 let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways, hosts]);

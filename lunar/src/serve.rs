@@ -192,7 +192,7 @@ fn furnish(house: &House, setup: &Setup, access: Access) -> Result<(Faces, Vec<L
             }
             show_namespaces(&core, metadata);
             if core.me == 0 {
-                core.served.target.resume(core.reactor.arena());
+                core.served.units.resume(core.reactor.arena());
             }
         }
     });

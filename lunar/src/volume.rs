@@ -17,8 +17,8 @@ use anyhow::{Context, Result, bail};
 use keep::Folder;
 use lunar_block::BlockVolume;
 use lunar_core::io::{Store, Traits};
-use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::MediumKind;
+use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use lunar_core::unit::Identity;
 use lunar_file::FileVolume;
 use lunar_null::NullVolume;
@@ -73,7 +73,7 @@ pub struct Volume {
     medium: MediumKind,
     block_size: u32,
     identity: Arc<Identity>,
-    keep: Arc<dyn Keep>,
+    keep: Arc<dyn MetadataStore>,
     protection: Option<Protection>,
 }
 
@@ -140,9 +140,9 @@ impl Volume {
             }
             Spec::Path { path, size } => Self::open_path(path, *size, options)?,
         };
-        let keep: Arc<dyn Keep> = match kind {
+        let keep: Arc<dyn MetadataStore> = match kind {
             // Their data is forgotten as well.
-            Kind::Null(_) | Kind::Ram(_) => Arc::new(Forgetful::default()),
+            Kind::Null(_) | Kind::Ram(_) => Arc::new(VolatileMemory::default()),
             Kind::File(_) | Kind::Block(_) => {
                 Arc::new(Folder::open(identity.uuid, !options.read_only).with_context(|| format!("opening {text}"))?)
             }
@@ -209,7 +209,7 @@ impl Volume {
 
     /// What it keeps across restarts besides its data.
     #[must_use]
-    pub fn keep(&self) -> &Arc<dyn Keep> {
+    pub fn keep(&self) -> &Arc<dyn MetadataStore> {
         &self.keep
     }
 

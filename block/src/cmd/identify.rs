@@ -13,7 +13,7 @@ impl CommandType for Identify {
         ranges: 0..=0,
         bytes_max: 0,
         flow: Flow::None,
-        gates: Admission {
+        admission: Admission {
             reservation: Reservation::Passes,
             inaccessible: Gate::Passes,
             removed: Gate::Passes,

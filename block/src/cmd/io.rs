@@ -12,7 +12,7 @@ pub struct Read;
 
 impl CommandType for Read {
     const POLICY: Policy =
-        Policy { name: "read", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::In, gates: READS };
+        Policy { name: "read", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::In, admission: READS };
 
     #[inline]
     fn run(request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {
@@ -27,7 +27,7 @@ pub struct Write;
 
 impl CommandType for Write {
     const POLICY: Policy =
-        Policy { name: "write", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::Out, gates: WRITES };
+        Policy { name: "write", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::Out, admission: WRITES };
 
     #[inline]
     fn run(request: &Request<'_>, context: &Context<'_>) -> Result<Plan, Error> {
@@ -48,7 +48,7 @@ impl CommandType for Flush {
         bytes_max: 0,
         flow: Flow::None,
         // Under another client's reservation there is nothing of this client to flush, as for SCSI and NVMe.
-        gates: Admission { write_protect: Gate::Passes, ..WRITES },
+        admission: Admission { write_protect: Gate::Passes, ..WRITES },
     };
 
     fn run(_request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {

@@ -16,7 +16,7 @@ impl CommandType for Discard {
         ranges: 1..=DISCARD_RANGES_MAX,
         bytes_max: DISCARD_BYTES_MAX,
         flow: Flow::None,
-        gates: WRITES,
+        admission: WRITES,
     };
 
     fn run(request: &Request<'_>, context: &Context<'_>) -> Result<Plan, Error> {
@@ -38,7 +38,7 @@ impl CommandType for WriteZeroes {
         ranges: 1..=1,
         bytes_max: WRITE_ZEROES_BYTES_MAX,
         flow: Flow::None,
-        gates: WRITES,
+        admission: WRITES,
     };
 
     fn run(request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {
@@ -54,7 +54,7 @@ pub struct Extents;
 
 impl CommandType for Extents {
     const POLICY: Policy =
-        Policy { name: "extents", ranges: 1..=1, bytes_max: u64::MAX, flow: Flow::None, gates: READS };
+        Policy { name: "extents", ranges: 1..=1, bytes_max: u64::MAX, flow: Flow::None, admission: READS };
 
     fn run(request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {
         Ok(Plan::Survey(only(request)?))

@@ -10,7 +10,6 @@ use lunar_blk::{Answer, Attachment, BlockSet, ByteRange, Client, Code, Error, Re
 use lunar_core::io::{Completion, Extent, Fault};
 use lunar_core::mem::{Arena, Region, Sg, SgMut};
 use lunar_core::port::Transfer;
-use lunar_core::reserve::SharedUnits;
 use lunar_core::stats::Stats;
 use lunar_core::step::Tools;
 use lunar_core::time::Instant;
@@ -20,6 +19,7 @@ use lunar_guest::memory::Memory;
 use lunar_guest::scatter::{Scatter, ScatterList};
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::Chance;
+use lunar_unit::CoreUnits;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, VecDeque};
 use std::future::poll_fn;
@@ -100,8 +100,8 @@ struct Posted {
 impl Port {
     /// A port of a core, with the command set on this core's units.
     #[must_use]
-    pub fn new(stats: &Arc<Stats>, shared: &Arc<SharedUnits>, units: &[Rc<Unit>]) -> Rc<Self> {
-        let set = BlockSet::new(stats.clone(), shared.clone());
+    pub fn new(stats: &Arc<Stats>, core_units: &Rc<CoreUnits>, units: &[Rc<Unit>]) -> Rc<Self> {
+        let set = BlockSet::new(stats.clone(), core_units.clone());
         units.iter().for_each(|unit| set.add_unit(unit.clone()));
         Rc::new(Self {
             set,

@@ -8,8 +8,8 @@ use crate::machine::{HOST, Kept, Machine, PORTAL, Setup, TARGET, Volume};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
 use crate::wire::{Controller, ENTRIES, Lost, Who};
-use lunar_core::keep::{Keep, Lasting};
 use lunar_core::mem::Arena;
+use lunar_core::metadata::{DurableMemory, MetadataStore};
 use lunar_core::outgoing::Data;
 use lunar_core::time::Instant;
 use lunar_iscsi_initiator::cdb::{self, Status};
@@ -245,7 +245,7 @@ pub fn run(watch: &Watch) {
         let node = Node { cluster: cluster.clone(), chance, number, is_nvme, link: None, deaths: 0, sequence: 0 };
         cluster.core.spawn(node.work());
     }
-    let keeps: Vec<Arc<dyn Keep>> = vec![Arc::new(Lasting::default())];
+    let keeps: Vec<Arc<dyn MetadataStore>> = vec![Arc::new(DurableMemory::default())];
     let mut machine = Machine::start_keeping(watch, &setup, &keeps);
     for _ in 0..chance.index(3) {
         let at = world.now() + Duration::from_micros(chance.within(1..=300_000));

@@ -9,9 +9,9 @@ use lunar::cores::{AllCores, Face, Letter, Links, OtherCores, OtherSessions, Oth
 use lunar::steward::Errands;
 use lunar_core::access::Access;
 use lunar_core::io::{Completion, Data, Io, Op, Store, Traits, submit};
-use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::Medium;
 use lunar_core::mem::Arena;
+use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use lunar_core::range::{Ranges, Span};
 use lunar_core::stats::Stats;
 use lunar_core::tally::Tally;
@@ -32,7 +32,8 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::disk::{Alignment, Health, Policy};
 use lunar_reactor::op::How;
 use lunar_reactor::sim::{Chance, Faults, Host};
-use lunar_scsi::{Clock, PortConfig, SharedUnits, Target, TargetConfig, Tokens};
+use lunar_scsi::{Clock, PortConfig, Target, TargetConfig, Tokens};
+use lunar_unit::{CoreUnits, SharedUnits};
 use std::any::Any;
 use std::cell::{Cell, OnceCell};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -208,7 +209,8 @@ impl Machine {
     /// Starts it. It keeps nothing beside the data over its end.
     #[must_use]
     pub fn start(watch: &Watch, setup: &Setup) -> Self {
-        let keeps: Vec<_> = setup.volumes.iter().map(|_| Arc::new(Forgetful::default()) as Arc<dyn Keep>).collect();
+        let keeps: Vec<_> =
+            setup.volumes.iter().map(|_| Arc::new(VolatileMemory::default()) as Arc<dyn MetadataStore>).collect();
         Self::start_keeping(watch, setup, &keeps)
     }
 
@@ -217,7 +219,7 @@ impl Machine {
     /// # Panics
     /// When that is not what a machine keeps.
     #[must_use]
-    pub fn start_keeping(watch: &Watch, setup: &Setup, keeps: &[Arc<dyn Keep>]) -> Self {
+    pub fn start_keeping(watch: &Watch, setup: &Setup, keeps: &[Arc<dyn MetadataStore>]) -> Self {
         let registry = Arc::new(Registry::new());
         let stats: Vec<Arc<Stats>> = (0..setup.cores).map(|_| Arc::default()).collect();
         let opened: Vec<Opened> = setup
@@ -243,24 +245,22 @@ impl Machine {
         let mut cores = Vec::new();
         for (me, (reactor, letters)) in reactors.into_iter().zip(letters).enumerate() {
             let links = Links::new(me, mailboxes.clone());
-            let target = Target::new(
-                target_config(me, &reactor, stats[me].clone(), shared.clone()),
-                Rc::new(OtherCores(links.clone())),
-            );
+            let core_units = CoreUnits::new(shared.clone(), Rc::new(OtherCores(links.clone())));
+            let target = Target::new(target_config(&reactor, stats[me].clone(), core_units.clone()));
             let units = open_units(setup, &opened, &reactor, &links, &target);
             let peers = Rc::new(OtherSessions(links.clone()));
             let front = Front::new(&reactor, &target, guard.clone(), registry.clone(), me, peers);
-            let subsystem = subsystem(&reactor, stats[me].clone(), &shared, (&controllers, &board), &links);
+            let subsystem = subsystem(&reactor, stats[me].clone(), &core_units, (&controllers, &board), &links);
             for (id, unit) in (1..).zip(&units) {
                 subsystem.add_namespace(id, unit.clone());
             }
-            links.add_views(&target, &subsystem);
             let settings = nvme::Settings { advertise: None, drain: DRAIN, channels: None };
             let nvme = nvme::Front::new(&reactor, &subsystem, settings);
-            let block = Port::new(&stats[me], &shared, &units);
+            let block = Port::new(&stats[me], &core_units, &units);
             reactor.spawn(block.clone().serve(reactor.clone()));
             let (iscsi, served_nvme) = (front.clone(), nvme.clone());
             let served = Served {
+                units: core_units,
                 target,
                 subsystem,
                 iscsi,
@@ -340,7 +340,7 @@ impl Machine {
 /// A volume as all cores share it.
 struct Opened {
     kind: OpenedKind,
-    keep: Arc<dyn Keep>,
+    keep: Arc<dyn MetadataStore>,
 }
 
 enum OpenedKind {
@@ -349,7 +349,7 @@ enum OpenedKind {
 }
 
 impl Opened {
-    fn of(lun: usize, volume: &Volume, keep: &Arc<dyn Keep>) -> Self {
+    fn of(lun: usize, volume: &Volume, keep: &Arc<dyn MetadataStore>) -> Self {
         let kind = match volume.kept {
             Kept::Ram => OpenedKind::Ram(RamVolume::new(volume.traits().size, false).expect("small")),
             Kept::File(policy) => OpenedKind::File(Health::new(format!("volume{lun}")), policy),
@@ -382,7 +382,7 @@ impl Drop for Machine {
     }
 }
 
-fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<SharedUnits>) -> TargetConfig {
+fn target_config(reactor: &Reactor, stats: Arc<Stats>, units: Rc<CoreUnits>) -> TargetConfig {
     let port = PortConfig {
         relative: 1,
         group: PORTAL_GROUP,
@@ -393,21 +393,14 @@ fn target_config(me: usize, reactor: &Reactor, stats: Arc<Stats>, shared: Arc<Sh
     // No simulated host copies by token: there is none.
     let tokens = Tokens::new(Box::new(|_: &mut [u8]| false), Box::new(Instant::default));
     let time = reactor.clone();
-    TargetConfig {
-        ports: vec![port],
-        clock: Clock(Rc::new(move || time.now().0 / 1_000_000)),
-        core: u16::try_from(me).unwrap_or(0),
-        stats,
-        shared,
-        tokens,
-    }
+    TargetConfig { ports: vec![port], clock: Clock(Rc::new(move || time.now().0 / 1_000_000)), stats, units, tokens }
 }
 
 /// NVMe's view of the same units.
 fn subsystem(
     reactor: &Reactor,
     stats: Arc<Stats>,
-    shared: &Arc<SharedUnits>,
+    units: &Rc<CoreUnits>,
     (controllers, board): (&Arc<Controllers>, &Arc<Board>),
     links: &Rc<Links>,
 ) -> Rc<Subsystem> {
@@ -415,7 +408,7 @@ fn subsystem(
     let config = SubsystemConfig {
         clock: Rc::new(move || time.now().0 / 1_000_000),
         stats,
-        shared: shared.clone(),
+        units: units.clone(),
         controllers: controllers.clone(),
         board: board.clone(),
         guard: lunar_nvme::auth::guard::Guard::quiet(board.clone()),
@@ -480,7 +473,7 @@ fn open_units(
             medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(LooseCores(Rc::downgrade(links))),
-            keep: opened[lun].keep.clone(),
+            metadata: opened[lun].keep.clone(),
         });
         links.add_unit(&unit);
         target.add_unit(lun as u16, unit.clone());
@@ -493,9 +486,9 @@ fn open_units(
 struct LooseCores(Weak<Links>);
 
 impl Exclusive for LooseCores {
-    fn hold(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
+    fn lock_exclusive(&self, unit: UnitId, span: Span) -> Pin<Box<dyn Future<Output = Box<dyn Any>>>> {
         let links = self.0.upgrade().expect("a machine keeps its links while its tasks run");
-        AllCores(links).hold(unit, span)
+        AllCores(links).lock_exclusive(unit, span)
     }
 }
 

@@ -6,9 +6,9 @@ use crate::model::{End, Model, Value, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
 use lunar_core::io::{Completion, Fault, Store, Traits};
-use lunar_core::keep::Forgetful;
 use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
+use lunar_core::metadata::VolatileMemory;
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
 use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
@@ -223,7 +223,7 @@ impl Bench {
             medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges)),
-            keep: Arc::new(Forgetful::default()),
+            metadata: Arc::new(VolatileMemory::default()),
         };
         Self { watch: watch.clone(), setup: setup.clone(), reactor: core.clone(), unit, model: model.clone() }
     }

@@ -3,9 +3,9 @@
 use lunar_blk::testing::{Rig as Block, client};
 use lunar_blk::{Answer, Attachment, ByteRange, Code, Request};
 use lunar_core::io::Extent;
-use lunar_core::keep::Forgetful;
 use lunar_core::medium::Medium;
 use lunar_core::mem::Arena;
+use lunar_core::metadata::VolatileMemory;
 use lunar_core::range::Ranges;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
@@ -17,7 +17,7 @@ use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Host, World};
 use lunar_scsi::Status as ScsiStatus;
-use lunar_scsi::fuzzing::Rig as Scsi;
+use lunar_scsi::testing::Rig as Scsi;
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ impl All {
             medium: Medium::default(),
             tally: Tally::default(),
             exclusive: Rc::new(OneCore(ranges)),
-            keep: Arc::new(Forgetful::default()),
+            metadata: Arc::new(VolatileMemory::default()),
         });
         let (scsi, nvme, block) = (Scsi::default(), Nvme::default(), Block::default());
         scsi.target.add_unit(0, unit.clone());

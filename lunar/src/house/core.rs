@@ -20,6 +20,7 @@ use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::log;
 use lunar_reactor::{Config, Reactor, Spin};
 use lunar_scsi::{Clock, Target, TargetConfig};
+use lunar_unit::CoreUnits;
 use lunar_vfio_user::serve::Front as MachineFront;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -115,7 +116,7 @@ fn build(
     let _ = report.send(Report::Mailbox(me, mailbox));
     let mailboxes = directory.recv().context("another core did not start")?;
     let links = Links::new(me, mailboxes.clone());
-    let served = Rc::new(serve_nothing(me, common, &reactor, &links)?);
+    let served = Rc::new(serve_nothing(me, common, &reactor, &links));
     let core = Rc::new(Core {
         me,
         reactor: reactor.clone(),
@@ -131,26 +132,23 @@ fn build(
 }
 
 /// What a core serves, without any unit.
-fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links>) -> Result<Served> {
+fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links>) -> Served {
     let stats = common.stats[me].clone();
-    let target = Target::new(
-        TargetConfig {
-            ports: Vec::new(),
-            clock: Clock(Rc::new(wall_clock)),
-            core: u16::try_from(me).context("too many cores")?,
-            stats: stats.clone(),
-            shared: common.shared.clone(),
-            tokens: common.tokens.clone(),
-        },
-        Rc::new(OtherCores(links.clone())),
-    );
+    let units = CoreUnits::new(common.shared.clone(), Rc::new(OtherCores(links.clone())));
     let spawner = reactor.clone();
-    target.run_in_background(Rc::new(move |work| spawner.spawn(work)));
+    units.run_in_background(Rc::new(move |work| spawner.spawn(work)));
+    let target = Target::new(TargetConfig {
+        ports: Vec::new(),
+        clock: Clock(Rc::new(wall_clock)),
+        stats: stats.clone(),
+        units: units.clone(),
+        tokens: common.tokens.clone(),
+    });
     let subsystem = Subsystem::new(
         SubsystemConfig {
             clock: Rc::new(wall_clock),
             stats,
-            shared: common.shared.clone(),
+            units: units.clone(),
             controllers: common.controllers.clone(),
             board: common.board.clone(),
             guard: common.nvme_guard.clone(),
@@ -158,11 +156,10 @@ fn serve_nothing(me: usize, common: &Common, reactor: &Reactor, links: &Rc<Links
         },
         Rc::new(OtherViews(links.clone(), Errands::new(reactor, &common.steward))),
     );
-    links.add_views(&target, &subsystem);
     let sessions = Rc::new(OtherSessions(links.clone()));
     let iscsi = Front::new(reactor, &target, common.guard.clone(), common.registry.clone(), me, sessions);
     let (nvme, machines) = (OnceCell::new(), OnceCell::new());
-    Ok(Served { target, subsystem, iscsi, nvme, machines, core: OnceCell::new() })
+    Served { units, target, subsystem, iscsi, nvme, machines, core: OnceCell::new() }
 }
 
 impl Core {
@@ -190,7 +187,7 @@ impl Core {
             medium: medium.clone(),
             tally: tally.of_core(self.me),
             exclusive: Rc::new(AllCores(self.links.clone())),
-            keep: volume.keep().clone(),
+            metadata: volume.keep().clone(),
         });
         self.ready.borrow_mut().insert(*ticket, opened);
         Ok(())

@@ -1,7 +1,7 @@
 use super::*;
 use crate::house::{Frame, House};
 use lunar_core::io::{Done, Fault, Io, Op, Outcome, Store, Traits};
-use lunar_core::keep::Forgetful;
+use lunar_core::metadata::VolatileMemory;
 use lunar_core::unit::{Identity, OneCore};
 use lunar_iscsi::directory::Directory;
 use lunar_reactor::Choice;
@@ -59,7 +59,7 @@ fn unit(id: u32, write_cache: bool, flushes: &Arc<AtomicU32>, is_broken: bool) -
         medium: Medium::default(),
         tally: Tally::default(),
         exclusive: Rc::new(OneCore(ranges)),
-        keep: Arc::new(Forgetful::default()),
+        metadata: Arc::new(VolatileMemory::default()),
     })
 }
 

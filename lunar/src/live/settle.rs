@@ -5,15 +5,14 @@
 use super::hosts::{self, Machine, NamespaceMaps};
 use super::shape::{self, Listener, Map, State};
 use super::{Coming, Live, Placed};
-use crate::cores::{Face, access_of};
+use crate::cores::Face;
 use crate::house::{Cores, House};
 use lunar_control::Checked;
 use lunar_core::unit::UnitId;
 use lunar_nvme::directory::Directory as Subsystems;
-use lunar_nvme::namespace::Access;
 use lunar_nvme::{Controller, Controllers, NamespaceMap};
-use lunar_scsi::access::AluaState;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
+use lunar_unit::AccessState;
 use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::path::PathBuf;
@@ -54,7 +53,7 @@ impl Settled {
 }
 
 /// How a portal group is after power on.
-const AS_AFTER_POWER_ON: State = (AluaState::ACTIVE_OPTIMIZED, false);
+const AS_AFTER_POWER_ON: State = (AccessState::ActiveOptimized, false);
 
 /// Something that is under way until it opens. Clones are the same.
 #[derive(Clone, Debug, Default)]
@@ -253,7 +252,7 @@ impl Live {
         let maps: Maps = seen.iter().map(|(name, map)| (name.clone(), numbered(map, &self.volumes))).collect();
         let namespaces = hosts::maps(wanted, &self.volumes);
         self.furnish(coming, &ports, (&maps, &namespaces));
-        self.set_states(wanted, &ports, coming);
+        self.set_states(wanted, coming);
         let accesses = coming.accesses.clone().unwrap_or_default();
         let directory = shape::directory(wanted, &accesses, &self.ports, &self.listeners);
         let (drain, faces) = (directory.drain, hosts::faces(wanted, &self.listeners));
@@ -334,57 +333,39 @@ impl Live {
                 }
                 if is_new && core.me == 0 {
                     // FORMAT UNIT or SANITIZE may have been under way when one of them was served last.
-                    core.served.target.resume(core.reactor.arena());
+                    core.served.units.resume(core.reactor.arena());
                 }
             }
         });
     }
 
-    /// Brings portal groups into their states at the units, where these are others than were asked for before.
-    fn set_states(&mut self, wanted: &Checked, ports: &[PortConfig], coming: &Coming) {
+    /// Sets the access states of portal groups at the units, where the configuration asks for others than before.
+    fn set_states(&mut self, wanted: &Checked, coming: &Coming) {
         let wanted = shape::states(wanted);
         let fresh: BTreeSet<UnitId> = coming.leaving.iter().chain(&coming.new).copied().collect();
-        let gone = |unit: &UnitId| fresh.contains(unit);
-        self.settled.states.retain(|(unit, _), _| !gone(unit));
-        let there: BTreeSet<u16> = ports.iter().map(|port| port.group).collect();
-        let groups: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).chain(there.clone()).collect();
+        self.settled.states.retain(|(unit, _), _| !fresh.contains(unit));
+        let before = self.settled.states.keys().map(|(_, group)| *group);
+        let groups: BTreeSet<u16> = wanted.keys().copied().chain(before).collect();
         let mut steps = Vec::new();
         for unit in self.volumes.values().map(|placed| placed.unit) {
             for group in &groups {
-                // A group that goes leaves nothing behind that it would find when it comes back.
-                let state = wanted.get(group).filter(|_| there.contains(group)).copied();
-                let state = state.unwrap_or(AS_AFTER_POWER_ON);
+                let state = wanted.get(group).copied().unwrap_or(AS_AFTER_POWER_ON);
                 let before = match state {
                     AS_AFTER_POWER_ON => self.settled.states.remove(&(unit, *group)),
                     state => self.settled.states.insert((unit, *group), state),
                 };
                 if before.unwrap_or(AS_AFTER_POWER_ON) != state {
-                    steps.push((unit.0 as u16, *group, state));
+                    steps.push((unit, *group, state));
                 }
             }
         }
         self.house
             .cores()
             .ask(0, move |core| async move {
-                for (lun, group, (state, preferred)) in steps {
-                    core.served.target.transition(lun, group, state, preferred).await;
+                for (unit, group, (state, preferred)) in steps {
+                    core.served.units.set_access(unit, group, state, preferred).await;
                 }
             })
             .wait();
-        self.set_host_states(&wanted, &there);
-    }
-
-    /// The same for portal groups that SCSI has no ports in, or had none in before: of the others NVMe hears from SCSI.
-    fn set_host_states(&self, wanted: &BTreeMap<u16, State>, there: &BTreeSet<u16>) {
-        let before: BTreeSet<u16> = self.settled.ports.iter().map(|port| port.group).collect();
-        let is_other = |group: &u16| !there.contains(group) || !before.contains(group);
-        let states = wanted.iter().filter(|(group, _)| is_other(group));
-        let states: Arc<[(u16, Access)]> = states.map(|(group, (state, _))| (*group, access_of(*state))).collect();
-        self.house.cores().ask_all(move |core| {
-            for unit in core.links.units() {
-                states.iter().for_each(|(group, state)| core.served.subsystem.set_access(unit.id, *group, *state));
-            }
-            ready(())
-        });
     }
 }

@@ -12,7 +12,7 @@ use lunar_iscsi::config::Config;
 use lunar_iscsi::directory::{Directory, Moved, Portal, TargetEntry};
 use lunar_iscsi::registry::SESSIONS_MAX;
 use lunar_scsi::PortConfig;
-use lunar_scsi::access::AluaState;
+use lunar_unit::AccessState;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ pub(super) struct Listener {
 }
 
 /// How well a portal group reaches its units, and whether it should be preferred.
-pub(super) type State = (AluaState, bool);
+pub(super) type State = (AccessState, bool);
 
 /// Who may log in to each target, by the target's name in the configuration.
 pub(super) type Accesses = BTreeMap<String, Arc<Access>>;
@@ -215,10 +215,10 @@ pub(super) fn maps(wanted: &Checked) -> BTreeMap<Arc<str>, Map> {
 #[must_use]
 pub(super) fn states(wanted: &Checked) -> BTreeMap<u16, State> {
     let state = |group: &model::PortalGroup| match group.alua_state {
-        Wanted::ActiveOptimized => AluaState::ACTIVE_OPTIMIZED,
-        Wanted::ActiveNonOptimized => AluaState::ACTIVE_NON_OPTIMIZED,
-        Wanted::Standby => AluaState::STANDBY,
-        Wanted::Unavailable => AluaState::UNAVAILABLE,
+        Wanted::ActiveOptimized => AccessState::ActiveOptimized,
+        Wanted::ActiveNonOptimized => AccessState::ActiveNonOptimized,
+        Wanted::Standby => AccessState::Standby,
+        Wanted::Unavailable => AccessState::Unavailable,
     };
     let both = |group: &model::PortalGroup| (group.tag.get() as u16, (state(group), group.preferred));
     wanted.config.portal_groups.values().map(both).collect()

@@ -9,7 +9,6 @@ use lunar_control::live::{Later, Motion};
 use lunar_core::tally::Event;
 use lunar_iscsi::registry::SessionRecord;
 use lunar_nvme::{Controller, Kind};
-use lunar_scsi::tray::Tray;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -144,19 +143,18 @@ impl lunar_control::live::Live for Live {
     fn medium(&mut self, volume: &str) -> Option<MediumView> {
         let placed = self.volumes.get(volume)?;
         let (unit, medium) = (placed.unit, placed.model.medium.word());
-        let work = move |core: Rc<Core>| std::future::ready(core.served.target.medium(unit.0 as u16));
+        let work = move |core: Rc<Core>| std::future::ready(core.served.units.tray(unit));
         let (tray, locked) = self.house().cores().ask(0, work).wait()??;
-        Some(MediumView { volume: volume.to_owned(), medium, loaded: tray == Tray::Loaded, locked })
+        Some(MediumView { volume: volume.to_owned(), medium, loaded: tray.is_loaded(), locked })
     }
 
     fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
-        // Units are numbered below the last LUN.
-        let lun = self.volumes.get(volume)?.unit.0 as u16;
+        let unit = self.volumes.get(volume)?.unit;
         let moved = self.house().cores().ask(0, move |core| async move {
-            let target = &core.served.target;
+            let units = &core.served.units;
             match motion {
-                Motion::Eject { forced } => target.eject(lun, forced).await,
-                Motion::Load => target.load(lun).await,
+                Motion::Eject { forced } => units.eject(unit, forced).await,
+                Motion::Load => units.load(unit).await,
             }
         });
         Some(Box::new(move || match moved.wait() {

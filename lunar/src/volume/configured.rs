@@ -7,8 +7,8 @@ use super::{DISC_BLOCK, Kind, Options, Protection, Volume, advice, identity};
 use anyhow::{Context, Result, bail};
 use lunar_block::BlockVolume;
 use lunar_control::model::{self, StoreKind};
-use lunar_core::keep::{Forgetful, Keep};
 use lunar_core::medium::MediumKind;
+use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use lunar_core::protection;
 use lunar_file::FileVolume;
 use lunar_null::NullVolume;
@@ -49,10 +49,10 @@ impl Volume {
         let identity = wanted.identity(&identity::own_revision()).context("it has no UUID")?;
         let same = before.filter(|before| before.identity.uuid == identity.uuid);
         let kind = store(name, wanted, &options, identity.uuid, before)?;
-        let keep: Arc<dyn Keep> = match (&kind, same) {
+        let keep: Arc<dyn MetadataStore> = match (&kind, same) {
             (_, Some(same)) => same.keep.clone(),
             // Their data is forgotten as well.
-            (Kind::Null(_) | Kind::Ram(_), None) => Arc::new(Forgetful::default()),
+            (Kind::Null(_) | Kind::Ram(_), None) => Arc::new(VolatileMemory::default()),
             (Kind::File(_) | Kind::Block(_), None) => {
                 Arc::new(Folder::within(state, identity.uuid, !options.read_only)?)
             }
@@ -132,7 +132,7 @@ fn protect(
     name: &str,
     wanted: &model::Volume,
     kind: &Kind,
-    keep: &dyn Keep,
+    keep: &dyn MetadataStore,
     options: &Options,
     before: Option<&Volume>,
 ) -> Result<Option<Protection>> {

@@ -7,7 +7,7 @@
 use crate::volume::advice;
 use anyhow::{Context as _, Result, bail};
 use lunar_core::io::Fault;
-use lunar_core::keep::{Forgetful, KEEP_BYTES_MAX, Keep, Keeping};
+use lunar_core::metadata::{METADATA_BYTES_MAX, MetadataStore, Saving, VolatileMemory};
 use lunar_reactor::log;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -104,7 +104,7 @@ pub(crate) fn forget(state: &Path, uuid: [u8; 16]) -> io::Result<()> {
 /// What the NVM subsystem of this name keeps in a state folder. Where that cannot be read it is told, and forgotten
 /// with the process: nobody is kept from his volumes by it.
 #[must_use]
-pub(crate) fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn Keep> {
+pub(crate) fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn MetadataStore> {
     /// As many as those of a UUID.
     const DIGEST_DIGITS: usize = 32;
     let digest: String = Sha256::digest(nqn.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
@@ -113,20 +113,20 @@ pub(crate) fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn Keep> {
         Ok(folder) => Arc::new(folder),
         Err(why) => {
             log!("what NVM subsystem {nqn} remembers is forgotten: {why:#}");
-            Arc::<Forgetful>::default()
+            Arc::<VolatileMemory>::default()
         }
     }
 }
 
-impl Keep for Folder {
+impl MetadataStore for Folder {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         lock(&self.kept).get(name).cloned()
     }
 
-    fn keep(&self, name: &'static str, bytes: Vec<u8>) -> Keeping {
+    fn save(&self, name: &'static str, bytes: Vec<u8>) -> Saving {
         let answer = Arc::<Mutex<Answer>>::default();
         let given = match bytes.len() {
-            0..=KEEP_BYTES_MAX => self.give(Work { name, bytes, answer: answer.clone() }),
+            0..=METADATA_BYTES_MAX => self.give(Work { name, bytes, answer: answer.clone() }),
             _ => Err(Fault::NoSpace),
         };
         Box::pin(async move {
@@ -145,7 +145,7 @@ impl Keep for Folder {
         })
     }
 
-    fn outlives(&self) -> bool {
+    fn is_durable(&self) -> bool {
         self.alone
     }
 }
@@ -216,10 +216,10 @@ fn load_all(path: &Path) -> Result<HashMap<String, Vec<u8>>> {
 }
 
 fn load(path: &Path) -> Result<Vec<u8>> {
-    let most = (KEEP_BYTES_MAX + DIGEST_BYTES) as u64;
+    let most = (METADATA_BYTES_MAX + DIGEST_BYTES) as u64;
     let mut bytes = Vec::new();
     File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;
-    let Some(length) = bytes.len().checked_sub(DIGEST_BYTES).filter(|length| *length <= KEEP_BYTES_MAX) else {
+    let Some(length) = bytes.len().checked_sub(DIGEST_BYTES).filter(|length| *length <= METADATA_BYTES_MAX) else {
         bail!("it does not have the length of anything that was kept");
     };
     let digest = bytes.split_off(length);

@@ -36,7 +36,7 @@ impl Wake for Unpark {
     }
 }
 
-fn wait(mut keeping: Keeping) -> Result<(), Fault> {
+fn wait(mut keeping: Saving) -> Result<(), Fault> {
     let waker = Arc::new(Unpark(std::thread::current())).into();
     loop {
         if let Poll::Ready(result) = keeping.as_mut().poll(&mut Context::from_waker(&waker)) {
@@ -51,19 +51,19 @@ fn what_was_kept_last_is_there_after_a_restart() {
     let place = Place::new("restart");
     let folder = place.folder().expect("nothing there yet");
     assert_eq!(folder.load("some"), None);
-    for bytes in [vec![1; 10], vec![2; KEEP_BYTES_MAX], vec![], vec![3; 3]] {
-        assert_eq!(wait(folder.keep("some", bytes.clone())), Ok(()));
+    for bytes in [vec![1; 10], vec![2; METADATA_BYTES_MAX], vec![], vec![3; 3]] {
+        assert_eq!(wait(folder.save("some", bytes.clone())), Ok(()));
         assert_eq!(folder.load("some"), Some(bytes.clone()));
         assert_eq!(place.folder().expect("it was written").load("some"), Some(bytes));
     }
-    assert_eq!(wait(folder.keep("some", vec![0; KEEP_BYTES_MAX + 1])), Err(Fault::NoSpace));
+    assert_eq!(wait(folder.save("some", vec![0; METADATA_BYTES_MAX + 1])), Err(Fault::NoSpace));
     assert_eq!(place.folder().expect("still there").load("some"), Some(vec![3; 3]));
 }
 
 #[test]
 fn only_its_owner_reads_it() {
     let place = Place::new("mode");
-    assert_eq!(wait(place.folder().expect("empty").keep("some", vec![1])), Ok(()));
+    assert_eq!(wait(place.folder().expect("empty").save("some", vec![1])), Ok(()));
     let mode = |path: &Path| std::fs::metadata(path).expect("there").permissions().mode() & 0o777;
     assert_eq!((mode(&place.file()), mode(&place.0.join("a"))), (0o600, 0o700));
 }
@@ -71,18 +71,18 @@ fn only_its_owner_reads_it() {
 #[test]
 fn a_file_that_was_not_finished_does_not_count() {
     let place = Place::new("unfinished");
-    assert_eq!(wait(place.folder().expect("empty").keep("some", vec![1])), Ok(()));
+    assert_eq!(wait(place.folder().expect("empty").save("some", vec![1])), Ok(()));
     std::fs::write(place.0.join("a/b/some.new"), b"half").expect("written");
     let folder = place.folder().expect("the other is whole");
     assert_eq!((folder.load("some"), folder.load("some.new")), (Some(vec![1]), None));
-    assert_eq!(wait(folder.keep("some", vec![2])), Ok(()));
+    assert_eq!(wait(folder.save("some", vec![2])), Ok(()));
     assert!(!place.0.join("a/b/some.new").exists());
 }
 
 #[test]
 fn what_is_damaged_is_not_believed() {
     let place = Place::new("damaged");
-    assert_eq!(wait(place.folder().expect("empty").keep("some", vec![1; 40])), Ok(()));
+    assert_eq!(wait(place.folder().expect("empty").save("some", vec![1; 40])), Ok(()));
     let whole = std::fs::read(place.file()).expect("there");
     for at in [0, 39, 40, 71] {
         let mut bytes = whole.clone();
@@ -104,7 +104,7 @@ fn a_folder_that_cannot_be_made_is_a_fault() {
     std::fs::write(place.0.join("file"), b"").expect("written");
     let path = place.0.join("file/b");
     let folder = Folder { path, kept: Arc::default(), work: Mutex::default(), alone: true };
-    assert!(wait(folder.keep("some", vec![1])).is_err());
+    assert!(wait(folder.save("some", vec![1])).is_err());
     assert_eq!(folder.load("some"), None);
 }
 
@@ -112,7 +112,7 @@ fn a_folder_that_cannot_be_made_is_a_fault() {
 fn nothing_is_promised_where_others_keep_too() {
     let place = Place::new("others");
     for alone in [true, false] {
-        assert_eq!(Folder::at(place.0.join("a/b"), alone).expect("empty").outlives(), alone);
+        assert_eq!(Folder::at(place.0.join("a/b"), alone).expect("empty").is_durable(), alone);
     }
 }
 

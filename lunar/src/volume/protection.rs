@@ -7,14 +7,14 @@ use super::spec::{Named, Spec};
 use super::{Kind, Options};
 use anyhow::{Context as _, Result, anyhow, bail};
 use lunar_core::io::Store;
-use lunar_core::keep::Keep;
 use lunar_core::medium::MediumKind;
+use lunar_core::metadata::MetadataStore;
 use lunar_core::protection::{self, INFO_BYTES};
 use lunar_file::FileVolume;
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::log;
-use lunar_scsi::protect;
+use lunar_unit::protection as stored;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::pin::pin;
@@ -50,10 +50,11 @@ impl Protection {
         text: &str,
         volume: &Kind,
         named: &Named,
-        keep: &dyn Keep,
+        keep: &dyn MetadataStore,
         options: &Options,
     ) -> Result<Option<Self>> {
-        let kept = protect::kept(keep).map_err(|why| anyhow!("{text}: {why}; share it with the program that knows"))?;
+        let kept =
+            stored::stored(keep).map_err(|why| anyhow!("{text}: {why}; share it with the program that knows"))?;
         let (Some(kind), is_new) = (kept.or(options.protection), kept.is_none()) else { return Ok(None) };
         if options.read_only {
             // Nothing is written, and what is read is not checked: its data is all there.
@@ -73,7 +74,7 @@ impl Protection {
         };
         if is_new {
             // Memory does so at once, and files in a thread of their own: nothing of it needs a core.
-            block_on(protect::keep(keep, kind)).map_err(|why| anyhow!("{text}: the type was not kept: {why:?}"))?;
+            block_on(stored::save(keep, kind)).map_err(|why| anyhow!("{text}: the type was not kept: {why:?}"))?;
         }
         Ok(Some(Self { store, kind }))
     }

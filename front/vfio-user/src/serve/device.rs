@@ -136,7 +136,7 @@ impl Device {
     pub(super) fn is_quiet(&self) -> bool {
         let queues = self.queues.borrow();
         let mut all = queues.iter().flatten().chain([&self.admin]);
-        let is_rewritten = || self.admin.namespaces().iter().any(|seen| seen.namespace.unit.medium.is_worked_on());
+        let is_rewritten = || self.admin.namespaces().iter().any(|seen| seen.namespace.medium().is_rewriting());
         all.all(|queue| queue.tasks.is_empty()) && self.configuration.is_idle() && !is_rewritten()
     }
 
