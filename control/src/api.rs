@@ -352,7 +352,7 @@ impl From<&Refusal> for ProblemDetails {
 impl From<&Trouble> for ProblemDetails {
     fn from(trouble: &Trouble) -> Self {
         let (kind, title, status) = match trouble {
-            Trouble::Changed(_) => ("/problems/changed", "The file was changed meanwhile", 409),
+            Trouble::Changed(_) | Trouble::Lost(..) => ("/problems/changed", "The file was changed meanwhile", 409),
             Trouble::Busy(_) => ("/problems/busy", "Somebody else writes", 503),
             Trouble::NoVersion(_) => ("/problems/missing", "There is no such version", 404),
             Trouble::Disk(..) | Trouble::NoText(_) => ("/problems/disk", "The file cannot be read or written", 500),

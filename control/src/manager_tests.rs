@@ -273,3 +273,23 @@ fn what_is_refused_is_not_in_force_and_comes_with_nothing_else() {
     manager.change(&edits, "ann", at(6)).expect("it can be made");
     assert_eq!(manager.refused(), None);
 }
+
+#[test]
+fn a_file_that_is_missing_or_empty_removes_nothing() {
+    let place = Place::new(TEXT);
+    let mut manager = place.start();
+    let (before, current) = (place.text(), manager.current().clone());
+    for empty in [None, Some(""), Some(" \n")] {
+        match empty {
+            None => std::fs::remove_file(place.file()).expect("it was there"),
+            Some(text) => std::fs::write(place.file(), text).expect("a file"),
+        }
+        let why = manager.reload(at(2)).expect_err("everything would be removed").to_string();
+        assert!(why.contains("is missing or empty") && why.contains("newest file in"), "{why}");
+        assert_eq!(manager.current(), &current);
+        assert!(manager.refused().is_some_and(|told| told.contains("missing or empty")), "{:?}", manager.refused());
+    }
+    std::fs::write(place.file(), &before).expect("a file");
+    manager.reload(at(3)).expect("the file is back");
+    assert_eq!(manager.refused(), None);
+}

@@ -70,6 +70,9 @@ pub enum Trouble {
     NoVersion(u64),
     /// The file is no text, or too large.
     NoText(PathBuf),
+    /// The file is missing or empty, and the configuration in force is not. The second path is the folder of the
+    /// history.
+    Lost(PathBuf, PathBuf),
 }
 
 impl fmt::Display for Trouble {
@@ -81,6 +84,13 @@ impl fmt::Display for Trouble {
             }
             Self::Busy(path) => write!(f, "another process writes {}", path.display()),
             Self::NoVersion(number) => write!(f, "there is no version {number}: old ones are forgotten"),
+            Self::Lost(path, history) => write!(
+                f,
+                "{} is missing or empty, so nothing was changed: put it back (the newest file in {} is a copy of the \
+                 configuration in force); to remove objects, delete them one by one",
+                path.display(),
+                history.display()
+            ),
             Self::NoText(path) => {
                 write!(f, "{} is no configuration: it is no UTF-8 text, or too large", path.display())
             }
@@ -193,9 +203,13 @@ impl Versions {
     /// text cannot be in force; if it is, [`Versions::adopt`] says so.
     ///
     /// # Errors
-    /// When the file cannot be read.
+    /// When the file cannot be read; [`Trouble::Lost`] when nothing is in it: a file that was moved away must not
+    /// remove every target and volume.
     pub fn reload(&mut self) -> Result<Self, Trouble> {
         let fresh = Self { file: self.file.clone(), history: self.history.clone(), text: read(&self.file)? };
+        if fresh.text.trim().is_empty() && !self.text.trim().is_empty() {
+            return Err(Trouble::Lost(self.file.clone(), self.history.clone()));
+        }
         Ok(std::mem::replace(self, fresh))
     }
 
