@@ -107,7 +107,8 @@ impl CommandSet for BlockSet {
             UnitChange::Access(_) => {
                 self.attachments_of(change.unit).iter().for_each(|attachment| attachment.update_access(&unit));
             }
-            // Each request reads the protection type and whether the medium was removed. Only SCSI has state of its own.
+            // Each request reads the protection type and whether the medium was removed. This command set has no state
+            // of its own.
             UnitChange::Protection(_) | UnitChange::Removal(_) | UnitChange::CommandSet(_) => {}
         }
         // No change aborts requests of this command set: its clients are no registrants, and a task set is SCSI's.

@@ -47,7 +47,8 @@ pub enum Change {
     LogReset,
     /// LOG SELECT: the application client log.
     ClientLog(Arc<[u8]>),
-    /// The device of a forwarded logical unit has changed, or it reported a unit attention condition, which it does once.
+    /// The device of a forwarded logical unit has changed, or it reported a unit attention condition, which it reports
+    /// once.
     Device(Asc),
     /// A threshold of the space that the unit takes is reached. All nexuses are told, or the one that has the claim.
     Threshold(Option<Claim>),

@@ -25,7 +25,8 @@ use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-/// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may do anything.
+/// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may do
+/// anything.
 pub static UNKNOWN_COMMAND: Policy = Policy {
     name: "command without a row",
     clause: "SPC-4 5.13.1",
@@ -83,8 +84,8 @@ impl Target {
         self.send(&sent, edit, news, tools, reply).await
     }
 
-    /// Executes a command that Lunar executes instead of the device. Returns the edit of its Data-In if the plan is that
-    /// the device executes it all the same.
+    /// Executes a command that Lunar executes instead of the device. Returns the edit of its Data-In if the plan is
+    /// that the device executes it all the same.
     async fn execute_row<T: Transfer>(
         &self,
         row: &'static Row,
@@ -112,8 +113,8 @@ impl Target {
         Ok(None)
     }
 
-    /// Sends a command to the device, and takes its reply over. `news` is told to other nexuses if the command ends with
-    /// GOOD.
+    /// Sends a command to the device, and takes its reply over. `news` is told to other nexuses if the command ends
+    /// with GOOD.
     async fn send<T: Transfer>(
         &self,
         sent: &Sent<'_, T>,
@@ -152,7 +153,8 @@ impl Target {
         match status {
             Status::GOOD => self.count(flow, moved as u64),
             Status::CHECK_CONDITION => self.config.stats.check_conditions.add(1),
-            // Another initiator of the device has aborted the command. In a `Reply` the status means that the nexus has.
+            // Another initiator of the device has aborted the command. In a `Reply` the status means that the nexus has
+            // aborted it.
             Status::TASK_ABORTED => {
                 let sense = Sense::new(SenseKey::ABORTED_COMMAND, Asc::COMMANDS_CLEARED_BY_DEVICE_SERVER);
                 return Err(Refusal::from(sense).wanting(moved as u64));

@@ -166,7 +166,7 @@ proptest! {
             prop_assert_eq!(is_next, matches!(change, UnitChange::Rewrite(_)) && effects.is_published);
             prop_assert_eq!(effects.epoch, is_next.then(|| state.epoch()));
             prop_assert!(is_next || state.medium() == before.medium());
-            // Whatever has taken effect is found again after a restart, and nothing else.
+            // A restart restores the changes that have taken effect, and nothing else.
             let restored = UnitState::restored(&metadata).expect("its own records");
             prop_assert_eq!(restored.reservations().to_record(), state.reservations().to_record());
             prop_assert_eq!(restored.medium(), after_restart(state.medium()));

@@ -20,7 +20,7 @@ pub enum Request {
 /// A request of PERSISTENT RESERVE OUT.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PersistentRequest {
-    /// What is asked for.
+    /// The service action.
     pub action: Action,
     /// SCOPE and TYPE, as they are in the CDB.
     pub scope_and_type: u8,
