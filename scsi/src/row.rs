@@ -287,13 +287,16 @@ impl CommandTable {
     }
 }
 
+/// Number of blocks and block length of the block descriptor of a logical unit (SPC-4 7.5.6).
+pub type BlockDescriptor = fn(&Emulated) -> (u64, u32);
+
 /// The fields of MODE SENSE and MODE SELECT data that differ between device types (SPC-4 7.5.5, 7.5.6).
 #[derive(Clone, Copy)]
 pub struct ModeHeader {
     /// DEVICE-SPECIFIC PARAMETER.
     pub device_specific: fn(&ItlNexus) -> u8,
-    /// Number of blocks and block length of the block descriptor; `None` for a device type without block descriptors.
-    pub block_descriptor: Option<fn(&Emulated) -> (u64, u32)>,
+    /// The block descriptor; `None` for a device type without block descriptors.
+    pub block_descriptor: Option<BlockDescriptor>,
 }
 
 impl ModeHeader {
