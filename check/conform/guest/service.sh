@@ -199,7 +199,7 @@ media_test() {
     try "mount the disc" mount -t iso9660 -o ro "$cd" /mnt
     equal "the file on the disc" "$(cat $HERE/disc.sum)" "$(sum </mnt/random)"
     says "lunar volume medium: a mounted disc is locked" "locked" lunar volume medium cd1
-    try "lunar volume eject of a locked medium is refused" refused_by "has locked it" lunar volume eject cd1
+    try "lunar volume eject of a locked medium is refused" refused_by "prevents its removal" lunar volume eject cd1
     umount /mnt
     try "lunar volume eject" lunar volume eject cd1
     says "lunar volume medium: ejected" "is ejected" lunar volume medium cd1
@@ -210,7 +210,7 @@ media_test() {
     equal "the file on the disc after load" "$(cat $HERE/disc.sum)" "$(sum </mnt/random)"
     umount /mnt
     try "sg_prevent" sg_prevent "$(sg_of "$removable")"
-    try "lunar volume eject is refused after PREVENT ALLOW MEDIUM REMOVAL" refused_by "has locked it" lunar volume eject stick
+    try "lunar volume eject is refused after PREVENT ALLOW MEDIUM REMOVAL" refused_by "prevents its removal" lunar volume eject stick
     try "lunar volume eject --force" lunar volume eject stick --force
     try "no medium in the removable disk: sense 3Ah" reports "$(sg_of "$removable")" "[Mm]edium not present"
     try "lunar volume load, the removable disk" lunar volume load stick
