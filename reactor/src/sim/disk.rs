@@ -121,19 +121,19 @@ impl Disk {
     /// A sync that fails: what was written up to `mark` is on the medium or dropped, sector by sector, and counts
     /// as clean from now on. What was dropped may still be seen for a while, but no later sync makes it stay.
     pub(super) fn fail_sync(&mut self, mark: u64, chance: &mut Chance) {
-        let (firm, seen) = (&mut self.firm, &mut self.seen);
+        let mut dropped = Vec::new();
+        let firm = &mut self.firm;
         self.loose.retain(|&sector, versions| {
             let count = versions.iter().take_while(|version| version.written <= mark).count();
             let newest = versions.drain(..count).next_back();
             match newest {
                 Some(newest) if chance.coin() => firm[place(sector)].copy_from_slice(&newest.bytes),
-                Some(_) if versions.is_empty() && chance.coin() => {
-                    seen[place(sector)].copy_from_slice(&firm[place(sector)]);
-                }
+                Some(_) if versions.is_empty() && chance.coin() => dropped.push(sector),
                 _ => {}
             }
             !versions.is_empty()
         });
+        dropped.into_iter().for_each(|sector| self.restore(sector));
     }
 
     /// Power fails: every loose sector keeps one of the things it held since it was last firm, or what it held
@@ -165,9 +165,19 @@ impl Disk {
     pub(super) fn reopen(&mut self) {
         for sector in 0..self.seen.len() / SECTOR {
             if !self.loose.contains_key(&sector) {
-                self.seen[place(sector)].copy_from_slice(&self.firm[place(sector)]);
+                self.restore(sector);
             }
         }
+    }
+
+    /// Reads see what the medium holds. A block that holds data takes space again, even if the dropped write had
+    /// given its space back: an extent must not be a hole where a read finds data.
+    fn restore(&mut self, sector: usize) {
+        let bytes = &self.firm[place(sector)];
+        if bytes.iter().any(|byte| *byte != 0) {
+            self.taken[sector * SECTOR / SPACE_BLOCK] = true;
+        }
+        self.seen[place(sector)].copy_from_slice(bytes);
     }
 
     /// How far from `offset` on, at most `len`, the file has data or a hole.

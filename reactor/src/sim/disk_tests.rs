@@ -130,3 +130,23 @@ fn extents_follow_what_takes_space() {
     assert_eq!(disk.extent(3 * SPACE_BLOCK, 1 << 20), Extent { len: 2 * SPACE_BLOCK as u64, mapped: false });
     assert_eq!(disk.extent(50 * SPACE_BLOCK, 10), Extent { len: 10, mapped: false });
 }
+
+#[test]
+fn a_block_whose_data_comes_back_is_no_hole() {
+    let (mut has_come_back, whole) = ([false; 2], SPACE_BLOCK as u64);
+    for seed in 0..50 {
+        let mut disk = Disk::new(SPACE_BLOCK);
+        disk.write(0, &[1; SPACE_BLOCK]);
+        disk.sync(disk.mark());
+        disk.zero(0..SPACE_BLOCK, true);
+        assert_eq!(disk.extent(0, SPACE_BLOCK), Extent { len: whole, mapped: false });
+        disk.fail_sync(disk.mark(), &mut Chance::new(seed));
+        for come_back in &mut has_come_back {
+            let has_data = read(&disk, 0, SPACE_BLOCK).iter().any(|byte| *byte != 0);
+            assert_eq!(disk.extent(0, SPACE_BLOCK), Extent { len: whole, mapped: has_data });
+            *come_back |= has_data;
+            disk.reopen();
+        }
+    }
+    assert_eq!(has_come_back, [true; 2]);
+}
