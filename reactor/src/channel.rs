@@ -1,7 +1,7 @@
-//! Mailboxes between cores: anybody sends, from any thread; one core receives.
+//! Mailboxes between cores: any thread sends, one core receives.
 //!
-//! The receiver's waker goes with the queue under one lock, so a burst of sends wakes once; the bell is rung only
-//! if the receiving core sleeps or is about to (see `executor::Remote`).
+//! The receiver's waker and the queue share one lock, so a burst of sends wakes once; the bell is rung only if the
+//! receiving core sleeps or is about to (see `executor::Remote`).
 
 use crate::Reactor;
 use std::collections::VecDeque;
@@ -36,11 +36,11 @@ pub fn channel<T: Send + 'static>(reactor: &Reactor) -> (Sender<T>, Receiver<T>)
     (Sender(shared.clone()), Receiver { shared, on_this_core: PhantomData })
 }
 
-/// Puts things in, from any thread.
+/// Sends items, from any thread.
 pub struct Sender<T>(Arc<Shared<T>>);
 
 impl<T> Sender<T> {
-    /// Puts `item` in and wakes the receiving core. An item for a receiver that is gone is dropped.
+    /// Sends `item` and wakes the receiving core. An item for a receiver that is gone is dropped.
     pub fn send(&self, item: T) {
         let mut queue = self.0.lock();
         if !queue.receiving {
@@ -88,7 +88,7 @@ impl<T> fmt::Debug for Sender<T> {
     }
 }
 
-/// Takes things out, on its core.
+/// Receives items, on its core.
 pub struct Receiver<T> {
     shared: Arc<Shared<T>>,
     on_this_core: PhantomData<Rc<()>>,
@@ -111,7 +111,7 @@ impl<T> Receiver<T> {
         .await
     }
 
-    /// The next item, if there is one now.
+    /// The next item, if one has arrived.
     pub fn try_recv(&mut self) -> Option<T> {
         self.shared.lock().items.pop_front()
     }
@@ -123,7 +123,7 @@ impl<T> Drop for Receiver<T> {
         queue.receiving = false;
         queue.waker = None;
         let items = std::mem::take(&mut queue.items);
-        // An item may hold a sender of this very mailbox.
+        // An item may hold a sender of this same mailbox.
         drop(queue);
         drop(items);
     }

@@ -3,7 +3,8 @@
 use lunar_core::time::Instant;
 
 /// The time now. No system call: the kernel maps its clock into every process.
-pub(crate) fn now() -> Instant {
+#[must_use]
+pub fn now() -> Instant {
     let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
     // SAFETY: `time` is a timespec that the call may write; the clock exists on every Linux.
     unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &raw mut time) };

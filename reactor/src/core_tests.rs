@@ -1,9 +1,10 @@
-//! The loop itself: tasks, timers, ends of turns, mailboxes, slots. The driver does not matter, so both are used.
+//! The loop itself: tasks, timers, ends of turns, mailboxes, slots. Both drivers are used, although the driver does
+//! not matter.
 
 use crate::channel::channel;
 use crate::slots::Slots;
 use crate::{Choice, Config, Reactor};
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -233,7 +234,7 @@ fn timers_fire_in_order_and_not_early() {
         assert_eq!(log.take(), [1, 2, 3, 3, 4, 5]);
         let late = reactor.now().since(start);
         assert!(late < Duration::from_secs(2), "{late:?}");
-        // What lies in the past does not wait.
+        // A time in the past is due at once.
         reactor.run(reactor.sleep_until(start));
     });
 }
@@ -284,7 +285,7 @@ fn the_end_of_the_turn_comes_after_all_that_is_ready() {
 }
 
 #[test]
-fn a_task_that_is_always_ready_starves_nobody() {
+fn a_task_that_is_always_ready_starves_no_other_task() {
     each(|reactor| {
         let stop = Rc::new(Cell::new(false));
         let theirs = stop.clone();
@@ -299,6 +300,26 @@ fn a_task_that_is_always_ready_starves_nobody() {
         });
         stop.set(true);
         reactor.run(reactor.end_of_turn());
+    });
+}
+
+#[test]
+fn a_task_that_is_always_ready_and_works_long_starves_nobody() {
+    const PARTS: u32 = 400;
+    each(|reactor| {
+        let done = Rc::new(Cell::new(0));
+        let theirs = done.clone();
+        reactor.spawn(async move {
+            while theirs.get() < PARTS {
+                let begun = std::time::Instant::now();
+                while begun.elapsed() < Duration::from_micros(500) {}
+                theirs.set(theirs.get() + 1);
+                yield_once().await;
+            }
+        });
+        // Timers fire when a turn begins.
+        reactor.run(reactor.sleep(Duration::from_millis(1)));
+        assert!(done.get() < PARTS / 4, "{} parts of half a millisecond in a millisecond", done.get());
     });
 }
 
@@ -328,7 +349,7 @@ fn mail_arrives_in_order_and_ends_with_its_senders() {
 }
 
 #[test]
-fn mail_for_nobody_is_dropped() {
+fn messages_without_a_receiver_are_dropped() {
     each(|reactor| {
         let (sender, receiver) = channel::<Arc<()>>(reactor);
         let item = Arc::new(());
@@ -341,8 +362,8 @@ fn mail_for_nobody_is_dropped() {
     });
 }
 
-/// Two cores throw a ball to and fro, with pauses in which they sleep, poll, or are about to do either: a wake-up
-/// that is lost stops the game.
+/// Two cores exchange messages, with pauses in which they sleep, poll, or are about to do either: a lost wake-up stops
+/// the exchange.
 #[test]
 fn no_wake_up_is_lost() {
     for drivers in [[Choice::IoUring, Choice::IoUring], [Choice::Epoll, Choice::IoUring]] {
@@ -419,8 +440,8 @@ fn slots_take_as_many_jobs_as_there_are() {
     each(|reactor| {
         let log = Log::default();
         let (theirs, other) = (log.clone(), reactor.clone());
-        let slots = Slots::new(reactor, 3, async move |&job: &u32, tools: &mut Tools| {
-            assert!(tools.arena.size() > 0);
+        let slots = Slots::new(reactor, 3, async move |&job: &u32, slot: &mut SlotContext| {
+            assert!(slot.arena.size() > 0);
             theirs.add(job);
             other.sleep(Duration::from_millis(1)).await;
             theirs.add(job + 10);
@@ -449,7 +470,7 @@ fn a_job_starts_another_as_it_ends() {
         let cell: Rc<RefCell<Option<Slots<u32>>>> = Rc::default();
         let (log, theirs) = (Log::default(), cell.clone());
         let list = log.clone();
-        let slots = Slots::new(reactor, 6, async move |&job: &u32, _: &mut Tools| {
+        let slots = Slots::new(reactor, 6, async move |&job: &u32, _: &mut SlotContext| {
             list.add(job);
             let slots = theirs.borrow().clone();
             if job < 5
@@ -473,7 +494,7 @@ fn a_slot_outlives_the_panic_of_its_job() {
     each(|reactor| {
         let log = Log::default();
         let theirs = log.clone();
-        let slots = Slots::new(reactor, 2, async move |&job: &u32, _: &mut Tools| {
+        let slots = Slots::new(reactor, 2, async move |&job: &u32, _: &mut SlotContext| {
             yield_once().await;
             assert!(job != 0, "job 0 fails, as the test wants");
             theirs.add(job);

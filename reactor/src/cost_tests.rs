@@ -1,5 +1,5 @@
-//! Not tests of anything: what the parts cost. Alone, in release:
-//! `cargo test --release -p lunar-reactor --lib cost -- --ignored --nocapture --test-threads 1`
+//! Measurements of the cost of the parts; they assert nothing. Alone, in release: `cargo test --release -p
+//! lunar-reactor --lib cost -- --ignored --nocapture --test-threads 1`
 
 use crate::channel::channel;
 use crate::driver_tests::thread_time;
@@ -11,7 +11,7 @@ use crate::testing::network;
 use crate::{Choice, Config, Reactor, Spin};
 use lunar_core::io::{Completion, Done, Outcome};
 use lunar_core::mem::Sg;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use std::cell::{Cell, RefCell};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -24,7 +24,7 @@ fn reactor(driver: Choice, spin: Spin) -> Reactor {
     Reactor::new(Config { driver, spin, ..Config::default() }).expect("a driver")
 }
 
-/// The best of many batches: what it costs when nobody disturbs.
+/// The best of many batches: the cost without disturbance.
 fn measure(reactor: &Reactor, what: &str, count: usize, round: impl AsyncFn()) {
     const ROUNDS: usize = 1000;
     reactor.run(async {
@@ -47,7 +47,7 @@ fn cost_of_slots_and_wakers() {
     let reactor = reactor(Choice::Epoll, Spin::NEVER);
     let done = Rc::new(Cell::new(0usize));
     let theirs = done.clone();
-    let slots = Slots::new(&reactor, JOBS, async move |&job: &usize, _: &mut Tools| {
+    let slots = Slots::new(&reactor, JOBS, async move |&job: &usize, _: &mut SlotContext| {
         theirs.set(theirs.get() + job);
     });
     let start_all = async || {
@@ -59,11 +59,11 @@ fn cost_of_slots_and_wakers() {
     measure(&reactor, "start and finish of a slot", JOBS, start_all);
     assert!(done.get() > 0);
 
-    let answers = Slots::new(&reactor, JOBS, async move |&job: &usize, tools: &mut Tools| {
+    let answers = Slots::new(&reactor, JOBS, async move |&job: &usize, slot: &mut SlotContext| {
         for _ in 0..job {
-            let token = tools.completion.token();
+            let token = slot.completion.token();
             token.complete(Outcome::new(Ok(0)));
-            let _ = tools.completion.wait().await;
+            let _ = slot.completion.wait().await;
         }
     });
     let answer_all = async || {
@@ -76,10 +76,10 @@ fn cost_of_slots_and_wakers() {
 
     let tokens: Rc<RefCell<Vec<Done>>> = Rc::default();
     let theirs = tokens.clone();
-    let waits = Slots::new(&reactor, JOBS, async move |_: &usize, tools: &mut Tools| {
-        let token = tools.completion.token();
+    let waits = Slots::new(&reactor, JOBS, async move |_: &usize, slot: &mut SlotContext| {
+        let token = slot.completion.token();
         theirs.borrow_mut().push(token);
-        let _ = tools.completion.wait().await;
+        let _ = slot.completion.wait().await;
     });
     let wait_all = async || {
         for _ in 0..JOBS {
@@ -100,7 +100,7 @@ fn cost_of_mail() {
     let reactor = reactor(Choice::Epoll, Spin::NEVER);
     let (sender, receiver) = channel::<usize>(&reactor);
     let receiver = RefCell::new(receiver);
-    measure(&reactor, "a letter on the same core", 1, async || {
+    measure(&reactor, "a message on the same core", 1, async || {
         sender.send(1);
         assert_eq!(receiver.borrow_mut().try_recv(), Some(1));
     });
@@ -131,8 +131,8 @@ fn cost_of_an_operation() {
 const REQUEST: usize = 48;
 const REPLY: usize = 48 + 4096;
 
-/// A server that answers 48 bytes with 48 and 4 KiB, against a client on another thread that keeps `depth` requests
-/// under way.
+/// A server that answers 48 bytes with 48 and 4 KiB, for a client on another thread that keeps `depth` requests in
+/// progress.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_serving() {
@@ -200,8 +200,8 @@ async fn serve(reactor: &Reactor, listener: &Handle) {
     }
 }
 
-/// Frames between two interfaces that are joined by a cable, each with a core: one at a time to and fro, and as many as
-/// go in one direction.
+/// Frames between two interfaces that are joined by a cable, each with a core: one at a time in both directions, and
+/// as many as possible in one direction.
 #[test]
 #[ignore = "a measurement"]
 fn cost_of_frames() {
@@ -263,7 +263,7 @@ async fn answer_frames(reactor: &Reactor, link: &Handle, stop: &AtomicBool) -> u
     received
 }
 
-/// The time of a frame there and back, and how many frames went in one direction in which time.
+/// The round-trip time of a frame, and the number of frames in one direction with their time.
 async fn ask_frames(reactor: &Reactor, link: &Handle, end: &AtomicBool) -> (Duration, (usize, Duration)) {
     const TRIPS: u32 = 2000;
     const FRAMES: usize = 300_000;

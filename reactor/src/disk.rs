@@ -1,10 +1,11 @@
-//! An open file or block device, as every store over one needs it: memory aligned for direct I/O, flushes that
-//! are shared, and a failure to reach the medium that is not forgotten.
+//! An open file or block device, for every store over one: memory aligned for direct I/O, shared flushes, and a record
+//! of failed writes.
 //!
-//! Linux tells each open file description once that data in the page cache could not be written, and then
-//! drops that data: a second fdatasync succeeds and means nothing. Therefore each core opens the file anew for
-//! its flushes, so that nobody else's call takes the news away from them; one flush runs at a time; and after the
-//! first that failed, every flush fails, on every core, until the volume is opened anew.
+//! Linux reports once to each open file description that data in the page cache could not be written, and then drops
+//! that data: a second fdatasync succeeds although data is lost. Therefore each core opens the file again for its
+//! flushes, so that no other call consumes the report; one flush runs at a time; and after the first failure every
+//! flush fails, on every core, until the volume is opened again. The same record has the end of the data of a file that
+//! was truncated while it was open.
 
 use crate::log;
 use crate::op::{Allocate, Handle, Op};
@@ -14,30 +15,36 @@ use lunar_core::mem::{Arena, Sg, SgMut};
 use rustix::fs::{Mode, OFlags};
 use std::cell::{Cell, RefCell};
 use std::fmt;
+use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Poll;
+use std::time::Duration;
 
-/// How often a write through the page cache is done again because another one failed at the same time.
+/// How long a request waits for memory for an aligned copy: less than the time after which initiators give up (30 s).
+const MEMORY_PATIENCE: Duration = Duration::from_secs(20);
+/// How often a write through the page cache is repeated because another one failed at the same time.
 const WRITES_MAX: usize = 4;
 
-/// How a file or device is used.
+/// The mode of access to a file or device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Policy {
-    /// Every change is on the medium before it is answered.
+    /// Whether every change is on the medium before it is answered.
     pub durable: bool,
-    /// Past the page cache, with this alignment.
+    /// Direct I/O with this alignment; `None`: through the page cache.
     pub direct: Option<Alignment>,
 }
 
-/// What direct I/O asks of memory.
+/// The requirements of direct I/O on memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Alignment {
-    /// Bytes that each piece starts at a multiple of; at most a page.
+    /// The alignment of the start of each piece in bytes; at most a page.
     pub memory: usize,
-    /// Bytes that each piece is a multiple of; offsets must be, too, for the caller to see to.
+    /// The unit of the length of each piece in bytes; the caller aligns offsets to it.
     pub length: usize,
 }
 
@@ -48,40 +55,59 @@ impl Alignment {
     }
 }
 
-/// An open file or device as all cores share it: opened, locked and checked once.
+/// An open file or device, shared by all cores: opened, locked and checked once.
 #[derive(Debug)]
 pub struct Source {
     file: OwnedFd,
     policy: Policy,
     health: Arc<Health>,
-    /// What was opened first, if not this: its description has the lock, or the device.
+    /// The first open file, if it is another one: its description has the lock, or the device.
     first: Option<Arc<Self>>,
 }
 
-/// Whether everything that a flush answered for is there: one for all cores that have a volume open.
+/// The losses of a volume: one record for all cores that have the volume open.
 #[derive(Debug)]
 pub struct Health {
-    /// For the log.
+    /// The name, for the log.
     name: String,
+    /// Whether a flush has failed.
     lost: AtomicBool,
+    /// The end of the data in bytes: the least size that was seen of a file that was truncated. [`u64::MAX`]: it never
+    /// was.
+    data_end: AtomicU64,
 }
 
 impl Health {
-    /// Of a volume that was just opened; `name` for the log.
+    /// The record of a volume that was just opened; `name` is for the log.
     #[must_use]
     pub fn new(name: String) -> Arc<Self> {
-        Arc::new(Self { name, lost: AtomicBool::new(false) })
+        Arc::new(Self { name, lost: AtomicBool::new(false), data_end: AtomicU64::new(u64::MAX) })
     }
 
-    fn is_lost(&self) -> bool {
+    /// Whether a flush has failed: data in the page cache could not be written.
+    #[must_use]
+    pub fn is_lost(&self) -> bool {
         self.lost.load(Ordering::Acquire)
+    }
+
+    /// The end of the data in bytes; [`u64::MAX`] if nothing was cut off.
+    #[must_use]
+    pub fn data_end(&self) -> u64 {
+        self.data_end.load(Ordering::Relaxed)
+    }
+
+    /// Records that the data behind `end` is gone. It does not come back when the file grows again: the new end of a
+    /// file reads as zeroes.
+    pub fn cut_off(&self, end: u64) {
+        self.data_end.fetch_min(end, Ordering::Relaxed);
     }
 
     fn lose(&self, fault: Fault) {
         if !self.lost.swap(true, Ordering::AcqRel) {
             log!(
-                "{}: data in the page cache could not be written ({}) and may be gone. Flushes fail from now on. \
-                 Check the disk beneath, then start again.",
+                error,
+                "{}: data in the page cache could not be written ({}) and may be lost. Flushes fail from now on. \
+                    Check the underlying disk, then start again.",
                 self.name,
                 os_error(fault)
             );
@@ -90,29 +116,35 @@ impl Health {
 }
 
 impl Source {
-    /// `file` as it was opened (O_DIRECT, where `policy` says so); `name` for the log.
+    /// `file` as it was opened (O_DIRECT, if `policy` says so); `name` is for the log.
     #[must_use]
     pub fn new(name: String, file: OwnedFd, policy: Policy) -> Self {
         Self { file, policy, health: Health::new(name), first: None }
     }
 
-    /// The same file or device, opened again as `file` in another way: what was lost of it is lost for both, and what
-    /// was opened first stays open as long as this and its disks.
+    /// The same file or device, opened again as `file` with another mode. Both share the record of failures, and the
+    /// first open file stays open as long as this source and its disks.
     #[must_use]
     pub fn again(self: &Arc<Self>, file: OwnedFd, policy: Policy) -> Self {
         Self { file, policy, health: self.health.clone(), first: Some(self.first().clone()) }
     }
 
-    /// What was opened first: its description has the lock, or the device.
+    /// The first open file: its description has the lock, or the device.
     #[must_use]
     pub fn first(self: &Arc<Self>) -> &Arc<Self> {
         self.first.as_ref().unwrap_or(self)
     }
 
-    /// For the log.
+    /// The name, for the log.
     #[must_use]
     pub fn name(&self) -> &str {
         &self.health.name
+    }
+
+    /// The record of what was lost.
+    #[must_use]
+    pub fn health(&self) -> &Health {
+        &self.health
     }
 
     /// The open file.
@@ -121,14 +153,14 @@ impl Source {
         self.file.as_fd()
     }
 
-    /// This core's own.
+    /// The disk of this core.
     ///
     /// # Errors
     /// When the process or the driver has no room for more open files.
     pub fn open(self: &Arc<Self>, reactor: &Reactor) -> io::Result<Disk> {
         let data = reactor.driver().adopt(again(self.file.as_fd())?)?;
         let sync = reactor.driver().adopt(again(self.file.as_fd())?)?;
-        // What was opened to be read only cannot give space back.
+        // A read-only file cannot release space.
         let holder = if is_writable(self.first().file())? { self.first() } else { self };
         let space = reactor.driver().adopt(holder.file.try_clone()?)?;
         Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone(), Some(self.clone())))
@@ -139,9 +171,9 @@ fn is_writable(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY)
 }
 
-/// The same file, opened once more: with an error cursor of its own. Where that cannot be (/proc is not there,
-/// or the right to open it was given up), the same description: the shared failure still keeps flushes honest
-/// but for those that end in the same microseconds as the one that failed.
+/// The same file, opened once more, with an error cursor of its own. Where that is impossible (no /proc, or the right
+/// to open it was dropped), the same description is used: the shared failure still makes flushes fail, except those
+/// that end in the same microseconds as the one that failed.
 fn again(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let flags = rustix::fs::fcntl_getfl(file)? & (OFlags::RWMODE | OFlags::DIRECT) | OFlags::CLOEXEC;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
@@ -151,7 +183,7 @@ fn again(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     }
 }
 
-/// One core's open file or device. Clones are the same.
+/// One core's open file or device. Clones share it.
 #[derive(Clone)]
 pub struct Disk(Rc<Inner>);
 
@@ -161,17 +193,17 @@ struct Inner {
     data: Handle,
     /// Flushes only.
     sync: Handle,
-    /// Changes of space only: the description that was opened first. A device that is open exclusively lets only
-    /// its holder give back space that has data in the page cache (the others get EBUSY).
+    /// Changes of space only: the description that was opened first. A device that is open exclusively lets only its
+    /// holder release space that has data in the page cache (other descriptions get EBUSY).
     space: Handle,
     policy: Policy,
     health: Arc<Health>,
-    /// The lock is not let go while something may still be written.
+    /// The lock is kept as long as a write may be in progress.
     _source: Option<Arc<Source>>,
     /// Flushes that wait for the next round.
     waiting: RefCell<Vec<Done>>,
     is_syncing: Cell<bool>,
-    /// Durable writes through the page cache that failed so far.
+    /// The number of failed durable writes through the page cache.
     failures: Cell<u32>,
 }
 
@@ -182,7 +214,7 @@ impl fmt::Debug for Disk {
 }
 
 impl Disk {
-    /// A file that a driver has open, thrice as [`Source::open`] has it: the simulator's.
+    /// A file that a driver has open, with three handles as in [`Source::open`]: for the simulator.
     #[must_use]
     pub fn over(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: &Arc<Health>) -> Self {
         Self::build(reactor, handles, policy, health.clone(), None)
@@ -214,6 +246,12 @@ impl Disk {
         self.0.reactor.arena()
     }
 
+    /// See [`Health::data_end`].
+    #[must_use]
+    pub fn data_end(&self) -> u64 {
+        self.0.health.data_end()
+    }
+
     fn file(&self) -> Handle {
         self.0.data.clone()
     }
@@ -231,17 +269,35 @@ impl Disk {
         if is_aligned {
             return self.0.reactor.submit(Op::Read { file: self.file(), offset, into }, done);
         }
-        let Some(aligned) = self.arena().take_sg(into.len()) else {
-            return done.complete(Outcome::with(Err(Fault::NoMemory), Data::In(into)));
-        };
-        let disk = self.clone();
-        self.0.reactor.spawn(async move { disk.read_copied(offset, into, aligned, done).await });
+        let (disk, aligned) = (self.clone(), self.arena().take_sg(into.len()));
+        self.0.reactor.spawn(async move {
+            let aligned = match aligned {
+                Some(aligned) => Some(aligned),
+                None => disk.wait_for_memory(into.len()).await,
+            };
+            match aligned {
+                Some(aligned) => disk.read_copied(offset, into, aligned, done).await,
+                None => done.complete(Outcome::with(Err(Fault::NoMemory), Data::In(into))),
+            }
+        });
+    }
+
+    /// Memory for an aligned copy; `None` when there is none for [`MEMORY_PATIENCE`]: the requests that have the memory
+    /// may wait for some, too.
+    async fn wait_for_memory(&self, len: usize) -> Option<SgMut> {
+        let reactor = &self.0.reactor;
+        let (mut memory, mut late) = (pin!(reactor.arena().wait_sg(len)), pin!(reactor.sleep(MEMORY_PATIENCE)));
+        poll_fn(|cx| match memory.as_mut().poll(cx) {
+            Poll::Ready(memory) => Poll::Ready(Some(memory)),
+            Poll::Pending => late.as_mut().poll(cx).map(|()| None),
+        })
+        .await
     }
 
     async fn read_copied(self, offset: u64, mut into: SgMut, aligned: SgMut, done: Done) {
         let op = Op::Read { file: self.file(), offset, into: aligned };
         let outcome = self.submit(op, &mut Completion::new()).await;
-        // Memory that was not filled holds what others left there.
+        // Memory that was not filled has old data of other requests.
         if outcome.result.is_ok() {
             let mut at = 0;
             for piece in outcome.data.into_in().pieces() {
@@ -251,7 +307,7 @@ impl Disk {
         done.complete(Outcome::with(outcome.result, Data::In(into)));
     }
 
-    /// Writes `data`; what comes back with the answer may be an aligned copy of it.
+    /// Writes `data`; the memory that comes back may be an aligned copy of it.
     pub fn write(&self, offset: u64, data: Sg, durable: bool, done: Done) {
         let inner = &self.0;
         let durable = durable || inner.policy.durable;
@@ -263,14 +319,22 @@ impl Disk {
             return inner.reactor.spawn(async move { disk.write_through(offset, data, done).await });
         };
         let is_aligned = alignment.fits(data.pieces().iter().map(|piece| (piece.as_ptr().addr(), piece.len())));
-        match if is_aligned { Ok(data) } else { copied(self.arena(), data) } {
-            Ok(data) => inner.reactor.submit(Op::Write { file: self.file(), offset, data, durable }, done),
-            Err(data) => done.complete(Outcome::with(Err(Fault::NoMemory), Data::Out(data))),
+        let copy = if is_aligned { None } else { copied(self.arena().take_sg(data.len()), &data) };
+        if is_aligned || copy.is_some() {
+            let data = copy.unwrap_or(data);
+            return inner.reactor.submit(Op::Write { file: self.file(), offset, data, durable }, done);
         }
+        let disk = self.clone();
+        inner.reactor.spawn(async move {
+            match copied(disk.wait_for_memory(data.len()).await, &data) {
+                Some(data) => disk.0.reactor.submit(Op::Write { file: disk.file(), offset, data, durable }, done),
+                None => done.complete(Outcome::with(Err(Fault::NoMemory), Data::Out(data))),
+            }
+        });
     }
 
-    /// A durable write through the page cache. A failed one takes the news of every failure with it, so those
-    /// that ran at the same time cannot trust their success: they are done again.
+    /// A durable write through the page cache. A failed write consumes the report of every failure, so the writes that
+    /// ran at the same time cannot trust their success: they are repeated.
     async fn write_through(self, offset: u64, mut data: Sg, done: Done) {
         let failures = &self.0.failures;
         let mut completion = Completion::new();
@@ -291,7 +355,7 @@ impl Disk {
         done.complete(Outcome::with(Err(Fault::Medium), Data::Out(data)));
     }
 
-    /// Everything whose write was answered before is on the medium.
+    /// Flushes every write that was answered before.
     pub fn flush(&self, done: Done) {
         let inner = &self.0;
         inner.waiting.borrow_mut().push(done);
@@ -301,7 +365,7 @@ impl Disk {
         }
     }
 
-    /// Answers flushes in rounds: those that come while one runs share the next.
+    /// Answers flushes in rounds: the flushes that arrive during one share the next.
     async fn sync_rounds(&self) {
         let inner = &self.0;
         let _syncing = Clears(&inner.is_syncing);
@@ -327,7 +391,7 @@ impl Disk {
                 inner.health.lose(fault);
                 Err(fault)
             }
-            // Another core may have been told meanwhile what this one was not.
+            // The kernel may have reported a failure to another core and not to this one.
             Ok(_) if inner.health.is_lost() => Err(Fault::Medium),
             Ok(_) => Ok(0),
         }
@@ -338,7 +402,7 @@ impl Disk {
         self.change(Op::Allocate { file: self.0.space.clone(), how, offset, len }, done);
     }
 
-    /// Changes what the kernel keeps; on the medium, where every change is.
+    /// Changes the kernel's metadata; it must be on the medium if every change must be.
     fn change(&self, op: Op, done: Done) {
         if !self.0.policy.durable {
             return self.0.reactor.submit(op, done);
@@ -347,14 +411,14 @@ impl Disk {
         self.0.reactor.spawn(async move {
             let outcome = disk.submit(op, &mut Completion::new()).await;
             match outcome.result {
-                // O_DSYNC is for writes alone.
+                // O_DSYNC applies to writes only.
                 Ok(_) => disk.flush(done),
                 Err(_) => done.complete(outcome),
             }
         });
     }
 
-    /// Copies `len` bytes from `at` of another open file, or of this one, to `offset`, past memory of ours.
+    /// Copies `len` bytes from `at` of another open file, or of this one, to `offset`, without memory of Lunar.
     pub fn copy(&self, from: &Self, at: u64, offset: u64, len: u64, done: Done) {
         // Handles are numbers of their driver.
         if !Rc::ptr_eq(self.0.reactor.driver(), from.0.reactor.driver()) {
@@ -364,28 +428,28 @@ impl Disk {
         self.change(op, done);
     }
 
-    /// How far the space from `offset` on is in one state, at most `len`.
+    /// How far the bytes from `offset` on, at most `len`, have one provisioning state.
     pub fn extent(&self, offset: u64, len: u64, done: Done) {
         self.0.reactor.submit(Op::Extent { file: self.file(), offset, len }, done);
     }
 
-    /// How much space it takes and may take yet. Of a device that is not known: it would be that of its node.
+    /// How much space it uses and how much is available to it. A device cannot report it: the kernel would describe
+    /// the file system of its node.
     pub fn space(&self, done: Done) {
         self.0.reactor.submit(Op::Space { file: self.file() }, done);
     }
 }
 
-/// A copy in aligned memory, or the data back when there is no memory.
-fn copied(arena: &Arena, data: Sg) -> Result<Sg, Sg> {
-    let Some(mut copy) = arena.take_sg(data.len()) else { return Err(data) };
-    let mut at = 0;
+/// A copy in this memory, if there is any.
+fn copied(memory: Option<SgMut>, data: &Sg) -> Option<Sg> {
+    let (mut copy, mut at) = (memory?, 0);
     for piece in copy.pieces_mut() {
         at += data.copy_to(at, piece);
     }
-    Ok(copy.share())
+    Some(copy.share())
 }
 
-/// Clears a flag however its task ends.
+/// Clears a flag when its task ends for any reason.
 struct Clears<'a>(&'a Cell<bool>);
 
 impl Drop for Clears<'_> {
@@ -394,8 +458,8 @@ impl Drop for Clears<'_> {
     }
 }
 
-/// A number from the queue of the block device `dev` (as in `st_dev`, `st_rdev`), or of the one that it is a
-/// partition of: a file below `/sys/dev/block/MAJOR:MINOR/queue`.
+/// A number from the queue of the block device `dev` (as in `st_dev`, `st_rdev`), or of the disk of this partition: a
+/// file below `/sys/dev/block/MAJOR:MINOR/queue`.
 #[must_use]
 pub fn queue_limit(dev: u64, name: &str) -> Option<u64> {
     let device = format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));

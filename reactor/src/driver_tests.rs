@@ -1,4 +1,4 @@
-//! What every driver of a real kernel must do: the same tests on io_uring and on epoll.
+//! Tests of the drivers of real kernels: the same on io_uring and on epoll.
 
 use crate::op::{Allocate, Handle, How, Incoming, Op};
 use crate::testing::hanging_file::HangingFile;
@@ -19,7 +19,7 @@ fn reactor(driver: Choice) -> Reactor {
     Reactor::new(Config { driver, arena_bytes: ARENA, ..Config::default() }).expect("a driver")
 }
 
-/// Runs a test on one driver; all memory must have come back when it ends.
+/// Runs a test on one driver; all memory must be free when it ends.
 fn on<F: Future<Output = ()>>(driver: Choice, test: impl FnOnce(Reactor) -> F) {
     let reactor = reactor(driver);
     let arena = reactor.arena().clone();
@@ -39,18 +39,18 @@ both! {
     bytes_go_round_in_many_pieces;
     a_slow_reader_gets_all_of_a_big_send;
     sends_on_one_socket_keep_their_order;
-    who_never_pauses_is_heard_several_times_a_turn;
+    a_peer_that_never_pauses_is_served_several_times_a_turn;
     a_closed_peer_reads_as_zero_bytes;
-    cancel_ends_what_waits;
+    cancel_ends_waiting_operations;
     a_cancelled_socket_works_on;
     dropping_the_future_of_a_receive_loses_no_memory;
     a_listener_accepts_many;
     a_listener_that_is_dropped_lets_the_address_go;
     an_address_in_use_is_an_error;
-    shutdown_comes_after_what_is_under_way;
-    files_read_what_was_written;
+    shutdown_comes_after_sends_in_progress;
+    files_return_written_data;
     reads_past_the_end_are_faults;
-    reads_of_what_is_not_in_memory;
+    reads_of_uncached_data;
     pieces_beyond_one_call_are_moved;
     durable_writes_and_syncs_answer;
     holes_are_punched_zeroed_and_found;
@@ -107,7 +107,7 @@ fn memory(arena: &Arena, len: usize, piece: usize) -> SgMut {
     sg
 }
 
-/// Receives until `len` bytes of the pattern have come.
+/// Receives until `len` bytes of the pattern have arrived.
 async fn receive_pattern(reactor: &Reactor, socket: &Handle, len: usize, room: usize, piece: usize) {
     let mut completion = Completion::new();
     let mut at = 0;
@@ -189,7 +189,8 @@ async fn a_closed_peer_reads_as_zero_bytes(reactor: Reactor) {
         let (result, sg) = reactor.receive(&far, memory(reactor.arena(), 100, 100), &mut completion).await;
         assert_eq!((result, sg.len()), (Ok(0), 100));
     }
-    // The first send after that may find a socket that can still send; the reset it provokes ends the others.
+    // The first send after that may find a socket that still accepts data; the reset that it provokes ends the
+    // following sends.
     let mut last = Ok(0);
     for _ in 0..10 {
         last = reactor.send(&far, data(reactor.arena(), 0, 10, 10), &mut completion).await;
@@ -198,7 +199,7 @@ async fn a_closed_peer_reads_as_zero_bytes(reactor: Reactor) {
     assert!(matches!(last, Err(Fault::Os(libc::EPIPE | libc::ECONNRESET))), "{last:?}");
 }
 
-async fn cancel_ends_what_waits(reactor: Reactor) {
+async fn cancel_ends_waiting_operations(reactor: Reactor) {
     let (near, far) = pair(&reactor).await;
     let mut completions: Vec<Completion> = (0..5).map(|_| Completion::new()).collect();
     for (i, completion) in completions.iter_mut().enumerate() {
@@ -314,7 +315,7 @@ async fn an_address_in_use_is_an_error(reactor: Reactor) {
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);
 }
 
-async fn shutdown_comes_after_what_is_under_way(reactor: Reactor) {
+async fn shutdown_comes_after_sends_in_progress(reactor: Reactor) {
     let (near, far) = pair(&reactor).await;
     let len = 8 << 20;
     let mut completion = Completion::new();
@@ -330,7 +331,7 @@ async fn shutdown_comes_after_what_is_under_way(reactor: Reactor) {
     receive_pattern(&reactor, &near, 10, 10, 10).await;
 }
 
-/// A file that goes when the test ends.
+/// A file that is removed when the test ends.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -361,7 +362,7 @@ async fn read(reactor: &Reactor, file: &Handle, offset: u64, len: usize, piece: 
     outcome.data.into_in().share().to_vec()
 }
 
-async fn files_read_what_was_written(reactor: Reactor) {
+async fn files_return_written_data(reactor: Reactor) {
     let scratch = Scratch::new();
     let file = reactor.driver().open(&scratch.0, How::default()).expect("open");
     assert_eq!(write(&reactor, &file, 4096, data(reactor.arena(), 0, 100_000, 100_000)).await, Ok(100_000));
@@ -394,7 +395,7 @@ async fn reads_past_the_end_are_faults(reactor: Reactor) {
     assert_eq!(write(&reactor, &file, 0, data(reactor.arena(), 0, 10, 10)).await, Err(Fault::Gone));
 }
 
-async fn reads_of_what_is_not_in_memory(reactor: Reactor) {
+async fn reads_of_uncached_data(reactor: Reactor) {
     const LEN: usize = 1 << 20;
     let scratch = Scratch::new();
     let file = reactor.driver().open(&scratch.0, How::default()).expect("open");
@@ -402,7 +403,7 @@ async fn reads_of_what_is_not_in_memory(reactor: Reactor) {
     assert_eq!(run_op(&reactor, Op::Sync { file: file.clone() }).await.result, Ok(0));
     let expected: Vec<u8> = (0..LEN).map(pattern).collect();
     let other = std::fs::File::open(&scratch.0).expect("open");
-    // Nothing of it, its second half, its middle.
+    // All of it, its second half, its middle.
     for (offset, len) in [(0, LEN), (LEN / 2, LEN / 2), (LEN / 4, LEN / 2)] {
         let advice = rustix::fs::Advice::DontNeed;
         let len = std::num::NonZeroU64::new(len as u64);
@@ -456,7 +457,7 @@ async fn holes_are_punched_zeroed_and_found(reactor: Reactor) {
     assert_eq!(extent(&reactor, &file, 5 * MIB, MIB).await, Extent { len: MIB, mapped: false });
     for (how, offset) in [(Allocate::Punch, MIB), (Allocate::Zero, 2 * MIB)] {
         let result = run_op(&reactor, Op::Allocate { file: file.clone(), how, offset, len: MIB }).await.result;
-        // Not every file system can make zeroes without writing them.
+        // Not every file system can zero a range without writing.
         assert!(result == Ok(0) || (how == Allocate::Zero && result == Err(Fault::Unsupported)), "{result:?}");
         if result == Ok(0) {
             assert!(read(&reactor, &file, offset, 1 << 20, 1 << 20).await.iter().all(|b| *b == 0));
@@ -479,17 +480,17 @@ async fn files_are_copied_by_the_kernel(reactor: Reactor) {
     let op = Op::Copy { from: from.clone(), at: 4096, file: file.clone(), offset: 8192, len: 1 << 20 };
     match run_op(&reactor, op).await.result {
         Ok(_) => {}
-        Err(Fault::Unsupported) => return eprintln!("skipped: this kernel copies nothing here"),
+        Err(Fault::Unsupported) => return eprintln!("skipped: this kernel does not copy here"),
         Err(why) => panic!("{why:?}"),
     }
     let copy = read(&reactor, &file, 8192, 1 << 20, 1 << 20).await;
     assert!(copy == read(&reactor, &from, 4096, 1 << 20, 1 << 20).await);
-    // Within a file, not aligned to anything; and past the end of what there is.
+    // Within a file, without alignment; and past the end of the file.
     let within = |at, len| Op::Copy { from: file.clone(), at, file: file.clone(), offset: 4 << 20, len };
     assert_eq!(run_op(&reactor, within(8193, 1000)).await.result, Ok(0));
     assert!(read(&reactor, &file, 4 << 20, 1000, 1000).await == copy[1..1001]);
     assert_eq!(run_op(&reactor, within(9 << 20, 1000)).await.result, Err(Fault::Medium));
-    // The one who asked does not keep the source open; the operation does.
+    // The caller does not keep the source open; the operation does.
     let mut completion = Completion::new();
     reactor.submit(Op::Copy { from, at: 4096, file: file.clone(), offset: 0, len: 4096 }, completion.token());
     assert_eq!(completion.wait().await.result, Ok(0));
@@ -570,7 +571,7 @@ async fn a_core_ends_although_a_device_hangs(reactor: Reactor) {
     while hanging.held() == 0 {
         reactor.sleep(Duration::from_millis(1)).await;
     }
-    // The driver waits for the worker thread; the answer comes before its patience ends.
+    // The driver waits for the worker thread; the answer comes before the timeout.
     std::thread::spawn(move || {
         std::thread::sleep(Duration::from_millis(100));
         drop(hanging);
@@ -617,7 +618,7 @@ async fn more_operations_than_the_rings_hold(reactor: Reactor) {
     }
     for completion in &completions {
         match completion.wait().await.result {
-            // The helpers' queue has an end.
+            // The queue of the workers is bounded.
             Err(Fault::NoMemory) => refused += 1,
             result => assert_eq!(result, Ok(1)),
         }
@@ -692,7 +693,7 @@ async fn statistics_count_bytes(reactor: Reactor) {
     assert!(stats.receives.get() >= 1 && stats.turns.get() > 0 && stats.busy_nanoseconds.get() > 0);
 }
 
-async fn who_never_pauses_is_heard_several_times_a_turn(reactor: Reactor) {
+async fn a_peer_that_never_pauses_is_served_several_times_a_turn(reactor: Reactor) {
     const ROOM: usize = 64;
     const COUNT: usize = 1000;
     let (near, far) = pair(&reactor).await;
@@ -715,7 +716,7 @@ async fn who_never_pauses_is_heard_several_times_a_turn(reactor: Reactor) {
         let longest = rows.into_iter().max().expect("the last");
         assert!(
             longest <= 1 + u32::from(crate::endpoint::stream::RECEIVES_AT_ONCE),
-            "others waited for {longest} receives"
+            "other sockets waited for {longest} receives"
         );
         assert!(!at_once || longest > 1, "each took a turn");
     }
@@ -743,18 +744,18 @@ fn memory_of_a_read_that_never_ends_is_not_freed_with_the_core() {
     assert_eq!(arena.used(), PAGE, "the worker thread may still write to it");
 }
 
-/// Lets no more rings be made on this thread, as profiles of containers do.
+/// Prevents this thread from creating rings, as container profiles do.
 fn forbid_io_uring() {
     let statement = |code: u32, k: u32, jt, jf| libc::sock_filter { code: code as u16, jt, jf, k };
     let mut program = [
-        // The number of the call is the first word of what a filter sees.
+        // The number of the call is the first word of the data of a filter.
         statement(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 0, 0),
         statement(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, libc::SYS_io_uring_setup as u32, 0, 1),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ERRNO | libc::EPERM as u32, 0, 0),
         statement(libc::BPF_RET | libc::BPF_K, libc::SECCOMP_RET_ALLOW, 0, 0),
     ];
     let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-    // SAFETY: the kernel copies the program, which has as many statements as it says.
+    // SAFETY: the kernel copies the program, whose length is stated correctly.
     let result = unsafe {
         libc::prctl(libc::PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0);
         libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, &raw const program)

@@ -1,11 +1,11 @@
-//! The end of something that tasks of a core work for: a connection, a device.
+//! The end of an object that tasks of a core work for: a connection, a device.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::{Poll, Waker};
 
-/// Comes once, and ends the waiting of all who wait for something else meanwhile.
+/// An event that occurs once and ends all other waits of its tasks.
 #[derive(Debug, Default)]
 pub struct End {
     has_come: Cell<bool>,
@@ -13,14 +13,14 @@ pub struct End {
 }
 
 impl End {
-    /// Whether it has come.
+    /// Whether it has occurred.
     #[inline]
     #[must_use]
     pub fn has_come(&self) -> bool {
         self.has_come.get()
     }
 
-    /// It comes.
+    /// Signals the end.
     pub fn come(&self) {
         self.has_come.set(true);
         self.waiters.take().into_iter().for_each(Waker::wake);
@@ -51,7 +51,7 @@ mod tests {
     use std::task::Context;
 
     #[test]
-    fn it_ends_the_waiting_and_nothing_begins_after() {
+    fn an_end_wakes_its_waiters_and_no_work_begins_afterwards() {
         let (end, mut cx) = (End::default(), Context::from_waker(Waker::noop()));
         assert_eq!(pin!(end.unless(ready(7))).poll(&mut cx), Poll::Ready(Some(7)));
         let mut waiting = pin!(end.unless(pending::<()>()));

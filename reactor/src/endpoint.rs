@@ -1,11 +1,11 @@
-//! The kinds of endpoints through which bytes leave and enter a core.
+//! The kinds of endpoints that move bytes into and out of a core.
 //!
 //! * [`stream`]: bytes in order over a connection (TCP); Unix streams that pass descriptors are in [`crate::unix`]
 //! * [`datagram`]: datagrams over UDP and over Unix sockets
 //! * [`packet`]: Ethernet frames on an interface, over a Unix socket, over a TAP interface
-//! * [`command`]: commands to a device through io_uring
+//! * [`command`]: commands to a device through io_uring; [`ublk`]: block devices that this process serves
 //!
-//! Datagrams and frames are moved in batches ([`batch`]).
+//! Batches ([`batch`]) of datagrams and frames are moved together.
 
 pub mod batch;
 pub mod command;
@@ -15,6 +15,7 @@ mod messages;
 pub mod packet;
 mod sending;
 pub(crate) mod stream;
+pub mod ublk;
 mod unix_socket;
 
 pub use batch::{Address, BATCH_MAX, Counters, Datagram, MacAddress, ReceiveBatch, SendBatch, VlanTag};
@@ -27,13 +28,14 @@ use packet::{Filter, PacketLink, Packets};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// Receives that bring no datagram, because all were dropped, before others of the core get their turn.
+/// The number of receives without a datagram, because all were dropped, before other endpoints of the core get their
+/// turn.
 const EMPTY_ROUNDS: usize = 4;
 
-/// An endpoint that is open, on its way to the core that will use it ([`crate::op::Driver::attach`]).
+/// An open endpoint, on its way to the core that will use it ([`crate::op::Driver::attach`]).
 #[derive(Debug)]
 pub enum Endpoint {
-    /// A socket of datagrams.
+    /// A datagram socket.
     Datagram(DatagramSocket),
     /// A link that carries frames.
     Packet(PacketLink),
@@ -43,21 +45,21 @@ pub enum Endpoint {
     Simulated(u32),
 }
 
-/// What an endpoint of datagrams or frames knows of itself.
+/// The properties of an endpoint of datagrams or frames.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Status {
     /// The address at which it receives.
     pub local: Address,
     /// The hardware address of this end of a link.
     pub mac: Option<MacAddress>,
-    /// Bytes of the largest payload that travels whole: of a UDP or Unix datagram, or of a frame behind the 14 bytes of
-    /// its header. Datagrams that are longer are dropped.
+    /// Most bytes of a payload that is not fragmented: of a UDP or Unix datagram, or of a frame after the 14 bytes of
+    /// its header. Longer datagrams are dropped.
     pub mtu: usize,
-    /// Datagrams and frames so far.
+    /// The counters of datagrams and frames.
     pub counters: Counters,
 }
 
-/// What an operation carried, if it is a `T`.
+/// The value that an operation carried, if it is a `T`.
 pub(crate) fn carried<T: 'static>(data: Data) -> Option<Box<T>> {
     match data {
         Data::Carried(value) => value.downcast().ok(),
@@ -65,7 +67,7 @@ pub(crate) fn carried<T: 'static>(data: Data) -> Option<Box<T>> {
     }
 }
 
-/// An endpoint that moves batches, as the drivers of real kernels use it.
+/// An endpoint that moves batches, for the drivers of real kernels.
 pub(crate) enum Carrier {
     Datagrams(Datagrams),
     Packets(Packets),
@@ -96,7 +98,7 @@ impl Carrier {
         }
     }
 
-    /// Whether a look for datagrams costs no system call.
+    /// Whether checking for datagrams costs no system call.
     pub(crate) fn is_mapped(&self) -> bool {
         matches!(self, Self::Packets(packets) if packets.is_mapped())
     }
@@ -121,8 +123,8 @@ impl Carrier {
         }
     }
 
-    /// Receives what is there, without waiting; returns how many datagrams. 0: some were there, and all were dropped.
-    /// The error is the errno.
+    /// Receives the datagrams that have arrived, without waiting; returns how many. 0: some had arrived, and all were
+    /// dropped. The error is the errno.
     pub(crate) fn receive(&mut self, batch: &mut ReceiveBatch, messages: &mut Messages) -> Result<usize, i32> {
         for _ in 0..EMPTY_ROUNDS {
             let count = match self {
@@ -136,13 +138,13 @@ impl Carrier {
         Ok(0)
     }
 
-    /// The error of the link or socket, if there is one: for a descriptor that is ready and has nothing.
+    /// The pending error of the link or socket, for a descriptor that is ready without data.
     pub(crate) fn take_error(&self) -> Option<i32> {
         packet::pending_error(self.fd())
     }
 
-    /// Sends what there is room for, without waiting: `Ok` when nothing is left. The error is the errno, EAGAIN when
-    /// there is no room.
+    /// Sends as many datagrams as there is room for, without waiting: `Ok` when none is left. The error is the errno,
+    /// EAGAIN when there is no room.
     pub(crate) fn send(&mut self, batch: &mut SendBatch, messages: &mut Messages) -> Result<(), i32> {
         match self {
             Self::Datagrams(datagrams) => datagrams.send(batch, messages),

@@ -1,5 +1,4 @@
-//! What every driver must do with datagrams, frames and commands: the same tests on io_uring, on epoll and on the
-//! simulator.
+//! Tests of datagrams, frames and commands on every driver: the same on io_uring, on epoll and on the simulator.
 
 use crate::driver_tests::thread_time;
 use crate::endpoint::datagram::{DatagramSocket, UdpConfig};
@@ -26,7 +25,7 @@ const OTHER_TYPE: u16 = 0x88b6;
 const HERE: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
 const THERE: MacAddress = MacAddress([2, 0, 0, 0, 0, 2]);
 
-/// Where a test runs: makes endpoints for its reactor.
+/// The environment of a test: makes endpoints for its reactor.
 #[derive(Clone)]
 struct Ground {
     reactor: Reactor,
@@ -105,7 +104,7 @@ impl Ground {
         self.receive(at, 2048, 1).await.pop().expect("one")
     }
 
-    /// Waits until something has happened.
+    /// Waits until a condition holds.
     async fn until(&self, mut has_happened: impl FnMut() -> bool) {
         for _ in 0..5000 {
             if has_happened() {
@@ -144,7 +143,7 @@ fn to(peer: Address, data: Sg) -> Datagram {
     Datagram { data, peer, ..Datagram::default() }
 }
 
-/// Runs a test on one ground; all memory must have come back when it ends.
+/// Runs a test in one environment; all memory must be free when it ends.
 fn on<F: Future<Output = ()>>(ground: Ground, test: impl FnOnce(Ground) -> F) {
     let arena = ground.reactor.arena().clone();
     let Ground { reactor, world } = ground;
@@ -202,7 +201,7 @@ all! {
     frames_travel_both_ways;
     frames_keep_their_vlan_tags;
     frames_of_other_types_are_not_received;
-    frames_to_groups_are_received_by_those_who_ask_for_them;
+    frames_to_groups_are_received_by_their_members;
     a_frame_that_is_too_long_is_dropped_and_counted;
     a_link_knows_its_address_and_its_mtu;
 }
@@ -294,11 +293,15 @@ async fn datagrams_that_cannot_be_sent_are_dropped_and_counted(ground: Ground) {
     assert_eq!([got[0].data.to_vec(), got[1].data.to_vec()], [pattern(1, 10), pattern(2, 10)]);
     let counters = ground.status(&client).counters;
     assert_eq!((counters.sent, counters.send_drops), (2, 4));
-    // Nothing listens there any more.
+    // No socket listens there any more.
     drop(server);
     ground.reactor.sleep(Duration::from_millis(1)).await;
     for _ in 0..3 {
-        assert_eq!(ground.send(&client, vec![good(3)]).await, Ok(1), "a datagram to nobody is lost, and no error");
+        assert_eq!(
+            ground.send(&client, vec![good(3)]).await,
+            Ok(1),
+            "a datagram without receiver is lost without an error"
+        );
     }
 }
 
@@ -313,7 +316,7 @@ async fn a_full_queue_drops_and_counts(ground: Ground) {
     }
     ground.reactor.sleep(Duration::from_millis(20)).await;
     let mut received = 0;
-    // The kernel reports how many it dropped with a datagram that arrives after.
+    // The kernel reports the number of drops with a later datagram.
     for last in [false, true] {
         if last {
             sent += ground.send(&client, vec![to(peer.clone(), ground.data(0, 7))]).await.expect("sent");
@@ -372,7 +375,7 @@ async fn cancel_ends_operations_that_wait_and_gives_their_memory_back(ground: Gr
             assert_eq!(batch.free(), 4);
         }
     }
-    // The endpoint works on.
+    // The endpoint continues to work.
     let client = ground.udp("127.0.0.1:0");
     let peer = ground.status(&server).local;
     assert_eq!(ground.send(&client, vec![to(peer, ground.data(5, 5))]).await, Ok(1));
@@ -434,7 +437,7 @@ async fn an_endpoint_that_is_dropped_frees_its_address(ground: Ground) {
     drop(ground.udp_with(&UdpConfig::new(address)));
 }
 
-/// A folder that goes when the test ends.
+/// A folder that is removed when the test ends.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -471,10 +474,10 @@ async fn unix_datagrams_carry_the_path_of_their_sender(ground: Ground) {
     }
     drop(far);
     if !ground.is_simulated() {
-        assert_eq!(ground.send(&near, vec![to(peer, ground.data(0, 5))]).await, Ok(0), "nobody is there");
+        assert_eq!(ground.send(&near, vec![to(peer, ground.data(0, 5))]).await, Ok(0), "no socket is there");
         assert_eq!(ground.status(&near).counters.send_drops, 1);
-        assert!(here.exists() && !there.exists(), "the file of a socket goes with it");
-        // A socket that nothing uses any more is replaced, a file is not.
+        assert!(here.exists() && !there.exists(), "the file of a socket is removed with it");
+        // An unused socket is replaced, a file is not.
         drop(std::os::unix::net::UnixDatagram::bind(&there).expect("a socket"));
         drop(ground.unix(&there, None));
         std::fs::write(&there, "of a user").expect("a file");
@@ -555,7 +558,7 @@ struct Cable {
     _folder: Option<Folder>,
 }
 
-/// The cables of a ground: those of a real kernel that this process may have.
+/// The cables of an environment: for a real kernel, those that this process may have.
 fn cables(ground: &Ground, types: &[u16]) -> Vec<Cable> {
     if let Some(world) = &ground.world {
         let segment = world.segment(1500);
@@ -693,7 +696,7 @@ async fn frames_of_other_types_are_not_received(ground: Ground) {
     }
 }
 
-async fn frames_to_groups_are_received_by_those_who_ask_for_them(ground: Ground) {
+async fn frames_to_groups_are_received_by_their_members(ground: Ground) {
     let group = MacAddress([0x01, 0x10, 0x18, 0x01, 0x00, 0x04]);
     let second = MacAddress([0x0e, 0xfd, 0, 1, 2, 3]);
     for cable in cables(&ground, &[TYPE]) {
@@ -715,7 +718,7 @@ async fn frames_to_groups_are_received_by_those_who_ask_for_them(ground: Ground)
 
 async fn a_frame_that_is_too_long_is_dropped_and_counted(ground: Ground) {
     for cable in cables(&ground, &[TYPE]) {
-        // A Unix socket carries what its sender sends: its receiver has the room that it has.
+        // A Unix socket carries whole datagrams: its receiver has the room that it has.
         let too_long = if cable.name == "unix" { 3000 } else { 1501 };
         let all = vec![cable.frame(1, too_long), cable.frame(2, 1500)];
         let sent = ground.send(&cable.near, all).await.expect("sent");
@@ -891,7 +894,7 @@ async fn commands_reach_a_device_or_are_refused(ground: Ground) {
     for completion in &completions {
         assert_eq!(completion.wait().await.result, Ok(0));
     }
-    // Memory that does not suit.
+    // Memory that does not fit the command.
     let wrong = Command::new(Request::Nvme(read), Data::None);
     assert_eq!(reactor.command(&nvme, wrong, &mut completion).await.0, Err(Fault::Unsupported));
     // Commands that fit into the ring of the core.
@@ -903,7 +906,7 @@ async fn commands_reach_a_device_or_are_refused(ground: Ground) {
     assert_eq!((result, command.map(|command| command.data.len())), (Ok(0), Some(4096)));
     let (result, _) = reactor.command(&nvme, Command::new(fetch, Data::None), &mut completion).await;
     assert_eq!(result, Err(Fault::Unsupported), "a command of another family");
-    // A file takes no commands.
+    // A file does not take commands.
     let folder = Folder::new();
     let path = folder.path("file");
     std::fs::write(&path, b"").expect("a file");
@@ -913,6 +916,7 @@ async fn commands_reach_a_device_or_are_refused(ground: Ground) {
     let flush = Command::new(Request::Nvme(NvmeCommand::default()), Data::None);
     assert_eq!(reactor.command(&file, flush, &mut completion).await.0, Err(Fault::Unsupported));
     // SAFETY: there is none.
-    let missing = unsafe { CommandDevice::open(&folder.path("none"), Family::Nvme) }.expect_err("there is none");
+    let missing =
+        unsafe { CommandDevice::open(&folder.path("none"), Family::Nvme) }.expect_err("there is no such file");
     assert!(missing.kind() == io::ErrorKind::NotFound && missing.to_string().contains("none"), "{missing}");
 }

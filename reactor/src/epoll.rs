@@ -1,8 +1,8 @@
 //! The epoll driver: for kernels and containers that refuse io_uring.
 //!
 //! Sockets do not block: an operation is tried when it is submitted, and again when the socket becomes ready. Each
-//! change of readiness is reported once (edge-triggered), so the last known readiness is kept here. Reads of files
-//! that the page cache holds are done at once; all other operations on files go to worker threads.
+//! change of readiness is reported once (edge-triggered), so the driver keeps the last known readiness. Reads of files
+//! that the page cache holds are executed at once; all other operations on files are executed by worker threads.
 //!
 //! No foreign code runs while `inner` is borrowed: answers are taken out first and given afterwards
 //! ([`Answer::give`]), because they wake tasks and may drop memory and handles, which call back into the driver.
@@ -42,7 +42,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Events taken from the kernel at once; the others come with the next turn.
+/// Most events taken from the kernel at once; further events follow with the next turn.
 const EVENTS: usize = 256;
 /// How long a driver that is dropped waits for its worker threads; the memory that those still use is leaked then.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -68,7 +68,7 @@ struct Inner {
     /// Events that [`Driver::ripe`] has found already.
     found: usize,
     vector: Vector,
-    /// Lists for calls that move several datagrams, made with the first of them.
+    /// Lists for calls that move several datagrams, made with the first call.
     messages: Option<Box<Messages>>,
     /// Endpoints of datagrams or frames that may have more to receive: tried in the next turn.
     ready_batches: Vec<u32>,
@@ -76,11 +76,11 @@ struct Inner {
     has_rung: bool,
 }
 
-/// Readiness that is reported of a socket, each change once.
+/// The readiness of a socket that the kernel reports, each change once.
 const SOCKET_INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 
-/// Something open.
+/// An open object.
 enum Open {
     File(Arc<OpenFile>),
     Socket(OwnedFd, Box<Socket>),
@@ -190,7 +190,7 @@ impl Epoll {
                 return count;
             }
             match io::Error::last_os_error().raw_os_error() {
-                // Older than 5.11, or a seccomp profile that does not know the call.
+                // The kernel is older than 5.11, or a seccomp profile does not know the call.
                 Some(libc::ENOSYS | libc::EPERM) => self.is_fine.set(false),
                 _ => return 0,
             }
@@ -215,7 +215,7 @@ impl Epoll {
         count
     }
 
-    /// Receives once from each endpoint that may have something.
+    /// Receives once from each endpoint that may have data.
     fn receive_ready(&self) -> usize {
         let ready = std::mem::take(&mut self.inner.borrow_mut().ready_batches);
         let receive = |id: &u32| {
@@ -243,7 +243,7 @@ impl Epoll {
         }
     }
 
-    /// Answers the operations that the events found allow.
+    /// Answers the operations that the events allow.
     fn handle_events(&self, count: usize) -> usize {
         let mut answered = 0;
         for at in 0..count {
@@ -273,7 +273,7 @@ impl Inner {
         self.waiting_for_bell.drain(..).map(Answer::of_bell).collect()
     }
 
-    /// An event may concern the previous owner of an id: then the descriptor is tried in vain once.
+    /// An event may concern the previous owner of an id: then the descriptor is tried once without result.
     fn handle_event(&mut self, id: usize, events: u32) -> Vec<Answer> {
         match self.open.get_mut(id) {
             Some(Some(Open::Socket(fd, socket))) => socket.become_ready(fd, events, &mut self.vector),
@@ -288,7 +288,7 @@ impl Inner {
         }
     }
 
-    /// Has the next turn try to receive, if there may be something.
+    /// Makes the next turn try to receive, if data may have arrived.
     fn note_ready(&mut self, id: u32) {
         if let Some(Some(Open::Batches(batches))) = self.open.get(id as usize)
             && batches.is_ready()
@@ -298,7 +298,7 @@ impl Inner {
         }
     }
 
-    /// One receive of the next endpoint of a list of those that may have something.
+    /// One receive of the next endpoint of a list of those that may have data.
     fn receive_ready(&mut self, id: u32) -> Option<Answer> {
         let Some(Some(Open::Batches(batches))) = self.open.get_mut(id as usize) else { return None };
         let answer = batches.try_receive(self.messages.get_or_insert_default());
@@ -372,7 +372,7 @@ impl Inner {
         }
     }
 
-    /// Ends the operations on a handle that wait.
+    /// Ends the waiting operations on a handle.
     fn cancel(&mut self, id: u32, workers: &Workers<Work>) -> Vec<Answer> {
         match self.open(id) {
             Open::Socket(_, socket) => socket.cancel(),
@@ -453,7 +453,7 @@ impl Driver for Epoll {
         let open = inner.open[id as usize].take();
         inner.free_ids.push(id);
         drop(inner);
-        // Closing a descriptor ends the interest of epoll as well, but not if the file has another descriptor.
+        // Closing a descriptor ends the interest of epoll as well, except if the file has another descriptor.
         if let Some(Open::Polled(file, _)) = &open {
             let _ = epoll::delete(&self.poll, file.fd());
         }
@@ -532,7 +532,7 @@ impl Drop for Epoll {
         let stuck = self.workers.end(DRAIN);
         let mut inner = self.inner.borrow_mut();
         for key in stuck {
-            // A disk that does not answer. Its thread may still touch the memory, which must stay where it is.
+            // A disk does not answer. Its thread may still use the memory, which must stay in place.
             std::mem::forget(inner.jobs[key as usize].take());
         }
     }

@@ -1,8 +1,8 @@
-//! Eventfds: the bell of both real drivers, and those of peers that this side signals.
+//! Eventfds: the bell of both real drivers, and eventfds of peers that Lunar signals.
 
 use crate::op::Bell;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// An eventfd. Ringing adds one to its counter, which wakes the core that waits for it.
 pub(crate) struct Eventfd(OwnedFd);
@@ -28,6 +28,15 @@ impl Bell for Eventfd {
         // The write fails only if the counter is full, and then the core is being woken already.
         let _ = rustix::io::write(&self.0, &ONE);
     }
+}
+
+/// Whether a descriptor is an eventfd.
+///
+/// # Errors
+/// Those of the operating system.
+pub(crate) fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    Ok(name.as_os_str() == "anon_inode:[eventfd]")
 }
 
 /// The number that is written to an eventfd to signal it.

@@ -1,8 +1,8 @@
 //! The tasks of one core: a slab of futures, the list of those that are ready, and wakers that are numbers.
 //!
-//! A waker holds no memory: it is (executor, generation, task) packed into one word. Waking on the core's own
-//! thread pushes the task's index onto the ready list; waking from another thread goes through [`Remote`]. A
-//! waker that outlived its task wakes nothing, or at worst somebody else for nothing, which futures allow.
+//! A waker holds no memory: it is (executor, generation, task) packed into one word. Waking on the core's own thread
+//! pushes the task's index onto the ready list; waking from another thread goes through [`Remote`]. A waker that
+//! outlived its task wakes no task, or at worst another task without need, which futures allow.
 
 use crate::log;
 use crate::op::Bell;
@@ -20,25 +20,25 @@ const INDEX_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 24;
 const INDEX_MASK: u32 = (1 << INDEX_BITS) - 1;
 const GENERATION_MASK: u32 = (1 << GENERATION_BITS) - 1;
-/// The index of the future that [`crate::Reactor::run`] was given: it lives on the caller's stack.
+/// The index of the future of [`crate::Reactor::run`]: it lives on the caller's stack.
 pub(crate) const MAIN: u32 = INDEX_MASK;
 
 const _: () = assert!(usize::BITS == 64, "a waker is one word of 64 bits");
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Every executor that lives, by its number: what a waker finds its core with when it is on another thread.
+/// All executors that exist, by number: a waker on another thread finds its core here.
 static REMOTES: RwLock<Remotes> = RwLock::new(Remotes { entries: Vec::new(), next: 0 });
 
 struct Remotes {
     entries: Vec<Option<Arc<Remote>>>,
-    /// Where the search for a free number begins, once all were used.
+    /// The start of the search for a free number, when all were used once.
     next: usize,
 }
 
 impl Remotes {
-    /// The number of an executor that has ended is given again as late as can be: its wakers may still be about, and
-    /// would wake another's tasks.
+    /// The number of an executor that has ended is reused as late as possible: its wakers may still exist, and would
+    /// wake tasks of another executor.
     fn enter(&mut self, remote: Arc<Remote>) -> u16 {
         if let Ok(id) = u16::try_from(self.entries.len()) {
             self.entries.push(Some(remote));
@@ -49,19 +49,19 @@ impl Remotes {
         let free = numbers.find(|at| self.entries[*at].is_none()).expect("a process has far fewer cores than 65,536");
         self.entries[free] = Some(remote);
         self.next = free + 1;
-        u16::try_from(free).expect("there are not more")
+        u16::try_from(free).expect("a process has fewer executors")
     }
 }
 
 thread_local! {
-    /// The executor that was last made or run on this thread, while it lives.
+    /// The executor that was last made or run on this thread, while it exists.
     static LOCAL: Cell<*const Executor> = const { Cell::new(ptr::null()) };
 }
 
 pub(crate) struct Executor {
     id: u16,
     tasks: RefCell<Tasks>,
-    /// Wakers of those who wait for the end of the turn.
+    /// Wakers of tasks that wait for the end of the turn.
     ending: RefCell<Vec<Waker>>,
     /// Ends of turns so far.
     ended: Cell<u64>,
@@ -102,7 +102,7 @@ impl Executor {
         }
     }
 
-    /// Wakers of this executor's tasks take the short way on this thread from now on.
+    /// From now on, wakers of this executor's tasks take the short path on this thread.
     pub(crate) fn be_local(self: &Rc<Self>) {
         LOCAL.set(Rc::as_ptr(self));
     }
@@ -111,13 +111,13 @@ impl Executor {
         &self.remote
     }
 
-    /// Takes a task in and makes it ready.
+    /// Adds a task and makes it ready.
     pub(crate) fn spawn(&self, task: Task) {
         let index = self.enter(task);
         self.make_ready(index);
     }
 
-    /// Takes a task in; tells its index.
+    /// Adds a task; returns its index.
     pub(crate) fn enter(&self, task: Task) -> u32 {
         let mut tasks = self.tasks.borrow_mut();
         if tasks.closed {
@@ -139,8 +139,8 @@ impl Executor {
         self.tasks.borrow_mut().make_ready(index);
     }
 
-    /// Runs a task within the one that runs now: what it touches is still in the cache from the last of its kind. A
-    /// task that runs so makes others ready only, or the stack would know no end.
+    /// Runs a task inside the running one: its data is still in the cache. Such a task only makes other tasks ready,
+    /// because the depth of the stack must be bounded.
     #[inline]
     pub(crate) fn run_now(&self, index: u32) {
         if self.is_nested.get() {
@@ -185,16 +185,16 @@ impl Executor {
             Ok(Poll::Ready(())) => self.tasks.borrow_mut().retire(index),
             Err(panic) => {
                 self.tasks.borrow_mut().retire(index);
-                log!("a task ended by a panic: {}", describe(&*panic));
+                log!(error, "a task ended by a panic: {}", describe(&*panic));
             }
         }
         // The task's own drop may spawn, wake and panic: nothing is borrowed here.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(|| drop(task))) {
-            log!("a task panicked as it was dropped: {}", describe(&*panic));
+            log!(error, "a task panicked as it was dropped: {}", describe(&*panic));
         }
     }
 
-    /// Wakes those who wait for the end of the turn; tells whether there were any.
+    /// Wakes the tasks that wait for the end of the turn; returns whether there were any.
     pub(crate) fn end_turn(&self) -> bool {
         if self.ending.borrow().is_empty() {
             return false;
@@ -202,7 +202,7 @@ impl Executor {
         self.ended.set(self.ended.get() + 1);
         let mut ending = self.ending.take();
         ending.drain(..).for_each(Waker::wake);
-        // Keeps the allocation, unless somebody came in between.
+        // Keeps the allocation, unless new waiters were added meanwhile.
         let mut current = self.ending.borrow_mut();
         if current.is_empty() {
             *current = ending;
@@ -220,7 +220,7 @@ impl Executor {
         self.ending.borrow_mut().push(waker);
     }
 
-    /// Makes ready what other threads woke.
+    /// Makes the tasks ready that other threads woke.
     pub(crate) fn take_remote(&self) {
         if self.remote.is_pending() {
             self.take_remote_now();
@@ -234,7 +234,7 @@ impl Executor {
         }
     }
 
-    /// Drops all tasks, and those that are spawned from now on.
+    /// Drops all tasks, and tasks that are spawned from now on.
     pub(crate) fn close(&self) {
         self.tasks.borrow_mut().closed = true;
         let mut at = 0;
@@ -291,7 +291,7 @@ impl Tasks {
         }
     }
 
-    /// The task of this index, unless it runs, is ready anyway, or is gone.
+    /// The task of this index, unless it runs, is already ready, or is gone.
     fn take(&mut self, index: u32) -> Option<(u32, Task)> {
         let entry = self.entries.get_mut(index as usize).filter(|entry| !entry.is_ready)?;
         Some((entry.generation, entry.task.take()?))
@@ -315,7 +315,7 @@ impl Tasks {
     }
 }
 
-/// What a panic said.
+/// The message of a panic.
 pub(crate) fn describe(panic: &(dyn std::any::Any + Send)) -> &str {
     match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
         (Some(text), _) => text,
@@ -355,7 +355,7 @@ fn wake_remote(key: u64) {
 /// The side of an executor that other threads see.
 pub(crate) struct Remote {
     woken: Mutex<Vec<u64>>,
-    /// Whether `woken` may hold something.
+    /// Whether `woken` may hold keys.
     pending: AtomicBool,
     /// Whether the core sleeps, or is about to.
     asleep: AtomicBool,
@@ -369,9 +369,9 @@ impl Remote {
 
     fn wake(&self, key: u64) {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(key);
-        // Who finds `pending` set leaves the bell to the one who set it: the core takes the list after it has reset
-        // `pending`, so it takes this key as well. SeqCst, here and in `doze`: of "pending set, asleep read" and
-        // "asleep set, pending read", one side must see the other's store.
+        // A thread that finds `pending` set leaves the bell to the thread that set it: the core takes the list after
+        // it has reset `pending`, so it takes this key as well. SeqCst, here and in `doze`: of "pending set, asleep
+        // read" and "asleep set, pending read", one side must see the other's store.
         if !self.pending.swap(true, Ordering::SeqCst) && self.asleep.load(Ordering::SeqCst) {
             self.bell.ring();
         }

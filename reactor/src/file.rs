@@ -32,19 +32,19 @@ struct CloneRange {
 /// The smallest unit of direct reads.
 pub(crate) const SECTOR: u32 = 512;
 
-/// Bytes that one call discards or unmaps: drives that write a table for each gibibyte need well below a second.
+/// Most bytes that one call discards or unmaps: drives that write a table for each gibibyte need well below a second.
 const UNMAP_PART: u64 = 256 << 20;
-/// Bytes that one call zeroes: a disk that has to write them needs about half a second.
+/// Most bytes that one call zeroes: a disk that has to write them needs about half a second.
 const ZERO_PART: u64 = 64 << 20;
-/// Bytes that one call copies or shares: a disk that has to move them needs about a second.
+/// Most bytes that one call copies or shares: a disk that has to move them needs about a second.
 const COPY_PART: u64 = 64 << 20;
 
 /// An open file or device. Worker threads hold it while they use it, so its number is not given to another file
-/// under their hands, even if the core has ended.
+/// meanwhile, even if the core has ended.
 #[derive(Debug)]
 pub(crate) struct OpenFile {
     fd: OwnedFd,
-    /// What its tasks are queued by: the device itself, or the one that the file lies on.
+    /// The device whose queue its tasks use: the device itself, or the one of the file system.
     device: Device,
     /// Whether it was opened with O_DIRECT.
     is_direct: bool,
@@ -106,7 +106,7 @@ fn fallocate_mode(how: Allocate) -> Option<i32> {
     }
 }
 
-/// Bytes of a range that one call changes.
+/// Most bytes of a range that one call changes.
 fn part_of(how: Allocate) -> u64 {
     match how {
         Allocate::Punch | Allocate::Discard => UNMAP_PART,
@@ -114,14 +114,14 @@ fn part_of(how: Allocate) -> u64 {
     }
 }
 
-/// Bytes up to the next multiple of `part`, at most `len`: so all parts but the first begin at a multiple of the
-/// device's granularity, whatever that is.
+/// Bytes up to the next multiple of `part`, at most `len`: so all parts except the first begin at a multiple of the
+/// device's granularity.
 fn first_part(offset: u64, len: u64, part: u64) -> u64 {
     len.min(part - offset % part)
 }
 
-/// What a worker thread executes for one operation. The driver keeps the memory that a vector points at alive until
-/// the answer is there.
+/// The work of a worker thread for one operation. The driver keeps the memory of a vector alive until the answer
+/// arrives.
 pub(crate) enum Work {
     Allocate { file: Arc<OpenFile>, how: Allocate, offset: u64, len: u64 },
     Extent { file: Arc<OpenFile>, offset: u64, len: u64 },
@@ -133,8 +133,8 @@ pub(crate) enum Work {
 }
 
 impl Work {
-    /// The work of an operation that changes or examines the space of a file; `None` for other operations, and where
-    /// `open` knows no file of a handle.
+    /// The work of an operation that changes or examines the space of a file; `None` for other operations, and if
+    /// `open` has no file for a handle.
     pub(crate) fn of(op: &Op, open: impl Fn(&Handle) -> Option<Arc<OpenFile>>) -> Option<Self> {
         Some(match *op {
             Op::Allocate { ref file, how, offset, len } => Self::Allocate { file: open(file)?, how, offset, len },
@@ -148,7 +148,7 @@ impl Work {
         })
     }
 
-    /// The device whose queue it stands in.
+    /// The device whose queue the work uses.
     pub(crate) fn device(&self) -> Device {
         match self {
             Self::Allocate { file, .. }
@@ -175,7 +175,7 @@ impl Answer {
         Self { result, extent: Extent::default(), space: None }
     }
 
-    /// Adds what the operation asked for besides its result.
+    /// Adds the value that the operation requested besides its result.
     pub(crate) fn complement(self, outcome: &mut Outcome) {
         outcome.extent = self.extent;
         if let Some(space) = self.space {
@@ -269,10 +269,10 @@ fn allocate(file: RawFd, how: Allocate, offset: u64, len: u64) -> Result<(), Fau
     }
 }
 
-/// Lets the file system share the range, or the kernel copy it.
+/// Makes the file system share the range, or the kernel copy it.
 fn copy(from: RawFd, at: u64, file: RawFd, offset: u64, len: u64) -> Result<(), Fault> {
     if len == 0 {
-        // FICLONERANGE would take this for the whole file.
+        // For FICLONERANGE zero would mean the whole file.
         return Ok(());
     }
     let range = CloneRange { from: i64::from(from), at, len, offset };
@@ -281,7 +281,7 @@ fn copy(from: RawFd, at: u64, file: RawFd, offset: u64, len: u64) -> Result<(), 
         Ok(_) => return Ok(()),
         // A copy would need more space than sharing.
         Err(Fault::NoSpace) => return Err(Fault::NoSpace),
-        // The file system shares nothing, or not these blocks.
+        // The file system cannot share these blocks.
         Err(_) => {}
     }
     let (mut source, mut target) = (signed(at)?, signed(offset)?);
@@ -294,7 +294,7 @@ fn copy(from: RawFd, at: u64, file: RawFd, offset: u64, len: u64) -> Result<(), 
             // The source ends before: another process has truncated it.
             Ok(0) => return Err(Fault::Medium),
             Ok(copied) => left = left.saturating_sub(copied as u64),
-            // Not between these two files, not with this alignment, not in this kernel.
+            // The kernel cannot copy between these two files, or with this alignment.
             Err(Fault::Os(libc::EXDEV | libc::EINVAL | libc::ENOSYS | libc::EPERM)) => return Err(Fault::Unsupported),
             Err(fault) => return Err(fault),
         }
@@ -304,13 +304,13 @@ fn copy(from: RawFd, at: u64, file: RawFd, offset: u64, len: u64) -> Result<(), 
 
 fn extent(file: RawFd, offset: u64, len: u64) -> Result<Extent, Fault> {
     let start = signed(offset)?;
-    // SAFETY: the call touches no memory of this process. It moves the position of the file, which nothing uses.
+    // SAFETY: the call touches no memory of this process. It moves the position of the file, which is not used.
     let seek = |whence| again(|| unsafe { libc::lseek(file, start, whence) as isize });
     let run = |end: isize, mapped| Extent { len: len.min((end as u64).saturating_sub(offset)), mapped };
     match seek(libc::SEEK_DATA) {
         // No data from here to the end of the file, or past it.
         Err(Fault::Gone) => Ok(Extent { len, mapped: false }),
-        // The file system keeps no such record: all of it counts as data.
+        // The file system has no record of holes: all of it counts as data.
         Err(Fault::Os(libc::EINVAL)) => Ok(Extent { len, mapped: true }),
         Err(fault) => Err(fault),
         Ok(data) if data as u64 > offset => Ok(run(data, false)),
@@ -341,7 +341,7 @@ pub(crate) fn read(file: &OpenFile, into: &mut Vector, offset: u64, flags: i32) 
     while !into.is_empty() {
         let at = signed(offset + u64::from(done)).map_err(|fault| (done, fault))?;
         let (iov, count) = into.raw();
-        // SAFETY: the vector points at memory that the operation holds, and that nothing else uses, until the answer.
+        // SAFETY: the vector points at memory that the operation holds, and that has no other user until the answer.
         let got = match again(|| unsafe { libc::preadv2(file.raw(), iov, count as i32, at, flags) }) {
             Ok(0) => break,
             // A direct read that ended inside a sector has met the end of the file.
@@ -360,7 +360,7 @@ fn write(file: RawFd, from: &mut Vector, offset: u64, durable: bool) -> Result<u
     while !from.is_empty() {
         let at = signed(offset + u64::from(done))?;
         let (iov, count) = from.raw();
-        // SAFETY: the vector points at memory that the operation holds, and that nothing writes, until the answer.
+        // SAFETY: the vector points at memory that the operation holds, and that is not written until the answer.
         let put = again(|| unsafe { libc::pwritev2(file, iov, count as i32, at, flags) })?;
         if put == 0 {
             return Err(Fault::NoSpace);
@@ -420,7 +420,7 @@ mod tests {
         let mut work = Work::Copy { from, at: 0, file: to.clone(), offset: 100, len };
         let first = work.step();
         match first.map(|answer| answer.result) {
-            Some(Err(Fault::Unsupported)) => return eprintln!("skipped: this kernel copies nothing here"),
+            Some(Err(Fault::Unsupported)) => return eprintln!("skipped: this kernel does not copy here"),
             Some(other) => panic!("{other:?}"),
             None => {}
         }

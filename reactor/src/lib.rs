@@ -1,27 +1,30 @@
 //! One thread per core: tasks, timers, mailboxes and slots on a driver that does the input and output.
 //!
-//! * [`op`]: the operations, and the [`op::Driver`] that carries them out: io_uring, epoll, or the simulator
-//! * [`Reactor`]: a core's loop: runs what is ready, hands operations over, polls or sleeps until something is due
+//! * [`op`]: the operations, and the [`op::Driver`] that executes them: io_uring, epoll, or the simulator
+//! * [`Reactor`]: the loop of a core: runs ready tasks, submits operations, polls or sleeps until the next event
 //! * [`channel`]: mailboxes between cores
-//! * [`disk`]: an open file or block device, as every store over one needs it
-//! * [`slots`]: long-lived tasks that carry out commands without an allocation per command
-//! * [`unix`], [`shared`], [`watch`]: sockets that pass descriptors, memory that others write, and who looks at it
-//! * [`end`]: the end of something that tasks work for
-//! * [`linger`]: what is taken for a moment longer than its process lives
+//! * [`clock`]: the monotonic clock
+//! * [`disk`]: an open file or block device, for every store over one
+//! * [`slots`]: long-lived tasks that execute commands without an allocation per command
+//! * [`unix`], [`shared`], [`watch`]: sockets that pass descriptors, memory shared with a guest, and the polling of
+//!   such memory
+//! * [`end`]: the end of an object that tasks work for
+//! * [`heap`]: the heap of the process
+//! * [`pages`]: memory of volumes in memory
+//! * [`linger`]: resources that the kernel frees a moment after their process has ended
 //! * [`log!`]: lines of the log
-//! * [`sim`]: the driver whose time, network and files are made up from a seed
+//! * [`sim`]: the driver with simulated time, network and files, generated from a seed
 //!
-//! One turn of the loop: tasks run until none is ready; then those that wait for [`Reactor::end_of_turn`] run
-//! (replies that are ready together leave together); when all is quiet the driver hands over to the kernel what
-//! was started and collects what is done. A core with nothing to do polls while load pays for it ([`Spin`]) and
-//! then sleeps in the kernel.
+//! One turn of the loop: tasks run until none is ready; then the tasks that wait for [`Reactor::end_of_turn`] run
+//! (replies that are ready at the same time leave together); then the driver submits the new operations to the kernel
+//! and collects the completed ones. An idle core polls while its load justifies that ([`Spin`]) and then sleeps in the
+//! kernel.
 
-// The wakers, the rings and the system calls that hand memory to the kernel need it; each block says why it is
-// sound.
+// The wakers, the rings and the system calls that hand memory to the kernel need it; each block has its argument.
 #![allow(unsafe_code)]
 
 pub mod channel;
-mod clock;
+pub mod clock;
 pub mod disk;
 pub mod end;
 pub mod endpoint;
@@ -29,12 +32,15 @@ mod epoll;
 mod eventfd;
 mod executor;
 mod file;
+pub mod heap;
 pub mod linger;
 pub mod log;
 pub mod op;
+pub mod pages;
 pub mod remote;
 mod ring;
 pub mod shared;
+#[cfg(any(test, feature = "testing"))]
 pub mod sim;
 pub mod slots;
 mod socket_file;
@@ -81,17 +87,22 @@ use std::time::Duration;
 use timer::Timers;
 use watch::{Watch, Watches};
 
-/// Tasks that one turn runs before the driver gets its share: enough that the cost of a turn does not show,
-/// little enough (some hundred microseconds) that a peer who keeps its tasks ready cannot starve the others.
+/// Most tasks that one turn runs before the driver gets its share: enough that the cost of a turn is negligible, and
+/// few enough (some hundred microseconds) that a peer that keeps its tasks ready cannot starve the others.
 const TASKS_PER_TURN: usize = 1024;
-/// Looks at the driver between two looks at the clock while polling: some microseconds.
+/// Time after which a turn ends even if fewer tasks ran: parts of long commands take some hundred microseconds each,
+/// and are ready again at once.
+const TURN_TIME: Duration = Duration::from_millis(1);
+/// Tasks between two readings of the clock within a turn.
+const TASKS_PER_LOOK: usize = 4;
+/// Polls of the driver between two readings of the clock: some microseconds.
 const LOOKS_PER_CLOCK: usize = 16;
-/// Nanoseconds without work that count as a wait: shorter ones are the cost of looking.
+/// Nanoseconds without work that count as a wait: shorter ones are the cost of polling.
 const SHORTEST_WAIT: u64 = 1_000;
-/// The arena of a core that was not told another size.
+/// The default size of the arena of a core.
 const ARENA_BYTES: usize = 64 << 20;
 
-/// Which driver a core runs on.
+/// The driver of a core.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Choice {
     /// io_uring; epoll where the kernel refuses it.
@@ -103,7 +114,7 @@ pub enum Choice {
     Epoll,
 }
 
-/// What a core is made of.
+/// The settings of a core.
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Its driver.
@@ -112,7 +123,7 @@ pub struct Config {
     pub arena_bytes: usize,
     /// Whether to register the memory with the kernel, where that is possible.
     pub register: bool,
-    /// Where it counts.
+    /// Its statistics.
     pub stats: Arc<Stats>,
     /// How long it polls before it sleeps.
     pub spin: Spin,
@@ -132,7 +143,7 @@ impl Default for Config {
 
 /// The loop of one core. Clones are the same loop; they stay on its thread.
 ///
-/// Dropping the first one, which `new` returned, drops the tasks (they may hold clones themselves).
+/// Dropping the first clone, which `new` returned, drops the tasks (they may hold clones themselves).
 pub struct Reactor {
     inner: Rc<Inner>,
     is_first: bool,
@@ -150,8 +161,20 @@ struct Inner {
     remotes: OnceCell<Rc<Remotes>>,
     now: Cell<Instant>,
     is_running: Cell<bool>,
-    /// Whether the core had nothing to do before the turn that runs.
+    /// Whether the core was idle before the current turn.
     has_waited: Cell<bool>,
+    /// Whether [`Reactor::doze`] has put the core to sleep.
+    is_dozing: Cell<bool>,
+}
+
+/// Excludes the data of volumes and of logins from core dumps, if the process makes any.
+fn exclude_from_core_dumps(arena: &Arena) {
+    let (base, len) = arena.extent();
+    // SAFETY: whole pages that belong to the arena; their contents stay. Advice may be ignored.
+    let advised = unsafe { rustix::mm::madvise(base.cast(), len, rustix::mm::Advice::LinuxDontDump) };
+    if let Err(why) = advised {
+        log!(warning, "data memory is not excluded from core dumps: {why}");
+    }
 }
 
 impl Reactor {
@@ -162,13 +185,14 @@ impl Reactor {
     pub fn new(config: Config) -> io::Result<Self> {
         let driver = open_driver(config.driver)?;
         let arena = Arena::new(config.arena_bytes);
+        exclude_from_core_dumps(&arena);
         if config.register {
             driver.register(&arena);
         }
         Ok(Self::build(driver, arena, config.stats, config.spin))
     }
 
-    /// A core on a driver that exists: the simulator. It never polls, for its time stands still meanwhile.
+    /// A core on an existing driver: the simulator. It never polls, because simulated time stands still meanwhile.
     #[must_use]
     pub fn with_driver(driver: Rc<dyn Driver>, arena: Arena, stats: Arc<Stats>) -> Self {
         Self::build(driver, arena, stats, Spin::NEVER)
@@ -189,13 +213,14 @@ impl Reactor {
             remotes: OnceCell::new(),
             is_running: Cell::new(false),
             has_waited: Cell::new(false),
+            is_dozing: Cell::new(false),
         });
         let reactor = Self { inner, is_first: true };
         reactor.spawn(answer_bell(reactor.inner.driver.clone()));
         reactor
     }
 
-    /// What carries the operations out.
+    /// The driver.
     #[must_use]
     pub fn driver(&self) -> &Rc<dyn Driver> {
         &self.inner.driver
@@ -207,7 +232,7 @@ impl Reactor {
         &self.inner.arena
     }
 
-    /// Where the core counts.
+    /// The statistics of the core.
     #[must_use]
     pub fn stats(&self) -> &Arc<Stats> {
         &self.inner.stats
@@ -227,7 +252,7 @@ impl Reactor {
         self.inner.executor.spawn(Box::pin(future));
     }
 
-    /// Takes a task in that runs when it is made to.
+    /// Adds a task that runs when it is made ready.
     pub(crate) fn enter_task(&self, future: impl Future<Output = ()> + 'static) -> u32 {
         self.inner.executor.enter(Box::pin(future))
     }
@@ -237,12 +262,12 @@ impl Reactor {
         self.inner.executor.run_now(task);
     }
 
-    /// Looks at memory that others write, in every turn, as long as `watch` lives.
+    /// Polls memory that a guest writes, in every turn, as long as `watch` exists.
     pub fn watch(&self, watch: &Rc<dyn Watch>) {
         self.inner.watches.add(watch);
     }
 
-    /// Runs the loop until `future` is done. Other tasks stay as they are, for the next `run`.
+    /// Runs the loop until `future` is done. Other tasks are kept for the next `run`.
     ///
     /// # Panics
     /// When called from within a task, or when `future` panics.
@@ -264,8 +289,8 @@ impl Reactor {
         result.expect("the loop ends when the future is done")
     }
 
-    /// One turn without sleep; tells whether there was anything to do. For the simulator, which runs several cores
-    /// on one thread.
+    /// One turn without sleep; returns whether there was work. For the simulator, which runs several cores on one
+    /// thread.
     ///
     /// # Panics
     /// When called from within a task.
@@ -273,14 +298,39 @@ impl Reactor {
         assert!(!self.inner.is_running.replace(true), "a core's loop runs once at a time");
         let _running = Running(&self.inner.is_running);
         self.inner.executor.be_local();
-        // Simulated time goes on where no core has anything to do; tasks run in the turn after what woke them.
+        // Simulated time advances while no core has work; tasks run in the turn after their wake-up.
         let (last, now) = (self.inner.now.get(), self.inner.driver.now());
+        if self.inner.is_dozing.get() && !self.inner.is_woken(now) {
+            return false;
+        }
+        self.inner.is_dozing.set(false);
         let has_waited = self.has_waited() || nanoseconds(last, now) > SHORTEST_WAIT;
         self.inner.has_waited.set(has_waited);
         let polled = self.inner.run_tasks(now, &mut |_| {}) + self.inner.watches.look();
         self.inner.has_waited.set(has_waited && polled == 0);
         let answered = self.inner.driver.turn(Wait::Poll);
         polled + answered > 0 || self.inner.has_ready()
+    }
+
+    /// Whether the core looks at memory that others write.
+    #[must_use]
+    pub fn has_watches(&self) -> bool {
+        !self.inner.watches.is_empty()
+    }
+
+    /// Puts the core to sleep, as a core that has nothing to do does: until an answer, a timer or another core wakes
+    /// it, [`Reactor::turn`] looks at no memory. Returns `false`, and does not sleep, if there is something to do. For
+    /// the simulator.
+    #[must_use]
+    pub fn doze(&self) -> bool {
+        self.inner.is_dozing.set(self.inner.watches.doze());
+        self.inner.is_dozing.get()
+    }
+
+    /// Whether a task, an answer or a timer waits for the next turn. For the simulator.
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) fn is_woken(&self) -> bool {
+        self.inner.is_woken(self.inner.driver.now())
     }
 
     /// When the next timer is due.
@@ -307,7 +357,8 @@ impl Reactor {
         self.sleep_until(self.now() + duration).await;
     }
 
-    /// Waits until every task that is ready in this turn has run: what is ready together leaves together.
+    /// Waits until every task that is ready in this turn has run, so that replies that are ready at the same time
+    /// leave together.
     pub async fn end_of_turn(&self) {
         let executor = &self.inner.executor;
         let begun = executor.ended();
@@ -321,7 +372,7 @@ impl Reactor {
         .await;
     }
 
-    /// Whether the core had nothing to do before this turn: then its peers most likely wait for what it does now.
+    /// Whether the core was idle before this turn: then its peers most likely wait for the results of this turn.
     #[must_use]
     pub fn has_waited(&self) -> bool {
         self.inner.has_waited.get()
@@ -332,8 +383,8 @@ impl Reactor {
         self.inner.driver.submit(op, done);
     }
 
-    /// Exchanges the duty to answer a request for a token that any thread may answer: for stores whose completions come
-    /// from other threads. The core keeps `data` in place and untouched until the token is answered or dropped.
+    /// Exchanges the duty to answer a request for a token that any thread may answer: for stores whose completions
+    /// come from other threads. The core keeps `data` in place and unchanged until the token is answered or dropped.
     ///
     /// `None` when too many requests are held by other threads ([`remote::REMOTE_MAX`]): then the request has been
     /// answered with [`Fault::NoMemory`].
@@ -350,7 +401,7 @@ impl Reactor {
     /// The next connection.
     ///
     /// # Errors
-    /// The operating system's; too many open files, for one, passes.
+    /// The error of the operating system; a lack of file descriptors, for one, is temporary.
     pub async fn accept(&self, listener: &Handle) -> io::Result<Incoming> {
         let mut completion = Completion::new();
         loop {
@@ -362,7 +413,8 @@ impl Reactor {
         }
     }
 
-    /// Bytes from a peer: how many (0: the peer has closed its side), and the memory, filled from its start.
+    /// Receives bytes of a peer: their number (0: the peer has closed its side), and the memory, filled from its
+    /// start.
     pub async fn receive(
         &self,
         socket: &Handle,
@@ -372,7 +424,7 @@ impl Reactor {
         self.receive_in_row(socket, into, false, completion).await
     }
 
-    /// [`Reactor::receive`], which is perhaps `at_once` if the last one was filled: before others have their turn.
+    /// [`Reactor::receive`], optionally `at_once` if the last one was filled: before other sockets have their turn.
     pub async fn receive_in_row(
         &self,
         socket: &Handle,
@@ -389,7 +441,7 @@ impl Reactor {
         (outcome.result.map(|len| len as usize), outcome.data.into_in())
     }
 
-    /// Bytes to a peer, all of them.
+    /// Sends all bytes to a peer.
     ///
     /// # Errors
     /// When the connection broke.
@@ -399,13 +451,13 @@ impl Reactor {
         self.end_send(&outcome)
     }
 
-    /// The first half of [`Reactor::send`]: a send whose answer, which may be there at once, is `completion`'s.
+    /// The first half of [`Reactor::send`]: a send whose answer, which may arrive at once, goes to `completion`.
     pub fn begin_send(&self, socket: &Handle, data: Sg, completion: &mut Completion) {
         let done = completion.token();
         self.inner.driver.submit(Op::Send { socket: socket.clone(), data }, done);
     }
 
-    /// The second half: what the answer says.
+    /// The second half: evaluates the answer.
     ///
     /// # Errors
     /// When the connection broke.
@@ -419,7 +471,7 @@ impl Reactor {
 
 /// Endpoints of datagrams, frames and commands.
 impl Reactor {
-    /// Takes an endpoint over.
+    /// Attaches an endpoint to this core.
     ///
     /// # Errors
     /// `Unsupported` where the driver has no such endpoints; those of the operating system.
@@ -427,8 +479,8 @@ impl Reactor {
         self.inner.driver.attach(endpoint)
     }
 
-    /// Waits for datagrams or frames: how many have arrived, and the batch that has them. Takes memory for them first,
-    /// and waits until the arena has some.
+    /// Waits for datagrams or frames; returns how many have arrived, and the batch that has them. Takes memory for
+    /// them first, and waits until the arena has some.
     pub async fn receive_batch(
         &self,
         endpoint: &Handle,
@@ -449,8 +501,8 @@ impl Reactor {
         (outcome.result.map(|count| count as usize), batch)
     }
 
-    /// Sends datagrams or frames, all of them: how many were sent and not dropped, and the batch, which is empty if
-    /// nothing failed.
+    /// Sends datagrams or frames, all of them; returns how many were sent and not dropped, and the batch, which is
+    /// empty if none failed.
     pub async fn send_batch(
         &self,
         endpoint: &Handle,
@@ -465,8 +517,8 @@ impl Reactor {
         (outcome.result.map(|count| count as usize), endpoint::carried(outcome.data).unwrap_or_default())
     }
 
-    /// Gives a command to a device: what the device answers, and the command with its memory; `None` if the core has
-    /// ended.
+    /// Gives a command to a device; returns the answer of the device, and the command with its memory; `None` if the
+    /// core has ended.
     pub async fn command(
         &self,
         device: &Handle,
@@ -502,7 +554,7 @@ impl fmt::Debug for Reactor {
 }
 
 impl Inner {
-    /// The loop. `main` polls the future that it runs for, and tells whether it is done.
+    /// The loop. `main` polls the future of the loop, and returns whether it is done.
     fn run(&self, main: &mut dyn FnMut(&mut Context<'_>) -> bool) {
         self.executor.make_ready(executor::MAIN);
         let is_done = Cell::new(false);
@@ -531,7 +583,7 @@ impl Inner {
         }
     }
 
-    /// The first half of a turn: all that needs no driver.
+    /// The first half of a turn: the work that needs no driver.
     fn run_tasks(&self, now: Instant, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
         self.now.set(now);
         self.timers.fire(now);
@@ -539,23 +591,33 @@ impl Inner {
         self.run_ready(main)
     }
 
+    /// Whether there is work for the next turn, which wakes a core that sleeps.
+    fn is_woken(&self, now: Instant) -> bool {
+        self.has_ready() || self.driver.ripe() || self.timers.next().is_some_and(|due| due <= now)
+    }
+
     fn has_ready(&self) -> bool {
         self.executor.has_ready() || self.executor.remote().is_pending()
     }
 
-    /// Runs tasks until none is ready, with ends of turns in between, or until the turn has had its share.
+    /// Runs tasks until none is ready, with ends of turns in between, or until the turn has run its share of tasks.
     fn run_ready(&self, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
-        let mut polled = 0;
+        let (mut polled, begun) = (0, self.now.get());
         loop {
-            polled += self.executor.burst(TASKS_PER_TURN.saturating_sub(polled), main);
-            let is_over = polled >= TASKS_PER_TURN;
+            let ran = self.executor.burst(TASKS_PER_LOOK, main);
+            polled += ran;
+            let may_be_more = ran == TASKS_PER_LOOK;
+            let is_over = may_be_more && (polled >= TASKS_PER_TURN || self.driver.now().since(begun) > TURN_TIME);
+            if may_be_more && !is_over {
+                continue;
+            }
             if !self.executor.end_turn() || is_over {
                 return polled;
             }
         }
     }
 
-    /// Polls, then sleeps, until there is work; tells the time after it.
+    /// Polls, then sleeps, until there is work; returns the time after it.
     fn rest(&self, from: Instant) -> Instant {
         let due = self.timers.next();
         let budget = self.policy.borrow().budget();
@@ -564,7 +626,7 @@ impl Inner {
             let now = self.driver.now();
             self.policy.borrow_mut().gap(nanoseconds(from, now));
             self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
-            // What the driver has is there for the turn that follows; what is looked at needs no driver.
+            // The next turn takes the results of the driver; the watches need no driver.
             if self.driver.ripe() {
                 self.driver.turn(Wait::Poll);
             }
@@ -581,7 +643,7 @@ impl Inner {
         risen
     }
 
-    /// Polls for `budget` nanoseconds; `None` as soon as there is something, else the time after it.
+    /// Polls for `budget` nanoseconds; `None` as soon as there is work, else the time after it.
     fn spin(&self, from: Instant, budget: u64, due: Option<Instant>) -> Option<Instant> {
         let end = Instant(from.0.saturating_add(budget));
         loop {
@@ -614,7 +676,7 @@ fn open_driver(choice: Choice) -> io::Result<Rc<dyn Driver>> {
         Choice::Auto => match ring::Ring::new() {
             Ok(ring) => Ok(ring),
             Err(error) => {
-                log!("io_uring is not to be had ({error}): epoll with helper threads in its place");
+                log!(warning, "io_uring is not available ({error}): using epoll with helper threads");
                 Ok(epoll::Epoll::new()?)
             }
         },
@@ -629,7 +691,7 @@ impl Drop for Running<'_> {
     }
 }
 
-/// A timer that leaves the list when whoever waited for it goes.
+/// A timer that leaves the list when its future is dropped.
 struct Timer<'a> {
     timers: &'a Timers,
     key: timer::Key,
@@ -641,7 +703,7 @@ impl Drop for Timer<'_> {
     }
 }
 
-/// Keeps one [`Op::Bell`] waiting; that the loop turns is all that the bell is for.
+/// Keeps one [`Op::Bell`] waiting; its only purpose is to make the loop turn.
 async fn answer_bell(driver: Rc<dyn Driver>) {
     let mut completion = Completion::new();
     loop {
@@ -652,7 +714,7 @@ async fn answer_bell(driver: Rc<dyn Driver>) {
     }
 }
 
-/// The operating system's error that a fault stands for.
+/// The error of the operating system for a fault.
 #[must_use]
 pub fn os_error(fault: Fault) -> io::Error {
     match fault {

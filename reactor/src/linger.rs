@@ -1,17 +1,17 @@
-//! What an io_uring held is taken for a moment longer than its process lives.
+//! A retry for resources of an io_uring, which the kernel frees a moment after their process has ended.
 
 use std::time::{Duration, Instant};
 
-/// Between two attempts.
+/// The pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Attempts, for as long as `patience`, until it is not taken any more. The kernel lets go what an io_uring held (a
-/// port, a lock, a device) only a moment after its process was killed, longer where many commands were under way: a
-/// service manager that starts the next one at once shall not see it fail. It blocks: for what is opened before a core
-/// runs.
+/// Repeats an attempt for as long as `patience` while the resource is in use. The kernel frees the resources of an
+/// io_uring (a port, a lock, a device) only a moment after its process was killed, and later if many commands were in
+/// progress: a service manager that restarts the process at once must not see a failure. It blocks, so it is for
+/// resources that are opened before a core runs.
 ///
 /// # Errors
-/// That of the last attempt.
+/// The error of the last attempt.
 pub fn until_free<T, E>(
     patience: Duration,
     mut attempt: impl FnMut() -> Result<T, E>,
@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_taken_is_tried_again_and_nothing_else() {
+    fn only_a_taken_address_is_tried_again() {
         let mut left = 3;
         let mut attempt = || {
             left -= 1;

@@ -1,9 +1,9 @@
 //! The operations of the reactor, and the trait that its three drivers implement: io_uring, epoll with a few
 //! helper threads, and the simulator.
 //!
-//! A driver owns everything an operation touches until it answers: handles, memory, the [`Done`]. So a future
-//! that awaits an answer may be dropped at any time. Operations are started by [`Driver::submit`], carried out
-//! and answered in [`Driver::turn`] or, where they need not wait, within `submit` itself.
+//! A driver owns all resources of an operation until it answers: handles, memory, the [`Done`]. So a future that
+//! awaits an answer may be dropped at any time. [`Driver::submit`] starts operations; [`Driver::turn`] executes and
+//! answers them, or `submit` itself if they need not wait.
 
 use crate::endpoint::command::Command;
 use crate::endpoint::packet::Filter;
@@ -11,16 +11,17 @@ use crate::endpoint::{Endpoint, ReceiveBatch, SendBatch, Status};
 use lunar_core::io::{Data, Done};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::time::Instant;
+use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 
-/// Something open in a driver: a file, a socket, a listener. Closed when the last clone drops; an operation
-/// that runs holds one.
+/// An open object of a driver: a file, a socket, a listener. It is closed when the last clone drops; an operation in
+/// progress holds one.
 #[derive(Clone)]
 pub struct Handle(Rc<Open>);
 
@@ -30,13 +31,13 @@ struct Open {
 }
 
 impl Handle {
-    /// For drivers: the handle of what they keep under `id`.
+    /// For drivers: the handle of the object with this `id`.
     #[must_use]
     pub fn new(driver: Weak<dyn Driver>, id: u32) -> Self {
         Self(Rc::new(Open { driver, id }))
     }
 
-    /// The driver's number for it.
+    /// The number of the object in the driver.
     #[must_use]
     pub fn id(&self) -> u32 {
         self.0.id
@@ -60,155 +61,159 @@ impl fmt::Debug for Handle {
 /// One operation. Its answer is an [`lunar_core::io::Outcome`] that brings the memory back.
 #[derive(Debug)]
 pub enum Op {
-    /// The next connection; take it with [`Driver::accepted`] when the answer is there.
+    /// Accepts the next connection; take it with [`Driver::accepted`] when the answer arrives.
     Accept {
-        /// Where it arrives.
+        /// The listener.
         listener: Handle,
     },
-    /// At least one byte, at most what fits; 0 when the peer has closed its side.
+    /// Receives at least one byte, and at most as many as fit; 0 when the peer has closed its side.
     Receive {
-        /// From where.
+        /// The socket.
         socket: Handle,
         /// Memory; comes back as [`Data::In`], filled from its start.
         into: SgMut,
-        /// Whether to try before the next turn, if the last one was filled: what comes in a row is answered together.
+        /// Whether to try before the next turn, if the last receive was filled: data that arrived together is answered
+        /// together.
         at_once: bool,
     },
-    /// All of it, however many calls that takes.
+    /// Sends all bytes, with as many calls as that takes.
     Send {
-        /// To where.
+        /// The socket.
         socket: Handle,
         /// Memory; comes back as [`Data::Out`].
         data: Sg,
     },
-    /// Datagrams or frames: waits for the first, then takes those that are there as well. Answers how many.
+    /// Receives datagrams or frames: waits for the first, then takes all that have arrived. Answers how many.
     ReceiveBatch {
-        /// From where.
+        /// The endpoint.
         endpoint: Handle,
         /// Room for them; comes back as [`Data::Carried`].
         into: Box<ReceiveBatch>,
     },
-    /// Datagrams or frames, all of them, in order; waits while the endpoint has no room. Those that cannot be sent (no
-    /// receiver, too long) are dropped and counted, as a network would drop them. Answers how many were sent.
+    /// Sends datagrams or frames, all of them, in order; waits while the endpoint has no room. Datagrams that cannot
+    /// be sent (no receiver, too long) are dropped and counted, as a network would drop them. Answers how many were
+    /// sent.
     SendBatch {
-        /// To where.
+        /// The endpoint.
         endpoint: Handle,
-        /// They; comes back as [`Data::Carried`], without those that were sent or dropped.
+        /// The datagrams; the batch comes back as [`Data::Carried`], without those that were sent or dropped.
         batch: Box<SendBatch>,
     },
-    /// A command to a device. Answers what the device answers, see [`Command`]; [`lunar_core::io::Fault::Unsupported`]
-    /// when the device does not take such a command with such memory. A device that has a command answers it: it cannot
-    /// be cancelled.
+    /// A command to a device. Answers with the result of the device, see [`Command`];
+    /// [`lunar_core::io::Fault::Unsupported`] when the device does not support such a command with such memory. A
+    /// command that a device has accepted cannot be cancelled.
     Command {
-        /// To which device.
+        /// The device.
         device: Handle,
         /// The command; comes back as [`Data::Carried`].
         command: Box<Command>,
     },
-    /// Bytes of a file or device, all of them. [`lunar_core::io::Fault::Medium`] when it ends before: it was cut
-    /// off under us, and zeroes would be a lie (the simulator, whose files grow, gives zeroes).
+    /// Reads bytes of a file or device, all of them. [`lunar_core::io::Fault::Medium`] when the file ends before:
+    /// another process has truncated it, and zeroes would be wrong data (files of the simulator grow, and return
+    /// zeroes).
     Read {
-        /// Of what.
+        /// The file.
         file: Handle,
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Memory; comes back as [`Data::In`].
         into: SgMut,
     },
-    /// Bytes to a file or device, all of them.
+    /// Writes bytes to a file or device, all of them.
     Write {
-        /// To what.
+        /// The file.
         file: Handle,
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Memory; comes back as [`Data::Out`].
         data: Sg,
-        /// On the medium before it is answered (RWF_DSYNC).
+        /// Whether the data is on the medium before the answer (RWF_DSYNC).
         durable: bool,
     },
-    /// What was written is on the medium (fdatasync).
+    /// Brings all written data to the medium (fdatasync).
     Sync {
-        /// Of what.
+        /// The file.
         file: Handle,
     },
-    /// A change of the space behind a range that moves no data.
+    /// Changes the space behind a range, without data.
     Allocate {
-        /// Of what.
+        /// The file.
         file: Handle,
-        /// Which.
+        /// The change.
         how: Allocate,
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// How far from `offset` on, at most `len`, a file has data or a hole: the answer's `extent`.
+    /// Finds how far the bytes from `offset` on, at most `len`, are data or a hole: the answer's `extent`.
     Extent {
-        /// Of what.
+        /// The file.
         file: Handle,
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// How much space a file takes and its file system has: comes back as [`Data::Space`].
+    /// Reports the space of a file and of its file system: comes back as [`Data::Space`].
     Space {
-        /// Of what.
+        /// The file.
         file: Handle,
     },
-    /// Bytes of another file, or of this one elsewhere, without moving them through memory of ours: shared by both
-    /// where the file system can (FICLONERANGE), else copied by the kernel (copy_file_range).
-    /// [`lunar_core::io::Fault::Unsupported`] when it does neither.
+    /// Copies bytes of another file, or of another part of this one, without memory of Lunar: the file system shares
+    /// them if it can (FICLONERANGE), else the kernel copies them (copy_file_range).
+    /// [`lunar_core::io::Fault::Unsupported`] when neither is possible.
     Copy {
-        /// Of what.
+        /// The source file.
         from: Handle,
-        /// Where.
+        /// Offset in the source.
         at: u64,
-        /// To what.
+        /// The destination file.
         file: Handle,
-        /// Where.
+        /// Offset in the destination.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// Waits until something open can be read from, or written to, without waiting; also once its other side is gone.
-    /// It may be told too often.
+    /// Waits until an object is readable or writable; also once its other side is closed. The answer may come although
+    /// it is not.
     Ready {
-        /// What.
+        /// The object.
         file: Handle,
-        /// Whether it shall be written to.
+        /// Whether to wait until it is writable.
         to_write: bool,
     },
-    /// Adds one to an eventfd that a peer has given. It may be anything: nothing is told, and nobody waits for it.
+    /// Adds one to an eventfd of a peer. The descriptor may be of another kind: errors are ignored, and the operation
+    /// does not wait.
     Signal {
-        /// Which.
+        /// The eventfd.
         file: Handle,
     },
-    /// The other cores have left something in the mailbox: answered when the bell rings.
+    /// Waits for the bell: answered when another core has put a message into the mailbox.
     Bell,
 }
 
-/// How the space behind a range changes.
+/// A change of the space behind a range.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Allocate {
-    /// A file's space is given back and reads as zeroes (FALLOC_FL_PUNCH_HOLE).
+    /// Releases the space of a file, which then reads as zeroes (FALLOC_FL_PUNCH_HOLE).
     Punch,
-    /// A file reads as zeroes and keeps its space (FALLOC_FL_ZERO_RANGE).
+    /// Zeroes a range of a file, which keeps its space (FALLOC_FL_ZERO_RANGE).
     Zero,
-    /// A device's blocks are given back (BLKDISCARD).
+    /// Discards blocks of a device (BLKDISCARD).
     Discard,
-    /// A device's blocks read as zeroes (BLKZEROOUT).
+    /// Zeroes blocks of a device (BLKZEROOUT).
     ZeroOut,
 }
 
-/// How a file is opened.
+/// The mode in which a file is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct How {
-    /// Without writing.
+    /// Read-only.
     pub read_only: bool,
-    /// Past the page cache (O_DIRECT): memory and offsets must be aligned.
+    /// Bypasses the page cache (O_DIRECT): memory and offsets must be aligned.
     pub direct: bool,
-    /// Every write on the medium before it is answered (O_DSYNC).
+    /// Every write is on the medium before it is answered (O_DSYNC).
     pub durable: bool,
 }
 
@@ -224,9 +229,9 @@ pub enum Incoming {
 /// How long a turn may wait for the first answer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Wait {
-    /// Not at all.
+    /// No wait.
     Poll,
-    /// Until then at the latest; `None` for as long as it takes.
+    /// Until this time at the latest; `None`: without limit.
     Until(Option<Instant>),
 }
 
@@ -236,7 +241,7 @@ pub trait Bell: Send + Sync {
     fn ring(&self);
 }
 
-/// Carries operations out. One per core; stays on its thread.
+/// Executes operations. One driver per core; it stays on its thread.
 pub trait Driver {
     /// Its name in logs and `--driver`.
     fn name(&self) -> &'static str;
@@ -247,81 +252,121 @@ pub trait Driver {
     /// Starts an operation. May answer at once.
     fn submit(&self, op: Op, done: Done);
 
-    /// Hands over to the kernel what was started, waits as long as `wait` says for the first answer, and answers
-    /// all that is done. Returns how many it answered.
+    /// Submits the new operations to the kernel, waits for the first answer as long as `wait` says, and answers all
+    /// completed ones. Returns how many it answered.
     fn turn(&self, wait: Wait) -> usize;
 
-    /// A cheap look, without a system call where possible, whether a `turn(Wait::Poll)` would find something.
+    /// A cheap check, without a system call where possible, whether a `turn(Wait::Poll)` would find work.
     fn ripe(&self) -> bool;
 
-    /// Ends the operations that run on a handle, with [`lunar_core::io::Fault::Aborted`].
+    /// Ends the operations in progress on a handle, with [`lunar_core::io::Fault::Aborted`].
     fn cancel(&self, handle: &Handle);
 
-    /// The last clone of a handle is gone.
+    /// Called when the last clone of a handle is gone.
     fn close(&self, id: u32);
 
-    /// The core's tasks are gone: lets go of all files now, even if somebody still holds the driver.
+    /// Called when the core's tasks are gone: closes all files now, even if the driver still has owners.
     fn end(&self) {}
 
     /// Opens a file or block device.
     ///
     /// # Errors
-    /// The operating system's.
+    /// The error of the operating system.
     fn open(&self, path: &Path, how: How) -> io::Result<Handle>;
 
-    /// Takes over an open file: what was opened, locked and checked before the cores began.
+    /// Takes over an open file, which was opened, locked and checked before the cores began.
     ///
     /// # Errors
     /// When the driver has no room for it.
     fn adopt(&self, file: OwnedFd) -> io::Result<Handle>;
 
-    /// Listens for TCP connections; tells the address (the port, when 0 was asked).
+    /// Listens for TCP connections; returns the address (with the port, when 0 was requested).
     ///
     /// # Errors
-    /// The operating system's.
+    /// The error of the operating system.
     fn listen(&self, address: SocketAddr) -> io::Result<(Handle, SocketAddr)>;
 
     /// The connection that an answered [`Op::Accept`] brought.
     fn accepted(&self, listener: &Handle) -> Option<Incoming>;
 
-    /// Takes over a connection from the core that accepted it; tells (local, peer).
+    /// Takes over a connection from the core that accepted it; returns (local, peer).
     ///
     /// # Errors
-    /// When the peer is gone already.
+    /// When the peer has already disconnected.
     fn join(&self, incoming: Incoming) -> io::Result<(Handle, SocketAddr, SocketAddr)>;
 
     /// Takes over an endpoint of datagrams, frames or commands.
     ///
     /// # Errors
-    /// `Unsupported` where the driver has no such endpoints, in words for an operator; those of the operating system.
+    /// `Unsupported` where the driver has no such endpoints, with a message for the operator; those of the operating
+    /// system.
     fn attach(&self, endpoint: Endpoint) -> io::Result<Handle>;
 
-    /// What an endpoint of datagrams or frames knows of itself now.
+    /// The current properties of an endpoint of datagrams or frames.
     ///
     /// # Errors
     /// `InvalidInput` for other endpoints; those of the operating system, for instance when an interface was removed.
     fn status(&self, endpoint: &Handle) -> io::Result<Status>;
 
-    /// Adds a filter to those of a link, or removes it: the frames that it receives.
+    /// Adds or removes a filter of received frames of a link.
     ///
     /// # Errors
     /// `InvalidInput` for other endpoints; those of the operating system.
     fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()>;
 
-    /// Closes the sending side after what is under way.
+    /// Closes the sending side after the sends in progress.
     fn shutdown(&self, socket: &Handle);
 
-    /// Registers the core's memory where the kernel can make use of that and allows it.
+    /// Registers the core's memory with the kernel, if it supports and allows that.
     fn register(&self, arena: &Arena);
 
     /// The bell of this core.
     fn bell(&self) -> Arc<dyn Bell>;
+
+    /// The Unix sockets of the driver; `None` for those of the operating system.
+    fn local_sockets(&self) -> Option<&dyn LocalSockets> {
+        None
+    }
+}
+
+/// Unix sockets that a driver has in place of those of the operating system: the simulator's. No call waits: it fails
+/// with [`Errno::AGAIN`], and [`Op::Ready`] waits.
+pub trait LocalSockets {
+    /// Listens at a path.
+    ///
+    /// # Errors
+    /// `AddrInUse` when another listener has the path.
+    fn listen(&self, path: &Path) -> io::Result<Handle>;
+
+    /// Frees the path of a listener for another one.
+    fn unlink(&self, listener: &Handle);
+
+    /// Takes the next connection of a listener.
+    ///
+    /// # Errors
+    /// As of accept(2).
+    fn accept(&self, listener: &Handle) -> Result<Handle, Errno>;
+
+    /// Receives bytes, and appends the descriptors that come with them. Returns 0 when the peer has closed its side.
+    ///
+    /// # Errors
+    /// As of recvmsg(2).
+    fn receive(&self, socket: &Handle, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize, Errno>;
+
+    /// Sends bytes, and copies of `descriptors` with the first of them. Returns how many bytes there was room for.
+    ///
+    /// # Errors
+    /// As of sendmsg(2).
+    fn send(&self, socket: &Handle, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno>;
+
+    /// Ends both directions.
+    fn shutdown(&self, socket: &Handle);
 }
 
 /// For drivers.
 impl Op {
-    /// The handle that an operation holds besides the one of its file. A driver drops it when nothing of its own is
-    /// borrowed, because it may be the last one.
+    /// The second handle that an operation holds, besides the one of its file. A driver drops it while nothing of its
+    /// own is borrowed, because it may be the last one.
     #[must_use]
     pub fn source(&self) -> Option<Handle> {
         match self {

@@ -2,8 +2,8 @@
 //! processes, of slow devices.
 //!
 //! [`crate::Reactor::remote`] exchanges the [`Done`] of a request and its memory for a [`RemoteDone`], which may go to
-//! any thread. The core keeps the memory and does not touch it until the answer is there. An answer travels through a
-//! queue of the core and wakes it, also if it sleeps.
+//! any thread. The core keeps the memory and does not use it until the answer arrives. An answer travels through a
+//! queue of the core and wakes the core, even if it sleeps.
 
 use crate::log;
 use crate::vector::Vector;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 
-/// Requests of one core that other threads may hold at the same time: more than its slots can ask for. It bounds the
+/// Most requests of one core that other threads hold at the same time: more than its slots can have. It bounds the
 /// queue of answers, too.
 pub const REMOTE_MAX: usize = 4096;
 /// How long a core that ends waits for answers; after that the memory of the requests is leaked.
@@ -29,10 +29,10 @@ const DRAIN: Duration = Duration::from_secs(5);
 /// The memory of the request can be reached through it until it is answered: as raw pieces for system calls and C
 /// libraries ([`RemoteDone::iovecs`]), or by copying ([`RemoteDone::read`], [`RemoteDone::write`]).
 ///
-/// Why it may be sent to another thread: the core holds the handles of the memory and keeps them until it has taken
-/// the answer, or for ever if it ends first, so the addresses stay valid as long as the token lives. Memory that is to
-/// be filled has no other user meanwhile, and memory that is to be read is written by nobody (a guest's pages may
-/// change at any time, which is why no references to the bytes are given out).
+/// The token may be sent to another thread: the core holds the handles of the memory and keeps them until it has taken
+/// the answer, or forever if it ends first, so the addresses stay valid as long as the token exists. Memory that is to
+/// be filled has no other user meanwhile, and memory that is to be read is not written (a guest's pages may change at
+/// any time, which is why no references to the bytes are given out).
 #[must_use = "a request must be answered"]
 pub struct RemoteDone {
     key: u32,
@@ -41,7 +41,7 @@ pub struct RemoteDone {
     shared: Arc<Shared>,
 }
 
-/// Where the memory of a request lies. The lists are used again, so that a request allocates nothing.
+/// The addresses of the memory of a request. The lists are reused, so that a request allocates nothing.
 #[derive(Default)]
 struct Memory {
     vector: Vector,
@@ -49,7 +49,7 @@ struct Memory {
     is_writable: bool,
 }
 
-/// What a core and the threads that answer it share.
+/// The state that a core and the threads that answer it share.
 struct Shared {
     inbox: Mutex<Inbox>,
     /// Signalled at each answer after the core has ended.
@@ -90,7 +90,7 @@ impl Shared {
 }
 
 impl RemoteDone {
-    /// Answers: bytes moved, or the fault. A request that reads must have filled all of its memory.
+    /// Answers: bytes moved, or the fault. All memory of a read request must have been filled.
     pub fn complete(mut self, result: Result<u32, Fault>) {
         self.answer(result);
     }
@@ -117,7 +117,7 @@ impl RemoteDone {
         self.len() == 0
     }
 
-    /// Whether the memory is to be filled; else it is to be read.
+    /// Whether the memory is to be filled; otherwise it is to be read.
     #[must_use]
     pub fn is_writable(&self) -> bool {
         self.memory().is_writable
@@ -191,7 +191,7 @@ pub(crate) struct Remotes {
     free: RefCell<Vec<u32>>,
     /// Lists that no request uses.
     unused: RefCell<Vec<Memory>>,
-    /// An empty list with room, in exchange for the list of answers.
+    /// An empty list with capacity, in exchange for the list of answers.
     spare: RefCell<Vec<Answer>>,
     held: Cell<usize>,
 }
@@ -239,7 +239,7 @@ impl Remotes {
         Some(RemoteDone { key, memory: Some(memory), shared: self.shared.clone() })
     }
 
-    /// Answers requests as their answers arrive, for ever.
+    /// Answers requests as their answers arrive, forever.
     pub(crate) async fn answer_all(self: Rc<Self>) {
         loop {
             let mut answers = poll_fn(|cx| {
@@ -270,8 +270,8 @@ impl Remotes {
         }
     }
 
-    /// The core has ended: its requests are aborted. Their memory is freed as the other threads answer; what they have
-    /// not answered in time is leaked, because they may still use it.
+    /// The core has ended: its requests are aborted. Their memory is freed as the other threads answer; memory of
+    /// unanswered requests is leaked after a time, because those threads may still use it.
     pub(crate) fn end(&self) {
         let aborted: Vec<Option<Done>> =
             self.requests.borrow_mut().iter_mut().flatten().map(|request| request.done.take()).collect();

@@ -28,7 +28,7 @@ fn pieces(arena: &Arena, lengths: &[usize]) -> SgMut {
     sg
 }
 
-/// A thread that executes what it is sent, in order.
+/// A thread that executes the functions that it receives, in order.
 fn worker() -> Sender<Box<dyn FnOnce() + Send>> {
     let (sender, receiver) = channel::<Box<dyn FnOnce() + Send>>();
     std::thread::spawn(move || receiver.iter().for_each(|job| job()));
@@ -142,7 +142,7 @@ fn requests_beyond_the_bound_are_refused() {
     });
 }
 
-/// A store whose bytes are in the hands of a thread, as a library with threads of its own has them.
+/// A store whose bytes belong to a thread, as in a library with threads of its own.
 struct Threaded {
     reactor: Reactor,
     thread: Sender<(u64, RemoteDone)>,

@@ -1,8 +1,8 @@
 //! The io_uring driver.
 //!
-//! Every operation that the kernel works on has an entry that owns what the kernel may touch: the handle, the
-//! memory, the lists that describe it. Entries have stable addresses and are used again, so an operation allocates
-//! nothing. The `user_data` of a submission is the key of its entry, or one of the few tags below.
+//! Every operation in the kernel has an entry that owns all memory that the kernel may use: the handle, the data, the
+//! lists that describe it. Entries have stable addresses and are reused, so an operation allocates nothing. The
+//! `user_data` of a submission is the key of its entry, or one of the few tags below.
 //!
 //! No foreign code runs while `inner` is borrowed: answers are taken out first and given afterwards
 //! ([`Answers::give`]), because they wake tasks and may drop memory and handles, which call back into the driver.
@@ -44,11 +44,11 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Submissions between two system calls; more of them cost one call more.
+/// Submissions between two system calls; a larger number costs another call.
 const SUBMISSIONS: u32 = 1024;
 /// Completions between two system calls: all slots of a core and its connections may complete at the same time.
 const COMPLETIONS: u32 = 16384;
-/// Files and sockets in the kernel's table of this ring; those above are named by their descriptors.
+/// Files and sockets in the kernel's table of this ring; others are named by their descriptors.
 const FIXED_FILES: u32 = 4096;
 /// How long a driver that is dropped waits for the kernel to release memory; after that the memory is leaked.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -80,19 +80,19 @@ struct Inner {
     open: Vec<Option<Open>>,
     free_ids: Vec<u32>,
     hot: Hot,
-    /// Submissions for which the queue had no room.
+    /// Submissions without room in the queue.
     backlog: VecDeque<squeue::Entry>,
-    /// Submissions whose last completion has not come.
+    /// Submissions whose last completion has not arrived.
     in_flight: usize,
     fixed_files: u32,
     /// Registered memory: address and bytes.
     fixed_memory: Option<(usize, usize)>,
     bell: BellState,
-    /// Lists for calls that move several datagrams, made with the first of them.
+    /// Lists for calls that move several datagrams, made with the first call.
     messages: Option<Box<Messages>>,
-    /// The ring of commands that need wide entries, made with the first device that takes them.
+    /// The ring of commands that need wide entries, made with the first device that needs it.
     commands: Option<Box<CommandRing>>,
-    /// The core has ended: no operation starts any more.
+    /// Whether the core has ended: no operation starts any more.
     is_over: bool,
 }
 
@@ -174,14 +174,28 @@ impl Ring {
     }
 }
 
-/// A ring with as many of the flags that make it cheap as the kernel knows.
+/// Completions of the smallest ring that is tried: with more at the same time, the kernel keeps a list of them.
+const COMPLETIONS_MIN: u32 = 2048;
+
+/// A ring with the performance flags that the kernel supports. If the kernel has no memory for it at this moment,
+/// because free memory is fragmented, a smaller ring is tried.
 fn build() -> io::Result<IoUring> {
+    let mut completions = COMPLETIONS;
+    loop {
+        match build_with(completions) {
+            Err(why) if why.raw_os_error() == Some(libc::ENOMEM) && completions > COMPLETIONS_MIN => completions /= 2,
+            built => return built,
+        }
+    }
+}
+
+fn build_with(completions: u32) -> io::Result<IoUring> {
     let best = IoUring::builder()
         .setup_single_issuer()
         .setup_defer_taskrun()
         .setup_taskrun_flag()
         .setup_submit_all()
-        .setup_cqsize(COMPLETIONS)
+        .setup_cqsize(completions)
         .setup_clamp()
         .dontfork()
         .build(SUBMISSIONS);
@@ -191,7 +205,7 @@ fn build() -> io::Result<IoUring> {
             .setup_coop_taskrun()
             .setup_taskrun_flag()
             .setup_submit_all()
-            .setup_cqsize(COMPLETIONS)
+            .setup_cqsize(completions)
             .setup_clamp()
             .dontfork()
             .build(SUBMISSIONS)?,
@@ -199,14 +213,14 @@ fn build() -> io::Result<IoUring> {
     };
     let mut probe = Probe::new();
     ring.submitter().register_probe(&mut probe)?;
-    // IORING_OP_SOCKET came with 5.19, as did multishot accept and cancelling by file, which no probe shows.
+    // IORING_OP_SOCKET came with 5.19, like multishot accept and cancelling by file, which no probe shows.
     if !probe.is_supported(opcode::Socket::CODE) || !ring.params().is_feature_ext_arg() {
         return Err(io::Error::new(io::ErrorKind::Unsupported, "the kernel's io_uring is older than 5.19"));
     }
     Ok(ring)
 }
 
-/// Files that the process may have open.
+/// Most files that the process may have open.
 fn file_limit() -> u32 {
     let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile).current;
     limit.and_then(|limit| u32::try_from(limit).ok()).unwrap_or(u32::MAX)
@@ -310,7 +324,7 @@ impl Inner {
         }
     }
 
-    /// The queue that an operation on a socket stands in.
+    /// The queue of an operation on a socket.
     fn queue(&mut self, key: u32, id: u32) -> Option<&mut Queue> {
         let kind = self.entries[key as usize].kind();
         let open = self.open[id as usize].as_mut()?;
@@ -321,7 +335,7 @@ impl Inner {
         }
     }
 
-    /// Hands an entry's operation, or the rest of it, to the kernel.
+    /// Submits an entry's operation, or the rest of it, to the kernel.
     fn issue(&mut self, key: u32) {
         let mut target = self.target(self.entries[key as usize].id());
         if self.entries[key as usize].kind() == entry::Kind::SendBatch {
@@ -335,8 +349,8 @@ impl Inner {
     fn push(&mut self, sqe: squeue::Entry) {
         self.in_flight += 1;
         if self.backlog.is_empty() {
-            // SAFETY: what the submission points at is owned by its entry (or by `bell`), which lives until the
-            // kernel has completed it: entries retire on their last completion only, and `end` waits or leaks them.
+            // SAFETY: the memory of the submission is owned by its entry (or by `bell`), which lives until the kernel
+            // has completed it: entries retire on their last completion only, and `end` waits or leaks them.
             if unsafe { self.ring.submission().push(&sqe) }.is_ok() {
                 return;
             }
@@ -359,18 +373,18 @@ impl Inner {
         }
     }
 
-    /// The one system call: submits what is queued, runs task work that the kernel deferred, waits for `want`
+    /// The one system call: submits the queued entries, runs task work that the kernel deferred, waits for `want`
     /// completions.
     fn enter(&mut self, want: u32, timeout: Option<Duration>) {
         let queued = self.ring.submission().len() as u32;
         match self.entrance.enter(queued, want, timeout).map_err(|error| error.raw_os_error()) {
-            // A signal; the time is up; no room for completions until some are taken; no memory just now.
+            // A signal; the timeout; no room for completions until some are taken; a temporary lack of memory.
             Ok(()) | Err(Some(libc::EINTR | libc::ETIME | libc::EBUSY | libc::EAGAIN)) => {}
             Err(error) => panic!("io_uring_enter failed with {error:?}: the ring is not usable any more"),
         }
     }
 
-    /// Whether a call has something to do: submissions, task work, or completions that found no room.
+    /// Whether a call has work: submissions, task work, or completions without room.
     fn needs_to_enter(&mut self) -> bool {
         let submission = self.ring.submission();
         !submission.is_empty() || submission.taskrun() || submission.cq_overflow()
@@ -401,6 +415,11 @@ impl Inner {
         }
         if matches!(kind, entry::Kind::ReceiveBatch | entry::Kind::SendBatch) {
             return self.complete_batch(key, cqe.result());
+        }
+        if let (Role::Device(device), Some(command)) = (&open.role, entry.command())
+            && let Some(descriptors) = &device.descriptors
+        {
+            descriptors.describe(command);
         }
         match entry.advance(cqe.result(), open.is_direct) {
             Next::Again => {
@@ -453,8 +472,8 @@ impl Inner {
         Answers::Many(self.bell.waiting.drain(..).map(|done| Answer::new(done, Ok(0))).collect())
     }
 
-    /// Ends the operations on a handle: those that the kernel does not know now, the others when the kernel completes
-    /// them.
+    /// Ends the operations on a handle: at once if the kernel does not know them yet, the others when the kernel
+    /// completes them.
     fn cancel(&mut self, id: u32, workers: &Workers<Work>) -> Vec<Answer> {
         if self.is_over {
             return Vec::new();
@@ -485,7 +504,7 @@ impl Inner {
         answers
     }
 
-    /// The last handle is gone, and with it every operation but the accept of a listener.
+    /// The last handle is gone, and so are all operations except the accept of a listener.
     fn close(&mut self, id: u32) {
         if !self.close_listener(id) {
             self.forget(id);
@@ -501,7 +520,9 @@ impl Inner {
         self.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(IGNORED));
         self.entries.iter_mut().for_each(|entry| entry.cancel_all());
         let mut answers = self.end_hot();
-        while self.in_flight > 0 && clock::now() < end {
+        // Commands of ublk queues end with the ring.
+        let held: usize = self.entries.iter_mut().map(|entry| usize::from(entry.is_fetch())).sum();
+        while self.in_flight > held && clock::now() < end {
             self.flush_backlog();
             self.enter(1, Some(Duration::from_millis(100)));
             loop {
@@ -512,25 +533,26 @@ impl Inner {
                 if tag & ACCEPT == 0 {
                     answers.push(self.retire_alone(tag as u32, Err(Fault::Aborted)));
                 } else if tag & !ACCEPT < u64::from(u32::MAX) && cqe.result() >= 0 {
-                    // SAFETY: the kernel has just opened this file for this process, and nothing else knows of it.
+                    // SAFETY: the kernel has just opened this file for this process, and no other code knows its
+                    // number.
                     drop(unsafe { OwnedFd::from_raw_fd(cqe.result()) });
                 }
             }
         }
         let commands = self.end_commands(end, &mut answers);
         if self.in_flight > 0 || commands > 0 {
-            // A disk that does not answer, most likely. What the kernel may still touch must stay where it is.
+            // Most likely a disk does not answer. Memory that the kernel may still use must stay in place.
             std::mem::forget(std::mem::take(&mut self.entries));
             std::mem::forget(std::mem::take(&mut self.bell.value));
         }
         (answers, self.close_all())
     }
 
-    /// Closes all files at once. Without that the kernel would close the ring's table a moment after the ring, and
-    /// after the process: a process that starts at once would find ports, locks and devices in use.
+    /// Closes all files at once. Otherwise the kernel would close the ring's table a moment after the ring, and after
+    /// the process: a process that starts at once would find ports, locks and devices in use.
     fn close_all(&mut self) -> Vec<Open> {
         self.open.iter().flatten().filter(|open| open.is_socket()).for_each(|open| stream::end(open.fd()));
-        // Fails only if there is no table, or none any more.
+        // Fails only if there is no table, or no longer one.
         let _ = self.ring.submitter().unregister_files();
         self.open.iter_mut().filter_map(Option::take).collect()
     }
@@ -538,7 +560,7 @@ impl Inner {
     fn forget(&mut self, id: u32) {
         let Some(open) = self.open[id as usize].take() else { return };
         if open.is_socket() {
-            // Before 6.13 the ring's table keeps a file until all that was under way on any file is over.
+            // Before 6.13 the ring's table keeps a file until all operations on any file have ended.
             stream::end(open.fd());
         }
         if open.is_fixed {
@@ -616,7 +638,7 @@ impl Driver for Ring {
     }
 
     fn end(&self) {
-        // The workers of this driver use no memory of operations: those that still run may go on alone.
+        // The workers of this driver use no memory of operations: running ones may continue alone.
         self.workers.end(DRAIN);
         // A panic may have left it borrowed: then the process ends without.
         let Ok(mut inner) = self.inner.try_borrow_mut() else { return };
@@ -688,8 +710,8 @@ impl Driver for Ring {
             .map(|at| libc::iovec { iov_base: base.wrapping_add(at).cast(), iov_len: FIXED_PIECE.min(len - at) })
             .collect();
         let mut inner = self.inner.borrow_mut();
-        // SAFETY: registration only pins the pages; reads and writes by their number come from entries, which hold
-        // the memory. Should the arena go first, the pages stay until the ring goes.
+        // SAFETY: registration only pins the pages; reads and writes by their number come from entries, which hold the
+        // memory. If the arena is dropped first, the pages stay until the ring is dropped.
         if unsafe { inner.ring.submitter().register_buffers(&pieces) }.is_ok() {
             inner.fixed_memory = Some((base.addr(), len));
         }

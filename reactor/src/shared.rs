@@ -1,9 +1,9 @@
-//! Memory that a peer shares by a descriptor: a guest's pages, or a page of ours that it may map.
+//! Memory that a peer shares by a descriptor: a guest's pages, or a page of Lunar that the peer may map.
 //!
-//! Whoever shares a file may cut it off, and who touches what is gone gets SIGBUS: then the region becomes memory of
-//! its own, zeroed, and the process lives; the same where its file system has no room for a page, or a page is broken.
-//! What was done with it then counts for nothing: see [`is_lost`]. Only file systems that are memory are mapped: a page
-//! fault on any other waits for whoever is behind it.
+//! A peer that shares a file may truncate it, and an access to the lost pages raises SIGBUS: then the region is
+//! replaced by private zeroed memory, and the process continues; the same happens if the file system has no room for a
+//! page, or a page is broken. Accesses to such a region have no meaning any more: see [`is_lost`]. Only file systems
+//! in memory are mapped: a page fault on any other one waits for its server.
 
 use lunar_core::mem::Region;
 use rustix::fs::{
@@ -16,28 +16,28 @@ use std::ptr::NonNull;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mapped regions of the process at most: the kernel allows four times as many mappings by default, of everything.
+/// Most mapped regions of the process: the kernel allows four times as many mappings of all kinds by default.
 pub const REGIONS_MAX: usize = 16384;
 /// Of linux/magic.h.
 const TMPFS: rustix::fs::FsWord = 0x0102_1994;
 const HUGETLBFS: rustix::fs::FsWord = 0x9584_58f6;
 
-/// Where regions are mapped, for the signal handler: address and bytes, or zeroes.
+/// The mapped regions, for the signal handler: address and bytes, or zeroes.
 static MAPPED: [(AtomicUsize, AtomicUsize); REGIONS_MAX] =
     [const { (AtomicUsize::new(0), AtomicUsize::new(0)) }; REGIONS_MAX];
 
-/// Which of them are memory of their own since, and how often that happened.
+/// For each region, how often it was replaced by private memory.
 static LOST: [AtomicBool; REGIONS_MAX] = [const { AtomicBool::new(false) }; REGIONS_MAX];
 static LOSSES: AtomicUsize = AtomicUsize::new(0);
 
-/// How often a region became memory of its own: whoever has seen another number looks at [`is_lost`].
+/// How often any region was replaced by private memory: a reader that sees a new number checks [`is_lost`].
 #[must_use]
 pub fn losses() -> usize {
     LOSSES.load(Ordering::SeqCst)
 }
 
-/// Whether one of these regions is not shared any more: what is read there is not the peer's, and the peer does not see
-/// what is written.
+/// Whether one of these regions is not shared any more: reads do not return the peer's data, and the peer does not see
+/// writes.
 #[must_use]
 pub fn is_lost<'a>(mut regions: impl Iterator<Item = &'a Region>) -> bool {
     if losses() == 0 {
@@ -60,7 +60,7 @@ impl Drop for Mapping {
     fn drop(&mut self) {
         let (base, len) = &MAPPED[self.place];
         len.store(0, Ordering::SeqCst);
-        // SAFETY: mapped by us with this length, and whoever drops this has no address in it any more.
+        // SAFETY: mapped by this module with this length, and no address in it is used after the drop.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
         base.store(0, Ordering::SeqCst);
     }
@@ -69,11 +69,11 @@ impl Drop for Mapping {
 /// Maps `len` bytes of `file` from `offset` on.
 ///
 /// # Errors
-/// `InvalidInput` when there are fewer, or its file system is not memory; `OutOfMemory` when there are [`REGIONS_MAX`];
-/// else the operating system's.
+/// `InvalidInput` when the file has fewer, or its file system is not in memory; `OutOfMemory` when there are
+/// [`REGIONS_MAX`]; else the error of the operating system.
 pub fn map(file: &OwnedFd, offset: u64, len: usize, is_writable: bool) -> io::Result<Region> {
     guard()?;
-    // Only memory has seals: any other file system might make us wait for an answer to what follows.
+    // Only memory has seals: any other file system might delay the following calls.
     fcntl_get_seals(file).map_err(|_| io::ErrorKind::InvalidInput)?;
     let stat = fstat(file)?;
     let is_file = FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile;
@@ -83,39 +83,39 @@ pub fn map(file: &OwnedFd, offset: u64, len: usize, is_writable: bool) -> io::Re
     if !is_file || !is_there || len == 0 || !matches!(kind.f_type, TMPFS | HUGETLBFS) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
-    // Huge pages are mapped, replaced and let go of as a whole.
+    // Huge pages are mapped, replaced and unmapped as a whole.
     let page = if kind.f_type == HUGETLBFS { u64::try_from(kind.f_bsize).unwrap_or(1).max(1) } else { 1 };
     let (wanted, before) = (len, (offset % page) as usize);
     let whole = (before + len).checked_next_multiple_of(page as usize).ok_or(io::ErrorKind::InvalidInput)?;
     let (offset, len) = (offset - before as u64, whole);
     let protection = if is_writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
     let null = std::ptr::null_mut();
-    // SAFETY: a new mapping, of no memory that anybody has.
+    // SAFETY: a new mapping, at an address that the kernel chooses.
     let base = unsafe { mmap(null, len, protection, MapFlags::SHARED, file, offset) }?;
     let Some(base) = NonNull::new(base.cast::<u8>()) else { return Err(io::ErrorKind::OutOfMemory.into()) };
     let place = MAPPED.iter().position(|(free, _)| {
         free.compare_exchange(0, base.as_ptr().addr(), Ordering::SeqCst, Ordering::SeqCst).is_ok()
     });
     let Some(place) = place else {
-        // SAFETY: mapped just now, and nobody knows of it.
+        // SAFETY: mapped just now, and no other code knows the address.
         let _ = unsafe { munmap(base.as_ptr().cast(), len) };
         return Err(io::ErrorKind::OutOfMemory.into());
     };
     LOST[place].store(false, Ordering::SeqCst);
     MAPPED[place].1.store(len, Ordering::SeqCst);
-    // A guest's memory is not ours to write down when we crash. Advice may be ignored.
-    // SAFETY: the mapping is ours; its contents stay.
+    // A guest's memory does not belong into a core dump. Advice may be ignored. SAFETY: the mapping belongs to this
+    // module; its contents stay.
     let _ = unsafe { madvise(base.as_ptr().cast(), len, Advice::LinuxDontDump) };
     let keeper = Box::new(Mapping { base, len, place });
-    // SAFETY: within what is mapped for reading, and for writing if so, which the keeper unmaps; nobody has a reference
-    // to it, ever.
+    // SAFETY: within a mapping that is readable, and writable if stated, and that the keeper unmaps; there is never a
+    // reference to it.
     Ok(unsafe { Region::new(base.add(before), wanted, is_writable, keeper) })
 }
 
-/// Memory of ours, `len` bytes of zeroes, whose descriptor a peer may map. It cannot be cut off.
+/// Memory of Lunar, `len` bytes of zeroes, whose descriptor a peer may map. The peer cannot truncate it.
 ///
 /// # Errors
-/// The operating system's.
+/// The error of the operating system.
 pub fn share(name: &str, len: usize) -> io::Result<(OwnedFd, Region)> {
     let file = memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     ftruncate(&file, len as u64)?;
@@ -124,10 +124,10 @@ pub fn share(name: &str, len: usize) -> io::Result<(OwnedFd, Region)> {
     Ok((file, region))
 }
 
-/// What was done about SIGBUS before.
+/// The previous action for SIGBUS.
 static BEFORE: OnceLock<io::Result<libc::sigaction>> = OnceLock::new();
 
-/// Has SIGBUS looked after from now on.
+/// Installs the handler of SIGBUS.
 fn guard() -> io::Result<()> {
     match BEFORE.get_or_init(install) {
         Ok(_) => Ok(()),
@@ -153,24 +153,24 @@ extern "C" fn handle(signal: i32, info: *mut libc::siginfo_t, _context: *mut lib
     let at = unsafe { (*info).si_addr() }.addr();
     for ((base, len), lost) in MAPPED.iter().zip(&LOST) {
         let (start, len) = (base.load(Ordering::SeqCst), len.load(Ordering::SeqCst));
-        // Both are of one mapping if the first is still the same.
+        // Both belong to one mapping if the first is unchanged.
         if start == 0 || at.wrapping_sub(start) >= len || base.load(Ordering::SeqCst) != start {
             continue;
         }
-        // Nothing is reserved for it: it may be larger than all that there is.
+        // No space is reserved for it: it may be larger than the memory of the machine.
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
         let protection = libc::PROT_READ | libc::PROT_WRITE;
         let place = std::ptr::with_exposed_provenance_mut(start);
-        // SAFETY: in the place of a mapping of ours, which stays as long; nobody has references into it. A system call
-        // is all that it is.
+        // SAFETY: it replaces a mapping of this module, which exists meanwhile; there are no references into it. The
+        // handler makes only a system call.
         if unsafe { libc::mmap(place, len, protection, flags, -1, 0) } != libc::MAP_FAILED {
             lost.store(true, Ordering::SeqCst);
             LOSSES.fetch_add(1, Ordering::SeqCst);
             return;
         }
     }
-    // Not ours: what was done before is done, for the fault comes again.
-    // SAFETY: zeroes stand for the default action; both live until the call is over.
+    // The fault has another cause: the previous action applies when the fault occurs again. SAFETY: zeroes stand for
+    // the default action; both live until the call is over.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         let before = BEFORE.get().and_then(|before| before.as_ref().ok()).unwrap_or(&default);
@@ -195,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_off_reads_as_zeroes() {
+    fn a_truncated_file_reads_as_zeroes() {
         let file = memfd_create("cut", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&file, 8192).expect("room");
         let (region, other) = (map(&file, 0, 8192, true).expect("mapped"), map(&file, 0, 4096, true).expect("mapped"));
@@ -208,7 +208,10 @@ mod tests {
         assert!(losses() > before && is_lost([&other, &region].into_iter()) && !is_lost([&other].into_iter()));
         drop(region);
         ftruncate(&file, 8192).expect("room");
-        assert!(!is_lost([&map(&file, 0, 8192, true).expect("mapped")].into_iter()), "its place is another's");
+        assert!(
+            !is_lost([&map(&file, 0, 8192, true).expect("mapped")].into_iter()),
+            "its place belongs to another region"
+        );
     }
 
     #[test]
@@ -223,7 +226,7 @@ mod tests {
                 let mut read = [1; 4];
                 assert!(region.read(LEN - 4, &mut read) && read == [0; 4]);
             }
-            // Where all that is mapped has to be there it is not mapped in the first place.
+            // Where all mapped pages must exist it is not mapped in the first place.
             mapped => assert!(strict, "{:?}", mapped.err()),
         }
     }

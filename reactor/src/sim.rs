@@ -6,9 +6,9 @@
 //! run on any core of the world. One core alone may use [`crate::Reactor::run`]: its loop moves the time on.
 //! Several are run together by [`World::run`].
 //!
-//! What may happen: bytes are cut anywhere and late, directions stall, connections are reset; answers come in any
-//! order; reads, writes and syncs fail, space runs out; a machine crashes and its files keep what was synced and
-//! any part of what was not. See [`Faults`].
+//! The faults: bytes are cut anywhere and late, directions stall, connections are reset (those of Unix sockets
+//! only by their ends); answers come in any order; reads, writes and syncs fail, space runs out; a machine crashes and
+//! its files keep what was synced and any part of what was not. See [`Faults`].
 
 mod carrier;
 mod chance;
@@ -22,6 +22,7 @@ mod files;
 mod foreign;
 mod job;
 mod link;
+mod local;
 mod network;
 mod peer;
 mod pipe;
@@ -37,7 +38,7 @@ pub use driver::Core;
 pub use faults::Faults;
 pub use foreign::ForeignThread;
 pub use network::Segment;
-pub use peer::Peer;
+pub use peer::{Peer, eventfd};
 
 use crate::Reactor;
 use lunar_core::time::Instant;
@@ -69,12 +70,12 @@ impl World {
         self.enter(|state| state.deadline = deadline);
     }
 
-    /// Changes what goes wrong from now on.
+    /// Changes the faults from now on.
     pub fn set_faults(&self, faults: Faults) {
         self.enter(|state| state.faults = faults);
     }
 
-    /// What goes wrong now.
+    /// The current faults.
     #[must_use]
     pub fn faults(&self) -> Faults {
         self.enter(|state| state.faults.clone())
@@ -95,7 +96,7 @@ impl World {
         });
     }
 
-    /// What a read of a file sees now; nothing when there is no such file.
+    /// The current content of a file; empty when there is no such file.
     #[must_use]
     pub fn contents(&self, path: impl AsRef<Path>) -> Vec<u8> {
         self.enter(|state| {
@@ -143,13 +144,24 @@ impl World {
             for core in &order {
                 busy |= core.turn();
             }
-            // The turn of one core may have brought the time at which another gets an answer.
-            busy |= cores.iter().any(|core| core.driver().ripe());
-            if !busy {
+            // In the turn of one core, events may have come that wake another, whose turn is over.
+            busy |= cores.iter().any(|core| core.is_woken());
+            if !busy && !self.rest(cores) {
                 let timer = cores.iter().filter_map(|core| core.next_timer()).min();
                 assert!(self.enter(|state| state.advance(timer)), "{STANDSTILL}");
             }
         }
+    }
+
+    /// Puts some of the cores that look at memory of guests to sleep; the others go on looking, as cores do for a
+    /// while. Returns whether one found something to do in place of sleeping.
+    fn rest(&self, cores: &[&Reactor]) -> bool {
+        let watching = cores.iter().filter(|core| core.has_watches());
+        let mut busy = false;
+        for core in watching {
+            busy |= self.enter(|state| state.chance.coin()) && !core.doze();
+        }
+        busy
     }
 
     /// Borrows the state, and afterwards does what may come back into the world.
@@ -176,6 +188,7 @@ impl World {
             jobs,
             links,
             listeners,
+            signals,
         } = left;
         answers.into_iter().for_each(core_state::Answer::give);
         foreign.into_iter().for_each(job::HeldRequest::answer);
@@ -184,7 +197,7 @@ impl World {
             self.enter(|state| state.finish_command(job, result));
         }
         wakers.into_iter().for_each(std::task::Waker::wake);
-        drop((dropped_commands, carriers, orphans, jobs, links, listeners));
+        drop((dropped_commands, carriers, orphans, jobs, links, listeners, signals));
     }
 }
 
@@ -203,3 +216,7 @@ mod tests;
 #[cfg(test)]
 #[path = "sim/network_tests.rs"]
 mod network_tests;
+
+#[cfg(test)]
+#[path = "sim/local_tests.rs"]
+mod local_tests;

@@ -71,7 +71,7 @@ impl Bench {
 
     /// A connection: the peer, and the target's end of it.
     fn connection(&self) -> (Peer, Handle) {
-        let (listener, address) = self.core.listen(ADDRESS).expect("nobody else listens");
+        let (listener, address) = self.core.listen(ADDRESS).expect("no other listener");
         let peer = self.world.connect(address);
         let incoming = loop {
             if let Some(incoming) = self.core.accepted(&listener) {
@@ -103,7 +103,7 @@ fn pattern(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn files_keep_what_is_written() {
+fn files_keep_written_data() {
     for seed in 0..20 {
         let bench = Bench::new(seed);
         let file = bench.file();
@@ -173,7 +173,7 @@ fn faults_come_at_their_odds() {
 }
 
 #[test]
-fn every_open_file_is_told_once_that_the_cache_could_not_be_written() {
+fn every_open_file_reports_once_that_the_cache_could_not_be_written() {
     let bench = Bench::new(1);
     let file = bench.file();
     let open = || bench.core.open(Path::new("disk"), How::default()).expect("made");
@@ -194,7 +194,7 @@ fn every_open_file_is_told_once_that_the_cache_could_not_be_written() {
 }
 
 #[test]
-fn a_crash_ends_operations_and_keeps_what_was_durable() {
+fn a_crash_ends_operations_and_keeps_durable_data() {
     let mut lost = 0;
     for seed in 0..50 {
         let bench = Bench::new(seed);
@@ -264,7 +264,7 @@ fn a_peer_that_does_not_read_holds_up_the_sender_only() {
 }
 
 #[test]
-fn resets_reach_both_ends_and_cancel_ends_what_waits() {
+fn resets_reach_both_ends_and_cancel_ends_waiting_operations() {
     let bench = Bench::new(3);
     let (peer, socket) = bench.connection();
     let into = bench.arena.take_sg(100).expect("enough memory");
@@ -278,7 +278,7 @@ fn resets_reach_both_ends_and_cancel_ends_what_waits() {
 }
 
 #[test]
-fn nobody_listening_is_a_reset_and_a_crash_is_too() {
+fn a_connection_without_listener_and_one_to_a_crashed_host_are_reset() {
     let bench = Bench::new(3);
     let lonely = bench.world.connect(ADDRESS);
     assert_eq!(wait_for(&bench.core, lonely.receive(1)), Err(Fault::Os(104)));

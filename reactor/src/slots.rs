@@ -1,14 +1,14 @@
-//! Slots: a bounded number of long-lived tasks per core that carry out jobs, one at a time each.
+//! Slots: a bounded number of long-lived tasks per core that execute jobs, one at a time each.
 //!
-//! They bound memory and queue depth. A slot has its task from its first job on; from then on starting a job allocates
-//! nothing: it is moved into the slot's seat and the slot's task runs at once, as far as it gets without waiting. A job
-//! that panics loses its own slot's future only, which is made anew.
+//! They bound memory and queue depth. A slot has its task from its first job on; after that, starting a job allocates
+//! nothing: it is moved into the slot's seat, and the slot's task runs at once, until it has to wait. A job that
+//! panics loses its own slot's future only, which is made anew.
 
 use crate::Reactor;
 use crate::executor::describe;
 use crate::log;
 use lunar_core::io::Completion;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
@@ -16,28 +16,28 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::rc::Rc;
 use std::task::Poll;
 
-/// A bounded number of tasks that carry out jobs.
+/// A bounded number of tasks that execute jobs.
 pub struct Slots<J> {
     reactor: Reactor,
     seats: Rc<Seats<J>>,
     occupy: Rc<Occupy<J>>,
 }
 
-/// Makes the task of a seat; tells its index in the executor.
+/// Makes the task of a seat; returns its index in the executor.
 type Occupy<J> = dyn Fn(&Rc<Seat<J>>) -> u32;
 
 struct Seats<J> {
     count: usize,
-    /// Those that were made: as many as there ever were jobs at once.
+    /// Seats that were made: as many as there were jobs at the same time.
     made: Cell<usize>,
-    /// Those of them that are free. The last is taken first: a light load stays on few, whose memory is warm.
+    /// Free seats. The last is taken first: a light load uses few, whose memory is in the cache.
     free: RefCell<Vec<Rc<Seat<J>>>>,
 }
 
 struct Seat<J> {
-    /// It stays here while it is carried out: jobs are large, and moving them costs.
+    /// The job stays here while it is executed: jobs are large, and moving them costs.
     job: RefCell<Option<J>>,
-    /// The task that carries it out; none after one that panicked.
+    /// The task that executes it; none after a panic.
     task: Cell<Option<u32>>,
 }
 
@@ -58,21 +58,21 @@ impl<J> Seats<J> {
 }
 
 impl<J: 'static> Slots<J> {
-    /// At most `count` slots that carry out jobs with `work`, each with tools of its own. One that was never needed
+    /// At most `count` slots that execute jobs with `work`, each with resources of its own. A slot that was never used
     /// takes no memory.
     #[must_use]
-    pub fn new<W: AsyncFn(&J, &mut Tools) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
+    pub fn new<W: AsyncFn(&J, &mut SlotContext) + 'static>(reactor: &Reactor, count: usize, work: W) -> Self {
         let seats = Rc::new(Seats { count, made: Cell::new(0), free: RefCell::default() });
         let (work, core, all) = (Rc::new(work), reactor.clone(), seats.clone());
         let occupy = Rc::new(move |seat: &Rc<Seat<J>>| {
-            let tools = Tools { arena: core.arena().clone(), completion: Completion::new() };
+            let slot = SlotContext { arena: core.arena().clone(), completion: Completion::new() };
             let guard = Guard { seats: all.clone(), seat: seat.clone(), busy: false };
-            core.enter_task(sit(guard, tools, work.clone()))
+            core.enter_task(sit(guard, slot, work.clone()))
         });
         Self { reactor: reactor.clone(), seats, occupy }
     }
 
-    /// Starts a job; it has run as far as it gets when this returns.
+    /// Starts a job; when this returns, the job has run until its first wait.
     ///
     /// # Errors
     /// The job, when no slot is free.
@@ -108,22 +108,22 @@ impl<J> fmt::Debug for Slots<J> {
     }
 }
 
-/// Does what another task may not end by, if it panics: `None` then.
+/// Runs a function whose panic must not end another task: `None` then.
 #[inline]
 pub fn contain<T>(what: impl FnOnce() -> T) -> Option<T> {
     let result = catch_unwind(AssertUnwindSafe(what));
-    result.map_err(|panic| log!("a command ended by a panic: {}", describe(&*panic))).ok()
+    result.map_err(|panic| log!(error, "a command ended by a panic: {}", describe(&*panic))).ok()
 }
 
-#[expect(clippy::await_holding_refcell_ref, reason = "a seat is written to when it is free, and that is after")]
-async fn sit<J, W: AsyncFn(&J, &mut Tools)>(mut guard: Guard<J>, mut tools: Tools, work: Rc<W>) {
+#[expect(clippy::await_holding_refcell_ref, reason = "a free seat is written to, and it is free after its job")]
+async fn sit<J, W: AsyncFn(&J, &mut SlotContext)>(mut guard: Guard<J>, mut slot: SlotContext, work: Rc<W>) {
     let (seats, seat) = (guard.seats.clone(), guard.seat.clone());
     loop {
         // No waker is kept: `start` makes the task ready by its index.
         poll_fn(|_| if seat.job.borrow().is_some() { Poll::Ready(()) } else { Poll::Pending }).await;
         guard.busy = true;
         if let Some(job) = &*seat.job.borrow() {
-            work(job, &mut tools).await;
+            work(job, &mut slot).await;
         }
         *seat.job.borrow_mut() = None;
         guard.busy = false;

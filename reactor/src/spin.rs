@@ -1,15 +1,15 @@
-//! How long a core that has nothing to do polls before it sleeps.
+//! How long an idle core polls before it sleeps.
 //!
-//! To sleep and be woken costs tens of microseconds, so a core polls while answers arrive faster than that. Only
-//! a run of short gaps starts it, and a poll in vain takes most of the credit away: a core whose load goes away
-//! stops within a few times the limit, and one that hears of an event now and then never starts.
+//! To sleep and be woken costs tens of microseconds, so a core polls while answers arrive faster than that. Only a run
+//! of short gaps starts it, and polling without result takes most of the credit away: a core whose load ends stops
+//! within a few times the limit, and rare events never start it.
 
 use std::time::Duration;
 
-/// How long polling may go on at a time.
+/// The limit of polling at a time.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Spin {
-    /// Zero: a core with nothing to do sleeps at once.
+    /// Zero: an idle core sleeps at once.
     pub limit: Duration,
 }
 
@@ -19,7 +19,7 @@ impl Spin {
 }
 
 impl Default for Spin {
-    /// Twice what a wake-up costs in a virtual machine.
+    /// Twice the cost of a wake-up in a virtual machine.
     fn default() -> Self {
         Self { limit: Duration::from_micros(50) }
     }
@@ -28,9 +28,9 @@ impl Default for Spin {
 /// Short gaps in a row before polling starts.
 const CREDIT_TO_SPIN: u32 = 3;
 const CREDIT_MAX: u32 = 8;
-/// What a poll in vain takes away: two of them, at most, one after the other.
+/// The credit that polling without result takes away: at most two polls in a row.
 const CREDIT_OF_MISS: u32 = 3;
-/// About what it costs to sleep and be woken: who polls for as long loses no more by it than that, whatever comes.
+/// About the cost of sleeping and waking: a poll of this length at most doubles that cost.
 const SHORTEST: u64 = 20_000;
 
 pub(crate) struct Policy {
@@ -50,11 +50,11 @@ impl Policy {
         if self.credit < CREDIT_TO_SPIN {
             return 0;
         }
-        // A few times what it took lately: answers that come every 2 µs are not waited for 50 µs.
+        // A few times the recent gap: answers that arrive every 2 µs are not waited for 50 µs.
         self.gap.saturating_mul(4).max(SHORTEST).min(self.limit)
     }
 
-    /// Work came after a gap of so many nanoseconds, polled or slept through.
+    /// Work arrived after a gap of this number of nanoseconds, polled or slept through.
     pub(crate) fn gap(&mut self, gap: u64) {
         if gap > self.limit {
             self.credit = if gap > self.limit.saturating_mul(4) { 0 } else { self.credit.saturating_sub(1) };
@@ -64,7 +64,7 @@ impl Policy {
         self.credit = (self.credit + 1).min(CREDIT_MAX);
     }
 
-    /// Polled in vain.
+    /// Polling had no result.
     pub(crate) fn miss(&mut self) {
         self.credit = self.credit.saturating_sub(CREDIT_OF_MISS);
         self.gap = (self.gap * 2).min(self.limit);

@@ -1,4 +1,4 @@
-//! What several tests of this crate need: a file whose disk does not answer, networks of their own.
+//! Helpers of several tests of this crate: a file whose disk does not answer, network namespaces.
 
 pub(crate) mod hanging_file;
 pub(crate) mod network;

@@ -5,10 +5,10 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::task::Waker;
 
-/// When, and a number that keeps those of one instant in the order of their making.
+/// The time, and a number that keeps timers of the same time in the order of their creation.
 pub(crate) type Key = (Instant, u64);
 
-/// A tree, not a heap: timers that never fire (time-outs of what went well) must leave at once.
+/// A tree, not a heap: timers that never fire (timeouts of successful operations) must be removed at once.
 #[derive(Default)]
 pub(crate) struct Timers {
     waiting: RefCell<BTreeMap<Key, Waker>>,
@@ -27,12 +27,12 @@ impl Timers {
         self.waiting.borrow_mut().insert(key, waker);
     }
 
-    /// Forgets it.
+    /// Removes it.
     pub(crate) fn cancel(&self, key: Key) {
         self.waiting.borrow_mut().remove(&key);
     }
 
-    /// Wakes what is due.
+    /// Wakes the timers that are due.
     pub(crate) fn fire(&self, now: Instant) {
         loop {
             let mut waiting = self.waiting.borrow_mut();
@@ -47,7 +47,7 @@ impl Timers {
         }
     }
 
-    /// When the next is due.
+    /// The time of the next timer.
     pub(crate) fn next(&self) -> Option<Instant> {
         self.waiting.borrow().first_key_value().map(|(key, _)| key.0)
     }

@@ -1,42 +1,94 @@
-//! Unix sockets whose peers send descriptors with their bytes, for protocols of virtual machines: few messages, none of
-//! them on the path of data. Calls of their own, and the driver only where they would have to wait.
+//! Unix sockets whose peers send descriptors with their bytes, for protocols of virtual machines: few messages, none
+//! of them on the data path. They use calls of their own, and the driver only when they have to wait.
 
-pub use crate::socket_file::{clear, permit};
+pub use crate::socket_file::{Permission, SOCKET_PATH_MAX, clear, make_folder};
 
 use crate::Reactor;
-use crate::op::{Handle, Op};
+use crate::eventfd::is_eventfd;
+use crate::op::{Handle, LocalSockets, Op};
 use crate::os_error;
 use lunar_core::io::Completion;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
+use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, SocketFlags, accept_with, recvmsg, sendmsg,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, accept_with, recvmsg, sendmsg,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-/// Descriptors that come with one receive at most: more is nothing that a protocol here allows.
+/// Most descriptors of one receive: no protocol here allows more.
 pub const DESCRIPTORS_MAX: usize = 32;
 
-/// A descriptor of this thread, and the same in its driver, for waiting.
+/// A socket, and its handle in the driver, for waiting.
 struct Waitable {
     reactor: Reactor,
-    fd: OwnedFd,
+    socket: Socket,
     handle: Handle,
+}
+
+/// Where the calls of a socket go.
+enum Socket {
+    /// To the operating system.
+    Descriptor(OwnedFd),
+    /// To the driver.
+    Driver,
 }
 
 impl Waitable {
     fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
         let handle = reactor.driver().adopt(fd.try_clone()?)?;
-        Ok(Self { reactor: reactor.clone(), fd, handle })
+        Ok(Self { reactor: reactor.clone(), socket: Socket::Descriptor(fd), handle })
+    }
+
+    fn of_driver(reactor: &Reactor, handle: Handle) -> Self {
+        Self { reactor: reactor.clone(), socket: Socket::Driver, handle }
+    }
+
+    fn sockets(&self) -> &dyn LocalSockets {
+        self.reactor.driver().local_sockets().expect("only a driver that has sockets of its own gives handles of them")
+    }
+
+    fn accept_next(&self) -> Result<Accepted, Errno> {
+        match &self.socket {
+            Socket::Descriptor(fd) => {
+                accept_with(fd, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).map(Accepted::Descriptor)
+            }
+            Socket::Driver => self.sockets().accept(&self.handle).map(Accepted::Handle),
+        }
+    }
+
+    fn receive_some(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Option<usize>, Errno> {
+        match &self.socket {
+            Socket::Descriptor(fd) => receive_some(fd, into, descriptors),
+            Socket::Driver => {
+                let count = self.sockets().receive(&self.handle, into, descriptors)?;
+                Ok((descriptors.len() <= DESCRIPTORS_MAX).then_some(count))
+            }
+        }
+    }
+
+    fn send_some(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno> {
+        match &self.socket {
+            Socket::Descriptor(fd) => send_some(fd, bytes, descriptors),
+            Socket::Driver => self.sockets().send(&self.handle, bytes, descriptors),
+        }
+    }
+
+    fn shutdown(&self) {
+        match &self.socket {
+            // A socket whose peer has gone already is no error.
+            Socket::Descriptor(fd) => _ = rustix::net::shutdown(fd, rustix::net::Shutdown::Both),
+            Socket::Driver => self.sockets().shutdown(&self.handle),
+        }
     }
 
     async fn ready(&self, to_write: bool) -> io::Result<()> {
@@ -45,10 +97,10 @@ impl Waitable {
         completion.wait().await.result.map(|_| ()).map_err(os_error)
     }
 
-    /// Calls until it neither is interrupted nor would have to wait.
-    async fn call<T>(&self, to_write: bool, mut call: impl FnMut(&OwnedFd) -> Result<T, Errno>) -> io::Result<T> {
+    /// Repeats a call until it is not interrupted and need not wait.
+    async fn call<T>(&self, to_write: bool, mut call: impl FnMut() -> Result<T, Errno>) -> io::Result<T> {
         loop {
-            match call(&self.fd) {
+            match call() {
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => self.ready(to_write).await?,
                 other => return Ok(other?),
@@ -61,29 +113,45 @@ impl Waitable {
     }
 }
 
-/// A socket that listens at a path, until it is dropped.
+/// A connection that was accepted.
+enum Accepted {
+    Descriptor(OwnedFd),
+    Handle(Handle),
+}
+
+/// Whether the Unix sockets of this core are files, which have folders and permissions. Those of the simulator are not.
+#[must_use]
+pub fn are_files(reactor: &Reactor) -> bool {
+    reactor.driver().local_sockets().is_none()
+}
+
+/// A listening socket at a path, until it is dropped.
 pub struct Listener {
     socket: Waitable,
     path: PathBuf,
-    /// Whether the path is somebody else's now.
+    /// Whether the path belongs to another socket now.
     retired: Cell<bool>,
 }
 
 impl Listener {
-    /// Listens at `path`, whose file gets the permissions `mode`. A file that nobody listens at any more is replaced.
+    /// Listens at `path`, whose file gets the permissions `mode`. A file without listener is replaced.
     ///
     /// # Errors
-    /// `AddrInUse` when somebody listens there; else the operating system's.
+    /// `AddrInUse` when another process listens there; else the error of the operating system.
     pub fn bind(reactor: &Reactor, path: &Path, mode: u32) -> io::Result<Self> {
+        if let Some(sockets) = reactor.driver().local_sockets() {
+            let socket = Waitable::of_driver(reactor, sockets.listen(path)?);
+            return Ok(Self { socket, path: path.to_owned(), retired: Cell::default() });
+        }
         match UnixStream::connect(path) {
             Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
             Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => clear(path)?,
-            // There is none, or none that we may know of: binding tells.
+            // There is none, or none that is visible to this process: binding reports that.
             Err(_) => {}
         }
         let listener = UnixListener::bind(path)?;
         let path = path.to_owned();
-        permit(&path, mode, None, None)?;
+        Permission { mode, owner: None, group: None }.grant(&path)?;
         listener.set_nonblocking(true)?;
         Ok(Self { socket: Waitable::new(reactor, listener.into())?, path, retired: Cell::default() })
     }
@@ -91,23 +159,28 @@ impl Listener {
     /// The next connection.
     ///
     /// # Errors
-    /// The operating system's; `Fault::Aborted`'s after [`Listener::cancel`].
+    /// The error of the operating system; `Fault::Aborted` after [`Listener::cancel`].
     pub async fn accept(&self) -> io::Result<Stream> {
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        let fd = self.socket.call(false, |fd| accept_with(fd, flags)).await?;
-        Ok(Stream(Waitable::new(&self.socket.reactor, fd)?))
+        let reactor = &self.socket.reactor;
+        match self.socket.call(false, || self.socket.accept_next()).await? {
+            Accepted::Descriptor(fd) => Ok(Stream(Waitable::new(reactor, fd)?)),
+            Accepted::Handle(handle) => Ok(Stream(Waitable::of_driver(reactor, handle))),
+        }
     }
 
-    /// Ends what waits for a connection.
+    /// Ends the wait for a connection.
     pub fn cancel(&self) {
         self.socket.cancel();
     }
 
-    /// The same, and the path is free for another.
+    /// The same, and another socket may use the path.
     pub fn retire(&self) {
         if !self.retired.replace(true) {
-            // Whoever has taken it away already has done no harm.
-            let _ = std::fs::remove_file(&self.path);
+            match &self.socket.socket {
+                // It is no error if the file was removed already.
+                Socket::Descriptor(_) => _ = std::fs::remove_file(&self.path),
+                Socket::Driver => self.socket.sockets().unlink(&self.socket.handle),
+            }
         }
         self.cancel();
     }
@@ -129,26 +202,48 @@ impl fmt::Debug for Listener {
 pub struct Stream(Waitable);
 
 impl Stream {
-    /// Connects to `path`, at once or not at all.
+    /// Connects to `path`, without waiting.
     ///
     /// # Errors
-    /// The operating system's.
+    /// The error of the operating system.
     pub fn connect(reactor: &Reactor, path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
         stream.set_nonblocking(true)?;
         Ok(Self(Waitable::new(reactor, stream.into())?))
     }
 
-    /// Fills `into`; descriptors that come with it are put behind those in `descriptors`. Tells how many bytes there
-    /// were: fewer only when the peer has closed its side.
+    /// Takes over a connected socket that a peer has sent.
     ///
     /// # Errors
-    /// `InvalidData` when more descriptors come than [`DESCRIPTORS_MAX`]; else the operating system's.
+    /// `InvalidInput` when it is no Unix stream socket: another file may delay its reader. Else the error of the
+    /// operating system.
+    pub fn adopt(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
+        let is_stream = socket_domain(&fd)? == AddressFamily::UNIX && socket_type(&fd)? == SocketType::STREAM;
+        if !is_stream {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        Ok(Self(Waitable::new(reactor, fd)?))
+    }
+
+    /// Sends `bytes` if there is room for all of them now; a part of them is never followed by the rest.
+    ///
+    /// # Errors
+    /// `WouldBlock` without room, `WriteZero` when only a part was sent; else the error of the operating system.
+    pub fn send_now(&self, bytes: &[u8]) -> io::Result<()> {
+        let sent = self.0.send_some(bytes, &[])?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    /// Fills `into`; received descriptors are appended to `descriptors`. Returns the number of bytes: fewer only when
+    /// the peer has closed its side.
+    ///
+    /// # Errors
+    /// `InvalidData` when more descriptors arrive than [`DESCRIPTORS_MAX`]; else the error of the operating system.
     pub async fn receive(&self, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
         let mut done = 0;
         while done < into.len() {
             let part = &mut into[done..];
-            let got = self.0.call(false, |fd| receive_some(fd, part, descriptors)).await?;
+            let got = self.0.call(false, || self.0.receive_some(part, descriptors)).await?;
             match got {
                 Some(0) => break,
                 Some(count) => done += count,
@@ -161,20 +256,20 @@ impl Stream {
     /// Sends all of `bytes`, and `descriptors` with the first of them.
     ///
     /// # Errors
-    /// The operating system's.
+    /// The error of the operating system.
     pub async fn send(&self, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
         let (mut done, mut descriptors) = (0, descriptors);
         while done < bytes.len() {
-            done += self.0.call(true, |fd| send_some(fd, &bytes[done..], descriptors)).await?;
+            done += self.0.call(true, || self.0.send_some(&bytes[done..], descriptors)).await?;
             descriptors = &[];
         }
         Ok(())
     }
 
-    /// Ends what waits for the peer.
+    /// Ends the wait for the peer.
     pub fn cancel(&self) {
-        // A peer that sends all the time would let nobody wait.
-        let _ = rustix::net::shutdown(&self.0.fd, rustix::net::Shutdown::Both);
+        // Without a pause, a peer that sends all the time would starve other tasks.
+        self.0.shutdown();
         self.0.cancel();
     }
 }
@@ -185,11 +280,11 @@ impl fmt::Debug for Stream {
     }
 }
 
-/// Fills `into` like [`Stream::receive`], for a thread that has no reactor and may wait, for `patience` at a time.
+/// Fills `into` like [`Stream::receive`], for a thread without reactor, which may wait for `patience` at a time.
 ///
 /// # Errors
-/// `UnexpectedEof` when the peer has closed its side, `TimedOut`, `InvalidData` when more descriptors come than
-/// [`DESCRIPTORS_MAX`]; else the operating system's.
+/// `UnexpectedEof` when the peer has closed its side, `TimedOut`, `InvalidData` when more descriptors arrive than
+/// [`DESCRIPTORS_MAX`]; else the error of the operating system.
 pub fn receive_waiting(
     fd: &OwnedFd,
     into: &mut [u8],
@@ -207,10 +302,10 @@ pub fn receive_waiting(
     Ok(())
 }
 
-/// Sends like [`Stream::send`], for a thread that has no reactor and may wait, for `patience` at a time.
+/// Sends like [`Stream::send`], for a thread without reactor, which may wait for `patience` at a time.
 ///
 /// # Errors
-/// `TimedOut`; else the operating system's.
+/// `TimedOut`; else the error of the operating system.
 pub fn send_waiting(fd: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>], patience: Duration) -> io::Result<()> {
     let (mut done, mut descriptors) = (0, descriptors);
     while done < bytes.len() {
@@ -241,7 +336,7 @@ fn wait_for<T>(
     }
 }
 
-/// `None`: more descriptors came than there was room for.
+/// `None`: more descriptors arrived than there was room for.
 fn receive_some(fd: &OwnedFd, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<Option<usize>, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(DESCRIPTORS_MAX))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
@@ -265,7 +360,7 @@ fn send_some(fd: &OwnedFd, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Resu
     sendmsg(fd, &[IoSlice::new(bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)
 }
 
-/// An eventfd of a peer's, which this side rings.
+/// An eventfd of a peer, which Lunar signals.
 pub struct Signal {
     reactor: Reactor,
     file: Handle,
@@ -274,24 +369,22 @@ pub struct Signal {
 }
 
 impl Signal {
-    /// Takes it over.
+    /// Takes a descriptor over.
     ///
     /// # Errors
-    /// `InvalidInput` when it is something else: who rings that may wait for whoever is behind it. The operating
-    /// system's.
+    /// `InvalidInput` when it is no eventfd: a write to another file may wait. Else the error of the operating system.
     pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
-        let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-        if name.as_os_str() != "anon_inode:[eventfd]" {
+        if !is_eventfd(&fd)? {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // One that is full would hold up whoever rings it. The peer can take this back: then a thread of the kernel's
-        // waits, and not this one.
+        // A full eventfd would block the writer. The peer can undo this setting: then a thread of the kernel waits,
+        // and not this one.
         fcntl_setfl(&fd, fcntl_getfl(&fd)? | OFlags::NONBLOCK)?;
         let file = reactor.driver().adopt(fd)?;
         Ok(Self { reactor: reactor.clone(), file, completion: RefCell::default(), is_under_way: Cell::new(false) })
     }
 
-    /// Rings it; `false`: not yet, for the last time is not over.
+    /// Signals it; `false`: not yet, because the last signal is in progress.
     #[must_use]
     pub fn ring(&self) -> bool {
         let mut completion = self.completion.borrow_mut();
@@ -307,7 +400,7 @@ impl Signal {
 
 impl Drop for Signal {
     fn drop(&mut self) {
-        // One that cannot be rung would be rung for ever.
+        // A failed write must not be repeated forever.
         self.reactor.driver().cancel(&self.file);
     }
 }
@@ -315,6 +408,63 @@ impl Drop for Signal {
 impl fmt::Debug for Signal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Signal")
+    }
+}
+
+/// An eventfd that a peer signals, and Lunar waits for.
+pub struct Kick {
+    reactor: Reactor,
+    fd: OwnedFd,
+    handle: Handle,
+}
+
+impl Kick {
+    /// Takes a descriptor over.
+    ///
+    /// # Errors
+    /// `InvalidInput` when it is no eventfd: a read of another file may wait. Else the error of the operating system.
+    pub fn new(reactor: &Reactor, fd: OwnedFd) -> io::Result<Self> {
+        if !is_eventfd(&fd)? {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let handle = reactor.driver().adopt(fd.try_clone()?)?;
+        Ok(Self { reactor: reactor.clone(), fd, handle })
+    }
+
+    /// Waits until the peer has signalled, and clears the signal.
+    ///
+    /// # Errors
+    /// The error of the operating system; `Fault::Aborted` after [`Kick::cancel`].
+    pub async fn signalled(&self) -> io::Result<()> {
+        loop {
+            let mut completion = Completion::new();
+            self.reactor.submit(Op::Ready { file: self.handle.clone(), to_write: false }, completion.token());
+            completion.wait().await.result.map_err(os_error)?;
+            match self.clear() {
+                Err(Errno::AGAIN | Errno::INTR) => {}
+                other => return Ok(other?),
+            }
+        }
+    }
+
+    /// Sets the counter to zero. The peer may do the same at any moment, and may have made the descriptor blocking: so
+    /// each call says that it does not wait.
+    fn clear(&self) -> Result<(), Errno> {
+        let mut counter = [0; size_of::<u64>()];
+        let into = &mut [IoSliceMut::new(&mut counter)];
+        // The offset stands for the position of the file, which an eventfd does not have.
+        preadv2(&self.fd, into, u64::MAX, ReadWriteFlags::NOWAIT).map(|_| ())
+    }
+
+    /// Ends the wait.
+    pub fn cancel(&self) {
+        self.reactor.driver().cancel(&self.handle);
+    }
+}
+
+impl fmt::Debug for Kick {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Kick")
     }
 }
 
@@ -333,7 +483,32 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_socket_stays_and_a_stale_one_is_replaced() {
+    fn a_kick_is_cleared_without_a_wait() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let pipe = io::pipe().expect("a pipe").0;
+        assert_eq!(Kick::new(&reactor, pipe.into()).expect_err("no eventfd").kind(), io::ErrorKind::InvalidInput);
+        // A blocking one, as a peer can make it at any time.
+        let eventfd = rustix::event::eventfd(2, rustix::event::EventfdFlags::CLOEXEC).expect("one");
+        let kick = Kick::new(&reactor, eventfd).expect("one");
+        assert_eq!([kick.clear(), kick.clear()], [Ok(()), Err(Errno::AGAIN)]);
+    }
+
+    #[test]
+    fn only_stream_sockets_are_adopted() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let (datagrams, _) = std::os::unix::net::UnixDatagram::pair().expect("a pair");
+        assert!(Stream::adopt(&reactor, datagrams.into()).is_err());
+        assert!(Stream::adopt(&reactor, io::pipe().expect("a pipe").0.into()).is_err());
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        let stream = Stream::adopt(&reactor, ours.into()).expect("a stream");
+        stream.send_now(b"now").expect("there is room");
+        let mut read = [0; 3];
+        io::Read::read_exact(&mut &theirs, &mut read).expect("it was sent");
+        assert_eq!(&read, b"now");
+    }
+
+    #[test]
+    fn other_files_are_kept_and_a_stale_socket_is_replaced() {
         let folder = std::env::temp_dir().join(format!("lunar-unix-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
@@ -349,7 +524,7 @@ mod tests {
         }
         assert_eq!(std::fs::read(&file).expect("it is there"), b"somebody's");
         assert!(link.is_symlink() && socket.exists());
-        let listener = Listener::bind(&reactor, &socket, 0o600).expect("nobody listens there");
+        let listener = Listener::bind(&reactor, &socket, 0o600).expect("no process listens there");
         let refused = Listener::bind(&reactor, &socket, 0o600).expect_err("somebody does");
         assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
         assert!(UnixStream::connect(&socket).is_ok());

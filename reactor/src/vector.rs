@@ -1,35 +1,35 @@
-//! Memory as the kernel wants it: lists of addresses and lengths.
+//! Memory in the form of the kernel: lists of addresses and lengths.
 
 use libc::{c_void, iovec};
 use lunar_core::io::Data;
 
-/// Pieces that one system call takes (UIO_MAXIOV).
+/// Most pieces that one system call takes (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 
 /// A list of addresses and lengths that may be handed to another thread.
 #[derive(Default)]
 pub(crate) struct Vector(Vec<iovec>);
 
-// SAFETY: the addresses are only used by the kernel on behalf of whoever holds the memory they stand for; see
-// where vectors are used. The list itself is plain data.
+// SAFETY: only the kernel uses the addresses, on behalf of the owner of the memory; see the uses of vectors. The list
+// itself is plain data.
 unsafe impl Send for Vector {}
 
 impl Vector {
-    /// All that is left of `data` after `skip` bytes, however many pieces: for [`crate::file`], which cuts it.
+    /// All bytes of `data` after `skip`, in any number of pieces: for [`crate::file`], which divides it.
     pub(crate) fn of(data: &mut Data, skip: usize) -> Self {
         let mut vector = Self::default();
         vector.collect_from(data, skip, usize::MAX);
         vector
     }
 
-    /// Points at the bytes of `data` from `skip` on, as many pieces as one call takes; tells how many bytes those are.
-    /// The addresses are valid as long as the memory is held, wherever `data` itself moves: it lies behind handles.
+    /// Points at the bytes of `data` from `skip` on, as many pieces as one call takes; returns the number of bytes.
+    /// The addresses are valid as long as the memory is held, even if `data` itself is moved: it lies behind handles.
     pub(crate) fn gather(&mut self, data: &mut Data, skip: usize) -> usize {
         self.0.clear();
         self.collect_from(data, skip, PIECES_MAX)
     }
 
-    /// Points at all bytes of `data`, however many pieces; returns how many bytes those are.
+    /// Points at all bytes of `data`, in any number of pieces; returns the number of bytes.
     pub(crate) fn gather_all(&mut self, data: &mut Data) -> usize {
         self.0.clear();
         self.collect_from(data, 0, usize::MAX)
@@ -39,7 +39,7 @@ impl Vector {
         match data {
             Data::None | Data::From(_) | Data::Space(_) | Data::Carried(_) => 0,
             Data::In(sg) => self.collect(sg.pieces_mut().iter_mut().map(|p| (p.as_mut_ptr(), p.len())), skip, most),
-            // The kernel only reads what is sent or written.
+            // The kernel only reads memory that is sent or written.
             Data::Out(sg) => self.collect(sg.pieces().iter().map(|p| (p.as_ptr().cast_mut(), p.len())), skip, most),
         }
     }
@@ -63,7 +63,7 @@ impl Vector {
         total
     }
 
-    /// Forgets the first `count` bytes.
+    /// Drops the first `count` bytes.
     pub(crate) fn advance(&mut self, mut count: usize) {
         let mut whole = 0;
         for piece in &mut self.0 {
@@ -78,12 +78,12 @@ impl Vector {
         self.0.drain(..whole);
     }
 
-    /// Where it is and how many pieces one call takes of it, for the kernel.
+    /// The address of the list and the number of pieces that one call takes of it, for the kernel.
     pub(crate) fn raw(&self) -> (*const iovec, usize) {
         (self.0.as_ptr(), self.0.len().min(PIECES_MAX))
     }
 
-    /// The piece, if it is one only.
+    /// The piece, if there is only one.
     pub(crate) fn single(&self) -> Option<(*mut u8, usize)> {
         match self.0[..] {
             [piece] => Some((piece.iov_base.cast(), piece.iov_len)),
@@ -96,7 +96,7 @@ impl Vector {
         &self.0
     }
 
-    /// Whether nothing is left.
+    /// Whether no bytes are left.
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

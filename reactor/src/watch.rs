@@ -1,28 +1,29 @@
-//! Memory that others write without telling, looked at while a core is awake: the queues of virtual machines.
+//! Memory that a guest writes without notification, polled while a core is awake: the queues of virtual machines.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::rc::{Rc, Weak};
 
-/// Looks at memory that others write.
+/// Polls memory that a guest writes.
 pub trait Watch {
-    /// A cheap look, without doing anything, whether [`Watch::look`] would find something.
+    /// A cheap check whether [`Watch::look`] would find work; it changes nothing.
     fn is_ripe(&self) -> bool;
 
-    /// Looks, and does what there is to do; tells whether there was anything. Called once in every turn, when no task
-    /// is ready any more.
+    /// Polls, and does the work; returns whether there was any. Called once in every turn, when no task is ready any
+    /// more.
     fn look(&self) -> bool;
 
-    /// The core is about to sleep: whoever writes has to wake it from now on. `false`: there is something already.
+    /// The core is about to sleep: the writer must wake it from now on. `false`: there is work already.
     fn doze(&self) -> bool;
 }
 
-/// All that a core looks at.
+/// All watches of a core.
 #[derive(Default)]
 pub(crate) struct Watches {
     all: RefCell<Vec<Weak<dyn Watch>>>,
     count: Cell<usize>,
-    /// Who looks first: each in turn, or one that takes all that there is of something would leave nothing to others.
+    /// The first watch of the next poll: each in turn, because a watch that takes all slots would leave none to the
+    /// others.
     first: Cell<usize>,
 }
 
@@ -34,11 +35,15 @@ impl Watches {
         self.count.set(all.len());
     }
 
+    pub(crate) fn is_empty(&self) -> bool {
+        self.count.get() == 0
+    }
+
     pub(crate) fn are_ripe(&self) -> bool {
         self.count.get() > 0 && self.all.borrow().iter().filter_map(Weak::upgrade).any(|watch| watch.is_ripe())
     }
 
-    /// How many had something to do.
+    /// The number of watches that had work.
     pub(crate) fn look(&self) -> usize {
         let (count, first) = (self.count.get(), self.first.get());
         self.first.set(if first + 1 < count { first + 1 } else { 0 });
@@ -46,7 +51,7 @@ impl Watches {
         turn.filter(|at| self.get(*at).is_some_and(|watch| watch.look())).count()
     }
 
-    /// Whether the core may sleep, for all that is here.
+    /// Whether all watches allow the core to sleep.
     pub(crate) fn doze(&self) -> bool {
         (0..self.count.get()).all(|at| self.get(at).is_none_or(|watch| watch.doze()))
     }

@@ -20,23 +20,23 @@ use std::time::{Duration, Instant};
 /// The block device that a file lies on: tasks of one device share a queue.
 pub(crate) type Device = u64;
 
-/// What a worker thread executes.
+/// The work of a worker thread.
 pub(crate) trait Task: Send + 'static {
-    /// What the core gets when the task is over.
+    /// The core's part of a task, when the task is over.
     type Answer: Send + From<Fault>;
 
-    /// Executes the next part, however long the device takes; `None` while more parts are left.
+    /// Executes the next part, which takes as long as the device takes; `None` while more parts are left.
     fn step(&mut self) -> Option<Self::Answer>;
 }
 
-/// How much the workers of one core may take.
+/// The limits of the workers of one core.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
-    /// Threads in all.
+    /// Most threads.
     pub(crate) threads: usize,
-    /// Threads that work for one device at the same time.
+    /// Most threads that work for one device at the same time.
     pub(crate) threads_per_device: usize,
-    /// Tasks that wait in the queue of one device.
+    /// Most tasks that wait in the queue of one device.
     pub(crate) waiting_per_device: usize,
     /// Time after which a thread without work ends.
     pub(crate) idle: Duration,
@@ -44,12 +44,12 @@ pub(crate) struct Limits {
 
 impl Limits {
     pub(crate) const DEFAULT: Self = Self {
-        // Each thread costs a stack and a place in the scheduler. 16 devices that hang at the same time leave threads
+        // Each thread costs a stack and a place in the scheduler. 16 hanging devices at the same time leave threads
         // for others; a server that loses more has lost its controller.
         threads: 32,
-        // The queue of a disk is kept busy by a few threads, and a disk that hangs takes no more than these.
+        // A few threads keep the queue of a disk busy, and a disk that hangs takes no more than these.
         threads_per_device: 4,
-        // More than all slots of a core can ask of a device at the same time.
+        // More than all slots of a core can request of a device at the same time.
         waiting_per_device: 4096,
         // Longer than the pauses between commands of one job, such as a backup that asks for holes.
         idle: Duration::from_secs(10),
@@ -69,7 +69,7 @@ struct Shared<T: Task> {
     /// Signalled when a thread has finished a part after the end.
     quiet: Condvar,
     answers: Mutex<Vec<(u32, T::Answer)>>,
-    /// Whether `answers` may hold something.
+    /// Whether `answers` may hold answers.
     answered: AtomicBool,
     /// Whether the core sleeps, or is about to.
     asleep: AtomicBool,
@@ -94,7 +94,7 @@ struct Queue<T> {
 }
 
 struct Job<T> {
-    /// The operation, as the driver knows it.
+    /// The key of the operation in the driver.
     key: u32,
     /// The open file that a cancellation names.
     file: u32,
@@ -234,7 +234,7 @@ impl<T> Queues<T> {
         if is_scarce { 1 } else { limits.threads_per_device }
     }
 
-    /// Puts a device among those that have work for another thread, if it has.
+    /// Adds a device to the ready ones, if it has work for another thread.
     fn make_ready(&mut self, device: Device, limits: &Limits) {
         let share = self.share(limits);
         let Some(queue) = self.devices.get_mut(&device) else { return };
@@ -263,7 +263,7 @@ impl<T> Queues<T> {
         None
     }
 
-    /// A part of a task is over: tells whether the task was cancelled meanwhile.
+    /// Ends a part of a task; returns whether the task was cancelled meanwhile.
     fn finish_part(&mut self, device: Device, key: u32) -> bool {
         let Some(queue) = self.devices.get_mut(&device) else { return true };
         let Some(at) = queue.running.iter().position(|job| job.key == key) else { return true };
@@ -272,7 +272,7 @@ impl<T> Queues<T> {
 }
 
 impl<T: Task> Shared<T> {
-    /// Has a thread take the next task: one that is idle, else a new one.
+    /// Makes a thread take the next task: an idle one, else a new one.
     fn employ(self: &Arc<Self>, queues: &mut Queues<T>) {
         if queues.ready.is_empty() {
             return;
@@ -331,7 +331,7 @@ impl<T: Task> Shared<T> {
         }
     }
 
-    /// The next task; `None` when the thread shall end.
+    /// The next task; `None` when the thread must end.
     fn next(self: &Arc<Self>) -> Option<(Device, Job<T>)> {
         let mut queues = lock(&self.queues);
         let deadline = Instant::now() + self.limits.idle;

@@ -1,4 +1,4 @@
-//! The worker threads alone, with tasks that block until the test lets them go.
+//! The worker threads alone, with tasks that block until the test releases them.
 
 use super::*;
 use std::sync::atomic::AtomicUsize;
@@ -16,7 +16,7 @@ impl Bell for Counter {
     }
 }
 
-/// A task of several parts. Each part takes one permit, for as long as the test gives none it blocks.
+/// A task of several parts. Each part takes one permit, and blocks until the test gives one.
 struct Parts {
     left: usize,
     permits: Receiver<()>,
@@ -102,7 +102,7 @@ fn wait_until(mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Long enough that whatever could happen wrongly has happened.
+/// Long enough for any wrong behaviour to happen.
 fn pause() {
     std::thread::sleep(Duration::from_millis(30));
 }

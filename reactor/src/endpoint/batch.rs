@@ -6,20 +6,20 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::rc::Rc;
 
-/// Datagrams that one operation receives at most, and that one system call sends: enough that the cost of the call
-/// does not show, few enough (a tenth of a millisecond of work) that an endpoint under load does not starve the others
-/// of its core.
+/// Most datagrams that one operation receives, and that one system call sends: enough that the cost of the call is
+/// negligible, and few enough (a tenth of a millisecond of work) that a busy endpoint does not starve the others of
+/// its core.
 pub const BATCH_MAX: usize = 64;
 
 /// The address of a datagram socket.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub enum Address {
-    /// None: frames carry their addresses themselves, and a Unix socket may have no path.
+    /// No address: frames carry their addresses themselves, and a Unix socket may have no path.
     #[default]
     None,
-    /// Of a UDP socket.
+    /// The address of a UDP socket.
     Ip(SocketAddr),
-    /// Of a Unix socket.
+    /// The path of a Unix socket.
     Path(Rc<Path>),
 }
 
@@ -38,10 +38,10 @@ impl fmt::Display for Address {
 pub struct MacAddress(pub [u8; 6]);
 
 impl MacAddress {
-    /// All stations.
+    /// The broadcast address.
     pub const BROADCAST: Self = Self([0xff; 6]);
 
-    /// Whether it is the address of a group; the broadcast address is one.
+    /// Whether it is the address of a group, such as the broadcast address.
     #[must_use]
     pub fn is_group(self) -> bool {
         self.0[0] & 1 == 1
@@ -82,14 +82,14 @@ impl VlanTag {
         self.control & 0xfff
     }
 
-    /// The four bytes as they stand behind the source address of a frame.
+    /// The four bytes after the source address of a frame.
     #[must_use]
     pub fn bytes(self) -> [u8; 4] {
         let ([a, b], [c, d]) = (self.protocol.to_be_bytes(), self.control.to_be_bytes());
         [a, b, c, d]
     }
 
-    /// The tag that these four bytes are, if they are one.
+    /// The tag with these four bytes, if they are one.
     #[must_use]
     pub fn parse(bytes: [u8; 4]) -> Option<Self> {
         let [a, b, c, d] = bytes;
@@ -101,22 +101,22 @@ impl VlanTag {
 /// One datagram, or one Ethernet frame.
 #[derive(Clone, Debug, Default)]
 pub struct Datagram {
-    /// The payload of a datagram. Of a frame all bytes from the destination address on, without a VLAN tag, without
-    /// frame check sequence; frames are not padded. A datagram that was received is one piece.
+    /// The payload of a datagram. For a frame: all bytes from the destination address on, without a VLAN tag and
+    /// without the frame check sequence; frames are not padded. A received datagram is one piece.
     pub data: Sg,
-    /// The sender of a datagram that was received, the receiver of one that is to be sent.
+    /// The sender of a received datagram, the receiver of a datagram to send.
     pub peer: Address,
-    /// UDP: the own address to which it was sent, or from which it is to be sent; `None`: the kernel chooses.
+    /// UDP: the local address to which it was sent, or from which it is sent; `None`: the kernel chooses.
     pub local: Option<IpAddr>,
-    /// UDP: the bytes of each of several datagrams of the same peer that stand in `data` one behind the other, where
-    /// only the last may be shorter; 0: it is one datagram.
+    /// UDP: the length of each of several datagrams of the same peer that are concatenated in `data`, where only the
+    /// last may be shorter; 0: it is one datagram.
     pub segment: u16,
     /// Frames: the outer VLAN tag.
     pub vlan: Option<VlanTag>,
 }
 
-/// Memory for datagrams that are to arrive, and those that have arrived. Used again, so that receiving allocates
-/// nothing.
+/// Memory for datagrams that will arrive, and the datagrams that have arrived. It is reused, so that receiving
+/// allocates nothing.
 #[derive(Debug)]
 pub struct ReceiveBatch {
     /// Bytes for each datagram.
@@ -127,27 +127,27 @@ pub struct ReceiveBatch {
 }
 
 impl ReceiveBatch {
-    /// Room for `count` datagrams of up to `room` bytes each, at most [`BATCH_MAX`]. A datagram that is longer is
-    /// dropped and counted. Memory is taken with [`ReceiveBatch::refill`].
+    /// Room for `count` datagrams of up to `room` bytes each, at most [`BATCH_MAX`]. A longer datagram is dropped and
+    /// counted. [`ReceiveBatch::refill`] takes the memory.
     ///
     /// # Panics
     /// When `room` is 0 or more than a block of an arena.
     #[must_use]
     pub fn new(room: usize, count: usize) -> Box<Self> {
-        assert!((1..=BLOCK_MAX).contains(&room), "a datagram of {room} bytes finds no memory");
+        assert!((1..=BLOCK_MAX).contains(&room), "no memory for a datagram of {room} bytes");
         // Blocks are shared by datagrams, each on a cache line of its own.
         let room = room.next_multiple_of(64);
         let count = count.clamp(1, BATCH_MAX);
         Box::new(Self { room, count, free: Vec::with_capacity(count), datagrams: Vec::with_capacity(count) })
     }
 
-    /// Bytes of the largest datagram that finds room.
+    /// Most bytes of a datagram.
     #[must_use]
     pub fn room(&self) -> usize {
         self.room
     }
 
-    /// Takes memory for as many datagrams as there may be, or as the arena has; returns how many may arrive.
+    /// Takes memory for the remaining datagrams, as far as the arena has some; returns how many may arrive.
     pub fn refill(&mut self, arena: &Arena) -> usize {
         while self.free.len() < self.count {
             let Some(block) = arena.take(self.room.max(PAGE)) else { break };
@@ -156,7 +156,7 @@ impl ReceiveBatch {
         self.free.len()
     }
 
-    /// Adds a block of an arena; what is too small for a datagram is dropped.
+    /// Adds a block of an arena; a rest that is too small for a datagram is dropped.
     pub(crate) fn add(&mut self, mut block: Buf) {
         while block.len() >= self.room && self.free.len() < self.count {
             self.free.push(block.split_to(self.room));
@@ -186,12 +186,12 @@ impl ReceiveBatch {
         self.datagrams.drain(..)
     }
 
-    /// For drivers: memory for the next datagram.
+    /// For drivers: takes memory for the next datagram.
     pub(crate) fn take_free(&mut self) -> Option<Buf> {
         self.free.pop()
     }
 
-    /// For drivers: memory that a datagram did not use; it is taken last.
+    /// For drivers: returns the unused memory of a datagram; it is taken last.
     pub(crate) fn give_back(&mut self, memory: Buf) {
         self.free.insert(0, memory);
     }
@@ -201,23 +201,23 @@ impl ReceiveBatch {
         self.free.iter_mut().rev()
     }
 
-    /// For drivers: a datagram that has arrived.
+    /// For drivers: adds a datagram that has arrived.
     pub(crate) fn push(&mut self, datagram: Datagram) {
         self.datagrams.push(datagram);
     }
 }
 
-/// Datagrams to send, in order. Used again, so that sending allocates nothing.
+/// Datagrams to send, in order. The batch is reused, so that sending allocates nothing.
 #[derive(Debug, Default)]
 pub struct SendBatch {
     datagrams: Vec<Datagram>,
-    /// Those that were sent or dropped.
+    /// Datagrams that were sent or dropped.
     over: usize,
     sent: usize,
 }
 
 impl SendBatch {
-    /// An empty one.
+    /// An empty batch.
     #[must_use]
     pub fn new() -> Box<Self> {
         Box::default()
@@ -233,7 +233,7 @@ impl SendBatch {
         self.push(Datagram { data: frame.into(), vlan, ..Datagram::default() });
     }
 
-    /// Datagrams that are left to send.
+    /// The number of datagrams left to send.
     #[must_use]
     pub fn len(&self) -> usize {
         self.datagrams.len() - self.over
@@ -256,18 +256,18 @@ impl SendBatch {
         &self.datagrams[self.over..]
     }
 
-    /// For drivers: the first `count` that were left have been sent.
+    /// For drivers: the first `count` of the remaining datagrams were sent.
     pub(crate) fn advance(&mut self, count: usize) {
         self.over += count;
         self.sent += count;
     }
 
-    /// For drivers: the first that was left is dropped.
+    /// For drivers: the first of the remaining datagrams is dropped.
     pub(crate) fn drop_first(&mut self) {
         self.over += 1;
     }
 
-    /// For drivers: the operation is over. Frees those that were sent or dropped; returns how many were sent.
+    /// For drivers: ends the operation. Frees the datagrams that were sent or dropped; returns how many were sent.
     pub(crate) fn finish(&mut self) -> u32 {
         self.datagrams.drain(..self.over);
         self.over = 0;
@@ -283,7 +283,7 @@ pub struct Counters {
     /// Datagrams lost on receipt: the bounded queue of the endpoint was full, or they were longer than the room for
     /// them.
     pub receive_drops: u64,
-    /// Datagrams given to the kernel, or to the simulated network.
+    /// Datagrams handed to the kernel, or to the simulated network.
     pub sent: u64,
     /// Datagrams that could not be sent: no receiver, no route, too long, no memory.
     pub send_drops: u64,
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_takes_what_the_arena_has() {
+    fn a_batch_takes_the_memory_that_the_arena_has() {
         let arena = Arena::new(BLOCK_MAX);
         let mut batch = ReceiveBatch::new(64 << 10, BATCH_MAX + 1);
         let count = batch.refill(&arena);

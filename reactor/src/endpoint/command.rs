@@ -1,8 +1,9 @@
 //! Commands that a device takes through io_uring (IORING_OP_URING_CMD): NVMe pass-through, and ublk.
 //!
-//! A command is a value of a known layout. Where the layout has an address and a length, the driver writes those of
-//! the command's memory, which it owns until the device has answered: no command can name other memory.
+//! A command is a value of a known layout. Where the layout has an address and a length, the driver fills in those of
+//! the command's memory, which it owns until the device has answered: a command cannot name other memory.
 
+use super::ublk::Descriptors;
 use lunar_core::io::Data;
 use std::fs::File;
 use std::io;
@@ -13,7 +14,7 @@ use std::path::Path;
 const NVME_IO: u32 = 0xc048_4e80;
 /// NVME_URING_CMD_ADMIN: the same with number 0x82.
 const NVME_ADMIN: u32 = 0xc048_4e82;
-/// Added to the number of either: the address is that of a list of pieces, and the length their number.
+/// A flag of either number: the address is that of a list of pieces, and the length is their number.
 const NVME_VECTORED: u32 = 1;
 /// `_IOR('u', 0, struct ublksrv_ctrl_cmd)` of linux/ublk_cmd.h, of 32 bytes.
 const UBLK_CONTROL_READ: u32 = 0x8020_7500;
@@ -27,7 +28,7 @@ pub(crate) const WIDE: usize = 80;
 /// Bytes of a command in an SQE of 64 bytes.
 pub(crate) const NARROW: usize = 16;
 
-/// The commands that a device knows.
+/// The commands of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Family {
     /// [`Request::Nvme`]: a namespace (/dev/ng0n1) or a controller (/dev/nvme0).
@@ -41,27 +42,29 @@ pub enum Family {
     },
 }
 
-/// A device that takes commands. It may be opened on another thread than that of its core, and before it.
+/// A device that takes commands. Any thread may open it, before its core starts.
 #[derive(Debug)]
 pub struct CommandDevice {
     pub(crate) fd: OwnedFd,
     pub(crate) family: Family,
+    /// Of a ublk queue: where the kernel describes the requests.
+    pub(crate) descriptors: Option<Descriptors>,
 }
 
 impl CommandDevice {
     /// Opens the device at `path`.
     ///
     /// # Safety
-    /// The kernel and the device move as many bytes as a command says in the fields that the device interprets, and not
-    /// only as many as its memory has. Each command that is submitted to the device must have memory for all that it
+    /// The kernel and the device move as many bytes as a command says in the fields that the device interprets, even
+    /// if its memory has fewer. Each command that is submitted to the device must have memory for all that it
     /// transfers, and [`Family::UblkQueue`] must state the size that the device was added with.
     ///
     /// # Errors
-    /// Those of the operating system, with the path.
+    /// The error of the operating system, with the path.
     pub unsafe fn open(path: &Path, family: Family) -> io::Result<Self> {
         let file = File::options().read(true).write(true).open(path);
         let file = file.map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", path.display())))?;
-        Ok(Self { fd: file.into(), family })
+        Ok(Self { fd: file.into(), family, descriptors: None })
     }
 }
 
@@ -72,17 +75,18 @@ impl CommandDevice {
     }
 }
 
-/// One command, with its memory and the answer of the device. Used again, so that a command allocates nothing.
+/// One command, with its memory and the answer of the device. It is reused, so that a command allocates nothing.
 #[derive(Debug)]
 pub struct Command {
-    /// What the device is asked.
+    /// The request to the device.
     pub request: Request,
-    /// The memory of the command: to be filled by the device, or read by it.
+    /// The memory of the command, which the device fills or reads.
     pub data: Data,
     /// NVMe: the memory of the metadata, in one piece.
     pub metadata: Data,
-    /// The second half of the completion, where the ring has it: of NVMe Dwords 0 and 1 of the completion queue entry
-    /// in the first number.
+    /// The second half of the completion, if the ring has one: for NVMe, Dwords 0 and 1 of the completion queue entry
+    /// in the first number. For a ublk queue, the descriptor of the request: `op_flags` and, 32 bits higher,
+    /// `nr_sectors` in the first number, `start_sector` in the second.
     pub result: [u64; 2],
 }
 
@@ -94,7 +98,7 @@ impl Command {
     }
 }
 
-/// What a device is asked.
+/// A request to a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Request {
     /// An NVMe command. The operation answers the status of the completion queue entry without its phase tag (NVMe
@@ -106,12 +110,12 @@ pub enum Request {
     UblkQueue(UblkQueue),
 }
 
-/// An NVMe command, without what its memory determines (NVMe Base 2.0, 3.3.3.1).
+/// An NVMe command, without the fields that describe its memory (NVMe Base 2.0, 3.3.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct NvmeCommand {
     /// Whether it is a command of the admin queue.
     pub is_admin: bool,
-    /// Its opcode, whose low two bits say in which direction data moves.
+    /// Its opcode, whose low two bits state the direction of the data.
     pub opcode: u8,
     /// The namespace.
     pub nsid: u32,
@@ -119,24 +123,24 @@ pub struct NvmeCommand {
     pub cdw2_3: [u32; 2],
     /// Command Dwords 10 to 15.
     pub cdw10_15: [u32; 6],
-    /// After so many milliseconds the kernel resets the controller; 0: after its own time, 30 seconds by default.
+    /// The time in milliseconds after which the kernel resets the controller; 0: the kernel's default, 30 seconds.
     pub timeout_ms: u32,
 }
 
-/// A control command of ublk (`struct ublksrv_ctrl_cmd`), without what its memory determines.
+/// A control command of ublk (`struct ublksrv_ctrl_cmd`), without the fields that describe its memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct UblkControl {
     /// Its number, such as 4 for ADD_DEV.
     pub number: u8,
-    /// Whether the number is encoded as one that only reads (`_IOR`), as GET commands are.
+    /// Whether the number is encoded as a read-only one (`_IOR`), as for GET commands.
     pub only_reads: bool,
     /// The device.
     pub device: u32,
     /// The queue, 65535 for none.
     pub queue: u16,
-    /// The one number that some commands take.
+    /// The data field that some commands have.
     pub data: u64,
-    /// Bytes of the path of the device, which stands at the start of the memory: for unprivileged devices.
+    /// Bytes of the path of the device, at the start of the memory: for unprivileged devices.
     pub path_len: u16,
 }
 
@@ -153,19 +157,19 @@ pub struct UblkQueue {
     pub result: i32,
 }
 
-/// A command as a submission has it.
+/// The fields of a submission.
 pub(crate) struct Encoded {
     /// `cmd_op` of the submission.
     pub(crate) operation: u32,
     pub(crate) bytes: [u8; WIDE],
 }
 
-/// Memory as a command names it.
+/// The memory in the fields of a command.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Place {
-    /// Where the bytes are, or the list of their pieces.
+    /// The address of the bytes, or of the list of their pieces.
     pub(crate) address: u64,
-    /// Bytes, or pieces.
+    /// Number of bytes, or of pieces.
     pub(crate) len: u32,
     pub(crate) is_list: bool,
 }
@@ -176,12 +180,12 @@ impl Request {
         !matches!(self, Self::UblkQueue(_))
     }
 
-    /// Whether a device takes it, with this memory.
+    /// Whether a device supports the command with this memory.
     pub(crate) fn fits(&self, family: Family, data: &Data) -> bool {
         let fills = matches!(data, Data::In(_));
         match (self, family) {
             (Self::Nvme(command), Family::Nvme) => match command.opcode & 3 {
-                // The device writes to the memory, or in both directions.
+                // The device fills the memory, or transfers in both directions.
                 2 | 3 => fills,
                 1 => matches!(data, Data::Out(_)),
                 _ => data.is_empty(),
@@ -199,7 +203,7 @@ impl Request {
         matches!(self, Self::Nvme(_))
     }
 
-    /// The command as the device reads it.
+    /// The command in the layout of the device.
     pub(crate) fn encode(&self, data: Place, metadata: Place) -> Encoded {
         let mut bytes = [0; WIDE];
         let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);

@@ -19,28 +19,28 @@ const UDP_NO_CHECK6_TX: libc::c_int = 101;
 const UDP_NO_CHECK6_RX: libc::c_int = 102;
 const UDP_GRO: libc::c_int = 104;
 
-/// Bytes that the kernel queues for a socket until the core receives them, and that it keeps of those that are sent:
-/// some milliseconds of a fast link. Datagrams beyond are dropped and counted.
+/// Bytes that the kernel queues for a socket until the core receives them, and until sent ones have left: some
+/// milliseconds of a fast link. Further datagrams are dropped and counted.
 const QUEUE_BYTES: usize = 4 << 20;
-/// Paths of Unix peers that are remembered, so that a datagram of one of them allocates nothing.
+/// Most paths of Unix peers that are remembered, so that a datagram of one of them allocates nothing.
 const PEERS_MAX: usize = 64;
 /// The largest payload of UDP over IPv4 (65,535 bytes with both headers), and over IPv6 without jumbograms.
 const UDP_MAX: (usize, usize) = (65_507, 65_527);
-/// The headers of IPv4 and UDP, of IPv6 and UDP.
+/// The headers of IPv4 and UDP, and of IPv6 and UDP.
 const HEADERS: (usize, usize) = (28, 48);
-/// The largest datagram of a Unix socket that fits beside others into the default queue of its receiver.
+/// The largest datagram of a Unix socket that fits into the default queue of its receiver with some others.
 const UNIX_MAX: usize = 65_536;
 
-/// How a UDP socket is set up.
+/// The settings of a UDP socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct UdpConfig {
-    /// Where it receives. With an unspecified address each datagram says to which of the own addresses it was sent.
+    /// The local address. With an unspecified address each datagram states the local address to which it was sent.
     pub address: SocketAddr,
-    /// Whether datagrams of one peer that arrive in a row may come as one ([`Datagram::segment`], UDP_GRO). Receiving
-    /// needs room for 64 KiB each then.
+    /// Whether consecutive datagrams of one peer may arrive as one ([`Datagram::segment`], UDP_GRO). Each receive then
+    /// needs room for 64 KiB.
     pub coalesces: bool,
-    /// Whether datagrams are sent with checksum 0, and taken with checksum 0 over IPv6 (RFC 6935): for protocols with a
-    /// checksum of their own, such as RoCEv2.
+    /// Whether datagrams are sent with checksum 0, and accepted with checksum 0 over IPv6 (RFC 6935): for protocols
+    /// with a checksum of their own, such as RoCEv2.
     pub without_checksum: bool,
 }
 
@@ -52,7 +52,7 @@ impl UdpConfig {
     }
 }
 
-/// A socket of datagrams that is open. It may be opened on another thread than that of its core, and before it.
+/// An open datagram socket. Any thread may open it, before its core starts.
 #[derive(Debug)]
 pub struct DatagramSocket(Kind);
 
@@ -104,8 +104,9 @@ impl DatagramSocket {
         Ok(Self(Kind::Udp { fd, local }))
     }
 
-    /// A Unix socket at `path`, whose file is removed when it is closed. With `remote` all datagrams go there; else
-    /// each to its [`Datagram::peer`], and a datagram whose receiver's queue is full is dropped and counted.
+    /// A Unix socket at `path`, whose file is removed when it is closed. With `remote` all datagrams are sent there;
+    /// otherwise each is sent to its [`Datagram::peer`], and a datagram whose receiver's queue is full is dropped and
+    /// counted.
     ///
     /// # Errors
     /// `AddrInUse` when another process uses the path, `AlreadyExists` when the file is no socket; others of the
@@ -140,19 +141,19 @@ pub(super) fn set_to<T>(fd: &OwnedFd, level: libc::c_int, option: libc::c_int, v
     if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-/// Enlarges the queues of a socket: beyond the limits of the system where the process may (CAP_NET_ADMIN), else up to
+/// Enlarges the queues of a socket: beyond the limits of the system if the process may (CAP_NET_ADMIN), else up to
 /// them.
 pub(super) fn set_queues(fd: &OwnedFd) {
     let bytes = QUEUE_BYTES as libc::c_int;
     for (force, usual) in [(libc::SO_RCVBUFFORCE, libc::SO_RCVBUF), (libc::SO_SNDBUFFORCE, libc::SO_SNDBUF)] {
         if set(fd, libc::SOL_SOCKET, force, bytes).is_err() {
-            // A smaller queue drops earlier, and nothing else.
+            // A smaller queue drops datagrams earlier, and has no other effect.
             let _ = set(fd, libc::SOL_SOCKET, usual, bytes);
         }
     }
 }
 
-/// A socket of datagrams, as a driver uses it.
+/// A datagram socket, as a driver uses it.
 pub(crate) struct Datagrams {
     socket: DatagramSocket,
     counters: Counters,
@@ -188,7 +189,7 @@ impl Datagrams {
         self.counters
     }
 
-    /// The largest datagram that is not fragmented on the own link.
+    /// The largest datagram that is not fragmented on the local link.
     pub(super) fn largest(&self) -> usize {
         let Kind::Udp { local, .. } = &self.socket.0 else { return UNIX_MAX };
         let is_v6 = local.is_ipv6();
@@ -197,7 +198,7 @@ impl Datagrams {
         interface.map_or(usize::MAX, |mtu| mtu.saturating_sub(pick(HEADERS))).min(pick(UDP_MAX))
     }
 
-    /// Receives the datagrams that are there; returns how many. The error is the errno.
+    /// Receives the datagrams that have arrived; returns how many. The error is the errno.
     pub(super) fn receive(&mut self, batch: &mut ReceiveBatch, messages: &mut Messages) -> Result<usize, i32> {
         let count = loop {
             match messages.receive(self.fd(), batch) {
@@ -225,7 +226,7 @@ impl Datagrams {
                 None => messages.sender_path(at).map_or(Address::None, |path| self.peer(path)),
             };
             let (local, segment) = (report.local, report.segment);
-            // A segment size that is not shorter than the datagram says nothing.
+            // A segment size that is not shorter than the datagram has no meaning.
             let segment = if usize::from(segment) < memory.len() { segment } else { 0 };
             batch.push(Datagram { data: memory.share().into(), peer, local, segment, vlan: None });
             taken += 1;
@@ -248,7 +249,8 @@ impl Datagrams {
         Address::Path(path)
     }
 
-    /// Sends what there is room for: `Ok` when nothing is left. The error is the errno: EAGAIN when there is no room.
+    /// Sends as many datagrams as there is room for: `Ok` when none is left. The error is the errno: EAGAIN when there
+    /// is no room.
     pub(super) fn send(&mut self, batch: &mut SendBatch, messages: &mut Messages) -> Result<(), i32> {
         let mut sender = UsedSocket(&mut self.socket.0);
         sending::send(&mut sender, batch, messages, &mut self.counters)
@@ -273,7 +275,7 @@ impl Sender for UsedSocket<'_> {
         match self.0 {
             Kind::Udp { fd, .. } => messages.send(fd, number),
             Kind::Unix(socket) => match socket.send(messages, number) {
-                // Nothing reports when the queue of one of many receivers has room again.
+                // The kernel does not report when the queue of one of many receivers has room again.
                 Err(libc::EAGAIN) if !socket.has_remote() => Err(libc::ENOBUFS),
                 result => result,
             },

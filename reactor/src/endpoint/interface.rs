@@ -18,7 +18,7 @@ impl Interface {
     /// The interface of this name.
     ///
     /// # Errors
-    /// `NotFound` when this network namespace has none, in words that name the command which lists them.
+    /// `NotFound` when this network namespace has none; the message names the command which lists them.
     pub(crate) fn named(name: &str) -> io::Result<Self> {
         let missing = || {
             let what = format!("there is no network interface `{name}`: `ip link` lists the interfaces of this host");
@@ -100,7 +100,7 @@ impl Interface {
     }
 
     fn request(&self, request: libc::Ioctl) -> io::Result<libc::ifreq> {
-        // Any socket will do, and every process may have one of this family.
+        // A socket of any family serves; every process may have one of this family.
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
         let mut ifreq = self.empty_request();
         // SAFETY: the requests used here read and write one `ifreq`.

@@ -15,8 +15,8 @@ const UDP_GRO: c_int = 104;
 
 /// Bytes of an Ethernet frame before its VLAN tag: both addresses.
 const BEFORE_TAG: usize = 12;
-/// Bytes for the control messages of one datagram: a packet information, a segment size and a count of drops take
-/// about 100.
+/// Bytes for the control messages of one datagram: packet information, a segment size and a drop counter take about
+/// 100.
 const CONTROL: usize = 128;
 
 #[repr(C, align(8))]
@@ -32,7 +32,7 @@ pub(crate) struct Messages {
     vectors: Vec<iovec>,
 }
 
-/// What the kernel reports with a datagram.
+/// The kernel's report about a datagram.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Report {
     pub(crate) len: usize,
@@ -40,7 +40,7 @@ pub(crate) struct Report {
     pub(crate) is_cut: bool,
     pub(crate) local: Option<IpAddr>,
     pub(crate) segment: u16,
-    /// Datagrams that the socket has dropped so far, modulo 2^32, if the kernel says so.
+    /// Datagrams that the socket has dropped so far, modulo 2^32, if the kernel reports it.
     pub(crate) drops: Option<u32>,
 }
 
@@ -59,8 +59,8 @@ impl Default for Messages {
 }
 
 impl Messages {
-    /// Receives as many datagrams as are there and `batch` has room for, without waiting: returns how many, and leaves
-    /// them in the first free memory of the batch. The error is the errno.
+    /// Receives as many datagrams as have arrived and `batch` has room for, without waiting: returns how many, and
+    /// leaves them in the first free memory of the batch. The error is the errno.
     pub(crate) fn receive(&mut self, fd: &OwnedFd, batch: &mut ReceiveBatch) -> Result<usize, c_int> {
         self.vectors.clear();
         for memory in batch.free_in_order().take(BATCH_MAX) {
@@ -86,7 +86,7 @@ impl Messages {
         })
     }
 
-    /// What was reported with the datagram at `at` of the last call.
+    /// The report about the datagram at `at` of the last call.
     pub(crate) fn report(&self, at: usize) -> Report {
         let head = &self.heads[at];
         let mut report = Report {
@@ -124,7 +124,7 @@ impl Messages {
         (i32::from(self.names[at].ss_family) == libc::AF_UNIX && end > 0).then(|| &path[..end])
     }
 
-    /// Begins a call that sends: forgets what the last one was about.
+    /// Begins a call that sends: clears the lists.
     pub(crate) fn begin(&mut self) {
         self.vectors.clear();
     }
@@ -153,8 +153,8 @@ impl Messages {
         Ok(())
     }
 
-    /// Sends the first `number` datagrams that were added, without waiting; returns how many the kernel took, which are
-    /// the first of them. The error is the errno, and concerns the first.
+    /// Sends the first `number` datagrams that were added, without waiting; returns how many the kernel took,
+    /// beginning with the first. The error is the errno, and concerns the first.
     pub(crate) fn send(&mut self, fd: &OwnedFd, number: usize) -> Result<usize, c_int> {
         let mut at = 0;
         for head in &mut self.heads[..number] {
@@ -170,7 +170,7 @@ impl Messages {
         })
     }
 
-    /// The pieces of one datagram, for a call that knows no messages.
+    /// The pieces of one datagram, for a call without messages.
     pub(crate) fn pieces(&mut self, datagram: &Datagram) -> &[iovec] {
         self.vectors.clear();
         self.tags[0] = datagram.vlan.map_or([0; 4], VlanTag::bytes);
@@ -189,7 +189,7 @@ fn gather(data: &Sg, tag: Option<*mut u8>, vectors: &mut Vec<iovec>) {
     };
     let mut before = if tag.is_some() { BEFORE_TAG.min(data.len()) } else { 0 };
     for piece in data.pieces() {
-        // The kernel only reads what is sent.
+        // The kernel only reads memory that is sent.
         let (base, len) = (piece.as_ptr().cast_mut(), piece.len());
         let head = before.min(len);
         push(base, head);
@@ -247,7 +247,7 @@ fn write_control(control: &mut Control, datagram: &Datagram) -> usize {
 }
 
 impl Report {
-    /// Takes a control message in.
+    /// Parses a control message.
     ///
     /// # Safety
     /// `data` is the address of the message's data, as long as its header says.
@@ -255,7 +255,7 @@ impl Report {
         /// Copies a value out of a control message, if it is long enough for one.
         ///
         /// # Safety
-        /// As of `take`; any bytes are a `T`.
+        /// Those of `take`; any bytes are a `T`.
         unsafe fn read<T>(message: &cmsghdr, data: *const u8) -> Option<T> {
             let mut value = MaybeUninit::<T>::uninit();
             // SAFETY: CMSG_LEN only computes.
@@ -268,7 +268,7 @@ impl Report {
                 }
             })
         }
-        // SAFETY: all that is read are integers and arrays of them.
+        // SAFETY: only integers and arrays of integers are read.
         unsafe {
             match (message.cmsg_level, message.cmsg_type) {
                 (libc::IPPROTO_IP, libc::IP_PKTINFO) => {

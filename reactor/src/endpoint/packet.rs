@@ -18,11 +18,11 @@ use crate::sys::raw;
 use frame::untagged;
 use socket::PacketSocket;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use tap::Tap;
 
-/// A link that is open. It may be opened on another thread than that of its core, and before it.
+/// An open link. Any thread may open it, before its core starts.
 #[derive(Debug)]
 pub struct PacketLink(Kind);
 
@@ -33,7 +33,7 @@ enum Kind {
     Tap { tap: Tap, mac: MacAddress },
 }
 
-/// What a link without an interface of this host is told about itself.
+/// The properties of a link without an interface of this host.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Station {
     /// The address of this end.
@@ -47,18 +47,18 @@ impl PacketLink {
     /// another process has the interface receive all frames: the user of the link checks the destination address.
     ///
     /// # Errors
-    /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW, in words that name the
-    /// command that helps; others of the operating system.
+    /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW; the message names the
+    /// command that helps. Others of the operating system.
     pub fn interface(config: &PacketConfig) -> io::Result<Self> {
         Ok(Self(Kind::Socket(PacketSocket::open(config)?)))
     }
 
-    /// A Unix datagram socket at `path` that exchanges frames with the one at `remote`, which may come later and come
-    /// again: frames for a peer that is not there are dropped and counted. For QEMU:
-    /// `-netdev dgram,local.type=unix,local.path=REMOTE,remote.type=unix,remote.path=PATH`.
+    /// A Unix datagram socket at `path` that exchanges frames with the one at `remote`, which may be created later and
+    /// again: frames for a missing peer are dropped and counted. For QEMU: `-netdev
+    /// dgram,local.type=unix,local.path=REMOTE,remote.type=unix,remote.path=PATH`.
     ///
     /// # Errors
-    /// As of [`super::datagram::DatagramSocket::unix`].
+    /// Those of [`super::datagram::DatagramSocket::unix`].
     pub fn unix(path: &Path, remote: &Path, station: Station) -> io::Result<Self> {
         let socket = UnixSocket::bind(path, Some(remote))?;
         super::datagram::set_queues(&socket.fd);
@@ -67,14 +67,72 @@ impl PacketLink {
     }
 
     /// The far side of the TAP interface `name`: frames that this host sends to the interface are received here, and
-    /// the other way round. `mac` is the address of this end.
+    /// frames sent here reach the host. `mac` is the address of this end.
     ///
     /// # Errors
-    /// `NotFound` when there is no TUN/TAP driver, `PermissionDenied` when the interface is not this user's,
-    /// `ResourceBusy` when another process uses it; each in words that name the command that helps. Others of the
-    /// operating system.
+    /// `NotFound` when there is no TUN/TAP driver, `PermissionDenied` when the interface belongs to another user,
+    /// `ResourceBusy` when another process uses it; each message names the command that helps. Others of the operating
+    /// system.
     pub fn tap(name: &str, mac: MacAddress) -> io::Result<Self> {
         Ok(Self(Kind::Tap { tap: Tap::open(name)?, mac }))
+    }
+}
+
+/// A link for a program without a reactor, such as a load generator. No call waits.
+pub struct DirectLink {
+    packets: Packets,
+    messages: Messages,
+}
+
+impl DirectLink {
+    /// A link that is used without a reactor.
+    #[must_use]
+    pub fn new(link: PacketLink) -> Self {
+        Self { packets: Packets::new(link), messages: Messages::default() }
+    }
+
+    /// The address of this end, and the largest payload of a frame.
+    ///
+    /// # Errors
+    /// When the interface was removed.
+    pub fn station(&self) -> io::Result<Station> {
+        self.packets.station()
+    }
+
+    /// A descriptor that is readable when frames have arrived.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.packets.fd().as_fd()
+    }
+
+    /// Receives the frames that have arrived, as far as the batch has room; returns how many.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+        match self.packets.receive(batch, &mut self.messages) {
+            Err(libc::EAGAIN) => Ok(0),
+            result => result.map_err(io::Error::from_raw_os_error),
+        }
+    }
+
+    /// Sends as many frames as there is room for; the others stay in the batch.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn send(&mut self, batch: &mut SendBatch) -> io::Result<()> {
+        let result = self.packets.send(batch, &mut self.messages);
+        batch.finish();
+        match result {
+            Err(libc::EAGAIN) => Ok(()),
+            result => result.map_err(io::Error::from_raw_os_error),
+        }
+    }
+}
+
+impl std::fmt::Debug for DirectLink {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DirectLink({:?})", self.packets.link)
     }
 }
 
@@ -104,7 +162,7 @@ impl Packets {
         }
     }
 
-    /// Whether a look for frames costs no system call.
+    /// Whether checking for frames costs no system call.
     pub(super) fn is_mapped(&self) -> bool {
         matches!(self.link.0, Kind::Socket(_))
     }
@@ -133,7 +191,7 @@ impl Packets {
         }
     }
 
-    /// Receives the frames that are there; returns how many. The error is the errno.
+    /// Receives the frames that have arrived; returns how many. The error is the errno.
     pub(super) fn receive(&mut self, batch: &mut ReceiveBatch, messages: &mut Messages) -> Result<usize, i32> {
         let counters = &mut self.counters;
         let taken = match &mut self.link.0 {
@@ -145,7 +203,8 @@ impl Packets {
         Ok(taken)
     }
 
-    /// Sends what there is room for: `Ok` when nothing is left. The error is the errno: EAGAIN when there is no room.
+    /// Sends as many frames as there is room for: `Ok` when none is left. The error is the errno: EAGAIN when there is
+    /// no room.
     pub(super) fn send(&mut self, batch: &mut SendBatch, messages: &mut Messages) -> Result<(), i32> {
         let counters = &mut self.counters;
         match &mut self.link.0 {

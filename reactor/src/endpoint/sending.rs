@@ -15,8 +15,9 @@ pub(super) trait Sender {
     fn send(&mut self, messages: &mut Messages, number: usize) -> Result<usize, i32>;
 }
 
-/// Sends what there is room for: `Ok` when nothing is left. The error is the errno: EAGAIN when there is no room, else
-/// one that concerns the socket. A datagram that cannot be sent is dropped and counted, as a network would drop it.
+/// Sends as many datagrams as there is room for: `Ok` when none is left. The error is the errno: EAGAIN when there is
+/// no room, else one that concerns the socket. A datagram that cannot be sent is dropped and counted, as a network
+/// would drop it.
 pub(super) fn send(
     sender: &mut impl Sender,
     batch: &mut SendBatch,

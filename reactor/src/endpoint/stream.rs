@@ -9,19 +9,19 @@ use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
-/// Connections that wait to be accepted: the initiators of a rack that all log in again at the same time.
+/// Most connections that wait to be accepted: the initiators of a rack that all log in again at the same time.
 const BACKLOG: i32 = 4096;
-/// Receives of one socket that are executed as they are submitted while each is filled, before the other sockets of the
-/// core get their turn: data that arrived in a row is answered together, and a peer that never pauses does not starve
-/// the others.
+/// Receives of one socket that are executed as they are submitted while each is filled, before the other sockets of
+/// the core get their turn: data that arrived together is answered together, and a peer that never pauses does not
+/// starve the others.
 pub(crate) const RECEIVES_AT_ONCE: u8 = 4;
-/// TCP keep-alive: the silence after which the first probe is sent, the time between probes, and their number. A peer
-/// that lost power is noticed within about two minutes, whatever the protocol above does.
+/// TCP keep-alive: the silence after which the first probe is sent, the time between probes, and their number. The
+/// loss of a peer's power is noticed within about two minutes, for every protocol.
 const KEEPALIVE_AFTER: Duration = Duration::from_secs(60);
 const KEEPALIVE_EVERY: Duration = Duration::from_secs(10);
 const KEEPALIVE_TRIES: u32 = 6;
 
-/// A socket that listens, and its address, with the port that the system chose.
+/// A listening socket and its address, with the port that the system chose.
 pub(crate) fn listen(address: SocketAddr, nonblocking: bool) -> io::Result<(OwnedFd, SocketAddr)> {
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
     socket.set_reuse_address(true)?;
@@ -43,7 +43,7 @@ pub(crate) fn join(incoming: Incoming, nonblocking: bool) -> io::Result<(OwnedFd
     let peer = address_of(socket.peer_addr()?)?;
     let local = address_of(socket.local_addr()?)?;
     socket.set_nonblocking(nonblocking)?;
-    // Replies that are ready together are sent in one call: Nagle's algorithm could only delay them.
+    // Replies that are ready at the same time are sent in one call: Nagle's algorithm could only delay them.
     socket.set_tcp_nodelay(true)?;
     let keepalive =
         TcpKeepalive::new().with_time(KEEPALIVE_AFTER).with_interval(KEEPALIVE_EVERY).with_retries(KEEPALIVE_TRIES);
@@ -76,7 +76,7 @@ fn message(vector: &Vector) -> libc::msghdr {
     head
 }
 
-/// Receives the bytes that are there, without waiting; the error is the errno.
+/// Receives the bytes that have arrived, without waiting; the error is the errno.
 pub(crate) fn receive_some(fd: &OwnedFd, vector: &Vector) -> Result<usize, i32> {
     let mut head = message(vector);
     // SAFETY: the vector points at memory that the operation owns, and the head at the vector.

@@ -1,8 +1,8 @@
 //! Unix datagram sockets, for datagrams and for whole Ethernet frames.
 //!
-//! A socket that has one peer only sends through a second descriptor that is connected to the peer: the kernel then
+//! A socket with only one peer sends through a second descriptor that is connected to the peer: the kernel then
 //! reports when a peer whose queue was full takes datagrams again. The first descriptor stays unconnected, because a
-//! connected socket refuses a peer that was started anew.
+//! connected socket refuses a peer that was restarted.
 
 use super::batch::{Address, Datagram};
 use super::messages::Messages;
@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-/// Permissions of the file of a socket: other users do not send to it, unless the operator says so.
+/// Permissions of the file of a socket: other users cannot send to it, unless the operator allows it.
 const MODE: u32 = 0o600;
 
 /// A Unix datagram socket.
@@ -32,19 +32,19 @@ struct Remote {
 }
 
 impl UnixSocket {
-    /// A socket at `path`; one that no process uses any more is replaced. With `remote`, all datagrams go there,
-    /// whether a socket is there yet or not.
+    /// A socket at `path`; a socket that no process uses is replaced. With `remote`, all datagrams are sent there,
+    /// even before a socket exists there.
     pub(super) fn bind(path: &Path, remote: Option<&Path>) -> io::Result<Self> {
         let fd = new_socket()?;
         let address = SocketAddrUnix::new(path)?;
         match connect(&new_socket()?, &address) {
             Ok(()) => return Err(in_use(path)),
             Err(rustix::io::Errno::CONNREFUSED) => socket_file::clear(path)?,
-            // There is none, or none that may be used: `bind` says so.
+            // There is none, or none that may be used: `bind` reports that.
             Err(_) => {}
         }
         bind(&fd, &address).map_err(|error| named(path, error))?;
-        socket_file::permit(path, MODE, None, None)?;
+        socket_file::Permission { mode: MODE, owner: None, group: None }.grant(path)?;
         let remote = match remote {
             Some(remote) => Some(Remote { path: remote.to_owned(), fd: new_socket()?, is_connected: false }),
             None => None,
@@ -61,7 +61,7 @@ impl UnixSocket {
     /// first.
     pub(super) fn send(&mut self, messages: &mut Messages, number: usize) -> Result<usize, i32> {
         let Some(remote) = &mut self.remote else { return messages.send(&self.fd, number) };
-        // A peer that was started anew has another socket at the same path: the second try connects to it.
+        // A restarted peer has another socket at the same path: the second try connects to it.
         for _ in 0..2 {
             if !remote.is_connected {
                 let address = SocketAddrUnix::new(&remote.path).map_err(|error| error.raw_os_error())?;
@@ -86,7 +86,7 @@ impl UnixSocket {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // Fails if somebody has removed it already.
+        // Fails if the file was removed already.
         let _ = std::fs::remove_file(&self.path);
     }
 }

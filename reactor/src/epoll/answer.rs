@@ -1,9 +1,9 @@
-//! Answers of the epoll driver on their way out.
+//! Answers of the epoll driver that are to be given.
 
 use crate::op::Handle;
 use lunar_core::io::{Data, Done, Fault, Outcome};
 
-/// An answer on its way out, with the handle that the operation held.
+/// An answer that is to be given, with the handle that the operation held.
 #[must_use]
 pub(super) struct Answer {
     pub(super) done: Done,

@@ -1,4 +1,4 @@
-//! Operations that wait on an endpoint of datagrams or frames, and what is known of its readiness.
+//! Operations that wait on an endpoint of datagrams or frames, and its known readiness.
 
 use super::answer::Answer;
 use crate::endpoint::{Carrier, Messages, ReceiveBatch, SendBatch};
@@ -33,13 +33,13 @@ impl<B: 'static> Waiting<B> {
 }
 
 impl Batches {
-    /// Both directions may work: the first try will show.
+    /// Both directions may be ready: the first try will show.
     pub(super) fn new(carrier: Box<Carrier>) -> Self {
         let (receives, sends) = (VecDeque::new(), VecDeque::new());
         Self { carrier, receives, sends, may_receive: true, may_send: true, has_error: false }
     }
 
-    /// Receives in the next turn: what has arrived until then comes together, and others get their turn.
+    /// The next turn receives: the datagrams that arrive until then come together, and other endpoints get their turn.
     pub(super) fn receive(&mut self, done: Done, handle: Handle, batch: Box<ReceiveBatch>) -> Option<Answer> {
         let waiting = Waiting { done, handle, batch };
         if waiting.batch.free() == 0 {
@@ -65,7 +65,7 @@ impl Batches {
         self.may_receive && !self.receives.is_empty()
     }
 
-    /// One receive, if there is something: the others get their turn before the next.
+    /// One receive, if data has arrived: other endpoints get their turn before the next.
     pub(super) fn try_receive(&mut self, messages: &mut Messages) -> Option<Answer> {
         if !self.is_ready() {
             return None;
@@ -76,7 +76,7 @@ impl Batches {
             result = self.carrier.take_error().map_or(result, Err);
         }
         match result {
-            // Some were there, and all were dropped: the next turn tries again.
+            // Datagrams had arrived, and all were dropped: the next turn tries again.
             Ok(0) => {}
             // There may be more: only a call that finds nothing shows that the kernel will report the next.
             Ok(count) => return Some(waiting.answer(Ok(count as u32))),
@@ -117,7 +117,7 @@ impl Batches {
     pub(super) fn cancel(&mut self) -> Vec<Answer> {
         let receives = self.receives.drain(..).map(|waiting| waiting.answer(Err(Fault::Aborted)));
         let sends = self.sends.drain(..).map(|mut waiting| {
-            // What was sent before does not come back.
+            // Datagrams that were sent before do not come back.
             waiting.batch.finish();
             waiting.answer(Err(Fault::Aborted))
         });

@@ -1,5 +1,5 @@
-//! Files on the epoll driver. Reads that the page cache can answer are done at once; all other operations go to
-//! worker threads.
+//! Files on the epoll driver. Reads that the page cache can answer are executed at once; all other operations are
+//! executed by worker threads.
 
 use super::answer::Answer;
 use super::{Inner, Open};
@@ -35,7 +35,7 @@ impl Job {
     }
 }
 
-/// How far the operation of a file has come when it was submitted.
+/// The progress of a file operation when it was submitted.
 pub(super) enum Begun {
     Over(Answer),
     Work { job: Job, work: Work },

@@ -1,11 +1,11 @@
-//! What waits for a file to become ready, and what is known of its readiness.
+//! Operations that wait for a file to become ready, and its known readiness.
 
 use super::answer::Answer;
 use crate::op::Handle;
 use lunar_core::io::{Data, Done, Fault};
 use rustix::event::epoll::EventFlags;
 
-/// Told once per change.
+/// Each change is reported once.
 pub(super) const INTEREST: EventFlags =
     EventFlags::IN.union(EventFlags::OUT).union(EventFlags::RDHUP).union(EventFlags::ET);
 const READABLE: u32 = (libc::EPOLLIN | libc::EPOLLRDHUP | libc::EPOLLHUP | libc::EPOLLERR) as u32;
@@ -14,12 +14,12 @@ const WRITABLE: u32 = (libc::EPOLLOUT | libc::EPOLLHUP | libc::EPOLLERR) as u32;
 /// One direction of a file.
 #[derive(Default)]
 struct Way {
-    /// Whether a change was told that nobody has been told of yet.
+    /// Whether a change was reported that no operation has received yet.
     is_ready: bool,
     waiting: Vec<(Done, Handle)>,
 }
 
-/// A file that is waited for.
+/// A file whose readiness is waited for.
 #[derive(Default)]
 pub(super) struct Polled {
     reading: Way,

@@ -1,4 +1,4 @@
-//! What waits on a socket or listener, and what is known of its readiness.
+//! Operations that wait on a socket or listener, and its known readiness.
 
 use super::answer::Answer;
 use crate::endpoint::stream;
@@ -20,9 +20,9 @@ pub(super) struct Socket {
     sends: VecDeque<Waiting>,
     may_receive: bool,
     may_send: bool,
-    /// Receives that may still be tried as they come, before the next turn.
+    /// Receives that may still be tried when they are submitted, before the next turn.
     eager: u8,
-    /// Whether the peer has closed its side: what is left to receive is announced no more.
+    /// Whether the peer has closed its side: the kernel does not report the remaining data again.
     is_over: bool,
     ends_sending: bool,
 }
@@ -35,7 +35,7 @@ struct Waiting {
 }
 
 impl Default for Socket {
-    /// Both may work: the first try will tell.
+    /// Both directions may be ready: the first try will show.
     fn default() -> Self {
         Self {
             receives: VecDeque::new(),
@@ -56,7 +56,8 @@ impl Waiting {
 }
 
 impl Socket {
-    /// Receives at once, if something is there and it is not the turn of others: then `again` has it announced anew.
+    /// Receives at once, if data has arrived and it is not the turn of other sockets: then `again` makes the kernel
+    /// report it again.
     pub(super) fn receive(
         &mut self,
         fd: &OwnedFd,
@@ -98,12 +99,12 @@ impl Socket {
         None
     }
 
-    /// `None`: nothing there.
+    /// `None`: no data has arrived.
     fn try_receive(&mut self, fd: &OwnedFd, what: &mut Waiting, vector: &mut Vector) -> Option<Result<u32, Fault>> {
         let room = vector.gather(&mut what.data, 0);
         match stream::receive_some(fd, vector) {
             Ok(got) => {
-                // Fewer than there was room for: there is no more, and the kernel tells when there is.
+                // Fewer bytes than there was room for: there is no more data, and the kernel reports when there is.
                 self.may_receive = got == room || self.is_over;
                 Some(Ok(got as u32))
             }
@@ -191,7 +192,7 @@ impl Listener {
         Some(Answer::new(done, result, Data::None, handle))
     }
 
-    /// One connection, if there is one: the rest waits in the kernel.
+    /// One connection, if there is one: further connections wait in the kernel.
     fn try_accept(&mut self, fd: &OwnedFd) -> Option<Result<u32, Fault>> {
         loop {
             match call(|| accept_one(fd)) {
@@ -200,7 +201,7 @@ impl Listener {
                     return Some(Ok(0));
                 }
                 Err(libc::EAGAIN) => return None,
-                // It was there and went.
+                // The connection was aborted before it was accepted.
                 Err(libc::ECONNABORTED) => {}
                 Err(errno) => return Some(Err(Fault::from_errno(errno))),
             }
@@ -233,6 +234,6 @@ fn accept_one(fd: &OwnedFd) -> io::Result<OwnedFd> {
     if socket < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the kernel has just opened this file for us, and nobody else knows of it.
+    // SAFETY: the kernel has just opened this file for this process, and no other code knows its number.
     Ok(unsafe { OwnedFd::from_raw_fd(socket) })
 }

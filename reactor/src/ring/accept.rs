@@ -9,7 +9,7 @@ use io_uring::types::Fd;
 use lunar_core::io::{Done, Fault};
 use std::os::fd::{FromRawFd, OwnedFd};
 
-/// Connections that a listener holds for the core before it stops accepting: the others wait in the kernel.
+/// Most connections that a listener holds for the core before it stops accepting: further ones wait in the kernel.
 const ACCEPTED_MAX: usize = 256;
 
 impl Inner {
@@ -33,7 +33,7 @@ impl Inner {
         Answers::None
     }
 
-    /// Has the kernel accept for a listener, unless it does already.
+    /// Makes the kernel accept for a listener, unless it does already.
     fn arm(&mut self, id: u32) {
         let Some(listener) = self.listener(id) else { return };
         if listener.is_armed {
@@ -49,7 +49,7 @@ impl Inner {
         let Some(listener) = self.listener(id) else { return Answers::None };
         listener.is_armed &= has_more;
         if result >= 0 {
-            // SAFETY: the kernel has just opened this file for this process, and nothing else knows of it.
+            // SAFETY: the kernel has just opened this file for this process, and no other code knows its number.
             listener.accepted.push_back(unsafe { OwnedFd::from_raw_fd(result) });
         }
         if listener.is_closing {
@@ -75,17 +75,17 @@ impl Inner {
             }
             return Answers::None;
         }
-        // Too many open files, most likely: the operations that wait fail, and their callers decide when to try again.
+        // Most likely too many open files: the waiting operations fail, and their callers decide when to try again.
         let fault = Fault::from_errno(-result);
         Answers::Many(listener.waiting.drain(..).map(|(d, h)| Answer::with_handle(d, Err(fault), h)).collect())
     }
 
-    /// Has the kernel stop accepting for a listener whose last handle is gone; false if it does not accept.
+    /// Makes the kernel stop accepting for a listener whose last handle is gone; false if it does not accept.
     pub(super) fn close_listener(&mut self, id: u32) -> bool {
         let Some(listener) = self.listener(id).filter(|listener| listener.is_armed) else { return false };
         listener.is_closing = true;
         self.push(opcode::AsyncCancel::new(ACCEPT | u64::from(id)).build().user_data(IGNORED));
-        // At once, because the address is in use until the kernel has let go of it.
+        // At once, because the address is in use until the kernel has released it.
         self.enter(0, None);
         true
     }

@@ -1,5 +1,5 @@
-//! Datagrams and frames on the ring: moved by calls of the driver's own, and the ring polls the descriptor while
-//! there is nothing to receive or no room to send.
+//! Datagrams and frames on the ring: the driver moves them with calls of its own, and the ring polls the descriptor
+//! while there is no data or no room.
 
 use super::Inner;
 use super::entry::{Answers, Kind, Next};
@@ -34,7 +34,8 @@ impl Inner {
         }
         match self.entries[key as usize].kind() {
             Kind::SendBatch => self.move_batch(key, 0),
-            // In the next turn: what has arrived until then comes together, and others get their turn.
+            // In the next turn: the datagrams that arrive until then come together, and other endpoints get their
+            // turn.
             _ if self.hot.add(key) => Answers::None,
             _ => {
                 self.issue(key);
@@ -43,7 +44,8 @@ impl Inner {
         }
     }
 
-    /// Moves what can be moved now; the ring polls for the rest. `events` are those that a poll has reported.
+    /// Moves as many datagrams as possible now; the ring polls for the rest. `events` are those that a poll has
+    /// reported.
     fn move_batch(&mut self, key: u32, events: i32) -> Answers {
         let mut result = self.call(key);
         if events & i32::from(libc::POLLERR) != 0 && matches!(result, 0 | EMPTY) {
@@ -78,7 +80,7 @@ impl Inner {
         }
     }
 
-    /// One call for an operation on an endpoint; its result as a completion has it.
+    /// One call for an operation on an endpoint; returns the result in the form of a completion.
     pub(super) fn call_carrier(&mut self, key: u32) -> i32 {
         let entry = &mut self.entries[key as usize];
         let Some(open) = self.open[entry.id() as usize].as_mut() else { return -libc::EBADF };
@@ -86,7 +88,7 @@ impl Inner {
         entry.call_carrier(carrier, self.messages.get_or_insert_default())
     }
 
-    /// Whether a look for something to receive costs no system call.
+    /// Whether checking for data costs no system call.
     pub(super) fn looks_for_free(&mut self, key: u32) -> bool {
         let id = self.entries[key as usize].id();
         self.carrier(id).is_some_and(|carrier| carrier.is_mapped())
@@ -99,5 +101,5 @@ impl Inner {
     }
 }
 
-/// The result of a call that found nothing, or no room.
+/// The result of a call without data or without room.
 const EMPTY: i32 = -libc::EAGAIN;

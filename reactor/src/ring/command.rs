@@ -1,5 +1,5 @@
-//! Commands to devices. Those that fit into 64 bytes go through the ring of the core; the others through a second ring
-//! with entries of 128 bytes and completions of 32, which the first one polls while the core sleeps.
+//! Commands to devices. Commands that fit into 64 bytes use the ring of the core; all others use a second ring with
+//! entries of 128 bytes and completions of 32, which the first one polls while the core sleeps.
 
 use super::entry::{Answer, Answers};
 use super::open::Role;
@@ -21,7 +21,7 @@ use std::time::Duration;
 const SUBMISSIONS: u32 = 256;
 /// Completions between two system calls: the commands of some drives with full queues.
 const COMPLETIONS: u32 = 4096;
-/// Between two looks for completions while the core ends.
+/// The pause between two checks for completions while the core ends.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The ring of commands with wide entries.
@@ -29,7 +29,7 @@ pub(super) struct CommandRing {
     ring: IoUring<squeue::Entry128, cqueue::Entry32>,
     /// Commands that the device has not answered.
     in_flight: usize,
-    /// Commands for which the queue had no room.
+    /// Commands without room in the queue.
     backlog: VecDeque<squeue::Entry128>,
     /// Whether the ring of the core polls this one.
     is_watched: bool,
@@ -61,7 +61,7 @@ impl CommandRing {
 
     fn flush(&mut self) {
         while let Some(sqe) = self.backlog.front() {
-            // SAFETY: what the submission points at is owned by its entry, which lives until the device has answered.
+            // SAFETY: the memory of the submission is owned by its entry, which lives until the device has answered.
             if unsafe { self.ring.submission().push(sqe) }.is_err() {
                 return;
             }
@@ -69,7 +69,7 @@ impl CommandRing {
         }
     }
 
-    /// Hands over what is queued, and runs the completions that wait for a system call.
+    /// Submits the queued entries, and runs the completions that wait for a system call.
     fn submit(&mut self) {
         loop {
             let submission = self.ring.submission();
@@ -78,7 +78,7 @@ impl CommandRing {
             if is_idle {
                 return;
             }
-            // An error (a signal, no memory just now) leaves the submissions where they are, for the next turn.
+            // An error (a signal, a temporary lack of memory) leaves the submissions in place, for the next turn.
             let is_done = self.ring.submit().is_err() || self.backlog.is_empty();
             if is_done {
                 return;
@@ -120,7 +120,7 @@ impl Ring {
 }
 
 impl Inner {
-    /// Makes the second ring, unless it is there.
+    /// Makes the second ring, unless it exists.
     pub(super) fn open_command_ring(&mut self) -> io::Result<()> {
         if self.commands.is_none() {
             self.commands = Some(CommandRing::new()?);
@@ -164,7 +164,7 @@ impl Inner {
         self.retire(key, result)
     }
 
-    /// Hands commands over. While the core sleeps, the first ring watches the second one.
+    /// Submits commands. While the core sleeps, the first ring polls the second one.
     pub(super) fn submit_commands(&mut self, sleeps: bool) {
         let Some(commands) = &mut self.commands else { return };
         commands.flush();

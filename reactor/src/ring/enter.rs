@@ -1,5 +1,5 @@
-//! The one system call of a ring, by the number under which this thread has registered the ring: the kernel then
-//! need not look the file up.
+//! The system call of a ring, by the number under which this thread has registered the ring: the kernel then need not
+//! look the file up.
 
 use io_uring::IoUring;
 use io_uring::types::{SubmitArgs, Timespec};
@@ -23,7 +23,7 @@ struct Update {
     data: u64,
 }
 
-/// How to call the kernel for one ring, from the thread that made this.
+/// The way to call the kernel for one ring, from the thread that made this value.
 pub(super) struct Entrance {
     ring: i32,
     index: Option<u32>,
@@ -36,7 +36,7 @@ impl Entrance {
         let fd = ring.as_raw_fd();
         let mut flags = ENTER_GETEVENTS;
         if ring.params().is_feature_no_iowait() {
-            // A core that waits for peers is idle: it does not wait for a disk, as "iowait" would have it.
+            // A core that waits for peers is idle: it does not wait for a disk, which "iowait" would count.
             flags |= ENTER_NO_IOWAIT;
         }
         let mut update = Update { offset: u32::MAX, reserved: 0, data: fd as u64 };
@@ -50,12 +50,12 @@ impl Entrance {
                 flags: flags | ENTER_REGISTERED_RING,
             }
         } else {
-            // More rings on this thread than the kernel keeps numbers for.
+            // More rings on this thread than the kernel has numbers for.
             Self { ring: fd, index: None, number: fd, flags }
         }
     }
 
-    /// Hands over `queued` submissions, runs what the kernel put off, and waits for `want` completions, as long as
+    /// Submits `queued` entries, runs the work that the kernel deferred, and waits for `want` completions, as long as
     /// `timeout` says.
     pub(super) fn enter(&self, queued: u32, want: u32, timeout: Option<Duration>) -> io::Result<()> {
         let time = timeout.map(Timespec::from);
@@ -64,8 +64,8 @@ impl Entrance {
             Some(args) => (self.flags | ENTER_EXT_ARG, std::ptr::from_ref(args), size_of::<SubmitArgs<'_, '_>>()),
             None => (self.flags, std::ptr::null(), 0),
         };
-        // SAFETY: the argument is what the flags say, and lives until the call is over. What the queued submissions
-        // point at is alive: see `push`.
+        // SAFETY: the argument is what the flags say, and lives until the call is over. The memory of the queued
+        // submissions is alive: see `push`.
         let result = unsafe { libc::syscall(libc::SYS_io_uring_enter, self.number, queued, want, flags, arg, size) };
         if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
     }

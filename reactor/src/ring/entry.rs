@@ -1,6 +1,6 @@
-//! One operation that the kernel works on: what it may touch, and how far it has come.
+//! One operation in the kernel: its memory and its progress.
 
-use crate::endpoint::command::{Command, Encoded, NARROW, Place};
+use crate::endpoint::command::{Command, Encoded, NARROW, Place, Request};
 use crate::endpoint::{Carrier, Messages, ReceiveBatch, SendBatch, stream};
 use crate::eventfd;
 use crate::file::SECTOR;
@@ -15,7 +15,7 @@ use std::os::fd::OwnedFd;
 
 /// IORING_RECVSEND_POLL_FIRST of linux/io_uring.h: wait for data before the first try.
 const POLL_FIRST: u16 = 1;
-/// How often in a row the kernel may say "not now" before the operation fails with that.
+/// How often in a row the kernel may answer EAGAIN before the operation fails with it.
 const RETRIES: u8 = 100;
 /// The kernel takes registered memory in pieces of at most 1 GiB.
 pub(super) const FIXED_PIECE: usize = 1 << 30;
@@ -60,7 +60,7 @@ pub(super) struct Entry {
 pub(super) struct Target {
     pub(super) number: i32,
     pub(super) is_fixed: bool,
-    /// Whether a receive shall wait before it tries.
+    /// Whether a receive must wait before it tries.
     pub(super) waits_first: bool,
 }
 
@@ -70,14 +70,14 @@ impl Target {
     }
 }
 
-/// What follows a completion.
+/// The action after a completion.
 pub(super) enum Next {
-    /// The rest is handed to the kernel.
+    /// The rest is submitted to the kernel.
     Again,
     Over(Result<u32, Fault>),
 }
 
-/// An answer on its way out, with the handle that the operation held.
+/// An answer that is to be given, with the handle that the operation held.
 #[must_use]
 pub(super) struct Answer {
     pub(super) done: Option<Done>,
@@ -103,7 +103,7 @@ impl Answer {
     }
 }
 
-/// The answers that follow from a completion: one for most, several for a bell or a listener that fails.
+/// The answers that follow from a completion: one for most, several for a bell or a failed listener.
 #[must_use]
 pub(super) enum Answers {
     None,
@@ -145,7 +145,7 @@ impl Default for Entry {
 }
 
 impl Entry {
-    /// Takes an operation in; tells whose it is.
+    /// Takes an operation over; returns its handle.
     pub(super) fn fill(&mut self, op: Op, done: Done) -> u32 {
         (self.moved, self.retries, self.is_cancelled, self.offset) = (0, 0, false, 0);
         let (kind, handle, data) = match op {
@@ -184,12 +184,12 @@ impl Entry {
         self.handle.as_ref().map_or(u32::MAX, Handle::id)
     }
 
-    /// Whether it moves data, but none.
+    /// Whether it moves data, but of no length.
     pub(super) fn has_nothing_to_do(&self) -> bool {
         self.total == 0 && matches!(self.kind, Kind::Receive | Kind::Send | Kind::Read | Kind::Write { .. })
     }
 
-    /// The submission for what is left of the operation.
+    /// The submission for the rest of the operation.
     pub(super) fn prepare(&mut self, target: Target, fixed: Option<(usize, usize)>) -> squeue::Entry {
         let fd = Fd(target.number);
         self.vector.gather(&mut self.data, self.moved);
@@ -210,7 +210,7 @@ impl Entry {
             Kind::Command => self.prepare_command(fd),
             Kind::Work => unreachable!("the work of worker threads never reaches the ring"),
         };
-        // The ring's own threads may wait for what said "not now" before.
+        // The ring's own threads may wait where the kernel answered EAGAIN before.
         let flags = target.flags();
         sqe.flags(if self.retries > 1 { flags | squeue::Flags::ASYNC } else { flags })
     }
@@ -261,7 +261,7 @@ impl Entry {
         }
     }
 
-    /// Tries to do what is left of a send or receive with a call of its own; its result as a completion has it.
+    /// Tries the rest of a send or receive with a call of its own; returns the result in the form of a completion.
     pub(super) fn call(&mut self, socket: &OwnedFd) -> i32 {
         self.vector.gather(&mut self.data, self.moved);
         let result = match self.kind {
@@ -282,7 +282,8 @@ impl Entry {
         }
     }
 
-    /// Receives what is there, or sends what there is room for; the result as a completion has it.
+    /// Receives the datagrams that have arrived, or sends as many as there is room for; the result has the form of a
+    /// completion.
     pub(super) fn call_carrier(&mut self, carrier: &mut Carrier, messages: &mut Messages) -> i32 {
         let Data::Carried(value) = &mut self.data else { return -libc::EINVAL };
         let result = match (self.kind, value.as_mut()) {
@@ -304,6 +305,13 @@ impl Entry {
             Data::Carried(value) => value.downcast_mut(),
             _ => None,
         }
+    }
+
+    /// Whether it is a command of a ublk queue, which waits for a request, and which no cancellation ends.
+    pub(super) fn is_fetch(&mut self) -> bool {
+        self.done.is_some()
+            && self.kind == Kind::Command
+            && self.command().is_some_and(|command| matches!(command.request, Request::UblkQueue(_)))
     }
 
     /// Whether the memory of a device command has as many pieces as its layout can name.
@@ -355,7 +363,7 @@ impl Entry {
         self.total - self.moved
     }
 
-    /// What a completion means.
+    /// The meaning of a completion.
     pub(super) fn advance(&mut self, result: i32, is_direct: bool) -> Next {
         match self.kind {
             Kind::Signal => return Next::Over(Ok(0)),
@@ -363,11 +371,11 @@ impl Entry {
                 let answer = u32::try_from(result).map_err(|_| Fault::from_errno(-result));
                 return Next::Over(answer);
             }
-            // Something was there, and all of it was dropped.
+            // Datagrams had arrived, and all of them were dropped.
             Kind::ReceiveBatch if result == 0 => return Next::Again,
             Kind::ReceiveBatch if result > 0 => return Next::Over(Ok(result as u32)),
             Kind::SendBatch if result == 0 => return Next::Over(Ok(self.finish_batch())),
-            // The ring polls until there is something, or room.
+            // The ring polls until there is data, or room.
             Kind::ReceiveBatch | Kind::SendBatch if result == -libc::EAGAIN => return Next::Again,
             _ => {}
         }
@@ -415,7 +423,7 @@ impl Entry {
         Next::Over(Err(Fault::from_errno(errno)))
     }
 
-    /// If the kernel works on it for this handle, it does not begin anew; tells whether.
+    /// If the kernel works on it for this handle, it is not started again; returns whether.
     pub(super) fn cancel(&mut self, id: u32) -> bool {
         let runs = self.id() == id && self.kind != Kind::Work;
         self.is_cancelled |= runs;
@@ -426,10 +434,10 @@ impl Entry {
         self.is_cancelled = true;
     }
 
-    /// Gives everything back, with the answer.
+    /// Releases all resources, with the answer.
     pub(super) fn empty(&mut self, result: Result<u32, Fault>) -> Answer {
         if self.kind == Kind::SendBatch && result.is_err() {
-            // What was sent before the fault does not come back.
+            // Data that was sent before the fault does not come back.
             self.finish_batch();
         }
         Answer {

@@ -1,25 +1,25 @@
 //! Sockets of a core that is awake: tried with calls of their own.
 //!
-//! A receive that waits in the ring costs the arming of a poll, its wake-up, a task run at the next system call, and
-//! a completion; on a core that looks again soon anyway, one call does the same. So a receive stays out of the ring
-//! until its core is about to sleep, or was tried in vain too often while others had something; and a send goes into
-//! the ring only when the peer's window is full.
+//! A receive that waits in the ring costs the arming of a poll, its wake-up, a task run at the next system call, and a
+//! completion; on a core that polls again soon anyway, one call does the same. So a receive stays out of the ring
+//! until its core is about to sleep, or was tried too often without data while other sockets had some; and a send is
+//! submitted to the ring only when the peer's window is full.
 
 use super::entry::{Answer, Answers, Kind, Next};
 use super::{Inner, Ring};
 use crate::op::Wait;
 use lunar_core::io::Fault;
 
-/// Receives that are tried in each turn: each in vain costs a system call.
+/// Most receives that are tried in each turn: each try without data costs a system call.
 const HOT_MAX: usize = 8;
-/// Turns in a row in which a receive may be tried in vain.
+/// Turns in a row in which a receive may be tried without data.
 const MISSES_MAX: u8 = 8;
 
 /// Receives that the kernel does not know of yet.
 #[derive(Default)]
 pub(super) struct Hot {
     receives: Vec<Receive>,
-    /// Those that have ended, until the turn answers them.
+    /// Receives that have ended, until the turn answers them.
     ended: Vec<Answer>,
 }
 
@@ -29,7 +29,7 @@ struct Receive {
 }
 
 impl Hot {
-    /// Takes a receive in, if there is room.
+    /// Adds a receive, if there is room.
     pub(super) fn add(&mut self, key: u32) -> bool {
         let has_room = self.receives.len() < HOT_MAX;
         if has_room {
@@ -40,7 +40,7 @@ impl Hot {
 }
 
 impl Ring {
-    /// Answers what ended out of the ring; before that, tries it, if the core stays awake.
+    /// Answers the receives that ended outside the ring; before that, tries them, if the core stays awake.
     pub(super) fn harvest_hot(&self, wait: Wait) -> usize {
         let mut inner = self.inner.borrow_mut();
         if inner.hot.ended.is_empty() && matches!(wait, Wait::Poll) {
@@ -53,7 +53,7 @@ impl Ring {
         drop(inner);
         let count = ended.len();
         ended.drain(..).for_each(Answer::give);
-        // Keeps the allocation, unless something ended meanwhile.
+        // Keeps the allocation, unless another receive ended meanwhile.
         let mut inner = self.inner.borrow_mut();
         if inner.hot.ended.is_empty() {
             inner.hot.ended = ended;
@@ -63,7 +63,7 @@ impl Ring {
 }
 
 impl Inner {
-    /// Tries every hot receive once; tells whether one ended. A miss counts where the core had other things to do.
+    /// Tries every hot receive once; returns whether one ended. A miss counts if the core had other work.
     pub(super) fn try_hot(&mut self, counts: bool) -> bool {
         let mut at = 0;
         while let Some(receive) = self.hot.receives.get_mut(at) {
@@ -91,7 +91,7 @@ impl Inner {
         !self.hot.ended.is_empty()
     }
 
-    /// Receives at once what is known to be there: what is received in a row is answered together.
+    /// Receives at once if data is known to have arrived: data that arrived together is answered together.
     pub(super) fn receive_now(&mut self, key: u32) -> Answers {
         let result = self.call(key);
         let open = self.open(self.entries[key as usize].id());
@@ -117,13 +117,13 @@ impl Inner {
         let room = entry.left();
         let result = entry.call(open.fd());
         if entry.kind() == Kind::Receive {
-            // Fewer than there was room for: there is no more.
+            // Fewer bytes than there was room for: there is no more data.
             open.is_drained = usize::try_from(result).is_ok_and(|got| got < room) || result == -libc::EAGAIN;
         }
         result
     }
 
-    /// Sends at once what the peer's window takes; the rest goes into the ring.
+    /// Sends at once as much as the peer's window allows; the rest is submitted to the ring.
     pub(super) fn send_now(&mut self, key: u32) -> Answers {
         loop {
             let result = self.call(key);
@@ -140,7 +140,7 @@ impl Inner {
         Answers::None
     }
 
-    /// The core is about to sleep: the kernel shall wake it.
+    /// The core is about to sleep: the kernel must wake it.
     pub(super) fn cool(&mut self) {
         while let Some(Receive { key, .. }) = self.hot.receives.pop() {
             self.issue(key);

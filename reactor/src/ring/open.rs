@@ -1,4 +1,4 @@
-//! What the ring has open, and the order of the operations on it.
+//! The open objects of the ring, and the order of the operations on them.
 
 use crate::endpoint::Carrier;
 use crate::endpoint::command::CommandDevice;
@@ -10,25 +10,25 @@ use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-/// Something open.
+/// An open object.
 pub(super) struct Open {
     pub(super) role: Role,
-    /// Whether the ring's table has it, at the place of its id.
+    /// Whether the ring's table has it, at the index of its id.
     pub(super) is_fixed: bool,
     /// Whether it is a file that was opened with O_DIRECT.
     pub(super) is_direct: bool,
-    /// Whether the last receive left nothing behind: the next waits before it tries.
+    /// Whether the last receive took all data: the next waits before it tries.
     pub(super) is_drained: bool,
-    /// Receives that may still be tried as they come, before the next turn.
+    /// Receives that may still be tried when they are submitted, before the next turn.
     pub(super) eager: u8,
-    /// Whether the sending side is closed once all is sent.
+    /// Whether the sending side is closed after the last send.
     pub(super) ends_sending: bool,
     /// Sends and receives of a socket run one after the other, each in the order of submission.
     pub(super) sending: Queue,
     pub(super) receiving: Queue,
 }
 
-/// What is open, by what can be done with it.
+/// The kind of an open object.
 pub(super) enum Role {
     /// A file, a device, or a descriptor that is waited for.
     File(Arc<OpenFile>),
@@ -46,7 +46,7 @@ pub(super) enum Role {
 #[derive(Default)]
 pub(super) struct Queue {
     pub(super) is_busy: bool,
-    /// Keys of the entries that wait for the one that runs.
+    /// Keys of the entries that wait for the running one.
     pub(super) waiting: VecDeque<u32>,
 }
 
@@ -100,13 +100,13 @@ impl Open {
         }
     }
 
-    /// Whether its end is announced to a peer.
+    /// Whether a peer learns of its end.
     pub(super) fn is_socket(&self) -> bool {
         matches!(self.role, Role::Stream(_) | Role::Listener(_))
     }
 
-    /// Whether the ring's table takes it: not what is only polled, and not devices, which shall be closed at once when
-    /// their last handle is dropped.
+    /// Whether the ring's table has it: not objects that are only polled, and not devices, which must be closed at
+    /// once when their last handle is dropped.
     pub(super) fn may_be_fixed(&self) -> bool {
         !matches!(self.role, Role::Carrier(_) | Role::Device(_))
     }

@@ -1,4 +1,4 @@
-//! Endpoints of datagrams and frames on the simulated network, and what is on its way between them.
+//! Endpoints of datagrams and frames on the simulated network, and the packets in flight between them.
 
 use crate::endpoint::packet::Filter;
 use crate::endpoint::{Address, Counters, MacAddress, ReceiveBatch, VlanTag};
@@ -17,11 +17,11 @@ pub(super) struct Carrier {
     pub(super) arrived: VecDeque<Flight>,
     pub(super) receives: VecDeque<Receive>,
     pub(super) counters: Counters,
-    /// When the newest of what it sent arrives; what follows arrives later, unless it is reordered.
+    /// When its newest packet arrives; later packets arrive later, unless they are reordered.
     pub(super) newest: Instant,
 }
 
-/// Where an endpoint is.
+/// The network of an endpoint.
 #[derive(Clone, Debug)]
 pub(super) enum Place {
     /// On the network of datagrams.
@@ -47,7 +47,7 @@ pub(super) struct Receive {
     pub(super) handle: Handle,
 }
 
-/// A datagram or frame on its way, or arrived.
+/// A datagram or frame in flight, or arrived.
 #[derive(Clone, Debug)]
 pub(super) struct Flight {
     pub(super) bytes: Vec<u8>,
@@ -90,7 +90,7 @@ impl Station {
         ether_type.is_some_and(|one| self.types.is_empty() || self.types.contains(&one))
     }
 
-    /// Whether a frame to another station may be received all the same, as it happens on real interfaces.
+    /// Whether a frame to another station may be received all the same, as on real interfaces.
     pub(super) fn may_stray(&self, frame: &[u8]) -> bool {
         frame.len() >= 14 && frame[0] & 1 == 0 && self.knows_type(&frame[6..])
     }

@@ -1,4 +1,4 @@
-//! The one source of randomness of a simulation: SplitMix64, whose stream is its seed's and nobody else's.
+//! The one source of randomness of a simulation: SplitMix64, whose stream depends on the seed alone.
 
 use std::ops::RangeInclusive;
 use std::time::Duration;
@@ -23,7 +23,7 @@ impl Chance {
         scramble(self.0)
     }
 
-    /// A stream of its own, for a part that shall not disturb the draws of the others.
+    /// A separate stream, for a part that must not disturb the draws of others.
     #[must_use]
     pub fn fork(&mut self) -> Self {
         Self(self.draw())
@@ -51,16 +51,16 @@ impl Chance {
 
     /// Whether something happens whose odds are `parts` in a [`MILLION`].
     pub fn odds(&mut self, parts: u32) -> bool {
-        // Draws nothing for what never happens, so that a fault that is off does not shift what follows.
+        // Draws nothing at odds of zero, so that a disabled fault does not shift later draws.
         parts > 0 && self.draw() % u64::from(MILLION) < u64::from(parts)
     }
 
-    /// Whether a coin falls on its head.
+    /// A random bit.
     pub fn coin(&mut self) -> bool {
         self.draw() & 1 == 1
     }
 
-    /// A time between both ends; short ones are likelier, as they are in the world.
+    /// A time between both ends; short times are more likely, as in reality.
     pub fn time(&mut self, between: &(Duration, Duration)) -> Duration {
         let low = nanos(between.0);
         let span = nanos(between.1).saturating_sub(low);
@@ -73,7 +73,7 @@ impl Chance {
         &from[self.index(from.len())]
     }
 
-    /// Puts a list into any order.
+    /// Shuffles a list.
     pub fn shuffle<T>(&mut self, list: &mut [T]) {
         for last in (1..list.len()).rev() {
             let other = self.index(last + 1);

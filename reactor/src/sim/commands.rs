@@ -50,7 +50,7 @@ impl State {
         self.answer(core, done, Outcome::with(result, Data::Carried(command)), Some(handle));
     }
 
-    /// The commands of a core that has ended are answered to nobody.
+    /// Drops the commands of a core that has ended.
     pub(super) fn drop_commands(&mut self, core: usize) {
         let (gone, kept): (Vec<_>, Vec<_>) =
             std::mem::take(&mut self.commands).into_iter().partition(|(_, job)| job.core == core);

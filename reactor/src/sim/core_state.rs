@@ -1,4 +1,4 @@
-//! What the simulation knows of each of its cores.
+//! The state of the cores of a simulation.
 
 use super::link::Side;
 use crate::op::{Bell, Handle, How};
@@ -9,11 +9,11 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Number of a machine: what crashes together.
+/// The number of a machine, whose cores crash together.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Host(pub u32);
 
-/// The bell of a virtual core: heard in the core's next turn.
+/// The bell of a virtual core, which takes effect in the core's next turn.
 #[derive(Default)]
 pub(super) struct SimBell(AtomicBool);
 
@@ -29,7 +29,7 @@ impl Bell for SimBell {
     }
 }
 
-/// What belongs to one core.
+/// The state of one core.
 pub(super) struct CoreState {
     pub(super) host: Host,
     pub(super) alive: bool,
@@ -39,10 +39,10 @@ pub(super) struct CoreState {
     pub(super) bell_done: Option<Done>,
 }
 
-/// What a handle stands for.
+/// The object of a handle.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Kind {
-    /// `told`: failures to write back that it has heard of.
+    /// `told`: the number of writeback failures reported to it.
     File {
         disk: usize,
         how: How,
@@ -57,6 +57,8 @@ pub(super) enum Kind {
     Carrier(u32),
     /// A device that takes commands.
     Device(u32),
+    /// An eventfd that a peer has given.
+    Eventfd,
 }
 
 /// An answer on its way to its core.

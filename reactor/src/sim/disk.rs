@@ -1,8 +1,8 @@
 //! A file with a volatile cache: what a read sees, what a crash leaves, and how far the two may lie apart.
 //!
-//! The medium writes sectors of 512 bytes whole. Until a sync every sector that was written may, after a
-//! crash, hold what it held at the last sync or anything that was written to it since, each sector for itself:
-//! so writes are lost, torn and reordered. What was synced stays.
+//! The medium writes sectors of 512 bytes whole. Until a sync every sector that was written may, after a crash, hold
+//! what it held at the last sync or anything that was written to it since, each sector for itself: so writes are lost,
+//! torn and reordered. Synced data stays.
 
 use super::chance::Chance;
 use lunar_core::io::Extent;
@@ -10,9 +10,9 @@ use lunar_core::mem::SgMut;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-/// What the medium writes at once.
+/// Bytes that the medium writes atomically.
 pub const SECTOR: usize = 512;
-/// What space is taken and given back in.
+/// The unit of allocation in bytes.
 pub const SPACE_BLOCK: usize = 4096;
 
 type Sector = [u8; SECTOR];
@@ -20,17 +20,17 @@ type Sector = [u8; SECTOR];
 /// One file of a world.
 #[derive(Debug)]
 pub(super) struct Disk {
-    /// What a read sees.
+    /// The content that reads see.
     seen: Vec<u8>,
-    /// What a crash leaves for certain where nothing is loose.
+    /// The durable content of sectors that are not loose.
     firm: Vec<u8>,
-    /// Sectors written since they were last firm, each with all it held since, oldest first.
+    /// Sectors written since they were last durable, each with its contents since then, oldest first.
     loose: BTreeMap<usize, Vec<Version>>,
     /// Which blocks of [`SPACE_BLOCK`] take space.
     taken: Vec<bool>,
-    /// Grows with every write, so that a sync knows what came before it.
+    /// Increases with every write, so that a sync knows the earlier writes.
     clock: u64,
-    /// Failures to write back what was in the cache: each open file is told of them once.
+    /// The number of writeback failures of the page cache: each open file reports them once.
     pub(super) failures: u64,
 }
 
@@ -54,14 +54,14 @@ impl Disk {
         }
     }
 
-    /// Fills `into` from `offset` on; what lies past the end is zeroes.
+    /// Fills `into` from `offset` on; bytes past the end are zeroes.
     pub(super) fn read(&self, offset: usize, into: &mut SgMut) {
         let from = offset.min(self.seen.len());
         let done = into.copy_from(0, &self.seen[from..]);
         into.fill_from(done, 0);
     }
 
-    /// What a read sees now.
+    /// The content that reads see now.
     pub(super) fn seen(&self) -> &[u8] {
         &self.seen
     }
@@ -92,7 +92,7 @@ impl Disk {
         self.loosen(range);
     }
 
-    /// What was written to a range stays from now on (a write that was durable).
+    /// Makes a range durable (a durable write).
     pub(super) fn harden(&mut self, range: Range<usize>) {
         for sector in sectors(&range) {
             self.loose.remove(&sector);
@@ -101,7 +101,7 @@ impl Disk {
         }
     }
 
-    /// The point in the stream of writes that a sync which starts now makes firm.
+    /// The point in the stream of writes up to which a sync that starts now makes them durable.
     pub(super) fn mark(&self) -> u64 {
         self.clock
     }
@@ -118,8 +118,8 @@ impl Disk {
         });
     }
 
-    /// A sync that fails: what was written up to `mark` is on the medium or dropped, sector by sector, and counts
-    /// as clean from now on. What was dropped may still be seen for a while, but no later sync makes it stay.
+    /// A sync that fails: each sector written up to `mark` is on the medium or dropped, and counts as clean from now
+    /// on. Reads may still see dropped data for a while, but no later sync makes it durable.
     pub(super) fn fail_sync(&mut self, mark: u64, chance: &mut Chance) {
         let mut dropped = Vec::new();
         let firm = &mut self.firm;
@@ -136,11 +136,11 @@ impl Disk {
         dropped.into_iter().for_each(|sector| self.restore(sector));
     }
 
-    /// Power fails: every loose sector keeps one of the things it held since it was last firm, or what it held
-    /// then. Returns how many sectors lost what a read saw last.
+    /// Power failure: every loose sector keeps one of its contents since it was last durable, or the durable one.
+    /// Returns the number of sectors that lost the content that reads saw last.
     pub(super) fn crash(&mut self, chance: &mut Chance) -> usize {
         let mut lost = 0;
-        // A coin for the whole file: often all or nothing survives, which a target sees most in life.
+        // One random bit for the whole file: often all or nothing survives, as in most real power failures.
         let mood = chance.index(4);
         for (sector, versions) in std::mem::take(&mut self.loose) {
             let kept = match mood {
@@ -161,7 +161,7 @@ impl Disk {
         lost
     }
 
-    /// The program ends and another will open the file: what a failed sync dropped is not seen any more.
+    /// The program ends and another one will open the file: reads no longer see data that a failed sync dropped.
     pub(super) fn reopen(&mut self) {
         for sector in 0..self.seen.len() / SECTOR {
             if !self.loose.contains_key(&sector) {
@@ -170,7 +170,7 @@ impl Disk {
         }
     }
 
-    /// Reads see what the medium holds. A block that holds data takes space again, even if the dropped write had
+    /// Reads see the content of the medium. A block that holds data takes space again, even if the dropped write had
     /// given its space back: an extent must not be a hole where a read finds data.
     fn restore(&mut self, sector: usize) {
         let bytes = &self.firm[place(sector)];

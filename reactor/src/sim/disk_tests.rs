@@ -9,7 +9,7 @@ fn read(disk: &Disk, offset: usize, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn fresh_files_and_what_lies_behind_their_end_read_as_zeroes() {
+fn fresh_files_and_bytes_after_their_end_read_as_zeroes() {
     let mut disk = Disk::new(1024);
     disk.write(1000, &[7; 24]);
     assert_eq!(read(&disk, 990, 50)[..], [&[0; 10][..], &[7; 24], &[0; 16]].concat());
@@ -24,7 +24,7 @@ fn a_write_behind_the_end_grows_the_file() {
 }
 
 #[test]
-fn what_was_synced_survives_every_crash() {
+fn synced_data_survives_every_crash() {
     for seed in 0..100 {
         let mut disk = Disk::new(4096);
         disk.write(0, &[1; 4096]);
@@ -53,7 +53,7 @@ fn a_durable_write_survives_and_its_neighbours_need_not() {
 }
 
 #[test]
-fn a_sync_takes_in_what_was_written_before_it_began_only() {
+fn a_sync_covers_only_earlier_writes() {
     let mut older_survived = false;
     for seed in 0..200 {
         let mut disk = Disk::new(512);
@@ -116,7 +116,7 @@ fn loose_sectors_tear_but_never_mix_bytes() {
 }
 
 #[test]
-fn extents_follow_what_takes_space() {
+fn extents_match_allocated_space() {
     let mut disk = Disk::new(5 * SPACE_BLOCK);
     disk.write(SPACE_BLOCK + 5, &[1; SPACE_BLOCK]);
     assert_eq!(disk.takes(), 2);

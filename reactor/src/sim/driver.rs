@@ -6,7 +6,8 @@ use super::state::State;
 use super::{STANDSTILL, World};
 use crate::endpoint::packet::Filter;
 use crate::endpoint::{Endpoint, Status};
-use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
+use crate::eventfd::is_eventfd;
+use crate::op::{Bell, Driver, Handle, How, Incoming, LocalSockets, Op, Wait};
 use lunar_core::io::Done;
 use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
@@ -51,7 +52,7 @@ pub struct Core {
 }
 
 impl Core {
-    fn open_kind(&self, kind: Kind) -> Handle {
+    pub(super) fn open_kind(&self, kind: Kind) -> Handle {
         let id = self.world.enter(|state| {
             let id = u32::try_from(state.serial()).unwrap_or(u32::MAX);
             state.cores[self.index].handles.insert(id, kind);
@@ -69,21 +70,22 @@ impl Core {
         self.index
     }
 
-    fn kind(&self, state: &State, id: u32) -> Option<Kind> {
+    pub(super) fn kind(&self, state: &State, id: u32) -> Option<Kind> {
         state.cores[self.index].handles.get(&id).copied()
     }
 
-    /// Gives the core what is due.
-    fn give_due(&self) -> usize {
-        let due = self.world.enter(|state| {
-            state.settle();
+    /// Processes the events that are due, and gives the core its answers. Returns the number of answers, and whether
+    /// there were events: they may have woken tasks, which need no answer.
+    fn give_due(&self) -> (usize, bool) {
+        let (due, has_settled) = self.world.enter(|state| {
+            let has_settled = state.settle();
             let mut due = std::mem::take(&mut state.cores[self.index].due);
             state.chance.shuffle(&mut due);
-            due
+            (due, has_settled)
         });
         let count = due.len();
         due.into_iter().for_each(Answer::give);
-        count
+        (count, has_settled)
     }
 
     fn alive(&self, state: &State) -> bool {
@@ -123,6 +125,7 @@ impl Driver for Core {
                     state.cores[self.index].bell_done = Some(done);
                     state.hear_bell(self.index);
                 }
+                Op::Ready { .. } | Op::Signal { .. } => state.start_local(self.index, op, done),
                 Op::Accept { .. } | Op::Receive { .. } | Op::Send { .. } => state.start_socket(self.index, op, done),
                 Op::ReceiveBatch { .. } | Op::SendBatch { .. } => state.start_batch(self.index, op, done),
                 Op::Command { .. } => state.start_command(self.index, op, done),
@@ -136,13 +139,13 @@ impl Driver for Core {
 
     fn turn(&self, wait: Wait) -> usize {
         self.world.enter(State::tick);
-        let given = self.give_due();
+        let (given, has_settled) = self.give_due();
         let Wait::Until(until) = wait else { return given };
-        if given > 0 || until.is_some_and(|until| until <= self.now()) {
+        if given > 0 || has_settled || until.is_some_and(|until| until <= self.now()) {
             return given;
         }
         assert!(self.world.enter(|state| state.advance(until)), "{STANDSTILL}");
-        self.give_due()
+        self.give_due().0
     }
 
     fn ripe(&self) -> bool {
@@ -153,6 +156,7 @@ impl Driver for Core {
         self.world.enter(|state| {
             if let Some(kind) = self.kind(state, handle.id()) {
                 state.cancel_jobs(self.index, handle.id());
+                state.cancel_signals(self.index, handle.id());
                 state.cancel_socket(self.index, kind);
             }
         });
@@ -163,6 +167,7 @@ impl Driver for Core {
             Some(Kind::Socket { link, side }) => state.close_end(link, side),
             Some(Kind::Listener(address)) => state.close_listener(address),
             Some(Kind::Carrier(id)) => state.close_carrier(id),
+            Some(Kind::Eventfd) => drop(state.eventfds.remove(&(self.index, id))),
             Some(Kind::File { .. } | Kind::Device(_)) | None => {}
         });
     }
@@ -179,8 +184,14 @@ impl Driver for Core {
         kind.map(|kind| self.open_kind(kind)).ok_or_else(|| io::ErrorKind::NotFound.into())
     }
 
-    fn adopt(&self, _file: OwnedFd) -> io::Result<Handle> {
-        Err(io::ErrorKind::Unsupported.into())
+    /// Eventfds only: files and sockets are those of the world.
+    fn adopt(&self, file: OwnedFd) -> io::Result<Handle> {
+        if !is_eventfd(&file)? {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        let handle = self.open_kind(Kind::Eventfd);
+        self.world.enter(|state| state.eventfds.insert((self.index, handle.id()), Rc::new(file)));
+        Ok(handle)
     }
 
     fn listen(&self, mut address: SocketAddr) -> io::Result<(Handle, SocketAddr)> {
@@ -250,5 +261,9 @@ impl Driver for Core {
 
     fn bell(&self) -> Arc<dyn Bell> {
         self.bell.clone()
+    }
+
+    fn local_sockets(&self) -> Option<&dyn LocalSockets> {
+        Some(self)
     }
 }

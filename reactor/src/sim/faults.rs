@@ -1,29 +1,29 @@
-//! What goes wrong in a world, and how often.
+//! The faults of a simulated world, and their odds.
 
 use super::chance::Chance;
 use std::time::Duration;
 
-/// The odds of faults, in parts of a [`super::MILLION`], and the times that things take. May change while a
-/// simulation runs.
+/// The odds of faults, in parts of a [`super::MILLION`], and the durations of operations. May change while a simulation
+/// runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Faults {
     /// From the send of a segment to its arrival.
     pub latency: (Duration, Duration),
     /// From the start of a file operation to its end.
     pub file_time: (Duration, Duration),
-    /// Bytes of one direction that may be flying or unread when a connection begins.
+    /// Bytes of one direction that may be in flight or unread when a connection begins.
     pub buffer: (u64, u64),
-    /// An operation that could is answered while it is submitted.
+    /// An operation that can end at once is answered while it is submitted.
     pub eager: u32,
-    /// A receive brings less than is there.
+    /// A receive returns less than is available.
     pub partial_receive: u32,
     /// A send travels in more than one segment.
     pub segmented_send: u32,
     /// A segment resets its connection instead.
     pub reset: u32,
-    /// A segment holds up its direction for a while.
+    /// A segment delays its direction for a while.
     pub stall: u32,
-    /// For how long.
+    /// The length of the delay.
     pub stall_time: (Duration, Duration),
     /// A datagram or frame is lost.
     pub datagram_loss: u32,
@@ -31,7 +31,7 @@ pub struct Faults {
     pub datagram_duplicate: u32,
     /// A datagram or frame is late by up to [`Faults::stall_time`], so that others overtake it.
     pub datagram_reorder: u32,
-    /// A frame to another station is received all the same, as on an interface that another program has receive all.
+    /// A frame to another station is received as well, as on an interface in promiscuous mode.
     pub stray_frame: u32,
     /// A device fails a command.
     pub command_error: u32,
@@ -39,7 +39,7 @@ pub struct Faults {
     pub accept_error: u32,
     /// A file operation takes long.
     pub slow: u32,
-    /// How long.
+    /// The duration of a slow operation.
     pub slow_time: (Duration, Duration),
     /// A read fails.
     pub read_error: u32,
@@ -58,7 +58,7 @@ const fn micros(low: u64, high: u64) -> (Duration, Duration) {
 }
 
 impl Faults {
-    /// Nothing goes wrong; bytes are cut anywhere and answers come in any order all the same.
+    /// No faults; bytes are still divided anywhere, and answers come in any order.
     #[must_use]
     pub const fn none() -> Self {
         Self {
@@ -121,7 +121,7 @@ impl Faults {
         faults
     }
 
-    /// From now on nothing fails any more; times and cuts stay.
+    /// Disables all failures; times and divisions of bytes stay.
     pub fn heal(&mut self) {
         let Self { latency, file_time, buffer, eager, partial_receive, segmented_send, .. } = self.clone();
         *self = Self { latency, file_time, buffer, eager, partial_receive, segmented_send, ..Self::none() };

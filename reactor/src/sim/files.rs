@@ -1,4 +1,4 @@
-//! File operations: what they do, when, and how they fail.
+//! File operations: their effects, times and failures.
 
 use super::core_state::Kind;
 use super::disk::{SECTOR, SPACE_BLOCK};
@@ -10,7 +10,7 @@ use lunar_core::io::{Done, Extent, Fault, Outcome};
 use lunar_core::mem::Sg;
 use std::ops::Range;
 
-/// EINVAL: what direct I/O that is not aligned gets.
+/// EINVAL: the error of unaligned direct I/O.
 const UNALIGNED: Fault = Fault::Os(22);
 
 impl State {
@@ -92,7 +92,7 @@ impl State {
         self.answer(core, job.done, outcome, handle);
     }
 
-    /// A sync and a durable write tell of failures to write back, whosever they were, each open file once.
+    /// A sync and a durable write report writeback failures of any writer, once for each open file.
     fn news(&mut self, job: &Job, id: u32) -> Option<Fault> {
         let tells = match &job.op {
             Op::Sync { .. } => true,
@@ -147,7 +147,7 @@ impl State {
         Ok(u32::try_from(moved).unwrap_or(u32::MAX))
     }
 
-    /// What an operation that fails has done by then: a write any part of its work, a sync worse than nothing.
+    /// The effect of an operation that fails: a write has done any part of its work, a failed sync may drop data.
     fn fail(&mut self, job: &Job, fault: Fault) {
         let disk = &mut self.disks[job.disk];
         match (&job.op, fault) {
@@ -156,7 +156,7 @@ impl State {
                 disk.fail_sync(job.mark, &mut self.chance);
             }
             (Op::Write { durable, .. }, Fault::Medium) => {
-                // Through the cache it is the writing back that failed.
+                // For I/O through the page cache, the writeback has failed.
                 disk.failures += u64::from((*durable || job.how.durable) && !job.how.direct);
                 self.cut_short(job);
             }
@@ -174,7 +174,7 @@ impl State {
         }
     }
 
-    /// Ends what runs on one handle of a core.
+    /// Ends the operations on one handle of a core.
     pub(super) fn cancel_jobs(&mut self, core: usize, id: u32) {
         let ours = |job: &Job| job.core == core && handle_of(&job.op).is_some_and(|handle| handle.id() == id);
         let keys: Vec<u64> = self.jobs.iter().filter(|(_, job)| ours(job)).map(|(key, _)| *key).collect();
@@ -188,7 +188,7 @@ impl State {
         }
     }
 
-    /// What runs on a core that is no more ends in the middle.
+    /// Interrupts the operations of a core that has ended.
     pub(super) fn drop_jobs(&mut self, core: usize) {
         for (key, job) in std::mem::take(&mut self.jobs) {
             if job.core != core {
@@ -203,13 +203,13 @@ impl State {
     }
 }
 
-/// What the kernel refuses before the medium sees it.
+/// Operations that the kernel refuses before they reach the medium.
 fn refusal(op: &Op, how: How) -> Option<Fault> {
     if how.read_only && matches!(op, Op::Write { .. } | Op::Allocate { .. } | Op::Copy { .. }) {
         return Some(Fault::Gone);
     }
-    // The simulated file system shares nothing: what is copied goes through memory, where faults can meet it. And it
-    // does not tell how much space it has.
+    // The simulated file system has no reflinks: copies go through memory, where faults can occur. It does not report
+    // its space.
     if matches!(op, Op::Copy { .. } | Op::Space { .. } | Op::Ready { .. } | Op::Signal { .. }) {
         return Some(Fault::Unsupported);
     }

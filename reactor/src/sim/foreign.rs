@@ -40,7 +40,7 @@ impl fmt::Debug for ForeignThread {
 }
 
 impl State {
-    /// Keeps a request until its time has come; gives it back if its core is gone.
+    /// Holds a request until it is due; returns it if its core has ended.
     fn hold(&mut self, held: HeldRequest) -> Option<HeldRequest> {
         if !self.cores[held.core].alive {
             return Some(held);

@@ -1,10 +1,12 @@
-//! What is under way on a simulated machine: file operations, device commands, and requests that foreign threads hold.
+//! The jobs of a simulated machine: file operations, device commands, and requests that foreign threads hold.
 
 use super::device::Shared;
 use crate::endpoint::command::Command;
 use crate::op::{Handle, How, Op};
 use crate::remote::RemoteDone;
 use lunar_core::io::{Done, Fault};
+use std::os::fd::OwnedFd;
+use std::rc::Rc;
 
 /// A file operation that runs.
 pub(super) struct Job {
@@ -14,7 +16,7 @@ pub(super) struct Job {
     pub(super) op: Op,
     pub(super) done: Done,
     pub(super) fault: Option<Fault>,
-    /// Where the stream of writes was when it began.
+    /// The point in the stream of writes when it began.
     pub(super) mark: u64,
     /// Sectors of a write that took effect already.
     pub(super) applied: usize,
@@ -58,6 +60,14 @@ impl HeldRequest {
     }
 }
 
+/// A signal on its way to an eventfd.
+pub(super) struct Signal {
+    pub(super) core: usize,
+    pub(super) eventfd: Rc<OwnedFd>,
+    pub(super) done: Done,
+    pub(super) handle: Handle,
+}
+
 /// A command that a device executes.
 pub(super) struct CommandJob {
     pub(super) core: usize,
@@ -65,12 +75,12 @@ pub(super) struct CommandJob {
     pub(super) command: Box<Command>,
     pub(super) done: Done,
     pub(super) handle: Handle,
-    /// It fails by this, and the device does not see it.
+    /// The fault with which it fails before it reaches the device.
     pub(super) fault: Option<Fault>,
 }
 
 impl CommandJob {
-    /// Has the device execute it.
+    /// Executes it on the device.
     pub(super) fn execute(&mut self) -> Result<u32, Fault> {
         match self.fault {
             Some(fault) => Err(fault),

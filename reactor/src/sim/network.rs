@@ -1,4 +1,4 @@
-//! Networks of datagrams and of frames: what is lost, doubled, late, or out of order.
+//! Networks of datagrams and of frames, with loss, duplication, delay and reordering.
 
 use super::World;
 use super::carrier::{Carrier, Flight, Place, Receive, Station};
@@ -23,7 +23,7 @@ const DATAGRAM_MAX: usize = 1472;
 /// The largest datagram between Unix sockets.
 const UNIX_MAX: usize = 65_536;
 
-/// An Ethernet segment: what one station sends reaches all others.
+/// An Ethernet segment: a frame of one station reaches all others.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Segment(u32);
 
@@ -214,7 +214,7 @@ impl State {
         })
     }
 
-    /// Sends something on its way, unless it is lost; perhaps twice.
+    /// Puts a packet in flight, unless it is lost; perhaps twice.
     fn fly(&mut self, from: u32, to: u32, flight: Flight, is_lossy: bool) {
         let sum = Sum::of(&flight.bytes);
         if is_lossy && self.chance.odds(self.faults.datagram_loss) {
@@ -238,7 +238,7 @@ impl State {
         }
     }
 
-    /// Something arrives at its receiver.
+    /// A packet arrives at its receiver.
     pub(super) fn arrive(&mut self, key: u64) {
         let Some((to, flight)) = self.flights.remove(&key) else { return };
         let Some(carrier) = self.carriers.get_mut(&to) else { return };
@@ -310,7 +310,7 @@ impl State {
         true
     }
 
-    /// Ends what waits at an endpoint.
+    /// Ends the waiting operations of an endpoint.
     pub(super) fn cancel_carrier(&mut self, core: usize, id: u32) {
         let Some(carrier) = self.carriers.get_mut(&id) else { return };
         for Receive { into, done, handle } in std::mem::take(&mut carrier.receives) {
@@ -339,7 +339,7 @@ fn source(own: &Address, local: Option<IpAddr>) -> Address {
     }
 }
 
-/// Copies what has arrived into a batch; false if it is longer than the room for it.
+/// Copies a received packet into a batch; false if it is too long.
 fn fill(into: &mut ReceiveBatch, flight: Flight) -> bool {
     let Flight { bytes, from, local, vlan } = flight;
     if bytes.len() > into.room() {

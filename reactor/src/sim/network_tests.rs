@@ -226,7 +226,7 @@ fn a_queue_that_is_full_drops_and_counts() {
 }
 
 #[test]
-fn a_machine_that_crashes_loses_its_endpoints_and_others_send_to_nobody() {
+fn a_crashed_machine_loses_its_endpoints() {
     for seed in 0..20 {
         let world = World::new(seed);
         let (client, server) = (reactor(&world, HOSTS[0]), reactor(&world, HOSTS[1]));
@@ -284,12 +284,12 @@ fn commands(seed: u64) -> (Vec<u32>, u64) {
             let data = Data::Out(core.arena().copy(&nsid.to_le_bytes()).expect("room").into());
             let (result, command) = core.command(&device, Command::new(request(1), data), &mut completion).await;
             assert!(result == Ok(0) || result == Err(Fault::Medium));
-            let command = command.expect("it comes back");
+            let command = command.expect("the command is returned");
             assert_eq!(command.result[0], if result.is_ok() { u64::from(nsid) } else { 0 });
             if result.is_ok() {
                 let data = Data::In(core.arena().take_sg(4).expect("room"));
                 let (result, command) = core.command(&device, Command::new(request(2), data), &mut completion).await;
-                let data = command.expect("it comes back").data.into_in().share().to_vec();
+                let data = command.expect("the command is returned").data.into_in().share().to_vec();
                 assert!(result == Err(Fault::Medium) || data == nsid.to_le_bytes());
             }
             order.borrow_mut().push(nsid);

@@ -4,6 +4,7 @@ use super::chance::Chance;
 use super::faults::Faults;
 use lunar_core::time::Instant;
 use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
 
 /// How a direction ends, behind its last byte.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -14,10 +15,10 @@ pub(super) enum Ending {
     Reset,
 }
 
-/// What a receiver finds.
+/// The state that a receiver finds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Found {
-    /// So many bytes.
+    /// This number of bytes.
     Bytes(usize),
     /// Nothing yet.
     Nothing,
@@ -34,11 +35,16 @@ pub(super) struct Pipe {
     arrived_bytes: usize,
     /// Bytes of the first segment that were taken.
     taken: usize,
-    /// Bytes that may be flying or unread: the sender's and the receiver's buffers together.
+    /// Bytes that may be in flight or unread: the sender's and the receiver's buffers together.
     capacity: usize,
-    /// When the newest of what was sent arrives; nothing overtakes it.
+    /// When the newest segment arrives; nothing overtakes it.
     newest: Instant,
     ending: Option<(Instant, Ending)>,
+    /// Bytes that were sent and received so far.
+    sent: u64,
+    received: u64,
+    /// Descriptors, each group with the number of the byte that it comes with.
+    descriptors: VecDeque<(u64, Vec<OwnedFd>)>,
 }
 
 impl Pipe {
@@ -52,6 +58,9 @@ impl Pipe {
             capacity,
             newest: Instant::default(),
             ending: None,
+            sent: 0,
+            received: 0,
+            descriptors: VecDeque::new(),
         }
     }
 
@@ -70,15 +79,17 @@ impl Pipe {
         self.ending.is_some_and(|(at, ending)| ending == Ending::Reset && at <= now)
     }
 
-    /// Sends a segment, no longer than [`Pipe::room`]; tells when it arrives.
+    /// Sends a segment, no longer than [`Pipe::room`]; returns the time of arrival.
     pub(super) fn send(&mut self, now: Instant, bytes: Vec<u8>, chance: &mut Chance, faults: &Faults) -> Instant {
         let at = self.arrival(now, chance, faults);
         self.flying_bytes += bytes.len();
+        self.sent += bytes.len() as u64;
         self.flying.push_back((at, bytes));
         at
     }
 
-    /// Ends the direction behind what is flying, or, for a reset that is rude, ahead of it. Tells when it arrives.
+    /// Ends the direction after the bytes in flight, or, for an abortive reset, before them. Returns the time of
+    /// arrival.
     pub(super) fn end(&mut self, now: Instant, how: Ending, chance: &mut Chance, faults: &Faults) -> Option<Instant> {
         if let Some((_, Ending::Reset)) = self.ending {
             return None;
@@ -103,7 +114,7 @@ impl Pipe {
         self.newest
     }
 
-    /// Lands what arrives until now.
+    /// Delivers segments that arrive until now.
     pub(super) fn land(&mut self, now: Instant) {
         while self.flying.front().is_some_and(|(at, _)| *at <= now) {
             if let Some((_, bytes)) = self.flying.pop_front() {
@@ -114,7 +125,7 @@ impl Pipe {
         }
     }
 
-    /// What the receiver finds now.
+    /// The state that the receiver finds now.
     pub(super) fn found(&self, now: Instant) -> Found {
         match self.ending {
             _ if self.arrived_bytes > 0 => Found::Bytes(self.arrived_bytes),
@@ -137,7 +148,30 @@ impl Pipe {
             }
         }
         self.arrived_bytes -= bytes.len();
+        self.received += bytes.len() as u64;
         bytes
+    }
+
+    /// Has descriptors come with the next byte that is sent.
+    pub(super) fn attach(&mut self, descriptors: Vec<OwnedFd>) {
+        if !descriptors.is_empty() {
+            self.descriptors.push_back((self.sent, descriptors));
+        }
+    }
+
+    /// Bytes that one receive may take: it ends before the next byte that descriptors come with.
+    pub(super) fn most(&self, count: usize) -> usize {
+        let next = self.descriptors.iter().find(|(at, _)| *at > self.received);
+        next.map_or(count, |(at, _)| count.min(usize::try_from(at - self.received).unwrap_or(count)))
+    }
+
+    /// The descriptors that have come with the bytes that were received.
+    pub(super) fn take_descriptors(&mut self) -> Vec<OwnedFd> {
+        let mut taken = Vec::new();
+        while self.descriptors.front().is_some_and(|(at, _)| *at < self.received) {
+            taken.extend(self.descriptors.pop_front().into_iter().flat_map(|(_, group)| group));
+        }
+        taken
     }
 }
 
@@ -164,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_comes_behind_the_last_byte() {
+    fn the_end_arrives_after_the_last_byte() {
         let (mut pipe, mut chance) = (Pipe::new(10), Chance::new(1));
         let _ = pipe.send(Instant(0), b"abc".to_vec(), &mut chance, &still());
         assert_eq!(pipe.end(Instant(0), Ending::Closed, &mut chance, &still()), Some(Instant(100)));
@@ -176,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_may_overtake_what_is_flying_but_comes_once() {
+    fn a_reset_may_overtake_bytes_in_flight_and_arrives_once() {
         let mut overtakes = 0;
         for seed in 0..50 {
             let (mut pipe, mut chance) = (Pipe::new(10), Chance::new(seed));

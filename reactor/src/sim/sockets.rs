@@ -2,7 +2,7 @@
 
 use super::core_state::Kind;
 use super::job::handle_of;
-use super::link::{End, Link, Listener, Receive, Send, Side};
+use super::link::{End, Link, Listener, Ready, Receive, Send, Side};
 use super::pipe::{Ending, Found, Pipe};
 use super::state::{Event, State};
 use super::trace::Sum;
@@ -19,19 +19,20 @@ const RESET: Fault = Fault::Os(104);
 const NO_DESCRIPTOR: Fault = Fault::Os(24);
 
 impl State {
-    /// Something has changed at one side of a connection.
+    /// Handles a change at one side of a connection.
     pub(super) fn stir(&mut self, link: u32, side: Side) {
         let now = self.now;
         let Some(state) = self.links.get_mut(&link) else { return };
         state.to(side).land(now);
         if !state.end(side).open && matches!(state.to(side).found(now), Found::Bytes(_)) {
-            // Nobody is there to take it any more: the answer is a reset.
+            // The receiver has closed: the answer is a reset.
             return self.end_pipe(link, side.other(), Ending::Reset);
         }
         let wakers = std::mem::take(&mut state.end(side).wakers);
         self.left.wakers.extend(wakers);
         self.serve_receives(link, side);
         self.pump(link, side);
+        self.serve_readies(link, side);
     }
 
     fn stir_later(&mut self, link: u32, side: Side) {
@@ -39,8 +40,8 @@ impl State {
         self.schedule(self.now + wait, Event::Stir(link, side));
     }
 
-    /// Takes what has arrived at a side, at most `max` bytes: `Ok(None)` when nothing is there.
-    fn take(&mut self, link: u32, side: Side, max: usize) -> Result<Option<Vec<u8>>, Fault> {
+    /// Takes received bytes of a side, at most `max`: `Ok(None)` if there are none.
+    pub(super) fn take(&mut self, link: u32, side: Side, max: usize) -> Result<Option<Vec<u8>>, Fault> {
         let now = self.now;
         let Some(state) = self.links.get_mut(&link) else { return Err(RESET) };
         match state.to(side).found(now) {
@@ -48,7 +49,7 @@ impl State {
             Found::Ended(Ending::Closed) => Ok(Some(Vec::new())),
             Found::Ended(Ending::Reset) => Err(RESET),
             Found::Bytes(there) => {
-                let most = there.min(max);
+                let most = state.to(side).most(there.min(max));
                 let partial = most > 1 && self.chance.odds(self.faults.partial_receive);
                 let count = if partial { 1 + self.chance.index(most) } else { most };
                 let bytes = state.to(side).take(count);
@@ -86,7 +87,7 @@ impl State {
     }
 
     /// Why nothing more can be sent from a side.
-    fn cannot_send(&mut self, link: u32, side: Side) -> Option<Fault> {
+    pub(super) fn cannot_send(&mut self, link: u32, side: Side) -> Option<Fault> {
         let now = self.now;
         let Some(state) = self.links.get_mut(&link) else { return Some(RESET) };
         if state.to(side).reset_by(now) || state.to(side.other()).ending() == Some(Ending::Reset) {
@@ -96,7 +97,7 @@ impl State {
     }
 
     /// Puts a segment of `bytes` onto the wire; returns how many there was room for.
-    fn put(&mut self, link: u32, side: Side, bytes: &[u8]) -> Result<usize, Fault> {
+    pub(super) fn put(&mut self, link: u32, side: Side, bytes: &[u8]) -> Result<usize, Fault> {
         if let Some(fault) = self.cannot_send(link, side) {
             return Err(fault);
         }
@@ -108,12 +109,14 @@ impl State {
         }
         let segmented = most > 1 && self.chance.odds(self.faults.segmented_send);
         let count = if segmented { 1 + self.chance.index(most) } else { most };
-        if self.chance.odds(self.faults.reset) {
+        let is_local = state.is_local;
+        if !is_local && self.chance.odds(self.faults.reset) {
             self.note(format_args!("link {link}: reset by the network"));
             self.reset(link);
             return Ok(count);
         }
-        let stalled = self.chance.odds(self.faults.stall).then(|| now + self.chance.time(&self.faults.stall_time));
+        let is_stalled = !is_local && self.chance.odds(self.faults.stall);
+        let stalled = is_stalled.then(|| now + self.chance.time(&self.faults.stall_time));
         let Some(state) = self.links.get_mut(&link) else { return Err(RESET) };
         if let Some(until) = stalled {
             state.to(other).stall(until);
@@ -152,7 +155,7 @@ impl State {
     }
 
     /// Ends the pipe that leads to a side.
-    fn end_pipe(&mut self, link: u32, side: Side, how: Ending) {
+    pub(super) fn end_pipe(&mut self, link: u32, side: Side, how: Ending) {
         let now = self.now;
         let Some(state) = self.links.get_mut(&link) else { return };
         if let Some(at) = state.to(side).end(now, how, &mut self.chance, &self.faults) {
@@ -175,7 +178,7 @@ impl State {
         }
     }
 
-    /// A side is closed. What it had not read turns the close into a reset, as TCP has it.
+    /// Closes a side. Unread bytes turn the close into a reset, as in TCP.
     pub(super) fn close_end(&mut self, link: u32, side: Side) {
         let now = self.now;
         let Some(state) = self.links.get_mut(&link) else { return };
@@ -223,13 +226,17 @@ impl State {
         }
     }
 
-    /// Ends what runs on one handle of a core.
+    /// Ends the operations on one handle of a core.
     pub(super) fn cancel_socket(&mut self, core: usize, kind: Kind) {
         match kind {
             Kind::Socket { link, side } => {
                 let Some(state) = self.links.get_mut(&link) else { return };
                 let end = state.end(side);
                 let (receives, sends) = (std::mem::take(&mut end.receives), std::mem::take(&mut end.sends));
+                let readies = std::mem::take(&mut end.readies);
+                for Ready { done, handle, .. } in readies {
+                    self.refuse(core, done, Fault::Aborted, Data::None, Some(handle));
+                }
                 for Receive { into, done, handle } in receives {
                     self.refuse(core, done, Fault::Aborted, Data::In(into), Some(handle));
                 }
@@ -239,12 +246,13 @@ impl State {
             }
             Kind::Listener(address) => {
                 let Some(state) = self.listeners.get_mut(&address) else { return };
-                for (done, handle) in std::mem::take(&mut state.accepts) {
+                let readies = std::mem::take(&mut state.readies);
+                for (done, handle) in std::mem::take(&mut state.accepts).into_iter().chain(readies) {
                     self.refuse(core, done, Fault::Aborted, Data::None, Some(handle));
                 }
             }
             Kind::Carrier(id) => self.cancel_carrier(core, id),
-            Kind::File { .. } | Kind::Device(_) => {}
+            Kind::File { .. } | Kind::Device(_) | Kind::Eventfd => {}
         }
     }
 
@@ -255,9 +263,10 @@ impl State {
             Some(listener) => {
                 listener.backlog.push_back(link);
                 self.serve_accepts(address);
+                self.serve_listener_readies(address);
             }
             None => {
-                self.note(format_args!("link {link}: refused, nobody listens"));
+                self.note(format_args!("link {link}: refused, no listener"));
                 self.reset(link);
             }
         }
@@ -287,15 +296,16 @@ impl State {
         self.listeners.get_mut(&address)?.accepted.pop_front()
     }
 
-    /// A core takes a connection over; tells (local, peer).
+    /// A core accepts a connection; returns (local, peer).
     pub(super) fn join(&mut self, core: usize, link: u32) -> Option<(SocketAddr, SocketAddr)> {
         let state = self.links.get_mut(&link)?;
         state.server_end.core = Some(core);
         Some((state.server, state.client))
     }
 
-    /// Nobody listens any more; those who wait are refused.
+    /// Closes a listener; waiting connections are refused.
     pub(super) fn close_listener(&mut self, address: SocketAddr) {
+        self.socket_paths.retain(|_, known| *known != address);
         let Some(listener) = self.listeners.remove(&address) else { return };
         for link in listener.backlog.iter().chain(&listener.accepted) {
             self.reset(*link);
@@ -303,7 +313,7 @@ impl State {
         self.left.listeners.push(listener);
     }
 
-    /// The connections of a core that is no more: the other side learns it by a reset.
+    /// Resets the connections of a core that has ended.
     pub(super) fn drop_links(&mut self, core: usize) {
         let gone = |listener: &Listener| listener.core == core;
         let addresses: Vec<SocketAddr> =
@@ -325,6 +335,7 @@ impl State {
                 to_server: Pipe::new(0),
                 client_end: End::new(),
                 server_end: std::mem::replace(end, End { open: false, ..End::new() }),
+                is_local: state.is_local,
             };
             self.left.links.push(gone);
             self.end_pipe(link, Side::Client, Ending::Reset);
@@ -333,11 +344,17 @@ impl State {
 
     /// Test code connects.
     pub(super) fn connect(&mut self, to: SocketAddr) -> u32 {
+        self.connect_as(to, false)
+    }
+
+    /// Connects, over the network or to a Unix socket.
+    pub(super) fn connect_as(&mut self, to: SocketAddr, is_local: bool) -> u32 {
         let link = u32::try_from(self.serial()).unwrap_or(u32::MAX);
         let port = 20_000 + (link % 40_000) as u16;
         let client = SocketAddr::from(([10, 0, 0, 1], port));
         let faults = self.faults.clone();
-        self.links.insert(link, Link::new(client, to, &mut self.chance, &faults));
+        let new = Link { is_local, ..Link::new(client, to, &mut self.chance, &faults) };
+        self.links.insert(link, new);
         self.note(format_args!("link {link}: connects to {to}"));
         let wait = self.chance.time(&faults.latency);
         self.schedule(self.now + wait, Event::Connect(link));
@@ -353,7 +370,7 @@ impl State {
         taken
     }
 
-    /// Test code sends what there is room for; else its waker is kept.
+    /// Test code sends as many bytes as there is room for; else its waker is kept.
     pub(super) fn poll_put(&mut self, link: u32, bytes: &[u8], waker: &Waker) -> Result<usize, Fault> {
         let put = self.put(link, Side::Client, bytes);
         if put == Ok(0) {
@@ -362,7 +379,7 @@ impl State {
         put
     }
 
-    fn keep_waker(&mut self, link: u32, waker: &Waker) {
+    pub(super) fn keep_waker(&mut self, link: u32, waker: &Waker) {
         if let Some(state) = self.links.get_mut(&link) {
             let wakers = &mut state.client_end.wakers;
             if !wakers.iter().any(|known| known.will_wake(waker)) {
@@ -371,7 +388,7 @@ impl State {
         }
     }
 
-    /// Holds up both directions.
+    /// Delays both directions.
     pub(super) fn stall(&mut self, link: u32, until: lunar_core::time::Instant) {
         if let Some(state) = self.links.get_mut(&link) {
             state.to_client.stall(until);

@@ -1,4 +1,4 @@
-//! What a world knows: the time, what will happen, and what belongs to each core.
+//! The state of a world: the time, future events, and the state of each core.
 
 use super::carrier::{Carrier, Flight};
 use super::chance::Chance;
@@ -6,7 +6,7 @@ use super::core_state::{Answer, CoreState, Host};
 use super::device::Shared;
 use super::disk::Disk;
 use super::faults::Faults;
-use super::job::{CommandJob, HeldRequest, Job};
+use super::job::{CommandJob, HeldRequest, Job, Signal};
 use super::link::{Link, Listener, Side};
 use super::trace::Trace;
 use crate::op::Handle;
@@ -15,11 +15,13 @@ use lunar_core::time::Instant;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
 use std::path::PathBuf;
+use std::rc::Rc;
 use std::task::Waker;
 use std::time::Duration;
 
-/// Turns of all cores within which time must move on: more is a loop that waits for nothing.
+/// Turns of all cores within which time must move on: more turns mean a busy loop.
 const TURNS_WITHOUT_EVENT_MAX: u32 = 1_000_000;
 
 pub(super) struct State {
@@ -38,7 +40,7 @@ pub(super) struct State {
     pub(super) carriers: BTreeMap<u32, Carrier>,
     /// The largest payloads of the frames of each Ethernet segment.
     pub(super) segments: Vec<usize>,
-    /// Datagrams and frames on their way, with the endpoints that they go to.
+    /// Datagrams and frames in flight, with their receivers.
     pub(super) flights: BTreeMap<u64, (u32, Flight)>,
     pub(super) devices: BTreeMap<u32, Shared>,
     pub(super) commands: BTreeMap<u64, CommandJob>,
@@ -46,6 +48,14 @@ pub(super) struct State {
     pub(super) foreign: BTreeMap<u64, HeldRequest>,
     pub(super) links: BTreeMap<u32, Link>,
     pub(super) listeners: BTreeMap<SocketAddr, Listener>,
+    /// The addresses behind the paths of Unix sockets.
+    pub(super) socket_paths: BTreeMap<PathBuf, SocketAddr>,
+    /// Eventfds that cores signal, by core and handle.
+    pub(super) eventfds: BTreeMap<(usize, u32), Rc<OwnedFd>>,
+    /// Signals on their way to eventfds.
+    pub(super) signals: BTreeMap<u64, Signal>,
+    /// Tasks that wait for a signal.
+    pub(super) signal_wakers: Vec<Waker>,
     pub(super) cores: Vec<CoreState>,
     /// Answers that are ready but not yet to be seen.
     late: BTreeMap<u64, Answer>,
@@ -55,7 +65,7 @@ pub(super) struct State {
     turns_without_event: u32,
 }
 
-/// What is done once the state is no longer borrowed: it may come back into the world.
+/// Work that is done once the state is no longer borrowed, because it may call into the world again.
 #[derive(Default)]
 pub(super) struct Leftovers {
     pub(super) answers: Vec<Answer>,
@@ -63,23 +73,24 @@ pub(super) struct Leftovers {
     pub(super) jobs: Vec<Job>,
     /// Commands that devices execute now.
     pub(super) commands: Vec<CommandJob>,
-    /// Commands whose core is gone.
+    /// Commands whose core has ended.
     pub(super) dropped_commands: Vec<CommandJob>,
     pub(super) carriers: Vec<Carrier>,
     /// Requests whose foreign threads answer now.
     pub(super) foreign: Vec<HeldRequest>,
-    /// Requests whose core is gone.
+    /// Requests whose core has ended.
     pub(super) orphans: Vec<HeldRequest>,
     pub(super) links: Vec<Link>,
     pub(super) listeners: Vec<Listener>,
+    pub(super) signals: Vec<Signal>,
 }
 
-/// What will happen.
+/// A future event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Event {
     /// A connection request reaches its listener.
     Connect(u32),
-    /// Something arrives at one side of a connection, or room for sending has come free there.
+    /// Bytes arrive at one side of a connection, or room for sending becomes free there.
     Stir(u32, Side),
     /// A part of a write takes effect.
     Half(u64),
@@ -93,6 +104,8 @@ pub(super) enum Event {
     Arrive(u64),
     /// A device executes a command.
     Command(u64),
+    /// A signal reaches its eventfd.
+    Signal(u64),
 }
 
 impl State {
@@ -116,6 +129,10 @@ impl State {
             foreign: BTreeMap::new(),
             links: BTreeMap::new(),
             listeners: BTreeMap::new(),
+            socket_paths: BTreeMap::new(),
+            eventfds: BTreeMap::new(),
+            signals: BTreeMap::new(),
+            signal_wakers: Vec::new(),
             cores: Vec::new(),
             late: BTreeMap::new(),
             left: Leftovers::default(),
@@ -139,7 +156,7 @@ impl State {
         self.events.insert((at, serial), event);
     }
 
-    /// When something happens next.
+    /// The time of the next event.
     pub(super) fn next_event(&self) -> Option<Instant> {
         self.events.first_key_value().map(|((at, _), _)| *at)
     }
@@ -151,8 +168,8 @@ impl State {
         self.chance.time(&bounds)
     }
 
-    /// Answers an operation of a core: at once if it is just being submitted and fortune says so, else in the
-    /// core's next turn.
+    /// Answers an operation of a core: at once if it is just being submitted and chance decides so, else in the core's
+    /// next turn.
     pub(super) fn answer(&mut self, core: usize, done: Done, outcome: Outcome, handle: Option<Handle>) {
         let answer = Answer { done, outcome, handle };
         if self.eager {
@@ -185,17 +202,20 @@ impl State {
         self.schedule(self.now + wait, Event::Late(key << CORE_BITS | core as u64));
     }
 
-    /// Lets everything happen that is due until now.
-    pub(super) fn settle(&mut self) {
+    /// Processes all events that are due until now. Returns whether there were any.
+    pub(super) fn settle(&mut self) -> bool {
+        let mut has_settled = false;
         while self.next_event().is_some_and(|at| at <= self.now) {
             if let Some((_, event)) = self.events.pop_first() {
                 self.happen(event);
                 self.turns_without_event = 0;
+                has_settled = true;
             }
         }
         for core in 0..self.cores.len() {
             self.hear_bell(core);
         }
+        has_settled
     }
 
     /// Goes on to the next event, or to `until` if that is earlier. `false` when there is neither.
@@ -223,6 +243,7 @@ impl State {
             Event::Half(job) => self.half_done(job),
             Event::Finish(job) => self.finish(job),
             Event::Arrive(key) => self.arrive(key),
+            Event::Signal(key) => self.signal_eventfd(key),
             Event::Command(key) => self.left.commands.extend(self.commands.remove(&key)),
             Event::Foreign(key) => self.left.foreign.extend(self.foreign.remove(&key)),
             Event::Late(key) => {
@@ -243,9 +264,9 @@ impl State {
         }
     }
 
-    /// The machine stops: its cores answer nothing any more, its connections are gone, its files hold what
-    /// survived. `power`: what was not on the medium may be lost, as with a power failure; else only the program
-    /// ended.
+    /// The machine stops: its cores answer nothing any more, its connections are gone, its files hold the surviving
+    /// data. `power`: data that was not on the medium may be lost, as in a power failure; otherwise only the program
+    /// has ended.
     pub(super) fn crash(&mut self, host: Host, power: bool) {
         self.note(format_args!("host {} crashes{}", host.0, if power { ", power lost" } else { "" }));
         for core in 0..self.cores.len() {
@@ -261,7 +282,7 @@ impl State {
         }
     }
 
-    /// A core is no more: what ran on it ends in the middle.
+    /// A core ends: its operations are interrupted.
     pub(super) fn end_core(&mut self, core: usize) {
         if !std::mem::replace(&mut self.cores[core].alive, false) {
             return;
@@ -274,6 +295,7 @@ impl State {
         self.drop_links(core);
         self.drop_carriers(core);
         self.drop_commands(core);
+        self.drop_signals(core);
         let state = &mut self.cores[core];
         state.handles.clear();
         self.left.answers.append(&mut state.due);

@@ -1,4 +1,4 @@
-//! What happened in a simulation, as text and as one number: equal seeds must give equal numbers.
+//! The trace of a simulation, as text and as one number: equal seeds must give equal numbers.
 
 use super::chance::scramble;
 use lunar_core::mem::{Sg, SgMut};
@@ -46,7 +46,7 @@ impl Trace {
         self.lines.get_or_insert_default();
     }
 
-    /// One more thing that happened.
+    /// Adds an event.
     pub(super) fn note(&mut self, now: Instant, what: fmt::Arguments<'_>) {
         self.hash.word(now.0);
         // Writing to a hash cannot fail.
@@ -56,7 +56,7 @@ impl Trace {
         }
     }
 
-    /// The number of all that happened.
+    /// The hash of all events.
     pub(super) fn hash(&self) -> u64 {
         self.hash.0
     }

@@ -63,7 +63,7 @@ impl HangingFile {
         self.state.held.load(Ordering::SeqCst)
     }
 
-    /// From now on requests fail with EIO at once. Requests that are held fail when the next one arrives.
+    /// From now on, requests fail with EIO at once. Held requests fail when the next one arrives.
     pub(crate) fn release(&self) {
         self.state.is_released.store(true, Ordering::SeqCst);
         // A request that wakes the server.
@@ -90,7 +90,7 @@ fn check(result: libc::c_int) -> io::Result<()> {
 }
 
 impl State {
-    /// Answers what is needed to open the file, and holds all other requests. Ends with the mount.
+    /// Answers the requests that open the file, and holds all other requests. Ends with the mount.
     fn serve(&self) {
         let mut held = Vec::new();
         let mut request = vec![0; 1 << 17];
@@ -123,7 +123,7 @@ impl State {
         reply.extend(error.to_ne_bytes());
         reply.extend(unique.to_ne_bytes());
         reply.extend(body);
-        // Fails if the request was given up meanwhile.
+        // Fails if the request was abandoned meanwhile.
         let _ = (&self.device).write_all(&reply);
     }
 }

@@ -42,7 +42,7 @@ pub(crate) fn tap(name: &str) -> Result<(), String> {
 /// Runs `ip` in the namespace of this thread.
 ///
 /// # Errors
-/// What it says.
+/// Its error message.
 pub(crate) fn ip(arguments: &str) -> Result<(), String> {
     let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|why| format!("ip: {why}"))?;
     match output.status.success() {

@@ -1,4 +1,4 @@
-//! Frames as links carry them, and which of them a link receives.
+//! Frames in the form of the links, and filters of received frames.
 
 use super::super::batch::{Datagram, MacAddress, VlanTag};
 use lunar_core::mem::Buf;
@@ -8,23 +8,23 @@ pub(super) const ADDRESSES: usize = 12;
 /// Bytes of the header of a frame without VLAN tag.
 pub const HEADER: usize = 14;
 
-/// Frames that an interface receives besides those to its own address and to all stations.
+/// Frames that an interface receives in addition to those to its own address and to the broadcast address.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Filter {
-    /// Those to another address of this station, such as the MAC address of a VN_Port.
+    /// Frames to another address of this station, such as the MAC address of a VN_Port.
     Unicast(MacAddress),
-    /// Those to a group.
+    /// Frames to a group.
     Group(MacAddress),
-    /// Those to any group.
+    /// Frames to any group.
     AllGroups,
-    /// All.
+    /// All frames.
     Promiscuous,
 }
 
-/// A frame as it came over a virtual cable, without its outer VLAN tag, which is kept beside it.
+/// A frame as received from a virtual cable, without its outer VLAN tag, which is stored separately.
 pub(super) fn untagged(mut frame: Buf) -> Datagram {
     let tag = frame.get(ADDRESSES..ADDRESSES + 4).and_then(|bytes| VlanTag::parse(bytes.try_into().ok()?));
-    // A tag with no EtherType behind it is not taken off: the frame is malformed, and its reader says so.
+    // A tag without EtherType behind it stays: the frame is malformed, and its reader reports that.
     let vlan = tag.filter(|_| frame.len() >= HEADER + 4);
     if vlan.is_some() {
         frame.copy_within(0..ADDRESSES, 4);

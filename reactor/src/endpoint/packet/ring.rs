@@ -13,7 +13,7 @@ use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Bytes of a ring: some milliseconds of a fast link. Frames beyond are dropped and counted.
+/// Bytes of a ring: some milliseconds of a fast link. Further frames are dropped and counted.
 const RING: usize = 4 << 20;
 /// Bytes of a block, which the kernel allocates as a whole.
 const BLOCK: usize = 256 << 10;
@@ -21,7 +21,7 @@ const BLOCK: usize = 256 << 10;
 const BLOCK_TIME: u32 = 1;
 /// Bytes of a slot before the frame: the header of the slot and an address, aligned, with room for its alignment.
 const SLOT_HEADER: usize = 96;
-/// Slots that are looked at in one call for each frame that there is room for: those beyond the room hold frames that
+/// The number of slots that one call examines for each frame that there is room for: further slots hold frames that
 /// are dropped.
 const LOOKS_PER_FRAME: usize = 4;
 
@@ -31,12 +31,12 @@ pub enum RingFormat {
     /// Each frame at once, in a slot of its own (TPACKET_V2).
     #[default]
     Frames,
-    /// In blocks of many frames, when a block is full, or after a millisecond (TPACKET_V3). It takes the kernel less
-    /// work for each frame and adds up to two milliseconds to the latency of each that is waited for.
+    /// In blocks of many frames, when a block is full, or after a millisecond (TPACKET_V3). This costs the kernel less
+    /// work for each frame and adds up to two milliseconds to the latency of a single frame.
     Blocks,
 }
 
-/// A ring that is mapped.
+/// A mapped ring.
 #[derive(Debug)]
 pub(super) struct Ring {
     base: NonNull<u8>,
@@ -49,16 +49,16 @@ pub(super) struct Ring {
     blocks: Option<Block>,
 }
 
-/// How far the block at hand has been read.
+/// The position in the current block.
 #[derive(Clone, Copy, Debug, Default)]
 struct Block {
-    /// Frames that are left; 0: the block is the kernel's, or was not looked at.
+    /// The number of frames left; 0: the block belongs to the kernel, or was not examined.
     left: u32,
-    /// Where the next frame lies in the block.
+    /// The offset of the next frame in the block.
     next: usize,
 }
 
-// SAFETY: the mapping belongs to this value alone, wherever it is.
+// SAFETY: this value alone owns the mapping.
 unsafe impl Send for Ring {}
 
 impl Ring {
@@ -106,7 +106,7 @@ impl Ring {
         Ok(Self { base, part, count: len / part, at: 0, blocks })
     }
 
-    /// Copies the frames that are there into the batch; returns how many.
+    /// Copies the frames that have arrived into the batch; returns how many.
     pub(super) fn receive(&mut self, batch: &mut ReceiveBatch, counters: &mut Counters) -> usize {
         let mut taken = 0;
         let mut looks = batch.free() * LOOKS_PER_FRAME;
@@ -125,7 +125,7 @@ impl Ring {
         taken
     }
 
-    /// The status word at `offset` of the slot or block at hand, which the kernel writes as well.
+    /// The status word at `offset` of the current slot or block, which the kernel writes as well.
     fn status(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: within the mapping, because `at` < `count` and `offset` lies in the header of a slot or block;
         // aligned, because both are; and all accesses to these words are atomic.
@@ -139,7 +139,7 @@ impl Ring {
             if status & libc::TP_STATUS_USER == 0 {
                 return None;
             }
-            // SAFETY: the slot is this side's now, and begins with such a header.
+            // SAFETY: the slot belongs to this side now, and begins with such a header.
             let header = unsafe { self.base.as_ptr().add(self.at * self.part).cast::<tpacket2_hdr>().read() };
             return Some(Frame {
                 base: self.base.as_ptr().wrapping_add(self.at * self.part),
@@ -156,7 +156,8 @@ impl Ring {
         let base = self.base.as_ptr().wrapping_add(self.at * self.part);
         let room = self.part.checked_sub(block.next).filter(|room| *room >= size_of::<tpacket3_hdr>());
         let base = base.wrapping_add(block.next);
-        // SAFETY: the block is this side's now; the header lies within it, as was checked, and is copied byte by byte.
+        // SAFETY: the block belongs to this side now; the header lies within it, as was checked, and is copied byte by
+        // byte.
         let header = room.map(|_| unsafe { base.cast::<tpacket3_hdr>().read_unaligned() });
         Some(Frame {
             base,
@@ -169,7 +170,7 @@ impl Ring {
         })
     }
 
-    /// The block at hand, if the kernel has handed it over and it has frames.
+    /// The current block, if the kernel has handed it over and it has frames.
     fn open_block(&mut self) -> Option<Block> {
         for _ in 0..self.count {
             if self.status(BLOCK_STATUS).load(Ordering::Acquire) & libc::TP_STATUS_USER == 0 {
@@ -185,7 +186,7 @@ impl Ring {
         None
     }
 
-    /// Has the kernel use the slot of the frame at hand again, or its block once all frames of it were read.
+    /// Returns the slot of the current frame to the kernel, or its block when all of its frames were read.
     fn release(&mut self) {
         let Some(mut block) = self.blocks else { return self.give_back(0) };
         block.left = block.left.saturating_sub(1);
@@ -207,7 +208,7 @@ impl Ring {
     }
 }
 
-/// Where the status of a block lies: behind its version and the offset of private data. The number of frames and the
+/// The offset of the status of a block: after its version and the offset of private data. The number of frames and the
 /// offset of the first follow it (`struct tpacket_block_desc` of linux/if_packet.h).
 const BLOCK_STATUS: usize = 8;
 

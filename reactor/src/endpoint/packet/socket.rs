@@ -10,19 +10,19 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use std::io;
 use std::os::fd::OwnedFd;
 
-/// EtherTypes that a link distinguishes at most: FCoE has two, RoCEv2 with its neighbours four.
+/// Most EtherTypes that a link distinguishes: FCoE has two, RoCEv2 with its neighbours four.
 const TYPES_MAX: usize = 16;
 /// The capability that packet sockets need, as linux/capability.h numbers it.
 const CAP_NET_RAW: u32 = 13;
 
-/// How a packet socket is set up.
+/// The settings of a packet socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PacketConfig {
     /// The name of the interface.
     pub interface: String,
-    /// The EtherTypes of the frames that are received, with a VLAN tag or without; none: all frames.
+    /// The EtherTypes of the received frames, with a VLAN tag or without; none: all frames.
     pub types: Vec<u16>,
-    /// Frames that are received besides those to the own address and to all stations.
+    /// Frames that are received in addition to those to the own address and to the broadcast address.
     pub filters: Vec<Filter>,
     /// How the kernel hands frames over.
     pub format: RingFormat,
@@ -56,16 +56,16 @@ impl PacketSocket {
         Ok(socket)
     }
 
-    /// Has the kernel drop frames of other EtherTypes.
+    /// Makes the kernel drop frames of other EtherTypes.
     ///
     /// A filter program does that, and the socket is bound to all types: the kernel reports VLAN tags only to such
-    /// sockets, and hands a frame of a foreign VLAN to a socket of one type as if it had no tag.
+    /// sockets, and delivers a frame of a foreign VLAN to a socket of one type as if it had no tag.
     fn select(&self, types: &[u16]) -> io::Result<()> {
         if types.is_empty() {
             return Ok(());
         }
         if types.len() > TYPES_MAX {
-            let what = format!("a link distinguishes {TYPES_MAX} EtherTypes at most, and these are {}", types.len());
+            let what = format!("a link distinguishes {TYPES_MAX} EtherTypes at most, and this one has {}", types.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let statement = |code: u32, jt: usize, k: u32| libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k };
@@ -131,9 +131,9 @@ impl PacketSocket {
         }
     }
 
-    /// Frames that found no room in the ring since the last call.
+    /// Frames without room in the ring since the last call.
     pub(super) fn new_drops(&self) -> u64 {
-        // The third version adds a member behind the others.
+        // The third version adds a member after the others.
         let mut stats = [0_u32; 3];
         let mut len = size_of_val(&stats) as libc::socklen_t;
         let (level, option) = (libc::SOL_PACKET, libc::PACKET_STATISTICS);

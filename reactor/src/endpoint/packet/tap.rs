@@ -26,7 +26,7 @@ impl Tap {
         let fd = OwnedFd::from(file.map_err(|error| explained(name, error))?);
         let interface = Interface::named(name).map_err(|error| explained(name, error))?;
         let mut request = interface.empty_request();
-        // Frames without a header of the driver's.
+        // Frames without a header of the driver.
         request.ifr_ifru.ifru_flags = (libc::IFF_TAP | libc::IFF_NO_PI) as libc::c_short;
         // SAFETY: the request reads and writes one `ifreq`, which lives until it is over.
         if unsafe { libc::ioctl(raw(&fd), libc::TUNSETIFF, &raw mut request) } < 0 {
@@ -43,7 +43,7 @@ impl Tap {
         &self.interface
     }
 
-    /// Receives the frames that are there; returns how many. The error is the errno.
+    /// Receives the frames that have arrived; returns how many. The error is the errno.
     pub(super) fn receive(&self, batch: &mut ReceiveBatch, counters: &mut Counters) -> Result<usize, i32> {
         let (mut taken, room) = (0, batch.room());
         for _ in 0..batch.free() {
@@ -60,7 +60,7 @@ impl Tap {
                 }
                 Err(errno) => {
                     batch.give_back(memory);
-                    // What ended the row is told when nothing came before it.
+                    // The error is reported if it came before any frame.
                     return if taken > 0 { Ok(taken) } else { Err(errno) };
                 }
             }
@@ -70,7 +70,7 @@ impl Tap {
 
     /// Receives one frame; returns its length, or more than `room` if it is longer than that.
     fn receive_one(&self, start: *mut u8, room: usize) -> Result<usize, i32> {
-        // The driver cuts a frame without saying so: a byte behind the room shows it.
+        // The driver truncates a frame without a report: a byte after the room shows it.
         let mut behind = 0_u8;
         let pieces =
             [iovec { iov_base: start.cast(), iov_len: room }, iovec { iov_base: (&raw mut behind).cast(), iov_len: 1 }];
@@ -78,7 +78,7 @@ impl Tap {
         call(|| count(unsafe { libc::readv(raw(&self.fd), pieces.as_ptr(), pieces.len() as i32) }))
     }
 
-    /// Sends what there is room for: `Ok` when nothing is left. The error is the errno.
+    /// Sends as many frames as there is room for: `Ok` when none is left. The error is the errno.
     pub(super) fn send(
         &self,
         batch: &mut SendBatch,
@@ -108,7 +108,7 @@ impl Tap {
 fn explained(name: &str, error: io::Error) -> io::Error {
     let create = format!("`ip tuntap add dev {name} mode tap user USER` makes it for a user");
     let what = match error.raw_os_error() {
-        Some(libc::EPERM | libc::EACCES) => format!("the TAP interface {name} is not this user's: {create}"),
+        Some(libc::EPERM | libc::EACCES) => format!("the TAP interface {name} belongs to another user: {create}"),
         Some(libc::EBUSY) => format!("another process uses the TAP interface {name}"),
         Some(libc::EINVAL) => format!("{name} is not a TAP interface: {create}"),
         Some(libc::ENOENT | libc::ENODEV | libc::ENXIO) => {
