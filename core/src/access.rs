@@ -1,11 +1,12 @@
-//! Who may come in, by what proof, and what he sees: the same for every transport.
+//! Access control: which hosts may connect, how they authenticate, and which units they see. It is the same for every
+//! transport.
 //!
-//! One value says it all. A host belongs to the first [`Group`] that fits its name and its address; whoever fits none
-//! is not let in, and is shown nothing.
+//! A host belongs to the first [`Group`] that matches its name and its address. A host that matches no group is
+//! refused and is shown nothing.
 //!
-//! * [`throttle`]: who fails waits longer and longer; nobody is locked out
-//! * [`audit`]: how much of those who are refused is written
-//! * [`written`]: keys of NVMe hosts as people write them
+//! * [`throttle`]: a host whose logins fail waits longer and longer; no host is locked out
+//! * [`audit`]: how many refused logins are logged
+//! * [`written`]: the text form of the keys of NVMe hosts
 
 pub mod audit;
 pub mod throttle;
@@ -18,14 +19,14 @@ use std::sync::Arc;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// Bytes of a secret at least: 96 bits, below which RFC 7143 9.2.1 forbids CHAP without IPsec.
+/// Fewest bytes of a secret: 96 bits, below which RFC 7143 9.2.1 forbids CHAP without IPsec.
 pub const SECRET_MIN: usize = 12;
-/// Bytes of a secret at most: what hosts can be told, whose tools take 255 characters.
+/// Most bytes of a secret: the tools of initiators accept 255 characters.
 pub const SECRET_MAX: usize = 255;
-/// Bytes of a user's name at most: a text value without a length of its own (RFC 7143 6.1).
+/// Most bytes of a user's name: a text value without a length of its own (RFC 7143 6.1).
 pub const USER_MAX: usize = 255;
 
-/// Bytes that two sides know and nobody else. They are wiped when dropped, and never shown.
+/// A secret that two sides share. Its bytes are wiped when it is dropped, and never printed.
 #[derive(Clone)]
 pub struct Secret(Zeroizing<Vec<u8>>);
 
@@ -39,20 +40,20 @@ impl Secret {
         if (SECRET_MIN..=SECRET_MAX).contains(&bytes.len()) { Ok(Self(bytes)) } else { Err(Mistake::SecretLength) }
     }
 
-    /// A secret of any length: a token, or one whose length is somebody else's to judge.
+    /// A secret of any length: a token, or a secret whose length another component checks.
     #[must_use]
     pub fn of_any_length(bytes: Vec<u8>) -> Self {
         Self(Zeroizing::new(bytes))
     }
 
-    /// The bytes, for whoever computes with them.
+    /// The bytes, for computing with them.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// In a time that depends on the lengths only.
+/// Compares in a time that depends on the lengths only.
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
         self.0.ct_eq(&other.0).into()
@@ -67,7 +68,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// A name and what proves it.
+/// A name and the secret that authenticates it.
 #[derive(Clone, Debug)]
 pub struct Account {
     /// The name.
@@ -87,12 +88,12 @@ impl Pattern {
         Self(text.to_ascii_lowercase().into())
     }
 
-    /// Whether a name fits. Takes time in proportion to the two lengths multiplied, at worst.
+    /// Whether a name matches. The time is at worst proportional to the product of the two lengths.
     #[must_use]
     pub fn fits(&self, name: &str) -> bool {
         let (pattern, name) = (self.0.as_bytes(), name.as_bytes());
         let (mut at, mut read) = (0, 0);
-        // Where the last star was, and how much of the name it stands for.
+        // The position of the last star, and the number of characters that it stands for.
         let mut star: Option<(usize, usize)> = None;
         while read < name.len() {
             match pattern.get(at) {
@@ -116,7 +117,7 @@ impl Pattern {
         pattern[at..].iter().all(|rest| *rest == b'*')
     }
 
-    /// How much of a name it settles: more is more specific; a whole name is the most.
+    /// How specific the pattern is: a larger number is more specific, and a whole name has the largest.
     #[must_use]
     pub fn weight(&self) -> usize {
         let open = self.0.bytes().filter(|byte| b"*?".contains(byte)).count();
@@ -138,33 +139,33 @@ pub struct Network {
 }
 
 impl Network {
-    /// Those that share their first `bits` with this address; what is behind them in it does not matter. `None` if an
-    /// address has not so many.
+    /// The addresses that share their first `bits` with this address; its other bits do not matter. `None` if `bits`
+    /// exceeds the length of an address.
     #[must_use]
     pub fn new(address: IpAddr, bits: u8) -> Option<Self> {
         Some(Self { address: masked(address, bits)?, bits })
     }
 
-    /// The first of them.
+    /// The first address of the network.
     #[must_use]
     pub fn first(&self) -> IpAddr {
         self.address
     }
 
-    /// Bits that they share.
+    /// The number of bits that the addresses share.
     #[must_use]
     pub fn bits(&self) -> u8 {
         self.bits
     }
 
-    /// Whether an address lies in it. An IPv4 address that came as an IPv6 one is an IPv4 address.
+    /// Whether an address belongs to the network. An IPv4-mapped IPv6 address counts as the IPv4 address.
     #[must_use]
     pub fn contains(&self, address: IpAddr) -> bool {
         masked(address.to_canonical(), self.bits) == Some(self.address)
     }
 }
 
-/// The first bits of an address; `None` if it has not so many.
+/// The first bits of an address; `None` if the address is shorter.
 fn masked(address: IpAddr, bits: u8) -> Option<IpAddr> {
     match address {
         IpAddr::V4(address) => {
@@ -186,7 +187,7 @@ impl FromStr for Network {
         let address: IpAddr = address.parse().map_err(|_| Mistake::Network)?;
         let whole = if address.is_ipv4() { 32 } else { 128 };
         let bits = bits.map_or(Ok(whole), str::parse).map_err(|_| Mistake::Network)?;
-        // Bits behind the prefix are a typing error: of the prefix, or of the address.
+        // Bits after the prefix are a typing error, in the prefix or in the address.
         match masked(address, bits) {
             Some(first) if first == address => Ok(Self { address, bits }),
             _ => Err(Mistake::Network),
@@ -194,42 +195,42 @@ impl FromStr for Network {
     }
 }
 
-/// Who has to prove his name, and how the other side does.
+/// The accounts that authenticate clients, and the account that authenticates the target.
 #[derive(Clone, Debug, Default)]
-pub struct Proofs {
-    /// Those who may; without any, nobody has to prove anything.
+pub struct Credentials {
+    /// The accounts of clients. If there is none, clients need not authenticate.
     pub users: Vec<Account>,
-    /// What the target proves its own name with, to whoever asks.
+    /// The account by which the target authenticates itself to clients that require it.
     pub target: Option<Account>,
 }
 
 /// Hosts that are treated alike.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// What it is called, in logs.
+    /// The name of the group, for logs.
     pub name: Arc<str>,
-    /// Their names.
+    /// The names of the hosts.
     pub hosts: Vec<Pattern>,
-    /// Their addresses; empty: any.
+    /// The addresses of the hosts; an empty list matches every address.
     pub sources: Vec<Network>,
-    /// Their proofs.
-    pub proofs: Proofs,
-    /// What they open secure channels with, where a transport has those; without any, they come without one.
-    pub channels: Vec<Account>,
-    /// The name of the map that says which units they see; without, they see all.
+    /// The credentials of these hosts, and of the target towards them.
+    pub credentials: Credentials,
+    /// The TLS pre-shared keys of these hosts, for transports with TLS. Without a key the hosts connect without TLS.
+    pub tls_keys: Vec<Account>,
+    /// The name of the LUN map of these hosts; `None`: they see all units.
     pub map: Option<Arc<str>>,
 }
 
 impl Group {
-    /// Everybody, from everywhere, without a proof, for everything.
+    /// A group of all hosts at all addresses, without authentication, that sees all units.
     #[must_use]
     pub fn everybody() -> Self {
         Self {
             name: "everybody".into(),
             hosts: vec![Pattern::new("*")],
             sources: Vec::new(),
-            proofs: Proofs::default(),
-            channels: Vec::new(),
+            credentials: Credentials::default(),
+            tls_keys: Vec::new(),
             map: None,
         }
     }
@@ -240,88 +241,92 @@ impl Group {
     }
 }
 
-/// Who may come in.
+/// The access control of a target or subsystem.
 #[derive(Clone, Debug)]
 pub struct Access {
     groups: Vec<Arc<Group>>,
-    discovery: Arc<Proofs>,
+    discovery: Arc<Credentials>,
 }
 
 impl Access {
-    /// Lets in who fits one of the groups, of which the first counts; `discovery` is about those who only ask what
-    /// there is.
+    /// Allows the hosts that match one of the groups, of which the first counts; `discovery` authenticates hosts that
+    /// connect for discovery.
     ///
     /// # Errors
-    /// What is wrong with it.
-    pub fn new(groups: Vec<Group>, discovery: Proofs) -> Result<Self, Mistake> {
-        let all = || groups.iter().map(|group| &group.proofs).chain([&discovery]);
-        for proofs in all() {
-            let names = proofs.users.iter().chain(&proofs.target).map(|account| &account.name);
+    /// [`Mistake`].
+    pub fn new(groups: Vec<Group>, discovery: Credentials) -> Result<Self, Mistake> {
+        let all = || groups.iter().map(|group| &group.credentials).chain([&discovery]);
+        for credentials in all() {
+            let names = credentials.users.iter().chain(&credentials.target).map(|account| &account.name);
             if names.clone().any(|name| !(1..=USER_MAX).contains(&name.len()) || name.contains(char::is_control)) {
                 return Err(Mistake::UserName);
             }
-            if (1..proofs.users.len()).any(|at| proofs.users[..at].iter().any(|u| u.name == proofs.users[at].name)) {
+            if (1..credentials.users.len())
+                .any(|at| credentials.users[..at].iter().any(|u| u.name == credentials.users[at].name))
+            {
                 return Err(Mistake::SameUser);
             }
         }
-        // RFC 7143 9.2.1: else what a user answers to the target would prove the target to the user, and back. Another
-        // group's will do for that, too.
-        let users = || all().flat_map(|proofs| &proofs.users);
-        if all().filter_map(|proofs| proofs.target.as_ref()).any(|own| users().any(|u| u.secret == own.secret)) {
+        // RFC 7143 9.2.1: otherwise a peer could reflect the answer of one direction in the other. The secret of a
+        // user of another group could be used in the same way.
+        let users = || all().flat_map(|credentials| &credentials.users);
+        if all()
+            .filter_map(|credentials| credentials.target.as_ref())
+            .any(|own| users().any(|u| u.secret == own.secret))
+        {
             return Err(Mistake::SameSecret);
         }
         Ok(Self { groups: groups.into_iter().map(Arc::new).collect(), discovery: Arc::new(discovery) })
     }
 
-    /// Lets everybody in.
+    /// Allows all hosts.
     #[must_use]
     pub fn open() -> Self {
         Self { groups: vec![Arc::new(Group::everybody())], discovery: Arc::default() }
     }
 
-    /// Lets nobody in.
+    /// Refuses all hosts.
     #[must_use]
     pub fn nobody() -> Self {
         Self { groups: Vec::new(), discovery: Arc::default() }
     }
 
-    /// The groups, in the order in which they count.
+    /// The groups, in the order of their priority.
     pub fn groups(&self) -> impl Iterator<Item = &Group> {
         self.groups.iter().map(|group| &**group)
     }
 
-    /// The group of a host, by its name in lower case and where it comes from.
+    /// The group of a host, by its name in lower case and its address.
     #[must_use]
     pub fn group(&self, host: &str, source: IpAddr) -> Option<&Arc<Group>> {
         self.groups.iter().find(|group| group.fits(host, source))
     }
 
-    /// What those open secure channels with whose groups fit a name, in lower case, wherever they come from: the keys
-    /// of each group.
-    pub fn channels(&self, host: &str) -> impl Iterator<Item = &[Account]> {
+    /// The TLS keys of all groups that match a name in lower case, at any address: the keys of each group.
+    pub fn tls_keys(&self, host: &str) -> impl Iterator<Item = &[Account]> {
         let named = self.groups.iter().filter(move |group| group.hosts.iter().any(|pattern| pattern.fits(host)));
-        named.map(|group| &group.channels[..])
+        named.map(|group| &group.tls_keys[..])
     }
 
-    /// What is asked of those who only ask what there is.
+    /// The credentials for discovery.
     #[must_use]
-    pub fn discovery(&self) -> &Arc<Proofs> {
+    pub fn discovery(&self) -> &Arc<Credentials> {
         &self.discovery
     }
 }
 
-/// Why an [`Access`] is none.
+/// Why the settings of an [`Access`] are invalid.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mistake {
     /// A secret is too short or too long.
     SecretLength,
-    /// What shall be a network is none.
+    /// A text is no network.
     Network,
     /// A user's name is empty, too long, or has control characters.
     UserName,
     /// Two users of a group have the same name.
     SameUser,
-    /// The target would prove itself with the secret of a user.
+    /// The secret of the target is also the secret of a user.
     SameSecret,
 }
 
@@ -351,7 +356,7 @@ mod tests {
     fn secrets_have_a_length_and_are_not_shown() {
         assert_eq!(Secret::new(vec![1; SECRET_MIN - 1]).err(), Some(Mistake::SecretLength));
         assert_eq!(Secret::new(vec![1; SECRET_MAX + 1]).err(), Some(Mistake::SecretLength));
-        let shown = format!("{:?}", account("alice", "not for everybody"));
+        let shown = format!("{:?}", account("alice", "not for all hosts"));
         assert_eq!(shown, "Account { name: \"alice\", secret: (hidden) }");
     }
 
@@ -400,7 +405,7 @@ mod tests {
             ..Group::everybody()
         };
         let groups = vec![group("a", "iqn.a:*", &["10.0.0.0/8"]), group("b", "iqn.*", &[])];
-        let access = Access::new(groups, Proofs::default()).expect("right");
+        let access = Access::new(groups, Credentials::default()).expect("right");
         let found = |host: &str, source: &str| {
             access.group(host, source.parse().expect("an address")).map(|group| group.name.to_string())
         };
@@ -410,19 +415,19 @@ mod tests {
     }
 
     #[test]
-    fn what_would_not_protect_is_refused() {
-        let proofs = |users: Vec<Account>, target| Proofs { users, target };
-        let group = |proofs| Group { proofs, ..Group::everybody() };
+    fn settings_that_do_not_protect_are_refused() {
+        let credentials = |users: Vec<Account>, target| Credentials { users, target };
+        let group = |credentials| Group { credentials, ..Group::everybody() };
         let (a, b) = (account("a", "secret number one"), account("b", "secret number two"));
-        let same = proofs(vec![a.clone()], Some(Account { name: "t".into(), ..a.clone() }));
-        assert_eq!(Access::new(vec![group(same)], Proofs::default()).err(), Some(Mistake::SameSecret));
-        let other = proofs(Vec::new(), Some(a.clone()));
-        let access = Access::new(vec![group(proofs(vec![a.clone()], None))], other);
-        assert_eq!(access.err(), Some(Mistake::SameSecret), "of another kind of session");
-        let twice = proofs(vec![a.clone(), a.clone()], None);
+        let same = credentials(vec![a.clone()], Some(Account { name: "t".into(), ..a.clone() }));
+        assert_eq!(Access::new(vec![group(same)], Credentials::default()).err(), Some(Mistake::SameSecret));
+        let other = credentials(Vec::new(), Some(a.clone()));
+        let access = Access::new(vec![group(credentials(vec![a.clone()], None))], other);
+        assert_eq!(access.err(), Some(Mistake::SameSecret), "of the other kind of session");
+        let twice = credentials(vec![a.clone(), a.clone()], None);
         assert_eq!(Access::new(Vec::new(), twice).err(), Some(Mistake::SameUser));
-        let nameless = proofs(vec![Account { name: "".into(), ..a.clone() }], None);
+        let nameless = credentials(vec![Account { name: "".into(), ..a.clone() }], None);
         assert_eq!(Access::new(Vec::new(), nameless).err(), Some(Mistake::UserName));
-        assert!(Access::new(vec![group(proofs(vec![a], Some(b)))], Proofs::default()).is_ok());
+        assert!(Access::new(vec![group(credentials(vec![a], Some(b)))], Credentials::default()).is_ok());
     }
 }

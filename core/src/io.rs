@@ -1,8 +1,8 @@
-//! The back-end contract, in one file: what a unit's store is asked ([`Io`]), how it answers ([`Done`],
-//! [`Outcome`], [`Fault`]), what it says of itself ([`Traits`]), and the [`Store`] itself.
+//! The back-end contract, in one file: a request to a unit's store ([`Io`]), its answer ([`Done`], [`Outcome`],
+//! [`Fault`]), the properties of a store ([`Traits`]), and the [`Store`] itself.
 //!
-//! Offsets and lengths are bytes and multiples of the unit's block size; bounds were checked before.
-//! A store belongs to one core: each core opens each store for itself.
+//! Offsets and lengths are bytes and multiples of the unit's block size; the caller has checked the bounds. A store
+//! belongs to one core: each core opens each store for itself.
 
 use crate::mem::{Sg, SgMut};
 use std::any::Any;
@@ -12,42 +12,42 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// What a store is asked to do. A store that cannot do one answers [`Fault::Unsupported`] and
-/// [`crate::step`] has the one fall-back.
+/// An operation of a store. A store that does not support an operation answers [`Fault::Unsupported`], and
+/// [`crate::step`] has the only fall-back.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Op {
-    /// Fill the whole of the [`Data::In`] from `offset` on. Parts never written read as zeroes.
+    /// Fill the whole of the [`Data::In`] from `offset` on. Parts that were never written read as zeroes.
     Read,
-    /// Write the whole of the [`Data::Out`]. `durable`: on the medium before it is done (FUA).
+    /// Write the whole of the [`Data::Out`]. `durable`: the data is on the medium before the answer (FUA).
     Write {
         /// FUA: on stable storage before the answer.
         durable: bool,
     },
-    /// Everything whose write was done before this was submitted is on the medium.
+    /// Bring every write that was answered before this request to the medium.
     Flush,
-    /// Give back the space of `len` bytes. They read as zeroes after if [`Traits::unmap_zeroes`].
+    /// Release the space of `len` bytes. They read as zeroes afterwards if [`Traits::unmap_zeroes`].
     Unmap {
         /// Bytes.
         len: u64,
     },
-    /// Zeroes without moving them. `unmap`: may give back the space.
+    /// Write zeroes without transferring them. `unmap`: the store may release the space.
     Zero {
         /// Bytes.
         len: u64,
-        /// Whether the space may be given back.
+        /// Whether the store may release the space.
         unmap: bool,
     },
-    /// How far from `offset` on, at most `len`, the space has one state: [`Outcome::extent`].
+    /// Ask how far the bytes from `offset` on, at most `len`, have one provisioning state: [`Outcome::extent`].
     Extent {
         /// Bytes.
         len: u64,
     },
-    /// How much space it takes and may take yet: comes back as [`Data::Space`].
+    /// Ask how much space the store uses and how much is available to it; the answer comes back as [`Data::Space`].
     Space,
-    /// Bytes of another store of the same core, or of this one elsewhere, without moving them through memory. The other
-    /// is the request's [`Data::From`]; ranges of one store do not overlap.
+    /// Copy bytes of another store of the same core, or of another part of this store, without moving them through
+    /// memory. The source is the request's [`Data::From`]; ranges of one store do not overlap.
     Copy {
-        /// Where the bytes are in the other store.
+        /// Offset of the bytes in the source.
         from: u64,
         /// Bytes.
         len: u64,
@@ -57,16 +57,16 @@ pub enum Op {
 /// One request to a store.
 #[derive(Debug)]
 pub struct Io {
-    /// What to do.
+    /// The operation.
     pub op: Op,
-    /// Where, in bytes from the start of the unit.
+    /// Offset in bytes from the start of the unit.
     pub offset: u64,
-    /// Memory to fill or to write from; none where the operation moves no data.
+    /// The memory to fill or to write from; none if the operation moves no data.
     pub data: Data,
 }
 
 impl Io {
-    /// Bytes of the unit that it touches.
+    /// The number of bytes of the unit that the request covers.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         match self.op {
@@ -76,7 +76,7 @@ impl Io {
         }
     }
 
-    /// Whether it stays within a unit of `size` bytes: a store's own last look before it touches anything.
+    /// Whether the request lies within a unit of `size` bytes: a last check of the store before it changes anything.
     #[must_use]
     pub fn within(&self, size: u64) -> bool {
         self.offset.checked_add(self.bytes()).is_some_and(|end| end <= size)
@@ -89,11 +89,11 @@ pub enum Data {
     /// None.
     #[default]
     None,
-    /// To be filled.
+    /// Memory to be filled.
     In(SgMut),
-    /// To be read.
+    /// Memory to be read.
     Out(Sg),
-    /// Where [`Op::Copy`] copies from.
+    /// The source of an [`Op::Copy`].
     From(Origin),
     /// The answer to [`Op::Space`].
     Space(Space),
@@ -101,28 +101,28 @@ pub enum Data {
     Carried(Box<dyn Any>),
 }
 
-/// Space that a store takes.
+/// The space of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Space {
-    /// Bytes that it takes.
+    /// Bytes in use.
     pub used: u64,
-    /// Bytes that it may take yet. Others may take them first.
+    /// Bytes available. Other stores may use them first.
     pub available: u64,
 }
 
-/// A store as others copy from it: what it shows of itself to stores of its own kind, which know it by its type. It
-/// keeps open what it names.
+/// A store as the source of a copy: the handle that it shows to stores of its own kind, which identify it by its type.
+/// The handle keeps its source open.
 #[derive(Clone)]
 pub struct Origin(Rc<dyn Any>);
 
 impl Origin {
-    /// What a store shows of itself.
+    /// The handle of a store.
     #[must_use]
     pub fn new(shown: Rc<dyn Any>) -> Self {
         Self(shown)
     }
 
-    /// What it is, if it is a `T`.
+    /// The handle, if it has the type `T`.
     #[must_use]
     pub fn is<T: 'static>(&self) -> Option<&T> {
         self.0.downcast_ref()
@@ -162,38 +162,39 @@ impl Data {
     }
 }
 
-/// Why a request failed; command sets translate it into sense data or a status.
+/// Why a request failed. Command sets translate it into sense data or a status.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Fault {
     /// The medium could not be read or written.
     Medium,
-    /// A block was marked as unreadable, and not written since.
+    /// A block was marked as unreadable and has not been written since.
     Marked,
     /// No space is left for a thinly provisioned unit.
     NoSpace,
-    /// The store is gone, or was closed.
+    /// The store is unavailable, or was closed.
     Gone,
-    /// The store cannot do this operation: take the fall-back.
+    /// The store does not support this operation: the caller takes the fall-back.
     Unsupported,
-    /// The command was aborted, or the one who was to answer dropped its [`Done`].
+    /// The command was aborted, or the [`Done`] of the request was dropped.
     Aborted,
-    /// The whole medium was formatted or sanitized while the command was under way.
+    /// The whole medium was formatted or sanitized while the command was in progress.
     Cleared,
     /// The peer or the medium did not answer in time.
     Timeout,
-    /// The memory for it is not to be had now.
+    /// Memory for the request is not available now.
     NoMemory,
-    /// What the peer sent cannot be what it announced.
+    /// The data of the peer does not match its announcement.
     Protocol,
-    /// Any other error of the operating system, by its number.
+    /// Any other error of the operating system, with its number.
     Os(i32),
 }
 
 impl Fault {
-    /// A request beyond the unit's end reached its store: EINVAL. Bounds are checked before, so it is ours.
+    /// A request beyond the end of the unit reached its store: EINVAL. Callers check the bounds, so this is a defect
+    /// of Lunar.
     pub const OUT_OF_RANGE: Self = Self::Os(22);
 
-    /// The fault that an operating system's error number stands for.
+    /// The fault for an error number of the operating system.
     #[must_use]
     pub fn from_errno(errno: i32) -> Self {
         match errno {
@@ -212,7 +213,7 @@ impl Fault {
 /// The answer to a request.
 #[derive(Debug)]
 pub struct Outcome {
-    /// Bytes moved, or why not.
+    /// Bytes moved, or the fault.
     pub result: Result<u32, Fault>,
     /// The memory that came with the request.
     pub data: Data,
@@ -227,7 +228,7 @@ impl Outcome {
         Self { result, data: Data::None, extent: Extent::default() }
     }
 
-    /// An answer that gives the memory back.
+    /// An answer that returns the memory.
     #[must_use]
     pub fn with(result: Result<u32, Fault>, data: Data) -> Self {
         Self { result, data, extent: Extent::default() }
@@ -239,11 +240,11 @@ impl Outcome {
 pub struct Extent {
     /// Bytes.
     pub len: u64,
-    /// Whether space is taken for them.
+    /// Whether the bytes have space allocated.
     pub mapped: bool,
 }
 
-/// The right and the duty to answer one request: exactly once. Dropping it answers [`Fault::Aborted`].
+/// The right and the duty to answer one request exactly once. Dropping it answers [`Fault::Aborted`].
 #[must_use = "a request must be answered"]
 pub struct Done(Option<Rc<Slot>>);
 
@@ -254,7 +255,7 @@ struct Slot {
 }
 
 impl Done {
-    /// Answers.
+    /// Answers the request.
     #[inline]
     pub fn complete(mut self, outcome: Outcome) {
         if let Some(slot) = self.0.take() {
@@ -287,24 +288,24 @@ impl Slot {
     }
 }
 
-/// Where one request's answer is awaited. Kept and used again, so that a request allocates nothing.
+/// The place where the answer to one request is awaited. It is reused, so that a request allocates nothing.
 #[derive(Default)]
 pub struct Completion(Rc<Slot>);
 
 impl Completion {
-    /// A fresh one.
+    /// A new completion.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The token for the next request. A request that was given up (its future dropped) keeps its own slot.
+    /// The token for the next request. An abandoned request (its future was dropped) keeps its own slot.
     #[inline]
     pub fn token(&mut self) -> Done {
         if Rc::strong_count(&self.0) > 1 {
             self.0 = Rc::default();
         }
-        // Nobody waited for it.
+        // No task waits for the answer.
         if self.0.outcome.borrow().is_some() {
             self.0.outcome.take();
         }
@@ -316,7 +317,7 @@ impl Completion {
         poll_fn(|cx| self.poll(cx)).await
     }
 
-    /// The same, as a poll.
+    /// [`Completion::wait`] as a poll function.
     #[inline]
     pub fn poll(&self, cx: &mut Context<'_>) -> Poll<Outcome> {
         match self.take() {
@@ -328,7 +329,7 @@ impl Completion {
         }
     }
 
-    /// The answer, if it is there.
+    /// The answer, if it has arrived.
     #[inline]
     #[must_use]
     pub fn take(&self) -> Option<Outcome> {
@@ -342,73 +343,75 @@ impl fmt::Debug for Completion {
     }
 }
 
-/// What a store says of itself, when it is opened.
+/// The properties of a store, which it reports when it is opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Traits {
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Whether writes are refused.
     pub read_only: bool,
-    /// Whether a write that is done may be lost with power until a flush: the write-cache bit (WCE, VWC).
+    /// Whether a completed write may be lost at a power failure until a flush: the write-cache bit (WCE, VWC).
     pub write_cache: bool,
-    /// Whether space is taken only as it is written.
+    /// Whether space is allocated only when it is written.
     pub thin: bool,
-    /// Bytes that space is given back in; 0: never.
+    /// Granularity in bytes in which space is released; 0: never.
     pub unmap_granularity: u32,
-    /// Whether what was unmapped reads as zeroes.
+    /// Whether unmapped bytes read as zeroes.
     pub unmap_zeroes: bool,
     /// Bytes that the medium writes at once: the physical block.
     pub physical_block: u32,
-    /// Bytes that a request does best with; 0: no preference.
+    /// Optimal length of a request in bytes; 0: no preference.
     pub optimal_io: u32,
-    /// Whether it turns (a disk) or not.
+    /// Whether the medium rotates.
     pub rotational: bool,
-    /// Bytes of a write that the medium has all or none of, even if power fails meanwhile, and that a read beside it
-    /// sees all or nothing of; 0: not promised (the page cache shows a write on its way, block by block or less).
+    /// Bytes of a write that are atomic: after a power failure the medium has all or none of them, and a concurrent
+    /// read sees all or none. 0: no such promise (the page cache exposes a write in progress block by block, or in
+    /// smaller parts).
     pub atomic_write: u32,
 }
 
-/// What a unit's bytes are kept in.
+/// The store of a unit's bytes.
 pub trait Store {
-    /// What it says of itself.
+    /// The properties of the store.
     fn traits(&self) -> &Traits;
 
-    /// Starts a request. `done` is answered once, now or later, with the request's memory.
+    /// Starts a request. `done` is answered exactly once, now or later, with the request's memory.
     fn submit(&self, io: Io, done: Done);
 
-    /// Itself, if it would carry out a read or a write now, without waiting for anybody.
-    fn quick(&self) -> Option<&dyn Quick> {
+    /// This store, if it would complete a read or a write at once.
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         None
     }
 
-    /// Memory of the store's own that holds these bytes and will not change: a read without a copy. Asked before
-    /// memory is taken for a read. Puts it into `to`, which is empty, and tells whether it did.
+    /// Memory of the store that holds these bytes and will not change: a read without a copy. The caller asks before
+    /// it takes memory for a read. The store puts the memory into `to`, which is empty; the result tells whether it
+    /// did.
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
         let _ = (offset, len, to);
         false
     }
 
-    /// Whether it can tell how much space it takes: see [`Op::Space`].
+    /// Whether the store can report its space: see [`Op::Space`].
     fn measures(&self) -> bool {
         false
     }
 
-    /// What others copy from it by: see [`Op::Copy`]. None: its bytes are read.
+    /// The handle by which other stores copy from this one: see [`Op::Copy`]. `None`: its bytes are read instead.
     fn origin(&self) -> Option<Origin> {
         None
     }
 }
 
-/// A store whose data is at hand: who asks it waits for nothing, and needs no task to wait in.
-pub trait Quick {
-    /// Carries out an [`Op::Read`] or an [`Op::Write`]; the memory stays in `io`. Tells how many bytes it moved.
+/// A store whose data is in memory. A request to it completes at once, so the caller needs no task to wait in.
+pub trait ImmediateStore {
+    /// Executes an [`Op::Read`] or an [`Op::Write`]; the memory stays in `io`. Returns the number of bytes moved.
     ///
     /// # Errors
-    /// As of [`Store::submit`]; [`Fault::Unsupported`] for all else.
+    /// Those of [`Store::submit`]; [`Fault::Unsupported`] for all other operations.
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault>;
 }
 
-/// The one async adaptor of [`Store::submit`].
+/// The async adaptor of [`Store::submit`].
 pub async fn submit(store: &dyn Store, io: Io, completion: &mut Completion) -> Outcome {
     let done = completion.token();
     store.submit(io, done);

@@ -1,7 +1,7 @@
-//! What the data path must know of a unit's medium: its kind, whether it was removed, and which blocks are marked as
-//! unreadable. Its state belongs to the unit state, in `lunar-unit`.
+//! The part of a unit's medium that the data path needs: its kind, whether it was removed, and which blocks are marked
+//! as unreadable. The state of the medium belongs to the unit state, in `lunar-unit`.
 
-use crate::io::{Done, Fault, Io, Op, Origin, Outcome, Quick, Store, Traits};
+use crate::io::{Done, Fault, ImmediateStore, Io, Op, Origin, Outcome, Store, Traits};
 use crate::mem::Sg;
 use crate::metadata::MetadataStore;
 use crate::uncorrectable::{Malformed, Uncorrectable};
@@ -11,16 +11,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The kind of a unit's medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum MediumKind {
-    /// It cannot be removed.
+    /// Fixed.
     #[default]
     Fixed,
-    /// It can be removed.
+    /// Removable.
     Removable,
-    /// A CD or DVD: it can be removed, and is read-only.
+    /// A CD or DVD: removable and read-only.
     Optical,
 }
 
-/// What all cores share of a unit's medium for the data path.
+/// The part of a unit's medium that all cores share, for the data path.
 #[derive(Clone, Debug, Default)]
 pub struct Medium(Arc<Shared>);
 
@@ -38,7 +38,7 @@ impl Medium {
         Self(Arc::new(Shared { kind, ..Shared::default() }))
     }
 
-    /// A medium of this kind, with the marks that its unit has stored.
+    /// A medium of this kind, with the marks that the unit has stored.
     ///
     /// # Errors
     /// [`Malformed`]: the unit must not be served.
@@ -47,25 +47,25 @@ impl Medium {
         Ok(Self(Arc::new(Shared { kind, uncorrectable, ..Shared::default() })))
     }
 
-    /// Its blocks that are marked as unreadable.
+    /// The blocks that are marked as unreadable.
     #[inline]
     #[must_use]
     pub fn uncorrectable(&self) -> &Uncorrectable {
         &self.0.uncorrectable
     }
 
-    /// Its kind.
+    /// The kind of the medium.
     #[must_use]
     pub fn kind(&self) -> MediumKind {
         self.0.kind
     }
 
-    /// Sets whether it was removed: for the owner of the unit state alone.
+    /// Sets whether the medium was removed. Only the owner of the unit state calls this.
     pub fn set_removed(&self, is_removed: bool) {
         self.0.is_removed.store(is_removed, Ordering::Release);
     }
 
-    /// Whether it was removed.
+    /// Whether the medium was removed.
     #[must_use]
     pub fn is_removed(&self) -> bool {
         self.0.is_removed.load(Ordering::Acquire)
@@ -100,8 +100,8 @@ impl Store for Guarded {
         self.store.submit(io, done);
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
-        self.store.quick().filter(|_| !self.medium.is_removed())
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
+        self.store.immediate().filter(|_| !self.medium.is_removed())
     }
 
     fn lend(&self, offset: u64, len: usize, to: &mut Sg) -> bool {
@@ -124,7 +124,7 @@ mod tests {
     use std::pin::pin;
     use std::task::{Context, Poll, Waker};
 
-    /// Does everything.
+    /// Completes every request.
     struct Willing(Traits);
 
     impl Store for Willing {

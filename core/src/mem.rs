@@ -1,23 +1,24 @@
-//! Memory of the data path: one [`Arena`] per core, handed out as [`Buf`] (one owner, writable) and shared
-//! as [`Slice`] (any number of readers). Lists of them are [`SgMut`] and [`Sg`]. Memory that belongs to somebody else
-//! as well, a guest's pages, is a [`Region`], and parts of it travel in the same lists.
+//! Memory of the data path: one [`Arena`] per core, handed out as [`Buf`] (one owner, writable) and shared as
+//! [`Slice`] (any number of readers). Lists of them are [`SgMut`] and [`Sg`]. A guest's pages, which the guest may
+//! change, are a [`Region`], and parts of it travel in the same lists.
 //!
-//! The types keep writers and readers apart: whoever fills memory (a receive, a read of a store) owns a `Buf`
-//! by value; it becomes readable for others only by [`Buf::share`], and never writable again until every
-//! `Slice` of it is gone. A block returns to the arena when its last handle drops. Handles stay on one thread.
+//! The types keep writers and readers apart: a `Buf` has one owner, which fills it (a receive, a read of a store). It
+//! becomes readable for others only by [`Buf::share`], and it is not writable again until every `Slice` of it is gone.
+//! A block returns to the arena when its last handle drops. Handles stay on one thread.
 //!
-//! Fresh memory holds whatever was there before: who answers with a `Buf` fills all of it first.
+//! New memory contains old data, so the owner of a `Buf` fills all of it before it is sent.
 //!
-//! Memory of a region may change at any time, so nobody looks at it through a reference: the kernel moves it, or
+//! Memory of a region may change at any time, so no code has a reference to it: the kernel moves it, or
 //! [`Slice::read`] and [`Buf::write`] copy it.
 
-// The arena hands out raw memory that I/O fills; every block says why it is sound.
+// The arena hands out raw memory that I/O fills; every block has its argument.
 #![allow(unsafe_code)]
 
 mod promise;
 mod region;
 
-pub use promise::Promise;
+pub(crate) use promise::LEAST;
+pub use promise::PeerMemory;
 pub use region::Region;
 use smallvec::SmallVec;
 use std::alloc::{Layout, alloc_zeroed, dealloc, handle_alloc_error};
@@ -31,26 +32,27 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// The smallest block: a page, so that direct I/O and DMA find their alignment.
+/// The smallest block: a page, which has the alignment that direct I/O and DMA need.
 pub const PAGE: usize = 4096;
 /// The largest block is `PAGE << ORDER_MAX`: 1 MiB, the largest piece that a command moves at once.
 const ORDER_MAX: usize = 8;
 /// The largest block.
 pub const BLOCK_MAX: usize = PAGE << ORDER_MAX;
-/// Bytes of zeroes that an arena lends: as many as a step moves at once.
+/// The zeroes that an arena lends, in bytes: as many as a step moves at once.
 pub const ZEROES: usize = 256 << 10;
-/// Pages that payload may not take: a reply header, a login answer or a TMF response must always find one.
+/// Pages that payload may not use: memory for a reply header, a login response or a TMF response must always be
+/// available.
 const RESERVE_PAGES: usize = 64;
 
-/// The memory of one core: a fixed number of bytes, reserved at start, touched as it is used.
+/// The memory of one core: a fixed number of bytes, reserved at the start. Pages are touched when they are first used.
 #[derive(Clone)]
 pub struct Arena(Rc<Inner>);
 
-/// What keeps memory where it is.
+/// The owner of the memory.
 enum Backing {
-    /// Allocated here.
+    /// Allocated by the arena.
     Own { raw: NonNull<u8>, layout: Layout },
-    /// Somebody else's, who lets go of it when this drops.
+    /// Memory of another owner, which is released when this value drops.
     Foreign(#[allow(dead_code)] Box<dyn Any>),
 }
 
@@ -64,14 +66,14 @@ struct Inner {
     /// Order of the block that starts at this page.
     orders: Box<[Cell<u8>]>,
     waiters: RefCell<VecDeque<Waker>>,
-    /// Bytes that peers were asked for and have not sent.
-    promised: Cell<usize>,
-    /// First page of the block of zeroes, once somebody asked for it.
+    /// The parts of the arena that wait for peers.
+    promises: promise::Promises,
+    /// First page of the block of zeroes, after its first use.
     zeroes: Cell<Option<u32>>,
 }
 
 struct Free {
-    /// Free blocks of each order, by their first page. Merged only when an order runs dry.
+    /// Free blocks of each order, by their first page. They are merged only when an order is empty.
     lists: [Vec<u32>; ORDER_MAX + 1],
     pages: usize,
 }
@@ -82,7 +84,7 @@ impl Arena {
     pub fn new(bytes: usize) -> Self {
         let blocks = bytes.div_ceil(BLOCK_MAX).max(1);
         let size = blocks * BLOCK_MAX;
-        // Aligned by hand: an aligned zeroed allocation would touch every page, this one touches none.
+        // Aligned by hand: an aligned zeroed allocation would touch every page, and this one touches none.
         let layout = Layout::from_size_align(size + BLOCK_MAX, 16).expect("an arena is far smaller than isize::MAX");
         // SAFETY: the layout's size is not zero.
         let Some(raw) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { handle_alloc_error(layout) };
@@ -100,18 +102,18 @@ impl Arena {
             refs: (0..pages).map(|_| Cell::new(0)).collect(),
             orders: (0..pages).map(|_| Cell::new(0)).collect(),
             waiters: RefCell::default(),
-            promised: Cell::new(0),
+            promises: promise::Promises::new(size),
             zeroes: Cell::new(None),
         }))
     }
 
-    /// Memory for `len` bytes of payload, or `None` when the arena is used up. `len` is 1 to [`BLOCK_MAX`].
+    /// Memory for `len` bytes of payload, or `None` when the arena has none. `len` is 1 to [`BLOCK_MAX`].
     #[must_use]
     pub fn take(&self, len: usize) -> Option<Buf> {
         self.take_above(len, RESERVE_PAGES)
     }
 
-    /// Memory for headers and short answers: may use the reserve that payload may not touch.
+    /// Memory for headers and short answers: it may use the reserve that payload may not use.
     #[must_use]
     pub fn take_reserved(&self, len: usize) -> Option<Buf> {
         self.take_above(len, 0)
@@ -162,7 +164,7 @@ impl Arena {
         Some(buf.share())
     }
 
-    /// [`ZEROES`] bytes of zeroes to lend, the same for all who ask; `None` when there is no room for the first.
+    /// [`ZEROES`] bytes of zeroes to lend, the same for all callers; `None` when there is no memory for the first use.
     #[must_use]
     pub fn zeroes(&self) -> Option<Slice> {
         let head = match self.0.zeroes.get() {
@@ -171,7 +173,7 @@ impl Arena {
                 let mut buf = self.take(ZEROES)?;
                 buf.fill(0);
                 let head = buf.0.head;
-                // Counted once for the arena itself: the block never returns, and no handle keeps the arena alive.
+                // Counted once for the arena itself: the block is never returned, and no handle keeps the arena alive.
                 self.0.retain(head);
                 self.0.zeroes.set(Some(head));
                 head
@@ -194,7 +196,7 @@ impl Arena {
         (self.0.pages - self.0.free.borrow().pages) * PAGE
     }
 
-    /// Bytes in all.
+    /// Bytes in total.
     #[must_use]
     pub fn size(&self) -> usize {
         self.0.pages * PAGE
@@ -210,14 +212,14 @@ impl fmt::Debug for Arena {
 impl Drop for Inner {
     fn drop(&mut self) {
         if let Backing::Own { raw, layout } = self.backing {
-            // SAFETY: `raw` came from `alloc_zeroed` with this layout; every handle holds an Rc, so none is left.
+            // SAFETY: `raw` came from `alloc_zeroed` with this layout; every handle holds an Rc, so no handle is left.
             unsafe { dealloc(raw.as_ptr(), layout) }
         }
     }
 }
 
 impl Inner {
-    /// Where a page lies that is the arena's.
+    /// The address of a page of the arena.
     fn page(&self, page: usize) -> NonNull<u8> {
         // SAFETY: the arena has this page.
         unsafe { self.base.add(page * PAGE) }
@@ -247,7 +249,7 @@ impl Inner {
 
     #[cold]
     fn wake(&self) {
-        // All of them: what came free may be enough for a small one behind a large one.
+        // All waiters are woken: the free memory may be enough for a small request behind a large one.
         for waker in self.waiters.take() {
             waker.wake();
         }
@@ -279,7 +281,7 @@ impl Free {
         Some(page)
     }
 
-    /// Joins neighbours that belong together into blocks of the next order.
+    /// Joins buddies into blocks of the next order.
     #[cold]
     fn merge(&mut self) {
         for order in 0..ORDER_MAX {
@@ -301,13 +303,13 @@ impl Free {
     }
 }
 
-/// The block of a handle that lies in a [`Region`], which is one whole.
+/// The block of a handle in a [`Region`], which is not divided.
 const FOREIGN: u32 = u32::MAX;
 
-/// A part of a block, or of a region; keeps it.
+/// A part of a block or of a region; it keeps the block alive.
 struct Handle {
     arena: Rc<Inner>,
-    /// Lies inside the block, as do the `len` bytes from there on.
+    /// The address lies inside the block, and so do the `len` bytes from there on.
     start: NonNull<u8>,
     head: u32,
     len: u32,
@@ -318,18 +320,18 @@ impl Handle {
         self.start.as_ptr()
     }
 
-    /// For those who look at the bytes through a reference.
+    /// The address, for access through a reference.
     #[inline]
     fn own(&self) -> *mut u8 {
-        assert!(self.head != FOREIGN, "memory that others may change is copied, not looked at");
+        assert!(self.head != FOREIGN, "memory that a guest may change must be copied");
         self.ptr()
     }
 
-    /// Where the byte at `at` lies, or the end.
+    /// The address of the byte at `at`, or of the end.
     #[inline]
     fn at(&self, at: usize) -> NonNull<u8> {
         debug_assert!(at <= self.len as usize);
-        // SAFETY: callers have checked that this stays within the `len` bytes.
+        // SAFETY: callers have checked that the offset is within the `len` bytes.
         unsafe { self.start.add(at) }
     }
 
@@ -363,7 +365,7 @@ impl Drop for Handle {
     }
 }
 
-/// What can be asked without a look at the bytes, which may be a guest's.
+/// The functions that need no access to the bytes, which may be a guest's.
 macro_rules! extent {
     ($name:ident) => {
         impl $name {
@@ -374,29 +376,30 @@ macro_rules! extent {
                 self.0.len as usize
             }
 
-            /// Whether there is none.
+            /// Whether there are no bytes.
             #[inline]
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.0.len == 0
             }
 
-            /// Where they are, for the kernel.
+            /// The address of the bytes, for the kernel.
             #[inline]
             #[must_use]
             pub fn as_ptr(&self) -> *const u8 {
                 self.0.ptr()
             }
 
-            /// Copies the bytes from `at` on, as many as `into` has room for.
+            /// Copies the bytes from `at` on, until `into` is full.
             ///
             /// # Panics
-            /// When there are fewer.
+            /// When there are fewer bytes.
             #[inline]
             pub fn read(&self, at: usize, into: &mut [u8]) {
                 assert!(is_within(at, into.len(), self.len()), "{} bytes at {at} of {}", into.len(), self.len());
-                // SAFETY: within, as was checked. What is copied to is a slice of this process, which no region is. A
-                // guest may change the bytes meanwhile: then some are old and some new, and any is a byte.
+                // SAFETY: the range was checked. The destination is a slice of this process, and no region is. A guest
+                // may change the bytes during the copy: then some are old and some are new, and every value is a valid
+                // byte.
                 unsafe {
                     std::ptr::copy_nonoverlapping(self.0.at(at).as_ptr().cast_const(), into.as_mut_ptr(), into.len())
                 }
@@ -413,11 +416,11 @@ fn is_within(at: usize, count: usize, len: usize) -> bool {
     at.checked_add(count).is_some_and(|end| end <= len)
 }
 
-/// Memory with one owner, who may write it.
+/// Memory with one owner, which may write it.
 pub struct Buf(Handle);
 
 impl Buf {
-    /// Cuts the first `at` bytes off, as a `Buf` of their own; `self` keeps the rest.
+    /// Splits off the first `at` bytes as a `Buf` of their own; `self` keeps the rest.
     #[inline]
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
@@ -429,37 +432,37 @@ impl Buf {
     /// Copies `from` to the bytes from `at` on.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When there are fewer bytes.
     #[inline]
     pub fn write(&mut self, at: usize, from: &[u8]) {
         assert!(is_within(at, from.len(), self.len()), "{} bytes at {at} of {}", from.len(), self.len());
-        // SAFETY: within, as was checked. What is copied from is a slice of this process, which no region is: a guest
-        // may see half of it, and nobody else has a reference to what is written.
+        // SAFETY: the range was checked. The source is a slice of this process, and no region is. A guest may see half
+        // of the copy, and no other reference to the destination exists.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.0.at(at).as_ptr(), from.len()) }
     }
 
     /// Fills `count` bytes from `at` on with `value`.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When there are fewer bytes.
     pub fn fill_part(&mut self, at: usize, count: usize, value: u8) {
         assert!(is_within(at, count, self.len()), "{count} bytes at {at} of {}", self.len());
         // SAFETY: as in `write`.
         unsafe { std::ptr::write_bytes(self.0.at(at).as_ptr(), value, count) }
     }
 
-    /// Where they are, for the kernel to fill.
+    /// The address of the bytes, for the kernel to fill.
     #[must_use]
     pub fn as_mut_ptr(&mut self) -> *mut u8 {
         self.0.ptr()
     }
 
-    /// Forgets all but the first `len` bytes.
+    /// Drops all but the first `len` bytes.
     pub fn truncate(&mut self, len: usize) {
         self.0.len = self.0.len.min(len as u32);
     }
 
-    /// Gives up writing, so that it can be read by many.
+    /// Ends writing, so that any number of readers can share the memory.
     #[must_use]
     pub fn share(self) -> Slice {
         Slice(self.0)
@@ -469,9 +472,9 @@ impl Buf {
 impl Deref for Buf {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: the bytes are initialised (the arena began zeroed), alive as long as the handle, and disjoint
-        // from every other handle's: `take` gives blocks out once, `split_to` gives parts that do not overlap. Not a
-        // region's, or `own` had panicked.
+        // SAFETY: the bytes are initialised (the arena began zeroed), alive as long as the handle, and disjoint from
+        // every other handle's: `take` gives blocks out once, `split_to` gives parts that do not overlap. The memory
+        // is no region's, or `own` had panicked.
         unsafe { std::slice::from_raw_parts(self.0.own(), self.0.len as usize) }
     }
 }
@@ -493,7 +496,7 @@ impl fmt::Debug for Buf {
 pub struct Slice(Handle);
 
 impl Slice {
-    /// A part of it.
+    /// A part of the memory.
     ///
     /// # Panics
     /// When `range` does not lie within.
@@ -502,7 +505,7 @@ impl Slice {
         Self(self.0.part(range))
     }
 
-    /// Cuts the first `at` bytes off; `self` keeps the rest.
+    /// Splits off the first `at` bytes; `self` keeps the rest.
     #[must_use]
     pub fn split_to(&mut self, at: usize) -> Self {
         let front = self.0.part(0..at);
@@ -513,12 +516,12 @@ impl Slice {
     /// Drops the first `count` bytes.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When there are fewer bytes.
     pub fn advance(&mut self, count: usize) {
         self.0.advance(count);
     }
 
-    /// Takes `next` in if it lies directly behind in the same block; else gives it back.
+    /// Appends `next` if it lies directly behind in the same block; otherwise returns it.
     pub fn join(&mut self, next: Self) -> Option<Self> {
         let adjoins = Rc::ptr_eq(&self.0.arena, &next.0.arena)
             && self.0.head == next.0.head
@@ -548,7 +551,7 @@ impl Clone for Slice {
 impl Deref for Slice {
     type Target = [u8];
     fn deref(&self) -> &[u8] {
-        // SAFETY: initialised and alive as for `Buf`; a shared part is never writable while a handle to it lives.
+        // SAFETY: initialised and alive as for `Buf`; a shared part is never writable while a handle to it exists.
         unsafe { std::slice::from_raw_parts(self.0.own(), self.0.len as usize) }
     }
 }
@@ -559,7 +562,7 @@ impl fmt::Debug for Slice {
     }
 }
 
-/// Pieces before a list needs the heap: a payload is one block, or two halves of received chunks.
+/// Most pieces without an allocation: a payload is one block, or two halves of received chunks.
 const PIECES_INLINE: usize = 2;
 
 macro_rules! list {
@@ -578,14 +581,14 @@ macro_rules! list {
                 self.len
             }
 
-            /// Whether it holds no byte.
+            /// Whether there are no bytes.
             #[must_use]
             pub fn is_empty(&self) -> bool {
                 self.len == 0
             }
 
             /// Appends a piece; an empty one is dropped.
-            // Inlined, so that a piece is put together where it will lie: read back right after, it costs tenfold.
+            // Inlined, so that a piece is built in its final place: reading it back immediately costs tenfold.
             #[inline(always)]
             pub fn push(&mut self, piece: $piece) {
                 if !piece.is_empty() {
@@ -594,12 +597,12 @@ macro_rules! list {
                 }
             }
 
-            /// Makes room for `more` pieces, where many will come: growing step by step costs more.
+            /// Reserves space for `more` pieces, if many will follow: growing step by step costs more.
             pub fn reserve(&mut self, more: usize) {
                 self.pieces.reserve(more);
             }
 
-            /// Takes the last piece off.
+            /// Removes the last piece.
             #[inline]
             pub fn pop(&mut self) -> Option<$piece> {
                 let piece = self.pieces.pop()?;
@@ -618,10 +621,10 @@ macro_rules! list {
                 self.pieces.into_iter()
             }
 
-            /// Cuts the first `at` bytes off; `self` keeps the rest.
+            /// Splits off the first `at` bytes; `self` keeps the rest.
             ///
             /// # Panics
-            /// When there are fewer.
+            /// When there are fewer bytes.
             #[must_use]
             pub fn split_to(&mut self, at: usize) -> Self {
                 assert!(at <= self.len, "{at} of {} bytes", self.len);
@@ -643,7 +646,7 @@ macro_rules! list {
                 front
             }
 
-            /// Copies the bytes from `at` on into `to`, as many as there are; returns how many.
+            /// Copies the bytes from `at` on into `to`, as many as there are; returns their number.
             pub fn copy_to(&self, mut at: usize, to: &mut [u8]) -> usize {
                 let mut done = 0;
                 for piece in &self.pieces {
@@ -669,11 +672,11 @@ macro_rules! list {
 }
 
 list! {
-    /// Pieces to read from: what is sent, or written to a store.
+    /// Pieces to read from: for a send, or for a write to a store.
     Sg of Slice
 }
 list! {
-    /// Pieces to fill: where a receive or a read of a store puts its bytes.
+    /// Pieces to fill: the destination of a receive or of a read of a store.
     SgMut of Buf
 }
 
@@ -692,7 +695,7 @@ impl SgMut {
         }
     }
 
-    /// Copies `from` to the bytes from `at` on, as many as fit; returns how many.
+    /// Copies `from` to the bytes from `at` on, as many as fit; returns their number.
     pub fn copy_from(&mut self, mut at: usize, from: &[u8]) -> usize {
         let mut done = 0;
         for piece in &mut self.pieces {
@@ -705,7 +708,7 @@ impl SgMut {
         done
     }
 
-    /// Gives up writing.
+    /// Ends writing.
     #[must_use]
     pub fn share(self) -> Sg {
         let len = self.len;
@@ -721,7 +724,7 @@ impl Sg {
         }
     }
 
-    /// A part of it, sharing the memory.
+    /// A part of the memory, which is shared.
     ///
     /// # Panics
     /// When `range` does not lie within.

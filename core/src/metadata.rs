@@ -1,5 +1,5 @@
-//! Metadata of a unit: what it keeps across restarts besides its data, such as persistent reservations. Records are
-//! small, have short names, and change seldom.
+//! Metadata of a unit: its state across restarts besides its data, such as persistent reservations. Records are small,
+//! have short names, and change seldom.
 
 use crate::io::Fault;
 use std::collections::HashMap;
@@ -66,7 +66,7 @@ impl MetadataStore for VolatileMemory {
     }
 }
 
-/// Keeps metadata in memory and claims that it is durable: for tests of what is promised then.
+/// Keeps metadata in memory and claims that it is durable: for tests of durable reservations.
 #[derive(Debug, Default)]
 pub struct DurableMemory(VolatileMemory);
 

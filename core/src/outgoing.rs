@@ -1,4 +1,4 @@
-//! What an initiator has to send: headers and short data in one buffer, longer data as references to where it is.
+//! The bytes that an initiator waits to send: headers and short data in one buffer, longer data as references.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -6,12 +6,12 @@ use std::io::IoSlice;
 use std::ops::Range;
 use std::rc::Rc;
 
-/// Data up to this long is copied behind its header: an I/O vector of its own would cost more than the copy.
+/// Data up to this length is copied behind its header: an I/O vector of its own would cost more than the copy.
 const COPY_MAX: usize = 1024;
-/// Spent bytes at the front of the buffer that are worth moving the rest for, when it never runs empty.
+/// Sent bytes at the front of the buffer beyond which the rest is moved forward, if the buffer never becomes empty.
 const COMPACT: usize = 1 << 20;
 
-/// Bytes that a command writes: shared, so that a retry or a second R2T takes no copy.
+/// The data of a write command: shared, so that a retry or a second R2T needs no copy.
 #[derive(Clone)]
 pub struct Data {
     bytes: Rc<[u8]>,
@@ -32,13 +32,13 @@ impl Data {
         self.range.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no bytes.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.range.is_empty()
     }
 
-    /// A part of it.
+    /// A part of the data.
     ///
     /// # Panics
     /// When `range` does not lie within.
@@ -61,19 +61,19 @@ impl fmt::Debug for Data {
     }
 }
 
-/// What a command moves.
+/// The data of a command.
 #[derive(Clone, Debug)]
 pub enum Moves {
     /// No data.
     Nothing,
-    /// At most so many bytes from the target.
+    /// At most this number of bytes from the target.
     In(u32),
     /// These bytes to the target.
     Out(Data),
 }
 
 enum Piece {
-    /// The next so many bytes of the buffer.
+    /// The next bytes of the buffer, by their number.
     Buffered(usize),
     Data(Data),
 }
@@ -89,19 +89,19 @@ pub struct Outgoing {
 }
 
 impl Outgoing {
-    /// Bytes that wait.
+    /// Bytes that wait to be sent.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether nothing waits.
+    /// Whether no bytes wait.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Appends what `build` puts behind the buffer's bytes, which it must leave alone.
+    /// Appends the bytes that `build` adds to the buffer, whose earlier bytes it must not change.
     pub fn append(&mut self, build: impl FnOnce(&mut Vec<u8>)) {
         let start = self.buffer.len();
         build(&mut self.buffer);
@@ -110,7 +110,7 @@ impl Outgoing {
         }
     }
 
-    /// Appends data: long data stays where it is.
+    /// Appends data; long data is referenced, not copied.
     pub fn data(&mut self, data: &Data) {
         if data.len() <= COPY_MAX {
             return self.append(|buffer| buffer.extend_from_slice(data.bytes()));
@@ -119,7 +119,7 @@ impl Outgoing {
         self.pieces.push_back(Piece::Data(data.clone()));
     }
 
-    /// Counts what was put into the buffer from `start` on.
+    /// Counts the bytes of the buffer from `start` on.
     fn buffered(&mut self, start: usize) {
         let len = self.buffer.len() - start;
         self.len += len;
@@ -129,7 +129,7 @@ impl Outgoing {
         }
     }
 
-    /// Fills `slices` with what is to be sent first; says how many it filled.
+    /// Fills `slices` with the next bytes to send; returns how many slices it filled.
     pub fn slices<'a>(&'a self, slices: &mut [IoSlice<'a>]) -> usize {
         let mut at = self.spent;
         let mut count = 0;
@@ -149,7 +149,7 @@ impl Outgoing {
     /// The first `count` bytes were sent.
     ///
     /// # Panics
-    /// When there are fewer.
+    /// When there are fewer bytes.
     pub fn sent(&mut self, mut count: usize) {
         self.len -= count;
         while count > 0 {
@@ -182,7 +182,7 @@ impl Outgoing {
         }
     }
 
-    /// All that waits, in one vector: for tests and simulations.
+    /// All bytes that wait, in one vector: for tests and simulations.
     #[must_use]
     pub fn to_vec(&self) -> Vec<u8> {
         let mut slices = vec![IoSlice::new(&[]); self.pieces.len()];

@@ -1,36 +1,37 @@
-//! How often hosts may knock: so many times a second, at once or one after the other. Who knocks more often waits for
-//! his turn, and beyond that is turned away: the same for every transport.
+//! The limit of connections per second of each host, the same for every transport. A host that exceeds the limit waits
+//! for its turn; beyond a longest wait it is refused.
 
 use crate::time::Instant;
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::Duration;
 
-/// How long somebody may have to wait for his turn. Together with what failures cost it is less than the time that a
-/// login has, so that who is turned away is told.
-pub const TURN_MAX: Duration = Duration::from_secs(2);
-/// Hosts that are remembered: some 200 KiB. Of more, the one whose turn is over first is forgotten.
+/// How long a client may have to wait for its turn; the time that a login has begins after it. Initiators give up
+/// after some 15 seconds. At the usual rate, six hundred clients behind one address are admitted: a rack behind NAT
+/// that starts.
+pub const TURN_MAX: Duration = Duration::from_secs(5);
+/// Most hosts that are remembered: some 200 KiB. Beyond this number the host whose turn is over first is removed.
 pub const REMEMBERED_MAX: usize = 4096;
-/// The time in which so many may knock at once.
+/// The time whose connections may arrive at once.
 const SECOND: Duration = Duration::from_secs(1);
-/// Who has one IPv6 address has the 2^64 of its network.
+/// A host with one IPv6 address has the 2^64 addresses of its network.
 const IPV6_PREFIX: u32 = 64;
 
-/// Who has knocked of late.
+/// The hosts that connected recently.
 #[derive(Clone, Debug, Default)]
 pub struct Pace {
-    /// When all that each host has used up is there again.
+    /// For each host: the time at which its whole allowance is available again.
     whole_again: BTreeMap<IpAddr, Instant>,
 }
 
 impl Pace {
-    /// How long somebody from `source` has to wait, if `per_second` may come in a second; `None` if that is longer than
-    /// [`TURN_MAX`].
+    /// How long a connection from `source` has to wait, if `per_second` are allowed in a second; `None` if that is
+    /// longer than [`TURN_MAX`].
     pub fn turn(&mut self, source: IpAddr, per_second: u32, now: Instant) -> Option<Duration> {
         let host = host(source);
         let interval = SECOND / per_second.max(1);
         let used = self.whole_again.get(&host).copied().unwrap_or(now).max(now);
-        // Whoever has rested for a second has a second's worth.
+        // A host that was idle for a second has the allowance of one second.
         let wait = (used + interval).since(now).saturating_sub(SECOND);
         if wait > TURN_MAX {
             return None;
@@ -52,7 +53,7 @@ impl Pace {
     }
 }
 
-/// What stands for the host that an address is of: one IPv6 host has a whole network of them.
+/// The key of the host of an address: an IPv6 host has a whole network of addresses.
 #[must_use]
 pub fn host(source: IpAddr) -> IpAddr {
     match source.to_canonical() {
@@ -75,24 +76,32 @@ mod tests {
     fn so_many_come_in_a_second_and_more_wait() {
         let (mut pace, here) = (Pace::default(), source("192.0.2.1"));
         let mut turn = |now| pace.turn(here, 4, now).map(|wait| wait.as_millis());
-        let waits: Vec<_> = (0..14).map(|_| turn(START)).collect();
-        let wanted = [0, 0, 0, 0, 250, 500, 750, 1000, 1250, 1500, 1750, 2000].map(Some);
-        assert_eq!((&waits[..12], &waits[12..]), (&wanted[..], &[None, None][..]));
-        assert_eq!(turn(START + Duration::from_millis(500)), Some(1750), "who is turned away uses nothing up");
+        let waits: Vec<_> = (0..26).map(|_| turn(START)).collect();
+        let wanted: Vec<_> = [0; 4].into_iter().chain((1..=20).map(|count| count * 250)).map(Some).collect();
+        assert_eq!((&waits[..24], &waits[24..]), (&wanted[..], &[None, None][..]));
+        assert_eq!(turn(START + Duration::from_millis(500)), Some(4750), "a refused host uses up nothing");
         assert_eq!(turn(START + Duration::from_secs(60)), Some(0));
     }
 
     #[test]
-    fn others_do_not_wait_and_the_addresses_of_one_network_are_one_host() {
+    fn five_hundred_clients_behind_one_address_wait_and_are_admitted() {
+        const USUAL_RATE: u32 = 100;
+        let (mut pace, here) = (Pace::default(), source("192.0.2.1"));
+        let waits: Vec<_> = (0..500).map(|_| pace.turn(here, USUAL_RATE, START)).collect();
+        assert!(waits.iter().all(|wait| wait.is_some_and(|wait| wait <= Duration::from_secs(4))));
+    }
+
+    #[test]
+    fn other_hosts_do_not_wait_and_the_addresses_of_one_network_are_one_host() {
         let mut pace = Pace::default();
-        (0..3).for_each(|_| _ = pace.turn(source("2001:db8:1:2::1"), 1, START));
+        (0..6).for_each(|_| _ = pace.turn(source("2001:db8:1:2::1"), 1, START));
         assert_eq!(pace.turn(source("2001:db8:1:2:ffff::"), 1, START), None);
         assert_eq!(pace.turn(source("2001:db8:1:3::1"), 1, START), Some(Duration::ZERO));
         assert_eq!(host(source("::ffff:192.0.2.1")), source("192.0.2.1"));
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_remembered_entries_is_bounded() {
         let mut pace = Pace::default();
         for count in 0..REMEMBERED_MAX as u32 + 50 {
             let _ = pace.turn(
@@ -103,7 +112,7 @@ mod tests {
         }
         assert_eq!(pace.whole_again.len(), REMEMBERED_MAX);
         assert!(!pace.whole_again.contains_key(&source("10.0.0.0")), "the oldest is forgotten");
-        // Those who have rested need not be remembered.
+        // Hosts with their whole allowance need not be remembered.
         let _ = pace.turn(source("192.0.2.1"), 1, START + Duration::from_secs(60));
         assert_eq!(pace.whole_again.len(), 1);
     }

@@ -1,7 +1,7 @@
-//! Protection information (SBC-5 4.21): eight bytes for each block, kept beside the blocks in a store of their own.
+//! Protection information (SBC-5 4.21): eight bytes for each block, in a protection store.
 //!
-//! They are kept with all bits inverted: what was never written there, or was given back, reads as zeroes, and stands
-//! for the ones that the standard wants of blocks without protection information: such blocks are not checked.
+//! The protection store has them with all bits inverted: bytes that were never written or were unmapped read as zeroes
+//! there, and stand for the all-ones value of the standard, which means that the block is not checked.
 
 use crate::io::Store;
 use crate::wire::be;
@@ -13,28 +13,28 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Bytes of one block's protection information.
 pub const INFO_BYTES: usize = 8;
 
-/// SBC-5 4.21.4: the guard's polynomial, by sixteen bytes at a time.
+/// SBC-5 4.21.4: the polynomial of the guard, processed sixteen bytes at a time.
 const GUARD: Crc<u16, Table<16>> = Crc::<u16, Table<16>>::new(&CRC_16_T10_DIF);
 
 /// How blocks are protected (SBC-5 4.21.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Kind {
-    /// Type 0: not at all.
+    /// Type 0: no protection.
     #[default]
     None,
     /// Type 1: the reference tag is the block's address.
     One,
-    /// Type 2: the reference tag counts from what a command says.
+    /// Type 2: the reference tag counts from a value in the command.
     Two,
     /// Type 3: the reference tag belongs to the initiators.
     Three,
 }
 
 impl Kind {
-    /// All, by their numbers.
+    /// All types, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::None, Self::One, Self::Two, Self::Three];
 
-    /// The one of this number.
+    /// The type with this number.
     #[must_use]
     pub fn of(number: u8) -> Option<Self> {
         Self::ALL.get(usize::from(number)).copied()
@@ -55,15 +55,15 @@ pub struct Info {
 
 const _: () = assert!(size_of::<Info>() == INFO_BYTES);
 
-/// An application tag that says: do not check.
+/// The application tag that disables the check of its block.
 const UNCHECKED: u16 = u16::MAX;
 
 impl Info {
-    /// Of a block that has none: all ones.
+    /// The value of a block without protection information: all ones.
     pub const BLANK: Self =
         Self { guard: be::U16::MAX_VALUE, application: be::U16::MAX_VALUE, reference: be::U32::MAX_VALUE };
 
-    /// As it is kept, and back.
+    /// Converts to and from the inverted form of the protection store.
     #[must_use]
     pub fn inverted(self) -> Self {
         Self {
@@ -73,7 +73,7 @@ impl Info {
         }
     }
 
-    /// Whether it says that what is on the medium is not checked (SBC-5 4.21.3).
+    /// Whether the information disables the check of its block (SBC-5 4.21.3).
     fn says_unchecked(self, kind: Kind) -> bool {
         let is_open = self.application.get() == UNCHECKED;
         is_open && (kind != Kind::Three || self.reference.get() == u32::MAX)
@@ -91,9 +91,9 @@ pub fn guard(block: &[u8]) -> u16 {
 pub struct Checks {
     /// LOGICAL BLOCK GUARD.
     pub guard: bool,
-    /// LOGICAL BLOCK APPLICATION TAG, by those bits of it that [`Terms::mask`] has.
+    /// LOGICAL BLOCK APPLICATION TAG, in the bits of [`Terms::mask`].
     pub application: bool,
-    /// LOGICAL BLOCK REFERENCE TAG, as far as it is known.
+    /// LOGICAL BLOCK REFERENCE TAG, if its expected value is known.
     pub reference: bool,
 }
 
@@ -104,7 +104,7 @@ impl Checks {
     pub const ALL: Self = Self { guard: true, application: true, reference: true };
 }
 
-/// A field that was not as it should be.
+/// The field that failed a check.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Field {
     /// LOGICAL BLOCK GUARD.
@@ -115,41 +115,41 @@ pub enum Field {
     Reference,
 }
 
-/// By whose rules tags are used.
+/// The standard whose rules apply to tags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Rules {
-    /// SBC-5 4.21: application tags are the initiators' where ATO says so, and made and left alone elsewhere. What
-    /// comes with a block is checked, whatever it says of itself.
+    /// SBC-5 4.21: application tags belong to the initiators if ATO is set; otherwise Lunar generates them and does
+    /// not check them. Information from the initiator is always checked, even if it says that it is not to be checked.
     Scsi,
-    /// NVM Command Set 1.0 5.2: all tags are what the command says. What says of itself that it is not checked is not,
-    /// wherever it comes from.
+    /// NVM Command Set 1.0 5.2: the command states all tags. Information that disables its check is not checked, from
+    /// the host or from the medium.
     Nvme,
 }
 
-/// What a command says of protection information.
+/// The parameters of a command for protection information.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Terms {
-    /// By whose rules.
+    /// The standard whose rules apply.
     pub rules: Rules,
-    /// Whether it travels with the data, behind each block.
+    /// Whether the information travels with the data, behind each block.
     pub carried: bool,
-    /// What is checked of that which the initiator sends.
+    /// The fields that are checked in the data of the initiator.
     pub sent: Checks,
-    /// What is checked of that which is on the medium.
+    /// The fields that are checked in the data of the medium.
     pub kept: Checks,
-    /// What is compared of both, where they are compared.
+    /// The fields that a compare operation compares.
     pub compared: Checks,
-    /// The reference tag of the first block, for [`Kind::Two`], and by NVMe's rules that of all blocks for
+    /// The reference tag of the first block, for [`Kind::Two`], and by the rules of NVMe that of all blocks for
     /// [`Kind::Three`]; `None`: it is not known.
     pub first: Option<u32>,
     /// The application tag.
     pub application: u16,
-    /// Those bits of it that count.
+    /// The bits of the application tag that are checked.
     pub mask: u16,
 }
 
 impl Terms {
-    /// Of a command that says nothing: no information travels, all that is known is checked.
+    /// The parameters of a command without any: no information travels, and every known field is checked.
     pub const PLAIN: Self = Self {
         rules: Rules::Scsi,
         carried: false,
@@ -161,23 +161,23 @@ impl Terms {
         mask: 0,
     };
 
-    /// Bytes that these bytes of blocks are on the wire.
+    /// The length on the wire of this number of bytes of blocks.
     #[must_use]
     pub fn wire(&self, bytes: u64, block: u32) -> u64 {
         if self.carried { bytes + bytes / u64::from(block) * INFO_BYTES as u64 } else { bytes }
     }
 }
 
-/// One block in its place.
+/// One block and its position.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
     /// Its address.
     pub lba: u64,
-    /// Blocks of the command before it.
+    /// The number of blocks of the command before it.
     pub index: u64,
 }
 
-/// Where a unit's protection information is, and how it is used; one core's view.
+/// The protection information of a unit and its use, from the view of one core.
 pub struct Protection {
     /// [`INFO_BYTES`] for each block, inverted.
     pub store: Box<dyn Store>,
@@ -198,7 +198,7 @@ impl Protection {
         self.kind.get()
     }
 
-    /// Changes how blocks are protected. Nothing may be under way, and all that is kept is blank.
+    /// Changes the type of protection. No command may be in progress, and the protection store must be blank.
     pub fn set_kind(&self, kind: Kind) {
         self.kind.set(kind);
     }
@@ -208,8 +208,8 @@ impl Protection {
         self.is_owned.set(is_owned);
     }
 
-    /// The information of a block that came without (SBC-5 5.40): where initiators own the application tags it says
-    /// that it is not theirs. NVMe hosts say which tags it has.
+    /// The information of a block that came without any (SBC-5 5.40): if initiators own the application tags, it
+    /// disables the check of the tag. NVMe hosts state its tags.
     #[must_use]
     pub fn made(&self, block: &[u8], place: Place, terms: &Terms) -> Info {
         let reference = match (self.kind(), terms.first) {
@@ -226,7 +226,7 @@ impl Protection {
         Info { guard: guard(block).into(), application: application.into(), reference: reference.into() }
     }
 
-    /// The first field of what came with a block that is not as it should be.
+    /// The first field of the information from the initiator that fails its check.
     #[must_use]
     pub fn check_sent(&self, block: &[u8], info: Info, place: Place, terms: &Terms) -> Option<Field> {
         if terms.rules == Rules::Nvme && info.says_unchecked(self.kind()) {
@@ -235,7 +235,8 @@ impl Protection {
         self.check(block, info, place, terms, terms.sent)
     }
 
-    /// The same of what is on the medium, unless that says that it is not checked.
+    /// The first field of the information on the medium that fails its check, unless the information disables the
+    /// check.
     #[must_use]
     pub fn check_kept(&self, block: &[u8], info: Info, place: Place, terms: &Terms) -> Option<Field> {
         if terms.kept == Checks::NONE || info.says_unchecked(self.kind()) {
@@ -262,7 +263,7 @@ impl Protection {
         (checks.reference && differs).then_some(Field::Reference)
     }
 
-    /// The first field of two that differs, of those that are compared.
+    /// The first field that differs, of the fields that are compared.
     #[must_use]
     pub fn compare(&self, sent: Info, kept: Info, terms: &Terms) -> Option<Field> {
         let Checks { guard, application, reference } = terms.compared;
@@ -272,7 +273,7 @@ impl Protection {
         if application && self.is_owned.get() && sent.application != kept.application {
             return Some(Field::Application);
         }
-        // Who may change a tag of type 3 is who owns the application tags.
+        // The owner of the application tags is the owner of the reference tags of type 3.
         let counts = self.kind() != Kind::Three || self.is_owned.get();
         (reference && counts && sent.reference != kept.reference).then_some(Field::Reference)
     }
@@ -317,13 +318,13 @@ mod tests {
     }
 
     #[test]
-    fn what_was_never_written_is_blank() {
+    fn blocks_that_were_never_written_are_blank() {
         assert_eq!(info(0, 0, 0).inverted(), Info::BLANK);
         assert_eq!(info(1, 2, 3).inverted().inverted(), info(1, 2, 3));
     }
 
     #[test]
-    fn a_block_without_gets_what_the_type_wants() {
+    fn a_block_without_information_gets_that_of_its_type() {
         let block = [7; 512];
         let crc = guard(&block);
         let two = Terms { first: Some(u32::MAX), ..Terms::PLAIN };
@@ -352,12 +353,12 @@ mod tests {
             assert_eq!(check(info(crc, 0x1334, reference + 1)), Some(Field::Application), "{kind:?}");
             let wrong = if kind == Kind::Three { None } else { Some(Field::Reference) };
             assert_eq!(check(info(crc, 0x1234, reference + 1)), wrong, "{kind:?}");
-            // The way out: of what is on the medium, not of what is sent.
+            // The rules of data from the medium, not of data from the initiator.
             let open = info(crc ^ 1, 0xffff, if kind == Kind::Three { u32::MAX } else { 0 });
             assert_eq!(check(open), None, "{kind:?}");
             assert_eq!(protection.check_sent(&block, open, PLACE, &asked), Some(Field::Guard), "{kind:?}");
             protection.set_owned(false);
-            assert_eq!(check(info(crc, 0x1334, reference)), None, "{kind:?}: nobody owns it");
+            assert_eq!(check(info(crc, 0x1334, reference)), None, "{kind:?}: no initiator owns it");
         }
         let three = Protection::new(Box::new(Nowhere), Kind::Three);
         assert_eq!(three.check_kept(&block, info(1, 0xffff, 0), PLACE, &asked), Some(Field::Guard));

@@ -1,5 +1,5 @@
-//! The table of statistics. A statistic is one line here and the place that counts it; whatever shows them
-//! (the CLI, a page, metrics) walks [`Stats::each`].
+//! The table of statistics. A statistic is one line here and the place that counts it; every display (the CLI, a page,
+//! metrics) walks [`Stats::each`].
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -8,12 +8,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 pub struct Count(AtomicU64);
 
 impl Count {
-    /// Adds. Only the core that owns the table may call it: a plain load and store, no locked instruction.
+    /// Adds. Only the core that owns the table may call it: it is a plain load and store, without a locked
+    /// instruction.
     pub fn add(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
     }
 
-    /// Takes away, for those that measure what is there now.
+    /// Subtracts, for gauges.
     pub fn sub(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
     }
@@ -25,12 +26,12 @@ impl Count {
     }
 }
 
-/// Whether a statistic only grows or measures what is there now.
+/// The kind of a statistic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
-    /// Only grows.
+    /// A counter, which only grows.
     Counter,
-    /// Goes up and down.
+    /// A gauge, which grows and shrinks.
     Gauge,
 }
 
@@ -39,9 +40,9 @@ pub enum Kind {
 pub struct Row {
     /// Its name, with its unit last.
     pub name: &'static str,
-    /// How it moves.
+    /// Its kind.
     pub kind: Kind,
-    /// What it counts.
+    /// Its description.
     pub doc: &'static str,
 }
 
@@ -65,7 +66,7 @@ macro_rules! stats {
 
 stats! {
     busy_nanoseconds: Counter, "Time in which the core had work: turns of its loop that found some.";
-    idle_spin_nanoseconds: Counter, "Time in which the core polled and found nothing.";
+    idle_spin_nanoseconds: Counter, "Time in which the core polled and found no work.";
     turns: Counter, "Turns of the core's loop that found work.";
     sleeps: Counter, "Times the core slept in the kernel.";
     copied_bytes: Counter, "Bytes copied from disk to disk, which no initiator moved.";
@@ -81,6 +82,7 @@ stats! {
     write_bytes: Counter, "Bytes of data moved from initiators.";
     check_conditions: Counter, "Commands that ended with CHECK CONDITION.";
     task_set_full: Counter, "Commands refused because no slot was free.";
+    slot_waits: Counter, "Commands that waited for a slot, because their session or host had its share.";
     busy_refused: Counter, "Commands refused because no memory was free.";
     task_management: Counter, "Task management functions carried out.";
     tasks_aborted: Counter, "Commands that a task management function or a lost connection ended.";

@@ -1,6 +1,6 @@
-//! What a command asks of a unit, and the code that carries it out, for every command set.
+//! The operations that a command consists of, and the code that executes them, for every command set.
 //!
-//! A command set looks at the unit and at the command and returns a [`Step`]. [`carry_out`] does the step in one
+//! A command set looks at the unit and at the command and returns a [`Step`]. [`carry_out`] executes the step in one
 //! straight line from the transport through the store and back, and has the fall-backs for stores that lack an
 //! operation.
 //!
@@ -10,6 +10,7 @@
 mod blocks;
 mod copy;
 mod kinds;
+mod long;
 mod marked;
 mod now;
 mod protect;
@@ -25,13 +26,13 @@ use blocks::{
 pub use copy::COPY_BYTES;
 use copy::Copying;
 use kinds::fault;
-pub use kinds::{Failure, PIECE_BYTES, Protected, Step, Tail, Tools};
+pub use kinds::{Failure, FinalData, PIECE_BYTES, Protected, SlotContext, Step};
 use marked::{mark, placed};
 pub use now::carry_out_now;
 pub use space::{space, survey};
 pub use whole::{rewrite_medium, yield_once};
 
-/// Carries out a step. The last piece of a read is put into `tail`, so that the status can travel with it.
+/// Executes a step. The last piece of a read is put into `final_data`, so that the status can travel with it.
 ///
 /// # Errors
 /// [`Failure`], with the byte at which it happened.
@@ -39,36 +40,34 @@ pub async fn carry_out<T: Transfer>(
     unit: Admitted<'_>,
     step: &Step,
     transfer: &T,
-    tools: &mut Tools,
-    tail: &mut Tail,
+    slot: &mut SlotContext,
+    final_data: &mut FinalData,
 ) -> Result<(), Failure> {
     if let Some(protection) = unit.protected() {
         // Boxed: a protected unit is rare, and this future would make that of every step larger.
-        let ended = Box::pin(protect::carry_out(unit, protection, step, transfer, tools, tail)).await;
+        let ended = Box::pin(protect::carry_out(unit, protection, step, transfer, slot, final_data)).await;
         return ended.map_err(|failure| placed(&unit, step, failure));
     }
     let ended = match step {
-        &Step::Read { offset, len } => read(unit, offset, len, transfer, tools, tail).await,
-        &Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, tools).await,
-        Step::Flush => flush(unit, tools).await,
-        Step::Unmap(ranges) => unmap(unit, ranges, transfer, tools).await,
+        &Step::Read { offset, len } => read(unit, offset, len, transfer, slot, final_data).await,
+        &Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, slot).await,
+        Step::Flush => flush(unit, slot).await,
+        Step::Unmap(ranges) => unmap(unit, ranges, transfer, slot).await,
         &Step::Fill { offset, len, ref pattern, unmap } if pattern.is_empty() => {
-            zero(unit, offset, len, unmap, transfer, tools).await
+            zero(unit, offset, len, unmap, transfer, slot).await
         }
-        &Step::Fill { offset, len, ref pattern, .. } => fill(unit, offset, len, pattern, transfer, tools).await,
-        &Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, tools).await,
-        &Step::Verify { offset, len } => verify(unit, offset, len, transfer, tools).await,
-        &Step::CompareWrite { offset, len, durable } => {
-            compare_write(unit, offset, len, durable, transfer, tools).await
-        }
-        &Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, tools).await,
-        &Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, tools).await,
-        &Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, tools).await,
+        &Step::Fill { offset, len, ref pattern, .. } => fill(unit, offset, len, pattern, transfer, slot).await,
+        &Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, slot).await,
+        &Step::Verify { offset, len } => verify(unit, offset, len, transfer, slot).await,
+        &Step::CompareWrite { offset, len, durable } => compare_write(unit, offset, len, durable, transfer, slot).await,
+        &Step::OrWrite { offset, len, durable } => or_write(unit, offset, len, durable, transfer, slot).await,
+        &Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, slot).await,
+        &Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, slot).await,
         &Step::Mark { offset, len } => mark(unit, offset, len, transfer).await,
-        Step::Protected(protected) => Box::pin(protect::strip(unit, protected, transfer, tools)).await,
+        Step::Protected(protected) => Box::pin(protect::strip(unit, protected, transfer, slot)).await,
         // Boxed: a copy is rare, and its future would make that of every step larger.
         &Step::Copy { ref from, at, offset, len } => {
-            Box::pin(Copying { unit, from: Admitted::to(from), at, offset, len }.run(transfer, tools)).await
+            Box::pin(Copying { unit, from: Admitted::to(from), at, offset, len }.run(transfer, slot)).await
         }
     };
     ended.map_err(|failure| placed(&unit, step, failure))
@@ -78,11 +77,11 @@ pub async fn carry_out<T: Transfer>(
 ///
 /// # Errors
 /// The fault of the protection store.
-pub async fn blank(unit: &Unit, tools: &mut Tools) -> Result<(), Failure> {
+pub async fn blank(unit: &Unit, slot: &mut SlotContext) -> Result<(), Failure> {
     let Some(protection) = &unit.protection else { return Ok(()) };
-    protect::blank(unit, protection, 0, unit.geometry.bytes(), tools).await.map_err(fault(0))?;
+    protect::blank(unit, protection, 0, unit.geometry.bytes(), slot).await.map_err(fault(0))?;
     let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-    submit(&*protection.store, io, &mut tools.completion).await.result.map(|_| ()).map_err(fault(0))
+    submit(&*protection.store, io, &mut slot.completion).await.result.map(|_| ()).map_err(fault(0))
 }
 
 /// Flushes the unit's store and its protection store.

@@ -1,6 +1,6 @@
 use super::kinds::span;
 use super::*;
-use crate::io::{Done, Extent, Origin, Outcome, Quick, Store, Traits};
+use crate::io::{Done, Extent, ImmediateStore, Origin, Outcome, Store, Traits};
 use crate::medium::Medium;
 use crate::mem::{Arena, BLOCK_MAX, Sg};
 use crate::metadata::VolatileMemory;
@@ -17,6 +17,8 @@ use std::task::{Context, Poll, Waker};
 
 #[path = "step/copy_tests.rs"]
 mod copies;
+#[path = "step/long_tests.rs"]
+mod long;
 #[path = "step/marked_tests.rs"]
 mod marks;
 #[path = "step/now_tests.rs"]
@@ -26,23 +28,23 @@ const BLOCK: u64 = 512;
 const SIZE: usize = 4 * PIECE_BYTES;
 const PIECE: u64 = PIECE_BYTES as u64;
 
-/// What a store in memory shares with its test.
+/// The part of a store in memory that its test can change.
 #[derive(Default)]
 struct Memory {
     bytes: RefCell<Vec<u8>>,
     asked: RefCell<Vec<(Op, u64, usize)>>,
-    /// Answers of the next requests, in order; `None` is what it says.
+    /// Answers of the next requests, in order; `None` is the usual answer.
     faults: RefCell<VecDeque<Option<Fault>>>,
-    /// Whether requests wait until they are served.
+    /// Whether requests wait until the test completes them.
     waits: Cell<bool>,
     waiting: RefCell<VecDeque<(Io, Done)>>,
-    /// What questions for extents are answered.
+    /// The answer to requests for extents.
     extents: RefCell<VecDeque<Extent>>,
-    /// Memory that a read is lent.
+    /// Memory that is lent to a read.
     lent: RefCell<Option<Sg>>,
-    /// Whether the store copies.
+    /// Whether the store supports copies.
     copies: Cell<bool>,
-    /// Whether the store's data is at hand.
+    /// Whether the store is immediate.
     is_quick: Cell<bool>,
 }
 
@@ -59,12 +61,12 @@ impl Memory {
             (Op::Write { .. }, Data::Out(from)) => assert_eq!(from.copy_to(0, &mut bytes[at..at + count]), count),
             (Op::Unmap { .. } | Op::Zero { .. }, Data::None) => bytes[at..at + count].fill(0),
             (Op::Copy { from, .. }, Data::From(origin)) => {
-                assert!(origin.is::<()>().is_some(), "what the store shows comes back to it");
+                assert!(origin.is::<()>().is_some(), "the store receives its own handle");
                 bytes.copy_within(from as usize..from as usize + count, at);
             }
             (Op::Flush, Data::None) => {}
             (Op::Extent { .. }, Data::None) => {
-                let extent = self.extents.borrow_mut().pop_front().expect("one for each question");
+                let extent = self.extents.borrow_mut().pop_front().expect("one for each request");
                 return done.complete(Outcome { result: Ok(0), data: Data::None, extent });
             }
             other => panic!("{other:?}"),
@@ -83,7 +85,7 @@ impl Memory {
 
 struct MemoryStore(Rc<Memory>, Traits);
 
-impl Quick for MemoryStore {
+impl ImmediateStore for MemoryStore {
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         self.0.asked.borrow_mut().push((io.op, io.offset, io.data.len()));
         let mut completion = Completion::new();
@@ -100,7 +102,7 @@ impl Store for MemoryStore {
         &self.1
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         self.0.is_quick.get().then_some(self)
     }
 
@@ -122,19 +124,19 @@ impl Store for MemoryStore {
     }
 }
 
-/// A peer that has all of its Data-Out and takes all Data-In.
+/// A peer that has all of its Data-Out and accepts all Data-In.
 #[derive(Default)]
 struct Peer {
     out: Vec<u8>,
     pushed: RefCell<Vec<u8>>,
     pulls: Cell<usize>,
-    /// Pulls that go well before one fails.
+    /// The number of successful pulls before one fails.
     fails_after: Cell<Option<(usize, Fault)>>,
     aborted: Cell<bool>,
 }
 
 thread_local! {
-    /// Where a peer's data comes from: memory of its own, so that a test can count the step's.
+    /// The source of a peer's data: memory of its own, so that a test can count the memory of the step.
     static WIRE: Arena = Arena::new(8 * BLOCK_MAX);
 }
 
@@ -160,7 +162,7 @@ impl Transfer for Peer {
             Some((after, fault)) if pulls >= after => return Err(fault),
             _ => {}
         }
-        // In uneven pieces, as they come from a wire.
+        // In pieces of unequal length, as from a network.
         let mut data = Sg::default();
         for chunk in self.out[offset..offset + len].chunks(8192 + 512) {
             data.push(WIRE.with(|arena| arena.copy(chunk)).expect("room"));
@@ -225,9 +227,9 @@ fn rig() -> Rig {
     Rig { memory, unit: Rc::new(unit), arena: Arena::new(8 * BLOCK_MAX) }
 }
 
-type Carrying<'a> = Pin<Box<dyn Future<Output = Result<Tail, Failure>> + 'a>>;
+type Carrying<'a> = Pin<Box<dyn Future<Output = Result<FinalData, Failure>> + 'a>>;
 
-fn poll(future: &mut Carrying<'_>) -> Option<Result<Tail, Failure>> {
+fn poll(future: &mut Carrying<'_>) -> Option<Result<FinalData, Failure>> {
     match future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(result) => Some(result),
         Poll::Pending => None,
@@ -236,17 +238,17 @@ fn poll(future: &mut Carrying<'_>) -> Option<Result<Tail, Failure>> {
 
 impl Rig {
     fn start<'a>(&'a self, step: Step, peer: &'a Peer) -> Carrying<'a> {
-        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
         Box::pin(async move {
-            let mut tail = Tail::default();
-            carry_out(Admitted::to(&self.unit), &step, peer, &mut tools, &mut tail).await.map(|()| tail)
+            let mut final_data = FinalData::default();
+            carry_out(Admitted::to(&self.unit), &step, peer, &mut slot, &mut final_data).await.map(|()| final_data)
         })
     }
 
-    /// Carries a step out, all that it waits for being there; no memory stays in use but its tail's.
-    fn run(&self, step: Step, peer: &Peer) -> Result<Tail, Failure> {
-        let result = poll(&mut self.start(step, peer)).expect("nothing to wait for");
-        if result.as_ref().map_or(true, |tail| tail.data.is_empty()) {
+    /// Executes a step that waits for nothing; afterwards only the memory of its final data is in use.
+    fn run(&self, step: Step, peer: &Peer) -> Result<FinalData, Failure> {
+        let result = poll(&mut self.start(step, peer)).expect("the step waits for nothing");
+        if result.as_ref().map_or(true, |final_data| final_data.data.is_empty()) {
             assert_eq!(self.arena.used(), 0);
         }
         result
@@ -270,30 +272,30 @@ fn failed(fault: Fault, at: u64) -> Failure {
 }
 
 #[test]
-fn a_read_goes_in_pieces_and_keeps_its_tail() {
+fn a_read_is_pushed_in_pieces_and_keeps_its_final_data() {
     let (rig, peer) = (rig(), Peer::default());
-    let tail = rig.run(Step::Read { offset: BLOCK, len: 2 * PIECE + 1024 }, &peer).expect("read");
-    assert_eq!((tail.offset, tail.data.len()), (2 * PIECE_BYTES, 1024));
+    let final_data = rig.run(Step::Read { offset: BLOCK, len: 2 * PIECE + 1024 }, &peer).expect("read");
+    assert_eq!((final_data.offset, final_data.data.len()), (2 * PIECE_BYTES, 1024));
     let mut got = peer.pushed.take();
-    got.extend(tail.data.to_vec());
+    got.extend(final_data.data.to_vec());
     assert!(got == rig.bytes(BLOCK, 2 * PIECE + 1024));
     let pieces = [(BLOCK, PIECE_BYTES), (BLOCK + PIECE, PIECE_BYTES), (BLOCK + 2 * PIECE, 1024)];
     assert_eq!(rig.asked(), pieces.map(|(at, len)| (Op::Read, at, len)));
 }
 
 #[test]
-fn a_read_of_nothing_asks_for_nothing() {
+fn an_empty_read_asks_the_store_for_nothing() {
     let rig = rig();
-    let tail = rig.run(Step::Read { offset: 0, len: 0 }, &Peer::default()).expect("read");
-    assert_eq!((tail.offset, tail.data.len(), rig.asked().len()), (0, 0, 0));
+    let final_data = rig.run(Step::Read { offset: 0, len: 0 }, &Peer::default()).expect("read");
+    assert_eq!((final_data.offset, final_data.data.len(), rig.asked().len()), (0, 0, 0));
 }
 
 #[test]
-fn a_read_takes_what_the_store_lends() {
+fn a_read_uses_the_memory_that_the_store_lends() {
     let rig = rig();
     *rig.memory.lent.borrow_mut() = rig.arena.copy(b"lent").map(Sg::from);
-    let tail = rig.run(Step::Read { offset: 0, len: 4 }, &Peer::default()).expect("read");
-    assert_eq!((tail.data.to_vec(), rig.asked().len()), (b"lent".to_vec(), 0));
+    let final_data = rig.run(Step::Read { offset: 0, len: 4 }, &Peer::default()).expect("read");
+    assert_eq!((final_data.data.to_vec(), rig.asked().len()), (b"lent".to_vec(), 0));
 }
 
 #[test]
@@ -333,7 +335,7 @@ fn a_write_fails_where_its_store_or_its_peer_does() {
     let write = Step::Write { offset: 0, len: 3 * PIECE, durable: false };
     rig.memory.faults.borrow_mut().extend([None, Some(Fault::NoSpace)]);
     assert_eq!(rig.run(write.clone(), &peer).err(), Some(failed(Fault::NoSpace, PIECE)));
-    assert_eq!(peer.pulls.get(), 2, "nothing is pulled after");
+    assert_eq!(peer.pulls.get(), 2, "no data is pulled afterwards");
     peer.fails_after.set(Some((4, Fault::Aborted)));
     assert_eq!(rig.run(write, &peer).err(), Some(failed(Fault::Aborted, 2 * PIECE)));
     assert_eq!(rig.asked().len(), 2 + 2);
@@ -366,9 +368,9 @@ fn filling(len: u64, pattern: &[u8], unmap: bool) -> Step {
     Step::Fill { offset: 512, len, pattern: pattern.to_vec(), unmap }
 }
 
-/// Whatever waits while the whole medium is worked on does nothing after it.
+/// A step that waits while the whole medium is rewritten does nothing afterwards.
 #[test]
-fn who_was_admitted_before_another_time_does_not_enter() {
+fn a_command_of_an_earlier_epoch_takes_no_lock() {
     let steps = [
         Step::Write { offset: PIECE, len: PIECE, durable: false },
         Step::Read { offset: PIECE, len: 512 },
@@ -393,7 +395,7 @@ fn who_was_admitted_before_another_time_does_not_enter() {
         let ended = poll(&mut carrying).expect("the range is free").err();
         assert_eq!(ended, Some(failed(Fault::Cleared, 0)), "{step:?}");
         assert_eq!(rig.asked(), []);
-        rig.run(Step::Read { offset: 0, len: 512 }, &Peer::default()).expect("whoever comes later is admitted");
+        rig.run(Step::Read { offset: 0, len: 512 }, &Peer::default()).expect("a later command is admitted");
     }
 }
 
@@ -476,8 +478,8 @@ fn an_aborted_comparison_stops() {
 fn a_verification_reads_and_sends_nothing() {
     let (rig, peer) = (rig(), Peer::default());
     let verify = Step::Verify { offset: 0, len: 2 * PIECE + 512 };
-    let tail = rig.run(verify.clone(), &peer).expect("readable");
-    assert_eq!((tail.data.len(), peer.pushed.borrow().len()), (0, 0));
+    let final_data = rig.run(verify.clone(), &peer).expect("readable");
+    assert_eq!((final_data.data.len(), peer.pushed.borrow().len()), (0, 0));
     let lens: Vec<usize> = rig.asked().iter().map(|(_, _, len)| *len).collect();
     assert_eq!(lens, [PIECE_BYTES, PIECE_BYTES, 512]);
     rig.memory.faults.borrow_mut().extend([None, None, Some(Fault::Medium)]);
@@ -492,7 +494,7 @@ fn swap(len: u64) -> Step {
 }
 
 #[test]
-fn compare_and_write_writes_what_follows_a_match() {
+fn compare_and_write_writes_its_second_half_after_a_match() {
     for len in [512, PIECE] {
         let rig = rig();
         let new = vec![0xee; len as usize];
@@ -505,7 +507,7 @@ fn compare_and_write_writes_what_follows_a_match() {
 }
 
 #[test]
-fn compare_and_write_leaves_what_differs() {
+fn compare_and_write_changes_nothing_after_a_mismatch() {
     let rig = rig();
     let before = rig.bytes(0, SIZE as u64);
     let mut out = [rig.bytes(512, 4096), vec![0xee; 4096]].concat();
@@ -531,7 +533,7 @@ fn compare_and_write_that_is_aborted_writes_nothing() {
 }
 
 #[test]
-fn nothing_comes_between_compare_and_write() {
+fn no_write_comes_between_compare_and_write() {
     let rig = rig();
     let swapper = sends([rig.bytes(512, 512), vec![9; 512]].concat());
     let rival = sends([rig.bytes(512, 512), vec![2; 512]].concat());
@@ -542,7 +544,7 @@ fn nothing_comes_between_compare_and_write() {
     let mut rivalling = rig.start(swap(512), &rival);
     let mut writing = rig.start(Step::Write { offset: 512, len: 512, durable: false }, &writer);
     assert!(poll(&mut rivalling).is_none() && poll(&mut writing).is_none());
-    assert_eq!(rig.memory.waiting.borrow().len(), 1, "only the first one's read");
+    assert_eq!(rig.memory.waiting.borrow().len(), 1, "only the read of the first block");
     assert_eq!(rig.memory.serve(), Op::Read);
     assert!(poll(&mut swapping).is_none());
     assert!(poll(&mut rivalling).is_none() && poll(&mut writing).is_none());
@@ -578,7 +580,7 @@ fn an_or_write_ors_piece_by_piece() {
 }
 
 #[test]
-fn nothing_comes_between_the_halves_of_an_or_write() {
+fn no_write_comes_between_the_halves_of_an_or_write() {
     let rig = rig();
     rig.memory.bytes.borrow_mut()[512..1024].fill(1);
     let (or, writer) = (sends(vec![2; 512]), sends(vec![4; 512]));
@@ -601,7 +603,7 @@ fn nothing_comes_between_the_halves_of_an_or_write() {
 }
 
 #[test]
-fn who_has_memory_does_not_wait_for_more() {
+fn a_step_with_memory_does_not_wait_for_more() {
     let rig = rig();
     let peer = sends(vec![1; PIECE_BYTES]);
     let _all: Vec<_> = std::iter::from_fn(|| rig.arena.take(1)).collect();
@@ -618,7 +620,7 @@ fn who_has_memory_does_not_wait_for_more() {
 }
 
 #[test]
-fn an_atomic_write_waits_for_those_inside_and_stops_the_later() {
+fn an_atomic_write_waits_for_earlier_io_and_stops_later_io() {
     let rig = rig();
     let (first, atomic) = (sends(vec![1; 1024]), sends(vec![2; PIECE_BYTES]));
     rig.memory.waits.set(true);
@@ -645,7 +647,7 @@ fn an_atomic_write_waits_for_those_inside_and_stops_the_later() {
 }
 
 #[test]
-fn what_is_written_and_verified_is_read_back() {
+fn written_and_verified_data_is_read_back() {
     for compare in [false, true] {
         let rig = rig();
         let len = PIECE + 512;
@@ -683,7 +685,7 @@ fn a_survey_merges_runs_of_whole_blocks() {
     let table: [(Runs, usize, Runs); 6] = [
         (&[(8192, false)], 9, &[(8192, false)]),
         (&[(4096, true), (2048, true), (2048, false)], 9, &[(6144, true), (2048, false)]),
-        // A block that takes space in part takes space.
+        // A block is mapped if a part of it is.
         (&[(1000, true), (1500, false), (5668, true)], 9, &[(1024, true), (1024, false), (6144, true)]),
         (&[(100, false), (8000, true)], 9, &[(8192, true)]),
         (&[(0, false), (8192, false)], 9, &[(512, true), (7680, false)]),
@@ -693,8 +695,8 @@ fn a_survey_merges_runs_of_whole_blocks() {
         let rig = rig();
         let of = |list: Runs| list.iter().map(|&(len, mapped)| Extent { len, mapped }).collect::<Vec<_>>();
         rig.memory.extents.borrow_mut().extend(of(answers));
-        let mut tools = Tools { arena: rig.arena.clone(), completion: Completion::new() };
-        let mut asking = Box::pin(survey(&rig.unit, 512, 8192, runs, &mut tools));
+        let mut slot = SlotContext { arena: rig.arena.clone(), completion: Completion::new() };
+        let mut asking = Box::pin(survey(&rig.unit, 512, 8192, runs, &mut slot));
         let found = match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(found) => found.expect("told"),
             Poll::Pending => panic!("nothing waits"),
@@ -751,10 +753,10 @@ proptest! {
         let mut model = rig.bytes(0, SIZE as u64);
         for (step, out) in list {
             let peer = sends(out.clone());
-            let tail = rig.run(step.clone(), &peer).expect("well");
+            let final_data = rig.run(step.clone(), &peer).expect("well");
             match step {
                 Step::Read { offset, len } => {
-                    prop_assert_eq!(&tail.data.to_vec()[..], &model[offset as usize..(offset + len) as usize]);
+                    prop_assert_eq!(&final_data.data.to_vec()[..], &model[offset as usize..(offset + len) as usize]);
                 }
                 Step::Write { offset, .. } => model[offset as usize..][..out.len()].copy_from_slice(&out),
                 Step::Fill { offset, len, pattern, .. } => {

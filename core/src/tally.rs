@@ -1,31 +1,33 @@
-//! What was done to a unit: each core counts for itself, and who asks gets the sum.
+//! Counters of a unit's commands: each core has its own, and a reader gets the sum.
 
 use crate::stats::Count;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// What is counted.
+/// A counted event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
-    /// A command that read.
+    /// A read command.
     ReadCommand,
-    /// A command that wrote.
+    /// A write command.
     WriteCommand,
     /// Bytes read.
     ReadBytes,
     /// Bytes written.
     WriteBytes,
-    /// A read that failed at the medium.
+    /// A read that failed with a medium error.
     ReadError,
-    /// A write that failed at the medium.
+    /// A write that failed with a medium error.
     WriteError,
-    /// A verification that failed at the medium.
+    /// A verification that failed with a medium error.
     VerifyError,
+    /// A write that failed because the store has no space.
+    SpaceError,
 }
 
-const EVENTS: usize = Event::VerifyError as usize + 1;
+const EVENTS: usize = Event::SpaceError as usize + 1;
 
-/// One core's numbers, away from those of the others: two cache lines, for processors fetch them in pairs.
+/// The counters of one core, apart from those of other cores: two cache lines, because processors fetch them in pairs.
 #[derive(Debug, Default)]
 #[repr(align(128))]
 struct PerCore([Count; EVENTS]);
@@ -37,7 +39,7 @@ struct Shared {
     before: [AtomicU64; EVENTS],
 }
 
-/// One core's hold on the numbers of a unit.
+/// The counters of a unit, as one core uses them.
 #[derive(Clone, Debug)]
 pub struct Tally {
     shared: Arc<Shared>,
@@ -51,36 +53,42 @@ impl Default for Tally {
 }
 
 impl Tally {
-    /// A fresh one for so many cores, in the hands of the first.
+    /// New counters for this number of cores, for the first core.
     #[must_use]
     pub fn new(cores: usize) -> Self {
         let cores = (0..cores.max(1)).map(|_| PerCore::default()).collect();
         Self { shared: Arc::new(Shared { cores, before: Default::default() }), mine: 0 }
     }
 
-    /// The same numbers in another core's hands.
+    /// The same counters for another core.
     ///
     /// # Panics
-    /// When it was not made for so many cores.
+    /// When there are no counters for this core.
     #[must_use]
     pub fn of_core(&self, core: usize) -> Self {
         assert!(core < self.shared.cores.len(), "a tally for {} cores has no core {core}", self.shared.cores.len());
         Self { shared: self.shared.clone(), mine: core }
     }
 
-    /// Counts. Only its own core may call it.
+    /// Whether both are of the same unit.
+    #[must_use]
+    pub fn is_of(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.shared, &other.shared)
+    }
+
+    /// Counts an event. Only the core itself may call it.
     pub fn add(&self, event: Event, by: u64) {
         self.shared.cores[self.mine].0[event as usize].add(by);
     }
 
-    /// What all cores counted since the last reset.
+    /// The sums of all cores since the last reset.
     #[must_use]
     pub fn total(&self, event: Event) -> u64 {
         let before = self.shared.before[event as usize].load(Ordering::Relaxed);
         self.sum(event as usize).wrapping_sub(before)
     }
 
-    /// Begins at zero.
+    /// Resets the sums to zero.
     pub fn reset(&self) {
         for (event, before) in self.shared.before.iter().enumerate() {
             before.store(self.sum(event), Ordering::Relaxed);

@@ -1,6 +1,6 @@
-//! Task sets: the commands of a nexus or a queue that are under way, and what ends one before its time.
+//! Task sets: the commands of a nexus or a queue that are in progress, and how they are aborted.
 //!
-//! A front end enters a command as it arrives and keeps the [`Task`] until the reply has been handed over.
+//! A front end enters a command when it arrives and keeps the [`Task`] until the reply has been handed over.
 
 use crate::io::Fault;
 use std::cell::{Cell, RefCell};
@@ -10,28 +10,28 @@ use std::pin::pin;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// The tasks of one nexus or one queue, each with the key that its command set knows it by.
+/// The tasks of one nexus or one queue, each with the key that its command set uses.
 #[derive(Clone)]
 pub struct TaskSet<K>(Rc<Set<K>>);
 
 struct Set<K> {
-    /// One per place, kept when free so that entering allocates nothing.
+    /// One entry per place; a free entry is reused, so that entering allocates nothing.
     places: RefCell<Vec<Rc<State<K>>>>,
     free: RefCell<Vec<usize>>,
-    /// Who waits for tasks to leave.
+    /// The wakers of futures that wait for tasks to leave.
     waiters: RefCell<Vec<Waker>>,
-    /// Tasks that were entered so far.
+    /// The number of tasks that were entered so far.
     entered: Cell<u64>,
 }
 
-/// A moment in the life of a task set: between two tasks.
+/// A point in the life of a task set, between two tasks.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub struct Moment(u64);
 
 struct State<K> {
     /// Of the task that has this place.
     key: Cell<Option<K>>,
-    /// How many were entered before it.
+    /// The number of tasks that were entered before it.
     after: Cell<u64>,
     aborted: Cell<bool>,
     wakers: RefCell<Vec<Waker>>,
@@ -55,7 +55,7 @@ impl<K> Default for TaskSet<K> {
 }
 
 impl<K: Copy> TaskSet<K> {
-    /// Enters a task. A key that is in use is the front end's to refuse.
+    /// Enters a task. The front end refuses a key that is in use.
     #[must_use]
     pub fn enter(&self, key: K) -> Task<K> {
         let place = self.0.free.borrow_mut().pop().unwrap_or_else(|| {
@@ -73,7 +73,7 @@ impl<K: Copy> TaskSet<K> {
         Task { key, state, set: self.0.clone(), place }
     }
 
-    /// Now: later tasks are entered after it.
+    /// The current moment: later tasks are entered after it.
     #[must_use]
     pub fn moment(&self) -> Moment {
         Moment(self.0.entered.get())
@@ -91,17 +91,17 @@ impl<K: Copy> TaskSet<K> {
         self.len() == 0
     }
 
-    /// Whether a task's key matches.
+    /// Whether the key of a task matches.
     pub fn any(&self, matches: impl Fn(K) -> bool) -> bool {
         self.0.places.borrow().iter().any(|state| state.key.get().is_some_and(&matches))
     }
 
-    /// Aborts the tasks whose keys match; returns how many that were not aborted yet.
+    /// Aborts the tasks whose keys match; returns how many of them had not been aborted.
     pub fn abort(&self, matches: impl Fn(K) -> bool) -> u64 {
         self.abort_before(Moment(u64::MAX), matches)
     }
 
-    /// The same with those alone that were entered before this moment.
+    /// The same, only for tasks that were entered before this moment.
     pub fn abort_before(&self, before: Moment, matches: impl Fn(K) -> bool) -> u64 {
         let mut count = 0;
         for state in self.0.places.borrow().iter().filter(|state| state.after.get() < before.0) {
@@ -114,7 +114,7 @@ impl<K: Copy> TaskSet<K> {
         count
     }
 
-    /// Waits until a task whose key matches is aborted; for ever, if none matches.
+    /// Waits until a task whose key matches is aborted; forever, if none matches.
     pub async fn until_aborted(&self, matches: impl Fn(K) -> bool) {
         poll_fn(|cx| {
             let places = self.0.places.borrow();
@@ -129,7 +129,7 @@ impl<K: Copy> TaskSet<K> {
         .await;
     }
 
-    /// Waits until every task that is aborted by now and whose key matches has left.
+    /// Waits until every aborted task whose key matches has left.
     pub async fn until_gone(&self, matches: impl Fn(K) -> bool) {
         self.until_none(|state| state.is_aborted(&matches)).await;
     }
@@ -174,7 +174,7 @@ pub struct Task<K> {
 }
 
 impl<K> Task<K> {
-    /// Whether it was aborted: its steps stop at the next chance.
+    /// Whether it was aborted: its steps stop at the next opportunity.
     #[must_use]
     pub fn aborted(&self) -> bool {
         self.state.aborted.get()
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn an_abort_is_told_and_waited_for() {
+    fn an_abort_is_seen_and_waited_for() {
         let set = TaskSet::default();
         let (a, b) = (set.enter((1, 0)), set.enter((2, 0)));
         let (one, two) = (|(tag, _)| tag == 1, |(tag, _)| tag == 2);
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn those_before_a_moment_are_waited_for_and_later_ones_are_not() {
+    fn tasks_before_a_moment_are_waited_for_and_later_ones_are_not() {
         let set = TaskSet::default();
         let (old, elsewhere) = (set.enter((1, 0)), set.enter((2, 1)));
         let moment = set.moment();

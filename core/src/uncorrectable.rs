@@ -12,10 +12,10 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-/// Name of the metadata record.
+/// The name of the metadata record.
 pub const UNCORRECTABLE: &str = "uncorrectable";
-/// Marked blocks of a unit at most. A client that writes every other one of them leaves as many ranges, and each change
-/// saves all ranges: this number is still saved in one go.
+/// Most marked blocks of a unit. A client that writes every second block leaves as many ranges, and each change saves
+/// all ranges: a record of this size is still saved in one write.
 pub const MARKED_BLOCKS_MAX: u64 = 16384;
 
 /// Bytes of a range in the record: its two ends.
@@ -252,7 +252,7 @@ mod tests {
         assert_eq!(Uncorrectable::restored(&metadata).expect("saved").first_in(span(0, 1024)), Some(512));
     }
 
-    /// Saves nothing.
+    /// A metadata store that saves nothing.
     struct Broken;
 
     impl MetadataStore for Broken {

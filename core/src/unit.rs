@@ -99,7 +99,7 @@ pub struct Unit {
     pub protection: Option<Protection>,
     /// Its range locks on this core.
     pub ranges: Rc<Ranges>,
-    /// What the data path must know of its medium; the same on all cores.
+    /// The part of its medium that the data path needs; the same on all cores.
     pub medium: Medium,
     /// Its counters, of all cores.
     pub tally: Tally,

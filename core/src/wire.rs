@@ -1,7 +1,7 @@
-//! Bytes on the wire: protocol codes as newtypes, a cursor for what came in, a bounded writer for what goes out.
+//! Bytes on the wire: protocol codes as newtypes, a cursor for received bytes, a bounded writer for sent bytes.
 //!
 //! Formats are `#[repr(C)]` structs of these big-endian ([`be`]) or little-endian ([`le`]) fields that derive
-//! zerocopy's traits; an unknown code is a value that prints, never a panic.
+//! zerocopy's traits; an unknown code is a value that can be printed, and never causes a panic.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub use zerocopy::{big_endian as be, little_endian as le};
@@ -74,16 +74,16 @@ impl<'a> Cursor<'a> {
         Ok(value)
     }
 
-    /// What has not been read.
+    /// The bytes that have not been read.
     #[must_use]
     pub fn rest(&self) -> &'a [u8] {
         self.0
     }
 }
 
-/// Writes a response once: keeps what fits into the limit (an allocation length) and counts the rest.
+/// Writes a response once: keeps the bytes within the limit (an allocation length) and counts the rest.
 ///
-/// Lengths inside the response are of the whole, as SPC-6 4.2.5.6 wants, whatever is cut off.
+/// Lengths inside the response describe the whole, as SPC-6 4.2.5.6 requires, even if it is truncated.
 #[derive(Debug)]
 pub struct Writer<'a> {
     out: &'a mut [u8],
@@ -119,14 +119,14 @@ impl<'a> Writer<'a> {
         self
     }
 
-    /// Overwrites bytes already written (a length that is known only at the end).
+    /// Overwrites bytes that were already written (a length that is known only at the end).
     pub fn patch(&mut self, at: usize, bytes: &[u8]) {
         let start = at.min(self.out.len());
         let room = (self.out.len() - start).min(bytes.len());
         self.out[start..start + room].copy_from_slice(&bytes[..room]);
     }
 
-    /// Bytes written so far, with those that were cut off.
+    /// Bytes written so far, including the truncated ones.
     #[must_use]
     pub fn written(&self) -> usize {
         self.at
@@ -149,7 +149,7 @@ pub const fn round_up(value: usize, to: usize) -> usize {
 mod tests {
     use super::*;
 
-    #[allow(unreachable_pub, reason = "declared as others declare theirs")]
+    #[allow(unreachable_pub, reason = "declared in the same way as by other modules")]
     mod declared {
         crate::codes! {
             /// SAM-6 5.3.1

@@ -1,22 +1,22 @@
-//! What records of logins have in common, whatever the transport: how many of them are written, and how a name of
-//! theirs is. What a record tells is the transport's.
+//! The part of login records that all transports share: the limit of records, and the form of a host's name in a
+//! record. The transport writes the content of a record.
 
 use crate::time::Instant;
 use std::time::Duration;
 
-/// Refusals that are written in a second: enough to see an attack, too few to fill a disk with it. The others are
-/// counted.
+/// Most refusals that are logged in one second: enough to show an attack, and too few to fill a disk. Further refusals
+/// are only counted.
 pub const REFUSALS_PER_SECOND: u32 = 20;
-/// Characters of a name of theirs that are written: neither an iSCSI name nor an NQN is longer.
+/// Most characters of a host's name that are logged: neither an iSCSI name nor an NQN is longer.
 const SHOWN_MAX: usize = 223;
 
-/// A name of theirs, in characters that cannot end the line or the quotes.
+/// The name of a host, with its control characters and quotes escaped.
 #[must_use]
 pub fn shown(name: &str) -> String {
     name.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect()
 }
 
-/// Counts refusals, so that not too many are written.
+/// Counts refusals, so that the log does not grow without limit.
 #[derive(Debug, Default)]
 pub struct Pace {
     since: Instant,
@@ -25,8 +25,8 @@ pub struct Pace {
 }
 
 impl Pace {
-    /// A login has ended, well or not. Whether that is written, and how many refusals before it were not and have to be
-    /// told of first.
+    /// Registers the end of a login. The result tells whether to log it, and how many refusals before it were not
+    /// logged and must be reported first.
     pub fn look(&mut self, ended_well: bool, now: Instant) -> (Option<u64>, bool) {
         let mut omitted = None;
         if now.since(self.since) >= Duration::from_secs(1) {
@@ -53,7 +53,7 @@ mod tests {
         let now = Instant(5_000_000_000);
         let written = (0..1000).filter(|_| pace.look(false, now).1).count();
         assert_eq!(written, REFUSALS_PER_SECOND as usize);
-        assert_eq!(pace.look(true, now), (None, true), "what ends well is written");
+        assert_eq!(pace.look(true, now), (None, true), "an accepted login is logged");
         assert_eq!(pace.look(false, now + Duration::from_secs(1)), (Some(980), true));
         assert_eq!(pace.look(false, now + Duration::from_secs(2)), (None, true), "told once");
     }

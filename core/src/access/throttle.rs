@@ -1,5 +1,6 @@
-//! Who fails waits, and so does who comes too often. Answers come later and later for a source that fails, and failures
-//! for a user are told later and later; what is right is never refused for what others did wrong under the same name.
+//! Delays logins of hosts that fail to authenticate or that connect too often. The answers to such a source are
+//! delayed more and more, and so are the refusals for a user's name. Correct credentials are never refused because
+//! another host failed with the same name.
 
 use crate::pace::{Pace, host};
 use crate::time::Instant;
@@ -8,19 +9,20 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Failures that cost nothing: a secret that was typed wrongly, on a few paths at once.
+/// Failures without a delay: a mistyped secret on several paths at once.
 const FREE: u32 = 3;
-/// What the first failure costs that is not free; each further one twice as much.
+/// The delay of the first failure after the free ones; each further failure doubles it.
 const PAUSE_MIN: Duration = Duration::from_millis(250);
-/// What a failure costs at most: with [`WAIT_MAX`] less than the time that a login of any transport has, so that who is
-/// refused is told.
+/// The longest delay of a failure. Together with [`WAIT_MAX`] it is shorter than the login timeout of every transport,
+/// so that the client receives the refusal.
 pub const PAUSE_MAX: Duration = Duration::from_secs(4);
-/// How long a source that fails may have to wait for its turn. Beyond it, it is refused at once: nothing is queued
-/// without end.
+/// The longest time that an attempt of a source waits for its turn. An attempt that would wait longer is refused at
+/// once, so that the queue has a limit.
 pub const WAIT_MAX: Duration = Duration::from_secs(8);
-/// Without another failure for so long, all is forgiven.
+/// After this time without another failure all failures are forgotten.
 const FORGET_AFTER: Duration = Duration::from_secs(60);
-/// Sources, and users, that are remembered: some 200 KiB each. Of more, the one that failed longest ago is forgotten.
+/// Most sources, and most users, that are remembered: some 200 KiB each. Beyond this number the entry with the oldest
+/// failure is removed.
 pub const REMEMBERED_MAX: usize = 4096;
 
 /// Failures of one source or user.
@@ -28,7 +30,7 @@ pub const REMEMBERED_MAX: usize = 4096;
 struct Failures {
     count: u32,
     last: Instant,
-    /// When its next attempt is looked at.
+    /// The time at which its next attempt is processed.
     turn: Instant,
 }
 
@@ -41,7 +43,7 @@ impl Failures {
     }
 }
 
-/// Failures by whom.
+/// Failures by source or by user.
 #[derive(Debug)]
 struct Table<K>(BTreeMap<K, Failures>);
 
@@ -52,7 +54,7 @@ impl<K> Default for Table<K> {
 }
 
 impl<K: Ord + Clone> Table<K> {
-    /// What is not forgotten of one.
+    /// The failures of one source or user that have not expired.
     fn get(&mut self, key: &K, now: Instant) -> Option<&mut Failures> {
         if self.0.get(key).is_some_and(|failures| now.since(failures.last) > FORGET_AFTER) {
             self.0.remove(key);
@@ -60,7 +62,7 @@ impl<K: Ord + Clone> Table<K> {
         self.0.get_mut(key)
     }
 
-    /// One failure more; what it costs.
+    /// Counts one more failure; returns its delay.
     fn add(&mut self, key: K, now: Instant) -> Duration {
         if self.get(&key, now).is_none() && self.0.len() >= REMEMBERED_MAX {
             let oldest = self.0.iter().min_by_key(|(_, failures)| failures.last).map(|(key, _)| key.clone());
@@ -75,29 +77,30 @@ impl<K: Ord + Clone> Table<K> {
     }
 }
 
-/// Failed logins, and what they cost; and how often somebody may come at all.
+/// Failed logins and their delays, and the limit of logins per second.
 #[derive(Debug, Default)]
 pub struct Throttle {
     sources: Table<IpAddr>,
     users: Table<Arc<str>>,
     pace: Pace,
-    /// Logins from one source in a second; `None`: as many as come.
+    /// Most logins of one source in a second; `None`: no limit.
     rate: Option<u32>,
 }
 
 impl Throttle {
-    /// From now on so many logins are welcome from one source in a second; `None`: as many as come.
+    /// Sets how many logins of one source are allowed in a second; `None`: no limit.
     pub fn set_rate(&mut self, rate: Option<u32>) {
         self.rate = rate;
     }
 
-    /// Somebody comes: how long he has to wait until he is heard; `None` if he comes too often.
+    /// Registers a connection of a source. Returns how long it waits until it is served; `None` if the source exceeds
+    /// its limit.
     pub fn arrive(&mut self, source: IpAddr, now: Instant) -> Option<Duration> {
         self.rate.map_or(Some(Duration::ZERO), |rate| self.pace.turn(source, rate, now))
     }
 
-    /// How long an attempt from a source has to wait; `None` if it is one too many. One whose attempts fail has them
-    /// looked at one after the other, however many connections it opens.
+    /// How long an attempt of a source has to wait; `None` if it must be refused. The attempts of a source that failed
+    /// are processed one after the other, on any number of connections.
     pub fn turn(&mut self, source: IpAddr, now: Instant) -> Option<Duration> {
         let Some(failures) = self.sources.get(&host(source), now) else { return Some(Duration::ZERO) };
         let turn = failures.turn.max(now);
@@ -109,13 +112,14 @@ impl Throttle {
         Some(wait)
     }
 
-    /// An attempt has failed; how much later than its turn that is told.
+    /// Registers a failed attempt; returns how much later than its turn the refusal is sent.
     pub fn failed(&mut self, source: IpAddr, user: &Arc<str>, now: Instant) -> Duration {
         let (by_source, by_user) = (self.sources.add(host(source), now), self.users.add(user.clone(), now));
         by_source.max(by_user)
     }
 
-    /// An attempt was right. Only the user's failures are forgiven: who knows one secret may still try for another.
+    /// Registers a successful attempt. Only the failures of the user are forgotten: a host with one valid secret may
+    /// still guess another.
     pub fn succeeded(&mut self, user: &Arc<str>) {
         self.users.0.remove(user);
     }
@@ -132,13 +136,13 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_too_often_waits_whatever_he_comes_for() {
+    fn a_source_that_connects_too_often_waits_for_every_purpose() {
         let (mut throttle, here) = (Throttle::default(), source("192.0.2.1"));
         assert!((0..1000).all(|_| throttle.arrive(here, START) == Some(Duration::ZERO)), "there is no limit");
         throttle.set_rate(Some(1));
-        let waits: Vec<_> = (0..4).map(|_| throttle.arrive(here, START).map(|wait| wait.as_secs())).collect();
-        assert_eq!(waits, [Some(0), Some(1), Some(2), None]);
-        assert_eq!(throttle.arrive(source("192.0.2.2"), START), Some(Duration::ZERO), "others do not wait");
+        let waits: Vec<_> = (0..7).map(|_| throttle.arrive(here, START).map(|wait| wait.as_secs())).collect();
+        assert_eq!(waits, [Some(0), Some(1), Some(2), Some(3), Some(4), Some(5), None]);
+        assert_eq!(throttle.arrive(source("192.0.2.2"), START), Some(Duration::ZERO), "other sources do not wait");
     }
 
     #[test]
@@ -151,17 +155,17 @@ mod tests {
     }
 
     #[test]
-    fn who_fails_has_one_attempt_at_a_time_and_not_too_many_waiting() {
+    fn a_source_that_fails_has_one_attempt_at_a_time_and_a_bounded_queue() {
         let (mut throttle, here) = (Throttle::default(), source("192.0.2.1"));
         (0..8).for_each(|_| _ = throttle.failed(here, &"a".into(), START));
         let waits: Vec<Option<u64>> = (0..4).map(|_| throttle.turn(here, START).map(|wait| wait.as_secs())).collect();
         assert_eq!(waits, [Some(0), Some(4), Some(8), None]);
         assert_eq!(throttle.turn(here, START + Duration::from_secs(5)).map(|wait| wait.as_secs()), Some(7));
-        assert_eq!(throttle.turn(source("192.0.2.2"), START), Some(Duration::ZERO), "others do not wait");
+        assert_eq!(throttle.turn(source("192.0.2.2"), START), Some(Duration::ZERO), "other sources do not wait");
     }
 
     #[test]
-    fn a_right_attempt_never_waits_for_what_others_did_under_its_name() {
+    fn a_correct_attempt_never_waits_for_failures_of_other_sources_with_its_name() {
         let mut throttle = Throttle::default();
         for last in 1..200_u8 {
             let _ = throttle.failed(IpAddr::from([198, 51, 100, last]), &"alice".into(), START);
@@ -173,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_remembered_is_bounded() {
+    fn the_number_of_remembered_entries_is_bounded() {
         let mut throttle = Throttle::default();
         for count in 0..(REMEMBERED_MAX as u32 + 50) {
             let (address, user) = (IpAddr::from((0x0a00_0000 + count).to_be_bytes()), format!("user{count}").into());

@@ -1,55 +1,55 @@
-//! Keys of NVMe as people write them: what they are for, a hash function, and the key in base64 with a check behind it,
-//! with colons between (NVMe Base 2.0 8.13.5.8, NVMe/TCP Transport 1.1 3.6.1.5).
+//! The text form of NVMe keys: a prefix for the purpose, a hash function, and the key in base64 followed by a
+//! checksum, separated by colons (NVMe Base 2.0 8.13.5.8, NVMe/TCP Transport 1.1 3.6.1.5).
 
 use base64ct::{Base64, Encoding};
 use crc::{CRC_32_ISO_HDLC, Crc};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Bytes of the check behind a key.
+/// Bytes of the checksum of a key.
 const CHECK_LEN: usize = 4;
 
 static CHECK: Crc<u32> = Crc::<u32>::new(&CRC_32_ISO_HDLC);
 
-/// What a key is for.
+/// The purpose of a key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Purpose {
-    /// Proofs of names: DH-HMAC-CHAP.
-    Proof,
-    /// Secure channels.
-    Channel,
+    /// Authentication: DH-HMAC-CHAP.
+    DhHmacChap,
+    /// TLS pre-shared key.
+    TlsPsk,
 }
 
 impl Purpose {
-    /// What the text begins with.
+    /// The prefix of the text.
     #[must_use]
     pub fn prefix(self) -> &'static str {
         match self {
-            Self::Proof => "DHHC-1:",
-            Self::Channel => "NVMeTLSkey-1:",
+            Self::DhHmacChap => "DHHC-1:",
+            Self::TlsPsk => "NVMeTLSkey-1:",
         }
     }
 
-    /// Hash functions, by the numbers that are written: 0 is none.
+    /// The hash functions, by their numbers in the text: 0 is none.
     fn hashes(self) -> u8 {
         match self {
-            Self::Proof => 3,
-            Self::Channel => 2,
+            Self::DhHmacChap => 3,
+            Self::TlsPsk => 2,
         }
     }
 
-    /// Bytes that a key with this hash function may have: that of a channel as many as the digest.
+    /// The lengths of a key with this hash function, in bytes: a TLS key is as long as the digest.
     fn lengths(self, hash: u8) -> &'static [usize] {
         match (self, hash) {
-            (Self::Proof, _) => &[32, 48, 64],
-            (Self::Channel, 0) => &[32, 48],
-            (Self::Channel, 1) => &[32],
-            (Self::Channel, _) => &[48],
+            (Self::DhHmacChap, _) => &[32, 48, 64],
+            (Self::TlsPsk, 0) => &[32, 48],
+            (Self::TlsPsk, 1) => &[32],
+            (Self::TlsPsk, _) => &[48],
         }
     }
 }
 
-/// A key, as it was written. Its bytes are wiped when it is dropped, and never shown.
+/// A key with its hash function. Its bytes are wiped when it is dropped, and never printed.
 #[derive(Clone)]
 pub struct Written {
     /// The hash function: 1 SHA-256, 2 SHA-384, 3 SHA-512; 0: the key is used as it is.
@@ -65,10 +65,10 @@ impl fmt::Debug for Written {
 }
 
 impl Written {
-    /// The key that is written so: `DHHC-1:01:BASE64:`, `NVMeTLSkey-1:01:BASE64:`.
+    /// Parses the text of a key: `DHHC-1:01:BASE64:`, `NVMeTLSkey-1:01:BASE64:`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// [`KeyMistake`].
     pub fn parse(purpose: Purpose, text: &[u8]) -> Result<Self, KeyMistake> {
         let text = std::str::from_utf8(text).map_err(|_| KeyMistake::Shape)?;
         let rest = text.strip_prefix(purpose.prefix()).ok_or(KeyMistake::Shape)?;
@@ -89,18 +89,18 @@ impl Written {
     }
 }
 
-/// Why a text is no key.
+/// Why a text is no valid key.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum KeyMistake {
-    /// It does not look like one.
+    /// The text does not have the form of a key.
     Shape,
-    /// The hash function is none.
+    /// The number of the hash function is not defined.
     Hash,
-    /// What is between the colons is not base64.
+    /// The text between the last two colons is not base64.
     Encoding,
-    /// It has another length than keys have.
+    /// The key has a length that is not allowed.
     Length,
-    /// Its check does not fit: it was not copied whole.
+    /// The checksum does not match: the key was not copied completely.
     Check,
 }
 
@@ -108,17 +108,15 @@ impl fmt::Display for KeyMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Shape => {
-                "a key looks like DHHC-1:01:...: (nvme gen-dhchap-key makes one), that of a channel like \
-                 NVMeTLSkey-1:01:...: (nvme gen-tls-key)"
+                "a key has the form DHHC-1:01:...: (nvme gen-dhchap-key makes one), a TLS key NVMeTLSkey-1:01:...: \
+                 (nvme gen-tls-key)"
             }
             Self::Hash => {
-                "the hash of a key, behind its first colon, is 00, 01, 02 or 03; that of a channel's key 00, 01 or 02"
+                "the hash of a key, after its first colon, is 00, 01, 02 or 03; that of a TLS key 00, 01 or 02"
             }
-            Self::Encoding => "what is between the last two colons of a key is not base64",
-            Self::Length => {
-                "a key has 32, 48 or 64 bytes; that of a channel 32 behind 01, 48 behind 02, either behind 00"
-            }
-            Self::Check => "the key's check does not fit: it was not copied whole",
+            Self::Encoding => "the text between the last two colons of a key is not base64",
+            Self::Length => "a key has 32, 48 or 64 bytes; a TLS key has 32 after 01, 48 after 02, either after 00",
+            Self::Check => "the checksum of the key does not match: the key was not copied completely",
         })
     }
 }
@@ -131,7 +129,7 @@ mod tests {
 
     /// The example of the specification (NVMe Base 2.0 8.13.5.8).
     const EXAMPLE: &str = "ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWUz6aQ2n";
-    /// As libnvme has it in its tests.
+    /// A key from the tests of libnvme.
     const CHANNEL: &str = "NVMeTLSkey-1:01:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwNf9LrZ:";
     const LONG: &str = "NVMeTLSkey-1:02:VRLbtnN9AQb2WXW3c9+wEf/DRLz0QuLdbYvEhwtdWwP/w0S89ELi3W2LxIcLXVsDn8kXZQ==:";
 
@@ -139,20 +137,20 @@ mod tests {
     fn keys_are_read() {
         for hash in 0..=3 {
             let text = format!("DHHC-1:0{hash}:{EXAMPLE}:");
-            let found = Written::parse(Purpose::Proof, text.as_bytes()).expect("a key");
+            let found = Written::parse(Purpose::DhHmacChap, text.as_bytes()).expect("a key");
             assert_eq!((found.hash, found.bytes.len(), found.bytes[0], found.bytes[31]), (hash, 32, 0x89, 0x4c));
             assert_eq!(format!("{found:?}"), "Written");
         }
         for (text, hash, len) in [(CHANNEL, 1, 32), (LONG, 2, 48)] {
             for (text, hash) in [(text.to_owned(), hash), (text.replace(&format!(":0{hash}:"), ":00:"), 0)] {
-                let found = Written::parse(Purpose::Channel, text.as_bytes()).expect("a key");
+                let found = Written::parse(Purpose::TlsPsk, text.as_bytes()).expect("a key");
                 assert_eq!((found.hash, found.bytes.len()), (hash, len));
             }
         }
     }
 
     #[test]
-    fn what_is_no_key() {
+    fn texts_that_are_no_keys_are_refused() {
         let wrong = |purpose, text: &str| Written::parse(purpose, text.as_bytes()).map(|_| ()).expect_err("wrong");
         for (text, why) in [
             (String::new(), KeyMistake::Shape),
@@ -167,7 +165,7 @@ mod tests {
             (format!("DHHC-1:00:j{}:", &EXAMPLE[1..]), KeyMistake::Check),
             (CHANNEL.to_owned(), KeyMistake::Shape),
         ] {
-            assert_eq!(wrong(Purpose::Proof, &text), why, "{text}");
+            assert_eq!(wrong(Purpose::DhHmacChap, &text), why, "{text}");
         }
         for (text, why) in [
             (format!("DHHC-1:01:{EXAMPLE}:"), KeyMistake::Shape),
@@ -180,8 +178,8 @@ mod tests {
             (CHANNEL.replace("VRLb", "!!!!"), KeyMistake::Encoding),
             (CHANNEL.trim_end_matches(':').to_owned(), KeyMistake::Shape),
         ] {
-            assert_eq!(wrong(Purpose::Channel, &text), why, "{text}");
+            assert_eq!(wrong(Purpose::TlsPsk, &text), why, "{text}");
         }
-        assert!(Written::parse(Purpose::Proof, b"DHHC-1:\xff").is_err());
+        assert!(Written::parse(Purpose::DhHmacChap, b"DHHC-1:\xff").is_err());
     }
 }

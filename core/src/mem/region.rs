@@ -1,6 +1,6 @@
-//! Memory that others write: see [`Region`].
+//! Memory that is shared with a guest: see [`Region`].
 
-use super::{Backing, Buf, FOREIGN, Free, Handle, Inner, PAGE, Slice};
+use super::{Backing, Buf, FOREIGN, Free, Handle, Inner, PAGE, Slice, promise};
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -9,8 +9,8 @@ use std::ptr::NonNull;
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, Ordering};
 
-/// Memory that somebody else has as well, who may change it at any time: a guest's pages. Parts of it are given to
-/// stores to be filled or read without a copy; they keep it where it is. Nobody gets a reference to its bytes.
+/// Memory that is shared with another writer, which may change it at any time: a guest's pages. Stores fill or read
+/// parts of it without a copy; each part keeps the memory mapped. No code has a reference to its bytes.
 #[derive(Clone)]
 pub struct Region {
     memory: Rc<Inner>,
@@ -19,19 +19,20 @@ pub struct Region {
 }
 
 impl Region {
-    /// The `len` bytes from `base` on, which `keeper` keeps there until it drops.
+    /// The `len` bytes from `base` on, which `keeper` keeps mapped until it drops.
     ///
     /// # Safety
-    /// They can be read, and written if `is_writable`, until `keeper` drops, and no reference to them exists meanwhile.
+    /// The bytes are readable, and writable if `is_writable`, until `keeper` drops, and no reference to them exists
+    /// meanwhile.
     #[must_use]
     pub unsafe fn new(base: NonNull<u8>, len: usize, is_writable: bool, keeper: Box<dyn Any>) -> Self {
         Self::of(Backing::Foreign(keeper), base, len, is_writable)
     }
 
-    /// Memory of this process alone, zeroed, on a page's boundary: for tests and fuzzers.
+    /// Zeroed memory of this process alone, aligned to a page: for tests and fuzzers.
     ///
     /// # Panics
-    /// When `len` is zero or more than there is.
+    /// When `len` is zero or more than is available.
     #[must_use]
     pub fn zeroed(len: usize) -> Self {
         let layout = Layout::from_size_align(len, PAGE).expect("a region is far smaller than isize::MAX");
@@ -50,7 +51,7 @@ impl Region {
             refs: Box::default(),
             orders: Box::default(),
             waiters: RefCell::default(),
-            promised: Cell::new(0),
+            promises: promise::Promises::new(0),
             zeroes: Cell::new(None),
         });
         Self { memory, len, is_writable }
@@ -68,41 +69,42 @@ impl Region {
         self.len == 0
     }
 
-    /// Whether somebody else holds it, or a part of it.
+    /// Whether there is another handle to the region or to a part of it.
     #[must_use]
     pub fn is_in_use(&self) -> bool {
         Rc::strong_count(&self.memory) > 1
     }
 
-    /// `len` bytes from `at` on, if they lie within, and what a part holds.
+    /// `len` bytes from `at` on and their keeper, if they lie within the region.
     #[inline]
     fn handle(&self, at: usize, len: usize) -> Option<Handle> {
         let start = self.place(at, len)?;
         Some(Handle { arena: self.memory.clone(), start, head: FOREIGN, len: u32::try_from(len).ok()? })
     }
 
-    /// A part of it to read from: what a store writes. `None` when it does not lie within.
+    /// A part of the region to read from: the data of a store's write. `None` when it does not lie within.
     #[inline]
     #[must_use]
     pub fn slice(&self, at: usize, len: usize) -> Option<Slice> {
         self.handle(at, len).map(Slice)
     }
 
-    /// A part of it to be filled. `None` when it does not lie within, or may not be written.
+    /// A part of the region to be filled. `None` when it does not lie within, or is not writable.
     #[inline]
     #[must_use]
     pub fn buf(&self, at: usize, len: usize) -> Option<Buf> {
         self.handle(at, len).filter(|_| self.is_writable).map(Buf)
     }
 
-    /// Where `len` bytes from `at` on lie, if they do so within.
+    /// The address of the `len` bytes from `at` on, if they lie within.
     #[inline]
     fn place(&self, at: usize, len: usize) -> Option<NonNull<u8>> {
-        // SAFETY: within, as was checked.
+        // SAFETY: the range was checked.
         (at.checked_add(len)? <= self.len).then(|| unsafe { self.memory.base.add(at) })
     }
 
-    /// Has the processor fetch the line at `at`, which will be read or written soon: it may be in another's cache.
+    /// Prefetches the cache line at `at`, which will be read or written soon: it may be in the cache of another
+    /// processor.
     #[inline]
     pub fn prefetch(&self, at: usize, is_written: bool) {
         let Some(place) = self.place(at, 1) else { return };
@@ -110,30 +112,31 @@ impl Region {
         {
             use std::arch::x86_64::{_MM_HINT_ET0, _MM_HINT_T0, _mm_prefetch};
             let place = place.as_ptr().cast_const().cast();
-            // SAFETY: a hint: nothing is read or written.
+            // SAFETY: a hint: no byte is read or written.
             unsafe { if is_written { _mm_prefetch::<_MM_HINT_ET0>(place) } else { _mm_prefetch::<_MM_HINT_T0>(place) } }
         }
         #[cfg(not(target_arch = "x86_64"))]
         let _ = (place, is_written);
     }
 
-    /// Copies the bytes from `at` on; tells whether they lie within.
+    /// Copies the bytes from `at` on; returns whether they lie within.
     #[inline]
     #[must_use]
     pub fn read(&self, at: usize, into: &mut [u8]) -> bool {
         let Some(from) = self.place(at, into.len()) else { return false };
-        // SAFETY: within, as was checked, and it stays as long as the region is borrowed. What is copied to is a slice
-        // of this process, which no region is; others may change the bytes meanwhile, and any is a byte.
+        // SAFETY: the range was checked, and the memory stays mapped as long as the region is borrowed. The
+        // destination is a slice of this process, and no region is; others may change the bytes during the copy, and
+        // every value is a valid byte.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), into.as_mut_ptr(), into.len()) };
         true
     }
 
-    /// Copies `from` to the bytes from `at` on; tells whether they lie within and may be written.
+    /// Copies `from` to the bytes from `at` on; returns whether they lie within and are writable.
     #[inline]
     #[must_use]
     pub fn write(&self, at: usize, from: &[u8]) -> bool {
         let Some(to) = self.place(at, from.len()).filter(|_| self.is_writable) else { return false };
-        // SAFETY: as in `read`; nobody has a reference to what is written.
+        // SAFETY: as in `read`; no reference to the destination exists.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to.as_ptr(), from.len()) };
         true
     }
@@ -144,20 +147,20 @@ impl Region {
         if !start.is_aligned() {
             return None;
         }
-        // SAFETY: within and aligned, as was checked; all that is ever done to it is atomic or a copy of bytes, and it
-        // stays as long as the region is borrowed.
+        // SAFETY: range and alignment were checked; all accesses are atomic or copies of bytes, and the memory stays
+        // mapped as long as the region is borrowed.
         Some(unsafe { AtomicU32::from_ptr(start) })
     }
 
-    /// The word at `at`, little-endian, and what was written before it. `None` when it does not lie within, or not on
-    /// a word's boundary.
+    /// The 32-bit word at `at`, little-endian; everything that the peer wrote before it is visible afterwards. `None`
+    /// when it does not lie within the region, or is not aligned.
     #[inline]
     #[must_use]
     pub fn load(&self, at: usize) -> Option<u32> {
         self.word(at).map(|word| u32::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// Writes the word at `at`, little-endian, behind all that was written before; tells whether it can be.
+    /// Writes the word at `at`, little-endian, after everything that was written before; returns whether it can.
     #[inline]
     #[must_use]
     pub fn store(&self, at: usize, value: u32) -> bool {
@@ -183,7 +186,8 @@ impl Region {
         self.half_word(at).map(|word| u16::from_le(word.load(Ordering::Acquire)))
     }
 
-    /// Writes the 16-bit word at `at`, little-endian, after everything that was written before; tells whether it can.
+    /// Writes the 16-bit word at `at`, little-endian, after everything that was written before; returns whether it
+    /// can.
     #[inline]
     #[must_use]
     pub fn store_u16(&self, at: usize, value: u16) -> bool {
@@ -192,7 +196,7 @@ impl Region {
     }
 
     /// Sets bits of the byte at `at`, which the peer may clear at the same time, after everything that was written
-    /// before; tells whether it can.
+    /// before; returns whether it can.
     #[inline]
     #[must_use]
     pub fn set_bits(&self, at: usize, bits: u8) -> bool {
@@ -225,7 +229,7 @@ mod tests {
         }
         let (memory, gone) = (Region::zeroed(2 * PAGE), Rc::new(Cell::new(false)));
         let keeper = Box::new(Keeper(memory.clone(), gone.clone()));
-        // SAFETY: the keeper holds the memory, and nobody has a reference to its bytes.
+        // SAFETY: the keeper holds the memory, and no reference to its bytes exists.
         let region = unsafe { Region::new(keeper.0.memory.base, 2 * PAGE, true, keeper) };
         assert!(!region.is_in_use() && region.write(PAGE - 1, b"abc") && !region.write(2 * PAGE - 1, b"ab"));
         let (mut front, back) = (region.slice(PAGE - 1, 1).expect("within"), region.slice(PAGE, 2).expect("within"));
@@ -251,15 +255,15 @@ mod tests {
         let mut bytes = [0; 8];
         assert!(region.read(0, &mut bytes));
         assert_eq!(bytes, [5, 0, 0, 0, 0, 0, 0x34, 0x93]);
-        // SAFETY: `region` keeps the memory as long as the test runs, and nobody has a reference to its bytes.
+        // SAFETY: `region` keeps the memory as long as the test runs, and no reference to its bytes exists.
         let read_only = unsafe { Region::new(region.memory.base, 8, false, Box::new(region.clone())) };
         assert!(!read_only.store_u16(0, 1) && !read_only.set_bits(0, 8));
         assert_eq!(read_only.load_u16(0), Some(5));
     }
 
     #[test]
-    #[should_panic(expected = "is copied, not looked at")]
-    fn nobody_looks_at_a_region() {
+    #[should_panic(expected = "must be copied")]
+    fn a_region_has_no_reference_to_its_bytes() {
         let slice = Region::zeroed(PAGE).slice(0, 4).expect("within");
         assert_eq!(slice[0], 0);
     }

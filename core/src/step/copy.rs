@@ -1,7 +1,8 @@
 //! Copies from one unit to another, or within one: by the stores where they can, else through memory.
 
 use super::blocks::store;
-use super::kinds::{Failure, PIECE_BYTES, Tools, fault, span};
+use super::kinds::{Failure, PIECE_BYTES, SlotContext, fault, span};
+use super::long::{LongStep, hold};
 use super::marked::{readable, written};
 use crate::io::{Completion, Data, Fault, Io, Op, submit};
 use crate::mem::Sg;
@@ -30,9 +31,9 @@ struct Part {
 }
 
 impl Copying<'_> {
-    pub(super) async fn run<T: Transfer>(&self, transfer: &T, tools: &mut Tools) -> Result<(), Failure> {
-        let done = self.within_stores(transfer, tools).await?;
-        self.through_memory(done, transfer, tools).await
+    pub(super) async fn run<T: Transfer>(&self, transfer: &T, slot: &mut SlotContext) -> Result<(), Failure> {
+        let done = self.within_stores(transfer, slot).await?;
+        self.through_memory(done, transfer, slot).await
     }
 
     fn overlaps(&self) -> bool {
@@ -54,22 +55,24 @@ impl Copying<'_> {
     }
 
     /// Copies as long as the store can; returns the bytes that it copied.
-    async fn within_stores<T: Transfer>(&self, transfer: &T, tools: &mut Tools) -> Result<u64, Failure> {
+    async fn within_stores<T: Transfer>(&self, transfer: &T, slot: &mut SlotContext) -> Result<u64, Failure> {
         let Some(origin) = self.from.store.origin().filter(|_| !self.overlaps()) else { return Ok(0) };
+        let mut long = LongStep::moving(&self.unit, self.len);
         let mut done = 0;
         while done < self.len {
             if transfer.aborted() {
                 return Err(fault(done)(Fault::Aborted));
             }
-            let part = Part { start: done, len: (self.len - done).min(COPY_BYTES) as usize };
+            let part = Part { start: done, len: long.part(self.len - done, COPY_BYTES) as usize };
+            let _turn = long.turn().await;
             let (source, target) = (self.source(part), self.target(part));
             let guards = self.from.lock_shared_both(source, &self.unit, target).await;
             let _guards = guards.map_err(fault(done))?;
             self.readable(part)?;
             let op = Op::Copy { from: source.start, len: part.len as u64 };
             let io = Io { op, offset: target.start, data: Data::From(origin.clone()) };
-            match submit(&*self.unit.store, io, &mut tools.completion).await.result {
-                Ok(_) => written(self.unit, target, tools).await.map_err(fault(done))?,
+            match submit(&*self.unit.store, io, &mut slot.completion).await.result {
+                Ok(_) => written(self.unit, target, slot).await.map_err(fault(done))?,
                 Err(Fault::Unsupported) => break,
                 Err(why) => return Err(fault(done)(why)),
             }
@@ -89,10 +92,17 @@ impl Copying<'_> {
     }
 
     /// Copies piece by piece, and reads the next piece while one is written.
-    async fn through_memory<T: Transfer>(&self, done: u64, transfer: &T, tools: &mut Tools) -> Result<(), Failure> {
+    async fn through_memory<T: Transfer>(
+        &self,
+        done: u64,
+        transfer: &T,
+        slot: &mut SlotContext,
+    ) -> Result<(), Failure> {
         let count = (self.len - done).div_ceil(PIECE_BYTES as u64);
+        let _held = hold(&self.unit, (self.len - done).min(PIECE_BYTES as u64) as usize).await;
         let mut reading = Completion::new();
         let mut loaded: Option<(Part, Sg)> = None;
+        let mut long = LongStep::moving(&self.unit, self.len - done);
         let mut number = 0;
         while number < count || loaded.is_some() {
             if transfer.aborted() {
@@ -100,10 +110,11 @@ impl Copying<'_> {
             }
             let next = match (number < count).then(|| self.part(done, number)) {
                 None => None,
-                Some(part) if loaded.is_none() => Some((part, tools.arena.wait_sg(part.len).await)),
+                Some(part) if loaded.is_none() => Some((part, slot.arena.wait_sg(part.len).await)),
                 // No waiting for memory with memory in hand: copies that did could all wait for each other.
-                Some(part) => tools.arena.take_sg(part.len).map(|memory| (part, memory)),
+                Some(part) => slot.arena.take_sg(part.len).map(|memory| (part, memory)),
             };
+            let _turn = long.turn().await;
             // Without a part the range to lock is empty.
             let source = next.as_ref().map(|(part, _)| self.source(*part)).unwrap_or_default();
             let target = loaded.as_ref().map(|(part, _)| self.target(*part)).unwrap_or_default();
@@ -116,7 +127,7 @@ impl Copying<'_> {
             });
             let written = match loaded.take() {
                 Some((part, data)) => {
-                    store(self.unit, target.start, data, false, tools).await.map_err(fault(part.start))
+                    store(self.unit, target.start, data, false, slot).await.map_err(fault(part.start))
                 }
                 None => Ok(()),
             };

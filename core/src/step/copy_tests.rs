@@ -1,6 +1,6 @@
 use super::*;
 
-/// A rig whose store copies from itself, as long as nothing else is said.
+/// A rig whose store copies from itself, unless a test changes that.
 fn copy(rig: &Rig, at: u64, offset: u64, len: u64) -> Step {
     Step::Copy { from: rig.unit.clone(), at, offset, len }
 }
@@ -33,7 +33,7 @@ fn a_copy_goes_through_memory_where_the_store_cannot() {
         for copies in [false, true] {
             let rig = rig();
             rig.memory.copies.set(copies);
-            // A store that is asked says that it cannot after all; of ranges that overlap it is not asked.
+            // A store that reports support refuses the copy; for ranges that overlap it is not asked.
             let is_asked = copies && len > 0 && at.abs_diff(offset) >= len;
             rig.memory.faults.borrow_mut().extend(is_asked.then_some(Some(Fault::Unsupported)));
             let mut wanted = rig.bytes(0, SIZE as u64);
@@ -66,7 +66,9 @@ fn copies_go_on_when_memory_is_scarce() {
     rig.arena = Arena::new(2 * PIECE_BYTES);
     let hog = rig.arena.take_sg(PIECE_BYTES / 2).expect("room");
     let before = rig.bytes(0, 2 * PIECE);
-    poll(&mut rig.start(copy(&rig, 0, 2 * PIECE, 2 * PIECE), &peer)).expect("nothing to wait for").expect("copied");
+    poll(&mut rig.start(copy(&rig, 0, 2 * PIECE, 2 * PIECE), &peer))
+        .expect("the step waits for nothing")
+        .expect("copied");
     assert!(rig.bytes(2 * PIECE, 2 * PIECE) == before);
     drop(hog);
 }
@@ -78,7 +80,7 @@ fn a_copy_says_which_side_failed_and_where() {
         *rig.memory.faults.borrow_mut() = faults.into();
         rig.run(copy(&rig, 0, 2 * PIECE, 2 * PIECE), &Peer::default()).err()
     };
-    // One is read, the next is read while it is written, then that is written.
+    // One piece is read; the next is read while it is written; then the next is written.
     let medium = Some(Fault::Medium);
     let origin = |at| Some(Failure::Origin { fault: Fault::Medium, at });
     assert_eq!(run([medium, None, None, None]), origin(0));
@@ -95,7 +97,7 @@ fn a_copy_stops_when_it_is_aborted() {
     assert!(poll(&mut copying).is_none());
     peer.aborted.set(true);
     rig.memory.serve();
-    let result = poll(&mut copying).expect("nothing is under way any more");
+    let result = poll(&mut copying).expect("no request is in progress");
     assert_eq!(result.err(), Some(failed(Fault::Aborted, 0)));
     assert_eq!(rig.asked().len(), 1);
 }

@@ -1,29 +1,29 @@
-//! The steps, how they end, and what a slot lends to them.
+//! The steps, their failures, and the resources that a slot lends to them.
 
 use crate::io::{Completion, Data, Fault, Io, Op, Outcome, submit};
 use crate::mem::{Arena, Sg, ZEROES};
 use crate::protection::{Field, Terms};
 use crate::range::Span;
-use crate::unit::{Admitted, Unit};
+use crate::unit::Unit;
 use std::rc::Rc;
 
-/// Bytes moved at once: small enough that a piece stays in the processor's cache between the store and the
-/// wire, large enough that the cost of one more request does not show. An arena lends as many zeroes.
+/// The length of a piece in bytes: small enough that a piece stays in the processor's cache between the store and the
+/// wire, and large enough that the cost of another request is negligible. An arena lends as many zeroes.
 pub const PIECE_BYTES: usize = ZEROES;
 
-/// What a command asks of the unit. Offsets and lengths are bytes, checked against the unit's size.
+/// An operation on the unit. Offsets and lengths are bytes, checked against the unit's size.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Step {
     /// Data-In from the store.
     Read {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
     },
     /// Data-Out to the store.
     Write {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -36,7 +36,7 @@ pub enum Step {
     Unmap(Vec<(u64, u64)>),
     /// One block, over and over: Data-Out is that block.
     Fill {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -47,7 +47,7 @@ pub enum Step {
     },
     /// Data-Out is compared with the store.
     Compare {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -56,7 +56,7 @@ pub enum Step {
     },
     /// The range is read, and what was read is dropped: the step succeeds if every byte can be read.
     Verify {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -64,7 +64,7 @@ pub enum Step {
     /// Data-Out has two halves: the first is compared with the store, then the second is written. No other command
     /// writes the range in between.
     CompareWrite {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes of one half, at most [`PIECE_BYTES`].
         len: u64,
@@ -75,9 +75,9 @@ pub enum Step {
     Copy {
         /// The other unit, or this one.
         from: Rc<Unit>,
-        /// Where the bytes are there.
+        /// Offset of the bytes in the other unit.
         at: u64,
-        /// Where they are written.
+        /// Offset in this unit.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -85,7 +85,7 @@ pub enum Step {
     /// The store's bytes are replaced by their bitwise OR with Data-Out. No other command writes a byte between its
     /// reading and its writing.
     OrWrite {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
@@ -94,7 +94,7 @@ pub enum Step {
     },
     /// Data-Out to the store as one write: no other command sees a part of it.
     WriteAtomic {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes, at most [`PIECE_BYTES`].
         len: u64,
@@ -103,18 +103,18 @@ pub enum Step {
     },
     /// Blocks are marked as unreadable, until they are written.
     Mark {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
     },
     /// Data-Out to the medium, which is then read back.
     WriteVerify {
-        /// Where.
+        /// Offset.
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Whether what is read back is compared with Data-Out.
+        /// Whether the data that is read back is compared with Data-Out.
         compare: bool,
     },
     /// A step on a unit with protection information, with terms of its own. Boxed: it is rare, and would make every
@@ -123,7 +123,7 @@ pub enum Step {
 }
 
 impl Step {
-    /// Whether the bytes that the step wrote may be lost with power until a flush.
+    /// Whether the written bytes may be lost at a power failure until a flush.
     #[must_use]
     pub fn leaves_cached(&self) -> bool {
         match self {
@@ -156,15 +156,15 @@ impl Step {
     }
 }
 
-/// A step and what its command says about protection information. Offsets and lengths count block data only.
+/// A step with the parameters of its command for protection information. Offsets and lengths count block data only.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Protected {
     /// The step. The pattern of a [`Step::Fill`] is followed by its protection information if that is transferred.
     pub step: Step,
-    /// What is transferred and checked.
+    /// The fields that are transferred and checked.
     pub terms: Terms,
-    /// What is transferred and checked of the other half: of what a [`Step::CompareWrite`] compares, and of what a
-    /// [`Step::Copy`] reads.
+    /// The same for the other half: for the compared half of a [`Step::CompareWrite`], and for the source of a
+    /// [`Step::Copy`].
     pub other: Terms,
 }
 
@@ -173,14 +173,14 @@ pub struct Protected {
 pub enum Failure {
     /// The store or the transport failed at this byte of the step.
     Fault {
-        /// Why.
+        /// The fault.
         fault: Fault,
         /// Bytes from the start of the step.
         at: u64,
     },
-    /// The unit that is copied from failed at this byte of the step.
+    /// The source unit of a copy failed at this byte of the step.
     Origin {
-        /// Why.
+        /// The fault.
         fault: Fault,
         /// Bytes from the start of the step.
         at: u64,
@@ -201,19 +201,19 @@ pub enum Failure {
     },
 }
 
-/// What the slot of a command lends to its steps.
+/// The memory and the completion that a slot lends to the steps of its command.
 #[derive(Debug)]
-pub struct Tools {
+pub struct SlotContext {
     /// The core's memory.
     pub arena: Arena,
-    /// Where the store answers.
+    /// The completion for answers of the store.
     pub completion: Completion,
 }
 
 /// The last piece of Data-In, which has not been pushed: it travels with the status.
 #[derive(Debug, Default)]
-pub struct Tail {
-    /// Bytes that were pushed before.
+pub struct FinalData {
+    /// The number of bytes that were pushed before.
     pub offset: usize,
     /// The piece.
     pub data: Sg,
@@ -226,12 +226,16 @@ pub(super) fn fault(at: u64) -> impl Fn(Fault) -> Failure {
     move |fault| Failure::Fault { fault, at }
 }
 
+/// Bytes of Data-In that a peer may have in memory although others of its host do not receive theirs: a multiple of
+/// every block size.
+pub(super) const RESERVED_LEAST: usize = crate::mem::LEAST;
+
 /// Bytes of the piece that starts `at` bytes into `len`.
 pub(super) fn piece(len: u64, at: u64) -> usize {
     // PIECE_BYTES fits both types, so the smaller of the two does as well.
     (len - at).min(PIECE_BYTES as u64) as usize
 }
 
-pub(super) async fn ask(unit: Admitted<'_>, op: Op, offset: u64, tools: &mut Tools) -> Outcome {
-    submit(&*unit.store, Io { op, offset, data: Data::None }, &mut tools.completion).await
+pub(super) async fn ask(unit: &Unit, op: Op, offset: u64, slot: &mut SlotContext) -> Outcome {
+    submit(&*unit.store, Io { op, offset, data: Data::None }, &mut slot.completion).await
 }

@@ -1,6 +1,6 @@
 //! Blocks that are marked as uncorrectable: marking, finding and unmarking.
 
-use super::kinds::{Failure, Step, Tools, ask, fault, span};
+use super::kinds::{Failure, SlotContext, Step, ask, fault, span};
 use crate::io::{Fault, Op};
 use crate::port::Transfer;
 use crate::range::Span;
@@ -23,18 +23,18 @@ pub(super) fn readable(unit: &Unit, span: Span) -> Result<(), Fault> {
 }
 
 /// Unmarks the blocks of a locked range, which were written.
-pub(super) async fn written(unit: Admitted<'_>, span: Span, tools: &mut Tools) -> Result<(), Fault> {
+pub(super) async fn written(unit: Admitted<'_>, span: Span, slot: &mut SlotContext) -> Result<(), Fault> {
     // Boxed: marks are rare, and this future would make that of every write larger.
-    if unit.medium.uncorrectable().is_any() { Box::pin(unmark(unit, span, tools)).await } else { Ok(()) }
+    if unit.medium.uncorrectable().is_any() { Box::pin(unmark(unit, span, slot)).await } else { Ok(()) }
 }
 
-async fn unmark(unit: Admitted<'_>, span: Span, tools: &mut Tools) -> Result<(), Fault> {
+async fn unmark(unit: Admitted<'_>, span: Span, slot: &mut SlotContext) -> Result<(), Fault> {
     let marks = unit.medium.uncorrectable();
     if marks.first_in(span).is_none() {
         return Ok(());
     }
     // The new data is made durable before the mark is removed: after a crash, the old data must not be read.
-    ask(unit, Op::Flush, 0, tools).await.result?;
+    ask(&unit, Op::Flush, 0, slot).await.result?;
     if let Some(saving) = marks.unmark(span, &*unit.metadata) {
         saving.await?;
         marks.unmarked(span);

@@ -16,7 +16,7 @@ fn marked() -> Rig {
 }
 
 #[test]
-fn what_is_marked_is_not_read_whoever_reads() {
+fn a_marked_block_cannot_be_read_by_any_step() {
     let rig = marked();
     let whole = rig.bytes(0, 2 * PIECE);
     for (step, at) in [
@@ -46,7 +46,7 @@ fn what_is_marked_is_not_read_whoever_reads() {
 }
 
 #[test]
-fn what_is_written_can_be_read_whoever_writes() {
+fn a_block_written_by_any_step_can_be_read() {
     let block = || sends(vec![7; BLOCK as usize]);
     let twice = || sends(rig().bytes(AT, BLOCK).into_iter().chain([7; 512]).collect());
     let (offset, len, durable) = (AT, BLOCK, false);
@@ -75,7 +75,7 @@ fn what_is_written_can_be_read_whoever_writes() {
             assert_eq!(kept.first_in(span(0, SIZE as u64)), Some(AT + BLOCK), "{step:?}");
         }
     }
-    // Who has to read what he changes cannot.
+    // A step that reads the blocks before it writes them fails.
     let rig = marked();
     let step = Step::CompareWrite { offset, len, durable };
     assert_eq!(rig.run(step, &twice()).err(), Some(failed(Fault::Marked, 0)));
@@ -86,7 +86,7 @@ fn a_write_that_failed_leaves_the_mark() {
     let rig = marked();
     let peer = sends(vec![7; BLOCK as usize]);
     let step = || Step::Write { offset: AT, len: BLOCK, durable: false };
-    // The write itself, and what brings it to the medium.
+    // The write itself, and the flush that makes it durable.
     for faults in [vec![Some(Fault::Medium)], vec![None, Some(Fault::Medium)]] {
         rig.memory.faults.borrow_mut().extend(faults);
         assert_eq!(rig.run(step(), &peer).err(), Some(failed(Fault::Medium, 0)));
@@ -96,14 +96,14 @@ fn a_write_that_failed_leaves_the_mark() {
 }
 
 #[test]
-fn a_mark_waits_for_what_is_under_way_and_what_comes_later_waits_for_it() {
+fn a_mark_waits_for_earlier_io_and_later_io_waits_for_the_mark() {
     let rig = rig();
     let (peer, out) = (Peer::default(), sends(vec![7; BLOCK as usize]));
     rig.memory.waits.set(true);
     let mut writing = rig.start(Step::Write { offset: AT, len: BLOCK, durable: false }, &out);
     assert!(poll(&mut writing).is_none());
     let mut marking = rig.start(mark(AT, BLOCK), &peer);
-    assert!(poll(&mut marking).is_none(), "a write is under way");
+    assert!(poll(&mut marking).is_none(), "a write is in progress");
     let mut reading = rig.start(Step::Read { offset: AT, len: BLOCK }, &peer);
     assert!(poll(&mut reading).is_none());
     rig.memory.serve();
@@ -123,13 +123,13 @@ fn too_many_marks_are_refused() {
 }
 
 #[test]
-fn what_has_marks_goes_the_long_way() {
+fn a_unit_with_marks_uses_the_slow_path() {
     let rig = rig();
     rig.memory.is_quick.set(true);
     let (read, peer) = (Step::Read { offset: 0, len: BLOCK }, Peer::default());
     let now = || {
-        let quick = rig.unit.store.quick().expect("it is");
-        carry_out_now(&rig.unit, quick, &read, &peer, &rig.arena, &mut Tail::default())
+        let immediate = rig.unit.store.immediate().expect("it is");
+        carry_out_now(&rig.unit, immediate, &read, &peer, &rig.arena, &mut FinalData::default())
     };
     assert!(now().is_some());
     rig.run(mark(AT, BLOCK), &peer).expect("marked");

@@ -1,24 +1,24 @@
-//! Steps that end at once and need no task: most reads and writes of a store that answers immediately.
+//! Steps that complete at once and need no task: most reads and writes of a store that answers immediately.
 
-use super::kinds::{Failure, PIECE_BYTES, Step, Tail, fault, span};
-use crate::io::{Data, Io, Op, Quick};
+use super::kinds::{Failure, FinalData, PIECE_BYTES, Step, fault, span};
+use crate::io::{Data, ImmediateStore, Io, Op};
 use crate::mem::Arena;
 use crate::port::Transfer;
 use crate::unit::Unit;
 
-/// Carries out a read or a write of one piece, if the unit's store is `quick` and the step has to wait for nothing.
-/// `None`: nothing was done, and the step is for [`carry_out`](super::carry_out).
+/// Executes a read or a write of one piece, if the unit's store is `immediate` and the step waits for nothing. `None`:
+/// nothing was done, and [`carry_out`](super::carry_out) must execute the step.
 ///
 /// # Errors
 /// Those of [`carry_out`](super::carry_out).
 #[inline]
 pub fn carry_out_now<T: Transfer>(
     unit: &Unit,
-    quick: &dyn Quick,
+    immediate: &dyn ImmediateStore,
     step: &Step,
     transfer: &T,
     arena: &Arena,
-    tail: &mut Tail,
+    final_data: &mut FinalData,
 ) -> Option<Result<(), Failure>> {
     let (offset, len, op) = match *step {
         Step::Read { offset, len } => (offset, len, Op::Read),
@@ -36,15 +36,15 @@ pub fn carry_out_now<T: Transfer>(
         Op::Read if !transfer.has_room() => return None,
         Op::Read => match transfer.place(0, count) {
             Some(memory) => Data::In(memory),
-            None if unit.store.lend(offset, count, &mut tail.data) => return Some(Ok(())),
+            None if unit.store.lend(offset, count, &mut final_data.data) => return Some(Ok(())),
             None => {
                 let mut io = Io { op, offset, data: Data::In(arena.take_sg(count)?) };
-                let result = quick.carry_out(&mut io);
-                tail.data = io.data.into_in().share();
+                let result = immediate.carry_out(&mut io);
+                final_data.data = io.data.into_in().share();
                 return Some(result.map(|_| ()).map_err(fault(0)));
             }
         },
         _ => Data::Out(transfer.lend(0, count).or_else(|| transfer.arrived(0, count))?),
     };
-    Some(quick.carry_out(&mut Io { op, offset, data }).map(|_| ()).map_err(fault(0)))
+    Some(immediate.carry_out(&mut Io { op, offset, data }).map(|_| ()).map_err(fault(0)))
 }

@@ -1,13 +1,14 @@
-//! Steps on units whose blocks are protected: what is kept beside the blocks is read and written with them, and
+//! Steps on units whose blocks are protected: the protection information is read and written with the blocks, and
 //! checked.
 //!
-//! A block and its protection information are two requests to two stores. Who writes holds the range on every core, so
-//! nobody reads one of a block's two halves before and the other after a write.
+//! A block and its protection information are two requests to two stores. A writer locks the range on every core, so
+//! no reader sees one half of a block from before and the other from after a write.
 
 use super::blocks::{
     fill, first_difference, first_difference_of, load, load_into, more_memory, or_into, store, zeroed,
 };
-use super::kinds::{Failure, PIECE_BYTES, Protected, Step, Tail, Tools, ask, fault, span};
+use super::kinds::{Failure, FinalData, PIECE_BYTES, Protected, RESERVED_LEAST, SlotContext, Step, ask, fault, span};
+use super::long::{LongStep, hold, merged};
 use super::marked::{mark, written};
 use crate::io::{Data, Fault, Io, Op, Store, submit};
 use crate::mem::{Sg, SgMut};
@@ -18,17 +19,18 @@ use std::borrow::Cow;
 use std::rc::Rc;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// Bytes of blocks moved at once: with what is kept beside them, and two copies of it, far below a block of the arena.
+/// Bytes of blocks that are moved at once: with their protection information, and two copies of it, they need much
+/// less than a block of the arena.
 const GUARDED_BYTES: usize = 64 << 10;
 
-/// Carries a step out on a unit whose blocks are protected.
+/// Executes a step on a unit whose blocks are protected.
 pub(super) async fn carry_out<T: Transfer>(
     unit: Admitted<'_>,
     protection: &Protection,
     step: &Step,
     transfer: &T,
-    tools: &mut Tools,
-    tail: &mut Tail,
+    slot: &mut SlotContext,
+    final_data: &mut FinalData,
 ) -> Result<(), Failure> {
     let (step, terms, other) = match step {
         Step::Protected(protected) => (&protected.step, protected.terms, protected.other),
@@ -36,33 +38,33 @@ pub(super) async fn carry_out<T: Transfer>(
     };
     let guarded = Guarded { unit, protection, terms, transfer };
     match step {
-        &Step::Read { offset, len } => guarded.read(offset, len, tools, tail).await,
-        &Step::Write { offset, len, durable } => guarded.write(offset, len, GUARDED_BYTES, durable, tools).await,
-        &Step::WriteAtomic { offset, len, durable } => guarded.write(offset, len, PIECE_BYTES, durable, tools).await,
-        &Step::WriteVerify { offset, len, compare } => guarded.write_verify(offset, len, compare, tools).await,
-        &Step::Verify { offset, len } => guarded.verify(offset, len, tools).await,
-        &Step::Compare { offset, len, block: None } => guarded.compare(offset, len, tools).await,
-        &Step::Compare { offset, len, .. } => guarded.compare_each(offset, len, tools).await,
-        &Step::CompareWrite { offset, len, durable } => guarded.compare_write(other, offset, len, durable, tools).await,
-        &Step::OrWrite { offset, len, durable } => guarded.or_write(offset, len, durable, tools).await,
-        &Step::Fill { offset, len, ref pattern, unmap } => guarded.fill(offset, len, pattern, unmap, tools).await,
-        Step::Unmap(ranges) => guarded.unmap(ranges, tools).await,
-        Step::Flush => guarded.flush(tools).await,
+        &Step::Read { offset, len } => guarded.read(offset, len, slot, final_data).await,
+        &Step::Write { offset, len, durable } => guarded.write(offset, len, GUARDED_BYTES, durable, slot).await,
+        &Step::WriteAtomic { offset, len, durable } => guarded.write(offset, len, PIECE_BYTES, durable, slot).await,
+        &Step::WriteVerify { offset, len, compare } => guarded.write_verify(offset, len, compare, slot).await,
+        &Step::Verify { offset, len } => guarded.verify(offset, len, slot).await,
+        &Step::Compare { offset, len, block: None } => guarded.compare(offset, len, slot).await,
+        &Step::Compare { offset, len, .. } => guarded.compare_each(offset, len, slot).await,
+        &Step::CompareWrite { offset, len, durable } => guarded.compare_write(other, offset, len, durable, slot).await,
+        &Step::OrWrite { offset, len, durable } => guarded.or_write(offset, len, durable, slot).await,
+        &Step::Fill { offset, len, ref pattern, unmap } => guarded.fill(offset, len, pattern, unmap, slot).await,
+        Step::Unmap(ranges) => guarded.unmap(ranges, slot).await,
+        Step::Flush => guarded.flush(slot).await,
         &Step::Mark { offset, len } => mark(unit, offset, len, transfer).await,
-        &Step::Copy { ref from, at, offset, len } => guarded.copy((from, at, other), offset, len, tools).await,
-        // Nobody makes one of another.
+        &Step::Copy { ref from, at, offset, len } => guarded.copy((from, at, other), offset, len, slot).await,
+        // No command set builds one guarded step inside another.
         Step::Protected(_) => Err(fault(0)(Fault::Unsupported)),
     }
 }
 
-/// Copies blocks that are protected to a unit whose are not: they are checked on their way.
+/// Copies protected blocks to a unit without protection: they are checked on the way.
 pub(super) async fn strip<T: Transfer>(
     unit: Admitted<'_>,
     protected: &Protected,
     transfer: &T,
-    tools: &mut Tools,
+    slot: &mut SlotContext,
 ) -> Result<(), Failure> {
-    // No command plans another step for a unit that is not protected.
+    // No command set plans another step for a unit that is not protected.
     let Step::Copy { ref from, at, offset, len } = protected.step else { return Err(fault(0)(Fault::Unsupported)) };
     let gone = Failure::Origin { fault: Fault::Cleared, at: 0 };
     let protection = from.protected().ok_or(gone)?;
@@ -73,45 +75,45 @@ pub(super) async fn strip<T: Transfer>(
             return Err(fault(done)(Fault::Aborted));
         }
         let count = source.piece(len, done);
-        let Blocks { data, .. } = source.original(at, done, count, tools).await?;
+        let Blocks { data, .. } = source.original(at, done, count, slot).await?;
         let _entered = unit.lock_shared(span(offset + done, count as u64)).await.map_err(fault(done))?;
-        store(unit, offset + done, data, false, tools).await.map_err(fault(done))?;
+        store(unit, offset + done, data, false, slot).await.map_err(fault(done))?;
         done += count as u64;
     }
     Ok(())
 }
 
-/// What is kept beside `offset..offset + len` is blank after: those blocks are not checked.
+/// The protection information of `offset..offset + len` is blank afterwards: those blocks are not checked.
 pub(super) async fn blank(
     unit: &Unit,
     protection: &Protection,
     offset: u64,
     len: u64,
-    tools: &mut Tools,
+    slot: &mut SlotContext,
 ) -> Result<(), Fault> {
     let block = u64::from(unit.geometry.block_size);
     let (mut at, end) = (offset / block * INFO_BYTES as u64, (offset + len) / block * INFO_BYTES as u64);
-    let beside = &*protection.store;
-    match ask_store(beside, Op::Zero { len: end - at, unmap: true }, at, tools).await {
+    let info_store = &*protection.store;
+    match ask_store(info_store, Op::Zero { len: end - at, unmap: true }, at, slot).await {
         Err(Fault::Unsupported) => {}
         other => return other,
     }
-    let zeroes = tools.arena.zeroes().ok_or(Fault::NoMemory)?;
+    let zeroes = slot.arena.zeroes().ok_or(Fault::NoMemory)?;
     while at < end {
         let count = zeroes.len().min(usize::try_from(end - at).unwrap_or(usize::MAX));
-        put(beside, at, zeroes.part(0..count).into(), false, tools).await?;
+        put(info_store, at, zeroes.part(0..count).into(), false, slot).await?;
         at += count as u64;
     }
     Ok(())
 }
 
-async fn ask_store(store: &dyn Store, op: Op, offset: u64, tools: &mut Tools) -> Result<(), Fault> {
-    submit(store, Io { op, offset, data: Data::None }, &mut tools.completion).await.result.map(|_| ())
+async fn ask_store(store: &dyn Store, op: Op, offset: u64, slot: &mut SlotContext) -> Result<(), Fault> {
+    submit(store, Io { op, offset, data: Data::None }, &mut slot.completion).await.result.map(|_| ())
 }
 
-async fn put(store: &dyn Store, offset: u64, data: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
+async fn put(store: &dyn Store, offset: u64, data: Sg, durable: bool, slot: &mut SlotContext) -> Result<(), Fault> {
     let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
-    submit(store, io, &mut tools.completion).await.result.map(|_| ())
+    submit(store, io, &mut slot.completion).await.result.map(|_| ())
 }
 
 /// All bytes in one piece.
@@ -123,11 +125,11 @@ fn whole(data: &Sg) -> Cow<'_, [u8]> {
     }
 }
 
-/// Memory for blocks and for what is kept beside them: taken at once, for who waited for the second with the first in
-/// hand might wait for others who do the same.
+/// Memory for blocks and for their protection information, taken at once: two steps that each wait for the second part
+/// with the first in hand could wait for each other.
 struct Room {
     data: SgMut,
-    beside: SgMut,
+    packed_info: SgMut,
 }
 
 /// Blocks with their protection information.
@@ -148,13 +150,13 @@ impl<T: Transfer> Guarded<'_, T> {
         self.unit.geometry.block_size as usize
     }
 
-    /// Bytes that these bytes of blocks are on the wire.
+    /// The length on the wire of this number of bytes of blocks.
     fn wire(&self, bytes: u64) -> u64 {
         self.terms.wire(bytes, self.unit.geometry.block_size)
     }
 
-    /// Bytes that are kept beside these bytes of blocks.
-    fn beside(&self, bytes: u64) -> u64 {
+    /// Bytes of protection information for this number of bytes of blocks.
+    fn info_len(&self, bytes: u64) -> u64 {
         bytes / self.block() as u64 * INFO_BYTES as u64
     }
 
@@ -173,34 +175,34 @@ impl<T: Transfer> Guarded<'_, T> {
         Failure::Protection { field, at: at + (index * self.block()) as u64, compared }
     }
 
-    async fn room(&self, count: usize, tools: &Tools) -> Room {
-        let mut beside = tools.arena.wait_sg(count + self.beside(count as u64) as usize).await;
-        Room { data: beside.split_to(count), beside }
+    async fn room(&self, count: usize, slot: &SlotContext) -> Room {
+        let mut packed_info = slot.arena.wait_sg(count + self.info_len(count as u64) as usize).await;
+        Room { data: packed_info.split_to(count), packed_info }
     }
 
-    /// As [`Guarded::room`], for who has memory already.
-    fn room_beside(&self, count: usize, tools: &Tools) -> Result<Room, Fault> {
-        let mut beside = more_memory(tools, count + self.beside(count as u64) as usize)?;
-        Ok(Room { data: beside.split_to(count), beside })
+    /// As [`Guarded::room`], for a step that has memory already.
+    fn room_now(&self, count: usize, slot: &SlotContext) -> Result<Room, Fault> {
+        let mut packed_info = more_memory(slot, count + self.info_len(count as u64) as usize)?;
+        Ok(Room { data: packed_info.split_to(count), packed_info })
     }
 
-    /// Reads blocks and what is kept beside them, as it is meant. The range has been entered.
-    async fn fetch(&self, offset: u64, room: Room, tools: &mut Tools) -> Result<(Sg, SgMut), Fault> {
-        let data = load_into(self.unit, offset, room.data, tools).await?.share();
-        let io = Io { op: Op::Read, offset: self.beside(offset), data: Data::In(room.beside) };
-        let outcome = submit(&*self.protection.store, io, &mut tools.completion).await;
+    /// Reads blocks and their protection information. The caller has locked the range.
+    async fn fetch(&self, offset: u64, room: Room, slot: &mut SlotContext) -> Result<(Sg, SgMut), Fault> {
+        let data = load_into(self.unit, offset, room.data, slot).await?.share();
+        let io = Io { op: Op::Read, offset: self.info_len(offset), data: Data::In(room.packed_info) };
+        let outcome = submit(&*self.protection.store, io, &mut slot.completion).await;
         outcome.result?;
-        let mut beside = outcome.data.into_in();
-        for piece in beside.pieces_mut() {
+        let mut packed_info = outcome.data.into_in();
+        for piece in packed_info.pieces_mut() {
             piece.iter_mut().for_each(|byte| *byte = !*byte);
         }
-        Ok((data, beside))
+        Ok((data, packed_info))
     }
 
-    /// Reads blocks and checks them. The range has been entered.
-    async fn kept(&self, offset: u64, at: u64, room: Room, tools: &mut Tools) -> Result<Blocks, Failure> {
-        let (data, beside) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
-        let kept = Blocks { infos: infos(&beside), data };
+    /// Reads blocks and checks them. The caller has locked the range.
+    async fn kept(&self, offset: u64, at: u64, room: Room, slot: &mut SlotContext) -> Result<Blocks, Failure> {
+        let (data, packed_info) = self.fetch(offset + at, room, slot).await.map_err(fault(at))?;
+        let kept = Blocks { infos: infos(&packed_info), data };
         self.check(&kept, offset, at)?;
         Ok(kept)
     }
@@ -226,17 +228,17 @@ impl<T: Transfer> Guarded<'_, T> {
         self.taken_apart(arrived, offset, at)
     }
 
-    /// Data-Out of more than one piece. Memory is waited for with the first only: see [`Transfer::pull_beside`].
+    /// Data-Out of more than one piece. Only the first piece waits for memory: see [`Transfer::pull_more`].
     async fn gathered(&self, first: usize, length: usize) -> Result<Sg, Fault> {
         let mut arrived = self.transfer.pull(first, length.min(PIECE_BYTES)).await?;
         while arrived.len() < length {
             let part = (length - arrived.len()).min(PIECE_BYTES);
-            arrived.append(self.transfer.pull_beside(first + arrived.len(), part).await?);
+            arrived.append(self.transfer.pull_more(first + arrived.len(), part).await?);
         }
         Ok(arrived)
     }
 
-    /// Takes what travelled apart; `at` is where its first block is in the step.
+    /// Takes protection information that travelled separately; `at` is the position of its first block in the step.
     fn taken_apart(&self, mut arrived: Sg, offset: u64, at: u64) -> Result<Blocks, Failure> {
         let block = self.block();
         let mut blocks = Blocks { data: Sg::default(), infos: Vec::new() };
@@ -262,68 +264,84 @@ impl<T: Transfer> Guarded<'_, T> {
         Ok(blocks)
     }
 
-    /// Writes blocks, and `beside` them what `packed` made of their protection information. The range is held.
-    async fn put(&self, offset: u64, data: Sg, beside: Sg, durable: bool, tools: &mut Tools) -> Result<(), Fault> {
-        store(self.unit, offset, data, durable, tools).await?;
-        put(&*self.protection.store, self.beside(offset), beside, durable, tools).await
+    /// Writes blocks and their packed protection information. The caller has locked the range.
+    async fn put(
+        &self,
+        offset: u64,
+        data: Sg,
+        packed_info: Sg,
+        durable: bool,
+        slot: &mut SlotContext,
+    ) -> Result<(), Fault> {
+        store(self.unit, offset, data, durable, slot).await?;
+        put(&*self.protection.store, self.info_len(offset), packed_info, durable, slot).await
     }
 
-    async fn read(&self, offset: u64, len: u64, tools: &mut Tools, tail: &mut Tail) -> Result<(), Failure> {
+    async fn read(
+        &self,
+        offset: u64,
+        len: u64,
+        slot: &mut SlotContext,
+        final_data: &mut FinalData,
+    ) -> Result<(), Failure> {
         let mut at = 0;
         while at < len {
             self.transfer.room().await.map_err(fault(at))?;
-            let count = self.piece(len, at);
-            let room = self.room(count, tools).await;
+            let whole = self.piece(len, at);
+            // A multiple of the block size, as both bounds are.
+            let count = self.transfer.reserve(whole, whole.min(RESERVED_LEAST)).await.map_err(fault(at))?;
+            let room = self.room(count, slot).await;
             let entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
-            let (data, beside) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
+            let (data, packed_info) = self.fetch(offset + at, room, slot).await.map_err(fault(at))?;
             drop(entered);
-            let kept = Blocks { infos: infos(&beside), data };
+            let kept = Blocks { infos: infos(&packed_info), data };
             self.check(&kept, offset, at)?;
-            tail.offset = self.wire(at) as usize;
-            tail.data = if self.terms.carried { joined(kept.data, beside.share(), self.block()) } else { kept.data };
+            final_data.offset = self.wire(at) as usize;
+            final_data.data =
+                if self.terms.carried { joined(kept.data, packed_info.share(), self.block()) } else { kept.data };
             at += count as u64;
             if at < len {
-                let data = std::mem::take(&mut tail.data);
-                self.transfer.push(tail.offset, data).map_err(fault(at))?;
+                let data = std::mem::take(&mut final_data.data);
+                self.transfer.push(final_data.offset, data).map_err(fault(at))?;
             }
         }
         Ok(())
     }
 
-    /// Data-Out in pieces of so many bytes at most.
+    /// Data-Out in pieces of at most this number of bytes.
     async fn write(
         &self,
         offset: u64,
         len: u64,
         piece: usize,
         durable: bool,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Failure> {
         let mut at = 0;
         while at < len {
             let count = (len - at).min(piece as u64) as usize;
             let Blocks { data, infos } = self.sent(offset, at, count).await?;
-            let beside = packed(&infos, tools).map_err(fault(at))?;
+            let packed_info = packed(&infos, slot).map_err(fault(at))?;
             let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
-            self.put(offset + at, data, beside, durable, tools).await.map_err(fault(at))?;
+            self.put(offset + at, data, packed_info, durable, slot).await.map_err(fault(at))?;
             at += count as u64;
         }
         Ok(())
     }
 
-    async fn write_verify(&self, offset: u64, len: u64, compare: bool, tools: &mut Tools) -> Result<(), Failure> {
+    async fn write_verify(&self, offset: u64, len: u64, compare: bool, slot: &mut SlotContext) -> Result<(), Failure> {
         let mut at = 0;
         while at < len {
             let count = self.piece(len, at);
             let Blocks { data, infos } = self.sent(offset, at, count).await?;
-            let beside = packed(&infos, tools).map_err(fault(at))?;
-            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let packed_info = packed(&infos, slot).map_err(fault(at))?;
+            let room = self.room_now(count, slot).map_err(fault(at))?;
             let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
-            self.put(offset + at, data.clone(), beside, true, tools).await.map_err(fault(at))?;
-            let (found, kept) = self.fetch(offset + at, room, tools).await.map_err(fault(at))?;
+            self.put(offset + at, data.clone(), packed_info, true, slot).await.map_err(fault(at))?;
+            let (found, kept) = self.fetch(offset + at, room, slot).await.map_err(fault(at))?;
             let kept = Blocks { infos: self::infos(&kept), data: found };
             if compare {
                 let terms = Terms { compared: Checks::ALL, ..self.terms };
@@ -334,29 +352,32 @@ impl<T: Transfer> Guarded<'_, T> {
         Ok(())
     }
 
-    async fn verify(&self, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+    async fn verify(&self, offset: u64, len: u64, slot: &mut SlotContext) -> Result<(), Failure> {
+        let mut long = LongStep::moving(&self.unit, len);
         let mut at = 0;
         while at < len {
             let count = self.piece(len, at);
-            let room = self.room(count, tools).await;
+            let _held = hold(&self.unit, count).await;
+            let room = self.room(count, slot).await;
+            let _turn = long.turn().await;
             let _entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
-            self.kept(offset, at, room, tools).await?;
+            self.kept(offset, at, room, slot).await?;
             at += count as u64;
         }
         Ok(())
     }
 
-    async fn compare(&self, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+    async fn compare(&self, offset: u64, len: u64, slot: &mut SlotContext) -> Result<(), Failure> {
         let mut at = 0;
         while at < len {
             let count = self.piece(len, at);
             let sent = self.sent(offset, at, count).await?;
-            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let room = self.room_now(count, slot).map_err(fault(at))?;
             let entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
-            let kept = self.kept(offset, at, room, tools).await?;
+            let kept = self.kept(offset, at, room, slot).await?;
             drop(entered);
             self.compare_blocks(&sent, &kept, &self.terms, at)?;
             if self.transfer.aborted() {
@@ -367,19 +388,23 @@ impl<T: Transfer> Guarded<'_, T> {
         Ok(())
     }
 
-    /// Every block is compared with the one of Data-Out.
-    async fn compare_each(&self, offset: u64, len: u64, tools: &mut Tools) -> Result<(), Failure> {
+    /// Compares every block with the one block of Data-Out.
+    async fn compare_each(&self, offset: u64, len: u64, slot: &mut SlotContext) -> Result<(), Failure> {
         if len == 0 {
             return Ok(());
         }
         let sent = self.sent(offset, 0, self.block()).await?;
         let (pattern, first) = (sent.data.to_vec(), sent.infos.first().copied().unwrap_or(Info::BLANK));
+        drop(sent);
+        let mut long = LongStep::moving(&self.unit, len);
         let mut at = 0;
         while at < len {
             let count = self.piece(len, at);
-            let room = self.room_beside(count, tools).map_err(fault(at))?;
+            let _held = hold(&self.unit, count).await;
+            let room = self.room_now(count, slot).map_err(fault(at))?;
+            let _turn = long.turn().await;
             let entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(fault(at))?;
-            let kept = self.kept(offset, at, room, tools).await?;
+            let kept = self.kept(offset, at, room, slot).await?;
             drop(entered);
             for (index, info) in kept.infos.iter().enumerate() {
                 let from = index * self.block();
@@ -399,8 +424,8 @@ impl<T: Transfer> Guarded<'_, T> {
         Ok(())
     }
 
-    /// What the one block's protection information is for the block so many blocks behind: reference tags count, but
-    /// for those that belong to the initiators.
+    /// The protection information of the one block, for the block this number of blocks behind it: reference tags
+    /// count up, except those that belong to the initiators.
     fn following(&self, mut info: Info, index: u64) -> Info {
         if self.protection.kind() != Kind::Three {
             info.reference.set(info.reference.get().wrapping_add(index as u32));
@@ -427,7 +452,7 @@ impl<T: Transfer> Guarded<'_, T> {
         offset: u64,
         len: u64,
         durable: bool,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Failure> {
         if len == 0 {
             return Ok(());
@@ -437,43 +462,51 @@ impl<T: Transfer> Guarded<'_, T> {
         let mut arrived = self.gathered(0, half + other).await.map_err(fault(0))?;
         let compared = first.taken_apart(arrived.split_to(half), offset, 0)?;
         let Blocks { data, infos } = self.taken_apart(arrived, offset, 0)?;
-        let beside = packed(&infos, tools).map_err(fault(0))?;
-        let room = self.room_beside(len as usize, tools).map_err(fault(0))?;
+        // Memory is taken afterwards: many commands may wait for the same blocks.
         let _held = self.unit.lock_exclusive(span(offset, len)).await.map_err(fault(0))?;
-        let kept = first.kept(offset, 0, room, tools).await?;
+        let packed_info = packed(&infos, slot).map_err(fault(0))?;
+        let room = self.room_now(len as usize, slot).map_err(fault(0))?;
+        let kept = first.kept(offset, 0, room, slot).await?;
         first.compare_blocks(&compared, &kept, &first.terms, 0)?;
         if self.transfer.aborted() {
             return Err(fault(0)(Fault::Aborted));
         }
-        self.put(offset, data, beside, durable, tools).await.map_err(fault(0))
+        self.put(offset, data, packed_info, durable, slot).await.map_err(fault(0))
     }
 
-    async fn or_write(&self, offset: u64, len: u64, durable: bool, tools: &mut Tools) -> Result<(), Failure> {
+    async fn or_write(&self, offset: u64, len: u64, durable: bool, slot: &mut SlotContext) -> Result<(), Failure> {
         let mut at = 0;
         while at < len {
             let count = self.piece(len, at);
             let sent = self.sent(offset, at, count).await?;
-            let room = self.room_beside(count, tools).map_err(fault(at))?;
-            let mut memory = more_memory(tools, count).map_err(fault(at))?;
             let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
-            let kept = self.kept(offset, at, room, tools).await?;
+            let room = self.room_now(count, slot).map_err(fault(at))?;
+            let mut memory = more_memory(slot, count).map_err(fault(at))?;
+            let kept = self.kept(offset, at, room, slot).await?;
             memory.copy_from(0, &whole(&kept.data));
             or_into(&mut memory, &sent.data);
             let data = memory.share();
             let of_result = |(block, info): (&[u8], &Info)| Info { guard: guard(block).into(), ..*info };
             let infos: Vec<Info> = whole(&data).chunks(self.block()).zip(&sent.infos).map(of_result).collect();
-            let beside = packed(&infos, tools).map_err(fault(at))?;
+            let packed_info = packed(&infos, slot).map_err(fault(at))?;
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
-            self.put(offset + at, data, beside, durable, tools).await.map_err(fault(at))?;
+            self.put(offset + at, data, packed_info, durable, slot).await.map_err(fault(at))?;
             at += count as u64;
         }
         Ok(())
     }
 
-    /// `pattern` is a block, with its protection information if that travels; empty for zeroes without any.
-    async fn fill(&self, offset: u64, len: u64, pattern: &[u8], unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
+    /// `pattern` is a block, with its protection information if that is transferred; empty for zeroes without any.
+    async fn fill(
+        &self,
+        offset: u64,
+        len: u64,
+        pattern: &[u8],
+        unmap: bool,
+        slot: &mut SlotContext,
+    ) -> Result<(), Failure> {
         let (data, info) = match pattern.split_at_checked(self.block()) {
             Some((data, rest)) => (data, Info::read_from_bytes(rest).ok()),
             None => (&[][..], None),
@@ -483,99 +516,124 @@ impl<T: Transfer> Guarded<'_, T> {
         {
             return Err(self.failure(field, 0, 0, false));
         }
-        // Blocks that shall read as if they were unmapped may be.
+        // Blocks that must read as unmapped may be unmapped.
         let is_blank = data.iter().all(|byte| *byte == 0) && info.is_none_or(|info| info == Info::BLANK);
         if data.is_empty() || unmap && is_blank {
-            return self.clear(offset, len, unmap, tools).await;
+            return self.clear(offset, len, unmap, slot).await;
         }
-        let mut memory = tools.arena.wait_sg(self.piece(len, 0)).await;
+        let _holder = hold(&self.unit, self.piece(len, 0)).await;
+        let mut memory = slot.arena.wait_sg(self.piece(len, 0)).await;
         for part in memory.pieces_mut() {
             part.chunks_mut(data.len()).for_each(|block| block.copy_from_slice(&data[..block.len()]));
         }
         let memory = memory.share();
+        let mut long = LongStep::moving(&self.unit, len);
         let mut at = 0;
         while at < len {
             if self.transfer.aborted() {
                 return Err(fault(at)(Fault::Aborted));
             }
             let count = self.piece(len, at);
+            let _turn = long.turn().await;
             let of = |index| match info {
                 Some(info) => self.following(info, self.place(offset, at, index).index),
                 None => self.protection.made(data, self.place(offset, at, index), &self.terms),
             };
             let infos: Vec<Info> = (0..count / self.block()).map(of).collect();
-            let beside = packed(&infos, tools).map_err(fault(at))?;
+            let packed_info = packed(&infos, slot).map_err(fault(at))?;
             let _held = self.unit.lock_exclusive(span(offset + at, count as u64)).await.map_err(fault(at))?;
-            self.put(offset + at, memory.part(0..count), beside, false, tools).await.map_err(fault(at))?;
+            self.put(offset + at, memory.part(0..count), packed_info, false, slot).await.map_err(fault(at))?;
             at += count as u64;
         }
         Ok(())
     }
 
-    /// Zeroes without protection information. What is kept beside goes first: whenever this ends, nothing that is left
-    /// fails a check.
-    async fn clear(&self, offset: u64, len: u64, unmap: bool, tools: &mut Tools) -> Result<(), Failure> {
-        let held = self.unit.lock_exclusive(span(offset, len)).await.map_err(fault(0))?;
-        blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
-        let asked = zeroed(self.unit, offset, len, unmap, tools).await;
-        drop(held);
-        match asked {
-            Ok(()) => Ok(()),
-            Err(Fault::Unsupported) => fill(self.unit, offset, len, &[0; 512], self.transfer, tools).await,
-            Err(why) => Err(fault(0)(why)),
-        }
-    }
-
-    async fn unmap(&self, ranges: &[(u64, u64)], tools: &mut Tools) -> Result<(), Failure> {
-        for &(offset, len) in ranges {
+    /// Zeroes without protection information. The protection information is cleared first: wherever this ends, the
+    /// remaining blocks pass their checks.
+    async fn clear(&self, offset: u64, len: u64, unmap: bool, slot: &mut SlotContext) -> Result<(), Failure> {
+        let mut long = LongStep::spacing(&self.unit, len);
+        let mut at = 0;
+        while at < len {
             if self.transfer.aborted() {
-                return Err(fault(0)(Fault::Aborted));
+                return Err(fault(at)(Fault::Aborted));
             }
-            let _held = self.unit.lock_exclusive(span(offset, len)).await.map_err(fault(0))?;
-            blank(&self.unit, self.protection, offset, len, tools).await.map_err(fault(0))?;
-            match ask(self.unit, Op::Unmap { len }, offset, tools).await.result {
-                Ok(_) => written(self.unit, span(offset, len), tools).await.map_err(fault(0))?,
-                // Unmapping is a hint: a store that cannot keeps the data.
-                Err(Fault::Unsupported) => {}
-                Err(why) => return Err(fault(0)(why)),
+            let (_turn, count) = long.space(offset + at, len - at, slot).await;
+            let held = self.unit.lock_exclusive(span(offset + at, count)).await.map_err(fault(at))?;
+            blank(&self.unit, self.protection, offset + at, count, slot).await.map_err(fault(at))?;
+            let asked = zeroed(self.unit, offset + at, count, unmap, slot).await;
+            drop(held);
+            match asked {
+                Ok(()) => at += count,
+                Err(Fault::Unsupported) => {
+                    return fill(self.unit, offset + at, len - at, &[0; 512], self.transfer, slot).await;
+                }
+                Err(why) => return Err(fault(at)(why)),
             }
         }
         Ok(())
     }
 
-    async fn flush(&self, tools: &mut Tools) -> Result<(), Failure> {
-        ask(self.unit, Op::Flush, 0, tools).await.result.map_err(fault(0))?;
-        ask_store(&*self.protection.store, Op::Flush, 0, tools).await.map_err(fault(0))
+    async fn unmap(&self, ranges: &[(u64, u64)], slot: &mut SlotContext) -> Result<(), Failure> {
+        for (offset, len) in merged(ranges) {
+            let mut long = LongStep::spacing(&self.unit, len);
+            let mut at = offset;
+            while at < offset + len {
+                if self.transfer.aborted() {
+                    return Err(fault(0)(Fault::Aborted));
+                }
+                let (_turn, count) = long.space(at, offset + len - at, slot).await;
+                let part = span(at, count);
+                let _held = self.unit.lock_exclusive(part).await.map_err(fault(0))?;
+                blank(&self.unit, self.protection, at, count, slot).await.map_err(fault(0))?;
+                match ask(&self.unit, Op::Unmap { len: count }, at, slot).await.result {
+                    Ok(_) => written(self.unit, part, slot).await.map_err(fault(0))?,
+                    // Unmapping is a hint: a store that cannot keeps the data.
+                    Err(Fault::Unsupported) => {}
+                    Err(why) => return Err(fault(0)(why)),
+                }
+                at += count;
+            }
+        }
+        Ok(())
     }
 
-    /// Blocks of another unit, or of this one, through memory: they need protection information of their new place, or
-    /// take theirs along.
+    async fn flush(&self, slot: &mut SlotContext) -> Result<(), Failure> {
+        ask(&self.unit, Op::Flush, 0, slot).await.result.map_err(fault(0))?;
+        ask_store(&*self.protection.store, Op::Flush, 0, slot).await.map_err(fault(0))
+    }
+
+    /// Blocks of another unit, or of this one, through memory: they need the protection information of their new
+    /// place, or bring theirs.
     async fn copy(
         &self,
         (from, at, terms): (&Rc<Unit>, u64, Terms),
         offset: u64,
         len: u64,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Failure> {
         let overlaps = **from == *self.unit && span(at, len).overlaps(span(offset, len));
         let backwards = overlaps && offset > at;
         let count = len.div_ceil(GUARDED_BYTES as u64);
+        let mut long = LongStep::moving(&self.unit, len);
         for number in 0..count {
             if self.transfer.aborted() {
                 return Err(fault(0)(Fault::Aborted));
             }
+            // The turn is not kept: memory is waited for.
+            drop(long.turn().await);
             let done = GUARDED_BYTES as u64 * if backwards { count - 1 - number } else { number };
             let part = self.piece(len, done);
+            let _holder = hold(&self.unit, part).await;
             let unit = Admitted::to(from);
             let source = match from.protected() {
                 Some(protection) => {
                     let source = Guarded { unit, protection, terms, transfer: self.transfer };
-                    source.original(at, done, part, tools).await?
+                    source.original(at, done, part, slot).await?
                 }
-                // It was formatted since this was asked for.
+                // The unit was formatted after the admission of the command.
                 None if self.terms.carried => return Err(Failure::Origin { fault: Fault::Cleared, at: done }),
                 None => {
-                    let loaded = load(unit, at + done, part, tools).await;
+                    let loaded = load(unit, at + done, part, slot).await;
                     let data = loaded.map_err(|fault| Failure::Origin { fault, at: done })?;
                     Blocks { data, infos: Vec::new() }
                 }
@@ -584,27 +642,27 @@ impl<T: Transfer> Guarded<'_, T> {
                 true => self.taken_over(source, offset, done)?,
                 false => self.taken_apart(source.data, offset, done)?,
             };
-            let beside = packed(&infos, tools).map_err(fault(done))?;
+            let packed_info = packed(&infos, slot).map_err(fault(done))?;
             let _held = self.unit.lock_exclusive(span(offset + done, part as u64)).await.map_err(fault(done))?;
-            self.put(offset + done, data, beside, false, tools).await.map_err(fault(done))?;
+            self.put(offset + done, data, packed_info, false, slot).await.map_err(fault(done))?;
         }
         Ok(())
     }
 
-    /// Blocks from byte `at` of a copy on, which begins at `offset` here; checked.
-    async fn original(&self, offset: u64, at: u64, count: usize, tools: &mut Tools) -> Result<Blocks, Failure> {
+    /// Blocks from byte `at` of a copy on, whose destination begins at `offset`; they are checked.
+    async fn original(&self, offset: u64, at: u64, count: usize, slot: &mut SlotContext) -> Result<Blocks, Failure> {
         let origin = |fault| Failure::Origin { fault, at };
-        let room = self.room(count, tools).await;
+        let room = self.room(count, slot).await;
         let _entered = self.unit.lock_shared(span(offset + at, count as u64)).await.map_err(origin)?;
-        match self.kept(offset, at, room, tools).await {
+        match self.kept(offset, at, room, slot).await {
             Err(Failure::Fault { fault, .. }) => Err(origin(fault)),
-            // To who said nothing of it the medium is damaged.
+            // For a command that does not know protection information this is a medium error.
             Err(_) if self.terms == Terms::PLAIN => Err(origin(Fault::Medium)),
             other => other,
         }
     }
 
-    /// Blocks with protection information that comes along with them, checked as if it had been sent.
+    /// Blocks with protection information that is transferred, checked like data from the initiator.
     fn taken_over(&self, blocks: Blocks, offset: u64, at: u64) -> Result<Blocks, Failure> {
         for (index, (block, info)) in whole(&blocks.data).chunks(self.block()).zip(&blocks.infos).enumerate() {
             let place = self.place(offset, at, index);
@@ -616,28 +674,29 @@ impl<T: Transfer> Guarded<'_, T> {
     }
 }
 
-/// What was read beside blocks.
-fn infos(beside: &SgMut) -> Vec<Info> {
-    let bytes: Vec<u8> = beside.pieces().iter().flat_map(|piece| piece.iter().copied()).collect();
+/// The protection information that was read with blocks.
+fn infos(packed_info: &SgMut) -> Vec<Info> {
+    let bytes: Vec<u8> = packed_info.pieces().iter().flat_map(|piece| piece.iter().copied()).collect();
     bytes.chunks_exact(INFO_BYTES).filter_map(|info| Info::read_from_bytes(info).ok()).collect()
 }
 
-/// Protection information as it is kept, in memory to write from.
-fn packed(infos: &[Info], tools: &Tools) -> Result<Sg, Fault> {
-    let mut memory = more_memory(tools, infos.len() * INFO_BYTES)?;
+/// Protection information in its stored form, in memory to write from.
+fn packed(infos: &[Info], slot: &SlotContext) -> Result<Sg, Fault> {
+    let mut memory = more_memory(slot, infos.len() * INFO_BYTES)?;
     for (index, info) in infos.iter().enumerate() {
         memory.copy_from(index * INFO_BYTES, info.inverted().as_bytes());
     }
     Ok(memory.share())
 }
 
-/// Blocks, each with its protection information behind it, as they travel: parts of what was read, nothing is copied.
-fn joined(data: Sg, beside: Sg, block: usize) -> Sg {
-    let (mut data, mut beside, mut joined) = (data, beside, Sg::default());
+/// Blocks, each followed by its protection information, as they travel: parts of the memory that was read, without a
+/// copy.
+fn joined(data: Sg, packed_info: Sg, block: usize) -> Sg {
+    let (mut data, mut packed_info, mut joined) = (data, packed_info, Sg::default());
     joined.reserve(data.len() / block * 2);
     while !data.is_empty() {
         joined.append(data.split_to(block));
-        joined.append(beside.split_to(INFO_BYTES));
+        joined.append(packed_info.split_to(INFO_BYTES));
     }
     joined
 }

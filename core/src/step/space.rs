@@ -1,27 +1,37 @@
-//! What a unit's store tells about its space.
+//! The provisioning of a unit's store.
 
-use super::kinds::{Tools, ask};
+use super::kinds::{SlotContext, ask};
+use super::long::LongStep;
 use crate::io::{Data, Extent, Fault, Op, Space};
 use crate::unit::{Admitted, Unit};
 
-/// How often [`survey`] asks a store at most: bounds the time of one command.
+/// Most requests of [`survey`] to a store: this limits the time of one command.
 const SURVEY_ASKS_MAX: usize = 4096;
 
-/// Tells which bytes of `offset..offset + len` take space, from the first on, as at most `runs` runs of whole blocks;
-/// runs that follow each other differ. The answer ends early if the store would have to be asked too often.
+/// Reports which bytes of `offset..offset + len` are mapped, from the first on, as at most `runs` runs of whole
+/// blocks; runs that follow each other differ. The answer ends early if it would take too many requests.
 ///
 /// # Errors
-/// The fault of the store, but for [`Fault::Unsupported`]: then all bytes count as mapped.
-pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut Tools) -> Result<Vec<Extent>, Fault> {
+/// The fault of the store, except [`Fault::Unsupported`]: then all bytes count as mapped.
+pub async fn survey(
+    unit: &Unit,
+    offset: u64,
+    len: u64,
+    runs: usize,
+    slot: &mut SlotContext,
+) -> Result<Vec<Extent>, Fault> {
     let block = u64::from(unit.geometry.block_size);
     let unit = Admitted::to(unit);
+    let mut long = LongStep::spacing(&unit, len);
     let (mut found, mut at) = (Vec::<Extent>::new(), 0);
     for _ in 0..SURVEY_ASKS_MAX {
         let rest = len - at;
         if rest == 0 {
             break;
         }
-        let asked = ask(unit, Op::Extent { len: rest }, offset + at, tools).await;
+        let turn = long.turn().await;
+        let asked = ask(&unit, Op::Extent { len: long.extent(rest) }, offset + at, slot).await;
+        drop(turn);
         let next = match asked.result {
             Ok(_) => whole_blocks(asked.extent, block),
             Err(Fault::Unsupported) => Extent { len: rest, mapped: true },
@@ -39,16 +49,16 @@ pub async fn survey(unit: &Unit, offset: u64, len: u64, runs: usize, tools: &mut
     Ok(found)
 }
 
-/// How much space a unit takes and how much is left for it; `None` if its store cannot tell.
-pub async fn space(unit: &Unit, tools: &mut Tools) -> Option<Space> {
-    let asked = ask(Admitted::to(unit), Op::Space, 0, tools).await;
+/// How much space a unit uses and how much is available to it; `None` if its store cannot tell.
+pub async fn space(unit: &Unit, slot: &mut SlotContext) -> Option<Space> {
+    let asked = ask(unit, Op::Space, 0, slot).await;
     match (asked.result, asked.data) {
         (Ok(_), Data::Space(space)) => Some(space),
         _ => None,
     }
 }
 
-/// The extent in whole blocks: a block is mapped if any part of it takes space.
+/// The extent in whole blocks: a block is mapped if any part of it is.
 fn whole_blocks(extent: Extent, block: u64) -> Extent {
     let whole = extent.len - extent.len % block;
     if extent.mapped || whole == 0 {

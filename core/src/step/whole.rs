@@ -2,7 +2,7 @@
 //! uses the medium meanwhile.
 
 use super::blocks::{fill, flush, zero};
-use super::kinds::{Failure, Tools};
+use super::kinds::{Failure, SlotContext};
 use crate::io::Fault;
 use crate::mem::Sg;
 use crate::port::Transfer;
@@ -44,7 +44,7 @@ pub async fn rewrite_medium(
     unit: &Unit,
     pattern: &[u8],
     unmap: bool,
-    tools: &mut Tools,
+    slot: &mut SlotContext,
     mut progress: impl AsyncFnMut(u64),
 ) -> Result<(), Failure> {
     let unit = Admitted::to(unit);
@@ -53,13 +53,13 @@ pub async fn rewrite_medium(
     while offset < size {
         let len = CHUNK_BYTES.min(size - offset);
         match pattern {
-            [] => zero(unit, offset, len, unmap, &NoTransfer, tools).await?,
-            block => fill(unit, offset, len, block, &NoTransfer, tools).await?,
+            [] => zero(unit, offset, len, unmap, &NoTransfer, slot).await?,
+            block => fill(unit, offset, len, block, &NoTransfer, slot).await?,
         }
         offset += len;
         progress(offset).await;
     }
-    flush(unit, tools).await
+    flush(unit, slot).await
 }
 
 /// Lets the other tasks of the core run once.
