@@ -73,12 +73,12 @@ pub struct AccessChange {
     pub state: AccessState,
     /// The cause.
     pub cause: AccessCause,
-    /// The new PREF bit; `None` leaves it as it is.
+    /// The new PREF bit; `None`: no change.
     pub preferred: Option<bool>,
 }
 
 impl AccessChange {
-    /// A change that a client asks for. It leaves PREF as it is.
+    /// A change that a client asks for. The PREF bit does not change.
     #[must_use]
     pub fn explicit(group: u16, state: AccessState) -> Self {
         Self { group, state, cause: AccessCause::Explicit, preferred: None }
@@ -104,7 +104,7 @@ impl AccessStates {
 
     pub(crate) fn set(&mut self, change: &AccessChange) {
         let before = self.of(change.group);
-        // An explicit request for the state that is there changes nothing, and does not become its cause.
+        // An explicit request for the current state changes nothing, and does not become its cause.
         if change.cause == AccessCause::Explicit && change.state == before.state {
             return;
         }

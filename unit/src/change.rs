@@ -1,4 +1,4 @@
-//! Changes of the state of a unit, and what follows from them.
+//! Changes of the state of a unit, and their effects.
 
 use crate::access::{AccessChange, GroupAccess};
 use crate::removal::request::RemovalChange;
@@ -99,7 +99,7 @@ impl Record {
     }
 }
 
-/// What all clients of a unit, except the proposer, are told of a change.
+/// The notification of a change, which all clients of a unit except the proposer receive.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Event {
     /// Asymmetric access states have changed.
@@ -124,17 +124,16 @@ pub enum Aborts {
     TaskSet,
 }
 
-/// What follows from a change.
+/// The effects of a change.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Effects {
-    /// Whether the change has to be published. If not, the state is as before, and nothing follows but perhaps a
-    /// record.
+    /// Whether the change has to be published. If not, the state does not change, and the only effect may be a record.
     pub is_published: bool,
     /// The metadata record that must be durable before the change takes effect.
     pub record: Option<Record>,
-    /// The registrants that are told, and what.
+    /// The registrants that are notified, each with its notice.
     pub notices: BTreeMap<NexusName, Notice>,
-    /// What all clients except the proposer are told.
+    /// The notification of all clients except the proposer.
     pub event: Option<Event>,
     /// The target port groups whose state or PREF bit differs, and their access before the change.
     pub access: BTreeMap<u16, GroupAccess>,
@@ -170,14 +169,14 @@ pub enum Denial {
     RemovalPrevented,
     /// A format or a sanitize is in progress.
     RewriteInProgress,
-    /// A sanitize failed, and only another one helps.
+    /// A sanitize failed, and the medium needs another one.
     SanitizeRequired,
 }
 
-/// A change that somebody proposes.
+/// A proposed change.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Proposal {
-    /// The nexus that caused the change and therefore is not told; `None`: all nexuses are told.
+    /// The nexus that caused the change and therefore is not notified; `None`: all nexuses are notified.
     pub proposer: Option<NexusName>,
     /// The change.
     pub change: UnitChange,
@@ -190,6 +189,6 @@ pub struct Ordered {
     pub unit: UnitId,
     /// The change, and its proposer.
     pub proposal: Proposal,
-    /// What follows from it.
+    /// The effects of the change.
     pub effects: Effects,
 }

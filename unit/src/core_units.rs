@@ -1,4 +1,4 @@
-//! One core's access to the state of its units: what command sets and the rest of the program use.
+//! The access of one core to the state of its units, for command sets and for the rest of the program.
 
 use crate::access::{AccessChange, AccessState};
 use crate::change::{Aborts, Ordered, Proposal, UnitChange};
@@ -16,7 +16,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::Poll;
 
-/// Runs a task that goes on after the command that began it.
+/// Runs a task that continues after the command that began it.
 pub type Spawn = Rc<dyn Fn(LocalFuture<'static, ()>)>;
 
 /// One core's access to the state of its units.
@@ -42,7 +42,7 @@ impl CoreUnits {
         Rc::new(Self { shared, publisher, ledger, spawn: RefCell::default() })
     }
 
-    /// Runs rewrites by `spawn`. Without it a rewrite runs in its command, and ends when the command is dropped.
+    /// Runs rewrites with `spawn`. Without it a rewrite runs in its command, and ends when the command is dropped.
     pub fn run_in_background(&self, spawn: Spawn) {
         *self.spawn.borrow_mut() = Some(spawn);
     }
@@ -57,14 +57,15 @@ impl CoreUnits {
         self.publisher.add_command_set(command_set);
     }
 
-    /// Adds this core's view of a unit, or replaces it by another one. Returns what all cores share of it.
+    /// Adds this core's view of a unit, or replaces it by another one. Returns the part of the unit that all cores
+    /// share.
     pub fn add(&self, unit: &Rc<Unit>) -> Arc<SharedUnit> {
         self.publisher.add(unit);
         self.shared.of(unit)
     }
 
-    /// Adds a unit without a store, whose commands are executed elsewhere. Returns what all cores share of it. The unit
-    /// is known for as long as `metadata` has another owner.
+    /// Adds a unit without a store, whose commands are executed elsewhere. Returns the part of the unit that all cores
+    /// share. The unit is known for as long as `metadata` has another owner.
     pub fn add_without_store(&self, unit: UnitId, metadata: &Arc<dyn MetadataStore>) -> Arc<SharedUnit> {
         self.publisher.add_without_store(unit, metadata);
         self.shared.of_ref(UnitRef { id: unit, metadata: &**metadata })
@@ -81,13 +82,13 @@ impl CoreUnits {
         self.publisher.unit(unit)
     }
 
-    /// What all cores share of the units.
+    /// The units as all cores share them.
     #[must_use]
     pub fn shared(&self) -> &Arc<SharedUnits> {
         &self.shared
     }
 
-    /// Proposes a change: see [`Ledger::propose`]. The tasks that it aborts may go on for a while: see
+    /// Proposes a change: see [`Ledger::propose`]. The tasks that it aborts may continue for a while: see
     /// [`CoreUnits::until_aborted`].
     ///
     /// # Errors
@@ -101,9 +102,8 @@ impl CoreUnits {
         self.ledger.propose(unit.into(), Proposal { proposer: proposer.cloned(), change }).await
     }
 
-    /// Proposes a change, and waits until the tasks that it aborts have ended; no longer than until `is_aborted` is
-    /// ready, which tells that the proposer's own task was aborted. Otherwise two clients that preempt each other would
-    /// wait for ever.
+    /// Proposes a change, and waits until the tasks that it aborts have ended. The wait ends when `is_aborted` is
+    /// ready: the proposer's own task was aborted. Otherwise two clients that preempt each other would wait forever.
     ///
     /// # Errors
     /// [`Refused`]: nothing has changed.
@@ -133,12 +133,12 @@ impl CoreUnits {
         }
     }
 
-    /// Does on this core what a message of another core asks for.
+    /// Executes the message of another core on this core.
     pub async fn deliver(&self, message: UnitMessage) {
         self.publisher.deliver(message).await;
     }
 
-    /// Ends what depends on a nexus, which is lost or was reset, at all units of this core.
+    /// Ends the state that depends on a nexus, which is lost or was reset, at all units of this core.
     pub async fn lose_nexus(&self, nexus: &NexusName) {
         for (id, metadata) in self.publisher.unit_metadata() {
             if self.shared.get(id).is_some_and(|shared| shared.state().depends_on(nexus)) {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 /// A future of one core.
 pub type LocalFuture<'a, T> = Pin<Box<dyn Future<Output = T> + 'a>>;
 
-/// Why a proposal does not become a change.
+/// Why a proposal is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Refused {
     /// The state does not allow it.
@@ -34,19 +34,19 @@ pub enum Refused {
 /// * **Durable first.** If the effects name a metadata record, it is durable on every node that would restore the unit
 ///   from its own metadata, before any view sees the change. If a required record cannot be saved, the change is
 ///   refused, and the record of the state before is saved again.
-/// * **In force before the answer.** When the future returns `Ok`, the change is published: every view of every core
-///   and node goes by it. A core or a node that has ended counts as one that does. A node that is cut off has to be
+/// * **In force before the answer.** When the future returns `Ok`, the change is published: it applies to every view
+///   on every core and node. A core or a node that has ended is not waited for. A node that is cut off has to be
 ///   fenced before it counts as one.
 /// * **No wait for tasks.** The ledger waits for metadata, for other cores and for other nodes, never for tasks of
 ///   clients: a task may wait for its own proposal. [`CommandSet::changed`](crate::publish::CommandSet::changed) marks
 ///   the tasks that a change aborts; the proposer waits for them after its turn.
 /// * **Abandoned proposals.** Dropping the future before the change takes effect withdraws the proposal, or lets it
-///   take effect as a whole. Either way later proposals go on.
+///   take effect as a whole. In both cases later proposals continue.
 /// * **Changes of other nodes.** An implementation that agrees between nodes also publishes, by the same
 ///   [`Publisher`], the changes that other nodes proposed. Names of nexuses have to be unique across the nodes then.
 pub trait Ledger {
-    /// Proposes a change of a unit. Returns when the change is in force. A change that leaves
-    /// the state as it is is not published; its effects say so.
+    /// Proposes a change of a unit. Returns when the change is in force. A change that leaves the state unchanged is
+    /// not published; its effects say so.
     ///
     /// # Errors
     /// [`Refused`]: nothing has changed.
@@ -93,8 +93,8 @@ impl Ledger for LocalLedger {
     }
 }
 
-/// Saves a record. If that fails or is given up, the record that was there before is saved again: the new one may have
-/// reached the medium, and must not come back after a restart.
+/// Saves a record. If that fails or is abandoned, the previous record is saved again: the new one may have reached the
+/// medium, and must not come back after a restart.
 async fn save(metadata: &dyn MetadataStore, record: &Record) -> Result<(), Fault> {
     let before = metadata.load(record.name).unwrap_or_default();
     let mut undo = Undo { metadata, name: record.name, before: Some(before) };
@@ -115,7 +115,7 @@ struct Undo<'a> {
 impl Drop for Undo<'_> {
     fn drop(&mut self) {
         if let Some(before) = self.before.take() {
-            // Records are saved in the order of the calls, and a dropped future takes none back.
+            // Records are saved in the order of the calls, and dropping a future does not take a call back.
             drop(self.metadata.save(self.name, before));
         }
     }

@@ -49,7 +49,7 @@ fn a_change_is_durable_before_it_takes_effect_and_in_force_on_all_cores_before_t
     assert_eq!((told(&here), told(&there)), ([vec![change.clone()], vec![change.clone()]], [vec![], vec![]]));
     assert!(here.command_sets[0].published.borrow().is_empty(), "the other core has not answered");
     way.is_asleep.set(false);
-    let Poll::Ready(Ok(ordered)) = poll(&mut waiting) else { panic!("all cores go by it") };
+    let Poll::Ready(Ok(ordered)) = poll(&mut waiting) else { panic!("it applies to all cores") };
     assert_eq!(
         (ordered.proposal.change.clone(), told(&there)),
         (change.clone(), [vec![change.clone()], vec![change.clone()]])
@@ -120,7 +120,7 @@ fn two_proposers_have_their_turns_one_after_the_other() {
     way.is_asleep.set(false);
     assert!(poll(&mut second).is_pending(), "it is not its turn");
     assert!(matches!(poll(&mut first), Poll::Ready(Ok(_))));
-    // It is judged by the state in its turn, not by that when it was proposed.
+    // The state in its turn decides on it, not the state at the time of the proposal.
     let conflict = Refused::Denied(Denial::Reservation(reserve::Denial::Conflict));
     assert_eq!(poll(&mut second), Poll::Ready(Err(conflict)));
 }

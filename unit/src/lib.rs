@@ -1,8 +1,8 @@
 //! The state that all users of a unit share: reservations, asymmetric access, the state and position of the medium,
-//! the protection type and the epoch. Command sets are equal users: each proposes changes, and all are told of them.
-//! Pure: no socket, no file, no thread.
+//! the protection type and the epoch. Command sets are equal users: each proposes changes, and all are notified of
+//! them. Pure: no socket, no file, no thread.
 //!
-//! * [`state`]: the state as a value; [`change`]: changes, and what follows from them
+//! * [`state`]: the state as a value; [`change`]: changes and their effects
 //! * [`reserve`], [`access`], [`medium`], [`protection`]: its parts
 //! * [`ledger`]: puts changes in order; [`publish`]: puts them in force on all cores
 //! * [`shared`]: the units of a process; [`core_units`]: the access of one core to them

@@ -19,7 +19,7 @@ pub enum MediumState {
     FormatFailed,
     /// A sanitize failed. Only another sanitize makes the medium usable.
     SanitizeFailed {
-        /// Or EXIT FAILURE MODE (AUSE).
+        /// Whether EXIT FAILURE MODE is allowed (AUSE).
         can_exit: bool,
     },
 }

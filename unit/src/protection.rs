@@ -6,7 +6,7 @@ use lunar_core::protection::Kind;
 use std::fmt;
 
 /// Name of the record.
-const NAME: &str = "protection";
+pub const NAME: &str = "protection";
 
 /// The record is not a protection type that this version knows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -13,13 +13,13 @@ use std::sync::Arc;
 
 /// The views of units that one command set has on one core.
 pub trait CommandSet {
-    /// A change has taken effect. Brings the cells of this core up to date, tells the clients of this core, and marks
-    /// the tasks that are to be aborted ([`Effects::aborts`](crate::change::Effects::aborts)), without waiting for
-    /// them. It is called on every core, before the proposer is answered.
+    /// A change has taken effect. Updates the cells of this core, notifies the clients of this core, and marks the
+    /// tasks that are to be aborted ([`Effects::aborts`](crate::change::Effects::aborts)), without waiting for them.
+    /// It is called on every core, before the proposer is answered.
     fn changed(&self, change: &Ordered);
 
-    /// The change is in force on all cores. It is called on the proposer's core only: for what is told once, whatever
-    /// the number of cores.
+    /// The change is in force on all cores. It is called on the proposer's core only, for actions that are taken once
+    /// for all cores.
     fn published(&self, change: &Ordered);
 
     /// Waits until the tasks of this core that the change has aborted have ended.
@@ -31,14 +31,14 @@ pub trait CommandSet {
 pub enum UnitMessage {
     /// The change takes effect.
     Changed(Arc<Ordered>),
-    /// The tasks that it aborts have to end.
+    /// Waits until the tasks that it aborts have ended.
     Aborted(Arc<Ordered>),
 }
 
 /// The other cores of the process.
 pub trait OtherCores {
-    /// Has [`Publisher::deliver`] run on every other core. Done when it has on all of them; a core that has ended
-    /// counts as done.
+    /// Runs [`Publisher::deliver`] on every other core. The future is ready when it has run on all of them; a core
+    /// that has ended is not waited for.
     fn broadcast(&self, message: UnitMessage) -> LocalFuture<'static, ()>;
 }
 
@@ -175,7 +175,7 @@ impl Publisher {
         }
     }
 
-    /// Does on this core what a message of another core asks for.
+    /// Executes the message of another core on this core.
     pub(crate) async fn deliver(&self, message: UnitMessage) {
         match message {
             UnitMessage::Changed(change) => self.take_effect(&change),
@@ -183,7 +183,7 @@ impl Publisher {
         }
     }
 
-    /// Brings the cells of this core up to date: those of the unit first, then those of the command sets.
+    /// Updates the cells of this core: those of the unit first, then those of the command sets.
     fn take_effect(&self, change: &Ordered) {
         if let Some(unit) = self.unit(change.unit) {
             if let Some(epoch) = change.effects.epoch {

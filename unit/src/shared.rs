@@ -1,6 +1,6 @@
 //! The units of a process, and the state of each of them, which all cores share. The locks here are taken by changes,
-//! by new nexuses and by commands that report state, never by the data path: each core has cells of its own for what
-//! the data path must know.
+//! by new nexuses and by commands that report state, never by the data path: each core has cells of its own with the
+//! part that the data path needs.
 
 use crate::reserve::{MalformedReservations, Reservations};
 use crate::state::UnitState;
@@ -50,9 +50,9 @@ impl<'a> From<&'a Rc<Unit>> for UnitRef<'a> {
 #[derive(Debug, Default)]
 pub struct SharedUnit {
     state: Mutex<UnitState>,
-    /// Puts changes in their order.
+    /// Orders its changes.
     pub(crate) changes: Turns,
-    /// Puts motions of the medium in their order: one may wait for the store, and changes go on meanwhile.
+    /// Orders the motions of the medium: a motion may wait for the store, and changes continue meanwhile.
     pub(crate) motions: Turns,
     is_busy: AtomicBool,
     progress: AtomicU16,
@@ -139,7 +139,7 @@ impl Drop for Activity {
     }
 }
 
-/// An order of those who want to do something one after another.
+/// A queue of tasks that take turns.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<Queue>);
 
@@ -149,7 +149,7 @@ struct Queue {
     waiting: Vec<Waker>,
 }
 
-/// The right to do it, until it is dropped.
+/// The turn, until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Turn<'a>(&'a Turns);
 
@@ -176,7 +176,7 @@ impl Drop for Turn<'_> {
     fn drop(&mut self) {
         let mut queue = lock(&self.0.0);
         queue.is_taken = false;
-        // All of them: the first one may have been given up meanwhile.
+        // All waiters are woken: the future of the first may have been dropped meanwhile.
         let waiting = std::mem::take(&mut queue.waiting);
         drop(queue);
         waiting.into_iter().for_each(Waker::wake);
@@ -198,7 +198,7 @@ impl SharedUnits {
         Ok(())
     }
 
-    /// Forgets a unit that is not served any more. Those who still have it keep it.
+    /// Removes a unit that is no longer served. Other owners of it keep it.
     pub fn forget(&self, unit: UnitId) {
         lock(&self.0).remove(&unit);
     }
@@ -221,7 +221,7 @@ impl SharedUnits {
         lock(&self.0).entry(unit.id).or_insert_with(restored).clone()
     }
 
-    /// The unit that this is a view of. A unit that was not restored is restored now.
+    /// The unit behind this view. A unit that was not restored is restored now.
     ///
     /// # Panics
     /// If its reservations are malformed: [`SharedUnits::restore`] has refused such a unit.

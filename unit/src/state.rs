@@ -1,4 +1,4 @@
-//! The state that all users of a unit share, as a value, and what a change makes of it.
+//! The state that all users of a unit share, as a value, and the function that applies a change to it.
 
 use crate::access::{AccessStates, GroupAccess};
 use crate::change::{Aborts, Denial, Effects, Event, Proposal, Record, UnitChange};
@@ -15,7 +15,7 @@ use std::sync::Arc;
 /// The state of a unit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct UnitState {
-    // Behind a pointer: most changes leave it as it is, and each change begins with a copy of the state.
+    // Behind a pointer: most changes do not affect it, and each change begins with a copy of the state.
     reservations: Arc<Reservations>,
     access: AccessStates,
     medium: MediumState,
@@ -37,7 +37,7 @@ impl UnitState {
         Ok(Self {
             reservations: Arc::new(reservations),
             medium: rewrite::stored(metadata).medium,
-            // A type that is not known was refused when the volume was opened.
+            // An unknown type was refused when the volume was opened.
             protection: protection::stored(metadata).unwrap_or_default(),
             ..Self::default()
         })
@@ -85,7 +85,7 @@ impl UnitState {
         self.epoch
     }
 
-    /// Whether a nexus has anything here that ends with it: see [`UnitChange::NexusLost`].
+    /// Whether a nexus has state here that ends with it: see [`UnitChange::NexusLost`].
     #[must_use]
     pub fn depends_on(&self, nexus: &NexusName) -> bool {
         self.reservations.spc2() == Some(nexus) || self.preventing.contains(nexus)
@@ -104,7 +104,7 @@ impl UnitState {
         }
     }
 
-    /// Makes a change, and returns what follows from it.
+    /// Makes a change, and returns its effects.
     ///
     /// # Errors
     /// Why the change is refused: nothing has changed then.

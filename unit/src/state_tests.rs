@@ -8,7 +8,7 @@ use crate::testing::name;
 use lunar_core::metadata::{DurableMemory, MetadataStore};
 use proptest::prelude::*;
 
-/// SCSI initiators and NVMe hosts; the key of each is its index and one.
+/// SCSI initiators and NVMe hosts; the key of each is its index plus one.
 const CLIENTS: [&str; 4] = ["iqn.a,i,0x1", "iqn.b,i,0x1", "nvme,01", "nvme,02"];
 
 fn proposal(change: UnitChange) -> Proposal {
@@ -93,7 +93,7 @@ fn any_change() -> impl Strategy<Value = UnitChange> {
     ]
 }
 
-/// The registrants that must be told of a request, derived from the states before and after it (SPC-4 5.13.11).
+/// The registrants that must be notified of a request, derived from the states before and after it (SPC-4 5.13.11).
 fn expected_notices(
     before: &Reservations,
     after: &Reservations,
@@ -133,11 +133,11 @@ fn after_restart(medium: MediumState) -> MediumState {
 
 fn check_reservations(state: &Reservations) -> Result<(), TestCaseError> {
     prop_assert!(state.registrants().all(|(_, key)| key != 0), "a key is zero");
-    prop_assert!(state.spc2().is_none() || state.registrants().next().is_none(), "both models at once");
+    prop_assert!(state.spc2().is_none() || state.registrants().next().is_none(), "both kinds of reservation at once");
     let Some((reservation, key)) = state.reservation() else { return Ok(()) };
     prop_assert_eq!(reservation.holder.is_none(), reservation.kind.is_held_by_all());
     prop_assert_eq!(reservation.holder.is_none(), key == 0);
-    prop_assert!(state.registrants().any(|(name, _)| state.is_holder(name)), "nobody holds it");
+    prop_assert!(state.registrants().any(|(name, _)| state.is_holder(name)), "no nexus holds it");
     Ok(())
 }
 
@@ -175,7 +175,7 @@ proptest! {
     }
 
     #[test]
-    fn effects_name_exactly_the_registrants_that_must_be_told(
+    fn effects_name_exactly_the_registrants_that_must_be_notified(
         changes in prop::collection::vec(any_reservation(), 0..80)
     ) {
         let mut state = UnitState::default();
@@ -219,7 +219,7 @@ fn hosts_and_initiators_are_registrants_of_one_state() {
 }
 
 #[test]
-fn a_reset_ends_what_only_lasts_until_then() {
+fn a_reset_ends_the_state_that_lasts_until_a_reset() {
     let mut state = UnitState::default();
     let spc2 = UnitChange::Reservations { nexus: name(CLIENTS[0]), request: Request::Reserve };
     state.apply(&proposal(spc2)).expect("free");
@@ -232,7 +232,7 @@ fn a_reset_ends_what_only_lasts_until_then() {
 }
 
 #[test]
-fn the_loss_of_a_nexus_ends_what_depends_on_it() {
+fn the_loss_of_a_nexus_ends_the_state_that_depends_on_it() {
     let mut state = UnitState::default();
     let spc2 = UnitChange::Reservations { nexus: name(CLIENTS[0]), request: Request::Reserve };
     state.apply(&proposal(spc2)).expect("free");
@@ -254,7 +254,7 @@ fn all_groups_of_one_change_are_set() {
     let access = [1, 2, 3].map(|group| (group, GroupAccess::default())).into();
     assert_eq!(effects, Effects { event: Some(Event::AccessChanged), access, ..Effects::published() });
     assert!([1, 2, 3].iter().all(|group| state.access().of(*group).state == AccessState::Standby));
-    assert_eq!(state.apply(&proposal(UnitChange::Access(changes))), Ok(Effects::none()), "they are there already");
+    assert_eq!(state.apply(&proposal(UnitChange::Access(changes))), Ok(Effects::none()), "they are already present");
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn rewrites_follow_each_other_as_the_standards_allow() {
     assert_eq!(
         apply(RewriteChange::ExitFailureMode),
         Ok(MediumState::FormatFailed),
-        "that leaves failed sanitizes only"
+        "that leaves the failed state only"
     );
     assert_eq!(apply(sanitize(false)), Ok(MediumState::Sanitizing { can_exit: false }));
     assert_eq!(apply(RewriteChange::Failed), Ok(MediumState::SanitizeFailed { can_exit: false }));
@@ -283,7 +283,7 @@ fn rewrites_follow_each_other_as_the_standards_allow() {
     assert_eq!(apply(sanitize(true)), Ok(MediumState::Sanitizing { can_exit: true }));
     assert_eq!(apply(RewriteChange::Failed), Ok(MediumState::SanitizeFailed { can_exit: true }));
     assert_eq!(apply(RewriteChange::ExitFailureMode), Ok(MediumState::Ready));
-    assert_eq!(apply(RewriteChange::Done), Ok(MediumState::Ready), "nothing is in progress");
+    assert_eq!(apply(RewriteChange::Done), Ok(MediumState::Ready), "no rewrite is in progress");
 }
 
 #[derive(Debug)]
@@ -308,7 +308,7 @@ fn a_change_of_one_command_set_is_published_with_its_record() {
     assert_eq!(state, UnitState::default());
 }
 
-/// Records as earlier versions have written them, under the names that they had.
+/// Records of earlier versions, under the names that they had.
 #[test]
 fn the_state_is_restored_from_records_of_earlier_versions() {
     let metadata = DurableMemory::default();

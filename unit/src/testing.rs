@@ -43,7 +43,7 @@ pub(crate) fn name(initiator: &str) -> NexusName {
     NexusName { initiator: initiator.into(), target_port: 1 }
 }
 
-/// What a metadata store does with the next records.
+/// The behaviour of a metadata store for the next records.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Saves {
     /// Saves them.
@@ -106,7 +106,7 @@ impl MetadataStore for Metadata {
 pub(crate) struct Memory {
     pub(crate) bytes: RefCell<Vec<u8>>,
     pub(crate) asked: RefCell<Vec<Op>>,
-    /// The next request fails with it.
+    /// The next request fails with this fault.
     pub(crate) fault: Cell<Option<Fault>>,
 }
 
@@ -154,7 +154,7 @@ fn memory(size: u64) -> Rc<Memory> {
     Rc::new(Memory { bytes: RefCell::new(vec![7; size as usize]), ..Memory::default() })
 }
 
-/// How a unit of a test is made.
+/// The properties of a test unit.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Options {
     pub(crate) kind: MediumKind,
@@ -192,7 +192,7 @@ pub(crate) fn unit(metadata: Arc<dyn MetadataStore>, options: Options) -> (Rc<Un
     (Rc::new(unit), [bytes, protection])
 }
 
-/// A command set that notes what it is told, and whose tasks end when the test says so.
+/// A command set that records its notifications, and whose tasks end when the test says so.
 #[derive(Default)]
 pub(crate) struct Notes {
     pub(crate) changed: RefCell<Vec<UnitChange>>,
@@ -266,7 +266,7 @@ impl Core {
         Self { units, unit, memory, protection, command_sets, arena: Arena::new(1 << 20) }
     }
 
-    /// Two cores of one process, and the ways between them.
+    /// Two cores of one process, and the queues between them.
     pub(crate) fn two(metadata: &Arc<Metadata>) -> ([Self; 2], [Rc<OtherCore>; 2]) {
         let (ways, shared) = ([Rc::<OtherCore>::default(), Rc::default()], Arc::default());
         let core = |way: &Rc<OtherCore>| Self::sharing(metadata, Options::default(), &shared, Rc::new(way.clone()));

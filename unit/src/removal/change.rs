@@ -1,4 +1,4 @@
-//! The position of a medium, and who prevents its removal, after a change: a pure function.
+//! The position of a medium and the prevention of its removal after a change: a pure function.
 
 use super::request::{Motion, Mover, RemovalChange};
 use crate::change::{Denial, Effects, Event};
@@ -83,7 +83,7 @@ mod tests {
             for (before, after) in all.into_iter().zip(after) {
                 let mut tray = before;
                 let effects = apply(&mut tray, &mut BTreeSet::new(), &RemovalChange::Move(motion, mover));
-                let effects = effects.expect("nobody prevents it");
+                let effects = effects.expect("no client prevents it");
                 assert_eq!((tray, effects.is_published), (after, before != after), "{motion:?} {mover:?} {before:?}");
                 let is_loaded = before != Loaded && after == Loaded;
                 assert_eq!(effects.event, is_loaded.then_some(Event::MediumLoaded), "{motion:?} {mover:?} {before:?}");

@@ -1,5 +1,5 @@
-//! The motion of a medium: no command is admitted to it any more, those in progress end, and what was written is
-//! brought to it.
+//! The motion of a medium: commands are no longer admitted, the commands in progress end, and the written data is
+//! flushed.
 
 use super::request::{Motion, Mover, RemovalChange};
 use crate::change::{Denial, UnitChange};
@@ -12,7 +12,6 @@ use lunar_core::port::NexusName;
 use lunar_core::range::Span;
 use lunar_core::step::flush_now;
 use lunar_core::unit::{Unit, UnitId};
-use std::fmt;
 use std::rc::Rc;
 
 /// Why a medium does not move.
@@ -26,25 +25,9 @@ pub enum Stuck {
     Prevented,
     /// It is formatted or sanitized.
     Busy,
-    /// What was written could not be brought to it.
+    /// Written data could not be flushed to it.
     Store(Fault),
 }
-
-impl fmt::Display for Stuck {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NoUnit => f.write_str("the volume is not served"),
-            Self::Fixed => f.write_str("the volume is a fixed disk; only volumes with removable media can be ejected"),
-            Self::Prevented => {
-                f.write_str("a client uses the medium and prevents its removal; it was asked to allow it")
-            }
-            Self::Busy => f.write_str("the medium is being formatted or sanitized; try again later"),
-            Self::Store(fault) => write!(f, "data that was written cannot be brought to the medium: {fault:?}"),
-        }
-    }
-}
-
-impl std::error::Error for Stuck {}
 
 impl From<Refused> for Stuck {
     fn from(refused: Refused) -> Self {
@@ -71,7 +54,7 @@ impl CoreUnits {
         if unit.medium.kind() == MediumKind::Fixed { Err(Stuck::Fixed) } else { Ok(unit) }
     }
 
-    /// Ejects the medium of a unit for the operator; if it is `forced`, although a client prevents it.
+    /// Ejects the medium of a unit for the operator; with `forced`, although a client prevents it.
     ///
     /// # Errors
     /// [`Stuck`]: the medium is where it was.
@@ -80,7 +63,7 @@ impl CoreUnits {
         self.move_medium(&unit, None, Motion::Eject, Mover::Operator { forced }).await
     }
 
-    /// Loads the medium of a unit for the operator. Clients are told that it may be another medium than before.
+    /// Loads the medium of a unit for the operator. Clients are notified that it may be another medium.
     ///
     /// # Errors
     /// [`Stuck`]: the medium is where it was.
@@ -89,8 +72,8 @@ impl CoreUnits {
         self.move_medium(&unit, None, Motion::Load, Mover::Operator { forced: true }).await
     }
 
-    /// Moves the medium of a unit. After an eject, what was written is on the medium, and no command reaches it. The
-    /// operator's wish for a medium whose removal a client prevents is told to all clients.
+    /// Moves the medium of a unit. After an eject, all written data is on the medium, and no command reaches it. If a
+    /// client prevents the removal, all clients are notified of the operator's request.
     ///
     /// # Errors
     /// [`Stuck`]: the medium is where it was.
@@ -134,7 +117,7 @@ impl CoreUnits {
         }
         let _activity = shared.begin_activity().ok_or(Stuck::Busy)?;
         self.set_position(unit, nexus, Motion::Eject, mover).await?;
-        // No command is admitted any more; those in progress are waited for.
+        // Commands are no longer admitted; the commands in progress are waited for.
         let whole = Span { start: 0, end: unit.geometry.bytes() };
         drop(unit.exclusive.lock_exclusive(unit.id, whole).await);
         if unit.read_only {
@@ -207,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_that_the_operator_wants_a_medium_that_they_hold() {
+    fn clients_are_notified_that_the_operator_requests_a_medium_that_they_hold() {
         let core = removable();
         let prevent = UnitChange::Removal(RemovalChange::Prevent(name("a")));
         at_once(core.units.propose(&core.unit, None, prevent.clone())).expect("it always may");

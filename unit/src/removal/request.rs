@@ -11,9 +11,9 @@ pub enum RemovalChange {
     Allow(NexusName),
     /// The medium moves.
     Move(Motion, Mover),
-    /// The medium stays in the drive, because what was written could not be brought to it.
+    /// The medium stays in the drive, because written data could not be flushed to it.
     EjectFailed,
-    /// The operator wants the medium, whose removal a client prevents. The position does not change.
+    /// The operator requests the medium, whose removal a client prevents. The position does not change.
     Requested,
 }
 
@@ -26,7 +26,7 @@ pub enum Motion {
     Load,
 }
 
-/// Moves a medium.
+/// The origin of a motion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Mover {
     /// A client, by START STOP UNIT.

@@ -1,8 +1,9 @@
-//! The reservations after a request, as a pure function of those before.
+//! The reservations after a request, as a pure function of the state before.
 
 use super::request::{Action, Denial, PersistentRequest, Request};
-use super::{Notice, REGISTRANTS_MAX, Reservation, ReservationNotices, ReservationType, Reservations};
+use super::{LIST_KEY, Notice, REGISTRANTS_MAX, Reservation, ReservationNotices, ReservationType, Reservations};
 use lunar_core::port::NexusName;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// The type that SCOPE and TYPE ask for; the scope must be the whole unit.
@@ -19,7 +20,7 @@ fn reservation_type(scope_and_type: u8) -> Result<ReservationType, Denial> {
 }
 
 impl Reservations {
-    /// The reservations after a request of the nexus `by`, and what follows for other registrants.
+    /// The reservations after a request of the nexus `by`, and the effects on other registrants.
     ///
     /// # Errors
     /// Why the request is refused.
@@ -37,6 +38,11 @@ impl Reservations {
                 next.ptpl = *ptpl;
                 ReservationNotices::default()
             }
+            Request::SetList { names, force, ptpl } => {
+                next.set_list(by, names, *force)?;
+                next.ptpl = if names.is_empty() { next.ptpl } else { *ptpl };
+                ReservationNotices::default()
+            }
         };
         Ok((next, notices))
     }
@@ -52,6 +58,25 @@ impl Reservations {
             (_, true) => self.spc2 = Some(by.clone()),
             (Some(holder), false) if holder == by => self.spc2 = None,
             (_, false) => {}
+        }
+        Ok(())
+    }
+
+    /// Replaces the list of clients of the block command set. They get no notices: their transports have none.
+    fn set_list(&mut self, by: &NexusName, names: &[NexusName], force: bool) -> Result<(), Denial> {
+        let list = self.list();
+        if self.excludes_lists() || !force && !list.is_empty() && !list.contains(&by) {
+            return Err(Denial::Conflict);
+        }
+        let registrants: BTreeMap<NexusName, u64> = names.iter().map(|name| (name.clone(), LIST_KEY)).collect();
+        if registrants.len() > REGISTRANTS_MAX {
+            return Err(Denial::NoRoom);
+        }
+        let kind = ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS;
+        self.persistent = (!registrants.is_empty()).then(|| reserved(by, kind));
+        if self.registrants != registrants {
+            self.registrants = registrants;
+            self.generation = self.generation.wrapping_add(1);
         }
         Ok(())
     }
@@ -136,14 +161,14 @@ impl Reservations {
         }
     }
 
-    /// Ends the reservation, and tells the registrants that it admitted.
+    /// Ends the reservation, and notifies the registrants that it admitted.
     fn end(&mut self, by: &NexusName, notices: &mut ReservationNotices) {
         if self.persistent.take().is_some_and(|reservation| reservation.kind.admits_registrants()) {
             self.tell_others(by, Notice::ReservationReleased, notices);
         }
     }
 
-    /// Tells all registrants except `by`.
+    /// Notifies all registrants except `by`.
     fn tell_others(&self, by: &NexusName, notice: Notice, notices: &mut ReservationNotices) {
         notices.told.extend(self.registrants.keys().filter(|name| *name != by).map(|name| (name.clone(), notice)));
     }

@@ -1,7 +1,7 @@
 //! Reservations of a unit: RESERVE and RELEASE of SPC-2, and persistent reservations (SPC-4 5.13), which are also the
 //! reservations of NVMe (NVMe Base 2.0 8.19). A unit has one state for all transports and command sets.
 //!
-//! * this file: the state as a value, and what it means to a nexus
+//! * this file: the state as a value, and its meaning for a nexus
 //! * [`request`]: requests that change the state; `change`: the state after a request
 //! * `record`: the state as a metadata record
 
@@ -16,12 +16,19 @@ use lunar_core::codes;
 use lunar_core::port::NexusName;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Registrants of a unit at most: a cluster has hundreds of hosts with a few paths each, and the record of all of them
-/// fits [`METADATA_BYTES_MAX`](lunar_core::metadata::METADATA_BYTES_MAX).
+/// Most registrants of a unit: a cluster has hundreds of hosts with a few paths each, and the record of all of them
+/// fits into [`METADATA_BYTES_MAX`](lunar_core::metadata::METADATA_BYTES_MAX).
 pub const REGISTRANTS_MAX: usize = 4096;
 
 /// Prefix of the names of NVMe hosts among registrants. The host identifier follows, in hexadecimal digits.
 pub const HOST_PREFIX: &str = "nvme,";
+
+/// Prefix of the names of clients of the block command set among registrants. The name that the transport gives them
+/// follows.
+pub const BLOCK_PREFIX: &str = "block,";
+
+/// The registration key of all clients of a list ([`Request::SetList`]). Its value has no meaning: the names count.
+pub const LIST_KEY: u64 = 0x6c69_7374;
 
 codes! {
     /// Types of persistent reservations (SPC-4 6.15.3.4).
@@ -76,7 +83,7 @@ pub struct Reservations {
 /// How the reservations of a unit restrict one nexus.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Held {
-    /// Not at all: there is no reservation, or the nexus has the access of its holder.
+    /// No restriction: there is no reservation, or the nexus has the access of its holder.
     #[default]
     None,
     /// Another nexus holds a reservation by RESERVE(6) or RESERVE(10).
@@ -87,7 +94,7 @@ pub enum Held {
     ExclusiveAccess,
 }
 
-/// What a registrant is told after the request of another one.
+/// The notice to a registrant after the request of another one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Notice {
     /// A reservation that admitted it as a registrant was released (SPC-4 5.13.11.2.2; NVMe: reservation released).
@@ -98,10 +105,10 @@ pub enum Notice {
     RegistrationPreempted,
 }
 
-/// What follows from a request for registrants other than the requester.
+/// The effects of a request on registrants other than the requester.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ReservationNotices {
-    /// The registrants that are told, and what.
+    /// The registrants that are notified, each with its notice.
     pub told: BTreeMap<NexusName, Notice>,
     /// The registrants whose tasks are aborted: PREEMPT AND ABORT.
     pub aborted: BTreeSet<NexusName>,
@@ -143,6 +150,20 @@ impl Reservations {
     #[must_use]
     pub fn spc2(&self) -> Option<&NexusName> {
         self.spc2.as_ref()
+    }
+
+    /// The clients of the list ([`Request::SetList`]) in force; empty if there is none.
+    #[must_use]
+    pub fn list(&self) -> Vec<&NexusName> {
+        let kind = self.persistent.as_ref().map(|reservation| reservation.kind);
+        let is_list = kind == Some(ReservationType::EXCLUSIVE_ACCESS_ALL_REGISTRANTS);
+        self.registrants.keys().filter(|name| is_list && name.initiator.starts_with(BLOCK_PREFIX)).collect()
+    }
+
+    /// Whether registrations or reservations of other command sets exclude a list.
+    #[must_use]
+    pub fn excludes_lists(&self) -> bool {
+        self.spc2.is_some() || self.registrants.keys().any(|name| !name.initiator.starts_with(BLOCK_PREFIX))
     }
 
     /// Ends the SPC-2 reservation if `holder` holds it, or, without a name, whichever nexus does. Returns whether there

@@ -15,6 +15,15 @@ pub enum Request {
     /// Sets whether registrations and reservation persist through power loss. NVMe has a feature for it, which a host
     /// may set without being registered.
     SetPtpl(bool),
+    /// Replaces the list of clients of the block command set that have the unit for themselves.
+    SetList {
+        /// The clients; none: the list ends.
+        names: Vec<NexusName>,
+        /// Whether a list without the requester is replaced, too.
+        force: bool,
+        /// Whether the list persists through power loss.
+        ptpl: bool,
+    },
 }
 
 /// A request of PERSISTENT RESERVE OUT.
@@ -37,7 +46,7 @@ pub enum Action {
     Register {
         /// Whether the registered key is not compared.
         ignore_key: bool,
-        /// APTPL; `None` leaves it as it is, which NVMe can ask for (CPTPL 00b).
+        /// APTPL; `None`: no change, which NVMe can request (CPTPL 00b).
         ptpl: Option<bool>,
         /// The target ports at which the nexus is registered: its own, or all of them (ALL_TG_PT).
         ports: Vec<u16>,
@@ -66,7 +75,7 @@ pub enum Action {
     },
 }
 
-/// Why a request changes nothing.
+/// Why a request is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Denial {
     /// Another nexus holds a reservation, or the key is wrong.

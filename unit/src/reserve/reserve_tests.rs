@@ -271,7 +271,7 @@ fn registrations_are_preempted_by_their_key() {
         assert_eq!(next.persistent, held.persistent);
         let (next, notices) = preempt('b', key('b')).expect("registered");
         assert_eq!((registered(&next).as_str(), told(&notices)), ("ac", vec![]), "itself");
-        assert_eq!(refused(preempt('b', 7)), CONFLICT, "nobody has the key");
+        assert_eq!(refused(preempt('b', 7)), CONFLICT, "no registrant has the key");
         assert_eq!(refused(preempt('d', key('c'))), CONFLICT, "not registered");
         if holder.is_none_or(|(_, kind)| !kind.is_held_by_all()) {
             assert_eq!(refused(preempt('b', 0)), Denial::ActionKey);
@@ -403,7 +403,7 @@ proptest! {
         let mut state = Reservations::default();
         for (by, request) in requests {
             let Ok((next, notices)) = state.after(&name(by), &request) else { continue };
-            prop_assert!(!notices.told.contains_key(&name(by)), "the requester is not told");
+            prop_assert!(!notices.told.contains_key(&name(by)), "the requester is not notified");
             prop_assert!(next.registrants().all(|(_, key)| key != 0));
             prop_assert!(next.spc2().is_none() || next.registrants().next().is_none());
             if let Some((reservation, key)) = next.reservation() {
@@ -430,4 +430,30 @@ fn a_host_may_set_ptpl_without_being_registered() {
     assert_eq!(after.after(&name('c'), &Request::SetPtpl(false)), Ok((before, ReservationNotices::default())));
     let (held, _) = state("", None).after(&name('a'), &Request::Reserve).expect("free");
     assert_eq!(refused(held.after(&name('c'), &Request::SetPtpl(true))), CONFLICT);
+}
+
+#[test]
+fn a_list_is_replaced_by_its_own_clients_or_by_force() {
+    let client = |letter: char| NexusName { initiator: format!("{BLOCK_PREFIX}{letter}").into(), target_port: 0 };
+    let list =
+        |letters: &str, force| Request::SetList { names: letters.chars().map(client).collect(), force, ptpl: true };
+    let names = |state: &Reservations| state.list().into_iter().cloned().collect::<Vec<_>>();
+    let after = |state: &Reservations, by, request| state.after(&client(by), &request).map(|(after, _)| after);
+    let one = after(&state("", None), 'a', list("ab", false)).expect("free");
+    assert_eq!((names(&one), one.generation(), one.ptpl()), (vec![client('a'), client('b')], 1, true));
+    assert_eq!([one.held(&client('b')), one.held(&client('c'))], [Held::None, Held::ExclusiveAccess]);
+    assert_eq!(after(&one, 'c', list("c", false)), Err(CONFLICT));
+    assert_eq!(after(&one, 'c', list("", false)), Err(CONFLICT));
+    assert_eq!(after(&one, 'b', list("ab", false)).as_ref(), Ok(&one), "the same list is no change");
+    let forced = after(&one, 'c', list("c", true)).expect("it is forced");
+    assert_eq!((names(&forced), forced.generation()), (vec![client('c')], 2));
+    let ended = after(&forced, 'c', list("", false)).expect("its own");
+    assert_eq!((names(&ended), ended.reservation(), ended.held(&client('a'))), (vec![], None, Held::None));
+    // Registrations and reservations of other command sets exclude a list, also by force.
+    let (spc2, _) = state("", None).after(&name('z'), &Request::Reserve).expect("free");
+    for other in [state("z", None), state("z", Some(('z', ReservationType::WRITE_EXCLUSIVE))), spc2] {
+        assert_eq!(after(&other, 'a', list("a", true)), Err(CONFLICT));
+    }
+    let many = (0..=REGISTRANTS_MAX as u32).filter_map(|number| char::from_u32(0x4e00 + number)).collect::<String>();
+    assert_eq!(after(&one, 'a', list(&many, false)), Err(Denial::NoRoom));
 }

@@ -6,7 +6,8 @@ use crate::change::{Denial, Effects, Record};
 use crate::medium::MediumState;
 use lunar_core::range::Epoch;
 
-/// Makes a change. Every new state of the medium begins an epoch: what was admitted before does nothing any more.
+/// Makes a change. Every new state of the medium begins an epoch: commands that were admitted before have no effect
+/// any more.
 ///
 /// # Errors
 /// [`Denial::RewriteInProgress`], [`Denial::SanitizeRequired`]: nothing has changed then.

@@ -1,5 +1,5 @@
-//! The metadata record of format and sanitize. After a crash a sanitize goes on (SBC-4 4.11), and a medium whose format
-//! was interrupted says so until it is formatted again.
+//! The metadata record of format and sanitize. After a crash a sanitize continues (SBC-4 4.11), and a medium whose
+//! format was interrupted reports that until it is formatted again.
 
 use super::request::{Pass, Rewrite, RewriteKind};
 use crate::change::Record;
@@ -43,12 +43,12 @@ const SANITIZE_FAILED: u8 = 5;
 /// A sanitize failed, with AUSE.
 const SANITIZE_FAILED_CAN_EXIT: u8 = 6;
 
-/// The medium as its record says.
+/// The medium as described by its record.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Stored {
     /// Its state.
     pub(crate) medium: MediumState,
-    /// The sanitize that goes on.
+    /// The sanitize that continues.
     pub(crate) unfinished: Option<Rewrite>,
 }
 
@@ -70,7 +70,7 @@ pub(super) fn in_progress(rewrite: &Rewrite) -> Record {
         RewriteKind::Sanitize { can_exit: true } => SANITIZING_CAN_EXIT,
     });
     for pass in &rewrite.passes {
-        // A pattern is a block at most.
+        // A pattern has at most the length of a block.
         let length = (pass.pattern.len() as u32).into();
         bytes.extend(PassHeader { unmap: pass.unmap.into(), length }.as_bytes());
         bytes.extend(&pass.pattern);
@@ -94,8 +94,8 @@ pub(super) fn ready() -> Record {
     Record::required(NAME, Vec::new())
 }
 
-/// The medium as the metadata of its unit says. A record that cannot be understood may have been that of a sanitize, so
-/// the medium is taken for one whose sanitize failed.
+/// The medium as described by the metadata of its unit. An unknown record may have been that of a sanitize, so the
+/// medium is treated as one whose sanitize failed.
 pub(crate) fn stored(metadata: &dyn MetadataStore) -> Stored {
     let record = metadata.load(NAME).unwrap_or_default();
     parse(&record).unwrap_or_else(|| MediumState::SanitizeFailed { can_exit: false }.into())

@@ -61,9 +61,9 @@ pub struct Pass {
 pub enum RewriteChange {
     /// It begins.
     Begin(Rewrite),
-    /// It goes on after a restart of the process: all passes of it are still to be done.
+    /// It continues after a restart of the process: all of its passes are still to be done.
     Resume(Rewrite),
-    /// A pass is done; these are left.
+    /// A pass is done; these remain.
     Advance(Rewrite),
     /// It is done.
     Done,

@@ -10,7 +10,7 @@ use lunar_core::io::{Completion, Fault};
 use lunar_core::mem::Arena;
 use lunar_core::port::NexusName;
 use lunar_core::range::Span;
-use lunar_core::step::{self, Failure, Tools, blank, yield_once};
+use lunar_core::step::{self, Failure, SlotContext, blank, yield_once};
 use lunar_core::unit::Unit;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -22,7 +22,7 @@ use std::task::{Poll, Waker};
 pub enum RewriteError {
     /// It has not begun: another rewrite is in progress, or the medium is being ejected.
     Busy,
-    /// It has not begun: a sanitize failed, and only another one helps.
+    /// It has not begun: a sanitize failed, and the medium needs another one.
     SanitizeRequired,
     /// It has not begun: its metadata record could not be saved.
     Metadata(Fault),
@@ -40,16 +40,16 @@ impl From<Refused> for RewriteError {
     }
 }
 
-/// What the command of a rewrite waits for.
+/// The event that the command of a rewrite waits for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Until {
-    /// The rewrite has begun: it will go on whatever happens (IMMED; NVMe Sanitize).
+    /// The rewrite has begun: it will continue in any case (IMMED; NVMe Sanitize).
     Begun,
     /// The rewrite has ended.
     Ended,
 }
 
-/// What the command of a rewrite sees of it.
+/// The part of a rewrite that its command sees.
 #[derive(Debug, Default)]
 struct Watch {
     has_begun: Cell<bool>,
@@ -64,7 +64,7 @@ impl Watch {
         }
     }
 
-    /// Waits for the rewrite; no longer than until `is_aborted` says that the command was aborted.
+    /// Waits for the rewrite. The wait ends when `is_aborted` reports that the command was aborted.
     async fn wait(&self, until: Until, is_aborted: impl Fn() -> bool) -> Result<(), RewriteError> {
         poll_fn(|cx| {
             if let Some(result) = self.ended.take() {
@@ -84,7 +84,7 @@ impl Watch {
 struct Job {
     core: Rc<CoreUnits>,
     unit: Rc<Unit>,
-    /// The nexus that asked for it, which is not told of a new protection type.
+    /// The nexus that requested it, which is not notified of a new protection type.
     proposer: Option<NexusName>,
     watch: Rc<Watch>,
     /// Whether it lets other tasks of the core run between two pieces.
@@ -92,9 +92,9 @@ struct Job {
 }
 
 impl CoreUnits {
-    /// Rewrites the medium of a unit. Returns when that has begun or ended, as `until` says, and in any case when
-    /// `is_aborted` says that the command was aborted: the rewrite goes on then. It asks once for every part that is
-    /// written.
+    /// Rewrites the medium of a unit. Returns when the rewrite has begun or ended, as `until` says, and in any case
+    /// when `is_aborted` reports that the command was aborted: the rewrite continues then. `is_aborted` is called once
+    /// for every part that is written.
     ///
     /// # Errors
     /// [`RewriteError`].
@@ -112,7 +112,7 @@ impl CoreUnits {
         watch.wait(until, is_aborted).await
     }
 
-    /// Runs a rewrite in the background, or here if there is no spawner.
+    /// Runs a rewrite in the background, or in this task if there is no spawner.
     async fn start(
         self: &Rc<Self>,
         unit: &Rc<Unit>,
@@ -130,15 +130,15 @@ impl CoreUnits {
             watch: watch.clone(),
             yields: spawn.is_some(),
         };
-        let tools = Tools { arena: arena.clone(), completion: Completion::new() };
-        let work = Box::pin(job.run(begin, activity, tools));
+        let slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
+        let work = Box::pin(job.run(begin, activity, slot));
         match spawn {
             Some(spawn) => spawn(work),
             None => work.await,
         }
     }
 
-    /// Goes on with the sanitizes that the end of the last process interrupted: for one core, once all cores serve.
+    /// Continues the sanitizes that the end of the last process interrupted. One core calls it, after all cores serve.
     pub fn resume(self: &Rc<Self>, arena: &Arena) {
         let Some(spawn) = self.spawner() else { return };
         for unit in self.units().into_iter().filter(|unit| !unit.read_only) {
@@ -147,17 +147,17 @@ impl CoreUnits {
             let Some(activity) = self.shared().of(&unit).begin_activity() else { continue };
             let (core, arena) = (self.clone(), arena.clone());
             spawn(Box::pin(async move {
-                let tools = Tools { arena, completion: Completion::new() };
+                let slot = SlotContext { arena, completion: Completion::new() };
                 let job = Job { core, unit, proposer: None, watch: Rc::default(), yields: true };
-                job.run(RewriteChange::Resume(rewrite), activity, tools).await;
+                job.run(RewriteChange::Resume(rewrite), activity, slot).await;
             }));
         }
     }
 
-    /// Leaves the state after a failed sanitize; any other state stays as it is.
+    /// Leaves the state after a failed sanitize; any other state is kept.
     ///
     /// # Errors
-    /// [`RewriteError::Busy`], [`RewriteError::SanitizeRequired`] if only another sanitize helps,
+    /// [`RewriteError::Busy`], [`RewriteError::SanitizeRequired`] if the medium needs another sanitize,
     /// [`RewriteError::Metadata`].
     pub async fn exit_failure_mode(&self, unit: &Unit) -> Result<(), RewriteError> {
         // No sanitize begins meanwhile.
@@ -172,28 +172,34 @@ impl Job {
         self.core.propose(&self.unit, None, UnitChange::Rewrite(change)).await.map(drop)
     }
 
-    async fn run(self, begin: RewriteChange, activity: Activity, tools: Tools) {
-        let result = self.rewrite(begin, &activity, tools).await;
+    async fn run(self, begin: RewriteChange, activity: Activity, slot: SlotContext) {
+        let result = self.rewrite(begin, &activity, slot).await;
         drop(activity);
         self.watch.ended.replace(Some(result));
         self.watch.wake();
     }
 
-    async fn rewrite(&self, begin: RewriteChange, activity: &Activity, mut tools: Tools) -> Result<(), RewriteError> {
+    async fn rewrite(
+        &self,
+        begin: RewriteChange,
+        activity: &Activity,
+        mut slot: SlotContext,
+    ) -> Result<(), RewriteError> {
         let (RewriteChange::Begin(rewrite) | RewriteChange::Resume(rewrite)) = begin.clone() else { return Ok(()) };
         // The record is durable before anything is destroyed.
         self.propose(begin).await?;
         self.watch.has_begun.set(true);
         self.watch.wake();
-        // No command is admitted any more, and those that wait take no range lock; those that hold one are waited for.
+        // Commands are no longer admitted, and waiting commands take no range lock; the holders of locks are waited
+        // for.
         let whole = Span { start: 0, end: self.unit.geometry.bytes() };
         drop(self.unit.exclusive.lock_exclusive(self.unit.id, whole).await);
-        let mut result = match self.protect(rewrite.kind, &mut tools).await {
-            Ok(()) => self.write(&rewrite, activity, tools).await,
+        let mut result = match self.protect(rewrite.kind, &mut slot).await {
+            Ok(()) => self.write(&rewrite, activity, slot).await,
             failed => failed,
         };
         if result.is_ok() {
-            // A rewrite that is not known to be done would be done again, over what was written since.
+            // Without this record, a restart would repeat the rewrite over data that was written since.
             result = self.propose(RewriteChange::Done).await.map_err(failure);
         }
         if result.is_err() {
@@ -203,10 +209,10 @@ impl Job {
         result.map_err(RewriteError::Failed)
     }
 
-    /// Makes all protection information blank, then changes the protection type. So no block that is left fails a
-    /// check, whenever this or the rewrite ends.
-    async fn protect(&self, kind: RewriteKind, tools: &mut Tools) -> Result<(), Failure> {
-        blank(&self.unit, tools).await?;
+    /// Makes all protection information blank, then changes the protection type. So no remaining block fails a check,
+    /// whenever this or the rewrite ends.
+    async fn protect(&self, kind: RewriteKind, slot: &mut SlotContext) -> Result<(), Failure> {
+        blank(&self.unit, slot).await?;
         if let (RewriteKind::Format { protection: Some(kind) }, Some(_)) = (kind, &self.unit.protection) {
             let change = UnitChange::Protection(kind);
             self.core.propose(&self.unit, self.proposer.as_ref(), change).await.map_err(failure)?;
@@ -214,8 +220,8 @@ impl Job {
         Ok(())
     }
 
-    /// Writes all passes and brings each of them to the medium.
-    async fn write(&self, rewrite: &Rewrite, activity: &Activity, mut tools: Tools) -> Result<(), Failure> {
+    /// Writes all passes and flushes after each of them.
+    async fn write(&self, rewrite: &Rewrite, activity: &Activity, mut slot: SlotContext) -> Result<(), Failure> {
         let size = self.unit.geometry.bytes();
         let all = size.saturating_mul(rewrite.passes.len() as u64);
         let mut done = 0;
@@ -225,7 +231,7 @@ impl Job {
                 let left = Rewrite { kind: rewrite.kind, passes: rewrite.passes[at..].to_vec() };
                 self.propose(RewriteChange::Advance(left)).await.map_err(failure)?;
             }
-            step::rewrite_medium(&self.unit, &pass.pattern, pass.unmap, &mut tools, async |here| {
+            step::rewrite_medium(&self.unit, &pass.pattern, pass.unmap, &mut slot, async |here| {
                 activity.set_progress(done + here, all);
                 // The command may have been aborted.
                 self.watch.wake();

@@ -24,7 +24,7 @@ impl Process {
         Self { core, tasks }
     }
 
-    /// Runs its task for so many turns; returns whether it goes on.
+    /// Runs its task for this number of turns; returns whether the task continues.
     fn turns(&self, count: usize) -> bool {
         let mut task = self.tasks.borrow_mut().pop().expect("there is a task");
         if (0..count).any(|_| poll(&mut task).is_ready()) {
@@ -99,7 +99,7 @@ fn an_aborted_command_leaves_its_rewrite() {
 }
 
 #[test]
-fn a_sanitize_goes_on_after_a_crash_without_the_passes_that_were_done() {
+fn a_sanitize_continues_after_a_crash_without_the_passes_that_were_done() {
     for turns in [1, 2, 3] {
         let metadata = Arc::<Metadata>::default();
         let crashed = Process::start(&metadata, Options::default());
@@ -196,7 +196,7 @@ fn commands_of_an_older_epoch_are_refused_during_and_after_a_rewrite() {
     let during = Admitted::to(unit);
     assert!(!process.turns(9));
     assert_eq!((during.check(), Admitted::to(unit).check()), (Err(Fault::Cleared), Ok(())));
-    // Another view of the unit goes by the same epoch.
+    // Another view of the unit has the same epoch.
     let again = Core::sharing(&metadata, Options::default(), process.core.units.shared(), Rc::new(crate::NoOtherCores));
     assert_eq!(again.unit.ranges.epoch(), unit.ranges.epoch());
 }
@@ -207,13 +207,13 @@ fn protection_information_is_blank_before_the_type_changes() {
     let core = Core::new(&metadata, Options { protection: Some(Kind::One), ..Options::default() });
     let format = RewriteKind::Format { protection: Some(Kind::Three) };
     assert_eq!(run(&core, rewrite(format, &[0])), Ok(()));
-    let protection = core.unit.protection.as_ref().expect("it keeps some");
+    let protection = core.unit.protection.as_ref().expect("some blocks keep protection information");
     assert_eq!((protection.kind(), metadata.load("protection")), (Kind::Three, Some(vec![3])));
     assert!(core.protection.bytes.borrow().iter().all(|byte| *byte == 0), "blank");
     core.protection.fault.set(Some(Fault::Medium));
     let format = RewriteKind::Format { protection: Some(Kind::One) };
     assert!(matches!(run(&core, rewrite(format, &[0])), Err(RewriteError::Failed(_))));
-    assert_eq!(protection.kind(), Kind::Three, "what is not blank keeps its type");
+    assert_eq!(protection.kind(), Kind::Three, "blocks with protection information keep the type");
 }
 
 #[test]
