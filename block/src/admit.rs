@@ -8,17 +8,17 @@ use lunar_core::unit::Unit;
 use lunar_unit::MediumState;
 use lunar_unit::reserve::Held;
 
-/// Decides whether a client may do what has these admission to its unit now.
+/// Decides whether a client may execute a command with this admission on its unit now.
 ///
 /// # Errors
-/// How a request ends if it may not.
+/// The error of a refused request.
 #[inline]
 pub fn admit(admission: &Admission, attachment: &Attachment, unit: &BlockUnit) -> Result<(), Error> {
     if admission.inaccessible == Gate::Stops && !attachment.is_active() {
         return Err(Error::NotReady);
     }
     admit_medium(admission, unit)?;
-    let conflicts = match unit.held() {
+    let conflicts = match attachment.held() {
         Held::None => false,
         Held::WriteExclusive => admission.reservation == Reservation::Conflict,
         // A reservation by RESERVE(6) or RESERVE(10) excludes all other clients.
@@ -45,7 +45,7 @@ fn admit_medium(admission: &Admission, unit: &BlockUnit) -> Result<(), Error> {
     if is_removed || gate == Gate::Stops { Err(Error::NotReady) } else { Ok(()) }
 }
 
-/// Checks the ranges of a request: how many they are, their alignment and lengths, and the end of the unit.
+/// Checks the ranges of a request: their number, alignment and lengths, and the end of the unit.
 ///
 /// # Errors
 /// [`Error::Invalid`].

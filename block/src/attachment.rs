@@ -3,8 +3,10 @@
 use crate::limits::Limits;
 use crate::table::Context;
 use crate::unit::BlockUnit;
+use lunar_core::port::NexusName;
 use lunar_core::task::TaskSet;
 use lunar_core::unit::UnitId;
+use lunar_unit::reserve::Held;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
@@ -27,13 +29,17 @@ pub struct Client {
 pub struct Attachment {
     /// The client.
     pub client: Client,
-    /// Which unit.
+    /// The number of the unit.
     pub id: UnitId,
-    /// The requests in progress, by whatever the transport knows them by.
+    /// The requests in progress, by the identifiers of the transport.
     pub tasks: TaskSet<u64>,
-    /// `None` when the unit is not served any more.
+    /// `None` when the unit is not served any more, or the client may not use it any more.
     unit: RefCell<Option<Rc<BlockUnit>>>,
+    /// The name under which it may hold reservations; `None`: it holds none.
+    nexus: Option<NexusName>,
+    held: Cell<Held>,
     is_active: Cell<bool>,
+    is_revoked: Cell<bool>,
     caches_writes: Cell<bool>,
     /// Changes of the limits so far.
     changes: Cell<u64>,
@@ -41,18 +47,22 @@ pub struct Attachment {
 }
 
 impl Attachment {
-    pub(crate) fn new(client: Client, unit: Rc<BlockUnit>) -> Self {
+    pub(crate) fn new(client: Client, nexus: Option<NexusName>, unit: Rc<BlockUnit>) -> Self {
         let attachment = Self {
             client,
             id: unit.unit.id,
             tasks: TaskSet::default(),
             unit: RefCell::new(Some(unit.clone())),
+            nexus,
+            held: Cell::default(),
             is_active: Cell::default(),
+            is_revoked: Cell::default(),
             caches_writes: Cell::new(true),
             changes: Cell::default(),
             waiters: RefCell::default(),
         };
         attachment.update_access(&unit);
+        attachment.update_held(&unit);
         attachment
     }
 
@@ -63,10 +73,24 @@ impl Attachment {
         self.unit.borrow().clone()
     }
 
+    /// The client may not use the unit any more: requests that wait are refused when they are executed.
+    pub fn revoke(&self) {
+        self.is_revoked.set(true);
+        self.set_unit(None);
+    }
+
+    /// Whether the client may not use the unit any more.
+    #[must_use]
+    pub fn is_revoked(&self) -> bool {
+        self.is_revoked.get()
+    }
+
     /// Replaces the unit by another view of it, which may have another size, or by none.
     pub(crate) fn set_unit(&self, unit: Option<Rc<BlockUnit>>) {
+        let unit = unit.filter(|_| !self.is_revoked());
         if let Some(unit) = &unit {
             self.update_access(unit);
+            self.update_held(unit);
         }
         self.unit.replace(unit);
         self.changes.set(self.changes.get() + 1);
@@ -80,10 +104,22 @@ impl Attachment {
         self.is_active.get()
     }
 
-    /// Brings its cell up to date with the access states of the unit.
+    /// Updates its cell with the access states of the unit.
     pub(crate) fn update_access(&self, unit: &BlockUnit) {
         let group = self.client.group;
         self.is_active.set(group == 0 || unit.is_active(group));
+    }
+
+    /// How reservations restrict the client.
+    #[inline]
+    #[must_use]
+    pub fn held(&self) -> Held {
+        self.held.get()
+    }
+
+    /// Updates its cell with the reservations of the unit.
+    pub(crate) fn update_held(&self, unit: &BlockUnit) {
+        self.held.set(unit.held_for(self.nexus.as_ref()));
     }
 
     /// Whether the client may only read.
@@ -92,8 +128,8 @@ impl Attachment {
         self.client.read_only || unit.unit.read_only
     }
 
-    /// Switches the write cache on or off, as the client asks: without it every write, discard and write of zeroes is
-    /// on the medium when it ends.
+    /// Switches the write cache on or off at the request of the client: without it every write, discard and write of
+    /// zeroes is on the medium when it ends.
     pub fn set_write_cache(&self, caches_writes: bool) {
         self.caches_writes.set(caches_writes);
     }
@@ -118,7 +154,7 @@ impl Attachment {
         self.changes.get()
     }
 
-    /// Waits until the limits have changed more often than this. The transport then tells its client.
+    /// Waits until the limits have changed more often than this. The transport then notifies its client.
     pub async fn until_changed(&self, changes: u64) {
         poll_fn(|cx| {
             if self.changes.get() > changes {
@@ -133,7 +169,7 @@ impl Attachment {
         .await;
     }
 
-    /// What a command sees while it plans.
+    /// The context in which a command is planned.
     pub(crate) fn context<'a>(&self, unit: &'a BlockUnit) -> Context<'a> {
         Context { unit: &unit.unit, caches_writes: self.caches_writes() }
     }

@@ -1,4 +1,4 @@
-//! A request from its arrival to its result: admitted, checked, planned, carried out.
+//! A request from its arrival to its result: admission, checks, planning, execution.
 
 use crate::admit::{admit, check_ranges};
 use crate::attachment::Attachment;
@@ -6,35 +6,35 @@ use crate::fault;
 use crate::limits::EXTENTS_MAX;
 use crate::request::{Answer, ByteRange, Error, Reply, Request};
 use crate::set::BlockSet;
-use crate::table::{Flow, Plan, Row, find};
+use crate::table::{Code, Flow, Plan, Row, find};
 use crate::unit::BlockUnit;
 use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
-use lunar_core::step::{Failure, Step, Tools, carry_out, carry_out_now, survey};
+use lunar_core::step::{Failure, SlotContext, Step, carry_out, carry_out_now, survey};
 use lunar_core::tally::Event;
 use lunar_core::unit::Admitted;
 use std::slice;
 
 impl BlockSet {
-    /// Carries out a request. The reply is written where it will be read.
+    /// Executes a request. The reply is written to its final place.
     pub async fn execute<T: Transfer>(
         &self,
         attachment: &Attachment,
         request: &Request<'_>,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) {
         self.stats.commands.add(1);
-        let result = self.perform(attachment, request, transfer, tools, reply).await;
+        let result = self.perform(attachment, request, transfer, slot, reply).await;
         reply.result = if transfer.aborted() { Err(Error::IoError) } else { result };
         if reply.result.is_err() {
             self.stats.check_conditions.add(1);
         }
     }
 
-    /// Carries out a read or a write, if nothing has to be waited for: the store answers at once, and the data is
-    /// there. Returns whether the request has ended. If not, nothing was done, and [`BlockSet::execute`] does it.
+    /// Executes a read or a write that waits for nothing: the store answers at once, and the data has arrived. Returns
+    /// whether the request has ended. If not, nothing was done, and [`BlockSet::execute`] executes it.
     pub fn execute_now<T: Transfer>(
         &self,
         attachment: &Attachment,
@@ -45,14 +45,16 @@ impl BlockSet {
     ) -> bool {
         let row = find(request.code);
         let Some(unit) = attachment.unit() else { return false };
-        let Some(quick) = unit.unit.store.quick().filter(|_| row.policy.flow != Flow::None) else { return false };
-        // `execute` tells the client why a request is refused.
+        let Some(immediate) = unit.unit.store.immediate().filter(|_| row.policy.flow != Flow::None) else {
+            return false;
+        };
+        // `execute` reports the error to the client.
         let Ok(Plan::Do(step)) = planned(row, attachment, request, &unit) else { return false };
-        match carry_out_now(&unit.unit, quick, &step, transfer, arena, &mut reply.tail) {
+        match carry_out_now(&unit.unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
             Some(Ok(())) => self.count(row, &step, &unit),
             Some(Err(failure)) => {
-                reply.result = Err(failed(row, &unit, failure));
+                reply.result = Err(failed(request.code, &unit, failure));
                 self.stats.check_conditions.add(1);
             }
         }
@@ -65,7 +67,7 @@ impl BlockSet {
         attachment: &Attachment,
         request: &Request<'_>,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) -> Result<(), Error> {
         let row = find(request.code);
@@ -77,7 +79,7 @@ impl BlockSet {
             Plan::Identify => reply.answer = Answer::Identity(unit.unit.identity.clone()),
             Plan::Survey(ByteRange { offset, len }) => {
                 // Boxed, so that the future of reads and writes is not as large.
-                let extents = Box::pin(survey(&unit.unit, offset, len, EXTENTS_MAX, tools)).await;
+                let extents = Box::pin(survey(&unit.unit, offset, len, EXTENTS_MAX, slot)).await;
                 reply.answer = Answer::Extents(extents.map_err(fault::of_fault)?);
             }
             Plan::Do(step) => {
@@ -86,8 +88,8 @@ impl BlockSet {
                 let is_durable = request.durable || !attachment.caches_writes();
                 let flushes = is_durable && row.policy.flow == Flow::None && step.leaves_cached();
                 for step in slice::from_ref(&step).iter().chain(flushes.then_some(&flush)) {
-                    let result = carry_out(admitted, step, transfer, tools, &mut reply.tail).await;
-                    result.map_err(|failure| failed(row, &unit, failure))?;
+                    let result = carry_out(admitted, step, transfer, slot, &mut reply.final_data).await;
+                    result.map_err(|failure| failed(request.code, &unit, failure))?;
                 }
                 self.count(row, &step, &unit);
             }
@@ -95,7 +97,7 @@ impl BlockSet {
         Ok(())
     }
 
-    /// Counts a request that went well, and the bytes that it moved.
+    /// Counts a successful request and the bytes that it moved.
     fn count(&self, row: &Row, step: &Step, unit: &BlockUnit) {
         let (stats, tally, bytes) = (&self.stats, &unit.unit.tally, fault::moved(step));
         match row.policy.flow {
@@ -125,8 +127,8 @@ fn planned(row: &Row, attachment: &Attachment, request: &Request<'_>, unit: &Blo
 }
 
 #[cold]
-fn failed(row: &Row, unit: &BlockUnit, failure: Failure) -> Error {
-    if let Some(event) = fault::event(failure, row.policy.flow) {
+fn failed(code: Code, unit: &BlockUnit, failure: Failure) -> Error {
+    if let Some(event) = fault::event(failure, code) {
         unit.unit.tally.add(event, 1);
     }
     fault::error(failure)

@@ -41,13 +41,13 @@ fn valid(rig: &Rig, code: Code) -> Result<(), Error> {
     }
 }
 
-/// How a valid request of each command ends: those that do not succeed.
+/// The results of the valid requests that do not succeed, by command.
 fn refused(rig: &Rig) -> Vec<(Code, Error)> {
     Code::ALL.iter().filter_map(|code| Some((*code, valid(rig, *code).err()?))).collect()
 }
 
 #[test]
-fn what_was_written_is_read_at_once_or_later() {
+fn written_data_is_read_at_once_or_later() {
     for is_slow in [false, true] {
         let rig = Rig::default();
         rig.memory.is_slow.set(is_slow);
@@ -91,7 +91,7 @@ fn durable_writes_flushes_and_a_write_cache_that_is_off_leave_nothing_cached() {
 }
 
 #[test]
-fn discarded_and_zeroed_ranges_read_as_zeroes_and_nothing_else_does() {
+fn only_discarded_and_zeroed_ranges_read_as_zeroes() {
     let rig = Rig::default();
     assert_eq!(result(&rig, Code::Write, &[range(0, CAPACITY)]), Ok(()));
     let discarded = [range(2 * GRAIN, GRAIN), range(512, 0), range(8 * GRAIN, 3 * GRAIN)];
@@ -168,7 +168,7 @@ fn every_request_of_a_valid_client_succeeds() {
 #[test]
 fn malformed_ranges_are_refused() {
     let rig = Rig::default();
-    for code in [Code::Read, Code::Write, Code::Discard, Code::WriteZeroes, Code::Extents] {
+    for code in [Code::Read, Code::Verify, Code::Write, Code::Discard, Code::WriteZeroes, Code::Extents] {
         for (offset, len) in [
             (1, 512),
             (512, 511),
@@ -183,7 +183,7 @@ fn malformed_ranges_are_refused() {
         }
         assert_eq!(result(&rig, code, &[]), Err(Error::Invalid), "{code:?} needs a range");
     }
-    for code in [Code::Read, Code::Write, Code::WriteZeroes, Code::Extents] {
+    for code in [Code::Read, Code::Verify, Code::Write, Code::WriteZeroes, Code::Extents] {
         assert_eq!(result(&rig, code, &[range(0, 512); 2]), Err(Error::Invalid), "{code:?} has one range");
     }
     for code in [Code::Flush, Code::Identify] {
@@ -223,7 +223,7 @@ fn a_client_that_may_only_read_changes_nothing() {
 fn reservations_of_other_clients_exclude_this_one() {
     let conflicts = |codes: &[Code]| codes.iter().map(|code| (*code, Error::Conflict)).collect::<Vec<_>>();
     let writes = [Code::Write, Code::Flush, Code::Discard, Code::WriteZeroes];
-    let all = [Code::Read, Code::Write, Code::Flush, Code::Discard, Code::WriteZeroes, Code::Extents];
+    let all = [Code::Read, Code::Write, Code::Verify, Code::Flush, Code::Discard, Code::WriteZeroes, Code::Extents];
     for (kind, refuses) in [
         (None, &all[..]),
         (Some(ReservationType::WRITE_EXCLUSIVE), &writes),
@@ -298,16 +298,32 @@ fn a_medium_that_is_not_ready_admits_only_identify() {
 }
 
 #[test]
+fn a_verification_reads_and_moves_no_data() {
+    use lunar_core::tally::Event;
+    let rig = Rig::default();
+    let bytes = [range(0, 8 * u64::from(BLOCK))];
+    let ended = rig.run(&Request::new(Code::Verify, &bytes), &[]);
+    assert_eq!((ended.result, ended.data.len(), rig.set.stats.read_bytes.get()), (Ok(()), 0, 0));
+    rig.memory.fault.set(Some(Fault::Medium));
+    assert_eq!(result(&rig, Code::Verify, &bytes), Err(Error::IoError), "it was read");
+    let total = |event| rig.unit.tally.total(event);
+    assert_eq!((total(Event::VerifyError), total(Event::ReadError), total(Event::WriteError)), (1, 0, 0));
+    let attachment = rig.set.attach(UNIT, client(false)).expect("the unit exists");
+    attachment.revoke();
+    assert_eq!(rig.run_for(&attachment, &Request::new(Code::Verify, &bytes), &[]).result, Err(Error::NotReady));
+}
+
+#[test]
 fn a_request_that_was_admitted_before_a_rewrite_writes_nothing_after_it() {
     let rig = Rig::default();
     rig.memory.is_slow.set(true);
     let bytes = [range(0, 512 << 10)];
     let (request, data) = (Request::new(Code::Write, &bytes), vec![7; 512 << 10]);
-    let (wire, mut tools, mut reply) = (rig.wire(&data), rig.tools(), Reply::default());
+    let (wire, mut slot, mut reply) = (rig.wire(&data), rig.slot(), Reply::default());
     // The first piece is in the store when the rewrite begins.
     rig.memory.holds.set(true);
     {
-        let mut running = pin!(rig.set.execute(&rig.client, &request, &wire, &mut tools, &mut reply));
+        let mut running = pin!(rig.set.execute(&rig.client, &request, &wire, &mut slot, &mut reply));
         assert!(running.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
         let format = Rewrite { kind: FORMAT, passes: Vec::new() };
         rig.change(UnitChange::Rewrite(RewriteChange::Begin(format)));
@@ -359,9 +375,9 @@ fn an_aborted_request_fails() {
     rig.memory.is_slow.set(true);
     let wire = rig.wire(&[0; 512]);
     wire.is_aborted.set(true);
-    let (mut tools, mut reply) = (rig.tools(), Reply::default());
+    let (mut slot, mut reply) = (rig.slot(), Reply::default());
     let bytes = [range(0, 512)];
-    at_once(rig.set.execute(&rig.client, &Request::new(Code::Discard, &bytes), &wire, &mut tools, &mut reply));
+    at_once(rig.set.execute(&rig.client, &Request::new(Code::Discard, &bytes), &wire, &mut slot, &mut reply));
     assert_eq!(reply.result, Err(Error::IoError));
 }
 
@@ -495,6 +511,7 @@ proptest! {
                     let Answer::Extents(extents) = ended.answer else { panic!("extents") };
                     prop_assert_eq!(extents.iter().map(|extent| extent.len).sum::<u64>(), bytes.len);
                 }
+                Code::Verify => prop_assert!(ended.data.is_empty()),
                 Code::Flush | Code::Identify => {}
             }
         }

@@ -1,21 +1,21 @@
-//! What a failed step means to a client.
+//! The error that a client receives for a failed step.
 
 use crate::request::Error;
-use crate::table::Flow;
+use crate::table::Code;
 use lunar_core::io::Fault;
 use lunar_core::step::{Failure, Step};
 use lunar_core::tally::Event;
 
-/// How a request ends whose step failed.
+/// The error of a request whose step failed.
 pub(crate) fn error(failure: Failure) -> Error {
     match failure {
         Failure::Fault { fault, .. } | Failure::Origin { fault, .. } => of_fault(fault),
-        // The client neither sends protection information nor asks for any: what is on the medium is damaged.
+        // The client neither sends nor requests protection information: the data on the medium is damaged.
         Failure::Protection { .. } | Failure::Miscompare { .. } => Error::IoError,
     }
 }
 
-/// How a request ends after a fault.
+/// The error of a request after a fault.
 pub(crate) fn of_fault(fault: Fault) -> Error {
     match fault {
         Fault::NoSpace => Error::NoSpace,
@@ -32,13 +32,16 @@ pub(crate) fn of_fault(fault: Fault) -> Error {
     }
 }
 
-/// The statistics event of a failure: only errors of the medium have one.
-pub(crate) fn event(failure: Failure, flow: Flow) -> Option<Event> {
+/// The statistics event of a failure: only errors of the medium and of space have one.
+pub(crate) fn event(failure: Failure, code: Code) -> Option<Event> {
     match failure {
         Failure::Protection { .. } => Some(Event::ReadError),
-        Failure::Fault { fault: Fault::Medium, .. } => {
-            Some(if flow == Flow::In { Event::ReadError } else { Event::WriteError })
-        }
+        Failure::Fault { fault: Fault::Medium, .. } => Some(match code {
+            Code::Read => Event::ReadError,
+            Code::Verify => Event::VerifyError,
+            _ => Event::WriteError,
+        }),
+        Failure::Fault { fault: Fault::NoSpace, .. } => Some(Event::SpaceError),
         _ => None,
     }
 }

@@ -2,20 +2,19 @@
 
 use lunar_core::unit::Unit;
 
-/// Bytes that one read or write moves at most: what NBD clients send to a server that advertises no limit. Requests are
-/// carried out in pieces, so the limit bounds the time of one request, and not its memory.
+/// Most bytes that one read or write moves: the length that NBD clients send to a server that advertises no limit.
+/// Requests are executed in pieces, so the limit bounds the time of one request, and not its memory.
 pub const TRANSFER_BYTES_MAX: u64 = 32 << 20;
-/// Pieces of memory that hold the data of one request at most: a store moves so many with one system call
-/// (UIO_MAXIOV).
+/// Most pieces of memory that hold the data of one request: a store moves as many with one system call (UIO_MAXIOV).
 pub const SEGMENTS_MAX: u32 = 1024;
-/// Bytes of one range of a discard at most: bounds the time of one request where deallocation is slow.
+/// Most bytes of one range of a discard: this bounds the time of one request where deallocation is slow.
 pub const DISCARD_BYTES_MAX: u64 = 1 << 30;
-/// Ranges of one discard at most: a guest merges a few dozen of them while one request is in progress.
+/// Most ranges of one discard: a guest merges a few dozen of them while one request is in progress.
 pub const DISCARD_RANGES_MAX: usize = 32;
-/// Bytes of one write of zeroes at most: so many are written to a store that cannot make zeroes by itself.
+/// Most bytes of one write of zeroes: a store without such an operation writes this number of bytes.
 pub const WRITE_ZEROES_BYTES_MAX: u64 = 512 << 20;
-/// Extents of one answer at most: 16 KiB in the formats of the transports. A client asks again from the end of the last
-/// one.
+/// Most extents of one answer: 16 KiB in the formats of the transports. A client continues with a request from the end
+/// of the last one.
 pub const EXTENTS_MAX: usize = 1024;
 
 /// The limits of one client at one unit.
@@ -27,7 +26,7 @@ pub struct Limits {
     pub block_size: u32,
     /// Bytes of a physical block.
     pub physical_block_size: u32,
-    /// Bytes that a request does best with; zero: no preference.
+    /// Optimal length of a request in bytes; zero: no preference.
     pub optimal_io_size: u32,
     /// See [`TRANSFER_BYTES_MAX`].
     pub transfer_bytes_max: u64,
@@ -37,15 +36,15 @@ pub struct Limits {
     pub discard_bytes_max: u64,
     /// See [`DISCARD_RANGES_MAX`].
     pub discard_ranges_max: usize,
-    /// Bytes in which space is deallocated. Parts of a range that do not fill such a unit stay allocated.
+    /// Granularity of deallocation in bytes. Parts of a range that do not fill such a unit stay allocated.
     pub discard_granularity: u32,
     /// See [`WRITE_ZEROES_BYTES_MAX`].
     pub write_zeroes_bytes_max: u64,
     /// Whether a write of zeroes can deallocate the space.
     pub write_zeroes_may_unmap: bool,
-    /// Whether the unit refuses everything that changes it.
+    /// Whether the unit refuses every change.
     pub read_only: bool,
-    /// Whether data of an ended write may be lost with power before a flush.
+    /// Whether the data of a completed write may be lost at a power failure before a flush.
     pub has_write_cache: bool,
     /// Whether the medium rotates.
     pub is_rotational: bool,

@@ -1,8 +1,8 @@
-//! What a transport hands over and what it gets back: [`Request`] and [`Reply`].
+//! The interface to a transport: [`Request`] and [`Reply`].
 
 use crate::table::Code;
 use lunar_core::io::Extent;
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::unit::Identity;
 use std::sync::Arc;
 
@@ -59,7 +59,7 @@ pub enum Error {
     Invalid,
 }
 
-/// What a request returns besides data.
+/// The result of a request besides data.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub enum Answer {
     /// Nothing.
@@ -75,12 +75,12 @@ pub enum Answer {
 /// How a request ended.
 #[derive(Debug)]
 pub struct Reply {
-    /// Success, or why not.
+    /// Success, or the error.
     pub result: Result<(), Error>,
-    /// What it returns besides data.
+    /// The result besides data.
     pub answer: Answer,
     /// The last data of a read: everything before it was pushed.
-    pub tail: Tail,
+    pub final_data: FinalData,
 }
 
 impl Default for Reply {
@@ -93,6 +93,6 @@ impl Reply {
     /// A reply without data.
     #[must_use]
     pub fn of(result: Result<(), Error>) -> Self {
-        Self { result, answer: Answer::None, tail: Tail::default() }
+        Self { result, answer: Answer::None, final_data: FinalData::default() }
     }
 }

@@ -1,7 +1,9 @@
 //! The block command set of one core: its units and its clients.
 
 use crate::attachment::{Attachment, Client};
+use crate::reserve;
 use crate::unit::BlockUnit;
+use lunar_core::port::NexusName;
 use lunar_core::stats::Stats;
 use lunar_core::task::Moment;
 use lunar_core::unit::{Unit, UnitId};
@@ -17,15 +19,15 @@ use std::task::Poll;
 
 /// The units and clients of one core.
 pub struct BlockSet {
-    /// Where this core counts.
+    /// The statistics of this core.
     pub(crate) stats: Arc<Stats>,
-    core_units: Rc<CoreUnits>,
+    pub(crate) core_units: Rc<CoreUnits>,
     units: RefCell<BTreeMap<UnitId, Rc<BlockUnit>>>,
     attachments: RefCell<Vec<Weak<Attachment>>>,
 }
 
 impl BlockSet {
-    /// Without units. `core_units` is the access of this core to the state of units.
+    /// A set without units. `core_units` is the access of this core to the state of units.
     #[must_use]
     pub fn new(stats: Arc<Stats>, core_units: Rc<CoreUnits>) -> Rc<Self> {
         let (units, attachments) = (RefCell::default(), RefCell::default());
@@ -35,7 +37,7 @@ impl BlockSet {
     }
 
     /// Adds a unit, or replaces it by another view of it, for example because its size has changed. Requests in
-    /// progress go on with the old one.
+    /// progress continue with the old one.
     pub fn add_unit(&self, unit: Rc<Unit>) {
         let (id, shared) = (unit.id, self.core_units.add(&unit));
         let unit = Rc::new(BlockUnit::new(unit, shared));
@@ -76,7 +78,17 @@ impl BlockSet {
     /// Attaches a client to a unit, until the attachment is dropped. `None` when there is no such unit.
     #[must_use]
     pub fn attach(&self, id: UnitId, client: Client) -> Option<Rc<Attachment>> {
-        let attachment = Rc::new(Attachment::new(client, self.unit(id)?));
+        self.attach_as(id, client, None)
+    }
+
+    /// The same for a client that may be in a list of [`crate::reserve`] under this name.
+    #[must_use]
+    pub fn attach_named(&self, id: UnitId, client: Client, name: &str) -> Option<Rc<Attachment>> {
+        self.attach_as(id, client, Some(reserve::nexus(name)))
+    }
+
+    fn attach_as(&self, id: UnitId, client: Client, nexus: Option<NexusName>) -> Option<Rc<Attachment>> {
+        let attachment = Rc::new(Attachment::new(client, nexus, self.unit(id)?));
         let mut attachments = self.attachments.borrow_mut();
         attachments.retain(|old| old.strong_count() > 0);
         attachments.push(Rc::downgrade(&attachment));
@@ -100,10 +112,10 @@ impl CommandSet for BlockSet {
     fn changed(&self, change: &Ordered) {
         let Some(unit) = self.unit(change.unit) else { return };
         match &change.proposal.change {
-            UnitChange::Reservations { .. }
-            | UnitChange::NexusLost(_)
-            | UnitChange::LogicalUnitReset
-            | UnitChange::Rewrite(_) => unit.refresh(),
+            UnitChange::Reservations { .. } | UnitChange::NexusLost(_) | UnitChange::LogicalUnitReset => {
+                self.attachments_of(change.unit).iter().for_each(|attachment| attachment.update_held(&unit));
+            }
+            UnitChange::Rewrite(_) => unit.refresh(),
             UnitChange::Access(_) => {
                 self.attachments_of(change.unit).iter().for_each(|attachment| attachment.update_access(&unit));
             }

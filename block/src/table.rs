@@ -1,7 +1,6 @@
-//! The table of commands: one type per command, one row per type, and all that derives from the rows.
+//! The table of commands: one type per command, one row per type, and everything that derives from the rows.
 //!
-//! Its one `impl` of [`CommandType`] says all there is to say of a command. Nothing has a default, so nothing can be
-//! forgotten.
+//! The one `impl` of [`CommandType`] has all facts of a command. No fact has a default, so none can be forgotten.
 
 use crate::cmd;
 use crate::request::{ByteRange, Error, Request};
@@ -12,16 +11,16 @@ use std::ops::RangeInclusive;
 /// Whether a condition stops a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gate {
-    /// It does.
+    /// The command is refused.
     Stops,
-    /// It does not.
+    /// The command runs.
     Passes,
 }
 
-/// How a command fares under a reservation. A client of this command set is never its holder and never a registrant.
+/// The effect of the reservation of another client on a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Reservation {
-    /// Conflict, whatever the type.
+    /// Conflict under every type.
     Conflict,
     /// Conflict, unless the type is Write Exclusive.
     WriteExclusivePasses,
@@ -29,7 +28,7 @@ pub enum Reservation {
     Passes,
 }
 
-/// What stops a command and what does not: read by [`admit`](crate::admit::admit) alone.
+/// The conditions that stop a command: read by [`admit`](crate::admit::admit) alone.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admission {
     /// A reservation.
@@ -46,25 +45,25 @@ pub struct Admission {
     pub write_protect: Gate,
 }
 
-/// All there is to say of a command but what it does.
+/// All facts of a command except its code.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Policy {
-    /// Its name, for logs and documents.
+    /// The name, for logs and documents.
     pub name: &'static str,
     /// Numbers of ranges that a request may have.
     pub ranges: RangeInclusive<usize>,
-    /// Bytes of one range at most.
+    /// Most bytes of one range.
     pub bytes_max: u64,
-    /// Which way its data goes.
+    /// The direction of its data.
     pub flow: Flow,
-    /// What stops it.
+    /// The conditions that stop it.
     pub admission: Admission,
 }
 
-/// Which way the data of a command goes.
+/// The direction of the data of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Flow {
-    /// There is none.
+    /// No data.
     None,
     /// To the client.
     In,
@@ -87,17 +86,17 @@ pub enum Plan {
 
 /// A command.
 pub trait CommandType {
-    /// All there is to say of it.
+    /// The facts of the command.
     const POLICY: Policy;
 
     /// Plans it for a unit. The ranges of the request were checked against the policy and the unit.
     ///
     /// # Errors
-    /// How a request ends that cannot be done.
+    /// The error of a request that cannot be executed.
     fn run(request: &Request<'_>, context: &Context<'_>) -> Result<Plan, Error>;
 }
 
-/// What a command sees while it plans.
+/// The context in which a command is planned.
 #[derive(Clone, Copy, Debug)]
 pub struct Context<'a> {
     /// The unit.
@@ -109,7 +108,7 @@ pub struct Context<'a> {
 /// A command in the table.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// All there is to say of it.
+    /// The facts of the command.
     pub policy: Policy,
     /// Plans it.
     pub run: fn(&Request<'_>, &Context<'_>) -> Result<Plan, Error>,
@@ -143,6 +142,8 @@ table! {
     Read: cmd::io::Read,
     /// Writes one range.
     Write: cmd::io::Write,
+    /// Reads one range and returns no data.
+    Verify: cmd::io::Verify,
     /// All data whose write has ended is on the medium afterwards.
     Flush: cmd::io::Flush,
     /// Deallocates ranges.

@@ -3,14 +3,14 @@
 use crate::attachment::{Attachment, Client};
 use crate::request::{Answer, Error, Reply, Request};
 use crate::set::BlockSet;
-use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Outcome, Quick, Store, Traits};
+use lunar_core::io::{Completion, Data, Done, Extent, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
-use lunar_core::metadata::VolatileMemory;
+use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use lunar_core::port::{NexusName, Transfer};
 use lunar_core::protection::{self, INFO_BYTES, Protection};
 use lunar_core::range::Ranges;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
 use lunar_unit::reserve::{Action, PersistentRequest, Request as ReserveRequest, ReservationType};
@@ -33,17 +33,17 @@ pub const UNIT: UnitId = UnitId(7);
 pub const GROUP: u16 = 3;
 const ARENA_BYTES: usize = 8 << 20;
 
-/// A store in memory, and how it treats requests.
+/// A store in memory, and its behaviour.
 #[derive(Debug)]
 pub struct Memory {
     bytes: RefCell<Vec<u8>>,
-    /// Whether each grain is allocated.
+    /// For each grain, whether it is allocated.
     allocated: RefCell<Vec<bool>>,
-    /// The answer to the next request, in place of carrying it out.
+    /// The answer to the next request, which is then not executed.
     pub fault: Cell<Option<Fault>>,
-    /// Whether it never answers at once: see [`Quick`].
+    /// Whether it never answers at once: see [`ImmediateStore`].
     pub is_slow: Cell<bool>,
-    /// Requests that it holds back until they are released.
+    /// Requests that are held back until the test releases them.
     pub holds: Cell<bool>,
     held: RefCell<Vec<(Io, Done)>>,
     /// Bytes that were written and are not on the medium.
@@ -76,7 +76,7 @@ impl Memory {
         self.bytes.borrow_mut()[at] ^= 0xff;
     }
 
-    /// Carries out the requests that were held back.
+    /// Executes the requests that were held back.
     pub fn release(&self) {
         for (mut io, done) in self.held.take() {
             let result = self.carry_out(&mut io);
@@ -103,7 +103,7 @@ impl Memory {
     }
 
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
-        // A request that the command set let through beyond the end.
+        // A request beyond the end, which the command set admitted.
         assert!(io.within(self.traits.size), "{io:?} is beyond the end");
         if let Some(fault) = self.fault.take() {
             return Err(fault);
@@ -130,14 +130,14 @@ impl Memory {
             _ if is_change => self.cached.set(self.cached.get() + io.bytes()),
             _ => {}
         }
-        // No request moves as much as a u32 counts.
+        // A request moves less than a u32 counts.
         Ok(moved as u32)
     }
 }
 
 struct MemoryStore(Rc<Memory>);
 
-impl Quick for MemoryStore {
+impl ImmediateStore for MemoryStore {
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         self.0.carry_out(io)
     }
@@ -148,7 +148,7 @@ impl Store for MemoryStore {
         &self.0.traits
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         (!self.0.is_slow.get() && !self.0.holds.get()).then_some(self)
     }
 
@@ -162,7 +162,7 @@ impl Store for MemoryStore {
     }
 }
 
-/// How a unit is made.
+/// The properties of a test unit.
 #[derive(Clone, Debug)]
 pub struct Setup {
     /// Its number.
@@ -173,10 +173,12 @@ pub struct Setup {
     pub read_only: bool,
     /// Its protection type.
     pub protection: protection::Kind,
-    /// What sort of medium it has.
+    /// The kind of its medium.
     pub medium: MediumKind,
     /// Its blocks.
     pub blocks: u64,
+    /// Its metadata.
+    pub metadata: Arc<dyn MetadataStore>,
 }
 
 impl Default for Setup {
@@ -188,6 +190,7 @@ impl Default for Setup {
             protection: protection::Kind::None,
             medium: MediumKind::Fixed,
             blocks: BLOCKS,
+            metadata: Arc::new(VolatileMemory::default()),
         }
     }
 }
@@ -223,7 +226,7 @@ impl Setup {
             ranges,
             medium,
             tally: Tally::default(),
-            metadata: Arc::new(VolatileMemory::default()),
+            metadata: self.metadata.clone(),
         };
         (Rc::new(unit), memory, info)
     }
@@ -283,9 +286,9 @@ impl Transfer for Wire<'_> {
 /// How a request ended.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Ended {
-    /// Success, or why not.
+    /// Success, or the error.
     pub result: Result<(), Error>,
-    /// What it returned besides data.
+    /// The result besides data.
     pub answer: Answer,
     /// Its data.
     pub data: Vec<u8>,
@@ -329,7 +332,7 @@ impl Rig {
         Self { set, client, memory, info, unit, core_units, arena: Arena::new(ARENA_BYTES) }
     }
 
-    /// Replaces the unit by one that is made so.
+    /// Replaces the unit by one with these properties.
     pub fn replace_unit(&mut self, setup: &Setup) {
         (self.unit, self.memory, self.info) = setup.unit();
         self.set.add_unit(self.unit.clone());
@@ -382,10 +385,10 @@ impl Rig {
         Wire { arena: self.arena.clone(), out, pushed: RefCell::default(), is_aborted: Cell::default() }
     }
 
-    /// What a slot lends to a request.
+    /// The resources that a slot lends to a request.
     #[must_use]
-    pub fn tools(&self) -> Tools {
-        Tools { arena: self.arena.clone(), completion: Completion::new() }
+    pub fn slot(&self) -> SlotContext {
+        SlotContext { arena: self.arena.clone(), completion: Completion::new() }
     }
 
     /// Runs a request of the client.
@@ -401,14 +404,17 @@ impl Rig {
     /// # Panics
     /// When it does not end at once.
     pub fn run_for(&self, client: &Attachment, request: &Request<'_>, out: &[u8]) -> Ended {
-        let (wire, mut tools, mut reply) = (self.wire(out), self.tools(), Reply::default());
+        let (wire, mut slot, mut reply) = (self.wire(out), self.slot(), Reply::default());
         if !self.set.execute_now(client, request, &wire, &self.arena, &mut reply) {
-            assert!(reply.tail.data.is_empty() && wire.pushed.borrow().is_empty(), "nothing was done");
-            at_once(self.set.execute(client, request, &wire, &mut tools, &mut reply));
+            assert!(reply.final_data.data.is_empty() && wire.pushed.borrow().is_empty(), "nothing was done");
+            at_once(self.set.execute(client, request, &wire, &mut slot, &mut reply));
         }
         let mut data = wire.pushed.into_inner();
-        assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the last data follows the rest");
-        data.extend(reply.tail.data.to_vec());
+        assert!(
+            reply.final_data.data.is_empty() || reply.final_data.offset == data.len(),
+            "the last data follows the rest"
+        );
+        data.extend(reply.final_data.data.to_vec());
         Ended { result: reply.result, answer: reply.answer, data }
     }
 }
@@ -419,13 +425,20 @@ pub fn client(read_only: bool) -> Client {
     Client { name: "vm".into(), group: GROUP, read_only }
 }
 
-/// The outcome of a future that waits for nothing.
+/// Most polls of a request that lets other tasks run between its parts: more than any request of the tests has
+/// parts.
+const POLLS_MAX: usize = 1 << 16;
+
+/// The outcome of a future that waits for nothing but the other tasks of its core.
 ///
 /// # Panics
 /// When it waits.
 pub fn at_once<T>(future: impl Future<Output = T>) -> T {
-    match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
-        Poll::Ready(value) => value,
-        Poll::Pending => panic!("a request waits for nobody"),
+    let mut future = pin!(future);
+    for _ in 0..POLLS_MAX {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
+            return value;
+        }
     }
+    panic!("a request waits for nothing")
 }

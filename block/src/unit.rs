@@ -14,33 +14,29 @@ use std::sync::Arc;
 pub struct BlockUnit {
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
-    /// What it shares with all cores and command sets.
+    /// The state that it shares with all cores and command sets.
     pub shared: Arc<SharedUnit>,
-    held: Cell<Held>,
     medium: Cell<MediumState>,
 }
 
 impl BlockUnit {
     pub(crate) fn new(unit: Rc<Unit>, shared: Arc<SharedUnit>) -> Self {
-        let view = Self { unit, shared, held: Cell::default(), medium: Cell::default() };
+        let view = Self { unit, shared, medium: Cell::default() };
         view.refresh();
         view
     }
 
-    /// Brings its cells up to date with the state that all cores share.
+    /// Updates its cells with the state that all cores share.
     pub(crate) fn refresh(&self) {
-        let state = self.shared.state();
-        // No nexus has this name, so none of the registrants does.
-        let client = NexusName { initiator: "".into(), target_port: 0 };
-        self.held.set(state.reservations().held(&client));
-        self.medium.set(state.medium());
+        self.medium.set(self.shared.state().medium());
     }
 
-    /// How reservations restrict clients of this command set, none of which is a registrant.
-    #[inline]
+    /// How reservations restrict the client of this name; without a name: a client that is no registrant.
     #[must_use]
-    pub fn held(&self) -> Held {
-        self.held.get()
+    pub fn held_for(&self, name: Option<&NexusName>) -> Held {
+        // No registrant has the empty name.
+        let nobody = || NexusName { initiator: "".into(), target_port: 0 };
+        self.shared.state().reservations().held(&name.cloned().unwrap_or_else(nobody))
     }
 
     /// The state of its medium.

@@ -1,21 +1,21 @@
-//! Which pages of guest memory were written: what a client has to copy once more that migrates the guest while it runs.
+//! The log of written guest memory: a client that migrates a running guest copies these pages once more.
 //!
-//! A client learns it in one of two ways: [`DirtyPages`] is a record of our own, which the client asks for;
-//! [`DirtyBitmap`] lies in memory that the client shares, and the client reads it there.
+//! A client reads the log in one of two ways: [`DirtyPages`] is a record of Lunar, which the client requests;
+//! [`DirtyBitmap`] lies in memory that the client shares.
 
 use crate::Range;
 use crate::window::Window;
 use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
-/// Address ranges of interest at most, for a client that does not want to know of all writes: it has a handful.
+/// Most address ranges of interest, for a client that needs only some of the writes: it has a handful.
 pub const RANGES_MAX: usize = 64;
 /// Bytes of a page in [`DirtyPages`]: no less than the smallest page of a guest, no more than the largest.
 pub const PAGE_SIZES: RangeInclusive<u64> = 4096..=1 << 30;
-/// Chunks of 32,768 pages in which any page is dirty, at most: those of 1 TiB in pages of 4 KiB, with 32 MiB of bits.
-/// Of a guest that has more written to, all memory counts as dirty.
+/// Most chunks of 32,768 pages in which any page is dirty: those of 1 TiB in pages of 4 KiB, with 32 MiB of bits.
+/// Beyond this number all memory of the guest counts as dirty.
 pub const CHUNKS_MAX: usize = 8192;
-/// Bytes of a bitmap that is reported at once: 8 GiB in pages of 4 KiB.
+/// Most bytes of a bitmap in one report: 8 GiB in pages of 4 KiB.
 pub const BITMAP_MAX: usize = 256 << 10;
 /// Bytes of a page in [`DirtyBitmap`].
 pub const BITMAP_PAGE: u64 = 4096;
@@ -27,21 +27,30 @@ const CHUNK_BITS: u64 = WORDS as u64 * WORD_BITS;
 
 type Chunk = Box<[u64; WORDS]>;
 
-/// A log or a report that cannot be as the client asks: a page size that is no power of two or too small, a range that
-/// is empty or extends beyond the address space, or more than a limit of this module allows.
+/// An invalid request for a log or a report: a page size that is no power of two or too small, a range that is empty
+/// or extends beyond the address space, or more than a limit of this module allows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct LogError;
 
-/// Where it is recorded what is written.
+/// The place of the log.
 #[derive(Debug)]
 pub enum DirtyLog {
-    /// Here, for a client that asks.
+    /// In Lunar, which reports it on request.
     Pages(DirtyPages),
     /// In memory of the client.
     Bitmap(DirtyBitmap),
 }
 
 impl DirtyLog {
+    /// Whether a write is missing in it: see [`DirtyBitmap::is_short`].
+    #[must_use]
+    pub fn is_short(&self) -> bool {
+        match self {
+            Self::Pages(_) => false,
+            Self::Bitmap(bitmap) => bitmap.is_short(),
+        }
+    }
+
     /// Records that these bytes were written.
     pub fn mark(&mut self, range: Range) {
         match self {
@@ -140,8 +149,8 @@ impl DirtyPages {
         Ok(bitmap.iter().flat_map(|word| word.to_le_bytes()).collect())
     }
 
-    /// Calls `what` for each dirty page from `first` to `last`; the page is clean when it returns `true`.
-    fn visit(&mut self, first: u64, last: u64, mut what: impl FnMut(u64) -> bool) {
+    /// Calls `visit` for each dirty page from `first` to `last`; the page is clean when it returns `true`.
+    fn visit(&mut self, first: u64, last: u64, mut visit: impl FnMut(u64) -> bool) {
         let mut empty = Vec::new();
         for (number, chunk) in self.chunks.range_mut(first / CHUNK_BITS..=last / CHUNK_BITS) {
             for (at, word) in (0..).zip(chunk.iter_mut()) {
@@ -150,7 +159,7 @@ impl DirtyPages {
                     let bit = u64::from(left.trailing_zeros());
                     left &= left - 1;
                     let page = number * CHUNK_BITS + at * WORD_BITS + bit;
-                    if (first..=last).contains(&page) && what(page) {
+                    if (first..=last).contains(&page) && visit(page) {
                         *word &= !(1 << bit);
                     }
                 }
@@ -184,14 +193,14 @@ pub struct DirtyBitmap {
 }
 
 impl DirtyBitmap {
-    /// A log that the client has in this memory.
+    /// A log in this memory of the client.
     #[must_use]
     pub fn new(bits: Window) -> Self {
         Self { bits, is_short: false }
     }
 
-    /// Whether something was written for which the bitmap has no bit, or which the client has mapped read-only: the
-    /// client cannot learn of it, so the migration must fail.
+    /// Whether a write has no bit in the bitmap, or its bit is mapped read-only: the client cannot learn of it, so the
+    /// migration must fail.
     #[must_use]
     pub fn is_short(&self) -> bool {
         self.is_short
@@ -202,7 +211,7 @@ impl DirtyBitmap {
         let Some((first, last)) = range.ends() else { return };
         let (first, last) = (first / BITMAP_PAGE, last / BITMAP_PAGE);
         for byte in first / 8..=last / 8 {
-            // Pages of this byte that lie in the range.
+            // The pages of this byte that lie in the range.
             let from = first.saturating_sub(byte * 8);
             let to = (last - byte * 8).min(7);
             let bits = 0xff_u8 << from & 0xff_u8 >> (7 - to);
@@ -245,7 +254,7 @@ mod tests {
         (0..100).for_each(|page| log.mark(range(page * 0x20_0000 + 5, 4096)));
         assert_eq!(reported(&mut log, 0, 200 << 20, 2 << 20), Ok((0..100).collect()));
         assert!(log.chunks.is_empty());
-        // The log has larger pages than are asked for: all parts of a dirty page are dirty.
+        // The log has larger pages than the request: all parts of a dirty page are dirty.
         let mut log = DirtyPages::new(16384, &[]).expect("a page size");
         log.mark(range(0x5000, 1));
         assert_eq!(reported(&mut log, 0x2000, 0x8000, 4096), Ok(vec![2, 3, 4, 5]));

@@ -1,12 +1,12 @@
-//! What every transport into a virtual machine needs, whatever its messages and rings are. Values without I/O: the
-//! transport maps memory, waits, and notifies the guest.
+//! The common part of every transport into a virtual machine, for all kinds of messages and rings. Values without I/O:
+//! the transport maps memory, waits, and notifies the guest.
 //!
 //! * [`map`]: address ranges that do not overlap, each with a value
 //! * [`window`]: a bounded view of a part of guest memory: rings, doorbell pages, logs
 //! * [`dirty`]: which pages of guest memory were written, for a client that migrates the guest
-//! * [`memory`]: guest memory: regions by guest address, access to them, and the log of what is written
+//! * [`memory`]: guest memory: regions by guest address, access to them, and the log of writes
 //! * [`scatter`]: the data of one command, which lies in several pieces of guest memory
-//! * [`poll`]: when a core looks at rings in guest memory, and when it asks the guest to notify it
+//! * [`poll`]: when a core polls rings in guest memory, and when it asks the guest to notify it
 
 pub mod dirty;
 pub mod map;

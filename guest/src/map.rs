@@ -1,20 +1,20 @@
 //! Address ranges that do not overlap, each with a value.
 //!
-//! Guest memory is one such map, from guest addresses to regions. A transport whose client gives the addresses of rings
-//! in an address space of the client keeps a second one, from those to guest addresses.
+//! Guest memory is one such map, from guest addresses to regions. A transport whose client gives the addresses of
+//! rings in an address space of the client has a second one, from those to guest addresses.
 
 use crate::Range;
 use std::cell::Cell;
 
-/// Ranges of one map at most: one for each of some thousand huge pages.
+/// Most ranges of one map: one for each of some thousand huge pages.
 pub const RANGES_MAX: usize = 8192;
 
-/// Why a range is not added or removed.
+/// Why a range cannot be added or removed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum MapError {
     /// Another range has some of these addresses.
     Overlap,
-    /// The range is empty, extends beyond the address space, or has not the length of its memory.
+    /// The range is empty, extends beyond the address space, or differs in length from its memory.
     Invalid,
     /// There are [`RANGES_MAX`] ranges.
     TooMany,
@@ -29,12 +29,12 @@ struct Entry<T> {
     value: T,
 }
 
-/// What [`AddressMap::find`] found for an address.
+/// The result of [`AddressMap::find`] for an address.
 #[derive(Debug)]
 pub struct Found<'a, T> {
     /// The value of its range.
     pub value: &'a T,
-    /// Where the address lies in its range.
+    /// The offset of the address in its range.
     pub offset: u64,
     /// Bytes from the address to the end of its range; at least one.
     pub left: u64,
@@ -45,7 +45,7 @@ pub struct Found<'a, T> {
 pub struct AddressMap<T> {
     /// Sorted by address.
     entries: Vec<Entry<T>>,
-    /// Where the last lookup succeeded: the next one is mostly for the same range.
+    /// The range of the last successful lookup: the next lookup is mostly for the same range.
     last: Cell<usize>,
 }
 
@@ -59,7 +59,7 @@ impl<T> AddressMap<T> {
     /// Adds a range.
     ///
     /// # Errors
-    /// [`MapError::Overlap`], [`MapError::Invalid`], [`MapError::TooMany`]; then the map is as before.
+    /// [`MapError::Overlap`], [`MapError::Invalid`], [`MapError::TooMany`]; then the map is unchanged.
     pub fn insert(&mut self, range: Range, value: T) -> Result<(), MapError> {
         let (first, last) = range.ends().ok_or(MapError::Invalid)?;
         // The offset of an address in its range and the bytes behind it are computed without a check for overflow.

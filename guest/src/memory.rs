@@ -1,7 +1,8 @@
-//! Guest memory: regions by guest address, access to them, and the log of what is written.
+//! Guest memory: regions by guest address, access to them, and the log of writes.
 //!
-//! A client adds and removes regions while commands run. A region stays mapped while a part of it is in use; a removed
-//! region is unused when [`Region::is_in_use`] says so. The transport waits for that before it answers its client.
+//! A client adds and removes regions while commands run. A region stays mapped while a part of it is in use;
+//! [`Region::is_in_use`] tells when a removed region is unused. The transport waits for that before it answers its
+//! client.
 //!
 //! A region may be lost: its file was truncated, or a page of it is broken. The reactor replaces it by zeroes and
 //! counts the losses of the process; see [`LossWatch`].
@@ -16,7 +17,7 @@ use std::cell::{Cell, RefCell, RefMut};
 /// The memory of one guest.
 #[derive(Debug, Default)]
 pub struct Memory {
-    /// A range without a region is known to the client and not accessible to us: it came without a descriptor.
+    /// The client knows a range without a region, but Lunar cannot access it: it came without a descriptor.
     map: AddressMap<Option<Region>>,
     log: RefCell<Option<DirtyLog>>,
     /// Whether there is a log: read with every write.
@@ -43,11 +44,10 @@ impl Memory {
         self.map.remove(Range { address, len })
     }
 
-    /// Puts a whole table in the place of all memory, and returns the regions that were there. Commands may still use
-    /// them.
+    /// Replaces all memory by a whole table, and returns the previous regions. Commands may still use them.
     ///
     /// # Errors
-    /// As of [`Memory::map`]; then all is as before.
+    /// Those of [`Memory::map`]; then all memory is unchanged.
     pub fn replace(&mut self, table: impl IntoIterator<Item = (u64, Region)>) -> Result<Vec<Region>, MapError> {
         let mut map = AddressMap::default();
         for (address, region) in table {
@@ -73,18 +73,18 @@ impl Memory {
         Window::new(found.value.as_ref()?, usize::try_from(found.offset).ok()?, len)
     }
 
-    /// Calls `what` for each piece of `len` bytes from `address` on: region, offset in it, bytes. Stops when `what`
-    /// returns `false`. Returns whether all bytes were there and `what` was always content.
+    /// Calls `visit` for each piece of `len` bytes from `address` on: region, offset in it, bytes. Stops when `visit`
+    /// returns `false`. Returns whether all bytes were there and `visit` always returned `true`.
     #[inline]
     #[must_use]
-    pub fn each(&self, address: u64, len: usize, mut what: impl FnMut(&Region, usize, usize) -> bool) -> bool {
+    pub fn each(&self, address: u64, len: usize, mut visit: impl FnMut(&Region, usize, usize) -> bool) -> bool {
         let (mut address, mut left) = (address, len as u64);
         while left > 0 {
             let Some(found) = self.map.find(address) else { return false };
             let Some(region) = found.value else { return false };
             let count = left.min(found.left);
             // Both are less than the length of a region.
-            if !what(region, found.offset as usize, count as usize) {
+            if !visit(region, found.offset as usize, count as usize) {
                 return false;
             }
             left -= count;
@@ -119,33 +119,39 @@ impl Memory {
         is_there
     }
 
-    /// Records from now on what is written.
+    /// Begins to record writes.
     pub fn start_log(&mut self, log: DirtyLog) {
         self.is_logged.set(true);
         self.log = RefCell::new(Some(log));
     }
 
-    /// Records no more what is written, and returns the log.
+    /// Ends the recording of writes, and returns the log.
     pub fn stop_log(&mut self) -> Option<DirtyLog> {
         self.is_logged.set(false);
         self.log.take()
     }
 
-    /// Whether it is recorded what is written.
+    /// Whether writes are recorded.
     #[inline]
     #[must_use]
     pub fn is_logged(&self) -> bool {
         self.is_logged.get()
     }
 
-    /// The log of what was written.
+    /// Whether a write is missing in a log that lies in memory of the client.
+    #[must_use]
+    pub fn is_log_short(&self) -> bool {
+        self.is_logged() && self.log().is_some_and(|log| log.is_short())
+    }
+
+    /// The log of writes.
     #[must_use]
     pub fn log(&self) -> Option<RefMut<'_, DirtyLog>> {
         RefMut::filter_map(self.log.borrow_mut(), Option::as_mut).ok()
     }
 
-    /// Records that these bytes were written. To be called after the write: a client that hears of it earlier may copy
-    /// the old bytes, and would not copy them again.
+    /// Records that these bytes were written. To be called after the write: a client that reads the log earlier may
+    /// copy the old bytes, and would not copy them again.
     pub fn mark(&self, address: u64, len: u64) {
         if self.is_logged()
             && let Some(mut log) = self.log()
@@ -155,21 +161,21 @@ impl Memory {
     }
 }
 
-/// Tells a transport when it has to look whether memory of its own guest was lost. The losses of a whole process are
-/// counted in one number; to look for the regions that are concerned is expensive.
+/// Tells a transport when it has to check whether memory of its own guest was lost. One number counts the losses of
+/// the whole process; finding the affected regions is expensive.
 #[derive(Debug)]
 pub struct LossWatch {
     seen: Cell<usize>,
 }
 
 impl LossWatch {
-    /// Starts with so many losses in the process.
+    /// Starts with the current number of losses of the process.
     #[must_use]
     pub fn new(losses: usize) -> Self {
         Self { seen: Cell::new(losses) }
     }
 
-    /// Whether there were losses since the last call, of which there are so many now.
+    /// Whether there were losses since the last call; `losses` is their current number.
     #[inline]
     #[must_use]
     pub fn is_new(&self, losses: usize) -> bool {
@@ -213,7 +219,7 @@ mod tests {
         let window = memory.window(0x1ff0, 16).expect("within");
         assert_eq!((window.load(12), window.load(16)), (Some(u32::from_le_bytes([0, 0, b'a', b'b'])), None));
         assert!(window.store(8, 5) && !window.store(14, 5) && !window.read(13, &mut bytes));
-        assert!(memory.read(u64::MAX, &mut []) && memory.write(0, &[]), "no bytes are everywhere");
+        assert!(memory.read(u64::MAX, &mut []) && memory.write(0, &[]), "no bytes are at every address");
         assert_eq!(memory.clear().len(), 2);
         assert!(!memory.read(0x1000, &mut bytes));
     }

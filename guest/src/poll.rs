@@ -1,47 +1,47 @@
-//! When a core looks at rings in guest memory, and when it asks the guest to notify it.
+//! When a core polls rings in guest memory, and when it asks the guest to notify it.
 //!
-//! A notification costs the guest an exit and the core a wake-up, so a core that is awake looks at the rings itself and
-//! has the guest keep silent. A core that is about to sleep, or that has looked in vain for a while, asks the guest to
-//! notify it, and looks once more: so an idle guest costs nothing, and nothing that it writes meanwhile is missed. How
-//! the guest is asked (shadow doorbells, event indices, flags) and how it notifies (a message, an eventfd) is up to the
-//! transport.
+//! A notification costs the guest an exit and the core a wake-up, so a core that is awake polls the rings itself and
+//! suppresses notifications. A core that is about to sleep, or that has polled without result for a while, asks the
+//! guest to notify it, and polls once more: so an idle guest costs nothing, and no request of the guest is missed. The
+//! transport decides how the guest is asked (shadow doorbells, event indices, flags) and how it notifies (a message,
+//! an eventfd).
 
 use std::cell::Cell;
 use std::time::Duration;
 
 /// The rings of a device, as a [`PollSchedule`] needs them.
 pub trait Rings {
-    /// Whether there is something to do: a cheap look, which changes nothing.
+    /// Whether there is work: a cheap check, which changes nothing.
     fn has_work(&self) -> bool;
 
-    /// Asks the guest to notify from now on, then looks again.
+    /// Asks the guest to notify from now on, then checks again.
     fn arm(&self) -> Arming;
 }
 
-/// What came of asking the guest to notify.
+/// The result of a request to notify.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Arming {
     /// The guest will notify.
     Armed,
-    /// There is something to do already.
+    /// There is work already.
     Work,
-    /// The guest cannot notify, or nothing is wanted of its rings now. Looking goes on while the core is awake.
+    /// The guest cannot notify, or the rings are not needed now. Polling continues while the core is awake.
     Unnotified,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum State {
-    /// The next turn does whatever there is to do.
+    /// The next turn does the work.
     Due,
-    /// Every turn looks. So many looks found nothing since something was found.
+    /// Every turn polls. The number counts the polls without result since the last work.
     Watching { misses: u32 },
     /// The guest notifies.
     Armed,
-    /// There may be something to do, and no slot to do it in. The slot that becomes free wakes the schedule.
+    /// There may be work, and no slot is free. The next free slot wakes the schedule.
     Starved,
 }
 
-/// When a core looks at the rings of one device.
+/// When a core polls the rings of one device.
 #[derive(Debug)]
 pub struct PollSchedule {
     state: Cell<State>,
@@ -49,31 +49,31 @@ pub struct PollSchedule {
 }
 
 impl PollSchedule {
-    /// A schedule that asks the guest to notify after `misses_max` looks in vain, should the core stay awake for other
-    /// reasons.
+    /// A schedule that asks the guest to notify after `misses_max` polls without result, if the core stays awake for
+    /// other reasons.
     #[must_use]
     pub fn new(misses_max: u32) -> Self {
         Self { state: Cell::new(State::Watching { misses: 0 }), misses_max }
     }
 
-    /// The guest has notified, or something else has changed: the next turn looks whether there is something to do.
+    /// The guest has notified, or another event has occurred: the next turn checks for work.
     pub fn wake(&self) {
         self.state.set(State::Due);
     }
 
-    /// What there is to do has to wait for a slot.
+    /// The work has to wait for a slot.
     pub fn starve(&self) {
         self.state.set(State::Starved);
     }
 
-    /// Whether the next turn does whatever there is to do.
+    /// Whether the next turn does the work.
     #[inline]
     #[must_use]
     pub fn is_due(&self) -> bool {
         self.state.get() == State::Due
     }
 
-    /// Whether [`PollSchedule::look`] would find something.
+    /// Whether [`PollSchedule::look`] would find work.
     #[inline]
     #[must_use]
     pub fn has_work(&self, rings: &impl Rings) -> bool {
@@ -84,7 +84,7 @@ impl PollSchedule {
         }
     }
 
-    /// Looks, once in every turn of the core.
+    /// Polls; called once in every turn of the core.
     #[inline]
     pub fn look(&self, rings: &impl Rings) -> Look {
         let misses = match self.state.get() {
@@ -127,19 +127,19 @@ impl PollSchedule {
     }
 }
 
-/// What a look found.
+/// The result of a poll.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Look {
-    /// Nothing: the core may sleep.
+    /// No work: the core may sleep.
     Nothing,
-    /// Something came while the guest was asked to notify: another turn is needed.
+    /// Work arrived while the guest was asked to notify: another turn is needed.
     Again,
-    /// There may be something to do: the transport does it now.
+    /// There may be work: the transport does it now.
     Work,
 }
 
-/// Pauses between looks at rings whose guest cannot notify, while the core sleeps: short while something is found,
-/// longer and longer while nothing is.
+/// Pauses between polls of rings whose guest cannot notify, while the core sleeps: short while there is work, and
+/// longer and longer without work.
 #[derive(Debug)]
 pub struct Backoff {
     shortest: Duration,
@@ -154,7 +154,7 @@ impl Backoff {
         Self { shortest, longest, pause: shortest }
     }
 
-    /// The pause after a look, which found something or not.
+    /// The pause after a poll, which found work or not.
     pub fn next(&mut self, has_work: bool) -> Duration {
         self.pause = if has_work { self.shortest } else { (self.pause * 2).min(self.longest) };
         self.pause
@@ -165,7 +165,7 @@ impl Backoff {
 mod tests {
     use super::*;
 
-    /// Rings of a guest that the test plays.
+    /// Rings of a guest, which the test controls.
     struct Played {
         has_work: Cell<bool>,
         arming: Cell<Arming>,
@@ -194,11 +194,11 @@ mod tests {
         rings.has_work.set(true);
         for _ in 0..100 {
             assert_eq!(schedule.look(&rings), Look::Work);
-            assert!(!schedule.doze(&rings), "there is more");
+            assert!(!schedule.doze(&rings), "there is more work");
             rings.armed.set(0);
         }
         assert!(schedule.has_work(&rings));
-        // A few looks in vain are not the end of it.
+        // A few polls without result do not end it.
         for _ in 0..10 {
             rings.has_work.set(false);
             assert_eq!([0; 3].map(|_| schedule.look(&rings)), [Look::Nothing; 3]);
@@ -211,7 +211,7 @@ mod tests {
     fn an_idle_guest_notifies_and_is_not_looked_at() {
         let (schedule, rings) = played(Arming::Armed);
         assert_eq!([0; 4].map(|_| schedule.look(&rings)), [Look::Nothing; 4]);
-        assert_eq!(rings.armed.get(), 1, "the core was kept awake by others");
+        assert_eq!(rings.armed.get(), 1, "other tasks kept the core awake");
         rings.has_work.set(true);
         assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.doze(&rings));
         schedule.wake();
@@ -223,10 +223,10 @@ mod tests {
     }
 
     #[test]
-    fn what_comes_while_the_guest_is_asked_is_seen() {
+    fn work_that_arrives_during_the_request_to_notify_is_seen() {
         let (schedule, rings) = played(Arming::Armed);
         rings.has_work.set(true);
-        assert!(!schedule.doze(&rings), "it would sleep for ever");
+        assert!(!schedule.doze(&rings), "it would sleep forever");
         assert_eq!(schedule.look(&rings), Look::Work);
         // The same between a look and the request to notify.
         let (schedule, rings) = played(Arming::Work);
@@ -248,7 +248,7 @@ mod tests {
         schedule.wake();
         schedule.starve();
         assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.doze(&rings));
-        assert_eq!(rings.armed.get(), 0, "it would be notified in vain");
+        assert_eq!(rings.armed.get(), 0, "the notification would be superfluous");
         schedule.wake();
         assert_eq!(schedule.look(&rings), Look::Work);
     }

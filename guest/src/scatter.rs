@@ -11,7 +11,7 @@ use std::ops::Deref;
 /// goes through a buffer on the stack.
 const COPIED_AT_ONCE: usize = 512;
 
-/// Ranges that hold the data, in order. A few need no allocation.
+/// Ranges that hold the data, in order. A small number needs no allocation.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ScatterList(SmallVec<[Range; 4]>);
 
@@ -22,7 +22,7 @@ impl ScatterList {
         Self::default()
     }
 
-    /// Appends a range. A range that continues the last one is joined with it; one of no bytes is left out.
+    /// Appends a range. A range that continues the last one is joined with it; an empty one is left out.
     #[inline]
     pub fn push(&mut self, range: Range) {
         if range.len == 0 {
@@ -54,14 +54,16 @@ pub struct Scatter<'a> {
 
 impl<'a> Scatter<'a> {
     /// The bytes of these ranges, one after the other.
+    #[inline]
     #[must_use]
     pub fn new(memory: &'a Memory, ranges: &'a [Range]) -> Self {
         Self { memory, ranges }
     }
 
-    /// Calls `what` for each range of `len` bytes from `offset` on: guest address, bytes. Returns whether there are so
-    /// many bytes and `what` was always content.
-    fn each(self, offset: usize, len: usize, mut what: impl FnMut(u64, usize) -> bool) -> bool {
+    /// Calls `visit` for each range of `len` bytes from `offset` on: guest address, bytes. Returns whether there are
+    /// enough bytes and `visit` always returned `true`.
+    #[inline]
+    fn each(self, offset: usize, len: usize, mut visit: impl FnMut(u64, usize) -> bool) -> bool {
         let (mut offset, mut left) = (offset as u64, len as u64);
         for range in self.ranges {
             if offset >= range.len {
@@ -70,7 +72,7 @@ impl<'a> Scatter<'a> {
             }
             let count = left.min(range.len - offset);
             // No more than `len`, which is a usize.
-            if count > 0 && !what(range.address.wrapping_add(offset), count as usize) {
+            if count > 0 && !visit(range.address.wrapping_add(offset), count as usize) {
                 return false;
             }
             (offset, left) = (0, left - count);
@@ -78,7 +80,7 @@ impl<'a> Scatter<'a> {
         left == 0
     }
 
-    /// Copies bytes from `offset` on into memory of our own, all of it; `false` when they are not all there.
+    /// Copies bytes from `offset` on into memory of Lunar, all of it; `false` when they are not all there.
     #[must_use]
     pub fn read(self, offset: usize, into: &mut SgMut) -> bool {
         let mut done = 0;
@@ -111,8 +113,9 @@ impl<'a> Scatter<'a> {
         })
     }
 
-    /// The memory itself, to be filled by a store: `len` bytes from `offset` on. `None` when they are not all there and
+    /// The memory itself, which a store fills: `len` bytes from `offset` on. `None` when they are not all there and
     /// writable. The caller records the filled bytes with [`Scatter::mark`].
+    #[inline]
     #[must_use]
     pub fn to_fill(self, offset: usize, len: usize) -> Option<SgMut> {
         let mut memory = SgMut::default();
@@ -123,7 +126,8 @@ impl<'a> Scatter<'a> {
         is_there.then_some(memory)
     }
 
-    /// The memory itself, to be read by a store: `len` bytes from `offset` on. `None` when they are not all there.
+    /// The memory itself, which a store reads: `len` bytes from `offset` on. `None` when they are not all there.
+    #[inline]
     #[must_use]
     pub fn to_read(self, offset: usize, len: usize) -> Option<Sg> {
         let mut memory = Sg::default();
@@ -248,13 +252,13 @@ mod tests {
         assert!(!memory.write(0x8000, b"ours") && !scatter.write(0, &data.share()));
         let window = memory.window(0x8000, 64).expect("within");
         assert!(!window.store(0, 1) && !window.store_u16(0, 1) && !window.set_bits(0, 1) && !window.write(0, &[1]));
-        assert!(shared.read(0, &mut found) && &found == b"theirs", "nothing has changed");
+        assert!(shared.read(0, &mut found) && &found == b"theirs", "there was no change");
         let Some(DirtyLog::Pages(mut pages)) = memory.stop_log() else { panic!("it was started") };
         assert_eq!(pages.report(range(0, 0x10000), 4096).map(|bits| (bits[0], bits[1])), Ok((2, 0)), "the first range");
     }
 
     #[test]
-    fn what_a_store_filled_is_logged_when_it_is_marked() {
+    fn ranges_filled_by_a_store_are_logged_when_they_are_marked() {
         let mut memory = memory();
         memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
         let ranges = [range(0x1000, 8), range(0x2000, 8)];

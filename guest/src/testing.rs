@@ -1,4 +1,4 @@
-//! For tests and fuzz targets: accesses to guest memory, held against a model of it.
+//! For tests and fuzz targets: accesses to guest memory, compared with a model of it.
 
 use crate::Range;
 use crate::dirty::{DirtyLog, DirtyPages};
@@ -9,9 +9,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Bytes of a page of the dirty log.
 const PAGE: u64 = 4096;
-/// Guest addresses in play: `0..SPACE`, and as many before the end of the address space.
+/// Guest addresses that are used: `0..SPACE`, and as many before the end of the address space.
 const SPACE: u64 = 4 * PAGE;
-/// Bytes of one access at most.
+/// Most bytes of one access.
 const ACCESS_MAX: u64 = 700;
 /// Bytes of one operation in the input.
 const STEP: usize = 8;
@@ -22,7 +22,7 @@ fn address(low: u8, high: u8) -> u64 {
     if at & 0x8000 == 0 { at % SPACE } else { u64::MAX - at % SPACE }
 }
 
-/// What guest memory should be.
+/// The expected content of guest memory.
 #[derive(Default)]
 struct Model {
     /// By first address: bytes, or `None` for addresses without memory.
@@ -62,10 +62,10 @@ impl Model {
     }
 }
 
-/// Carries out the operations that `data` encodes, on guest memory and on a model of it.
+/// Executes the operations that `data` encodes, on guest memory and on a model of it.
 ///
 /// # Panics
-/// When both differ: an access to other bytes than those that it names, or a written page that is not in the log.
+/// When they differ: an access to other bytes than those that it names, or a written page that is not in the log.
 pub fn accesses(data: &[u8]) {
     let (mut memory, mut model) = (Memory::default(), Model::default());
     let arena = Arena::new(1 << 20);
@@ -119,7 +119,7 @@ fn map(memory: &mut Memory, model: &mut Model, range: Range, has_memory: bool) {
     }
 }
 
-/// Reads or writes the data of one command in two ranges, from somewhere in it on.
+/// Reads or writes the data of one command in two ranges, from an offset on.
 fn scattered(memory: &Memory, model: &mut Model, ranges: [Range; 2], arena: &Arena, (writes, seed): (bool, u8)) {
     let mut list = ScatterList::new();
     ranges.iter().for_each(|range| list.push(*range));
@@ -178,12 +178,12 @@ mod tests {
 
     proptest! {
         #[test]
-        fn guest_memory_is_what_its_model_is(data in proptest::collection::vec(any::<u8>(), 0..1600)) {
+        fn guest_memory_equals_its_model(data in proptest::collection::vec(any::<u8>(), 0..1600)) {
             accesses(&data);
         }
 
         #[test]
-        fn guest_memory_in_one_place_is_what_its_model_is(
+        fn guest_memory_in_one_place_equals_its_model(
             steps in proptest::collection::vec((0..16_u8, 0..4_u8, 0..3_u8, any::<[u8; 5]>()), 0..200),
         ) {
             // Few addresses: most accesses meet a region, its ends, or its neighbour.

@@ -4,8 +4,8 @@ use lunar_core::mem::Region;
 
 /// Consecutive bytes of one region. Every access is checked against the bounds of the window.
 ///
-/// A window keeps its region in use: a transport drops all windows into a region that its client takes away, before
-/// it tells the client that the region is unused.
+/// A window keeps its region in use: before a transport tells its client that a removed region is unused, it drops all
+/// windows into that region.
 #[derive(Clone, Debug)]
 pub struct Window {
     region: Region,
@@ -33,7 +33,7 @@ impl Window {
         self.len == 0
     }
 
-    /// Where `len` bytes from `at` on are in the region, if they lie within the window.
+    /// The offset in the region of `len` bytes from `at` on, if they lie within the window.
     #[inline]
     fn place(&self, at: usize, len: usize) -> Option<usize> {
         (at.checked_add(len)? <= self.len).then_some(self.at + at)

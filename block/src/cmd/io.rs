@@ -3,7 +3,7 @@
 use super::{READS, WRITES, only};
 use crate::limits::TRANSFER_BYTES_MAX;
 use crate::request::{ByteRange, Error, Request};
-use crate::table::{Admission, CommandType, Context, Flow, Gate, Plan, Policy};
+use crate::table::{Admission, CommandType, Context, Flow, Gate, Plan, Policy, Reservation};
 use lunar_core::step::Step;
 
 /// Read
@@ -37,6 +37,20 @@ impl CommandType for Write {
     }
 }
 
+/// Verify: reads, and drops what was read.
+#[derive(Clone, Copy, Debug)]
+pub struct Verify;
+
+impl CommandType for Verify {
+    const POLICY: Policy =
+        Policy { name: "verify", ranges: 1..=1, bytes_max: TRANSFER_BYTES_MAX, flow: Flow::None, admission: READS };
+
+    fn run(request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {
+        let ByteRange { offset, len } = only(request)?;
+        Ok(if len > 0 { Plan::Do(Step::Verify { offset, len }) } else { Plan::Done })
+    }
+}
+
 /// Flush
 #[derive(Clone, Copy, Debug)]
 pub struct Flush;
@@ -47,8 +61,15 @@ impl CommandType for Flush {
         ranges: 0..=0,
         bytes_max: 0,
         flow: Flow::None,
-        // Under another client's reservation there is nothing of this client to flush, as for SCSI and NVMe.
-        admission: Admission { write_protect: Gate::Passes, ..WRITES },
+        // Under the reservation of another client this client has no data to flush, as for SCSI and NVMe.
+        admission: Admission {
+            reservation: Reservation::Conflict,
+            inaccessible: Gate::Stops,
+            removed: Gate::Stops,
+            rewrite: Gate::Stops,
+            unformatted: Gate::Stops,
+            write_protect: Gate::Passes,
+        },
     };
 
     fn run(_request: &Request<'_>, _context: &Context<'_>) -> Result<Plan, Error> {

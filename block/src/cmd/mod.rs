@@ -7,7 +7,7 @@ pub mod space;
 use crate::request::{ByteRange, Error, Request};
 use crate::table::{Admission, Gate, Reservation};
 
-/// What stops commands that read the medium.
+/// The admission of commands that read the medium.
 const READS: Admission = Admission {
     reservation: Reservation::WriteExclusivePasses,
     inaccessible: Gate::Stops,
@@ -17,7 +17,7 @@ const READS: Admission = Admission {
     write_protect: Gate::Passes,
 };
 
-/// What stops commands that change the medium.
+/// The admission of commands that change the medium.
 const WRITES: Admission = Admission {
     reservation: Reservation::Conflict,
     inaccessible: Gate::Stops,
