@@ -13,7 +13,7 @@ use lunar_unit::{AccessState, MediumState};
 /// Decides whether the command of `row` may be executed now.
 ///
 /// # Errors
-/// How the command ends if it may not. A unit attention that is reported by it is taken.
+/// The refusal of a command that is stopped. A unit attention that is reported by it is taken.
 pub fn admit(row: &Row, addressee: &Addressee) -> Result<(), Refusal> {
     match addressee {
         Addressee::Unit(itl) if nothing_stops(row, itl) => Ok(()),

@@ -1,4 +1,4 @@
-//! Unit attention conditions: what a nexus is told of a logical unit before its next command (SAM-5 5.14).
+//! Unit attention conditions: conditions that a logical unit reports to a nexus before its next command (SAM-5 5.14).
 
 use crate::sense::{Asc, Sense, SenseKey};
 use std::cell::Cell;

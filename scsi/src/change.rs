@@ -1,4 +1,4 @@
-//! Changes of the state that only SCSI has of a unit. They travel through the ledger of the unit state, in its order.
+//! Changes of the state of a unit that only SCSI has. They travel through the ledger of the unit state, in its order.
 
 use crate::information::Kind;
 use crate::sbc::threshold::{Claim, Resource, Threshold};
@@ -16,9 +16,9 @@ pub struct ModeValues {
     pub descriptor_sense: bool,
     /// SWP: software write protection (SPC-4 7.5.8).
     pub write_protect: bool,
-    /// SITUA: a single nexus is told of a threshold (SBC-4 6.5.9).
+    /// SITUA: the unit attention of a threshold is established for a single nexus (SBC-4 6.5.9).
     pub single_attention: bool,
-    /// Thresholds of the space that the unit takes, by [`Resource`] (SBC-4 6.5.9).
+    /// Thresholds of the space that the unit uses, by [`Resource`] (SBC-4 6.5.9).
     pub thresholds: [Threshold; Resource::ALL.len()],
     /// ATO: initiators own the application tags of protection information (SPC-4 7.5.8).
     pub application_tags_owned: bool,
@@ -32,14 +32,14 @@ impl ModeValues {
     }
 }
 
-/// A change of the state that only SCSI has of a unit.
+/// A change of the state of a unit that only SCSI has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Change {
     /// Mode parameters. Those with a record are saved: a reset brings them back.
     Mode(ModeValues),
     /// START STOP UNIT.
     Stopped(bool),
-    /// SET TIMESTAMP: milliseconds that the clock of the target is behind.
+    /// SET TIMESTAMP: the milliseconds by which the clock of the target is behind.
     Clock(i64),
     /// SET IDENTIFYING INFORMATION.
     Information(Kind, Arc<[u8]>),
@@ -50,7 +50,8 @@ pub enum Change {
     /// The device of a forwarded logical unit has changed, or it reported a unit attention condition, which it reports
     /// once.
     Device(Asc),
-    /// A threshold of the space that the unit takes is reached. All nexuses are told, or the one that has the claim.
+    /// A threshold of the space that the unit uses is reached. The unit attention is established for all nexuses, or
+    /// for the one that has the claim.
     Threshold(Option<Claim>),
 }
 

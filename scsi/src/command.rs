@@ -3,7 +3,7 @@
 use crate::lun::Lun;
 use crate::sense::SenseData;
 use lunar_core::codes;
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use std::fmt;
 
 /// Bytes of the longest CDB that is accepted: no command of a disk has a longer one (SBC-5 5.1).
@@ -115,7 +115,7 @@ pub struct Reply {
     /// Sense data; empty unless the status is CHECK CONDITION.
     pub sense: SenseData,
     /// Last part of Data-In, which is sent with the status. The transport cuts it to the expected length.
-    pub tail: Tail,
+    pub final_data: FinalData,
     /// Bytes that the command would have moved. The transport computes the residual count from it and the expected
     /// length.
     pub wanted: u64,
@@ -131,7 +131,7 @@ impl Reply {
     /// A reply without data.
     #[must_use]
     pub fn bare(status: Status) -> Self {
-        Self { status, sense: SenseData::default(), tail: Tail::default(), wanted: 0 }
+        Self { status, sense: SenseData::default(), final_data: FinalData::default(), wanted: 0 }
     }
 }
 

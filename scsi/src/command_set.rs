@@ -1,4 +1,4 @@
-//! SCSI as a user of the unit state: what a change means to the nexuses of this core.
+//! SCSI as a user of the unit state: the effects of a change on the nexuses of this core.
 
 use crate::change::{Change, ScsiChange};
 use crate::lu::{Emulated, LogicalUnit};
@@ -82,7 +82,7 @@ impl Target {
         nexuses
     }
 
-    /// Brings the nexuses up to date with the reservations, and tells those that have to be told.
+    /// Updates the nexuses with the reservations, and notifies those that the change concerns.
     fn update_reservations(&self, lu: &LogicalUnit, effects: &Effects) {
         for nexus in self.nexuses() {
             // A nexus that has not addressed the unit yet reads the reservations when it does, and has a POWER ON unit

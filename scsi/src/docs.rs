@@ -12,10 +12,10 @@ pub fn commands() -> String {
         "# Supported SCSI commands\n\n\
          Generated from the command tables by `LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs`.\n\n\
          * data: direction of the data\n\
-         * medium: what the command does to the medium\n\
+         * medium: effect of the command on the medium\n\
          * reserved: reservations of another initiator that stop the command\n\
          * ALUA: asymmetric access states in which the command is executed\n\
-         * forwarded: who executes the command on a forwarded logical unit\n",
+         * forwarded: where the command is executed on a forwarded logical unit\n",
     );
     DEVICE_TYPES.iter().for_each(|device| section(&mut page, device));
     page

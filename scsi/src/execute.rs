@@ -17,7 +17,7 @@ use crate::target::Target;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind};
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out, carry_out_now};
+use lunar_core::step::{Failure, FinalData, SlotContext, Step, carry_out, carry_out_now};
 use lunar_core::tally::Event;
 use lunar_core::unit::Admitted;
 use lunar_core::wire::Writer;
@@ -37,7 +37,7 @@ impl Target {
         nexus: &Nexus,
         command: &Command,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) {
         self.config.stats.commands.add(1);
@@ -47,7 +47,7 @@ impl Target {
             _ => None,
         };
         let call = Call { nexus, addressee: &addressee, device: device_types::of(&addressee), command };
-        let result = self.perform(call, transfer, tools, reply).await;
+        let result = self.perform(call, transfer, slot, reply).await;
         if transfer.aborted() {
             *reply = Reply::bare(Status::TASK_ABORTED);
         } else if let Err(refusal) = result {
@@ -69,7 +69,7 @@ impl Target {
         let addressee = nexus.addressee(command.lun);
         let Addressee::Unit(itl) = &addressee else { return false };
         let LogicalUnit::Emulated(lu) = &*itl.lu else { return false };
-        let (Some(quick), true) = (lu.unit.store.quick(), command.attribute == TaskAttribute::SIMPLE) else {
+        let (Some(immediate), true) = (lu.unit.store.immediate(), command.attribute == TaskAttribute::SIMPLE) else {
             return false;
         };
         // `execute` reports all refusals.
@@ -83,7 +83,7 @@ impl Target {
         let Ok(Plan::Do(mut step)) = self.plan(call, row, 0, &[]) else { return false };
         let mut wanted = 0;
         let Ok(Some(moved @ 1..)) = fit(&mut step, lu.block_size(), command, &mut wanted) else { return false };
-        match carry_out_now(&lu.unit, quick, &step, transfer, arena, &mut reply.tail) {
+        match carry_out_now(&lu.unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
             Some(Ok(())) => {
                 reply.wanted = wanted;
@@ -100,7 +100,7 @@ impl Target {
         &self,
         call: Call<'_>,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
         // Checked first: an aborted command is not answered, so it must not take a unit attention.
@@ -112,7 +112,7 @@ impl Target {
                 LogicalUnit::Emulated(lu) => Some((itl, lu)),
                 // Boxed: the futures of emulated logical units stay small.
                 LogicalUnit::Forwarded(lu) => {
-                    return Box::pin(self.forward(call, (itl, lu), transfer, tools, reply)).await;
+                    return Box::pin(self.forward(call, (itl, lu), transfer, slot, reply)).await;
                 }
             },
             Addressee::WellKnown | Addressee::NoUnit => None,
@@ -133,18 +133,18 @@ impl Target {
             admitted.check().map_err(fault::transfer)?;
             let carrier = Carrier { target: self, lu, admitted, command: call.command, transfer };
             match plan {
-                Plan::Do(mut step) => moved += carrier.carry(&mut step, reply, tools).await?,
+                Plan::Do(mut step) => moved += carrier.carry(&mut step, reply, slot).await?,
                 Plan::Done => {}
-                Plan::Answer => return self.answer(tools, reply),
+                Plan::Answer => return self.answer(slot, reply),
                 // Boxed: its future is large, and these plans are rare.
-                plan => match Box::pin(self.work(call, itl, &carrier, (plan, amount), tools, reply)).await? {
+                plan => match Box::pin(self.work(call, itl, &carrier, (plan, amount), slot, reply)).await? {
                     Worked::Done => {}
-                    Worked::Answered => return self.answer(tools, reply),
+                    Worked::Answered => return self.answer(slot, reply),
                 },
             }
             tally(row, moved, lu);
         } else if plan == Plan::Answer {
-            return self.answer(tools, reply);
+            return self.answer(slot, reply);
         }
         self.count(row.flow, moved);
         Ok(())
@@ -157,7 +157,7 @@ impl Target {
         itl: &ItlNexus,
         carrier: &Carrier<'_, T>,
         (plan, amount): (Plan, u32),
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) -> Result<Worked, Refusal> {
         let (nexus, lu, transfer) = (call.nexus, carrier.lu, carrier.transfer);
@@ -168,25 +168,25 @@ impl Target {
             Plan::Forward(_) => return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into()),
             Plan::Propose(change) => self.propose(nexus, call.command.tag, &itl.lu, *change).await?,
             Plan::Survey { lba, blocks, runs } => {
-                self.survey(lu, lba..lba + blocks, runs, amount, tools).await?;
+                self.survey(lu, lba..lba + blocks, runs, amount, slot).await?;
                 return Ok(Worked::Answered);
             }
             Plan::Log(request) => {
-                self.log(call, lu, &request, amount, tools).await?;
+                self.log(call, lu, &request, amount, slot).await?;
                 return Ok(Worked::Answered);
             }
             Plan::Move(motion) => self.move_medium(nexus, lu, motion).await?,
             Plan::ExitFailureMode => self.exit_failure_mode(lu).await?,
-            Plan::Rewrite(rewrite) => self.rewrite(nexus, lu, *rewrite, transfer, tools).await?,
-            Plan::Copy(list) => self.copy(nexus, lu, &list, transfer, tools).await?,
+            Plan::Rewrite(rewrite) => self.rewrite(nexus, lu, *rewrite, transfer, slot).await?,
+            Plan::Copy(list) => self.copy(nexus, lu, &list, transfer, slot).await?,
             Plan::Populate(copy, data, timeout) => self.populate(nexus, lu, copy, *data, timeout)?,
-            Plan::Write(writing) => self.write_token(nexus, itl, &writing, transfer, tools).await?,
+            Plan::Write(writing) => self.write_token(nexus, itl, &writing, transfer, slot).await?,
             Plan::StopCopy(id) => nexus.copies.stop(lu.lun, id).await,
             Plan::Change { flush, record, change } => {
                 self.change(nexus, lu, change, record).await?;
                 // After the change, so that data written before it is flushed as well.
                 if flush {
-                    carrier.carry(&mut Step::Flush, reply, tools).await?;
+                    carrier.carry(&mut Step::Flush, reply, slot).await?;
                 }
             }
         }
@@ -260,11 +260,11 @@ impl Target {
     }
 
     /// Ends a command with GOOD and the Data-In in `self.scratch`.
-    pub(crate) fn answer(&self, tools: &Tools, reply: &mut Reply) -> Result<(), Refusal> {
+    pub(crate) fn answer(&self, slot: &SlotContext, reply: &mut Reply) -> Result<(), Refusal> {
         let scratch = self.scratch.borrow();
         reply.wanted = scratch.len() as u64;
         if !scratch.is_empty() {
-            reply.tail.data = tools.arena.copy(&scratch).ok_or_else(|| Refusal::bare(Status::BUSY))?.into();
+            reply.final_data.data = slot.arena.copy(&scratch).ok_or_else(|| Refusal::bare(Status::BUSY))?.into();
         }
         let stats = &self.config.stats;
         stats.read_commands.add(1);
@@ -313,7 +313,7 @@ impl Target {
     }
 }
 
-/// How the work of a plan ended.
+/// The end of the work of a plan.
 enum Worked {
     /// Without Data-In, or its Data-In was sent.
     Done,
@@ -340,16 +340,16 @@ struct Carrier<'a, T> {
 
 impl<T: Transfer> Carrier<'_, T> {
     /// Executes a step; returns the number of bytes that it moved.
-    async fn carry(&self, step: &mut Step, reply: &mut Reply, tools: &mut Tools) -> Result<u64, Refusal> {
+    async fn carry(&self, step: &mut Step, reply: &mut Reply, slot: &mut SlotContext) -> Result<u64, Refusal> {
         let block = self.lu.block_size();
         let moved = fit(step, block, self.command, &mut reply.wanted)?;
         // A step that moves data was cut to length zero.
         if moved == Some(0) {
             return Ok(0);
         }
-        let mut result = carry_out(self.admitted, step, self.transfer, tools, &mut reply.tail).await;
+        let mut result = carry_out(self.admitted, step, self.transfer, slot, &mut reply.final_data).await;
         if result.is_ok() && step.leaves_cached() && self.has_to_last() {
-            result = carry_out(self.admitted, &Step::Flush, self.transfer, tools, &mut Tail::default()).await;
+            result = carry_out(self.admitted, &Step::Flush, self.transfer, slot, &mut FinalData::default()).await;
         }
         match result {
             Ok(()) => Ok(moved.unwrap_or(0)),
@@ -358,7 +358,7 @@ impl<T: Transfer> Carrier<'_, T> {
     }
 
     /// Whether written data must be flushed before the status: the write cache is disabled and the store has one.
-    /// Checked after the write, for MODE SELECT may have disabled the cache while the data was awaited.
+    /// Checked after the write, because MODE SELECT may have disabled the cache while the data was awaited.
     fn has_to_last(&self) -> bool {
         let is_cached = |lu: &Emulated| lu.mode().write_cache || !lu.unit.traits().write_cache;
         let current = self.target.unit(self.lu.lun);
@@ -405,7 +405,7 @@ pub(crate) async fn pull_list<T: Transfer>(
             let carried = amount == Pulled::ProtectedBlock as u32 && lu.protection() != Kind::None;
             let block = lu.block_size() + if carried { INFO_BYTES as u32 } else { 0 };
             match call.command.data_out {
-                // `run` decides what a missing block means.
+                // `run` decides on a missing block.
                 0 => 0,
                 sent if sent == block => block,
                 _ => return Err(mismatch(u64::from(block))),

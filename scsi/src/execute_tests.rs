@@ -103,7 +103,7 @@ fn a_read_is_cut_to_the_expected_length() {
 }
 
 #[test]
-fn a_write_is_cut_to_whole_blocks_that_were_sent() {
+fn a_write_is_truncated_to_the_whole_blocks_that_were_sent() {
     for (sends, written) in [(0, 0), (512, 1), (1024, 2), (1536, 2)] {
         let rig = Rig::default();
         let ended = rig.run(&block10(0x2a, 0, 0, 2), &vec![1; sends], 0);
@@ -153,6 +153,25 @@ fn compare_and_write_reports_the_first_difference() {
     assert_eq!(swap(0, &[]).status, Status::GOOD);
     rig.memory.bytes.borrow_mut().fill(0);
     assert_eq!(swap(255, &vec![0; 255 * 1024]).status, Status::GOOD);
+}
+
+/// SBC-3 5.2: Data-Out of COMPARE AND WRITE is twice NUMBER OF LOGICAL BLOCKS.
+#[test]
+fn compare_and_write_checks_the_length_of_data_out_before_it_reads_the_medium() {
+    let rig = Rig::default();
+    for content in [0, 0xa6] {
+        rig.memory.bytes.borrow_mut().fill(content);
+        for (count, sends) in [(1, 2048), (3, 2048), (1, 1023), (1, 1025), (2, 1024), (255, 2048), (1, 0), (0, 1024)] {
+            let cdb = [0x89, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0, count, 0, 0];
+            let ended = rig.run(&cdb, &vec![0xa6; sends], 0);
+            assert_eq!(
+                sense(&ended).0,
+                SenseKey::ILLEGAL_REQUEST,
+                "{count} blocks, {sends} bytes, medium {content:#x}"
+            );
+            assert_eq!(rig.memory.asked.take(), vec![], "{count} blocks, {sends} bytes, medium {content:#x}");
+        }
+    }
 }
 
 #[test]

@@ -41,8 +41,11 @@ impl Site {
         Self { offset, block, writes, verifies }
     }
 
-    /// The event to count for a failure; only failures of the medium are counted.
+    /// The event to count for a failure; only failures of the medium and of space are counted.
     pub(crate) fn error(&self, failure: Failure) -> Option<Event> {
+        if matches!(failure, Failure::Fault { fault: Fault::NoSpace, .. }) {
+            return Some(Event::SpaceError);
+        }
         let is_medium = matches!(failure, Failure::Fault { fault: Fault::Medium, .. });
         is_medium.then_some(match (self.writes, self.verifies) {
             (true, _) => Event::WriteError,

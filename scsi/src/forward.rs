@@ -13,8 +13,8 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
 
-/// Bytes of the longest Data-In or Data-Out of a forwarded command. The data is in memory as a whole, for the device
-/// gets it in one piece: the longest block of an LTO tape.
+/// Bytes of the longest Data-In or Data-Out of a forwarded command. The data is in memory as a whole, because the
+/// device gets it in one piece: the longest block of an LTO tape.
 pub const FORWARDED_BYTES_MAX: usize = 8 << 20;
 
 /// One core's connection to a device server.
@@ -44,7 +44,7 @@ pub trait Forward {
 /// A command for a device server.
 #[derive(Debug)]
 pub struct ForwardedCommand {
-    /// A number that no other command in progress on this core has, for [`Forward::abort`].
+    /// A number for [`Forward::abort`], which is unique among the commands in progress on this core.
     pub id: u64,
     /// The CDB, with all bytes that the transport received: see [`Cdb::command_bytes`].
     pub cdb: Cdb,
@@ -117,7 +117,7 @@ impl Slot {
 }
 
 impl ForwardDone {
-    /// Completes the command. A fault says why the device did not process it.
+    /// Completes the command. A fault is the reason for which the device did not process it.
     pub fn complete(mut self, reply: Result<ForwardedReply, Fault>) {
         if let Some(slot) = self.0.take() {
             slot.complete(reply);

@@ -19,14 +19,14 @@ use crate::target::Target;
 use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_core::wire::Writer;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::task::Poll;
 
-/// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may do
-/// anything.
+/// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may have any
+/// effect.
 pub static UNKNOWN_COMMAND: Policy = Policy {
     name: "command without a row",
     clause: "SPC-4 5.13.1",
@@ -45,7 +45,7 @@ pub static UNKNOWN_COMMAND: Policy = Policy {
     },
 };
 
-/// The data of one command takes this part of the memory of its core at most, so that other commands go on.
+/// The data of one command takes this part of the memory of its core at most, so that other commands continue.
 const ARENA_PART: usize = 4;
 
 /// The refusal of a command that the logical unit does not have.
@@ -58,7 +58,7 @@ impl Target {
         call: Call<'_>,
         (itl, lu): (&ItlNexus, &Forwarded),
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
         check_attribute(call.command)?;
@@ -68,7 +68,7 @@ impl Target {
         let sent = Sent { call, itl, lu, transfer };
         let edit = match (policy.admission.forwarded, row) {
             (Forwarding::Refused, _) => return Err(UNSUPPORTED.into()),
-            (Forwarding::Lunar, Some(row)) => match self.execute_row(row, &sent, tools, reply).await? {
+            (Forwarding::Lunar, Some(row)) => match self.execute_row(row, &sent, slot, reply).await? {
                 Some(edit) => edit,
                 None => return Ok(()),
             },
@@ -81,7 +81,7 @@ impl Target {
             Forwarding::DeviceThenAttention(asc) => Some(asc),
             _ => None,
         };
-        self.send(&sent, edit, news, tools, reply).await
+        self.send(&sent, edit, news, slot, reply).await
     }
 
     /// Executes a command that Lunar executes instead of the device. Returns the edit of its Data-In if the plan is
@@ -90,7 +90,7 @@ impl Target {
         &self,
         row: &'static Row,
         sent: &Sent<'_, T>,
-        tools: &Tools,
+        slot: &SlotContext,
         reply: &mut Reply,
     ) -> Result<Option<Edit>, Refusal> {
         let call = sent.call;
@@ -102,7 +102,7 @@ impl Target {
         reply.wanted = list.len() as u64;
         match self.plan(call, row, amount, &contiguous(&list))? {
             Plan::Done => {}
-            Plan::Answer => return self.answer(tools, reply).map(|()| None),
+            Plan::Answer => return self.answer(slot, reply).map(|()| None),
             Plan::Conflict => return Err(Refusal::bare(Status::RESERVATION_CONFLICT)),
             Plan::Propose(change) => self.propose(call.nexus, call.command.tag, &sent.itl.lu, *change).await?,
             Plan::Forward(edit) => return Ok(Some(edit)),
@@ -113,17 +113,17 @@ impl Target {
         Ok(None)
     }
 
-    /// Sends a command to the device, and takes its reply over. `news` is told to other nexuses if the command ends
-    /// with GOOD.
+    /// Sends a command to the device, and takes its reply over. `news` is established for other nexuses if the command
+    /// ends with GOOD.
     async fn send<T: Transfer>(
         &self,
         sent: &Sent<'_, T>,
         edit: Edit,
         news: Option<Asc>,
-        tools: &Tools,
+        slot: &SlotContext,
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
-        let data = sent.data(&tools.arena).await?;
+        let data = sent.data(&slot.arena).await?;
         let length = data.len();
         let ForwardedReply { status, sense, moved, data } = sent.reply(data).await.map_err(fault::transfer)?;
         let mut moved = moved.min(length);
@@ -134,7 +134,7 @@ impl Target {
                 let cx = sent.call.context(self, Writer::new(&mut []));
                 moved = moved.min(memory.len());
                 moved = inquiry::edit(&cx, sent.itl, edit, &mut memory, moved);
-                reply.tail.data = memory.share().split_to(moved);
+                reply.final_data.data = memory.share().split_to(moved);
                 Flow::In
             }
         };
@@ -208,16 +208,16 @@ impl<T: Transfer> Sent<'_, T> {
             }
             (_, 0) => {
                 self.transfer.room().await.map_err(fault::transfer)?;
-                let memory = self.transfer.fresh(arena, length).await.map_err(fault::transfer)?;
-                Ok(ForwardedData::In(memory))
+                self.transfer.reserve(length, length).await.map_err(fault::transfer)?;
+                Ok(ForwardedData::In(arena.wait_sg(length).await))
             }
             // Bidirectional commands are not forwarded.
             (_, _) => Err(mismatch(0)),
         }
     }
 
-    /// Submits the command and waits for its reply. If the command is aborted meanwhile, so it is at the device, whose
-    /// reply is awaited in any case: the device may access the memory until then.
+    /// Submits the command and waits for its reply. If the command is aborted meanwhile, it is aborted at the device
+    /// as well, whose reply is awaited in any case: the device may access the memory until then.
     async fn reply(&self, data: ForwardedData) -> Result<ForwardedReply, Fault> {
         let Command { cdb, attribute, tag, .. } = *self.call.command;
         let (nexus, device, id) = (self.call.nexus, &self.lu.unit.device, self.lu.next_command());

@@ -12,9 +12,9 @@ use lunar_core::unit::Unit;
 use std::rc::Rc;
 
 impl Target {
-    /// Adds an emulated logical unit, whose device type depends on the medium of the unit, or replaces the logical unit
-    /// of this number. A unit attention condition tells the nexuses: of a changed capacity if it is the same unit, else
-    /// of a changed inventory.
+    /// Adds an emulated logical unit, whose device type depends on the medium of the unit, or replaces the logical
+    /// unit of this number. A unit attention condition reports the change to the nexuses: CAPACITY DATA HAS CHANGED if
+    /// it is the same unit, else REPORTED LUNS DATA HAS CHANGED.
     ///
     /// # Panics
     /// If `lun` is not below [`LUNS_MAX`].
@@ -38,8 +38,8 @@ impl Target {
         }
     }
 
-    /// Adds a forwarded logical unit, or replaces the logical unit of this number. A unit attention condition tells the
-    /// nexuses of a changed inventory.
+    /// Adds a forwarded logical unit, or replaces the logical unit of this number. A unit attention condition reports
+    /// the changed inventory to the nexuses.
     ///
     /// # Panics
     /// If `lun` is not below [`LUNS_MAX`].
@@ -85,7 +85,8 @@ impl Target {
         }
     }
 
-    /// Removes a logical unit; a unit attention condition tells the nexuses. Commands in progress end as usual.
+    /// Removes a logical unit; a unit attention condition reports that to the nexuses. Commands in progress end as
+    /// usual.
     pub fn remove_unit(&self, lun: u16) {
         if self.logical_units.borrow_mut().remove(&lun).is_none() {
             return;

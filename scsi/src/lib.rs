@@ -1,20 +1,22 @@
 //! The SCSI device server: a command and its data in, steps and a status out. Pure, and knows no transport.
 //!
-//! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
+//! * [`table`]: the list of commands, one type each, and everything that derives from it; [`cmd`]: the commands by
+//!   family
 //! * [`copy`]: third-party copies, their lists and their ends
 //! * [`vpd`], [`mode`], [`log`]: pages, one row each
 //! * [`target`], [`nexus`], [`lu`]: the device, its users, its logical units; [`lun_map`]: which of them a user sees
-//! * [`change`]: state that only SCSI has of a unit; `command_set`: what changes of the unit state mean to nexuses
+//! * [`change`]: the state of a unit that only SCSI has; `command_set`: the effects of unit changes on nexuses
 //! * [`medium`]: sense data of media that cannot be used; `access`: asymmetric access states in the codes of SCSI
-//! * [`information`]: what initiators write on a disk
-//! * [`protect`]: protection information, as commands ask for it
+//! * [`information`]: identifying information that initiators store
+//! * [`protect`]: protection information in commands
 //! * [`reserve`]: reservations in the terms of SCSI
 //! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
-//! * [`task`], [`manage`]: tasks and their management; [`order`]: who runs when; [`attention`]: unit attentions
-//! * [`buffers`]: what READ BUFFER and WRITE BUFFER are about
-//! * [`command`], [`lun`], [`sense`]: what transports hand over and get back
+//! * [`task`], [`manage`]: tasks and their management; [`order`]: the order of commands; [`attention`]: unit
+//!   attentions
+//! * [`buffers`]: the buffers of READ BUFFER and WRITE BUFFER
+//! * [`command`], [`lun`], [`sense`]: the interface to transports
 //! * `rewrite`: FORMAT UNIT and SANITIZE; `removal`: removable media
-//! * [`thin`], [`threshold`]: the space that units take, and its thresholds
+//! * [`thin`], [`threshold`]: the space that units use, and its thresholds
 //! * [`docs`], [`fuzzing`]: made from the table
 
 mod access;

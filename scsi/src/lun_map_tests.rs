@@ -84,7 +84,7 @@ fn a_nexus_with_an_unknown_map_sees_nothing() {
     let nexus = rig.target.nexus_behind(Rig::name("other"), &"unknown".into());
     assert_eq!(luns(&rig, &nexus), []);
     assert_eq!(sense(&at(&rig, &nexus, 0, &READ, &[])).1, Asc::LOGICAL_UNIT_NOT_SUPPORTED);
-    assert_eq!(at(&rig, &nexus, 0, &[0x12, 0, 0, 0, 36, 0], &[]).data[0], 0x7f, "nobody is at LUN 0");
+    assert_eq!(at(&rig, &nexus, 0, &[0x12, 0, 0, 0, 36, 0], &[]).data[0], 0x7f, "no logical unit is at LUN 0");
     rig.target.add_unit(9, Rig::unit(9, Rig::traits(), Rc::default()));
     assert_eq!(luns(&rig, &nexus), []);
 }
@@ -134,7 +134,7 @@ fn copies_reach_only_units_of_the_map() {
         let refused = sense(&copy(&rig, &nexus, 0, from, to));
         assert_eq!(refused, (SenseKey::COPY_ABORTED, Asc::COPY_TARGET_DEVICE_NOT_REACHABLE), "{from} to {to}");
     }
-    assert!(memories.iter().all(|memory| memory.asked.take().is_empty()), "nothing was read or written");
+    assert!(memories.iter().all(|memory| memory.asked.take().is_empty()), "no block was read or written");
 }
 
 /// A token of the first four blocks of a LUN.
@@ -167,7 +167,11 @@ fn tokens_reach_only_units_of_the_map() {
     assert_eq!(sense(&write_token(&rig, &nexus, 0, &unseen)), (SenseKey::ILLEGAL_REQUEST, Asc::TOKEN_UNKNOWN));
     assert_eq!(sense(&write_token(&rig, &nexus, 1, &seen)), (SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED));
     let own = token(&rig, &nexus, 0);
-    assert_eq!(write_token(&rig, &rig.nexus, 0, &own).status, Status::GOOD, "who sees it may use it");
+    assert_eq!(
+        write_token(&rig, &rig.nexus, 0, &own).status,
+        Status::GOOD,
+        "a nexus that sees the disk may use the token"
+    );
 }
 
 #[test]
@@ -184,7 +188,7 @@ fn changes_and_resets_reach_a_nexus_by_its_own_luns() {
     assert_eq!(at_once(reset), TaskResponse::Complete);
     assert_eq!((told(&nexus, 0), told(&nexus, 2)), (Some(Asc::BUS_DEVICE_RESET), None));
     rig.target.remove_unit(0);
-    assert_eq!((told(&nexus, 0), told(&nexus, 2)), (None, None), "it never saw that one");
+    assert_eq!((told(&nexus, 0), told(&nexus, 2)), (None, None), "the nexus never saw that one");
     rig.target.remove_unit(1);
     assert_eq!(told(&nexus, 0), Some(Asc::REPORTED_LUNS_DATA_CHANGED));
     assert_eq!(luns(&rig, &nexus), [0]);
@@ -207,9 +211,28 @@ fn a_changed_map_establishes_a_unit_attention_and_aborts_tasks_of_changed_luns()
     assert_eq!(luns(&rig, &nexus), [0, 2, 3]);
     nexus.each(|itl| while itl.take_attention().is_some() {});
     assert_eq!(sense(&at(&rig, &nexus, 2, &WRITE, &[0; 512])).1, Asc::WRITE_PROTECTED);
-    assert!(rig.nexus.itl(0).is_some_and(|itl| itl.attention().is_none()), "others are not concerned");
+    assert!(rig.nexus.itl(0).is_some_and(|itl| itl.attention().is_none()), "other nexuses are not concerned");
     at_once(rig.target.set_map(&name, map(&[(0, 0, false), (2, 2, true), (3, 1, false)]), ready(())));
-    assert_eq!(told(0), None, "the same is no change");
+    assert_eq!(told(0), None, "an equal map is no change");
+}
+
+#[test]
+fn a_lun_that_becomes_another_unit_reports_other_inquiry_data() {
+    let (rig, nexus, _) = behind(&[(0, 0, false), (1, 1, false)]);
+    nexus.each(|itl| while itl.take_attention().is_some() {});
+    for lun in [0, 1] {
+        let itl = nexus.itl(lun).expect("it is mapped");
+        while itl.take_attention().is_some() {}
+    }
+    at_once(rig.target.set_map(&name(), map(&[(0, 2, false), (1, 1, false), (3, 0, false)]), ready(())));
+    let told = |lun: u16| {
+        let itl = nexus.itl(lun).expect("it is mapped");
+        std::iter::from_fn(|| itl.take_attention()).map(|sense| sense.asc).collect::<Vec<_>>()
+    };
+    let exchanged = [Asc::POWER_ON_OR_RESET, Asc::INQUIRY_DATA_CHANGED, Asc::REPORTED_LUNS_DATA_CHANGED];
+    assert_eq!(told(0), exchanged);
+    assert_eq!(told(1), [Asc::REPORTED_LUNS_DATA_CHANGED], "the unit is the same");
+    assert_eq!(told(3), [Asc::POWER_ON_OR_RESET, Asc::REPORTED_LUNS_DATA_CHANGED], "the LUN is new");
 }
 
 #[test]

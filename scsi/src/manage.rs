@@ -61,8 +61,8 @@ impl Target {
         }
     }
 
-    /// Ends a nexus: its tasks are aborted and have ended when this returns, and nothing is left of it but persistent
-    /// registrations.
+    /// Ends a nexus: its tasks are aborted and have ended when this returns, and only its persistent registrations are
+    /// left.
     pub async fn close(&self, nexus: &Nexus) {
         self.abort(nexus, |_, _| true).await;
         self.config.units.lose_nexus(&nexus.name).await;

@@ -141,7 +141,7 @@ fn query_async_event_reports_the_next_condition() {
 }
 
 #[test]
-fn other_cores_are_told_before_the_answer() {
+fn other_cores_are_notified_before_the_answer() {
     let notes = Rc::new(Notes::default());
     let rig = Rig::with(Rig::traits(), notes.clone());
     let far = Rig::default();
@@ -228,7 +228,7 @@ fn changes_of_different_parameters_are_independent() {
 }
 
 #[test]
-fn the_nexus_that_makes_a_change_is_not_told() {
+fn the_nexus_that_makes_a_change_is_not_notified() {
     let [here, there] = two_cores(&Rig::traits());
     let others = [&here, &there].map(|rig| rig.target.nexus(Rig::name("b")));
     [&here, &there].into_iter().for_each(clear);
@@ -238,7 +238,7 @@ fn the_nexus_that_makes_a_change_is_not_told() {
 }
 
 #[test]
-fn nexuses_are_told_of_a_changed_inventory_or_capacity() {
+fn nexuses_are_notified_of_a_changed_inventory_or_capacity() {
     let rig = rig();
     let nexus = rig.target.nexus(Rig::name("b"));
     assert_eq!(nexus.itl(0).expect("LUN exists").attention(), Some((Asc::POWER_ON_OR_RESET, 1)));
@@ -302,7 +302,7 @@ fn a_write_cache_is_enabled_again_only_on_request() {
     };
     let told = Some(Asc::MODE_PARAMETERS_CHANGED);
     assert_eq!(with(true, false), (None, true));
-    assert_eq!(with(false, false), (told, true), "a needless flush does no harm");
+    assert_eq!(with(false, false), (told, true), "a superfluous flush is harmless");
     managed(&rig, TaskFunction::LOGICAL_UNIT_RESET, lun(0), 0);
     clear(&rig);
     assert_eq!(with(true, false), (told, false));

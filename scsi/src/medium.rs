@@ -39,7 +39,7 @@ pub enum MediaEvent {
     /// No event.
     #[default]
     None = 0,
-    /// The operator wants the medium, whose removal a client prevents.
+    /// The operator requests the medium, whose removal a client prevents.
     EjectRequest = 1,
     /// A medium was loaded.
     NewMedia = 2,

@@ -16,8 +16,46 @@ use lunar_unit::AccessState;
 use lunar_unit::reserve::Held;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
+use std::future::poll_fn;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::task::{Poll, Waker};
+
+/// The unit attention conditions that were established so far at all logical units of a nexus. A transport that reports
+/// changes without being asked waits for them.
+#[derive(Debug, Default)]
+pub struct AttentionWatch {
+    established: Cell<u64>,
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl AttentionWatch {
+    fn count(&self) {
+        self.established.set(self.established.get() + 1);
+        self.waiters.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// The number of them.
+    #[must_use]
+    pub fn established(&self) -> u64 {
+        self.established.get()
+    }
+
+    /// Waits until there are more than this.
+    pub async fn until_more(&self, established: u64) {
+        poll_fn(|cx| {
+            if self.established.get() > established {
+                return Poll::Ready(());
+            }
+            let mut waiters = self.waiters.borrow_mut();
+            if !waiters.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiters.push(cx.waker().clone());
+            }
+            Poll::Pending
+        })
+        .await;
+    }
+}
 
 /// An I_T_L nexus: the view that one nexus has of one logical unit.
 #[derive(Debug)]
@@ -35,6 +73,7 @@ pub struct ItlNexus {
     /// The media event that GET EVENT STATUS NOTIFICATION reports next.
     pub event: Cell<MediaEvent>,
     attentions: Attentions,
+    watch: Rc<AttentionWatch>,
     held: Cell<Held>,
     access: Cell<AccessState>,
     /// Whether no state of it stops a command: no unit attention condition, no reservation of another nexus, active
@@ -46,12 +85,18 @@ impl ItlNexus {
     /// The first view that a nexus has of a logical unit, which it addresses by `lun`; with a unit attention condition.
     fn new(lu: Rc<LogicalUnit>, nexus: &Nexus, lun: u16, read_only: bool, attention: Option<Asc>) -> Self {
         let held = lu.shared.reservations().held(&nexus.name);
-        let itl = Self::under(lu, (lun, read_only), held, nexus.group);
+        let itl = Self::under(lu, (lun, read_only), held, nexus.group, nexus.watch.clone());
         attention.into_iter().for_each(|asc| itl.establish_unit_attention(asc));
         itl
     }
 
-    fn under(lu: Rc<LogicalUnit>, (lun, read_only): (u16, bool), held: Held, group: u16) -> Self {
+    fn under(
+        lu: Rc<LogicalUnit>,
+        (lun, read_only): (u16, bool),
+        held: Held,
+        group: u16,
+        watch: Rc<AttentionWatch>,
+    ) -> Self {
         let access = Cell::new(lu.access(group).state);
         let itl = Self {
             lu,
@@ -61,6 +106,7 @@ impl ItlNexus {
             buffers: Buffers::default(),
             event: Cell::default(),
             attentions: Attentions::default(),
+            watch,
             held: Cell::new(held),
             access,
             clear: Cell::new(true),
@@ -71,7 +117,7 @@ impl ItlNexus {
 
     /// The same with another view of the logical unit.
     pub(crate) fn with_lu(&self, lu: Rc<LogicalUnit>, group: u16) -> Self {
-        let itl = Self::under(lu, (self.lun, self.read_only), self.held.get(), group);
+        let itl = Self::under(lu, (self.lun, self.read_only), self.held.get(), group, self.watch.clone());
         while let Some(sense) = self.attentions.take() {
             itl.attentions.add(sense.asc);
         }
@@ -93,6 +139,7 @@ impl ItlNexus {
     pub fn establish_unit_attention(&self, asc: Asc) {
         self.attentions.add(asc);
         self.refresh();
+        self.watch.count();
     }
 
     /// Takes the unit attention condition that is reported next.
@@ -202,6 +249,8 @@ pub struct Nexus {
     units: Rc<Units>,
     /// The name of its LUN map; without one it sees all logical units by their own numbers.
     pub(crate) map_name: Option<Arc<str>>,
+    /// Its unit attention conditions so far.
+    pub watch: Rc<AttentionWatch>,
     map: RefCell<Option<Rc<LunMap>>>,
     /// Its view of each logical unit that it has addressed, by LUN: thousands of sessions to thousands of logical units
     /// take memory for those that they use.
@@ -222,9 +271,18 @@ impl Nexus {
             group,
             units,
             map_name,
+            watch: Rc::default(),
             map: RefCell::new(map),
             luns: RefCell::default(),
         }
+    }
+
+    /// The LUNs of the logical units that it sees, in ascending order.
+    #[must_use]
+    pub fn luns(&self) -> Vec<u16> {
+        let mut luns = Vec::new();
+        self.each(|itl| luns.push(itl.lun));
+        luns
     }
 
     /// The addressee of a LUN.
@@ -283,13 +341,20 @@ impl Nexus {
     }
 
     /// Replaces its LUN map; returns the LUNs that name another unit now, or none. Its views of their units are
-    /// dropped, and a unit attention condition at all others says that the inventory has changed.
+    /// dropped. A unit attention condition at all others reports the changed inventory, and one at a LUN that it has
+    /// addressed, and that names another unit now, reports that the INQUIRY data are others (SPC-4 5.14).
     pub(crate) fn set_map(&self, map: Rc<LunMap>) -> Vec<u16> {
         let old = self.map.replace(Some(map.clone()));
         let was = |lun| old.as_ref().map_or(Some(Mapping { unit: lun, read_only: false }), |old| old.mapping(lun));
         let known = 0..u16::try_from(self.luns.borrow().len()).unwrap_or(u16::MAX);
         let changed: Vec<u16> = known.filter(|lun| was(*lun) != map.mapping(*lun)).collect();
-        changed.iter().for_each(|lun| self.set(*lun, None));
+        for lun in &changed {
+            let is_other = was(*lun).map(|old| old.unit) != map.mapping(*lun).map(|new| new.unit);
+            let is_exchanged = is_other && self.known(*lun).is_some();
+            let view = self.fresh(*lun, Some(Asc::POWER_ON_OR_RESET)).filter(|_| is_exchanged);
+            view.iter().for_each(|itl| itl.establish_unit_attention(Asc::INQUIRY_DATA_CHANGED));
+            self.set(*lun, view.map(Rc::new));
+        }
         let before = self.tasks.moment();
         let former = |lun: &u16| Some(Former { lun: *lun, unit: was(*lun)?.unit, before });
         self.former.borrow_mut().extend(changed.iter().filter_map(former));
@@ -339,19 +404,19 @@ impl Nexus {
         luns[at] = itl;
     }
 
-    /// The first logical unit that it sees of those that `is_meant` selects.
+    /// The first logical unit, of the ones that it sees, that `is_meant` selects.
     pub(crate) fn seek(&self, is_meant: impl Fn(&LogicalUnit) -> bool) -> Option<Rc<ItlNexus>> {
         let meant: Vec<u16> =
             self.units.borrow().iter().filter(|(_, lu)| is_meant(lu)).map(|(unit, _)| *unit).collect();
         meant.into_iter().find_map(|unit| self.itl_of(unit))
     }
 
-    /// Calls `what` for each logical unit that it sees, in the order of their LUNs.
-    pub(crate) fn each(&self, mut what: impl FnMut(&ItlNexus)) {
+    /// Calls `visit` for each logical unit that it sees, in the order of their LUNs.
+    pub(crate) fn each(&self, mut visit: impl FnMut(&ItlNexus)) {
         let all: Vec<u16> = match &*self.map.borrow() {
             Some(map) => map.luns().map(|(lun, _)| lun).collect(),
             None => self.units.borrow().keys().copied().collect(),
         };
-        all.into_iter().filter_map(|lun| self.itl(lun)).for_each(|itl| what(&itl));
+        all.into_iter().filter_map(|lun| self.itl(lun)).for_each(|itl| visit(&itl));
     }
 }

@@ -16,7 +16,7 @@ pub(crate) struct OtherCore {
     pub(crate) is_asleep: Cell<bool>,
 }
 
-/// The way to the other core.
+/// The queue to the other core.
 struct Way(Rc<OtherCore>);
 
 impl OtherCores for Way {
@@ -32,7 +32,7 @@ impl OtherCores for Way {
     }
 }
 
-/// One device on two cores, each of which `make` makes, and the ways between them.
+/// One device on two cores, each of which `make` makes, and the queues between them.
 pub(crate) fn two_cores_of(
     make: impl Fn(Rc<dyn OtherCores>, Arc<SharedUnits>) -> Rig,
 ) -> ([Rig; 2], [Rc<OtherCore>; 2]) {
@@ -49,7 +49,7 @@ pub(crate) fn two_cores(traits: &Traits) -> [Rig; 2] {
     two_cores_of(|way, shared| Rig::sharing(traits.clone(), way, shared)).0
 }
 
-/// Cores that only note what they are told.
+/// Cores that only record their messages.
 #[derive(Default)]
 pub(crate) struct Notes(pub(crate) RefCell<Vec<UnitMessage>>);
 

@@ -1,6 +1,6 @@
-//! What the rows of page tables are made of: vital product data, mode pages, log pages.
+//! The parts of page tables: vital product data, mode pages, log pages.
 //!
-//! A page is a type with one `impl`. A device type lists its pages; nothing has a default.
+//! A page is a type with one `impl`. A device type lists its pages; no fact of a page has a default.
 
 use crate::change::ModeValues;
 use crate::context::Context;

@@ -64,7 +64,7 @@ pub enum Plan {
     Conflict,
 }
 
-/// What Lunar changes in the Data-In of a device, because Lunar and not the device keeps LUNs, ports and reservations.
+/// The edit of the Data-In of a device, because Lunar and not the device keeps LUNs, ports and reservations.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Edit {
     /// Nothing.
@@ -77,7 +77,7 @@ pub enum Edit {
     Page,
 }
 
-/// The values of log parameters that LOG SENSE asks for (PC): cumulative or default. No parameter has thresholds.
+/// The values of log parameters that LOG SENSE requests (PC): cumulative or default. No parameter has thresholds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum LogValues {
     /// The counted values.

@@ -1,4 +1,5 @@
-//! What a command declares apart from its CDB: its code, its effect, and the conditions under which it is executed.
+//! The declaration of a command apart from its CDB: its code, its effect, and the conditions under which it is
+//! executed.
 //!
 //! No field has a default: a command that leaves one out does not compile.
 
@@ -8,8 +9,8 @@ use lunar_core::codes;
 use std::fmt;
 
 codes! {
-    /// Operation codes (SPC-4 annex E). Some mean another command on another device type; the name is the one of the
-    /// commands that Lunar has.
+    /// Operation codes (SPC-4 annex E). Some codes mean another command on another device type; the name is the one of
+    /// the commands that Lunar has.
     pub struct OpCode(u8) {
         TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a,
         INQUIRY = 0x12, MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a,
@@ -89,7 +90,7 @@ impl Code {
     }
 }
 
-/// What a command does to the medium.
+/// The effect of a command on the medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// The command does not access the medium.
@@ -111,13 +112,12 @@ pub enum Gate {
     Passes,
 }
 
-/// What happens to a command while another nexus holds a persistent reservation that excludes this nexus (SPC-4
-/// 5.13.1).
+/// The effect of a persistent reservation of another nexus that excludes this nexus on a command (SPC-4 5.13.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Persistent {
     /// RESERVATION CONFLICT for every reservation type.
     Conflict,
-    /// RESERVATION CONFLICT for every reservation type but Write Exclusive.
+    /// RESERVATION CONFLICT for every reservation type except Write Exclusive.
     WriteExclusivePasses,
     /// The command is executed.
     Passes,
@@ -130,13 +130,13 @@ pub enum Alua {
     Active,
     /// The active states and standby.
     Standby,
-    /// All states but transitioning.
+    /// All states except transitioning.
     Settled,
     /// All states.
     Every,
 }
 
-/// A capability that some logical units of a device type have and others have not.
+/// A capability that only some logical units of a device type have.
 pub struct Capability {
     /// The logical units that have the capability, for the documentation.
     pub name: &'static str,
@@ -168,8 +168,8 @@ pub enum Forwarding {
     /// The device executes the command. If it ends with GOOD, a unit attention condition is established for all other
     /// nexuses: the device itself knows one initiator only.
     DeviceThenAttention(Asc),
-    /// INVALID COMMAND OPERATION CODE: the device could reach other logical units in spite of the LUN map, lose its
-    /// firmware or all of its data.
+    /// INVALID COMMAND OPERATION CODE: with this command the device could reach other logical units in spite of the
+    /// LUN map, or lose its firmware or all of its data.
     Refused,
 }
 
@@ -219,7 +219,7 @@ pub struct Admission {
     pub timeout: Timeout,
 }
 
-/// Everything a command declares apart from its CDB.
+/// The declaration of a command apart from its CDB.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Policy {
     /// Name in the standard.

@@ -1,11 +1,11 @@
-//! How a command ends that was not executed: [`Refusal`].
+//! The end of a command that was not executed: [`Refusal`].
 
 use crate::command::Status;
 use crate::sense::Sense;
 use std::ops::Deref;
 
-/// How a command ends without having done what it asks. Boxed: refusals are rare, and results that carry one are moved
-/// for every command.
+/// The end of a command that was refused. Boxed: refusals are rare, and results that carry one are moved for every
+/// command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Refusal(Box<Ending>);
 

@@ -14,8 +14,8 @@ impl Target {
     /// Moves the medium of a logical unit for a nexus.
     ///
     /// # Errors
-    /// MEDIUM REMOVAL PREVENTED while any nexus prevents removal, also the one that asks; NOT READY while the medium is
-    /// rewritten, or if the tray is empty after it was closed.
+    /// MEDIUM REMOVAL PREVENTED while any nexus prevents removal, including the requester; NOT READY while the medium
+    /// is rewritten, or if the tray is empty after it was closed.
     pub(crate) async fn move_medium(&self, nexus: &Nexus, lu: &Emulated, motion: Motion) -> Result<(), Refusal> {
         let moved = self.config.units.move_medium(&lu.unit, Some(&nexus.name), motion, Mover::Client).await;
         moved.map_err(|stuck| refusal(lu, stuck))?;

@@ -23,19 +23,19 @@ const UNIT: UnitId = UnitId(0);
 const KINDS: [MediumKind; 2] = [MediumKind::Removable, MediumKind::Optical];
 
 /// GOOD, or the sense key, code and qualifier.
-type Told = Option<(u8, u8, u8)>;
-const TRAY_OPEN: Told = Some((2, 0x3a, 2));
-const TRAY_CLOSED: Told = Some((2, 0x3a, 1));
-const NO_MEDIUM: Told = Some((2, 0x3a, 0));
-const PREVENTED: Told = Some((5, 0x53, 2));
-const CHANGED: Told = Some((6, 0x28, 0));
+type SenseCodes = Option<(u8, u8, u8)>;
+const TRAY_OPEN: SenseCodes = Some((2, 0x3a, 2));
+const TRAY_CLOSED: SenseCodes = Some((2, 0x3a, 1));
+const NO_MEDIUM: SenseCodes = Some((2, 0x3a, 0));
+const PREVENTED: SenseCodes = Some((5, 0x53, 2));
+const CHANGED: SenseCodes = Some((6, 0x28, 0));
 
-fn run_as(rig: &Rig, nexus: &Rc<Nexus>, cdb: &[u8]) -> Told {
+fn run_as(rig: &Rig, nexus: &Rc<Nexus>, cdb: &[u8]) -> SenseCodes {
     let ended = rig.run_as(nexus, cdb, &[], 0);
     (ended.status != Status::GOOD).then(|| (ended.sense[2], ended.sense[12], ended.sense[13]))
 }
 
-fn run(rig: &Rig, cdb: &[u8]) -> Told {
+fn run(rig: &Rig, cdb: &[u8]) -> SenseCodes {
     run_as(rig, &rig.nexus, cdb)
 }
 
@@ -57,7 +57,7 @@ fn a_client_ejects_and_loads() {
         assert_eq!(rig.run(&[3, 0, 0, 0, 18, 0], &[], 18).data[12..14], [0x3a, 2], "REQUEST SENSE");
         assert_eq!(run(&rig, &START), TRAY_OPEN);
         assert_eq!([run(&rig, &STOP), run(&rig, &EJECT), run(&rig, &LOAD)], [None; 3]);
-        assert_eq!(run(&rig, &READY), None, "the nexus that loaded it is not told");
+        assert_eq!(run(&rig, &READY), None, "the nexus that loaded it is not notified");
         assert_eq!([run_as(&rig, &other, &READY), run_as(&rig, &other, &READY)], [CHANGED, None]);
     }
 }
@@ -69,7 +69,7 @@ fn a_stop_does_not_stop_removable_media() {
     assert_eq!(rig.memory.asked.take(), [Op::Flush]);
     assert_eq!(run(&rig, &READY), None);
     assert_eq!(run(&rig, &[0x1b, 0, 0, 0, 4, 0]), None, "NO_FLUSH");
-    // LOEJ means nothing with a power condition.
+    // LOEJ has no meaning with a power condition.
     for power in 1..16 {
         assert_eq!([run(&rig, &[0x1b, 0, 0, 0, power << 4 | 2, 0]), run(&rig, &READY)], [None; 2]);
     }
@@ -90,7 +90,7 @@ fn an_eject_flushes_the_write_cache() {
     assert_eq!(at_once(rig.units.eject(UNIT, false)), Err(Stuck::Store(Fault::Medium)));
     let cd = Rig::of(MediumKind::Optical);
     assert_eq!(run(&cd, &EJECT), None);
-    assert_eq!(cd.memory.asked.take(), [], "there is nothing to write");
+    assert_eq!(cd.memory.asked.take(), [], "there is no data to write");
 }
 
 #[test]
@@ -136,6 +136,19 @@ fn a_lost_nexus_and_a_reset_end_the_prevention_of_removal() {
 }
 
 #[test]
+fn a_reset_is_reported_to_the_other_nexus_before_removal_is_refused() {
+    // SAM-5 5.14: the condition is established for every I_T nexus, and is reported by the first command of each.
+    let rig = Rig::of(MediumKind::Removable);
+    let other = other(&rig);
+    let reset = rig.target.task_management(&rig.nexus, TaskFunction::LOGICAL_UNIT_RESET, Lun::from_number(0), 0);
+    assert_eq!(at_once(reset), TaskResponse::Complete);
+    assert_eq!(run(&rig, &READY).map(|told| told.0), Some(6));
+    assert_eq!([run(&rig, &READY), run(&rig, &PREVENT), run(&rig, &EJECT)], [None, None, PREVENTED]);
+    assert_eq!(run_as(&rig, &other, &EJECT).map(|told| (told.0, told.1)), Some((6, 0x29)));
+    assert_eq!(run_as(&rig, &other, &EJECT), PREVENTED);
+}
+
+#[test]
 fn other_nexuses_cannot_prevent_removal_under_a_reservation() {
     let rig = Rig::of(MediumKind::Removable);
     let holder = other(&rig);
@@ -159,7 +172,7 @@ fn a_medium_that_the_operator_ejects_is_out_of_reach_of_clients() {
         assert_eq!([run(&rig, &EJECT), run(&rig, &READY)], [None, TRAY_OPEN]);
         assert_eq!([load(), load()], [Ok(()), Ok(())]);
         assert_eq!([run(&rig, &READY), run(&rig, &READY)], [CHANGED, None]);
-        // The operator may remove what a client has ejected.
+        // The operator may remove a medium that a client has ejected.
         assert_eq!(run(&rig, &EJECT), None);
         assert_eq!(eject(false), Ok(()));
         assert_eq!(run(&rig, &LOAD), empty);

@@ -1,4 +1,4 @@
-//! FORMAT UNIT and SANITIZE. The rewrite itself is the unit's, for all command sets: [`lunar_unit::rewrite`].
+//! FORMAT UNIT and SANITIZE. The unit executes the rewrite, for all command sets: [`lunar_unit::rewrite`].
 
 use crate::admit::Refusal;
 use crate::fault;
@@ -8,14 +8,14 @@ use crate::nexus::Nexus;
 use crate::sense::Sense;
 use crate::target::Target;
 use lunar_core::port::Transfer;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_unit::MediumState;
 use lunar_unit::rewrite::request::Rewrite;
 use lunar_unit::rewrite::task::{RewriteError, Until};
 
 impl Emulated {
-    /// The refusal of a command that finds a rewrite in progress. Another core may have begun it, and not have told
-    /// this one yet: then the refusal is that of `state`.
+    /// The refusal of a command that finds a rewrite in progress. Another core may have begun it, and its message may
+    /// not have arrived: then the refusal is that of `state`.
     pub(crate) fn rewrite_in_progress(&self, state: MediumState) -> Sense {
         match self.medium() {
             MediumState::Ready => state_sense(state, self.shared.progress()),
@@ -33,11 +33,11 @@ impl Target {
         lu: &Emulated,
         (rewrite, until): (Rewrite, Until),
         transfer: &T,
-        tools: &Tools,
+        slot: &SlotContext,
     ) -> Result<(), Refusal> {
         let kind = rewrite.kind;
         let waits = (until, || transfer.aborted());
-        let done = self.config.units.rewrite(&lu.unit, Some(&nexus.name), rewrite, &tools.arena, waits).await;
+        let done = self.config.units.rewrite(&lu.unit, Some(&nexus.name), rewrite, &slot.arena, waits).await;
         done.map_err(|error| match error {
             RewriteError::Busy => lu.rewrite_in_progress(kind.in_progress()).into(),
             RewriteError::SanitizeRequired => lu.medium_sense().into(),

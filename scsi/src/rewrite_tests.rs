@@ -27,7 +27,7 @@ impl Process {
         Self { rig, tasks }
     }
 
-    /// Runs a rewrite for so many turns; returns whether it goes on.
+    /// Runs a rewrite for this number of turns; returns whether it continues.
     fn turns(&self, count: usize) -> bool {
         let Some(mut work) = self.tasks.borrow_mut().pop() else { return false };
         let is_over = (0..count).any(|_| work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
@@ -54,12 +54,12 @@ fn code(ended: &Ended) -> (Status, [u8; 3]) {
     }
 }
 
-/// Begins a rewrite, and runs it for so many turns.
+/// Begins a rewrite, and runs it for this number of turns.
 fn begins(process: &Process, cdb: &[u8], list: &[u8], turns: usize) {
     let queue = process.tasks.clone();
     process.rig.units.run_in_background(Rc::new(move |mut work: Task| {
         let is_over = (0..turns).any(|_| work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_ready());
-        assert!(!is_over, "it goes on");
+        assert!(!is_over, "it continues");
         queue.borrow_mut().push(work);
     }));
     assert_eq!(process.rig.run(cdb, list, 0).status, Status::GOOD);
@@ -74,7 +74,7 @@ fn volatile() -> Arc<dyn MetadataStore> {
 }
 
 #[test]
-fn a_sanitize_goes_on_after_a_crash() {
+fn a_sanitize_continues_after_a_crash() {
     for turns in [1, 2, 3] {
         let keep = volatile();
         let killed = Process::start(&keep);
@@ -137,7 +137,7 @@ fn a_failed_rewrite_is_known_after_a_restart() {
     }
 }
 
-/// Saves records until it is told not to.
+/// Saves records until the test stops it.
 #[derive(Default)]
 struct Broken(VolatileMemory, AtomicBool);
 
@@ -175,5 +175,5 @@ fn a_rewrite_whose_record_cannot_be_saved_does_not_begin_and_does_not_succeed() 
     assert!(!process.turns(9));
     assert_eq!(process.ready().1, [3, 0x31, 3]);
     let next = Process::start(&keep);
-    assert_eq!(next.ready().1, [2, 4, 0x1b], "it is not known to be done");
+    assert_eq!(next.ready().1, [2, 4, 0x1b], "its end is not known");
 }

@@ -1,7 +1,7 @@
-//! What the rows of a command table are made of: a command type, its row, the table of a device type.
+//! The parts of a command table: a command type, its row, the table of a device type.
 //!
-//! A command is a type: its CDB as a struct of big-endian fields. One `impl` of [`CommandType`] declares everything
-//! about it; nothing has a default, so nothing can be forgotten.
+//! A command is a type: its CDB as a struct of big-endian fields. One `impl` of [`CommandType`] declares all of its
+//! facts; none has a default, so none can be forgotten.
 
 use crate::context::Context;
 use crate::lu::{DeviceState, Emulated};
@@ -32,10 +32,10 @@ pub enum Data<C: 'static> {
     Out,
 }
 
-/// What is pulled before `run` of a command with [`Data::Block`].
+/// The data that is pulled before `run` of a command with [`Data::Block`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Pulled {
-    /// Nothing.
+    /// No data.
     Nothing,
     /// A block.
     Block,
@@ -62,14 +62,14 @@ pub enum Flow {
 
 /// A command: its CDB.
 pub trait CommandType: FromBytes + IntoBytes + KnownLayout + Immutable + Unaligned + Sized + 'static {
-    /// Everything the command declares apart from its CDB.
+    /// The declaration of the command apart from its CDB.
     const POLICY: Policy;
     /// The bits that the command evaluates; operation code and service action have their values (SPC-4 6.35.3).
     const USAGE: Self;
     /// The command's data.
     const DATA: Data<Self>;
 
-    /// Plans the command. `list` is the parameter list or block that was pulled: it is shorter than asked for when the
+    /// Plans the command. `list` is the parameter list or block that was pulled: it is shorter than requested when the
     /// initiator sends less.
     ///
     /// # Errors
@@ -80,7 +80,7 @@ pub trait CommandType: FromBytes + IntoBytes + KnownLayout + Immutable + Unalign
 /// A command in a table.
 #[derive(Clone, Copy)]
 pub struct Row {
-    /// Everything the command declares apart from its CDB.
+    /// The declaration of the command apart from its CDB.
     pub policy: Policy,
     /// Bytes of the CDB.
     pub length: usize,

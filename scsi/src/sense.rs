@@ -102,6 +102,7 @@ additional! {
     MEDIUM_NOT_PRESENT_TRAY_OPEN = 0x3a02, "medium not present, tray open";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
+    INQUIRY_DATA_CHANGED = 0x3f03, "inquiry data has changed";
     DEVICE_IDENTIFIER_CHANGED = 0x3f05, "device identifier changed";
     REPORTED_LUNS_DATA_CHANGED = 0x3f0e, "reported luns data has changed";
     INTERNAL_TARGET_FAILURE = 0x4400, "internal target failure";
@@ -216,7 +217,7 @@ impl Sense {
     }
 
     const fn pointing(mut self, within: Within, byte: usize, bit: Option<u8>) -> Self {
-        // Field offsets are below 64 KiB, for lists have length fields of 16 bits; larger ones are cut.
+        // Field offsets are below 64 KiB, because lists have length fields of 16 bits; larger ones are truncated.
         let byte = if byte > 0xffff { 0xffff } else { byte as u16 };
         self.pointer = Some(Pointer { within, byte, bit });
         self
@@ -308,7 +309,7 @@ pub struct SenseData(Option<Box<[u8]>>);
 const DEVICE_SENSE_BYTES_MAX: usize = 252;
 
 impl SenseData {
-    /// Sense data of a device, cut to the longest valid length.
+    /// Sense data of a device, truncated to the longest valid length.
     #[must_use]
     pub fn of_device(bytes: &[u8]) -> Self {
         let bytes = &bytes[..bytes.len().min(DEVICE_SENSE_BYTES_MAX)];

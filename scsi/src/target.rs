@@ -62,18 +62,18 @@ pub struct TargetConfig {
 /// The target ports.
 pub(crate) type Ports = Rc<[Rc<PortConfig>]>;
 
-/// One core's view of the logical units of one SCSI target device, or of several that have units in common: a port says
-/// which device it belongs to, and the LUN map of a nexus which units it sees.
+/// One core's view of the logical units of one SCSI target device, or of several that have units in common: a port
+/// states the device that it belongs to, and the LUN map of a nexus the units that it sees.
 pub struct Target {
     pub(crate) config: TargetConfig,
-    /// Where answers are written before they are copied to memory that can be sent.
+    /// Buffer for answers, which are copied from there to memory that can be sent.
     pub(crate) scratch: RefCell<Vec<u8>>,
     ports: RefCell<Ports>,
     pub(crate) logical_units: Rc<Units>,
     /// The LUN maps, by the names of the host groups that see them.
     maps: RefCell<BTreeMap<Arc<str>, Rc<LunMap>>>,
     nexuses: RefCell<Vec<Weak<Nexus>>>,
-    /// Waits for a threshold that is armed.
+    /// The wakers of tasks that wait for an armed threshold.
     pub(crate) watcher: Cell<Option<Waker>>,
 }
 
@@ -109,9 +109,9 @@ impl Target {
         self.new_nexus(name, Some((map.clone(), shown)))
     }
 
-    /// Publishes a LUN map under this name, on this core. A unit attention condition tells its nexuses that their
-    /// inventory has changed. Their tasks at LUNs that name another unit now may end until `patience` is over; then
-    /// they are aborted. None of them is left when this returns.
+    /// Publishes a LUN map under this name, on this core. A unit attention condition reports the changed inventory to
+    /// its nexuses. Their tasks at LUNs that name another unit now may continue until `patience` is over; then they
+    /// are aborted. None of them is left when this returns.
     pub async fn set_map(&self, name: &Arc<str>, map: LunMap, patience: impl Future<Output = ()>) {
         let map = Rc::new(map);
         self.maps.borrow_mut().insert(name.clone(), map.clone());
@@ -135,7 +135,7 @@ impl Target {
         }
     }
 
-    /// Forgets the LUN map of this name on this core. No nexus has it any more.
+    /// Removes the LUN map of this name on this core. No nexus has it any more.
     pub fn forget_map(&self, name: &str) {
         self.maps.borrow_mut().remove(name);
     }
@@ -167,7 +167,7 @@ impl Target {
     }
 
     /// The ports of the device that has a port of this relative target port identifier; none if no device has.
-    pub(crate) fn ports_beside(&self, relative: u16) -> Vec<Rc<PortConfig>> {
+    pub(crate) fn ports_of_same_device(&self, relative: u16) -> Vec<Rc<PortConfig>> {
         let Some(own) = self.port(relative) else { return Vec::new() };
         self.ports.borrow().iter().filter(|port| port.device == own.device).cloned().collect()
     }
@@ -184,8 +184,8 @@ impl Target {
         self.maps.borrow().iter().map(|(name, map)| (name.clone(), map.clone())).collect()
     }
 
-    /// Replaces the ports, on this core. Nexuses of ports that remain are not affected; those of other ports have
-    /// ended.
+    /// Replaces the ports, on this core. Nexuses of ports that remain are not affected; the nexuses of other ports
+    /// have ended.
     pub fn set_ports(&self, ports: Vec<PortConfig>) {
         *self.ports.borrow_mut() = ports.into_iter().map(Rc::new).collect();
     }

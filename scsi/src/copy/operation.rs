@@ -10,8 +10,8 @@ use crate::fault::Site;
 use crate::lu::Emulated;
 use crate::nexus::{ItlNexus, Nexus};
 use crate::peripheral::PeripheralType;
-use crate::policy::{Admission, Code, Effect, Gate, OpCode, Policy};
-use crate::sbc::block::{READS, WRITES};
+use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
+
 use crate::sbc::token::creator;
 use crate::sense::{Asc, Sense, SenseKey, Within};
 use crate::spc::designator;
@@ -19,19 +19,29 @@ use crate::target::Target;
 use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
 use lunar_core::port::Transfer;
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::step::{Failure, FinalData, SlotContext, Step, carry_out};
 use lunar_core::unit::Admitted;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Admission of a copy to a source: as for reads, but pending unit attentions are left to the next command that the
-/// initiator sends to that disk.
+/// Admission of a copy to a source: as for reads, but pending unit attentions are left to the next command to
+/// that disk.
 const SOURCE: Policy = Policy {
     name: "copy source",
     clause: "SPC-4 5.16",
     code: Code::of(OpCode::THIRD_PARTY_COPY_OUT),
     effect: Effect::Read,
-    admission: Admission { attention: Gate::Passes, ..READS },
+    admission: Admission {
+        needs: None,
+        forwarded: Forwarding::Device,
+        attention: Gate::Passes,
+        spc2: Gate::Stops,
+        persistent: Persistent::WriteExclusivePasses,
+        alua: Alua::Active,
+        not_ready: Gate::Stops,
+        write_protect: Gate::Passes,
+        timeout: Timeout::Transfer,
+    },
 };
 /// Admission of a copy to a destination: as for writes, but pending unit attentions are left to the next command.
 const DESTINATION: Policy = Policy {
@@ -39,7 +49,17 @@ const DESTINATION: Policy = Policy {
     clause: "SPC-4 5.16",
     code: Code::of(OpCode::THIRD_PARTY_COPY_OUT),
     effect: Effect::Write,
-    admission: Admission { attention: Gate::Passes, ..WRITES },
+    admission: Admission {
+        needs: None,
+        forwarded: Forwarding::Device,
+        attention: Gate::Passes,
+        spc2: Gate::Stops,
+        persistent: Persistent::Conflict,
+        alua: Alua::Active,
+        not_ready: Gate::Stops,
+        write_protect: Gate::Stops,
+        timeout: Timeout::Transfer,
+    },
 };
 
 /// A segment that was admitted, in bytes of its disks.
@@ -72,11 +92,11 @@ impl Target {
         manager: &Emulated,
         list: &CopyList,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Refusal> {
         let running = nexus.copies.begin(manager.lun, list.request)?;
         let steps = Steps { running: &running, transfer };
-        let result = Operation { nexus, list, steps }.run(tools).await;
+        let result = Operation { nexus, list, steps }.run(slot).await;
         self.config.stats.copied_bytes.add(running.bytes());
         running.end(&result, manager.mode().descriptor_sense);
         result
@@ -106,11 +126,11 @@ impl Target {
         itl: &ItlNexus,
         writing: &TokenWrite,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Refusal> {
         let lu = itl.emulated()?;
         let running = nexus.copies.begin(lu.lun, writing.request)?;
-        let result = Steps { running: &running, transfer }.write(nexus, itl, writing, tools).await;
+        let result = Steps { running: &running, transfer }.write(nexus, itl, writing, slot).await;
         self.config.stats.copied_bytes.add(running.bytes());
         running.end(&result, lu.mode().descriptor_sense);
         if let (Ok(()), Some(token)) = (&result, &writing.deletes) {
@@ -121,7 +141,7 @@ impl Target {
 }
 
 impl<T: Transfer> Operation<'_, T> {
-    async fn run(&self, tools: &mut Tools) -> Result<(), Refusal> {
+    async fn run(&self, slot: &mut SlotContext) -> Result<(), Refusal> {
         let numbered = || self.list.segments.iter().zip(0_u16..);
         // All segments are checked before the first one is copied.
         for (segment, number) in numbered() {
@@ -136,7 +156,7 @@ impl<T: Transfer> Operation<'_, T> {
                 let Between { source, at, destination, offset, len } = &part;
                 let from = source.emulated()?.unit.clone();
                 let step = Step::Copy { from, at: *at, offset: *offset, len: *len };
-                self.steps.step(destination.emulated()?, step, tools).await.map_err(aborted)?;
+                self.steps.step(destination.emulated()?, step, slot).await.map_err(aborted)?;
                 if !written.iter().any(|itl| itl.lu.lun == destination.lu.lun) {
                     written.push(part.destination.clone());
                 }
@@ -146,7 +166,7 @@ impl<T: Transfer> Operation<'_, T> {
         // Like other writes, a copy is durable at its end if the write cache is disabled.
         for lu in written.iter().filter_map(|itl| itl.lu.emulated()).filter(|lu| !lu.mode().write_cache) {
             let last = self.list.segments.len().saturating_sub(1) as u16;
-            self.steps.step(lu, Step::Flush, tools).await.map_err(|refusal| copy_aborted(&refusal, last))?;
+            self.steps.step(lu, Step::Flush, slot).await.map_err(|refusal| copy_aborted(&refusal, last))?;
         }
         Ok(())
     }
@@ -197,9 +217,9 @@ impl<T: Transfer> Operation<'_, T> {
 }
 
 impl<T: Transfer> Steps<'_, T> {
-    async fn step(&self, lu: &Emulated, step: Step, tools: &mut Tools) -> Result<(), Refusal> {
+    async fn step(&self, lu: &Emulated, step: Step, slot: &mut SlotContext) -> Result<(), Refusal> {
         self.running.writes_to(Some(lu.lun));
-        let result = carry_out(Admitted::to(&lu.unit), &step, self, tools, &mut Tail::default()).await;
+        let result = carry_out(Admitted::to(&lu.unit), &step, self, slot, &mut FinalData::default()).await;
         self.running.writes_to(None);
         match result {
             Ok(()) => Ok(()),
@@ -215,7 +235,7 @@ impl<T: Transfer> Steps<'_, T> {
         nexus: &Nexus,
         itl: &ItlNexus,
         writing: &TokenWrite,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Refusal> {
         let lu = itl.emulated()?;
         for (Part { from, offset, len }, number) in writing.parts.iter().copied().zip(0_u16..) {
@@ -230,11 +250,11 @@ impl<T: Transfer> Steps<'_, T> {
                 }
                 None => Step::Fill { offset, len, pattern: Vec::new(), unmap: lu.provisioning() },
             };
-            self.step(lu, step, tools).await.map_err(aborted)?;
+            self.step(lu, step, slot).await.map_err(aborted)?;
             self.running.did(len);
         }
         if !lu.mode().write_cache && !writing.parts.is_empty() {
-            self.step(lu, Step::Flush, tools).await?;
+            self.step(lu, Step::Flush, slot).await?;
         }
         Ok(())
     }

@@ -114,7 +114,7 @@ struct Kept {
 
 /// Fills memory with random bytes; returns whether it could.
 pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
-/// Returns the time.
+/// The clock.
 pub type Clock = Box<dyn Fn() -> Instant + Send + Sync>;
 
 /// The tokens of a target device, shared by all cores. Only commands with tokens take the lock.

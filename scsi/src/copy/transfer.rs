@@ -11,8 +11,8 @@ use std::mem::offset_of;
 use std::time::Duration;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// MAXIMUM TOKEN TRANSFER SIZE in bytes. Windows waits four seconds for a command before it copies by itself; any disk
-/// copies this much in that time.
+/// MAXIMUM TOKEN TRANSFER SIZE in bytes. Windows waits four seconds for a command before it copies without tokens;
+/// every disk copies this much in that time.
 pub const TOKEN_BYTES_MAX: u64 = 64 << 20;
 /// Bytes of the longer parameter list with one range more than the limit, so that an additional range is seen and
 /// reported.
@@ -178,7 +178,7 @@ pub struct Part {
     pub len: u64,
 }
 
-/// A WRITE USING TOKEN as it is executed.
+/// A WRITE USING TOKEN in progress.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct TokenWrite {
     /// The request.

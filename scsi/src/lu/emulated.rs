@@ -53,7 +53,7 @@ impl Parameters {
         }
     }
 
-    /// Makes a change; returns whether the nexuses have to be told.
+    /// Makes a change; returns whether the nexuses must be notified.
     fn apply(&mut self, unit: &Unit, change: &Change, is_saved: bool) -> bool {
         match change {
             Change::Mode(values) => {
@@ -69,7 +69,7 @@ impl Parameters {
             Change::Information(kind, bytes) => {
                 std::mem::replace(&mut self.information[*kind as usize], bytes.clone()) != *bytes
             }
-            // The counters are those of all cores. Each core resets them, which does no harm.
+            // The counters are those of all cores. Each core resets them, which is harmless.
             Change::LogReset => {
                 unit.tally.reset();
                 self.client_log = Arc::default();
@@ -175,7 +175,8 @@ impl Emulated {
         self.device.is_stopped()
     }
 
-    /// Milliseconds that the clock of the target is behind its own; `None` if no initiator has set its own.
+    /// The milliseconds by which the clock of the target is behind the clock of the logical unit; `None` if no
+    /// initiator has set it.
     #[must_use]
     pub fn clock(&self) -> Option<i64> {
         self.parameters.borrow().clock
@@ -254,7 +255,7 @@ impl Emulated {
         self.unit.geometry.block_size
     }
 
-    /// Makes a change of what only SCSI has; returns whether the nexuses have to be told.
+    /// Makes a change of the state that only SCSI has; returns whether the nexuses must be notified.
     pub(crate) fn apply(&self, change: &Change, is_saved: bool) -> bool {
         if let (Change::Stopped(is_stopped), Some(disk)) = (change, self.device.disk()) {
             disk.is_stopped.set(*is_stopped);
@@ -271,7 +272,7 @@ impl Emulated {
         self.refresh();
     }
 
-    /// Brings the cells up to date: from the parameters, and from the state that all cores share.
+    /// Updates the cells: from the parameters, and from the state that all cores share.
     pub(crate) fn refresh(&self) {
         let (medium, tray) = {
             let state = self.shared.state();

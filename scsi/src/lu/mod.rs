@@ -1,6 +1,6 @@
 //! A logical unit as all nexuses of this core see it.
 //!
-//! * [`emulated`]: Lunar executes its commands on a store; [`state`]: what depends on the device type
+//! * [`emulated`]: Lunar executes its commands on a store; [`state`]: the state of its device type
 //! * [`forwarded`]: a device or a handler executes its commands
 
 pub mod emulated;
@@ -18,7 +18,7 @@ use lunar_unit::{SharedUnit, UnitRef};
 use std::ops::Deref;
 use std::sync::Arc;
 
-/// What every logical unit has.
+/// The common part of all logical units.
 #[derive(Debug)]
 pub struct Common {
     /// Number of the logical unit in the device server.

@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::lu::Emulated;
 use crate::medium::MediaEvent;
 use crate::plan::Plan;
-use crate::policy::{Admission, Code, Effect, Gate, OpCode, Policy};
+use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::row::{CommandType, Data};
 use crate::sbc::block::within;
 use crate::sense::Sense;
@@ -16,9 +16,29 @@ use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Admission of commands about the drive, which need no disc.
-const OF_DRIVE: Admission = Admission { not_ready: Gate::Passes, ..ASKS };
+const OF_DRIVE: Admission = Admission {
+    needs: None,
+    forwarded: Forwarding::Device,
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::Passes,
+    alua: Alua::Active,
+    not_ready: Gate::Passes,
+    write_protect: Gate::Passes,
+    timeout: Timeout::Quick,
+};
 /// Admission of commands that report changes as data: they leave unit attentions to other commands (MMC-6 6.5, 6.6).
-const OF_EVENTS: Admission = Admission { attention: Gate::Passes, ..OF_DRIVE };
+const OF_EVENTS: Admission = Admission {
+    needs: None,
+    forwarded: Forwarding::Device,
+    attention: Gate::Passes,
+    spc2: Gate::Stops,
+    persistent: Persistent::Passes,
+    alua: Alua::Active,
+    not_ready: Gate::Passes,
+    write_protect: Gate::Passes,
+    timeout: Timeout::Quick,
+};
 
 codes! {
     /// Features (MMC-6 5.2).

@@ -7,12 +7,13 @@ use crate::pages::mode::can_save;
 use crate::plan::{LogRequest, LogValues};
 use crate::sense::Sense;
 use crate::target::Target;
-use lunar_core::step::{self, Tools};
+use lunar_core::step::{self, SlotContext};
 use lunar_core::wire::Writer;
 
 /// TSD: the parameter is not saved (SPC-4 7.3.2).
 const NOT_KEPT: u8 = 0x20;
-/// DU and TSD of a parameter's control byte: LOG SELECT ignores them, for they describe what the device does by itself.
+/// DU and TSD of a parameter's control byte: LOG SELECT ignores them, because they describe actions of the device
+/// itself.
 pub(crate) const CHANGEABLE_BITS: u8 = 0x80 | NOT_KEPT;
 
 /// FORMAT AND LINKING of a parameter (SPC-4 7.3.2).
@@ -42,7 +43,7 @@ impl LogParameters<'_, '_> {
         if saved { Form::List as u8 } else { NOT_KEPT | Form::List as u8 }
     }
 
-    /// Whether the counted values are asked for.
+    /// Whether the counted values are requested.
     pub(crate) fn is_current(&self) -> bool {
         self.values == LogValues::Current
     }
@@ -81,7 +82,7 @@ pub(crate) fn find(cx: &Context<'_>, lu: &Emulated, page: u8, subpage: u8) -> Op
     of(cx, lu).find(|row| (row.page, row.subpage) == (page, subpage))
 }
 
-/// Writes the page that LOG SENSE asks for to `cx.out`.
+/// Writes the page that LOG SENSE requests to `cx.out`.
 ///
 /// # Errors
 /// INVALID FIELD IN CDB when the page has no parameter from PARAMETER POINTER on.
@@ -101,9 +102,9 @@ impl Target {
         lu: &Emulated,
         request: &LogRequest,
         amount: u32,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Sense> {
-        lu.device.set_space(step::space(&lu.unit, tools).await);
+        lu.device.set_space(step::space(&lu.unit, slot).await);
         let mut scratch = self.answer_memory(amount);
         let mut cx = call.context(self, Writer::new(&mut scratch));
         answer(&mut cx, lu, request)?;

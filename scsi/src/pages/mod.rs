@@ -1,4 +1,4 @@
-//! What a page is: mode pages, vital product data, log pages.
+//! The tables of pages: mode pages, vital product data, log pages.
 
 pub mod log;
 pub mod mode;

@@ -11,7 +11,7 @@ use lunar_core::wire::Writer;
 
 pub(crate) use select::Selection;
 
-/// PC: the values that MODE SENSE asks for (SPC-4 6.13.2).
+/// PC: the values that MODE SENSE requests (SPC-4 6.13.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum PageControl {
     /// Current values.

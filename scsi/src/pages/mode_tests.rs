@@ -103,7 +103,7 @@ fn page_control_selects_the_values() {
         all_pages().into_iter().filter(|(page, subpage, _)| *subpage == 0 && ![8, 10].contains(page))
     {
         let header = [&bytes[..2], &vec![0; bytes.len() - 2]].concat();
-        assert_eq!(values(1, page), header, "{page:02x} is as it is");
+        assert_eq!(values(1, page), header, "{page:02x} is unchanged");
         assert_eq!(values(2, page), bytes);
     }
     let through = Rig::new(Traits { write_cache: false, ..Rig::traits() });
@@ -197,7 +197,7 @@ fn an_invalid_list_is_refused_with_a_field_pointer_and_changes_nothing() {
 }
 
 #[test]
-fn mode_select_takes_what_mode_sense_returned() {
+fn mode_select_accepts_the_pages_of_mode_sense() {
     for thick in [false, true] {
         let rig = Rig::new(Traits { unmap_granularity: if thick { 0 } else { 4096 }, ..Rig::traits() });
         let other = rig.target.nexus(Rig::name("b"));
@@ -345,7 +345,7 @@ proptest! {
     }
 }
 
-/// Saves one record late, if asked to.
+/// Saves one record late, if the test requests it.
 #[derive(Default)]
 struct Late {
     lasting: DurableMemory,

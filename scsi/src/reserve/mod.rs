@@ -1,4 +1,4 @@
-//! Reservations in the terms of SCSI. Their state is the unit's: [`lunar_unit::reserve`].
+//! Reservations in the terms of SCSI. Their state belongs to the unit: [`lunar_unit::reserve`].
 //!
 //! * this file: refusals and unit attention conditions; [`transport_id`]: initiator ports as the standard names them
 
@@ -9,7 +9,7 @@ use crate::command::Status;
 use crate::sense::{Asc, Sense};
 use lunar_unit::reserve::{Denial, Notice};
 
-/// Fields that refusals point at.
+/// Fields that refusals refer to.
 mod field {
     /// SERVICE ACTION RESERVATION KEY in the parameter list of PERSISTENT RESERVE OUT.
     pub(super) const ACTION_KEY: usize = 8;
@@ -42,7 +42,7 @@ impl From<Denial> for Refusal {
     }
 }
 
-/// The unit attention condition of a registrant that is told of the request of another one (SPC-4 5.13.11).
+/// The unit attention condition of a registrant that is notified of the request of another one (SPC-4 5.13.11).
 pub(crate) fn attention(notice: Notice) -> Asc {
     match notice {
         Notice::ReservationReleased => Asc::RESERVATIONS_RELEASED,

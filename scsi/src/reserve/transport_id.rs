@@ -1,26 +1,26 @@
 //! TransportIDs (SPC-4 7.6.4): initiator ports as PERSISTENT RESERVE names them.
 //!
-//! Of those that the standard knows, iSCSI's is here: the port's own spelling, `name,i,0x<ISID>`, as text. Hosts that
-//! came by another command set and are registered as well are told in the same way, of no specific protocol.
+//! Of the protocols of the standard, iSCSI is implemented here: the port's own spelling, `name,i,0x<ISID>`, as text.
+//! Registered hosts of another command set are reported in the same way, with no specific protocol.
 
 use lunar_core::wire::{Cursor, Writer, be, round_up};
-use lunar_unit::reserve::HOST_PREFIX;
+use lunar_unit::reserve::{BLOCK_PREFIX, HOST_PREFIX};
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// FORMAT CODE 01b: an initiator port. 00b names an initiator device, of which nobody knows all the ports.
+/// FORMAT CODE 01b: an initiator port. 00b names an initiator device, whose ports the target cannot enumerate.
 const PORT_FORMAT: u8 = 0x40;
 /// PROTOCOL IDENTIFIER.
 const PROTOCOL: u8 = 0x0f;
 /// PROTOCOL IDENTIFIER of iSCSI.
 const ISCSI: u8 = 0x05;
-/// PROTOCOL IDENTIFIER of what is none of SCSI's.
+/// PROTOCOL IDENTIFIER of a host of another command set.
 const NO_PROTOCOL: u8 = 0x0f;
-/// ADDITIONAL LENGTH at least (SPC-4 7.6.4.6).
+/// Smallest ADDITIONAL LENGTH (SPC-4 7.6.4.6).
 const ADDITIONAL_MIN: usize = 20;
-/// An iSCSI name at most (RFC 7143 4.2.7.2).
+/// Longest iSCSI name (RFC 7143 4.2.7.2).
 const NAME_BYTES_MAX: usize = 223;
-/// Between an iSCSI name and the ISID.
+/// Separates an iSCSI name and the ISID.
 const SEPARATOR: &str = ",i,0x";
 /// Hexadecimal digits of an ISID.
 const ISID_DIGITS: usize = 12;
@@ -48,13 +48,14 @@ fn additional(initiator: &str) -> usize {
 pub fn write(initiator: &str, out: &mut Writer<'_>) {
     let additional = additional(initiator);
     // Names have at most 255 bytes.
-    let protocol = if initiator.starts_with(HOST_PREFIX) { NO_PROTOCOL } else { ISCSI };
+    let is_foreign = [HOST_PREFIX, BLOCK_PREFIX].iter().any(|prefix| initiator.starts_with(prefix));
+    let protocol = if is_foreign { NO_PROTOCOL } else { ISCSI };
     out.put(&Header { format: PORT_FORMAT | protocol, reserved: 0, additional: (additional as u16).into() });
     out.bytes(initiator.as_bytes()).zeros(additional - initiator.len());
 }
 
-/// The initiator port of the TransportID at the front, and the bytes behind it. `None` when it is none that this
-/// device could have met.
+/// The initiator port of the TransportID at the front, and the bytes behind it. `None` for an initiator port that
+/// cannot exist at this device.
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Option<(Arc<str>, &[u8])> {
     let mut cursor = Cursor::new(bytes);
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_of_other_command_sets_are_told_and_not_named() {
+    fn hosts_of_other_command_sets_are_notified_and_not_named() {
         let mut out = [0xa5; 40];
         let mut writer = Writer::new(&mut out);
         write("nvme,0123", &mut writer);
@@ -147,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn others_are_refused() {
+    fn other_transport_ids_are_refused() {
         let padded = |head: [u8; 4], text: &str| {
             let mut bytes = head.to_vec();
             bytes.extend(text.as_bytes());
@@ -159,13 +160,13 @@ mod tests {
             (padded([0x46, 0, 0, 28], NAME), "SAS"),
             (padded([0x45, 0, 0, 16], "a,i,0x000000000"), "too short"),
             (padded([0x45, 0, 0, 27], NAME), "no multiple of four"),
-            (padded([0x45, 0, 0, 32], NAME), "more than there is"),
+            (padded([0x45, 0, 0, 32], NAME), "more than the list has"),
             (padded([0x45, 0, 0, 24], NAME), "no end of the text"),
             (padded([0x45, 0, 0, 28], "iqn.a:b"), "no ISID"),
             (padded([0x45, 0, 0, 28], ",i,0x00023d000001"), "no name"),
             (padded([0x45, 0, 0, 28], "a b,i,0x00023d000001"), "a space"),
             (padded([0x45, 0, 0, 28], "a,i,0x00023d0000010"), "too many digits"),
-            (padded([0x45, 0, 0, 28], "a,i,0x0\0x"), "something behind the end"),
+            (padded([0x45, 0, 0, 28], "a,i,0x0\0x"), "bytes behind the end"),
             (b"\x45\0\0".to_vec(), "less than a header"),
         ];
         for (bytes, what) in cases {

@@ -1,4 +1,4 @@
-//! What commands with a range of blocks share: CDB layouts, bounds, limits, admission.
+//! The common parts of commands with a range of blocks: CDB layouts, bounds, limits, admission.
 
 use crate::lu::Emulated;
 use crate::policy::{
@@ -13,7 +13,7 @@ use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// MAXIMUM TRANSFER LENGTH in bytes. 65,536 blocks of 4 KiB: initiators need not split their largest requests. Memory
-/// does not grow with it, for data moves in pieces.
+/// does not grow with it, because data moves in pieces.
 pub const TRANSFER_BYTES_MAX: u64 = 256 << 20;
 /// Longest range of VERIFY without data and of PRE-FETCH in bytes: both move no data.
 pub const VERIFY_BYTES_MAX: u64 = 1 << 30;
@@ -68,7 +68,7 @@ pub static THIN: Capability = Capability { name: "thin units", is_met: Emulated:
 /// Logical units whose store writes a number of blocks completely or not at all.
 pub static ATOMIC_WRITES: Capability =
     Capability { name: "stores with atomic writes", is_met: |lu| atomic_blocks_max(&lu.unit) > 0 };
-/// Logical units with protection type 2: only their CDBs must have room for tags (SBC-3 4.22).
+/// Logical units with protection type 2: only the CDBs of this type must have tags (SBC-3 4.22).
 pub static PROTECTION_TYPE_2: Capability =
     Capability { name: "protection type 2", is_met: |lu| lu.protection() == protection::Kind::Two };
 
@@ -99,11 +99,41 @@ pub const WRITES: Admission = Admission {
 };
 
 /// Admission of commands with tags that read the medium.
-pub const TAGGED_READS: Admission = Admission { needs: Some(&PROTECTION_TYPE_2), ..READS };
+pub const TAGGED_READS: Admission = Admission {
+    needs: Some(&PROTECTION_TYPE_2),
+    forwarded: Forwarding::Device,
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::WriteExclusivePasses,
+    alua: Alua::Active,
+    not_ready: Gate::Stops,
+    write_protect: Gate::Passes,
+    timeout: Timeout::Transfer,
+};
 /// Admission of commands with tags that change the medium.
-pub const TAGGED_WRITES: Admission = Admission { needs: Some(&PROTECTION_TYPE_2), ..WRITES };
+pub const TAGGED_WRITES: Admission = Admission {
+    needs: Some(&PROTECTION_TYPE_2),
+    forwarded: Forwarding::Device,
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::Conflict,
+    alua: Alua::Active,
+    not_ready: Gate::Stops,
+    write_protect: Gate::Stops,
+    timeout: Timeout::Transfer,
+};
 /// Admission of commands with tags that change many blocks.
-pub const LONG_TAGGED_WRITES: Admission = Admission { needs: Some(&PROTECTION_TYPE_2), ..LONG_WRITES };
+pub const LONG_TAGGED_WRITES: Admission = Admission {
+    needs: Some(&PROTECTION_TYPE_2),
+    forwarded: Forwarding::Device,
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::Conflict,
+    alua: Alua::Active,
+    not_ready: Gate::Stops,
+    write_protect: Gate::Stops,
+    timeout: Timeout::Long,
+};
 
 /// Admission of commands that change many blocks.
 pub const LONG_WRITES: Admission = Admission {

@@ -42,7 +42,7 @@ fn synchronize(cx: &Context<'_>, cdb: &impl Blocks) -> Result<Plan, Sense> {
     Ok(Plan::Do(Step::Flush))
 }
 
-/// Plans nothing: GOOD means that not all of the blocks fit the cache.
+/// Plans no step: GOOD means that not all of the blocks fit the cache.
 fn pre_fetch(cx: &Context<'_>, cdb: &impl Blocks) -> Result<Plan, Sense> {
     range(cx.emulated()?, cdb, VERIFY_BYTES_MAX).map(|_| Plan::Done)
 }

@@ -18,7 +18,7 @@ use lunar_unit::rewrite::task::Until;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What stops commands that write a medium anew.
+/// The admission of commands that rewrite a medium.
 const fn rewrites(needs: Option<&'static Capability>) -> Admission {
     Admission {
         needs,
@@ -33,7 +33,8 @@ const fn rewrites(needs: Option<&'static Capability>) -> Admission {
     }
 }
 
-/// FORMAT UNIT: all blocks are zeroes after, and protected as it says. Other block lengths are not supported.
+/// FORMAT UNIT: afterwards all blocks are zeroes, with the requested protection type. Other block lengths are not
+/// supported.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct FormatUnit {
@@ -44,15 +45,15 @@ pub struct FormatUnit {
     control: u8,
 }
 
-/// FMTPINFO: how blocks are protected after.
+/// FMTPINFO: the protection type after the format.
 const PROTECTION_INFORMATION: u8 = 0xc0;
 /// LONGLIST: the long header.
 const LONG_LIST: u8 = 0x20;
 /// FMTDATA: there is a parameter list.
 const FORMAT_DATA: u8 = 0x10;
-/// CMPLST and DEFECT LIST FORMAT, without meaning for lists that are empty.
+/// CMPLST and DEFECT LIST FORMAT, which have no meaning for empty lists.
 const DEFECTS: u8 = 0x08 | 0x07;
-/// Parameter list: FOV, DPRY, DCRT, STPF. There is nothing to certify and there are no lists to use.
+/// Parameter list: FOV, DPRY, DCRT, STPF. There is no certification, and there are no defect lists.
 const OPTIONS: u8 = 0x80 | 0x40 | 0x20 | 0x10;
 /// Parameter list: FOV.
 const OPTIONS_VALID: u8 = 0x80;
@@ -82,7 +83,8 @@ struct LongHeader {
 /// PROTECTION FIELD USAGE of the parameter list.
 const FIELD_USAGE: u8 = 0x07;
 
-/// How blocks are protected after FORMAT UNIT (SBC-3 table 39): type 0 in any case for who cannot.
+/// The protection type after FORMAT UNIT (SBC-3 table 39): type 0 in any case for a unit without protection
+/// information.
 fn kind(lu: &Emulated, information: u8, usage: u8) -> Result<Kind, Sense> {
     if information != 0 && lu.unit.protection.is_none() {
         return Err(Sense::bit_in_cdb(offset_of!(FormatUnit, flags), 7));
@@ -97,7 +99,7 @@ fn kind(lu: &Emulated, information: u8, usage: u8) -> Result<Kind, Sense> {
     }
 }
 
-/// What the parameter list says: PROTECTION FIELD USAGE, and IMMED.
+/// The parameter list: PROTECTION FIELD USAGE, and IMMED.
 fn listed(list: &[u8], is_long: bool) -> Result<(u8, bool), Sense> {
     const SHORT: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
     let (protection, flags, defects_at, defects) = if is_long {
@@ -130,7 +132,7 @@ fn plan(kind: RewriteKind, passes: Vec<Pass>, is_immediate: bool) -> Plan {
     Plan::Rewrite(Box::new((Rewrite { kind, passes }, until)))
 }
 
-/// All zeroes, the space given back where that may be.
+/// All zeroes; the space is deallocated if that is allowed.
 fn zeroes(lu: &Emulated) -> Vec<Pass> {
     vec![Pass { pattern: Vec::new(), unmap: lu.provisioning() }]
 }
@@ -231,7 +233,7 @@ impl CommandType for Overwrite {
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         let block = cx.emulated()?.block_size() as usize;
         let length = usize::from(self.length.get());
-        // What the list is wrong in is told as a wrong CDB: initiators expect so.
+        // An error in the list is reported as an error in the CDB: initiators expect that.
         const WRONG: Sense = Sense::in_cdb(offset_of!(Overwrite, length));
         if length <= size_of::<OverwriteHeader>() || length > size_of::<OverwriteHeader>() + block {
             return Err(WRONG);

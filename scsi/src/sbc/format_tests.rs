@@ -119,13 +119,13 @@ fn a_failed_rewrite_is_reported_until_one_succeeds() {
     assert_eq!(ready(&rig).status, Status::GOOD);
     rig.memory.fault.set(Some(Fault::Medium));
     assert_eq!(code(&erase(&rig, 0)), [3, 0x31, 3]);
-    assert_eq!(code(&rig.run(&[4, 0, 0, 0, 0, 0], &[], 0)), [3, 0x31, 3], "a format does not help");
+    assert_eq!(code(&rig.run(&[4, 0, 0, 0, 0, 0], &[], 0)), [3, 0x31, 3], "a format is refused");
     assert_eq!(code(&exit(&rig)), [5, 0x24, 0]);
     rig.memory.fault.set(Some(Fault::Medium));
     assert_eq!(code(&erase(&rig, 0x20)), [3, 0x31, 3]);
     assert_eq!(exit(&rig).status, Status::GOOD);
     assert_eq!(ready(&rig).status, Status::GOOD);
-    assert_eq!(exit(&rig).status, Status::GOOD, "nothing to leave");
+    assert_eq!(exit(&rig).status, Status::GOOD, "there is no failed sanitize");
 }
 
 #[test]
@@ -222,7 +222,7 @@ fn all_cores_refuse_commands_while_one_rewrites() {
     let tasks = in_background(&here);
     assert_eq!(overwrite(&here, 0x80, 2, &[9; 512]).status, Status::GOOD);
     assert_eq!([code(&ready(&here)), code(&ready(&there))], [[2, 4, 0x1b]; 2]);
-    assert_eq!(code(&erase(&there, 0)), [2, 4, 0x1b], "one at a time, on whatever core");
+    assert_eq!(code(&erase(&there, 0)), [2, 4, 0x1b], "one rewrite at a time, on any core");
     run_to_end(&tasks);
     assert_eq!([ready(&here).status, ready(&there).status], [Status::GOOD; 2]);
 }

@@ -11,7 +11,7 @@ use crate::row::{CommandType, Data};
 use crate::sense::Sense;
 use crate::target::Target;
 use lunar_core::io::Extent;
-use lunar_core::step::{self, Tools};
+use lunar_core::step::{self, SlotContext};
 use lunar_core::unit::Geometry;
 use lunar_core::wire::{Writer, be};
 use std::ops::Range;
@@ -190,12 +190,12 @@ impl Target {
         blocks: Range<u64>,
         runs: usize,
         amount: u32,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), Refusal> {
         let geometry = &lu.unit.geometry;
         let block = u64::from(geometry.block_size);
         let len = (blocks.end - blocks.start) * block;
-        let found = step::survey(&lu.unit, blocks.start * block, len, runs, tools).await;
+        let found = step::survey(&lu.unit, blocks.start * block, len, runs, slot).await;
         let found = found.map_err(fault::transfer)?;
         let mut scratch = self.answer_memory(amount);
         let mut out = Writer::new(&mut scratch);

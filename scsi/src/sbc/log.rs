@@ -15,7 +15,7 @@ static COUNTED: Capability = Capability { name: "stores that measure space", is_
 
 /// SCOPE: the resource is dedicated to this logical unit.
 const DEDICATED: u8 = 1;
-/// SCOPE: the resource may be used by others.
+/// SCOPE: other logical units may use the resource.
 const SHARED: u8 = 2;
 
 impl LogPage for Provisioning {

@@ -8,25 +8,25 @@ use lunar_core::metadata::MetadataStore;
 use lunar_core::protection::{Checks, Kind, Terms};
 use lunar_core::step::{Protected, Step};
 
-/// The name that a unit keeps the type of its protection under.
+/// The name of the metadata record of the protection type of a unit.
 pub(crate) const KEPT_AS: &str = "protection";
 
-/// How the blocks of a unit were protected when it was last served; `None` if they never were.
+/// The protection type of the blocks of a unit when it was last served; `None` if they never had one.
 ///
 /// # Errors
-/// When what was kept is no type: whoever kept it knew types that we do not.
+/// When the record is no known type: a later version wrote it.
 pub fn kept(keep: &dyn MetadataStore) -> Result<Option<Kind>, &'static str> {
     match keep.load(KEPT_AS).as_deref() {
         None => Ok(None),
-        Some([number]) => Kind::of(*number).map(Some).ok_or("its type of protection is not known"),
-        Some(_) => Err("what it has kept of its type of protection is not one"),
+        Some([number]) => Kind::of(*number).map(Some).ok_or("its protection type is not known"),
+        Some(_) => Err("its stored protection type is not valid"),
     }
 }
 
-/// Keeps it.
+/// Saves the protection type.
 ///
 /// # Errors
-/// What [`MetadataStore::save`] ends with.
+/// Those of [`MetadataStore::save`].
 pub async fn keep(keep: &dyn MetadataStore, kind: Kind) -> Result<(), lunar_core::io::Fault> {
     keep.save(KEPT_AS, vec![kind as u8]).await
 }

@@ -37,14 +37,14 @@ fn travelling(blocks: &[(Vec<u8>, Info)]) -> Vec<u8> {
 }
 
 /// The stored protection information of a block.
-fn beside(rig: &Rig, lba: u8) -> Info {
+fn stored_info(rig: &Rig, lba: u8) -> Info {
     let at = usize::from(lba) * INFO_BYTES;
-    Info::read_from_bytes(&rig.beside.bytes.borrow()[at..at + INFO_BYTES]).expect("eight").inverted()
+    Info::read_from_bytes(&rig.protection_store.bytes.borrow()[at..at + INFO_BYTES]).expect("eight").inverted()
 }
 
-fn put_beside(rig: &Rig, lba: u8, info: Info) {
+fn put_info(rig: &Rig, lba: u8, info: Info) {
     let at = usize::from(lba) * INFO_BYTES;
-    rig.beside.bytes.borrow_mut()[at..at + INFO_BYTES].copy_from_slice(info.inverted().as_bytes());
+    rig.protection_store.bytes.borrow_mut()[at..at + INFO_BYTES].copy_from_slice(info.inverted().as_bytes());
 }
 
 fn put_block(rig: &Rig, lba: u8, block: &[u8]) {
@@ -118,7 +118,7 @@ fn reads_check_protection_information_by_rdprotect_and_type() {
         let data = block(3);
         put_block(&rig, LBA, &data);
         for (kept, wrong) in wrongs(kind, info(&data, 0x12ff, reference(kind))) {
-            put_beside(&rig, LBA, kept);
+            put_info(&rig, LBA, kept);
             for field in 0..8 {
                 let ended = rig.run(&of_kind(kind, (0x88, 0x09), field << 5), &[], 1024);
                 let why = format!("{kind:?} RDPROTECT {field} {kept:?}");
@@ -154,11 +154,11 @@ fn writes_check_protection_information_by_wrprotect_and_type() {
                     match wrong.filter(|asc| is_checked(field, *asc)) {
                         Some(asc) => {
                             assert_eq!(sense(&ended), (SenseKey::ABORTED_COMMAND, asc, LBA), "{why}");
-                            assert_eq!(beside(&rig, LBA), Info::BLANK, "{why}");
+                            assert_eq!(stored_info(&rig, LBA), Info::BLANK, "{why}");
                         }
                         None => {
                             assert_eq!((code(&ended), ended.wanted), (None, 520), "{why}");
-                            assert_eq!(beside(&rig, LBA), sent, "{why}");
+                            assert_eq!(stored_info(&rig, LBA), sent, "{why}");
                             assert_eq!(rig.memory.bytes.borrow()[9 * 512..10 * 512], data, "{why}");
                         }
                     }
@@ -175,8 +175,8 @@ fn writes_without_wrprotect_store_generated_protection_information() {
         let data = [block(1), block(2)].concat();
         assert_eq!(rig.run(&[0x2a, 0, 0, 0, 0, LBA, 0, 0, 2, 0], &data, 0).status, Status::GOOD);
         let tag = |lba: u32| if kind == Kind::One { lba } else { u32::MAX };
-        assert_eq!(beside(&rig, LBA), info(&block(1), 0, tag(9)), "{kind:?}");
-        assert_eq!(beside(&rig, LBA + 1), info(&block(2), 0, tag(10)), "{kind:?}");
+        assert_eq!(stored_info(&rig, LBA), info(&block(1), 0, tag(9)), "{kind:?}");
+        assert_eq!(stored_info(&rig, LBA + 1), info(&block(2), 0, tag(10)), "{kind:?}");
         assert_eq!(rig.run(&[0x28, 0, 0, 0, 0, LBA, 0, 0, 2, 0], &[], 1024).data, data);
         rig.memory.bytes.borrow_mut()[10 * 512] ^= 1;
         let ended = rig.run(&[0x28, 0, 0, 0, 0, LBA, 0, 0, 2, 0], &[], 1024);
@@ -184,7 +184,7 @@ fn writes_without_wrprotect_store_generated_protection_information() {
         // With ATO the unit writes an application tag that disables checks.
         own_tags(&rig);
         assert_eq!(rig.run(&[0x2a, 0, 0, 0, 0, LBA, 0, 0, 2, 0], &data, 0).status, Status::GOOD);
-        assert_eq!(beside(&rig, LBA), info(&block(1), 0xffff, tag(9)), "{kind:?}");
+        assert_eq!(stored_info(&rig, LBA), info(&block(1), 0xffff, tag(9)), "{kind:?}");
     }
 }
 
@@ -233,7 +233,7 @@ fn verify_compares_fields_that_it_does_not_check() {
     let data = block(5);
     let right = info(&data, 7, 9);
     put_block(&rig, LBA, &data);
-    put_beside(&rig, LBA, right);
+    put_info(&rig, LBA, right);
     let verify = |field: u8, data: &[u8], info: Info| {
         rig.run(&cdb16(0x8f, field << 5 | 0x02, LBA, 1), &travelling(&[(data.to_vec(), info)]), 0)
     };
@@ -251,7 +251,7 @@ fn verify_compares_fields_that_it_does_not_check() {
     assert_eq!(sense(&ended), (SenseKey::MISCOMPARE, Asc::MISCOMPARE_DURING_VERIFY, 5));
     // BYTCHK 11b: the reference tag increases with each block.
     put_block(&rig, LBA + 1, &data);
-    put_beside(&rig, LBA + 1, info(&data, 7, 10));
+    put_info(&rig, LBA + 1, info(&data, 7, 10));
     let each = |info: Info| rig.run(&cdb16(0x8f, 0x26, LBA, 2), &travelling(&[(data.clone(), info)]), 0);
     assert_eq!(code(&each(right)), None);
     assert_eq!(sense(&each(Info { application: 8.into(), ..right })).1, Asc::APPLICATION_TAG_CHECK_FAILED);
@@ -265,16 +265,16 @@ fn compare_and_write_and_orwrite_check_protection_information() {
     assert_eq!(code(&rig.run(&cdb16(0x8a, 0x20, LBA, 1), &of(&old), 0)), None);
     let both = [of(&old), of(&new)].concat();
     assert_eq!(code(&rig.run(&cdb16(0x89, 0x20, LBA, 1), &both, 0)), None);
-    assert_eq!(beside(&rig, LBA), info(&new, 7, 9));
+    assert_eq!(stored_info(&rig, LBA), info(&new, 7, 9));
     let again = rig.run(&cdb16(0x89, 0x20, LBA, 1), &both, 0);
     assert_eq!(sense(&again).1, Asc::MISCOMPARE_DURING_VERIFY);
     let ones = vec![0xff; 512];
     assert_eq!(code(&rig.run(&cdb16(0x8b, 0x20, LBA, 1), &of(&ones), 0)), None);
-    assert_eq!((beside(&rig, LBA), rig.memory.bytes.borrow()[9 * 512]), (info(&ones, 7, 9), 0xff));
+    assert_eq!((stored_info(&rig, LBA), rig.memory.bytes.borrow()[9 * 512]), (info(&ones, 7, 9), 0xff));
     assert_eq!(code(&rig.run(&[0x9c, 0x20, 0, 0, 0, 0, 0, 0, 0, LBA, 0, 0, 0, 1, 0, 0], &of(&old), 0)), None);
-    assert_eq!(beside(&rig, LBA), info(&old, 7, 9));
+    assert_eq!(stored_info(&rig, LBA), info(&old, 7, 9));
     // The stored protection information is checked before the blocks are used.
-    put_beside(&rig, LBA, info(&new, 7, 9));
+    put_info(&rig, LBA, info(&new, 7, 9));
     assert_eq!(sense(&rig.run(&cdb16(0x8b, 0, LBA, 1), &ones, 0)).1, Asc::GUARD_CHECK_FAILED);
 }
 
@@ -292,17 +292,17 @@ fn write_same_protects_blocks_and_unmap_disables_checks() {
         assert_eq!(code(&same(0x20, &travelling(&[(data.clone(), info(&data, 0x1207, first))]))), None, "{kind:?}");
         for (at, lba) in (LBA..LBA + 3).enumerate() {
             let counted = if kind == Kind::Three { first } else { first + at as u32 };
-            assert_eq!(beside(&rig, lba), info(&data, 0x1207, counted), "{kind:?} {lba}");
+            assert_eq!(stored_info(&rig, lba), info(&data, 0x1207, counted), "{kind:?} {lba}");
         }
         assert_eq!(code(&same(0, &[0; 512])), None, "{kind:?}");
-        assert_eq!(beside(&rig, LBA).guard.get(), 0, "{kind:?}: zeroes are protected as well");
-        assert_ne!(beside(&rig, LBA), Info::BLANK, "{kind:?}");
+        assert_eq!(stored_info(&rig, LBA).guard.get(), 0, "{kind:?}: zeroes are protected as well");
+        assert_ne!(stored_info(&rig, LBA), Info::BLANK, "{kind:?}");
         assert_eq!(code(&same(0x08, &[0; 512])), None, "{kind:?}: UNMAP");
-        assert_eq!((beside(&rig, LBA), beside(&rig, LBA + 2)), (Info::BLANK, Info::BLANK), "{kind:?}");
+        assert_eq!((stored_info(&rig, LBA), stored_info(&rig, LBA + 2)), (Info::BLANK, Info::BLANK), "{kind:?}");
         assert_eq!(rig.run(&[0x2a, 0, 0, 0, 0, LBA, 0, 0, 1, 0], &data, 0).status, Status::GOOD);
         let list = [&[0, 22, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, LBA, 0, 0, 0, 1][..], &[0; 4]].concat();
         assert_eq!(code(&rig.run(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], &list, 0)), None);
-        assert_eq!(beside(&rig, LBA), Info::BLANK, "{kind:?}");
+        assert_eq!(stored_info(&rig, LBA), Info::BLANK, "{kind:?}");
         let wrong = travelling(&[(data.clone(), Info { guard: 1.into(), ..info(&data, 0, first) })]);
         assert_eq!(sense(&same(0x20, &wrong)).1, Asc::GUARD_CHECK_FAILED, "{kind:?}");
         assert_eq!(sense(&same(0x20, &data)).1, Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT, "{kind:?}");
@@ -322,7 +322,7 @@ fn format_unit_sets_the_protection_type() {
         let ended = rig.run(&[0x04, information | 0x10, 0, 0, 0, 0], &[usage, 0, 0, 0], 0);
         assert_eq!(code(&ended), None, "{information:02x}/{usage}");
         assert_eq!(rig.run(&capacity, &[], 32).data[12], told);
-        assert!(rig.beside.bytes.borrow().iter().all(|byte| *byte == 0), "blank");
+        assert!(rig.protection_store.bytes.borrow().iter().all(|byte| *byte == 0), "blank");
         assert_eq!(kept(&*rig.target.unit(0).expect("LUN exists").of_test().unit.metadata), Ok(Kind::of(number)));
         let attention = other.itl(0).expect("LUN exists").attention().map(|(asc, _)| asc);
         assert_eq!(attention, Some(Asc::CAPACITY_DATA_CHANGED));
@@ -347,7 +347,7 @@ fn no_block_fails_a_check_after_sanitize() {
     assert_eq!(rig.run(&[0x0a, 0, 0, LBA, 1, 0], &block(1), 0).status, Status::GOOD);
     let pattern = [1, 0, 0, 4, 1, 2, 3, 4];
     assert_eq!(rig.run(&[0x48, 0x01, 0, 0, 0, 0, 0, 0, 8, 0], &pattern, 0).status, Status::GOOD);
-    assert_eq!((beside(&rig, LBA), rig.memory.bytes.borrow()[512 * 9]), (Info::BLANK, 1));
+    assert_eq!((stored_info(&rig, LBA), rig.memory.bytes.borrow()[512 * 9]), (Info::BLANK, 1));
     assert_eq!(rig.run(&[0x08, 0, 0, LBA, 1, 0], &[], 512).status, Status::GOOD);
 }
 
@@ -368,20 +368,20 @@ fn a_flush_reaches_the_store_and_the_protection_store() {
     use lunar_core::io::Op;
     let rig = Rig::protected(Kind::One);
     assert_eq!(rig.run(&[0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);
-    assert_eq!((rig.memory.asked.take(), rig.beside.asked.take()), (vec![Op::Flush], vec![Op::Flush]));
+    assert_eq!((rig.memory.asked.take(), rig.protection_store.asked.take()), (vec![Op::Flush], vec![Op::Flush]));
     assert_eq!(rig.run(&[0x2a, 0x08, 0, 0, 0, 0, 0, 0, 1, 0], &[0; 512], 0).status, Status::GOOD);
     let durable = vec![Op::Write { durable: true }];
-    assert_eq!((rig.memory.asked.take(), rig.beside.asked.take()), (durable.clone(), durable));
+    assert_eq!((rig.memory.asked.take(), rig.protection_store.asked.take()), (durable.clone(), durable));
 }
 
 #[test]
 fn a_fault_of_the_protection_store_fails_the_command() {
     use lunar_core::io::Fault;
     let rig = Rig::protected(Kind::One);
-    rig.beside.fault.set(Some(Fault::Medium));
+    rig.protection_store.fault.set(Some(Fault::Medium));
     let ended = rig.run(&cdb16(0x88, 0, LBA, 1), &[], 512);
     assert_eq!(sense(&ended), (SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR, LBA));
-    rig.beside.fault.set(Some(Fault::NoSpace));
+    rig.protection_store.fault.set(Some(Fault::NoSpace));
     let ended = rig.run(&cdb16(0x8a, 0, LBA, 1), &[0; 512], 0);
     assert_eq!(sense(&ended).1, Asc::SPACE_ALLOCATION_FAILED);
     let past = rig.run(&[0x88, 0x20, 0, 0, 0, 0, 0, 0, 8, 0, 0, 0, 0, 1, 0, 0], &[], 520);

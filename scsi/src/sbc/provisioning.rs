@@ -129,7 +129,7 @@ const UNMAP: u8 = 0x08;
 const NO_DATA: u8 = 0x01;
 
 /// Plans WRITE SAME of any layout. `pattern` is the block, or empty for zeroes. A length of zero is refused, as WSNZ
-/// reports: a forgotten field must not overwrite all blocks up to the last one.
+/// reports: a missing length must not overwrite all blocks up to the last one.
 fn write_same<C: Blocks>(cx: &Context<'_>, cdb: &C, no_data: bool, pattern: &[u8]) -> Result<Plan, Sense> {
     let lu = cx.emulated()?;
     let unmap = cdb.flags() & UNMAP != 0;

@@ -72,7 +72,7 @@ impl CommandType for StartStopUnit {
         }
         let stopped = match (self.flags & POWER_CONDITION) >> 4 {
             0 if self.flags & LOAD_EJECT != 0 => return Err(Sense::bit_in_cdb(offset_of!(Self, flags), 1)),
-            // START_VALID: the START bit counts.
+            // START_VALID: the START bit is valid.
             0 => self.flags & START == 0,
             // ACTIVE.
             1 => false,

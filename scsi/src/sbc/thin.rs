@@ -1,25 +1,25 @@
-//! The space that thinly provisioned units take, and its thresholds (SBC-4 4.7.3.8).
+//! The space that thinly provisioned units use, and its thresholds (SBC-4 4.7.3.8).
 //!
-//! The space that a unit may still take shrinks without a command of this target, because others write to the same file
-//! system. So it is not counted with writes. One core measures it from time to time, and only for units with an armed
-//! threshold.
+//! The space that is available to a unit shrinks without a command of this target, because other programs write to the
+//! same file system. So writes do not count it. One core measures it from time to time, and only for units with an
+//! armed threshold.
 
 use crate::change::{Change, ScsiChange};
 use crate::lu::Emulated;
 use crate::sbc::threshold::Claim;
 use crate::sense::Asc;
 use crate::target::Target;
-use lunar_core::step::{self, Tools};
+use lunar_core::step::{self, SlotContext};
 use lunar_core::unit::Unit;
 use std::future::poll_fn;
 use std::task::Poll;
 
-/// Bytes of a threshold set at least: finer than space is planned, and large units still count in 32 bits.
+/// Smallest threshold set in bytes: a finer granularity is useless, and large units still count in 32 bits.
 const SET_BYTES_MIN: u64 = 1 << 20;
 /// Bits of the number of threshold sets.
 const COUNT_BITS: u32 = 32;
 
-/// Whether a unit measures the space that it takes, and so may have thresholds.
+/// Whether a unit measures the space that it uses, and so may have thresholds.
 #[must_use]
 pub fn is_counted(unit: &Unit) -> bool {
     unit.traits().unmap_granularity > 0 && unit.store.measures()
@@ -58,22 +58,22 @@ impl Target {
         .await;
     }
 
-    /// Has [`Target::until_watched`] check again.
+    /// Makes [`Target::until_watched`] check again.
     pub(crate) fn wake_watcher(&self) {
         if let Some(waker) = self.watcher.take() {
             waker.wake();
         }
     }
 
-    /// Measures the units with armed thresholds, and tells the nexuses of all cores of those that are reached. One core
-    /// calls it from time to time.
-    pub async fn watch_space(&self, tools: &mut Tools) {
+    /// Measures the units with armed thresholds, and notifies the nexuses of all cores of those that are reached. One
+    /// core calls it from time to time.
+    pub async fn watch_space(&self, slot: &mut SlotContext) {
         for lu in self.units() {
             let Some((lu, disk)) = lu.emulated().and_then(|lu| Some((lu, lu.device.disk()?))) else { continue };
             if !lu.is_watched() {
                 continue;
             }
-            let Some(space) = step::space(&lu.unit, tools).await else { continue };
+            let Some(space) = step::space(&lu.unit, slot).await else { continue };
             let values = lu.mode();
             if disk.watch.reaches(&values, space, set_bytes(&lu.unit)) {
                 let claim = values.single_attention.then(Claim::default);
@@ -84,8 +84,8 @@ impl Target {
         }
     }
 
-    /// Tells the nexuses of this core that a threshold is reached; with a claim only one nexus that has addressed the
-    /// unit, unless another core has taken the claim.
+    /// Notifies the nexuses of this core that a threshold is reached; with a claim only one nexus that has addressed
+    /// the unit, unless another core has taken the claim.
     pub(crate) fn tell_threshold(&self, lun: u16, claim: Option<&Claim>) {
         const REACHED: Asc = Asc::THIN_PROVISIONING_SOFT_THRESHOLD_REACHED;
         let Some(claim) = claim else { return self.establish_unit_attention(lun, REACHED, None) };

@@ -17,11 +17,11 @@ fn large() -> Traits {
     Traits { size: 64 * MIB, ..Rig::traits() }
 }
 
-fn tools() -> Tools {
-    Tools { arena: Arena::new(1 << 20), completion: Completion::new() }
+fn slot() -> SlotContext {
+    SlotContext { arena: Arena::new(1 << 20), completion: Completion::new() }
 }
 
-/// The page: SITUA, then (ENABLED, count) of what is available and of what is used.
+/// The page: SITUA, then (ENABLED, count) of available and of used space.
 fn page(single: u8, available: (u8, u8), used: (u8, u8)) -> [u8; 32] {
     let mut page = [0; 32];
     (page[0], page[1], page[3], page[4]) = (0x5c, 2, 28, single);
@@ -37,10 +37,10 @@ fn arm(rig: &Rig, page: [u8; 32]) {
 
 fn looks(rig: &Rig, used: u64, available: u64) {
     rig.memory.space.set(Some(Space { used, available }));
-    at_once(rig.target.watch_space(&mut tools()));
+    at_once(rig.target.watch_space(&mut slot()));
 }
 
-/// What the rig's nexus is told next.
+/// The next unit attention of the rig's nexus.
 fn told(rig: &Rig) -> Option<(SenseKey, Asc)> {
     rig.nexus.itl(0)?.take_attention().map(|sense| (sense.key, sense.asc))
 }
@@ -48,7 +48,7 @@ fn told(rig: &Rig) -> Option<(SenseKey, Asc)> {
 const NEWS: Option<(SenseKey, Asc)> = Some((SenseKey::UNIT_ATTENTION, REACHED));
 
 #[test]
-fn what_is_armed_shows() {
+fn armed_thresholds_are_reported() {
     let rig = Rig::new(large());
     let sense = |control: u8| rig.run(&[0x1a, 8, control << 6 | 0x1c, 2, 255, 0], &[], 255).data[4..].to_vec();
     let nothing = page(0, (0, 0), (0, 0));
@@ -71,7 +71,7 @@ fn what_is_armed_shows() {
 }
 
 #[test]
-fn a_store_that_does_not_measure_arms_nothing() {
+fn a_store_without_space_reports_arms_no_threshold() {
     let rig = Rig::new(large());
     rig.memory.space.set(None);
     let changeable = rig.run(&[0x1a, 8, 0x5c, 2, 255, 0], &[], 255).data;
@@ -82,14 +82,14 @@ fn a_store_that_does_not_measure_arms_nothing() {
 }
 
 #[test]
-fn each_crossing_is_told_once() {
+fn each_crossing_is_reported_once() {
     let rig = Rig::new(large());
     arm(&rig, page(0, (0, 0), (1, 32)));
     looks(&rig, 31 * MIB, 0);
-    assert_eq!(told(&rig), None, "not that far yet, and the other one is not enabled");
+    assert_eq!(told(&rig), None, "the threshold is not reached yet, and the other one is not enabled");
     looks(&rig, 32 * MIB, 0);
     assert_eq!((told(&rig), told(&rig)), (NEWS, None));
-    // Half a set is no way back.
+    // Half a set does not leave it.
     for used in [33, 40, 32] {
         looks(&rig, used * MIB - MIB / 2, 0);
         assert_eq!(told(&rig), None, "{used}");
@@ -104,7 +104,7 @@ fn each_crossing_is_told_once() {
 }
 
 #[test]
-fn what_is_available_is_watched_from_above() {
+fn thresholds_of_available_space_are_crossed_from_above() {
     let rig = Rig::new(large());
     arm(&rig, page(0, (1, 8), (0, 0)));
     for (available, news) in [(9, None), (8, NEWS), (7, None), (9, None), (8, NEWS), (0, None)] {
@@ -113,11 +113,11 @@ fn what_is_available_is_watched_from_above() {
     }
     arm(&rig, page(0, (0, 8), (0, 0)));
     looks(&rig, 64 * MIB, 0);
-    assert_eq!(told(&rig), None, "it is not enabled any more");
+    assert_eq!(told(&rig), None, "it is no longer enabled");
 }
 
 #[test]
-fn all_nexuses_are_told_or_one() {
+fn all_nexuses_are_notified_or_one() {
     for (single, count) in [(0, 4), (1, 1)] {
         let notes = Rc::new(Notes::default());
         let (here, there) = (Rig::with(large(), notes.clone()), Rig::new(large()));
@@ -140,7 +140,7 @@ fn all_nexuses_are_told_or_one() {
 }
 
 #[test]
-fn nobody_looks_before_something_is_armed() {
+fn the_store_is_not_asked_before_a_threshold_is_armed() {
     let rig = Rig::new(large());
     let mut cx = Context::from_waker(Waker::noop());
     let mut waits = pin!(rig.target.until_watched());
@@ -154,7 +154,7 @@ fn nobody_looks_before_something_is_armed() {
 }
 
 #[test]
-fn the_log_page_tells_what_the_store_tells() {
+fn the_log_page_reports_the_space_of_the_store() {
     let rig = Rig::new(large());
     let log = |pointer: u8| rig.run(&[0x4d, 0, 0x4c, 0, 0, 0, pointer, 0, 64, 0], &[], 64);
     rig.memory.space.set(Some(Space { used: 3 * MIB + 1, available: 5 * MIB - 1 }));
@@ -166,7 +166,7 @@ fn the_log_page_tells_what_the_store_tells() {
     let cut = rig.run(&[0x4d, 0, 0x4c, 0, 0, 0, 0, 0, 6, 0], &[], 64);
     assert_eq!(cut.data, [0x8c, 0, 0, 24, 0, 1]);
     rig.memory.space.set(Some(Space { used: u64::MAX, available: u64::MAX }));
-    assert_eq!(log(0).data[8..12], [0xff; 4], "no more than fits");
+    assert_eq!(log(0).data[8..12], [0xff; 4], "no more than the field holds");
     assert_eq!(rig.run(&[0x12, 1, 0xb2, 0, 255, 0], &[], 255).data[4], 11, "2^11 blocks are a MiB");
 }
 

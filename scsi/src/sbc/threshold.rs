@@ -1,4 +1,4 @@
-//! Thresholds of the space that a thinly provisioned unit takes (SBC-4 4.7.3.8), as values.
+//! Thresholds of the space that a thinly provisioned unit uses (SBC-4 4.7.3.8), as values.
 
 use lunar_core::io::Space;
 use std::sync::Arc;
@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// The resource of a threshold. Its number is the parameter code of the log page that reports the resource.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Resource {
-    /// Space that the unit may still take: a threshold is reached from above.
+    /// Available space: a threshold is reached from above.
     Available = 1,
-    /// Space that the unit takes: a threshold is reached from below.
+    /// Used space: a threshold is reached from below.
     Used = 2,
 }
 
@@ -25,8 +25,8 @@ impl Resource {
         }
     }
 
-    /// Threshold sets of the resource, up to the largest number that can be reported. A set that is taken in part
-    /// counts as taken.
+    /// Threshold sets of the resource, up to the largest number that can be reported. A partly used set counts as
+    /// used.
     #[must_use]
     pub fn sets(self, space: Space, set: u64) -> u32 {
         let sets = match self {
@@ -36,8 +36,8 @@ impl Resource {
         u32::try_from(sets).unwrap_or(u32::MAX)
     }
 
-    /// Whether a threshold is reached, or still is. It is left half a set beyond itself, so that a unit which writes
-    /// and unmaps one block does not reach it again and again.
+    /// Whether a threshold is reached, or still is. It is left only half a set beyond its value, so that a unit which
+    /// writes and unmaps one block does not reach it again and again.
     pub(crate) fn reaches(self, space: Space, threshold: u64, set: u64, before: bool) -> bool {
         let slack = if before { set / 2 } else { 0 };
         match self {
@@ -47,7 +47,7 @@ impl Resource {
     }
 }
 
-/// A soft threshold, as MODE SELECT arms it.
+/// A soft threshold, as armed by MODE SELECT.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Threshold {
     /// ENABLED
@@ -56,7 +56,7 @@ pub struct Threshold {
     pub count: u32,
 }
 
-/// The right to be the only nexus that is told of a threshold. The first core that asks has it.
+/// The right to be the only nexus that is notified of a threshold. The first core that requests it has it.
 #[derive(Clone, Debug, Default)]
 pub struct Claim(Arc<AtomicBool>);
 

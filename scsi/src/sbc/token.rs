@@ -1,6 +1,6 @@
 //! POPULATE TOKEN and WRITE USING TOKEN: a copy in two commands, which different initiators may send.
 
-use super::block::{GROUP, LONG_WRITES, READS};
+use super::block::GROUP;
 use crate::context::Context;
 use crate::copy::list::Cscd;
 use crate::copy::results::CopyRequest;
@@ -8,7 +8,7 @@ use crate::copy::tokens::{Data as TokenData, Refused};
 use crate::copy::transfer::{LIST_BYTES_MAX, Populate, TokenWrite, Write};
 use crate::lu::Emulated;
 use crate::plan::Plan;
-use crate::policy::{Admission, Code, Effect, Forwarding, OpCode, Policy};
+use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::row::{CommandType, Data};
 use crate::sense::{Asc, Sense, Within};
 use lunar_core::wire::be;
@@ -53,7 +53,7 @@ impl<const ACTION: u8> TokenCommand<ACTION> {
         self.length.get().min(LIST_BYTES_MAX as u32)
     }
 
-    /// Whether there is a list. A length of zero requests nothing.
+    /// Whether there is a list. A list of length zero requests no copy.
     fn has(&self, list: &[u8]) -> Result<bool, Sense> {
         match self.length.get() as usize {
             0 => Ok(false),
@@ -69,7 +69,17 @@ impl CommandType for PopulateToken {
         clause: "SBC-3 5.7",
         code: Self::CODE,
         effect: Effect::Read,
-        admission: Admission { forwarded: Forwarding::Refused, ..READS },
+        admission: Admission {
+            needs: None,
+            forwarded: Forwarding::Refused,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::WriteExclusivePasses,
+            alua: Alua::Active,
+            not_ready: Gate::Stops,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Transfer,
+        },
     };
     const USAGE: Self = Self::MASK;
     const DATA: Data<Self> = Data::List(Self::pulled);
@@ -90,7 +100,17 @@ impl CommandType for WriteUsingToken {
         clause: "SBC-3 5.46",
         code: Self::CODE,
         effect: Effect::Write,
-        admission: Admission { forwarded: Forwarding::Refused, ..LONG_WRITES },
+        admission: Admission {
+            needs: None,
+            forwarded: Forwarding::Refused,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Conflict,
+            alua: Alua::Active,
+            not_ready: Gate::Stops,
+            write_protect: Gate::Stops,
+            timeout: Timeout::Long,
+        },
     };
     const USAGE: Self = Self::MASK;
     const DATA: Data<Self> = Data::List(Self::pulled);

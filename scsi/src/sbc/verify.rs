@@ -121,7 +121,7 @@ impl CommandType for CompareAndWrite {
         }
         match (len, cx.command.data_out) {
             (0, 0) => Ok(Plan::Done),
-            // NUMBER OF LOGICAL BLOCKS is zero and Data-Out is not: one of both is a mistake.
+            // NUMBER OF LOGICAL BLOCKS is zero and Data-Out is not: one of the two is wrong.
             (0, _) => Err(Sense::in_cdb(offset_of!(Self, count))),
             _ => {
                 let step = Step::CompareWrite { offset, len, durable: durable(lu, self.flags) };

@@ -171,7 +171,17 @@ impl CommandType for WriteBuffer {
         clause: "SPC-4 6.49",
         code: Code::of(OpCode::WRITE_BUFFER),
         effect: Effect::None,
-        admission: Admission { forwarded: Forwarding::Refused, ..TESTS },
+        admission: Admission {
+            needs: None,
+            forwarded: Forwarding::Refused,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Conflict,
+            alua: Alua::Active,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
     };
     const USAGE: Self =
         Self { opcode: OpCode::WRITE_BUFFER.0, mode: MODE, id: 0xff, offset: [0xff; 3], length: [0xff; 3], control: 0 };

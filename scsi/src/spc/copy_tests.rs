@@ -8,7 +8,7 @@ use lunar_core::io::{Completion, Fault, Op, Traits};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Span;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_unit::AccessState;
 use lunar_unit::reserve::Held;
 use std::cell::RefCell;
@@ -266,7 +266,7 @@ fn sources_must_be_readable_and_destinations_writable() {
         assert_eq!(sense(&across(&rig)), aborted(Asc::THIRD_PARTY_DEVICE_FAILURE), "{held:?}");
         let reads = back(&rig);
         if held == Held::WriteExclusive {
-            assert_eq!(reads.status, Status::GOOD, "Write Exclusive lets others read");
+            assert_eq!(reads.status, Status::GOOD, "Write Exclusive allows reads of other nexuses");
         } else {
             assert_eq!(sense(&reads), aborted(Asc::THIRD_PARTY_DEVICE_FAILURE), "{held:?}");
         }
@@ -392,9 +392,9 @@ fn start<'a>(
 ) -> Pin<Box<dyn Future<Output = Reply> + 'a>> {
     Box::pin(async move {
         let command = rig.command(&cdb, list.len(), 0);
-        let mut tools = Tools { arena: arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
         let mut reply = Reply::default();
-        rig.target.execute(&rig.nexus, &command, &Wire(list, arena), &mut tools, &mut reply).await;
+        rig.target.execute(&rig.nexus, &command, &Wire(list, arena), &mut slot, &mut reply).await;
         reply
     })
 }

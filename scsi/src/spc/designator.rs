@@ -59,7 +59,7 @@ pub(crate) fn write(
     let length: usize = parts.iter().map(|part| part.len()).sum();
     let valid = if protocol.is_some() { PROTOCOL_VALID } else { 0 };
     let first = protocol.unwrap_or(0) << 4 | set as u8;
-    // Names are below 256 bytes: an iSCSI name has at most 223, and a longer name is cut.
+    // Names are below 256 bytes: an iSCSI name has at most 223, and a longer name is truncated.
     let length = length.min(u8::MAX.into()) as u8;
     out.bytes(&[first, valid | (of as u8) << 4 | kind as u8, 0, length]);
     let mut room = usize::from(length);

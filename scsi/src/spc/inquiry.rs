@@ -82,7 +82,7 @@ const ISCSI: u16 = 0x0960;
 
 /// MULTIP, if the target device has more than one port.
 fn multi_port(cx: &Context<'_>) -> u8 {
-    if cx.target.ports_beside(cx.nexus.name.target_port).len() > 1 { MULTI_PORT } else { 0 }
+    if cx.target.ports_of_same_device(cx.nexus.name.target_port).len() > 1 { MULTI_PORT } else { 0 }
 }
 
 fn standard(cx: &Context<'_>) -> Standard {
@@ -205,7 +205,7 @@ fn with_own_pages(cx: &Context<'_>, itl: &ItlNexus, bytes: &[u8]) -> Vec<u8> {
     let Some((header, pages)) = bytes.split_at_checked(size_of::<[u8; 4]>()) else { return bytes.to_vec() };
     let length = u16::from_be_bytes([header[2], header[3]]).into();
     if pages.len() < length {
-        // The allocation length has cut the list.
+        // The allocation length has truncated the list.
         return bytes.to_vec();
     }
     let pages: BTreeSet<u8> = pages[..length].iter().copied().chain(vpd::codes(cx, &itl.lu)).collect();

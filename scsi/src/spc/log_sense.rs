@@ -119,7 +119,17 @@ impl CommandType for LogSelect {
         clause: "SPC-4 6.7",
         code: Code::of(OpCode::LOG_SELECT),
         effect: Effect::None,
-        admission: Admission { forwarded: Forwarding::DeviceThenAttention(Asc::LOG_PARAMETERS_CHANGED), ..LOGS },
+        admission: Admission {
+            needs: None,
+            forwarded: Forwarding::DeviceThenAttention(Asc::LOG_PARAMETERS_CHANGED),
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Conflict,
+            alua: Alua::Standby,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
     };
     const USAGE: Self = Self {
         opcode: OpCode::LOG_SELECT.0,
@@ -239,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reset_of_counters_establishes_a_unit_attention_for_the_others() {
+    fn a_reset_of_counters_establishes_a_unit_attention_for_other_nexuses() {
         let rig = Rig::default();
         let other = rig.target.nexus(Rig::name("b"));
         other.each(|itl| while itl.take_attention().is_some() {});

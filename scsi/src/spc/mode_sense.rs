@@ -28,8 +28,17 @@ const PARAMETERS: Admission = Admission {
 };
 
 /// Admission of MODE SELECT.
-const SELECTS: Admission =
-    Admission { forwarded: Forwarding::DeviceThenAttention(Asc::MODE_PARAMETERS_CHANGED), ..PARAMETERS };
+const SELECTS: Admission = Admission {
+    needs: None,
+    forwarded: Forwarding::DeviceThenAttention(Asc::MODE_PARAMETERS_CHANGED),
+    attention: Gate::Stops,
+    spc2: Gate::Stops,
+    persistent: Persistent::Conflict,
+    alua: Alua::Standby,
+    not_ready: Gate::Passes,
+    write_protect: Gate::Passes,
+    timeout: Timeout::Quick,
+};
 
 /// DBD, byte 1 of MODE SENSE: no block descriptors.
 const DBD: u8 = 0x08;

@@ -15,7 +15,7 @@ use std::mem::offset_of;
 use std::sync::Arc;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What stops both. Keys decide more, when it is known what they are compared with.
+/// The admission of both. Keys decide further, when the reservations to compare them with are known.
 const GATES: Admission = Admission {
     needs: None,
     forwarded: Forwarding::Lunar,
@@ -28,7 +28,7 @@ const GATES: Admission = Admission {
     timeout: Timeout::Quick,
 };
 
-/// A parameter list at most: hundreds of TransportIDs.
+/// Longest parameter list: hundreds of TransportIDs.
 const LIST_BYTES_MAX: u32 = 64 << 10;
 
 /// PERSISTENT RESERVE IN with one service action.
@@ -51,7 +51,7 @@ pub type ReportCapabilities = In<2>;
 /// READ FULL STATUS
 pub type ReadFullStatus = In<3>;
 
-/// PERSISTENT RESERVE IN with one service action, and what it writes.
+/// PERSISTENT RESERVE IN with one service action, and the function that writes its data.
 macro_rules! inward {
     ($command:ty, $action:literal, $name:literal, $clause:literal, $write:path) => {
         impl CommandType for $command {
@@ -89,11 +89,11 @@ inward!(ReadReservation, 1, "READ RESERVATION", "SPC-4 6.15.3", read_reservation
 inward!(ReportCapabilities, 2, "REPORT CAPABILITIES", "SPC-4 6.15.4", report_capabilities);
 inward!(ReadFullStatus, 3, "READ FULL STATUS", "SPC-4 6.15.5", read_full_status);
 
-/// Writes PRGENERATION, ADDITIONAL LENGTH and what follows.
+/// Writes PRGENERATION, ADDITIONAL LENGTH and the following data.
 fn listed(reservations: &Reservations, out: &mut Writer<'_>, list: impl FnOnce(&mut Writer<'_>)) {
     out.bytes(&reservations.generation().to_be_bytes()).zeros(4);
     list(out);
-    // Thousands of registrants come to less than 32 bits count.
+    // The length of thousands of registrants fits into 32 bits.
     let length = (out.written() - 8) as u32;
     out.patch(4, &length.to_be_bytes());
 }
@@ -116,9 +116,9 @@ fn read_reservation(reservations: &Reservations, _lu: &Emulated, out: &mut Write
 
 /// CRH, SIP_C, ATP_C.
 const CAPABILITIES: u8 = 0x10 | 0x08 | 0x04;
-/// PTPL_C: they may outlive a restart.
+/// PTPL_C: reservations may persist through power loss.
 const MAY_OUTLIVE: u8 = 0x01;
-/// TMV; ALLOW COMMANDS 001b: TEST UNIT READY is allowed under every type, of others nothing is said.
+/// TMV; ALLOW COMMANDS 001b: TEST UNIT READY is allowed under every type; other commands are not described.
 const ALLOWS: u8 = 0x80 | 0x10;
 /// PTPL_A.
 const OUTLIVES: u8 = 0x01;
@@ -139,7 +139,7 @@ fn read_full_status(reservations: &Reservations, _lu: &Emulated, out: &mut Write
     listed(reservations, out, |out| {
         for (name, key) in reservations.registrants() {
             let holds = if reservations.is_holder(name) { [R_HOLDER, kind.0] } else { [0, 0] };
-            // Names are far shorter than 32 bits count.
+            // The length of a name fits into 32 bits.
             let length = transport_id::length(&name.initiator) as u32;
             out.bytes(&key.to_be_bytes()).zeros(4).bytes(&holds).zeros(4);
             out.bytes(&name.target_port.to_be_bytes()).bytes(&length.to_be_bytes());
@@ -212,7 +212,7 @@ const APTPL: u8 = 0x01;
 
 const LENGTH_ERROR: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
 
-/// The list of a CDB that tells its length: all of it, and not too long.
+/// The list of a CDB with its length: complete, and not too long.
 fn whole(list: &[u8], length: u32) -> Result<&[u8], Sense> {
     if length > LIST_BYTES_MAX {
         return Err(LENGTH_ERROR);
@@ -220,7 +220,7 @@ fn whole(list: &[u8], length: u32) -> Result<&[u8], Sense> {
     list.get(..length as usize).ok_or(LENGTH_ERROR)
 }
 
-/// The order of a list without TransportIDs.
+/// The request of a list without TransportIDs.
 fn basic(list: &[u8], scope_and_kind: u8, action: Action) -> Result<PersistentRequest, Sense> {
     let order = BasicList::ref_from_bytes(list).map_err(|_| LENGTH_ERROR)?;
     if order.flags & SPEC_I_PT != 0 {
@@ -234,7 +234,7 @@ fn basic(list: &[u8], scope_and_kind: u8, action: Action) -> Result<PersistentRe
     })
 }
 
-/// Whether all is to outlive a restart: refused where it cannot.
+/// Whether the reservations persist through power loss (APTPL): refused where they cannot.
 fn ptpl(cx: &Context<'_>, flags: u8, at: usize) -> Result<bool, Sense> {
     match flags & APTPL != 0 {
         true if !cx.emulated()?.unit.metadata.is_durable() => Err(Sense::bit_in_list(at, 0)),
@@ -242,7 +242,7 @@ fn ptpl(cx: &Context<'_>, flags: u8, at: usize) -> Result<bool, Sense> {
     }
 }
 
-/// The order of REGISTER, and of REGISTER AND IGNORE EXISTING KEY if `ignore`.
+/// The request of REGISTER, and of REGISTER AND IGNORE EXISTING KEY if `ignore`.
 fn register(cx: &Context<'_>, list: &[u8], scope_and_kind: u8, ignore: bool) -> Result<PersistentRequest, Sense> {
     let (basic, rest) = BasicList::ref_from_prefix(list).map_err(|_| LENGTH_ERROR)?;
     let specified = basic.flags & SPEC_I_PT != 0;
@@ -256,7 +256,7 @@ fn register(cx: &Context<'_>, list: &[u8], scope_and_kind: u8, ignore: bool) -> 
     };
     let ports = match basic.flags & ALL_TG_PT {
         0 => vec![cx.nexus.name.target_port],
-        _ => cx.target.ports_beside(cx.nexus.name.target_port).iter().map(|port| port.relative).collect(),
+        _ => cx.target.ports_of_same_device(cx.nexus.name.target_port).iter().map(|port| port.relative).collect(),
     };
     let ptpl = ptpl(cx, basic.flags, offset_of!(BasicList, flags))?;
     let action = Action::Register { ignore_key: ignore, ptpl: Some(ptpl), ports, initiators };
@@ -285,13 +285,13 @@ fn initiators(list: &[u8]) -> Result<Vec<Arc<str>>, Sense> {
     Ok(initiators)
 }
 
-/// The order of REGISTER AND MOVE.
+/// The request of REGISTER AND MOVE.
 fn hand_over(cx: &Context<'_>, list: &[u8], scope_and_kind: u8) -> Result<PersistentRequest, Sense> {
     let (head, rest) = MoveList::ref_from_prefix(list).map_err(|_| LENGTH_ERROR)?;
     if head.length.get() as usize != rest.len() {
         return Err(LENGTH_ERROR);
     }
-    let ports = cx.target.ports_beside(cx.nexus.name.target_port);
+    let ports = cx.target.ports_of_same_device(cx.nexus.name.target_port);
     if !ports.iter().any(|port| port.relative == head.port.get()) {
         return Err(Sense::in_list(offset_of!(MoveList, port)));
     }
@@ -309,8 +309,8 @@ fn hand_over(cx: &Context<'_>, list: &[u8], scope_and_kind: u8) -> Result<Persis
     })
 }
 
-/// PERSISTENT RESERVE OUT with one service action, and the order that its list is: a function of what is seen, the list
-/// and SCOPE and TYPE.
+/// PERSISTENT RESERVE OUT with one service action, and its request: a function of the context, the list, and SCOPE and
+/// TYPE.
 macro_rules! outward {
     ($command:ty, $action:literal, $name:literal, $clause:literal, $order:expr) => {
         impl CommandType for $command {

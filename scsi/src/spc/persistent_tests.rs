@@ -8,7 +8,7 @@ use crate::testing::{Ended, Memory, Rig, at_once};
 use lunar_core::io::{Completion, Fault};
 use lunar_core::mem::Arena;
 use lunar_core::metadata::{MetadataStore, Saving, VolatileMemory};
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_core::unit::UnitId;
 use lunar_unit::NoOtherCores;
 use lunar_unit::reserve::RESERVATIONS;
@@ -103,11 +103,11 @@ fn golden_answers() {
     let status = [&[0, 0, 0, 2, 0, 0, 0, 104][..], first, id, second, TRANSPORT_ID].concat();
     assert_eq!(read(&rig, 3), status);
     let cut = rig.run(&[0x5e, 0, 0, 0, 0, 0, 0, 0, 10, 0], &[], 65535);
-    assert_eq!(cut.data, [0, 0, 0, 2, 0, 0, 0, 16, 0, 0], "the whole length, whatever is cut off");
+    assert_eq!(cut.data, [0, 0, 0, 2, 0, 0, 0, 16, 0, 0], "the whole length, even if the data is truncated");
 }
 
 #[test]
-fn nobody_s_key_is_shown_where_all_hold() {
+fn no_key_is_reported_where_all_registrants_hold() {
     let rig = Rig::default();
     assert_eq!(out(&rig, &rig.nexus, IGNORE, 0, 0, 5), Status::GOOD);
     assert_eq!(out(&rig, &rig.nexus, RESERVE, 7, 5, 0), Status::GOOD);
@@ -149,14 +149,14 @@ fn lists_that_are_refused() {
         let ended = rig.run(&cdb_out(action, EXCLUSIVE, bytes.len()), &bytes, 0);
         assert_eq!(asc(&ended), expected, "{action}: {bytes:02x?}");
     }
-    // More than is sent, and more than is taken.
+    // More than the initiator sends, and more than the limit.
     assert_eq!(asc(&rig.run(&cdb_out(CLEAR, 0, 24), &list(5, 0, 0)[..20], 0)), LENGTH);
     assert_eq!(asc(&rig.run(&[0x5f, 3, 0, 0, 0, 0xff, 0xff, 0xff, 0xff, 0], &list(5, 0, 0), 0)), LENGTH);
     assert_eq!(keys(&rig), [5]);
 }
 
 #[test]
-fn others_are_registered_by_their_names() {
+fn other_nexuses_are_registered_by_their_names() {
     let rig = Rig::default();
     let named = nexus(&rig, "iqn.a:b,i,0x00023d000001");
     let bytes = [&list(0, 5, 8 | 4), &32_u32.to_be_bytes()[..], TRANSPORT_ID].concat();
@@ -195,7 +195,7 @@ fn all_cores_go_by_a_reservation_before_it_is_answered() {
 }
 
 #[test]
-fn whoever_comes_later_goes_by_it_too() {
+fn a_later_nexus_is_restricted_too() {
     let [here, there] = two_cores(&Rig::traits());
     assert_eq!(out(&here, &here.nexus, IGNORE, 0, 0, 5), Status::GOOD);
     assert_eq!(out(&here, &here.nexus, RESERVE, EXCLUSIVE, 5, 0), Status::GOOD);
@@ -231,7 +231,7 @@ fn the_tasks_of_the_preempted_end_everywhere() {
 }
 
 #[test]
-fn two_who_preempt_each_other_do_not_wait_for_ever() {
+fn two_nexuses_that_preempt_each_other_do_not_wait_forever() {
     let [here, there] = two_cores(&Rig::traits());
     let far = nexus(&there, "far");
     assert_eq!(out(&here, &here.nexus, IGNORE, 0, 0, 5), Status::GOOD);
@@ -240,16 +240,16 @@ fn two_who_preempt_each_other_do_not_wait_for_ever() {
     let lun = Lun::from_number(0);
     let (own, task) = (here.nexus.tasks.enter((1, lun)), far.tasks.enter((1, lun)));
     let mut first = running(&here, &here.nexus, PREEMPT_AND_ABORT, list(5, 6, 0));
-    assert_eq!(first.poll(), None, "it waits for the other's");
+    assert_eq!(first.poll(), None, "it waits for the task of the other nexus");
     clear(&far);
     assert_eq!(out(&there, &far, IGNORE, 0, 0, 6), Status::GOOD);
     let mut second = running(&there, &far, PREEMPT_AND_ABORT, list(6, 5, 0));
-    assert!(second.poll().is_some(), "it is aborted already, and waits for nobody");
+    assert!(second.poll().is_some(), "it is already aborted, and waits for no task");
     assert!(own.aborted() && task.aborted());
     assert!(first.poll().is_some());
 }
 
-/// A command under way.
+/// A command in progress.
 struct Running<'a>(Pin<Box<dyn Future<Output = Status> + 'a>>);
 
 impl Running<'_> {
@@ -289,9 +289,9 @@ fn running<'a>(rig: &'a Rig, nexus: &'a Rc<Nexus>, action: u8, list: Vec<u8>) ->
         let arena = Arena::new(1 << 20);
         let command = rig.command(&cdb_out(action, EXCLUSIVE, list.len()), list.len(), 0);
         let transfer = Given(list, arena.clone(), Cell::new(false));
-        let mut tools = Tools { arena, completion: Completion::new() };
+        let mut slot = SlotContext { arena, completion: Completion::new() };
         let mut reply = crate::Reply::default();
-        rig.target.execute(nexus, &command, &transfer, &mut tools, &mut reply).await;
+        rig.target.execute(nexus, &command, &transfer, &mut slot, &mut reply).await;
         reply.status
     }))
 }
@@ -312,7 +312,7 @@ fn an_spc2_reservation_holds_on_all_cores() {
 }
 
 #[test]
-fn resets_and_losses_end_spc2_reservations_and_no_others() {
+fn resets_and_losses_end_only_spc2_reservations() {
     let functions = [
         TaskFunction::LOGICAL_UNIT_RESET,
         TaskFunction::TARGET_WARM_RESET,
@@ -344,7 +344,7 @@ fn resets_and_losses_end_spc2_reservations_and_no_others() {
 }
 
 #[test]
-fn another_s_loss_ends_nothing() {
+fn the_loss_of_another_nexus_ends_nothing() {
     let [here, there] = two_cores(&Rig::traits());
     let far = nexus(&there, "far");
     assert_eq!(here.run(&RESERVE_6, &[], 0).status, Status::GOOD);
@@ -352,15 +352,15 @@ fn another_s_loss_ends_nothing() {
     assert_eq!(writes(&there, &far), Status::RESERVATION_CONFLICT);
 }
 
-/// Keeps across restarts of a test, slowly or not at all if asked to.
+/// A metadata store across restarts of a test, which is slow or fails at the request of the test.
 #[derive(Default)]
-struct Lasting {
+struct DurableMemory {
     kept: VolatileMemory,
     slow: AtomicBool,
     fails: AtomicBool,
 }
 
-impl MetadataStore for Lasting {
+impl MetadataStore for DurableMemory {
     fn load(&self, name: &str) -> Option<Vec<u8>> {
         self.kept.load(name)
     }
@@ -378,8 +378,8 @@ impl MetadataStore for Lasting {
     }
 }
 
-/// A start of a process whose unit keeps there.
-fn start(keep: &Arc<Lasting>) -> Rig {
+/// The start of a process whose unit uses this metadata store.
+fn start(keep: &Arc<DurableMemory>) -> Rig {
     const ID: u32 = 7;
     let rig = Rig::sharing(Rig::traits(), Rc::new(NoOtherCores), Arc::default());
     rig.units.shared().restore(UnitId(ID), &**keep).expect("whole");
@@ -396,8 +396,8 @@ fn register(rig: &Rig, key: u64, aptpl: u8) -> Status {
 }
 
 #[test]
-fn what_shall_outlive_a_restart_does() {
-    let keep = Arc::<Lasting>::default();
+fn reservations_with_aptpl_survive_a_restart() {
+    let keep = Arc::<DurableMemory>::default();
     let rig = start(&keep);
     assert_eq!(read(&rig, 2)[2..4], [0x1d, 0x90]);
     assert_eq!(register(&rig, 5, 1), Status::GOOD);
@@ -416,12 +416,12 @@ fn what_shall_outlive_a_restart_does() {
 
 #[test]
 fn an_answer_waits_for_the_medium() {
-    let keep = Arc::<Lasting>::default();
+    let keep = Arc::<DurableMemory>::default();
     let rig = start(&keep);
     keep.slow.store(true, Ordering::Relaxed);
     let mut command = running(&rig, &rig.nexus, IGNORE, list(0, 5, 1));
     assert_eq!(command.poll(), None);
-    assert_eq!(keys(&rig), [], "and nothing is so before it is there");
+    assert_eq!(keys(&rig), [], "no state changes before the record is saved");
     let mut waiting = running(&rig, &rig.nexus, IGNORE, list(0, 6, 0));
     assert_eq!(waiting.poll(), None, "one after another");
     drop(command);
@@ -429,18 +429,18 @@ fn an_answer_waits_for_the_medium() {
 }
 
 #[test]
-fn what_cannot_be_kept_is_not_done() {
-    let keep = Arc::<Lasting>::default();
+fn a_reservation_that_cannot_be_saved_is_refused() {
+    let keep = Arc::<DurableMemory>::default();
     let rig = start(&keep);
     keep.fails.store(true, Ordering::Relaxed);
     assert_eq!((register(&rig, 5, 1), keys(&rig)), (Status::CHECK_CONDITION, vec![]));
-    assert_eq!((register(&rig, 5, 0), keys(&rig)), (Status::GOOD, vec![5]), "nothing to keep");
+    assert_eq!((register(&rig, 5, 0), keys(&rig)), (Status::GOOD, vec![5]), "no record to save");
     assert_eq!(keep.load(RESERVATIONS), None);
 }
 
 #[test]
 fn a_command_that_was_given_up_gives_its_turn_back() {
-    let keep = Arc::<Lasting>::default();
+    let keep = Arc::<DurableMemory>::default();
     let rig = start(&keep);
     keep.slow.store(true, Ordering::Relaxed);
     let mut command = pin!(running(&rig, &rig.nexus, IGNORE, list(0, 5, 1)).0);
@@ -450,9 +450,9 @@ fn a_command_that_was_given_up_gives_its_turn_back() {
 }
 
 proptest! {
-    /// Whatever is asked on whichever core: what each nexus goes by is what the reservations mean to it.
+    /// After any requests on any cores, the restriction of each nexus follows from the reservations.
     #[test]
-    fn every_core_goes_by_what_all_share(
+    fn every_core_applies_the_shared_reservations(
         asked in prop::collection::vec((0usize..4, 0u8..11, 0u8..10, 0u64..4, 0u64..4), 1..40)
     ) {
         let rigs = two_cores(&Rig::traits());
@@ -481,7 +481,7 @@ proptest! {
 }
 
 proptest! {
-    /// Any list of the length that its CDB tells; and one that is right but for a byte.
+    /// Any list of the length in its CDB; and a valid list with one wrong byte.
     #[test]
     fn any_list_does_no_harm(
         action in 0u8..8, bytes in prop::collection::vec(any::<u8>(), 0..200), byte in any::<u8>()

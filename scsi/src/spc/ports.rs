@@ -36,11 +36,11 @@ const EXTENDED: u8 = 0x20;
 struct Group {
     /// PREF, asymmetric access state.
     state: u8,
-    /// States that the group may be in.
+    /// States that the group supports.
     supported: u8,
     id: be::U16,
     reserved: u8,
-    /// What brought it into this state.
+    /// The cause of the state.
     status: u8,
     vendor: u8,
     ports: u8,
@@ -91,7 +91,7 @@ impl CommandType for ReportTargetPortGroups {
             }
             _ => return Err(Sense::bit_in_cdb(1, 7)),
         }
-        let ports = cx.target.ports_beside(cx.nexus.name.target_port);
+        let ports = cx.target.ports_of_same_device(cx.nexus.name.target_port);
         let mut groups: Vec<u16> = ports.iter().map(|port| port.group).collect();
         groups.sort_unstable();
         groups.dedup();
@@ -105,7 +105,7 @@ impl CommandType for ReportTargetPortGroups {
                 reserved: 0,
                 status: status_code(cause),
                 vendor: 0,
-                // At most 255 are taken.
+                // At most 255 are written.
                 ports: members.clone().count() as u8,
             });
             for port in members {
@@ -133,11 +133,11 @@ pub struct SetTargetPortGroups {
 /// A descriptor of SET TARGET PORT GROUPS (SPC-4 6.45).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
-struct Wish {
+struct StateDescriptor {
     /// ASYMMETRIC ACCESS STATE.
     state: u8,
     reserved: u8,
-    /// TARGET PORT GROUP; the TARGET PORT for a state that ports have.
+    /// TARGET PORT GROUP; the TARGET PORT for a state of ports.
     whose: be::U16,
 }
 
@@ -145,38 +145,38 @@ struct Wish {
 const STATE: u8 = 0x0f;
 /// Bytes before the first descriptor.
 const HEADER_BYTES: usize = 4;
-/// Descriptors at most: more than groups that anybody has, so that the list stays small.
+/// Most descriptors: more than any target has groups, so that the list stays small.
 const DESCRIPTORS_MAX: usize = 1024;
 
 impl SetTargetPortGroups {
-    /// Whether the list is as long as it may be. If not, nothing of it is pulled.
+    /// Whether the list has an allowed length. If not, none of it is pulled.
     fn fits(&self) -> bool {
-        self.length.get() as usize <= HEADER_BYTES + DESCRIPTORS_MAX * size_of::<Wish>()
+        self.length.get() as usize <= HEADER_BYTES + DESCRIPTORS_MAX * size_of::<StateDescriptor>()
     }
 }
 
-/// The group that a descriptor at byte `at` of the list is about, and the state that it wants.
-fn wanted(cx: &Context<'_>, wish: &Wish, at: usize) -> Result<(u16, AccessState), Sense> {
-    let whose = Sense::in_list(at + offset_of!(Wish, whose));
-    if wish.state & !STATE != 0 {
+/// The group of the descriptor at byte `at` of the list, and the requested state.
+fn wanted(cx: &Context<'_>, descriptor: &StateDescriptor, at: usize) -> Result<(u16, AccessState), Sense> {
+    let whose = Sense::in_list(at + offset_of!(StateDescriptor, whose));
+    if descriptor.state & !STATE != 0 {
         return Err(Sense::bit_in_list(at, 7));
     }
-    if wish.reserved != 0 {
-        return Err(Sense::in_list(at + offset_of!(Wish, reserved)));
+    if descriptor.reserved != 0 {
+        return Err(Sense::in_list(at + offset_of!(StateDescriptor, reserved)));
     }
-    let ports = cx.target.ports_beside(cx.nexus.name.target_port);
-    let state = AluaState(wish.state).state().ok_or_else(|| Sense::bit_in_list(at, 3))?;
+    let ports = cx.target.ports_of_same_device(cx.nexus.name.target_port);
+    let state = AluaState(descriptor.state).state().ok_or_else(|| Sense::bit_in_list(at, 3))?;
     match state {
         AccessState::ActiveOptimized
         | AccessState::ActiveNonOptimized
         | AccessState::Standby
         | AccessState::Unavailable => {
-            let found = ports.iter().find(|port| port.group == wish.whose.get());
+            let found = ports.iter().find(|port| port.group == descriptor.whose.get());
             found.map(|port| (port.group, state)).ok_or(whose)
         }
-        // Ports go offline, not groups (SPC-4 5.15.2.4.6); a group that is one port goes with it.
+        // Ports go offline, not groups (SPC-4 5.15.2.4.6); a group with one port goes offline with it.
         AccessState::Offline => {
-            let group = cx.target.port(wish.whose.get()).ok_or(whose)?.group;
+            let group = cx.target.port(descriptor.whose.get()).ok_or(whose)?.group;
             match ports.iter().filter(|port| port.group == group).count() {
                 1 => Ok((group, state)),
                 _ => Err(whose),
@@ -230,9 +230,9 @@ impl CommandType for SetTargetPortGroups {
         if let Some(byte) = header.iter().position(|byte| *byte != 0) {
             return Err(Sense::in_list(byte));
         }
-        let wishes = <[Wish]>::ref_from_bytes(descriptors).map_err(|_| SHORT)?;
-        let change = |(number, wish): (usize, &Wish)| {
-            let (group, state) = wanted(cx, wish, HEADER_BYTES + number * size_of::<Wish>())?;
+        let wishes = <[StateDescriptor]>::ref_from_bytes(descriptors).map_err(|_| SHORT)?;
+        let change = |(number, descriptor): (usize, &StateDescriptor)| {
+            let (group, state) = wanted(cx, descriptor, HEADER_BYTES + number * size_of::<StateDescriptor>())?;
             Ok(AccessChange::explicit(group, state))
         };
         let changes = wishes.iter().enumerate().map(change).collect::<Result<Vec<_>, Sense>>()?;

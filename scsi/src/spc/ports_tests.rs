@@ -27,7 +27,7 @@ fn two_groups() -> Rig {
     Rig::with_groups([1, 2])
 }
 
-/// Changes the state of a group as the target does itself.
+/// Changes the state of a group as the target itself does.
 fn transition(rig: &Rig, group: u16, state: AccessState, preferred: bool) {
     at_once(rig.units.set_access(UnitId(0), group, state, preferred));
 }
@@ -49,7 +49,7 @@ fn golden() {
 }
 
 #[test]
-fn an_initiator_sets_states_and_the_others_are_told() {
+fn an_initiator_sets_states_and_other_nexuses_are_notified() {
     let rig = two_groups();
     let [near, far] =
         [1, 2].map(|port| rig.target.nexus(lunar_core::port::NexusName { initiator: "b".into(), target_port: port }));
@@ -68,9 +68,9 @@ fn an_initiator_sets_states_and_the_others_are_told() {
     assert_eq!((read(&near).status, &read(&near).sense[12..14]), (Status::CHECK_CONDITION, &[4, 0x0b][..]));
     assert_eq!(read(&far).status, Status::GOOD);
     let late = rig.target.nexus(Rig::name("late"));
-    assert_eq!(late.itl(0).expect("LUN exists").access(), AccessState::Standby, "one that comes after");
+    assert_eq!(late.itl(0).expect("LUN exists").access(), AccessState::Standby, "one that logs in later");
     assert_eq!(set(&rig, &[(2, 1)]).status, Status::GOOD);
-    assert_eq!(far.itl(0).expect("LUN exists").attention(), None, "it was so before");
+    assert_eq!(far.itl(0).expect("LUN exists").attention(), None, "the state was the same");
     assert_eq!(set(&rig, &[(0, 1)]).status, Status::GOOD);
     assert_eq!(rig.run(&READ, &[], 512).status, Status::GOOD);
 }
@@ -101,7 +101,7 @@ fn a_port_goes_offline_and_its_group_with_it() {
 }
 
 #[test]
-fn an_implicit_transition_is_told_to_all() {
+fn all_nexuses_are_notified_of_an_implicit_transition() {
     let rig = two_groups();
     for state in [AccessState::Transitioning, AccessState::Standby] {
         transition(&rig, 1, state, false);
@@ -115,14 +115,14 @@ fn an_implicit_transition_is_told_to_all() {
 }
 
 #[test]
-fn who_prefers_a_group_is_told_to_all_and_stays() {
+fn all_nexuses_are_notified_of_the_pref_bit_and_it_persists() {
     let rig = two_groups();
     transition(&rig, 2, AccessState::ActiveOptimized, true);
     let told = rig.nexus.itl(0).expect("LUN exists").take_attention();
     assert_eq!(told.map(|sense| sense.asc), Some(Asc::ASYMMETRIC_ACCESS_STATE_CHANGED));
     assert_eq!(states(&rig), [(0, 0), (0x80, 2)]);
     assert_eq!(set(&rig, &[(1, 2)]).status, Status::GOOD);
-    assert_eq!(states(&rig), [(0, 0), (0x81, 1)], "an initiator changes the state alone");
+    assert_eq!(states(&rig), [(0, 0), (0x81, 1)], "an initiator changes only the state");
     transition(&rig, 2, AccessState::ActiveOptimized, false);
     assert!(rig.nexus.itl(0).expect("LUN exists").take_attention().is_some());
     assert_eq!(states(&rig), [(0, 0), (0, 2)]);

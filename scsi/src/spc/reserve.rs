@@ -9,7 +9,7 @@ use lunar_unit::UnitChange;
 use lunar_unit::reserve::Request;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What stops RESERVE.
+/// The admission of RESERVE.
 const RESERVES: Admission = Admission {
     needs: None,
     forwarded: Forwarding::Lunar,
@@ -22,7 +22,7 @@ const RESERVES: Admission = Admission {
     timeout: Timeout::Quick,
 };
 
-/// What stops RELEASE: whoever does not hold the reservation releases nothing, and need not be told.
+/// The admission of RELEASE: a nexus that does not hold the reservation releases nothing, and gets no error.
 const RELEASES: Admission = Admission {
     needs: None,
     forwarded: Forwarding::Lunar,

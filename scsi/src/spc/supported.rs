@@ -180,7 +180,7 @@ pub struct ReportSupportedTaskManagementFunctions {
 const FUNCTIONS_ACTION: u8 = 0x0d;
 /// REPD: extended parameter data is returned.
 const EXTENDED: u8 = 0x80;
-/// ATS, ATSS, CTSS, LURS, QTS. TRS is obsolete, but tells of the target resets of iSCSI.
+/// ATS, ATSS, CTSS, LURS, QTS. TRS is obsolete, but reports the target resets of iSCSI.
 const FUNCTIONS: u8 = 0x80 | 0x40 | 0x10 | 0x08 | 0x04 | 0x02;
 /// QAES, QTSS, ITNRS.
 const MORE_FUNCTIONS: u8 = 0x04 | 0x02 | 0x01;
@@ -193,7 +193,17 @@ impl CommandType for ReportSupportedTaskManagementFunctions {
         clause: "SPC-4 6.36",
         code: Code::with_action(OpCode::MAINTENANCE_IN, FUNCTIONS_ACTION),
         effect: Effect::None,
-        admission: Admission { forwarded: Forwarding::Lunar, ..ASKS },
+        admission: Admission {
+            needs: None,
+            forwarded: Forwarding::Lunar,
+            attention: Gate::Stops,
+            spc2: Gate::Stops,
+            persistent: Persistent::Passes,
+            alua: Alua::Standby,
+            not_ready: Gate::Passes,
+            write_protect: Gate::Passes,
+            timeout: Timeout::Quick,
+        },
     };
     const USAGE: Self = Self {
         opcode: OpCode::MAINTENANCE_IN.0,

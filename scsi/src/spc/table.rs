@@ -16,7 +16,7 @@ pub(crate) const ANYWHERE: &[Row] = group![Row: ready::RequestSense, inquiry::In
 /// Further commands of every logical unit, the well-known one included.
 pub(crate) const WELL_KNOWN: &[Row] = group![Row: ready::TestUnitReady];
 
-/// Further commands of every logical unit but the well-known one.
+/// Further commands of every logical unit except the well-known one.
 pub(crate) const BASIC: &[Row] = group![
     Row: mode_sense::ModeSelect6,
     mode_sense::ModeSense6,

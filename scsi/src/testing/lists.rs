@@ -28,7 +28,7 @@ const TOKEN: u8 = 0x10;
 const HEAD: usize = 5 + CDB_REST;
 /// Bytes of a CDB in an input, after the operation code.
 const CDB_REST: usize = 15;
-/// Steps of an input: more find nothing new.
+/// Most steps of an input: more find nothing new.
 const STEPS_MAX: usize = 24;
 /// Blocks of each disk: few, so that commands on the whole medium are short.
 const BLOCKS: u64 = 256;

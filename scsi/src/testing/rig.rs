@@ -11,7 +11,7 @@ use crate::peripheral::PeripheralType;
 use crate::row::{DeviceType, Row};
 use crate::sbc::block::PROTECTION_TYPE_2;
 use crate::target::{Clock, PortConfig, Target, TargetConfig};
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Quick, Space, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, ImmediateStore, Io, Op, Outcome, Space, Store, Traits};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::{MetadataStore, VolatileMemory};
@@ -19,7 +19,7 @@ use lunar_core::port::{NexusName, Transfer};
 use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
 use lunar_core::stats::Stats;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
 use lunar_core::unit::{Geometry, Identity, OneCore, Unit, UnitId};
@@ -52,7 +52,7 @@ pub struct Memory {
     pub space: Cell<Option<Space>>,
     /// The operations that were requested.
     pub asked: RefCell<Vec<Op>>,
-    /// Whether requests are not answered immediately: see [`Quick`].
+    /// Whether requests are not answered immediately: see [`ImmediateStore`].
     pub is_slow: Cell<bool>,
 }
 
@@ -69,7 +69,7 @@ struct MemoryStore {
     traits: Traits,
 }
 
-impl Quick for MemoryStore {
+impl ImmediateStore for MemoryStore {
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         self.memory.asked.borrow_mut().push(io.op);
         let beyond = (!io.within(self.traits.size)).then_some(Fault::OUT_OF_RANGE);
@@ -103,7 +103,7 @@ impl Store for MemoryStore {
         &self.traits
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         (!self.memory.is_slow.get()).then_some(self)
     }
 
@@ -156,7 +156,7 @@ impl Transfer for Wire<'_> {
         self.arrived(offset, len).ok_or(Fault::Protocol)
     }
 
-    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         self.pull(offset, len).await
     }
 
@@ -202,7 +202,7 @@ pub struct Rig {
     /// The content of the logical unit.
     pub memory: Rc<Memory>,
     /// The content of the protection store: protection information, inverted.
-    pub beside: Rc<Memory>,
+    pub protection_store: Rc<Memory>,
     /// Whether commands are aborted.
     pub aborted: Cell<bool>,
     /// The LUN that commands are sent to.
@@ -272,8 +272,8 @@ impl Rig {
     fn protecting(mut self, kind: Kind) -> Self {
         let traits = self.target.unit(0).expect("a rig has one").of_test().unit.traits().clone();
         let size = BLOCKS * INFO_BYTES as u64;
-        self.beside = Memory::zeroes(size);
-        let store = MemoryStore { memory: self.beside.clone(), traits: Traits { size, ..Self::traits() } };
+        self.protection_store = Memory::zeroes(size);
+        let store = MemoryStore { memory: self.protection_store.clone(), traits: Traits { size, ..Self::traits() } };
         let mut unit = Self::bare_unit(0, MediumKind::Fixed, traits, self.memory.clone());
         unit.protection = Some(Protection::new(Box::new(store), kind));
         self.target.add_unit(0, Rc::new(unit));
@@ -365,13 +365,13 @@ impl Rig {
         nexus.each(|itl| while itl.take_attention().is_some() {});
         let arena = Arena::new(ARENA_BYTES);
         let (aborted, lun) = (Cell::new(false), Cell::new(Lun::from_number(0)));
-        let beside = Rc::default();
+        let protection_store = Rc::default();
         Self {
             target,
             units,
             nexus,
             memory,
-            beside,
+            protection_store,
             aborted,
             lun,
             attribute: Cell::new(TaskAttribute::SIMPLE),
@@ -494,9 +494,9 @@ impl Rig {
         let command = self.command(cdb, data_out.len(), 0);
         let wire =
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
-        let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut slot = SlotContext { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
         let mut reply = Reply::default();
-        self.target.execute(&self.nexus, &command, &wire, &mut tools, &mut reply).await;
+        self.target.execute(&self.nexus, &command, &wire, &mut slot, &mut reply).await;
         reply.status
     }
 
@@ -508,17 +508,17 @@ impl Rig {
         let command = self.command(cdb, data_out.len(), data_in);
         let wire =
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
-        let mut tools = Tools { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut slot = SlotContext { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
         let mut reply = Reply::default();
         if !self.target.execute_now(nexus, &command, &wire, &self.arena, &mut reply) {
-            at_once(self.target.execute(nexus, &command, &wire, &mut tools, &mut reply));
+            at_once(self.target.execute(nexus, &command, &wire, &mut slot, &mut reply));
         }
         let mut data = wire.pushed.into_inner();
         assert!(
-            reply.tail.data.is_empty() || reply.tail.offset == data.len(),
+            reply.final_data.data.is_empty() || reply.final_data.offset == data.len(),
             "the last part of Data-In follows the pushed parts"
         );
-        data.extend(reply.tail.data.to_vec());
+        data.extend(reply.final_data.data.to_vec());
         Ended { status: reply.status, sense: reply.sense.to_vec(), data, wanted: reply.wanted }
     }
 }

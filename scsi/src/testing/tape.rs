@@ -102,7 +102,7 @@ impl Tape {
     }
 
     /// Establishes a unit attention that the drive reports with the next command.
-    pub fn attend(&self, code: u16) {
+    pub fn establish_unit_attention(&self, code: u16) {
         self.attention.set(Some(code));
     }
 
@@ -282,7 +282,11 @@ impl Forward for Tape {
         // Dropped duties complete the commands.
         self.held.take();
         // POWER ON, RESET was established and taken: the contract of `Forward::reset`.
-        self.attention.take().filter(|code| *code != POWER_ON).into_iter().for_each(|code| self.attend(code));
+        self.attention
+            .take()
+            .filter(|code| *code != POWER_ON)
+            .into_iter()
+            .for_each(|code| self.establish_unit_attention(code));
         Box::pin(std::future::ready(Ok(())))
     }
 }

@@ -42,7 +42,7 @@ fn values_of_one_nexus_are_read_by_all() {
     assert_eq!(sense(&rig, 1, 63)[4..8], [0, 63, 0x23, 0xfc]);
     assert!(sense(&rig, 1, 63)[8..].iter().all(|byte| *byte == 9));
     assert_eq!(sense(&rig, 3, 0), empty, "the default values are empty");
-    // LOG SELECT takes what LOG SENSE returned. Unchanged values establish no unit attention.
+    // LOG SELECT accepts the data of LOG SENSE. Unchanged values establish no unit attention.
     assert_eq!(select(&rig, 0, &now).status, Status::GOOD);
     assert_eq!(told(), None);
     assert_eq!(rig.run(&[0x4c, 2, 0, 0, 0, 0, 0, 0, 0, 0], &[], 0).status, Status::GOOD);

@@ -71,7 +71,7 @@ pub(crate) struct Performance;
 const ACCESS: u16 = 0x0001;
 /// Parameter code: idle time.
 const IDLE: u16 = 0x0002;
-/// Parameter code: time interval. Its value is zero, for no time is counted.
+/// Parameter code: time interval. Its value is zero, because no time is counted.
 const INTERVAL: u16 = 0x0003;
 
 impl LogPage for Performance {

@@ -18,7 +18,7 @@ pub(crate) struct Exceptions {
     count: be::U32,
 }
 
-/// DEXCPT: no exceptions are reported. Errors of a store are reported by the commands that meet them.
+/// DEXCPT: no exceptions are reported. Errors of a store are reported by the commands that encounter them.
 const DISABLED: u8 = 0x08;
 
 impl ModePage for Exceptions {

@@ -62,7 +62,7 @@ impl VpdPage for ScsiPorts {
     const IN_FORWARDED: bool = true;
 
     fn write(cx: &Context<'_>, out: &mut Writer<'_>) -> Result<(), Sense> {
-        for port in cx.target.ports_beside(cx.nexus.name.target_port) {
+        for port in cx.target.ports_of_same_device(cx.nexus.name.target_port) {
             // A target port has no initiator port transport identifier.
             out.zeros(2).bytes(&port.relative.to_be_bytes()).zeros(6);
             let length_at = out.written();
