@@ -1,4 +1,4 @@
-//! Abort: the command that it names may be on any core.
+//! Abort of a command that may run on any core.
 
 use crate::command::{Refusal, Status};
 use crate::limits::ABORTS_MAX;
@@ -12,12 +12,12 @@ use std::task::Poll;
 /// Dword 0 of the completion: the command was not aborted.
 const NOT_ABORTED: u32 = 0x01;
 
-/// An Abort that is under way, until it is dropped.
+/// An Abort in progress, until it is dropped.
 struct UnderWay<'a>(&'a Cell<u8>);
 
 impl<'a> UnderWay<'a> {
     /// # Errors
-    /// When there are [`ABORTS_MAX`].
+    /// When [`ABORTS_MAX`] Aborts are in progress.
     fn new(count: &'a Cell<u8>) -> Result<Self, Status> {
         if count.get() >= ABORTS_MAX {
             return Err(Status::ABORT_LIMIT);
@@ -34,7 +34,7 @@ impl Drop for UnderWay<'_> {
 }
 
 impl Subsystem {
-    /// Ends a command of this core early, and waits until it has ended. Tells whether there was one.
+    /// Aborts a command of this core and waits until it has ended. Returns whether the command existed.
     pub async fn abort_here(&self, controller: u16, queue: u16, command: u16) -> bool {
         let found = self.queues().into_iter().find(|one| one.id == queue && one.controller.id == controller);
         let Some(found) = found else { return false };
@@ -46,8 +46,8 @@ impl Subsystem {
         count > 0
     }
 
-    /// Ends a command of the same controller early, wherever it is, and tells dword 0 of the completion (NVMe Base 2.0
-    /// 5.1). Who is aborted meanwhile waits no longer: it may have named itself.
+    /// Aborts a command of the same controller on any core, and returns dword 0 of the completion (NVMe Base 2.0 5.1).
+    /// The wait ends if this Abort command is itself aborted meanwhile: a host may name the identifier of the Abort.
     ///
     /// # Errors
     /// [`Status::ABORT_LIMIT`], [`Status::ABORTED`].

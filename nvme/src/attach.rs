@@ -1,10 +1,10 @@
-//! Controllers whose queues lie in the host's memory: who has the memory makes them, without Connect.
+//! Controllers whose queues are in host memory: the transport that maps the memory makes them, without Connect.
 
 use crate::command::{Command, Direction, FUSE, Sqe, Status};
-use crate::controller::{Controller, Standing};
+use crate::controller::{AccessGrant, Controller};
 use crate::host::Host;
 use crate::limits::{ADMIN_ENTRIES_MAX, QUEUE_ENTRIES_MAX};
-use crate::path::{Kind, Path, Way};
+use crate::path::{Kind, Path, PortalRef};
 use crate::plan::{Plan, QueueChange};
 use crate::protect;
 use crate::queue::Queue;
@@ -16,18 +16,18 @@ use lunar_core::time::Instant;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// Who gets a controller, and what it sees.
+/// The client that gets a controller, and the namespaces that it sees.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Tenant {
-    /// NQN of the host. Its identifier is made of its name, so it stays the same host.
+    /// NQN of the host. The host identifier is derived from the NQN, so it does not change.
     pub host: Arc<str>,
     /// NQN of the subsystem.
     pub subsystem: Arc<str>,
     /// The name of the map that says which namespaces it sees; none: all.
     pub map: Option<Arc<str>>,
-    /// Tag of the portal group that it counts to; zero: none, and always the best way.
+    /// Tag of its portal group; zero: none, and all namespaces are optimized.
     pub group: u16,
-    /// Where its controller is found.
+    /// The location of the controller, for the list of sessions.
     pub address: String,
 }
 
@@ -36,12 +36,12 @@ impl Subsystem {
     #[must_use]
     pub fn attach(&self, tenant: &Tenant, now: Instant) -> Option<Rc<Queue>> {
         let id = Host::id_of(&NexusName { initiator: tenant.host.clone(), target_port: 0 });
-        let way = Way { group: tenant.group, ..Way::default() };
-        let path = Path { address: tenant.address.clone(), memory: true, way, ..Path::default() };
-        let subsystem = self.config().board.directory().subsystem(&tenant.subsystem)?.clone();
-        let standing = Standing { subsystem, group: None, map: tenant.map.clone(), source: None };
+        let portal_ref = PortalRef { group: tenant.group, ..PortalRef::default() };
+        let path = Path { address: tenant.address.clone(), memory: true, portal_ref, ..Path::default() };
+        let subsystem = self.config().subsystems.directory().subsystem(&tenant.subsystem)?.clone();
+        let access_grant = AccessGrant { subsystem, group: None, map: tenant.map.clone(), source: None };
         let host = Host { nqn: tenant.host.clone(), id };
-        let made = self.config().controllers.make(Kind::Io, host, path, (standing, false), now)?;
+        let made = self.config().controllers.make(Kind::Io, host, path, (access_grant, false), now)?;
         made.open_queue(0).ok()?;
         Some(self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true))
     }
@@ -83,7 +83,7 @@ impl Subsystem {
 }
 
 impl Queue {
-    /// Bytes that a command moves between the host's memory and the controller: what its list of pages is about.
+    /// Bytes that a command transfers between host memory and the controller: the length that its PRP list describes.
     #[must_use]
     pub fn transfer_bytes(&self, sqe: &Sqe) -> u64 {
         let Some(row) = find_entry(sqe, self.id) else { return 0 };
@@ -124,7 +124,7 @@ mod tests {
         assert_eq!(io.transfer_bytes(&sqe), 8 * u64::from(crate::fuzzing::BLOCK));
         (sqe.opcode, sqe.nsid) = (6, 0.into());
         assert_eq!(admin.transfer_bytes(&sqe), 4096);
-        // Fabrics commands are not there.
+        // Fabrics commands do not exist there.
         (sqe.opcode, sqe.nsid) = (0x7f, 4.into());
         assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::INVALID_OPCODE);
         drop(io);

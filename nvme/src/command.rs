@@ -1,7 +1,7 @@
-//! What a transport hands over and what it gets back: [`Command`] and [`Reply`].
+//! The input and the output of a command of a transport: [`Command`] and [`Reply`].
 
 use lunar_core::codes;
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::wire::le;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
@@ -56,10 +56,10 @@ pub const FUSE_SECOND: u8 = 0x02;
 /// The operation code of all Fabrics commands.
 pub const FABRICS: u8 = 0x7f;
 
-/// Which way the data of a command goes: two bits of its code (NVMe Base 2.0 3.3.3.1).
+/// The direction of the data transfer of a command: two bits of its operation code (NVMe Base 2.0 3.3.3.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Direction {
-    /// There is none.
+    /// No data transfer.
     None,
     /// To the controller.
     Out,
@@ -96,27 +96,28 @@ impl Sqe {
         both.map(le::U64::get)
     }
 
-    /// Which way its data goes.
+    /// The direction of its data transfer.
     #[must_use]
     pub fn direction(&self) -> Direction {
         let code = if self.opcode == FABRICS { self.fabrics_type() } else { self.opcode };
         match code & 0x03 {
             1 => Direction::Out,
             2 => Direction::In,
-            // Both ways is no command's.
+            // No command transfers data in both directions.
             _ => Direction::None,
         }
     }
 }
 
 codes! {
-    /// How a command ended: status code type and status code (NVMe Base 2.0 3.3.3.2.1). Where two command sets give one
-    /// number different meanings both have a name. Invalid Protection Information has its Do Not Retry in it, for it
-    /// shares its number with a refusal of Connect that passes.
+    /// The status of a command: status code type and status code (NVMe Base 2.0 3.3.3.2.1). Where two command sets give
+    /// one number different meanings both have a name. Invalid Protection Information has its Do Not Retry in it, for
+    /// it shares its number with a refusal of Connect that passes.
     pub struct Status(u16) {
         SUCCESS = 0x000, INVALID_OPCODE = 0x001, INVALID_FIELD = 0x002, ID_CONFLICT = 0x003, TRANSFER_ERROR = 0x004,
-        INTERNAL_ERROR = 0x006, ABORTED = 0x007, FUSED_FAILED = 0x009, FUSED_MISSING = 0x00a, INVALID_NAMESPACE = 0x00b,
-        SEQUENCE_ERROR = 0x00c, SGL_SEGMENT = 0x00d, SGL_COUNT = 0x00e, PRP_OFFSET = 0x013, SGL_LENGTH = 0x00f,
+        INTERNAL_ERROR = 0x006, ABORTED = 0x007, QUEUE_DELETED = 0x008, FUSED_FAILED = 0x009, FUSED_MISSING = 0x00a,
+        INVALID_NAMESPACE = 0x00b, SEQUENCE_ERROR = 0x00c, SGL_SEGMENT = 0x00d,
+        SGL_COUNT = 0x00e, PRP_OFFSET = 0x013, SGL_LENGTH = 0x00f,
         SGL_TYPE = 0x011, OPERATION_DENIED = 0x015, SGL_OFFSET = 0x016, HOST_INCONSISTENT = 0x018,
         PREEMPTED = 0x01b, SANITIZE_FAILED = 0x01c, SANITIZE_IN_PROGRESS = 0x01d, WRITE_PROTECTED = 0x020,
         INTERRUPTED = 0x021, TRANSPORT_ERROR = 0x022,
@@ -129,6 +130,7 @@ codes! {
         CONNECT_FORMAT = 0x180, CONNECT_BUSY = 0x181, CONNECT_PARAMETERS = 0x182, CONNECT_HOST = 0x184,
         AUTHENTICATION_REQUIRED = 0x191,
         CONFLICTING_ATTRIBUTES = 0x180, INVALID_PROTECTION = 0x4181, COMMAND_SIZE = 0x183, INCOMPATIBLE = 0x185,
+        QUEUE_TYPE = 0x185,
         WRITE_FAULT = 0x280, READ_ERROR = 0x281, GUARD_CHECK = 0x282, APPLICATION_CHECK = 0x283,
         REFERENCE_CHECK = 0x284,
         COMPARE_FAILURE = 0x285, UNWRITTEN = 0x287,
@@ -136,14 +138,14 @@ codes! {
     }
 }
 
-/// Do not retry: the same command would end in the same way.
+/// Do Not Retry: the same command would fail again.
 const DO_NOT_RETRY: u16 = 0x4000;
 
-/// The Error Information log tells more of it (M).
+/// The Error Information log has more information (M).
 const MORE: u16 = 0x2000;
 
 impl Status {
-    /// The same, of a command of which the Error Information log tells more.
+    /// The status with the bit M set.
     #[must_use]
     pub fn with_more(self) -> Self {
         Self(self.0 | MORE)
@@ -155,14 +157,15 @@ impl Status {
         Self(self.0 & !MORE)
     }
 
-    /// Whether the same command may end well later.
+    /// Whether the same command may succeed later.
     #[must_use]
     pub fn is_transient(self) -> bool {
-        const LATER: [Status; 15] = [
+        const LATER: [Status; 16] = [
             Status::SUCCESS,
             Status::TRANSFER_ERROR,
             Status::INTERNAL_ERROR,
             Status::ABORTED,
+            Status::QUEUE_DELETED,
             Status::PREEMPTED,
             Status::INTERRUPTED,
             Status::TRANSPORT_ERROR,
@@ -186,14 +189,14 @@ impl Status {
     }
 }
 
-/// Why a command ends without having done what it asks.
+/// The failure of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Refusal {
     /// The status.
     pub status: Status,
     /// Dword 0 of the completion.
     pub result: u32,
-    /// The first logical block that is to blame, if one is.
+    /// The first logical block that failed, if known.
     pub block: Option<u64>,
 }
 
@@ -206,7 +209,7 @@ impl From<Status> for Refusal {
 /// A command as its transport received it.
 #[derive(Clone, Copy, Debug)]
 pub struct Command {
-    /// What to do.
+    /// The submission queue entry.
     pub sqe: Sqe,
     /// Bytes that the host sends; no more than these are pulled.
     pub sent: u32,
@@ -214,7 +217,7 @@ pub struct Command {
     pub room: u32,
 }
 
-/// How a command ended.
+/// The completion of a command.
 #[derive(Debug)]
 pub struct Reply {
     /// Its status.
@@ -222,8 +225,8 @@ pub struct Reply {
     /// Dwords 0 and 1 of the completion.
     pub result: u64,
     /// Data that travels with the status.
-    pub tail: Tail,
-    /// Nothing is answered for now: the command waits for an event, and the controller answers it
+    pub final_data: FinalData,
+    /// The command has no completion yet: it waits for an event, and the controller completes it
     /// ([`Controller::event`](crate::controller::Controller::event)).
     pub parked: bool,
 }
@@ -238,7 +241,7 @@ impl Reply {
     /// A reply without data.
     #[must_use]
     pub fn of(status: Status) -> Self {
-        Self { status, result: 0, tail: Tail::default(), parked: false }
+        Self { status, result: 0, final_data: FinalData::default(), parked: false }
     }
 }
 
@@ -274,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn codes_say_which_way_data_goes() {
+    fn opcodes_determine_the_direction_of_data() {
         let mut sqe = Sqe::new_zeroed();
         for (opcode, kind, way) in [
             (1, 0, Direction::Out),

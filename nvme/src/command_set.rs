@@ -1,4 +1,4 @@
-//! NVMe as a user of the unit state: what a change means to the hosts of this core.
+//! NVMe as a user of the unit state: the effects of a change on the hosts of this core.
 
 use crate::event::Event;
 use crate::namespace::AnaState;
@@ -20,8 +20,8 @@ impl CommandSet for Subsystem {
             }
             UnitChange::Access(_) => self.update_access(unit, &change.effects.access),
             UnitChange::Rewrite(_) => self.unit(unit).iter().for_each(|namespace| namespace.refresh()),
-            // Each command looks at the protection type. Media that can be removed are no namespaces, and the state
-            // that only SCSI has is none of NVMe's.
+            // Each command looks at the protection type. Removable media are no namespaces, and SCSI-only state does
+            // not affect NVMe.
             UnitChange::Protection(_) | UnitChange::Removal(_) | UnitChange::CommandSet(_) => {}
         }
         // All commands are marked before the first one is waited for, so that none waits for the data of another.
@@ -73,7 +73,7 @@ impl Subsystem {
                 continue;
             }
             self.count_access_change();
-            for queue in self.queues().iter().filter(|queue| queue.controller.path.way.group == *group) {
+            for queue in self.queues().iter().filter(|queue| queue.controller.path.portal_ref.group == *group) {
                 queue.set_access(unit, state);
                 if queue.id == 0 && !queue.ids_of(unit).is_empty() {
                     queue.controller.raise(Event::ACCESS);

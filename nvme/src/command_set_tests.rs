@@ -7,7 +7,7 @@ use lunar_core::io::{Completion, Fault};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::{MetadataStore, Saving, VolatileMemory};
 use lunar_core::port::Transfer;
-use lunar_core::step::Tools;
+use lunar_core::step::SlotContext;
 use lunar_core::unit::Unit;
 use lunar_unit::reserve::{Action, Notice, PersistentRequest, Request};
 use lunar_unit::{AccessState, MediumState};
@@ -88,9 +88,9 @@ async fn execute(rig: &Rig, queue: &Rc<Queue>, task: &Task, mut sqe: Sqe, list: 
     let sent = u32::try_from(list.len()).expect("short");
     sqe.sgl.length = sent.into();
     let (command, given) = (Command { sqe, sent, room: 0 }, Given(Arena::new(1 << 20), list));
-    let mut tools = Tools { arena: given.0.clone(), completion: Completion::new() };
+    let mut slot = SlotContext { arena: given.0.clone(), completion: Completion::new() };
     let mut reply = Reply::default();
-    rig.subsystem.execute(queue, task, &command, &given, &mut tools, &mut reply).await;
+    rig.subsystem.execute(queue, task, &command, &given, &mut slot, &mut reply).await;
     reply.status.code()
 }
 
@@ -123,7 +123,7 @@ impl MetadataStore for Slow {
 fn with_slow_metadata(rig: &Rig) -> (Arc<AtomicBool>, Rc<Unit>) {
     let metadata = Arc::new(Slow::default());
     let (mut unit, _) = crate::fuzzing::unit(0);
-    Rc::get_mut(&mut unit).expect("nobody else has it").metadata = metadata.clone();
+    Rc::get_mut(&mut unit).expect("the only reference").metadata = metadata.clone();
     rig.subsystem.add_unit(unit.clone());
     (metadata.waits.clone(), unit)
 }
@@ -225,7 +225,7 @@ fn a_failed_sanitize_is_left_as_its_command_allows() {
 }
 
 #[test]
-fn a_format_goes_on_when_its_command_is_aborted() {
+fn a_format_continues_when_its_command_is_aborted() {
     let rig = Rig::default();
     let tasks = in_background(&rig);
     rig.memories[0].with(|bytes| bytes.fill(7));
@@ -256,7 +256,7 @@ fn a_format_is_durable_before_it_begins_and_when_it_has_ended() {
 }
 
 #[test]
-fn hosts_are_told_of_another_access_state_and_not_of_another_preference() {
+fn changes_of_access_states_are_reported_and_changes_of_preference_are_not() {
     let rig = Rig::default();
     assert_eq!(admin(&rig, 0x09, 0, &[0x0b, 1 << 11]), Status::SUCCESS);
     let changes = || rig.subsystem.access_changes();
@@ -276,7 +276,7 @@ fn hosts_are_told_of_another_access_state_and_not_of_another_preference() {
 }
 
 #[test]
-fn a_preempted_host_is_told_once_and_its_commands_are_aborted() {
+fn a_preempted_host_is_notified_once_and_its_commands_are_aborted() {
     let rig = Rig::default();
     let [admin_queue, io] = rig.host(8);
     let unit = rig.units.unit(UnitId(0)).expect("it is there");

@@ -1,6 +1,6 @@
 use super::*;
 use crate::fuzzing::{HOST_NQN, NQN, Rig, caller, connect_data, connect_sqe};
-use lunar_core::access::{Account, Group, Pattern, Proofs, Secret};
+use lunar_core::access::{Account, Credentials, Group, Pattern, Secret};
 
 fn connect(rig: &Rig, queue: u16, entries: u16, data: &ConnectData) -> Result<(Rc<Queue>, u32), Refusal> {
     let command = Command { sqe: connect_sqe(queue, entries), sent: 1024, room: 0 };
@@ -18,7 +18,8 @@ fn hosts_get_controllers_and_queues() {
     let (admin, result) = connect(&rig, 0, 31, &connect_data(7, 0xffff, NQN)).expect("a new one");
     assert_eq!((result, admin.id, admin.entries, admin.flow_control), (2, 0, 32, true));
     let data = connect_data(7, 2, NQN);
-    assert_eq!(refused(connect(&rig, 1, 127, &data)), (Status::SEQUENCE_ERROR, 0), "not enabled");
+    // NVMe Base 2.1 6.3.
+    assert_eq!(refused(connect(&rig, 1, 127, &data)), (Status::CONNECT_PARAMETERS, 42), "not enabled");
     admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
     let (queue, _) = connect(&rig, 1, 127, &data).expect("an I/O queue");
     assert_eq!((queue.id, queue.entries), (1, 128));
@@ -30,7 +31,7 @@ fn hosts_get_controllers_and_queues() {
 }
 
 #[test]
-fn what_is_refused_is_named_by_its_place() {
+fn connect_invalid_parameters_has_the_offset_of_the_parameter() {
     let rig = Rig::default();
     let good = connect_data(7, 0xffff, NQN);
     let own = connect_data(7, rig.admin.controller.id, NQN);
@@ -46,7 +47,9 @@ fn what_is_refused_is_named_by_its_place() {
     assert_eq!(refused(connect(&rig, 0, 31, &own)), parameters(0x1_0010), "a static controller");
     assert_eq!(refused(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.x:other"))), parameters(0x1_0100));
     assert_eq!(refused(connect(&rig, 1000, 31, &own)), parameters(42), "more queues than were granted");
-    assert_eq!(refused(connect(&rig, 2, 31, &connect_data(8, 1, NQN))), (Status::CONNECT_HOST, 0), "another host");
+    assert_eq!(refused(connect(&rig, 2, 31, &connect_data(8, 1, NQN))), parameters(0x1_0000), "another identifier");
+    let renamed = ConnectData { host_nqn: field("nqn.2014-08.org.nvmexpress:uuid:other"), ..own };
+    assert_eq!(refused(connect(&rig, 2, 31, &renamed)), parameters(0x1_0200), "another host");
     let endless = ConnectData { host_nqn: [b'n'; 256], ..good };
     assert_eq!(refused(connect(&rig, 0, 31, &endless)), parameters(0x1_0200));
     let command = Command { sqe: connect_sqe(0, 31), sent: 1023, room: 0 };
@@ -59,28 +62,69 @@ fn what_is_refused_is_named_by_its_place() {
     assert_eq!(refused(other), (Status::CONNECT_FORMAT, 0));
 }
 
+/// An NQN in its field.
+fn field(name: &str) -> [u8; 256] {
+    let mut field = [0; 256];
+    field[..name.len()].copy_from_slice(name.as_bytes());
+    field
+}
+
+/// NVMe Base 2.1 5.1.25.1.28 and 6.3: CTRATT.ZHIDS is 0. All hosts without an identifier would be one registrant, and
+/// pass each other's reservations.
 #[test]
-fn who_may_no_longer_come_in_when_he_has_a_controller_has_none() {
+fn a_host_identifier_of_zero_is_refused() {
+    let rig = Rig::default();
+    let _ = rig.told();
+    for (queue, controller, nqn) in [(0, 0xffff, NQN), (0, 0xffff, DISCOVERY_NQN), (2, 1, NQN)] {
+        let ended = refused(connect(&rig, queue, 31, &connect_data(0, controller, nqn)));
+        assert_eq!(ended, (Status::CONNECT_PARAMETERS, 0x1_0000), "queue {queue} of {nqn}");
+        assert!(rig.told().iter().any(|told| told.contains("host identifier is zero")));
+    }
+}
+
+/// NVMe Base 2.1 4.7 and 6.3.
+#[test]
+fn a_host_name_that_is_no_qualified_name_is_refused() {
+    let rig = Rig::default();
+    let connect = |name: &str| {
+        let data = ConnectData { host_nqn: field(name), ..connect_data(7, 0xffff, NQN) };
+        connect(&rig, 0, 31, &data).map(|_| ()).map_err(|refusal| (refusal.status, refusal.result))
+    };
+    for name in ["", "hello", "nqn", "nqn.", "iqn.2026-01.org.x:a", "nqn.2014-08.org.x:\n", "nqn.2014-08.\u{7f}"] {
+        let _ = rig.told();
+        assert_eq!(connect(name), Err((Status::CONNECT_PARAMETERS, 0x1_0200)), "{name:?}");
+        assert!(rig.told().iter().any(|told| told.contains("nvme connect --hostnqn")), "{name:?}");
+    }
+    for name in [HOST_NQN, "nqn.2026-01.org.example:\u{fc}", "NQN.2014-08.org.nvmexpress:uuid:X"] {
+        assert_eq!(connect(name), Ok(()), "{name:?}");
+    }
+}
+
+#[test]
+fn a_host_whose_access_ends_during_connect_gets_no_controller() {
     let rig = Rig::default();
     let sqe = connect_sqe(0, 31);
     let fields = Fields::ref_from_bytes(sqe.as_bytes()).expect("an entry");
     let data = connect_data(9, 0xffff, NQN);
-    let visitor = visitor(&Command { sqe, sent: 1024, room: 0 }, data.as_bytes(), &caller()).expect("a host");
+    let attempt = attempt(&Command { sqe, sent: 1024, room: 0 }, data.as_bytes(), &caller()).expect("a host");
     let begin = || {
-        let standing = Standing { source: Some(visitor.source), ..rig.admin.controller.standing.clone() };
-        rig.subsystem.begin(fields, &data, &visitor, (standing, false), Path::default(), Instant(0))
+        let access_grant = AccessGrant { source: Some(attempt.source), ..rig.admin.controller.access_grant.clone() };
+        rig.subsystem.begin(fields, &data, &attempt, (access_grant, false), Path::default(), Instant(0))
     };
     assert!(begin().is_ok());
     let before = rig.subsystem.config().controllers.all().len();
     // Between what it was judged by and its controller.
-    rig.let_in(vec![Group { hosts: vec![Pattern::new("nqn.other")], ..Group::everybody() }], Proofs::default());
+    rig.admit_groups(
+        vec![Group { hosts: vec![Pattern::new("nqn.other")], ..Group::everybody() }],
+        Credentials::default(),
+    );
     let refused = begin().map(|controller| controller.id).map_err(|refusal| refusal.status);
     assert_eq!((refused, rig.subsystem.config().controllers.all().len()), (Err(Status::CONNECT_HOST), before));
-    assert!(rig.told().last().is_some_and(|told| told.contains("no group fits")));
+    assert!(rig.told().last().is_some_and(|told| told.contains("no group matches the host")));
 }
 
 #[test]
-fn who_comes_too_often_waits_and_is_told() {
+fn sources_that_connect_too_often_wait_and_are_refused() {
     let rig = Rig::default();
     let _ = rig.told();
     let arrive = |queue| {
@@ -88,10 +132,10 @@ fn who_comes_too_often_waits_and_is_told() {
         rig.subsystem.arrive(&command, connect_data(7, 0xffff, NQN).as_bytes(), &caller(), Instant(0))
     };
     assert!((0..100).all(|_| arrive(0) == Ok(Duration::ZERO)), "there is no limit");
-    let throttle = rig.subsystem.config().guard.throttling();
+    let throttle = rig.subsystem.config().authenticator.throttling();
     throttle.lock().expect("whole").set_rate(Some(1));
-    let waits: Vec<_> = (0..4).map(|_| arrive(0).map(|wait| wait.as_secs()).map_err(|why| why.status)).collect();
-    assert_eq!(waits, [Ok(0), Ok(1), Ok(2), Err(Status::CONNECT_BUSY)]);
+    let waits: Vec<_> = (0..7).map(|_| arrive(0).map(|wait| wait.as_secs()).map_err(|why| why.status)).collect();
+    assert_eq!(waits, [Ok(0), Ok(1), Ok(2), Ok(3), Ok(4), Ok(5), Err(Status::CONNECT_BUSY)]);
     assert!((0..100).all(|queue| arrive(queue + 1) == Ok(Duration::ZERO)), "queues of a controller do not count");
     let told = rig.told();
     assert!(
@@ -101,7 +145,7 @@ fn who_comes_too_often_waits_and_is_told() {
 }
 
 #[test]
-fn a_subsystem_that_there_is_not_is_told_of() {
+fn connects_to_unknown_subsystems_are_recorded() {
     let rig = Rig::default();
     let _ = rig.told();
     assert!(connect(&rig, 0, 31, &connect_data(7, 0xffff, "nqn.2026-01.org.x:other")).is_err());
@@ -120,10 +164,10 @@ fn discovery_has_no_io_queues() {
 }
 
 #[test]
-fn only_those_come_in_whom_a_name_is_enough_for() {
+fn hosts_are_admitted_by_the_rules_of_their_group() {
     let rig = Rig::default();
     let secret = Secret::new(b"not for everybody".to_vec()).expect("long enough");
-    let users = || Proofs { users: vec![Account { name: "alice".into(), secret: secret.clone() }], target: None };
+    let users = || Credentials { users: vec![Account { name: "alice".into(), secret: secret.clone() }], target: None };
     let of = |host: &str, source: &str| Group {
         hosts: vec![Pattern::new(host)],
         sources: vec![source.parse().expect("a network")],
@@ -132,17 +176,17 @@ fn only_those_come_in_whom_a_name_is_enough_for() {
     let named = of(HOST_NQN, "192.0.2.0/24");
     let (all, none) = ((true, true), (false, false));
     for (group, discovery, comes_in) in [
-        (named.clone(), Proofs::default(), all),
-        (of("NQN.2014-08.*:uuid:Rig", "192.0.2.7"), Proofs::default(), all),
-        (of("iqn.*", "192.0.2.0/24"), Proofs::default(), none),
-        (of(HOST_NQN, "198.51.100.0/24"), Proofs::default(), none),
-        // What is no key of NVMe proves nothing.
-        (Group { proofs: users(), ..named.clone() }, Proofs::default(), (false, true)),
-        (Group { map: Some("map".into()), ..named.clone() }, Proofs::default(), all),
+        (named.clone(), Credentials::default(), all),
+        (of("NQN.2014-08.*:uuid:Rig", "192.0.2.7"), Credentials::default(), all),
+        (of("iqn.*", "192.0.2.0/24"), Credentials::default(), none),
+        (of(HOST_NQN, "198.51.100.0/24"), Credentials::default(), none),
+        // A secret that is no DH-HMAC-CHAP key cannot authenticate a host.
+        (Group { credentials: users(), ..named.clone() }, Credentials::default(), (false, true)),
+        (Group { map: Some("map".into()), ..named.clone() }, Credentials::default(), all),
         (named.clone(), users(), (true, false)),
     ] {
         let told = format!("{group:?} {discovery:?}");
-        rig.let_in(vec![group], discovery);
+        rig.admit_groups(vec![group], discovery);
         let enters = |name, queue, controller| match connect(&rig, queue, 31, &connect_data(7, controller, name)) {
             Ok(_) => true,
             Err(refusal) if refusal.status == Status::CONNECT_HOST => false,

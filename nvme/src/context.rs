@@ -39,16 +39,16 @@ impl<'a> Context<'a> {
     /// All controllers of the subsystem.
     #[must_use]
     pub fn controllers(&self) -> Vec<Arc<Controller>> {
-        let own = &self.controller().standing.subsystem.nqn;
+        let own = &self.controller().access_grant.subsystem.nqn;
         let mut all = self.subsystem.config().controllers.all();
-        all.retain(|controller| controller.standing.subsystem.nqn == *own);
+        all.retain(|controller| controller.access_grant.subsystem.nqn == *own);
         all
     }
 
     /// The pool that the host may create namespaces from; `None`: it may create none.
     #[must_use]
     pub fn pool(&self) -> Option<Arc<Pool>> {
-        let directory = self.subsystem.config().board.directory();
+        let directory = self.subsystem.config().subsystems.directory();
         pool_of(&directory, self.controller()).cloned()
     }
 

@@ -2,6 +2,7 @@
 //! here, under a mutex that no I/O command takes.
 
 pub mod saved;
+mod table;
 
 use crate::command::{Refusal, Sqe, Status};
 use crate::directory::{Directory, Entry, Portal};
@@ -9,7 +10,7 @@ use crate::errors::{ErrorEntry, Errors};
 use crate::event::{Event, Events};
 use crate::features::Values;
 use crate::host::Host;
-use crate::limits::{DISCOVERY_IDLE, DISCOVERY_MAX, KEEP_ALIVE_GRANULARITY, NAMESPACES_MAX, UNAUTHENTICATED_MAX};
+use crate::limits::{DISCOVERY_IDLE, KEEP_ALIVE_GRANULARITY, NAMESPACES_MAX};
 use crate::path::{Kind, Path};
 use lunar_core::time::Instant;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -22,33 +23,70 @@ use std::time::Duration;
 
 pub use crate::limits::{ADMIN_ENTRIES_MAX, CONTROLLERS_MAX, NOTICES_MAX, QUEUE_ENTRIES_MAX, QUEUES_MAX, VECTORS};
 pub use saved::Saved;
+pub use table::Controllers;
 
-/// The version that is claimed: 1.4 (NVMe Base 2.0 3.1.3.2). Much of later ones is there, but not all that they want of
-/// every controller: CAP.CRMS with CRTO, the log page Feature Identifiers Supported and Effects, the scopes of commands
-/// in the one of effects.
+/// The version in VS: 1.4 (NVMe Base 2.0 3.1.3.2). Many parts of later versions are supported, but not all mandatory
+/// ones: CAP.CRMS with CRTO, the log page Feature Identifiers Supported and Effects, and the command scopes in the log
+/// page Commands Supported and Effects are missing.
 pub const VERSION: u32 = 0x0001_0400;
 
-/// By what right a host has a controller, and what it sees.
+/// The access grant of a host: its subsystem, group and map.
 #[derive(Clone, Debug)]
-pub struct Standing {
+pub struct AccessGrant {
     /// The subsystem.
     pub subsystem: Arc<Entry>,
-    /// The group that the host belongs to; none: whoever reaches its socket is let in.
+    /// The group of the host; `None`: any client that can open the socket is admitted.
     pub group: Option<Arc<str>>,
-    /// The name of the map that says which namespaces it sees; none: all.
+    /// The name of the map of the namespaces that it sees; `None`: all namespaces.
     pub map: Option<Arc<str>>,
-    /// Where the host is; none: on this machine.
+    /// The address of the host; `None`: on this machine.
     pub source: Option<SocketAddr>,
+}
+
+/// I/O queues of a controller (Number of Queues; NVMe Base 2.0 5.27.1.5): submission and completion queues are granted
+/// apart from each other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Granted {
+    /// I/O submission queues.
+    pub submission: u16,
+    /// I/O completion queues.
+    pub completion: u16,
+}
+
+impl Granted {
+    /// The largest numbers.
+    pub const MOST: Self = Self { submission: QUEUES_MAX, completion: QUEUES_MAX };
+
+    /// The numbers granted of those that a host requests.
+    fn of(wanted: Self) -> Self {
+        let grant = |wanted: u16| wanted.clamp(1, QUEUES_MAX);
+        Self { submission: grant(wanted.submission), completion: grant(wanted.completion) }
+    }
+
+    /// Queues that Connect may create: each is a submission queue with its completion queue.
+    fn pairs(self) -> u16 {
+        self.submission.min(self.completion)
+    }
+
+    fn is_possible(self) -> bool {
+        self == Self::of(self)
+    }
+}
+
+impl Default for Granted {
+    fn default() -> Self {
+        Self::MOST
+    }
 }
 
 /// A reservation notification (NVMe Base 2.0 5.16.1.24).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Notice {
-    /// Which one since the controller is there.
+    /// The number of the notification since the controller was made.
     pub count: u64,
-    /// What happened.
+    /// The kind of the event.
     pub kind: u8,
-    /// To which namespace.
+    /// The namespace.
     pub namespace: u32,
 }
 
@@ -68,7 +106,7 @@ pub mod property {
 
 /// CC.EN.
 const ENABLE: u32 = 0x01;
-/// CC: what must be as it is there, and is: the NVM command set, pages of 4 KiB, round robin.
+/// CC: the required values of the fields: the NVM command set, pages of 4 KiB, round robin.
 const SELECTED: u32 = 0x70 | 0x780 | 0x3800;
 /// CC.SHN.
 const SHUTDOWN: u32 = 0xc000;
@@ -79,7 +117,7 @@ const ENTRY_SIZE_FIELDS: u32 = 0xff_0000;
 const READY: u32 = 0x01;
 /// CSTS.CFS.
 const FATAL: u32 = 0x02;
-/// CSTS.SHST: under way, and complete.
+/// CSTS.SHST: in progress, and complete.
 const SHUTTING_DOWN: u32 = 0x04;
 const SHUT_DOWN: u32 = 0x08;
 
@@ -89,14 +127,14 @@ struct State {
     status: u32,
     keep_alive: Duration,
     values: Values,
-    granted: u16,
+    granted: Granted,
     queues: BTreeSet<u16>,
     events: Events,
     notices: VecDeque<Notice>,
     noticed: u64,
-    /// Namespaces that came, went, or are others since that was read.
+    /// Namespaces that were added, removed or changed since the log page was read.
     changed: BTreeSet<u32>,
-    /// The volumes of namespaces that hosts have made and that it is attached to, by their UUIDs.
+    /// The volumes of the host-made namespaces that it is attached to, by their UUIDs.
     attached: BTreeSet<[u8; 16]>,
     /// The persistent event log as it was when its host began to read it.
     told: Option<Arc<[u8]>>,
@@ -108,8 +146,8 @@ impl State {
         self.queues.iter().any(|queue| *queue > 0)
     }
 
-    /// Tells the host that a reset or a shutdown is over, once no command of an I/O queue can reach a store any more:
-    /// what the host sends again after that must be the last.
+    /// Reports the end of a reset or a shutdown to the host, once no command of an I/O queue can reach a store: a
+    /// command that the host sends again must not be overtaken by the old one.
     fn settle(&mut self) {
         if self.has_io_queues() {
             return;
@@ -128,30 +166,69 @@ impl State {
 pub struct Controller {
     /// Its identifier.
     pub id: u16,
-    /// What it is for.
+    /// The kind of the controller.
     pub kind: Kind,
-    /// Whose it is.
+    /// The host of the controller.
     pub host: Host,
-    /// How the host came to it.
+    /// The path of the host.
     pub path: Path,
-    /// By what right, and what it sees.
-    pub standing: Standing,
-    /// Since when it is there.
+    /// The access grant.
+    pub access_grant: AccessGrant,
+    /// The time when it was made.
     pub since: Instant,
-    /// Whether its host has proved its name, or had not to.
-    proven: AtomicBool,
+    /// Whether its host is authenticated, or need not be.
+    authenticated: AtomicBool,
     enabled: AtomicBool,
     over: AtomicBool,
     writes_through: AtomicBool,
-    /// The formats of copies that the host has enabled, as the feature has them.
+    /// The copy formats that the host has enabled, as in Host Behavior Support.
     copies: AtomicU16,
     heard: AtomicU64,
-    /// How commands failed: I/O commands, too, and so it has a lock of its own.
+    /// The log of failed commands. I/O commands write it, too, so it has a lock of its own.
     errors: Mutex<Errors>,
     state: Mutex<State>,
 }
 
 impl Controller {
+    fn new(
+        (id, kind): (u16, Kind),
+        host: Host,
+        path: Path,
+        (access_grant, must_authenticate): (AccessGrant, bool),
+        now: Instant,
+    ) -> Self {
+        Self {
+            id,
+            kind,
+            host,
+            path,
+            access_grant,
+            since: now,
+            authenticated: AtomicBool::new(!must_authenticate),
+            enabled: AtomicBool::new(false),
+            over: AtomicBool::new(false),
+            writes_through: AtomicBool::new(false),
+            copies: AtomicU16::new(0),
+            heard: AtomicU64::new(now.0),
+            errors: Mutex::default(),
+            state: Mutex::new(State {
+                configuration: 0,
+                status: 0,
+                keep_alive: Duration::ZERO,
+                values: Values::default(),
+                granted: Granted::MOST,
+                queues: BTreeSet::new(),
+                events: Events::default(),
+                notices: VecDeque::new(),
+                noticed: 0,
+                changed: BTreeSet::new(),
+                attached: BTreeSet::new(),
+                told: None,
+                watchers: Vec::new(),
+            }),
+        }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -160,12 +237,12 @@ impl Controller {
         self.errors.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// A command of this queue ends so. Returns the status of its completion.
+    /// Logs a failed command of this queue. Returns the status of its completion.
     pub(crate) fn note_error(&self, queue: u16, sqe: &Sqe, refusal: &Refusal) -> Status {
         self.lock_errors().note((queue, self.path.transport), sqe, refusal)
     }
 
-    /// How many commands have failed since it is there, and the last of them, the newest first.
+    /// The number of failed commands since the controller was made, and the last of them, the newest first.
     pub(crate) fn errors(&self) -> (u64, Vec<ErrorEntry>) {
         self.lock_errors().all()
     }
@@ -179,7 +256,7 @@ impl Controller {
         u64::from(QUEUE_ENTRIES_MAX - 1) | CONTIGUOUS | TIMEOUT | NVM
     }
 
-    /// A property, of four bytes or of eight. `None` for one that is not there, or has the other size.
+    /// A property, of four bytes or of eight. `None` if the property does not exist or has the other size.
     #[must_use]
     pub fn property(&self, offset: u32, eight: bool) -> Option<u64> {
         let state = self.lock();
@@ -196,7 +273,7 @@ impl Controller {
     /// Sets CC, the one property that a host may set.
     ///
     /// # Errors
-    /// [`Status::INVALID_FIELD`] for another, or for what cannot be configured.
+    /// [`Status::INVALID_FIELD`] for other properties and for unsupported values.
     pub fn set_property(&self, offset: u32, eight: bool, value: u64) -> Result<(), Status> {
         let value = u32::try_from(value).map_err(|_| Status::INVALID_FIELD)?;
         if offset != property::CC || eight {
@@ -215,16 +292,16 @@ impl Controller {
         state.configuration = value;
         match (was_enabled, is_enabled) {
             (false, true) => state.status = READY,
-            // A reset: what the host has set is forgotten.
+            // A reset clears the settings of the host.
             (true, false) => {
                 state.status &= READY;
                 state.values = Values::default();
                 self.set_write_cache(true);
                 self.copies.store(0, Ordering::Relaxed);
-                // Whoever waits for the next one has to look at the new ones.
+                // Tasks that wait for an event must look at the new state.
                 state.events.wake();
                 state.events = Events::default();
-                state.granted = QUEUES_MAX;
+                state.granted = Granted::MOST;
                 state.told = None;
                 self.lock_errors().clear();
             }
@@ -240,31 +317,31 @@ impl Controller {
         Ok(())
     }
 
-    /// Whether it carries out commands.
+    /// Whether it is enabled.
     #[must_use]
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Acquire)
     }
 
-    /// Whether its host has proved its name, or had not to. Changes under the lock of all controllers.
-    fn is_proven(&self) -> bool {
-        self.proven.load(Ordering::Relaxed)
+    /// Whether its host is authenticated, or need not be. Changes under the lock of all controllers.
+    fn is_authenticated(&self) -> bool {
+        self.authenticated.load(Ordering::Relaxed)
     }
 
-    /// Whether it is gone: all of its queues end.
+    /// Whether it has ended: all of its queues end.
     #[must_use]
     pub fn is_over(&self) -> bool {
         self.over.load(Ordering::Acquire)
     }
 
-    /// It is gone.
+    /// Ends the controller.
     pub fn end(&self) {
         self.enabled.store(false, Ordering::Release);
         self.over.store(true, Ordering::Release);
         wake_all(&mut self.lock().watchers);
     }
 
-    /// Waits until it is gone, or, for an I/O queue, until it was disabled.
+    /// Waits until it has ended, or, for an I/O queue, until it is disabled.
     pub async fn until_over(&self, queue: u16) {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -279,12 +356,12 @@ impl Controller {
         .await;
     }
 
-    /// The host was heard.
-    pub fn hear(&self, now: Instant) {
+    /// Restarts the keep-alive timer after a command of the host.
+    pub fn restart_keep_alive(&self, now: Instant) {
         self.heard.store(now.0, Ordering::Relaxed);
     }
 
-    /// When the host is given up that is not heard again; `None`: never.
+    /// The expiry of the keep-alive timer; `None`: never.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let patience = match (self.keep_alive(), self.kind) {
@@ -294,35 +371,37 @@ impl Controller {
         (!patience.is_zero()).then(|| Instant(self.heard.load(Ordering::Relaxed)) + patience)
     }
 
-    /// How long a host may be silent; zero: for ever.
+    /// The keep-alive timeout; zero: none.
     #[must_use]
     pub fn keep_alive(&self) -> Duration {
         self.lock().keep_alive
     }
 
-    /// Sets how long a host may be silent, rounded up to whole [`KEEP_ALIVE_GRANULARITY`].
+    /// Sets the keep-alive timeout, rounded up to a multiple of [`KEEP_ALIVE_GRANULARITY`].
     pub fn set_keep_alive(&self, milliseconds: u32) {
         let step = u64::from(KEEP_ALIVE_GRANULARITY) * 100;
         self.lock().keep_alive = Duration::from_millis(u64::from(milliseconds).next_multiple_of(step));
     }
 
-    /// Whether a write may be answered before it is on the medium.
+    /// Whether a write may complete before it is on the medium.
     #[must_use]
     pub fn caches_writes(&self) -> bool {
-        !self.writes_through.load(Ordering::Relaxed)
+        // In one order with the write that has ended and the flush that the host's setting waits for: one of both
+        // sees the other, on whichever core they are.
+        !self.writes_through.load(Ordering::SeqCst)
     }
 
     pub(crate) fn set_write_cache(&self, caches: bool) {
-        self.writes_through.store(!caches, Ordering::Relaxed);
+        self.writes_through.store(!caches, Ordering::SeqCst);
     }
 
-    /// Whether the host has enabled this format of copies (Host Behavior Support; NVMe Base 2.1 5.1.25.1.14).
+    /// Whether the host has enabled this copy format (Host Behavior Support; NVMe Base 2.1 5.1.25.1.14).
     #[must_use]
     pub fn takes_copies_of(&self, format: usize) -> bool {
         self.copies.load(Ordering::Relaxed) >> format & 1 != 0
     }
 
-    /// What the host says that it knows.
+    /// The Host Behavior Support of the host.
     pub(crate) fn set_behavior(&self, behavior: Option<Box<[u8; 512]>>) {
         /// CDFE.
         const FORMATS: usize = 4;
@@ -331,27 +410,27 @@ impl Controller {
         self.lock().values.behavior = behavior;
     }
 
-    /// Looks at or changes the values of its features.
+    /// Reads or changes the values of its features.
     pub fn values<T>(&self, what: impl FnOnce(&mut Values) -> T) -> T {
         what(&mut self.lock().values)
     }
 
-    /// Grants I/O queues, at most [`QUEUES_MAX`]; not once there are some.
+    /// Grants I/O queues, at most [`QUEUES_MAX`] of each type; not after the first I/O queue exists.
     ///
     /// # Errors
     /// [`Status::SEQUENCE_ERROR`]
-    pub fn grant(&self, wanted: u16) -> Result<u16, Status> {
+    pub fn grant(&self, wanted: Granted) -> Result<Granted, Status> {
         let mut state = self.lock();
         if state.queues.iter().any(|queue| *queue > 0) {
             return Err(Status::SEQUENCE_ERROR);
         }
-        state.granted = wanted.clamp(1, QUEUES_MAX);
+        state.granted = Granted::of(wanted);
         Ok(state.granted)
     }
 
     /// I/O queues that are granted.
     #[must_use]
-    pub fn granted(&self) -> u16 {
+    pub fn granted(&self) -> Granted {
         self.lock().granted
     }
 
@@ -363,7 +442,8 @@ impl Controller {
 
     pub(crate) fn open_queue(&self, queue: u16) -> Result<(), Status> {
         let mut state = self.lock();
-        if queue > state.granted {
+        let granted = if self.path.memory { state.granted.submission } else { state.granted.pairs() };
+        if queue > granted {
             return Err(Status::INVALID_QUEUE);
         }
         if state.queues.insert(queue) { Ok(()) } else { Err(Status::SEQUENCE_ERROR) }
@@ -379,7 +459,7 @@ impl Controller {
         }
     }
 
-    /// Has an asynchronous event request wait.
+    /// Queues an asynchronous event request.
     ///
     /// # Errors
     /// [`Status::EVENT_LIMIT`]
@@ -387,17 +467,17 @@ impl Controller {
         if self.lock().events.park(cid) { Ok(()) } else { Err(Status::EVENT_LIMIT) }
     }
 
-    /// Aborts an asynchronous event request; tells whether it waited.
+    /// Aborts an asynchronous event request; returns whether it was waiting.
     pub(crate) fn abort_event(&self, cid: u16) -> bool {
         self.lock().events.abort(cid)
     }
 
-    /// Forgets an asynchronous event request whose host uses its identifier for something else.
+    /// Drops an asynchronous event request whose command identifier the host uses again.
     pub fn withdraw_event(&self, cid: u16) {
         self.lock().events.withdraw(cid);
     }
 
-    /// Tells the host, if it wants to know.
+    /// Reports an event if the host has enabled it.
     pub fn raise(&self, event: Event) {
         let mut state = self.lock();
         let wanted = event.configured().is_none_or(|bit| state.values.events() & bit != 0);
@@ -406,32 +486,32 @@ impl Controller {
         }
     }
 
-    /// Namespaces came, went, or are others: their identifiers are kept until the host reads them, and it is told if it
-    /// wants to know.
+    /// Records namespaces that were added, removed or changed, until the host reads their identifiers, and reports the
+    /// event if the host has enabled it.
     pub fn change_namespaces(&self, ids: impl IntoIterator<Item = u32>) {
         self.lock().changed.extend(ids.into_iter().filter(|id| (1..=NAMESPACES_MAX).contains(id)));
         self.raise(Event::NAMESPACES);
     }
 
-    /// Namespaces that came, went, or are others since this was read last, in ascending order; they stay so if who
-    /// reads `retains` it.
+    /// Namespaces that were added, removed or changed since the last read, in ascending order; the list is kept if the
+    /// reader `retains` it.
     pub(crate) fn changed(&self, retains: bool) -> BTreeSet<u32> {
         let mut state = self.lock();
         if retains { state.changed.clone() } else { std::mem::take(&mut state.changed) }
     }
 
-    /// The persistent event log as its host reads it, if it does.
+    /// The persistent event log of the reporting context, if there is one.
     pub(crate) fn told(&self) -> Option<Arc<[u8]>> {
         self.lock().told.clone()
     }
 
-    /// Has the host read this persistent event log, or none.
+    /// Sets or releases the reporting context of the persistent event log.
     pub(crate) fn tell(&self, log: Option<Arc<[u8]>>) {
         self.lock().told = log;
     }
 
-    /// Writes a log page that is read; its event stays as it is if this `retains` it. Else the next one is told from
-    /// here on: what happens while the page is written may not be in it.
+    /// Writes a log page for the host. Unless the host `retains` the event, events of this page are enabled before the
+    /// page is written: changes during the write may be missing in the page.
     pub(crate) fn read_page(&self, page: u8, retains: bool, write: impl FnOnce()) {
         if !retains {
             self.lock().events.was_read(page);
@@ -439,7 +519,7 @@ impl Controller {
         write();
     }
 
-    /// The next asynchronous event request that is answered, how it ends, and dword 0 of its completion.
+    /// The next asynchronous event request to complete, its status, and dword 0 of its completion.
     pub async fn event(&self) -> (u16, Status, u32) {
         poll_fn(|cx| {
             let mut state = self.lock();
@@ -455,12 +535,11 @@ impl Controller {
         .await
     }
 
-    /// Attaches it to what its host was attached to last, as all that are new of one host: it may have to take
-    /// the place of one that nobody reaches any more, so private namespaces are among them, unless another host has
-    /// them now.
+    /// Attaches a new controller to the namespaces that its host was attached to last. It may replace a controller that
+    /// is no longer reachable, so private namespaces are among them, unless another host has them now.
     fn begin_attached(&self, all: &BTreeMap<u16, Arc<Self>>) {
-        let pools = &self.standing.subsystem.pools;
-        let Some(pool) = self.standing.map.as_ref().and_then(|map| pools.get(map)) else { return };
+        let pools = &self.access_grant.subsystem.pools;
+        let Some(pool) = self.access_grant.map.as_ref().and_then(|map| pools.get(map)) else { return };
         let is_ours = |other: &Self| other.host.nqn.eq_ignore_ascii_case(&self.host.nqn);
         let is_taken = |volume: &[u8; 16]| all.values().any(|other| !is_ours(other) && other.is_attached(volume));
         let mut attached = pool.of_host(&self.host.nqn);
@@ -468,13 +547,13 @@ impl Controller {
         self.lock().attached = attached;
     }
 
-    /// Whether it is attached to the namespace on this volume, which a host has made.
+    /// Whether it is attached to the host-made namespace on this volume.
     #[must_use]
     pub fn is_attached(&self, volume: &[u8; 16]) -> bool {
         self.lock().attached.contains(volume)
     }
 
-    /// Attaches it to the namespace on this volume, or not any more; its host is told if that is news.
+    /// Attaches it to the namespace on this volume or detaches it; a change is reported to the host.
     pub fn set_attached(&self, volume: [u8; 16], namespace: u32, is_attached: bool) {
         let mut state = self.lock();
         let is_news = if is_attached { state.attached.insert(volume) } else { state.attached.remove(&volume) };
@@ -489,23 +568,23 @@ impl Controller {
     /// must exist.
     #[must_use]
     pub fn may_stay(&self, directory: &Directory) -> bool {
-        let (standing, way) = (&self.standing, self.path.way);
-        let leads = |portal: &Portal| portal.id == way.portal && portal.group == way.group;
+        let (access_grant, portal_ref) = (&self.access_grant, self.path.portal_ref);
+        let leads = |portal: &Portal| portal.id == portal_ref.portal && portal.group == portal_ref.group;
         let is_reached = directory.portals.as_ref().is_none_or(|portals| portals.iter().any(leads));
         let entry = match self.kind {
             Kind::Discovery => directory.discovery(),
-            Kind::Io => match directory.subsystem(&standing.subsystem.nqn) {
+            Kind::Io => match directory.subsystem(&access_grant.subsystem.nqn) {
                 Some(entry) => entry,
                 None => return false,
             },
         };
-        let Some(source) = standing.source else { return true };
+        let Some(source) = access_grant.source else { return true };
         let host = self.host.nqn.to_ascii_lowercase();
         let group = entry.access.group(&host, source.ip()).map(|group| &group.name);
-        is_reached && entry.is_reached(way.group) && group.is_some() && group == standing.group.as_ref()
+        is_reached && entry.is_reached(portal_ref.group) && group.is_some() && group == access_grant.group.as_ref()
     }
 
-    /// Keeps a reservation notification to be read.
+    /// Queues a reservation notification.
     pub(crate) fn notice(&self, kind: u8, namespace: u32) {
         let mut state = self.lock();
         state.noticed += 1;
@@ -517,7 +596,7 @@ impl Controller {
         state.events.raise(Event::RESERVATION);
     }
 
-    /// The oldest reservation notification, and how many wait behind it.
+    /// The oldest reservation notification, and the number of those that wait after it.
     pub(crate) fn take_notice(&self) -> Option<(Notice, usize)> {
         let mut state = self.lock();
         let notice = state.notices.pop_front()?;
@@ -529,149 +608,19 @@ fn wake_all(watchers: &mut Vec<Waker>) {
     std::mem::take(watchers).into_iter().for_each(Waker::wake);
 }
 
-/// The controllers of all subsystems, on all cores.
-#[derive(Debug, Default)]
-pub struct Controllers(Mutex<Table>);
-
-#[derive(Debug, Default)]
-struct Table {
-    all: BTreeMap<u16, Arc<Controller>>,
-    last: u16,
-}
-
-/// Identifiers from here on are reserved.
-const IDS_END: u16 = 0xfff0;
-
-impl Table {
-    /// Whether there is a place for one more whose host need not prove anything more.
-    fn has_room(&self, kind: Kind, subsystem: &Entry) -> bool {
-        let most = match kind {
-            Kind::Io => CONTROLLERS_MAX,
-            Kind::Discovery => DISCOVERY_MAX,
-        };
-        let proven = || self.all.values().filter(|one| one.is_proven());
-        let own = proven().filter(|one| one.standing.subsystem.nqn == subsystem.nqn).count();
-        own < subsystem.controllers_max && proven().filter(|one| one.kind == kind).count() < most
-    }
-}
-
-impl Controllers {
-    fn lock(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Makes a controller; its host has still to prove its name if it `proves`. `None` when there are
-    /// [`CONTROLLERS_MAX`], [`DISCOVERY_MAX`] or [`UNAUTHENTICATED_MAX`], or as many as its subsystem may have.
-    pub(crate) fn make(
-        &self,
-        kind: Kind,
-        host: Host,
-        path: Path,
-        (standing, proves): (Standing, bool),
-        now: Instant,
-    ) -> Option<Arc<Controller>> {
-        let mut table = self.lock();
-        let unproven = || table.all.values().filter(|one| !one.is_proven()).count();
-        if !table.has_room(kind, &standing.subsystem) || proves && unproven() >= UNAUTHENTICATED_MAX {
-            return None;
-        }
-        let id = loop {
-            table.last = table.last % (IDS_END - 1) + 1;
-            if !table.all.contains_key(&table.last) {
-                break table.last;
-            }
-        };
-        let controller = Arc::new(Controller {
-            id,
-            kind,
-            host,
-            path,
-            standing,
-            since: now,
-            proven: AtomicBool::new(!proves),
-            enabled: AtomicBool::new(false),
-            over: AtomicBool::new(false),
-            writes_through: AtomicBool::new(false),
-            copies: AtomicU16::new(0),
-            heard: AtomicU64::new(now.0),
-            errors: Mutex::default(),
-            state: Mutex::new(State {
-                configuration: 0,
-                status: 0,
-                keep_alive: Duration::ZERO,
-                values: Values::default(),
-                granted: QUEUES_MAX,
-                queues: BTreeSet::new(),
-                events: Events::default(),
-                notices: VecDeque::new(),
-                noticed: 0,
-                changed: BTreeSet::new(),
-                attached: BTreeSet::new(),
-                told: None,
-                watchers: Vec::new(),
-            }),
-        });
-        if !proves {
-            controller.begin_attached(&table.all);
-        }
-        table.all.insert(id, controller.clone());
-        Some(controller)
-    }
-
-    /// A host has proved its name: `false` if others have taken all places meanwhile.
-    pub(crate) fn prove(&self, controller: &Controller) -> bool {
-        let table = self.lock();
-        let was_proven = controller.is_proven();
-        let stays = was_proven || table.has_room(controller.kind, &controller.standing.subsystem);
-        if stays && !was_proven {
-            controller.begin_attached(&table.all);
-        }
-        controller.proven.fetch_or(stays, Ordering::Relaxed);
-        stays
-    }
-
-    pub(crate) fn forget(&self, id: u16) {
-        self.lock().all.remove(&id);
-    }
-
-    /// The controller of this identifier.
-    #[must_use]
-    pub fn get(&self, id: u16) -> Option<Arc<Controller>> {
-        self.lock().all.get(&id).cloned()
-    }
-
-    /// All of them.
-    #[must_use]
-    pub fn all(&self) -> Vec<Arc<Controller>> {
-        self.lock().all.values().cloned().collect()
-    }
-
-    /// Ends the controllers of hosts that may no longer be there, and those that `ends` names; those who stay and only
-    /// ask what there is are told that it is another now.
-    pub fn review(&self, directory: &Directory, ends: impl Fn(&Controller) -> bool) {
-        for controller in self.all() {
-            match controller.may_stay(directory) && !ends(&controller) {
-                true if controller.kind == Kind::Discovery => controller.raise(Event::DISCOVERY),
-                true => {}
-                false => controller.end(),
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn standing(controllers_max: usize) -> Standing {
+    fn access_grant(controllers_max: usize) -> AccessGrant {
         let entry = Entry { controllers_max, ..Entry::clone(Directory::nothing().discovery()) };
-        Standing { subsystem: Arc::new(entry), group: None, map: None, source: None }
+        AccessGrant { subsystem: Arc::new(entry), group: None, map: None, source: None }
     }
 
     fn controller(kind: Kind) -> (Controllers, Arc<Controller>) {
         let controllers = Controllers::default();
         let host = Host { nqn: "nqn.2014-08.org.nvmexpress:uuid:x".into(), id: [7; 16] };
-        let made = controllers.make(kind, host, Path::default(), (standing(1), false), Instant(0)).expect("room");
+        let made = controllers.make(kind, host, Path::default(), (access_grant(1), false), Instant(0)).expect("room");
         (controllers, made)
     }
 
@@ -706,9 +655,9 @@ mod tests {
         let (_, made) = controller(Kind::Io);
         assert_eq!(made.deadline(), None);
         made.set_keep_alive(1500);
-        made.hear(Instant(5));
+        made.restart_keep_alive(Instant(5));
         assert_eq!(made.deadline(), Some(Instant(2_000_000_005)));
-        // Whoever only asks what there is does not keep its place for ever by saying nothing.
+        // A discovery controller without keep-alive has a deadline.
         let (_, made) = controller(Kind::Discovery);
         assert_eq!(made.deadline(), Some(Instant(0) + DISCOVERY_IDLE));
         made.set_keep_alive(1000);
@@ -716,25 +665,7 @@ mod tests {
     }
 
     #[test]
-    fn who_only_asks_and_who_has_proved_nothing_takes_no_place_of_others() {
-        let controllers = Controllers::default();
-        let make = |kind, most, proves| {
-            let host = Host { nqn: "nqn.x".into(), id: [7; 16] };
-            controllers.make(kind, host, Path::default(), (standing(most), proves), Instant(0))
-        };
-        assert!((0..DISCOVERY_MAX).all(|_| make(Kind::Discovery, usize::MAX, false).is_some()));
-        assert!(make(Kind::Discovery, usize::MAX, false).is_none());
-        let most = DISCOVERY_MAX + 2;
-        let unproven: Vec<_> = (0..UNAUTHENTICATED_MAX).map_while(|_| make(Kind::Io, most, true)).collect();
-        assert!(unproven.len() == UNAUTHENTICATED_MAX && make(Kind::Io, most, true).is_none());
-        assert!(make(Kind::Io, most, false).is_some());
-        assert!(controllers.prove(&unproven[0]) && controllers.prove(&unproven[0]), "the last place");
-        assert!(make(Kind::Io, most, false).is_none() && make(Kind::Io, most, true).is_none());
-        assert!(!controllers.prove(&unproven[1]), "others came first");
-    }
-
-    #[test]
-    fn what_happens_while_its_page_is_written_is_told() {
+    fn events_during_the_read_of_their_page_are_reported() {
         let (_, made) = controller(Kind::Io);
         let told = |made: &Controller| crate::fuzzing::at_once(made.event());
         (0..2).for_each(|cid| made.park(cid).expect("room"));
@@ -750,12 +681,15 @@ mod tests {
     #[test]
     fn queues_are_counted() {
         let (_, made) = controller(Kind::Io);
-        assert_eq!((made.grant(3), made.open_queue(0), made.open_queue(3)), (Ok(3), Ok(()), Ok(())));
+        let both = |count| Granted { submission: count, completion: count };
+        let wanted = Granted { submission: 7, completion: 3 };
+        assert_eq!((made.grant(wanted), made.open_queue(4)), (Ok(wanted), Err(Status::INVALID_QUEUE)));
+        assert_eq!((made.grant(both(3)), made.open_queue(0), made.open_queue(3)), (Ok(both(3)), Ok(()), Ok(())));
         assert_eq!(made.open_queue(3), Err(Status::SEQUENCE_ERROR));
         assert_eq!(made.open_queue(4), Err(Status::INVALID_QUEUE));
-        assert_eq!(made.grant(4), Err(Status::SEQUENCE_ERROR));
+        assert_eq!(made.grant(both(4)), Err(Status::SEQUENCE_ERROR));
         made.close_queue(3);
-        assert_eq!(made.grant(9999), Ok(QUEUES_MAX));
+        assert_eq!(made.grant(both(9999)), Ok(Granted::MOST));
         assert!(!made.is_over());
         made.close_queue(0);
         assert!(made.is_over());
@@ -767,7 +701,8 @@ mod tests {
         let status = |made: &Controller| made.property(property::CSTS, false).expect("it has one") as u32;
         let set = |made: &Controller, value: u32| made.set_property(property::CC, false, value.into());
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE), status(&made)), (Ok(()), READY));
-        assert_eq!((made.grant(2), made.open_queue(1), made.open_queue(2)), (Ok(2), Ok(()), Ok(())));
+        let two = Granted { submission: 2, completion: 2 };
+        assert_eq!((made.grant(two), made.open_queue(1), made.open_queue(2)), (Ok(two), Ok(()), Ok(())));
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE | 0x4000), status(&made)), (Ok(()), READY | SHUTTING_DOWN));
         made.close_queue(1);
         assert_eq!(status(&made), READY | SHUTTING_DOWN);
@@ -776,18 +711,5 @@ mod tests {
         assert_eq!(status(&made), 0);
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE), status(&made)), (Ok(()), READY));
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE | 0x4000), status(&made)), (Ok(()), READY | SHUT_DOWN));
-    }
-
-    #[test]
-    fn identifiers_are_used_again_only_when_free() {
-        let (controllers, first) = controller(Kind::Io);
-        let host = first.host.clone();
-        let make =
-            |most| controllers.make(Kind::Io, host.clone(), Path::default(), (standing(most), false), Instant(0));
-        assert!(make(1).is_none(), "one at most");
-        let second = make(2).expect("room");
-        assert_eq!((first.id, second.id), (1, 2));
-        controllers.forget(1);
-        assert!(controllers.get(1).is_none() && controllers.get(2).is_some());
     }
 }

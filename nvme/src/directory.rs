@@ -1,17 +1,17 @@
-//! What NVM subsystems there are, where they are reached, and who may come in. One value for all cores, which changes
-//! as a whole: whoever asks sees what was there before or what is there after.
+//! The NVM subsystems, their portals, and the hosts that may connect. One value for all cores, which is replaced as a
+//! whole: a reader sees the state before a change or the state after it.
 
 use crate::auth::exchange::Terms;
 use crate::history::History;
 use crate::limits::DISCOVERY_MAX;
 use crate::path::{DISCOVERY_NQN, Path};
 use crate::pool::Pool;
-use lunar_core::access::{Access, Group, Mistake, Proofs};
+use lunar_core::access::{Access, Credentials, Group, Mistake};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub use crate::path::Way;
+pub use crate::path::PortalRef;
 
 /// An NVM subsystem, or the discovery service.
 #[derive(Clone, Debug)]
@@ -24,17 +24,17 @@ pub struct Entry {
     pub model: String,
     /// Firmware revision, at most 8 ASCII characters.
     pub firmware: String,
-    /// The portal groups through which it is reached, by their tags; `None`: all.
+    /// The tags of the portal groups of its portals; `None`: all.
     pub groups: Option<BTreeSet<u16>>,
-    /// Who may come in.
+    /// The access rules.
     pub access: Arc<Access>,
-    /// How hosts prove their names that have to.
+    /// The terms of DH-HMAC-CHAP.
     pub terms: Terms,
-    /// What it remembers of itself.
+    /// The history of the subsystem.
     pub history: Arc<History>,
-    /// Controllers at once.
+    /// The limit of its controllers.
     pub controllers_max: usize,
-    /// What hosts may make namespaces of, by the names of their maps; all others may not.
+    /// The pools for namespaces of hosts, by the names of the maps; hosts with other maps cannot create namespaces.
     pub pools: BTreeMap<Arc<str>, Arc<Pool>>,
 }
 
@@ -46,58 +46,59 @@ impl Entry {
     }
 }
 
-/// An address where hosts call.
+/// A portal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Portal {
-    /// Its number in this process: whoever came in by it stays as long as it is there.
+    /// Its number in this process. A host may stay while the portal exists through which it connected.
     pub id: u32,
     /// Tag of its portal group.
     pub group: u16,
-    /// Where it is, as discovery tells it; `None`: where the host came in, and only for those who came in by this
-    /// portal.
+    /// Its address in the discovery log page; `None`: the address that the host connected to, and only for hosts of
+    /// this portal.
     pub address: Option<SocketAddr>,
-    /// Whether hosts come by secure channels only.
+    /// Whether the portal requires TLS.
     pub is_secure: bool,
 }
 
-/// A subsystem, and a way to it.
+/// An entry of the discovery log page.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Told {
+pub struct DiscoveryEntry {
     /// Its NQN.
     pub nqn: Arc<str>,
-    /// Where it is; `None`: where the host came in.
+    /// The address; `None`: the address that the host connected to.
     pub address: Option<SocketAddr>,
-    /// The number of the portal there.
+    /// The number of its portal.
     pub portal: u32,
-    /// Whether hosts come there by secure channels only.
+    /// Whether the portal requires TLS.
     pub is_secure: bool,
 }
 
-/// What subsystems there are, and where.
+/// The subsystems and their portals.
 #[derive(Clone, Debug)]
 pub struct Directory {
     subsystems: BTreeMap<Arc<str>, Arc<Entry>>,
     discovery: Arc<Entry>,
-    /// In the order in which they are told; `None`: all ways lead here, and hosts are told to come again as they came.
+    /// The portals, in the order of the discovery log page; `None`: all addresses lead here, and hosts get the address
+    /// that they connected to.
     pub portals: Option<Vec<Portal>>,
-    /// Other discovery services that hosts are told of.
+    /// Referrals to other discovery services.
     pub referrals: Vec<Path>,
     changes: u64,
 }
 
 impl Directory {
-    /// These subsystems, and no referrals; `discovery` is about those who only ask what there is, and who may come in
-    /// somewhere, and `terms` about their proofs.
+    /// These subsystems, and no referrals; `discovery` are the credentials of discovery, for hosts that may connect to
+    /// any subsystem, and `terms` those of their authentication.
     ///
     /// # Errors
-    /// What would not protect.
+    /// Access rules that would not protect.
     pub fn new(
         all: Vec<Entry>,
-        (discovery, terms): (Proofs, Terms),
+        (discovery, terms): (Credentials, Terms),
         portals: Option<Vec<Portal>>,
     ) -> Result<Self, Mistake> {
-        // What is proved elsewhere is nothing to it.
-        let shown = |group: &Group| Group { proofs: Proofs::default(), map: None, ..group.clone() };
+        // Authentication with subsystems does not apply to the discovery service.
+        let shown = |group: &Group| Group { credentials: Credentials::default(), map: None, ..group.clone() };
         let groups = all.iter().flat_map(|entry| entry.access.groups()).map(shown).collect();
         let model = all.first();
         let service = Entry {
@@ -116,7 +117,7 @@ impl Directory {
         Ok(Self { subsystems, discovery: Arc::new(service), portals, referrals: Vec::new(), changes: 0 })
     }
 
-    /// Nothing, for nobody.
+    /// An empty directory.
     #[must_use]
     pub fn nothing() -> Self {
         let service = Entry {
@@ -152,24 +153,24 @@ impl Directory {
         &self.discovery
     }
 
-    /// How often what is told has changed.
+    /// The generation of the discovery log page.
     #[must_use]
     pub fn changes(&self) -> u64 {
         self.changes
     }
 
-    /// What a host is told that came by the portal of this number.
+    /// The discovery log entries for a host that connected to the portal of this number.
     #[must_use]
-    pub fn told(&self, host: &str, source: IpAddr, portal: u32) -> Vec<Told> {
+    pub fn discovery_entries(&self, host: &str, source: IpAddr, portal: u32) -> Vec<DiscoveryEntry> {
         let host = host.to_ascii_lowercase();
         let shown = self.subsystems().filter(|entry| entry.access.group(&host, source).is_some());
-        let ways = |entry: &Arc<Entry>| -> Vec<Told> {
+        let ways = |entry: &Arc<Entry>| -> Vec<DiscoveryEntry> {
             let Some(portals) = &self.portals else {
-                return vec![Told { nqn: entry.nqn.clone(), address: None, portal, is_secure: false }];
+                return vec![DiscoveryEntry { nqn: entry.nqn.clone(), address: None, portal, is_secure: false }];
             };
             let reached = portals.iter().filter(|one| entry.is_reached(one.group));
             let told = reached.filter(|one| one.address.is_some() || one.id == portal);
-            let way = |one: &Portal| Told {
+            let way = |one: &Portal| DiscoveryEntry {
                 nqn: entry.nqn.clone(),
                 address: one.address,
                 portal: one.id,
@@ -181,17 +182,17 @@ impl Directory {
     }
 }
 
-/// Where the directory hangs that is in force.
+/// The current directory, for all cores.
 #[derive(Debug)]
-pub struct Board(Mutex<Arc<Directory>>);
+pub struct SubsystemRegistry(Mutex<Arc<Directory>>);
 
-impl Default for Board {
+impl Default for SubsystemRegistry {
     fn default() -> Self {
         Self(Mutex::new(Arc::new(Directory::nothing())))
     }
 }
 
-impl Board {
+impl SubsystemRegistry {
     fn lock(&self) -> MutexGuard<'_, Arc<Directory>> {
         // A panic elsewhere leaves nothing half-done here: each change is one assignment.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
@@ -203,7 +204,7 @@ impl Board {
         self.lock().clone()
     }
 
-    /// Puts another in force.
+    /// Replaces the directory.
     pub fn set(&self, directory: Directory) {
         let mut now = self.lock();
         let changes = now.changes + 1;
@@ -224,7 +225,7 @@ mod tests {
             model: "m".into(),
             firmware: "f".into(),
             groups: Some(groups.iter().copied().collect()),
-            access: Arc::new(Access::new(vec![group], Proofs::default()).expect("right")),
+            access: Arc::new(Access::new(vec![group], Credentials::default()).expect("right")),
             terms: Terms::default(),
             history: Arc::default(),
             controllers_max: 1,
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn hosts_are_told_what_they_may_see_and_where() {
+    fn discovery_reports_the_subsystems_and_addresses_for_a_host() {
         let at = |port: u16| Some(SocketAddr::from(([192, 0, 2, 1], port)));
         let portals = vec![
             Portal { id: 1, group: 1, address: at(4420), is_secure: false },
@@ -243,19 +244,19 @@ mod tests {
         let all = vec![entry("nqn.x:a", &[1], "nqn.h:*"), entry("nqn.x:b", &[1, 2], "nqn.h:one")];
         let directory = Directory::new(all, Default::default(), Some(portals)).expect("right");
         let told = |host, portal| {
-            let told = directory.told(host, IpAddr::from([192, 0, 2, 9]), portal);
+            let told = directory.discovery_entries(host, IpAddr::from([192, 0, 2, 9]), portal);
             told.iter()
                 .map(|told| format!("{} {}", told.nqn, told.address.map_or(0, |at| at.port())))
                 .collect::<Vec<_>>()
         };
         assert_eq!(told("nqn.h:two", 1), ["nqn.x:a 4420"]);
-        let all = directory.told("nqn.h:one", IpAddr::from([192, 0, 2, 9]), 1);
+        let all = directory.discovery_entries("nqn.h:one", IpAddr::from([192, 0, 2, 9]), 1);
         assert!(all.iter().all(|told| told.is_secure == (told.portal == 2)), "{all:?}");
         assert_eq!(told("NQN.H:ONE", 3), ["nqn.x:a 4420", "nqn.x:a 0", "nqn.x:b 4420", "nqn.x:b 4421", "nqn.x:b 0"]);
         assert_eq!(told("nqn.other", 1), [""; 0]);
-        let board = Board::default();
-        board.set(directory.clone());
-        board.set(directory);
-        assert_eq!(board.directory().changes(), 2);
+        let subsystems = SubsystemRegistry::default();
+        subsystems.set(directory.clone());
+        subsystems.set(directory);
+        assert_eq!(subsystems.directory().changes(), 2);
     }
 }

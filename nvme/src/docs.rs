@@ -47,8 +47,32 @@ pub fn commands() -> String {
          shown with\nprotection information of type 1, 2 or 3 (16b guard, no storage tag), as eight bytes of metadata \
          behind each block: see\n[protection information](protection.md).\n",
     );
+    page.push_str(HOSTS);
     page
 }
+
+/// The requirements of Connect.
+const HOSTS: &str = "
+## Hosts
+
+Connect refuses the following hosts with Connect Invalid Parameters (1/82h); the audit log has the reason.
+
+* A host identifier of zero: CTRATT.ZHIDS is 0. All such hosts would be one registrant and would pass each other's
+  reservations. Linux has it where the firmware reports no UUID, such as in QEMU without `-uuid`: write a UUID to
+  `/etc/nvme/hostid`, or give one with `nvme connect --hostid`.
+* A host NQN that does not begin with `nqn.` or contains control characters, and an empty one. SPDK's `spdk_nvme_perf`
+  sends an empty one unless its transport identifier has `hostnqn:`.
+
+A source (an IPv4 address, or an IPv6 network of 64 bits) has 64 discovery controllers at most; one more ends the oldest
+of them, so a newcomer always gets one. A discovery controller whose host sets no keep-alive time ends after 120 s
+without a command. Of the I/O controllers, a source leaves an eighth to sources that have few.
+
+A host that connects again gets the controller identifier that it had before, if no other controller has it. This holds
+for the last 4,096 I/O controllers that have ended.
+
+Hosts, and the queues of a host, share the slots of a core: a command beyond the share waits, and commands of admin
+queues have slots of their own. A connection whose host does not send requested data (R2T) for 60 s is closed.
+";
 
 fn push(page: &mut String, line: std::fmt::Arguments<'_>) {
     // A string takes all that is written to it.
@@ -66,7 +90,7 @@ fn line(page: &mut String, row: &Row) {
     let effect = match policy.effect {
         Effect::Content => "writes",
         Effect::Rewrite => "renews",
-        Effect::Inventory => "comes and goes",
+        Effect::Inventory => "namespace inventory",
         Effect::None | Effect::Capabilities => "",
     };
     let reserved = match policy.admission.persistent {

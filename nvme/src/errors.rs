@@ -1,5 +1,4 @@
-//! The Error Information log of a controller (NVMe Base 2.0 5.16.1.2): how the last commands ended that did not end
-//! well.
+//! The Error Information log of a controller (NVMe Base 2.0 5.16.1.2): the last failed commands.
 
 use crate::command::{Refusal, Sqe, Status};
 use lunar_core::wire::le;
@@ -8,14 +7,14 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Entries at most; the oldest go first. All of them fit a page of memory, which hosts read at once.
 pub const ERRORS_MAX: usize = 64;
-/// Nothing of the command's entry is known to be to blame.
+/// The location of the wrong parameter is unknown.
 pub const UNKNOWN_PLACE: u16 = 0xffff;
 
 /// An entry, as the log page has it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ErrorEntry {
-    /// Which one since the controller is there; the first is one.
+    /// The number of the entry since the controller was made; the first is one.
     pub count: le::U64,
     /// The submission queue.
     pub queue: le::U16,
@@ -23,15 +22,15 @@ pub struct ErrorEntry {
     pub cid: le::U16,
     /// The status field of its completion, with a phase of zero.
     pub status: le::U16,
-    /// Byte of the command's entry that is to blame, and its bit in bits 10:8; else [`UNKNOWN_PLACE`].
+    /// Parameter Error Location: byte of the command's entry, and its bit in bits 10:8; else [`UNKNOWN_PLACE`].
     pub place: le::U16,
-    /// The first logical block that could not be read, written, or was another; zero where none is to blame.
+    /// The first logical block that failed; zero if there is none.
     pub block: le::U64,
     /// The namespace that the command names.
     pub namespace: le::U32,
-    /// Whether a vendor has more to say: no.
+    /// Vendor specific information: none.
     pub vendor: u8,
-    /// How the command came (TRTYPE); zero: by the host's memory.
+    /// The transport type (TRTYPE); zero: queues in host memory.
     pub transport: u8,
     /// Reserved.
     pub reserved: [u8; 34],
@@ -39,9 +38,9 @@ pub struct ErrorEntry {
 
 const _: () = assert!(size_of::<ErrorEntry>() == 64);
 
-/// Where in an entry the parameter is that such a status is about, if that is always the same.
+/// The location of the wrong parameter for this status, if it is always the same.
 fn place(sqe: &Sqe, status: Status) -> u16 {
-    /// Its list names namespaces, too.
+    /// Its list has namespace identifiers, too.
     const COPY: u8 = 0x19;
     /// NSID, the length and the type of the data's descriptor.
     const NSID: u16 = 4;
@@ -70,14 +69,14 @@ fn place(sqe: &Sqe, status: Status) -> u16 {
 /// The log of one controller.
 #[derive(Debug, Default)]
 pub(crate) struct Errors {
-    /// Entries that there were so far.
+    /// The number of entries so far.
     count: u64,
     /// The newest first.
     last: VecDeque<ErrorEntry>,
 }
 
 impl Errors {
-    /// A command has ended so. Returns the status of its completion: it says whether the entry tells more than that.
+    /// Logs a failed command. Returns the status of its completion, with the bit M if the entry has more information.
     pub(crate) fn note(&mut self, (queue, transport): (u16, u8), sqe: &Sqe, refusal: &Refusal) -> Status {
         let place = place(sqe, refusal.status);
         let tells_more = place != UNKNOWN_PLACE || refusal.block.is_some();
@@ -99,17 +98,17 @@ impl Errors {
         status
     }
 
-    /// A reset: the entries are gone; how many there were stays.
+    /// A reset removes the entries and keeps their number.
     pub(crate) fn clear(&mut self) {
         self.last.clear();
     }
 
-    /// How many there were, and the last of them, the newest first.
+    /// The number of entries so far, and the last of them, the newest first.
     pub(crate) fn all(&self) -> (u64, Vec<ErrorEntry>) {
         (self.count, self.last.iter().copied().collect())
     }
 
-    /// Becomes what was saved. `false`: it cannot have been so.
+    /// Restores the saved state; `false` if it is impossible.
     pub(crate) fn restore(&mut self, count: u64, last: &[ErrorEntry]) -> bool {
         let fits = last.len() <= ERRORS_MAX && last.iter().all(|entry| (1..=count).contains(&entry.count.get()));
         if fits {
@@ -145,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_that_fail_are_told_of_and_others_are_not() {
+    fn only_failed_commands_are_logged() {
         let rig = Rig::default();
         assert_eq!((log(&rig), counted(&rig)), (vec![], 0));
         let mut sqe = entry(0x02, 1, &[5, 0, 3]);

@@ -1,34 +1,46 @@
-//! Asynchronous events: what hosts are told unasked (NVMe Base 2.0 5.2).
+//! Asynchronous events (NVMe Base 2.0 5.2).
 
 use std::collections::VecDeque;
 use std::task::Waker;
 
-/// Asynchronous event requests that wait at most: AERL, and one more. One for each kind of event there is.
+/// Asynchronous event requests that wait at most: AERL, and one more. One for each kind of event.
 pub const REQUESTS_MAX: usize = 4;
 
-/// Something that happened.
+/// An asynchronous event.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Event {
     /// Its type.
     pub kind: u8,
-    /// What happened.
+    /// The event information.
     pub information: u8,
-    /// The log page that tells more.
+    /// The log page with more information.
     pub page: u8,
 }
 
 impl Event {
-    /// A namespace came or went.
+    /// A namespace was added or removed.
     pub const NAMESPACES: Self = Self { kind: 2, information: 0, page: 0x04 };
-    /// A namespace is reached in another way.
+    /// The asymmetric access state of a namespace changed.
     pub const ACCESS: Self = Self { kind: 2, information: 3, page: 0x0c };
-    /// What discovery tells is another.
+    /// The discovery log page has changed.
     pub const DISCOVERY: Self = Self { kind: 2, information: 0xf0, page: 0x70 };
-    /// The log page of reservation notifications has one.
+    /// A reservation notification is available.
     pub const RESERVATION: Self = Self { kind: 6, information: 0, page: 0x80 };
 
+    /// The host wrote the doorbell of a queue that does not exist (NVMe Base 2.0 figure 146).
+    pub const DOORBELL_REGISTER: Self = Self { kind: 0, information: 0, page: 0x01 };
+    /// The host wrote an invalid value to a doorbell.
+    pub const DOORBELL_VALUE: Self = Self { kind: 0, information: 1, page: 0x01 };
+
     /// All of them.
-    pub const KNOWN: [Self; 4] = [Self::NAMESPACES, Self::ACCESS, Self::DISCOVERY, Self::RESERVATION];
+    pub const KNOWN: [Self; 6] = [
+        Self::NAMESPACES,
+        Self::ACCESS,
+        Self::DISCOVERY,
+        Self::RESERVATION,
+        Self::DOORBELL_REGISTER,
+        Self::DOORBELL_VALUE,
+    ];
 
     /// Dword 0 of the completion.
     #[must_use]
@@ -63,9 +75,9 @@ pub(crate) struct Events {
     /// Requests that were aborted.
     aborted: Vec<u16>,
     pending: VecDeque<Event>,
-    /// Log pages whose event was told: the next one waits until they were read.
+    /// Log pages with a reported event: the next event waits until the page is read.
     masked: Vec<u8>,
-    /// Nothing is told: the controller stands still.
+    /// Whether events are suspended: the controller is being moved.
     is_held: bool,
     waker: Option<Waker>,
 }
@@ -77,14 +89,14 @@ pub struct SavedEvents {
     pub waiting: Vec<u16>,
     /// Requests that were aborted, and have not been answered.
     pub aborted: Vec<u16>,
-    /// What is told next.
+    /// Events that are to be reported.
     pub pending: Vec<Event>,
-    /// Log pages whose event was told, and which were not read since.
+    /// Log pages with a reported event that were not read since.
     pub masked: Vec<u8>,
 }
 
 impl Events {
-    /// Tells nothing from now on, or goes on telling.
+    /// Suspends or resumes the events.
     pub(crate) fn hold(&mut self, is_held: bool) {
         self.is_held = is_held;
         self.wake();
@@ -99,13 +111,13 @@ impl Events {
         }
     }
 
-    /// Becomes what was saved. `false`: it cannot have been so.
+    /// Restores the saved state; `false` if it is impossible.
     pub(crate) fn restore(&mut self, saved: &SavedEvents) -> bool {
         let SavedEvents { waiting, aborted, pending, masked } = saved;
         let known = |event: &Event| Event::KNOWN.contains(event);
         let is_known =
             pending.iter().all(known) && masked.iter().all(|page| Event::KNOWN.iter().any(|event| event.page == *page));
-        // What was aborted made room for others, once.
+        // Aborted requests may have been replaced by new ones, once.
         let fits = waiting.len() <= REQUESTS_MAX
             && aborted.len() <= REQUESTS_MAX
             && pending.len().max(masked.len()) <= Event::KNOWN.len();
@@ -117,7 +129,7 @@ impl Events {
         is_known && fits
     }
 
-    /// A request waits; `false` if too many do.
+    /// Queues a request; `false` if too many wait.
     pub(crate) fn park(&mut self, cid: u16) -> bool {
         let fits = self.waiting.len() < REQUESTS_MAX;
         if fits {
@@ -127,7 +139,7 @@ impl Events {
         fits
     }
 
-    /// Aborts a request; tells whether it waited.
+    /// Aborts a request; returns whether it was waiting.
     pub(crate) fn abort(&mut self, cid: u16) -> bool {
         let at = self.waiting.iter().position(|waiting| *waiting == cid);
         let found = at.and_then(|at| self.waiting.remove(at));
@@ -136,12 +148,12 @@ impl Events {
         found.is_some()
     }
 
-    /// Forgets a request: its host uses the identifier for something else.
+    /// Drops a request: its host uses the command identifier again.
     pub(crate) fn withdraw(&mut self, cid: u16) {
         self.waiting.retain(|waiting| *waiting != cid);
     }
 
-    /// Something happened. What waits to be told already is told once.
+    /// Raises an event. An event that waits already is reported once.
     pub(crate) fn raise(&mut self, event: Event) {
         if !self.masked.contains(&event.page) && !self.pending.contains(&event) {
             self.pending.push_back(event);
@@ -149,13 +161,13 @@ impl Events {
         }
     }
 
-    /// A log page was read.
+    /// The host has read a log page.
     pub(crate) fn was_read(&mut self, page: u8) {
         self.masked.retain(|masked| *masked != page);
         self.pending.retain(|event| event.page != page);
     }
 
-    /// A request, and what it is answered with; `None`: it was aborted.
+    /// A request and its event; `None`: it was aborted.
     pub(crate) fn next(&mut self) -> Option<(u16, Option<Event>)> {
         if self.is_held {
             return None;
@@ -170,7 +182,7 @@ impl Events {
         Some((cid, Some(event)))
     }
 
-    /// Who is woken when there may be a next one.
+    /// Sets the task to wake when there may be another event.
     pub(crate) fn wake_later(&mut self, waker: Waker) {
         self.waker = Some(waker);
     }
@@ -187,11 +199,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_told_once_until_its_page_was_read() {
+    fn an_event_is_reported_once_until_its_page_is_read() {
         let mut events = Events::default();
         events.raise(Event::NAMESPACES);
         events.raise(Event::NAMESPACES);
-        assert_eq!(events.next(), None, "nobody asks");
+        assert_eq!(events.next(), None, "no request waits");
         assert!(events.park(7) && events.park(8));
         assert_eq!(events.next(), Some((7, Some(Event::NAMESPACES))));
         events.raise(Event::NAMESPACES);
@@ -203,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_saved_is_told_elsewhere() {
+    fn saved_events_are_reported_after_the_restore() {
         let (mut events, mut others) = (Events::default(), Events::default());
         assert!(events.park(7) && events.park(8) && events.park(9) && events.abort(9));
         events.hold(true);
@@ -214,7 +226,7 @@ mod tests {
         assert_eq!((others.next(), others.next()), (Some((9, None)), Some((7, Some(Event::ACCESS)))));
         assert_eq!(others.save().masked, [Event::ACCESS.page]);
         assert!(!others.restore(&SavedEvents { waiting: vec![0; 5], ..saved.clone() }));
-        assert!(!others.restore(&SavedEvents { masked: vec![1], ..saved }));
+        assert!(!others.restore(&SavedEvents { masked: vec![3], ..saved }));
         events.hold(false);
         assert_eq!(events.next(), Some((9, None)));
     }

@@ -1,10 +1,11 @@
-//! A command from its entry to its completion: found, admitted, planned, carried out.
+//! The execution of a command: its row, admission, plan and steps.
 
 use crate::admit::admit;
 use crate::command::{Command, FUSE, Refusal, Reply, Status};
 use crate::context::Context;
 use crate::controller::Controller;
 use crate::fault;
+use crate::features;
 use crate::history::{Happened, TestResult};
 use crate::manage::pool_of;
 use crate::namespace::{ALL, Attached, Namespace};
@@ -18,30 +19,31 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::Terms;
-use lunar_core::step::{Failure, PIECE_BYTES, Protected, Step, Tools, carry_out, carry_out_now};
+use lunar_core::step::{Failure, PIECE_BYTES, Protected, SlotContext, Step, carry_out, carry_out_now, yield_once};
 use lunar_core::tally::Event;
 use lunar_core::unit::Admitted;
 use lunar_unit::reserve::Request;
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::rc::Rc;
 
 pub use crate::limits::TRANSFER_BYTES_MAX;
 
 impl Subsystem {
-    /// Carries a command out. The reply is written where it will be read.
+    /// Executes a command. The reply is written in place.
     pub async fn execute<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
         task: &Task,
         command: &Command,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) {
         self.config().stats.commands.add(1);
         let result = match command.sqe.flags & FUSE {
-            0 => self.perform(queue, task, command, transfer, tools, reply).await,
-            // Whoever finds both halves calls `execute_fused`.
+            0 => self.perform(queue, task, command, transfer, slot, reply).await,
+            // The transport calls `execute_fused` when it has both halves.
             _ => Err(Status::FUSED_MISSING.into()),
         };
         if task.aborted() {
@@ -51,8 +53,8 @@ impl Subsystem {
         }
     }
 
-    /// Carries out a read or a write, if nobody has to be waited for: the store answers at once, and the data is there.
-    /// Tells whether it has ended. If not, nothing was done, and [`Subsystem::execute`] does it.
+    /// Executes a read or a write if the store answers at once and the data is available. Returns whether the command
+    /// has ended; if not, nothing was done, and [`Subsystem::execute`] executes it.
     pub fn execute_now<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
@@ -67,14 +69,14 @@ impl Subsystem {
             return false;
         };
         let unit = &attached.namespace.unit;
-        let Some(quick) = unit.store.quick().filter(|_| matches!(row.data, Data::Step)) else { return false };
-        // Who may not is told so by the other way.
+        let Some(immediate) = unit.store.immediate().filter(|_| matches!(row.data, Data::Step)) else { return false };
+        // A command that is not admitted goes through `execute`, which refuses it.
         if admit(row, queue, Some(&attached)).is_err() {
             return false;
         }
         let Ok(Plan::Do(step)) = self.plan(row, queue, Some(&attached), command, &[]) else { return false };
         let Ok(moved) = fit(&step, unit.geometry.block_size, command) else { return false };
-        match carry_out_now(unit, quick, &step, transfer, arena, &mut reply.tail) {
+        match carry_out_now(unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
             Some(Ok(())) => self.count(&attached.namespace, moved),
             Some(Err(failure)) => *reply = self.refuse(queue, command, failed(&attached.namespace, &step, failure)),
@@ -96,7 +98,7 @@ impl Subsystem {
         task: &Task,
         command: &Command,
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
         let (row, namespace) = self.admitted(queue, command)?;
@@ -121,38 +123,31 @@ impl Subsystem {
         };
         match plan {
             Plan::Done(result) => reply.result = result,
-            Plan::Answer => self.answer(length, tools, reply)?,
+            Plan::Answer => self.answer(length, slot, reply)?,
             Plan::Park => {
                 queue.controller.park(command.sqe.cid.get())?;
                 reply.parked = true;
             }
             // Larger than the others: it does not make their future larger.
-            plan @ (Plan::Abort { .. }
-            | Plan::SetPtpl(..)
-            | Plan::AuthSend(_)
-            | Plan::AuthReceive
-            | Plan::Flush
-            | Plan::Format(..)
-            | Plan::Sanitize(..)
-            | Plan::Test(_)) => {
-                Box::pin(self.seldom(queue, task, (plan, length), transfer, tools, reply)).await?;
+            plan if plan.is_rare() => {
+                Box::pin(self.seldom(queue, task, (plan, length), transfer, slot, reply)).await?;
             }
-            Plan::Manage(wish) => {
-                reply.result = Box::pin(self.manage(queue, task, command.sqe.cid.get(), *wish)).await?.into();
+            Plan::Manage(operation) => {
+                reply.result = Box::pin(self.manage(queue, task, command.sqe.cid.get(), *operation)).await?.into();
             }
             plan => {
                 let namespace = &namespace.as_ref().ok_or(Status::INVALID_NAMESPACE)?.namespace;
                 let admitted = admitted.ok_or(Status::INVALID_NAMESPACE)?;
-                // Its list may have been waited for.
+                // The state may have changed while the list was transferred.
                 admitted.check().map_err(fault::transfer)?;
                 let carrier = Carrier { controller: &queue.controller, namespace, admitted, transfer };
                 match plan {
                     Plan::Do(step) => {
                         let moved = fit(&step, namespace.block_size(), command)?;
-                        carrier.carry_all(std::slice::from_ref(&step), tools, reply).await?;
+                        carrier.carry_all(std::slice::from_ref(&step), slot, reply).await?;
                         self.count(namespace, moved);
                     }
-                    Plan::Steps(steps) => carrier.carry_all(&steps, tools, reply).await?,
+                    Plan::Steps(steps) => carrier.carry_all(&steps, slot, reply).await?,
                     Plan::Reserve(request) => self.reserve(queue, task, namespace, *request).await?,
                     _ => {}
                 }
@@ -161,14 +156,14 @@ impl Subsystem {
         Ok(())
     }
 
-    /// What is seldom asked for, and of several namespaces or of none.
+    /// Rare commands, which apply to several namespaces or to none.
     async fn seldom<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
         task: &Task,
         (plan, length): (Plan, usize),
         transfer: &T,
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         reply: &mut Reply,
     ) -> Result<(), Refusal> {
         match plan {
@@ -185,36 +180,38 @@ impl Subsystem {
             Plan::AuthReceive => {
                 let message = self.auth_receive(queue, length).await?;
                 *self.scratch.borrow_mut() = message;
-                self.answer(length, tools, reply)?;
+                self.answer(length, slot, reply)?;
             }
-            Plan::Flush => {
-                for seen in queue.namespaces() {
-                    carry(&seen.namespace, &Step::Flush, transfer, tools, reply).await?;
-                }
+            Plan::Flush => flush_all(queue, transfer, slot).await?,
+            Plan::DisableWriteCache => {
+                disable_write_cache(queue, transfer, slot).await?;
+                self.note(&queue.controller, Happened::Feature([features::WRITE_CACHE.into(), 0]));
             }
             Plan::Format(named, asked) => {
                 for id in named {
                     let seen = queue.attached(id).ok_or(Status::INVALID_NAMESPACE)?;
                     self.note(&queue.controller, Happened::Formats { namespace: id, asked });
-                    let result = self.format(queue, task, &seen.namespace, &tools.arena).await;
+                    let result = self.format(queue, task, &seen.namespace, &slot.arena).await;
                     let status = result.as_ref().err().map_or(0, |refusal| refusal.status.0);
                     self.note(&queue.controller, Happened::Formatted { namespace: id, status });
                     result?;
                 }
             }
-            Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, &tools.arena).await?,
-            Plan::Test(test) => self.test(queue, test, transfer, tools).await,
+            Plan::Sanitize(all, asked) => self.sanitize(queue, all, asked, &slot.arena).await?,
+            Plan::Test(test) => self.test(queue, test, transfer, slot).await,
             _ => {}
         }
         Ok(())
     }
 
-    /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one.
-    /// What comes of it is in the log.
-    async fn test<T: Transfer>(&self, queue: &Queue, test: Test, transfer: &T, tools: &mut Tools) {
+    /// Reads the first and the last block of each medium, and more of it in between if the test is an extended one. The
+    /// result is in the log page.
+    async fn test<T: Transfer>(&self, queue: &Queue, test: Test, transfer: &T, slot: &mut SlotContext) {
         const EXTENDED: u8 = 2;
-        /// Few enough to be read before a host loses its patience with the command.
+        /// Few enough to finish before the command timeout of hosts.
         const EXTENDED_PLACES: u64 = 1024;
+        /// Reads before other tasks run: a store in memory never makes the test wait.
+        const READS_PER_TURN: u64 = 64;
         let mut failed = None;
         for seen in test.namespaces.iter().filter_map(|id| queue.attached(*id)) {
             let namespace = &seen.namespace;
@@ -225,18 +222,21 @@ impl Subsystem {
                 _ => 1,
             };
             for place in 0..=places {
+                if place % READS_PER_TURN == 0 {
+                    yield_once().await;
+                }
                 // The last one is the last block.
                 let offset = (last / places * place + last % places * place / places) * block;
                 let step = Step::Verify { offset, len: block };
                 let mut reply = Reply::default();
-                if failed.is_none() && carry(namespace, &step, transfer, tools, &mut reply).await.is_err() {
+                if failed.is_none() && carry(namespace, &step, transfer, slot, &mut reply).await.is_err() {
                     failed = Some((seen.id, offset / block));
                 }
             }
         }
         let when = (self.config().clock)();
         let result = TestResult { code: test.code, named: test.named, failed, when };
-        queue.controller.standing.subsystem.history.tested(result);
+        queue.controller.access_grant.subsystem.history.tested(result);
     }
 
     /// Finds the command's row, and admits it for the namespace that it names.
@@ -247,18 +247,21 @@ impl Subsystem {
     ) -> Result<(&'static Row, Option<Rc<Attached>>), Refusal> {
         let sqe = &command.sqe;
         let row = find_entry(sqe, queue.id).ok_or(Status::INVALID_OPCODE)?;
-        let makes = || pool_of(&self.config().board.directory(), &queue.controller).is_some();
+        let makes = || pool_of(&self.config().subsystems.directory(), &queue.controller).is_some();
         if row.policy.effect == Effect::Inventory && !makes() {
             return Err(Status::INVALID_OPCODE.into());
         }
-        let namespace = match row.policy.admission.scope {
-            CommandScope::Controller => None,
-            CommandScope::Namespaces if sqe.nsid.get() == ALL => None,
-            CommandScope::Namespace | CommandScope::Namespaces => {
-                Some(queue.attached(sqe.nsid.get()).ok_or(Status::INVALID_NAMESPACE)?)
-            }
+        let names_one = match row.policy.admission.scope {
+            CommandScope::Controller => false,
+            CommandScope::Namespaces => sqe.nsid.get() != ALL,
+            CommandScope::Namespace => true,
         };
+        let namespace = names_one.then(|| queue.attached(sqe.nsid.get())).flatten();
+        // First, because a controller that has ended may have lost its namespaces.
         admit(row, queue, namespace.as_deref())?;
+        if names_one && namespace.is_none() {
+            return Err(Status::INVALID_NAMESPACE.into());
+        }
         Ok((row, namespace))
     }
 
@@ -282,13 +285,13 @@ impl Subsystem {
     }
 
     /// Success, with what the command wrote, as long as the host asked for.
-    fn answer(&self, length: usize, tools: &Tools, reply: &mut Reply) -> Result<(), Refusal> {
+    fn answer(&self, length: usize, slot: &SlotContext, reply: &mut Reply) -> Result<(), Refusal> {
         let mut scratch = self.scratch.borrow_mut();
         scratch.resize(length, 0);
         if length > 0 {
-            let mut memory = tools.arena.take_sg(length).ok_or(Status::NOT_READY)?;
+            let mut memory = slot.arena.take_sg(length).ok_or(Status::NOT_READY)?;
             memory.copy_from(0, &scratch);
-            reply.tail.data = memory.share();
+            reply.final_data.data = memory.share();
         }
         let stats = &self.config().stats;
         stats.read_commands.add(1);
@@ -324,16 +327,16 @@ impl Subsystem {
         tasks: [&Task; 2],
         commands: [&Command; 2],
         transfers: [&T; 2],
-        tools: &mut Tools,
+        slot: &mut SlotContext,
         replies: &mut [Reply; 2],
     ) {
         self.config().stats.commands.add(2);
-        let result = self.compare_and_write(queue, commands, transfers, tools).await;
+        let result = self.compare_and_write(queue, commands, transfers, slot).await;
         for (at, reply) in replies.iter_mut().enumerate() {
             if tasks[at].aborted() {
                 *reply = aborted(queue, commands[at]);
             } else if let Err((compared, refusal)) = result {
-                // The half that is not to blame ends with the other.
+                // The half that did not fail is aborted.
                 let blamed = usize::from(compared);
                 let why = if at == blamed { refusal } else { Status::FUSED_FAILED.into() };
                 *reply = self.refuse(queue, commands[at], why);
@@ -341,13 +344,13 @@ impl Subsystem {
         }
     }
 
-    /// The error says whether the first half is without fault.
+    /// The error says whether the first half failed.
     async fn compare_and_write<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
         commands: [&Command; 2],
         transfers: [&T; 2],
-        tools: &mut Tools,
+        slot: &mut SlotContext,
     ) -> Result<(), (bool, Refusal)> {
         let [first, second] = commands;
         let mut plans = Vec::with_capacity(2);
@@ -384,14 +387,20 @@ impl Subsystem {
             }
             _ => (step, len),
         };
-        let both = Both { halves: transfers, first: first as usize };
-        let result = carry(&to.namespace, &step, &both, tools, &mut Reply::default()).await;
-        result.map_err(|refusal| (!of_first_half(refusal.status), refusal))
+        let both = Both { halves: transfers, first: first as usize, failed: Cell::new(None) };
+        let namespace = &*to.namespace;
+        let admitted = Admitted::to(&namespace.unit);
+        let carrier = Carrier { controller: &queue.controller, namespace, admitted, transfer: &both };
+        let result = carrier.carry_all(std::slice::from_ref(&step), slot, &mut Reply::default()).await;
+        result.map_err(|refusal| {
+            let blamed = both.failed.get().unwrap_or_else(|| usize::from(!of_first_half(refusal.status)));
+            (blamed > 0, refusal)
+        })
     }
 }
 
-/// Whether it is what the first half of Compare and Write ends with. Of checks that both ask for nobody can tell which
-/// one failed, but that nothing was written.
+/// Whether the first half of Compare and Write has failed. If both halves request a check, the failed one is unknown;
+/// nothing was written.
 fn of_first_half(status: Status) -> bool {
     const READS: [Status; 5] = [
         Status::COMPARE_FAILURE,
@@ -403,7 +412,7 @@ fn of_first_half(status: Status) -> bool {
     READS.contains(&status)
 }
 
-/// A step, and its own terms if it has any.
+/// A step, and its protection checks if it has any.
 fn taken_apart(step: Step) -> (Step, Option<Terms>) {
     match step {
         Step::Protected(protected) => (protected.step, Some(protected.terms)),
@@ -415,6 +424,14 @@ fn taken_apart(step: Step) -> (Step, Option<Terms>) {
 struct Both<'a, T> {
     halves: [&'a T; 2],
     first: usize,
+    /// The half whose data could not be transferred.
+    failed: Cell<Option<usize>>,
+}
+
+impl<T> Both<'_, T> {
+    fn note_failure(&self, half: usize, pulled: Result<Sg, Fault>) -> Result<Sg, Fault> {
+        pulled.inspect_err(|_| self.failed.set(Some(half)))
+    }
 }
 
 impl<T: Transfer> Transfer for Both<'_, T> {
@@ -423,24 +440,28 @@ impl<T: Transfer> Transfer for Both<'_, T> {
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        // Whoever carries this out keeps what came before: enough of those who waited for more would have all.
+        // The first part is kept while the rest is transferred, so it is small: otherwise waiting commands could hold
+        // all memory.
         let first = if offset == 0 { len.min(self.first) } else { 0 };
-        let mut data = if first > 0 { self.halves[0].pull(0, first).await? } else { Sg::default() };
+        let mut data = match first {
+            0 => Sg::default(),
+            first => self.note_failure(0, self.halves[0].pull(0, first).await)?,
+        };
         if first < len {
-            data.append(self.pull_beside(offset + first, len - first).await?);
+            data.append(self.pull_more(offset + first, len - first).await?);
         }
         Ok(data)
     }
 
-    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         let mut data = Sg::default();
         while data.len() < len {
             let (at, left) = (offset + data.len(), len - data.len());
             let (half, from, count) = match self.first.saturating_sub(at) {
-                0 => (self.halves[1], at - self.first, left),
-                first => (self.halves[0], at, left.min(first)),
+                0 => (1, at - self.first, left),
+                first => (0, at, left.min(first)),
             };
-            data.append(half.pull_beside(from, count).await?);
+            data.append(self.note_failure(half, self.halves[half].pull_more(from, count).await)?);
         }
         Ok(data)
     }
@@ -454,7 +475,7 @@ impl<T: Transfer> Transfer for Both<'_, T> {
     }
 }
 
-/// Bytes that a command moved, and which way.
+/// Bytes that a command transferred, and the direction.
 #[derive(Clone, Copy)]
 enum Moved {
     Nothing,
@@ -484,11 +505,32 @@ async fn carry<T: Transfer>(
     namespace: &Namespace,
     step: &Step,
     transfer: &T,
-    tools: &mut Tools,
+    slot: &mut SlotContext,
     reply: &mut Reply,
 ) -> Result<(), Refusal> {
-    let result = carry_out(Admitted::to(&namespace.unit), step, transfer, tools, &mut reply.tail).await;
+    let result = carry_out(Admitted::to(&namespace.unit), step, transfer, slot, &mut reply.final_data).await;
     result.map_err(|failure| failed(namespace, step, failure))
+}
+
+/// Flushes all namespaces of a queue's controller.
+async fn flush_all<T: Transfer>(queue: &Queue, transfer: &T, slot: &mut SlotContext) -> Result<(), Refusal> {
+    for seen in queue.namespaces() {
+        carry(&seen.namespace, &Step::Flush, transfer, slot, &mut Reply::default()).await?;
+    }
+    Ok(())
+}
+
+/// Disables the volatile write cache of a controller (NVMe Base 2.0 5.27.1.4). Writes that end from now on are flushed
+/// with their commands, earlier ones are flushed here. If that fails the cache stays as it was.
+async fn disable_write_cache<T: Transfer>(queue: &Queue, transfer: &T, slot: &mut SlotContext) -> Result<(), Refusal> {
+    let controller = &queue.controller;
+    let was_enabled = controller.caches_writes();
+    controller.set_write_cache(false);
+    let flushed = flush_all(queue, transfer, slot).await;
+    if flushed.is_err() {
+        controller.set_write_cache(was_enabled);
+    }
+    flushed
 }
 
 /// Carries the steps of a command out.
@@ -500,22 +542,18 @@ struct Carrier<'a, T> {
 }
 
 impl<T: Transfer> Carrier<'_, T> {
-    /// One after the other. What they have written lasts, if the host has switched the cache off: it is looked at when
-    /// they are done, for that may have been while their data was waited for.
-    async fn carry_all(&self, steps: &[Step], tools: &mut Tools, reply: &mut Reply) -> Result<(), Refusal> {
+    /// Carries out the steps in order. If the volatile write cache is off, the writes are flushed. The setting is read
+    /// after the steps, because the host may change it while the data is transferred.
+    async fn carry_all(&self, steps: &[Step], slot: &mut SlotContext, reply: &mut Reply) -> Result<(), Refusal> {
         for step in steps {
-            self.carry(step, tools, reply).await?;
+            self.carry(step, slot, reply).await?;
         }
         let is_cached = steps.last().is_some_and(Step::leaves_cached);
-        if is_cached && !self.controller.caches_writes() {
-            self.carry(&Step::Flush, tools, reply).await
-        } else {
-            Ok(())
-        }
+        if is_cached && !self.controller.caches_writes() { self.carry(&Step::Flush, slot, reply).await } else { Ok(()) }
     }
 
-    async fn carry(&self, step: &Step, tools: &mut Tools, reply: &mut Reply) -> Result<(), Refusal> {
-        let result = carry_out(self.admitted, step, self.transfer, tools, &mut reply.tail).await;
+    async fn carry(&self, step: &Step, slot: &mut SlotContext, reply: &mut Reply) -> Result<(), Refusal> {
+        let result = carry_out(self.admitted, step, self.transfer, slot, &mut reply.final_data).await;
         result.map_err(|failure| failed(self.namespace, step, failure))
     }
 }
@@ -528,7 +566,8 @@ fn aborted(queue: &Queue, command: &Command) -> Reply {
 #[cold]
 fn failed(namespace: &Namespace, step: &Step, failure: Failure) -> Refusal {
     let writes = fault::writes(step);
-    // Of its own terms a host is told in their words. What it sends may be to blame, too: that is no error of a medium.
+    // Failures of the host's own protection information have their own status codes. Bad data of the host is no media
+    // error.
     if let (Step::Protected(_), Failure::Protection { field, .. }) = (step, failure) {
         if !writes {
             namespace.unit.tally.add(Event::ReadError, 1);

@@ -1,7 +1,7 @@
 use super::*;
 use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
 use crate::namespace::{AnaState, NAMESPACES_MAX};
-use lunar_core::io::{Done, Io, Outcome, Store, Traits};
+use lunar_core::io::{Completion, Done, Io, Outcome, Store, Traits};
 use lunar_core::mem::Arena;
 use lunar_core::metadata::DurableMemory;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
@@ -46,7 +46,7 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 }
 
 #[test]
-fn what_is_written_is_read() {
+fn written_data_is_read() {
     let rig = Rig::default();
     let data: Vec<u8> = (0..4 * BLOCK).map(|at| at as u8 ^ (at >> 8) as u8).collect();
     assert_eq!(io(&rig, &blocks(WRITE, 3, 4), &data).status, Status::SUCCESS);
@@ -63,7 +63,7 @@ fn what_is_written_is_read() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
+fn invalid_fields_are_refused() {
     let rig = Rig::default();
     let last = BLOCKS as u32;
     for (sqe, out, status) in [
@@ -89,7 +89,7 @@ fn what_cannot_be_is_refused() {
 }
 
 #[test]
-fn faults_of_the_store_are_told() {
+fn faults_of_the_store_have_their_status() {
     let rig = Rig::default();
     for (sqe, fault, status) in [
         (blocks(READ, 0, 1), Fault::Medium, Status::READ_ERROR),
@@ -103,7 +103,7 @@ fn faults_of_the_store_are_told() {
 }
 
 #[test]
-fn what_is_marked_as_uncorrectable_is_read_again_once_it_was_written() {
+fn uncorrectable_blocks_are_readable_again_after_a_write() {
     let rig = Rig::default();
     copies_across(&rig);
     let of = |opcode, namespace: u32, first, count: u32| entry(opcode, namespace, &[first, 0, count - 1]);
@@ -195,8 +195,64 @@ fn compare_and_write_are_one() {
     assert_eq!(swapped, [Status::INVALID_FIELD, Status::FUSED_FAILED]);
 }
 
+/// The data of half of a fused operation: one block of zeroes, or a failure of the transfer.
+struct HalfData {
+    arena: Arena,
+    is_there: bool,
+}
+
+impl Transfer for HalfData {
+    async fn room(&self) -> Result<(), Fault> {
+        Ok(())
+    }
+
+    async fn pull(&self, _offset: usize, len: usize) -> Result<Sg, Fault> {
+        let memory = self.arena.take_sg(len).filter(|_| self.is_there);
+        Ok(memory.ok_or(Fault::Protocol)?.share())
+    }
+
+    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        self.pull(offset, len).await
+    }
+
+    fn push(&self, _offset: usize, _data: Sg) -> Result<(), Fault> {
+        Err(Fault::Protocol)
+    }
+
+    fn aborted(&self) -> bool {
+        false
+    }
+}
+
 #[test]
-fn fuzzers_reach_what_compare_and_write_does() {
+fn the_half_of_a_fused_operation_whose_data_does_not_arrive_fails_and_the_other_is_aborted() {
+    let rig = Rig::default();
+    let arena = Arena::new(1 << 20);
+    let fused = |is_there: [bool; 2]| {
+        let (mut first, mut second) = (blocks(COMPARE, 5, 1), blocks(WRITE, 5, 1));
+        (first.flags, second.flags) = (1, 2);
+        let commands = [first, second].map(|sqe| Command { sqe, sent: 512, room: 0 });
+        let tasks = [1, 2].map(|cid| rig.io.tasks.enter((cid, 1)));
+        let halves = is_there.map(|is_there| HalfData { arena: arena.clone(), is_there });
+        let mut slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
+        let mut replies = [Reply::default(), Reply::default()];
+        at_once(rig.subsystem.execute_fused(
+            &rig.io,
+            tasks.each_ref(),
+            commands.each_ref(),
+            halves.each_ref(),
+            &mut slot,
+            &mut replies,
+        ));
+        replies.map(|reply| reply.status.code())
+    };
+    assert_eq!(fused([true, true]), [Status::SUCCESS; 2]);
+    assert_eq!(fused([false, true]), [Status::TRANSPORT_ERROR, Status::FUSED_FAILED]);
+    assert_eq!(fused([true, false]), [Status::FUSED_FAILED, Status::TRANSPORT_ERROR]);
+}
+
+#[test]
+fn fuzzing_reaches_compare_and_write() {
     let rig = Rig::default();
     let mut sqe = entry(COMPARE, 0, &[3, 0, 1]);
     sqe.cdw10[5] = u32::from_le_bytes([0, 1, 0, 0]).into();
@@ -205,7 +261,7 @@ fn fuzzers_reach_what_compare_and_write_does() {
 }
 
 #[test]
-fn who_a_controller_and_a_namespace_are() {
+fn identify_data_of_a_controller_and_a_namespace() {
     let rig = Rig::default();
     let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]);
     let page = identify(0x01, 0).data;
@@ -237,7 +293,7 @@ fn who_a_controller_and_a_namespace_are() {
 }
 
 #[test]
-fn what_command_sets_say_of_a_controller_and_a_namespace() {
+fn identify_data_of_the_nvm_command_set() {
     let rig = Rig::default();
     let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]);
     let with = |page: &[(usize, &[u8])]| {
@@ -276,7 +332,7 @@ fn what_command_sets_say_of_a_controller_and_a_namespace() {
 }
 
 #[test]
-fn what_is_atomic() {
+fn atomicity_fields_of_identify() {
     let rig = Rig::default();
     let identify = |what: u32, namespace| admin(&rig, 0x06, namespace, &[what]).data;
     // A Write: one block, for others may read while it is written. Compare and Write: as much as is moved at once.
@@ -354,7 +410,7 @@ impl Store for Durable {
 }
 
 #[test]
-fn who_flushes_is_told_what_needs_no_flush() {
+fn identify_reports_volatile_write_caches() {
     const NO_CACHE: u8 = 0x20;
     let rig = Rig::default();
     let told = || {
@@ -410,8 +466,66 @@ fn features_are_set_and_asked_for() {
     assert_eq!((get(0x04, 0).result, get(0x06, 0).result), (0xffff, 1), "nothing is kept");
 }
 
+/// NVMe Base 2.0 6.4: Invalid Queue Type.
 #[test]
-fn what_is_set_of_a_feature_is_read_again() {
+fn disconnect_is_for_io_queues() {
+    let rig = Rig::default();
+    assert_eq!(rig.run(&rig.admin, &entry(0x7f, 0x08, &[0]), &[]).status, Status::QUEUE_TYPE);
+    assert_eq!(Status::QUEUE_TYPE.field(), 0x830a, "1/85h, Do Not Retry");
+    assert_eq!(rig.run(&rig.io, &entry(0x7f, 0x08, &[0]), &[]).status, Status::SUCCESS);
+}
+
+/// NVMe Base 2.0 5.27.1.5: a controller in memory has as many queues of each type as its host asks for.
+#[test]
+fn number_of_queues_grants_submission_and_completion_queues_apart() {
+    let rig = Rig::default();
+    let admin = rig.subsystem.attach(&crate::fuzzing::tenant(), Instant(0)).expect("room");
+    admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
+    let set = |value: u32| rig.run(&admin, &entry(0x09, 0, &[0x07, value]), &[]);
+    for (asked, granted) in [(0x0003_0007, 0x0003_0007), (0x0007_0003, 0x0007_0003), (0x0000_fffe, 127)] {
+        assert_eq!((set(asked).status, set(asked).result), (Status::SUCCESS, granted), "{asked:#x}");
+        assert_eq!(rig.run(&admin, &entry(0x0a, 0, &[0x07]), &[]).result, granted);
+    }
+    assert_eq!(set(0xffff_0001).status, Status::INVALID_FIELD);
+    assert_eq!(set(0x0001_0003).status, Status::SUCCESS);
+    let opened: Vec<_> = (1..=5).map(|id| rig.subsystem.open_queue(&admin.controller, id, 2)).collect();
+    assert!(opened[..4].iter().all(Result::is_ok) && opened[4].is_err(), "four submission queues");
+}
+
+/// NVMe Base 2.0 5.27.1.4: a host that disables the cache sends no Flush, and trusts that nothing is volatile.
+#[test]
+fn disabling_the_volatile_write_cache_flushes_first_and_fails_with_the_flush() {
+    let rig = Rig::default();
+    let get = || admin(&rig, 0x0a, 0, &[0x06]).result;
+    let set = |value: u32| admin(&rig, 0x09, 0, &[0x06, value]).status;
+    for memory in &rig.memories {
+        memory.fault.set(Some(Fault::Medium));
+        assert_eq!((set(0), get()), (Status::WRITE_FAULT, 1), "every namespace is flushed, and the cache stays");
+        assert!(memory.fault.take().is_none());
+    }
+    assert_eq!((set(0), get()), (Status::SUCCESS, 0));
+    rig.memories[1].fault.set(Some(Fault::NoSpace));
+    assert_eq!((set(0), get()), (Status::CAPACITY, 0), "it was disabled before");
+    rig.memories[1].fault.set(Some(Fault::Gone));
+    assert_eq!((set(1), get()), (Status::SUCCESS, 1), "enabling flushes nothing");
+}
+
+/// A write that is durable by the setting of the cache when it ends, not when it begins.
+#[test]
+fn both_halves_of_a_fused_write_use_the_cache_setting_at_their_end() {
+    let rig = Rig::default();
+    rig.admin.controller.set_write_cache(true);
+    let (mut first, mut second) = (blocks(COMPARE, 3, 1), blocks(WRITE, 3, 1));
+    (first.flags, second.flags) = (1, 2);
+    let controller = rig.admin.controller.clone();
+    // The first request of the store is the read that compares.
+    rig.memories[0].on_request(move || controller.set_write_cache(false));
+    let fused = rig.run_fused([&first, &second], [&[0; 512], &[8; 512]]).map(|half| half.status);
+    assert_eq!((fused, rig.memories[0].flushes.get()), ([Status::SUCCESS; 2], 1));
+}
+
+#[test]
+fn feature_values_are_read_as_they_were_set() {
     let rig = Rig::default();
     let get = |id: u32, select: u32| admin(&rig, 0x0a, 0, &[id | select << 8]);
     let set = |id: u32, value: u32| admin(&rig, 0x09, 0, &[id, value]).status;
@@ -501,7 +615,7 @@ fn the_persistent_event_log_is_read_as_it_was_when_that_began() {
     assert_eq!(log(BEGIN, 128, 0).status, Status::SEQUENCE_ERROR);
     assert_eq!(set(0x04, 401), Status::SUCCESS);
     let all = log(READ, length / 4, 0).data;
-    assert_eq!((u32_at(&all, 4), &all[..512]), (count, &head.data[..]), "what comes meanwhile is not in it");
+    assert_eq!((u32_at(&all, 4), &all[..512]), (count, &head.data[..]), "later events are not in it");
     // The health was looked at first of all; the feature came before.
     assert_eq!((all[512], all[512 + 24 + 512], count), (0x01, 0x0b, 3));
     assert_eq!(log(READ, 4, 512).data, all[512..528]);
@@ -515,7 +629,7 @@ fn the_persistent_event_log_is_read_as_it_was_when_that_began() {
     assert_eq!(count_now(), count + 1);
     assert_eq!(admin(&rig, 0x80, 1, &[0]).status, Status::SUCCESS);
     assert_eq!(count_now(), count + 3, "a format begins and ends");
-    // A reset is an event, and nobody reads any more.
+    // A reset is an event, and ends the reporting context.
     assert_eq!(log(BEGIN, 128, 0).status, Status::SUCCESS);
     for value in [0x46_0000, 0x46_0001] {
         rig.subsystem.set_property(&rig.admin.controller, 0x14, false, value).expect("a reset");
@@ -524,14 +638,14 @@ fn the_persistent_event_log_is_read_as_it_was_when_that_began() {
 }
 
 #[test]
-fn what_a_subsystem_remembers_is_its_own() {
+fn each_subsystem_has_its_own_history() {
     let rig = Rig::default();
     assert_eq!(admin(&rig, 0x14, 1, &[1]).status, Status::SUCCESS);
     let tests = || admin(&rig, 0x02, 0, &[0x06 | 8 << 16]).data;
     assert_eq!((tests()[4], tests()[32]), (0x10, 0x0f), "one of them");
-    let own = rig.board.directory().subsystem(&rig.admin.controller.standing.subsystem.nqn).cloned();
+    let own = rig.subsystems.directory().subsystem(&rig.admin.controller.access_grant.subsystem.nqn).cloned();
     let own = own.expect("it is there");
-    assert_eq!((own.history.tests().len(), rig.board.directory().discovery().history.tests().len()), (1, 0));
+    assert_eq!((own.history.tests().len(), rig.subsystems.directory().discovery().history.tests().len()), (1, 0));
 }
 
 #[test]
@@ -549,6 +663,8 @@ fn logs_are_read_in_parts() {
     let access = log(0x0c, 26, 0).data;
     assert_eq!((access[0], access[8], access[16], access[20], access[32], access[48]), (1, 2, 1, 1, 1, 1));
     assert_eq!(log(0x0c, 2, 8).data, access[8..16]);
+    let behind = log(0x0c, 16, 1024);
+    assert_eq!((behind.status, behind.data), (Status::SUCCESS, vec![0; 64]), "hosts read the announced size in pieces");
     assert_eq!(log(0x02, 1, 516).status, Status::INVALID_FIELD);
     assert_eq!(log(0x02, 1, 2).status, Status::INVALID_FIELD);
     assert_eq!(log(0x70, 1, 0).status, Status::INVALID_LOG_PAGE, "this is no discovery service");
@@ -566,11 +682,11 @@ fn discovery_tells_where_the_subsystem_is() {
         service: "4420".into(),
         in_capsule: 0,
         memory: false,
-        way: crate::directory::Way { portal: 1, group: 1, is_secure: false },
+        portal_ref: crate::directory::PortalRef { portal: 1, group: 1, is_secure: false },
     };
     let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
     let data = connect_data(9, 0xffff, crate::path::DISCOVERY_NQN);
-    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("let in");
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("admitted");
     queue.controller.set_property(0x14, false, 1).expect("enabled");
     let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 1023 << 16]), &[]).data;
     assert_eq!((log[8], &log[1024..1028], &log[1056..1061]), (3, &[3, 1, 2, 4][..], &b"4420\0"[..]));
@@ -579,7 +695,7 @@ fn discovery_tells_where_the_subsystem_is() {
     assert_eq!((&log[3072..3075], &log[3104..3109], &log[3584..3588]), (&[3, 2, 1][..], &b"8009\0"[..], &b"::1\0"[..]));
     let identified = rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data;
     assert_eq!((identified[111], u32_at(&identified, 92)), (2, 0x8000_0000));
-    // Who wants to know is told of changes, and the others are not.
+    // Hosts that enabled the event are notified of changes, and other hosts are not.
     assert_eq!(rig.run(&queue, &entry(0x09, 0, &[0x0b, 0x8000_0000]), &[]).status, Status::SUCCESS);
     assert!(rig.run(&queue, &entry(0x0c, 0, &[]), &[]).parked);
     assert!(admin(&rig, 0x0c, 0, &[]).parked);
@@ -652,7 +768,7 @@ fn format() -> Rewrite {
 }
 
 #[test]
-fn access_states_stop_what_touches_the_medium() {
+fn access_states_stop_commands_that_use_the_medium() {
     let rig = Rig::default();
     assert_eq!(admin(&rig, 0x09, 0, &[0x0b, 1 << 11]).status, Status::SUCCESS);
     assert!(admin(&rig, 0x0c, 0, &[]).parked);
@@ -709,7 +825,7 @@ fn a_formatted_namespace_is_empty() {
 }
 
 #[test]
-fn what_waits_for_an_event_can_be_aborted() {
+fn asynchronous_event_requests_can_be_aborted() {
     let rig = Rig::default();
     let mut request = entry(0x0c, 0, &[]);
     for cid in 0..4 {
@@ -750,34 +866,35 @@ fn blocks_that_scsi_protects_are_protected_here_too() {
     let rig = Rig::default();
     let of = |opcode, first, count: u32| entry(opcode, 2, &[first, 0, count - 1]);
     let data: Vec<u8> = (0..2 * BLOCK).map(|at| (at / 7) as u8).collect();
-    let beside = |block: usize| {
+    let stored_info = |block: usize| {
         let at = block * INFO_BYTES;
-        rig.beside.with(|bytes| Info::read_from_bytes(&bytes[at..at + INFO_BYTES]).expect("all of it").inverted())
+        rig.protection_store
+            .with(|bytes| Info::read_from_bytes(&bytes[at..at + INFO_BYTES]).expect("all of it").inverted())
     };
     let made = |block: usize, data: &[u8]| Info {
         guard: guard(data).into(),
-        application: beside(block).application,
+        application: stored_info(block).application,
         reference: (block as u32).into(),
     };
     assert_eq!(io(&rig, &of(WRITE, 3, 2), &data).status, Status::SUCCESS);
     let (first, second) = data.split_at(BLOCK as usize);
-    assert_eq!((beside(3), beside(4), beside(5)), (made(3, first), made(4, second), Info::BLANK));
+    assert_eq!((stored_info(3), stored_info(4), stored_info(5)), (made(3, first), made(4, second), Info::BLANK));
     assert_eq!(io(&rig, &of(READ, 2, 4), &[]).data[512..1536], data);
     assert_eq!(io(&rig, &of(COMPARE, 3, 2), &data).status, Status::SUCCESS);
     // Zeroes, and what is deallocated, are not checked.
     assert_eq!(io(&rig, &of(0x08, 4, 1), &[]).status, Status::SUCCESS);
-    assert_eq!((beside(3), beside(4)), (made(3, first), Info::BLANK));
+    assert_eq!((stored_info(3), stored_info(4)), (made(3, first), Info::BLANK));
     rig.memories[1].with(|bytes| bytes[3 * BLOCK as usize] ^= 1);
     for opcode in [READ, COMPARE, 0x0c] {
         assert_eq!(io(&rig, &of(opcode, 3, 1), first).status, Status::READ_ERROR, "{opcode:#x}");
     }
     assert_eq!(io(&rig, &of(READ, 4, 1), &[]).data, [0; BLOCK as usize]);
     assert_eq!(admin(&rig, 0x80, 2, &[0]).status, Status::SUCCESS);
-    assert_eq!((beside(3), io(&rig, &of(READ, 3, 1), &[]).status), (Info::BLANK, Status::SUCCESS));
+    assert_eq!((stored_info(3), io(&rig, &of(READ, 3, 1), &[]).status), (Info::BLANK, Status::SUCCESS));
 }
 
 #[test]
-fn self_tests_are_told_of() {
+fn self_tests_are_logged() {
     let rig = Rig::default();
     let test = |namespace, code| admin(&rig, 0x14, namespace, &[code]).status;
     let log = || admin(&rig, 0x02, 0, &[6 | 140 << 16]).data;
@@ -835,7 +952,7 @@ impl Transfer for Half {
         Ok(self.0.wait_sg(len).await.share())
     }
 
-    async fn pull_beside(&self, _offset: usize, len: usize) -> Result<Sg, Fault> {
+    async fn pull_more(&self, _offset: usize, len: usize) -> Result<Sg, Fault> {
         Ok(self.0.take_sg(len).ok_or(Fault::NoMemory)?.share())
     }
 
@@ -853,12 +970,12 @@ fn a_fused_operation_does_not_hold_memory_while_it_waits_for_more() {
     const LEN: usize = 64 << 10;
     let arena = Arena::new(1 << 20);
     let half = Half(arena.clone());
-    let both = Both { halves: [&half, &half], first: LEN };
+    let both = Both { halves: [&half, &half], first: LEN, failed: Cell::new(None) };
     assert_eq!(at_once(both.pull(0, 2 * LEN)).map(|data| data.len()), Ok(2 * LEN));
     // In pieces that are larger than a half, or reach from one into the other.
-    let pieces = [both.pull(0, LEN + 512)].map(at_once).into_iter().chain([at_once(both.pull_beside(LEN + 512, 512))]);
+    let pieces = [both.pull(0, LEN + 512)].map(at_once).into_iter().chain([at_once(both.pull_more(LEN + 512, 512))]);
     assert_eq!(pieces.map(|data| data.map(|data| data.len())).collect::<Vec<_>>(), [Ok(LEN + 512), Ok(512)]);
-    assert_eq!(at_once(both.pull_beside(LEN - 512, 1024)).map(|data| data.len()), Ok(1024));
+    assert_eq!(at_once(both.pull_more(LEN - 512, 1024)).map(|data| data.len()), Ok(1024));
     // Room for one half.
     let first = arena.take_sg(LEN).expect("room");
     let rest: Vec<_> = std::iter::from_fn(|| arena.take_sg(lunar_core::mem::PAGE)).collect();
@@ -899,7 +1016,7 @@ fn as_many_namespaces_as_there_may_be() {
     let access = admin(&rig, 0x02, 0xffff_ffff, &[0x0c | ((16 + 36 * NAMESPACES_MAX) / 4 - 1) << 16]).data;
     let told: Vec<u32> = access[16..].chunks(36).map(|group| u32_at(group, 32)).collect();
     assert_eq!((u16_at(&access, 8), told), (1024, all));
-    // Who comes later sees them, too.
+    // A host that connects later sees them, too.
     let [late, _] = rig.host(9);
     assert_eq!(rig.run(&late, &entry(0x06, 0, &[0x02]), &[]).data[4092..], NAMESPACES_MAX.to_le_bytes());
 }

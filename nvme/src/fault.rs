@@ -1,4 +1,4 @@
-//! What a fault of a store or a transport means to a host.
+//! The status codes of faults of stores and transports.
 
 use crate::command::Status;
 use lunar_core::io::Fault;
@@ -15,11 +15,11 @@ pub(crate) fn writes(step: &Step) -> bool {
     }
 }
 
-/// How a command ends whose step failed.
+/// The status of a command whose step failed.
 pub(crate) fn status(failure: Failure, writes: bool) -> Status {
     match failure {
         Failure::Miscompare { .. } => Status::COMPARE_FAILURE,
-        // The host sends none and asks for none: what is on the medium is damaged.
+        // The host transfers no protection information, so the medium is damaged.
         Failure::Protection { .. } => Status::READ_ERROR,
         Failure::Fault { fault: Fault::Marked, .. } | Failure::Origin { fault: Fault::Marked, .. } => {
             Status::READ_ERROR
@@ -32,7 +32,7 @@ pub(crate) fn status(failure: Failure, writes: bool) -> Status {
     }
 }
 
-/// The byte of the medium that is to blame, if one is.
+/// The byte of the medium that failed, if known.
 pub(crate) fn place(step: &Step, failure: Failure) -> Option<u64> {
     let at = match failure {
         Failure::Fault { fault: Fault::Medium | Fault::Marked, at }
@@ -41,7 +41,7 @@ pub(crate) fn place(step: &Step, failure: Failure) -> Option<u64> {
         Failure::Fault { .. } | Failure::Origin { .. } => return None,
     };
     match step {
-        // What was compared has its protection information between the blocks.
+        // The offset counts protection information between the blocks, so it is no offset of data.
         Step::Protected(_) if matches!(failure, Failure::Miscompare { .. }) => None,
         Step::Protected(protected) => place(&protected.step, failure),
         Step::Read { offset, .. }
@@ -55,7 +55,7 @@ pub(crate) fn place(step: &Step, failure: Failure) -> Option<u64> {
     }
 }
 
-/// How a command ends whose host sees what protects blocks, when that is not as it should be.
+/// The status after a failed check of protection information that the host sees.
 pub(crate) fn check(field: Field) -> Status {
     match field {
         Field::Guard => Status::GUARD_CHECK,
@@ -64,23 +64,24 @@ pub(crate) fn check(field: Field) -> Status {
     }
 }
 
-/// How a command ends after a fault that no block is to blame for.
+/// The status after a fault that belongs to no block.
 pub(crate) fn transfer(fault: Fault) -> Status {
     match fault {
         Fault::NoSpace => Status::CAPACITY,
         Fault::Aborted | Fault::Cleared => Status::ABORTED,
-        // The host sent something else, or damaged, or nothing.
+        // The host sent too much data, damaged data, or none.
         Fault::Protocol | Fault::Timeout => Status::TRANSPORT_ERROR,
         Fault::NoMemory => Status::NOT_READY,
         Fault::Gone | Fault::Medium | Fault::Marked | Fault::Unsupported | Fault::Os(_) => Status::INTERNAL_ERROR,
     }
 }
 
-/// What is counted of a failure: those of the medium.
+/// The event to count for a failure: only those of the medium and of space have one.
 pub(crate) fn event(failure: Failure, writes: bool) -> Option<Event> {
     match failure {
         Failure::Protection { .. } => Some(Event::ReadError),
         Failure::Fault { fault: Fault::Medium, .. } => Some(if writes { Event::WriteError } else { Event::ReadError }),
+        Failure::Fault { fault: Fault::NoSpace, .. } => Some(Event::SpaceError),
         _ => None,
     }
 }

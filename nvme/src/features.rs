@@ -1,4 +1,4 @@
-//! Features: what a host may set of its controller (NVMe Base 2.0 5.27.1). One row each.
+//! Features of controllers (NVMe Base 2.0 5.27.1), one row each.
 
 use crate::limits::VECTORS;
 use crate::policy::Transport;
@@ -38,14 +38,14 @@ pub const RESERVATION_MASK: u8 = 0x82;
 /// Reservation Persistence.
 pub const RESERVATION_PERSISTENCE: u8 = 0x83;
 
-/// What there is to say of a feature.
+/// The properties of a feature.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Row {
     /// Its identifier.
     pub id: u8,
     /// Its name.
     pub name: &'static str,
-    /// Who has it.
+    /// The transports that have the feature.
     pub transport: Transport,
     /// Whether it can be set.
     pub changes: bool,
@@ -53,7 +53,7 @@ pub struct Row {
     pub per_namespace: bool,
     /// Bytes of data that it is set with and read as; zero: a dword.
     pub data: u32,
-    /// The value that it has when nobody has set it.
+    /// The default value.
     pub default: u32,
 }
 
@@ -98,21 +98,21 @@ pub(crate) const DISABLED: u32 = 1 << 16;
 /// How interrupts of I/O completion queues wait for more completions.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Coalescing {
-    /// Completions that one is raised for, if they come in time.
+    /// The number of completions for one interrupt (aggregation threshold).
     pub entries: u32,
-    /// How long one waits at most; zero: not at all.
+    /// The longest delay of an interrupt; zero: none.
     pub time: Duration,
     /// Vectors whose interrupts do not wait.
     pub exempt: Vec<u16>,
 }
 
-/// What a host has set of its controller.
+/// The feature values that a host has set.
 #[derive(Debug, Default)]
 pub struct Values {
     dwords: BTreeMap<(u8, u32), u32>,
-    /// Milliseconds that the host's clock is ahead, once it has set it.
+    /// The offset of the host's clock in milliseconds, after the host has set it.
     pub(crate) clock: Option<i64>,
-    /// What the host says that it knows.
+    /// The Host Behavior Support of the host.
     pub(crate) behavior: Option<Box<[u8; 512]>>,
 }
 
@@ -129,7 +129,7 @@ impl Values {
         self.dwords.insert((id, namespace), value);
     }
 
-    /// All that were set: the feature, the namespace, its value.
+    /// All values that were set: feature, namespace, value.
     pub(crate) fn all(&self) -> Vec<(u8, u32, u32)> {
         self.dwords.iter().map(|((id, namespace), value)| (*id, *namespace, *value)).collect()
     }
@@ -137,7 +137,7 @@ impl Values {
     /// How interrupts wait for more completions.
     #[must_use]
     pub fn coalescing(&self) -> Coalescing {
-        /// What its time is counted in.
+        /// The unit of the aggregation time.
         const UNIT: Duration = Duration::from_micros(100);
         let [entries, time, ..] = self.get(COALESCING, 0).to_le_bytes();
         let exempt = self.dwords.range((VECTOR, 0)..=(VECTOR, VECTORS.into()));
@@ -145,7 +145,7 @@ impl Values {
         Coalescing { entries: u32::from(entries) + 1, time: UNIT * u32::from(time), exempt: exempt.collect() }
     }
 
-    /// The events that the host wants to know of.
+    /// The events that the host has enabled.
     #[must_use]
     pub fn events(&self) -> u32 {
         self.get(EVENTS, 0)

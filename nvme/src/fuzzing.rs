@@ -1,29 +1,29 @@
-//! What fuzzers and tests call: a subsystem with two namespaces in memory, and a host with its queues.
+//! The rig of fuzz targets and tests: a subsystem with two namespaces in memory, and a host with its queues.
 
 use crate::attach::Tenant;
-use crate::auth::Outside;
+use crate::auth::AuthServices;
+use crate::auth::authenticator::Authenticator;
 use crate::auth::exchange::{Computed, Terms, Work};
-use crate::auth::guard::Guard;
 use crate::auth::host::{Host, RANDOM};
 use crate::auth::key::Key;
 use crate::auth::wire;
 use crate::command::{Command, Direction, FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData};
-use crate::directory::{Board, Directory, Entry};
+use crate::directory::{Directory, Entry, SubsystemRegistry};
 use crate::namespace_map::Mapping;
 use crate::path::{DISCOVERY_NQN, Path};
 use crate::policy::Set;
 use crate::queue::Queue;
 use crate::subsystem::{Alone, Environment, Subsystem, SubsystemConfig};
 use crate::table::TABLE;
-use lunar_core::access::{Access, Account, Group, Proofs, Secret};
-use lunar_core::io::{Completion, Data, Done, Fault, Io, Op, Outcome, Quick, Store, Traits};
+use lunar_core::access::{Access, Account, Credentials, Group, Secret};
+use lunar_core::io::{Completion, Data, Done, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::VolatileMemory;
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind, Protection};
 use lunar_core::range::Ranges;
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::step::{Failure, FinalData, SlotContext, Step, carry_out};
 use lunar_core::time::Instant;
 use lunar_core::unit::{Admitted, Geometry, Identity, OneCore, Unit, UnitId};
 use lunar_unit::{CoreUnits, NoOtherCores, UnitChange};
@@ -42,44 +42,60 @@ pub const BLOCKS: u64 = 2048;
 pub const BLOCK: u32 = 512;
 /// Name of the subsystem.
 pub const NQN: &str = "nqn.2026-01.io.lunar:rig";
-/// What the clock shows, always: milliseconds since the beginning of 1970.
+/// The constant time of the clock: milliseconds since the beginning of 1970.
 pub const NOW: u64 = 1_795_000_000_000;
-/// Where the host comes from.
+/// The address of the host.
 pub const SOURCE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 7)), 4000);
-/// The same, without a secure channel.
+/// The caller, without TLS.
 #[must_use]
 pub fn caller() -> Caller {
-    Caller { source: SOURCE, channel: None }
+    Caller { source: SOURCE, tls_peer: None }
 }
 
-/// What it is called.
+/// The NQN of the host.
 pub const HOST_NQN: &str = "nqn.2014-08.org.nvmexpress:uuid:rig";
 /// The unit whose blocks are protected.
 const PROTECTED: u32 = 1;
 const ARENA_BYTES: usize = 8 << 20;
 
-/// A store of bytes in memory, and what its next request is answered with instead.
-#[derive(Debug)]
+/// A store in memory that can fail its next request.
 pub struct Memory {
     bytes: RefCell<Vec<u8>>,
     /// The fault.
     pub fault: Cell<Option<Fault>>,
-    /// Whether its data is not at hand: see [`Quick`].
+    /// Whether its data is not available at once: see [`ImmediateStore`].
     pub is_slow: Cell<bool>,
+    /// The flushes so far.
+    pub flushes: Cell<u32>,
+    next: RefCell<Option<Box<dyn FnOnce()>>>,
     traits: Traits,
 }
 
 impl Memory {
-    /// Looks at its bytes, or changes them behind the back of the subsystem.
+    fn new(traits: Traits) -> Rc<Self> {
+        let (bytes, fault, is_slow) = (RefCell::new(vec![0; traits.size as usize]), Cell::default(), Cell::default());
+        Rc::new(Self { bytes, fault, is_slow, flushes: Cell::default(), next: RefCell::default(), traits })
+    }
+
+    /// Reads or changes its bytes without the subsystem.
     pub fn with<T>(&self, what: impl FnOnce(&mut [u8]) -> T) -> T {
         what(&mut self.bytes.borrow_mut())
+    }
+
+    /// Calls this when the next request comes.
+    pub fn on_request(&self, call: impl FnOnce() + 'static) {
+        *self.next.borrow_mut() = Some(Box::new(call));
     }
 }
 
 struct MemoryStore(Rc<Memory>);
 
-impl Quick for MemoryStore {
+impl ImmediateStore for MemoryStore {
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
+        if let Some(call) = self.0.next.take() {
+            call();
+        }
+        self.0.flushes.set(self.0.flushes.get() + u32::from(io.op == Op::Flush));
         let beyond = (!io.within(self.0.traits.size)).then_some(Fault::OUT_OF_RANGE);
         if let Some(fault) = beyond.or_else(|| self.0.fault.take()) {
             return Err(fault);
@@ -108,7 +124,7 @@ impl Store for MemoryStore {
         &self.0.traits
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         (!self.0.is_slow.get()).then_some(self)
     }
 
@@ -146,7 +162,7 @@ impl Transfer for Wire<'_> {
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
-        assert_eq!(offset, self.pushed.borrow().len(), "data comes in order");
+        assert_eq!(offset, self.pushed.borrow().len(), "data arrives in order");
         self.pushed.borrow_mut().extend(data.to_vec());
         Ok(())
     }
@@ -186,16 +202,16 @@ pub fn subsystem_entry(access: Access) -> Entry {
     }
 }
 
-fn open_board() -> Arc<Board> {
-    let board = Arc::new(Board::default());
+fn open_subsystems() -> Arc<SubsystemRegistry> {
+    let subsystems = Arc::new(SubsystemRegistry::default());
     let directory = Directory::new(vec![subsystem_entry(Access::open())], Default::default(), None);
     let mut directory = directory.unwrap_or_else(|_| Directory::nothing());
     directory.referrals = vec![Path::tcp((std::net::Ipv6Addr::LOCALHOST, 8009).into(), 0)];
-    board.set(directory);
-    board
+    subsystems.set(directory);
+    subsystems
 }
 
-/// A host on this machine, which sees all.
+/// A host on this machine, which sees all namespaces.
 #[must_use]
 pub fn tenant() -> Tenant {
     Tenant { host: "nqn.x:vm".into(), subsystem: NQN.into(), map: None, group: 0, address: "/run/x".into() }
@@ -213,12 +229,12 @@ pub struct Rig {
     pub io: Rc<Queue>,
     /// The bytes of the namespaces.
     pub memories: [Rc<Memory>; 2],
-    /// What is kept beside the blocks of the second: their protection information, inverted.
-    pub beside: Rc<Memory>,
-    /// Time as the rig has it.
-    pub outside: Rc<Still>,
-    /// What subsystems there are: one, for everybody.
-    pub board: Arc<Board>,
+    /// The protection store of the second namespace, with inverted bytes.
+    pub protection_store: Rc<Memory>,
+    /// The time of the rig.
+    pub services: Rc<Still>,
+    /// The directory with one subsystem, for all hosts.
+    pub subsystems: Arc<SubsystemRegistry>,
     told: Arc<Mutex<Vec<String>>>,
     arena: Arena,
 }
@@ -237,17 +253,17 @@ impl Rig {
     #[must_use]
     pub fn with(environment: Rc<dyn Environment>) -> Self {
         let told = Arc::<Mutex<Vec<String>>>::default();
-        let outside = Rc::new(Still::default());
-        let board = open_board();
+        let services = Rc::new(Still::default());
+        let subsystems = open_subsystems();
         let units = CoreUnits::new(Arc::default(), Rc::new(NoOtherCores));
         let config = SubsystemConfig {
             clock: Rc::new(|| NOW),
             stats: Arc::default(),
             units: units.clone(),
             controllers: Arc::default(),
-            board: board.clone(),
-            guard: guard(board.clone(), told.clone()),
-            outside: outside.clone(),
+            subsystems: subsystems.clone(),
+            authenticator: authenticator(subsystems.clone(), told.clone()),
+            services: services.clone(),
         };
         let subsystem = Subsystem::new(config, environment);
         let memories = [0, PROTECTED].map(|id| {
@@ -255,52 +271,52 @@ impl Rig {
             subsystem.add_namespace(id + 1, unit);
             memories
         });
-        let [[first, _], [second, beside]] = memories;
+        let [[first, _], [second, protection_store]] = memories;
         let memories = [first, second];
         let arena = Arena::new(ARENA_BYTES);
         let [admin, io] = connect_pair(&subsystem, 7);
-        Self { subsystem, units, admin, io, memories, beside, outside, board, told, arena }
+        Self { subsystem, units, admin, io, memories, protection_store, services, subsystems, told, arena }
     }
 
-    /// Lets in who belongs to one of these groups from now on; `discovery` is about those who only ask what there is.
+    /// Admits the hosts of these groups from now on; `discovery` are the credentials for the discovery service.
     ///
     /// # Panics
-    /// When they would not protect.
-    pub fn let_in(&self, groups: Vec<Group>, discovery: Proofs) {
+    /// When the credentials would not protect.
+    pub fn admit_groups(&self, groups: Vec<Group>, discovery: Credentials) {
         self.set_access(Access::new(groups, discovery).expect("right"));
     }
 
-    /// Who may come in from now on.
+    /// Replaces the access rules.
     ///
     /// # Panics
-    /// When that would not protect.
+    /// When the rules would not protect.
     pub fn set_access(&self, access: Access) {
-        let discovery = Proofs::clone(access.discovery());
+        let discovery = Credentials::clone(access.discovery());
         let directory = Directory::new(vec![subsystem_entry(access)], (discovery, Terms::default()), None);
-        self.board.set(directory.expect("right"));
+        self.subsystems.set(directory.expect("right"));
     }
 
-    /// What the audit was told since this was asked last.
+    /// The audit records since the last call.
     #[must_use]
     pub fn told(&self) -> Vec<String> {
         std::mem::take(&mut *self.told.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The admin queue of a host that was let in, and whether it has to prove its name.
+    /// The admin queue of an admitted host, and whether it must authenticate.
     ///
     /// # Panics
-    /// When it is not let in.
+    /// When the host is refused.
     #[must_use]
-    pub fn knock(&self, id: u8) -> (Rc<Queue>, bool) {
+    pub fn connect_admin(&self, id: u8) -> (Rc<Queue>, bool) {
         let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
         let data = connect_data(id, 0xffff, NQN);
-        let made = self.subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), self.outside.now());
-        let (queue, result) = made.expect("the host is let in");
+        let made = self.subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), self.services.now());
+        let (queue, result) = made.expect("the host is admitted");
         (queue, result & 1 << 17 != 0)
     }
 
-    /// Protects the blocks of the second namespace in this way, and shows what protects them or not. Nobody may have
-    /// looked at it.
+    /// Sets the type of protection information of the second namespace, and whether it is transferred with the blocks.
+    /// No queue may have addressed the namespace before.
     ///
     /// # Panics
     /// When there is no second one.
@@ -317,17 +333,16 @@ impl Rig {
         self.admin.controller.set_behavior(Some(Box::new(behavior)));
     }
 
-    /// Carries a step of another command set out on the unit of the second namespace; tells what came of it, and what
-    /// was read.
+    /// Executes a step of another command set on the unit of the second namespace; returns the result and the data.
     ///
     /// # Panics
     /// When it does not end at once.
     pub fn carry(&self, step: &Step, out: &[u8]) -> (Result<(), Failure>, Vec<u8>) {
         let unit = self.subsystem.unit(UnitId(PROTECTED)).expect("it is there").unit.clone();
-        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
-        let (wire, mut tail) = (self.wire(out), Tail::default());
-        let result = at_once(carry_out(Admitted::to(&unit), step, &wire, &mut tools, &mut tail));
-        (result, ended(wire, Reply { tail, ..Reply::default() }).data)
+        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
+        let (wire, mut final_data) = (self.wire(out), FinalData::default());
+        let result = at_once(carry_out(Admitted::to(&unit), step, &wire, &mut slot, &mut final_data));
+        (result, ended(wire, Reply { final_data, ..Reply::default() }).data)
     }
 
     /// Another host, by the bytes of its identifier: its admin queue and an I/O queue.
@@ -352,10 +367,10 @@ impl Rig {
     pub fn run(&self, queue: &Rc<Queue>, sqe: &Sqe, out: &[u8]) -> Ended {
         let (command, wire) = (command(sqe, out), self.wire(out));
         let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
-        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
         let mut reply = Reply::default();
         if !self.subsystem.execute_now(queue, &command, &wire, &self.arena, &mut reply) {
-            at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut tools, &mut reply));
+            at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut slot, &mut reply));
         }
         ended(wire, reply)
     }
@@ -368,14 +383,14 @@ impl Rig {
         let commands = [command(sqes[0], outs[0]), command(sqes[1], outs[1])];
         let wires = outs.map(|out| self.wire(out));
         let tasks = sqes.map(|sqe| self.io.tasks.enter((sqe.cid.get(), sqe.nsid.get())));
-        let mut tools = Tools { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
         let mut replies = [Reply::default(), Reply::default()];
         at_once(self.subsystem.execute_fused(
             &self.io,
             tasks.each_ref(),
             commands.each_ref(),
             wires.each_ref(),
-            &mut tools,
+            &mut slot,
             &mut replies,
         ));
         let ([one, other], [first, second]) = (wires, replies);
@@ -387,18 +402,18 @@ impl Rig {
     }
 }
 
-/// Time that stands still but where it is waited for, and computes at once.
+/// A clock that advances only when a task waits, and immediate computations.
 #[derive(Debug, Default)]
 pub struct Still(Cell<Instant>);
 
 impl Still {
-    /// It is so late now.
+    /// Sets the time.
     pub fn set(&self, now: Instant) {
         self.0.set(now);
     }
 }
 
-impl Outside for Still {
+impl AuthServices for Still {
     fn now(&self) -> Instant {
         self.0.get()
     }
@@ -413,16 +428,16 @@ impl Outside for Still {
     }
 }
 
-fn guard(board: Arc<Board>, told: Arc<Mutex<Vec<String>>>) -> Arc<Guard> {
+fn authenticator(subsystems: Arc<SubsystemRegistry>, told: Arc<Mutex<Vec<String>>>) -> Arc<Authenticator> {
     let next = AtomicU8::new(0);
     let random = Box::new(move |into: &mut [u8]| {
         into.fill_with(|| next.fetch_add(1, Ordering::Relaxed));
         true
     });
-    let sink = move |record: &crate::auth::guard::Record| {
+    let sink = move |record: &crate::auth::authenticator::Record| {
         told.lock().unwrap_or_else(PoisonError::into_inner).push(record.to_string());
     };
-    Guard::new(board, Arc::default(), random, Box::new(sink))
+    Authenticator::new(subsystems, Arc::default(), random, Box::new(sink))
 }
 
 /// The key of hosts of this rig.
@@ -430,7 +445,7 @@ pub const HOST_KEY: &str = "DHHC-1:00:ia6zGodOr4SEG0Zzaw398rpY0wqipUWj4jWjUh4HWU
 /// The key of its subsystem.
 pub const OWN_KEY: &str = "DHHC-1:01:YWJjZGVmZ2hpamtsbW5vcHFyc3R1dnd4eXowMTIzNDVMR01i:";
 
-/// Has all hosts prove their names: to users of these names and secrets.
+/// Requires authentication of all hosts, with these users and secrets.
 ///
 /// # Panics
 /// When the secrets are none.
@@ -439,8 +454,8 @@ pub fn with_users(users: &[(&str, &str)]) -> Access {
     let secret = |text: &str| Secret::new(text.into()).expect("long enough");
     let account = |(name, text): &(&str, &str)| Account { name: (*name).into(), secret: secret(text) };
     let target = Some(Account { name: NQN.into(), secret: secret(OWN_KEY) });
-    let proofs = Proofs { users: users.iter().map(account).collect(), target };
-    Access::new(vec![Group { proofs, ..Group::everybody() }], Proofs::default()).expect("right")
+    let credentials = Credentials { users: users.iter().map(account).collect(), target };
+    Access::new(vec![Group { credentials, ..Group::everybody() }], Credentials::default()).expect("right")
 }
 
 /// A host that knows this key.
@@ -449,7 +464,7 @@ pub fn with_users(users: &[(&str, &str)]) -> Access {
 /// When it is none.
 #[must_use]
 pub fn prover(key: &str) -> Host {
-    /// Of the challenge of the host, and its number.
+    /// Random bytes of the host: the challenge and its sequence number.
     const BEHIND: [u8; 68] = {
         let mut bytes = [0x3c; 68];
         [bytes[64], bytes[65], bytes[66], bytes[67]] = 0x0001_0002_u32.to_le_bytes();
@@ -478,8 +493,11 @@ fn command(sqe: &Sqe, out: &[u8]) -> Command {
 
 fn ended(wire: Wire<'_>, reply: Reply) -> Ended {
     let mut data = wire.pushed.into_inner();
-    assert!(reply.tail.data.is_empty() || reply.tail.offset == data.len(), "the tail follows what was pushed");
-    data.extend(reply.tail.data.to_vec());
+    assert!(
+        reply.final_data.data.is_empty() || reply.final_data.offset == data.len(),
+        "the final data follows the pushed data"
+    );
+    data.extend(reply.final_data.data.to_vec());
     Ended { status: reply.status.code(), result: reply.result, data, parked: reply.parked }
 }
 
@@ -496,16 +514,8 @@ pub(crate) fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
         rotational: false,
         atomic_write: 64 * BLOCK,
     };
-    let bytes = RefCell::new(vec![0; traits.size as usize]);
-    let memory = Rc::new(Memory { bytes, fault: Cell::default(), is_slow: Cell::default(), traits: traits.clone() });
-    let size = BLOCKS * INFO_BYTES as u64;
-    let bytes = RefCell::new(vec![0; size as usize]);
-    let beside = Rc::new(Memory {
-        bytes,
-        fault: Cell::default(),
-        is_slow: Cell::default(),
-        traits: Traits { size, ..traits.clone() },
-    });
+    let memory = Memory::new(traits.clone());
+    let protection_store = Memory::new(Traits { size: BLOCKS * INFO_BYTES as u64, ..traits });
     let ranges = Rc::new(Ranges::default());
     // Units are told apart by their last bytes.
     let [high, last] = u16::try_from(id).expect("as many as there may be").to_be_bytes();
@@ -522,14 +532,15 @@ pub(crate) fn unit(id: u32) -> (Rc<Unit>, [Rc<Memory>; 2]) {
         geometry: Geometry::of(&traits, BLOCK).expect("a whole number of blocks"),
         read_only: false,
         store: Box::new(MemoryStore(memory.clone())),
-        protection: (id == PROTECTED).then(|| Protection::new(Box::new(MemoryStore(beside.clone())), Kind::One)),
+        protection: (id == PROTECTED)
+            .then(|| Protection::new(Box::new(MemoryStore(protection_store.clone())), Kind::One)),
         medium: lunar_core::medium::Medium::default(),
         tally: lunar_core::tally::Tally::default(),
         exclusive: Rc::new(OneCore(ranges.clone())),
         metadata: Arc::new(VolatileMemory::default()),
         ranges,
     };
-    (Rc::new(unit), [memory, beside])
+    (Rc::new(unit), [memory, protection_store])
 }
 
 /// The entry of Connect.
@@ -567,7 +578,7 @@ fn connect_queue(subsystem: &Subsystem, host: u8, queue: u16, controller: u16) -
     let command = Command { sqe: connect_sqe(queue, 31), sent: 1024, room: 0 };
     let data = connect_data(host, controller, NQN);
     let made = subsystem.connect(&command, data.as_bytes(), Path::default(), caller(), Instant(0));
-    made.expect("the host is let in").0
+    made.expect("the host is admitted").0
 }
 
 fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
@@ -577,7 +588,7 @@ fn connect_pair(subsystem: &Subsystem, host: u8) -> [Rc<Queue>; 2] {
     [admin, io]
 }
 
-/// The result of a future that waits for nothing, but lets others have their turn.
+/// The result of a future that may yield, but waits for nothing.
 ///
 /// # Panics
 /// When it waits.
@@ -594,21 +605,21 @@ pub fn at_once<T>(future: impl Future<Output = T>) -> T {
 }
 
 /// Whether a reply's response, or the value of the group that it is made with, has this byte. The challenge between
-/// them and the fields before are about the proof that the host asks for, if it does.
+/// them and the fields before belong to the authentication of the subsystem, if the host asks for it.
 fn is_of_proof(reply: &[u8], at: usize) -> bool {
     let Ok((head, _)) = wire::Reply::ref_from_prefix(reply) else { return false };
     let (response, length) = (size_of::<wire::Reply>(), usize::from(head.hash_len));
     (response..response + length).contains(&at) || at >= response + 2 * length
 }
 
-/// Messages of a host that has to prove its name: right ones, with bytes of them changed, and any others. Whoever was
-/// never right does not pass.
-pub fn proofs(data: &[u8]) {
+/// Messages of a host that must authenticate: right ones, right ones with changed bytes, and arbitrary ones. A host
+/// whose messages were never right is not authenticated.
+pub fn authentication(data: &[u8]) {
     /// Groups whose numbers are small enough for many rounds.
     const GROUPS: [u8; 2] = [0, 1];
     let rig = Rig::default();
     rig.set_access(with_users(&[("alice", HOST_KEY)]));
-    let (queue, _) = rig.knock(9);
+    let (queue, _) = rig.connect_admin(9);
     let Some((first, data)) = data.split_first() else { return };
     let mut host = prover(if first & 1 == 0 { HOST_KEY } else { OWN_KEY });
     host.other = (first & 2 != 0).then(|| Key::parse(OWN_KEY.as_bytes()).ok()).flatten();
@@ -631,9 +642,9 @@ pub fn proofs(data: &[u8]) {
         is_right |= first & 1 == 0 && what & 7 == 1 && !message.is_empty() && !changed;
         let length = message.len();
         rig.run(&queue, &auth_sqe(5, length), &message);
-        rig.outside.set(rig.outside.now() + std::time::Duration::from_secs(2));
+        rig.services.set(rig.services.now() + std::time::Duration::from_secs(2));
     }
-    assert!(is_right || !queue.passes(), "who has proved nothing passes");
+    assert!(is_right || !queue.passes(), "an unauthenticated host passes");
 }
 
 /// Runs commands, any of them with any bits: each is a queue, an entry and its data.
@@ -646,7 +657,7 @@ pub fn commands(mut data: &[u8]) {
         let (bytes, rest) = rest.split_at(rest.len().min(SQE_LEN));
         let mut sqe = Sqe::new_zeroed();
         sqe.as_mut_bytes()[..bytes.len()].copy_from_slice(bytes);
-        // Mostly a command that there is.
+        // Mostly commands that exist.
         let row = &TABLE[usize::from(sqe.opcode) % TABLE.len()];
         let set = row.policy.code.set;
         if queue & 0x80 == 0 {
@@ -662,7 +673,7 @@ pub fn commands(mut data: &[u8]) {
         match sqe.flags & FUSE {
             0 => _ = rig.run(queue, &sqe, out),
             FUSE_FIRST | FUSE_SECOND => fuse(&rig, &sqe, out),
-            // Mostly a command that is not fused: one that says so of itself is refused at once.
+            // Mostly commands that are not fused: a single half is refused at once.
             _ if sqe.cid.get() & 0x0f > 0 => {
                 sqe.flags &= !FUSE;
                 rig.run(queue, &sqe, out);
@@ -695,7 +706,7 @@ pub(crate) fn fuse(rig: &Rig, sqe: &Sqe, out: &[u8]) {
         0xf5 => halves[0].cdw10[3] = u32::MAX.into(),
         _ => {}
     }
-    // What was never written is zero, and what is compared may have been written before.
+    // Unwritten blocks are zero; compared blocks may have been written before.
     let data = |byte: u8| vec![byte & 1; (count as usize + 1) * BLOCK as usize];
     let (mut compared, mut written) = (data(same), data(other));
     if wrong > 0xf8 {
@@ -711,11 +722,11 @@ pub(crate) fn fuse(rig: &Rig, sqe: &Sqe, out: &[u8]) {
     let before = there();
     let [compare, write] = rig.run_fused([&halves[0], &halves[1]], [&compared, &written]);
     assert_eq!(compare.status == Status::SUCCESS, write.status == Status::SUCCESS, "both go well, or neither does");
-    assert!(write.status == Status::SUCCESS || there() == before, "what failed has written something");
+    assert!(write.status == Status::SUCCESS || there() == before, "a failed write has changed the medium");
 }
 
-/// Hosts that connect queues: right ones, and others, with bytes of entry and data changed. Whoever gets a queue is who
-/// it said, and has no more than it may.
+/// Hosts that connect queues: with right commands, and with changed bytes of entry and data. A host that gets a queue
+/// is the named host, and has no more rights than it may.
 pub fn connects(data: &[u8]) {
     let rig = Rig::default();
     let Some((first, data)) = data.split_first() else { return };
@@ -740,8 +751,8 @@ pub fn connects(data: &[u8]) {
             bytes.truncate(usize::from(cut) * 4);
         }
         let command = Command { sqe, sent: bytes.len() as u32, room: 0 };
-        let now = rig.outside.now();
-        rig.outside.set(now + std::time::Duration::from_millis(u64::from(cut) * 10));
+        let now = rig.services.now();
+        rig.services.set(now + std::time::Duration::from_millis(u64::from(cut) * 10));
         if rig.subsystem.arrive(&command, &bytes, &caller(), now).is_err() {
             continue;
         }
@@ -761,16 +772,18 @@ pub fn connects(data: &[u8]) {
     assert!(controllers.all().is_empty(), "controllers go with their admin queues");
 }
 
-/// What holds of every queue that was connected.
+/// The invariants of every connected queue.
 fn connected(rig: &Rig, queue: &Rc<Queue>, data: &[u8], result: u32) {
     let said = ConnectData::ref_from_bytes(data).expect("others connect nothing");
     let controller = &queue.controller;
     assert!(said.host == controller.host.id && said.host_nqn.starts_with(controller.host.nqn.as_bytes()));
-    assert!(said.subsystem.starts_with(controller.standing.subsystem.nqn.as_bytes()) && !controller.is_over());
+    assert!(said.subsystem.starts_with(controller.access_grant.subsystem.nqn.as_bytes()) && !controller.is_over());
     assert_eq!((result as u16, result & 1 << 17 == 0), (controller.id, queue.passes()));
-    assert!(queue.id <= controller.granted() && queue.entries > 1 && (queue.id == 0 || controller.is_enabled()));
+    assert!(
+        queue.id <= controller.granted().submission && queue.entries > 1 && (queue.id == 0 || controller.is_enabled())
+    );
     let identified = rig.run(queue, &entry(0x06, 0, &[1]), &[]).status;
-    assert!(queue.id > 0 || identified != Status::SUCCESS, "nothing is told before it is enabled");
+    assert!(queue.id > 0 || identified != Status::SUCCESS, "Identify fails before the controller is enabled");
     if queue.passes() && queue.id == 0 {
         let _ = controller.set_property(crate::controller::property::CC, false, 0x46_0001);
     }

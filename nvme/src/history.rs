@@ -1,5 +1,5 @@
-//! What an NVM subsystem remembers of itself, whichever controllers come and go, and across restarts where it may: the
-//! persistent event log (NVMe Base 2.0 5.16.1.14), what came of self-tests, and the last Sanitize.
+//! The history of an NVM subsystem, independent of its controllers and durable where there is a store: the persistent
+//! event log (NVMe Base 2.0 5.16.1.14), the results of self-tests, and the last Sanitize.
 
 mod kept;
 
@@ -14,37 +14,40 @@ pub const LOG_BYTES_MAX: usize = 64 << 10;
 const HEAD_LEN: usize = 512;
 /// Bytes in front of the data of each of them.
 const EVENT_HEAD_LEN: usize = 24;
-/// Under which it is kept.
+/// The name of the record in the metadata store.
 const NAME: &str = "history";
-/// What happens seldom is kept at once, what hosts can do all the time once in so many milliseconds.
+/// Milliseconds between two saves of frequent events. Rare events are saved at once.
 const KEEP_INTERVAL: u64 = 1000;
+/// Saves at once in [`KEEP_INTERVAL`], as many as an operator causes by hand. Later events are saved with the next one
+/// after the interval: a host that sends thousands of Format NVM commands would otherwise keep the core from its work.
+const SAVES_MAX: u32 = 8;
 /// Milliseconds between two snapshots of the health at least.
 const SNAPSHOT_INTERVAL: u64 = 24 * 3_600_000;
 const HOUR: u64 = 3_600_000;
 /// Results of self-tests that are kept: those that the log page has room for.
 const TESTS_MAX: usize = 20;
 
-/// What came of a self-test.
+/// The result of a self-test.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct TestResult {
-    /// Which: short or extended.
+    /// Short or extended.
     pub code: u8,
-    /// What was asked for: no namespace, one, or all.
+    /// The namespace field of the command: no namespace, one, or all.
     pub named: u32,
-    /// The namespace and the first block of what could not be read.
+    /// The namespace and the first block that could not be read.
     pub failed: Option<(u32, u64)>,
     /// Milliseconds since the beginning of 1970.
     pub when: u64,
 }
 
-/// What is worth an entry in the persistent event log.
+/// The events of the persistent event log.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Happened {
-    /// A look at the health: that log page.
+    /// A snapshot of the SMART / Health log page.
     Health(Box<[u8]>),
     /// A host has set the time of its controller.
     Clock {
-        /// What it was. Milliseconds since the beginning of 1970.
+        /// The old time. Milliseconds since the beginning of 1970.
         before: u64,
         /// Milliseconds since the controller was made.
         since: u64,
@@ -70,7 +73,7 @@ pub enum Happened {
     },
     /// Sanitize begins.
     Sanitizes {
-        /// What the controller is capable of.
+        /// The capabilities of the controller.
         capable: u32,
         /// Dwords 10 and 11.
         asked: [u32; 2],
@@ -94,7 +97,7 @@ mod kind {
     pub(super) const SANITIZES: u8 = 0x09;
     pub(super) const SANITIZED: u8 = 0x0a;
     pub(super) const FEATURE: u8 = 0x0b;
-    /// Which there are: a bit for each.
+    /// The supported events: one bit each.
     pub(super) const SUPPORTED: [u8; 2] = {
         let bits: u16 = 1 << HEALTH | 1 << CLOCK | 1 << POWER_ON | 1 << FORMATS | 1 << FORMATTED;
         (bits | 1 << SANITIZES | 1 << SANITIZED | 1 << FEATURE).to_le_bytes()
@@ -129,7 +132,7 @@ impl Event {
     }
 }
 
-/// Who tells the log.
+/// The controller that reports an event.
 #[derive(Clone, Copy, Debug)]
 pub struct Teller<'a> {
     /// NQN of the subsystem.
@@ -144,27 +147,29 @@ pub struct Teller<'a> {
 struct State {
     /// Dword 10 of the last Sanitize.
     sanitized: Option<u32>,
-    /// Whether that has not been seen to be over.
+    /// Whether its end is not logged yet.
     sanitizes: bool,
-    /// The last first.
+    /// The newest first.
     tests: VecDeque<TestResult>,
-    /// The last first.
+    /// The newest first.
     events: VecDeque<Event>,
     /// Bytes of all of them.
     bytes: usize,
-    /// How often this was started.
+    /// The number of starts.
     cycles: u64,
-    /// When it was started last. Milliseconds since the beginning of 1970.
+    /// The time of the last start. Milliseconds since the beginning of 1970.
     began: u64,
-    /// When it was kept last.
+    /// The time of the last save.
     kept: u64,
-    /// When the last look at the health was taken.
+    /// Saves at once since this time, which is at most [`KEEP_INTERVAL`] ago.
+    saves: (u64, u32),
+    /// The time of the last health snapshot.
     snapshot: Option<u64>,
-    /// How often the log was told.
+    /// The generation of the log.
     told: u16,
 }
 
-/// What a subsystem remembers: the same on all cores.
+/// The history of a subsystem, shared by all cores.
 pub struct History {
     keep: Arc<dyn MetadataStore>,
     state: Mutex<State>,
@@ -183,13 +188,13 @@ impl Default for History {
 }
 
 impl History {
-    /// What is kept there, and that it is started now: milliseconds since the beginning of 1970. What cannot be
-    /// understood is forgotten.
+    /// Loads the history and records the start at this time (milliseconds since the beginning of 1970). Records that
+    /// cannot be parsed are dropped.
     #[must_use]
     pub fn new(keep: Arc<dyn MetadataStore>, firmware: &str, now: u64) -> Self {
         let mut state = keep.load(NAME).and_then(|bytes| kept::parse(&bytes)).unwrap_or_default();
         (state.cycles, state.began) = (state.cycles.saturating_add(1), now);
-        // Kept with the next thing that happens: most subsystems never see one, and a start is not delayed.
+        // The start is saved with the next event, so that it is not delayed.
         let (kind, data) = described(Happened::Reset { firmware: firmware.to_owned() }, state.cycles, 0, now);
         state.add(Event { kind, controller: 0, when: now, data: data.into() });
         Self { keep, state: Mutex::new(state) }
@@ -199,10 +204,13 @@ impl History {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something happened at this time, by the controller of this identifier.
+    /// Adds an event of the controller of this identifier at this time.
     pub(crate) fn note(&self, controller: u16, when: u64, what: Happened) {
         let is_often = matches!(what, Happened::Clock { .. } | Happened::Reset { .. } | Happened::Feature(_));
+        // The end of a Sanitize is logged after a restart, too.
+        let is_state = matches!(what, Happened::Sanitizes { .. } | Happened::Sanitized { .. });
         let mut state = self.lock();
+        let at_once = !is_often && (is_state || state.may_save(when));
         match &what {
             Happened::Sanitizes { asked, .. } => (state.sanitized, state.sanitizes) = (Some(asked[0]), true),
             Happened::Sanitized { .. } => state.sanitizes = false,
@@ -211,13 +219,13 @@ impl History {
         }
         let (kind, data) = described(what, state.cycles, when.saturating_sub(state.began), when);
         state.add(Event { kind, controller, when, data: data.into() });
-        self.keep_if(&mut state, when, !is_often);
+        self.keep_if(&mut state, when, at_once);
     }
 
     fn keep_if(&self, state: &mut State, now: u64, at_once: bool) {
         if at_once || now.abs_diff(state.kept) >= KEEP_INTERVAL {
             state.kept = now;
-            // What cannot be kept is told until the end of the process.
+            // A history that cannot be saved stays in memory until the process ends.
             drop(self.keep.save(NAME, kept::of(state)));
         }
     }
@@ -228,12 +236,12 @@ impl History {
         self.lock().sanitized
     }
 
-    /// Whether a Sanitize has begun of which the log does not say that it is over.
+    /// Whether a Sanitize has begun whose end is not logged.
     pub(crate) fn is_sanitizing(&self) -> bool {
         self.lock().sanitizes
     }
 
-    /// Whether it is time for a look at the health.
+    /// Whether a health snapshot is due.
     pub(crate) fn wants_snapshot(&self, now: u64) -> bool {
         self.lock().snapshot.is_none_or(|last| now.abs_diff(last) >= SNAPSHOT_INTERVAL)
     }
@@ -242,10 +250,11 @@ impl History {
         let mut state = self.lock();
         state.tests.push_front(result);
         state.tests.truncate(TESTS_MAX);
-        self.keep_if(&mut state, result.when, true);
+        let at_once = state.may_save(result.when);
+        self.keep_if(&mut state, result.when, at_once);
     }
 
-    /// What came of self-tests, the last first.
+    /// The results of self-tests, the newest first.
     #[must_use]
     pub fn tests(&self) -> Vec<TestResult> {
         self.lock().tests.iter().copied().collect()
@@ -257,7 +266,7 @@ impl History {
         const REVISION: u8 = 3;
         /// Bytes of the head behind this field.
         const REST: u16 = HEAD_LEN as u16 - 20;
-        /// A reporting context exists; what its port is nobody says.
+        /// A reporting context exists; its port identifier type is not reported.
         const CONTEXT: u32 = 1 << 18;
         let mut state = self.lock();
         state.told = state.told.wrapping_add(1);
@@ -291,6 +300,16 @@ fn text<const LEN: usize>(text: &str, fill: u8) -> [u8; LEN] {
 }
 
 impl State {
+    /// Whether one more event is saved at once: the whole history is saved, and a host may cause any number of events.
+    fn may_save(&mut self, now: u64) -> bool {
+        let (since, count) = &mut self.saves;
+        if now.abs_diff(*since) >= KEEP_INTERVAL {
+            (*since, *count) = (now, 0);
+        }
+        *count = count.saturating_add(1);
+        *count <= SAVES_MAX
+    }
+
     fn add(&mut self, event: Event) {
         self.bytes += event.len();
         self.events.push_front(event);
@@ -309,7 +328,8 @@ fn described(what: Happened, cycles: u64, since: u64, when: u64) -> (u8, Vec<u8>
         Happened::Clock { before, since } => (kind::CLOCK, [before.to_le_bytes(), since.to_le_bytes()].concat()),
         Happened::Reset { firmware } => {
             let mut data = text::<8>(&firmware, b' ').to_vec();
-            // Which controller is in the head of the event; nothing of firmware, nothing was under way.
+            // Which controller is in the head of the event; there is no firmware activation and no operation in
+            // progress.
             data.extend_from_slice(&[0; 16]);
             data.extend_from_slice(&(cycles as u32).to_le_bytes());
             data.extend_from_slice(&since.to_le_bytes());
@@ -337,6 +357,8 @@ fn described(what: Happened, cycles: u64, since: u64, when: u64) -> (u8, Vec<u8>
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_core::metadata::Saving;
+    use std::sync::atomic::{AtomicU32, Ordering};
 
     const TELLER: Teller<'_> = Teller { nqn: "nqn.x:a", serial: "7", model: "m" };
 
@@ -374,8 +396,40 @@ mod tests {
         assert_eq!(page[HEAD_LEN..HEAD_LEN + 6], [0x0b, 1, 21, 0, 6, 0]);
     }
 
+    #[derive(Default)]
+    struct CountingMemory(VolatileMemory, AtomicU32);
+
+    impl MetadataStore for CountingMemory {
+        fn load(&self, name: &str) -> Option<Vec<u8>> {
+            self.0.load(name)
+        }
+
+        fn save(&self, name: &'static str, bytes: Vec<u8>) -> Saving {
+            self.1.fetch_add(1, Ordering::Relaxed);
+            self.0.save(name, bytes)
+        }
+
+        fn is_durable(&self) -> bool {
+            true
+        }
+    }
+
     #[test]
-    fn it_is_bounded_and_the_oldest_go() {
+    fn many_formats_do_not_save_the_history_each_time_and_none_is_missing_in_the_end() {
+        let memory = Arc::<CountingMemory>::default();
+        let history = History::new(memory.clone(), "0.1", 1_000_000);
+        for count in 0..500 {
+            history.note(5, 1_000_000 + count, Happened::Formatted { namespace: 2, status: 0 });
+        }
+        assert!(memory.1.load(Ordering::Relaxed) <= SAVES_MAX + 1);
+        history.note(5, 1_002_000, Happened::Formats { namespace: 2, asked: 0 });
+        let again = History::new(memory, "0.1", 1_003_000);
+        let formatted = |page: &[u8]| events(page).iter().filter(|(kind, _)| *kind == 0x08).count();
+        assert_eq!(formatted(&again.tell(&TELLER, 1_003_000)), 500);
+    }
+
+    #[test]
+    fn the_log_is_bounded_and_drops_the_oldest_events() {
         let history = History::default();
         for at in 0..300 {
             history.note(1, at, Happened::Health(vec![at as u8; 512].into()));
@@ -388,7 +442,7 @@ mod tests {
     }
 
     #[test]
-    fn it_outlives_a_restart() {
+    fn the_log_persists_across_a_restart() {
         let keep = Arc::<VolatileMemory>::default();
         let history = History::new(keep.clone(), "1", 10);
         history.note(1, 20, Happened::Sanitizes { capable: 6, asked: [2, 0] });
@@ -402,7 +456,7 @@ mod tests {
         };
         assert_eq!(kinds(&again), [0x0a, 0x04, 0x09, 0x04]);
         assert_eq!(again.tell(&TELLER, 60)[44], 2, "power cycles");
-        // What hosts can do all the time is not kept each time.
+        // Frequent events are not saved each time.
         again.note(1, 51, Happened::Feature([4, 0]));
         let third = History::new(keep.clone(), "1", 100);
         assert_eq!((kinds(&third)[..2].to_vec(), third.is_sanitizing()), (vec![0x04, 0x0a], false));
@@ -411,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_garbled_is_forgotten() {
+    fn a_damaged_history_is_dropped() {
         let keep = Arc::<VolatileMemory>::default();
         History::new(keep.clone(), "1", 10).tested(TestResult { code: 1, named: 0, failed: None, when: 20 });
         let whole = keep.load(NAME).expect("it is kept");

@@ -11,9 +11,9 @@ use crate::limits::{
     ABORTS_MAX, COPY_BYTES_MAX, COPY_RANGES_MAX, KEEP_ALIVE_GRANULARITY, QUEUE_ENTRIES_MAX, TRANSFER_EXPONENT,
 };
 use crate::namespace::{Attached, Namespace};
-use crate::namespace_map::Made;
+use crate::namespace_map::NamespaceSharing;
 use crate::path::Kind;
-use crate::pool::FORMATS;
+use crate::pool::{FORMATS, Pool};
 use layout::Descriptor;
 use lunar_core::protection::{INFO_BYTES, Kind as Protection};
 use lunar_core::step::PIECE_BYTES;
@@ -99,8 +99,8 @@ mod bits {
     pub(super) const FUSED: u16 = 0x01;
     /// VWC: Flush of all namespaces is there.
     pub(super) const FLUSHES_ALL: u8 = 0x06;
-    /// VWC: there is a volatile write cache. Hosts ask once, and namespaces come and go: who was told that there is
-    /// none would not flush those with one.
+    /// VWC: there is a volatile write cache. Hosts read the field once, and namespaces are added later: a host without
+    /// a cache in this field would not flush them.
     pub(super) const CACHES: u8 = 0x01;
     /// SGLS: there are scatter-gather lists, with offsets into capsules, and of the transport.
     pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;
@@ -112,14 +112,14 @@ mod bits {
     pub(super) const DISCONNECTS: u16 = 0x01;
 }
 
-/// SANICAP: block erase and overwrite; what is not to be deallocated is not changed once more either.
+/// SANICAP: block erase and overwrite; No-Deallocate is supported and does not modify the media.
 pub(crate) const SANITIZE: u32 = 0x02 | 0x04 | 0x4000_0000;
 /// PELS: units of 64 KiB.
 const PERSISTENT_EVENT_UNITS: u32 = (LOG_BYTES_MAX >> 16) as u32;
 /// How long a change of asymmetric access may take. Seconds.
 const TRANSITION_SECONDS: u8 = 10;
-/// AWUN, AWUPF, NAWUN, NAWUPF: one block, 0-based. A Write does not keep its range to itself on all cores, so what
-/// reads beside it may see the one part before and the other after it, whatever the store promises.
+/// AWUN, AWUPF, NAWUN, NAWUPF: one block, 0-based. A Write does not lock its range on all cores, so a concurrent read
+/// may see a part before and a part after the write, independent of the store.
 const WRITE: u16 = 0;
 /// Blocks that Compare and Write may have at least: those of the largest blocks. 0-based.
 const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
@@ -128,7 +128,7 @@ const COMPARE_WRITE: u16 = (PIECE_BYTES / 4096 - 1) as u16;
 #[must_use]
 pub fn controller(cx: &Context<'_>) -> Page {
     let controller = cx.controller();
-    let entry = &controller.standing.subsystem;
+    let entry = &controller.access_grant.subsystem;
     let mut page = layout::Controller::new_zeroed();
     page.serial_number = padded(&entry.serial);
     page.model_number = padded(&entry.model);
@@ -194,6 +194,9 @@ fn io_controller(page: &mut layout::Controller, cx: &Context<'_>) {
     page.entry_sizes = bits::ENTRIES;
     page.namespaces = last.into();
     page.namespaces_max = last.into();
+    if let Some(pool) = cx.pool() {
+        page.namespaces_max = allowed_namespaces(cx, &pool).into();
+    }
     page.nvm_commands = bits::COMMANDS.into();
     page.fused = bits::FUSED.into();
     page.volatile_write_cache = bits::FLUSHES_ALL | bits::CACHES;
@@ -201,6 +204,13 @@ fn io_controller(page: &mut layout::Controller, cx: &Context<'_>) {
     page.atomic_write_power_fail = WRITE.into();
     page.atomic_compare_write = COMPARE_WRITE.into();
     page.copy_formats = bits::COPY_FORMATS.into();
+}
+
+/// MNAN of a controller whose host creates namespaces: those of the operator, and as many as the pool allows.
+fn allowed_namespaces(cx: &Context<'_>, pool: &Pool) -> u32 {
+    let shown = cx.queue.all_allocated().iter().filter(|seen| seen.sharing.is_none()).count();
+    // There are NAMESPACES_MAX at most.
+    pool.namespaces_max.saturating_add(shown as u32).min(cx.queue.last_namespace())
 }
 
 /// A number of blocks, 0-based; none counts as one.
@@ -216,7 +226,7 @@ fn features(namespace: &Namespace) -> u8 {
     (if namespace.unit.traits().thin { THIN } else { 0 }) | 0x02 | 0x10
 }
 
-/// RESCAP: all types, and keys that are not asked for; and whether they may outlive a restart.
+/// RESCAP: all types, and IEKEY; and whether reservations may persist through power loss.
 fn reservations(namespace: &Namespace) -> u8 {
     0xfe | u8::from(namespace.unit.metadata.is_durable())
 }
@@ -232,10 +242,10 @@ fn format_progress(namespace: &Namespace) -> u8 {
 pub(crate) const IS_SHARED: u8 = 0x01;
 
 fn sharing(seen: &Attached) -> u8 {
-    if seen.made == Some(Made::Private) { 0 } else { IS_SHARED }
+    if seen.sharing == Some(NamespaceSharing::Private) { 0 } else { IS_SHARED }
 }
 
-/// CNS 00h with NSID FFFFFFFFh: what all namespaces that hosts create have in common.
+/// CNS 00h with NSID FFFFFFFFh: the common fields of all namespaces that hosts create.
 #[must_use]
 pub fn common_namespace() -> Page {
     let mut page = layout::Namespace::new_zeroed();
@@ -371,7 +381,7 @@ pub fn controllers(all: &[u16], first: u16) -> Page {
     Page::of(&page)
 }
 
-/// CNS 05h: what the NVM command set has to say of a namespace: guards have 16 bits, and there is no storage tag (PIF
+/// CNS 05h: the fields of the NVM command set for a namespace: guards have 16 bits, and there is no storage tag (PIF
 /// and STS of ELBAF0 are zero).
 #[must_use]
 pub fn nvm_namespace() -> Page {

@@ -3,18 +3,19 @@
 //!
 //! * [`table`]: the list of commands, one type each, and what derives from it; [`cmd`]: the commands by family
 //! * [`log`]: log pages, [`features`]: features, [`identify`]: identify data; one row each
-//! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, who uses it, through what, and its disks
-//! * [`directory`]: what subsystems there are and who may come in; `space`: who sees which unit as which namespace
-//! * [`execute`]: a command from entry to completion; [`admit`]: the one place that decides whether it may run;
-//!   `abort`: what ends one early, wherever it is
-//! * [`auth`]: how hosts prove their names, and who may come in
-//! * `command_set`: what changes of the unit state mean to hosts; [`reserve`]: reservations in the terms of NVMe;
+//! * [`subsystem`], [`controller`], [`queue`], [`namespace`]: the device, its controllers, their queues, and its
+//!   namespaces
+//! * [`directory`]: the subsystems and their access rules; `namespace_map`: the units that hosts see, and their
+//!   namespace identifiers
+//! * [`execute`]: a command from entry to completion; [`admit`]: the admission of commands; `abort`: Abort on any core
+//! * [`auth`]: authentication and admission of hosts
+//! * `command_set`: the effects of unit state changes on hosts; [`reserve`]: reservations in the terms of NVMe;
 //!   `rewrite`: Format NVM and Sanitize
 //! * [`manage`]: namespaces that hosts make
 //! * [`attach`]: how a host gets a controller whose queues lie in its memory
-//! * [`event`]: what hosts are told unasked; [`errors`]: what is remembered of commands that failed
-//! * [`command`], [`connect`]: what transports hand over and get back
-//! * [`docs`]: made from the table; [`fuzzing`]: what fuzzers call
+//! * [`event`]: asynchronous events; [`errors`]: the Error Information log
+//! * [`command`], [`connect`]: the input and the output of transports
+//! * [`docs`]: the page of supported commands; [`fuzzing`]: the rig of fuzz targets
 
 mod abort;
 pub mod admit;
@@ -33,6 +34,7 @@ pub mod event;
 pub mod execute;
 mod fault;
 pub mod features;
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod history;
 pub mod host;
@@ -59,8 +61,8 @@ pub use attach::Tenant;
 pub use command::{Command, Direction, Reply, Sqe, Status};
 pub use connect::Caller;
 pub use controller::{Controller, Controllers};
-pub use directory::{Board, Directory};
-pub use namespace_map::{Made, Mapping, NamespaceMap};
+pub use directory::{Directory, SubsystemRegistry};
+pub use namespace_map::{Mapping, NamespaceMap, NamespaceSharing};
 pub use path::{Kind, Path};
 pub use queue::{Queue, Task, TaskSet};
 pub use subsystem::{Alone, Environment, Subsystem, SubsystemConfig};

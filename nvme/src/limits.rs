@@ -7,6 +7,12 @@ pub const CONTROLLERS_MAX: usize = 4096;
 /// Discovery controllers at once, on all cores. They are counted apart from the others, because most hosts need no
 /// authentication for one.
 pub const DISCOVERY_MAX: usize = 1024;
+/// Discovery controllers at once of one source, on all cores: the paths and tools of a few hosts behind one address.
+/// One more ends the oldest of them.
+pub const DISCOVERY_PER_SOURCE: usize = 64;
+/// Identifiers of I/O controllers that have ended which are kept for their hosts: the hosts of some racks find theirs
+/// again after a restart of their network. Together with all controllers they are a fifth of the identifiers.
+pub const FORMER_MAX: usize = 4096;
 /// Controllers at once whose hosts are not authenticated yet: as many hosts may log in at the same time on a few cores.
 /// They are counted apart from the others until the host is authenticated.
 pub const UNAUTHENTICATED_MAX: usize = 4096;

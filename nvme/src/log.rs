@@ -21,18 +21,18 @@ pub struct Row {
     pub id: u8,
     /// Its name.
     pub name: &'static str,
-    /// Whether a controller of a discovery service has it, or one with namespaces.
+    /// The kind of controller that has it: discovery or I/O.
     pub kinds: &'static [Kind],
     /// Writes all of it.
     pub write: fn(&mut Context<'_>, Asked),
 }
 
-/// What a log page is asked with.
+/// The parameters of Get Log Page.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Asked {
     /// The log specific field.
     pub specific: u8,
-    /// RAE: what the page tells once is told again.
+    /// RAE: the host retains the event and the contents of the page.
     pub retains: bool,
 }
 
@@ -71,7 +71,7 @@ fn supported(cx: &mut Context<'_>, _asked: Asked) {
     }
 }
 
-/// 5.16.1.2: the newest first; what is not there is zero.
+/// 5.16.1.2: the newest first; missing entries are zero.
 fn errors(cx: &mut Context<'_>, _asked: Asked) {
     let start = cx.out.len();
     let (_, last) = cx.controller().errors();
@@ -107,9 +107,9 @@ fn health(cx: &mut Context<'_>, _asked: Asked) {
 }
 
 fn health_of(cx: &Context<'_>) -> Health {
-    /// Kelvin: nobody has a thermometer here, and zero is taken for a defect.
+    /// Kelvin: a constant, because there is no sensor, and hosts treat zero as a defect.
     const TEMPERATURE: u16 = 300;
-    /// Bytes that amounts are counted in, rounded up.
+    /// The unit of data amounts in bytes, rounded up.
     const UNIT: u64 = 512 * 1000;
     let namespaces = cx.queue.namespaces();
     let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.namespace.unit.tally.total(event)));
@@ -125,19 +125,19 @@ fn health_of(cx: &Context<'_>) -> Health {
     page
 }
 
-/// 5.16.1.4: the first slot is the one that runs.
+/// 5.16.1.4: the first slot is active.
 fn firmware(cx: &mut Context<'_>, _asked: Asked) {
     let start = cx.out.len();
     cx.out.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
     let mut revision = [b' '; 8];
-    let text = cx.controller().standing.subsystem.firmware.as_bytes();
+    let text = cx.controller().access_grant.subsystem.firmware.as_bytes();
     let len = text.len().min(revision.len());
     revision[..len].copy_from_slice(&text[..len]);
     cx.out.extend_from_slice(&revision);
     cx.out.resize(start + 512, 0);
 }
 
-/// 5.16.1.5: there are never more than it has room for.
+/// 5.16.1.5: the list never overflows.
 fn changed_namespaces(cx: &mut Context<'_>, asked: Asked) {
     const LEN: usize = 4096;
     const { assert!(NAMESPACES_MAX as usize <= LEN / size_of::<u32>()) };
@@ -163,19 +163,19 @@ fn effects(cx: &mut Context<'_>, _asked: Asked) {
     cx.out.resize(start + 4096, 0);
 }
 
-/// 5.16.1.7: nothing is under way, for a test is over when its command is answered.
+/// 5.16.1.7: no test is in progress, because a test ends before its completion.
 fn self_tests(cx: &mut Context<'_>, _asked: Asked) {
     const ENTRIES: usize = 20;
     const ENTRY_LEN: usize = 28;
     const NOTHING: u8 = 0x0f;
-    /// A segment that is known failed.
+    /// The failed segment is valid.
     const FAILED: u8 = 0x07;
     /// Namespace and block are valid.
     const KNOWN: u8 = 0x03;
     const HOUR: u64 = 3_600_000;
     let start = cx.out.len();
     cx.out.extend_from_slice(&[0; 4]);
-    let tests = cx.controller().standing.subsystem.history.tests();
+    let tests = cx.controller().access_grant.subsystem.history.tests();
     let first = tests.last().map_or(0, |test| test.when);
     for test in &tests {
         let (id, block) = test.failed.unwrap_or((test.named, 0));
@@ -194,10 +194,10 @@ fn self_tests(cx: &mut Context<'_>, _asked: Asked) {
     debug_assert_eq!(cx.out.len() - start, 4 + ENTRIES * ENTRY_LEN);
 }
 
-/// A Sanitize is under way.
+/// A Sanitize is in progress.
 const UNDER_WAY: u16 = 2;
 
-/// Progress and status of what sanitizes the media that a host sees, by any command set.
+/// Progress and status of a sanitize operation of any command set on the media that a host sees.
 fn sanitizing(cx: &Context<'_>, asked: Option<u32>) -> [u16; 2] {
     const NEVER: u16 = 0;
     const DONE: u16 = 1;
@@ -217,14 +217,13 @@ fn sanitizing(cx: &Context<'_>, asked: Option<u32>) -> [u16; 2] {
     [progress, status]
 }
 
-/// Puts into the persistent event log what nobody says when it happens: that Sanitize is over, and how the subsystem
-/// fares.
+/// Adds events that no command reports to the persistent event log: the end of a Sanitize, and health snapshots.
 pub(crate) fn look(cx: &Context<'_>) {
     let (controller, now) = (cx.controller(), (cx.subsystem.config().clock)());
     if controller.kind != Kind::Io {
         return;
     }
-    let history = &controller.standing.subsystem.history;
+    let history = &controller.access_grant.subsystem.history;
     if history.is_sanitizing() {
         let state = sanitizing(cx, history.last_sanitized());
         if state[1] != UNDER_WAY {
@@ -236,10 +235,11 @@ pub(crate) fn look(cx: &Context<'_>) {
     }
 }
 
-/// What a host wants of the persistent event log (5.16.1.14): it reads the log as it was when it began to.
+/// The action of a host on the persistent event log (5.16.1.14): the host reads the log as it was when it established
+/// the context.
 ///
 /// # Errors
-/// When it reads without having begun, or begins twice.
+/// When the host reads without a reporting context, or establishes a second one.
 pub(crate) fn begin_persistent(cx: &Context<'_>, specific: u8) -> Result<(), Status> {
     const READ: u8 = 0;
     const ESTABLISH: u8 = 1;
@@ -249,7 +249,7 @@ pub(crate) fn begin_persistent(cx: &Context<'_>, specific: u8) -> Result<(), Sta
         READ if controller.told().is_some() => Ok(()),
         ESTABLISH if controller.told().is_none() => {
             look(cx);
-            let entry = &controller.standing.subsystem;
+            let entry = &controller.access_grant.subsystem;
             let teller = Teller { nqn: &entry.nqn, serial: &entry.serial, model: &entry.model };
             controller.tell(Some(entry.history.tell(&teller, (cx.subsystem.config().clock)())));
             Ok(())
@@ -263,18 +263,18 @@ pub(crate) fn begin_persistent(cx: &Context<'_>, specific: u8) -> Result<(), Sta
     }
 }
 
-/// 5.16.1.14: what [`begin_persistent`] has begun; nothing of what was released.
+/// 5.16.1.14: the log of the reporting context; empty after its release.
 fn persistent(cx: &mut Context<'_>, _asked: Asked) {
     if let Some(log) = cx.controller().told() {
         cx.out.extend_from_slice(&log);
     }
 }
 
-/// 5.16.1.25: what is under way, over, or has failed, by any command set.
+/// 5.16.1.25: operations of any command set that are in progress, complete or failed.
 fn sanitize(cx: &mut Context<'_>, _asked: Asked) {
     const NOT_TOLD: u32 = u32::MAX;
     look(cx);
-    let asked = cx.controller().standing.subsystem.history.last_sanitized();
+    let asked = cx.controller().access_grant.subsystem.history.last_sanitized();
     let [progress, status] = sanitizing(cx, asked);
     let start = cx.out.len();
     cx.out.extend_from_slice(&progress.to_le_bytes());
@@ -284,6 +284,20 @@ fn sanitize(cx: &mut Context<'_>, _asked: Asked) {
         cx.out.extend_from_slice(&NOT_TOLD.to_le_bytes());
     }
     cx.out.resize(start + 512, 0);
+}
+
+/// Extends the ANA log page with zeroes up to `end`, or to the size that ANAGRPMAX and MNAN announce: hosts read that
+/// size in pieces, also those behind the last descriptor.
+pub(crate) fn pad_access(cx: &mut Context<'_>, end: u64) {
+    const HEADER_BYTES: u64 = 16;
+    const GROUP_BYTES: u64 = 32;
+    const NAMESPACE_BYTES: u64 = 4;
+    let announced = HEADER_BYTES + u64::from(cx.queue.last_namespace()) * (GROUP_BYTES + NAMESPACE_BYTES);
+    // No more than some 36 KiB.
+    let end = end.min(announced) as usize;
+    if end > cx.out.len() {
+        cx.out.resize(end, 0);
+    }
 }
 
 /// 5.16.1.13: each namespace is a group of its own, for each has a state of its own.
@@ -340,23 +354,28 @@ fn discovery(cx: &mut Context<'_>, _asked: Asked) {
     const REFERRAL: u8 = 1;
     const SUBSYSTEM: u8 = 2;
     const THIS_SERVICE: u8 = 3;
-    /// TREQ: nothing is said of secure channels, or the host has to have one; flow control can be turned off.
+    /// TREQ: TLS is not specified, or required; flow control can be disabled.
     const REQUIREMENTS: u8 = 0x04;
     const SECURE: u8 = 0x01;
     /// TSAS of TCP: TLS 1.3.
     const TLS: u8 = 0x02;
-    /// EFLAGS of this service: it may stay connected; what it tells is the same by all addresses.
+    /// EFLAGS of this service: persistent connections are supported; the log page is the same at all portals.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;
     let (controller, config) = (cx.controller(), cx.subsystem.config());
-    let (path, directory) = (&controller.path, config.board.directory());
-    let told = controller
-        .standing
-        .source
-        .map_or_else(Vec::new, |source| directory.told(&controller.host.nqn, source.ip(), path.way.portal));
+    let (path, directory) = (&controller.path, config.subsystems.directory());
+    let told = controller.access_grant.source.map_or_else(Vec::new, |source| {
+        directory.discovery_entries(&controller.host.nqn, source.ip(), path.portal_ref.portal)
+    });
     let mut records: Vec<_> =
         told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, (told.portal, told.is_secure), 0)).collect();
-    records.push((THIS_SERVICE, DISCOVERY_NQN.into(), None, (path.way.portal, path.way.is_secure), FLAGS));
+    records.push((
+        THIS_SERVICE,
+        DISCOVERY_NQN.into(),
+        None,
+        (path.portal_ref.portal, path.portal_ref.is_secure),
+        FLAGS,
+    ));
     cx.out.extend_from_slice(&directory.changes().to_le_bytes());
     cx.out.extend_from_slice(&((records.len() + directory.referrals.len()) as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
@@ -369,8 +388,8 @@ fn discovery(cx: &mut Context<'_>, _asked: Asked) {
         (record.transport, record.family, record.subtype) = (path.transport, family, subtype);
         (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
-        let source = controller.standing.source;
-        let wants = |source: SocketAddr| config.guard.wants_channel(&nqn, &controller.host.nqn, source.ip());
+        let source = controller.access_grant.source;
+        let wants = |source: SocketAddr| config.authenticator.requires_tls(&nqn, &controller.host.nqn, source.ip());
         if is_secure || source.is_some_and(wants) {
             record.requirements |= SECURE;
             record.specific[0] = TLS;

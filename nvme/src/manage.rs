@@ -10,13 +10,13 @@ use crate::queue::{Queue, Task};
 use crate::subsystem::Subsystem;
 use std::sync::Arc;
 
-pub use crate::pool::{Name, Pool, Request, Wish};
+pub use crate::pool::{Name, NamespaceOperation, Pool, Request};
 
 /// The pool that the host of a controller may create namespaces from; `None`: it may create none.
 #[must_use]
 pub fn pool_of<'a>(directory: &'a Directory, controller: &Controller) -> Option<&'a Arc<Pool>> {
-    let entry = directory.subsystem(&controller.standing.subsystem.nqn)?;
-    entry.pools.get(controller.standing.map.as_ref()?)
+    let entry = directory.subsystem(&controller.access_grant.subsystem.nqn)?;
+    entry.pools.get(controller.access_grant.map.as_ref()?)
 }
 
 /// The controllers of a list, if all of them belong to hosts of the pool and may be attached to the namespace on this
@@ -32,7 +32,7 @@ pub fn listed(
     volume: &[u8; 16],
 ) -> Result<Vec<Arc<Controller>>, Status> {
     let is_of_pool = |one: &Arc<Controller>| {
-        let is_here = one.kind == Kind::Io && !one.is_over() && one.standing.subsystem.nqn == request.subsystem;
+        let is_here = one.kind == Kind::Io && !one.is_over() && one.access_grant.subsystem.nqn == request.subsystem;
         is_here && pool_of(directory, one).is_some_and(|pool| pool.name == request.pool)
     };
     let find = |id: &u16| all.get(*id).filter(is_of_pool).ok_or(Status::CONTROLLER_LIST);
@@ -57,14 +57,20 @@ impl Subsystem {
     ///
     /// # Errors
     /// The status of the command.
-    pub(crate) async fn manage(&self, queue: &Queue, task: &Task, command: u16, wish: Wish) -> Result<u32, Refusal> {
-        let (controller, directory) = (&queue.controller, self.config().board.directory());
+    pub(crate) async fn manage(
+        &self,
+        queue: &Queue,
+        task: &Task,
+        command: u16,
+        operation: NamespaceOperation,
+    ) -> Result<u32, Refusal> {
+        let (controller, directory) = (&queue.controller, self.config().subsystems.directory());
         let pool = pool_of(&directory, controller).ok_or(Status::INVALID_OPCODE)?;
         let request = Request {
-            subsystem: controller.standing.subsystem.nqn.clone(),
+            subsystem: controller.access_grant.subsystem.nqn.clone(),
             pool: pool.name.clone(),
             host: controller.host.nqn.clone(),
-            wish,
+            operation,
         };
         // The program waits until no command uses the namespace. It must not wait for this command.
         let _aside = queue.stand_aside(command);

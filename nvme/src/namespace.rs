@@ -1,6 +1,6 @@
 //! A namespace: a unit as NVMe sees it, and the view that a host has of it.
 
-use crate::namespace_map::{Made, Mapping};
+use crate::namespace_map::{Mapping, NamespaceSharing};
 use lunar_core::codes;
 use lunar_core::protection::Kind;
 use lunar_core::unit::Unit;
@@ -40,7 +40,7 @@ impl AnaState {
 pub struct Namespace {
     /// Its blocks, identity and store.
     pub unit: Rc<Unit>,
-    /// What it shares with all cores and command sets.
+    /// The unit state that all cores and command sets share.
     pub shared: Arc<SharedUnit>,
     medium: Cell<MediumState>,
 }
@@ -99,7 +99,7 @@ pub struct Attached {
     /// Whether the host may only read.
     pub read_only: bool,
     /// Whether a host has made it.
-    pub made: Option<Made>,
+    pub sharing: Option<NamespaceSharing>,
     /// Whether the host sees the protection information of its blocks, if they are protected.
     metadata: bool,
     access: Cell<AnaState>,
@@ -109,8 +109,8 @@ pub struct Attached {
 impl Attached {
     pub(crate) fn new(id: u32, namespace: Rc<Namespace>, to: Mapping, access: AnaState, held: Held) -> Self {
         let read_only = to.read_only || namespace.unit.read_only;
-        let (made, metadata) = (to.made, to.metadata);
-        Self { id, namespace, read_only, made, metadata, access: Cell::new(access), held: Cell::new(held) }
+        let (made, metadata) = (to.sharing, to.metadata);
+        Self { id, namespace, read_only, sharing: made, metadata, access: Cell::new(access), held: Cell::new(held) }
     }
 
     /// The protection type of its blocks, if the host sees their protection information: each block has eight bytes of

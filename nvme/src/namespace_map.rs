@@ -6,14 +6,14 @@ use std::collections::BTreeMap;
 
 /// How a namespace that a host created may be attached. Only controllers that are attached to it have it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Made {
+pub enum NamespaceSharing {
     /// Any number of controllers may be attached.
     Shared,
     /// One controller at a time may be attached.
     Private,
 }
 
-/// What a namespace identifier stands for.
+/// The volume of a namespace identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Mapping {
     /// The unit.
@@ -22,7 +22,7 @@ pub struct Mapping {
     pub read_only: bool,
     /// How it may be attached, if a host created it. `None`: the operator created it, and every controller with the map
     /// has it.
-    pub made: Option<Made>,
+    pub sharing: Option<NamespaceSharing>,
     /// Whether hosts see the protection information of its blocks as metadata.
     pub metadata: bool,
 }
@@ -31,11 +31,11 @@ impl Mapping {
     /// A unit that may be written, without metadata.
     #[must_use]
     pub fn plain(unit: UnitId) -> Self {
-        Self { unit, read_only: false, metadata: false, made: None }
+        Self { unit, read_only: false, metadata: false, sharing: None }
     }
 }
 
-/// What namespace identifiers stand for, for the hosts with this map.
+/// The volumes of the namespace identifiers, for the hosts with this map.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct NamespaceMap(pub(crate) BTreeMap<u32, Mapping>);
 
@@ -56,9 +56,9 @@ impl NamespaceMap {
     /// that are `leaving`.
     #[must_use]
     pub fn is_news(&self, before: &Self, leaving: &[UnitId]) -> bool {
-        let is_shown = |(id, to): (&u32, &Mapping)| to.made.is_none() && before.0.get(id) != Some(to);
+        let is_shown = |(id, to): (&u32, &Mapping)| to.sharing.is_none() && before.0.get(id) != Some(to);
         let is_gone = |(id, to): (&u32, &Mapping)| {
-            self.0.get(id) != Some(to) && !(to.made.is_some() && leaving.contains(&to.unit))
+            self.0.get(id) != Some(to) && !(to.sharing.is_some() && leaving.contains(&to.unit))
         };
         self.0.iter().any(is_shown) || before.0.iter().any(is_gone)
     }

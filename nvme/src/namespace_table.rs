@@ -1,4 +1,4 @@
-//! The units of a core, and the maps by which hosts see them: a namespace is a unit under an identifier.
+//! The units of a core, and the maps that show them to hosts as namespaces.
 
 use crate::controller::Controller;
 use crate::namespace::Namespace;
@@ -14,12 +14,12 @@ use std::sync::Arc;
 pub(crate) struct NamespaceTable {
     units: RefCell<BTreeMap<UnitId, Rc<Namespace>>>,
     maps: RefCell<BTreeMap<Arc<str>, Rc<NamespaceMap>>>,
-    /// What those see who are not behind a map.
+    /// The namespaces of hosts without a map.
     whole: RefCell<Rc<NamespaceMap>>,
 }
 
 impl NamespaceTable {
-    /// What is seen behind the map of this name, or behind none.
+    /// The namespaces of the map of this name, or of hosts without a map.
     pub(crate) fn map(&self, name: Option<&str>) -> Rc<NamespaceMap> {
         match name {
             None => self.whole.borrow().clone(),
@@ -27,17 +27,17 @@ impl NamespaceTable {
         }
     }
 
-    /// The unit that has this identifier behind a map, and how.
+    /// The unit of this identifier in a map, and its mapping.
     pub(crate) fn find(&self, map: Option<&str>, id: u32) -> Option<(Rc<Namespace>, Mapping)> {
         let mapping = *self.map(map).0.get(&id)?;
         Some((self.unit(mapping.unit)?, mapping))
     }
 
-    /// The same of what a controller has: what hosts made only if it is attached to it.
+    /// The same for a controller: it has a host-made namespace only if it is attached to it.
     pub(crate) fn find_for(&self, controller: &Controller, id: u32) -> Option<(Rc<Namespace>, Mapping)> {
-        let found = self.find(controller.standing.map.as_deref(), id)?;
+        let found = self.find(controller.access_grant.map.as_deref(), id)?;
         let (namespace, mapping) = &found;
-        let has = mapping.made.is_none() || controller.is_attached(&namespace.unit.identity.uuid);
+        let has = mapping.sharing.is_none() || controller.is_attached(&namespace.unit.identity.uuid);
         has.then_some(found)
     }
 
@@ -48,7 +48,7 @@ impl NamespaceTable {
 
     /// The identifiers that a unit has at a controller.
     pub(crate) fn ids_of(&self, controller: &Controller, unit: UnitId) -> Vec<u32> {
-        let map = self.map(controller.standing.map.as_deref());
+        let map = self.map(controller.access_grant.map.as_deref());
         let ids = map.namespaces().filter(|(_, to)| to.unit == unit).map(|(id, _)| id);
         ids.filter(|id| self.find_for(controller, *id).is_some()).collect()
     }
@@ -61,14 +61,14 @@ impl NamespaceTable {
         self.units.borrow_mut().remove(&unit);
     }
 
-    /// Shows a unit to those who are not behind a map.
+    /// Shows a unit to hosts without a map.
     pub(crate) fn show(&self, id: u32, to: Mapping) {
         let mut whole = NamespaceMap::clone(&self.whole.borrow());
         whole.0.insert(id, to);
         *self.whole.borrow_mut() = Rc::new(whole);
     }
 
-    /// Puts a map in force; returns the identifiers that mean something else now.
+    /// Replaces a map; returns the identifiers whose units changed.
     pub(crate) fn set_map(&self, name: &Arc<str>, map: NamespaceMap) -> Vec<u32> {
         let map = Rc::new(map);
         let old = self.maps.borrow_mut().insert(name.clone(), map.clone()).unwrap_or_default();
@@ -90,9 +90,9 @@ mod tests {
     use super::*;
     use crate::command::Status;
     use crate::fuzzing::{Rig, at_once, entry};
-    use crate::namespace_map::Made;
+    use crate::namespace_map::NamespaceSharing;
     use crate::queue::Queue;
-    use lunar_core::access::{Group, Proofs};
+    use lunar_core::access::{Credentials, Group};
     use lunar_unit::AccessState;
     use std::future::ready;
 
@@ -107,11 +107,11 @@ mod tests {
         at_once(rig.subsystem.set_map(&"few".into(), map(all), ready(())));
     }
 
-    /// A rig, and a host behind a map that shows the second unit as namespace 7, to be read only.
+    /// A rig, and a host with a map that shows the second unit as namespace 7, read-only.
     fn behind() -> (Rig, [Rc<Queue>; 2]) {
         let rig = Rig::default();
         set(&rig, &[(7, UNITS[1], true)]);
-        rig.let_in(vec![Group { map: Some("few".into()), ..Group::everybody() }], Proofs::default());
+        rig.admit_groups(vec![Group { map: Some("few".into()), ..Group::everybody() }], Credentials::default());
         let host = rig.host(9);
         (rig, host)
     }
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_host_sees_what_its_map_shows_and_nothing_else() {
+    fn a_host_sees_only_the_namespaces_of_its_map() {
         let (rig, [admin, io]) = behind();
         let read = |id: u32| rig.run(&io, &entry(2, id, &[0, 0, 0]), &[]).status;
         assert_eq!(
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_map_means_changes_under_hosts_that_are_there() {
+    fn maps_change_for_connected_hosts() {
         let (rig, [admin, io]) = behind();
         assert_eq!(rig.run(&admin, &entry(0x09, 0, &[0x0b, 1 << 8]), &[]).status, Status::SUCCESS);
         assert!(rig.run(&admin, &entry(0x0c, 0, &[]), &[]).parked);
@@ -167,9 +167,13 @@ mod tests {
         assert_eq!((changed(&admin, 1 << 15, 0), changed(&admin, 1 << 15, 4)), ([7, 8], [8, 0]));
         assert!(rig.run(&admin, &entry(0x0c, 0, &[]), &[]).parked);
         assert_eq!((changed(&admin, 0, 0), changed(&admin, 0, 0)), ([7, 8], [0, 0]));
-        assert_eq!(changed(&rig.admin, 0, 0), [1, 0], "who sees all is told of the unit alone");
+        assert_eq!(changed(&rig.admin, 0, 0), [1, 0], "a host without a map gets one change for the unit");
         rig.subsystem.tell_namespaces(&[("few".into(), vec![8])].into(), &[]);
-        assert_eq!(at_once(admin.controller.event()).2, 0x04_0002, "it was read: the next change is told again");
+        assert_eq!(
+            at_once(admin.controller.event()).2,
+            0x04_0002,
+            "the page was read: the next change is reported again"
+        );
         assert_eq!(changed(&admin, 0, 0), [8, 0]);
         at_once(rig.units.set_access(UNITS[1], 3, AccessState::Standby, false));
         assert_eq!(rig.run(&io, &entry(2, 8, &[0, 0, 0]), &[]).status, Status::SUCCESS, "by another group");
@@ -179,8 +183,9 @@ mod tests {
     }
 
     #[test]
-    fn what_hosts_make_is_news_to_nobody_until_they_have_it() {
-        let [shown, made] = [None, Some(Made::Shared)].map(|made| Mapping { made, ..Mapping::plain(UNITS[1]) });
+    fn host_made_namespaces_are_reported_when_they_are_attached() {
+        let [shown, made] =
+            [None, Some(NamespaceSharing::Shared)].map(|made| Mapping { sharing: made, ..Mapping::plain(UNITS[1]) });
         let [none, shown, made] = [vec![], vec![(2, shown)], vec![(2, made)]].map(NamespaceMap::new);
         assert!(!made.is_news(&none, &[]) && !none.is_news(&made, &UNITS[1..]) && !made.is_news(&made, &[]));
         assert!(none.is_news(&made, &[]) && shown.is_news(&made, &[]) && made.is_news(&shown, &[]));
@@ -188,17 +193,17 @@ mod tests {
     }
 
     #[test]
-    fn who_may_no_longer_be_there_goes() {
+    fn controllers_whose_access_ends_are_ended() {
         let (rig, [admin, _io]) = behind();
         let is_over = || (rig.admin.controller.is_over(), admin.controller.is_over());
-        let review = || rig.subsystem.config().controllers.review(&rig.board.directory(), |_| false);
+        let review = || rig.subsystem.config().controllers.review(&rig.subsystems.directory(), |_| false);
         review();
         assert_eq!(is_over(), (false, false), "both belong to the group of this name");
-        rig.let_in(vec![Group { name: "others".into(), ..Group::everybody() }], Proofs::default());
+        rig.admit_groups(vec![Group { name: "others".into(), ..Group::everybody() }], Credentials::default());
         review();
         assert_eq!(is_over(), (true, true));
         let (rig, [admin, _io]) = behind();
-        rig.subsystem.config().controllers.review(&rig.board.directory(), |one| one.standing.map.is_some());
+        rig.subsystem.config().controllers.review(&rig.subsystems.directory(), |one| one.access_grant.map.is_some());
         assert_eq!((rig.admin.controller.is_over(), admin.controller.is_over()), (false, true));
     }
 }

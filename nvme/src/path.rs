@@ -18,7 +18,7 @@ pub enum Kind {
 
 /// The portal of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
-pub struct Way {
+pub struct PortalRef {
     /// The number of the portal.
     pub portal: u32,
     /// The tag of its portal group. 0: none; the access state is Optimized then.
@@ -43,7 +43,7 @@ pub struct Path {
     /// Whether the queues are in the host's memory, without messages.
     pub memory: bool,
     /// The portal.
-    pub way: Way,
+    pub portal_ref: PortalRef,
 }
 
 /// The address family of an address, as discovery reports it (NVMe over Fabrics).
@@ -69,7 +69,7 @@ impl Path {
             service: to.port().to_string(),
             in_capsule,
             memory: false,
-            way: Way::default(),
+            portal_ref: PortalRef::default(),
         }
     }
 }

@@ -1,11 +1,11 @@
 //! The plan of a command: what is to be done for it.
 
-use crate::pool::Wish;
+use crate::pool::NamespaceOperation;
 use lunar_core::step::Step;
 use lunar_unit::reserve::Request;
 use lunar_unit::rewrite::request::Rewrite;
 
-/// What is to be done for a command. Its fields have been checked.
+/// The work of a command whose fields have been checked.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Plan {
     /// Nothing more: success, with these two dwords in the completion.
@@ -35,6 +35,8 @@ pub enum Plan {
     },
     /// Flushes all namespaces of the controller.
     Flush,
+    /// Disables the volatile write cache of the controller, and flushes all of its namespaces.
+    DisableWriteCache,
     /// Formats these namespaces as dword 10 asks for.
     Format(Vec<u32>, u32),
     /// Sanitizes these namespaces as dwords 10 and 11 ask for.
@@ -42,9 +44,35 @@ pub enum Plan {
     /// Runs a device self-test.
     Test(Test),
     /// Creates, deletes, attaches or detaches namespaces. Boxed, because it is rare and large.
-    Manage(Box<Wish>),
+    Manage(Box<NamespaceOperation>),
     /// A change of the queues in the host's memory, which the transport carries out.
     Queues(QueueChange),
+}
+
+impl Plan {
+    /// Whether the plan is rare, and about several namespaces or none.
+    #[must_use]
+    pub fn is_rare(&self) -> bool {
+        match self {
+            Self::Abort { .. }
+            | Self::SetPtpl(..)
+            | Self::AuthSend(_)
+            | Self::AuthReceive
+            | Self::Flush
+            | Self::DisableWriteCache
+            | Self::Format(..)
+            | Self::Sanitize(..)
+            | Self::Test(_) => true,
+            Self::Done(_)
+            | Self::Answer
+            | Self::Do(_)
+            | Self::Steps(_)
+            | Self::Reserve(_)
+            | Self::Park
+            | Self::Manage(_)
+            | Self::Queues(_) => false,
+        }
+    }
 }
 
 /// A change of the queues that lie in the host's memory. All fields are checked as far as they can be without that
@@ -92,7 +120,7 @@ pub enum QueueChange {
     },
 }
 
-/// What Sanitize does to one namespace.
+/// The Sanitize action on one namespace.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SanitizeAction {
     /// Begins a sanitize.

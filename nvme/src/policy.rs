@@ -20,7 +20,7 @@ pub struct Code {
     pub op: u8,
 }
 
-/// What a condition does to a command.
+/// The effect of a condition on a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Gate {
     /// The command is refused.
@@ -40,7 +40,7 @@ pub enum Persistent {
     Passes,
 }
 
-/// What a command applies to.
+/// The scope of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum CommandScope {
     /// The controller. Only `run` looks at the namespace identifier, if anything does.
@@ -74,10 +74,10 @@ impl Transport {
     }
 }
 
-/// What admits a command and what stops it. Read by [`admit`](crate::admit::admit).
+/// The conditions of the admission of a command. Read by [`admit`](crate::admit::admit).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Admission {
-    /// What the command applies to.
+    /// The scope of the command.
     pub scope: CommandScope,
     /// The transports that have the command.
     pub transport: Transport,
@@ -99,7 +99,7 @@ pub struct Admission {
     pub write_protect: Gate,
 }
 
-/// What a command changes: its entry in the log page Commands Supported and Effects (NVMe Base 2.0 5.16.1.6).
+/// The effect of a command: its entry in the log page Commands Supported and Effects (NVMe Base 2.0 5.16.1.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Nothing.
@@ -143,8 +143,8 @@ pub struct Policy {
     pub clause: &'static str,
     /// The code.
     pub code: Code,
-    /// What the command changes.
+    /// The effect of the command.
     pub effect: Effect,
-    /// What admits the command and what stops it.
+    /// The admission of the command.
     pub admission: Admission,
 }

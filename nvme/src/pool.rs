@@ -16,6 +16,8 @@ pub struct Pool {
     pub capacity: u64,
     /// Bytes that are left.
     pub left: u64,
+    /// Namespaces that there may be of the pool.
+    pub namespaces_max: u32,
     /// The volumes of the namespaces that a new controller of a host is attached to, by NQN of the host in lower case.
     pub attached: BTreeMap<Arc<str>, BTreeSet<[u8; 16]>>,
     /// The volumes of private namespaces, which one controller at a time may be attached to.
@@ -33,9 +35,9 @@ impl Pool {
 /// A namespace that a host has created: its identifier, and the UUID of its volume.
 pub type Name = (u32, [u8; 16]);
 
-/// What a host asks for by Namespace Management or Namespace Attachment.
+/// The operation of Namespace Management or Namespace Attachment.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Wish {
+pub enum NamespaceOperation {
     /// Creates a namespace, without attaching it.
     Create {
         /// Blocks.
@@ -67,6 +69,6 @@ pub struct Request {
     pub pool: Arc<str>,
     /// The NQN of the host.
     pub host: Arc<str>,
-    /// What the host asks for.
-    pub wish: Wish,
+    /// The operation.
+    pub operation: NamespaceOperation,
 }

@@ -1,31 +1,31 @@
-//! Protection information as commands ask for it (NVM Command Set 1.0 5.2), of namespaces that are shown with it: what
-//! PRINFO and the tags mean.
+//! Protection information of commands (NVM Command Set 1.0 5.2) on namespaces that show it as metadata: PRINFO and the
+//! tags.
 
 use crate::command::{Sqe, Status};
 use crate::namespace::Attached;
 use lunar_core::protection::{Checks, INFO_BYTES, Kind, Rules, Terms};
 
-/// PRINFO: what becomes of protection information (PRACT), and what of it is checked (PRCHK).
+/// PRINFO: the action on protection information (PRACT), and its checks (PRCHK).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Prinfo(u8);
 
 impl Prinfo {
-    /// Of a command; of Copy what it writes (PRINFOW).
+    /// PRINFO of a command; PRINFOW of Copy.
     pub(crate) fn of(sqe: &Sqe) -> Self {
         Self((sqe.cdw(12) >> 26 & 0x0f) as u8)
     }
 
-    /// Of Copy what it reads (PRINFOR).
+    /// PRINFOR of Copy.
     pub(crate) fn of_source(sqe: &Sqe) -> Self {
         Self((sqe.cdw(12) >> 12 & 0x0f) as u8)
     }
 
-    /// Whether it says anything.
+    /// Whether any bit is set.
     pub(crate) fn is_set(self) -> bool {
         self.0 != 0
     }
 
-    /// PRACT: none travels; what is read loses it, and what is written gets it.
+    /// PRACT: the protection information is not transferred: it is stripped on reads and inserted on writes.
     pub(crate) fn acts(self) -> bool {
         self.0 & 0x08 != 0
     }
@@ -48,35 +48,35 @@ pub(crate) struct Tags {
 }
 
 impl Tags {
-    /// Of a command: dwords 14 and 15.
+    /// The tags of a command: dwords 14 and 15.
     pub(crate) fn of(sqe: &Sqe) -> Self {
         let tags = sqe.cdw(15);
         Self { first: sqe.cdw(14), application: tags as u16, mask: (tags >> 16) as u16 }
     }
 
-    /// Those of the block so many blocks behind. Type 3 has one reference tag for all.
+    /// The tags of a later block. Type 3 has one reference tag for all.
     pub(crate) fn behind(self, kind: Kind, blocks: u64) -> Self {
         let step = if kind == Kind::Three { 0 } else { blocks as u32 };
         Self { first: self.first.wrapping_add(step), ..self }
     }
 }
 
-/// What a command does with blocks.
+/// The operation of a command on blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum About {
-    /// They are sent.
+    /// The host sends the blocks.
     Read,
-    /// They come.
+    /// The host receives the blocks.
     Write,
-    /// They come, and are read.
+    /// The host sends blocks that are compared with those on the medium.
     Compare,
-    /// They are read, and go nowhere.
+    /// The blocks are read and not transferred.
     Verify,
-    /// They are made.
+    /// The controller generates the blocks.
     Zeroes,
 }
 
-/// The terms that PRINFO and the tags mean for blocks from `lba` on, which are protected in this way.
+/// The protection checks of PRINFO and the tags for blocks from `lba` on, with this protection type.
 ///
 /// # Errors
 /// [`Status::INVALID_PROTECTION`], [`Status::INVALID_FIELD`].
@@ -90,8 +90,8 @@ pub(crate) fn terms(kind: Kind, about: About, asked: (Prinfo, Tags), lba: u64) -
         About::Zeroes if checks != Checks::NONE => return Err(Status::INVALID_PROTECTION),
         _ => {}
     }
-    // 5.2.3: with type 1 the host says what is known anyway. It is not made of anything else either: nobody could read
-    // that block.
+    // 5.2.3: with type 1 the reference tag must match the block. It is not generated from another value either: that
+    // block would be unreadable.
     if kind == Kind::One && (makes || checks.reference) && tags.first != lba as u32 {
         return Err(Status::INVALID_PROTECTION);
     }
@@ -102,7 +102,7 @@ pub(crate) fn terms(kind: Kind, about: About, asked: (Prinfo, Tags), lba: u64) -
         carried: !acts && !matches!(about, About::Verify | About::Zeroes),
         sent: if sent { checks } else { Checks::NONE },
         kept: if kept { checks } else { Checks::NONE },
-        // 3.2.1: data is compared, and no protection information.
+        // 3.2.1: the data is compared, and the protection information is not.
         compared: Checks::NONE,
         first: Some(tags.first),
         application: tags.application,
@@ -110,7 +110,7 @@ pub(crate) fn terms(kind: Kind, about: About, asked: (Prinfo, Tags), lba: u64) -
     })
 }
 
-/// Bytes of so many blocks as a command moves them.
+/// Bytes that a command transfers for this number of blocks.
 pub(crate) fn moved(attached: &Attached, sqe: &Sqe, blocks: u64) -> u64 {
     let travels = attached.shown().is_some() && !Prinfo::of(sqe).acts();
     blocks * (u64::from(attached.namespace.block_size()) + if travels { INFO_BYTES as u64 } else { 0 })

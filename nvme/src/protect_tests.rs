@@ -78,7 +78,7 @@ fn a_namespace_says_that_it_has_metadata_where_it_is_shown_so() {
         page(&rig)
     });
     assert_eq!((&without[25..30], &without[128..132]), (&[0; 5][..], &[0, 0, 9, 0][..]));
-    assert_eq!(without, none, "what is not protected, or not shown so, is as it was");
+    assert_eq!(without, none, "an unprotected namespace, or one shown without metadata, does not change");
     let rig = rig(Kind::One);
     let special = rig.run(&rig.admin, &entry(0x06, 2, &[5]), &[]);
     assert_eq!((special.status, special.data), (Status::SUCCESS, vec![0; 4096]), "guards of 16 bits, no storage tag");
@@ -101,7 +101,7 @@ fn a_format_that_fits_is_done_and_no_other() {
 }
 
 #[test]
-fn what_has_metadata_is_inserted_and_stripped_or_travels() {
+fn protection_information_is_inserted_stripped_or_transferred() {
     for kind in TYPES {
         let (rig, data) = (rig(kind), [block(1), block(2)]);
         assert_eq!(status(&rig, sqe(WRITE, (4, 2), ACT | ALL, (4, 0x1234, 0)), &data.concat()), Status::SUCCESS);
@@ -126,7 +126,7 @@ fn what_has_metadata_is_inserted_and_stripped_or_travels() {
 }
 
 #[test]
-fn what_is_sent_is_checked_field_by_field() {
+fn protection_information_of_the_host_is_checked_by_field() {
     let data = block(7);
     let crc = guard(&data);
     for kind in TYPES {
@@ -140,15 +140,15 @@ fn what_is_sent_is_checked_field_by_field() {
         let expected = if kind == Kind::Three { Status::SUCCESS } else { Status::REFERENCE_CHECK };
         assert_eq!(write(REFERENCE, crc ^ 1, 0x1334, 5), expected, "{kind:?}");
         assert_eq!(write(0, crc ^ 1, 0x1334, 5), Status::SUCCESS, "{kind:?}: nothing is asked for");
-        assert_eq!(write(ALL, crc, 0x1234, 4), Status::SUCCESS, "{kind:?}: what the mask leaves out");
-        // What says of itself that it is not checked.
+        assert_eq!(write(ALL, crc, 0x1234, 4), Status::SUCCESS, "{kind:?}: masked bits of the application tag");
+        // Protection information with the escape value is not checked.
         let open = if kind == Kind::Three { Status::GUARD_CHECK } else { Status::SUCCESS };
         assert_eq!((write(ALL, 0, 0xffff, 5), write(ALL, 0, 0xffff, u32::MAX)), (open, Status::SUCCESS), "{kind:?}");
     }
 }
 
 #[test]
-fn what_is_on_the_medium_is_checked_field_by_field() {
+fn protection_information_on_the_medium_is_checked_by_field() {
     let data = block(9);
     for kind in TYPES {
         let rig = rig(kind);
@@ -181,7 +181,7 @@ fn what_is_on_the_medium_is_checked_field_by_field() {
 }
 
 #[test]
-fn what_cannot_be_meant_is_refused() {
+fn invalid_protection_fields_are_refused() {
     let cases = [
         // With type 1 the host has to say what it is.
         (Kind::One, READ, REFERENCE, 5, Status::INVALID_PROTECTION),
@@ -202,7 +202,7 @@ fn what_cannot_be_meant_is_refused() {
     }
     let plain = Rig::default();
     assert_eq!(status(&plain, sqe(READ, (4, 1), ACT, (4, 0, 0)), &[]), Status::INVALID_FIELD, "it is not shown");
-    // What is behind the blocks counts to what a command may move.
+    // The protection information after the blocks counts towards the maximum data transfer size.
     let rig = rig(Kind::One);
     assert_eq!(status(&rig, sqe(READ, (0, 2048), 0, (0, 0, 0)), &[]), Status::INVALID_FIELD);
     assert_eq!(run(&rig, sqe(READ, (0, 2048), ACT | ALL, (0, 0, 0)), &[]).data.len(), 1 << 20);
@@ -215,7 +215,7 @@ fn what_cannot_be_meant_is_refused() {
 }
 
 #[test]
-fn data_is_compared_and_what_protects_it_is_checked() {
+fn compare_checks_protection_information() {
     let (data, other) = (block(3), block(4));
     for kind in TYPES {
         let rig = rig(kind);
@@ -226,14 +226,14 @@ fn data_is_compared_and_what_protects_it_is_checked() {
         assert_eq!(compare(ALL, &data, info(&data, 0x77, 4)), Status::SUCCESS, "{kind:?}");
         assert_eq!(compare(0, &data, info(&[1], 0x78, 5)), Status::SUCCESS, "{kind:?}: tags are not compared");
         assert_eq!(compare(ALL, &other, info(&other, 0x77, 4)), Status::COMPARE_FAILURE, "{kind:?}");
-        assert_eq!(compare(ALL, &data, info(&other, 0x77, 4)), Status::GUARD_CHECK, "{kind:?}: of what is sent");
+        assert_eq!(compare(ALL, &data, info(&other, 0x77, 4)), Status::GUARD_CHECK, "{kind:?}: guard of the host");
         rig.memories[1].with(|bytes| bytes[4 * BYTES] ^= 1);
-        assert_eq!(compare(GUARD, &data, info(&data, 0x77, 4)), Status::GUARD_CHECK, "{kind:?}: of what is there");
+        assert_eq!(compare(GUARD, &data, info(&data, 0x77, 4)), Status::GUARD_CHECK, "{kind:?}: guard of the medium");
     }
 }
 
 #[test]
-fn zeroes_are_protected_if_that_is_asked_for() {
+fn zeroes_are_protected_on_request() {
     const DEALLOCATE: u32 = 1 << 25;
     for kind in TYPES {
         let rig = rig(kind);
@@ -280,7 +280,7 @@ fn a_fused_pair_has_terms_for_each_half() {
         assert_eq!(fused((ALL, &with(&new)), (ACT, &new)), differs, "{kind:?}");
         assert_eq!(run(&rig, sqe(READ, (4, 1), ACT, (4, 0, 0)), &[]).data, old, "{kind:?}: nothing was written");
         assert_eq!(fused((ALL, &with(&old)), (ALL, &with(&new))), [Status::SUCCESS; 2], "{kind:?}");
-        assert_eq!(fused((ALL, &with(&new)), (ACT, &old)), [Status::SUCCESS; 2], "{kind:?}: what is written is made");
+        assert_eq!(fused((ALL, &with(&new)), (ACT, &old)), [Status::SUCCESS; 2], "{kind:?}: PRACT of the write");
         assert_eq!(run(&rig, sqe(READ, (4, 1), ALL, (4, 0x1234, 0xffff)), &[]).data, with(&old), "{kind:?}");
         assert_eq!(fused((ACT, &old), (ACT, &new))[0], Status::INVALID_PROTECTION, "{kind:?}");
     }
@@ -305,7 +305,7 @@ fn copy(rig: &Rig, to: u32, (format, reads, writes): (u32, u32, u32), ranges: &[
 }
 
 #[test]
-fn copies_take_along_what_protects_blocks_or_make_it_anew() {
+fn copies_keep_or_regenerate_protection_information() {
     let data = [block(1), block(2), block(3)];
     for kind in TYPES {
         let rig = rig(kind);
@@ -336,7 +336,7 @@ fn copies_take_along_what_protects_blocks_or_make_it_anew() {
 }
 
 #[test]
-fn copies_insert_and_strip_what_protects_blocks() {
+fn copies_insert_and_strip_protection_information() {
     let data = block(5);
     for kind in TYPES {
         let rig = rig(kind);
@@ -392,8 +392,8 @@ fn scsi_and_nvme_see_one_protection_information() {
         assert_eq!(read(9), (Ok(()), extended(&data, info(&data, 0x8765, 9))), "{kind:?}");
         let failure = Failure::Protection { field: Field::Reference, at: 0, compared: false };
         let expected = if kind == Kind::Two { Err(failure) } else { Ok(()) };
-        assert_eq!(read(8).0, expected, "{kind:?}: type 2 goes by what the command says");
-        // What neither says anything of is checked by both.
+        assert_eq!(read(8).0, expected, "{kind:?}: type 2 uses the reference tag of the command");
+        // Commands that transfer no protection information: it is generated on writes and checked on reads.
         let plain = Step::Write { offset: at(12), len: at(1), durable: false };
         assert_eq!(rig.carry(&plain, &data).0, Ok(()));
         let read = run(&rig, sqe(READ, (12, 1), ACT | GUARD, (12, 0, 0)), &[]);

@@ -1,6 +1,6 @@
 //! A queue of a controller, on the core that serves it.
 
-use crate::auth::authentication::Proof;
+use crate::auth::authentication::QueueAuthentication;
 use crate::command::{Refusal, Sqe, Status};
 use crate::controller::{Controller, Controllers};
 use crate::namespace::{AnaState, Attached, NAMESPACES_MAX, Namespace};
@@ -17,35 +17,36 @@ use std::sync::Arc;
 /// The commands of a queue, by their identifiers and namespaces.
 pub type TaskSet = task::TaskSet<(u16, u32)>;
 
-/// One of them.
+/// A command of a queue.
 pub type Task = task::Task<(u16, u32)>;
 
-/// A submission queue with its completion queue. Dropping it ends it; the admin queue ends its controller.
+/// A submission queue with its completion queue. Dropping it ends the queue; dropping the admin queue ends the
+/// controller.
 pub struct Queue {
-    /// Whose it is.
+    /// The controller of the queue.
     pub controller: Arc<Controller>,
-    /// Its identifier; zero: the admin queue.
+    /// The queue identifier; zero: the admin queue.
     pub id: u16,
-    /// Its entries.
+    /// The number of entries.
     pub entries: u16,
-    /// Whether the host is told how far the queue was read.
+    /// Whether completions have the submission queue head pointer.
     pub flow_control: bool,
     /// Its commands.
     pub tasks: TaskSet,
-    /// Aborts among them that wait for their commands' ends.
+    /// The number of Abort commands in progress.
     pub(crate) aborts: Cell<u8>,
-    /// Who is at its other end, where somebody has connected it.
-    proof: OnceCell<Proof>,
+    /// The host of the queue, after Connect.
+    authentication: OnceCell<QueueAuthentication>,
     name: NexusName,
     space: Rc<NamespaceTable>,
     controllers: Arc<Controllers>,
-    /// What its host has to do with each namespace that it has addressed, by identifier, which starts with one.
+    /// The attachments of the namespaces that the host has addressed, by identifier, which starts with one.
     attached: RefCell<Vec<Option<Rc<Attached>>>>,
-    /// Commands of it that wait for what happens to namespaces.
+    /// Commands that wait for changes of namespaces.
     aside: RefCell<Vec<u16>>,
 }
 
-/// A command stands aside until this is dropped.
+/// While this exists, the command does not count as a user of namespaces.
 pub(crate) struct Aside<'a> {
     queue: &'a Queue,
     command: u16,
@@ -77,7 +78,7 @@ impl Queue {
             flow_control,
             tasks: TaskSet::default(),
             aborts: Cell::default(),
-            proof: OnceCell::new(),
+            authentication: OnceCell::new(),
             space,
             controllers,
             attached: RefCell::default(),
@@ -85,38 +86,37 @@ impl Queue {
         }
     }
 
-    /// A command of this queue ends so: it is remembered in the Error Information log. Returns the status of its
-    /// completion.
+    /// Adds a failed command to the Error Information log. Returns the status of its completion.
     #[cold]
     pub fn failed(&self, sqe: &Sqe, refusal: impl Into<Refusal>) -> Status {
         self.controller.note_error(self.id, sqe, &refusal.into())
     }
 
-    /// How its host is named among registrants.
+    /// The name of its host among registrants.
     #[must_use]
     pub fn name(&self) -> &NexusName {
         &self.name
     }
 
-    /// Who is at its other end, and what it has proved; `None` where nobody has connected it.
+    /// The host of the queue and the state of its authentication; `None` without Connect.
     #[must_use]
-    pub fn proof(&self) -> Option<&Proof> {
-        self.proof.get()
+    pub fn authentication(&self) -> Option<&QueueAuthentication> {
+        self.authentication.get()
     }
 
-    /// Says who is at its other end.
-    pub(crate) fn set_proof(&self, proof: Proof) {
+    /// Sets the authentication of its host.
+    pub(crate) fn set_authentication(&self, authentication: QueueAuthentication) {
         // A queue is connected once.
-        let _ = self.proof.set(proof);
+        let _ = self.authentication.set(authentication);
     }
 
-    /// Whether its host may do more than prove its name.
+    /// Whether its host may do more than authenticate.
     #[must_use]
     pub fn passes(&self) -> bool {
-        self.proof.get().is_none_or(Proof::passes)
+        self.authentication.get().is_none_or(QueueAuthentication::passes)
     }
 
-    /// What its host has to do with the namespace of this identifier.
+    /// The attachment of the namespace of this identifier.
     #[must_use]
     pub fn attached(&self, namespace: u32) -> Option<Rc<Attached>> {
         let at = (namespace as usize).checked_sub(1)?;
@@ -137,11 +137,11 @@ impl Queue {
 
     fn attach(&self, id: u32, (found, mapping): (Rc<Namespace>, Mapping)) -> Attached {
         let (access, held) =
-            (found.access(self.controller.path.way.group), found.shared.reservations().held(&self.name));
+            (found.access(self.controller.path.portal_ref.group), found.shared.reservations().held(&self.name));
         Attached::new(id, found, mapping, access, held)
     }
 
-    /// What its host would have to do with the namespace of this identifier, whether its controller has it or not.
+    /// The attachment of the namespace of this identifier, whether its controller has it or not.
     pub(crate) fn allocated(&self, namespace: u32) -> Option<Attached> {
         Some(self.attach(namespace, self.space.find(self.map(), namespace)?))
     }
@@ -151,21 +151,21 @@ impl Queue {
         self.space.map(self.map()).namespaces().filter_map(|(id, _)| self.allocated(id)).collect()
     }
 
-    /// A command waits for what happens to a namespace, and does nothing to it: who waits until nothing is under way
-    /// there any more does not wait for it, until the guard is dropped.
+    /// Marks a command that waits for a change of namespaces and does not use them: until the guard is dropped, the
+    /// change does not wait for the command.
     pub(crate) fn stand_aside(&self, command: u16) -> Aside<'_> {
         self.aside.borrow_mut().push(command);
         Aside { queue: self, command }
     }
 
-    /// Whether a task of its may be doing something to one of these namespaces.
+    /// Whether a command of the queue may be using one of these namespaces.
     pub(crate) fn is_at(&self, (command, namespace): (u16, u32), namespaces: &[u32]) -> bool {
         namespaces.contains(&namespace) && !(self.id == 0 && self.aside.borrow().contains(&command))
     }
 
-    /// The map that its host is behind.
+    /// The map of its host.
     pub(crate) fn map(&self) -> Option<&str> {
-        self.controller.standing.map.as_deref()
+        self.controller.access_grant.map.as_deref()
     }
 
     /// All namespaces that its host sees, in the order of their identifiers.
@@ -174,10 +174,11 @@ impl Queue {
         self.space.map(self.map()).namespaces().filter_map(|(id, _)| self.attached(id)).collect()
     }
 
-    /// The largest identifier that a namespace may have (NN), which never changes while others come and go.
+    /// The largest identifier that a namespace may have (NN), which does not change when namespaces are added or
+    /// removed.
     #[must_use]
     pub fn last_namespace(&self) -> u32 {
-        /// So that a few more may come without a word about it.
+        /// The reserve allows for a few more namespaces without a change of NN.
         const ROOM: u32 = 32;
         if self.map().is_some() {
             return NAMESPACES_MAX;
@@ -191,7 +192,7 @@ impl Queue {
         self.space.ids_of(&self.controller, unit)
     }
 
-    /// Forgets what it knows of a unit.
+    /// Drops the attachments of a unit.
     pub(crate) fn forget_unit(&self, unit: UnitId) {
         for known in self.attached.borrow_mut().iter_mut() {
             known.take_if(|attached| attached.namespace.unit.id == unit);
@@ -205,7 +206,7 @@ impl Queue {
         all.iter().flatten().filter(|one| one.namespace.unit.id == unit).for_each(|one| one.set_access(access));
     }
 
-    /// Forgets what it knows of a namespace.
+    /// Drops the attachment of a namespace.
     pub(crate) fn forget(&self, namespace: u32) {
         if let Some(attached) = self.attached.borrow_mut().get_mut((namespace as usize).wrapping_sub(1)) {
             *attached = None;

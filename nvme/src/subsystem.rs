@@ -1,11 +1,11 @@
 //! One core's view of the NVM subsystems: their namespaces, and the queues that this core serves. A volume that several
 //! of them show is one unit, with one state.
 
-use crate::auth::authentication::Outside;
-use crate::auth::guard::Guard;
+use crate::auth::authentication::AuthServices;
+use crate::auth::authenticator::Authenticator;
 use crate::command::Status;
 use crate::controller::{Controller, Controllers, property};
-use crate::directory::Board;
+use crate::directory::SubsystemRegistry;
 use crate::history::Happened;
 use crate::namespace::{NAMESPACES_MAX, Namespace};
 use crate::namespace_map::{Mapping, NamespaceMap};
@@ -40,14 +40,14 @@ pub struct SubsystemConfig {
     /// The controllers of all subsystems: the same on all cores.
     pub controllers: Arc<Controllers>,
     /// The subsystems, and which hosts may connect: the same on all cores.
-    pub board: Arc<Board>,
+    pub subsystems: Arc<SubsystemRegistry>,
     /// Admits and refuses hosts: the same on all cores.
-    pub guard: Arc<Guard>,
-    /// What authentication needs.
-    pub outside: Rc<dyn Outside>,
+    pub authenticator: Arc<Authenticator>,
+    /// The services that authentication needs.
+    pub services: Rc<dyn AuthServices>,
 }
 
-/// What the program around the subsystems does for them.
+/// The services that the program provides to subsystems.
 pub trait Environment {
     /// Aborts a command of a controller on another core. Done when the command has ended; returns whether there was
     /// one.
@@ -191,7 +191,7 @@ impl Subsystem {
     /// of these identifiers, and the hosts that see one of these units.
     pub fn tell_namespaces(&self, maps: &BTreeMap<Arc<str>, Vec<u32>>, units: &[UnitId]) {
         for controller in self.config.controllers.all() {
-            let map = controller.standing.map.as_ref();
+            let map = controller.access_grant.map.as_ref();
             let mut ids = map.and_then(|map| maps.get(map)).cloned().unwrap_or_default();
             ids.extend(units.iter().flat_map(|unit| self.space.ids_of(&controller, *unit)));
             if !ids.is_empty() {
@@ -202,7 +202,7 @@ impl Subsystem {
 
     /// Adds an event to the persistent event log of a controller's subsystem.
     pub fn note(&self, controller: &Controller, what: Happened) {
-        controller.standing.subsystem.history.note(controller.id, (self.config.clock)(), what);
+        controller.access_grant.subsystem.history.note(controller.id, (self.config.clock)(), what);
     }
 
     /// Sets a property of a controller, of four bytes or of eight. A reset by its host is logged.
@@ -214,7 +214,7 @@ impl Subsystem {
         controller.set_property(offset, eight, value)?;
         let enabled = controller.property(property::CC, false).is_some_and(|value| value & 1 > 0);
         if was_enabled && !enabled && controller.kind == Kind::Io {
-            let firmware = controller.standing.subsystem.firmware.clone();
+            let firmware = controller.access_grant.subsystem.firmware.clone();
             self.note(controller, Happened::Reset { firmware });
         }
         Ok(())

@@ -1,8 +1,9 @@
-//! One queue's exchange of proofs, as a value: messages go in, messages and [`Work`] come out. Randomness, keys and
-//! time come from its caller; what takes long to compute is computed elsewhere.
+//! The DH-HMAC-CHAP transaction of one queue, as a value: messages go in, messages and [`Work`] come out. The caller
+//! supplies randomness, keys and time, and runs the long computations.
 //!
-//! A host begins ([`Exchange::hear`]), fetches our challenge ([`Exchange::tell`]), replies, and fetches how that ended;
-//! if it wants a proof of ours, it says last what it thinks of it. It may begin again at any time, a few times.
+//! The host sends AUTH_Negotiate ([`Exchange::auth_send`]), receives DH-HMAC-CHAP_Challenge
+//! ([`Exchange::auth_receive`]), sends the Reply, and receives Success1 or Failure1. If it authenticates the subsystem,
+//! too, it ends with Success2 or Failure2. It may begin again at any time, a few times.
 
 use super::group::{self, Group, Private};
 use super::hash::{DIGEST_MAX, Hash};
@@ -16,19 +17,20 @@ use std::time::Duration;
 use subtle::ConstantTimeEq;
 use zeroize::Zeroizing;
 
-/// An exchange that takes longer is forgotten: whoever answers so late did not compute.
+/// The time limit of an exchange. Computing a reply takes much less.
 pub const EXCHANGE_TIMEOUT: Duration = Duration::from_secs(30);
-/// Exchanges that a queue may begin until one of them proves something. Each has us compute, and the host nothing.
+/// Exchanges that a queue may begin without a successful one: each costs the controller a computation and the host
+/// none.
 pub const BEGINNINGS_MAX: u32 = 4;
 /// Random bytes of one exchange: sequence number, challenge, private value.
 pub const RANDOM: usize = 4 + DIGEST_MAX + group::RANDOM;
 
-/// What we agree to, what we like most first.
+/// The accepted hash functions and groups, in order of preference.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Terms {
     /// Hash functions.
     pub hashes: Vec<Hash>,
-    /// Groups.
+    /// Diffie-Hellman groups.
     pub groups: Vec<Group>,
 }
 
@@ -38,26 +40,26 @@ impl Default for Terms {
     }
 }
 
-/// Two sides, and what is known of them.
+/// The host, the subsystem, and the keys of both.
 #[derive(Debug)]
-pub struct Party {
+pub struct Participants {
     /// NQN of the host.
     pub host: Arc<str>,
     /// NQN of the subsystem.
     pub subsystem: Arc<str>,
-    /// Who knows one of these keys is who he says he is.
+    /// The keys of the host: a response that matches one of them authenticates it.
     pub users: Vec<(Arc<str>, Key)>,
-    /// What the subsystem proves its own name with.
+    /// The key that authenticates the subsystem.
     pub own: Option<Key>,
-    /// What we agree to.
+    /// The accepted hash functions and groups.
     pub terms: Terms,
 }
 
-/// What was agreed.
+/// The negotiated parameters.
 struct Agreed {
-    party: Arc<Party>,
+    participants: Arc<Participants>,
     transaction: u16,
-    channel: u8,
+    concatenation: u8,
     hash: Hash,
     group: Group,
     sequence: u32,
@@ -66,57 +68,57 @@ struct Agreed {
     public: Vec<u8>,
 }
 
-/// How an exchange ends once its last message was fetched.
+/// The end of an exchange, after its last message was received.
 #[derive(Clone, Debug)]
 pub enum End {
-    /// The host has proved its name.
-    Proven(Proven),
-    /// It has, and looks at our own proof.
-    Shown(Proven),
-    /// It has not.
+    /// The host is authenticated.
+    Authenticated(Authenticated),
+    /// The host is authenticated, and checks the response of the subsystem.
+    Shown(Authenticated),
+    /// The authentication failed.
     Over,
 }
 
-/// How a host has proved its name.
+/// The key and the algorithms that authenticated a host.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Proven {
-    /// Whose key it knows.
+pub struct Authenticated {
+    /// The account of the key.
     pub user: Arc<str>,
     /// Hash function and group.
     pub by: (Hash, Group),
 }
 
 enum State {
-    /// Nothing is under way.
+    /// No exchange is in progress.
     Idle,
-    /// Something is computed.
+    /// A computation is in progress.
     Busy,
-    /// Our challenge waits to be fetched, or to be answered.
+    /// The challenge waits for Authentication Receive, or for the reply of the host.
     Asked(Box<Agreed>),
-    /// How it ended waits to be fetched, from then on.
+    /// The outcome waits for Authentication Receive, from this time on.
     Verdict(Vec<u8>, Instant, End),
-    /// The host looks at our proof.
-    Shown(u16, Proven),
-    /// It has failed: this queue ends.
+    /// The host checks the response of the subsystem.
+    Shown(u16, Authenticated),
+    /// The authentication failed: this queue ends.
     Over,
 }
 
-/// What becomes of a message.
+/// The outcome of a message of the host.
 #[derive(Debug)]
-pub enum Heard {
-    /// Nothing has to be done.
+pub enum MessageOutcome {
+    /// Nothing is to be done.
     Nothing,
-    /// This has to be computed: [`Exchange::computed`] takes what comes of it.
+    /// A computation is to be run: [`Exchange::computed`] takes its result.
     Work(Work),
-    /// The host has proved its name.
-    Proven(Proven),
-    /// The host does not believe us, or has given up: the queue ends.
+    /// The host is authenticated.
+    Authenticated(Authenticated),
+    /// The host rejected the response of the subsystem, or gave up: the queue ends.
     Doubted(Why),
-    /// It was wrong, and the host will be told so.
+    /// The message was wrong: the next Authentication Receive returns the failure.
     Failed(Why),
 }
 
-/// Something that takes long to compute.
+/// A computation that may take long.
 pub struct Work(Task);
 
 enum Task {
@@ -138,7 +140,7 @@ struct Check {
     value: Vec<u8>,
 }
 
-/// What came of [`Work`].
+/// The result of [`Work`].
 pub struct Computed {
     agreed: Box<Agreed>,
     found: Option<Result<Found, Why>>,
@@ -150,27 +152,27 @@ impl fmt::Debug for Computed {
     }
 }
 
-/// A right reply: whose, and our own proof if it is asked for.
+/// A checked reply: its user, and the response of the subsystem if the host asked for it.
 struct Found {
     user: Option<Arc<str>>,
     response: Option<Zeroizing<Vec<u8>>>,
 }
 
 impl Computed {
-    /// The user whose key the host knows, and what was agreed; `None` where nothing was checked.
+    /// The user whose key the host used, and the algorithms; `None` if no reply was checked.
     ///
     /// # Errors
-    /// Why the host has proved nothing.
+    /// The reason why the host is not authenticated.
     #[must_use]
-    pub fn found(&self) -> Option<Result<Proven, Why>> {
+    pub fn found(&self) -> Option<Result<Authenticated, Why>> {
         let by = (self.agreed.hash, self.agreed.group);
-        let proven = |found: &Found| Ok(Proven { user: found.user.clone().ok_or(Why::FAILED)?, by });
-        self.found.as_ref().map(|found| found.as_ref().map_err(|why| *why).and_then(proven))
+        let authenticated = |found: &Found| Ok(Authenticated { user: found.user.clone().ok_or(Why::FAILED)?, by });
+        self.found.as_ref().map(|found| found.as_ref().map_err(|why| *why).and_then(authenticated))
     }
 }
 
 impl Work {
-    /// Whether it takes no longer than a command does.
+    /// Whether it takes no longer than a command.
     #[must_use]
     pub fn is_light(&self) -> bool {
         match &self.0 {
@@ -179,13 +181,13 @@ impl Work {
         }
     }
 
-    /// Whether it looks at what shall prove the host's name.
+    /// Whether it checks the reply of the host.
     #[must_use]
     pub fn checks(&self) -> bool {
         matches!(self.0, Task::Check(_))
     }
 
-    /// Computes it.
+    /// Runs the computation.
     #[must_use]
     pub fn run(self) -> Computed {
         match self.0 {
@@ -201,24 +203,24 @@ impl Work {
     }
 }
 
-/// Which side computes a response, in the words that go into it.
+/// The text in a response that names the side which computes it.
 const HOST: &[u8] = b"HostHost";
 const CONTROLLER: &[u8] = b"Controller";
 
 impl Check {
     fn run(&self) -> Result<Found, Why> {
-        let Agreed { party, private, challenge, sequence, .. } = &*self.agreed;
+        let Agreed { participants, private, challenge, sequence, .. } = &*self.agreed;
         let shared = match private {
             None if self.value.is_empty() => None,
             None => return Err(Why::PAYLOAD),
             Some(private) => Some(private.shared(&self.value).ok_or(Why::PAYLOAD)?),
         };
         let shared = shared.as_ref().map(|shared| self.agreed.hash.digest(&[shared]));
-        let sides = [party.host.as_bytes(), party.subsystem.as_bytes()];
-        // All keys are looked at, whoever is meant.
+        let sides = [participants.host.as_bytes(), participants.subsystem.as_bytes()];
+        // All keys are compared, so that the time does not depend on the key that matches.
         let mut user = None;
-        for (name, key) in &party.users {
-            let expected = self.response(&key.bound_to(&party.host), &shared, challenge, *sequence, HOST, sides);
+        for (name, key) in &participants.users {
+            let expected = self.response(&key.bound_to(&participants.host), &shared, challenge, *sequence, HOST, sides);
             if bool::from(expected.ct_eq(&self.response)) {
                 user = Some(name.clone());
             }
@@ -226,9 +228,9 @@ impl Check {
         let Some((sequence, challenge)) = self.counter.as_ref().filter(|_| user.is_some()) else {
             return Ok(Found { user, response: None });
         };
-        // Nobody is told what he did not prove to be ours.
-        let own = party.own.as_ref().ok_or(Why::PROTOCOL)?.bound_to(&party.subsystem);
-        let sides = [party.subsystem.as_bytes(), party.host.as_bytes()];
+        // The subsystem responds only to a host whose own response was right.
+        let own = participants.own.as_ref().ok_or(Why::PROTOCOL)?.bound_to(&participants.subsystem);
+        let sides = [participants.subsystem.as_bytes(), participants.host.as_bytes()];
         let response = self.response(&own, &shared, challenge, *sequence, CONTROLLER, sides);
         Ok(Found { user, response: Some(response) })
     }
@@ -242,11 +244,11 @@ impl Check {
         side: &[u8],
         [first, second]: [&[u8]; 2],
     ) -> Zeroizing<Vec<u8>> {
-        let Agreed { hash, transaction, channel, .. } = *self.agreed;
+        let Agreed { hash, transaction, concatenation, .. } = *self.agreed;
         let augmented = shared.as_ref().map(|shared| hash.hmac(shared, &[challenge]));
         let challenge = augmented.as_ref().map_or(challenge, |augmented| augmented);
         let (sequence, transaction) = (sequence.to_le_bytes(), transaction.to_le_bytes());
-        hash.hmac(key, &[challenge, &sequence, &transaction, &[channel], side, first, &[0], second])
+        hash.hmac(key, &[challenge, &sequence, &transaction, &[concatenation], side, first, &[0], second])
     }
 }
 
@@ -254,7 +256,7 @@ impl Check {
 pub struct Exchange {
     state: State,
     began: Instant,
-    /// Exchanges that began since one of them proved something.
+    /// Exchanges that began since the last successful one.
     beginnings: u32,
 }
 
@@ -278,16 +280,17 @@ impl fmt::Debug for Exchange {
 }
 
 impl Exchange {
-    /// Takes a message of the host. `welcome` says what is known of it when it begins, with [`RANDOM`] random bytes.
+    /// Takes a message of the host. `welcome` supplies the keys of the host when an exchange begins, and [`RANDOM`]
+    /// random bytes.
     ///
     /// # Errors
-    /// How the command ends that brought it at a time when none can come.
-    pub fn hear(
+    /// The status of the command if no message is expected now.
+    pub fn auth_send(
         &mut self,
         bytes: &[u8],
         now: Instant,
-        welcome: impl FnOnce() -> Result<(Arc<Party>, Zeroizing<Vec<u8>>), Why>,
-    ) -> Result<Heard, Status> {
+        welcome: impl FnOnce() -> Result<(Arc<Participants>, Zeroizing<Vec<u8>>), Why>,
+    ) -> Result<MessageOutcome, Status> {
         if now.since(self.began) > EXCHANGE_TIMEOUT && !matches!(self.state, State::Over) {
             self.state = State::Idle;
         }
@@ -299,9 +302,9 @@ impl Exchange {
             (Ok(Message::Negotiate(..)), _) if self.beginnings >= BEGINNINGS_MAX => Err(Why::FAILED),
             (Ok(Message::Negotiate(head, offers)), _) => {
                 (self.began, self.beginnings) = (now, self.beginnings + 1);
-                welcome().and_then(|(party, random)| agree(head, offers, party, &random)).map(|agreed| {
+                welcome().and_then(|(participants, random)| agree(head, offers, participants, &random)).map(|agreed| {
                     self.state = State::Busy;
-                    Heard::Work(Work(Task::Ask(agreed)))
+                    MessageOutcome::Work(Work(Task::Ask(agreed)))
                 })
             }
             (Ok(Message::Reply { reply, response, challenge, value }), State::Asked(agreed)) => {
@@ -313,23 +316,23 @@ impl Exchange {
                     self.state = State::Busy;
                     let counter = challenge.map(|bytes| (reply.sequence.get(), bytes.to_vec()));
                     let (response, value) = (response.to_vec(), value.to_vec());
-                    Ok(Heard::Work(Work(Task::Check(Box::new(Check { agreed, response, counter, value })))))
+                    Ok(MessageOutcome::Work(Work(Task::Check(Box::new(Check { agreed, response, counter, value })))))
                 }
             }
-            (Ok(Message::Success(head)), State::Shown(of, proven)) if head.transaction.get() == of => {
+            (Ok(Message::Success(head)), State::Shown(of, authenticated)) if head.transaction.get() == of => {
                 self.beginnings = 0;
-                Ok(Heard::Proven(proven))
+                Ok(MessageOutcome::Authenticated(authenticated))
             }
             (Ok(Message::Failure(failure)), _) => {
                 self.state = State::Over;
-                Ok(Heard::Doubted(Why(failure.why)))
+                Ok(MessageOutcome::Doubted(Why(failure.why)))
             }
             (Ok(_), _) => Err(Why::MESSAGE),
             (Err(why), _) => Err(why),
         };
         Ok(heard.unwrap_or_else(|why| {
             self.fail(transaction, why, now);
-            Heard::Failed(why)
+            MessageOutcome::Failed(why)
         }))
     }
 
@@ -337,7 +340,7 @@ impl Exchange {
         self.state = State::Verdict(wire::failure(transaction, why), at, End::Over);
     }
 
-    /// Takes what was computed. What it decides may be fetched from `at` on.
+    /// Takes the result of a computation. The host receives the outcome from `at` on.
     pub fn computed(&mut self, computed: Computed, at: Instant) {
         let verdict = computed.found();
         let Computed { agreed, found } = computed;
@@ -352,24 +355,25 @@ impl Exchange {
             return;
         };
         match verdict {
-            Ok(proven) => {
+            Ok(authenticated) => {
                 let response = found.and_then(Result::ok).and_then(|found| found.response);
                 let message = wire::success(agreed.transaction, agreed.hash, response.as_ref().map(|bytes| &bytes[..]));
-                let end = if response.is_some() { End::Shown(proven) } else { End::Proven(proven) };
+                let end =
+                    if response.is_some() { End::Shown(authenticated) } else { End::Authenticated(authenticated) };
                 self.state = State::Verdict(message, at, end);
             }
             Err(why) => self.fail(agreed.transaction, why, at),
         }
     }
 
-    /// What was to be computed is not: the host may begin again.
+    /// The computation was not run: the host may begin again.
     pub fn dropped(&mut self) {
         if matches!(self.state, State::Busy) {
             self.state = State::Idle;
         }
     }
 
-    /// When what waits to be fetched may be; `None`: at once.
+    /// The time from which the waiting message may be received; `None`: at once.
     #[must_use]
     pub fn due(&self) -> Option<Instant> {
         match &self.state {
@@ -378,11 +382,12 @@ impl Exchange {
         }
     }
 
-    /// The message that waits for the host, which has room for `room` bytes, and how the exchange ends with it.
+    /// The message that waits for the host, whose buffer has `room` bytes, and the end of the exchange if it ends with
+    /// this message.
     ///
     /// # Errors
-    /// How the command ends that cannot have one.
-    pub fn tell(&mut self, room: usize) -> Result<(Vec<u8>, Option<End>), Status> {
+    /// The status of the command if no message waits, or if the buffer is too small.
+    pub fn auth_receive(&mut self, room: usize) -> Result<(Vec<u8>, Option<End>), Status> {
         let message = match &self.state {
             State::Asked(agreed) => {
                 let by = (agreed.hash, agreed.group);
@@ -397,36 +402,41 @@ impl Exchange {
         let State::Verdict(_, _, end) = &self.state else { return Ok((message, None)) };
         let end = end.clone();
         self.state = match &end {
-            End::Proven(_) => {
+            End::Authenticated(_) => {
                 self.beginnings = 0;
                 State::Idle
             }
-            End::Shown(proven) => State::Shown(wire::transaction(&message), proven.clone()),
+            End::Shown(authenticated) => State::Shown(wire::transaction(&message), authenticated.clone()),
             End::Over => State::Over,
         };
         Ok((message, Some(end)))
     }
 }
 
-/// What both sides can do, of the first offer of our protocol.
-fn agree(head: &Negotiate, offers: &[Protocol], party: Arc<Party>, random: &[u8]) -> Result<Box<Agreed>, Why> {
-    if head.channel != 0 {
+/// The parameters that both sides support, of the first DH-HMAC-CHAP descriptor.
+fn agree(
+    head: &Negotiate,
+    offers: &[Protocol],
+    participants: Arc<Participants>,
+    random: &[u8],
+) -> Result<Box<Agreed>, Why> {
+    if head.concatenation != 0 {
         return Err(Why::CONCATENATION);
     }
     let offer = offers.iter().find(|offer| offer.id == DH_HMAC_CHAP).ok_or(Why::PROTOCOL)?;
     let (hashes, groups) = offer.offers().ok_or(Why::PAYLOAD)?;
-    let hash = party.terms.hashes.iter().copied().find(|hash| hashes.contains(&hash.0)).ok_or(Why::HASH)?;
-    let group = party.terms.groups.iter().copied().find(|group| groups.contains(&group.0)).ok_or(Why::GROUP)?;
+    let hash = participants.terms.hashes.iter().copied().find(|hash| hashes.contains(&hash.0)).ok_or(Why::HASH)?;
+    let group = participants.terms.groups.iter().copied().find(|group| groups.contains(&group.0)).ok_or(Why::GROUP)?;
     let (sequence, rest) = random.split_first_chunk::<4>().ok_or(Why::FAILED)?;
     let (challenge, rest) = rest.split_at_checked(DIGEST_MAX).ok_or(Why::FAILED)?;
     let private = Private::from_random(group, rest.first_chunk().ok_or(Why::FAILED)?);
     Ok(Box::new(Agreed {
-        party,
+        participants,
         transaction: head.head.transaction.get(),
-        channel: head.channel,
+        concatenation: head.concatenation,
         hash,
         group,
-        // Zero stands for none.
+        // Sequence number 0 means that there is no challenge.
         sequence: u32::from_le_bytes(*sequence).max(1),
         challenge: challenge[..hash.len()].to_vec(),
         private,

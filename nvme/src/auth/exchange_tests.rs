@@ -2,11 +2,11 @@ use super::super::host::Host;
 use super::*;
 use crate::fuzzing::{HOST_KEY, OWN_KEY, prover};
 
-fn party(terms: Terms) -> Arc<Party> {
+fn participants(terms: Terms) -> Arc<Participants> {
     let key = |text: &str| Key::parse(text.as_bytes()).expect("a key");
     let Host { name, subsystem, .. } = prover(HOST_KEY);
     let users = vec![("bob".into(), key(OWN_KEY)), ("alice".into(), key(HOST_KEY))];
-    Arc::new(Party { host: name.into(), subsystem: subsystem.into(), users, own: Some(key(OWN_KEY)), terms })
+    Arc::new(Participants { host: name.into(), subsystem: subsystem.into(), users, own: Some(key(OWN_KEY)), terms })
 }
 
 fn random() -> Zeroizing<Vec<u8>> {
@@ -18,42 +18,42 @@ fn mutual() -> Host {
 }
 
 /// One that goes by a party.
-struct Rig(Exchange, Arc<Party>);
+struct Rig(Exchange, Arc<Participants>);
 
 impl Default for Rig {
     fn default() -> Self {
-        Self(Exchange::default(), party(Terms::default()))
+        Self(Exchange::default(), participants(Terms::default()))
     }
 }
 
 impl Rig {
-    fn at(&mut self, message: &[u8], seconds: u64) -> Result<Heard, Status> {
-        let party = self.1.clone();
+    fn at(&mut self, message: &[u8], seconds: u64) -> Result<MessageOutcome, Status> {
+        let participants = self.1.clone();
         let now = Instant(0) + Duration::from_secs(seconds);
-        match self.0.hear(message, now, || Ok((party, random())))? {
-            Heard::Work(work) => {
+        match self.0.auth_send(message, now, || Ok((participants, random())))? {
+            MessageOutcome::Work(work) => {
                 self.0.computed(work.run(), now);
-                Ok(Heard::Nothing)
+                Ok(MessageOutcome::Nothing)
             }
             heard => Ok(heard),
         }
     }
 
-    fn hear(&mut self, message: &[u8]) -> Heard {
-        self.at(message, 0).expect("it is heard")
+    fn auth_send(&mut self, message: &[u8]) -> MessageOutcome {
+        self.at(message, 0).expect("the message is accepted")
     }
 
-    fn tell(&mut self) -> (Vec<u8>, Option<End>) {
-        self.0.tell(4096).expect("a message waits")
+    fn auth_receive(&mut self) -> (Vec<u8>, Option<End>) {
+        self.0.auth_receive(4096).expect("a message waits")
     }
 
-    /// What a message ends with that is wrong.
+    /// The reason code that a wrong message causes.
     fn fails(&mut self, message: &[u8]) -> (u16, Why) {
-        let heard = self.hear(message);
-        let told = self.tell();
+        let heard = self.auth_send(message);
+        let told = self.auth_receive();
         assert!(matches!(told.1, Some(End::Over)), "{heard:?}");
         assert_eq!(
-            (&told.0[..4], told.0[6], self.0.tell(4096).err()),
+            (&told.0[..4], told.0[6], self.0.auth_receive(4096).err()),
             (&[0, 0xf1, 0, 0][..], 1, Some(Status::SEQUENCE_ERROR))
         );
         (u16::from_le_bytes([told.0[4], told.0[5]]), Why(told.0[7]))
@@ -76,15 +76,17 @@ fn golden() {
         (3, 1, ["d66fd8a0bd0ecc1c", "db8272696ca74138", "59c81f7cb1bc26fc"]),
     ] {
         let (mut rig, host) = (Rig::default(), mutual());
-        assert!(matches!(rig.hear(&host.negotiate(&[hash], &[group])), Heard::Nothing));
-        let challenge = rig.tell().0;
+        assert!(matches!(rig.auth_send(&host.negotiate(&[hash], &[group])), MessageOutcome::Nothing));
+        let challenge = rig.auth_receive().0;
         let reply = host.reply(&challenge).expect("a challenge");
-        assert!(matches!(rig.hear(&reply), Heard::Nothing));
-        let (success, end) = rig.tell();
+        assert!(matches!(rig.auth_send(&reply), MessageOutcome::Nothing));
+        let (success, end) = rig.auth_receive();
         assert!(matches!(end, Some(End::Shown(_))) && host.believes(&challenge, &success), "{hash} {group}");
         assert_eq!([challenge, reply, success].map(|message| digest(&message)), golden, "{hash} {group}");
-        let Heard::Proven(proven) = rig.hear(&host.success()) else { panic!("it is proven") };
-        assert_eq!((&*proven.user, proven.by), ("alice", (Hash(hash), Group(group))));
+        let MessageOutcome::Authenticated(authenticated) = rig.auth_send(&host.success()) else {
+            panic!("it is proven")
+        };
+        assert_eq!((&*authenticated.user, authenticated.by), ("alice", (Hash(hash), Group(group))));
     }
 }
 
@@ -93,25 +95,32 @@ fn every_hash_with_every_group() {
     for group in Group::ALL {
         for hash in Hash::ALL {
             let (mut rig, host) = (Rig::default(), prover(HOST_KEY));
-            rig.hear(&host.negotiate(&[9, hash.0], &[group.0, 99]));
-            let challenge = rig.tell().0;
-            assert_eq!(rig.tell().0, challenge, "it may be fetched again");
-            rig.hear(&host.reply(&challenge).expect("a challenge"));
-            let (message, end) = rig.tell();
-            assert!(matches!(end, Some(End::Proven(Proven { by, .. })) if by == (hash, group)), "{hash:?} {group:?}");
-            assert_eq!((message[1], message[8], message.len()), (3, 0, 16 + hash.len()), "no proof of ours");
+            rig.auth_send(&host.negotiate(&[9, hash.0], &[group.0, 99]));
+            let challenge = rig.auth_receive().0;
+            assert_eq!(rig.auth_receive().0, challenge, "it may be fetched again");
+            rig.auth_send(&host.reply(&challenge).expect("a challenge"));
+            let (message, end) = rig.auth_receive();
+            assert!(
+                matches!(end, Some(End::Authenticated(Authenticated { by, .. })) if by == (hash, group)),
+                "{hash:?} {group:?}"
+            );
+            assert_eq!(
+                (message[1], message[8], message.len()),
+                (3, 0, 16 + hash.len()),
+                "no response of the controller"
+            );
         }
     }
 }
 
 #[test]
-fn we_choose_of_what_is_offered() {
+fn the_controller_selects_from_the_offers() {
     let host = prover(HOST_KEY);
     let terms = Terms { hashes: vec![Hash::SHA256, Hash::SHA384], groups: vec![Group::FFDHE2048, Group::NULL] };
     let chosen = |hashes: &[u8], groups: &[u8]| {
-        let mut rig = Rig(Exchange::default(), party(terms.clone()));
-        rig.hear(&host.negotiate(hashes, groups));
-        let message = rig.tell().0;
+        let mut rig = Rig(Exchange::default(), participants(terms.clone()));
+        rig.auth_send(&host.negotiate(hashes, groups));
+        let message = rig.auth_receive().0;
         (message[1], if message[0] == 1 { [message[8], message[9]] } else { [message[6], message[7]] })
     };
     assert_eq!(chosen(&[3, 2, 1], &[0, 5, 1]), (1, [1, 1]));
@@ -122,7 +131,7 @@ fn we_choose_of_what_is_offered() {
 }
 
 #[test]
-fn what_cannot_be_agreed() {
+fn malformed_negotiations_fail_with_their_reason() {
     let good = prover(HOST_KEY).negotiate(&[1], &[0]);
     for (at, value, why) in [
         (6, 1, Why::CONCATENATION),
@@ -145,8 +154,8 @@ fn wrong_replies() {
     let host = prover(HOST_KEY);
     let asked = |group: u8| {
         let mut rig = Rig::default();
-        rig.hear(&host.negotiate(&[1], &[group]));
-        let challenge = rig.tell().0;
+        rig.auth_send(&host.negotiate(&[1], &[group]));
+        let challenge = rig.auth_receive().0;
         (rig, challenge)
     };
     let strange = Host { name: "nqn.other".into(), ..host.clone() };
@@ -171,10 +180,10 @@ fn wrong_replies() {
     assert_eq!(rig.fails(&reply).1, Why::PAYLOAD);
     // A proof of ours, where we have none.
     let mut rig = Rig::default();
-    let without = Party { own: None, ..Arc::into_inner(party(Terms::default())).expect("one") };
+    let without = Participants { own: None, ..Arc::into_inner(participants(Terms::default())).expect("one") };
     rig.1 = Arc::new(without);
-    rig.hear(&host.negotiate(&[1], &[0]));
-    let challenge = rig.tell().0;
+    rig.auth_send(&host.negotiate(&[1], &[0]));
+    let challenge = rig.auth_receive().0;
     assert_eq!(rig.fails(&mutual().reply(&challenge).expect("a challenge")).1, Why::PROTOCOL);
 }
 
@@ -185,46 +194,46 @@ fn messages_out_of_order() {
         assert_eq!(Rig::default().fails(&message), (0x1234, Why::MESSAGE), "nothing has begun");
     }
     let mut rig = Rig::default();
-    assert_eq!(rig.0.tell(4096).err(), Some(Status::SEQUENCE_ERROR), "nothing waits");
-    rig.hear(&host.negotiate(&[1], &[0]));
-    assert_eq!(rig.0.tell(40).err(), Some(Status::INVALID_FIELD), "no room");
-    let challenge = rig.tell().0;
+    assert_eq!(rig.0.auth_receive(4096).err(), Some(Status::SEQUENCE_ERROR), "nothing waits");
+    rig.auth_send(&host.negotiate(&[1], &[0]));
+    assert_eq!(rig.0.auth_receive(40).err(), Some(Status::INVALID_FIELD), "no room");
+    let challenge = rig.auth_receive().0;
     let reply = host.reply(&challenge).expect("a challenge");
-    rig.hear(&reply);
+    rig.auth_send(&reply);
     assert_eq!(rig.fails(&reply), (0x1234, Why::MESSAGE), "once is enough");
-    // Who does not say what it thinks of our proof has proved nothing; who doubts it is gone.
+    // A host that sends no Success2 is not authenticated; Failure2 ends the queue.
     let mut rig = Rig::default();
-    rig.hear(&host.negotiate(&[1], &[0]));
-    let challenge = rig.tell().0;
-    rig.hear(&host.reply(&challenge).expect("a challenge"));
-    assert!(matches!(rig.tell().1, Some(End::Shown(_))));
+    rig.auth_send(&host.negotiate(&[1], &[0]));
+    let challenge = rig.auth_receive().0;
+    rig.auth_send(&host.reply(&challenge).expect("a challenge"));
+    assert!(matches!(rig.auth_receive().1, Some(End::Shown(_))));
     let mut other = host.clone();
     other.transaction += 1;
     assert_eq!(rig.fails(&other.success()), (0x1235, Why::MESSAGE));
     let mut rig = Rig::default();
-    assert!(matches!(rig.hear(&host.failure()), Heard::Doubted(Why::FAILED)));
+    assert!(matches!(rig.auth_send(&host.failure()), MessageOutcome::Doubted(Why::FAILED)));
     assert_eq!(rig.at(&host.negotiate(&[1], &[0]), 0).err(), Some(Status::SEQUENCE_ERROR), "it is over");
 }
 
 #[test]
-fn who_only_begins_is_not_computed_for_without_end() {
+fn the_number_of_unfinished_exchanges_is_limited() {
     let (mut rig, host) = (Rig::default(), prover(HOST_KEY));
     let begin = host.negotiate(&[1], &[0]);
     let proves = |rig: &mut Rig, host: &Host| {
-        rig.hear(&begin);
-        let challenge = rig.tell().0;
-        rig.hear(&host.reply(&challenge).expect("a challenge"));
-        matches!(rig.tell().1, Some(End::Proven(_) | End::Shown(_)))
-            && (host.other.is_none() || { matches!(rig.hear(&host.success()), Heard::Proven(_)) })
+        rig.auth_send(&begin);
+        let challenge = rig.auth_receive().0;
+        rig.auth_send(&host.reply(&challenge).expect("a challenge"));
+        matches!(rig.auth_receive().1, Some(End::Authenticated(_) | End::Shown(_)))
+            && (host.other.is_none() || { matches!(rig.auth_send(&host.success()), MessageOutcome::Authenticated(_)) })
     };
     for host in [host.clone(), mutual()] {
-        (1..BEGINNINGS_MAX).for_each(|_| assert!(matches!(rig.hear(&begin), Heard::Nothing)));
+        (1..BEGINNINGS_MAX).for_each(|_| assert!(matches!(rig.auth_send(&begin), MessageOutcome::Nothing)));
         assert!(proves(&mut rig, &host), "the last one");
     }
     // As often again, and not once more.
     for _ in 0..BEGINNINGS_MAX {
-        rig.hear(&begin);
-        assert!(rig.tell().1.is_none(), "a challenge");
+        rig.auth_send(&begin);
+        assert!(rig.auth_receive().1.is_none(), "a challenge");
     }
     assert_eq!(rig.fails(&begin), (0x1234, Why::FAILED));
 }
@@ -232,24 +241,27 @@ fn who_only_begins_is_not_computed_for_without_end() {
 #[test]
 fn it_begins_anew_and_ends_in_time() {
     let (mut rig, host) = (Rig::default(), prover(HOST_KEY));
-    rig.hear(&host.negotiate(&[1], &[0]));
-    let old = host.reply(&rig.tell().0).expect("a challenge");
+    rig.auth_send(&host.negotiate(&[1], &[0]));
+    let old = host.reply(&rig.auth_receive().0).expect("a challenge");
     let second = Host { transaction: 7, ..host.clone() };
-    rig.hear(&second.negotiate(&[2], &[0]));
-    let challenge = rig.tell().0;
+    rig.auth_send(&second.negotiate(&[2], &[0]));
+    let challenge = rig.auth_receive().0;
     assert_eq!((challenge[4], challenge[8]), (7, 2));
-    assert!(matches!(rig.at(&second.reply(&challenge).expect("a challenge"), 30), Ok(Heard::Nothing)));
-    assert!(matches!(rig.tell().1, Some(End::Proven(_))));
-    assert_eq!(rig.fails(&old), (0x1234, Why::MESSAGE), "what is over is not answered");
+    assert!(matches!(rig.at(&second.reply(&challenge).expect("a challenge"), 30), Ok(MessageOutcome::Nothing)));
+    assert!(matches!(rig.auth_receive().1, Some(End::Authenticated(_))));
+    assert_eq!(rig.fails(&old), (0x1234, Why::MESSAGE), "a finished exchange is not continued");
     let mut rig = Rig::default();
-    rig.hear(&host.negotiate(&[1], &[0]));
-    let late = host.reply(&rig.tell().0).expect("a challenge");
-    assert!(matches!(rig.at(&late, 31), Ok(Heard::Failed(Why::MESSAGE))));
-    // What could not be computed may be tried again.
-    let (mut rig, party) = (Rig::default(), party(Terms::default()));
+    rig.auth_send(&host.negotiate(&[1], &[0]));
+    let late = host.reply(&rig.auth_receive().0).expect("a challenge");
+    assert!(matches!(rig.at(&late, 31), Ok(MessageOutcome::Failed(Why::MESSAGE))));
+    // The host may try again after a computation that was not run.
+    let (mut rig, participants) = (Rig::default(), participants(Terms::default()));
     let begin = host.negotiate(&[1], &[0]);
-    assert!(matches!(rig.0.hear(&begin, Instant(0), || Ok((party, random()))), Ok(Heard::Work(_))));
+    assert!(matches!(
+        rig.0.auth_send(&begin, Instant(0), || Ok((participants, random()))),
+        Ok(MessageOutcome::Work(_))
+    ));
     assert_eq!(rig.at(&begin, 0).err(), Some(Status::SEQUENCE_ERROR), "one at a time");
     rig.0.dropped();
-    assert!(matches!(rig.hear(&begin), Heard::Nothing));
+    assert!(matches!(rig.auth_send(&begin), MessageOutcome::Nothing));
 }

@@ -1,7 +1,7 @@
 //! Groups of the Diffie-Hellman exchange: the finite fields of RFC 7919.
 //!
-//! Their primes are made of the same digits, those of e: 64 ones, as many bits of e as there is room for, 64 ones; and
-//! the least that has to be added to make that a prime of which half is a prime, too.
+//! All primes have the same form: 64 one bits, as many bits of e as fit, 64 one bits, and the smallest addend that
+//! makes the number a safe prime.
 
 use crypto_bigint::modular::{BoxedMontyForm, BoxedMontyParams};
 use crypto_bigint::{BoxedUint, Odd};
@@ -58,8 +58,7 @@ const PRIMES: [(Group, usize, u32, usize); 5] = [
 const ONES: usize = 8;
 
 impl Group {
-    /// All there are, the one that we like most first: what keeps a weak key from being guessed by who listens, without
-    /// taking long.
+    /// All groups, in order of preference. The first protects a weak key from an eavesdropper at a low cost.
     pub const ALL: [Self; 6] =
         [Self::FFDHE3072, Self::FFDHE4096, Self::FFDHE2048, Self::FFDHE6144, Self::FFDHE8192, Self::NULL];
 
@@ -73,14 +72,14 @@ impl Group {
         PRIMES.iter().find(|(group, ..)| *group == self).map(|(_, bits, plus, random)| (*bits, *plus, *random))
     }
 
-    /// Bytes of its values; 0 where there is no exchange.
+    /// Bytes of its values; 0 for the null group.
     #[allow(clippy::len_without_is_empty)]
     #[must_use]
     pub fn len(self) -> usize {
         self.row().map_or(0, |(bits, ..)| bits / 8)
     }
 
-    /// Its prime, the most significant byte first; empty where there is no exchange.
+    /// Its prime, the most significant byte first; empty for the null group.
     fn prime(self) -> Vec<u8> {
         let Some((bits, plus, _)) = self.row() else { return Vec::new() };
         let mut prime = vec![0xff; bits / 8];
@@ -117,7 +116,7 @@ fn nibble(digit: u8) -> u8 {
     }
 }
 
-/// A private value of ours, for one exchange.
+/// A private value of the controller, for one exchange.
 #[derive(Clone)]
 pub struct Private {
     group: Group,
@@ -131,14 +130,14 @@ impl fmt::Debug for Private {
 }
 
 impl Private {
-    /// One of these random bytes; `None` where there is no exchange.
+    /// Makes a private value from random bytes; `None` for the null group.
     #[must_use]
     pub fn from_random(group: Group, random: &[u8; RANDOM]) -> Option<Self> {
         let (_, _, len) = group.row()?;
         Some(Self { group, exponent: Zeroizing::new(random[..len].to_vec()) })
     }
 
-    /// What the other side gets.
+    /// The public value for the other side.
     #[must_use]
     pub fn public(&self) -> Option<Vec<u8>> {
         const GENERATOR: [u8; 1] = [2];
@@ -147,8 +146,7 @@ impl Private {
         Some(self.group.power(generator, &self.exponent)?.to_vec())
     }
 
-    /// What both sides have in common; `None` for a value of theirs that is none: too long, or one of those that leave
-    /// no choice (0, 1, and the prime less one).
+    /// The shared secret; `None` for an invalid public value: one that is too long, or 0, 1, or the prime less one.
     #[must_use]
     pub fn shared(&self, theirs: &[u8]) -> Option<Zeroizing<Vec<u8>>> {
         let (len, prime) = (self.group.len(), self.group.prime());

@@ -1,4 +1,4 @@
-//! Hash functions of DH-HMAC-CHAP, and what is computed with them.
+//! Hash functions of DH-HMAC-CHAP, and their digests and keyed digests.
 
 use hmac::{Hmac, KeyInit, Mac};
 use lunar_core::codes;
@@ -16,7 +16,7 @@ codes! {
 pub const DIGEST_MAX: usize = 64;
 
 impl Hash {
-    /// All there are, the strongest first.
+    /// All hash functions, the strongest first.
     pub const ALL: [Self; 3] = [Self::SHA512, Self::SHA384, Self::SHA256];
 
     /// The function of this identifier.
@@ -29,7 +29,7 @@ impl Hash {
     #[allow(clippy::len_without_is_empty)]
     #[must_use]
     pub fn len(self) -> usize {
-        // Nobody comes here with another identifier: those of messages go through `of`.
+        // Other identifiers do not occur: `of` checks those of messages.
         match self {
             Self::SHA256 => 32,
             Self::SHA384 => 48,
@@ -37,7 +37,7 @@ impl Hash {
         }
     }
 
-    /// The digest of parts, one behind the other.
+    /// The digest of the concatenated parts.
     #[must_use]
     pub fn digest(self, parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
         match self {
@@ -47,7 +47,7 @@ impl Hash {
         }
     }
 
-    /// The keyed digest (RFC 2104) of parts, one behind the other.
+    /// The keyed digest (RFC 2104) of the concatenated parts.
     #[must_use]
     pub fn hmac(self, key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
         match self {
@@ -65,7 +65,7 @@ fn digest<D: Digest>(parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
 }
 
 fn hmac<M: Mac + KeyInit>(key: &[u8], parts: &[&[u8]]) -> Zeroizing<Vec<u8>> {
-    // A key of any length is one: nothing is computed, and so nothing fits, if that should ever change.
+    // HMAC accepts keys of any length. If a key were rejected, the digest would stay zero and match no response.
     let Ok(mut mac) = M::new_from_slice(key) else { return Zeroizing::default() };
     parts.iter().for_each(|part| mac.update(part));
     Zeroizing::new(mac.finalize().into_bytes().to_vec())

@@ -1,4 +1,4 @@
-//! The host's side of DH-HMAC-CHAP: what it sends, and whether what it gets is right.
+//! The host's side of DH-HMAC-CHAP: its messages, and the checks of the messages of the controller.
 
 use super::group::{Group, Private, RANDOM as PRIVATE};
 use super::hash::{DIGEST_MAX, Hash};
@@ -8,20 +8,20 @@ use std::fmt;
 use subtle::ConstantTimeEq;
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
-/// A host that proves its name.
+/// A host that authenticates.
 #[derive(Clone)]
 pub struct Host {
     /// Its NQN.
     pub name: String,
-    /// That of the subsystem.
+    /// NQN of the subsystem.
     pub subsystem: String,
-    /// What it knows.
+    /// The key of the host.
     pub key: Key,
-    /// What the subsystem has to know, if it has to prove its own name.
+    /// The key of the subsystem, if the host authenticates it.
     pub other: Option<Key>,
-    /// What the exchange is called.
+    /// The transaction identifier.
     pub transaction: u16,
-    /// What nobody may guess.
+    /// The randomness of the host.
     pub random: Random,
 }
 
@@ -31,13 +31,13 @@ impl fmt::Debug for Host {
     }
 }
 
-/// Random bytes that an exchange takes: for the private value, the challenge and its number.
+/// Random bytes of one exchange: the private value, the challenge and the sequence number.
 pub const RANDOM: usize = PRIVATE + DIGEST_MAX + size_of::<u32>();
 
-/// They themselves.
+/// The random bytes.
 pub type Random = [u8; RANDOM];
 
-/// What a host makes of a challenge.
+/// A parsed challenge and the values computed from it.
 struct Looked<'a> {
     head: &'a Challenge,
     bytes: &'a [u8],
@@ -50,7 +50,7 @@ impl Host {
     #[must_use]
     pub fn negotiate(&self, hashes: &[u8], groups: &[u8]) -> Vec<u8> {
         let head = Head::of(Kind::NEGOTIATE, self.transaction);
-        let negotiate = Negotiate { head, channel: 0, protocols: 1 };
+        let negotiate = Negotiate { head, concatenation: 0, protocols: 1 };
         let mut offer = Protocol::new_zeroed();
         (offer.id, offer.hashes, offer.groups) = (DH_HMAC_CHAP, hashes.len() as u8, groups.len() as u8);
         offer.hash_list.iter_mut().zip(hashes).for_each(|(to, from)| *to = *from);
@@ -58,7 +58,7 @@ impl Host {
         [negotiate.as_bytes(), offer.as_bytes()].concat()
     }
 
-    /// The reply to a challenge; `None` if that is none.
+    /// The reply to a challenge; `None` if the message is malformed.
     #[must_use]
     pub fn reply(&self, message: &[u8]) -> Option<Vec<u8>> {
         let Looked { head, bytes, shared, public } = self.look(message)?;
@@ -86,10 +86,10 @@ impl Host {
         Some([reply.as_bytes(), &response, self.challenge(hash), &public].concat())
     }
 
-    /// Whether the subsystem has proved its name, to whom it was asked for with the reply to this challenge.
+    /// Whether the response of the subsystem is right, if the reply to this challenge asked for one.
     #[must_use]
     pub fn believes(&self, challenge: &[u8], message: &[u8]) -> bool {
-        let proven = || {
+        let authenticated = || {
             let Looked { head, shared, .. } = self.look(challenge)?;
             let hash = Hash::of(head.hash)?;
             let (success, response) = Success1::ref_from_prefix(message).ok()?;
@@ -97,12 +97,12 @@ impl Host {
             let names = [self.subsystem.as_str(), self.name.as_str()];
             let counter = augmented(hash, shared.as_deref(), self.challenge(hash));
             let expected = respond(hash, &key, &counter, self.sequence(), self, b"Controller", names);
-            // What is behind it is room that the host had.
+            // The rest of the host's buffer follows the response.
             let response = response.get(..hash.len())?;
             let is_proof = success.head.what() == Kind::SUCCESS1 && success.responds == 1;
             Some(is_proof && bool::from(response.ct_eq(&expected)))
         };
-        proven().unwrap_or(false)
+        authenticated().unwrap_or(false)
     }
 
     /// DH-HMAC-CHAP_Success2.
@@ -121,12 +121,12 @@ impl Host {
         &self.random[PRIVATE..PRIVATE + hash.len()]
     }
 
-    /// Zero stands for none.
+    /// Sequence number 0 means that there is no challenge.
     fn sequence(&self) -> u32 {
         self.random.last_chunk().map_or(1, |bytes| u32::from_le_bytes(*bytes).max(1))
     }
 
-    /// The challenge, what both sides have in common, and the host's public value.
+    /// The challenge, the shared secret, and the host's public value.
     fn look<'a>(&self, message: &'a [u8]) -> Option<Looked<'a>> {
         let (head, rest) = Challenge::ref_from_prefix(message).ok()?;
         let (bytes, rest) = rest.split_at_checked(head.hash_len.into())?;

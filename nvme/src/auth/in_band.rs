@@ -1,8 +1,8 @@
 //! Authentication Send and Authentication Receive on a queue.
 
-use super::authentication::Proof;
-use super::exchange::{End, Heard, Proven, Work};
-use super::guard::Reason;
+use super::authentication::QueueAuthentication;
+use super::authenticator::Reason;
+use super::exchange::{Authenticated, End, MessageOutcome, Work};
 use super::wire::Why;
 use crate::command::{Refusal, Status};
 use crate::queue::Queue;
@@ -10,105 +10,109 @@ use crate::subsystem::Subsystem;
 use std::time::Duration;
 
 impl Subsystem {
-    fn proof<'a>(&self, queue: &'a Queue) -> Result<&'a Proof, Status> {
-        // A queue that nobody has connected has nobody who could prove anything.
-        queue.proof().ok_or(Status::SEQUENCE_ERROR)
+    fn authentication<'a>(&self, queue: &'a Queue) -> Result<&'a QueueAuthentication, Status> {
+        // A queue without a Connect command has no host to authenticate.
+        queue.authentication().ok_or(Status::SEQUENCE_ERROR)
     }
 
     /// Takes a message of a host.
     ///
     /// # Errors
-    /// How the command ends that brought it.
+    /// The status of Authentication Send.
     pub(crate) async fn auth_send(&self, queue: &Queue, message: &[u8]) -> Result<(), Refusal> {
-        let proof = self.proof(queue)?;
-        let (guard, outside, visitor) = (&self.config().guard, &self.config().outside, &proof.visitor);
-        let now = outside.now();
-        let heard = proof.exchange.borrow_mut().hear(message, now, || guard.welcome(visitor))?;
+        let authentication = self.authentication(queue)?;
+        let (authenticator, services, attempt) =
+            (&self.config().authenticator, &self.config().services, &authentication.attempt);
+        let now = services.now();
+        let heard = authentication.exchange.borrow_mut().auth_send(message, now, || authenticator.welcome(attempt))?;
         match heard {
-            Heard::Nothing => {}
-            Heard::Proven(proven) => self.has_proven(queue, proof, &proven),
-            Heard::Failed(why) => guard.refused(visitor, Reason::Protocol(why), now),
-            Heard::Doubted(why) => {
-                guard.refused(visitor, Reason::Doubts(why), now);
-                self.has_failed(proof);
+            MessageOutcome::Nothing => {}
+            MessageOutcome::Authenticated(authenticated) => {
+                self.has_authenticated(queue, authentication, &authenticated)
             }
-            Heard::Work(work) => self.work(proof, work).await?,
+            MessageOutcome::Failed(why) => authenticator.refused(attempt, Reason::Protocol(why), now),
+            MessageOutcome::Doubted(why) => {
+                authenticator.refused(attempt, Reason::Doubts(why), now);
+                self.has_failed(authentication);
+            }
+            MessageOutcome::Work(work) => self.work(authentication, work).await?,
         }
         Ok(())
     }
 
-    async fn work(&self, proof: &Proof, work: Work) -> Result<(), Refusal> {
-        let (guard, outside, visitor) = (&self.config().guard, &self.config().outside, &proof.visitor);
-        let now = outside.now();
-        let turn = if work.checks() { guard.turn(visitor, now) } else { Some(Duration::ZERO) };
+    async fn work(&self, authentication: &QueueAuthentication, work: Work) -> Result<(), Refusal> {
+        let (authenticator, services, attempt) =
+            (&self.config().authenticator, &self.config().services, &authentication.attempt);
+        let now = services.now();
+        let turn = if work.checks() { authenticator.turn(attempt, now) } else { Some(Duration::ZERO) };
         let Some(turn) = turn else {
-            // One too many is not even looked at.
-            guard.refused(visitor, Reason::TooMany, now);
-            self.has_failed(proof);
+            // Over the limit of this source, the reply is not checked.
+            authenticator.refused(attempt, Reason::TooMany, now);
+            self.has_failed(authentication);
             return Err(Status::AUTHENTICATION_REQUIRED.into());
         };
         let computed = match work.is_light() {
             true => Some(work.run()),
-            false => outside.compute(visitor.source.ip(), work).await,
+            false => services.compute(attempt.source.ip(), work).await,
         };
         let Some(computed) = computed else {
-            proof.exchange.borrow_mut().dropped();
+            authentication.exchange.borrow_mut().dropped();
             return Err(Status::NOT_READY.into());
         };
         let pause = match computed.found() {
             None => Duration::ZERO,
             Some(Ok(_)) => {
-                guard.succeeded(visitor);
+                authenticator.succeeded(attempt);
                 Duration::ZERO
             }
             Some(Err(why)) => {
                 let reason = if why == Why::FAILED { Reason::WrongAnswer } else { Reason::Protocol(why) };
-                guard.refused(visitor, reason, now);
-                guard.failed(visitor, now)
+                authenticator.refused(attempt, reason, now);
+                authenticator.failed(attempt, now)
             }
         };
-        proof.exchange.borrow_mut().computed(computed, now + turn + pause);
+        authentication.exchange.borrow_mut().computed(computed, now + turn + pause);
         Ok(())
     }
 
-    /// The message that waits for a host, when it may have it.
+    /// Waits until the next message for the host is due, and returns it.
     ///
     /// # Errors
-    /// How the command ends that fetches it.
+    /// The status of Authentication Receive.
     pub(crate) async fn auth_receive(&self, queue: &Queue, room: usize) -> Result<Vec<u8>, Refusal> {
-        let proof = self.proof(queue)?;
-        let due = proof.exchange.borrow().due();
-        if let Some(at) = due.filter(|at| *at > self.config().outside.now()) {
-            self.config().outside.until(at).await;
+        let authentication = self.authentication(queue)?;
+        let due = authentication.exchange.borrow().due();
+        if let Some(at) = due.filter(|at| *at > self.config().services.now()) {
+            self.config().services.until(at).await;
         }
-        let (message, end) = proof.exchange.borrow_mut().tell(room)?;
+        let (message, end) = authentication.exchange.borrow_mut().auth_receive(room)?;
         match end {
-            Some(End::Proven(proven)) => self.has_proven(queue, proof, &proven),
-            Some(End::Over) => self.has_failed(proof),
+            Some(End::Authenticated(authenticated)) => self.has_authenticated(queue, authentication, &authenticated),
+            Some(End::Over) => self.has_failed(authentication),
             Some(End::Shown(_)) | None => {}
         }
         Ok(message)
     }
 
-    fn has_proven(&self, queue: &Queue, proof: &Proof, proven: &Proven) {
-        // Who proves its name once more is where it was.
-        if proof.passes() {
+    fn has_authenticated(&self, queue: &Queue, authentication: &QueueAuthentication, authenticated: &Authenticated) {
+        // Reauthentication does not change the state of the queue.
+        if authentication.passes() {
             return;
         }
-        let (config, visitor) = (self.config(), &proof.visitor);
-        let now = config.outside.now();
-        if config.controllers.prove(&queue.controller) {
-            proof.passes.set(true);
-            config.guard.entered(visitor, Some(proven), now);
+        let (config, attempt) = (self.config(), &authentication.attempt);
+        let now = config.services.now();
+        if config.controllers.authenticate(&queue.controller) {
+            authentication.passes.set(true);
+            config.authenticator.entered(attempt, Some(authenticated), now);
         } else {
-            config.guard.refused(visitor, Reason::Full, now);
-            self.has_failed(proof);
+            config.authenticator.refused(attempt, Reason::Full, now);
+            self.has_failed(authentication);
         }
     }
 
-    fn has_failed(&self, proof: &Proof) {
-        proof.passes.set(false);
-        proof.failed.set(true);
+    fn has_failed(&self, authentication: &QueueAuthentication) {
+        authentication.passes.set(false);
+        authentication.failed.set(true);
         self.config().stats.logins_refused.add(1);
     }
 }

@@ -1,32 +1,33 @@
-//! Keys of hosts and controllers, as they are written and as they are used (NVMe Base 2.0 8.13.5.7 and 8.13.5.8).
+//! DH-HMAC-CHAP keys of hosts and controllers: their interchange format and their transformation (NVMe Base 2.0
+//! 8.13.5.7 and 8.13.5.8).
 
 use super::hash::Hash;
 use lunar_core::access::written::{KeyMistake, Purpose, Written};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// What a key is bound to its owner with.
+/// The text that enters the transformation of a key with its NQN.
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
 /// A key. Its bytes are wiped when it is dropped, and never shown.
 #[derive(Clone)]
 pub struct Key {
-    /// How it is bound to its owner; `None`: it is used as it is.
+    /// The hash function of its transformation; `None`: the key is used without transformation.
     hash: Option<Hash>,
     bytes: Zeroizing<Vec<u8>>,
 }
 
 impl Key {
-    /// The key that is written so: `DHHC-1:01:BASE64:`, as `nvme gen-dhchap-key` does.
+    /// Parses the interchange format `DHHC-1:01:BASE64:` of `nvme gen-dhchap-key`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in the text.
     pub fn parse(text: &[u8]) -> Result<Self, KeyMistake> {
-        let Written { hash, bytes } = Written::parse(Purpose::Proof, text)?;
+        let Written { hash, bytes } = Written::parse(Purpose::DhHmacChap, text)?;
         Ok(Self { hash: Hash::of(hash), bytes })
     }
 
-    /// What its owner, who is called `nqn`, computes with.
+    /// The transformed key of the host or subsystem `nqn`.
     #[must_use]
     pub fn bound_to(&self, nqn: &str) -> Zeroizing<Vec<u8>> {
         match self.hash {

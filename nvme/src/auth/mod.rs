@@ -1,16 +1,16 @@
-//! DH-HMAC-CHAP: how a host proves its name in band, and the subsystem its own (NVMe Base 2.0 8.13.5).
+//! DH-HMAC-CHAP: in-band authentication of hosts and of the subsystem (NVMe Base 2.0 8.13.5).
 //!
-//! * [`key`]: keys as they are written; [`hash`] and [`group`]: what is computed; [`wire`]: the messages
-//! * [`psk`]: keys of secure channels
+//! * [`key`]: keys in their interchange format; [`hash`] and [`group`]: the computations; [`wire`]: the messages
+//! * [`psk`]: pre-shared keys of TLS
 //! * [`exchange`]: the exchange of one queue, as a value
-//! * [`guard`]: who may come in, how often he may fail, and who is told
+//! * [`authenticator`]: admission of hosts, limits of failures, audit records
 //! * [`authentication`]: the state of one queue, and what it needs from the program around it
 //! * [`host`]: the other side, for tests and fuzzers
 
 pub mod authentication;
+pub mod authenticator;
 pub mod exchange;
 pub mod group;
-pub mod guard;
 pub mod hash;
 pub mod host;
 mod in_band;
@@ -18,4 +18,4 @@ pub mod key;
 pub mod psk;
 pub mod wire;
 
-pub use authentication::{Outside, Proof};
+pub use authentication::{AuthServices, QueueAuthentication};

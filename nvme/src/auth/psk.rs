@@ -1,10 +1,9 @@
-//! Keys of secure channels (NVMe/TCP Transport 1.1 3.6.1): how they are written, and what both ends of a TLS channel
-//! make of them.
+//! Pre-shared keys of TLS (NVMe/TCP Transport 1.1 3.6.1): their interchange format, and the derivation of PSK
+//! identities and TLS PSKs.
 //!
-//! What a host is given is configured for its name; from it and the name of the subsystem come the identity that the
-//! host says in the clear, and the key of the channel. A key has the length of one hash function's digest, and all that
-//! is made of it is made with that: 32 bytes are for SHA-256 and TLS_AES_128_GCM_SHA256, 48 for SHA-384 and
-//! TLS_AES_256_GCM_SHA384.
+//! The configured PSK belongs to a host NQN. The PSK identity, which the host sends in clear text, and the TLS PSK are
+//! derived from it and from the subsystem NQN. The length of a key is that of the digest of its hash function, which
+//! all derivations use: 32 bytes are for SHA-256 and TLS_AES_128_GCM_SHA256, 48 for SHA-384 and TLS_AES_256_GCM_SHA384.
 
 use super::hash::{DIGEST_MAX, Hash};
 use base64ct::{Base64, Encoding};
@@ -12,34 +11,34 @@ use lunar_core::access::written::{KeyMistake, Purpose, Written};
 use std::fmt;
 use zeroize::Zeroizing;
 
-/// Hash functions that there are suites with: the cipher suites of channels are those of these.
+/// The hash functions of the cipher suites of TLS 1.3 that NVMe/TCP has.
 pub const HASHES: [Hash; 2] = [Hash::SHA256, Hash::SHA384];
-/// What a key is bound to both names with.
+/// The text that enters the digest of a PSK identity.
 const PURPOSE: &[u8] = b"NVMe-over-Fabrics";
 
-/// A key of secure channels. Its bytes are wiped when it is dropped, and never shown.
+/// A configured PSK. Its bytes are wiped when it is dropped, and never shown.
 #[derive(Clone)]
-pub struct ChannelKey {
-    /// Whether it is bound to the host's name first.
+pub struct ConfiguredPsk {
+    /// Whether the retained PSK is derived with the host NQN.
     is_bound: bool,
-    /// What is computed with.
+    /// The hash function of the derivations.
     hash: Hash,
     bytes: Zeroizing<Vec<u8>>,
 }
 
-impl fmt::Debug for ChannelKey {
+impl fmt::Debug for ConfiguredPsk {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("ChannelKey")
+        f.write_str("ConfiguredPsk")
     }
 }
 
-/// What a host says, and the key that goes with it.
+/// A PSK identity and its TLS PSK.
 pub struct Offer {
     /// The identity, which is no secret.
     pub identity: String,
     /// The hash of the cipher suite.
     pub hash: Hash,
-    /// The key of the channel, as long as a digest.
+    /// The TLS PSK, as long as a digest.
     pub key: Zeroizing<Vec<u8>>,
 }
 
@@ -49,33 +48,34 @@ impl fmt::Debug for Offer {
     }
 }
 
-/// How labels are expanded.
+/// The variants of HKDF-Expand-Label.
 #[derive(Clone, Copy)]
 enum Labels {
-    /// As RFC 8446 7.1 has it: with the lengths of label and context.
+    /// RFC 8446 7.1: with the lengths of label and context.
     Standard,
-    /// Without those, and the other length in the other order: as tools do it that are still around.
+    /// Without these lengths, and with the output length in little-endian order, as some tools that are still in use
+    /// compute it.
     Bare,
 }
 
-impl ChannelKey {
-    /// The key that is written so: `NVMeTLSkey-1:01:BASE64:`, as `nvme gen-tls-key` does.
+impl ConfiguredPsk {
+    /// Parses the interchange format `NVMeTLSkey-1:01:BASE64:` of `nvme gen-tls-key`.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in the text.
     pub fn parse(text: &[u8]) -> Result<Self, KeyMistake> {
-        let Written { hash, bytes } = Written::parse(Purpose::Channel, text)?;
+        let Written { hash, bytes } = Written::parse(Purpose::TlsPsk, text)?;
         let fits = HASHES.into_iter().find(|hash| hash.len() == bytes.len());
         Ok(Self { is_bound: hash > 0, hash: fits.ok_or(KeyMistake::Length)?, bytes })
     }
 
-    /// The hash function that it goes with.
+    /// The hash function of the key.
     #[must_use]
     pub fn hash(&self) -> Hash {
         self.hash
     }
 
-    /// What a host of this name may say to this subsystem, what is said today before what was said once.
+    /// The PSK identities that a host of this NQN may use for this subsystem, current formats before older ones.
     #[must_use]
     pub fn offers(&self, host: &str, subsystem: &str) -> Vec<Offer> {
         let all = [(Labels::Standard, 1), (Labels::Bare, 1), (Labels::Standard, 0)];
@@ -107,7 +107,7 @@ fn expand(hash: Hash, labels: Labels, key: &[u8], label: &str, context: &[u8]) -
     const SALT: [u8; DIGEST_MAX] = [0; DIGEST_MAX];
     const FIRST: &[u8] = &[1];
     let extracted = hash.hmac(&SALT[..hash.len()], &[key]);
-    // Labels and contexts have some hundred bytes; of longer ones no host makes a key.
+    // Labels and contexts have some hundred bytes; longer ones do not occur.
     let [label_len, context_len] = [label.len() as u8, context.len() as u8];
     let length = hash.len() as u16;
     match labels {
@@ -119,12 +119,12 @@ fn expand(hash: Hash, labels: Labels, key: &[u8], label: &str, context: &[u8]) -
     }
 }
 
-/// What an identity says, whoever has made it.
+/// The fields of a PSK identity.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Claim<'a> {
-    /// Whether its key comes from a configured one; else proofs of names have generated it (concatenation).
+    /// Whether its key is derived from a configured PSK; otherwise it was generated by secure channel concatenation.
     pub is_retained: bool,
-    /// What its key is computed with.
+    /// The hash function of its key.
     pub hash: Hash,
     /// NQN of the host.
     pub host: &'a str,
@@ -133,7 +133,7 @@ pub struct Claim<'a> {
 }
 
 impl<'a> Claim<'a> {
-    /// Of an identity of NVMe/TCP; `None` if it is none.
+    /// Parses an identity; `None` if it is none of NVMe/TCP.
     #[must_use]
     pub fn parse(identity: &'a str) -> Option<Self> {
         let mut parts = identity.split(' ');
@@ -156,7 +156,7 @@ mod tests {
     const SUBSYSTEM: &str = "nqn.psk-test-subsys";
 
     fn offers(key: &str) -> Vec<Offer> {
-        ChannelKey::parse(key.as_bytes()).expect("a key").offers(HOST, SUBSYSTEM)
+        ConfiguredPsk::parse(key.as_bytes()).expect("a key").offers(HOST, SUBSYSTEM)
     }
 
     /// Identities as libnvme has them in its tests.
@@ -185,8 +185,8 @@ mod tests {
             assert!(offers.iter().all(|offer| offer.hash == hash && offer.key.len() == hash.len()));
             let claim = Claim { is_retained: true, hash, host: HOST, subsystem: SUBSYSTEM };
             assert!(said.iter().all(|identity| Claim::parse(identity) == Some(claim)));
-            let key = ChannelKey::parse(key.as_bytes()).expect("a key");
-            assert_eq!(format!("{key:?} {:?}", offers[2]), format!("ChannelKey Offer({})", said[2]));
+            let key = ConfiguredPsk::parse(key.as_bytes()).expect("a key");
+            assert_eq!(format!("{key:?} {:?}", offers[2]), format!("ConfiguredPsk Offer({})", said[2]));
         }
     }
 
@@ -196,14 +196,14 @@ mod tests {
         let start = |offer: &Offer| offer.key[..8].iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let offers = offers(LONG);
         assert_eq!((start(&offers[0]).as_str(), start(&offers[2]).as_str()), ("a2b2f943f479fc68", "f42ba63824cdfe42"));
-        // Used as it is: its length still says which hash it goes with.
-        let plain = ChannelKey::parse(LONG.replace(":02:", ":00:").as_bytes()).expect("a key");
+        // A PSK without a hash for the transformation: its length selects the hash function of the derivations.
+        let plain = ConfiguredPsk::parse(LONG.replace(":02:", ":00:").as_bytes()).expect("a key");
         assert!(!plain.is_bound && plain.hash() == Hash::SHA384);
         assert_ne!(plain.offers(HOST, SUBSYSTEM)[0].identity, offers[0].identity);
     }
 
     #[test]
-    fn what_identities_say() {
+    fn identities_are_parsed() {
         let claim = |hash| Claim { is_retained: true, hash, host: "a", subsystem: "b" };
         assert_eq!(Claim::parse("NVMe0R01 a b"), Some(claim(Hash::SHA256)));
         assert_eq!(Claim::parse("NVMe1R02 a b c"), Some(claim(Hash::SHA384)));
@@ -212,6 +212,6 @@ mod tests {
             assert_eq!(Claim::parse(bad), None, "{bad}");
         }
         assert_eq!(Claim::parse("Client_identity"), None);
-        assert!(ChannelKey::parse(KEY.replace(":01:", ":00:").as_bytes()).is_ok_and(|key| !key.is_bound));
+        assert!(ConfiguredPsk::parse(KEY.replace(":01:", ":00:").as_bytes()).is_ok_and(|key| !key.is_bound));
     }
 }

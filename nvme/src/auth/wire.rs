@@ -1,5 +1,5 @@
-//! Messages of DH-HMAC-CHAP (NVMe Base 2.0 8.13.5.4): each is a struct that lies over its bytes. What is legal is
-//! decided by the [`exchange`](super::exchange).
+//! Messages of DH-HMAC-CHAP (NVMe Base 2.0 8.13.5.4): each is a struct that lies over its bytes. The
+//! [`exchange`](super::exchange) decides which messages are legal.
 
 use super::group::{Group, VALUE_MAX};
 use super::hash::{DIGEST_MAX, Hash};
@@ -20,36 +20,36 @@ codes! {
 }
 
 codes! {
-    /// Why a proof fails, as the other side is told (NVMe Base 2.0 figure 458).
+    /// Reason codes of failed authentications (NVMe Base 2.0 figure 458).
     pub struct Why(u8) {
         FAILED = 0x01, PROTOCOL = 0x02, CONCATENATION = 0x03, HASH = 0x04, GROUP = 0x05, PAYLOAD = 0x06,
         MESSAGE = 0x07,
     }
 }
 
-/// What every message begins with.
+/// The header of all messages.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Head {
     /// Common to all protocols, or DH-HMAC-CHAP's own.
     pub kind: u8,
-    /// Which one.
+    /// The message identifier.
     pub id: u8,
     /// Reserved.
     pub reserved: [u8; 2],
-    /// Which exchange: the host's number.
+    /// The transaction identifier of the host.
     pub transaction: U16,
 }
 
 impl Head {
-    /// The head of a message.
+    /// The header of a message.
     #[must_use]
     pub fn of(kind: Kind, transaction: u16) -> Self {
         let [kind, id] = kind.0.to_be_bytes();
         Self { kind, id, reserved: [0; 2], transaction: transaction.into() }
     }
 
-    /// Which message it is.
+    /// The kind of the message.
     #[must_use]
     pub fn what(&self) -> Kind {
         Kind(u16::from_be_bytes([self.kind, self.id]))
@@ -60,19 +60,19 @@ impl Head {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Negotiate {
-    /// What every message begins with.
+    /// The header of all messages.
     pub head: Head,
-    /// Whether a secure channel shall be made from it, and how.
-    pub channel: u8,
+    /// Secure channel concatenation (SC_C): whether and how a TLS PSK is generated.
+    pub concatenation: u8,
     /// Protocols that follow.
     pub protocols: u8,
 }
 
-/// What a host offers of a protocol.
+/// The descriptor of an authentication protocol.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Protocol {
-    /// Which one: [`DH_HMAC_CHAP`].
+    /// The protocol identifier: [`DH_HMAC_CHAP`].
     pub id: u8,
     /// Reserved.
     pub reserved: u8,
@@ -86,14 +86,14 @@ pub struct Protocol {
     pub group_list: [u8; 30],
 }
 
-/// The one protocol there is.
+/// The only protocol that the standard has.
 pub const DH_HMAC_CHAP: u8 = 0x01;
 
-/// DH-HMAC-CHAP_Challenge; the challenge follows, and our value of the group.
+/// DH-HMAC-CHAP_Challenge; the challenge and the controller's Diffie-Hellman value follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Challenge {
-    /// What every message begins with.
+    /// The header of all messages.
     pub head: Head,
     /// Bytes of the challenge.
     pub hash_len: u8,
@@ -103,43 +103,43 @@ pub struct Challenge {
     pub hash: u8,
     /// Group.
     pub group: u8,
-    /// Bytes of our value.
+    /// Bytes of the controller's Diffie-Hellman value.
     pub value_len: U16,
-    /// Goes into the response.
+    /// The sequence number, which the host's response contains.
     pub sequence: U32,
 }
 
-/// DH-HMAC-CHAP_Reply; the response follows, a challenge of the host, and its value of the group.
+/// DH-HMAC-CHAP_Reply; the response, the host's challenge and its Diffie-Hellman value follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Reply {
-    /// What every message begins with.
+    /// The header of all messages.
     pub head: Head,
     /// Bytes of the response, and of the challenge.
     pub hash_len: u8,
     /// Reserved.
     pub reserved: u8,
-    /// Whether the challenge is one.
+    /// Whether the challenge is valid (CVALID).
     pub challenges: u8,
     /// Reserved.
     pub reserved2: u8,
-    /// Bytes of the host's value.
+    /// Bytes of the host's Diffie-Hellman value.
     pub value_len: U16,
-    /// Goes into our response.
+    /// The sequence number, which the controller's response contains.
     pub sequence: U32,
 }
 
-/// DH-HMAC-CHAP_Success1; our response follows.
+/// DH-HMAC-CHAP_Success1; the controller's response follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Success1 {
-    /// What every message begins with.
+    /// The header of all messages.
     pub head: Head,
     /// Bytes of the response.
     pub hash_len: u8,
     /// Reserved.
     pub reserved: u8,
-    /// Whether the response is one.
+    /// Whether the response is valid (RVALID).
     pub responds: u8,
     /// Reserved.
     pub reserved2: [u8; 7],
@@ -149,11 +149,11 @@ pub struct Success1 {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Failure {
-    /// What every message begins with.
+    /// The header of all messages.
     pub head: Head,
-    /// Always the same.
+    /// A constant.
     pub code: u8,
-    /// Why.
+    /// The reason code explanation.
     pub why: u8,
 }
 
@@ -163,30 +163,30 @@ const _: () = assert!(size_of::<Reply>() == 16 && size_of::<Success1>() == 16 &&
 /// A message of a host.
 #[derive(Clone, Copy, Debug)]
 pub enum Message<'a> {
-    /// It begins, and offers these protocols.
+    /// AUTH_Negotiate, with the offered protocols.
     Negotiate(&'a Negotiate, &'a [Protocol]),
-    /// It answers our challenge.
+    /// DH-HMAC-CHAP_Reply.
     Reply {
-        /// What is before the values.
+        /// The fixed part of the message.
         reply: &'a Reply,
         /// The response.
         response: &'a [u8],
-        /// Its own challenge, if it has one.
+        /// The host's challenge, if it sent one.
         challenge: Option<&'a [u8]>,
-        /// Its value of the group.
+        /// The host's Diffie-Hellman value.
         value: &'a [u8],
     },
-    /// Our response is right.
+    /// DH-HMAC-CHAP_Success2.
     Success(&'a Head),
-    /// Something of ours is not.
+    /// AUTH_Failure2.
     Failure(&'a Failure),
 }
 
 impl<'a> Message<'a> {
-    /// The message that these bytes are, which may have more behind them.
+    /// Parses a message; more bytes may follow it.
     ///
     /// # Errors
-    /// What is told to who sent something else.
+    /// The reason code of the failure message.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, Why> {
         let (head, _) = Head::ref_from_prefix(bytes).map_err(|_| Why::PAYLOAD)?;
         match head.what() {
@@ -210,7 +210,7 @@ impl<'a> Message<'a> {
         let (reply, rest) = Reply::ref_from_prefix(bytes).map_err(|_| Why::PAYLOAD)?;
         let (hash_len, value_len) = (reply.hash_len.into(), reply.value_len.get().into());
         let (response, rest) = rest.split_at_checked(hash_len).ok_or(Why::PAYLOAD)?;
-        // Its place is there whether it is used or not.
+        // The message has space for the challenge whether it is valid or not.
         let (challenge, rest) = rest.split_at_checked(hash_len).ok_or(Why::PAYLOAD)?;
         let (value, _) = rest.split_at_checked(value_len).ok_or(Why::PAYLOAD)?;
         let challenge = match reply.challenges {
@@ -230,13 +230,13 @@ impl Protocol {
     }
 }
 
-/// The exchange that a message is of; 0 if it is too short to tell.
+/// The transaction identifier of a message; 0 if the message is too short.
 #[must_use]
 pub fn transaction(message: &[u8]) -> u16 {
     Head::ref_from_prefix(message).map_or(0, |(head, _)| head.transaction.get())
 }
 
-/// A challenge of ours.
+/// DH-HMAC-CHAP_Challenge.
 #[must_use]
 pub fn challenge(
     transaction: u16,
@@ -247,7 +247,7 @@ pub fn challenge(
 ) -> Vec<u8> {
     let head = Challenge {
         head: Head::of(Kind::CHALLENGE, transaction),
-        // Digests and values of groups are much shorter than these count.
+        // The length fields are larger than the longest digest and value.
         hash_len: challenge.len() as u8,
         reserved: 0,
         hash: hash.0,
@@ -258,7 +258,7 @@ pub fn challenge(
     [head.as_bytes(), challenge, value].concat()
 }
 
-/// The host has proved its name; with our own response, if it wants one.
+/// Success1: the host is authenticated; with the response of the subsystem, if the host asked for it.
 #[must_use]
 pub fn success(transaction: u16, hash: Hash, response: Option<&[u8]>) -> Vec<u8> {
     let mut head = Success1::new_zeroed();
@@ -270,10 +270,10 @@ pub fn success(transaction: u16, hash: Hash, response: Option<&[u8]>) -> Vec<u8>
     message
 }
 
-/// The exchange has failed.
+/// AUTH_Failure1.
 #[must_use]
 pub fn failure(transaction: u16, why: Why) -> Vec<u8> {
-    /// The one reason code there is: the proof failed.
+    /// The only reason code: authentication failed.
     const FAILED: u8 = 0x01;
     let failure = Failure { head: Head::of(Kind::FAILURE1, transaction), code: FAILED, why: why.0 };
     failure.as_bytes().to_vec()

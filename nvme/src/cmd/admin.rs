@@ -62,7 +62,8 @@ impl CommandType for KeepAlive {
     const DATA: Data = Data::None;
 
     fn run(_sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        // The transport tells the controller of every command. What comes again and again is a clock, too.
+        // The transport tells the controller of every command. A command that arrives repeatedly can check the time,
+        // too.
         look(cx);
         Ok(Plan::Done(0))
     }

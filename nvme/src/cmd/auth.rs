@@ -1,4 +1,4 @@
-//! Authentication Send and Receive: messages of who proves its name.
+//! Authentication Send and Authentication Receive: messages of hosts that authenticate.
 
 use super::fabrics::policy;
 use crate::auth::wire::MESSAGE_MAX;
@@ -17,7 +17,7 @@ fn length(sqe: &Sqe) -> Result<u32, Status> {
     if sqe.cdw(10) & PROTOCOL_FIELDS != PROTOCOL {
         return Err(Status::INVALID_FIELD);
     }
-    // Whoever has room for more does no harm.
+    // A larger buffer is harmless.
     if sqe.cdw(11) == 0 { Err(Status::INVALID_FIELD) } else { Ok(sqe.cdw(11)) }
 }
 

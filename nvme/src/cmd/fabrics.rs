@@ -6,7 +6,7 @@ use crate::plan::Plan;
 use crate::policy::{Admission, Code, CommandScope, Effect, Gate, Persistent, Policy, Set, Transport};
 use crate::row::{CommandType, Data};
 
-/// What stops them: nearly nothing, for with them a controller begins.
+/// The admission of Fabrics commands. A host sends them before the controller is enabled and before it authenticates.
 pub(super) const GATES: Admission = Admission {
     scope: CommandScope::Controller,
     transport: Transport::Fabrics,
@@ -24,9 +24,26 @@ pub(super) const fn policy(name: &'static str, clause: &'static str, op: u8) -> 
     Policy { name, clause, code: Code { set: Set::Fabrics, op }, effect: Effect::None, admission: GATES }
 }
 
-/// The same for properties, which are nobody's business who has still to prove its name.
+/// The policy of property commands, which a host that must authenticate may send only after it has.
 const fn property(name: &'static str, clause: &'static str, op: u8) -> Policy {
-    Policy { admission: Admission { unauthenticated: Gate::Stops, ..GATES }, ..policy(name, clause, op) }
+    Policy {
+        name,
+        clause,
+        code: Code { set: Set::Fabrics, op },
+        effect: Effect::None,
+        admission: Admission {
+            scope: CommandScope::Controller,
+            transport: Transport::Fabrics,
+            discovery: Gate::Passes,
+            unauthenticated: Gate::Stops,
+            disabled: Gate::Passes,
+            persistent: Persistent::Passes,
+            inaccessible: Gate::Passes,
+            rewrite: Gate::Passes,
+            unformatted: Gate::Passes,
+            write_protect: Gate::Passes,
+        },
+    }
 }
 
 /// Dword 10: the size of the property; zero: four bytes.
@@ -65,7 +82,8 @@ impl CommandType for Connect {
     const POLICY: Policy = policy("Connect", "NVMe Base 2.0 6.3", 0x01);
     const DATA: Data = Data::None;
 
-    /// The first one of a queue makes it ([`Subsystem::connect`](crate::Subsystem::connect)); there is no second.
+    /// [`Subsystem::connect`](crate::Subsystem::connect) executes the first Connect of a queue; a second one is an
+    /// error.
     fn run(_sqe: &Sqe, _cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
         Err(Status::SEQUENCE_ERROR.into())
     }
@@ -93,10 +111,10 @@ impl CommandType for Disconnect {
     const POLICY: Policy = policy("Disconnect", "NVMe Base 2.0 6.4", 0x08);
     const DATA: Data = Data::None;
 
-    /// The transport ends the queue once this was answered.
+    /// The transport ends the queue after the completion.
     fn run(_sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
         match cx.queue.id {
-            0 => Err(Status::INVALID_QUEUE.into()),
+            0 => Err(Status::QUEUE_TYPE.into()),
             _ => Ok(Plan::Done(0)),
         }
     }

@@ -3,6 +3,7 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
+use crate::controller::Granted;
 use crate::features::{self, DISABLED, Row, find};
 use crate::history::Happened;
 use crate::limits::VECTORS;
@@ -11,7 +12,7 @@ use crate::plan::Plan;
 use crate::policy::{Effect, Policy};
 use crate::row::{CommandType, Data};
 
-/// Dword 10 of Set Features: the value outlives a reset.
+/// Dword 10 of Set Features: the value persists through a reset (SV).
 const SAVE: u32 = 1 << 31;
 
 /// The feature that dword 10 names.
@@ -33,7 +34,7 @@ fn which(sqe: &Sqe, cx: &Context<'_>, row: &Row) -> Result<u32, Status> {
     }
     match (row.per_namespace, sqe.nsid.get()) {
         (false, 0 | ALL) => Ok(0),
-        // Some hosts name a namespace wherever there is one.
+        // Some hosts set the namespace identifier in all commands.
         (false, id) if cx.queue.attached(id).is_some() => Ok(0),
         (false, _) => Err(Status::INVALID_NAMESPACE),
         (true, ALL) => Ok(ALL),
@@ -71,14 +72,16 @@ impl CommandType for SetFeatures {
             features::POWER if value & 0x1f != 0 => return Err(Status::INVALID_FIELD.into()),
             features::QUEUES => return set_queues(cx, value),
             features::KEEP_ALIVE => controller.set_keep_alive(value),
-            features::WRITE_CACHE => controller.set_write_cache(value & 1 != 0),
+            // Data that was acknowledged before must not stay volatile: the host sends no Flush any more.
+            features::WRITE_CACHE if value & 1 == 0 => plan = Plan::DisableWriteCache,
+            features::WRITE_CACHE => controller.set_write_cache(true),
             features::TIMESTAMP => {
                 let bytes = list.first_chunk::<8>().ok_or(Status::SGL_LENGTH)?;
                 let told = (u64::from_le_bytes(*bytes) & TIMESTAMP_BITS) as i64;
                 let behind = told - ((cx.subsystem.config().clock)() & TIMESTAMP_BITS) as i64;
                 let was = controller.values(|values| values.clock.replace(behind)).unwrap_or(0);
                 let now = (cx.subsystem.config().clock)();
-                let since = cx.subsystem.config().outside.now().since(controller.since).as_millis() as u64;
+                let since = cx.subsystem.config().services.now().since(controller.since).as_millis() as u64;
                 cx.note(Happened::Clock { before: now.wrapping_add_signed(was) & TIMESTAMP_BITS, since });
             }
             features::HOST_BEHAVIOR => {
@@ -95,7 +98,8 @@ impl CommandType for SetFeatures {
             }
             _ => controller.values(|values| values.set(row.id, which, value)),
         }
-        if !EVERY_HOST.contains(&row.id) {
+        // A change that may still fail is logged when it is done.
+        if !EVERY_HOST.contains(&row.id) && plan != Plan::DisableWriteCache {
             cx.note(Happened::Feature([sqe.cdw(10), value]));
         }
         Ok(plan)
@@ -113,38 +117,39 @@ fn set_ptpl(cx: &Context<'_>, id: u32, ptpl: bool) -> Result<Plan, Refusal> {
     Ok(Plan::SetPtpl(named.iter().map(|seen| seen.id).collect(), ptpl))
 }
 
-/// What hosts set whenever they connect, and the time, which has an event of its own: not worth one of the log.
+/// Features without a Set Feature event in the log: those that hosts set in each connection, and the timestamp, which
+/// has an event of its own.
 const EVERY_HOST: [u8; 5] =
     [features::EVENTS, features::KEEP_ALIVE, features::TIMESTAMP, features::HOST_BEHAVIOR, features::RESERVATION_MASK];
 
 /// A time in six bytes.
 const TIMESTAMP_BITS: u64 = 0xffff_ffff_ffff;
 
-/// Number of Queues: submission queues and completion queues, which come in pairs; 0-based.
+/// Number of Queues: submission queues and completion queues; 0-based.
 fn set_queues(cx: &Context<'_>, value: u32) -> Result<Plan, Refusal> {
     const NONSENSE: u16 = 0xffff;
     let [submission, completion] = [value as u16, (value >> 16) as u16];
     if submission == NONSENSE || completion == NONSENSE {
         return Err(Status::INVALID_FIELD.into());
     }
-    let granted = cx.controller().grant(submission.min(completion) + 1)?;
-    Ok(Plan::Done(pairs(granted).into()))
+    let wanted = Granted { submission: submission + 1, completion: completion + 1 };
+    Ok(Plan::Done(number_of_queues(cx.controller().grant(wanted)?).into()))
 }
 
-fn pairs(granted: u16) -> u32 {
-    u32::from(granted - 1) * 0x1_0001
+fn number_of_queues(granted: Granted) -> u32 {
+    u32::from(granted.completion - 1) << 16 | u32::from(granted.submission - 1)
 }
 
 /// Get Features
 #[derive(Clone, Copy, Debug)]
 pub struct GetFeatures;
 
-/// Dword 10 of Get Features: which value.
+/// Dword 10 of Get Features: the selected value (SEL).
 fn select(sqe: &Sqe) -> u32 {
     sqe.cdw(10) >> 8 & 0x07
 }
 
-/// Current, default, saved, and what the feature is capable of.
+/// Current, default, saved, and the capabilities of the feature.
 const CURRENT: u32 = 0;
 const CAPABILITIES: u32 = 3;
 
@@ -168,12 +173,12 @@ impl CommandType for GetFeatures {
         let current = select(sqe) == CURRENT;
         match select(sqe) {
             CAPABILITIES => return Ok(Plan::Done(capabilities(row).into())),
-            // Saved is nothing; so it is the default.
+            // No value is saved, so the saved value is the default.
             0..CAPABILITIES => {}
             _ => return Err(Status::INVALID_FIELD.into()),
         }
         let value = match row.id {
-            features::QUEUES => pairs(if current { controller.granted() } else { crate::controller::QUEUES_MAX }),
+            features::QUEUES => number_of_queues(if current { controller.granted() } else { Granted::MOST }),
             // Whole milliseconds of a time that was set in 32 bits.
             features::KEEP_ALIVE if current => controller.keep_alive().as_millis() as u32,
             features::WRITE_CACHE if current => controller.caches_writes().into(),
@@ -189,7 +194,7 @@ impl CommandType for GetFeatures {
                 return Ok(Plan::Answer);
             }
             features::HOST_ID => {
-                // The only length that fabrics have.
+                // NVMe over Fabrics has only the 128-bit host identifier.
                 if sqe.cdw(11) & 1 == 0 {
                     return Err(Status::INVALID_FIELD.into());
                 }
@@ -200,7 +205,7 @@ impl CommandType for GetFeatures {
                 let found = cx.queue.attached(which).ok_or(Status::INVALID_NAMESPACE)?;
                 found.namespace.shared.reservations().ptpl().into()
             }
-            // It says which vector it is of.
+            // The value contains its vector.
             features::VECTOR if current => controller.values(|values| values.get(row.id, which)) | which,
             features::VECTOR => which,
             _ if current => controller.values(|values| values.get(row.id, which)),
@@ -210,13 +215,13 @@ impl CommandType for GetFeatures {
     }
 }
 
-/// Bits of what a feature is capable of: it can be changed, each namespace has its own.
+/// Capability bits of a feature: changeable; namespace specific.
 fn capabilities(row: &Row) -> u32 {
     let changes = if row.changes { 0x04 } else { 0 };
     changes | if row.per_namespace { 0x02 } else { 0 }
 }
 
-/// The time, and where it comes from (NVMe Base 2.0 figure 326).
+/// The timestamp and its origin (NVMe Base 2.0 figure 326).
 fn timestamp(cx: &mut Context<'_>, behind: Option<i64>) {
     const SET_BY_HOST: u8 = 0x02;
     let now = (cx.subsystem.config().clock)();

@@ -1,26 +1,27 @@
 //! Format NVM.
 
-use super::{WRITES, admin};
+use super::admin;
 use crate::admit;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
-use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Persistent, Policy, Transport};
 use crate::row::{CommandType, Data};
 
 /// Format NVM
 #[derive(Clone, Copy, Debug)]
 pub struct FormatNvm;
 
-/// Dword 10: the format, of which there is one, in two parts.
+/// Dword 10: the LBA format in two parts; only format 0 exists.
 const FORMAT: u32 = 0x0f | 0x3000;
 /// Dword 10: metadata and protection information (MSET, PI, PIL).
 const PROTECTION: u32 = 0x1f0;
 
-/// Whether it asks for the metadata that the namespace has, for which there is one form: the type is its volume's.
+/// Whether the command asks for the metadata that the namespace has. The volume sets the protection type; a format
+/// cannot change it.
 fn check_protection(dword: u32, attached: &Attached) -> Result<(), Status> {
-    /// MSET: behind each block.
+    /// MSET: metadata follows each block.
     const EXTENDED: u32 = 0x10;
     match attached.shown() {
         None if dword & PROTECTION != 0 => Err(Status::INVALID_FIELD),
@@ -29,7 +30,7 @@ fn check_protection(dword: u32, attached: &Attached) -> Result<(), Status> {
     }
 }
 
-/// Secure Erase Settings: none, and of user data, which is what every format does. There is no key to be thrown away.
+/// Secure Erase Settings: none, and user data erase, which every format does. Cryptographic erase is not supported.
 fn erases(dword: u32) -> bool {
     dword >> 9 & 0x07 <= 1
 }
@@ -40,7 +41,18 @@ impl CommandType for FormatNvm {
         clause: "NVMe Base 2.0 5.14",
         code: admin(0x80),
         effect: Effect::Rewrite,
-        admission: Admission { scope: CommandScope::Namespaces, unformatted: Gate::Passes, ..WRITES },
+        admission: Admission {
+            scope: CommandScope::Namespaces,
+            transport: Transport::Every,
+            discovery: Gate::Stops,
+            unauthenticated: Gate::Stops,
+            disabled: Gate::Stops,
+            persistent: Persistent::Conflict,
+            inaccessible: Gate::Stops,
+            rewrite: Gate::Stops,
+            unformatted: Gate::Passes,
+            write_protect: Gate::Stops,
+        },
     };
     const DATA: Data = Data::None;
 

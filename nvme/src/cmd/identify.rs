@@ -12,7 +12,7 @@ use crate::policy::{Effect, Policy};
 use crate::row::{CommandType, Data};
 use std::rc::Rc;
 
-/// Controller or Namespace Structure: what is asked for.
+/// Controller or Namespace Structure (CNS).
 mod cns {
     pub(super) const NAMESPACE: u8 = 0x00;
     pub(super) const CONTROLLER: u8 = 0x01;
@@ -68,11 +68,10 @@ fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Statu
         all.iter().filter(|one| one.kind == Kind::Io && has(one)).map(|controller| controller.id).collect()
     };
     Ok(match what {
-        // What all namespaces have in common: of others than hosts make nothing that a host could rely on, for each
-        // has its own format.
+        // The common capabilities of all namespaces. Without a pool there are none: each namespace has its own format.
         cns::NAMESPACE if nsid == ALL && cx.pool().is_some() => identify::common_namespace(),
         cns::NAMESPACE if nsid == ALL => Page::default(),
-        // A namespace that is not there, and might be, is all zeroes; so is one that is not shown.
+        // Inactive namespaces have a data structure of zeroes; namespaces outside the host's map, too.
         cns::NAMESPACE => {
             known(nsid, cx)?;
             cx.queue.attached(nsid).map_or_else(Page::default, |found| identify::namespace(&found))
@@ -83,7 +82,7 @@ fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Statu
         }
         cns::CONTROLLER => identify::controller(cx),
         cns::ACTIVE | cns::SET_ACTIVE | cns::ALLOCATED => {
-            // The identifiers behind these are none.
+            // No namespace identifiers follow these.
             const LAST: u32 = 0xffff_fffe;
             if nsid >= LAST {
                 return Err(Status::INVALID_NAMESPACE);

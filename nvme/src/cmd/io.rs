@@ -6,7 +6,7 @@ use crate::context::Context;
 use crate::limits::TRANSFER_BYTES_MAX;
 use crate::namespace::{ALL, Namespace};
 use crate::plan::Plan;
-use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Persistent, Policy, Transport};
 use crate::protect::{self, About, Prinfo, Tags};
 use crate::row::{CommandType, Data};
 use lunar_core::protection::Terms;
@@ -19,7 +19,7 @@ const DEALLOCATE: u32 = 1 << 25;
 /// Dword 12: force unit access.
 const FORCE_UNIT_ACCESS: u32 = 1 << 30;
 
-/// The bytes that dwords 10 to 12 name, and on which terms, where the host sees what protects them.
+/// The byte range of dwords 10 to 12, and its protection checks if the host sees the protection information.
 struct Named {
     offset: u64,
     len: u64,
@@ -39,7 +39,7 @@ impl Named {
         Ok(Self { offset, len, terms })
     }
 
-    /// The same, for a command that moves them.
+    /// The same, for a command that transfers the blocks.
     fn moved(sqe: &Sqe, cx: &Context<'_>, about: About) -> Result<Self, Status> {
         let named = Self::of(sqe, cx, about)?;
         let block = cx.namespace()?.block_size();
@@ -47,7 +47,7 @@ impl Named {
         if moved > TRANSFER_BYTES_MAX { Err(Status::INVALID_FIELD) } else { Ok(named) }
     }
 
-    /// The step, on these terms.
+    /// The step with these protection checks.
     fn step(&self, step: Step) -> Step {
         match self.terms {
             None => step,
@@ -56,7 +56,7 @@ impl Named {
     }
 }
 
-/// The bytes of blocks, which have to be there.
+/// The byte range of blocks, which must exist.
 pub(super) fn bytes(namespace: &Namespace, first: u64, count: u64) -> Result<(u64, u64), Status> {
     let geometry = &namespace.unit.geometry;
     let end = first.checked_add(count).ok_or(Status::LBA_RANGE)?;
@@ -67,7 +67,7 @@ pub(super) fn bytes(namespace: &Namespace, first: u64, count: u64) -> Result<(u6
     Ok((first * block, count * block))
 }
 
-/// Whether a write has to be on the medium when it is answered.
+/// Whether a write must be on the medium before its completion.
 fn durable(sqe: &Sqe, cx: &Context<'_>) -> bool {
     sqe.cdw(12) & FORCE_UNIT_ACCESS != 0 || !cx.controller().caches_writes()
 }
@@ -82,7 +82,18 @@ impl CommandType for Flush {
         clause: "NVMe Base 2.0 7.1",
         code: io(0x00),
         effect: Effect::None,
-        admission: Admission { scope: CommandScope::Namespaces, write_protect: Gate::Passes, ..WRITES },
+        admission: Admission {
+            scope: CommandScope::Namespaces,
+            transport: Transport::Every,
+            discovery: Gate::Stops,
+            unauthenticated: Gate::Stops,
+            disabled: Gate::Stops,
+            persistent: Persistent::Conflict,
+            inaccessible: Gate::Stops,
+            rewrite: Gate::Stops,
+            unformatted: Gate::Stops,
+            write_protect: Gate::Passes,
+        },
     };
     const DATA: Data = Data::None;
 
@@ -192,11 +203,11 @@ impl CommandType for WriteZeroes {
         let named = Named::of(sqe, cx, About::Zeroes)?;
         let Named { offset, len, .. } = named;
         let unmap = sqe.cdw(12) & DEALLOCATE != 0;
-        // Blocks that get no protection information are as if they were deallocated.
+        // Blocks that get no protection information count as deallocated.
         let is_made = named.terms.is_some() && Prinfo::of(sqe).acts();
         let pattern = if is_made { vec![0; cx.namespace()?.block_size() as usize] } else { Vec::new() };
         let fill = named.step(Step::Fill { offset, len, pattern, unmap });
-        // Without a cache a flush follows anyway.
+        // Without a volatile write cache, a flush follows anyway.
         let is_forced = sqe.cdw(12) & FORCE_UNIT_ACCESS != 0;
         Ok(if is_forced { Plan::Steps(vec![fill, Step::Flush]) } else { Plan::Do(fill) })
     }

@@ -3,7 +3,7 @@
 use super::{ADMIN, admin};
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
-use crate::log::{Asked, PAGES, PERSISTENT, begin_persistent};
+use crate::log::{self, ACCESS, Asked, PAGES, PERSISTENT, begin_persistent};
 use crate::namespace::ALL;
 use crate::plan::Plan;
 use crate::policy::{Effect, Policy};
@@ -13,12 +13,12 @@ use crate::row::{CommandType, Data};
 #[derive(Clone, Copy, Debug)]
 pub struct GetLogPage;
 
-/// Dword 10: the event of this page stays as it is.
+/// Dword 10: retain the asynchronous event of this page (RAE).
 const RETAIN: u32 = 1 << 15;
 /// Dword 14: the offset is an index.
 const BY_INDEX: u32 = 1 << 23;
 
-/// Dwords that are asked for, in two halves; 0-based.
+/// Number of dwords, in two halves; 0-based.
 fn length(sqe: &Sqe) -> u64 {
     let dwords = u64::from(sqe.cdw(11) & 0xffff) << 16 | u64::from(sqe.cdw(10) >> 16);
     (dwords + 1) * 4
@@ -38,7 +38,7 @@ impl CommandType for GetLogPage {
         let [id, specific, ..] = sqe.cdw(10).to_le_bytes();
         let kind = cx.controller().kind;
         let row = PAGES.iter().find(|row| row.id == id && row.kinds.contains(&kind)).ok_or(Status::INVALID_LOG_PAGE)?;
-        // All of them are of the controller; some hosts name a namespace nevertheless.
+        // All log pages have the scope of the controller; some hosts set a namespace identifier nevertheless.
         let nsid = sqe.nsid.get();
         if ![0, ALL].contains(&nsid) && cx.queue.attached(nsid).is_none() {
             return Err(Status::INVALID_NAMESPACE.into());
@@ -52,6 +52,9 @@ impl CommandType for GetLogPage {
         }
         let asked = Asked { specific: specific & 0x7f, retains: sqe.cdw(10) & RETAIN != 0 };
         cx.controller().read_page(id, asked.retains, || (row.write)(cx, asked));
+        if id == ACCESS {
+            log::pad_access(cx, offset.saturating_add(length(sqe)));
+        }
         let offset = usize::try_from(offset).ok().filter(|offset| *offset <= cx.out.len());
         cx.out.drain(..offset.ok_or(Status::INVALID_FIELD)?);
         Ok(Plan::Answer)

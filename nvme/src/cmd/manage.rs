@@ -1,14 +1,14 @@
 //! Namespace Management and Namespace Attachment.
 
-use super::{ADMIN, admin};
+use super::admin;
 use crate::admit::pass;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::identify::{IDENTIFY_LEN, IS_SHARED};
 use crate::namespace::{ALL, Attached};
 use crate::plan::Plan;
-use crate::policy::{Admission, Effect, Gate, Persistent, Policy};
-use crate::pool::{FORMATS, Name, Pool, Wish};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Persistent, Policy, Transport};
+use crate::pool::{FORMATS, Name, NamespaceOperation, Pool};
 use crate::row::{CommandType, Data};
 
 /// Namespace Management
@@ -19,11 +19,21 @@ pub struct NamespaceManagement;
 #[derive(Clone, Copy, Debug)]
 pub struct NamespaceAttachment;
 
-/// What stops both; of the namespaces that they name, none or all need be attached, so `run` looks at these itself.
-const GATES: Admission =
-    Admission { discovery: Gate::Stops, persistent: Persistent::Conflict, rewrite: Gate::Stops, ..ADMIN };
+/// The admission of both commands. Their namespaces may be attached or not, so `run` checks them itself.
+const GATES: Admission = Admission {
+    scope: CommandScope::Controller,
+    transport: Transport::Every,
+    discovery: Gate::Stops,
+    unauthenticated: Gate::Stops,
+    disabled: Gate::Stops,
+    persistent: Persistent::Conflict,
+    inaccessible: Gate::Passes,
+    rewrite: Gate::Stops,
+    unformatted: Gate::Passes,
+    write_protect: Gate::Passes,
+};
 
-/// Dword 10: what to do.
+/// Dword 10: the selected operation (SEL).
 fn select(sqe: &Sqe) -> u32 {
     sqe.cdw(10) & 0x0f
 }
@@ -45,31 +55,32 @@ impl CommandType for NamespaceManagement {
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Refusal> {
         let pool = cx.pool().ok_or(Status::INVALID_OPCODE)?;
-        let wish = match select(sqe) {
+        let operation = match select(sqe) {
             CREATE => create(sqe, list, &pool)?,
-            DELETE => Wish::Delete(match sqe.nsid.get() {
-                // What the operator shows stays.
+            DELETE => NamespaceOperation::Delete(match sqe.nsid.get() {
+                // Delete all removes the namespaces of hosts only; volumes of the operator stay.
                 ALL => {
                     let all = cx.queue.all_allocated();
-                    all.iter().filter(|one| one.made.is_some()).map(name).collect::<Result<_, _>>()?
+                    all.iter().filter(|one| one.sharing.is_some()).map(name).collect::<Result<_, _>>()?
                 }
                 id => vec![made(cx, id)?],
             }),
             _ => return Err(Status::INVALID_FIELD.into()),
         };
-        Ok(Plan::Manage(Box::new(wish)))
+        Ok(Plan::Manage(Box::new(operation)))
     }
 }
 
-/// What a namespace shall be: fields of the Identify Namespace data structure (NVMe Base 2.0 5.23).
-fn create(sqe: &Sqe, list: &[u8], pool: &Pool) -> Result<Wish, Status> {
+/// The attributes of a new namespace: fields of the Identify Namespace data structure (NVMe Base 2.0 5.23).
+fn create(sqe: &Sqe, list: &[u8], pool: &Pool) -> Result<NamespaceOperation, Status> {
     let field = |at: usize, len: usize| -> u64 {
         let bytes = list.get(at..at + len).unwrap_or_default();
         bytes.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte))
     };
     let (blocks, capacity) = (field(0, 8), field(8, 8));
     let (format, protection, sharing) = (field(26, 1) as usize, field(29, 1), field(30, 1) as u8);
-    // Dword 11: the command set, of which there is one. Bytes 92 to 103: groups and sets that nobody may choose.
+    // Dword 11: the command set, of which there is one. Bytes 92 to 103: endurance groups and NVM sets, which are not
+    // supported.
     if sqe.nsid.get() != 0 || sqe.cdw(11) >> 24 != 0 || field(92, 4) | field(100, 4) != 0 || sharing & !IS_SHARED != 0 {
         return Err(Status::INVALID_FIELD);
     }
@@ -77,7 +88,7 @@ fn create(sqe: &Sqe, list: &[u8], pool: &Pool) -> Result<Wish, Status> {
     if blocks == 0 || capacity > blocks {
         return Err(Status::INVALID_FIELD);
     }
-    // All of it is set aside, so all of it is capacity.
+    // The whole size is reserved, so the capacity equals the size.
     if capacity < blocks {
         return Err(Status::THIN_PROVISIONING);
     }
@@ -85,7 +96,7 @@ fn create(sqe: &Sqe, list: &[u8], pool: &Pool) -> Result<Wish, Status> {
     if !fits {
         return Err(Status::INSUFFICIENT_CAPACITY);
     }
-    Ok(Wish::Create { blocks, block_size, private: sharing == 0 })
+    Ok(NamespaceOperation::Create { blocks, block_size, private: sharing == 0 })
 }
 
 fn name(one: &Attached) -> Result<Name, Status> {
@@ -96,7 +107,7 @@ fn name(one: &Attached) -> Result<Name, Status> {
 /// The namespace of this identifier, if a host has made it.
 fn made(cx: &Context<'_>, id: u32) -> Result<Name, Status> {
     let found = cx.queue.allocated(id).ok_or(Status::INVALID_NAMESPACE)?;
-    if found.made.is_none() {
+    if found.sharing.is_none() {
         return Err(Status::OPERATION_DENIED);
     }
     name(&found)
@@ -123,12 +134,12 @@ impl CommandType for NamespaceAttachment {
             return Err(Status::INVALID_FIELD.into());
         }
         let namespace = made(cx, sqe.nsid.get()).map_err(|why| match why {
-            // All who see what the operator shows are attached to it, for good.
+            // Controllers are permanently attached to the namespaces of the operator.
             Status::OPERATION_DENIED if attach => Status::ALREADY_ATTACHED,
             why => why,
         })?;
         let controllers = controllers(list).ok_or(Status::CONTROLLER_LIST)?;
-        Ok(Plan::Manage(Box::new(Wish::Attach { namespace, controllers, attach })))
+        Ok(Plan::Manage(Box::new(NamespaceOperation::Attach { namespace, controllers, attach })))
     }
 }
 

@@ -4,10 +4,11 @@ use crate::controller::Controllers;
 use crate::directory::{Directory, Entry};
 use crate::fuzzing::{NQN, Rig, at_once, entry, subsystem_entry};
 use crate::manage::{Request, listed};
-use crate::namespace_map::{Made, Mapping, NamespaceMap};
+use crate::namespace::NAMESPACES_MAX;
+use crate::namespace_map::{Mapping, NamespaceMap, NamespaceSharing};
 use crate::queue::Queue;
 use crate::subsystem::{Alone, Environment};
-use lunar_core::access::{Access, Group, Proofs};
+use lunar_core::access::{Access, Credentials, Group};
 use lunar_core::unit::UnitId;
 use lunar_unit::rewrite::request::{Rewrite, RewriteChange, RewriteKind};
 use lunar_unit::{LocalFuture, UnitChange};
@@ -36,7 +37,7 @@ const LEFT: u64 = 1 << 20;
 fn pool(rig: &Rig) -> Pool {
     let (_, volume) = second(rig);
     let attached = [("nqn.2014-08.org.nvmexpress:uuid:later".into(), [volume].into())].into();
-    Pool { name: "few".into(), capacity: 4 * LEFT, left: LEFT, attached, private: [].into() }
+    Pool { name: "few".into(), capacity: 4 * LEFT, left: LEFT, namespaces_max: 7, attached, private: [].into() }
 }
 
 /// The second unit, which a host has made.
@@ -46,21 +47,21 @@ fn second(rig: &Rig) -> (UnitId, [u8; 16]) {
 }
 
 /// Puts a pool in force for hosts behind the map that shows unit 0 as namespace 1, and as namespace 5 what a host made.
-fn set(rig: &Rig, pool: Option<Pool>, sort: Made) {
+fn set(rig: &Rig, pool: Option<Pool>, sort: NamespaceSharing) {
     let group = Group { map: Some("few".into()), ..Group::everybody() };
-    let access = Access::new(vec![group], Proofs::default()).expect("right");
+    let access = Access::new(vec![group], Credentials::default()).expect("right");
     let pools = pool.into_iter().map(|pool| ("few".into(), Arc::new(pool))).collect();
     let entry = Entry { pools, ..subsystem_entry(access) };
-    rig.board.set(Directory::new(vec![entry], Default::default(), None).expect("right"));
+    rig.subsystems.set(Directory::new(vec![entry], Default::default(), None).expect("right"));
     let shown = Mapping::plain(UnitId(0));
-    let map = NamespaceMap::new([(1, shown), (5, Mapping { unit: second(rig).0, made: Some(sort), ..shown })]);
+    let map = NamespaceMap::new([(1, shown), (5, Mapping { unit: second(rig).0, sharing: Some(sort), ..shown })]);
     at_once(rig.subsystem.set_map(&"few".into(), map, ready(())));
 }
 
 fn rig() -> (Rig, Rc<Notes>, [Rc<Queue>; 2]) {
     let notes = Rc::new(Notes::default());
     let rig = Rig::with(notes.clone());
-    set(&rig, Some(pool(&rig)), Made::Shared);
+    set(&rig, Some(pool(&rig)), NamespaceSharing::Shared);
     let host = rig.host(9);
     (rig, notes, host)
 }
@@ -85,7 +86,7 @@ fn listed_ids(rig: &Rig, admin: &Rc<Queue>, what: u32) -> Vec<u8> {
 }
 
 #[test]
-fn what_is_asked_for_is_checked_before_anybody_is_asked() {
+fn namespace_requests_are_checked_before_they_reach_the_manager() {
     let (rig, notes, [admin, _io]) = rig();
     let create = |nsid, list: &[u8]| rig.run(&admin, &entry(0x0d, nsid, &[0]), list);
     let all = LEFT / 512;
@@ -113,12 +114,12 @@ fn what_is_asked_for_is_checked_before_anybody_is_asked() {
     assert_eq!(create(0, &fields(all, all, &[])).status, Status::SUCCESS);
     let asked = notes.0.take();
     assert_eq!((&*asked[0].subsystem, &*asked[0].pool), (NQN, "few"));
-    assert_eq!(asked[0].wish, Wish::Create { blocks: all / 8, block_size: 4096, private: false });
-    assert_eq!(asked[1].wish, Wish::Create { blocks: all, block_size: 512, private: true });
+    assert_eq!(asked[0].operation, NamespaceOperation::Create { blocks: all / 8, block_size: 4096, private: false });
+    assert_eq!(asked[1].operation, NamespaceOperation::Create { blocks: all, block_size: 512, private: true });
 }
 
 #[test]
-fn only_what_hosts_made_is_deleted_and_attached() {
+fn only_namespaces_of_hosts_are_deleted_and_attached() {
     let (rig, notes, [admin, _io]) = rig();
     let (_, volume) = second(&rig);
     let delete = |nsid| rig.run(&admin, &entry(0x0d, nsid, &[1]), &[]).status;
@@ -139,10 +140,10 @@ fn only_what_hosts_made_is_deleted_and_attached() {
         assert_eq!(attach(5, 0, &wrong), Status::CONTROLLER_LIST);
     }
     assert_eq!(attach(5, 1, &ids(&[8, 7])), Status::SUCCESS);
-    let asked: Vec<Wish> = notes.0.take().into_iter().map(|request| request.wish).collect();
-    let gone = Wish::Delete(vec![(5, volume)]);
+    let asked: Vec<NamespaceOperation> = notes.0.take().into_iter().map(|request| request.operation).collect();
+    let gone = NamespaceOperation::Delete(vec![(5, volume)]);
     assert_eq!(asked[..2], [gone.clone(), gone]);
-    assert_eq!(asked[2], Wish::Attach { namespace: (5, volume), controllers: vec![7, 8], attach: false });
+    assert_eq!(asked[2], NamespaceOperation::Attach { namespace: (5, volume), controllers: vec![7, 8], attach: false });
 }
 
 #[test]
@@ -159,7 +160,7 @@ fn without_a_pool_there_are_no_such_commands() {
     assert_eq!((common[25], common[130], common[134]), (1, 9, 12));
     let granularity = rig.run(&admin, &entry(0x06, 0, &[0x16]), &[]).data;
     assert_eq!((granularity[33], granularity[41]), (16, 16));
-    set(&rig, None, Made::Shared);
+    set(&rig, None, NamespaceSharing::Shared);
     assert_eq!(told(&admin), (0, 0, 0, 0, [0, 0]));
     assert_eq!(rig.run(&admin, &entry(0x06, ALL, &[0]), &[]).data, [0; 4096]);
     assert_eq!(rig.run(&admin, &entry(0x06, 0, &[0x16]), &[]).status, Status::INVALID_FIELD);
@@ -170,7 +171,7 @@ fn without_a_pool_there_are_no_such_commands() {
 }
 
 #[test]
-fn a_controller_has_what_it_is_attached_to() {
+fn a_controller_has_the_namespaces_it_is_attached_to() {
     let (rig, _notes, [admin, io]) = rig();
     let [other, other_io] = rig.host(10);
     let (unit, volume) = second(&rig);
@@ -198,20 +199,21 @@ fn a_controller_has_what_it_is_attached_to() {
 }
 
 #[test]
-fn who_comes_again_begins_where_its_host_ended() {
+fn a_new_controller_has_the_attachments_of_its_host() {
     let (rig, _notes, _host) = rig();
     let (_, volume) = second(&rig);
     let make = |pool: Pool| {
-        set(&rig, Some(pool), Made::Private);
-        let subsystem = rig.board.directory().subsystem(NQN).expect("it is there").clone();
-        let standing = crate::controller::Standing { subsystem, group: None, map: Some("few".into()), source: None };
+        set(&rig, Some(pool), NamespaceSharing::Private);
+        let subsystem = rig.subsystems.directory().subsystem(NQN).expect("it is there").clone();
+        let access_grant =
+            crate::controller::AccessGrant { subsystem, group: None, map: Some("few".into()), source: None };
         let host = crate::host::Host { nqn: "NQN.2014-08.org.nvmexpress:uuid:later".into(), id: [3; 16] };
         let controllers = &rig.subsystem.config().controllers;
         let made = controllers.make(
             crate::Kind::Io,
             host,
             crate::path::Path::default(),
-            (standing, false),
+            (access_grant, false),
             lunar_core::time::Instant(0),
         );
         made.expect("room").is_attached(&volume)
@@ -230,12 +232,12 @@ fn a_list_names_controllers_of_the_pool_that_are_not_there_yet() {
         subsystem: NQN.into(),
         pool: pool.into(),
         host: "nqn.x".into(),
-        wish: Wish::Delete(Vec::new()),
+        operation: NamespaceOperation::Delete(Vec::new()),
     };
     let (one, two) = (admin.controller.id, other.controller.id);
     let all: &Controllers = &rig.subsystem.config().controllers;
     let ask = |pool: &str, list: &[u16], attach| {
-        listed(all, &rig.board.directory(), &request(pool), (list, attach), &volume).map(|found| found.len())
+        listed(all, &rig.subsystems.directory(), &request(pool), (list, attach), &volume).map(|found| found.len())
     };
     assert_eq!(ask("few", &[one, two], true), Ok(2));
     assert_eq!(ask("few", &[one, 999], true), Err(Status::CONTROLLER_LIST));
@@ -245,7 +247,7 @@ fn a_list_names_controllers_of_the_pool_that_are_not_there_yet() {
     admin.controller.set_attached(volume, 5, true);
     assert_eq!(ask("few", &[one, two], true), Err(Status::ALREADY_ATTACHED));
     assert_eq!((ask("few", &[one], false), ask("few", &[two], true)), (Ok(1), Ok(1)));
-    set(&rig, Some(Pool { private: [volume].into(), ..pool(&rig) }), Made::Private);
+    set(&rig, Some(Pool { private: [volume].into(), ..pool(&rig) }), NamespaceSharing::Private);
     assert_eq!(ask("few", &[two], true), Err(Status::IS_PRIVATE));
     admin.controller.set_attached(volume, 5, false);
     assert_eq!(ask("few", &[one, two], true), Err(Status::IS_PRIVATE));
@@ -253,7 +255,7 @@ fn a_list_names_controllers_of_the_pool_that_are_not_there_yet() {
 }
 
 #[test]
-fn who_waits_for_what_becomes_of_a_namespace_is_not_waited_for() {
+fn a_detach_does_not_wait_for_commands_that_stand_aside() {
     let (rig, _notes, [admin, _io]) = rig();
     let aside = admin.tasks.enter((77, 5));
     let guard = admin.stand_aside(77);
@@ -261,4 +263,17 @@ fn who_waits_for_what_becomes_of_a_namespace_is_not_waited_for() {
     assert!(!aside.aborted());
     drop(guard);
     assert!(admin.is_at((77, 5), &[5]) && !admin.is_at((77, 5), &[6]));
+}
+
+/// NVMe Base 2.1 figure 328, MNAN: the namespace of the operator, and the seven that the pool allows.
+#[test]
+fn mnan_counts_the_namespaces_that_the_pool_allows() {
+    let (rig, _, [admin, _io]) = rig();
+    let allowed = || {
+        let data = rig.run(&admin, &entry(0x06, 0, &[0x01]), &[]).data;
+        u32::from_le_bytes(*data[540..].first_chunk().expect("four bytes"))
+    };
+    assert_eq!(allowed(), 8);
+    set(&rig, Some(Pool { namespaces_max: u32::MAX, ..pool(&rig) }), NamespaceSharing::Shared);
+    assert_eq!(allowed(), NAMESPACES_MAX, "NN");
 }

@@ -26,7 +26,7 @@ const fn io(op: u8) -> Code {
     Code { set: Set::Io, op }
 }
 
-/// The admission of commands that read or set what is not on the medium.
+/// The admission of commands that read or set state other than the medium.
 const ADMIN: Admission = Admission {
     scope: CommandScope::Controller,
     transport: Transport::Every,

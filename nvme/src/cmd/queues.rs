@@ -1,7 +1,7 @@
 //! Queues in the host's memory (NVMe Base 2.0 5.4 to 5.8). Over fabrics queues are made by Connect, and these commands
 //! do not exist.
 //!
-//! The rows check what the command says. The transport, which has the memory and the queues, carries out the
+//! The rows check the fields of the command. The transport, which has the memory and the queues, carries out the
 //! [`QueueChange`].
 
 use super::admin;
@@ -12,7 +12,7 @@ use crate::plan::{Plan, QueueChange};
 use crate::policy::{Admission, Code, CommandScope, Effect, Gate, Persistent, Policy, Transport};
 use crate::row::{CommandType, Data};
 
-/// Bytes of a page of memory: the only size that there is (CAP.MPSMIN and CAP.MPSMAX).
+/// Bytes of a memory page: the only supported size (CAP.MPSMIN and CAP.MPSMAX).
 const PAGE: u64 = 4096;
 /// Dword 11 of both Create commands: the queue is physically contiguous (PC).
 const CONTIGUOUS: u32 = 0x01;
@@ -48,8 +48,8 @@ fn named(sqe: &Sqe) -> Result<u16, Status> {
     }
 }
 
-/// Identifier, entries and address of a queue that is created.
-fn created(sqe: &Sqe, cx: &Context<'_>) -> Result<(u16, u16, u64), Status> {
+/// Identifier, entries and address of a queue that is to be created; `granted` queues of the type may exist.
+fn created(sqe: &Sqe, granted: u16) -> Result<(u16, u16, u64), Status> {
     let [address, _] = sqe.prp();
     if sqe.cdw(11) & CONTIGUOUS == 0 {
         return Err(Status::INVALID_FIELD);
@@ -60,7 +60,7 @@ fn created(sqe: &Sqe, cx: &Context<'_>) -> Result<(u16, u16, u64), Status> {
     let entries = u16::try_from((sqe.cdw(10) >> 16) + 1).ok();
     let entries = entries.filter(|entries| (2..=QUEUE_ENTRIES_MAX).contains(entries)).ok_or(Status::QUEUE_SIZE)?;
     let id = named(sqe)?;
-    if id > cx.controller().granted() {
+    if id > granted {
         return Err(Status::INVALID_QUEUE);
     }
     Ok((id, entries, address))
@@ -88,10 +88,11 @@ impl CommandType for CreateSubmissionQueue {
     const DATA: Data = Data::Queues;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (id, entries, address) = created(sqe, cx)?;
+        let (id, entries, address) = created(sqe, cx.controller().granted().submission)?;
         let completion_queue = (sqe.cdw(11) >> 16) as u16;
-        if completion_queue == 0 {
-            return Err(Status::INVALID_COMPLETION_QUEUE.into());
+        // The admin completion queue, or more than there can be. The transport checks whether the queue exists.
+        if completion_queue == 0 || completion_queue > cx.controller().granted().completion {
+            return Err(Status::INVALID_QUEUE.into());
         }
         Ok(Plan::Queues(QueueChange::CreateSubmission { id, entries, address, completion_queue }))
     }
@@ -119,7 +120,7 @@ impl CommandType for CreateCompletionQueue {
     const DATA: Data = Data::Queues;
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        let (id, entries, address) = created(sqe, cx)?;
+        let (id, entries, address) = created(sqe, cx.controller().granted().completion)?;
         let vector = (sqe.cdw(11) & INTERRUPTS != 0).then_some((sqe.cdw(11) >> 16) as u16);
         if vector.is_some_and(|vector| vector >= VECTORS) {
             return Err(Status::INVALID_VECTOR.into());
@@ -148,7 +149,7 @@ impl CommandType for DoorbellBufferConfig {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::controller::property;
+    use crate::controller::{Granted, property};
     use crate::fuzzing::{Rig, entry, tenant};
     use crate::queue::Queue;
     use lunar_core::time::Instant;
@@ -159,7 +160,7 @@ mod tests {
         let rig = Rig::default();
         let admin = rig.subsystem.attach(&tenant(), Instant(0)).expect("room");
         admin.controller.set_property(property::CC, false, 0x46_0001).expect("a valid configuration");
-        admin.controller.grant(4).expect("no I/O queues yet");
+        admin.controller.grant(Granted { submission: 4, completion: 4 }).expect("no I/O queues yet");
         (rig, admin)
     }
 
@@ -225,12 +226,15 @@ mod tests {
                 assert_eq!(refused(opcode, [address, 0], dwords), status, "{opcode:02x} {address:x} {dwords:x?}");
             }
         }
-        assert_eq!(refused(1, [0x5000, 0], [GOOD, 1]), Status::INVALID_COMPLETION_QUEUE);
+        for completion_queue in [0, 5, 0xffff] {
+            let dword = completion_queue << 16 | 1;
+            assert_eq!(refused(1, [0x5000, 0], [GOOD, dword]), Status::INVALID_QUEUE, "CQID {completion_queue}");
+        }
         assert_eq!(refused(5, [0x5000, 0], [GOOD, u32::from(VECTORS) << 16 | 3]), Status::INVALID_VECTOR);
         assert_eq!([0, 4].map(|opcode| refused(opcode, [0; 2], [0x1_0000, 0])), [Status::INVALID_QUEUE; 2]);
         assert_eq!(refused(0x7c, [0x5000, 0x6008], [0, 0]), Status::PRP_OFFSET);
         assert_eq!(refused(0x7c, [0x5008, 0x6000], [0, 0]), Status::PRP_OFFSET);
-        assert_eq!(admin.controller.errors().0, 20, "each is in the log");
+        assert_eq!(admin.controller.errors().0, 22, "each is in the log");
     }
 
     #[test]

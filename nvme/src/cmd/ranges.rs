@@ -37,7 +37,7 @@ struct Range {
 #[derive(Clone, Copy, Debug)]
 pub struct DatasetManagement;
 
-/// Dword 11: the ranges are deallocated. The other attributes are hints, which are not needed.
+/// Dword 11: the ranges are deallocated. The other attributes are hints and ignored.
 const DEALLOCATE: u32 = 0x04;
 
 impl CommandType for DatasetManagement {
@@ -67,8 +67,8 @@ impl CommandType for DatasetManagement {
 #[derive(Clone, Copy, Debug)]
 pub struct Copy;
 
-/// A source range, in all formats: 2 and 3 name a namespace; 1 and 3 have longer tags, at other places, of protection
-/// information that there is none of.
+/// A source range, in all formats: 2 and 3 have a namespace identifier; 1 and 3 have the tags of protection formats
+/// that are not supported.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Source {
@@ -146,7 +146,7 @@ impl CommandType for Copy {
                 Some((other, terms)) => Step::Protected(Box::new(Protected { step, terms, other })),
             });
         }
-        // Without a cache one follows anyway.
+        // Without a volatile write cache, a flush follows anyway.
         if sqe.cdw(12) & FORCE_UNIT_ACCESS != 0 {
             steps.push(Step::Flush);
         }
@@ -159,8 +159,7 @@ fn count12(sqe: &Sqe) -> usize {
     (sqe.cdw(12) & RANGES) as usize + 1
 }
 
-/// The namespace that is copied from and where: it may be another one, with blocks of the same size, which the host has
-/// to be allowed to read.
+/// The source namespace and range: the namespace may be another one, with the same block size, which the host may read.
 fn origin(cx: &Context<'_>, namespace: u32, first: u64, blocks: u64) -> Result<(Rc<Attached>, u64), Refusal> {
     let attached = cx.queue.attached(namespace).ok_or(Status::INVALID_NAMESPACE)?;
     admit::pass(&super::READS, &attached)?;
@@ -171,8 +170,8 @@ fn origin(cx: &Context<'_>, namespace: u32, first: u64, blocks: u64) -> Result<(
     Ok((attached, at))
 }
 
-/// On which terms a range is read, and written behind those that were `copied` before (NVM Command Set 1.1 3.3.2.4.2);
-/// none where the host sees neither's protection information.
+/// The protection checks for reading a range, and for writing it after the `copied` blocks (NVM Command Set 1.1
+/// 3.3.2.4.2); none if the host sees the protection information of neither namespace.
 fn terms(
     sqe: &Sqe,
     source: &Source,

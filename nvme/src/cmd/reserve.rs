@@ -1,19 +1,29 @@
 //! Reservations: Register, Report, Acquire, Release (NVMe Base 2.0 7.2 to 7.5).
 
-use super::{ADMIN, io};
+use super::io;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::host::Host;
 use crate::plan::Plan;
-use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Persistent, Policy, Transport};
 use crate::row::{CommandType, Data};
 use lunar_core::wire::le;
 use lunar_unit::reserve::{Action, PersistentRequest, Request, ReservationType};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
-/// What stops them. Keys decide more, when it is known what they are compared with.
-const GATES: Admission =
-    Admission { scope: CommandScope::Namespace, discovery: Gate::Stops, inaccessible: Gate::Stops, ..ADMIN };
+/// The admission of reservation commands. The reservation keys are compared later, when the state of the unit is known.
+const GATES: Admission = Admission {
+    scope: CommandScope::Namespace,
+    transport: Transport::Every,
+    discovery: Gate::Stops,
+    unauthenticated: Gate::Stops,
+    disabled: Gate::Stops,
+    persistent: Persistent::Passes,
+    inaccessible: Gate::Stops,
+    rewrite: Gate::Passes,
+    unformatted: Gate::Passes,
+    write_protect: Gate::Passes,
+};
 
 /// Types of reservations: NVMe's number, and the one of the state.
 const KINDS: [(u8, ReservationType); 6] = [
@@ -101,7 +111,7 @@ impl CommandType for Register {
         let ptpl = ptpl(cx, sqe.cdw(10) >> 30)?;
         let new = keys.other.get();
         let (key, new) = match (asked.action, now) {
-            // To register again with the same key changes nothing; with another one it has to be replaced.
+            // Registering the same key again changes nothing; another key requires the action Replace.
             (register::REGISTER, Some(key)) if key == new => (key, new),
             (register::REGISTER, Some(_)) => return Err(Status::RESERVATION_CONFLICT.into()),
             (register::REGISTER | register::REPLACE, _) if new == 0 => return Err(Status::INVALID_FIELD.into()),
@@ -145,7 +155,7 @@ impl CommandType for Acquire {
     }
 }
 
-/// The key that is compared with the registered one: that itself, if none is to be compared.
+/// The key to compare with the registered one: the registered key itself if IEKEY disables the comparison.
 fn key(asked: &Asked, given: &le::U64, cx: &Context<'_>) -> Result<u64, Refusal> {
     match asked.ignores_key {
         true => Ok(registered(cx)?.ok_or(Status::RESERVATION_CONFLICT)?),
@@ -223,7 +233,7 @@ impl CommandType for Report {
     const DATA: Data = Data::Answer(|sqe| (u64::from(sqe.cdw(10)) + 1) * 4);
 
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
-        // Hosts over fabrics have the long identifiers, and so does the structure (NVMe Base 2.0 7.5).
+        // NVMe over Fabrics requires 128-bit host identifiers and the extended data structure (NVMe Base 2.0 7.5).
         if sqe.cdw(11) & EXTENDED == 0 {
             return Err(Status::HOST_INCONSISTENT.into());
         }

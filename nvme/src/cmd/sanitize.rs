@@ -1,13 +1,13 @@
 //! Sanitize, Device Self-test: all of a subsystem's media.
 
-use super::{ADMIN, WRITES, admin};
+use super::admin;
 use crate::admit;
 use crate::command::{Refusal, Sqe, Status};
 use crate::context::Context;
 use crate::fault;
 use crate::namespace::{ALL, Namespace};
 use crate::plan::{Plan, SanitizeAction, Test};
-use crate::policy::{Admission, CommandScope, Effect, Gate, Policy};
+use crate::policy::{Admission, CommandScope, Effect, Gate, Persistent, Policy, Transport};
 use crate::row::{CommandType, Data};
 use lunar_unit::rewrite::request::{Pass, Rewrite, RewriteKind};
 
@@ -15,7 +15,7 @@ use lunar_unit::rewrite::request::{Pass, Rewrite, RewriteKind};
 #[derive(Clone, Copy, Debug)]
 pub struct Sanitize;
 
-/// Dword 10: what is to be done.
+/// Dword 10: the sanitize action.
 mod action {
     pub(super) const EXIT_FAILURE_MODE: u32 = 1;
     pub(super) const BLOCK_ERASE: u32 = 2;
@@ -29,13 +29,23 @@ const INVERTS: u32 = 0x100;
 /// Dword 10: blocks are not to be deallocated.
 const KEEPS_BLOCKS: u32 = 0x200;
 
-/// What stops it: who holds a reservation, paths, write protection. That a medium was not written anew to the end is
-/// what it helps against.
-const GATES: Admission =
-    Admission { scope: CommandScope::Controller, rewrite: Gate::Passes, unformatted: Gate::Passes, ..WRITES };
+/// Sanitize is stopped by reservations, asymmetric access states and write protection. An incomplete format does not
+/// stop it, because Sanitize repairs it.
+const GATES: Admission = Admission {
+    scope: CommandScope::Controller,
+    transport: Transport::Every,
+    discovery: Gate::Stops,
+    unauthenticated: Gate::Stops,
+    disabled: Gate::Stops,
+    persistent: Persistent::Conflict,
+    inaccessible: Gate::Stops,
+    rewrite: Gate::Passes,
+    unformatted: Gate::Passes,
+    write_protect: Gate::Stops,
+};
 
 fn passes(sqe: &Sqe, namespace: &Namespace) -> Result<Vec<Pass>, Status> {
-    /// No number of passes is the largest.
+    /// Zero means the largest number of passes, 16.
     const PASSES_MAX: u32 = 16;
     let dword = sqe.cdw(10);
     match dword & 0x07 {
@@ -100,12 +110,22 @@ impl CommandType for DeviceSelfTest {
         clause: "NVMe Base 2.0 5.10",
         code: admin(0x14),
         effect: Effect::None,
-        admission: Admission { discovery: Gate::Stops, ..ADMIN },
+        admission: Admission {
+            scope: CommandScope::Controller,
+            transport: Transport::Every,
+            discovery: Gate::Stops,
+            unauthenticated: Gate::Stops,
+            disabled: Gate::Stops,
+            persistent: Persistent::Passes,
+            inaccessible: Gate::Passes,
+            rewrite: Gate::Passes,
+            unformatted: Gate::Passes,
+            write_protect: Gate::Passes,
+        },
     };
     const DATA: Data = Data::None;
 
-    /// What is tested is whether the media can be read; that is over when this is answered, so there is nothing to be
-    /// aborted.
+    /// The self-test reads the media and ends before its completion, so there is no test to abort.
     fn run(sqe: &Sqe, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Refusal> {
         const SHORT: u32 = 1;
         const EXTENDED: u32 = 2;

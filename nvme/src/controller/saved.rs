@@ -1,6 +1,6 @@
-//! A controller that moves to another process: what its host has set of it, and what it has to be told yet.
+//! A controller that moves to another process: the settings of its host, and its pending events.
 
-use super::{Controller, FATAL, NOTICES_MAX, Notice, QUEUES_MAX, property};
+use super::{Controller, FATAL, Granted, NOTICES_MAX, Notice, property};
 use crate::command::Status;
 use crate::errors::ErrorEntry;
 use crate::event::SavedEvents;
@@ -11,46 +11,46 @@ use std::time::Duration;
 /// Values of features at most: every feature of the controller, and those of each namespace.
 pub const VALUES_MAX: usize = FEATURES.len() * (NAMESPACES_MAX as usize + 1);
 
-/// What a controller is, but for its queues.
+/// The state of a controller without its queues.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Saved {
-    /// CC, as it is in force.
+    /// CC.
     pub configuration: u32,
     /// CSTS.CFS.
     pub is_fatal: bool,
     /// Feature 0Fh, in milliseconds.
     pub keep_alive: u32,
-    /// Writes are answered when they are on the medium.
+    /// Writes complete when they are on the medium.
     pub writes_through: bool,
     /// I/O queues that are granted.
-    pub granted: u16,
-    /// Features that were set: which, of which namespace, and to what.
+    pub granted: Granted,
+    /// Feature values that were set: identifier, namespace, value.
     pub values: Vec<(u8, u32, u32)>,
-    /// Milliseconds that the host's clock is ahead.
+    /// The offset of the host's clock in milliseconds.
     pub clock: Option<i64>,
-    /// What the host says that it knows.
+    /// The Host Behavior Support of the host.
     pub behavior: Option<Box<[u8; 512]>>,
     /// Asynchronous events.
     pub events: SavedEvents,
-    /// Reservation notifications that were not read, and how many there have been.
+    /// Unread reservation notifications.
     pub notices: Vec<Notice>,
-    /// How many there have been.
+    /// The number of all notifications so far.
     pub noticed: u64,
-    /// Namespaces that came, went, or are others since that was read.
+    /// Namespaces that were added, removed or changed since the log page was read.
     pub changed: Vec<u32>,
     /// The last commands that failed, the newest first.
     pub errors: Vec<ErrorEntry>,
-    /// How many have failed.
+    /// The number of failed commands.
     pub failed: u64,
 }
 
 impl Controller {
-    /// Tells no asynchronous events from now on, or goes on telling them.
+    /// Suspends or resumes asynchronous events.
     pub fn hold_events(&self, is_held: bool) {
         self.lock().events.hold(is_held);
     }
 
-    /// What it is.
+    /// The state of the controller.
     #[must_use]
     pub fn save(&self) -> Saved {
         let writes_through = !self.caches_writes();
@@ -59,7 +59,7 @@ impl Controller {
         Saved {
             configuration: state.configuration,
             is_fatal: state.status & FATAL != 0,
-            // It was set in as many bits.
+            // The value was set with as many bits.
             keep_alive: u32::try_from(state.keep_alive.as_millis()).unwrap_or(u32::MAX),
             writes_through,
             granted: state.granted,
@@ -75,10 +75,10 @@ impl Controller {
         }
     }
 
-    /// A controller that was not enabled yet becomes what was saved.
+    /// Restores the saved state of a controller that was not enabled yet.
     ///
     /// # Errors
-    /// [`Status::INVALID_FIELD`] when no controller can be so; then it is to be reset.
+    /// [`Status::INVALID_FIELD`] if the state is impossible; then the controller must be reset.
     pub fn restore(&self, saved: &Saved) -> Result<(), Status> {
         let is_value = |(id, namespace, _): &(u8, u32, u32)| {
             let is_each = |row: &features::Row| row.per_namespace || *id == features::VECTOR;
@@ -87,7 +87,7 @@ impl Controller {
         let is_namespace = |id: &u32| (1..=NAMESPACES_MAX).contains(id);
         let fits = saved.values.len() <= VALUES_MAX && saved.notices.len() <= NOTICES_MAX;
         let fits = fits && saved.changed.iter().all(is_namespace);
-        if !fits || !(1..=QUEUES_MAX).contains(&saved.granted) || !saved.values.iter().all(is_value) {
+        if !fits || !saved.granted.is_possible() || !saved.values.iter().all(is_value) {
             return Err(Status::INVALID_FIELD);
         }
         self.set_property(property::CC, false, saved.configuration.into())?;
@@ -105,7 +105,7 @@ impl Controller {
         saved.values.iter().for_each(|(id, namespace, value)| state.values.set(*id, *namespace, *value));
         state.values.clock = saved.clock;
         (state.notices, state.noticed) = (saved.notices.iter().copied().collect(), saved.noticed);
-        // Namespaces may have changed on the way.
+        // Namespaces may have changed during the move.
         state.changed = saved.changed.iter().copied().collect();
         let fits = self.lock_errors().restore(saved.failed, &saved.errors);
         if fits { Ok(()) } else { Err(Status::INVALID_FIELD) }
@@ -120,12 +120,12 @@ mod tests {
     use lunar_core::time::Instant;
 
     #[test]
-    fn a_controller_is_elsewhere_what_it_was() {
+    fn a_restored_controller_has_the_saved_state() {
         let rig = Rig::default();
         let [one, other] = [0, 1].map(|_| rig.subsystem.attach(&tenant(), Instant(0)).expect("room"));
         let (one, other) = (&one.controller, &other.controller);
         one.set_property(property::CC, false, 0x46_0001).expect("it can be");
-        one.grant(7).expect("no queues yet");
+        one.grant(Granted { submission: 7, completion: 5 }).expect("no queues yet");
         one.set_write_cache(false);
         one.values(|values| {
             values.set(EVENTS, 0, 0x900);
@@ -141,13 +141,14 @@ mod tests {
         assert_eq!(one.note_error(1, &entry(0x7e, 1, &[]), &Status::ABORTED.into()), Status::ABORTED);
         one.notice(1, 1);
         let saved = one.save();
-        assert_eq!((saved.granted, saved.events.waiting.clone(), saved.changed.clone()), (7, vec![4], vec![3, 9]));
+        assert_eq!(saved.granted, Granted { submission: 7, completion: 5 });
+        assert_eq!((saved.events.waiting.clone(), saved.changed.clone()), (vec![4], vec![3, 9]));
         other.restore(&saved).expect("it was so");
         assert_eq!(other.save(), saved);
         assert!(other.is_enabled() && !other.caches_writes());
         assert!(other.takes_copies_of(2) && !other.takes_copies_of(3));
         for bad in [
-            Saved { granted: 0, ..saved.clone() },
+            Saved { granted: Granted { submission: 1, completion: 0 }, ..saved.clone() },
             Saved { values: vec![(0x77, 0, 0)], ..saved.clone() },
             Saved { values: vec![(EVENTS, 1, 0)], ..saved.clone() },
             Saved { configuration: 0x71, ..saved.clone() },

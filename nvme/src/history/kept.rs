@@ -1,11 +1,11 @@
-//! How what a subsystem remembers is kept: a version, numbers, self-tests, and events, each with its length.
+//! The saved format of a history: a version, numbers, self-tests, and events, each with its length.
 
 use super::{Event, State, TestResult};
 use std::collections::VecDeque;
 
 const VERSION: u8 = 1;
 
-/// The bytes of it.
+/// The saved form of a history.
 pub(super) fn of(state: &State) -> Vec<u8> {
     let mut out = vec![VERSION];
     out.extend_from_slice(&state.cycles.to_le_bytes());
@@ -32,7 +32,7 @@ pub(super) fn of(state: &State) -> Vec<u8> {
     out
 }
 
-/// What is left to be read.
+/// The bytes that are not parsed yet.
 struct Rest<'a>(&'a [u8]);
 
 impl<'a> Rest<'a> {
@@ -67,7 +67,7 @@ impl<'a> Rest<'a> {
     }
 }
 
-/// What was kept; `None` if it is not ours.
+/// Parses a saved history; `None` if the format is unknown.
 pub(super) fn parse(bytes: &[u8]) -> Option<State> {
     let mut rest = Rest(bytes);
     if rest.byte()? != VERSION {
