@@ -1,5 +1,4 @@
-//! What lies between the bytes of a session and those of its socket: nothing, or the records of TLS. A value without
-//! I/O.
+//! The layer between the bytes of a session and those of its socket: none, or the records of TLS. A value without I/O.
 
 use lunar_core::mem::{Arena, Sg, Slice};
 

@@ -40,7 +40,7 @@ const DRAIN_CHECK: Duration = Duration::from_millis(10);
 pub trait FrontConnection: 'static {
     /// The protocol.
     type Session: CommandData;
-    /// What encrypts it, if anything.
+    /// The record layer: TLS or none.
     type RecordLayer: RecordLayer;
 
     /// The session and its socket.

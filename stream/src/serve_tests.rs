@@ -226,8 +226,14 @@ impl Rig {
         let placed = self.placed.clone();
         let (queued, left, has_quit, is_blocked, is_starved) = (Sg::default(), 0, false, false, false);
         let echo = Echo { arena, queued, has_quit, left, placed, is_blocked, is_starved };
-        self.connections.serve(incoming, |_, (socket, _, _)| Connection {
-            stream: StreamConnection::new(&self.core, socket, echo, Shift(self.shift)),
+        self.connections.serve(incoming, |_, (socket, _, peer)| Connection {
+            stream: StreamConnection::new(
+                &self.core,
+                socket,
+                self.core.arena().join(peer.ip()),
+                echo,
+                Shift(self.shift),
+            ),
             is_busy: Cell::new(false),
             closed: self.closed.clone(),
             deadline: Cell::default(),
@@ -367,8 +373,9 @@ fn a_connection_whose_peer_accepts_nothing_ends_and_frees_its_memory() {
         peer
     });
     rig.idle(Duration::from_secs(1));
-    assert!(rig.core.arena().used() > WIDE_LEN);
+    assert!(rig.core.arena().used() > WIDE_LEN && rig.core.arena().outgoing() > WIDE_LEN);
     rig.idle(3 * SEND_TIMEOUT);
+    assert_eq!(rig.core.arena().outgoing(), 0);
     assert_eq!((rig.connections.len(), rig.core.arena().used()), (0, 0));
     assert_eq!(rig.core.stats().keepalive_timeouts.get(), 1);
     drop(peer);
@@ -396,9 +403,48 @@ fn a_command_that_holds_memory_does_not_wait_for_more() {
     let all: Vec<SgMut> = std::iter::from_fn(|| arena.take_sg(PAGE)).collect();
     let mut cx = Context::from_waker(Waker::noop());
     assert!(pin!(data_path.pull(0, PAGE)).poll(&mut cx).is_pending(), "a pull without memory waits");
-    let pulled = pin!(data_path.pull_beside(0, PAGE)).poll(&mut cx);
+    let pulled = pin!(data_path.pull_more(0, PAGE)).poll(&mut cx);
     assert!(matches!(pulled, Poll::Ready(Err(Fault::NoMemory))), "{pulled:?}");
     drop(all);
+}
+
+#[test]
+fn a_peer_that_receives_nothing_leaves_memory_to_other_hosts() {
+    let rig = Rig::new(1);
+    let _peers: Vec<Peer> = (0..16).map(|_| rig.connect()).collect();
+    let connections = rig.connections.all();
+    let arena = rig.core.arena();
+    let tasks = TaskSet::<u8>::default();
+    let reads: Vec<_> = (0..64).map(|key| tasks.enter(key)).collect();
+    let mut cx = Context::from_waker(Waker::noop());
+    // Each connection has as many reads as are admitted, none of whose data leaves.
+    let paths: Vec<_> = connections
+        .iter()
+        .flat_map(|connection| reads.iter().map(|task| DataPath::new(&connection.stream, ASKS, task, 0)))
+        .collect();
+    let reads: Vec<usize> = paths
+        .iter()
+        .filter_map(|path| match pin!(path.reserve(16 * PAGE, 2 * PAGE)).poll(&mut cx) {
+            Poll::Ready(reserved) => Some(reserved.expect("no command is aborted")),
+            Poll::Pending => None,
+        })
+        .collect();
+    let reserved: usize = reads.iter().sum();
+    assert!(reads.len() >= 16 && reserved <= arena.size() / 4, "{} reads of {reserved} bytes", reads.len());
+    assert_eq!((reads[0], reads[reads.len() - 1]), (16 * PAGE, 2 * PAGE), "the last ones have the least");
+    let newcomer = rig.connect();
+    let connection = rig.connections.all().pop().expect("it is there");
+    let task = tasks.enter(64);
+    let path = DataPath::new(&connection.stream, ASKS, &task, 0);
+    let one_more = pin!(path.reserve(16 * PAGE, 2 * PAGE)).poll(&mut cx);
+    assert!(
+        matches!(one_more, Poll::Ready(Ok(reserved)) if reserved == 2 * PAGE),
+        "a session of the host: {one_more:?}"
+    );
+    let other = arena.join([198, 51, 100, 1].into()).outgoing;
+    assert!(other.has_room(arena.size() / 16) && !connections[0].stream.memory.outgoing.has_room(arena.size() / 16));
+    drop((paths, path, newcomer));
+    assert_eq!(arena.outgoing(), 0);
 }
 
 #[test]

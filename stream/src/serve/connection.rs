@@ -4,7 +4,8 @@ use super::FrontConnection;
 use crate::protocol::{CommandData, ProtocolMachine, ReceiveMode};
 use crate::record_layer::{Plain, RecordLayer};
 use lunar_core::io::{Completion, Fault, Outcome};
-use lunar_core::mem::{Buf, PAGE, SgMut, Slice};
+use lunar_core::mem::{Buf, PAGE, PeerMemory, SgMut, Slice};
+use lunar_core::shares::Share;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
@@ -30,6 +31,9 @@ const CHUNK_REST: usize = 1024;
 /// peer most likely waits for them: then this many bytes, or half of the expected replies, leave before the turn is
 /// over, so that both sides work at the same time.
 const SEND_EARLY: usize = 32 << 10;
+/// Bytes that a connection queues before they are counted. Peers that receive nothing would otherwise queue more than
+/// their share in one turn of a busy core; counting each small reply would cost more than it gains.
+const UNCOUNTED_MAX: usize = 8 << 10;
 /// An early send has at least this many replies, or [`SEND_EARLY`] bytes: a send costs more than fewer replies gain.
 const SEND_EARLY_REPLIES: usize = 8;
 /// A connection ends if its peer accepts no byte of a send for this long.
@@ -48,9 +52,9 @@ enum State {
     Ending,
     /// All commands have ended. The queued replies are sent, and then the sending task stops.
     Flushing,
-    /// A send failed, or the peer does not accept what is sent. What is queued is discarded.
+    /// A send failed, or the peer does not accept bytes. Queued bytes are discarded.
     Broken,
-    /// The sending task has stopped. What is queued is discarded.
+    /// The sending task has stopped. Queued bytes are discarded.
     Stopped,
 }
 
@@ -82,6 +86,12 @@ impl Signal {
 pub struct StreamConnection<S: CommandData, C = Plain> {
     pub(super) reactor: Reactor,
     socket: Handle,
+    /// Its shares of the memory that waits for peers.
+    pub(super) memory: PeerMemory,
+    /// The share of memory for queued bytes, bytes being sent, and data read in order to be sent; and the last part of
+    /// it.
+    outgoing: RefCell<Share>,
+    reading: Cell<usize>,
     record_layer: C,
     session: RefCell<S>,
     state: Cell<State>,
@@ -99,7 +109,7 @@ pub struct StreamConnection<S: CommandData, C = Plain> {
     /// Bytes of the arena block that is received into. A block is held as long as any part of it is.
     block_len: Cell<usize>,
     sender: Cell<Option<Waker>>,
-    /// What the receiving task may wait for: a send has ended, or the state has changed.
+    /// Wakes the receiving task: a send has ended, or the state has changed.
     receiver: Signal,
     /// Comes when all commands have ended: nothing more is queued.
     commands_ended: End,
@@ -110,12 +120,17 @@ pub struct StreamConnection<S: CommandData, C = Plain> {
 }
 
 impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
-    /// A connection over a socket, with its session and its record layer.
+    /// A connection over a socket, with its session and its record layer. `memory`: from [`Arena::join`].
+    ///
+    /// [`Arena::join`]: lunar_core::mem::Arena::join
     #[must_use]
-    pub fn new(reactor: &Reactor, socket: Handle, session: S, record_layer: C) -> Self {
+    pub fn new(reactor: &Reactor, socket: Handle, memory: PeerMemory, session: S, record_layer: C) -> Self {
         Self {
             reactor: reactor.clone(),
             socket,
+            outgoing: RefCell::new(memory.outgoing.empty_share()),
+            reading: Cell::new(0),
+            memory,
             record_layer,
             session: RefCell::new(session),
             state: Cell::new(State::Open),
@@ -204,6 +219,37 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         self.queued_bytes() + self.sending.get()
     }
 
+    /// Reserves a part of the peer's share for `len` bytes that a command reads for it, or for `least` of them if the
+    /// peer has none and there is only the reserve. Waits until there is room. Returns for how many.
+    pub(super) async fn begin_reading(&self, len: usize, least: usize) -> usize {
+        if len == 0 {
+            return 0;
+        }
+        let share = self.memory.outgoing.wait_first(len, least).await;
+        let reserved = share.amount();
+        self.outgoing.borrow_mut().absorb(share);
+        self.reading.set(self.reading.get() + reserved);
+        reserved
+    }
+
+    /// A command no longer holds that many of the bytes: they are queued, or will not be sent.
+    pub(super) fn end_reading(&self, len: usize) {
+        self.reading.set(self.reading.get() - len);
+        self.count_outgoing();
+    }
+
+    /// Bytes queued that are not counted as a part of the peer's share: usually they leave with this turn.
+    fn uncounted(&self) -> usize {
+        let amount = self.reading.get() + self.outstanding();
+        amount.saturating_sub(self.outgoing.borrow().amount())
+    }
+
+    /// Counts what is queued and sent as a part of the peer's share.
+    fn count_outgoing(&self) {
+        let amount = self.reading.get() + self.outstanding();
+        self.outgoing.borrow_mut().follow(amount);
+    }
+
     /// Whether the send in progress has lasted longer than [`SEND_TIMEOUT`].
     pub(super) fn is_stuck(&self, now: Instant) -> bool {
         self.is_sending() && now.since(self.sending_since.get()) > SEND_TIMEOUT
@@ -233,7 +279,11 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     pub fn schedule_send(&self) {
         if self.is_broken() {
             // Free the memory: other connections may wait for it.
-            return drop(self.session.borrow_mut().take_out());
+            drop(self.session.borrow_mut().take_out());
+            return self.count_outgoing();
+        }
+        if self.is_sending() || self.uncounted() >= UNCOUNTED_MAX {
+            self.count_outgoing();
         }
         let may_send = self.sending.get() == 0 && self.reactor.has_waited();
         if may_send && !self.is_held_back() {
@@ -314,14 +364,17 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         self.reactor.begin_send(&self.socket, data, &mut completion);
         let outcome = completion.take();
         drop(completion);
-        if let Some(outcome) = outcome {
-            self.end_send(&outcome);
+        match outcome {
+            Some(outcome) => self.end_send(&outcome),
+            // The peer does not take it as fast as it is sent.
+            None => self.count_outgoing(),
         }
     }
 
     fn end_send(&self, outcome: &Outcome) {
         let result = self.reactor.end_send(outcome);
         self.sending.set(0);
+        self.count_outgoing();
         self.room_waiters.take().into_iter().for_each(Waker::wake);
         self.receiver.raise();
         if result.is_err() {
@@ -449,7 +502,7 @@ pub(super) async fn receive<C: FrontConnection>(connection: &Rc<C>) {
     stream.stop_receiving();
 }
 
-/// What the receiving task keeps between two receives.
+/// The state of the receiving task between two receives.
 struct Receiver<'a, S: CommandData, C> {
     stream: &'a StreamConnection<S, C>,
     completion: Completion,

@@ -4,11 +4,12 @@ use super::StreamConnection;
 use crate::protocol::{CommandData, PullResult};
 use crate::record_layer::{Plain, RecordLayer};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Arena, Promise, Sg, SgMut};
+use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
+use lunar_core::shares::Share;
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::task::Task;
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -21,22 +22,34 @@ const SEND_QUEUE_MAX: usize = 1 << 20;
 /// A command fails if its peer does not send requested data for this long.
 const DATA_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The path of one command's data.
-pub struct DataPath<'a, S: CommandData, K, C = Plain> {
+/// The path of one command's data. To be dropped after the reply was queued: data that is neither reserved nor queued
+/// is not counted, and others would take its share.
+pub struct DataPath<'a, S: CommandData, K, C: RecordLayer = Plain> {
     stream: &'a StreamConnection<S, C>,
     key: S::Key,
     task: &'a Task<K>,
     /// Bytes of data that the peer sends for the command.
     expected: usize,
-    /// The promise of memory for requested data, and the offset at which that data ends.
-    promise: RefCell<Option<(usize, Promise)>>,
+    /// The share of memory for requested data.
+    owed: RefCell<Option<Share>>,
+    /// Bytes of memory for data that the command reads for the peer and has not pushed.
+    reading: Cell<usize>,
+}
+
+impl<S: CommandData, K, C: RecordLayer> Drop for DataPath<'_, S, K, C> {
+    fn drop(&mut self) {
+        let reading = self.reading.get();
+        if reading > 0 {
+            self.stream.end_reading(reading);
+        }
+    }
 }
 
 impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
     /// The data path of a command for which the peer sends `expected` bytes.
     #[must_use]
     pub fn new(stream: &'a StreamConnection<S, C>, key: S::Key, task: &'a Task<K>, expected: u32) -> Self {
-        Self { stream, key, task, expected: expected as usize, promise: RefCell::default() }
+        Self { stream, key, task, expected: expected as usize, owed: RefCell::default(), reading: Cell::new(0) }
     }
 
     fn is_full(&self) -> bool {
@@ -45,18 +58,18 @@ impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
 
     /// Memory for `wanted` bytes to request from the peer; waits for it if `waits`. With plenty of memory, takes more
     /// and requests data ahead: the peer sends it meanwhile.
-    async fn memory(&self, wanted: usize, end: usize, waits: bool) -> Result<(SgMut, Promise), Fault> {
-        let arena = self.stream.reactor.arena();
+    async fn memory(&self, wanted: usize, end: usize, waits: bool) -> Result<(SgMut, Share), Fault> {
+        let (arena, member) = (self.stream.reactor.arena(), &self.stream.memory.solicited);
         let ahead = (self.expected - end).min(PIECE_BYTES);
         if arena.used() < arena.size() / 2
-            && let Some(taken) = arena.take_for_peer(wanted, ahead)
+            && let Some(taken) = arena.take_for_peer(member, wanted, ahead)
         {
             return Ok(taken);
         }
         if !waits {
-            return arena.take_for_peer(wanted, 0).ok_or(Fault::NoMemory);
+            return arena.take_for_peer(member, wanted, 0).ok_or(Fault::NoMemory);
         }
-        self.task.unless_aborted(arena.wait_for_peer(wanted)).await
+        self.task.unless_aborted(arena.wait_for_peer(member, wanted)).await
     }
 
     async fn bytes(&self, offset: usize, len: usize, waits: bool) -> Result<Sg, Fault> {
@@ -67,17 +80,15 @@ impl<'a, S: CommandData, K, C: RecordLayer> DataPath<'a, S, K, C> {
             }
             let pull = self.stream.session().pull(self.key, offset, len);
             match pull {
-                PullResult::Ready(data) => {
-                    self.promise.borrow_mut().take_if(|(to, _)| *to <= end);
-                    return Ok(data);
-                }
+                // The share is kept: the command has the memory until its store has taken the data.
+                PullResult::Ready(data) => return Ok(data),
                 PullResult::Failed(fault) => return Err(fault),
                 PullResult::NeedsMemory(wanted) => {
-                    // A command that waits for memory gives its promise back first: two such commands would otherwise
+                    // A command that waits for memory gives its share back first: two such commands would otherwise
                     // wait for each other for ever.
-                    self.promise.take();
-                    let (memory, promise) = self.memory(wanted, end, waits).await?;
-                    self.promise.replace(Some((end + memory.len() - wanted, promise)));
+                    self.owed.take();
+                    let (memory, share) = self.memory(wanted, end, waits).await?;
+                    self.owed.replace(Some(share));
                     self.stream.session().supply(self.key, memory);
                     self.stream.schedule_send();
                 }
@@ -119,12 +130,14 @@ impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
         self.task.unless_aborted(room).await
     }
 
-    async fn fresh(&self, arena: &Arena, len: usize) -> Result<SgMut, Fault> {
-        self.task.unless_aborted(arena.wait_sg(len)).await
+    async fn reserve(&self, len: usize, least: usize) -> Result<usize, Fault> {
+        let reserved = self.task.unless_aborted(self.stream.begin_reading(len, least)).await?;
+        self.reading.set(self.reading.get() + reserved);
+        Ok(reserved)
     }
 
     fn has_room(&self) -> bool {
-        !self.is_full()
+        !self.is_full() && self.stream.memory.outgoing.has_surplus(PIECE_BYTES)
     }
 
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
@@ -139,12 +152,17 @@ impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
         self.bytes(offset, len, true).await
     }
 
-    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         self.bytes(offset, len, false).await
     }
 
     fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
+        let len = data.len().min(self.reading.get());
         let result = self.stream.session().push(self.key, offset, data);
+        if len > 0 {
+            self.reading.set(self.reading.get() - len);
+            self.stream.end_reading(len);
+        }
         self.stream.schedule_send();
         result
     }
@@ -154,7 +172,7 @@ impl<S: CommandData, K, C: RecordLayer> Transfer for DataPath<'_, S, K, C> {
     }
 }
 
-impl<S: CommandData, K: fmt::Debug, C> fmt::Debug for DataPath<'_, S, K, C> {
+impl<S: CommandData, K: fmt::Debug, C: RecordLayer> fmt::Debug for DataPath<'_, S, K, C> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "DataPath({:?}, {} bytes expected)", self.task, self.expected)
     }
