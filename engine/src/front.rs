@@ -1,1 +1,134 @@
 //! The contract of a transport.
+//!
+//! A [`Front`] is in the registry of the program. A process that serves starts one [`FrontRuntime`] of each; its
+//! methods are called by the thread that changes the configuration, and by threads that look at the state. A core that
+//! is given a connection makes a [`CoreFront`] from it. All of that is dispatched dynamically: when something is
+//! configured, opened or connected, never for a command.
+
+use crate::core_set::context::CoreContext;
+use crate::core_set::front_cores::FrontCores;
+use crate::core_set::shared::Shared;
+use crate::error::EngineError;
+use crate::published::Published;
+use lunar_control::api::{SessionView, VmView};
+use lunar_control::live::Later;
+use lunar_control::plan::Change;
+use lunar_control::{Checked, Config};
+use lunar_nvme::directory as nvme;
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+
+pub use crate::core_set::core_front::{CoreFront, PortalRef};
+pub use lunar_reactor::op::Incoming;
+
+/// A transport, as the registry lists it.
+pub trait Front: Sync {
+    /// Its name in the configuration (`protocol` of a portal), on the command line, in the API and in logs: one word.
+    fn name(&self) -> &'static str;
+
+    /// Starts it for a process, before the cores start. `index` is its place in the registry.
+    ///
+    /// # Errors
+    /// Why it cannot start.
+    fn start(&self, index: usize, shared: &Arc<Shared>) -> Result<Arc<dyn FrontRuntime>, EngineError>;
+
+    /// The paths that it needs for a configuration besides those that all targets need. `runtime` is the folder for
+    /// sockets whose place is not configured.
+    fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths;
+}
+
+/// Paths that a front needs, for the confinement of the process.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct FrontPaths {
+    /// Files and folders that it reads.
+    pub read: Vec<PathBuf>,
+    /// Files, and folders with files, that it reads and writes: devices.
+    pub write: Vec<PathBuf>,
+    /// Folders in which it makes and removes files and sockets.
+    pub keep: Vec<PathBuf>,
+}
+
+/// Prepared work of a front, which is rolled back or published.
+pub type Prepared = Box<dyn Any + Send>;
+
+/// A map of units that is for one client of a front alone, such as a virtual machine.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PrivateMap {
+    /// The name of the map: that of no group.
+    pub name: Arc<str>,
+    /// The target that the client reaches, by its name in the configuration.
+    pub target: String,
+    /// The group whose units it shows; `None`: nothing is shown.
+    pub group: Option<String>,
+}
+
+/// A transport, while a process serves.
+pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
+    /// Makes the front of a core.
+    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront>;
+
+    /// Puts a configuration in force for new sessions, before connections are accepted by it. Cannot fail.
+    fn publish(&self, published: &Published<'_>);
+
+    /// Its sessions. `targets` has the names of targets in the configuration by their names in protocols.
+    fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView>;
+
+    /// Ends the session of this ID; `None` if it has none. The work waits for a bounded time until it has ended.
+    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>>;
+
+    /// State that is left over once no client is connected any more; for tests.
+    fn leftovers(&self) -> Vec<String>;
+
+    /// Does everything of a change that can fail, such as making a socket, without any client noticing; `None`: the
+    /// change does not concern the front, as no change concerns a front that has portals only.
+    ///
+    /// # Errors
+    /// Why it cannot be done, in words that say what to do.
+    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+        let _ = (cores, change, wanted);
+        Ok(None)
+    }
+
+    /// Undoes what was prepared.
+    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+        let _ = (cores, prepared);
+    }
+
+    /// Ends and starts what it serves without portals, such as sockets of virtual machines, after all fronts have
+    /// published the configuration. Cannot fail.
+    fn finalize(&self, cores: &FrontCores, published: &Published<'_>) {
+        let _ = (cores, published);
+    }
+
+    /// The portals at which NVMe hosts find subsystems, as the discovery service reports them.
+    fn discovery_portals(&self, published: &Published<'_>) -> Vec<nvme::Portal> {
+        let _ = published;
+        Vec::new()
+    }
+
+    /// The maps that are for single clients of it.
+    fn private_maps(&self, wanted: &Checked) -> Vec<PrivateMap> {
+        let _ = wanted;
+        Vec::new()
+    }
+
+    /// The virtual machines that it serves.
+    fn vms(&self) -> Vec<VmView> {
+        Vec::new()
+    }
+
+    /// The places that it has chosen itself, such as disks of this machine, by their names in the draft of a command
+    /// line.
+    fn places(&self) -> BTreeMap<String, PathBuf> {
+        BTreeMap::new()
+    }
+
+    /// The troubles since the last change, in words that say what to do.
+    fn troubles(&self) -> Vec<String> {
+        Vec::new()
+    }
+}

@@ -1,10 +1,58 @@
 //! Assembles a storage target: fronts, stores, unit state and cores, in one way, from a configuration.
 //!
-//! * [`front`]: the contract of a transport
-//! * [`backend`]: the contract of a kind of store
+//! The engine knows no transport and no store by name. Their crates implement the contracts, and the registry of the
+//! program lists them.
 //!
-//! The engine knows no transport and no store by name. Their crates implement the two contracts, and the registries of
-//! the program list them.
+//! * [`registry`]: the fronts and back ends of a program
+//! * [`front`]: the contract of a transport; [`command_line`]: its options of `lunar serve`; [`published`]: the
+//!   configuration as fronts are given it
+//! * [`backend`]: the contract of a kind of store; [`volume`]: volumes, which are opened through it
+//! * [`budget`]: the limits of a configuration, summed and compared with the machine
+//! * [`service_unit`]: advice in refusals about the systemd unit of the service
+//! * [`core_set`]: the cores, on threads or on simulated drivers
+//! * [`engine`]: the configuration in force; [`transaction`]: its changes; `publish`, [`retirement`]: their effects,
+//!   and the end of sessions and units; `status`: its state for the API;
+//!   `health`: faults of the stores of volumes; `space`: file systems that have promised more than they have
+//! * [`access`], [`lun_maps`], [`namespaces`], [`target_ports`]: a configuration in the form that the cores use
+//! * [`control_thread`]: the owner of the configuration and the engine; [`namespace_manager`],
+//!   [`namespace_requests`]: changes that NVMe hosts ask for
+//! * [`nvme_sessions`]: NVMe controllers as sessions of the API
+//! * [`origin`]: the origin of a configuration, for the words of messages
+//! * [`host`]: the services of the machine; [`part`]: other configured parts of the program
+//! * [`authentication`]: the thread with the computations of DH-HMAC-CHAP
+//! * [`notice`]: notices for operators; [`statistics`]: the counters of the cores; [`error`]: errors
 
+pub mod access;
+pub mod answer;
+pub mod authentication;
 pub mod backend;
+pub mod budget;
+pub mod command_line;
+pub mod control_thread;
+pub mod core_set;
+pub mod engine;
+pub mod error;
 pub mod front;
+mod health;
+pub mod host;
+pub mod lun_maps;
+pub mod namespace_manager;
+pub mod namespace_requests;
+pub mod namespaces;
+mod new_files;
+pub mod notice;
+pub mod nvme_sessions;
+pub mod origin;
+pub mod part;
+mod publish;
+pub mod published;
+pub mod registry;
+pub mod retirement;
+pub mod service_unit;
+mod space;
+pub mod statistics;
+mod status;
+pub mod target_ports;
+pub mod transaction;
+mod unit_numbers;
+pub mod volume;

@@ -1,0 +1,108 @@
+//! How a volume is opened.
+
+use super::Refusal;
+use crate::origin::Origin;
+use lunar_control::value::{Size, Textual};
+use std::path::Path;
+
+/// How a volume is opened. The values come from the configuration, or from the options of the command line.
+#[derive(Clone, Copy, Debug)]
+pub struct StoreRequest<'a> {
+    /// The operator's name for the volume: its name in the configuration, or its text on the command line.
+    pub name: &'a str,
+    /// Where the request comes from: refusals name its options or its keys.
+    pub origin: &'a Origin,
+    /// Where the data is.
+    pub path: Option<&'a Path>,
+    /// Bytes; `None`: the volume exists and keeps its size.
+    pub size: Option<u64>,
+    /// A volume that is missing or empty is created. Without it, the volume was served before: it must be there.
+    pub creates: bool,
+    /// A volume that is smaller than `size` grows, and the rest of one that is larger is not used. Without it, another
+    /// size is refused.
+    pub grows: bool,
+    /// The number that a volume without a mark gets; without it, a random number.
+    pub mark: Option<[u8; 16]>,
+    /// All writes are refused, and nothing of the volume is changed.
+    pub read_only: bool,
+    /// Other processes may open the volume, too, if they ask for the same.
+    pub shared: bool,
+    /// Each write is on the medium before it is answered.
+    pub write_through: bool,
+    /// I/O bypasses the page cache.
+    pub direct: bool,
+    /// Bytes of a logical block.
+    pub block_size: u32,
+    /// The volume is the image of a CD or DVD.
+    pub is_disc: bool,
+}
+
+impl<'a> StoreRequest<'a> {
+    /// The path.
+    ///
+    /// # Errors
+    /// When there is none.
+    pub fn required_path(&self) -> Result<&'a Path, Refusal> {
+        self.path.ok_or_else(|| Refusal::new("it has no path"))
+    }
+
+    /// The size of a volume that exists in this process only. It is a whole number of blocks.
+    ///
+    /// # Errors
+    /// When there is none, or when it is not a whole number of blocks.
+    pub fn required_size(&self) -> Result<u64, Refusal> {
+        let size = self.size.ok_or_else(|| Refusal::new("it has no size"))?;
+        match size.is_multiple_of(self.block_size.into()) {
+            true => Ok(size),
+            false => Err(Refusal::new(format!("{}: {}", self.name, self.sizes_that_fit(size)))),
+        }
+    }
+
+    /// The sentence about a size that is not a whole number of blocks.
+    #[must_use]
+    pub fn sizes_that_fit(&self, size: u64) -> String {
+        let block_size = self.block_size;
+        if self.is_disc {
+            return format!(
+                "{size} bytes are no CD or DVD: its blocks have {block_size} bytes. Is the image complete?"
+            );
+        }
+        sizes_that_fit(self.origin, size, block_size)
+    }
+}
+
+/// The sentence about the size of a disk that is not a whole number of blocks.
+#[must_use]
+pub fn sizes_that_fit(origin: &Origin, size: u64, block_size: u32) -> String {
+    let below = size / u64::from(block_size) * u64::from(block_size);
+    let above = size.next_multiple_of(block_size.into());
+    let mut text = format!("{size} bytes are not a whole number of {block_size}-byte blocks; ");
+    if below > 0 {
+        text += &format!("{} or ", Size(below).text());
+    }
+    text += &format!("{} would do", Size(above).text());
+    if block_size > 512 && size.is_multiple_of(512) {
+        text += &format!(", or {}", origin.value("block-size", "512"));
+    }
+    text
+}
+
+/// How the store of the protection information of a volume is opened.
+#[derive(Clone, Copy, Debug)]
+pub struct ProtectionRequest<'a> {
+    /// How the volume was opened.
+    pub volume: &'a StoreRequest<'a>,
+    /// Bytes of protection information.
+    pub size: u64,
+    /// The volume has never had protection information, so there must be no store of it.
+    pub is_new: bool,
+}
+
+impl ProtectionRequest<'_> {
+    /// The refusal of a kind of store that keeps no protection information.
+    #[must_use]
+    pub fn no_place(&self) -> Refusal {
+        let (name, option) = (self.volume.name, self.volume.origin.option("protection"));
+        Refusal::new(format!("{name} has no place for protection information: leave out {option}"))
+    }
+}

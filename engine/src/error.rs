@@ -1,0 +1,133 @@
+//! The errors of the engine.
+
+use crate::backend::Refusal;
+use crate::host::PathError;
+use crate::part::PartError;
+use lunar_control::versions::Trouble;
+use lunar_core::access::Mistake;
+use lunar_core::io::Fault;
+use lunar_reactor::os_error;
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The errors of an engine, with messages that say what to do.
+#[derive(Debug)]
+pub enum EngineError {
+    /// A core did not start.
+    CoreStart(io::Error),
+    /// A core has ended, or did not start.
+    CoreEnded,
+    /// A core panicked.
+    CorePanicked,
+    /// Units could not be flushed at the end: which, and why.
+    NotFlushed(Vec<String>),
+    /// A file of the state folder cannot be read or written.
+    State(Trouble),
+    /// A file of the state folder has another form.
+    StateForm(PathBuf, serde_json::Error),
+    /// An object of the plan is not in the configuration.
+    NotConfigured,
+    /// A volume would lose its end: it has this many bytes.
+    VolumeShrinks(u64),
+    /// There are as many volumes as there can be.
+    TooManyVolumes(u16),
+    /// A volume cannot lose its write cache, because the cache could not be flushed.
+    NotFlushedBefore(Fault),
+    /// A volume cannot be opened, or not in this way.
+    Volume(Refusal),
+    /// Why something of this name cannot be done, where the name is not said elsewhere.
+    About(String, Box<Self>),
+    /// The size of a volume is no whole number of blocks of this many bytes.
+    PartialBlock(u32),
+    /// A portal cannot listen at its address; the last is how another one is chosen.
+    Listen(SocketAddr, io::Error, String),
+    /// The process may not use a path.
+    Path(PathError),
+    /// The access control of a target would not protect it; with the name of the target.
+    Access(Option<String>, Mistake),
+    /// There are more target ports than relative target port identifiers.
+    TooManyPorts,
+    /// A front cannot do its part.
+    Front(String),
+    /// A part of the program cannot do what is configured.
+    Part(PartError),
+    /// The folder of a pool is not there, or cannot be used.
+    Pool(PathBuf, io::Error),
+    /// The path of a pool is no folder.
+    NoFolder(PathBuf),
+}
+
+impl fmt::Display for EngineError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CoreStart(why) => {
+                write!(f, "starting a core (if io_uring is forbidden here, the driver epoll does without): {why}")
+            }
+            Self::CoreEnded => f.write_str("a core has ended"),
+            Self::CorePanicked => f.write_str("a core panicked"),
+            Self::NotFlushed(units) => f.write_str(&units.join("; ")),
+            Self::State(why) => why.fmt(f),
+            Self::StateForm(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::Path(why) | Self::Part(why) => why.fmt(f),
+            Self::Front(why) => f.write_str(why),
+            Self::Pool(folder, why) => write!(f, "{}: {why}; make the folder first", folder.display()),
+            Self::NoFolder(path) => write!(f, "{} is no folder", path.display()),
+            Self::NotConfigured => f.write_str("it is not in the configuration"),
+            Self::VolumeShrinks(bytes) => {
+                write!(f, "it has {bytes} bytes: initiators would lose the data after its new end")
+            }
+            Self::NotFlushedBefore(fault) => write!(
+                f,
+                "what was written before could not be flushed ({}), so the volume keeps its write cache: check its \
+                 disk",
+                os_error(*fault)
+            ),
+            Self::TooManyVolumes(most) => write!(f, "there are {most} volumes already"),
+            Self::Volume(why) => why.fmt(f),
+            Self::About(name, why) => write!(f, "{name}: {why}"),
+            Self::PartialBlock(block) => write!(f, "it is not a whole number of {block}-byte blocks"),
+            Self::Listen(address, why, choose) => f.write_str(&why_not(*address, why, choose)),
+            Self::Access(None, why) => why.fmt(f),
+            Self::Access(Some(target), why) => write!(f, "target {target}: {why}"),
+            Self::TooManyPorts => f.write_str("there are more target ports than relative target port identifiers"),
+        }
+    }
+}
+
+impl EngineError {
+    /// The same with the name of its subject, if there is one to add.
+    #[must_use]
+    pub(crate) fn about(self, name: Option<&str>) -> Self {
+        match name {
+            Some(name) => Self::About(name.to_owned(), Box::new(self)),
+            None => self,
+        }
+    }
+}
+
+impl std::error::Error for EngineError {}
+
+/// Why an address cannot be listened at, in words that say what to do; `choose` says how another one is chosen.
+#[must_use]
+pub fn why_not(address: SocketAddr, why: &io::Error, choose: &str) -> String {
+    match why.kind() {
+        io::ErrorKind::AddrInUse => {
+            let next = SocketAddr::new(address.ip(), address.port().saturating_add(1));
+            format!(
+                "{address} is in use by another program (another target?): choose another port with {choose} {next}"
+            )
+        }
+        io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine: see `ip address`"),
+        io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => format!(
+            "port {} is refused though this process is root: it lacks the capability CAP_NET_BIND_SERVICE, or a \
+             security module (AppArmor, SELinux) forbids it; choose one above 1023 with {choose}",
+            address.port()
+        ),
+        io::ErrorKind::PermissionDenied => {
+            format!("port {} is for root only: choose one above 1023 with {choose}", address.port())
+        }
+        _ => format!("listening on {address}: {why}"),
+    }
+}

@@ -1,0 +1,288 @@
+//! The health of the volumes that are served: what is wrong with their media, since when, and what to do.
+//!
+//! A thread of its own looks at the media from time to time, because a look may wait for a disk. Errors of commands are
+//! seen in the counters of the volumes.
+
+use crate::backend::{Condition, Opened, OpenedStore, PoolSpace, StoreTrouble};
+use crate::engine::PlacedVolume;
+use crate::host::Host;
+use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
+use crate::space::over_committed;
+use lunar_control::api::TroubleView;
+use lunar_core::tally::{Event, Tally};
+use lunar_core::time::Instant;
+use lunar_reactor::log;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+/// Time between two looks. A write behind the new end of a truncated file lets it grow again if it comes before the
+/// look; a look costs a few system calls for each volume.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Errors of commands are a trouble until there were none for so long: an operator who is called by the first one still
+/// finds it.
+const QUIET: Duration = Duration::from_secs(600);
+/// How long a change of the volumes waits for a look at one of them: a disk that does not answer delays no change for
+/// longer.
+const LOOK_MAX: Duration = Duration::from_secs(1);
+
+impl Condition {
+    /// The word of the kind in the API.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Truncated => "truncated",
+            Self::Deleted => "deleted",
+            Self::Moved => "moved",
+            Self::Gone => "gone",
+            Self::LostWrites => "lost-writes",
+            Self::MediumErrors => "medium-errors",
+            Self::NoSpace => "no-space",
+        }
+    }
+}
+
+/// Errors of commands, as they were counted at the last look.
+#[derive(Debug, Default)]
+struct Errors {
+    counted: u64,
+    /// Those that the trouble is about.
+    since: u64,
+    last: Option<Instant>,
+}
+
+impl Errors {
+    /// The errors since the trouble began; zero if there is none.
+    fn look(&mut self, total: u64, now: Instant) -> u64 {
+        if self.last.is_some_and(|last| now.since(last) >= QUIET) {
+            (self.last, self.since) = (None, 0);
+        }
+        // A host may reset the counters.
+        let more = total.checked_sub(self.counted).unwrap_or(total);
+        self.counted = total;
+        if more > 0 {
+            self.last = Some(now);
+        }
+        self.since += more;
+        self.since
+    }
+}
+
+/// A volume that is looked at.
+#[derive(Debug)]
+struct Watched {
+    /// Its store, and that of its protection information. A store that is not served any more has gone.
+    stores: Vec<Weak<dyn OpenedStore>>,
+    tally: Tally,
+    medium: Errors,
+    space: Errors,
+    troubles: BTreeMap<Condition, TroubleView>,
+}
+
+impl Watched {
+    fn of(placed: &PlacedVolume) -> Self {
+        let own = match placed.volume.opened() {
+            Opened::Store(store) => Some(Arc::downgrade(store)),
+            Opened::Device(_) => None,
+        };
+        let protection = placed.volume.protection().map(|protection| Arc::downgrade(protection.store()));
+        Self {
+            stores: own.into_iter().chain(protection).collect(),
+            tally: placed.tally.clone(),
+            medium: Errors::default(),
+            space: Errors::default(),
+            troubles: BTreeMap::new(),
+        }
+    }
+
+    /// The troubles that the counters show.
+    fn counted(&mut self, now: Instant) -> Vec<StoreTrouble> {
+        let total = |event| self.tally.total(event);
+        let medium =
+            total(Event::ReadError).wrapping_add(total(Event::WriteError)).wrapping_add(total(Event::VerifyError));
+        let (medium, space) = (self.medium.look(medium, now), self.space.look(total(Event::SpaceError), now));
+        let medium = (medium > 0).then(|| StoreTrouble {
+            condition: Condition::MediumErrors,
+            words: format!("{medium} commands ended with a medium error"),
+            remedy: "check the disk and the log of the kernel (`dmesg`)".to_owned(),
+        });
+        let space = (space > 0).then(|| StoreTrouble {
+            condition: Condition::NoSpace,
+            words: format!("{space} writes failed because its file system or its device has no space"),
+            remedy: "make room there (`df`), or move the volume".to_owned(),
+        });
+        medium.into_iter().chain(space).collect()
+    }
+
+    /// Takes what is wrong now; returns the troubles that have begun.
+    fn update(&mut self, name: &str, found: Vec<StoreTrouble>, wall: u64) -> Vec<TroubleView> {
+        let mut begun = Vec::new();
+        let mut troubles = BTreeMap::new();
+        for StoreTrouble { condition, words, remedy } in found {
+            let known = self.troubles.get(&condition).map(|known| known.since);
+            let subject = format!("volume {name}");
+            let trouble = TroubleView { kind: condition.word(), subject, since: known.unwrap_or(wall), words, remedy };
+            if known.is_none() {
+                begun.push(trouble.clone());
+            }
+            troubles.insert(condition, trouble);
+        }
+        self.troubles = troubles;
+        begun
+    }
+}
+
+#[derive(Debug, Default)]
+struct State {
+    volumes: BTreeMap<String, Watched>,
+    /// The pools that have promised more space than they have.
+    pools: BTreeMap<u64, TroubleView>,
+    /// Whether a store is looked at now.
+    is_busy: bool,
+}
+
+/// The state of all volumes.
+#[derive(Debug, Default)]
+struct Watchlist {
+    state: Mutex<State>,
+    idle: Condvar,
+}
+
+impl Watchlist {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Without a look in progress, if that ends soon: a look keeps a store, with its lock, that is not served any more.
+    fn idle(&self) -> MutexGuard<'_, State> {
+        let waited = self.idle.wait_timeout_while(self.lock(), LOOK_MAX, |state| state.is_busy);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+
+    /// Looks at a volume; returns the troubles that have begun, and the space of its stores. `wall`: seconds since the
+    /// beginning of 1970.
+    fn look_at(&self, name: &str, (now, wall): (Instant, u64)) -> (Vec<TroubleView>, Vec<PoolSpace>) {
+        let stores = {
+            let mut state = self.lock();
+            let Some(watched) = state.volumes.get(name) else { return Default::default() };
+            let stores: Vec<_> = watched.stores.iter().filter_map(Weak::upgrade).collect();
+            state.is_busy = true;
+            stores
+        };
+        let mut found: Vec<StoreTrouble> = stores.iter().flat_map(|store| store.examine()).collect();
+        let spaces = stores.iter().filter_map(|store| store.pool_space()).collect();
+        let examined: Vec<_> = stores.iter().map(Arc::downgrade).collect();
+        drop(stores);
+        let mut state = self.lock();
+        state.is_busy = false;
+        self.idle.notify_all();
+        // Meanwhile it may have become another one.
+        let is_same = |watched: &&mut Watched| {
+            examined.iter().all(|store| watched.stores.iter().any(|own| Weak::ptr_eq(own, store)))
+        };
+        let Some(watched) = state.volumes.get_mut(name).filter(is_same) else { return Default::default() };
+        found.extend(watched.counted(now));
+        (watched.update(name, found, wall), spaces)
+    }
+
+    /// Takes the space of all stores; returns the troubles of pools that have begun.
+    fn update_pools(&self, spaces: Vec<PoolSpace>, wall: u64) -> Vec<TroubleView> {
+        let pools = &mut self.lock().pools;
+        let before = std::mem::take(pools);
+        let mut begun = Vec::new();
+        for found in over_committed(spaces) {
+            let since = before.get(&found.pool).map(|known| known.since);
+            let trouble = found.trouble(since.unwrap_or(wall));
+            if since.is_none() {
+                begun.push(trouble.clone());
+            }
+            pools.insert(found.pool, trouble);
+        }
+        begun
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.lock().volumes.keys().cloned().collect()
+    }
+}
+
+/// Looks after the volumes until it is dropped.
+pub(crate) struct Health {
+    watchlist: Arc<Watchlist>,
+    /// The thread ends when this is dropped.
+    stop: Option<mpsc::Sender<()>>,
+}
+
+impl fmt::Debug for Health {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.watchlist.fmt(f)
+    }
+}
+
+impl Drop for Health {
+    fn drop(&mut self) {
+        self.stop = None;
+        self.watchlist.idle().volumes.clear();
+    }
+}
+
+impl Health {
+    /// Starts to look, if the host has threads. Troubles that begin are told to `audit`.
+    pub(crate) fn start(host: &Arc<dyn Host>, audit: &Arc<AuditSink>) -> Self {
+        let (watchlist, (stop, stopped)) = (Arc::<Watchlist>::default(), mpsc::channel::<()>());
+        let (looked, clock, told) = (watchlist.clone(), host.clone(), audit.clone());
+        let work = Box::new(move || {
+            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_INTERVAL) {
+                look(&looked, &*clock, &*told);
+            }
+        });
+        // Without a thread there is no look, and reads behind the end of a file fail all the same.
+        let is_started = host.has_threads() && host.spawn("health", work).is_ok();
+        Self { watchlist, stop: is_started.then_some(stop) }
+    }
+
+    /// From now on these volumes are looked after. The state of those that stay is kept.
+    pub(crate) fn watch(&self, volumes: &BTreeMap<String, PlacedVolume>) {
+        let mut state = self.watchlist.idle();
+        let mut before = std::mem::take(&mut state.volumes);
+        let watched = |(name, placed): (&String, &PlacedVolume)| {
+            let mut now = Watched::of(placed);
+            // The same unit, perhaps in another shape, has the counters that it had.
+            if let Some(old) = before.remove(name).filter(|old| old.tally.is_of(&now.tally)) {
+                (now.medium, now.space, now.troubles) = (old.medium, old.space, old.troubles);
+            }
+            (name.clone(), now)
+        };
+        state.volumes = volumes.iter().map(watched).collect();
+    }
+
+    /// The troubles at the last look.
+    pub(crate) fn troubles(&self) -> Vec<TroubleView> {
+        let state = self.watchlist.lock();
+        let of_volumes = state.volumes.values().flat_map(|watched| watched.troubles.values());
+        of_volumes.chain(state.pools.values()).cloned().collect()
+    }
+}
+
+fn look(watchlist: &Watchlist, host: &dyn Host, audit: &AuditSink) {
+    let mut spaces = Vec::new();
+    let tell = |trouble| audit(&Notice { topic: NoticeTopic::Service, subject: SERVICE, words: &trouble });
+    for name in watchlist.names() {
+        let (begun, more) = watchlist.look_at(&name, (host.now(), host.wall_clock() / 1000));
+        spaces.extend(more);
+        for trouble in begun {
+            log!(error, "{trouble}");
+            tell(trouble);
+        }
+    }
+    for trouble in watchlist.update_pools(spaces, host.wall_clock() / 1000) {
+        log!(warning, "{trouble}");
+        tell(trouble);
+    }
+}
+
+#[cfg(test)]
+#[path = "health_tests.rs"]
+mod tests;

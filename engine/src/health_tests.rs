@@ -1,0 +1,73 @@
+use super::*;
+
+const MINUTE: Instant = Instant(60_000_000_000);
+
+fn found(condition: Condition) -> StoreTrouble {
+    StoreTrouble { condition, words: "it is wrong".to_owned(), remedy: "mend it".to_owned() }
+}
+
+fn watched(tally: &Tally) -> Watched {
+    Watched {
+        stores: Vec::new(),
+        tally: tally.clone(),
+        medium: Errors::default(),
+        space: Errors::default(),
+        troubles: BTreeMap::new(),
+    }
+}
+
+#[test]
+fn a_trouble_is_told_once_and_keeps_its_time() {
+    let mut watched = watched(&Tally::new(1));
+    let begun = watched.update("disk", vec![found(Condition::Deleted)], 1000);
+    assert_eq!(
+        (begun.len(), begun[0].kind, begun[0].subject.as_str(), begun[0].since),
+        (1, "deleted", "volume disk", 1000)
+    );
+    assert_eq!(begun[0].to_string(), "volume disk: it is wrong; mend it");
+    let both = vec![found(Condition::Deleted), found(Condition::Gone)];
+    let begun = watched.update("disk", both, 2000);
+    assert_eq!(begun.iter().map(|trouble| trouble.kind).collect::<Vec<_>>(), ["gone"]);
+    let since: Vec<u64> = watched.troubles.values().map(|trouble| trouble.since).collect();
+    assert_eq!(since, [1000, 2000]);
+    assert_eq!(watched.update("disk", Vec::new(), 3000), []);
+    assert_eq!(watched.update("disk", vec![found(Condition::Gone)], 4000)[0].since, 4000, "it came back");
+}
+
+#[test]
+fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
+    let tally = Tally::new(2);
+    let mut watched = watched(&tally);
+    let mut kinds = |now| -> Vec<(&str, String)> {
+        watched.counted(now).into_iter().map(|found| (found.condition.word(), found.words)).collect()
+    };
+    assert_eq!(kinds(MINUTE), []);
+    tally.add(Event::SpaceError, 3);
+    let full = "3 writes failed because its file system or its device has no space".to_owned();
+    assert_eq!(kinds(MINUTE), [("no-space", full.clone())]);
+    tally.of_core(1).add(Event::WriteError, 1);
+    tally.add(Event::ReadError, 1);
+    let failing = ("medium-errors", "2 commands ended with a medium error".to_owned());
+    let later = MINUTE + QUIET / 2;
+    assert_eq!(kinds(later), [failing.clone(), ("no-space", full)]);
+    assert_eq!(kinds(MINUTE + QUIET), [failing], "there was room again");
+    // A host resets the counters: that is no error, and what comes then counts.
+    tally.reset();
+    assert_eq!(kinds(later + QUIET), []);
+    tally.add(Event::SpaceError, 1);
+    assert_eq!(kinds(later + QUIET).len(), 1);
+}
+
+#[test]
+fn an_over_committed_pool_is_told_once_until_it_has_space() {
+    let watchlist = Watchlist::default();
+    let space = |free| vec![PoolSpace { pool: 5, place: "/srv".to_owned(), free, missing: 10 << 20 }];
+    let begun = watchlist.update_pools(space(1 << 20), 1000);
+    assert_eq!((begun.len(), begun[0].kind, begun[0].since), (1, "over-committed", 1000));
+    assert_eq!(watchlist.update_pools(space(2 << 20), 2000), []);
+    let known = watchlist.lock().pools[&5].clone();
+    assert_eq!((known.since, known.words.contains("2 MiB are free")), (1000, true));
+    assert_eq!(watchlist.update_pools(space(20 << 20), 3000), []);
+    assert!(watchlist.lock().pools.is_empty());
+    assert_eq!(watchlist.update_pools(space(1 << 20), 4000)[0].since, 4000);
+}

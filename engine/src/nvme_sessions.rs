@@ -1,0 +1,66 @@
+//! The NVMe controllers of a process as sessions of the API. Several fronts have controllers.
+
+use crate::core_set::shared::Shared;
+use lunar_control::api::SessionView;
+use lunar_control::live::Later;
+use lunar_nvme::{Controller, Kind};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The beginning of the IDs of controllers.
+const NVME: &str = "nvme";
+/// The longest time until a controller has ended, independent of its host: its commands in the store must complete
+/// first.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// Time between two checks.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// A controller as a session; `targets` has the names of targets in the configuration by their NQNs.
+#[must_use]
+pub fn view(
+    shared: &Shared,
+    controller: &Controller,
+    protocol: &'static str,
+    targets: &BTreeMap<Arc<str>, String>,
+) -> SessionView {
+    let (grant, path) = (&controller.access_grant, &controller.path);
+    let nqn = &grant.subsystem.nqn;
+    let target = || targets.get(nqn).cloned().unwrap_or_else(|| nqn.to_string());
+    SessionView {
+        id: format!("{NVME}-{}", controller.id),
+        protocol,
+        discovery: controller.kind == Kind::Discovery,
+        initiator: controller.host.nqn.to_string(),
+        source: grant.source.map_or_else(|| path.address.clone(), |source| source.to_string()),
+        target: (controller.kind == Kind::Io).then(target),
+        group: grant.group.as_deref().map(str::to_owned),
+        user: None,
+        seconds: shared.host.now().since(controller.since).as_secs(),
+    }
+}
+
+/// The controller of a session ID.
+#[must_use]
+pub fn find(shared: &Shared, id: &str) -> Option<Arc<Controller>> {
+    let number = id.strip_prefix(NVME).and_then(|rest| rest.strip_prefix('-')?.parse().ok())?;
+    shared.controllers.get(number)
+}
+
+/// Waits for a bounded time until a controller has ended.
+#[must_use]
+pub fn until_ended(shared: &Shared, controller: Arc<Controller>) -> Later<bool> {
+    let (controllers, host) = (shared.controllers.clone(), shared.host.clone());
+    Box::new(move || {
+        let end = host.now() + PATIENCE;
+        let is_there = || controllers.get(controller.id).is_some_and(|found| Arc::ptr_eq(&found, &controller));
+        while is_there() && host.now() < end {
+            if host.has_threads() {
+                host.pause(LOOK);
+            } else {
+                host.step();
+            }
+        }
+        !is_there()
+    })
+}

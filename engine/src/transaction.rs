@@ -1,0 +1,406 @@
+//! A change of the configuration as a transaction: everything that can fail is prepared first, in the order of the
+//! plan, and rolled back if anything fails.
+
+use crate::access::{Accesses, accesses};
+use crate::backend::Refusal;
+use crate::core_set::core::Opening;
+use crate::engine::{Engine, PORT_PATIENCE, PlacedVolume};
+use crate::error::EngineError;
+use crate::front::{Prepared, PrivateMap};
+use crate::namespaces::{self, UnitsByName};
+use crate::new_files::NewFiles;
+use crate::published::{BoundPortal, Published};
+use crate::volume::{Volume, VolumeContext};
+use lunar_control::Checked;
+use lunar_control::Kind;
+use lunar_control::apply::Running;
+use lunar_control::plan::{Action, Change, Plan};
+use lunar_core::medium::Medium;
+use lunar_core::tally::Tally;
+use lunar_core::unit::UnitId;
+use lunar_scsi::lun::LUNS_MAX;
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// Keys of a volume that change how its unit is served, and not which unit it is.
+const SAME_UNIT: [&str; 6] = ["size", "read_only", "shared", "write_through", "direct", "revision"];
+
+/// Keys of a volume that only NVMe hosts see: in their maps, and when they connect.
+const OF_HOSTS: [&str; 4] = ["pool", "namespace", "private", "attached"];
+
+/// Keys of a portal that determine its address.
+const ADDRESS: [&str; 2] = ["address", "protocol"];
+
+/// A change of the configuration in progress.
+#[derive(Debug)]
+pub struct Transaction {
+    /// The access control after it.
+    pub(crate) accesses: Accesses,
+    /// Which volume is at which path before it.
+    places: HashMap<PathBuf, String>,
+    /// Whether the parts of the program are prepared.
+    has_parts: bool,
+    /// The steps that are prepared.
+    steps: Vec<(Change, Step)>,
+    /// The files that they created.
+    new_files: NewFiles,
+}
+
+/// A step that is prepared.
+enum Step {
+    /// Nothing in it can fail.
+    Nothing,
+    /// A volume is open; the cores know it by the ticket.
+    Volume { ticket: u64, placed: Box<PlacedVolume> },
+    /// An address is listened at.
+    Portal {
+        portal: BoundPortal,
+        /// Our own portals that had to be closed for it.
+        displaced: Vec<BoundPortal>,
+        /// Whether it was listened at before.
+        is_taken_over: bool,
+    },
+    /// The front of this index has prepared its step.
+    Front(usize, Prepared),
+    /// The parts of the program are prepared.
+    Parts,
+}
+
+impl fmt::Debug for Step {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Nothing => f.write_str("Nothing"),
+            Self::Volume { placed, .. } => write!(f, "Volume({:?})", placed.unit),
+            Self::Portal { portal, .. } => write!(f, "Portal({})", portal.address),
+            Self::Front(index, _) => write!(f, "Front({index})"),
+            Self::Parts => f.write_str("Parts"),
+        }
+    }
+}
+
+/// The changes of a transaction, to be published to the cores.
+#[derive(Debug, Default)]
+pub(crate) struct Committed {
+    pub(crate) accesses: Accesses,
+    pub(crate) has_parts: bool,
+    /// Units to be served.
+    pub(crate) tickets: Vec<u64>,
+    /// Units that are not served any more.
+    pub(crate) leaving: Vec<UnitId>,
+    /// The UUIDs of volumes that are not served any more, and their units.
+    pub(crate) left: Vec<([u8; 16], UnitId)>,
+    /// Volumes that are other units than before.
+    pub(crate) replaced: BTreeSet<String>,
+    /// Units that are served for the first time.
+    pub(crate) new: Vec<UnitId>,
+    /// Units that are served in another shape.
+    pub(crate) reshaped: Vec<UnitId>,
+    /// Portals that are not wanted any more.
+    pub(crate) closing: Vec<BoundPortal>,
+}
+
+impl Running for Engine {
+    type Transaction = Transaction;
+    type Error = EngineError;
+
+    fn expect(&mut self, volumes: BTreeSet<String>) {
+        self.expected = volumes;
+    }
+
+    fn begin(&mut self, _plan: &Plan, wanted: &Checked) -> Result<Transaction, EngineError> {
+        // A unit number is free when its unit is removed.
+        self.wait_until_final();
+        let place = |(name, placed): (&String, &PlacedVolume)| {
+            Some((placed.model.path.as_ref()?.path().to_owned(), name.clone()))
+        };
+        let places = self.volumes.iter().filter_map(place).collect();
+        let accesses = accesses(wanted)?;
+        // Access control of NVM subsystems that would not protect is refused here.
+        let private = self.private_maps(wanted);
+        namespaces::directory(wanted, &accesses, (Vec::new(), &private), &self.histories)?;
+        let host = self.host().clone();
+        self.ports.provide(&wanted.config, host.state())?;
+        Ok(Transaction { accesses, places, has_parts: false, steps: Vec::new(), new_files: NewFiles::default() })
+    }
+
+    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), EngineError> {
+        let volume = wanted.config.volumes.get(&change.object.name).filter(|_| change.object.kind == Kind::Volume);
+        let path = volume.and_then(|volume| volume.path.as_ref());
+        let new_files = path.map(|path| NewFiles::of_volume(path.path())).unwrap_or_default();
+        let step = self.prepare_step(transaction, change, wanted);
+        if step.is_err() {
+            new_files.remove();
+            // A failed step may have locked a file already, and is not rolled back.
+            let path = wanted.config.volumes.get(&change.object.name).and_then(|volume| volume.path.as_ref());
+            let touched = |(name, own): &(&String, &PlacedVolume)| {
+                **name == change.object.name || path.is_some() && own.model.path.as_ref() == path
+            };
+            self.volumes.iter().filter(touched).for_each(|(_, own)| own.volume.finalize());
+        } else {
+            transaction.new_files.add(new_files);
+        }
+        transaction.has_parts |= matches!(step, Ok(Step::Parts));
+        transaction.steps.push((change.clone(), step?));
+        Ok(())
+    }
+
+    fn commit(&mut self, transaction: Transaction, _plan: &Plan, wanted: &Checked) {
+        let Transaction { accesses, has_parts, steps, .. } = transaction;
+        let mut committed = Committed { accesses, has_parts, ..Committed::default() };
+        for (change, step) in steps {
+            self.commit_step(&mut committed, &change, step);
+        }
+        self.publish(&committed, wanted);
+    }
+
+    fn roll_back(&mut self, transaction: Transaction) {
+        // The last step is rolled back first, because it may depend on earlier ones.
+        for (change, step) in transaction.steps.into_iter().rev() {
+            self.roll_back_step(&change, step);
+        }
+        transaction.new_files.remove();
+    }
+}
+
+/// Whether acknowledged writes may be in a cache.
+fn has_cache(volume: &Volume) -> bool {
+    volume.opened().store().is_some_and(|store| store.traits().write_cache)
+}
+
+impl Engine {
+    pub(crate) fn private_maps(&self, wanted: &Checked) -> Vec<PrivateMap> {
+        self.core_set().shared().fronts().iter().flat_map(|front| front.private_maps(wanted)).collect()
+    }
+
+    fn prepare_step(&mut self, tx: &Transaction, change: &Change, wanted: &Checked) -> Result<Step, EngineError> {
+        let name = &change.object.name;
+        match (change.object.kind, &change.action) {
+            (Kind::Volume, Action::Create) => self.open(tx, name, false, wanted),
+            (Kind::Volume, Action::Change(fields)) if fields.iter().all(|field| OF_HOSTS.contains(field)) => {
+                Ok(Step::Nothing)
+            }
+            (Kind::Volume, Action::Change(fields)) => {
+                let is_same = fields.iter().all(|field| SAME_UNIT.contains(field) || OF_HOSTS.contains(field));
+                self.open(tx, name, is_same, wanted)
+            }
+            (Kind::Portal, Action::Create) => self.listen(name, wanted),
+            (Kind::Portal, Action::Change(fields)) if ADDRESS.iter().any(|field| fields.contains(field)) => {
+                self.listen(name, wanted)
+            }
+            (Kind::Pool, Action::Create | Action::Change(_)) => self.check_pool(name, wanted),
+            (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
+                self.prepare_parts(tx, wanted)
+            }
+            _ => self.prepare_fronts(change, wanted),
+        }
+    }
+
+    /// Prepares a step by the front that it concerns.
+    fn prepare_fronts(&self, change: &Change, wanted: &Checked) -> Result<Step, EngineError> {
+        for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
+            if let Some(prepared) = front.prepare(&self.core_set().front_cores(index), change, wanted)? {
+                return Ok(Step::Front(index, prepared));
+            }
+        }
+        Ok(Step::Nothing)
+    }
+
+    /// Opens the volume of this name as the configuration says.
+    fn open(&mut self, tx: &Transaction, name: &str, is_same: bool, wanted: &Checked) -> Result<Step, EngineError> {
+        let model = wanted.config.volumes.get(name).ok_or(EngineError::NotConfigured)?;
+        if let Some(path) = &model.path {
+            self.host().allows_path(path.path()).map_err(EngineError::Path)?;
+        }
+        let own = self.volumes.get(name).cloned();
+        let stays = |own: &PlacedVolume| is_same || model.path.is_some() && own.model.path == model.path;
+        if let Some(own) = own.as_ref().filter(|own| stays(own)) {
+            let (has, wanted) = (own.volume.size().unwrap_or(0), model.size.map_or(u64::MAX, |size| size.0));
+            if wanted < has {
+                return Err(EngineError::VolumeShrinks(has));
+            }
+        }
+        // Another volume may be at this path until now; memory belongs to one volume only.
+        let in_place = || self.volumes.get(tx.places.get(model.path.as_ref()?.path())?);
+        let before = own.as_ref().filter(|_| is_same).or_else(in_place);
+        let is_new = !self.expected.contains(name);
+        let (host, before) = (self.host(), before.map(|before| &before.volume));
+        let context = VolumeContext {
+            backends: self.registry.backends,
+            state: host.state(),
+            origin: &self.core_set().shared().origin,
+            previous: before,
+            creates: is_new,
+        };
+        let shown = context.origin.name("volume", name);
+        let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
+        if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
+            self.flush(own.unit)?;
+        }
+        let about = context.origin.is_command_line().then_some(shown);
+        let placed = match own.filter(|_| is_same) {
+            Some(own) => PlacedVolume { volume, model: model.clone(), ..own },
+            None => self.new_unit(volume, model.clone()).map_err(|why| why.about(about.as_deref()))?,
+        };
+        let PlacedVolume { unit, volume, medium, tally, .. } = placed.clone();
+        let ticket = self.ticket();
+        if let Err(why) = self.core_set().open(&Opening { ticket, unit, volume, medium, tally }) {
+            if !is_same {
+                self.give_back(unit);
+            }
+            return Err(why.about(about.as_deref()));
+        }
+        Ok(Step::Volume { ticket, placed: Box::new(placed) })
+    }
+
+    /// Flushes a unit before it loses its write cache: later its clients flush nothing any more.
+    fn flush(&self, unit: UnitId) -> Result<(), EngineError> {
+        let flushed = self.core_set().cores().ask(0, move |core| async move { core.flush(unit).await });
+        flushed.wait().ok_or(EngineError::CoreEnded)?.map_err(EngineError::NotFlushedBefore)
+    }
+
+    /// A unit for a volume that is not served yet, with the state that it had.
+    fn new_unit(&mut self, volume: Volume, model: lunar_control::model::Volume) -> Result<PlacedVolume, EngineError> {
+        let unit = UnitId(self.units.take().ok_or(EngineError::TooManyVolumes(LUNS_MAX))?);
+        let restored = self.core_set().shared().units.restore(unit, &**volume.metadata());
+        let restored = restored.map_err(|why| EngineError::Volume(Refusal::new(why.to_string())));
+        let medium = restored.and_then(|()| {
+            let medium = Medium::restored(volume.medium(), &**volume.metadata());
+            medium.map_err(|why| EngineError::Volume(Refusal::new(why.to_string())))
+        });
+        let medium = medium.inspect_err(|_| self.give_back(unit))?;
+        let tally = Tally::new(self.core_set().cores().count());
+        Ok(PlacedVolume { unit, volume, medium, tally, model })
+    }
+
+    /// Listens at the address of the portal of this name.
+    fn listen(&mut self, name: &str, wanted: &Checked) -> Result<Step, EngineError> {
+        let portal = wanted.config.portals.get(name).ok_or(EngineError::NotConfigured)?;
+        let address = portal.address();
+        let listens = |portal: &&BoundPortal| portal.address == address && !self.shape.closed.contains_key(&portal.id);
+        if let Some(portal) = self.portals.values().find(listens) {
+            return Ok(Step::Portal { portal: *portal, displaced: Vec::new(), is_taken_over: true });
+        }
+        // A wildcard address and one of its addresses exclude each other, so removed portals are closed first.
+        let is_kept = |bound: &BoundPortal| {
+            wanted
+                .config
+                .portals
+                .iter()
+                .any(|(name, portal)| self.portals.get(name) == Some(bound) && portal.address() == bound.address)
+        };
+        let overlaps = |other: SocketAddr| {
+            let any = other.ip().is_unspecified() || address.ip().is_unspecified();
+            any && other.port() == address.port() && other.is_ipv4() == address.is_ipv4()
+        };
+        let in_the_way = |other: &&BoundPortal| overlaps(other.address) && !is_kept(other);
+        let displaced: Vec<BoundPortal> = self.portals.values().filter(in_the_way).copied().collect();
+        displaced.iter().for_each(|displaced| self.core_set().close(displaced.id));
+        let id = self.portal_number();
+        match self.listen_when_free(id, address, PORT_PATIENCE) {
+            Ok(address) => Ok(Step::Portal { portal: BoundPortal { id, address }, displaced, is_taken_over: false }),
+            Err(why) => {
+                displaced.iter().for_each(|displaced| self.listen_again(*displaced, PORT_PATIENCE));
+                let choose = self.core_set().shared().origin.key("portal", name, "address");
+                Err(EngineError::Listen(address, why, choose))
+            }
+        }
+    }
+
+    fn prepare_parts(&mut self, tx: &Transaction, wanted: &Checked) -> Result<Step, EngineError> {
+        if tx.has_parts {
+            return Ok(Step::Nothing);
+        }
+        for at in 0..self.parts.len() {
+            if let Err(why) = self.parts[at].prepare(wanted) {
+                self.parts[..at].iter_mut().rev().for_each(|part| part.roll_back());
+                return Err(EngineError::Part(why));
+            }
+        }
+        Ok(Step::Parts)
+    }
+
+    /// Whether volumes can be made in the folder of the pool of this name.
+    fn check_pool(&self, name: &str, wanted: &Checked) -> Result<Step, EngineError> {
+        let Some(pool) = wanted.config.pools.get(name) else { return Ok(Step::Nothing) };
+        let folder = pool.folder.path();
+        self.host().allows_path(&folder.join("any")).map_err(EngineError::Path)?;
+        match std::fs::metadata(folder) {
+            Ok(found) if found.is_dir() => Ok(Step::Nothing),
+            Ok(_) => Err(EngineError::NoFolder(folder.to_owned())),
+            Err(why) => Err(EngineError::Pool(folder.to_owned(), why)),
+        }
+    }
+
+    fn commit_step(&mut self, committed: &mut Committed, change: &Change, step: Step) {
+        let name = &change.object.name;
+        match (step, &change.action) {
+            (Step::Volume { ticket, placed }, _) => {
+                placed.volume.finalize();
+                let unit = placed.unit;
+                committed.tickets.push(ticket);
+                match self.volumes.insert(name.clone(), *placed) {
+                    Some(old) if old.unit == unit => committed.reshaped.push(unit),
+                    old => {
+                        committed.new.push(unit);
+                        if let Some(old) = old {
+                            committed.leaving.push(old.unit);
+                            committed.replaced.insert(name.clone());
+                        }
+                    }
+                }
+            }
+            (Step::Portal { portal, displaced, .. }, _) => {
+                let old = self.portals.insert(name.clone(), portal);
+                committed.closing.extend(old.filter(|old| !displaced.contains(old)));
+                committed.closing.retain(|other| *other != portal);
+            }
+            (_, Action::Remove) if change.object.kind == Kind::Volume => {
+                if let Some(old) = self.volumes.remove(name) {
+                    committed.leaving.push(old.unit);
+                    committed.left.push((old.volume.identity().uuid, old.unit));
+                }
+            }
+            (_, Action::Remove) if change.object.kind == Kind::Portal => {
+                committed.closing.extend(self.portals.remove(name));
+            }
+            _ => {}
+        }
+    }
+
+    fn roll_back_step(&mut self, change: &Change, step: Step) {
+        match step {
+            Step::Nothing => {}
+            Step::Volume { ticket, placed } => {
+                self.core_set().withdraw(ticket);
+                // It is open already with other options, perhaps for another volume.
+                self.volumes.values().for_each(|own| own.volume.finalize());
+                if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
+                    self.give_back(placed.unit);
+                }
+            }
+            Step::Portal { portal, displaced, is_taken_over } => {
+                if !is_taken_over {
+                    self.core_set().close(portal.id);
+                }
+                displaced.into_iter().for_each(|displaced| self.listen_again(displaced, PORT_PATIENCE));
+            }
+            Step::Front(index, prepared) => {
+                let front = self.core_set().shared().fronts()[index].clone();
+                front.roll_back(&self.core_set().front_cores(index), prepared);
+            }
+            Step::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),
+        }
+    }
+
+    /// The configuration as it is published to fronts.
+    pub(crate) fn published<'a>(
+        &'a self,
+        wanted: &'a Checked,
+        accesses: &'a Accesses,
+        units: &'a UnitsByName,
+    ) -> Published<'a> {
+        Published { wanted, accesses, ports: &self.ports, units, portals: &self.portals }
+    }
+}
