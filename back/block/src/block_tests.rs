@@ -149,7 +149,7 @@ fn unmapping_keeps_what_is_not_a_whole_sector() {
     });
 }
 
-/// A disk of 16 MiB whose own disk has one: what is written beyond that fails where nobody waits for it.
+/// A disk of 16 MiB on a disk of 1 MiB: writes beyond that fail in the write-back of the page cache.
 #[test]
 fn a_disk_that_fails_beneath_the_page_cache_is_not_forgotten() {
     let place = PathBuf::from(format!("/tmp/lunar-block-test-{}", std::process::id()));

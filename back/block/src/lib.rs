@@ -1,13 +1,19 @@
 //! A store on a block device: a disk, a partition, a logical volume.
 //!
 //! * [`open`]: what is checked once, when the device is opened: use by others, size, limits
+//! * [`backend`]: block devices as a back end of the engine
+//! * `examine`: whether the device is still there
 //!
 //! Space is given back with BLKDISCARD, after which a device may read as anything. Zeroes are made by the device
 //! where it can (BLKZEROOUT, or a hole that is promised to read as zeroes).
 
+pub mod backend;
+mod examine;
 pub mod open;
+pub mod schema;
 
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_engine::backend::StoreTrouble;
 use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Disk, Policy, Source};
 use lunar_reactor::op::Allocate;
@@ -30,7 +36,7 @@ pub struct BlockVolume {
 }
 
 impl BlockVolume {
-    /// Opens `path` so that nobody mounts it meanwhile, until the last clone and every store are gone.
+    /// Opens `path` exclusively, so that it cannot be mounted until the last clone and every store are dropped.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -38,13 +44,14 @@ impl BlockVolume {
         Ok(Self::build(path, open::open(path, options, None)?, options, None))
     }
 
-    /// Opens `path` once more, in another way; if it is the device of this volume, it stays for us alone. Both may be
-    /// used at the same time.
+    /// Opens `path` again, in another way; if it is the device of this volume, it stays exclusive. Both may be used at
+    /// the same time.
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn again(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
-        let checked = open::open(path, options, Some(self.device))?;
+    pub fn reopen(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
+        let held = open::Held { device: self.device, file: self.source.first().file() };
+        let checked = open::open(path, options, Some(held))?;
         Ok(Self::build(path, checked, options, Some(&self.source)))
     }
 
@@ -65,25 +72,31 @@ impl BlockVolume {
         }
     }
 
-    /// What it says of itself.
+    /// Looks at the device: whether it is still there, and complete. It asks the kernel and not the device.
+    #[must_use]
+    pub fn examine(&self) -> Vec<StoreTrouble> {
+        examine::examine(&self.source, self.device, self.traits.size)
+    }
+
+    /// The properties of the store.
     #[must_use]
     pub fn traits(&self) -> &Traits {
         &self.traits
     }
 
-    /// What tells the device from any other: its own name for itself where it has one, else where it is.
+    /// The mark of the device: the name that it reports, else its place.
     #[must_use]
     pub fn mark(&self) -> &Mark {
         &self.mark
     }
 
-    /// Whether it goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// This core's store.
+    /// The store of this core.
     ///
     /// # Errors
     /// When there is no room for more open files.
@@ -101,7 +114,7 @@ struct BlockStore {
 }
 
 impl BlockStore {
-    /// Whole sectors only: what reaches over is kept, which a device that unmaps may do.
+    /// Unmaps whole sectors only: a device may keep the parts of sectors.
     fn unmap(&self, offset: u64, len: u64, data: Data, done: Done) {
         if !self.limits.can_discard {
             return done.complete(Outcome::with(Err(Fault::Unsupported), data));
@@ -143,12 +156,12 @@ impl Store for BlockStore {
             (Op::Unmap { len: 0 } | Op::Zero { len: 0, .. }, data) => done.complete(Outcome::with(Ok(0), data)),
             (Op::Unmap { len }, data) => self.unmap(offset, len, data, done),
             (Op::Zero { len, unmap }, data) => self.zero(offset, len, unmap, data, done),
-            // Devices keep to themselves what they have space for.
+            // Devices do not report which blocks are mapped.
             (Op::Extent { len }, data) => {
                 done.complete(Outcome { result: Ok(0), data, extent: Extent { len, mapped: true } });
             }
-            // A device shares nothing, and a copy by the kernel would go through its cache twice. Nor does it tell how
-            // much of what it is made of it takes.
+            // A device shares no blocks, and a copy by the kernel would go through its cache twice. A device does not
+            // report how much space it takes.
             (Op::Copy { .. } | Op::Space, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
             (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
         }

@@ -1,17 +1,18 @@
-//! What is checked once, when a block device is opened as a volume.
+//! The checks of a block device when it is opened as a volume.
 
+use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
 use lunar_reactor::disk::{Alignment, queue_limit};
 use lunar_reactor::linger::until_free;
 use rustix::fs::{
-    FileType, Mode, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blkpbszget, ioctl_blksszget, major, minor,
-    seek, stat,
+    FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blkpbszget, ioctl_blksszget, major, minor, seek,
+    stat,
 };
 use rustix::io::Errno;
 use std::fmt;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -39,7 +40,7 @@ pub enum Refusal {
     WriteProtected,
     /// It is mounted, part of another device, or served by another process.
     Busy {
-        /// What is known of its use.
+        /// Its use, as far as it is known.
         by: Option<String>,
     },
     /// There is no medium, or no driver behind the name.
@@ -90,16 +91,16 @@ impl From<Errno> for Refusal {
     }
 }
 
-/// What tells a device from any other.
+/// The mark distinguishes a device from all others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mark {
-    /// What it calls itself, the same on every machine that sees it.
+    /// The name that it reports, the same on every machine that has access to it.
     Named(String),
     /// Where it is on this machine.
     Place(String),
 }
 
-/// What the device can do.
+/// The limits and abilities of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Limits {
     /// Bytes of its logical sector.
@@ -123,28 +124,40 @@ pub(crate) struct Checked {
     pub(crate) mark: Mark,
 }
 
-/// How long a device may stay taken by a process that ended: who it was the kernel does not tell.
+/// A device that this process has for itself.
+#[derive(Clone, Copy)]
+pub(crate) struct Held<'a> {
+    /// Its number.
+    pub(crate) device: u64,
+    /// Its first open file, which is exclusive.
+    pub(crate) file: BorrowedFd<'a>,
+}
+
+/// How long a process that has ended may still have the device open. The kernel does not tell which process it was.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// On a device O_EXCL means: nobody has it mounted, and nobody will while it is open.
-fn open_alone(path: &Path, access: OFlags, device: u64) -> Result<OwnedFd, Refusal> {
-    let attempt = || match rustix::fs::open(path, access | OFlags::EXCL | OFlags::CLOEXEC, Mode::empty()) {
+/// O_EXCL on a device: it is not mounted, and cannot be mounted as long as it is open.
+fn open_alone(path: &Path, access: Access, device: u64) -> Result<OwnedFd, Refusal> {
+    let attempt = || match files::open(path, access) {
         Err(Errno::BUSY) => Err(Refusal::Busy { by: user_of(device) }),
         other => Ok(other?),
     };
     until_free(PATIENCE, attempt, |why| matches!(why, Refusal::Busy { by: None }))
 }
 
-/// Opens a device; `held` is the number of the device that this process has for itself already.
-pub(crate) fn open(path: &Path, options: &Options, held: Option<u64>) -> Result<Checked, Refusal> {
+/// Opens a device; `held` is the device that this process has for itself already.
+pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Result<Checked, Refusal> {
     let device = stat(path)?;
     if FileType::from_raw_mode(device.st_mode) != FileType::BlockDevice {
         return Err(Refusal::NotBlock);
     }
-    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
+    let (alone, once_more) = match options.read_only {
+        true => (Access::ReadDevice, Access::ReadOwnDevice),
+        false => (Access::WriteDevice, Access::WriteOwnDevice),
+    };
     let file = match held {
-        Some(held) if held == device.st_rdev => rustix::fs::open(path, access | OFlags::CLOEXEC, Mode::empty())?,
-        _ => open_alone(path, access, device.st_rdev)?,
+        Some(held) if held.device == device.st_rdev => files::open_again(path, once_more, held.file)?,
+        _ => open_alone(path, alone, device.st_rdev)?,
     };
     let device = fstat(&file)?.st_rdev;
     let size = seek(&file, SeekFrom::End(0))?;
@@ -168,7 +181,7 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<u64>) -> Result<
         write_cache: !options.durable,
         thin: limits.can_discard,
         unmap_granularity: if limits.can_discard { limit("discard_granularity").max(sector) } else { 0 },
-        // What a device reads as after a discard is its own affair; the kernel no longer asks it either.
+        // The content of blocks after a discard depends on the device; the kernel no longer reports it either.
         unmap_zeroes: false,
         physical_block: ioctl_blkpbszget(&file)?.max(sector),
         optimal_io: limit("optimal_io_size"),
@@ -176,10 +189,18 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<u64>) -> Result<
         // The kernel may split a write of more than one sector.
         atomic_write: 0,
     };
-    Ok(Checked { file, device, is_held: held == Some(device), traits, alignment, limits, mark: mark(path, device) })
+    Ok(Checked {
+        file,
+        device,
+        is_held: held.is_some_and(|held| held.device == device),
+        traits,
+        alignment,
+        limits,
+        mark: mark(path, device),
+    })
 }
 
-/// What tells the device at this path from any other; `None` if there is none.
+/// The mark of the device at this path; `None` if there is no device.
 #[must_use]
 pub fn mark_at(path: &Path) -> Option<Mark> {
     let device = stat(path).ok()?;
@@ -199,7 +220,7 @@ fn sysfs(device: u64) -> PathBuf {
     PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)))
 }
 
-/// Who uses a device that may not be opened: a mount, or a device on top of it.
+/// The user of a device that cannot be opened: a mount, or a device on top of it.
 fn user_of(device: u64) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
     if let Some(place) = mounted_at(&mounts, device) {
@@ -229,7 +250,7 @@ fn mounted_at(mounts: &str, device: u64) -> Option<&str> {
     })
 }
 
-/// What the device calls itself; where it is, if it has no name. Partitions add their number.
+/// The name that the device reports; its place, if it has no name. Partitions add their number.
 fn mark(path: &Path, device: u64) -> Mark {
     let here = sysfs(device);
     let read = |from: &Path| {
@@ -245,7 +266,7 @@ fn mark(path: &Path, device: u64) -> Mark {
     if let Some(name) = name(&["wwid", "device/wwid", "dm/uuid", "md/uuid"]) {
         return Mark::Named(name);
     }
-    // A serial number is whatever the one who made the machine wrote there.
+    // The serial number of a virtual disk is chosen by the creator of the machine, so it is not unique.
     let place = name(&["serial", "device/serial"]);
     // As it was named, not where the name leads to: /dev/disk/by-* is steadier than /dev/sdb.
     let path = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();

@@ -1,6 +1,7 @@
 use super::*;
 use lunar_core::io::{Completion, Op as StoreOp};
 use lunar_core::mem::Arena;
+use lunar_engine::backend::Condition;
 use lunar_reactor::Choice;
 use lunar_suite::bench::{Bench, Place, fill, reactor};
 use lunar_suite::meddler::{Kind, Meddler};
@@ -11,6 +12,7 @@ use std::path::PathBuf;
 use std::process::Command;
 use std::rc::Rc;
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 const SIZE: u64 = 16 << 20;
 
@@ -47,7 +49,7 @@ pub(crate) fn apart() -> MutexGuard<'static, ()> {
 
 pub(crate) const OPTIONS: Options = Options {
     size: Some(SIZE),
-    makes: true,
+    creates: true,
     grows: false,
     mark: None,
     read_only: false,
@@ -142,6 +144,82 @@ fn a_file_that_was_cut_off_is_a_fault_and_not_zeroes() {
 }
 
 #[test]
+fn what_was_cut_off_stays_a_medium_error_when_the_file_grows_again() {
+    for is_read_first in [false, true] {
+        let folder = Folder::new("cut-grown");
+        let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+        assert_eq!(volume.examine(), []);
+        on_both_drivers(&|reactor| {
+            let store = volume.open(reactor).expect("it opens");
+            let want = Want::default();
+            let bench = Bench::new(reactor, &*store, &want);
+            let file = File::options().write(true).open(folder.file()).expect("it is there");
+            reactor.run(async {
+                if is_read_first {
+                    bench.write(0, &fill(65536, 1), false).await.unwrap_or_default();
+                }
+                file.set_len(8192).expect("cut off");
+                let condition: Vec<_> = volume.examine().iter().map(|trouble| trouble.condition).collect();
+                assert_eq!(condition, [Condition::Truncated]);
+                // A command behind the end changes nothing, so nothing before it becomes zeroes.
+                assert_eq!(bench.write(SIZE - 4096, &fill(4096, 2), false).await, Err(Fault::Medium));
+                assert_eq!(file.metadata().expect("open").len(), 8192);
+                file.set_len(SIZE).expect("large again, and empty behind the cut");
+                for (at, len) in [(8192, 512), (4096, 8192), (SIZE - 512, 512)] {
+                    let read = bench.read_into(Place { at, len }, bench.scatter(len as usize, 512, 0)).await;
+                    assert_eq!(read, Err(Fault::Medium), "{at}");
+                }
+                assert!(bench.read_into(Place { at: 0, len: 8192 }, bench.scatter(8192, 512, 0)).await.is_ok());
+            });
+            let words: Vec<String> = volume.examine().iter().map(ToString::to_string).collect();
+            assert!(
+                words.len() == 1 && words[0].contains("truncated to 8 KiB") && words[0].contains("restore"),
+                "{words:?}"
+            );
+        });
+    }
+}
+
+#[test]
+fn a_deleted_a_moved_and_a_replaced_file_are_told() {
+    let folder = Folder::new("deleted");
+    let (path, other) = (folder.file(), folder.file().with_file_name("other.img"));
+    let volume = FileVolume::new(&path, &OPTIONS).expect("the file opens");
+    let conditions = || -> Vec<_> { volume.examine().into_iter().map(|trouble| trouble.condition).collect() };
+    assert_eq!(conditions(), []);
+    std::fs::rename(&path, &other).expect("a rename");
+    assert_eq!(conditions(), [Condition::Moved]);
+    std::fs::write(&path, "another file").expect("a file");
+    assert_eq!(conditions(), [Condition::Moved]);
+    std::fs::rename(&other, &path).expect("a rename");
+    assert_eq!(conditions(), []);
+    std::fs::remove_file(&path).expect("it is there");
+    assert_eq!(conditions(), [Condition::Deleted]);
+    // The remedy names the open file.
+    let remedy = volume.examine()[0].remedy.clone();
+    let open = remedy.split_whitespace().find(|word| word.starts_with("/proc/")).expect("a path");
+    assert_eq!(MetadataExt::nlink(&std::fs::metadata(open).expect("it is open")), 0, "{remedy}");
+}
+
+#[test]
+fn a_sparse_file_may_take_the_space_that_it_does_not_have() {
+    let folder = Folder::new("space");
+    let path = folder.file();
+    let missing = |options: &Options| {
+        let volume = FileVolume::new(&path, options).expect("the file opens");
+        let space = volume.pool_space().expect("it is in a file system");
+        assert_eq!(Some(space.place.as_str()), path.parent().and_then(Path::to_str));
+        space.missing
+    };
+    let size = OPTIONS.size.expect("a size");
+    assert_eq!(missing(&OPTIONS), size);
+    std::fs::write(&path, vec![7; usize::try_from(size / 2).expect("it is small")]).expect("it is written");
+    File::options().write(true).open(&path).and_then(|file| file.set_len(size)).expect("it is as large");
+    assert!(missing(&OPTIONS) <= size / 2);
+    assert_eq!(missing(&Options { size: None, read_only: true, ..OPTIONS }), 0);
+}
+
+#[test]
 fn a_store_keeps_the_lock_of_what_was_opened_first() {
     let _apart = apart();
     let folder = Folder::new("first");
@@ -152,18 +230,18 @@ fn a_store_keeps_the_lock_of_what_was_opened_first() {
     {
         on_both_drivers(&|reactor| {
             let before = FileVolume::new(&path, &first).expect("the file opens");
-            let volume = before.again(&path, &second).expect("it is ours");
-            volume.settle();
+            let volume = before.reopen(&path, &second).expect("it is ours");
+            volume.finalize();
             drop(before);
-            // What was opened first is known to the third as well.
-            let last = volume.again(&path, &second).expect("it is ours");
+            // The third volume shares the file that was opened first.
+            let last = volume.reopen(&path, &second).expect("it is ours");
             drop(volume);
             let store = last.open(reactor).expect("it opens");
             drop(last);
             let refused = FileVolume::new(&path, &OPTIONS);
             assert!(matches!(refused, Err(Refusal::Locked { .. })), "{refused:?}");
             drop(store);
-            // What the driver has open goes with its next turn.
+            // The driver closes its files in its next turn.
             reactor.run(async { reactor.end_of_turn().await });
             drop(FileVolume::new(&path, &OPTIONS).expect("nobody is left"));
         });
@@ -218,7 +296,7 @@ fn meddled() -> (Rc<Meddler>, Reactor, Reactor) {
     let real = reactor(Choice::Epoll).expect("epoll is there always");
     let meddler = Meddler::new(real.driver().clone());
     let core = Reactor::with_driver(meddler.clone(), Arena::new(16 << 20), Arc::default());
-    // The real one is kept: its drop would end what its driver runs for it.
+    // The real driver is not dropped, because that would end its operations.
     (meddler, core, real)
 }
 
@@ -326,7 +404,7 @@ fn durable_writes_beside_one_that_failed_are_done_again() {
 }
 
 #[test]
-fn direct_io_without_memory_for_a_copy_says_so() {
+fn direct_io_waits_for_the_memory_of_a_copy() {
     let folder = Folder::new("memory");
     let options = Options { direct: true, block_size: 4096, ..OPTIONS };
     let Ok(volume) = FileVolume::new(&folder.file(), &options) else {
@@ -339,9 +417,17 @@ fn direct_io_without_memory_for_a_copy_says_so() {
     core.run(async {
         let skewed = bench.gather(&fill(4096, 1), 4096, 48);
         let into = bench.scatter(4096, 4096, 48);
-        let all: Vec<_> = std::iter::from_fn(|| core.arena().take(4096)).collect();
-        assert_eq!(bench.write_sg(0, skewed.clone(), false).await, Err(Fault::NoMemory));
-        assert_eq!(bench.read_into(Place { at: 0, len: 4096 }, into).await, Err(Fault::NoMemory));
-        drop((all, skewed));
+        let free_later = || {
+            let all: Vec<_> = std::iter::from_fn(|| core.arena().take(4096)).collect();
+            let later = core.clone();
+            core.spawn(async move {
+                later.sleep(Duration::from_millis(20)).await;
+                drop(all);
+            });
+        };
+        free_later();
+        assert_eq!(bench.write_sg(0, skewed, false).await, Ok(()));
+        free_later();
+        assert_eq!(bench.read_into(Place { at: 0, len: 4096 }, into).await, Ok(fill(4096, 1)));
     });
 }

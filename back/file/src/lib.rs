@@ -1,17 +1,29 @@
 //! A store in a regular file: through the page cache with write-back, written through, or past it.
 //!
 //! * [`open`]: what is checked once, when the file is opened: lock, size, alignment
-//! * `lock`: who else has it
-//! * [`mark`]: what tells this file from any other, for ever
+//! * `lock`: the lock that one process has on a file; `loop_device`: the kernel as another user of it
+//! * [`mark`]: what distinguishes this file from all others
+//! * [`backend`]: files as a back end of the engine; `advice`: what the operator can do about a refusal
+//! * `examine`: whether the file is still complete and in its place
 //!
-//! The size is fixed when it is opened. A file that somebody cuts off meanwhile has lost data: reads beyond its
-//! new end fail with [`Fault::Medium`], they do not give zeroes.
+//! The size is fixed when the file is opened. A file that is truncated later has lost data: reads beyond its new end
+//! fail with [`Fault::Medium`], they do not return zeroes. Once [`FileVolume::examine`] has seen that the file was
+//! truncated, writes behind its end fail as well, because they would fill the gap before them with zeroes. A file that
+//! is truncated and grown again between two examinations has its size again, and what was cut off reads as zeroes: the
+//! size before each request would not show it either, and the other traces (ctime, allocated blocks) change with our
+//! own writes and with the preallocation of file systems.
 
+mod advice;
+pub mod backend;
+mod examine;
 mod lock;
+mod loop_device;
 pub mod mark;
 pub mod open;
+pub mod schema;
 
 use lunar_core::io::{Data, Done, Fault, Io, Op, Origin, Outcome, Store, Traits};
+use lunar_engine::backend::{PoolSpace, StoreTrouble};
 use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Disk, Health, Policy, Source};
 use lunar_reactor::op::{Allocate, Handle};
@@ -27,7 +39,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub struct FileVolume {
     source: Arc<Source>,
-    /// Whether others who say the same may have it, too.
+    /// Whether other processes that ask for the same may have it open, too.
     is_shared: bool,
     traits: Traits,
     mark: Mark,
@@ -35,7 +47,7 @@ pub struct FileVolume {
 }
 
 impl FileVolume {
-    /// Opens and locks `path`. The lock is let go when the last clone and every store are gone.
+    /// Opens and locks `path`. The lock is released when the last clone and every store are dropped.
     ///
     /// # Errors
     /// [`Refusal`].
@@ -43,12 +55,12 @@ impl FileVolume {
         Ok(Self::build(path, open::open(path, options, None)?, options, None))
     }
 
-    /// Opens `path` once more, in another way; if it is the file of this volume, under the same lock. Both may be used
-    /// at the same time, and the lock is that of the stricter one until [`FileVolume::settle`].
+    /// Opens `path` again, in another way; if it is the file of this volume, under the same lock. Both may be used at
+    /// the same time, and the lock is that of the stricter one until [`FileVolume::finalize`].
     ///
     /// # Errors
     /// [`Refusal`].
-    pub fn again(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
+    pub fn reopen(&self, path: &Path, options: &Options) -> Result<Self, Refusal> {
         let first = self.source.first();
         let checked = open::open(path, options, Some(first.file()))?;
         let held = open::same(first.file(), checked.file.as_fd())?.then_some(first);
@@ -70,40 +82,60 @@ impl FileVolume {
         }
     }
 
-    /// The same, which others who say so may have, too, or nobody else; as with [`FileVolume::again`].
+    /// The same file, locked for this process alone, or together with other processes that ask for the same; as with
+    /// [`FileVolume::reopen`].
     ///
     /// # Errors
     /// [`Refusal::Locked`].
-    pub fn sharing(&self, path: &Path, is_shared: bool) -> Result<Self, Refusal> {
-        lock::strengthen(self.source.first().file(), path, is_shared)?;
+    pub fn sharing(&self, is_shared: bool) -> Result<Self, Refusal> {
+        lock::strengthen(self.source.first().file(), Path::new(self.name()), is_shared)?;
         Ok(Self { is_shared, ..self.clone() })
     }
 
-    /// Of the ways in which the file was opened by this process, this is the one from now on: others have it no less,
-    /// and no more, than it says.
-    pub fn settle(&self) {
-        lock::settle(self.source.first().file(), Path::new(self.source.name()), self.is_shared);
+    /// Declares that of all the ways in which this process has the file open, this is the one that stays: the lock
+    /// becomes what it says.
+    pub fn finalize(&self) {
+        lock::finalize(self.source.first().file(), Path::new(self.name()), self.is_shared);
     }
 
-    /// What it says of itself.
+    /// The path, as it was opened.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        self.source.name()
+    }
+
+    /// The properties of the store.
     #[must_use]
     pub fn traits(&self) -> &Traits {
         &self.traits
     }
 
-    /// What tells it from any other.
+    /// The mark, which distinguishes the file from all others.
     #[must_use]
     pub fn mark(&self) -> &Mark {
         &self.mark
     }
 
-    /// Whether it goes past the page cache.
+    /// Whether I/O bypasses the page cache.
     #[must_use]
     pub fn is_direct(&self) -> bool {
         self.is_direct
     }
 
-    /// This core's store.
+    /// Looks at the file: whether it is complete, and whether a restart would find it. This may wait for the disk, so
+    /// it is not for cores.
+    #[must_use]
+    pub fn examine(&self) -> Vec<StoreTrouble> {
+        examine::examine(&self.source, self.traits.size)
+    }
+
+    /// The space of the file in its file system; this may wait for the disk, too.
+    #[must_use]
+    pub fn pool_space(&self) -> Option<PoolSpace> {
+        examine::pool_space(&self.source, self.traits.size, self.traits.read_only)
+    }
+
+    /// The store of this core.
     ///
     /// # Errors
     /// When there is no room for more open files.
@@ -145,6 +177,10 @@ impl Store for FileStore {
         if !io.within(self.traits.size) {
             return done.complete(Outcome::with(Err(Fault::OUT_OF_RANGE), io.data));
         }
+        // Data that was cut off reads as zeroes once the file grows again, and a write behind its end lets it grow.
+        if !io.within(self.disk.data_end()) {
+            return done.complete(Outcome::with(Err(Fault::Medium), io.data));
+        }
         let offset = io.offset;
         match (io.op, io.data) {
             (Op::Read, Data::In(into)) => self.disk.read(offset, into, done),
@@ -163,6 +199,9 @@ impl Store for FileStore {
             (Op::Space, _) => self.disk.space(done),
             (Op::Copy { len: 0, .. }, _) => done.complete(Outcome::new(Ok(0))),
             (Op::Copy { from, len }, Data::From(origin)) => match origin.is::<Disk>() {
+                Some(source) if from.saturating_add(len) > source.data_end() => {
+                    done.complete(Outcome::new(Err(Fault::Medium)));
+                }
                 Some(source) => self.disk.copy(source, from, offset, len, done),
                 None => done.complete(Outcome::new(Err(Fault::Unsupported))),
             },

@@ -1,4 +1,4 @@
-//! One process serves a file for writing, unless it was told of others; its lock says so.
+//! The lock on a file: one process serves it for writing, unless the operator allows several.
 
 use crate::open::Refusal;
 use lunar_reactor::linger::until_free;
@@ -11,28 +11,33 @@ use std::time::{Duration, Instant};
 
 /// Many commands may have been under way: a disk takes its time to answer them.
 const PATIENCE: Duration = Duration::from_secs(15);
-/// Who waits longer is told for what.
+/// A wait that takes longer is logged.
 const SILENCE: Duration = Duration::from_secs(1);
 
-/// Locked for the process: alone, or together with others who `share`, because they only read or know of each other.
-/// Waits for a holder that has ended already.
+/// Locks a file for this process alone, or together with other processes that share it, because they only read or were
+/// configured to share. Waits for a holder that has ended already.
 pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
     wait_for(path, || try_lock(file, shares))
 }
 
-/// The same for a file that this process has locked already. Who shares it later does so when [`settle`] says; who
-/// cannot have it alone goes on sharing it: Linux takes the old lock away before it looks for others.
+/// Makes the lock exclusive on a file that this process has locked already. A lock that is to be shared stays as it is
+/// until [`finalize`]. If another process shares the file, the lock is shared again: Linux removes the old lock before
+/// it looks for other locks.
 pub(crate) fn strengthen(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
     if shares {
         return Ok(());
     }
-    wait_for(path, || try_lock(file, false).inspect_err(|_| settle(file, path, true)))
+    wait_for(path, || try_lock(file, false).inspect_err(|_| finalize(file, path, true)))
 }
 
-/// Makes a lock that this process has what it shall be.
-pub(crate) fn settle(file: BorrowedFd<'_>, path: &Path, shares: bool) {
+/// Changes the lock of this process.
+pub(crate) fn finalize(file: BorrowedFd<'_>, path: &Path, shares: bool) {
     if let Err(why) = try_lock(file, shares) {
-        log!("{}: while its lock was changed, somebody else took it: it {why}; stop one of the two", path.display());
+        log!(
+            error,
+            "{}: while its lock was changed, somebody else took it: it {why}; stop one of the two",
+            path.display()
+        );
     }
 }
 
@@ -43,7 +48,7 @@ fn wait_for(path: &Path, attempt: impl FnMut() -> Result<(), Refusal>) -> Result
         let is_free_soon = matches!(why, Refusal::Locked { pid } if !pid.is_some_and(lives));
         if is_free_soon && begun.elapsed() >= SILENCE && !std::mem::replace(&mut is_told, true) {
             let seconds = PATIENCE.as_secs();
-            log!("{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
+            log!(warning, "{}: waiting up to {seconds} s for the lock of a process that ended", path.display());
         }
         is_free_soon
     })
@@ -55,14 +60,14 @@ fn try_lock(file: BorrowedFd<'_>, shares: bool) -> Result<(), Refusal> {
         Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
         // A few network file systems have no locks: that is no reason not to serve from them.
         Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
-            log!("no lock is to be had on this file system: make sure that nobody else serves this file");
+            log!(warning, "no lock is to be had on this file system: make sure that nobody else serves this file");
             Ok(())
         }
         other => Ok(other?),
     }
 }
 
-/// Whether a process is there and not just waiting to be noticed by its parent (`Z`, `X`).
+/// Whether a process exists and is no zombie (`Z`, `X`).
 fn lives(pid: u32) -> bool {
     let Ok(stat) = std::fs::read_to_string(format!("/proc/{pid}/stat")) else { return false };
     // The name, in parentheses, may hold any character; the state follows it.
@@ -70,7 +75,7 @@ fn lives(pid: u32) -> bool {
     !matches!(state, None | Some('Z' | 'X'))
 }
 
-/// Who holds a lock on the file, as far as the kernel tells.
+/// The process that holds a lock on the file, as far as the kernel tells.
 fn holder(file: BorrowedFd<'_>) -> Option<u32> {
     let stat = fstat(file).ok()?;
     find_holder(&std::fs::read_to_string("/proc/locks").ok()?, &stat)
@@ -104,7 +109,7 @@ mod tests {
         let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().expect("cat is there");
         assert!(lives(child.id()));
         drop(child.stdin.take());
-        // Nobody has asked how it ended yet: it is a zombie soon.
+        // Its parent has not waited for it yet, so it becomes a zombie.
         let end = Instant::now() + Duration::from_secs(10);
         while lives(child.id()) {
             assert!(Instant::now() < end, "it ended long ago");

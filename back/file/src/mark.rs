@@ -1,39 +1,41 @@
-//! What tells a file from any other, for ever: a random number in an extended attribute of the file, or, where
-//! the file system or the mode does not let us keep one, the place where the file lies.
+//! The mark, which distinguishes a file from all others: a random number in an extended attribute of the file, or its
+//! place, where the file system or the mode does not allow an attribute.
 
 use crate::open::Options;
+use lunar_control::files::{self, Access};
 use lunar_reactor::log;
-use rustix::fs::{FileType, Mode, OFlags, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, fstatvfs, fsync};
+use rustix::fs::{FileType, Stat, XattrFlags, fgetxattr, fsetxattr, fstat, fstatvfs, fsync};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 
 /// The attribute: 32 hexadecimal digits, a space, and the inode number of the file that they were made for.
 pub const ATTRIBUTE: &str = "user.lunar.identity";
-/// Longest value that makes sense: 32 digits, a space, 20 digits.
+/// The longest valid value: 32 digits, a space, 20 digits.
 const VALUE_BYTES_MAX: usize = 64;
 
-/// Where a volume's identity comes from.
+/// The source of the identity of a volume.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Mark {
     /// A random number that stays with the file.
-    Kept([u8; 16]),
-    /// Where the file lies: file system, path, inode.
+    Stored([u8; 16]),
+    /// The place of the file: file system, path, inode.
     Place(String),
 }
 
-/// The mark of the file at this path, if there is one that has a mark or cannot have any.
+/// The mark that the file at this path has, or will have when it is opened; `None` if there is no file, or if it will
+/// get a number. A file that is opened `read_only` gets none.
 #[must_use]
-pub fn at(path: &Path) -> Option<Mark> {
-    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    let file = rustix::fs::open(path, flags, Mode::empty()).ok()?;
+pub fn at(path: &Path, read_only: bool) -> Option<Mark> {
+    let file = files::open(path, Access::Read).ok()?;
     let stat = fstat(&file).ok()?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
     match read(file.as_fd()) {
-        Ok(Some((number, inode))) if inode == stat.st_ino => Some(Mark::Kept(number)),
+        Ok(Some((number, inode))) if inode == stat.st_ino => Some(Mark::Stored(number)),
         Err(Errno::OPNOTSUPP) => Some(place(file.as_fd(), path, &stat)),
+        _ if read_only => Some(place(file.as_fd(), path, &stat)),
         _ => None,
     }
 }
@@ -51,15 +53,15 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
     let read_only = options.read_only;
     let place = || place(file, path, stat);
     match read(file) {
-        Ok(Some((number, inode))) if inode == stat.st_ino => return Mark::Kept(number),
-        // Two volumes with one identity are one disk with two paths to any multipath initiator, which then
-        // writes to whichever it likes. So a copy is a new disk, even if it is in truth the old one that moved.
+        Ok(Some((number, inode))) if inode == stat.st_ino => return Mark::Stored(number),
+        // Two volumes with one identity are one disk with two paths to a multipath initiator, which then writes to
+        // either. So a copy is a new disk, even if it is the old file after a move.
         Ok(Some(_)) if !read_only => log!(
             "{}: is a copy of another volume, or was moved: it gets an identity of its own (attribute {ATTRIBUTE})",
             path.display()
         ),
         Ok(_) => {}
-        // There may be one: a new one would take its place.
+        // The file may have a mark, which a new one would replace.
         Err(why) => {
             tell(path, why, read_only);
             return place();
@@ -69,7 +71,7 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
         return place();
     }
     match keep(file, stat.st_ino, options.mark) {
-        Ok(number) => Mark::Kept(number),
+        Ok(number) => Mark::Stored(number),
         Err(why) => {
             tell(path, why, read_only);
             place()
@@ -77,7 +79,7 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
     }
 }
 
-/// Says that a file goes by its place, where nothing about the file system or the mode lets one expect that.
+/// Logs that the mark of a file is its place, unless the file system or the mode explains it.
 fn tell(path: &Path, why: Errno, read_only: bool) {
     if !is_expected(why, read_only) {
         log!(
@@ -91,7 +93,7 @@ fn is_expected(why: Errno, read_only: bool) -> bool {
     why == Errno::OPNOTSUPP || read_only && matches!(why, Errno::ACCESS | Errno::PERM)
 }
 
-/// The number, and the inode that it was made for; none where there is something that makes no sense.
+/// The number, and the inode that it was made for; `None` if the attribute is missing or malformed.
 fn read(file: BorrowedFd<'_>) -> Result<Option<([u8; 16], u64)>, Errno> {
     let mut value = [0; VALUE_BYTES_MAX];
     match fgetxattr(file, ATTRIBUTE, &mut value[..]) {
@@ -124,6 +126,7 @@ fn keep(file: BorrowedFd<'_>, inode: u64, wanted: Option<[u8; 16]>) -> Result<[u
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::fs::{Mode, OFlags};
 
     #[test]
     fn a_value_is_digits_and_an_inode_and_nothing_else() {
@@ -156,7 +159,7 @@ mod tests {
         let path = folder.file();
         std::fs::write(&path, [7; 4096]).expect("a file");
         let open = |flags| rustix::fs::open(&path, flags | OFlags::CLOEXEC, Mode::empty()).expect("it is there");
-        // Of what is open by its name only nothing can be read.
+        // A file that is open with O_PATH cannot be read.
         let (closed, file) = (open(OFlags::PATH), open(OFlags::RDWR));
         assert_eq!(read(closed.as_fd()), Err(Errno::BADF));
         let stat = fstat(&file).expect("it is open");
@@ -167,8 +170,11 @@ mod tests {
             other => other.expect("it is written"),
         }
         assert!(matches!(of(closed.as_fd(), &path, &stat, &options), Mark::Place(_)));
-        assert_eq!(read(file.as_fd()), Ok(None), "it makes no sense");
-        let Mark::Kept(number) = of(file.as_fd(), &path, &stat, &options) else { panic!("it gets one that does") };
-        assert_eq!((read(file.as_fd()), at(&path)), (Ok(Some((number, stat.st_ino))), Some(Mark::Kept(number))));
+        assert_eq!(read(file.as_fd()), Ok(None), "it is malformed");
+        let Mark::Stored(number) = of(file.as_fd(), &path, &stat, &options) else { panic!("it gets one that does") };
+        assert_eq!(
+            (read(file.as_fd()), at(&path, false)),
+            (Ok(Some((number, stat.st_ino))), Some(Mark::Stored(number)))
+        );
     }
 }

@@ -1,14 +1,16 @@
-//! What is checked once, when a file is opened as a volume.
+//! The checks of a file when it is opened as a volume.
 
 use crate::lock::{lock, strengthen};
+use crate::loop_device::{BLOCK_DEVICES, backed_by};
 use crate::mark::{self, Mark};
+use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
 use lunar_reactor::disk::{Alignment, queue_limit};
 use lunar_reactor::log;
 use rustix::fs::{
-    AtFlags, FallocateFlags, FileType, Mode, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat,
-    fstatvfs, fsync, ftruncate, statx,
+    AtFlags, FallocateFlags, FileType, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat, fstatvfs,
+    fsync, ftruncate, statx,
 };
 use rustix::io::Errno;
 use std::fmt;
@@ -24,16 +26,16 @@ const BLOCK_BYTES_MAX: u64 = 64 << 10;
 pub struct Options {
     /// The size that it has, or gets if it is not there or empty; `None`: it is there and has its size.
     pub size: Option<u64>,
-    /// A file that is not there, or has no bytes, is made; without, it was there before, and what is in its place is
-    /// not the volume: it is refused.
-    pub makes: bool,
+    /// A file that is missing or empty is created. Without it, the volume was served before, so a missing or empty file
+    /// is refused.
+    pub creates: bool,
     /// A file that is smaller grows, and of one that is larger the rest is not used; else either is refused.
     pub grows: bool,
-    /// What it is told from others by ([`mark`]), if it has no mark yet; without, it gets one at random.
+    /// The mark ([`mark`]) that a file without a mark gets; without it, a random one.
     pub mark: Option<[u8; 16]>,
-    /// Without writing. Others may then serve it, too, but also without writing.
+    /// Read-only. Other processes may then serve it, too, read-only.
     pub read_only: bool,
-    /// Others who say the same may serve it, too, and write.
+    /// Other processes that ask for the same may serve it, too, and write.
     pub shared: bool,
     /// Every change is on the medium before it is answered.
     pub durable: bool,
@@ -64,6 +66,11 @@ pub enum Refusal {
     Locked {
         /// Its number, if it can be found out.
         pid: Option<u32>,
+    },
+    /// It backs a loop device that may be written to.
+    Looped {
+        /// The device.
+        device: String,
     },
     /// It has no bytes.
     Empty,
@@ -100,6 +107,7 @@ impl fmt::Display for Refusal {
             Self::ReadOnlyFileSystem => f.write_str("is on a file system that is mounted read-only"),
             Self::Locked { pid: Some(pid) } => write!(f, "is already served by process {pid}"),
             Self::Locked { pid: None } => f.write_str("is already served by another process"),
+            Self::Looped { device } => write!(f, "backs the loop device {device}"),
             Self::Empty => f.write_str("is empty"),
             Self::Uneven { size } => write!(f, "has {size} bytes, which is not a whole number of blocks"),
             Self::OtherSize { size } => write!(f, "exists, with {size} bytes"),
@@ -140,11 +148,16 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>)
     // io_uring would answer EAGAIN to a read that has to wait for the disk.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     match held {
-        // The lock stays with the file as it was opened first; it may have been one of those who only read.
+        // The lock belongs to the file as it was opened first, perhaps read-only and shared.
         Some(held) if same(held, file.as_fd())? => strengthen(held, path, options.read_only || options.shared)?,
         _ => lock(file.as_fd(), path, options.read_only || options.shared)?,
     }
-    let size = settle_size(&file, path, options)?;
+    if !options.read_only
+        && let Some(device) = backed_by(Path::new(BLOCK_DEVICES), &fstat(&file)?)
+    {
+        return Err(Refusal::Looped { device });
+    }
+    let size = volume_size(&file, path, options)?;
     let stat = fstat(&file)?;
     let alignment = if options.direct { Some(go_direct(&file, &stat, options.block_size)?) } else { None };
     let mark = mark::of(file.as_fd(), path, &stat, options);
@@ -159,19 +172,16 @@ pub(crate) fn same(one: BorrowedFd<'_>, other: BorrowedFd<'_>) -> Result<bool, R
 }
 
 fn open_or_make(path: &Path, options: &Options) -> Result<OwnedFd, Refusal> {
-    let access = if options.read_only { OFlags::RDONLY } else { OFlags::RDWR };
-    // Not blocking: a FIFO would wait for its other end before we could see what it is.
-    let flags = access | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY;
-    match rustix::fs::open(path, flags, Mode::empty()) {
-        Err(Errno::NOENT) if !options.makes => return Err(Refusal::Gone),
+    let access = if options.read_only { Access::Read } else { Access::Write };
+    match files::open(path, access) {
+        Err(Errno::NOENT) if !options.creates => return Err(Refusal::Gone),
         Err(Errno::NOENT) if options.size.is_some() && !options.read_only => {}
         other => return Ok(other?),
     }
-    // For its owner alone: what hosts keep on a disk is theirs.
-    match rustix::fs::open(path, flags | OFlags::CREATE | OFlags::EXCL, Mode::RUSR | Mode::WUSR) {
+    match files::open(path, Access::Create) {
         Err(Errno::NOENT) => Err(Refusal::NoFolder),
-        // Somebody was faster: it is there now, and whether it fits is seen below.
-        Err(Errno::EXIST) => Ok(rustix::fs::open(path, flags, Mode::empty())?),
+        // Another process has created it in the meantime. Its size is checked below.
+        Err(Errno::EXIST) => Ok(files::open(path, access)?),
         other => Ok(other?),
     }
 }
@@ -184,12 +194,12 @@ fn check_type(stat: &Stat) -> Result<(), Refusal> {
     }
 }
 
-/// The size of the volume. A file that is new or empty gets the size that was told; none is ever made smaller, and one
-/// that has a size another only where that is asked for.
-fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Refusal> {
+/// The size of the volume. A file that is new or empty gets the requested size. A file is never made smaller, and grows
+/// only if that is requested.
+fn volume_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Refusal> {
     let has = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let size = options.size.unwrap_or(has);
-    if has == 0 && !options.makes {
+    if has == 0 && !options.creates {
         return Err(Refusal::Gone);
     }
     if size == 0 {
@@ -217,11 +227,11 @@ fn settle_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Re
     Ok(size)
 }
 
-/// The name of a new file is on the medium, too. What cannot be done here does not keep the file from being served.
+/// Syncs the folder, so that the name of a new file is on the medium, too. The file is served even if that fails.
 fn sync_folder(path: &Path) {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    if let Err(why) = std::fs::File::open(folder).and_then(|folder| folder.sync_all()) {
-        log!("{}: the folder could not be synced: {why}", folder.display());
+    if let Err(why) = files::sync_folder(folder) {
+        log!(warning, "{}: the folder could not be synced: {why}", folder.display());
     }
 }
 

@@ -20,7 +20,7 @@ fn a_new_file_is_sparse_and_its_owners_alone() {
     let path = folder.file();
     assert!(matches!(FileVolume::new(&path, &as_it_is(OPTIONS)), Err(Refusal::Missing)));
     assert!(matches!(FileVolume::new(&path, &Options { read_only: true, ..OPTIONS }), Err(Refusal::Missing)));
-    assert!(!path.exists(), "looking makes nothing");
+    assert!(!path.exists(), "a refusal creates nothing");
     drop(FileVolume::new(&path, &OPTIONS).expect("made"));
     let made = path.metadata().expect("it is there");
     assert_eq!((made.len(), made.permissions().mode() & 0o777), (SIZE, 0o600));
@@ -51,13 +51,13 @@ fn what_was_there_before_is_not_made_anew() {
     let _apart = apart();
     let folder = Folder::new("gone");
     let path = folder.file();
-    let known = Options { makes: false, ..OPTIONS };
+    let known = Options { creates: false, ..OPTIONS };
     let all = [known, Options { grows: true, ..known }, Options { read_only: true, ..known }, as_it_is(known)];
     for options in all {
         assert!(matches!(FileVolume::new(&path, &options), Err(Refusal::Gone)), "{options:?}");
         assert!(matches!(FileVolume::new(&folder.0.join("none/disk.img"), &options), Err(Refusal::Gone)));
     }
-    assert!(!path.exists(), "looking makes nothing");
+    assert!(!path.exists(), "a refusal creates nothing");
     std::fs::write(&path, b"").expect("an empty file");
     for options in all {
         assert!(matches!(FileVolume::new(&path, &options), Err(Refusal::Gone)), "{options:?}");
@@ -137,17 +137,17 @@ fn who_cannot_have_a_file_alone_goes_on_sharing_it() {
     let shared = Options { shared: true, ..OPTIONS };
     let ours = FileVolume::new(&path, &shared).expect("made");
     let theirs = FileVolume::new(&path, &shared).expect("they know of each other");
-    for refused in [ours.again(&path, &OPTIONS), ours.sharing(&path, false)] {
+    for refused in [ours.reopen(&path, &OPTIONS), ours.sharing(false)] {
         assert!(matches!(refused, Err(Refusal::Locked { .. })), "{refused:?}");
-        assert!(matches!(theirs.sharing(&path, false), Err(Refusal::Locked { .. })), "ours is there still");
+        assert!(matches!(theirs.sharing(false), Err(Refusal::Locked { .. })), "ours is there still");
     }
     drop(theirs);
     assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })), "it is shared still");
     drop(FileVolume::new(&path, &shared).expect("with whom it was shared before"));
-    let alone = ours.sharing(&path, false).expect("nobody else has it");
+    let alone = ours.sharing(false).expect("nobody else has it");
     assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })), "alone before it is settled");
     // It does not come to it.
-    ours.settle();
+    ours.finalize();
     drop(FileVolume::new(&path, &shared).expect("as before"));
     drop((ours, alone));
 }
@@ -160,15 +160,15 @@ fn a_lock_is_weaker_only_once_that_is_settled() {
     let shared = Options { shared: true, ..OPTIONS };
     let alone = FileVolume::new(&path, &OPTIONS).expect("made");
     let changes: [&dyn Fn() -> Result<FileVolume, Refusal>; 2] =
-        [&|| alone.again(&path, &shared), &|| alone.sharing(&path, true)];
+        [&|| alone.reopen(&path, &shared), &|| alone.sharing(true)];
     for change in changes {
         let ours = change().expect("it is ours");
         assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })), "not yet");
-        ours.settle();
+        ours.finalize();
         let theirs = FileVolume::new(&path, &shared).expect("they know of each other");
         assert!(matches!(FileVolume::new(&path, &OPTIONS), Err(Refusal::Locked { .. })));
         drop(theirs);
-        alone.settle();
+        alone.finalize();
         assert!(matches!(FileVolume::new(&path, &shared), Err(Refusal::Locked { .. })), "alone again");
     }
 }
@@ -180,7 +180,7 @@ fn an_identity_stays_with_its_file_and_a_copy_gets_its_own() {
     let path = folder.file();
     let mark = |path: &Path, options: Options| FileVolume::new(path, &options).expect("it opens").mark().clone();
     let first = mark(&path, OPTIONS);
-    let Mark::Kept(number) = &first else { return eprintln!("skipped: no extended attributes here") };
+    let Mark::Stored(number) = &first else { return eprintln!("skipped: no extended attributes here") };
     assert_eq!(mark(&path, OPTIONS), first);
     assert_eq!(mark(&path, Options { read_only: true, ..OPTIONS }), first);
     let moved = folder.0.join("moved.img");
@@ -191,10 +191,10 @@ fn an_identity_stays_with_its_file_and_a_copy_gets_its_own() {
     let read_only = mark(&copy, Options { read_only: true, ..OPTIONS });
     assert!(matches!(&read_only, Mark::Place(place) if place.ends_with("/copy.img")), "{read_only:?}");
     let second = mark(&copy, OPTIONS);
-    assert!(matches!(second, Mark::Kept(other) if other != *number));
+    assert!(matches!(second, Mark::Stored(other) if other != *number));
     assert_eq!(mark(&copy, OPTIONS), second);
     assert_eq!(mark(&moved, OPTIONS), first);
-    // Who knows better may write the attribute.
+    // An operator may write the attribute.
     let file = File::open(&moved).expect("it is there");
     let mut value = [0; 100];
     let len = fgetxattr(&file, ATTRIBUTE, &mut value[..]).expect("it was written");

@@ -1,13 +1,19 @@
-//! A store of zeroes: reads give zeroes, writes are dropped. It shows what everything else costs.
+//! A store of zeroes: reads return zeroes, and written data is discarded. It measures the cost of everything else.
+//!
+//! * [`backend`]: zeroes as a back end of the engine
 
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Origin, Outcome, Quick, Space, Store, Traits};
+pub mod backend;
+
+pub mod schema;
+
+use lunar_core::io::{Data, Done, Extent, Fault, ImmediateStore, Io, Op, Origin, Outcome, Space, Store, Traits};
 use lunar_core::mem::{Arena, Sg, Slice};
 use lunar_core::step::PIECE_BYTES;
 use lunar_reactor::Reactor;
 use std::io;
 use std::rc::Rc;
 
-/// Bytes that a null volume says it works in; any other power of two would do.
+/// The reported granularity in bytes. It has no meaning here; any power of two would do.
 const GRANULARITY: u32 = 4096;
 
 /// A null volume: its size and nothing else. The same on every core.
@@ -23,7 +29,7 @@ impl NullVolume {
         let traits = Traits {
             size,
             read_only,
-            // Nothing is kept, so nothing can be lost.
+            // No data is stored, so none can be lost.
             write_cache: false,
             thin: true,
             unmap_granularity: GRANULARITY,
@@ -31,19 +37,19 @@ impl NullVolume {
             physical_block: GRANULARITY,
             optimal_io: 0,
             rotational: false,
-            // Nothing is kept, so nothing is kept by halves.
+            // No data is stored, so no write can be torn.
             atomic_write: PIECE_BYTES as u32,
         };
         Self { traits }
     }
 
-    /// What it says of itself.
+    /// The properties of the store.
     #[must_use]
     pub fn traits(&self) -> &Traits {
         &self.traits
     }
 
-    /// This core's store.
+    /// The store of this core.
     ///
     /// # Errors
     /// `OutOfMemory` when the core's arena has no room for the zeroes that it lends.
@@ -55,7 +61,7 @@ impl NullVolume {
 /// One core's view of a null volume.
 struct NullStore {
     traits: Traits,
-    /// Lent for every read: nobody can write it as long as it is shared.
+    /// Lent for every read. Shared memory cannot be written.
     zeroes: Slice,
 }
 
@@ -65,10 +71,10 @@ impl NullStore {
     }
 }
 
-/// What a null store shows of itself to others.
+/// The origin that a null store shows to stores of its kind.
 struct Zeroes;
 
-impl Quick for NullStore {
+impl ImmediateStore for NullStore {
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         if !io.within(self.traits.size) {
             return Err(Fault::OUT_OF_RANGE);
@@ -87,7 +93,7 @@ impl Store for NullStore {
         &self.traits
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         Some(self)
     }
 
@@ -105,7 +111,7 @@ impl Store for NullStore {
                 Outcome { extent: Extent { len, mapped: false }, ..Outcome::with(result, data) }
             }
             (Op::Space, _) => Outcome::with(result, Data::Space(Space { used: 0, available: self.traits.size })),
-            // Zeroes to zeroes; what comes from elsewhere shall at least be read.
+            // A copy of zeroes to zeroes needs no I/O. Data of another store is read by the fall-back.
             (Op::Copy { .. }, Data::From(origin)) if origin.is::<Zeroes>().is_some() => Outcome::new(result),
             (Op::Copy { .. }, data) => Outcome::with(Err(Fault::Unsupported), data),
             (_, data) => Outcome::with(result, data),

@@ -1,22 +1,27 @@
-//! A store in memory: sparse, shared by all cores, gone with the process.
+//! A store in memory: sparse, shared by all cores, lost with the process.
 //!
 //! Memory is taken page by page as it is written and given back as it is unmapped. Each page has its own lock,
-//! so cores meet only where they touch the same 64 KiB, and a copy never sees half of another's.
+//! so cores contend only for the same 64 KiB, and a reader never sees half of a write to a page.
+//!
+//! * [`backend`]: memory as a back end of the engine; `table`: the pages
 
+pub mod backend;
+pub mod schema;
 mod table;
 
-use lunar_core::io::{Data, Done, Fault, Io, Op, Outcome, Quick, Space, Store, Traits};
+use lunar_core::io::{Data, Done, Fault, ImmediateStore, Io, Op, Outcome, Space, Store, Traits};
 use lunar_core::step::PIECE_BYTES;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
+use lunar_reactor::pages::PAGE_BYTES;
 use std::cell::Cell;
 use std::io;
 use std::sync::Arc;
 use std::time::Duration;
-use table::{PAGE_BYTES, Table};
+use table::Table;
 
-/// Bytes that a store moves in one turn of its core, in a millisecond or two. What comes after is answered in the next,
-/// or a long copy, which never waits for a disk here, would let nobody else have a turn.
+/// Bytes that a store moves in one turn of its core, in a millisecond or two. Further commands are answered in the next
+/// turn: a long copy, which never waits for a disk here, would starve the other tasks of the core.
 const TURN_BYTES: u64 = 8 << 20;
 
 /// Bytes of the largest volume: more than the memory of any machine, and its empty directory is still small.
@@ -49,24 +54,24 @@ impl RamVolume {
             physical_block: 4096,
             optimal_io: 0,
             rotational: false,
-            // It is all gone with power.
+            // All data is lost with power, so no write can be torn.
             atomic_write: PIECE_BYTES as u32,
         };
         Ok(Self { traits, table: Arc::new(Table::new(size)) })
     }
 
-    /// The same bytes with `size`, which is not less than it had: what is behind them reads as zeroes.
+    /// The same bytes with a `size` that is not less than before. The new bytes read as zeroes.
     ///
     /// # Errors
     /// `InvalidInput` when `size` is over [`SIZE_MAX`], or less than it had.
-    pub fn again(&self, size: u64, read_only: bool) -> io::Result<Self> {
+    pub fn reopen(&self, size: u64, read_only: bool) -> io::Result<Self> {
         if !(self.traits.size..=SIZE_MAX).contains(&size) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         Ok(Self { traits: Traits { size, read_only, ..self.traits.clone() }, table: Arc::new(self.table.grown(size)) })
     }
 
-    /// What it says of itself.
+    /// The properties of the store.
     #[must_use]
     pub fn traits(&self) -> &Traits {
         &self.traits
@@ -78,16 +83,16 @@ impl RamVolume {
         self.table.used()
     }
 
-    /// The same, with what its size lets it take yet: how much memory the machine can give is not known before.
+    /// The used bytes, and those that its size still allows. The free memory of the machine is not known.
     fn space(&self) -> Space {
         let used = self.used();
         Space { used, available: self.traits.size.next_multiple_of(PAGE_BYTES as u64).saturating_sub(used) }
     }
 
-    /// This core's store.
+    /// The store of this core.
     ///
     /// # Errors
-    /// None; for likeness with the other kinds.
+    /// None; the signature is that of the other kinds.
     pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
         let (turn, moved) = (Cell::new(reactor.now()), Cell::new(0));
         Ok(Box::new(RamStore { volume: self.clone(), reactor: reactor.clone(), turn, moved }))
@@ -113,7 +118,7 @@ impl RamStore {
         self.moved.get()
     }
 
-    /// Answers, in the next turn if this one has seen enough.
+    /// Answers; in the next turn if this one has moved [`TURN_BYTES`].
     fn answer(&self, outcome: Outcome, done: Done) {
         if self.moved() <= TURN_BYTES {
             return done.complete(outcome);
@@ -126,13 +131,13 @@ impl RamStore {
     }
 }
 
-impl Quick for RamStore {
+impl ImmediateStore for RamStore {
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault> {
         if !io.within(self.volume.traits.size) {
             return Err(Fault::OUT_OF_RANGE);
         }
         let (table, mut at, moved) = (&*self.volume.table, io.offset, io.data.len() as u32);
-        // What fails in the middle has taken its time, too.
+        // A command that fails has taken time, too.
         self.moved.set(self.moved() + u64::from(moved));
         match (io.op, &mut io.data) {
             (Op::Read, Data::In(memory)) => {
@@ -162,7 +167,7 @@ impl Store for RamStore {
         &self.volume.traits
     }
 
-    fn quick(&self) -> Option<&dyn Quick> {
+    fn immediate(&self) -> Option<&dyn ImmediateStore> {
         (self.moved() < TURN_BYTES).then_some(self)
     }
 

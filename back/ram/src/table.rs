@@ -2,18 +2,17 @@
 //! written, and in each chunk its pages, each behind a lock of its own.
 
 use lunar_core::io::{Extent, Fault};
+use lunar_reactor::pages::{self, PAGE_BYTES};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-/// Bytes of a page: what is taken and given back at once. Large enough that a lock per page costs nothing
-/// beside the copy, small enough that a file system's discards free whole ones.
-pub(crate) const PAGE_BYTES: usize = 64 << 10;
 /// Pages of a chunk: 64 MiB of volume behind 24 KiB of table.
 const CHUNK_PAGES: usize = 1024;
 const CHUNK_BYTES: u64 = (CHUNK_PAGES * PAGE_BYTES) as u64;
 
 /// A page, if anything was ever written to it; what was not reads as zeroes.
-type Page = RwLock<Option<Box<[u8]>>>;
+type Page = RwLock<Option<pages::Page>>;
+const _: () = assert!(CHUNK_PAGES * size_of::<Page>() == 24 << 10);
 
 #[derive(Debug)]
 pub(crate) struct Table {
@@ -47,12 +46,12 @@ fn parts(mut offset: u64, mut len: u64) -> impl Iterator<Item = Part> {
     })
 }
 
-// A panic while a page is held can only come from the allocator; bytes have no invariant that it could break.
-fn read(page: &Page) -> RwLockReadGuard<'_, Option<Box<[u8]>>> {
+// Code that holds a page does not panic; bytes have no invariant that it could break.
+fn read(page: &Page) -> RwLockReadGuard<'_, Option<pages::Page>> {
     page.read().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn write(page: &Page) -> RwLockWriteGuard<'_, Option<Box<[u8]>>> {
+fn write(page: &Page) -> RwLockWriteGuard<'_, Option<pages::Page>> {
     page.write().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -107,7 +106,7 @@ impl Table {
             let bytes = match &mut *page {
                 Some(bytes) => bytes,
                 none => {
-                    let fresh = none.insert(fresh_page()?);
+                    let fresh = none.insert(pages::Page::zeroed()?);
                     self.used.fetch_add(PAGE_BYTES as u64, Ordering::Relaxed);
                     fresh
                 }
@@ -135,7 +134,7 @@ impl Table {
     fn zero_part(&self, part: &Part, free: bool) {
         let Some(page) = self.find(part.page) else { return };
         if free && part.end - part.start == PAGE_BYTES {
-            // Freed after the lock is let go: the allocator may take its time.
+            // Freed after the lock is let go: the kernel may take its time.
             let old = write(page).take();
             if old.is_some() {
                 self.used.fetch_sub(PAGE_BYTES as u64, Ordering::Relaxed);
@@ -161,14 +160,6 @@ impl Table {
         }
         Extent { len: at.min(end) - offset, mapped: first }
     }
-}
-
-/// A page of zeroes; an error rather than the end of the process when the machine has no more.
-fn fresh_page() -> Result<Box<[u8]>, Fault> {
-    let mut bytes = Vec::new();
-    bytes.try_reserve_exact(PAGE_BYTES).map_err(|_| Fault::NoSpace)?;
-    bytes.resize(PAGE_BYTES, 0);
-    Ok(bytes.into_boxed_slice())
 }
 
 #[cfg(test)]

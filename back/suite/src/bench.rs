@@ -1,4 +1,4 @@
-//! A store on the bench: requests in the words of tests.
+//! A store under test: requests in the words of tests.
 
 use crate::Want;
 use lunar_core::io::{Completion, Data, Fault, Io, Op, Origin, Outcome, Store};
@@ -23,13 +23,13 @@ pub fn reactor(driver: Choice) -> io::Result<Reactor> {
 /// Bytes of a store.
 #[derive(Clone, Copy, Debug)]
 pub struct Place {
-    /// The first.
+    /// Offset of the first byte.
     pub at: u64,
-    /// How many.
+    /// Number of bytes.
     pub len: u64,
 }
 
-/// Bytes that differ from place to place and from seed to seed.
+/// Bytes that differ by place and by seed.
 #[must_use]
 pub fn fill(len: u64, seed: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -44,18 +44,18 @@ pub fn fill(len: u64, seed: u64) -> Vec<u8> {
     bytes
 }
 
-/// A store under test and what it is asked with.
+/// A store under test and its core.
 pub struct Bench<'a> {
     /// Its core.
     pub reactor: &'a Reactor,
     /// The store.
     pub store: &'a dyn Store,
-    /// What is special about it.
+    /// Its special properties.
     pub want: &'a Want<'a>,
 }
 
 impl<'a> Bench<'a> {
-    /// Puts a store on the bench.
+    /// Prepares a store for tests.
     #[must_use]
     pub fn new(reactor: &'a Reactor, store: &'a dyn Store, want: &'a Want<'a>) -> Self {
         Self { reactor, store, want }
@@ -79,7 +79,7 @@ impl<'a> Bench<'a> {
     /// Copies from another store, or from this one.
     ///
     /// # Errors
-    /// The store's.
+    /// The fault of the store.
     pub async fn copy(&self, origin: Origin, from: u64, to: Place) -> Result<u32, Fault> {
         self.submit(Op::Copy { from, len: to.len }, to.at, Data::From(origin)).await.result
     }
@@ -92,7 +92,7 @@ impl<'a> Bench<'a> {
         memory.share()
     }
 
-    /// Memory in pieces, full of what must not stay there.
+    /// Memory in pieces, filled with bytes that must not remain.
     #[must_use]
     pub fn scatter(&self, len: usize, piece: usize, skew: usize) -> SgMut {
         let mut memory = SgMut::default();
@@ -109,29 +109,29 @@ impl<'a> Bench<'a> {
     /// Writes bytes.
     ///
     /// # Errors
-    /// The store's.
+    /// The fault of the store.
     pub async fn write(&self, at: u64, bytes: &[u8], durable: bool) -> Result<(), Fault> {
         self.write_sg(at, self.gather(bytes, 1 << 20, 0), durable).await
     }
 
-    /// Writes pieces; sees to it that memory with the same bytes comes back.
+    /// Writes pieces; asserts that memory with the same bytes comes back.
     ///
     /// # Errors
-    /// The store's.
+    /// The fault of the store.
     pub async fn write_sg(&self, at: u64, data: Sg, durable: bool) -> Result<(), Fault> {
         let sent = data.clone();
         let outcome = self.submit(Op::Write { durable }, at, Data::Out(data)).await;
         let Data::Out(back) = outcome.data else { panic!("the memory of a write comes back") };
-        assert!(back.to_vec() == sent.to_vec(), "the memory of a write stays as it is");
+        assert!(back.to_vec() == sent.to_vec(), "the memory of a write is unchanged");
         let count = outcome.result?;
-        assert_eq!(count as usize, sent.len(), "all or nothing is written");
+        assert_eq!(count as usize, sent.len(), "a write is complete or fails");
         Ok(())
     }
 
     /// Reads into this memory.
     ///
     /// # Errors
-    /// The store's.
+    /// The fault of the store.
     pub async fn read_into(&self, place: Place, memory: SgMut) -> Result<Vec<u8>, Fault> {
         let len = memory.len();
         assert_eq!(len as u64, place.len);
@@ -144,7 +144,7 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// Reads; no fault is expected.
+    /// Reads; asserts that there is no fault.
     pub async fn read(&self, place: Place) -> Vec<u8> {
         let memory = self.scatter(place.len as usize, 1 << 20, 0);
         self.read_into(place, memory).await.expect("a read without a fault")

@@ -1,8 +1,8 @@
-//! What every store keeps to, as tests that the back ends run over themselves, on both drivers.
+//! The contract of every store, as tests that each back end runs over its stores, on both drivers.
 //!
-//! * [`conforms`]: a store that keeps what is written
+//! * [`conforms`]: a store that keeps written data
 //! * [`shared_by_cores`]: one volume, opened by two cores
-//! * [`forgetful`]: a store that gives zeroes whatever is written
+//! * [`forgetful`]: a store that always returns zeroes
 //! * [`meddler`]: a driver that fails on demand
 
 pub mod bench;
@@ -22,11 +22,11 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 /// How a volume under test is opened on a core.
 pub type Open<'a> = &'a dyn Fn(&Reactor) -> io::Result<Box<dyn Store>>;
 
-/// What is special about a store under test.
+/// The special properties of a store under test.
 pub struct Want<'a> {
-    /// Bytes that requests are multiples of.
+    /// The unit of offsets and lengths of requests, in bytes.
     pub block: u64,
-    /// Bytes of space that the volume takes, if it can be told.
+    /// Bytes of space that the volume uses; `None` if it is unknown.
     pub used: Option<&'a dyn Fn() -> u64>,
     /// Random sequences that are compared with a model.
     pub cases: u32,
@@ -48,12 +48,12 @@ pub fn on_both_drivers(test: &dyn Fn(&Reactor)) {
     }
 }
 
-/// A store that keeps what is written; at least 8 MiB in size. Leaves it full of leftovers.
+/// A store that keeps written data; at least 8 MiB in size. Afterwards it contains the data of the tests.
 pub fn conforms(open: Open<'_>, want: &Want<'_>) {
     on_both_drivers(&|reactor| {
         let store = open(reactor).expect("the store opens");
         let bench = Bench::new(reactor, &*store, want);
-        assert!(store.traits().size >= 8 << 20, "the suite needs some room");
+        assert!(store.traits().size >= 8 << 20, "the suite needs some space");
         reactor.run(async {
             reads_what_was_written(&bench).await;
             gathers_and_scatters(&bench).await;
@@ -71,7 +71,7 @@ pub fn conforms(open: Open<'_>, want: &Want<'_>) {
     });
 }
 
-/// Odd places: around pages, around what a piece of memory holds, the first and the last bytes.
+/// Special places: around pages, around the end of a piece of memory, the first and the last bytes.
 fn places(bench: &Bench<'_>) -> Vec<Place> {
     let block = bench.want.block;
     let size = bench.size();
@@ -92,7 +92,7 @@ async fn reads_what_was_written(bench: &Bench<'_>) {
     for (seed, place) in places(bench).into_iter().enumerate() {
         let bytes = fill(place.len, seed as u64);
         assert_eq!(bench.write(place.at, &bytes, false).await, Ok(()), "{place:?}");
-        assert!(bench.read(place).await == bytes, "{place:?} reads otherwise than it was written");
+        assert!(bench.read(place).await == bytes, "{place:?} does not return the written data");
     }
 }
 
@@ -110,14 +110,14 @@ async fn gathers_and_scatters(bench: &Bench<'_>) {
     }
 }
 
-/// Many requests at once do not get into each other's memory.
+/// Many requests at the same time do not use each other's memory.
 async fn keeps_requests_apart(bench: &Bench<'_>) {
     const COUNT: u64 = 40;
     let place = |i: u64| Place { at: i * 16384, len: 4096 * (1 + i % 4) };
     let wanted: Vec<Vec<u8>> = (0..COUNT).map(|i| fill(place(i).len, 1000 + i)).collect();
     bench.write_all_at_once((0..COUNT).map(|i| (place(i).at, &wanted[i as usize][..]))).await;
     let found = bench.read_all_at_once((0..COUNT).map(place)).await;
-    assert!(found == wanted, "requests that ran at the same time got mixed up");
+    assert!(found == wanted, "requests that ran at the same time were mixed up");
 }
 
 async fn unmaps(bench: &Bench<'_>) {
@@ -130,23 +130,23 @@ async fn unmaps(bench: &Bench<'_>) {
     let hole = Place { at: (1 << 20) + 65536, len: 1 << 20 };
     let answer = bench.ask(Op::Unmap { len: hole.len }, hole.at).await.result;
     if traits.unmap_granularity == 0 {
-        assert_eq!(answer, Err(Fault::Unsupported), "a store that never gives space back says so");
+        assert_eq!(answer, Err(Fault::Unsupported), "a store that never releases space reports that");
         return;
     }
     assert!(answer.is_ok(), "unmapping answered {answer:?}");
     if traits.unmap_zeroes {
-        assert!(bench.read(hole).await.iter().all(|byte| *byte == 0), "what was unmapped reads as zeroes");
+        assert!(bench.read(hole).await.iter().all(|byte| *byte == 0), "unmapped bytes read as zeroes");
         let odd = Place { at: whole.at + 3 * bench.want.block, len: bench.want.block };
         assert!(bench.ask(Op::Unmap { len: odd.len }, odd.at).await.result.is_ok());
-        assert!(bench.read(odd).await.iter().all(|byte| *byte == 0), "however small it is");
+        assert!(bench.read(odd).await.iter().all(|byte| *byte == 0), "at any length");
     }
     let next = Place { at: hole.at + hole.len, len: whole.at + whole.len - hole.at - hole.len };
-    assert!(bench.read(next).await == bytes[(next.at - whole.at) as usize..], "what lies behind stays");
+    assert!(bench.read(next).await == bytes[(next.at - whole.at) as usize..], "the bytes behind are unchanged");
     let front = Place { at: whole.at, len: 3 * bench.want.block };
-    assert!(bench.read(front).await == bytes[..front.len as usize], "what lies before stays");
+    assert!(bench.read(front).await == bytes[..front.len as usize], "the bytes before are unchanged");
     if let (Some(used), Some(before)) = (bench.want.used, before) {
         bench.ask(Op::Flush, 0).await.result.expect("a flush");
-        // More extents may need a block of the file system's own, which counts as the file's.
+        // More extents may need a block of the file system, which counts as the file's.
         let (after, own) = (used(), 64 << 10);
         assert!(after + hole.len <= before + own, "{before} bytes were used, then {after}");
     }
@@ -167,12 +167,15 @@ async fn zeroes(bench: &Bench<'_>) {
             let (front, rest) = found.split_at(bench.want.block as usize);
             let (middle, back) = rest.split_at(place.len as usize);
             assert!(middle.iter().all(|byte| *byte == 0), "zeroes (unmap: {unmap}) at {place:?}");
-            assert!(front == &bytes[..front.len()] && back == &bytes[bytes.len() - back.len()..], "and no further");
+            assert!(
+                front == &bytes[..front.len()] && back == &bytes[bytes.len() - back.len()..],
+                "no other bytes are changed"
+            );
         }
     }
 }
 
-/// Where space is counted, what is written takes some, and what is unmapped gives it back.
+/// If space is counted, written data uses some, and unmapping releases it.
 async fn counts_space(bench: &Bench<'_>) {
     if !bench.store.measures() {
         assert_eq!(bench.ask(Op::Space, 0).await.result, Err(Fault::Unsupported));
@@ -191,7 +194,7 @@ async fn counts_space(bench: &Bench<'_>) {
     bench.write(place.at, &fill(place.len, 5), false).await.expect("a write");
     bench.ask(Op::Flush, 0).await.result.expect("a flush");
     if unmaps {
-        // The blocks in which a file system tells where the file's are come and go as well.
+        // The blocks in which a file system lists the blocks of the file come and go as well.
         let near = place.len / 16;
         assert!(used().await + near >= before + place.len, "{} after {before}", used().await);
         bench.ask(Op::Unmap { len: place.len }, place.at).await.result.expect("unmapping");
@@ -203,7 +206,7 @@ async fn tells_extents(bench: &Bench<'_>) {
     let place = Place { at: 4 << 20, len: 1 << 20 };
     bench.write(place.at, &fill(place.len, 3), false).await.expect("a write");
     let extent = bench.ask(Op::Extent { len: place.len }, place.at).await.extent;
-    assert!(extent.mapped && extent.len == place.len, "what was written is mapped, no further than asked: {extent:?}");
+    assert!(extent.mapped && extent.len == place.len, "written data is mapped, within the requested range: {extent:?}");
     let traits = bench.store.traits();
     if traits.unmap_granularity > 0 && traits.unmap_zeroes {
         let hole = Place { at: place.at + (256 << 10), len: 256 << 10 };
@@ -217,7 +220,7 @@ async fn tells_extents(bench: &Bench<'_>) {
     assert_eq!(bench.ask(Op::Extent { len: last.len }, last.at).await.extent.len, last.len);
 }
 
-/// From one place to another, in whole blocks of any file system and in odd ones; a store may leave it to others.
+/// From one place to another, in whole blocks of any file system and in other lengths; a store may refuse the copy.
 async fn copies(bench: &Bench<'_>) {
     let block = bench.want.block;
     let bytes = fill(2 << 20, 11);
@@ -232,8 +235,8 @@ async fn copies(bench: &Bench<'_>) {
         }
         let found = bench.read(Place { at, len: len + block }).await;
         assert!(found[..len as usize] == bytes[from as usize..(from + len) as usize], "{len} bytes from {from}");
-        assert!(found[len as usize..] == fill(len + block, 12)[len as usize..], "and no further");
-        // What is shared is shared no longer when one of both is written.
+        assert!(found[len as usize..] == fill(len + block, 12)[len as usize..], "no other bytes are changed");
+        // Shared data is no longer shared when one of the two copies is written.
         bench.write(from, &fill(block, 13), false).await.expect("a write");
         assert!(bench.read(Place { at, len: block }).await == bytes[from as usize..(from + block) as usize]);
         bench.write(from, &bytes[from as usize..(from + block) as usize], false).await.expect("a write");
@@ -276,7 +279,7 @@ async fn stays_within_its_size(bench: &Bench<'_>) {
     assert!(!bench.store.lend(size - block, 2 * block as usize, &mut lent) && lent.is_empty());
 }
 
-/// A store that gives zeroes whatever is written, and lends them.
+/// A store that always returns zeroes, and lends them.
 pub fn forgetful(open: Open<'_>) {
     on_both_drivers(&|reactor| {
         let store = open(reactor).expect("the store opens");
@@ -300,10 +303,10 @@ pub fn forgetful(open: Open<'_>) {
     });
 }
 
-/// How two threads open the same volume.
+/// The way in which two threads open the same volume.
 pub type OpenAnywhere = Arc<dyn Fn(&Reactor) -> io::Result<Box<dyn Store>> + Send + Sync>;
 
-/// A place where two threads wait for each other; if one of them has panicked, so does the other instead of waiting.
+/// A barrier of two threads; if one of them has panicked, the other panics instead of waiting.
 struct Meeting(Sender<()>, Receiver<()>);
 
 impl Meeting {
@@ -318,8 +321,8 @@ impl Meeting {
     }
 }
 
-/// Two cores open one volume: each sees what the other wrote. A store that promises atomic writes never shows a block
-/// that is half one core's, half the other's; the page cache lets a read see a write on its way.
+/// Two cores open one volume: each sees the writes of the other. A store that promises atomic writes never shows a
+/// block with half of each core's data; the page cache exposes a write in progress to reads.
 pub fn shared_by_cores(open: &OpenAnywhere) {
     const ROUNDS: u8 = 200;
     let mut core = 0_u8;
@@ -327,7 +330,7 @@ pub fn shared_by_cores(open: &OpenAnywhere) {
         let (open, this) = (open.clone(), core);
         core += 1;
         std::thread::spawn(move || {
-            let reactor = bench::reactor(Choice::Epoll).expect("epoll is there always");
+            let reactor = bench::reactor(Choice::Epoll).expect("epoll always exists");
             let store = open(&reactor).expect("the store opens");
             let want = Want::default();
             let bench = Bench::new(&reactor, &*store, &want);
@@ -335,7 +338,7 @@ pub fn shared_by_cores(open: &OpenAnywhere) {
                 let theirs = Place { at: 4096 * u64::from(1 - this), len: 4096 };
                 bench.write(4096 * u64::from(this), &[100 + this; 4096], false).await.expect("a write");
                 meeting.wait();
-                assert!(bench.read(theirs).await == [100 + (1 - this); 4096], "what another core wrote is seen");
+                assert!(bench.read(theirs).await == [100 + (1 - this); 4096], "a core sees the writes of another core");
                 let both = Place { at: 8192, len: 4096 };
                 for round in 0..ROUNDS {
                     bench.write(both.at, &[round ^ (this << 7); 4096], false).await.expect("a write");
@@ -345,7 +348,7 @@ pub fn shared_by_cores(open: &OpenAnywhere) {
                 }
                 meeting.wait();
                 let last = bench.read(both).await;
-                assert!(last.iter().all(|byte| *byte == last[0]), "of two writes at once, one is the last");
+                assert!(last.iter().all(|byte| *byte == last[0]), "of two writes at the same time, one is the last");
             });
         })
     });

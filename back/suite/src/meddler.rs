@@ -14,7 +14,7 @@ use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// What an operation is for the one who meddles with it.
+/// The kind of an operation, for a test that delays or fails it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// A write that need not be durable.
@@ -25,7 +25,7 @@ pub enum Kind {
     Sync,
 }
 
-/// Passes everything on to a driver, but for what it was told to fail or to hold.
+/// Passes all operations on to a driver, except those that a test fails or holds.
 pub struct Meddler {
     driver: Rc<dyn Driver>,
     fault: Cell<Option<(Kind, Fault)>>,
@@ -35,19 +35,19 @@ pub struct Meddler {
 }
 
 impl Meddler {
-    /// Meddles with `driver`.
+    /// Wraps `driver`.
     #[must_use]
     pub fn new(driver: Rc<dyn Driver>) -> Rc<Self> {
         let (fault, holds) = (Cell::new(None), Cell::new(None));
         Rc::new(Self { driver, fault, holds, held: RefCell::default(), seen: RefCell::default() })
     }
 
-    /// The next operation of this kind fails; nothing of it reaches the file.
+    /// Makes the next operation of this kind fail; no part of it reaches the file.
     pub fn fail_next(&self, kind: Kind, fault: Fault) {
         self.fault.set(Some((kind, fault)));
     }
 
-    /// Operations of this kind wait until they are let go.
+    /// Makes operations of this kind wait until they are released.
     pub fn hold(&self, kind: Kind) {
         self.holds.set(Some(kind));
     }
@@ -58,7 +58,7 @@ impl Meddler {
         self.held.borrow().len()
     }
 
-    /// Lets go, oldest first, all that wait; none waits from now on.
+    /// Releases all waiting operations, oldest first; later ones do not wait.
     pub fn let_go(&self) {
         self.holds.set(None);
         for (op, done) in self.held.take() {
@@ -66,7 +66,7 @@ impl Meddler {
         }
     }
 
-    /// How many operations of this kind came so far.
+    /// The number of operations of this kind so far.
     #[must_use]
     pub fn count(&self, kind: Kind) -> usize {
         self.seen.borrow().iter().filter(|seen| **seen == kind).count()

@@ -5,7 +5,7 @@ use lunar_core::io::{Fault, Op};
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
-/// Bytes of a store that a sequence plays in.
+/// Bytes of a store that a sequence uses.
 pub(crate) const BYTES: u64 = 320 << 10;
 
 #[derive(Clone, Copy, Debug)]
@@ -18,12 +18,12 @@ enum Act {
     Flush,
 }
 
-/// A byte as the model knows it: not at all after an unmap that promises nothing.
+/// A byte in the model: unknown after an unmap without a promise.
 type Known = Option<u8>;
 
 fn places(block: u64) -> impl Strategy<Value = Place> {
     let blocks = BYTES / block;
-    // Short ones mostly, so that they meet borders; now and then a long one, so that they meet each other.
+    // Mostly short ones, so that they meet borders; sometimes a long one, so that they overlap.
     let len = prop_oneof![3 => 1..=8.min(blocks), 2 => 1..=64.min(blocks), 1 => 1..=blocks];
     (0..blocks, len).prop_map(move |(at, len)| Place { at: at * block, len: len.min(blocks - at) * block })
 }
@@ -44,7 +44,7 @@ fn acts(block: u64) -> impl Strategy<Value = Act> {
     ]
 }
 
-/// Plays random sequences in the store's bytes from `base` on.
+/// Executes random sequences in the store's bytes from `base` on.
 pub(crate) fn compare(bench: &Bench<'_>, base: u64) {
     let config = Config { cases: bench.want.cases, failure_persistence: None, ..Config::default() };
     let sequences = prop::collection::vec(acts(bench.want.block), 1..40);
@@ -96,7 +96,7 @@ async fn step(bench: &Bench<'_>, base: u64, act: Act, model: &mut [Known]) {
     }
 }
 
-/// A large request in tiny pieces would take more pages than the arena has, and more vectors than a call takes.
+/// A large request in tiny pieces would take more pages than the arena has, and more vectors than one call takes.
 fn bounded(place: Place, piece: usize, skew: usize) -> (usize, usize) {
     (piece.max(place.len as usize / 64), skew)
 }
@@ -113,7 +113,7 @@ async fn check(bench: &Bench<'_>, base: u64, place: Place, memory: (usize, usize
     }
 }
 
-/// Extents come one after the other, and what takes no space reads as zeroes, if that is promised.
+/// Extents follow each other, and unmapped bytes read as zeroes, if that is promised.
 async fn extents(bench: &Bench<'_>, base: u64, model: &[Known]) {
     let mut at = 0;
     while at < BYTES {

@@ -1,0 +1,184 @@
+//! Block devices as a back end of the engine: the kind `block`.
+
+use crate::BlockVolume;
+use crate::open::{Mark as BlockMark, Options, Refusal as BlockRefusal, mark_at};
+use lunar_control::files::{self, Access};
+use lunar_control::schema::StoreSchema;
+use lunar_core::io::{Store, Traits};
+use lunar_engine::backend::{
+    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest, Refusal, StoreRequest,
+    StoreTrouble, TextForm,
+};
+use lunar_reactor::Reactor;
+use std::io;
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+use std::sync::Arc;
+
+/// The kind `block`.
+#[derive(Debug)]
+pub struct BlockBackend;
+
+impl Backend for BlockBackend {
+    fn schema(&self) -> &'static StoreSchema {
+        &crate::schema::STORE
+    }
+
+    fn form(&self) -> TextForm {
+        TextForm::PathIf(|path| std::fs::metadata(path).is_ok_and(|found| found.file_type().is_block_device()))
+    }
+
+    fn examples(&self) -> &'static [&'static str] {
+        &["/dev/sdb"]
+    }
+
+    fn location(&self) -> Location {
+        Location::Path
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Durable
+    }
+
+    fn jail_paths(&self, path: &Path, _: bool) -> JailPaths {
+        JailPaths { write: vec![path.to_owned()], create: Vec::new() }
+    }
+
+    fn mark_at(&self, path: &Path, _: bool) -> Option<Mark> {
+        mark_at(path).map(mark_of)
+    }
+
+    fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
+        let path = request.required_path()?;
+        let name = path.display();
+        if request.size.is_some() {
+            return Err(Refusal::new(format!("{name} is a device and has its size: name it without one, {name}")));
+        }
+        if request.shared {
+            let shared = request.origin.option("shared");
+            return Err(Refusal::new(format!("{name}: a device is served by one process: leave out {shared}")));
+        }
+        let options = Options {
+            read_only: request.read_only,
+            durable: request.write_through,
+            direct: request.direct,
+            block_size: request.block_size,
+        };
+        let volume = match previous.and_then(Opened::downcast::<BlockVolume>) {
+            Some(previous) => previous.reopen(path, &options),
+            None => BlockVolume::new(path, &options),
+        };
+        Ok(Opened::Store(Arc::new(volume.map_err(|why| sentence(path, &why, request))?)))
+    }
+}
+
+fn mark_of(mark: BlockMark) -> Mark {
+    match mark {
+        BlockMark::Named(name) => Mark::Global { space: "device", name },
+        BlockMark::Place(place) => Mark::Local { space: "place", parts: vec![place] },
+    }
+}
+
+impl OpenedStore for BlockVolume {
+    fn traits(&self) -> &Traits {
+        Self::traits(self)
+    }
+
+    fn mark(&self) -> Option<Mark> {
+        Some(mark_of(Self::mark(self).clone()))
+    }
+
+    fn is_direct(&self) -> bool {
+        Self::is_direct(self)
+    }
+
+    fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        Self::open(self, reactor)
+    }
+
+    fn with_sharing(&self, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
+        match is_shared {
+            true => Err(Refusal::new("a device is served by one process")),
+            false => Ok(Arc::new(self.clone())),
+        }
+    }
+
+    // A device has one way of being open for this process alone.
+    fn finalize(&self) {}
+
+    fn examine(&self) -> Vec<StoreTrouble> {
+        Self::examine(self)
+    }
+
+    fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {
+        Err(request.no_place())
+    }
+}
+
+/// The sentence about a block device.
+fn sentence(path: &Path, why: &BlockRefusal, request: &StoreRequest<'_>) -> Refusal {
+    let (name, origin) = (path.display(), request.origin);
+    let read_only = origin.serve_read_only();
+    Refusal::new(match why {
+        BlockRefusal::NotPermitted if !request.read_only && files::open(path, Access::ReadDevice).is_ok() => {
+            format!("{name} may not be written by this user: {read_only}, or as a user who may")
+        }
+        BlockRefusal::NotPermitted if rustix::process::geteuid().is_root() => format!(
+            "{name} {why}, though it is root: the container, its device cgroup or a security module (AppArmor, \
+             SELinux) forbids it"
+        ),
+        BlockRefusal::NotPermitted => {
+            format!("{name} {why}: run as root, or give this user the right: setfacl -m u:USER:rw {name}")
+        }
+        BlockRefusal::WriteProtected => format!("{name} {why}: {read_only}"),
+        BlockRefusal::Busy { by: Some(_) } => {
+            format!("{name} {why}. Release it first: two programs that write to a device destroy its data")
+        }
+        BlockRefusal::Busy { by: None } => format!("{name} {why}; `fuser -v {name}` shows which"),
+        BlockRefusal::Uneven { size } => format!("{name}: {}", request.sizes_that_fit(*size)),
+        BlockRefusal::NoDirect => format!("{name} {why}: leave out {}", origin.option("direct")),
+        BlockRefusal::DirectBlocks { needs } => {
+            let larger = origin.value("block-size", &needs.to_string());
+            format!("{name} {why}: add {larger}, or leave out {}", origin.option("direct"))
+        }
+        BlockRefusal::NotBlock | BlockRefusal::NoMedium => format!("{name} {why}"),
+        BlockRefusal::Io(why) => format!("{name} cannot be opened: {why}"),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_engine::origin::Origin;
+    use std::collections::BTreeMap;
+
+    static COMMAND_LINE: Origin = Origin::CommandLine(BTreeMap::new());
+
+    #[test]
+    fn a_device_takes_neither_a_size_nor_sharing() {
+        let path = Path::new("/dev/sdzz");
+        let request = StoreRequest {
+            name: "disk",
+            origin: &COMMAND_LINE,
+            path: Some(path),
+            size: None,
+            creates: true,
+            grows: false,
+            mark: None,
+            read_only: false,
+            shared: false,
+            write_through: false,
+            direct: false,
+            block_size: 512,
+            is_disc: false,
+        };
+        let refused = |request: StoreRequest<'_>| BlockBackend.open(&request, None).expect_err("refused").to_string();
+        let sized = StoreRequest { size: Some(1 << 30), ..request };
+        assert_eq!(refused(sized), "/dev/sdzz is a device and has its size: name it without one, /dev/sdzz");
+        let shared = refused(StoreRequest { shared: true, ..request });
+        assert_eq!(shared, "/dev/sdzz: a device is served by one process: leave out --shared");
+        assert!(refused(request).starts_with("/dev/sdzz "));
+        let TextForm::PathIf(takes) = BlockBackend.form() else { panic!("devices are found by their type") };
+        assert!(!takes(path) && !takes(Path::new("/dev/null")));
+    }
+}

@@ -1,0 +1,13 @@
+//! The declaration of the block device store for the configuration.
+
+use lunar_control::schema::{Location, SizeRule, StoreSchema};
+
+/// The declaration.
+pub static STORE: StoreSchema = StoreSchema {
+    word: "block",
+    doc: "a block device",
+    noun: "block device",
+    location: Location::Device,
+    size: SizeRule::Refused,
+    keys: None,
+};

@@ -1,0 +1,193 @@
+//! Files as a back end of the engine: the kind `file`.
+
+use crate::open::{Options, Refusal as FileRefusal};
+use crate::{FileVolume, advice, mark};
+use lunar_control::schema::StoreSchema;
+use lunar_core::io::{Store, Traits};
+use lunar_engine::backend::{
+    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedStore, PoolSpace, ProtectionRequest, Refusal,
+    StoreRequest, StoreTrouble, TextForm,
+};
+use lunar_reactor::{Reactor, log};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// The end of the name of the file with the protection information of `disk.img`: `disk.img.pi`.
+const PROTECTION_SUFFIX: &str = ".pi";
+
+/// The kind `file`.
+#[derive(Debug)]
+pub struct FileBackend;
+
+impl Backend for FileBackend {
+    fn schema(&self) -> &'static StoreSchema {
+        &crate::schema::STORE
+    }
+
+    fn form(&self) -> TextForm {
+        TextForm::OtherPath
+    }
+
+    fn examples(&self) -> &'static [&'static str] {
+        &["disk.img", "disk.img:20G"]
+    }
+
+    fn location(&self) -> Location {
+        Location::Path
+    }
+
+    fn durability(&self) -> Durability {
+        Durability::Durable
+    }
+
+    fn jail_paths(&self, path: &Path, is_protected: bool) -> JailPaths {
+        let protection = with_suffix(path);
+        // A file that is missing is created in the folder: that of the volume, or that of its protection information.
+        let is_complete = path.exists() && (!is_protected || protection.exists());
+        let folder = path.parent().filter(|folder| !is_complete && *folder != Path::new("/"));
+        JailPaths { write: vec![protection, path.to_owned()], create: folder.map(Path::to_owned).into_iter().collect() }
+    }
+
+    fn companions(&self) -> &'static [&'static str] {
+        &[PROTECTION_SUFFIX]
+    }
+
+    fn mark_at(&self, path: &Path, read_only: bool) -> Option<Mark> {
+        mark::at(path, read_only).map(mark_of)
+    }
+
+    fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
+        let path = request.required_path()?;
+        let opened = match advice::in_dev(path) && !path.exists() {
+            // A file that is created instead of a missing device would be in memory, and the operator would not notice.
+            true => Err(FileRefusal::Missing),
+            false => match previous.and_then(Opened::downcast::<FileVolume>) {
+                Some(previous) => previous.reopen(path, &options_of(request)),
+                None => FileVolume::new(path, &options_of(request)),
+            },
+        };
+        let volume = opened.map_err(|why| advice::sentence(path, &why, request))?;
+        if request.grows
+            && let Some(size) = request.size
+            && let Ok(found) = std::fs::metadata(path)
+            && found.len() > size
+        {
+            log!(
+                warning,
+                "volume {}: {} is larger than its size here; the rest is not used",
+                request.name,
+                path.display()
+            );
+        }
+        Ok(Opened::Store(Arc::new(volume)))
+    }
+}
+
+fn options_of(request: &StoreRequest<'_>) -> Options {
+    Options {
+        size: request.size,
+        creates: request.creates,
+        grows: request.grows,
+        mark: request.mark,
+        read_only: request.read_only,
+        shared: request.shared,
+        durable: request.write_through,
+        direct: request.direct,
+        block_size: request.block_size,
+    }
+}
+
+fn mark_of(mark: mark::Mark) -> Mark {
+    match mark {
+        mark::Mark::Stored(number) => Mark::Number(number),
+        mark::Mark::Place(place) => Mark::Local { space: "file", parts: vec![place] },
+    }
+}
+
+fn with_suffix(path: &Path) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    name.push(PROTECTION_SUFFIX);
+    PathBuf::from(name)
+}
+
+impl OpenedStore for FileVolume {
+    fn traits(&self) -> &Traits {
+        Self::traits(self)
+    }
+
+    fn mark(&self) -> Option<Mark> {
+        Some(mark_of(Self::mark(self).clone()))
+    }
+
+    fn is_direct(&self) -> bool {
+        Self::is_direct(self)
+    }
+
+    fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
+        Self::open(self, reactor)
+    }
+
+    fn with_sharing(&self, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
+        let shared = self.sharing(is_shared).map_err(|why| Refusal::new(format!("{}: {why}", self.name())))?;
+        Ok(Arc::new(shared))
+    }
+
+    fn finalize(&self) {
+        Self::finalize(self);
+    }
+
+    fn examine(&self) -> Vec<StoreTrouble> {
+        Self::examine(self)
+    }
+
+    fn pool_space(&self) -> Option<PoolSpace> {
+        Self::pool_space(self)
+    }
+
+    fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {
+        Ok(Arc::new(protection_file(request)?))
+    }
+}
+
+/// Opens the file with the protection information of a volume; it is created for a volume that never had any.
+fn protection_file(request: &ProtectionRequest<'_>) -> Result<FileVolume, Refusal> {
+    let volume = request.volume;
+    let path = volume.required_path()?;
+    // A file may have several names; its protection information has one.
+    let real = path.canonicalize().map_err(|why| Refusal::new(format!("{}: {why}", path.display())))?;
+    let file = with_suffix(&real);
+    let name = file.display();
+    match (request.is_new, file.exists()) {
+        (true, true) => {
+            let volume = path.display();
+            let why = format!("{name} is there, and {volume} never had any: move it away, or remove it");
+            return Err(Refusal::new(why));
+        }
+        (false, false) => log!(error, "{name} is gone: blocks that were written before are not checked"),
+        _ => {}
+    }
+    let options = Options {
+        size: Some(request.size),
+        creates: true,
+        grows: false,
+        mark: None,
+        read_only: false,
+        shared: volume.shared,
+        durable: volume.write_through,
+        // There are few bytes for each block: without the page cache they would be read before they are written.
+        direct: false,
+        block_size: 512,
+    };
+    FileVolume::new(&file, &options).map_err(|why| match why {
+        FileRefusal::OtherSize { .. } => {
+            let option = volume.origin.option("block-size");
+            Refusal::new(format!("{name} is not of this volume's size: was it served with another {option}, or grown?"))
+        }
+        why => Refusal::new(format!("{name}: {why}")),
+    })
+}
+
+#[cfg(test)]
+#[path = "backend_tests.rs"]
+mod tests;

@@ -1,0 +1,106 @@
+use super::*;
+use crate::tests::Folder;
+use lunar_engine::origin::Origin;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+
+static COMMAND_LINE: Origin = Origin::CommandLine(BTreeMap::new());
+
+fn request(path: &Path) -> StoreRequest<'_> {
+    StoreRequest {
+        name: "disk",
+        origin: &COMMAND_LINE,
+        path: Some(path),
+        size: None,
+        creates: true,
+        grows: false,
+        mark: None,
+        read_only: false,
+        shared: false,
+        write_through: false,
+        direct: false,
+        block_size: 512,
+        is_disc: false,
+    }
+}
+
+#[test]
+fn a_protection_file_is_made_once_and_never_taken() {
+    let folder = Folder::new("protection");
+    let path = folder.file();
+    std::fs::write(&path, [0; 1 << 20]).expect("a file");
+    let beside = with_suffix(&path);
+    let volume = request(&path);
+    let file = |size, is_new| protection_file(&ProtectionRequest { volume: &volume, size, is_new });
+    let refused = |size, is_new| file(size, is_new).expect_err("refused").to_string();
+    let made = file(16384, true).expect("made");
+    assert_eq!((made.traits().size, std::fs::metadata(&beside).expect("there").len()), (16384, 16384));
+    assert!(refused(16384, false).contains("already served"));
+    drop(made);
+    assert!(refused(16384, true).contains("move it away"));
+    assert!(refused(20480, false).contains("--block-size"));
+    assert!(file(16384, false).is_ok());
+}
+
+#[test]
+fn an_operator_who_may_not_write_a_file_is_told_what_to_do() {
+    let folder = Folder::new("rights");
+    let (there, missing) = (folder.file(), folder.file().with_file_name("none.img"));
+    std::fs::write(&there, [0; 4096]).expect("ours");
+    // As the kernel says it to other users: root may do everything.
+    for errno in [Errno::ACCESS, Errno::PERM] {
+        let told = |path: &Path, read_only| {
+            let request = StoreRequest { read_only, ..request(path) };
+            advice::sentence(path, &FileRefusal::from(errno), &request).to_string()
+        };
+        let name = there.display();
+        let sentence = format!("{name} may not be written by this user: serve it with --read-only, or chmod u+w it");
+        assert_eq!(told(&there, false), sentence);
+        let sentence = format!("{name} may not be read and written by this user; `ls -l {name}` shows who may");
+        assert_eq!(told(&there, true), sentence);
+        let (name, parent) = (missing.display(), missing.parent().expect("a folder").display());
+        let sentence = format!("{name} may not be made by this user in {parent}: choose another folder");
+        assert_eq!(told(&missing, false), sentence);
+    }
+}
+
+#[test]
+fn a_refusal_uses_the_words_of_its_origin() {
+    let folder = Folder::new("words");
+    let path = folder.file();
+    let told = |origin, why| advice::sentence(&path, &why, &StoreRequest { origin, ..request(&path) }).to_string();
+    let name = path.display();
+    assert!(told(&COMMAND_LINE, FileRefusal::Missing).ends_with(&format!("{name}:20G")));
+    assert!(told(&Origin::Configuration, FileRefusal::Missing).ends_with("give it a `size`, and it is made"));
+    assert!(told(&COMMAND_LINE, FileRefusal::NoDirect).ends_with("leave out --direct"));
+    assert!(told(&Origin::Configuration, FileRefusal::NoDirect).ends_with("leave out `direct`"));
+}
+
+#[test]
+fn the_jail_allows_the_folder_as_long_as_a_file_is_missing() {
+    let folder = Folder::new("jail");
+    let path = folder.file();
+    let above = path.parent().expect("a folder").to_owned();
+    let create = |is_protected| FileBackend.jail_paths(&path, is_protected).create;
+    assert_eq!(create(false), std::slice::from_ref(&above));
+    std::fs::write(&path, [0; 512]).expect("a file");
+    assert_eq!((create(false), create(true)), (vec![], vec![above]));
+    std::fs::write(with_suffix(&path), [0; 512]).expect("a file");
+    assert_eq!(create(true), Vec::<PathBuf>::new());
+    assert_eq!(FileBackend.jail_paths(&path, true).write, [with_suffix(&path), path.clone()]);
+}
+
+#[test]
+fn the_mark_of_a_volume_is_known_before_it_is_opened() {
+    let folder = Folder::new("mark");
+    let path = folder.file();
+    std::fs::write(&path, [0; 4096]).expect("a file");
+    let opened = |read_only| {
+        let opened = FileBackend.open(&StoreRequest { read_only, ..request(&path) }, None).expect("it opens");
+        opened.store().and_then(|store| store.mark()).expect("a file has a mark")
+    };
+    // Without writing, the file gets no mark, and its place is its mark.
+    assert_eq!(FileBackend.mark_at(&path, true), Some(opened(true)));
+    let mark = opened(false);
+    assert_eq!((FileBackend.mark_at(&path, false), FileBackend.mark_at(&path, true)), (Some(mark.clone()), Some(mark)));
+}
