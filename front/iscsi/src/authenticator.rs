@@ -14,7 +14,7 @@ use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use audit::{AuditLog, AuditRecord, LoginDetails, RefusalReason};
 use lunar_core::access::throttle::Throttle;
-use lunar_core::access::{Account, Proofs};
+use lunar_core::access::{Account, Credentials};
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
 use std::fmt;
@@ -25,7 +25,7 @@ use std::time::Duration;
 /// Fills memory with cryptographically secure random bytes; returns whether it succeeded.
 pub type RandomSource = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 /// Takes audit records: per second at most [`REFUSALS_PER_SECOND`](lunar_core::access::audit::REFUSALS_PER_SECOND)
-/// refusals, and all accepted logins.
+/// refusals; accepted logins, repeated ones summed up.
 pub type AuditSink = Box<dyn Fn(&AuditRecord) + Send + Sync>;
 
 /// Decides who may log in.
@@ -63,7 +63,7 @@ pub struct LoginAttempt {
     login: LoginDetails,
     entry: Option<Arc<TargetEntry>>,
     map: Option<Arc<str>>,
-    proofs: Arc<Proofs>,
+    credentials: Arc<Credentials>,
     outstanding: Option<Outstanding>,
 }
 
@@ -106,10 +106,20 @@ impl Authenticator {
     /// An authenticator for the targets of `directory`.
     #[must_use]
     pub fn new(directory: Directory, random: RandomSource, sink: AuditSink) -> Arc<Self> {
-        let mut throttle = Throttle::default();
-        throttle.set_rate(directory.login_rate);
+        Self::with_throttle(directory, Arc::default(), random, sink)
+    }
+
+    /// An authenticator that shares its throttle with other fronts: failed logins count for all of them together.
+    #[must_use]
+    pub fn with_throttle(
+        directory: Directory,
+        throttle: Arc<Mutex<Throttle>>,
+        random: RandomSource,
+        sink: AuditSink,
+    ) -> Arc<Self> {
+        throttle.lock().unwrap_or_else(PoisonError::into_inner).set_rate(directory.login_rate);
         let state = State { directory: Arc::new(directory), audit: AuditLog::default(), challenges: BTreeSet::new() };
-        Arc::new(Self { random, sink, throttle: Arc::new(Mutex::new(throttle)), state: Mutex::new(state) })
+        Arc::new(Self { random, sink, throttle, state: Mutex::new(state) })
     }
 
     /// An authenticator without audit log and without randomness, so it cannot make challenges.
@@ -125,12 +135,6 @@ impl Authenticator {
 
     fn throttle(&self) -> MutexGuard<'_, Throttle> {
         self.throttle.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// The throttle, to be shared with other fronts at the same addresses.
-    #[must_use]
-    pub fn shared_throttle(&self) -> Arc<Mutex<Throttle>> {
-        self.throttle.clone()
     }
 
     /// The current directory of targets and portals.
@@ -175,14 +179,14 @@ impl Authenticator {
     ) -> Result<LoginAttempt, LoginStatus> {
         let directory = self.directory();
         let mut login = LoginDetails::new(candidate, source);
-        // Everyone may open a discovery session. It lists only targets that the initiator may access.
+        // Any initiator may open a discovery session. It lists only targets that the initiator may access.
         let wanted = candidate.target.as_deref().filter(|_| !candidate.discovery);
         let entry = wanted.and_then(|name| directory.target(name)).cloned();
         let group = entry.as_ref().and_then(|entry| entry.access.group(&candidate.initiator, source.ip()));
         login.group = group.map(|group| group.name.clone());
-        let (proofs, map) = match group {
+        let (credentials, map) = match group {
             _ if candidate.discovery => (directory.discovery.clone(), None),
-            Some(group) => (Arc::new(group.proofs.clone()), group.map.clone()),
+            Some(group) => (Arc::new(group.credentials.clone()), group.map.clone()),
             None => {
                 self.record(
                     login,
@@ -192,8 +196,8 @@ impl Authenticator {
                 return Err(LoginStatus::NOT_FOUND);
             }
         };
-        let outstanding = if proofs.users.is_empty() { None } else { Some(self.challenge()?) };
-        Ok(LoginAttempt { login, entry, map, proofs, outstanding })
+        let outstanding = if credentials.users.is_empty() { None } else { Some(self.challenge()?) };
+        Ok(LoginAttempt { login, entry, map, credentials, outstanding })
     }
 
     fn challenge(self: &Arc<Self>) -> Result<Outstanding, LoginStatus> {
@@ -217,7 +221,7 @@ impl Authenticator {
             self.record(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
             return AuthOutcome { result: Err(LoginStatus::SERVICE_UNAVAILABLE), delay: Duration::ZERO };
         };
-        match self.verify(&attempt.proofs, chap_answer) {
+        match self.verify(&attempt.credentials, chap_answer) {
             Ok(answer) => {
                 self.throttle().succeeded(&chap_answer.user);
                 AuthOutcome { result: Ok(answer), delay: turn }
@@ -230,12 +234,16 @@ impl Authenticator {
         }
     }
 
-    fn verify<'a>(&self, proofs: &'a Proofs, chap_answer: &ChapAnswer) -> Result<Option<TargetAnswer>, RefusalReason> {
+    fn verify<'a>(
+        &self,
+        credentials: &'a Credentials,
+        chap_answer: &ChapAnswer,
+    ) -> Result<Option<TargetAnswer>, RefusalReason> {
         // All users are compared, so that the time does not depend on the position of the name.
         let matches = |found, user: &'a Account| if user.name == chap_answer.user { Some(user) } else { found };
-        let user = proofs.users.iter().fold(None, matches);
+        let user = credentials.users.iter().fold(None, matches);
         // An unknown user takes the same path and time with the secret of another one; the result is not used.
-        let secret = &user.or_else(|| proofs.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
+        let secret = &user.or_else(|| credentials.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
         let Challenge { identifier, bytes } = chap_answer.challenge;
         let is_correct = chap_answer.algorithm.response(identifier, secret, &bytes) == chap_answer.response;
         match (user, is_correct) {
@@ -248,7 +256,7 @@ impl Authenticator {
         if self.lock().challenges.iter().any(|own| own.bytes[..] == challenge[..]) {
             return Err(RefusalReason::Reflected);
         }
-        let own = proofs.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;
+        let own = credentials.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;
         let response = chap_answer.algorithm.response(*identifier, &own.secret, challenge);
         Ok(Some(TargetAnswer { name: own.name.clone(), response }))
     }
@@ -258,9 +266,10 @@ impl Authenticator {
         self.record(attempt.login.clone(), Ok(()), now);
     }
 
-    /// Records a login that has failed for a reason outside the authenticator.
-    pub fn log_refused(&self, attempt: &LoginAttempt, status: LoginStatus, now: Instant) {
-        self.record(attempt.login.clone(), Err(RefusalReason::Status(status)), now);
+    /// Records a login that has failed for a reason outside the authenticator: with what is known of the initiator, and
+    /// what it did.
+    pub fn log_refused(&self, login: LoginDetails, status: LoginStatus, why: Option<&str>, now: Instant) {
+        self.record(login, Err(RefusalReason::Status(status, why.map(Arc::from))), now);
     }
 
     fn record(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {

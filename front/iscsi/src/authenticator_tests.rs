@@ -34,12 +34,12 @@ fn access() -> Result<Access, Mistake> {
     let hosts = Group {
         name: "hosts".into(),
         hosts: vec![Pattern::new("iqn.x:*")],
-        proofs: Proofs { users, target: Some(account("target", OWN)) },
+        credentials: Credentials { users, target: Some(account("target", OWN)) },
         map: Some("hosts".into()),
         ..Group::everybody()
     };
     let free = Group { name: "free".into(), hosts: vec![Pattern::new("iqn.free")], ..Group::everybody() };
-    let discovery = Proofs { users: vec![account("looker", "a secret for discovery")], target: None };
+    let discovery = Credentials { users: vec![account("looker", "a secret for discovery")], target: None };
     Access::new(vec![hosts, free], discovery)
 }
 
@@ -237,8 +237,11 @@ fn logins_and_refusals_are_recorded() {
     let log = "login accepted source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" target=\"iqn.x:disk\" \
                 group=\"hosts\" user=\"alice\" chap=SHA256";
     assert_eq!(rig.log(), [log]);
-    rig.authenticator.log_refused(&attempt, LoginStatus::INITIATOR_ERROR, NOW);
+    rig.authenticator.log_refused(attempt.login().clone(), LoginStatus::INITIATOR_ERROR, None, NOW);
     assert_eq!(rig.reason(), "INITIATOR_ERROR");
+    let why = Some("InitiatorName was sent twice");
+    rig.authenticator.log_refused(LoginDetails::unknown(source()), LoginStatus::INITIATOR_ERROR, why, NOW);
+    assert_eq!(rig.reason(), "INITIATOR_ERROR: InitiatorName was sent twice");
 }
 
 #[test]
@@ -264,7 +267,7 @@ fn a_new_directory_applies_to_the_next_login() {
 #[test]
 fn a_refusal_is_sent_before_the_login_times_out() {
     use lunar_core::access::throttle::{PAUSE_MAX, WAIT_MAX};
-    assert!(PAUSE_MAX + WAIT_MAX + lunar_core::pace::TURN_MAX < crate::config::Config::default().login_timeout);
+    assert!(PAUSE_MAX + WAIT_MAX < crate::config::Config::default().login_timeout);
 }
 
 #[test]
@@ -275,9 +278,9 @@ fn logins_above_the_rate_limit_wait_and_then_are_refused() {
     let mut limited = directory(access().expect("right"));
     limited.login_rate = Some(2);
     rig.authenticator.set_directory(limited);
-    let waits: Vec<_> = (0..7).map(|_| login_delay().map(|wait| wait.as_millis())).collect();
+    let waits: Vec<_> = (0..13).map(|_| login_delay().map(|wait| wait.as_millis())).collect();
     let refused = Err(LoginStatus::SERVICE_UNAVAILABLE);
-    assert_eq!(waits, [Ok(0), Ok(0), Ok(500), Ok(1000), Ok(1500), Ok(2000), refused]);
+    assert_eq!((&waits[..4], &waits[11..]), (&[Ok(0), Ok(0), Ok(500), Ok(1000)][..], &[Ok(5000), refused][..]));
     assert!(rig.reason().contains("too many logins"));
     let other = rig.authenticator.login_delay(&candidate("iqn.x:host", false), ([198, 51, 100, 1], 5).into(), NOW);
     assert_eq!(other, Ok(Duration::ZERO));

@@ -24,6 +24,13 @@ pub const OUTSTANDING_R2T_MAX: u32 = 8;
 /// Bytes of replies that requests cause directly (NOP-In, Reject, text) before reading pauses until they are sent: a
 /// peer that sends and never reads ties up this much memory.
 pub const ANSWERS_MAX: usize = 256 << 10;
+/// How long requests wait for one with a lower CmdSN. The one connection of a session delivers in order, so a missing
+/// CmdSN is an error of the initiator; only ABORT TASK closes the gap (RFC 7143 11.5.5).
+pub const MISSING_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long a discovery session lives: initiators ask within a second and log out. Then the target asks for a logout.
+pub const DISCOVERY_LIFETIME: Duration = Duration::from_secs(60);
+/// How long the initiator of a discovery session may take to log out when it is asked to.
+pub const DISCOVERY_LOGOUT: Duration = Duration::from_secs(5);
 /// Most bytes of a CDB. A longer one gets INVALID COMMAND OPERATION CODE.
 pub const CDB_MAX: usize = 32;
 /// Most bytes of sense data (SPC-6 4.4.1).

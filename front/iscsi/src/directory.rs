@@ -2,7 +2,7 @@
 //! sees the old or the new one.
 
 use crate::config::Config;
-use lunar_core::access::{Access, Group, Proofs};
+use lunar_core::access::{Access, Credentials, Group};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct TargetEntry {
     pub alias: Arc<str>,
     /// Its portal groups by tag, each with the relative identifier of its target port.
     pub ports: BTreeMap<u16, u16>,
-    /// Who may log in.
+    /// The access rules.
     pub access: Arc<Access>,
     /// The settings of its sessions.
     pub session: Arc<Config>,
@@ -66,7 +66,7 @@ pub struct Directory {
     /// The portals, in the order in which SendTargets lists them.
     pub portals: Vec<Portal>,
     /// The authentication of discovery sessions.
-    pub discovery: Arc<Proofs>,
+    pub discovery: Arc<Credentials>,
     /// The settings of discovery sessions, and of logins until the target is known.
     pub session: Arc<Config>,
     /// Limit of all sessions.

@@ -19,7 +19,7 @@ use crate::wire::{
 use lunar_core::access::USER_MAX;
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
 use lunar_core::stats::Stats;
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::U32;
 use std::rc::Rc;
@@ -85,7 +85,8 @@ impl FuzzedSession {
     fn new(config: Config) -> Self {
         let arena = Arena::new(4 * BLOCK_MAX);
         let now = Instant(0);
-        let session = Session::new(Rc::new(config), arena.clone(), Arc::new(Stats::default()), now);
+        let unsolicited = arena.join([192, 0, 2, 1].into()).unsolicited;
+        let session = Session::new(Rc::new(config), arena.clone(), &unsolicited, Arc::new(Stats::default()), now);
         Self {
             arena,
             session,
@@ -182,7 +183,13 @@ impl FuzzedSession {
         let data = || self.arena.copy(&[7; 1000]).map(Sg::from).unwrap_or_default();
         match tape.byte() % 8 {
             0 => {
-                self.session.reply(key, tape.byte() & 2, tape.take(20), &mut Tail { offset: 0, data: data() }, 1000);
+                self.session.reply(
+                    key,
+                    tape.byte() & 2,
+                    tape.take(20),
+                    &mut FinalData { offset: 0, data: data() },
+                    1000,
+                );
                 self.running.swap_remove(at);
             }
             1 => {
@@ -357,8 +364,20 @@ fn login_decision(decision: u8) -> LoginDecision {
     match decision {
         1 => LoginDecision::Refused(LoginStatus::NOT_FOUND),
         2 => LoginDecision::Moved { permanently: true, address: "192.0.2.1:3260".into() },
-        3 => LoginDecision::Accepted { portal_group: 1, alias: None, challenge: Some(CHALLENGE), offer: None },
-        _ => LoginDecision::Accepted { portal_group: 1, alias: Some("x".into()), challenge: None, offer: None },
+        3 => LoginDecision::Accepted {
+            portal_group: 1,
+            alias: None,
+            challenge: Some(CHALLENGE),
+            offer: None,
+            resumed: None,
+        },
+        _ => LoginDecision::Accepted {
+            portal_group: 1,
+            alias: Some("x".into()),
+            challenge: None,
+            offer: None,
+            resumed: None,
+        },
     }
 }
 

@@ -453,6 +453,10 @@ pub struct Negotiation {
     pub names: Names,
     /// The keys that the initiator has sent: one bit for each row of [`TABLE`].
     seen: u64,
+    /// Those of them that the present text has.
+    in_text: u64,
+    /// Why the negotiation has failed, for the log.
+    failure: Option<String>,
 }
 
 /// The result of a pair.
@@ -468,13 +472,19 @@ impl Negotiation {
     /// The negotiation at the start of a login.
     #[must_use]
     pub fn new(config: Rc<Config>) -> Self {
-        Self { config, parameters: Parameters::initial(), names: Names::default(), seen: 0 }
+        Self { config, parameters: Parameters::initial(), names: Names::default(), seen: 0, in_text: 0, failure: None }
     }
 
     /// Begins a negotiation of the full-feature phase: the parameters stay, and keys may be sent again.
     pub fn resume(&mut self, parameters: &Parameters) {
         self.parameters = *parameters;
-        self.seen = 0;
+        (self.seen, self.in_text, self.failure) = (0, 0, None);
+    }
+
+    /// Continues with the parameters of a session, for another connection of it: all but those of the connection.
+    pub fn resume_session(&mut self, parameters: &Parameters) {
+        let Parameters { header_digest, data_digest, max_send_segment, .. } = Parameters::initial();
+        self.parameters = Parameters { header_digest, data_digest, max_send_segment, ..*parameters };
     }
 
     /// The settings.
@@ -493,6 +503,11 @@ impl Negotiation {
         self.config = config;
     }
 
+    /// The pairs that follow belong to another text.
+    pub fn begin_text(&mut self) {
+        self.in_text = 0;
+    }
+
     /// Takes a pair and appends its answer, if it has one, to `answer`.
     ///
     /// # Errors
@@ -508,12 +523,15 @@ impl Negotiation {
             text::put(answer, key, NOT_UNDERSTOOD);
             return Ok(PairResult::Done);
         };
-        // RFC 7143 6.2: a key must not be sent twice.
-        if self.seen & 1 << at != 0 {
-            return Err(LoginStatus::INITIATOR_ERROR);
-        }
-        self.seen |= 1 << at;
         let row = &TABLE[at];
+        let bit = 1 << at;
+        // RFC 7143 6.2: a key must not be sent twice. Libiscsi, and QEMU with it, repeat their names in the request
+        // after AuthMethod: a declaration that repeats one of an earlier text is taken, as other targets do.
+        if self.seen & bit != 0 && !(self.in_text & bit == 0 && self.repeats(row, value)) {
+            return Err(self.fails(LoginStatus::INITIATOR_ERROR, format!("{key} was sent twice")));
+        }
+        self.seen |= bit;
+        self.in_text |= bit;
         if !row.when.holds(phase) || row.sender == Sender::Target {
             text::put(answer, key, REJECT);
             return Ok(PairResult::Done);
@@ -525,10 +543,29 @@ impl Negotiation {
         if matches!(row.form, Form::ForCaller) {
             return Ok(PairResult::ForCaller);
         }
-        if let Some(reply) = self.answer(&row.form, value)? {
-            text::put(answer, key, reply);
+        match self.answer(&row.form, value) {
+            Ok(reply) => reply.into_iter().for_each(|reply| text::put(answer, key, reply)),
+            Err(status) => return Err(self.fails(status, format!("the value of {key} is not valid"))),
         }
         Ok(PairResult::Done)
+    }
+
+    /// Whether this repeats a declaration with the value that it has.
+    fn repeats(&self, row: &Key, value: &str) -> bool {
+        let Form::Text { store } = row.form else { return false };
+        let mut names = self.names.clone();
+        store(&mut names, value).is_ok() && names == self.names
+    }
+
+    /// Keeps why the negotiation fails, if that is not known yet; returns `status`.
+    pub fn fails(&mut self, status: LoginStatus, why: impl Into<String>) -> LoginStatus {
+        self.failure.get_or_insert_with(|| why.into());
+        status
+    }
+
+    /// Why the negotiation has failed.
+    pub fn take_failure(&mut self) -> Option<String> {
+        self.failure.take()
     }
 
     /// The answer to a value; `None` for a declaration.

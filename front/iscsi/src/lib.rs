@@ -15,18 +15,22 @@
 //! * [`authenticator`]: who may log in: access control, challenges, delays, audit log
 //! * [`registry`]: the sessions of all cores
 //! * [`serve`]: connects sessions to the reactor and to the SCSI device server; the only module with I/O
+//! * [`front`]: the front of the engine: directories from a configuration, sessions for operators
 //! * `fuzzing`: entry points of the fuzz targets, with the feature `testing` only
 
 pub mod authenticator;
 pub mod chap;
+pub mod command_line;
 pub mod config;
 pub mod directory;
+pub mod front;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod keys;
 pub mod login;
 pub mod pdu_queue;
 pub mod registry;
+pub mod schema;
 pub mod serve;
 pub mod session;
 pub mod text;

@@ -18,7 +18,7 @@ use crate::chap::{Challenge, ChapAnswer, TargetAnswer};
 use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
 use crate::keys::{Negotiation, PairResult, Parameters, Phase};
 use crate::pdu_queue::PduQueue;
-use crate::text::{self, TextBuffer};
+use crate::text::{self, Malformed, TextBuffer};
 use crate::wire::{CONTINUE, LoginRequest, LoginResponse, LoginStatus, Pdu, Stage, TRANSIT, login_flags};
 use lunar_core::wire::be::{U16, U32};
 use security::{Authenticating, Challenged, ChapChosen, Security, Unauthenticated};
@@ -60,6 +60,8 @@ pub enum LoginDecision {
         challenge: Option<Challenge>,
         /// The settings of the session, if the target has its own.
         offer: Option<Rc<Config>>,
+        /// The parameters of the session whose connection this login reinstates (RFC 7143 6.3.4).
+        resumed: Option<Parameters>,
     },
     /// The initiator is redirected: `address` as in TargetAddress, without the portal group tag.
     Moved {
@@ -126,8 +128,8 @@ pub enum Next {
     Establish(Login, Box<Established>),
     /// The login has succeeded: the full-feature phase begins.
     Done(Box<Established>),
-    /// The login has failed; the response is queued.
-    Refused(LoginStatus),
+    /// The login has failed; the response is queued. With the reason for the log, if the status does not say it all.
+    Refused(LoginStatus, Option<String>),
 }
 
 impl Login {
@@ -139,6 +141,7 @@ impl Login {
             text_buffer: TextBuffer::default(),
             asked: RequestFields::default(),
             requests: 0,
+            continued: None,
             stat_sn: None,
             target_keys: Vec::new(),
             has_declared_segment: false,
@@ -224,6 +227,8 @@ struct Common {
     /// The fields of the last request.
     asked: RequestFields,
     requests: u32,
+    /// The stage of a text that is continued in the next request.
+    continued: Option<Stage>,
     /// The next StatSN; the first request of the initiator determines it.
     stat_sn: Option<u32>,
     /// The keys of the target in the first response.
@@ -288,15 +293,19 @@ impl Authorizing {
     fn answer(self, decision: LoginDecision, out: &mut PduQueue) -> Next {
         let Self { mut common, text } = self;
         match decision {
-            LoginDecision::Accepted { portal_group, alias, challenge, offer } => {
+            LoginDecision::Accepted { portal_group, alias, challenge, offer, resumed } => {
                 offer.into_iter().for_each(|offer| common.negotiation.set_config(offer));
+                resumed.into_iter().for_each(|parameters| common.negotiation.resume_session(&parameters));
                 common.add_target_keys(portal_group, alias.as_deref());
                 match (Stage(common.asked.stage), challenge) {
                     (Stage::SECURITY, None) => Security(common).negotiate(&text, out),
                     (Stage::SECURITY, Some(challenge)) => Unauthenticated { common, challenge }.negotiate(&text, out),
                     (_, None) => Operational(common).negotiate(&text, out),
                     // The initiator has skipped the security stage and so the authentication.
-                    (_, Some(_)) => common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
+                    (_, Some(_)) => {
+                        let why = "the initiator has to authenticate, and skips the security stage";
+                        common.refuse_because(LoginStatus::AUTHENTICATION_FAILURE, why, out)
+                    }
                 }
             }
             LoginDecision::Moved { permanently, address } => {
@@ -304,7 +313,7 @@ impl Authorizing {
                 let mut redirection = Vec::new();
                 text::put(&mut redirection, "TargetAddress", address);
                 common.emit(None, 0, status, &redirection, out);
-                Next::Refused(status)
+                Next::Refused(status, None)
             }
             LoginDecision::Refused(status) => common.refuse(status, out),
         }
@@ -344,7 +353,7 @@ impl Establishing {
     fn begin(common: Common, answer: Vec<u8>) -> Next {
         let Some(candidate) = common.candidate() else {
             // `read_names` has refused logins without a name.
-            return Next::Refused(LoginStatus::MISSING_PARAMETER);
+            return Next::Refused(LoginStatus::MISSING_PARAMETER, None);
         };
         let established = Box::new(Established {
             candidate,
@@ -390,6 +399,8 @@ impl Common {
             return Err(LoginStatus::UNSUPPORTED_VERSION);
         }
         let continues = request.flags & CONTINUE != 0;
+        // RFC 7143 6.3: a stage ends by a request with the T bit only, so the requests of one text have one stage.
+        let stage = self.continued.unwrap_or(stage);
         let legal_stage = match (request.stage(), asked.transit.map(Stage)) {
             (current, _) if current != stage => false,
             (Stage::SECURITY, Some(next)) => next == Stage::OPERATIONAL || next == Stage::FULL_FEATURE,
@@ -397,11 +408,25 @@ impl Common {
             (Stage::SECURITY | Stage::OPERATIONAL, None) => true,
             _ => false,
         };
-        if !same || !legal_stage || continues && asked.transit.is_some() || self.requests > LOGIN_REQUESTS_MAX {
-            return Err(LoginStatus::INITIATOR_ERROR);
+        let mistake = if !same {
+            Some("ISID, TSIH or CID has changed within the login")
+        } else if !legal_stage {
+            Some("the stage is not the one that is negotiated, or cannot follow it")
+        } else if continues && asked.transit.is_some() {
+            Some("a request has both the C and the T bit")
+        } else if self.requests > LOGIN_REQUESTS_MAX {
+            Some("the login takes too many requests")
+        } else {
+            None
+        };
+        if let Some(why) = mistake {
+            return Err(self.negotiation.fails(LoginStatus::INITIATOR_ERROR, why));
         }
         let text = text.ok_or(LoginStatus::OUT_OF_RESOURCES)?;
-        self.text_buffer.add(text, TEXT_MAX).map_err(|_| LoginStatus::INITIATOR_ERROR)?;
+        if self.text_buffer.add(text, TEXT_MAX).is_err() {
+            return Err(self.negotiation.fails(LoginStatus::INITIATOR_ERROR, "the text is too long"));
+        }
+        self.continued = continues.then_some(stage);
         if continues {
             // An empty response requests the rest of the text.
             self.emit(None, 0, LoginStatus::SUCCESS, &[], out);
@@ -414,18 +439,25 @@ impl Common {
     fn read_names(&mut self, text: &[u8]) -> Result<Candidate, LoginStatus> {
         let mut names = Negotiation::new(self.negotiation.config().clone());
         for pair in text::pairs(text) {
-            let (key, value) = pair.map_err(|_| LoginStatus::INITIATOR_ERROR)?;
+            let (key, value) = pair.map_err(|malformed| self.malformed(malformed))?;
             if matches!(key, "InitiatorName" | "InitiatorAlias" | "TargetName" | "SessionType") {
-                names.take(Phase::Operational, key, value, &mut Vec::new())?;
+                let taken = names.take(Phase::Operational, key, value, &mut Vec::new());
+                taken.map_err(|status| self.negotiation.fails(status, names.take_failure().unwrap_or_default()))?;
             }
         }
         // The rules of other keys depend on the names, wherever in the text they are.
         self.negotiation.names = names.names;
-        let candidate = self.candidate().ok_or(LoginStatus::MISSING_PARAMETER)?;
+        let Some(candidate) = self.candidate() else {
+            return Err(self.negotiation.fails(LoginStatus::MISSING_PARAMETER, "InitiatorName is missing"));
+        };
         if candidate.target.is_none() && !candidate.discovery {
-            return Err(LoginStatus::MISSING_PARAMETER);
+            return Err(self.negotiation.fails(LoginStatus::MISSING_PARAMETER, "TargetName is missing"));
         }
         Ok(candidate)
+    }
+
+    fn malformed(&mut self, malformed: Malformed) -> LoginStatus {
+        self.negotiation.fails(LoginStatus::INITIATOR_ERROR, malformed.to_string())
     }
 
     fn candidate(&self) -> Option<Candidate> {
@@ -460,13 +492,16 @@ impl Common {
         mut own: impl FnMut(&str, &str, &mut Vec<u8>) -> Result<(), LoginStatus>,
     ) -> Result<Vec<u8>, LoginStatus> {
         let mut answer = std::mem::take(&mut self.target_keys);
+        self.negotiation.begin_text();
         for (count, pair) in text::pairs(text).enumerate() {
-            let (key, value) = pair.map_err(|_| LoginStatus::INITIATOR_ERROR)?;
+            let (key, value) = pair.map_err(|malformed| self.malformed(malformed))?;
             if count == PAIRS_MAX {
-                return Err(LoginStatus::INITIATOR_ERROR);
+                return Err(self.negotiation.fails(LoginStatus::INITIATOR_ERROR, "a text has too many keys"));
             }
             if self.negotiation.take(phase, key, value, &mut answer)? == PairResult::ForCaller {
-                own(key, value, &mut answer)?;
+                let result = own(key, value, &mut answer);
+                // Without the value, which may be a CHAP response.
+                result.map_err(|status| self.negotiation.fails(status, format!("{key} is not accepted here")))?;
             }
         }
         debug_assert!(answer.len() <= LOGIN_SEGMENT_MAX, "the answers to PAIRS_MAX pairs fit");
@@ -487,7 +522,12 @@ impl Common {
 
     fn refuse(mut self, status: LoginStatus, out: &mut PduQueue) -> Next {
         self.emit(None, 0, status, &[], out);
-        Next::Refused(status)
+        Next::Refused(status, self.negotiation.take_failure())
+    }
+
+    fn refuse_because(mut self, status: LoginStatus, why: &str, out: &mut PduQueue) -> Next {
+        self.negotiation.fails(status, why);
+        self.refuse(status, out)
     }
 
     fn emit(&mut self, transit: Option<Stage>, tsih: u16, status: LoginStatus, text: &[u8], out: &mut PduQueue) {

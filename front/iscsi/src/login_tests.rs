@@ -127,7 +127,7 @@ fn the_session_is_established_before_the_last_response() {
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.actions.clear();
     peer.session.authorized(
-        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None, resumed: None },
         &mut peer.actions,
     );
     let [Action::Establish(established)] = &peer.actions[..] else { panic!("{:?}", peer.actions) };
@@ -143,7 +143,7 @@ fn a_session_over_the_limit_is_refused_0302() {
     let mut peer = peer();
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     peer.session.authorized(
-        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None, resumed: None },
         &mut peer.actions,
     );
     peer.session.established(Err(LoginStatus::OUT_OF_RESOURCES), &mut peer.actions);
@@ -522,7 +522,7 @@ fn a_session_knows_its_names_even_if_the_login_fails_after_the_tsih() {
     peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
     assert_eq!(peer.session.candidate(), None);
     peer.session.authorized(
-        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None },
+        LoginDecision::Accepted { portal_group: 1, alias: None, challenge: None, offer: None, resumed: None },
         &mut peer.actions,
     );
     let deadline = peer.session.deadline().expect("a login has an end");
@@ -531,4 +531,138 @@ fn a_session_knows_its_names_even_if_the_login_fails_after_the_tsih() {
     peer.session.established(Ok(7), &mut peer.actions);
     assert_eq!(peer.session.candidate().map(|candidate| &*candidate.initiator), Some(INITIATOR));
     assert!(!peer.session.is_established());
+}
+
+#[test]
+fn a_reinstated_connection_keeps_the_parameters_of_its_session() {
+    // RFC 7143 6.3.4: the session goes on; only what belongs to a connection is negotiated again.
+    let mut peer = peer();
+    let header = LoginRequest { tsih: U16::new(0x1234), ..login_request(OPERATIONAL, Some(FULL)) };
+    peer.send(&header, &text_of(&[NAMES, &[("MaxRecvDataSegmentLength", "4096")]].concat()));
+    let parameters = Parameters {
+        initial_r2t: false,
+        max_burst: 65_536,
+        header_digest: true,
+        max_send_segment: 1024,
+        ..Parameters::initial()
+    };
+    let (portal_group, resumed) = (1, Some(parameters));
+    let decision = LoginDecision::Accepted { portal_group, alias: None, challenge: None, offer: None, resumed };
+    peer.session.authorized(decision, &mut peer.actions);
+    peer.session.established(Ok(0x1234), &mut peer.actions);
+    assert_eq!(response(&mut peer).tsih.get(), 0x1234);
+    let wanted = Parameters { header_digest: false, max_send_segment: 4096, ..parameters };
+    assert_eq!(*peer.session.parameters(), wanted);
+}
+
+#[test]
+fn the_stage_does_not_change_within_a_text() {
+    // RFC 7143 6.3, 11.12: a stage ends by a request with the T bit, so CSG stays as long as the C bit continues a
+    // text.
+    let continued = |stage: Stage| {
+        let header = login_request(stage, None);
+        LoginRequest { flags: header.flags | CONTINUE, ..header }
+    };
+    for (first, second, next) in
+        [(OPERATIONAL, SECURITY, FULL), (OPERATIONAL, SECURITY, OPERATIONAL), (SECURITY, OPERATIONAL, FULL)]
+    {
+        let mut peer = peer();
+        let text = text_of(NAMES);
+        peer.send(&continued(first), &text[..20]);
+        assert_eq!(response(&mut peer).status.get(), 0);
+        peer.send(&login_request(second, Some(next)), &text[20..]);
+        assert!(peer.actions.iter().all(|action| !matches!(action, Action::Authorize(_))));
+        peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+        assert!(peer.session.refusal_reason().is_some_and(|why| why.contains("stage")));
+    }
+    // Nor in a later text.
+    let mut peer = peer();
+    peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
+    peer.send(&continued(OPERATIONAL), b"MaxBurst");
+    peer.received();
+    peer.send(&login_request(SECURITY, Some(FULL)), b"Length=65536\0");
+    peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+}
+
+#[test]
+fn a_declaration_may_be_repeated_in_a_later_request() {
+    // RFC 7143 6.2 allows a key once. Libiscsi with credentials repeats its name after AuthMethod.
+    let mut peer = peer();
+    peer.login(SECURITY, None, &text_of(&[NAMES, &[("AuthMethod", "CHAP,None")]].concat()));
+    let repeated = [("InitiatorName", "IQN.2026-01.org.example:host"), ("TargetName", TARGET)];
+    peer.login(SECURITY, Some(OPERATIONAL), &text_of(&[&repeated[..], &[("SessionType", "Normal")]].concat()));
+    peer.login(OPERATIONAL, Some(FULL), &text_of(NAMES));
+    assert!(peer.session.is_established());
+    for other in [("InitiatorName", "iqn.2026-01.org.example:other"), ("SessionType", "Discovery")] {
+        let mut peer = self::peer();
+        peer.login(SECURITY, None, &text_of(&[NAMES, &[("SessionType", "Normal")]].concat()));
+        peer.send(&login_request(SECURITY, Some(OPERATIONAL)), &text_of(&[other]));
+        peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+        assert_eq!(peer.session.refusal_reason(), Some(&*format!("{} was sent twice", other.0)));
+    }
+}
+
+#[test]
+fn a_refused_login_has_a_reason_for_the_log() {
+    let cases: [(&[(&str, &str)], &str); 4] = [
+        (&[("TargetName", TARGET)], "InitiatorName is missing"),
+        (&[("InitiatorName", INITIATOR)], "TargetName is missing"),
+        (&[("InitiatorName", "host"), ("TargetName", TARGET)], "the value of InitiatorName is not valid"),
+        (&[("InitiatorName", INITIATOR), ("TargetName", TARGET), ("CHAP_N", "x")], "CHAP_N is not accepted here"),
+    ];
+    for (pairs, why) in cases {
+        let mut peer = peer();
+        peer.send(&login_request(SECURITY, None), &text_of(pairs));
+        peer.accept_login();
+        assert!(matches!(peer.session.closed(), Some(CloseReason::LoginRefused(_))));
+        assert_eq!(peer.session.refusal_reason(), Some(why));
+    }
+}
+
+#[test]
+fn numbers_with_leading_zeros_are_rejected() {
+    // RFC 7143 6.1: a decimal constant begins with a digit that is not zero.
+    let mut peer = peer();
+    let offers = [("MaxBurstLength", "0065536"), ("FirstBurstLength", "0x0010000"), ("MaxOutstandingR2T", "01")];
+    let got = peer.login(OPERATIONAL, Some(FULL), &text_of(&[NAMES, &offers].concat()));
+    let pairs = got[0].pairs();
+    for answer in [("MaxBurstLength", "Reject"), ("FirstBurstLength", "65536"), ("MaxOutstandingR2T", "Reject")] {
+        assert!(pairs.contains(&answer), "{answer:?} in {pairs:?}");
+    }
+    assert_eq!(peer.session.parameters().max_outstanding_r2t, 1, "the default");
+}
+
+#[test]
+fn names_may_have_characters_that_are_in_use_although_the_standard_has_none_of_them() {
+    // RFC 7143 4.2.7.1 and RFC 3722 allow letters, digits, '-', '.' and ':'. Initiators in use have '_' and '/' as
+    // well.
+    let mut peer = peer();
+    let names = [("InitiatorName", "iqn.2026-01.org.example:my_host/1"), ("TargetName", TARGET)];
+    peer.login(OPERATIONAL, Some(FULL), &text_of(&names));
+    assert!(peer.session.is_established());
+    for bad in ["iqn.2026-01.org.example:a,b", "iqn.2026-01.org.example:a b", "iqn.2026-01.org.example:a\tb"] {
+        let text = text_of(&[("InitiatorName", bad), ("TargetName", TARGET)]);
+        assert_eq!(refused(&login_request(OPERATIONAL, Some(FULL)), &text), LoginStatus::INITIATOR_ERROR);
+    }
+}
+
+#[test]
+fn each_login_response_has_the_task_tag_of_its_request() {
+    // Initiators use one tag for all requests of a login (RFC 7143 11.12). A change does no harm: it is accepted.
+    let mut peer = peer();
+    peer.login(SECURITY, Some(OPERATIONAL), &text_of(NAMES));
+    peer.send(&LoginRequest { itt: U32::new(77), ..login_request(OPERATIONAL, Some(FULL)) }, &[]);
+    peer.accept_login();
+    assert_eq!(response(&mut peer).itt.get(), 77);
+    assert!(peer.session.is_established());
+}
+
+#[test]
+fn the_time_of_a_login_begins_after_its_turn() {
+    let mut peer = peer();
+    peer.send(&login_request(OPERATIONAL, Some(FULL)), &text_of(NAMES));
+    let before = peer.session.deadline().expect("a login has an end");
+    peer.session.extend_login(lunar_core::pace::TURN_MAX);
+    peer.session.tick(before, &mut peer.actions);
+    assert_eq!((peer.session.closed(), peer.session.deadline()), (None, Some(before + lunar_core::pace::TURN_MAX)));
 }

@@ -2,14 +2,28 @@
 //! only by logins and logouts.
 
 use crate::authenticator::audit::LoginDetails;
+use crate::keys::Parameters;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
+use lunar_core::pace::host;
 use lunar_core::time::Instant;
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Sessions, discovery sessions included. An idle one takes some 20 KiB, so this is some 300 MB.
+/// Normal sessions. An idle one takes some 20 KiB, so this is some 300 MB.
 pub const SESSIONS_MAX: usize = 16 << 10;
+/// Discovery sessions, apart from normal ones. Each ends by itself after `DISCOVERY_LIFETIME`.
+pub const DISCOVERY_MAX: usize = 1024;
+/// Discovery sessions of one host: initiators ask and log out within a second, so this is a rack behind one address.
+/// One more ends the oldest of its host.
+pub const DISCOVERY_PER_HOST_MAX: usize = 64;
+/// From this limit of sessions on, hosts share it. A smaller limit is chosen for a few hosts, which may use all of it.
+const SHARED_MIN: usize = 256;
+/// The part of the places for sessions that is left to hosts with few sessions.
+const RESERVE_PART: usize = 8;
+/// A host has few sessions if it has at most this part of the places.
+const FLOOR_PART: usize = 64;
 
 /// Where a session is served.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -35,6 +49,8 @@ pub struct SessionRecord {
     pub location: SessionLocation,
     /// When it was registered.
     pub since: Instant,
+    /// The negotiated parameters, which a connection that is reinstated continues with.
+    pub parameters: Parameters,
 }
 
 /// The sessions of all targets.
@@ -47,9 +63,85 @@ struct Sessions {
     nexuses: BTreeMap<NexusKey, u16>,
     /// All sessions, by TSIH.
     records: BTreeMap<u16, SessionRecord>,
-    /// The number of normal sessions of each target that has any.
+    /// The numbers of normal sessions: of each target that has any, of each host, and in all.
     counts: BTreeMap<Arc<str>, usize>,
+    hosts: BTreeMap<IpAddr, usize>,
+    normal: usize,
+    /// The discovery sessions that have not been ended, the oldest first, with their hosts.
+    discovery: Vec<(u16, IpAddr)>,
     last: u16,
+}
+
+impl Sessions {
+    /// Whether a session more of this host is within the limit of all sessions. With a session of each of eight hosts
+    /// left, no host can lock out another one.
+    fn has_place(&self, host: IpAddr, limit: usize) -> bool {
+        let of_host = self.hosts.get(&host).copied().unwrap_or(0);
+        let is_few = of_host < (limit / FLOOR_PART).max(1);
+        let reserve = if limit < SHARED_MIN || is_few { 0 } else { limit / RESERVE_PART };
+        self.normal + reserve < limit
+    }
+
+    fn next_tsih(&mut self) -> u16 {
+        loop {
+            self.last = self.last.wrapping_add(1);
+            if self.last != 0 && !self.records.contains_key(&self.last) {
+                return self.last;
+            }
+        }
+    }
+
+    /// Makes room for a discovery session of this host: ends the oldest of the host, or of the host that has the most.
+    fn end_discovery(&mut self, host: IpAddr) -> Option<SessionLocation> {
+        let mut counts: BTreeMap<IpAddr, usize> = BTreeMap::new();
+        self.discovery.iter().for_each(|(_, other)| *counts.entry(*other).or_default() += 1);
+        let from = if counts.get(&host).is_some_and(|count| *count >= DISCOVERY_PER_HOST_MAX) {
+            host
+        } else if self.discovery.len() >= DISCOVERY_MAX {
+            counts.into_iter().max_by_key(|(_, count)| *count)?.0
+        } else {
+            return None;
+        };
+        let at = self.discovery.iter().position(|(_, other)| *other == from)?;
+        let (tsih, _) = self.discovery.remove(at);
+        self.records.get(&tsih).map(|record| record.location)
+    }
+
+    fn register_discovery(&mut self, record: SessionRecord) -> RegisteredSession {
+        let host = host(record.login.source.ip());
+        let replaced = self.end_discovery(host);
+        let tsih = self.next_tsih();
+        self.records.insert(tsih, record);
+        self.discovery.push((tsih, host));
+        RegisteredSession { tsih, replaced }
+    }
+
+    /// The session whose only connection a login reinstates (RFC 7143 6.3.4): same names, portal group, TSIH and CID.
+    ///
+    /// # Errors
+    /// The status that refuses the login. A stranger does not learn which TSIHs are in use.
+    fn reinstated(&self, candidate: &Candidate, port: u16) -> Result<&SessionRecord, LoginStatus> {
+        let record = self.records.get(&candidate.tsih).ok_or(LoginStatus::NO_SUCH_SESSION)?;
+        if candidate.discovery || self.nexuses.get(&key(candidate, port)) != Some(&candidate.tsih) {
+            return Err(LoginStatus::NO_SUCH_SESSION);
+        }
+        // MaxConnections is 1.
+        if record.candidate.cid == candidate.cid { Ok(record) } else { Err(LoginStatus::TOO_MANY_CONNECTIONS) }
+    }
+
+    fn add(&mut self, target: Arc<str>, host: IpAddr) {
+        *self.counts.entry(target).or_insert(0) += 1;
+        *self.hosts.entry(host).or_insert(0) += 1;
+        self.normal += 1;
+    }
+}
+
+/// Counts one less.
+fn subtract<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) {
+    match counts.get_mut(key) {
+        Some(count) if *count > 1 => *count -= 1,
+        _ => drop(counts.remove(key)),
+    }
 }
 
 /// A session that was registered.
@@ -73,23 +165,24 @@ impl Registry {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Checks the TSIH of a login. A login to an existing session is refused, because a session has one connection.
+    /// Checks the TSIH of a login to this target port. Returns the parameters of the session whose connection it
+    /// reinstates; `None`: it begins a session.
     ///
     /// # Errors
     /// The status that refuses the login.
-    pub fn check_tsih(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
+    pub fn check_tsih(&self, candidate: &Candidate, port: u16) -> Result<Option<Parameters>, LoginStatus> {
         match candidate.tsih {
-            0 => Ok(()),
-            tsih if self.lock().records.contains_key(&tsih) => Err(LoginStatus::TOO_MANY_CONNECTIONS),
-            _ => Err(LoginStatus::NO_SUCH_SESSION),
+            0 => Ok(None),
+            _ => self.lock().reinstated(candidate, port).map(|record| Some(record.parameters)),
         }
     }
 
-    /// Registers a session and gives it a TSIH. A target has at most `most` sessions, and all targets together
-    /// `most_in_all`.
+    /// Registers a session and gives it a TSIH, which stays the same if its connection is reinstated. A target has at
+    /// most `most` sessions, and all targets together `most_in_all`. A session that replaces another one needs no
+    /// place, and a discovery session takes none.
     ///
     /// # Errors
-    /// When a limit is reached.
+    /// When a limit is reached, or when the session of the TSIH has ended.
     pub fn register(
         &self,
         record: SessionRecord,
@@ -98,43 +191,47 @@ impl Registry {
     ) -> Result<RegisteredSession, LoginStatus> {
         let mut sessions = self.lock();
         let target = record.candidate.target.clone().filter(|_| !record.candidate.discovery);
-        let nexus = key(&record.candidate, record.port);
-        let replaces = target.is_some() && sessions.nexuses.contains_key(&nexus);
-        let count = target.as_ref().and_then(|target| sessions.counts.get(target)).copied().unwrap_or(0);
-        // A session that replaces another one does not count towards the limits.
-        if !replaces && (sessions.records.len() >= most_in_all.min(SESSIONS_MAX) || target.is_some() && count >= most) {
+        if record.candidate.tsih != 0 {
+            let tsih = record.candidate.tsih;
+            let replaced = Some(sessions.reinstated(&record.candidate, record.port)?.location);
+            sessions.records.insert(tsih, record);
+            return Ok(RegisteredSession { tsih, replaced });
+        }
+        let Some(target) = target else { return Ok(sessions.register_discovery(record)) };
+        let (nexus, host) = (key(&record.candidate, record.port), host(record.login.source.ip()));
+        let replaces = sessions.nexuses.contains_key(&nexus);
+        let count = sessions.counts.get(&target).copied().unwrap_or(0);
+        let limit = most_in_all.min(SESSIONS_MAX);
+        if !replaces && (!sessions.has_place(host, limit) || count >= most) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
-        let tsih = loop {
-            sessions.last = sessions.last.wrapping_add(1);
-            if sessions.last != 0 && !sessions.records.contains_key(&sessions.last) {
-                break sessions.last;
-            }
-        };
+        let tsih = sessions.next_tsih();
         sessions.records.insert(tsih, record);
-        let Some(target) = target else { return Ok(RegisteredSession { tsih, replaced: None }) };
-        *sessions.counts.entry(target).or_insert(0) += 1;
+        sessions.add(target, host);
         let replaced = sessions.nexuses.insert(nexus, tsih);
         let replaced = replaced.and_then(|old| sessions.records.get(&old)).map(|old| old.location);
         Ok(RegisteredSession { tsih, replaced })
     }
 
-    /// Removes a session of a target port, which has ended.
-    pub fn remove(&self, candidate: &Candidate, port: u16, tsih: u16) {
+    /// Removes a session that was served at this location and has ended.
+    pub fn remove(&self, tsih: u16, location: SessionLocation) {
         let mut sessions = self.lock();
-        if sessions.records.remove(&tsih).is_none() || candidate.discovery {
+        // The TSIH may belong to the connection that has reinstated this one.
+        if sessions.records.get(&tsih).is_none_or(|record| record.location != location) {
             return;
         }
-        let nexus = key(candidate, port);
+        let Some(SessionRecord { candidate, port, login, .. }) = sessions.records.remove(&tsih) else { return };
+        let Some(target) = candidate.target.clone().filter(|_| !candidate.discovery) else {
+            return sessions.discovery.retain(|(other, _)| *other != tsih);
+        };
+        let nexus = key(&candidate, port);
         // The nexus may belong to the session that has replaced this one.
         if sessions.nexuses.get(&nexus) == Some(&tsih) {
             sessions.nexuses.remove(&nexus);
         }
-        let Some(target) = &candidate.target else { return };
-        match sessions.counts.get_mut(target) {
-            Some(count) if *count > 1 => *count -= 1,
-            _ => drop(sessions.counts.remove(target)),
-        }
+        subtract(&mut sessions.counts, &target);
+        subtract(&mut sessions.hosts, &host(login.source.ip()));
+        sessions.normal -= 1;
     }
 
     /// The locations of the normal sessions of a target.
@@ -180,105 +277,5 @@ fn key(candidate: &Candidate, port: u16) -> NexusKey {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn candidate(initiator: &str, isid: u8, tsih: u16) -> Candidate {
-        Candidate {
-            initiator: initiator.into(),
-            alias: None,
-            target: Some("iqn.2026-01.io.lunar:t".into()),
-            discovery: false,
-            isid: [0, 0, 0, 0, 0, isid],
-            tsih,
-            cid: 0,
-        }
-    }
-
-    fn enter(
-        registry: &Registry,
-        candidate: &Candidate,
-        port: u16,
-        location: SessionLocation,
-    ) -> Result<RegisteredSession, LoginStatus> {
-        let login = LoginDetails::new(candidate, ([192, 0, 2, 1], 4000).into());
-        let record =
-            SessionRecord { candidate: candidate.clone(), login, group: 1, port, location, since: Instant::default() };
-        registry.register(record, SESSIONS_MAX, SESSIONS_MAX)
-    }
-
-    const HERE: SessionLocation = SessionLocation { core: 0, connection: 1 };
-    const THERE: SessionLocation = SessionLocation { core: 1, connection: 7 };
-
-    #[test]
-    fn a_session_of_the_same_nexus_is_replaced_and_another_is_not() {
-        let registry = Registry::new();
-        let first = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
-        assert_eq!(first.replaced, None);
-        assert_eq!(enter(&registry, &candidate("a", 2, 0), 1, HERE).expect("room").replaced, None);
-        let second = enter(&registry, &candidate("a", 1, 0), 1, THERE).expect("room");
-        assert_eq!(second.replaced, Some(HERE));
-        assert_ne!(first.tsih, second.tsih);
-        let elsewhere = enter(&registry, &candidate("a", 1, 0), 2, HERE).expect("room");
-        assert_eq!(elsewhere.replaced, None, "another target port is another nexus");
-        registry.remove(&candidate("a", 1, 0), 2, elsewhere.tsih);
-        registry.remove(&candidate("a", 1, 0), 1, first.tsih);
-        assert_eq!(enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").replaced, Some(THERE));
-    }
-
-    #[test]
-    fn a_discovery_session_replaces_no_session() {
-        let registry = Registry::new();
-        let _ = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room");
-        let discovery = Candidate { discovery: true, ..candidate("a", 1, 0) };
-        let registered = enter(&registry, &discovery, 1, THERE).expect("room");
-        assert_eq!(registered.replaced, None);
-        registry.remove(&discovery, 1, registered.tsih);
-        assert_eq!(registry.len(), 1);
-    }
-
-    #[test]
-    fn a_login_to_an_existing_session_is_refused() {
-        let registry = Registry::new();
-        assert_eq!(registry.check_tsih(&candidate("a", 1, 9)), Err(LoginStatus::NO_SUCH_SESSION));
-        let tsih = enter(&registry, &candidate("a", 1, 0), 1, HERE).expect("room").tsih;
-        assert_eq!(registry.check_tsih(&candidate("a", 1, tsih)), Err(LoginStatus::TOO_MANY_CONNECTIONS));
-        assert_eq!(registry.check_tsih(&candidate("a", 1, 0)), Ok(()));
-    }
-
-    #[test]
-    fn sessions_are_limited_and_tsihs_are_reused() {
-        let registry = Registry::new();
-        let registered: Vec<u16> = (0..SESSIONS_MAX)
-            .map(|_| {
-                enter(&registry, &Candidate { discovery: true, ..candidate("a", 1, 0) }, 1, HERE).expect("room").tsih
-            })
-            .collect();
-        assert!(!registered.contains(&0));
-        assert_eq!(
-            enter(&registry, &candidate("b", 1, 0), 1, HERE).map(|e| e.tsih),
-            Err(LoginStatus::OUT_OF_RESOURCES)
-        );
-        registry.remove(&candidate("a", 1, 0), 1, registered[0]);
-        assert!(enter(&registry, &candidate("b", 1, 0), 1, HERE).is_ok());
-    }
-
-    #[test]
-    fn a_target_has_its_own_limit_and_a_replacement_is_within_it() {
-        let registry = Registry::new();
-        let enter = |initiator: &str| {
-            let candidate = candidate(initiator, 1, 0);
-            let login = LoginDetails::new(&candidate, ([192, 0, 2, 1], 4000).into());
-            let record =
-                SessionRecord { candidate, login, group: 1, port: 1, location: HERE, since: Instant::default() };
-            registry.register(record, 2, SESSIONS_MAX).map(|registered| registered.tsih)
-        };
-        let first = enter("a").expect("room");
-        assert!(enter("b").is_ok());
-        assert_eq!(enter("c"), Err(LoginStatus::OUT_OF_RESOURCES));
-        assert!(enter("a").is_ok(), "it replaces its own session");
-        registry.remove(&candidate("a", 1, 0), 1, first);
-        assert_eq!((registry.len(), registry.locations("iqn.2026-01.io.lunar:t").len()), (2, 2));
-        assert!(registry.locations("iqn.2026-01.io.lunar:u").is_empty());
-    }
-}
+#[path = "registry_tests.rs"]
+mod tests;

@@ -14,12 +14,13 @@ use crate::authenticator::{Authenticator, LoginAttempt};
 use crate::config;
 use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
 use crate::login::{Candidate, LoginDecision};
-use crate::registry::{Registry, SessionLocation, SessionRecord};
+use crate::registry::{DISCOVERY_MAX, Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
 use crate::session::{SendTargetsQuery, TargetAddresses};
 use crate::wire::LoginStatus;
 use connection::Connection;
 use job::Job;
-use lunar_core::step::Tools;
+use lunar_core::shares::PeerShares;
+use lunar_core::step::SlotContext;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
@@ -33,10 +34,12 @@ use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Commands that one core carries out at once: sixteen full windows. Each takes some 3 KiB for its task.
-const SLOTS: usize = 2048;
-/// Connections per core: as many as the sessions there may be, and the half-open ones.
-const CONNECTIONS_MAX: usize = crate::registry::SESSIONS_MAX + HALF_OPEN_MAX;
+/// Commands that one core carries out at once. Each takes some 3 KiB for its task, once it was needed. One host alone
+/// has half of them, and one session alone a tenth: three windows of the usual size.
+const SLOTS: usize = 4096;
+/// Connections per core: as many as the sessions there may be, and the half-open ones, and as many of those that are
+/// ending.
+const CONNECTIONS_MAX: usize = SESSIONS_MAX + DISCOVERY_MAX + 2 * HALF_OPEN_MAX;
 /// How long initiators get to log out when the target stops, once their commands are done.
 const FAREWELL: Duration = Duration::from_millis(500);
 
@@ -66,6 +69,8 @@ pub struct Front {
     me: usize,
     peers: Rc<dyn Peers>,
     slots: Slots<Job>,
+    /// The slots, shared by hosts and sessions: a session beyond its share waits.
+    slot_shares: PeerShares,
     connections: Rc<Connections<Connection>>,
 }
 
@@ -80,7 +85,7 @@ impl Front {
         me: usize,
         peers: Rc<dyn Peers>,
     ) -> Rc<Self> {
-        let slots = Slots::new(reactor, SLOTS, async |job: &Job, tools: &mut Tools| job.run(tools).await);
+        let slots = Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await);
         Rc::new(Self {
             reactor: reactor.clone(),
             target: target.clone(),
@@ -89,6 +94,7 @@ impl Front {
             me,
             peers,
             slots,
+            slot_shares: PeerShares::new(SLOTS),
             connections: Connections::new(reactor, CONNECTIONS_MAX),
         })
     }
@@ -167,34 +173,48 @@ impl Front {
             Err(status) => return (LoginDecision::Refused(status), None),
         };
         let (entry, portal_group) = (attempt.entry(), portal_ref.group);
+        let port = entry.and_then(|entry| entry.ports.get(&portal_group)).copied();
         let verdict = if self.connections.is_draining() {
             LoginDecision::Refused(LoginStatus::SERVICE_UNAVAILABLE)
         } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
             LoginDecision::Moved { permanently, address: address.to_string() }
-        } else if entry.is_some_and(|entry| !entry.ports.contains_key(&portal_group)) {
+        } else if entry.is_some() && port.is_none() {
             LoginDecision::Refused(LoginStatus::NOT_FOUND)
-        } else if let Err(status) = self.registry.check_tsih(candidate) {
-            LoginDecision::Refused(status)
         } else {
             let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
             let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
-            LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer }
+            match self.registry.check_tsih(candidate, port.unwrap_or(0)) {
+                Ok(resumed) => {
+                    LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer, resumed }
+                }
+                Err(status) => LoginDecision::Refused(status),
+            }
         };
         (verdict, Some(attempt))
     }
 
     /// Gives a session its number, after the one that it replaces has ended.
-    async fn enter(&self, id: u64, record: SessionRecord, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
+    async fn enter(
+        self: &Rc<Self>,
+        id: u64,
+        record: SessionRecord,
+        attempt: &LoginAttempt,
+    ) -> Result<u16, LoginStatus> {
+        let is_discovery = record.candidate.discovery;
         let most = attempt.entry().map_or(0, |entry| entry.sessions_max);
         let registered = self.registry.register(record, most, self.authenticator.directory().sessions_max)?;
         if let Some(location) = registered.replaced {
-            self.end_session_at(location).await;
+            let front = self.clone();
+            let end = async move { front.end_session_at(location).await };
+            // A discovery session has no commands that must end first.
+            if is_discovery { self.reactor.spawn(end) } else { end.await }
         }
         self.connections.mark_identified(id);
         Ok(registered.tsih)
     }
 
-    /// What SendTargets tells an initiator that came from `source` to `local`, by a portal of this group.
+    /// The answer to SendTargets for an initiator at `source` that connected to `local`, through a portal of this
+    /// group.
     fn targets(
         &self,
         query: &SendTargetsQuery,

@@ -31,7 +31,7 @@ pub use action::{
 pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 
 use crate::chap::TargetAnswer;
-use crate::config::{Config, LOGIN_SEGMENT_MAX};
+use crate::config::{Config, DISCOVERY_LIFETIME, DISCOVERY_LOGOUT, LOGIN_SEGMENT_MAX, MISSING_TIMEOUT};
 use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, LoginDecision, Next};
 use crate::pdu_queue::{Digests, PduQueue};
@@ -39,6 +39,7 @@ use crate::wire::{Bhs, LoginRequest, LoginResponse, LoginStatus, NO_TAG, Opcode,
 use exchange::TextExchange;
 use held::Held;
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
+use lunar_core::shares::{Member, Share};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
 use lunar_core::wire::be::{U16, U32};
@@ -55,7 +56,7 @@ enum Phase {
     FullFeature,
     /// A login state is handling a request or an answer, which decides on the next phase.
     Advancing,
-    /// Nothing more is read. What is queued is still sent.
+    /// Nothing more is read. Queued bytes are still sent.
     Closed(CloseReason),
 }
 
@@ -71,10 +72,14 @@ pub struct Session {
     numbers: SequenceNumbers,
     tasks: Tasks,
     held: Vec<Held>,
-    /// Bytes of immediate and unsolicited data that were not pulled.
-    unsolicited: usize,
+    /// Its share of the memory for immediate and unsolicited data that was not pulled.
+    unsolicited: Share,
+    /// Since when a request has waited for a missing CmdSN.
+    gap_since: Option<Instant>,
     next_ttt: u32,
     candidate: Option<Candidate>,
+    /// Why the login was refused, if its status does not say it all.
+    refusal: Option<String>,
     parameters: Parameters,
     max_recv_segment: usize,
     negotiation: Negotiation,
@@ -87,9 +92,9 @@ pub struct Session {
 }
 
 impl Session {
-    /// The session of a connection that was just accepted.
+    /// The session of a connection that was just accepted. `unsolicited`: of [`Arena::join`].
     #[must_use]
-    pub fn new(config: Rc<Config>, arena: Arena, stats: Arc<Stats>, now: Instant) -> Self {
+    pub fn new(config: Rc<Config>, arena: Arena, unsolicited: &Member, stats: Arc<Stats>, now: Instant) -> Self {
         Self {
             phase: Phase::Login(Box::new(Login::new(Negotiation::new(config.clone())))),
             input: Input::default(),
@@ -97,9 +102,11 @@ impl Session {
             numbers: SequenceNumbers::default(),
             tasks: Tasks::default(),
             held: Vec::new(),
-            unsolicited: 0,
+            unsolicited: unsolicited.empty_share(),
+            gap_since: None,
             next_ttt: 1,
             candidate: None,
+            refusal: None,
             parameters: Parameters::initial(),
             max_recv_segment: LOGIN_SEGMENT_MAX,
             negotiation: Negotiation::new(config.clone()),
@@ -135,6 +142,12 @@ impl Session {
         self.candidate.as_ref()
     }
 
+    /// Why the login was refused, if its status does not say it all.
+    #[must_use]
+    pub fn refusal_reason(&self) -> Option<&str> {
+        self.refusal.as_deref()
+    }
+
     /// The negotiated parameters.
     #[must_use]
     pub fn parameters(&self) -> &Parameters {
@@ -155,6 +168,11 @@ impl Session {
         }
         self.advance_login(actions, |login, out| login.authorized(decision, out));
         input::pump(self, actions);
+    }
+
+    /// The login had to wait for its turn: its time begins later.
+    pub fn extend_login(&mut self, wait: Duration) {
+        self.started = self.started + wait;
     }
 
     /// The answer to [`Action::Authenticate`]: the target's response to a challenge of the initiator, if there is one,
@@ -181,14 +199,15 @@ impl Session {
                     Some(since) => since + self.config.ping_timeout,
                     None => self.last_received + self.config.ping_after,
                 };
-                Some(self.logout_by.map_or(alive, |by| by.min(alive)))
+                let gap = self.gap_since.map(|since| since + MISSING_TIMEOUT);
+                [Some(alive), self.logout_by, gap, self.lifetime_ends()].into_iter().flatten().min()
             }
             Phase::Advancing | Phase::Closed(_) => None,
         }
     }
 
     /// Checks the timeouts: ends a login that takes too long, pings a silent initiator, and closes a connection without
-    /// an answer to that.
+    /// an answer to that, or whose commands wait for one that does not come.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_none_or(|at| now < at) {
             return;
@@ -197,9 +216,13 @@ impl Session {
             self.close(CloseReason::LoginTimeout, actions);
         } else if self.logout_by.is_some_and(|by| by <= now) {
             self.close(CloseReason::LogoutTimeout, actions);
-        } else if self.ping_sent.is_some() {
+        } else if self.gap_since.is_some_and(|since| since + MISSING_TIMEOUT <= now) {
+            self.close(CloseReason::MissingCommand, actions);
+        } else if self.lifetime_ends().is_some_and(|at| at <= now) {
+            self.request_logout(DISCOVERY_LOGOUT, now);
+        } else if self.ping_sent.is_some_and(|since| since + self.config.ping_timeout <= now) {
             self.close(CloseReason::PingTimeout, actions);
-        } else {
+        } else if self.ping_sent.is_none() {
             self.ping();
             self.ping_sent = Some(now);
         }
@@ -211,6 +234,12 @@ impl Session {
             self.send_logout_request(time);
             self.logout_by = Some(now + time);
         }
+    }
+
+    /// When a discovery session is asked to log out.
+    fn lifetime_ends(&self) -> Option<Instant> {
+        let is_asked = self.logout_by.is_some();
+        (self.is_discovery() && self.is_established() && !is_asked).then(|| self.started + DISCOVERY_LIFETIME)
     }
 
     fn note_received(&mut self, now: Instant) {
@@ -230,7 +259,7 @@ impl Session {
     }
 
     fn shut(&mut self, why: CloseReason) {
-        if let CloseReason::Malformed(_) | CloseReason::HeaderDigest = why {
+        if let CloseReason::Malformed(_) | CloseReason::HeaderDigest | CloseReason::MissingCommand = why {
             self.stats.protocol_errors.add(1);
         }
         if self.closed().is_none() {
@@ -240,7 +269,8 @@ impl Session {
         self.held = Vec::new();
         self.exchange = None;
         self.tasks = Tasks::default();
-        self.unsolicited = 0;
+        self.unsolicited.shrink(usize::MAX);
+        self.gap_since = None;
     }
 
     /// The reason to close the connection if a header is malformed (RFC 7143 7.7): the position of the next header is
@@ -313,6 +343,7 @@ impl Session {
             ..LoginResponse::blank()
         };
         self.out.short(response, &[]);
+        self.refusal = Some("a PDU of the login is not a login request".into());
         self.close(CloseReason::LoginRefused(LoginStatus::INVALID_REQUEST), actions);
     }
 
@@ -340,7 +371,10 @@ impl Session {
                 actions.push(Action::Establish(established));
             }
             Next::Done(established) => self.enter_full_feature(*established),
-            Next::Refused(status) => self.close(CloseReason::LoginRefused(status), actions),
+            Next::Refused(status, why) => {
+                self.refusal = why;
+                self.close(CloseReason::LoginRefused(status), actions);
+            }
         }
     }
 

@@ -5,7 +5,7 @@ use crate::wire::{
     FINAL, First, NO_TAG, NopOut, Opcode, Pdu, R2t, READ, ScsiCommand, Snack, TaskManagementRequest, WRITE,
     extended_cdb,
 };
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::wire::be::U32;
 use proptest::prelude::*;
 
@@ -118,7 +118,7 @@ fn serve(peer: &mut Peer, commands: &[Command]) -> Vec<Vec<u8>> {
             other => panic!("{other:?}"),
         }
         let data = peer.arena.copy(&pattern(command.data_in as usize)).expect("room").into();
-        peer.session.reply(command.task, 0, &[], &mut Tail { offset: 0, data }, 512);
+        peer.session.reply(command.task, 0, &[], &mut FinalData { offset: 0, data }, 512);
     }
     pulled
 }
@@ -186,7 +186,7 @@ fn a_dropped_session_frees_all_memory() {
         peer.feed(&bytes);
         peer.actions.clear();
         assert_eq!(peer.pull(command.task, 0, 100_000).len(), 100_000);
-        peer.session.reply(command.task, 0, &[], &mut Tail::default(), 100_000);
+        peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 100_000);
         peer.received();
     }
     let arena = peer.arena.clone();

@@ -64,10 +64,20 @@ pub(crate) struct Peer {
 
 impl Peer {
     pub(crate) fn new(config: Config) -> Self {
+        Self::with(config, &Arena::new(8 << 20), 1)
+    }
+
+    /// A session of the host with this number, on a core that others use as well.
+    pub(crate) fn of_host(arena: &Arena, host: u8) -> Self {
+        Self::with(Config::default(), arena, host)
+    }
+
+    fn with(config: Config, arena: &Arena, host: u8) -> Self {
         assert_eq!(config.check(), Ok(()));
-        let (arena, stats) = (Arena::new(8 << 20), Arc::new(Stats::default()));
+        let (arena, stats) = (arena.clone(), Arc::new(Stats::default()));
         let now = Instant(1_000_000_000);
-        let session = Session::new(Rc::new(config), arena.clone(), stats.clone(), now);
+        let unsolicited = arena.join([192, 0, 2, host].into()).unsolicited;
+        let session = Session::new(Rc::new(config), arena.clone(), &unsolicited, stats.clone(), now);
         Self {
             arena,
             session,
@@ -84,8 +94,7 @@ impl Peer {
     /// A session after a login with these pairs and the names.
     pub(crate) fn logged_in_with(config: Config, pairs: &[(&str, &str)]) -> Self {
         let mut peer = Self::new(config);
-        let text = text_of(&[NAMES, pairs].concat());
-        peer.log_in(&text);
+        peer.log_in_with(pairs);
         let is = |key| pairs.contains(&(key, "CRC32C"));
         peer.digests = (is("HeaderDigest"), is("DataDigest"));
         peer
@@ -99,6 +108,11 @@ impl Peer {
         let mut peer = Self::new(Config::default());
         peer.log_in(&text_of(&[("InitiatorName", INITIATOR), ("SessionType", "Discovery")]));
         peer
+    }
+
+    /// Logs in with the names and these pairs.
+    pub(crate) fn log_in_with(&mut self, pairs: &[(&str, &str)]) {
+        self.log_in(&text_of(&[NAMES, pairs].concat()));
     }
 
     fn log_in(&mut self, text: &[u8]) {
@@ -122,8 +136,13 @@ impl Peer {
                 match action {
                     Action::Authorize(_) => {
                         let alias = Some("the disk".into());
-                        let decision =
-                            LoginDecision::Accepted { portal_group: 1, alias, challenge: self.challenge, offer: None };
+                        let decision = LoginDecision::Accepted {
+                            portal_group: 1,
+                            alias,
+                            challenge: self.challenge,
+                            offer: None,
+                            resumed: None,
+                        };
                         self.session.authorized(decision, &mut self.actions);
                     }
                     Action::Establish(_) => self.session.established(Ok(7), &mut self.actions),

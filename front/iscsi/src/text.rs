@@ -146,11 +146,13 @@ pub fn yes_or_no(value: bool) -> &'static str {
     if value { "Yes" } else { "No" }
 }
 
-/// A decimal or hexadecimal (0x) number; `None` for other text.
+/// A decimal or hexadecimal (0x) number; `None` for other text. RFC 7143 6.1: a decimal number other than 0 begins with
+/// a digit that is not zero. With a leading zero, other implementations read an octal number.
 #[must_use]
 pub fn number(value: &str) -> Option<u64> {
     let (digits, radix) = match hex_digits(value) {
         Some(digits) => (digits, 16),
+        None if value.len() > 1 && value.starts_with('0') => return None,
         None => (value, 10),
     };
     // `from_str_radix` also accepts a sign.
@@ -284,8 +286,9 @@ mod tests {
     fn booleans_numbers_and_lists_are_parsed() {
         assert_eq!((boolean("Yes"), boolean("No"), boolean("yes")), (Some(true), Some(false), None));
         assert_eq!((yes_or_no(true), yes_or_no(false)), ("Yes", "No"));
+        assert_eq!((number("0"), number("0x00")), (Some(0), Some(0)));
         assert_eq!((number("262144"), number("0x40000"), number("0X0a")), (Some(262_144), Some(262_144), Some(10)));
-        for bad in ["", "+1", "-1", "1k", "0x", "0x+1", " 1", "99999999999999999999"] {
+        for bad in ["", "+1", "-1", "1k", "0x", "0x+1", " 1", "99999999999999999999", "010", "00"] {
             assert_eq!(number(bad), None, "{bad}");
         }
         assert_eq!(range("1~0x10"), Some((1, 16)));

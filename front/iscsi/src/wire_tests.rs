@@ -334,7 +334,7 @@ fn a_long_cdb_has_an_additional_header() {
     let cdb: Vec<u8> = (0..32).collect();
     let bytes = extended_cdb(&cdb);
     assert_eq!(bytes, hex("0011 01 00 101112131415161718191a1b1c1d1e1f"));
-    assert_eq!(extended_cdb(&cdb[..16]), []);
+    assert_eq!(extended_cdb(&cdb[..16]), [0_u8; 0]);
     let bytes = extended_cdb(&cdb[..17]);
     assert_eq!(bytes, hex("0002 01 00 10000000"));
     assert_eq!(AhsWalk::new(&bytes).collect::<Vec<_>>(), [Ok(Ahs::ExtendedCdb(&[16]))]);

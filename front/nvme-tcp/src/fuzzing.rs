@@ -4,7 +4,7 @@ use crate::config::IN_CAPSULE_MAX;
 use crate::session::{Action, CommandData, ProtocolMachine, PullResult, ReceiveMode, Session, TaskKey};
 use crate::wire::{CapsuleCmd, H2cData, IcReq, LAST, Pdu, R2t};
 use lunar_core::mem::{Arena, BLOCK_MAX, Sg};
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::time::Instant;
 use lunar_nvme::command::{FABRICS, Sqe};
 use lunar_nvme::fuzzing::caller;
@@ -155,12 +155,12 @@ impl Rig {
         if command.sent > 0 {
             return self.pull(key, command.sent.min(TRANSFER_MAX));
         }
-        let mut tail = Tail::default();
+        let mut final_data = FinalData::default();
         if command.room > 0 {
             let Some(memory) = self.arena.take_sg(command.room.min(TRANSFER_MAX) as usize) else { return };
-            tail.data = memory.share();
+            final_data.data = memory.share();
         }
-        self.session.reply(key, Status::SUCCESS, 0, &mut tail);
+        self.session.reply(key, Status::SUCCESS, 0, &mut final_data);
     }
 
     fn pull(&mut self, key: TaskKey, len: u32) {
@@ -179,7 +179,7 @@ impl Rig {
             },
             PullResult::Failed(_) => Status::TRANSPORT_ERROR,
         };
-        self.session.reply(key, status, 0, &mut Tail::default());
+        self.session.reply(key, status, 0, &mut FinalData::default());
     }
 }
 

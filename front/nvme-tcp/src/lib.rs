@@ -9,12 +9,16 @@
 //! * [`tls`]: TLS with pre-shared keys
 //! * [`config`]: limits of queues, data and time
 //! * [`serve`]: connects sessions to the reactor and to the controllers; the only module with I/O
+//! * [`front`]: the front of the engine: portals of a configuration, controllers for operators
 //! * `fuzzing`: entry points of the fuzz targets, and a host for tests, with the feature `testing` only
 
+pub mod command_line;
 pub mod config;
+pub mod front;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod pdu_queue;
+pub mod schema;
 pub mod serve;
 pub mod session;
 pub mod tls;

@@ -1,7 +1,7 @@
 //! The glue between the session machine, the controller and the reactor: one [`Front`] per core.
 //!
-//! * [`connection`]: one connection: what its session asks for, and its end
-//! * [`secure`]: a connection that is a secure channel, or not
+//! * [`connection`]: one connection: the actions of its session, and its end
+//! * [`secure`]: a connection with or without TLS
 //! * [`job`]: one command in a slot
 //! * here: slots, draining
 //!
@@ -16,9 +16,10 @@ mod secure;
 use crate::tls::TlsContext;
 use connection::Connection;
 use job::Job;
-use lunar_core::step::Tools;
+use lunar_core::shares::PeerShares;
+use lunar_core::step::SlotContext;
 use lunar_nvme::Subsystem;
-use lunar_nvme::directory::Way;
+use lunar_nvme::directory::PortalRef;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
@@ -28,20 +29,37 @@ use std::net::IpAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Commands that one core carries out at once: two full queues of the largest size. Each takes some 3 KiB for its task.
+/// Commands of I/O queues that one core executes at once: two full queues of the largest size. Each takes some 3 KiB
+/// for its task.
 const SLOTS: usize = 2048;
+/// Commands of admin queues that one core executes at once, apart from the others: hosts keep their controllers while
+/// I/O waits. A host sends few of them at a time.
+const ADMIN_SLOTS: usize = 256;
+/// Commands of one core that wait for a slot, shared by hosts and queues: the full queues of a large host. Each takes
+/// some 500 bytes. One more is refused with a status that its host tries again after.
+const WAITING_MAX: usize = 16 << 10;
 /// Connections per core: four queues for each controller that there may be, and the half-open ones.
 const CONNECTIONS_MAX: usize = 4 * lunar_nvme::controller::CONTROLLERS_MAX + HALF_OPEN_MAX;
 
-/// How it is served.
+/// The settings of the front.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// The address that the discovery service tells; `None`: the one that the host came in by.
+    /// The address in the discovery log page; `None`: the one that the host connected to.
     pub advertise: Option<IpAddr>,
-    /// Secure channels, if any host may have one.
-    pub channels: Option<TlsContext>,
+    /// The TLS context, if hosts may use TLS.
+    pub tls: Option<TlsContext>,
     /// How long commands get to finish when the target stops.
     pub drain: Duration,
+}
+
+/// The resources of a core that hosts and queues share.
+struct Shares {
+    /// Slots of I/O queues.
+    io: PeerShares,
+    /// Slots of admin queues.
+    admin: PeerShares,
+    /// Commands that wait for a slot.
+    waiting: PeerShares,
 }
 
 /// One core's NVMe/TCP.
@@ -50,6 +68,7 @@ pub struct Front {
     subsystem: Rc<Subsystem>,
     settings: Settings,
     slots: Slots<Job>,
+    shares: Shares,
     connections: Rc<Connections<Connection>>,
 }
 
@@ -57,19 +76,25 @@ impl Front {
     /// The front of a core.
     #[must_use]
     pub fn new(reactor: &Reactor, subsystem: &Rc<Subsystem>, settings: Settings) -> Rc<Self> {
-        let slots = Slots::new(reactor, SLOTS, async |job: &Job, tools: &mut Tools| job.run(tools).await);
+        let slots =
+            Slots::new(reactor, SLOTS + ADMIN_SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await);
         Rc::new(Self {
             reactor: reactor.clone(),
             subsystem: subsystem.clone(),
             settings,
             slots,
+            shares: Shares {
+                io: PeerShares::new(SLOTS),
+                admin: PeerShares::new(ADMIN_SLOTS),
+                waiting: PeerShares::new(WAITING_MAX),
+            },
             connections: Connections::new(reactor, CONNECTIONS_MAX),
         })
     }
 
-    /// Serves a connection that came by this way.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, way: Way) {
-        self.connections.serve(incoming, |id, joined| Connection::new(self.clone(), id, joined, way));
+    /// Serves a connection that was accepted at this portal.
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, portal_ref: PortalRef) {
+        self.connections.serve(incoming, |id, joined| Connection::new(self.clone(), id, joined, portal_ref));
     }
 
     /// Connections that are served.
@@ -101,3 +126,7 @@ impl fmt::Debug for Front {
         write!(f, "Front({} connections)", self.connections.len())
     }
 }
+
+#[cfg(test)]
+#[path = "serve_tests.rs"]
+mod tests;

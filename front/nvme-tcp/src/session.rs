@@ -62,6 +62,8 @@ pub enum CloseReason {
     TerminatedByHost(FatalStatus),
     /// The host has not connected a queue, or not authenticated, in time.
     ConnectTimeout,
+    /// The host has not sent data that it was asked for, in time.
+    DataTimeout,
     /// The host has disconnected the queue.
     Disconnected,
     /// There was no memory for a header.
@@ -74,6 +76,7 @@ impl fmt::Display for CloseReason {
             Self::ProtocolError(status, at) => write!(f, "the host violates the protocol: {status:?} at {at}"),
             Self::TerminatedByHost(status) => write!(f, "the host has terminated the connection: {status:?}"),
             Self::ConnectTimeout => f.write_str("the host did not connect a queue, or did not authenticate, in time"),
+            Self::DataTimeout => f.write_str("the host did not send the data of a write in time"),
             Self::Disconnected => f.write_str("the host has disconnected"),
             Self::NoMemory => f.write_str("no memory for a reply"),
         }
@@ -91,7 +94,7 @@ enum Phase {
     Authenticating,
     /// The queue is connected.
     Live,
-    /// Nothing more is read. What is queued is still sent.
+    /// Nothing more is read. Queued bytes are still sent.
     Closed(CloseReason),
 }
 
@@ -204,7 +207,7 @@ impl Session {
             Ok(_) => Status::SEQUENCE_ERROR,
             Err(status) => status,
         };
-        self.reply(key, status, result.into(), &mut lunar_core::step::Tail::default());
+        self.reply(key, status, result.into(), &mut lunar_core::step::FinalData::default());
     }
 
     /// The host of the queue has to authenticate, within the timeout of the connection.
@@ -355,7 +358,7 @@ impl Session {
                 let data = self.tasks.get_mut(key).map(|task| task.take_in_capsule()).unwrap_or_default();
                 actions.push(Action::Connect(key, Box::new(command), data));
             }
-            _ => _ = self.reply(key, Status::SEQUENCE_ERROR, 0, &mut lunar_core::step::Tail::default()),
+            _ => _ = self.reply(key, Status::SEQUENCE_ERROR, 0, &mut lunar_core::step::FinalData::default()),
         }
         Ok(())
     }
@@ -368,7 +371,7 @@ impl Session {
                 return actions.push(Action::Fused(Box::new([(first, other), (key, command)])));
             }
             (Fused::Failed, FUSE_SECOND) => {
-                self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::Tail::default());
+                self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::FinalData::default());
                 return actions.push(Action::Refused(command.sqe, Status::FUSED_FAILED));
             }
             // A second command that does not follow the first directly is a command of its own.

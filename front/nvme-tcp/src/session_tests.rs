@@ -189,6 +189,33 @@ fn h2c_data_must_match_its_r2t() {
     assert_eq!(termination(&mut long), (FatalStatus::LIMIT, 16));
 }
 
+/// NVMe/TCP Transport 1.0 3.6.2.7: DATAL is the length of the data in this PDU.
+#[test]
+fn h2c_data_that_announces_more_than_its_pdu_has_ends_the_connection() {
+    for (digests, data, announced) in [
+        (0, &[][..], 8192_u32),
+        (0, &[], 1),
+        (0, &[0; 512], 8192),
+        (0, &[0; 512], 0),
+        (HEADER_DIGEST, &[], 8192),
+        (HEADER_DIGEST, &[0; 512], 8192),
+    ] {
+        let mut rig = Rig::live(digests);
+        rig.receive(&capsule(&write(9, TRANSPORT, 8192), &[], digests));
+        rig.perform_actions();
+        let r2t = R2t::of(&rig.sent()).expect("a request").tag.get();
+        let mut bytes = h2c_data(9, r2t, 0, data, LAST, digests);
+        bytes[16..20].copy_from_slice(&announced.to_le_bytes());
+        if digests == HEADER_DIGEST {
+            let sum = digest(&bytes[..24]);
+            bytes[24..28].copy_from_slice(&sum);
+        }
+        rig.receive(&bytes);
+        let ended = termination(&mut rig);
+        assert_eq!(ended, (FatalStatus::INVALID_HEADER, 16), "{announced} announced, {} sent, {digests}", data.len());
+    }
+}
+
 #[test]
 fn wrong_digests_are_reported() {
     let mut rig = Rig::live(3);
@@ -317,7 +344,7 @@ fn a_reply_waits_for_the_requested_data() {
     assert!(matches!(rig.session.pull(key, 0, 8192), PullResult::NeedsMemory(8192)));
     rig.session.supply(key, rig.arena.take_sg(8192).expect("room"));
     let r2t = R2t::of(&rig.sent()).expect("a request").tag.get();
-    assert!(rig.session.reply(key, Status::ABORTED, 0, &mut lunar_core::step::Tail::default()));
+    assert!(rig.session.reply(key, Status::ABORTED, 0, &mut lunar_core::step::FinalData::default()));
     assert!(rig.sent().is_empty());
     rig.receive(&h2c_data(9, r2t, 0, &[0; 8192], LAST, 0));
     assert_eq!(response(&rig.sent()), (9, Status::ABORTED));

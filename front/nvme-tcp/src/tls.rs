@@ -11,7 +11,7 @@
 
 pub mod external;
 
-use lunar_nvme::auth::guard::{Bearer, Unagreed};
+use lunar_nvme::auth::authenticator::{TlsPeer, TlsRefusal};
 use lunar_nvme::auth::hash::Hash;
 use lunar_nvme::auth::psk::{Claim, Offer};
 use openssl::error::ErrorStack;
@@ -33,14 +33,14 @@ const SUITES: &str = "TLS_AES_256_GCM_SHA384:TLS_AES_128_GCM_SHA256";
 const IDENTITIES_MAX: usize = 8;
 
 /// The owner of an identity, and its key.
-pub type Known = (Arc<Bearer>, Offer);
+pub type Known = (Arc<TlsPeer>, Offer);
 
 /// The result of a ClientHello.
 struct ClientHello {
     /// The NQN of the host, as the identity names it.
     host: Option<Arc<str>>,
     /// The owner of the key and the hash function of the key.
-    found: Result<(Arc<Bearer>, Hash), Unagreed>,
+    found: Result<(Arc<TlsPeer>, Hash), TlsRefusal>,
 }
 
 /// The OpenSSL context of all TLS connections.
@@ -61,7 +61,7 @@ impl TlsContext {
     ///
     /// # Errors
     /// The errors of OpenSSL.
-    pub fn new(find: impl Fn(&str) -> Result<Known, Unagreed> + Send + Sync + 'static) -> Result<Self, ErrorStack> {
+    pub fn new(find: impl Fn(&str) -> Result<Known, TlsRefusal> + Send + Sync + 'static) -> Result<Self, ErrorStack> {
         let place = Ssl::new_ex_index()?;
         let mut context = SslContext::builder(SslMethod::tls_server())?;
         restrict(&mut context)?;
@@ -79,27 +79,27 @@ impl TlsContext {
 /// Handles a ClientHello: selects the first known key in it, and the cipher suite of that key.
 fn handle_client_hello(
     ssl: &mut SslRef,
-    find: &impl Fn(&str) -> Result<Known, Unagreed>,
+    find: &impl Fn(&str) -> Result<Known, TlsRefusal>,
 ) -> Result<ClientHello, ErrorStack> {
     let suites = ssl.client_hello_ciphers().unwrap_or_default();
     let is_offered = |hash| suites.chunks_exact(2).any(|suite| suite == external::suite(hash).1);
-    let mut client_hello = ClientHello { host: None, found: Err(Unagreed::NoIdentity) };
+    let mut client_hello = ClientHello { host: None, found: Err(TlsRefusal::NoIdentity) };
     let mut known = None;
     for identity in identities(external::named_keys(ssl).unwrap_or_default()).take(IDENTITIES_MAX) {
         let Ok(identity) = std::str::from_utf8(identity) else { continue };
         let host = Claim::parse(identity).map(|claim| claim.host.into());
-        let found = find(identity).and_then(|(bearer, offer)| match is_offered(offer.hash) {
-            true => Ok((bearer, offer)),
-            false => Err(Unagreed::NoSuite(offer.hash)),
+        let found = find(identity).and_then(|(tls_peer, offer)| match is_offered(offer.hash) {
+            true => Ok((tls_peer, offer)),
+            false => Err(TlsRefusal::NoSuite(offer.hash)),
         });
         match found {
-            Ok((bearer, offer)) => {
-                client_hello = ClientHello { host, found: Ok((bearer, offer.hash)) };
+            Ok((tls_peer, offer)) => {
+                client_hello = ClientHello { host, found: Ok((tls_peer, offer.hash)) };
                 known = Some(offer);
                 break;
             }
             // Of several unknown keys, the first is reported.
-            Err(why) if matches!(client_hello.found, Err(Unagreed::NoIdentity)) => {
+            Err(why) if matches!(client_hello.found, Err(TlsRefusal::NoIdentity)) => {
                 client_hello = ClientHello { host, found: Err(why) };
             }
             Err(_) => {}
@@ -214,7 +214,7 @@ pub struct TlsConnection {
 
 impl fmt::Debug for TlsConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "TlsConnection({:?})", self.bearer())
+        write!(f, "TlsConnection({:?})", self.tls_peer())
     }
 }
 
@@ -302,19 +302,19 @@ impl TlsConnection {
 
     /// The owner of the host's key, after the handshake.
     #[must_use]
-    pub fn bearer(&self) -> Option<Arc<Bearer>> {
+    pub fn tls_peer(&self) -> Option<Arc<TlsPeer>> {
         let client_hello = self.stream.ssl().ex_data(self.client_hello).filter(|_| self.is_open)?;
-        client_hello.found.as_ref().ok().map(|(bearer, _)| bearer.clone())
+        client_hello.found.as_ref().ok().map(|(tls_peer, _)| tls_peer.clone())
     }
 
     /// After a failed handshake: the NQN of the host, if it was sent, and the reason.
     #[must_use]
-    pub fn failure(&self) -> (Option<Arc<str>>, Unagreed) {
+    pub fn failure(&self) -> (Option<Arc<str>>, TlsRefusal) {
         let Some(client_hello) = self.stream.ssl().ex_data(self.client_hello) else {
-            return (None, Unagreed::NoIdentity);
+            return (None, TlsRefusal::NoIdentity);
         };
         let why = match &client_hello.found {
-            Ok((_, hash)) => Unagreed::Broken(*hash),
+            Ok((_, hash)) => TlsRefusal::Broken(*hash),
             Err(why) => *why,
         };
         (client_hello.host.clone(), why)
@@ -336,12 +336,12 @@ pub(crate) mod tests {
         Offer { identity: identity.into(), hash, key: vec![key; hash.len()].into() }
     }
 
-    pub(crate) fn channels() -> TlsContext {
-        let bearer =
-            || Bearer { host: HOST.into(), subsystem: "nqn.x".into(), key: Secret::of_any_length(vec![7; 32]) };
+    pub(crate) fn tls_context() -> TlsContext {
+        let tls_peer =
+            || TlsPeer { host: HOST.into(), subsystem: "nqn.x".into(), key: Secret::of_any_length(vec![7; 32]) };
         let find = move |identity: &str| match identity {
-            IDENTITY | LONG => Ok((Arc::new(bearer()), offer(identity, 7))),
-            _ => Err(Claim::parse(identity).map_or(Unagreed::NoIdentity, |_| Unagreed::NoKey)),
+            IDENTITY | LONG => Ok((Arc::new(tls_peer()), offer(identity, 7))),
+            _ => Err(Claim::parse(identity).map_or(TlsRefusal::NoIdentity, |_| TlsRefusal::NoKey)),
         };
         TlsContext::new(find).expect("OpenSSL is there")
     }
@@ -403,13 +403,13 @@ pub(crate) mod tests {
     }
 
     /// Performs the handshake, in pieces of `piece` bytes.
-    fn handshake(host: &mut TlsHost, channel: &mut TlsConnection, piece: usize) -> Result<(), TlsFailed> {
+    fn handshake(host: &mut TlsHost, tls: &mut TlsConnection, piece: usize) -> Result<(), TlsFailed> {
         for _ in 0..4 {
             for part in host.handshake().chunks(piece) {
-                channel.feed(part);
-                assert_eq!(channel.open(&mut [0; 64])?, 0);
+                tls.feed(part);
+                assert_eq!(tls.open(&mut [0; 64])?, 0);
             }
-            host.feed(&all(&mut channel.stream.get_mut().outgoing));
+            host.feed(&all(&mut tls.stream.get_mut().outgoing));
         }
         Ok(())
     }
@@ -417,24 +417,24 @@ pub(crate) mod tests {
     #[test]
     fn both_sides_exchange_data() {
         for piece in [1, 7, 100_000] {
-            let (mut host, mut channel) = (TlsHost::new(IDENTITY, 7), TlsConnection::new(&channels()).expect("room"));
-            assert_eq!(channel.bearer(), None);
-            handshake(&mut host, &mut channel, piece).expect("the handshake succeeds");
-            assert_eq!(channel.bearer().map(|bearer| bearer.host.to_string()).as_deref(), Some(HOST));
-            channel.feed(&host.encrypt(b"from the host"));
+            let (mut host, mut tls) = (TlsHost::new(IDENTITY, 7), TlsConnection::new(&tls_context()).expect("room"));
+            assert_eq!(tls.tls_peer(), None);
+            handshake(&mut host, &mut tls, piece).expect("the handshake succeeds");
+            assert_eq!(tls.tls_peer().map(|tls_peer| tls_peer.host.to_string()).as_deref(), Some(HOST));
+            tls.feed(&host.encrypt(b"from the host"));
             let mut decrypted = [0; 64];
-            assert_eq!((channel.open(&mut decrypted[..4]), channel.open(&mut decrypted[4..])), (Ok(4), Ok(9)));
-            assert_eq!((&decrypted[..13], channel.open(&mut [0; 64])), (&b"from the host"[..], Ok(0)));
+            assert_eq!((tls.open(&mut decrypted[..4]), tls.open(&mut decrypted[4..])), (Ok(4), Ok(9)));
+            assert_eq!((&decrypted[..13], tls.open(&mut [0; 64])), (&b"from the host"[..], Ok(0)));
             let pieces = [&[0x5a; 24][..], &[0x5a; 40_000], &[], &[0x5a; 9_976]];
-            channel.seal(pieces.into_iter()).expect("it is open");
+            tls.seal(pieces.into_iter()).expect("it is open");
             // Four records, each with header, content type and tag.
             let total = 50_000 + 4 * (5 + 1 + 16);
-            assert_eq!(channel.queued_bytes(), total);
+            assert_eq!(tls.queued_bytes(), total);
             let mut first = [0; 1000];
-            assert_eq!((channel.take(&mut first), channel.queued_bytes()), (1000, total - 1000));
+            assert_eq!((tls.take(&mut first), tls.queued_bytes()), (1000, total - 1000));
             host.feed(&first);
-            host.feed(&all(&mut channel.stream.get_mut().outgoing));
-            assert_eq!((channel.queued_bytes(), channel.take(&mut first)), (0, 0));
+            host.feed(&all(&mut tls.stream.get_mut().outgoing));
+            assert_eq!((tls.queued_bytes(), tls.take(&mut first)), (0, 0));
             assert!(host.decrypt(50_000) == [0x5a; 50_000]);
         }
     }
@@ -447,42 +447,41 @@ pub(crate) mod tests {
             let both = [format!("{own}:{other}"), format!("{other}:{own}")];
             for suites in [own, &both[0], &both[1], &format!("TLS_CHACHA20_POLY1305_SHA256:{}", both[1])] {
                 let mut host = TlsHost::offering(suites, offer(identity, 7));
-                let mut channel = TlsConnection::new(&channels()).expect("room");
-                handshake(&mut host, &mut channel, 100).expect("the handshake succeeds");
+                let mut tls = TlsConnection::new(&tls_context()).expect("room");
+                handshake(&mut host, &mut tls, 100).expect("the handshake succeeds");
                 assert_eq!(host.suite(), Some(own), "{suites}");
-                assert!(channel.bearer().is_some_and(|bearer| &*bearer.host == HOST));
-                channel.feed(&host.encrypt(b"from the host"));
+                assert!(tls.tls_peer().is_some_and(|tls_peer| &*tls_peer.host == HOST));
+                tls.feed(&host.encrypt(b"from the host"));
                 let mut decrypted = [0; 13];
-                assert_eq!((channel.open(&mut decrypted), &decrypted), (Ok(13), b"from the host"));
+                assert_eq!((tls.open(&mut decrypted), &decrypted), (Ok(13), b"from the host"));
             }
             let hash = Claim::parse(identity).expect("one of ours").hash;
             let mut host = TlsHost::offering(other, offer(identity, 7));
-            let mut channel = TlsConnection::new(&channels()).expect("room");
-            assert!(handshake(&mut host, &mut channel, 100).is_err(), "the host has no suite for its key");
-            assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::NoSuite(hash)));
+            let mut tls = TlsConnection::new(&tls_context()).expect("room");
+            assert!(handshake(&mut host, &mut tls, 100).is_err(), "the host has no suite for its key");
+            assert_eq!(tls.failure(), (Some(HOST.into()), TlsRefusal::NoSuite(hash)));
         }
     }
 
     #[test]
     fn a_handshake_without_a_valid_key_fails_with_a_reason() {
         for (identity, key, host_is, why) in [
-            (IDENTITY, 8, Some(HOST), Unagreed::Broken(Hash::SHA256)),
-            (LONG, 8, Some(HOST), Unagreed::Broken(Hash::SHA384)),
-            ("NVMe1R01 nqn.other nqn.x digest", 7, Some("nqn.other"), Unagreed::NoKey),
-            ("NVMe1R02 nqn.other nqn.x digest", 7, Some("nqn.other"), Unagreed::NoKey),
-            ("Client_identity", 7, None, Unagreed::NoIdentity),
+            (IDENTITY, 8, Some(HOST), TlsRefusal::Broken(Hash::SHA256)),
+            (LONG, 8, Some(HOST), TlsRefusal::Broken(Hash::SHA384)),
+            ("NVMe1R01 nqn.other nqn.x digest", 7, Some("nqn.other"), TlsRefusal::NoKey),
+            ("NVMe1R02 nqn.other nqn.x digest", 7, Some("nqn.other"), TlsRefusal::NoKey),
+            ("Client_identity", 7, None, TlsRefusal::NoIdentity),
         ] {
-            let (mut host, mut channel) = (TlsHost::new(identity, key), TlsConnection::new(&channels()).expect("room"));
-            assert_eq!(handshake(&mut host, &mut channel, 1000), Err(TlsFailed), "{identity} {key}");
-            assert_eq!(channel.bearer(), None);
-            assert_eq!(channel.failure(), (host_is.map(Into::into), why), "{identity} {key}");
+            let (mut host, mut tls) = (TlsHost::new(identity, key), TlsConnection::new(&tls_context()).expect("room"));
+            assert_eq!(handshake(&mut host, &mut tls, 1000), Err(TlsFailed), "{identity} {key}");
+            assert_eq!(tls.tls_peer(), None);
+            assert_eq!(tls.failure(), (host_is.map(Into::into), why), "{identity} {key}");
         }
         // Some TLS libraries of hosts use SHA-256 for every key.
         let short = Offer { hash: Hash::SHA256, ..offer(LONG, 7) };
-        let (mut host, mut channel) =
-            (TlsHost::offering(SUITES, short), TlsConnection::new(&channels()).expect("room"));
-        assert_eq!(handshake(&mut host, &mut channel, 1000), Err(TlsFailed));
-        assert_eq!(channel.failure(), (Some(HOST.into()), Unagreed::Broken(Hash::SHA384)));
+        let (mut host, mut tls) = (TlsHost::offering(SUITES, short), TlsConnection::new(&tls_context()).expect("room"));
+        assert_eq!(handshake(&mut host, &mut tls, 1000), Err(TlsFailed));
+        assert_eq!(tls.failure(), (Some(HOST.into()), TlsRefusal::Broken(Hash::SHA384)));
     }
 
     #[test]
@@ -491,23 +490,23 @@ pub(crate) mod tests {
         let whole = [0, 15, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 1, b'c', 0, 0, 0, 9, 0xff, 0xff];
         assert_eq!(all(&whole), [b"ab".to_vec(), b"c".to_vec()]);
         for len in 0..17 {
-            assert_eq!(all(&whole[..len]), [[]; 0], "the list is incomplete");
+            assert_eq!(all(&whole[..len]), Vec::<Vec<u8>>::new(), "the list is incomplete");
         }
         assert_eq!(
             all(&[0, 12, 0, 2, b'a', b'b', 0, 0, 0, 0, 0, 9, 0, 0]),
             [b"ab".to_vec()],
             "an identity exceeds the list"
         );
-        assert_eq!(all(&[0, 0]), [[]; 0]);
+        assert_eq!(all(&[0, 0]), Vec::<Vec<u8>>::new());
     }
 
     #[test]
     fn bytes_that_are_not_tls_are_an_error() {
         for bytes in [&[0; 200][..], &[0x16; 200], b"GET / HTTP/1.1\r\n\r\n", &[0x16, 3, 1, 0, 4, 1, 0, 0, 0]] {
-            let mut channel = TlsConnection::new(&channels()).expect("room");
-            channel.feed(bytes);
-            assert_eq!(channel.open(&mut [0; 64]), Err(TlsFailed), "{bytes:?}");
-            assert_eq!(channel.failure(), (None, Unagreed::NoIdentity));
+            let mut tls = TlsConnection::new(&tls_context()).expect("room");
+            tls.feed(bytes);
+            assert_eq!(tls.open(&mut [0; 64]), Err(TlsFailed), "{bytes:?}");
+            assert_eq!(tls.failure(), (None, TlsRefusal::NoIdentity));
         }
     }
 }

@@ -54,7 +54,7 @@ fn main() {
     let (mut translating, mut completing) = (Duration::ZERO, Duration::ZERO);
     let mut cids = Vec::with_capacity(BATCH as usize);
     for batch in 1..=COMMANDS / BATCH {
-        assert!(memory.store(SHADOW as usize + 8, batch * BATCH % ENTRIES), "the host shows how far it came");
+        assert!(memory.store(SHADOW as usize + 8, batch * BATCH % ENTRIES), "the host writes its shadow doorbell");
         let begun = Instant::now();
         while let Some(fetched) = registers.fetch() {
             let ranges = resolve(&fetched.first, BYTES, &registers.memory).expect("a page");

@@ -6,6 +6,8 @@ use lunar_nvme::controller::QUEUES_MAX;
 pub const MESSAGE_MAX: usize = 16 << 10;
 /// Bytes of one access to a region, announced as `max_data_xfer_size`. No region needs more at once.
 pub const TRANSFER_MAX: u32 = 8 << 10;
+/// Bytes of a page of guest memory, announced as `pgsizes`: memory is mapped in whole pages.
+pub const PAGE_SIZE: u64 = 4096;
 /// Descriptors of one message, announced as `max_msg_fds`: a client sends the eventfds of its vectors in portions.
 pub const DESCRIPTORS_MAX: usize = 16;
 /// Queues of each kind: the I/O queues and the admin queue.

@@ -10,7 +10,7 @@ use lunar_guest::dirty::{DirtyLog, RANGES_MAX, bitmap_len};
 use lunar_guest::memory::Memory;
 use zerocopy::IntoBytes;
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum FeatureRequest {
     /// Whether a feature can be read or set. It can.
@@ -175,7 +175,7 @@ mod tests {
 
     fn asked(argsz: u32, flags: u32, code: FeatureCode, data: &[u8]) -> Result<FeatureRequest, Errno> {
         let feature = Feature { argsz: argsz.into(), flags: (flags | u32::from(code.0)).into() };
-        parse(&[feature.as_bytes(), data].concat()).map(|(_, wish)| wish)
+        parse(&[feature.as_bytes(), data].concat()).map(|(_, operation)| operation)
     }
 
     #[test]

@@ -68,7 +68,8 @@ struct PowerManagement {
     data: u8,
 }
 
-/// PCI Express (PCI Express Base 4.0 7.5.3). What follows the link status is zero for an endpoint like this one.
+/// PCI Express (PCI Express Base 4.0 7.5.3). The registers after the link status are zero for an endpoint like this
+/// one.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Express {
@@ -124,7 +125,7 @@ const _: () = {
     assert!(size_of::<Layout>() == USED);
 };
 
-/// What a write leads to.
+/// The effect of a write.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Nothing more.

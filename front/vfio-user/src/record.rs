@@ -9,7 +9,7 @@ use crate::queue::completion::{Cqe, SavedCompletionQueue};
 use crate::registers::SavedRegisters;
 use lunar_core::wire::{Cursor, Short, le};
 use lunar_nvme::controller::saved::VALUES_MAX;
-use lunar_nvme::controller::{NOTICES_MAX, Notice, Saved as SavedController};
+use lunar_nvme::controller::{Granted, NOTICES_MAX, Notice, Saved as SavedController};
 use lunar_nvme::errors::ERRORS_MAX;
 use lunar_nvme::event::{Event, REQUESTS_MAX, SavedEvents};
 use lunar_nvme::namespace::NAMESPACES_MAX;
@@ -19,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// The first bytes of every record.
 const MAGIC: [u8; 8] = *b"LunarVM\0";
 /// Version of the format, raised with every change. No other version is read.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// Why a record is refused.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -55,7 +55,7 @@ struct Head {
     namespaces: le::U32,
     configuration: le::U32,
     keep_alive: le::U32,
-    granted: le::U32,
+    granted: [le::U16; 2],
     changed: le::U16,
     errors: le::U16,
     clock: le::I64,
@@ -178,7 +178,7 @@ impl Record {
             namespaces: (self.namespaces.len() as u32).into(),
             configuration: self.controller.configuration.into(),
             keep_alive: self.controller.keep_alive.into(),
-            granted: u32::from(self.controller.granted).into(),
+            granted: [self.controller.granted.submission.into(), self.controller.granted.completion.into()],
             changed: count(self.controller.changed.len()),
             errors: count(self.controller.errors.len()),
             clock: self.controller.clock.unwrap_or(0).into(),
@@ -270,7 +270,7 @@ impl Head {
             is_fatal: is(flag::FATAL),
             keep_alive: self.keep_alive.get(),
             writes_through: is(flag::WRITES_THROUGH),
-            granted: u16::try_from(self.granted.get()).map_err(|_| Refusal::Malformed)?,
+            granted: Granted { submission: self.granted[0].get(), completion: self.granted[1].get() },
             values,
             clock: is(flag::CLOCK).then(|| self.clock.get()),
             behavior,
@@ -327,7 +327,7 @@ mod tests {
             is_fatal: true,
             keep_alive: 5,
             writes_through: true,
-            granted: 9,
+            granted: Granted { submission: 9, completion: 8 },
             values: vec![(0x0b, 0, 0x900), (0x82, 3, 1)],
             clock: Some(-3),
             behavior: Some(Box::new([9; 512])),
@@ -351,7 +351,7 @@ mod tests {
     fn a_record_is_parsed_as_it_was_written() {
         let whole = record();
         let bytes = whole.to_bytes();
-        assert_eq!(bytes[..16], [&b"LunarVM\0\x02\0\0\0"[..], &(bytes.len() as u32).to_le_bytes()].concat());
+        assert_eq!(bytes[..16], [&b"LunarVM\0\x03\0\0\0"[..], &(bytes.len() as u32).to_le_bytes()].concat());
         assert_eq!(Record::parse(&bytes), Ok(whole));
         let nothing = Record {
             registers: SavedRegisters {

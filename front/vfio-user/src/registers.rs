@@ -12,6 +12,7 @@ use lunar_core::mem::Region;
 use lunar_guest::memory::Memory;
 use lunar_guest::window::Window;
 use lunar_nvme::controller::property;
+use lunar_nvme::event::Event;
 use lunar_nvme::plan::QueueChange;
 use lunar_nvme::{Controller, Status};
 use queues::{Broken, Doorbells, PAGE, Queues};
@@ -28,7 +29,7 @@ const FATAL: u32 = 0x02;
 /// AQA: entries of one of the admin queues, 0-based.
 const ADMIN_ENTRIES: u32 = 0xfff;
 
-/// What an access leads to.
+/// The effect of an access.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Effect {
     /// Nothing more.
@@ -39,7 +40,7 @@ pub enum Effect {
     Notified,
 }
 
-/// What a controller has besides its registers.
+/// The state of a controller besides its registers.
 #[derive(Debug)]
 enum State {
     /// No queues: CC.EN is clear, or takes effect later.
@@ -116,7 +117,7 @@ impl NvmeRegisters {
         }
     }
 
-    /// Whether the client has mapped the doorbells: nobody notifies us when they are written.
+    /// Whether the client has mapped the doorbells: writes to them cause no notification.
     #[must_use]
     pub fn has_mapped_doorbells(&self) -> bool {
         matches!(self.doorbells, Doorbells::Mapped(_))
@@ -200,19 +201,30 @@ impl NvmeRegisters {
         Effect::None
     }
 
-    /// A doorbell is written. The doorbell of a queue that does not exist and a value out of range are ignored.
+    /// A doorbell is written. A doorbell without a queue raises an event. After a value out of range nothing is known
+    /// of the queue any more: the controller fails, as it does for such a value in memory.
     fn write_doorbell(&mut self, number: usize, value: u32) -> Effect {
-        let (Ok(id), Ok(value)) = (u16::try_from(number / 2), u16::try_from(value)) else { return Effect::None };
+        let Ok(id) = u16::try_from(number / 2) else { return Effect::None };
         if let Doorbells::Mapped(page) = &self.doorbells {
             // The queues read it there.
-            let _ = page.store(number * STRIDE, value.into());
+            let _ = page.store(number * STRIDE, value);
         }
-        let is_accepted = match (self.queues_mut(), number % 2) {
-            (None, _) => false,
-            (Some(queues), 0) => queues.submission(id).is_some_and(|queue| queue.write_doorbell(value)),
-            (Some(queues), _) => queues.completion(id).is_some_and(|queue| queue.write_doorbell(value)),
+        let State::Enabled(queues) = &mut self.state else { return Effect::None };
+        // Queues have fewer entries than 16 bits count.
+        let value = u16::try_from(value).unwrap_or(u16::MAX);
+        let is_accepted = match number % 2 {
+            0 => queues.submission(id).map(|queue| queue.write_doorbell(value)),
+            _ => queues.completion(id).map(|queue| queue.write_doorbell(value)),
         };
-        if is_accepted { Effect::Notified } else { Effect::None }
+        match is_accepted {
+            Some(true) => return Effect::Notified,
+            Some(false) => {
+                self.controller.raise(Event::DOORBELL_VALUE);
+                self.fail();
+            }
+            None => self.controller.raise(Event::DOORBELL_REGISTER),
+        }
+        Effect::None
     }
 
     /// Creates the admin queues as the registers say: the controller is enabled.
@@ -354,6 +366,7 @@ impl NvmeRegisters {
     }
 
     /// Completes a command.
+    #[inline]
     pub fn complete(&mut self, queue: u16, cid: u16, status: Status, result: u64) {
         let (State::Enabled(queues) | State::Failed(queues)) = &mut self.state else { return };
         if queues.complete(queue, cid, status, result, &self.memory) {

@@ -5,7 +5,7 @@ use crate::wire::Errno;
 use lunar_guest::Range;
 use lunar_guest::dirty::{DirtyLog, DirtyPages};
 use lunar_nvme::Queue;
-use lunar_nvme::fuzzing::Rig;
+use lunar_nvme::fuzzing::{Rig, at_once, entry};
 use std::rc::Rc;
 
 /// Registers with 64 KiB of guest memory from address zero on, and everything that keeps their controller.
@@ -112,12 +112,43 @@ fn a_controller_with_impossible_admin_queues_is_not_enabled() {
     assert!(is_fatal(&registers), "its memory is not there");
 }
 
+/// NVMe Base 2.0 figure 146: Write to Invalid Doorbell Register, Invalid Doorbell Write Value.
+#[test]
+fn doorbells_that_are_trapped_and_make_no_sense_are_events_and_errors() {
+    let told = |admin: &Rc<Queue>, rig: &Rig| {
+        admin.controller.set_property(property::CC, false, 0x46_0001).expect("it can be");
+        assert!(rig.run(admin, &entry(0x0c, 0, &[]), &[]).parked, "Asynchronous Event Request");
+        let (_, status, result) = at_once(admin.controller.event());
+        let page = rig.run(admin, &entry(0x02, 0, &[0x0f_0001]), &[]);
+        assert_eq!((status, page.status), (Status::SUCCESS, Status::SUCCESS), "the log page is read");
+        result.to_le_bytes()
+    };
+    for (at, value) in [(0x1000, 8_u32), (0x1000, 0x1_0001), (0x1004, 8), (0x1008, u32::MAX), (0x100c, 0xffff)] {
+        let (mut registers, admin, rig) = with_queues();
+        assert_eq!(registers.write(at, &value.to_le_bytes()), Effect::None);
+        assert!(is_fatal(&registers), "{at:x} {value:x}");
+        assert_eq!(told(&admin, &rig), [0, 1, 1, 0]);
+        registers.write(0x1000, &1_u32.to_le_bytes());
+        assert!(registers.fetch().is_none(), "nothing is fetched until a reset");
+        registers.disable();
+        registers.enable().expect("valid admin queues");
+        assert!(!is_fatal(&registers));
+    }
+    let (mut registers, admin, rig) = with_queues();
+    for at in [0x1010, 0x1014, 0x1008 + 8 * 127] {
+        assert_eq!(registers.write(at, &1_u32.to_le_bytes()), Effect::None);
+        assert_eq!((is_fatal(&registers), told(&admin, &rig)), (false, [0, 0, 1, 0]), "{at:x}");
+    }
+    registers.disable();
+    registers.write(0x1000, &9_u32.to_le_bytes());
+    assert!(!is_fatal(&registers), "a disabled controller has no queues");
+}
+
 #[test]
 fn commands_come_out_and_completions_go_in() {
     let (mut registers, ..) = enabled();
     assert!(registers.memory.write(0x1000 + 2, &[0x34, 0x12]));
     assert_eq!(registers.write(0x1000, &1_u32.to_le_bytes()), Effect::Notified);
-    assert_eq!(registers.write(0x1000, &8_u32.to_le_bytes()), Effect::None, "there are eight entries");
     assert!(registers.has_work());
     let fetched = registers.fetch().expect("one");
     assert_eq!((fetched.queue, fetched.first.cid.get(), fetched.second.is_none()), (0, 0x1234, true));
@@ -334,7 +365,7 @@ fn interrupts_of_io_queues_are_coalesced_as_the_features_say() {
         create_submissions(&mut registers, id, 0x6000 + u64::from(id) * 0x1000, id).expect("room");
     }
     let set = |registers: &mut NvmeRegisters, feature: u32, value: u32| {
-        let sqe = lunar_nvme::fuzzing::entry(0x09, 0, &[feature, value]);
+        let sqe = entry(0x09, 0, &[feature, value]);
         assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::SUCCESS);
         registers.complete(0, 1, Status::SUCCESS, 0);
         assert_eq!(registers.take_raised().first(), Some(&0), "the admin queue's interrupts never wait");
@@ -360,7 +391,7 @@ fn interrupts_of_io_queues_are_coalesced_as_the_features_say() {
     assert_eq!((registers.take_raised(), registers.coalescing_time()), (vec![], None));
     // An interrupt that waited under other terms is raised when the terms change.
     assert!(complete(&mut registers, 1).is_empty());
-    let sqe = lunar_nvme::fuzzing::entry(0x09, 0, &[0x08, 0]);
+    let sqe = entry(0x09, 0, &[0x08, 0]);
     assert_eq!(rig.run(&admin, &sqe, &[]).status, Status::SUCCESS);
     registers.complete(0, 1, Status::SUCCESS, 0);
     let (raised, time) = (registers.take_raised(), registers.coalescing_time());

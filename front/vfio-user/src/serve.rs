@@ -23,11 +23,12 @@ mod state;
 
 use self::core::Core;
 use client::Client;
-pub use endpoint::{Endpoint, Permission};
+pub use endpoint::Endpoint;
 use lunar_nvme::Subsystem;
 use lunar_reactor::Reactor;
 use lunar_reactor::log;
-use lunar_reactor::unix::Listener;
+pub use lunar_reactor::unix::Permission;
+use lunar_reactor::unix::{Listener, are_files, make_folder};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -93,12 +94,15 @@ impl Front {
     /// # Errors
     /// `AddrInUse` when another process serves the socket; otherwise those of the operating system.
     pub fn bind(&self, path: &Path, permission: Permission) -> io::Result<()> {
-        if let Some(folder) = path.parent() {
-            endpoint::make_folder(folder)?;
+        let is_file = are_files(&self.core.reactor);
+        if let Some(folder) = path.parent().filter(|_| is_file) {
+            make_folder(folder)?;
         }
         // Only the owner may open the socket until its permissions are set.
         let listener = Listener::bind(&self.core.reactor, path, 0o600)?;
-        permission.grant(path)?;
+        if is_file {
+            permission.grant(path)?;
+        }
         let (endpoint, client) = (RefCell::default(), RefCell::default());
         let socket = Rc::new(Socket { listener, endpoint, client, is_closed: Cell::new(false) });
         self.sockets.borrow_mut().insert(path.to_owned(), socket);
@@ -135,6 +139,18 @@ impl Front {
     #[must_use]
     pub fn endpoints(&self) -> Vec<Endpoint> {
         self.sockets.borrow().values().filter_map(|socket| socket.endpoint.borrow().clone()).collect()
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.clients.borrow().len()
+    }
+
+    /// Forgets all sockets and clients at once, as a process that is killed does.
+    pub fn abandon(&self) {
+        self.sockets.take();
+        self.clients.take();
     }
 
     async fn accept(self: &Rc<Self>, socket: &Socket) {

@@ -1,15 +1,15 @@
 //! A message in, a request out, and the replies that need no device. There is no state here: the protocol has none but
 //! its first message.
 
-use crate::config::{DESCRIPTORS_MAX, MESSAGE_MAX, TRANSFER_MAX, VECTORS};
+use crate::config::{DESCRIPTORS_MAX, MESSAGE_MAX, PAGE_SIZE, TRANSFER_MAX, VECTORS};
 use crate::feature::{self, FeatureRequest};
 use crate::pci;
 use crate::registers::{BAR_LEN, DOORBELLS, DOORBELLS_LEN};
 use crate::wire::{
     Access, Code, DEVICE_FLAGS, DmaMap, DmaUnmap, ERROR, Errno, Feature, HEADER_LEN, Header, IRQ_AUTOMASKED,
-    IRQ_EVENTFD, IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_WRITABLE, NO_REPLY, REGION_ACCESS,
-    REGION_BAR0, REGION_BAR4, REGION_BAR5, REGION_CONFIG, REGION_SPARSE, REGIONS, REPLY, RegionInfo, SetIrqs,
-    ShortWrite, Sparse, StateData, UNMAP_ALL, UNMAP_DIRTY, Version,
+    IRQ_EVENTFD, IRQ_INTX, IRQ_MASKABLE, IRQ_MSIX, IRQS, Info, KIND, MAP_READABLE, MAP_WRITABLE, NO_REPLY,
+    REGION_ACCESS, REGION_BAR0, REGION_BAR4, REGION_BAR5, REGION_CONFIG, REGION_SPARSE, REGIONS, REPLY, RegionInfo,
+    SetIrqs, ShortWrite, Sparse, StateData, UNMAP_ALL, UNMAP_DIRTY, Version,
 };
 use lunar_core::wire::Cursor;
 use lunar_guest::map::RANGES_MAX;
@@ -44,7 +44,7 @@ pub fn head(bytes: &[u8; HEADER_LEN]) -> Result<Head, Errno> {
     Ok(Head { header, len: size - HEADER_LEN, is_answered: header.flags.get() & NO_REPLY == 0 })
 }
 
-/// What a client asks for.
+/// A request of a client.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Request<'a> {
     /// VERSION.
@@ -98,7 +98,7 @@ pub fn parse(code: Code, bytes: &[u8]) -> Result<Request<'_>, Errno> {
     let mut cursor = Cursor::new(bytes);
     Ok(match code {
         Code::VERSION => return version(take(&mut cursor)?, cursor.rest()),
-        Code::DMA_MAP => Request::Map(take(&mut cursor)?),
+        Code::DMA_MAP => Request::Map(checked_map(take(&mut cursor)?)?),
         Code::DMA_UNMAP => {
             let unmap: DmaUnmap = take(&mut cursor)?;
             let range = (unmap.address.get(), unmap.size.get());
@@ -123,6 +123,9 @@ pub fn parse(code: Code, bytes: &[u8]) -> Result<Request<'_>, Errno> {
         }
         Code::REGION_WRITE => {
             let access: Access = take(&mut cursor)?;
+            if access.count.get() > TRANSFER_MAX {
+                return Err(Errno::INVAL);
+            }
             let data = cursor.bytes(access.count.get() as usize).map_err(|_| Errno::INVAL)?;
             Request::Write(access, data)
         }
@@ -161,6 +164,15 @@ pub fn parse(code: Code, bytes: &[u8]) -> Result<Request<'_>, Errno> {
     })
 }
 
+/// A mapping of whole pages, as announced, which the device may read: it has its queues and lists there, and memory
+/// that it may only write to is not supported.
+fn checked_map(map: DmaMap) -> Result<DmaMap, Errno> {
+    let is_aligned = [map.address, map.size, map.offset].iter().all(|field| field.get().is_multiple_of(PAGE_SIZE));
+    let is_known = map.flags.get() & !(MAP_READABLE | MAP_WRITABLE) == 0;
+    let fits = is_aligned && is_known && map.size.get() > 0 && map.flags.get() & MAP_READABLE != 0;
+    if fits { Ok(map) } else { Err(Errno::INVAL) }
+}
+
 fn version(version: Version, text: &[u8]) -> Result<Request<'static>, Errno> {
     if version.major.get() != MAJOR {
         return Err(Errno::INVAL);
@@ -175,7 +187,7 @@ fn version(version: Version, text: &[u8]) -> Result<Request<'static>, Errno> {
         "max_msg_fds": DESCRIPTORS_MAX,
         "max_data_xfer_size": TRANSFER_MAX,
         "max_dma_maps": RANGES_MAX,
-        "pgsizes": 4096,
+        "pgsizes": PAGE_SIZE,
     });
     if batches {
         own["write_multiple"] = true.into();

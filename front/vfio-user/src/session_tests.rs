@@ -72,6 +72,38 @@ fn malformed_messages_are_refused() {
     assert_eq!(parse(Code::REGION_WRITE_MULTI, &many(1, &write)), Err(Errno::INVAL));
 }
 
+/// vfio-user 0.1: mappings are whole pages of a size in `pgsizes`, and a device reads only memory that it may read.
+#[test]
+fn memory_that_is_not_whole_readable_pages_is_not_mapped() {
+    let map = |flags: u32, [address, size, offset]: [u64; 3]| {
+        let argsz = (size_of::<DmaMap>() as u32).into();
+        let (flags, offset) = (flags.into(), offset.into());
+        let map = DmaMap { argsz, flags, offset, address: address.into(), size: size.into() };
+        parse(Code::DMA_MAP, map.as_bytes()).map(|_| ())
+    };
+    for flags in [MAP_READABLE, MAP_READABLE | MAP_WRITABLE] {
+        assert_eq!(map(flags, [0x10_0000, 0x1000, 0x2000]), Ok(()));
+        for bad in [[0x10_0200, 0x1000, 0], [0x10_0000, 0x1001, 0], [0x10_0000, 0x200, 0], [0, 0x1000, 8], [0, 0, 0]] {
+            assert_eq!(map(flags, bad), Err(Errno::INVAL), "{bad:x?}");
+        }
+    }
+    for flags in [0, MAP_WRITABLE, MAP_READABLE | 4] {
+        assert_eq!(map(flags, [0x10_0000, 0x1000, 0]), Err(Errno::INVAL), "{flags}");
+    }
+}
+
+/// vfio-user 0.1: `max_data_xfer_size` holds for both directions.
+#[test]
+fn no_access_is_larger_than_announced() {
+    let mut access = Access::new_zeroed();
+    for (count, fits) in [(TRANSFER_MAX, true), (TRANSFER_MAX + 1, false)] {
+        access.count = count.into();
+        let write = [access.as_bytes(), &vec![0; count as usize]].concat();
+        assert_eq!(parse(Code::REGION_WRITE, &write).is_ok(), fits, "{count} bytes are written");
+        assert_eq!(parse(Code::REGION_READ, access.as_bytes()).is_ok(), fits, "{count} bytes are read");
+    }
+}
+
 #[test]
 fn doorbells_are_offered_to_clients_that_map_them() {
     let mut asked = RegionInfo::new_zeroed();

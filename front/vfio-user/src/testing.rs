@@ -107,7 +107,7 @@ fn restore(bytes: &[u8]) {
     _ = (registers.arm(), registers.take_raised());
     registers.disable();
     registers.reset();
-    assert!(registers.restore(&again, 1).is_ok(), "what was saved can be restored");
+    assert!(registers.restore(&again, 1).is_ok(), "the saved state can be restored");
 }
 
 /// Bytes of guest memory, from address zero on.
@@ -127,7 +127,7 @@ pub fn registers(data: &[u8]) {
     let mut space = ConfigurationSpace::default();
     let memory = Region::zeroed(MEMORY);
     assert_eq!(registers.memory.map(0, MEMORY as u64, Some(memory.clone())), Ok(()));
-    // What the guest has written itself. All other changes must be in the log.
+    // The bytes that the guest itself has written. All other changes must be in the log.
     let mut own = vec![0; MEMORY];
     registers.memory.start_log(DirtyLog::Pages(DirtyPages::new(4096, &[]).expect("a page size")));
     let mut in_progress = Vec::new();
@@ -189,7 +189,7 @@ fn migrate(registers: &mut NvmeRegisters) {
 
 fn change_queues(registers: &mut NvmeRegisters, what: u8, bytes: &[u8; 12]) {
     let (id, address) = (u16::from(bytes[7] & 0x07), u64::from(bytes[4] & 0x0f) << 12);
-    // What NVMe's rows let pass: see `lunar_nvme::plan::QueueChange`.
+    // The values that the rows of NVMe admit: see `lunar_nvme::plan::QueueChange`.
     let (id, entries) = (id.max(1), u16::from(bytes[6] & 0x1f).max(1) + 1);
     let other = u16::from(bytes[8] & 0x07);
     let change = match what {

@@ -86,7 +86,7 @@ pub struct Version {
 pub struct DmaMap {
     /// Bytes of this structure.
     pub argsz: le::U32,
-    /// The device may read (bit 0) and write ([`MAP_WRITABLE`]).
+    /// The device may read ([`MAP_READABLE`]) and write ([`MAP_WRITABLE`]).
     pub flags: le::U32,
     /// Offset in the file whose descriptor comes with the message.
     pub offset: le::U64,
@@ -96,6 +96,8 @@ pub struct DmaMap {
     pub size: le::U64,
 }
 
+/// DMA_MAP: the device may read.
+pub const MAP_READABLE: u32 = 0x01;
 /// DMA_MAP: the device may write.
 pub const MAP_WRITABLE: u32 = 0x02;
 
@@ -124,7 +126,7 @@ pub const UNMAP_ALL: u32 = 0x02;
 pub struct Info {
     /// Bytes that the client has room for; in a reply, bytes of the structure.
     pub argsz: le::U32,
-    /// What the device or the interrupts can do.
+    /// The capabilities of the device or of the interrupts.
     pub flags: le::U32,
     /// DEVICE_INFO: number of regions. Otherwise the index that is asked for.
     pub index: le::U32,

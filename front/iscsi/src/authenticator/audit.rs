@@ -5,10 +5,13 @@ use crate::chap::Algorithm;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use lunar_core::access::audit::{Pace, shown};
+use lunar_core::pace::host;
 use lunar_core::time::Instant;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The names and the address of a login.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -30,6 +33,12 @@ pub struct LoginDetails {
 }
 
 impl LoginDetails {
+    /// Of a login that failed before its names were known.
+    pub(crate) fn unknown(source: SocketAddr) -> Self {
+        let (target, group, user, algorithm) = (None, None, None, None);
+        Self { initiator: "".into(), source, target, discovery: false, group, user, algorithm }
+    }
+
     pub(crate) fn new(candidate: &Candidate, source: SocketAddr) -> Self {
         Self {
             initiator: candidate.initiator.clone(),
@@ -44,7 +53,7 @@ impl LoginDetails {
 }
 
 /// Why a login was refused.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RefusalReason {
     /// The target does not exist.
     NoTarget,
@@ -62,8 +71,8 @@ pub enum RefusalReason {
     TooManyFailures,
     /// Too many logins from this address are waiting.
     TooManyLogins,
-    /// Another reason: the status of the login response.
-    Status(LoginStatus),
+    /// Another reason: the status of the login response, and what the initiator did.
+    Status(LoginStatus, Option<Arc<str>>),
 }
 
 impl fmt::Display for RefusalReason {
@@ -77,7 +86,8 @@ impl fmt::Display for RefusalReason {
             Self::NoTargetSecret => f.write_str("mutual authentication is not set up"),
             Self::TooManyFailures => f.write_str("too many failed logins from this address"),
             Self::TooManyLogins => f.write_str("too many logins from this address"),
-            Self::Status(status) => write!(f, "{status:?}"),
+            Self::Status(status, None) => write!(f, "{status:?}"),
+            Self::Status(status, Some(why)) => write!(f, "{status:?}: {}", shown(why)),
         }
     }
 }
@@ -89,35 +99,106 @@ pub enum AuditRecord {
     Login(LoginDetails, Result<(), RefusalReason>),
     /// The number of refusals that were not written.
     Omitted(u64),
+    /// How many accepted logins were not written: repetitions of this one, or of too many initiators.
+    Repeated(Option<LoginDetails>, u64),
 }
 
-impl fmt::Display for AuditRecord {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (login, outcome) = match self {
-            Self::Omitted(count) => return write!(f, "{count} more refused logins are not listed"),
-            Self::Login(login, outcome) => (login, outcome),
-        };
-        match outcome {
-            Ok(()) => f.write_str("login accepted")?,
-            Err(reason) => write!(f, "login refused reason=\"{reason}\"")?,
-        }
-        let kind = if login.discovery { "discovery" } else { "normal" };
-        write!(f, " source={} session={kind} initiator=\"{}\"", login.source, shown(&login.initiator))?;
-        for (key, value) in [("target", &login.target), ("group", &login.group), ("user", &login.user)] {
+impl LoginDetails {
+    /// Writes the names, and the address if it is known.
+    fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let kind = if self.discovery { "discovery" } else { "normal" };
+        write!(f, " source={} session={kind} initiator=\"{}\"", self.source, shown(&self.initiator))?;
+        for (key, value) in [("target", &self.target), ("group", &self.group), ("user", &self.user)] {
             if let Some(value) = value {
                 write!(f, " {key}=\"{}\"", shown(value))?;
             }
         }
-        match login.algorithm {
+        match self.algorithm {
             Some(algorithm) => write!(f, " chap={algorithm:?}"),
             None => Ok(()),
         }
     }
 }
 
-/// Creates audit records and limits the rate of refusals.
+impl fmt::Display for AuditRecord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (login, outcome) = match self {
+            Self::Omitted(count) => return write!(f, "{count} more refused logins are not listed"),
+            Self::Repeated(None, count) => return write!(f, "{count} more accepted logins are not listed"),
+            Self::Repeated(Some(login), count) => {
+                write!(f, "login accepted {count} more times")?;
+                return login.write(f);
+            }
+            Self::Login(login, outcome) => (login, outcome),
+        };
+        match outcome {
+            Ok(()) => f.write_str("login accepted")?,
+            Err(reason) => write!(f, "login refused reason=\"{reason}\"")?,
+        }
+        login.write(f)
+    }
+}
+
+/// An accepted login is written once in this time; its repetitions are counted.
+const REPEATED_AFTER: Duration = Duration::from_secs(60);
+/// Accepted logins to targets that are written in that time, of different initiators, hosts or targets: a large cluster
+/// that starts. The others are counted.
+const NORMAL_MAX: usize = 1024;
+/// The same for discovery sessions. Any initiator may open one, so the limit is low: their records must not displace
+/// others.
+const DISCOVERY_MAX: usize = 32;
+
+/// A login that may be repeated: initiator, target and host.
+type RepeatKey = (Arc<str>, Option<Arc<str>>, IpAddr);
+
+/// The accepted logins of one session type that were written of late.
 #[derive(Debug, Default)]
-pub(super) struct AuditLog(Pace);
+struct Accepted {
+    /// When each was written, and how often it was repeated since.
+    written: BTreeMap<RepeatKey, (Instant, LoginDetails, u64)>,
+    /// Logins that were not written because there were too many different ones.
+    omitted: u64,
+}
+
+impl Accepted {
+    /// The records of repetitions whose time is over.
+    fn expire(&mut self, now: Instant, records: &mut Vec<AuditRecord>) {
+        let before = self.written.len();
+        self.written.retain(|_, (since, login, count)| {
+            let is_recent = now.since(*since) < REPEATED_AFTER;
+            if !is_recent && *count > 0 {
+                records.push(AuditRecord::Repeated(Some(login.clone()), *count));
+            }
+            is_recent
+        });
+        if self.written.len() < before && self.omitted > 0 {
+            records.push(AuditRecord::Repeated(None, std::mem::take(&mut self.omitted)));
+        }
+    }
+
+    /// Whether a login is written.
+    fn add(&mut self, login: &LoginDetails, max: usize, now: Instant) -> bool {
+        let key = (login.initiator.clone(), login.target.clone(), host(login.source.ip()));
+        if let Some((_, _, count)) = self.written.get_mut(&key) {
+            *count += 1;
+            return false;
+        }
+        if self.written.len() >= max {
+            self.omitted += 1;
+            return false;
+        }
+        self.written.insert(key, (now, login.clone(), 0));
+        true
+    }
+}
+
+/// Creates audit records: limits the rate of refusals, and sums up repeated logins.
+#[derive(Debug, Default)]
+pub(super) struct AuditLog {
+    pace: Pace,
+    normal: Accepted,
+    discovery: Accepted,
+}
 
 impl AuditLog {
     /// The records of a login.
@@ -127,9 +208,17 @@ impl AuditLog {
         outcome: Result<(), RefusalReason>,
         now: Instant,
     ) -> Vec<AuditRecord> {
-        let (omitted, is_written) = self.0.look(outcome.is_ok(), now);
-        let login = is_written.then_some(AuditRecord::Login(login, outcome));
-        omitted.map(AuditRecord::Omitted).into_iter().chain(login).collect()
+        let (omitted, mut is_written) = self.pace.look(outcome.is_ok(), now);
+        let mut records: Vec<_> = omitted.map(AuditRecord::Omitted).into_iter().collect();
+        self.normal.expire(now, &mut records);
+        self.discovery.expire(now, &mut records);
+        if outcome.is_ok() {
+            let (accepted, max) =
+                if login.discovery { (&mut self.discovery, DISCOVERY_MAX) } else { (&mut self.normal, NORMAL_MAX) };
+            is_written = accepted.add(&login, max, now);
+        }
+        records.extend(is_written.then_some(AuditRecord::Login(login, outcome)));
+        records
     }
 }
 
@@ -167,8 +256,44 @@ mod tests {
         let mut audit = AuditLog::default();
         let now = Instant(5_000_000_000);
         (0..1000).for_each(|_| drop(audit.records(login(), Err(RefusalReason::TooManyFailures), now)));
-        let later =
-            audit.records(login(), Err(RefusalReason::TooManyFailures), now + std::time::Duration::from_secs(1));
+        let later = audit.records(login(), Err(RefusalReason::TooManyFailures), now + Duration::from_secs(1));
         assert_eq!((later.len(), &later[0]), (2, &AuditRecord::Omitted(980)));
+    }
+
+    #[test]
+    fn repeated_logins_are_summed_up() {
+        let mut audit = AuditLog::default();
+        let start = Instant(5_000_000_000);
+        let mut at = |seconds: u64, login: LoginDetails| {
+            let records = audit.records(login, Ok(()), start + Duration::from_secs(seconds));
+            records.iter().map(ToString::to_string).collect::<Vec<_>>()
+        };
+        assert_eq!(at(0, login()).len(), 1);
+        // The port of the initiator and the session's identifier differ each time.
+        let again = LoginDetails { source: ([192, 0, 2, 1], 4001).into(), ..login() };
+        assert!((1..50).all(|second| at(second, again.clone()).is_empty()));
+        assert_eq!(at(50, LoginDetails { initiator: "iqn.x:other".into(), ..login() }).len(), 1);
+        let later = at(60, again);
+        assert_eq!(later.len(), 2);
+        assert!(later[0].starts_with("login accepted 49 more times source=192.0.2.1:4000"), "{}", later[0]);
+        assert!(later[1].starts_with("login accepted source="));
+    }
+
+    #[test]
+    fn discovery_of_strangers_does_not_push_other_logins_out() {
+        let mut audit = AuditLog::default();
+        let start = Instant(5_000_000_000);
+        let stranger = |count: u32| LoginDetails {
+            initiator: format!("iqn.x:{count}").into(),
+            target: None,
+            discovery: true,
+            ..login()
+        };
+        let written: usize = (0..16_404).map(|count| audit.records(stranger(count), Ok(()), start).len()).sum();
+        assert_eq!(written, DISCOVERY_MAX);
+        assert_eq!(audit.records(login(), Ok(()), start).len(), 1);
+        let later = audit.records(login(), Ok(()), start + REPEATED_AFTER);
+        assert!(later.contains(&AuditRecord::Repeated(None, 16_404 - DISCOVERY_MAX as u64)));
+        assert!(audit.discovery.written.is_empty(), "nothing is kept without end");
     }
 }

@@ -111,7 +111,8 @@ impl Unauthenticated {
         });
         match answer {
             Ok(_) if !chosen && common.asked.transit.is_some() => {
-                common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out)
+                let why = "the initiator has to authenticate, and does not offer CHAP";
+                common.refuse_because(LoginStatus::AUTHENTICATION_FAILURE, why, out)
             }
             Ok(answer) => {
                 common.respond(None, 0, &answer, out);
@@ -152,8 +153,11 @@ impl ChapChosen {
         };
         let algorithm = match offered {
             Some(Some(algorithm)) => algorithm,
-            Some(None) => return common.refuse(LoginStatus::AUTHENTICATION_FAILURE, out),
-            None => return common.refuse(LoginStatus::INITIATOR_ERROR, out),
+            Some(None) => {
+                let why = "no CHAP algorithm of the initiator is allowed";
+                return common.refuse_because(LoginStatus::AUTHENTICATION_FAILURE, why, out);
+            }
+            None => return common.refuse_because(LoginStatus::INITIATOR_ERROR, "CHAP_A is missing", out),
         };
         text::put(&mut answer, "CHAP_A", algorithm.0);
         text::put(&mut answer, "CHAP_I", challenge.identifier);
@@ -225,7 +229,7 @@ impl Challenged {
             Err(status) => return common.refuse(status, out),
         };
         let Some(chap_answer) = keys.chap_answer(challenge, algorithm) else {
-            return common.refuse(LoginStatus::INITIATOR_ERROR, out);
+            return common.refuse_because(LoginStatus::INITIATOR_ERROR, "a CHAP key is missing", out);
         };
         let mutual = chap_answer.mutual.is_some();
         Next::Authenticate(Login::Authenticating(Authenticating { common, mutual, answer }), Box::new(chap_answer))

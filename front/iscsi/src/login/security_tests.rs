@@ -239,3 +239,18 @@ fn chap_works_with_text_in_several_requests() {
     peer.send(&login_request(SECURITY, None), b"A=8\0");
     assert!(peer.only_pdu::<LoginResponse>().1.starts_with(b"CHAP_A=8\0CHAP_I=42\0CHAP_C=0x5c5c"));
 }
+
+#[test]
+fn chap_cannot_be_bypassed_by_a_change_of_the_stage_within_a_text() {
+    // A text that begins in the operational stage and ends in the security stage, and the other way round.
+    for (first, second) in [(OPERATIONAL, SECURITY), (SECURITY, OPERATIONAL)] {
+        let mut peer = peer();
+        let text = text_of(NAMES);
+        let header = login_request(first, None);
+        peer.send(&LoginRequest { flags: header.flags | crate::wire::CONTINUE, ..header }, &text[..10]);
+        peer.received();
+        peer.send(&login_request(second, Some(FULL)), &text[10..]);
+        peer.accept_login();
+        peer.assert_refused(LoginStatus::INITIATOR_ERROR);
+    }
+}

@@ -2,6 +2,7 @@
 
 use super::Front;
 use super::job::Job;
+use crate::authenticator::audit::LoginDetails;
 use crate::authenticator::{AuthOutcome, LoginAttempt};
 use crate::chap::ChapAnswer;
 use crate::config::Config;
@@ -11,11 +12,12 @@ use crate::registry::{SessionLocation, SessionRecord};
 use crate::session::{self, Action, CloseReason, Responsible, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
-use lunar_core::step::Tail;
+use lunar_core::shares::Member;
+use lunar_core::step::FinalData;
 use lunar_core::time::Instant;
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
-use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
+use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, Task, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_stream::record_layer::Plain;
 use lunar_stream::serve::{self, AcceptedSocket, FrontConnection, StreamConnection};
 use std::cell::{Cell, RefCell};
@@ -31,14 +33,19 @@ pub(super) struct Connection {
     id: u64,
     pub(super) front: Rc<Front>,
     pub(super) stream: StreamConnection<Session>,
+    /// Its share of the slots of the core, and the number of commands that wait for one.
+    slot_share: Member,
+    waiting: Cell<usize>,
     /// The portal it came in through.
     portal_ref: PortalRef,
     /// The target port that this is, by its relative identifier, once it has logged in.
     port: Cell<u16>,
     local: SocketAddr,
     peer: SocketAddr,
-    /// What is known of a login that is not over.
+    /// The names and the address of a login in progress.
     attempt: RefCell<Option<LoginAttempt>>,
+    /// Whether the authenticator has recorded that the login is refused.
+    is_recorded: Cell<bool>,
     nexus: RefCell<Option<Rc<Nexus>>>,
     /// The group that its initiator belongs to, once it has logged in.
     group: RefCell<Option<Arc<str>>>,
@@ -48,15 +55,20 @@ pub(super) struct Connection {
 impl Connection {
     pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
         let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
-        let session = Session::new(config, reactor.arena().clone(), reactor.stats().clone(), reactor.now());
+        let (arena, source) = (reactor.arena(), peer.ip());
+        let memory = arena.join(source);
+        let session = Session::new(config, arena.clone(), &memory.unsolicited, reactor.stats().clone(), reactor.now());
         Self {
             id,
-            stream: StreamConnection::new(reactor, socket, session, Plain),
+            stream: StreamConnection::new(reactor, socket, memory, session, Plain),
+            slot_share: front.slot_shares.join(source),
+            waiting: Cell::new(0),
             portal_ref,
             port: Cell::new(0),
             local,
             peer,
             attempt: RefCell::default(),
+            is_recorded: Cell::new(false),
             nexus: RefCell::default(),
             group: RefCell::default(),
             tsih: Cell::new(0),
@@ -88,23 +100,27 @@ impl Connection {
     /// Counts and tells why a session closes its connection. Strangers that never logged in are only counted.
     fn closing(&self, why: CloseReason) {
         let stats = self.front.reactor.stats();
-        if let (CloseReason::LoginRefused(status), Some(attempt)) = (why, self.attempt.take()) {
-            self.front.authenticator.log_refused(&attempt, status, self.front.reactor.now());
+        if let CloseReason::LoginRefused(status) = why
+            && !self.is_recorded.get()
+        {
+            let session = self.stream.session();
+            let known = self.attempt.take().map(|attempt| attempt.login().clone());
+            let login = known.unwrap_or_else(|| LoginDetails::unknown(self.peer));
+            self.front.authenticator.log_refused(login, status, session.refusal_reason(), self.front.reactor.now());
         }
         match why {
             CloseReason::LoginRefused(_) => stats.logins_refused.add(1),
             CloseReason::PingTimeout => stats.keepalive_timeouts.add(1),
             _ => {}
         }
-        if self.nexus.borrow().is_some()
-            || matches!(why, CloseReason::LoginRefused(_))
-            || why.responsible() == Responsible::Target
-        {
+        // The audit log has refused logins.
+        let is_refusal = matches!(why, CloseReason::LoginRefused(_));
+        if self.nexus.borrow().is_some() || !is_refusal && why.responsible() == Responsible::Target {
             self.log(&why.to_string());
         }
     }
 
-    async fn prove(&self, chap_answer: &ChapAnswer, more: &mut Vec<Action>) {
+    async fn authenticate(&self, chap_answer: &ChapAnswer, more: &mut Vec<Action>) {
         let Some(mut attempt) = self.attempt.take() else {
             return self.stream.session().authenticated(Err(LoginStatus::TARGET_ERROR), more);
         };
@@ -113,7 +129,8 @@ impl Connection {
         if !delay.is_zero() {
             self.stream.pause(delay).await;
         }
-        // Of a refusal the authenticator has told.
+        // The authenticator has recorded a refusal.
+        self.is_recorded.set(result.is_err());
         if result.is_ok() {
             self.attempt.replace(Some(attempt));
         }
@@ -124,6 +141,7 @@ impl Connection {
     async fn arrive(&self, candidate: &Candidate) -> Result<(), LoginStatus> {
         let wait = self.front.authenticator.login_delay(candidate, self.peer, self.front.reactor.now())?;
         if !wait.is_zero() {
+            self.stream.session().extend_login(wait);
             self.stream.pause(wait).await;
         }
         Ok(())
@@ -134,11 +152,12 @@ impl Connection {
         let Some(attempt) = self.attempt.take() else {
             return self.stream.session().established(Err(LoginStatus::TARGET_ERROR), more);
         };
-        let mut registered = self.enter(candidate, &attempt).await;
+        let mut registered = self.enter(&established, &attempt).await;
         if let Ok(tsih) = registered {
             self.tsih.set(tsih);
             self.group.replace(attempt.login().group.clone());
-            // What it was judged by may have changed meanwhile, and the review come too early for it.
+            // The directory may have changed since the decision, and its review may have run before this session was
+            // registered.
             if !self.may_stay(&self.front.authenticator.directory()) {
                 registered = Err(LoginStatus::NOT_FOUND);
             }
@@ -161,20 +180,22 @@ impl Connection {
             }
         }
         self.stream.session().established(registered, more);
-        if registered.is_ok() && self.nexus.borrow().is_some() {
-            self.log("has logged in");
-        }
+    }
+
+    fn location(&self) -> SessionLocation {
+        SessionLocation { core: self.front.me, connection: self.id }
     }
 
     /// Gives its session a number.
-    async fn enter(&self, candidate: &Candidate, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
+    async fn enter(&self, established: &Established, attempt: &LoginAttempt) -> Result<u16, LoginStatus> {
         let (front, group) = (&self.front, self.portal_ref.group);
         // One portal group of a target is one target port.
         let port = attempt.entry().and_then(|entry| entry.ports.get(&group)).copied().unwrap_or(0);
         self.port.set(port);
-        let location = SessionLocation { core: front.me, connection: self.id };
-        let (candidate, login, since) = (candidate.clone(), attempt.login().clone(), front.reactor.now());
-        front.enter(self.id, SessionRecord { candidate, login, group, port, location, since }, attempt).await
+        let (candidate, parameters) = (established.candidate.clone(), established.parameters);
+        let (login, location, since) = (attempt.login().clone(), self.location(), front.reactor.now());
+        let record = SessionRecord { candidate, login, group, port, location, since, parameters };
+        front.enter(self.id, record, attempt).await
     }
 
     fn command(self: &Rc<Self>, command: &session::Command) {
@@ -196,23 +217,61 @@ impl Connection {
         };
         let data_path = serve::DataPath::new(&self.stream, key, &task, command.data_out);
         let mut reply = Reply::default();
-        let now =
-            || self.front.target.execute_now(&nexus, &command, &data_path, self.front.reactor.arena(), &mut reply);
+        // Commands are executed in the order of their arrival: none goes before those that wait for a slot.
+        let now = || {
+            self.waiting.get() == 0
+                && self.front.target.execute_now(&nexus, &command, &data_path, self.front.reactor.arena(), &mut reply)
+        };
         match contain(now) {
             Some(false) => {}
             Some(true) => return self.reply(key, &mut reply),
             None => return self.reply(key, &mut self.front.target.failed()),
         }
-        let job = Job { connection: self.clone(), nexus, key, task, command };
+        drop(data_path);
+        let share = if self.waiting.get() == 0 { self.slot_share.take(1) } else { None };
+        match share {
+            Some(share) => self.start(Job { connection: self.clone(), nexus, key, task, command, share }),
+            None => self.start_later(nexus, key, task, command),
+        }
+        self.stream.session().detach(key);
+    }
+
+    fn start(&self, job: Job) {
+        let key = job.key;
         if let Err(job) = self.front.slots.start(job) {
             drop(job);
             self.front.reactor.stats().task_set_full.add(1);
-            self.stream.session().reply(key, Status::TASK_SET_FULL.0, &[], &mut Tail::default(), 0);
+            self.stream.session().reply(key, Status::TASK_SET_FULL.0, &[], &mut FinalData::default(), 0);
         }
     }
 
+    /// Starts a command when its session has another slot: commands of one session take slots in the order in which
+    /// they arrived. The command window bounds how many wait.
+    fn start_later(self: &Rc<Self>, nexus: Rc<Nexus>, key: TaskKey, task: Task, command: Command) {
+        let connection = self.clone();
+        self.waiting.set(self.waiting.get() + 1);
+        self.front.reactor.stats().slot_waits.add(1);
+        self.front.reactor.spawn(async move {
+            let share = task.unless_aborted(connection.slot_share.wait(1)).await;
+            connection.waiting.set(connection.waiting.get() - 1);
+            match share {
+                Ok(share) => {
+                    connection.start(Job { connection: connection.clone(), nexus, key, task, command, share });
+                }
+                // An aborted command has no reply. `task` leaves the task set here.
+                Err(_) => connection.drop_task(key),
+            }
+        });
+    }
+
+    /// Ends an aborted command.
+    pub(super) fn drop_task(&self, key: TaskKey) {
+        self.stream.session().drop_task(key);
+        self.stream.schedule_send();
+    }
+
     pub(super) fn reply(&self, key: TaskKey, reply: &mut Reply) {
-        self.stream.session().reply(key, reply.status.0, &reply.sense, &mut reply.tail, reply.wanted);
+        self.stream.session().reply(key, reply.status.0, &reply.sense, &mut reply.final_data, reply.wanted);
         self.stream.schedule_send();
     }
 
@@ -271,10 +330,11 @@ impl FrontConnection for Connection {
                             Ok(()) => self.front.judge(&candidate, self.portal_ref, self.peer),
                             Err(status) => (LoginDecision::Refused(status), None),
                         };
+                        self.is_recorded.set(attempt.is_none());
                         self.attempt.replace(attempt);
                         self.stream.session().authorized(verdict, &mut more);
                     }
-                    Action::Authenticate(chap_answer) => self.prove(&chap_answer, &mut more).await,
+                    Action::Authenticate(chap_answer) => self.authenticate(&chap_answer, &mut more).await,
                     Action::Establish(established) => self.establish(*established, &mut more).await,
                     Action::Close(why) => {
                         self.closing(why);
@@ -294,10 +354,8 @@ impl FrontConnection for Connection {
         }
         self.stream.finish().await;
         let tsih = self.tsih.get();
-        if tsih != 0
-            && let Some(candidate) = self.stream.session().candidate()
-        {
-            self.front.registry.remove(candidate, self.port.get(), tsih);
+        if tsih != 0 {
+            self.front.registry.remove(tsih, self.location());
         }
     }
 

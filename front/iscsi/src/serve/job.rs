@@ -2,7 +2,8 @@
 
 use super::connection::Connection;
 use crate::session::TaskKey;
-use lunar_core::step::Tools;
+use lunar_core::shares::Share;
+use lunar_core::step::SlotContext;
 use lunar_scsi::{Command, Nexus, Reply, Task};
 use lunar_stream::serve::DataPath;
 use std::rc::Rc;
@@ -14,18 +15,20 @@ pub(super) struct Job {
     pub(super) key: TaskKey,
     pub(super) task: Task,
     pub(super) command: Command,
+    /// Its share of the slots.
+    #[expect(dead_code, reason = "dropping it with the job gives it back")]
+    pub(super) share: Share,
 }
 
 impl Job {
     /// Carries the command out and queues its reply.
-    pub(super) async fn run(&self, tools: &mut Tools) {
-        let Self { connection, nexus, key, task, command } = self;
+    pub(super) async fn run(&self, slot: &mut SlotContext) {
+        let Self { connection, nexus, key, task, command, share: _ } = self;
         let data_path = DataPath::new(&connection.stream, *key, task, command.data_out);
         let mut reply = Reply::default();
-        connection.front.target.execute(nexus, command, &data_path, tools, &mut reply).await;
+        connection.front.target.execute(nexus, command, &data_path, slot, &mut reply).await;
         if task.aborted() {
-            connection.stream.session().drop_task(*key);
-            connection.stream.schedule_send();
+            connection.drop_task(*key);
         } else {
             connection.reply(*key, &mut reply);
         }

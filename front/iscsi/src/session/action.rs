@@ -1,4 +1,4 @@
-//! What a session asks its front to do.
+//! The actions that a session requests from its front.
 
 use crate::chap::ChapAnswer;
 use crate::config::CDB_MAX;
@@ -45,6 +45,8 @@ pub enum CloseReason {
     HeaderDigest,
     /// A PDU is malformed (RFC 7143 7.7), or was not expected.
     Malformed(&'static str),
+    /// Commands have waited too long for one with a lower CmdSN, which did not arrive.
+    MissingCommand,
     /// There was no memory for a header.
     NoMemory,
     /// The initiator was asked to log out and did not in time.
@@ -75,6 +77,7 @@ impl CloseReason {
             | Self::LoginTimeout
             | Self::PingTimeout
             | Self::HeaderDigest
+            | Self::MissingCommand
             | Self::Malformed(_) => Responsible::Peer,
         }
     }
@@ -89,6 +92,7 @@ impl fmt::Display for CloseReason {
             Self::PingTimeout => f.write_str("the initiator does not answer a ping"),
             Self::HeaderDigest => f.write_str("a header digest does not match"),
             Self::Malformed(what) => write!(f, "the initiator violates the protocol: {what}"),
+            Self::MissingCommand => f.write_str("the initiator violates the protocol: a CmdSN is missing"),
             Self::NoMemory => f.write_str("no memory for a reply"),
             Self::LogoutTimeout => f.write_str("the initiator did not log out when asked"),
         }

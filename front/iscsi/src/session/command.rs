@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::action::{Action, Command, TaskKey};
-use super::data_out::DataFailure;
+use super::data_out::{DataFailure, pages};
 use super::held::{Held, HeldRequest};
 use super::numbers::Arrival;
 use super::tasks::{Answer, State};
@@ -120,6 +120,7 @@ impl Session {
     }
 
     pub(super) fn hold(&mut self, cmd_sn: u32, what: HeldRequest) {
+        self.gap_since.get_or_insert(self.last_received);
         self.held.push(Held { cmd_sn, what });
     }
 
@@ -128,10 +129,12 @@ impl Session {
         while let Some(at) = self.held.iter().position(|held| self.numbers.is_next(held.cmd_sn)) {
             let Held { cmd_sn, what } = self.held.swap_remove(at);
             self.numbers.arrive(cmd_sn);
+            // The requests still held wait for another CmdSN.
+            self.gap_since = Some(self.last_received).filter(|_| !self.held.is_empty());
             match what {
                 HeldRequest::Command(key) => self.start_held(key, actions),
                 HeldRequest::Other(header, mut payload) => {
-                    self.unsolicited -= payload.len();
+                    self.unsolicited.shrink(pages(payload.len()));
                     self.run_request(&header, &mut payload, actions);
                 }
                 HeldRequest::Nothing => self.numbers.done(),
@@ -149,6 +152,7 @@ impl Session {
             (Ok((key, details, answer)), _) => {
                 self.hold(header.cmd_sn.get(), HeldRequest::Command(key));
                 if let Some(task) = self.tasks.get_mut(key) {
+                    task.transfer.detach(&self.arena);
                     task.state = State::Held(Box::new((details.command(key, header), answer)));
                 }
             }
@@ -234,10 +238,16 @@ impl Session {
         let unsolicited_max = self.parameters.first_burst.min(header.expected_len.get()) as usize;
         let answer = self.refusal(header, details, payload, unsolicited_max);
         let follows = unsolicited_max.saturating_sub(payload.len());
+        let claim = pages(if continues { unsolicited_max } else { payload.len() });
+        // RFC 7143 has no other answer to data that the target announced room for and has no room for now.
+        let answer = answer.or_else(|| (!self.claim_unsolicited(claim)).then(busy));
         let memory = match (&answer, continues && follows > 0) {
             (None, true) => self.arena.take_sg(follows),
             _ => Some(SgMut::default()),
         };
+        if answer.is_none() && memory.is_none() {
+            self.unsolicited.shrink(claim);
+        }
         let task = self.tasks.get_mut(key)?;
         let answer = if memory.is_none() { Some(busy()) } else { answer };
         match (payload.data.take(), memory) {
@@ -250,12 +260,11 @@ impl Session {
                 }
             }
             _ if continues => {
-                task.transfer.expect_unsolicited(SgMut::default());
-                task.transfer.discard();
+                task.transfer.refuse_unsolicited();
             }
             _ => {}
         }
-        self.unsolicited += task.transfer.unsolicited();
+        debug_assert_eq!(task.transfer.unsolicited(), if answer.is_none() { claim } else { 0 });
         answer.map(Box::new)
     }
 
@@ -287,11 +296,7 @@ impl Session {
         if sent > unsolicited_max {
             return Some(DataFailure::Amount.answer());
         }
-        let may_arrive = if continues { unsolicited_max } else { sent };
-        if payload.data.is_none() || self.unsolicited + may_arrive > self.config.unsolicited_max {
-            return Some(busy());
-        }
-        None
+        payload.data.is_none().then(busy)
     }
 }
 

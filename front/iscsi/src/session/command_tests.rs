@@ -1,10 +1,11 @@
 use super::*;
-use crate::config::Config;
+use crate::config::{Config, MISSING_TIMEOUT};
 use crate::session::{Action, CloseReason, ProtocolMachine};
 use crate::testing::{LUN, Peer, ReceivedPdu, data_out, text_request};
 use crate::wire::{DataIn, NopIn, NopOut, Opcode, Reject, ScsiResponse, extended_cdb};
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::wire::be::U32;
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 fn rejected(peer: &mut Peer) -> RejectReason {
@@ -40,6 +41,37 @@ fn a_command_without_read_and_write_flags_expects_no_data() {
     peer.send(&header, &[]);
     let command = peer.command();
     assert_eq!((command.data_in, command.data_out), (0, 0));
+}
+
+/// Lets time pass; returns why the connection is closed then.
+fn after(peer: &mut Peer, time: Duration) -> Option<CloseReason> {
+    peer.now = peer.now + time;
+    peer.session.tick(peer.now, &mut peer.actions);
+    peer.session.closed()
+}
+
+#[test]
+fn commands_behind_a_missing_cmdsn_time_out() {
+    // RFC 7143 4.2.2.1: on one connection, CmdSN increases; what is missing does not come.
+    let mut peer = Peer::logged_in();
+    let (first, second, third) = (peer.scsi(1, READ | FINAL, 0), peer.scsi(2, READ | FINAL, 0), peer.next_cmd_sn());
+    peer.send(&second, &[]);
+    assert_eq!(peer.session.deadline(), Some(peer.now + MISSING_TIMEOUT));
+    // The gap is closed in time; another one begins then.
+    assert_eq!(after(&mut peer, MISSING_TIMEOUT - Duration::from_secs(1)), None);
+    peer.send(&first, &[]);
+    assert_eq!(peer.commands().len(), 2);
+    assert_eq!(after(&mut peer, Duration::from_secs(2)), None);
+    let fourth = peer.scsi(4, WRITE, 65_536);
+    assert_eq!(fourth.cmd_sn.get(), third + 1);
+    peer.send(&fourth, &[]);
+    assert!(peer.arena.unsolicited() > 0);
+    // The initiator is alive, and answers pings: that does not help.
+    assert_eq!(after(&mut peer, MISSING_TIMEOUT - Duration::from_secs(1)), None);
+    let alive = NopOut { itt: U32::new(NO_TAG), ttt: U32::new(NO_TAG), ..NopOut::blank() };
+    peer.send(&NopOut { first: alive.first.immediately(), ..alive }, &[]);
+    assert_eq!(after(&mut peer, Duration::from_secs(1)), Some(CloseReason::MissingCommand));
+    assert_eq!(peer.arena.unsolicited(), 0);
 }
 
 #[test]
@@ -104,7 +136,7 @@ fn a_tag_that_is_in_use_is_rejected() {
     let header = peer.scsi(1, READ | FINAL, 512);
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TASK_IN_PROGRESS);
-    assert!(peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
+    assert!(peer.session.reply(first.task, 0, &[], &mut FinalData::default(), 0));
     peer.received();
     peer.read(1, 512);
 }
@@ -199,7 +231,7 @@ fn the_window_opens_with_every_response() {
     let third = peer.scsi(3, FINAL, 0);
     peer.send(&third, &[]);
     peer.assert_quiet();
-    peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(first.task, 0, &[], &mut FinalData::default(), 0);
     let header = peer.only_pdu::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (102, 102));
     peer.send(&third, &[]);
@@ -220,7 +252,7 @@ fn cmd_sn_wraps_around() {
     peer.cmd_sn = u32::MAX;
     for (itt, exp_cmd_sn) in [(1, 0), (2, 1)] {
         let command = peer.read(itt, 0);
-        peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+        peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
         let header = peer.only_pdu::<ScsiResponse>().0;
         assert_eq!((header.stat_sn.get(), header.exp_cmd_sn.get()), (itt - 1, exp_cmd_sn));
     }
@@ -234,7 +266,7 @@ fn immediate_commands_take_no_number_and_do_not_wait() {
     header.first = header.first.immediately();
     peer.send(&header, &[]);
     let command = peer.command();
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     let header = peer.only_pdu::<ScsiResponse>().0;
     assert_eq!((header.exp_cmd_sn.get(), header.max_cmd_sn.get()), (100, 227));
     peer.read(2, 0);
@@ -254,7 +286,7 @@ fn too_many_immediate_commands_are_rejected() {
     header.first = header.first.immediately();
     peer.send(&header, &[]);
     assert_eq!(rejected(&mut peer), RejectReason::TOO_MANY_IMMEDIATE);
-    peer.session.reply(tasks[0], 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(tasks[0], 0, &[], &mut FinalData::default(), 0);
     peer.received();
     peer.send(&header, &[]);
     peer.command();
@@ -385,7 +417,7 @@ fn a_closed_session_ignores_received_bytes() {
     let header = peer.scsi(2, READ | FINAL, 0);
     let chunk = peer.arena.copy(&peer.bytes(&header, &[], &[])).expect("room");
     peer.session.receive(chunk, peer.now, &mut peer.actions);
-    assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
+    assert!(!peer.session.reply(running.task, 0, &[], &mut FinalData::default(), 0));
     assert!(peer.actions.is_empty());
     assert_eq!((peer.received(), peer.session.tasks()), (vec![], 0));
 }
@@ -396,7 +428,7 @@ fn an_exp_stat_sn_that_was_not_sent_is_ignored() {
     let header = ScsiCommand { exp_stat_sn: U32::new(0x7000_0000), ..peer.scsi(1, READ | FINAL, 0) };
     peer.send(&header, &[]);
     let command = peer.command();
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     assert_eq!(peer.only_pdu::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
@@ -413,7 +445,7 @@ fn many_commands_in_one_chunk_are_answered_in_one_send() {
     assert_eq!(commands.len(), 100);
     for command in commands {
         let data = peer.arena.copy(&[7; 512]).expect("room");
-        peer.session.reply(command.task, 0, &[], &mut Tail { offset: 0, data: data.into() }, 512);
+        peer.session.reply(command.task, 0, &[], &mut FinalData { offset: 0, data: data.into() }, 512);
     }
     let got = peer.received();
     assert_eq!(got.iter().map(ReceivedPdu::pdu::<DataIn>).map(|header| header.itt.get()).max(), Some(99));

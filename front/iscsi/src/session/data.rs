@@ -2,7 +2,7 @@
 
 use super::Session;
 use super::action::{Action, TaskKey};
-use super::data_out::{Destination, Pulled};
+use super::data_out::{DataFailure, Destination, Pulled};
 use super::tasks::{Answer, State, Summary, Task};
 use crate::config::SENSE_MAX;
 use crate::wire::{
@@ -10,7 +10,7 @@ use crate::wire::{
 };
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_core::wire::be::{U16, U32};
 use lunar_stream::input::{Payload, PayloadPlan};
 use lunar_stream::protocol::{CommandData, PullResult};
@@ -52,13 +52,15 @@ impl Session {
         let strict = task.expected_out > self.parameters.first_burst;
         let unsolicited = task.transfer.unsolicited();
         task.transfer.end_pdu(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
-        self.unsolicited -= unsolicited - task.transfer.unsolicited();
+        self.unsolicited.shrink(unsolicited - task.transfer.unsolicited());
         let is_due = task.transfer.take_due_pull();
         if !task.transfer.has_open_sequence()
             && let State::Draining(answer) = &mut task.state
         {
             let answer = std::mem::take(answer);
-            return self.finish(key, &answer);
+            // The reply was known before the initiator broke the rules of its last burst (RFC 7143 11.7.1, 11.8).
+            let failure = task.transfer.failure().filter(|_| answer.status == GOOD);
+            return self.finish(key, &failure.map_or(answer, DataFailure::answer));
         }
         if last {
             self.send_r2ts(key);
@@ -102,11 +104,11 @@ impl Session {
     /// task was still there.
     ///
     /// While the initiator has not ended its data sequences, the response waits (RFC 7143 11.4.2).
-    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], tail: &mut Tail, wanted: u64) -> bool {
+    pub fn reply(&mut self, key: TaskKey, status: u8, sense: &[u8], final_data: &mut FinalData, wanted: u64) -> bool {
         let Some(task) = self.running(key) else { return false };
         let failure = task.transfer.failure();
         if failure.is_none() && !task.transfer.has_open_sequence() {
-            self.finish_with(key, status, sense, wanted, tail);
+            self.finish_with(key, status, sense, wanted, final_data);
             return true;
         }
         let answer = match failure {
@@ -115,6 +117,13 @@ impl Session {
         };
         self.answer_early(key, answer);
         true
+    }
+
+    /// Has the data that a command did not take yet leave the receive buffer, because the command has to wait.
+    pub fn detach(&mut self, key: TaskKey) {
+        if let Some(task) = self.tasks.get_mut(key) {
+            task.transfer.detach(&self.arena);
+        }
     }
 
     /// Ends a task without a response, because it was aborted. Data that the initiator still sends for it is discarded.
@@ -139,20 +148,20 @@ impl Session {
     }
 
     fn finish(&mut self, key: TaskKey, answer: &Answer) {
-        self.finish_with(key, answer.status, &answer.sense, answer.wanted, &mut Tail::default());
+        self.finish_with(key, answer.status, &answer.sense, answer.wanted, &mut FinalData::default());
     }
 
     /// Sends the rest of the data and the status, in one PDU where that is allowed (RFC 7143 11.7.3).
-    fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, tail: &mut Tail) {
+    fn finish_with(&mut self, key: TaskKey, status: u8, sense: &[u8], wanted: u64, final_data: &mut FinalData) {
         let Some(mut task) = self.end_task(key) else { return };
         if task.numbered {
             self.numbers.done();
         }
         let residual = residual(wanted, task.expected_in.max(task.expected_out));
-        if !tail.data.is_empty() {
-            let collapses = status == GOOD && sense.is_empty() && tail.offset < task.expected_in as usize;
+        if !final_data.data.is_empty() {
+            let collapses = status == GOOD && sense.is_empty() && final_data.offset < task.expected_in as usize;
             let with_data = collapses.then_some((status, residual));
-            self.data_in(&mut task, tail.offset, &mut tail.data, with_data);
+            self.data_in(&mut task, final_data.offset, &mut final_data.data, with_data);
             if collapses {
                 return;
             }
@@ -222,7 +231,7 @@ impl Session {
     #[inline(always)]
     pub(super) fn end_task(&mut self, key: TaskKey) -> Option<Summary> {
         let summary = self.tasks.remove(key)?;
-        self.unsolicited -= summary.unsolicited;
+        self.unsolicited.shrink(summary.unsolicited);
         Some(summary)
     }
 }
@@ -234,7 +243,8 @@ impl CommandData for Session {
         let Some(task) = self.running(key) else { return PullResult::Failed(Fault::Aborted) };
         let unsolicited = task.transfer.unsolicited();
         let pulled = task.transfer.pull(offset, len, task.expected_out);
-        self.unsolicited -= unsolicited - task.transfer.unsolicited();
+        let freed = unsolicited - task.transfer.unsolicited();
+        self.unsolicited.shrink(freed);
         match pulled {
             Pulled::Ready(data) => PullResult::Ready(data),
             Pulled::Pending => PullResult::Pending,

@@ -3,7 +3,7 @@
 
 use super::received::Received;
 use crate::wire::NO_TAG;
-use lunar_core::mem::{Sg, SgMut};
+use lunar_core::mem::{Arena, PAGE, Sg, SgMut};
 use std::collections::VecDeque;
 
 /// Why the data of a command cannot be used; the sense data of RFC 7143 11.4.7.2 with ABORTED COMMAND.
@@ -24,6 +24,8 @@ struct Sequence {
     ttt: u32,
     offset: u32,
     len: u32,
+    /// Bytes of the PDUs that have begun, and of those whose payload was kept.
+    begun: u32,
     received: u32,
     /// The DataSN of its next PDU.
     data_sn: u32,
@@ -65,7 +67,7 @@ pub(super) enum Pulled {
     Failed,
 }
 
-/// What becomes of received data.
+/// The use of received data.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 enum Use {
     /// The command takes it.
@@ -75,6 +77,15 @@ enum Use {
     Discard,
     /// It is discarded: the command has failed.
     Failed(DataFailure),
+}
+
+/// The length of a sequence of a command that is not executed: its data is discarded and not checked.
+const UNCHECKED: u32 = u32::MAX;
+
+/// The memory that `len` bytes take: whole pages.
+#[inline]
+pub(super) fn pages(len: usize) -> usize {
+    len.next_multiple_of(PAGE)
 }
 
 /// The Data-Out state of one command.
@@ -123,8 +134,24 @@ impl DataOutState {
         self.unsolicited += memory.len();
         let offset = self.covered_end;
         self.covered_end += len;
-        self.sequences.push_back(Sequence { ttt: NO_TAG, offset, len, received: 0, data_sn: 0, memory });
+        self.sequences.push_back(Sequence { ttt: NO_TAG, offset, len, begun: 0, received: 0, data_sn: 0, memory });
         self.open = 1;
+    }
+
+    /// Discards the unsolicited data of a command that is not executed, however much it is.
+    pub(super) fn refuse_unsolicited(&mut self) {
+        let (offset, memory) = (self.covered_end, SgMut::default());
+        self.sequences.push_back(Sequence {
+            ttt: NO_TAG,
+            offset,
+            len: UNCHECKED,
+            begun: 0,
+            received: 0,
+            data_sn: 0,
+            memory,
+        });
+        self.open = 1;
+        self.discard();
     }
 
     /// Discards all data, received and to come, and requests no more.
@@ -162,18 +189,25 @@ impl DataOutState {
         self.r2t_sn
     }
 
-    /// Bytes that arrived, or may arrive, immediate or unsolicited, and were not pulled.
+    /// Bytes of memory for data that arrived, or may arrive, immediate or unsolicited, and was not pulled: whole pages.
+    #[inline]
     pub(super) fn unsolicited(&self) -> usize {
-        self.unsolicited
+        pages(self.unsolicited)
+    }
+
+    /// Moves data that was not pulled out of the receive buffer of the connection, which is much larger than a small
+    /// piece that keeps it. If there is no memory for that, the data stays.
+    pub(super) fn detach(&mut self, arena: &Arena) {
+        if self.received.len() > 0
+            && let Some(memory) = arena.take_sg(self.received.len())
+        {
+            self.received.move_to(memory);
+        }
     }
 
     /// The offset after the last byte received.
     fn end(&self) -> u32 {
         self.pulled + u32::try_from(self.received.len()).expect("at most the expected length, 32 bits")
-    }
-
-    fn unsolicited_is_open(&self) -> bool {
-        self.sequences.front().is_some_and(|sequence| sequence.ttt == NO_TAG)
     }
 
     /// Bytes `offset..offset + len` of `total`. Pulls go in ascending order without gaps.
@@ -189,7 +223,7 @@ impl DataOutState {
             return Pulled::Ready(self.received.take(len));
         }
         self.waiting = Some(end);
-        if self.covered_end >= end || self.unsolicited_is_open() {
+        if self.covered_end >= end || !self.sequences.is_empty() {
             return Pulled::Pending;
         }
         Pulled::NeedsMemory((end - self.covered_end) as usize)
@@ -198,7 +232,7 @@ impl DataOutState {
     /// Whether a waiting pull may succeed or has failed. It then no longer waits.
     pub(super) fn take_due_pull(&mut self) -> bool {
         let due = self.waiting.is_some_and(|end| {
-            self.failure().is_some() || self.end() >= end || (self.covered_end < end && !self.unsolicited_is_open())
+            self.failure().is_some() || self.end() >= end || (self.covered_end < end && self.sequences.is_empty())
         });
         if due {
             self.waiting = None;
@@ -217,7 +251,15 @@ impl DataOutState {
             let len = u32::try_from(part.len()).expect("at most burst_max");
             let offset = self.covered_end;
             self.covered_end += len;
-            self.sequences.push_back(Sequence { ttt: NO_TAG, offset, len, received: 0, data_sn: 0, memory: part });
+            self.sequences.push_back(Sequence {
+                ttt: NO_TAG,
+                offset,
+                len,
+                begun: 0,
+                received: 0,
+                data_sn: 0,
+                memory: part,
+            });
         }
     }
 
@@ -241,20 +283,24 @@ impl DataOutState {
     /// Takes the header of a Data-Out PDU: where its payload goes.
     pub(super) fn begin_pdu(&mut self, ttt: u32, data_sn: u32, offset: u32, len: usize) -> Destination {
         let Some(at) = self.position(ttt) else { return Destination::Unknown };
-        if self.usage != Use::Keep {
+        // Data of a command whose reply is known obeys the same rules: else a burst could go on beyond its R2T.
+        let failed = self.failure().is_some();
+        let sequence = &mut self.sequences[at];
+        if failed || sequence.len == UNCHECKED {
             return Destination::Discard;
         }
-        let sequence = &mut self.sequences[at];
+        let len_left = sequence.len - sequence.begun;
         if data_sn != sequence.data_sn {
             self.fail(DataFailure::Crc);
             return Destination::Discard;
         }
         // A sequence before its turn, a gap, or more data than was requested.
-        if at > 0 || offset != sequence.offset + sequence.received || len > sequence.memory.len() {
+        if at > 0 || offset != sequence.offset.wrapping_add(sequence.begun) || len > len_left as usize {
             self.fail(DataFailure::Amount);
             return Destination::Invalid;
         }
-        Destination::Memory(sequence.memory.split_to(len))
+        sequence.begun += u32::try_from(len).expect("a segment has at most 24 bits");
+        if self.usage == Use::Keep { Destination::Memory(sequence.memory.split_to(len)) } else { Destination::Discard }
     }
 
     /// Takes the payload of the same PDU, unless that was discarded. `strict`: an unsolicited sequence must be

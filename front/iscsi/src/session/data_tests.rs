@@ -2,11 +2,12 @@ use super::*;
 use crate::config::Config;
 use crate::session::{CloseReason, Command, ProtocolMachine};
 use crate::testing::{LUN, Peer, ReceivedPdu, data_out, pattern};
-use crate::wire::{FINAL, Reject, Response, WRITE};
+use crate::wire::{FINAL, NopOut, READ, Reject, Response, WRITE};
+use lunar_core::mem::{Arena, PAGE};
 
-fn tail(peer: &Peer, offset: usize, bytes: &[u8]) -> Tail {
+fn final_data(peer: &Peer, offset: usize, bytes: &[u8]) -> FinalData {
     let data = if bytes.is_empty() { Sg::default() } else { sg(peer, bytes) };
-    Tail { offset, data }
+    FinalData { offset, data }
 }
 
 fn sg(peer: &Peer, bytes: &[u8]) -> Sg {
@@ -45,8 +46,8 @@ fn the_last_data_in_of_a_read_carries_the_status() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
     let data = pattern(512);
-    let mut tail = tail(&peer, 0, &data);
-    assert!(peer.session.reply(command.task, 0, &[], &mut tail, 512));
+    let mut final_data = final_data(&peer, 0, &data);
+    assert!(peer.session.reply(command.task, 0, &[], &mut final_data, 512));
     let (header, got) = peer.only_pdu::<DataIn>();
     assert_eq!((header.flags, header.status, header.residual.get()), (FINAL | STATUS, 0, 0));
     assert_eq!((header.itt.get(), header.ttt.get(), header.data_sn.get()), (1, NO_TAG, 0));
@@ -60,8 +61,8 @@ fn data_in_is_split_at_the_limit_of_the_initiator() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 20_000);
     let data = pattern(20_000);
-    let mut tail = tail(&peer, 0, &data);
-    peer.session.reply(command.task, 0, &[], &mut tail, 20_000);
+    let mut final_data = final_data(&peer, 0, &data);
+    peer.session.reply(command.task, 0, &[], &mut final_data, 20_000);
     let got = peer.received();
     let headers: Vec<DataIn> = got.iter().map(ReceivedPdu::pdu).collect();
     let fields: Vec<_> = headers.iter().map(|h| (h.flags, h.data_sn.get(), h.offset.get(), h.data_len.get())).collect();
@@ -74,8 +75,8 @@ fn a_data_in_sequence_is_no_longer_than_a_burst() {
     let offers = [("MaxBurstLength", "1024"), ("MaxRecvDataSegmentLength", "768")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let command = peer.read(1, 2500);
-    let mut tail = tail(&peer, 0, &pattern(2500));
-    peer.session.reply(command.task, 0, &[], &mut tail, 2500);
+    let mut final_data = final_data(&peer, 0, &pattern(2500));
+    peer.session.reply(command.task, 0, &[], &mut final_data, 2500);
     let fields: Vec<_> = peer
         .received()
         .iter()
@@ -90,8 +91,8 @@ fn data_pushed_before_the_reply_is_sent_first() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 1024);
     assert_eq!(peer.session.push(command.task, 0, sg(&peer, &[1; 512])), Ok(()));
-    let mut tail = tail(&peer, 512, &[2; 512]);
-    peer.session.reply(command.task, 0, &[], &mut tail, 1024);
+    let mut final_data = final_data(&peer, 512, &[2; 512]);
+    peer.session.reply(command.task, 0, &[], &mut final_data, 1024);
     let headers: Vec<DataIn> = peer.received().iter().map(ReceivedPdu::pdu).collect();
     assert_eq!(headers[0].flags, FINAL);
     assert_eq!((headers[0].stat_sn.get(), headers[0].data_sn.get()), (0, 0));
@@ -102,8 +103,8 @@ fn data_pushed_before_the_reply_is_sent_first() {
 fn a_status_that_is_not_good_has_its_own_response() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
-    let mut tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 2, &[0x70, 0, 3], &mut tail, 512);
+    let mut final_data = final_data(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 2, &[0x70, 0, 3], &mut final_data, 512);
     let got = peer.received();
     assert_eq!(got[0].pdu::<DataIn>().flags, FINAL);
     let header: ScsiResponse = got[1].pdu();
@@ -116,7 +117,7 @@ fn a_status_that_is_not_good_has_its_own_response() {
 fn a_command_without_data_has_a_response() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 0x18, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0x18, &[], &mut FinalData::default(), 0);
     let header = response(&mut peer);
     assert_eq!((header.flags, header.status, header.itt.get(), header.residual.get()), (FINAL, 0x18, 1, 0));
 }
@@ -125,7 +126,7 @@ fn a_command_without_data_has_a_response() {
 fn sense_data_is_cut_at_its_limit() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 2, &[7; 300], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 2, &[7; 300], &mut FinalData::default(), 0);
     assert_eq!(peer.received()[0].data.len(), 254);
 }
 
@@ -133,8 +134,8 @@ fn sense_data_is_cut_at_its_limit() {
 fn less_data_than_expected_is_an_underflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 1000);
-    let mut tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 0, &[], &mut tail, 512);
+    let mut final_data = final_data(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 0, &[], &mut final_data, 512);
     let header = peer.only_pdu::<DataIn>().0;
     assert_eq!((header.flags, header.residual.get()), (FINAL | STATUS | UNDERFLOW, 488));
 }
@@ -143,8 +144,8 @@ fn less_data_than_expected_is_an_underflow() {
 fn more_data_than_expected_is_cut_off_and_an_overflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 500);
-    let mut tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 0, &[], &mut tail, 512);
+    let mut final_data = final_data(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 0, &[], &mut final_data, 512);
     let (header, data) = peer.only_pdu::<DataIn>();
     assert_eq!((header.flags, header.residual.get(), data.len()), (FINAL | STATUS | OVERFLOW, 12, 500));
 }
@@ -153,8 +154,8 @@ fn more_data_than_expected_is_cut_off_and_an_overflow() {
 fn data_for_an_initiator_that_expects_none_is_an_overflow() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    let mut tail = tail(&peer, 0, &[0; 512]);
-    peer.session.reply(command.task, 0, &[], &mut tail, 512);
+    let mut final_data = final_data(&peer, 0, &[0; 512]);
+    peer.session.reply(command.task, 0, &[], &mut final_data, 512);
     let header = response(&mut peer);
     assert_eq!((header.flags, header.residual.get()), (FINAL | OVERFLOW, 512));
 }
@@ -164,7 +165,7 @@ fn a_write_reports_residuals() {
     let mut peer = Peer::logged_in();
     for (itt, wanted, flags, count) in [(1, 512, UNDERFLOW, 512), (2, 1024, 0, 0), (3, 2048, OVERFLOW, 1024)] {
         let command = peer.write(itt, 1024, &[0; 1024]);
-        peer.session.reply(command.task, 0, &[], &mut Tail::default(), wanted);
+        peer.session.reply(command.task, 0, &[], &mut FinalData::default(), wanted);
         let header = response(&mut peer);
         assert_eq!((header.flags, header.residual.get()), (FINAL | flags, count));
     }
@@ -174,9 +175,9 @@ fn a_write_reports_residuals() {
 fn a_reply_to_an_ended_task_is_ignored() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 512);
-    assert!(peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
+    assert!(peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0));
     peer.received();
-    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
+    assert!(!peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0));
     let more = sg(&peer, &[0; 4]);
     assert_eq!(peer.session.push(command.task, 0, more), Err(Fault::Aborted));
     assert!(matches!(peer.session.pull(command.task, 0, 1), PullResult::Failed(Fault::Aborted)));
@@ -193,7 +194,7 @@ fn immediate_data_is_pulled_without_a_copy() {
     assert_eq!((command.data_in, command.data_out), (0, 4096));
     let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("the data is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (1, data));
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 0);
 }
 
@@ -206,7 +207,7 @@ fn data_is_pulled_in_parts() {
 }
 
 #[test]
-fn a_pull_beyond_what_is_expected_fails() {
+fn a_pull_beyond_the_expected_length_fails() {
     let mut peer = Peer::logged_in();
     let command = peer.write(1, 512, &[0; 512]);
     assert!(matches!(peer.session.pull(command.task, 0, 513), PullResult::Failed(Fault::Protocol)));
@@ -235,7 +236,7 @@ fn an_r2t_requests_the_rest() {
     assert_eq!(peer.ready(), [command.task]);
     let PullResult::Ready(pulled) = peer.session.pull(command.task, 0, 4096) else { panic!("the data is there") };
     assert_eq!((pulled.pieces().len(), pulled.to_vec()), (2, data));
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 4096);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 4096);
     assert_eq!(response(&mut peer).exp_data_sn.get(), 1);
 }
 
@@ -375,7 +376,7 @@ fn an_incomplete_first_burst_fails_the_command() {
     let command = peer.command();
     peer.send(&data_out(1, NO_TAG, 0, 0, true), &[0; 512]);
     assert!(matches!(peer.session.pull(command.task, 0, 3000), PullResult::Failed(Fault::Protocol)));
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     assert_eq!(aborted(&peer.received()), (0x0c, 0x0d));
 }
 
@@ -404,7 +405,7 @@ fn immediate_data_that_was_not_negotiated_fails_the_command() {
 #[test]
 fn immediate_data_of_a_read_fails_the_command() {
     let mut peer = Peer::logged_in();
-    let header = peer.scsi(1, FINAL | crate::wire::READ, 3000);
+    let header = peer.scsi(1, FINAL | READ, 3000);
     peer.send(&header, &[0; 100]);
     assert_eq!(aborted(&peer.received()), (0x0c, 0x0c));
 }
@@ -454,7 +455,7 @@ fn responses_to_invalid(bad: impl Fn(u32) -> DataOut, len: usize) -> Vec<Receive
     peer.send(&bad(ttt), &vec![0; len]);
     assert_eq!(peer.ready(), [command.task]);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Failed(Fault::Protocol)));
-    assert!(peer.session.reply(command.task, 2, &[1; 18], &mut Tail::default(), 0));
+    assert!(peer.session.reply(command.task, 2, &[1; 18], &mut FinalData::default(), 0));
     if bad(ttt).flags & FINAL == 0 {
         // The response waits for the end of the sequence.
         assert_eq!(peer.session.tasks(), 1);
@@ -489,6 +490,38 @@ fn data_beyond_the_sequence_is_rejected_and_fails_the_command() {
 }
 
 #[test]
+fn a_burst_that_goes_on_beyond_its_r2t_fails_the_command() {
+    // RFC 7143 11.7.1, 11.8: the last PDU of a burst has the F bit; a burst is as long as its R2T says.
+    for is_answered in [false, true] {
+        let mut peer = Peer::logged_in();
+        let (command, r2t) = write_with_r2ts(&mut peer, 1000);
+        let ttt = r2t[0].ttt.get();
+        peer.send(&data_out(1, ttt, 0, 0, false), &pattern(1000));
+        assert_eq!(peer.pull(command.task, 0, 1000), pattern(1000));
+        if is_answered {
+            peer.session.reply(command.task, GOOD, &[], &mut FinalData::default(), 1000);
+            assert_eq!(peer.received(), [], "the response waits for the F bit");
+        }
+        peer.actions.clear();
+        peer.send(&data_out(1, ttt, 1, 1000, true), &[7; 100]);
+        if !is_answered {
+            peer.session.reply(command.task, GOOD, &[], &mut FinalData::default(), 1000);
+        }
+        let got = peer.received();
+        assert_eq!(got[0].pdu::<Reject>().reason, RejectReason::INVALID_FIELD);
+        assert_eq!(aborted(&got), (0x0c, 0x0d));
+    }
+    // A PDU without data may end the burst.
+    let mut peer = Peer::logged_in();
+    let (command, r2t) = write_with_r2ts(&mut peer, 1000);
+    peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, false), &pattern(1000));
+    assert_eq!(peer.pull(command.task, 0, 1000), pattern(1000));
+    peer.session.reply(command.task, GOOD, &[], &mut FinalData::default(), 1000);
+    peer.send(&data_out(1, r2t[0].ttt.get(), 1, 1000, true), &[]);
+    assert_eq!(response(&mut peer).status, GOOD);
+}
+
+#[test]
 fn less_data_than_requested_fails_the_command() {
     let got = responses_to_invalid(|ttt| data_out(1, ttt, 0, 0, true), 512);
     assert_eq!((got.len(), aborted(&got)), (1, (0x0c, 0x0d)));
@@ -502,7 +535,7 @@ fn a_sequence_out_of_order_fails_the_command() {
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let (command, r2t) = write_with_r2ts(&mut peer, 1024);
     peer.send(&data_out(1, r2t[1].ttt.get(), 0, 512, true), &[0; 512]);
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     assert_eq!(peer.session.tasks(), 1);
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[0; 512]);
     assert_eq!(aborted(&peer.received()), (0x0c, 0x0d));
@@ -512,11 +545,11 @@ fn a_sequence_out_of_order_fails_the_command() {
 fn a_response_waits_for_the_end_of_the_data() {
     let mut peer = Peer::logged_in();
     let (command, r2t) = write_with_r2ts(&mut peer, 1024);
-    assert!(peer.session.reply(command.task, 2, &[5; 18], &mut Tail::default(), 0));
+    assert!(peer.session.reply(command.task, 2, &[5; 18], &mut FinalData::default(), 0));
     peer.assert_quiet();
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, false), &[0; 512]);
     peer.assert_quiet();
-    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0), "the command was answered");
+    assert!(!peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0), "the command was answered");
     peer.session.drop_task(command.task);
     peer.send(&data_out(1, r2t[0].ttt.get(), 1, 512, true), &[0; 512]);
     let (header, sense) = peer.only_pdu::<ScsiResponse>();
@@ -529,7 +562,7 @@ fn no_r2t_is_sent_after_the_reply() {
     let offers = [("MaxBurstLength", "512"), ("MaxOutstandingR2T", "1")];
     let mut peer = Peer::logged_in_with(Config::default(), &offers);
     let (command, r2t) = write_with_r2ts(&mut peer, 1024);
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     peer.send(&data_out(1, r2t[0].ttt.get(), 0, 0, true), &[0; 512]);
     response(&mut peer);
 }
@@ -545,7 +578,7 @@ fn a_data_digest_that_does_not_match_fails_the_command() {
     assert_eq!(peer.only_pdu::<Reject>().0.reason, RejectReason::DATA_DIGEST);
     assert_eq!(peer.ready(), [command.task]);
     assert!(matches!(peer.session.pull(command.task, 0, 1024), PullResult::Failed(Fault::Protocol)));
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     assert_eq!(aborted(&peer.received()), (0x47, 0x05));
     assert_eq!((peer.stats.digest_errors.get(), peer.stats.rejects.get()), (1, 1));
 }
@@ -572,11 +605,11 @@ fn digests_are_checked_and_sent() {
         peer.piece = piece;
         let command = peer.write(1, 1001, &pattern(1001));
         assert_eq!(peer.pull(command.task, 0, 1001), pattern(1001));
-        peer.session.reply(command.task, 0, &[], &mut Tail::default(), 1001);
+        peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 1001);
         response(&mut peer);
         let command = peer.read(2, 513);
-        let mut tail = tail(&peer, 0, &pattern(513));
-        peer.session.reply(command.task, 0, &[], &mut tail, 513);
+        let mut final_data = final_data(&peer, 0, &pattern(513));
+        peer.session.reply(command.task, 0, &[], &mut final_data, 513);
         assert_eq!(peer.only_pdu::<DataIn>().1, pattern(513));
     }
 }
@@ -609,7 +642,7 @@ fn an_unsolicited_burst_without_memory_is_busy_after_its_end() {
 
 #[test]
 fn more_unsolicited_data_than_the_limit_is_busy() {
-    let mut peer = Peer::logged_in_with(Config { unsolicited_max: 1500, ..Config::default() }, &[]);
+    let mut peer = Peer::logged_in_with(Config { unsolicited_max: 6000, ..Config::default() }, &[]);
     let first = peer.write(1, 1000, &[0; 1000]);
     let header = peer.scsi(2, WRITE | FINAL, 1000);
     peer.send(&header, &[0; 1000]);
@@ -618,6 +651,54 @@ fn more_unsolicited_data_than_the_limit_is_busy() {
     let third = peer.write(3, 1000, &[0; 1000]);
     peer.session.drop_task(third.task);
     peer.write(4, 1000, &[0; 1000]);
+}
+
+/// The headers of writes whose unsolicited data never comes, until the session refuses one: how many it took.
+fn unsolicited_writes_that_fit(peer: &mut Peer, first_itt: u32) -> u32 {
+    for count in 0..128 {
+        let header = peer.scsi(first_itt + count, WRITE, 65_536);
+        peer.send(&header, &[]);
+        if peer.actions.is_empty() {
+            return count;
+        }
+        peer.actions.clear();
+    }
+    128
+}
+
+#[test]
+fn hosts_share_the_memory_for_unsolicited_data() {
+    let arena = Arena::new(32 << 20);
+    // RFC 7143 11.3.5 (no F bit): unsolicited data follows. One host has sixteen sessions, and sends headers only.
+    let keys = [("InitialR2T", "No")];
+    let mut attackers: Vec<_> = (0..16).map(|_| Peer::of_host(&arena, 1)).collect();
+    for peer in &mut attackers {
+        peer.log_in_with(&keys);
+    }
+    let taken: u32 = attackers.iter_mut().map(|peer| unsolicited_writes_that_fit(peer, 1)).sum();
+    assert!((1..=64).contains(&taken), "{taken} bursts of 64 KiB, of a quarter of 32 MiB at most the half");
+    let mut victim = Peer::of_host(&arena, 2);
+    victim.log_in_with(&keys);
+    assert!(unsolicited_writes_that_fit(&mut victim, 1) >= 4);
+    drop((attackers, victim));
+    assert_eq!((arena.unsolicited(), arena.used()), (0, 0));
+}
+
+#[test]
+fn a_command_that_waits_does_not_keep_the_receive_buffer() {
+    let mut peer = Peer::logged_in();
+    let before = peer.arena.used();
+    let missing = peer.scsi(1, READ | FINAL, 0);
+    let held = peer.scsi(2, WRITE | FINAL, 16);
+    let ping = NopOut { itt: U32::new(NO_TAG), ttt: U32::new(NO_TAG), ..NopOut::blank() };
+    let mut bytes = peer.bytes(&held, &[], &pattern(16));
+    let other = peer.bytes(&NopOut { first: ping.first.immediately(), ..ping }, &[], &pattern(100_000));
+    bytes.extend(other);
+    peer.feed(&bytes);
+    assert!(peer.arena.used() <= before + PAGE, "{} bytes", peer.arena.used() - before);
+    peer.send(&missing, &[]);
+    let commands = peer.commands();
+    assert_eq!(peer.pull(commands[1].task, 0, 16), pattern(16));
 }
 
 #[test]
@@ -646,7 +727,7 @@ fn a_connection_without_memory_for_a_header_is_closed() {
         peer.session.take_out();
     }
     assert_eq!(peer.session.closed(), Some(CloseReason::NoMemory));
-    assert!(!peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0));
+    assert!(!peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0));
     drop(hog);
 }
 

@@ -1,6 +1,6 @@
 //! Received payload in the order of arrival. A piece that follows the last one in the same block is joined with it.
 
-use lunar_core::mem::{Sg, Slice};
+use lunar_core::mem::{Sg, SgMut, Slice};
 use smallvec::SmallVec;
 
 /// Received bytes that were not pulled.
@@ -56,6 +56,17 @@ impl Received {
         }
         self.len -= len;
         sg
+    }
+
+    /// Copies the bytes to `memory`, which has as many, and keeps that instead.
+    pub(super) fn move_to(&mut self, mut memory: SgMut) {
+        let mut at = 0;
+        for piece in &self.pieces {
+            memory.copy_from(at, piece);
+            at += piece.len();
+        }
+        self.clear();
+        self.append(memory.share());
     }
 
     /// Drops everything.

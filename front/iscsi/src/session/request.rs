@@ -3,6 +3,7 @@
 
 use super::Session;
 use super::action::{Action, CloseReason, TaskKey, TaskManagement};
+use super::data_out::pages;
 use super::held::HeldRequest;
 use super::numbers::Arrival;
 use super::tasks::State;
@@ -12,7 +13,7 @@ use crate::wire::{
     LogoutRequest, LogoutResponse, NO_TAG, NopIn, NopOut, Opcode, Pdu, Reject, RejectReason, TaskManagementRequest,
     TaskManagementResponse,
 };
-use lunar_core::mem::Sg;
+use lunar_core::mem::{Arena, Sg};
 use lunar_core::wire::be::{U16, U32};
 use lunar_stream::input::Payload;
 use std::time::Duration;
@@ -23,6 +24,17 @@ const NO_INFORMATION: [u8; 3] = [0; 3];
 /// The iSCSIProtocolLevel that adds the functions of RFC 7144.
 const LEVEL_OF_RFC_7144: u32 = 2;
 
+/// A copy of data that does not keep the receive buffer of the connection; `None` without memory for it.
+fn detached(data: &Sg, arena: &Arena) -> Option<Sg> {
+    let mut memory = arena.take_sg(data.len())?;
+    let mut at = 0;
+    for piece in data.pieces() {
+        memory.copy_from(at, piece);
+        at += piece.len();
+    }
+    Some(memory.share())
+}
+
 impl Session {
     /// Handles a request with a CmdSN that is not a SCSI command.
     pub(super) fn request(&mut self, header: &Bhs, payload: &mut Payload, actions: &mut Vec<Action>) {
@@ -30,18 +42,22 @@ impl Session {
         let cmd_sn = NopOut::of(header).cmd_sn.get();
         match self.number(header.first, cmd_sn) {
             None => return,
-            Some(Arrival::Later) if self.unsolicited + payload.len() > self.config.unsolicited_max => {
+            Some(Arrival::Later) if !self.claim_unsolicited(pages(payload.len())) => {
                 self.hold(cmd_sn, HeldRequest::Nothing);
                 self.reject(RejectReason::LONG_OPERATION, header);
             }
             Some(Arrival::Later) => {
-                self.unsolicited += payload.len();
-                let payload = Payload { data: payload.data.take(), ..*payload };
-                self.hold(cmd_sn, HeldRequest::Other(Box::new(*header), payload));
+                let data = payload.data.take().and_then(|data| detached(&data, &self.arena));
+                self.hold(cmd_sn, HeldRequest::Other(Box::new(*header), Payload { data, ..*payload }));
             }
             Some(_) => self.run_request(header, payload, actions),
         }
         self.handle_held(actions);
+    }
+
+    /// Takes memory for data that arrives unasked; `false` if the session has as much as it may have.
+    pub(super) fn claim_unsolicited(&mut self, len: usize) -> bool {
+        self.unsolicited.amount() + len <= self.config.unsolicited_max && self.unsolicited.grow(len)
     }
 
     /// Handles a request whose turn has come.

@@ -3,7 +3,7 @@ use crate::config::{ANSWERS_MAX, Config};
 use crate::session::{Command, CommandData, ProtocolMachine, PullResult, ReceiveMode, Responsible};
 use crate::testing::{LUN, Peer, ReceivedPdu, data_out, pattern};
 use crate::wire::{FINAL, First, NopIn, READ, ScsiResponse, WRITE};
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 
 fn nop(peer: &mut Peer, itt: u32, ttt: u32) -> NopOut {
     let cmd_sn = U32::new(peer.next_cmd_sn());
@@ -143,7 +143,7 @@ fn an_initiator_that_answers_a_ping_stays_connected() {
     // A ping has no status: it carries the next StatSN.
     peer.cmd_sn = 100;
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     assert_eq!(peer.only_pdu::<ScsiResponse>().0.stat_sn.get(), 501);
 }
 
@@ -194,7 +194,7 @@ fn abort_task_references_a_running_command() {
 fn abort_task_of_an_ended_command_finds_no_task() {
     let mut peer = Peer::logged_in();
     let command = peer.read(1, 0);
-    peer.session.reply(command.task, 0, &[], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);
     peer.received();
     let request = function(&peer, Function::ABORT_TASK, 1, 100);
     peer.send(&request, &[]);
@@ -243,7 +243,7 @@ fn draining(peer: &mut Peer) -> Command {
     let header = peer.scsi(1, WRITE, 1024);
     peer.send(&header, &[]);
     let command = peer.command();
-    peer.session.reply(command.task, 2, &[1; 18], &mut Tail::default(), 0);
+    peer.session.reply(command.task, 2, &[1; 18], &mut FinalData::default(), 0);
     peer.assert_quiet();
     command
 }
@@ -365,7 +365,7 @@ fn a_function_that_references_a_function_finds_no_task() {
     peer.send(&second, &[]);
     assert_eq!(outcome(&mut peer), FunctionResponse::NO_TASK);
     // The key of a function is not the key of a command.
-    assert!(!peer.session.reply(first.task, 0, &[], &mut Tail::default(), 0));
+    assert!(!peer.session.reply(first.task, 0, &[], &mut FinalData::default(), 0));
     assert!(matches!(peer.session.pull(first.task, 0, 1), PullResult::Failed(_)));
     assert_eq!(peer.session.tasks(), 1);
 }
@@ -403,7 +403,7 @@ fn a_logout_ends_the_session() {
         assert_eq!((answer.time_to_wait.get(), answer.time_to_retain.get()), (2, 20));
         peer.assert_closed(CloseReason::LoggedOut);
         assert_eq!(CloseReason::LoggedOut.responsible(), Responsible::Nobody);
-        assert!(!peer.session.reply(running.task, 0, &[], &mut Tail::default(), 0));
+        assert!(!peer.session.reply(running.task, 0, &[], &mut FinalData::default(), 0));
         assert_eq!(peer.received(), []);
     }
 }
@@ -470,7 +470,7 @@ fn asynchronous_messages_take_a_status_number() {
 
 #[test]
 fn payload_of_held_requests_is_limited() {
-    let mut peer = Peer::logged_in_with(Config { unsolicited_max: 2500, ..Config::default() }, &[]);
+    let mut peer = Peer::logged_in_with(Config { unsolicited_max: 10_000, ..Config::default() }, &[]);
     let first = nop(&mut peer, 1, NO_TAG);
     for itt in 2..5 {
         let request = nop(&mut peer, itt, NO_TAG);

@@ -4,7 +4,7 @@ use super::action::{Command, TaskKey};
 use super::data_out::DataOutState;
 use smallvec::SmallVec;
 
-/// What becomes of a task.
+/// The state of a task.
 #[derive(Debug, Default)]
 pub(super) enum State {
     /// There is no task in this entry.
@@ -60,7 +60,7 @@ pub(super) struct Summary {
     pub(super) data_sn: u32,
     /// The number of R2Ts sent.
     pub(super) r2ts: u32,
-    /// Bytes of immediate and unsolicited data that were not pulled.
+    /// Bytes of memory for immediate and unsolicited data that was not pulled.
     pub(super) unsolicited: usize,
 }
 

@@ -1,7 +1,8 @@
 use super::*;
 use crate::config::Config;
+use crate::session::CloseReason;
 use crate::testing::{INITIATOR, Peer, TARGET, text_of, text_request};
-use crate::wire::Reject;
+use crate::wire::{AsyncEvent, AsyncMessage, Reject};
 
 fn all() -> Vec<u8> {
     text_of(&[("SendTargets", "All")])
@@ -31,7 +32,7 @@ fn rejected(peer: &mut Peer) -> RejectReason {
 }
 
 #[test]
-fn a_discovery_session_is_told_all_targets() {
+fn a_discovery_session_lists_all_targets() {
     let mut peer = Peer::discovering();
     send_text(&mut peer, &all());
     assert_eq!(query(&mut peer), SendTargetsQuery::All);
@@ -74,7 +75,7 @@ fn a_target_can_be_queried_by_name() {
 }
 
 #[test]
-fn a_normal_session_is_told_of_its_own_target_only() {
+fn a_normal_session_lists_its_own_target_only() {
     for value in ["", "All", TARGET] {
         let mut peer = Peer::logged_in();
         send_text(&mut peer, &text_of(&[("SendTargets", value)]));
@@ -255,6 +256,28 @@ fn the_initiator_may_declare_its_segment_limit_again() {
     assert_eq!((peer.session.parameters().max_send_segment, peer.session.parameters().max_burst), (1024, 262_144));
     let command = peer.read(1, 2048);
     let data = peer.arena.copy(&[0; 2048]).expect("room").into();
-    peer.session.reply(command.task, 0, &[], &mut lunar_core::step::Tail { offset: 0, data }, 2048);
+    peer.session.reply(command.task, 0, &[], &mut lunar_core::step::FinalData { offset: 0, data }, 2048);
     assert_eq!(peer.received().len(), 2);
+}
+
+#[test]
+fn a_discovery_session_has_a_lifetime() {
+    use crate::config::{DISCOVERY_LIFETIME, DISCOVERY_LOGOUT};
+    let mut peer = Peer::discovering();
+    let start = peer.now;
+    // It is busy, and answers pings: that does not prolong it.
+    while peer.now < start + DISCOVERY_LIFETIME {
+        peer.now = peer.now + DISCOVERY_LIFETIME / 6;
+        send_text(&mut peer, &all());
+        query(&mut peer);
+        peer.session.targets(&[addresses("iqn.a")]);
+        assert_eq!(peer.received().len(), 1);
+        assert!(peer.session.deadline().is_some_and(|at| at <= start + DISCOVERY_LIFETIME));
+    }
+    peer.session.tick(peer.now, &mut peer.actions);
+    // RFC 7143 11.9.1, event 1: the target requests a logout.
+    assert_eq!(peer.only_pdu::<AsyncMessage>().0.event, AsyncEvent::REQUEST_LOGOUT);
+    assert_eq!(peer.session.deadline(), Some(peer.now + DISCOVERY_LOGOUT));
+    peer.session.tick(peer.now + DISCOVERY_LOGOUT, &mut peer.actions);
+    peer.assert_closed(CloseReason::LogoutTimeout);
 }

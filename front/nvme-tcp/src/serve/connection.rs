@@ -1,16 +1,19 @@
-//! One connection: what its session asks for, and its end.
+//! One connection: the actions of its session, and its end.
 
-use super::Front;
-use super::job::{Half, Job};
+use super::job::{Half, Job, Request};
 use super::secure::Security;
+use super::{Front, Shares};
 use crate::config::IN_CAPSULE_MAX;
 use crate::session::{Action, CloseReason, Session, TaskKey};
+use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
-use lunar_core::step::Tail;
+use lunar_core::port::Transfer;
+use lunar_core::shares::{Member, Share};
+use lunar_core::step::FinalData;
 use lunar_core::time::Instant;
-use lunar_nvme::auth::Proof;
+use lunar_nvme::auth::QueueAuthentication;
 use lunar_nvme::command::{FABRICS, Refusal};
-use lunar_nvme::directory::Way;
+use lunar_nvme::directory::PortalRef;
 use lunar_nvme::{Caller, Command, Kind, Path, Queue, Reply, Status};
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
@@ -23,11 +26,11 @@ use std::time::Duration;
 /// The type of Disconnect among Fabrics commands.
 const DISCONNECT: u8 = 0x08;
 
-/// What the other queues of a controller have heard is known when their own time has come, on their cores: so much
-/// later its admin queue decides.
+/// The queues of a controller are checked on their own cores. The admin queue applies the keep-alive timeout this much
+/// later, so that the activity of all queues counts.
 const HEARSAY: Duration = Duration::from_secs(1);
 
-/// When something has to be done about the silence of a queue's host; `None`: never.
+/// The time at which the keep-alive timeout of a queue is applied; `None`: never.
 fn given_up(queue: &Rc<Queue>) -> Option<Instant> {
     let silent = queue.controller.deadline()?;
     Some(if queue.id == 0 { silent + HEARSAY } else { silent })
@@ -40,20 +43,44 @@ pub(super) struct Connection {
     pub(super) stream: StreamConnection<Session, Security>,
     local: SocketAddr,
     peer: SocketAddr,
-    way: Way,
+    portal_ref: PortalRef,
     queue: RefCell<Option<Rc<Queue>>>,
+    /// Its shares of the slots, as an I/O queue and as an admin queue, and of the commands that wait for one.
+    io_share: Member,
+    admin_share: Member,
+    waiting_share: Member,
+    /// Its share of the memory for data that its commands have brought along and that wait for a slot.
+    unsolicited_share: Member,
 }
 
 impl Connection {
-    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedSocket, way: Way) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedSocket, portal_ref: PortalRef) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
-        let security = Security::new(front.settings.channels.as_ref(), way.is_secure);
-        let stream = StreamConnection::new(reactor, socket, session, security);
-        Self { id, stream, local, peer, way, queue: RefCell::default(), front }
+        let security = Security::new(front.settings.tls.as_ref(), portal_ref.is_secure);
+        let source = peer.ip();
+        let memory = reactor.arena().join(source);
+        let unsolicited_share = memory.unsolicited.clone();
+        let stream = StreamConnection::new(reactor, socket, memory, session, security);
+        let Shares { io, admin, waiting } = &front.shares;
+        let (io_share, admin_share, waiting_share) = (io.join(source), admin.join(source), waiting.join(source));
+        let queue = RefCell::default();
+        Self {
+            id,
+            stream,
+            local,
+            peer,
+            portal_ref,
+            queue,
+            io_share,
+            admin_share,
+            waiting_share,
+            unsolicited_share,
+            front,
+        }
     }
 
-    /// Tells why a session closes its connection. Strangers that never had a queue are only counted.
+    /// Logs why a session closes its connection, if the host had a queue.
     fn closing(&self, why: CloseReason) {
         let is_ours = why == CloseReason::NoMemory;
         if is_ours || why != CloseReason::Disconnected && self.queue.borrow().is_some() {
@@ -61,18 +88,18 @@ impl Connection {
         }
     }
 
-    /// How the host came, and so how it is told to come again.
+    /// The path of the host, which discovery reports to it.
     fn path(&self) -> Path {
         let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip());
-        Path { way: self.way, ..Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX) }
+        Path { portal_ref: self.portal_ref, ..Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX) }
     }
 
     fn caller(&self) -> Caller {
-        Caller { source: self.peer, channel: self.stream.record_layer().bearer() }
+        Caller { source: self.peer, tls_peer: self.stream.record_layer().tls_peer() }
     }
 
-    /// Who comes too often waits for his turn.
-    fn knock(self: &Rc<Self>, key: TaskKey, command: Command, data: &Sg) {
+    /// Executes Connect, after a delay if the source connects too often.
+    fn connect_in_turn(self: &Rc<Self>, key: TaskKey, command: Command, data: &Sg) {
         let (reactor, data) = (&self.front.reactor, data.to_vec());
         match self.front.subsystem.arrive(&command, &data, &self.caller(), reactor.now()) {
             Ok(Duration::ZERO) => self.connect(key, &command, &data),
@@ -122,7 +149,7 @@ impl Connection {
         }
     }
 
-    /// There is a queue: it ends with its controller, and the admin queue tells of events.
+    /// Starts the tasks of a queue: it ends with its controller, and the admin queue reports events.
     fn begin(self: &Rc<Self>, queue: Rc<Queue>) {
         let reactor = &self.front.reactor;
         *self.queue.borrow_mut() = Some(queue.clone());
@@ -146,10 +173,10 @@ impl Connection {
         reactor.stats().sessions.add(1);
     }
 
-    /// A Fabrics command was answered: the queue ends with it, or its host has proved its name.
+    /// A Fabrics command has completed: the queue may end with it, or its host be authenticated.
     pub(super) fn after_fabrics(&self, queue: &Queue, kind: u8, status: Status) {
         let disconnects = kind == DISCONNECT && queue.id > 0 && status == Status::SUCCESS;
-        if disconnects || queue.proof().is_some_and(Proof::has_failed) {
+        if disconnects || queue.authentication().is_some_and(QueueAuthentication::has_failed) {
             self.stream.session().disconnected();
             self.stream.end();
         } else if queue.passes() && self.stream.session().authenticated() {
@@ -157,7 +184,7 @@ impl Connection {
         }
     }
 
-    /// A queue may be used.
+    /// The queue is connected, and its host authenticated if necessary.
     fn has_connected(&self, queue: &Queue) {
         self.front.connections.mark_identified(self.id);
         if queue.id > 0 {
@@ -165,7 +192,7 @@ impl Connection {
         }
         self.front.reactor.stats().logins.add(1);
         if queue.controller.kind == Kind::Io {
-            self.log("has connected");
+            self.log("connected");
         }
     }
 
@@ -192,32 +219,104 @@ impl Connection {
             }
         }
         let is_fabrics = half.command.sqe.opcode == FABRICS;
-        self.run(Job { connection: self.clone(), queue, first: half, second: None, is_fabrics });
+        self.run(Request { queue, first: half, second: None, is_fabrics });
     }
 
     fn reply(&self, key: TaskKey, reply: &mut Reply) {
-        self.stream.session().reply(key, reply.status, reply.result, &mut reply.tail);
+        self.stream.session().reply(key, reply.status, reply.result, &mut reply.final_data);
         self.stream.schedule_send();
     }
 
     fn fused(self: &Rc<Self>, halves: [(TaskKey, Command); 2]) {
         let Some(queue) = self.queue.borrow().clone() else { return };
         let [first, second] = halves.map(|(key, command)| self.half(&queue, key, command));
-        self.run(Job { connection: self.clone(), queue, first, second: Some(Box::new(second)), is_fabrics: false });
+        self.run(Request { queue, first, second: Some(Box::new(second)), is_fabrics: false });
     }
 
-    fn run(self: &Rc<Self>, job: Job) {
+    /// Executes a request in a slot, or queues it for one.
+    fn run(self: &Rc<Self>, request: Request) {
+        let can_run = !request.first.reads() || request.first.data_path(self).has_room();
+        let share = if can_run { self.slot_share(&request).take(1) } else { None };
+        match share {
+            Some(share) => self.start(request.with(self, share)),
+            None => self.start_later(request),
+        }
+    }
+
+    fn slot_share(&self, request: &Request) -> &Member {
+        if request.queue.id == 0 { &self.admin_share } else { &self.io_share }
+    }
+
+    fn start(&self, job: Job) {
+        // There are as many slots as shares.
         if let Err(job) = self.front.slots.start(job) {
+            let halves = std::iter::once(&job.first).chain(job.second.as_deref());
+            self.end_unstarted(&job.queue, halves, Status::NOT_READY);
+        }
+    }
+
+    /// Starts a request when it can run: when its connection has room for what the host reads, and its queue has a
+    /// slot. A host that does not read therefore takes no slots.
+    fn start_later(self: &Rc<Self>, request: Request) {
+        let kept = self.keep_waiting(&request);
+        let Some(kept) = kept else {
             self.front.reactor.stats().task_set_full.add(1);
-            // What a host tries again: it has no word for a device that is busy.
-            let refuse = |half: &Half| (half.key, job.queue.failed(&half.command.sqe, Status::NOT_READY));
-            let refused = [Some(refuse(&job.first)), job.second.as_deref().map(refuse)];
-            drop(job);
-            let mut session = self.stream.session();
-            for (key, status) in refused.into_iter().flatten() {
-                session.reply(key, status, 0, &mut Tail::default());
+            return self.end_unstarted(&request.queue, request.halves(), Status::NOT_READY);
+        };
+        self.front.reactor.stats().slot_waits.add(1);
+        let connection = self.clone();
+        self.front.reactor.spawn(async move {
+            let share = connection.slot(&request).await;
+            drop(kept);
+            match share {
+                Ok(share) => connection.start(request.with(&connection, share)),
+                Err(_) => connection.end_unstarted(&request.queue, request.halves(), Status::ABORTED),
+            }
+        });
+    }
+
+    async fn slot(&self, request: &Request) -> Result<Share, Fault> {
+        if request.first.reads() {
+            request.first.data_path(self).room().await?;
+        }
+        let share = request.first.task.unless_aborted(self.slot_share(request).wait(1));
+        match &request.second {
+            Some(second) => second.task.unless_aborted(share).await?,
+            None => share.await,
+        }
+    }
+
+    /// The shares of a request while it waits: a place, and memory for its in-capsule data, which leaves the receive
+    /// buffer. `None`: the share of the host is used up.
+    fn keep_waiting(&self, request: &Request) -> Option<[Share; 2]> {
+        let place = self.waiting_share.take(1)?;
+        let mut session = self.stream.session();
+        let keys = || request.halves().map(|half| half.key);
+        let mut memory = self.unsolicited_share.empty_share();
+        for key in keys() {
+            let bytes = session.in_capsule_bytes(key);
+            if !memory.grow(bytes) || !session.detach(key) {
+                return None;
             }
         }
+        Some([place, memory])
+    }
+
+    /// Completes a request that was not started. NVMe has no status for a busy device; hosts retry after this one.
+    fn end_unstarted<'a>(&self, queue: &Queue, halves: impl Iterator<Item = &'a Half>, status: Status) {
+        let mut session = self.stream.session();
+        for half in halves {
+            let status = queue.failed(&half.command.sqe, status);
+            session.reply(half.key, status, 0, &mut FinalData::default());
+        }
+        drop(session);
+        self.stream.schedule_send();
+    }
+
+    /// The host has not sent requested data in time, so the session is closed.
+    pub(super) fn end_late(&self) {
+        self.closing(CloseReason::DataTimeout);
+        self.stream.end();
     }
 }
 
@@ -239,10 +338,10 @@ impl FrontConnection for Connection {
                     self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
                 }
                 Action::Refused(sqe, status) => {
-                    // Nothing more is to be said of it.
+                    // The session has completed the command; only the error is logged.
                     self.queue.borrow().iter().for_each(|queue| _ = queue.failed(&sqe, status));
                 }
-                Action::Connect(key, command, data) => self.knock(key, *command, &data),
+                Action::Connect(key, command, data) => self.connect_in_turn(key, *command, &data),
                 Action::Close(why) => {
                     self.closing(why);
                     self.stream.stop_receiving();
@@ -253,14 +352,14 @@ impl FrontConnection for Connection {
 
     async fn close(self: &Rc<Self>) {
         if let Some((host, why)) = self.stream.record_layer().failure() {
-            let (guard, now) = (&self.front.subsystem.config().guard, self.front.reactor.now());
-            guard.refused_channel(self.peer, host, why, now);
+            let (authenticator, now) = (&self.front.subsystem.config().authenticator, self.front.reactor.now());
+            authenticator.tls_refused(self.peer, host, why, now);
             self.front.reactor.stats().logins_refused.add(1);
         }
-        // A reset waits for the queue, and not for the last bytes of its connection.
+        // A reset waits for the end of the queue, not for the last bytes of the connection.
         if let Some(queue) = self.queue.take() {
             if queue.id == 0 {
-                // Its I/O queues end as well, wherever they are.
+                // Its I/O queues end as well, on all cores.
                 queue.controller.end();
                 self.front.reactor.stats().sessions.sub(1);
             }
@@ -270,13 +369,13 @@ impl FrontConnection for Connection {
         self.stream.finish().await;
     }
 
-    /// With its admin queue a controller ends, and with it the commands of its other queues: those come first.
+    /// The end of the admin queue ends the controller and the commands of its I/O queues, so the I/O queues end first.
     fn may_close(&self) -> bool {
         let queue = self.queue.borrow();
         !queue.as_ref().is_some_and(|queue| queue.id == 0 && queue.controller.has_io_queues())
     }
 
-    /// What waits for an event is not under way.
+    /// Commands that wait for an event are not in progress.
     fn is_idle(&self) -> bool {
         self.queue.borrow().as_ref().is_none_or(|queue| queue.tasks.is_empty())
     }
@@ -295,10 +394,10 @@ impl FrontConnection for Connection {
         }
         let Some(queue) = &*self.queue.borrow() else { return };
         if active {
-            queue.controller.hear(now);
+            queue.controller.restart_keep_alive(now);
         } else if queue.id == 0 && given_up(queue).is_some_and(|at| at <= now) {
             self.front.reactor.stats().keepalive_timeouts.add(1);
-            self.log("is silent for too long");
+            self.log("keep-alive timeout");
             queue.controller.end();
         }
     }

@@ -1,67 +1,67 @@
-//! What lies between a queue and the wire: nothing, or a secure channel. The first byte of a connection says which.
+//! The record layer of a connection: none, or TLS. The first byte of the connection selects it.
 
 use crate::tls::{FIRST_BYTE, TlsConnection, TlsContext, TlsFailed};
 use lunar_core::mem::{Arena, PAGE, Sg, Slice};
-use lunar_nvme::auth::guard::{Bearer, Unagreed};
+use lunar_nvme::auth::authenticator::{TlsPeer, TlsRefusal};
 use lunar_stream::record_layer::RecordLayer;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 
-/// What is opened, and what is sent, at once: as much as a connection receives at once when much comes.
+/// Most bytes that are decrypted or sent at once: the size of the largest receive buffer.
 const PIECE: usize = 256 << 10;
 
-/// What the bytes of a connection are.
+/// The kind of the bytes of a connection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Sort {
-    /// Those of the session.
+    /// Bytes of the session, without TLS.
     Plain,
-    /// None came.
+    /// No byte was received yet.
     Unknown,
-    /// Those of a secure channel.
+    /// TLS records.
     Sealed,
 }
 
-/// What lies between. A connection without a channel pays for one comparison when it receives and when it sends.
+/// The record layer. Without TLS it costs one comparison for each receive and each send.
 pub(super) struct Security {
     sort: Cell<Sort>,
-    /// What all channels have in common, if there may be one.
-    channels: Option<TlsContext>,
-    /// Whether nobody comes without one.
+    /// The TLS context, if TLS is available.
+    context: Option<TlsContext>,
+    /// Whether the portal requires TLS.
     is_demanded: bool,
     tls: RefCell<Option<Box<TlsConnection>>>,
-    /// Whether hands were not shaken, and never will be.
+    /// Whether the handshake has failed.
     has_failed: Cell<bool>,
 }
 
 impl Security {
-    /// Of a connection of which nothing came; whether it has to be a channel.
-    pub(super) fn new(channels: Option<&TlsContext>, is_demanded: bool) -> Self {
-        let sort = if channels.is_some() || is_demanded { Sort::Unknown } else { Sort::Plain };
+    /// The record layer of a new connection; `is_demanded`: TLS is required.
+    pub(super) fn new(context: Option<&TlsContext>, is_demanded: bool) -> Self {
+        let sort = if context.is_some() || is_demanded { Sort::Unknown } else { Sort::Plain };
         Self {
             sort: Cell::new(sort),
-            channels: channels.cloned(),
+            context: context.cloned(),
             is_demanded,
             tls: RefCell::default(),
             has_failed: Cell::new(false),
         }
     }
 
-    /// Whose channel it is.
-    pub(super) fn bearer(&self) -> Option<Arc<Bearer>> {
-        self.tls.borrow().as_ref().and_then(|tls| tls.bearer())
+    /// The TLS peer, after the handshake.
+    pub(super) fn tls_peer(&self) -> Option<Arc<TlsPeer>> {
+        self.tls.borrow().as_ref().and_then(|tls| tls.tls_peer())
     }
 
-    /// Whose channel came to nothing before it began, as far as that was said, and why.
-    pub(super) fn failure(&self) -> Option<(Option<Arc<str>>, Unagreed)> {
+    /// After a failed handshake: the host NQN, if it was received, and the reason.
+    pub(super) fn failure(&self) -> Option<(Option<Arc<str>>, TlsRefusal)> {
         let tls = self.tls.borrow();
-        self.has_failed.get().then(|| tls.as_ref().map_or((None, Unagreed::Clear), |tls| tls.failure()))
+        self.has_failed.get().then(|| tls.as_ref().map_or((None, TlsRefusal::Clear), |tls| tls.failure()))
     }
 
-    /// Looks at the first bytes. `None`: there is no room for a channel, or it has to be one and is none.
+    /// Checks the first bytes. `None`: there is no memory for TLS, or TLS is required and missing.
     #[cold]
     fn begin(&self, bytes: &[u8]) -> Option<()> {
         if bytes.first() == Some(&FIRST_BYTE) {
-            *self.tls.borrow_mut() = Some(Box::new(TlsConnection::new(self.channels.as_ref()?).ok()?));
+            *self.tls.borrow_mut() = Some(Box::new(TlsConnection::new(self.context.as_ref()?).ok()?));
             self.sort.set(Sort::Sealed);
         } else if self.is_demanded {
             self.has_failed.set(true);
@@ -72,11 +72,11 @@ impl Security {
         Some(())
     }
 
-    /// Hands on what sealed bytes mean. `None`: the channel is broken, or there is no memory.
+    /// Decrypts TLS records and passes on the plaintext. `None`: the TLS connection has failed, or there is no memory.
     fn unseal(&self, bytes: &[u8], arena: &Arena, mut hand_on: impl FnMut(Slice)) -> Option<()> {
         self.tls.borrow_mut().as_mut()?.feed(bytes);
         loop {
-            // What is opened is seldom more than what came.
+            // The plaintext is seldom longer than its records.
             let wanted = bytes.len().next_multiple_of(PAGE).min(PIECE);
             let mut memory = arena.take(wanted).or_else(|| arena.take_reserved(PAGE))?;
             let (mut filled, mut is_broken) = (0, false);
@@ -153,21 +153,21 @@ impl RecordLayer for Security {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tls::tests::{HOST, IDENTITY, TlsHost, channels};
+    use crate::tls::tests::{HOST, IDENTITY, TlsHost, tls_context};
     use lunar_nvme::auth::hash::Hash;
 
-    /// A connection, as far as its bytes go.
+    /// The bytes of a connection.
     struct Rig {
         security: Security,
         arena: Arena,
     }
 
     impl Rig {
-        fn new(channels: Option<&TlsContext>) -> Self {
-            Self { security: Security::new(channels, false), arena: Arena::new(4 << 20) }
+        fn new(context: Option<&TlsContext>) -> Self {
+            Self { security: Security::new(context, false), arena: Arena::new(4 << 20) }
         }
 
-        /// What comes of bytes from the wire, and whether the connection may go on.
+        /// The session bytes in bytes of the socket, and whether the connection may go on.
         fn open(&self, bytes: &[u8]) -> (Vec<u8>, bool) {
             let mut all = Vec::new();
             let goes_on = bytes.chunks(100_000).all(|part| {
@@ -177,14 +177,15 @@ mod tests {
             (all, goes_on)
         }
 
-        /// All that goes to the wire for this.
+        /// The bytes for the socket.
         fn seal(&self, data: &[u8]) -> Vec<u8> {
             let mut pieces = Sg::default();
             data.chunks(50_000).for_each(|part| pieces.push(self.arena.copy(part).expect("room")));
             let mut all = Vec::new();
             while !pieces.is_empty() || self.security.queued_bytes() > 0 {
-                let part = self.security.seal(std::mem::take(&mut pieces), &self.arena).expect("it lives");
-                assert!(!part.is_empty(), "something goes each time");
+                let part =
+                    self.security.seal(std::mem::take(&mut pieces), &self.arena).expect("the connection is open");
+                assert!(!part.is_empty(), "each call returns bytes");
                 all.extend(part.to_vec());
             }
             all
@@ -192,40 +193,40 @@ mod tests {
     }
 
     #[test]
-    fn the_first_byte_says_whether_there_is_a_channel() {
-        let all = channels();
-        for (channels, bytes) in [(None, &[FIRST_BYTE, 1][..]), (Some(&all), &[0, 1])] {
-            let rig = Rig::new(channels);
+    fn the_first_byte_selects_tls() {
+        let all = tls_context();
+        for (context, bytes) in [(None, &[FIRST_BYTE, 1][..]), (Some(&all), &[0, 1])] {
+            let rig = Rig::new(context);
             assert_eq!(rig.open(bytes), (bytes.to_vec(), true));
-            // Later it says nothing any more.
+            // Later bytes do not change the record layer.
             assert_eq!(rig.open(&[FIRST_BYTE]), (vec![FIRST_BYTE], true));
-            assert!(rig.security.is_plain() && rig.security.bearer().is_none());
+            assert!(rig.security.is_plain() && rig.security.tls_peer().is_none());
             assert_eq!(rig.seal(&[7; 60_000]), [7; 60_000]);
         }
     }
 
     #[test]
-    fn where_a_channel_is_demanded_nothing_else_is_heard() {
-        let all = channels();
-        for channels in [None, Some(&all)] {
-            let rig = Rig { security: Security::new(channels, true), arena: Arena::new(4 << 20) };
+    fn a_portal_that_requires_tls_accepts_no_other_bytes() {
+        let all = tls_context();
+        for context in [None, Some(&all)] {
+            let rig = Rig { security: Security::new(context, true), arena: Arena::new(4 << 20) };
             assert_eq!(rig.open(&[0, 1]), (Vec::new(), false));
-            assert_eq!(rig.security.failure(), Some((None, Unagreed::Clear)));
-            assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "nor later");
+            assert_eq!(rig.security.failure(), Some((None, TlsRefusal::Clear)));
+            assert_eq!(rig.open(&[0, 1]), (Vec::new(), false), "later bytes neither");
         }
         let rig = Rig { security: Security::new(Some(&all), true), arena: Arena::new(4 << 20) };
         assert_eq!(rig.open(&TlsHost::new(IDENTITY, 7).handshake()), (Vec::new(), true));
     }
 
     #[test]
-    fn large_data_goes_through_both_ways() {
-        let rig = Rig::new(Some(&channels()));
+    fn tls_carries_large_data_in_both_directions() {
+        let rig = Rig::new(Some(&tls_context()));
         let mut host = TlsHost::new(IDENTITY, 7);
         for _ in 0..3 {
             assert_eq!(rig.open(&host.handshake()), (Vec::new(), true));
             host.feed(&rig.seal(&[]));
         }
-        assert!(rig.security.bearer().is_some_and(|bearer| &*bearer.host == HOST));
+        assert!(rig.security.tls_peer().is_some_and(|tls_peer| &*tls_peer.host == HOST));
         assert!(!rig.security.is_plain());
         let long: Vec<u8> = (0..900_000_u32).map(|n| (n / 7) as u8).collect();
         let (came, goes_on) = rig.open(&host.encrypt(&long));
@@ -233,20 +234,20 @@ mod tests {
         host.feed(&rig.seal(&long));
         assert!(host.decrypt(long.len()) == long);
         let used = rig.arena.used();
-        assert_eq!(used, 0, "nothing of it stays");
+        assert_eq!(used, 0, "all memory is released");
     }
 
     #[test]
-    fn a_broken_channel_says_why_and_is_over() {
-        let rig = Rig::new(Some(&channels()));
+    fn a_failed_tls_connection_reports_its_reason_and_ends() {
+        let rig = Rig::new(Some(&tls_context()));
         assert_eq!(rig.security.failure(), None);
         assert_eq!(rig.open(&TlsHost::new(IDENTITY, 8).handshake()), (Vec::new(), false));
-        assert_eq!(rig.security.failure(), Some((Some(HOST.into()), Unagreed::Broken(Hash::SHA256))));
+        assert_eq!(rig.security.failure(), Some((Some(HOST.into()), TlsRefusal::Broken(Hash::SHA256))));
         const ALERT: u8 = 0x15;
         assert_eq!(rig.seal(&[]).first(), Some(&ALERT));
-        assert!(rig.security.bearer().is_none());
-        // What came before it broke is heard.
-        let rig = Rig::new(Some(&channels()));
+        assert!(rig.security.tls_peer().is_none());
+        // Bytes before the damaged record are passed on.
+        let rig = Rig::new(Some(&tls_context()));
         let mut host = TlsHost::new(IDENTITY, 7);
         for _ in 0..3 {
             rig.open(&host.handshake());
@@ -257,6 +258,6 @@ mod tests {
         bytes.extend(host.encrypt(b"that"));
         bytes[whole + 8] ^= 1;
         assert_eq!(rig.open(&bytes), (b"this".to_vec(), false));
-        assert_eq!(rig.security.failure(), None, "it was a channel once");
+        assert_eq!(rig.security.failure(), None, "the handshake had succeeded");
     }
 }

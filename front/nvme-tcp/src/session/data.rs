@@ -1,11 +1,11 @@
 //! Data and completions of commands: H2CData and R2T, C2HData and response capsules (NVMe/TCP Transport 1.0 3.3.2).
 
 use super::tasks::{Answer, Pulled, RequestedData, State, TaskKey};
-use super::{Action, Session, Violation, invalid};
+use super::{Action, CloseReason, Session, Violation, invalid};
 use crate::wire::{C2hData, FatalStatus, H2cData, LAST, Pdu, R2t, SUCCESS};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
-use lunar_core::step::Tail;
+use lunar_core::step::FinalData;
 use lunar_nvme::Status;
 use lunar_stream::input::{Payload, PayloadPlan};
 use lunar_stream::protocol::{CommandData, PullResult};
@@ -48,8 +48,9 @@ impl Session {
         payload: &mut Payload,
         actions: &mut Vec<Action>,
     ) -> Result<(), Violation> {
-        if header.data_len.get() == 0 {
-            // An H2CData PDU without data has no purpose.
+        // A PDU without data has no purpose, and one that announces data that it does not have was not opened: its R2T
+        // would never be fulfilled.
+        if self.shape(&header.common).data_len.is_none_or(|len| len == 0 || len != header.data_len.get() as usize) {
             return Err(invalid(offset_of!(H2cData, data_len)));
         }
         let Some(key) = self.tasks.find(header.cid.get()) else { return Ok(()) };
@@ -63,7 +64,7 @@ impl Session {
         if task.requested.as_ref().is_some_and(|requested| requested.received == requested.len) {
             task.requested = None;
             if let State::Answered(Answer { status, result }) = task.state {
-                self.finish(key, status, result, &mut Tail::default());
+                self.finish(key, status, result, &mut FinalData::default());
                 return Ok(());
             }
         }
@@ -82,36 +83,55 @@ impl Session {
     /// Completes a command, with the rest of its data. Returns whether it was still there.
     ///
     /// While the host has not sent the requested data, the reply waits.
-    pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) -> bool {
+    pub fn reply(&mut self, key: TaskKey, status: Status, result: u64, final_data: &mut FinalData) -> bool {
         let Some(task) = self.tasks.get_mut(key).filter(|task| !task.is_answered()) else { return false };
         if let Some(requested) = &mut task.requested {
+            if status.code() == Status::TRANSPORT_ERROR && !task.is_damaged {
+                // The deadline for the data has passed: nothing tells whether it ever comes.
+                self.shut(CloseReason::DataTimeout);
+                return true;
+            }
             // The data that is still to come is discarded.
             requested.memory = SgMut::default();
             let status = if task.is_damaged { Status::TRANSPORT_ERROR } else { status };
             task.state = State::Answered(Answer { status, result });
             return true;
         }
-        self.finish(key, status, result, tail);
+        self.finish(key, status, result, final_data);
         true
+    }
+
+    /// Bytes of data that a command has brought along and that were not pulled.
+    #[must_use]
+    pub fn in_capsule_bytes(&mut self, key: TaskKey) -> usize {
+        self.tasks.get_mut(key).map_or(0, |task| task.received_bytes())
+    }
+
+    /// Moves the data that a command has brought along out of the receive buffer, which it keeps otherwise. `false` if
+    /// there is no memory for it.
+    #[must_use]
+    pub fn detach(&mut self, key: TaskKey) -> bool {
+        let arena = &self.arena;
+        self.tasks.get_mut(key).is_none_or(|task| task.detach(arena))
     }
 
     /// Completes an Asynchronous Event Request, by its command identifier.
     pub fn reply_to(&mut self, cid: u16, status: Status, result: u64) {
         if let Some(key) = self.tasks.find(cid) {
-            self.reply(key, status, result, &mut Tail::default());
+            self.reply(key, status, result, &mut FinalData::default());
         }
     }
 
     /// Sends the rest of the data and the status, in one PDU where that is allowed.
-    fn finish(&mut self, key: TaskKey, status: Status, result: u64, tail: &mut Tail) {
+    fn finish(&mut self, key: TaskKey, status: Status, result: u64, final_data: &mut FinalData) {
         let Some(task) = self.tasks.get_mut(key) else { return };
         let (cid, room) = (task.cid, task.room as usize);
         self.tasks.remove(key);
-        let data = std::mem::take(&mut tail.data);
-        if status == Status::SUCCESS && !data.is_empty() && tail.offset + data.len() <= room {
+        let data = std::mem::take(&mut final_data.data);
+        if status == Status::SUCCESS && !data.is_empty() && final_data.offset + data.len() <= room {
             // With flow control, the host needs a response capsule for SQHD.
             let collapses = !self.flow_control && result == 0;
-            self.send_data(cid, tail.offset, data, if collapses { LAST | SUCCESS } else { LAST });
+            self.send_data(cid, final_data.offset, data, if collapses { LAST | SUCCESS } else { LAST });
             if collapses {
                 return;
             }

@@ -1,6 +1,6 @@
 //! The commands of a queue that have no reply yet, and the data that their host sends for them.
 
-use lunar_core::mem::{Sg, SgMut};
+use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_nvme::{Command, Status};
 use lunar_stream::input::join;
 
@@ -31,7 +31,7 @@ pub(super) struct Answer {
     pub(super) result: u64,
 }
 
-/// What becomes of a command.
+/// The state of a command.
 #[derive(Debug, Default)]
 pub(super) enum State {
     /// There is no command in this entry.
@@ -80,6 +80,25 @@ impl Task {
     /// Takes the data that arrived in the command capsule.
     pub(super) fn take_in_capsule(&mut self) -> Sg {
         std::mem::take(&mut self.received)
+    }
+
+    /// Bytes that were received and not pulled.
+    pub(super) fn received_bytes(&self) -> usize {
+        self.received.len()
+    }
+
+    /// Copies the data that was received into memory of its own; `false` if there is none.
+    pub(super) fn detach(&mut self, arena: &Arena) -> bool {
+        if self.received.is_empty() {
+            return true;
+        }
+        let Some(mut memory) = arena.take_sg(self.received.len()) else { return false };
+        let mut at = 0;
+        for piece in self.received.pieces() {
+            at += memory.copy_from(at, piece);
+        }
+        self.received = memory.share();
+        true
     }
 
     /// Whether the reply to the command is known.

@@ -157,7 +157,7 @@ impl CompletionQueue {
         (self.ring, self.doorbell, self.event) = (ring, doorbell, None);
     }
 
-    /// The doorbell register is written. `false` when the value is out of range, and ignored.
+    /// The doorbell register is written. `false` when the value is out of range: then the queue is as it was.
     #[must_use]
     pub fn write_doorbell(&mut self, head: u16) -> bool {
         let fits = head < self.entries;

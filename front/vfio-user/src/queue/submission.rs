@@ -30,7 +30,7 @@ pub struct SavedSubmissionQueue {
 
 const _: () = assert!(size_of::<SavedSubmissionQueue>() == 20, "part of the record's format");
 
-/// What a look at a submission queue finds.
+/// The result of a poll of a submission queue.
 #[derive(Debug)]
 pub enum Found {
     /// No command.
@@ -144,7 +144,7 @@ impl SubmissionQueue {
         self.head
     }
 
-    /// The doorbell register is written. `false` when the value is out of range, and ignored.
+    /// The doorbell register is written. `false` when the value is out of range: then the queue is as it was.
     #[must_use]
     pub fn write_doorbell(&mut self, tail: u16) -> bool {
         let fits = tail < self.entries;
@@ -223,7 +223,7 @@ impl SubmissionQueue {
             // The entry after them is read while they are carried out.
             ring.prefetch(usize::from(advanced(self.head, count, self.entries)) * SQE_LEN, false);
         }
-        debug_assert!(count <= there, "what is taken was looked at");
+        debug_assert!(count <= there, "only polled commands are taken");
         self.depth_max = self.depth_max.max(self.in_progress.saturating_add(there));
         self.head = advanced(self.head, count, self.entries);
         self.in_progress += count;

@@ -226,7 +226,7 @@ mod tests {
         assert!(destination.memory.read(0x4000 + 7 * 16, &mut result));
         assert_eq!(result, [8, 0, 0, 0]);
         assert!(destination.fetch().is_some(), "the ninth");
-        // With mapped doorbells nobody would look into the buffers.
+        // With mapped doorbells the buffers would not be read.
         let (mut mapping, ..) = registers();
         mapping.map_doorbells(&Region::zeroed(0x2000), 0x1000);
         assert!(mapping.restore(&saved, 0).is_err());
@@ -271,7 +271,7 @@ mod tests {
             let mut odd = saved.clone();
             change(&mut odd);
             assert!(destination.restore(&odd, 0).is_err(), "{what}");
-            assert!(destination.restore(&saved, 0).is_ok(), "{what}: nothing of it is left");
+            assert!(destination.restore(&saved, 0).is_ok(), "{what}: the failed restore left no state");
         };
         refused("an identifier that no queue has", &|odd| odd.submissions[1].id = 4000.into());
         refused("twice the same", &|odd| odd.submissions[1] = odd.submissions[0]);

@@ -28,7 +28,7 @@ use zerocopy::IntoBytes;
 /// Pauses between two looks whether memory that was unmapped is still in use. A store's request takes less.
 const UNMAP_LOOK: Duration = Duration::from_micros(200);
 
-/// What was agreed on with the client.
+/// The result of the negotiation with the client.
 enum Handshake {
     /// VERSION has not come.
     Awaited,

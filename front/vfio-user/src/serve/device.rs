@@ -49,6 +49,8 @@ pub(super) struct Device {
     pub(super) configuration: Configuration,
     pub(super) service: Cell<Service>,
     pub(super) motion: RefCell<Motion>,
+    /// Slots that carry out its commands.
+    pub(super) seated: Cell<usize>,
     schedule: PollSchedule,
     losses: LossWatch,
     /// Raises interrupts again whose eventfd was full.
@@ -74,6 +76,7 @@ impl Device {
             configuration: Configuration::default(),
             service: Cell::new(Service::Serving),
             motion: RefCell::default(),
+            seated: Cell::new(0),
             schedule: PollSchedule::new(MISSES_MAX),
             losses: LossWatch::new(losses()),
             raise_again: Delayed::default(),
@@ -118,7 +121,7 @@ impl Device {
         self.motion.borrow().is_running()
     }
 
-    /// The client has mapped the doorbells: nobody notifies when they are written, so a task looks while the core
+    /// The client has mapped the doorbells: writes to them cause no notification, so a task polls them while the core
     /// sleeps.
     pub(super) fn map_doorbells(self: &Rc<Self>, page: &Region, at: usize) {
         self.with(|registers| registers.map_doorbells(page, at));
@@ -157,11 +160,15 @@ impl Device {
     /// Takes commands out of the queues. Returns whether there were any.
     fn fetch(&self) -> bool {
         let mut has_fetched = false;
+        // Only messages of the client change these two, and none is handled meanwhile.
+        if !self.is_running() || self.over.has_come() {
+            return false;
+        }
         for _ in 0..BURST {
-            if self.service.get() != Service::Serving || !self.is_running() || self.over.has_come() {
+            if self.service.get() != Service::Serving {
                 return has_fetched;
             }
-            if self.core.slots.free() == 0 {
+            if !self.core.has_slot(self.seated.get()) {
                 self.schedule.starve();
                 self.core.starve(&self.me);
                 return has_fetched;
@@ -215,7 +222,7 @@ impl Device {
     #[inline]
     fn seat(&self, queue: Rc<Queue>, first: Half, second: Option<Box<Half>>) {
         let Some(device) = self.me() else { return };
-        if let Err(job) = self.core.slots.start(Job { device, queue, first, second }) {
+        if let Err(job) = self.core.slots.start(Job::new(device, queue, first, second)) {
             let halves = [Some(&job.first), job.second.as_deref()];
             for half in halves.into_iter().flatten() {
                 let (queue, sqe) = (&job.queue, &half.command.sqe);

@@ -4,7 +4,7 @@ use super::device::Device;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
-use lunar_core::step::{Tail, Tools};
+use lunar_core::step::{FinalData, SlotContext};
 use lunar_guest::Range;
 use lunar_guest::scatter::{Scatter, ScatterList};
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Task};
@@ -34,15 +34,20 @@ pub(super) struct Job {
 }
 
 impl Job {
+    pub(super) fn new(device: Rc<Device>, queue: Rc<Queue>, first: Half, second: Option<Box<Half>>) -> Self {
+        device.seated.set(device.seated.get() + 1);
+        Self { device, queue, first, second }
+    }
+
     /// Carries out the command and completes it.
-    pub(super) async fn run(&self, tools: &mut Tools) {
+    pub(super) async fn run(&self, slot: &mut SlotContext) {
         let Self { device, queue, first, second } = self;
         let subsystem = device.subsystem();
         match second {
             None => {
                 let mut reply = Reply::default();
                 let path = first.path(device);
-                subsystem.execute(queue, &first.task, &first.command, &path, tools, &mut reply).await;
+                subsystem.execute(queue, &first.task, &first.command, &path, slot, &mut reply).await;
                 path.end(queue, &first.command.sqe, reply);
             }
             // Boxed, so that the future of the common case is not as large.
@@ -51,13 +56,19 @@ impl Job {
                 let (tasks, commands) = ([&first.task, &second.task], [&first.command, &second.command]);
                 let (one, other) = (first.path(device), second.path(device));
                 let paths = [&one, &other];
-                Box::pin(subsystem.execute_fused(queue, tasks, commands, paths, tools, &mut replies)).await;
+                Box::pin(subsystem.execute_fused(queue, tasks, commands, paths, slot, &mut replies)).await;
                 let [first_reply, second_reply] = replies;
                 one.end(queue, &first.command.sqe, first_reply);
                 other.end(queue, &second.command.sqe, second_reply);
             }
         }
         device.slot_is_free();
+    }
+}
+
+impl Drop for Job {
+    fn drop(&mut self) {
+        self.device.seated.set(self.device.seated.get() - 1);
     }
 }
 
@@ -79,12 +90,13 @@ impl<'a> DataPath<'a> {
     }
 
     /// Sends the data that travels with the status, and completes the command.
+    #[inline]
     pub(super) fn end(&self, queue: &Queue, sqe: &Sqe, reply: Reply) {
         self.mark_lent();
         if reply.parked {
             return;
         }
-        let Tail { offset, data } = reply.tail;
+        let FinalData { offset, data } = reply.final_data;
         let mut status = reply.status;
         if status == Status::SUCCESS && !data.is_empty() {
             // A failure sets `has_failed`.
@@ -136,7 +148,7 @@ impl Transfer for DataPath<'_> {
         self.fill(offset, memory)
     }
 
-    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
         self.fill(offset, self.device.arena().take_sg(len).ok_or(Fault::NoMemory)?)
     }
 
@@ -145,6 +157,7 @@ impl Transfer for DataPath<'_> {
         if is_there { Ok(()) } else { Err(self.fail()) }
     }
 
+    #[inline]
     fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
         let memory = Scatter::new(&self.device.registers().memory, self.ranges).to_fill(offset, len)?;
         let (from, to) = self.lent.get().unwrap_or((offset, offset));
@@ -152,6 +165,7 @@ impl Transfer for DataPath<'_> {
         Some(memory)
     }
 
+    #[inline]
     fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
         Scatter::new(&self.device.registers().memory, self.ranges).to_read(offset, len)
     }

@@ -39,8 +39,8 @@ impl Device {
                     self.run();
                 }
                 Transition::StartCopy => {
-                    // At the destination others may read what the guest has written, and nobody there would know that
-                    // some of it was lost.
+                    // At the destination other clients may read the data of the guest, without notice that some of it
+                    // was lost.
                     self.flush_all().await.map_err(|_| Errno::IO)?;
                     self.motion.replace(Motion::Copying { record: self.save().to_bytes(), read: 0 });
                 }

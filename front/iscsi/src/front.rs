@@ -1,0 +1,255 @@
+//! iSCSI as a front of the engine: the directory of targets as a configuration says it, and sessions for operators.
+
+use crate::authenticator::Authenticator;
+use crate::authenticator::audit::AuditRecord;
+use crate::chap::Algorithm;
+use crate::command_line::IscsiOptions;
+use crate::config;
+use crate::directory::{self, Directory, Moved, Portal, TargetEntry};
+use crate::registry::{Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
+use crate::schema::{self, is_listed};
+use crate::serve::{self, Peers};
+use lunar_control::Config;
+use lunar_control::api::SessionView;
+use lunar_control::live::Later;
+use lunar_control::model::{self, Hash};
+use lunar_engine::core_set::context::CoreContext;
+use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::mesh::CoreMesh;
+use lunar_engine::core_set::message::FrontJob;
+use lunar_engine::core_set::shared::Shared;
+use lunar_engine::error::EngineError;
+use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::host::Host;
+use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
+use lunar_engine::published::Published;
+use lunar_engine::registry::FrontEntry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The name of the front, with which the IDs of its sessions begin.
+pub const NAME: &str = schema::WORD;
+
+/// How long a session that an operator ends may take: commands in the store have to come back first.
+const END_PATIENCE: Duration = Duration::from_secs(30);
+
+/// iSCSI, in the registry.
+#[derive(Clone, Copy, Debug)]
+pub struct Iscsi;
+
+/// Its line in a registry.
+pub const ENTRY: FrontEntry = FrontEntry { front: &Iscsi, schema: &schema::FRONT, options: Some(&IscsiOptions) };
+
+impl Front for Iscsi {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn start(&self, index: usize, shared: &Arc<Shared>) -> Result<Arc<dyn FrontRuntime>, EngineError> {
+        let (host, audit) = (shared.host.clone(), shared.audit.clone());
+        let directory = Directory::new(shared.config.drain);
+        let random = move |into: &mut [u8]| host.random(into);
+        let sink = move |record: &AuditRecord| tell(&*audit, record);
+        let throttle = shared.throttle.clone();
+        let authenticator = Authenticator::with_throttle(directory, throttle, Box::new(random), Box::new(sink));
+        let (registry, host) = (Arc::default(), shared.host.clone());
+        Ok(Arc::new(IscsiRuntime { index, authenticator, registry, host }))
+    }
+
+    fn paths(&self, _config: &Config, _runtime: &Path) -> FrontPaths {
+        FrontPaths::default()
+    }
+}
+
+/// Tells operators of a login.
+fn tell(audit: &AuditSink, record: &AuditRecord) {
+    let (topic, subject) = match record {
+        AuditRecord::Login(login, Ok(())) => (NoticeTopic::Login, &*login.initiator),
+        AuditRecord::Login(login, Err(_)) => (NoticeTopic::Refusal, &*login.initiator),
+        AuditRecord::Repeated(..) => (NoticeTopic::Login, SERVICE),
+        AuditRecord::Omitted(_) => (NoticeTopic::Refusal, SERVICE),
+    };
+    audit(&Notice { topic, subject, words: record });
+}
+
+/// iSCSI of a process.
+pub struct IscsiRuntime {
+    index: usize,
+    authenticator: Arc<Authenticator>,
+    registry: Arc<Registry>,
+    host: Arc<dyn Host>,
+}
+
+impl fmt::Debug for IscsiRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "IscsiRuntime({} sessions)", self.registry.len())
+    }
+}
+
+impl IscsiRuntime {
+    /// The directory of targets, and the access control.
+    #[must_use]
+    pub fn authenticator(&self) -> &Arc<Authenticator> {
+        &self.authenticator
+    }
+
+    fn session(&self, tsih: u16, record: &SessionRecord, targets: &BTreeMap<Arc<str>, String>) -> SessionView {
+        let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
+        let target = record.login.target.as_ref().filter(|_| !record.candidate.discovery);
+        SessionView {
+            id: format!("{NAME}-{tsih}"),
+            protocol: NAME,
+            discovery: record.candidate.discovery,
+            initiator: record.candidate.initiator.to_string(),
+            source: record.login.source.to_string(),
+            target: target.map(|iqn| targets.get(iqn).cloned().unwrap_or_else(|| iqn.to_string())),
+            group: owned(&record.login.group),
+            user: owned(&record.login.user),
+            seconds: self.host.now().since(record.since).as_secs(),
+        }
+    }
+}
+
+impl FrontRuntime for IscsiRuntime {
+    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+        let peers = Rc::new(OtherCores { index: self.index, mesh: core.mesh.clone() });
+        let (authenticator, registry) = (self.authenticator.clone(), self.registry.clone());
+        Rc::new(IscsiCore(serve::Front::new(&core.reactor, &core.target, authenticator, registry, core.index, peers)))
+    }
+
+    fn publish(&self, published: &Published<'_>) {
+        self.authenticator.set_directory(directory(published));
+    }
+
+    fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
+        self.registry.records().iter().map(|(tsih, record)| self.session(*tsih, record, targets)).collect()
+    }
+
+    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+        let tsih = id.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')?.parse().ok())?;
+        let SessionLocation { core, connection } = self.registry.record(tsih)?.location;
+        let cores = cores.clone();
+        Some(Box::new(move || {
+            let end = async move |front: Rc<IscsiCore>| front.0.end_session(connection).await;
+            cores.ask(core, end).wait_for(END_PATIENCE).is_some()
+        }))
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        let count = self.registry.len();
+        (count > 0).then(|| format!("{count} sessions registered")).into_iter().collect()
+    }
+}
+
+/// Reaches the sessions on all other cores.
+struct OtherCores {
+    index: usize,
+    mesh: Rc<CoreMesh>,
+}
+
+impl Peers for OtherCores {
+    fn end_session(&self, location: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>> {
+        let (index, mesh) = (self.index, self.mesh.clone());
+        Box::pin(async move {
+            let connection = location.connection;
+            let end = move |front: Option<Rc<IscsiCore>>| async move {
+                if let Some(front) = front {
+                    front.0.end_session(connection).await;
+                }
+            };
+            mesh.run_on_front(location.core, FrontJob::new(index, end)).await;
+        })
+    }
+}
+
+/// iSCSI on a core.
+#[derive(Debug)]
+pub struct IscsiCore(Rc<serve::Front>);
+
+impl CoreFront for IscsiCore {
+    fn serve(&self, incoming: Incoming, portal: PortalRef) {
+        self.0.serve(incoming, directory::PortalRef { portal: portal.portal, group: portal.group });
+    }
+
+    fn connections(&self) -> usize {
+        self.0.connections()
+    }
+
+    fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(async move { self.0.review(&ended).await })
+    }
+
+    fn drain(&self) {
+        self.0.drain();
+    }
+
+    fn drained(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.0.drained())
+    }
+
+    fn abandon(&self) {
+        self.0.abandon();
+    }
+}
+
+fn algorithms(hashes: &[Hash]) -> Arc<[Algorithm]> {
+    let algorithm = |hash: &Hash| match hash {
+        Hash::Sha3_256 => Algorithm::SHA3_256,
+        Hash::Sha256 => Algorithm::SHA256,
+        Hash::Sha1 => Algorithm::SHA1,
+        Hash::Md5 => Algorithm::MD5,
+    };
+    hashes.iter().map(algorithm).collect()
+}
+
+/// The settings of sessions.
+fn session(limits: &model::Limits, window: u32, hashes: &[Hash]) -> Arc<config::Config> {
+    let usual = config::Config::default();
+    let chap = if hashes.is_empty() { usual.chap.clone() } else { algorithms(hashes) };
+    Arc::new(config::Config {
+        chap,
+        window,
+        // Each command of the window may come with a whole first burst.
+        unsolicited_max: window as usize * usual.first_burst as usize,
+        login_timeout: limits.login_time.0,
+        ..usual
+    })
+}
+
+/// The targets and portals of a configuration.
+#[must_use]
+fn directory(published: &Published<'_>) -> Directory {
+    let (config, limits) = (&published.wanted.config, &published.wanted.config.limits);
+    let mut directory = Directory::new(config.server.drain.0);
+    let depth = limits.queue_depth.get() as u32;
+    directory.session = session(limits, depth, &config.discovery.hashes);
+    directory.sessions_max = limits.sessions.get() as usize;
+    directory.login_rate = Some(limits.login_rate.get() as u32);
+    for (bound, portal, group) in published.portals_of(NAME) {
+        let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
+        let address = portal.advertise().or(own);
+        directory.portals.push(Portal { id: bound.id, group, address, is_advertised: is_listed(portal) });
+    }
+    for (name, target) in config.targets.iter().filter(|(_, target)| target.enabled) {
+        let (Some(access), Some(iqn)) = (published.accesses.get(name), &target.iqn) else { continue };
+        directory.discovery = access.discovery().clone();
+        let tags = target.portal_groups.names().filter_map(|name| config.portal_groups.get(name));
+        let iqn = iqn.as_str();
+        let port = |tag: u16| Some((tag, published.ports.of(iqn, tag)?));
+        directory.add(TargetEntry {
+            name: iqn.to_ascii_lowercase().into(),
+            alias: target.alias.as_ref().map_or("", |alias| alias.as_str()).into(),
+            ports: tags.filter_map(|group| port(group.tag.get() as u16)).collect(),
+            access: access.clone(),
+            session: session(limits, target.queue_depth.map_or(depth, |depth| depth.get() as u32), &target.hashes),
+            sessions_max: target.sessions.map_or(SESSIONS_MAX, |sessions| sessions.get() as usize),
+            moved: target.moved_to.map(|to| Moved { address: to.0, permanently: target.moved_for_good }),
+        });
+    }
+    directory
+}

@@ -1,0 +1,163 @@
+//! NVMe/TCP as a front of the engine: the portals of a configuration, TLS, and controllers for operators.
+
+use crate::command_line::NvmeTcpOptions;
+use crate::schema;
+use crate::schema::requires_tls;
+use crate::serve::{self, Settings};
+use crate::tls::TlsContext;
+use lunar_control::Config;
+use lunar_control::api::SessionView;
+use lunar_control::live::Later;
+use lunar_control::model;
+use lunar_engine::core_set::context::CoreContext;
+use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::shared::Shared;
+use lunar_engine::error::EngineError;
+use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::nvme_sessions;
+use lunar_engine::published::{BoundPortal, Published};
+use lunar_engine::registry::FrontEntry;
+use lunar_nvme::Controller;
+use lunar_nvme::directory::{self, Portal};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::ready;
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The name of the front.
+pub const NAME: &str = schema::WORD;
+
+/// NVMe/TCP, in the registry.
+#[derive(Clone, Copy, Debug)]
+pub struct NvmeTcp;
+
+/// Its line in a registry.
+pub const ENTRY: FrontEntry = FrontEntry { front: &NvmeTcp, schema: &schema::FRONT, options: Some(&NvmeTcpOptions) };
+
+impl Front for NvmeTcp {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn start(&self, _index: usize, shared: &Arc<Shared>) -> Result<Arc<dyn FrontRuntime>, EngineError> {
+        let authenticator = shared.authenticator.clone();
+        // A key may be configured at any time.
+        let tls = TlsContext::new(move |identity| authenticator.tls_psk(identity));
+        let tls = tls.map_err(|why| EngineError::Front(format!("preparing TLS: {why}")))?;
+        Ok(Arc::new(NvmeTcpRuntime { shared: shared.clone(), tls, tls_portals: TlsPortals::default() }))
+    }
+
+    fn paths(&self, _config: &Config, _runtime: &Path) -> FrontPaths {
+        FrontPaths::default()
+    }
+}
+
+/// The portals that require TLS, by their numbers.
+#[derive(Clone, Debug, Default)]
+struct TlsPortals(Arc<Mutex<BTreeSet<u32>>>);
+
+impl TlsPortals {
+    fn set(&self, portals: BTreeSet<u32>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = portals;
+    }
+
+    fn contains(&self, portal: u32) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).contains(&portal)
+    }
+}
+
+/// NVMe/TCP of a process.
+pub struct NvmeTcpRuntime {
+    shared: Arc<Shared>,
+    tls: TlsContext,
+    tls_portals: TlsPortals,
+}
+
+impl fmt::Debug for NvmeTcpRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NvmeTcpRuntime")
+    }
+}
+
+/// Whether a controller is reached over TCP.
+fn is_own(controller: &Controller) -> bool {
+    !controller.path.memory
+}
+
+impl FrontRuntime for NvmeTcpRuntime {
+    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+        let config = &self.shared.config;
+        let settings = Settings { advertise: None, drain: config.drain, tls: Some(self.tls.clone()) };
+        let front = serve::Front::new(&core.reactor, &core.subsystem, settings);
+        Rc::new(NvmeTcpCore { front, tls_portals: self.tls_portals.clone() })
+    }
+
+    fn publish(&self, published: &Published<'_>) {
+        let with_tls = published.portals_of(NAME).filter(|(_, portal, _)| requires_tls(portal));
+        self.tls_portals.set(with_tls.map(|(bound, ..)| bound.id).collect());
+    }
+
+    fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
+        let all = self.shared.controllers.all();
+        let view = |controller: &Arc<Controller>| nvme_sessions::view(&self.shared, controller, NAME, targets);
+        all.iter().filter(|controller| is_own(controller)).map(view).collect()
+    }
+
+    fn end_session(&self, _cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+        let controller = nvme_sessions::find(&self.shared, id).filter(|controller| is_own(controller))?;
+        controller.end();
+        Some(nvme_sessions::until_ended(&self.shared, controller))
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn discovery_portals(&self, published: &Published<'_>) -> Vec<Portal> {
+        let portal = |(bound, portal, group): (BoundPortal, &model::Portal, u16)| {
+            let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
+            let (address, is_secure) = (portal.advertise().or(own), requires_tls(portal));
+            Portal { id: bound.id, group, address, is_secure }
+        };
+        published.portals_of(NAME).map(portal).collect()
+    }
+}
+
+/// NVMe/TCP on a core.
+#[derive(Debug)]
+pub struct NvmeTcpCore {
+    front: Rc<serve::Front>,
+    tls_portals: TlsPortals,
+}
+
+impl CoreFront for NvmeTcpCore {
+    fn serve(&self, incoming: Incoming, portal: PortalRef) {
+        let PortalRef { portal, group } = portal;
+        let is_secure = self.tls_portals.contains(portal);
+        self.front.serve(incoming, directory::PortalRef { portal, group, is_secure });
+    }
+
+    fn connections(&self) -> usize {
+        self.front.connections()
+    }
+
+    /// The engine ends controllers that may no longer be there, and with them their connections.
+    fn review(&self, _ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(ready(()))
+    }
+
+    fn drain(&self) {
+        self.front.drain();
+    }
+
+    fn drained(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.front.drained())
+    }
+
+    fn abandon(&self) {
+        self.front.abandon();
+    }
+}
