@@ -18,7 +18,7 @@ pub struct Chap {
     pub user: Account,
     /// The algorithms that are offered, in order of preference.
     pub algorithms: Vec<Algorithm>,
-    /// What the target must authenticate with; `None` for one-way authentication.
+    /// The credentials with which the target must authenticate; `None` for one-way authentication.
     pub target: Option<MutualChap>,
 }
 

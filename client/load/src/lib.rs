@@ -1,15 +1,16 @@
-//! The load generator: loads one unit of an iSCSI, NVMe/TCP or vfio-user target from one thread, over one or many
-//! sessions or queues.
+//! The load generator: loads one unit of an iSCSI, NVMe/TCP, vfio-user or ATA over Ethernet target from one thread,
+//! over one or many sessions or queues.
 //!
 //! [`run`] runs a load and returns a [`Report`]; [`command`] is `lunar bench`.
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
-//! * `iscsi`, `nvme`, `vfio`: sessions of each protocol; `session`: their common interface
+//! * `iscsi`, `nvme`, `vfio`, `aoe`: sessions of each protocol; `session`: their common interface
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
 //! * [`histogram`], [`cost`], [`report`]: the results
 
 pub mod ack_log;
+mod aoe;
 mod connection;
 pub mod cost;
 mod engine;
@@ -83,6 +84,7 @@ pub fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
         Protocol::Iscsi => iscsi::discover(&options.url, options.offer(None, 0), options.timeout),
         Protocol::NvmeTcp => nvme::discover(options),
         Protocol::VfioUser => bail!("--list needs a network protocol: a vfio-user socket has one controller"),
+        Protocol::Aoe => bail!("--list needs a network protocol with discovery: aoe-discover lists AoE targets"),
     }
 }
 
@@ -105,6 +107,7 @@ pub fn run(options: &Options) -> Result<Report> {
             run_sessions(options, nvme::open, nvme::close)
         }
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),
+        Protocol::Aoe => run_sessions(options, aoe::open, aoe::close),
     }
 }
 

@@ -117,8 +117,9 @@ pub enum Doorbells {
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
-    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] or \
-                  vfio-user:/SOCKET[#NAMESPACE]; without a name the first target that discovery returns")]
+    #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
+                  vfio-user:/SOCKET[#NAMESPACE] or aoe:LINK:SHELF.SLOT; without a name the first target that \
+                  discovery returns")]
     pub url: Url,
     /// Access pattern
     #[arg(long, value_enum, default_value = "randread", value_name = "PATTERN")]
@@ -352,6 +353,19 @@ impl Options {
                 Err(format!("{option} is for network protocols: a vfio-user socket has one controller"))
             }
             None => Ok(()),
+        }
+    }
+
+    /// Checks that all options apply to ATA over Ethernet.
+    ///
+    /// # Errors
+    /// A message that names the option that does not.
+    pub fn check_for_aoe(&self) -> Result<(), String> {
+        self.check_for_vfio_user()
+            .map_err(|why| why.replace("a vfio-user socket has one controller", "not for AoE"))?;
+        match self.sessions {
+            1 => Ok(()),
+            _ => Err("--sessions is for protocols with sessions: a station has one window of frames".into()),
         }
     }
 

@@ -74,6 +74,8 @@ pub enum Negotiated {
     NvmeTcp(Queues),
     /// Those of the controller.
     VfioUser(MemoryQueues),
+    /// Those of the disk.
+    Aoe(FrameWindow),
 }
 
 impl Negotiated {
@@ -84,8 +86,20 @@ impl Negotiated {
             Self::Iscsi(agreed) => agreed.window,
             Self::NvmeTcp(queues) => queues.window,
             Self::VfioUser(rings) => rings.window,
+            Self::Aoe(frames) => frames.window,
         }
     }
+}
+
+/// The parameters of an ATA over Ethernet target.
+#[derive(Clone, Debug, Serialize)]
+pub struct FrameWindow {
+    /// The most sectors of a frame.
+    pub sectors_per_frame: u8,
+    /// The most bytes behind the Ethernet header of a frame.
+    pub mtu: usize,
+    /// The number of frames that may be outstanding.
+    pub window: u32,
 }
 
 /// The negotiated parameters of the first iSCSI session.

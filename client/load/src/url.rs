@@ -1,6 +1,8 @@
-//! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]` or
-//! `vfio-user:/socket[#namespace]`.
+//! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
+//! `vfio-user:/socket[#namespace]` or `aoe:link:shelf.slot`.
 
+use lunar_aoe::wire::Address;
+use lunar_link::LinkAddress;
 use std::fmt;
 use std::str::FromStr;
 
@@ -13,6 +15,8 @@ pub enum Protocol {
     NvmeTcp,
     /// NVMe over vfio-user.
     VfioUser,
+    /// ATA over Ethernet.
+    Aoe,
 }
 
 impl Protocol {
@@ -24,16 +28,17 @@ impl Protocol {
             Self::Iscsi => "iscsi",
             Self::NvmeTcp => "nvme-tcp",
             Self::VfioUser => "vfio-user",
+            Self::Aoe => "aoe",
         }
     }
 
-    /// The port number that IANA assigned; 0 for vfio-user.
+    /// The port number that IANA assigned; 0 for protocols without ports.
     #[must_use]
     pub fn port(self) -> u16 {
         match self {
             Self::Iscsi => 3260,
             Self::NvmeTcp => 4420,
-            Self::VfioUser => 0,
+            Self::VfioUser | Self::Aoe => 0,
         }
     }
 
@@ -42,6 +47,8 @@ impl Protocol {
         match self {
             Self::Iscsi => 0..=0x3fff,
             Self::NvmeTcp | Self::VfioUser => 1..=0xffff_fffe,
+            // Shelf and slot.
+            Self::Aoe => 0..=0xff_ffff,
         }
     }
 }
@@ -52,13 +59,14 @@ pub struct Url {
     /// The protocol.
     pub protocol: Protocol,
     /// Host name or address, IPv6 without brackets. For vfio-user: the path of the socket, or of a folder with a socket
-    /// `cntrl`.
+    /// `cntrl`. For ATA over Ethernet: the link.
     pub host: String,
     /// The TCP port.
     pub port: u16,
     /// The IQN of the target, or the NQN of the subsystem.
     pub target: Option<String>,
-    /// LUN or namespace ID; the lowest valid number unless the URL has one.
+    /// LUN or namespace ID; the lowest valid number unless the URL has one. For ATA over Ethernet: 256 times the shelf,
+    /// plus the slot.
     pub unit: u32,
 }
 
@@ -76,6 +84,20 @@ impl Url {
         }
         let unit = unit_of(unit, Protocol::VfioUser)?;
         Ok(Self { protocol: Protocol::VfioUser, host: path.to_owned(), port: 0, target: None, unit })
+    }
+
+    fn of_link(rest: &str) -> Result<Self, String> {
+        let (link, address) = rest.rsplit_once(':').ok_or("aoe: write a link, a shelf and a slot: aoe:eth0:1.0")?;
+        let Address { shelf, slot } = address.parse()?;
+        let link: LinkAddress = link.parse()?;
+        let unit = u32::from(shelf) << 8 | u32::from(slot);
+        Ok(Self { protocol: Protocol::Aoe, host: link.to_string(), port: 0, target: None, unit })
+    }
+
+    /// The address of an ATA over Ethernet target.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        Address { shelf: (self.unit >> 8) as u16, slot: self.unit as u8 }
     }
 
     /// The same unit at another portal, which is written `host[:port][,group]` (RFC 7143 13.8).
@@ -96,12 +118,16 @@ impl FromStr for Url {
         if let Some(rest) = text.strip_prefix("vfio-user:") {
             return Self::of_socket(rest);
         }
+        if let Some(rest) = text.strip_prefix("aoe:") {
+            return Self::of_link(rest);
+        }
         let (protocol, rest) = (Protocol::ALL.into_iter())
             .find_map(|protocol| Some((protocol, text.strip_prefix(protocol.scheme())?.strip_prefix("://")?)))
             .ok_or_else(|| {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
-                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE]"
+                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor \
+                     aoe:LINK:SHELF.SLOT"
                 )
             })?;
         let mut parts = rest.splitn(3, '/');
@@ -146,6 +172,9 @@ impl fmt::Display for Url {
         if self.protocol == Protocol::VfioUser {
             return write!(f, "{scheme}:{}#{}", self.host, self.unit);
         }
+        if self.protocol == Protocol::Aoe {
+            return write!(f, "{scheme}:{}:{}", self.host, self.address());
+        }
         match self.host.contains(':') {
             true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
             false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
@@ -172,6 +201,8 @@ mod tests {
             ("nvme-tcp://a", "a", 4420, None, 1),
             ("vfio-user:/run/vm/cntrl", "/run/vm/cntrl", 0, None, 1),
             ("vfio-user:here#7", "here", 0, None, 7),
+            ("aoe:eth0:1.2", "eth0", 0, None, 0x102),
+            ("aoe:unix:/a,/b:65534.254", "unix:/a,/b", 0, None, 0xff_fefe),
             (
                 "nvme-tcp://[::1]:8009/nqn.2026-01.io.x:y/4294967294",
                 "::1",
@@ -203,6 +234,9 @@ mod tests {
             "vfio-user:",
             "vfio-user:#2",
             "vfio-user:/a#0",
+            "aoe:eth0",
+            "aoe:eth0:1",
+            "aoe:unix:/a:1.0",
         ] {
             assert!(text.parse::<Url>().is_err(), "{text}");
         }

@@ -457,7 +457,8 @@ impl Controller {
         let depth = wanted.min(entries) - 1;
         let rings: usize = Pair::bytes(entries).iter().sum();
         let chunks = usize::from(depth) * (bytes.next_multiple_of(PAGE) + rings::list_bytes(bytes));
-        let len = (rings + chunks) * usize::from(count);
+        // Memory is mapped in whole pages.
+        let len = ((rings + chunks) * usize::from(count)).next_multiple_of(PAGE);
         let (file, memory) =
             shared::share("lunar-bench", len).context("cannot allocate memory for the queues and their data")?;
         let control = self.admin.control.clone();

@@ -5,8 +5,8 @@ use crate::Error;
 use lunar_core::wire::Cursor;
 use lunar_vfio_user::registers::{DOORBELLS, DOORBELLS_LEN};
 use lunar_vfio_user::wire::{
-    Access, Code, DmaMap, ERROR, Errno, HEADER_LEN, Header, IRQ_DATA_EVENTFD, IRQ_MSIX, IRQ_TRIGGER, KIND,
-    MAP_WRITABLE, NO_REPLY, REGION_BAR0, REPLY, RegionInfo, SetIrqs, Sparse, Version,
+    Access, Code, DmaMap, DmaUnmap, ERROR, Errno, HEADER_LEN, Header, IRQ_DATA_EVENTFD, IRQ_MSIX, IRQ_TRIGGER, KIND,
+    MAP_READABLE, MAP_WRITABLE, NO_REPLY, REGION_BAR0, REPLY, RegionInfo, SetIrqs, Sparse, Version,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -16,7 +16,6 @@ pub const REPLY_MAX: usize = 64 << 10;
 /// message.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":1}}\0";
 /// Flag of DMA_MAP: the server may read the memory.
-const MAP_READABLE: u32 = 0x01;
 /// The largest reply to DEVICE_GET_REGION_INFO, in bytes: the description with its sparse mmap capability and others.
 const DESCRIPTION: u32 = 4096;
 
@@ -74,6 +73,13 @@ pub fn map(address: u64, offset: u64, size: u64) -> Vec<u8> {
     let argsz = (size_of::<DmaMap>() as u32).into();
     let flags = (MAP_READABLE | MAP_WRITABLE).into();
     DmaMap { argsz, flags, offset: offset.into(), address: address.into(), size: size.into() }.as_bytes().to_vec()
+}
+
+/// The payload of DMA_UNMAP: removes memory that was mapped with exactly this address and size.
+#[must_use]
+pub fn unmap(address: u64, size: u64) -> Vec<u8> {
+    let argsz = (size_of::<DmaUnmap>() as u32).into();
+    DmaUnmap { argsz, flags: 0.into(), address: address.into(), size: size.into() }.as_bytes().to_vec()
 }
 
 /// The payload of DEVICE_GET_REGION_INFO for BAR0, the registers.
@@ -156,6 +162,9 @@ mod tests {
         let payload = map(1 << 32, 4096, 8192);
         let Ok(Request::Map(map)) = session::parse(Code::DMA_MAP, &payload) else { panic!("a map") };
         assert_eq!((map.address.get(), map.offset.get(), map.size.get()), (1 << 32, 4096, 8192));
+        let payload = unmap(1 << 32, 8192);
+        let Ok(Request::Unmap(_, range)) = session::parse(Code::DMA_UNMAP, &payload) else { panic!("an unmap") };
+        assert_eq!(range, Some((1 << 32, 8192)));
         let payload = interrupt(3);
         let Ok(Request::SetIrqs(set, [])) = session::parse(Code::SET_IRQS, &payload) else { panic!("interrupts") };
         assert_eq!((set.start.get(), set.count.get()), (3, 1));

@@ -1,0 +1,304 @@
+//! ATA over Ethernet as a front of the engine: the shelves of a configuration and their links. Each link is opened
+//! before any station is answered.
+
+use crate::command_line::AoeOptions;
+use crate::directory::Shelf;
+use crate::links;
+use crate::schema::{AOE, Aoe};
+use crate::serve;
+use crate::serve::common::{Common, OpenLink, StationInfo};
+
+use lunar_control::api::SessionView;
+use lunar_control::live::Later;
+use lunar_control::plan::{Action, Change};
+use lunar_control::{Checked, Config, Kind};
+use lunar_engine::core_set::context::CoreContext;
+use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::shared::Shared;
+use lunar_engine::error::EngineError;
+use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
+use lunar_engine::published::Published;
+use lunar_engine::registry::FrontEntry;
+use lunar_link::{LinkConfig, MacAddress, OpenedLink};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::ready;
+use std::path::Path;
+use std::pin::Pin;
+use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// The name of the front.
+pub const NAME: &str = "aoe";
+
+/// ATA over Ethernet, in the registry.
+#[derive(Clone, Copy)]
+pub struct AoeFront {
+    /// Opens links: those of the operating system, or those of a simulation.
+    pub open: OpenLink,
+}
+
+/// Its line in a registry.
+pub const ENTRY: FrontEntry =
+    FrontEntry { front: &AoeFront { open: OpenedLink::open }, schema: &links::FRONT, options: Some(&AoeOptions) };
+
+impl Front for AoeFront {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn start(&self, _index: usize, shared: &Arc<Shared>) -> Result<Arc<dyn FrontRuntime>, EngineError> {
+        Ok(Arc::new(AoeRuntime { common: Common::new(shared, self.open), state: Mutex::default() }))
+    }
+
+    fn paths(&self, config: &Config, _runtime: &Path) -> FrontPaths {
+        let folders = config
+            .section::<Aoe>()
+            .filter_map(|(_, aoe)| links::config(aoe).ok())
+            .flat_map(|link| link.address.folders());
+        FrontPaths { keep: folders.collect(), ..FrontPaths::default() }
+    }
+}
+
+/// A link that is open.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct BoundLink {
+    /// Its number in the process.
+    number: u64,
+    /// Its core.
+    core: usize,
+    config: LinkConfig,
+    /// The number of its shelf.
+    shelf: u16,
+}
+
+/// A link that is open, for the shelf of this name.
+struct PreparedLink {
+    name: String,
+    link: BoundLink,
+}
+
+/// The links of a process.
+#[derive(Default, Debug)]
+struct State {
+    last: u64,
+    /// The links in use, by the names of their shelves.
+    links: BTreeMap<String, BoundLink>,
+    /// Links that a change has opened, and that replace those in use when it is published.
+    prepared: BTreeMap<String, BoundLink>,
+}
+
+impl State {
+    /// The core that serves a shelf of this number: that of its other links, otherwise the one with the fewest links.
+    fn core_for(&self, shelf: u16, cores: usize) -> usize {
+        let all = || self.links.values().chain(self.prepared.values());
+        let same = all().find(|link| link.shelf == shelf).map(|link| link.core);
+        let load = |core: &usize| all().filter(|link| link.core == *core).count();
+        same.unwrap_or_else(|| (0..cores).min_by_key(load).unwrap_or(0))
+    }
+}
+
+/// ATA over Ethernet of a process.
+pub struct AoeRuntime {
+    common: Arc<Common>,
+    state: Mutex<State>,
+}
+
+impl fmt::Debug for AoeRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "AoeRuntime({} links)", self.state().links.len())
+    }
+}
+
+/// The ID of a station as a session.
+fn session_id(shelf: &str, mac: MacAddress) -> String {
+    format!("{NAME}-{mac}-{shelf}").replace(':', "")
+}
+
+impl AoeRuntime {
+    fn state(&self) -> MutexGuard<'_, State> {
+        // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens the link of the shelf of this name; `None`: it is open already.
+    fn provide_link(
+        &self,
+        cores: &FrontCores,
+        name: &str,
+        wanted: &Checked,
+    ) -> Result<Option<PreparedLink>, EngineError> {
+        let aoe = wanted.config.find::<Aoe>(name).ok_or(EngineError::NotConfigured)?;
+        let config = links::config(aoe).map_err(EngineError::Front)?;
+        let shelf = aoe.shelf.get() as u16;
+        let link = {
+            let mut state = self.state();
+            let known = state.links.get(name);
+            if known.is_some_and(|link| link.config == config && link.shelf == shelf) {
+                return Ok(None);
+            }
+            state.last += 1;
+            BoundLink { number: state.last, core: state.core_for(shelf, cores.count()), config, shelf }
+        };
+        let refused = |why: std::io::Error| EngineError::Front(why.to_string());
+        let opened = (self.common.open)(&link.config).map_err(refused)?;
+        let (number, config) = (link.number, link.config.clone());
+        let attach = move |front: Rc<AoeCore>| ready(front.0.attach(number, config, opened));
+        cores.ask(link.core, attach).wait().ok_or(EngineError::CoreEnded)?.map_err(refused)?;
+        self.state().prepared.insert(name.to_owned(), link.clone());
+        Ok(Some(PreparedLink { name: name.to_owned(), link }))
+    }
+
+    fn close(cores: &FrontCores, link: &BoundLink) {
+        let number = link.number;
+        cores.ask(link.core, async move |front: Rc<AoeCore>| front.0.close(number)).wait();
+    }
+}
+
+impl FrontRuntime for AoeRuntime {
+    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+        Rc::new(AoeCore(serve::Front::new(core, &self.common)))
+    }
+
+    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+        match (change.object.kind, &change.action) {
+            (Kind::Front(AOE), Action::Create | Action::Change(_)) => {
+                let link = self.provide_link(cores, &change.object.name, wanted)?;
+                Ok(link.map(|link| Box::new(link) as Prepared))
+            }
+            _ => Ok(None),
+        }
+    }
+
+    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+        let Ok(prepared) = prepared.downcast::<PreparedLink>() else { return };
+        self.state().prepared.remove(&prepared.name);
+        Self::close(cores, &prepared.link);
+    }
+
+    fn publish(&self, _published: &Published<'_>) {}
+
+    fn finalize(&self, cores: &FrontCores, published: &Published<'_>) {
+        let config = &published.wanted.config;
+        let (gone, links) = {
+            let mut state = self.state();
+            let prepared = std::mem::take(&mut state.prepared);
+            let mut gone: Vec<BoundLink> =
+                prepared.into_iter().filter_map(|(name, link)| state.links.insert(name, link)).collect();
+            let names: Vec<String> = state.links.keys().cloned().collect();
+            let unwanted = names.iter().filter(|name| config.find::<Aoe>(name).is_none());
+            gone.extend(unwanted.filter_map(|name| state.links.remove(name)));
+            (gone, state.links.clone())
+        };
+        gone.iter().for_each(|link| Self::close(cores, link));
+        let mut shelves: BTreeMap<usize, Vec<(u64, Shelf)>> = BTreeMap::new();
+        for (name, link) in &links {
+            let Some(aoe) = config.find::<Aoe>(name) else { continue };
+            shelves.entry(link.core).or_default().push((link.number, Shelf::of(name, aoe, published)));
+        }
+        for core in gone.iter().map(|link| link.core) {
+            shelves.entry(core).or_default();
+        }
+        for (core, shelves) in shelves {
+            cores.ask(core, async move |front: Rc<AoeCore>| front.0.publish(shelves)).wait();
+        }
+    }
+
+    fn sessions(&self, _targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
+        let now = self.common.shared.host.now();
+        let view = |((shelf, mac), info): (&(Arc<str>, MacAddress), &StationInfo)| SessionView {
+            id: session_id(shelf, *mac),
+            protocol: NAME,
+            discovery: false,
+            initiator: mac.to_string(),
+            source: info.link.clone(),
+            target: Some(info.target.clone()),
+            group: Some(info.group.to_string()),
+            user: None,
+            seconds: now.since(info.since).as_secs(),
+        };
+        self.common.stations().iter().map(view).collect()
+    }
+
+    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+        let found = self.common.stations().keys().find(|(shelf, mac)| session_id(shelf, *mac) == id).cloned();
+        let (shelf, mac) = found?;
+        let link = self.state().links.get(&*shelf).cloned()?;
+        let number = link.number;
+        let answer = cores.ask(link.core, move |front: Rc<AoeCore>| ready(front.0.forget(number, mac)));
+        Some(Box::new(move || answer.wait().unwrap_or(true)))
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        Vec::new()
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        self.common.troubles()
+    }
+}
+
+/// ATA over Ethernet on a core.
+#[derive(Debug)]
+pub struct AoeCore(Rc<serve::Front>);
+
+impl AoeCore {
+    /// The shelves.
+    #[must_use]
+    pub fn front(&self) -> &Rc<serve::Front> {
+        &self.0
+    }
+}
+
+impl CoreFront for AoeCore {
+    /// No portal is for stations.
+    fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
+
+    /// Stations have no connections: the commands in progress.
+    fn connections(&self) -> usize {
+        self.0.in_progress()
+    }
+
+    fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(async move { self.0.review(&ended).await })
+    }
+
+    fn drain(&self) {
+        self.0.drain();
+    }
+
+    fn drained(&self) -> Pin<Box<dyn Future<Output = ()> + '_>> {
+        Box::pin(self.0.drained())
+    }
+
+    fn abandon(&self) {
+        self.0.abandon();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_links_of_a_shelf_have_one_core() {
+        let mut state = State::default();
+        let link = |number, shelf, core| {
+            let aoe = LinkConfig {
+                address: lunar_link::LinkAddress::Interface("eth0".into()),
+                types: Vec::new(),
+                filters: Vec::new(),
+                vlan: None,
+                mac: None,
+                mtu: None,
+            };
+            BoundLink { number, core, config: aoe, shelf }
+        };
+        for (number, shelf, core) in [(1, 5, 0), (2, 6, 1), (3, 5, 0), (4, 7, 1)] {
+            assert_eq!(state.core_for(shelf, 2), core, "{number}");
+            state.links.insert(number.to_string(), link(number, shelf, core));
+        }
+        let mac = crate::wire::mac_of("52:54:00:12:34:02").expect("right");
+        assert_eq!(session_id("lan", mac), "aoe-525400123402-lan");
+    }
+}

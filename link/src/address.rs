@@ -1,0 +1,138 @@
+//! The names of links.
+
+use lunar_reactor::endpoint::MacAddress;
+use lunar_reactor::unix::SOCKET_PATH_MAX;
+use std::fmt;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+/// The most bytes of the name of an interface (IFNAMSIZ, without the zero at its end).
+const INTERFACE_NAME_MAX: usize = 15;
+/// The first prime and the offset of the hash FNV-1a with 64 bits.
+const FNV: (u64, u64) = (0x0000_0100_0000_01b3, 0xcbf2_9ce4_8422_2325);
+
+/// The name of a link: `eth0`, `tap:NAME`, `unix:PATH,PEER`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum LinkAddress {
+    /// A network interface of this host.
+    Interface(String),
+    /// The far side of a TAP interface of this host.
+    Tap(String),
+    /// A Unix datagram socket and that of its peer; each datagram is a frame.
+    Unix {
+        /// The own socket, which is made.
+        path: PathBuf,
+        /// The socket of the peer, which may be made later.
+        peer: PathBuf,
+    },
+}
+
+impl LinkAddress {
+    /// The interface or TAP interface.
+    #[must_use]
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            Self::Interface(name) | Self::Tap(name) => Some(name),
+            Self::Unix { .. } => None,
+        }
+    }
+
+    /// The folders in which files of the link are made or opened.
+    #[must_use]
+    pub fn folders(&self) -> Vec<PathBuf> {
+        match self {
+            Self::Interface(_) => Vec::new(),
+            Self::Tap(_) => vec![PathBuf::from("/dev/net")],
+            Self::Unix { path, peer } => {
+                [path, peer].into_iter().filter_map(|path| path.parent()).map(Path::to_owned).collect()
+            }
+        }
+    }
+
+    /// The MAC address of a link that has none by itself: locally administered, and always the same for this name.
+    #[must_use]
+    pub fn derived_mac(&self) -> MacAddress {
+        let (prime, offset) = FNV;
+        let hash = self.to_string().bytes().fold(offset, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(prime));
+        let [.., b, c, d, e, f] = hash.to_be_bytes();
+        // Individual, locally administered (IEEE 802-2014 8.2).
+        MacAddress([0x02, b, c, d, e, f])
+    }
+}
+
+fn interface_name(name: &str) -> Result<String, String> {
+    let is_plain = |c: char| c.is_ascii_graphic() && !"/:,".contains(c);
+    if name.is_empty() || name.len() > INTERFACE_NAME_MAX || !name.chars().all(is_plain) {
+        return Err(format!("'{name}' is not the name of an interface: 1 to {INTERFACE_NAME_MAX} characters, as eth0"));
+    }
+    Ok(name.to_owned())
+}
+
+fn socket_path(path: &str) -> Result<PathBuf, String> {
+    match path.len() {
+        _ if !path.starts_with('/') => Err(format!("'{path}' is not the absolute path of a socket")),
+        1..=SOCKET_PATH_MAX => Ok(PathBuf::from(path)),
+        _ => Err(format!("'{path}' is too long for a socket: {SOCKET_PATH_MAX} bytes at most")),
+    }
+}
+
+impl FromStr for LinkAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if let Some(name) = text.strip_prefix("tap:") {
+            return interface_name(name).map(Self::Tap);
+        }
+        let Some(paths) = text.strip_prefix("unix:") else { return interface_name(text).map(Self::Interface) };
+        let (path, peer) = paths.split_once(',').ok_or("needs the socket of the peer: unix:PATH,PEER")?;
+        let (path, peer) = (socket_path(path)?, socket_path(peer)?);
+        if path == peer {
+            return Err("names one socket twice: the peer has a socket of its own".into());
+        }
+        Ok(Self::Unix { path, peer })
+    }
+}
+
+impl fmt::Display for LinkAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interface(name) => f.write_str(name),
+            Self::Tap(name) => write!(f, "tap:{name}"),
+            Self::Unix { path, peer } => write!(f, "unix:{},{}", path.display(), peer.display()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_names_of_links_are_read_and_written() {
+        for text in ["eth0", "enp0s31f6", "eth0.5", "tap:lunar0", "unix:/run/a,/run/b"] {
+            let address: LinkAddress = text.parse().expect(text);
+            assert_eq!(address.to_string(), text);
+        }
+        for text in ["", "eth0:1", "a/b", "a-name-that-is-too-long", "tap:", "unix:/a", "unix:a,/b", "unix:/a,/a"] {
+            assert!(text.parse::<LinkAddress>().is_err(), "{text}");
+        }
+        let long = format!("unix:/{},/b", "x".repeat(SOCKET_PATH_MAX));
+        assert!(long.parse::<LinkAddress>().expect_err("too long").contains("107"));
+    }
+
+    #[test]
+    fn derived_mac_addresses_are_local_and_differ() {
+        let of = |text: &str| text.parse::<LinkAddress>().expect(text).derived_mac();
+        assert_eq!(of("unix:/a,/b").0[0], 2);
+        assert_eq!(of("unix:/a,/b"), of("unix:/a,/b"));
+        assert_ne!(of("unix:/a,/b"), of("unix:/b,/a"));
+    }
+
+    #[test]
+    fn a_link_names_the_folders_of_its_files() {
+        let of = |text: &str| text.parse::<LinkAddress>().expect(text).folders();
+        assert_eq!(of("eth0"), Vec::<PathBuf>::new());
+        assert_eq!(of("unix:/a/x,/b/y"), [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert_eq!(of("tap:t0"), [PathBuf::from("/dev/net")]);
+    }
+}
