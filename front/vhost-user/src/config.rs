@@ -1,0 +1,30 @@
+//! Limits that no front-end and no guest can exceed.
+
+/// Bytes of a configuration space, as far as messages reach: the limit of QEMU and of the specification.
+pub const CONFIG_MAX: usize = 256;
+/// Bytes of a message without its header: the largest is a whole configuration space with its head, and a memory table
+/// with eight regions is shorter.
+pub const PAYLOAD_MAX: usize = 512;
+/// Regions of a memory table: as many descriptors as a message carries (VHOST_MEMORY_BASELINE_NREGIONS).
+pub const TABLE_MAX: usize = 8;
+/// Regions that are added one by one: as many as QEMU has at most, with all hot-plugged memory.
+pub const SLOTS_MAX: u64 = 509;
+/// Rings of a device: the messages have eight bits for their number.
+pub const RINGS_MAX: usize = 256;
+/// Bytes of the memory of a guest: the address space of the process, 128 TiB, is enough for some of the largest virtual
+/// machines at once. A dirty log covers as much.
+pub const MEMORY_MAX: u64 = 8 << 40;
+/// Entries of a ring (virtio 1.3, 2.7 and 2.8).
+pub const RING_SIZE_MAX: u16 = 32768;
+/// Descriptors of one chain: as many pieces of memory as a store moves with one system call, with the header and the
+/// status of the request.
+pub const CHAIN_MAX: usize = 1026;
+/// Requests that are taken from the rings of a device before other devices have their turn.
+pub const BURST: usize = 64;
+/// Bytes of the memory in which requests in progress are recorded: 256 packed rings of 8,192 entries.
+pub const INFLIGHT_MAX: u64 = 64 << 20;
+/// Bytes of a dirty log: one bit for each page of 8 TiB.
+pub const LOG_MAX: u64 = 256 << 20;
+/// Faults of a front-end and of its guest that are logged while it is connected: enough to see what it does wrong, and
+/// no guest fills the log.
+pub const FAULTS_LOGGED: u32 = 16;

@@ -1,0 +1,140 @@
+//! The declaration of vhost-user for the configuration: the section `[vhost.NAME]`.
+
+use lunar_control::kind::{FrontKind, Kind};
+use lunar_control::links::To;
+use lunar_control::model::{PortalGroup, Target};
+use lunar_control::names::IscsiName;
+use lunar_control::schema::{Finder, FrontSchema, FrontSection};
+use lunar_control::section::{Objects, Resource, optional, or, required};
+use lunar_control::value::{FilePath, Line, Mode, Whole};
+use lunar_control::{choices, sections};
+use lunar_engine::command_line::mistake::SOCKET_PATH_MAX;
+use std::collections::HashMap;
+use std::path::{Path, PathBuf};
+
+/// The most bytes of the name of a virtual machine, which is part of the path of its socket.
+pub const VM_NAME_MAX: usize = 64;
+/// The first part of the name as a host of a virtual machine without a configured one; its name follows.
+pub const VM_IQN: &str = "iqn.2026-01.io.lunar:vm:";
+
+/// The kind of the section.
+pub const VHOST: FrontKind = FrontKind { place: 1, section: "vhost", noun: "vhost device", may_be_missing: true };
+
+choices! {
+    /// The device of a virtual machine.
+    VhostKind {
+        /// a disk (virtio-blk): one volume
+        Blk = "blk",
+        /// a SCSI host adapter (virtio-scsi): all volumes of the group
+        Scsi = "scsi",
+    }
+}
+
+sections! {
+    /// A virtio device of a virtual machine on this host, at a socket of its own (vhost-user): a disk or a SCSI host
+    /// adapter with the volumes of the group to which the virtual machine belongs as a host. Groups with networks do
+    /// not fit, because it has no address. It does not authenticate: every process that may open its socket is
+    /// admitted.
+    Vhost (made: Live, removed: EndsSessions) {
+        /// The target whose volumes it sees. For a SCSI host adapter it needs an iSCSI name, which names its ports.
+        target: To<Target> = required() => EndsSessions;
+        /// The device.
+        device: VhostKind = or(VhostKind::Blk) => EndsSessions;
+        /// The logical unit number of the volume of a disk in the LUN map of the group; without this key, the lowest
+        /// one.
+        lun: Option<Whole<0, 16383>> = optional() => EndsSessions;
+        /// The name of the virtual machine as a host, by which groups know it; without this key,
+        /// `iqn.2026-01.io.lunar:vm:` and its name.
+        host: Option<IscsiName> = optional() => EndsSessions;
+        /// The portal group whose asymmetric access state applies, and whose target port a SCSI host adapter uses;
+        /// without this key, active/optimized for a disk, and the first portal group of the target for a SCSI host
+        /// adapter.
+        portal_group: Option<To<PortalGroup>> = optional() => EndsSessions;
+        /// Queues that the virtual machine may use. QEMU refuses a device with fewer queues than it wants, which are as
+        /// many as the virtual machine has processors unless `num-queues` is given.
+        queues: Whole<1, 250> ["queues"] = or(Whole::new(64)) => EndsSessions;
+        /// The path of the socket; without this key, `vhost/NAME.sock` in the default folder of the API socket.
+        socket: Option<FilePath> = optional() => EndsSessions;
+        /// The permissions of the socket. A process that may open it may use the volumes.
+        mode: Mode = or(Mode(0o600)) => Live;
+        /// The user that owns the socket, by name or number; without this key, the user that runs Lunar. Another user
+        /// requires root.
+        owner: Option<Line<32>> = optional() => Live;
+        /// The group of this host that the socket belongs to, by name or number; the user that runs Lunar must be a
+        /// member.
+        group: Option<Line<32>> = optional() => Live;
+    }
+}
+
+impl Resource for Vhost {
+    const KIND: Kind = Kind::Front(VHOST);
+}
+
+impl Vhost {
+    /// The name of the virtual machine of this name as a host.
+    #[must_use]
+    pub fn host(&self, name: &str) -> String {
+        self.host.as_ref().map_or_else(|| format!("{VM_IQN}{name}"), |host| host.as_str().to_owned())
+    }
+
+    /// The socket of the virtual machine of this name; `runtime` is the folder of sockets without a configured path.
+    #[must_use]
+    pub fn socket(&self, name: &str, runtime: &Path) -> PathBuf {
+        let usual = || runtime.join("vhost").join(format!("{name}.sock"));
+        self.socket.as_ref().map_or_else(usual, |socket| socket.path().to_owned())
+    }
+
+    fn brief(&self) -> String {
+        format!("{}, target {}", self.device.word(), self.target.name())
+    }
+}
+
+/// The arguments with which QEMU uses the device at this socket. QEMU shares the memory of a guest only if `share=on`
+/// is given, and a comma in a path is written twice. Before QEMU 9.2 the option is `reconnect=1`.
+#[must_use]
+pub fn qemu(socket: &Path, kind: VhostKind) -> Vec<String> {
+    let path = socket.to_string_lossy().replace(',', ",,");
+    vec![
+        "-machine q35,memory-backend=mem".into(),
+        "-object memory-backend-memfd,id=mem,size=1G,share=on".into(),
+        format!("-chardev 'socket,id=disk,path={path},reconnect-ms=1000'"),
+        format!("-device vhost-user-{}-pci,chardev=disk", kind.word()),
+    ]
+}
+
+/// The arguments with which Cloud Hypervisor uses the disk at this socket.
+#[must_use]
+pub fn cloud_hypervisor(socket: &Path) -> Vec<String> {
+    vec!["--memory size=1G,shared=on".into(), format!("--disk 'vhost_user=on,socket={}'", socket.to_string_lossy())]
+}
+
+/// Names, hosts and sockets.
+fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
+    let mut sockets = HashMap::new();
+    for (name, vhost) in objects.all::<Vhost>() {
+        if name.starts_with('.') || name.len() > VM_NAME_MAX {
+            let what = format!("the name of a vhost device has at most {VM_NAME_MAX} bytes and no '.' at its start");
+            find(name, "", vhost.marks.whole, what);
+        }
+        let target = vhost.target.name();
+        if vhost.device == VhostKind::Scsi && objects.find::<Target>(target).is_some_and(|own| own.iqn.is_none()) {
+            let what = format!("target {target} has no 'iqn', which names the ports of a SCSI host adapter");
+            find(name, "target", vhost.marks.of("target"), what);
+        }
+        if vhost.device == VhostKind::Scsi && vhost.lun.is_some() {
+            find(name, "lun", vhost.marks.of("lun"), "is for disks: a SCSI host adapter has all volumes".into());
+        }
+        let Some(socket) = &vhost.socket else { continue };
+        if socket.path().as_os_str().len() > SOCKET_PATH_MAX {
+            let what = format!("is too long for a socket: {SOCKET_PATH_MAX} bytes at most");
+            find(name, "socket", vhost.marks.of("socket"), what);
+        }
+        if let Some(twin) = sockets.insert(socket.path().to_owned(), name) {
+            find(name, "socket", vhost.marks.of("socket"), format!("is also that of vhost device {twin}"));
+        }
+    }
+}
+
+/// The declaration.
+pub static FRONT: FrontSchema =
+    FrontSchema { portals: None, section: Some(FrontSection::of::<Vhost>(VHOST, check)), limits: None };

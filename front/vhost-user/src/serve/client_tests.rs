@@ -1,0 +1,59 @@
+use super::super::tests::{disk, target};
+use super::*;
+use crate::serve::{Permission, Tenant};
+use crate::testing::started;
+use lunar_blk::testing::Rig;
+use lunar_reactor::{Choice, Config, Reactor};
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+
+/// A client whose front-end has one ring with a request in it, and the other end of its connection.
+fn client(reactor: &Reactor) -> (Rc<Client>, UnixStream) {
+    let rig = Rig::default();
+    let core = Core::new(reactor, &rig.set, &target(&rig));
+    let (ours, theirs) = UnixStream::pair().expect("a pair");
+    ours.set_nonblocking(true).expect("a socket");
+    let stream = Stream::adopt(reactor, ours.into()).expect("a socket");
+    let tenant = Tenant { host: "iqn.x".into(), group: None, tag: 0, queues: 1, device: disk() };
+    let permission = Permission { mode: 0o600, owner: None, group: None };
+    let endpoint = Endpoint { name: "test".into(), path: "test".into(), permission, tenant };
+    let client = Client::new(&core, stream, &endpoint).expect("it sees a volume");
+    let (device, mut driver) = started(0, 8);
+    driver.offer(&[(0x4000, 16, false)], false).expect("there is room");
+    client.device.rings.with(|state| *state = device);
+    (client, theirs)
+}
+
+#[test]
+fn a_connection_that_is_ended_answers_no_message_and_takes_no_request() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, mut front_end) = client(&reactor);
+    assert!(client.device.rings.state().has_work());
+    // GET_FEATURES, twice.
+    let message = [1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0];
+    front_end.write_all(&[message, message].concat()).expect("there is room");
+    client.end();
+    assert!(!client.device.rings.state().has_work());
+    let ended = reactor.run(client.converse());
+    assert_eq!(ended.map_err(|why| why.kind()), Err(io::ErrorKind::ConnectionAborted));
+    let mut bytes = Vec::new();
+    front_end.read_to_end(&mut bytes).expect("it is at its end");
+    assert!(bytes.is_empty());
+}
+
+#[test]
+fn a_connection_that_is_ended_waits_for_nothing() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, _front_end) = client(&reactor);
+    assert!(matches!(reactor.run(client.until_ended(|| true)), Ok(())));
+    // A request that its store does not answer.
+    let ring = RingIndex::from(0);
+    assert!(client.device.rings.with(|state| state.take(ring)).is_ok_and(|chain| chain.is_some()));
+    let ended = client.clone();
+    reactor.spawn(async move {
+        ended.core.reactor.sleep(LOOK * 4).await;
+        ended.end();
+    });
+    assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
+    client.device.rings.forget(ring);
+}

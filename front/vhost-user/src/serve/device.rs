@@ -1,0 +1,245 @@
+//! A device while its front-end is connected: rings on one side, the command set on the other.
+
+use super::blk::{self, BlkDevice};
+use super::core::Core;
+use super::job::{Job, Kind, Work};
+use super::rings::DeviceRings;
+use super::scsi::{self, ScsiDevice};
+use crate::config::BURST;
+use crate::ring::Chain;
+use crate::session::{RingIndex, notice};
+use crate::virtio::{PROTOCOL, Refused, VirtioDevice};
+use crate::wire::{BackendCode, protocol};
+use lunar_guest::poll::Look;
+use lunar_reactor::watch::Watch;
+use std::cell::Cell;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// Chains that are taken from one ring before the others have their turn.
+const RING_BURST: usize = 16;
+
+/// A device, while its front-end is connected.
+pub(super) struct Device {
+    core: Rc<Core>,
+    pub(super) rings: Rc<DeviceRings>,
+    kind: Kind,
+    /// The first ring of the next turn.
+    first: Cell<usize>,
+}
+
+impl Device {
+    pub(super) fn new(core: &Rc<Core>, name: &str, kind: Kind) -> Rc<Self> {
+        kind.reset();
+        let rings = DeviceRings::new(&core.reactor, name, kind.state());
+        let device = Rc::new(Self { core: core.clone(), rings, kind, first: Cell::new(0) });
+        let watch: Rc<dyn Watch> = device.clone();
+        core.reactor.watch(&watch);
+        let changes = device.clone();
+        core.reactor.spawn(async move { changes.report_changes().await });
+        device
+    }
+
+    /// The driver has accepted features.
+    pub(super) fn set_features(&self, features: u64) -> Result<(), Refused> {
+        self.rings.with(|state| state.set_features(features))?;
+        if let Kind::Blk(blk) = &self.kind {
+            blk.set_features(features);
+        }
+        Ok(())
+    }
+
+    /// Resets the device, once its requests have ended.
+    pub(super) fn reset(&self) {
+        self.rings.with(VirtioDevice::reset);
+        self.kind.reset();
+    }
+
+    /// The features of the protocol that it offers.
+    pub(super) fn protocol(&self) -> u64 {
+        match &self.kind {
+            Kind::Blk(_) => PROTOCOL,
+            // The front-end has the configuration space of virtio-scsi.
+            Kind::Scsi(_) => PROTOCOL & !protocol::CONFIG,
+        }
+    }
+
+    /// Bytes of the configuration space; `None` while there is none.
+    pub(super) fn config_space(&self) -> Option<Vec<u8>> {
+        match &self.kind {
+            Kind::Blk(blk) => blk.config_space(),
+            Kind::Scsi(_) => None,
+        }
+    }
+
+    /// The driver has written bytes of the configuration space; returns whether it may.
+    pub(super) fn write_config(&self, offset: usize, bytes: &[u8]) -> bool {
+        match &self.kind {
+            Kind::Blk(blk) => {
+                let may_write = blk.write_config(offset, bytes);
+                self.note();
+                may_write
+            }
+            Kind::Scsi(_) => false,
+        }
+    }
+
+    /// Keeps the choices of the driver beside the record of requests in progress.
+    pub(super) fn note(&self) {
+        if let Kind::Blk(blk) = &self.kind {
+            self.rings.state().note(blk.noted_choice());
+        }
+    }
+
+    /// Takes over the choices of the driver from a process before this one.
+    pub(super) fn recall(&self) {
+        if let Kind::Blk(blk) = &self.kind {
+            let noted = self.rings.state().noted();
+            if blk.recall(noted) {
+                self.note();
+            }
+        }
+    }
+
+    /// Tells the front-end or the driver what has changed.
+    async fn report_changes(&self) {
+        match &self.kind {
+            Kind::Blk(blk) => self.report_config(blk).await,
+            Kind::Scsi(scsi) => scsi::report_changes(&self.rings, scsi).await,
+        }
+    }
+
+    /// Tells the front-end when the configuration space has changed.
+    async fn report_config(&self, blk: &BlkDevice) {
+        let mut seen = blk.attachment.changes();
+        while self.rings.over.unless(blk.attachment.until_changed(seen)).await.is_some() {
+            seen = blk.attachment.changes();
+            if blk.attachment.limits().is_none() {
+                continue;
+            }
+            self.rings.with(|state| state.offer(blk.features()));
+            let channel = self.rings.channel.borrow();
+            if let Some(channel) = channel.as_ref().filter(|_| self.rings.state().uses(protocol::CONFIG))
+                && let Err(why) = channel.send_now(&notice(BackendCode::CONFIG_CHANGE.0))
+            {
+                self.rings.log(&format!("its front-end could not be told that the volume has changed: {why}"));
+            }
+        }
+    }
+
+    /// Takes chains out of the rings. Returns whether there were any.
+    fn fetch(&self) -> bool {
+        let rings = &self.rings;
+        let mut count = 0;
+        loop {
+            let before = count;
+            let active = self.rings.state().active().len();
+            for turn in 0..active {
+                let at = (self.first.get() + turn) % active;
+                // A chain that ends at once may end a ring.
+                let Some(ring) = self.rings.state().active().get(at).copied() else { break };
+                if let Kind::Scsi(scsi) = &self.kind
+                    && ring == ScsiDevice::event_ring()
+                {
+                    scsi::report(rings, scsi);
+                    continue;
+                }
+                for _ in 0..RING_BURST {
+                    if count >= BURST {
+                        // There may be more. Other devices have their turn first.
+                        self.first.set(at);
+                        self.rings.wake();
+                        return true;
+                    }
+                    if !self.core.has_slot(self.rings.seated.get()) {
+                        self.rings.schedule.starve();
+                        self.core.starve(rings.me());
+                        return count > 0;
+                    }
+                    if !self.may_take(ring) {
+                        break;
+                    }
+                    match self.rings.with(|state| state.take(ring)) {
+                        Ok(Some(chain)) => self.start(ring, chain),
+                        Ok(None) => break,
+                        Err(why) => {
+                            self.rings.report_broken(ring, &why);
+                            break;
+                        }
+                    }
+                    count += 1;
+                }
+            }
+            if count == before {
+                return count > 0;
+            }
+        }
+    }
+
+    /// Starts the request of a chain; there is a free slot.
+    fn start(&self, ring: RingIndex, chain: Chain) {
+        let rings = &self.rings;
+        let left = match &self.kind {
+            Kind::Blk(blk) => blk::start(rings, blk, ring, chain).map(|(chain, work)| (chain, Work::Blk(work))),
+            Kind::Scsi(scsi) => scsi::start(rings, scsi, ring, chain).map(|(chain, work)| (chain, Work::Scsi(work))),
+        };
+        let Some((chain, work)) = left else { return };
+        let job = Job::new(&self.core, rings, self.kind.clone(), ring, (chain, work));
+        if let Err(job) = self.core.slots.start(job) {
+            match &self.kind {
+                Kind::Blk(_) => blk::refuse(rings, ring, &job.chain),
+                Kind::Scsi(_) => scsi::refuse(rings, ring, &job.chain),
+            }
+        }
+    }
+
+    /// Whether one more chain of this ring may be taken.
+    fn may_take(&self, ring: RingIndex) -> bool {
+        match &self.kind {
+            Kind::Blk(_) => true,
+            Kind::Scsi(scsi) => scsi::may_take(scsi, ring),
+        }
+    }
+
+    /// Ends the device when its front-end has disconnected: requests end, and guest memory is not touched any more.
+    pub(super) async fn end(&self, look: Duration) {
+        self.rings.over.come();
+        self.rings.with(VirtioDevice::pause_all);
+        let rings: Vec<RingIndex> = self.rings.state().all().collect();
+        rings.iter().for_each(|ring| self.rings.end_kick(*ring));
+        while !self.rings.is_quiet() {
+            if self.core.is_draining() {
+                self.core.reactor.stats().tasks_aborted.add(self.kind.abort());
+            }
+            self.core.reactor.sleep(look).await;
+        }
+        if let Kind::Scsi(scsi) = &self.kind {
+            scsi.target.close(&scsi.nexus).await;
+        }
+        self.rings.clear();
+    }
+}
+
+impl Watch for Device {
+    fn is_ripe(&self) -> bool {
+        self.rings.schedule.has_work(&*self.rings)
+    }
+
+    fn look(&self) -> bool {
+        match self.rings.schedule.look(&*self.rings) {
+            Look::Nothing => return false,
+            Look::Again => return true,
+            Look::Work => {}
+        }
+        if self.rings.is_armed.replace(false) {
+            self.rings.state().disarm();
+        }
+        let has_fetched = self.fetch();
+        self.rings.signal();
+        has_fetched || self.rings.schedule.is_due()
+    }
+
+    fn doze(&self) -> bool {
+        self.rings.schedule.doze(&*self.rings)
+    }
+}
