@@ -1,0 +1,80 @@
+//! The declaration of ublk for the configuration: the section `[ublk.NAME]`.
+
+use lunar_control::kind::{FrontKind, Kind};
+use lunar_control::links::To;
+use lunar_control::model::{PortalGroup, Target};
+use lunar_control::names::IscsiName;
+use lunar_control::schema::{Finder, FrontSchema, FrontSection};
+use lunar_control::section::{Objects, Resource, optional, or, required};
+use lunar_control::sections;
+use lunar_control::value::Whole;
+use std::collections::HashMap;
+
+/// The first part of the name as a host of this machine without a configured one; the name of the disk follows.
+pub const LOCAL_IQN: &str = "iqn.2026-01.io.lunar:local:";
+/// Queues of a disk without a configured number, unless there are fewer cores: one core serves more than most programs
+/// request.
+pub const QUEUES: usize = 4;
+/// The most bytes of a name.
+pub const NAME_MAX: usize = 64;
+
+/// The kind of the section.
+pub const UBLK: FrontKind = FrontKind { place: 3, section: "ublk", noun: "ublk disk", may_be_missing: true };
+
+sections! {
+    /// A disk of this machine, `/dev/ublkbN`, without a network: one volume of the group to which this machine belongs
+    /// as a host. It needs the kernel module ublk_drv and the capability CAP_SYS_ADMIN. When Lunar ends or is killed,
+    /// the disk stays, its users wait, and the next start serves it again. Groups with networks do not fit, because the
+    /// machine has no address.
+    Ublk (made: Live, removed: EndsSessions) {
+        /// The target whose volume it is.
+        target: To<Target> = required() => EndsSessions;
+        /// The logical unit number of the volume in the LUN map of the group; without this key, the lowest one.
+        lun: Option<Whole<0, 16383>> = optional() => EndsSessions;
+        /// The name of this machine as a host, by which groups know it; without this key,
+        /// `iqn.2026-01.io.lunar:local:` and the name of the section.
+        host: Option<IscsiName> = optional() => EndsSessions;
+        /// The portal group whose asymmetric access state applies; without this key, active/optimized.
+        portal_group: Option<To<PortalGroup>> = optional() => EndsSessions;
+        /// The N of `/dev/ublkbN`; without this key, the lowest number that is free.
+        number: Option<Whole<0, 255>> = optional() => EndsSessions;
+        /// Queues, each served by one core; without this key, one for each core, 4 at most.
+        queues: Option<Whole<1, 64>> ["queues"] = optional() => EndsSessions;
+        /// Requests in progress in each queue. Each may take up to 512 KiB of memory.
+        depth: Whole<1, 1024> ["requests"] = or(Whole::new(64)) => EndsSessions;
+    }
+}
+
+impl Resource for Ublk {
+    const KIND: Kind = Kind::Front(UBLK);
+}
+
+impl Ublk {
+    /// The name of this machine as a host, for the disk of this name.
+    #[must_use]
+    pub fn host(&self, name: &str) -> String {
+        self.host.as_ref().map_or_else(|| format!("{LOCAL_IQN}{name}"), |host| host.as_str().to_owned())
+    }
+
+    fn brief(&self) -> String {
+        format!("target {}", self.target.name())
+    }
+}
+
+/// Names and numbers.
+fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
+    let mut numbers = HashMap::new();
+    for (name, ublk) in objects.all::<Ublk>() {
+        if name.len() > NAME_MAX {
+            find(name, "", ublk.marks.whole, format!("the name of a ublk disk has at most {NAME_MAX} bytes"));
+        }
+        let Some(number) = ublk.number.map(Whole::get) else { continue };
+        if let Some(twin) = numbers.insert(number, name) {
+            find(name, "number", ublk.marks.of("number"), format!("is also that of ublk disk {twin}"));
+        }
+    }
+}
+
+/// The declaration.
+pub static FRONT: FrontSchema =
+    FrontSchema { portals: None, section: Some(FrontSection::of::<Ublk>(UBLK, check)), limits: None };
