@@ -1,22 +1,27 @@
-//! What the API says: resources as JSON, and errors as problem details (RFC 9457). Types only, each of which tells its
-//! schema, too; a server speaks them.
+//! The types of the API: resources as JSON, and errors as problem details (RFC 9457), with their JSON schemas.
 
+use crate::affected::{AffectedHost, InUse};
 use crate::apply::Refusal;
-use crate::config::{Config, Id, Kind, show};
+use crate::config::Config;
 use crate::document::{Edit, Keys, Refused};
-use crate::manager::Failure;
+use crate::failure::Failure;
+use crate::kind::{Id, Kind};
+use crate::model::Volume;
 use crate::plan::{Action, Change, Plan};
 use crate::report::{Problem, Problems};
+use crate::section::show;
+use crate::value::Textual;
 use crate::versions::{Trouble, Version};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// The media type of an error (RFC 9457).
 pub const PROBLEM_TYPE: &str = "application/problem+json";
 
-/// A thing of the configuration.
+/// A configured resource.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct Resource {
     /// Its section.
@@ -25,43 +30,78 @@ pub struct Resource {
     pub name: String,
     /// Its keys, defaults included; no secrets.
     pub keys: Json,
+    /// The identity of a volume.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub identity: Option<IdentityView>,
+}
+
+/// The identity of a volume, as hosts see it.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "identity")]
+pub struct IdentityView {
+    /// Unit serial number (VPD page 80h).
+    pub serial: String,
+    /// NAA identifier (VPD page 83h), in hexadecimal digits.
+    pub naa: String,
+    /// UUID of the namespace (NVMe Identify, namespace identification descriptors).
+    pub uuid: String,
+    /// The names in `/dev/disk/by-id` of a Linux host: over iSCSI, and over NVMe.
+    pub by_id: [String; 2],
+    /// The size in bytes, if the configuration or a file has it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub bytes: Option<u64>,
+}
+
+impl IdentityView {
+    /// The identity of a volume; `None` if it has none yet.
+    #[must_use]
+    pub fn of(volume: &Volume) -> Option<Self> {
+        let uuid = volume.uuid?.text();
+        let identity = volume.identity("")?;
+        let naa: String = identity.naa.iter().map(|byte| format!("{byte:02x}")).collect();
+        let by_id = [format!("wwn-0x{naa}"), format!("nvme-uuid.{uuid}")];
+        Some(Self { serial: identity.serial, naa, uuid, by_id, bytes: volume.size.map(|size| size.0) })
+    }
 }
 
 impl Resource {
-    /// The thing of this kind and name.
+    /// The resource of this kind and name.
     #[must_use]
     pub fn of(config: &Config, kind: Kind, name: &str) -> Option<Self> {
         let keys = show(config.get(kind, name)?);
-        Some(Self { kind: kind.section(), name: name.to_owned(), keys })
+        let volume = config.volumes.get(name).filter(|_| kind == Kind::Volume);
+        let identity = volume.and_then(IdentityView::of);
+        Some(Self { kind: kind.section(), name: name.to_owned(), keys, identity })
     }
 
-    /// All things of a kind, by name.
+    /// All resources of a kind, by name.
     #[must_use]
     pub fn all(config: &Config, kind: Kind) -> Vec<Self> {
         config.names(kind).into_iter().filter_map(|name| Self::of(config, kind, name)).collect()
     }
 }
 
-/// What a LUN of a group shall be.
+/// A mapping of a volume to a LUN of a group.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[schemars(rename = "mapping")]
 pub struct Mapping {
     /// The volume.
     pub volume: String,
-    /// Whether the group may only read.
+    /// Whether writes of the group are refused.
     #[serde(default)]
     pub read_only: bool,
-    /// Its namespace identifier for NVMe hosts; without, the number and one.
+    /// Its namespace ID for NVMe hosts; without it, the logical unit number plus one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub namespace: Option<u16>,
-    /// Whether NVMe hosts see the protection information of the volume, as metadata.
+    /// Whether NVMe hosts see the protection information of the volume as metadata.
     #[serde(default)]
     pub metadata: bool,
 }
 
 impl Mapping {
-    /// The change that it asks for.
+    /// The edit that it requests.
     #[must_use]
     pub fn edit(self, group: String, lun: u16) -> Edit {
         let Self { volume, read_only, namespace, metadata } = self;
@@ -69,7 +109,7 @@ impl Mapping {
     }
 }
 
-/// The change that `POST` (`create`) or `PATCH` asks for.
+/// The edit that `POST` (`create`) or `PATCH` requests.
 #[must_use]
 pub fn edit(kind: Kind, name: String, keys: Map<String, Json>, create: bool) -> Edit {
     let keys = Keys(keys);
@@ -81,25 +121,28 @@ pub fn edit(kind: Kind, name: String, keys: Map<String, Json>, create: bool) -> 
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "change")]
 pub struct ChangeView<'a> {
-    /// What is done: detach, remove, change, create or attach.
+    /// The operation: detach, remove, change, create or attach.
     pub action: &'static str,
-    /// The section of the thing.
+    /// The section of the resource.
     pub kind: &'static str,
-    /// Its name; that of its group if it is a LUN.
+    /// Its name; the name of its group if it is a LUN.
     pub name: &'a str,
-    /// The number of a LUN.
+    /// The logical unit number of a LUN.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lun: Option<u16>,
     /// In words.
     pub words: &'a str,
-    /// Who notices.
+    /// The effect on clients.
     pub effect: &'static str,
-    /// The targets whose sessions notice.
+    /// The targets whose sessions are affected.
     pub targets: &'a [String],
+    /// The clients with sessions from which the step takes something: it needs `force`.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    pub hosts: &'a [String],
 }
 
 impl<'a> ChangeView<'a> {
-    /// A step as programs see it.
+    /// The view of a step.
     #[must_use]
     pub fn of(change: &'a Change) -> Self {
         let action = match change.action {
@@ -110,8 +153,14 @@ impl<'a> ChangeView<'a> {
             Action::Attach(_) => "attach",
         };
         let Id { kind, name, lun } = change.object.id();
-        let Change { words, effect, targets, .. } = change;
-        Self { action, kind: kind.section(), name, lun, words, effect: effect.word(), targets }
+        let Change { words, effect, targets, hosts, .. } = change;
+        Self { action, kind: kind.section(), name, lun, words, effect: effect.word(), targets, hosts }
+    }
+}
+
+impl Serialize for Change {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        ChangeView::of(self).serialize(serializer)
     }
 }
 
@@ -122,15 +171,22 @@ impl<'a> ChangeView<'a> {
 pub struct PlanView<'a> {
     /// Its steps, in their order.
     pub changes: Vec<ChangeView<'a>>,
-    /// Whether something of it is in force after a restart only.
+    /// Whether a step takes effect only after a restart.
     pub needs_restart: bool,
+    /// Further effects, and the parts of a restored version that are not restored, in words.
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    pub notes: &'a [String],
 }
 
 impl<'a> PlanView<'a> {
-    /// A plan as programs see it.
+    /// The view of a plan.
     #[must_use]
     pub fn of(plan: &'a Plan) -> Self {
-        Self { changes: plan.changes.iter().map(ChangeView::of).collect(), needs_restart: plan.needs_restart() }
+        Self {
+            changes: plan.changes.iter().map(ChangeView::of).collect(),
+            needs_restart: plan.needs_restart(),
+            notes: &plan.notes,
+        }
     }
 }
 
@@ -142,117 +198,105 @@ pub struct VersionView<'a> {
     pub number: u64,
     /// When it was written, in seconds since the beginning of 1970.
     pub time: u64,
-    /// Who wrote it.
+    /// Its author.
     pub who: &'a str,
+    /// Its changes to the version before it, in words; empty if they are not known.
+    pub changes: String,
 }
 
 impl<'a> VersionView<'a> {
-    /// A version as programs see it.
+    /// The view of a version.
     #[must_use]
-    pub fn of(version: &'a Version) -> Self {
-        Self { number: version.number, time: version.time, who: &version.who }
+    pub fn of(version: &'a Version, changes: String) -> Self {
+        Self { number: version.number, time: version.time, who: &version.who, changes }
     }
 }
 
-/// Somebody who is logged in.
+/// A session.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "session")]
 pub struct SessionView {
-    /// What it is called, as long as it lasts.
+    /// Its ID, for as long as it lasts.
     pub id: String,
-    /// Over what: `iscsi`, `nvme-tcp` or `vfio-user`.
+    /// The transport, such as `iscsi`.
     pub protocol: &'static str,
-    /// Whether it only asks what there is.
+    /// Whether it is a discovery session.
     pub discovery: bool,
-    /// Who: the iSCSI name of the initiator, or the NQN of the host.
+    /// The iSCSI name of the initiator, or the NQN of the host.
     pub initiator: String,
-    /// Where it comes from: address and port, or the socket of a virtual machine.
+    /// Its source: address and port, or the socket of a virtual machine.
     pub source: String,
-    /// The target that it is logged in to; none while it only asks what there is.
+    /// Its target; absent for discovery sessions.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub target: Option<String>,
-    /// The group that it belongs to.
+    /// Its group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
-    /// The user as whom it proved itself.
+    /// The authenticated user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
-    /// For how many seconds it has been there.
+    /// Its age in seconds.
     pub seconds: u64,
 }
 
-/// Where a virtual machine finds its controller.
+/// The endpoint of a virtual machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "machine")]
-pub struct MachineView {
-    /// What it is called.
+pub struct VmView {
+    /// The name of the virtual machine.
     pub name: String,
     /// The socket.
     pub socket: String,
-    /// What QEMU wants to be told to use it.
+    /// The arguments with which QEMU uses it.
     pub qemu: Vec<String>,
 }
 
-/// What QEMU (10.1 and later) wants to be told to use the controller at this socket. It shares a guest's memory only if
-/// it is told to.
-#[must_use]
-pub fn qemu(socket: &std::path::Path) -> Vec<String> {
-    let path = Json::from(socket.to_string_lossy());
-    let socket = format!("{{\"type\":\"unix\",\"path\":{path}}}");
-    let device = format!("{{\"driver\":\"vfio-user-pci\",\"socket\":{socket}}}");
-    vec![
-        "-machine q35,memory-backend=mem".into(),
-        "-object memory-backend-memfd,id=mem,size=1G,share=on".into(),
-        format!("-device '{device}'"),
-    ]
-}
-
-/// Where the medium of a volume is.
+/// The medium of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "medium")]
 pub struct MediumView {
     /// The volume.
     pub volume: String,
-    /// What it is to initiators: `disk`, `removable` or `cd`.
+    /// The device type: `disk`, `removable` or `cd`.
     pub medium: &'static str,
-    /// Whether it is in.
+    /// Whether it is loaded.
     pub loaded: bool,
-    /// Whether initiators use it and prevent its removal.
+    /// Whether an initiator prevents its removal.
     pub locked: bool,
 }
 
-/// How a medium shall be taken out.
+/// An ejection.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case", deny_unknown_fields)]
 #[schemars(rename = "ejection")]
 pub struct Ejection {
-    /// Whether initiators are not asked whether they use it.
+    /// Whether the medium is ejected although an initiator prevents its removal.
     #[serde(default)]
     pub forced: bool,
 }
 
-/// How it stands with the iSNS server.
+/// The state of the iSNS registration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "isns")]
 pub struct IsnsView {
     /// The server.
     pub server: String,
-    /// What this machine is called there.
+    /// The Entity Identifier of this host.
     pub entity: String,
-    /// Targets that are registered there.
+    /// The number of registered targets.
     pub targets: usize,
-    /// Portals that are registered there.
+    /// The number of registered portals.
     pub portals: usize,
-    /// Why it does not work, if it does not.
+    /// The trouble, if there is one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
 }
 
-/// What runs, in a few words.
+/// The state of the service.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "status")]
@@ -261,45 +305,84 @@ pub struct StatusView {
     pub version: String,
     /// Process identifier.
     pub process: u32,
-    /// When it was started, in seconds since the beginning of 1970.
+    /// Its start, in seconds since the beginning of 1970.
     pub since: u64,
-    /// The file of the configuration.
+    /// The configuration file.
     pub file: String,
-    /// How many things there are of each kind, by section.
+    /// The number of resources of each kind, by section.
     pub things: BTreeMap<&'static str, usize>,
-    /// How many are logged in.
+    /// The number of sessions.
     pub sessions: usize,
-    /// Where virtual machines find their controllers.
+    /// The endpoints of virtual machines.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub machines: Vec<MachineView>,
-    /// How it stands with the iSNS server, if there is one.
+    pub machines: Vec<VmView>,
+    /// The state of the iSNS registration, if a server is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isns: Option<IsnsView>,
-    /// What was changed and is in force after the next start only, in words.
+    /// Changes that take effect after the next start, in words.
     pub after_restart: Vec<String>,
-    /// What went wrong and still is, in words that say what to do.
-    pub troubles: Vec<String>,
+    /// The troubles, each with what to do.
+    pub troubles: Vec<TroubleView>,
+}
+
+/// A trouble: something that is wrong now, and that an operator can do something about.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "trouble")]
+pub struct TroubleView {
+    /// The kind: one word, such as `truncated`.
+    pub kind: &'static str,
+    /// Its subject, such as `volume disk`.
+    pub subject: String,
+    /// When it was first seen, in seconds since the beginning of 1970; 0 if that is not known yet.
+    pub since: u64,
+    /// The trouble in words.
+    pub words: String,
+    /// The remedy; empty if `words` says it.
+    pub remedy: String,
+}
+
+impl TroubleView {
+    /// A trouble whose words say what to do, and of which it is not known since when it is there.
+    #[must_use]
+    pub fn told(kind: &'static str, subject: &str, words: String) -> Self {
+        Self { kind, subject: subject.to_owned(), since: 0, words, remedy: String::new() }
+    }
+}
+
+impl fmt::Display for TroubleView {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Some words begin with the subject.
+        if !self.words.starts_with(&self.subject) {
+            write!(f, "{}: ", self.subject)?;
+        }
+        f.write_str(&self.words)?;
+        if self.remedy.is_empty() { Ok(()) } else { write!(f, "; {}", self.remedy) }
+    }
 }
 
 /// Problem details of an error (RFC 9457).
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "problem")]
 pub struct ProblemDetails {
-    /// What kind of problem: a relative URI reference.
+    /// The kind of problem: a relative URI reference.
     #[serde(rename = "type")]
     pub kind: &'static str,
     /// The kind in words.
     pub title: &'static str,
     /// HTTP status (RFC 9110 15).
     pub status: u16,
-    /// This problem in words, with what to do.
+    /// The problem, and what to do.
     pub detail: String,
-    /// Everything that is wrong with a configuration, with places.
+    /// The mistakes in a configuration, with their places.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub errors: Vec<ErrorView>,
+    /// The sessions from which the change takes something, at most a hundred; `force` makes the change anyway.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub hosts: Vec<AffectedHost>,
 }
 
-/// One thing that is wrong with a configuration.
+/// One mistake in a configuration.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "error")]
 pub struct ErrorView {
@@ -309,15 +392,15 @@ pub struct ErrorView {
     pub line: usize,
     /// Character in the line, from 1.
     pub column: usize,
-    /// What is wrong.
+    /// The mistake.
     pub detail: String,
 }
 
 impl ProblemDetails {
-    /// A problem without places in a configuration.
+    /// A problem without mistakes in a configuration.
     #[must_use]
     pub fn new(kind: &'static str, title: &'static str, status: u16, detail: String) -> Self {
-        Self { kind, title, status, detail, errors: Vec::new() }
+        Self { kind, title, status, detail, errors: Vec::new(), hosts: Vec::new() }
     }
 }
 
@@ -335,11 +418,19 @@ impl From<&Problems> for ProblemDetails {
 impl From<&Refused> for ProblemDetails {
     fn from(refused: &Refused) -> Self {
         let (kind, title, status) = match refused {
-            Refused::Missing(_) => ("/problems/missing", "There is no such thing", 404),
-            Refused::Exists(_) => ("/problems/exists", "There is one already", 409),
-            Refused::Wrong(_) => ("/problems/wrong", "The request makes no sense", 400),
+            Refused::Missing(_) => ("/problems/missing", "Not found", 404),
+            Refused::Exists(_) => ("/problems/exists", "Exists already", 409),
+            Refused::Used(_) => ("/problems/used", "Another resource refers to it", 409),
+            Refused::Wrong(_) | Refused::Form { .. } => ("/problems/wrong", "The request is wrong", 400),
         };
         Self::new(kind, title, status, refused.to_string())
+    }
+}
+
+impl From<&InUse> for ProblemDetails {
+    fn from(why: &InUse) -> Self {
+        let title = "The change takes away what is in use";
+        Self { hosts: why.hosts.clone(), ..Self::new("/problems/in-use", title, 409, why.to_string()) }
     }
 }
 
@@ -352,8 +443,8 @@ impl From<&Refusal> for ProblemDetails {
 impl From<&Trouble> for ProblemDetails {
     fn from(trouble: &Trouble) -> Self {
         let (kind, title, status) = match trouble {
-            Trouble::Changed(_) | Trouble::Lost(..) => ("/problems/changed", "The file was changed meanwhile", 409),
-            Trouble::Busy(_) => ("/problems/busy", "Somebody else writes", 503),
+            Trouble::Changed(_) | Trouble::Lost(..) => ("/problems/changed", "The file has changed", 409),
+            Trouble::Busy(_) => ("/problems/busy", "Another process is writing", 503),
             Trouble::NoVersion(_) => ("/problems/missing", "There is no such version", 404),
             Trouble::Disk(..) | Trouble::NoText(_) => ("/problems/disk", "The file cannot be read or written", 500),
         };
@@ -368,6 +459,10 @@ impl From<&Failure> for ProblemDetails {
             Failure::Invalid(why) => why.into(),
             Failure::Refused(why) => why.into(),
             Failure::Disk(why) => why.into(),
+            Failure::InUse(why) => why.into(),
+            Failure::Outside(why) => {
+                Self::new("/problems/refused", "The change could not be made", 409, why.to_string())
+            }
         }
     }
 }

@@ -1,155 +1,214 @@
-//! A plan is carried out as a whole, or not at all: everything that can fail is done first, and undone if something
-//! does; then the file is written; and then comes only what cannot fail.
+//! Applies a plan completely or not at all: first everything that can fail is prepared, and rolled back if a step
+//! fails; then the file is written; then the steps are committed, which cannot fail.
 //!
-//! Except for what was there before and is away, such as the disk that died while the machine was off: that is left
-//! out, and nobody else waits for it.
+//! A resource that was served before and is unavailable, such as a disk that failed while the host was off, may be left
+//! out: the other resources are served without it.
 
 use crate::check::Checked;
-use crate::config::Kind;
+use crate::kind::Kind;
 use crate::plan::{Action, Change, ObjectId, Plan};
+use crate::versions::Trouble;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-/// What a configuration names and is away, with why: in words that say what to do.
-pub type Absent = BTreeMap<ObjectId, String>;
+/// The resources of a configuration that are unavailable, each with the reason and what to do.
+pub type Unavailable = BTreeMap<ObjectId, String>;
 
-/// What may be away, and whether it is tried again: asked after each vain try of one of them, with why.
-pub struct Leniency<'a> {
-    /// What may.
-    pub forgiven: BTreeSet<ObjectId>,
-    /// Whether it is tried again; it waits before it says so.
-    pub again: &'a mut dyn FnMut(&ObjectId, &str) -> bool,
+/// Which resources may be missing, and whether to retry.
+pub struct MissingPolicy<'a> {
+    /// The resources that may be missing.
+    pub may_be_missing: BTreeSet<ObjectId>,
+    /// Gets a resource and the reason of a failure; waits and returns whether to retry.
+    pub retry: &'a mut dyn FnMut(&ObjectId, &str) -> bool,
 }
 
-impl fmt::Debug for Leniency<'_> {
+impl fmt::Debug for MissingPolicy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Leniency({:?})", self.forgiven)
+        write!(f, "MissingPolicy({:?})", self.may_be_missing)
     }
 }
 
-/// What may be away: what stands for something outside, which nothing but LUNs names.
-pub(crate) const MAY_BE_AWAY: [Kind; 3] = [Kind::Volume, Kind::Portal, Kind::Vm];
-
-/// What runs, and changes while it runs.
+/// A target that changes while it runs. A change of the configuration is a transaction: each step is prepared, and then
+/// all steps are committed, or all that were prepared are rolled back.
 pub trait Running {
-    /// A step that is ready to be made: files opened, addresses bound, memory taken.
-    type Prepared;
+    /// A change of the configuration in progress, with the steps that are prepared.
+    type Transaction;
+    /// Why a step cannot be made, in words that say what to do.
+    type Error: fmt::Display;
 
-    /// Told before each plan: these volumes were served before, and are not now. What keeps their bytes is not made
-    /// anew.
+    /// Called before each plan: these volumes were served before, and are not now. A file that held one of them is not
+    /// made anew.
     fn expect(&mut self, volumes: BTreeSet<String>);
 
-    /// Does everything of this step that can fail, so that nobody notices. The steps before it in the plan are prepared
-    /// and not made: what they will let go, such as the address of a portal that moves, is still held and may be taken
-    /// over from there. `wanted` is the whole of what shall be.
+    /// Begins a transaction that leads to `wanted`; the plan has at least one step.
     ///
     /// # Errors
-    /// Why it cannot be made, in words that say what to do.
-    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Self::Prepared, String>;
+    /// Why the configuration as a whole cannot be put in force.
+    fn begin(&mut self, plan: &Plan, wanted: &Checked) -> Result<Self::Transaction, Self::Error>;
 
-    /// Makes the step. This cannot fail.
-    fn commit(&mut self, change: &Change, prepared: Self::Prepared);
+    /// Does everything of a step that can fail, without any client noticing. The steps before it in the plan are
+    /// prepared and not committed: the resources that they will release, such as the address of a portal that moves,
+    /// are still held and may be taken over.
+    ///
+    /// # Errors
+    /// Why the step cannot be made. Nothing of it is left then.
+    fn prepare(
+        &mut self,
+        transaction: &mut Self::Transaction,
+        change: &Change,
+        wanted: &Checked,
+    ) -> Result<(), Self::Error>;
 
-    /// All steps of a plan are made: what they have in common is made now, such as telling whom it may concern once and
-    /// not step by step. This cannot fail.
-    fn settle(&mut self, plan: &Plan, wanted: &Checked);
+    /// Puts everything in force that was prepared; `wanted` is the configuration from now on. This cannot fail.
+    fn commit(&mut self, transaction: Self::Transaction, plan: &Plan, wanted: &Checked);
 
-    /// Lets go of what was prepared, as if nobody had asked.
-    fn roll_back(&mut self, change: &Change, prepared: Self::Prepared);
+    /// Undoes everything that was prepared, the last step first.
+    fn roll_back(&mut self, transaction: Self::Transaction);
 }
 
-/// Why a plan was not carried out; nothing of it was.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refusal {
-    /// The step that failed, in words; `None`: the file could not be written.
-    pub step: Option<String>,
-    /// Why.
-    pub why: String,
+/// Why a plan was not applied. Nothing of it was.
+#[derive(Debug)]
+pub enum Refusal {
+    /// A step failed.
+    Step {
+        /// The step, in words.
+        step: String,
+        /// Why.
+        why: String,
+    },
+    /// Clients could write to a volume that is being copied.
+    Copied {
+        /// The volume.
+        volume: String,
+    },
+    /// The configuration could not be written.
+    Write(Trouble),
+}
+
+impl Refusal {
+    /// The reason alone, without the step.
+    #[must_use]
+    pub fn reason(&self) -> String {
+        match self {
+            Self::Step { why, .. } => why.clone(),
+            Self::Copied { .. } => {
+                "it is being copied, and the copy would be inconsistent: wait until the copy has ended".to_owned()
+            }
+            Self::Write(why) => why.to_string(),
+        }
+    }
 }
 
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.step {
-            Some(step) => write!(f, "cannot {step}: {}; nothing was changed", self.why),
-            None => write!(f, "the configuration could not be written: {}; nothing was changed", self.why),
+        match self {
+            Self::Step { step, .. } => write!(f, "cannot {step}")?,
+            Self::Copied { volume } => write!(f, "cannot allow writes to volume {volume}")?,
+            Self::Write(_) => f.write_str("the configuration could not be written")?,
         }
+        write!(f, ": {}; nothing was changed", self.reason())
     }
 }
 
 impl std::error::Error for Refusal {}
 
-/// Carries out a plan whose end is `wanted`. `write` puts the new configuration on the disk: after everything that can
-/// fail, before anybody notices anything, so that a restart finds what runs. What is forgiven, would be made, and
-/// cannot be, is left out with what names it; returns that.
+/// Applies a plan that leads to `wanted`. `write` writes the new configuration to the disk: after everything that can
+/// fail, and before any visible effect, so that a restart finds the configuration in force. A resource that may be
+/// missing and cannot be created is left out, with its LUNs; returns these resources.
 ///
 /// # Errors
-/// The first other step that cannot be made; then everything is as it was before.
+/// The first other step that fails; then nothing has changed.
 pub fn apply<R: Running>(
     running: &mut R,
     plan: &Plan,
     wanted: &Checked,
-    leniency: Leniency<'_>,
-    write: impl FnOnce() -> Result<(), String>,
-) -> Result<Absent, Refusal> {
-    let Leniency { forgiven, again } = leniency;
-    let mut ready = Vec::with_capacity(plan.changes.len());
-    let mut absent = Absent::new();
-    let mut refusal = None;
+    policy: MissingPolicy<'_>,
+    write: impl FnOnce() -> Result<(), Trouble>,
+) -> Result<Unavailable, Refusal> {
+    let Some(first) = plan.changes.first() else {
+        write().map_err(Refusal::Write)?;
+        return Ok(Unavailable::new());
+    };
+    let begun = running.begin(plan, wanted);
+    let mut transaction = begun.map_err(|why| Refusal::Step { step: first.words.clone(), why: why.to_string() })?;
+    let prepared = prepare_all(running, &mut transaction, plan, wanted, policy);
+    let prepared = prepared.and_then(|prepared| match write() {
+        Ok(()) => Ok(prepared),
+        Err(why) => Err(Refusal::Write(why)),
+    });
+    match prepared {
+        Ok(Prepared { steps: 1.., unavailable }) => {
+            running.commit(transaction, plan, &wanted.clone().without(&unavailable));
+            Ok(unavailable)
+        }
+        Ok(Prepared { unavailable, .. }) => {
+            running.roll_back(transaction);
+            Ok(unavailable)
+        }
+        Err(refusal) => {
+            running.roll_back(transaction);
+            Err(refusal)
+        }
+    }
+}
+
+/// The outcome of preparing all steps of a plan: the number of prepared steps, and the objects that are left out.
+struct Prepared {
+    steps: usize,
+    unavailable: Unavailable,
+}
+
+fn prepare_all<R: Running>(
+    running: &mut R,
+    transaction: &mut R::Transaction,
+    plan: &Plan,
+    wanted: &Checked,
+    MissingPolicy { may_be_missing, retry }: MissingPolicy<'_>,
+) -> Result<Prepared, Refusal> {
+    let mut prepared = Prepared { steps: 0, unavailable: Unavailable::new() };
     for change in &plan.changes {
-        if change.names_any_of(&absent, wanted) {
+        if change.names_any_of(&prepared.unavailable, wanted) {
             continue;
         }
-        let is_forgiven = change.action == Action::Create && forgiven.contains(&change.object);
+        let may_be_missing_now = change.action == Action::Create && may_be_missing.contains(&change.object);
         let outcome = loop {
-            match running.prepare(change, wanted) {
-                Err(why) if is_forgiven && again(&change.object, &why) => {}
+            match running.prepare(transaction, change, wanted).map_err(|why| why.to_string()) {
+                Err(why) if may_be_missing_now && retry(&change.object, &why) => {}
                 outcome => break outcome,
             }
         };
         match outcome {
-            Ok(prepared) => ready.push((change, prepared)),
-            Err(why) if is_forgiven => drop(absent.insert(change.object.clone(), why)),
-            Err(why) => {
-                refusal = Some(Refusal { step: Some(change.words.clone()), why });
-                break;
-            }
+            Ok(()) => prepared.steps += 1,
+            Err(why) if may_be_missing_now => drop(prepared.unavailable.insert(change.object.clone(), why)),
+            Err(why) => return Err(Refusal::Step { step: change.words.clone(), why }),
         }
     }
-    let refusal = refusal.or_else(|| write().err().map(|why| Refusal { step: None, why }));
-    if let Some(refusal) = refusal {
-        // The last first: it may stand on those before it.
-        ready.into_iter().rev().for_each(|(change, prepared)| running.roll_back(change, prepared));
-        return Err(refusal);
-    }
-    if !ready.is_empty() {
-        ready.into_iter().for_each(|(change, prepared)| running.commit(change, prepared));
-        running.settle(plan, &wanted.clone().without(&absent));
-    }
-    Ok(absent)
+    Ok(prepared)
 }
 
 impl Change {
-    /// Whether it is about a LUN of what is away.
-    fn names_any_of(&self, absent: &Absent, wanted: &Checked) -> bool {
-        let group = wanted.config.groups.get(&self.object.name).filter(|_| !absent.is_empty());
+    /// Whether it creates or changes a LUN of an unavailable volume.
+    fn names_any_of(&self, unavailable: &Unavailable, wanted: &Checked) -> bool {
+        let group = wanted.config.groups.get(&self.object.name).filter(|_| !unavailable.is_empty());
         let lun = self.object.lun.and_then(|lun| group?.luns.0.get(&lun));
         self.action != Action::Remove
-            && lun.is_some_and(|lun| absent.contains_key(&ObjectId::volume(lun.volume.name())))
+            && lun.is_some_and(|lun| unavailable.contains_key(&ObjectId::volume(lun.volume.name())))
     }
 }
 
 impl Checked {
-    /// The same without what is away, and the LUNs of that.
+    /// The configuration without the unavailable resources and their LUNs.
     #[must_use]
-    pub(crate) fn without(mut self, absent: &Absent) -> Self {
+    pub(crate) fn without(mut self, unavailable: &Unavailable) -> Self {
         let config = &mut self.config;
-        let is_here = |kind, name: &String| !absent.contains_key(&ObjectId { kind, name: name.clone(), lun: None });
-        if !absent.is_empty() {
+        let is_here =
+            |kind, name: &str| !unavailable.contains_key(&ObjectId { kind, name: name.to_owned(), lun: None });
+        if !unavailable.is_empty() {
             config.volumes.retain(|name, _| is_here(Kind::Volume, name));
             config.portals.retain(|name, _| is_here(Kind::Portal, name));
-            config.vms.retain(|name, _| is_here(Kind::Vm, name));
+            config.retain_of_fronts(is_here);
             for group in config.groups.values_mut() {
-                group.luns.0.retain(|_, lun| !absent.contains_key(&ObjectId::volume(lun.volume.name())));
+                group.luns.0.retain(|_, lun| !unavailable.contains_key(&ObjectId::volume(lun.volume.name())));
             }
         }
         self

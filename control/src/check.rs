@@ -1,172 +1,95 @@
-//! What no key can know alone: names that lead nowhere, things that are there twice, what goes together; and the
-//! secrets themselves. All that is wrong is told at once.
+//! The checks across keys and resources: references to missing resources, duplicates, combinations; and the secrets
+//! themselves. All mistakes are reported at once.
 
+mod login;
 mod nvme;
+mod outside;
 
-pub use nvme::SOCKET_PATH_MAX;
+pub use outside::{LocalHost, Marked, Outside, OutsideError};
 
-use crate::config::{Broken, Config, Id, Kind, parse};
-use crate::links::{Links, To};
-use crate::model::{
-    ApiListener, Authentication, BlockSize, Discovery, Group, Hash as HashName, Medium, Protection, StoreKind, Target,
-    User, Volume,
-};
-use crate::names::{Network, Pattern, Uuid};
+use crate::config::{Broken, Config, parse};
+use crate::kind::{Id, Kind};
+use crate::model::{ApiListener, BlockSize, Group, Medium, Protection, Volume};
+use crate::names::{Network, Pattern};
 use crate::report::{Mark, Problems, Report, did_you_mean};
-use crate::secret::{Secret, SecretSource};
+use crate::schema::{Schema, SizeRule};
+use crate::secret::{HIDDEN, Secret, SecretSource};
 use crate::section::Marks;
 use crate::value::Textual;
 use lunar_core::access::written::{Purpose, Written};
 use lunar_core::access::{SECRET_MAX, SECRET_MIN};
-use rustix::rand::{GetRandomFlags, getrandom};
+use outside::SecretError;
 use std::collections::{BTreeMap, HashMap};
-use std::fs::File;
 use std::hash::Hash;
-use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::ops::RangeInclusive;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
-/// Bytes of a token at least: 128 bits, for who has it needs nothing else.
+/// The least bytes of a token: 128 bits, because it is the only credential.
 const TOKEN_BYTES_MIN: usize = 16;
-/// Bytes of a token at most: it travels in one line of a header.
+/// The most bytes of a token: it is sent in one line of a header.
 const TOKEN_BYTES_MAX: usize = 1024;
-/// Bytes of a file with a secret at most; more is another file.
+/// The most bytes of a file with a secret: a larger file is the wrong file.
 const SECRET_FILE_BYTES_MAX: u64 = 4096;
-/// The shortest period of a registration: what is renewed every five seconds may get lost twice.
+/// The shortest registration period: with a renewal every five seconds, two messages may be lost.
 const ISNS_PERIOD_MIN: Duration = Duration::from_secs(15);
-/// The longest: a machine that is gone is forgotten within a day.
+/// The longest registration period: the server removes an absent host within a day.
 const ISNS_PERIOD_MAX: Duration = Duration::from_secs(86_400);
-/// Permissions of group and others, which a file with a secret grants none of.
+/// The permissions of group and others, which a file with a secret must not grant.
 const OTHERS: u32 = 0o077;
 
-/// What a check asks of the machine.
-pub trait Outside {
-    /// The permissions of the configuration itself; `None` if it is not in a file.
-    fn config_mode(&self) -> Option<u32>;
-
-    /// The permissions of a file.
-    ///
-    /// # Errors
-    /// In words that go on after the path: `cannot be read: ...`.
-    fn mode(&self, path: &Path) -> Result<u32, String>;
-
-    /// The bytes of a small file.
-    ///
-    /// # Errors
-    /// As [`Outside::mode`].
-    fn read(&self, path: &Path) -> Result<Vec<u8>, String>;
-
-    /// Where systemd puts the credential of this name.
-    ///
-    /// # Errors
-    /// In words.
-    fn credential(&self, name: &str) -> Result<PathBuf, String>;
-
-    /// Who a volume is that has been shared before under another configuration, or none; `None` for one that has not.
-    fn mark(&self, volume: &Volume) -> Option<Uuid> {
-        let _ = volume;
-        None
-    }
-
-    /// Sixteen bytes that nobody can guess.
-    ///
-    /// # Errors
-    /// In words.
-    fn random(&self) -> Result<[u8; 16], String>;
-}
-
-/// The machine that the configuration is for: this one.
-#[derive(Clone, Debug)]
-pub struct Machine {
-    /// Where the configuration is.
-    pub config: PathBuf,
-}
-
-impl Outside for Machine {
-    fn config_mode(&self) -> Option<u32> {
-        std::fs::metadata(&self.config).ok().map(|found| found.mode())
-    }
-
-    fn mode(&self, path: &Path) -> Result<u32, String> {
-        std::fs::metadata(path).map(|found| found.mode()).map_err(|why| format!("cannot be read: {why}"))
-    }
-
-    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
-        let mut bytes = Vec::with_capacity(SECRET_FILE_BYTES_MAX as usize + 1);
-        let file = File::open(path).map_err(|why| format!("cannot be read: {why}"))?;
-        file.take(SECRET_FILE_BYTES_MAX + 1).read_to_end(&mut bytes).map_err(|why| format!("cannot be read: {why}"))?;
-        Ok(bytes)
-    }
-
-    fn credential(&self, name: &str) -> Result<PathBuf, String> {
-        let folder = std::env::var_os("CREDENTIALS_DIRECTORY");
-        let folder = folder.ok_or("systemd hands over no credentials: LoadCredential= in the unit does that")?;
-        Ok(Path::new(&folder).join(name))
-    }
-
-    fn random(&self) -> Result<[u8; 16], String> {
-        let mut bytes = [0; 16];
-        match getrandom(&mut bytes, GetRandomFlags::empty()) {
-            Ok(16) => Ok(bytes),
-            Ok(_) => Err("the kernel gave too little that is random".into()),
-            Err(why) => Err(format!("the kernel gave nothing that is random: {why}")),
-        }
-    }
-}
-
-/// The machine, and who the volumes on it are ([`Outside::mark`]).
-#[derive(Clone, Debug)]
-pub struct Marked<F>(pub Machine, pub F);
-
-impl<F: Fn(&Volume) -> Option<Uuid>> Outside for Marked<F> {
-    fn config_mode(&self) -> Option<u32> {
-        self.0.config_mode()
-    }
-
-    fn mode(&self, path: &Path) -> Result<u32, String> {
-        self.0.mode(path)
-    }
-
-    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
-        self.0.read(path)
-    }
-
-    fn credential(&self, name: &str) -> Result<PathBuf, String> {
-        self.0.credential(name)
-    }
-
-    fn random(&self) -> Result<[u8; 16], String> {
-        self.0.random()
-    }
-
-    fn mark(&self, volume: &Volume) -> Option<Uuid> {
-        (self.1)(volume)
-    }
-}
-
-/// A configuration that can be put in force, with its secrets.
+/// A valid configuration with its secrets.
 #[derive(Clone, PartialEq, Default, Debug)]
 pub struct Checked {
-    /// What it says.
+    /// The configuration.
     pub config: Config,
     users: BTreeMap<String, Secret>,
     tls_keys: BTreeMap<String, Secret>,
     tokens: BTreeMap<String, Secret>,
-    /// What is in the files of certificates and their keys, by their listeners: these are renewed in their places.
+    /// The contents of certificates and their private keys, by listener: the files may be renewed in place.
     certificates: BTreeMap<String, Secret>,
 }
 
 impl Checked {
+    /// The configuration of an empty file, with the defaults of the keys that fronts add.
+    #[must_use]
+    pub fn empty(schema: &'static Schema) -> Self {
+        Self { config: parse("", &mut Report::new(schema)).0, ..Self::default() }
+    }
+
+    /// A version of the history, as far as it can be read: without checks, and without secrets.
+    #[must_use]
+    pub fn of_version(schema: &'static Schema, text: &str) -> Self {
+        // A user whose secret is redacted is a user.
+        let text = text.replace(HIDDEN, "");
+        Self { config: parse(&text, &mut Report::new(schema)).0, ..Self::default() }
+    }
+
+    /// Whether a secret of this configuration itself is not in another one.
+    pub(crate) fn loses_secrets(&self, other: &Self) -> bool {
+        let inline = |checked: &Self| -> Vec<Secret> {
+            let config = &checked.config;
+            let users = config.users.values().map(|user| &user.secret);
+            let keys = config.tls_keys.values().map(|key| &key.secret);
+            let tokens = config.api_tokens.values().map(|token| &token.secret);
+            let secrets = users.chain(keys).chain(tokens).filter_map(|secret| match secret {
+                SecretSource::Inline(secret) => Some(secret.clone()),
+                _ => None,
+            });
+            secrets.collect()
+        };
+        let after = inline(other);
+        inline(self).iter().any(|secret| !after.contains(secret))
+    }
+
     /// The secret of a user.
     #[must_use]
     pub fn user_secret(&self, user: &str) -> Option<&Secret> {
         self.users.get(user)
     }
 
-    /// A key of secure channels.
+    /// A TLS key.
     #[must_use]
     pub fn tls_key(&self, name: &str) -> Option<&Secret> {
         self.tls_keys.get(name)
@@ -178,13 +101,13 @@ impl Checked {
         self.tokens.get(name)
     }
 
-    /// What the certificate of a listener and its key are, whatever their files are called.
+    /// The contents of the certificate and the private key of a listener.
     #[must_use]
     pub fn certificate(&self, listener: &str) -> Option<&Secret> {
         self.certificates.get(listener)
     }
 
-    /// The token of the API that these bytes are: its name. Takes the same time whichever it is.
+    /// The name of the API token with these bytes. Takes the same time for each token.
     #[must_use]
     pub fn who_has(&self, token: &[u8]) -> Option<&str> {
         let token = Secret::of_any_length(token.to_vec());
@@ -197,7 +120,7 @@ impl Checked {
         found
     }
 
-    /// The secret that belongs to a thing.
+    /// The secret of a resource.
     pub(crate) fn secret(&self, id: Id<'_>) -> Option<&Secret> {
         match id.kind {
             Kind::User => self.users.get(id.name),
@@ -209,12 +132,12 @@ impl Checked {
     }
 }
 
-/// Reads the text of a file, called `file`, and checks all of it.
+/// Reads the text of a file, called `file`, and checks it.
 ///
 /// # Errors
-/// Everything that is wrong, in the order of the file.
-pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, Problems> {
-    let mut report = Report::default();
+/// All mistakes, in the order of the file.
+pub fn check(schema: &'static Schema, file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, Problems> {
+    let mut report = Report::new(schema);
     let (config, broken) = parse(text, &mut report);
     let mut look = Look { report, broken, outside };
     look.names(&config);
@@ -222,6 +145,7 @@ pub fn check(file: &str, text: &str, outside: &dyn Outside) -> Result<Checked, P
     look.ports(&config);
     look.groups(&config);
     look.nvme(&config);
+    look.fronts(&config);
     let users = look.users(&config);
     let tls_keys = look.tls_keys(&config);
     let tokens = look.tokens(&config);
@@ -242,7 +166,7 @@ struct Look<'a> {
     outside: &'a dyn Outside,
 }
 
-/// Finds what is there twice.
+/// Finds duplicates.
 struct Once<K> {
     seen: HashMap<K, String>,
 }
@@ -252,7 +176,7 @@ impl<K: Hash + Eq> Once<K> {
         Self { seen: HashMap::new() }
     }
 
-    /// Who else has it, if somebody has.
+    /// The earlier owner of this key, if it has one.
     fn also(&mut self, key: K, who: &str) -> Option<String> {
         match self.seen.get(&key) {
             Some(other) => Some(other.clone()),
@@ -275,10 +199,10 @@ impl Look<'_> {
         add_at(&mut self.report, &steps, at, what.into());
     }
 
-    /// Names that lead nowhere.
+    /// References to missing resources.
     fn names(&mut self, config: &Config) {
         for (id, object) in config.objects() {
-            for (key, field) in object.keys().iter().zip(object.fields()) {
+            for (key, field) in object.keys().into_iter().zip(object.fields()) {
                 field.mentions(&mut |kind, name, at| {
                     let known = config.get(kind, name).is_some() || self.broken.contains(&(kind, name.to_owned()));
                     if !known {
@@ -304,7 +228,7 @@ impl Look<'_> {
             ];
             for (key, twin) in twins {
                 if let Some(twin) = twin {
-                    let what = format!("is that of volume {twin}, too: initiators would take the two for one");
+                    let what = format!("is also that of volume {twin}: clients would take the two for one volume");
                     self.add(id, key, volume.marks.of(key), what);
                 }
             }
@@ -312,20 +236,20 @@ impl Look<'_> {
     }
 
     fn volume(&mut self, id: Id<'_>, volume: &Volume) {
-        let kind = volume.kind.word();
-        let on_disk = matches!(volume.kind, StoreKind::File | StoreKind::Block);
+        let (kind, on_disk, size) = (volume.kind.word(), volume.kind.has_path(), volume.kind.declaration().size);
         if on_disk && volume.path.is_none() {
             self.add(id, "", volume.marks.whole, format!("has no 'path', which a volume of kind {kind} needs"));
         }
         if !on_disk && volume.path.is_some() {
-            let what = format!("a volume of kind {kind} is nowhere: it has no path");
+            let what = format!("a volume of kind {kind} has no path: remove this key");
             self.add(id, "path", volume.marks.of("path"), what);
         }
-        if !on_disk && volume.size.is_none() {
+        if size == SizeRule::Required && volume.size.is_none() {
             self.add(id, "", volume.marks.whole, format!("has no 'size', which a volume of kind {kind} needs"));
         }
-        if volume.kind == StoreKind::Block && volume.size.is_some() {
-            self.add(id, "size", volume.marks.of("size"), "a block device has its size: leave this out");
+        if size == SizeRule::Refused && volume.size.is_some() {
+            let what = format!("a {} has its own size: remove this key", volume.kind.declaration().noun);
+            self.add(id, "size", volume.marks.of("size"), what);
         }
         if let Some(size) = volume.size
             && (size.0 == 0 || !size.0.is_multiple_of(volume.block_size.bytes().into()))
@@ -334,30 +258,30 @@ impl Look<'_> {
             self.add(id, "size", volume.marks.of("size"), what);
         }
         if volume.direct && !on_disk {
-            let what = format!("a volume of kind {kind} has no page cache to pass by");
+            let what = format!("a volume of kind {kind} has no page cache to bypass");
             self.add(id, "direct", volume.marks.of("direct"), what);
         }
         self.medium(id, volume);
     }
 
-    /// What a medium that comes and goes cannot have.
+    /// The keys that a removable medium excludes.
     fn medium(&mut self, id: Id<'_>, volume: &Volume) {
-        if volume.medium.comes_and_goes() && volume.protection != Protection::None {
-            let what = "what protects blocks would stay behind when they are taken out: leave this out";
+        if volume.medium.is_removable() && volume.protection != Protection::None {
+            let what = "a removable medium has no protection information: remove this key";
             self.add(id, "protection", volume.marks.of("protection"), what);
         }
         if volume.medium != Medium::Cd {
             return;
         }
         let wrong = [
-            ("kind", !matches!(volume.kind, StoreKind::File | StoreKind::Block), "a CD or DVD is an image in a file"),
-            ("size", volume.size.is_some(), "an image has its size, and none is made: leave this out"),
+            ("kind", !volume.kind.has_path(), "a CD or DVD is an image in a file"),
+            ("size", volume.size.is_some(), "an image has its own size: remove this key"),
             (
                 "block-size",
                 volume.block_size != BlockSize::B512,
-                "a CD or DVD has blocks of 2,048 bytes: leave this out",
+                "a CD or DVD has blocks of 2,048 bytes: remove this key",
             ),
-            ("direct", volume.direct, "an image is read through the page cache: leave this out"),
+            ("direct", volume.direct, "an image is read through the page cache: remove this key"),
         ];
         for (key, is_wrong, what) in wrong {
             if is_wrong {
@@ -366,13 +290,22 @@ impl Look<'_> {
         }
     }
 
-    /// Portal groups, targets, and addresses to listen at.
+    /// The checks of fronts for their own sections.
+    fn fronts(&mut self, config: &Config) {
+        for section in self.report.schema().sections() {
+            (section.check)(config, &mut |name, key, at, what| {
+                self.add(Id::of(Kind::Front(section.kind), name), key, at, what);
+            });
+        }
+    }
+
+    /// Portal groups, targets and listening addresses.
     fn ports(&mut self, config: &Config) {
         let (mut tags, mut names) = (Once::new(), Once::new());
         for (name, group) in &config.portal_groups {
             if let Some(twin) = tags.also(group.tag.get(), name) {
                 let id = Id { kind: Kind::PortalGroup, name, lun: None };
-                self.add(id, "tag", group.marks.of("tag"), format!("is that of portal group {twin}, too"));
+                self.add(id, "tag", group.marks.of("tag"), format!("is also that of portal group {twin}"));
             }
         }
         for (name, target) in &config.targets {
@@ -380,7 +313,7 @@ impl Look<'_> {
             if target.iqn.is_none() && target.nqn.is_none() {
                 self.add(id, "", target.marks.whole, "has no name: give it 'iqn' for iSCSI, 'nqn' for NVMe, or both");
             }
-            // Names of iSCSI are compared after stringprep: without regard to case.
+            // iSCSI names are compared after stringprep, which ignores case.
             let iqn = target.iqn.as_ref().map(|iqn| iqn.as_str().to_ascii_lowercase());
             let twins = [
                 ("iqn", iqn.and_then(|iqn| names.also(iqn, name))),
@@ -388,13 +321,22 @@ impl Look<'_> {
             ];
             for (key, twin) in twins {
                 if let Some(twin) = twin {
-                    self.add(id, key, target.marks.of(key), format!("is that of target {twin}, too"));
+                    self.add(id, key, target.marks.of(key), format!("is also that of target {twin}"));
                 }
             }
         }
         let mut taken = Taken::default();
         for (name, portal) in &config.portals {
             let id = Id { kind: Kind::Portal, name, lun: None };
+            let advertised = portal.advertise().map(|address| address.port());
+            for (key, port) in [("address", Some(portal.address().port())), ("advertise", advertised)] {
+                if port == Some(0) && (key == "advertise" || !self.outside.allows_any_port()) {
+                    self.add(id, key, portal.marks.of(key), "has port 0, to which no client can connect");
+                }
+            }
+            if portal.address().port() == 0 {
+                continue;
+            }
             if let Some(other) = taken.by(portal.address(), id) {
                 self.add(id, "address", portal.marks.of("address"), format!("overlaps that of {other}"));
             }
@@ -407,7 +349,7 @@ impl Look<'_> {
         }
     }
 
-    /// Initiators that belong to two groups in the same way.
+    /// Volumes with two LUNs in one group, and patterns in two groups.
     fn groups(&mut self, config: &Config) {
         let mut members = Once::new();
         for (name, group) in &config.groups {
@@ -416,12 +358,13 @@ impl Look<'_> {
             for (number, lun) in &group.luns.0 {
                 if let Some(twin) = volumes.also(lun.volume.name(), &number.to_string()) {
                     let at = Id { kind: Kind::Lun, name, lun: Some(*number) };
-                    let what = format!("is LUN {twin} of this group, too: initiators would take the two for two paths");
+                    let what =
+                        format!("is also LUN {twin} of this group: initiators would take the two LUNs for two paths");
                     self.add(at, "volume", lun.marks.of("volume"), what);
                 }
             }
             if let Some((target, pattern, twin)) = shared_member(name, group, &mut members) {
-                let what = format!("'{pattern}' is in group {twin} of target {target}, too, from the same networks");
+                let what = format!("'{pattern}' is also in group {twin} of target {target}, for the same networks");
                 self.add(id, "initiators", group.marks.of("initiators"), what);
             }
         }
@@ -430,23 +373,23 @@ impl Look<'_> {
     fn users(&mut self, config: &Config) -> BTreeMap<String, Secret> {
         let sources = config.users.iter().map(|(name, user)| (name, &user.secret, user.marks.of("secret")));
         let users = self.secrets(Kind::User, SECRET_MIN..=SECRET_MAX, sources);
-        // Who begins like this is meant to be a key: as a secret of CHAP nobody would take it.
-        let is_meant = |secret: &Secret| secret.bytes().starts_with(Purpose::Proof.prefix().as_bytes());
+        // A secret with this prefix is a DH-HMAC-CHAP key: no user chooses it as a CHAP secret.
+        let is_meant = |secret: &Secret| secret.bytes().starts_with(Purpose::DhHmacChap.prefix().as_bytes());
         let keys = users.iter().filter(|(_, secret)| is_meant(secret));
-        self.written(Kind::User, Purpose::Proof, keys, |name| config.users.get(name).map(|user| &user.marks));
+        self.written(Kind::User, Purpose::DhHmacChap, keys, |name| config.users.get(name).map(|user| &user.marks));
         users
     }
 
     fn tls_keys(&mut self, config: &Config) -> BTreeMap<String, Secret> {
         let sources = config.tls_keys.iter().map(|(name, key)| (name, &key.secret, key.marks.of("secret")));
         let keys = self.secrets(Kind::TlsKey, SECRET_MIN..=SECRET_MAX, sources);
-        self.written(Kind::TlsKey, Purpose::Channel, keys.iter(), |name| {
+        self.written(Kind::TlsKey, Purpose::TlsPsk, keys.iter(), |name| {
             config.tls_keys.get(name).map(|key| &key.marks)
         });
         keys
     }
 
-    /// Keys that are not written as keys are.
+    /// Keys that are not in the format of keys.
     fn written<'c>(
         &mut self,
         kind: Kind,
@@ -457,7 +400,7 @@ impl Look<'_> {
         for (name, secret) in keys {
             if let Err(why) = Written::parse(purpose, secret.bytes()) {
                 let at = marks(name).map(|marks| marks.of("secret")).unwrap_or_default();
-                self.add(Id { kind, name, lun: None }, "secret", at, format!("is no key: {why}"));
+                self.add(Id { kind, name, lun: None }, "secret", at, format!("is not a key: {why}"));
             }
         }
     }
@@ -480,46 +423,43 @@ impl Look<'_> {
                 Ok(secret) if lengths.contains(&secret.bytes().len()) => drop(secrets.insert(name.clone(), secret)),
                 Ok(secret) => {
                     let (least, most) = (lengths.start(), lengths.end());
-                    let what = format!("has {} bytes; a secret has {least} to {most}, at random", secret.bytes().len());
+                    let what =
+                        format!("has {} bytes; a secret has {least} to {most} random bytes", secret.bytes().len());
                     self.add(id, "secret", at, what);
                 }
-                Err(why) => self.add(id, "secret", at, why),
+                Err(why) => self.add(id, "secret", at, why.to_string()),
             }
         }
         secrets
     }
 
-    /// The secret itself; in words why not.
-    fn secret(&self, source: &SecretSource) -> Result<Secret, String> {
+    /// The secret itself.
+    fn secret(&self, source: &SecretSource) -> Result<Secret, SecretError> {
         match source {
             SecretSource::Inline(secret) => match self.outside.config_mode() {
-                Some(mode) if mode & OTHERS != 0 => Err(format!(
-                    "stands in a file that others may read (mode {:04o}): chmod 600, or put it into a file of its own",
-                    mode & 0o7777
-                )),
+                Some(mode) if mode & OTHERS != 0 => Err(SecretError::OpenConfig { mode }),
                 _ => Ok(secret.clone()),
             },
             SecretSource::File(path) => {
                 self.closed(path.path())?;
                 self.secret_bytes(path.path())
             }
-            // systemd sees to who may read it.
-            SecretSource::Credential(name) => self.secret_bytes(&self.outside.credential(name)?),
+            // systemd sets the permissions of credentials.
+            SecretSource::Credential(name) => {
+                self.secret_bytes(&self.outside.credential(name).map_err(SecretError::Credential)?)
+            }
         }
     }
 
-    fn closed(&self, path: &Path) -> Result<(), String> {
-        let mode = self.outside.mode(path).map_err(|why| format!("{} {why}", path.display()))?;
-        if mode & OTHERS == 0 {
-            return Ok(());
-        }
-        Err(format!("{} may be read by others (mode {:04o}): chmod 600 it", path.display(), mode & 0o7777))
+    fn closed(&self, path: &Path) -> Result<(), SecretError> {
+        let mode = self.outside.mode(path).map_err(|why| SecretError::File(path.to_owned(), why))?;
+        if mode & OTHERS == 0 { Ok(()) } else { Err(SecretError::OpenFile(path.to_owned(), mode)) }
     }
 
-    fn secret_bytes(&self, path: &Path) -> Result<Secret, String> {
-        let mut bytes = self.outside.read(path).map_err(|why| format!("{} {why}", path.display()))?;
+    fn secret_bytes(&self, path: &Path) -> Result<Secret, SecretError> {
+        let mut bytes = self.outside.read(path).map_err(|why| SecretError::File(path.to_owned(), why))?;
         if bytes.len() as u64 > SECRET_FILE_BYTES_MAX {
-            return Err(format!("{} is too large for a secret", path.display()));
+            return Err(SecretError::TooLarge(path.to_owned()));
         }
         if bytes.last() == Some(&b'\n') {
             bytes.truncate(bytes.len() - if bytes.ends_with(b"\r\n") { 2 } else { 1 });
@@ -527,38 +467,7 @@ impl Look<'_> {
         Ok(Secret::of_any_length(bytes))
     }
 
-    /// Who proves who he is, and to whom.
-    fn logins(&mut self, config: &Config, secrets: &BTreeMap<String, Secret>) {
-        let mut by_target: BTreeMap<&str, Vec<(&str, &Group)>> = BTreeMap::new();
-        for (name, group) in config.groups.iter().filter(|(_, group)| !group.users.is_empty()) {
-            group.targets.names().for_each(|target| by_target.entry(target).or_default().push((name, group)));
-        }
-        for (name, target) in &config.targets {
-            let Target { authentication, users, mutual_user, hashes, marks, .. } = target;
-            let id = Id { kind: Kind::Target, name, lun: None };
-            let groups = by_target.remove(name.as_str()).unwrap_or_default();
-            let login = Login { authentication: *authentication, users, mutual: mutual_user.as_ref(), hashes };
-            for (key, what) in login.wrong(secrets, !groups.is_empty()) {
-                self.add(id, key, marks.of(key), what);
-            }
-            for (group, Group { users, marks, .. }) in groups {
-                let id = Id { kind: Kind::Group, name: group, lun: None };
-                if *authentication == Authentication::None {
-                    let what = format!("says who may log in, but at target {name} nobody proves who he is");
-                    self.add(id, "users", marks.of("users"), what);
-                } else if let Some(what) = (Login { users, ..login }).same_secret(secrets) {
-                    self.add(id, "users", marks.of("users"), what);
-                }
-            }
-        }
-        let Discovery { authentication, users, mutual_user, hashes, marks, .. } = &config.discovery;
-        let login = Login { authentication: *authentication, users, mutual: mutual_user.as_ref(), hashes };
-        for (key, what) in login.wrong(secrets, false) {
-            self.add(Id { kind: Kind::Discovery, name: "", lun: None }, key, marks.of(key), what);
-        }
-    }
-
-    /// What is renewed three times in the period would be a flood, or never noticed.
+    /// The registration period: three renewals in it must be neither too frequent nor too rare.
     fn isns(&mut self, config: &Config) {
         let (period, marks) = (config.isns.period.0, &config.isns.marks);
         if period < ISNS_PERIOD_MIN || period > ISNS_PERIOD_MAX {
@@ -568,7 +477,7 @@ impl Look<'_> {
         }
     }
 
-    /// What cannot be read was said by [`Look::api`].
+    /// The contents of certificates and private keys. [`Look::api`] reports files that cannot be read.
     fn certificates(&self, config: &Config) -> BTreeMap<String, Secret> {
         let read = |listener: &ApiListener| {
             let mut both = self.outside.read(listener.certificate.as_ref()?.path()).ok()?;
@@ -584,8 +493,8 @@ impl Look<'_> {
             let marks = &listener.marks;
             match (&listener.certificate, &listener.key) {
                 (None, None) if !listener.address.0.ip().is_loopback() => {
-                    let what = "without a certificate everybody on the way could read the tokens: \
-                                give certificate and key, or listen at 127.0.0.1";
+                    let what = "without a certificate, the tokens are readable on the network: \
+                                add certificate and key, or listen at 127.0.0.1";
                     self.add(id, "address", marks.of("address"), what);
                 }
                 (Some(_), None) => self.add(id, "certificate", marks.of("certificate"), "needs its 'key'"),
@@ -600,10 +509,10 @@ impl Look<'_> {
             if let Some(key) = &listener.key
                 && let Err(why) = self.closed(key.path())
             {
-                self.add(id, "key", marks.of("key"), why);
+                self.add(id, "key", marks.of("key"), why.to_string());
             }
             if config.api_tokens.is_empty() {
-                self.add(id, "", marks.whole, "nobody could use it: there is no api-token");
+                self.add(id, "", marks.whole, "there is no api-token: all requests would be refused");
             }
         }
     }
@@ -617,67 +526,15 @@ fn add_at(report: &mut Report, steps: &[&str], at: Mark, what: String) {
     }
 }
 
-/// How somebody logs in.
-#[derive(Clone, Copy)]
-struct Login<'a> {
-    authentication: Authentication,
-    users: &'a Links<User>,
-    mutual: Option<&'a To<User>>,
-    hashes: &'a [HashName],
-}
-
-impl Login<'_> {
-    /// What does not go together: keys, and why.
-    fn wrong(&self, secrets: &BTreeMap<String, Secret>, has_others: bool) -> Vec<(&'static str, String)> {
-        let mut wrong = Vec::new();
-        if self.authentication == Authentication::None {
-            let say = "but nobody proves who he is: did you mean authentication = \"chap\"?";
-            if !self.users.is_empty() {
-                wrong.push(("users", format!("says who may log in, {say}")));
-            }
-            if self.mutual.is_some() {
-                wrong.push(("mutual-user", format!("says who the target is, {say}")));
-            }
-            return wrong;
-        }
-        let word = self.authentication.word();
-        if self.users.is_empty() && !has_others {
-            wrong.push(("authentication", format!("is {word}, but there are no users: nobody could log in")));
-        }
-        if self.hashes.is_empty() {
-            wrong.push(("hashes", format!("is empty, but authentication is {word}: nobody could log in")));
-        }
-        match (self.authentication, self.mutual) {
-            (Authentication::MutualChap, None) => {
-                wrong.push(("authentication", format!("is {word}, which needs a 'mutual-user'")));
-            }
-            (Authentication::Chap, Some(_)) => {
-                wrong.push(("mutual-user", format!("says who the target is, but authentication is {word} only")));
-            }
-            _ => {}
-        }
-        wrong.extend(self.same_secret(secrets).map(|what| ("mutual-user", what)));
-        wrong
-    }
-
-    /// RFC 7143 9.2.1: with one secret for both directions, the target would answer its own challenge for anybody.
-    fn same_secret(&self, secrets: &BTreeMap<String, Secret>) -> Option<String> {
-        let mutual = self.mutual?.name();
-        let own = secrets.get(mutual)?;
-        let twin = self.users.names().find(|user| secrets.get(*user).is_some_and(|secret| secret == own))?;
-        Some(format!("user {mutual} has the secret of user {twin}: each direction has its own (RFC 7143 9.2.1)"))
-    }
-}
-
-/// Addresses that are taken.
+/// Listening addresses.
 #[derive(Default)]
 struct Taken<'a> {
-    /// By port and whether it is IPv6: the two are apart, even where all addresses are meant.
+    /// By port and whether it is IPv6: the families are separate, also for all addresses.
     ports: HashMap<(u16, bool), BTreeMap<IpAddr, Id<'a>>>,
 }
 
 impl<'a> Taken<'a> {
-    /// Who has this address already; all addresses of a family are every one of them.
+    /// The resource that has this address already; the unspecified address is every address of its family.
     fn by(&mut self, address: SocketAddr, id: Id<'a>) -> Option<Id<'a>> {
         let (ip, family) = (address.ip(), address.is_ipv6());
         let taken = self.ports.entry((address.port(), family)).or_default();
@@ -692,10 +549,10 @@ impl<'a> Taken<'a> {
     }
 }
 
-/// A pattern and a network, by which a group has an initiator at a target.
+/// A target, a pattern and a network, by which a client belongs to a group.
 type Member<'a> = (&'a str, &'a Pattern, Option<Network>);
 
-/// A member of this group that another one has already: target, pattern, the other group.
+/// A member of this group that also belongs to another group: target, pattern, the other group.
 fn shared_member<'a>(
     name: &str,
     group: &'a Group,

@@ -1,33 +1,33 @@
-//! What is derived from the declarations for those who write a configuration: the reference page, the explanation of a
-//! key, and the JSON schema.
+//! The documentation of a schema for operators: the reference page, the explanation of a key, and the JSON schema.
 
-use crate::config::Kind;
+use crate::kind::Kind;
 use crate::report::did_you_mean;
+use crate::schema::Schema;
 use crate::section::Key;
 use serde_json::{Map, Value as Json, json};
-use std::fmt::Write;
+use std::fmt::{self, Write};
 
-/// The page, as `docs/configuration.md` holds it.
+/// The reference page, as `docs/configuration.md` stores it.
 #[must_use]
-pub fn configuration() -> String {
+pub fn configuration(schema: &'static Schema) -> String {
     let mut page = String::from(
         "# Configuration\n\n\
-         Made from the declarations in `control/src/model.rs`; \
-         `LUNAR_REGENERATE=1 cargo test -p lunar-control docs` writes it anew.\n\n\
-         One file in [TOML](https://toml.io), `lunar.toml`, says what is shared and with whom; an example is \
-         [lunar.example.toml](lunar.example.toml). Unknown keys are errors. What is changed through the API is written \
-         to the same file, with its comments and its order; every version before is kept.\n",
+         Generated from the declarations in `control/src/model.rs` and the files `schema.rs` of fronts and stores with \
+         `LUNAR_REGENERATE=1 cargo test -p lunar fresh`.\n\n\
+         One file in [TOML](https://toml.io), `lunar.toml`, declares the volumes, the targets and the clients; an \
+         example is [lunar.example.toml](lunar.example.toml). Unknown keys are errors. Changes through the API are \
+         written to the same file, with its comments and its order, and earlier versions are kept.\n",
     );
-    for kind in Kind::ALL {
+    for kind in schema.kinds() {
         let head = match kind {
             Kind::Lun => "group.NAME.luns.NUMBER".to_owned(),
             kind if kind.is_named() => format!("{}.NAME", kind.section()),
             kind => kind.section().to_owned(),
         };
-        push(&mut page, format_args!("\n## {}\n\n`[{head}]`\n\n{}\n\n", kind.section(), kind.words()));
+        push(&mut page, format_args!("\n## {}\n\n`[{head}]`\n\n{}\n\n", kind.section(), schema.words(kind)));
         page.push_str("| key | value | default | changes | meaning |\n|---|---|---|---|---|\n");
-        for key in kind.keys() {
-            let (value, default) = (value(key).replace('|', "\\|"), default(key));
+        for key in schema.keys(kind) {
+            let (value, default) = (value(schema, key).replace('|', "\\|"), default(schema, key));
             let line =
                 format!("| `{}` | {value} | {default} | {} | {} |\n", key.name(), key.effect.words(), key.words());
             page.push_str(&line);
@@ -36,18 +36,18 @@ pub fn configuration() -> String {
     page
 }
 
-fn push(page: &mut String, text: std::fmt::Arguments<'_>) {
-    // A string takes all that is written to it.
+fn push(page: &mut String, text: fmt::Arguments<'_>) {
+    // Writing to a string cannot fail.
     let _ = page.write_fmt(text);
 }
 
-fn value(key: &Key) -> String {
-    let words = (key.shape)().words();
+fn value(schema: &'static Schema, key: &Key) -> String {
+    let words = schema.shape(key).words();
     if key.unit.is_empty() || words.contains(key.unit) { words } else { format!("{words}, in {}", key.unit) }
 }
 
-fn default(key: &Key) -> String {
-    match (key.default)() {
+fn default(schema: &'static Schema, key: &Key) -> String {
+    match (key.default)(schema) {
         None => "must be given".into(),
         Some(Json::Null) => "none".into(),
         Some(Json::Array(list)) if list.is_empty() => "none".into(),
@@ -56,40 +56,64 @@ fn default(key: &Key) -> String {
     }
 }
 
-/// What a section (`volume`) or a key (`volume.size`) means, in a few lines.
+/// Why a section or key was not explained.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum NotExplained {
+    /// There is no section of this name; a suggestion, or nothing.
+    NoSection(String, String),
+    /// There is no key of this name in resources of this kind; a suggestion, or nothing.
+    NoKey(Kind, String, String),
+    /// Several sections have the key: their names with the key.
+    Ambiguous(Vec<String>),
+}
+
+impl fmt::Display for NotExplained {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSection(section, guess) => write!(f, "there is no section '{section}'{guess}"),
+            Self::NoKey(kind, key, guess) => write!(f, "a {kind} has no key '{key}'{guess}"),
+            Self::Ambiguous(all) => write!(f, "several sections have it: {}", all.join(", ")),
+        }
+    }
+}
+
+impl std::error::Error for NotExplained {}
+
+/// Explains a section (`volume`) or a key (`volume.size`) in a few lines.
 ///
 /// # Errors
-/// When there is none of this name, with one that may have been meant.
-pub fn explain(name: &str) -> Result<String, String> {
+/// If there is none of this name, or the key is in several sections.
+pub fn explain(schema: &'static Schema, name: &str) -> Result<String, NotExplained> {
     let name = &*name.replace('_', "-");
     let (section, wanted) = name.split_once('.').map_or((name, None), |(section, key)| (section, Some(key)));
-    let Some(kind) = Kind::of_section(section) else {
-        // A key alone, if it is clear whose it is.
-        let owners = |kind: &&Kind| kind.keys().iter().any(|key| key.is(name));
-        let full: Vec<String> =
-            Kind::ALL.iter().filter(owners).map(|kind| format!("{}.{name}", kind.section())).collect();
+    let Some(kind) = schema.kind(section) else {
+        // A key alone, if only one section has it.
+        let kinds = schema.kinds();
+        let has_key = |kind: &&Kind| schema.keys(**kind).iter().any(|key| key.is(name));
+        let full: Vec<String> = kinds.iter().filter(has_key).map(|kind| format!("{}.{name}", kind.section())).collect();
         return match &full[..] {
             [] => {
-                let guess = did_you_mean(section, Kind::ALL.iter().map(|kind| kind.section()));
-                Err(format!("there is no section '{section}'{guess}"))
+                let guess = did_you_mean(section, kinds.iter().map(|kind| kind.section()));
+                Err(NotExplained::NoSection(section.to_owned(), guess))
             }
-            [one] => explain(one),
-            many => Err(format!("several sections have it: {}", many.join(", "))),
+            [one] => explain(schema, one),
+            _ => Err(NotExplained::Ambiguous(full)),
         };
     };
+    let keys = schema.keys(kind);
     // `volume.disk1.size` means the same as `volume.size`.
     match wanted.map(|wanted| wanted.rsplit('.').next().unwrap_or(wanted)) {
         None => {
-            let keys: Vec<String> = kind.keys().iter().map(Key::name).collect();
-            Ok(format!("{}: {}\nkeys: {}", kind.section(), kind.words(), keys.join(", ")))
+            let keys: Vec<String> = keys.iter().map(|key| key.name()).collect();
+            Ok(format!("{}: {}\nkeys: {}", kind.section(), schema.words(kind), keys.join(", ")))
         }
         Some(wanted) => {
-            let Some(key) = kind.keys().iter().find(|key| key.is(wanted)) else {
-                let names: Vec<String> = kind.keys().iter().map(Key::name).collect();
+            let Some(key) = keys.iter().find(|key| key.is(wanted)) else {
+                let names: Vec<String> = keys.iter().map(|key| key.name()).collect();
                 let guess = did_you_mean(wanted, names.iter().map(String::as_str));
-                return Err(format!("a {kind} has no key '{wanted}'{guess}"));
+                return Err(NotExplained::NoKey(kind, wanted.to_owned(), guess));
             };
-            let (value, default) = (value(key).replace('`', ""), default(key).replace('`', ""));
+            let (value, default) = (value(schema, key).replace('`', ""), default(schema, key).replace('`', ""));
             let head = format!("{}.{}: {}", kind.section(), key.name(), key.words());
             Ok(format!("{head}\nvalue: {value}\ndefault: {default}\nchanges: {}", key.effect.words()))
         }
@@ -97,12 +121,12 @@ pub fn explain(name: &str) -> Result<String, String> {
 }
 
 /// The JSON schema (draft 2020-12) of the configuration as a JSON object, for editors and forms. Each key has its
-/// meaning as `description`, and who notices a change as `x-effect`.
+/// documentation as `description`, and the effect of a change as `x-effect`.
 #[must_use]
-pub fn schema() -> Json {
+pub fn json_schema(schema: &'static Schema) -> Json {
     let (mut sections, mut definitions) = (Map::new(), Map::new());
-    for kind in Kind::ALL {
-        definitions.insert(kind.section().to_owned(), object(*kind));
+    for kind in schema.kinds() {
+        definitions.insert(kind.section().to_owned(), object(schema, kind));
         let reference = json!({ "$ref": format!("#/$defs/{}", kind.section()) });
         if kind.is_single() {
             sections.insert(kind.section().to_owned(), reference);
@@ -129,16 +153,19 @@ pub fn schema() -> Json {
     })
 }
 
-fn object(kind: Kind) -> Json {
+fn object(schema: &'static Schema, kind: Kind) -> Json {
     let (mut properties, mut required) = (Map::new(), Vec::new());
-    for key in kind.keys() {
-        let mut property = (key.shape)().schema();
+    let optional = schema.keys_of_some(kind);
+    for key in schema.keys(kind) {
+        let mut property = schema.shape(key).schema();
         property["description"] = json!(key.words());
         property["x-effect"] = json!(key.effect.word());
         if !key.unit.is_empty() {
             property["x-unit"] = json!(key.unit);
         }
-        match (key.default)() {
+        match (key.default)(schema) {
+            // Required only of some resources of the kind: the check knows which.
+            None if optional.contains(&key.field) => {}
             None => required.push(key.name()),
             Some(Json::Null) => {}
             Some(default) => property["default"] = default,
@@ -147,7 +174,7 @@ fn object(kind: Kind) -> Json {
     }
     json!({
         "type": "object",
-        "description": kind.words(),
+        "description": schema.words(kind),
         "properties": properties,
         "required": required,
         "additionalProperties": false,

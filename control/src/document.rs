@@ -1,16 +1,23 @@
-//! Changes in the text of a configuration: what is not changed stays as it was written, comments and order included.
+//! Edits of the text of a configuration: everything else stays as it was written, comments and order included.
 
-use crate::config::{Kind, is_name};
-use crate::links::LUN_MAX;
+use crate::config::is_name;
+use crate::kind::Kind;
+use crate::luns::LUN_MAX;
 use crate::names::Uuid;
 use crate::report::did_you_mean;
+use crate::schema::Schema;
+use crate::secret::HIDDEN;
 use crate::section::Key;
-use crate::value::{Shape, Textual};
+use crate::section::Shape;
+use crate::value::Textual;
 use serde_json::{Map, Value as Json, json};
 use std::fmt;
 use toml_edit::{Array, DocumentMut, InlineTable, Item, RawString, Table, TableLike, Value};
 
-/// Keys and what they shall hold; null takes a key out. What they hold may be secret, so it is not shown.
+/// The key of secrets.
+const SECRET: &str = "secret";
+
+/// Keys with their new values; null removes a key. The values may be secret, so they are not shown.
 #[derive(Clone, PartialEq, Default)]
 pub struct Keys(pub Map<String, Json>);
 
@@ -21,34 +28,66 @@ impl fmt::Debug for Keys {
 }
 
 impl Keys {
-    /// Adds `KEY=VALUE` as somebody writes it on a command line. Lists are written with commas; `none` takes a key out;
-    /// a secret is `file:/PATH`, `credential:NAME`, or the secret itself.
+    /// Adds `KEY=VALUE` of a command line. Lists are written with commas; `none` removes a key; a secret is
+    /// `file:/PATH`, `credential:NAME`, or the secret itself.
     ///
     /// # Errors
-    /// When there is no such key, or its value has another form.
-    pub fn add_text(&mut self, kind: Kind, text: &str) -> Result<(), Refused> {
+    /// If there is no such key, or its value has another form.
+    pub fn add_text(&mut self, schema: &'static Schema, kind: Kind, text: &str) -> Result<(), Refused> {
         let (name, value) = text.split_once('=').ok_or_else(|| {
             // The text may be a secret whose key was forgotten.
-            Refused::Wrong("a key is given its value by KEY=VALUE".into())
+            Refused::Wrong("write KEY=VALUE to set a key".into())
         })?;
-        let key = find_key(kind, &name.replace('_', "-"))?;
-        let value = from_text(&(key.shape)(), value).map_err(|why| Refused::Wrong(format!("{}: {why}", key.name())))?;
+        let key = find_key(schema, kind, &name.replace('_', "-"))?;
+        let value = from_text(&(key.shape)(), value).map_err(|why| Refused::Form { key: key.name(), why })?;
         self.0.insert(key.name(), value);
         Ok(())
     }
 }
 
-fn from_text(shape: &Shape, text: &str) -> Result<Json, String> {
+/// Why a value cannot be that of a key.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum FormError {
+    /// The key is true or false.
+    NotBool,
+    /// The key is a whole number in this range.
+    NotWhole {
+        /// The least.
+        min: u64,
+        /// The largest.
+        max: u64,
+    },
+    /// LUNs are not set as a whole.
+    Luns,
+    /// A number with a fraction, or a number that is too large.
+    OutOfRange,
+    /// Null inside of a list or an object.
+    Null,
+}
+
+impl fmt::Display for FormError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotBool => f.write_str("it is true or false"),
+            Self::NotWhole { min, max } => write!(f, "it is a whole number, {min} to {max}"),
+            Self::Luns => f.write_str("logical units are mapped and unmapped one by one"),
+            Self::OutOfRange => f.write_str("is not a whole number in range"),
+            Self::Null => f.write_str("contains null where a value is required"),
+        }
+    }
+}
+
+fn from_text(shape: &Shape, text: &str) -> Result<Json, FormError> {
     Ok(match shape {
         Shape::Optional(_) if text == "none" => Json::Null,
         Shape::Optional(some) => return from_text(some, text),
         Shape::Bool => match text {
             "true" | "yes" | "on" => json!(true),
             "false" | "no" | "off" => json!(false),
-            _ => return Err("it is true or false".into()),
+            _ => return Err(FormError::NotBool),
         },
         Shape::Whole { min, max } => {
-            json!(text.parse::<u64>().map_err(|_| format!("it is a whole number, {min} to {max}"))?)
+            json!(text.parse::<u64>().map_err(|_| FormError::NotWhole { min: *min, max: *max })?)
         }
         Shape::List(_) if text == "none" || text.is_empty() => json!([]),
         Shape::List(each) => text.split(',').map(|part| from_text(each, part.trim())).collect::<Result<_, _>>()?,
@@ -56,15 +95,15 @@ fn from_text(shape: &Shape, text: &str) -> Result<Json, String> {
             Some((word @ ("file" | "credential"), place)) => json!({ word: place }),
             _ => json!(text),
         },
-        Shape::Luns => return Err("logical units are mapped and unmapped one by one".into()),
-        Shape::Text { .. } | Shape::Choice(_) | Shape::Name(_) => json!(text),
+        Shape::Luns => return Err(FormError::Luns),
+        Shape::Text { .. } | Shape::Choice(_) | Shape::Store | Shape::Protocol | Shape::Name(_) => json!(text),
     })
 }
 
 /// One change of a configuration.
 #[derive(Clone, PartialEq, Debug)]
 pub enum Edit {
-    /// Makes a thing.
+    /// Creates a resource.
     Create {
         /// Its kind.
         kind: Kind,
@@ -73,23 +112,23 @@ pub enum Edit {
         /// Its keys.
         keys: Keys,
     },
-    /// Sets keys of a thing.
+    /// Sets keys of a resource.
     Set {
         /// Its kind.
         kind: Kind,
-        /// Its name; empty for what is there once.
+        /// Its name; empty for a section that exists once.
         name: String,
         /// The keys that change.
         keys: Keys,
     },
-    /// Removes a thing.
+    /// Removes a resource.
     Delete {
         /// Its kind.
         kind: Kind,
         /// Its name.
         name: String,
     },
-    /// Gives a volume a number in a group; another volume that had it loses it.
+    /// Maps a volume to a logical unit number of a group; it replaces another volume there.
     Map {
         /// The group.
         group: String,
@@ -97,14 +136,14 @@ pub enum Edit {
         lun: u16,
         /// The volume.
         volume: String,
-        /// Whether the group may only read.
+        /// Whether writes of the group are refused.
         read_only: bool,
-        /// Its namespace identifier for NVMe hosts, if it is not the usual one.
+        /// Its namespace ID for NVMe hosts, if it is not the default.
         namespace: Option<u16>,
-        /// Whether NVMe hosts see the volume's protection information.
+        /// Whether NVMe hosts see the protection information of the volume.
         metadata: bool,
     },
-    /// Takes a number out of a group.
+    /// Removes a logical unit number from a group.
     Unmap {
         /// The group.
         group: String,
@@ -113,36 +152,47 @@ pub enum Edit {
     },
 }
 
-/// Why a text was not changed.
+/// Why an edit was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Refused {
-    /// There is no such thing.
+    /// The resource does not exist.
     Missing(String),
-    /// There is one already.
+    /// The resource exists already.
     Exists(String),
-    /// It makes no sense.
+    /// Another resource refers to the resource.
+    Used(String),
+    /// The value of a key has another form.
+    Form {
+        /// The key.
+        key: String,
+        /// Why.
+        why: FormError,
+    },
+    /// The edit is wrong.
     Wrong(String),
 }
 
 impl fmt::Display for Refused {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (Self::Missing(why) | Self::Exists(why) | Self::Wrong(why)) = self;
-        f.write_str(why)
+        match self {
+            Self::Missing(why) | Self::Exists(why) | Self::Used(why) | Self::Wrong(why) => f.write_str(why),
+            Self::Form { key, why } => write!(f, "{key}: {why}"),
+        }
     }
 }
 
 impl std::error::Error for Refused {}
 
-/// Makes changes in the text of a configuration, all or none. Whether the result can be put in force, a check tells.
+/// Edits the text of a configuration, all edits or none. The result is not checked.
 ///
 /// # Errors
-/// The first change that cannot be made.
-pub fn edit(text: &str, edits: &[Edit]) -> Result<String, Refused> {
+/// The first edit that cannot be made.
+pub fn edit(schema: &'static Schema, text: &str, edits: &[Edit]) -> Result<String, Refused> {
     let mut document = read(text)?;
     for edit in edits {
         match edit {
-            Edit::Create { kind, name, keys } => create(&mut document, *kind, name, keys)?,
-            Edit::Set { kind, name, keys } => set(&mut document, *kind, name, keys)?,
+            Edit::Create { kind, name, keys } => create(&mut document, schema, *kind, name, keys)?,
+            Edit::Set { kind, name, keys } => set(&mut document, schema, *kind, name, keys)?,
             Edit::Delete { kind, name } => delete(&mut document, *kind, name)?,
             Edit::Map { group, lun, volume, read_only, namespace, metadata } => {
                 map(&mut document, group, *lun, mapping(volume, *read_only, *namespace, *metadata))?;
@@ -153,15 +203,15 @@ pub fn edit(text: &str, edits: &[Edit]) -> Result<String, Refused> {
     Ok(document.to_string())
 }
 
-/// Gives each volume without a UUID the one that `uuid` says for its name, and tells their names. Written into the file
-/// once, it is theirs for ever.
+/// Adds the UUID that `uuid` returns for its name to each volume without one. Returns the text and the names of these
+/// volumes.
 ///
 /// # Errors
-/// When the text cannot be read, or `uuid` fails.
-pub fn name_volumes(
+/// If the text cannot be read, or `uuid` fails.
+pub fn name_volumes<E: From<Refused>>(
     text: &str,
-    mut uuid: impl FnMut(&str) -> Result<Uuid, String>,
-) -> Result<(String, Vec<String>), Refused> {
+    mut uuid: impl FnMut(&str) -> Result<Uuid, E>,
+) -> Result<(String, Vec<String>), E> {
     let mut document = read(text)?;
     let mut named = Vec::new();
     let volumes = document.get_mut(Kind::Volume.section()).and_then(Item::as_table_like_mut);
@@ -169,7 +219,7 @@ pub fn name_volumes(
         if let Some(volume) = volume.as_table_like_mut()
             && !volume.contains_key("uuid")
         {
-            let uuid = uuid(name.get()).map_err(Refused::Wrong)?;
+            let uuid = uuid(name.get())?;
             put(volume, "uuid", Value::from(uuid.text()));
             named.push(name.get().to_owned());
         }
@@ -177,14 +227,45 @@ pub fn name_volumes(
     if named.is_empty() { Ok((text.to_owned(), named)) } else { Ok((document.to_string(), named)) }
 }
 
-fn read(text: &str) -> Result<DocumentMut, Refused> {
-    // The message of the parser would quote the text, and with it perhaps a secret.
-    text.parse().map_err(|_| Refused::Wrong("the configuration cannot be read: mend the file first".into()))
+/// Fills the secrets that are redacted in an earlier text with those of the same resources in the present one. Returns
+/// the text.
+///
+/// # Errors
+/// If a resource has no secret in the present text.
+pub(crate) fn fill_secrets(text: &str, present: &str) -> Result<String, Refused> {
+    let (mut document, present) = (read(text)?, read(present)?);
+    let secret = |item: &Item| item.get(SECRET).and_then(Item::as_str).map(str::to_owned);
+    for kind in [Kind::User, Kind::TlsKey, Kind::ApiToken] {
+        let all = document.get_mut(kind.section()).and_then(Item::as_table_like_mut);
+        for (name, item) in all.into_iter().flat_map(|all| all.iter_mut()) {
+            if secret(item).as_deref() != Some(HIDDEN) {
+                continue;
+            }
+            let now = present.get(kind.section()).and_then(|all| secret(all.get(name.get())?));
+            let Some(now) = now else {
+                let name = name.get();
+                return Err(Refused::Wrong(format!(
+                    "the secret of {kind} {name} is not in the history any more, because it was deleted: create {kind} \
+                     {name} with a secret first"
+                )));
+            };
+            if let Some(table) = item.as_table_like_mut() {
+                put(table, SECRET, Value::from(now));
+            }
+        }
+    }
+    Ok(document.to_string())
 }
 
-fn find_key(kind: Kind, name: &str) -> Result<&'static Key, Refused> {
-    kind.keys().iter().find(|key| key.is(name)).ok_or_else(|| {
-        let names: Vec<String> = kind.keys().iter().map(Key::name).collect();
+fn read(text: &str) -> Result<DocumentMut, Refused> {
+    // The message of the parser quotes the text, which may contain a secret.
+    text.parse().map_err(|_| Refused::Wrong("the configuration cannot be read: fix the file first".into()))
+}
+
+fn find_key(schema: &'static Schema, kind: Kind, name: &str) -> Result<&'static Key, Refused> {
+    let keys = schema.keys(kind);
+    keys.iter().find(|key| key.is(name)).copied().ok_or_else(|| {
+        let names: Vec<String> = keys.iter().map(|key| key.name()).collect();
         let guess = did_you_mean(name, names.iter().map(String::as_str));
         let shown: String = name.chars().take(64).collect();
         Refused::Wrong(format!("a {kind} has no key '{shown}'{guess}"))
@@ -195,7 +276,7 @@ fn no_such(kind: Kind, name: &str) -> Refused {
     Refused::Missing(format!("there is no {kind} '{name}'"))
 }
 
-/// A section, which is made if it is missing; without a header of its own, for its things have theirs.
+/// A section, which is created if it is missing; without a header of its own, because its resources have headers.
 fn section(document: &mut DocumentMut, kind: Kind) -> Result<&mut dyn TableLike, Refused> {
     let item = document.entry(kind.section()).or_insert_with(|| {
         let mut table = Table::new();
@@ -205,20 +286,26 @@ fn section(document: &mut DocumentMut, kind: Kind) -> Result<&mut dyn TableLike,
     item.as_table_like_mut().ok_or_else(|| Refused::Wrong(format!("'{}' is not a table", kind.section())))
 }
 
-fn create(document: &mut DocumentMut, kind: Kind, name: &str, keys: &Keys) -> Result<(), Refused> {
+fn create(
+    document: &mut DocumentMut,
+    schema: &'static Schema,
+    kind: Kind,
+    name: &str,
+    keys: &Keys,
+) -> Result<(), Refused> {
     if !kind.is_named() {
-        return Err(Refused::Wrong(format!("a {kind} is not made by name")));
+        return Err(Refused::Wrong(format!("a {kind} is not created by name")));
     }
     if !is_name(name) {
-        return Err(Refused::Wrong("a name is made of letters, digits, '-', '_', '.', ':' and '@'".into()));
+        return Err(Refused::Wrong("a name consists of letters, digits, '-', '_', '.', ':' and '@'".into()));
     }
     let mut table = Table::new();
     table.decor_mut().set_prefix("\n");
-    set_keys(&mut table, kind, keys)?;
+    set_keys(&mut table, schema, kind, keys)?;
     let is_first = document.is_empty();
     let all = section(document, kind)?;
     if all.contains_key(name) {
-        return Err(Refused::Exists(format!("there is a {kind} '{name}' already")));
+        return Err(Refused::Exists(format!("the {kind} '{name}' exists already")));
     }
     if is_first {
         table.decor_mut().set_prefix("");
@@ -227,11 +314,17 @@ fn create(document: &mut DocumentMut, kind: Kind, name: &str, keys: &Keys) -> Re
     Ok(())
 }
 
-fn set(document: &mut DocumentMut, kind: Kind, name: &str, keys: &Keys) -> Result<(), Refused> {
+fn set(
+    document: &mut DocumentMut,
+    schema: &'static Schema,
+    kind: Kind,
+    name: &str,
+    keys: &Keys,
+) -> Result<(), Refused> {
     if kind.is_single() {
-        return set_keys(section(document, kind)?, kind, keys);
+        return set_keys(section(document, kind)?, schema, kind, keys);
     }
-    set_keys(find(document, kind, name)?, kind, keys)
+    set_keys(find(document, kind, name)?, schema, kind, keys)
 }
 
 fn find<'d>(document: &'d mut DocumentMut, kind: Kind, name: &str) -> Result<&'d mut dyn TableLike, Refused> {
@@ -239,22 +332,22 @@ fn find<'d>(document: &'d mut DocumentMut, kind: Kind, name: &str) -> Result<&'d
     all.and_then(|all| all.get_mut(name)?.as_table_like_mut()).ok_or_else(|| no_such(kind, name))
 }
 
-fn set_keys(table: &mut dyn TableLike, kind: Kind, keys: &Keys) -> Result<(), Refused> {
+fn set_keys(table: &mut dyn TableLike, schema: &'static Schema, kind: Kind, keys: &Keys) -> Result<(), Refused> {
     for (name, value) in &keys.0 {
-        let key = find_key(kind, name)?;
+        let key = find_key(schema, kind, name)?;
         let name = key.name();
         if key.nested && !value.is_null() {
             return Err(Refused::Wrong("logical units are mapped and unmapped one by one".into()));
         }
         match value {
             Json::Null => drop(table.remove(&name)),
-            value => put(table, &name, to_toml(value).map_err(|why| Refused::Wrong(format!("{name}: {why}")))?),
+            value => put(table, &name, to_toml(value).map_err(|why| Refused::Form { key: name.clone(), why })?),
         }
     }
     Ok(())
 }
 
-/// Puts a value in its place; a comment behind the one before stays.
+/// Sets a value; a comment behind the earlier value stays.
 fn put(table: &mut dyn TableLike, key: &str, mut value: Value) {
     match table.get_mut(key) {
         Some(item) => {
@@ -267,23 +360,23 @@ fn put(table: &mut dyn TableLike, key: &str, mut value: Value) {
     }
 }
 
-fn to_toml(value: &Json) -> Result<Value, String> {
+fn to_toml(value: &Json) -> Result<Value, FormError> {
     Ok(match value {
         Json::Bool(value) => Value::from(*value),
         Json::String(text) => Value::from(text.as_str()),
-        Json::Number(number) => Value::from(number.as_i64().ok_or("is no whole number that fits")?),
+        Json::Number(number) => Value::from(number.as_i64().ok_or(FormError::OutOfRange)?),
         Json::Array(list) => Value::Array(list.iter().map(to_toml).collect::<Result<Array, _>>()?),
         Json::Object(object) => {
-            let entries = object.iter().map(|(key, value)| Ok::<_, String>((key.as_str(), to_toml(value)?)));
+            let entries = object.iter().map(|(key, value)| Ok::<_, FormError>((key.as_str(), to_toml(value)?)));
             Value::InlineTable(entries.collect::<Result<InlineTable, _>>()?)
         }
-        Json::Null => return Err("holds nothing where something is needed".into()),
+        Json::Null => return Err(FormError::Null),
     })
 }
 
 fn delete(document: &mut DocumentMut, kind: Kind, name: &str) -> Result<(), Refused> {
     if !kind.is_named() {
-        return Err(Refused::Wrong(format!("the {kind} section is always there: take out its keys")));
+        return Err(Refused::Wrong(format!("the {kind} section cannot be deleted: remove its keys")));
     }
     let all = document.get_mut(kind.section()).and_then(Item::as_table_like_mut);
     let gone = all.and_then(|all| all.remove(name)).ok_or_else(|| no_such(kind, name))?;
@@ -293,8 +386,8 @@ fn delete(document: &mut DocumentMut, kind: Kind, name: &str) -> Result<(), Refu
     Ok(())
 }
 
-/// Comments before a table that stand apart from it, by an empty line, are about what comes there, not about it: such
-/// as the first lines of a file. They stay when the table goes.
+/// Comments before a table that are separated from it by an empty line, such as the first lines of a file, do not
+/// belong to the table. They stay when the table is removed.
 fn keep_remarks(document: &mut DocumentMut, gone: &Table) {
     let prefix = gone.decor().prefix().and_then(RawString::as_str).unwrap_or_default();
     let Some(end) = prefix.rfind("\n\n").filter(|end| prefix[..*end].contains('#')) else { return };
@@ -315,7 +408,7 @@ fn keep_remarks(document: &mut DocumentMut, gone: &Table) {
     }
 }
 
-/// The table with a header of its own that comes first after this place.
+/// The first table with a header of its own after this place.
 fn next_table(table: &mut Table, place: isize) -> Option<&mut Table> {
     let mut best: Option<&mut Table> = None;
     for (_, item) in table.iter_mut() {
@@ -331,7 +424,7 @@ fn next_table(table: &mut Table, place: isize) -> Option<&mut Table> {
     best
 }
 
-/// A volume as a group sees it, as short as it can be said.
+/// A volume in a LUN map, in its shortest form.
 fn mapping(volume: &str, read_only: bool, namespace: Option<u16>, metadata: bool) -> Value {
     if !read_only && namespace.is_none() && !metadata {
         return volume.into();

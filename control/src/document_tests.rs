@@ -1,4 +1,5 @@
 use super::*;
+use crate::testing::SAMPLE;
 
 fn keys(value: Json) -> Keys {
     Keys(value.as_object().cloned().expect("an object"))
@@ -22,7 +23,7 @@ fn map(group: &str, lun: u16, volume: &str, read_only: bool) -> Edit {
 
 #[track_caller]
 fn edited(text: &str, edits: &[Edit]) -> String {
-    edit(text, edits).unwrap_or_else(|why| panic!("{why}"))
+    edit(&SAMPLE, text, edits).unwrap_or_else(|why| panic!("{why}"))
 }
 
 const TEXT: &str = "\
@@ -75,7 +76,7 @@ fn a_file_can_begin_empty() {
 }
 
 #[test]
-fn what_goes_takes_its_own_comments_along() {
+fn a_removed_resource_takes_its_comments_along() {
     let changed = edited(TEXT, &[delete(Kind::Volume, "mail")]);
     assert!(changed.starts_with("# What this machine shares.\n\n[group.all]"), "{changed}");
     assert!(!changed.contains("mail server") && changed.contains("# The end."), "{changed}");
@@ -95,7 +96,7 @@ fn every_way_to_write_tables_will_do() {
         let larger = edited(text, &[set(Kind::Volume, "a", json!({ "size": "2M" }))]);
         assert_eq!(larger.trim_end(), text.replace("'1M'", "\"2M\"").trim_end());
         let two = edited(text, &[create(Kind::Volume, "b", json!({ "kind": "null", "size": "3M" }))]);
-        let read = |text: &str| crate::config::parse(text, &mut crate::report::Report::default()).0;
+        let read = |text: &str| crate::config::parse(text, &mut crate::report::Report::new(&SAMPLE)).0;
         assert_eq!(read(&two).volumes["b"].size, Some(crate::value::Size(3 << 20)), "{two}");
         assert_eq!(read(&two).volumes["a"], read(text).volumes["a"]);
         assert!(two.contains("# a"), "{two}");
@@ -106,30 +107,32 @@ fn every_way_to_write_tables_will_do() {
 #[test]
 fn refusals_say_why_and_change_nothing() {
     type Check = fn(&Refused) -> bool;
-    let (missing, exists, wrong): (Check, Check, Check) = (
+    let (missing, exists, wrong, range, null): (Check, Check, Check, Check, Check) = (
         |why| matches!(why, Refused::Missing(_)),
         |why| matches!(why, Refused::Exists(_)),
         |why| matches!(why, Refused::Wrong(_)),
+        |why| matches!(why, Refused::Form { key, why: FormError::OutOfRange } if key == "size"),
+        |why| matches!(why, Refused::Form { key, why: FormError::Null } if key == "size"),
     );
     let cases: [(Edit, Check, &str); 12] = [
         (set(Kind::Volume, "none", json!({ "size": 1 })), missing, "there is no volume 'none'"),
         (delete(Kind::User, "none"), missing, "there is no user 'none'"),
         (Edit::Unmap { group: "all".into(), lun: 9 }, missing, "has no LUN 9"),
         (map("none", 0, "mail", false), missing, "there is no group"),
-        (create(Kind::Volume, "mail", json!({})), exists, "there is a volume 'mail' already"),
+        (create(Kind::Volume, "mail", json!({})), exists, "the volume 'mail' exists already"),
         (set(Kind::Volume, "mail", json!({ "siez": 1 })), wrong, "did you mean 'size'?"),
-        (set(Kind::Volume, "mail", json!({ "size": 1.5 })), wrong, "no whole number"),
-        (set(Kind::Volume, "mail", json!({ "size": [null] })), wrong, "holds nothing"),
-        (create(Kind::Volume, "a b", json!({})), wrong, "a name is made of"),
-        (create(Kind::Limits, "x", json!({})), wrong, "is not made by name"),
-        (delete(Kind::Limits, ""), wrong, "is always there"),
+        (set(Kind::Volume, "mail", json!({ "size": 1.5 })), range, "not a whole number"),
+        (set(Kind::Volume, "mail", json!({ "size": [null] })), null, "contains null"),
+        (create(Kind::Volume, "a b", json!({})), wrong, "a name consists of"),
+        (create(Kind::Limits, "x", json!({})), wrong, "is not created by name"),
+        (delete(Kind::Limits, ""), wrong, "cannot be deleted"),
         (set(Kind::Group, "all", json!({ "luns": { "0": "x" } })), wrong, "one by one"),
     ];
     for (change, kind, words) in cases {
-        let why = edit(TEXT, std::slice::from_ref(&change)).expect_err(words);
+        let why = edit(&SAMPLE, TEXT, std::slice::from_ref(&change)).expect_err(words);
         assert!(kind(&why) && why.to_string().contains(words), "{change:?}: {why:?}");
     }
-    assert!(edit("[volume", &[]).is_err());
+    assert!(edit(&SAMPLE, "[volume", &[]).is_err());
 }
 
 #[test]
@@ -137,7 +140,7 @@ fn volumes_get_their_names_once() {
     let mut count = 0;
     let mut random = |_: &str| {
         count += 1;
-        Ok(Uuid::from_random([count; 16]))
+        Ok::<_, Refused>(Uuid::from_random([count; 16]))
     };
     let text = format!("{TEXT}[volume.b]\nkind = 'ram'\nuuid = 'f81d4fae-7dec-41d0-a765-00a0c91e6bf6'\n");
     let (named, names) = name_volumes(&text, &mut random).expect("it can be read");
@@ -145,14 +148,15 @@ fn volumes_get_their_names_once() {
     let wanted = "size = \"20G\"  # enough\nuuid = \"01010101-0101-4101-8101-010101010101\"\n";
     assert_eq!(named, text.replace("size = \"20G\"  # enough\n", wanted));
     assert_eq!(name_volumes(&named, &mut random).expect("it can be read"), (named, vec![]));
-    assert!(name_volumes(&text, |_| Err("no luck".into())).is_err());
+    let refused = Refused::Exists("no luck".into());
+    assert_eq!(name_volumes(&text, |_| Err(refused.clone())), Err(refused));
 }
 
 #[test]
 fn a_command_line_has_keys_too() {
     let parse = |kind: Kind, texts: &[&str]| {
         let mut keys = Keys::default();
-        texts.iter().try_for_each(|text| keys.add_text(kind, text)).map(|()| Json::Object(keys.0))
+        texts.iter().try_for_each(|text| keys.add_text(&SAMPLE, kind, text)).map(|()| Json::Object(keys.0))
     };
     assert_eq!(
         parse(Kind::Volume, &["size=20G", "read_only=yes", "serial=none"]),

@@ -1,5 +1,5 @@
-//! Who volumes are, remembered apart from the configuration: a file that comes from somewhere else, without the UUIDs
-//! that were written into the one before, or that cannot be written at all, makes no volume another one.
+//! The identities of volumes, stored apart from the configuration: volumes keep them with a configuration file that is
+//! not writable, or that was replaced by one without the UUIDs.
 
 use crate::config::Config;
 use crate::model::Volume;
@@ -9,10 +9,10 @@ use crate::versions::{self, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-/// Volumes that are remembered, removed ones included. Beyond it the removed ones are forgotten.
+/// The most stored volumes, removed ones included. Beyond it the removed ones are dropped.
 const REMEMBERED_MAX: usize = 1 << 16;
 
-/// The UUIDs of volumes by what they are: a volume of the same name in another place is another one.
+/// The UUIDs of volumes by name, store and path: a volume of the same name at another path is another volume.
 #[derive(Debug)]
 pub struct Identities {
     path: PathBuf,
@@ -25,24 +25,24 @@ fn what(name: &str, volume: &Volume) -> String {
 }
 
 impl Identities {
-    /// What is remembered in this file; nothing if there is none.
+    /// Reads the identities in this file; none if it is missing.
     ///
     /// # Errors
-    /// When it is there and cannot be read: nobody should guess who volumes are.
+    /// If it exists and cannot be read: new identities would be wrong.
     pub fn open(path: &Path) -> Result<Self, Trouble> {
         let text = versions::read(path)?;
         let known = if text.is_empty() { Some(BTreeMap::new()) } else { parse(&text) };
         Ok(Self { path: path.to_owned(), known: known.ok_or_else(|| Trouble::NoText(path.to_owned()))? })
     }
 
-    /// Who this volume is, if that is remembered.
+    /// The stored identity of this volume.
     #[must_use]
     pub fn find(&self, name: &str, volume: &Volume) -> Option<Uuid> {
         self.known.get(&what(name, volume)).copied()
     }
 
-    /// The volumes of a configuration that were served before, as who they are now. What hosts have made is made before
-    /// the configuration names it.
+    /// The volumes of a configuration that were served before with their present identity. Volumes that hosts created
+    /// exist before the configuration contains them.
     #[must_use]
     pub fn served_before(&self, config: &Config) -> BTreeSet<String> {
         let is_known = |(name, volume): &(&String, &Volume)| {
@@ -51,12 +51,12 @@ impl Identities {
         config.volumes.iter().filter(is_known).map(|(name, _)| name.clone()).collect()
     }
 
-    /// Remembers who the volumes of a configuration are: on the medium when this returns.
+    /// Stores the identities of the volumes of a configuration, on the medium when this returns.
     ///
     /// # Errors
     /// When it cannot be written.
     pub fn remember(&mut self, config: &Config) -> Result<(), Trouble> {
-        // What hosts make and delete is never without: it would push out others.
+        // Volumes of hosts always have their UUID in the configuration, and would displace other entries.
         let volumes = config.volumes.iter().filter(|(_, volume)| volume.pool.is_none());
         let all = volumes.filter_map(|(name, volume)| Some((what(name, volume), volume.uuid?)));
         let all: BTreeMap<String, Uuid> = all.collect();

@@ -1,44 +1,65 @@
-//! What Lunar shares and with whom: one declarative file, its meaning, and how one configuration becomes another.
+//! The configuration: one declarative file, its meaning, and the steps from one configuration to another.
 //!
-//! * [`model`]: every section and key, declared once; [`section`], [`value`], [`names`], [`links`], [`secret`]: of what
-//! * [`config`]: a file becomes a [`Config`]; [`report`]: all that is wrong with it, with places
-//! * [`check`]: what no key can know alone, and the secrets; [`visibility`]: who sees what
-//! * [`plan`]: from one configuration to another; [`apply`]: all of it or nothing; [`rehearsal`]: a model that does it
-//! * [`document`]: changes in the text of the file, which keep comments; [`versions`]: the file and its history;
-//!   [`identities`]: who volumes are, whatever becomes of the file
-//! * [`still`]: volumes that nobody may write to for a while
-//! * [`manager`]: all of it together; [`live`]: what runs beyond what the configuration says
-//! * [`docs`]: the reference page, explanations and the JSON schema; [`api`]: what the API says
+//! * [`schema`]: the words, keys and sections that fronts and stores declare; [`section`]: how keys and sections are
+//!   declared; [`kind`]: the kinds of resources
+//! * [`model`]: the sections that every target has; [`value`], [`names`], [`links`], [`luns`], [`secret`]: the types of
+//!   their keys
+//! * [`config`]: reads a file into a [`Config`]; [`report`]: its mistakes, with places
+//! * [`check`]: the checks across keys and resources, and the secrets; [`visibility`]: the group of a client
+//! * [`plan`]: the steps from one configuration to another; [`apply`]: all of them or none; [`fake_target`]: a model of
+//!   a running target
+//! * [`document`]: edits of the text of the file that keep its comments; [`versions`]: the file and its history;
+//!   [`identities`]: the identities of volumes, stored apart from the file; [`in_use`]: the clients that a change takes
+//!   something from, with [`affected`] and [`failure`]: why a change is refused
+//! * [`write_freeze`]: volumes that no client may write to during a copy
+//! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration
+//! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
+//!   types of the API
 //!
-//! Nothing here touches the data path; [`versions`], [`identities`] and [`check::Machine`] touch a disk.
+//! * [`files`]: opens the files that the configuration names, from inside of a sandbox, too
+//!
+//! Nothing here touches the data path; [`versions`], [`identities`], [`files`] and [`check::LocalHost`] access files.
 
+pub mod affected;
 pub mod api;
 pub mod apply;
 pub mod check;
 pub mod config;
+mod declared;
 pub mod docs;
 pub mod document;
+pub mod failure;
+pub mod fake_target;
+pub mod files;
 pub mod identities;
+pub mod in_use;
+pub mod kind;
 pub mod links;
 pub mod live;
+pub mod luns;
 pub mod manager;
 pub mod model;
 pub mod names;
 pub mod plan;
 mod pools;
-pub mod rehearsal;
+pub mod redact;
 pub mod report;
+pub mod schema;
 pub mod secret;
 pub mod section;
-pub mod still;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
 pub mod value;
-pub mod veil;
+mod value_error;
 pub mod versions;
 pub mod visibility;
+pub mod write_freeze;
 
 pub use check::{Checked, check};
-pub use config::{Config, Id, Kind};
+pub use config::Config;
+pub use kind::{Id, Kind};
 pub use manager::Manager;
 pub use plan::Plan;
 pub use report::Problems;
+pub use schema::Schema;
 pub use section::Effect;

@@ -1,16 +1,14 @@
-//! How one thing in the configuration names others.
+//! References from one resource to others, by name.
 
-use crate::model::{Lun, Volume};
 use crate::report::{Mark, Report};
-use crate::section::{Marks, Section};
-use crate::value::{Item, Mention, Naming, Shape, Value, kind_of};
-use serde_json::{Map, Value as Json, json};
+use crate::section::{Item, Json, Mention, Naming, Resource, Shape, Value, kind_of};
+use serde_json::json;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 use toml::de::DeValue;
 
-/// The name of an `S`.
+/// A reference to a resource `S`.
 pub struct To<S> {
     name: String,
     at: Mark,
@@ -43,7 +41,7 @@ impl<S> fmt::Debug for To<S> {
     }
 }
 
-impl<S: Section> Value for To<S> {
+impl<S: Resource> Value for To<S> {
     const NAMING: Naming = Naming::One;
 
     fn shape() -> Shape {
@@ -71,7 +69,7 @@ impl<S: Section> Value for To<S> {
     }
 }
 
-/// The names of any number of `S`, in no order.
+/// References to any number of resources `S`, without an order.
 pub struct Links<S> {
     names: BTreeMap<String, Mark>,
     kind: PhantomData<fn() -> S>,
@@ -120,7 +118,7 @@ impl<S> fmt::Debug for Links<S> {
     }
 }
 
-impl<S: Section> Value for Links<S> {
+impl<S: Resource> Value for Links<S> {
     const NAMING: Naming = Naming::Many;
 
     fn shape() -> Shape {
@@ -155,71 +153,5 @@ impl<S: Section> Value for Links<S> {
 
     fn mentions(&self, each: &mut Mention<'_>) {
         self.names.iter().for_each(|(name, at)| each(S::KIND, name, *at));
-    }
-}
-
-/// The highest logical unit number: flat space addressing has 14 bits (SAM-5 4.7.7).
-pub const LUN_MAX: u16 = (1 << 14) - 1;
-
-/// What logical unit numbers mean.
-#[derive(Clone, PartialEq, Default, Debug)]
-pub struct Luns(pub BTreeMap<u16, Lun>);
-
-impl Value for Luns {
-    const NESTED: bool = true;
-
-    fn shape() -> Shape {
-        Shape::Luns
-    }
-
-    fn read(item: &Item<'_>, report: &mut Report) -> Option<Self> {
-        let DeValue::Table(table) = item.get_ref() else {
-            let what = format!("is {}; it takes a table: luns.0 = \"disk1\"", kind_of(item.get_ref()));
-            report.add(Mark::new(item.span()), what);
-            return None;
-        };
-        let mut luns = BTreeMap::new();
-        let mut whole = true;
-        for (key, value) in table.iter() {
-            let at = Mark::new(key.span());
-            let lun = report.within(key.get_ref(), |report| {
-                let number = lun_number(key.get_ref());
-                if number.is_none() {
-                    report.add(at, format!("is no logical unit number: 0 to {LUN_MAX}, without zeroes in front"));
-                }
-                number.zip(read_lun(value, at, report))
-            });
-            whole &= lun.is_some();
-            luns.extend(lun);
-        }
-        whole.then_some(Self(luns))
-    }
-
-    fn show(&self) -> Json {
-        let one = |(number, lun): (&u16, &Lun)| (number.to_string(), crate::config::show(lun));
-        Json::Object(self.0.iter().map(one).collect::<Map<_, _>>())
-    }
-}
-
-/// A logical unit number as it is written: in one way only, so that none is there twice.
-pub(crate) fn lun_number(text: &str) -> Option<u16> {
-    let number = text.parse::<u16>().ok().filter(|number| *number <= LUN_MAX)?;
-    (number.to_string() == text).then_some(number)
-}
-
-/// `"disk1"`, or `{ volume = "disk1", read-only = true }`.
-fn read_lun(item: &Item<'_>, at: Mark, report: &mut Report) -> Option<Lun> {
-    match item.get_ref() {
-        DeValue::Table(table) => Lun::read(table, at, report),
-        DeValue::String(_) => {
-            let volume = To::<Volume>::read(item, report)?;
-            let marks = Marks { whole: at, keys: vec![("volume", Mark::new(item.span()))] };
-            Some(Lun { marks, volume, read_only: false, namespace: None, metadata: false })
-        }
-        other => {
-            let at = Mark::new(item.span());
-            report.add(at, format!("is {}; it takes the name of a volume, or {{ volume = ... }}", kind_of(other)));
-            None
-        }
     }
 }

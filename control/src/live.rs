@@ -1,53 +1,114 @@
-//! What runs, beyond what the configuration says: who is logged in, what was counted, and where media are.
+//! The state of a running target beyond its configuration: sessions, statistics and media.
 
-use crate::api::{IsnsView, MachineView, MediumView, SessionView};
+use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
+use crate::names::Uuid;
 use serde_json::Value as Json;
+use std::{fmt, io};
 
-/// Work that may take long, or the wait for it: for a thread that may stand still meanwhile.
+/// Work that may take long, or the wait for it: for a thread that may block.
 pub type Later<T> = Box<dyn FnOnce() -> T + Send>;
 
-/// Which way a medium goes.
+/// A movement of a medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Motion {
-    /// Out; what initiators prevent happens only if it is forced.
+    /// Eject it; if initiators prevent the removal, only if it is forced.
     Eject {
-        /// Whatever they prevent.
+        /// Eject it although initiators prevent the removal.
         forced: bool,
     },
-    /// In.
+    /// Load it.
     Load,
 }
 
-/// What somebody who looks at what runs is told, and may step in with.
+/// Why a medium was not moved.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum MediumError {
+    /// The volume is not served.
+    NotServed,
+    /// The medium cannot be removed.
+    Fixed,
+    /// A client prevents its removal.
+    Prevented,
+    /// It is being formatted or sanitized.
+    Busy,
+    /// Written data could not be flushed to it, for this reason.
+    NotFlushed(String),
+    /// The service stops.
+    Stopping,
+}
+
+impl fmt::Display for MediumError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NotServed => f.write_str("the volume is not served"),
+            Self::Fixed => f.write_str("the volume is a fixed disk; only volumes with removable media can be ejected"),
+            Self::Prevented => {
+                f.write_str("a client uses the medium and prevents its removal; it was asked to allow it")
+            }
+            Self::Busy => f.write_str("the medium is being formatted or sanitized; try again later"),
+            Self::NotFlushed(why) => write!(f, "data that was written cannot be written to the medium: {why}"),
+            Self::Stopping => f.write_str("the service stops"),
+        }
+    }
+}
+
+impl std::error::Error for MediumError {}
+
+/// The things that belong to a volume besides its file, for a copy of it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopySource {
+    /// The identity of the copy.
+    pub uuid: Uuid,
+    /// Metadata records that the copy gets: the type of its protection information, marks of unreadable blocks.
+    pub records: Vec<(&'static str, Vec<u8>)>,
+    /// The ends of the names of files that are copied with the file, such as `.pi`.
+    pub companions: Vec<&'static str>,
+}
+
+/// The state of a running target, and the operations on it.
 pub trait Live {
-    /// Everybody who is logged in, over every transport.
+    /// All sessions, over all transports.
     fn sessions(&mut self) -> Vec<SessionView>;
 
-    /// Ends a session; its initiator may come back by itself. `None`: there is none that is called so. The work tells
-    /// whether it has ended by it.
+    /// Ends a session; its client may reconnect. `None`: there is no session with this ID. The work returns whether the
+    /// session has ended.
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
 
-    /// What was counted since the start: an object, a number for each row of the table of statistics, and more where
-    /// there is more to say.
+    /// The statistics since the start: an object with a number for each row of the table of statistics, and further
+    /// objects.
     fn statistics(&mut self) -> Json;
 
-    /// Where virtual machines find their controllers.
-    fn machines(&mut self) -> Vec<MachineView>;
+    /// The endpoints of virtual machines.
+    fn vms(&mut self) -> Vec<VmView>;
 
-    /// How it stands with the iSNS server; `None` if there is none to register with.
+    /// The state of the iSNS registration; `None` without an iSNS server.
     fn isns(&mut self) -> Option<IsnsView>;
 
-    /// What went wrong and still is: a line for each, with what to do. Nothing if all is well.
-    fn troubles(&mut self) -> Vec<String>;
+    /// The troubles, each with what to do.
+    fn troubles(&mut self) -> Vec<TroubleView>;
 
-    /// Where the medium of a volume is; `None` if there is no such volume.
+    /// The file systems that have promised more space to volumes than they have, in words that say what to do.
+    fn space_warnings(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+
+    /// The medium of a volume; `None` if there is no such volume.
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
 
-    /// Takes the medium of a volume out, or puts it in; `None` if there is no such volume. The work says in words why
-    /// it stays where it is.
-    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>>;
+    /// Ejects or loads the medium of a volume; `None` if there is no such volume. The work returns why the medium was
+    /// not moved.
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>>;
 
-    /// Waits until nothing of the last change goes on any more, such as sessions that end; `None` if nothing does. What
-    /// is changed before that has to wait, too.
-    fn settling(&mut self) -> Option<Later<()>>;
+    /// The things that a copy of a volume takes along; `None` if nothing belongs to the volume besides its file.
+    fn copy_source(&mut self, volume: &str) -> Option<CopySource>;
+
+    /// Gives a volume that does not exist yet its metadata records; without any, removes those that it has.
+    ///
+    /// # Errors
+    /// If they cannot be written.
+    fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> io::Result<()>;
+
+    /// Waits until the last change is finalized: sessions that it removed have ended. `None` if it is. The next change
+    /// must wait for that.
+    fn finalizing(&mut self) -> Option<Later<()>>;
 }

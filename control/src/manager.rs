@@ -1,155 +1,141 @@
-//! All of it together: the file, what runs, and every way in which one changes the other.
+//! The manager of a configuration: the file, the running target, and all changes of both.
 
-use crate::apply::{Absent, Leniency, MAY_BE_AWAY, Refusal, Running, apply};
+pub use crate::failure::Failure;
+
+use crate::apply::{MissingPolicy, Running, Unavailable, apply};
 use crate::check::{Checked, Outside, check};
-use crate::config::{Id, Kind};
-use crate::document::{Edit, Refused, edit, name_volumes};
+use crate::config::parse;
+use crate::document::{Edit, Keys, Refused, edit, fill_secrets, name_volumes};
 use crate::identities::Identities;
+use crate::in_use::{self, Author, Force, InUse};
+use crate::kind::{Id, Kind};
+use crate::live::Live;
 use crate::model::Volume;
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
-use crate::report::Problems;
-use crate::still::{Still, Stills};
+use crate::report::{Problems, Report};
+use crate::schema::Schema;
+use crate::value::Textual;
 use crate::versions::{Trouble, Versions};
+use crate::write_freeze::{WriteFreeze, WriteFreezes};
+use serde_json::{Map, Value as Json};
 use std::collections::BTreeSet;
-use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::SystemTime;
 
-/// Who writes when volumes get their UUIDs.
+/// The author of versions in which volumes get their UUIDs.
 const OURSELVES: &str = "lunar";
 
-/// Why nothing was changed.
-#[derive(Debug)]
-pub enum Failure {
-    /// The change makes no sense.
-    Edit(Refused),
-    /// The configuration would not be valid.
-    Invalid(Problems),
-    /// What runs cannot be made so.
-    Refused(Refusal),
-    /// The disk.
-    Disk(Trouble),
-}
-
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Edit(why) => why.fmt(f),
-            Self::Invalid(why) => why.fmt(f),
-            Self::Refused(why) => why.fmt(f),
-            Self::Disk(why) => why.fmt(f),
-        }
-    }
-}
-
-impl std::error::Error for Failure {}
-
-impl From<Refused> for Failure {
-    fn from(why: Refused) -> Self {
-        Self::Edit(why)
-    }
-}
-
-impl From<Problems> for Failure {
-    fn from(why: Problems) -> Self {
-        Self::Invalid(why)
-    }
-}
-
-impl From<Refusal> for Failure {
-    fn from(why: Refusal) -> Self {
-        Self::Refused(why)
-    }
-}
-
-impl From<Trouble> for Failure {
-    fn from(why: Trouble) -> Self {
-        Self::Disk(why)
-    }
-}
-
-/// A configuration and what runs by it.
+/// A configuration and the target that runs it.
 #[derive(Debug)]
 pub struct Manager<R, O> {
+    schema: &'static Schema,
     name: String,
     versions: Versions,
     identities: Identities,
     outside: O,
     current: Checked,
-    /// What of it is away, and not served.
-    absent: Absent,
+    /// Its unavailable resources, which are not served.
+    unavailable: Unavailable,
     running: R,
-    /// Why the file as somebody has written it is not in force.
+    /// Why the edited file is not in force.
     refused: Option<String>,
-    /// Volumes that nobody may be able to write to now.
-    stills: Stills,
+    /// Why deleted secrets are still in the history.
+    leftover: Option<String>,
+    /// Volumes that no client may write to now.
+    freezes: WriteFreezes,
 }
 
-impl<R: Running, O: Outside> Manager<R, O> {
-    /// Reads the file and makes what runs from nothing to what it says. `state` is a folder, where history and
-    /// identities are kept. Volumes without a UUID get one, which is written into the file, if that can be written.
-    /// What was served before and is away is left out ([`Manager::absent`]), unless `again` says that it is tried once
-    /// more: a disk that died while the machine was off keeps nobody from the others.
+impl<R: Running + Live, O: Outside> Manager<R, O> {
+    /// Reads the file and applies it to a target that runs nothing. The folder `state` stores the history and the
+    /// identities. Volumes without a UUID get one, which is written to the file if it is writable. A resource that was
+    /// served before and is unavailable is left out ([`Manager::unavailable`]), unless `retry` returns that it is tried
+    /// once more: after the failure of one disk, the other volumes are served.
     ///
     /// # Errors
-    /// When the file cannot be read, is not valid, or cannot be put in force.
+    /// If the file cannot be read, is invalid, or cannot be put in force.
     pub fn start(
+        schema: &'static Schema,
         file: &Path,
         state: &Path,
         outside: O,
         running: R,
         now: SystemTime,
-        again: &mut dyn FnMut(&ObjectId, &str) -> bool,
+        retry: &mut dyn FnMut(&ObjectId, &str) -> bool,
     ) -> Result<Self, Failure> {
         let versions = Versions::open(file, &state.join("history"), now)?;
         let identities = Identities::open(&state.join("identities.json"))?;
         let name = file.display().to_string();
         let mut manager = Self {
+            schema,
             name,
             versions,
             identities,
             outside,
-            current: Checked::default(),
-            absent: Absent::new(),
+            current: Checked::empty(schema),
+            unavailable: Unavailable::new(),
             running,
             refused: None,
-            stills: Stills::default(),
+            leftover: None,
+            freezes: WriteFreezes::default(),
         };
         let (text, wanted) = manager.complete(manager.versions.text())?;
         manager.running.expect(manager.identities.served_before(&wanted.config));
-        let leniency = Leniency { forgiven: manager.known(&wanted), again };
-        manager.carry_out(wanted, Absent::new(), leniency, |versions| adopt(versions, &text, now))?;
+        let policy = MissingPolicy { may_be_missing: manager.known(&wanted), retry };
+        manager.carry_out(wanted, Unavailable::new(), policy, Force::Yes, |versions| adopt(versions, &text, now))?;
+        // The file may have been edited while nothing ran.
+        manager.forget_secrets();
         Ok(manager)
     }
 
-    /// The file of the configuration, as its user calls it.
+    /// Redacts secrets that are not in force any more from the history. The change that removed them is made: if the
+    /// history is not writable, the status says so.
+    fn forget_secrets(&mut self) {
+        let failed = self.versions.forget_secrets(self.schema).err();
+        self.leftover = failed.map(|why| {
+            format!("deleted secrets are still in the history: {why}; correct that, then repeat `lunar apply`")
+        });
+    }
+
+    /// Why deleted secrets are still in the history, and what to do.
+    #[must_use]
+    pub fn leftover(&self) -> Option<&str> {
+        self.leftover.as_deref()
+    }
+
+    /// The schema of the configuration.
+    #[must_use]
+    pub fn schema(&self) -> &'static Schema {
+        self.schema
+    }
+
+    /// The name of the configuration file, as the user gave it.
     #[must_use]
     pub fn file(&self) -> &str {
         &self.name
     }
 
-    /// What is in force, with what is away.
+    /// The configuration in force, with the unavailable resources.
     #[must_use]
     pub fn current(&self) -> &Checked {
         &self.current
     }
 
-    /// What of it is away, and why: it was there when the service ran before, and could not be opened when it began.
-    /// Whoever uses something else is served. It is tried again when somebody puts a whole file in force, changed or
-    /// not; not by itself, for what is back may be half of a copy that somebody still makes.
+    /// The resources that were served before the last start and could not be opened at it, with the reasons. All other
+    /// resources are served. They are tried again when a whole file is put in force, changed or not. They are not tried
+    /// automatically, because a file that is there again may be a copy in progress.
     #[must_use]
-    pub fn absent(&self) -> &Absent {
-        &self.absent
+    pub fn unavailable(&self) -> &Unavailable {
+        &self.unavailable
     }
 
-    /// The same, a line for each, with what to do.
-    pub fn away(&self) -> impl Iterator<Item = String> {
+    /// A line for each unavailable resource, with what to do.
+    pub fn unavailable_lines(&self) -> impl Iterator<Item = String> {
         let line = |(object, why): (&ObjectId, &String)| {
-            format!("{} is not served: {why}. When it is back, `lunar apply` takes it in", object.id())
+            format!("{} is not served: {why}. When it is available, run `lunar apply`", object.id())
         };
-        self.absent.iter().map(line)
+        self.unavailable.iter().map(line)
     }
 
     /// The file and its history.
@@ -158,182 +144,290 @@ impl<R: Running, O: Outside> Manager<R, O> {
         &self.versions
     }
 
-    /// Refuses all changes by which somebody could write to this volume, which is a file, until what is returned drops;
-    /// `None` if somebody can already.
-    pub fn hold_still(&mut self, volume: &str) -> Option<Still> {
-        self.stills.hold(&self.current.config, volume).filter(|_| !self.absent.contains_key(&ObjectId::volume(volume)))
+    /// Refuses all changes that would allow writes to this volume, which is in a file, until the returned value is
+    /// dropped; `None` if clients can write to it already.
+    pub fn freeze_writes(&mut self, volume: &str) -> Option<WriteFreeze> {
+        self.freezes
+            .hold(&self.current.config, volume)
+            .filter(|_| !self.unavailable.contains_key(&ObjectId::volume(volume)))
     }
 
-    /// What runs.
+    /// The running target.
     pub fn running(&mut self) -> &mut R {
         &mut self.running
     }
 
-    /// What would have to be done for this text to be in force.
+    /// The steps that would put this text in force.
     ///
     /// # Errors
-    /// When it is not valid, or cannot be now.
-    pub fn plan(&self, text: &str) -> Result<Plan, Failure> {
-        self.plan_without(text, |_| Absent::new())
-    }
-
-    fn plan_without(&self, text: &str, left: impl FnOnce(&Checked) -> Absent) -> Result<Plan, Failure> {
+    /// If the text is invalid, or a write freeze excludes it.
+    pub fn plan(&mut self, text: &str) -> Result<Plan, Failure> {
         let (_, wanted) = self.complete(text)?;
-        self.stills.allow(&wanted.config)?;
-        let left = left(&wanted);
-        Ok(Plan::between(&self.served(), &wanted.without(&left)))
+        self.plan_to(wanted, &Unavailable::new())
     }
 
-    /// What these edits would do.
-    ///
-    /// # Errors
-    /// When they make no sense, or lead to what is not valid.
-    pub fn plan_edits(&self, edits: &[Edit]) -> Result<Plan, Failure> {
-        self.plan_without(&edit(self.versions.text(), edits)?, |wanted| self.still_away(wanted))
+    fn plan_to(&mut self, wanted: Checked, left: &Unavailable) -> Result<Plan, Failure> {
+        self.freezes.allow(&wanted.config)?;
+        let (before, tried) = (self.served(), wanted.without(left));
+        let mut plan = Plan::between(&before, &tried);
+        self.in_use(&mut plan, &before, &tried);
+        Ok(plan)
     }
 
-    /// Makes these edits, all or none: in what runs and in the file.
-    ///
-    /// # Errors
-    /// Whatever is in the way; nothing was changed then.
-    pub fn change(&mut self, edits: &[Edit], who: &str, now: SystemTime) -> Result<Plan, Failure> {
-        let (text, wanted) = self.complete(&edit(self.versions.text(), edits)?)?;
-        self.put_in_force(wanted, false, |versions| write(versions, &text, who, now))
+    /// The sessions that use resources that the plan removes; marks the steps of the plan.
+    fn in_use(&mut self, plan: &mut Plan, before: &Checked, after: &Checked) -> InUse {
+        let (sessions, vms) = (self.running.sessions(), self.running.vms());
+        in_use::find(plan, (&before.config, &after.config), &sessions, &vms)
     }
 
-    /// Puts this text in force, and into the file.
+    /// The steps of these edits.
     ///
     /// # Errors
-    /// Whatever is in the way; nothing was changed then.
-    pub fn replace(&mut self, text: &str, who: &str, now: SystemTime) -> Result<Plan, Failure> {
+    /// If an edit is wrong, or the result is invalid.
+    pub fn plan_edits(&mut self, edits: &[Edit]) -> Result<Plan, Failure> {
+        let (_, wanted) = self.edited(edits)?;
+        let left = self.still_unavailable(&wanted);
+        self.plan_to(wanted, &left)
+    }
+
+    /// Applies these edits, all or none, to the running target and to the file.
+    ///
+    /// # Errors
+    /// The reason; nothing has changed then.
+    pub fn change<'a>(
+        &mut self,
+        edits: &[Edit],
+        author: impl Into<Author<'a>>,
+        now: SystemTime,
+    ) -> Result<Plan, Failure> {
+        let Author { name, force } = author.into();
+        let (text, wanted) = self.edited(edits)?;
+        self.put_in_force(wanted, false, force, |versions| write(versions, &text, name, now))
+    }
+
+    /// Puts this text in force and writes it to the file.
+    ///
+    /// # Errors
+    /// The reason; nothing has changed then.
+    pub fn replace<'a>(&mut self, text: &str, author: impl Into<Author<'a>>, now: SystemTime) -> Result<Plan, Failure> {
+        let Author { name, force } = author.into();
         let (text, wanted) = self.complete(text)?;
-        self.put_in_force(wanted, true, |versions| write(versions, &text, who, now))
+        self.put_in_force(wanted, true, force, |versions| write(versions, &text, name, now))
     }
 
-    /// Puts a version of the history in force again.
+    /// Puts a version of the history in force, except for the sizes of volumes that have grown since: a volume does not
+    /// shrink. The notes of the plan name them.
     ///
     /// # Errors
-    /// When it is not kept any more, and as [`Manager::replace`].
-    pub fn restore(&mut self, number: u64, who: &str, now: SystemTime) -> Result<Plan, Failure> {
-        let text = self.versions.text_of(number)?;
-        self.replace(&text, who, now)
+    /// If the version is not stored, and as [`Manager::replace`].
+    pub fn restore<'a>(
+        &mut self,
+        number: u64,
+        author: impl Into<Author<'a>>,
+        now: SystemTime,
+    ) -> Result<Plan, Failure> {
+        let (text, notes) = self.version_to_restore(number)?;
+        let plan = self.replace(&text, author, now)?;
+        Ok(Plan { notes, ..plan })
     }
 
-    /// Puts in force what somebody has written into the file by hand.
+    /// The steps of [`Manager::restore`].
     ///
     /// # Errors
-    /// Whatever is in the way; what is in force was not changed then.
-    pub fn reload(&mut self, now: SystemTime) -> Result<Plan, Failure> {
-        let outcome = self.read_again(now);
-        if let Err(why) = &outcome {
-            let why = why.to_string();
-            let first = why.lines().next().unwrap_or_default();
-            self.refused = Some(format!(
-                "{} was changed by hand, and that is not in force: {first}; mend it, then `lunar apply`",
-                self.name
-            ));
+    /// As [`Manager::restore`].
+    pub fn plan_restore(&mut self, number: u64) -> Result<Plan, Failure> {
+        let (text, notes) = self.version_to_restore(number)?;
+        let plan = self.plan(&text)?;
+        Ok(Plan { notes, ..plan })
+    }
+
+    /// The text of a version with the present sizes of volumes that have grown since, and a note for each of them.
+    fn version_to_restore(&self, number: u64) -> Result<(String, Vec<String>), Failure> {
+        let text = fill_secrets(&self.versions.text_of(number)?, self.versions.text())?;
+        let version = parse(&text, &mut Report::new(self.schema)).0;
+        let (mut edits, mut notes) = (Vec::new(), Vec::new());
+        for (name, then) in &version.volumes {
+            let now = self.current.config.volumes.get(name);
+            let now = now.filter(|now| (now.kind, &now.path) == (then.kind, &then.path));
+            let Some((now, then)) = now.and_then(|now| now.size).zip(then.size).filter(|(now, then)| now > then) else {
+                continue;
+            };
+            let keys = Keys(Map::from_iter([("size".to_owned(), Json::from(now.text()))]));
+            edits.push(Edit::Set { kind: Kind::Volume, name: name.clone(), keys });
+            let (now, then) = (now.text(), then.text());
+            notes.push(format!("volume {name} keeps its size {now}: it had {then} in version {number}"));
+        }
+        let text = if edits.is_empty() { text } else { edit(self.schema, &text, &edits)? };
+        Ok((text, notes))
+    }
+
+    /// Puts the edited file in force.
+    ///
+    /// # Errors
+    /// The reason; the configuration in force has not changed then.
+    pub fn reload(&mut self, now: SystemTime, force: Force) -> Result<Plan, Failure> {
+        let outcome = self.reread(now, force);
+        if let Err(why @ Failure::Disk(Trouble::Lost(..))) = &outcome {
+            // It was not edited, and its words say what to do.
+            self.refused = Some(why.to_string());
+        } else if let Err(why) = &outcome {
+            let (first, remedy) = match why {
+                Failure::InUse(why) => (
+                    why.reason(),
+                    "see `lunar plan`; correct the file, then `lunar apply`, or apply it with `lunar apply --force`",
+                ),
+                why => {
+                    (why.to_string().lines().next().unwrap_or_default().to_owned(), "correct it, then `lunar apply`")
+                }
+            };
+            self.refused = Some(format!("{} was edited and is not in force: {first}; {remedy}", self.name));
         }
         outcome
     }
 
-    fn read_again(&mut self, now: SystemTime) -> Result<Plan, Failure> {
+    fn reread(&mut self, now: SystemTime, force: Force) -> Result<Plan, Failure> {
         let before = self.versions.reload()?;
-        self.follow(now).inspect_err(|_| self.versions = before)
+        self.follow(now, force).inspect_err(|_| self.versions = before)
     }
 
-    /// Why what somebody has written into the file by hand is not in force, and what to do; until something else is.
+    /// Why the edited file is not in force, and what to do; until a change succeeds.
     #[must_use]
     pub fn refused(&self) -> Option<&str> {
         self.refused.as_deref()
     }
 
-    /// What runs, without what it runs by: to end it.
+    /// The running target alone, to stop it.
     #[must_use]
     pub fn into_running(self) -> R {
         self.running
     }
 
-    fn follow(&mut self, now: SystemTime) -> Result<Plan, Failure> {
+    fn follow(&mut self, now: SystemTime, force: Force) -> Result<Plan, Failure> {
         let (text, wanted) = self.complete(self.versions.text())?;
-        self.put_in_force(wanted, true, |versions| adopt(versions, &text, now))
+        self.put_in_force(wanted, true, force, |versions| adopt(versions, &text, now))
     }
 
-    /// What is served: what is in force without what is away.
+    /// The configuration in force without the unavailable resources.
     fn served(&self) -> Checked {
-        self.current.clone().without(&self.absent)
+        self.current.clone().without(&self.unavailable)
     }
 
-    /// `tries`: whether what is away is tried again.
+    /// `tries`: whether unavailable resources are tried again.
     fn put_in_force(
         &mut self,
         wanted: Checked,
         tries: bool,
+        force: Force,
         write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
     ) -> Result<Plan, Failure> {
         self.running.expect(self.expected(&wanted));
-        let away = self.still_away(&wanted);
+        let missing = self.still_unavailable(&wanted);
         let (left, forgiven) =
-            if tries { (Absent::new(), away.into_keys().collect()) } else { (away, BTreeSet::new()) };
-        self.carry_out(wanted, left, Leniency { forgiven, again: &mut |_, _| false }, write)
+            if tries { (Unavailable::new(), missing.into_keys().collect()) } else { (missing, BTreeSet::new()) };
+        let policy = MissingPolicy { may_be_missing: forgiven, retry: &mut |_, _| false };
+        self.carry_out(wanted, left, policy, force, write)
     }
 
-    /// What is in `left` is away, and not tried.
+    /// The resources in `left` are unavailable and not tried.
     fn carry_out(
         &mut self,
         wanted: Checked,
-        left: Absent,
-        leniency: Leniency<'_>,
+        left: Unavailable,
+        policy: MissingPolicy<'_>,
+        force: Force,
         write: impl FnOnce(&mut Versions) -> Result<(), Trouble>,
     ) -> Result<Plan, Failure> {
-        self.stills.allow(&wanted.config)?;
+        self.freezes.allow(&wanted.config)?;
         let (before, tried) = (self.served(), wanted.clone().without(&left));
-        let plan = Plan::between(&before, &tried);
+        let mut plan = Plan::between(&before, &tried);
+        let in_use = self.in_use(&mut plan, &before, &tried);
+        if force == Force::No && !in_use.is_empty() {
+            return Err(Failure::InUse(in_use));
+        }
         let (versions, identities) = (&mut self.versions, &mut self.identities);
-        let both = || identities.remember(&wanted.config).and_then(|()| write(versions)).map_err(|why| why.to_string());
-        let absent = apply(&mut self.running, &plan, &tried, leniency, both)?;
-        let plan = if absent.is_empty() { plan } else { Plan::between(&before, &tried.without(&absent)) };
+        let both = || identities.remember(&wanted.config).and_then(|()| write(versions));
+        let unavailable = apply(&mut self.running, &plan, &tried, policy, both)?;
+        let plan = if unavailable.is_empty() { plan } else { Plan::between(&before, &tried.without(&unavailable)) };
+        let loses_secrets = self.current.loses_secrets(&wanted);
         (self.current, self.refused) = (wanted, None);
-        self.absent = left.into_iter().chain(absent).collect();
+        if loses_secrets {
+            self.forget_secrets();
+        }
+        self.unavailable = left.into_iter().chain(unavailable).collect();
         Ok(plan)
     }
 
-    /// What may be away at a start: what was served when the service ran before. Not what hosts have made: they would
-    /// go on making more of it.
+    /// The resources that may be missing at a start: those that were served before. Volumes that hosts created may not:
+    /// their space would be available to hosts again.
     fn known(&self, wanted: &Checked) -> BTreeSet<ObjectId> {
         let served = self.identities.served_before(&wanted.config);
         let is_hosts = |name: &str| wanted.config.volumes.get(name).is_some_and(|volume| volume.pool.is_some());
         let is_known = |id: &Id<'_>| match id.kind {
             Kind::Volume => served.contains(id.name) && !is_hosts(id.name),
-            // Which there were is not remembered; but who shared something had what it was shared by.
-            kind => MAY_BE_AWAY.contains(&kind) && !served.is_empty(),
+            // Only volumes are recorded; a target that served volumes had portals, too.
+            kind => kind.may_be_missing() && !served.is_empty(),
         };
         wanted.config.objects().into_keys().filter(is_known).map(ObjectId::from).collect()
     }
 
-    /// What is away, and is in `wanted` as it was.
-    fn still_away(&self, wanted: &Checked) -> Absent {
-        if self.absent.is_empty() {
-            return Absent::new();
+    /// The unavailable resources that are unchanged in `wanted`.
+    fn still_unavailable(&self, wanted: &Checked) -> Unavailable {
+        if self.unavailable.is_empty() {
+            return Unavailable::new();
         }
         let told = Plan::between(&self.current, wanted);
         let changed: BTreeSet<&ObjectId> = told.changes.iter().map(|change| &change.object).collect();
-        let same = self.absent.iter().filter(|(object, _)| !changed.contains(object));
+        let same = self.unavailable.iter().filter(|(object, _)| !changed.contains(object));
         same.map(|(object, why)| (object.clone(), why.clone())).collect()
     }
 
-    /// The volumes whose bytes were there before and are away, whatever they are called now.
+    /// The volumes at the paths of unavailable volumes, under their present names.
     fn expected(&self, wanted: &Checked) -> BTreeSet<String> {
-        let away = self.absent.keys().filter(|object| object.kind == Kind::Volume);
-        let away = away.filter_map(|object| self.current.config.volumes.get(&object.name)?.path.as_ref());
-        let away: BTreeSet<&Path> = away.map(|path| path.path()).collect();
-        let is_away = |volume: &Volume| volume.path.as_ref().is_some_and(|path| away.contains(path.path()));
-        let volumes = wanted.config.volumes.iter().filter(|(_, volume)| is_away(volume));
+        let missing = self.unavailable.keys().filter(|object| object.kind == Kind::Volume);
+        let missing = missing.filter_map(|object| self.current.config.volumes.get(&object.name)?.path.as_ref());
+        let missing: BTreeSet<&Path> = missing.map(|path| path.path()).collect();
+        let is_missing = |volume: &Volume| volume.path.as_ref().is_some_and(|path| missing.contains(path.path()));
+        let volumes = wanted.config.volumes.iter().filter(|(_, volume)| is_missing(volume));
         volumes.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Checks a text, and gives volumes without a UUID the one that is theirs, or a new one.
+    /// The text after these edits. Mistakes have no places, because the text is in no file.
+    fn edited(&self, edits: &[Edit]) -> Result<(String, Checked), Failure> {
+        let text = edit(self.schema, self.versions.text(), edits)?;
+        self.complete(&text).map_err(|why| match why {
+            Failure::Invalid(problems) => {
+                let used = edits.iter().find_map(|edit| match edit {
+                    Edit::Delete { kind, name } => self.user_of(*kind, name),
+                    _ => None,
+                });
+                used.map_or_else(|| Failure::Invalid(Problems { file: String::new(), ..problems }), Failure::Edit)
+            }
+            why => why,
+        })
+    }
+
+    /// Why a resource cannot be deleted: another one refers to it.
+    fn user_of(&self, kind: Kind, name: &str) -> Option<Refused> {
+        for (id, object) in self.current.config.objects() {
+            for (key, field) in object.keys().into_iter().zip(object.fields()) {
+                let mut is_named = false;
+                field.mentions(&mut |named, other, _| is_named |= (named, other) == (kind, name));
+                if is_named {
+                    return Some(Refused::Used(match id.lun {
+                        Some(lun) => {
+                            format!("{kind} {name} is {id}: unmap it first (`lunar group unmap {} {lun}`)", id.name)
+                        }
+                        None => format!("{kind} {name} is used by {id} ({}): change that first", key.name()),
+                    }));
+                }
+            }
+        }
+        None
+    }
+
+    /// Checks a text, and adds the known UUID or a new one to volumes without a UUID.
     fn complete(&self, text: &str) -> Result<(String, Checked), Failure> {
-        let checked = check(&self.name, text, &self.outside)?;
+        let checked = check(self.schema, &self.name, text, &self.outside)?;
         if checked.config.volumes.values().all(|volume| volume.uuid.is_some()) {
             return Ok((text.to_owned(), checked));
         }
@@ -342,17 +436,17 @@ impl<R: Running, O: Outside> Manager<R, O> {
             let volume = checked.config.volumes.get(name);
             let known =
                 volume.and_then(|volume| self.identities.find(name, volume).or_else(|| self.outside.mark(volume)));
-            // What somebody else is already is no mark.
+            // The UUID of another volume is not used twice.
             let known = known.filter(|known| taken.insert(*known));
-            known.map_or_else(|| self.outside.random().map(Uuid::from_random), Ok)
+            known.map_or_else(|| Ok(Uuid::from_random(self.outside.random()?)), Ok::<_, Failure>)
         };
         let (text, _) = name_volumes(text, uuid)?;
-        let checked = check(&self.name, &text, &self.outside)?;
+        let checked = check(self.schema, &self.name, &text, &self.outside)?;
         Ok((text, checked))
     }
 }
 
-/// Writes what is in force now, if it is another text.
+/// Writes the text in force, if it differs from the file.
 fn write(versions: &mut Versions, text: &str, who: &str, now: SystemTime) -> Result<(), Trouble> {
     match versions.text() == text {
         true => Ok(()),
@@ -360,14 +454,14 @@ fn write(versions: &mut Versions, text: &str, who: &str, now: SystemTime) -> Res
     }
 }
 
-/// Takes the text in force into the history, and `text`, which is the same with who volumes are, into the file.
+/// Adds the text in force to the history, and writes `text`, the same with the UUIDs of all volumes, to the file.
 fn adopt(versions: &mut Versions, text: &str, now: SystemTime) -> Result<(), Trouble> {
     versions.adopt(now)?;
     if versions.text() == text {
         return Ok(());
     }
-    // What cannot be written into the file is remembered beside it. What somebody writes into it meanwhile is his, and
-    // is there when the file is read again.
+    // If the file is not writable, the UUIDs are stored in the state folder. An edit at the same time takes precedence,
+    // and is read at the next reload.
     versions.write(text, OURSELVES, now).or_else(|why| match &why {
         Trouble::Disk(_, disk) if is_closed(disk.kind()) => Ok(()),
         Trouble::Changed(_) => Ok(()),
@@ -375,7 +469,7 @@ fn adopt(versions: &mut Versions, text: &str, now: SystemTime) -> Result<(), Tro
     })
 }
 
-/// Whether a file is not ours to write.
+/// Whether the file is not writable for this process.
 fn is_closed(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem | ErrorKind::ResourceBusy)
 }

@@ -1,29 +1,31 @@
-//! From one configuration to another: what has to be done, in words, in an order in which no step names anything that
-//! is not there, and what goes is gone before what takes its place comes.
+//! The steps from one configuration to another, in words. In their order no step refers to a missing resource, and a
+//! resource is removed before another one takes its name, path or address.
 //!
-//! 1. Names are taken out of what stays. 2. Things are removed, what names others first. 3. What stays changes.
-//! 4. Things are made, what is named first. 5. Names are put into what stays.
+//! 1. References are detached from resources that stay. 2. Resources are removed, in reverse order of creation.
+//! 3. Resources that stay are changed. 4. Resources are created, in the order of creation. 5. References are attached
+//!    to resources that stay.
 
 use crate::check::Checked;
-use crate::config::{Config, Id, Kind};
+use crate::config::Config;
+use crate::kind::{Id, Kind};
+use crate::model::Volume;
 use crate::section::{Effect, Key, Object};
-use crate::value::{Field, Naming};
-use serde::Serialize;
+use crate::section::{Field, Naming};
 use serde_json::Value as Json;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;
 
-/// Keys whose files may hold something else than before.
+/// Keys that name files, whose contents may change without a change of the key.
 pub(crate) const SECRETS: [&str; 2] = ["secret", "certificate"];
 
-/// A thing in a plan.
+/// A resource in a plan.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct ObjectId {
     /// Its kind.
     pub kind: Kind,
-    /// Its name; that of its group if it is a LUN; empty for what is there once.
+    /// Its name; the name of its group if it is a LUN; empty for a section that exists once.
     pub name: String,
-    /// The number of a LUN.
+    /// The logical unit number of a LUN.
     pub lun: Option<u16>,
 }
 
@@ -47,56 +49,60 @@ impl From<Id<'_>> for ObjectId {
     }
 }
 
-/// A name that a key of something mentions.
+/// A reference of a key to a resource.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Link {
     /// The key, with underscores.
     pub field: &'static str,
-    /// The kind of what it names.
+    /// The kind of the resource.
     pub kind: Kind,
-    /// The name.
+    /// The name of the resource.
     pub name: String,
 }
 
-/// What is done to a thing.
+/// The operation of a step.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Action {
-    /// A name is taken out of one of its keys.
+    /// A reference is removed from one of its keys.
     Detach(Link),
-    /// It goes.
+    /// The resource is removed.
     Remove,
-    /// These keys of it change (with underscores).
+    /// These keys change (with underscores).
     Change(Vec<&'static str>),
-    /// It comes, with all names in it.
+    /// The resource is created, with all its references.
     Create,
-    /// A name is put into one of its keys.
+    /// A reference is added to one of its keys.
     Attach(Link),
 }
 
 /// One step of a plan.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Change {
-    /// Of what.
+    /// The resource.
     pub object: ObjectId,
-    /// What is done.
+    /// The operation.
     pub action: Action,
     /// In words: `create volume disk1 (20 GiB file /srv/disk1.img)`. Without secrets.
     pub words: String,
-    /// Who notices.
+    /// The effect on clients.
     pub effect: Effect,
-    /// The targets whose sessions notice; none if nobody does.
+    /// The targets whose sessions are affected.
     pub targets: Vec<String>,
+    /// The clients with sessions from which the step takes something. The step needs force if there are any.
+    pub hosts: Vec<String>,
 }
 
-/// All steps, in their order.
+/// The steps, in their order.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Plan {
     /// The steps.
     pub changes: Vec<Change>,
+    /// Further effects, and the parts of a restored version that are not restored, in words.
+    pub notes: Vec<String>,
 }
 
 impl Plan {
-    /// What makes `new` out of `old`.
+    /// The steps from `old` to `new`.
     #[must_use]
     pub fn between(old: &Checked, new: &Checked) -> Self {
         let (before, after) = (old.config.objects(), new.config.objects());
@@ -115,13 +121,13 @@ impl Plan {
         steps.in_order(&Reach::of(&old.config, &new.config))
     }
 
-    /// Whether nothing has to be done.
+    /// Whether there are no steps.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.changes.is_empty()
     }
 
-    /// Targets whose sessions notice, with the worst that happens to them.
+    /// The targets whose sessions are affected, each with the strongest effect.
     #[must_use]
     pub fn disturbed(&self) -> BTreeMap<&str, Effect> {
         let mut all = BTreeMap::new();
@@ -134,7 +140,7 @@ impl Plan {
         all
     }
 
-    /// Whether something of it is in force after a restart only.
+    /// Whether a step takes effect only after a restart.
     #[must_use]
     pub fn needs_restart(&self) -> bool {
         self.changes.iter().any(|change| change.effect == Effect::Restart)
@@ -144,12 +150,12 @@ impl Plan {
 impl fmt::Display for Plan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_empty() {
-            return f.write_str("nothing to do");
+            f.write_str("nothing to do")?;
         }
         for (at, change) in self.changes.iter().enumerate() {
             write!(f, "{}{change}", if at == 0 { "" } else { "\n" })?;
         }
-        Ok(())
+        self.notes.iter().try_for_each(|note| write!(f, "\nnote: {note}"))
     }
 }
 
@@ -164,14 +170,19 @@ impl fmt::Display for Change {
         };
         match self.effect {
             Effect::Restart => f.write_str(" [after a restart]"),
-            Effect::Attention if !self.targets.is_empty() => write!(f, " [initiators of {} are told]", at()),
+            Effect::Attention if !self.targets.is_empty() => write!(f, " [clients of {} are notified]", at()),
             Effect::EndsSessions if !self.targets.is_empty() => write!(f, " [sessions of {} end]", at()),
             _ => Ok(()),
+        }?;
+        match &self.hosts[..] {
+            [] => Ok(()),
+            [one] => write!(f, " [needs --force: {one} uses it]"),
+            [one, rest @ ..] => write!(f, " [needs --force: {one} and {} others use it]", rest.len()),
         }
     }
 }
 
-/// What has to be done, before it is put in order.
+/// The steps before they are put in order.
 #[derive(Default)]
 struct Steps {
     detach: Vec<Change>,
@@ -182,17 +193,20 @@ struct Steps {
 }
 
 fn step(id: Id<'_>, action: Action, words: String, effect: Effect) -> Change {
-    Change { object: id.into(), action, words, effect, targets: Vec::new() }
+    Change { object: id.into(), action, words, effect, targets: Vec::new(), hosts: Vec::new() }
 }
 
 impl Steps {
     fn remove(&mut self, id: Id<'_>, object: &dyn Object) {
         let words = match id.lun {
             Some(lun) => format!("unmap {} from LUN {lun} of group {}", mapped(object), id.name),
-            None if id.kind == Kind::Volume => format!("remove {id} (its data stays)"),
+            None if id.kind == Kind::Volume => {
+                let is_stored = object.any().downcast_ref::<Volume>().is_some_and(|volume| volume.path.is_some());
+                format!("remove {id} (its data {})", if is_stored { "stays" } else { "is lost" })
+            }
             None => format!("remove {id}"),
         };
-        self.remove.push(step(id, Action::Remove, words, id.kind.effects().1));
+        self.remove.push(step(id, Action::Remove, words, object.effects().1));
     }
 
     fn create(&mut self, id: Id<'_>, object: &dyn Object) {
@@ -202,21 +216,21 @@ impl Steps {
             None if summary.is_empty() => format!("create {id}"),
             None => format!("create {id} ({summary})"),
         };
-        self.create.push(step(id, Action::Create, words, id.kind.effects().0));
+        self.create.push(step(id, Action::Create, words, object.effects().0));
     }
 
     fn differences(&mut self, id: Id<'_>, old: (&dyn Object, &Checked), new: (&dyn Object, &Checked)) {
-        let keys = new.0.keys();
-        let fields = || keys.iter().zip(old.0.fields().into_iter().zip(new.0.fields()));
         let secret_differs = old.1.secret(id) != new.1.secret(id);
-        let differs = |key: &Key, old: &dyn Field, new: &dyn Field| {
-            !key.nested && (!new.same(old) || SECRETS.contains(&key.field) && secret_differs)
+        let differs = |(key, old, new): &Pair<'_>| {
+            let is_same = match (old, new) {
+                (Some(old), Some(new)) => new.same(*old),
+                (None, None) => true,
+                (Some(one), None) | (None, Some(one)) => one.show().is_null(),
+            };
+            !key.nested && (!is_same || SECRETS.contains(&key.field) && secret_differs)
         };
-        let changed: Vec<(&'static Key, &dyn Field, &dyn Field)> = fields()
-            .map(|(key, (old, new))| (key, old, new))
-            .filter(|(key, old, new)| differs(key, *old, *new))
-            .collect();
-        // What cannot be without the one that it names is another thing with another one.
+        let changed: Vec<Pair<'_>> = pairs(old.0, new.0).into_iter().filter(differs).collect();
+        // A resource that depends on another one is a new resource if it refers to a new one.
         if changed.iter().any(|(key, ..)| key.naming == Naming::One) {
             self.remove(id, old.0);
             self.create(id, new.0);
@@ -224,7 +238,7 @@ impl Steps {
         }
         let (links, plain): (Vec<_>, Vec<_>) = changed.into_iter().partition(|(key, ..)| key.naming == Naming::Many);
         for (key, old, new) in links {
-            let (old, new) = (names(old), names(new));
+            let (old, new) = (old.map(names).unwrap_or_default(), new.map(names).unwrap_or_default());
             let link = |(kind, name): &(Kind, String)| Link { field: key.field, kind: *kind, name: name.clone() };
             let gone = old.difference(&new).map(link);
             self.detach.extend(gone.map(|link| {
@@ -238,14 +252,13 @@ impl Steps {
             }));
         }
         if let Some(effect) = plain.iter().map(|(key, ..)| key.effect).max() {
-            let words: Vec<String> = plain.iter().map(|(key, old, new)| difference(key, *old, *new)).collect();
+            let words: Vec<String> = plain.iter().map(difference).collect();
             let fields = plain.iter().map(|(key, ..)| key.field).collect();
             self.change.push(step(id, Action::Change(fields), format!("change {id}: {}", words.join("; ")), effect));
         }
     }
 
     fn in_order(mut self, reach: &Reach<'_>) -> Plan {
-        // Found in the order in which things are made; they go the other way round.
         self.remove.sort_by(|one, other| other.object.cmp(&one.object));
         self.create.sort_by(|one, other| one.object.cmp(&other.object));
         let parts = [self.detach, self.remove, self.change, self.create, self.attach];
@@ -256,8 +269,25 @@ impl Steps {
                 change.targets = reach.targets(&change.object, &change.action);
             }
         }
-        Plan { changes }
+        Plan { changes, notes: Vec::new() }
     }
+}
+
+/// A key with its old and its new value; an object has no value for a key of another front or store.
+type Pair<'a> = (&'static Key, Option<&'a dyn Field>, Option<&'a dyn Field>);
+
+/// The keys of both objects with their values. The keys of two objects of one kind may differ: a front or a store adds
+/// some.
+fn pairs<'a>(old: &'a dyn Object, new: &'a dyn Object) -> Vec<Pair<'a>> {
+    let mut before: Vec<_> = old.keys().into_iter().zip(old.fields()).collect();
+    let mut pairs = Vec::with_capacity(before.len());
+    for (key, field) in new.keys().into_iter().zip(new.fields()) {
+        let found = before.iter().position(|(other, _)| std::ptr::eq(*other, key));
+        let earlier = found.map(|at| before.remove(at).1);
+        pairs.push((key, earlier, Some(field)));
+    }
+    pairs.extend(before.into_iter().map(|(key, field)| (key, Some(field), None)));
+    pairs
 }
 
 /// The volume of a LUN.
@@ -265,7 +295,7 @@ fn mapped(object: &dyn Object) -> String {
     object.fields().into_iter().flat_map(names).map(|(_, name)| name).next().unwrap_or_default()
 }
 
-/// What a value names.
+/// The references of a value.
 fn names(field: &dyn Field) -> BTreeSet<(Kind, String)> {
     let mut names = BTreeSet::new();
     field.mentions(&mut |kind, name, _| {
@@ -274,12 +304,13 @@ fn names(field: &dyn Field) -> BTreeSet<(Kind, String)> {
     names
 }
 
-/// How a key changes, in words.
-fn difference(key: &Key, old: &dyn Field, new: &dyn Field) -> String {
-    let (name, old, new) = (key.name(), old.show(), new.show());
+/// The change of a key, in words.
+fn difference((key, old, new): &Pair<'_>) -> String {
+    let shown = |field: &Option<&dyn Field>| field.map_or(Json::Null, Field::show);
+    let (name, old, new) = (key.name(), shown(old), shown(new));
     if old == new {
-        // A secret, which looks like any other.
-        return format!("{name} is another one");
+        // A secret is not shown.
+        return format!("{name} has a new value");
     }
     format!("{name} {} -> {}", plain(&old), plain(&new))
 }
@@ -294,13 +325,13 @@ fn plain(value: &Json) -> String {
     }
 }
 
-/// Which targets things belong to, before and after.
+/// The targets of each resource, before and after.
 struct Reach<'a> {
     volumes: HashMap<&'a str, BTreeSet<&'a str>>,
     portal_groups: HashMap<&'a str, BTreeSet<&'a str>>,
     groups: HashMap<&'a str, BTreeSet<&'a str>>,
     portals: HashMap<&'a str, BTreeSet<&'a str>>,
-    vms: HashMap<&'a str, BTreeSet<&'a str>>,
+    fronts: HashMap<Id<'a>, BTreeSet<String>>,
     targets: BTreeSet<&'a str>,
 }
 
@@ -311,7 +342,7 @@ impl<'a> Reach<'a> {
             portal_groups: HashMap::new(),
             groups: HashMap::new(),
             portals: HashMap::new(),
-            vms: HashMap::new(),
+            fronts: HashMap::new(),
             targets: BTreeSet::new(),
         };
         for config in [old, new] {
@@ -332,8 +363,9 @@ impl<'a> Reach<'a> {
             let behind = reach.portal_groups.get(portal.1.group.name()).cloned().unwrap_or_default();
             reach.portals.entry(portal.0).or_default().extend(behind);
         }
-        for (name, vm) in [old, new].into_iter().flat_map(|config| &config.vms) {
-            reach.vms.entry(name).or_default().insert(vm.target.name());
+        for (id, object) in [old, new].into_iter().flat_map(Config::of_fronts) {
+            let targets = object.fields().into_iter().flat_map(names).filter(|(kind, _)| *kind == Kind::Target);
+            reach.fronts.entry(id).or_default().extend(targets.map(|(_, name)| name));
         }
         reach
     }
@@ -342,7 +374,7 @@ impl<'a> Reach<'a> {
         let owned = |names: &BTreeSet<&str>| names.iter().map(|name| (*name).to_owned()).collect();
         let of = |map: &HashMap<&str, BTreeSet<&str>>| map.get(object.name.as_str()).map(owned).unwrap_or_default();
         match (object.kind, action) {
-            // Only those at the target that comes or goes.
+            // Only the clients of the target that is attached or detached.
             (Kind::Group, Action::Attach(link) | Action::Detach(link)) if link.kind == Kind::Target => {
                 vec![link.name.clone()]
             }
@@ -351,16 +383,9 @@ impl<'a> Reach<'a> {
             (Kind::PortalGroup, _) => of(&self.portal_groups),
             (Kind::Group | Kind::Lun, _) => of(&self.groups),
             (Kind::Portal, _) => of(&self.portals),
-            (Kind::Vm, _) => of(&self.vms),
+            (Kind::Front(_), _) => self.fronts.get(&object.id()).into_iter().flatten().cloned().collect(),
             _ => owned(&self.targets),
         }
-    }
-}
-
-/// A change as programs see it.
-impl Serialize for Change {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        crate::api::ChangeView::of(self).serialize(serializer)
     }
 }
 

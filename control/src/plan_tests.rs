@@ -1,7 +1,9 @@
 use super::*;
-use crate::apply::{Leniency, MAY_BE_AWAY, Refusal, Running, apply};
-use crate::check::{Outside, check};
-use crate::rehearsal::Rehearsal;
+use crate::apply::{MissingPolicy, Refusal, Running, apply};
+use crate::check::{Outside, OutsideError, check};
+use crate::fake_target::FakeTarget;
+use crate::testing::SAMPLE;
+use crate::versions::Trouble;
 use proptest::prelude::*;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -14,25 +16,25 @@ impl Outside for Nothing {
         None
     }
 
-    fn mode(&self, _path: &Path) -> Result<u32, String> {
+    fn mode(&self, _path: &Path) -> Result<u32, OutsideError> {
         Ok(0o600)
     }
 
-    fn read(&self, path: &Path) -> Result<Vec<u8>, String> {
+    fn read(&self, path: &Path) -> Result<Vec<u8>, OutsideError> {
         Ok(path.display().to_string().into_bytes())
     }
 
-    fn credential(&self, name: &str) -> Result<PathBuf, String> {
+    fn credential(&self, name: &str) -> Result<PathBuf, OutsideError> {
         Ok(name.into())
     }
 
-    fn random(&self) -> Result<[u8; 16], String> {
+    fn random(&self) -> Result<[u8; 16], OutsideError> {
         Ok([7; 16])
     }
 }
 
 fn checked(text: &str) -> Checked {
-    check("x", text, &Nothing).unwrap_or_else(|problems| panic!("{problems}\n{text}"))
+    check(&SAMPLE, "x", text, &Nothing).unwrap_or_else(|problems| panic!("{problems}\n{text}"))
 }
 
 fn words(old: &str, new: &str) -> Vec<String> {
@@ -55,15 +57,15 @@ fn a_plan_is_in_words_and_in_order() {
             "create portal group front (tag 1, active-optimized)",
             "create target main (iqn.2026-01.org.example:main)",
             "create group esx (iqn.1998-01.com.vmware:*)",
-            "map disk1 as LUN 3 for group esx [initiators of target main are told]",
-            "create portal a (192.0.2.1:3260, portal group front)",
+            "map disk1 as LUN 3 for group esx [clients of target main are notified]",
+            "create portal a (192.0.2.1:3260, iscsi, portal group front)",
         ]
     );
     assert_eq!(
         words(SMALL, ""),
         [
             "remove portal a [sessions of target main end]",
-            "unmap disk1 from LUN 3 of group esx [initiators of target main are told]",
+            "unmap disk1 from LUN 3 of group esx [clients of target main are notified]",
             "remove group esx [sessions of target main end]",
             "remove target main [sessions of target main end]",
             "remove portal group front [sessions of target main end]",
@@ -74,7 +76,7 @@ fn a_plan_is_in_words_and_in_order() {
 }
 
 #[test]
-fn what_takes_a_place_comes_after_what_had_it() {
+fn an_address_is_released_before_it_is_bound_again() {
     // The same file, the same tag, the same address under other names.
     let renamed = SMALL.replace("disk1]", "disk2]").replace("'disk1'", "'disk2'").replace("front", "back");
     let renamed = renamed.replace("portal.a", "portal.b");
@@ -83,31 +85,31 @@ fn what_takes_a_place_comes_after_what_had_it() {
         [
             "take portal group front from target main (portal-groups) [sessions of target main end]",
             "remove portal a [sessions of target main end]",
-            "unmap disk1 from LUN 3 of group esx [initiators of target main are told]",
+            "unmap disk1 from LUN 3 of group esx [clients of target main are notified]",
             "remove portal group front [sessions of target main end]",
             "remove volume disk1 (its data stays)",
             "create volume disk2 (20 GiB file /srv/disk1.img)",
             "create portal group back (tag 1, active-optimized)",
-            "map disk2 as LUN 3 for group esx [initiators of target main are told]",
-            "create portal b (192.0.2.1:3260, portal group back)",
+            "map disk2 as LUN 3 for group esx [clients of target main are notified]",
+            "create portal b (192.0.2.1:3260, iscsi, portal group back)",
             "add portal group back to target main (portal-groups) [sessions of target main end]",
         ]
     );
 }
 
 #[test]
-fn changes_say_what_and_who_notices() {
+fn changes_name_their_effect_on_clients() {
     for (from, to, said) in [
-        ("20G", "30G", "change volume disk1: size 20G -> 30G [initiators of target main are told]"),
+        ("20G", "30G", "change volume disk1: size 20G -> 30G [clients of target main are notified]"),
         (
             "3 = 'disk1'",
             "3 = { volume = 'disk1', read-only = true }",
-            "change LUN 3 of group esx: read-only false -> true [initiators of target main are told]",
+            "change LUN 3 of group esx: read-only false -> true [clients of target main are notified]",
         ),
         (
             "tag = 1",
             "tag = 1\nalua-state = 'standby'",
-            "change portal group front: alua-state active-optimized -> standby [initiators of target main are told]",
+            "change portal group front: alua-state active-optimized -> standby [clients of target main are notified]",
         ),
         (
             "['iqn.1998-01.com.vmware:*']",
@@ -141,57 +143,63 @@ fn changes_say_what_and_who_notices() {
 fn a_secret_that_changes_is_a_change() {
     let user = |secret: &str| checked(&format!("[user.u]\nsecret = {secret}"));
     let (one, other) = (user("'the first secret'"), user("'the other secret'"));
-    assert_eq!(Plan::between(&one, &other).to_string(), "change user u: secret is another one");
+    assert_eq!(Plan::between(&one, &other).to_string(), "change user u: secret has a new value");
     let plan = Plan::between(&one, &user("{ file = '/somewhere/else' }"));
     assert_eq!(plan.to_string(), "change user u: secret (hidden) -> {\"file\":\"/somewhere/else\"}");
-    // What a file holds may change while its name stays.
+    // The content of a file may change while its name stays.
     struct Other;
     impl Outside for Other {
         fn config_mode(&self) -> Option<u32> {
             None
         }
-        fn mode(&self, _path: &Path) -> Result<u32, String> {
+        fn mode(&self, _path: &Path) -> Result<u32, OutsideError> {
             Ok(0o600)
         }
-        fn read(&self, _path: &Path) -> Result<Vec<u8>, String> {
+        fn read(&self, _path: &Path) -> Result<Vec<u8>, OutsideError> {
             Ok(b"what another writes".to_vec())
         }
-        fn credential(&self, _name: &str) -> Result<PathBuf, String> {
-            Err("none".into())
+        fn credential(&self, _name: &str) -> Result<PathBuf, OutsideError> {
+            Err(OutsideError::Missing)
         }
-        fn random(&self) -> Result<[u8; 16], String> {
-            Err("none".into())
+        fn random(&self) -> Result<[u8; 16], OutsideError> {
+            Err(OutsideError::Missing)
         }
     }
     let text = "[user.u]\nsecret = { file = '/somewhere/else' }";
-    let later = check("x", text, &Other).expect("it is right");
-    assert_eq!(Plan::between(&checked(text), &later).to_string(), "change user u: secret is another one");
+    let later = check(&SAMPLE, "x", text, &Other).expect("it is right");
+    assert_eq!(Plan::between(&checked(text), &later).to_string(), "change user u: secret has a new value");
+}
+
+/// Makes one step alone.
+fn make(running: &mut FakeTarget, change: &Change, plan: &Plan, wanted: &Checked) {
+    let mut transaction = running.begin(plan, wanted).expect("it can begin");
+    running.prepare(&mut transaction, change, wanted).unwrap_or_else(|why| panic!("{change}: {why}\n{plan}"));
+    running.commit(transaction, plan, wanted);
 }
 
 /// Carries out a plan and holds it to its promises at every step.
-fn carry_out(running: &mut Rehearsal, plan: &Plan, wanted: &Checked) {
+fn carry_out(running: &mut FakeTarget, plan: &Plan, wanted: &Checked) {
     for change in &plan.changes {
-        let ready = running.prepare(change, wanted).unwrap_or_else(|why| panic!("{change}: {why}\n{plan}"));
-        running.commit(change, ready);
+        make(running, change, plan, wanted);
         assert_eq!(running.dangling(), [""; 0], "after {change} of\n{plan}");
     }
 }
 
-/// Nothing may be away.
+/// No resource may be missing.
 macro_rules! strict {
     () => {
-        Leniency { forgiven: BTreeSet::new(), again: &mut |_, _| unreachable!("nothing is forgiven") }
+        MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| unreachable!("nothing is forgiven") }
     };
 }
 
-fn alone(wanted: &Checked) -> Rehearsal {
-    let mut running = Rehearsal::new();
+fn alone(wanted: &Checked) -> FakeTarget {
+    let mut running = FakeTarget::new();
     carry_out(&mut running, &Plan::between(&Checked::default(), wanted), wanted);
     running
 }
 
-/// A configuration by the throw of dice.
-fn thrown(dice: &[u8]) -> String {
+/// A configuration from random numbers.
+fn random_configuration(dice: &[u8]) -> String {
     let mut dice = dice.iter().copied().cycle();
     let mut roll = |sides: u8| dice.next().unwrap_or_default() % sides;
     let mut text = String::new();
@@ -209,7 +217,7 @@ fn thrown(dice: &[u8]) -> String {
     text + &others(&volumes, users, &mut roll)
 }
 
-/// Everything but users and volumes.
+/// The sections other than users and volumes.
 fn others(volumes: &[String], users: u8, roll: &mut dyn FnMut(u8) -> u8) -> String {
     let mut text = String::new();
     let mut add = |line: String| text += &(line + "\n");
@@ -274,7 +282,7 @@ proptest! {
 
     #[test]
     fn one_after_the_other_is_the_other(one in dice(), other in dice()) {
-        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let (one, other) = (checked(&random_configuration(&one)), checked(&random_configuration(&other)));
         let mut running = alone(&one);
         let plan = Plan::between(&one, &other);
         carry_out(&mut running, &plan, &other);
@@ -285,21 +293,20 @@ proptest! {
 
     #[test]
     fn no_step_is_too_much(one in dice(), other in dice(), which in any::<prop::sample::Index>()) {
-        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let (one, other) = (checked(&random_configuration(&one)), checked(&random_configuration(&other)));
         let mut plan = Plan::between(&one, &other);
         prop_assume!(!plan.is_empty());
         let left_out = plan.changes.remove(which.index(plan.changes.len()));
         let mut running = alone(&one);
         for change in &plan.changes {
-            let ready = running.prepare(change, &other).expect("it can be made");
-            running.commit(change, ready);
+            make(&mut running, change, &plan, &other);
         }
         prop_assert_ne!(&running, &alone(&other), "{} is not needed", left_out);
     }
 
     #[test]
     fn all_or_nothing(one in dice(), other in dice(), at in 0..40_usize) {
-        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let (one, other) = (checked(&random_configuration(&one)), checked(&random_configuration(&other)));
         let plan = Plan::between(&one, &other);
         let mut running = alone(&one);
         running.fails_at = Some(at);
@@ -314,9 +321,9 @@ proptest! {
     }
 }
 
-/// Which of the things that may be away are: by the throw of dice.
+/// Resources that are unavailable, at random.
 fn lost(dice: &[u8], among: &Checked) -> BTreeSet<ObjectId> {
-    let things = among.config.objects().into_keys().filter(|id| MAY_BE_AWAY.contains(&id.kind));
+    let things = among.config.objects().into_keys().filter(|id| id.kind.may_be_missing());
     things.zip(dice).filter(|(_, dice)| *dice % 2 == 0).map(|(id, _)| id.into()).collect()
 }
 
@@ -325,36 +332,36 @@ proptest! {
 
     #[test]
     fn what_is_away_is_left_out_and_comes_when_it_is_back(one in dice(), other in dice(), lots in dice()) {
-        let (one, other) = (checked(&thrown(&one)), checked(&thrown(&other)));
+        let (one, other) = (checked(&random_configuration(&one)), checked(&random_configuration(&other)));
         let mut running = alone(&one);
-        running.away = lost(&lots, &other);
-        let away = running.away.clone();
+        running.unavailable = lost(&lots, &other);
+        let away = running.unavailable.clone();
         let plan = Plan::between(&one, &other);
-        // Each is tried as often as somebody says so.
+        // Each is tried as often as the policy allows.
         let mut tries = Vec::new();
-        let mut again = |object: &ObjectId, why: &str| {
+        let mut retry = |object: &ObjectId, why: &str| {
             tries.push((object.clone(), why.to_owned()));
             tries.len() % 3 > 0
         };
-        let leniency = Leniency { forgiven: away.clone(), again: &mut again };
-        let absent = apply(&mut running, &plan, &other, leniency, || Ok(())).expect("what is away is forgiven");
+        let policy = MissingPolicy { may_be_missing: away.clone(), retry: &mut retry };
+        let unavailable = apply(&mut running, &plan, &other, policy, || Ok(())).expect("the resources may be missing");
         let made = |id: &&ObjectId| plan.changes.iter().any(|one| one.action == Action::Create && one.object == **id);
         let new = away.iter().filter(made);
-        prop_assert!(new.eq(absent.keys()), "{:?} of {:?}", absent, away);
-        prop_assert_eq!(tries.len(), absent.len() * 3);
-        prop_assert!(tries.iter().all(|(object, why)| absent.get(object) == Some(why)));
-        let served = other.clone().without(&absent);
+        prop_assert!(new.eq(unavailable.keys()), "{:?} of {:?}", unavailable, away);
+        prop_assert_eq!(tries.len(), unavailable.len() * 3);
+        prop_assert!(tries.iter().all(|(object, why)| unavailable.get(object) == Some(why)));
+        let served = other.clone().without(&unavailable);
         prop_assert_eq!(&running, &alone(&served));
         prop_assert_eq!(running.dangling(), [""; 0]);
         // Half of it comes back, and then all.
-        running.away.retain(|id| id.name.ends_with('1'));
-        let leniency = Leniency { forgiven: away.clone(), again: &mut |_, _| false };
+        running.unavailable.retain(|id| id.name.ends_with('1'));
+        let policy = MissingPolicy { may_be_missing: away.clone(), retry: &mut |_, _| false };
         let plan = Plan::between(&served, &other);
-        let still = apply(&mut running, &plan, &other, leniency, || Ok(())).expect("it is forgiven");
-        prop_assert!(still.keys().all(|id| absent.contains_key(id) && id.name.ends_with('1')));
+        let still = apply(&mut running, &plan, &other, policy, || Ok(())).expect("it is forgiven");
+        prop_assert!(still.keys().all(|id| unavailable.contains_key(id) && id.name.ends_with('1')));
         let served = other.clone().without(&still);
         prop_assert_eq!(&running, &alone(&served));
-        running.away.clear();
+        running.unavailable.clear();
         let plan = Plan::between(&served, &other);
         let none = apply(&mut running, &plan, &other, strict!(), || Ok(())).expect("all is here");
         prop_assert_eq!((none.len(), running.pending), (0, 0));
@@ -362,27 +369,27 @@ proptest! {
     }
 
     #[test]
-    fn what_is_away_and_not_forgiven_is_in_the_way(other in dice(), lots in dice()) {
-        let other = checked(&thrown(&other));
-        let mut running = Rehearsal::new();
-        running.away = lost(&lots, &other);
-        prop_assume!(!running.away.is_empty());
+    fn an_unavailable_resource_that_must_not_be_missing_is_an_error(other in dice(), lots in dice()) {
+        let other = checked(&random_configuration(&other));
+        let mut running = FakeTarget::new();
+        running.unavailable = lost(&lots, &other);
+        prop_assume!(!running.unavailable.is_empty());
         let plan = Plan::between(&Checked::default(), &other);
-        let refusal = apply(&mut running, &plan, &other, strict!(), || Ok(())).expect_err("it is away");
-        prop_assert_eq!(refusal.why, "it is away");
-        prop_assert_eq!((running.pending, &running), (0, &Rehearsal::new()));
+        let refusal = apply(&mut running, &plan, &other, strict!(), || Ok(())).expect_err("it is unavailable");
+        prop_assert_eq!(refusal.reason(), "it is unavailable");
+        prop_assert_eq!((running.pending, &running), (0, &FakeTarget::new()));
     }
 }
 
 #[test]
 fn a_file_that_cannot_be_written_changes_nothing() {
     let wanted = checked(SMALL);
-    let mut running = Rehearsal::new();
+    let mut running = FakeTarget::new();
     let plan = Plan::between(&Checked::default(), &wanted);
-    let result = apply(&mut running, &plan, &wanted, strict!(), || Err("disk full".into()));
+    let result = apply(&mut running, &plan, &wanted, strict!(), || Err(Trouble::Busy("/x".into())));
     let refusal = result.expect_err("it cannot be written");
-    assert_eq!(refusal, Refusal { step: None, why: "disk full".into() });
-    assert_eq!((running.pending, &running), (0, &Rehearsal::new()));
+    assert!(matches!(refusal, Refusal::Write(Trouble::Busy(_))), "{refusal:?}");
+    assert_eq!((running.pending, &running), (0, &FakeTarget::new()));
 }
 
 /// A configuration of this size, with groups that see eight volumes each.
@@ -413,7 +420,7 @@ fn thousands_take_no_time() {
     let planned = start.elapsed();
     assert_eq!(none.changes.len(), 4096);
     assert!(there.changes.len() > 4096 + 9000 && back.changes.len() > 4096 + 9000);
-    // Far from what it takes, and farther from what anything quadratic would.
+    // The limit is far above the time that it takes, and far below that of an algorithm with quadratic time.
     let most = Duration::from_secs(5);
     assert!(read < most && planned < most, "reading took {read:?}, planning {planned:?}");
     println!("reading {} KiB took {read:?}, three plans {planned:?}", text.len() >> 10);

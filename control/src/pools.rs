@@ -1,25 +1,25 @@
-//! What hosts may make namespaces of, and what they have made: volumes that name their pool.
+//! Pools and the volumes that NVMe hosts created in them.
 
 use crate::config::Config;
 use crate::model::{Group, Lun, NAMESPACE_MAX, Volume};
 use std::collections::BTreeSet;
 
 impl Config {
-    /// The namespace that a volume is to NVMe hosts as this logical unit of a group; `None`: they are not shown it.
+    /// The namespace ID of a LUN for NVMe hosts; `None`: it is not shown to them.
     #[must_use]
     pub fn namespace_of(&self, number: u16, lun: &Lun) -> Option<u32> {
         let made = self.volumes.get(lun.volume.name()).and_then(Volume::made_namespace);
         made.or_else(|| lun.namespace_of(number))
     }
 
-    /// The volumes that hosts have made of this pool, with their names and their namespaces.
+    /// The volumes that hosts created in this pool, with their names and namespace IDs.
     pub fn made_of<'c>(&'c self, pool: &str) -> impl Iterator<Item = (&'c String, &'c Volume, u32)> {
         let is_of = move |volume: &Volume| volume.pool.as_ref().is_some_and(|own| own.name() == pool);
         let made = self.volumes.iter().filter(move |(_, volume)| is_of(volume));
         made.filter_map(|(name, volume)| Some((name, volume, volume.made_namespace()?)))
     }
 
-    /// Bytes that namespaces of this pool may still have.
+    /// The free bytes of this pool.
     #[must_use]
     pub fn left_of(&self, pool: &str) -> u64 {
         let sizes = self.made_of(pool).map(|(_, volume, _)| volume.size.map_or(0, |size| size.0));
@@ -27,7 +27,7 @@ impl Config {
         self.pools.get(pool).map_or(0, |pool| pool.space.0.saturating_sub(taken))
     }
 
-    /// An identifier that means nothing yet in any subsystem in which hosts of this pool have namespaces.
+    /// A namespace ID that is free in all subsystems of the groups of this pool.
     #[must_use]
     pub fn free_namespace(&self, pool: &str) -> Option<u32> {
         let is_of = |group: &&Group| group.pool.as_ref().is_some_and(|own| own.name() == pool);

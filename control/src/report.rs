@@ -1,17 +1,19 @@
-//! What is wrong with a configuration: everything at once, each with its place.
+//! The mistakes in a configuration: all at once, each with its place.
 
+use crate::schema::Schema;
 use std::fmt;
 use std::ops::Range;
 
-/// Problems that are told at once: whoever has more has one cause for most of them.
+/// The most problems that are listed: more have a common cause.
 const PROBLEMS_MAX: usize = 200;
 
-/// The first byte in the file of what was read. Two things that differ in their place only are the same.
+/// The place of a value: its first byte in the file. All places compare equal, so that equal values at different places
+/// are equal.
 #[derive(Clone, Copy, Default, Debug)]
 pub struct Mark(u32);
 
 impl Mark {
-    /// The place of what stands in these bytes. No file is longer than 4 GiB.
+    /// The place of these bytes. No file is longer than 4 GiB.
     #[must_use]
     pub fn new(range: Range<usize>) -> Self {
         Self(u32::try_from(range.start).unwrap_or(u32::MAX))
@@ -32,16 +34,29 @@ impl PartialEq for Mark {
 
 impl Eq for Mark {}
 
-/// Collects what is wrong, and knows which key is looked at.
-#[derive(Debug, Default)]
+/// Collects the mistakes in a configuration, with the key of each. Knows the schema of the configuration.
+#[derive(Debug)]
 pub struct Report {
+    schema: &'static Schema,
     path: Vec<String>,
     found: Vec<(Mark, String, String)>,
     more: usize,
 }
 
 impl Report {
-    /// Looks at the key `name` of what is looked at.
+    /// An empty report.
+    #[must_use]
+    pub fn new(schema: &'static Schema) -> Self {
+        Self { schema, path: Vec::new(), found: Vec::new(), more: 0 }
+    }
+
+    /// The schema of the configuration.
+    #[must_use]
+    pub fn schema(&self) -> &'static Schema {
+        self.schema
+    }
+
+    /// Reads the key `name` of the present object.
     pub fn within<T>(&mut self, name: &str, look: impl FnOnce(&mut Self) -> T) -> T {
         self.path.push(quoted(name));
         let value = look(self);
@@ -49,7 +64,7 @@ impl Report {
         value
     }
 
-    /// Something is wrong here.
+    /// Adds a problem with the present key.
     pub fn add(&mut self, at: Mark, what: impl Into<String>) {
         if self.found.len() < PROBLEMS_MAX {
             self.found.push((at, self.path.join("."), what.into()));
@@ -58,19 +73,19 @@ impl Report {
         }
     }
 
-    /// Whether more would only be counted.
+    /// Whether further problems are only counted.
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.found.len() >= PROBLEMS_MAX
     }
 
-    /// Whether nothing is wrong so far.
+    /// Whether there is no problem.
     #[must_use]
     pub fn is_clean(&self) -> bool {
         self.found.is_empty()
     }
 
-    /// What is wrong with the file of this name and text, in the order of the file.
+    /// The problems of the file with this name and text, in the order of the file.
     #[must_use]
     pub fn finish(mut self, file: &str, text: &str) -> Problems {
         self.found.sort_by_key(|(at, ..)| at.start());
@@ -83,14 +98,14 @@ impl Report {
     }
 }
 
-/// A key as it is written in a file: bare where it can be.
+/// A key as it is written in a file: without quotes where possible.
 #[must_use]
 pub fn quoted(name: &str) -> String {
     let bare = !name.is_empty() && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
     if bare { name.to_owned() } else { format!("{name:?}") }
 }
 
-/// Where the lines of a text begin.
+/// The starts of the lines of a text.
 struct Lines<'a> {
     text: &'a str,
     starts: Vec<usize>,
@@ -112,7 +127,7 @@ impl<'a> Lines<'a> {
     }
 }
 
-/// One thing that is wrong.
+/// One problem.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problem {
     /// Line in the file, from 1.
@@ -121,14 +136,14 @@ pub struct Problem {
     pub column: usize,
     /// The key, from the root: `volume.disk1.size`. Empty for the file as a whole.
     pub key: String,
-    /// What is wrong, and what would be right. Never a secret.
+    /// The problem, and what to do. Never a secret.
     pub what: String,
 }
 
-/// Everything that is wrong with a file.
+/// All problems of a file.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Problems {
-    /// The file, as its user calls it.
+    /// The file, as the user named it; empty if the text is in no file.
     pub file: String,
     /// In the order of the file.
     pub list: Vec<Problem>,
@@ -150,7 +165,11 @@ impl fmt::Display for Problems {
         for (at, Problem { line, column, key, what }) in self.list.iter().enumerate() {
             let end = if at == 0 { "" } else { "\n" };
             let colon = if key.is_empty() { "" } else { ": " };
-            write!(f, "{end}{}:{line}:{column}: {key}{colon}{what}", self.file)?;
+            f.write_str(end)?;
+            if !self.file.is_empty() {
+                write!(f, "{}:{line}:{column}: ", self.file)?;
+            }
+            write!(f, "{key}{colon}{what}")?;
         }
         if self.more > 0 { write!(f, "\nand {} more", self.more) } else { Ok(()) }
     }
@@ -158,12 +177,12 @@ impl fmt::Display for Problems {
 
 impl std::error::Error for Problems {}
 
-/// `: did you mean ...?` when one of the names is near to what was written, else nothing.
+/// `: did you mean ...?` if one of the names is similar to the written one, else nothing.
 #[must_use]
 pub fn did_you_mean<'a>(written: &str, names: impl IntoIterator<Item = &'a str>) -> String {
     let plain = |text: &str| text.to_lowercase().replace('_', "-");
     let wanted = plain(written);
-    // A third of the letters wrong is a slip; more is another word.
+    // Up to a third of the letters wrong is a misspelling; more is another word.
     let most = wanted.chars().count().div_ceil(3);
     let likely = names.into_iter().filter(|name| name.len().abs_diff(written.len()) <= most);
     let near = likely.map(|name| (strsim::damerau_levenshtein(&wanted, &plain(name)), name));
@@ -203,7 +222,7 @@ mod tests {
 
     #[test]
     fn problems_come_in_the_order_of_the_file_and_are_bounded() {
-        let mut report = Report::default();
+        let mut report = Report::new(&crate::schema::EMPTY);
         report.within("volume", |report| {
             report.within("a b", |report| {
                 for at in (0..=PROBLEMS_MAX).rev() {

@@ -1,26 +1,27 @@
-//! Secrets: never shown, compared in constant time, wiped when they go.
+//! Secrets: never shown, compared in constant time, erased on drop.
 
 pub use lunar_core::access::Secret;
 
 use crate::report::{Mark, Report, did_you_mean};
-use crate::value::{FilePath, Item, Shape, Textual, Value, kind_of};
+use crate::section::{Item, Shape, Value, kind_of};
+use crate::value::{FilePath, Textual};
 use serde_json::{Value as Json, json};
 use toml::de::DeValue;
 
-/// What stands in the place of a secret wherever something is shown. Too short to be one.
+/// The replacement of a redacted secret. It is too short to be a secret.
 pub const HIDDEN: &str = "(hidden)";
 
-/// What a secret is said to lie in, where it is not in the configuration itself.
+/// The keys of the location of a secret.
 pub(crate) const PLACES: [&str; 2] = ["file", "credential"];
 
-/// Where a secret is.
+/// The location of a secret.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum SecretSource {
-    /// In the configuration itself, which then is for its owner only.
+    /// In the configuration file, which only its owner may read.
     Inline(Secret),
-    /// In a file of its own, which is for its owner only. A newline at its end is no part of the secret.
+    /// In a file of its own, which only its owner may read. A newline at its end is not part of the secret.
     File(FilePath),
-    /// A credential that systemd hands over, by name.
+    /// A credential of systemd, by name.
     Credential(String),
 }
 

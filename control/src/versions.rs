@@ -1,11 +1,12 @@
-//! The file of the configuration and every version of it before: written so that a power failure or a kill leaves one
-//! version or the other, whole.
+//! The configuration file and its earlier versions, written so that a power failure or a kill leaves one complete
+//! version or the other.
 //!
-//! A version is written to the history first, then put in the place of the one before. So the newest of the history is
-//! what is in force, unless the writer was stopped between the two: then it never was, and the next start forgets it.
+//! A version is written to the history first, and then replaces the file. So the newest version of the history is in
+//! force, unless the writer was stopped between the two steps: then the next start removes that version.
 
 use crate::config::CONFIG_BYTES_MAX;
-use crate::veil::without_secrets;
+use crate::redact::{secrets_of, with_secrets, without_secrets};
+use crate::schema::Schema;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use similar::TextDiff;
@@ -16,21 +17,22 @@ use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsE
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-/// Versions that are kept: months of work of a busy administrator, and for the largest configurations below 2 GiB.
+/// The number of stored versions: months of an active administrator, and less than 2 GiB for the largest
+/// configurations.
 pub const VERSIONS_MAX: usize = 100;
-/// What the names of those who wrote a version begin with that are NVMe hosts.
+/// The prefix of the author of a version that an NVMe host caused.
 pub const BY_HOST: &str = "host@";
-/// Versions by NVMe hosts that are kept besides: they write whenever they like, and push out nothing that somebody
-/// else wrote.
+/// The number of stored versions of NVMe hosts. It is separate, so that hosts cannot displace the versions of
+/// operators.
 pub const VERSIONS_BY_HOSTS_MAX: usize = 20;
-/// Characters of the name of who wrote a version.
+/// The most characters of the author of a version.
 const WHO_MAX: usize = 64;
-/// How long another writer is waited for: several times what a slow disk takes. A process that is being started holds
-/// what its parent held, too, for a moment.
+/// How long to wait for another writer: several times the duration of a write on a slow disk. A new process also has
+/// the locks of its parent for a moment.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// What the name of a file ends with until it is whole.
+/// The suffix of a file that is not complete.
 const UNFINISHED: &str = ".new";
-/// What the name of a version ends with.
+/// The suffix of a version.
 const VERSION: &str = ".toml";
 
 /// A version in the history.
@@ -40,7 +42,7 @@ pub struct Version {
     pub number: u64,
     /// When it was written, in seconds since the beginning of 1970.
     pub time: u64,
-    /// Who wrote it: letters, digits and `._@-`.
+    /// Its author: letters, digits and `._@-`.
     pub who: String,
 }
 
@@ -57,18 +59,18 @@ impl Version {
     }
 }
 
-/// Why the file was not read or written.
+/// Why the file or its history was not read or written.
 #[derive(Debug)]
 pub enum Trouble {
     /// The disk, or permissions.
     Disk(PathBuf, io::Error),
-    /// Somebody else has changed the file since it was read.
+    /// Another program has changed the file since it was read.
     Changed(PathBuf),
     /// Another process writes it.
     Busy(PathBuf),
     /// There is no such version.
     NoVersion(u64),
-    /// The file is no text, or too large.
+    /// The file is not text, or too large.
     NoText(PathBuf),
     /// The file is missing or empty, and the configuration in force is not. The second path is the folder of the
     /// history.
@@ -80,19 +82,23 @@ impl fmt::Display for Trouble {
         match self {
             Self::Disk(path, why) => write!(f, "{}: {why}", path.display()),
             Self::Changed(path) => {
-                write!(f, "{} was changed by somebody else: load it first, then change it again", path.display())
+                write!(
+                    f,
+                    "{} was changed by another program: run `lunar apply` first, then repeat the change",
+                    path.display()
+                )
             }
             Self::Busy(path) => write!(f, "another process writes {}", path.display()),
-            Self::NoVersion(number) => write!(f, "there is no version {number}: old ones are forgotten"),
+            Self::NoVersion(number) => write!(f, "there is no version {number}: old versions are removed"),
             Self::Lost(path, history) => write!(
                 f,
                 "{} is missing or empty, so nothing was changed: put it back (the newest file in {} is a copy of the \
-                 configuration in force); to remove objects, delete them one by one",
+                 configuration in force), then `lunar apply`; to remove objects, delete them one by one",
                 path.display(),
                 history.display()
             ),
             Self::NoText(path) => {
-                write!(f, "{} is no configuration: it is no UTF-8 text, or too large", path.display())
+                write!(f, "{} is not a configuration: it is not UTF-8 text, or too large", path.display())
             }
         }
     }
@@ -109,13 +115,13 @@ pub struct Versions {
 }
 
 impl Versions {
-    /// Reads the file, and takes it into its history if somebody has written it by hand; a file that is missing is an
-    /// empty configuration. `history` is a folder of its own, which is made. The history says when it was by `now`.
+    /// Reads the file, and adds it to the history if it was edited; a missing file is an empty configuration. `history`
+    /// is a folder of its own, which is created. `now` is the time in the history.
     ///
     /// # Errors
     /// When the file or its history cannot be read or written.
     pub fn open(file: &Path, history: &Path, now: SystemTime) -> Result<Self, Trouble> {
-        // What a link points at is written, not the link.
+        // A symbolic link stays: its target is written.
         let file = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         let text = read(&file)?;
         let versions = Self { file, history: history.to_owned(), text };
@@ -123,23 +129,23 @@ impl Versions {
         Ok(versions)
     }
 
-    /// Takes the text into the history if somebody has written it by hand: it is in force by `now`.
+    /// Adds the text to the history if the file was edited: it is in force at `now`.
     ///
     /// # Errors
     /// As [`Versions::open`].
     pub fn adopt(&self, now: SystemTime) -> Result<(), Trouble> {
         create(&self.history)?;
         let _lock = self.lock()?;
-        self.settle(now)
+        self.reconcile(now)
     }
 
-    /// The text that is in force.
+    /// The text in force.
     #[must_use]
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// The text that is in the file now, which may be another.
+    /// The text in the file, which may differ.
     ///
     /// # Errors
     /// When it cannot be read.
@@ -147,7 +153,7 @@ impl Versions {
         read(&self.file)
     }
 
-    /// The versions that are kept, the oldest first; the last of them is in force.
+    /// The stored versions, the oldest first; the last one is in force.
     ///
     /// # Errors
     /// When the history cannot be read.
@@ -165,16 +171,16 @@ impl Versions {
     /// The text of a version. It may hold secrets.
     ///
     /// # Errors
-    /// When it is not kept any more, or cannot be read.
+    /// If it is not stored, or cannot be read.
     pub fn text_of(&self, number: u64) -> Result<String, Trouble> {
         let found = self.list()?.into_iter().find(|version| version.number == number);
         read(&self.history.join(found.ok_or(Trouble::NoVersion(number))?.file_name()))
     }
 
-    /// Puts a text in the place of the one in force: on the medium when this returns, as `who` at `now`.
+    /// Replaces the text in force, by the author `who` at `now`. The text is on the medium when this returns.
     ///
     /// # Errors
-    /// When somebody has changed the file meanwhile, or it cannot be written. Then it is as it was.
+    /// If another program has changed the file, or it cannot be written. Then it is unchanged.
     pub fn write(&mut self, text: &str, who: &str, now: SystemTime) -> Result<(), Trouble> {
         if text.len() > CONFIG_BYTES_MAX {
             return Err(Trouble::NoText(self.file.clone()));
@@ -185,22 +191,22 @@ impl Versions {
         }
         let version = self.record(text, who, now)?;
         if let Err(why) = self.replace(&self.text, text) {
-            // It shall never have been in force, even where only the last sync of the folder failed.
+            // The version was never in force, even if only the last sync of the folder failed.
             let _ = std::fs::remove_file(self.history.join(version.file_name()));
-            // What somebody else wrote is there again already.
+            // After a change by another program, its text is in place already.
             if !matches!(why, Trouble::Changed(_)) {
                 let _ = self.replace(text, &self.text);
             }
             return Err(why);
         }
         text.clone_into(&mut self.text);
-        // What is in force is written: an old version too many is no reason to take it back.
+        // The new version is in force; a failure to remove an old version is ignored.
         let _ = self.forget();
         Ok(())
     }
 
-    /// Reads the file again, after somebody has written it by hand. Returns what was before, to be put back if the new
-    /// text cannot be in force; if it is, [`Versions::adopt`] says so.
+    /// Reads the file after it was edited. Returns the earlier state, for the case that the new text cannot be put in
+    /// force; if it is, call [`Versions::adopt`].
     ///
     /// # Errors
     /// When the file cannot be read; [`Trouble::Lost`] when nothing is in it: a file that was moved away must not
@@ -213,7 +219,23 @@ impl Versions {
         Ok(std::mem::replace(self, fresh))
     }
 
-    /// One writer at a time, whichever process it is in.
+    /// Redacts the secrets that are not in force any more from all stored versions: a deleted secret is nowhere.
+    ///
+    /// # Errors
+    /// When the history cannot be read or written.
+    pub fn forget_secrets(&self, schema: &'static Schema) -> Result<(), Trouble> {
+        let _lock = self.lock()?;
+        let kept = secrets_of(schema, &self.text);
+        for version in self.list()?.iter().rev().skip(1) {
+            let path = self.history.join(version.file_name());
+            if let Some(redacted) = with_secrets(schema, &read(&path)?, &kept) {
+                put(&path, &redacted, 0o600, None)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// One writer at a time, over all processes.
     fn lock(&self) -> Result<File, Trouble> {
         let folder = File::open(&self.history).map_err(|why| disk(&self.history, why))?;
         let start = Instant::now();
@@ -227,8 +249,8 @@ impl Versions {
         }
     }
 
-    /// Makes the newest of the history what is in force.
-    fn settle(&self, now: SystemTime) -> Result<(), Trouble> {
+    /// Makes the newest version of the history the text in force.
+    fn reconcile(&self, now: SystemTime) -> Result<(), Trouble> {
         let names = std::fs::read_dir(&self.history).map_err(|why| disk(&self.history, why))?;
         let halves = names.flatten().filter(|entry| entry.file_name().to_string_lossy().ends_with(UNFINISHED));
         halves.for_each(|entry| drop(std::fs::remove_file(entry.path())));
@@ -236,7 +258,7 @@ impl Versions {
         let path = |version: &Version| self.history.join(version.file_name());
         match &all[..] {
             [.., newest] if read(&path(newest))? == self.text => Ok(()),
-            // The writer was stopped before it put its version in force.
+            // The writer was stopped before it replaced the file.
             [.., before, newest] if read(&path(before))? == self.text && !self.is_younger(&path(newest)) => {
                 std::fs::remove_file(path(newest)).map_err(|why| disk(&self.history, why))
             }
@@ -246,9 +268,9 @@ impl Versions {
         self.forget()
     }
 
-    /// Whether somebody has written the file after this version: then it was in force.
+    /// Whether the file was written after this version, so that the version was in force.
     fn is_younger(&self, version: &Path) -> bool {
-        // Not when it was modified: who takes an old file back may take its times along.
+        // Not the modification time: a restored file may have its old one.
         let changed = |path: &Path| std::fs::metadata(path).ok().map(|found| (found.ctime(), found.ctime_nsec()));
         changed(&self.file) > changed(version)
     }
@@ -264,7 +286,7 @@ impl Versions {
         Ok(version)
     }
 
-    /// Old versions go.
+    /// Removes old versions.
     fn forget(&self) -> Result<(), Trouble> {
         let all = self.list()?;
         let (hosts, others): (Vec<_>, Vec<_>) = all.iter().partition(|version| version.who.starts_with(BY_HOST));
@@ -277,7 +299,7 @@ impl Versions {
         Ok(())
     }
 
-    /// Puts a text in the place of the one that is there, if that is still `before`: an editor may write at any moment.
+    /// Replaces the text of the file if it is still `before`: an editor may write at any time.
     fn replace(&self, before: &str, text: &str) -> Result<(), Trouble> {
         let (mode, owner) = match std::fs::metadata(&self.file) {
             Ok(old) => (old.mode() & 0o7777, Some((old.uid(), old.gid()))),
@@ -308,10 +330,10 @@ pub fn read(path: &Path) -> Result<String, Trouble> {
     text.ok_or_else(|| Trouble::NoText(path.to_owned()))
 }
 
-/// Puts a file in the place of the one before; on the medium when it returns.
+/// Replaces a file; the new text is on the medium when this returns.
 ///
 /// # Errors
-/// When it cannot be written; what was there before is there then.
+/// If it cannot be written; the earlier file is unchanged then.
 pub fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Result<(), Trouble> {
     let unfinished = unfinished(path);
     let write = || {
@@ -322,16 +344,16 @@ pub fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Res
     write().map_err(|why| disk(path, why))
 }
 
-/// What a file is called until it is whole.
+/// The name of a file that is not complete.
 fn unfinished(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(UNFINISHED);
     name.into()
 }
 
-/// Writes a file of its own, on the medium when this returns.
+/// Writes a new file, which is on the medium when this returns.
 fn write_out(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
-    // Closed to others until its permissions are those of the file before.
+    // Accessible to its owner only, until it has the permissions of the earlier file.
     let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
     file.set_permissions(Permissions::from_mode(0o600))?;
     file.write_all(text.as_bytes())?;
@@ -350,18 +372,17 @@ fn sync_folder(path: &Path) -> io::Result<()> {
     File::open(folder)?.sync_all()
 }
 
-/// Puts the file at `new`, which holds `text`, in the place of the one at `path`, if that holds `before`. The two
-/// change places in one step, and what came out is looked at then: what somebody writes in the moment before is not
-/// lost.
+/// Replaces the file at `path`, if its text is `before`, with the file at `new`, whose text is `text`. The two are
+/// exchanged in one step and the earlier file is compared after that, so that no concurrent edit is lost.
 fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(), Trouble> {
     let exchange = |flags| renameat_with(CWD, new, CWD, path, flags);
     let held = || read(new).ok();
     let done = match exchange(RenameFlags::EXCHANGE) {
         Ok(()) if held().as_deref() == Some(before) => std::fs::remove_file(new),
         Ok(()) => back(&exchange, &held, text).and_then(|()| Err(io::ErrorKind::AlreadyExists.into())),
-        // Nobody has made one yet.
+        // There is no file yet.
         Err(Errno::NOENT) if before.is_empty() => exchange(RenameFlags::NOREPLACE).map_err(io::Error::from),
-        // This file system cannot exchange: the last look is as late as it can be.
+        // This file system cannot exchange files: the comparison is as late as possible.
         Err(Errno::INVAL | Errno::NOSYS) if read(path)? == before => std::fs::rename(new, path),
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOENT) => Err(io::ErrorKind::AlreadyExists.into()),
         Err(why) => Err(why.into()),
@@ -376,11 +397,11 @@ fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(
     })
 }
 
-/// How often somebody may write while something goes back: more than anybody does within microseconds.
+/// The most edits during an exchange: more than an editor makes within microseconds.
 const EDITS_AT_ONCE_MAX: usize = 100;
 
-/// What came out was not what should: it goes back. If something else comes out then than what was put there, somebody
-/// has written once more, and that is the later of the two: it goes back, too.
+/// Puts a concurrent edit back in place. If the exchange yields another text than the one that was put there, the file
+/// was edited once more, and that later text is put back, too.
 fn back(
     exchange: &impl Fn(RenameFlags) -> Result<(), Errno>,
     held: &impl Fn() -> Option<String>,
@@ -398,15 +419,26 @@ fn back(
     Ok(())
 }
 
-/// Makes a folder for its owner only, and those above it.
+/// Creates a folder for its owner only, and its parents.
+/// Creates a folder, and those above it that are missing. Their names are on the medium when this returns: files in the
+/// folder are worth nothing if the folder is lost.
 fn create(folder: &Path) -> Result<(), Trouble> {
-    DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(|why| disk(folder, why))
+    create_and(folder, sync_folder)
 }
 
-/// How two texts differ, line by line, for people: with the secrets in them hidden.
+/// The same; `sync` brings the name of a new folder to the medium.
+fn create_and(folder: &Path, mut sync: impl FnMut(&Path) -> io::Result<()>) -> Result<(), Trouble> {
+    let above = folder.ancestors().take_while(|folder| !folder.as_os_str().is_empty());
+    let missing: Vec<&Path> = above.take_while(|folder| !folder.exists()).collect();
+    let made = DirBuilder::new().recursive(true).mode(0o700).create(folder);
+    made.map_err(|why| disk(folder, why))?;
+    missing.into_iter().try_for_each(|folder| sync(folder).map_err(|why| disk(folder, why)))
+}
+
+/// The difference of two texts, line by line, with redacted secrets.
 #[must_use]
-pub fn difference(old: &str, new: &str) -> String {
-    let (old, new) = (without_secrets(old), without_secrets(new));
+pub fn difference(schema: &'static Schema, old: &str, new: &str) -> String {
+    let (old, new) = (without_secrets(schema, old), without_secrets(schema, new));
     TextDiff::from_lines(&old, &new).unified_diff().context_radius(2).to_string()
 }
 

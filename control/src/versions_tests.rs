@@ -1,8 +1,9 @@
 use super::*;
+use crate::testing::SAMPLE;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// A folder that goes with the test.
+/// A folder that is removed at the end of the test.
 struct Place(PathBuf);
 
 impl Place {
@@ -42,7 +43,7 @@ fn list(versions: &Versions) -> Vec<(u64, u64, String)> {
 }
 
 #[test]
-fn every_version_is_kept_with_time_and_who() {
+fn every_version_is_kept_with_time_and_author() {
     let place = Place::new();
     let mut versions = place.open();
     assert_eq!((versions.text(), list(&versions).len()), ("", 0));
@@ -60,7 +61,7 @@ fn every_version_is_kept_with_time_and_who() {
 }
 
 #[test]
-fn what_an_editor_wrote_is_a_version_too() {
+fn an_edit_of_the_file_is_a_version() {
     let place = Place::new();
     let mut versions = place.open();
     versions.write("# 1\n", "ann", at(10)).expect("it is written");
@@ -143,15 +144,15 @@ fn permissions_and_links_stay() {
 fn one_writes_at_a_time() {
     let place = Place::new();
     let mut versions = place.open();
-    let lock = versions.lock().expect("nobody else writes");
+    let lock = versions.lock().expect("no other process writes");
     assert!(matches!(versions.write("# 1\n", "ann", at(1)), Err(Trouble::Busy(_))));
     assert!(matches!(place.try_open(), Err(Trouble::Busy(_))));
     drop(lock);
-    versions.write("# 1\n", "ann", at(1)).expect("nobody else writes");
+    versions.write("# 1\n", "ann", at(1)).expect("no other process writes");
 }
 
 #[test]
-fn what_is_no_text_is_refused() {
+fn a_file_that_is_not_utf8_is_refused() {
     let place = Place::new();
     std::fs::write(place.file(), [0xff, 0xfe]).expect("a file");
     assert!(matches!(place.try_open(), Err(Trouble::NoText(_))));
@@ -160,11 +161,11 @@ fn what_is_no_text_is_refused() {
     assert!(matches!(place.open().write(&large, "ann", at(1)), Err(Trouble::NoText(_))));
 }
 
-/// How often somebody edits while versions are written.
+/// How often an editor writes while versions are written.
 const EDITS: u64 = 300;
 
 #[test]
-fn what_was_in_force_stays_when_the_one_before_is_taken_back() {
+fn a_rollback_keeps_the_version_that_was_in_force() {
     // The times of files have steps.
     let step = || std::thread::sleep(Duration::from_millis(30));
     let place = Place::new();
@@ -191,7 +192,7 @@ fn what_was_in_force_stays_when_the_one_before_is_taken_back() {
     assert_eq!((again.text(), list(&again).len()), ("# 1\n", 3));
 }
 
-/// Edits the file as editors do, again and again: what each edit took the place of.
+/// Replaces the file several times, as editors do. Returns the text that each edit replaced.
 fn edit_again_and_again(file: &Path) -> Vec<String> {
     let beside = file.with_extension("editor");
     let edit = |number: u64| {
@@ -240,7 +241,7 @@ fn an_edit_at_any_moment_is_read_before_anything_is_written_over_it() {
 }
 
 #[test]
-fn what_comes_in_between_goes_back() {
+fn an_edit_during_a_write_is_restored() {
     let place = Place::new();
     let (new, file) = (place.0.join("new"), place.file());
     let put = |path: &Path, text: &str| std::fs::write(path, text).expect("a file");
@@ -278,7 +279,7 @@ fn what_comes_in_between_goes_back() {
     assert_eq!(text(&file).as_deref(), Some("the third edit"));
 }
 
-/// Longer than what is written at once, and whole only if its end fits its beginning.
+/// A text that takes several writes. It is complete if its last line is equal to its first.
 fn page(number: u64) -> String {
     format!("# {number}\n{}# {number}\n", "# so that a write takes a while\n".repeat(600))
 }
@@ -344,7 +345,7 @@ fn a_kill_leaves_one_version_or_the_other() {
         let versions = place.open();
         let there = number_of(versions.text());
         assert!(there == said || there == said + 1, "{said} was written, {there} is there");
-        // The last of the history is what is in force, and every one is whole.
+        // The last version of the history is in force, and all versions are complete.
         let list = versions.list().expect("a list");
         let newest = list.last().expect("it is not empty").number;
         assert_eq!(number_of(&versions.text_of(newest).expect("it is kept")), there);
@@ -361,6 +362,33 @@ fn differences_hide_secrets() {
     let text = "[user.u]\nsecret = 'correct horse' # mine\n[user.v]\nsecret = { file = '/x' }\n[api-token.t]\n\
                 secret = 'battery staple'\nrole = 'read'\n";
     let more = format!("{text}[limits]\nsessions = 7\n");
-    assert!(difference(text, &more).contains("\n+[limits]\n+sessions = 7\n"), "{}", difference(text, &more));
-    assert_eq!(difference(text, text), "");
+    assert!(
+        difference(&SAMPLE, text, &more).contains("\n+[limits]\n+sessions = 7\n"),
+        "{}",
+        difference(&SAMPLE, text, &more)
+    );
+    assert_eq!(difference(&SAMPLE, text, text), "");
+}
+
+#[test]
+fn the_names_of_new_folders_are_on_the_medium() {
+    let place = Place::new();
+    let (above, folder) = (place.0.join("state"), place.0.join("state/history"));
+    let mut synced = Vec::new();
+    let mut create = || {
+        synced.clear();
+        create_and(&folder, |folder| {
+            synced.push(folder.to_owned());
+            sync_folder(folder)
+        })
+        .expect("it can be made");
+        synced.clone()
+    };
+    assert_eq!(create(), [folder.clone(), above.clone()]);
+    assert_eq!(create(), Vec::<PathBuf>::new(), "it is there");
+    std::fs::remove_dir(&folder).expect("it is empty");
+    assert_eq!(create(), std::slice::from_ref(&folder));
+    std::fs::remove_dir(&folder).expect("it is empty");
+    let failed = create_and(&folder, |_| Err(io::ErrorKind::StorageFull.into()));
+    assert!(matches!(failed, Err(Trouble::Disk(..))), "{failed:?}");
 }

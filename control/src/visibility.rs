@@ -1,24 +1,23 @@
-//! Who sees what: the group that an initiator belongs to at a target.
+//! The group that a client belongs to at a target.
 
 use crate::config::Config;
 use crate::model::Group;
 use std::net::IpAddr;
 
-/// How well a group fits an initiator: what its pattern settles, then how long the prefix of its network is.
+/// How well a group fits a client: how specific its pattern is, then the length of its network prefix.
 type Fit = (usize, u8);
 
-/// The group of `target` that the initiator of this name at this address belongs to: the one whose pattern settles most
-/// of the name, then whose network has the longest prefix, then whose name comes first. `None`: it is refused.
+/// The group of `target` that the client of this name at this address belongs to: the group with the most specific
+/// pattern, then with the longest network prefix, then with the first name. `None`: the client is refused.
 #[must_use]
 pub fn group_of<'a>(config: &'a Config, target: &str, initiator: &str, source: IpAddr) -> Option<(&'a str, &'a Group)> {
     best(config, target, initiator, Some(source))
 }
 
-/// The group that the virtual machine of this name belongs to: as a host without an address.
+/// The group of a host without an address, such as a virtual machine on this host. Groups with networks do not fit.
 #[must_use]
-pub fn group_of_machine<'a>(config: &'a Config, name: &str) -> Option<(&'a str, &'a Group)> {
-    let vm = config.vms.get(name)?;
-    best(config, vm.target.name(), &vm.host(name), None)
+pub fn group_of_local<'a>(config: &'a Config, target: &str, host: &str) -> Option<(&'a str, &'a Group)> {
+    best(config, target, host, None)
 }
 
 fn best<'a>(config: &'a Config, target: &str, initiator: &str, source: Option<IpAddr>) -> Option<(&'a str, &'a Group)> {
@@ -36,7 +35,7 @@ fn best<'a>(config: &'a Config, target: &str, initiator: &str, source: Option<Ip
 fn fit(group: &Group, initiator: &str, source: Option<IpAddr>) -> Option<Fit> {
     let by_name = group.initiators.iter().filter(|pattern| pattern.fits(initiator)).map(|pattern| pattern.weight());
     let by_address = match group.sources.is_empty() {
-        // Any address fits a little less than a network of all addresses, which somebody wrote.
+        // No network fits less than an explicit network of all addresses.
         true => Some(0),
         false => {
             let source = source?;
@@ -62,7 +61,7 @@ mod tests {
             [group.esx-room]\ntargets = ['t']\ninitiators = ['iqn.1998-01.com.vmware:*']\nsources = ['10.1.0.0/16']\n
             [group.twin]\ntargets = ['t']\ninitiators = ['*']\n
             [group.other]\ntargets = ['u']\ninitiators = ['iqn.x']\nsources = ['192.0.2.0/24']\n";
-        let mut report = Report::default();
+        let mut report = Report::new(&crate::schema::EMPTY);
         let (config, _) = crate::config::parse(text, &mut report);
         assert!(report.is_clean(), "{}", report.finish("x", text));
         let of = |target, name, source: &str| {

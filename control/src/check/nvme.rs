@@ -1,25 +1,20 @@
-//! What NVMe asks of a configuration: within an NVM subsystem an identifier means one namespace, and a namespace has
-//! one identifier (NVMe Base 2.0 3.2.1.6), whoever sees it; and what virtual machines need.
+//! The checks for NVMe. Within an NVM subsystem a namespace ID means one namespace, and a namespace has one namespace
+//! ID for all hosts (NVMe Base 2.0 3.2.1.6).
 
-use super::{Look, Once};
-use crate::config::{Config, Id, Kind};
+use super::Look;
+use crate::config::Config;
+use crate::kind::{Id, Kind};
 use crate::links::Links;
-use crate::model::{
-    Authentication, DhchapGroup, DhchapHash, Group, Medium, Protection, Protocol, StoreKind, Tls, User, Volume,
-};
+use crate::model::{Authentication, DhchapGroup, DhchapHash, Group, Medium, Protection, User, Volume};
 use crate::names::Pattern;
 use crate::secret::Secret;
 use lunar_core::access::written::Purpose;
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, HashMap};
 
-/// Bytes of a socket's path at most (`sun_path` of unix(7), without the zero that ends it).
-pub const SOCKET_PATH_MAX: usize = 107;
-/// Bytes of a virtual machine's name at most: it is part of the path of its socket.
-const VM_NAME_MAX: usize = 64;
-/// Referrals at most: what discovery tells fits one answer, and nobody has more services to be sent to.
+/// The most referrals: the discovery log page stays small, and no network has more discovery services.
 const REFERRALS_MAX: usize = 64;
-/// What the names of NVMe hosts begin with.
+/// The prefix of the names of NVMe hosts.
 const NQN: &str = "nqn.";
 
 /// Whether NVMe hosts may belong to a group.
@@ -32,36 +27,37 @@ fn may_have_hosts(group: &Group) -> bool {
     group.initiators.iter().any(fits)
 }
 
-/// What is empty of what DH-HMAC-CHAP may agree to.
+/// The empty lists among the terms of DH-HMAC-CHAP.
 fn terms(hashes: &[DhchapHash], groups: &[DhchapGroup]) -> impl Iterator<Item = (&'static str, &'static str)> {
-    const WHAT: &str = "is empty: no NVMe host could prove its name";
+    const WHAT: &str = "is empty: no NVMe host could authenticate";
     let both = [("dhchap-hashes", hashes.is_empty()), ("dhchap-groups", groups.is_empty())];
     both.into_iter().filter(|(_, is_empty)| *is_empty).map(|(key, _)| (key, WHAT))
 }
 
-/// Whether one of them has a key of DH-HMAC-CHAP. One whose secret is wrong may have: that is told elsewhere.
+/// Whether one of the users has a DH-HMAC-CHAP key, or a secret that could not be read, which is reported elsewhere.
 fn has_key(users: &Links<User>, secrets: &BTreeMap<String, Secret>) -> bool {
-    let is_key = |secret: &Secret| secret.bytes().starts_with(Purpose::Proof.prefix().as_bytes());
+    let is_key = |secret: &Secret| secret.bytes().starts_with(Purpose::DhHmacChap.prefix().as_bytes());
     users.names().any(|user| secrets.get(user).is_none_or(is_key))
 }
 
-/// Where a subsystem has seen an identifier, or a volume: the other half, and the group.
+/// The first use of a namespace ID or of a volume in a subsystem: its counterpart, and the group.
 type Seen<'c, K, V> = HashMap<(&'c str, K), (V, &'c str)>;
 
 impl Look<'_> {
-    /// Namespaces of subsystems, and virtual machines.
+    /// Pools and namespaces of NVM subsystems.
     pub(super) fn nvme(&mut self, config: &Config) {
         self.pools(config);
         self.namespaces(config);
         self.metadata(config);
-        self.machines(config);
     }
 
-    /// How NVMe hosts prove their names, and come by secure channels.
+    /// Authentication and TLS of NVMe hosts.
     pub(super) fn hosts(&mut self, config: &Config, secrets: &BTreeMap<String, Secret>) {
         for (name, target) in config.targets.iter().filter(|(_, target)| target.nqn.is_some()) {
             let id = Id { kind: Kind::Target, name, lun: None };
-            if target.authentication == Authentication::None {
+            let groups = config.groups.values().filter(|group| group.targets.contains(name));
+            let others = groups.filter_map(|group| group.authentication);
+            if others.chain([target.authentication]).all(|side| side == Authentication::None) {
                 continue;
             }
             for (key, what) in terms(&target.dhchap_hashes, &target.dhchap_groups) {
@@ -69,10 +65,10 @@ impl Look<'_> {
             }
             let groups = config.groups.values().filter(|group| group.targets.names().any(|target| target == name));
             let mut users = groups.map(|group| &group.users).filter(|users| !users.is_empty()).chain([&target.users]);
-            // Over iSCSI others may come in; without that, somebody has to be able to.
+            // Without an iSCSI name, NVMe hosts are the only clients: one of them must be able to authenticate.
             if target.iqn.is_none() && !target.users.is_empty() && !users.any(|users| has_key(users, secrets)) {
-                let what = "none of them has a key of DH-HMAC-CHAP (nvme gen-dhchap-key makes one): no NVMe host could \
-                            prove its name";
+                let what = "none of them has a DH-HMAC-CHAP key (nvme gen-dhchap-key): no NVMe host could \
+                            authenticate";
                 self.add(id, "users", target.marks.of("users"), what);
             }
         }
@@ -90,24 +86,13 @@ impl Look<'_> {
                 self.add(id, "tls-keys", group.marks.of("tls-keys"), what);
             }
         }
-        for (name, portal) in &config.portals {
-            if portal.tls == Tls::Required && portal.protocol != Protocol::NvmeTcp {
-                let id = Id { kind: Kind::Portal, name, lun: None };
-                self.add(
-                    id,
-                    "tls",
-                    portal.marks.of("tls"),
-                    "is for protocol = \"nvme-tcp\": iSCSI has no such channels",
-                );
-            }
-        }
         for (name, referral) in config.referrals.iter().skip(REFERRALS_MAX) {
             let id = Id { kind: Kind::Referral, name, lun: None };
-            self.add(id, "", referral.marks.whole, format!("is one too many: there are {REFERRALS_MAX} at most"));
+            self.add(id, "", referral.marks.whole, format!("is one too many: {REFERRALS_MAX} referrals at most"));
         }
     }
 
-    /// What hosts may make namespaces of, and what they have made.
+    /// Pools, and the volumes that NVMe hosts created in them.
     fn pools(&mut self, config: &Config) {
         for (name, volume) in &config.volumes {
             let id = Id { kind: Kind::Volume, name, lun: None };
@@ -118,16 +103,16 @@ impl Look<'_> {
             ];
             let is_made = volume.pool.is_some();
             for (key, _) in keys.into_iter().filter(|(_, is_there)| *is_there && !is_made) {
-                let what = "is of a volume that an NVMe host has made: it needs its 'pool', or is left out";
+                let what = "is for volumes that NVMe hosts created: it needs its 'pool', or remove this key";
                 self.add(id, key, volume.marks.of(key), what);
             }
-            let is_file = volume.kind == StoreKind::File && volume.medium == Medium::Disk && volume.size.is_some();
+            let is_file = volume.kind.is_file() && volume.medium == Medium::Disk && volume.size.is_some();
             if is_made && !is_file {
-                let what = "is of what NVMe hosts have made: files with a size, and always there";
+                let what = "is for volumes that NVMe hosts created: files with a size and a fixed medium";
                 self.add(id, "pool", volume.marks.of("pool"), what);
             }
             if is_made && volume.namespace.is_none() {
-                self.add(id, "pool", volume.marks.of("pool"), "needs a 'namespace', by which hosts name it");
+                self.add(id, "pool", volume.marks.of("pool"), "needs a 'namespace', the namespace ID for hosts");
             }
         }
         let is_subsystem = |target: &str| config.targets.get(target).is_none_or(|target| target.nqn.is_some());
@@ -179,8 +164,8 @@ impl Look<'_> {
                     };
                     if let Some(twin) = twin {
                         let what = format!(
-                            "{twin}: within NVM subsystem {target} an identifier means one volume, and a volume has \
-                             one identifier; say which with 'namespace'"
+                            "{twin}: within NVM subsystem {target} a namespace ID means one volume, and a volume has \
+                             one namespace ID; set 'namespace'"
                         );
                         self.add(at, key, mark, what);
                     }
@@ -190,7 +175,7 @@ impl Look<'_> {
         self.named_twice(config);
     }
 
-    /// What hosts have made is called by its own identifier, whoever maps it.
+    /// A volume that a host created has one namespace ID in all LUN maps.
     fn named_twice(&mut self, config: &Config) {
         for (name, group) in &config.groups {
             for (number, lun) in &group.luns.0 {
@@ -200,13 +185,13 @@ impl Look<'_> {
                     continue;
                 };
                 let id = Id { kind: Kind::Lun, name, lun: Some(*number) };
-                let what = format!("is {}, but an NVMe host has made the volume as namespace {own}", said.get());
+                let what = format!("is {}, but an NVMe host created the volume as namespace {own}", said.get());
                 self.add(id, "namespace", lun.marks.of("namespace"), what);
             }
         }
     }
 
-    /// What is shown of protection has to be there, and all hosts of a subsystem see a namespace in one format.
+    /// Metadata requires protection information, and all hosts of a subsystem see a namespace in one format.
     fn metadata(&mut self, config: &Config) {
         let mut seen: Seen<'_, &str, bool> = Seen::new();
         let is_subsystem = |target: &&str| config.targets.get(*target).is_some_and(|target| target.nqn.is_some());
@@ -217,8 +202,7 @@ impl Look<'_> {
                 let is_bare = |volume: &Volume| volume.protection == Protection::None;
                 if lun.metadata && config.volumes.get(volume).is_some_and(is_bare) {
                     let what = format!(
-                        "volume {volume} keeps no protection information that could be shown: give it 'protection', or \
-                         leave this out"
+                        "volume {volume} has no protection information: set its 'protection', or remove this key"
                     );
                     self.add(id, "metadata", at, what);
                 }
@@ -236,33 +220,6 @@ impl Look<'_> {
                         self.add(id, "metadata", at, what);
                     }
                 }
-            }
-        }
-    }
-
-    fn machines(&mut self, config: &Config) {
-        let (mut hosts, mut sockets) = (Once::new(), Once::new());
-        for (name, vm) in &config.vms {
-            let id = Id { kind: Kind::Vm, name, lun: None };
-            if name.starts_with('.') || name.len() > VM_NAME_MAX {
-                let what = format!("a virtual machine's name has at most {VM_NAME_MAX} bytes, and begins with no '.'");
-                self.add(id, "", vm.marks.whole, what);
-            }
-            let target = vm.target.name();
-            if config.targets.get(target).is_some_and(|target| target.nqn.is_none()) {
-                let what = format!("target {target} has no 'nqn', so it is no NVM subsystem");
-                self.add(id, "target", vm.marks.of("target"), what);
-            }
-            if let Some(twin) = hosts.also(vm.host(name), name) {
-                self.add(id, "host", vm.marks.of("host"), format!("is that of VM {twin}, too"));
-            }
-            let Some(socket) = &vm.socket else { continue };
-            if socket.path().as_os_str().len() > SOCKET_PATH_MAX {
-                let what = format!("is too long for a socket: {SOCKET_PATH_MAX} bytes at most");
-                self.add(id, "socket", vm.marks.of("socket"), what);
-            }
-            if let Some(twin) = sockets.also(socket.path().to_owned(), name) {
-                self.add(id, "socket", vm.marks.of("socket"), format!("is that of VM {twin}, too"));
             }
         }
     }

@@ -1,26 +1,27 @@
-//! A model of what runs: keeps what it was told, and holds plans to their promises. For tests, and for whoever wants
-//! to know what a plan would leave.
+//! A model of a running target for tests: it records what plans do to it and checks their order.
 
-use crate::api::{IsnsView, MachineView, MediumView, SessionView};
+use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use crate::apply::Running;
 use crate::check::Checked;
-use crate::config::{Id, Kind};
-use crate::live::{Later, Live, Motion};
+use crate::kind::{Id, Kind};
+use crate::live::{CopySource, Later, Live, MediumError, Motion};
 use crate::model::Medium;
+use crate::names::Uuid;
 use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
 use crate::secret::Secret;
+use crate::section::Field;
 use crate::section::Object;
-use crate::value::Field;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-/// How often it is looked whether a change still goes on.
+/// The interval of the test whether a change is finalized.
 const LOOK: Duration = Duration::from_millis(1);
 
-/// What a model knows of a thing.
+/// A resource in the model.
 #[derive(Debug)]
 struct Known {
     plain: BTreeMap<&'static str, Box<dyn Field>>,
@@ -37,44 +38,43 @@ impl PartialEq for Known {
     }
 }
 
-/// A model of what runs.
+/// A model of a running target.
 #[derive(Debug, Default)]
-pub struct Rehearsal {
+pub struct FakeTarget {
     things: BTreeMap<ObjectId, Known>,
-    /// The step of a plan that fails, if one shall: 0 is the first.
+    /// The step of a plan that fails, if one does: 0 is the first.
     pub fails_at: Option<usize>,
-    /// Volumes that were served before, and are not now.
+    /// Volumes that were served before and are not served now.
     pub expected: BTreeSet<String>,
-    /// What is away.
-    pub away: BTreeSet<ObjectId>,
-    prepared: usize,
+    /// Resources that are unavailable.
+    pub unavailable: BTreeSet<ObjectId>,
     /// Steps that are prepared and neither made nor rolled back.
     pub pending: usize,
-    /// Plans that were carried out to their end.
-    pub settled: usize,
-    /// Who shall be logged in.
+    /// Plans that were applied completely.
+    pub finalized: usize,
+    /// The sessions.
     pub sessions: Vec<SessionView>,
-    /// Volumes whose medium somebody prevents from being taken out.
+    /// Volumes whose medium an initiator has locked.
     pub locked: BTreeSet<String>,
-    /// Volumes whose medium is out.
+    /// Volumes whose medium is ejected.
     pub out: BTreeSet<String>,
-    /// Whether the last change still goes on, as whoever sets this says.
-    pub settling: Arc<AtomicBool>,
+    /// Whether the last change is still being finalized; tests set it.
+    pub finalizing: Arc<AtomicBool>,
 }
 
-/// Two models are the same when they know the same.
-impl PartialEq for Rehearsal {
+/// Two models are equal if they have the same resources.
+impl PartialEq for FakeTarget {
     fn eq(&self, other: &Self) -> bool {
         self.things == other.things
     }
 }
 
-/// A step that a model is ready to make.
-#[derive(Debug)]
-pub struct Ready(Known);
+/// The steps that a model is ready to make.
+#[derive(Debug, Default)]
+pub struct Transaction(Vec<(Change, Known)>);
 
-impl Rehearsal {
-    /// A model of what runs before anything was configured: what is there once is there.
+impl FakeTarget {
+    /// A target before its first configuration: only the sections that exist once.
     #[must_use]
     pub fn new() -> Self {
         let nothing = Checked::default();
@@ -88,7 +88,7 @@ impl Rehearsal {
         [Medium::Disk, Medium::Removable, Medium::Cd].into_iter().find(|medium| word == medium.word())
     }
 
-    /// What names something that is not there: nothing, at any time.
+    /// References to missing resources: always empty.
     #[must_use]
     pub fn dangling(&self) -> Vec<String> {
         let mut found = Vec::new();
@@ -110,10 +110,12 @@ impl Rehearsal {
 
 fn known(id: Id<'_>, object: &dyn Object, from: &Checked) -> Known {
     let mut known = Known { plain: BTreeMap::new(), links: BTreeSet::new(), secret: from.secret(id).cloned() };
-    for (key, field) in object.keys().iter().zip(object.fields()) {
+    for (key, field) in object.keys().into_iter().zip(object.fields()) {
         match key.naming {
             _ if key.nested => {}
-            crate::value::Naming::None => drop(known.plain.insert(key.field, field.copy())),
+            // A key without a value and a key of another front or store are the same.
+            crate::section::Naming::None if field.show().is_null() => {}
+            crate::section::Naming::None => drop(known.plain.insert(key.field, field.copy())),
             _ => field.mentions(&mut |kind, name, _| {
                 known.links.insert((key.field, kind, name.to_owned()));
             }),
@@ -122,7 +124,7 @@ fn known(id: Id<'_>, object: &dyn Object, from: &Checked) -> Known {
     known
 }
 
-/// What a configuration says of a thing.
+/// A resource of a configuration.
 fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
     let object: &dyn Object = match id.lun {
         Some(lun) => wanted.config.groups.get(&id.name)?.luns.0.get(&lun)?,
@@ -131,19 +133,24 @@ fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
     Some(known(id.id(), object, wanted))
 }
 
-impl Running for Rehearsal {
-    type Prepared = Ready;
+impl Running for FakeTarget {
+    type Transaction = Transaction;
+    type Error = String;
 
     fn expect(&mut self, volumes: BTreeSet<String>) {
         self.expected = volumes;
     }
 
-    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
-        if self.fails_at == Some(self.prepared) {
+    fn begin(&mut self, _plan: &Plan, _wanted: &Checked) -> Result<Transaction, String> {
+        Ok(Transaction::default())
+    }
+
+    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), String> {
+        if self.fails_at == Some(transaction.0.len()) {
             return Err("it was told to fail".into());
         }
-        if change.action == Action::Create && self.away.contains(&change.object) {
-            return Err("it is away".into());
+        if change.action == Action::Create && self.unavailable.contains(&change.object) {
+            return Err("it is unavailable".into());
         }
         let nothing = || Known { plain: BTreeMap::new(), links: BTreeSet::new(), secret: None };
         let ready = match (&change.action, find(wanted, &change.object)) {
@@ -151,21 +158,34 @@ impl Running for Rehearsal {
             (_, Some(known)) => known,
             (_, None) => return Err(format!("{} is not in the configuration", change.object.id())),
         };
-        self.prepared += 1;
         self.pending += 1;
-        Ok(Ready(ready))
+        transaction.0.push((change.clone(), ready));
+        Ok(())
     }
 
-    fn commit(&mut self, change: &Change, Ready(mut ready): Ready) {
+    fn commit(&mut self, transaction: Transaction, _plan: &Plan, _wanted: &Checked) {
+        transaction.0.into_iter().for_each(|(change, ready)| self.make(&change, ready));
+        self.finalized += 1;
+    }
+
+    fn roll_back(&mut self, transaction: Transaction) {
+        self.pending -= transaction.0.len();
+    }
+}
+
+impl FakeTarget {
+    /// Makes a step that is prepared.
+    fn make(&mut self, change: &Change, mut ready: Known) {
         self.pending -= 1;
-        self.prepared -= 1;
         match &change.action {
             Action::Remove => drop(self.things.remove(&change.object)),
-            // What is there already stays as it is.
+            // An existing resource is unchanged.
             Action::Create => drop(self.things.entry(change.object.clone()).or_insert(ready)),
             Action::Change(fields) => {
                 if let Some(known) = self.things.get_mut(&change.object) {
                     for field in fields {
+                        // A key of another front or store is removed with it.
+                        known.plain.remove(field);
                         known.plain.extend(ready.plain.remove_entry(field));
                     }
                     if SECRETS.iter().any(|secret| fields.contains(secret)) {
@@ -185,19 +205,10 @@ impl Running for Rehearsal {
             }
         }
     }
-
-    fn settle(&mut self, _plan: &Plan, _wanted: &Checked) {
-        self.settled += 1;
-    }
-
-    fn roll_back(&mut self, _change: &Change, _prepared: Ready) {
-        self.pending -= 1;
-        self.prepared -= 1;
-    }
 }
 
-/// A model has the sessions that it was given, and counts nothing else.
-impl Live for Rehearsal {
+/// The model has the sessions that tests give it, and no other statistics.
+impl Live for FakeTarget {
     fn sessions(&mut self) -> Vec<SessionView> {
         self.sessions.clone()
     }
@@ -212,7 +223,7 @@ impl Live for Rehearsal {
         json!({ "sessions": self.sessions.len() })
     }
 
-    fn machines(&mut self) -> Vec<MachineView> {
+    fn vms(&mut self) -> Vec<VmView> {
         Vec::new()
     }
 
@@ -220,8 +231,16 @@ impl Live for Rehearsal {
         None
     }
 
-    fn troubles(&mut self) -> Vec<String> {
+    fn troubles(&mut self) -> Vec<TroubleView> {
         Vec::new()
+    }
+
+    fn copy_source(&mut self, _: &str) -> Option<CopySource> {
+        None
+    }
+
+    fn set_records(&mut self, _: Uuid, _: &[(&'static str, Vec<u8>)]) -> io::Result<()> {
+        Ok(())
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {
@@ -230,11 +249,11 @@ impl Live for Rehearsal {
         Some(MediumView { volume: volume.to_owned(), medium, loaded, locked })
     }
 
-    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
-        let is_fixed = !self.medium_of(volume)?.comes_and_goes();
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>> {
+        let is_fixed = !self.medium_of(volume)?.is_removable();
         let outcome = match motion {
-            _ if is_fixed => Err("it is a fixed disk".to_owned()),
-            Motion::Eject { forced: false } if self.locked.contains(volume) => Err("an initiator uses it".to_owned()),
+            _ if is_fixed => Err(MediumError::Fixed),
+            Motion::Eject { forced: false } if self.locked.contains(volume) => Err(MediumError::Prevented),
             Motion::Eject { .. } => {
                 self.out.insert(volume.to_owned());
                 Ok(())
@@ -247,13 +266,13 @@ impl Live for Rehearsal {
         Some(Box::new(|| outcome))
     }
 
-    fn settling(&mut self) -> Option<Later<()>> {
-        let settling = self.settling.clone();
+    fn finalizing(&mut self) -> Option<Later<()>> {
+        let finalizing = self.finalizing.clone();
         let wait = move || {
-            while settling.load(Ordering::Acquire) {
+            while finalizing.load(Ordering::Acquire) {
                 std::thread::sleep(LOOK);
             }
         };
-        self.settling.load(Ordering::Acquire).then(|| Box::new(wait) as Later<()>)
+        self.finalizing.load(Ordering::Acquire).then(|| Box::new(wait) as Later<()>)
     }
 }

@@ -1,0 +1,93 @@
+//! A sample schema for tests: fronts and stores with every kind of declaration, in words that tests of a configuration
+//! are easily read with. It is the schema of no program. Tests over the schema of `lunar` are in `lunar/src/schema.rs`.
+
+use crate::kind::{FrontKind, Kind};
+use crate::links::To;
+use crate::model::{ISCSI_PORT, PortalGroup, Target};
+use crate::schema::{Finder, FrontSchema, FrontSection, KeySet, Location, PortalSchema, Schema, SizeRule, StoreSchema};
+use crate::section::{Objects, Resource, optional, or, required};
+use crate::value::Mode;
+use crate::{choices, sections};
+
+choices! {
+    /// Whether hosts must connect with TLS.
+    Tls {
+        /// required of some hosts
+        Optional = "optional",
+        /// required of all hosts
+        Required = "required",
+    }
+}
+
+sections! {
+    /// The keys of a portal of the first sample front.
+    IscsiKeys (made: Live, removed: Live) {
+        /// Whether the portal is listed.
+        listed: bool = or(true) => Live;
+    }
+
+    /// The keys of a portal of the second sample front.
+    NvmeKeys (made: Live, removed: Live) {
+        /// Whether hosts must connect with TLS.
+        tls: Tls = or(Tls::Optional) => LaterSessions;
+    }
+
+    /// A sample of a section of a front.
+    Vm (made: Live, removed: EndsSessions) {
+        /// The target whose volumes it sees.
+        target: To<Target> = required() => EndsSessions;
+        /// The portal group whose asymmetric access state applies.
+        portal_group: Option<To<PortalGroup>> = optional() => EndsSessions;
+        /// The permissions of its socket.
+        mode: Mode = or(Mode(0o600)) => Live;
+    }
+}
+
+impl IscsiKeys {
+    fn brief(&self) -> String {
+        if self.listed { String::new() } else { "not listed".into() }
+    }
+}
+
+impl NvmeKeys {
+    fn brief(&self) -> String {
+        if self.tls == Tls::Required { "TLS".into() } else { String::new() }
+    }
+}
+
+impl Vm {
+    fn brief(&self) -> String {
+        format!("target {}", self.target.name())
+    }
+}
+
+/// The kind of the sample section.
+const VM: FrontKind = FrontKind { place: 0, section: "vm", noun: "VM", may_be_missing: true };
+
+impl Resource for Vm {
+    const KIND: Kind = Kind::Front(VM);
+}
+
+/// The sample section has no rules of its own.
+fn no_check(_objects: &dyn Objects, _find: &mut Finder<'_>) {}
+
+const fn store(word: &'static str, location: Location, size: SizeRule) -> StoreSchema {
+    StoreSchema { word, doc: "a sample of a store", noun: word, location, size, keys: None }
+}
+
+const fn front(word: &'static str, port: u16, keys: KeySet) -> FrontSchema {
+    let portals = PortalSchema { word, doc: "a sample of a front", port, keys: Some(keys) };
+    FrontSchema { portals: Some(portals), section: None, limits: None }
+}
+
+static FILE: StoreSchema = store("file", Location::File, SizeRule::Optional);
+static BLOCK: StoreSchema = store("block", Location::Device, SizeRule::Refused);
+static RAM: StoreSchema = store("ram", Location::Nowhere, SizeRule::Required);
+static NULL: StoreSchema = store("null", Location::Nowhere, SizeRule::Required);
+static ISCSI: FrontSchema = front("iscsi", ISCSI_PORT, KeySet::of::<IscsiKeys>());
+static NVME_TCP: FrontSchema = front("nvme-tcp", 4420, KeySet::of::<NvmeKeys>());
+static VMS: FrontSchema =
+    FrontSchema { portals: None, section: Some(FrontSection::of::<Vm>(VM, no_check)), limits: None };
+
+/// The sample schema.
+pub static SAMPLE: Schema = Schema { fronts: &[&ISCSI, &NVME_TCP, &VMS], stores: &[&FILE, &BLOCK, &RAM, &NULL] };

@@ -1,0 +1,56 @@
+//! Write freezes: while the file of a volume is copied, no change may allow writes to the volume.
+
+use crate::apply::Refusal;
+use crate::config::Config;
+use crate::model::Volume;
+use std::path::PathBuf;
+use std::sync::{Arc, Weak};
+
+/// Excludes writes to a volume until it is dropped.
+#[derive(Debug)]
+pub struct WriteFreeze {
+    _path: Arc<PathBuf>,
+}
+
+/// The frozen volumes, by the paths of their files: a volume of another name may have the same file.
+#[derive(Debug, Default)]
+pub(crate) struct WriteFreezes(Vec<Weak<PathBuf>>);
+
+impl WriteFreezes {
+    /// Freezes a volume in a file; `None` if clients can write to it.
+    pub(crate) fn hold(&mut self, config: &Config, volume: &str) -> Option<WriteFreeze> {
+        let path = config.volumes.get(volume)?.path.as_ref()?.path().to_owned();
+        if !is_frozen(config, volume) {
+            return None;
+        }
+        let path = Arc::new(path);
+        self.0.retain(|held| held.strong_count() > 0);
+        self.0.push(Arc::downgrade(&path));
+        Some(WriteFreeze { _path: path })
+    }
+
+    /// Whether all frozen volumes stay frozen in this configuration.
+    ///
+    /// # Errors
+    /// If clients could write to one.
+    pub(crate) fn allow(&self, wanted: &Config) -> Result<(), Refusal> {
+        let held: Vec<Arc<PathBuf>> = self.0.iter().filter_map(Weak::upgrade).collect();
+        let is_held = |volume: &Volume| {
+            volume.path.as_ref().is_some_and(|path| held.iter().any(|held| held.as_path() == path.path()))
+        };
+        match wanted.volumes.iter().find(|(name, volume)| is_held(volume) && !is_frozen(wanted, name)) {
+            None => Ok(()),
+            Some((name, _)) => Err(Refusal::Copied { volume: name.clone() }),
+        }
+    }
+}
+
+/// Whether no client can write to a volume: the volume is read-only, or each of its LUNs is.
+fn is_frozen(config: &Config, volume: &str) -> bool {
+    let Some(found) = config.volumes.get(volume) else { return false };
+    let mut luns = config.groups.values().flat_map(|group| group.luns.0.values());
+    // NVMe hosts of the groups of its pool can write to a volume that a host created.
+    let mut pools = config.groups.values().filter_map(|group| group.pool.as_ref());
+    let is_in_use = found.pool.as_ref().is_some_and(|own| pools.any(|pool| pool.name() == own.name()));
+    found.read_only || !is_in_use && luns.all(|lun| lun.volume.name() != volume || lun.read_only)
+}
