@@ -15,7 +15,7 @@ use tokio::sync::broadcast;
 pub const RECORDS_MAX: usize = 4096;
 /// The most refusals among them: anyone can cause refusals, so these must not displace all other records.
 const REFUSALS_MAX: usize = RECORDS_MAX / 2;
-/// Records that are queued for a slow reader of the stream; it is told how many it missed.
+/// Records that are queued for a slow reader of the stream; the stream then has the number of missed records.
 const WAITING_MAX: usize = 256;
 /// The longest name and the longest text of a record, in characters; longer ones are cut.
 const TEXT_MAX: usize = 1024;

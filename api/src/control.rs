@@ -1,15 +1,18 @@
 //! The handle of the control thread, the one thread that changes the running configuration. It owns a [`Manager`] and
 //! executes one job after the other, so no caller sees half of a change, and the API never waits for a core.
 
-use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
+use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
-use lunar_control::live::{Later, Live, Motion};
+use lunar_control::in_use::{Author, Force};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::manager::Failure;
-use lunar_control::still::Still;
+use lunar_control::names::Uuid;
+use lunar_control::plan::{Action, Change};
 use lunar_control::versions::Versions;
-use lunar_control::{Manager, Plan};
+use lunar_control::write_freeze::WriteFreeze;
+use lunar_control::{Kind, Manager, Plan, Schema};
 use serde_json::Value as Json;
 use std::fmt;
 use std::sync::Arc;
@@ -17,6 +20,8 @@ use std::time::SystemTime;
 
 /// A configuration and the daemon that runs it: [`Manager`] and [`Live`] without their type parameters.
 pub trait Control {
+    /// [`Manager::schema`].
+    fn schema(&self) -> &'static Schema;
     /// [`Manager::file`].
     fn file(&self) -> &str;
     /// [`Manager::current`].
@@ -27,55 +32,71 @@ pub trait Control {
     ///
     /// # Errors
     /// See [`Manager::plan`].
-    fn plan(&self, text: &str) -> Result<Plan, Failure>;
+    fn plan(&mut self, text: &str) -> Result<Plan, Failure>;
     /// [`Manager::plan_edits`].
     ///
     /// # Errors
     /// See [`Manager::plan_edits`].
-    fn plan_edits(&self, edits: &[Edit]) -> Result<Plan, Failure>;
+    fn plan_edits(&mut self, edits: &[Edit]) -> Result<Plan, Failure>;
     /// [`Manager::change`] at the present time.
     ///
     /// # Errors
     /// See [`Manager::change`].
-    fn change(&mut self, edits: &[Edit], caller: &str) -> Result<Plan, Failure>;
+    fn change(&mut self, edits: &[Edit], author: Author<'_>) -> Result<Plan, Failure>;
     /// [`Manager::replace`] at the present time.
     ///
     /// # Errors
     /// See [`Manager::replace`].
-    fn replace(&mut self, text: &str, caller: &str) -> Result<Plan, Failure>;
+    fn replace(&mut self, text: &str, author: Author<'_>) -> Result<Plan, Failure>;
     /// [`Manager::restore`] at the present time.
     ///
     /// # Errors
     /// See [`Manager::restore`].
-    fn restore(&mut self, number: u64, caller: &str) -> Result<Plan, Failure>;
+    fn restore(&mut self, number: u64, author: Author<'_>) -> Result<Plan, Failure>;
+    /// [`Manager::plan_restore`].
+    ///
+    /// # Errors
+    /// See [`Manager::plan_restore`].
+    fn plan_restore(&mut self, number: u64) -> Result<Plan, Failure>;
     /// [`Manager::reload`] at the present time.
     ///
     /// # Errors
     /// See [`Manager::reload`].
-    fn reload(&mut self) -> Result<Plan, Failure>;
-    /// [`Manager::hold_still`].
-    fn hold_still(&mut self, volume: &str) -> Option<Still>;
+    fn reload(&mut self, force: Force) -> Result<Plan, Failure>;
+    /// [`Manager::freeze_writes`].
+    fn freeze_writes(&mut self, volume: &str) -> Option<WriteFreeze>;
     /// [`Live::sessions`].
     fn sessions(&mut self) -> Vec<SessionView>;
     /// [`Live::kick`].
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
-    /// [`Live::machines`].
-    fn machines(&mut self) -> Vec<MachineView>;
+    /// [`Live::vms`].
+    fn vms(&mut self) -> Vec<VmView>;
     /// [`Live::isns`].
     fn isns(&mut self) -> Option<IsnsView>;
-    /// [`Manager::refused`], [`Manager::away`] and [`Live::troubles`].
-    fn troubles(&mut self) -> Vec<String>;
+    /// [`Manager::refused`], [`Manager::unavailable_lines`] and [`Live::troubles`].
+    fn troubles(&mut self) -> Vec<TroubleView>;
     /// [`Live::medium`].
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
     /// [`Live::move_medium`].
-    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>>;
-    /// [`Live::settling`].
-    fn settling(&mut self) -> Option<Later<()>>;
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>>;
+    /// [`Live::copy_source`].
+    fn copy_source(&mut self, volume: &str) -> Option<CopySource>;
+    /// [`Live::set_records`].
+    ///
+    /// # Errors
+    /// Why they cannot be written.
+    fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> std::io::Result<()>;
+    /// [`Live::finalizing`].
+    fn finalizing(&mut self) -> Option<Later<()>>;
 }
 
 impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
+    fn schema(&self) -> &'static Schema {
+        Self::schema(self)
+    }
+
     fn file(&self) -> &str {
         Self::file(self)
     }
@@ -88,32 +109,40 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         Self::versions(self)
     }
 
-    fn plan(&self, text: &str) -> Result<Plan, Failure> {
+    fn plan(&mut self, text: &str) -> Result<Plan, Failure> {
         Self::plan(self, text)
     }
 
-    fn plan_edits(&self, edits: &[Edit]) -> Result<Plan, Failure> {
+    fn plan_edits(&mut self, edits: &[Edit]) -> Result<Plan, Failure> {
         Self::plan_edits(self, edits)
     }
 
-    fn change(&mut self, edits: &[Edit], caller: &str) -> Result<Plan, Failure> {
-        Self::change(self, edits, caller, SystemTime::now())
+    fn change(&mut self, edits: &[Edit], author: Author<'_>) -> Result<Plan, Failure> {
+        let plan = Self::change(self, edits, author, SystemTime::now())?;
+        Ok(with_space_warnings(self, plan))
     }
 
-    fn replace(&mut self, text: &str, caller: &str) -> Result<Plan, Failure> {
-        Self::replace(self, text, caller, SystemTime::now())
+    fn replace(&mut self, text: &str, author: Author<'_>) -> Result<Plan, Failure> {
+        let plan = Self::replace(self, text, author, SystemTime::now())?;
+        Ok(with_space_warnings(self, plan))
     }
 
-    fn restore(&mut self, number: u64, caller: &str) -> Result<Plan, Failure> {
-        Self::restore(self, number, caller, SystemTime::now())
+    fn restore(&mut self, number: u64, author: Author<'_>) -> Result<Plan, Failure> {
+        let plan = Self::restore(self, number, author, SystemTime::now())?;
+        Ok(with_space_warnings(self, plan))
     }
 
-    fn reload(&mut self) -> Result<Plan, Failure> {
-        Self::reload(self, SystemTime::now())
+    fn plan_restore(&mut self, number: u64) -> Result<Plan, Failure> {
+        Self::plan_restore(self, number)
     }
 
-    fn hold_still(&mut self, volume: &str) -> Option<Still> {
-        Self::hold_still(self, volume)
+    fn reload(&mut self, force: Force) -> Result<Plan, Failure> {
+        let plan = Self::reload(self, SystemTime::now(), force)?;
+        Ok(with_space_warnings(self, plan))
+    }
+
+    fn freeze_writes(&mut self, volume: &str) -> Option<WriteFreeze> {
+        Self::freeze_writes(self, volume)
     }
 
     fn sessions(&mut self) -> Vec<SessionView> {
@@ -128,31 +157,78 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().statistics()
     }
 
-    fn machines(&mut self) -> Vec<MachineView> {
-        self.running().machines()
+    fn vms(&mut self) -> Vec<VmView> {
+        self.running().vms()
     }
 
     fn isns(&mut self) -> Option<IsnsView> {
         self.running().isns()
     }
 
-    fn troubles(&mut self) -> Vec<String> {
-        let refused = self.refused().map(str::to_owned);
-        let away: Vec<String> = self.away().collect();
-        refused.into_iter().chain(away).chain(self.running().troubles()).collect()
+    fn troubles(&mut self) -> Vec<TroubleView> {
+        let mut troubles = of_configuration(self);
+        troubles.extend(self.running().troubles());
+        troubles
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {
         self.running().medium(volume)
     }
 
-    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>> {
         self.running().move_medium(volume, motion)
     }
 
-    fn settling(&mut self) -> Option<Later<()>> {
-        self.running().settling()
+    fn copy_source(&mut self, volume: &str) -> Option<CopySource> {
+        self.running().copy_source(volume)
     }
+
+    fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> std::io::Result<()> {
+        self.running().set_records(uuid, records)
+    }
+
+    fn finalizing(&mut self) -> Option<Later<()>> {
+        self.running().finalizing()
+    }
+}
+
+/// Adds the warnings about space to a plan that gave space to a volume.
+fn with_space_warnings<R: Running + Live, O: Outside>(manager: &mut Manager<R, O>, mut plan: Plan) -> Plan {
+    let gives_space = |change: &Change| {
+        let is_given = match &change.action {
+            Action::Create => true,
+            Action::Change(keys) => keys.contains(&"size"),
+            _ => false,
+        };
+        change.object.kind == Kind::Volume && is_given
+    };
+    if plan.changes.iter().any(gives_space) {
+        plan.notes.extend(manager.running().space_warnings());
+    }
+    plan
+}
+
+/// The troubles of the configuration: unavailable resources, and a file that is not the configuration in force.
+fn of_configuration<R: Running + Live, O: Outside>(manager: &Manager<R, O>) -> Vec<TroubleView> {
+    let file = manager.file();
+    let is_edited = || manager.versions().on_disk().map(|text| text != manager.versions().text());
+    let edited = match (manager.refused(), is_edited()) {
+        (Some(why), _) => Some(TroubleView::told("refused-edit", file, why.to_owned())),
+        (None, Ok(true)) => Some(TroubleView {
+            remedy: "`lunar plan` shows what it would change, and `lunar apply` puts it in force".to_owned(),
+            ..TroubleView::told("pending-edit", file, format!("{file} was edited and is not in force"))
+        }),
+        (None, Ok(false)) => None,
+        (None, Err(why)) => Some(TroubleView {
+            remedy: "make it readable to the user that runs Lunar".to_owned(),
+            ..TroubleView::told("unreadable-file", file, why.to_string())
+        }),
+    };
+    let unavailable = manager.unavailable().keys().map(|object| object.id().to_string());
+    let unavailable = unavailable.zip(manager.unavailable_lines());
+    let unavailable = unavailable.map(|(subject, words)| TroubleView::told("unavailable", &subject, words));
+    let leftover = manager.leftover().map(|words| TroubleView::told("secrets-in-history", file, words.to_owned()));
+    edited.into_iter().chain(leftover).chain(unavailable).collect()
 }
 
 /// A job for the control thread.

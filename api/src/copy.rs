@@ -5,18 +5,17 @@ use crate::audit::Topic;
 use crate::control::{Control, ControlHandle};
 use crate::copies::{CopyJob, CopyRequest};
 use crate::request::{ApiRequest, Outcome, Problem, Reply, summary_of};
-use lunar_control::Plan;
 use lunar_control::api::ProblemDetails;
-use lunar_control::config::Kind;
 use lunar_control::document::{Edit, Keys, Refused};
-use lunar_control::model::StoreKind;
+use lunar_control::files::{self, Access};
+use lunar_control::live::CopySource;
 use lunar_control::value::{FilePath, Textual};
+use lunar_control::{Kind, Plan};
 use rustix::fs::{SeekFrom, copy_file_range, ioctl_ficlone, seek};
 use rustix::io::Errno;
 use serde_json::json;
-use std::fs::{File, OpenOptions};
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
@@ -55,6 +54,21 @@ struct CopyFiles {
     share: bool,
     /// Whether no client can write to the source meanwhile.
     is_frozen: bool,
+    /// The ends of the names of files that belong to the source and are copied with it.
+    companions: Vec<&'static str>,
+}
+
+impl CopyFiles {
+    /// The files that belong to the source, each with its copy. They lie beside the file that a link leads to.
+    fn companions(&self) -> io::Result<Vec<(PathBuf, PathBuf)>> {
+        let beside = |path: &Path, end: &str| {
+            let mut name = path.as_os_str().to_owned();
+            name.push(end);
+            PathBuf::from(name)
+        };
+        let from = self.from.canonicalize()?;
+        Ok(self.companions.iter().map(|end| (beside(&from, end), beside(&self.to, end))).collect())
+    }
 }
 
 /// `POST /v1/volume/{name}/copy`
@@ -65,21 +79,30 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let config = &control.current().config;
     let missing = || Problem::from(Refused::Missing(format!("there is no volume '{name}'")));
     let volume = config.volumes.get(&name).ok_or_else(missing)?;
-    let from = match (&volume.path, volume.kind) {
-        (Some(path), StoreKind::File) => PathBuf::from(path.text()),
+    let from = match &volume.path {
+        Some(path) if volume.kind.is_file() => PathBuf::from(path.text()),
         _ => return Err(wrong(format!("volume {name} is not a file: only volumes in files can be copied"))),
     };
+    let volume_protection = volume.protection.word();
     let to = FilePath::parse(&order.path).map_err(|why| wrong(format!("'{}' {why}", order.path)))?;
-    let mut keys = json!({ "kind": "file", "path": to.text(), "block-size": volume.block_size.bytes().to_string() });
+    let mut keys =
+        json!({ "kind": volume.kind.word(), "path": to.text(), "block-size": volume.block_size.bytes().to_string() });
     if order.read_only {
         keys["read-only"] = json!(true);
+    }
+    let source = control.copy_source(&name);
+    if let Some(source) = &source {
+        keys["protection"] = json!(volume_protection);
+        keys["uuid"] = json!(source.uuid.text());
     }
     let create = Edit::Create {
         kind: Kind::Volume,
         name: order.name.clone(),
         keys: Keys(keys.as_object().cloned().unwrap_or_default()),
     };
-    let mut task = CopyFiles { from, to: to.text().into(), share: order.share, is_frozen: false };
+    let mut task =
+        CopyFiles { from, to: to.text().into(), share: order.share, is_frozen: false, companions: Vec::new() };
+    task.companions = source.as_ref().map(|source| source.companions.clone()).unwrap_or_default();
     // Fail before copying if the new volume would be refused.
     control.plan_edits(std::slice::from_ref(&create))?;
     if task.to.exists() {
@@ -94,7 +117,8 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let copy = copy.ok_or_else(busy)?;
     // Sharing blocks is instantaneous and needs no write freeze. While a change is being finalized, clients that it
     // removes may still write, so no freeze is possible.
-    let freeze = if order.share || control.settling().is_some() { None } else { control.hold_still(&name) };
+    let needs_freeze = !order.share || !task.companions.is_empty();
+    let freeze = if !needs_freeze || control.finalizing().is_some() { None } else { control.freeze_writes(&name) };
     task.is_frozen = freeze.is_some();
     let view = copy.view();
     let (control_thread, shared, caller) =
@@ -106,10 +130,10 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
             *copy.end() = Some(Err(why));
             return;
         }
-        let result = changed(&control_thread, create, &caller);
+        let result = changed(&control_thread, create, source, &caller);
         match &result {
             Ok(plan) => shared.audit_log.add(Topic::Change, &caller, &summary_of(plan)),
-            Err(_) => drop(std::fs::remove_file(&task.to)),
+            Err(_) => remove(&task),
         }
         *copy.end() = Some(result.map(drop));
     };
@@ -119,33 +143,80 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
 }
 
 /// Has the control thread make a change, after the change before it is finalized.
-fn changed(control_thread: &ControlHandle, edit: Edit, caller: &str) -> Result<Plan, String> {
+fn changed(
+    control_thread: &ControlHandle,
+    edit: Edit,
+    source: Option<CopySource>,
+    caller: &str,
+) -> Result<Plan, String> {
     let stops = || "the service is stopping".to_owned();
     loop {
         let (tell, told) = mpsc::channel();
-        let (edit, caller) = (edit.clone(), caller.to_owned());
+        let (edit, source, caller) = (edit.clone(), source.clone(), caller.to_owned());
         let posted = control_thread.post(move |control| {
-            let wait = control.settling();
-            let result = if wait.is_none() { Some(control.change(&[edit], &caller)) } else { None };
+            let wait = control.finalizing();
+            let result = if wait.is_none() { Some(create(control, edit, source.as_ref(), &caller)) } else { None };
             // The receiver waits or has ended with its thread.
             let _ = tell.send((result, wait));
         });
         match posted.then(|| told.recv().ok()).flatten().ok_or_else(stops)? {
-            (Some(result), _) => return result.map_err(|why| why.to_string()),
+            (Some(result), _) => return result,
             (None, wait) => wait.into_iter().for_each(|wait| wait()),
         }
     }
 }
 
-/// Creates the new file completely and durably, or not at all.
+/// Creates the volume, with the records that it takes along.
+fn create(control: &mut dyn Control, edit: Edit, source: Option<&CopySource>, caller: &str) -> Result<Plan, String> {
+    if let Some(source) = source {
+        control.set_records(source.uuid, &source.records).map_err(|why| why.to_string())?;
+    }
+    let created = control.change(&[edit], caller.into()).map_err(|why| why.to_string());
+    if let (Err(_), Some(source)) = (&created, source) {
+        // Nothing uses records of a UUID that no volume has.
+        let _ = control.set_records(source.uuid, &[]);
+    }
+    created
+}
+
+/// Removes the files of a copy that failed.
+fn remove(task: &CopyFiles) {
+    let companions = task.companions().unwrap_or_default();
+    for file in companions.iter().map(|(_, to)| to).chain([&task.to]) {
+        // A file that is left is in the way of the next attempt, which says so.
+        let _ = files::remove(file);
+    }
+}
+
+/// Creates the new files completely and durably, or not at all.
 fn copy_file(task: &CopyFiles, copy: &CopyJob) -> Result<(), String> {
-    let from = File::open(&task.from).map_err(|why| of(&task.from, &why))?;
-    let to = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&task.to);
-    let to = to.map_err(|why| of(&task.to, &why))?;
-    let result = fill(task, copy, (&from, &to));
+    if !task.companions.is_empty() && !task.is_frozen {
+        // Data and protection information of different moments do not agree.
+        return Err("the volume keeps protection information, and clients may write to it: set read-only first".into());
+    }
+    let companions = task.companions().map_err(|why| of(&task.from, &why))?;
+    copy_one(task, copy, (&task.from, &task.to), copy.total)?;
+    let mut created = vec![task.to.as_path()];
+    let copied = companions.iter().try_for_each(|(from, to)| {
+        let length = std::fs::metadata(from).map_err(|why| of(from, &why))?.len();
+        copy_one(task, copy, (from, to), length)?;
+        created.push(to);
+        Ok(())
+    });
+    copy.done.store(copy.total, Ordering::Relaxed);
+    // Files that were there before are not of this function.
+    copied.inspect_err(|_| created.iter().for_each(|file| _ = files::remove(file)))
+}
+
+/// Creates one file.
+fn copy_one(task: &CopyFiles, copy: &CopyJob, (source, path): (&Path, &Path), length: u64) -> Result<(), String> {
+    let from = files::open(source, Access::Read).map(File::from).map_err(|why| of(source, &why))?;
+    // It fails if there is such a file.
+    let to = files::open(path, Access::Create).map(File::from).map_err(|why| of(path, &why))?;
+    let result = fill(task, copy, (&from, &to), (path, length));
     if result.is_err() {
-        // This function created the file: `create_new` fails if it existed.
-        let _ = std::fs::remove_file(&task.to);
+        // This function created the file.
+        let _ = files::remove(path);
     }
     result
 }
@@ -154,7 +225,12 @@ fn of(path: &Path, why: &dyn std::fmt::Display) -> String {
     format!("{}: {why}", path.display())
 }
 
-fn fill(task: &CopyFiles, copy: &CopyJob, (from, to): (&File, &File)) -> Result<(), String> {
+fn fill(
+    task: &CopyFiles,
+    copy: &CopyJob,
+    (from, to): (&File, &File),
+    (path, length): (&Path, u64),
+) -> Result<(), String> {
     match ioctl_ficlone(to, from) {
         Ok(()) => copy.done.store(copy.total, Ordering::Relaxed),
         Err(why) if task.share => {
@@ -166,27 +242,27 @@ fn fill(task: &CopyFiles, copy: &CopyJob, (from, to): (&File, &File)) -> Result<
             let why = "clients may write to the volume, and this file system cannot share blocks: set read-only first";
             return Err(why.into());
         }
-        Err(_) => copy_data(from, to, copy).map_err(|why| of(&task.to, &why))?,
+        Err(_) => copy_data(from, to, copy, length).map_err(|why| of(path, &why))?,
     }
     if copy.stop.load(Ordering::Relaxed) {
         return Err("the copy was stopped".into());
     }
-    let folder = task.to.parent().unwrap_or_else(|| Path::new("/"));
-    to.sync_all().and_then(|()| File::open(folder)?.sync_all()).map_err(|why| of(&task.to, &why))
+    let folder = path.parent().unwrap_or_else(|| Path::new("/"));
+    to.sync_all().and_then(|()| Ok(files::sync_folder(folder)?)).map_err(|why| of(path, &why))
 }
 
 /// Copies the data of a file; holes remain holes.
-fn copy_data(from: &File, to: &File, copy: &CopyJob) -> io::Result<()> {
+fn copy_data(from: &File, to: &File, copy: &CopyJob, length: u64) -> io::Result<()> {
     let too_short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the source file became shorter during the copy");
-    rustix::fs::ftruncate(to, copy.total)?;
+    rustix::fs::ftruncate(to, length)?;
     let mut at = 0;
-    while at < copy.total && !copy.stop.load(Ordering::Relaxed) {
+    while at < length && !copy.stop.load(Ordering::Relaxed) {
         let data = match seek(from, SeekFrom::Data(at)) {
             Ok(data) => data,
             Err(Errno::NXIO) => break,
             Err(why) => return Err(why.into()),
         };
-        let end = seek(from, SeekFrom::Hole(data))?.min(copy.total);
+        let end = seek(from, SeekFrom::Hole(data))?.min(length);
         let (mut read, mut write) = (data, data);
         let wanted = usize::try_from((end.saturating_sub(data)).min(COPY_BYTES)).unwrap_or(usize::MAX);
         if wanted == 0 {
@@ -198,10 +274,10 @@ fn copy_data(from: &File, to: &File, copy: &CopyJob) -> io::Result<()> {
         at = read;
         copy.done.store(at, Ordering::Relaxed);
     }
-    if from.metadata()?.len() < copy.total {
+    if from.metadata()?.len() < length {
         return Err(too_short());
     }
-    copy.done.store(copy.total, Ordering::Relaxed);
+    copy.done.store(length, Ordering::Relaxed);
     Ok(())
 }
 
@@ -217,7 +293,7 @@ mod tests {
         let (from, to) = (folder.join("from"), folder.join("to"));
         std::fs::write(&from, [7; 4096]).expect("a file");
         std::fs::write(&to, "user data").expect("a file");
-        let task = CopyFiles { from, to: to.clone(), share: false, is_frozen: true };
+        let task = CopyFiles { from, to: to.clone(), share: false, is_frozen: true, companions: Vec::new() };
         let add = || Copies::default().add("a copy".into(), 4096).expect("below the limit");
         let why = copy_file(&task, &add()).expect_err("the file exists");
         assert!(why.contains("exists"), "{why}");
@@ -234,6 +310,36 @@ mod tests {
     }
 
     #[test]
+    fn a_copy_takes_protection_information_along_or_is_none() {
+        let folder = std::env::temp_dir().join(format!("lunar-copy-pi-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (from, to) = (folder.join("from"), folder.join("to"));
+        let (info, copied) = (folder.join("from.pi"), folder.join("to.pi"));
+        std::fs::write(&from, [7; 8192]).expect("a file");
+        std::fs::write(&info, [9; 4096]).expect("a file");
+        let task = |is_frozen| CopyFiles {
+            from: from.clone(),
+            to: to.clone(),
+            share: false,
+            is_frozen,
+            companions: vec![".pi"],
+        };
+        let add = || Copies::default().add("a copy".into(), 8192).expect("below the limit");
+        let why = copy_file(&task(false), &add()).expect_err("both would be of different moments");
+        assert!(why.contains("protection information") && !to.exists(), "{why}");
+        std::fs::write(&copied, "user data").expect("a file");
+        copy_file(&task(true), &add()).expect_err("a file is in the way");
+        assert_eq!((to.exists(), std::fs::read(&copied).expect("the file")), (false, b"user data".to_vec()));
+        std::fs::remove_file(&copied).expect("the file");
+        let copy = add();
+        copy_file(&task(true), &copy).expect("a copy");
+        assert_eq!(std::fs::read(&to).expect("the file"), [7; 8192]);
+        assert_eq!(std::fs::read(&copied).expect("the file"), [9; 4096]);
+        assert_eq!(copy.done.load(Ordering::Relaxed), 8192);
+        let _ = std::fs::remove_dir_all(&folder);
+    }
+
+    #[test]
     fn a_source_that_became_shorter_fails_the_copy() {
         let folder = std::env::temp_dir().join(format!("lunar-copy-short-{}", std::process::id()));
         std::fs::create_dir_all(&folder).expect("a folder");
@@ -242,7 +348,7 @@ mod tests {
         let files = || (File::open(&from).expect("the file"), File::create(&to).expect("a file"));
         let copied = |total| {
             let (from, to) = files();
-            copy_data(&from, &to, &Copies::default().add("a copy".into(), total).expect("below the limit"))
+            copy_data(&from, &to, &Copies::default().add("a copy".into(), total).expect("below the limit"), total)
         };
         copied(4096).expect("a copy");
         let why = copied(8192).expect_err("the source is too short");

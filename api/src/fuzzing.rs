@@ -11,6 +11,7 @@ use crate::test_service::TestService;
 use axum::body::Body;
 use axum::http::Request;
 use futures_util::StreamExt;
+use lunar_control::testing::SAMPLE;
 use std::cell::RefCell;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::PathBuf;
@@ -76,11 +77,11 @@ impl Fixture {
         std::io::Write::write_all(&mut file, text.as_bytes()).expect("written");
         let service = TestService::start(&folder, Vec::new()).expect("a valid configuration");
         let tokens = service.with(|control| Tokens::of(control.current())).expect("a daemon");
-        let shared = Shared::new(service.audit_log.clone(), "1", SystemTime::now());
+        let shared = Shared::new(&SAMPLE, service.audit_log.clone(), "1", SystemTime::now());
         let state =
             State::new(service.control_thread.clone(), shared, AccessPolicy { owner: OWNER, group: None, tokens });
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime starts");
-        Self { service, folder, text, router: router(&state), routes: routes(), runtime }
+        Self { service, folder, text, router: router(&state), routes: routes(&SAMPLE), runtime }
     }
 
     /// Resets the configuration if it has become too long.
@@ -88,7 +89,7 @@ impl Fixture {
         let text = self.text.clone();
         let trim = move |control: &mut dyn crate::Control| {
             if control.versions().text().len() > TEXT_MAX || !control.current().config.volumes.contains_key("v") {
-                drop(control.replace(&text, "fuzz"));
+                drop(control.replace(&text, "fuzz".into()));
             }
         };
         assert!(self.service.with(trim).is_some(), "the control thread has ended");
@@ -207,7 +208,7 @@ mod tests {
 
     #[test]
     fn all_input_is_answered() {
-        let count = u8::try_from(routes().len()).expect("few enough");
+        let count = u8::try_from(routes(&SAMPLE).len()).expect("few enough");
         for selector in 0..count {
             for data in ["", "v", "v\ndry-run=true\n{\"size\":\"2M\"}", "g\n\n{\"volume\":\"v\"}", "\u{0}/..?%\n\n["] {
                 for caller in 0..3 {

@@ -2,18 +2,23 @@
 
 use crate::audit::Topic;
 use crate::control::Control;
-use crate::request::{ApiRequest, Outcome, Problem, Reply, reply_with_steps, shortened};
+use crate::request::{ApiRequest, Outcome, Problem, Reply, reply_with_steps, shortened, summary_of};
 use lunar_control::api::{
     Ejection, Mapping, MediumView, ProblemDetails, Resource, SessionView, StatusView, VersionView,
 };
-use lunar_control::config::Kind;
+use lunar_control::check::Checked;
 use lunar_control::document::Edit;
 use lunar_control::live::{Later, Motion};
-use lunar_control::veil::without_secrets;
+use lunar_control::redact::without_secrets;
 use lunar_control::versions::difference;
-use lunar_control::{Plan, docs};
+use lunar_control::{Kind, Plan, docs};
 use serde_json::{Map, Value as Json};
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
+
+/// The most bytes of a version that is compared with the one before it for the list: the control thread reads all of
+/// them in a fraction of a second.
+const COMPARED_BYTES_MAX: usize = 256 << 10;
 
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -21,11 +26,12 @@ fn seconds(time: SystemTime) -> u64 {
 
 /// `GET /v1/status`
 pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
-    let (sessions, troubles) = (control.sessions().len(), control.troubles());
-    let (machines, isns) = (control.machines(), control.isns());
+    let sessions = control.sessions().len();
+    let troubles = request.shared.tell_troubles(control);
+    let (machines, isns) = (control.vms(), control.isns());
     let current = control.current();
-    let named = Kind::ALL.iter().filter(|kind| kind.is_named());
-    let things = named.map(|kind| (kind.section(), current.config.names(*kind).len())).collect();
+    let named = request.shared.schema.kinds().into_iter().filter(|kind| kind.is_named());
+    let things = named.map(|kind| (kind.section(), current.config.names(kind).len())).collect();
     let after_restart = match request.shared.initial.get() {
         Some(first) => {
             let plan = Plan::between(first, current);
@@ -145,7 +151,7 @@ pub fn config(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
 
 /// `GET /v1/config/text`
 pub fn text(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
-    Reply::text(without_secrets(control.versions().text()))
+    Reply::text(without_secrets(control.schema(), control.versions().text()))
 }
 
 /// `POST /v1/plan`
@@ -160,7 +166,7 @@ pub fn diff(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         "" => versions.on_disk()?,
         text => text.to_owned(),
     };
-    Reply::text(difference(versions.text(), &text))
+    Reply::text(difference(control.schema(), versions.text(), &text))
 }
 
 /// `POST /v1/apply`
@@ -169,49 +175,60 @@ pub fn apply(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     if request.dry_run {
         return reply_with_steps(&control.plan(text)?);
     }
-    request.changed(control.replace(text, &request.caller.name))
+    request.changed(control.replace(text, request.author()))
 }
 
 /// `POST /v1/reload`
 pub fn reload(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     match request.dry_run {
-        true => reply_with_steps(&control.plan(&control.versions().on_disk()?)?),
-        false => request.changed(control.reload()),
+        true => {
+            let text = control.versions().on_disk()?;
+            reply_with_steps(&control.plan(&text)?)
+        }
+        false => request.changed(control.reload(request.force)),
     }
 }
 
 /// `GET /v1/version`
 pub fn versions(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
-    let all = control.versions().list()?;
-    Reply::json(&all.iter().map(VersionView::of).collect::<Vec<_>>())
+    let (schema, versions) = (control.schema(), control.versions());
+    let all = versions.list()?;
+    let mut before: Option<Checked> = None;
+    let mut views = Vec::with_capacity(all.len());
+    for version in &all {
+        let text = versions.text_of(version.number)?;
+        let is_short = text.len() <= COMPARED_BYTES_MAX;
+        let now = is_short.then(|| Checked::of_version(schema, &text));
+        let changes = before.zip(now.as_ref()).map(|(before, now)| summary_of(&Plan::between(&before, now)));
+        views.push(VersionView::of(version, changes.unwrap_or_default()));
+        before = now;
+    }
+    Reply::json(&views)
 }
 
 /// `GET /v1/version/{number}`
 pub fn version(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
-    Reply::text(without_secrets(&control.versions().text_of(request.number("number")?)?))
+    Reply::text(without_secrets(control.schema(), &control.versions().text_of(request.number("number")?)?))
 }
 
 /// `GET /v1/version/{number}/diff`
 pub fn version_diff(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let versions = control.versions();
-    Reply::text(difference(&versions.text_of(request.number("number")?)?, versions.text()))
+    Reply::text(difference(control.schema(), &versions.text_of(request.number("number")?)?, versions.text()))
 }
 
 /// `POST /v1/version/{number}/restore`
 pub fn restore(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let number = request.number("number")?;
     match request.dry_run {
-        true => {
-            let text = control.versions().text_of(number)?;
-            reply_with_steps(&control.plan(&text)?)
-        }
-        false => request.changed(control.restore(number, &request.caller.name)),
+        true => reply_with_steps(&control.plan_restore(number)?),
+        false => request.changed(control.restore(number, request.author())),
     }
 }
 
 /// `GET /v1/schema`
-pub fn schema(_: &ApiRequest) -> Outcome {
-    Reply::json(&docs::schema())
+pub fn schema(request: &ApiRequest) -> Outcome {
+    Reply::json(&docs::json_schema(request.shared.schema))
 }
 
 /// `GET /v1/KIND`
@@ -224,7 +241,14 @@ pub fn show(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let (kind, name) = (request.kind()?, request.name());
     let found = Resource::of(&control.current().config, kind, &name);
     let missing = || Problem::not_found(format!("there is no {kind} '{}'", shortened(&name)));
-    Reply::json(&found.ok_or_else(missing)?)
+    let mut found = found.ok_or_else(missing)?;
+    // A clone has the size of its file.
+    if let Some(identity) = found.identity.as_mut().filter(|identity| identity.bytes.is_none()) {
+        let volume = control.current().config.volumes.get(&name).filter(|volume| volume.kind.is_file());
+        let path = volume.and_then(|volume| volume.path.as_ref());
+        identity.bytes = path.and_then(|path| std::fs::metadata(path.path()).ok()).map(|found| found.len());
+    }
+    Reply::json(&found)
 }
 
 /// `POST /v1/KIND/{name}`
@@ -242,6 +266,52 @@ pub fn set(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
 /// `DELETE /v1/KIND/{name}`
 pub fn delete(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     request.edit(control, Edit::Delete { kind: request.kind()?, name: request.name() })
+}
+
+/// The end of the path of the protection information of a volume.
+const PROTECTION_SUFFIX: &str = ".pi";
+
+/// The files with the data of a volume.
+fn data_files(control: &dyn Control, name: &str) -> Result<Vec<PathBuf>, Problem> {
+    let config = &control.current().config;
+    let missing = || Problem::not_found(format!("there is no volume '{}'", shortened(name)));
+    let volume = config.volumes.get(name).ok_or_else(missing)?;
+    let path = volume.path.as_ref().filter(|_| volume.kind.is_file());
+    let no_file = || Problem::bad_request(format!("volume {name} is not in a file: delete it without its data"));
+    let path = path.ok_or_else(no_file)?.path().to_owned();
+    let mut protection = path.clone().into_os_string();
+    protection.push(PROTECTION_SUFFIX);
+    Ok([path, protection.into()].into_iter().filter(|path| path.exists()).collect())
+}
+
+/// `DELETE /v1/volume/{name}`
+pub fn delete_volume(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let name = request.name();
+    let files = if request.with_data { data_files(control, &name)? } else { Vec::new() };
+    let edits = [Edit::Delete { kind: Kind::Volume, name: name.clone() }];
+    let mut plan = match request.dry_run {
+        true => control.plan_edits(&edits)?,
+        false => control.change(&edits, request.author())?,
+    };
+    plan.notes.extend(files.iter().map(|file| format!("the file {} is deleted", file.display())));
+    if request.dry_run {
+        return Ok(Box::new(move || reply_with_steps(&plan)));
+    }
+    let reply = request.changed(Ok(plan))?;
+    let wait = control.finalizing();
+    let (shared, caller) = (request.shared.clone(), request.caller.name.clone());
+    Ok(Box::new(move || {
+        // Until then, sessions may write to it.
+        wait.into_iter().for_each(|wait| wait());
+        for file in files {
+            lunar_control::files::remove(&file).map_err(|why| {
+                let why = format!("volume {name} is deleted, but {} is not: {why}; remove the file", file.display());
+                ProblemDetails::new("/problems/disk", "The data was not deleted", 500, why)
+            })?;
+            shared.audit_log.add(Topic::Change, &caller, &format!("deleted the file {}", file.display()));
+        }
+        Ok(reply)
+    }))
 }
 
 /// `PUT /v1/group/{name}/luns/{lun}`

@@ -8,6 +8,7 @@
 //! * [`control`]: the handle of the thread that changes the running configuration
 //! * [`audit`]: the audit log and its event stream; [`refusals`]: limits the records of refused requests
 //! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
+//! * `write_deadline`: ends connections whose peers do not read; [`troubles`]: the troubles with their times
 //! * [`service`]: applies the configuration of the API: sockets and tokens
 //! * [`client`]: a client; [`system`]: the default socket paths, users and groups
 //! * [`test_service`]: a daemon without volumes for tests; [`fuzzing`]: entry point of the fuzz target
@@ -18,6 +19,7 @@ pub mod control;
 pub mod copies;
 pub mod copy;
 pub mod docs;
+#[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod handlers;
 pub mod listen;
@@ -30,7 +32,10 @@ pub mod routes;
 pub mod server;
 pub mod service;
 pub mod system;
+#[cfg(any(test, feature = "testing"))]
 pub mod test_service;
+pub mod troubles;
+mod write_deadline;
 
 pub use audit::{AuditLog, Topic};
 pub use control::{Control, ControlHandle, Job};

@@ -3,12 +3,15 @@
 
 use crate::rights::Peer;
 use crate::server::{State, router};
+use crate::write_deadline::WriteDeadline;
 use axum::Router;
 use axum::extract::Request;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
+use lunar_control::files;
+use lunar_core::pace::host;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
@@ -33,12 +36,14 @@ use tower_service::Service;
 pub const LOCAL_CONNECTIONS_MAX: usize = 128;
 /// The most connections over TCP. They are counted separately, so that network clients cannot block the Unix socket.
 pub const REMOTE_CONNECTIONS_MAX: usize = 128;
-/// The most connections from one address; a browser opens six.
+/// The most connections from one host (of IPv6: one /64 network); a browser opens six.
 pub const SOURCE_CONNECTIONS_MAX: usize = 16;
 /// The longest time for receiving the head of a request, and for an idle connection.
 const HEAD_TIME_MAX: Duration = Duration::from_secs(10);
 /// The longest time for a TLS handshake.
 const HANDSHAKE_TIME_MAX: Duration = Duration::from_secs(10);
+/// The longest time in which a peer must take a part of its answer; a page over a slow connection takes seconds.
+const WRITE_TIME_MAX: Duration = Duration::from_secs(30);
 /// The longest head of a request, in bytes: the longest path and token, and the fields that browsers add.
 const HEAD_BYTES_MAX: usize = 16 << 10;
 /// The most fields in the head of a request; browsers send about twenty.
@@ -54,6 +59,9 @@ pub enum Listener {
     /// On TCP, with TLS if it has a certificate.
     Remote(std::net::TcpListener, Option<Tls>),
 }
+
+/// The longest file of a certificate chain or a key: a hundred certificates.
+const PEM_BYTES_MAX: u64 = 1 << 20;
 
 /// The TLS configuration of a listener.
 #[derive(Clone)]
@@ -72,9 +80,11 @@ impl Tls {
     /// A message that names the file and says what is wrong with it.
     pub fn read(certificate: &Path, key: &Path) -> Result<Self, String> {
         let of = |path: &Path, why: &dyn fmt::Display| format!("{}: {why}", path.display());
-        let chain = CertificateDer::pem_file_iter(certificate).map_err(|why| of(certificate, &why))?;
-        let chain: Vec<_> = chain.collect::<Result<_, _>>().map_err(|why| of(certificate, &why))?;
-        let own = PrivateKeyDer::from_pem_file(key).map_err(|why| of(key, &why))?;
+        let read = |path: &Path| files::read_secret(path, PEM_BYTES_MAX).map_err(|why| of(path, &why));
+        let chain = read(certificate)?;
+        let chain: Vec<_> =
+            CertificateDer::pem_slice_iter(&chain).collect::<Result<_, _>>().map_err(|why| of(certificate, &why))?;
+        let own = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|why| of(key, &why))?;
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
             .map_err(|why| why.to_string())?
@@ -149,7 +159,7 @@ impl fmt::Debug for Command {
     }
 }
 
-/// The number of connections from each address.
+/// The number of connections from each host: an IPv6 host has a whole network of addresses.
 type Sources = Arc<Mutex<HashMap<IpAddr, usize>>>;
 
 /// The state that all listeners share.
@@ -240,7 +250,7 @@ struct ConnectionSlot {
 impl ConnectionSlot {
     fn remote(shared: &Shared, from: SocketAddr) -> Option<Self> {
         let permit = shared.remote.clone().try_acquire_owned().ok()?;
-        let ip = from.ip().to_canonical();
+        let ip = host(from.ip());
         let mut sources = shared.sources.lock().unwrap_or_else(PoisonError::into_inner);
         let count = sources.entry(ip).or_default();
         if *count >= SOURCE_CONNECTIONS_MAX {
@@ -280,7 +290,7 @@ where
         .header_read_timeout(HEAD_TIME_MAX)
         .max_buf_size(HEAD_BYTES_MAX)
         .max_headers(FIELDS_MAX)
-        .serve_connection(TokioIo::new(stream), service);
+        .serve_connection(TokioIo::new(WriteDeadline::new(stream, WRITE_TIME_MAX)), service);
     // An error of the connection concerns its peer only.
     let _ = connection.await;
 }
@@ -291,4 +301,25 @@ where
 {
     serve_requests(stream, peer, router).await;
     drop(slot);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::Ipv6Addr;
+
+    #[test]
+    fn the_addresses_of_an_ipv6_host_share_its_connections() {
+        let shared = Shared::new(Router::new());
+        let from = |network: u16, host: usize| {
+            let address = Ipv6Addr::new(0x2001, 0xdb8, 0, network, 0, 0, 0, host as u16);
+            ConnectionSlot::remote(&shared, SocketAddr::new(address.into(), 1024))
+        };
+        let slots: Vec<_> = (0..=SOURCE_CONNECTIONS_MAX).map(|host| from(1, host)).collect();
+        let (last, first) = slots.split_last().expect("there are some");
+        assert!(first.iter().all(Option::is_some) && last.is_none());
+        assert!(from(2, 0).is_some(), "another network is another host");
+        drop(slots);
+        assert!(from(1, 0).is_some());
+    }
 }

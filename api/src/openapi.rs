@@ -4,11 +4,12 @@
 use crate::audit::AuditRecord;
 use crate::copies::{CopyRequest, CopyView};
 use crate::route::{RequestContent, ResponseContent, Route};
-use lunar_control::Kind;
 use lunar_control::api::{
-    Ejection, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView, VersionView,
+    Ejection, IdentityView, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView,
+    VersionView,
 };
 use lunar_control::docs;
+use lunar_control::{Kind, Schema};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value as Json, json};
 
@@ -17,17 +18,17 @@ const SCHEMAS: &str = "/components/schemas";
 
 /// The document for these routes.
 #[must_use]
-pub fn document(routes: &[Route]) -> Json {
+pub fn document(schema: &'static Schema, routes: &[Route]) -> Json {
     let path = |settings: &mut SchemaSettings| settings.definitions_path = SCHEMAS.into();
     let mut generator = SchemaSettings::draft2020_12().with(path).into_generator();
     let mut paths: Map<String, Json> = Map::new();
     for route in routes {
-        let operation = operation(route, &mut generator);
+        let operation = operation(schema, route, &mut generator);
         let place = paths.entry(route.path.clone()).or_insert_with(|| json!({}));
         place[route.method.word().to_lowercase()] = operation;
     }
     let mut schemas = generator.take_definitions(true);
-    schemas.extend(resources());
+    schemas.extend(resources(schema));
     json!({
         "openapi": "3.1.0",
         "info": {
@@ -48,9 +49,9 @@ pub fn document(routes: &[Route]) -> Json {
 
 /// The document as the repository stores it.
 #[must_use]
-pub fn page(routes: &[Route]) -> String {
+pub fn page(schema: &'static Schema, routes: &[Route]) -> String {
     // Serializing a value in memory cannot fail.
-    let mut text = serde_json::to_string_pretty(&document(routes)).unwrap_or_default();
+    let mut text = serde_json::to_string_pretty(&document(schema, routes)).unwrap_or_default();
     text.push('\n');
     text
 }
@@ -64,12 +65,12 @@ fn list_of(schema: Json) -> Json {
 }
 
 /// The name of the schema of a new resource: nested resources are mapped one by one and are not part of it.
-fn new_name(kind: Kind) -> String {
+fn new_name(schema: &'static Schema, kind: Kind) -> String {
     let section = kind.section();
-    if kind.keys().iter().any(|key| key.nested) { format!("{section}-new") } else { section.to_owned() }
+    if schema.keys(kind).iter().any(|key| key.nested) { format!("{section}-new") } else { section.to_owned() }
 }
 
-fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
+fn operation(schema: &'static Schema, route: &Route, generator: &mut SchemaGenerator) -> Json {
     let mut operation = json!({
         "operationId": route.name,
         "summary": route.summary,
@@ -78,17 +79,24 @@ fn operation(route: &Route, generator: &mut SchemaGenerator) -> Json {
     });
     let mut parameters: Vec<Json> = route.parameters().map(|name| parameter(name, route)).collect();
     if route.takes_dry_run() {
-        parameters.push(json!({
-            "name": "dry-run",
-            "in": "query",
-            "description": "Only return the steps that would be done.",
-            "schema": { "type": "boolean", "default": false },
-        }));
+        let all = [
+            ("dry-run", "Only return the steps that would be done."),
+            ("force", "Make the change although clients with sessions use what it takes away."),
+            ("with-data", "Delete the file of the volume, too."),
+        ];
+        for (name, description) in all.into_iter().filter(|(name, _)| *name != "with-data" || route.takes_with_data()) {
+            parameters.push(json!({
+                "name": name,
+                "in": "query",
+                "description": description,
+                "schema": { "type": "boolean", "default": false },
+            }));
+        }
     }
     if !parameters.is_empty() {
         operation["parameters"] = json!(parameters);
     }
-    if let Some(body) = body(route.request, generator) {
+    if let Some(body) = body(schema, route.request, generator) {
         operation["requestBody"] = json!({ "required": true, "content": body });
     }
     operation
@@ -100,11 +108,11 @@ fn parameter(name: &str, route: &Route) -> Json {
     json!({ "name": name, "in": "path", "required": true, "schema": schema })
 }
 
-fn body(takes: RequestContent, generator: &mut SchemaGenerator) -> Option<Json> {
+fn body(schema: &'static Schema, takes: RequestContent, generator: &mut SchemaGenerator) -> Option<Json> {
     let schema = match takes {
         RequestContent::Nothing => return None,
         RequestContent::Text => return Some(json!({ "application/toml": { "schema": { "type": "string" } } })),
-        RequestContent::Keys(kind) => reference(&new_name(kind)),
+        RequestContent::Keys(kind) => reference(&new_name(schema, kind)),
         RequestContent::Changes(kind) => reference(&format!("{}-change", kind.section())),
         RequestContent::Copy => generator.subschema_for::<CopyRequest>().to_value(),
         RequestContent::Ejection => generator.subschema_for::<Ejection>().to_value(),
@@ -144,33 +152,34 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
 }
 
 /// The schemas of configured resources: as in the file, to create, to change and as shown.
-fn resources() -> Map<String, Json> {
+fn resources(schema: &'static Schema) -> Map<String, Json> {
     let mut schemas = Map::new();
-    let mut definitions = docs::schema()["$defs"].take();
+    let mut definitions = docs::json_schema(schema)["$defs"].take();
     move_references(&mut definitions);
     let Json::Object(definitions) = definitions else { return schemas };
-    for kind in Kind::ALL.iter().filter(|kind| kind.is_named() || kind.is_single()) {
+    for kind in schema.kinds().into_iter().filter(|kind| kind.is_named() || kind.is_single()) {
         let section = kind.section();
         let Some(whole) = definitions.get(section) else { continue };
         let mut new = whole.clone();
         if let Some(properties) = new["properties"].as_object_mut() {
-            let nested = kind.keys().iter().filter(|key| key.nested);
+            let nested = schema.keys(kind).into_iter().filter(|key| key.nested);
             nested.for_each(|key| drop(properties.remove(&key.name())));
         }
-        if kind.is_named() && new_name(*kind) != section {
-            schemas.insert(new_name(*kind), new.clone());
+        if kind.is_named() && new_name(schema, kind) != section {
+            schemas.insert(new_name(schema, kind), new.clone());
         }
         schemas.insert(format!("{section}-change"), change(new));
         let kinds = json!({ "const": section });
-        schemas.insert(
-            format!("{section}-thing"),
-            json!({
-                "type": "object",
-                "description": "With defaults and without secrets.",
-                "properties": { "kind": kinds, "name": { "type": "string" }, "keys": reference(section) },
-                "required": ["kind", "name", "keys"],
-            }),
-        );
+        let mut thing = json!({
+            "type": "object",
+            "description": "With defaults and without secrets.",
+            "properties": { "kind": kinds, "name": { "type": "string" }, "keys": reference(section) },
+            "required": ["kind", "name", "keys"],
+        });
+        if kind == Kind::Volume {
+            thing["properties"]["identity"] = schemars::schema_for!(IdentityView).to_value();
+        }
+        schemas.insert(format!("{section}-thing"), thing);
     }
     schemas.extend(definitions);
     schemas
@@ -209,21 +218,11 @@ fn move_references(schema: &mut Json) {
 mod tests {
     use super::*;
     use crate::routes::routes;
-    use std::path::Path;
-
-    #[test]
-    fn the_document_in_the_repository_is_fresh() {
-        let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/openapi.json");
-        if std::env::var_os("LUNAR_REGENERATE").is_some() {
-            std::fs::write(&path, page(&routes())).expect("docs/ exists");
-        }
-        let there = std::fs::read_to_string(&path).expect("docs/openapi.json exists");
-        assert!(there == page(&routes()), "run LUNAR_REGENERATE=1 cargo test -p lunar-api fresh");
-    }
+    use lunar_control::testing::SAMPLE;
 
     #[test]
     fn every_reference_has_a_target() {
-        let document = document(&routes());
+        let document = document(&SAMPLE, &routes(&SAMPLE));
         let mut references = Vec::new();
         collect(&document, &mut references);
         assert!(references.len() > 100, "{}", references.len());

@@ -4,18 +4,20 @@ use crate::audit::{AuditLog, Topic};
 use crate::control::{Control, ControlHandle};
 use crate::copies::Copies;
 use crate::rights::Caller;
-use lunar_control::Plan;
-use lunar_control::api::{PROBLEM_TYPE, PlanView, ProblemDetails};
+use crate::troubles::{self, TroubleBook};
+use lunar_control::api::{PROBLEM_TYPE, PlanView, ProblemDetails, StatusView, TroubleView};
 use lunar_control::check::Checked;
-use lunar_control::config::Kind;
 use lunar_control::document::{Edit, Refused};
-use lunar_control::links::LUN_MAX;
+use lunar_control::in_use::{Author, Force};
+use lunar_control::luns::LUN_MAX;
 use lunar_control::manager::Failure;
+use lunar_control::{Kind, Plan, Schema};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
-use std::time::SystemTime;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The media type of text for people.
 const TEXT: &str = "text/plain; charset=utf-8";
@@ -36,6 +38,10 @@ pub struct ApiRequest {
     pub parameters: Vec<(String, String)>,
     /// Whether only to return the steps that would be done.
     pub dry_run: bool,
+    /// Whether to make a change although clients use resources that it removes.
+    pub force: Force,
+    /// Whether to delete the data of a volume, too.
+    pub with_data: bool,
     /// The body.
     pub body: Vec<u8>,
     /// The state that all requests share.
@@ -47,6 +53,8 @@ pub struct ApiRequest {
 /// The state that all requests share.
 #[derive(Debug)]
 pub struct Shared {
+    /// The schema of the configuration.
+    pub schema: &'static Schema,
     /// The audit log.
     pub audit_log: Arc<AuditLog>,
     /// The running and the last copies.
@@ -55,6 +63,10 @@ pub struct Shared {
     pub version: String,
     /// The start time of the daemon.
     pub since: SystemTime,
+    /// The times of the troubles.
+    pub(crate) troubles: TroubleBook,
+    /// While the daemon starts: its file, and a text about the volume that it waits for.
+    starting: Mutex<Option<(String, String)>>,
     /// The configuration at the start: keys that need a restart still have its values.
     pub(crate) initial: OnceLock<Checked>,
 }
@@ -62,9 +74,62 @@ pub struct Shared {
 impl Shared {
     /// Creates the shared state of a daemon of this version that started at `since`.
     #[must_use]
-    pub fn new(audit_log: Arc<AuditLog>, version: &str, since: SystemTime) -> Arc<Self> {
+    pub fn new(schema: &'static Schema, audit_log: Arc<AuditLog>, version: &str, since: SystemTime) -> Arc<Self> {
         let (copies, version) = (Copies::default(), version.to_owned());
-        Arc::new(Self { audit_log, copies, version, since, initial: OnceLock::new() })
+        let troubles = TroubleBook::default();
+        let (starting, initial) = (Mutex::default(), OnceLock::new());
+        Arc::new(Self { schema, audit_log, copies, version, since, troubles, starting, initial })
+    }
+
+    fn starting(&self) -> MutexGuard<'_, Option<(String, String)>> {
+        self.starting.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Records that a daemon with this file starts, and a text about its progress. Until [`Shared::has_started`], it
+    /// has no control thread.
+    pub fn starts(&self, file: &str, words: &str) {
+        *self.starting() = Some((file.to_owned(), words.to_owned()));
+    }
+
+    /// Records what a daemon that starts waits for.
+    pub fn waits(&self, words: &str) {
+        if let Some((_, known)) = &mut *self.starting() {
+            words.clone_into(known);
+        }
+    }
+
+    /// Records that the daemon has started.
+    pub fn has_started(&self) {
+        *self.starting() = None;
+    }
+
+    /// The status of a daemon that starts; `None`: it has started.
+    #[must_use]
+    pub fn starting_status(&self) -> Option<StatusView> {
+        let (file, words) = self.starting().clone()?;
+        let since = self.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+        let trouble = TroubleView::told("starting", "lunar", format!("starting: {words}"));
+        Some(StatusView {
+            version: self.version.clone(),
+            process: std::process::id(),
+            since,
+            file,
+            things: BTreeMap::new(),
+            sessions: 0,
+            machines: Vec::new(),
+            isns: None,
+            after_restart: Vec::new(),
+            troubles: vec![TroubleView { since, ..trouble }],
+        })
+    }
+
+    /// The troubles that there are now, with times. Troubles that begin are added to the audit log.
+    pub fn tell_troubles(&self, control: &mut dyn Control) -> Vec<TroubleView> {
+        let (all, begun) = self.troubles.enter(troubles::all(control), SystemTime::now());
+        for trouble in begun {
+            self.audit_log.add(Topic::Service, "lunar", &trouble.to_string());
+        }
+        all
     }
 
     /// Records the configuration with which the daemon started. Only the first call has an effect.
@@ -101,7 +166,7 @@ impl Problem {
         &self.0.detail
     }
 
-    fn bad_request(why: impl fmt::Display) -> Self {
+    pub(crate) fn bad_request(why: impl fmt::Display) -> Self {
         Refused::Wrong(why.to_string()).into()
     }
 
@@ -199,12 +264,17 @@ impl ApiRequest {
         std::str::from_utf8(&self.body).map_err(|_| Problem::bad_request("the body is not UTF-8 text"))
     }
 
+    /// The author of the change that it requests.
+    pub(crate) fn author(&self) -> Author<'_> {
+        Author { name: &self.caller.name, force: self.force }
+    }
+
     /// Makes a change, or plans it if `dry-run` is set.
     pub(crate) fn edit(&self, control: &mut dyn Control, edit: Edit) -> Outcome {
         let edits = [edit];
         match self.dry_run {
             true => reply_with_steps(&control.plan_edits(&edits)?),
-            false => self.changed(control.change(&edits, &self.caller.name)),
+            false => self.changed(control.change(&edits, self.author())),
         }
     }
 

@@ -121,7 +121,16 @@ impl Route {
     pub fn takes_dry_run(&self) -> bool {
         self.response == ResponseContent::Plan && self.name != "plan"
     }
+
+    /// Whether the route takes `with-data`.
+    #[must_use]
+    pub fn takes_with_data(&self) -> bool {
+        self.name == DELETE_VOLUME
+    }
 }
+
+/// The name of the route that deletes a volume.
+pub const DELETE_VOLUME: &str = "delete-volume";
 
 /// The handler of a route, and the thread that runs it.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
 use crate::route::{Handler, Method, RequestContent, ResponseContent, Route};
 use crate::{copy, handlers, openapi};
-use lunar_control::Kind;
+use lunar_control::{Kind, Schema};
 
 /// A row without a kind of resource.
 fn row(
@@ -19,17 +19,17 @@ fn row(
     Route { method, path, name, right, summary, request, response, kind: None, handler }
 }
 
-/// All routes, in the order of the reference page.
+/// All routes for the resources of a schema, in the order of the reference page.
 #[must_use]
-pub fn routes() -> Vec<Route> {
+pub fn routes(schema: &'static Schema) -> Vec<Route> {
     let mut all = service();
     all.extend(configuration());
     all.extend(versions());
-    for kind in Kind::ALL.iter().copied() {
+    for kind in schema.kinds() {
         if kind.is_named() {
             all.extend(named(kind));
         } else if kind.is_single() {
-            all.extend(single(kind));
+            all.extend(single(schema, kind));
         }
     }
     all.extend(luns());
@@ -194,7 +194,7 @@ fn versions() -> Vec<Route> {
             RequestContent::Nothing,
             ResponseContent::Plan,
             Handler::Control(handlers::restore),
-            "Applies a stored version.",
+            "Applies a stored version; volumes that have grown since keep their sizes.",
         ),
         get(
             "/v1/schema",
@@ -230,6 +230,11 @@ fn named(kind: Kind) -> Vec<Route> {
         kind: Some(kind),
         handler: Handler::Control(handler),
     };
+    // The file of a volume is deleted after all sessions have left it, which may take long.
+    let delete = match kind {
+        Kind::Volume => Handler::Long(handlers::delete_volume),
+        _ => Handler::Control(handlers::delete),
+    };
     let (resources, resource) = (ResponseContent::Resources(kind), ResponseContent::Resource(kind));
     let none = RequestContent::Nothing;
     let (keys, changes) = (RequestContent::Keys(kind), RequestContent::Changes(kind));
@@ -256,21 +261,24 @@ fn named(kind: Kind) -> Vec<Route> {
             handlers::set,
             format!("Changes keys of one {kind}."),
         ),
-        row(
-            Delete,
-            &one,
-            "delete",
-            Write,
-            none,
-            ResponseContent::Plan,
-            handlers::delete,
-            format!("Removes one {kind}."),
-        ),
+        Route {
+            handler: delete,
+            ..row(
+                Delete,
+                &one,
+                "delete",
+                Write,
+                none,
+                ResponseContent::Plan,
+                handlers::delete,
+                format!("Removes one {kind}."),
+            )
+        },
     ]
 }
 
 /// The rows of a kind with a single resource.
-fn single(kind: Kind) -> Vec<Route> {
+fn single(schema: &'static Schema, kind: Kind) -> Vec<Route> {
     let section = kind.section();
     let row = |method, verb: &str, right, request, response, handler, summary: &str| Route {
         method,
@@ -283,7 +291,7 @@ fn single(kind: Kind) -> Vec<Route> {
         kind: Some(kind),
         handler: Handler::Control(handler),
     };
-    let words = kind.words();
+    let words = schema.words(kind);
     vec![
         row(
             Method::Get,
@@ -386,18 +394,20 @@ fn copies() -> Vec<Route> {
 }
 
 /// `GET /v1/openapi.json`
-fn document(_: &ApiRequest) -> Outcome {
-    Reply::json(&openapi::document(&routes()))
+fn document(request: &ApiRequest) -> Outcome {
+    let schema = request.shared.schema;
+    Reply::json(&openapi::document(schema, &routes(schema)))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_control::testing::SAMPLE;
     use std::collections::BTreeSet;
 
     #[test]
     fn routes_are_unique_and_all_but_get_need_the_right_to_write() {
-        let all = routes();
+        let all = routes(&SAMPLE);
         let places: BTreeSet<_> = all.iter().map(|route| (route.path.as_str(), route.method)).collect();
         let names: BTreeSet<_> = all.iter().map(|route| route.name.as_str()).collect();
         assert_eq!((places.len(), names.len()), (all.len(), all.len()));

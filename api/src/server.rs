@@ -15,7 +15,7 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, on};
 use futures_util::stream;
-use lunar_control::api::ProblemDetails;
+use lunar_control::api::{ProblemDetails, StatusView};
 use lunar_control::config::CONFIG_BYTES_MAX;
 use lunar_control::live::Later;
 use lunar_core::pace::host;
@@ -117,7 +117,7 @@ impl State {
         if matches!(route.handler, Handler::EventStream) {
             return self.events(&parts, caller);
         }
-        let dry_run = dry_run(&route, parts.uri.query())?;
+        let Query { dry_run, force, with_data } = Query::of(&route, parts.uri.query())?;
         let room = if dry_run || route.right == Right::Read { &self.readers } else { &self.writers };
         let _permit = room.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
         let parameters = parameters(&mut parts).await?;
@@ -128,13 +128,18 @@ impl State {
             caller,
             parameters,
             dry_run,
+            force: force.into(),
+            with_data,
             body,
             shared: self.shared.clone(),
             control_thread: self.control_thread.clone(),
         };
         let outcome = match route.handler {
             Handler::Local(work) => work(&api_request),
-            Handler::Control(_) | Handler::Long(_) => self.run_on_control_thread(route, api_request).await,
+            Handler::Control(_) | Handler::Long(_) => match self.shared.starting_status() {
+                Some(status) => while_starting(&route, &status),
+                None => self.run_on_control_thread(route, api_request).await,
+            },
             Handler::EventStream => Err(not_found()),
         };
         Ok(respond(outcome.unwrap_or_else(Reply::from)))
@@ -223,6 +228,15 @@ impl State {
     }
 }
 
+/// The answer of a daemon that has no control thread yet: its status, and nothing else.
+fn while_starting(route: &Route, status: &StatusView) -> Outcome {
+    if route.method == Method::Get && route.path == "/v1/status" {
+        return Reply::json(status);
+    }
+    let words: Vec<String> = status.troubles.iter().map(|trouble| trouble.words.clone()).collect();
+    Err(problem("/problems/starting", "Lunar is starting", 503, &words.join("; ")))
+}
+
 /// The progress of a request after its turn on the control thread.
 enum Progress {
     /// The request is complete.
@@ -236,7 +250,7 @@ enum Progress {
 /// Runs a request on the control thread.
 fn start(control: &mut dyn Control, route: &Route, api_request: ApiRequest) -> Progress {
     let is_change = route.takes_dry_run() && !api_request.dry_run;
-    if is_change && let Some(wait) = control.settling() {
+    if is_change && let Some(wait) = control.finalizing() {
         return Progress::Waits(wait, api_request);
     }
     let outcome = match route.handler {
@@ -247,7 +261,7 @@ fn start(control: &mut dyn Control, route: &Route, api_request: ApiRequest) -> P
         },
         Handler::Local(_) | Handler::EventStream => Err(not_found()),
     };
-    match control.settling().filter(|_| is_change) {
+    match control.finalizing().filter(|_| is_change) {
         // The change is applied; the reply is sent when it is finalized.
         Some(wait) => Progress::Continues(Box::new(move || {
             wait();
@@ -274,19 +288,43 @@ fn not_found() -> Problem {
     problem("/problems/missing", "Not found", 404, "there is no such resource; see GET /v1/openapi.json")
 }
 
-/// Whether the query has `dry-run`. No other parameter is allowed.
-fn dry_run(route: &Route, query: Option<&str>) -> Result<bool, Problem> {
-    match query.unwrap_or_default() {
-        "" => Ok(false),
-        "dry-run" | "dry-run=true" if route.takes_dry_run() => Ok(true),
-        "dry-run=false" if route.takes_dry_run() => Ok(false),
-        _ if route.takes_dry_run() => Err(problem(
-            "/problems/wrong",
-            "Bad request",
-            400,
-            "the only query parameter is dry-run=true or dry-run=false",
-        )),
-        _ => Err(problem("/problems/wrong", "Bad request", 400, "this route has no query parameters")),
+/// The query parameters of a change.
+#[derive(Clone, Copy, Default)]
+struct Query {
+    dry_run: bool,
+    force: bool,
+    with_data: bool,
+}
+
+impl Query {
+    /// The parameters of a query, each at most once. No other parameter is allowed.
+    fn of(route: &Route, query: Option<&str>) -> Result<Self, Problem> {
+        let wrong = |why| problem("/problems/wrong", "Bad request", 400, why);
+        let mut found = Self::default();
+        let parts = query.into_iter().flat_map(|query| query.split('&')).filter(|part| !part.is_empty());
+        let mut seen = Vec::new();
+        for part in parts {
+            if !route.takes_dry_run() {
+                return Err(wrong("this route has no query parameters"));
+            }
+            let (name, value) = part.split_once('=').unwrap_or((part, "true"));
+            let place = match name {
+                "dry-run" => &mut found.dry_run,
+                "force" => &mut found.force,
+                "with-data" if route.takes_with_data() => &mut found.with_data,
+                _ => return Err(wrong("the query parameters are dry-run and force, and with-data to delete a volume")),
+            };
+            if seen.contains(&name) {
+                return Err(wrong("a query parameter is given twice"));
+            }
+            seen.push(name);
+            *place = match value {
+                "true" => true,
+                "false" => false,
+                _ => return Err(wrong("a query parameter is true or false")),
+            };
+        }
+        Ok(found)
     }
 }
 
@@ -378,7 +416,7 @@ fn event(record: &AuditRecord) -> Event {
 /// The router of all routes. Requests must carry their [`Peer`] as an extension.
 pub fn router(state: &Arc<State>) -> axum::Router {
     let mut router = axum::Router::new();
-    for route in routes() {
+    for route in routes(state.shared.schema) {
         let (path, filter) = (route.path.clone(), filter(route.method));
         let (state, route) = (state.clone(), Arc::new(route));
         router = router.route(&path, on(filter, move |request: Request| state.clone().answer(route.clone(), request)));

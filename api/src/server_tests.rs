@@ -5,6 +5,7 @@ use crate::refusals::RECORDED_MAX;
 use crate::rights::Tokens;
 use crate::test_service::TestService;
 use lunar_control::api::SessionView;
+use lunar_control::testing::SAMPLE;
 use serde_json::{Value as Json, json};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -102,7 +103,7 @@ impl Fixture {
         // Another test uses the listener of the text.
         let place = TestFolder::new(TEXT.split("[api-listener").next().expect("the first part"));
         let service = TestService::start(&place.0, vec![session(7), session(8)]).expect("a daemon");
-        let shared = Shared::new(service.audit_log.clone(), "1.2.3", SystemTime::now());
+        let shared = Shared::new(&SAMPLE, service.audit_log.clone(), "1.2.3", SystemTime::now());
         let tokens = service.with(|control| Tokens::of(control.current())).expect("a daemon");
         let state =
             State::new(service.control_thread.clone(), shared, AccessPolicy { owner: 4711, group: None, tokens });
@@ -144,7 +145,7 @@ impl Fixture {
 
 /// All operations of the document: method, path with a value for each parameter, right.
 fn operations() -> Vec<(String, String, String)> {
-    let document = openapi::document(&routes());
+    let document = openapi::document(&SAMPLE, &routes(&SAMPLE));
     let mut all = Vec::new();
     for (path, methods) in document["paths"].as_object().expect("paths") {
         for (method, operation) in methods.as_object().expect("methods") {
@@ -249,8 +250,10 @@ fn resources_are_created_shown_changed_and_deleted() {
     assert_eq!(group["keys"]["luns"]["5"], json!({ "volume": "disk2", "read-only": true, "metadata": false }));
     // A LUN refers to the volume, so it cannot be deleted.
     let (status, problem) = fixture.own("DELETE", "/v1/volume/disk2", "");
-    assert_eq!((status, &problem["errors"][0]["key"]), (422, &json!("group.hosts.luns.5.volume")), "{problem}");
-    assert_eq!(fixture.own("DELETE", "/v1/group/hosts/luns/5", "").0, 200);
+    assert_eq!((status, &problem["type"]), (409, &json!("/problems/used")), "{problem}");
+    let words = "volume disk2 is LUN 5 of group hosts: unmap it first (`lunar group unmap hosts 5`)";
+    assert_eq!(problem["detail"], json!(words));
+    assert_eq!(fixture.own("DELETE", "/v1/group/hosts/luns/5?force=true", "").0, 200);
     assert_eq!(fixture.own("DELETE", "/v1/volume/disk2", "").0, 200);
     let (_, all) = fixture.own("GET", "/v1/volume", "");
     assert_eq!(all.as_array().map(Vec::len), Some(1));
@@ -287,12 +290,19 @@ fn a_configuration_is_planned_applied_and_restored() {
     assert_eq!((status, &plan["needs-restart"]), (200, &json!(true)), "{plan}");
     let (_, versions) = fixture.own("GET", "/v1/version", "");
     let first = versions[0]["number"].as_u64().expect("a number");
+    let last = versions.as_array().and_then(|all| all.last()).expect("a version");
+    let words = "change volume disk1: size 1M -> 8M; change server: cores none -> 3";
+    assert_eq!((&versions[0]["changes"], &last["changes"]), (&json!(""), &json!(words)), "{versions}");
     let (_, diff) = fixture.request_(OWNER, None, "GET", &format!("/v1/version/{first}/diff"), "");
     assert!(diff.contains("+size = '8M'"), "{diff}");
     let (status, plan) = fixture.own("POST", &format!("/v1/version/{first}/restore?dry-run"), "");
-    assert_eq!((status, plan["changes"].as_array().map(Vec::len)), (200, Some(2)), "{plan}");
-    assert_eq!(fixture.own("POST", &format!("/v1/version/{first}/restore"), "").0, 200);
-    assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("1M"));
+    let note = format!("volume disk1 keeps its size 8M: it had 1M in version {first}");
+    assert_eq!((status, plan["changes"].as_array().map(Vec::len)), (200, Some(1)), "{plan}");
+    assert_eq!(plan["notes"], json!([note]));
+    let (status, plan) = fixture.own("POST", &format!("/v1/version/{first}/restore"), "");
+    assert_eq!((status, &plan["notes"]), (200, &json!([note])), "{plan}");
+    assert_eq!(fixture.own("GET", "/v1/volume/disk1", "").1["keys"]["size"], json!("8M"));
+    assert_eq!(fixture.own("GET", "/v1/server", "").1["keys"]["cores"], Json::Null);
     let (status, problem) = fixture.own("POST", "/v1/apply", "[volume.x]\nkind = 'rom'\n");
     assert_eq!((status, &problem["errors"][0]["line"]), (422, &json!(2)), "{problem}");
 }
@@ -351,7 +361,7 @@ fn a_copy_is_a_whole_volume_or_fails() {
     }
     assert_eq!(fixture.own("POST", "/v1/volume/disk1/copy", &order("c", "c.img")).0, 400, "the volume is not a file");
     // While bytes are copied, no LUN map may allow writes.
-    let still = fixture.service.with(|control| control.hold_still("a")).expect("a daemon");
+    let still = fixture.service.with(|control| control.freeze_writes("a")).expect("a daemon");
     let still = still.expect("no client can write");
     for place in ["/v1/group/hosts/luns/1", "/v1/group/hosts/luns/1?dry-run=true"] {
         let (status, problem) = fixture.own("PUT", place, r#"{"volume":"a"}"#);
@@ -407,7 +417,7 @@ fn requests_are_bounded() {
 #[test]
 fn requests_to_a_stopping_daemon_are_refused_with_retry_after() {
     let control_thread = ControlHandle::new(|_| false);
-    let shared = Shared::new(AuditLog::new(|_| ()), "1", SystemTime::now());
+    let shared = Shared::new(&SAMPLE, AuditLog::new(|_| ()), "1", SystemTime::now());
     let state = State::new(control_thread, shared, AccessPolicy { owner: 4711, ..AccessPolicy::default() });
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
     let request = axum::http::Request::builder().uri("/v1/status").extension(OWNER).body(Body::empty());
@@ -429,7 +439,10 @@ fn media_are_ejected_and_loaded() {
     assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"force":true}"#).0, 400, "the key is called forced");
     assert_eq!(fixture.own("POST", &format!("{place}/eject"), r#"{"forced":true}"#), (200, medium(false)));
     let (status, problem) = fixture.own("POST", "/v1/volume/disk1/eject", "{}");
-    assert_eq!((status, &problem["detail"]), (409, &json!("volume disk1: it is a fixed disk")));
+    assert_eq!(
+        (status, &problem["detail"]),
+        (409, &json!("volume disk1: the volume is a fixed disk; only volumes with removable media can be ejected"))
+    );
     assert_eq!(fixture.own("POST", "/v1/volume/nothing/load", "").0, 404);
     let records: Vec<String> = fixture.service.audit_log.after(0).iter().map(|record| record.words.clone()).collect();
     let moves = records.iter().filter(|words| words.starts_with("volume stick was")).count();
@@ -518,4 +531,82 @@ fn requests_that_read_are_answered_however_many_changes_wait() {
         let refused = ended.iter().filter(|status| **status == 503).count();
         assert_eq!((refused, ended.iter().filter(|status| **status == 200).count()), (4, REQUESTS_MAX));
     });
+}
+
+#[test]
+fn a_change_that_takes_something_from_sessions_needs_force() {
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.own("POST", "/v1/volume/disk2", r#"{"kind":"ram","size":"1M"}"#).0, 200);
+    let (place, body) = ("/v1/group/hosts/luns/0", r#"{"volume":"disk2"}"#);
+    let (status, plan) = fixture.own("PUT", &format!("{place}?dry-run=true"), body);
+    let host = "iqn.1998-01.com.vmware:esx1";
+    assert_eq!((status, &plan["changes"][0]["hosts"]), (200, &json!([host])), "{plan}");
+    let (status, problem) = fixture.own("PUT", place, body);
+    assert_eq!((status, &problem["type"]), (409, &json!("/problems/in-use")), "{problem}");
+    let loses = json!(["LUN 0 becomes volume disk2 instead of disk1"]);
+    let expected = json!({
+        "session": "iscsi-7", "initiator": host, "source": "192.0.2.1:50000", "target": "main", "loses": loses,
+    });
+    assert_eq!((&problem["hosts"][0], problem["hosts"].as_array().map(Vec::len)), (&expected, Some(2)), "{problem}");
+    assert_eq!(fixture.own("GET", "/v1/group/hosts", "").1["keys"]["luns"]["0"]["volume"], json!("disk1"));
+    assert_eq!(fixture.own("PUT", &format!("{place}?force=false"), body).0, 409);
+    assert_eq!(fixture.own("PUT", &format!("{place}?force=maybe"), body).0, 400);
+    assert_eq!(fixture.own("PUT", &format!("{place}?force=true"), body).0, 200);
+    assert_eq!(fixture.own("GET", "/v1/group/hosts", "").1["keys"]["luns"]["0"]["volume"], json!("disk2"));
+    // The edited file takes the LUN away.
+    let file = fixture.place.0.join("lunar.toml");
+    let text = std::fs::read_to_string(&file).expect("the file");
+    std::fs::write(&file, text.replace("0 = \"disk2\"", "1 = \"disk2\"")).expect("written");
+    assert_eq!(fixture.own("POST", "/v1/reload", "").0, 409);
+    let trouble = fixture.own("GET", "/v1/status", "").1["troubles"][0].to_string();
+    assert!(trouble.contains("2 sessions use") && trouble.contains("lunar apply --force"), "{trouble}");
+    assert_eq!(fixture.own("POST", "/v1/reload?force", "").0, 200);
+    assert_eq!(fixture.own("GET", "/v1/status", "").1["troubles"], json!([]));
+}
+
+#[test]
+fn the_identity_that_hosts_see_is_shown() {
+    let mut fixture = Fixture::new();
+    let file = fixture.place.0.join("clone.img");
+    std::fs::write(&file, [0; 8192]).expect("a file");
+    let uuid = "f81d4fae-7dec-41d0-a765-00a0c91e6bf6";
+    let keys = json!({ "kind": "file", "path": file.display().to_string(), "uuid": uuid });
+    assert_eq!(fixture.own("POST", "/v1/volume/clone", &keys.to_string()).0, 200);
+    let (_, volume) = fixture.own("GET", "/v1/volume/clone", "");
+    let expected = json!({
+        "serial": "f81d4fae7dec41d0a76500a0c91e6bf6", "naa": "376500a0c91e6bf6", "uuid": uuid,
+        "by-id": ["wwn-0x376500a0c91e6bf6", format!("nvme-uuid.{uuid}")], "bytes": 8192,
+    });
+    assert_eq!(volume["identity"], expected, "{volume}");
+    assert_eq!(fixture.own("GET", "/v1/target/main", "").1["identity"], Json::Null);
+}
+
+#[test]
+fn a_volume_is_deleted_with_its_data_only_if_that_is_asked_for() {
+    let mut fixture = Fixture::new();
+    let file = fixture.place.0.join("data.img");
+    let beside = fixture.place.0.join("data.img.pi");
+    let keys = json!({ "kind": "file", "path": file.display().to_string(), "size": "1M" }).to_string();
+    let create = |fixture: &mut Fixture| {
+        std::fs::write(&file, "data").expect("a file");
+        std::fs::write(&beside, "protection").expect("a file");
+        assert_eq!(fixture.own("POST", "/v1/volume/data", &keys).0, 200);
+    };
+    create(&mut fixture);
+    assert_eq!(fixture.own("DELETE", "/v1/volume/data", "").0, 200);
+    assert!(file.exists() && beside.exists(), "its data stays");
+    create(&mut fixture);
+    let (status, plan) = fixture.own("DELETE", "/v1/volume/data?with-data=true&dry-run=true", "");
+    assert_eq!((status, plan["notes"].as_array().map(Vec::len)), (200, Some(2)), "{plan}");
+    assert!(file.exists() && plan["notes"][0].to_string().contains("data.img is deleted"), "{plan}");
+    // A volume that a session uses keeps its data, too.
+    assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/7", r#"{"volume":"data"}"#).0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/volume/data?with-data=true", "").0, 409);
+    assert!(file.exists());
+    assert_eq!(fixture.own("DELETE", "/v1/group/hosts/luns/7?force", "").0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/volume/data?with-data=true", "").0, 200);
+    assert!(!file.exists() && !beside.exists());
+    let (status, problem) = fixture.own("DELETE", "/v1/volume/disk1?with-data=true&force=true", "");
+    assert!(status == 400 && problem["detail"].to_string().contains("not in a file"), "{problem}");
+    assert_eq!(fixture.own("DELETE", "/v1/target/main?with-data=true", "").0, 400);
 }

@@ -136,7 +136,7 @@ fn network_clients_need_tls_and_a_token() {
     assert!(get(&by_old, "/v1/status").is_ok() && get(&reader, "/v1/status").is_err());
     let plan = local.json(Method::Post, "/v1/reload", RequestBody::Nothing).expect("reloaded");
     let words = plan["changes"][0]["words"].as_str().unwrap_or_default();
-    assert_eq!(words, "change api listener tls: certificate is another one", "{plan}");
+    assert_eq!(words, "change api listener tls: certificate has a new value", "{plan}");
     until(|| get(&reader, "/v1/status").is_ok());
     assert!(get(&by_old, "/v1/status").is_err());
     let plan = local.json(Method::Post, "/v1/reload", RequestBody::Nothing).expect("reloaded");

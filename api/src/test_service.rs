@@ -4,12 +4,14 @@ use crate::audit::AuditLog;
 use crate::control::{Control, ControlHandle, Job};
 use crate::request::Shared;
 use crate::service::Api;
-use lunar_control::api::{IsnsView, MachineView, MediumView, SessionView};
+use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::apply::Running;
-use lunar_control::check::{Checked, Machine};
-use lunar_control::live::{Later, Live, Motion};
+use lunar_control::check::{Checked, LocalHost};
+use lunar_control::fake_target::{FakeTarget, Transaction};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
+use lunar_control::names::Uuid;
 use lunar_control::plan::Change;
-use lunar_control::rehearsal::{Ready, Rehearsal};
+use lunar_control::testing::SAMPLE;
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
@@ -22,47 +24,39 @@ use std::time::SystemTime;
 /// The running configuration: a fake target and a real API.
 #[derive(Debug)]
 struct FakeDaemon {
-    target: Rehearsal,
+    target: FakeTarget,
     api: Api,
     /// Whether the first configuration is applied.
     is_started: bool,
-    /// Whether the API is prepared for the plan in progress.
-    is_api_prepared: bool,
 }
 
 impl Running for FakeDaemon {
-    type Prepared = Ready;
+    type Transaction = Transaction;
+    type Error = String;
 
     fn expect(&mut self, volumes: BTreeSet<String>) {
         self.target.expect(volumes);
     }
 
-    fn prepare(&mut self, change: &Change, wanted: &Checked) -> Result<Ready, String> {
-        let is_first = !self.is_api_prepared;
-        let ready = self.target.prepare(change, wanted)?;
-        if is_first && self.is_started {
-            if let Err(why) = self.api.prepare(wanted) {
-                self.target.roll_back(change, ready);
-                return Err(why);
-            }
-            self.is_api_prepared = true;
+    fn begin(&mut self, plan: &Plan, wanted: &Checked) -> Result<Transaction, String> {
+        if self.is_started {
+            self.api.prepare(wanted)?;
         }
-        Ok(ready)
+        self.target.begin(plan, wanted)
     }
 
-    fn commit(&mut self, change: &Change, prepared: Ready) {
-        self.target.commit(change, prepared);
+    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), String> {
+        self.target.prepare(transaction, change, wanted)
     }
 
-    fn settle(&mut self, _plan: &Plan, wanted: &Checked) {
-        self.is_api_prepared = false;
+    fn commit(&mut self, transaction: Transaction, plan: &Plan, wanted: &Checked) {
+        self.target.commit(transaction, plan, wanted);
         self.api.commit(wanted);
     }
 
-    fn roll_back(&mut self, change: &Change, prepared: Ready) {
-        self.is_api_prepared = false;
+    fn roll_back(&mut self, transaction: Transaction) {
         self.api.roll_back();
-        self.target.roll_back(change, prepared);
+        self.target.roll_back(transaction);
     }
 }
 
@@ -79,28 +73,36 @@ impl Live for FakeDaemon {
         self.target.statistics()
     }
 
-    fn machines(&mut self) -> Vec<MachineView> {
-        self.target.machines()
+    fn vms(&mut self) -> Vec<VmView> {
+        self.target.vms()
     }
 
     fn isns(&mut self) -> Option<IsnsView> {
         self.target.isns()
     }
 
-    fn troubles(&mut self) -> Vec<String> {
+    fn troubles(&mut self) -> Vec<TroubleView> {
         self.target.troubles()
+    }
+
+    fn copy_source(&mut self, volume: &str) -> Option<CopySource> {
+        self.target.copy_source(volume)
+    }
+
+    fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> std::io::Result<()> {
+        self.target.set_records(uuid, records)
     }
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {
         self.target.medium(volume)
     }
 
-    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), String>>> {
+    fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>> {
         self.target.move_medium(volume, motion)
     }
 
-    fn settling(&mut self) -> Option<Later<()>> {
-        self.target.settling()
+    fn finalizing(&mut self) -> Option<Later<()>> {
+        self.target.finalizing()
     }
 }
 
@@ -135,7 +137,7 @@ impl TestService {
         let post = messages.clone();
         let control_thread = ControlHandle::new(move |job| post.send(ThreadMessage::Job(job)).is_ok());
         let audit_log = AuditLog::new(|_| ());
-        let shared = Shared::new(audit_log.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
+        let shared = Shared::new(&SAMPLE, audit_log.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
         let (folder, for_api) = (folder.to_owned(), control_thread.clone());
         let finalizing = Arc::new(AtomicBool::new(false));
         let for_target = finalizing.clone();
@@ -144,7 +146,7 @@ impl TestService {
             let started = start(&folder, for_api, shared, sessions);
             let (mut manager, answer) = match started {
                 Ok(mut manager) => {
-                    manager.running().target.settling = for_target;
+                    manager.running().target.finalizing = for_target;
                     let socket = manager.running().api.socket().map(Path::to_owned).unwrap_or_default();
                     (manager, Ok(socket))
                 }
@@ -173,14 +175,15 @@ fn start(
     control_thread: ControlHandle,
     shared: Arc<Shared>,
     sessions: Vec<SessionView>,
-) -> Result<Manager<FakeDaemon, Machine>, String> {
+) -> Result<Manager<FakeDaemon, LocalHost>, String> {
     let file = folder.join("lunar.toml");
     let api = Api::start(control_thread, shared.clone()).map_err(|why| why.to_string())?;
-    let mut target = Rehearsal::new();
+    let mut target = FakeTarget::new();
     target.sessions = sessions;
-    let model = FakeDaemon { target, api, is_started: false, is_api_prepared: false };
-    let outside = Machine { config: file.clone() };
-    let manager = Manager::start(&file, &folder.join("state"), outside, model, SystemTime::now(), &mut |_, _| false);
+    let model = FakeDaemon { target, api, is_started: false };
+    let outside = LocalHost { config: file.clone() };
+    let manager =
+        Manager::start(&SAMPLE, &file, &folder.join("state"), outside, model, SystemTime::now(), &mut |_, _| false);
     let mut manager = manager.map_err(|why| why.to_string())?;
     let checked = manager.current().clone();
     shared.started_with(&checked);

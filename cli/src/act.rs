@@ -6,8 +6,8 @@ use crate::{declare, show};
 use clap::ArgMatches;
 use lunar_api::client::{ClientError, RequestBody};
 use lunar_api::route::Method;
-use lunar_control::Kind;
 use lunar_control::value::{Size, Textual};
+use lunar_control::{Kind, Schema};
 use serde_json::{Value as Json, json};
 use std::io::{BufRead, IsTerminal, Write};
 use std::path::Path;
@@ -15,7 +15,7 @@ use std::time::Duration;
 
 /// Runs the command of this name; `None` if it is not one of these.
 #[must_use]
-pub fn run(name: &str, matches: &ArgMatches) -> Option<Result<(), Failure>> {
+pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<Result<(), Failure>> {
     let work: fn(&Service, &ArgMatches) -> Result<(), Failure> = match name {
         "session" => session,
         "status" => status,
@@ -28,8 +28,8 @@ pub fn run(name: &str, matches: &ArgMatches) -> Option<Result<(), Failure>> {
         "audit" => audit,
         "events" => events,
         section => {
-            let kind = Kind::of_section(section).filter(|kind| kind.is_named())?;
-            return Some(Service::of(matches).and_then(|service| resource(&service, kind, matches)));
+            let kind = schema.kind(section).filter(|kind| kind.is_named())?;
+            return Some(Service::of(matches).and_then(|service| resource(schema, &service, kind, matches)));
         }
     };
     Some(Service::of(matches).and_then(|service| work(&service, matches)))
@@ -40,23 +40,28 @@ fn word(matches: &ArgMatches, name: &str) -> String {
     matches.get_one::<String>(name).cloned().unwrap_or_default()
 }
 
-/// The query of a request: `dry-run` if the option was given.
+/// The query of a change: its options that were given.
 fn query(matches: &ArgMatches) -> &'static str {
-    if matches.get_flag("dry-run") { "?dry-run=true" } else { "" }
+    match (matches.get_flag("dry-run"), matches.get_flag("force")) {
+        (true, true) => "?dry-run=true&force=true",
+        (true, false) => "?dry-run=true",
+        (false, true) => "?force=true",
+        (false, false) => "",
+    }
 }
 
-fn resource(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failure> {
+fn resource(schema: &'static Schema, service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failure> {
     let Some((verb, matches)) = matches.subcommand() else { return Err(Failure::new("a verb is missing; see --help")) };
     let section = kind.section();
     if verb == "list" {
         let all = service.get(&format!("/v1/{section}"))?;
-        return service.print(&all, show::resources(kind, &all));
+        return service.print(&all, show::resources(schema, kind, &all));
     }
     let name = word(matches, "name");
     let one = format!("/v1/{section}/{}", encoded(&name));
     if verb == "show" {
         let thing = service.get(&one)?;
-        return service.print(&thing, show::resource(kind, &thing));
+        return service.print(&thing, show::resource(schema, kind, &thing));
     }
     if ["snapshot", "clone", "copy"].contains(&verb) {
         return copy(service, verb, &one, matches);
@@ -66,9 +71,9 @@ fn resource(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), F
     }
     let path = format!("{one}{}", query(matches));
     let (method, path, body) = match verb {
-        "create" => (Method::Post, path, RequestBody::Json(keys(kind, matches)?)),
-        "set" => (Method::Patch, path, RequestBody::Json(keys(kind, matches)?)),
-        "delete" => (Method::Delete, path, RequestBody::Nothing),
+        "create" => (Method::Post, path, RequestBody::Json(keys(schema, kind, matches)?)),
+        "set" => (Method::Patch, path, RequestBody::Json(keys(schema, kind, matches)?)),
+        "delete" => (Method::Delete, path + with_data(kind, &name, matches)?, RequestBody::Nothing),
         "resize" => (
             Method::Patch,
             path,
@@ -94,13 +99,41 @@ fn resource(service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), F
     changed(service, &service.request(method, &path, body)?, matches)
 }
 
+/// The end of the query that deletes the data of a volume, once the user has confirmed that.
+fn with_data(kind: Kind, name: &str, matches: &ArgMatches) -> Result<&'static str, Failure> {
+    if kind != Kind::Volume || !matches.get_flag("with-data") {
+        return Ok("");
+    }
+    let has_query = matches.get_flag("dry-run") || matches.get_flag("force");
+    let query = if has_query { "&with-data=true" } else { "?with-data=true" };
+    if matches.get_flag("yes") || matches.get_flag("dry-run") {
+        return Ok(query);
+    }
+    let input = std::io::stdin();
+    if !input.is_terminal() {
+        return Err(Failure::new(
+            "the data cannot be restored: give --yes to delete it without a terminal that can confirm",
+        ));
+    }
+    eprint!("The data of volume {name} cannot be restored. Type the name of the volume to delete it: ");
+    let _ = std::io::stderr().flush();
+    let mut line = String::new();
+    input.lock().read_line(&mut line).map_err(|why| Failure::new(format!("the answer cannot be read: {why}")))?;
+    confirmed(name, &line).then_some(query).ok_or_else(|| Failure::new("nothing was deleted"))
+}
+
+/// Whether the answer is the name of the volume.
+fn confirmed(name: &str, answer: &str) -> bool {
+    answer.trim() == name
+}
+
 /// Prints the steps that were or would be done.
 fn changed(service: &Service, plan: &Json, matches: &ArgMatches) -> Result<(), Failure> {
     service.print(plan, show::plan(plan, !matches.get_flag("dry-run")))
 }
 
-fn keys(kind: Kind, matches: &ArgMatches) -> Result<Json, Failure> {
-    let keys = declare::keys(kind, matches, secret).map_err(Failure::new)?;
+fn keys(schema: &'static Schema, kind: Kind, matches: &ArgMatches) -> Result<Json, Failure> {
+    let keys = declare::keys(schema, kind, matches, secret).map_err(Failure::new)?;
     Ok(Json::Object(keys.0))
 }
 
@@ -177,20 +210,20 @@ fn checked_size(now: Option<Size>, requested: &str) -> Result<Size, Failure> {
 /// The interval of progress queries during a copy.
 const COPY_PULSE: Duration = Duration::from_millis(200);
 
-fn copy(service: &Service, verb: &str, path: &str, matches: &ArgMatches) -> Result<(), Failure> {
+fn copy(service: &Service, verb: &str, volume: &str, matches: &ArgMatches) -> Result<(), Failure> {
     let new = word(matches, "new");
-    let path = match matches.get_one::<String>("path") {
-        Some(path) => path.clone(),
+    let file = match matches.get_one::<String>("path") {
+        Some(file) => file.clone(),
         None => {
-            let volume = service.get(path)?;
-            let own = volume["keys"]["path"]
+            let found = service.get(volume)?;
+            let own = found["keys"]["path"]
                 .as_str()
                 .ok_or_else(|| Failure::new("the volume is not a file: only volumes in files can be copied"))?;
             Path::new(own).with_file_name(format!("{new}.img")).display().to_string()
         }
     };
-    let order = json!({ "name": new, "path": path, "share": verb != "copy", "read-only": verb == "snapshot" });
-    let mut state = service.request(Method::Post, &format!("{path}/copy"), RequestBody::Json(order))?;
+    let order = json!({ "name": new, "path": file, "share": verb != "copy", "read-only": verb == "snapshot" });
+    let mut state = service.request(Method::Post, &format!("{volume}/copy"), RequestBody::Json(order))?;
     let bar = show::progress(state["total"].as_u64().unwrap_or_default());
     while state["ended"] != true {
         std::thread::sleep(COPY_PULSE);
@@ -200,7 +233,7 @@ fn copy(service: &Service, verb: &str, path: &str, matches: &ArgMatches) -> Resu
     bar.finish_and_clear();
     match state["why"].as_str() {
         Some(why) => Err(Failure::new(why)),
-        None => service.print(&state, format!("volume {new} was created: {path}\n")),
+        None => service.print(&state, format!("volume {new} was created: {file}\n")),
     }
 }
 
@@ -373,24 +406,29 @@ impl Service {
 }
 
 /// `lunar config show` and `lunar config set`.
-pub(crate) fn settings(matches: &ArgMatches, verb: &str, inner: &ArgMatches) -> Result<(), Failure> {
+pub(crate) fn settings(
+    schema: &'static Schema,
+    matches: &ArgMatches,
+    verb: &str,
+    inner: &ArgMatches,
+) -> Result<(), Failure> {
     let service = Service::of(matches)?;
     if verb == "set" {
         let section = inner.subcommand();
-        let found = section.and_then(|(section, matches)| Some((Kind::of_section(section)?, matches)));
+        let found = section.and_then(|(section, matches)| Some((schema.kind(section)?, matches)));
         let Some((kind, matches)) = found else { return Err(Failure::new("a section is missing; see --help")) };
         let path = format!("/v1/{}{}", kind.section(), query(matches));
-        let plan = service.request(Method::Patch, &path, RequestBody::Json(keys(kind, matches)?))?;
+        let plan = service.request(Method::Patch, &path, RequestBody::Json(keys(schema, kind, matches)?))?;
         return changed(&service, &plan, matches);
     }
     match inner.get_one::<String>("section") {
         Some(section) => {
-            let kind = Kind::of_section(section).filter(|kind| kind.is_single());
+            let kind = schema.kind(section).filter(|kind| kind.is_single());
             let Some(kind) = kind else {
                 return Err(Failure::new(format!("use `lunar {section} list` for this section")));
             };
             let thing = service.get(&format!("/v1/{section}"))?;
-            service.print(&thing, show::resource(kind, &thing))
+            service.print(&thing, show::resource(schema, kind, &thing))
         }
         None => {
             let text = service.text(Method::Get, "/v1/config/text", RequestBody::Nothing)?;
@@ -412,6 +450,25 @@ mod tests {
         let why = of("1M").expect_err("smaller");
         assert!(why.contains("delete the volume") && !why.contains("--size"), "{why}");
         assert!(checked_size(None, "+1M").is_err() && checked_size(None, "1X").is_err());
+    }
+
+    #[test]
+    fn data_is_deleted_after_a_confirmation() {
+        let delete = |words: &[&str]| {
+            let program = clap::Command::new("lunar").subcommands(crate::commands(&lunar_control::testing::SAMPLE));
+            let line = ["lunar", "volume", "delete", "v"].into_iter().chain(words.iter().copied());
+            let matches = program.try_get_matches_from(line).map_err(Failure::new)?;
+            let (_, noun) = matches.subcommand().expect("a noun");
+            let (_, verb) = noun.subcommand().expect("a verb");
+            Ok::<_, Failure>(format!("{}{}", query(verb), with_data(Kind::Volume, "v", verb)?))
+        };
+        let of = |words: &[&str]| delete(words).ok();
+        assert_eq!(of(&[]).as_deref(), Some(""));
+        assert_eq!(of(&["--with-data", "--yes"]).as_deref(), Some("?with-data=true"));
+        assert_eq!(of(&["--with-data", "--yes", "--force"]).as_deref(), Some("?force=true&with-data=true"));
+        assert_eq!(of(&["--with-data", "--dry-run"]).as_deref(), Some("?dry-run=true&with-data=true"));
+        assert_eq!(of(&["--yes"]), None, "there is nothing to confirm");
+        assert!(confirmed("v", "v\n") && !confirmed("v", "yes\n") && !confirmed("v", ""));
     }
 
     #[test]

@@ -2,10 +2,9 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use lunar_control::Kind;
 use lunar_control::document::Keys;
-use lunar_control::section::Key;
-use lunar_control::value::Shape;
+use lunar_control::section::{Key, Shape};
+use lunar_control::{Kind, Schema};
 use std::path::PathBuf;
 
 /// The option value that removes a key.
@@ -36,13 +35,34 @@ fn service() -> Vec<Arg> {
     ]
 }
 
+/// The options that may stand before the command, too: `lunar --json volume list`.
+#[must_use]
+pub fn leading_options() -> Vec<Arg> {
+    // Commands that use the API show it by themselves, and for others it means nothing.
+    service().into_iter().filter(|option| option.get_id() == "json").map(|option| option.hide(true)).collect()
+}
+
 /// A command that uses the API.
 pub(crate) fn api_command(name: impl Into<clap::builder::Str>, about: impl Into<clap::builder::StyledStr>) -> Command {
     Command::new(name).about(about).args(service())
 }
 
-pub(crate) fn dry_run() -> Arg {
-    Arg::new("dry-run").long("dry-run").action(ArgAction::SetTrue).help("Only print the steps that would be done")
+/// The options of a change.
+pub(crate) fn change_options() -> [Arg; 2] {
+    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    [
+        flag("dry-run", "Only print the steps that would be done"),
+        flag("force", "Make the change although clients with sessions use what it takes away"),
+    ]
+}
+
+/// The options that delete the data of a volume.
+fn with_data() -> [Arg; 2] {
+    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
+    [
+        flag("with-data", "Delete the file of the volume, too; asks for confirmation"),
+        flag("yes", "Delete the data without asking").requires("with-data"),
+    ]
 }
 
 fn name(kind: Kind) -> Arg {
@@ -56,29 +76,33 @@ fn help(words: &str) -> String {
 
 /// The commands for resources, one for each kind, and for sessions.
 #[must_use]
-pub fn resource_commands() -> Vec<Command> {
-    let named = Kind::ALL.iter().copied().filter(|kind| kind.is_named());
-    let mut all: Vec<Command> = named.map(resource).collect();
+pub fn resource_commands(schema: &'static Schema) -> Vec<Command> {
+    let named = schema.kinds().into_iter().filter(|kind| kind.is_named());
+    let mut all: Vec<Command> = named.map(|kind| resource(schema, kind)).collect();
     all.push(sessions());
     all
 }
 
-fn resource(kind: Kind) -> Command {
+fn resource(schema: &'static Schema, kind: Kind) -> Command {
     let section = kind.section();
     let mut verbs = vec![
         Command::new("create")
             .about(format!("Create a {kind}"))
             .arg(name(kind))
-            .args(options(kind, true))
-            .arg(dry_run()),
+            .args(options(schema, kind, true))
+            .args(change_options()),
         Command::new("list").about("List all"),
         Command::new("show").about("Show one with all its keys").arg(name(kind)),
         Command::new("set")
             .about(format!("Change keys of a {kind}; `{NONE}` removes a key"))
             .arg(name(kind))
-            .args(options(kind, false))
-            .arg(dry_run()),
-        Command::new("delete").about(format!("Delete a {kind}")).arg(name(kind)).arg(dry_run()),
+            .args(options(schema, kind, false))
+            .args(change_options()),
+        Command::new("delete")
+            .about(format!("Delete a {kind}"))
+            .arg(name(kind))
+            .args(change_options())
+            .args(with_data().into_iter().filter(|_| kind == Kind::Volume)),
     ];
     match kind {
         Kind::Volume => {
@@ -92,7 +116,7 @@ fn resource(kind: Kind) -> Command {
                             .required(true)
                             .help("New size such as 20G, or +5G to add 5 GiB"),
                     )
-                    .arg(dry_run()),
+                    .args(change_options()),
             );
             verbs.extend(copies());
             verbs.extend(media());
@@ -100,7 +124,10 @@ fn resource(kind: Kind) -> Command {
         Kind::Group => verbs.extend(mappings()),
         _ => {}
     }
-    api_command(section, help(&kind.words())).subcommands(verbs).subcommand_required(true).arg_required_else_help(true)
+    api_command(section, help(&schema.words(kind)))
+        .subcommands(verbs)
+        .subcommand_required(true)
+        .arg_required_else_help(true)
 }
 
 /// The copies of a volume in a file.
@@ -143,23 +170,25 @@ fn mappings() -> [Command; 2] {
     let volume = Arg::new("volume").value_name("VOLUME").required(true).help("Name of the volume");
     let read_only = Arg::new("read-only").long("read-only").action(ArgAction::SetTrue);
     [
-        Command::new("map").about("Map a volume to a LUN of a group").args([
-            group(),
-            lun(),
-            volume,
-            read_only.help("Make the unit read-only for this group"),
-            Arg::new("namespace")
-                .long("namespace")
-                .value_name("ID")
-                .value_parser(value_parser!(u16))
-                .help("Namespace ID for NVMe hosts [default: LUN + 1]"),
-            Arg::new("metadata")
-                .long("metadata")
-                .action(ArgAction::SetTrue)
-                .help("Expose the protection information of the volume to NVMe hosts as metadata"),
-            dry_run(),
-        ]),
-        Command::new("unmap").about("Remove a LUN from a group").args([group(), lun(), dry_run()]),
+        Command::new("map")
+            .about("Map a volume to a LUN of a group")
+            .args([
+                group(),
+                lun(),
+                volume,
+                read_only.help("Make the unit read-only for this group"),
+                Arg::new("namespace")
+                    .long("namespace")
+                    .value_name("ID")
+                    .value_parser(value_parser!(u16))
+                    .help("Namespace ID for NVMe hosts [default: LUN + 1]"),
+                Arg::new("metadata")
+                    .long("metadata")
+                    .action(ArgAction::SetTrue)
+                    .help("Expose the protection information of the volume to NVMe hosts as metadata"),
+            ])
+            .args(change_options()),
+        Command::new("unmap").about("Remove a LUN from a group").args([group(), lun()]).args(change_options()),
     ]
 }
 
@@ -193,7 +222,7 @@ pub fn service_commands() -> Vec<Command> {
             .arg(file("File, or - for standard input [default: the service's configuration file]")),
         api_command("apply", "Apply a file completely or not at all")
             .arg(file("File, or - for standard input [default: the service's configuration file, after it was edited]"))
-            .arg(dry_run()),
+            .args(change_options()),
         api_command("diff", "Compare a file with the running configuration, line by line")
             .arg(file("File, or - for standard input [default: the service's configuration file]")),
         api_command("history", "List the versions of the configuration, or compare one with the running configuration")
@@ -205,9 +234,12 @@ pub fn service_commands() -> Vec<Command> {
                     .requires("number")
                     .help("Show the text of the version without secrets instead"),
             ),
-        api_command("rollback", "Apply an earlier version of the configuration")
-            .arg(number().required(true).help("Number of the version, as `lunar history` shows it"))
-            .arg(dry_run()),
+        api_command(
+            "rollback",
+            "Apply an earlier version of the configuration; volumes that have grown since keep their sizes",
+        )
+        .arg(number().required(true).help("Number of the version, as `lunar history` shows it"))
+        .args(change_options()),
         api_command("audit", "Show the last logins, refusals and changes"),
         api_command("events", "Follow logins, refusals and changes until Ctrl-C"),
     ]
@@ -215,16 +247,18 @@ pub fn service_commands() -> Vec<Command> {
 
 /// The options of a kind: one for each key that has a value of its own.
 #[must_use]
-pub fn options(kind: Kind, create: bool) -> Vec<Arg> {
-    let all = kind.keys().iter().filter(|key| !key.nested);
-    all.map(|key| option(key, create)).collect()
+pub fn options(schema: &'static Schema, kind: Kind, create: bool) -> Vec<Arg> {
+    let of_some = schema.keys_of_some(kind);
+    let all = schema.keys(kind).into_iter().filter(|key| !key.nested);
+    // Only some resources of the kind need a key that a front or a store adds.
+    all.map(|key| option(schema, key, create && !of_some.contains(&key.field))).collect()
 }
 
-fn option(key: &Key, create: bool) -> Arg {
-    let shape = (key.shape)();
+fn option(schema: &'static Schema, key: &'static Key, create: bool) -> Arg {
+    let shape = schema.shape(key);
     let shape = if let Shape::Optional(some) = &shape { some } else { &shape };
     let arg = Arg::new(key.field).long(key.name()).help(help(&key.words()));
-    let is_required = create && (key.default)().is_none();
+    let is_required = create && (key.default)(schema).is_none();
     let arg = arg.required(is_required);
     match shape {
         Shape::Bool => {
@@ -246,7 +280,9 @@ fn option(key: &Key, create: bool) -> Arg {
             let forms = "file:PATH, credential:NAME, or - to type it";
             arg.value_name("WHERE").help(format!("{}: {forms}", help(&key.words())))
         }
-        Shape::Text { .. } | Shape::Luns | Shape::Optional(_) => arg.value_name("VALUE"),
+        Shape::Text { .. } | Shape::Store | Shape::Protocol | Shape::Luns | Shape::Optional(_) => {
+            arg.value_name("VALUE")
+        }
     }
 }
 
@@ -255,12 +291,13 @@ fn option(key: &Key, create: bool) -> Arg {
 /// # Errors
 /// A message that names the option and says what is wrong.
 pub fn keys(
+    schema: &'static Schema,
     kind: Kind,
     matches: &ArgMatches,
     mut ask: impl FnMut(&str) -> Result<String, String>,
 ) -> Result<Keys, String> {
     let mut keys = Keys::default();
-    for key in kind.keys().iter().filter(|key| !key.nested) {
+    for key in schema.keys(kind).into_iter().filter(|key| !key.nested) {
         let Some(values) = matches.get_many::<String>(key.field) else { continue };
         let mut value = values.map(String::as_str).collect::<Vec<_>>().join(",");
         let mut is_asked = false;
@@ -276,7 +313,7 @@ pub fn keys(
         if is_asked {
             keys.0.insert(key.name(), value.into());
         } else {
-            keys.add_text(kind, &format!("{}={value}", key.name())).map_err(|why| why.to_string())?;
+            keys.add_text(schema, kind, &format!("{}={value}", key.name())).map_err(|why| why.to_string())?;
         }
     }
     Ok(keys)
@@ -290,9 +327,10 @@ fn is_secret(key: &Key) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_control::testing::SAMPLE;
 
     fn program() -> Command {
-        Command::new("lunar").subcommands(crate::commands())
+        Command::new("lunar").subcommands(crate::commands(&SAMPLE))
     }
 
     fn given(kind: Kind, line: &str) -> Result<Keys, String> {
@@ -300,7 +338,7 @@ mod tests {
         let matches = program().try_get_matches_from(words).map_err(|why| why.to_string())?;
         let (_, noun) = matches.subcommand().expect("a noun");
         let (_, verb) = noun.subcommand().expect("a verb");
-        keys(kind, verb, |_| Ok("a typed secret".into()))
+        keys(&SAMPLE, kind, verb, |_| Ok("a typed secret".into()))
     }
 
     #[test]
@@ -310,11 +348,11 @@ mod tests {
 
     #[test]
     fn each_key_has_an_option_with_help() {
-        for kind in Kind::ALL.iter().filter(|kind| kind.is_named()) {
-            let noun = resource(*kind);
+        for kind in SAMPLE.kinds().into_iter().filter(|kind| kind.is_named()) {
+            let noun = resource(&SAMPLE, kind);
             for verb in ["create", "set"] {
                 let verb = noun.find_subcommand(verb).expect("the verb");
-                for key in kind.keys().iter().filter(|key| !key.nested) {
+                for key in SAMPLE.keys(kind).into_iter().filter(|key| !key.nested) {
                     let option = verb.get_arguments().find(|arg| arg.get_long() == Some(&key.name()));
                     let option = option.unwrap_or_else(|| panic!("{kind} has no --{}", key.name()));
                     assert!(option.get_help().is_some());

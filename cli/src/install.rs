@@ -94,6 +94,9 @@ pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
         let copy = program.from.as_ref().map(|from| format!("# {OWN}, mode 0755: {}\n\n", from.display()));
         return say(&(copy.unwrap_or_default() + &printed(&files)));
     }
+    if root.is_none() {
+        require_systemd(Path::new(SYSTEMD_RUNS))?;
+    }
     let mut report = String::new();
     if let Some(from) = &program.from {
         copy(from, &program.path).map_err(|why| write_error(&program.path, &why))?;
@@ -121,6 +124,20 @@ pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
         false => "\nstart the service with `systemctl enable --now lunar`, then see `lunar status`\n",
     });
     say(&report)
+}
+
+/// The folder that exists if systemd runs (sd_booted(3)).
+const SYSTEMD_RUNS: &str = "/run/systemd/system";
+
+/// Checks that systemd runs, before anything is written.
+fn require_systemd(folder: &Path) -> Result<(), Failure> {
+    if folder.is_dir() {
+        return Ok(());
+    }
+    Err(Failure::new(
+        "this system does not run systemd, so the service cannot be installed, and nothing was written: run `lunar \
+         daemon --config FILE` under its own service manager, or write the files with --root DIR",
+    ))
 }
 
 /// Whether the service is running.

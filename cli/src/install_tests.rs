@@ -11,7 +11,7 @@ impl Root {
     }
 
     fn install(&self, more: &[&str]) -> Result<(), Failure> {
-        let program = Command::new("lunar").subcommands(crate::commands());
+        let program = Command::new("lunar").subcommands(crate::commands(&lunar_control::testing::SAMPLE));
         let root = self.0.display().to_string();
         let line = ["install", "--root", &root];
         let matches = command().try_get_matches_from(line.iter().chain(more)).expect("valid arguments");
@@ -100,8 +100,9 @@ fn a_running_program_is_replaced() {
 
 #[test]
 fn the_first_configuration_is_valid() {
-    let outside = lunar_control::check::Machine { config: "/nowhere".into() };
-    let checked = lunar_control::check("lunar.toml", CONFIG, &outside).map_err(|why| why.to_string());
+    let outside = lunar_control::check::LocalHost { config: "/nowhere".into() };
+    let checked = lunar_control::check(&lunar_control::testing::SAMPLE, "lunar.toml", CONFIG, &outside)
+        .map_err(|why| why.to_string());
     let config = checked.expect("valid").config;
     assert_eq!((config.portals.len(), config.targets.len()), (1, 0));
 }
@@ -153,4 +154,12 @@ fn systemd_creates_the_user_and_its_folders() {
         assert_eq!(owned("etc/lunar"), (0, group, 0o770));
         assert_eq!(owned("srv/lunar"), (user, group, 0o750));
     }
+}
+
+#[test]
+fn without_systemd_nothing_is_installed() {
+    let root = Root::new("booted");
+    let why = require_systemd(&root.0.join("none")).expect_err("it does not run");
+    assert!(why.exit != 0 && why.message.contains("does not run systemd") && why.message.contains("--root"), "{why}");
+    require_systemd(&root.0).expect("it runs");
 }

@@ -20,25 +20,31 @@ pub mod show;
 pub use failure::{EXIT_NOT_ALLOWED, EXIT_NOT_RUNNING, Failure};
 
 use clap::{ArgMatches, Command};
+use lunar_control::Schema;
 
 /// The commands of an operator.
 #[must_use]
-pub fn commands() -> Vec<Command> {
-    let mut all = declare::resource_commands();
+pub fn commands(schema: &'static Schema) -> Vec<Command> {
+    let mut all = declare::resource_commands(schema);
     all.extend(declare::service_commands());
-    all.extend([local::command(), install::command(), manual::completions(), manual::pages()]);
+    all.extend([local::command(schema), install::command(), manual::completions(), manual::pages()]);
     all
 }
 
 /// Runs the command of this name; `None` if it is not one of these. `program` is the whole command line, from which
 /// manual pages and completions are generated.
 #[must_use]
-pub fn run(name: &str, matches: &ArgMatches, program: &Command) -> Option<Result<(), Failure>> {
+pub fn run(
+    schema: &'static Schema,
+    name: &str,
+    matches: &ArgMatches,
+    program: &Command,
+) -> Option<Result<(), Failure>> {
     Some(match name {
-        "config" => local::run(matches),
+        "config" => local::run(schema, matches),
         "install" => install::run(matches, program),
         "completions" => manual::print_completions(matches, program),
         "manual" => manual::write_pages(matches, program),
-        name => return act::run(name, matches),
+        name => return act::run(schema, name, matches),
     })
 }

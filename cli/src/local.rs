@@ -4,19 +4,19 @@
 use crate::failure::Failure;
 use crate::{act, declare, show};
 use clap::{Arg, ArgMatches, Command};
-use lunar_control::check::Machine;
-use lunar_control::{Kind, check, docs};
+use lunar_control::check::LocalHost;
+use lunar_control::{Kind, Schema, check, docs};
 
 /// The command.
 #[must_use]
-pub fn command() -> Command {
-    let singles = || Kind::ALL.iter().copied().filter(|kind| kind.is_single());
+pub fn command(schema: &'static Schema) -> Command {
+    let singles = || schema.kinds().into_iter().filter(|kind| kind.is_single());
     let set = singles().map(|kind| {
-        let about = kind.words();
+        let about = schema.words(kind);
         Command::new(kind.section())
             .about(about.trim_end_matches('.').to_owned())
-            .args(declare::options(kind, false))
-            .arg(declare::dry_run())
+            .args(declare::options(schema, kind, false))
+            .args(declare::change_options())
             .arg_required_else_help(true)
     });
     let sections: Vec<&'static str> = singles().map(Kind::section).collect();
@@ -47,15 +47,15 @@ pub fn command() -> Command {
 ///
 /// # Errors
 /// Why it failed.
-pub fn run(matches: &ArgMatches) -> Result<(), Failure> {
+pub fn run(schema: &'static Schema, matches: &ArgMatches) -> Result<(), Failure> {
     match matches.subcommand() {
-        Some(("explain", inner)) => say(&explain(inner.get_one::<String>("key").map(String::as_str))?),
-        Some(("schema", _)) => say(&format!("{:#}", docs::schema())),
+        Some(("explain", inner)) => say(&explain(schema, inner.get_one::<String>("key").map(String::as_str))?),
+        Some(("schema", _)) => say(&format!("{:#}", docs::json_schema(schema))),
         Some(("check", inner)) => {
             let file = inner.get_one::<String>("file").cloned().unwrap_or_default();
-            say(&check_file(&file)?)
+            say(&check_file(schema, &file)?)
         }
-        Some((verb, inner)) => act::settings(matches, verb, inner),
+        Some((verb, inner)) => act::settings(schema, matches, verb, inner),
         None => Err(Failure::new("a verb is missing; see --help")),
     }
 }
@@ -67,31 +67,32 @@ fn say(text: &str) -> Result<(), Failure> {
     }
 }
 
-fn explain(key: Option<&str>) -> Result<String, Failure> {
+fn explain(schema: &'static Schema, key: Option<&str>) -> Result<String, Failure> {
     let Some(key) = key else {
-        let line = |kind: &Kind| format!("{:<14}{}", kind.section(), kind.words());
-        return Ok(Kind::ALL.iter().map(line).collect::<Vec<_>>().join("\n"));
+        let line = |kind: &Kind| format!("{:<14}{}", kind.section(), schema.words(*kind));
+        return Ok(schema.kinds().iter().map(line).collect::<Vec<_>>().join("\n"));
     };
-    docs::explain(key).map_err(|why| Failure::new(format!("{why}; `lunar config explain` lists all sections")))
+    docs::explain(schema, key).map_err(|why| Failure::new(format!("{why}; `lunar config explain` lists all sections")))
 }
 
-fn check_file(file: &str) -> Result<String, Failure> {
+fn check_file(schema: &'static Schema, file: &str) -> Result<String, Failure> {
     let text = std::fs::read_to_string(file).map_err(|why| Failure::new(format!("{file} cannot be read: {why}")))?;
-    let checked = check(file, &text, &Machine { config: file.into() }).map_err(Failure::new)?;
+    let checked = check(schema, file, &text, &LocalHost { config: file.into() }).map_err(Failure::new)?;
     let count = |kind: &&Kind| checked.config.names(**kind).len();
-    let all: usize = Kind::ALL.iter().filter(|kind| kind.is_named()).map(|kind| count(&kind)).sum();
+    let all: usize = schema.kinds().iter().filter(|kind| kind.is_named()).map(|kind| count(&kind)).sum();
     Ok(format!("{file} is valid: {all} resources"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_control::testing::SAMPLE;
 
     #[test]
     fn keys_are_explained_without_a_service() {
-        assert!(explain(Some("volume.size")).is_ok_and(|text| text.contains("How large")));
-        assert!(explain(None).is_ok_and(|text| text.lines().count() == Kind::ALL.len()));
-        let why = explain(Some("volume.siez")).expect_err("a misspelled key").message;
+        assert!(explain(&SAMPLE, Some("volume.size")).is_ok_and(|text| text.contains("The size")));
+        assert!(explain(&SAMPLE, None).is_ok_and(|text| text.lines().count() == SAMPLE.kinds().len()));
+        let why = explain(&SAMPLE, Some("volume.siez")).expect_err("a misspelled key").message;
         assert!(why.contains("did you mean 'size'?") && why.contains("lists all"), "{why}");
     }
 
@@ -100,9 +101,9 @@ mod tests {
         let file = std::env::temp_dir().join(format!("lunar-check-{}.toml", std::process::id()));
         let name = file.display().to_string();
         std::fs::write(&file, "[volume.a]\nkind = 'ram'\nsize = '1M'\n").expect("written");
-        assert_eq!(check_file(&name).ok(), Some(format!("{name} is valid: 1 resources")));
+        assert_eq!(check_file(&SAMPLE, &name).ok(), Some(format!("{name} is valid: 1 resources")));
         std::fs::write(&file, "[volume.a]\nkind = 'rom'\nsiez = 1\n").expect("written");
-        let why = check_file(&name).expect_err("two mistakes").message;
+        let why = check_file(&SAMPLE, &name).expect_err("two mistakes").message;
         std::fs::remove_file(&file).expect("our file");
         assert!(why.contains(":2:8: ") && why.contains(":3:1: "), "{why}");
     }

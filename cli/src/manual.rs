@@ -63,7 +63,7 @@ mod tests {
 
     #[test]
     fn every_shell_completes_keys_and_every_command_has_a_manual_page() {
-        let program = Command::new("lunar").subcommands(crate::commands());
+        let program = Command::new("lunar").subcommands(crate::commands(&lunar_control::testing::SAMPLE));
         for shell in Shell::value_variants() {
             assert!(script(*shell, &program).contains("block-size"), "{shell}");
         }

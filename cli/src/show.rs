@@ -2,7 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
-use lunar_control::Kind;
+use lunar_control::{Kind, Schema};
 use serde_json::Value as Json;
 use std::io::{self, Write};
 
@@ -97,21 +97,21 @@ fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
 
 /// All resources of a kind: their names, and the keys whose value differs from the default in one of them.
 #[must_use]
-pub fn resources(kind: Kind, all: &Json) -> String {
-    resources_table(kind, all, width())
+pub fn resources(schema: &'static Schema, kind: Kind, all: &Json) -> String {
+    resources_table(schema, kind, all, width())
 }
 
-fn resources_table(kind: Kind, all: &Json, most: usize) -> String {
+fn resources_table(schema: &'static Schema, kind: Kind, all: &Json, most: usize) -> String {
     let all: Vec<&Json> = all.as_array().into_iter().flatten().collect();
     if all.is_empty() {
         return format!("there is no {kind}; create one with `lunar {} create`\n", kind.section());
     }
     let differs = |key: &&lunar_control::section::Key| {
-        let default = (key.default)().unwrap_or_default();
+        let default = (key.default)(schema).unwrap_or_default();
         all.iter().any(|thing| thing["keys"][key.name()] != default)
     };
     // UUIDs are long and seldom needed; `show` prints them.
-    let keys: Vec<_> = kind.keys().iter().filter(|key| key.field != "uuid").filter(differs).collect();
+    let keys: Vec<_> = schema.keys(kind).into_iter().filter(|key| key.field != "uuid").filter(differs).collect();
     let heads: Vec<String> = std::iter::once("name".to_owned()).chain(keys.iter().map(|key| key.name())).collect();
     let row = |thing: &&Json| {
         let cells = keys.iter().map(|key| text_of(&thing["keys"][key.name()]));
@@ -122,16 +122,35 @@ fn resources_table(kind: Kind, all: &Json, most: usize) -> String {
 
 /// One resource: each key on a line; default values are dimmed.
 #[must_use]
-pub fn resource(kind: Kind, thing: &Json) -> String {
+pub fn resource(schema: &'static Schema, kind: Kind, thing: &Json) -> String {
     let mut text = format!("{}\n", styled(BOLD, format!("{kind} {}", text_of(&thing["name"])).trim_end()));
-    let wide = kind.keys().iter().map(|key| key.name().len()).max().unwrap_or(0);
-    for key in kind.keys() {
+    let wide = schema.keys(kind).iter().map(|key| key.name().len()).max().unwrap_or(0);
+    for key in schema.keys(kind) {
         let (name, value) = (key.name(), &thing["keys"][key.name()]);
         let shown = if value.is_null() { "-".to_owned() } else { text_of(value) };
         let line = format!("  {name:wide$}  {shown}");
-        let default = (key.default)().unwrap_or_default();
+        let default = (key.default)(schema).unwrap_or_default();
         text.push_str(&if *value == default { styled(DIM, &line) } else { line });
         text.push('\n');
+    }
+    let identity = &thing["identity"];
+    if identity.is_object() {
+        // The tools of Linux put the type of the designation descriptor (3: NAA) in front.
+        let wwid = identity["naa"].as_str().map_or(Json::Null, |naa| format!("3{naa}").into());
+        text.push_str(&styled(BOLD, "as hosts see it"));
+        text.push('\n');
+        for (name, value) in [
+            ("bytes", &identity["bytes"]),
+            ("serial", &identity["serial"]),
+            ("naa", &identity["naa"]),
+            ("iSCSI", &identity["by-id"][0]),
+            ("NVMe", &identity["by-id"][1]),
+            ("WWID", &wwid),
+        ] {
+            let folder = if name == "iSCSI" || name == "NVMe" { "/dev/disk/by-id/" } else { "" };
+            let shown = if value.is_null() { "-".to_owned() } else { folder.to_owned() + &text_of(value) };
+            text.push_str(&format!("  {name:wide$}  {shown}\n"));
+        }
     }
     text
 }
@@ -140,8 +159,10 @@ pub fn resource(kind: Kind, thing: &Json) -> String {
 #[must_use]
 pub fn plan(plan: &Json, done: bool) -> String {
     let steps: Vec<&Json> = plan["changes"].as_array().into_iter().flatten().collect();
+    let notes = plan["notes"].as_array().into_iter().flatten();
+    let notes: String = notes.map(|note| styled(YELLOW, &format!("note: {}", text_of(note))) + "\n").collect();
     if steps.is_empty() {
-        return "nothing to do\n".into();
+        return format!("nothing to do\n{notes}");
     }
     let mut text = String::new();
     for step in &steps {
@@ -164,12 +185,18 @@ pub fn plan(plan: &Json, done: bool) -> String {
             Some("restart") => text.push_str(&styled(YELLOW, "  (after a restart)")),
             _ => {}
         }
+        if step["hosts"].is_array() {
+            let hosts = text_of(&step["hosts"]).replace(',', ", ");
+            let why = if done { format!("  (taken from {hosts})") } else { format!("  (needs --force: {hosts})") };
+            text.push_str(&styled(RED, &why));
+        }
         text.push('\n');
     }
     let plural = if steps.len() == 1 { "step" } else { "steps" };
     let end = if done { "done" } else { "nothing was changed" };
     text.push_str(&styled(DIM, &format!("{} {plural}, {end}", steps.len())));
     text.push('\n');
+    text.push_str(&notes);
     if done && plan["needs-restart"] == true {
         text.push_str("some changes need a restart: `systemctl restart lunar`\n");
     }
@@ -226,10 +253,24 @@ pub fn ended_sessions(ended: &Json) -> String {
     ended.as_array().into_iter().flatten().map(line).collect()
 }
 
+/// A trouble in one line: subject, problem, remedy, and the time since when it exists.
+fn trouble(trouble: &Json) -> String {
+    let part = |key: &str| trouble[key].as_str().unwrap_or_default();
+    let remedy = if part("remedy").is_empty() { String::new() } else { format!("; {}", part("remedy")) };
+    let since = if trouble["since"].as_u64().unwrap_or(0) > 0 {
+        format!(" (since {})", time(&trouble["since"]))
+    } else {
+        String::new()
+    };
+    let subject = part("subject");
+    let subject = if part("words").starts_with(subject) { String::new() } else { format!("{subject}: ") };
+    format!("{subject}{}{remedy}{since}", part("words"))
+}
+
 /// The status of the service.
 #[must_use]
 pub fn status(status: &Json) -> String {
-    let troubles: Vec<String> = status["troubles"].as_array().into_iter().flatten().map(text_of).collect();
+    let troubles: Vec<String> = status["troubles"].as_array().into_iter().flatten().map(trouble).collect();
     let state = match troubles.len() {
         0 => styled(GREEN, "no troubles"),
         1 => styled(RED, "1 trouble"),
@@ -299,8 +340,11 @@ fn flatten(name: &str, value: &Json, rows: &mut Vec<(String, String)>) {
 /// Versions, the newest last.
 #[must_use]
 pub fn versions(all: &Json) -> String {
-    let heads = ["number", "time", "who"].map(str::to_owned);
-    let row = |version: &Json| vec![version["number"].to_string(), time(&version["time"]), text_of(&version["who"])];
+    let heads = ["number", "time", "who", "changes"].map(str::to_owned);
+    let row = |version: &Json| {
+        let [who, changes] = [&version["who"], &version["changes"]].map(text_of);
+        vec![version["number"].to_string(), time(&version["time"]), who, changes]
+    };
     let rows: Vec<Vec<String>> = all.as_array().into_iter().flatten().map(row).collect();
     table(&heads, &rows, width())
 }
@@ -375,6 +419,7 @@ fn time(value: &Json) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_control::testing::SAMPLE;
     use serde_json::json;
 
     #[test]
@@ -404,12 +449,12 @@ mod tests {
         let all = json!([volume("disk1", "20G", false), volume("d", "1M", true)]);
         let plain = |text: String| anstream::adapter::strip_str(&text).to_string();
         let whole = "name   kind  size  read-only\ndisk1  ram   20G   false\nd      ram   1M    true\n";
-        assert_eq!(plain(resources_table(Kind::Volume, &all, UNLIMITED)), whole);
+        assert_eq!(plain(resources_table(&SAMPLE, Kind::Volume, &all, UNLIMITED)), whole);
         assert_eq!(
-            plain(resources_table(Kind::Volume, &all, 20)),
+            plain(resources_table(&SAMPLE, Kind::Volume, &all, 20)),
             "name   kind  size\ndisk1  ram   20G\nd      ram   1M\n"
         );
-        assert!(resources(Kind::Volume, &json!([])).contains("lunar volume create"));
+        assert!(resources(&SAMPLE, Kind::Volume, &json!([])).contains("lunar volume create"));
     }
 
     #[test]
@@ -422,6 +467,20 @@ mod tests {
     }
 
     #[test]
+    fn a_trouble_is_shown_with_subject_remedy_and_time() {
+        let told = |words: &str| {
+            let told = json!({ "kind": "deleted", "subject": "volume d", "since": 0, "words": words, "remedy": "" });
+            trouble(&told)
+        };
+        assert_eq!(
+            (told("it is deleted"), told("volume d is deleted")),
+            ("volume d: it is deleted".into(), "volume d is deleted".into())
+        );
+        let full = json!({ "subject": "volume d", "since": 86_400, "words": "it is full", "remedy": "make room" });
+        assert_eq!(trouble(&full), "volume d: it is full; make room (since 1970-01-02 00:00:00Z)");
+    }
+
+    #[test]
     fn a_plan_names_the_affected_targets() {
         let step = json!({
             "action": "change", "words": "change target t: iqn x -> y", "effect": "ends-sessions", "targets": ["t"],
@@ -430,5 +489,29 @@ mod tests {
         let plain = anstream::adapter::strip_str(&text).to_string();
         assert_eq!(plain, "~ change target t: iqn x -> y  (sessions of target t end)\n1 step, nothing was changed\n");
         assert_eq!(plan(&json!({ "changes": [] }), true), "nothing to do\n");
+    }
+
+    #[test]
+    fn a_volume_is_shown_with_the_names_that_hosts_give_it() {
+        let identity = json!({ "serial": "5e", "naa": "36", "uuid": "u", "by-id": ["wwn-0x36", "nvme-uuid.u"] });
+        let thing = json!({ "kind": "volume", "name": "v", "keys": {}, "identity": identity });
+        let text = resource(&SAMPLE, Kind::Volume, &thing);
+        let lines: Vec<String> =
+            text.lines().map(|line| line.split_whitespace().collect::<Vec<_>>().join(" ")).collect();
+        for line in
+            ["iSCSI /dev/disk/by-id/wwn-0x36", "NVMe /dev/disk/by-id/nvme-uuid.u", "serial 5e", "bytes -", "WWID 336"]
+        {
+            assert!(lines.iter().any(|shown| shown == line), "{line}: {text}");
+        }
+    }
+
+    #[test]
+    fn a_plan_marks_steps_that_need_force() {
+        let step = json!({ "action": "remove", "words": "unmap a from LUN 0 of group g", "hosts": ["h1", "h2"] });
+        let all = json!({ "changes": [step], "notes": ["volume a keeps its size"] });
+        let shown = |done| anstream::adapter::strip_str(&plan(&all, done)).to_string();
+        let first = "- unmap a from LUN 0 of group g  (needs --force: h1, h2)\n";
+        assert_eq!(shown(false), format!("{first}1 step, nothing was changed\nnote: volume a keeps its size\n"));
+        assert!(shown(true).contains("(taken from h1, h2)"), "{}", shown(true));
     }
 }
