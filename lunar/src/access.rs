@@ -1,57 +1,53 @@
-//! Who may log in, from the command line. Secrets come from files: arguments can be read by everybody.
+//! The access control of the command line: the groups of the target and its authentication. Secrets come from files,
+//! because other users can read arguments.
 
 use clap::Args;
-use lunar_core::access::{Access, Account, Group, Mistake, Pattern, Proofs, Secret};
-use lunar_iscsi_initiator::secret;
-use lunar_nvme::auth::exchange::Terms;
-use lunar_nvme::auth::group::Group as DhGroup;
-use lunar_nvme::auth::hash::Hash;
-use lunar_nvme::auth::key::Key;
-use lunar_nvme::auth::psk::ChannelKey;
+use lunar_control::check::{LocalHost, Outside};
+use lunar_control::model::NAMESPACE_MAX;
+use lunar_core::access::{Pattern, Secret};
+use lunar_engine::command_line::{Client, Draft, TARGET, secret};
 use lunar_scsi::{LunMap, Mapping};
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 use std::sync::Arc;
+use toml::{Table, Value};
 
-/// Who may log in.
+/// The prefixes of the names of clients: iSCSI names (RFC 7143 4.2.7) and NQNs (NVMe Base 2.0 4.7).
+const PREFIXES: [&str; 4] = ["iqn.", "eui.", "naa.", "nqn."];
+/// Bytes of the longest name of a group: that of the longest iSCSI name (RFC 7143 4.2.7.1), which is often the group's
+/// name.
+const NAME_BYTES_MAX: usize = 223;
+/// The users of a draft: of `--user`, of `--mutual-user`, of `--discovery-user`, and of clients of this machine.
+const USER: &str = "initiators";
+const MUTUAL: &str = "target";
+const DISCOVERY: &str = "discovery";
+const LOCAL: &str = "local";
+
+/// Which clients may log in.
 #[derive(Args, Debug, Default)]
 pub struct Who {
     /// Only initiators of this name, `*` for any characters, or NVMe hosts; may be given several times [default: all]
-    #[arg(long, value_name = "IQN")]
+    #[arg(long, value_name = "IQN", value_parser = initiator)]
     pub initiator: Vec<String>,
-    /// Initiators of this name see these volumes (counted from 0) under these LUNs, and nothing else: IQN=LUN:VOLUME,
-    /// or LUN:VOLUME:ro to keep them from writing, with commas between; may be given several times. Others do not come
-    /// in, unless --initiator or --user say so
+    /// Initiators of this name see only these volumes (counted from 0) under these LUNs: IQN=LUN:VOLUME, or
+    /// LUN:VOLUME:ro to refuse their writes, with commas between; may be given several times. Other initiators are
+    /// refused, unless --initiator or --user admit them
     #[arg(long, value_name = "IQN=LUN:VOLUME[:ro],...", value_parser = map)]
     pub map: Vec<Map>,
-    /// Initiators have to prove themselves by CHAP as this user
+    /// Initiators must authenticate by CHAP as this user
     #[arg(long, value_name = "NAME", requires = "secret_file")]
     pub user: Option<String>,
-    /// The file with the user's secret, 12 to 255 bytes; NVMe hosts come in by it if it is a key as nvme gen-dhchap-key
-    /// writes it
+    /// The file with the user's secret, 12 to 255 bytes; NVMe hosts authenticate with it if it is a key of nvme
+    /// gen-dhchap-key
     #[arg(long, value_name = "FILE", requires = "user", value_parser = secret::from_file)]
     pub secret_file: Option<Secret>,
-    /// The NVMe host of this name has to prove itself with the key in the file, as nvme gen-dhchap-key writes it;
-    /// behind a comma the file with the key that the subsystem proves its own name with. Hosts that are not named do
-    /// not come in, unless --initiator, --map or --user say so; may be given several times
-    #[arg(long, value_name = "NQN=FILE[,FILE]", value_parser = host_key)]
-    pub host_key: Vec<HostKey>,
-    /// The NVMe host of this name has to come by a secure channel (TLS 1.3), with the key in the file, as nvme
-    /// gen-tls-key writes it (--hmac 1 or 2); may be given several times
-    #[arg(long, value_name = "NQN=FILE", value_parser = tls_key)]
-    pub tls_key: Vec<TlsKey>,
-    /// Hash functions for proofs of NVMe hosts, the best first: sha256, sha384, sha512 [default: all of them]
-    #[arg(long, value_name = "HASH", value_delimiter = ',', value_parser = hash)]
-    pub dhchap_hash: Vec<Hash>,
-    /// Groups for the exchange of keys in proofs of NVMe hosts, the best first: null (no exchange), ffdhe2048,
-    /// ffdhe3072, ffdhe4096, ffdhe6144, ffdhe8192 [default: all of them]
-    #[arg(long, value_name = "GROUP", value_delimiter = ',', value_parser = dh_group)]
-    pub dhchap_group: Vec<DhGroup>,
-    /// The name that the target proves to initiators that ask for it (mutual CHAP)
+    /// The name as which the target authenticates to initiators that ask for it (mutual CHAP)
     #[arg(long, value_name = "NAME", requires = "mutual_secret_file")]
     pub mutual_user: Option<String>,
-    /// The file with the target's own secret: another than the user's
+    /// The file with the target's own secret, which must differ from the user's
     #[arg(long, value_name = "FILE", requires = "mutual_user", value_parser = secret::from_file)]
     pub mutual_secret_file: Option<Secret>,
-    /// Initiators have to prove themselves as this user before they are told what there is [default: nobody has to]
+    /// Initiators must authenticate as this user for discovery [default: no authentication]
     #[arg(long, value_name = "NAME", requires = "discovery_secret_file")]
     pub discovery_user: Option<String>,
     /// The file with that user's secret
@@ -59,83 +55,33 @@ pub struct Who {
     pub discovery_secret_file: Option<Secret>,
 }
 
-/// How an NVMe host proves its name.
-#[derive(Clone, Debug)]
-pub struct HostKey {
-    /// Its NQN.
-    pub host: Arc<str>,
-    /// Its key.
-    pub key: Secret,
-    /// The key of the subsystem.
-    pub own: Option<Secret>,
-}
-
-fn host_key(text: &str) -> Result<HostKey, String> {
-    let wrong = || format!("{text:?} is not NQN=FILE or NQN=FILE,FILE");
-    let (host, files) = text.split_once('=').ok_or_else(wrong)?;
-    let host = nqn(host)?;
-    let (key, own) = files.split_once(',').map_or((files, None), |(key, own)| (key, Some(own)));
-    let read = |file: &str| {
-        let secret = secret::from_file(file)?;
-        Key::parse(secret.bytes()).map_err(|why| format!("{file}: {why}"))?;
-        Ok::<_, String>(secret)
-    };
-    Ok(HostKey { host, key: read(key)?, own: own.map(read).transpose()? })
-}
-
-/// What an NVMe host opens a secure channel with.
-#[derive(Clone, Debug)]
-pub struct TlsKey {
-    /// Its NQN.
-    pub host: Arc<str>,
-    /// The key.
-    pub key: Secret,
-}
-
-impl TlsKey {
-    fn account(&self) -> Account {
-        Account { name: self.host.clone(), secret: self.key.clone() }
+/// A pattern of names that clients can have.
+fn initiator(text: &str) -> Result<String, String> {
+    let fixed = text.split('*').next().unwrap_or_default().to_ascii_lowercase();
+    let is_open = fixed.len() < text.len();
+    let is_name = |prefix: &&str| fixed.starts_with(*prefix) || is_open && prefix.starts_with(&fixed);
+    let plain = text.chars().all(|c| !c.is_whitespace() && !c.is_control());
+    if plain && PREFIXES.iter().any(is_name) {
+        return Ok(text.to_owned());
     }
+    Err(format!(
+        "no client has a name like {text:?}: initiators are called iqn.2026-01.org.example:host, eui. or naa., NVMe \
+         hosts nqn.; * stands for any characters"
+    ))
 }
 
-fn tls_key(text: &str) -> Result<TlsKey, String> {
-    let (host, file) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NQN=FILE"))?;
-    let host = nqn(host)?;
-    let key = secret::from_file(file)?;
-    ChannelKey::parse(key.bytes()).map_err(|why| format!("{file}: {why}"))?;
-    Ok(TlsKey { host, key })
-}
-
-fn nqn(text: &str) -> Result<Arc<str>, String> {
-    if text.starts_with("nqn.") && !text.contains('*') {
-        return Ok(text.into());
-    }
-    Err(format!("{text:?} is no name of an NVMe host, such as nqn.2014-08.org.nvmexpress:uuid:..."))
-}
-
-fn hash(text: &str) -> Result<Hash, String> {
-    let named = |hash: &Hash| hash.name().is_some_and(|name| name.eq_ignore_ascii_case(text));
-    Hash::ALL.into_iter().find(named).ok_or_else(|| "a hash function is sha256, sha384 or sha512".into())
-}
-
-fn dh_group(text: &str) -> Result<DhGroup, String> {
-    let named = |group: &DhGroup| group.name().is_some_and(|name| name.eq_ignore_ascii_case(text));
-    let wrong = || "a group is null, ffdhe2048, ffdhe3072, ffdhe4096, ffdhe6144 or ffdhe8192".into();
-    DhGroup::ALL.into_iter().find(named).ok_or_else(wrong)
-}
-
-/// What some initiators see.
+/// The volumes that some initiators see.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Map {
-    /// Their names, and the name of the map.
+    /// The pattern of their names.
     pub initiator: Arc<str>,
-    /// What they see.
+    /// The volumes, by their positions on the command line.
     pub luns: LunMap,
 }
 
 fn map(text: &str) -> Result<Map, String> {
     let wrong = || format!("{text:?} is not IQN=LUN:VOLUME[:ro],... such as iqn.2026-01.org.example:host=0:1,1:0:ro");
-    let (initiator, luns) = text.split_once('=').filter(|(initiator, _)| !initiator.is_empty()).ok_or_else(wrong)?;
+    let (name, luns) = text.split_once('=').filter(|(name, _)| !name.is_empty()).ok_or_else(wrong)?;
     let mapping = |text: &str| {
         let (text, read_only) = text.strip_suffix(":ro").map_or((text, false), |text| (text, true));
         let (lun, unit) = text.split_once(':')?;
@@ -143,171 +89,301 @@ fn map(text: &str) -> Result<Map, String> {
     };
     let luns: Option<Vec<_>> = luns.split(',').map(mapping).collect();
     let luns = LunMap::new(luns.ok_or_else(wrong)?).map_err(|why| format!("{text:?}: {why}"))?;
-    Ok(Map { initiator: initiator.into(), luns })
+    Ok(Map { initiator: initiator(name)?.into(), luns })
+}
+
+/// A group of the draft.
+struct Group {
+    /// Its name, which the audit log shows.
+    name: String,
+    /// The argument that defines it.
+    argument: String,
+    patterns: Vec<String>,
+    /// Position of a volume by LUN, and whether writes are refused.
+    luns: BTreeMap<u16, (usize, bool)>,
+    /// Its own user, and whether the target authenticates, too.
+    login: Option<Login>,
+    tls_key: Option<String>,
+}
+
+/// The authentication of a group, if it has its own.
+struct Login {
+    user: String,
+    mutual: Option<String>,
+}
+
+/// The volumes of a command line, as groups see them.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen<'a> {
+    /// Their names in the draft.
+    pub volumes: &'a [String],
+    /// Of each, whether NVMe hosts see its protection information as metadata.
+    pub metadata: &'a [bool],
 }
 
 impl Who {
-    /// Whether anything is said of who may log in, and how.
+    /// Whether any option restricts initiators or sets their authentication.
     #[must_use]
     pub fn is_restricted(&self) -> bool {
-        self.keeps_out() || self.mutual_user.is_some() || self.discovery_user.is_some()
+        self.excludes() || self.mutual_user.is_some() || self.discovery_user.is_some()
     }
 
-    /// Whether some who reach a port may not use the volumes.
+    /// Whether some initiators that reach a portal may not use the volumes.
     #[must_use]
-    pub fn keeps_out(&self) -> bool {
-        !self.initiator.is_empty() || !self.map.is_empty() || self.user.is_some() || self.names_hosts()
+    pub fn excludes(&self) -> bool {
+        !self.initiator.is_empty() || !self.map.is_empty() || self.user.is_some()
     }
 
-    /// Whether NVMe hosts are named that have keys.
-    #[must_use]
-    pub fn names_hosts(&self) -> bool {
-        !self.host_key.is_empty() || !self.tls_key.is_empty()
-    }
-
-    /// Whether NVMe hosts can prove their names.
-    #[must_use]
-    pub fn has_keys(&self) -> bool {
-        let is_key = |secret: &Secret| Key::parse(secret.bytes()).is_ok();
-        !self.host_key.is_empty() || self.secret_file.as_ref().is_some_and(is_key)
-    }
-
-    /// How NVMe hosts prove their names.
-    #[must_use]
-    pub fn terms(&self) -> Terms {
-        let mut terms = Terms::default();
-        if !self.dhchap_hash.is_empty() {
-            terms.hashes.clone_from(&self.dhchap_hash);
-        }
-        if !self.dhchap_group.is_empty() {
-            terms.groups.clone_from(&self.dhchap_group);
-        }
-        terms
-    }
-
-    /// The same as a value.
+    /// Adds the groups and the users to a draft. `clients` have credentials of their own; `local` ones need none.
     ///
     /// # Errors
-    /// What would not protect.
-    pub fn access(&self) -> Result<Access, Mistake> {
-        let user = account(self.user.as_deref(), self.secret_file.as_ref());
-        let target = account(self.mutual_user.as_deref(), self.mutual_secret_file.as_ref());
-        let looker = account(self.discovery_user.as_deref(), self.discovery_secret_file.as_ref());
-        let mut group = Group::everybody();
-        let says = !self.initiator.is_empty() || self.user.is_some();
-        if !says && (!self.map.is_empty() || self.names_hosts()) {
-            (group.name, group.hosts) = ("nobody".into(), Vec::new());
+    /// Options that contradict each other, in words that say what to do.
+    pub fn configure(
+        &self,
+        seen: &Seen<'_>,
+        (clients, local): (&[Client], &[String]),
+        draft: &mut Draft,
+    ) -> Result<(), String> {
+        self.check_maps(seen.volumes.len())?;
+        self.users(clients, draft)?;
+        let of_client = |(number, client)| self.of_client((number, client), seen, draft);
+        let mut groups: Vec<Group> = (1..).zip(clients).map(of_client).collect();
+        let is_other = |map: &Map| !clients.iter().any(|client| client.name.eq_ignore_ascii_case(&map.initiator));
+        groups.extend((1..).zip(&self.map).filter(|(_, map)| is_other(map)).map(mapped));
+        if self.excludes() || !clients.is_empty() {
+            let named: BTreeSet<String> = groups.iter().flat_map(|group| group.patterns.clone()).collect();
+            let local: Vec<String> = local.iter().filter(|name| !named.contains(*name)).cloned().collect();
+            groups.extend((!local.is_empty()).then(|| of_local(local, seen, draft)).transpose()?);
         }
-        if !self.initiator.is_empty() {
-            group.name = "initiators".into();
-            group.hosts = self.initiator.iter().map(|text| Pattern::new(text)).collect();
+        groups.extend(self.others(clients, &groups, seen)?);
+        let by_position = needs_positions(&groups);
+        for group in &groups {
+            write(group, seen, by_position, draft);
         }
-        group.proofs = Proofs { users: user.into_iter().collect(), target: target.clone() };
-        let mapped = |map: &Map| Group {
-            name: map.initiator.clone(),
-            hosts: vec![Pattern::new(&map.initiator)],
-            map: Some(map.initiator.clone()),
-            ..group.clone()
-        };
-        let groups = self.named_hosts(&group, &target);
-        let groups = groups.into_iter().chain(self.map.iter().map(mapped)).chain([group.clone()]).collect();
-        Access::new(groups, Proofs { users: looker.into_iter().collect(), target })
+        Ok(())
+    }
+
+    /// Checks that maps name existing volumes, and that their patterns differ.
+    fn check_maps(&self, volumes: usize) -> Result<(), String> {
+        for (at, Map { initiator, luns }) in self.map.iter().enumerate() {
+            if let Some((lun, mapping)) = luns.luns().find(|(_, mapping)| usize::from(mapping.unit) >= volumes) {
+                let (unit, last) = (mapping.unit, volumes - 1);
+                return Err(format!("--map {initiator}: LUN {lun} is volume {unit}, and {last} is the last"));
+            }
+            if self.map[..at].iter().any(|other| other.initiator.eq_ignore_ascii_case(initiator)) {
+                return Err(format!("--map {initiator} is given twice: give all its LUNs in one, with commas between"));
+            }
+        }
+        Ok(())
+    }
+
+    /// The users, and the authentication of the target and of discovery.
+    fn users(&self, clients: &[Client], draft: &mut Draft) -> Result<(), String> {
+        let all = [
+            (USER, &self.user, &self.secret_file),
+            (MUTUAL, &self.mutual_user, &self.mutual_secret_file),
+            (DISCOVERY, &self.discovery_user, &self.discovery_secret_file),
+        ];
+        for (section, name, secret) in all {
+            if let (Some(name), Some(secret)) = (name, secret) {
+                draft.secret("user", section, secret).set("login", name.as_str());
+            }
+        }
+        let mutual = self.mutual_user.as_ref().map(|_| MUTUAL);
+        let word = if mutual.is_some() { "mutual-chap" } else { "chap" };
+        if self.user.is_some() {
+            let argument = if mutual.is_some() { "--mutual-user" } else { "--user" };
+            let mut target = draft.object_of(argument, "target", TARGET);
+            target.set("authentication", word).set("users", vec![USER]).set_some("mutual-user", mutual);
+        }
+        if self.discovery_user.is_some() {
+            let mut discovery = draft.section("discovery");
+            discovery.set("authentication", word).set("users", vec![DISCOVERY]).set_some("mutual-user", mutual);
+        }
+        let authenticates = self.user.is_some() || self.discovery_user.is_some();
+        if mutual.is_some() && !authenticates && clients.iter().all(|client| client.key.is_none()) {
+            return Err(
+                "--mutual-user: the target authenticates only to clients that authenticate, and none has to; give \
+                        --user, --discovery-user or --host-key, too"
+                    .to_owned(),
+            );
+        }
+        Ok(())
+    }
+
+    /// The group of a client with credentials of its own: it is admitted by no other key. It sees the volumes of the
+    /// first map for its name.
+    fn of_client(&self, (number, client): (u32, &Client), seen: &Seen<'_>, draft: &mut Draft) -> Group {
+        let Client { name, key, own, tls_key } = client;
+        let login = key.as_ref().map(|key| {
+            let (user, subsystem) = (format!("host-{number}"), format!("subsystem-{number}"));
+            draft.secret("user", &user, key).set("login", name.as_str());
+            if let Some(own) = own {
+                draft.secret("user", &subsystem, own).set("login", "subsystem");
+            }
+            let mutual = self.mutual_user.as_ref().map(|_| MUTUAL.to_owned());
+            Login { user, mutual: own.as_ref().map(|_| subsystem).or(mutual) }
+        });
+        let tls_key = tls_key.as_ref().map(|tls_key| {
+            draft.secret("tls-key", name, tls_key);
+            name.clone()
+        });
+        let map = self.map.iter().find(|map| Pattern::new(&map.initiator).fits(name));
+        let luns = map.map_or_else(|| all_of(seen), |map| luns_of(&map.luns));
+        let argument = if login.is_some() { "--host-key" } else { "--tls-key" };
+        Group {
+            name: name.clone(),
+            argument: format!("{argument} {name}"),
+            patterns: vec![name.clone()],
+            luns,
+            login,
+            tls_key,
+        }
+    }
+
+    /// The group of all other initiators, which see all volumes; `None` if they are refused.
+    fn others(&self, clients: &[Client], groups: &[Group], seen: &Seen<'_>) -> Result<Option<Group>, String> {
+        let is_silent = self.initiator.is_empty() && self.user.is_none();
+        if is_silent && (!self.map.is_empty() || !clients.is_empty()) {
+            return Ok(None);
+        }
+        let given = if self.initiator.is_empty() { &["*".to_owned()][..] } else { &self.initiator };
+        let mut patterns: Vec<String> = Vec::new();
+        for text in given {
+            let is_known = |known: &String| known.eq_ignore_ascii_case(text);
+            let mut named = groups.iter().flat_map(|group| &group.patterns);
+            if named.any(is_known) || patterns.iter().any(is_known) || self.is_mapped(text)? {
+                continue;
+            }
+            patterns.push(text.clone());
+        }
+        let name = if self.initiator.is_empty() { "everybody" } else { "initiators" }.to_owned();
+        let argument = patterns.first().map_or_else(String::new, |first| format!("--initiator {first}"));
+        let group = Group { name, argument, patterns, luns: all_of(seen), login: None, tls_key: None };
+        Ok(Some(group).filter(|group| !group.patterns.is_empty()))
+    }
+
+    /// Whether all names of a pattern belong to maps, each of which shows only its volumes.
+    fn is_mapped(&self, text: &str) -> Result<bool, String> {
+        let own = Pattern::new(text);
+        for map in &self.map {
+            let pattern = Pattern::new(&map.initiator);
+            // A star stands for any characters, so a pattern that fits the text of another one fits all its names.
+            if pattern.fits(text) {
+                return Ok(true);
+            }
+            if own.weight() > pattern.weight() && overlap(text.as_bytes(), map.initiator.as_bytes()) {
+                return Err(format!(
+                    "--initiator {text} and --map {} name some of the same initiators, and the first is more specific: \
+                     they would see all volumes; give these initiators a --map of their own",
+                    map.initiator
+                ));
+            }
+        }
+        Ok(false)
     }
 }
 
-impl Who {
-    /// NVMe hosts with keys of their own: each is a group, and comes in by no other key.
-    fn named_hosts(&self, others: &Group, target: &Option<Account>) -> Vec<Group> {
-        let mut names: Vec<&Arc<str>> = self.host_key.iter().map(|of| &of.host).collect();
-        names.extend(self.tls_key.iter().map(|of| &of.host));
-        names.sort();
-        names.dedup();
-        let group = |host: &Arc<str>| {
-            let mut proofs = Proofs { target: target.clone(), ..others.proofs.clone() };
-            if let Some(of) = self.host_key.iter().find(|of| of.host == *host) {
-                proofs.users = vec![Account { name: host.clone(), secret: of.key.clone() }];
-                let own = of.own.clone().map(|secret| Account { name: "subsystem".into(), secret });
-                proofs.target = own.or(proofs.target);
-            }
-            Group {
-                name: host.clone(),
-                hosts: vec![Pattern::new(host)],
-                sources: Vec::new(),
-                proofs,
-                channels: self.tls_key.iter().filter(|of| of.host == *host).map(TlsKey::account).collect(),
-                map: self.map.iter().find(|map| map.initiator == *host).map(|map| map.initiator.clone()),
-            }
-        };
-        names.into_iter().map(group).collect()
+/// Whether a name fits both patterns, in time proportional to the product of their lengths.
+fn overlap(one: &[u8], other: &[u8]) -> bool {
+    // `fits[j]`: whether the rest of `one` and `other[j..]` have a name in common.
+    let mut fits: Vec<bool> = (0..=other.len()).map(|at| other[at..].iter().all(|byte| *byte == b'*')).collect();
+    for byte in one.iter().rev() {
+        let mut next = vec![false; other.len() + 1];
+        next[other.len()] = *byte == b'*' && fits[other.len()];
+        for at in (0..other.len()).rev() {
+            next[at] = match (*byte, other[at]) {
+                (b'*', _) => fits[at] || next[at + 1],
+                (_, b'*') => next[at + 1] || fits[at],
+                (own, its) => own.eq_ignore_ascii_case(&its) && fits[at + 1],
+            };
+        }
+        fits = next;
+    }
+    fits[0]
+}
+
+fn all_of(seen: &Seen<'_>) -> BTreeMap<u16, (usize, bool)> {
+    (0..=u16::MAX).zip(0..seen.volumes.len()).map(|(lun, position)| (lun, (position, false))).collect()
+}
+
+fn luns_of(map: &LunMap) -> BTreeMap<u16, (usize, bool)> {
+    map.luns().map(|(lun, to)| (lun, (usize::from(to.unit), to.read_only))).collect()
+}
+
+fn mapped((number, map): (u32, &Map)) -> Group {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
+    let is_name = map.initiator.len() <= NAME_BYTES_MAX && map.initiator.chars().all(plain);
+    Group {
+        name: if is_name { map.initiator.to_string() } else { format!("map-{number}") },
+        argument: format!("--map {}", map.initiator),
+        patterns: vec![map.initiator.to_string()],
+        luns: luns_of(&map.luns),
+        login: None,
+        tls_key: None,
     }
 }
 
-fn account(name: Option<&str>, secret: Option<&Secret>) -> Option<Account> {
-    Some(Account { name: name?.into(), secret: secret?.clone() })
+/// The clients of this machine that have sockets of their own: the permissions of the socket are their only access
+/// control. A host that gives one of their names over a network is refused, because their user has a random secret.
+fn of_local(patterns: Vec<String>, seen: &Seen<'_>, draft: &mut Draft) -> Result<Group, String> {
+    let random = LocalHost { config: PathBuf::new() }.random().map_err(|why| why.to_string())?;
+    draft.secret("user", LOCAL, &Secret::of_any_length(random.to_vec()));
+    let login = Some(Login { user: LOCAL.to_owned(), mutual: None });
+    Ok(Group {
+        name: "vms".to_owned(),
+        argument: "--vm".to_owned(),
+        patterns,
+        luns: all_of(seen),
+        login,
+        tls_key: None,
+    })
+}
+
+/// Whether the pattern fits names of NVMe hosts.
+fn may_have_hosts(group: &Group) -> bool {
+    group.patterns.iter().any(|pattern| {
+        let fixed = pattern.split('*').next().unwrap_or_default();
+        fixed.starts_with("nqn.") || fixed.len() < pattern.len() && "nqn.".starts_with(fixed)
+    })
+}
+
+/// LUN n is namespace n + 1. Where that would give one identifier to two volumes, or two to one, the volume at position
+/// n is namespace n + 1: within an NVM subsystem an identifier means one namespace (NVMe Base 2.0 3.2.1.6).
+fn needs_positions(groups: &[Group]) -> bool {
+    let (mut volumes, mut luns) = (BTreeMap::new(), BTreeMap::new());
+    let hosts = groups.iter().filter(|group| may_have_hosts(group));
+    let mut all = hosts.flat_map(|group| group.luns.iter().map(|(lun, (position, _))| (*lun, *position)));
+    all.any(|(lun, position)| {
+        *volumes.entry(lun).or_insert(position) != position || *luns.entry(position).or_insert(lun) != lun
+    })
+}
+
+fn write(group: &Group, seen: &Seen<'_>, by_position: bool, draft: &mut Draft) {
+    let lun = |(lun, (position, read_only)): (&u16, &(usize, bool))| {
+        let mut keys = Table::new();
+        keys.insert("volume".to_owned(), seen.volumes[*position].as_str().into());
+        if *read_only {
+            keys.insert("read-only".to_owned(), true.into());
+        }
+        if seen.metadata[*position] {
+            keys.insert("metadata".to_owned(), true.into());
+        }
+        if by_position && (*position as u64) < NAMESPACE_MAX {
+            keys.insert("namespace".to_owned(), Value::Integer(*position as i64 + 1));
+        }
+        (lun.to_string(), Value::Table(keys))
+    };
+    let luns: Table = group.luns.iter().map(lun).collect();
+    let mut keys = draft.object_of(&group.argument, "group", &group.name);
+    keys.set("targets", vec![TARGET]).set("initiators", group.patterns.clone()).set("luns", luns);
+    if let Some(Login { user, mutual }) = &group.login {
+        let word = if mutual.is_some() { "mutual-chap" } else { "chap" };
+        keys.set("authentication", word).set("users", vec![user.as_str()]).set_some("mutual-user", mutual.clone());
+    }
+    keys.set_some("tls-keys", group.tls_key.clone().map(|tls_key| vec![tls_key]));
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn secret(text: &str) -> Option<Secret> {
-        Some(Secret::new(text.into()).expect("long enough"))
-    }
-
-    #[test]
-    fn the_same_secret_for_both_sides_is_refused() {
-        let name = Some("name".to_owned());
-        let who = |own: &str| Who {
-            user: name.clone(),
-            secret_file: secret("secret of a user"),
-            mutual_user: name.clone(),
-            mutual_secret_file: secret(own),
-            ..Who::default()
-        };
-        assert_eq!(who("secret of a user").access().err(), Some(Mistake::SameSecret));
-        let access = who("secret of a target").access().expect("right");
-        let group = access.group("iqn.x", [192, 0, 2, 1].into()).expect("everybody");
-        assert_eq!((group.proofs.users.len(), access.discovery().users.len()), (1, 0));
-    }
-
-    #[test]
-    fn maps() {
-        let found = map("iqn.x=0:1,7:0:ro").expect("one");
-        let luns: Vec<_> = found.luns.luns().collect();
-        let mapping = |unit, read_only| Mapping { unit, read_only };
-        assert_eq!((&*found.initiator, luns), ("iqn.x", vec![(0, mapping(1, false)), (7, mapping(0, true))]));
-        for bad in ["iqn.x", "=0:0", "iqn.x=", "iqn.x=0", "iqn.x=0:0:rw", "iqn.x=0:0,0:1", "iqn.x=0:0,1:0", "x=a:0"] {
-            assert!(map(bad).is_err(), "{bad}");
-        }
-        let who = Who { map: vec![found], initiator: vec!["iqn.y".into()], ..Who::default() };
-        let access = who.access().expect("right");
-        let map_of =
-            |host| access.group(host, [192, 0, 2, 1].into()).map(|group| group.map.as_deref() == Some("iqn.x"));
-        assert_eq!((map_of("iqn.x"), map_of("iqn.y"), map_of("iqn.z")), (Some(true), Some(false), None));
-    }
-
-    #[test]
-    fn a_map_alone_keeps_others_out() {
-        let from = [192, 0, 2, 1].into();
-        let luns = || vec![map("iqn.x=0:1").expect("one")];
-        let sees = |who: Who, host: &str| {
-            let access = who.access().expect("right");
-            access.group(host, from).map(|group| group.map.is_some())
-        };
-        let alone = || Who { map: luns(), ..Who::default() };
-        assert!(alone().keeps_out());
-        assert_eq!([sees(alone(), "iqn.x"), sees(alone(), "iqn.y")], [Some(true), None]);
-        let all = || Who { initiator: vec!["*".into()], ..alone() };
-        assert_eq!([sees(all(), "iqn.x"), sees(all(), "iqn.y")], [Some(true), Some(false)]);
-        let user = || Who { user: Some("name".into()), secret_file: secret("secret of a user"), ..alone() };
-        assert_eq!([sees(user(), "iqn.x"), sees(user(), "iqn.y")], [Some(true), Some(false)]);
-    }
-
-    #[test]
-    fn only_those_who_are_named_are_let_in() {
-        let who = Who { initiator: vec!["iqn.X:*".into()], ..Who::default() };
-        let access = who.access().expect("right");
-        let from = [192, 0, 2, 1].into();
-        assert!(access.group("iqn.x:host", from).is_some() && access.group("iqn.y:host", from).is_none());
-    }
-}
+#[path = "access_tests.rs"]
+mod tests;

@@ -1,42 +1,42 @@
-//! The command line.
+//! The command line of a program: its own options, and those that the fronts of its registry declare in their folders.
 
 use crate::access::Who;
-use clap::{Args, Parser, Subcommand, ValueEnum};
-use lunar_control::check::SOCKET_PATH_MAX;
-use lunar_control::model::{ISCSI_PORT, VM_NQN};
-use lunar_control::names::{Address, IscsiName};
-use lunar_control::value::Textual;
-use lunar_nvme::Tenant;
-use lunar_vfio_user::serve::{Endpoint, Permission};
-use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use crate::registry::Program;
+use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
+use lunar_control::model::ISCSI_PORT;
+use lunar_control::names::IscsiName;
+use lunar_control::value::{Textual, ValueError};
+use lunar_engine::command_line::{FrontOptions, FrontRequest, address};
+use std::ffi::OsString;
+use std::net::SocketAddr;
 use std::path::PathBuf;
 
-/// The port that IANA gave to NVMe over fabrics.
-const NVME_PORT: u16 = 4420;
-
-/// The port that IANA gave to discovery services of NVMe over TCP.
-const DISCOVERY_PORT: u16 = 8009;
-
-/// Shares volumes with hosts and virtual machines, from user space.
+/// Serves volumes to hosts and virtual machines, from user space.
 #[derive(Parser, Debug)]
 #[command(name = "lunar", version, about, propagate_version = true)]
-pub struct Cli {
-    /// What to do.
+struct Cli {
+    /// The command to run.
     #[command(subcommand)]
-    pub command: Command,
+    command: CliCommand,
 }
 
-/// What to do.
+/// The commands, with the options that belong to no front.
 #[derive(Subcommand, Debug)]
-pub enum Command {
-    /// Share volumes over iSCSI and NVMe/TCP until Ctrl-C
+enum CliCommand {
+    /// Serve volumes over iSCSI and NVMe/TCP until Ctrl-C
     Serve(Serve),
-    /// Serve what a file says, and follow the file while it changes (SIGHUP, API)
+    /// Serve the configuration in a file, and apply its changes (SIGHUP, API)
     Daemon(crate::daemon::Daemon),
-    /// Share a demo disk of 1 GiB, kept under the user's home
-    Demo(Demo),
+    /// Serve a demo disk of 1 GiB, kept under the user's home
+    Demo,
     /// Load any iSCSI target and measure it
-    Bench(lunar_load::Options),
+    Bench(Box<lunar_load::Options>),
+    /// Open files for a daemon, which starts this command
+    #[command(name = crate::file_helper::COMMAND, hide = true)]
+    FileHelper {
+        /// The folders below /etc with secrets
+        secrets: Vec<PathBuf>,
+    },
     /// Print the statistics of a running `lunar serve --stats SOCKET`
     Stats {
         /// The socket that was given to --stats
@@ -44,26 +44,75 @@ pub enum Command {
     },
 }
 
-/// `lunar demo`
-#[derive(Args, Debug)]
-pub struct Demo {
-    /// How to share.
-    #[command(flatten)]
-    pub how: How,
+/// The command to run.
+#[derive(Debug)]
+pub enum Command {
+    /// Serves the volumes of the command line.
+    Serve(Serve, How),
+    /// Serves the configuration in a file.
+    Daemon(crate::daemon::Daemon),
+    /// Serves a demo disk.
+    Demo(How),
+    /// Loads a target and measures it.
+    Bench(Box<lunar_load::Options>),
+    /// Opens files for a daemon, which started this process.
+    FileHelper {
+        /// The folders below `/etc` with secrets.
+        secrets: Vec<PathBuf>,
+    },
+    /// Prints the statistics that are served at a socket.
+    Stats {
+        /// The path of the socket.
+        socket: PathBuf,
+    },
+}
+
+/// The command line of a program, with the options of its fronts.
+#[must_use]
+pub fn command(program: &'static Program) -> clap::Command {
+    let with_how = |command| How::augment_args(options(program).fold(command, |command, front| front.declare(command)));
+    Cli::command().mut_subcommand("serve", with_how).mut_subcommand("demo", with_how)
+}
+
+/// The command that the arguments of [`command`] name.
+///
+/// # Errors
+/// Why the arguments are none of this command line.
+pub fn read(program: &'static Program, matches: &ArgMatches) -> Result<Command, clap::Error> {
+    let how = || How::read(program, matches.subcommand().map_or(matches, |(_, inner)| inner));
+    Ok(match Cli::from_arg_matches(matches)?.command {
+        CliCommand::Serve(serve) => Command::Serve(serve, how()?),
+        CliCommand::Daemon(daemon) => Command::Daemon(daemon),
+        CliCommand::Demo => Command::Demo(how()?),
+        CliCommand::Bench(options) => Command::Bench(options),
+        CliCommand::FileHelper { secrets } => Command::FileHelper { secrets },
+        CliCommand::Stats { socket } => Command::Stats { socket },
+    })
+}
+
+/// Reads the arguments of a process; the first one is its name.
+///
+/// # Errors
+/// Why they are no arguments of this program, or the text that they ask for (`--help`).
+pub fn parse<W: Into<OsString> + Clone>(
+    program: &'static Program,
+    words: impl IntoIterator<Item = W>,
+) -> Result<Command, clap::Error> {
+    read(program, &command(program).try_get_matches_from(words)?)
 }
 
 /// `lunar serve`
 #[derive(Args, Debug)]
 pub struct Serve {
-    /// What to share, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
+    /// The volumes to serve, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
     /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject)
     #[arg(required = true, value_name = "VOLUME")]
     pub volumes: Vec<String>,
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
-    /// Let other Lunar processes serve the files, too, if they say so as well: for virtual machines that move from one
-    /// to the other. Only one of them may have initiators or hosts at a time, for they know nothing of each other's
+    /// Other Lunar processes with the same option may serve the files, too: for virtual machines that move from one to
+    /// the other. Only one of them may have initiators or hosts at a time, because none knows the others' reservations
     #[arg(long)]
     pub shared: bool,
     /// Bytes of a logical block: 512 or 4096
@@ -72,36 +121,24 @@ pub struct Serve {
     /// Answer each write when it is on the medium (no volatile write cache)
     #[arg(long, conflicts_with = "direct")]
     pub write_through: bool,
-    /// Go past the page cache (O_DIRECT)
+    /// Bypass the page cache (O_DIRECT)
     #[arg(long)]
     pub direct: bool,
-    /// Keep protection information beside the blocks (T10 PI; in disk.img.pi for disk.img). New volumes start with this
-    /// type: 1, 2, 3, or 0 for none until FORMAT UNIT says otherwise; others go on as they were
+    /// Keep protection information with the blocks (T10 PI; in disk.img.pi for disk.img). New volumes start with this
+    /// type: 1, 2, 3, or 0 for none until FORMAT UNIT says otherwise; others keep theirs
     #[arg(long, value_name = "TYPE", value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with = "read_only")]
     pub protection: Option<u8>,
-    /// How to share.
-    #[command(flatten)]
-    pub how: How,
 }
 
-/// How to share, whatever is shared.
+/// Options that apply to all volumes.
 #[derive(Args, Debug)]
 pub struct How {
-    /// Where to listen for iSCSI, ADDRESS[:PORT]; each is a target port, a path of its own, if given several times
-    /// [default: all addresses, port 3260, unless only --nvme is given]
-    #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]
-    pub listen: Vec<SocketAddr>,
-    /// Where to listen for NVMe/TCP, ADDRESS[:PORT]; of several, each is the same path as the --listen of its number
-    /// [default: all addresses, port 4420, unless only --listen is given, or who may log in]
-    #[arg(long, value_name = "ADDRESS", value_parser = address::<NVME_PORT>)]
-    pub nvme: Vec<SocketAddr>,
-    /// Another discovery service that NVMe hosts are told of, ADDRESS[:PORT] with port 8009 unless given; may be given
-    /// several times
-    #[arg(long, value_name = "ADDRESS", value_parser = address::<DISCOVERY_PORT>)]
-    pub referral: Vec<SocketAddr>,
-    /// The address that SendTargets tells, for initiators behind NAT; one for each --listen, in their order
-    /// [default: the one they came in by]
-    #[arg(long, value_name = "ADDRESS", value_parser = address::<ISCSI_PORT>)]
+    /// The options of the fronts, in the order of the registry.
+    #[arg(skip)]
+    pub fronts: Vec<Box<dyn FrontRequest>>,
+    /// The address that discovery tells, for clients behind NAT; one for each --listen, in their order [default: the
+    /// address to which the client connected]
+    #[arg(long, value_name = "ADDRESS", value_parser = address::parse::<ISCSI_PORT>)]
     pub advertise: Vec<SocketAddr>,
     /// Name of the iSCSI target [default: iqn.2026-01.io.lunar:HOST.VOLUME]
     #[arg(long, value_name = "IQN", value_parser = target_name)]
@@ -109,30 +146,27 @@ pub struct How {
     /// Name of the NVM subsystem [default: that of the target, beginning with nqn.]
     #[arg(long, value_name = "NQN", value_parser = subsystem_name)]
     pub nqn: Option<String>,
-    /// Show NVMe hosts what protects blocks (--protection), as metadata behind each. Linux uses such namespaces;
+    /// Show NVMe hosts the protection information of blocks (--protection), as metadata. Linux uses such namespaces;
     /// Windows, ESXi and firmware do not
     #[arg(long)]
     pub metadata: bool,
-    /// Virtual machines.
-    #[command(flatten)]
-    pub machines: Machines,
-    /// Who may log in.
+    /// Which clients may log in.
     #[command(flatten)]
     pub who: Who,
-    /// How the cores talk to the kernel
+    /// How the cores use the kernel
     #[arg(long, value_enum, default_value_t = Driver::Auto)]
     pub driver: Driver,
     /// Threads that serve [default: one for each processor that this process may use]
     #[arg(long, value_parser = clap::value_parser!(u16).range(1..=256))]
     pub cores: Option<u16>,
-    /// Memory for data under way, per core, in MiB
+    /// Memory for data in transfer, per core, in MiB
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=65536))]
     pub memory: u32,
-    /// Microseconds that an idle core polls before it sleeps, while load pays for it; 0: never
+    /// Microseconds that an idle core polls before it sleeps, while commands keep coming; 0: never
     #[arg(long, default_value_t = 100, value_name = "MICROSECONDS")]
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub spin: u16,
-    /// Seconds that commands under way get to finish after Ctrl-C
+    /// Seconds that commands in progress get to finish after Ctrl-C
     #[arg(long, default_value_t = 10, value_name = "SECONDS")]
     pub drain: u16,
     /// Serve statistics on this Unix socket, as JSON
@@ -140,7 +174,7 @@ pub struct How {
     pub stats: Option<PathBuf>,
 }
 
-/// How the cores talk to the kernel.
+/// How the cores use the kernel.
 #[derive(Clone, Copy, Debug, ValueEnum, PartialEq, Eq)]
 pub enum Driver {
     /// io_uring, or epoll where it is refused
@@ -152,121 +186,28 @@ pub enum Driver {
     Epoll,
 }
 
+/// The options of the fronts of a program.
+fn options(program: &'static Program) -> impl Iterator<Item = &'static dyn FrontOptions> {
+    program.registry.fronts.iter().filter_map(|front| front.options)
+}
+
 impl How {
-    /// Where to listen for iSCSI; all addresses unless told where to listen for anything.
-    #[must_use]
-    pub fn portals(&self) -> Vec<SocketAddr> {
-        if self.listen.is_empty() && self.nvme.is_empty() { everywhere(ISCSI_PORT) } else { self.listen.clone() }
+    fn read(program: &'static Program, matches: &ArgMatches) -> Result<Self, clap::Error> {
+        let fronts = options(program).map(|options| options.read(matches)).collect::<Result<_, _>>()?;
+        Ok(Self { fronts, ..Self::from_arg_matches(matches)? })
     }
+}
 
-    /// Where to listen for NVMe/TCP, likewise.
+impl Driver {
+    /// The word of the driver in the configuration.
     #[must_use]
-    pub fn nvme_portals(&self) -> Vec<SocketAddr> {
-        let for_iscsi = self.who.is_restricted() && !self.who.names_hosts();
-        let is_off = !self.listen.is_empty() || !self.nvme.is_empty() || for_iscsi;
-        if is_off { self.nvme.clone() } else { everywhere(NVME_PORT) }
-    }
-
-    /// Why NVMe/TCP lets in fewer hosts than somebody may expect.
-    #[must_use]
-    pub fn without_nvme(&self) -> Option<&'static str> {
-        if self.nvme.is_empty() {
-            let is_off = self.listen.is_empty() && self.nvme_portals().is_empty();
-            return is_off.then_some(
-                "NVMe/TCP is off, for not everybody may log in; --nvme lets in the hosts that --initiator names",
-            );
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Auto => "auto",
+            Self::IoUring => "io-uring",
+            Self::Epoll => "epoll",
         }
-        (self.who.user.is_some() && !self.who.has_keys()).then_some(
-            "no host can come in over NVMe/TCP: all have to prove themselves as --user, whose secret is no key of NVMe \
-             (nvme gen-dhchap-key makes one)",
-        )
     }
-
-    /// The portal groups, by their tags: one for each address to listen at, or one for all addresses.
-    #[must_use]
-    pub fn groups(&self) -> Vec<u16> {
-        (1..=u16::MAX).take(self.listen.len().max(1)).collect()
-    }
-
-    /// What SendTargets tells: portal groups with their addresses; without one, the address that the initiator came in
-    /// by.
-    #[must_use]
-    pub fn told(&self) -> Vec<(u16, Option<SocketAddr>)> {
-        let told = |group: u16| {
-            let at = usize::from(group) - 1;
-            let listens = self.listen.get(at).filter(|listen| !listen.ip().is_unspecified() && listen.port() != 0);
-            match self.advertise.get(at) {
-                Some(&address) => Some((group, Some(address))),
-                None if self.advertise.is_empty() => Some((group, listens.copied())),
-                // Of several, those that have no address for outside are for nobody there.
-                None => None,
-            }
-        };
-        self.groups().into_iter().filter_map(told).collect()
-    }
-}
-
-/// `--vm` and what goes with it.
-#[derive(Args, Debug, Default)]
-pub struct Machines {
-    /// Make an NVMe controller for the virtual machine of this name (vfio-user); may be given several times
-    #[arg(long = "vm", value_name = "NAME", value_parser = machine_name)]
-    pub names: Vec<String>,
-    /// Where virtual machines find their sockets, NAME/cntrl each [default: lunar/vm in $XDG_RUNTIME_DIR, or in /run]
-    #[arg(long = "vm-folder", value_name = "FOLDER")]
-    pub folder: Option<PathBuf>,
-    /// Permissions of these sockets, in octal: who may connect may use all volumes
-    #[arg(long = "vm-mode", value_name = "MODE", default_value = "600", value_parser = mode)]
-    pub mode: u32,
-}
-
-impl Machines {
-    /// Where each virtual machine finds its controller of this subsystem.
-    ///
-    /// # Errors
-    /// When a path is too long for a socket.
-    pub fn endpoints(&self, subsystem: &str) -> anyhow::Result<Vec<Endpoint>> {
-        let folder = self.folder.clone().unwrap_or_else(|| {
-            let runtime = std::env::var_os("XDG_RUNTIME_DIR").filter(|folder| !folder.is_empty());
-            runtime.map_or_else(|| PathBuf::from("/run"), PathBuf::from).join("lunar/vm")
-        });
-        let endpoint = |name: &String| {
-            // The name that SPDK's initiator looks for in a folder.
-            let path = folder.join(name).join("cntrl");
-            if path.as_os_str().len() > SOCKET_PATH_MAX {
-                anyhow::bail!("{} is too long for a socket: choose another --vm-folder", path.display());
-            }
-            let tenant = Tenant {
-                host: format!("{VM_NQN}{name}").into(),
-                subsystem: subsystem.into(),
-                map: None,
-                // The first, as it is for other hosts.
-                group: 1,
-                address: path.display().to_string(),
-            };
-            let permission = Permission { mode: self.mode, owner: None, group: None };
-            Ok(Endpoint { name: name.clone(), path, permission, tenant })
-        };
-        self.names.iter().map(endpoint).collect()
-    }
-}
-
-/// A name that is a file's as well.
-fn machine_name(text: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    if !text.is_empty() && text.len() <= 64 && text.chars().all(plain) && !text.starts_with('.') {
-        return Ok(text.to_owned());
-    }
-    Err("a virtual machine's name has letters, digits, '-', '_' and '.', 64 at most, and begins with no '.'".into())
-}
-
-fn mode(text: &str) -> Result<u32, String> {
-    let mode = u32::from_str_radix(text, 8).ok().filter(|mode| *mode <= 0o777);
-    mode.ok_or_else(|| "permissions are octal, from 0 to 777: 660".into())
-}
-
-fn everywhere(port: u16) -> Vec<SocketAddr> {
-    vec![(IpAddr::from([0, 0, 0, 0]), port).into(), (Ipv6Addr::UNSPECIFIED, port).into()]
 }
 
 fn block_size(text: &str) -> Result<u32, String> {
@@ -277,12 +218,7 @@ fn block_size(text: &str) -> Result<u32, String> {
     }
 }
 
-/// ADDRESS, ADDRESS:PORT, [ADDRESS]:PORT.
-fn address<const PORT: u16>(text: &str) -> Result<SocketAddr, String> {
-    Address::<PORT>::of_any_port(text).map(|address| address.0)
-}
-
-fn target_name(text: &str) -> Result<String, String> {
+fn target_name(text: &str) -> Result<String, ValueError> {
     IscsiName::parse(text).map(|name| name.text())
 }
 
@@ -295,7 +231,7 @@ fn subsystem_name(text: &str) -> Result<String, String> {
     Err("an NVMe name looks like nqn.2026-01.org.example:disk, without spaces, 223 bytes at most".into())
 }
 
-/// The name of the NVM subsystem that goes with a target of this name.
+/// The name of the NVM subsystem of a target with this name.
 #[must_use]
 pub fn subsystem_of(target: &str) -> String {
     match target.strip_prefix("iqn.") {
@@ -304,7 +240,7 @@ pub fn subsystem_of(target: &str) -> String {
     }
 }
 
-/// The name of the target that shares `volume` on this host: stable, and different on different hosts.
+/// The name of the target that serves `volume` on this host: stable, and different on different hosts.
 #[must_use]
 pub fn default_name(host: &str, volume: &str) -> String {
     let clean = |text: &str| -> String {
@@ -325,32 +261,7 @@ pub fn default_name(host: &str, volume: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn each_address_to_listen_at_is_a_portal_group() {
-        let how = |line: &str| {
-            let words = ["lunar", "serve", "ram:1M"].into_iter().chain(line.split_whitespace());
-            match Cli::try_parse_from(words).expect("a command line").command {
-                Command::Serve(serve) => serve.how,
-                other => panic!("{other:?}"),
-            }
-        };
-        let told = |line: &str| {
-            let portals = how(line).told();
-            let address =
-                |address: &Option<SocketAddr>| address.map_or_else(|| "-".to_owned(), |address| address.to_string());
-            portals.iter().map(|(group, at)| format!("{},{group}", address(at))).collect::<Vec<_>>().join(" ")
-        };
-        assert_eq!((told("").as_str(), how("").portals().len()), ("-,1", 2));
-        assert_eq!(told("--listen 192.0.2.1"), "192.0.2.1:3260,1");
-        let two = "--listen 192.0.2.1 --listen 0.0.0.0:99";
-        assert_eq!((told(two).as_str(), how(two).groups()), ("192.0.2.1:3260,1 -,2", vec![1, 2]));
-        assert_eq!(told(&format!("{two} --advertise 198.51.100.7")), "198.51.100.7:3260,1");
-        assert_eq!(
-            told(&format!("{two} --advertise 198.51.100.7 --advertise 198.51.100.8:5")),
-            "198.51.100.7:3260,1 198.51.100.8:5,2"
-        );
-    }
+    use crate::registry::PROGRAM;
 
     #[test]
     fn names_by_rfc_7143() {
@@ -358,43 +269,8 @@ mod tests {
         for bad in ["disk", "iqn.2026-01.io.lunar:Disk", "iqn.2026 x", &format!("iqn.{}", "a".repeat(220))] {
             assert!(target_name(bad).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn whoever_names_one_face_gets_that_one() {
-        use clap::Parser;
-        for (arguments, iscsi, nvme) in [
-            (&["lunar", "demo"][..], 2, 2),
-            (&["lunar", "demo", "--listen", "127.0.0.1"], 1, 0),
-            (&["lunar", "demo", "--nvme", "127.0.0.1"], 0, 1),
-            (&["lunar", "demo", "--nvme", "::1", "--listen", "127.0.0.1:1"], 1, 1),
-            // NVMe/TCP is no back door.
-            (&["lunar", "demo", "--initiator", "iqn.x:*"], 2, 0),
-            (&["lunar", "demo", "--map", "iqn.x=0:0"], 2, 0),
-            (&["lunar", "demo", "--initiator", "nqn.x:*", "--nvme", "::1"], 0, 1),
-            (&["lunar", "demo", "--dhchap-hash", "sha384,sha256", "--dhchap-group", "null"], 2, 2),
-        ] {
-            let Command::Demo(demo) = Cli::parse_from(arguments).command else { panic!("it is a demo") };
-            assert_eq!((demo.how.portals().len(), demo.how.nvme_portals().len()), (iscsi, nvme), "{arguments:?}");
-            assert_eq!(demo.how.without_nvme().is_some(), iscsi == 2 && nvme == 0);
-        }
-        assert_eq!(address::<NVME_PORT>("::1").map(|a| a.to_string()).as_deref(), Ok("[::1]:4420"));
         assert_eq!(subsystem_of("iqn.2026-01.io.lunar:a.b"), "nqn.2026-01.io.lunar:a.b");
         assert!(subsystem_name(&subsystem_of("eui.0123456789abcdef")).is_ok() && subsystem_name("iqn.x").is_err());
-    }
-
-    #[test]
-    fn virtual_machines_have_their_sockets() {
-        let machines = Machines { names: vec!["a".into()], folder: Some("/x".into()), mode: 0o660 };
-        let endpoints = machines.endpoints("nqn.x").expect("short");
-        assert_eq!((endpoints[0].path.to_str(), endpoints[0].permission.mode), (Some("/x/a/cntrl"), 0o660));
-        let long = Machines { folder: Some("/x".repeat(60).into()), ..machines };
-        assert!(long.endpoints("nqn.x").is_err());
-        assert_eq!((mode("660"), machine_name("web-1.a_b")), (Ok(0o660), Ok("web-1.a_b".into())));
-        assert!(mode("1777").is_err() && mode("8").is_err());
-        for bad in ["", "..", "a/b", "a b", &"a".repeat(65)] {
-            assert!(machine_name(bad).is_err(), "{bad}");
-        }
     }
 
     #[test]
@@ -413,7 +289,6 @@ mod tests {
 
     #[test]
     fn the_command_line_is_consistent() {
-        use clap::CommandFactory;
-        Cli::command().debug_assert();
+        command(&PROGRAM).debug_assert();
     }
 }

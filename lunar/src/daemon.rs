@@ -1,24 +1,28 @@
-//! `lunar daemon`: serves what a file says, and follows the file while it runs.
+//! `lunar daemon`: serves the configuration of a file, and applies changes of the file while it runs.
 //!
-//! One thread, the control thread, owns the [`Keeper`]: the configuration and what runs by it. Whoever wants to look at
-//! it or change it has [`Control`], and hands a closure to that thread: changes come one after another, and none sees
-//! another's half. Sessions and statistics are looked at there, too.
-//!
-//! A part of the daemon that is configured, too, beside what is shared, is a [`Part`].
+//! The control thread owns the configuration and the engine: [`lunar_engine::control_thread`]. The other configured
+//! parts of the daemon are [`lunar_engine::part::Part`]s.
 
-use crate::house::{Cores, stopping};
-use crate::live::Live;
+use crate::assembly;
 use crate::notify::Notify;
+use crate::registry::REGISTRY;
+use crate::schema::SCHEMA;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
-use lunar_control::check::{Checked, Machine, Marked};
-use lunar_control::live::Live as _;
-use lunar_control::manager::Failure;
-use lunar_control::model::{StoreKind, Volume};
-use lunar_control::names::Uuid;
+use lunar_control::check::{Checked, check};
+use lunar_control::model::{Level, LogFormat};
 use lunar_control::plan::ObjectId;
-use lunar_control::{Manager, Plan};
+use lunar_control::{Manager, versions};
+use lunar_engine::budget::HostLimits;
+use lunar_engine::control_thread::{ControlThread, Keeper, Stopped, here};
+use lunar_engine::core_set::cores::Cores;
+use lunar_engine::engine::Engine;
+use lunar_engine::namespace_manager;
+use lunar_engine::part::{Part, PartError};
+use lunar_engine::volume::metadata::state_folder;
+use lunar_reactor::heap::release_free_memory;
 use lunar_reactor::log;
+use lunar_reactor::log::{Format, Severity};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use std::any::Any;
@@ -34,150 +38,23 @@ use std::time::{Duration, Instant, SystemTime};
 /// `lunar daemon`
 #[derive(Args, Clone, Debug)]
 pub struct Daemon {
-    /// The file that says what is shared
+    /// The configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/lunar/lunar.toml")]
     pub config: PathBuf,
-    /// Where state is kept, if the file does not say [default: STATE_DIRECTORY, or the user's own state folder]
+    /// The folder for state, if the file has no `state` [default: STATE_DIRECTORY, or the user's own state folder]
     #[arg(long, value_name = "FOLDER")]
     pub state: Option<PathBuf>,
 }
 
-/// What the control thread owns: the configuration, its history, and what runs by it.
-pub type Keeper = Manager<Live, Here>;
-
-/// Something for the control thread to do.
-enum Work {
-    Do(Box<dyn FnOnce(&mut Keeper) + Send>),
-    Stop,
-}
-
-/// The control thread has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Stopped;
-
-impl fmt::Display for Stopped {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("the service is stopping")
-    }
-}
-
-impl std::error::Error for Stopped {}
-
-/// The way to the control thread. Clones are the same.
-#[derive(Clone)]
-pub struct Control {
-    way: mpsc::Sender<Work>,
-}
-
-impl fmt::Debug for Control {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Control")
-    }
-}
-
-impl Control {
-    /// Has the control thread do something after all that it was asked before, and waits for what comes of it. What of
-    /// a change goes on afterwards, [`lunar_control::live::Live::settling`] waits for.
-    ///
-    /// # Errors
-    /// When the service stops.
-    pub fn ask<T: Send + 'static>(&self, work: impl FnOnce(&mut Keeper) -> T + Send + 'static) -> Result<T, Stopped> {
-        let (answer, answered) = mpsc::channel();
-        let job = move |keeper: &mut Keeper| {
-            // Whoever asked may have gone.
-            let _ = answer.send(work(keeper));
-        };
-        if !self.post(job) {
-            return Err(Stopped);
-        }
-        answered.recv().map_err(|_| Stopped)
-    }
-
-    /// The same without waiting: `work` answers by itself. Whether there is still somebody who does it; if there is
-    /// not, it is dropped.
-    pub fn post(&self, work: impl FnOnce(&mut Keeper) + Send + 'static) -> bool {
-        self.way.send(Work::Do(Box::new(work))).is_ok()
-    }
-
-    /// Puts in force what is in the file now.
-    ///
-    /// # Errors
-    /// What is in the way, with places in the file; nothing was changed then.
-    pub fn reload(&self) -> Result<Result<Plan, Failure>, Stopped> {
-        self.change(|keeper| keeper.reload(SystemTime::now()))
-    }
-
-    /// Has a change made once nothing of the last one goes on any more, and waits until nothing of it does.
-    ///
-    /// # Errors
-    /// When the service stops.
-    pub(crate) fn change<T: Send + 'static>(
-        &self,
-        work: impl Fn(&mut Keeper) -> T + Clone + Send + 'static,
-    ) -> Result<T, Stopped> {
-        loop {
-            let work = work.clone();
-            let asked = self.ask(move |keeper| match keeper.running().settling() {
-                Some(wait) => Err(wait),
-                None => Ok((work(keeper), keeper.running().settling())),
-            })?;
-            match asked {
-                Ok((outcome, wait)) => {
-                    wait.into_iter().for_each(|wait| wait());
-                    return Ok(outcome);
-                }
-                // The control thread has time for others meanwhile.
-                Err(wait) => wait(),
-            }
-        }
-    }
-}
-
-/// A part of the daemon that is configured, too: the API, the log. It is asked whenever something of the sections
-/// changes that no volume, target, portal or group is: `api`, `api-listener`, `api-token`, `logging`, `server`.
-pub trait Part: Send {
-    /// Does everything that can fail, so that nobody notices.
-    ///
-    /// # Errors
-    /// Why it cannot be, in words that say what to do.
-    fn prepare(&mut self, wanted: &Checked) -> Result<(), String>;
-
-    /// Goes by what was prepared. This cannot fail.
-    fn commit(&mut self, wanted: &Checked);
-
-    /// Lets go of what was prepared, as if nobody had asked.
-    fn roll_back(&mut self);
-}
-
-/// The machine, as the configuration sees it, and the volumes on it.
-pub type Here = Marked<fn(&Volume) -> Option<Uuid>>;
-
-/// That of the configuration in this file.
-#[must_use]
-pub fn here(config: PathBuf) -> Here {
-    Marked(Machine { config }, mark)
-}
-
-/// A volume that was shared before is who it was.
-fn mark(volume: &Volume) -> Option<Uuid> {
-    let path = volume.path.as_ref()?.path();
-    let known = match volume.kind {
-        StoreKind::File => crate::volume::identity::of_file_at(path),
-        StoreKind::Block => crate::volume::identity::of_device_at(path),
-        StoreKind::Ram | StoreKind::Null => None,
-    };
-    known.map(Uuid)
-}
-
-/// How long a change that is under way at the end gets: what it may wait for of the cores comes at once when they have
-/// ended, so this is for disks and locks. Shorter than the service's `TimeoutStopSec`.
+/// The time for a change in progress at the end. The cores have ended by then, so it may wait for disks and locks only.
+/// Shorter than the service's `TimeoutStopSec`.
 const HALT_PATIENCE: Duration = Duration::from_secs(30);
-/// How often it is looked whether it has ended.
+/// The interval of checks whether it has ended.
 const HALT_LOOK: Duration = Duration::from_millis(5);
 
-/// A daemon that runs.
+/// A running daemon.
 pub struct Service {
-    control: Control,
+    control: ControlThread,
     cores: Cores,
     thread: JoinHandle<Keeper>,
 }
@@ -189,57 +66,45 @@ impl fmt::Debug for Service {
 }
 
 impl Service {
-    /// Starts what the file at `config` says. `state` is where state is kept if the file does not say. What is away is
-    /// not waited for any more once `is_over` says so.
+    /// Starts serving the configuration of the file at `config`. `state` is the state folder if the file names none.
+    /// Once `is_over` is true, the start no longer waits for unavailable stores.
     ///
     /// # Errors
     /// When the file cannot be read, is not valid (with places in it), or cannot be put in force.
     pub fn start(config: &Path, state: Option<&Path>, is_over: impl Fn() -> bool) -> Result<Self> {
-        let config = std::path::absolute(config)?;
-        let (live, state, patience) = Live::of_file(&config, state)?;
-        let outside = here(config.clone());
-        let again = &mut patient(patience, is_over);
-        let mut keeper = Manager::start(&config, &state, outside, live, SystemTime::now(), again)?;
-        keeper.running().settled();
-        keeper.away().for_each(|away| log!("{away}"));
-        let steward = keeper.running().house().common().steward.clone();
-        let cores = keeper.running().house().cores().clone();
-        let (way, work) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("control".into());
-        let thread = thread.spawn(move || {
-            for work in work {
-                match work {
-                    Work::Do(work) => work(&mut keeper),
-                    Work::Stop => break,
-                }
-            }
-            keeper
-        })?;
-        let control = Control { way };
-        steward.start(control.clone());
+        Starting::new(config, state)?.serve(is_over, |_| ())
+    }
+
+    fn of(mut keeper: Keeper) -> Result<Self> {
+        keeper.running().add_part(Box::new(Logging));
+        keeper.running().wait_until_final();
+        keeper.unavailable_lines().for_each(|away| log!(error, "{away}"));
+        let core_set = keeper.running().core_set();
+        let (cores, shared) = (core_set.cores().clone(), core_set.shared().clone());
+        let (control, thread) = ControlThread::start(keeper)?;
+        namespace_manager::start(&shared.namespace_requests, control.clone());
         Ok(Self { control, cores, thread })
     }
 
-    /// The way to what it does.
+    /// The control thread.
     #[must_use]
-    pub fn control(&self) -> &Control {
+    pub fn control(&self) -> &ControlThread {
         &self.control
     }
 
     fn halt(self, patience: Duration) -> Result<Keeper> {
-        // It has ended if nobody takes this.
-        let _ = self.control.way.send(Work::Stop);
+        self.control.stop();
         let end = Instant::now() + patience;
         while !self.thread.is_finished() {
             if Instant::now() >= end {
-                bail!("a change of the configuration does not end, and is left: see in the file what became of it");
+                bail!("a change of the configuration does not end and is abandoned: check its result in the file");
             }
             std::thread::sleep(HALT_LOOK);
         }
         self.thread.join().map_err(|_| anyhow!("the control thread panicked"))
     }
 
-    /// Ends it: sessions are asked to log out, commands finish, everything is flushed.
+    /// Ends the daemon: sessions are asked to log out, commands finish, everything is flushed.
     ///
     /// # Errors
     /// When something could not be flushed, or a change of the configuration does not end.
@@ -249,10 +114,10 @@ impl Service {
 
     fn end_within(self, patience: Duration) -> Result<()> {
         let cores = self.cores.clone();
-        // Whatever keeps the control thread, what was acknowledged is flushed.
+        // Acknowledged writes are flushed even if the control thread is blocked.
         cores.drain();
         match self.halt(patience) {
-            Ok(keeper) => keeper.into_running().end(),
+            Ok(keeper) => Ok(keeper.into_running().end()?),
             Err(why) => {
                 cores.ended();
                 Err(why)
@@ -261,10 +126,89 @@ impl Service {
     }
 }
 
-/// How often it is looked whether what is away at a start is there.
-const AWAY_LOOK: Duration = Duration::from_millis(500);
+/// A daemon that has read its file and started its cores, and serves nothing yet.
+struct Starting {
+    config: PathBuf,
+    state: PathBuf,
+    checked: Checked,
+    engine: Engine,
+}
 
-/// Waits for what is away, all of it for so long at most, and until it `is_over`; each is told once.
+impl Starting {
+    /// Starts an engine as the file at `config` asks for. The state folder is that of the file, or `state`, or the
+    /// usual one.
+    fn new(config: &Path, state: Option<&Path>) -> Result<Self> {
+        let config = std::path::absolute(config)?;
+        let text = versions::read(&config)?;
+        let outside = here(config.clone(), REGISTRY.backends);
+        let checked = check(&SCHEMA, &config.display().to_string(), &text, &outside)?;
+        Logging.commit(&checked);
+        let own = checked.config.server.state.as_ref().map(|path| path.path().to_owned());
+        let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(state_folder);
+        let sessions = checked.config.limits.marks.has("sessions");
+        assembly::demand(&checked.config, sessions).check(&HostLimits::here())?;
+        let engine = assembly::start(&checked.config, &state)?;
+        Ok(Self { config, state, checked, engine })
+    }
+
+    /// Serves the configuration of the file. Waits for unavailable volumes, for a bounded time and until `is_over`
+    /// returns true; calls `waits` with a text about each.
+    fn serve(self, is_over: impl Fn() -> bool, waits: impl Fn(&str)) -> Result<Service> {
+        let Self { config, state, checked, engine } = self;
+        let outside = here(config.clone(), REGISTRY.backends);
+        let mut retry = patient(checked.config.server.patience.0, is_over);
+        let again = &mut |object: &ObjectId, why: &str| {
+            waits(&format!("waiting for {}: {why}", object.id()));
+            retry(object, why)
+        };
+        let keeper = Manager::start(&SCHEMA, &config, &state, outside, engine, SystemTime::now(), again)?;
+        Service::of(keeper)
+    }
+}
+
+/// The log as a part of the daemon.
+struct Logging;
+
+impl Part for Logging {
+    fn prepare(&mut self, _: &Checked) -> Result<(), PartError> {
+        Ok(())
+    }
+
+    fn commit(&mut self, wanted: &Checked) {
+        let logging = &wanted.config.logging;
+        let level = match logging.level {
+            Level::Error => Severity::Error,
+            Level::Warning => Severity::Warning,
+            Level::Info => Severity::Info,
+            Level::Debug => Severity::Debug,
+        };
+        let format = match logging.format {
+            LogFormat::Text => log::text_format(),
+            LogFormat::Json => Format::Json,
+        };
+        log::set_up(level, format);
+    }
+
+    fn roll_back(&mut self) {}
+}
+
+/// The operator's side of a daemon, from before its volumes are open.
+pub trait Operator {
+    /// Reports that the daemon starts; `words` name the volume that it waits for.
+    fn starts(&self, words: &str);
+
+    /// Gives operators the daemon, which has started. The returned value is dropped while the cores drain.
+    ///
+    /// # Errors
+    /// In words that say what to do.
+    fn attach(self: Box<Self>, control: &ControlThread) -> Result<Box<dyn Any>>;
+}
+
+/// The interval of checks for unavailable stores at the start.
+const UNAVAILABLE_INTERVAL: Duration = Duration::from_millis(500);
+
+/// Waits for unavailable stores, all of them together for `patience` at most, and no longer once `is_over`; each is
+/// logged once.
 fn patient(patience: Duration, is_over: impl Fn() -> bool) -> impl FnMut(&ObjectId, &str) -> bool {
     let end = Instant::now() + patience;
     let mut told = BTreeSet::new();
@@ -272,18 +216,18 @@ fn patient(patience: Duration, is_over: impl Fn() -> bool) -> impl FnMut(&Object
         let is_late = is_over() || Instant::now() >= end;
         if !is_late && told.insert(object.clone()) {
             let seconds = patience.as_secs_f32();
-            log!("{} is away, and waited for up to {seconds} s: {why}", object.id());
+            log!(warning, "{} is unavailable, waiting for up to {seconds} s: {why}", object.id());
         }
         if !is_late {
-            std::thread::sleep(AWAY_LOOK);
+            std::thread::sleep(UNAVAILABLE_INTERVAL);
         }
         !is_late
     }
 }
 
-/// Follows the file whenever it is asked to, on a thread of its own: a change may take long, and who waits for signals
-/// hears the next one. What is asked for while one waits already comes with that.
-fn follow(control: Control, notify: Notify, file: PathBuf) -> Result<mpsc::SyncSender<()>> {
+/// Applies the file when asked, on a thread of its own: a change may take long, and the signal thread must receive the
+/// next signal. Requests that arrive while one is waiting are merged with it.
+fn follow(control: ControlThread, notify: Notify, file: PathBuf) -> Result<mpsc::SyncSender<()>> {
     let (ask, asked) = mpsc::sync_channel(1);
     let follow = move || {
         for () in asked {
@@ -291,12 +235,13 @@ fn follow(control: Control, notify: Notify, file: PathBuf) -> Result<mpsc::SyncS
             match control.reload() {
                 Ok(Ok(plan)) => {
                     log!("reloaded {}:\n{plan}", file.display());
-                    let away = control.ask(|keeper| keeper.away().collect::<Vec<_>>());
-                    away.into_iter().flatten().for_each(|away| log!("{away}"));
+                    let away = control.ask(|keeper| keeper.unavailable_lines().collect::<Vec<_>>());
+                    away.into_iter().flatten().for_each(|away| log!(error, "{away}"));
                 }
-                Ok(Err(why)) => log!("what runs was not changed:\n{why}"),
+                Ok(Err(why)) => log!(error, "the running configuration was not changed:\n{why}"),
                 Err(Stopped) => return,
             }
+            release_free_memory();
             notify.ready();
         }
     };
@@ -304,34 +249,68 @@ fn follow(control: Control, notify: Notify, file: PathBuf) -> Result<mpsc::SyncS
     Ok(ask)
 }
 
-/// Serves until a signal says stop. `attach` starts what belongs to the daemon besides, such as the API, and returns
-/// what ends it when it is dropped; it is dropped while the cores drain.
+/// Ends the service; a second stop signal ends the wait.
 ///
 /// # Errors
-/// Everything that keeps it from starting, in words that say what to do.
-pub fn run(daemon: &Daemon, notify: &Notify, attach: impl FnOnce(&Control) -> Result<Box<dyn Any>>) -> Result<()> {
+/// Those of `end`.
+pub(crate) fn stopping(signals: &mut Signals, end: impl FnOnce() -> Result<()>) -> Result<()> {
+    log!("stopping: commands under way finish, then everything is flushed (again Ctrl-C: at once)");
+    let handle = signals.handle();
+    let mut pending = signals.forever();
+    let results = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            if pending.any(|signal| signal != SIGHUP) {
+                log!(warning, "stopped at once: data that was not flushed is in the page cache of this machine");
+                std::process::exit(1);
+            }
+        });
+        let result = end();
+        handle.close();
+        result
+    });
+    results?;
+    log!("stopped: everything written is flushed");
+    Ok(())
+}
+
+/// Serves until a signal says stop. `operator` starts what belongs to the daemon besides, such as the API.
+///
+/// # Errors
+/// All errors of the start, in words that say what to do.
+pub fn run(
+    daemon: &Daemon,
+    notify: &Notify,
+    operator: impl FnOnce(&Path, &Checked) -> Result<Box<dyn Operator>>,
+) -> Result<()> {
     if !daemon.config.exists() {
         bail!("{} does not exist: write one first (docs/lunar.example.toml is an example)", daemon.config.display());
     }
     // Before the threads, so that they inherit the mask and a signal during start-up is not lost.
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP])?;
-    // Who is told to stop waits for nothing that is away; the signal itself is heard below.
+    // On a stop signal, the start no longer waits for unavailable stores; the loop below handles the signal.
     let is_over = Arc::new(AtomicBool::new(false));
     for signal in [SIGINT, SIGTERM] {
         signal_hook::flag::register(signal, is_over.clone())?;
     }
-    let service = Service::start(&daemon.config, daemon.state.as_deref(), move || is_over.load(Ordering::Relaxed))?;
-    let attached = attach(service.control()).context("starting the API")?;
-    // Where nobody reads it, nobody waits for it.
+    let starting = Starting::new(&daemon.config, daemon.state.as_deref())?;
+    let operator = operator(&starting.config, &starting.checked).context("starting the API")?;
+    let waits = |words: &str| {
+        operator.starts(words);
+        notify.status(words);
+    };
+    let service = starting.serve(move || is_over.load(Ordering::Relaxed), waits)?;
+    let attached = operator.attach(service.control()).context("starting the API")?;
+    // A closed standard output is no error.
     let _ = writeln!(io::stdout(), "lunar serves {}", daemon.config.display());
     let watch = notify.watch(&service.cores);
+    release_free_memory();
     notify.ready();
     let reload = follow(service.control().clone(), notify.clone(), daemon.config.clone())?;
     for signal in signals.forever() {
         if signal != SIGHUP {
             break;
         }
-        // Where one waits already, that reads what the file says now.
+        // A waiting request will read the current file.
         let _ = reload.try_send(());
     }
     notify.stopping();

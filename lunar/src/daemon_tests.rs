@@ -1,6 +1,6 @@
 use super::*;
 
-/// A daemon that serves nothing, in a folder that goes with the test.
+/// A daemon without volumes, in a folder that is removed at the end of the test.
 fn started(name: &str) -> (PathBuf, Service) {
     let folder = std::env::temp_dir().join(format!("lunar-daemon-{name}-{}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
@@ -26,7 +26,7 @@ fn a_change_that_does_not_end_keeps_no_core_from_its_end() {
 #[test]
 fn a_state_folder_has_one_daemon() {
     let (folder, service) = started("held");
-    let hold = || crate::live::hold(&folder.join("state"), Duration::ZERO);
+    let hold = || lunar_engine::host::StateLock::take(&folder.join("state"), Duration::ZERO);
     let why = hold().expect_err("it runs").to_string();
     assert!(why.contains("state folder of another lunar daemon"), "{why}");
     service.end().expect("it ends");
@@ -37,13 +37,13 @@ fn a_state_folder_has_one_daemon() {
 #[test]
 fn what_is_away_is_waited_for_and_told_once() {
     let is_over = AtomicBool::new(false);
-    let mut again = patient(AWAY_LOOK * 3, || is_over.load(Ordering::Relaxed));
+    let mut again = patient(UNAVAILABLE_INTERVAL * 3, || is_over.load(Ordering::Relaxed));
     let (disk, other) = (ObjectId::volume("disk"), ObjectId::volume("other"));
     let start = Instant::now();
     assert!(again(&disk, "it is away") && again(&other, "it is away"));
     while again(&disk, "it is away") {}
-    assert!(start.elapsed() >= AWAY_LOOK * 3 && !again(&other, "it is away"));
-    // Who is told to stop waits for nothing.
+    assert!(start.elapsed() >= UNAVAILABLE_INTERVAL * 3 && !again(&other, "it is away"));
+    // On a stop signal, the start no longer waits.
     let mut again = patient(Duration::from_secs(3600), || is_over.load(Ordering::Relaxed));
     assert!(again(&disk, "it is away"));
     is_over.store(true, Ordering::Relaxed);

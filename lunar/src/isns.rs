@@ -1,14 +1,16 @@
-//! The way to the iSNS server: one thread, beside everything else. It looks names up, connects, and carries bytes
-//! between the server and the [`Client`], which decides what is said. Nobody waits for it but the end of the daemon,
-//! and that for a bounded time.
+//! The connection to the iSNS server, on a thread of its own. It looks up names, connects, and moves bytes between the
+//! server and the [`Client`], which implements the protocol. Only the end of the daemon waits for the thread, for a
+//! bounded time.
 
 use lunar_control::Checked;
 use lunar_control::api::IsnsView;
-use lunar_control::model::{ISNS_PORT, Protocol};
+use lunar_control::model::ISNS_PORT;
 use lunar_control::names::Host;
 use lunar_control::value::Textual;
 use lunar_core::time::Instant;
+use lunar_engine::part::NameService;
 use lunar_isns::{Action, Client, Node, Registration};
+use lunar_reactor::clock::now;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -23,15 +25,15 @@ use std::time::Duration;
 const CONNECT_TIME: Duration = Duration::from_secs(5);
 /// Addresses of a name that are tried.
 const ADDRESSES_MAX: usize = 4;
-/// How long the server that is left may take until everything there is taken back: at the end of the daemon, or when
-/// there is another one. It forgets by itself, too.
+/// The time for deregistration at a server: at the end of the daemon, or when another server is configured. The
+/// registration also expires by itself.
 const FAREWELL_TIME: Duration = Duration::from_secs(3);
-/// Bytes that are received at once.
+/// Most bytes of one receive.
 const PIECE: usize = 16 << 10;
-/// How long the thread rests when it cannot wait.
+/// The pause of the thread when poll fails.
 const REST: Duration = Duration::from_millis(100);
 
-/// What shall be registered where.
+/// The registration that is wanted, and its server.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Wanted {
     server: Host<ISNS_PORT>,
@@ -39,14 +41,14 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// What a configuration asks for; `listens` knows the address where a portal of this name is listened at. `None`
-    /// if there is no server.
+    /// The registration of a configuration; `listens` returns the address at which a portal of this name listens.
+    /// `None` without a server.
     #[must_use]
     pub fn of(wanted: &Checked, listens: impl Fn(&str) -> Option<SocketAddr>) -> Option<Self> {
         let config = &wanted.config;
         let server = config.isns.server.clone()?;
-        let iscsi = config.portals.iter().filter(|(_, portal)| portal.protocol == Protocol::Iscsi);
-        // By portal group: where initiators find it, and its tag.
+        let iscsi = config.portals.iter().filter(|(_, portal)| portal.protocol.word() == lunar_iscsi::schema::WORD);
+        // By portal group: the addresses for initiators, and its tag.
         let mut portals: BTreeMap<&str, BTreeMap<SocketAddr, u16>> = BTreeMap::new();
         for (name, portal) in iscsi {
             let group = portal.group.name();
@@ -67,14 +69,14 @@ impl Wanted {
             Some(entity) => entity.as_str().into(),
             None => rustix::system::uname().nodename().to_string_lossy().into(),
         };
-        // The check has seen to it that it is a day at most.
+        // The check of the configuration allows a day at most.
         let period = config.isns.period.0.as_secs() as u32;
         let nodes = here.filter_map(node).collect();
         Some(Self { server, registration: Registration { entity, period, nodes } })
     }
 }
 
-/// What the thread goes by, and what it shows.
+/// The wanted registration, and the state of the thread.
 #[derive(Default)]
 struct Shared {
     orders: Mutex<Orders>,
@@ -88,23 +90,23 @@ struct Orders {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere leaves nothing half-done here: each change is one assignment.
+    // Every change is one assignment, so a panic of another thread leaves the state consistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The way to the server. The thread starts when there is one for the first time, and ends when this is told to.
+/// The client of the server. Its thread starts with the first server, and ends when the client is stopped.
 pub struct Isns {
     shared: Arc<Shared>,
     tell: Arc<dyn Fn(&str) + Send + Sync>,
     thread: Option<Thread>,
-    /// Why there is no thread, if there should be one.
+    /// The reason why the thread could not be started.
     trouble: Option<String>,
 }
 
 struct Thread {
-    /// A byte here wakes it.
+    /// A byte to this socket wakes the thread.
     waker: UnixStream,
-    /// Closed when it has ended.
+    /// Closed when the thread has ended.
     ended: Receiver<()>,
 }
 
@@ -115,13 +117,13 @@ impl fmt::Debug for Isns {
 }
 
 impl Isns {
-    /// A way to no server. What happens is told to `tell`.
+    /// A client without a server. `tell` logs its events.
     #[must_use]
     pub fn new(tell: impl Fn(&str) + Send + Sync + 'static) -> Self {
         Self { shared: Arc::default(), tell: Arc::new(tell), thread: None, trouble: None }
     }
 
-    /// From now on this shall be registered; nobody waits for that.
+    /// Sets the wanted registration, without waiting for it.
     pub fn want(&mut self, wanted: Option<Wanted>) {
         if wanted.is_none() && self.thread.is_none() {
             self.trouble = None;
@@ -137,13 +139,13 @@ impl Isns {
         self.thread.iter().for_each(Thread::wake);
     }
 
-    /// How it stands.
+    /// The state of the registration.
     #[must_use]
     pub fn view(&self) -> Option<IsnsView> {
         lock(&self.shared.view).clone()
     }
 
-    /// What does not work, in words.
+    /// The present trouble, in words.
     #[must_use]
     pub fn trouble(&self) -> Option<String> {
         let of_server = |view: IsnsView| Some(format!("iSNS server {}: {}", view.server, view.trouble?));
@@ -151,13 +153,27 @@ impl Isns {
     }
 }
 
-/// Takes back what is registered, and waits for that for a bounded time.
+impl NameService for Isns {
+    fn register(&mut self, wanted: &Checked, portals: &BTreeMap<String, SocketAddr>) {
+        self.want(Wanted::of(wanted, |name| portals.get(name).copied()));
+    }
+
+    fn view(&self) -> Option<IsnsView> {
+        Self::view(self)
+    }
+
+    fn trouble(&self) -> Option<String> {
+        Self::trouble(self)
+    }
+}
+
+/// Deregisters, and waits for that for a bounded time.
 impl Drop for Isns {
     fn drop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         *lock(&self.shared.orders) = Orders { wanted: None, ends: true };
         thread.wake();
-        // It may be looking up a name: then it is left behind.
+        // The thread may be blocked in a name lookup: then it is abandoned.
         let _ = thread.ended.recv_timeout(FAREWELL_TIME);
     }
 }
@@ -175,16 +191,9 @@ impl Thread {
     }
 
     fn wake(&self) {
-        // If there is no room for the byte, it has not looked at the last ones yet.
+        // If the socket is full, earlier bytes will wake the thread.
         let _ = (&self.waker).write_all(&[0]);
     }
-}
-
-/// Now, by a clock that never goes back.
-fn now() -> Instant {
-    let time = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let nanoseconds = time.tv_sec.saturating_mul(1_000_000_000).saturating_add(time.tv_nsec);
-    Instant(u64::try_from(nanoseconds).unwrap_or_default())
 }
 
 /// The thread.
@@ -210,7 +219,7 @@ fn run(shared: &Shared, tell: &dyn Fn(&str), mut wakes: &UnixStream, _ends: Send
             return;
         }
         wait(line.as_ref(), wakes);
-        // All of them mean the same.
+        // All bytes mean the same.
         while let Ok(1..) = wakes.read(&mut [0; 64]) {}
         if let Some(line) = &mut line {
             line.carry();
@@ -218,7 +227,7 @@ fn run(shared: &Shared, tell: &dyn Fn(&str), mut wakes: &UnixStream, _ends: Send
     }
 }
 
-/// Waits until there is something to do.
+/// Waits for the next event.
 fn wait(line: Option<&Line>, wakes: &UnixStream) {
     let mut watched = vec![PollFd::new(wakes, PollFlags::IN)];
     if let Some((line, socket)) = line.and_then(|line| Some((line, line.socket.as_ref()?))) {
@@ -227,20 +236,20 @@ fn wait(line: Option<&Line>, wakes: &UnixStream) {
     }
     let until = line.and_then(Line::deadline);
     let time = until.and_then(|until| Timespec::try_from(until.since(now())).ok());
-    // Whatever keeps it from waiting, there is a look at everything then.
+    // If poll fails, everything is checked after a pause.
     if poll(&mut watched, time.as_ref()).is_err() {
         std::thread::sleep(REST);
     }
 }
 
-/// A server, and what is said to it.
+/// A server, and the client of its protocol.
 struct Line {
     server: Host<ISNS_PORT>,
     entity: Arc<str>,
     client: Client,
     socket: Option<TcpStream>,
     unsent: Vec<u8>,
-    /// When it is left, whatever it says.
+    /// When the server is abandoned at the latest.
     farewell: Option<Instant>,
 }
 
@@ -258,7 +267,7 @@ impl Line {
         }
     }
 
-    /// Goes by what is wanted now.
+    /// Applies the wanted registration.
     fn go_by(&mut self, wanted: Option<Wanted>) {
         match wanted.filter(|wanted| wanted.server == self.server) {
             Some(Wanted { registration, .. }) => {
@@ -274,19 +283,19 @@ impl Line {
         }
     }
 
-    /// Whether it is over with this server: another one is wanted, or none.
+    /// Whether this server is no longer wanted.
     fn is_left(&self, wanted: Option<&Wanted>) -> bool {
         let is_wanted = wanted.is_some_and(|wanted| wanted.server == self.server);
         !is_wanted && self.farewell.is_some_and(|at| self.client.is_over() || at <= now())
     }
 
     fn deadline(&self) -> Option<Instant> {
-        // Over already: it is left at once.
+        // The time is over: the server is abandoned at once.
         let left = self.farewell.map(|at| if self.client.is_over() { Instant::default() } else { at });
         [self.client.deadline(), left].into_iter().flatten().min()
     }
 
-    /// Does what the client asks for.
+    /// Performs the actions of the client.
     fn act(&mut self, tell: &dyn Fn(&str)) {
         self.client.tick(now());
         while let Some(action) = self.client.next_action() {
@@ -327,7 +336,7 @@ impl Line {
         }
     }
 
-    /// Takes what has come; one piece at a time, so that a server that never stops talking keeps nobody.
+    /// Receives bytes, one piece at a time, so that a server that never stops sending cannot block the thread.
     fn carry(&mut self) {
         let Some(socket) = &mut self.socket else { return };
         let mut piece = [0; PIECE];
@@ -351,7 +360,7 @@ impl Line {
     }
 }
 
-/// A connection to a server, and our address there.
+/// A connection to a server, and its local address.
 fn connect(server: &Host<ISNS_PORT>) -> io::Result<(TcpStream, SocketAddr)> {
     let mut outcome = Err(io::Error::new(ErrorKind::NotFound, "its name has no address"));
     for address in (server.name(), server.port()).to_socket_addrs()?.take(ADDRESSES_MAX) {

@@ -1,5 +1,5 @@
 use super::*;
-use lunar_control::check::{Machine, check};
+use lunar_control::check::{LocalHost, check};
 use lunar_isns::wire::{FIRST, FROM_SERVER, HEADER_LEN, LAST};
 use std::net::TcpListener;
 use std::thread::JoinHandle;
@@ -48,8 +48,9 @@ portal-groups = ['two']
 ";
 
 fn checked(isns: &str) -> Checked {
-    let machine = Machine { config: "/nowhere/lunar.toml".into() };
-    check("lunar.toml", &format!("{TEXT}{isns}"), &machine).unwrap_or_else(|why| panic!("{why}"))
+    let machine = LocalHost { config: "/nowhere/lunar.toml".into() };
+    check(&crate::schema::SCHEMA, "lunar.toml", &format!("{TEXT}{isns}"), &machine)
+        .unwrap_or_else(|why| panic!("{why}"))
 }
 
 fn wanted(isns: &str) -> Option<Wanted> {
@@ -79,7 +80,7 @@ fn what_can_be_logged_in_to_is_registered() {
     assert_eq!(*named, *rustix::system::uname().nodename().to_string_lossy());
 }
 
-/// A server that agrees to everything, and tells which functions it was asked for.
+/// A server that accepts all requests and records their functions.
 struct Server {
     address: SocketAddr,
     asked: Arc<Mutex<Vec<u16>>>,

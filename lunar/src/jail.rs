@@ -1,108 +1,118 @@
-//! The jails of the daemon: what it has no need of, nobody who takes it over gets. Landlock leaves it the files that
-//! the configuration names and nothing else; seccomp leaves it the system calls that it makes. Both hold for ever, for
-//! this thread and for all that it starts: they are entered before any other thread is there.
+//! The confinement of the daemon, which limits an attacker who takes it over. Landlock allows only the files of the
+//! configuration; seccomp allows only the system calls that the daemon makes. Both are permanent, for this thread and
+//! for all threads that it starts, so they are entered before any other thread exists.
 
+use crate::file_helper::{Connection, rules};
+use crate::registry::REGISTRY;
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus, Ruleset,
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, make_bitflags,
 };
 use lunar_control::config::Config;
-use lunar_control::model::{Protection, StoreKind};
+use lunar_control::model::Protection;
 use lunar_control::secret::SecretSource;
+use lunar_engine::backend::{self, JailPaths};
+use lunar_engine::service_unit;
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
 };
 use std::collections::{BTreeMap, BTreeSet};
-use std::os::unix::fs::MetadataExt;
+use std::fmt;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-/// What the newest kernel that is known can hold back; an older one holds back what it can.
+/// The newest Landlock ABI that is used; an older kernel restricts as much as it can.
 const NEWEST: ABI = ABI::V6;
-/// What is looked at: users and groups, who the machine is, what its devices and its own process are.
+/// Files that are read: users and groups, the machine ID, devices, the process itself.
 const LOOKED_AT: [&str; 6] = ["/etc/passwd", "/etc/group", "/etc/machine-id", "/proc", "/sys", "/dev/null"];
-/// Where it is written how names of hosts are looked up.
+/// The configuration of host name lookups.
 const LOOKED_UP: [&str; 5] = [RESOLVERS, "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
-/// Where it is written who knows names.
+/// The configuration of name servers.
 const RESOLVERS: &str = "/etc/resolv.conf";
 
-/// What may be done with paths.
+/// The allowed paths.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
 pub struct Paths {
     /// Files and folders that are read.
     pub read: Vec<PathBuf>,
     /// Files and devices that are read and written.
     pub write: Vec<PathBuf>,
-    /// Folders in which files are made, written, renamed and removed, and folders and sockets, too.
+    /// Folders in which files, folders and sockets are created, written, renamed and removed.
     pub keep: Vec<PathBuf>,
 }
 
 impl Paths {
-    /// Those that a configuration in this file asks for; `state` is where state is kept, `socket` that of the API.
+    /// The paths of a configuration in this file; `state` is the state folder, `socket` the socket of the API.
     #[must_use]
     pub fn of(config: &Config, file: &Path, state: &Path, socket: Option<&Path>) -> Self {
         let mut paths = Self::default();
         paths.read.extend(LOOKED_AT.iter().chain(&LOOKED_UP).map(PathBuf::from));
-        // Where somebody else keeps it, it is written anew: then its folder stays.
+        // A service that manages the file replaces it: then its folder is allowed.
         let kept = std::fs::canonicalize(RESOLVERS).ok();
         let folder = kept.as_deref().and_then(Path::parent).filter(|folder| *folder != Path::new("/etc"));
         paths.read.extend(folder.map(Path::to_owned));
-        // What is written anew is made beside it and takes its place.
+        // A file is replaced by a new file in the same folder.
         let real = std::fs::canonicalize(file).unwrap_or_else(|_| file.to_owned());
         paths.keep.extend(real.parent().into_iter().chain(socket.and_then(Path::parent)).map(Path::to_owned));
         paths.keep.push(state.to_owned());
         paths.keep.extend(config.server.folders.iter().map(|folder| folder.path().to_owned()));
         paths.keep.extend(config.pools.values().map(|pool| pool.folder.path().to_owned()));
-        let runtime = crate::live::runtime();
-        paths.keep.extend(config.vms.iter().filter_map(|(name, vm)| {
-            // Where the folder itself has to be made, the one above it is kept.
-            let socket = vm.socket(name, &runtime);
-            let usual = vm.socket.is_none().then(|| runtime.clone());
-            usual.or_else(|| socket.parent().map(Path::to_owned))
-        }));
+        let runtime = crate::assembly::runtime();
+        for of_front in REGISTRY.fronts.iter().map(|entry| entry.front.paths(config, &runtime)) {
+            paths.read.extend(of_front.read);
+            paths.write.extend(of_front.write);
+            paths.keep.extend(of_front.keep);
+        }
         for volume in config.volumes.values() {
             let Some(path) = volume.path.as_ref().map(|path| path.path().to_owned()) else { continue };
-            if volume.kind == StoreKind::File {
-                let mut beside = path.as_os_str().to_owned();
-                beside.push(".pi");
-                let beside = PathBuf::from(beside);
-                // What is not there is made in the folder: the file, or the one with its protection information.
-                let is_whole = path.exists() && (volume.protection == Protection::None || beside.exists());
-                let folder = path.parent().filter(|folder| !is_whole && *folder != Path::new("/"));
-                paths.keep.extend(folder.map(Path::to_owned));
-                paths.write.push(beside);
-            }
-            paths.write.push(path);
+            let Some(backend) = backend::find(REGISTRY.backends, volume.kind.word()) else { continue };
+            let JailPaths { write, create } = backend.jail_paths(&path, volume.protection != Protection::None);
+            paths.keep.extend(create);
+            paths.write.extend(write);
         }
-        let users = config.users.values().map(|user| &user.secret);
-        let keys = config.tls_keys.values().map(|key| &key.secret);
-        for source in users.chain(keys).chain(config.api_tokens.values().map(|token| &token.secret)) {
-            if let SecretSource::File(path) = source {
-                paths.read.extend(renewed(path.path()));
-            }
-        }
+        paths.read.extend(secrets(config).iter().flat_map(|file| renewed(file)));
         paths.read.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));
-        for listener in config.api_listeners.values() {
-            let both = [&listener.certificate, &listener.key];
-            paths.read.extend(both.into_iter().flatten().flat_map(|path| renewed(path.path())));
-        }
         paths
     }
 
-    /// Whether a volume in this place can be reached.
+    /// Whether a volume at this path can be reached without the file helper.
     fn reach(&self, volume: &Path) -> bool {
         let folder = real(volume.parent().unwrap_or(volume));
         self.write.iter().any(|path| path == volume) || self.keep.iter().any(|path| folder.starts_with(real(path)))
     }
 }
 
+/// The files with secrets, keys and certificates.
+fn secrets(config: &Config) -> Vec<PathBuf> {
+    let users = config.users.values().map(|user| &user.secret);
+    let keys = config.tls_keys.values().map(|key| &key.secret);
+    let sources = users.chain(keys).chain(config.api_tokens.values().map(|token| &token.secret));
+    let files = sources.filter_map(|source| match source {
+        SecretSource::File(path) => Some(path.path().to_owned()),
+        _ => None,
+    });
+    let listeners = config.api_listeners.values().flat_map(|listener| [&listener.certificate, &listener.key]);
+    files.chain(listeners.flatten().map(|path| path.path().to_owned())).collect()
+}
+
+/// The folders below `/etc` with the secrets of a configuration, and with the configuration itself, which is in this
+/// file: with and without symbolic links.
+#[must_use]
+pub fn secret_folders(config: &Config, file: &Path) -> BTreeSet<PathBuf> {
+    let folders = |file: PathBuf| [file.parent().map(real), real(&file).parent().map(Path::to_owned)];
+    let all = secrets(config).into_iter().chain([file.to_owned()]).flat_map(folders).flatten();
+    all.filter(|folder| rules::is_secrets_folder(folder)).collect()
+}
+
 fn real(path: &Path) -> PathBuf {
     std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned())
 }
 
-/// What is allowed so that a file can be read, and another that takes its place, too: permission is of what is there
-/// now, so the folder is allowed, and that of the file that a link leads to. Not one that holds more than such files:
-/// then a new one is read after a restart.
+/// The paths to allow so that a file can be read, and a file that replaces it: Landlock allows existing inodes, so the
+/// folder is allowed, and the folder of the target of a symbolic link. General folders are not allowed: a replaced file
+/// there is read after a restart.
 fn renewed(file: &Path) -> BTreeSet<PathBuf> {
     const SHARED: [&str; 11] =
         ["/", "/etc", "/root", "/home", "/run", "/var", "/usr", "/srv", "/mnt", "/tmp", "/etc/ssl/private"];
@@ -115,17 +125,17 @@ fn renewed(file: &Path) -> BTreeSet<PathBuf> {
     folders.into_iter().flatten().chain([file.to_owned()]).collect()
 }
 
-/// What this process was left, once its jail is shut.
+/// The permissions of this process, once it is confined.
 static LEFT: OnceLock<Left> = OnceLock::new();
 
-/// What a process was left: permission is of what was there then, whatever comes to be in its place.
+/// The permissions of a process: they hold for the inodes of that time, not for files that replace them.
 #[derive(Debug)]
 struct Left {
     paths: Paths,
     there: BTreeMap<PathBuf, (u64, u64)>,
 }
 
-/// Which file or folder is in a place.
+/// The file or folder at a path: device and inode.
 fn which(path: &Path) -> Option<(u64, u64)> {
     std::fs::metadata(path).ok().map(|found| (found.dev(), found.ino()))
 }
@@ -137,7 +147,7 @@ impl Left {
         Self { paths, there }
     }
 
-    /// Whether what is in this place came after the jail was shut: a device, or a file system with the volume in it.
+    /// Whether the file at this path is newer than the confinement: a device, or a file system with the volume in it.
     fn is_late(&self, volume: &Path) -> bool {
         let is_same = |path: &PathBuf| self.there.get(path).is_some_and(|was| which(path) == Some(*was));
         let folder = real(volume.parent().unwrap_or(volume));
@@ -147,39 +157,107 @@ impl Left {
     }
 }
 
-/// Whether a volume in this place can be reached by this process.
+/// The file helper of this process, once it was started.
+static HELPER: OnceLock<Connection> = OnceLock::new();
+
+/// Starts the file helper, which opens volumes and secrets that are configured later. Without one, they need a restart.
+/// `secrets` are the folders below `/etc` with secrets.
+/// To be called before [`shut`].
 ///
 /// # Errors
-/// When it cannot, in words that say what to do.
-pub fn reaches(volume: &Path) -> Result<(), String> {
+/// When it cannot be started.
+pub fn start_helper(secrets: &BTreeSet<PathBuf>) -> std::io::Result<()> {
+    let started = Connection::start(secrets)?;
+    lunar_control::files::set_helper(Box::new(HELPER.get_or_init(|| started)));
+    Ok(())
+}
+
+/// Why this process cannot use a volume, with a message that says what to do.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Unreachable {
+    /// The volume is in this folder, which is one of the system or hidden.
+    SystemFolder(PathBuf, PathBuf),
+    /// The volume is newer than the sandbox.
+    Newer(PathBuf),
+    /// The sandbox does not include this folder.
+    Outside(PathBuf),
+}
+
+impl fmt::Display for Unreachable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::SystemFolder(volume, folder) => write!(
+                f,
+                "{} is in a folder of the system or in a hidden folder, and the sandbox of the running process does \
+                 not include {}: choose another folder, or restart Lunar: systemctl restart lunar",
+                volume.display(),
+                folder.display()
+            ),
+            Self::Newer(volume) => write!(
+                f,
+                "{} is newer than the start of Lunar, and the sandbox of the running process does not include it: \
+                 restart: systemctl restart lunar",
+                volume.display(),
+            ),
+            Self::Outside(folder) => write!(
+                f,
+                "the sandbox of the running process does not include {}: put the folder into `folders` in [server], \
+                 and restart: systemctl restart lunar{}",
+                folder.display(),
+                service_unit::write_advice(folder)
+            ),
+        }
+    }
+}
+
+impl std::error::Error for Unreachable {}
+
+/// Whether this process can reach a volume at this path.
+///
+/// # Errors
+/// When it cannot.
+pub fn reaches(volume: &Path) -> Result<(), Unreachable> {
+    if HELPER.get().is_some_and(|helper| !helper.is_lost()) {
+        return helper_reaches(volume);
+    }
+    reaches_alone(volume)
+}
+
+/// Whether the file helper opens volumes in this place.
+fn helper_reaches(volume: &Path) -> Result<(), Unreachable> {
+    let folder = real(volume.parent().unwrap_or(volume));
+    let place = volume.file_name().map_or_else(|| folder.clone(), |name| folder.join(name));
+    let is_device = std::fs::metadata(volume).is_ok_and(|found| found.file_type().is_block_device());
+    if is_device || reaches_alone(volume).is_ok() || (rules::allows_volume(volume) && rules::allows_volume(&place)) {
+        return Ok(());
+    }
+    Err(Unreachable::SystemFolder(volume.to_owned(), folder))
+}
+
+fn reaches_alone(volume: &Path) -> Result<(), Unreachable> {
     match LEFT.get() {
-        Some(left) if left.paths.reach(volume) && left.is_late(volume) => Err(format!(
-            "{} came after Lunar had started, which keeps to what was there then: restart it",
-            volume.display(),
-        )),
-        Some(left) if !left.paths.reach(volume) => Err(format!(
-            "{} is out of reach: Lunar keeps to what was configured when it started; put the folder into `folders` in \
-             [server], and restart it{}",
-            volume.display(),
-            of_unit(volume.parent().unwrap_or(volume))
-        )),
+        Some(left) if left.paths.reach(volume) && left.is_late(volume) => Err(Unreachable::Newer(volume.to_owned())),
+        Some(left) if !left.paths.reach(volume) => {
+            Err(Unreachable::Outside(volume.parent().unwrap_or(volume).to_owned()))
+        }
         _ => Ok(()),
     }
 }
 
-/// What the unit keeps from a service besides, to be said behind what is out of reach; nothing if no unit started it.
-pub(crate) fn of_unit(folder: &Path) -> String {
-    of_unit_if(["INVOCATION_ID", "NOTIFY_SOCKET"].iter().any(|name| std::env::var_os(name).is_some()), folder)
-}
+/// The kinds of memory in a core dump (core(5)): none.
+const DUMPED_MEMORY: &str = "0";
 
-fn of_unit_if(is_unit: bool, folder: &Path) -> String {
-    if !is_unit {
-        return String::new();
-    }
-    let folder = folder.display();
-    format!(
-        "; its unit lets it write to its own folders only: `systemctl edit lunar`, [Service], ReadWritePaths=-{folder}"
-    )
+/// Forbids core dumps of this process, and other processes of its user to trace it or to read its memory: the memory
+/// holds secrets and data of volumes. If an administrator permits a dump later, it has no memory.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn forbid_core_dumps() -> Result<(), String> {
+    // A process that may not be dumped cannot write this file. Without /proc, the other two settings hold.
+    let _ = std::fs::write("/proc/self/coredump_filter", DUMPED_MEMORY);
+    let none = Rlimit { current: Some(0), maximum: Some(0) };
+    let forbidden = setrlimit(Resource::Core, none).and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable));
+    forbidden.map_err(|why| format!("core dumps cannot be forbidden: {why}"))
 }
 
 /// Shuts both jails for this process.
@@ -190,25 +268,25 @@ pub fn shut(paths: Paths) -> Result<Held, String> {
     let held = files(&paths).map_err(|why| format!("Landlock: {why}"))?;
     calls().map_err(|why| format!("seccomp: {why}"))?;
     if held != Held::No {
-        // There is one for each process, and this is the first time.
+        // The confinement is entered once for each process.
         let _ = LEFT.set(Left::of(paths));
     }
     Ok(held)
 }
 
-/// How well a jail holds.
+/// The strength of the confinement.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Held {
-    /// As well as it can.
+    /// Full.
     Well,
-    /// As well as this kernel can, which is older.
+    /// As much as this older kernel supports.
     Partly,
-    /// Not at all: this kernel has no such thing.
+    /// None: the kernel does not support it.
     No,
 }
 
-/// Leaves this thread, and those that it starts, the files at these paths and nothing else. Programs cannot be started
-/// any more.
+/// Restricts this thread, and the threads that it starts, to the files at these paths. Programs can no longer be
+/// started.
 ///
 /// # Errors
 /// When the kernel refuses.
@@ -238,7 +316,7 @@ pub fn files(paths: &Paths) -> Result<Held, String> {
     })
 }
 
-/// What is not there needs no permission; what a file cannot have is left out.
+/// Missing paths get no permission; rights that do not apply to files are left out.
 fn allow(
     ruleset: landlock::RulesetCreated,
     path: &Path,
@@ -249,13 +327,22 @@ fn allow(
     ruleset.add_rule(PathBeneath::new(handle, access))
 }
 
-/// Leaves this process, all of its threads, the system calls that it makes.
+/// Restricts all threads of this process to the system calls that it makes.
 ///
 /// # Errors
 /// When the kernel refuses.
 pub fn calls() -> Result<(), String> {
     let program = filter().map_err(|why| why.to_string())?;
     seccompiler::apply_filter_all_threads(&program).map_err(|why| why.to_string())
+}
+
+/// Restricts this process to the system calls of the file helper.
+///
+/// # Errors
+/// When the kernel refuses.
+pub fn helper_calls() -> Result<(), String> {
+    let program = helper_filter().map_err(|why| why.to_string())?;
+    seccompiler::apply_filter(&program).map_err(|why| why.to_string())
 }
 
 /// Rules of a call whose argument of this number, without the bits of the mask, is one of these values.
@@ -266,32 +353,71 @@ fn only(argument: u8, values: &[u64]) -> Result<Vec<SeccompRule>, seccompiler::B
     values.iter().map(is).collect()
 }
 
-/// Rules of a call that makes memory: never such as can be executed.
-fn no_code() -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
-    let executable = libc::PROT_EXEC as u64;
-    let op = SeccompCmpOp::MaskedEq(executable);
-    Ok(vec![SeccompRule::new(vec![SeccompCondition::new(2, SeccompCmpArgLen::Dword, op, 0)?])?])
+/// Rules of a call whose argument of this number has none of these bits.
+fn without(argument: u8, bits: u32) -> Result<Vec<SeccompRule>, seccompiler::BackendError> {
+    let op = SeccompCmpOp::MaskedEq(bits.into());
+    Ok(vec![SeccompRule::new(vec![SeccompCondition::new(argument, SeccompCmpArgLen::Dword, op, 0)?])?])
 }
 
+fn helper_filter() -> Result<BpfProgram, seccompiler::Error> {
+    program(HELPER_CALLS.iter().map(|call| (*call, Vec::new())).collect())
+}
+
+/// The filter of the daemon.
 fn filter() -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].map(|family| family as u64);
+    // The kernel grants packet sockets with the capability CAP_NET_RAW only.
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_PACKET].map(|family| family as u64);
     rules.insert(libc::SYS_socket, only(0, &families)?);
     rules.insert(libc::SYS_socketpair, only(0, &families[..1])?);
-    rules.insert(libc::SYS_mmap, no_code()?);
-    rules.insert(libc::SYS_mprotect, no_code()?);
-    // What is asked for beyond that fails as if there were no permission; a log line tells who asked.
+    for (call, mode) in MODE_CALLS {
+        rules.insert(*call, without(*mode, libc::S_ISUID | libc::S_ISGID)?);
+    }
+    program(rules)
+}
+
+/// The program that allows these calls.
+fn program(mut rules: BTreeMap<i64, Vec<SeccompRule>>) -> Result<BpfProgram, seccompiler::Error> {
+    // Never executable memory.
+    rules.insert(libc::SYS_mmap, without(2, libc::PROT_EXEC as u32)?);
+    rules.insert(libc::SYS_mprotect, without(2, libc::PROT_EXEC as u32)?);
+    // Other calls fail with EPERM, and the caller logs the failure.
     let (refused, allowed) = (SeccompAction::Errno(libc::EPERM as u32), SeccompAction::Allow);
     let architecture = std::env::consts::ARCH.try_into().map_err(seccompiler::Error::Backend)?;
     let filter = SeccompFilter::new(rules, refused, allowed, architecture).map_err(seccompiler::Error::Backend)?;
     filter.try_into().map_err(seccompiler::Error::Backend)
 }
 
-/// The system calls of the daemon, by what they are for. What glibc may choose instead of another is here, too.
+/// The system calls of the file helper: it opens files, and passes them through a socket that it has.
+#[rustfmt::skip]
+const HELPER_CALLS: &[i64] = &[
+    libc::SYS_openat, libc::SYS_openat2, libc::SYS_close, libc::SYS_read, libc::SYS_write, libc::SYS_statx,
+    libc::SYS_newfstatat, libc::SYS_fstat, libc::SYS_readlinkat, libc::SYS_fsync, libc::SYS_unlinkat, libc::SYS_fcntl,
+    libc::SYS_recvmsg, libc::SYS_sendmsg, libc::SYS_poll, libc::SYS_ppoll,
+    // Memory; the filter refuses executable memory.
+    libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_brk,
+    // The end, and a panic, which aborts.
+    libc::SYS_futex, libc::SYS_sigaltstack, libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn,
+    libc::SYS_getpid, libc::SYS_gettid, libc::SYS_tgkill, libc::SYS_exit, libc::SYS_exit_group,
+    libc::SYS_restart_syscall, libc::SYS_clock_gettime, libc::SYS_getrandom,
+    #[cfg(target_arch = "x86_64")] libc::SYS_open, #[cfg(target_arch = "x86_64")] libc::SYS_readlink,
+    #[cfg(target_arch = "x86_64")] libc::SYS_unlink,
+];
+
+/// The calls that set the mode of a file, with the number of the argument: never set-user-ID or set-group-ID. glibc
+/// passes zero as the mode when it opens a file that exists. openat2(2) is not allowed: a filter does not see its mode.
+#[rustfmt::skip]
+const MODE_CALLS: &[(i64, u8)] = &[
+    (libc::SYS_openat, 3), (libc::SYS_mkdirat, 2), (libc::SYS_fchmod, 1), (libc::SYS_fchmodat, 2),
+    #[cfg(target_arch = "x86_64")] (libc::SYS_open, 2), #[cfg(target_arch = "x86_64")] (libc::SYS_mkdir, 1),
+    #[cfg(target_arch = "x86_64")] (libc::SYS_chmod, 1),
+];
+
+/// The system calls of the daemon, by purpose, with the alternatives that glibc may choose.
 #[rustfmt::skip]
 const CALLS: &[i64] = &[
     // Files.
-    libc::SYS_openat, libc::SYS_openat2, libc::SYS_close, libc::SYS_close_range, libc::SYS_read, libc::SYS_readv,
+    libc::SYS_openat, libc::SYS_close, libc::SYS_close_range, libc::SYS_read, libc::SYS_readv,
     libc::SYS_pread64, libc::SYS_preadv, libc::SYS_preadv2, libc::SYS_write, libc::SYS_writev, libc::SYS_pwrite64,
     libc::SYS_pwritev, libc::SYS_pwritev2, libc::SYS_lseek, libc::SYS_statx, libc::SYS_newfstatat, libc::SYS_fstat,
     libc::SYS_statfs, libc::SYS_fstatfs, libc::SYS_getdents64, libc::SYS_readlinkat, libc::SYS_faccessat,
@@ -301,7 +427,7 @@ const CALLS: &[i64] = &[
     libc::SYS_mkdirat, libc::SYS_unlinkat, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_linkat, libc::SYS_fchmod,
     libc::SYS_fchmodat, libc::SYS_fchown, libc::SYS_fchownat, libc::SYS_utimensat, libc::SYS_umask, libc::SYS_getcwd,
     libc::SYS_fgetxattr, libc::SYS_fsetxattr,
-    // Sockets; which families, the filter says.
+    // Sockets; the filter restricts the families.
     libc::SYS_bind, libc::SYS_listen, libc::SYS_accept, libc::SYS_accept4, libc::SYS_connect, libc::SYS_getsockname,
     libc::SYS_getpeername, libc::SYS_getsockopt, libc::SYS_setsockopt, libc::SYS_sendto, libc::SYS_sendmsg,
     libc::SYS_sendmmsg, libc::SYS_recvfrom, libc::SYS_recvmsg, libc::SYS_recvmmsg, libc::SYS_shutdown,
@@ -310,20 +436,20 @@ const CALLS: &[i64] = &[
     libc::SYS_epoll_ctl, libc::SYS_epoll_pwait, libc::SYS_epoll_pwait2, libc::SYS_ppoll, libc::SYS_pselect6,
     libc::SYS_eventfd2, libc::SYS_timerfd_create, libc::SYS_timerfd_settime, libc::SYS_nanosleep,
     libc::SYS_clock_nanosleep, libc::SYS_clock_gettime, libc::SYS_clock_getres, libc::SYS_gettimeofday,
-    // Memory; without any that is code, the filter says.
+    // Memory; the filter refuses executable memory.
     libc::SYS_munmap, libc::SYS_mremap, libc::SYS_madvise, libc::SYS_brk, libc::SYS_mlock, libc::SYS_mlock2,
     libc::SYS_munlock, libc::SYS_memfd_create, libc::SYS_membarrier,
     // Threads.
     libc::SYS_clone, libc::SYS_clone3, libc::SYS_set_robust_list, libc::SYS_rseq, libc::SYS_set_tid_address,
     libc::SYS_futex, libc::SYS_sched_yield, libc::SYS_sched_getaffinity, libc::SYS_sched_setaffinity, libc::SYS_gettid,
     libc::SYS_getcpu, libc::SYS_exit, libc::SYS_exit_group, libc::SYS_restart_syscall,
-    // Signals; to itself, for who panics aborts.
+    // Signals; to the process itself, because a panic aborts.
     libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_rt_sigtimedwait,
     libc::SYS_sigaltstack, libc::SYS_tgkill,
-    // Who and what it is.
+    // Identity and resources.
     libc::SYS_getpid, libc::SYS_getppid, libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid,
     libc::SYS_getrandom, libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_prlimit64, libc::SYS_getrusage, libc::SYS_prctl,
-    // What x86-64 has besides, from before there were better ones.
+    // Older calls that only x86-64 has.
     #[cfg(target_arch = "x86_64")] libc::SYS_open, #[cfg(target_arch = "x86_64")] libc::SYS_stat,
     #[cfg(target_arch = "x86_64")] libc::SYS_lstat, #[cfg(target_arch = "x86_64")] libc::SYS_access,
     #[cfg(target_arch = "x86_64")] libc::SYS_readlink, #[cfg(target_arch = "x86_64")] libc::SYS_unlink,

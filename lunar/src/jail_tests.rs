@@ -2,6 +2,7 @@ use super::*;
 use std::fs;
 use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
+use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -26,7 +27,7 @@ impl Place {
 }
 
 #[test]
-fn what_is_renewed_is_read_through_its_links_and_nothing_shared_is_opened() {
+fn replaced_files_are_read_through_links_and_shared_folders_stay_closed() {
     let place = Place::new();
     let (real, link) = (place.file("archive/key1"), place.0.join("live/key"));
     fs::create_dir_all(place.0.join("live")).expect("a folder");
@@ -45,7 +46,7 @@ impl Drop for Place {
     }
 }
 
-/// A jail holds for its thread, so each test has one of its own.
+/// A jail confines its thread, so each test confines a thread of its own.
 fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> T {
     std::thread::spawn(work).join().expect("it does not panic")
 }
@@ -55,7 +56,7 @@ fn denied<T>(result: std::io::Result<T>) -> bool {
 }
 
 #[test]
-fn what_is_not_named_is_out_of_reach() {
+fn paths_that_are_not_named_are_denied() {
     let place = Place::new();
     let (disk, secret) = (place.file("volumes/disk.img"), place.file("volumes/other.img"));
     let (read, kept) = (place.file("etc/secret"), place.file("state/file"));
@@ -65,7 +66,7 @@ fn what_is_not_named_is_out_of_reach() {
         if held == Held::No {
             return held;
         }
-        // What it is for.
+        // Named paths are accessible.
         assert!(fs::write(&disk, "more").is_ok() && fs::read(&read).is_ok());
         let folder = kept.parent().expect("a folder");
         fs::write(folder.join("new"), "x")
@@ -74,15 +75,15 @@ fn what_is_not_named_is_out_of_reach() {
         UnixListener::bind(folder.join("api.sock")).expect("a socket");
         fs::create_dir_all(folder.join("units/x")).expect("folders");
         fs::read_to_string("/proc/self/mountinfo").expect_err("nothing was said of it");
-        // What it is not for.
+        // All other paths are denied.
         assert!(denied(fs::read(&secret)) && denied(fs::write(&secret, "x")) && denied(fs::write(&read, "x")));
         assert!(denied(fs::write(disk.with_extension("new"), "x")) && denied(fs::remove_file(&disk)));
         assert!(denied(fs::read_dir("/")) && denied(fs::read("/etc/passwd")) && denied(fs::read("/proc/self/environ")));
         assert!(fs::hard_link(&disk, folder.join("link")).is_err() && denied(fs::write("/dev/full", "x")));
-        // A link from where it may write leads nowhere.
+        // A symbolic link to a path outside of the jail cannot be made in a writable folder.
         assert!(std::os::unix::fs::symlink(&secret, folder.join("way")).is_err());
         assert!(Command::new("/bin/true").status().is_err(), "no program is started");
-        // What it starts is in it, too.
+        // Threads that are started in the jail are confined, too.
         assert!(in_a_thread(move || denied(fs::read(&secret))));
         held
     });
@@ -92,7 +93,7 @@ fn what_is_not_named_is_out_of_reach() {
 }
 
 #[test]
-fn calls_that_it_does_not_make_are_refused() {
+fn system_calls_that_the_daemon_does_not_make_are_refused() {
     let place = Place::new();
     let disk = place.file("disk.img");
     in_a_thread(move || {
@@ -107,12 +108,20 @@ fn calls_that_it_does_not_make_are_refused() {
         let group = rustix::process::getpid();
         assert!(is_refused(rustix::process::setpgid(Some(group), Some(group)).map_err(rustix_error)));
         let netlink = rustix::net::socket(rustix::net::AddressFamily::NETLINK, rustix::net::SocketType::RAW, None);
-        assert!(is_refused(netlink.map(drop).map_err(rustix_error)), "no family but those of its peers");
-        // What it is for.
+        assert!(
+            is_refused(netlink.map(drop).map_err(rustix_error)),
+            "only the address families of its peers are allowed"
+        );
+        // No file becomes set-user-ID or set-group-ID.
+        let mode = |bits: u32| fs::set_permissions(&disk, fs::Permissions::from_mode(bits));
+        assert!(is_refused(mode(0o4700)) && is_refused(mode(0o2750)) && mode(0o600).is_ok());
+        let created = |bits: u32| fs::File::options().append(true).create(true).mode(bits).open(&disk).map(drop);
+        assert!(is_refused(created(0o4700)) && created(0o600).is_ok());
+        // The calls of the daemon are allowed.
         let listener = TcpListener::bind("127.0.0.1:0").expect("a socket");
         TcpStream::connect(listener.local_addr().expect("an address")).expect("a connection");
         assert!(in_a_thread(|| fs::read("/proc/self/stat").is_ok()), "threads and files go on");
-        // Volumes are told apart by an attribute of their files.
+        // The mark of a volume is an extended attribute of its file.
         let file = fs::File::options().write(true).open(&disk).expect("it is there");
         let (name, mut value) = ("user.lunar.test", [0; 8]);
         match rustix::fs::fsetxattr(&file, name, b"mark", rustix::fs::XattrFlags::empty()) {
@@ -123,7 +132,29 @@ fn calls_that_it_does_not_make_are_refused() {
 }
 
 #[test]
-fn names_of_hosts_are_looked_up_in_both() {
+fn the_file_helper_is_told_of_the_folders_below_etc_with_secrets() {
+    let folders = |file: &str| secret_folders(&Config::default(), Path::new(file));
+    assert_eq!(folders("/etc/lunar-test-nowhere/lunar.toml"), BTreeSet::from(["/etc/lunar-test-nowhere".into()]));
+    for file in ["/etc/lunar.toml", "/srv/lunar/lunar.toml"] {
+        assert_eq!(folders(file), BTreeSet::new(), "{file}");
+    }
+}
+
+#[test]
+fn system_calls_that_the_file_helper_does_not_make_are_refused() {
+    use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
+    in_a_thread(|| {
+        helper_calls().expect("the kernel takes it");
+        let open = |path: &str| openat2(CWD, path, OFlags::PATH, Mode::empty(), ResolveFlags::NO_MAGICLINKS);
+        assert_eq!(open("/tmp").map(drop), Ok(()));
+        assert_eq!(open("/proc/self/root").map(drop), Err(rustix::io::Errno::LOOP));
+        let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::STREAM, None);
+        assert_eq!(socket.map(drop), Err(rustix::io::Errno::PERM));
+    });
+}
+
+#[test]
+fn host_names_are_resolved_in_both_confinements() {
     use std::net::ToSocketAddrs;
     let lookup = || ("localhost", 1).to_socket_addrs().map(Iterator::count);
     let Ok(known @ 1..) = lookup() else { return println!("skipped: this machine does not know localhost") };
@@ -137,13 +168,6 @@ fn names_of_hosts_are_looked_up_in_both() {
 }
 
 #[test]
-fn a_service_is_told_of_its_unit() {
-    let folder = Path::new("/data");
-    assert_eq!(of_unit_if(false, folder), "");
-    assert!(of_unit_if(true, folder).ends_with("ReadWritePaths=-/data"));
-}
-
-#[test]
 fn the_paths_are_those_of_the_configuration() {
     let place = Place::new();
     let disk = place.file("srv/disk1.img");
@@ -152,7 +176,7 @@ fn the_paths_are_those_of_the_configuration() {
     place.file("whole/disk4.img.pi");
     let secret = place.file("keys/secret");
     fs::write(&secret, "correct horse battery").expect("it is there");
-    fs::set_permissions(&secret, std::os::unix::fs::PermissionsExt::from_mode(0o600)).expect("it is ours");
+    fs::set_permissions(&secret, PermissionsExt::from_mode(0o600)).expect("it is ours");
     let mut text = format!(
         "[volume.a]\nkind = 'file'\npath = '{}'\n[volume.b]\nkind = 'file'\npath = '{}'\nsize = '1M'\n\
          [volume.c]\nkind = 'ram'\nsize = '1M'\n[server]\nfolders = ['/srv/more']\n[api]\nsocket = '/run/x/api.sock'\n\
@@ -165,14 +189,15 @@ fn the_paths_are_those_of_the_configuration() {
         let path = path.display();
         text += &format!("[volume.{name}]\nkind = 'file'\npath = '{path}'\nprotection = 'type-1'\n");
     }
-    let outside = lunar_control::check::Machine { config: place.0.join("etc/lunar.toml") };
-    let checked =
-        lunar_control::check("lunar.toml", &text, &outside).map_err(|why| why.to_string()).expect("it is right");
+    let outside = lunar_control::check::LocalHost { config: place.0.join("etc/lunar.toml") };
+    let checked = lunar_control::check(&crate::schema::SCHEMA, "lunar.toml", &text, &outside)
+        .map_err(|why| why.to_string())
+        .expect("it is right");
     let (file, state) = (place.0.join("etc/lunar.toml"), place.0.join("state"));
     let paths = Paths::of(&checked.config, &file, &state, Some(Path::new("/run/x/api.sock")));
     assert!(paths.write.contains(&disk) && !paths.keep.contains(&place.0.join("srv")), "{paths:?}");
     assert!(paths.reach(&disk) && paths.reach(Path::new("/srv/more/new.img")) && paths.reach(&new));
-    // One that takes the secret's place can be read, too; what protects a volume can be made.
+    // A new file under the path of a secret can be read, too, and protection stores can be created.
     assert!(paths.read.contains(&place.0.join("keys")), "{paths:?}");
     assert!(paths.keep.contains(&place.0.join("made")) && !paths.keep.contains(&place.0.join("whole")), "{paths:?}");
     assert!(!paths.reach(&disk.with_extension("other")) && !paths.reach(Path::new("/srv/more")));
@@ -182,7 +207,7 @@ fn the_paths_are_those_of_the_configuration() {
 }
 
 #[test]
-fn what_comes_after_the_jail_is_shut_is_told_from_what_was_there() {
+fn files_that_appear_after_the_confinement_are_recognized() {
     let place = std::env::temp_dir().join(format!("lunar-late-{}", std::process::id()));
     let (kept, aside) = (place.join("kept"), place.join("aside"));
     fs::create_dir_all(&kept).expect("a folder");

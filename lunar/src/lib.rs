@@ -2,17 +2,20 @@
 
 pub mod access;
 pub mod args;
+pub mod assembly;
 pub mod banner;
-pub mod cores;
 pub mod daemon;
-pub mod house;
+pub mod file_helper;
 pub mod isns;
 pub mod jail;
-pub mod live;
 pub mod notify;
 pub mod operator;
-pub mod proofs;
+pub mod registry;
+pub mod schema;
 pub mod serve;
 pub mod stats;
-pub mod steward;
-pub mod volume;
+
+#[cfg(test)]
+mod engine_tests;
+#[cfg(test)]
+mod namespace_manager_tests;

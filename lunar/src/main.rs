@@ -1,11 +1,13 @@
-//! `lunar`: shares volumes with hosts and virtual machines, from user space.
+//! `lunar`: serves volumes to hosts and virtual machines, from user space.
 
-use anyhow::{Context, Result, bail};
-use clap::{CommandFactory, FromArgMatches};
-use lunar::args::{Cli, Command, Demo, Serve};
+use anyhow::{Context, Result, anyhow, bail};
+use clap::error::ErrorKind;
+use lunar::args::{self, Command, How, Serve};
 use lunar::daemon::Daemon;
-use lunar::volume::{Options, Volume};
+use lunar::registry::PROGRAM;
+use lunar::schema::SCHEMA;
 use lunar_core::protection::Kind;
+use lunar_engine::volume::command_line::Options;
 use lunar_reactor::log;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -15,78 +17,101 @@ use std::process::ExitCode;
 const DEMO_BYTES: &str = "1G";
 
 fn main() -> ExitCode {
-    let program = Cli::command().subcommands(lunar_cli::commands());
-    let matches = program.clone().get_matches();
-    if let Some((name, inner)) = matches.subcommand()
-        && let Some(result) = lunar_cli::run(name, inner, &program)
-    {
-        return operate(result);
-    }
-    let command = match Cli::from_arg_matches(&matches) {
-        Ok(cli) => cli.command,
-        Err(why) => why.exit(),
+    let command = match command() {
+        Ok(command) => command,
+        Err(status) => return status,
     };
     let result = match command {
-        Command::Serve(serve) => share(serve),
+        Command::Serve(serve, how) => serve_volumes(serve, how),
         Command::Daemon(daemon) => follow(&daemon),
-        Command::Demo(demo) => share_demo(demo),
+        Command::Demo(how) => serve_demo(how),
         Command::Bench(options) => bench(&options),
+        Command::FileHelper { secrets } => lunar::file_helper::serve::run(secrets),
         Command::Stats { socket } => show_stats(&socket),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            log!("lunar: {why:#}");
+            log!(error, "lunar: {why:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-/// How a command of the operator ends.
+/// Reads the command line; the declaration of all commands and options (more than a megabyte) is dropped afterwards.
+///
+/// # Errors
+/// The exit status, when the command was one of the operator's and has been executed.
+fn command() -> Result<Command, ExitCode> {
+    let program = program();
+    let matches = program.clone().get_matches();
+    if let Some((name, inner)) = matches.subcommand()
+        && let Some(result) = lunar_cli::run(&SCHEMA, name, inner, &program)
+    {
+        return Err(operate(result));
+    }
+    if matches.get_flag("json") && !has_own_json(&program, &matches) {
+        let why = "--json is for commands that use the API, such as `lunar --json volume list`";
+        program.clone().error(ErrorKind::ArgumentConflict, why).exit();
+    }
+    args::read(&PROGRAM, &matches).map_err(|why| why.exit())
+}
+
+/// Whether the command declares `--json` itself, as `bench` does.
+fn has_own_json(program: &clap::Command, matches: &clap::ArgMatches) -> bool {
+    let command = matches.subcommand_name().and_then(|name| program.find_subcommand(name));
+    command.is_some_and(|command| command.get_arguments().any(|option| option.get_id() == "json"))
+}
+
+/// The whole command line.
+fn program() -> clap::Command {
+    args::command(&PROGRAM).args(lunar_cli::declare::leading_options()).subcommands(lunar_cli::commands(&SCHEMA))
+}
+
+/// The outcome of a command of the operator.
 fn operate(result: Result<(), lunar_cli::Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            log!("lunar: {why}");
+            log!(error, "lunar: {why}");
             ExitCode::from(why.exit)
         }
     }
 }
 
-/// Serves what a file says, in its jails, with its API.
+/// Serves the configuration of a file, confined, with its API.
 fn follow(daemon: &Daemon) -> Result<()> {
     let notify = lunar::notify::Notify::from_environment();
+    lunar::jail::forbid_core_dumps().map_err(|why| anyhow!(why))?;
     lunar::operator::confine(&daemon.config, daemon.state.as_deref())?;
-    lunar::daemon::run(daemon, &notify, lunar::operator::attach)
+    lunar::daemon::run(daemon, &notify, lunar::operator::open)
 }
 
-fn share(serve: Serve) -> Result<()> {
+fn serve_volumes(serve: Serve, how: How) -> Result<()> {
+    lunar::jail::forbid_core_dumps().map_err(|why| anyhow!(why))?;
     let options = Options {
         read_only: serve.read_only,
         shared: serve.shared,
         block_size: serve.block_size,
         write_through: serve.write_through,
         direct: serve.direct,
-        makes: true,
         protection: serve.protection.and_then(Kind::of),
     };
-    let volumes = Volume::open_all(&serve.volumes, &options)?;
-    serve.volumes.iter().filter_map(|name| lunar::volume::hint(name)).for_each(|hint| log!("{hint}"));
-    lunar::serve::run(volumes, serve.volumes, serve.how)
+    lunar::serve::run(&PROGRAM, serve.volumes, &options, how)
 }
 
-/// A sparse file in the user's state directory, so that what was written to it is there the next time.
-fn share_demo(demo: Demo) -> Result<()> {
+/// A sparse file in the user's state directory, so that its data is still there the next time.
+fn serve_demo(how: How) -> Result<()> {
     let state = std::env::var_os("XDG_STATE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
     let folder = state.or_else(home).context("neither XDG_STATE_HOME nor HOME is set: where to keep the demo disk?")?;
     let folder = folder.join("lunar");
     std::fs::create_dir_all(&folder).with_context(|| format!("making {}", folder.display()))?;
     let spec = format!("{}:{DEMO_BYTES}", folder.join("demo.img").display());
-    lunar::serve::run(vec![Volume::open_spec(&spec, &Options::PLAIN)?], vec![spec], demo.how)
+    lunar::serve::run(&PROGRAM, vec![spec], &Options::PLAIN, how)
 }
 
-/// The report is printed whether or not all was well; the exit status tells.
+/// The report is printed in any case; the exit status shows errors.
 fn bench(options: &lunar_load::Options) -> Result<()> {
     match lunar_load::command(options)? {
         true => Ok(()),
@@ -97,8 +122,37 @@ fn bench(options: &lunar_load::Options) -> Result<()> {
 fn show_stats(socket: &std::path::Path) -> Result<()> {
     let text = serde_json::to_string_pretty(&lunar::stats::read(socket)?)?;
     match writeln!(io::stdout(), "{text}") {
-        // Whoever reads has seen enough.
+        // The reader has closed the pipe.
         Err(why) if why.kind() == io::ErrorKind::BrokenPipe => Ok(()),
         written => Ok(written?),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_output_format_is_given_before_or_behind_the_command() {
+        for line in ["lunar --json volume list", "lunar volume --json list", "lunar volume list --json"] {
+            let matches = program().try_get_matches_from(line.split_whitespace()).expect(line);
+            let (_, inner) = matches.subcommand().expect("a command");
+            let (_, list) = inner.subcommand().expect("a verb");
+            assert!(list.get_flag("json") && inner.get_flag("json"), "{line}");
+        }
+        let matches = program().try_get_matches_from(["lunar", "volume", "list"]).expect("a command");
+        assert!(!matches.subcommand().expect("a command").1.get_flag("json"));
+        program().debug_assert();
+    }
+
+    #[test]
+    fn a_benchmark_has_an_output_format_and_a_server_has_none() {
+        let own = |line: &str| {
+            let matches = program().try_get_matches_from(line.split_whitespace()).expect(line);
+            assert!(matches.get_flag("json"), "{line}");
+            has_own_json(&program(), &matches)
+        };
+        assert!(own("lunar bench iscsi://127.0.0.1 --json"));
+        assert!(!own("lunar --json serve ram:1M"));
     }
 }

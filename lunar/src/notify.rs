@@ -1,7 +1,7 @@
-//! What the service tells the system's manager (sd_notify(3)): that it is ready, that it reads its file again, that it
-//! stops, and that its cores are alive. Where nobody asked for it, nothing is told.
+//! Notifications of the service to the service manager (sd_notify(3)): ready, reloading, stopping, and the watchdog of
+//! the cores. Without `NOTIFY_SOCKET`, nothing is sent.
 
-use crate::house::Cores;
+use lunar_engine::core_set::cores::Cores;
 use rustix::time::{ClockId, clock_gettime};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
@@ -11,16 +11,17 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// The way to the manager. Clones are the same.
+/// The connection to the manager. Clones are the same.
 #[derive(Clone, Debug, Default)]
 pub struct Notify {
     socket: Option<Arc<UnixDatagram>>,
-    /// It takes the service for dead that does not say for so long that it lives.
+    /// The watchdog timeout of the manager.
     patience: Option<Duration>,
 }
 
 impl Notify {
-    /// The one that the environment names (`NOTIFY_SOCKET`, `WATCHDOG_USEC`, `WATCHDOG_PID`). Before the jails.
+    /// The manager in the environment (`NOTIFY_SOCKET`, `WATCHDOG_USEC`, `WATCHDOG_PID`). Called before the
+    /// confinement.
     #[must_use]
     pub fn from_environment() -> Self {
         let number = |name| std::env::var(name).ok()?.parse::<u64>().ok();
@@ -30,15 +31,20 @@ impl Notify {
         Self { socket: connected(name.as_bytes()).map(Arc::new), patience }
     }
 
-    /// Who starts it may go on.
+    /// The service is ready.
     pub fn ready(&self) {
-        self.tell("READY=1");
+        self.tell("READY=1\nSTATUS=");
     }
 
-    /// It reads its file again, until it is ready once more.
+    /// The service reloads its file, until it is ready again.
     pub fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         self.tell(&format!("RELOADING=1\nMONOTONIC_USEC={}", now.tv_sec * 1_000_000 + now.tv_nsec / 1000));
+    }
+
+    /// The present work, for `systemctl status`.
+    pub fn status(&self, words: &str) {
+        self.tell(&format!("STATUS={}", words.replace('\n', " ")));
     }
 
     /// It stops.
@@ -47,12 +53,12 @@ impl Notify {
     }
 
     fn tell(&self, what: &str) {
-        // A manager that has gone needs to know nothing.
+        // A failed send is ignored: the manager has gone.
         let _ = self.socket.as_ref().map(|socket| socket.send(what.as_bytes()));
     }
 
-    /// As long as all of these cores answer, tells that the service lives, if that is asked for. A core never waits for
-    /// anything, so one that does not answer hangs.
+    /// Sends watchdog notifications while all of these cores answer, if the manager asks for them. A core never blocks,
+    /// so a core that does not answer hangs.
     pub(crate) fn watch(&self, cores: &Cores) -> Option<Watch> {
         let (notify, cores, every) = (self.clone(), cores.clone(), self.patience? / 3);
         let (stop, stopped) = mpsc::channel();
@@ -70,7 +76,7 @@ impl Notify {
     }
 }
 
-/// The thread that looks after the cores, until it is dropped.
+/// The watchdog thread, until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Watch {
     stop: Option<mpsc::Sender<()>>,
@@ -80,7 +86,7 @@ pub(crate) struct Watch {
 impl Drop for Watch {
     fn drop(&mut self) {
         self.stop = None;
-        // If it panicked it said so.
+        // A panic of the thread was reported already.
         let _ = self.thread.take().map(JoinHandle::join);
     }
 }
@@ -119,7 +125,9 @@ mod tests {
             let socket = connected(name.as_bytes()).map(Arc::new);
             let notify = Notify { socket, patience: None };
             notify.ready();
-            assert_eq!(heard(&manager), "READY=1");
+            assert_eq!(heard(&manager), "READY=1\nSTATUS=");
+            notify.status("waiting for volume disk:\nit is away");
+            assert_eq!(heard(&manager), "STATUS=waiting for volume disk: it is away");
             notify.reloading();
             let said = heard(&manager);
             let time = said.strip_prefix("RELOADING=1\nMONOTONIC_USEC=").and_then(|time| time.parse::<u64>().ok());

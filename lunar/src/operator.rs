@@ -1,69 +1,115 @@
-//! The operator's side of the daemon: its API, as a part that is configured like the others, and its jails.
+//! The operator's side of the daemon: its API, as a part that is configured like the others, and its confinement.
 
-use crate::daemon::{Control, Keeper, Part};
-use crate::house::Notice;
+use crate::daemon::Operator;
 use crate::jail::{self, Held, Paths};
+use crate::schema::SCHEMA;
 use anyhow::{Result, anyhow};
 use lunar_api::{Api, AuditLog, ControlHandle, Shared, Topic};
 use lunar_control::check::Checked;
 use lunar_control::value::Textual;
-use lunar_iscsi::authenticator::audit::AuditRecord;
-use lunar_nvme::auth::guard::Record as NvmeRecord;
+use lunar_engine::control_thread::{ControlThread, Keeper, here};
+use lunar_engine::notice::{Notice, NoticeTopic};
+use lunar_engine::part::{Part, PartError};
 use lunar_reactor::log;
 use std::any::Any;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::time::SystemTime;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, SystemTime};
 
-/// Starts the API of a daemon. What is returned ends nothing: the API belongs to what runs, and ends with it.
+/// How often it is looked whether something is wrong.
+const TROUBLES_INTERVAL: Duration = Duration::from_secs(2);
+
+/// The API of a daemon that starts.
+struct Desk {
+    api: Api,
+    common: Arc<Shared>,
+    journal: Arc<AuditLog>,
+    checked: Checked,
+    /// The control thread, once it runs.
+    control: Arc<OnceLock<ControlThread>>,
+}
+
+/// Starts the API of a daemon with this file, before its volumes are open. Until then the API answers that the daemon
+/// starts.
 ///
 /// # Errors
 /// Why it cannot be reached, in words that say what to do.
-pub fn attach(control: &Control) -> Result<Box<dyn Any>> {
+pub fn open(file: &Path, checked: &Checked) -> Result<Box<dyn Operator>> {
+    let control = Arc::<OnceLock<ControlThread>>::default();
     let way = control.clone();
-    let desk = ControlHandle::new(move |job| way.post(move |keeper| job(keeper)));
-    let journal = AuditLog::new(|note| log!("audit: {note}"));
-    let common = Shared::new(journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
-    let api = Api::start(desk, common.clone())?;
-    let socket = control.ask(move |keeper| open(keeper, api, &common))?.map_err(|why| anyhow!(why))?;
-    journal.add(Topic::Service, "lunar", &format!("is ready; its API is at {}", socket.display()));
-    Ok(Box::new(()))
+    let handle = ControlHandle::new(move |job| way.get().is_some_and(|way| way.post(move |keeper| job(keeper))));
+    let journal = AuditLog::new(|note| match note.topic {
+        Topic::Refusal => log!(warning, "audit: {note}"),
+        _ => log!("audit: {note}"),
+    });
+    let common = Shared::new(&SCHEMA, journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
+    common.starts(&file.display().to_string(), "opening its volumes");
+    let mut api = Api::start(handle, common.clone())?;
+    api.open(checked).map_err(|why| anyhow!(why))?;
+    Ok(Box::new(Desk { api, common, journal, checked: checked.clone(), control }))
 }
 
-/// Puts in force what the first configuration says of the API, and makes it a part of what runs.
-fn open(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>) -> Result<PathBuf, String> {
+impl Operator for Desk {
+    fn starts(&self, words: &str) {
+        self.common.waits(words);
+    }
+
+    /// Dropping the returned value does not end the API: it belongs to the engine, and ends with it.
+    fn attach(self: Box<Self>, control: &ControlThread) -> Result<Box<dyn Any>> {
+        let Self { api, common, journal, checked, control: way } = *self;
+        // The first is the control thread of this daemon.
+        let _ = way.set(control.clone());
+        let socket = api.socket().map(Path::to_owned).unwrap_or_default();
+        let own = common.clone();
+        control.ask(move |keeper| take_over(keeper, api, &own, &checked))?.map_err(|why| anyhow!(why))?;
+        common.has_started();
+        journal.add(Topic::Service, "lunar", &format!("is ready; its API is at {}", socket.display()));
+        let (control, common) = (control.clone(), common);
+        let watch = move || {
+            // It ends with the control thread.
+            let common = &common;
+            while {
+                let common = common.clone();
+                control.ask(move |keeper| drop(common.tell_troubles(keeper))).is_ok()
+            } {
+                std::thread::sleep(TROUBLES_INTERVAL);
+            }
+        };
+        std::thread::Builder::new().name("troubles".into()).spawn(watch)?;
+        Ok(Box::new(()))
+    }
+}
+
+/// Makes the API a part of the engine. Volumes may have got their UUIDs since the API was opened.
+fn take_over(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>, opened: &Checked) -> Result<(), String> {
     let checked = keeper.current().clone();
     common.started_with(&checked);
     let journal = common.audit_log.clone();
     keeper.running().audit_to(Box::new(move |notice| note(&journal, notice)));
-    api.open(&checked)?;
-    let socket = api.socket().map(Path::to_owned).unwrap_or_default();
+    if checked.config.api != opened.config.api || checked.config.api_listeners != opened.config.api_listeners {
+        api.open(&checked)?;
+    }
     keeper.running().add_part(Box::new(Remote(api)));
-    Ok(socket)
+    Ok(())
 }
 
-/// Notes how a login ended, and what else operators are told.
+/// Writes a notice to the audit log.
 fn note(journal: &AuditLog, notice: &Notice<'_>) {
-    let topic = |is_in: bool| if is_in { Topic::Login } else { Topic::Refusal };
-    let (topic, who) = match notice {
-        Notice::Initiator(AuditRecord::Login(login, outcome)) => (topic(outcome.is_ok()), login.initiator.to_string()),
-        Notice::Host(NvmeRecord::Login { visitor, outcome, .. }) => (topic(outcome.is_ok()), visitor.host.to_string()),
-        Notice::Host(NvmeRecord::Channel { source, .. }) => (Topic::Refusal, source.ip().to_string()),
-        Notice::Initiator(AuditRecord::Omitted(_)) | Notice::Host(NvmeRecord::Omitted(_)) => {
-            (Topic::Refusal, "lunar".to_owned())
-        }
-        Notice::Isns(_) => (Topic::Service, "lunar".to_owned()),
-        Notice::Made { host, .. } => (Topic::Change, (*host).to_owned()),
+    let topic = match notice.topic {
+        NoticeTopic::Login => Topic::Login,
+        NoticeTopic::Refusal => Topic::Refusal,
+        NoticeTopic::Service => Topic::Service,
+        NoticeTopic::Change => Topic::Change,
     };
-    journal.add(topic, &who, &notice.to_string());
+    journal.add(topic, notice.subject, &notice.to_string());
 }
 
 /// The API as a part of the daemon.
 struct Remote(Api);
 
 impl Part for Remote {
-    fn prepare(&mut self, wanted: &Checked) -> Result<(), String> {
-        self.0.prepare(wanted)
+    fn prepare(&mut self, wanted: &Checked) -> Result<(), PartError> {
+        Ok(self.0.prepare(wanted)?)
     }
 
     fn commit(&mut self, wanted: &Checked) {
@@ -75,29 +121,36 @@ impl Part for Remote {
     }
 }
 
-/// Goes into the jails, with what the configuration in this file asks for. A file that is not right is for the start to
-/// complain about: then nothing is done. Before any thread is started.
+/// Confines the process to the configuration in this file. An invalid file is reported by the start: then nothing is
+/// done. Called before any thread is started.
 ///
 /// # Errors
-/// When the kernel has jails and refuses.
+/// When the kernel supports confinement and refuses it.
 pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     let file = std::path::absolute(file)?;
     let Ok(text) = std::fs::read_to_string(&file) else { return Ok(()) };
-    let outside = crate::daemon::here(file.clone());
-    let Ok(checked) = lunar_control::check(&file.display().to_string(), &text, &outside) else { return Ok(()) };
+    let outside = here(file.clone(), crate::registry::REGISTRY.backends);
+    let Ok(checked) = lunar_control::check(&SCHEMA, &file.display().to_string(), &text, &outside) else {
+        return Ok(());
+    };
     let config = &checked.config;
     let own = config.server.state.as_ref().map(|path| PathBuf::from(path.text()));
-    let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(crate::volume::keep::state_folder);
+    let state = own.or_else(|| state.map(Path::to_owned)).unwrap_or_else(lunar_engine::volume::metadata::state_folder);
     let socket =
         config.api.socket.as_ref().map(|path| PathBuf::from(path.text())).or_else(lunar_api::system::daemon_socket);
-    // A folder that is not there yet could not be allowed.
+    // A missing folder could not be allowed.
     for folder in socket.as_deref().and_then(Path::parent).into_iter().chain([state.as_path()]) {
         std::fs::create_dir_all(folder)?;
     }
+    if let Err(why) = jail::start_helper(&jail::secret_folders(config, &file)) {
+        log!(warning, "the file helper cannot be started ({why}): new folders and devices need a restart of Lunar");
+    }
     match jail::shut(Paths::of(config, &file, &state, socket.as_deref())).map_err(|why| anyhow!(why))? {
         Held::Well => {}
-        Held::Partly => log!("this kernel is older than some of what Landlock could keep this process from"),
-        Held::No => log!("this kernel has no Landlock: what files this process reaches, its user alone decides"),
+        Held::Partly => log!(warning, "this kernel is older than some of what Landlock could keep this process from"),
+        Held::No => {
+            log!(warning, "this kernel has no Landlock: what files this process reaches, its user alone decides")
+        }
     }
     Ok(())
 }

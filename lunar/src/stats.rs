@@ -1,9 +1,10 @@
-//! The statistics socket: whoever connects gets one JSON object and the end of the stream.
+//! The statistics socket: each client gets one JSON object and the end of the stream.
 
 use anyhow::{Context, Result};
 use lunar_core::stats::Stats;
+use lunar_engine::statistics::snapshot;
 use lunar_reactor::unix::clear;
-use serde_json::{Map, Value};
+use serde_json::Value;
 use std::io::{ErrorKind, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
@@ -13,30 +14,15 @@ use std::time::Duration;
 /// A reader that takes no bytes for this long is dropped, so that it cannot keep others waiting.
 const READER_PATIENCE: Duration = Duration::from_secs(1);
 
-/// The sums over all cores, and `cores`: each core's own.
-#[must_use]
-pub fn snapshot(cores: &[Arc<Stats>]) -> Value {
-    let table = |stats: &Stats| -> Map<String, Value> {
-        stats.each().map(|(row, value)| (row.name.to_owned(), value.into())).collect()
-    };
-    let mut all = Map::new();
-    for row in Stats::TABLE {
-        let sum = cores.iter().flat_map(|core| core.each()).filter(|(r, _)| r.name == row.name);
-        all.insert(row.name.to_owned(), sum.map(|(_, value)| value).fold(0, u64::wrapping_add).into());
-    }
-    all.insert("cores".to_owned(), cores.iter().map(|core| Value::Object(table(core))).collect());
-    Value::Object(all)
-}
-
 /// The socket; its file is removed when it drops.
 #[derive(Debug)]
 pub struct Socket(PathBuf);
 
 impl Socket {
-    /// Serves the statistics at `path` from a thread of its own. A socket file that nobody serves is replaced.
+    /// Serves the statistics at `path` from a thread of its own. A socket file without a serving process is replaced.
     ///
     /// # Errors
-    /// When the socket cannot be made there, or somebody serves it.
+    /// When the socket cannot be made there, or another process serves it.
     pub fn serve(path: &Path, cores: Vec<Arc<Stats>>) -> Result<Self> {
         match UnixStream::connect(path) {
             Ok(_) => {
@@ -45,7 +31,7 @@ impl Socket {
             Err(why) if why.kind() == ErrorKind::ConnectionRefused => {
                 clear(path).with_context(|| format!("{}; choose another path for --stats", path.display()))?;
             }
-            // There is none, or none that we may know of: binding tells.
+            // The socket is missing or inaccessible: bind reports that.
             Err(_) => {}
         }
         let listener = UnixListener::bind(path).with_context(|| format!("statistics socket {}", path.display()))?;
@@ -59,7 +45,7 @@ impl Socket {
 }
 
 fn answer(mut stream: UnixStream, cores: &[Arc<Stats>]) {
-    // A reader that went away is its own business.
+    // A reader that has disconnected is no error.
     let _ = stream.set_write_timeout(Some(READER_PATIENCE));
     let _ = writeln!(stream, "{}", snapshot(cores));
 }
@@ -70,10 +56,10 @@ impl Drop for Socket {
     }
 }
 
-/// What the process behind the socket at `path` says.
+/// The statistics of the process that serves the socket at `path`.
 ///
 /// # Errors
-/// When nobody serves it.
+/// When no process serves it.
 pub fn read(path: &Path) -> Result<Value> {
     let mut stream = UnixStream::connect(path)
         .with_context(|| format!("no statistics at {}: is `lunar serve --stats {0}` running?", path.display()))?;
@@ -87,16 +73,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sums_and_cores() {
-        let cores = [Arc::new(Stats::default()), Arc::new(Stats::default())];
-        cores[0].commands.add(2);
-        cores[1].commands.add(3);
-        let value = snapshot(&cores);
-        assert_eq!(value["commands"], 5);
-        assert_eq!(value["cores"][1]["commands"], 3);
-    }
-
-    #[test]
     fn a_socket_answers_and_is_replaced_only_when_stale() {
         let path = std::env::temp_dir().join(format!("lunar-stats-{}", std::process::id()));
         let stats = Arc::new(Stats::default());
@@ -107,14 +83,14 @@ mod tests {
         drop(socket);
         assert!(read(&path).is_err());
         drop(UnixListener::bind(&path).expect("the path is free"));
-        let socket = Socket::serve(&path, vec![stats.clone()]).expect("nobody serves it");
+        let socket = Socket::serve(&path, vec![stats.clone()]).expect("the path is free");
         assert_eq!(read(&path).expect("served")["logins"], 7);
         drop(socket);
-        // What is no socket is somebody's.
-        std::fs::write(&path, "somebody's").expect("a file");
+        // A file that is no socket may belong to a user: it is not removed.
+        std::fs::write(&path, "a user's file").expect("a file");
         let why = Socket::serve(&path, vec![stats]).expect_err("it is none").to_string();
         assert!(why.contains("choose another path"), "{why}");
-        assert_eq!(std::fs::read(&path).expect("it stays"), b"somebody's");
+        assert_eq!(std::fs::read(&path).expect("it stays"), b"a user's file");
         let _ = std::fs::remove_file(&path);
     }
 }

@@ -1,9 +1,16 @@
-use super::*;
+//! Hosts create, attach and delete namespaces of a pool of a daemon.
+
 use crate::daemon::Service;
+use lunar_control::document::Edit;
+use lunar_control::in_use::{Author, Force};
+use lunar_engine::control_thread::Keeper;
+use lunar_nvme::Status;
+use lunar_nvme::manage::{Name, NamespaceOperation, Request};
 use lunar_nvme::{Queue, Tenant};
-use lunar_reactor::Reactor;
 use std::cell::RefCell;
+use std::path::PathBuf;
 use std::rc::Rc;
+use std::time::SystemTime;
 
 const NQN: &str = "nqn.2026-01.org.example:t";
 const MIB: u64 = 1 << 20;
@@ -13,7 +20,8 @@ thread_local! {
     static HOSTS: RefCell<Vec<Rc<Queue>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A daemon whose hosts may make two namespaces of 8 MiB together, besides namespace 1, in a folder that goes with it.
+/// A daemon whose hosts may create two namespaces of together 8 MiB, besides namespace 1. Its folder is removed at the
+/// end of the test.
 struct Place {
     folder: PathBuf,
     service: Option<Service>,
@@ -21,7 +29,7 @@ struct Place {
 
 impl Place {
     fn new(name: &str) -> Self {
-        let folder = std::env::temp_dir().join(format!("lunar-steward-{name}-{}", std::process::id()));
+        let folder = std::env::temp_dir().join(format!("lunar-namespaces-{name}-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("made")).expect("a folder");
         let text = format!(
             "[server]\ncores = 2\nmemory = '8M'\ndriver = 'epoll'\ndrain = '100ms'\n\
@@ -44,7 +52,7 @@ impl Place {
 
     fn stop(&mut self) {
         self.service.take().expect("it runs").end().expect("it ends");
-        // Locks of files end with their process, and this one goes on.
+        // File locks end with their process, which continues here.
         for file in std::fs::read_dir(self.folder.join("made")).expect("the folder") {
             let (path, copy) = (file.expect("a file").path(), self.folder.join("copy"));
             std::fs::copy(&path, &copy).and_then(|_| std::fs::rename(&copy, &path)).expect("a copy");
@@ -55,10 +63,13 @@ impl Place {
         self.service.as_ref().expect("it runs").control().ask(look).expect("it runs")
     }
 
-    /// What the operator changes.
+    /// Makes a change as the operator.
     fn change(&self, edit: Edit) {
         let control = self.service.as_ref().expect("it runs").control();
-        let done = control.change(move |keeper| keeper.change(std::slice::from_ref(&edit), "op", SystemTime::now()));
+        let done = control.change(move |keeper| {
+            let operator = Author { name: "op", force: Force::Yes };
+            keeper.change(std::slice::from_ref(&edit), operator, SystemTime::now())
+        });
         done.expect("it runs").expect("it can be");
     }
 
@@ -73,7 +84,7 @@ impl Place {
 
     /// A controller of a host on a core, behind the map of a group.
     fn host(&self, core: usize, host: &'static str, group: &'static str) -> u16 {
-        let cores = self.keeper(|keeper| keeper.running().house().cores().clone());
+        let cores = self.keeper(|keeper| keeper.running().core_set().cores().clone());
         let made = cores.ask(core, move |core| async move {
             let tenant = Tenant {
                 host: host.into(),
@@ -82,7 +93,7 @@ impl Place {
                 group: 0,
                 address: "x".into(),
             };
-            let queue = core.served.subsystem.attach(&tenant, core.reactor.now()).expect("room");
+            let queue = core.subsystem.attach(&tenant, core.reactor.now()).expect("room");
             HOSTS.with_borrow_mut(|hosts| hosts.push(queue.clone()));
             queue.controller.id
         });
@@ -91,7 +102,7 @@ impl Place {
 
     /// The namespaces that each controller has.
     fn seen(&self) -> Vec<(u16, Vec<u32>)> {
-        let cores = self.keeper(|keeper| keeper.running().house().cores().clone());
+        let cores = self.keeper(|keeper| keeper.running().core_set().cores().clone());
         let look = |_| {
             let ids = |queue: &Rc<Queue>| queue.namespaces().iter().map(|one| one.id).collect();
             let seen = HOSTS.with_borrow(|all| all.iter().map(|one| (one.controller.id, ids(one))).collect());
@@ -102,35 +113,35 @@ impl Place {
         all
     }
 
-    /// What a host of this name wishes, from core 1.
-    fn wish(&self, host: &str, wish: Wish) -> Result<u32, Status> {
-        let request = Request { subsystem: NQN.into(), pool: "few".into(), host: host.into(), wish };
-        let (cores, steward) = self.keeper(|keeper| {
-            let house = keeper.running().house();
-            (house.cores().clone(), house.common().steward.clone())
-        });
-        let done = cores.ask(1, move |core| {
-            let reactor: &Reactor = &core.reactor;
-            Errands::new(reactor, &steward).ask(request)
-        });
+    /// Sends the request of a host of this name from core 1.
+    fn operation(&self, host: &str, operation: NamespaceOperation) -> Result<u32, Status> {
+        let request = Request { subsystem: NQN.into(), pool: "few".into(), host: host.into(), operation };
+        let cores = self.keeper(|keeper| keeper.running().core_set().cores().clone());
+        let done = cores.ask(1, move |core| core.shared().namespace_requests.ask(&core.reactor, request));
         done.wait().expect("it runs")
     }
 
     fn make(&self, bytes: u64, private: bool) -> Result<u32, Status> {
-        self.wish("nqn.2026-01.org.example:h", Wish::Create { blocks: bytes / 4096, block_size: 4096, private })
+        self.operation(
+            "nqn.2026-01.org.example:h",
+            NamespaceOperation::Create { blocks: bytes / 4096, block_size: 4096, private },
+        )
     }
 
     fn attach(&self, id: u32, controllers: &[u16], attach: bool) -> Result<u32, Status> {
         let controllers = controllers.to_vec();
-        self.wish("nqn.2026-01.org.example:h", Wish::Attach { namespace: self.name(id), controllers, attach })
+        self.operation(
+            "nqn.2026-01.org.example:h",
+            NamespaceOperation::Attach { namespace: self.name(id), controllers, attach },
+        )
     }
 
     fn delete(&self, ids: &[u32]) -> Result<u32, Status> {
         let names = ids.iter().map(|id| self.name(*id)).collect();
-        self.wish("nqn.2026-01.org.example:h", Wish::Delete(names))
+        self.operation("nqn.2026-01.org.example:h", NamespaceOperation::Delete(names))
     }
 
-    /// Who a namespace is.
+    /// The namespace ID and UUID of a namespace.
     fn name(&self, id: u32) -> Name {
         let uuid = self.keeper(move |keeper| {
             let config = &keeper.current().config;
@@ -148,7 +159,7 @@ impl Drop for Place {
 }
 
 #[test]
-fn what_hosts_make_lasts_and_is_had_by_whom_they_say() {
+fn namespaces_of_hosts_persist_with_their_attachments() {
     let mut place = Place::new("lasts");
     let first = place.host(0, "nqn.2026-01.org.example:h", "hosts");
     let second = place.host(1, "nqn.2026-01.org.example:i", "hosts");
@@ -168,10 +179,10 @@ fn what_hosts_make_lasts_and_is_had_by_whom_they_say() {
     assert_eq!(place.seen(), [(first, vec![1, 2]), (second, vec![1, 3]), (poor, vec![])]);
     assert_eq!(place.attach(3, &[second], false), Ok(0));
     assert_eq!(place.attach(3, &[second], false), Err(Status::NOT_ATTACHED));
-    // Whoever begins anew has what its host had last, and so does everybody after a restart.
+    // A new controller has the attachments of its host, also after a restart.
     let again = place.host(0, "nqn.2026-01.org.example:h", "hosts");
     assert_eq!(place.seen()[3], (again, vec![1, 2]));
-    // One of the two leaves the host what it has.
+    // Detaching one of the two controllers does not detach the host.
     assert_eq!(place.attach(2, &[again], false), Ok(0));
     place.stop();
     place.start();
@@ -184,7 +195,7 @@ fn what_hosts_make_lasts_and_is_had_by_whom_they_say() {
 }
 
 #[test]
-fn what_hosts_delete_is_gone_with_its_data_and_what_the_operator_shares_stays() {
+fn deleted_namespaces_lose_their_data_and_mapped_ones_cannot_be_deleted() {
     let mut place = Place::new("gone");
     let host = place.host(0, "nqn.2026-01.org.example:h", "hosts");
     assert_eq!((place.make(MIB, false), place.make(MIB, false)), (Ok(2), Ok(3)));
@@ -200,9 +211,9 @@ fn what_hosts_delete_is_gone_with_its_data_and_what_the_operator_shares_stays() 
     place.change(map(7));
     assert_eq!(place.seen(), [(host, vec![1, 2, 3])], "by its own identifier");
     let luns = place.keeper(|keeper| {
-        let cores = keeper.running().house().cores().clone();
-        let count = |core: Rc<crate::house::Core>| {
-            let maps = core.served.target.maps();
+        let cores = keeper.running().core_set().cores().clone();
+        let count = |core: Rc<lunar_engine::core_set::core::Core>| {
+            let maps = core.target.maps();
             std::future::ready(maps.iter().map(|(_, map)| map.luns().count()).max())
         };
         cores.ask_all(count)
@@ -210,11 +221,11 @@ fn what_hosts_delete_is_gone_with_its_data_and_what_the_operator_shares_stays() 
     assert_eq!(luns, [Some(2); 2], "initiators see it, too");
     assert_eq!((place.delete(&[2]), place.files().len()), (Err(Status::OPERATION_DENIED), 2));
     place.change(Edit::Unmap { group: "hosts".into(), lun: 7 });
-    let unknown = Wish::Delete(vec![(2, [9; 16])]);
-    assert_eq!(place.wish("nqn.2026-01.org.example:h", unknown), Err(Status::INVALID_NAMESPACE));
+    let unknown = NamespaceOperation::Delete(vec![(2, [9; 16])]);
+    assert_eq!(place.operation("nqn.2026-01.org.example:h", unknown), Err(Status::INVALID_NAMESPACE));
     assert_eq!((place.delete(&[2]), place.files().len()), (Ok(0), 1));
     assert_eq!((place.seen(), place.text().contains("few-ns2")), (vec![(host, vec![1, 3])], false));
-    // Who has the identifier next is another, and nobody is attached to it.
+    // A new namespace with the same ID is another namespace: no controller is attached to it.
     assert_eq!((place.make(MIB, false), place.seen()), (Ok(2), vec![(host, vec![1, 3])]));
     assert_eq!((place.delete(&[2, 3]), place.files()), (Ok(0), vec![]));
     assert_eq!(place.seen(), [(host, vec![1])]);

@@ -1,0 +1,234 @@
+//! The volumes that a command line names, as sections of its configuration.
+
+use crate::registry::Program;
+use lunar_control::check::{LocalHost, Outside};
+use lunar_control::names::Uuid;
+use lunar_control::report::did_you_mean;
+use lunar_control::schema::SizeRule;
+use lunar_control::value::{Size, Textual};
+use lunar_core::medium::MediumKind;
+use lunar_core::protection::Kind as Protection;
+use lunar_engine::backend::{Backend, Location, TextForm, sizes_that_fit};
+use lunar_engine::command_line::Draft;
+use lunar_engine::volume::command_line::Options;
+use lunar_engine::volume::metadata::kept_protection;
+use lunar_engine::volume::text::{self, VolumeKeys};
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+/// The prefixes of media. The other prefixes are the names of back ends.
+const MEDIA: [&str; 2] = ["cd", "removable"];
+/// The fewest letters of a prefix that is compared with the known ones: one letter is close to many words.
+const PREFIX_LETTERS_MIN: usize = 2;
+
+/// The draft that volumes are added to, and their options.
+pub(super) struct Drafting<'a> {
+    pub(super) program: &'static Program,
+    /// The state folder.
+    pub(super) state: &'a Path,
+    pub(super) draft: &'a mut Draft,
+}
+
+/// The volumes of a draft, in the order of the command line.
+#[derive(Debug, Default)]
+pub(super) struct Volumes {
+    /// Their names in the draft: sorted, they are in this order.
+    pub(super) names: Vec<String>,
+    /// Of each, whether it keeps protection information.
+    pub(super) are_protected: Vec<bool>,
+    /// The UUID of the first.
+    pub(super) first: Option<Uuid>,
+    /// Hints about names that may mean something else.
+    pub(super) hints: Vec<String>,
+}
+
+/// The place of a volume, as far as it is known before the volume is opened: two names of one place are one volume.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+enum Place {
+    /// A file that is there: file system and inode.
+    File(u64, u64),
+    /// A device: its number, independent of the path of its node.
+    Device(u64),
+    /// A file that will be made: the folder as above, and its name.
+    Missing(u64, u64, OsString),
+}
+
+fn place(path: &Path) -> Option<Place> {
+    if let Ok(found) = std::fs::metadata(path) {
+        let is_device = found.file_type().is_block_device();
+        return Some(if is_device { Place::Device(found.rdev()) } else { Place::File(found.dev(), found.ino()) });
+    }
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    let found = std::fs::metadata(folder).ok()?;
+    Some(Place::Missing(found.dev(), found.ino(), path.file_name()?.to_owned()))
+}
+
+/// Refuses a prefix that is close to a known one: `nul:1T` would make a file of that name.
+fn check_prefix(backends: &[&'static dyn Backend], text: &str) -> Result<(), String> {
+    let Some((prefix, rest)) = text.split_once(':') else { return Ok(()) };
+    let is_word = prefix.len() >= PREFIX_LETTERS_MIN && prefix.bytes().all(|byte| byte.is_ascii_alphabetic());
+    let is_prefix = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::NameAndSize | TextForm::Name);
+    let known = || backends.iter().filter(is_prefix).map(|backend| backend.name()).chain(MEDIA);
+    if known().any(|known| known == prefix) {
+        // After `removable:` another volume text follows.
+        return if prefix == "removable" { check_prefix(backends, rest) } else { Ok(()) };
+    }
+    let guess = did_you_mean(prefix, known());
+    let meant = known().find(|known| guess.contains(&format!("'{known}'")));
+    let is_there = |name: &str| Path::new(name).exists();
+    match meant {
+        Some(meant) if is_word && !is_there(text) && !is_there(prefix) => {
+            Err(format!("{text}: did you mean {meant}:{rest}? (a file of that name: ./{text})"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The metadata of the volume says whether it keeps protection information already.
+fn protection_of(state: &Path, uuid: Option<Uuid>, options: &Options) -> Option<Protection> {
+    options.protection.or_else(|| kept_protection(state, uuid?.0)).filter(|_| !options.read_only)
+}
+
+impl Volumes {
+    /// Adds the volumes to a draft.
+    ///
+    /// # Errors
+    /// A mistake in one of them, in words that say what to do.
+    pub(super) fn configure(texts: &[String], options: &Options, to: &mut Drafting<'_>) -> Result<Self, String> {
+        let (mut volumes, mut places, mut uuids) = (Self::default(), HashMap::new(), HashMap::new());
+        let backends = to.program.registry.backends;
+        for (position, text) in texts.iter().enumerate() {
+            check_prefix(backends, text)?;
+            let keys = text::parse(backends, text).map_err(|why| why.to_string())?;
+            if keys.medium != MediumKind::Fixed && options.protection.is_some() {
+                let why =
+                    "the protection information of blocks stays behind when it is ejected; leave out --protection";
+                return Err(format!("{text}: {why}"));
+            }
+            let place = keys.path.as_deref().and_then(place);
+            if place.is_some_and(|place| places.insert(place, position).is_some()) {
+                return Err(format!("{text} is named twice: a volume is served under one number"));
+            }
+            let volume = Volume::of((position, text), keys, options, to)?;
+            if let Some(twin) = volume.known.and_then(|uuid| uuids.insert(uuid.0, text)) {
+                return Err(format!("{text} is the same volume as {twin}: name it once"));
+            }
+            let protection = protection_of(to.state, volume.known, options);
+            let name = format!("lun-{position:05}");
+            let uuid = volume.write((text, &name), options, protection, to.draft)?;
+            volumes.first.get_or_insert(uuid);
+            volumes.names.push(name);
+            volumes.are_protected.push(protection.is_some());
+            volumes.hints.extend(text::hint(text));
+        }
+        Ok(volumes)
+    }
+}
+
+/// A volume before it is opened.
+struct Volume {
+    keys: VolumeKeys,
+    /// Its UUID, if it has one already.
+    known: Option<Uuid>,
+}
+
+impl Volume {
+    fn of(
+        (position, text): (usize, &str),
+        keys: VolumeKeys,
+        options: &Options,
+        to: &Drafting<'_>,
+    ) -> Result<Self, String> {
+        let read_only = options.read_only || keys.medium == MediumKind::Optical;
+        let is_of_process = keys.backend.location() == Location::Process;
+        let is_uneven = |size: &u64| is_of_process && !size.is_multiple_of(options.block_size.into());
+        if let Some(size) = keys.size.filter(is_uneven) {
+            return Err(format!("{text}: {}", sizes_that_fit(&to.draft.origin(), size, options.block_size)));
+        }
+        let has_own_size = keys.backend.schema().size == SizeRule::Refused;
+        if let (true, Some(_), Some(path)) = (has_own_size, keys.size, &keys.path) {
+            let path = path.display();
+            return Err(format!("{path} is a device and has its size: name it without one, {path}"));
+        }
+        let known = keys.uuid(text, position, read_only);
+        Ok(Self { keys, known })
+    }
+
+    /// Writes its section; returns its UUID. A new volume gets a random one.
+    fn write(
+        &self,
+        (text, name): (&str, &str),
+        options: &Options,
+        protection: Option<Protection>,
+        draft: &mut Draft,
+    ) -> Result<Uuid, String> {
+        let uuid = self
+            .known
+            .map_or_else(|| LocalHost { config: PathBuf::new() }.random().map(Uuid::from_random), Ok)
+            .map_err(|why| why.to_string())?;
+        let absolute = self.keys.path.as_ref().map(|path| {
+            let absolute = std::path::absolute(path).map_err(|why| format!("{}: {why}", path.display()))?;
+            absolute.into_os_string().into_string().map_err(|_| format!("{text} is not UTF-8"))
+        });
+        let is_disc = self.keys.medium == MediumKind::Optical;
+        let mut keys = draft.object_of(text, "volume", name);
+        keys.set("kind", self.keys.backend.name()).set("uuid", uuid.text()).set_some("path", absolute.transpose()?);
+        keys.set_some("size", self.keys.size.map(|size| Size(size).text()));
+        keys.set(
+            "medium",
+            match self.keys.medium {
+                MediumKind::Fixed => "disk",
+                MediumKind::Removable => "removable",
+                MediumKind::Optical => "cd",
+            },
+        );
+        keys.set_some("block-size", (!is_disc).then(|| options.block_size.to_string()));
+        keys.set("read-only", options.read_only).set("shared", options.shared);
+        keys.set("write-through", options.write_through);
+        // A disc is read through the page cache, and memory has none.
+        keys.set("direct", options.direct && !is_disc && self.keys.path.is_some());
+        keys.set_some("protection", protection.map(|kind| format!("type-{}", kind as u8)));
+        Ok(uuid)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::registry::{PROGRAM, REGISTRY};
+
+    #[test]
+    fn a_prefix_that_is_close_to_a_known_one_is_questioned() {
+        for (text, meant) in [
+            ("nul:1T", "did you mean null:1T? (a file of that name: ./nul:1T)"),
+            ("rma:1G", "did you mean ram:1G?"),
+            ("removeable:disk.img", "did you mean removable:disk.img?"),
+            ("removable:nul:1T", "did you mean null:1T?"),
+        ] {
+            assert!(check_prefix(REGISTRY.backends, text).expect_err(text).contains(meant), "{text}");
+        }
+        for text in
+            ["null:1T", "./nul:1T", "disk.img:20G", "disk:20G", "host:disk.img", "c:1G", "/dev/sdb", "removable:a"]
+        {
+            assert_eq!(check_prefix(REGISTRY.backends, text), Ok(()), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_volume_is_named_once() {
+        let folder = std::env::temp_dir().join(format!("lunar-serve-volumes-{}", std::process::id()));
+        std::fs::create_dir_all(folder.join("sub")).expect("a folder");
+        let (one, same) = (folder.join("a.img:1M"), folder.join("sub/../a.img:1M"));
+        let texts = [one, same].map(|path| path.display().to_string());
+        let configure = |texts: &[String]| {
+            let mut to = Drafting { program: &PROGRAM, state: &folder, draft: &mut Draft::default() };
+            Volumes::configure(texts, &Options::PLAIN, &mut to).map(|volumes| volumes.names)
+        };
+        assert!(configure(&texts).expect_err("it will be one file").contains("is named twice"));
+        let texts = ["ram:1M", "ram:1M"].map(str::to_owned);
+        assert_eq!(configure(&texts), Ok(vec!["lun-00000".to_owned(), "lun-00001".to_owned()]), "each is its own");
+        std::fs::remove_dir_all(&folder).expect("ours");
+    }
+}
