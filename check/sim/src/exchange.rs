@@ -1,4 +1,4 @@
-//! A client's bytes over the simulated network, whatever it speaks.
+//! Exchanges the bytes of a client over the simulated network, for any protocol.
 
 use lunar_core::outgoing::Outgoing;
 use lunar_core::time::Instant;
@@ -9,18 +9,18 @@ use std::io::IoSlice;
 use std::pin::pin;
 use std::task::Poll;
 
-/// What woke a client.
+/// The reason for which a client wakes up.
 #[derive(Debug)]
 pub enum Woken {
-    /// This came.
+    /// Bytes were received.
     Bytes(Vec<u8>),
     /// The connection ended.
     Ended,
-    /// It is time.
+    /// The time has come.
     Time,
 }
 
-/// Takes some of what waits to be sent, behind what is in `out`; tells how many bytes.
+/// Appends some of the bytes to send to `out`. Returns their number.
 pub fn take(output: &Outgoing, out: &mut Vec<u8>) -> usize {
     let mut slices = [IoSlice::new(&[]); 16];
     let filled = output.slices(&mut slices);
@@ -29,7 +29,7 @@ pub fn take(output: &Outgoing, out: &mut Vec<u8>) -> usize {
     out.len() - before
 }
 
-/// Sends, if it may, and receives, if it may, at most `most` bytes, until something came or it is time.
+/// Sends and receives, each if it is allowed to, until at most `most` bytes were received or the time has come.
 pub async fn exchange(
     core: &Reactor,
     peer: &Peer,
@@ -43,7 +43,7 @@ pub async fn exchange(
         while sends && !out.is_empty() {
             match peer.poll_send(cx, out) {
                 Poll::Ready(Ok(count)) => drop(out.drain(..count)),
-                // What was received before the end still counts.
+                // Bytes that were received before the end of the connection are delivered first.
                 Poll::Ready(Err(_)) if !reads => return Poll::Ready(Woken::Ended),
                 Poll::Ready(Err(_)) | Poll::Pending => break,
             }

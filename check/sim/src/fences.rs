@@ -1,13 +1,15 @@
-//! The scenario of fences: nodes of a cluster write to one disk, some by iSCSI and some by NVMe, and throw each other
-//! out by reservations while commands are under way and the target is killed. Nothing of a node lands after the answer
-//! to the order that threw it out and ended its commands; who came by iSCSI is told; it stays out over a restart; and
-//! the reservation is always there.
+//! The scenario of fences: nodes of a cluster write to one disk, some by iSCSI and some by NVMe, and preempt each
+//! other's registrations while commands are in progress and the target is killed. No write of a node takes effect after
+//! the answer to the command that preempted it and aborted its commands; a node with iSCSI gets a unit attention; its
+//! registration stays removed after a restart; and the reservation always exists.
 
+use crate::configuration::{PORTAL, TARGET};
 use crate::host::is_excused;
-use crate::machine::{HOST, Kept, Machine, PORTAL, Setup, TARGET, Volume};
+use crate::setup::{Kept, Setup, Volume};
 use crate::stamp::{self, SECTOR};
+use crate::target::{HOST, SimulatedTarget};
 use crate::watch::Watch;
-use crate::wire::{Controller, ENTRIES, Lost, Who};
+use crate::wire::{Controller, ENTRIES, HostConfig, Lost};
 use lunar_core::mem::Arena;
 use lunar_core::metadata::{DurableMemory, MetadataStore};
 use lunar_core::outgoing::Data;
@@ -31,13 +33,13 @@ use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// The machine of all nodes.
+/// The host that all nodes run on.
 const CLIENTS: Host = Host(2);
 /// Sectors of the disk: few, so that nodes meet.
 const SECTORS: usize = 128;
-/// A command that has no answer by then has none: whoever was thrown out is not told of its tasks (SAM-5 5.6).
+/// A command without an answer by then gets none: a preempted node is not told that its tasks were aborted (SAM-5 5.6).
 const COMMAND_TIME: Duration = Duration::from_secs(100);
-/// What an order that was aborted itself has asked of other cores has reached them by then.
+/// The time in which the requests of an aborted command reach the other cores.
 const LETTERS_TIME: Duration = Duration::from_secs(1);
 /// Reads of a node that looks after its fence, until it gives up: it may have been thrown out itself.
 const LOOKS_MAX: usize = 4;
@@ -55,12 +57,12 @@ const READ_RESERVATION: u8 = 1;
 /// The key of the first node.
 const FIRST_KEY: u64 = 0xa0;
 /// APTPL, in the parameter list.
-const OUTLIVES: u8 = 1;
+const APTPL: u8 = 1;
 /// Bytes of READ RESERVATION without a reservation.
 const NO_RESERVATION: usize = 8;
 /// Types that admit registrants, and their numbers in NVMe.
 const TYPES: [(u8, u32); 4] = [(5, 3), (6, 4), (7, 5), (8, 6)];
-/// Those of them that let everybody read.
+/// Those of them that allow all nodes to read.
 const READABLE: [u8; 2] = [5, 7];
 /// Reservation Register: replace the key, whatever it is, and keep all over restarts.
 const REPLACE: u32 = 0x02 | 0x08 | 0xc000_0000;
@@ -75,7 +77,7 @@ const NAMESPACE: u32 = 1;
 /// Begins and ends of commands are counted.
 type Moment = u64;
 
-/// What is known of a node.
+/// The state of a node.
 #[derive(Clone, Copy, Debug, Default)]
 struct Member {
     /// When its last registration was answered; `None` while one is under way, or was and had no answer.
@@ -138,7 +140,7 @@ impl Threat {
     }
 }
 
-/// What all nodes share.
+/// The state that all nodes share.
 struct Cluster {
     watch: Watch,
     core: Reactor,
@@ -167,7 +169,7 @@ impl Cluster {
     }
 }
 
-/// A command of a node, whatever it speaks.
+/// A command of a node, for both protocols.
 #[derive(Clone, Debug)]
 enum Order {
     /// Register, whatever the key was.
@@ -202,7 +204,7 @@ enum End {
     Attention,
     /// There is no room now.
     Busy,
-    /// Somebody else ended it.
+    /// Another node aborted it.
     Aborted,
     /// In another way.
     Bad(String),
@@ -225,7 +227,7 @@ pub fn run(watch: &Watch) {
     let mut chance = world.chance();
     let setup = setup(&mut chance);
     world.note(format_args!("{setup:?}"));
-    setup.create_files(watch);
+    setup.create_files(watch.world());
     world.set_faults(setup.faults.clone());
     let nodes = chance.within(2..=4) as usize;
     let cluster = Rc::new(Cluster {
@@ -246,37 +248,38 @@ pub fn run(watch: &Watch) {
         cluster.core.spawn(node.work());
     }
     let keeps: Vec<Arc<dyn MetadataStore>> = vec![Arc::new(DurableMemory::default())];
-    let mut machine = Machine::start_keeping(watch, &setup, &keeps);
+    let mut target = SimulatedTarget::start_keeping(watch.world(), &setup, &keeps);
     for _ in 0..chance.index(3) {
         let at = world.now() + Duration::from_micros(chance.within(1..=300_000));
-        run_until(&cluster, &machine, Some(at));
+        run_until(&cluster, &target, Some(at));
         if cluster.busy.get() > 0 && !watch.is_wrong() {
             world.note(format_args!("the target is killed"));
             cluster.deaths.set(cluster.deaths.get() + 1);
             world.crash(HOST, false);
-            drop(machine);
-            machine = Machine::start_keeping(watch, &setup, &keeps);
+            drop(target);
+            target = SimulatedTarget::start_keeping(watch.world(), &setup, &keeps);
         }
     }
-    run_until(&cluster, &machine, None);
+    run_until(&cluster, &target, None);
 }
 
 /// Several cores, one disk on a medium, and a network and a store that only take their time.
 fn setup(chance: &mut Chance) -> Setup {
     let mut setup = Setup::any(chance);
     let kept = Kept::File(Policy { durable: chance.coin(), direct: None });
-    setup.volumes = vec![Volume { kept, sectors: SECTORS, block_size: SECTOR as u32 }];
+    setup.volumes = vec![Volume { kept, sectors: SECTORS, growth: 0, block_size: SECTOR as u32, is_contended: false }];
+    setup.vm_sockets = 0;
     setup.faults.heal();
     setup
 }
 
-fn run_until(cluster: &Cluster, machine: &Machine, at: Option<Instant>) {
+fn run_until(cluster: &Cluster, target: &SimulatedTarget, at: Option<Instant>) {
     let (watch, world) = (&cluster.watch, cluster.watch.world());
     if let Some(at) = at {
         let core = cluster.core.clone();
         cluster.core.spawn(async move { core.sleep_until(at).await });
     }
-    let mut cores = machine.reactors();
+    let mut cores = target.reactors();
     cores.push(&cluster.core);
     world.run(&cores, || cluster.busy.get() == 0 || watch.is_wrong() || at.is_some_and(|at| world.now() >= at));
 }
@@ -368,7 +371,7 @@ impl Node {
         let end = self.run(Order::Register).await;
         let is_good = matches!(end, End::Good(_));
         cluster.change(self.number, |me| {
-            // What was refused was not done; and what had no answer before has ended by now.
+            // A refused command was not executed, and the commands without an answer have ended by now.
             if end != End::Lost {
                 me.registered = Some(cluster.moment());
             }
@@ -434,7 +437,7 @@ impl Node {
         }
     }
 
-    /// What the disk has of a node: sectors and values.
+    /// The sectors of the disk with data of a node, and their values.
     async fn of(&mut self, node: usize) -> Option<Vec<(usize, u64)>> {
         for _ in 0..LOOKS_MAX {
             if let End::Good(bytes) = self.run(Order::Read).await {
@@ -557,9 +560,9 @@ enum Link {
 }
 
 async fn open_nvme(cluster: &Cluster, number: usize, until: Instant) -> Result<Link, End> {
-    let who = Who { number: number as u8, offer: Digests::default(), flow_control: false, entries: ENTRIES };
+    let config = HostConfig { number: number as u8, offer: Digests::default(), flow_control: false, entries: ENTRIES };
     let deaths = cluster.deaths.get();
-    let opened = Controller::open(cluster.watch.world(), &cluster.core, who, until).await;
+    let opened = Controller::open(cluster.watch.world(), &cluster.core, config, until).await;
     let died = cluster.deaths.get() != deaths;
     opened.map(|controller| Link::Nvme(Box::new(controller))).map_err(|why| match is_excused(&why, died, died) {
         true => End::Lost,
@@ -607,7 +610,7 @@ fn cdb_out(action: u8, kind: u8) -> [u8; 10] {
 }
 
 fn list(key: u64, action_key: u64) -> Vec<u8> {
-    [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, OUTLIVES, 0, 0, 0]].concat()
+    [&key.to_be_bytes()[..], &action_key.to_be_bytes(), &[0, 0, 0, 0, APTPL, 0, 0, 0]].concat()
 }
 
 /// A session of a node.

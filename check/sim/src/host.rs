@@ -1,60 +1,51 @@
-//! A simulated NVMe host on the volumes that iSCSI initiators use, too: gets a controller, keeps commands under way, is
-//! cut off or cuts itself off, and comes again, until its commands are used up and all that was uncertain is settled.
+//! A simulated NVMe/TCP host on the volumes that other clients use, too: connects a controller, keeps commands in
+//! progress, loses or ends its connections, and connects again, until its commands are used up and the outcome of all
+//! of them is known.
 
 use crate::exchange::Woken;
-use crate::initiator::Shared;
-use crate::job::{Job, Maker, Verdict};
+use crate::job::{Job, Maker};
 use crate::model::Value;
-use crate::stamp::{self, SECTOR};
-use crate::wire::{Controller, ENTRIES, Lost, Who};
-use lunar_core::outgoing::{Data, Moves};
+use crate::nvme_command::{Excuses, Made, any, judge};
+use crate::shared::Shared;
+use crate::wire::{Controller, ENTRIES, HostConfig, Lost};
 use lunar_core::time::Instant;
-use lunar_nvme::command::{FUSE_FIRST, FUSE_SECOND};
-use lunar_nvme::{Sqe, Status};
+use lunar_nvme::Status;
 use lunar_nvme_host::Error;
-use lunar_nvme_host::command::{self, opcode};
 use lunar_nvme_host::queue::{Command, Event, Offer};
 use lunar_reactor::sim::Chance;
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Longer than any command takes that is not lost: all stalls and slow operations together.
+/// Longer than any command takes that is not lost, with all stalls and slow operations.
 const COMMAND_TIME: Duration = Duration::from_secs(180);
-/// Longer than the target waits for data, or for a peer that takes nothing.
+/// Longer than the target waits for data, or for a client that receives nothing.
 const TARGET_PATIENCE: Duration = Duration::from_secs(70);
-/// Longer than it takes to get a controller.
+/// Longer than the initialization of a controller takes.
 const BRINGUP_TIME: Duration = Duration::from_secs(60);
-/// Bring-ups that fail one after the other before something must be wrong.
+/// Initializations that may fail one after the other; more are a violation.
 const FAILURES_MAX: u32 = 500;
-/// Commands that one host keeps under way at most; a fused operation is two.
+/// The most commands of one host that are in progress; a fused operation is two commands.
 const DEPTH_MAX: usize = ENTRIES as usize / 2 - 1;
 
-/// A command under way.
+/// A command in progress.
 struct Pending {
     lun: usize,
     since: Instant,
-    what: What,
+    part: Part,
 }
 
-enum What {
+enum Part {
     Job(Job),
-    /// The first half of a fused operation, and how it ended. The job is that of the second.
+    /// The first half of a fused operation, and its status. The job is that of the second half.
     Compare(Option<Status>),
-}
-
-/// What was made: one command, or both halves of a fused operation.
-struct Made {
-    job: Job,
-    compare: Option<(Sqe, Moves)>,
-    command: (Sqe, Moves),
 }
 
 /// One host.
 pub struct NvmeHost {
     shared: Rc<Shared>,
     chance: Chance,
-    who: Who,
+    config: HostConfig,
     depth: usize,
     /// Commands that it will still start.
     left: u64,
@@ -69,10 +60,10 @@ impl NvmeHost {
     #[must_use]
     pub fn any(shared: &Rc<Shared>, mut chance: Chance, number: u8) -> Self {
         let offer = Offer { header_digest: chance.coin(), data_digest: chance.coin(), in_capsule: 0 };
-        let who = Who { number, offer, flow_control: chance.coin(), entries: ENTRIES };
+        let config = HostConfig { number, offer, flow_control: chance.coin(), entries: ENTRIES };
         let depth = (1 << chance.within(0..=5)).min(DEPTH_MAX);
         let left = chance.within(10..=120);
-        Self { shared: shared.clone(), chance, who, depth, left, lost: Vec::new(), seen: None, failures: 0 }
+        Self { shared: shared.clone(), chance, config, depth, left, lost: Vec::new(), seen: None, failures: 0 }
     }
 
     /// Works until its commands are used up.
@@ -83,7 +74,7 @@ impl NvmeHost {
             let pause = Duration::from_micros(self.chance.within(0..=50_000));
             shared.core.sleep(pause).await;
         }
-        // Nothing tells a host when the commands of a connection that was lost have ended; but they have to.
+        // A host is not told when the commands of a lost connection have ended. The target has to end them in time.
         let last = self.lost.iter().map(|(_, _, since)| *since).max();
         if let Some(last) = last.filter(|_| !shared.watch.is_wrong()) {
             shared.core.sleep_until(last + COMMAND_TIME + TARGET_PATIENCE).await;
@@ -93,18 +84,18 @@ impl NvmeHost {
     }
 
     fn report(&self, what: impl Into<String>) {
-        self.shared.watch.report(format!("host {}: {}", self.who.number, what.into()));
+        self.shared.watch.report(format!("host {}: {}", self.config.number, what.into()));
     }
 
     /// From Connect to the end of the connection.
     async fn life(&mut self) {
         let shared = self.shared.clone();
         let (deaths, until) = (shared.deaths.get(), shared.core.now() + BRINGUP_TIME);
-        match Controller::open(shared.watch.world(), &shared.core, self.who, until).await {
+        match Controller::open(shared.watch.world(), &shared.core, self.config, until).await {
             Ok(controller) => {
                 self.failures = 0;
                 let link = controller.io.peer.link();
-                shared.watch.world().note(format_args!("link {link}: host {} has a queue", self.who.number));
+                shared.watch.world().note(format_args!("link {link}: host {} has a queue", self.config.number));
                 let life =
                     Life { deaths, pending: BTreeMap::new(), next: 0, from: [until; 2], strange: false, controller };
                 self.live(life).await;
@@ -159,7 +150,7 @@ impl NvmeHost {
         }
         let now = shared.core.now();
         for pending in life.pending.into_values() {
-            if let What::Job(job) = pending.what {
+            if let Part::Job(job) = pending.part {
                 self.lost.push((pending.lun, job, now));
             }
         }
@@ -169,17 +160,17 @@ impl NvmeHost {
         self.left > 0 && life.pending.len() < self.depth && life.controller.io.queue.room() >= 2
     }
 
-    /// Something that happens to connections. Says whether it ends this one.
+    /// An event that happens to connections. Returns whether it ends this connection.
     fn disturb(&mut self, life: &mut Life) -> bool {
         let what = self.chance.index(6);
-        // Now and then longer than a target has patience.
+        // Sometimes longer than the target waits.
         let patient = what < 4 || !self.chance.odds(100_000);
         let until = self.shared.core.now() + Duration::from_micros(self.chance.within(1..=3_000_000));
         let until = if patient { until } else { until + TARGET_PATIENCE };
         let controller = &life.controller;
         match what {
             0 => controller.io.peer.reset(),
-            // With its admin queue a controller ends.
+            // A controller ends with its admin queue.
             1 => controller.admin.peer.reset(),
             2 => {}
             3 => controller.io.peer.stall(until),
@@ -210,8 +201,8 @@ impl NvmeHost {
             if life.controller.io.queue.submit(Command { cookie, sqe, moves }).is_err() {
                 self.report("a command did not start although there was room");
             }
-            let what = job.map_or(What::Compare(None), What::Job);
-            life.pending.insert(cookie, Pending { lun: number, since, what });
+            let part = job.map_or(Part::Compare(None), Part::Job);
+            life.pending.insert(cookie, Pending { lun: number, since, part });
         }
     }
 
@@ -220,7 +211,7 @@ impl NvmeHost {
         let pending = &mut life.pending;
         let heard = life.controller.io.queue.receive(bytes, &mut |event| match event {
             Event::Data { cookie, bytes: data, .. } => {
-                if let Some(Pending { what: What::Job(Job::Read { bytes, .. }), .. }) = pending.get_mut(&cookie) {
+                if let Some(Pending { part: Part::Job(Job::Read { bytes, .. }), .. }) = pending.get_mut(&cookie) {
                     bytes.extend_from_slice(data);
                 }
             }
@@ -237,15 +228,15 @@ impl NvmeHost {
         let shared = self.shared.clone();
         let link = life.controller.io.peer.link();
         shared.watch.world().note(format_args!("link {link} command {cookie}: {status:?}"));
-        if let Some(Pending { what: What::Compare(end), .. }) = life.pending.get_mut(&cookie) {
+        if let Some(Pending { part: Part::Compare(end), .. }) = life.pending.get_mut(&cookie) {
             *end = Some(status);
         }
         let compared =
-            cookie.checked_sub(1).and_then(|first| life.pending.get(&first)).and_then(|first| match first.what {
-                What::Compare(end) => end,
-                What::Job(_) => None,
+            cookie.checked_sub(1).and_then(|first| life.pending.get(&first)).and_then(|first| match first.part {
+                Part::Compare(end) => end,
+                Part::Job(_) => None,
             });
-        let Some(Pending { lun, what: What::Job(job), .. }) = life.pending.remove(&cookie) else { return };
+        let Some(Pending { lun, part: Part::Job(job), .. }) = life.pending.remove(&cookie) else { return };
         if let Job::CompareWrite { .. } = job {
             life.pending.remove(&(cookie - 1));
         }
@@ -256,25 +247,11 @@ impl NvmeHost {
             _ => 0,
         };
         let faults = shared.faults.borrow();
-        let verdict = match (status, &job) {
-            (Status::SUCCESS, Job::Illegal) => Err("an illegal request ended well".to_owned()),
-            (Status::SUCCESS, _) => Ok(Verdict::Good),
-            (Status::FUSED_FAILED, Job::CompareWrite { .. }) if compared == Some(Status::COMPARE_FAILURE) => {
-                Ok(Verdict::Miscompare)
-            }
-            (Status::FUSED_FAILED, Job::CompareWrite { .. }) => Ok(Verdict::Failed),
-            (Status::LBA_RANGE | Status::INVALID_OPCODE | Status::INVALID_NAMESPACE, Job::Illegal) => {
-                Ok(Verdict::Refused)
-            }
-            // Memory may have run out in the middle.
-            (Status::NOT_READY, _) => Ok(Verdict::Failed),
-            (Status::READ_ERROR | Status::WRITE_FAULT, _) if job.may_fail(unit, &faults) => Ok(Verdict::Failed),
-            (Status::CAPACITY, _) if job.may_lack_space(unit, &faults) => Ok(Verdict::Failed),
-            (Status::ABORTED | Status::TRANSPORT_ERROR, _) if life.strange => Ok(Verdict::Failed),
-            // A target that stops has no more patience with commands than its drain time.
-            (Status::ABORTED, _) if shared.has_died_since(life.deaths) => Ok(Verdict::Failed),
-            _ => Err(format!("{job:?} ended with {status:?}")),
-        };
+        // A target that stops aborts the commands that have not ended within its drain time.
+        let is_aborted = matches!(status, Status::ABORTED | Status::QUEUE_DELETED);
+        let may_abort = life.strange || is_aborted && shared.has_died_since(life.deaths);
+        let excuses = Excuses { may_abort, lacks_memory: false };
+        let verdict = judge(&job, (status, compared), unit, &faults, excuses);
         let settled = verdict.and_then(|verdict| job.settled(&shared.watch, unit, verdict));
         match settled {
             Ok(values) if !values.is_empty() => self.seen = Some((unit.number, first, values)),
@@ -298,15 +275,15 @@ struct Life {
     controller: Controller,
     pending: BTreeMap<u32, Pending>,
     next: u32,
-    /// It reads, and sends, nothing until then.
+    /// The host receives nothing until the first time, and sends nothing until the second.
     from: [Instant; 2],
-    /// Whether it was deaf or mute for so long that the target may give it up.
+    /// Whether the host was silent for so long that the target may end the connection.
     strange: bool,
     deaths: u64,
 }
 
-/// Whether a bring-up may fail like this. `changed`: the network or the target may have taken the controller away
-/// meanwhile. `died`: the target may have taken along what it never answered; who is cut off by the network is told.
+/// Whether an initialization may fail like this. `changed`: the network or the target may have ended the connection.
+/// `died`: the target may have crashed without an answer; a connection that the network resets fails at once.
 #[must_use]
 pub fn is_excused(why: &Lost, changed: bool, died: bool) -> bool {
     match why {
@@ -319,105 +296,12 @@ pub fn is_excused(why: &Lost, changed: bool, died: bool) -> bool {
     }
 }
 
-/// Any command.
-fn any(maker: &mut Maker<'_>) -> Made {
-    let one = |job, sqe, moves| Made { job, compare: None, command: (sqe, moves) };
-    let namespace = u32::from(maker.lun.number) + 1;
-    match maker.chance.index(20) {
-        0..7 => read(maker, namespace),
-        7..12 => write(maker, namespace),
-        12 | 13 => {
-            let flush = maker.lun.model.borrow_mut().begin_flush();
-            one(Job::Flush(flush), command::flush(namespace), Moves::Nothing)
-        }
-        14 => {
-            let blocks = maker.blocks();
-            let (sqe, range) = command::deallocate(namespace, blocks.start as u64, blocks.len() as u32);
-            let job = maker.zeroes(maker.sectors(&blocks), true);
-            one(job, sqe, Moves::Out(Data::new(range.to_vec().into())))
-        }
-        15 | 16 => {
-            let blocks = maker.blocks();
-            let deallocate = maker.chance.coin();
-            let sqe = command::write_zeroes(namespace, blocks.start as u64, blocks.len() as u32, deallocate);
-            one(maker.zeroes(maker.sectors(&blocks), false), sqe, Moves::Nothing)
-        }
-        17 | 18 => compare_and_write(maker, namespace).unwrap_or_else(|| read(maker, namespace)),
-        _ => illegal(maker, namespace),
-    }
-}
-
-fn read(maker: &mut Maker<'_>, namespace: u32) -> Made {
-    let blocks = maker.blocks();
-    let sectors = maker.sectors(&blocks);
-    let wanted = sectors.len() * SECTOR;
-    let read = maker.lun.model.borrow_mut().begin_read();
-    let job = Job::Read { read, first: sectors.start, wanted, expected: wanted, bytes: Vec::new() };
-    let sqe = command::read(namespace, blocks.start as u64, blocks.len() as u32, maker.chance.odds(100_000));
-    Made { job, compare: None, command: (sqe, Moves::In(wanted as u32)) }
-}
-
-fn write(maker: &mut Maker<'_>, namespace: u32) -> Made {
-    let blocks = maker.blocks();
-    let (sectors, fua) = (maker.sectors(&blocks), maker.chance.odds(300_000));
-    let mut model = maker.lun.model.borrow_mut();
-    let value = model.fresh_value();
-    let write = model.begin_write(sectors.clone(), value);
-    let data = stamp::fill(maker.watch.seed(), sectors, value);
-    let durable = fua || maker.lun.volume.is_durable();
-    let sqe = command::write(namespace, blocks.start as u64, blocks.len() as u32, fua);
-    let job = Job::Write { write, flush: None, durable, hint: false };
-    Made { job, compare: None, command: (sqe, Moves::Out(Data::new(data.into()))) }
-}
-
-/// The fused operation, on some of what was read last.
-fn compare_and_write(maker: &mut Maker<'_>, namespace: u32) -> Option<Made> {
-    let size = maker.lun.volume.block_sectors();
-    let (first, expected) = maker.whole_blocks_seen(size)?;
-    let (sectors, seed, fua) = (first..first + expected.len(), maker.watch.seed(), maker.chance.coin());
-    let mut before = Vec::new();
-    for (sector, value) in sectors.clone().zip(&expected) {
-        before.extend(stamp::fill(seed, sector..sector + 1, *value));
-    }
-    let mut model = maker.lun.model.borrow_mut();
-    let value = model.fresh_value();
-    let data = stamp::fill(seed, sectors.clone(), value);
-    let (write, read) = (model.begin_write(sectors, value), model.begin_read());
-    let (lba, count) = ((first / size) as u64, (expected.len() / size) as u32);
-    let mut compare = command::blocks(opcode::COMPARE, namespace, lba, count, 0);
-    let mut sqe = command::write(namespace, lba, count, fua);
-    (compare.flags, sqe.flags) = (FUSE_FIRST, FUSE_SECOND);
-    let durable = fua || maker.lun.volume.is_durable();
-    Some(Made {
-        job: Job::CompareWrite { write, read, first, expected, durable },
-        compare: Some((compare, Moves::Out(Data::new(before.into())))),
-        command: (sqe, Moves::Out(Data::new(data.into()))),
-    })
-}
-
-fn illegal(maker: &mut Maker<'_>, namespace: u32) -> Made {
-    let volume = &maker.lun.volume;
-    let end = (volume.sectors / volume.block_sectors()) as u64;
-    let bytes = volume.block_size;
-    let command = match maker.chance.index(5) {
-        0 => (command::entry(0xfe, namespace), Moves::Nothing),
-        1 => (command::read(namespace, end, 1, false), Moves::In(bytes)),
-        2 => (command::read(namespace, u64::MAX, 2, false), Moves::In(2 * bytes)),
-        3 => (command::read(namespace + 900, 0, 1, false), Moves::In(bytes)),
-        _ => {
-            let data = vec![0x5a; bytes as usize * 2];
-            (command::write(namespace, end - 1, 2, false), Moves::Out(Data::new(data.into())))
-        }
-    };
-    Made { job: Job::Illegal, compare: None, command }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn who_is_never_answered_is_excused_by_a_death_alone() {
+    fn only_a_crash_of_the_target_excuses_a_missing_answer() {
         let refused = Lost::Error(Error::Refused("Identify", Status::INTERNAL_ERROR));
         let busy = Lost::Error(Error::Connect(Status::CONNECT_BUSY, 0));
         let excused =

@@ -1,22 +1,19 @@
-//! A simulated initiator: logs in, keeps commands under way, aborts some, is cut off or cuts itself off, and logs in
-//! again, until its commands are used up and all that was uncertain is settled.
+//! A simulated initiator: logs in, keeps commands in progress, aborts some, loses or ends its connections, and logs in
+//! again, until its commands are used up and the outcome of all of them is known.
 
-use crate::block::Port;
+use crate::configuration::{PORTAL, TARGET};
 use crate::exchange::{Woken, exchange, take};
 use crate::job::{Answer, Job, Lun, Maker};
-use crate::machine::{PORTAL, TARGET};
 use crate::model::Value;
 use crate::order::Order;
-use crate::watch::Watch;
+use crate::shared::Shared;
 use lunar_core::time::Instant;
 use lunar_iscsi::wire::{AsyncEvent, Function, FunctionResponse, LoginStatus};
 use lunar_iscsi_initiator::cdb::{self, Status};
 use lunar_iscsi_initiator::config::{DigestOffer, Offer};
 use lunar_iscsi_initiator::session::{Command, Event, Session};
 use lunar_iscsi_initiator::{Error, cdb::Key};
-use lunar_reactor::Reactor;
-use lunar_reactor::sim::{Chance, Faults, Peer};
-use std::cell::{Cell, RefCell};
+use lunar_reactor::sim::{Chance, Peer};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::ops::Range;
@@ -25,64 +22,20 @@ use std::rc::Rc;
 use std::task::Poll;
 use std::time::Duration;
 
-/// Longer than any command takes that is not lost: all stalls and slow operations together.
+/// Longer than any command takes that is not lost, with all stalls and slow operations.
 const COMMAND_TIME: Duration = Duration::from_secs(180);
 /// Longer than any task management function takes that is not lost.
 const FUNCTION_TIME: Duration = Duration::from_secs(180);
 /// A connection that was replaced is closed by then.
 const REPLACED_TIME: Duration = Duration::from_secs(120);
-/// Longer than the target waits for data, for a sign of life, or for a peer that takes nothing.
+/// Longer than the target waits for data, for an answer to a ping, or for a client that receives nothing.
 const TARGET_PATIENCE: Duration = Duration::from_secs(70);
 /// Longer than a login takes; the target gives it 15 seconds.
 const LOGIN_TIME: Duration = Duration::from_secs(30);
 /// Blocks of one of the last reads.
 const READ_BLOCKS: usize = 64;
-/// Logins that fail one after the other before something must be wrong.
+/// Logins that may fail one after the other; more are a violation.
 const LOGINS_MAX: u32 = 500;
-
-/// What all initiators of a simulation share.
-pub struct Shared {
-    /// Who watches.
-    pub watch: Watch,
-    /// Where they run.
-    pub core: Reactor,
-    /// The units.
-    pub luns: Vec<Lun>,
-    /// What goes wrong while they work.
-    pub faults: RefCell<Faults>,
-    /// Initiators that have not finished.
-    pub busy: Cell<usize>,
-    /// Beginnings and ends of the target's crashes and stops so far.
-    pub deaths: Cell<u64>,
-    /// Until when sessions may end because somebody asked for that.
-    pub cold_until: Cell<Instant>,
-    /// Where virtual machines find the target while it runs: one port for each of its cores.
-    pub ports: RefCell<Vec<Rc<Port>>>,
-}
-
-impl Shared {
-    /// The units whose commands, of all initiators, a function may end.
-    fn reset_luns(&self, function: Function, lun: usize) -> impl Iterator<Item = &Lun> {
-        let range = match function {
-            Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET => 0..self.luns.len(),
-            Function::LOGICAL_UNIT_RESET | Function::CLEAR_TASK_SET => lun..lun + 1,
-            _ => 0..0,
-        };
-        self.luns[range].iter()
-    }
-
-    /// Whether the network may break a connection by itself.
-    #[must_use]
-    pub fn breaks(&self) -> bool {
-        self.faults.borrow().reset > 0
-    }
-
-    /// Whether the target has crashed or stopped since there were so many deaths, or was about to then.
-    #[must_use]
-    pub fn has_died_since(&self, deaths: u64) -> bool {
-        self.deaths.get() != deaths || !deaths.is_multiple_of(2)
-    }
-}
 
 /// How a connection ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -95,13 +48,13 @@ enum Ending {
     Replaced,
 }
 
-/// What is under way.
+/// A command or a task management function in progress.
 enum Pending {
     Command { lun: usize, job: Job, since: Instant, resets: Option<u64> },
     Function { function: Function, lun: usize, of: Option<u32>, since: Instant },
 }
 
-/// What the target said, owned.
+/// An event of the session, with its own data.
 enum Said {
     LoggedIn,
     Data(u32, u32, Vec<u8>),
@@ -128,7 +81,7 @@ pub struct Initiator {
     failures: u32,
     /// Reads to be made: unit and blocks. With them it does nothing else.
     reads: VecDeque<(usize, Range<usize>)>,
-    /// Whether it leaves its connections alone.
+    /// Whether it neither disturbs nor ends its connections.
     is_calm: bool,
 }
 
@@ -168,7 +121,7 @@ impl Initiator {
         }
     }
 
-    /// One that comes last and reads everything.
+    /// The initiator that logs in last and reads everything.
     #[must_use]
     pub fn last(shared: &Rc<Shared>, chance: Chance) -> Self {
         let everything = shared.luns.iter().enumerate().flat_map(|(number, lun)| {
@@ -220,9 +173,9 @@ struct Connection<'a> {
     reads_from: Instant,
     /// It sends nothing until then.
     sends_from: Instant,
-    /// Whether it was held up, deaf or mute at all: a login has less time.
+    /// Whether the connection was stalled or silent at all: the target waits less time for a login.
     disturbed: bool,
-    /// Whether it was deaf or mute for so long that the target may give it up.
+    /// Whether the initiator was silent for so long that the target may end the connection.
     strange: bool,
     deaths: u64,
 }
@@ -326,11 +279,11 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Something that happens to connections.
+    /// An event that happens to connections.
     fn disturb(&mut self) -> Option<Ending> {
         let world = self.port.shared.watch.world();
         let (what, chance) = (self.port.chance.index(6), &mut self.port.chance);
-        // Now and then longer than a target has patience.
+        // Sometimes longer than the target waits.
         let patient = what < 4 || !chance.odds(100_000);
         let until = self.port.shared.core.now() + Duration::from_micros(chance.within(1..=3_000_000));
         let until = if patient { until } else { until + TARGET_PATIENCE };
@@ -421,7 +374,7 @@ impl<'a> Connection<'a> {
         self.pending.insert(cookie, Pending::Function { function, lun, of, since: self.now() });
     }
 
-    /// Sends and receives until something came, or it is time.
+    /// Sends and receives until bytes were received or the time has come.
     async fn wait(&mut self, until: Instant) -> Woken {
         while !self.session.output().is_empty() {
             let count = take(self.session.output(), &mut self.out);
@@ -446,9 +399,9 @@ impl<'a> Connection<'a> {
         }
         match result {
             Ok(()) => {}
-            // A target without memory lets in who comes again.
+            // A target without memory admits the initiator later.
             Err(Error::Login(LoginStatus::OUT_OF_RESOURCES, _)) => return Some(Ending::Own),
-            // A target that stops lets nobody in any more.
+            // A target that stops refuses all logins.
             Err(Error::Login(LoginStatus::SERVICE_UNAVAILABLE, _)) if self.port.shared.has_died_since(self.deaths) => {
                 return Some(Ending::Own);
             }
@@ -505,8 +458,7 @@ impl<'a> Connection<'a> {
         };
         shared.watch.count_command();
         let unit = &shared.luns[lun];
-        // A reset by somebody else, or data that does not come, may end a command in the middle with a status that
-        // tells so.
+        // A reset by another initiator, or missing data, may end a command with a status that says so.
         let was_reset = unit.was_reset_since(resets);
         let is_told = answer.status == Status::TASK_ABORTED
             || cdb::Sense::parse(&answer.sense).is_some_and(|sense| sense.key == Key::ABORTED_COMMAND);
@@ -555,7 +507,7 @@ impl<'a> Connection<'a> {
                 let all = matches!(function, Function::TARGET_WARM_RESET | Function::TARGET_COLD_RESET);
                 let is_meant =
                     |pending: &Pending| matches!(pending, Pending::Command { lun: at, .. } if all || *at == lun);
-                // What was started after the function may or may not be.
+                // A command that was started after the function may be aborted or not.
                 let before = self.pending.range(..cookie);
                 let meant: Vec<u32> =
                     before.filter(|(_, pending)| is_meant(pending)).map(|(cookie, _)| *cookie).collect();
@@ -568,6 +520,8 @@ impl<'a> Connection<'a> {
     /// Whether a function that is not over may have aborted a command of this unit.
     fn is_being_aborted(&self, cookie: u32, lun: usize) -> bool {
         self.pending.range(cookie..).any(|(_, pending)| match pending {
+            // A second ABORT TASK may be answered before the first one, which waits for the end of the task.
+            Pending::Function { of: Some(of), .. } => *of == cookie,
             Pending::Function { function, lun: at, .. } => *function == Function::ABORT_TASK_SET && *at == lun,
             Pending::Command { .. } => false,
         })
@@ -587,7 +541,7 @@ impl<'a> Connection<'a> {
             if now.since(self.begun) <= LOGIN_TIME {
                 return None;
             }
-            // Who is cut off by the network is told.
+            // A connection that the network resets fails at once.
             if !self.disturbed && !self.port.shared.has_died_since(self.deaths) {
                 self.report("the login is not answered");
             }
@@ -618,7 +572,7 @@ impl<'a> Connection<'a> {
         None
     }
 
-    /// The connection ended, and not by us: may it?
+    /// The target or the network ended the connection: reports it unless it is allowed.
     fn judge_end(&self) -> Ending {
         let shared = &self.port.shared;
         let excused = self.leaving

@@ -1,7 +1,7 @@
-//! Commands of a simulated initiator: made at random, and judged by their answers.
+//! Commands of simulated clients: chosen at random, and judged by their answers.
 
-use crate::machine::Volume;
 use crate::model::{End, FlushId, Model, ReadId, Value, WriteId, ZEROES};
+use crate::setup::Volume;
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
 use lunar_core::outgoing::Data;
@@ -14,6 +14,8 @@ use std::ops::Range;
 
 /// Blocks that one command touches: few, so that commands meet.
 const BLOCKS_MAX: u64 = 48;
+/// The same on a contended volume.
+const CONTENDED_BLOCKS_MAX: u64 = 3;
 /// Blocks of one compare-and-write.
 const COMPARE_BLOCKS_MAX: usize = 4;
 /// SBC-5 operation codes that the initiator's own list has not.
@@ -30,13 +32,13 @@ const NDOB: u8 = 0x01;
 pub struct Lun {
     /// Its number.
     pub number: u16,
-    /// What it is.
+    /// Its volume.
     pub volume: Volume,
-    /// What it may hold.
+    /// The values that its sectors may have.
     pub model: RefCell<Model>,
-    /// Starts and ends of resets: a command under way meanwhile may be lost.
+    /// Starts and ends of resets: a reset may end commands in progress.
     resets: Cell<u64>,
-    /// Resets that were asked for and whose end nobody has heard of.
+    /// Resets that were requested and not answered yet.
     resetting: Cell<u32>,
 }
 
@@ -54,13 +56,13 @@ impl Lun {
         }
     }
 
-    /// What a command that starts now must remember to know whether a reset may have ended it.
+    /// The value with which [`Lun::was_reset_since`] tells whether a reset may have ended a command that starts now.
     #[must_use]
     pub fn resets_so_far(&self) -> Option<u64> {
         (self.resetting.get() == 0).then(|| self.resets.get())
     }
 
-    /// Whether a reset may have ended a command that remembers this.
+    /// Whether a reset may have ended a command that started when `before` was read.
     #[must_use]
     pub fn was_reset_since(&self, before: Option<u64>) -> bool {
         before != Some(self.resets.get())
@@ -88,17 +90,17 @@ impl Lun {
     }
 }
 
-/// A command that was made.
+/// A command to send.
 pub struct Made {
     /// Its CDB.
     pub cdb: Vec<u8>,
     /// Its data.
     pub moves: Moves,
-    /// What is expected of it.
+    /// Its expected effect.
     pub job: Job,
 }
 
-/// What is expected of a command.
+/// The expected effect of a command.
 #[derive(Debug)]
 pub enum Job {
     /// A read; the bytes that have come.
@@ -111,7 +113,7 @@ pub enum Job {
         wanted: usize,
         /// Bytes that the initiator said it expects.
         expected: usize,
-        /// What came.
+        /// Received data.
         bytes: Vec<u8>,
     },
     /// A change that ends with its value in every sector.
@@ -133,23 +135,23 @@ pub enum Job {
         read: ReadId,
         /// First sector.
         first: usize,
-        /// What was expected there.
+        /// The values that it compares.
         expected: Vec<Value>,
         /// Whether it is durable when it is answered.
         durable: bool,
     },
     /// A flush.
     Flush(FlushId),
-    /// Something that must succeed and changes nothing.
+    /// A command that must succeed and changes nothing.
     Harmless,
-    /// Something that must be refused as an illegal request.
+    /// A command that must be refused as an illegal request.
     Illegal,
 }
 
 /// The answer to a command.
 #[derive(Clone, Debug)]
 pub struct Answer {
-    /// What became of the command before its status.
+    /// The response code, which precedes the status.
     pub response: Response,
     /// Its status.
     pub status: Status,
@@ -159,21 +161,30 @@ pub struct Answer {
     pub sense: Vec<u8>,
 }
 
-/// Makes commands.
+/// Chooses commands.
 pub struct Maker<'a> {
-    /// Who watches.
+    /// Collects violations.
     pub watch: &'a Watch,
-    /// For which unit.
+    /// The unit.
     pub lun: &'a Lun,
-    /// Where chance comes from.
+    /// The source of random numbers.
     pub chance: &'a mut Chance,
-    /// What was read last: (unit, first sector, values).
+    /// The values that were read last: unit, first sector, values.
     pub seen: &'a mut Option<(u16, usize, Vec<Value>)>,
 }
 
 impl Maker<'_> {
+    /// Whether the next command is a compare-and-write of the blocks that were read last: on a contended volume.
+    pub(crate) fn replaces(&mut self) -> bool {
+        let has_seen = self.seen.as_ref().is_some_and(|(lun, ..)| *lun == self.lun.number);
+        self.lun.volume.is_contended && has_seen && self.chance.coin()
+    }
+
     /// Any command.
     pub fn any(&mut self) -> Made {
+        if self.replaces() {
+            return self.compare_and_write();
+        }
         match self.chance.index(20) {
             0..6 => self.read(),
             6..11 => self.write(),
@@ -188,9 +199,10 @@ impl Maker<'_> {
 
     /// Blocks of one command.
     pub(crate) fn blocks(&mut self) -> Range<usize> {
-        let all = self.lun.volume.sectors / self.lun.volume.block_sectors();
+        let all = self.lun.volume.used_blocks();
+        let most = if self.lun.volume.is_contended { CONTENDED_BLOCKS_MAX } else { BLOCKS_MAX };
         let start = self.chance.index(all);
-        start..(start + self.chance.within(1..=BLOCKS_MAX) as usize).min(all)
+        start..(start + self.chance.within(1..=most) as usize).min(all)
     }
 
     /// The same in sectors.
@@ -319,7 +331,7 @@ impl Maker<'_> {
     }
 
     fn illegal(&mut self) -> Made {
-        let end = (self.lun.volume.sectors / self.lun.volume.block_sectors()) as u64;
+        let end = (self.lun.volume.sectors_max() / self.lun.volume.block_sectors()) as u64;
         let (cdb, moves) = match self.chance.index(4) {
             0 => (vec![0xff, 0, 0, 0, 0, 0], Moves::Nothing),
             1 => (sized(&cdb::read(end, 1, false)), Moves::In(self.lun.volume.block_size)),
@@ -352,24 +364,24 @@ fn sixteen(opcode: u8, flags: u8, lba: usize, blocks: u32) -> Vec<u8> {
     cdb
 }
 
-/// How an answer is to be taken.
+/// The effect that an answer reports.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Verdict {
-    /// All was done.
+    /// The command was executed.
     Good,
-    /// It was not begun.
+    /// The command was not started.
     Refused,
-    /// Something went wrong in the middle.
+    /// The command may have been executed in part.
     Failed,
-    /// What was compared is different.
+    /// The compared data differs.
     Miscompare,
 }
 
 impl Job {
-    /// Takes in the answer. Returns what was read.
+    /// Applies the answer to the model. Returns the values that were read.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The answer is wrong.
     pub fn answered(self, watch: &Watch, lun: &Lun, faults: &Faults, answer: &Answer) -> Result<Vec<Value>, String> {
         let verdict = match self.judge(lun, faults, answer) {
             Ok(verdict) => verdict,
@@ -384,10 +396,10 @@ impl Job {
         self.settled(watch, lun, verdict)
     }
 
-    /// Takes in how it ended. Returns what was read.
+    /// Applies the effect to the model. Returns the values that were read.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The answer is wrong.
     pub fn settled(self, watch: &Watch, lun: &Lun, verdict: Verdict) -> Result<Vec<Value>, String> {
         let mut model = lun.model.borrow_mut();
         match (self, verdict) {
@@ -439,7 +451,7 @@ impl Job {
         Ok(Vec::new())
     }
 
-    /// It is over without an answer: its task was aborted, or its nexus is gone.
+    /// The command has ended without an answer: its task was aborted, or its nexus is lost.
     pub fn unanswered(self, lun: &Lun) {
         let mut model = lun.model.borrow_mut();
         match self {
@@ -467,7 +479,7 @@ impl Job {
             Status::GOOD if matches!(self, Self::Illegal) => Err("an illegal request ended with GOOD".to_owned()),
             Status::GOOD => Ok(Verdict::Good),
             Status::TASK_SET_FULL => Ok(Verdict::Refused),
-            // Memory may have run out in the middle.
+            // The arena may become empty while the command is executed.
             Status::BUSY => Ok(Verdict::Failed),
             Status::CHECK_CONDITION => {
                 let sense = Sense::parse(&answer.sense).ok_or("CHECK CONDITION without sense data")?;
@@ -480,7 +492,7 @@ impl Job {
     /// Whether the medium may fail what it reads or writes.
     #[must_use]
     pub fn may_fail(&self, lun: &Lun, faults: &Faults) -> bool {
-        // What is durable hears of what others could not write back.
+        // A durable command reports that the writes of others could not be written back.
         let written = |durable: bool| faults.write_error > 0 || durable && faults.sync_error > 0;
         lun.volume.is_file()
             && match self {

@@ -1,50 +1,71 @@
-//! Whole targets in virtual time, with faults, from a seed: what is acknowledged is not lost, what is read was
-//! written, every command ends, and nothing is left over.
+//! Simulates whole targets in virtual time, with faults, from a seed. Each run checks that acknowledged data is not
+//! lost, that a read returns data that was written, that every command ends, and that the target frees all resources.
 //!
-//! * [`model`]: what a disk may hold, as its users know it
-//! * [`stamp`]: sectors that say which write filled them
+//! * [`model`]: the values that the sectors of a disk may have, as its clients know them
+//! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
-//! * [`fences`]: the scenario of clusters whose nodes throw each other out
-//! * [`targets`]: the scenario of whole targets: [`machine`] serves, [`initiator`]s, NVMe [`host`]s and virtual
-//!   machines with [`block`] devices use it
+//! * [`ethernet`]: the scenario of ATA over Ethernet, on a segment that loses, duplicates and reorders frames
+//! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
+//! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
+//!   [`block_client`]s use the same volumes
+//! * [`target`]: a target of the engine in the simulator, from a [`setup`]
+//! * [`configuration`]: the text of its configuration; [`engine_host`]: the host of the engine, with virtual time
+//! * [`backends`]: the store on a simulated disk; [`block_front`], [`block_port`]: the front of block clients
+//! * [`shared`]: the state that all clients share; [`job`], [`nvme_command`]: their commands
+//! * [`vfio_control`], [`vfio_controller`]: the driver of a guest
 //! * [`wire`]: queues of NVMe hosts over the simulated network
-//! * [`watch`]: what went wrong, and panics that a task kept to itself
+//! * [`watch`]: collects violations, and panics of tasks
 //!
-//! A seed determines everything: the set-up, what the initiators do, when what fails, and when the machine
-//! crashes. `cargo run -p lunar-sim -- --seed N` replays one with its trace.
+//! A seed determines everything: the set-up, the commands of the clients, the faults, and the crashes of the target.
+//! `cargo run -p lunar-sim -- --seed N` replays one with its trace.
 
-pub mod block;
+pub mod backends;
+pub mod block_client;
+pub mod block_front;
+pub mod block_port;
+pub mod configuration;
+pub mod engine_host;
+pub mod ethernet;
 pub mod exchange;
 pub mod fences;
+pub mod guest;
 pub mod host;
 pub mod initiator;
 pub mod job;
-pub mod machine;
 pub mod model;
+pub mod nvme_command;
 pub mod order;
+pub mod setup;
+pub mod shared;
 pub mod stamp;
 pub mod stores;
+pub mod target;
 pub mod targets;
+pub mod vfio_control;
+pub mod vfio_controller;
 pub mod watch;
 pub mod wire;
 
-use lunar_core::unit::Identity;
+pub use watch::Outcome;
+
 use watch::Watch;
 
-/// What is simulated.
+/// A scenario.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Scenario {
     /// Steps on stores.
     Stores,
-    /// Initiators, NVMe hosts, and a whole target.
+    /// A whole target with all kinds of clients.
     Targets,
     /// Nodes of a cluster that fence each other.
     Fences,
+    /// ATA over Ethernet.
+    Ethernet,
 }
 
 impl Scenario {
-    /// All of them.
-    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets, Self::Fences];
+    /// All scenarios.
+    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet];
 
     /// Its name on the command line.
     #[must_use]
@@ -53,31 +74,18 @@ impl Scenario {
             Self::Stores => "stores",
             Self::Targets => "targets",
             Self::Fences => "fences",
+            Self::Ethernet => "ethernet",
         }
     }
 
-    /// The one that a seed belongs to when none is named: they take turns.
+    /// The scenarios that take turns: a seed without a named scenario keeps its one when a scenario is added.
+    const TURNS: u64 = 3;
+
+    /// The scenario of a seed if none is named: the first ones take turns.
     #[must_use]
     pub fn of(seed: u64) -> Self {
-        Self::ALL[(seed % Self::ALL.len() as u64) as usize]
+        Self::ALL[(seed % Self::TURNS) as usize]
     }
-}
-
-/// What became of a seed.
-#[derive(Debug)]
-pub struct Outcome {
-    /// The number of all that happened.
-    pub hash: u64,
-    /// What went wrong; empty when all is well.
-    pub wrong: Vec<String>,
-    /// The lines of the trace, if they were to be kept.
-    pub trace: Vec<String>,
-    /// Virtual nanoseconds.
-    pub virtual_nanoseconds: u64,
-    /// Commands that were answered.
-    pub commands: u64,
-    /// Nodes that were thrown out and of which it was seen that nothing came after: by iSCSI, by NVMe.
-    pub fences: [u64; 2],
 }
 
 /// Runs one seed.
@@ -88,18 +96,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
         Scenario::Stores => stores::run(&watch),
         Scenario::Targets => targets::run(&watch),
         Scenario::Fences => fences::run(&watch),
+        Scenario::Ethernet => ethernet::run(&watch),
     });
     watch.outcome()
-}
-
-/// An identity like any other.
-fn identity(number: u8) -> Identity {
-    Identity {
-        vendor: "LUNAR".to_owned(),
-        product: "SIMULATED".to_owned(),
-        revision: "1".to_owned(),
-        serial: number.to_string(),
-        uuid: [number; 16],
-        naa: [0x30, 0, 0, 0, 0, 0, 0, number],
-    }
 }

@@ -1,9 +1,12 @@
-//! What a disk may hold, as its users know it: for each sector the writes that may be what a read finds now.
+//! The model of a disk, as its clients know it: for each sector, the writes whose value a read may return.
 //!
 //! A sector is a register that behaves as if every command took effect at one moment between its start and its
 //! end. So a read may find the value of a write unless another one, known to have happened, began after that write
 //! was over and was over before the read began. A read that found a value is knowledge, too: it counts as if the
-//! value had been written then. A power failure takes back what was neither written durably nor flushed; a flush
+//! value had been written then. An atomic command replaces the value that it found at once: a value that came after
+//! that one is not overwritten by the command.
+//!
+//! A power failure takes back what was neither written durably nor flushed; a flush
 //! that failed may have dropped it at once.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,7 +16,7 @@ use std::ops::Range;
 /// Moments are counted, not measured: every start and every end is one.
 pub type Moment = u64;
 
-/// What a sector holds: the number of the write that filled it; 0 for zeroes.
+/// The value of a sector: the number of the write that wrote it; 0 for zeroes.
 pub type Value = u64;
 
 /// The value of sectors that hold zeroes.
@@ -84,6 +87,11 @@ pub struct Model {
     is_shaken: bool,
     /// (sector, value) that an atomic command has replaced: no other can find it again.
     consumed: BTreeMap<(usize, Value), WriteId>,
+    /// By sector and value of an atomic command that has succeeded: the value that it found and replaced at once, and a
+    /// moment at which that value was there and stayed until the command.
+    replaced: BTreeMap<(usize, Value), (Value, Moment)>,
+    /// The last crash.
+    crashed: Moment,
 }
 
 impl Model {
@@ -111,6 +119,8 @@ impl Model {
             shaky_until: 0,
             is_shaken: false,
             consumed: BTreeMap::new(),
+            replaced: BTreeMap::new(),
+            crashed: 0,
         }
     }
 
@@ -155,7 +165,7 @@ impl Model {
         self.records.get(id as usize)?.as_ref()
     }
 
-    /// What is known of a sector.
+    /// The records of a sector.
     fn known(&self, sector: usize) -> impl Iterator<Item = &Record> {
         self.sectors[sector].iter().filter_map(|id| self.get(*id))
     }
@@ -194,7 +204,7 @@ impl Model {
     /// A read is over and found these values from sector `first` on. One that began before a crash tells nothing.
     ///
     /// # Errors
-    /// What it must not have found, with all that is known of the sector.
+    /// The value that the read must not return, with all records of the sector.
     pub fn end_read(&mut self, read: ReadId, first: usize, found: &[Value]) -> Result<(), String> {
         let now = self.moment();
         self.give_up_read(read);
@@ -226,8 +236,21 @@ impl Model {
             if before.is_some_and(|before| self.get(before.1).is_none_or(|record| self.counts(record))) {
                 return Err(format!("two atomic commands replaced the same {value} in sector {sector}"));
             }
+            if let Some(since) = self.there_since(sector, value) {
+                self.replaced.insert((sector, record.value), (value, since));
+            }
         }
         Ok(())
+    }
+
+    /// A moment after which a value that is in a sector now has been there all the time, if that is known.
+    fn there_since(&self, sector: usize, value: Value) -> Option<Moment> {
+        // Zeroes are written again and again. Every other value belongs to one write, which may put it there more than
+        // once until it is over. Later, only a crash and a failed flush bring a value back.
+        let records = || self.known(sector).filter(|record| record.value == value && value != ZEROES);
+        let first = records().filter_map(|record| record.end).min()?;
+        let written = records().find(|record| !record.is_mark).map_or(Some(first), |write| write.end)?;
+        Some(first.max(written).max(self.crashed).max(self.shaky_until))
     }
 
     /// Whether all sectors from `first` on surely held these values from the start of a read until now.
@@ -277,7 +300,7 @@ impl Model {
         }
     }
 
-    /// Everything under way is over, for whoever was answered nothing: the nexus is gone, or the target crashed.
+    /// All commands without an answer have ended: the nexus is lost, or the target crashed.
     pub fn give_up(&mut self, writes: impl IntoIterator<Item = WriteId>) {
         for id in writes {
             self.end_write(id, End::Perhaps);
@@ -294,11 +317,12 @@ impl Model {
     pub fn crash(&mut self, power: bool) {
         let now = self.moment();
         self.life += 1;
+        self.crashed = now;
         self.reads.clear();
         if !std::mem::take(&mut self.flushes).is_empty() {
             self.shake(now);
         }
-        // What a failed flush dropped may have been read from memory until now.
+        // Data that a failed flush dropped may have been read from the cache until now.
         let was_shaken = std::mem::take(&mut self.is_shaken);
         let mut gone = Vec::new();
         for (id, record) in (0..).zip(&mut self.records) {
@@ -314,7 +338,7 @@ impl Model {
         }
         gone.into_iter().for_each(|id| self.forget(id));
         if power {
-            // What was replaced may be back.
+            // A value that was replaced may return.
             self.consumed.clear();
         }
     }
@@ -337,9 +361,14 @@ impl Model {
     /// Whether something that surely happened came after a record and was over at `begun`.
     fn is_over(&self, record: &Record, sector: usize, begun: Moment) -> bool {
         let Some(end) = record.end else { return false };
-        self.known(sector)
-            .filter(|other| self.counts(other))
-            .any(|other| other.start > end && other.end.is_some_and(|e| e < begun))
+        let counts = |other: &&Record| self.counts(other) && other.end.is_some_and(|end| end < begun);
+        if self.known(sector).filter(counts).any(|other| other.start > end) {
+            return true;
+        }
+        // The record and the value before it followed each other at once: any third value came after both.
+        let Some(&(before, since)) = self.replaced.get(&(sector, record.value)) else { return false };
+        let is_third = |other: &Record| other.value != record.value && other.value != before;
+        self.known(sector).filter(counts).any(|other| is_third(other) && other.start > since)
     }
 
     /// Whether a record happened for certain and no flush has dropped it.

@@ -133,6 +133,66 @@ fn atomic_commands_find_what_they_replace_once() {
 }
 
 #[test]
+fn an_atomic_command_does_not_overwrite_a_write_that_began_after_the_value_that_it_found() {
+    for is_atomic in [false, true] {
+        let mut model = Model::new(1, false);
+        write(&mut model, 5, GOOD);
+        let running = model.begin_write(0..1, 6);
+        assert!(read(&mut model, 5));
+        write(&mut model, 7, GOOD);
+        if is_atomic {
+            assert!(model.compared(running, &[5]).is_ok());
+        }
+        model.end_write(running, GOOD);
+        assert_eq!(model.possible(0), if is_atomic { vec![7] } else { vec![6, 7] });
+        assert_eq!(read(&mut model, 6), !is_atomic);
+    }
+}
+
+#[test]
+fn an_atomic_command_may_replace_a_value_while_others_write() {
+    let mut model = Model::new(1, false);
+    write(&mut model, 5, GOOD);
+    let (atomic, other) = (model.begin_write(0..1, 6), model.begin_write(0..1, 7));
+    let begun = model.begin_read();
+    assert!(model.compared(atomic, &[5]).is_ok());
+    model.end_write(atomic, GOOD);
+    assert!(read(&mut model, 6), "the other write has not ended");
+    assert!(model.end_read(begun, 0, &[5]).is_ok(), "the read began before");
+    assert!(read(&mut model, 6), "the read found the value that was replaced");
+    model.end_write(other, GOOD);
+    assert!(!read(&mut model, 6));
+    assert!(read(&mut model, 7));
+}
+
+#[test]
+fn a_write_that_is_not_over_may_bring_its_value_back_before_an_atomic_command_replaces_it() {
+    let mut model = Model::new(1, false);
+    let twice = model.begin_write(0..1, 5);
+    assert!(read(&mut model, 5));
+    write(&mut model, 6, GOOD);
+    assert!(read(&mut model, 6));
+    model.end_write(twice, GOOD);
+    let atomic = model.begin_write(0..1, 7);
+    assert!(model.compared(atomic, &[5]).is_ok());
+    model.end_write(atomic, GOOD);
+    assert_eq!(model.possible(0), [7]);
+}
+
+#[test]
+fn a_value_that_a_crash_brought_back_may_be_replaced() {
+    let mut model = Model::new(1, false);
+    write(&mut model, 5, DURABLE);
+    write(&mut model, 6, GOOD);
+    model.crash(true);
+    assert!(read(&mut model, 5));
+    let atomic = model.begin_write(0..1, 7);
+    assert!(model.compared(atomic, &[5]).is_ok());
+    model.end_write(atomic, GOOD);
+    assert_eq!(model.possible(0), [7]);
+}
+
+#[test]
 fn what_must_be_is_what_nothing_else_can_be() {
     let mut model = Model::new(1, false);
     write(&mut model, 5, GOOD);

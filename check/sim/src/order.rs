@@ -1,5 +1,5 @@
-//! The numbers of a connection, PDU by PDU (RFC 7143 4.2.2): what an initiator need not notice, but a target must
-//! keep to.
+//! Checks the sequence numbers of a connection, PDU by PDU (RFC 7143 4.2.2), also where an initiator need not check
+//! them.
 
 use lunar_iscsi::wire::{BHS_LEN, DIGEST_LEN, Opcode, Stage, TRANSIT, padded};
 use lunar_iscsi_initiator::config::Agreed;
@@ -7,7 +7,7 @@ use lunar_iscsi_initiator::config::Agreed;
 /// Byte 1 of a login response: the stage that it leads to (11.13).
 const NEXT_STAGE: u8 = 0x03;
 
-/// Watches the bytes that come from the target.
+/// Checks the bytes that are received from the target.
 #[derive(Debug, Default)]
 pub struct Order {
     pending: Vec<u8>,
@@ -23,8 +23,8 @@ fn is_before(a: u32, b: u32) -> bool {
 }
 
 impl Order {
-    /// Takes in what arrived. `sent`: the number of the next command, which nobody may acknowledge yet; `agreed`: what
-    /// holds once the login that is in these bytes is over.
+    /// Checks received bytes. `sent`: CmdSN of the next command, which the target must not acknowledge yet; `agreed`:
+    /// the parameters in force after the login in these bytes.
     ///
     /// # Errors
     /// The rule that was broken.

@@ -1,4 +1,4 @@
-//! Sectors that say which write filled them, so that a read tells what it found.
+//! Sector contents that identify the write, so that a read can be checked.
 
 use crate::model::{Value, ZEROES};
 use lunar_load::pattern;
@@ -20,14 +20,14 @@ pub fn fill(seed: u64, sectors: Range<usize>, value: Value) -> Vec<u8> {
 /// The values of the sectors from `first` on.
 ///
 /// # Errors
-/// When a sector holds what no write put there: it is torn, or belongs elsewhere.
+/// A sector has contents that no write wrote there: it is torn, or it belongs to another place.
 pub fn read(seed: u64, first: usize, bytes: &[u8]) -> Result<Vec<Value>, String> {
     let blocks = bytes.chunks(SECTOR).zip(first..);
     blocks
         .map(|(block, sector)| match pattern::check(block, seed, sector as u64) {
             Ok(value) => Ok(value),
             Err(pattern::Mismatch::Zeroes) => Ok(ZEROES),
-            Err(why) => Err(format!("sector {sector} holds what no write put there: {why}")),
+            Err(why) => Err(format!("sector {sector} has contents that no write wrote there: {why}")),
         })
         .collect()
 }

@@ -1,7 +1,6 @@
-//! The scenario of steps on stores, without a transport: tasks of one core read, write, zero, unmap, compare and
-//! flush one unit; operations fail, take long and are aborted; the machine crashes.
+//! The scenario of steps on stores, without a transport: tasks of one core read, write, zero, unmap, compare and flush
+//! one unit. Operations fail, take long and are aborted, and the process crashes.
 
-use crate::identity;
 use crate::model::{End, Model, Value, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
@@ -11,10 +10,10 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::VolatileMemory;
 use lunar_core::port::Transfer;
 use lunar_core::range::Ranges;
-use lunar_core::step::{Failure, Step, Tail, Tools, carry_out};
+use lunar_core::step::{Failure, FinalData, SlotContext, Step, carry_out};
 use lunar_core::tally::Tally;
 use lunar_core::time::Instant;
-use lunar_core::unit::{Admitted, Geometry, OneCore, Unit, UnitId};
+use lunar_core::unit::{Admitted, Geometry, Identity, OneCore, Unit, UnitId};
 use lunar_ram::RamVolume;
 use lunar_reactor::Reactor;
 use lunar_reactor::disk::{Alignment, Health, Policy};
@@ -29,12 +28,12 @@ use std::time::Duration;
 
 const HOST: Host = Host(1);
 const PATH: &str = "volume";
-/// Enough for every task's pieces at once: memory is not what this scenario is short of.
+/// Enough for the data of all tasks: this scenario does not test a lack of memory.
 const ARENA_BYTES: usize = 8 << 20;
 /// Sectors that one step touches: a few blocks of space, so that steps overlap often.
 const STEP_SECTORS_MAX: u64 = 40;
 
-/// What a seed sets up.
+/// The set-up of a seed.
 #[derive(Clone, Debug)]
 struct Setup {
     sectors: usize,
@@ -77,7 +76,7 @@ impl Setup {
         self.policy.is_some()
             && match fault {
                 Fault::Medium => {
-                    // What is durable hears of what others could not write back.
+                    // A durable step reports that the writes of others could not be written back.
                     reads && faults.read_error > 0
                         || (changes || is_durable) && faults.write_error > 0
                         || is_durable && faults.sync_error > 0
@@ -129,18 +128,18 @@ pub fn run(watch: &Watch) {
     last_look(watch, &healed, &model);
 }
 
-/// How a life may end before its time.
+/// The early end of a run.
 #[derive(Clone, Copy)]
 struct Crash {
     at: Instant,
     power: bool,
 }
 
-/// One life of the machine.
+/// One run of the process.
 fn live(watch: &Watch, setup: &Setup, model: &Rc<RefCell<Model>>, chance: &mut Chance, crash: Option<Crash>) {
     let world = watch.world();
     if setup.policy.is_none() {
-        // Memory is gone with its process.
+        // Memory is lost with its process.
         model.borrow_mut().wipe();
     }
     let core = core(watch);
@@ -214,7 +213,7 @@ impl Bench {
         let ranges = Rc::new(Ranges::default());
         let unit = Unit {
             id: UnitId(0),
-            identity: Arc::new(identity(0)),
+            identity: Arc::new(identity()),
             geometry: Geometry::of(&traits, 512).expect("whole blocks"),
             read_only: false,
             store,
@@ -233,8 +232,8 @@ impl Bench {
 struct User {
     bench: Rc<Bench>,
     chance: Chance,
-    tools: Tools,
-    /// What it read last: what it expects in a compare-and-write.
+    slot: SlotContext,
+    /// The values that it read last, which a compare-and-write compares.
     seen: Option<(usize, Vec<Value>)>,
     /// Whether it aborts nothing.
     is_patient: bool,
@@ -242,8 +241,8 @@ struct User {
 
 impl User {
     fn new(bench: Rc<Bench>, chance: Chance) -> Self {
-        let tools = Tools { arena: bench.reactor.arena().clone(), completion: Completion::new() };
-        Self { bench, chance, tools, seen: None, is_patient: false }
+        let slot = SlotContext { arena: bench.reactor.arena().clone(), completion: Completion::new() };
+        Self { bench, chance, slot, seen: None, is_patient: false }
     }
 
     async fn step(&mut self) {
@@ -281,9 +280,9 @@ impl User {
             chance: RefCell::new(self.chance.fork()),
             abort_at,
         };
-        let mut tail = Tail::default();
-        let result = carry_out(Admitted::to(&bench.unit), &step, &memory, &mut self.tools, &mut tail).await;
-        let result = result.map(|()| memory.take(tail.offset, &tail.data));
+        let mut final_data = FinalData::default();
+        let result = carry_out(Admitted::to(&bench.unit), &step, &memory, &mut self.slot, &mut final_data).await;
+        let result = result.map(|()| memory.take(final_data.offset, &final_data.data));
         let may_be = match (&result, &step) {
             (Ok(()), Step::Read { len, .. }) => memory.input.borrow().len() as u64 == *len,
             (Ok(()), _) => memory.input.borrow().is_empty(),
@@ -459,6 +458,18 @@ impl Transfer for Memory<'_> {
 
     fn aborted(&self) -> bool {
         self.abort_at.is_some_and(|at| self.bench.reactor.now() >= at)
+    }
+}
+
+/// The identity of the unit.
+fn identity() -> Identity {
+    Identity {
+        vendor: "LUNAR".to_owned(),
+        product: "SIMULATED".to_owned(),
+        revision: "1".to_owned(),
+        serial: "0".to_owned(),
+        uuid: [0; 16],
+        naa: [0x30, 0, 0, 0, 0, 0, 0, 0],
     }
 }
 

@@ -1,6 +1,5 @@
-//! What goes wrong in a simulation: violations that are reported, and panics, also those that ended a task alone.
+//! Collects the violations of a simulation, and panics, also those that ended only a task.
 
-use crate::Outcome;
 use lunar_core::time::Instant;
 use lunar_reactor::sim::World;
 use std::cell::{Cell, RefCell};
@@ -32,7 +31,24 @@ fn install_hook() {
     });
 }
 
-/// Who watches one simulation. Clones are the same.
+/// The outcome of a seed.
+#[derive(Debug)]
+pub struct Outcome {
+    /// The hash of the trace.
+    pub hash: u64,
+    /// Violations; empty if there are none.
+    pub wrong: Vec<String>,
+    /// The lines of the trace, if they were to be kept.
+    pub trace: Vec<String>,
+    /// Virtual nanoseconds.
+    pub virtual_nanoseconds: u64,
+    /// Commands that were answered.
+    pub commands: u64,
+    /// Nodes that were fenced and whose writes were checked afterwards: by iSCSI, by NVMe.
+    pub fences: [u64; 2],
+}
+
+/// Collects the violations of one simulation. Clones share the collection.
 #[derive(Clone)]
 pub struct Watch(Rc<Inner>);
 
@@ -70,32 +86,32 @@ impl Watch {
         self.0.seed
     }
 
-    /// Something is wrong.
+    /// Records a violation.
     pub fn report(&self, what: impl Into<String>) {
         let what = what.into();
         self.0.world.note(format_args!("WRONG: {what}"));
         self.0.wrong.borrow_mut().push(what);
     }
 
-    /// Whether something is wrong: the scenario may stop.
+    /// Whether there is a violation: the scenario may stop.
     #[must_use]
     pub fn is_wrong(&self) -> bool {
         !self.0.wrong.borrow().is_empty() || PANICS.with_borrow(|panics| panics.as_ref().is_some_and(|p| !p.is_empty()))
     }
 
-    /// One more command was answered.
+    /// Counts a command that was answered.
     pub fn count_command(&self) {
         self.0.commands.set(self.0.commands.get() + 1);
     }
 
-    /// Of one more node that was thrown out it was seen that nothing came after.
+    /// Counts a node that was fenced and whose writes were checked afterwards.
     pub fn count_fence(&self, is_nvme: bool) {
         let mut fences = self.0.fences.get();
         fences[usize::from(is_nvme)] += 1;
         self.0.fences.set(fences);
     }
 
-    /// Runs a scenario; what panics in it is a violation.
+    /// Runs a scenario; a panic is a violation.
     pub fn guard(&self, scenario: impl FnOnce()) {
         PANICS.set(Some(Vec::new()));
         // A panic of the scenario itself has been collected by the hook.
@@ -104,7 +120,7 @@ impl Watch {
         self.0.wrong.borrow_mut().extend(panics);
     }
 
-    /// What became of it.
+    /// The outcome.
     #[must_use]
     pub fn outcome(&self) -> Outcome {
         Outcome {

@@ -1,7 +1,7 @@
 //! Queues of our own NVMe/TCP host over the simulated network.
 
+use crate::configuration::{NQN, NVME_PORTAL};
 use crate::exchange::{Woken, exchange, take};
-use crate::machine::{NQN, NVME_PORTAL};
 use lunar_core::outgoing::Moves;
 use lunar_core::time::Instant;
 use lunar_nvme::{Sqe, Status};
@@ -17,17 +17,17 @@ use std::time::Duration;
 const ADMIN_ENTRIES: u16 = 32;
 /// Entries of an I/O queue, as a rule.
 pub const ENTRIES: u16 = 64;
-/// How long a controller that is not ready is left alone.
+/// The pause between two reads of the status of a controller that is not ready.
 const READY_PAUSE: Duration = Duration::from_millis(1);
 
-/// Why a queue is of no use any more.
+/// The reason for which a queue cannot be used.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum Lost {
     /// The connection ended.
     Gone,
-    /// Nothing came in time.
+    /// No answer was received in time.
     Time,
-    /// The controller said what it may not say, or refused.
+    /// The controller violated the protocol, or refused a command.
     Error(Error),
 }
 
@@ -51,7 +51,7 @@ impl Wire {
         Self { peer: world.connect(NVME_PORTAL), queue: Queue::new(offer, connect), out: Vec::new() }
     }
 
-    /// Sends, if it may, and receives, if it may, at most `most` bytes, until something came or it is time.
+    /// Sends and receives, each if it is allowed to, until at most `most` bytes were received or the time has come.
     pub async fn wait(&mut self, core: &Reactor, until: Instant, may: (bool, bool), most: usize) -> Woken {
         while !self.queue.output().is_empty() {
             let count = take(self.queue.output(), &mut self.out);
@@ -60,7 +60,7 @@ impl Wire {
         exchange(core, &self.peer, &mut self.out, until, may, most).await
     }
 
-    /// Waits for what comes next.
+    /// Waits for the next bytes.
     async fn heard(&mut self, core: &Reactor, until: Instant) -> Result<Vec<u8>, Lost> {
         match self.wait(core, until, (true, true), 8192).await {
             Woken::Bytes(bytes) => Ok(bytes),
@@ -69,7 +69,7 @@ impl Wire {
         }
     }
 
-    /// Waits until there is a queue; gives its controller.
+    /// Waits until the queue is connected. Returns the controller ID.
     async fn connected(&mut self, core: &Reactor, until: Instant) -> Result<u16, Lost> {
         loop {
             let (bytes, mut found) = (self.heard(core, until).await?, None);
@@ -84,10 +84,10 @@ impl Wire {
         }
     }
 
-    /// Carries out one command while nothing else is under way.
+    /// Executes one command while no other command is in progress.
     ///
     /// # Errors
-    /// When there will be no answer.
+    /// The connection ends before the answer.
     pub async fn call(&mut self, core: &Reactor, sqe: Sqe, moves: Moves, until: Instant) -> Result<Answer, Lost> {
         let room = self.queue.submit(Command { cookie: 0, sqe, moves });
         room.map_err(|_| Error::Protocol("the queue is full although nothing is under way"))?;
@@ -109,28 +109,28 @@ impl Wire {
 
 /// A controller that serves: its admin queue, and one I/O queue.
 pub struct Controller {
-    /// The admin queue: with its connection the controller ends.
+    /// The admin queue: the controller ends with its connection.
     pub admin: Wire,
     /// The I/O queue.
     pub io: Wire,
-    /// What it says of itself.
+    /// Its properties.
     pub info: Info,
 }
 
-/// Who a host is.
+/// The properties of a host.
 #[derive(Clone, Copy, Debug)]
-pub struct Who {
-    /// Its number, of which its name and identifier are made.
+pub struct HostConfig {
+    /// Its number, from which its NQN and host identifier are formed.
     pub number: u8,
-    /// The digests that it asks for.
+    /// The digests that it requests.
     pub offer: Offer,
-    /// Whether it wants to know how far its queues were read.
+    /// Whether it uses submission queue flow control.
     pub flow_control: bool,
     /// Entries of its I/O queue.
     pub entries: u16,
 }
 
-impl Who {
+impl HostConfig {
     fn connect(&self, queue: u16, entries: u16, controller: u16) -> Connect {
         Connect {
             queue,
@@ -146,13 +146,13 @@ impl Who {
 }
 
 impl Controller {
-    /// Does all that a host does before its first read.
+    /// Connects the queues and initializes the controller.
     ///
     /// # Errors
-    /// When that is not to be.
-    pub async fn open(world: &World, core: &Reactor, who: Who, until: Instant) -> Result<Self, Lost> {
-        let offer = Offer { in_capsule: ADMIN_IN_CAPSULE, ..who.offer };
-        let mut admin = Wire::open(world, offer, who.connect(0, ADMIN_ENTRIES, ANY_CONTROLLER));
+    /// The target ends the connection or refuses a command.
+    pub async fn open(world: &World, core: &Reactor, config: HostConfig, until: Instant) -> Result<Self, Lost> {
+        let offer = Offer { in_capsule: ADMIN_IN_CAPSULE, ..config.offer };
+        let mut admin = Wire::open(world, offer, config.connect(0, ADMIN_ENTRIES, ANY_CONTROLLER));
         let id = admin.connected(core, until).await?;
         let mut way = Bringup::new(1, Some(1));
         let mut answer = admin.call(core, way.first(), Moves::Nothing, until).await?;
@@ -167,8 +167,8 @@ impl Controller {
                 Next::Ready(info) => break info,
             };
         };
-        let offer = Offer { in_capsule: info.in_capsule, ..who.offer };
-        let mut io = Wire::open(world, offer, who.connect(1, who.entries, id));
+        let offer = Offer { in_capsule: info.in_capsule, ..config.offer };
+        let mut io = Wire::open(world, offer, config.connect(1, config.entries, id));
         io.connected(core, until).await?;
         Ok(Self { admin, io, info })
     }

@@ -10,9 +10,10 @@ use lunar_nvme_host::queue::{Command, Event, Offer};
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Faults, Host};
 use lunar_sim::exchange::Woken;
-use lunar_sim::machine::{Kept, Machine, Setup, Volume};
+use lunar_sim::setup::{Changes, Kept, Setup, Volume};
+use lunar_sim::target::SimulatedTarget;
 use lunar_sim::watch::Watch;
-use lunar_sim::wire::{Controller, Who};
+use lunar_sim::wire::{Controller, HostConfig};
 use std::cell::RefCell;
 use std::collections::BTreeSet;
 use std::rc::Rc;
@@ -25,9 +26,10 @@ const BLOCKS: u32 = 2048;
 
 /// Fills the queue with reads, one for each block, and returns those that were answered with all their data.
 async fn fill(watch: &Watch, core: &Reactor) -> BTreeSet<u32> {
-    let who = Who { number: 0, offer: Offer::default(), flow_control: true, entries: QUEUE_ENTRIES_MAX };
+    let config = HostConfig { number: 0, offer: Offer::default(), flow_control: true, entries: QUEUE_ENTRIES_MAX };
     let until = core.now() + Duration::from_secs(60);
-    let mut controller = Controller::open(watch.world(), core, who, until).await.expect("so many entries are granted");
+    let mut controller =
+        Controller::open(watch.world(), core, config, until).await.expect("so many entries are granted");
     let queue = &mut controller.io.queue;
     // One entry stays free, or a full queue would look like an empty one.
     let all = u32::from(QUEUE_ENTRIES_MAX) - 1;
@@ -58,21 +60,29 @@ fn a_queue_of_1024_entries_carries_1023_commands() {
     let setup = Setup {
         cores: 1,
         arena_bytes: 16 << 20,
-        volumes: vec![Volume { kept: Kept::Ram, sectors: BLOCKS as usize, block_size: BLOCK }],
+        volumes: vec![Volume {
+            kept: Kept::Ram,
+            sectors: BLOCKS as usize,
+            growth: 0,
+            block_size: BLOCK,
+            is_contended: false,
+        }],
         session: Config::default(),
+        vm_sockets: 0,
+        changes: Changes::default(),
         faults: Faults::none(),
     };
     watch.world().set_faults(setup.faults.clone());
     let answered = Rc::new(RefCell::new(None));
     watch.guard(|| {
-        let machine = Machine::start(&watch, &setup);
+        let target = SimulatedTarget::start(watch.world(), &setup);
         let clients = Reactor::with_driver(watch.world().core(Host(2)), Arena::new(1 << 20), Arc::default());
         let (core, eyes, told) = (clients.clone(), watch.clone(), answered.clone());
         clients.spawn(async move {
             let done = fill(&eyes, &core).await;
             told.replace(Some(done));
         });
-        let mut cores = machine.reactors();
+        let mut cores = target.reactors();
         cores.push(&clients);
         watch.world().run(&cores, || answered.borrow().is_some() || watch.is_wrong());
     });

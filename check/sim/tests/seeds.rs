@@ -52,6 +52,11 @@ fn fences_keep_their_promises() {
 }
 
 #[test]
+fn stations_of_an_ethernet_read_what_was_acknowledged() {
+    passes(Scenario::Ethernet);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {

@@ -70,7 +70,7 @@ impl All {
         nvme.subsystem.add_namespace(NAMESPACE, unit.clone());
         block.set.add_unit(unit);
         let client = block.set.attach(UnitId(9), client(false)).expect("the unit was added");
-        // What the new unit has to say first.
+        // The unit attentions of the new unit come first.
         while scsi.run(&[0; 6], &[], 0).status != ScsiStatus::GOOD {}
         Self { scsi, nvme, block, client, _core: core }
     }
@@ -97,7 +97,7 @@ impl All {
         (ended.data, ended.answer)
     }
 
-    /// What all three read there, which is the same.
+    /// The data of these blocks, which is the same for all three.
     fn reads(&self, first: u64, count: u64) -> Vec<u8> {
         let bytes = self.scsi(&cdb::read(first, count as u32, false)[..10], &[], count * BLOCK as u64);
         assert!(self.nvme(command::read(NAMESPACE, first, count as u32, false), &[]) == bytes, "NVMe reads the same");
@@ -154,7 +154,7 @@ fn space_that_one_command_set_deallocates_reads_as_zeroes_for_all() {
     let holes = [(grain, true), (grain, false), (2 * grain, true), (2 * grain, false), (2 * grain, true)];
     assert_eq!(sets.mapped(), [&holes[..], &[(rest, false)]].concat());
 
-    // What is written by the other is there again.
+    // Blocks that another command set writes are mapped again.
     let nines = vec![9; GRAIN as usize * BLOCK];
     sets.nvme(command::write(NAMESPACE, GRAIN, grain, false), &nines);
     sets.scsi(&cdb::write(4 * GRAIN, 2 * grain, false)[..10], &nines.repeat(2), 0);

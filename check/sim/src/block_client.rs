@@ -1,37 +1,31 @@
-//! Simulated virtual machines that use the block command set, on the volumes that iSCSI initiators and NVMe hosts use,
-//! too. There is no wire: a machine posts requests to a [`Port`] of a core of the target, with its data in guest
-//! memory, as a transport over shared memory would.
+//! Simulated clients of the block command set on the volumes that iSCSI initiators and NVMe hosts use, too. There is no
+//! wire: a client posts requests to a [`Port`] of a core of the target, with its data in guest memory, as a transport
+//! over shared memory would.
 
-use crate::initiator::Shared;
+use crate::block_port::{Connection, Port, Posted};
 use crate::job::{Job, Maker, Verdict};
 use crate::model::ZEROES;
+use crate::shared::Shared;
 use crate::stamp::{self, SECTOR};
-use lunar_blk::{Answer, Attachment, BlockSet, ByteRange, Client, Code, Error, Reply, Request};
-use lunar_core::io::{Completion, Extent, Fault};
-use lunar_core::mem::{Arena, Region, Sg, SgMut};
-use lunar_core::port::Transfer;
-use lunar_core::stats::Stats;
-use lunar_core::step::Tools;
+use lunar_blk::{Answer, ByteRange, Client, Code, Error};
+use lunar_core::io::Extent;
+use lunar_core::mem::Region;
 use lunar_core::time::Instant;
-use lunar_core::unit::Unit;
 use lunar_guest::Range;
 use lunar_guest::memory::Memory;
-use lunar_guest::scatter::{Scatter, ScatterList};
+use lunar_guest::scatter::ScatterList;
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::Chance;
-use lunar_unit::CoreUnits;
-use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
-use std::sync::Arc;
-use std::task::{Poll, Waker};
+use std::task::Poll;
 use std::time::Duration;
 
 /// Longer than any request takes that is not lost: all stalls and slow operations together.
 const REQUEST_TIME: Duration = Duration::from_secs(250);
-/// Requests that one machine has in progress at most.
+/// The most requests of one client that are in progress.
 const DEPTH_MAX: u64 = 8;
 /// Guest memory of one request: as much as 48 blocks of 4 KiB take, in pieces with gaps between them.
 const WINDOW: u64 = 256 << 10;
@@ -39,217 +33,10 @@ const WINDOW: u64 = 256 << 10;
 const BASE: u64 = 0x10_0000;
 /// Pieces of the data of one request at most.
 const PIECES_MAX: u64 = 4;
-/// Pause before a machine looks for a port again.
+/// The pause before a client looks for a port again.
 const PORT_PAUSE: Duration = Duration::from_millis(20);
 
-/// Whether a port takes requests.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum State {
-    /// It does.
-    Open,
-    /// The target stops: requests in progress end.
-    Draining,
-    /// The target is gone, with everything in progress.
-    Closed,
-}
-
-/// Where machines post requests: one for each core of the target.
-pub struct Port {
-    set: Rc<BlockSet>,
-    units: usize,
-    state: Cell<State>,
-    posted: RefCell<VecDeque<Posted>>,
-    in_progress: Cell<usize>,
-    wakers: RefCell<Vec<Waker>>,
-    connections: RefCell<Vec<Rc<Connection>>>,
-}
-
-/// A machine at a port, until the port is closed.
-struct Connection {
-    memory: Memory,
-    /// By LUN.
-    attachments: Vec<Rc<Attachment>>,
-    ended: RefCell<VecDeque<Ended>>,
-    is_closed: Cell<bool>,
-    waker: RefCell<Option<Waker>>,
-}
-
-impl Connection {
-    fn wake(&self) {
-        self.waker.take().into_iter().for_each(Waker::wake);
-    }
-}
-
-/// The number of a request, how it ended, and its answer.
-type Ended = (u64, Result<(), Error>, Answer);
-
-/// A request on its way to the command set.
-struct Posted {
-    connection: Rc<Connection>,
-    number: u64,
-    lun: usize,
-    code: Code,
-    ranges: Vec<ByteRange>,
-    durable: bool,
-    unmap: bool,
-    data: ScatterList,
-    /// Whether stores may use guest memory without a copy.
-    is_direct: bool,
-}
-
-impl Port {
-    /// A port of a core, with the command set on this core's units.
-    #[must_use]
-    pub fn new(stats: &Arc<Stats>, core_units: &Rc<CoreUnits>, units: &[Rc<Unit>]) -> Rc<Self> {
-        let set = BlockSet::new(stats.clone(), core_units.clone());
-        units.iter().for_each(|unit| set.add_unit(unit.clone()));
-        Rc::new(Self {
-            set,
-            units: units.len(),
-            state: Cell::new(State::Open),
-            posted: RefCell::default(),
-            in_progress: Cell::default(),
-            wakers: RefCell::default(),
-            connections: RefCell::default(),
-        })
-    }
-
-    fn change(&self, state: State) {
-        self.state.set(state);
-        self.wakers.take().into_iter().for_each(Waker::wake);
-    }
-
-    /// Takes no more requests.
-    pub fn drain(&self) {
-        if self.state.get() == State::Open {
-            self.change(State::Draining);
-        }
-    }
-
-    /// Waits for [`Port::drain`], and until all requests have ended.
-    pub async fn drained(&self) {
-        poll_fn(|cx| {
-            let is_over = self.in_progress.get() == 0 && self.posted.borrow().is_empty();
-            if self.state.get() != State::Open && is_over {
-                return Poll::Ready(());
-            }
-            self.wakers.borrow_mut().push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
-    }
-
-    /// The target is gone: nothing that is in progress is answered.
-    pub fn close(&self) {
-        self.change(State::Closed);
-        self.posted.take();
-        for connection in self.connections.take() {
-            connection.is_closed.set(true);
-            connection.wake();
-        }
-    }
-
-    /// Machines that are connected.
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.set.attachments().len()
-    }
-
-    /// Carries out what is posted, on a core.
-    pub async fn serve(self: Rc<Self>, core: Reactor) {
-        loop {
-            let posted = poll_fn(|cx| {
-                if self.state.get() == State::Closed {
-                    return Poll::Ready(None);
-                }
-                if let Some(posted) = self.posted.borrow_mut().pop_front() {
-                    return Poll::Ready(Some(posted));
-                }
-                self.wakers.borrow_mut().push(cx.waker().clone());
-                Poll::Pending
-            })
-            .await;
-            let Some(posted) = posted else { return };
-            self.in_progress.set(self.in_progress.get() + 1);
-            let (port, arena) = (self.clone(), core.arena().clone());
-            core.spawn(async move {
-                port.carry_out(posted, arena).await;
-                port.in_progress.set(port.in_progress.get() - 1);
-                port.wakers.take().into_iter().for_each(Waker::wake);
-            });
-        }
-    }
-
-    async fn carry_out(&self, posted: Posted, arena: Arena) {
-        let Posted { connection, number, lun, code, ranges, durable, unmap, data, is_direct } = posted;
-        let attachment = &connection.attachments[lun];
-        let request = Request { code, ranges: &ranges, durable, unmap };
-        let task = attachment.tasks.enter(number);
-        let path = Path { scatter: Scatter::new(&connection.memory, &data), arena: &arena, task: &task, is_direct };
-        let mut reply = Reply::default();
-        if !self.set.execute_now(attachment, &request, &path, &arena, &mut reply) {
-            let mut tools = Tools { arena: arena.clone(), completion: Completion::new() };
-            self.set.execute(attachment, &request, &path, &mut tools, &mut reply).await;
-        }
-        let mut result = reply.result;
-        if result.is_ok() && path.push(reply.tail.offset, reply.tail.data).is_err() {
-            result = Err(Error::IoError);
-        }
-        connection.ended.borrow_mut().push_back((number, result, reply.answer));
-        connection.wake();
-    }
-}
-
-/// The path of one request's data.
-struct Path<'a> {
-    scatter: Scatter<'a>,
-    arena: &'a Arena,
-    task: &'a lunar_core::task::Task<u64>,
-    is_direct: bool,
-}
-
-impl Path<'_> {
-    fn fill(&self, offset: usize, mut memory: SgMut) -> Result<Sg, Fault> {
-        if self.scatter.read(offset, &mut memory) { Ok(memory.share()) } else { Err(Fault::Protocol) }
-    }
-}
-
-impl Transfer for Path<'_> {
-    async fn room(&self) -> Result<(), Fault> {
-        Ok(())
-    }
-
-    fn has_room(&self) -> bool {
-        true
-    }
-
-    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let memory = self.task.unless_aborted(self.arena.wait_sg(len)).await?;
-        self.fill(offset, memory)
-    }
-
-    async fn pull_beside(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        self.fill(offset, self.arena.take_sg(len).ok_or(Fault::NoMemory)?)
-    }
-
-    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
-        if self.scatter.write(offset, &data) { Ok(()) } else { Err(Fault::Protocol) }
-    }
-
-    fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
-        self.scatter.to_fill(offset, len).filter(|_| self.is_direct)
-    }
-
-    fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
-        self.scatter.to_read(offset, len).filter(|_| self.is_direct)
-    }
-
-    fn aborted(&self) -> bool {
-        self.task.aborted()
-    }
-}
-
-/// A request that a machine has in progress.
+/// A request in progress.
 struct Pending {
     lun: usize,
     job: Work,
@@ -265,8 +52,8 @@ enum Work {
     Extents(Job, usize, usize),
 }
 
-/// One virtual machine.
-pub struct Vm {
+/// One client.
+pub struct BlockClient {
     shared: Rc<Shared>,
     chance: Chance,
     number: u8,
@@ -277,8 +64,8 @@ pub struct Vm {
     next: u64,
 }
 
-impl Vm {
-    /// A machine with this number.
+impl BlockClient {
+    /// A client with this number.
     #[must_use]
     pub fn any(shared: &Rc<Shared>, mut chance: Chance, number: u8) -> Self {
         let (depth, left) = (chance.within(1..=DEPTH_MAX), chance.within(10..=120));
@@ -292,7 +79,7 @@ impl Vm {
         while self.left > 0 && !shared.watch.is_wrong() {
             let ports = shared.ports.borrow().clone();
             let port = (!ports.is_empty()).then(|| self.chance.pick(&ports).clone());
-            match port.filter(|port| port.state.get() == State::Open) {
+            match port.filter(|port| port.is_open()) {
                 Some(port) => self.live(&port).await,
                 None => shared.core.sleep(PORT_PAUSE).await,
             }
@@ -301,27 +88,21 @@ impl Vm {
     }
 
     fn report(&self, what: impl Into<String>) {
-        self.shared.watch.report(format!("vm {}: {}", self.number, what.into()));
+        self.shared.watch.report(format!("block client {}: {}", self.number, what.into()));
     }
 
     fn connect(&mut self, port: &Port) -> Rc<Connection> {
-        let client = || Client { name: format!("vm {}", self.number).into(), group: 0, read_only: false };
-        let units = (0..port.units as u32).map(lunar_core::unit::UnitId);
-        let attachments: Vec<_> = units.filter_map(|unit| port.set.attach(unit, client())).collect();
+        let client = || Client { name: format!("block client {}", self.number).into(), group: 0, read_only: false };
+        let units = (0..port.units() as u32).map(lunar_core::unit::UnitId);
+        let attachments: Vec<_> = units.filter_map(|unit| port.set().attach(unit, client())).collect();
         attachments.iter().for_each(|attachment| attachment.set_write_cache(self.caches_writes));
         let (all, first) = (self.depth * WINDOW, WINDOW / 2 + 512 * self.chance.within(0..=63));
         let mut memory = Memory::default();
         for (address, len) in [(BASE, first), (BASE + first, all - first)] {
             memory.map(address, len, Some(Region::zeroed(len as usize))).expect("nothing else is there");
         }
-        let connection = Rc::new(Connection {
-            memory,
-            attachments,
-            ended: RefCell::default(),
-            is_closed: Cell::default(),
-            waker: RefCell::default(),
-        });
-        port.connections.borrow_mut().push(connection.clone());
+        let connection = Connection::new(memory, attachments);
+        port.connect(&connection);
         connection
     }
 
@@ -332,7 +113,7 @@ impl Vm {
         let mut pending = BTreeMap::<u64, Pending>::new();
         let mut was_aborted = false;
         while !connection.is_closed.get() && !shared.watch.is_wrong() {
-            let is_open = port.state.get() == State::Open;
+            let is_open = port.is_open();
             while is_open && self.left > 0 && (pending.len() as u64) < self.depth && !self.chance.odds(300_000) {
                 self.start(port, &connection, &mut pending);
             }
@@ -362,7 +143,7 @@ impl Vm {
                 }
             }
         }
-        port.connections.borrow_mut().retain(|other| !Rc::ptr_eq(other, &connection));
+        port.disconnect(&connection);
         for request in pending.into_values() {
             let (Work::Job(job) | Work::Extents(job, ..)) = request.job;
             job.unanswered(&shared.luns[request.lun]);
@@ -372,7 +153,7 @@ impl Vm {
     /// Pieces of a window of guest memory that hold so many bytes.
     fn pieces(&mut self, window: u64, mut len: u64) -> ScatterList {
         let mut list = ScatterList::new();
-        // What the data leaves of the window, for gaps before each piece.
+        // The part of the window that holds no data, for gaps before each piece.
         let (mut at, mut spare) = (BASE + window * WINDOW, WINDOW - len);
         for piece in (0..PIECES_MAX).rev() {
             let gap = self.chance.within(0..=spare / 2);
@@ -395,16 +176,19 @@ impl Vm {
         let mut done = 0;
         for range in data.iter() {
             let count = range.len as usize;
-            // What a read leaves untouched must not look like data.
+            // Bytes that a read leaves untouched must not look like data.
             let part = made.data.get(done..done + count).map_or_else(|| vec![0xa5; count], <[u8]>::to_vec);
             assert!(connection.memory.write(range.address, &part), "guest memory is there");
             done += count;
         }
         let (code, ranges) = (made.code, made.ranges);
         let job = made.job;
-        shared.watch.world().note(format_args!("vm {} request {number} unit {lun}: {code:?} {ranges:?}", self.number));
+        shared
+            .watch
+            .world()
+            .note(format_args!("block client {} request {number} unit {lun}: {code:?} {ranges:?}", self.number));
         pending.insert(number, Pending { lun, job, since: shared.core.now(), window, data: data.clone() });
-        port.posted.borrow_mut().push_back(Posted {
+        port.post(Posted {
             connection: connection.clone(),
             number,
             lun,
@@ -415,7 +199,6 @@ impl Vm {
             data,
             is_direct: self.chance.coin(),
         });
-        port.wakers.take().into_iter().for_each(Waker::wake);
     }
 
     fn make(&mut self, lun: usize) -> Made {
@@ -463,7 +246,7 @@ impl Vm {
             }
             18 => Made { code: Code::Identify, job: Work::Job(Job::Harmless), ..Made::none() },
             _ => {
-                let end = (lun.volume.sectors * SECTOR) as u64;
+                let end = (lun.volume.sectors_max() * SECTOR) as u64;
                 let block = u64::from(lun.volume.block_size);
                 let bad = [(end, block), (end - block, 2 * block), (u64::MAX - 511, 512), (1, block), (0, block - 1)];
                 let &(offset, len) = maker.chance.pick(&bad);
@@ -483,7 +266,7 @@ impl Vm {
     ) {
         let shared = self.shared.clone();
         let Pending { lun, job, data, .. } = request;
-        shared.watch.world().note(format_args!("vm {} request {number}: {result:?}", self.number));
+        shared.watch.world().note(format_args!("block client {} request {number}: {result:?}", self.number));
         shared.watch.count_command();
         let (unit, faults) = (&shared.luns[lun], shared.faults.borrow());
         let (mut job, extents) = match job {
@@ -579,7 +362,7 @@ async fn wait(core: &Reactor, connection: &Connection, until: Instant) {
         if connection.is_closed.get() || !connection.ended.borrow().is_empty() {
             return Poll::Ready(());
         }
-        connection.waker.replace(Some(cx.waker().clone()));
+        connection.set_waker(cx.waker().clone());
         timer.as_mut().poll(cx)
     })
     .await;
