@@ -2,7 +2,8 @@
 . /test/lib.sh
 . /test/initiator.sh
 . /test/protected.sh
-. /test/settings # PORTAL TARGET LUN, and perhaps FULL, PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, RESTART, ADVERTISED, CHAP
+. /test/tape.sh
+. /test/settings # PORTAL TARGET LUN, and perhaps FULL, PORTAL6, READ_ONLY, LARGE_BLOCKS, PROTECTED, DISC, TAPE, RESTART, ADVERTISED, CHAP
 
 node() { iscsiadm -m node -T "$TARGET" -p "${portal:=$PORTAL}" "$@"; }
 
@@ -289,6 +290,15 @@ if [ -n "${PROTECTED:-}" ]; then
         log_out "logout, protected volume"
     fi
 fi
+
+if [ -n "${TAPE:-}" ]; then
+    other_portal "$TAPE" "$TAPE_TARGET"
+    if try "login, tape drive" node --login; then
+        tape_drive
+        log_out "logout, tape drive"
+    fi
+fi
+
 # chap_node KEY=VALUE...: sets the node's CHAP parameters.
 chap_node() {
     local key

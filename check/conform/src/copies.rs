@@ -92,7 +92,7 @@ impl Copier {
 }
 
 /// The identification descriptor CSCD of a logical unit (SPC-4 6.4.4.2), from VPD page 83h.
-fn descriptor(session: &mut Session) -> Result<Vec<u8>> {
+pub(crate) fn descriptor(session: &mut Session) -> Result<Vec<u8>> {
     let page = session.run(&[0x12, 1, 0x83, 4, 0, 0], Data::In(1024))?.good()?.data;
     let mut rest = page.get(4..).context("a VPD page 83h")?;
     while let [_, kind, _, length, ..] = *rest {

@@ -4,6 +4,7 @@ mod apply_crash;
 mod fixture;
 mod isns;
 mod nvme;
+mod sandbox;
 mod scale;
 
 use std::collections::HashMap;
@@ -19,7 +20,7 @@ use crate::test_data::pattern;
 use crate::tools::{expect_text, tool};
 use fixture::{
     ACCESS, CAPACITY, Case, ConfigChange, Daemon, INVENTORY, LIMIT, MAIN, NOT_SUPPORTED, OTHER, TEST_UNIT_READY,
-    UNIT_ATTENTION, expect_sense, expect_undisturbed, luns, started, started_with, until, uuids,
+    UNIT_ATTENTION, expect_sense, expect_undisturbed, luns, started, started_with, uuids,
 };
 
 const CASES: [Case; 12] = [
@@ -44,7 +45,7 @@ const CASES: [Case; 12] = [
 pub(crate) fn part(lab: &Lab, driver: Driver, rounds: u32, applies: u32) -> Result<()> {
     lab.built()?;
     let part = format!("daemon/{}", driver.name());
-    for (name, case) in CASES.into_iter().chain(nvme::CASES).chain(isns::CASES) {
+    for (name, case) in CASES.into_iter().chain(sandbox::CASES).chain(nvme::CASES).chain(isns::CASES) {
         lab.report.check(&part, name, || case(lab, driver));
     }
     lab.report.check(&part, &format!("kill -9 during a reload, {rounds} times"), || crashes(lab, driver, rounds));
@@ -206,13 +207,13 @@ fn drains_a_lun(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "drains")?;
     let mut session = daemon.session(MAIN, "host", 0)?;
     // Enough writes that some are in progress during the change.
-    let mut tags = HashMap::new();
+    let (mut tags, mut applied) = (HashMap::new(), None);
     for count in 0..32 {
         let data = Data::Out(pattern(count, 1, 64 << 10));
         tags.insert(session.start(&session::cdb::write(count * 128, 128), data)?, count);
         if count == 16 {
             daemon.write(&daemon.text(&ConfigChange { luns: "4 = \"memory\"", ..ConfigChange::default() }))?;
-            daemon.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
+            applied = Some(daemon.start_apply()?);
         }
     }
     let mut acknowledged = Vec::new();
@@ -222,7 +223,7 @@ fn drains_a_lun(lab: &Lab, driver: Driver) -> Result<()> {
         let count = tags.remove(&done.tag).context("a response without a command")?;
         acknowledged.extend((done.status == GOOD).then_some(count));
     }
-    until(|| daemon.log_text().contains("reloaded"))?;
+    daemon.end_apply(applied.context("the file was applied")?)?;
     ensure!(!acknowledged.is_empty(), "no write was acknowledged before the LUN was removed: the case tests nothing");
     daemon.change(&ConfigChange::default())?;
     let mut reader = daemon.session(MAIN, "reader", 0)?;
@@ -254,7 +255,8 @@ fn drains_a_target(lab: &Lab, driver: Driver) -> Result<()> {
     let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     let mut silent = daemon.session(MAIN, "silent", 0)?;
     daemon.write(&daemon.text(&ConfigChange { main: "enabled = false", ..ConfigChange::default() }))?;
-    daemon.target.as_ref().context("the daemon runs")?.signal(Signal::HUP)?;
+    daemon.reload("sessions use what the change takes away")?;
+    let applied = daemon.start_apply()?;
     for session in [&mut session, &mut silent] {
         let told = session.connection.expect(ANSWER_LIMIT)?;
         ensure!(told.opcode() == op::ASYNC && told.head[36] == 1, "the session is not asked to log out");
@@ -265,7 +267,7 @@ fn drains_a_target(lab: &Lab, driver: Driver) -> Result<()> {
         Received::Closed => {}
         other => bail!("a session that does not log out receives {other:?}"),
     }
-    until(|| daemon.log_text().contains("reloaded"))?;
+    daemon.end_apply(applied)?;
     expect_undisturbed(&mut other)?;
     ensure!(Session::open(daemon.portal, &Login::to(MAIN, "host")).is_err(), "a login to a disabled target succeeds");
     daemon.change(&ConfigChange::default())?;
@@ -320,7 +322,7 @@ fn ends_disallowed_sessions(lab: &Lab, driver: Driver) -> Result<()> {
     let daemon = started(lab, driver, "expels")?;
     let (mut session, mut other) = (daemon.session(MAIN, "host", 0)?, daemon.session(OTHER, "few", 0)?);
     daemon.write(&daemon.text(&ConfigChange::default()).replace("\"*:few*\"", "\"*:others\""))?;
-    daemon.reload("reloaded")?;
+    daemon.apply()?;
     let mut received = other.connection.receive(LIMIT)?;
     if let Received::Pdu(told) = &received {
         ensure!(told.opcode() == op::ASYNC, "opcode {:02x}h", told.opcode());

@@ -474,6 +474,8 @@ fn block_device(lab: &Lab, driver: Driver) -> Result<()> {
     let image = lab.image("loop.img", 64)?;
     let device = LoopDevice::attach(&image)?;
     on_device(lab, driver, &device.path)?;
+    // The file and the device would be two disks with the same blocks.
+    expect_refused(lab, &Spec::new(driver, [image.clone()])?, &["backs the loop device", &device.path])?;
     drop(device);
     let mut found = vec![0; 32768];
     File::open(image)?.read_exact(&mut found)?;

@@ -16,10 +16,16 @@ pub(crate) struct LoopDevice {
 impl LoopDevice {
     /// Attaches `image`; skips the case without root or without loop devices.
     pub(crate) fn attach(image: &str) -> Result<Self> {
+        Self::attach_with(&[], image)
+    }
+
+    /// The same with more options of losetup.
+    pub(crate) fn attach_with(options: &[&str], image: &str) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return skip("only root may attach a loop device");
         }
-        let attached = process::run(Command::new("losetup").args(["--find", "--show", image]), LIMIT)?;
+        let attached =
+            process::run(Command::new("losetup").args(["--find", "--show"]).args(options).arg(image), LIMIT)?;
         if !attached.status.success() {
             return skip(format!("no loop device here: {}", attached.text.trim()));
         }

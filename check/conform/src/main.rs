@@ -15,9 +15,12 @@ mod life;
 mod loop_device;
 mod medium_rewrite;
 mod mounted_fs;
+mod neighbours;
 mod nvme;
 mod pdu;
+mod power;
 mod process;
+mod relay;
 mod report;
 mod reservations;
 mod session;
@@ -73,12 +76,21 @@ struct Arguments {
     /// Crashes per driver while the API applies a configuration
     #[arg(long, default_value_t = 20)]
     applies: u32,
+    /// Power cuts per driver
+    #[arg(long, default_value_t = 20)]
+    cuts: u32,
     /// Seed of random choices
     #[arg(long)]
     seed: Option<u64>,
     /// Show the whole output of guests
     #[arg(long, short)]
     verbose: bool,
+    /// Measure the victims of hostile neighbours with many samples
+    #[arg(long)]
+    long: bool,
+    /// Of the hostile neighbours, only the attacks with this in their name
+    #[arg(long)]
+    only: Option<String>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -92,44 +104,59 @@ enum Part {
     Libiscsi,
     /// Malformed, oversized and endless requests, floods, clients that do not read
     Hostile,
+    /// Attackers that take what others share, and the latency of their victims
+    Neighbours,
     /// CHAP authentication, with and without the right secret
     Chap,
     /// Changes of the configuration file while sessions exist, and kill -9 during changes
     Daemon,
     /// kill -9 while writing
     Crash,
+    /// Power cuts of disks that lose what was not flushed
+    Power,
     /// A Linux guest with open-iscsi, sg3_utils, file systems and fio
     Guest,
     /// A Linux guest with nvme-cli
     Nvme,
     /// NVMe authentication and TLS, on a newer kernel if necessary
-    Proofs,
+    Authentication,
     /// The group nvme of blktests, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
     /// A Linux guest with systemd: the commands of the five-minute page, and those of an operator
     Service,
     /// A Linux guest on an NVMe controller of the target over vfio-user
     Vm,
+    /// Linux guests on virtio disks of the target over vhost-user
+    Vhost,
     /// A Linux guest with two paths to a volume: multipath, clusters, tools, copies by the target
     Paths,
+    /// A Linux guest with ATA over Ethernet, over a link that loses frames
+    Aoe,
+    /// A Linux guest that serves disks of its own with ublk
+    Ublk,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
     Spdk,
 }
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 15] = [
+const ORDER: [(Part, bool, usize); 20] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
     (Part::Paths, false, COMPUTES),
     (Part::Nvme, true, COMPUTES),
     (Part::Vm, true, COMPUTES),
-    (Part::Proofs, false, COMPUTES),
+    (Part::Vhost, true, COMPUTES),
+    (Part::Authentication, false, COMPUTES),
+    (Part::Aoe, false, COMPUTES),
+    (Part::Ublk, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
     (Part::Hostile, true, WAITS),
+    (Part::Neighbours, true, COMPUTES),
     (Part::Crash, true, WAITS),
+    (Part::Power, true, WAITS),
     (Part::Life, true, WAITS),
     (Part::Daemon, true, WAITS),
     (Part::Tools, true, WAITS),
@@ -168,8 +195,9 @@ fn run(arguments: Arguments) -> Result<bool> {
         }),
     };
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
-    let Arguments { rounds, applies, verbose, .. } = arguments;
-    let lab = Lab { subject, scratch, report: Arc::new(Report::new()), seed, rounds, applies, verbose };
+    let Arguments { rounds, applies, cuts, verbose, long, only, .. } = arguments;
+    let report = Arc::new(Report::new());
+    let lab = Lab { subject, scratch, report, seed, rounds, applies, cuts, verbose, long, only };
     lab.report.note(&format!("seed {seed}"));
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
@@ -216,19 +244,24 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
             Part::Guest => guest::part(lab, driver, main_driver),
             Part::Nvme => guest::nvme_part(lab, driver, main_driver),
-            Part::Proofs => guest::proofs(lab, driver),
+            Part::Authentication => guest::authentication(lab, driver),
             Part::Blktests => guest::blktests(lab, driver),
             Part::Spdk => spdk::part(lab, driver),
             Part::Vm => guest::vm(lab, driver, main_driver),
+            Part::Vhost => guest::vhost(lab, driver, main_driver),
             Part::Paths => guest::paths(lab, driver),
             Part::Service => guest::service(lab, driver),
+            Part::Aoe => guest::aoe(lab, driver),
+            Part::Ublk => guest::ublk(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
+            Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
             Part::Life => life::part(lab, driver),
             Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
             Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),
             // Half as many crashes for further drivers: the code after a crash does not depend on the driver.
             Part::Crash => crash::part(lab, driver, if main_driver { lab.rounds } else { lab.rounds / 2 }),
+            Part::Power => power::part(lab, driver, if main_driver { lab.cuts } else { lab.cuts / 2 }),
             Part::All => Ok(()),
         }
     };

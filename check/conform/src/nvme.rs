@@ -121,6 +121,18 @@ pub(crate) fn h2c_data(cid: u16, tag: u16, offset: u32, data: &[u8], flags: u8, 
     pdu(&header, data, digests)
 }
 
+/// Encodes the H2CData PDUs that answer an R2T. All controllers accept PDUs of this length (MAXH2CDATA).
+pub(crate) fn requested_data(cid: u16, tag: u16, offset: u32, data: &[u8], digests: Digests) -> Vec<u8> {
+    const PDU_BYTES: usize = 64 << 10;
+    let parts = data.chunks(PDU_BYTES).enumerate();
+    let encode = |(number, part): (usize, &[u8])| {
+        let at = number * PDU_BYTES;
+        let flags = if at + part.len() == data.len() { LAST } else { 0 };
+        h2c_data(cid, tag, offset + at as u32, part, flags, digests)
+    };
+    parts.flat_map(encode).collect()
+}
+
 /// A PDU from the controller; its digests, if any, have been checked.
 #[derive(Clone, Debug)]
 pub(crate) struct ReceivedPdu {
@@ -176,7 +188,11 @@ pub(crate) struct Conn {
 
 impl Conn {
     pub(crate) fn open(portal: SocketAddr) -> Result<Self> {
-        let stream = TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?;
+        Self::over(TcpStream::connect_timeout(&portal, Duration::from_secs(5)).context("cannot connect")?)
+    }
+
+    /// Uses an existing TCP connection.
+    pub(crate) fn over(stream: TcpStream) -> Result<Self> {
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(ANSWER_LIMIT))?;
         Ok(Self { stream, digests: Digests::default(), pending: Vec::new(), next_cid: 0 })
@@ -184,13 +200,17 @@ impl Conn {
 
     /// Connects and exchanges ICReq and ICResp with these digests.
     pub(crate) fn ready(portal: SocketAddr, digests: Digests) -> Result<Self> {
-        let mut conn = Self::open(portal)?;
-        conn.send(&ic_req(digests))?;
-        let answer = conn.expect()?;
+        Self::open(portal)?.exchanged(digests)
+    }
+
+    /// Exchanges ICReq and ICResp with these digests.
+    pub(crate) fn exchanged(mut self, digests: Digests) -> Result<Self> {
+        self.send(&ic_req(digests))?;
+        let answer = self.expect()?;
         ensure!(answer.kind() == kind::IC_RESP && answer.head.len() == 128, "the answer to ICReq is {answer:02x?}");
         ensure!(answer.head[11] == ic_req(digests)[11], "the controller did not accept the requested digests");
-        conn.digests = digests;
-        Ok(conn)
+        self.digests = digests;
+        Ok(self)
     }
 
     pub(crate) fn send(&mut self, bytes: &[u8]) -> Result<()> {
@@ -298,7 +318,7 @@ impl Conn {
                     let (offset, len) = (received.word(12), received.word(16));
                     let part = data.get(offset as usize..).and_then(|rest| rest.get(..len as usize));
                     let part = part.context("an R2T requests more data than the command has")?;
-                    let bytes = h2c_data(cid, received.short(10), offset, part, LAST, self.digests);
+                    let bytes = requested_data(cid, received.short(10), offset, part, self.digests);
                     self.send(&bytes)?;
                 }
                 kind::RESPONSE if received.short(20) == cid => {
@@ -361,15 +381,23 @@ impl Host {
 
     /// Creates a controller with these Connect parameters for its admin queue, and one I/O queue.
     pub(crate) fn connected(portal: SocketAddr, connect: &Connect<'_>, digests: Digests) -> Result<Self> {
-        let (admin, controller) = Self::admin(portal, connect, digests)?;
-        let mut io = Conn::ready(portal, digests)?;
+        Self::over(|| Conn::ready(portal, digests), connect)
+    }
+
+    /// Creates a controller with these Connect parameters, and one I/O queue, on connections that `open` returns.
+    pub(crate) fn over(mut open: impl FnMut() -> Result<Conn>, connect: &Connect<'_>) -> Result<Self> {
+        let (admin, controller) = Self::enabled(open()?, connect)?;
+        let mut io = open()?;
         Connect { queue: 1, entries: 128, controller, ..connect.clone() }.execute(&mut io)?.good()?;
         Ok(Self { admin, io, controller })
     }
 
     /// Creates and enables a controller; returns its admin queue and its controller identifier.
     pub(crate) fn admin(portal: SocketAddr, connect: &Connect<'_>, digests: Digests) -> Result<(Conn, u16)> {
-        let mut admin = Conn::ready(portal, digests)?;
+        Self::enabled(Conn::ready(portal, digests)?, connect)
+    }
+
+    fn enabled(mut admin: Conn, connect: &Connect<'_>) -> Result<(Conn, u16)> {
         let controller = connect.execute(&mut admin)?.good()?.result as u16;
         let enable = Entry::fabrics(0, admin.cid()).word(44, 0x14).word(48, 0x46_0001);
         admin.call(&enable, &[])?.good()?;

@@ -9,15 +9,15 @@ use crate::target::{Driver, Lab, Spec, Target};
 use crate::test_data::Random;
 
 const MIB: u64 = 8;
-const RESERVATION_CONFLICT: u8 = 0x18;
+pub(crate) const RESERVATION_CONFLICT: u8 = 0x18;
 /// Reservation type Exclusive Access.
 const KIND: u8 = 3;
 /// The APTPL bit (SPC-4).
 const APTPL: u8 = 0x01;
 /// Service actions of PERSISTENT RESERVE OUT.
-const RESERVE: u8 = 1;
+pub(crate) const RESERVE: u8 = 1;
 const CLEAR: u8 = 3;
-const REGISTER_AND_IGNORE: u8 = 6;
+pub(crate) const REGISTER_AND_IGNORE: u8 = 6;
 /// How long an undisturbed stop may take: less than the drain time.
 const STOP_LIMIT: Duration = Duration::from_secs(8);
 
@@ -26,25 +26,25 @@ fn session(target: &Target, initiator: &str) -> Result<Session> {
 }
 
 /// The CDB and the parameter list of PERSISTENT RESERVE OUT.
-fn out(action: u8, key: u64, new: u64) -> ([u8; 10], Vec<u8>) {
+pub(crate) fn out(action: u8, key: u64, new: u64) -> ([u8; 10], Vec<u8>) {
     let list = [&key.to_be_bytes()[..], &new.to_be_bytes(), &[0, 0, 0, 0, APTPL, 0, 0, 0]].concat();
     ([0x5f, action, KIND, 0, 0, 0, 0, 0, 24, 0], list)
 }
 
-fn reserve(session: &mut Session, action: u8, key: u64, new: u64) -> Result<CommandResult> {
+pub(crate) fn reserve(session: &mut Session, action: u8, key: u64, new: u64) -> Result<CommandResult> {
     let (cdb, list) = out(action, key, new);
     session.run(&cdb, Data::Out(list))?.good()
 }
 
 /// READ KEYS
-fn keys(session: &mut Session) -> Result<Vec<u64>> {
+pub(crate) fn keys(session: &mut Session) -> Result<Vec<u64>> {
     let data = session.run(&[0x5e, 0, 0, 0, 0, 0, 0, 1, 0, 0], Data::In(256))?.good()?.data;
     let length = u32::from_be_bytes(*data[4..].first_chunk().context("short keys")?) as usize;
     let keys = data.get(8..8 + length).context("more keys than there can be")?;
     keys.chunks(8).map(|key| Ok(u64::from_be_bytes(*key.first_chunk().context("half a key")?))).collect()
 }
 
-fn write(session: &mut Session) -> Result<u8> {
+pub(crate) fn write(session: &mut Session) -> Result<u8> {
     Ok(session.run(&cdb::write(0, 1), Data::Out(vec![7; 512]))?.status)
 }
 

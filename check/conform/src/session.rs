@@ -199,7 +199,10 @@ pub(crate) struct Session {
 
 impl Session {
     pub(crate) fn open(portal: SocketAddr, login: &Login) -> Result<Self> {
-        let mut connection = Connection::open(portal)?;
+        Self::over(Connection::open(portal)?, login)
+    }
+
+    pub(crate) fn over(mut connection: Connection, login: &Login) -> Result<Self> {
         let mut answers = HashMap::new();
         let mut request = login.request();
         let response = loop {

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 
 use crate::chap::secret_file;
-use crate::guest::proofs::{CONTROLLER_KEY, HOST, HOST_KEY, TLS_PSK};
+use crate::guest::authentication::{CONTROLLER_KEY, HOST, HOST_KEY, TLS_PSK};
 use crate::report::skip;
 use crate::target::{Driver, Lab, Spec, Target, free_port};
 use crate::test_data::Random;

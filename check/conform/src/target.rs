@@ -87,7 +87,12 @@ pub(crate) struct Lab {
     pub seed: u64,
     pub rounds: u32,
     pub applies: u32,
+    pub cuts: u32,
     pub verbose: bool,
+    /// Measure hostile neighbours with many samples.
+    pub long: bool,
+    /// Only the attacks of hostile neighbours with this in their name.
+    pub only: Option<String>,
 }
 
 impl Lab {
@@ -95,7 +100,8 @@ impl Lab {
     pub(crate) fn in_folder(&self, name: &str) -> Result<Self> {
         let scratch = self.scratch.join(name);
         std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
-        Ok(Self { subject: self.subject.clone(), scratch, report: self.report.clone(), ..*self })
+        let (subject, report, only) = (self.subject.clone(), self.report.clone(), self.only.clone());
+        Ok(Self { subject, scratch, report, only, ..*self })
     }
 
     /// The built program; skips the case if there is none.
@@ -123,9 +129,30 @@ impl Lab {
     }
 }
 
+/// A program of the workspace that serves volumes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Program {
+    /// The program under test.
+    Lunar,
+    /// The same with the example back ends.
+    Examples,
+}
+
+impl Program {
+    fn path(self, lab: &Lab) -> Result<PathBuf> {
+        let built = lab.built()?;
+        match self {
+            Self::Lunar => Ok(built.to_owned()),
+            // It is built together with this program.
+            Self::Examples => Ok(std::env::current_exe()?.with_file_name("lunar-examples")),
+        }
+    }
+}
+
 /// How to start the target.
 #[derive(Clone, Debug)]
 pub(crate) struct Spec {
+    pub program: Program,
     pub driver: Driver,
     pub volumes: Vec<String>,
     pub flags: Vec<String>,
@@ -134,13 +161,24 @@ pub(crate) struct Spec {
     pub for_guest: bool,
     /// Run `lunar daemon` with this configuration file instead of `lunar serve`.
     pub daemon: Option<PathBuf>,
+    /// The state folder; in the scratch folder unless given.
+    pub state: Option<PathBuf>,
 }
 
 impl Spec {
     /// One free port on the loopback; LUNs in the order of `volumes`.
     pub(crate) fn new(driver: Driver, volumes: impl IntoIterator<Item = impl Into<String>>) -> Result<Self> {
         let volumes = volumes.into_iter().map(Into::into).collect();
-        Ok(Self { driver, volumes, flags: Vec::new(), listen: vec![free_port()?], for_guest: false, daemon: None })
+        Ok(Self {
+            program: Program::Lunar,
+            driver,
+            volumes,
+            flags: Vec::new(),
+            listen: vec![free_port()?],
+            for_guest: false,
+            daemon: None,
+            state: None,
+        })
     }
 
     pub(crate) fn flags(mut self, flags: &[&str]) -> Self {
@@ -200,10 +238,10 @@ pub(crate) fn log_path(lab: &Lab, portal: SocketAddr) -> PathBuf {
 pub(crate) fn launch(lab: &Lab, spec: &Spec) -> Result<(Child, PathBuf)> {
     let path = log_path(lab, spec.portal());
     let log = File::options().create(true).append(true).open(&path)?;
-    let mut command = process::bound(lab.built()?);
+    let mut command = process::bound(&spec.program.path(lab)?);
     command.args(spec.arguments()).stdout(log.try_clone()?).stderr(log).env("RUST_BACKTRACE", "1");
     // Metadata of volumes is stored in the scratch folder.
-    command.env("STATE_DIRECTORY", lab.scratch.join("state"));
+    command.env("STATE_DIRECTORY", spec.state.clone().unwrap_or_else(|| lab.scratch.join("state")));
     let runtime = lab.scratch.join("run");
     std::fs::create_dir_all(&runtime)?;
     command.env("RUNTIME_DIRECTORY", runtime);

@@ -292,24 +292,32 @@ impl Guest {
 
     /// Waits for the next completion; returns the command identifier, the status field and Dword 0.
     pub(crate) fn next_completion_with_result(&mut self, queue: u16) -> Result<(u16, u16, u32)> {
-        let (at, end) = (queue_addresses(queue)[1], Instant::now() + ANSWER_LIMIT);
-        let state = self.queues[usize::from(queue)];
-        let mut entry = [0; 16];
+        let end = Instant::now() + ANSWER_LIMIT;
         loop {
-            self.memory.read_exact_at(&mut entry, at + u64::from(state.head) * 16)?;
-            let last = u16::from_le_bytes([entry[14], entry[15]]);
-            if (last & 1 != 0) == state.phase {
-                let head = (state.head + 1) % Self::entries(queue);
-                self.queues[usize::from(queue)] = QueueState { head, phase: state.phase ^ (head == 0), ..state };
-                self.write_doorbell(2 * u64::from(queue) + 1, u32::from(head))?;
-                let result = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
-                return Ok((u16::from_le_bytes([entry[12], entry[13]]), last >> 1 & 0x7ff, result));
+            if let Some(completion) = self.poll_completion(queue)? {
+                return Ok(completion);
             }
             if Instant::now() > end {
                 bail!("a command of queue {queue} has not ended after {} s", ANSWER_LIMIT.as_secs());
             }
             std::thread::sleep(PAUSE);
         }
+    }
+
+    /// The next completion, if there is one: the command identifier, the status field and Dword 0.
+    pub(crate) fn poll_completion(&mut self, queue: u16) -> Result<Option<(u16, u16, u32)>> {
+        let (at, state) = (queue_addresses(queue)[1], self.queues[usize::from(queue)]);
+        let mut entry = [0; 16];
+        self.memory.read_exact_at(&mut entry, at + u64::from(state.head) * 16)?;
+        let last = u16::from_le_bytes([entry[14], entry[15]]);
+        if (last & 1 != 0) != state.phase {
+            return Ok(None);
+        }
+        let head = (state.head + 1) % Self::entries(queue);
+        self.queues[usize::from(queue)] = QueueState { head, phase: state.phase ^ (head == 0), ..state };
+        self.write_doorbell(2 * u64::from(queue) + 1, u32::from(head))?;
+        let result = u32::from_le_bytes([entry[0], entry[1], entry[2], entry[3]]);
+        Ok(Some((u16::from_le_bytes([entry[12], entry[13]]), last >> 1 & 0x7ff, result)))
     }
 
     /// Runs a command that is the only one in its queue; returns its status field.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::fixture::{ConfigChange, Daemon, LIMIT, api, luns, started_with, uuids};
+use super::fixture::{ConfigChange, Daemon, LIMIT, luns, started, uuids};
 use crate::process;
 use crate::target::{Driver, Lab};
 use crate::test_data::Random;
@@ -37,10 +37,10 @@ pub(super) fn part(lab: &Lab, driver: Driver, rounds: u32) -> Result<()> {
     // Long enough that writing the file takes a while.
     more.extend((0..40).map(|at| format!("[volume.more{at}]\nkind = \"null\"\nsize = \"1M\"\n")));
     let grown = ConfigChange { luns: "0 = \"disk\", 2 = \"third\", 3 = \"more7\"", ..ConfigChange::default() };
-    let mut daemon = started_with(lab, driver, "applies", api)?;
+    let mut daemon = started(lab, driver, "applies")?;
     let versions = [
-        Version { text: daemon.text(&ConfigChange::default()) + &api(&daemon.folder), luns: vec![0, 4] },
-        Version { text: daemon.text(&grown) + &api(&daemon.folder) + &more, luns: vec![0, 2, 3] },
+        Version { text: daemon.text(&ConfigChange::default()), luns: vec![0, 4] },
+        Version { text: daemon.text(&grown) + &more, luns: vec![0, 2, 3] },
     ];
     let mut random = Random::new(lab.seed);
     let usual_apply = usual_time(lab, &daemon, &versions)?;
@@ -66,7 +66,7 @@ fn apply(lab: &Lab, daemon: &Daemon, version: &Version) -> Result<Child> {
     let file = daemon.folder.join("wanted.toml");
     std::fs::write(&file, &version.text)?;
     let mut command = process::bound(lab.built()?);
-    command.arg("apply").arg(file).arg("--socket").arg(daemon.folder.join("api.sock"));
+    command.args(["apply", "--force"]).arg(file).arg("--socket").arg(daemon.folder.join("api.sock"));
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start lunar apply")
 }
 

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -31,6 +32,8 @@ pub(super) struct Daemon {
     pub(super) driver: Driver,
     /// The log of this daemon and of earlier ones.
     pub(super) log: PathBuf,
+    /// The program, once it was started.
+    pub(super) program: Option<PathBuf>,
 }
 
 /// Changes of the default configuration; an empty field changes nothing.
@@ -53,7 +56,7 @@ impl Daemon {
         let folder = lab.scratch.join(format!("daemon-{}-{name}", driver.name()));
         std::fs::create_dir_all(&folder)?;
         let portal = free_port()?;
-        Ok(Self { folder, portal, target: None, driver, log: log_path(lab, portal) })
+        Ok(Self { folder, portal, target: None, driver, log: log_path(lab, portal), program: None })
     }
 
     pub(super) fn file(&self) -> PathBuf {
@@ -85,7 +88,7 @@ impl Daemon {
             or(change.luns, "0 = \"disk\", 4 = { volume = \"memory\", read-only = true }"),
             change.more,
         );
-        text
+        text + &api(&self.folder)
     }
 
     /// Replaces the file as an editor does, without the UUIDs that the daemon has written.
@@ -96,6 +99,7 @@ impl Daemon {
     }
 
     pub(super) fn start(&mut self, lab: &Lab) -> Result<()> {
+        self.program = lab.built().ok().map(Path::to_owned);
         let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
         spec.listen = vec![self.portal];
         spec.daemon = Some(self.file());
@@ -117,9 +121,30 @@ impl Daemon {
             .with_context(|| format!("no {wanted:?} in the log:\n{}", self.log_text()))
     }
 
+    /// Starts `lunar apply --force` of the edited file: a change that takes something from sessions needs force.
+    pub(super) fn start_apply(&self) -> Result<Child> {
+        let program = self.program.as_ref().context("the daemon was started")?;
+        let mut command = process::bound(program);
+        command.args(["apply", "--force", "--socket"]).arg(self.folder.join("api.sock"));
+        command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().context("cannot start lunar apply")
+    }
+
+    /// Waits until `lunar apply` has ended with success.
+    pub(super) fn end_apply(&self, mut child: Child) -> Result<()> {
+        let ended = process::wait(&mut child, LIMIT)?.context("lunar apply does not end")?;
+        let output = child.wait_with_output()?;
+        ensure!(ended.success(), "lunar apply ends with {ended}: {}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    /// Applies the edited file although sessions use what it takes away.
+    pub(super) fn apply(&self) -> Result<()> {
+        self.end_apply(self.start_apply()?)
+    }
+
     pub(super) fn change(&self, change: &ConfigChange) -> Result<()> {
         self.write(&self.text(change))?;
-        self.reload("reloaded")
+        self.apply()
     }
 
     pub(super) fn session(&self, target: &str, initiator: &str, lun: u16) -> Result<Session> {
@@ -201,7 +226,7 @@ pub(super) fn uuids(file: &Path) -> Result<Vec<String>> {
 }
 
 /// The section of the API and its socket.
-pub(super) fn api(folder: &Path) -> String {
+fn api(folder: &Path) -> String {
     format!("[api]\nsocket = \"{}/api.sock\"\n", folder.display())
 }
 

@@ -7,7 +7,7 @@ use std::process::{Child, Stdio};
 
 use anyhow::{Context, Result, bail, ensure};
 
-use super::fixture::{Case, LIMIT, MAIN, OTHER, api, expect_undisturbed, lunar, started_with, until};
+use super::fixture::{Case, LIMIT, MAIN, OTHER, expect_undisturbed, lunar, started_with, until};
 use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, Lab, free_port};
@@ -95,7 +95,7 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
     // By a host name, which the daemon resolves inside of its sandbox.
     let name = format!("localhost:{}", address.port());
     let isns = format!("[isns]\nserver = \"{name}\"\nentity = \"conform.example.org\"\nperiod = \"15s\"\n");
-    let daemon = started_with(lab, driver, "isns", |folder| api(folder) + &isns)?;
+    let daemon = started_with(lab, driver, "isns", |_| isns.clone())?;
     server.knows(&[MAIN, OTHER])?;
     expect_text(&server.list("entities"), "conform.example.org")?;
     expect_text(&server.list("portal-groups"), MAIN)?;
@@ -113,7 +113,7 @@ fn registers(lab: &Lab, driver: Driver) -> Result<()> {
     let without = whole.replace("[target.other]\n", "[target.other]\nenabled = false\n");
     for (text, wanted) in [(&without, &[MAIN][..]), (&whole, &[MAIN, OTHER])] {
         std::fs::write(&file, text)?;
-        lunar(lab, &daemon, &["apply", &file.display().to_string()])?;
+        lunar(lab, &daemon, &["apply", "--force", &file.display().to_string()])?;
         server.knows(wanted)?;
     }
     expect_undisturbed(&mut session)?;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::fixture::{ConfigChange, Daemon, MAIN, api, lunar, luns, started_with};
+use super::fixture::{ConfigChange, Daemon, MAIN, lunar, luns, started};
 use crate::process;
 use crate::target::{Driver, Lab};
 
@@ -20,8 +20,8 @@ const LIST_LIMIT: Duration = Duration::from_secs(10);
 
 /// Adds all volumes and groups in one change, lists them, and removes them.
 pub(super) fn part(lab: &Lab, driver: Driver) -> Result<()> {
-    let daemon = started_with(lab, driver, "many", api)?;
-    let few = daemon.text(&ConfigChange::default()) + &api(&daemon.folder);
+    let daemon = started(lab, driver, "many")?;
+    let few = daemon.text(&ConfigChange::default());
     let before = memory(&daemon)?;
     let apply = timed(lab, &daemon, &few_and_many(&few))?;
     let list = {
@@ -86,6 +86,6 @@ fn timed(lab: &Lab, daemon: &Daemon, text: &str) -> Result<Duration> {
     let file = daemon.folder.join("wanted.toml");
     std::fs::write(&file, text)?;
     let since = Instant::now();
-    lunar(lab, daemon, &["apply", &file.display().to_string()])?;
+    lunar(lab, daemon, &["apply", "--force", &file.display().to_string()])?;
     Ok(since.elapsed())
 }

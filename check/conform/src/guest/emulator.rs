@@ -28,7 +28,8 @@ pub(super) fn newest_or_own(report: &Report) -> Vec<String> {
     })
 }
 
-fn own() -> Vec<String> {
+/// Returns the command line of the machine's own emulator.
+pub(super) fn own() -> Vec<String> {
     vec!["qemu-system-x86_64".to_owned()]
 }
 

@@ -2,16 +2,19 @@
 //!
 //! A guest runs one of the scripts in `guest/`, which prints one line for each case.
 
+mod aoe;
+pub(crate) mod authentication;
 mod blktests;
 mod cpio;
 mod emulator;
 mod kernel;
 mod modules;
 mod paths;
-pub(crate) mod proofs;
 mod qemu;
 mod service;
 mod sysroot;
+mod ublk;
+mod vhost;
 mod vm;
 
 use std::fmt::Write as _;
@@ -24,7 +27,7 @@ use rustix::process::Signal;
 
 use crate::chap;
 use crate::report::Outcome;
-use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Subject, Target, free_port};
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Program, Spec, Subject, Target, free_port};
 use crate::tools;
 
 /// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
@@ -40,10 +43,13 @@ const EVERYTHING: &str = "FULL=yes\n";
 /// The host's address ::1 as QEMU's user network shows it to a guest.
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
+pub(crate) use aoe::part as aoe;
+pub(crate) use authentication::part as authentication;
 pub(crate) use blktests::part as blktests;
 pub(crate) use paths::part as paths;
-pub(crate) use proofs::part as proofs;
 pub(crate) use service::part as service;
+pub(crate) use ublk::part as ublk;
+pub(crate) use vhost::part as vhost;
 pub(crate) use vm::part as vm;
 
 /// Runs the part `guest`: open-iscsi against the target. The first driver runs all cases, the others those that depend
@@ -51,7 +57,8 @@ pub(crate) use vm::part as vm;
 pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
+    let script =
+        Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver, main_driver)?));
     Ok(())
 }
@@ -61,7 +68,8 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<
     let part = format!("nvme/{}", driver.name());
     lab.built()?;
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
-    let script = Script { name: "nvme", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
+    let script =
+        Script { name: "nvme", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more: None };
     lab.report.check(&part, "guest ran to its end", || {
         let mut targets = nvme_targets(lab, driver, &["ram:64M"])?;
         if main_driver {
@@ -160,6 +168,8 @@ struct Script<'a> {
     part: &'a str,
     driver: Driver,
     sysroot: &'a sysroot::Sysroot,
+    /// The emulated processors.
+    processors: u8,
     /// A further folder for the guest and the name it gets there.
     more: Option<(&'a str, &'a Path)>,
 }
@@ -217,6 +227,11 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
         writeln!(settings, "DISC={HOST_AS_GUEST_SEES_IT}:{}\nDISC_TARGET={}", target.portal.port(), target.name)?;
         writeln!(settings, "DISC_SUM={sum}")?;
         others.push(target);
+        let mut spec = Spec::new(driver, ["tape:"])?;
+        (spec.program, spec.for_guest) = (Program::Examples, true);
+        let target = Target::start(lab, &spec)?;
+        writeln!(settings, "TAPE={HOST_AS_GUEST_SEES_IT}:{}\nTAPE_TARGET={}", target.portal.port(), target.name)?;
+        others.push(target);
         let mut spec = chap::spec(lab, driver)?;
         spec.for_guest = true;
         let target = Target::start_named(lab, &spec, chap::NAME)?;
@@ -239,7 +254,9 @@ impl Script<'_> {
         let (mut done, mut restarts) = (Ok(()), 0);
         let kernel = if self.is_service { SERVICE_OPTIONS.to_owned() } else { String::new() };
         let file = format!("{}.sh", self.name);
-        let hardware = qemu::Hardware { emulator, devices: Vec::new(), shares_memory: false, kernel };
+        // It replaces the number of processors that all guests have.
+        let devices = vec!["-smp".to_owned(), self.processors.to_string()];
+        let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel };
         let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");

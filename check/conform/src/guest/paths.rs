@@ -17,7 +17,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Ok(())
     });
     let Some(sysroot) = made else { return Ok(()) };
-    let script = Script { name: "paths", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
+    let script =
+        Script { name: "paths", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more: None };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }

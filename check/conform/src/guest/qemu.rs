@@ -1,12 +1,13 @@
 //! Boots a guest: the kernel of a distribution, an initramfs, the tree of packages over 9p, and a script.
 
 use std::fs::File;
-use std::io::BufWriter;
+use std::io::{BufRead, BufReader, BufWriter, Write as _};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::cpio::Archive;
 use super::modules::Modules;
@@ -15,9 +16,11 @@ use crate::process;
 
 /// The modules in the initramfs, with their dependencies. The crypto modules are not dependencies: the kernel requests
 /// them by algorithm name, and the guest could not load them.
-const MODULES: [&str; 27] = [
+const MODULES: [&str; 31] = [
     "virtio_pci",
     "virtio_net",
+    "virtio_blk",
+    "virtio_scsi",
     "9pnet_virtio",
     "9p",
     "overlay",
@@ -45,6 +48,8 @@ const MODULES: [&str; 27] = [
     // blktests looks for them.
     "loop?",
     "nvmet_tcp?",
+    "aoe?",
+    "ublk_drv?",
 ];
 /// Guest memory: room for the page cache and fio. The tests use a few hundred MiB.
 const MEMORY: &str = "1G";
@@ -155,4 +160,23 @@ pub(crate) fn boot(
             process::last_lines(&output.text, 20)
         ),
     }
+}
+
+/// Runs a command on an emulator's monitor (QMP), which answers within `patience`; returns the line of its answer.
+pub(crate) fn monitor(socket: &Path, patience: Duration, command: &str, arguments: &str) -> Result<String> {
+    let mut monitor = UnixStream::connect(socket).context("the emulator's monitor")?;
+    monitor.set_read_timeout(Some(patience))?;
+    let mut answers = BufReader::new(monitor.try_clone()?).lines();
+    // The greeting comes first, then one answer for each command, with events in between.
+    let mut answer = |command: &str| loop {
+        let line = answers.next().context("the monitor has closed")?.context("the monitor does not answer")?;
+        ensure!(!line.contains(r#""error""#), "{command}: {line}");
+        if line.contains(r#""return""#) {
+            return Ok(line);
+        }
+    };
+    writeln!(monitor, r#"{{"execute":"qmp_capabilities"}}"#)?;
+    answer("qmp_capabilities")?;
+    writeln!(monitor, r#"{{"execute":"{command}","arguments":{arguments}}}"#)?;
+    answer(command)
 }

@@ -32,6 +32,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         part: &part,
         driver,
         sysroot: &sysroot,
+        processors: 1,
         more: Some(("test/service", &folder)),
     };
     lab.report.check(&part, "guest ran to its end", || {

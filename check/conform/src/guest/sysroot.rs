@@ -30,6 +30,9 @@ const STOCK_RECIPE: Recipe =
 /// handshakes for the kernel.
 const TLS_RECIPE: Recipe =
     Recipe { name: "secure", packages: include_str!("../../guest-packages-secure.txt"), release: Some("trixie") };
+/// The first release whose kernel has ublk, with the stock packages.
+const UBLK_RECIPE: Recipe =
+    Recipe { name: "ublk", packages: include_str!("../../guest-packages.txt"), release: Some("trixie") };
 /// Names of the kernel's package in the distributions; the first that exists is used.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Must change when trees that older code has built cannot be used any more.
@@ -70,10 +73,19 @@ pub(crate) fn ensure(report: &Report) -> Result<Sysroot> {
 
 /// Returns the tree whose kernel supports NVMe in-band authentication and TLS; builds it first if necessary.
 pub(crate) fn ensure_with_tls(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &TLS_RECIPE)
+}
+
+/// Returns the tree whose kernel has ublk; builds it first if necessary.
+pub(crate) fn ensure_with_ublk(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &UBLK_RECIPE)
+}
+
+fn ensure_of_debian(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
     if !Path::new(KEYRING).exists() {
         return skip("Debian's packages can only be verified with Debian's archive keys, which are not installed");
     }
-    ensure_of(report, &TLS_RECIPE)
+    ensure_of(report, recipe)
 }
 
 fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {

@@ -2,8 +2,7 @@
 //! on it, and kills of the virtual machine and of the target.
 
 use std::fmt::Write as _;
-use std::io::{BufRead, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
@@ -29,7 +28,7 @@ const CONTROLLERS: [&str; 2] = ["vm", "other"];
 /// The target's name over iSCSI.
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:vm";
 
-/// What all guests of the part share.
+/// The state that all guests of the part share.
 struct Runner<'a> {
     lab: &'a Lab,
     part: String,
@@ -311,21 +310,7 @@ impl Runner<'_> {
 
     /// Runs a command on an emulator's monitor (QMP); returns the line of its answer.
     fn qmp(&self, machine: &VirtualMachine<'_>, command: &str, arguments: &str) -> Result<String> {
-        let mut monitor = UnixStream::connect(self.file(machine, "qmp")).context("the emulator's monitor")?;
-        monitor.set_read_timeout(Some(SETTLE))?;
-        let mut answers = BufReader::new(monitor.try_clone()?).lines();
-        // The greeting comes first, then one answer for each command, with events in between.
-        let mut answer = |command: &str| loop {
-            let line = answers.next().context("the monitor has closed")?.context("the monitor does not answer")?;
-            ensure!(!line.contains(r#""error""#), "{command}: {line}");
-            if line.contains(r#""return""#) {
-                return Ok(line);
-            }
-        };
-        writeln!(monitor, r#"{{"execute":"qmp_capabilities"}}"#)?;
-        answer("qmp_capabilities")?;
-        writeln!(monitor, r#"{{"execute":"{command}","arguments":{arguments}}}"#)?;
-        answer(command)
+        qemu::monitor(&self.file(machine, "qmp"), SETTLE, command, arguments)
     }
 
     /// Kills the emulator, which is a power cut for the guest.

@@ -1,4 +1,4 @@
-//! What the hostile clients share: the target under attack, its memory gauge, and the expected reactions.
+//! The common parts of the hostile clients: the target under attack, its memory gauge, and the expected reactions.
 
 use std::path::Path;
 use std::sync::Arc;

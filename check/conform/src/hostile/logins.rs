@@ -1,12 +1,14 @@
 //! Hostile clients during login.
 
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
+use rustix::net::{AddressFamily, SocketType, bind, connect, socket};
 
 use super::fixture::{ANSWER_LIMIT, Case, Fixture, Reaction, expect_reaction, login_refused, reaction};
 use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, Received, op};
-use crate::session::{Login, text};
+use crate::session::{self, Login, Session, text};
 
 /// Initiator errors (RFC 7143 11.13.5).
 mod status {
@@ -23,7 +25,11 @@ const CONTINUE: u8 = 0x40;
 /// More text than any login has, to find targets that buffer all of it.
 const TOO_MUCH: usize = 64 << 20;
 
-pub(super) const CASES: [Case; 22] = [
+/// The address of another host.
+const ATTACKER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
+
+pub(super) const CASES: [Case; 23] = [
+    ("login: discovery sessions without end", discovery_sessions),
     ("login: a command before the login", command_first),
     ("login: random bytes first", random_bytes),
     ("login: one byte at a time succeeds", byte_by_byte),
@@ -241,5 +247,38 @@ fn endless_rounds(fixture: &mut Fixture<'_>) -> Result<()> {
         }
     }
     std::thread::sleep(Duration::from_millis(10));
+    Ok(())
+}
+
+/// A connection from this address.
+fn connection_from(source: IpAddr, fixture: &Fixture<'_>) -> Result<Connection> {
+    let socket = socket(AddressFamily::INET, SocketType::STREAM, None)?;
+    bind(&socket, &SocketAddr::new(source, 0))?;
+    connect(&socket, &fixture.target.portal)?;
+    Connection::over(TcpStream::from(socket))
+}
+
+/// Discovery sessions take no place of other sessions; of too many, the oldest of the same host end.
+fn discovery_sessions(fixture: &mut Fixture<'_>) -> Result<()> {
+    const COUNT: usize = 200;
+    /// `DISCOVERY_PER_HOST_MAX` of the target.
+    const KEPT: usize = 64;
+    let mut victim = Session::ready(fixture.target.portal, &Login::to(&fixture.target.name, "victim"), fixture.lun)?;
+    let mut sessions = Vec::new();
+    for count in 0..COUNT {
+        let mut login = Login::to("", &format!("stranger{count}"));
+        login.target = None;
+        sessions.push(Session::over(connection_from(ATTACKER, fixture)?, &login)?);
+    }
+    let mut ended = 0;
+    for session in &mut sessions[..COUNT - KEPT] {
+        ended += usize::from(matches!(session.connection.receive(Duration::from_secs(2))?, Received::Closed));
+    }
+    ensure!(ended == COUNT - KEPT, "{ended} of {COUNT} discovery sessions of one host have ended");
+    ensure!(matches!(sessions[COUNT - 1].connection.receive(Duration::from_millis(50))?, Received::Silence));
+    victim.ping()?;
+    // The victim comes again, under the same names.
+    Session::ready(fixture.target.portal, &Login::to(&fixture.target.name, "victim"), fixture.lun)?.logout()?;
+    ensure!(!session::discover(fixture.target.portal)?.is_empty(), "discovery of another host");
     Ok(())
 }

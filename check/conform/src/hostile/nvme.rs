@@ -53,7 +53,7 @@ struct Fixture {
 
 type Case = (&'static str, fn(&mut Fixture) -> Result<()>);
 
-const CASES: [Case; 23] = [
+const CASES: [Case; 27] = [
     ("the first PDU is not ICReq", first_is_not_ic_req),
     ("invalid ICReq, and ICReq twice", invalid_ic_req),
     ("PDU types that hosts do not send", unknown_types),
@@ -62,6 +62,7 @@ const CASES: [Case; 23] = [
     ("invalid Connect", invalid_connects),
     ("H2CData without R2T", early_data),
     ("H2CData with a wrong offset, length or LAST_PDU", displaced_data),
+    ("H2CData without the data that it announces", empty_data),
     ("a wrong header digest", header_digest),
     ("wrong digests of in-capsule and requested data", data_digests),
     ("all operation codes, on both queues", all_opcodes),
@@ -73,6 +74,9 @@ const CASES: [Case; 23] = [
     ("a host that stops reading", reads_untaken),
     ("a host that sends and never reads", answers_untaken),
     ("writes whose data never arrives", writes_without_data),
+    ("hosts that do not read, and their neighbour", neighbour_of_unread_reads),
+    ("hosts that do not answer R2Ts, and their neighbour", neighbour_of_unanswered_requests),
+    ("Dataset Management of the whole namespace again and again", neighbour_of_long_commands),
     ("half of a capsule, and then a disconnect", half_capsules),
     ("a host that is silent on one queue, and then on all", silent_queues),
     ("Connect again and again", connect_flood),
@@ -273,6 +277,9 @@ fn invalid_connects(fixture: &mut Fixture) -> Result<()> {
         ("no subsystem", Connect { subsystem: "", ..good.clone() }),
         ("one entry", Connect { entries: 1, ..good.clone() }),
         ("too many entries", Connect { entries: 0, ..good.clone() }),
+        ("no host name, and a host identifier of zero", Connect { host: "", ..good.clone() }),
+        ("a host name that is no NQN", Connect { host: "hello", ..good.clone() }),
+        ("a host name with a control character", Connect { host: "nqn.2026-01.io.lunar:\n", ..good.clone() }),
         ("a static controller ID", Connect { controller: 7, ..good.clone() }),
         (
             "a queue of a controller that does not exist",
@@ -363,6 +370,19 @@ fn displaced_data(fixture: &mut Fixture) -> Result<()> {
     bytes[16] = 4;
     host.io.send(&bytes)?;
     expect_termination(&mut host.io, fatal::HEADER)
+}
+
+/// NVMe/TCP Transport 1.0 3.6.2.7.
+fn empty_data(fixture: &mut Fixture) -> Result<()> {
+    for announced in [1_u32, 8192] {
+        let mut host = fixture.host(NONE)?;
+        let (cid, r2t) = write_with_r2t(&mut host, 8192)?;
+        let mut bytes = h2c_data(cid, r2t.short(10), 0, &[], LAST, NONE);
+        bytes[16..20].copy_from_slice(&announced.to_le_bytes());
+        host.io.send(&bytes)?;
+        expect_termination(&mut host.io, fatal::HEADER).with_context(|| format!("{announced} bytes announced"))?;
+    }
+    Ok(())
 }
 
 fn header_digest(fixture: &mut Fixture) -> Result<()> {
@@ -590,6 +610,61 @@ fn writes_without_data(fixture: &mut Fixture) -> Result<()> {
         hosts.push(host);
     }
     std::thread::sleep(Duration::from_secs(1));
+    Ok(())
+}
+
+/// A host that connects while others hold their commands back, and reads and writes without an error and in time.
+fn neighbour_is_well(fixture: &Fixture) -> Result<()> {
+    let begun = Instant::now();
+    let mut neighbour = Host::open(fixture.portal, NQN, "nqn.2026-01.io.lunar:neighbour", NONE)?;
+    for round in 0..100 {
+        write_and_read(&mut neighbour, round).context("the neighbour")?;
+    }
+    let took = begun.elapsed();
+    ensure!(took < ANSWER_LIMIT, "200 writes and reads of the neighbour take {:.1} s", took.as_secs_f64());
+    Ok(())
+}
+
+/// Hosts with a full queue of this command each. They have the address of the neighbour, so all share the part of one
+/// host.
+fn full_queues(fixture: &Fixture, count: usize, opcode: u8) -> Result<Vec<Host>> {
+    let mut hosts = Vec::new();
+    for _ in 0..count {
+        let mut host = fixture.host(NONE)?;
+        for cid in 0..127 {
+            let entry = Entry::new(opcode, cid, HOSTILE_NAMESPACE).blocks(0, 256).sgl(TRANSPORT, 128 << 10);
+            host.io.send(&capsule(&entry, &[], NONE))?;
+        }
+        hosts.push(host);
+    }
+    std::thread::sleep(Duration::from_millis(500));
+    Ok(hosts)
+}
+
+fn neighbour_of_unread_reads(fixture: &mut Fixture) -> Result<()> {
+    // However the connections are divided among the cores, they queue more than the part of their address.
+    let _hosts = full_queues(fixture, 40, 2)?;
+    neighbour_is_well(fixture)
+}
+
+fn neighbour_of_unanswered_requests(fixture: &mut Fixture) -> Result<()> {
+    let _hosts = full_queues(fixture, 17, 1)?;
+    neighbour_is_well(fixture)
+}
+
+fn neighbour_of_long_commands(fixture: &mut Fixture) -> Result<()> {
+    const BLOCKS: u32 = (64 << 20) / 512;
+    let mut host = fixture.host(NONE)?;
+    let range = [0_u32, BLOCKS, 0, 0].map(u32::to_le_bytes).concat();
+    for cid in 0..100 {
+        let entry = Entry::new(9, cid, HOSTILE_NAMESPACE).word(40, 255).word(44, 4).sgl(INLINE, 4096);
+        host.io.send(&capsule(&entry, &range.repeat(256), NONE))?;
+    }
+    neighbour_is_well(fixture)?;
+    for _ in 0..100 {
+        let done = host.io.expect()?;
+        ensure!(done.kind() == kind::RESPONSE && done.short(22) >> 1 == 0, "{:02x?}", done.head);
+    }
     Ok(())
 }
 

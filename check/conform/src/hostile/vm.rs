@@ -138,6 +138,9 @@ fn invalid_maps(fixture: &mut Fixture<'_>) -> Result<()> {
         (vfio::map(MEMORY, u64::MAX - 4095, 8192), file.as_fd(), "an offset that overflows"),
         (vfio::map(u64::MAX - 4095, 0, 8192), file.as_fd(), "an address that overflows"),
         (vfio::map(MEMORY, 0, 0), file.as_fd(), "nothing"),
+        (vfio::map(MEMORY + 512, 0, 4096), file.as_fd(), "an address within a page"),
+        (vfio::map(MEMORY, 512, 4096), file.as_fd(), "an offset within a page"),
+        (vfio::map(MEMORY, 0, 4608), file.as_fd(), "a part of a page"),
         (vfio::map(MEMORY, 0, 4096), pipe.as_fd(), "a pipe"),
         (vfio::map(MEMORY, 0, 4096), disk.as_fd(), "a file on a disk"),
     ];

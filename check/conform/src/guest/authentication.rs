@@ -1,5 +1,5 @@
-//! The part `proofs`: NVMe in-band authentication (DH-HMAC-CHAP) and TLS, by a kernel that supports them, against
-//! targets that each permit one hash and one DH group.
+//! The part `authentication`: NVMe in-band authentication (DH-HMAC-CHAP) and TLS, by a kernel that supports them,
+//! against targets that each permit one hash and one DH group.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -11,7 +11,7 @@ use crate::chap::secret_file;
 use crate::report::skip;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target, free_port};
 
-const NAME: &str = "iqn.2026-01.io.lunar.conform:proofs";
+const NAME: &str = "iqn.2026-01.io.lunar.conform:authentication";
 pub(crate) const HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:5a3c1e7e-6a2b-4f00-8b6e-0d4c7b1f2a90";
 const OTHER_HOST: &str = "nqn.2014-08.org.nvmexpress:uuid:00000000-0000-4000-8000-000000000001";
 /// In the format of `nvme gen-dhchap-key`.
@@ -40,7 +40,7 @@ const DHCHAP_CHOICES: [(&str, &str); 6] = [
 
 /// Runs the part.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
-    let part = format!("proofs/{}", driver.name());
+    let part = format!("authentication/{}", driver.name());
     lab.built()?;
     let mut found = None;
     lab.report.check(&part, "packages for the guest", || {
@@ -48,7 +48,15 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Ok(())
     });
     let Some(sysroot) = found else { return Ok(()) };
-    let script = Script { name: "proofs", is_service: false, part: &part, driver, sysroot: &sysroot, more: None };
+    let script = Script {
+        name: "authentication",
+        is_service: false,
+        part: &part,
+        driver,
+        sysroot: &sysroot,
+        processors: 1,
+        more: None,
+    };
     lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver)?));
     Ok(())
 }
@@ -86,7 +94,7 @@ fn targets(lab: &Lab, driver: Driver) -> Result<Targets> {
 
 /// Starts a daemon whose configuration file has the same keys, a portal that requires TLS, and a referral.
 fn configured(lab: &Lab, driver: Driver, settings: &mut String) -> Result<Target> {
-    let folder = lab.scratch.join(format!("proofs-{}", driver.name()));
+    let folder = lab.scratch.join(format!("authentication-{}", driver.name()));
     std::fs::create_dir_all(&folder)?;
     let (both, demanded, socket) = (free_port()?, free_port()?, folder.join("api.sock"));
     let files = [("file-host-key", HOST_KEY), ("file-own-key", CONTROLLER_KEY), ("file-channel-key", TLS_PSK)];

@@ -1,0 +1,269 @@
+# Disks of this machine, which the program serves with ublk: file systems, discards, reservations of other hosts, kills
+# under load, and errors.
+. /test/lib.sh
+. /test/shared.sh
+. /test/settings # DRIVER KILLS PROCESSORS
+
+LUNAR=/test/ublk/lunar
+IMAGE=/tmp/disk.img
+TARGET=iqn.2026-01.io.lunar.conform:ublk
+PORTAL=127.0.0.1:3260
+LOG=/tmp/lunar.log
+
+# serve ARGUMENT...: starts the program in the background; $target is its process.
+serve() {
+    "$LUNAR" serve --driver "$DRIVER" --cores 2 --memory 32 --name "$TARGET" --listen "$PORTAL" "$@" >>"$LOG" 2>&1 &
+    target=$!
+}
+serves() { grep -q 'of this machine (ublk)' "$LOG"; }
+# start NAME ARGUMENT...: a case that passes if it serves; the first disk is in $disk.
+start() {
+    local what=$1
+    shift
+    : >"$LOG"
+    serve "$@"
+    if ! eventually serves; then
+        cat "$LOG"
+        bad "$what"
+        return 1
+    fi
+    [ "$what" = - ] || ok "$what"
+    disk=$(sed -n 's/.* is \(\/dev\/ublkb[0-9]*\) of this machine.*/\1/p' "$LOG" | head -n 1)
+    name=${disk##*/}
+}
+gone() { ! test -b "$disk"; }
+# stop NAME: a case that passes if it ends well and its disk is gone.
+stop() {
+    kill "$target"
+    wait "$target"
+    equal "$1" 0 $?
+    try "the disk is gone" eventually gone
+}
+# fails NAME PATTERN ARGUMENT...: the program ends with an error that says this.
+fails() {
+    local name=$1 pattern=$2
+    shift 2
+    : >"$LOG"
+    if timeout 60 "$LUNAR" serve --driver "$DRIVER" --listen 127.0.0.1:3261 "$@" >"$LOG" 2>&1; then
+        bad "$name"
+    elif grep -Eq -- "$pattern" "$LOG"; then
+        ok "$name"
+    else
+        cat "$LOG"
+        bad "$name"
+    fi
+}
+attribute() { cat "/sys/block/$name/queue/$1"; }
+used() { stat -c %b "$IMAGE"; }
+write_one() { dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none; }
+
+if [ ! -e /dev/ublk-control ]; then
+    echo "@skip ublk: this kernel has no ublk_drv"
+    finish
+fi
+truncate -s 128M "$IMAGE"
+if [ "$DRIVER" != io_uring ]; then
+    fails "another driver is refused, with words that say what to do" "ublk needs io_uring" "$IMAGE" --ublk data
+    finish
+fi
+
+start "a disk is served" "$IMAGE" --ublk data || finish
+equal "its size" $((128 << 20)) "$(blockdev --getsize64 "$disk")"
+equal "its logical blocks" 512 "$(attribute logical_block_size)"
+equal "its write cache" "write back" "$(attribute write_cache)"
+equal "it has FUA" 1 "$(attribute fua)"
+[ "$(attribute discard_max_bytes)" -gt 0 ] && ok "it discards" || bad "it discards"
+[ "$(attribute write_zeroes_max_bytes)" -gt 0 ] && ok "it writes zeroes" || bad "it writes zeroes"
+equal "its queues" "$PROCESSORS" "$(ls "/sys/block/$name/mq" | wc -l)"
+
+try "fio, 4 KiB, 16 deep" fio --name=load --filename="$disk" --ioengine=io_uring --direct=1 --rw=randwrite --bs=4k \
+    --iodepth=16 --size=8M --verify=crc32c --verify_fatal=1 --randseed=3 --output-format=terse
+try "fio, 1 MiB, 4 deep, longer than a request may be" fio --name=load --filename="$disk" --ioengine=io_uring --direct=1 \
+    --rw=write --bs=1M --iodepth=4 --size=16M --verify=crc32c --verify_fatal=1 --output-format=terse
+try "fio, synchronous writes (FUA)" fio --name=load --filename="$disk" --ioengine=psync --direct=1 --sync=1 \
+    --rw=randwrite --bs=4k --size=512k --verify=crc32c --verify_fatal=1 --output-format=terse
+
+head -c 4M /dev/urandom >/tmp/random
+try "write 4 MiB" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
+equal "the image has them" "$(sum </tmp/random)" "$(head -c 4M "$IMAGE" | sum)"
+try "discard 2 MiB" blkdiscard -o 0 -l 2M "$disk"
+equal "they read as zeroes" "$(head -c 2M /dev/zero | sum)" "$(read_sum "$disk" count=2)"
+equal "the rest is there" "$(tail -c 2M /tmp/random | sum)" "$(read_sum "$disk" skip=2 count=2)"
+try "write zeroes" blkdiscard -z -o 2M -l 1M "$disk"
+equal "they are zeroes" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" skip=2 count=1)"
+
+try "mkfs.ext4" mkfs.ext4 -q -F "$disk"
+mkdir -p /mnt/disk
+try "mount" mount "$disk" /mnt/disk
+head -c 32M /dev/urandom >/mnt/disk/file
+kept=$(sum </mnt/disk/file)
+sync
+before=$(used)
+cp /mnt/disk/file /tmp/kept
+rm /mnt/disk/file
+sync
+try "fstrim" fstrim /mnt/disk
+[ "$(used)" -lt $((before - 40000)) ] && ok "the image gives the space back" || {
+    echo "$before blocks before, $(used) afterwards"
+    bad "the image gives the space back"
+}
+cp /tmp/kept /mnt/disk/file
+rm -f /tmp/kept
+sync
+
+# The file system waits while nothing serves its disk.
+kill -9 "$target"
+wait "$target"
+test -b "$disk" && ok "the disk outlasts a kill" || bad "the disk outlasts a kill"
+{ echo 3 >/proc/sys/vm/drop_caches; sum </mnt/disk/file >/tmp/sum; } &
+reader=$!
+nap 1
+kill -0 $reader 2>/dev/null && ok "a read waits" || bad "a read waits"
+was=$disk
+start "the same command serves it again" "$IMAGE" --ublk data || finish
+equal "it is the same disk" "$was" "$disk"
+wait $reader
+equal "the read has ended with the data" "$kept" "$(cat /tmp/sum)"
+try "write after the kill" cp /mnt/disk/file /mnt/disk/copy
+try "unmount" umount /mnt/disk
+try "fsck.ext4" fsck.ext4 -f -n "$disk"
+
+# Writes for as long as the kills take, and then reads everything.
+fio --name=background --filename="$disk" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 \
+    --size=$((4 + KILLS * 2))M --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse \
+    >/tmp/fio.out 2>&1 &
+fio=$!
+for round in $(seq "$KILLS"); do
+    nap 0.5
+    kill -9 "$target"
+    wait "$target"
+    start - "$IMAGE" --ublk data || break
+done
+load_end "$KILLS kills under verified writes"
+equal "no I/O error" "" "$(dmesg | grep -i 'I/O error')"
+
+# Another volume must not get the requests that wait.
+kill -9 "$target"
+wait "$target"
+truncate -s 128M /tmp/other.img
+fails "another volume does not take the disk over" "requests wait for another volume" /tmp/other.img --ublk data
+start "the right volume takes it over" "$IMAGE" --ublk data || finish
+
+
+iscsi_login
+try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
+try "reserve over iSCSI, write exclusive" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$other"
+refuse "a write is refused" write_one
+says "as a reservation conflict" "nvalid exchange" sh -c "dd if=/dev/zero of=$disk bs=4k count=1 oflag=direct 2>&1 || :"
+try "a read is not" dd if="$disk" of=/dev/null bs=4k count=1 iflag=direct status=none
+try "release over iSCSI" sg_persist --out --release --param-rk=abc --prout-type=1 "$other"
+try "write again" write_one
+iscsiadm -m node -u >/dev/null 2>&1
+
+stop "the program ends"
+
+start "two disks, one of them in memory" "$IMAGE" ram:32M --read-only --ublk data --ublk memory:1 || finish
+equal "it is read-only" 1 "$(blockdev --getro "$disk")"
+refuse "it cannot be written" write_one
+stop "the program ends again"
+
+# The daemon, in its sandbox, with a disk of a chosen number.
+disk=/dev/ublkb7
+# configure SIZE [SECTION]: writes its configuration.
+configure() {
+    cat >/tmp/service/lunar.toml <<END
+[server]
+cores = 2
+memory = "32M"
+driver = "io-uring"
+state = "/tmp/service/state"
+[volume.disk]
+kind = "file"
+path = "/tmp/service/disk.img"
+size = "$1"
+[portal-group.p]
+tag = 1
+[portal.one]
+address = "127.0.0.1:3270"
+group = "p"
+[target.main]
+iqn = "$TARGET"
+portal-groups = ["p"]
+[group.all]
+targets = ["main"]
+initiators = ["*"]
+luns = { 0 = "disk" }
+$2
+END
+}
+SECTION='[ublk.data]
+target = "main"
+number = 7'
+# start_daemon NAME: a case that passes if it serves the disk.
+start_daemon() {
+    : >"$LOG"
+    "$LUNAR" daemon --config /tmp/service/lunar.toml >>"$LOG" 2>&1 &
+    target=$!
+    if eventually logged "ublk data: serves $disk"; then ok "$1"; else cat "$LOG"; bad "$1"; fi
+}
+logged() { grep -q -- "$1" "$LOG"; }
+has_size() { [ "$(blockdev --getsize64 "$disk")" = "$1" ]; }
+mkdir -p /tmp/service/state
+configure 64M "$SECTION"
+start_daemon "the daemon serves a disk"
+says "in its sandbox" "^Seccomp:[[:space:]]*2" cat "/proc/$target/status"
+equal "its size" $((64 << 20)) "$(blockdev --getsize64 "$disk")"
+try "mkfs.ext4 on it" mkfs.ext4 -q -F "$disk"
+try "mount" mount "$disk" /mnt/disk
+head -c 8M /dev/urandom >/mnt/disk/file
+kept=$(sum </mnt/disk/file)
+kill "$target"
+wait "$target"
+equal "the daemon ends" 0 $?
+test -b "$disk" && ok "its disk stays" || bad "its disk stays"
+{ sync; echo 3 >/proc/sys/vm/drop_caches; sum </mnt/disk/file >/tmp/sum; } &
+reader=$!
+start_daemon "it serves the disk again"
+wait $reader
+equal "the file has its data" "$kept" "$(cat /tmp/sum)"
+configure 96M "$SECTION"
+kill -HUP "$target"
+if logged "the kernel offers .*UPDATE_SIZE"; then
+    try "the disk has its new size" eventually has_size $((96 << 20))
+else
+    try "an older kernel keeps the size, and the log says so" eventually logged "keeps its old size"
+fi
+try "unmount" umount /mnt/disk
+try "fsck.ext4" fsck.ext4 -f -n "$disk"
+configure 96M ""
+kill -HUP "$target"
+try "a disk whose section is removed is gone" eventually gone
+configure 96M "$SECTION"
+kill -HUP "$target"
+try "it comes with its section" eventually test -b "$disk"
+try "with the new size" eventually has_size $((96 << 20))
+equal "no I/O error with the daemon" "" "$(dmesg | grep 'I/O error' || :)"
+try "mount it again" mount "$disk" /mnt/disk
+configure 96M ""
+kill -HUP "$target"
+try "its section is removed while it is mounted" eventually gone
+umount /mnt/disk
+try "nothing is left of it" eventually [ ! -e "/dev/ublkc7" ]
+configure 96M "$SECTION"
+kill -HUP "$target"
+try "it comes once more" eventually test -b "$disk"
+kill "$target"
+wait "$target"
+equal "the daemon ends again" 0 $?
+
+# The disk that was left has no requests, and must not keep the module.
+start_daemon "the disk is taken over once more"
+configure 96M ""
+kill -HUP "$target"
+try "it is removed" eventually gone
+kill "$target"
+wait "$target"
+
+rmmod ublk_drv
+fails "a missing module is named" "modprobe ublk_drv" "$IMAGE" --ublk data
+finish

@@ -1,0 +1,323 @@
+//! The part `vhost`: virtual machines whose disk or SCSI host adapter is Lunar's, over vhost-user, in the QEMU of this
+//! machine and in a newer one.
+
+use std::fmt::Write as _;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, ensure};
+use rustix::process::Signal;
+
+use super::{Cases, emulator, qemu, sysroot};
+use crate::process;
+use crate::target::{Driver, Lab, Spec, Target, log_path};
+
+/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
+const LIMIT: Duration = Duration::from_secs(1200);
+/// The period in which the processor time of an idle target is measured, and the limit of it.
+const IDLE_PERIOD: Duration = Duration::from_secs(2);
+const IDLE_LIMIT: Duration = Duration::from_millis(20);
+/// Time in which a target notices that its guest is idle or gone.
+const SETTLE: Duration = Duration::from_secs(3);
+/// The name of the virtual machine.
+const NAME: &str = "guest";
+/// The option with which QEMU before 9.2 connects again.
+const OLD_RECONNECT: &str = ",reconnect=1";
+/// The LUN map, and that with one more volume.
+const LUNS: &str = r#"0 = "disk", 1 = "memory""#;
+const LUNS_LATER: &str = r#"0 = "disk", 1 = "memory", 2 = "late""#;
+
+/// A virtual machine.
+struct Machine<'a> {
+    /// Its name, for its files and cases.
+    name: &'a str,
+    emulator: &'a [String],
+    /// The word for its kind.
+    kind: &'a str,
+    /// Properties of its device.
+    device: &'a str,
+    settings: String,
+}
+
+struct Runner<'a> {
+    lab: &'a Lab,
+    part: String,
+    sysroot: sysroot::Sysroot,
+    folder: PathBuf,
+}
+
+/// Runs the part; with `everything` in a newer QEMU, too, with packed rings, and with kills of the target.
+pub(crate) fn part(lab: &Lab, driver: Driver, everything: bool) -> Result<()> {
+    let part = format!("vhost/{}", driver.name());
+    lab.built()?;
+    let Some(sysroot) = super::packages(lab, &part) else { return Ok(()) };
+    let folder = lab.scratch.join(format!("vhost-{}", driver.name()));
+    std::fs::create_dir_all(&folder)?;
+    let runner = Runner { lab, part, sysroot, folder };
+    lab.report.check(&runner.part.clone(), "guests ran to their end", || runner.guests(driver, everything));
+    Ok(())
+}
+
+impl Runner<'_> {
+    fn guests(&self, driver: Driver, everything: bool) -> Result<()> {
+        let own = emulator::own();
+        let newest = emulator::newest_or_own(&self.lab.report);
+        let split = Machine {
+            name: "split",
+            emulator: &newest,
+            kind: "blk",
+            device: "num-queues=2,config-wce=on",
+            settings: "RESTARTS=yes\n".to_owned(),
+        };
+        self.guest(driver, &split)?;
+        let settings = || split.settings.clone();
+        let scsi = Machine { name: "scsi", kind: "scsi", device: "num_queues=2", settings: settings(), ..split };
+        self.guest(driver, &scsi)?;
+        if everything {
+            let device = "num-queues=2,config-wce=on,packed=on";
+            // Bit 34.
+            let settings = "RESTARTS=yes\nFEATURES='^.{34}1'\n".to_owned();
+            self.guest(driver, &Machine { name: "packed", device, settings, ..split })?;
+            self.guest(driver, &Machine { name: "own", emulator: &own, settings: String::new(), ..split })?;
+            let settings = String::new();
+            self.guest(driver, &Machine { name: "own-scsi", emulator: &own, settings, ..scsi })?;
+            self.migrate(driver, &newest)?;
+        }
+        Ok(())
+    }
+
+    /// Migrates a running guest, which reads its disk all the time, to another emulator and another target.
+    fn migrate(&self, driver: Driver, emulator: &[String]) -> Result<()> {
+        let image = self.lab.image(&format!("vhost-migrate-{}.img", driver.name()), 256)?;
+        let start = |name: &str| {
+            let folder = self.folder.join(name).display().to_string();
+            let flags = ["--shared", "--vhost-blk", NAME, "--vhost-folder", &folder];
+            Target::start(self.lab, &Spec::new(driver, [image.clone()])?.flags(&flags))
+        };
+        let (first, second) = (start("from")?, start("to")?);
+        let initramfs = self.folder.join("migrate.cpio");
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+        qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), "", &initramfs)?;
+        let incoming = format!("unix:{}", self.folder.join("incoming").display());
+        let more = ["-incoming", &incoming];
+        let (sender, ready) = mpsc::channel();
+        let moved = std::thread::scope(|scope| {
+            let from = scope.spawn(|| {
+                // It is ended by "quit" and has no exit status.
+                let _ = self.boot("from", emulator, &initramfs, &[], || _ = sender.send(()));
+                drop(sender);
+            });
+            let moved = (|| {
+                ready.recv_timeout(LIMIT).context("the guest does not begin")?;
+                let to = scope.spawn(|| self.boot("to", emulator, &initramfs, &more, || ()));
+                self.wait_for_monitor("to")?;
+                self.qmp("from", "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
+                let end = Instant::now() + LIMIT;
+                while !self.qmp("from", "query-migrate", "{}")?.contains(r#""completed""#) {
+                    ensure!(Instant::now() < end, "the migration does not complete");
+                    std::thread::sleep(Duration::from_millis(200));
+                }
+                // The guest's script waits for the loss of its network link to learn that it was migrated.
+                self.qmp("to", "set_link", r#"{"name":"net","up":false}"#)?;
+                let status = to.join().map_err(|_| anyhow!("the thread of the second guest panicked"))??;
+                ensure!(status == 0, "the migrated guest ended with {status}");
+                Ok(())
+            })();
+            // End both emulators, so that neither thread waits for the limit.
+            let _ = self.qmp("from", "quit", "{}");
+            if moved.is_err() {
+                let _ = self.qmp("to", "quit", "{}");
+            }
+            let _ = from.join();
+            moved
+        });
+        moved?;
+        first.stop()?;
+        second.stop()
+    }
+
+    /// Boots a guest that migrates; calls `on_move` when it may be migrated.
+    fn boot(
+        &self,
+        name: &str,
+        emulator: &[String],
+        initramfs: &Path,
+        more: &[&str],
+        mut on_move: impl FnMut(),
+    ) -> Result<i32> {
+        let (socket, monitor) = (self.folder.join(name).join(format!("{NAME}.sock")), self.monitor(name));
+        let chardev = format!("socket,id=disk,path={}", socket.display());
+        let monitor = format!("unix:{},server=on,wait=off", monitor.display());
+        let device = "vhost-user-blk-pci,chardev=disk,num-queues=1";
+        let mut devices = ["-chardev", &chardev, "-device", device, "-qmp", &monitor].map(str::to_owned).to_vec();
+        devices.extend(more.iter().map(|word| (*word).to_owned()));
+        let kernel = " lunar.bare=vhost-migrate.sh".to_owned();
+        let hardware = qemu::Hardware { emulator: emulator.to_vec(), devices, shares_memory: true, kernel };
+        let mut log = std::fs::File::create(self.folder.join(format!("migrate-{name}.log")))?;
+        let part = format!("{}/migrate", self.part);
+        let mut cases = Cases::new(self.lab, &part);
+        // Each emulator writes the status of its guest next to its own initramfs.
+        let own = initramfs.with_file_name(format!("migrate-{name}.cpio"));
+        std::fs::copy(initramfs, &own)?;
+        qemu::boot(&self.sysroot, &own, "none", LIMIT, &hardware, |line| {
+            // A log that cannot be written is no reason to fail the case.
+            let _ = writeln!(log, "{line}");
+            match line.starts_with("@move") {
+                true => on_move(),
+                false => cases.line(line),
+            }
+        })
+    }
+
+    fn monitor(&self, name: &str) -> PathBuf {
+        self.folder.join(format!("{name}.qmp"))
+    }
+
+    /// Waits until an emulator answers on its monitor, and so can receive a migration.
+    fn wait_for_monitor(&self, name: &str) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        while self.qmp(name, "query-status", "{}").is_err() {
+            ensure!(Instant::now() < end, "the emulator {name} does not start");
+            std::thread::sleep(Duration::from_millis(200));
+        }
+        Ok(())
+    }
+
+    /// Runs a command on an emulator's monitor (QMP); returns the line of its answer.
+    fn qmp(&self, name: &str, command: &str, arguments: &str) -> Result<String> {
+        qemu::monitor(&self.monitor(name), SETTLE, command, arguments)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("disk.sock")
+    }
+
+    /// Writes the daemon's configuration for a device of this kind: a volume of this size in a file, two in memory, and
+    /// this LUN map.
+    fn configure(&self, spec: &Spec, kind: &str, (size, luns): (&str, &str)) -> Result<PathBuf> {
+        let (folder, portal, socket) = (self.folder.display(), spec.portal(), self.socket());
+        let mut text = format!(
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{folder}/state\"\n\
+             [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"{size}\"\n\
+             [volume.memory]\nkind = \"ram\"\nsize = \"64M\"\n[volume.late]\nkind = \"ram\"\nsize = \"32M\"\n\
+             [portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"iqn.2026-01.io.lunar.conform:vhost\"\nportal-groups = [\"p\"]\n\
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ {luns} }}\n",
+            spec.driver.name().replace('_', "-"),
+        );
+        writeln!(text, "[vhost.{NAME}]\ndevice = \"{kind}\"\ntarget = \"main\"\nportal-group = \"p\"")?;
+        writeln!(text, "socket = \"{}\"", socket.display())?;
+        let file = self.folder.join("lunar.toml");
+        std::fs::write(&file, text)?;
+        Ok(file)
+    }
+
+    /// Starts the daemon and waits until it serves.
+    fn start(&self, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Target>) -> Result<Target> {
+        let log = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
+        let before = log().len();
+        let target = start(self.lab, spec)?;
+        let end = Instant::now() + LIMIT;
+        while !log().get(before..).is_some_and(|added| added.contains("lunar serves")) {
+            ensure!(Instant::now() < end, "the daemon does not report that it serves: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        Ok(target)
+    }
+
+    /// Boots a guest against a fresh target.
+    fn guest(&self, driver: Driver, machine: &Machine<'_>) -> Result<()> {
+        let _ = std::fs::remove_file(self.folder.join("disk.img"));
+        let _ = std::fs::remove_dir_all(self.folder.join("state"));
+        let mut spec = Spec::new(driver, Vec::<String>::new())?;
+        spec.daemon = Some(self.configure(&spec, machine.kind, ("512M", LUNS))?);
+        let mut target = Some(self.start(&spec, Target::start)?);
+        let initramfs = self.folder.join("initramfs.cpio");
+        let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
+        qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &machine.settings, &initramfs)?;
+        let device = format!("vhost-user-{}-pci,chardev=disk,{}", machine.kind, machine.device);
+        let reconnect = match reconnect(machine.emulator)? {
+            // Old versions do not start a SCSI host adapter that connects again.
+            OLD_RECONNECT if machine.kind == "scsi" => "",
+            reconnect => reconnect,
+        };
+        let chardev = format!("socket,id=disk,path={}{reconnect}", self.socket().display());
+        let devices = ["-chardev", &chardev, "-device", &device].map(str::to_owned).to_vec();
+        let emulator = machine.emulator.to_vec();
+        let hardware = qemu::Hardware { emulator, devices, shares_memory: true, kernel: String::new() };
+        let mut log = std::fs::File::create(self.folder.join(format!("{}.log", machine.name)))?;
+        let part = format!("{}/{}", self.part, machine.name);
+        let mut cases = Cases::new(self.lab, &part);
+        let mut done = Ok(());
+        let script = format!("vhost-{}.sh", machine.kind);
+        let change = |target: Option<&Target>, volumes| {
+            self.configure(&spec, machine.kind, volumes)?;
+            target.context("it runs")?.signal(Signal::HUP)
+        };
+        let status = qemu::boot(&self.sysroot, &initramfs, &script, LIMIT, &hardware, |line| {
+            // A log that cannot be written is no reason to fail the case.
+            let _ = writeln!(log, "{line}");
+            let outcome = match line.split_once(' ').unwrap_or((line, "")) {
+                ("@grow", _) => change(target.as_ref(), ("640M", LUNS)),
+                // The guest uses the volume: a mere edit of the file would be refused.
+                ("@unmap", _) => self.configure(&spec, machine.kind, ("640M", LUNS)).and_then(|_| self.apply()),
+                ("@map", _) => change(target.as_ref(), ("640M", LUNS_LATER)),
+                ("@idle", _) => target.as_ref().and_then(Target::pid).context("it runs").map(|pid| {
+                    self.idle(&part, "a target with an idle guest uses no processor time", pid);
+                }),
+                ("@restart", _) => self.restart(&spec, &mut target),
+                _ => {
+                    cases.line(line);
+                    Ok(())
+                }
+            };
+            if let Err(why) = outcome {
+                done = Err(why);
+            }
+        });
+        done?;
+        ensure!(cases.count > 0, "the guest's script reported nothing: {status:?}");
+        ensure!(status? == 0, "the guest {} reported failures", machine.name);
+        let target = target.context("the target was started here")?;
+        let pid = target.pid().context("it runs")?;
+        self.idle(&part, "a target without guests uses no processor time", pid);
+        target.stop()
+    }
+
+    /// Puts the edited configuration in force, whatever its effect on clients.
+    fn apply(&self) -> Result<()> {
+        let mut command = process::bound(self.lab.built()?);
+        command.args(["apply", "--force", "--socket"]).arg(self.lab.scratch.join("run/api.sock"));
+        process::run(&mut command, LIMIT)?.succeeded().map(drop)
+    }
+
+    fn restart(&self, spec: &Spec, target: &mut Option<Target>) -> Result<()> {
+        target.take().context("no target to restart")?.kill()?;
+        *target = Some(self.start(spec, Target::start_after_kill)?);
+        Ok(())
+    }
+
+    /// Adds a case that a target uses no processor time now.
+    fn idle(&self, part: &str, name: &str, pid: u32) {
+        self.lab.report.check(part, name, || {
+            std::thread::sleep(SETTLE);
+            let before = process::processor_time(pid)?;
+            std::thread::sleep(IDLE_PERIOD);
+            let used = process::processor_time(pid)? - before;
+            ensure!(used <= IDLE_LIMIT, "the target used {used:?} of processor time in {IDLE_PERIOD:?}");
+            Ok(())
+        });
+    }
+}
+
+/// The option with which this emulator connects again: milliseconds since QEMU 9.2, and seconds no more since 10.
+fn reconnect(emulator: &[String]) -> Result<&'static str> {
+    let (program, words) = emulator.split_first().context("the emulator's command line is empty")?;
+    let mut query = process::bound(program);
+    let output = process::run(query.args(words).arg("--version"), SETTLE)?;
+    let major = output.text.split("version ").nth(1).and_then(|rest| rest.split('.').next()?.parse::<u32>().ok());
+    let major = major.with_context(|| format!("the version of the emulator: {}", output.text))?;
+    Ok(if major >= 10 { ",reconnect-ms=1000" } else { OLD_RECONNECT })
+}

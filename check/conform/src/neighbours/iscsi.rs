@@ -1,0 +1,338 @@
+//! iSCSI: attackers that send PDUs without the checks of the harness's initiator.
+
+use std::net::SocketAddr;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::transport::{
+    Attacker, Held, LARGE_BLOCKS, RECEIVE_LIMIT, Request, SMALL_BLOCKS, Source, Stage, Transport, Victim, impatient,
+    tcp, volume,
+};
+use crate::copies;
+use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, Received, op};
+use crate::session::{Login, Session, cdb};
+use crate::test_data::pattern;
+
+/// Commands of an attacker in progress: the usual command window.
+const COMMANDS: usize = 128;
+/// Immediate requests of an attacker in progress, if it reads the answers.
+const IMMEDIATES: usize = 16;
+/// Bytes of a NOP-Out.
+const PING_BYTES: usize = 4096;
+/// Most blocks of one UNMAP, VERIFY and WRITE SAME (VPD page B0h).
+const UNMAP_BLOCKS: u32 = 1 << 20;
+const UNMAP_DESCRIPTORS: u32 = 255;
+const VERIFY_BLOCKS: u32 = (1 << 30) / 512;
+/// Blocks of one segment of EXTENDED COPY.
+const SEGMENT: u16 = 32_768;
+
+pub(super) struct Iscsi {
+    pub(super) portal: SocketAddr,
+    pub(super) target: String,
+}
+
+impl Iscsi {
+    fn login(&self, name: &str, number: u16) -> Login {
+        Login::to(&self.target, name).qualifier(number)
+    }
+
+    fn connect(&self, from: Source) -> Result<Connection> {
+        Connection::over(tcp(from, self.portal)?)
+    }
+
+    fn discovery(number: u16) -> Login {
+        let mut login = Login::to("", &format!("stranger{number}"));
+        login.target = None;
+        login
+    }
+}
+
+impl Transport for Iscsi {
+    fn name(&self) -> &'static str {
+        "iSCSI"
+    }
+
+    fn has_request(&self, request: Request) -> bool {
+        !matches!(
+            request,
+            Request::AsyncEvent | Request::ScatteredRead | Request::Doorbell | Request::Remap | Request::Reset
+        )
+    }
+
+    fn has_stage(&self, _: Stage) -> bool {
+        true
+    }
+
+    fn has_addresses(&self) -> bool {
+        true
+    }
+
+    fn attackers_max(&self) -> u16 {
+        u16::MAX
+    }
+
+    fn victim(&self) -> Result<Box<dyn Victim>> {
+        let mut session = Session::ready(self.portal, &self.login("victim", 1), volume::VICTIM)?;
+        session.write(0, pattern(0, 1, 4096), 512)?;
+        Ok(Box::new(session))
+    }
+
+    fn visit(&self) -> Result<()> {
+        let mut session = Session::ready(self.portal, &self.login("visitor", 1), volume::VICTIM)?;
+        session.read(0, 8, 512)?;
+        session.logout()
+    }
+
+    fn attacker(&self, from: Source, number: u16, request: Request) -> Result<Box<dyn Attacker>> {
+        let mut session = Session::over(self.connect(from)?, &self.login("attacker", number))?;
+        impatient(&session.connection.stream)?;
+        session.lun = match request {
+            Request::Unmap | Request::Verify | Request::Compare | Request::CompareAndWrite => volume::LARGE,
+            Request::Format | Request::Sanitize => volume::REWRITTEN,
+            _ => volume::SMALL,
+        };
+        let names = if request == Request::Copy { copies::descriptor(&mut session)? } else { Vec::new() };
+        if request == Request::OutOfOrderWrite {
+            session.cmd_sn = session.cmd_sn.wrapping_add(1);
+        }
+        Ok(Box::new(IscsiAttacker { session, request, names, sent: 0, in_progress: 0 }))
+    }
+
+    fn connection(&self, from: Source, number: u16, stage: Stage) -> Result<Held> {
+        let mut connection = self.connect(from)?;
+        match stage {
+            Stage::Open => {}
+            Stage::HalfRequest => {
+                let bytes = self.login("attacker", number).request().encode(Digests::default());
+                connection.send_raw(&bytes[..bytes.len() / 2])?;
+            }
+            Stage::Discovery => return Ok(Box::new(Session::over(connection, &Self::discovery(number))?)),
+            Stage::LoggedIn => return Ok(Box::new(Session::over(connection, &self.login("attacker", number))?)),
+        }
+        Ok(Box::new(connection))
+    }
+}
+
+impl Victim for Session {
+    fn read(&mut self) -> Result<()> {
+        let data = Self::read(self, 0, 8, 512)?;
+        ensure!(data == pattern(0, 1, 4096), "other data than was written");
+        Ok(())
+    }
+
+    fn write(&mut self) -> Result<()> {
+        Self::write(self, 8, pattern(8, 2, 4096), 512)
+    }
+
+    fn write_long(&mut self) -> Result<()> {
+        Self::write(self, 2048, pattern(2048, 3, 1 << 20), 512)
+    }
+}
+
+struct IscsiAttacker {
+    session: Session,
+    request: Request,
+    /// The CSCD descriptor of the unit, for copies.
+    names: Vec<u8>,
+    sent: u32,
+    in_progress: usize,
+}
+
+impl Attacker for IscsiAttacker {
+    fn has_room(&self) -> bool {
+        match self.request {
+            Request::Abort => self.in_progress < IMMEDIATES,
+            // An attacker that does not read the answers fills the connection.
+            Request::Ping => self.in_progress < COMMANDS,
+            _ => {
+                let window = self.session.max_cmd_sn.wrapping_sub(self.session.cmd_sn).wrapping_add(1) as i32;
+                window > 0 && self.in_progress < COMMANDS
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let pdu = self.pdu();
+        (self.sent, self.in_progress) = (self.sent.wrapping_add(1), self.in_progress + 1);
+        self.session.connection.send(&pdu)
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        let pdu = match self.session.connection.receive(RECEIVE_LIMIT)? {
+            Received::Pdu(pdu) => pdu,
+            Received::Silence => return Ok(()),
+            Received::Closed => bail!("the target closed the connection"),
+        };
+        self.session.max_cmd_sn = pdu.get(32);
+        let has_status = match pdu.opcode() {
+            op::RESPONSE | op::TASK_RESPONSE | op::REJECT => true,
+            op::DATA_IN => pdu.head[1] & 0x01 != 0,
+            op::NOP_IN if pdu.get(20) == RESERVED_TAG => true,
+            op::NOP_IN => {
+                let answer = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(RESERVED_TAG).word(20, pdu.get(20));
+                let answer = answer.word(24, self.session.cmd_sn).word(28, self.session.exp_stat_sn);
+                self.session.connection.send(&answer)?;
+                false
+            }
+            _ => false,
+        };
+        if has_status {
+            self.session.exp_stat_sn = pdu.get(24).wrapping_add(1);
+            self.in_progress = self.in_progress.saturating_sub(1);
+        }
+        Ok(())
+    }
+}
+
+impl IscsiAttacker {
+    fn pdu(&mut self) -> Pdu {
+        match self.request {
+            Request::ShortWrite => self.session.command(&cdb::write(64, 8), 0x20, 4096),
+            Request::LongWrite => self.session.command(&cdb::write(64, 2048), 0x20, 1 << 20),
+            Request::AnnouncedWrite | Request::OutOfOrderWrite => {
+                let mut pdu = self.session.command(&cdb::write(64, 128), 0x20, 65_536);
+                pdu.head[1] &= !FINAL;
+                pdu
+            }
+            Request::Abort => self.task_management(),
+            Request::Ping => {
+                let tag = self.session.tag();
+                let nop = Pdu::new(op::NOP_OUT | IMMEDIATE, FINAL).tag(tag).word(20, RESERVED_TAG);
+                let nop = nop.word(24, self.session.cmd_sn).word(28, self.session.exp_stat_sn);
+                nop.with_data(vec![1; PING_BYTES])
+            }
+            Request::LongRead => self.session.command(&cdb::read(0, 2048), 0x40, 1 << 20),
+            Request::Describe if self.sent.is_multiple_of(2) => {
+                self.session.command(&[0x12, 1, 0x83, 4, 0, 0], 0x40, 1024)
+            }
+            Request::Describe => self.session.command(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0], 0x40, 1024),
+            Request::Verify => self.session.command(&long(0x8f, 0, VERIFY_BLOCKS), 0, 0),
+            Request::Format => self.session.command(&[4, 0, 0, 0, 0, 0], 0, 0),
+            _ => self.with_parameters(),
+        }
+    }
+
+    /// ABORT TASK, ABORT TASK SET, CLEAR TASK SET and LOGICAL UNIT RESET.
+    fn task_management(&mut self) -> Pdu {
+        let function = [1, 2, 4, 5][self.sent as usize % 4];
+        let tag = self.session.tag();
+        let pdu = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | function).lun(self.session.lun).tag(tag);
+        let pdu = pdu.word(20, tag.wrapping_sub(1)).word(24, self.session.cmd_sn).word(28, self.session.exp_stat_sn);
+        pdu.word(32, self.session.cmd_sn)
+    }
+
+    /// Commands whose data is sent as immediate data.
+    fn with_parameters(&mut self) -> Pdu {
+        let (cdb, data) = match self.request {
+            Request::Unmap => unmap(),
+            Request::WriteSame => (long(0x93, 0, SMALL_BLOCKS), vec![0x5a; 512]),
+            Request::Compare => {
+                let mut cdb = long(0x8f, 0, VERIFY_BLOCKS);
+                // BYTCHK 11b: each block is compared with one block.
+                cdb[1] = 0x06;
+                (cdb, vec![0; 512])
+            }
+            Request::Copy => copy(&self.names, (self.sent % 255) as u8),
+            Request::Sanitize => {
+                // OVERWRITE with one pass, and IMMED.
+                let mut cdb = [0; 16];
+                (cdb[0], cdb[1], cdb[8]) = (0x48, 0x81, 8);
+                (cdb, vec![1, 0, 0, 4, 0xa5, 0xa5, 0xa5, 0xa5])
+            }
+            Request::Register => {
+                // REGISTER AND IGNORE EXISTING KEY.
+                let (mut cdb, mut data) = ([0; 16], vec![0; 24]);
+                (cdb[0], cdb[1], cdb[8]) = (0x5f, 6, 24);
+                data[12..16].copy_from_slice(&self.sent.to_be_bytes());
+                (cdb, data)
+            }
+            _ => {
+                let mut cdb = long(0x89, 0, 0);
+                cdb[13] = 1;
+                (cdb, vec![0; 1024])
+            }
+        };
+        self.session.command(&cdb, 0x20, data.len()).with_data(data)
+    }
+}
+
+/// A CDB of 16 bytes with the LBA in bytes 2 to 9 and the number of blocks in bytes 10 to 13.
+fn long(opcode: u8, lba: u64, blocks: u32) -> [u8; 16] {
+    let mut cdb = [0; 16];
+    cdb[0] = opcode;
+    cdb[2..10].copy_from_slice(&lba.to_be_bytes());
+    cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
+    cdb
+}
+
+fn unmap() -> ([u8; 16], Vec<u8>) {
+    let blocks = UNMAP_BLOCKS / (UNMAP_DESCRIPTORS + 1);
+    let distance = LARGE_BLOCKS / UNMAP_DESCRIPTORS;
+    let ranges = (0..UNMAP_DESCRIPTORS).flat_map(|number| {
+        let lba = u64::from(number * distance).to_be_bytes();
+        [&lba[..], &blocks.to_be_bytes(), &[0; 4]].concat()
+    });
+    let ranges: Vec<u8> = ranges.collect();
+    let length = |bytes: usize| (bytes as u16).to_be_bytes();
+    let list = [&length(ranges.len() + 6)[..], &length(ranges.len()), &[0; 4], &ranges].concat();
+    let mut cdb = [0; 16];
+    cdb[0] = 0x42;
+    cdb[7..9].copy_from_slice(&length(list.len()));
+    (cdb, list)
+}
+
+/// EXTENDED COPY (LID1) of the first half of the small unit to its second half.
+fn copy(names: &[u8], list_id: u8) -> ([u8; 16], Vec<u8>) {
+    let mut segments = Vec::new();
+    for from in [0, u64::from(SEGMENT)] {
+        segments.extend([0x02, 0, 0, 0x18, 0, 0, 0, 0, 0, 0]);
+        segments.extend(SEGMENT.to_be_bytes());
+        segments.extend([from, from + u64::from(SMALL_BLOCKS / 2)].map(u64::to_be_bytes).concat());
+    }
+    let mut list = vec![list_id, 0, 0, names.len() as u8, 0, 0, 0, 0, 0, 0, 0, segments.len() as u8, 0, 0, 0, 0];
+    list.extend([names, &segments].concat());
+    (long(0x83, 0, list.len() as u32), list)
+}
+
+/// The commands of an attacker must not be refused for their form: each is sent alone, and ends with GOOD.
+pub(super) fn check_forms(iscsi: &Iscsi) -> Result<()> {
+    for request in [
+        Request::LongRead,
+        Request::Describe,
+        Request::Unmap,
+        Request::WriteSame,
+        Request::Verify,
+        Request::Compare,
+        Request::Copy,
+        Request::CompareAndWrite,
+        Request::Register,
+        Request::Format,
+        Request::Sanitize,
+    ] {
+        check_form(iscsi, request).with_context(|| format!("{request:?}"))?;
+    }
+    Ok(())
+}
+
+fn check_form(iscsi: &Iscsi, request: Request) -> Result<()> {
+    let lun = match request {
+        Request::Unmap | Request::Verify | Request::Compare | Request::CompareAndWrite => volume::LARGE,
+        Request::Format | Request::Sanitize => volume::REWRITTEN,
+        _ => volume::SMALL,
+    };
+    let mut session = Session::ready(iscsi.portal, &iscsi.login("form", 1), lun)?;
+    let names = if request == Request::Copy { copies::descriptor(&mut session)? } else { Vec::new() };
+    let mut attacker = IscsiAttacker { session, request, names, sent: 0, in_progress: 0 };
+    let pdu = attacker.pdu();
+    attacker.session.connection.send(&pdu)?;
+    loop {
+        let answer = attacker.session.connection.expect(crate::session::ANSWER_LIMIT)?;
+        match answer.opcode() {
+            op::RESPONSE => ensure!(answer.head[3] == 0, "status {:02x}h, {:02x?}", answer.head[3], answer.data),
+            op::DATA_IN if answer.head[1] & 1 == 0 => continue,
+            op::DATA_IN => ensure!(answer.head[3] == 0, "status {:02x}h", answer.head[3]),
+            other => bail!("opcode {other:02x}h"),
+        }
+        return Ok(());
+    }
+}

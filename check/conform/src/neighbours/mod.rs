@@ -1,0 +1,292 @@
+//! Hostile neighbours: each attacker takes as much as it can of what all hosts of a core share, while a victim works on
+//! a unit of its own. Each attack is described once, for all transports.
+//!
+//! * `attacks`: the table of attacks
+//! * `transport`: a transport as attackers and victims use it
+//! * `iscsi`, `nvme_tcp`, `vfio_user`, `nvme_commands`: its implementations
+//! * `measure`: latencies and the verdict
+//!
+//! A measurement without the attack precedes each one with it. An error of the victim fails at once; a time that is too
+//! long fails if it is too long in each of several tries, each with a measurement without the attack of its own.
+
+mod attacks;
+mod iscsi;
+mod measure;
+mod nvme_commands;
+mod nvme_tcp;
+mod transport;
+mod vfio_user;
+
+use std::fmt::Write as _;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::setpriority_process;
+
+use crate::target::{Driver, Lab, Spec, Subject, Target, free_port};
+use attacks::{ACROSS, ATTACKS, Act, Attack};
+use iscsi::Iscsi;
+use measure::{Measured, Samples, Verdict, measure, verdict};
+use nvme_tcp::NvmeTcp;
+use transport::{Attacker, Held, Stage, Transport, Victim};
+use vfio_user::VfioUser;
+
+/// NQN of the subsystem.
+const NQN: &str = "nqn.2026-01.io.lunar:neighbours";
+/// Data memory of the only core, in MiB.
+const MEMORY: &str = "64";
+/// Tries before a time that is too long is a failure.
+const TRIES: usize = 3;
+/// The time from the start of an attack to its measurement.
+const SETTLE: Duration = Duration::from_millis(150);
+/// How long the target may take to recover from an attack, before the next measurement without one.
+const RECOVERY: Duration = Duration::from_secs(5);
+/// Attackers run when the target and the victim do not: on the machines of a real network they take nothing from them.
+const NICE: i32 = 19;
+/// Most requests that an attacker sends without reading answers.
+const HELD_MAX: usize = 4096;
+
+/// Samples of the short form.
+const SHORT: Samples = Samples { count: 200, time: Duration::from_millis(250), least: 50 };
+/// Samples of the long form (`--long`).
+const LONG: Samples = Samples { count: 3000, time: Duration::from_secs(5), least: 300 };
+
+/// One row of the table.
+struct Row {
+    attack: &'static str,
+    attacker: &'static str,
+    victim: &'static str,
+    before: Measured,
+    during: Measured,
+    tries: usize,
+    /// Requests that were answered, or connections that were made, during the attack.
+    done: u64,
+    verdict: Verdict,
+}
+
+/// Runs all attacks.
+pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+    if let Subject::External(_) = lab.subject {
+        return Ok(());
+    }
+    let part = format!("neighbours/{}", driver.name());
+    let (portal, folder) = (free_port()?, lab.scratch.join("vm"));
+    let at = portal.to_string();
+    let sockets = folder.to_str().context("the name of the scratch folder is not UTF-8")?;
+    let names: Vec<String> = VfioUser::names().collect();
+    let mut flags = vec!["--memory", MEMORY, "--cores", "1", "--nvme", &at, "--nqn", NQN, "--vm-folder", sockets];
+    names.iter().for_each(|name| flags.extend(["--vm", name]));
+    // In the order of `transport::volume`.
+    let large = lab.image("large.img", 64 << 10)?;
+    let volumes = ["ram:64M".to_owned(), "ram:64M".to_owned(), large, "ram:64M".to_owned()];
+    let mut target = Target::start(lab, &Spec::new(driver, volumes)?.flags(&flags))?;
+    let iscsi = Iscsi { portal: target.portal, target: target.name.clone() };
+    let nvme = NvmeTcp { portal, subsystem: NQN.to_owned() };
+    let vfio = VfioUser { folder };
+    lab.report.check(&part, "the requests of iSCSI attackers are valid", || iscsi::check_forms(&iscsi));
+    lab.report.check(&part, "the requests of NVMe/TCP attackers are valid", || nvme_tcp::check_forms(&nvme));
+    lab.report.check(&part, "the requests of vfio-user attackers are valid", || vfio_user::check_forms(&vfio));
+    let samples = if lab.long { LONG } else { SHORT };
+    let mut rows = Vec::new();
+    let transports: [&dyn Transport; 3] = [&iscsi, &nvme, &vfio];
+    let alone =
+        transports.iter().flat_map(|transport| ATTACKS.iter().map(move |attack| (attack, *transport, *transport)));
+    let across = ACROSS.iter().flat_map(|attack| {
+        let pairs = [(transports[0], transports[1]), (transports[1], transports[0]), (transports[0], transports[2])];
+        pairs.map(|(attacker, victim)| (attack, attacker, victim))
+    });
+    for (attack, attacker, victim) in alone.chain(across).filter(|(attack, attacker, _)| attack.applies_to(*attacker)) {
+        let name = format!("{} ({}, victim {})", attack.name, attacker.name(), victim.name());
+        if lab.only.as_ref().is_some_and(|only| !name.contains(only)) {
+            continue;
+        }
+        let good = lab.report.check(&part, &name, || {
+            let row = run(attack, attacker, victim, samples)?;
+            target.healthy()?;
+            let outcome = row.verdict.clone();
+            rows.push(row);
+            match outcome {
+                Verdict::Good => Ok(()),
+                // Other parts run beside the short form: there, a time is shown in the table and is no failure.
+                Verdict::Slow(reason) if lab.long => bail!("in each of {TRIES} tries: {reason}"),
+                Verdict::Slow(_) => Ok(()),
+                Verdict::Failed(reason) => bail!("{reason}"),
+            }
+        });
+        if !good {
+            target.healthy()?;
+        }
+    }
+    lab.report.note(&table(&rows));
+    lab.report.check(&part, "target stops in time", || target.stop());
+    Ok(())
+}
+
+/// Runs one attack: measures without it and with it, again if a time is too long.
+fn run(attack: &Attack, attacker: &dyn Transport, victim: &dyn Transport, samples: Samples) -> Result<Row> {
+    let mut tries = 0;
+    loop {
+        tries += 1;
+        let mut host = victim.victim().context("the victim, before the attack")?;
+        recover(host.as_mut())?;
+        let before = measure(victim, host.as_mut(), samples);
+        let running = Running::start(attack, attacker)?;
+        let (during, done) = running.during(|| {
+            std::thread::sleep(SETTLE);
+            measure(victim, host.as_mut(), samples)
+        })?;
+        let verdict = verdict(&before, &during);
+        if tries < TRIES && matches!(verdict, Verdict::Slow(_)) {
+            continue;
+        }
+        let (attacker, victim) = (attacker.name(), victim.name());
+        return Ok(Row { attack: attack.name, attacker, victim, before, during, tries, done, verdict });
+    }
+}
+
+/// Waits until the target has ended the commands of the last attack: several reads in a row take as long as the fastest
+/// ones.
+fn recover(victim: &mut dyn Victim) -> Result<()> {
+    const IN_A_ROW: u32 = 16;
+    const QUIET: Duration = Duration::from_millis(3);
+    let end = Instant::now() + RECOVERY;
+    let mut quick = 0;
+    while quick < IN_A_ROW && Instant::now() < end {
+        let began = Instant::now();
+        victim.read().context("the victim, before the attack")?;
+        quick = if began.elapsed() < QUIET { quick + 1 } else { 0 };
+    }
+    Ok(())
+}
+
+/// An attack with all its sessions.
+struct Running<'a> {
+    attack: &'a Attack,
+    transport: &'a dyn Transport,
+    /// Sessions that flood.
+    attackers: Vec<Box<dyn Attacker>>,
+    /// Sessions and connections that are only held.
+    held: Vec<Held>,
+    waiting: Vec<Box<dyn Attacker>>,
+}
+
+impl<'a> Running<'a> {
+    fn start(attack: &'a Attack, transport: &'a dyn Transport) -> Result<Self> {
+        let mut running = Self { attack, transport, attackers: Vec::new(), held: Vec::new(), waiting: Vec::new() };
+        match attack.act {
+            Act::Hold { request, sessions } => {
+                for number in 0..sessions.min(transport.attackers_max()) {
+                    let mut attacker = transport.attacker(attack.from, number, request).context("an attacker")?;
+                    for _ in 0..HELD_MAX {
+                        // A target that receives no more from an attacker defends itself.
+                        if !attacker.has_room() || attacker.send().is_err() {
+                            break;
+                        }
+                    }
+                    running.waiting.push(attacker);
+                }
+            }
+            Act::Flood { request, sessions } => {
+                for number in 0..sessions.min(transport.attackers_max()) {
+                    running.attackers.push(transport.attacker(attack.from, number, request).context("an attacker")?);
+                }
+            }
+            Act::Stay { stage, connections } => {
+                for number in 0..connections {
+                    // The target may refuse it.
+                    running.held.extend(transport.connection(attack.from, number, stage).ok());
+                }
+            }
+            Act::Churn { .. } => {}
+        }
+        Ok(running)
+    }
+
+    /// Calls `work` while the attack runs; returns its result, and how often the attackers reached their end.
+    fn during<T>(self, work: impl FnOnce() -> T) -> Result<(T, u64)> {
+        let (over, done, lost) = (AtomicBool::new(false), AtomicU64::new(0), Mutex::new(None));
+        let Self { attack, transport, attackers, held, waiting } = self;
+        let count = (held.len() + waiting.len()) as u64;
+        let result = std::thread::scope(|scope| {
+            for mut attacker in attackers {
+                let (over, done, lost) = (&over, &done, &lost);
+                scope.spawn(move || {
+                    let _ = setpriority_process(None, NICE);
+                    if let Err(error) = flood(attacker.as_mut(), over, done) {
+                        lost.lock().unwrap_or_else(std::sync::PoisonError::into_inner).get_or_insert(error);
+                    }
+                });
+            }
+            if let Act::Churn { stage } = attack.act {
+                for thread in 0..2 {
+                    let (over, done) = (&over, &done);
+                    scope.spawn(move || {
+                        let _ = setpriority_process(None, NICE);
+                        churn(transport, attack, stage, thread, over, done);
+                    });
+                }
+            }
+            let result = work();
+            over.store(true, Ordering::Relaxed);
+            result
+        });
+        drop((held, waiting));
+        Ok((result, done.into_inner() + count))
+    }
+}
+
+/// Sends requests and reads the answers until the attack is over, or the target ends the connection.
+fn flood(attacker: &mut dyn Attacker, over: &AtomicBool, done: &AtomicU64) -> Result<()> {
+    while !over.load(Ordering::Relaxed) {
+        while attacker.has_room() && !over.load(Ordering::Relaxed) {
+            attacker.send()?;
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        attacker.receive()?;
+    }
+    Ok(())
+}
+
+/// Connects and ends connections until the attack is over.
+fn churn(transport: &dyn Transport, attack: &Attack, stage: Stage, thread: u16, over: &AtomicBool, done: &AtomicU64) {
+    let mut number = thread;
+    while !over.load(Ordering::Relaxed) {
+        if transport.connection(attack.from, number, stage).is_ok() {
+            done.fetch_add(1, Ordering::Relaxed);
+        }
+        number = number.wrapping_add(2);
+    }
+}
+
+/// The table in Markdown. Times are in milliseconds.
+fn table(rows: &[Row]) -> String {
+    let mut text = String::from(
+        "hostile neighbours, in ms\n\n| attack | attacker | victim | p50 without | p50 with | p99 without | \
+         p99 with | 1 MiB with | login with | sent | errors | tries | verdict |\n\
+         |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|\n",
+    );
+    let ms = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
+    for row in rows {
+        let verdict = match &row.verdict {
+            Verdict::Good => "good",
+            Verdict::Slow(_) => "**slow**",
+            Verdict::Failed(_) => "**error**",
+        };
+        let (before, during) = (&row.before, &row.during);
+        let times = [before.p50(), during.p50(), before.p99(), during.p99(), during.long_write, during.visit].map(ms);
+        let _ = writeln!(
+            text,
+            "| {} | {} | {} | {} | {} | {} | {} | {verdict} |",
+            row.attack,
+            row.attacker,
+            row.victim,
+            times.join(" | "),
+            row.done,
+            during.errors.len(),
+            row.tries
+        );
+    }
+    text
+}
