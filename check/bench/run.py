@@ -67,14 +67,19 @@ def setup(folder: Path, driver: str) -> Setup:
     return Setup(folder, lunar, floor, shlex.split(initiator) if initiator else [str(lunar), "bench"], driver)
 
 
-def started(kinds: list[type[Target]], how: Setup, stack: contextlib.ExitStack) -> tuple[list[Target], dict[str, str]]:
-    """The available targets, started and paused, and the reasons why the others are not available."""
+def started(
+    kinds: list[type[Target]], how: Setup, fills: bool, stack: contextlib.ExitStack
+) -> tuple[list[Target], dict[str, str]]:
+    """The available targets, started and paused, and the reasons why the others are not available. `fills`: with
+    their units in memory written whole."""
     found, missing = [], {}
     for kind in kinds:
         target = kind(how)
         stack.callback(target.stop)
         try:
             target.start()
+            if fills:
+                measure.write_all_memory(how, target)
             target.pause()
             found.append(target)
         except Unavailable as why:
@@ -183,7 +188,7 @@ def main() -> int:
         where = options.folder or ("/dev/shm" if options.protocol == "vfio-user" else None)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=where))
         how = setup(Path(folder), options.driver)
-        all_of, missing = started([known[kind] for kind in kinds], how, stack)
+        all_of, missing = started([known[kind] for kind in kinds], how, any(row.store == "ram" for row in chosen), stack)
         if not all_of:
             print(f"no target is available: {'; '.join(missing.values())}", file=sys.stderr)
             return 1

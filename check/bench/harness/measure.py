@@ -12,11 +12,13 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from .rows import Row
-from .targets import INITIATOR_CPU, Floor, Lunar, Setup, Target, Unavailable
+from .rows import MIB, Row
+from .targets import INITIATOR_CPU, RAM_BYTES, Floor, Lunar, Setup, Target, Unavailable
 
 # The timeout for the logins of a thousand sessions, in seconds.
 CROWD_PATIENCE = 60.0
+# The longest run that writes the unit in memory, in seconds.
+FILL_SECONDS_MAX = 16.0
 
 
 @dataclass
@@ -72,6 +74,21 @@ def sample(setup: Setup, target: Target, row: Row, seconds: float) -> Sample | N
     else:
         spent = report["target_busy_us_per_io"] or report["target_cpu_us_per_io"] or 0.0
     return to_sample(report, spent, row, foreign)
+
+
+def write_all_memory(setup: Setup, target: Target) -> None:
+    """Writes the unit in memory whole: a store of which nothing was ever written has no data to copy."""
+    url = None if isinstance(target, Floor) else target.url("ram")
+    if url is None:
+        return
+    seconds, load = 0.5, ["--rw", "write", "--bs", str(MIB), "--depth", "8", *target.arguments()]
+    while seconds <= FILL_SECONDS_MAX:
+        report = run_initiator(initiator(setup, url, seconds, load), seconds + 60)
+        # Sequential writes begin at the start of the unit, and count from the first one of the warm-up.
+        if report["total_commands"] * MIB >= RAM_BYTES:
+            return
+        seconds *= 2
+    raise Unavailable(f"{target.name}: {RAM_BYTES >> 20} MiB are not written within {seconds / 2:.0f} s")
 
 
 def sample_floor(setup: Setup, target: Floor, row: Row, seconds: float) -> Sample | None:

@@ -19,7 +19,7 @@ class Row:
     sessions: int = 1
     store: str = "null"
     spin: bool = False
-    # What `sessions` counts.
+    # The unit of `sessions`.
     what: str = "sessions"
 
     @property

@@ -15,37 +15,22 @@ const CIRCLE_MAX: usize = 3;
 /// Circles that may be larger: a file of each, the number of files, and the reason.
 const ALLOWED: &[(&str, usize, &str)] = &[];
 
-/// Crates that do not keep the limit yet. A crate is removed when it does; none is added.
-const PENDING: &[&str] = &["check/sim", "control", "lunar"];
-
 /// Re-exports that are followed one after another: more is a circle of re-exports.
 const REEXPORTS_MAX: usize = 16;
 
 /// All findings in the imports of a tree.
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
-    check_except(tree, PENDING)
-}
-
-fn check_except(tree: &Tree, pending: &[&str]) -> Vec<Finding> {
     let parsed: Vec<(&str, syn::File)> =
         tree.with_extension("rs").filter_map(|(path, text)| Some((path, syn::parse_file(text).ok()?))).collect();
     let tests = test_files(&parsed.iter().map(|(path, file)| (*path, file)).collect::<Vec<_>>());
     let mut findings = Vec::new();
     let mut unused: Vec<_> = ALLOWED.to_vec();
-    let mut kept = BTreeSet::new();
     let roots = parsed.iter().map(|(path, _)| *path).filter(|path| is_root(path));
     for root in roots {
         let modules = Modules::of(root, &parsed, &tests);
         let mut large = circles(&modules.imports());
         large.retain(|circle| circle.len() > CIRCLE_MAX);
-        let folder = folder_of(folder_of(root));
-        if pending.contains(&folder) {
-            if !large.is_empty() {
-                kept.insert(folder);
-            }
-            continue;
-        }
         for circle in large {
             let allowed = |(file, most, _): &(&str, usize, &str)| circle.contains(*file) && circle.len() <= *most;
             if ALLOWED.iter().any(allowed) {
@@ -58,9 +43,6 @@ fn check_except(tree: &Tree, pending: &[&str]) -> Vec<Finding> {
     findings.extend(
         unused.iter().map(|(file, ..)| Finding::new(file, 0, "is allowed a larger import circle, but is in none")),
     );
-    findings.extend(pending.iter().filter(|folder| !kept.contains(*folder)).map(|folder| {
-        Finding::new(folder, 0, "has no large import circle: remove it from the list `PENDING` of `circles.rs`")
-    }));
     findings
 }
 
@@ -320,16 +302,12 @@ impl<'a> Search<'a> {
 mod tests {
     use super::*;
 
-    fn found(files: &[(&str, &str)], pending: &[&str]) -> Vec<String> {
-        check_except(&Tree::of(files), pending).into_iter().map(|finding| finding.what).collect()
+    fn found(files: &[(&str, &str)]) -> Vec<String> {
+        check(&Tree::of(files)).into_iter().map(|finding| finding.what).collect()
     }
 
     /// A crate whose file `a` imports `b`, `b` imports `c` and so on, and the last one imports `a` by `closing`.
     fn ring(count: usize, closing: &str) -> Vec<String> {
-        ring_except(count, closing, &[])
-    }
-
-    fn ring_except(count: usize, closing: &str, pending: &[&str]) -> Vec<String> {
         let names: Vec<char> = ('a'..='z').take(count).collect();
         let lib: String = names.iter().map(|name| format!("pub mod {name};\n")).collect();
         let mut files = vec![("x/src/lib.rs".to_owned(), lib + "pub use a::Thing;\n")];
@@ -340,7 +318,7 @@ mod tests {
             };
             files.push((format!("x/src/{name}.rs"), import + "pub struct Thing;\n"));
         }
-        found(&files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>(), pending)
+        found(&files.iter().map(|(path, text)| (path.as_str(), text.as_str())).collect::<Vec<_>>())
     }
 
     #[test]
@@ -350,14 +328,6 @@ mod tests {
         assert_eq!(four.len(), 1, "{four:?}");
         assert!(four[0].contains("4 files") && four[0].contains("a.rs, b.rs, c.rs, d.rs"), "{four:?}");
         assert_eq!(ring(4, ""), [""; 0]);
-    }
-
-    #[test]
-    fn crates_on_the_list_are_left_out_until_they_have_no_large_circle() {
-        let closing = "use crate::a::Thing as First;\n";
-        assert_eq!(ring_except(4, closing, &["x"]), [""; 0]);
-        assert_eq!(ring_except(3, closing, &["x"]).len(), 1);
-        assert_eq!(ring_except(3, closing, &["y"]).len(), 1);
     }
 
     #[test]

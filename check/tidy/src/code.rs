@@ -1,5 +1,5 @@
 //! Checks Rust code: the lengths of files, functions and lines, `unsafe`, `unwrap`, module documentation, the use of
-//! the reactor by front ends, and printing in the daemon.
+//! the reactor by front ends, printing in the daemon, and policies of commands that take fields from another one.
 
 use crate::{Finding, Tree, folder_of, resolve};
 use proc_macro2::{Spacing, Span, TokenStream, TokenTree};
@@ -34,6 +34,9 @@ const DAEMON: &[&str] = &[
 ];
 /// Macros that panic when the reader of the output is gone.
 const PRINTS: [&str; 4] = ["print", "println", "eprint", "eprintln"];
+
+/// The types of the policies of commands. Each row states all of their fields: a row that forgets one must not compile.
+const POLICIES: [&str; 2] = ["Policy", "Admission"];
 
 /// Folders of protocols without I/O, where only the glue uses the reactor.
 const WITH_GLUE: &[&str] = &["front/", "stream/"];
@@ -295,6 +298,16 @@ impl<'ast> Visit<'ast> for Look<'_> {
     fn visit_expr_unsafe(&mut self, block: &'ast syn::ExprUnsafe) {
         self.unsafe_at(block.unsafe_token.span, "SAFETY:");
         visit::visit_expr_unsafe(self, block);
+    }
+
+    fn visit_expr_struct(&mut self, value: &'ast syn::ExprStruct) {
+        let name = value.path.segments.last().map(|segment| segment.ident.to_string());
+        if let Some(base) = value.dot2_token
+            && name.is_some_and(|name| POLICIES.contains(&name.as_str()))
+        {
+            self.find(base.span().start().line, "a policy must state all of its fields: no `..`");
+        }
+        visit::visit_expr_struct(self, value);
     }
 
     fn visit_item_impl(&mut self, item: &'ast syn::ItemImpl) {

@@ -128,3 +128,12 @@ fn only_the_glue_of_a_front_end_uses_the_reactor() {
     assert_eq!(found_in("front/iscsi/tests/a.rs", uses), [""; 0]);
     assert_eq!(found_in("back/file/src/lib.rs", uses), [""; 0]);
 }
+
+#[test]
+fn policies_state_all_of_their_fields() {
+    assert_eq!(found("const A: Admission = Admission { a: 1, b: 2 };"), 0);
+    assert_eq!(found("const A: Admission = Admission { a: 1, ..B };"), 1);
+    assert_eq!(found("const A: Policy = row::Policy { a: Admission { a: 1, ..B }, ..C };"), 2);
+    assert_eq!(found("fn f(a: &Admission) { let Admission { a, .. } = a; }"), 0);
+    assert_eq!(found("const A: Terms = Terms { a: 1, ..B };"), 0);
+}

@@ -8,8 +8,7 @@
 //! * [`architecture`]: the tables of ARCHITECTURE.md
 //! * [`pages`]: links, licences, generated pages
 //!
-//! Each check is a function from a [`Tree`] to its findings; tests with samples show that it can fail. Lists named
-//! `PENDING` hold the folders that do not keep a new rule yet; a folder leaves its list when it does.
+//! Each check is a function from a [`Tree`] to its findings; tests with samples show that it can fail.
 
 pub mod architecture;
 pub mod circles;

@@ -15,16 +15,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("reactor", &["core"]),
     ("stream", &["core", "reactor"]),
     ("guest", &["core"]),
+    ("link", &["core", "reactor"]),
     ("control", &["core"]),
     ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
-    ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "control", "engine"]),
+    ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "control", "engine"]),
     ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
     ("cli", &["core", "control", "api"]),
     ("client/iscsi", &["core", "front/*"]),
     ("client/nvme", &["core", "nvme", "guest", "front/*"]),
     ("client/isns", &["core"]),
-    ("client/load", &["core", "nvme", "reactor", "guest", "front/*", "client/iscsi", "client/nvme"]),
+    ("client/aoe", &["core", "link", "front/*"]),
+    (
+        "client/load",
+        &["core", "nvme", "reactor", "guest", "link", "front/*", "client/iscsi", "client/nvme", "client/aoe"],
+    ),
     (
         "lunar",
         &[

@@ -1,5 +1,5 @@
-//! The prose of a file: the paragraphs of a Markdown page, of Rust comments and of the comments of scripts, and the
-//! string literals of Rust code.
+//! The prose of a file: the paragraphs of a Markdown page, of Rust comments and of the comments of scripts, makefiles
+//! and configuration files, and the string literals of Rust code.
 //!
 //! The lines of a paragraph are joined, so that a phrase is found across a line break. Code blocks are left out, and
 //! text between backticks is replaced with `x`.
@@ -84,13 +84,15 @@ impl Paragraph {
     }
 }
 
-/// The prose of a file, by its extension; nothing for files of an unknown kind.
+/// The prose of a file, by its name and its first line; nothing for files of an unknown kind.
 #[must_use]
 pub(crate) fn of(path: &str, text: &str) -> Vec<Paragraph> {
-    match path.rsplit_once('.').map(|(_, extension)| extension) {
+    let name = path.rsplit('/').next().unwrap_or(path);
+    match name.rsplit_once('.').map(|(_, extension)| extension) {
         Some("md") => paragraphs(text.lines().enumerate().map(|(at, line)| (at + 1, line))),
         Some("rs") => of_rust(text),
-        Some("py" | "sh" | "toml" | "yml" | "yaml" | "service") => of_script(text),
+        Some("py" | "sh" | "toml" | "yml" | "yaml" | "service" | "conf" | "dict") => of_script(text),
+        _ if name == "Makefile" || text.starts_with("#!") => of_script(text),
         _ => Vec::new(),
     }
 }
@@ -129,7 +131,7 @@ fn list_item(line: &str) -> Option<&str> {
     line.strip_prefix("* ").or_else(|| line.strip_prefix("- ")).or_else(|| numbered().filter(|rest| *rest != line))
 }
 
-/// The comments of a script or of a TOML or YAML file that have a line of their own, and the docstrings of Python.
+/// The comments of a script, makefile or configuration file that have a line of their own, and docstrings of Python.
 fn of_script(text: &str) -> Vec<Paragraph> {
     let mut comments = Comments::default();
     let mut in_docstring = false;
@@ -336,6 +338,10 @@ mod tests {
         assert_eq!(texts("a.sh", "#!/bin/sh\n# one\n# two\nx=1\n  # three\n"), ["one two", "three"]);
         assert_eq!(texts("a.py", "\"\"\"One\ntwo.\"\"\"\nx = 1\n\"\"\"Three.\"\"\"\n"), ["One two.", "Three."]);
         assert_eq!(texts("a.json", "# one"), [""; 0]);
+        assert_eq!(texts("Makefile", "# one\nall:\n\ttrue\n"), ["one"]);
+        assert_eq!(texts("a/Makefile", "## all: one\nall:\n"), ["# all: one"]);
+        assert_eq!(texts(".ci/run", "#!/bin/sh\n# one\n"), ["one"]);
+        assert_eq!((texts("a.d/run", "# one\n"), texts("a.conf", "# one\n")), (vec![], vec!["one".to_owned()]));
     }
 
     #[test]
