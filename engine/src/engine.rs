@@ -22,6 +22,8 @@ use crate::unit_numbers::UnitNumbers;
 use crate::volume::Volume;
 use lunar_control::config::Config;
 use lunar_control::model::{self, Driver};
+use lunar_control::schema::StoreKind;
+use lunar_control::value::FilePath;
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
 use lunar_core::unit::UnitId;
@@ -47,7 +49,9 @@ pub(crate) struct PlacedVolume {
     pub(crate) volume: Volume,
     pub(crate) medium: Medium,
     pub(crate) tally: Tally,
-    pub(crate) model: model::Volume,
+    pub(crate) path: Option<FilePath>,
+    pub(crate) kind: StoreKind,
+    pub(crate) medium_kind: model::Medium,
 }
 
 /// The shape of the target that the cores have.
@@ -92,7 +96,7 @@ pub struct Engine {
     pub(crate) core_set: CoreSet,
     pub(crate) registry: &'static Registry,
     lock: Option<StateLock>,
-    pub(crate) volumes: BTreeMap<String, PlacedVolume>,
+    pub(crate) volumes: BTreeMap<String, Arc<PlacedVolume>>,
     pub(crate) portals: BTreeMap<String, BoundPortal>,
     /// Volumes that were served before, and are not now.
     pub(crate) expected: BTreeSet<String>,

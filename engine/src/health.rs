@@ -244,10 +244,10 @@ impl Health {
     }
 
     /// From now on these volumes are looked after. The state of those that stay is kept.
-    pub(crate) fn watch(&self, volumes: &BTreeMap<String, PlacedVolume>) {
+    pub(crate) fn watch(&self, volumes: &BTreeMap<String, Arc<PlacedVolume>>) {
         let mut state = self.watchlist.idle();
         let mut before = std::mem::take(&mut state.volumes);
-        let watched = |(name, placed): (&String, &PlacedVolume)| {
+        let watched = |(name, placed): (&String, &Arc<PlacedVolume>)| {
             let mut now = Watched::of(placed);
             // The same unit, perhaps in another shape, has the counters that it had.
             if let Some(old) = before.remove(name).filter(|old| old.tally.is_of(&now.tally)) {

@@ -18,6 +18,7 @@ use serde_json::{Value, json};
 use std::future::ready;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The counters of a volume, by the names of the table of statistics.
 const COUNTED: [(&str, Event); 8] = [
@@ -47,7 +48,7 @@ impl Live for Engine {
 
     fn statistics(&mut self) -> Value {
         let mut all = statistics::snapshot(&self.core_set().shared().stats);
-        let volume = |(name, placed): (&String, &PlacedVolume)| {
+        let volume = |(name, placed): (&String, &Arc<PlacedVolume>)| {
             let counts = COUNTED.iter().map(|(key, event)| ((*key).to_owned(), json!(placed.tally.total(*event))));
             (name.clone(), Value::Object(counts.collect()))
         };
@@ -88,7 +89,7 @@ impl Live for Engine {
 
     fn medium(&mut self, volume: &str) -> Option<MediumView> {
         let placed = self.volumes.get(volume)?;
-        let (unit, medium) = (placed.unit, placed.model.medium.word());
+        let (unit, medium) = (placed.unit, placed.medium_kind.word());
         let tray = move |core: Rc<Core>| ready(core.units.tray(unit));
         let (tray, locked) = self.core_set().cores().ask(0, tray).wait()??;
         Some(MediumView { volume: volume.to_owned(), medium, loaded: tray.is_loaded(), locked })
@@ -113,7 +114,7 @@ impl Live for Engine {
         let metadata = placed.volume.metadata();
         let record = |name: &'static str| Some((name, metadata.load(name)?));
         let records: Vec<_> = COPIED.into_iter().filter_map(record).collect();
-        let backend = backend::find(self.registry.backends, placed.model.kind.word())?;
+        let backend = backend::find(self.registry.backends, placed.kind.word())?;
         let companions = placed.volume.protection().map_or(&[][..], |_| backend.companions()).to_vec();
         let mut random = [0; 16];
         let is_any = !records.is_empty() || !companions.is_empty();

@@ -14,6 +14,7 @@ use crate::volume::{Volume, VolumeContext};
 use lunar_control::Checked;
 use lunar_control::Kind;
 use lunar_control::apply::Running;
+use lunar_control::model;
 use lunar_control::plan::{Action, Change, Plan};
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
@@ -23,6 +24,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
 const SAME_UNIT: [&str; 6] = ["size", "read_only", "shared", "write_through", "direct", "revision"];
@@ -53,7 +55,7 @@ enum Step {
     /// Nothing in it can fail.
     Nothing,
     /// A volume is open; the cores know it by the ticket.
-    Volume { ticket: u64, placed: Box<PlacedVolume> },
+    Volume { ticket: u64, placed: Arc<PlacedVolume> },
     /// An address is listened at.
     Portal {
         portal: BoundPortal,
@@ -112,8 +114,8 @@ impl Running for Engine {
     fn begin(&mut self, _plan: &Plan, wanted: &Checked) -> Result<Transaction, EngineError> {
         // A unit number is free when its unit is removed.
         self.wait_until_final();
-        let place = |(name, placed): (&String, &PlacedVolume)| {
-            Some((placed.model.path.as_ref()?.path().to_owned(), name.clone()))
+        let place = |(name, placed): (&String, &Arc<PlacedVolume>)| {
+            Some((placed.path.as_ref()?.path().to_owned(), name.clone()))
         };
         let places = self.volumes.iter().filter_map(place).collect();
         let accesses = accesses(wanted)?;
@@ -134,8 +136,8 @@ impl Running for Engine {
             new_files.remove();
             // A failed step may have locked a file already, and is not rolled back.
             let path = wanted.config.volumes.get(&change.object.name).and_then(|volume| volume.path.as_ref());
-            let touched = |(name, own): &(&String, &PlacedVolume)| {
-                **name == change.object.name || path.is_some() && own.model.path.as_ref() == path
+            let touched = |(name, own): &(&String, &Arc<PlacedVolume>)| {
+                **name == change.object.name || path.is_some() && own.path.as_ref() == path
             };
             self.volumes.iter().filter(touched).for_each(|(_, own)| own.volume.finalize());
         } else {
@@ -214,7 +216,7 @@ impl Engine {
             self.host().allows_path(path.path()).map_err(EngineError::Path)?;
         }
         let own = self.volumes.get(name).cloned();
-        let stays = |own: &PlacedVolume| is_same || model.path.is_some() && own.model.path == model.path;
+        let stays = |own: &PlacedVolume| is_same || model.path.is_some() && own.path == model.path;
         if let Some(own) = own.as_ref().filter(|own| stays(own)) {
             let (has, wanted) = (own.volume.size().unwrap_or(0), model.size.map_or(u64::MAX, |size| size.0));
             if wanted < has {
@@ -240,8 +242,12 @@ impl Engine {
         }
         let about = context.origin.is_command_line().then_some(shown);
         let placed = match own.filter(|_| is_same) {
-            Some(own) => PlacedVolume { volume, model: model.clone(), ..own },
-            None => self.new_unit(volume, model.clone()).map_err(|why| why.about(about.as_deref()))?,
+            Some(own) => {
+                let (path, kind, medium_kind) = (model.path.clone(), model.kind, model.medium);
+                let (unit, medium, tally) = (own.unit, own.medium.clone(), own.tally.clone());
+                PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind }
+            }
+            None => self.new_unit(volume, model).map_err(|why| why.about(about.as_deref()))?,
         };
         let PlacedVolume { unit, volume, medium, tally, .. } = placed.clone();
         let ticket = self.ticket();
@@ -251,7 +257,7 @@ impl Engine {
             }
             return Err(why.about(about.as_deref()));
         }
-        Ok(Step::Volume { ticket, placed: Box::new(placed) })
+        Ok(Step::Volume { ticket, placed: Arc::new(placed) })
     }
 
     /// Flushes a unit before it loses its write cache: later its clients flush nothing any more.
@@ -261,7 +267,7 @@ impl Engine {
     }
 
     /// A unit for a volume that is not served yet, with the state that it had.
-    fn new_unit(&mut self, volume: Volume, model: lunar_control::model::Volume) -> Result<PlacedVolume, EngineError> {
+    fn new_unit(&mut self, volume: Volume, model: &model::Volume) -> Result<PlacedVolume, EngineError> {
         let unit = UnitId(self.units.take().ok_or(EngineError::TooManyVolumes(LUNS_MAX))?);
         let restored = self.core_set().shared().units.restore(unit, &**volume.metadata());
         let restored = restored.map_err(|why| EngineError::Volume(Refusal::new(why.to_string())));
@@ -271,7 +277,8 @@ impl Engine {
         });
         let medium = medium.inspect_err(|_| self.give_back(unit))?;
         let tally = Tally::new(self.core_set().cores().count());
-        Ok(PlacedVolume { unit, volume, medium, tally, model })
+        let (path, kind, medium_kind) = (model.path.clone(), model.kind, model.medium);
+        Ok(PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind })
     }
 
     /// Listens at the address of the portal of this name.
@@ -340,7 +347,7 @@ impl Engine {
                 placed.volume.finalize();
                 let unit = placed.unit;
                 committed.tickets.push(ticket);
-                match self.volumes.insert(name.clone(), *placed) {
+                match self.volumes.insert(name.clone(), placed) {
                     Some(old) if old.unit == unit => committed.reshaped.push(unit),
                     old => {
                         committed.new.push(unit);
