@@ -3,7 +3,7 @@
 //! * [`Backend`]: a kind of store, as the registry lists it
 //! * [`OpenedStore`], [`OpenedDevice`]: what it opened, for all cores
 //! * [`StoreRequest`], [`ProtectionRequest`]: how it is opened
-//! * [`Refusal`]: why it cannot be opened, in words that say what to do
+//! * [`Refusal`]: why it cannot be opened
 //! * [`StoreTrouble`]: what is wrong with its medium while it is served
 //!
 //! A volume is opened once for a process, and then once for each core. No method of this contract is called for a
@@ -14,7 +14,7 @@ mod request;
 mod trouble;
 
 pub use refusal::Refusal;
-pub use request::{ProtectionRequest, StoreRequest, sizes_that_fit};
+pub use request::{ProtectionRequest, StoreRequest, UnevenSize};
 pub use trouble::{Condition, StoreTrouble};
 
 use lunar_control::schema::StoreSchema;
@@ -69,7 +69,7 @@ pub trait Backend: Sync {
     /// another kind. Both may be used at the same time, until one is dropped.
     ///
     /// # Errors
-    /// In words that say what to do.
+    /// [`Refusal::Store`] with an error of this kind, or another [`Refusal`].
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal>;
 }
 

@@ -1,8 +1,9 @@
 //! The errors of the engine.
 
-use crate::backend::Refusal;
+use crate::front::FrontError;
 use crate::host::PathError;
 use crate::part::PartError;
+use crate::volume::VolumeError;
 use lunar_control::versions::Trouble;
 use lunar_core::access::Mistake;
 use lunar_core::io::Fault;
@@ -36,7 +37,7 @@ pub enum EngineError {
     /// A volume cannot lose its write cache, because the cache could not be flushed.
     NotFlushedBefore(Fault),
     /// A volume cannot be opened, or not in this way.
-    Volume(Refusal),
+    Volume(VolumeError),
     /// Why something of this name cannot be done, where the name is not said elsewhere.
     About(String, Box<Self>),
     /// The size of a volume is no whole number of blocks of this many bytes.
@@ -49,8 +50,12 @@ pub enum EngineError {
     Access(Option<String>, Mistake),
     /// There are more target ports than relative target port identifiers.
     TooManyPorts,
+    /// This machine has no user of this name.
+    NoUser(String),
+    /// This machine has no group of users of this name.
+    NoUserGroup(String),
     /// A front cannot do its part.
-    Front(String),
+    Front(FrontError),
     /// A part of the program cannot do what is configured.
     Part(PartError),
     /// The folder of a pool is not there, or cannot be used.
@@ -70,8 +75,9 @@ impl fmt::Display for EngineError {
             Self::NotFlushed(units) => f.write_str(&units.join("; ")),
             Self::State(why) => why.fmt(f),
             Self::StateForm(path, why) => write!(f, "{}: {why}", path.display()),
-            Self::Path(why) | Self::Part(why) => why.fmt(f),
-            Self::Front(why) => f.write_str(why),
+            Self::Path(why) | Self::Part(why) | Self::Front(why) => why.fmt(f),
+            Self::NoUser(name) => write!(f, "this machine has no user {name}"),
+            Self::NoUserGroup(name) => write!(f, "this machine has no group {name}"),
             Self::Pool(folder, why) => write!(f, "{}: {why}; make the folder first", folder.display()),
             Self::NoFolder(path) => write!(f, "{} is no folder", path.display()),
             Self::NotConfigured => f.write_str("it is not in the configuration"),
@@ -88,7 +94,7 @@ impl fmt::Display for EngineError {
             Self::Volume(why) => why.fmt(f),
             Self::About(name, why) => write!(f, "{name}: {why}"),
             Self::PartialBlock(block) => write!(f, "it is not a whole number of {block}-byte blocks"),
-            Self::Listen(address, why, choose) => f.write_str(&why_not(*address, why, choose)),
+            Self::Listen(address, why, choose) => listen_error(f, *address, why, choose),
             Self::Access(None, why) => why.fmt(f),
             Self::Access(Some(target), why) => write!(f, "target {target}: {why}"),
             Self::TooManyPorts => f.write_str("there are more target ports than relative target port identifiers"),
@@ -97,6 +103,12 @@ impl fmt::Display for EngineError {
 }
 
 impl EngineError {
+    /// An error of a front.
+    #[must_use]
+    pub fn front(why: impl std::error::Error + Send + Sync + 'static) -> Self {
+        Self::Front(Box::new(why))
+    }
+
     /// The same with the name of its subject, if there is one to add.
     #[must_use]
     pub(crate) fn about(self, name: Option<&str>) -> Self {
@@ -110,24 +122,27 @@ impl EngineError {
 impl std::error::Error for EngineError {}
 
 /// Why an address cannot be listened at, in words that say what to do; `choose` says how another one is chosen.
-#[must_use]
-pub fn why_not(address: SocketAddr, why: &io::Error, choose: &str) -> String {
+fn listen_error(f: &mut fmt::Formatter<'_>, address: SocketAddr, why: &io::Error, choose: &str) -> fmt::Result {
     match why.kind() {
         io::ErrorKind::AddrInUse => {
             let next = SocketAddr::new(address.ip(), address.port().saturating_add(1));
-            format!(
+            write!(
+                f,
                 "{address} is in use by another program (another target?): choose another port with {choose} {next}"
             )
         }
-        io::ErrorKind::AddrNotAvailable => format!("{address} is not an address of this machine: see `ip address`"),
-        io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => format!(
+        io::ErrorKind::AddrNotAvailable => {
+            write!(f, "{address} is not an address of this machine: see `ip address`")
+        }
+        io::ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => write!(
+            f,
             "port {} is refused though this process is root: it lacks the capability CAP_NET_BIND_SERVICE, or a \
              security module (AppArmor, SELinux) forbids it; choose one above 1023 with {choose}",
             address.port()
         ),
         io::ErrorKind::PermissionDenied => {
-            format!("port {} is for root only: choose one above 1023 with {choose}", address.port())
+            write!(f, "port {} is for root only: choose one above 1023 with {choose}", address.port())
         }
-        _ => format!("listening on {address}: {why}"),
+        _ => write!(f, "listening on {address}: {why}"),
     }
 }

@@ -77,11 +77,10 @@ impl dyn Host {
     /// # Errors
     /// If this machine has no user or group of this name.
     pub fn permission(&self, mode: u32, owner: Option<&str>, group: Option<&str>) -> Result<Permission, EngineError> {
-        let number = |name: &str, kind: &str, known: Option<u32>| {
-            known.map(Some).ok_or_else(|| EngineError::Front(format!("this machine has no {kind} {name}")))
-        };
-        let owner = owner.map_or(Ok(None), |name| number(name, "user", self.user_number(name)))?;
-        let group = group.map_or(Ok(None), |name| number(name, "group", self.group_number(name)))?;
+        let user = |name: &str| self.user_number(name).ok_or_else(|| EngineError::NoUser(name.to_owned()));
+        let user_group = |name: &str| self.group_number(name).ok_or_else(|| EngineError::NoUserGroup(name.to_owned()));
+        let owner = owner.map(user).transpose()?;
+        let group = group.map(user_group).transpose()?;
         Ok(Permission { mode, owner, group })
     }
 }

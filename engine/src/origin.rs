@@ -32,37 +32,63 @@ impl Origin {
         self.argument(section, name).unwrap_or_else(|| format!("{section}.{name}.{key}"))
     }
 
-    /// An option that is on or off: `--direct`, or the key `direct`.
+    /// How its messages name a setting.
+    #[must_use]
+    pub fn wording(&self) -> Wording {
+        match self {
+            Self::CommandLine(_) => Wording::Options,
+            Self::Configuration => Wording::Keys,
+        }
+    }
+
+    /// See [`Wording::option`].
     #[must_use]
     pub fn option(&self, name: &str) -> String {
-        match self {
-            Self::CommandLine(_) => format!("--{name}"),
-            Self::Configuration => format!("`{name}`"),
-        }
-    }
-
-    /// An option with a value: `--block-size 512`, or the key `block-size = "512"`.
-    #[must_use]
-    pub fn value(&self, name: &str, value: &str) -> String {
-        match self {
-            Self::CommandLine(_) => format!("--{name} {value}"),
-            Self::Configuration => format!("`{name} = \"{value}\"`"),
-        }
-    }
-
-    /// The advice to serve a volume that cannot be written.
-    #[must_use]
-    pub fn serve_read_only(&self) -> &'static str {
-        match self {
-            Self::CommandLine(_) => "serve it with --read-only",
-            Self::Configuration => "serve it with `read-only = true`",
-        }
+        self.wording().option(name)
     }
 
     fn argument(&self, section: &str, name: &str) -> Option<String> {
         match self {
             Self::Configuration => None,
             Self::CommandLine(arguments) => arguments.get(&(section.to_owned(), name.to_owned())).cloned(),
+        }
+    }
+}
+
+/// How messages name a setting.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Wording {
+    /// As an option of a command line: `--direct`.
+    Options,
+    /// As a key of the configuration: `direct`.
+    Keys,
+}
+
+impl Wording {
+    /// An option that is on or off: `--direct`, or the key `direct`.
+    #[must_use]
+    pub fn option(self, name: &str) -> String {
+        match self {
+            Self::Options => format!("--{name}"),
+            Self::Keys => format!("`{name}`"),
+        }
+    }
+
+    /// An option with a value: `--block-size 512`, or the key `block-size = "512"`.
+    #[must_use]
+    pub fn value(self, name: &str, value: &str) -> String {
+        match self {
+            Self::Options => format!("--{name} {value}"),
+            Self::Keys => format!("`{name} = \"{value}\"`"),
+        }
+    }
+
+    /// The advice to serve a volume that cannot be written.
+    #[must_use]
+    pub fn serve_read_only(self) -> &'static str {
+        match self {
+            Self::Options => "serve it with --read-only",
+            Self::Keys => "serve it with `read-only = true`",
         }
     }
 }
@@ -82,7 +108,7 @@ mod tests {
 
     #[test]
     fn a_refusal_names_options_as_the_operator_writes_them() {
-        let (line, file) = (Origin::CommandLine(BTreeMap::new()), Origin::Configuration);
+        let (line, file) = (Wording::Options, Wording::Keys);
         assert_eq!((line.option("direct"), file.option("direct")), ("--direct".into(), "`direct`".into()));
         let values = (line.value("block-size", "512"), file.value("block-size", "512"));
         assert_eq!(values, ("--block-size 512".into(), "`block-size = \"512\"`".into()));

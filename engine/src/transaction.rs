@@ -2,7 +2,6 @@
 //! plan, and rolled back if anything fails.
 
 use crate::access::{Accesses, accesses};
-use crate::backend::Refusal;
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE, PlacedVolume};
 use crate::error::EngineError;
@@ -10,7 +9,7 @@ use crate::front::{Prepared, PrivateMap};
 use crate::namespaces::{self, UnitsByName};
 use crate::new_files::NewFiles;
 use crate::published::{BoundPortal, Published};
-use crate::volume::{Volume, VolumeContext};
+use crate::volume::{Volume, VolumeContext, VolumeError};
 use lunar_control::Checked;
 use lunar_control::Kind;
 use lunar_control::apply::Running;
@@ -270,10 +269,10 @@ impl Engine {
     fn new_unit(&mut self, volume: Volume, model: &model::Volume) -> Result<PlacedVolume, EngineError> {
         let unit = UnitId(self.units.take().ok_or(EngineError::TooManyVolumes(LUNS_MAX))?);
         let restored = self.core_set().shared().units.restore(unit, &**volume.metadata());
-        let restored = restored.map_err(|why| EngineError::Volume(Refusal::new(why.to_string())));
+        let restored = restored.map_err(|why| EngineError::Volume(VolumeError::Reservations(why)));
         let medium = restored.and_then(|()| {
             let medium = Medium::restored(volume.medium(), &**volume.metadata());
-            medium.map_err(|why| EngineError::Volume(Refusal::new(why.to_string())))
+            medium.map_err(|why| EngineError::Volume(VolumeError::UnreadableBlocks(why)))
         });
         let medium = medium.inspect_err(|_| self.give_back(unit))?;
         let tally = Tally::new(self.core_set().cores().count());

@@ -2,25 +2,30 @@
 //!
 //! * [`configured`]: a volume as the configuration describes it
 //! * [`text`]: volume texts of the command line; [`command_line`]: volumes that are opened from such texts
+//! * [`error`]: why a volume cannot be served
 //! * [`identity`]: the identity of a volume
 //! * [`metadata`]: the metadata stores in the state folder
 //! * [`protection`]: the protection store
 
 pub mod command_line;
 pub mod configured;
+pub mod error;
 pub mod identity;
 pub mod metadata;
 pub mod protection;
 pub mod text;
 
 pub use configured::VolumeContext;
+pub use error::VolumeError;
 pub use protection::Protection;
 
-use crate::backend::{Durability, Opened, Refusal, StoreRequest};
+use crate::backend::{Durability, Opened, StoreRequest};
 use crate::host::StateStore;
+use error::ProtectionError;
 use lunar_core::medium::MediumKind;
 use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use lunar_core::unit::Identity;
+use metadata::MetadataError;
 use std::sync::Arc;
 
 /// Bytes of a block of a CD or DVD (MMC-6).
@@ -109,10 +114,10 @@ fn metadata_store(
     state: &dyn StateStore,
     uuid: [u8; 16],
     is_exclusive: bool,
-) -> Result<Arc<dyn MetadataStore>, Refusal> {
+) -> Result<Arc<dyn MetadataStore>, MetadataError> {
     match durability {
         Durability::Volatile => Ok(Arc::<VolatileMemory>::default()),
-        Durability::Durable => state.volume(uuid, is_exclusive).map_err(|why| Refusal::new(why.to_string())),
+        Durability::Durable => state.volume(uuid, is_exclusive),
     }
 }
 
@@ -122,17 +127,16 @@ fn protection_store(
     request: &StoreRequest<'_>,
     wanted: protection::Wanted,
     metadata: &dyn MetadataStore,
-) -> Result<Option<Protection>, Refusal> {
+) -> Result<Option<Protection>, VolumeError> {
     match opened {
         Opened::Store(store) => Protection::open_for(&**store, request, wanted, metadata),
         Opened::Device(_) => {
-            let (name, protection) = (request.name, request.origin.option("protection"));
+            let refused = |why| Err(VolumeError::Protection(request.name.to_owned(), why));
             if wanted.medium != MediumKind::Fixed {
-                return Err(Refusal::new(format!("{name}: a device has its own medium")));
+                return refused(ProtectionError::MediumOfDevice);
             }
             if wanted.kind.is_some() {
-                let why = format!("{name}: a device keeps its protection information itself; leave out {protection}");
-                return Err(Refusal::new(why));
+                return refused(ProtectionError::OfDevice(request.origin.option("protection")));
             }
             Ok(None)
         }

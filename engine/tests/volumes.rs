@@ -6,8 +6,8 @@ use common::BACKENDS;
 use lunar_core::io::{Completion, Data, Io, Op, Traits, submit};
 use lunar_core::medium::MediumKind;
 use lunar_core::protection;
-use lunar_engine::backend::Refusal;
 use lunar_engine::volume::Volume;
+use lunar_engine::volume::VolumeError;
 use lunar_engine::volume::command_line::Options;
 use lunar_engine::volume::text;
 use lunar_reactor::{Choice, Config, Reactor};
@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 const READ_ONLY: Options = Options { read_only: true, ..Options::PLAIN };
 const LARGE_BLOCKS: Options = Options { block_size: 4096, ..Options::PLAIN };
 
-fn open(text: &str, options: &Options) -> Result<Volume, Refusal> {
+fn open(text: &str, options: &Options) -> Result<Volume, VolumeError> {
     Volume::open_text(BACKENDS, text, options)
 }
 

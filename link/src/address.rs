@@ -60,34 +60,65 @@ impl LinkAddress {
     }
 }
 
-fn interface_name(name: &str) -> Result<String, String> {
+/// Why a text is not the name of a link.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum AddressError {
+    /// This is not the name of an interface.
+    Interface(String),
+    /// This path of a socket is not absolute.
+    RelativePath(String),
+    /// This path of a socket is longer than [`SOCKET_PATH_MAX`].
+    LongPath(String),
+    /// The socket of the peer is missing.
+    NoPeer,
+    /// The peer has the same socket.
+    OneSocket,
+}
+
+impl fmt::Display for AddressError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Interface(name) => {
+                write!(f, "'{name}' is not the name of an interface: 1 to {INTERFACE_NAME_MAX} characters, as eth0")
+            }
+            Self::RelativePath(path) => write!(f, "'{path}' is not the absolute path of a socket"),
+            Self::LongPath(path) => write!(f, "'{path}' is too long for a socket: {SOCKET_PATH_MAX} bytes at most"),
+            Self::NoPeer => f.write_str("needs the socket of the peer: unix:PATH,PEER"),
+            Self::OneSocket => f.write_str("names one socket twice: the peer has a socket of its own"),
+        }
+    }
+}
+
+impl std::error::Error for AddressError {}
+
+fn interface_name(name: &str) -> Result<String, AddressError> {
     let is_plain = |c: char| c.is_ascii_graphic() && !"/:,".contains(c);
     if name.is_empty() || name.len() > INTERFACE_NAME_MAX || !name.chars().all(is_plain) {
-        return Err(format!("'{name}' is not the name of an interface: 1 to {INTERFACE_NAME_MAX} characters, as eth0"));
+        return Err(AddressError::Interface(name.to_owned()));
     }
     Ok(name.to_owned())
 }
 
-fn socket_path(path: &str) -> Result<PathBuf, String> {
+fn socket_path(path: &str) -> Result<PathBuf, AddressError> {
     match path.len() {
-        _ if !path.starts_with('/') => Err(format!("'{path}' is not the absolute path of a socket")),
+        _ if !path.starts_with('/') => Err(AddressError::RelativePath(path.to_owned())),
         1..=SOCKET_PATH_MAX => Ok(PathBuf::from(path)),
-        _ => Err(format!("'{path}' is too long for a socket: {SOCKET_PATH_MAX} bytes at most")),
+        _ => Err(AddressError::LongPath(path.to_owned())),
     }
 }
 
 impl FromStr for LinkAddress {
-    type Err = String;
+    type Err = AddressError;
 
-    fn from_str(text: &str) -> Result<Self, String> {
+    fn from_str(text: &str) -> Result<Self, AddressError> {
         if let Some(name) = text.strip_prefix("tap:") {
             return interface_name(name).map(Self::Tap);
         }
         let Some(paths) = text.strip_prefix("unix:") else { return interface_name(text).map(Self::Interface) };
-        let (path, peer) = paths.split_once(',').ok_or("needs the socket of the peer: unix:PATH,PEER")?;
+        let (path, peer) = paths.split_once(',').ok_or(AddressError::NoPeer)?;
         let (path, peer) = (socket_path(path)?, socket_path(peer)?);
         if path == peer {
-            return Err("names one socket twice: the peer has a socket of its own".into());
+            return Err(AddressError::OneSocket);
         }
         Ok(Self::Unix { path, peer })
     }
@@ -117,7 +148,7 @@ mod tests {
             assert!(text.parse::<LinkAddress>().is_err(), "{text}");
         }
         let long = format!("unix:/{},/b", "x".repeat(SOCKET_PATH_MAX));
-        assert!(long.parse::<LinkAddress>().expect_err("too long").contains("107"));
+        assert!(long.parse::<LinkAddress>().expect_err("too long").to_string().contains("107"));
     }
 
     #[test]

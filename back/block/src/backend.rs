@@ -1,8 +1,8 @@
 //! Block devices as a back end of the engine: the kind `block`.
 
 use crate::BlockVolume;
-use crate::open::{Mark as BlockMark, Options, Refusal as BlockRefusal, mark_at};
-use lunar_control::files::{self, Access};
+use crate::error::{DeviceError, DeviceMistake, OneProcess};
+use crate::open::{Mark as BlockMark, Options, mark_at};
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
@@ -50,13 +50,12 @@ impl Backend for BlockBackend {
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
         let path = request.required_path()?;
-        let name = path.display();
+        let refused = |mistake| Refusal::store(DeviceError::new(path, mistake, request));
         if request.size.is_some() {
-            return Err(Refusal::new(format!("{name} is a device and has its size: name it without one, {name}")));
+            return Err(refused(DeviceMistake::HasSize));
         }
         if request.shared {
-            let shared = request.origin.option("shared");
-            return Err(Refusal::new(format!("{name}: a device is served by one process: leave out {shared}")));
+            return Err(refused(DeviceMistake::NotShared));
         }
         let options = Options {
             read_only: request.read_only,
@@ -68,7 +67,7 @@ impl Backend for BlockBackend {
             Some(previous) => previous.reopen(path, &options),
             None => BlockVolume::new(path, &options),
         };
-        Ok(Opened::Store(Arc::new(volume.map_err(|why| sentence(path, &why, request))?)))
+        Ok(Opened::Store(Arc::new(volume.map_err(|why| refused(DeviceMistake::Unusable(why)))?)))
     }
 }
 
@@ -98,7 +97,7 @@ impl OpenedStore for BlockVolume {
 
     fn with_sharing(&self, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
         match is_shared {
-            true => Err(Refusal::new("a device is served by one process")),
+            true => Err(Refusal::store(OneProcess)),
             false => Ok(Arc::new(self.clone())),
         }
     }
@@ -113,37 +112,6 @@ impl OpenedStore for BlockVolume {
     fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {
         Err(request.no_place())
     }
-}
-
-/// The sentence about a block device.
-fn sentence(path: &Path, why: &BlockRefusal, request: &StoreRequest<'_>) -> Refusal {
-    let (name, origin) = (path.display(), request.origin);
-    let read_only = origin.serve_read_only();
-    Refusal::new(match why {
-        BlockRefusal::NotPermitted if !request.read_only && files::open(path, Access::ReadDevice).is_ok() => {
-            format!("{name} may not be written by this user: {read_only}, or as a user who may")
-        }
-        BlockRefusal::NotPermitted if rustix::process::geteuid().is_root() => format!(
-            "{name} {why}, though it is root: the container, its device cgroup or a security module (AppArmor, \
-             SELinux) forbids it"
-        ),
-        BlockRefusal::NotPermitted => {
-            format!("{name} {why}: run as root, or give this user the right: setfacl -m u:USER:rw {name}")
-        }
-        BlockRefusal::WriteProtected => format!("{name} {why}: {read_only}"),
-        BlockRefusal::Busy { by: Some(_) } => {
-            format!("{name} {why}. Release it first: two programs that write to a device destroy its data")
-        }
-        BlockRefusal::Busy { by: None } => format!("{name} {why}; `fuser -v {name}` shows which"),
-        BlockRefusal::Uneven { size } => format!("{name}: {}", request.sizes_that_fit(*size)),
-        BlockRefusal::NoDirect => format!("{name} {why}: leave out {}", origin.option("direct")),
-        BlockRefusal::DirectBlocks { needs } => {
-            let larger = origin.value("block-size", &needs.to_string());
-            format!("{name} {why}: add {larger}, or leave out {}", origin.option("direct"))
-        }
-        BlockRefusal::NotBlock | BlockRefusal::NoMedium => format!("{name} {why}"),
-        BlockRefusal::Io(why) => format!("{name} cannot be opened: {why}"),
-    })
 }
 
 #[cfg(test)]

@@ -8,6 +8,7 @@
 //! where it can (BLKZEROOUT, or a hole that is promised to read as zeroes).
 
 pub mod backend;
+mod error;
 mod examine;
 pub mod open;
 pub mod schema;

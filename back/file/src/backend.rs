@@ -1,7 +1,8 @@
 //! Files as a back end of the engine: the kind `file`.
 
+use crate::error::{FileError, ProtectionFileError, SharingError, in_dev};
 use crate::open::{Options, Refusal as FileRefusal};
-use crate::{FileVolume, advice, mark};
+use crate::{FileVolume, mark};
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
@@ -59,7 +60,7 @@ impl Backend for FileBackend {
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
         let path = request.required_path()?;
-        let opened = match advice::in_dev(path) && !path.exists() {
+        let opened = match in_dev(path) && !path.exists() {
             // A file that is created instead of a missing device would be in memory, and the operator would not notice.
             true => Err(FileRefusal::Missing),
             false => match previous.and_then(Opened::downcast::<FileVolume>) {
@@ -67,7 +68,7 @@ impl Backend for FileBackend {
                 None => FileVolume::new(path, &options_of(request)),
             },
         };
-        let volume = opened.map_err(|why| advice::sentence(path, &why, request))?;
+        let volume = opened.map_err(|why| Refusal::store(FileError::new(path, why, request)))?;
         if request.grows
             && let Some(size) = request.size
             && let Ok(found) = std::fs::metadata(path)
@@ -129,7 +130,8 @@ impl OpenedStore for FileVolume {
     }
 
     fn with_sharing(&self, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
-        let shared = self.sharing(is_shared).map_err(|why| Refusal::new(format!("{}: {why}", self.name())))?;
+        let shared =
+            self.sharing(is_shared).map_err(|why| Refusal::store(SharingError(self.name().to_string(), why)))?;
         Ok(Arc::new(shared))
     }
 
@@ -155,16 +157,14 @@ fn protection_file(request: &ProtectionRequest<'_>) -> Result<FileVolume, Refusa
     let volume = request.volume;
     let path = volume.required_path()?;
     // A file may have several names; its protection information has one.
-    let real = path.canonicalize().map_err(|why| Refusal::new(format!("{}: {why}", path.display())))?;
+    let real = path.canonicalize().map_err(|why| Refusal::store(ProtectionFileError::Path(path.to_owned(), why)))?;
     let file = with_suffix(&real);
-    let name = file.display();
     match (request.is_new, file.exists()) {
         (true, true) => {
-            let volume = path.display();
-            let why = format!("{name} is there, and {volume} never had any: move it away, or remove it");
-            return Err(Refusal::new(why));
+            let volume = path.to_owned();
+            return Err(Refusal::store(ProtectionFileError::Surplus { file, volume }));
         }
-        (false, false) => log!(error, "{name} is gone: blocks that were written before are not checked"),
+        (false, false) => log!(error, "{} is gone: blocks that were written before are not checked", file.display()),
         _ => {}
     }
     let options = Options {
@@ -179,12 +179,11 @@ fn protection_file(request: &ProtectionRequest<'_>) -> Result<FileVolume, Refusa
         direct: false,
         block_size: 512,
     };
-    FileVolume::new(&file, &options).map_err(|why| match why {
-        FileRefusal::OtherSize { .. } => {
-            let option = volume.origin.option("block-size");
-            Refusal::new(format!("{name} is not of this volume's size: was it served with another {option}, or grown?"))
-        }
-        why => Refusal::new(format!("{name}: {why}")),
+    FileVolume::new(&file, &options).map_err(|why| {
+        Refusal::store(match why {
+            FileRefusal::OtherSize { .. } => ProtectionFileError::OtherSize(file, volume.origin.option("block-size")),
+            why => ProtectionFileError::Unusable(file, why),
+        })
     })
 }
 

@@ -51,7 +51,7 @@ fn an_operator_who_may_not_write_a_file_is_told_what_to_do() {
     for errno in [Errno::ACCESS, Errno::PERM] {
         let told = |path: &Path, read_only| {
             let request = StoreRequest { read_only, ..request(path) };
-            advice::sentence(path, &FileRefusal::from(errno), &request).to_string()
+            FileError::new(path, FileRefusal::from(errno), &request).to_string()
         };
         let name = there.display();
         let sentence = format!("{name} may not be written by this user: serve it with --read-only, or chmod u+w it");
@@ -68,7 +68,7 @@ fn an_operator_who_may_not_write_a_file_is_told_what_to_do() {
 fn a_refusal_uses_the_words_of_its_origin() {
     let folder = Folder::new("words");
     let path = folder.file();
-    let told = |origin, why| advice::sentence(&path, &why, &StoreRequest { origin, ..request(&path) }).to_string();
+    let told = |origin, why| FileError::new(&path, why, &StoreRequest { origin, ..request(&path) }).to_string();
     let name = path.display();
     assert!(told(&COMMAND_LINE, FileRefusal::Missing).ends_with(&format!("{name}:20G")));
     assert!(told(&Origin::Configuration, FileRefusal::Missing).ends_with("give it a `size`, and it is made"));

@@ -3,7 +3,7 @@
 //! * [`open`]: what is checked once, when the file is opened: lock, size, alignment
 //! * `lock`: the lock that one process has on a file; `loop_device`: the kernel as another user of it
 //! * [`mark`]: what distinguishes this file from all others
-//! * [`backend`]: files as a back end of the engine; `advice`: what the operator can do about a refusal
+//! * [`backend`]: files as a back end of the engine; `error`: refusals with advice to the operator
 //! * `examine`: whether the file is still complete and in its place
 //!
 //! The size is fixed when the file is opened. A file that is truncated later has lost data: reads beyond its new end
@@ -13,8 +13,8 @@
 //! size before each request would not show it either, and the other traces (ctime, allocated blocks) change with our
 //! own writes and with the preallocation of file systems.
 
-mod advice;
 pub mod backend;
+mod error;
 mod examine;
 mod lock;
 mod loop_device;

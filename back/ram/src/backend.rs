@@ -8,6 +8,7 @@ use lunar_engine::backend::{
     TextForm,
 };
 use lunar_reactor::Reactor;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -57,8 +58,20 @@ impl Backend for RamBackend {
 }
 
 fn too_large(name: &str) -> Refusal {
-    Refusal::new(format!("{name}: no machine has that much memory, {SIZE_MAX} bytes at most"))
+    Refusal::store(TooLarge(name.to_owned()))
 }
+
+/// The volume of this name would have more than [`SIZE_MAX`] bytes.
+#[derive(Debug)]
+struct TooLarge(String);
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: no machine has that much memory, {SIZE_MAX} bytes at most", self.0)
+    }
+}
+
+impl std::error::Error for TooLarge {}
 
 impl OpenedStore for RamVolume {
     fn traits(&self) -> &Traits {

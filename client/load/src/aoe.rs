@@ -5,7 +5,7 @@ use crate::options::Options;
 use crate::report::{FrameWindow, Negotiated};
 use crate::session::{Outcome, Request, Session, SessionEvent, Work};
 use crate::target::{Capacity, OpenSessions};
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use lunar_aoe::wire::{ETHER_TYPE, SECTOR};
 use lunar_aoe_initiator::{Initiator, InitiatorConfig, InitiatorEvent, Operation};
 use lunar_core::mem::Arena;
@@ -59,7 +59,7 @@ enum OwnedEvent {
 
 impl Disk {
     fn open(options: &Options) -> Result<Self> {
-        let address: LinkAddress = options.url.host.parse().map_err(|why: String| anyhow!(why))?;
+        let address: LinkAddress = options.url.host.parse()?;
         let (types, filters) = (vec![ETHER_TYPE], Vec::new());
         let link = open_direct(&LinkConfig { address, types, filters, vlan: None, mac: None, mtu: None })?;
         let station = link.station()?;

@@ -1,8 +1,9 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
 //! `vfio-user:/socket[#namespace]` or `aoe:link:shelf.slot`.
 
-use lunar_aoe::wire::Address;
+use lunar_aoe::wire::{Address, NotAnAddress};
 use lunar_link::LinkAddress;
+use lunar_link::address::AddressError;
 use std::fmt;
 use std::str::FromStr;
 
@@ -88,8 +89,8 @@ impl Url {
 
     fn of_link(rest: &str) -> Result<Self, String> {
         let (link, address) = rest.rsplit_once(':').ok_or("aoe: write a link, a shelf and a slot: aoe:eth0:1.0")?;
-        let Address { shelf, slot } = address.parse()?;
-        let link: LinkAddress = link.parse()?;
+        let Address { shelf, slot } = address.parse().map_err(|why: NotAnAddress| why.to_string())?;
+        let link: LinkAddress = link.parse().map_err(|why: AddressError| why.to_string())?;
         let unit = u32::from(shelf) << 8 | u32::from(slot);
         Ok(Self { protocol: Protocol::Aoe, host: link.to_string(), port: 0, target: None, unit })
     }

@@ -1,8 +1,9 @@
 //! How a volume is opened.
 
 use super::Refusal;
-use crate::origin::Origin;
+use crate::origin::{Origin, Wording};
 use lunar_control::value::{Size, Textual};
+use std::fmt;
 use std::path::Path;
 
 /// How a volume is opened. The values come from the configuration, or from the options of the command line.
@@ -43,7 +44,7 @@ impl<'a> StoreRequest<'a> {
     /// # Errors
     /// When there is none.
     pub fn required_path(&self) -> Result<&'a Path, Refusal> {
-        self.path.ok_or_else(|| Refusal::new("it has no path"))
+        self.path.ok_or(Refusal::NoPath)
     }
 
     /// The size of a volume that exists in this process only. It is a whole number of blocks.
@@ -51,41 +52,56 @@ impl<'a> StoreRequest<'a> {
     /// # Errors
     /// When there is none, or when it is not a whole number of blocks.
     pub fn required_size(&self) -> Result<u64, Refusal> {
-        let size = self.size.ok_or_else(|| Refusal::new("it has no size"))?;
+        let size = self.size.ok_or(Refusal::NoSize)?;
         match size.is_multiple_of(self.block_size.into()) {
             true => Ok(size),
-            false => Err(Refusal::new(format!("{}: {}", self.name, self.sizes_that_fit(size)))),
+            false => Err(Refusal::Uneven(self.name.to_owned(), self.uneven(size))),
         }
     }
 
-    /// The sentence about a size that is not a whole number of blocks.
+    /// The mistake of a size that is not a whole number of blocks.
     #[must_use]
-    pub fn sizes_that_fit(&self, size: u64) -> String {
-        let block_size = self.block_size;
-        if self.is_disc {
-            return format!(
+    pub fn uneven(&self, size: u64) -> UnevenSize {
+        UnevenSize { size, block_size: self.block_size, is_disc: self.is_disc, wording: self.origin.wording() }
+    }
+}
+
+/// A size that is not a whole number of blocks.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct UnevenSize {
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// The volume is the image of a CD or DVD.
+    pub is_disc: bool,
+    /// How the message names the block size.
+    pub wording: Wording,
+}
+
+impl fmt::Display for UnevenSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { size, block_size, is_disc, wording } = *self;
+        if is_disc {
+            return write!(
+                f,
                 "{size} bytes are no CD or DVD: its blocks have {block_size} bytes. Is the image complete?"
             );
         }
-        sizes_that_fit(self.origin, size, block_size)
+        let below = size / u64::from(block_size) * u64::from(block_size);
+        write!(f, "{size} bytes are not a whole number of {block_size}-byte blocks; ")?;
+        if below > 0 {
+            write!(f, "{} or ", Size(below).text())?;
+        }
+        write!(f, "{} would do", Size(size.next_multiple_of(block_size.into())).text())?;
+        if block_size > 512 && size.is_multiple_of(512) {
+            write!(f, ", or {}", wording.value("block-size", "512"))?;
+        }
+        Ok(())
     }
 }
 
-/// The sentence about the size of a disk that is not a whole number of blocks.
-#[must_use]
-pub fn sizes_that_fit(origin: &Origin, size: u64, block_size: u32) -> String {
-    let below = size / u64::from(block_size) * u64::from(block_size);
-    let above = size.next_multiple_of(block_size.into());
-    let mut text = format!("{size} bytes are not a whole number of {block_size}-byte blocks; ");
-    if below > 0 {
-        text += &format!("{} or ", Size(below).text());
-    }
-    text += &format!("{} would do", Size(above).text());
-    if block_size > 512 && size.is_multiple_of(512) {
-        text += &format!(", or {}", origin.value("block-size", "512"));
-    }
-    text
-}
+impl std::error::Error for UnevenSize {}
 
 /// How the store of the protection information of a volume is opened.
 #[derive(Clone, Copy, Debug)]
@@ -102,7 +118,7 @@ impl ProtectionRequest<'_> {
     /// The refusal of a kind of store that keeps no protection information.
     #[must_use]
     pub fn no_place(&self) -> Refusal {
-        let (name, option) = (self.volume.name, self.volume.origin.option("protection"));
-        Refusal::new(format!("{name} has no place for protection information: leave out {option}"))
+        let (name, option) = (self.volume.name.to_owned(), self.volume.origin.option("protection"));
+        Refusal::NoProtection { name, option }
     }
 }

@@ -8,9 +8,9 @@ use super::mesh::{AllCores, CoreMesh, OtherCores};
 use super::message::{CoreMessage, FrontJob, Job, Request};
 use super::shared::Shared;
 use crate::authentication::CoreAuthentication;
-use crate::backend::{Opened, OpenedDevice, OpenedStore, Refusal};
+use crate::backend::{Opened, OpenedDevice, OpenedStore};
 use crate::error::EngineError;
-use crate::volume::Volume;
+use crate::volume::{Volume, VolumeError};
 use lunar_blk::BlockSet;
 use lunar_core::io::{Completion, Fault};
 use lunar_core::medium::{Medium, MediumKind};
@@ -69,7 +69,7 @@ enum ReadyUnit {
 
 /// The refusal of a volume that a core cannot open.
 fn refused(why: std::io::Error) -> EngineError {
-    EngineError::Volume(Refusal::new(why.to_string()))
+    EngineError::Volume(VolumeError::Core(why))
 }
 
 /// One core while it runs.

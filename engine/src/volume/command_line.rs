@@ -1,8 +1,8 @@
 //! Volumes that are opened from texts on the command line.
 
 use super::text::{self, VolumeKeys};
-use super::{DISC_BLOCK, Volume, identity, metadata, metadata_store, protection, protection_store};
-use crate::backend::{Backend, Refusal, StoreRequest};
+use super::{DISC_BLOCK, Volume, VolumeError, identity, metadata, metadata_store, protection, protection_store};
+use crate::backend::{Backend, StoreRequest};
 use crate::host::StateFolder;
 use crate::origin::Origin;
 use lunar_core::medium::MediumKind;
@@ -53,21 +53,20 @@ impl Volume {
         backends: &[&'static dyn Backend],
         texts: &[String],
         options: &Options,
-    ) -> Result<Vec<Self>, Refusal> {
+    ) -> Result<Vec<Self>, VolumeError> {
         let mut places = Vec::new();
         let mut volumes: Vec<Self> = Vec::new();
         for (position, text) in texts.iter().enumerate() {
             let keys = text::parse(backends, text)?;
             if let Some(place) = keys.path.as_deref().and_then(place) {
                 if places.contains(&place) {
-                    return Err(Refusal::new(format!("{text} is named twice: a volume is served under one number")));
+                    return Err(VolumeError::NamedTwice(text.clone()));
                 }
                 places.push(place);
             }
             let volume = Self::open_keys(text, &keys, options, position)?;
             if let Some(twin) = volumes.iter().position(|other| other.identity == volume.identity) {
-                let twin = &texts[twin];
-                return Err(Refusal::new(format!("{text} is the same volume as {twin}: name it once")));
+                return Err(VolumeError::SameVolume(text.clone(), texts[twin].clone()));
             }
             volumes.push(volume);
         }
@@ -78,11 +77,11 @@ impl Volume {
     ///
     /// # Errors
     /// In words that say what to do.
-    pub fn open_text(backends: &[&'static dyn Backend], text: &str, options: &Options) -> Result<Self, Refusal> {
+    pub fn open_text(backends: &[&'static dyn Backend], text: &str, options: &Options) -> Result<Self, VolumeError> {
         Self::open_keys(text, &text::parse(backends, text)?, options, 0)
     }
 
-    fn open_keys(text: &str, keys: &VolumeKeys, options: &Options, position: usize) -> Result<Self, Refusal> {
+    fn open_keys(text: &str, keys: &VolumeKeys, options: &Options, position: usize) -> Result<Self, VolumeError> {
         let is_disc = keys.medium == MediumKind::Optical;
         let request = StoreRequest {
             name: text,
@@ -105,7 +104,7 @@ impl Volume {
             opened.mark().map_or_else(|| identity::of_process(text, position), |mark| identity::of_mark(&mark));
         let state = StateFolder::shared(&metadata::state_folder());
         let metadata = metadata_store(keys.backend.durability(), &state, identity.uuid, !request.read_only)
-            .map_err(|why| Refusal::new(format!("opening {text}: {why}")))?;
+            .map_err(|why| VolumeError::Metadata(Some(text.to_owned()), why))?;
         let wanted = protection::Wanted { medium: keys.medium, kind: options.protection };
         let protection = protection_store(&opened, &request, wanted, &*metadata)?;
         Ok(Self {

@@ -1,8 +1,8 @@
 //! Volumes as the configuration describes them: opened for the first time, or opened again in another way while they
 //! are served.
 
-use super::{DISC_BLOCK, Volume, identity, metadata_store, protection, protection_store};
-use crate::backend::{self, Backend, Location, Opened, Refusal, StoreRequest};
+use super::{DISC_BLOCK, Volume, VolumeError, identity, metadata_store, protection, protection_store};
+use crate::backend::{self, Backend, Location, Opened, StoreRequest};
 use crate::host::StateStore;
 use crate::origin::Origin;
 use lunar_control::model;
@@ -39,17 +39,15 @@ impl Volume {
     ///
     /// # Errors
     /// In words that say what to do.
-    pub fn configured(name: &str, wanted: &model::Volume, context: &VolumeContext<'_>) -> Result<Self, Refusal> {
+    pub fn configured(name: &str, wanted: &model::Volume, context: &VolumeContext<'_>) -> Result<Self, VolumeError> {
         let medium = medium_of(wanted);
-        let refused = |why: &str| Refusal::new(why);
-        let identity = wanted.identity(&identity::own_revision()).ok_or_else(|| refused("it has no UUID"))?;
+        let identity = wanted.identity(&identity::own_revision()).ok_or(VolumeError::NoUuid)?;
         let kind = wanted.kind.word();
-        let backend = backend::find(context.backends, kind)
-            .ok_or_else(|| Refusal::new(format!("this program has no volumes of kind {kind}")))?;
+        let backend = backend::find(context.backends, kind).ok_or(VolumeError::UnknownKind(kind))?;
         let request = request(name, wanted, context, identity.uuid);
         match (backend.location(), request.path) {
-            (Location::Path, None) => return Err(Refusal::new(format!("a volume of kind {kind} needs a path"))),
-            (Location::Process, Some(_)) => return Err(Refusal::new(format!("a volume of kind {kind} has no path"))),
+            (Location::Path, None) => return Err(VolumeError::NeedsPath(kind)),
+            (Location::Process, Some(_)) => return Err(VolumeError::HasPath(kind)),
             (Location::Path, Some(_)) | (Location::Process, None) => {}
         }
         let opened = backend.open(&request, context.previous.map(Self::opened))?;
@@ -60,7 +58,8 @@ impl Volume {
         let same = context.previous.filter(|previous| previous.identity.uuid == identity.uuid);
         let metadata = match same {
             Some(same) => same.metadata.clone(),
-            None => metadata_store(backend.durability(), context.state, identity.uuid, !request.read_only)?,
+            None => metadata_store(backend.durability(), context.state, identity.uuid, !request.read_only)
+                .map_err(|why| VolumeError::Metadata(None, why))?,
         };
         let kind = match wanted.protection {
             model::Protection::None => None,
@@ -121,12 +120,10 @@ fn request<'a>(
 }
 
 /// A protection store that is in use is locked, and has its size.
-fn check_protected(previous: &Volume, opened: &Opened, request: &StoreRequest<'_>) -> Result<(), Refusal> {
+fn check_protected(previous: &Volume, opened: &Opened, request: &StoreRequest<'_>) -> Result<(), VolumeError> {
     let size = opened.store().map(|store| store.traits().size);
     if previous.size() != size || previous.block_size != request.block_size || request.read_only {
-        return Err(Refusal::new(
-            "it keeps protection information, and can be changed so only while it is not in use: remove it first",
-        ));
+        return Err(VolumeError::Protected);
     }
     Ok(())
 }

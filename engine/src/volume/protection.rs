@@ -3,6 +3,7 @@
 //! The back end of the volume says where the store is, for example in the file `disk.img.pi`. Some kinds of store keep
 //! no protection information.
 
+use super::error::{ProtectionError, VolumeError};
 use crate::backend::{OpenedStore, ProtectionRequest, Refusal, StoreRequest};
 use lunar_core::medium::MediumKind;
 use lunar_core::metadata::MetadataStore;
@@ -43,27 +44,23 @@ impl Protection {
         request: &StoreRequest<'_>,
         wanted: Wanted,
         metadata: &dyn MetadataStore,
-    ) -> Result<Option<Self>, Refusal> {
-        let name = request.name;
-        let had = stored::stored(metadata)
-            .map_err(|why| Refusal::new(format!("{name}: {why}; serve it with the version of Lunar that stored it")))?;
+    ) -> Result<Option<Self>, VolumeError> {
+        let refused = |why| VolumeError::Protection(request.name.to_owned(), why);
+        let had = stored::stored(metadata).map_err(|why| refused(ProtectionError::Unknown(why)))?;
         let (Some(kind), is_new) = (had.or(wanted.kind), had.is_none()) else { return Ok(None) };
         if request.read_only {
             // Blocks that are read are not checked, and none is written.
             return Ok(None);
         }
         if wanted.medium != MediumKind::Fixed {
-            let option = request.origin.option("protection");
-            let why = "protection information would stay behind when the medium is ejected";
-            return Err(Refusal::new(format!("{name}: {why}; leave out {option}")));
+            return Err(refused(ProtectionError::Ejectable(request.origin.option("protection"))));
         }
         let blocks = volume.traits().size / u64::from(request.block_size);
         let size = (blocks * INFO_BYTES as u64).next_multiple_of(BLOCK);
         let store = volume.open_protection(&ProtectionRequest { volume: request, size, is_new })?;
         if is_new {
             // No core is needed: memory is saved at once, and files in a thread.
-            block_on(stored::save(metadata, kind))
-                .map_err(|why| Refusal::new(format!("{name}: the protection type could not be stored: {why:?}")))?;
+            block_on(stored::save(metadata, kind)).map_err(|why| refused(ProtectionError::NotStored(why)))?;
         }
         Ok(Some(Self { store, kind }))
     }

@@ -4,10 +4,10 @@
 //! The prefixes are the names of back ends. A file whose own name looks like a prefix is meant if it exists under the
 //! whole name; `./` in front makes any text a path.
 
-use crate::backend::{Backend, Refusal, TextForm};
+use crate::backend::{Backend, TextForm};
 use crate::volume::identity;
 use lunar_control::names::Uuid;
-use lunar_control::value::{Size, Textual};
+use lunar_control::value::{Size, Textual, ValueError};
 use lunar_core::medium::MediumKind;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -43,44 +43,106 @@ impl VolumeKeys {
     }
 }
 
+/// A mistake in the text of a volume, with a message that says what to do.
+#[derive(Debug)]
+pub struct TextMistake {
+    /// The text.
+    pub text: String,
+    /// The mistake in it.
+    pub mistake: Mistake,
+}
+
+/// The mistakes in texts of volumes.
+#[derive(Debug)]
+pub enum Mistake {
+    /// It names two media; with a text that names one.
+    TwoMedia(String),
+    /// `cd:` without an image.
+    NoImage,
+    /// The image of this path has its size already.
+    SizeOfImage(PathBuf),
+    /// A CD or DVD that is not in a file.
+    NotAnImage,
+    /// `removable:` without a disk; with examples.
+    NoDisk(String),
+    /// It names no volume; with examples where no prefix is recognized.
+    NoVolume(Option<String>),
+    /// The back end of this name needs a size.
+    NoSize(&'static str),
+    /// The back end of this name takes nothing behind the colon.
+    Surplus(&'static str),
+    /// The volume would have no bytes.
+    Empty,
+    /// This is no size.
+    Size(String, ValueError),
+}
+
+impl TextMistake {
+    fn new(text: &str, mistake: Mistake) -> Self {
+        Self { text: text.to_owned(), mistake }
+    }
+}
+
+impl fmt::Display for TextMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let text = &self.text;
+        match &self.mistake {
+            Mistake::TwoMedia(one) => {
+                write!(f, "{text}: a volume is one of cd: and removable:, so one is enough: {one}")
+            }
+            Mistake::NoImage => write!(f, "{text} needs an image: cd:install.iso (a file of that name: ./{text})"),
+            Mistake::SizeOfImage(path) => {
+                write!(f, "{text}: an image has its size, and none is made: cd:{}", path.display())
+            }
+            Mistake::NotAnImage => write!(f, "{text}: a CD or DVD is an image in a file: cd:install.iso"),
+            Mistake::NoDisk(examples) => write!(f, "{text} needs a disk: {examples} (a file of that name: ./{text})"),
+            Mistake::NoVolume(None) => write!(f, "'{text}' names no volume"),
+            Mistake::NoVolume(Some(examples)) => write!(f, "'{text}' names no volume: {examples}"),
+            Mistake::NoSize(name) => write!(f, "{text} needs a size: {name}:1G (a file of that name: ./{text})"),
+            Mistake::Surplus(name) => write!(f, "{text}: it takes nothing behind the colon: {name}:"),
+            Mistake::Empty => write!(f, "{text}: a volume of no bytes cannot be served"),
+            Mistake::Size(size, why) => write!(f, "{text}: '{size}' {why}"),
+        }
+    }
+}
+
+impl std::error::Error for TextMistake {}
+
 /// Parses the text of a volume.
 ///
 /// # Errors
-/// In words that say what to do.
-pub fn parse(backends: &[&'static dyn Backend], text: &str) -> Result<VolumeKeys, Refusal> {
+/// [`TextMistake`].
+pub fn parse(backends: &[&'static dyn Backend], text: &str) -> Result<VolumeKeys, TextMistake> {
     parse_where(backends, text, &Path::exists)
 }
 
 /// Parses the text of a volume, where `exists` tells which paths exist.
 ///
 /// # Errors
-/// In words that say what to do.
+/// [`TextMistake`].
 pub fn parse_where(
     backends: &[&'static dyn Backend],
     text: &str,
     exists: &dyn Fn(&Path) -> bool,
-) -> Result<VolumeKeys, Refusal> {
+) -> Result<VolumeKeys, TextMistake> {
     let parser = Parser { backends, exists };
-    let refused = |why: String| Err(Refusal::new(why));
+    let refused = |why| Err(TextMistake::new(text, why));
     match text.split_once(':') {
         Some((medium @ ("cd" | "removable"), rest)) if rest.starts_with("cd:") || rest.starts_with("removable:") => {
-            let rest = last_part(rest);
-            refused(format!("{text}: a volume is one of cd: and removable:, so one is enough: {medium}:{rest}"))
+            refused(Mistake::TwoMedia(format!("{medium}:{}", last_part(rest))))
         }
-        Some(("cd", "")) => refused(format!("{text} needs an image: cd:install.iso (a file of that name: ./{text})")),
+        Some(("cd", "")) => refused(Mistake::NoImage),
         Some(("cd", rest)) => {
             let keys = parser.store(rest)?;
             match (&keys.path, keys.size) {
                 (Some(_), None) => Ok(VolumeKeys { medium: MediumKind::Optical, ..keys }),
-                (Some(path), _) => {
-                    refused(format!("{text}: an image has its size, and none is made: cd:{}", path.display()))
-                }
-                (None, _) => refused(format!("{text}: a CD or DVD is an image in a file: cd:install.iso")),
+                (Some(path), _) => refused(Mistake::SizeOfImage(path.clone())),
+                (None, _) => refused(Mistake::NotAnImage),
             }
         }
         Some(("removable", "")) => {
             let examples = parser.examples(|backend| Some(format!("removable:{}", backend.examples().first()?)));
-            refused(format!("{text} needs a disk: {examples} (a file of that name: ./{text})"))
+            refused(Mistake::NoDisk(examples))
         }
         Some(("removable", rest)) => Ok(VolumeKeys { medium: MediumKind::Removable, ..parser.store(rest)? }),
         _ => parser.store(text),
@@ -98,39 +160,35 @@ struct Parser<'a> {
 
 impl Parser<'_> {
     /// The volume without its medium, as a fixed disk.
-    fn store(&self, text: &str) -> Result<VolumeKeys, Refusal> {
+    fn store(&self, text: &str) -> Result<VolumeKeys, TextMistake> {
         let (prefix, rest) = text.split_once(':').map_or((text, None), |(prefix, rest)| (prefix, Some(rest)));
         if prefix.is_empty() {
             let examples = self.examples(|backend| Some(backend.examples().join(", ")));
-            return Err(Refusal::new(format!("'{text}' names no volume: {examples}")));
+            return Err(TextMistake::new(text, Mistake::NoVolume(Some(examples))));
         }
         let Some(backend) = self.backends.iter().copied().find(|backend| backend.name() == prefix) else {
             return self.path(text);
         };
         let keys = |size| VolumeKeys { backend, medium: MediumKind::Fixed, path: None, size };
         match (backend.form(), rest) {
-            (TextForm::NameAndSize, None | Some("")) => {
-                Err(Refusal::new(format!("{text} needs a size: {prefix}:1G (a file of that name: ./{text})")))
-            }
+            (TextForm::NameAndSize, None | Some("")) => Err(TextMistake::new(text, Mistake::NoSize(backend.name()))),
             (TextForm::NameAndSize, Some(rest)) => Ok(keys(Some(size(text, rest)?))),
             (TextForm::Name, Some("")) => Ok(keys(None)),
-            (TextForm::Name, Some(_)) => {
-                Err(Refusal::new(format!("{text}: it takes nothing behind the colon: {prefix}:")))
-            }
+            (TextForm::Name, Some(_)) => Err(TextMistake::new(text, Mistake::Surplus(backend.name()))),
             (TextForm::Name | TextForm::PathIf(_) | TextForm::OtherPath, _) => self.path(text),
         }
     }
 
-    fn path(&self, text: &str) -> Result<VolumeKeys, Refusal> {
+    fn path(&self, text: &str) -> Result<VolumeKeys, TextMistake> {
         let (path, size) = self.path_and_size(text)?;
         let other = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::OtherPath);
         let takes = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::PathIf(takes) if takes(&path));
         let backend = self.backends.iter().find(takes).or_else(|| self.backends.iter().find(other));
-        let backend = backend.copied().ok_or_else(|| Refusal::new(format!("'{text}' names no volume")))?;
+        let backend = backend.copied().ok_or_else(|| TextMistake::new(text, Mistake::NoVolume(None)))?;
         Ok(VolumeKeys { backend, medium: MediumKind::Fixed, path: Some(path), size })
     }
 
-    fn path_and_size(&self, text: &str) -> Result<(PathBuf, Option<u64>), Refusal> {
+    fn path_and_size(&self, text: &str) -> Result<(PathBuf, Option<u64>), TextMistake> {
         let whole = (PathBuf::from(text), None);
         let Some((path, tail)) = text.rsplit_once(':') else { return Ok(whole) };
         if path.is_empty() || path.ends_with('/') || (self.exists)(Path::new(text)) || !is_meant_as_size(tail) {
@@ -156,11 +214,11 @@ fn is_meant_as_size(tail: &str) -> bool {
     tail.is_empty() || (letters.len() < tail.len() && letters.len() <= 3 && letters.chars().all(char::is_alphabetic))
 }
 
-fn size(text: &str, size: &str) -> Result<u64, Refusal> {
+fn size(text: &str, size: &str) -> Result<u64, TextMistake> {
     match Size::parse(size) {
-        Ok(Size(0)) => Err(Refusal::new(format!("{text}: a volume of no bytes cannot be served"))),
+        Ok(Size(0)) => Err(TextMistake::new(text, Mistake::Empty)),
         Ok(Size(size)) => Ok(size),
-        Err(why) => Err(Refusal::new(format!("{text}: '{size}' {why}"))),
+        Err(why) => Err(TextMistake::new(text, Mistake::Size(size.to_owned(), why))),
     }
 }
 

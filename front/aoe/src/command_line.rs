@@ -1,12 +1,13 @@
 //! The options of `lunar serve` for ATA over Ethernet.
 
 use crate::schema::SLOT_MAX;
-use crate::wire::Address;
+use crate::wire::{Address, NotAnAddress};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_engine::command_line::{
     Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown, TARGET,
 };
 use lunar_link::LinkAddress;
+use lunar_link::address::AddressError;
 
 /// The options of ATA over Ethernet.
 #[derive(Clone, Copy, Debug)]
@@ -30,11 +31,12 @@ struct ShelfLocation {
 
 fn place(text: &str) -> Result<ShelfLocation, String> {
     let (link, address) = text.rsplit_once(':').ok_or("is a link, a shelf and a slot: eth0:1.0")?;
-    let address: Address = address.parse()?;
+    let address: Address = address.parse().map_err(|why: NotAnAddress| why.to_string())?;
     if address.is_wildcard() || address.slot > SLOT_MAX {
         return Err(format!("shelf and slot end at 65534.{SLOT_MAX}"));
     }
-    Ok(ShelfLocation { link: link.parse()?, address })
+    let link = link.parse().map_err(|why: AddressError| why.to_string())?;
+    Ok(ShelfLocation { link, address })
 }
 
 impl ShelfLocation {

@@ -129,7 +129,7 @@ impl AoeRuntime {
         wanted: &Checked,
     ) -> Result<Option<PreparedLink>, EngineError> {
         let aoe = wanted.config.find::<Aoe>(name).ok_or(EngineError::NotConfigured)?;
-        let config = links::config(aoe).map_err(EngineError::Front)?;
+        let config = links::config(aoe).map_err(EngineError::front)?;
         let shelf = aoe.shelf.get() as u16;
         let link = {
             let mut state = self.state();
@@ -140,11 +140,10 @@ impl AoeRuntime {
             state.last += 1;
             BoundLink { number: state.last, core: state.core_for(shelf, cores.count()), config, shelf }
         };
-        let refused = |why: std::io::Error| EngineError::Front(why.to_string());
-        let opened = (self.common.open)(&link.config).map_err(refused)?;
+        let opened = (self.common.open)(&link.config).map_err(EngineError::front)?;
         let (number, config) = (link.number, link.config.clone());
         let attach = move |front: Rc<AoeCore>| ready(front.0.attach(number, config, opened));
-        cores.ask(link.core, attach).wait().ok_or(EngineError::CoreEnded)?.map_err(refused)?;
+        cores.ask(link.core, attach).wait().ok_or(EngineError::CoreEnded)?.map_err(EngineError::front)?;
         self.state().prepared.insert(name.to_owned(), link.clone());
         Ok(Some(PreparedLink { name: name.to_owned(), link }))
     }

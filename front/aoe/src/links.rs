@@ -4,13 +4,14 @@ use crate::schema::{self, AOE, Aoe};
 use crate::wire;
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::Objects;
+use lunar_link::address::AddressError;
 use lunar_link::{LinkAddress, LinkConfig, MacAddress};
 
 /// The settings of the link of a shelf.
 ///
 /// # Errors
 /// Why the name of the link is wrong.
-pub fn config(aoe: &Aoe) -> Result<LinkConfig, String> {
+pub fn config(aoe: &Aoe) -> Result<LinkConfig, AddressError> {
     Ok(LinkConfig {
         address: aoe.link.as_str().parse()?,
         types: vec![wire::ETHER_TYPE],
@@ -30,7 +31,7 @@ fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
                 find(name, "mac", aoe.marks.of("mac"), what.into());
             }
             Ok(_) => {}
-            Err(why) => find(name, "link", aoe.marks.of("link"), why),
+            Err(why) => find(name, "link", aoe.marks.of("link"), why.to_string()),
         }
     }
     schema::check(objects, find);

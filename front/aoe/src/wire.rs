@@ -147,12 +147,24 @@ impl std::fmt::Display for Address {
     }
 }
 
-impl std::str::FromStr for Address {
-    type Err = String;
+/// A text is not an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct NotAnAddress(String);
 
-    fn from_str(text: &str) -> Result<Self, String> {
+impl std::fmt::Display for NotAnAddress {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "'{}' is not a shelf and a slot, as 1.0", self.0)
+    }
+}
+
+impl std::error::Error for NotAnAddress {}
+
+impl std::str::FromStr for Address {
+    type Err = NotAnAddress;
+
+    fn from_str(text: &str) -> Result<Self, NotAnAddress> {
         let parsed = text.split_once('.').and_then(|(shelf, slot)| Some((shelf.parse().ok()?, slot.parse().ok()?)));
-        let (shelf, slot) = parsed.ok_or_else(|| format!("'{text}' is not a shelf and a slot, as 1.0"))?;
+        let (shelf, slot) = parsed.ok_or_else(|| NotAnAddress(text.to_owned()))?;
         Ok(Self { shelf, slot })
     }
 }

@@ -19,6 +19,7 @@ use lunar_engine::published::{BoundPortal, Published};
 use lunar_engine::registry::FrontEntry;
 use lunar_nvme::Controller;
 use lunar_nvme::directory::{self, Portal};
+use openssl::error::ErrorStack;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::ready;
@@ -46,7 +47,7 @@ impl Front for NvmeTcp {
         let authenticator = shared.authenticator.clone();
         // A key may be configured at any time.
         let tls = TlsContext::new(move |identity| authenticator.tls_psk(identity));
-        let tls = tls.map_err(|why| EngineError::Front(format!("preparing TLS: {why}")))?;
+        let tls = tls.map_err(|why| EngineError::front(TlsStartError(why)))?;
         Ok(Arc::new(NvmeTcpRuntime { shared: shared.clone(), tls, tls_portals: TlsPortals::default() }))
     }
 
@@ -54,6 +55,18 @@ impl Front for NvmeTcp {
         FrontPaths::default()
     }
 }
+
+/// TLS cannot be prepared.
+#[derive(Debug)]
+struct TlsStartError(ErrorStack);
+
+impl fmt::Display for TlsStartError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "preparing TLS: {}", self.0)
+    }
+}
+
+impl std::error::Error for TlsStartError {}
 
 /// The portals that require TLS, by their numbers.
 #[derive(Clone, Debug, Default)]

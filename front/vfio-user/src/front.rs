@@ -16,7 +16,7 @@ use lunar_engine::core_set::front_cores::FrontCores;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared, PrivateMap};
-use lunar_engine::origin::Origin;
+use lunar_engine::origin::Wording;
 use lunar_engine::published::Published;
 use lunar_engine::registry::FrontEntry;
 use lunar_engine::{namespaces, nvme_sessions};
@@ -91,7 +91,7 @@ struct State {
     sockets: BTreeMap<PathBuf, BoundSocket>,
     /// The virtual machines, by their sockets.
     vms: BTreeMap<PathBuf, ServedVm>,
-    troubles: Vec<String>,
+    troubles: Vec<SocketError>,
 }
 
 /// vfio-user of a process.
@@ -106,29 +106,60 @@ impl fmt::Debug for VfioUserRuntime {
     }
 }
 
-/// Why a socket cannot be made, in words that say what to do.
-fn why_not(path: &Path, why: &io::Error, origin: &Origin) -> String {
-    let path = path.display();
-    match why.kind() {
-        ErrorKind::AddrInUse if origin.is_command_line() => {
-            format!("{path} is served by another process; choose another --vm or --vm-folder")
+/// A socket cannot be made as it is configured.
+#[derive(Debug)]
+struct SocketError {
+    path: PathBuf,
+    mistake: SocketMistake,
+    wording: Wording,
+}
+
+#[derive(Debug)]
+enum SocketMistake {
+    /// The path is longer than [`SOCKET_PATH_MAX`].
+    TooLong,
+    /// It cannot be bound, or not with its permissions.
+    Bind(io::Error),
+}
+
+impl fmt::Display for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use ErrorKind::{AddrInUse, PermissionDenied};
+        let path = self.path.display();
+        let why = match &self.mistake {
+            SocketMistake::TooLong => {
+                return write!(f, "{path} is too long for a socket: say where it is with 'socket'");
+            }
+            SocketMistake::Bind(why) => why,
+        };
+        match self.wording {
+            Wording::Options => match why.kind() {
+                AddrInUse => write!(f, "{path} is served by another process; choose another --vm or --vm-folder"),
+                PermissionDenied => {
+                    write!(f, "{path} cannot be made: choose another --vm-folder, in which this user may write")
+                }
+                _ => write!(f, "making {path} (--vm-folder): {why}"),
+            },
+            Wording::Keys => match why.kind() {
+                AddrInUse => write!(f, "{path} is served by another process"),
+                PermissionDenied if rustix::process::geteuid().is_root() => write!(
+                    f,
+                    "{path} cannot be made, or not given to this user or group: the folder must be configured when \
+                     Lunar starts (`folders` in [server]), and the service may lack the capability CAP_CHOWN"
+                ),
+                PermissionDenied => write!(
+                    f,
+                    "{path} cannot be made, or not given to this user or group: the folder must be one that Lunar may \
+                     write to, and configured when it starts (`folders` in [server]); giving it to another user takes \
+                     root"
+                ),
+                _ => write!(f, "{path}: {why}"),
+            },
         }
-        ErrorKind::PermissionDenied if origin.is_command_line() => {
-            format!("{path} cannot be made: choose another --vm-folder, in which this user may write")
-        }
-        _ if origin.is_command_line() => format!("making {path} (--vm-folder): {why}"),
-        ErrorKind::PermissionDenied if rustix::process::geteuid().is_root() => format!(
-            "{path} cannot be made, or not given to this user or group: the folder must be configured when Lunar \
-             starts (`folders` in [server]), and the service may lack the capability CAP_CHOWN"
-        ),
-        ErrorKind::AddrInUse => format!("{path} is served by another process"),
-        ErrorKind::PermissionDenied => format!(
-            "{path} cannot be made, or not given to this user or group: the folder must be one that Lunar may write \
-             to, and configured when it starts (`folders` in [server]); giving it to another user takes root"
-        ),
-        _ => format!("{path}: {why}"),
     }
 }
+
+impl std::error::Error for SocketError {}
 
 /// The name of the map of a virtual machine: no group has such a name.
 fn map_of(vm: &str) -> Arc<str> {
@@ -170,15 +201,14 @@ impl VfioUserRuntime {
         let (owner, group) = (vm.owner.as_ref(), vm.group.as_ref());
         let names = (owner.map(|name| name.as_str()), group.map(|name| name.as_str()));
         let permission = host.permission(vm.mode.0, names.0, names.1)?;
-        let refused = |why: &io::Error| EngineError::Front(why_not(&path, why, &self.shared.origin));
+        let refused = |mistake| EngineError::front(self.socket_error(&path, mistake));
         if path.as_os_str().len() > SOCKET_PATH_MAX {
-            let why = format!("{} is too long for a socket: say where it is with 'socket'", path.display());
-            return Err(EngineError::Front(why));
+            return Err(refused(SocketMistake::TooLong));
         }
         let known = self.state().sockets.get(&path).copied();
         if let Some(bound) = known {
             if bound.permission != permission {
-                permission.grant(&path).map_err(|why| refused(&why))?;
+                permission.grant(&path).map_err(|why| refused(SocketMistake::Bind(why)))?;
                 self.state().sockets.insert(path.clone(), BoundSocket { permission, ..bound });
             }
             return Ok(PreparedSocket { path, before: Some(bound.permission) });
@@ -191,9 +221,13 @@ impl VfioUserRuntime {
         let place = path.clone();
         let bind = move |front: Rc<VfioUserCore>| ready(front.0.bind(&place, permission));
         let bound = cores.ask(core, bind).wait().ok_or(EngineError::CoreEnded)?;
-        bound.map_err(|why| refused(&why))?;
+        bound.map_err(|why| refused(SocketMistake::Bind(why)))?;
         self.state().sockets.insert(path.clone(), BoundSocket { core, permission });
         Ok(PreparedSocket { path, before: None })
+    }
+
+    fn socket_error(&self, path: &Path, mistake: SocketMistake) -> SocketError {
+        SocketError { path: path.to_owned(), mistake, wording: self.shared.origin.wording() }
     }
 
     fn close_socket(&self, cores: &FrontCores, path: &Path) {
@@ -235,7 +269,7 @@ impl FrontRuntime for VfioUserRuntime {
             bound.permission = before;
         }
         if let Err(why) = before.grant(&path) {
-            state.troubles.push(why_not(&path, &why, &self.shared.origin));
+            state.troubles.push(self.socket_error(&path, SocketMistake::Bind(why)));
         }
     }
 
@@ -305,7 +339,7 @@ impl FrontRuntime for VfioUserRuntime {
     }
 
     fn troubles(&self) -> Vec<String> {
-        self.state().troubles.clone()
+        self.state().troubles.iter().map(ToString::to_string).collect()
     }
 }
 

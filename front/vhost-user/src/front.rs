@@ -17,7 +17,7 @@ use lunar_engine::core_set::front_cores::FrontCores;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
-use lunar_engine::origin::Origin;
+use lunar_engine::origin::Wording;
 use lunar_engine::published::Published;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,7 +96,7 @@ struct State {
     sockets: BTreeMap<PathBuf, BoundSocket>,
     /// The virtual machines, by their sockets.
     vms: BTreeMap<PathBuf, ServedVm>,
-    troubles: Vec<String>,
+    troubles: Vec<SocketError>,
 }
 
 /// vhost-user of a process.
@@ -112,26 +112,57 @@ impl fmt::Debug for VhostUserRuntime {
     }
 }
 
-/// Why a socket cannot be made, in words that say what to do.
-fn why_not(path: &Path, why: &io::Error, origin: &Origin) -> String {
-    let path = path.display();
-    match why.kind() {
-        ErrorKind::AddrInUse if origin.is_command_line() => {
-            format!("{path} is served by another process; choose another --vhost-blk or --vhost-folder")
+/// A socket cannot be made as it is configured.
+#[derive(Debug)]
+struct SocketError {
+    path: PathBuf,
+    mistake: SocketMistake,
+    wording: Wording,
+}
+
+#[derive(Debug)]
+enum SocketMistake {
+    /// The path is longer than [`SOCKET_PATH_MAX`].
+    TooLong,
+    /// It cannot be bound, or not with its permissions.
+    Bind(io::Error),
+}
+
+impl fmt::Display for SocketError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        use ErrorKind::{AddrInUse, PermissionDenied};
+        let path = self.path.display();
+        let why = match &self.mistake {
+            SocketMistake::TooLong => {
+                return write!(f, "{path} is too long for a socket: say where it is with 'socket'");
+            }
+            SocketMistake::Bind(why) => why,
+        };
+        match self.wording {
+            Wording::Options => match why.kind() {
+                AddrInUse => {
+                    write!(f, "{path} is served by another process; choose another --vhost-blk or --vhost-folder")
+                }
+                PermissionDenied => {
+                    write!(f, "{path} cannot be made: choose another --vhost-folder, in which this user may write")
+                }
+                _ => write!(f, "making {path} (--vhost-folder): {why}"),
+            },
+            Wording::Keys => match why.kind() {
+                AddrInUse => write!(f, "{path} is served by another process"),
+                PermissionDenied => write!(
+                    f,
+                    "{path} cannot be made, or not given to this user or group: the folder must be one that Lunar may \
+                     write to, and configured when it starts (`folders` in [server]); giving it to another user takes \
+                     root, and as a service the capability CAP_CHOWN"
+                ),
+                _ => write!(f, "{path}: {why}"),
+            },
         }
-        ErrorKind::PermissionDenied if origin.is_command_line() => {
-            format!("{path} cannot be made: choose another --vhost-folder, in which this user may write")
-        }
-        _ if origin.is_command_line() => format!("making {path} (--vhost-folder): {why}"),
-        ErrorKind::AddrInUse => format!("{path} is served by another process"),
-        ErrorKind::PermissionDenied => format!(
-            "{path} cannot be made, or not given to this user or group: the folder must be one that Lunar may write \
-             to, and configured when it starts (`folders` in [server]); giving it to another user takes root, and as \
-             a service the capability CAP_CHOWN"
-        ),
-        _ => format!("{path}: {why}"),
     }
 }
+
+impl std::error::Error for SocketError {}
 
 /// The volume that a virtual machine of this group sees.
 fn disk(vhost: &Vhost, group: &Group, published: &Published<'_>) -> Option<Disk> {
@@ -188,15 +219,14 @@ impl VhostUserRuntime {
         let (owner, group) = (vhost.owner.as_ref(), vhost.group.as_ref());
         let names = (owner.map(|name| name.as_str()), group.map(|name| name.as_str()));
         let permission = host.permission(vhost.mode.0, names.0, names.1)?;
-        let refused = |why: &io::Error| EngineError::Front(why_not(&path, why, &self.shared.origin));
+        let refused = |mistake| EngineError::front(self.socket_error(&path, mistake));
         if path.as_os_str().len() > SOCKET_PATH_MAX {
-            let why = format!("{} is too long for a socket: say where it is with 'socket'", path.display());
-            return Err(EngineError::Front(why));
+            return Err(refused(SocketMistake::TooLong));
         }
         let known = self.state().sockets.get(&path).copied();
         if let Some(bound) = known {
             if bound.permission != permission {
-                permission.grant(&path).map_err(|why| refused(&why))?;
+                permission.grant(&path).map_err(|why| refused(SocketMistake::Bind(why)))?;
                 self.state().sockets.insert(path.clone(), BoundSocket { permission, ..bound });
             }
             return Ok(PreparedSocket { path, before: Some(bound.permission) });
@@ -209,9 +239,13 @@ impl VhostUserRuntime {
         let place = path.clone();
         let bind = move |front: Rc<VhostUserCore>| ready(front.0.bind(&place, permission));
         let bound = cores.ask(core, bind).wait().ok_or(EngineError::CoreEnded)?;
-        bound.map_err(|why| refused(&why))?;
+        bound.map_err(|why| refused(SocketMistake::Bind(why)))?;
         self.state().sockets.insert(path.clone(), BoundSocket { core, permission });
         Ok(PreparedSocket { path, before: None })
+    }
+
+    fn socket_error(&self, path: &Path, mistake: SocketMistake) -> SocketError {
+        SocketError { path: path.to_owned(), mistake, wording: self.shared.origin.wording() }
     }
 
     fn close_socket(&self, cores: &FrontCores, path: &Path) {
@@ -252,7 +286,7 @@ impl FrontRuntime for VhostUserRuntime {
             bound.permission = before;
         }
         if let Err(why) = before.grant(&path) {
-            state.troubles.push(why_not(&path, &why, &self.shared.origin));
+            state.troubles.push(self.socket_error(&path, SocketMistake::Bind(why)));
         }
     }
 
@@ -335,7 +369,7 @@ impl FrontRuntime for VhostUserRuntime {
     }
 
     fn troubles(&self) -> Vec<String> {
-        self.state().troubles.clone()
+        self.state().troubles.iter().map(ToString::to_string).collect()
     }
 }
 

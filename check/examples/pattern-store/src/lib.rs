@@ -9,6 +9,7 @@ use lunar_engine::backend::{
     TextForm,
 };
 use lunar_reactor::Reactor;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
@@ -65,11 +66,23 @@ impl Backend for PatternBackend {
     fn open(&self, request: &StoreRequest<'_>, _: Option<&Opened>) -> Result<Opened, Refusal> {
         let size = request.required_size()?;
         if size > SIZE_MAX {
-            return Err(Refusal::new(format!("{}: a pattern has {SIZE_MAX} bytes at most", request.name)));
+            return Err(Refusal::store(TooLarge(request.name.to_owned())));
         }
         Ok(Opened::Store(Arc::new(Pattern::new(size))))
     }
 }
+
+/// The volume of this name would have more than [`SIZE_MAX`] bytes.
+#[derive(Debug)]
+struct TooLarge(String);
+
+impl fmt::Display for TooLarge {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: a pattern has {SIZE_MAX} bytes at most", self.0)
+    }
+}
+
+impl std::error::Error for TooLarge {}
 
 /// A pattern of a size. The same on every core.
 #[derive(Clone, Debug)]

@@ -7,6 +7,7 @@ use lunar_engine::backend::{
 };
 use lunar_reactor::Reactor;
 use lunar_scsi::forward::Forward;
+use std::fmt;
 use std::io;
 use std::path::Path;
 use std::rc::Rc;
@@ -57,12 +58,24 @@ impl Backend for TapeBackend {
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
         if request.size.is_some() {
-            return Err(Refusal::new(format!("{}: a tape drive has no size", request.name)));
+            return Err(Refusal::store(HasNoSize(request.name.to_owned())));
         }
         let previous = previous.and_then(Opened::downcast::<TapeDevice>);
         Ok(Opened::Device(Arc::new(previous.cloned().unwrap_or_default())))
     }
 }
+
+/// The drive of this name was given a size.
+#[derive(Debug)]
+struct HasNoSize(String);
+
+impl fmt::Display for HasNoSize {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: a tape drive has no size", self.0)
+    }
+}
+
+impl std::error::Error for HasNoSize {}
 
 /// A drive that was opened. All cores have the same tape.
 #[derive(Clone, Default, Debug)]
