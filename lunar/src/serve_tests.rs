@@ -440,7 +440,7 @@ fn stores_and_ports_that_cannot_be_opened_are_named_as_on_the_command_line() {
     for (line, words) in [
         (disk.display().to_string(), "already served by process"),
         (format!("{}:1M", other.display()), "exists with 4K, not 1M; leave the size out"),
-        (format!("{}/none.img", folder.0.display()), "to make it, say how large"),
+        (format!("{}/none.img", folder.0.display()), "to create it, give its size"),
         (format!("ram:1M --listen {taken}"), "choose another port with --listen"),
         (format!("ram:1M --listen 127.0.0.1:0 --vm web --vm-folder {sockets}"), "choose another --vm or --vm-folder"),
         ("null:1M --listen 127.0.0.1:0 --protection 1".to_owned(), "null:1M has no place for protection information"),

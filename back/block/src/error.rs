@@ -49,7 +49,7 @@ impl DeviceError {
         let read_only = wording.serve_read_only();
         match why {
             Refusal::NotPermitted if self.is_readable => {
-                write!(f, "{name} may not be written by this user: {read_only}, or as a user who may")
+                write!(f, "this user may not write {name}: {read_only}, or run as a user with that permission")
             }
             Refusal::NotPermitted if rustix::process::geteuid().is_root() => write!(
                 f,

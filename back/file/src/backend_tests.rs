@@ -54,12 +54,13 @@ fn an_operator_who_may_not_write_a_file_is_told_what_to_do() {
             FileError::new(path, FileRefusal::from(errno), &request).to_string()
         };
         let name = there.display();
-        let sentence = format!("{name} may not be written by this user: serve it with --read-only, or chmod u+w it");
+        let sentence =
+            format!("this user may not write {name}: serve it with --read-only, or permit it: chmod u+w {name}");
         assert_eq!(told(&there, false), sentence);
-        let sentence = format!("{name} may not be read and written by this user; `ls -l {name}` shows who may");
+        let sentence = format!("{name} may not be read and written by this user; `ls -l {name}` shows its permissions");
         assert_eq!(told(&there, true), sentence);
         let (name, parent) = (missing.display(), missing.parent().expect("a folder").display());
-        let sentence = format!("{name} may not be made by this user in {parent}: choose another folder");
+        let sentence = format!("this user may not create {name} in {parent}: choose another folder");
         assert_eq!(told(&missing, false), sentence);
     }
 }
@@ -71,7 +72,7 @@ fn a_refusal_uses_the_words_of_its_origin() {
     let told = |origin, why| FileError::new(&path, why, &StoreRequest { origin, ..request(&path) }).to_string();
     let name = path.display();
     assert!(told(&COMMAND_LINE, FileRefusal::Missing).ends_with(&format!("{name}:20G")));
-    assert!(told(&Origin::Configuration, FileRefusal::Missing).ends_with("give it a `size`, and it is made"));
+    assert!(told(&Origin::Configuration, FileRefusal::Missing).ends_with("add the key `size`, so that it is created"));
     assert!(told(&COMMAND_LINE, FileRefusal::NoDirect).ends_with("leave out --direct"));
     assert!(told(&Origin::Configuration, FileRefusal::NoDirect).ends_with("leave out `direct`"));
 }

@@ -1,6 +1,7 @@
 //! Why a file cannot be a volume, with advice to the operator.
 
 use crate::open::Refusal;
+use crate::served_size::ATTRIBUTE as SIZE_ATTRIBUTE;
 use lunar_control::files::{self, Access};
 use lunar_control::value::{Size, Textual};
 use lunar_engine::backend::{StoreRequest, UnevenSize};
@@ -70,15 +71,15 @@ impl FileError {
     fn missing(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let name = self.path.display();
         if in_dev(&self.path) {
-            write!(f, "{name}: there is no such device; `lsblk` shows those there are")
+            write!(f, "{name}: there is no such device; `lsblk` lists the devices")
         } else if self.is_disc {
             write!(f, "{name} does not exist")
         } else if self.read_only {
-            write!(f, "{name} does not exist, and with {} no file is made", self.wording.option("read-only"))
+            write!(f, "{name} does not exist, and with {} no file is created", self.wording.option("read-only"))
         } else if self.lacks_size_key() {
-            write!(f, "{name} does not exist: give it a `size`, and it is made")
+            write!(f, "{name} does not exist: add the key `size`, so that it is created")
         } else {
-            write!(f, "{name} does not exist; to make it, say how large: {name}:20G")
+            write!(f, "{name} does not exist; to create it, give its size: {name}:20G")
         }
     }
 
@@ -87,8 +88,8 @@ impl FileError {
         let size = self.size.map_or_else(|| "20G".to_owned(), |size| Size(size).text());
         write!(
             f,
-            "its file {name} is gone: is its file system mounted? Nothing is made in its place, for its initiators \
-             would find another disk empty. If it shall begin anew, make it: truncate -s {size} {name}"
+            "its file {name} does not exist or is empty: is its file system mounted? The file is not created, because \
+             the volume was served before. To start with an empty volume, create the file: truncate -s {size} {name}"
         )
     }
 
@@ -97,13 +98,13 @@ impl FileError {
         match self.found {
             Found::NoFile => {
                 let folder = folder(&self.path).display();
-                write!(f, "{name} may not be made by this user in {folder}: choose another folder")?;
+                write!(f, "this user may not create {name} in {folder}: choose another folder")?;
             }
             Found::Readable => {
                 let advice = self.wording.serve_read_only();
-                write!(f, "{name} may not be written by this user: {advice}, or chmod u+w it")?;
+                write!(f, "this user may not write {name}: {advice}, or permit it: chmod u+w {name}")?;
             }
-            Found::Nothing | Found::Program(_) => write!(f, "{name} {why}; `ls -l {name}` shows who may")?,
+            Found::Nothing | Found::Program(_) => write!(f, "{name} {why}; `ls -l {name}` shows its permissions")?,
         }
         f.write_str(&self.of_unit())
     }
@@ -154,16 +155,18 @@ impl fmt::Display for FileError {
                     write!(f, " ({program})")?;
                 }
                 f.write_str(": stop that one first")?;
-                f.write_str(if pid.is_some() { ", two would destroy each other's data" } else { "" })
+                f.write_str(if pid.is_some() { ", because two processes would destroy each other's data" } else { "" })
             }
             Refusal::Looped { device } => write!(
                 f,
                 "{name} {why}: unmount and detach it first (losetup -d {device}): two writers destroy the data. Or {}",
                 wording.serve_read_only()
             ),
-            Refusal::Empty if self.lacks_size_key() => write!(f, "{name} {why}: give it a `size`, and it is made"),
+            Refusal::Empty if self.lacks_size_key() => {
+                write!(f, "{name} {why}: add the key `size`, so that it is extended")
+            }
             Refusal::Empty if self.read_only => write!(f, "{name} {why}: there is nothing to read"),
-            Refusal::Empty => write!(f, "{name} {why}; say how large it shall be: {name}:20G"),
+            Refusal::Empty => write!(f, "{name} {why}; give its size: {name}:20G"),
             Refusal::Uneven { size } => {
                 write!(f, "{name}: {}", UnevenSize { size: *size, block_size, is_disc, wording })
             }
@@ -173,6 +176,15 @@ impl fmt::Display for FileError {
                 Size(*has).text(),
                 Size(self.size.unwrap_or(0)).text()
             ),
+            Refusal::Truncated { size, served } => {
+                let (size, served) = (Size(*size).text(), Size(*served).text());
+                write!(
+                    f,
+                    "{name} was served with {served} and has {size} now: the data behind its end is lost. Restore the \
+                     file from a backup; or extend it by zeroes: truncate -s {served} {name}; or serve it with the \
+                     size that it has: setfattr -x {SIZE_ATTRIBUTE} {name}"
+                )
+            }
             Refusal::NoDirect | Refusal::DirectBlocks { .. } => self.direct(f),
             Refusal::Io(why) if why.kind() == io::ErrorKind::FileTooLarge => {
                 write!(f, "{name}: its file system has no files of {}", Size(self.size.unwrap_or(0)).text())

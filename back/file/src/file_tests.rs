@@ -212,7 +212,8 @@ fn a_sparse_file_may_take_the_space_that_it_does_not_have() {
         space.missing
     };
     let size = OPTIONS.size.expect("a size");
-    assert_eq!(missing(&OPTIONS), size);
+    // Attributes of the file may take a block of the file system.
+    assert!((size - 8192..=size).contains(&missing(&OPTIONS)));
     std::fs::write(&path, vec![7; usize::try_from(size / 2).expect("it is small")]).expect("it is written");
     File::options().write(true).open(&path).and_then(|file| file.set_len(size)).expect("it is as large");
     assert!(missing(&OPTIONS) <= size / 2);

@@ -21,6 +21,7 @@ mod loop_device;
 pub mod mark;
 pub mod open;
 pub mod schema;
+pub mod served_size;
 
 use lunar_core::io::{Data, Done, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use lunar_engine::backend::{PoolSpace, StoreTrouble};

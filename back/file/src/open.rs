@@ -3,6 +3,7 @@
 use crate::lock::{lock, strengthen};
 use crate::loop_device::{BLOCK_DEVICES, backed_by};
 use crate::mark::{self, Mark};
+use crate::served_size;
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
@@ -84,6 +85,13 @@ pub enum Refusal {
         /// Bytes that it has.
         size: u64,
     },
+    /// It is smaller than it was when it was served last.
+    Truncated {
+        /// Bytes that it has.
+        size: u64,
+        /// Bytes with which it was served.
+        served: u64,
+    },
     /// Its file system has no direct I/O.
     NoDirect,
     /// Direct I/O on its file system needs larger blocks.
@@ -111,6 +119,7 @@ impl fmt::Display for Refusal {
             Self::Empty => f.write_str("is empty"),
             Self::Uneven { size } => write!(f, "has {size} bytes, which is not a whole number of blocks"),
             Self::OtherSize { size } => write!(f, "exists, with {size} bytes"),
+            Self::Truncated { size, served } => write!(f, "has {size} bytes, and was served with {served} bytes"),
             Self::NoDirect => f.write_str("is on a file system without direct I/O"),
             Self::DirectBlocks { needs } => write!(f, "needs blocks of {needs} bytes for direct I/O"),
             Self::Io(why) => why.fmt(f),
@@ -157,7 +166,12 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>)
     {
         return Err(Refusal::Looped { device });
     }
-    let size = volume_size(&file, path, options)?;
+    let inode = fstat(&file)?.st_ino;
+    let served = served_size::read(file.as_fd(), inode)?;
+    let size = volume_size(&file, path, options, served)?;
+    if !options.read_only && served != Some(size) {
+        record_size(&file, path, inode, size);
+    }
     let stat = fstat(&file)?;
     let alignment = if options.direct { Some(go_direct(&file, &stat, options.block_size)?) } else { None };
     let mark = mark::of(file.as_fd(), path, &stat, options);
@@ -195,12 +209,15 @@ fn check_type(stat: &Stat) -> Result<(), Refusal> {
 }
 
 /// The size of the volume. A file that is new or empty gets the requested size. A file is never made smaller, and grows
-/// only if that is requested.
-fn volume_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Refusal> {
+/// only if that is requested. `served` is the size with which it was served last, if that is recorded.
+fn volume_size(file: &OwnedFd, path: &Path, options: &Options, served: Option<u64>) -> Result<u64, Refusal> {
     let has = u64::try_from(fstat(file)?.st_size).unwrap_or(0);
     let size = options.size.unwrap_or(has);
     if has == 0 && !options.creates {
         return Err(Refusal::Gone);
+    }
+    if let Some(served) = served.filter(|served| has < *served) {
+        return Err(Refusal::Truncated { size: has, served });
     }
     if size == 0 {
         return Err(Refusal::Empty);
@@ -225,6 +242,20 @@ fn volume_size(file: &OwnedFd, path: &Path, options: &Options) -> Result<u64, Re
         fsync(file)?;
     }
     Ok(size)
+}
+
+/// Records the size with which a file is served. Without a record, the file is served all the same.
+fn record_size(file: &OwnedFd, path: &Path, inode: u64, size: u64) {
+    match served_size::keep(file.as_fd(), inode, size) {
+        Ok(()) | Err(Errno::OPNOTSUPP) => {}
+        Err(why) => log!(
+            warning,
+            "{}: its size could not be recorded (attribute {}), so a truncation while it is not served will not be \
+             noticed: {why}",
+            path.display(),
+            served_size::ATTRIBUTE
+        ),
+    }
 }
 
 /// Syncs the folder, so that the name of a new file is on the medium, too. The file is served even if that fails.

@@ -41,9 +41,51 @@ fn a_file_is_never_made_another_size() {
     assert_eq!(FileVolume::new(&path, &as_it_is(OPTIONS)).expect("two blocks").traits().size, 1024);
     let refused = FileVolume::new(&path, &Options { size: None, block_size: 4096, ..OPTIONS });
     assert!(matches!(refused, Err(Refusal::Uneven { size: 1024 })), "{refused:?}");
+    std::fs::remove_file(&path).expect("removed");
     std::fs::write(&path, b"").expect("an empty file");
     assert!(matches!(FileVolume::new(&path, &as_it_is(OPTIONS)), Err(Refusal::Empty)));
     assert_eq!(FileVolume::new(&path, &OPTIONS).expect("empty takes any size").traits().size, SIZE);
+}
+
+#[test]
+fn a_file_that_was_truncated_between_two_runs_is_not_extended() {
+    let _apart = apart();
+    let folder = Folder::new("truncated");
+    let path = folder.file();
+    let grows = Options { grows: true, ..OPTIONS };
+    drop(FileVolume::new(&path, &grows).expect("created"));
+    let truncate = |size| File::options().write(true).open(&path).expect("it is there").set_len(size).expect("set");
+    for size in [0, 4096, SIZE - 1] {
+        truncate(size);
+        for options in [grows, OPTIONS, as_it_is(grows), Options { read_only: true, ..grows }] {
+            let refused = FileVolume::new(&path, &options);
+            let is_told = matches!(refused, Err(Refusal::Truncated { size: has, served: SIZE }) if has == size);
+            assert!(is_told, "{options:?} {refused:?}");
+        }
+        assert_eq!(path.metadata().expect("it is there").len(), size, "a refusal changes nothing");
+    }
+    // The operator extends it.
+    truncate(SIZE);
+    drop(FileVolume::new(&path, &grows).expect("it has its size again"));
+    // A volume that grows has a new record; one that shows less of its file, too.
+    drop(FileVolume::new(&path, &Options { size: Some(2 * SIZE), ..grows }).expect("larger"));
+    assert!(
+        matches!(served_size::read(File::open(&path).expect("there").as_fd(), inode(&path)), Ok(Some(size)) if size == 2 * SIZE)
+    );
+    drop(FileVolume::new(&path, &grows).expect("the first half"));
+    truncate(SIZE);
+    drop(FileVolume::new(&path, &grows).expect("its size"));
+    // The record of another file says nothing.
+    let copy = folder.0.join("copy.img");
+    std::fs::write(&copy, [1; 4096]).expect("a copy");
+    let value = format!("{SIZE} {}", inode(&path));
+    fsetxattr(File::open(&copy).expect("there"), served_size::ATTRIBUTE, value.as_bytes(), XattrFlags::empty())
+        .expect("an attribute");
+    drop(FileVolume::new(&copy, &grows).expect("extended"));
+}
+
+fn inode(path: &Path) -> u64 {
+    path.metadata().expect("it is there").ino()
 }
 
 #[test]
