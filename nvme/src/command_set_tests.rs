@@ -174,6 +174,8 @@ fn sanitize_rewrites_all_media_and_reports_one_state() {
     let log = || {
         let page = rig.run(&rig.admin, &entry(0x02, 0, &[0x81 | 127 << 16]), &[]).data;
         let [a, b, c, d, e, f, g, h, ..] = page[..] else { panic!("short") };
+        assert!(page[8..32].iter().all(|byte| *byte == 0xff), "no time is estimated");
+        assert!(page.len() == 512 && page[32..].iter().all(|byte| *byte == 0), "reserved");
         (u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d]), u32::from_le_bytes([e, f, g, h]))
     };
     let records = || [0, 1].map(|unit| namespace(&rig, unit).unit.metadata.load("medium"));

@@ -1,6 +1,7 @@
 //! The options of `lunar serve` for virtual machines.
 
-use crate::schema::{VM_NAME_MAX, VM_NQN, qemu};
+use crate::hypervisor::qemu;
+use crate::schema::{VM_NAME_MAX, VM_NQN};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_engine::command_line::mistake::{OptionMistake, socket_text};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, Serving, Shown, TARGET};

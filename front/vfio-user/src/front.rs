@@ -2,7 +2,8 @@
 //! on one of the cores before any client is accepted.
 
 use crate::command_line::VfioUserOptions;
-use crate::schema::{self, VM, Vm, qemu};
+use crate::hypervisor::qemu;
+use crate::schema::{self, VM, Vm};
 use crate::serve::{self, Endpoint, Permission};
 use lunar_control::Kind;
 use lunar_control::api::{SessionView, VmView};

@@ -20,6 +20,7 @@ pub mod command_line;
 pub mod config;
 pub mod feature;
 pub mod front;
+mod hypervisor;
 pub mod pci;
 pub mod pointer;
 pub mod queue;

@@ -1,6 +1,7 @@
 //! The options of `lunar serve` for virtio devices of virtual machines.
 
-use crate::schema::{VM_IQN, VM_NAME_MAX, VhostKind, cloud_hypervisor, qemu};
+use crate::hypervisor::{cloud_hypervisor, qemu};
+use crate::schema::{VM_IQN, VM_NAME_MAX, VhostKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_engine::command_line::mistake::{OptionMistake, socket_text};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, Serving, Shown, TARGET};

@@ -2,7 +2,8 @@
 //! on one of the cores before any front-end is accepted.
 
 use crate::command_line::VhostUserOptions;
-use crate::schema::{self, VHOST, Vhost, VhostKind, qemu};
+use crate::hypervisor::qemu;
+use crate::schema::{self, VHOST, Vhost, VhostKind};
 use crate::serve::{self, DeviceView, Disk, Endpoint, Permission, ScsiPort, Tenant};
 use crate::sessions::{Session, Sessions};
 use lunar_control::api::{SessionView, VmView};

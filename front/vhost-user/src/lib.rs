@@ -20,6 +20,7 @@ pub mod bytes;
 pub mod command_line;
 pub mod config;
 pub mod front;
+mod hypervisor;
 pub mod ring;
 pub mod schema;
 pub mod scsi;

@@ -89,25 +89,6 @@ impl Vhost {
     }
 }
 
-/// The arguments with which QEMU uses the device at this socket. QEMU shares the memory of a guest only if `share=on`
-/// is given, and a comma in a path is written twice. Before QEMU 9.2 the option is `reconnect=1`.
-#[must_use]
-pub fn qemu(socket: &Path, kind: VhostKind) -> Vec<String> {
-    let path = socket.to_string_lossy().replace(',', ",,");
-    vec![
-        "-machine q35,memory-backend=mem".into(),
-        "-object memory-backend-memfd,id=mem,size=1G,share=on".into(),
-        format!("-chardev 'socket,id=disk,path={path},reconnect-ms=1000'"),
-        format!("-device vhost-user-{}-pci,chardev=disk", kind.word()),
-    ]
-}
-
-/// The arguments with which Cloud Hypervisor uses the disk at this socket.
-#[must_use]
-pub fn cloud_hypervisor(socket: &Path) -> Vec<String> {
-    vec!["--memory size=1G,shared=on".into(), format!("--disk 'vhost_user=on,socket={}'", socket.to_string_lossy())]
-}
-
 /// Names, hosts and sockets.
 fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
     let mut sockets = HashMap::new();

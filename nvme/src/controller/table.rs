@@ -300,6 +300,19 @@ mod tests {
         assert!(!rest.authenticate(&late), "other hosts took the controllers first");
     }
 
+    #[test]
+    fn hosts_that_have_to_authenticate_have_a_limit_of_their_own() {
+        let all = Controllers::default();
+        let of = |source: u32, must_authenticate| make(&all, Kind::Io, at(source, 20_000), must_authenticate, 0);
+        let unauthenticated: Vec<_> = (0..10_000).map_while(|source| of(source, true)).collect();
+        assert_eq!(unauthenticated.len(), UNAUTHENTICATED_MAX, "each of another source");
+        assert!(of(20_000, true).is_none() && of(20_000, false).is_some());
+        let full = Controllers::default();
+        let only = make(&full, Kind::Io, at(1, 1), true, 0).expect("room");
+        assert!(full.authenticate(&only), "the only place");
+        assert!(make(&full, Kind::Io, at(2, 1), true, 0).is_none());
+    }
+
     /// NVMe Base 2.0 3.1.2.1 leaves the dynamic controller model its choice; scripts of hosts keep the identifier
     /// across a reset.
     #[test]
