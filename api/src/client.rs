@@ -1,5 +1,8 @@
 //! A blocking client of the API, over the Unix socket or the network.
 
+pub use crate::client_error::ClientError;
+
+use crate::client_error::{Broken, NotAllowed, NotRunning, Unreachable};
 use crate::route::Method;
 use crate::system;
 use http_body_util::{BodyExt, Full};
@@ -9,13 +12,10 @@ use hyper::client::conn::http1;
 use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HOST};
 use hyper::{Request, Response};
 use hyper_util::rt::TokioIo;
-use rustix::fs::{Access, access};
 use serde_json::Value as Json;
 use std::fmt;
-use std::io::{self, ErrorKind};
 use std::net::IpAddr;
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -66,31 +66,6 @@ impl fmt::Debug for Token {
     }
 }
 
-/// Why a request failed, as a message that says what to do.
-#[derive(Debug)]
-pub enum ClientError {
-    /// No service listens at the address.
-    NotRunning(String),
-    /// The caller lacks a right.
-    NotAllowed(String),
-    /// The service refused the request: HTTP status, `detail` of the problem report, and the whole report.
-    Refused(u16, String, Json),
-    /// The connection failed, or the response is invalid.
-    Broken(String),
-}
-
-impl fmt::Display for ClientError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotRunning(why) | Self::NotAllowed(why) | Self::Refused(_, why, _) | Self::Broken(why) => {
-                f.write_str(why)
-            }
-        }
-    }
-}
-
-impl std::error::Error for ClientError {}
-
 /// The body of a request.
 #[derive(Clone, Debug)]
 pub enum RequestBody {
@@ -117,11 +92,8 @@ impl Client {
         run_blocking(async {
             let response = self.send(method, path, body).await?;
             let collect = http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect();
-            let body = timeout(ANSWER_TIME_MAX, collect).await.map_err(|_| ClientError::Broken(timeout_message()))?;
-            Ok(body
-                .map_err(|why| ClientError::Broken(format!("the response was interrupted: {why}")))?
-                .to_bytes()
-                .into())
+            let body = timeout(ANSWER_TIME_MAX, collect).await.map_err(|_| Broken::Timeout)?;
+            Ok(body.map_err(Broken::Response)?.to_bytes().into())
         })
     }
 
@@ -131,8 +103,7 @@ impl Client {
     /// See [`Client::call`].
     pub fn json(&self, method: Method, path: &str, body: RequestBody) -> Result<Json, ClientError> {
         let body = self.call(method, path, body)?;
-        serde_json::from_slice(&body)
-            .map_err(|why| ClientError::Broken(format!("the response is not valid JSON: {why}")))
+        Ok(serde_json::from_slice(&body).map_err(Broken::Json)?)
     }
 
     /// Reads an event stream. `each` is called with the data of each event until it returns `false` or the stream ends.
@@ -144,7 +115,7 @@ impl Client {
             let mut body = self.send(Method::Get, path, RequestBody::Nothing).await?.into_body();
             let mut buffer = Vec::new();
             while let Some(frame) = body.frame().await {
-                let frame = frame.map_err(|why| ClientError::Broken(format!("the stream was interrupted: {why}")))?;
+                let frame = frame.map_err(Broken::Stream)?;
                 buffer.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
                 while let Some(end) = buffer.iter().position(|byte| *byte == b'\n') {
                     let line: Vec<u8> = buffer.drain(..=end).collect();
@@ -154,7 +125,7 @@ impl Client {
                     }
                 }
                 if buffer.len() > ANSWER_BYTES_MAX {
-                    return Err(ClientError::Broken("a line of the stream is too long".into()));
+                    return Err(Broken::LongLine.into());
                 }
             }
             Ok(())
@@ -165,7 +136,7 @@ impl Client {
         let request = self.request(method, path, body)?;
         let response = match &self.address {
             Address::Socket(socket) => {
-                let stream = UnixStream::connect(socket).await.map_err(|why| connection_error(socket, &why))?;
+                let stream = UnixStream::connect(socket).await.map_err(|why| ClientError::of_socket(socket, why))?;
                 send_request(stream, request).await
             }
             Address::Url(url) => self.send_over_network(url, request).await,
@@ -175,13 +146,13 @@ impl Client {
         }
         let status = response.status().as_u16();
         let body = http_body_util::Limited::new(response.into_body(), ANSWER_BYTES_MAX).collect().await;
-        let body = body.map_err(|why| ClientError::Broken(format!("the response was interrupted: {why}")))?.to_bytes();
+        let body = body.map_err(Broken::Response)?.to_bytes();
         let problem: Json = serde_json::from_slice(&body).unwrap_or_default();
         let words = problem["detail"]
             .as_str()
             .map_or_else(|| format!("the service returned HTTP status {status}"), str::to_owned);
         Err(match status {
-            401 | 403 => ClientError::NotAllowed(words),
+            401 | 403 => NotAllowed::ByService(words).into(),
             _ => ClientError::Refused(status, words, problem),
         })
     }
@@ -203,9 +174,7 @@ impl Client {
         if let Some(media) = media {
             request = request.header(CONTENT_TYPE, media);
         }
-        request
-            .body(Full::new(body.into()))
-            .map_err(|why| ClientError::Broken(format!("invalid request path {path}: {why}")))
+        Ok(request.body(Full::new(body.into())).map_err(|why| Broken::Path(path.to_owned(), why))?)
     }
 
     async fn send_over_network(
@@ -215,88 +184,54 @@ impl Client {
     ) -> Result<Response<Incoming>, ClientError> {
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = url.port_u16().unwrap_or(lunar_control::model::API_PORT);
-        let unreachable = |why: &dyn fmt::Display| {
-            ClientError::NotRunning(format!(
-                "no service answers at {host} port {port}: {why}; check the address in [api-listener]"
-            ))
-        };
+        let unreachable = |why| NotRunning::Network { host: host.clone(), port, why };
         let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
         if url.scheme_str() == Some("http") && self.token.is_some() && !is_local {
-            return Err(ClientError::NotAllowed("a token is sent to other hosts over https:// only".into()));
+            return Err(NotAllowed::TokenInClear.into());
         }
         let stream = timeout(CONNECT_TIME_MAX, TcpStream::connect((host.as_str(), port))).await;
-        let stream = stream.map_err(|_| unreachable(&"the connection timed out"))?.map_err(|why| unreachable(&why))?;
+        let stream = stream.map_err(|_| unreachable(Unreachable::ConnectTimeout))?;
+        let stream = stream.map_err(|why| unreachable(Unreachable::Io(why)))?;
         if url.scheme_str() == Some("http") {
             return send_request(stream, request).await;
         }
-        let name = ServerName::try_from(host.clone()).map_err(|why| ClientError::Broken(format!("{host}: {why}")))?;
+        let name = ServerName::try_from(host.clone()).map_err(|why| Broken::Host(host.clone(), why))?;
         let tls = TlsConnector::from(Arc::new(self.tls()?));
         let stream = timeout(CONNECT_TIME_MAX, tls.connect(name, stream)).await;
-        let stream =
-            stream.map_err(|_| unreachable(&"the TLS handshake timed out"))?.map_err(|why| unreachable(&why))?;
+        let stream = stream.map_err(|_| unreachable(Unreachable::TlsTimeout))?;
+        let stream = stream.map_err(|why| unreachable(Unreachable::Io(why)))?;
         send_request(stream, request).await
     }
 
     fn tls(&self) -> Result<ClientConfig, ClientError> {
         let found = || SYSTEM_ROOTS.iter().map(PathBuf::from).find(|path| path.exists());
         let file = self.trusted.clone().or_else(found);
-        let file = file.ok_or_else(|| {
-            ClientError::Broken("this system has no trusted certificates: give a file with --trust".into())
-        })?;
-        let error = |why: &dyn fmt::Display| ClientError::Broken(format!("{}: {why}", file.display()));
+        let file = file.ok_or(Broken::NoCertificates)?;
+        let malformed = |why| Broken::Certificates(file.clone(), why);
+        let unfit = |why| Broken::Certificate(file.clone(), why);
         let mut roots = RootCertStore::empty();
-        for certificate in CertificateDer::pem_file_iter(&file).map_err(|why| error(&why))? {
-            roots.add(certificate.map_err(|why| error(&why))?).map_err(|why| error(&why))?;
+        for certificate in CertificateDer::pem_file_iter(&file).map_err(malformed)? {
+            roots.add(certificate.map_err(malformed)?).map_err(unfit)?;
         }
         let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
-            .map_err(|why| error(&why))?;
+            .map_err(unfit)?;
         Ok(config.with_root_certificates(roots).with_no_client_auth())
     }
 }
 
-fn timeout_message() -> String {
-    "the service does not answer in time: see `lunar status` and the log".into()
-}
-
 fn run_blocking<T>(work: impl Future<Output = Result<T, ClientError>>) -> Result<T, ClientError> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-    runtime.map_err(|why| ClientError::Broken(format!("cannot start the runtime: {why}")))?.block_on(work)
+    runtime.map_err(Broken::Runtime)?.block_on(work)
 }
 
 async fn send_request<S>(stream: S, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, ClientError>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
-    let broken = |why: hyper::Error| ClientError::Broken(format!("the connection broke off: {why}"));
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(broken)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await.map_err(Broken::Connection)?;
     // This task also receives the body of the response.
     tokio::spawn(connection);
     let answer = timeout(ANSWER_TIME_MAX, sender.send_request(request)).await;
-    answer.map_err(|_| ClientError::Broken(timeout_message()))?.map_err(broken)
-}
-
-/// The error of a connection to the socket, with what to do.
-fn connection_error(socket: &Path, why: &io::Error) -> ClientError {
-    let shown = socket.display();
-    match why.kind() {
-        ErrorKind::NotFound | ErrorKind::ConnectionRefused => ClientError::NotRunning(format!(
-            "Lunar is not running (no process serves {shown}): start it with `systemctl start lunar`, or \
-             `lunar daemon --config FILE`"
-        )),
-        ErrorKind::PermissionDenied => {
-            let user = system::user_name(rustix::process::geteuid().as_raw());
-            let group =
-                std::fs::metadata(socket).ok().filter(|found| found.mode() & 0o060 == 0o060).map(|found| found.gid());
-            let remedy = match group.map(system::group_name) {
-                Some(group) => format!("join the group {group} (`sudo usermod -aG {group} {user}`, then log in again)"),
-                None if access(socket.parent().unwrap_or(socket), Access::EXEC_OK).is_err() => {
-                    "you cannot enter its folder: use sudo".into()
-                }
-                None => "use sudo, or set `group` in [api] of the configuration".into(),
-            };
-            ClientError::NotAllowed(format!("{user} may not use {shown}: {remedy}"))
-        }
-        _ => ClientError::Broken(format!("{shown}: {why}")),
-    }
+    Ok(answer.map_err(|_| Broken::Timeout)?.map_err(Broken::Connection)?)
 }

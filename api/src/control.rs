@@ -227,7 +227,7 @@ fn of_configuration<R: Running + Live, O: Outside>(manager: &Manager<R, O>) -> V
     let unavailable = manager.unavailable().keys().map(|object| object.id().to_string());
     let unavailable = unavailable.zip(manager.unavailable_lines());
     let unavailable = unavailable.map(|(subject, words)| TroubleView::told("unavailable", &subject, words));
-    let leftover = manager.leftover().map(|words| TroubleView::told("secrets-in-history", file, words.to_owned()));
+    let leftover = manager.leftover().map(|words| TroubleView::told("secrets-in-history", file, words.to_string()));
     edited.into_iter().chain(leftover).chain(unavailable).collect()
 }
 

@@ -1,8 +1,13 @@
 //! The registry of running and ended copies of volumes.
 
+use lunar_control::failure::Failure;
+use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -48,6 +53,50 @@ pub struct CopyView {
     pub why: Option<String>,
 }
 
+/// Why a copy failed, with a message that says what to do.
+#[derive(Debug)]
+pub(crate) enum CopyError {
+    /// Clients may write to a volume with protection information.
+    ProtectedInUse,
+    /// Clients may write to the volume, and its file system cannot share blocks.
+    InUse,
+    /// The file system cannot share blocks, as requested.
+    CannotShare(Errno),
+    /// A file cannot be read or written.
+    File(PathBuf, io::Error),
+    /// The copy was stopped.
+    Stopped,
+    /// The service is stopping.
+    ServiceStops,
+    /// The metadata records of the new volume cannot be written.
+    Records(io::Error),
+    /// The new volume cannot be created.
+    Create(Failure),
+}
+
+impl fmt::Display for CopyError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ProtectedInUse => {
+                f.write_str("the volume keeps protection information, and clients may write to it: set read-only first")
+            }
+            Self::InUse => f.write_str(
+                "clients may write to the volume, and this file system cannot share blocks: set read-only first",
+            ),
+            Self::CannotShare(why) => {
+                write!(f, "this file system cannot share blocks ({why}): copy the bytes instead (`lunar volume copy`)")
+            }
+            Self::File(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::Stopped => f.write_str("the copy was stopped"),
+            Self::ServiceStops => f.write_str("the service is stopping"),
+            Self::Records(why) => why.fmt(f),
+            Self::Create(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for CopyError {}
+
 /// A copy that runs or has ended.
 #[derive(Debug)]
 pub(crate) struct CopyJob {
@@ -57,21 +106,23 @@ pub(crate) struct CopyJob {
     pub(crate) done: AtomicU64,
     /// Set to stop the copy.
     pub(crate) stop: AtomicBool,
-    end: Mutex<Option<Result<(), String>>>,
+    end: Mutex<Option<Result<(), CopyError>>>,
 }
 
 impl CopyJob {
     /// The result; `None` while the copy runs.
-    pub(crate) fn end(&self) -> MutexGuard<'_, Option<Result<(), String>>> {
+    pub(crate) fn end(&self) -> MutexGuard<'_, Option<Result<(), CopyError>>> {
         self.end.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The progress of the copy.
     pub(crate) fn view(&self) -> CopyView {
-        let end = self.end().clone();
-        let why = end.as_ref().and_then(|end| end.clone().err());
+        let (ended, why) = match &*self.end() {
+            None => (false, None),
+            Some(end) => (true, end.as_ref().err().map(ToString::to_string)),
+        };
         let (id, words, done) = (self.id, self.words.clone(), self.done.load(Ordering::Relaxed));
-        CopyView { id, words, done, total: self.total, ended: end.is_some(), why }
+        CopyView { id, words, done, total: self.total, ended, why }
     }
 }
 

@@ -3,10 +3,10 @@
 
 use crate::audit::Topic;
 use crate::control::{Control, ControlHandle};
-use crate::copies::{CopyJob, CopyRequest};
+use crate::copies::{CopyError, CopyJob, CopyRequest};
 use crate::request::{ApiRequest, Outcome, Problem, Reply, summary_of};
 use lunar_control::api::ProblemDetails;
-use lunar_control::document::{Edit, Keys, Refused};
+use lunar_control::document::{Edit, Keys};
 use lunar_control::files::{self, Access};
 use lunar_control::live::CopySource;
 use lunar_control::value::{FilePath, Textual};
@@ -30,8 +30,8 @@ pub fn list(request: &ApiRequest) -> Outcome {
 
 fn find(request: &ApiRequest) -> Result<Arc<CopyJob>, Problem> {
     let id = request.number("id")?;
-    let missing = || Refused::Missing(format!("there is no copy {id}; it may have ended long ago"));
-    Ok(request.shared.copies.find(id).ok_or_else(missing)?)
+    let missing = || Problem::not_found(format!("there is no copy {id}; it may have ended long ago"));
+    request.shared.copies.find(id).ok_or_else(missing)
 }
 
 /// `GET /v1/copy/{id}`
@@ -75,16 +75,18 @@ impl CopyFiles {
 pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let order: CopyRequest = request.json()?;
     let name = request.name();
-    let wrong = |why: String| Problem::from(Refused::Wrong(why));
     let config = &control.current().config;
-    let missing = || Problem::from(Refused::Missing(format!("there is no volume '{name}'")));
+    let missing = || Problem::not_found(format!("there is no volume '{name}'"));
     let volume = config.volumes.get(&name).ok_or_else(missing)?;
     let from = match &volume.path {
         Some(path) if volume.kind.is_file() => PathBuf::from(path.text()),
-        _ => return Err(wrong(format!("volume {name} is not a file: only volumes in files can be copied"))),
+        _ => {
+            let why = format!("volume {name} is not a file: only volumes in files can be copied");
+            return Err(Problem::bad_request(why));
+        }
     };
     let volume_protection = volume.protection.word();
-    let to = FilePath::parse(&order.path).map_err(|why| wrong(format!("'{}' {why}", order.path)))?;
+    let to = FilePath::parse(&order.path).map_err(|why| Problem::bad_request(format!("'{}' {why}", order.path)))?;
     let mut keys =
         json!({ "kind": volume.kind.word(), "path": to.text(), "block-size": volume.block_size.bytes().to_string() });
     if order.read_only {
@@ -106,7 +108,7 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     // Fail before copying if the new volume would be refused.
     control.plan_edits(std::slice::from_ref(&create))?;
     if task.to.exists() {
-        return Err(Refused::Exists(format!("the file {} exists already", task.to.display())).into());
+        return Err(ProblemDetails::exists(format!("the file {} exists already", task.to.display())).into());
     }
     let total = std::fs::metadata(&task.from).map_or(0, |found| found.len());
     let copy = request.shared.copies.add(format!("volume {name} to {}", order.name), total);
@@ -148,8 +150,7 @@ fn changed(
     edit: Edit,
     source: Option<CopySource>,
     caller: &str,
-) -> Result<Plan, String> {
-    let stops = || "the service is stopping".to_owned();
+) -> Result<Plan, CopyError> {
     loop {
         let (tell, told) = mpsc::channel();
         let (edit, source, caller) = (edit.clone(), source.clone(), caller.to_owned());
@@ -159,7 +160,7 @@ fn changed(
             // The receiver waits or has ended with its thread.
             let _ = tell.send((result, wait));
         });
-        match posted.then(|| told.recv().ok()).flatten().ok_or_else(stops)? {
+        match posted.then(|| told.recv().ok()).flatten().ok_or(CopyError::ServiceStops)? {
             (Some(result), _) => return result,
             (None, wait) => wait.into_iter().for_each(|wait| wait()),
         }
@@ -167,11 +168,11 @@ fn changed(
 }
 
 /// Creates the volume, with the records that it takes along.
-fn create(control: &mut dyn Control, edit: Edit, source: Option<&CopySource>, caller: &str) -> Result<Plan, String> {
+fn create(control: &mut dyn Control, edit: Edit, source: Option<&CopySource>, caller: &str) -> Result<Plan, CopyError> {
     if let Some(source) = source {
-        control.set_records(source.uuid, &source.records).map_err(|why| why.to_string())?;
+        control.set_records(source.uuid, &source.records).map_err(CopyError::Records)?;
     }
-    let created = control.change(&[edit], caller.into()).map_err(|why| why.to_string());
+    let created = control.change(&[edit], caller.into()).map_err(CopyError::Create);
     if let (Err(_), Some(source)) = (&created, source) {
         // Nothing uses records of a UUID that no volume has.
         let _ = control.set_records(source.uuid, &[]);
@@ -189,16 +190,16 @@ fn remove(task: &CopyFiles) {
 }
 
 /// Creates the new files completely and durably, or not at all.
-fn copy_file(task: &CopyFiles, copy: &CopyJob) -> Result<(), String> {
+fn copy_file(task: &CopyFiles, copy: &CopyJob) -> Result<(), CopyError> {
     if !task.companions.is_empty() && !task.is_frozen {
         // Data and protection information of different moments do not agree.
-        return Err("the volume keeps protection information, and clients may write to it: set read-only first".into());
+        return Err(CopyError::ProtectedInUse);
     }
-    let companions = task.companions().map_err(|why| of(&task.from, &why))?;
+    let companions = task.companions().map_err(|why| of(&task.from, why))?;
     copy_one(task, copy, (&task.from, &task.to), copy.total)?;
     let mut created = vec![task.to.as_path()];
     let copied = companions.iter().try_for_each(|(from, to)| {
-        let length = std::fs::metadata(from).map_err(|why| of(from, &why))?.len();
+        let length = std::fs::metadata(from).map_err(|why| of(from, why))?.len();
         copy_one(task, copy, (from, to), length)?;
         created.push(to);
         Ok(())
@@ -209,10 +210,10 @@ fn copy_file(task: &CopyFiles, copy: &CopyJob) -> Result<(), String> {
 }
 
 /// Creates one file.
-fn copy_one(task: &CopyFiles, copy: &CopyJob, (source, path): (&Path, &Path), length: u64) -> Result<(), String> {
-    let from = files::open(source, Access::Read).map(File::from).map_err(|why| of(source, &why))?;
+fn copy_one(task: &CopyFiles, copy: &CopyJob, (source, path): (&Path, &Path), length: u64) -> Result<(), CopyError> {
+    let from = files::open(source, Access::Read).map(File::from).map_err(|why| of(source, why))?;
     // It fails if there is such a file.
-    let to = files::open(path, Access::Create).map(File::from).map_err(|why| of(path, &why))?;
+    let to = files::open(path, Access::Create).map(File::from).map_err(|why| of(path, why))?;
     let result = fill(task, copy, (&from, &to), (path, length));
     if result.is_err() {
         // This function created the file.
@@ -221,8 +222,8 @@ fn copy_one(task: &CopyFiles, copy: &CopyJob, (source, path): (&Path, &Path), le
     result
 }
 
-fn of(path: &Path, why: &dyn std::fmt::Display) -> String {
-    format!("{}: {why}", path.display())
+fn of(path: &Path, why: impl Into<io::Error>) -> CopyError {
+    CopyError::File(path.to_owned(), why.into())
 }
 
 fn fill(
@@ -230,25 +231,20 @@ fn fill(
     copy: &CopyJob,
     (from, to): (&File, &File),
     (path, length): (&Path, u64),
-) -> Result<(), String> {
+) -> Result<(), CopyError> {
     match ioctl_ficlone(to, from) {
         Ok(()) => copy.done.store(copy.total, Ordering::Relaxed),
         Err(why) if task.share => {
-            return Err(format!(
-                "this file system cannot share blocks ({why}): copy the bytes instead (`lunar volume copy`)"
-            ));
+            return Err(CopyError::CannotShare(why));
         }
-        Err(_) if !task.is_frozen => {
-            let why = "clients may write to the volume, and this file system cannot share blocks: set read-only first";
-            return Err(why.into());
-        }
-        Err(_) => copy_data(from, to, copy, length).map_err(|why| of(path, &why))?,
+        Err(_) if !task.is_frozen => return Err(CopyError::InUse),
+        Err(_) => copy_data(from, to, copy, length).map_err(|why| of(path, why))?,
     }
     if copy.stop.load(Ordering::Relaxed) {
-        return Err("the copy was stopped".into());
+        return Err(CopyError::Stopped);
     }
     let folder = path.parent().unwrap_or_else(|| Path::new("/"));
-    to.sync_all().and_then(|()| Ok(files::sync_folder(folder)?)).map_err(|why| of(path, &why))
+    to.sync_all().and_then(|()| Ok(files::sync_folder(folder)?)).map_err(|why| of(path, why))
 }
 
 /// Copies the data of a file; holes remain holes.
@@ -296,7 +292,7 @@ mod tests {
         let task = CopyFiles { from, to: to.clone(), share: false, is_frozen: true, companions: Vec::new() };
         let add = || Copies::default().add("a copy".into(), 4096).expect("below the limit");
         let why = copy_file(&task, &add()).expect_err("the file exists");
-        assert!(why.contains("exists"), "{why}");
+        assert!(why.to_string().contains("exists"), "{why}");
         assert_eq!(std::fs::read(&to).expect("the file"), b"user data");
         std::fs::remove_file(&to).expect("the file");
         // An incomplete copy is removed.
@@ -326,7 +322,7 @@ mod tests {
         };
         let add = || Copies::default().add("a copy".into(), 8192).expect("below the limit");
         let why = copy_file(&task(false), &add()).expect_err("both would be of different moments");
-        assert!(why.contains("protection information") && !to.exists(), "{why}");
+        assert!(why.to_string().contains("protection information") && !to.exists(), "{why}");
         std::fs::write(&copied, "user data").expect("a file");
         copy_file(&task(true), &add()).expect_err("a file is in the way");
         assert_eq!((to.exists(), std::fs::read(&copied).expect("the file")), (false, b"user data".to_vec()));

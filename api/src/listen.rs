@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -27,9 +27,9 @@ use tokio::task::AbortHandle;
 use tokio::time::{sleep, timeout};
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
-use tokio_rustls::rustls::pki_types::pem::PemObject;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
-use tokio_rustls::rustls::{ServerConfig, version};
+use tokio_rustls::rustls::{self, ServerConfig, version};
 use tower_service::Service;
 
 /// The most connections over the Unix socket: shells, scripts and pages of the operators of one host.
@@ -73,24 +73,62 @@ impl fmt::Debug for Tls {
     }
 }
 
+/// Why a certificate and its key cannot be used.
+#[derive(Debug)]
+pub enum TlsError {
+    /// A file cannot be read.
+    File(PathBuf, io::Error),
+    /// A file is not PEM with a certificate, or a key.
+    Pem(PathBuf, pem::Error),
+    /// The certificate and the key cannot be used together.
+    Pair {
+        /// The file of the certificate.
+        certificate: PathBuf,
+        /// The file of the key.
+        key: PathBuf,
+        /// Why.
+        why: rustls::Error,
+    },
+    /// The cryptography does not support these versions of TLS.
+    Versions(rustls::Error),
+}
+
+impl fmt::Display for TlsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::File(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::Pem(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::Pair { certificate, key, why } => {
+                write!(f, "{} and {}: {why}", certificate.display(), key.display())
+            }
+            Self::Versions(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for TlsError {}
+
 impl Tls {
     /// Reads a certificate chain and its key, both in PEM.
     ///
     /// # Errors
-    /// A message that names the file and says what is wrong with it.
-    pub fn read(certificate: &Path, key: &Path) -> Result<Self, String> {
-        let of = |path: &Path, why: &dyn fmt::Display| format!("{}: {why}", path.display());
-        let read = |path: &Path| files::read_secret(path, PEM_BYTES_MAX).map_err(|why| of(path, &why));
+    /// [`TlsError`].
+    pub fn read(certificate: &Path, key: &Path) -> Result<Self, TlsError> {
+        let read =
+            |path: &Path| files::read_secret(path, PEM_BYTES_MAX).map_err(|why| TlsError::File(path.to_owned(), why));
+        let malformed = |path: &Path, why| TlsError::Pem(path.to_owned(), why);
         let chain = read(certificate)?;
-        let chain: Vec<_> =
-            CertificateDer::pem_slice_iter(&chain).collect::<Result<_, _>>().map_err(|why| of(certificate, &why))?;
-        let own = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|why| of(key, &why))?;
+        let chain: Vec<_> = CertificateDer::pem_slice_iter(&chain)
+            .collect::<Result<_, _>>()
+            .map_err(|why| malformed(certificate, why))?;
+        let own = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|why| malformed(key, why))?;
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
-            .map_err(|why| why.to_string())?
+            .map_err(TlsError::Versions)?
             .with_no_client_auth()
             .with_single_cert(chain, own);
-        let mut config = config.map_err(|why| format!("{} and {}: {why}", certificate.display(), key.display()))?;
+        let unfit = |why| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), why };
+        let mut config = config.map_err(unfit)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Self(Arc::new(config)))
     }

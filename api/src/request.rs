@@ -167,11 +167,11 @@ impl Problem {
     }
 
     pub(crate) fn bad_request(why: impl fmt::Display) -> Self {
-        Refused::Wrong(why.to_string()).into()
+        ProblemDetails::wrong(why).into()
     }
 
     pub(crate) fn not_found(what: impl fmt::Display) -> Self {
-        Refused::Missing(what.to_string()).into()
+        ProblemDetails::missing(what).into()
     }
 }
 

@@ -1,7 +1,7 @@
 //! The API of a daemon: its sockets and tokens follow the configuration while it runs.
 
 use crate::control::ControlHandle;
-use crate::listen::{Listener, Thread, Tls};
+use crate::listen::{Listener, Thread, Tls, TlsError};
 use crate::request::Shared;
 use crate::rights::{AccessPolicy, Tokens};
 use crate::server::State;
@@ -11,6 +11,7 @@ use lunar_control::model::{self, ApiListener};
 use lunar_control::secret::Secret;
 use lunar_control::value::Textual;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::fs::Permissions;
 use std::io::{self, ErrorKind};
 use std::net::{SocketAddr, TcpListener};
@@ -34,6 +35,62 @@ pub struct Api {
     listeners: BTreeMap<String, (ApiListener, Option<Secret>, TcpListener)>,
     prepared: Option<Prepared>,
 }
+
+/// Why the API cannot be served as it is configured, with a message that says what to do.
+#[derive(Debug)]
+pub enum ApiError {
+    /// There is no default folder for the socket.
+    NoSocketFolder,
+    /// There is no group of users of this name.
+    NoUserGroup(String),
+    /// Another process serves this socket.
+    Served(PathBuf),
+    /// The file at the path of the socket is not a socket.
+    NoSocket(PathBuf),
+    /// The socket cannot be made.
+    Socket {
+        /// Its path.
+        path: PathBuf,
+        /// The group of users that may connect.
+        user_group: Option<String>,
+        /// Why.
+        why: io::Error,
+    },
+    /// An address cannot be listened at.
+    Listen(SocketAddr, io::Error),
+    /// The certificate of a listener cannot be used.
+    Tls(TlsError),
+}
+
+impl fmt::Display for ApiError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoSocketFolder => f.write_str("there is no default folder for the API socket: set `socket` in [api]"),
+            Self::NoUserGroup(name) => {
+                write!(f, "there is no group '{name}' for the API socket: create it, or change `group` in [api]")
+            }
+            Self::Served(path) => {
+                write!(f, "another process serves the socket {}: is Lunar already running?", path.display())
+            }
+            Self::NoSocket(path) => {
+                write!(f, "{} exists and is not a socket: remove it, or change `socket` in [api]", path.display())
+            }
+            Self::Socket { path, user_group: Some(name), why } if why.kind() == ErrorKind::PermissionDenied => {
+                let path = path.display();
+                write!(f, "the socket {path} for group {name}: {why}; run Lunar as a member of the group")
+            }
+            Self::Socket { path, why, .. } => write!(f, "the socket {}: {why}", path.display()),
+            Self::Listen(address, why) => match why.kind() {
+                ErrorKind::AddrInUse => write!(f, "another process listens at {address}"),
+                ErrorKind::AddrNotAvailable => write!(f, "{address} is not an address of this host"),
+                _ => write!(f, "{address}: {why}"),
+            },
+            Self::Tls(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for ApiError {}
 
 /// The socket file, which is removed on drop.
 #[derive(Debug)]
@@ -89,8 +146,8 @@ impl Api {
     /// Does everything that can fail of applying a configuration, without visible effect.
     ///
     /// # Errors
-    /// A message that says what is wrong and what to do.
-    pub fn prepare(&mut self, wanted: &Checked) -> Result<(), String> {
+    /// [`ApiError`].
+    pub fn prepare(&mut self, wanted: &Checked) -> Result<(), ApiError> {
         let config = &wanted.config;
         let socket = match self.socket_config.as_ref() == Some(&config.api) {
             true => None,
@@ -140,7 +197,7 @@ impl Api {
     ///
     /// # Errors
     /// As [`Api::prepare`].
-    pub fn open(&mut self, checked: &Checked) -> Result<(), String> {
+    pub fn open(&mut self, checked: &Checked) -> Result<(), ApiError> {
         self.prepare(checked)?;
         self.commit(checked);
         Ok(())
@@ -170,22 +227,18 @@ impl Api {
     }
 
     /// Binds the socket of a configuration with access for its owner and, if configured, for a group.
-    fn bind_socket(&self, wanted: &model::Api) -> Result<NewSocket, String> {
+    fn bind_socket(&self, wanted: &model::Api) -> Result<NewSocket, ApiError> {
         let path = match &wanted.socket {
             Some(path) => PathBuf::from(path.text()),
-            None => {
-                system::daemon_socket().ok_or("there is no default folder for the API socket: set `socket` in [api]")?
-            }
+            None => system::daemon_socket().ok_or(ApiError::NoSocketFolder)?,
         };
         let group = wanted.group.as_ref().map(|name| {
             let name = name.text();
-            system::group_number(&name).ok_or_else(|| {
-                format!("there is no group '{name}' for the API socket: create it, or change `group` in [api]")
-            })
+            system::group_number(&name).ok_or_else(|| ApiError::NoUserGroup(name))
         });
         let group = group.transpose()?;
         if self.socket() != Some(&path) && UnixStream::connect(&path).is_ok() {
-            return Err(format!("another process serves the socket {}: is Lunar already running?", path.display()));
+            return Err(ApiError::Served(path));
         }
         let mut new = path.as_os_str().to_owned();
         new.push(".new");
@@ -193,10 +246,7 @@ impl Api {
         // Replacing or removing the path is safe only for a socket: anything else may be a user's file.
         for path in [&path, &new] {
             if std::fs::symlink_metadata(path).is_ok_and(|there| !there.file_type().is_socket()) {
-                return Err(format!(
-                    "{} exists and is not a socket: remove it, or change `socket` in [api]",
-                    path.display()
-                ));
+                return Err(ApiError::NoSocket(path.clone()));
             }
         }
         let bind = || {
@@ -212,36 +262,27 @@ impl Api {
             std::fs::set_permissions(&new, Permissions::from_mode(if group.is_some() { 0o660 } else { 0o600 }))?;
             Ok(listener)
         };
-        let listener = bind().map_err(|why: io::Error| match (why.kind(), &wanted.group) {
-            (ErrorKind::PermissionDenied, Some(group)) => format!(
-                "the socket {} for group {}: {why}; run Lunar as a member of the group",
-                path.display(),
-                group.text()
-            ),
-            _ => format!("the socket {}: {why}", path.display()),
-        })?;
+        let user_group = || wanted.group.as_ref().map(|name| name.text());
+        let listener = bind().map_err(|why| ApiError::Socket { path: path.clone(), user_group: user_group(), why })?;
         let socket = Socket { inode: inode(&new).unwrap_or_default(), path: new };
         Ok(NewSocket { socket, path, listener, group })
     }
 
     /// Binds the socket of a listener. An address that is already bound is shared with its present listener.
-    fn bind(&self, wanted: &ApiListener) -> Result<(TcpListener, Option<Tls>), String> {
+    fn bind(&self, wanted: &ApiListener) -> Result<(TcpListener, Option<Tls>), ApiError> {
         let address = wanted.address.0;
-        let unable = |why: io::Error| match why.kind() {
-            ErrorKind::AddrInUse => format!("another process listens at {address}"),
-            ErrorKind::AddrNotAvailable => format!("{address} is not an address of this host"),
-            _ => format!("{address}: {why}"),
-        };
         let there = self.listeners.values().find(|(known, ..)| known.address.0 == address);
         let listener = match there {
             Some((.., listener)) => listener.try_clone(),
             None => TcpListener::bind(address),
         };
         let tls = match (&wanted.certificate, &wanted.key) {
-            (Some(certificate), Some(key)) => Some(Tls::read(Path::new(&certificate.text()), Path::new(&key.text()))?),
+            (Some(certificate), Some(key)) => {
+                Some(Tls::read(Path::new(&certificate.text()), Path::new(&key.text())).map_err(ApiError::Tls)?)
+            }
             _ => None,
         };
-        Ok((listener.map_err(unable)?, tls))
+        Ok((listener.map_err(|why| ApiError::Listen(address, why))?, tls))
     }
 }
 

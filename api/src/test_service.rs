@@ -3,11 +3,12 @@
 use crate::audit::AuditLog;
 use crate::control::{Control, ControlHandle, Job};
 use crate::request::Shared;
-use crate::service::Api;
+use crate::service::{Api, ApiError};
 use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, LocalHost};
-use lunar_control::fake_target::{FakeTarget, Transaction};
+use lunar_control::failure::Failure;
+use lunar_control::fake_target::{FakeError, FakeTarget, Transaction};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::names::Uuid;
 use lunar_control::plan::Change;
@@ -15,6 +16,8 @@ use lunar_control::testing::SAMPLE;
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
 use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, mpsc};
@@ -30,23 +33,52 @@ struct FakeDaemon {
     is_started: bool,
 }
 
+/// Why a fake daemon does not start, or refuses a step.
+#[derive(Debug)]
+pub enum DaemonError {
+    /// A thread cannot be created.
+    Thread(io::Error),
+    /// The control thread has ended.
+    Ended,
+    /// The configuration cannot be put in force.
+    Start(Failure),
+    /// The API cannot be served.
+    Api(ApiError),
+    /// The target refuses a step.
+    Target(FakeError),
+}
+
+impl fmt::Display for DaemonError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Thread(why) => why.fmt(f),
+            Self::Ended => f.write_str("the thread ended"),
+            Self::Start(why) => why.fmt(f),
+            Self::Api(why) => why.fmt(f),
+            Self::Target(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for DaemonError {}
+
 impl Running for FakeDaemon {
     type Transaction = Transaction;
-    type Error = String;
+    type Error = DaemonError;
 
     fn expect(&mut self, volumes: BTreeSet<String>) {
         self.target.expect(volumes);
     }
 
-    fn begin(&mut self, plan: &Plan, wanted: &Checked) -> Result<Transaction, String> {
+    fn begin(&mut self, plan: &Plan, wanted: &Checked) -> Result<Transaction, DaemonError> {
         if self.is_started {
-            self.api.prepare(wanted)?;
+            self.api.prepare(wanted).map_err(DaemonError::Api)?;
         }
-        self.target.begin(plan, wanted)
+        self.target.begin(plan, wanted).map_err(DaemonError::Target)
     }
 
-    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), String> {
-        self.target.prepare(transaction, change, wanted)
+    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), DaemonError> {
+        self.target.prepare(transaction, change, wanted).map_err(DaemonError::Target)
     }
 
     fn commit(&mut self, transaction: Transaction, plan: &Plan, wanted: &Checked) {
@@ -89,7 +121,7 @@ impl Live for FakeDaemon {
         self.target.copy_source(volume)
     }
 
-    fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> std::io::Result<()> {
+    fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> io::Result<()> {
         self.target.set_records(uuid, records)
     }
 
@@ -132,7 +164,7 @@ impl TestService {
     ///
     /// # Errors
     /// The reason why the daemon cannot start.
-    pub fn start(folder: &Path, sessions: Vec<SessionView>) -> Result<Self, String> {
+    pub fn start(folder: &Path, sessions: Vec<SessionView>) -> Result<Self, DaemonError> {
         let (messages, received_messages) = mpsc::channel();
         let post = messages.clone();
         let control_thread = ControlHandle::new(move |job| post.send(ThreadMessage::Job(job)).is_ok());
@@ -157,8 +189,8 @@ impl TestService {
                 job(&mut manager);
             }
         };
-        let thread = std::thread::Builder::new().name("control".into()).spawn(work).map_err(|why| why.to_string())?;
-        let socket = receiver.recv().map_err(|_| "the thread ended".to_owned())??;
+        let thread = std::thread::Builder::new().name("control".into()).spawn(work).map_err(DaemonError::Thread)?;
+        let socket = receiver.recv().map_err(|_| DaemonError::Ended)??;
         Ok(Self { socket, audit_log, control_thread, finalizing, stop: messages, thread: Some(thread) })
     }
 
@@ -175,19 +207,19 @@ fn start(
     control_thread: ControlHandle,
     shared: Arc<Shared>,
     sessions: Vec<SessionView>,
-) -> Result<Manager<FakeDaemon, LocalHost>, String> {
+) -> Result<Manager<FakeDaemon, LocalHost>, DaemonError> {
     let file = folder.join("lunar.toml");
-    let api = Api::start(control_thread, shared.clone()).map_err(|why| why.to_string())?;
+    let api = Api::start(control_thread, shared.clone()).map_err(DaemonError::Thread)?;
     let mut target = FakeTarget::new();
     target.sessions = sessions;
     let model = FakeDaemon { target, api, is_started: false };
     let outside = LocalHost { config: file.clone() };
     let manager =
         Manager::start(&SAMPLE, &file, &folder.join("state"), outside, model, SystemTime::now(), &mut |_, _| false);
-    let mut manager = manager.map_err(|why| why.to_string())?;
+    let mut manager = manager.map_err(DaemonError::Start)?;
     let checked = manager.current().clone();
     shared.started_with(&checked);
-    manager.running().api.open(&checked)?;
+    manager.running().api.open(&checked).map_err(DaemonError::Api)?;
     manager.running().is_started = true;
     Ok(manager)
 }

@@ -138,19 +138,18 @@ fn keys(schema: &'static Schema, kind: Kind, matches: &ArgMatches) -> Result<Jso
 }
 
 /// Reads a secret from the terminal without echo, or from a pipe.
-fn secret(key: &str) -> Result<String, String> {
+fn secret(key: &str) -> std::io::Result<String> {
     let input = std::io::stdin();
     let mut line = String::new();
-    let unreadable = |why: std::io::Error| format!("the {key} cannot be read: {why}");
     if input.is_terminal() {
         eprint!("{key}: ");
         let _ = std::io::stderr().flush();
         let echo_off = EchoOff::new();
-        input.lock().read_line(&mut line).map_err(unreadable)?;
+        input.lock().read_line(&mut line)?;
         drop(echo_off);
         eprintln!();
     } else {
-        input.lock().read_line(&mut line).map_err(unreadable)?;
+        input.lock().read_line(&mut line)?;
     }
     Ok(line.trim_end_matches(['\r', '\n']).to_owned())
 }
@@ -441,6 +440,7 @@ pub(crate) fn settings(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_api::client_error::NotRunning;
 
     #[test]
     fn a_volume_is_extended_and_shrinking_is_refused_with_a_way_out() {
@@ -488,7 +488,7 @@ mod tests {
         }
         let (ended, failures) = end_all(&[], &all[..1], end_session);
         assert!(ended.is_empty() && failures.is_empty(), "a session that has ended is no failure");
-        let (_, failures) = end_all(&all, &[], |_| Err(ClientError::NotRunning("no daemon".into())));
+        let (_, failures) = end_all(&all, &[], |_| Err(NotRunning::Socket("/socket".into()).into()));
         assert!(failures.iter().all(|why| why.exit == crate::EXIT_NOT_RUNNING));
     }
 }

@@ -2,9 +2,11 @@
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
-use lunar_control::document::Keys;
+use lunar_control::document::{Keys, Refused};
 use lunar_control::section::{Key, Shape};
 use lunar_control::{Kind, Schema};
+use std::fmt;
+use std::io;
 use std::path::PathBuf;
 
 /// The option value that removes a key.
@@ -286,16 +288,42 @@ fn option(schema: &'static Schema, key: &'static Key, create: bool) -> Arg {
     }
 }
 
+/// A mistake in an option that gives a key.
+#[derive(Debug)]
+pub enum KeyMistake {
+    /// The secret of this key is an argument.
+    Visible(String),
+    /// The secret of this key cannot be read from the terminal.
+    Unreadable(String, io::Error),
+    /// The value is not one of the key.
+    Refused(Refused),
+}
+
+impl fmt::Display for KeyMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Visible(key) => write!(
+                f,
+                "--{key}: other users on this host can read the arguments: give file:PATH, credential:NAME, or -"
+            ),
+            Self::Unreadable(key, why) => write!(f, "the {key} cannot be read: {why}"),
+            Self::Refused(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for KeyMistake {}
+
 /// The keys that were given as options. `ask` reads a secret from the terminal.
 ///
 /// # Errors
-/// A message that names the option and says what is wrong.
+/// [`KeyMistake`].
 pub fn keys(
     schema: &'static Schema,
     kind: Kind,
     matches: &ArgMatches,
-    mut ask: impl FnMut(&str) -> Result<String, String>,
-) -> Result<Keys, String> {
+    mut ask: impl FnMut(&str) -> io::Result<String>,
+) -> Result<Keys, KeyMistake> {
     let mut keys = Keys::default();
     for key in schema.keys(kind).into_iter().filter(|key| !key.nested) {
         let Some(values) = matches.get_many::<String>(key.field) else { continue };
@@ -303,17 +331,16 @@ pub fn keys(
         let mut is_asked = false;
         if is_secret(key) {
             if value == "-" {
-                value = ask(&key.name())?;
+                value = ask(&key.name()).map_err(|why| KeyMistake::Unreadable(key.name(), why))?;
                 is_asked = true;
             } else if !["file:", "credential:"].iter().any(|form| value.starts_with(form)) {
-                let why = "other users on this host can read the arguments: give file:PATH, credential:NAME, or -";
-                return Err(format!("--{}: {why}", key.name()));
+                return Err(KeyMistake::Visible(key.name()));
             }
         }
         if is_asked {
             keys.0.insert(key.name(), value.into());
         } else {
-            keys.add_text(schema, kind, &format!("{}={value}", key.name())).map_err(|why| why.to_string())?;
+            keys.add_text(schema, kind, &format!("{}={value}", key.name())).map_err(KeyMistake::Refused)?;
         }
     }
     Ok(keys)
@@ -338,7 +365,7 @@ mod tests {
         let matches = program().try_get_matches_from(words).map_err(|why| why.to_string())?;
         let (_, noun) = matches.subcommand().expect("a noun");
         let (_, verb) = noun.subcommand().expect("a verb");
-        keys(&SAMPLE, kind, verb, |_| Ok("a typed secret".into()))
+        keys(&SAMPLE, kind, verb, |_| Ok("a typed secret".into())).map_err(|why| why.to_string())
     }
 
     #[test]

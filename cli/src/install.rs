@@ -5,7 +5,7 @@ use crate::failure::Failure;
 use crate::{manual, show};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
-use std::fmt::Write;
+use std::fmt::{self, Write};
 use std::fs::{OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
@@ -154,20 +154,32 @@ struct Program {
     from: Option<PathBuf>,
 }
 
+/// The service has no access to the program at this path.
+#[derive(PartialEq, Eq, Debug)]
+struct HiddenProgram(PathBuf);
+
+impl fmt::Display for HiddenProgram {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (path, folders) = (self.0.display(), HIDDEN.join(", "));
+        write!(
+            f,
+            "{path}: the service cannot start from there, because it has no access to {folders}; without --program, \
+             this program is copied to {OWN}"
+        )
+    }
+}
+
+impl std::error::Error for HiddenProgram {}
+
 impl Program {
     /// The given program, or this one; without either, the program of a package.
-    fn of(asked: Option<&PathBuf>, this: Option<PathBuf>) -> Result<Self, String> {
+    fn of(asked: Option<&PathBuf>, this: Option<PathBuf>) -> Result<Self, HiddenProgram> {
         let is_below = |path: &Path, folders: &[&str]| folders.iter().any(|folder| path.starts_with(folder));
         match (asked, this) {
             (Some(path), _) => {
                 let real = std::fs::canonicalize(path).unwrap_or_else(|_| path.clone());
                 if is_below(path, &HIDDEN) || is_below(&real, &HIDDEN) {
-                    let folders = HIDDEN.join(", ");
-                    return Err(format!(
-                        "{}: the service cannot start from there, because it has no access to {folders}; without \
-                         --program, this program is copied to {OWN}",
-                        real.display()
-                    ));
+                    return Err(HiddenProgram(real));
                 }
                 Ok(Self { path: path.clone(), from: None })
             }

@@ -402,6 +402,24 @@ impl ProblemDetails {
     pub fn new(kind: &'static str, title: &'static str, status: u16, detail: String) -> Self {
         Self { kind, title, status, detail, errors: Vec::new(), hosts: Vec::new() }
     }
+
+    /// The problem of a request that names something that does not exist.
+    #[must_use]
+    pub fn missing(why: impl fmt::Display) -> Self {
+        Self::new("/problems/missing", "Not found", 404, why.to_string())
+    }
+
+    /// The problem of a request to create something that exists.
+    #[must_use]
+    pub fn exists(why: impl fmt::Display) -> Self {
+        Self::new("/problems/exists", "Exists already", 409, why.to_string())
+    }
+
+    /// The problem of a request that is wrong.
+    #[must_use]
+    pub fn wrong(why: impl fmt::Display) -> Self {
+        Self::new("/problems/wrong", "The request is wrong", 400, why.to_string())
+    }
 }
 
 impl From<&Problems> for ProblemDetails {
@@ -417,13 +435,12 @@ impl From<&Problems> for ProblemDetails {
 
 impl From<&Refused> for ProblemDetails {
     fn from(refused: &Refused) -> Self {
-        let (kind, title, status) = match refused {
-            Refused::Missing(_) => ("/problems/missing", "Not found", 404),
-            Refused::Exists(_) => ("/problems/exists", "Exists already", 409),
-            Refused::Used(_) => ("/problems/used", "Another resource refers to it", 409),
-            Refused::Wrong(_) | Refused::Form { .. } => ("/problems/wrong", "The request is wrong", 400),
-        };
-        Self::new(kind, title, status, refused.to_string())
+        match refused {
+            Refused::Missing(why) => Self::missing(why),
+            Refused::Exists(..) => Self::exists(refused),
+            Refused::Used(why) => Self::new("/problems/used", "Another resource refers to it", 409, why.to_string()),
+            Refused::Wrong(_) | Refused::Form { .. } => Self::wrong(refused),
+        }
     }
 }
 
@@ -470,6 +487,7 @@ impl From<&Failure> for ProblemDetails {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::refused::Missing;
     use serde_json::json;
 
     #[test]
@@ -479,7 +497,7 @@ mod tests {
         assert_eq!(details["status"], json!(422));
         assert_eq!(details["type"], json!("/problems/invalid"));
         assert_eq!(details["errors"], json!([{ "key": "", "line": 1, "column": 1, "detail": "is empty" }]));
-        let missing = ProblemDetails::from(&Refused::Missing("there is no volume 'x'".into()));
+        let missing = ProblemDetails::from(&Refused::Missing(Missing::Resource(Kind::Volume, "x".into())));
         let missing = serde_json::to_value(missing).expect("it can be shown");
         assert_eq!((&missing["status"], &missing["errors"]), (&json!(404), &Json::Null));
     }

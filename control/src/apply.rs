@@ -9,17 +9,39 @@ use crate::kind::Kind;
 use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::versions::Trouble;
 use std::collections::{BTreeMap, BTreeSet};
+use std::error::Error;
 use std::fmt;
+use std::sync::Arc;
+
+/// An error of a running target, which only the target knows, with a message that says what to do.
+#[derive(Clone, Debug)]
+pub struct TargetError(Arc<dyn Error + Send + Sync>);
+
+impl TargetError {
+    /// This error of a target.
+    #[must_use]
+    pub fn new(why: impl Error + Send + Sync + 'static) -> Self {
+        Self(Arc::new(why))
+    }
+}
+
+impl fmt::Display for TargetError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for TargetError {}
 
 /// The resources of a configuration that are unavailable, each with the reason and what to do.
-pub type Unavailable = BTreeMap<ObjectId, String>;
+pub type Unavailable = BTreeMap<ObjectId, TargetError>;
 
 /// Which resources may be missing, and whether to retry.
 pub struct MissingPolicy<'a> {
     /// The resources that may be missing.
     pub may_be_missing: BTreeSet<ObjectId>,
     /// Gets a resource and the reason of a failure; waits and returns whether to retry.
-    pub retry: &'a mut dyn FnMut(&ObjectId, &str) -> bool,
+    pub retry: &'a mut dyn FnMut(&ObjectId, &TargetError) -> bool,
 }
 
 impl fmt::Debug for MissingPolicy<'_> {
@@ -34,7 +56,7 @@ pub trait Running {
     /// A change of the configuration in progress, with the steps that are prepared.
     type Transaction;
     /// Why a step cannot be made, in words that say what to do.
-    type Error: fmt::Display;
+    type Error: Error + Send + Sync + 'static;
 
     /// Called before each plan: these volumes were served before, and are not now. A file that held one of them is not
     /// made anew.
@@ -74,7 +96,7 @@ pub enum Refusal {
         /// The step, in words.
         step: String,
         /// Why.
-        why: String,
+        why: TargetError,
     },
     /// Clients could write to a volume that is being copied.
     Copied {
@@ -90,7 +112,7 @@ impl Refusal {
     #[must_use]
     pub fn reason(&self) -> String {
         match self {
-            Self::Step { why, .. } => why.clone(),
+            Self::Step { why, .. } => why.to_string(),
             Self::Copied { .. } => {
                 "it is being copied, and the copy would be inconsistent: wait until the copy has ended".to_owned()
             }
@@ -110,7 +132,7 @@ impl fmt::Display for Refusal {
     }
 }
 
-impl std::error::Error for Refusal {}
+impl Error for Refusal {}
 
 /// Applies a plan that leads to `wanted`. `write` writes the new configuration to the disk: after everything that can
 /// fail, and before any visible effect, so that a restart finds the configuration in force. A resource that may be
@@ -130,7 +152,8 @@ pub fn apply<R: Running>(
         return Ok(Unavailable::new());
     };
     let begun = running.begin(plan, wanted);
-    let mut transaction = begun.map_err(|why| Refusal::Step { step: first.words.clone(), why: why.to_string() })?;
+    let mut transaction =
+        begun.map_err(|why| Refusal::Step { step: first.words.clone(), why: TargetError::new(why) })?;
     let prepared = prepare_all(running, &mut transaction, plan, wanted, policy);
     let prepared = prepared.and_then(|prepared| match write() {
         Ok(()) => Ok(prepared),
@@ -172,7 +195,7 @@ fn prepare_all<R: Running>(
         }
         let may_be_missing_now = change.action == Action::Create && may_be_missing.contains(&change.object);
         let outcome = loop {
-            match running.prepare(transaction, change, wanted).map_err(|why| why.to_string()) {
+            match running.prepare(transaction, change, wanted).map_err(TargetError::new) {
                 Err(why) if may_be_missing_now && retry(&change.object, &why) => {}
                 outcome => break outcome,
             }

@@ -1,9 +1,12 @@
 //! Edits of the text of a configuration: everything else stays as it was written, comments and order included.
 
+pub use crate::refused::{FormError, Refused};
+
 use crate::config::is_name;
 use crate::kind::Kind;
 use crate::luns::LUN_MAX;
 use crate::names::Uuid;
+use crate::refused::{EditMistake, Missing};
 use crate::report::did_you_mean;
 use crate::schema::Schema;
 use crate::secret::HIDDEN;
@@ -34,46 +37,12 @@ impl Keys {
     /// # Errors
     /// If there is no such key, or its value has another form.
     pub fn add_text(&mut self, schema: &'static Schema, kind: Kind, text: &str) -> Result<(), Refused> {
-        let (name, value) = text.split_once('=').ok_or_else(|| {
-            // The text may be a secret whose key was forgotten.
-            Refused::Wrong("write KEY=VALUE to set a key".into())
-        })?;
+        // The text may be a secret whose key was forgotten, so the mistake does not quote it.
+        let (name, value) = text.split_once('=').ok_or(EditMistake::NoValue)?;
         let key = find_key(schema, kind, &name.replace('_', "-"))?;
         let value = from_text(&(key.shape)(), value).map_err(|why| Refused::Form { key: key.name(), why })?;
         self.0.insert(key.name(), value);
         Ok(())
-    }
-}
-
-/// Why a value cannot be that of a key.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum FormError {
-    /// The key is true or false.
-    NotBool,
-    /// The key is a whole number in this range.
-    NotWhole {
-        /// The least.
-        min: u64,
-        /// The largest.
-        max: u64,
-    },
-    /// LUNs are not set as a whole.
-    Luns,
-    /// A number with a fraction, or a number that is too large.
-    OutOfRange,
-    /// Null inside of a list or an object.
-    Null,
-}
-
-impl fmt::Display for FormError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::NotBool => f.write_str("it is true or false"),
-            Self::NotWhole { min, max } => write!(f, "it is a whole number, {min} to {max}"),
-            Self::Luns => f.write_str("logical units are mapped and unmapped one by one"),
-            Self::OutOfRange => f.write_str("is not a whole number in range"),
-            Self::Null => f.write_str("contains null where a value is required"),
-        }
     }
 }
 
@@ -152,37 +121,6 @@ pub enum Edit {
     },
 }
 
-/// Why an edit was refused.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum Refused {
-    /// The resource does not exist.
-    Missing(String),
-    /// The resource exists already.
-    Exists(String),
-    /// Another resource refers to the resource.
-    Used(String),
-    /// The value of a key has another form.
-    Form {
-        /// The key.
-        key: String,
-        /// Why.
-        why: FormError,
-    },
-    /// The edit is wrong.
-    Wrong(String),
-}
-
-impl fmt::Display for Refused {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Missing(why) | Self::Exists(why) | Self::Used(why) | Self::Wrong(why) => f.write_str(why),
-            Self::Form { key, why } => write!(f, "{key}: {why}"),
-        }
-    }
-}
-
-impl std::error::Error for Refused {}
-
 /// Edits the text of a configuration, all edits or none. The result is not checked.
 ///
 /// # Errors
@@ -243,11 +181,7 @@ pub(crate) fn fill_secrets(text: &str, present: &str) -> Result<String, Refused>
             }
             let now = present.get(kind.section()).and_then(|all| secret(all.get(name.get())?));
             let Some(now) = now else {
-                let name = name.get();
-                return Err(Refused::Wrong(format!(
-                    "the secret of {kind} {name} is not in the history any more, because it was deleted: create {kind} \
-                     {name} with a secret first"
-                )));
+                return Err(EditMistake::ForgottenSecret(kind, name.get().to_owned()).into());
             };
             if let Some(table) = item.as_table_like_mut() {
                 put(table, SECRET, Value::from(now));
@@ -259,7 +193,7 @@ pub(crate) fn fill_secrets(text: &str, present: &str) -> Result<String, Refused>
 
 fn read(text: &str) -> Result<DocumentMut, Refused> {
     // The message of the parser quotes the text, which may contain a secret.
-    text.parse().map_err(|_| Refused::Wrong("the configuration cannot be read: fix the file first".into()))
+    text.parse().map_err(|_| EditMistake::Unreadable.into())
 }
 
 fn find_key(schema: &'static Schema, kind: Kind, name: &str) -> Result<&'static Key, Refused> {
@@ -267,13 +201,12 @@ fn find_key(schema: &'static Schema, kind: Kind, name: &str) -> Result<&'static 
     keys.iter().find(|key| key.is(name)).copied().ok_or_else(|| {
         let names: Vec<String> = keys.iter().map(|key| key.name()).collect();
         let guess = did_you_mean(name, names.iter().map(String::as_str));
-        let shown: String = name.chars().take(64).collect();
-        Refused::Wrong(format!("a {kind} has no key '{shown}'{guess}"))
+        EditMistake::NoKey { kind, key: name.chars().take(64).collect(), guess }.into()
     })
 }
 
 fn no_such(kind: Kind, name: &str) -> Refused {
-    Refused::Missing(format!("there is no {kind} '{name}'"))
+    Refused::Missing(Missing::Resource(kind, name.to_owned()))
 }
 
 /// A section, which is created if it is missing; without a header of its own, because its resources have headers.
@@ -283,7 +216,7 @@ fn section(document: &mut DocumentMut, kind: Kind) -> Result<&mut dyn TableLike,
         table.set_implicit(kind.is_named());
         Item::Table(table)
     });
-    item.as_table_like_mut().ok_or_else(|| Refused::Wrong(format!("'{}' is not a table", kind.section())))
+    item.as_table_like_mut().ok_or_else(|| EditMistake::NoTable(kind.section()).into())
 }
 
 fn create(
@@ -294,10 +227,10 @@ fn create(
     keys: &Keys,
 ) -> Result<(), Refused> {
     if !kind.is_named() {
-        return Err(Refused::Wrong(format!("a {kind} is not created by name")));
+        return Err(EditMistake::Unnamed(kind).into());
     }
     if !is_name(name) {
-        return Err(Refused::Wrong("a name consists of letters, digits, '-', '_', '.', ':' and '@'".into()));
+        return Err(EditMistake::Name.into());
     }
     let mut table = Table::new();
     table.decor_mut().set_prefix("\n");
@@ -305,7 +238,7 @@ fn create(
     let is_first = document.is_empty();
     let all = section(document, kind)?;
     if all.contains_key(name) {
-        return Err(Refused::Exists(format!("the {kind} '{name}' exists already")));
+        return Err(Refused::Exists(kind, name.to_owned()));
     }
     if is_first {
         table.decor_mut().set_prefix("");
@@ -337,7 +270,7 @@ fn set_keys(table: &mut dyn TableLike, schema: &'static Schema, kind: Kind, keys
         let key = find_key(schema, kind, name)?;
         let name = key.name();
         if key.nested && !value.is_null() {
-            return Err(Refused::Wrong("logical units are mapped and unmapped one by one".into()));
+            return Err(EditMistake::Luns.into());
         }
         match value {
             Json::Null => drop(table.remove(&name)),
@@ -376,7 +309,7 @@ fn to_toml(value: &Json) -> Result<Value, FormError> {
 
 fn delete(document: &mut DocumentMut, kind: Kind, name: &str) -> Result<(), Refused> {
     if !kind.is_named() {
-        return Err(Refused::Wrong(format!("the {kind} section cannot be deleted: remove its keys")));
+        return Err(EditMistake::Permanent(kind).into());
     }
     let all = document.get_mut(kind.section()).and_then(Item::as_table_like_mut);
     let gone = all.and_then(|all| all.remove(name)).ok_or_else(|| no_such(kind, name))?;
@@ -438,20 +371,20 @@ fn mapping(volume: &str, read_only: bool, namespace: Option<u16>, metadata: bool
 
 fn map(document: &mut DocumentMut, group: &str, lun: u16, value: Value) -> Result<(), Refused> {
     if lun > LUN_MAX {
-        return Err(Refused::Wrong(format!("a logical unit number is 0 to {LUN_MAX}")));
+        return Err(EditMistake::LunTooLarge.into());
     }
     let group = find(document, Kind::Group, group)?;
     if group.get("luns").is_none() {
         group.insert("luns", Item::Table(Table::new()));
     }
     let luns = group.get_mut("luns").and_then(Item::as_table_like_mut);
-    let luns = luns.ok_or_else(|| Refused::Wrong("'luns' is not a table".into()))?;
+    let luns = luns.ok_or(EditMistake::NoTable("luns"))?;
     put(luns, &lun.to_string(), value);
     Ok(())
 }
 
 fn unmap(document: &mut DocumentMut, group: &str, lun: u16) -> Result<(), Refused> {
-    let missing = || Refused::Missing(format!("group '{group}' has no LUN {lun}"));
+    let missing = || Refused::Missing(Missing::Lun { group: group.to_owned(), lun });
     let luns = find(document, Kind::Group, group)?.get_mut("luns").and_then(Item::as_table_like_mut);
     luns.and_then(|luns| luns.remove(&lun.to_string())).map(drop).ok_or_else(missing)
 }

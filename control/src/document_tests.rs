@@ -109,7 +109,7 @@ fn refusals_say_why_and_change_nothing() {
     type Check = fn(&Refused) -> bool;
     let (missing, exists, wrong, range, null): (Check, Check, Check, Check, Check) = (
         |why| matches!(why, Refused::Missing(_)),
-        |why| matches!(why, Refused::Exists(_)),
+        |why| matches!(why, Refused::Exists(..)),
         |why| matches!(why, Refused::Wrong(_)),
         |why| matches!(why, Refused::Form { key, why: FormError::OutOfRange } if key == "size"),
         |why| matches!(why, Refused::Form { key, why: FormError::Null } if key == "size"),
@@ -148,7 +148,7 @@ fn volumes_get_their_names_once() {
     let wanted = "size = \"20G\"  # enough\nuuid = \"01010101-0101-4101-8101-010101010101\"\n";
     assert_eq!(named, text.replace("size = \"20G\"  # enough\n", wanted));
     assert_eq!(name_volumes(&named, &mut random).expect("it can be read"), (named, vec![]));
-    let refused = Refused::Exists("no luck".into());
+    let refused = Refused::Exists(Kind::Volume, "no luck".into());
     assert_eq!(name_volumes(&text, |_| Err(refused.clone())), Err(refused));
 }
 

@@ -13,6 +13,7 @@ use crate::section::Field;
 use crate::section::Object;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -133,30 +134,53 @@ fn find(wanted: &Checked, id: &ObjectId) -> Option<Known> {
     Some(known(id.id(), object, wanted))
 }
 
+/// Why a fake target refuses a step.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum FakeError {
+    /// It was told to fail.
+    ToldToFail,
+    /// It was told that the object is unavailable.
+    Unavailable,
+    /// The object is not in the configuration.
+    NotConfigured(ObjectId),
+}
+
+impl fmt::Display for FakeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::ToldToFail => f.write_str("it was told to fail"),
+            Self::Unavailable => f.write_str("it is unavailable"),
+            Self::NotConfigured(object) => write!(f, "{} is not in the configuration", object.id()),
+        }
+    }
+}
+
+impl std::error::Error for FakeError {}
+
 impl Running for FakeTarget {
     type Transaction = Transaction;
-    type Error = String;
+    type Error = FakeError;
 
     fn expect(&mut self, volumes: BTreeSet<String>) {
         self.expected = volumes;
     }
 
-    fn begin(&mut self, _plan: &Plan, _wanted: &Checked) -> Result<Transaction, String> {
+    fn begin(&mut self, _plan: &Plan, _wanted: &Checked) -> Result<Transaction, FakeError> {
         Ok(Transaction::default())
     }
 
-    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), String> {
+    fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), FakeError> {
         if self.fails_at == Some(transaction.0.len()) {
-            return Err("it was told to fail".into());
+            return Err(FakeError::ToldToFail);
         }
         if change.action == Action::Create && self.unavailable.contains(&change.object) {
-            return Err("it is unavailable".into());
+            return Err(FakeError::Unavailable);
         }
         let nothing = || Known { plain: BTreeMap::new(), links: BTreeSet::new(), secret: None };
         let ready = match (&change.action, find(wanted, &change.object)) {
             (Action::Remove | Action::Detach(_), known) => known.unwrap_or_else(nothing),
             (_, Some(known)) => known,
-            (_, None) => return Err(format!("{} is not in the configuration", change.object.id())),
+            (_, None) => return Err(FakeError::NotConfigured(change.object.clone())),
         };
         self.pending += 1;
         transaction.0.push((change.clone(), ready));

@@ -43,6 +43,7 @@ pub mod names;
 pub mod plan;
 mod pools;
 pub mod redact;
+pub mod refused;
 pub mod report;
 pub mod schema;
 pub mod secret;

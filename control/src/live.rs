@@ -21,7 +21,7 @@ pub enum Motion {
 }
 
 /// Why a medium was not moved.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub enum MediumError {
     /// The volume is not served.
     NotServed,
@@ -32,7 +32,7 @@ pub enum MediumError {
     /// It is being formatted or sanitized.
     Busy,
     /// Written data could not be flushed to it, for this reason.
-    NotFlushed(String),
+    NotFlushed(io::Error),
     /// The service stops.
     Stopping,
 }

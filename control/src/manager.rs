@@ -2,7 +2,7 @@
 
 pub use crate::failure::Failure;
 
-use crate::apply::{MissingPolicy, Running, Unavailable, apply};
+use crate::apply::{MissingPolicy, Running, TargetError, Unavailable, apply};
 use crate::check::{Checked, Outside, check};
 use crate::config::parse;
 use crate::document::{Edit, Keys, Refused, edit, fill_secrets, name_volumes};
@@ -13,6 +13,7 @@ use crate::live::Live;
 use crate::model::Volume;
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
+use crate::refused::Used;
 use crate::report::{Problems, Report};
 use crate::schema::Schema;
 use crate::value::Textual;
@@ -20,12 +21,25 @@ use crate::versions::{Trouble, Versions};
 use crate::write_freeze::{WriteFreeze, WriteFreezes};
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeSet;
+use std::fmt;
 use std::io::ErrorKind;
 use std::path::Path;
 use std::time::SystemTime;
 
 /// The author of versions in which volumes get their UUIDs.
 const OURSELVES: &str = "lunar";
+
+/// Deleted secrets are still in the history, because it cannot be written.
+#[derive(Debug)]
+pub struct LeftoverSecrets(Trouble);
+
+impl fmt::Display for LeftoverSecrets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "deleted secrets are still in the history: {}; correct that, then repeat `lunar apply`", self.0)
+    }
+}
+
+impl std::error::Error for LeftoverSecrets {}
 
 /// A configuration and the target that runs it.
 #[derive(Debug)]
@@ -42,7 +56,7 @@ pub struct Manager<R, O> {
     /// Why the edited file is not in force.
     refused: Option<String>,
     /// Why deleted secrets are still in the history.
-    leftover: Option<String>,
+    leftover: Option<LeftoverSecrets>,
     /// Volumes that no client may write to now.
     freezes: WriteFreezes,
 }
@@ -62,7 +76,7 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         outside: O,
         running: R,
         now: SystemTime,
-        retry: &mut dyn FnMut(&ObjectId, &str) -> bool,
+        retry: &mut dyn FnMut(&ObjectId, &TargetError) -> bool,
     ) -> Result<Self, Failure> {
         let versions = Versions::open(file, &state.join("history"), now)?;
         let identities = Identities::open(&state.join("identities.json"))?;
@@ -92,16 +106,13 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     /// Redacts secrets that are not in force any more from the history. The change that removed them is made: if the
     /// history is not writable, the status says so.
     fn forget_secrets(&mut self) {
-        let failed = self.versions.forget_secrets(self.schema).err();
-        self.leftover = failed.map(|why| {
-            format!("deleted secrets are still in the history: {why}; correct that, then repeat `lunar apply`")
-        });
+        self.leftover = self.versions.forget_secrets(self.schema).err().map(LeftoverSecrets);
     }
 
     /// Why deleted secrets are still in the history, and what to do.
     #[must_use]
-    pub fn leftover(&self) -> Option<&str> {
-        self.leftover.as_deref()
+    pub fn leftover(&self) -> Option<&LeftoverSecrets> {
+        self.leftover.as_ref()
     }
 
     /// The schema of the configuration.
@@ -132,7 +143,7 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
 
     /// A line for each unavailable resource, with what to do.
     pub fn unavailable_lines(&self) -> impl Iterator<Item = String> {
-        let line = |(object, why): (&ObjectId, &String)| {
+        let line = |(object, why): (&ObjectId, &TargetError)| {
             format!("{} is not served: {why}. When it is available, run `lunar apply`", object.id())
         };
         self.unavailable.iter().map(line)
@@ -413,12 +424,8 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
                 let mut is_named = false;
                 field.mentions(&mut |named, other, _| is_named |= (named, other) == (kind, name));
                 if is_named {
-                    return Some(Refused::Used(match id.lun {
-                        Some(lun) => {
-                            format!("{kind} {name} is {id}: unmap it first (`lunar group unmap {} {lun}`)", id.name)
-                        }
-                        None => format!("{kind} {name} is used by {id} ({}): change that first", key.name()),
-                    }));
+                    let (name, by) = (name.to_owned(), ObjectId::from(id));
+                    return Some(Refused::Used(Box::new(Used { kind, name, by, key: key.name() })));
                 }
             }
         }

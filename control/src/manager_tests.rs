@@ -559,7 +559,7 @@ fn a_deleted_secret_is_not_in_the_history() {
     assert!(!history_has(&place, "another horse"));
     let why = manager.restore(number, "ann", at(6)).expect_err("there is no secret").to_string();
     assert!(why.contains("the secret of user u is not in the history any more"), "{why}");
-    assert_eq!(manager.leftover(), None);
+    assert!(manager.leftover().is_none());
     // An edit while nothing runs.
     let text = place.text() + "[user.x]\nsecret = 'an edited horse battery'\n";
     std::fs::write(place.file(), &text).expect("a file");

@@ -1,5 +1,5 @@
 use super::*;
-use crate::apply::{MissingPolicy, Refusal, Running, apply};
+use crate::apply::{MissingPolicy, Refusal, Running, TargetError, apply};
 use crate::check::{Outside, OutsideError, check};
 use crate::fake_target::FakeTarget;
 use crate::testing::SAMPLE;
@@ -339,8 +339,8 @@ proptest! {
         let plan = Plan::between(&one, &other);
         // Each is tried as often as the policy allows.
         let mut tries = Vec::new();
-        let mut retry = |object: &ObjectId, why: &str| {
-            tries.push((object.clone(), why.to_owned()));
+        let mut retry = |object: &ObjectId, why: &TargetError| {
+            tries.push((object.clone(), why.to_string()));
             tries.len() % 3 > 0
         };
         let policy = MissingPolicy { may_be_missing: away.clone(), retry: &mut retry };
@@ -349,7 +349,7 @@ proptest! {
         let new = away.iter().filter(made);
         prop_assert!(new.eq(unavailable.keys()), "{:?} of {:?}", unavailable, away);
         prop_assert_eq!(tries.len(), unavailable.len() * 3);
-        prop_assert!(tries.iter().all(|(object, why)| unavailable.get(object) == Some(why)));
+        prop_assert!(tries.iter().all(|(object, why)| unavailable[object].to_string() == *why));
         let served = other.clone().without(&unavailable);
         prop_assert_eq!(&running, &alone(&served));
         prop_assert_eq!(running.dangling(), [""; 0]);

@@ -142,6 +142,6 @@ fn medium_error(stuck: Stuck) -> MediumError {
         Stuck::Fixed => MediumError::Fixed,
         Stuck::Prevented => MediumError::Prevented,
         Stuck::Busy => MediumError::Busy,
-        Stuck::Store(fault) => MediumError::NotFlushed(os_error(fault).to_string()),
+        Stuck::Store(fault) => MediumError::NotFlushed(os_error(fault)),
     }
 }

@@ -2,12 +2,13 @@
 //! because other users can read arguments.
 
 use clap::Args;
-use lunar_control::check::{LocalHost, Outside};
+use lunar_control::check::{LocalHost, Outside, OutsideError};
 use lunar_control::model::NAMESPACE_MAX;
 use lunar_core::access::{Pattern, Secret};
 use lunar_engine::command_line::{Client, Draft, TARGET, secret};
 use lunar_scsi::{LunMap, Mapping};
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use toml::{Table, Value};
@@ -54,6 +55,60 @@ pub struct Who {
     #[arg(long, value_name = "FILE", requires = "discovery_user", value_parser = secret::from_file)]
     pub discovery_secret_file: Option<Secret>,
 }
+
+/// A mistake in the options of the access control, with a message that says what to do.
+#[derive(Debug)]
+pub enum AccessMistake {
+    /// A map names a volume that is not there.
+    NoVolume {
+        /// The pattern of the map.
+        initiator: Arc<str>,
+        /// The LUN.
+        lun: u16,
+        /// The position of the volume.
+        volume: u16,
+        /// The position of the last volume.
+        last: usize,
+    },
+    /// Two maps have this pattern.
+    MapTwice(Arc<str>),
+    /// The target authenticates, and no client has to.
+    MutualAlone,
+    /// Some initiators of `--initiator` and of a map are the same.
+    Overlap {
+        /// The pattern of `--initiator`.
+        initiator: String,
+        /// The pattern of the map.
+        map: Arc<str>,
+    },
+    /// There are no random bytes for the secret of clients of this machine.
+    Random(OutsideError),
+}
+
+impl fmt::Display for AccessMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoVolume { initiator, lun, volume, last } => {
+                write!(f, "--map {initiator}: LUN {lun} is volume {volume}, and {last} is the last")
+            }
+            Self::MapTwice(initiator) => {
+                write!(f, "--map {initiator} is given twice: give all its LUNs in one, with commas between")
+            }
+            Self::MutualAlone => f.write_str(
+                "--mutual-user: the target authenticates only to clients that authenticate, and none has to; give \
+                 --user, --discovery-user or --host-key, too",
+            ),
+            Self::Overlap { initiator, map } => write!(
+                f,
+                "--initiator {initiator} and --map {map} name some of the same initiators, and the first is more \
+                 specific: they would see all volumes; give these initiators a --map of their own"
+            ),
+            Self::Random(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for AccessMistake {}
 
 /// A pattern of names that clients can have.
 fn initiator(text: &str) -> Result<String, String> {
@@ -137,13 +192,13 @@ impl Who {
     /// Adds the groups and the users to a draft. `clients` have credentials of their own; `local` ones need none.
     ///
     /// # Errors
-    /// Options that contradict each other, in words that say what to do.
+    /// [`AccessMistake`].
     pub fn configure(
         &self,
         seen: &Seen<'_>,
         (clients, local): (&[Client], &[String]),
         draft: &mut Draft,
-    ) -> Result<(), String> {
+    ) -> Result<(), AccessMistake> {
         self.check_maps(seen.volumes.len())?;
         self.users(clients, draft)?;
         let of_client = |(number, client)| self.of_client((number, client), seen, draft);
@@ -164,21 +219,21 @@ impl Who {
     }
 
     /// Checks that maps name existing volumes, and that their patterns differ.
-    fn check_maps(&self, volumes: usize) -> Result<(), String> {
+    fn check_maps(&self, volumes: usize) -> Result<(), AccessMistake> {
         for (at, Map { initiator, luns }) in self.map.iter().enumerate() {
             if let Some((lun, mapping)) = luns.luns().find(|(_, mapping)| usize::from(mapping.unit) >= volumes) {
-                let (unit, last) = (mapping.unit, volumes - 1);
-                return Err(format!("--map {initiator}: LUN {lun} is volume {unit}, and {last} is the last"));
+                let (initiator, volume) = (initiator.clone(), mapping.unit);
+                return Err(AccessMistake::NoVolume { initiator, lun, volume, last: volumes - 1 });
             }
             if self.map[..at].iter().any(|other| other.initiator.eq_ignore_ascii_case(initiator)) {
-                return Err(format!("--map {initiator} is given twice: give all its LUNs in one, with commas between"));
+                return Err(AccessMistake::MapTwice(initiator.clone()));
             }
         }
         Ok(())
     }
 
     /// The users, and the authentication of the target and of discovery.
-    fn users(&self, clients: &[Client], draft: &mut Draft) -> Result<(), String> {
+    fn users(&self, clients: &[Client], draft: &mut Draft) -> Result<(), AccessMistake> {
         let all = [
             (USER, &self.user, &self.secret_file),
             (MUTUAL, &self.mutual_user, &self.mutual_secret_file),
@@ -202,11 +257,7 @@ impl Who {
         }
         let authenticates = self.user.is_some() || self.discovery_user.is_some();
         if mutual.is_some() && !authenticates && clients.iter().all(|client| client.key.is_none()) {
-            return Err(
-                "--mutual-user: the target authenticates only to clients that authenticate, and none has to; give \
-                        --user, --discovery-user or --host-key, too"
-                    .to_owned(),
-            );
+            return Err(AccessMistake::MutualAlone);
         }
         Ok(())
     }
@@ -242,7 +293,7 @@ impl Who {
     }
 
     /// The group of all other initiators, which see all volumes; `None` if they are refused.
-    fn others(&self, clients: &[Client], groups: &[Group], seen: &Seen<'_>) -> Result<Option<Group>, String> {
+    fn others(&self, clients: &[Client], groups: &[Group], seen: &Seen<'_>) -> Result<Option<Group>, AccessMistake> {
         let is_silent = self.initiator.is_empty() && self.user.is_none();
         if is_silent && (!self.map.is_empty() || !clients.is_empty()) {
             return Ok(None);
@@ -264,7 +315,7 @@ impl Who {
     }
 
     /// Whether all names of a pattern belong to maps, each of which shows only its volumes.
-    fn is_mapped(&self, text: &str) -> Result<bool, String> {
+    fn is_mapped(&self, text: &str) -> Result<bool, AccessMistake> {
         let own = Pattern::new(text);
         for map in &self.map {
             let pattern = Pattern::new(&map.initiator);
@@ -273,11 +324,7 @@ impl Who {
                 return Ok(true);
             }
             if own.weight() > pattern.weight() && overlap(text.as_bytes(), map.initiator.as_bytes()) {
-                return Err(format!(
-                    "--initiator {text} and --map {} name some of the same initiators, and the first is more specific: \
-                     they would see all volumes; give these initiators a --map of their own",
-                    map.initiator
-                ));
+                return Err(AccessMistake::Overlap { initiator: text.to_owned(), map: map.initiator.clone() });
             }
         }
         Ok(false)
@@ -326,8 +373,8 @@ fn mapped((number, map): (u32, &Map)) -> Group {
 
 /// The clients of this machine that have sockets of their own: the permissions of the socket are their only access
 /// control. A host that gives one of their names over a network is refused, because their user has a random secret.
-fn of_local(patterns: Vec<String>, seen: &Seen<'_>, draft: &mut Draft) -> Result<Group, String> {
-    let random = LocalHost { config: PathBuf::new() }.random().map_err(|why| why.to_string())?;
+fn of_local(patterns: Vec<String>, seen: &Seen<'_>, draft: &mut Draft) -> Result<Group, AccessMistake> {
+    let random = LocalHost { config: PathBuf::new() }.random().map_err(AccessMistake::Random)?;
     draft.secret("user", LOCAL, &Secret::of_any_length(random.to_vec()));
     let login = Some(Login { user: LOCAL.to_owned(), mutual: None });
     Ok(Group {

@@ -28,7 +28,7 @@ fn configured(who: &Who, clients: &[Client], local: &[&str]) -> Result<Checked, 
         draft.object("vm", vm).set("target", TARGET);
     }
     let seen = Seen { volumes: &volumes, metadata: &[false; 2] };
-    who.configure(&seen, (clients, &local), &mut draft)?;
+    who.configure(&seen, (clients, &local), &mut draft).map_err(|why| why.to_string())?;
     draft.check(&crate::schema::SCHEMA).map_err(|why| why.to_string())
 }
 

@@ -9,6 +9,7 @@ use crate::registry::REGISTRY;
 use crate::schema::SCHEMA;
 use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
+use lunar_control::apply::TargetError;
 use lunar_control::check::{Checked, check};
 use lunar_control::model::{Level, LogFormat};
 use lunar_control::plan::ObjectId;
@@ -157,7 +158,7 @@ impl Starting {
         let Self { config, state, checked, engine } = self;
         let outside = here(config.clone(), REGISTRY.backends);
         let mut retry = patient(checked.config.server.patience.0, is_over);
-        let again = &mut |object: &ObjectId, why: &str| {
+        let again = &mut |object: &ObjectId, why: &TargetError| {
             waits(&format!("waiting for {}: {why}", object.id()));
             retry(object, why)
         };
@@ -209,7 +210,7 @@ const UNAVAILABLE_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Waits for unavailable stores, all of them together for `patience` at most, and no longer once `is_over`; each is
 /// logged once.
-fn patient(patience: Duration, is_over: impl Fn() -> bool) -> impl FnMut(&ObjectId, &str) -> bool {
+fn patient(patience: Duration, is_over: impl Fn() -> bool) -> impl FnMut(&ObjectId, &TargetError) -> bool {
     let end = Instant::now() + patience;
     let mut told = BTreeSet::new();
     move |object, why| {

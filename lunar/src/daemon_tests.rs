@@ -40,14 +40,15 @@ fn what_is_away_is_waited_for_and_told_once() {
     let mut again = patient(UNAVAILABLE_INTERVAL * 3, || is_over.load(Ordering::Relaxed));
     let (disk, other) = (ObjectId::volume("disk"), ObjectId::volume("other"));
     let start = Instant::now();
-    assert!(again(&disk, "it is away") && again(&other, "it is away"));
-    while again(&disk, "it is away") {}
-    assert!(start.elapsed() >= UNAVAILABLE_INTERVAL * 3 && !again(&other, "it is away"));
+    let why = TargetError::new(io::Error::other("it is away"));
+    assert!(again(&disk, &why) && again(&other, &why));
+    while again(&disk, &why) {}
+    assert!(start.elapsed() >= UNAVAILABLE_INTERVAL * 3 && !again(&other, &why));
     // On a stop signal, the start no longer waits.
     let mut again = patient(Duration::from_secs(3600), || is_over.load(Ordering::Relaxed));
-    assert!(again(&disk, "it is away"));
+    assert!(again(&disk, &why));
     is_over.store(true, Ordering::Relaxed);
-    assert!(!again(&disk, "it is away"));
+    assert!(!again(&disk, &why));
 }
 
 #[test]

@@ -19,6 +19,7 @@ use seccompiler::{
 };
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
@@ -166,7 +167,7 @@ static HELPER: OnceLock<Connection> = OnceLock::new();
 ///
 /// # Errors
 /// When it cannot be started.
-pub fn start_helper(secrets: &BTreeSet<PathBuf>) -> std::io::Result<()> {
+pub fn start_helper(secrets: &BTreeSet<PathBuf>) -> io::Result<()> {
     let started = Connection::start(secrets)?;
     lunar_control::files::set_helper(Box::new(HELPER.get_or_init(|| started)));
     Ok(())
@@ -244,6 +245,29 @@ fn reaches_alone(volume: &Path) -> Result<(), Unreachable> {
     }
 }
 
+/// Why the kernel refuses to confine the process.
+#[derive(Debug)]
+pub enum JailError {
+    /// Core dumps cannot be forbidden.
+    CoreDumps(io::Error),
+    /// Access to files cannot be restricted.
+    Files(landlock::RulesetError),
+    /// System calls cannot be restricted.
+    Calls(seccompiler::Error),
+}
+
+impl fmt::Display for JailError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::CoreDumps(why) => write!(f, "core dumps cannot be forbidden: {why}"),
+            Self::Files(why) => write!(f, "Landlock: {why}"),
+            Self::Calls(why) => write!(f, "seccomp: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for JailError {}
+
 /// The kinds of memory in a core dump (core(5)): none.
 const DUMPED_MEMORY: &str = "0";
 
@@ -252,21 +276,21 @@ const DUMPED_MEMORY: &str = "0";
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn forbid_core_dumps() -> Result<(), String> {
+pub fn forbid_core_dumps() -> Result<(), JailError> {
     // A process that may not be dumped cannot write this file. Without /proc, the other two settings hold.
     let _ = std::fs::write("/proc/self/coredump_filter", DUMPED_MEMORY);
     let none = Rlimit { current: Some(0), maximum: Some(0) };
     let forbidden = setrlimit(Resource::Core, none).and_then(|()| set_dumpable_behavior(DumpableBehavior::NotDumpable));
-    forbidden.map_err(|why| format!("core dumps cannot be forbidden: {why}"))
+    forbidden.map_err(|why| JailError::CoreDumps(why.into()))
 }
 
 /// Shuts both jails for this process.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn shut(paths: Paths) -> Result<Held, String> {
-    let held = files(&paths).map_err(|why| format!("Landlock: {why}"))?;
-    calls().map_err(|why| format!("seccomp: {why}"))?;
+pub fn shut(paths: Paths) -> Result<Held, JailError> {
+    let held = files(&paths)?;
+    calls()?;
     if held != Held::No {
         // The confinement is entered once for each process.
         let _ = LEFT.set(Left::of(paths));
@@ -290,7 +314,7 @@ pub enum Held {
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn files(paths: &Paths) -> Result<Held, String> {
+pub fn files(paths: &Paths) -> Result<Held, JailError> {
     let read = make_bitflags!(AccessFs::{ReadFile | ReadDir});
     let write = read | make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
     let more = make_bitflags!(AccessFs::{MakeReg | MakeDir | MakeSock | RemoveFile | RemoveDir | Refer});
@@ -308,7 +332,7 @@ pub fn files(paths: &Paths) -> Result<Held, String> {
         }
         ruleset.restrict_self()
     };
-    let status: RestrictionStatus = restrict().map_err(|why: landlock::RulesetError| why.to_string())?;
+    let status: RestrictionStatus = restrict().map_err(JailError::Files)?;
     Ok(match status.ruleset {
         RulesetStatus::FullyEnforced => Held::Well,
         RulesetStatus::PartiallyEnforced => Held::Partly,
@@ -331,18 +355,18 @@ fn allow(
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn calls() -> Result<(), String> {
-    let program = filter().map_err(|why| why.to_string())?;
-    seccompiler::apply_filter_all_threads(&program).map_err(|why| why.to_string())
+pub fn calls() -> Result<(), JailError> {
+    let program = filter().map_err(JailError::Calls)?;
+    seccompiler::apply_filter_all_threads(&program).map_err(JailError::Calls)
 }
 
 /// Restricts this process to the system calls of the file helper.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn helper_calls() -> Result<(), String> {
-    let program = helper_filter().map_err(|why| why.to_string())?;
-    seccompiler::apply_filter(&program).map_err(|why| why.to_string())
+pub fn helper_calls() -> Result<(), JailError> {
+    let program = helper_filter().map_err(JailError::Calls)?;
+    seccompiler::apply_filter(&program).map_err(JailError::Calls)
 }
 
 /// Rules of a call whose argument of this number, without the bits of the mask, is one of these values.

@@ -1,6 +1,6 @@
 use super::*;
+use io::ErrorKind;
 use std::fs;
-use std::io::ErrorKind;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
@@ -51,7 +51,7 @@ fn in_a_thread<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> 
     std::thread::spawn(work).join().expect("it does not panic")
 }
 
-fn denied<T>(result: std::io::Result<T>) -> bool {
+fn denied<T>(result: io::Result<T>) -> bool {
     result.is_err_and(|why| why.kind() == ErrorKind::PermissionDenied)
 }
 
@@ -99,8 +99,8 @@ fn system_calls_that_the_daemon_does_not_make_are_refused() {
     in_a_thread(move || {
         let program = filter().expect("it is right");
         seccompiler::apply_filter(&program).expect("the kernel takes it");
-        let is_refused = |result: std::io::Result<()>| result.is_err_and(|why| why.raw_os_error() == Some(libc::EPERM));
-        let rustix_error = |why: rustix::io::Errno| std::io::Error::from(why);
+        let is_refused = |result: io::Result<()>| result.is_err_and(|why| why.raw_os_error() == Some(libc::EPERM));
+        let rustix_error = |why: rustix::io::Errno| io::Error::from(why);
         assert!(is_refused(Command::new("/bin/true").status().map(drop)), "no program is started");
         assert!(is_refused(std::env::set_current_dir("/")));
         assert!(is_refused(std::os::unix::fs::symlink("/", "/tmp/lunar-jail-link")));

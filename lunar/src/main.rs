@@ -1,6 +1,6 @@
 //! `lunar`: serves volumes to hosts and virtual machines, from user space.
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, bail};
 use clap::error::ErrorKind;
 use lunar::args::{self, Command, How, Serve};
 use lunar::daemon::Daemon;
@@ -82,13 +82,13 @@ fn operate(result: Result<(), lunar_cli::Failure>) -> ExitCode {
 /// Serves the configuration of a file, confined, with its API.
 fn follow(daemon: &Daemon) -> Result<()> {
     let notify = lunar::notify::Notify::from_environment();
-    lunar::jail::forbid_core_dumps().map_err(|why| anyhow!(why))?;
+    lunar::jail::forbid_core_dumps()?;
     lunar::operator::confine(&daemon.config, daemon.state.as_deref())?;
     lunar::daemon::run(daemon, &notify, lunar::operator::open)
 }
 
 fn serve_volumes(serve: Serve, how: How) -> Result<()> {
-    lunar::jail::forbid_core_dumps().map_err(|why| anyhow!(why))?;
+    lunar::jail::forbid_core_dumps()?;
     let options = Options {
         read_only: serve.read_only,
         shared: serve.shared,

@@ -3,7 +3,8 @@
 use crate::daemon::Operator;
 use crate::jail::{self, Held, Paths};
 use crate::schema::SCHEMA;
-use anyhow::{Result, anyhow};
+use anyhow::Result;
+use lunar_api::service::ApiError;
 use lunar_api::{Api, AuditLog, ControlHandle, Shared, Topic};
 use lunar_control::check::Checked;
 use lunar_control::value::Textual;
@@ -45,7 +46,7 @@ pub fn open(file: &Path, checked: &Checked) -> Result<Box<dyn Operator>> {
     let common = Shared::new(&SCHEMA, journal.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
     common.starts(&file.display().to_string(), "opening its volumes");
     let mut api = Api::start(handle, common.clone())?;
-    api.open(checked).map_err(|why| anyhow!(why))?;
+    api.open(checked)?;
     Ok(Box::new(Desk { api, common, journal, checked: checked.clone(), control }))
 }
 
@@ -61,7 +62,7 @@ impl Operator for Desk {
         let _ = way.set(control.clone());
         let socket = api.socket().map(Path::to_owned).unwrap_or_default();
         let own = common.clone();
-        control.ask(move |keeper| take_over(keeper, api, &own, &checked))?.map_err(|why| anyhow!(why))?;
+        control.ask(move |keeper| take_over(keeper, api, &own, &checked))??;
         common.has_started();
         journal.add(Topic::Service, "lunar", &format!("is ready; its API is at {}", socket.display()));
         let (control, common) = (control.clone(), common);
@@ -81,7 +82,7 @@ impl Operator for Desk {
 }
 
 /// Makes the API a part of the engine. Volumes may have got their UUIDs since the API was opened.
-fn take_over(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>, opened: &Checked) -> Result<(), String> {
+fn take_over(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>, opened: &Checked) -> Result<(), ApiError> {
     let checked = keeper.current().clone();
     common.started_with(&checked);
     let journal = common.audit_log.clone();
@@ -145,7 +146,7 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     if let Err(why) = jail::start_helper(&jail::secret_folders(config, &file)) {
         log!(warning, "the file helper cannot be started ({why}): new folders and devices need a restart of Lunar");
     }
-    match jail::shut(Paths::of(config, &file, &state, socket.as_deref())).map_err(|why| anyhow!(why))? {
+    match jail::shut(Paths::of(config, &file, &state, socket.as_deref()))? {
         Held::Well => {}
         Held::Partly => log!(warning, "this kernel is older than some of what Landlock could keep this process from"),
         Held::No => {

@@ -97,8 +97,7 @@ impl Setup {
         let nqn = how.nqn.clone().unwrap_or_else(|| args::subsystem_of(&iqn));
         let mut draft = Draft::default();
         server(&how, &mut draft);
-        let volumes = Volumes::configure(&texts, options, &mut Drafting { program, state, draft: &mut draft })
-            .map_err(|why| anyhow!(why))?;
+        let volumes = Volumes::configure(&texts, options, &mut Drafting { program, state, draft: &mut draft })?;
         if how.metadata && !volumes.are_protected.contains(&true) {
             let why =
                 "--metadata shows the protection information of blocks, and no volume keeps any: give --protection";
@@ -111,7 +110,7 @@ impl Setup {
         let local: Vec<String> = fronts.iter().flat_map(|front| front.local_clients()).collect();
         let metadata: Vec<bool> = volumes.are_protected.iter().map(|protected| how.metadata && *protected).collect();
         let seen = crate::access::Seen { volumes: &volumes.names, metadata: &metadata };
-        how.who.configure(&seen, (&clients, &local), &mut draft).map_err(|why| anyhow!(why))?;
+        how.who.configure(&seen, (&clients, &local), &mut draft)?;
         let given = Given {
             groups: &groups,
             is_addressed: fronts.iter().any(|front| front.is_addressed()),

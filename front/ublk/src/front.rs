@@ -162,13 +162,13 @@ impl UblkRuntime {
         let ublk = config.find::<Ublk>(name).ok_or(EngineError::NotConfigured)?;
         let Some(request) = request(config, name, ublk, cores.count()) else {
             let check = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.check().await).wait();
-            return check.ok_or(EngineError::CoreEnded)?.map(|_| None).map_err(EngineError::Front);
+            return check.ok_or(EngineError::CoreEnded)?.map(|_| None).map_err(|why| EngineError::Front(why.into()));
         };
         if self.state().running.contains_key(name) {
             // Another device takes its place when the change is published.
             return Ok(None);
         }
-        let claim = Self::claim(cores, &request).map_err(EngineError::Front)?;
+        let claim = Self::claim(cores, &request).map_err(|why| EngineError::Front(why.into()))?;
         self.state().claims.insert(name.to_owned(), (request, claim));
         Ok(Some(name.to_owned()))
     }

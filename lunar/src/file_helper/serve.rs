@@ -3,7 +3,7 @@
 use super::message::{Operation, REQUEST_BYTES_MAX, Reply, Request};
 use super::{rules, socket};
 use crate::jail;
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result};
 use lunar_control::files::Access;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
@@ -27,14 +27,14 @@ const FILES_MAX: u64 = 32;
 /// When the process cannot be confined, or the socket fails.
 pub fn run(secrets: Vec<PathBuf>) -> Result<()> {
     let socket = std::io::stdin().as_fd().try_clone_to_owned().context("the file helper is started by the daemon")?;
-    jail::forbid_core_dumps().map_err(|why| anyhow!(why))?;
+    jail::forbid_core_dumps()?;
     // It also ends while it waits for a file system that does not answer.
     set_parent_process_death_signal(Some(Signal::KILL))?;
     let opener = Opener { owner: geteuid().as_raw(), secrets };
     let limit = |most| Rlimit { current: Some(most), maximum: Some(most) };
     setrlimit(Resource::Nofile, limit(FILES_MAX))?;
     setrlimit(Resource::Nproc, limit(0))?;
-    jail::helper_calls().map_err(|why| anyhow!("seccomp: {why}"))?;
+    jail::helper_calls()?;
     serve(&socket, &opener)
 }
 

@@ -1,20 +1,22 @@
 //! The volumes that a command line names, as sections of its configuration.
 
 use crate::registry::Program;
-use lunar_control::check::{LocalHost, Outside};
+use lunar_control::check::{LocalHost, Outside, OutsideError};
 use lunar_control::names::Uuid;
 use lunar_control::report::did_you_mean;
 use lunar_control::schema::SizeRule;
 use lunar_control::value::{Size, Textual};
 use lunar_core::medium::MediumKind;
 use lunar_core::protection::Kind as Protection;
-use lunar_engine::backend::{Backend, Location, TextForm, sizes_that_fit};
+use lunar_engine::backend::{Backend, Location, TextForm, UnevenSize};
 use lunar_engine::command_line::Draft;
 use lunar_engine::volume::command_line::Options;
 use lunar_engine::volume::metadata::kept_protection;
-use lunar_engine::volume::text::{self, VolumeKeys};
+use lunar_engine::volume::text::{self, TextMistake, VolumeKeys};
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::fmt;
+use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
@@ -44,6 +46,63 @@ pub(super) struct Volumes {
     pub(super) hints: Vec<String>,
 }
 
+/// A mistake in the volumes of a command line, with a message that says what to do.
+#[derive(Debug)]
+pub(super) enum VolumeMistake {
+    /// The text of a volume is wrong.
+    Text(TextMistake),
+    /// The prefix of a text is close to a known one; with the text that may be meant.
+    Prefix {
+        /// The text.
+        text: String,
+        /// The text with the known prefix.
+        meant: String,
+    },
+    /// The volume of this text is to have protection information, and can be ejected.
+    EjectableProtection(String),
+    /// The volume of this text is named twice.
+    NamedTwice(String),
+    /// Two texts name one volume: the later one, and the earlier one.
+    SameVolume(String, String),
+    /// The size in this text is not a whole number of blocks.
+    Uneven(String, UnevenSize),
+    /// The device at this path has its size.
+    HasSize(PathBuf),
+    /// A path cannot be made absolute.
+    Path(PathBuf, io::Error),
+    /// This text is not UTF-8 as an absolute path.
+    NotUtf8(String),
+    /// There are no random bytes for a UUID.
+    Random(OutsideError),
+}
+
+impl fmt::Display for VolumeMistake {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text(why) => why.fmt(f),
+            Self::Prefix { text, meant } => {
+                write!(f, "{text}: did you mean {meant}? (a file of that name: ./{text})")
+            }
+            Self::EjectableProtection(text) => write!(
+                f,
+                "{text}: the protection information of blocks stays behind when it is ejected; leave out --protection"
+            ),
+            Self::NamedTwice(text) => write!(f, "{text} is named twice: a volume is served under one number"),
+            Self::SameVolume(text, twin) => write!(f, "{text} is the same volume as {twin}: name it once"),
+            Self::Uneven(text, why) => write!(f, "{text}: {why}"),
+            Self::HasSize(path) => {
+                let path = path.display();
+                write!(f, "{path} is a device and has its size: name it without one, {path}")
+            }
+            Self::Path(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::NotUtf8(text) => write!(f, "{text} is not UTF-8"),
+            Self::Random(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for VolumeMistake {}
+
 /// The place of a volume, as far as it is known before the volume is opened: two names of one place are one volume.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 enum Place {
@@ -66,7 +125,7 @@ fn place(path: &Path) -> Option<Place> {
 }
 
 /// Refuses a prefix that is close to a known one: `nul:1T` would make a file of that name.
-fn check_prefix(backends: &[&'static dyn Backend], text: &str) -> Result<(), String> {
+fn check_prefix(backends: &[&'static dyn Backend], text: &str) -> Result<(), VolumeMistake> {
     let Some((prefix, rest)) = text.split_once(':') else { return Ok(()) };
     let is_word = prefix.len() >= PREFIX_LETTERS_MIN && prefix.bytes().all(|byte| byte.is_ascii_alphabetic());
     let is_prefix = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::NameAndSize | TextForm::Name);
@@ -80,7 +139,7 @@ fn check_prefix(backends: &[&'static dyn Backend], text: &str) -> Result<(), Str
     let is_there = |name: &str| Path::new(name).exists();
     match meant {
         Some(meant) if is_word && !is_there(text) && !is_there(prefix) => {
-            Err(format!("{text}: did you mean {meant}:{rest}? (a file of that name: ./{text})"))
+            Err(VolumeMistake::Prefix { text: text.to_owned(), meant: format!("{meant}:{rest}") })
         }
         _ => Ok(()),
     }
@@ -95,25 +154,23 @@ impl Volumes {
     /// Adds the volumes to a draft.
     ///
     /// # Errors
-    /// A mistake in one of them, in words that say what to do.
-    pub(super) fn configure(texts: &[String], options: &Options, to: &mut Drafting<'_>) -> Result<Self, String> {
+    /// A mistake in one of them.
+    pub(super) fn configure(texts: &[String], options: &Options, to: &mut Drafting<'_>) -> Result<Self, VolumeMistake> {
         let (mut volumes, mut places, mut uuids) = (Self::default(), HashMap::new(), HashMap::new());
         let backends = to.program.registry.backends;
         for (position, text) in texts.iter().enumerate() {
             check_prefix(backends, text)?;
-            let keys = text::parse(backends, text).map_err(|why| why.to_string())?;
+            let keys = text::parse(backends, text).map_err(VolumeMistake::Text)?;
             if keys.medium != MediumKind::Fixed && options.protection.is_some() {
-                let why =
-                    "the protection information of blocks stays behind when it is ejected; leave out --protection";
-                return Err(format!("{text}: {why}"));
+                return Err(VolumeMistake::EjectableProtection(text.clone()));
             }
             let place = keys.path.as_deref().and_then(place);
             if place.is_some_and(|place| places.insert(place, position).is_some()) {
-                return Err(format!("{text} is named twice: a volume is served under one number"));
+                return Err(VolumeMistake::NamedTwice(text.clone()));
             }
             let volume = Volume::of((position, text), keys, options, to)?;
             if let Some(twin) = volume.known.and_then(|uuid| uuids.insert(uuid.0, text)) {
-                return Err(format!("{text} is the same volume as {twin}: name it once"));
+                return Err(VolumeMistake::SameVolume(text.clone(), twin.clone()));
             }
             let protection = protection_of(to.state, volume.known, options);
             let name = format!("lun-{position:05}");
@@ -140,17 +197,20 @@ impl Volume {
         keys: VolumeKeys,
         options: &Options,
         to: &Drafting<'_>,
-    ) -> Result<Self, String> {
+    ) -> Result<Self, VolumeMistake> {
         let read_only = options.read_only || keys.medium == MediumKind::Optical;
         let is_of_process = keys.backend.location() == Location::Process;
         let is_uneven = |size: &u64| is_of_process && !size.is_multiple_of(options.block_size.into());
         if let Some(size) = keys.size.filter(is_uneven) {
-            return Err(format!("{text}: {}", sizes_that_fit(&to.draft.origin(), size, options.block_size)));
+            let (block_size, wording) = (options.block_size, to.draft.origin().wording());
+            return Err(VolumeMistake::Uneven(
+                text.to_owned(),
+                UnevenSize { size, block_size, is_disc: false, wording },
+            ));
         }
         let has_own_size = keys.backend.schema().size == SizeRule::Refused;
         if let (true, Some(_), Some(path)) = (has_own_size, keys.size, &keys.path) {
-            let path = path.display();
-            return Err(format!("{path} is a device and has its size: name it without one, {path}"));
+            return Err(VolumeMistake::HasSize(path.clone()));
         }
         let known = keys.uuid(text, position, read_only);
         Ok(Self { keys, known })
@@ -163,14 +223,14 @@ impl Volume {
         options: &Options,
         protection: Option<Protection>,
         draft: &mut Draft,
-    ) -> Result<Uuid, String> {
+    ) -> Result<Uuid, VolumeMistake> {
         let uuid = self
             .known
             .map_or_else(|| LocalHost { config: PathBuf::new() }.random().map(Uuid::from_random), Ok)
-            .map_err(|why| why.to_string())?;
+            .map_err(VolumeMistake::Random)?;
         let absolute = self.keys.path.as_ref().map(|path| {
-            let absolute = std::path::absolute(path).map_err(|why| format!("{}: {why}", path.display()))?;
-            absolute.into_os_string().into_string().map_err(|_| format!("{text} is not UTF-8"))
+            let absolute = std::path::absolute(path).map_err(|why| VolumeMistake::Path(path.clone(), why))?;
+            absolute.into_os_string().into_string().map_err(|_| VolumeMistake::NotUtf8(text.to_owned()))
         });
         let is_disc = self.keys.medium == MediumKind::Optical;
         let mut keys = draft.object_of(text, "volume", name);
@@ -207,12 +267,12 @@ mod tests {
             ("removeable:disk.img", "did you mean removable:disk.img?"),
             ("removable:nul:1T", "did you mean null:1T?"),
         ] {
-            assert!(check_prefix(REGISTRY.backends, text).expect_err(text).contains(meant), "{text}");
+            assert!(check_prefix(REGISTRY.backends, text).expect_err(text).to_string().contains(meant), "{text}");
         }
         for text in
             ["null:1T", "./nul:1T", "disk.img:20G", "disk:20G", "host:disk.img", "c:1G", "/dev/sdb", "removable:a"]
         {
-            assert_eq!(check_prefix(REGISTRY.backends, text), Ok(()), "{text}");
+            assert!(check_prefix(REGISTRY.backends, text).is_ok(), "{text}");
         }
     }
 
@@ -226,9 +286,9 @@ mod tests {
             let mut to = Drafting { program: &PROGRAM, state: &folder, draft: &mut Draft::default() };
             Volumes::configure(texts, &Options::PLAIN, &mut to).map(|volumes| volumes.names)
         };
-        assert!(configure(&texts).expect_err("it will be one file").contains("is named twice"));
+        assert!(matches!(configure(&texts), Err(VolumeMistake::NamedTwice(_))));
         let texts = ["ram:1M", "ram:1M"].map(str::to_owned);
-        assert_eq!(configure(&texts), Ok(vec!["lun-00000".to_owned(), "lun-00001".to_owned()]), "each is its own");
+        assert_eq!(configure(&texts).expect("each is its own"), ["lun-00000", "lun-00001"]);
         std::fs::remove_dir_all(&folder).expect("ours");
     }
 }
