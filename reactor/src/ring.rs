@@ -520,9 +520,7 @@ impl Inner {
         self.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(IGNORED));
         self.entries.iter_mut().for_each(|entry| entry.cancel_all());
         let mut answers = self.end_hot();
-        // Commands of ublk queues end with the ring.
-        let held: usize = self.entries.iter_mut().map(|entry| usize::from(entry.is_fetch())).sum();
-        while self.in_flight > held && clock::now() < end {
+        while self.in_flight > self.fetches() && clock::now() < end {
             self.flush_backlog();
             self.enter(1, Some(Duration::from_millis(100)));
             loop {
@@ -546,6 +544,12 @@ impl Inner {
             std::mem::forget(std::mem::take(&mut self.bell.value));
         }
         (answers, self.close_all())
+    }
+
+    /// Commands of ublk queues, which end with the ring. One that ends meanwhile, because its device stops, must not
+    /// stand for another operation that is waited for.
+    fn fetches(&mut self) -> usize {
+        self.entries.iter_mut().map(|entry| usize::from(entry.is_fetch())).sum()
     }
 
     /// Closes all files at once. Otherwise the kernel would close the ring's table a moment after the ring, and after
