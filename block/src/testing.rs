@@ -45,6 +45,8 @@ pub struct Memory {
     pub is_slow: Cell<bool>,
     /// Requests that are held back until the test releases them.
     pub holds: Cell<bool>,
+    /// Whether the store panics after it has taken the next request that is held back.
+    pub panics: Cell<bool>,
     held: RefCell<Vec<(Io, Done)>>,
     /// Bytes that were written and are not on the medium.
     pub cached: Cell<u64>,
@@ -59,6 +61,7 @@ impl Memory {
             fault: Cell::default(),
             is_slow: Cell::default(),
             holds: Cell::default(),
+            panics: Cell::default(),
             held: RefCell::default(),
             cached: Cell::default(),
             traits,
@@ -154,7 +157,8 @@ impl Store for MemoryStore {
 
     fn submit(&self, mut io: Io, done: Done) {
         if self.0.holds.get() {
-            return self.0.held.borrow_mut().push((io, done));
+            self.0.held.borrow_mut().push((io, done));
+            return assert!(!self.0.panics.take(), "the store panics");
         }
         let result = self.0.carry_out(&mut io);
         let extent = self.0.extent(&io);

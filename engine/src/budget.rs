@@ -19,6 +19,8 @@ pub struct Demand {
     pub cores: u64,
     /// Bytes of data memory for each core.
     pub memory: u64,
+    /// Bytes of memory that fronts take besides, such as for the queues of disks.
+    pub fronts: u64,
     /// Sessions at once.
     pub sessions: u64,
     /// Whether the configuration says how many sessions there may be: then they are a demand and not a default.
@@ -47,6 +49,8 @@ pub enum Excess {
         data: u64,
         /// Bytes of all sessions.
         sessions: u64,
+        /// Bytes of fronts.
+        fronts: u64,
         /// Bytes that the process may use.
         available: u64,
     },
@@ -65,12 +69,22 @@ impl fmt::Display for Excess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         match *self {
-            Self::Memory { data, sessions, available } => write!(
+            Self::Memory { data, sessions, fronts: 0, available } => write!(
                 f,
                 "the cores need {} MiB for data and the sessions {} MiB, and this process may use {} MiB: lower \
                  `memory` or `cores` in [server] (--memory, --cores), or `sessions` in [limits]",
                 mib(data),
                 mib(sessions),
+                available >> 20
+            ),
+            Self::Memory { data, sessions, fronts, available } => write!(
+                f,
+                "the cores need {} MiB for data, the sessions {} MiB, and the queues of disks {} MiB, and this process \
+                 may use {} MiB: lower `memory` or `cores` in [server] (--memory, --cores), `sessions` in [limits], or \
+                 `depth` or `queues` of disks",
+                mib(data),
+                mib(sessions),
+                mib(fronts),
                 available >> 20
             ),
             Self::Descriptors { needed, sessions, available } => write!(
@@ -86,10 +100,10 @@ impl fmt::Display for Excess {
 impl std::error::Error for Excess {}
 
 impl Demand {
-    /// Bytes of memory that are reserved for data and sessions.
+    /// Bytes of memory that are reserved for data, sessions and fronts.
     #[must_use]
     pub fn memory_bytes(&self) -> u64 {
-        self.data_bytes().saturating_add(self.session_bytes())
+        self.data_bytes().saturating_add(self.session_bytes()).saturating_add(self.fronts)
     }
 
     fn data_bytes(&self) -> u64 {
@@ -116,8 +130,8 @@ impl Demand {
         let sessions = if self.are_sessions_configured { self.sessions } else { 1 };
         let demand = Self { sessions, ..*self };
         if let Some(available) = machine.memory.filter(|available| demand.memory_bytes() > *available) {
-            let (data, sessions) = (demand.data_bytes(), demand.session_bytes());
-            return Err(Excess::Memory { data, sessions, available });
+            let (data, sessions, fronts) = (demand.data_bytes(), demand.session_bytes(), demand.fronts);
+            return Err(Excess::Memory { data, sessions, fronts, available });
         }
         let needed = demand.descriptors();
         match machine.descriptors.filter(|available| needed > *available) {
@@ -164,7 +178,15 @@ mod tests {
     const SMALL: HostLimits = HostLimits { memory: Some(1 << 30), descriptors: Some(4096) };
 
     fn demand() -> Demand {
-        Demand { cores: 2, memory: 128 << 20, sessions: 1024, are_sessions_configured: true, volumes: 10, listeners: 4 }
+        Demand {
+            cores: 2,
+            memory: 128 << 20,
+            fronts: 0,
+            sessions: 1024,
+            are_sessions_configured: true,
+            volumes: 10,
+            listeners: 4,
+        }
     }
 
     #[test]
@@ -180,6 +202,13 @@ mod tests {
     fn data_memory_beyond_the_machine_names_memory_and_cores() {
         let why = Demand { cores: 64, ..demand() }.check(&SMALL).expect_err("8 GiB do not fit into 1 GiB").to_string();
         assert!(why.contains("8192 MiB for data") && why.contains("`memory`") && why.contains("`cores`"), "{why}");
+    }
+
+    #[test]
+    fn the_memory_of_fronts_counts() {
+        let why = Demand { fronts: 1 << 30, ..demand() }.check(&SMALL).expect_err("1 GiB and more").to_string();
+        assert!(why.contains("queues of disks 1024 MiB") && why.contains("`depth`"), "{why}");
+        assert_eq!(Demand { fronts: 512 << 20, ..demand() }.check(&SMALL), Ok(()));
     }
 
     #[test]

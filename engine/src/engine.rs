@@ -26,7 +26,7 @@ use lunar_control::schema::StoreKind;
 use lunar_control::value::FilePath;
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
-use lunar_core::unit::UnitId;
+use lunar_core::unit::{Identity, UnitId};
 use lunar_reactor::{Choice, Reactor, log};
 use lunar_scsi::PortConfig;
 use std::collections::{BTreeMap, BTreeSet};
@@ -262,6 +262,11 @@ impl Engine {
 
     pub(crate) fn units_by_name(&self) -> UnitsByName {
         self.volumes.iter().map(|(name, placed)| (name.clone(), placed.unit)).collect()
+    }
+
+    /// The identities of the volumes that are served, by their names.
+    pub(crate) fn identities(&self) -> BTreeMap<String, Arc<Identity>> {
+        self.volumes.iter().map(|(name, placed)| (name.clone(), placed.volume.identity().clone())).collect()
     }
 
     pub(crate) fn ticket(&mut self) -> u64 {

@@ -14,6 +14,7 @@ use lunar_control::api::{SessionView, VmView};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
 use lunar_control::{Checked, Config};
+use lunar_core::unit::Identity;
 use lunar_nvme::directory as nvme;
 use std::any::Any;
 use std::collections::BTreeMap;
@@ -39,6 +40,12 @@ pub trait Front: Sync {
     /// The paths that it needs for a configuration besides those that all targets need. `runtime` is the folder for
     /// sockets whose place is not configured.
     fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths;
+
+    /// The most bytes of memory that it takes for a configuration besides the data memory of cores and the sessions.
+    fn memory(&self, config: &Config) -> u64 {
+        let _ = config;
+        0
+    }
 }
 
 /// Paths that a front needs, for the confinement of the process.
@@ -50,6 +57,8 @@ pub struct FrontPaths {
     pub write: Vec<PathBuf>,
     /// Folders in which it makes and removes files and sockets.
     pub keep: Vec<PathBuf>,
+    /// Folders in which devices appear later, which it opens, reads, writes and maps, and uses in no other way.
+    pub devices: Vec<PathBuf>,
 }
 
 /// An error of a front, which only the front knows.
@@ -85,6 +94,12 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
 
     /// State that is left over once no client is connected any more; for tests.
     fn leftovers(&self) -> Vec<String>;
+
+    /// The identities of the volumes, by their names in the configuration: before each step of a change is prepared,
+    /// with those that earlier steps have opened, and before a configuration is published.
+    fn identify(&self, volumes: &BTreeMap<String, Arc<Identity>>) {
+        let _ = volumes;
+    }
 
     /// Does everything of a change that can fail, such as making a socket, without any client noticing; `None`: the
     /// change does not concern the front, as no change concerns a front that has portals only.

@@ -105,7 +105,11 @@ impl Engine {
         namespaces::update_histories(wanted, &*shared.host, &mut self.histories);
         let units = self.units_by_name();
         let published = self.published(wanted, &committed.accesses, &units);
-        shared.fronts().iter().for_each(|front| front.publish(&published));
+        let identities = self.identities();
+        for front in shared.fronts() {
+            front.identify(&identities);
+            front.publish(&published);
+        }
         let portals = shared.fronts().iter().flat_map(|front| front.discovery_portals(&published)).collect();
         let subsystems = namespaces::directory(wanted, &committed.accesses, (portals, private), &self.histories);
         // The start of the transaction has checked the access control.

@@ -194,13 +194,19 @@ impl Engine {
             (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
                 self.prepare_parts(tx, wanted)
             }
-            _ => self.prepare_fronts(change, wanted),
+            _ => self.prepare_fronts(tx, change, wanted),
         }
     }
 
     /// Prepares a step by the front that it concerns.
-    fn prepare_fronts(&self, change: &Change, wanted: &Checked) -> Result<Step, EngineError> {
+    fn prepare_fronts(&self, tx: &Transaction, change: &Change, wanted: &Checked) -> Result<Step, EngineError> {
+        let opened = tx.steps.iter().filter_map(|(change, step)| match step {
+            Step::Volume { placed, .. } => Some((change.object.name.clone(), placed.volume.identity().clone())),
+            _ => None,
+        });
+        let identities = self.identities().into_iter().chain(opened).collect();
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
+            front.identify(&identities);
             if let Some(prepared) = front.prepare(&self.core_set().front_cores(index), change, wanted)? {
                 return Ok(Step::Front(index, prepared));
             }

@@ -44,6 +44,7 @@ pub fn demand(config: &Config, are_sessions_configured: bool) -> Demand {
     Demand {
         cores: cores.cores as u64,
         memory: cores.memory as u64,
+        fronts: REGISTRY.fronts.iter().map(|entry| entry.front.memory(config)).sum(),
         sessions: config.limits.sessions.get(),
         are_sessions_configured,
         volumes: config.volumes.len() as u64,

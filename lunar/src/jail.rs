@@ -42,6 +42,8 @@ pub struct Paths {
     pub write: Vec<PathBuf>,
     /// Folders in which files, folders and sockets are created, written, renamed and removed.
     pub keep: Vec<PathBuf>,
+    /// Folders in which devices appear that are opened, and used without ioctl(2).
+    pub devices: Vec<PathBuf>,
 }
 
 impl Paths {
@@ -65,6 +67,7 @@ impl Paths {
             paths.read.extend(of_front.read);
             paths.write.extend(of_front.write);
             paths.keep.extend(of_front.keep);
+            paths.devices.extend(of_front.devices);
         }
         for volume in config.volumes.values() {
             let Some(path) = volume.path.as_ref().map(|path| path.path().to_owned()) else { continue };
@@ -317,6 +320,7 @@ pub enum Held {
 pub fn files(paths: &Paths) -> Result<Held, JailError> {
     let read = make_bitflags!(AccessFs::{ReadFile | ReadDir});
     let write = read | make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
+    let open = make_bitflags!(AccessFs::{ReadFile | WriteFile});
     let more = make_bitflags!(AccessFs::{MakeReg | MakeDir | MakeSock | RemoveFile | RemoveDir | Refer});
     let restrict = || {
         let all = AccessFs::from_all(NEWEST);
@@ -325,7 +329,8 @@ pub fn files(paths: &Paths) -> Result<Held, JailError> {
             .handle_access(all)?
             .scope(Scope::AbstractUnixSocket)?
             .create()?;
-        for (paths, access) in [(&paths.read, read), (&paths.write, write), (&paths.keep, write | more)] {
+        let rules = [(&paths.read, read), (&paths.write, write), (&paths.keep, write | more), (&paths.devices, open)];
+        for (paths, access) in rules {
             for path in paths {
                 ruleset = allow(ruleset, path, access)?;
             }

@@ -155,15 +155,25 @@ impl Source {
 
     /// The disk of this core.
     ///
+    /// The driver of each core gets the first description, too. io_uring keeps it in the table of its ring, which the
+    /// kernel frees when all requests of the ring have ended (`io_ring_exit_work` of io_uring/io_uring.c), and operations
+    /// of worker threads keep all descriptors of the process open. So the lock of a process that was killed is free, and
+    /// its device can be opened exclusively, only after all of its I/O has ended: no write of a process before this one
+    /// overtakes one of this process.
+    ///
     /// # Errors
     /// When the process or the driver has no room for more open files.
     pub fn open(self: &Arc<Self>, reactor: &Reactor) -> io::Result<Disk> {
         let data = reactor.driver().adopt(again(self.file.as_fd())?)?;
         let sync = reactor.driver().adopt(again(self.file.as_fd())?)?;
+        let first = reactor.driver().adopt(self.first().file.try_clone()?)?;
         // A read-only file cannot release space.
-        let holder = if is_writable(self.first().file())? { self.first() } else { self };
-        let space = reactor.driver().adopt(holder.file.try_clone()?)?;
-        Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone(), Some(self.clone())))
+        let (space, fence) = match is_writable(self.first().file())? {
+            true => (first, None),
+            false => (reactor.driver().adopt(self.file.try_clone()?)?, Some(first)),
+        };
+        let keeper = Keeper { _source: self.clone(), _fence: fence };
+        Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone(), Some(keeper)))
     }
 }
 
@@ -187,6 +197,13 @@ fn again(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
 #[derive(Clone)]
 pub struct Disk(Rc<Inner>);
 
+/// Keeps the lock as long as a write may be in progress.
+struct Keeper {
+    _source: Arc<Source>,
+    /// The first description in the driver, if the disk has no other use for it.
+    _fence: Option<Handle>,
+}
+
 struct Inner {
     reactor: Reactor,
     /// Reads and writes.
@@ -198,8 +215,7 @@ struct Inner {
     space: Handle,
     policy: Policy,
     health: Arc<Health>,
-    /// The lock is kept as long as a write may be in progress.
-    _source: Option<Arc<Source>>,
+    _keeper: Option<Keeper>,
     /// Flushes that wait for the next round.
     waiting: RefCell<Vec<Done>>,
     is_syncing: Cell<bool>,
@@ -225,7 +241,7 @@ impl Disk {
         handles: [Handle; 3],
         policy: Policy,
         health: Arc<Health>,
-        source: Option<Arc<Source>>,
+        keeper: Option<Keeper>,
     ) -> Self {
         let [data, sync, space] = handles;
         Self(Rc::new(Inner {
@@ -235,7 +251,7 @@ impl Disk {
             space,
             policy,
             health,
-            _source: source,
+            _keeper: keeper,
             waiting: RefCell::default(),
             is_syncing: Cell::new(false),
             failures: Cell::new(0),

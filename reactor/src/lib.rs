@@ -23,6 +23,7 @@
 // The wakers, the rings and the system calls that hand memory to the kernel need it; each block has its argument.
 #![allow(unsafe_code)]
 
+pub mod anonymous;
 pub mod channel;
 pub mod clock;
 pub mod disk;
@@ -32,6 +33,7 @@ mod epoll;
 mod eventfd;
 mod executor;
 mod file;
+pub mod flusher;
 pub mod heap;
 pub mod linger;
 pub mod log;

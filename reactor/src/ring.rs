@@ -520,9 +520,7 @@ impl Inner {
         self.push(opcode::AsyncCancel2::new(CancelBuilder::any()).build().user_data(IGNORED));
         self.entries.iter_mut().for_each(|entry| entry.cancel_all());
         let mut answers = self.end_hot();
-        // Commands of ublk queues end with the ring.
-        let held: usize = self.entries.iter_mut().map(|entry| usize::from(entry.is_fetch())).sum();
-        while self.in_flight > held && clock::now() < end {
+        while self.in_flight > self.fetches() && clock::now() < end {
             self.flush_backlog();
             self.enter(1, Some(Duration::from_millis(100)));
             loop {
@@ -540,20 +538,30 @@ impl Inner {
             }
         }
         let commands = self.end_commands(end, &mut answers);
+        let hangs = self.in_flight > self.fetches() || commands > 0;
         if self.in_flight > 0 || commands > 0 {
             // Most likely a disk does not answer. Memory that the kernel may still use must stay in place.
             std::mem::forget(std::mem::take(&mut self.entries));
             std::mem::forget(std::mem::take(&mut self.bell.value));
         }
-        (answers, self.close_all())
+        (answers, self.close_all(hangs))
+    }
+
+    /// Commands of ublk queues, which end with the ring. One that ends meanwhile, because its device stops, must not
+    /// stand for another operation that is waited for.
+    fn fetches(&mut self) -> usize {
+        self.entries.iter_mut().map(|entry| usize::from(entry.is_fetch())).sum()
     }
 
     /// Closes all files at once. Otherwise the kernel would close the ring's table a moment after the ring, and after
-    /// the process: a process that starts at once would find ports, locks and devices in use.
-    fn close_all(&mut self) -> Vec<Open> {
+    /// the process: a process that starts at once would find ports, locks and devices in use. While an operation
+    /// `hangs`, they are in use: the table keeps the locks until the kernel has ended it, see [`crate::disk::Source::open`].
+    fn close_all(&mut self, hangs: bool) -> Vec<Open> {
         self.open.iter().flatten().filter(|open| open.is_socket()).for_each(|open| stream::end(open.fd()));
-        // Fails only if there is no table, or no longer one.
-        let _ = self.ring.submitter().unregister_files();
+        if !hangs {
+            // Fails only if there is no table, or no longer one.
+            let _ = self.ring.submitter().unregister_files();
+        }
         self.open.iter_mut().filter_map(Option::take).collect()
     }
 

@@ -53,6 +53,7 @@ fails() {
         bad "$name"
     fi
 }
+logged() { grep -q -- "$1" "$LOG"; }
 attribute() { cat "/sys/block/$name/queue/$1"; }
 used() { stat -c %b "$IMAGE"; }
 write_one() { dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none; }
@@ -147,8 +148,21 @@ kill -9 "$target"
 wait "$target"
 truncate -s 128M /tmp/other.img
 fails "another volume does not take the disk over" "requests wait for another volume" /tmp/other.img --ublk data
-start "the right volume takes it over" "$IMAGE" --ublk data || finish
+mv "$IMAGE" /tmp/moved.img
+truncate -s 128M "$IMAGE"
+fails "nor does another one at the same path" "requests wait for another volume" "$IMAGE" --ublk data
+mv /tmp/moved.img "$IMAGE"
 
+# A start that fails after the kernel has begun the takeover may be repeated: by the same process, and by another one.
+control=/dev/ublkc${name#ublkb}
+mv "$control" /dev/hidden
+: >"$LOG"
+serve "$IMAGE" --ublk data
+try "a start without the device node says so" eventually logged "/dev has to be a devtmpfs"
+kill -9 "$target"
+wait "$target"
+mv /dev/hidden "$control"
+start "the right volume takes it over" "$IMAGE" --ublk data || finish
 
 iscsi_login
 try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
@@ -166,6 +180,39 @@ start "two disks, one of them in memory" "$IMAGE" ram:32M --read-only --ublk dat
 equal "it is read-only" 1 "$(blockdev --getro "$disk")"
 refuse "it cannot be written" write_one
 stop "the program ends again"
+
+# A write of a process that was killed has ended before the next process serves its volume: a disk on a disk, of which
+# the lower one does not answer.
+truncate -s 64M /tmp/lower.img
+start "a disk below" /tmp/lower.img --ublk lower || finish
+lower=$target
+below=$disk
+LOG=/tmp/upper.log
+PORTAL=127.0.0.1:3272
+start "a disk on top of it" "$below" --direct --ublk upper || finish
+kill -STOP "$lower"
+head -c 32k /dev/urandom >/tmp/top
+dd if=/tmp/top of="$disk" bs=4k oflag=direct status=none &
+writer=$!
+nap 2
+kill -9 "$target"
+wait "$target"
+in_use() { timeout 20 mkfs.ext4 -n -q "$below" 2>&1 | grep -q "in use"; }
+try "a killed process holds its device while its writes are in progress" in_use
+: >"$LOG"
+serve "$below" --direct --ublk upper
+nap 3
+refuse "the next one does not serve it" serves
+kill -CONT "$lower"
+try "it does when they have ended" eventually serves
+try "the write has ended" wait $writer
+equal "its data is there" "$(sum </tmp/top)" "$(dd if="$disk" bs=4k count=8 iflag=direct status=none | sum)"
+stop "the program on top ends"
+target=$lower
+disk=$below
+LOG=/tmp/lunar.log
+PORTAL=127.0.0.1:3260
+stop "the program below ends"
 
 # The daemon, in its sandbox, with a disk of a chosen number.
 disk=/dev/ublkb7
@@ -199,14 +246,13 @@ END
 SECTION='[ublk.data]
 target = "main"
 number = 7'
-# start_daemon NAME: a case that passes if it serves the disk.
+# start_daemon NAME [WORDS]: a case that passes if it serves the disk, or if its log has these words.
 start_daemon() {
     : >"$LOG"
     "$LUNAR" daemon --config /tmp/service/lunar.toml >>"$LOG" 2>&1 &
     target=$!
-    if eventually logged "ublk data: serves $disk"; then ok "$1"; else cat "$LOG"; bad "$1"; fi
+    if eventually logged "${2:-ublk data: serves $disk}"; then ok "$1"; else cat "$LOG"; bad "$1"; fi
 }
-logged() { grep -q -- "$1" "$LOG"; }
 has_size() { [ "$(blockdev --getsize64 "$disk")" = "$1" ]; }
 mkdir -p /tmp/service/state
 configure 64M "$SECTION"
@@ -261,6 +307,32 @@ start_daemon "the disk is taken over once more"
 configure 96M ""
 kill -HUP "$target"
 try "it is removed" eventually gone
+kill "$target"
+wait "$target"
+
+# A disk whose section was removed while no daemon ran is told, and stays as long as it is in use.
+configure 96M "$SECTION"
+start_daemon "it comes again"
+try "mount it again" mount "$disk" /mnt/disk
+kill -9 "$target"
+wait "$target"
+configure 96M ""
+start_daemon "a disk without a section is told" "ublkb7 was left by a process of Lunar.*lunar session end ublk-7"
+refuse "a mounted disk is not removed" "$LUNAR" session end ublk-7
+try "the log says why" eventually logged "ublkb7 is mounted at /mnt/disk"
+test -b "$disk" && ok "it is still there" || bad "it is still there"
+kill "$target"
+wait "$target"
+configure 96M "$SECTION"
+start_daemon "its section serves it again"
+try "unmount it" umount /mnt/disk
+try "fsck.ext4" fsck.ext4 -f -n "$disk"
+kill -9 "$target"
+wait "$target"
+configure 96M ""
+start_daemon "it is told once more" "ublkb7 was left by a process of Lunar"
+try "it is removed when it is asked for" "$LUNAR" session end ublk-7
+try "it is gone" eventually [ ! -e /dev/ublkc7 ]
 kill "$target"
 wait "$target"
 

@@ -41,6 +41,8 @@ pub mod stamp;
 pub mod stores;
 pub mod target;
 pub mod targets;
+#[cfg(test)]
+mod ublk_tests;
 pub mod vfio_control;
 pub mod vfio_controller;
 pub mod watch;

@@ -2,9 +2,11 @@
 //! failure undoes the change, and started when its volume is served.
 
 use crate::command_line::{UblkOptions, place_of};
-use crate::life::{Claim, DiskRequest, Key, feature_names};
+use crate::disk::Disk;
+use crate::life::{Claim, DiskRequest, Key, Removal, about_left, feature_names};
+use crate::params::TRANSFER_BYTES;
 use crate::schema::{self, QUEUES, UBLK, Ublk};
-use crate::serve::{self, Local, Opener, Queues, report};
+use crate::serve::{self, Local, Opener, report};
 use crate::wire::disk_at;
 use lunar_blk::Client;
 use lunar_control::api::SessionView;
@@ -14,9 +16,11 @@ use lunar_control::plan::{Action, Change};
 use lunar_control::visibility::group_of_local;
 use lunar_control::{Checked, Config, Kind};
 use lunar_core::time::Instant;
+use lunar_core::unit::Identity;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_cores::FrontCores;
 use lunar_engine::core_set::shared::Shared;
+use lunar_engine::engine::core_config;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
 use lunar_engine::published::Published;
@@ -33,6 +37,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub const NAME: &str = "ublk";
 /// The core that gives the control commands, and serves the first queue of each device.
 const FIRST: usize = 0;
+/// The control device.
+const CONTROL: &str = "/dev/ublk-control";
 
 /// ublk, in the registry.
 #[derive(Clone, Copy)]
@@ -51,13 +57,25 @@ impl Front for UblkFront {
     }
 
     fn start(&self, _index: usize, shared: &Arc<Shared>) -> Result<Arc<dyn FrontRuntime>, EngineError> {
-        Ok(Arc::new(UblkRuntime { shared: shared.clone(), open: self.open, state: Mutex::default() }))
+        Ok(Arc::new(UblkRuntime { shared: shared.clone(), open: self.open, state: SharedState::default() }))
     }
 
     fn paths(&self, config: &Config, _runtime: &Path) -> FrontPaths {
-        // The kernel makes the nodes of devices later, so the folder is the smallest place that has them.
+        // The kernel makes the node of a device when the device is made, long after the sandbox is shut, and a rule of
+        // Landlock names a node that exists or the folder above it. The file helper cannot open it instead: the kernel
+        // lets only the process that has opened the node start the device. So the folder is allowed, for opening devices
+        // alone; the service manager restricts which ones (`DeviceAllow=`).
         let is_used = config.section::<Ublk>().next().is_some();
-        FrontPaths { write: is_used.then(|| "/dev".into()).into_iter().collect(), ..FrontPaths::default() }
+        let devices = is_used.then(|| "/dev".into()).into_iter().collect();
+        // Disks whose section was removed are reported.
+        let control = (!is_used && (self.open.has_disks)()).then(|| CONTROL.into()).into_iter().collect();
+        FrontPaths { devices, write: control, ..FrontPaths::default() }
+    }
+
+    fn memory(&self, config: &Config) -> u64 {
+        let cores = core_config(config).cores;
+        let tags = |ublk: &Ublk| queues(ublk, cores) as u64 * ublk.depth.get();
+        config.section::<Ublk>().map(|(_, ublk)| tags(ublk) * u64::from(TRANSFER_BYTES)).sum()
     }
 }
 
@@ -76,6 +94,7 @@ struct Wanted {
 struct Running {
     wanted: Wanted,
     claim: Claim,
+    disk: Arc<Disk>,
     since: Instant,
 }
 
@@ -85,14 +104,30 @@ struct State {
     running: BTreeMap<String, Running>,
     /// Disks that a change has made, and that are started when it is published.
     claims: BTreeMap<String, (DiskRequest, Claim)>,
+    /// Disks that were taken over up to their last step, which failed: it is repeated with the next change.
+    begun: BTreeMap<String, Running>,
+    /// Disks that do not end in time, and the reason.
+    ending: BTreeMap<String, (Arc<Disk>, String)>,
+    /// Disks that were left and have no section, by the numbers of their devices.
+    left: BTreeMap<u32, String>,
+    has_looked: bool,
     troubles: BTreeMap<String, String>,
+    /// The identities of volumes, by their names in the configuration.
+    volumes: BTreeMap<String, Arc<Identity>>,
+}
+
+type SharedState = Arc<Mutex<State>>;
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
+    state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// ublk of a process.
 pub struct UblkRuntime {
     shared: Arc<Shared>,
     open: Opener,
-    state: Mutex<State>,
+    state: SharedState,
 }
 
 impl fmt::Debug for UblkRuntime {
@@ -111,27 +146,43 @@ fn volume<'a>(config: &'a Config, name: &str, ublk: &Ublk) -> Option<(&'a str, &
     Some((group, lun))
 }
 
-/// The request for a disk of this configuration; `None`: its group shows it no volume.
-fn request(config: &Config, name: &str, ublk: &Ublk, cores: usize) -> Option<DiskRequest> {
+/// The queues of a disk.
+fn queues(ublk: &Ublk, cores: usize) -> usize {
+    ublk.queues.map_or_else(|| cores.min(QUEUES), |queues| queues.get() as usize)
+}
+
+/// The request for a disk of this configuration; `None`: its group shows it no volume, or the volume is not served.
+fn request(
+    config: &Config,
+    volumes: &BTreeMap<String, Arc<Identity>>,
+    (name, ublk): (&str, &Ublk),
+    cores: usize,
+) -> Option<DiskRequest> {
     let (_, lun) = volume(config, name, ublk)?;
-    // A volume without a path is in memory, and its contents end with the process.
-    let path = config.volumes.get(lun.volume.name())?.path.as_ref();
-    let text = path.map_or_else(|| lun.volume.name().to_owned(), |path| path.path().display().to_string());
-    let queues = ublk.queues.map_or_else(|| cores.min(QUEUES), |queues| queues.get() as usize);
+    let identity = volumes.get(lun.volume.name())?;
+    let model = config.volumes.get(lun.volume.name())?;
     Some(DiskRequest {
         name: name.to_owned(),
-        key: Key::of(name, &text),
+        key: Key::of(name, identity.uuid),
         number: ublk.number.map(|number| number.get() as u32),
-        queues: queues as u16,
+        queues: queues(ublk, cores) as u16,
         depth: ublk.depth.get() as u16,
-        survives: path.is_some(),
+        // A volume without a path is in memory, and its contents end with the process. The lock of a shared volume does
+        // not keep the next process from it while the kernel still executes writes of this one, and requests that are
+        // issued again could be overtaken by them.
+        survives: model.path.is_some() && !model.shared,
     })
 }
 
-/// The wanted state of a disk; `None`: its group shows it no volume.
-fn wanted(published: &Published<'_>, name: &str, ublk: &Ublk, cores: usize) -> Option<Wanted> {
+/// The wanted state of a disk; `None`: its group shows it no volume, or the volume is not served.
+fn wanted(
+    published: &Published<'_>,
+    volumes: &BTreeMap<String, Arc<Identity>>,
+    (name, ublk): (&str, &Ublk),
+    cores: usize,
+) -> Option<Wanted> {
     let config = &published.wanted.config;
-    let request = request(config, name, ublk, cores)?;
+    let request = request(config, volumes, (name, ublk), cores)?;
     let (group, lun) = volume(config, name, ublk)?;
     let portal_group = ublk.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
     let client = Client {
@@ -143,29 +194,66 @@ fn wanted(published: &Published<'_>, name: &str, ublk: &Ublk, cores: usize) -> O
     Some(Wanted { request, local, group: group.to_owned(), target: ublk.target.name().to_owned() })
 }
 
+/// The answer of a core.
+fn answered<T>(answer: Option<Result<T, String>>) -> Result<T, String> {
+    answer.unwrap_or_else(|| Err("a core has ended".into()))
+}
+
+/// Ends the service of a device, and removes it. A device that does not end in time is noted.
+fn take_down(state: &SharedState, cores: &FrontCores, running: Running) -> Result<(), String> {
+    let Running { wanted, claim, disk, .. } = running;
+    let (name, number, to) = (wanted.request.name, claim.number, disk.clone());
+    let end = async move |front: Rc<UblkCore>| front.0.end(claim, to).await;
+    let ended = cores.ask(FIRST, end).wait().unwrap_or(Ok(Removal::Done));
+    match ended {
+        Ok(removal) => {
+            for core in 0..cores.count() {
+                cores.ask(core, async move |front: Rc<UblkCore>| front.0.close(number)).wait();
+            }
+            if removal == Removal::Held {
+                let disk = disk_at(number);
+                report(
+                    false,
+                    &format!("ublk {name}: {disk} is removed; its number is free when programs have closed it"),
+                );
+            }
+            Ok(())
+        }
+        Err(why) => {
+            let why = format!("ublk {name}: {why}");
+            lock(state).ending.insert(name, (disk, why.clone()));
+            Err(why)
+        }
+    }
+}
+
 impl UblkRuntime {
     fn state(&self) -> MutexGuard<'_, State> {
-        // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.state)
     }
 
     /// Finds or makes the device of a disk.
     fn claim(cores: &FrontCores, request: &DiskRequest) -> Result<Claim, String> {
         let request = request.clone();
-        let claimed = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.claim(request).await).wait();
-        claimed.unwrap_or_else(|| Err("a core has ended".into()))
+        answered(cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.claim(request).await).wait())
     }
 
     /// Makes the disk of a section, if it can be made before the change is certain.
     fn provide(&self, cores: &FrontCores, name: &str, checked: &Checked) -> Result<Option<String>, EngineError> {
         let config = &checked.config;
         let ublk = config.find::<Ublk>(name).ok_or(EngineError::NotConfigured)?;
-        let Some(request) = request(config, name, ublk, cores.count()) else {
+        let request = request(config, &self.state().volumes, (name, ublk), cores.count());
+        let Some(request) = request else {
             let check = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.check().await).wait();
             return check.ok_or(EngineError::CoreEnded)?.map(|_| None).map_err(|why| EngineError::Front(why.into()));
         };
-        if self.state().running.contains_key(name) {
-            // Another device takes its place when the change is published.
+        let waits = {
+            let state = self.state();
+            // Another device takes its place when the change is published, or takes the number of one that ends then.
+            let has_number = |running: &Running| request.number == Some(running.claim.number);
+            state.running.contains_key(name) || state.begun.contains_key(name) || state.running.values().any(has_number)
+        };
+        if waits {
             return Ok(None);
         }
         let claim = Self::claim(cores, &request).map_err(|why| EngineError::Front(why.into()))?;
@@ -177,85 +265,150 @@ impl UblkRuntime {
     fn discard(cores: &FrontCores, claim: Claim) {
         if !claim.is_old {
             let remove = async move |front: Rc<UblkCore>| front.0.remove(claim.number).await;
-            if let Some(Err(why)) = cores.ask(FIRST, remove).wait() {
+            if let Err(why) = answered(cores.ask(FIRST, remove).wait()) {
                 report(true, &format!("ublk: {why}"));
             }
         }
     }
 
     /// Serves a device and starts it.
-    fn bring_up(&self, cores: &FrontCores, wanted: &Wanted, claim: Claim) -> Result<(), String> {
-        let ended = || Err("a core has ended".to_owned());
-        let local = || wanted.local.clone();
-        let first = local();
-        let set = async move |front: Rc<UblkCore>| front.0.set_params(claim, first).await;
-        let in_force = cores.ask(FIRST, set).wait().unwrap_or_else(|| Err("a core has ended".into()))?;
-        let Queues { depth, buffer_bytes, endpoints } =
-            (self.open.queues)(claim.number).map_err(|why| why.to_string())?;
-        for (number, endpoint) in (0..).zip(endpoints) {
-            let (name, local) = (wanted.request.name.clone(), local());
-            let serve = move |front: Rc<UblkCore>| {
-                let memory = (endpoint, depth, buffer_bytes);
-                ready(front.0.serve((&name, claim), local, number, memory, in_force.has_volatile_cache))
-            };
-            cores.ask(usize::from(number) % cores.count(), serve).wait().unwrap_or_else(ended)?;
+    fn bring_up(&self, cores: &FrontCores, running: &Running) -> Result<(), String> {
+        let in_force = self.get_ready(cores, running);
+        let number = running.claim.number;
+        for core in 0..cores.count() {
+            let is_ready = in_force.is_ok();
+            let next =
+                async move |front: Rc<UblkCore>| if is_ready { front.0.go(number) } else { front.0.release(number) };
+            cores.ask(core, next).wait();
         }
-        let local = local();
-        let start = async move |front: Rc<UblkCore>| front.0.start(claim, local, in_force.resizes).await;
-        cores.ask(FIRST, start).wait().unwrap_or_else(ended)
+        let resizes = in_force?;
+        let started = Self::start(cores, running, resizes);
+        if started.is_err() && running.claim.is_old {
+            // Requests that wait in a device of a process before this one must not be lost.
+            self.state().begun.insert(running.wanted.request.name.clone(), running.clone());
+        }
+        started
     }
 
-    /// Ends the service of a device, and removes it.
-    fn take_down(cores: &FrontCores, claim: Claim) -> Result<(), String> {
-        let number = claim.number;
-        let stop = async move |front: Rc<UblkCore>| front.0.stop(number).await;
-        let stopped = cores.ask(FIRST, stop).wait().unwrap_or(Ok(()));
-        for core in 0..cores.count() {
-            cores.ask(core, async move |front: Rc<UblkCore>| front.0.close(number).await).wait();
+    /// Does everything that can fail before a queue is served: all that needs memory comes first, and the first command
+    /// that changes a device that was left comes last. Returns whether its size is another one than that of the volume.
+    fn get_ready(&self, cores: &FrontCores, running: &Running) -> Result<bool, String> {
+        let (claim, local) = (running.claim, &running.wanted.local);
+        let first = local.clone();
+        let set = async move |front: Rc<UblkCore>| front.0.set_params(claim, first).await;
+        let in_force = answered(cores.ask(FIRST, set).wait())?;
+        let core_of = |queue: u16| usize::from(queue) % cores.count();
+        for queue in 0..claim.queues {
+            let (name, local, disk) = (running.wanted.request.name.clone(), local.clone(), running.disk.clone());
+            let reserve = move |front: Rc<UblkCore>| {
+                ready(front.0.reserve((&name, &claim, &disk), &local, queue, in_force.has_volatile_cache))
+            };
+            answered(cores.ask(core_of(queue), reserve).wait())?;
         }
-        stopped?;
-        let remove = async move |front: Rc<UblkCore>| front.0.remove(number).await;
-        cores.ask(FIRST, remove).wait().unwrap_or(Ok(()))
+        if claim.is_old {
+            answered(cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.recover(claim).await).wait())?;
+        }
+        let opened = (self.open.queues)(claim.number).map_err(|why| serve::why_no_device(&why))?;
+        let sizes = (usize::from(opened.depth), opened.buffer_bytes, opened.endpoints.len());
+        if sizes != (usize::from(claim.depth), claim.buffer_bytes as usize, usize::from(claim.queues)) {
+            return Err(format!("{} is another device now: apply again", disk_at(claim.number)));
+        }
+        for (queue, endpoint) in (0..).zip(opened.endpoints) {
+            let attach = move |front: Rc<UblkCore>| ready(front.0.attach(claim.number, queue, endpoint));
+            answered(cores.ask(core_of(queue), attach).wait())?;
+        }
+        Ok(in_force.resizes)
+    }
+
+    fn start(cores: &FrontCores, running: &Running, resizes: bool) -> Result<(), String> {
+        let (device, local) = ((running.claim, running.disk.clone()), running.wanted.local.clone());
+        let start = async move |front: Rc<UblkCore>| front.0.start(device, local, resizes).await;
+        answered(cores.ask(FIRST, start).wait())
+    }
+
+    /// Repeats the last step of a takeover; `None`: there was none.
+    fn resume(&self, cores: &FrontCores, wanted: &Wanted) -> Option<Result<Running, String>> {
+        let name = &wanted.request.name;
+        let begun = self.state().begun.remove(name)?;
+        if begun.wanted != *wanted {
+            self.state().begun.insert(name.clone(), begun);
+            return Some(Err(format!(
+                "ublk {name}: its takeover has begun with other settings: restart Lunar, or give it the old ones"
+            )));
+        }
+        let started = Self::start(cores, &begun, true);
+        if started.is_err() {
+            self.state().begun.insert(name.clone(), begun.clone());
+        }
+        Some(started.map(|()| begun).map_err(|why| format!("ublk {name}: {why}")))
     }
 
     /// Makes and starts a disk.
-    fn begin(&self, cores: &FrontCores, wanted: Wanted) {
+    fn make(&self, cores: &FrontCores, wanted: Wanted) -> Result<Running, String> {
         let name = wanted.request.name.clone();
+        let ending = self.state().ending.get(&name).filter(|(disk, _)| !disk.is_gone()).map(|(_, why)| why.clone());
+        if let Some(why) = ending {
+            return Err(why);
+        }
         let prepared = self.state().claims.remove(&name);
         let claim = match prepared {
-            Some((request, claim)) if request == wanted.request => Ok(claim),
+            Some((request, claim)) if request == wanted.request => claim,
             Some((_, other)) => {
                 Self::discard(cores, other);
-                Self::claim(cores, &wanted.request)
+                Self::claim(cores, &wanted.request)?
             }
-            None => Self::claim(cores, &wanted.request),
+            None => Self::claim(cores, &wanted.request)?,
         };
-        let begun = claim.and_then(|claim| match self.bring_up(cores, &wanted, claim) {
-            Ok(()) => Ok(claim),
+        let running = Running { wanted, claim, disk: Arc::default(), since: self.shared.host.now() };
+        match self.bring_up(cores, &running) {
+            Ok(()) => Ok(running),
             Err(why) => {
-                // Requests that wait in a device of a process before this one must not be lost.
                 if !claim.is_old {
-                    let _ = Self::take_down(cores, claim);
+                    // The first failure is the one to tell; a device that does not end is noted.
+                    let _ = take_down(&self.state, cores, running);
                 }
                 Err(format!("ublk {name}: {why}"))
             }
-        });
+        }
+    }
+
+    /// Begins to serve a disk.
+    fn begin(&self, cores: &FrontCores, wanted: Wanted) {
+        let name = wanted.request.name.clone();
+        let begun = self.resume(cores, &wanted).unwrap_or_else(|| self.make(cores, wanted));
         match begun {
-            Ok(claim) => {
+            Ok(running) => {
+                let claim = running.claim;
                 if self.state().running.is_empty() {
                     report(false, &format!("ublk: the kernel offers {}", feature_names(claim.features).join(", ")));
                 }
                 let again = if claim.is_old { ", which a process before this one had left" } else { "" };
                 report(false, &format!("ublk {name}: serves {}{again}", disk_at(claim.number)));
-                let since = self.shared.host.now();
                 let mut state = self.state();
                 state.troubles.remove(&name);
-                state.running.insert(name, Running { wanted, claim, since });
+                state.left.remove(&claim.number);
+                state.running.insert(name, running);
             }
             Err(why) => {
                 report(true, &why);
                 self.state().troubles.insert(name, why);
             }
+        }
+    }
+
+    /// Looks once for disks that processes before this one have left, and whose sections are gone. They are never
+    /// removed without being asked for: programs may use them, and another process may mean to serve them again.
+    fn look_for_left(&self, cores: &FrontCores, names: Vec<String>) {
+        if std::mem::replace(&mut self.state().has_looked, true) || names.is_empty() && !(self.open.has_disks)() {
+            return;
+        }
+        let look = async move |front: Rc<UblkCore>| front.0.left_behind(names).await;
+        // Without the right to ask, nothing is known; a disk that is configured says so itself.
+        let Ok(left) = answered(cores.ask(FIRST, look).wait()) else { return };
+        for found in left {
+            let words = format!("ublk: {}", about_left(&found, &Self::session_id(found.number)));
+            report(true, &words);
+            self.state().left.insert(found.number, words);
         }
     }
 
@@ -291,34 +444,47 @@ impl FrontRuntime for UblkRuntime {
 
     fn publish(&self, _published: &Published<'_>) {}
 
+    fn identify(&self, volumes: &BTreeMap<String, Arc<Identity>>) {
+        self.state().volumes.clone_from(volumes);
+    }
+
     fn finalize(&self, cores: &FrontCores, published: &Published<'_>) {
-        let all: BTreeMap<String, Option<Wanted>> = published
-            .wanted
-            .config
-            .section::<Ublk>()
-            .map(|(name, ublk)| (name.to_owned(), wanted(published, name, ublk, cores.count())))
+        let volumes = self.state().volumes.clone();
+        let sections = published.wanted.config.section::<Ublk>();
+        let all: BTreeMap<String, Option<Wanted>> = sections
+            .map(|(name, ublk)| (name.to_owned(), wanted(published, &volumes, (name, ublk), cores.count())))
             .collect();
         let gone: Vec<Running> = {
             let mut state = self.state();
             state.troubles.retain(|name, _| all.contains_key(name));
+            state.ending.retain(|_, (disk, _)| !disk.is_gone());
             let stays =
                 |running: &Running| all.get(&running.wanted.request.name) == Some(&Some(running.wanted.clone()));
             let (kept, gone): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 std::mem::take(&mut state.running).into_iter().partition(|(_, running)| stays(running));
             state.running = kept;
-            gone.into_values().collect()
+            // A takeover that has begun keeps its device as long as the section is there: requests wait in it.
+            let (kept, dropped): (BTreeMap<_, _>, BTreeMap<_, _>) =
+                std::mem::take(&mut state.begun).into_iter().partition(|(name, _)| all.contains_key(name));
+            state.begun = kept;
+            gone.into_values().chain(dropped.into_values()).collect()
         };
-        for Running { wanted, claim, .. } in gone {
-            if let Err(why) = Self::take_down(cores, claim) {
-                report(true, &format!("ublk {}: {why}", wanted.request.name));
+        // Volumes are closed after all fronts have ended what they serve of them: see `Retirement`.
+        for running in gone {
+            if let Err(why) = take_down(&self.state, cores, running) {
+                report(true, &why);
             }
         }
+        self.look_for_left(cores, all.keys().cloned().collect());
         for (name, wanted) in all {
             match wanted {
                 _ if self.state().running.contains_key(&name) => {}
                 Some(wanted) => self.begin(cores, wanted),
                 None => {
-                    let why = format!("ublk {name}: there is no disk: its host group shows it no such volume");
+                    let why = format!(
+                        "ublk {name}: there is no disk: its host group shows it no such volume, or the volume is not \
+                         available: `lunar status` tells"
+                    );
                     report(false, &why);
                     self.state().troubles.insert(name, why);
                 }
@@ -330,7 +496,7 @@ impl FrontRuntime for UblkRuntime {
 
     fn sessions(&self, _targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
         let now = self.shared.host.now();
-        let view = |Running { wanted, claim, since }: &Running| SessionView {
+        let view = |Running { wanted, claim, since, .. }: &Running| SessionView {
             id: Self::session_id(claim.number),
             protocol: NAME,
             discovery: false,
@@ -346,12 +512,26 @@ impl FrontRuntime for UblkRuntime {
 
     fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
         let mut state = self.state();
-        let is_it = |(_, running): &(&String, &Running)| Self::session_id(running.claim.number) == id;
-        let name = state.running.iter().find(is_it).map(|(name, _)| name.clone())?;
-        let Running { claim, .. } = state.running.remove(&name)?;
-        drop(state);
-        let cores = cores.clone();
-        Some(Box::new(move || Self::take_down(&cores, claim).is_ok()))
+        let (cores, shared) = (cores.clone(), self.state.clone());
+        let is_it = |number: u32| Self::session_id(number) == id;
+        if let Some(number) = state.left.keys().copied().find(|number| is_it(*number)) {
+            return Some(Box::new(move || {
+                let discard = async move |front: Rc<UblkCore>| front.0.discard_left(number).await;
+                let discarded = answered(cores.ask(FIRST, discard).wait());
+                match &discarded {
+                    Ok(_) => drop(lock(&shared).left.remove(&number)),
+                    Err(why) => report(true, &format!("ublk: {why}")),
+                }
+                discarded.is_ok()
+            }));
+        }
+        let name =
+            state.running.iter().find(|(_, running)| is_it(running.claim.number)).map(|(name, _)| name.clone())?;
+        let running = state.running.remove(&name)?;
+        Some(Box::new(move || {
+            let ended = take_down(&shared, &cores, running);
+            ended.inspect_err(|why| report(true, why)).is_ok()
+        }))
     }
 
     fn leftovers(&self) -> Vec<String> {
@@ -364,7 +544,12 @@ impl FrontRuntime for UblkRuntime {
     }
 
     fn troubles(&self) -> Vec<String> {
-        self.state().troubles.values().cloned().collect()
+        let state = self.state();
+        let ending = state.ending.values().filter(|(disk, _)| !disk.is_gone()).map(|(_, why)| why.clone());
+        let broken = state.running.values().filter_map(|running| running.disk.trouble().map(str::to_owned));
+        let told = state.troubles.values().chain(state.left.values()).cloned();
+        let all: BTreeSet<String> = told.chain(ending).chain(broken).collect();
+        all.into_iter().collect()
     }
 }
 

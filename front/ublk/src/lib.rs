@@ -7,11 +7,13 @@
 //! * [`params`]: the parameters of a device, from the limits of its volume
 //! * [`tag`]: the life of one tag: a request of the kernel in, a result out
 //! * [`life`]: the control commands that make, recover, resize and remove a device, and what their failures mean
+//! * [`disk`]: the state of a disk that its cores share
 //! * [`schema`], [`command_line`]: the section of the configuration, and the options of `lunar serve`
 //! * [`front`]: the front of the engine: the devices of a configuration
 //! * [`serve`]: the glue to the reactor and the block command set, and the only module with I/O
 
 pub mod command_line;
+pub mod disk;
 pub mod front;
 pub mod life;
 pub mod params;

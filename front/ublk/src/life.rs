@@ -1,8 +1,12 @@
 //! The control commands that make, recover, resize and remove a device, in their order, and what their failures mean.
 //!
-//! A device that outlives a killed process is found again by a number that the kernel keeps for it: a digest of its
-//! name in the configuration and of its volume. A device of the same name with another volume is never taken over:
+//! A device that outlives a killed process is found again by what the kernel keeps for it: a digest of its name in the
+//! configuration, and the UUID of its volume. A device of the same name with another volume is never taken over:
 //! requests that wait in it are for the other volume.
+//!
+//! Taking over: [`claim`] finds the device and changes nothing. [`set_params`] compares it with its volume. Memory is
+//! taken. [`recover`] is the first command that changes the device, and it may be repeated. Then its queues are opened,
+//! and their tags ask for requests; [`start`] is the last step, and it may be repeated, too.
 
 use crate::params::TRANSFER_BYTES;
 use crate::wire::{ANY_NUMBER, Control, ControlCommand, DeviceInfo, Params, State, attribute, disk_at, feature};
@@ -10,16 +14,40 @@ use lunar_core::io::Fault;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Numbers among which a device that was left behind is searched: the kernel gives the lowest free one, and no machine
-/// has more such disks.
+/// Numbers of devices among which one that was left behind is searched: the kernel gives the lowest free one. A device
+/// with a higher number is not made, because it would not be found again.
 const SEARCHED: u32 = 256;
 /// How often, and for how long in all, a device is asked whether the process that served it is gone.
 const LOOK: Duration = Duration::from_millis(20);
 const LOOKS: u32 = 500;
-/// How long the kernel waits for requests in progress when a device is left to the next process.
-const QUIESCE_MS: u64 = 5000;
+/// The same for a device that never started or has stopped: a process makes or removes it in a moment.
+const LOOKS_DEAD: u32 = 100;
+/// The same for a device that is removed, until its number is free.
+const LOOKS_REMOVED: u32 = 50;
+/// How long the kernel waits for a tag without a request in each queue when a device is quiesced; the command is then
+/// repeated.
+const QUIESCE_MS: u64 = 1000;
 /// The features that a device gets when its volume survives the process.
 const RECOVERY: u64 = feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE;
+/// Features that are used where the kernel has them.
+const WELCOME: u64 = feature::UPDATE_SIZE | feature::QUIESCE;
+/// Features under which commands and data mean something else than here, or the kernel treats the process in another
+/// way.
+const UNFIT: u64 = feature::SUPPORT_ZERO_COPY
+    | feature::NEED_GET_DATA
+    | feature::UNPRIVILEGED_DEV
+    | feature::USER_COPY
+    | feature::ZONED
+    | feature::USER_RECOVERY_FAIL_IO
+    | feature::AUTO_BUF_REG
+    | feature::BATCH_IO
+    | feature::INTEGRITY;
+
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
+const EBUSY: i32 = 16;
+const EEXIST: i32 = 17;
+const EINVAL: i32 = 22;
 
 /// The kernel, as far as control commands reach it.
 pub trait Kernel {
@@ -28,6 +56,12 @@ pub trait Kernel {
 
     /// Waits.
     fn pause(&self, time: Duration) -> impl Future<Output = ()>;
+
+    /// Whether a process of this number exists.
+    fn lives(&self, pid: u32) -> bool;
+
+    /// What uses a disk: a mounted file system, a disk on top of it; `None`: nothing that is known.
+    fn user_of(&self, number: u32) -> Option<String>;
 }
 
 /// The request for a device.
@@ -35,7 +69,7 @@ pub trait Kernel {
 pub struct DiskRequest {
     /// Its name in the configuration.
     pub name: String,
-    /// The digests by which it is found again.
+    /// The marks by which it is found again.
     pub key: Key,
     /// Its number; `None`: any.
     pub number: Option<u32>,
@@ -47,24 +81,32 @@ pub struct DiskRequest {
     pub survives: bool,
 }
 
-/// The number that the kernel keeps for a device.
+/// The marks of a device, which the kernel only keeps.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Key(u64);
+pub struct Key {
+    private: u64,
+    volume: [u8; 16],
+}
+
+/// The first 16 bits of the number that the kernel keeps for a device of Lunar: "LU".
+const OURS: u64 = 0x4c55 << 48;
+const NAME: u64 = (1 << 48) - 1;
 
 /// FNV-1a: a digest that is the same in every version of Lunar.
-fn digest(text: &str) -> u32 {
-    text.bytes().fold(0x811c_9dc5, |digest, byte| (digest ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+fn digest(text: &str) -> u64 {
+    text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest, byte| (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 impl Key {
-    /// The key of a device of this name with this volume.
+    /// The key of a device of this name with the volume of this UUID.
     #[must_use]
-    pub fn of(name: &str, volume: &str) -> Self {
-        Self(u64::from(digest(&format!("lunar ublk {name}"))) << 32 | u64::from(digest(volume)))
+    pub fn of(name: &str, volume: [u8; 16]) -> Self {
+        let digest = digest(name);
+        Self { private: OURS | (digest ^ digest >> 48) & NAME, volume }
     }
 
-    fn is_same_name(self, private: u64) -> bool {
-        self.0 >> 32 == private >> 32
+    fn is_same_name(&self, found: &DeviceInfo) -> bool {
+        self.private == found.private
     }
 }
 
@@ -75,12 +117,24 @@ pub struct Claim {
     pub number: u32,
     /// Its queues.
     pub queues: u16,
+    /// Tags of each.
+    pub depth: u16,
     /// The most bytes of a request.
     pub buffer_bytes: u32,
     /// Whether it was left behind by a process before this one.
     pub is_old: bool,
     /// The features of the driver.
     pub features: u64,
+    /// Its own features.
+    pub flags: u64,
+}
+
+impl Claim {
+    /// Whether the kernel can be told to keep further requests.
+    #[must_use]
+    pub fn quiesces(&self) -> bool {
+        self.flags & feature::QUIESCE != 0
+    }
 }
 
 /// A control command.
@@ -90,17 +144,19 @@ fn plain(number: Control, device: u32, data: u64) -> ControlCommand {
 
 /// The meaning of a failed command, in words that say what to do.
 fn told(what: &str, why: Fault) -> String {
-    const EPERM: i32 = 1;
-    const EACCES: i32 = 13;
-    const EEXIST: i32 = 17;
     match why {
         Fault::Os(EPERM | EACCES) => format!(
             "{what}: the kernel refuses it: ublk needs the capability CAP_SYS_ADMIN: run Lunar as root, or give the \
              service AmbientCapabilities=CAP_SYS_ADMIN"
         ),
         Fault::Os(EEXIST) => format!("{what}: another ublk device has this number: choose another one"),
+        Fault::Os(EBUSY) => format!("{what}: another process uses the device: end it, and apply again"),
         Fault::Unsupported => format!("{what}: this kernel does not support it: Linux 6.5 or newer is needed"),
-        why => format!("{what}: {why:?}"),
+        Fault::NoMemory => {
+            format!("{what}: there is no memory: lower `depth` and `queues` of the disk, or `memory` in [server]")
+        }
+        Fault::Gone => format!("{what}: the device was removed meanwhile: apply the configuration again"),
+        why => format!("{what}: the kernel refuses it ({why:?}): see its log (dmesg), and apply again"),
     }
 }
 
@@ -116,75 +172,99 @@ pub async fn features<K: Kernel>(kernel: &K) -> Result<u64, String> {
     }
 }
 
-/// The description of a device by the kernel; `None`: there is none of this number.
-async fn info<K: Kernel>(kernel: &K, number: u32) -> Option<DeviceInfo> {
+/// The description of a device by the kernel; `None`: there is none of this number, or one that is not Lunar's.
+async fn info<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, String> {
     let mut info = DeviceInfo::default();
-    kernel.call(plain(Control::GET_DEV_INFO, number, 0), info.as_mut_bytes()).await.ok().map(|_| info)
+    match kernel.call(plain(Control::GET_DEV_INFO, number, 0), info.as_mut_bytes()).await {
+        Ok(_) => Ok(Some(info)),
+        // EINVAL: an unprivileged device, about which nobody is told without its path.
+        Err(Fault::Gone | Fault::Os(EINVAL)) => Ok(None),
+        Err(why) => Err(told(&disk_at(number), why)),
+    }
 }
 
-/// Finds the device that a process before this one has left, or makes one.
+/// Finds the device that a process before this one has left, or makes one. One that was left is not changed before
+/// [`recover`]. `pid` is this process.
 ///
 /// # Errors
 /// Why there cannot be such a device.
-pub async fn claim<K: Kernel>(kernel: &K, request: &DiskRequest) -> Result<Claim, String> {
+pub async fn claim<K: Kernel>(kernel: &K, request: &DiskRequest, pid: u32) -> Result<Claim, String> {
     let features = features(kernel).await?;
     for number in 0..SEARCHED {
-        let Some(found) = info(kernel, number).await.filter(|found| request.key.is_same_name(found.private)) else {
-            continue;
-        };
-        match take_over(kernel, request, found).await? {
-            true => return Ok(claimed(found, true, features)),
-            false => break,
+        let found = info(kernel, number).await?;
+        if found.is_some_and(|found| request.key.is_same_name(&found))
+            && let Some(old) = settle(kernel, request, number, pid).await?
+        {
+            check_old(request, &old)?;
+            return Ok(claimed(&old, true, features));
         }
     }
-    let recovery = if request.survives { RECOVERY } else { 0 };
-    let mut info = DeviceInfo {
-        queues: request.queues,
-        depth: request.depth,
-        buffer_bytes: TRANSFER_BYTES,
-        number: request.number.unwrap_or(ANY_NUMBER),
-        flags: (recovery | feature::CMD_IOCTL_ENCODE) & (features | feature::CMD_IOCTL_ENCODE),
-        private: request.key.0,
-        ..DeviceInfo::default()
-    };
-    let add = plain(Control::ADD_DEV, info.number, 0);
-    match kernel.call(add, info.as_mut_bytes()).await {
-        Ok(_) => Ok(claimed(info, false, features)),
-        Err(why) => Err(told(&format!("ublk {}: making its disk", request.name), why)),
-    }
+    make(kernel, request, features, pid).await
 }
 
-fn claimed(info: DeviceInfo, is_old: bool, features: u64) -> Claim {
-    let DeviceInfo { number, queues, buffer_bytes, .. } = info;
-    Claim { number, queues, buffer_bytes, is_old, features }
+fn claimed(info: &DeviceInfo, is_old: bool, features: u64) -> Claim {
+    let DeviceInfo { number, queues, depth, buffer_bytes, flags, .. } = *info;
+    Claim { number, queues, depth, buffer_bytes, is_old, features, flags }
 }
 
-/// Takes over a device that was found; `false`: it is removed, because it is dead.
-async fn take_over<K: Kernel>(kernel: &K, request: &DiskRequest, found: DeviceInfo) -> Result<bool, String> {
-    let (name, disk, pid) = (&request.name, disk_at(found.number), found.pid);
-    let mut state = State(found.state);
-    // A process that was killed a moment ago may still be ending.
-    for _ in 0..LOOKS {
-        if state != State::LIVE {
-            break;
+/// Waits until no other process works on a device of the same name; `None`: it is gone, because it had no requests.
+async fn settle<K: Kernel>(
+    kernel: &K,
+    request: &DiskRequest,
+    number: u32,
+    pid: u32,
+) -> Result<Option<DeviceInfo>, String> {
+    let (name, disk) = (&request.name, disk_at(number));
+    for look in 0..LOOKS {
+        let Some(found) = info(kernel, number).await?.filter(|found| request.key.is_same_name(found)) else {
+            return Ok(None);
+        };
+        let server = u32::try_from(found.pid).ok().filter(|server| *server > 0);
+        match State(found.state) {
+            State::LIVE if server == Some(pid) => {
+                return Err(format!(
+                    "ublk {name}: {disk} is still ending, because its volume does not answer: apply again later"
+                ));
+            }
+            // A process that was killed a moment ago may still be ending.
+            State::LIVE if look + 1 == LOOKS => {
+                let server = server.map_or_else(|| "unknown".into(), |server| server.to_string());
+                return Err(format!(
+                    "ublk {name}: {disk} is served by another process ({server}): end it, or choose another name"
+                ));
+            }
+            State::LIVE => {}
+            // It never started or has stopped, so nothing waits in it. A process that makes or removes it is quick.
+            State::DEAD if server == Some(pid) || look >= LOOKS_DEAD => {
+                if let Some(server) = server.filter(|server| *server != pid && kernel.lives(*server)) {
+                    return Err(format!(
+                        "ublk {name}: {disk} is being made by another process ({server}): end it, or choose another name"
+                    ));
+                }
+                return match remove(kernel, number, false).await? {
+                    Removal::Done => Ok(None),
+                    Removal::Held => Err(format!(
+                        "ublk {name}: {disk} has stopped, but a program still has it open: close it (lsof {disk} shows \
+                         which), and apply again"
+                    )),
+                };
+            }
+            State::DEAD => {}
+            _ => return Ok(Some(found)),
         }
         kernel.pause(LOOK).await;
-        state = info(kernel, found.number).await.map_or(State::DEAD, |found| State(found.state));
     }
-    if state == State::LIVE {
+    Err(told(&format!("ublk {name}: {disk}"), Fault::Os(EBUSY)))
+}
+
+/// Whether a device that was left is the requested one.
+fn check_old(request: &DiskRequest, found: &DeviceInfo) -> Result<(), String> {
+    let (name, disk) = (&request.name, disk_at(found.number));
+    if found.volume != request.key.volume {
         return Err(format!(
-            "ublk {name}: {disk} is served by another process ({pid}): end it, or choose another name"
-        ));
-    }
-    if state == State::DEAD {
-        // Without requests: nothing waits in it.
-        let _ = remove(kernel, found.number, false).await;
-        return Ok(false);
-    }
-    if found.private != request.key.0 {
-        return Err(format!(
-            "ublk {name}: {disk} was left by another process, and its requests wait for another volume: serve that \
-             volume under this name once more, or choose another name"
+            "ublk {name}: {disk} was left by another process, and its requests wait for another volume ({}): serve that \
+             volume under this name once more, or choose another name",
+            uuid(found.volume)
         ));
     }
     if request.number.is_some_and(|wanted| wanted != found.number) {
@@ -192,16 +272,100 @@ async fn take_over<K: Kernel>(kernel: &K, request: &DiskRequest, found: DeviceIn
             "ublk {name}: a process before this one has left it as {disk}: choose that number, or none"
         ));
     }
-    let recover = plain(Control::START_USER_RECOVERY, found.number, 0);
+    check_flags(RECOVERY, found.flags).map_err(|why| format!("ublk {name}: {disk}: {why}"))
+}
+
+/// A UUID as it is written.
+fn uuid(bytes: [u8; 16]) -> String {
+    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
+    let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
+    format!("{a}-{b}-{c}-{d}-{e}")
+}
+
+/// Compares the features of a device with those that it must have. Further ones that change nothing are accepted: newer
+/// kernels set some by themselves.
+fn check_flags(needed: u64, given: u64) -> Result<(), String> {
+    let (missing, unfit) = (needed & !given, given & UNFIT);
+    let names = |flags: u64| feature_names(flags).join(", ");
+    match (missing, unfit) {
+        (0, 0) => Ok(()),
+        (0, unfit) => Err(format!(
+            "the kernel has given it features that Lunar does not serve ({}): use another kernel, and report this",
+            names(unfit)
+        )),
+        (missing, _) => Err(format!(
+            "the kernel does not give it {}, and it would not outlast a kill: use Linux 6.5 or newer",
+            names(missing)
+        )),
+    }
+}
+
+/// Makes a device.
+async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: u32) -> Result<Claim, String> {
+    let recovery = if request.survives { RECOVERY } else { 0 };
+    // The kernel quiesces only what can be recovered.
+    let welcome = WELCOME & features & if request.survives { u64::MAX } else { !feature::QUIESCE };
+    let mut info = DeviceInfo {
+        queues: request.queues,
+        depth: request.depth,
+        buffer_bytes: TRANSFER_BYTES,
+        number: request.number.unwrap_or(ANY_NUMBER),
+        pid: i32::try_from(pid).unwrap_or(0),
+        flags: recovery | welcome | feature::CMD_IOCTL_ENCODE,
+        private: request.key.private,
+        volume: request.key.volume,
+        ..DeviceInfo::default()
+    };
+    let what = format!("ublk {}: making its disk", request.name);
+    let add = plain(Control::ADD_DEV, info.number, 0);
+    kernel.call(add, info.as_mut_bytes()).await.map_err(|why| told(&what, why))?;
+    let kept = self::info(kernel, info.number).await;
+    let fits = match kept {
+        _ if info.number >= SEARCHED => {
+            Err(format!("its number would be {}, and {SEARCHED} are the most: remove other ublk disks", info.number))
+        }
+        Ok(Some(kept)) if (kept.private, kept.volume) == (request.key.private, request.key.volume) => {
+            check_flags(recovery, kept.flags).map(|()| kept)
+        }
+        Ok(_) => Err("this kernel does not keep the UUID of its volume: use another one, and report this".to_owned()),
+        Err(why) => Err(why),
+    };
+    match fits {
+        Ok(kept) => Ok(claimed(&kept, false, features)),
+        Err(why) => {
+            // It has never started, and is removed at once.
+            let _ = remove(kernel, info.number, false).await;
+            Err(format!("{what}: {why}"))
+        }
+    }
+}
+
+/// Begins to take over a device that was left.
+///
+/// # Errors
+/// Why the kernel does not give it.
+pub async fn recover<K: Kernel>(kernel: &K, claim: &Claim) -> Result<(), String> {
+    let what = || format!("recovering {}", disk_at(claim.number));
+    let recover = plain(Control::START_USER_RECOVERY, claim.number, 0);
     let mut last = Fault::Timeout;
     for _ in 0..LOOKS {
         match kernel.call(recover, &mut []).await {
-            Ok(_) => return Ok(true),
-            Err(why) => last = why,
+            Ok(_) => return Ok(()),
+            Err(why @ Fault::Os(EINVAL)) => {
+                // Kernels before 6.15 refuse it after a recovery that began and did not come to its queues: then the
+                // device is where the command would have led it.
+                let found = info(kernel, claim.number).await?;
+                let has_begun = found
+                    .is_some_and(|found| found.state == State::QUIESCED.0 && found.flags & feature::USER_RECOVERY != 0);
+                return if has_begun { Ok(()) } else { Err(told(&what(), why)) };
+            }
+            // The files of the process that served it are not closed yet.
+            Err(why @ Fault::Os(EBUSY)) => last = why,
+            Err(why) => return Err(told(&what(), why)),
         }
         kernel.pause(LOOK).await;
     }
-    Err(told(&format!("ublk {name}: recovering {disk}"), last))
+    Err(told(&what(), last))
 }
 
 /// The parameters of a device that are in force.
@@ -217,7 +381,7 @@ pub struct InForce {
 /// cache. Returns those in force.
 ///
 /// # Errors
-/// Why the kernel refuses them.
+/// Why the kernel refuses them, or the volume does not fit the device any more.
 pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -> Result<InForce, String> {
     let disk = disk_at(claim.number);
     if !claim.is_old {
@@ -232,8 +396,20 @@ pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -
     get.map_err(|why| told(&format!("the parameters of {disk}"), why))?;
     if old.logical_shift != params.logical_shift {
         return Err(format!(
-            "{disk} has blocks of another size than its volume: remove whatever uses it, and the disk"
+            "{disk} has blocks of {} bytes and its volume now has blocks of {}: serve the volume with its old block size",
+            1_u64 << old.logical_shift.min(63),
+            1_u64 << params.logical_shift.min(63)
         ));
+    }
+    if old.sectors > params.sectors {
+        return Err(format!(
+            "{disk} has {} sectors of 512 bytes and its volume now has only {}: requests that wait may be for the part \
+             that is missing: give the volume its old size again",
+            old.sectors, params.sectors
+        ));
+    }
+    if params.attributes & !old.attributes & attribute::READ_ONLY != 0 {
+        return Err(format!("{disk} is writable and its volume is now read-only: let it be writable once more"));
     }
     Ok(InForce {
         resizes: old.sectors != params.sectors,
@@ -247,7 +423,6 @@ pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -
 /// # Errors
 /// Why the kernel does not start it.
 pub async fn start<K: Kernel>(kernel: &K, claim: &Claim, pid: u32) -> Result<(), String> {
-    const EINVAL: i32 = 22;
     let number = if claim.is_old { Control::END_USER_RECOVERY } else { Control::START_DEV };
     match kernel.call(plain(number, claim.number, pid.into()), &mut []).await {
         Ok(_) => Ok(()),
@@ -255,7 +430,7 @@ pub async fn start<K: Kernel>(kernel: &K, claim: &Claim, pid: u32) -> Result<(),
             "{}: the kernel does not start it: in a container, ublk needs the PID namespace of the host",
             disk_at(claim.number)
         )),
-        Err(why) => Err(told(&disk_at(claim.number), why)),
+        Err(why) => Err(told(&format!("starting {}", disk_at(claim.number)), why)),
     }
 }
 
@@ -275,7 +450,32 @@ pub async fn resize<K: Kernel>(kernel: &K, claim: &Claim, sectors: u64) -> Resul
     update.map(drop).map_err(|why| told(&format!("the kernel refuses ({why:?})")))
 }
 
-/// Stops a device, whose queues are served until then: its disk is gone, and every tag ends.
+/// The outcome of [`quiesce`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Quiet {
+    /// The kernel keeps further requests, and the tags that have none end. Those that answer one later end when the
+    /// command is given again.
+    Begun,
+    /// No tag has room for the command now: it is to be given again.
+    Busy,
+    /// The kernel does not do it.
+    Never,
+}
+
+/// Has the kernel keep further requests.
+pub async fn quiesce<K: Kernel>(kernel: &K, claim: &Claim) -> Quiet {
+    if !claim.quiesces() {
+        return Quiet::Never;
+    }
+    match kernel.call(plain(Control::QUIESCE_DEV, claim.number, QUIESCE_MS), &mut []).await {
+        Ok(_) => Quiet::Begun,
+        Err(Fault::Os(EBUSY)) => Quiet::Busy,
+        Err(_) => Quiet::Never,
+    }
+}
+
+/// Stops a device: its disk is gone, requests that wait fail, and every tag ends. A device that is live must be served
+/// until then.
 ///
 /// # Errors
 /// Why the kernel does not stop it.
@@ -284,26 +484,96 @@ pub async fn stop<K: Kernel>(kernel: &K, number: u32) -> Result<(), String> {
     stopped.map(drop).map_err(|why| told(&format!("stopping {}", disk_at(number)), why))
 }
 
+/// The outcome of a removal.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Removal {
+    /// The device is gone, and its number is free.
+    Done,
+    /// The kernel removes it when the last program closes it.
+    Held,
+}
+
 /// Removes a device that was stopped; the kernel does so when nothing has it open any more. `waits`: this ends no
 /// earlier, on a kernel that has no other way.
 ///
 /// # Errors
 /// Why the kernel does not remove it.
-pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<(), String> {
+pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<Removal, String> {
     let mut removed = kernel.call(plain(Control::DEL_DEV_ASYNC, number, 0), &mut []).await;
     if removed == Err(Fault::Unsupported) && waits {
         removed = kernel.call(plain(Control::DEL_DEV, number, 0), &mut []).await;
     }
-    removed.map(drop).map_err(|why| told(&format!("removing {}", disk_at(number)), why))
+    match removed {
+        Ok(_) => {}
+        Err(Fault::Gone) => return Ok(Removal::Done),
+        Err(why) => return Err(told(&format!("removing {}", disk_at(number)), why)),
+    }
+    for _ in 0..LOOKS_REMOVED {
+        if info(kernel, number).await?.is_none() {
+            return Ok(Removal::Done);
+        }
+        kernel.pause(LOOK).await;
+    }
+    Ok(Removal::Held)
 }
 
-/// Leaves a device to the next process: its tags end, and further requests wait. Without the feature nothing happens:
-/// then the end of this process has the same effect, and requests in progress are issued again.
-pub async fn leave<K: Kernel>(kernel: &K, claim: &Claim) {
-    if claim.features & feature::QUIESCE != 0 {
-        // Otherwise the end of the process has the same effect.
-        let _ = kernel.call(plain(Control::QUIESCE_DEV, claim.number, QUIESCE_MS), &mut []).await;
+/// The devices that processes of Lunar have left, and that no section of the configuration names.
+///
+/// # Errors
+/// Why that cannot be known.
+pub async fn left_behind<K: Kernel>(kernel: &K, names: &[String]) -> Result<Vec<DeviceInfo>, String> {
+    let known: Vec<u64> = names.iter().map(|name| Key::of(name, [0; 16]).private).collect();
+    let mut left = Vec::new();
+    for number in 0..SEARCHED {
+        let is_left = |found: &DeviceInfo| {
+            found.private & !NAME == OURS && found.state == State::QUIESCED.0 && !known.contains(&found.private)
+        };
+        left.extend(info(kernel, number).await?.filter(is_left));
     }
+    Ok(left)
+}
+
+/// What to do with a device that was left, in words.
+#[must_use]
+pub fn about_left(found: &DeviceInfo, session: &str) -> String {
+    format!(
+        "{} was left by a process of Lunar that has ended, and no section has its name: programs that use it wait. Serve \
+         volume {} under the old name once more, or remove the disk, with the requests that wait: lunar session end \
+         {session}",
+        disk_at(found.number),
+        uuid(found.volume)
+    )
+}
+
+/// Removes a device that was left, with the requests that wait in it, unless it is in use.
+///
+/// # Errors
+/// Why it stays.
+pub async fn discard_left<K: Kernel>(kernel: &K, number: u32) -> Result<Removal, String> {
+    let disk = disk_at(number);
+    let features = features(kernel).await?;
+    match info(kernel, number).await? {
+        None => return Ok(Removal::Done),
+        Some(found) if found.private & !NAME == OURS && found.state == State::QUIESCED.0 => {}
+        Some(_) => return Err(format!("{disk} is not left any more: another process serves it")),
+    }
+    if let Some(user) = kernel.user_of(number) {
+        return Err(format!(
+            "{disk} stays, because {user}: serve its volume under the old name once more, and unmount it"
+        ));
+    }
+    if features & feature::SAFE_STOP == 0 {
+        stop(kernel, number).await?;
+    } else {
+        match kernel.call(plain(Control::TRY_STOP_DEV, number, 0), &mut []).await {
+            Ok(_) => {}
+            Err(Fault::Os(EBUSY)) => {
+                return Err(format!("{disk} stays, because a program has it open (lsof {disk} shows which): close it"));
+            }
+            Err(why) => return Err(told(&format!("stopping {disk}"), why)),
+        }
+    }
+    remove(kernel, number, false).await
 }
 
 /// The names of features.

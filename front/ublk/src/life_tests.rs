@@ -6,7 +6,10 @@ use std::pin::pin;
 use std::task::{Context, Poll, Waker};
 
 const ENODEV: Fault = Fault::Gone;
-const EBUSY: Fault = Fault::Os(16);
+/// The process of the test, and another one.
+const PID: u32 = 99;
+const OTHER: u32 = 55;
+const VOLUME: [u8; 16] = [0x11; 16];
 
 /// A kernel with one device at most, which answers at once.
 #[derive(Default)]
@@ -20,6 +23,17 @@ struct Fake {
     /// Pauses after which a device is not live any more.
     dies_after: Cell<u32>,
     refuses: Cell<Option<Fault>>,
+    /// Whether a recovery has begun that did not come to its queues: then older kernels refuse another one.
+    is_half: Cell<bool>,
+    /// Features that it gives, and does not give, without being asked.
+    adds: u64,
+    clears: u64,
+    /// Whether it forgets the volume of a device.
+    forgets: bool,
+    /// Whether a program has the disk open.
+    is_open: Cell<bool>,
+    lives: bool,
+    user: Option<String>,
 }
 
 impl Fake {
@@ -53,7 +67,9 @@ impl Fake {
                 info.as_mut_bytes().copy_from_slice(memory);
                 info.number = if info.number == ANY_NUMBER { 3 } else { info.number };
                 info.queues = info.queues.min(2);
+                info.flags = (info.flags | self.adds) & !self.clears;
                 memory.copy_from_slice(info.as_bytes());
+                info.volume = if self.forgets { [0; 16] } else { info.volume };
                 *device = Some(info);
             }
             Control::SET_PARAMS => {
@@ -64,12 +80,18 @@ impl Fake {
             Control::GET_PARAMS => memory.copy_from_slice(self.params.get().as_bytes()),
             Control::START_USER_RECOVERY if self.busy.get() > 0 => {
                 self.busy.set(self.busy.get() - 1);
-                return Err(EBUSY);
+                return Err(Fault::Os(EBUSY));
             }
-            Control::DEL_DEV_ASYNC => *device = None,
+            Control::START_USER_RECOVERY if self.is_half.replace(true) => return Err(Fault::Os(EINVAL)),
+            Control::TRY_STOP_DEV if self.is_open.get() => return Err(Fault::Os(EBUSY)),
+            Control::DEL_DEV_ASYNC if !self.is_open.get() => *device = None,
             _ => {}
         }
         Ok(0)
+    }
+
+    fn called(&self, number: Control) -> bool {
+        self.calls.borrow().iter().any(|(called, _)| *called == number)
     }
 }
 
@@ -88,6 +110,14 @@ impl Kernel for Fake {
         }
         ready(())
     }
+
+    fn lives(&self, _pid: u32) -> bool {
+        self.lives
+    }
+
+    fn user_of(&self, _number: u32) -> Option<String> {
+        self.user.clone()
+    }
 }
 
 fn now<T>(future: impl Future<Output = T>) -> T {
@@ -98,28 +128,33 @@ fn now<T>(future: impl Future<Output = T>) -> T {
 }
 
 fn request() -> DiskRequest {
-    let key = Key::of("web", "/srv/web.img");
+    let key = Key::of("web", VOLUME);
     DiskRequest { name: "web".into(), key, number: None, queues: 4, depth: 64, survives: true }
 }
 
-fn old(state: State, volume: &str) -> DeviceInfo {
-    let private = Key::of("web", volume).0;
-    DeviceInfo { queues: 1, state: state.0, number: 7, private, pid: 55, ..DeviceInfo::default() }
+fn take(kernel: &Fake) -> Result<Claim, String> {
+    now(claim(kernel, &request(), PID))
+}
+
+fn old(state: State, volume: [u8; 16]) -> DeviceInfo {
+    let (private, flags) = (Key::of("web", volume).private, RECOVERY | feature::CMD_IOCTL_ENCODE);
+    let (number, pid) = (7, OTHER as i32);
+    DeviceInfo { queues: 1, state: state.0, number, private, volume, pid, flags, ..DeviceInfo::default() }
 }
 
 #[test]
 fn a_new_device_recovers_and_gets_parameters_before_it_starts() {
     let kernel = Fake::new();
-    let claim = now(claim(&kernel, &request())).expect("it is made");
-    assert_eq!((claim.number, claim.queues, claim.is_old), (3, 2, false));
+    let claim = take(&kernel).expect("it is made");
+    assert_eq!((claim.number, claim.queues, claim.depth, claim.is_old), (3, 2, 64, false));
     let info = kernel.device.borrow().expect("there is one");
-    assert_eq!(info.flags, RECOVERY | feature::CMD_IOCTL_ENCODE);
-    assert_eq!((info.depth, info.buffer_bytes), (64, TRANSFER_BYTES));
+    assert_eq!(info.flags, RECOVERY | feature::QUIESCE | feature::UPDATE_SIZE | feature::CMD_IOCTL_ENCODE);
+    assert_eq!((info.depth, info.buffer_bytes, info.volume), (64, TRANSFER_BYTES, VOLUME));
     let limits =
         Limits::of(&lunar_blk::testing::Rig::default().set.unit(lunar_blk::testing::UNIT).expect("one").unit, false);
     let params = crate::params::params(&limits, claim.buffer_bytes);
     assert_eq!(now(set_params(&kernel, &claim, &params)), Ok(InForce { resizes: false, has_volatile_cache: true }));
-    assert_eq!(now(start(&kernel, &claim, 99)), Ok(()));
+    assert_eq!(now(start(&kernel, &claim, PID)), Ok(()));
     assert_eq!(now(resize(&kernel, &claim, 123)), Ok(()));
     let calls: Vec<_> = kernel.calls.take();
     let add = (Control::ADD_DEV, 0);
@@ -129,16 +164,38 @@ fn a_new_device_recovers_and_gets_parameters_before_it_starts() {
 #[test]
 fn a_volume_that_does_not_survive_is_not_recovered() {
     let kernel = Fake::new();
-    now(claim(&kernel, &DiskRequest { survives: false, ..request() })).expect("it is made");
-    assert_eq!(kernel.device.borrow().map(|info| info.flags & RECOVERY), Some(0));
+    let claim = now(claim(&kernel, &DiskRequest { survives: false, ..request() }, PID)).expect("it is made");
+    let no_recovery = RECOVERY | feature::QUIESCE;
+    assert_eq!(kernel.device.borrow().map(|info| info.flags & no_recovery), Some(0));
+    assert!(!claim.quiesces());
+}
+
+#[test]
+fn the_features_that_the_kernel_gives_are_compared() {
+    let kernel = Fake { clears: feature::USER_RECOVERY_REISSUE, ..Fake::new() };
+    let why = take(&kernel).expect_err("it would lose requests");
+    assert!(why.contains("USER_RECOVERY_REISSUE") && kernel.device.borrow().is_none(), "{why}");
+    let kernel = Fake { adds: feature::UNPRIVILEGED_DEV, ..Fake::new() };
+    assert!(take(&kernel).expect_err("the kernel would kill Lunar").contains("UNPRIVILEGED_DEV"));
+    let kernel = Fake { adds: 1 << 13 | 1 << 14, clears: WELCOME, ..Fake::new() };
+    let claim = take(&kernel).expect("they change nothing");
+    assert!(!claim.quiesces() && now(quiesce(&kernel, &claim)) == Quiet::Never && !kernel.called(Control::QUIESCE_DEV));
+    let kernel = Fake { forgets: true, ..Fake::new() };
+    assert!(take(&kernel).expect_err("it could not be told from others").contains("UUID"));
+    assert!(kernel.device.borrow().is_none());
+    let far = DiskRequest { number: Some(SEARCHED), ..request() };
+    let kernel = Fake::new();
+    let why = now(super::claim(&kernel, &far, PID)).expect_err("it would not be found again");
+    assert!(why.contains("256 are the most") && kernel.device.borrow().is_none(), "{why}");
 }
 
 #[test]
 fn a_device_that_was_left_is_taken_over() {
-    let kernel = Fake::left(old(State::QUIESCED, "/srv/web.img"));
+    let kernel = Fake::left(old(State::QUIESCED, VOLUME));
     kernel.busy.set(3);
-    let claim = now(claim(&kernel, &request())).expect("it is recovered");
+    let claim = take(&kernel).expect("it is found");
     assert_eq!((claim.number, claim.queues, claim.is_old), (7, 1, true));
+    assert!(kernel.calls.borrow().is_empty(), "nothing is changed yet");
     let mut params = Params { sectors: 8, logical_shift: 9, ..Params::default() };
     kernel.params.set(params);
     // The volume has a write cache now, but the kernel goes on without flushes.
@@ -150,45 +207,144 @@ fn a_device_that_was_left_is_taken_over() {
         Ok(InForce { resizes: true, has_volatile_cache: false }),
         "the volume has grown meanwhile"
     );
-    params.logical_shift = 12;
-    assert!(now(set_params(&kernel, &claim, &params)).is_err());
-    now(start(&kernel, &claim, 99)).expect("it starts");
+    assert!(!kernel.called(Control::START_USER_RECOVERY));
+    now(recover(&kernel, &claim)).expect("the old process has ended");
+    now(start(&kernel, &claim, PID)).expect("it starts");
     assert_eq!(kernel.calls.borrow().last(), Some(&(Control::END_USER_RECOVERY, 99)));
-    let set = kernel.calls.borrow().iter().any(|(number, _)| *number == Control::SET_PARAMS);
-    assert!(!set, "an old device keeps its parameters");
+    assert!(!kernel.called(Control::SET_PARAMS), "an old device keeps its parameters");
+}
+
+#[test]
+fn a_volume_that_does_not_fit_any_more_leaves_the_device_as_it_is() {
+    let kernel = Fake::left(old(State::QUIESCED, VOLUME));
+    let claim = take(&kernel).expect("it is found");
+    let params = Params { sectors: 8, logical_shift: 9, ..Params::default() };
+    kernel.params.set(params);
+    for (changed, word) in [
+        (Params { logical_shift: 12, ..params }, "blocks of 4096"),
+        (Params { sectors: 7, ..params }, "only 7"),
+        (Params { attributes: attribute::READ_ONLY, ..params }, "read-only"),
+    ] {
+        let why = now(set_params(&kernel, &claim, &changed)).expect_err(word);
+        assert!(why.contains(word), "{why}");
+    }
+    assert!(!kernel.called(Control::START_USER_RECOVERY));
+}
+
+#[test]
+fn a_takeover_may_be_repeated_at_each_step() {
+    let kernel = Fake::left(old(State::QUIESCED, VOLUME));
+    for step in 0..3 {
+        let claim = take(&kernel).expect("it is found");
+        assert!(claim.is_old, "step {step}");
+        now(recover(&kernel, &claim)).expect("an older kernel has begun already");
+    }
+    let claim = take(&kernel).expect("it is found");
+    kernel.refuses.set(Some(Fault::Os(4)));
+    now(start(&kernel, &claim, PID)).expect_err("a signal");
+    kernel.refuses.set(None);
+    now(start(&kernel, &claim, PID)).expect("the second time");
+    let kernel = Fake::left(DeviceInfo { flags: 0, ..old(State::QUIESCED, VOLUME) });
+    kernel.is_half.set(true);
+    assert!(now(recover(&kernel, &claim)).is_err(), "it cannot be recovered at all");
 }
 
 #[test]
 fn a_process_that_is_ending_is_waited_for_and_one_that_serves_is_named() {
-    let kernel = Fake::left(old(State::LIVE, "/srv/web.img"));
+    let kernel = Fake::left(old(State::LIVE, VOLUME));
     kernel.dies_after.set(4);
-    assert!(now(claim(&kernel, &request())).expect("it is recovered").is_old);
-    let kernel = Fake::left(old(State::LIVE, "/srv/web.img"));
-    let why = now(claim(&kernel, &request())).expect_err("it is in use");
+    assert!(take(&kernel).expect("it is found").is_old);
+    let kernel = Fake::left(old(State::LIVE, VOLUME));
+    let why = take(&kernel).expect_err("it is in use");
     assert!(why.contains("/dev/ublkb7 is served by another process (55)"), "{why}");
+    let kernel = Fake::left(DeviceInfo { pid: PID as i32, ..old(State::LIVE, VOLUME) });
+    assert!(take(&kernel).expect_err("it does not end").contains("still ending"));
 }
 
 #[test]
 fn requests_for_another_volume_are_never_taken_over() {
-    let kernel = Fake::left(old(State::QUIESCED, "/srv/other.img"));
-    let why = now(claim(&kernel, &request())).expect_err("it is another volume's");
-    assert!(why.contains("another volume") && kernel.calls.borrow().is_empty(), "{why}");
-    let kernel = Fake::left(old(State::DEAD, "/srv/other.img"));
-    assert!(!now(claim(&kernel, &request())).expect("nothing waits in a dead device").is_old);
-    let kernel = Fake::left(DeviceInfo { private: Key::of("db", "/srv/web.img").0, ..old(State::QUIESCED, "") });
-    assert_eq!(now(claim(&kernel, &request())).map(|claim| claim.is_old), Ok(false), "another name");
+    let kernel = Fake::left(old(State::QUIESCED, [0x22; 16]));
+    let why = take(&kernel).expect_err("it is another volume's");
+    assert!(why.contains("another volume (22222222-2222-") && kernel.calls.borrow().is_empty(), "{why}");
+    // One bit is enough.
+    let mut close = VOLUME;
+    close[15] ^= 1;
+    assert!(take(&Fake::left(old(State::QUIESCED, close))).is_err());
+    let private = Key::of("db", VOLUME).private;
+    let kernel = Fake::left(DeviceInfo { private, ..old(State::QUIESCED, VOLUME) });
+    assert_eq!(take(&kernel).map(|claim| claim.is_old), Ok(false), "another name");
+    let kernel = Fake::left(old(State::QUIESCED, VOLUME));
+    let elsewhere = DiskRequest { number: Some(8), ..request() };
+    assert!(now(claim(&kernel, &elsewhere, PID)).expect_err("another number").contains("choose that number"));
+}
+
+#[test]
+fn a_dead_device_makes_room_unless_it_is_somebodys() {
+    let kernel = Fake::left(old(State::DEAD, [0x22; 16]));
+    assert!(!take(&kernel).expect("nothing waits in a dead device").is_old);
+    let kernel = Fake { lives: true, ..Fake::left(old(State::DEAD, VOLUME)) };
+    let why = take(&kernel).expect_err("another process makes it");
+    assert!(why.contains("being made by another process (55)") && !kernel.called(Control::DEL_DEV_ASYNC), "{why}");
+    let kernel = Fake { lives: true, ..Fake::left(DeviceInfo { pid: -1, ..old(State::DEAD, VOLUME) }) };
+    kernel.is_open.set(true);
+    let why = take(&kernel).expect_err("a program has it open");
+    assert!(why.contains("lsof /dev/ublkb7") && !kernel.called(Control::ADD_DEV), "{why}");
+}
+
+#[test]
+fn a_removal_tells_whether_the_device_is_gone() {
+    let kernel = Fake::left(old(State::DEAD, VOLUME));
+    kernel.is_open.set(true);
+    assert_eq!(now(remove(&kernel, 7, true)), Ok(Removal::Held));
+    kernel.is_open.set(false);
+    assert_eq!(now(remove(&kernel, 7, true)), Ok(Removal::Done));
+    kernel.refuses.set(Some(ENODEV));
+    assert_eq!(now(remove(&kernel, 7, true)), Ok(Removal::Done), "it is gone already");
+}
+
+#[test]
+fn devices_without_a_section_are_told_and_removed_only_when_nothing_uses_them() {
+    let kernel = Fake { features: 1 << 17, ..Fake::left(old(State::QUIESCED, VOLUME)) };
+    let names = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<Vec<_>>();
+    let left = now(left_behind(&kernel, &names(&["db"]))).expect("it may ask");
+    assert_eq!(left.iter().map(|found| found.number).collect::<Vec<_>>(), [7]);
+    let words = about_left(&left[0], "ublk-7");
+    assert!(words.contains("11111111-1111-") && words.contains("lunar session end ublk-7"), "{words}");
+    assert_eq!(now(left_behind(&kernel, &names(&["db", "web"]))), Ok(Vec::new()), "it has a section");
+    kernel.is_open.set(true);
+    assert!(now(discard_left(&kernel, 7)).expect_err("it is open").contains("has it open"));
+    kernel.is_open.set(false);
+    assert_eq!(now(discard_left(&kernel, 7)), Ok(Removal::Done));
+    let user = Some("ublkb7 is mounted at /mnt".to_owned());
+    let kernel = Fake { user, ..Fake::left(old(State::QUIESCED, VOLUME)) };
+    let why = now(discard_left(&kernel, 7)).expect_err("it is mounted");
+    assert!(why.contains("mounted at /mnt") && kernel.calls.borrow().is_empty(), "{why}");
+    for foreign in [DeviceInfo { private: 7, ..old(State::QUIESCED, VOLUME) }, old(State::LIVE, VOLUME)] {
+        let kernel = Fake::left(foreign);
+        assert_eq!(now(left_behind(&kernel, &[])), Ok(Vec::new()), "it is not Lunar's, or is served");
+        assert!(now(discard_left(&kernel, 7)).is_err() && kernel.calls.borrow().is_empty());
+    }
 }
 
 #[test]
 fn failures_say_what_to_do() {
     let kernel = Fake { features: 0, ..Fake::default() };
-    assert!(now(claim(&kernel, &request())).expect_err("too old").contains("Linux 6.5"));
+    assert!(take(&kernel).expect_err("too old").contains("Linux 6.5"));
     let kernel = Fake::new();
-    kernel.refuses.set(Some(Fault::Os(1)));
-    assert!(now(claim(&kernel, &request())).expect_err("no right").contains("CAP_SYS_ADMIN"));
-    kernel.refuses.set(Some(Fault::Os(17)));
-    assert!(now(claim(&kernel, &request())).expect_err("taken").contains("choose another"));
-    let claim = Claim { number: 1, queues: 1, buffer_bytes: 4096, is_old: false, features: 0x1fe };
+    for (fault, advice) in [
+        (Fault::Os(EPERM), "CAP_SYS_ADMIN"),
+        (Fault::Os(EEXIST), "choose another"),
+        (Fault::NoMemory, "lower `depth`"),
+        (Fault::Os(EBUSY), "end it"),
+        (Fault::Gone, "apply the configuration again"),
+        (Fault::Os(5), "dmesg"),
+    ] {
+        kernel.refuses.set(Some(fault));
+        let why = take(&kernel).expect_err("refused");
+        assert!(why.contains(advice), "{why}");
+    }
+    let (number, queues, depth, buffer_bytes) = (1, 1, 1, 4096);
+    let claim = Claim { number, queues, depth, buffer_bytes, is_old: false, features: 0x1fe, flags: 0 };
     kernel.refuses.set(Some(Fault::Os(22)));
     assert!(now(start(&kernel, &claim, 1)).expect_err("wrong pid").contains("PID namespace"));
     assert!(now(resize(&kernel, &claim, 1)).expect_err("too old").contains("6.16"));
@@ -197,4 +353,5 @@ fn failures_say_what_to_do() {
 #[test]
 fn features_have_names() {
     assert_eq!(feature_names(0b1011000), ["USER_RECOVERY", "USER_RECOVERY_REISSUE", "CMD_IOCTL_ENCODE"]);
+    assert_eq!(feature_names(UNFIT).len(), 9);
 }

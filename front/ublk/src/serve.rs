@@ -10,8 +10,10 @@ mod kernel;
 mod path;
 mod queue;
 
-use crate::life::{self, Claim, DiskRequest, InForce};
+use crate::disk::Disk;
+use crate::life::{self, Claim, DiskRequest, InForce, Quiet, Removal};
 use crate::params::params;
+use crate::wire::{DeviceInfo, disk_at};
 use kernel::ControlDevice;
 use lunar_blk::{BlockSet, Client, Limits};
 use lunar_core::unit::UnitId;
@@ -19,7 +21,7 @@ use lunar_reactor::end::End;
 use lunar_reactor::endpoint::Endpoint;
 use lunar_reactor::endpoint::command::CommandDevice;
 use lunar_reactor::endpoint::ublk::UblkDevice;
-use lunar_reactor::{Reactor, log};
+use lunar_reactor::{Reactor, flusher, log};
 use queue::Queue;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
@@ -27,12 +29,13 @@ use std::fmt;
 use std::future::pending;
 use std::io;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Pause between two checks whether something has ended.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long the kernel may take to start or to stop a device: it reads the table of partitions, or writes back what
-/// file systems have cached.
+/// How long a change of the configuration, or the end of the process, waits for a device that starts or ends: the kernel
+/// reads the table of partitions, and requests in progress come to their ends. Both go on afterwards.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Opens what the kernel offers: that of this machine, or that of a simulation.
@@ -42,11 +45,20 @@ pub struct Opener {
     pub control: fn() -> io::Result<Endpoint>,
     /// The queues of the device of this number.
     pub queues: fn(u32) -> io::Result<Queues>,
+    /// Tells the kernel that this thread serves disks.
+    pub flusher: fn() -> io::Result<()>,
+    /// Whether there are disks of ublk.
+    pub has_disks: fn() -> bool,
 }
 
 impl Opener {
     /// That of this machine.
-    pub const KERNEL: Self = Self { control, queues };
+    pub const KERNEL: Self = Self { control, queues, flusher: flusher::serve_write_back, has_disks };
+}
+
+fn has_disks() -> bool {
+    let is_disk = |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("ublkb");
+    std::fs::read_dir("/sys/block").is_ok_and(|all| all.flatten().any(is_disk))
 }
 
 fn control() -> io::Result<Endpoint> {
@@ -98,12 +110,61 @@ struct Core {
     draining: End,
     /// Whether devices stay for the next process when this one ends.
     keeps: bool,
+    /// Whether the time for the requests in progress at the end is over.
+    is_late: Cell<bool>,
+    /// Whether the kernel knows that this thread serves disks.
+    is_flusher: Cell<bool>,
 }
 
 impl Core {
-    /// Whether further requests are left to the next process.
-    fn leaves(&self) -> bool {
-        self.keeps && self.draining.has_come()
+    /// Whether further requests are left to the next process. A kernel that `quiesces` keeps them itself.
+    fn leaves(&self, quiesces: bool) -> bool {
+        self.keeps && self.draining.has_come() && (!quiesces || self.is_late.get())
+    }
+
+    /// Tells the kernel that this thread, which writes back its page cache, must not wait for that.
+    fn become_flusher(&self) {
+        if self.is_flusher.replace(true) {
+            return;
+        }
+        if let Err(why) = (self.open.flusher)() {
+            log!(
+                warning,
+                "ublk: writing back to its disks may wait for memory that only writing back frees ({why}): give the \
+                 service AmbientCapabilities=CAP_SYS_RESOURCE, and do not swap to such a disk"
+            );
+        }
+    }
+}
+
+/// Work that goes on alone, and its result once it has ended.
+struct Work<T>(Rc<Cell<Option<T>>>);
+
+impl<T: 'static> Work<T> {
+    fn begin(reactor: &Reactor, work: impl Future<Output = T> + 'static) -> Self {
+        let result = Rc::new(Cell::new(None));
+        let to = result.clone();
+        reactor.spawn(async move { to.set(Some(work.await)) });
+        Self(result)
+    }
+
+    /// Whether it is in progress. A result that was taken is the end, too.
+    fn is_in_progress(&self) -> bool {
+        Rc::strong_count(&self.0) > 1
+    }
+
+    /// Waits for the result until `time` has passed, or `is_vain`; `None`: the work goes on.
+    async fn wait(&self, reactor: &Reactor, time: Duration, is_vain: impl Fn() -> bool) -> Option<T> {
+        let end = reactor.now() + time;
+        loop {
+            if let Some(value) = self.0.take() {
+                return Some(value);
+            }
+            if reactor.now() >= end || is_vain() {
+                return None;
+            }
+            reactor.sleep(LOOK).await;
+        }
     }
 }
 
@@ -112,27 +173,14 @@ pub struct Front {
     core: Rc<Core>,
     drain: Duration,
     control: RefCell<Option<Rc<ControlDevice>>>,
+    /// Queues that are not served yet, by the numbers of their devices.
+    reserved: RefCell<BTreeMap<u32, Vec<Rc<Queue>>>>,
     /// The queues, by the numbers of their devices.
     queues: RefCell<BTreeMap<u32, Vec<Rc<Queue>>>>,
-    /// The devices that this core has started: on the first core.
-    started: RefCell<BTreeMap<u32, Claim>>,
-}
-
-/// The result of work that takes no longer than `time`; `None`: it goes on alone.
-async fn within<T: 'static>(reactor: &Reactor, time: Duration, work: impl Future<Output = T> + 'static) -> Option<T> {
-    let result = Rc::new(Cell::new(None));
-    let to = result.clone();
-    reactor.spawn(async move { to.set(Some(work.await)) });
-    let end = reactor.now() + time;
-    loop {
-        if let Some(value) = result.take() {
-            return Some(value);
-        }
-        if reactor.now() >= end {
-            return None;
-        }
-        reactor.sleep(LOOK).await;
-    }
+    /// On the first core: the devices that were started, and those whose start or end goes on.
+    started: RefCell<BTreeMap<u32, (Claim, Arc<Disk>)>>,
+    starting: RefCell<BTreeMap<u32, Work<Result<(), String>>>>,
+    ending: RefCell<BTreeMap<u32, Work<Result<Removal, String>>>>,
 }
 
 impl Front {
@@ -140,10 +188,26 @@ impl Front {
     /// `drain` to finish.
     #[must_use]
     pub fn new(reactor: &Reactor, block: &Rc<BlockSet>, open: Opener, (keeps, drain): (bool, Duration)) -> Rc<Self> {
-        let (reactor, block, busy, draining) = (reactor.clone(), block.clone(), Cell::new(0), End::default());
-        let core = Core { reactor, block, open, busy, draining, keeps };
-        let (control, queues, started) = (RefCell::default(), RefCell::default(), RefCell::default());
-        Rc::new(Self { core: Rc::new(core), drain, control, queues, started })
+        let core = Core {
+            reactor: reactor.clone(),
+            block: block.clone(),
+            open,
+            busy: Cell::new(0),
+            draining: End::default(),
+            keeps,
+            is_late: Cell::new(false),
+            is_flusher: Cell::new(false),
+        };
+        Rc::new(Self {
+            core: Rc::new(core),
+            drain,
+            control: RefCell::default(),
+            reserved: RefCell::default(),
+            queues: RefCell::default(),
+            started: RefCell::default(),
+            starting: RefCell::default(),
+            ending: RefCell::default(),
+        })
     }
 
     /// The control device, which is opened when it is used first.
@@ -169,7 +233,27 @@ impl Front {
     /// # Errors
     /// Why there cannot be one, in words that say what to do.
     pub async fn claim(&self, request: DiskRequest) -> Result<Claim, String> {
-        life::claim(&*self.control()?, &request).await
+        life::claim(&*self.control()?, &request, std::process::id()).await
+    }
+
+    /// The devices that were left, and that have none of these names.
+    ///
+    /// # Errors
+    /// Why that cannot be known.
+    pub async fn left_behind(&self, names: Vec<String>) -> Result<Vec<DeviceInfo>, String> {
+        life::left_behind(&*self.control()?, &names).await
+    }
+
+    /// Removes a device that was left, unless it is in use.
+    ///
+    /// # Errors
+    /// Why it stays.
+    pub async fn discard_left(&self, number: u32) -> Result<Removal, String> {
+        let control = self.control()?;
+        let work = async move { life::discard_left(&*control, number).await };
+        let work = Work::begin(&self.core.reactor, work);
+        let removed = work.wait(&self.core.reactor, PATIENCE, || false).await;
+        removed.unwrap_or_else(|| Err(format!("{} is being removed: this takes long", disk_at(number))))
     }
 
     /// The limits of a client.
@@ -188,38 +272,101 @@ impl Front {
         life::set_params(&*self.control()?, &claim, &params(&limits, claim.buffer_bytes)).await
     }
 
-    /// Serves a queue on this core.
+    /// Takes the memory of a queue for this core. The device is not changed.
     ///
     /// # Errors
-    /// Those of the operating system.
-    pub fn serve(
-        self: &Rc<Self>,
-        (name, claim): (&str, Claim),
-        local: Local,
+    /// When the volume is not served, or there is no memory, in words that say what to do.
+    pub fn reserve(
+        &self,
+        (name, claim, disk): (&str, &Claim, &Arc<Disk>),
+        local: &Local,
         number: u16,
-        (endpoint, depth, buffer): (Endpoint, u16, usize),
         has_volatile_cache: bool,
     ) -> Result<(), String> {
         let attachment = self.core.block.attach(local.unit, local.client.clone());
         let attachment = attachment.ok_or("its volume is not served")?;
         let has_cache = attachment.limits().is_some_and(|limits| limits.has_write_cache);
         attachment.set_write_cache(has_volatile_cache && has_cache);
-        let queue = Queue::start(&self.core, name, &attachment, number, (endpoint, depth, buffer));
-        let queue = queue.map_err(|why| format!("queue {number}: {why}"))?;
-        self.queues.borrow_mut().entry(claim.number).or_default().push(queue);
+        let queue = Queue::reserve(&self.core, (name, number, disk), &attachment, claim).map_err(|why| {
+            let (depth, kib) = (claim.depth, claim.buffer_bytes >> 10);
+            format!("queue {number} needs memory for {depth} requests of {kib} KiB ({why}): lower `depth` or `queues`")
+        })?;
+        self.reserved.borrow_mut().entry(claim.number).or_default().push(queue);
         Ok(())
     }
 
-    /// Starts a device whose queues are served. Its size follows that of its volume from now on.
+    /// Begins to take over a device that was left.
+    ///
+    /// # Errors
+    /// Why the kernel does not give it.
+    pub async fn recover(&self, claim: Claim) -> Result<(), String> {
+        life::recover(&*self.control()?, &claim).await
+    }
+
+    /// Gives a queue its endpoint.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn attach(&self, device: u32, number: u16, endpoint: Endpoint) -> Result<(), String> {
+        let is_it = |queue: &&Rc<Queue>| queue.number() == number;
+        let queue = self.reserved.borrow().get(&device).and_then(|queues| queues.iter().find(is_it).cloned());
+        let attached = queue.ok_or("its volume is not served")?.attach(endpoint);
+        attached.map_err(|why| format!("queue {number} of {}: {why}: apply the configuration again", disk_at(device)))
+    }
+
+    /// Serves the queues of a device that were reserved.
+    pub fn go(&self, device: u32) {
+        let reserved = self.reserved.borrow_mut().remove(&device).unwrap_or_default();
+        if !reserved.is_empty() {
+            self.core.become_flusher();
+        }
+        reserved.iter().for_each(Queue::go);
+        let mut queues = self.queues.borrow_mut();
+        let queues = queues.entry(device).or_default();
+        // A device of this number before may have ended without being closed.
+        queues.retain(|queue| queue.is_served());
+        queues.extend(reserved);
+    }
+
+    /// Gives back the queues that were reserved and are not served.
+    pub fn release(&self, device: u32) {
+        self.reserved.borrow_mut().remove(&device);
+    }
+
+    /// Starts a device whose queues are served. Its size follows that of its volume from now on. A start that failed, or
+    /// took too long, may be repeated.
     ///
     /// # Errors
     /// Why the kernel does not start it.
-    pub async fn start(self: &Rc<Self>, claim: Claim, local: Local, resizes: bool) -> Result<(), String> {
-        let control = self.control()?;
-        let starting = async move { life::start(&*control, &claim, std::process::id()).await };
-        let started = within(&self.core.reactor, PATIENCE, starting).await;
-        started.unwrap_or_else(|| Err(format!("the kernel does not start it within {} s", PATIENCE.as_secs())))?;
-        self.started.borrow_mut().insert(claim.number, claim);
+    pub async fn start(
+        self: &Rc<Self>,
+        (claim, disk): (Claim, Arc<Disk>),
+        local: Local,
+        resizes: bool,
+    ) -> Result<(), String> {
+        let (control, reactor) = (self.control()?, &self.core.reactor);
+        let before = self.starting.borrow_mut().remove(&claim.number);
+        let starting = before.unwrap_or_else(|| {
+            let starting = async move { life::start(&*control, &claim, std::process::id()).await };
+            Work::begin(reactor, starting)
+        });
+        match starting.wait(reactor, PATIENCE, || disk.trouble().is_some()).await {
+            Some(started) => started?,
+            None => {
+                self.starting.borrow_mut().insert(claim.number, starting);
+                return Err(disk.trouble().map_or_else(
+                    || {
+                        format!(
+                            "{} does not start within {} s, because its volume does not answer: apply again later",
+                            disk_at(claim.number),
+                            PATIENCE.as_secs()
+                        )
+                    },
+                    str::to_owned,
+                ));
+            }
+        }
+        self.started.borrow_mut().insert(claim.number, (claim, disk));
         if resizes {
             self.resize(claim, &local).await;
         }
@@ -253,37 +400,71 @@ impl Front {
         }
     }
 
-    /// Stops a device; its queues are served until it has stopped.
+    /// Ends and removes a device. It is served until it has stopped, however long that takes; the caller waits for
+    /// [`PATIENCE`].
     ///
     /// # Errors
-    /// Why the kernel does not stop it.
-    pub async fn stop(&self, number: u32) -> Result<(), String> {
-        self.started.borrow_mut().remove(&number);
-        let control = self.control()?;
-        let stopping = async move { life::stop(&*control, number).await };
-        let stopped = within(&self.core.reactor, PATIENCE, stopping).await;
-        stopped.unwrap_or_else(|| Err(format!("the kernel does not stop it within {} s", PATIENCE.as_secs())))
+    /// Why the kernel does not remove it, or that it takes longer.
+    pub async fn end(self: &Rc<Self>, claim: Claim, disk: Arc<Disk>) -> Result<Removal, String> {
+        let reactor = &self.core.reactor;
+        self.started.borrow_mut().remove(&claim.number);
+        self.starting.borrow_mut().remove(&claim.number);
+        let before = self.ending.borrow_mut().remove(&claim.number);
+        let ending = before.unwrap_or_else(|| {
+            let front = self.clone();
+            Work::begin(reactor, async move { front.finish(claim, disk).await })
+        });
+        match ending.wait(reactor, PATIENCE, || false).await {
+            Some(ended) => ended,
+            None => {
+                self.ending.borrow_mut().insert(claim.number, ending);
+                Err(too_long(claim.number))
+            }
+        }
     }
 
-    /// Ends the service of the queues of a device on this core, whose tags have ended or end in a moment.
-    pub async fn close(&self, number: u32) {
-        let queues = self.queues.borrow_mut().remove(&number).unwrap_or_default();
-        let end = self.core.reactor.now() + self.drain;
-        while queues.iter().any(|queue| queue.is_served()) && self.core.reactor.now() < end {
+    /// Ends and removes a device.
+    ///
+    /// Where the kernel can keep further requests, the device is stopped when all its tags have ended. Otherwise a
+    /// process that is killed in the meantime would hang: the kernel waits in the command for requests that the process
+    /// has, and with the end of the process for the command.
+    async fn finish(&self, claim: Claim, disk: Arc<Disk>) -> Result<Removal, String> {
+        let control = self.control()?;
+        self.quiet(&control, &claim, &disk).await;
+        life::stop(&*control, claim.number).await?;
+        while disk.tags() > 0 {
             self.core.reactor.sleep(LOOK).await;
         }
+        let removed = life::remove(&*control, claim.number, true).await?;
+        disk.go();
+        Ok(removed)
+    }
+
+    /// Has the kernel keep further requests until all tags have ended, if it can.
+    async fn quiet(&self, control: &ControlDevice, claim: &Claim, disk: &Disk) {
+        while disk.tags() > 0 {
+            if life::quiesce(control, claim).await == Quiet::Never {
+                return;
+            }
+            self.core.reactor.sleep(LOOK).await;
+        }
+    }
+
+    /// Forgets the queues of a device that has ended.
+    pub fn close(&self, number: u32) {
+        let queues = self.queues.borrow_mut().remove(&number).unwrap_or_default();
         queues.iter().for_each(|queue| queue.ended().come());
     }
 
-    /// Removes a device that is closed on all cores, or was never served.
+    /// Removes a device that was never served.
     ///
     /// # Errors
     /// Why the kernel does not remove it.
-    pub async fn remove(&self, number: u32) -> Result<(), String> {
+    pub async fn remove(&self, number: u32) -> Result<Removal, String> {
         let control = self.control()?;
-        let removing = async move { life::remove(&*control, number, true).await };
+        let removing = Work::begin(&self.core.reactor, async move { life::remove(&*control, number, true).await });
         // A kernel that waits for the last user of the disk goes on alone.
-        within(&self.core.reactor, LOOK * 20, removing).await.unwrap_or(Ok(()))
+        removing.wait(&self.core.reactor, PATIENCE, || false).await.unwrap_or(Ok(Removal::Held))
     }
 
     /// Requests in progress.
@@ -297,42 +478,61 @@ impl Front {
         self.core.draining.come();
     }
 
-    /// Waits for [`Front::drain`], and then for the end of the service. Devices that stay are left to the next process;
-    /// others are removed.
-    pub async fn drained(&self) {
+    /// Waits for [`Front::drain`], and then for the end of the service. Devices that stay are left to the next process:
+    /// first the kernel is told to keep their requests, and the requests in progress are answered. Others are removed.
+    pub async fn drained(self: &Rc<Self>) {
         self.core.draining.unless(pending::<()>()).await;
-        let started = self.started.take();
-        for (number, claim) in started {
-            if self.core.keeps {
-                if let Ok(control) = self.control() {
-                    let leaving = async move { life::leave(&*control, &claim).await };
-                    within(&self.core.reactor, self.drain, leaving).await;
-                }
-                continue;
-            }
-            match self.stop(number).await {
-                Ok(()) => drop(self.remove(number).await),
-                Err(why) => log!(error, "ublk: {why}"),
+        let (reactor, keeps) = (&self.core.reactor, self.core.keeps);
+        let end = reactor.now() + if keeps { self.drain } else { PATIENCE };
+        let mut ending = if keeps { BTreeMap::new() } else { self.ending.take() };
+        for (number, (claim, disk)) in self.started.take() {
+            let front = self.clone();
+            if keeps {
+                reactor.spawn(async move {
+                    if let Ok(control) = front.control() {
+                        front.quiet(&control, &claim, &disk).await;
+                    }
+                });
+            } else {
+                ending.insert(number, Work::begin(reactor, async move { front.finish(claim, disk).await }));
             }
         }
-        let end = self.core.reactor.now() + if self.core.keeps { self.drain } else { PATIENCE };
-        while self.has_work() && self.core.reactor.now() < end {
-            self.core.reactor.sleep(LOOK).await;
+        let is_ending = |ending: &BTreeMap<u32, Work<_>>| ending.values().any(Work::is_in_progress);
+        while (self.has_work() || is_ending(&ending)) && reactor.now() < end {
+            reactor.sleep(LOOK).await;
+        }
+        self.core.is_late.set(true);
+        for (number, work) in ending {
+            match work.0.take() {
+                Some(Ok(_)) => {}
+                Some(Err(why)) => log!(error, "ublk: {why}"),
+                None => log!(error, "ublk: {}", too_long(number)),
+            }
         }
         // The last answers leave with the end of this turn.
-        self.core.reactor.sleep(LOOK).await;
+        reactor.sleep(LOOK).await;
         self.abandon();
     }
 
     fn has_work(&self) -> bool {
-        let is_served = || self.queues.borrow().values().flatten().any(|queue| queue.is_served());
-        self.in_progress() > 0 || (!self.core.keeps && is_served())
+        let ends = |queue: &Rc<Queue>| queue.is_served() && (!self.core.keeps || queue.quiesces());
+        self.in_progress() > 0 || self.queues.borrow().values().flatten().any(ends)
     }
 
     /// Forgets all queues at once.
     pub fn abandon(&self) {
         self.queues.take().values().flatten().for_each(|queue| queue.ended().come());
     }
+}
+
+/// A device that does not end in time.
+fn too_long(number: u32) -> String {
+    format!(
+        "{} does not end within {} s, because its volume does not answer: it is removed as soon as that is possible. If \
+         Lunar ends before, the next start with the same name and volume serves it again",
+        disk_at(number),
+        PATIENCE.as_secs()
+    )
 }
 
 /// Why the control device cannot be opened, in words that say what to do.
@@ -351,6 +551,26 @@ fn why_no_control(why: &io::Error) -> String {
         }
         _ => format!("ublk: {why}"),
     }
+}
+
+/// Why the character device of a device cannot be opened, in words that say what to do.
+#[must_use]
+pub fn why_no_device(why: &io::Error) -> String {
+    let advice = match why.kind() {
+        io::ErrorKind::PermissionDenied => {
+            "run Lunar as root, or give the service CAP_DAC_OVERRIDE and DeviceAllow=char-ublk-char rw; restart Lunar if it \
+             was started without a ublk section, because its sandbox does not include /dev then"
+        }
+        io::ErrorKind::NotFound => "the folder /dev has to be a devtmpfs, in which the kernel makes devices",
+        io::ErrorKind::ResourceBusy => "another process has it open: end it, and apply again",
+        io::ErrorKind::InvalidInput => {
+            "a process was killed while it took the disk over, and this kernel (older than 6.15) cannot repeat that: \
+             restart the machine, or remove the section, and the disk with the requests that wait"
+        }
+        io::ErrorKind::OutOfMemory => "lower `depth` and `queues` of the disk, or `memory` in [server]",
+        _ => "apply the configuration again",
+    };
+    format!("{why}: {advice}")
 }
 
 impl fmt::Debug for Front {

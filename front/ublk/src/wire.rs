@@ -20,6 +20,7 @@ codes! {
         DEL_DEV_ASYNC = 0x14,
         UPDATE_SIZE = 0x15,
         QUIESCE_DEV = 0x16,
+        TRY_STOP_DEV = 0x17,
     }
 }
 
@@ -74,16 +75,36 @@ pub const SECTOR: u64 = 512;
 
 /// Features of the driver, and of a device.
 pub mod feature {
+    /// Requests carry the numbers of pages, and no data.
+    pub const SUPPORT_ZERO_COPY: u64 = 1;
+    /// The memory of a write is asked for by another command.
+    pub const NEED_GET_DATA: u64 = 1 << 2;
     /// A device survives the process that serves it, until it is recovered.
     pub const USER_RECOVERY: u64 = 1 << 3;
     /// Requests that a dead process had are issued again.
     pub const USER_RECOVERY_REISSUE: u64 = 1 << 4;
+    /// The device is one of a user without CAP_SYS_ADMIN: the kernel kills a process that is slow.
+    pub const UNPRIVILEGED_DEV: u64 = 1 << 5;
     /// Numbers of commands are encoded as those of ioctl(2).
     pub const CMD_IOCTL_ENCODE: u64 = 1 << 6;
+    /// Data is moved by reads and writes of the character device.
+    pub const USER_COPY: u64 = 1 << 7;
+    /// The device has zones.
+    pub const ZONED: u64 = 1 << 8;
+    /// Requests fail while no process serves the device.
+    pub const USER_RECOVERY_FAIL_IO: u64 = 1 << 9;
     /// The size of a device can change.
     pub const UPDATE_SIZE: u64 = 1 << 10;
+    /// The memory of a request is registered with the ring.
+    pub const AUTO_BUF_REG: u64 = 1 << 11;
     /// A device can be left to the next process without losing requests.
     pub const QUIESCE: u64 = 1 << 12;
+    /// One command stands for many tags.
+    pub const BATCH_IO: u64 = 1 << 15;
+    /// Requests have metadata.
+    pub const INTEGRITY: u64 = 1 << 16;
+    /// A device can be stopped on the condition that no program has it open.
+    pub const SAFE_STOP: u64 = 1 << 17;
 
     /// The names of all features that are known, by their bits, as linux/ublk_cmd.h has them.
     pub const NAMES: [&str; 20] = [
@@ -143,8 +164,8 @@ pub struct DeviceInfo {
     pub uid: u32,
     /// The group of that user.
     pub gid: u32,
-    /// Unused.
-    pub reserved: [u64; 2],
+    /// The last 16 bytes, which the kernel reserves, keeps and returns: the UUID of the volume.
+    pub volume: [u8; 16],
 }
 
 /// Attributes of a device.
@@ -286,6 +307,7 @@ mod tests {
             (offset_of!(DeviceInfo, private), 32),
             (offset_of!(DeviceInfo, uid), 40),
             (offset_of!(DeviceInfo, gid), 44),
+            (offset_of!(DeviceInfo, volume), 48),
         ];
         assert!(info.iter().all(|(found, wanted)| found == wanted), "{info:?}");
         let params = [

@@ -1,7 +1,9 @@
 //! A queue of a device: one task for each tag, which takes a request from the kernel, executes it and answers it.
 
-use super::Core;
 use super::path::Path;
+use super::{Core, LOOK};
+use crate::disk::Disk;
+use crate::life::Claim;
 use crate::tag::{IoRequest, Next, Tag};
 use crate::wire::{Descriptor, TagCommand};
 use lunar_blk::{Attachment, Error, Reply};
@@ -11,33 +13,33 @@ use lunar_core::step::SlotContext;
 use lunar_reactor::end::End;
 use lunar_reactor::endpoint::Endpoint;
 use lunar_reactor::endpoint::command::{Command, Request, UblkQueue};
-use lunar_reactor::log;
 use lunar_reactor::op::Handle;
-use lunar_reactor::shared;
 use lunar_reactor::slots::contain;
+use lunar_reactor::{anonymous, log};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
 use std::io;
 use std::pin::pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::Poll;
 
 /// A queue.
 pub(super) struct Queue {
     core: Rc<Core>,
-    /// The name of the device, for logs.
+    /// The name of the disk, for logs.
     name: String,
     number: u16,
+    disk: Arc<Disk>,
+    /// Whether the kernel can be told to keep further requests.
+    quiesces: bool,
     /// The endpoint of the kernel, until all tags have ended: while it is open, the device cannot be removed.
     handle: RefCell<Option<Handle>>,
     attachment: Rc<Attachment>,
-    /// The memory of all tags.
-    memory: Region,
-    /// Bytes of each.
-    buffer: usize,
+    /// The memory of each tag, until its task has it.
+    memory: RefCell<Vec<Region>>,
     /// Tags that have not ended.
     tags: Cell<usize>,
-    has_complained: Cell<bool>,
     ended: End,
 }
 
@@ -57,48 +59,75 @@ impl Drop for Counted<'_> {
     }
 }
 
-/// Runs a request to its end; returns whether it came to one: a panic ends only this request.
-async fn contained(work: impl Future<Output = ()>) -> bool {
+/// A request that did not come to its end: its execution panicked.
+struct Panicked;
+
+/// Runs a request to its end, or to a panic, which ends only this request.
+async fn contained(work: impl Future<Output = ()>) -> Result<(), Panicked> {
     let mut work = pin!(work);
     poll_fn(|cx| match contain(|| work.as_mut().poll(cx)) {
-        Some(poll) => poll.map(|()| true),
-        None => Poll::Ready(false),
+        Some(poll) => poll.map(Ok),
+        None => Poll::Ready(Err(Panicked)),
     })
     .await
 }
 
+/// All memory of a tag, for the kernel.
+fn whole(memory: &Region) -> Data {
+    let mut data = SgMut::default();
+    memory.buf(0, memory.len()).into_iter().for_each(|buf| data.push(buf));
+    Data::In(data)
+}
+
 impl Queue {
-    /// Starts the tags of a queue on this core.
+    /// Takes the memory of a queue. Its device is not touched.
     ///
     /// # Errors
-    /// Those of the operating system.
-    pub(super) fn start(
+    /// When there is not so much memory.
+    pub(super) fn reserve(
         core: &Rc<Core>,
-        name: &str,
+        (name, number, disk): (&str, u16, &Arc<Disk>),
         attachment: &Rc<Attachment>,
-        number: u16,
-        (endpoint, depth, buffer): (Endpoint, u16, usize),
+        claim: &Claim,
     ) -> io::Result<Rc<Self>> {
-        let handle = core.reactor.attach(endpoint)?;
-        let (_, memory) = shared::share("ublk", usize::from(depth) * buffer)?;
-        let queue = Rc::new(Self {
+        let memory = anonymous::regions(claim.depth.into(), claim.buffer_bytes as usize)?;
+        Ok(Rc::new(Self {
             core: core.clone(),
             name: name.to_owned(),
             number,
-            handle: RefCell::new(Some(handle)),
+            disk: disk.clone(),
+            quiesces: claim.quiesces(),
+            handle: RefCell::default(),
             attachment: attachment.clone(),
-            memory,
-            buffer,
-            // Until their tasks have run once, all tags count as served.
-            tags: Cell::new(usize::from(depth)),
-            has_complained: Cell::new(false),
+            memory: RefCell::new(memory),
+            tags: Cell::default(),
             ended: End::default(),
-        });
-        for tag in 0..depth {
-            let queue = queue.clone();
-            core.reactor.spawn(async move { queue.serve(tag).await });
+        }))
+    }
+
+    pub(super) fn number(&self) -> u16 {
+        self.number
+    }
+
+    /// Takes the endpoint of the kernel. No command is given.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub(super) fn attach(&self, endpoint: Endpoint) -> io::Result<()> {
+        *self.handle.borrow_mut() = Some(self.core.reactor.attach(endpoint)?);
+        Ok(())
+    }
+
+    /// Starts the tags.
+    pub(super) fn go(self: &Rc<Self>) {
+        let memory = self.memory.take();
+        // Until their tasks have run once, all tags count as served.
+        self.tags.set(memory.len());
+        self.disk.begin(memory.len());
+        for (tag, memory) in (0..).zip(memory) {
+            let queue = self.clone();
+            self.core.reactor.spawn(async move { queue.serve(tag, memory).await });
         }
-        Ok(queue)
     }
 
     pub(super) fn attachment(&self) -> &Rc<Attachment> {
@@ -110,21 +139,28 @@ impl Queue {
         self.tags.get() > 0
     }
 
+    /// Whether its tags end when the kernel is told to keep further requests.
+    pub(super) fn quiesces(&self) -> bool {
+        self.quiesces
+    }
+
     /// The end of the service of this queue.
     pub(super) fn ended(&self) -> &End {
         &self.ended
     }
 
+    /// Whether a further request is left to the next process: the kernel issues it again when this process has ended.
+    /// Where the kernel keeps requests itself, those that it has given before are executed.
+    fn leaves(&self) -> bool {
+        self.core.leaves(self.quiesces)
+    }
+
     /// Serves a tag until the device stops.
-    async fn serve(&self, number: u16) {
+    async fn serve(&self, number: u16, memory: Region) {
         let _ended = TagEnd(self);
         let Some(handle) = self.handle.borrow().clone() else { return };
-        let at = usize::from(number) * self.buffer;
-        let Some(memory) = self.memory.buf(at, self.buffer) else { return };
-        let mut data = SgMut::default();
-        data.push(memory);
-        let mut command = Command::new(Request::UblkQueue(UblkQueue::default()), Data::In(data));
-        let mut tag = Tag::new(self.number, number, self.buffer);
+        let mut command = Command::new(Request::UblkQueue(UblkQueue::default()), whole(&memory));
+        let mut tag = Tag::new(self.number, number, memory.len());
         let reactor = &self.core.reactor;
         let mut slot = SlotContext { arena: reactor.arena().clone(), completion: Completion::new() };
         let mut completion = Completion::new();
@@ -135,44 +171,71 @@ impl Queue {
             let Some(back) = back else { return };
             command = back;
             match tag.answered(result.map(|_| Descriptor::of(command.result))) {
-                // The next process gets the request.
-                Next::Execute(_) if self.core.leaves() => return,
-                Next::Execute(request) => tag.finish(self.execute(&request, at, &mut slot).await),
+                Next::Execute(_) if self.leaves() => return,
+                Next::Execute(request) => {
+                    let _busy = Counted::new(&self.core.busy);
+                    let executed = self.execute(&request, (&memory, of), &mut slot).await;
+                    if executed.is_err() {
+                        command.data = Data::None;
+                        self.wait_for_store(&memory).await;
+                        command.data = whole(&memory);
+                    }
+                    tag.finish(executed.unwrap_or(Err(Error::IoError)));
+                }
                 Next::Refuse | Next::Stopped => {}
-                Next::Broken(why) => self.complain(why),
+                Next::Broken(why) => self.break_off(why),
             }
         }
     }
 
-    async fn execute(&self, request: &IoRequest, at: usize, slot: &mut SlotContext) -> Result<(), Error> {
-        let _busy = Counted::new(&self.core.busy);
-        let (block, place) = (&self.core.block, (at, self.buffer));
+    /// Waits after a panic until no store uses the memory of the tag any more: the next request would change it, and a
+    /// write that is repeated would be overtaken by the first one.
+    async fn wait_for_store(&self, memory: &Region) {
+        while memory.is_in_use() {
+            self.core.reactor.sleep(LOOK).await;
+        }
+    }
+
+    async fn execute(
+        &self,
+        request: &IoRequest,
+        (memory, tag): (&Region, u16),
+        slot: &mut SlotContext,
+    ) -> Result<Result<(), Error>, Panicked> {
+        let block = &self.core.block;
         let (request, mut reply) = (request.request(), Reply::default());
-        let path = Path::new(&self.memory, place, None);
+        let path = Path::new(memory, None);
         let arena = &slot.arena.clone();
         match contain(|| block.execute_now(&self.attachment, &request, &path, arena, &mut reply)) {
             Some(true) => {}
             Some(false) => {
-                let task = self.attachment.tasks.enter(at as u64);
-                let path = Path::new(&self.memory, place, Some(&task));
-                if !contained(block.execute(&self.attachment, &request, &path, slot, &mut reply)).await {
+                let task = self.attachment.tasks.enter(u64::from(self.number) << 16 | u64::from(tag));
+                let path = Path::new(memory, Some(&task));
+                let executed = contained(block.execute(&self.attachment, &request, &path, slot, &mut reply)).await;
+                if executed.is_err() {
                     slot.completion = Completion::new();
-                    return Err(Error::IoError);
                 }
+                executed?;
             }
-            None => return Err(Error::IoError),
+            None => return Err(Panicked),
         }
         let last = &reply.final_data;
         if reply.result.is_ok() && !path.put(last.offset, &last.data) {
-            return Err(Error::IoError);
+            return Ok(Err(Error::IoError));
         }
-        reply.result
+        Ok(reply.result)
     }
 
-    fn complain(&self, why: Fault) {
-        if !self.has_complained.replace(true) {
-            let (name, number) = (&self.name, self.number);
-            log!(error, "ublk {name}: queue {number} is not served any more: the kernel refuses its commands: {why:?}");
+    fn break_off(&self, why: Fault) {
+        let (name, number) = (&self.name, self.number);
+        let words = || {
+            format!(
+                "ublk {name}: queue {number} is not served any more, because the kernel refuses its commands ({why:?}): \
+                 programs that use the disk wait until Lunar is restarted, which takes the disk over again"
+            )
+        };
+        if self.disk.break_off(words) {
+            log!(error, "{}", self.disk.trouble().unwrap_or_default());
         }
     }
 }
@@ -186,6 +249,8 @@ impl Drop for TagEnd<'_> {
         self.0.tags.set(left);
         if left == 0 {
             self.0.handle.take();
+            self.0.ended.come();
         }
+        self.0.disk.end();
     }
 }
