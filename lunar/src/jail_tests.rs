@@ -60,7 +60,12 @@ fn paths_that_are_not_named_are_denied() {
     let place = Place::new();
     let (disk, secret) = (place.file("volumes/disk.img"), place.file("volumes/other.img"));
     let (read, kept) = (place.file("etc/secret"), place.file("state/file"));
-    let paths = Paths { read: vec![read.clone()], write: vec![disk.clone()], keep: vec![place.0.join("state")] };
+    let paths = Paths {
+        read: vec![read.clone()],
+        write: vec![disk.clone()],
+        keep: vec![place.0.join("state")],
+        devices: vec![],
+    };
     let held = in_a_thread(move || {
         let held = files(&paths).expect("the kernel takes it");
         if held == Held::No {

@@ -5,8 +5,7 @@ use std::path::Path;
 
 /// The arguments with which QEMU uses the device at this socket. QEMU shares the memory of a guest only if `share=on`
 /// is given, and a comma in a path is written twice. Before QEMU 9.2 the option is `reconnect=1`.
-#[must_use]
-pub fn qemu(socket: &Path, kind: VhostKind) -> Vec<String> {
+pub(crate) fn qemu(socket: &Path, kind: VhostKind) -> Vec<String> {
     let path = socket.to_string_lossy().replace(',', ",,");
     vec![
         "-machine q35,memory-backend=mem".into(),
@@ -17,7 +16,6 @@ pub fn qemu(socket: &Path, kind: VhostKind) -> Vec<String> {
 }
 
 /// The arguments with which Cloud Hypervisor uses the disk at this socket.
-#[must_use]
-pub fn cloud_hypervisor(socket: &Path) -> Vec<String> {
+pub(crate) fn cloud_hypervisor(socket: &Path) -> Vec<String> {
     vec!["--memory size=1G,shared=on".into(), format!("--disk 'vhost_user=on,socket={}'", socket.to_string_lossy())]
 }
