@@ -1,8 +1,8 @@
 //! The third-party copies of a nexus: copies in progress and the results of finished ones (SPC-4 5.16.4).
 
 use super::tokens::Token;
-use crate::admit::Refusal;
 use crate::command::Status;
+use crate::refusal::Refusal;
 use crate::sense::{Asc, Sense, SenseData};
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
