@@ -71,6 +71,10 @@ impl CopyFiles {
     }
 }
 
+fn not_a_file(volume: &str) -> Problem {
+    Problem::bad_request(format!("volume {volume} is not a file: only volumes in files can be copied"))
+}
+
 /// `POST /v1/volume/{name}/copy`
 pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let order: CopyRequest = request.json()?;
@@ -80,10 +84,7 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let volume = config.volumes.get(&name).ok_or_else(missing)?;
     let from = match &volume.path {
         Some(path) if volume.kind.is_file() => PathBuf::from(path.text()),
-        _ => {
-            let why = format!("volume {name} is not a file: only volumes in files can be copied");
-            return Err(Problem::bad_request(why));
-        }
+        _ => return Err(not_a_file(&name)),
     };
     let volume_protection = volume.protection.word();
     let to = FilePath::parse(&order.path).map_err(|why| Problem::bad_request(format!("'{}' {why}", order.path)))?;

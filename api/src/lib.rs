@@ -10,7 +10,8 @@
 //! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
 //! * `write_deadline`: ends connections whose peers do not read; [`troubles`]: the troubles with their times
 //! * [`service`]: applies the configuration of the API: sockets and tokens
-//! * [`client`]: a client; [`client_error`]: why its requests fail; [`system`]: the default socket paths, users and groups
+//! * [`client`]: a client; [`client_error`]: why its requests fail
+//! * [`system`]: the default socket paths, users and groups
 //! * [`test_service`]: a daemon without volumes for tests; [`fuzzing`]: entry point of the fuzz target
 
 pub mod audit;

@@ -1,6 +1,5 @@
 //! The errors of the engine.
 
-use crate::front::FrontError;
 use crate::host::PathError;
 use crate::part::PartError;
 use crate::volume::VolumeError;
@@ -12,6 +11,9 @@ use std::fmt;
 use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
+
+/// An error of a front, which only the front knows.
+pub type FrontError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The errors of an engine, with messages that say what to do.
 #[derive(Debug)]

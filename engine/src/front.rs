@@ -61,9 +61,6 @@ pub struct FrontPaths {
     pub devices: Vec<PathBuf>,
 }
 
-/// An error of a front, which only the front knows.
-pub type FrontError = Box<dyn std::error::Error + Send + Sync>;
-
 /// Prepared work of a front, which is rolled back or published.
 pub type Prepared = Box<dyn Any + Send>;
 

@@ -2,6 +2,7 @@
 //!
 //! * [`manifests`]: dependencies between crates, and the fields that every crate inherits
 //! * [`code`]: lengths of files and functions, `unsafe` and its reasons, `unwrap`, module documentation
+//! * [`errors`]: errors that are strings
 //! * [`circles`]: import circles
 //! * [`words`]: words that must not appear
 //! * [`vocabulary`]: retired words
@@ -13,6 +14,7 @@
 pub mod architecture;
 pub mod circles;
 pub mod code;
+pub mod errors;
 pub mod manifests;
 pub mod pages;
 mod prose;

@@ -1,6 +1,6 @@
 //! Checks the repository itself.
 
-use lunar_tidy::{Finding, Tree, architecture, circles, code, manifests, pages, vocabulary, words};
+use lunar_tidy::{Finding, Tree, architecture, circles, code, errors, manifests, pages, vocabulary, words};
 use std::path::Path;
 
 fn tree() -> Tree {
@@ -23,6 +23,11 @@ fn manifests_keep_to_the_layers() {
 #[test]
 fn code_keeps_to_the_limits() {
     none(code::check(&tree()));
+}
+
+#[test]
+fn errors_are_types() {
+    none(errors::check(&tree()));
 }
 
 #[test]

@@ -407,7 +407,8 @@ fn random<const N: usize>() -> [u8; N] {
 
 /// Reads the key in a file.
 fn key(path: &str) -> Result<Key, String> {
-    Key::parse(secret::from_file(path)?.bytes()).map_err(|why| format!("{path}: {why}"))
+    let secret = secret::from_file(path).map_err(|why| why.to_string())?;
+    Key::parse(secret.bytes()).map_err(|why| format!("{path}: {why}"))
 }
 
 /// Parses a number of bytes: `4096`, `4k`, `1M`, `20G`, `1T`.

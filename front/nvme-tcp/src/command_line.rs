@@ -13,6 +13,7 @@ use lunar_nvme::auth::group::Group;
 use lunar_nvme::auth::hash::Hash;
 use lunar_nvme::auth::key::Key;
 use lunar_nvme::auth::psk::ConfiguredPsk;
+use std::fmt;
 use std::net::SocketAddr;
 
 /// The options of NVMe/TCP.
@@ -61,7 +62,7 @@ struct HostKey {
 fn host_key(text: &str) -> Result<HostKey, String> {
     let wrong = || format!("{text:?} is not NQN=FILE or NQN=FILE,FILE");
     let (host, files) = text.split_once('=').ok_or_else(wrong)?;
-    let host = nqn(host)?;
+    let host = nqn(host).map_err(|why| why.to_string())?;
     let (key, own) = files.split_once(',').map_or((files, None), |(key, own)| (key, Some(own)));
     let read = |file: &str| {
         let secret = secret::from_file(file).map_err(|why| why.to_string())?;
@@ -80,18 +81,30 @@ struct TlsKey {
 
 fn tls_key(text: &str) -> Result<TlsKey, String> {
     let (host, file) = text.split_once('=').ok_or_else(|| format!("{text:?} is not NQN=FILE"))?;
-    let host = nqn(host)?;
+    let host = nqn(host).map_err(|why| why.to_string())?;
     let key = secret::from_file(file).map_err(|why| why.to_string())?;
     ConfiguredPsk::parse(key.bytes()).map_err(|why| format!("{file}: {why}"))?;
     Ok(TlsKey { host, key })
 }
 
-fn nqn(text: &str) -> Result<String, String> {
+/// A text is not the name of an NVMe host.
+#[derive(Debug)]
+struct NotAnNqn(String);
+
+impl fmt::Display for NotAnNqn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} is no name of an NVMe host, such as nqn.2014-08.org.nvmexpress:uuid:...", self.0)
+    }
+}
+
+impl std::error::Error for NotAnNqn {}
+
+fn nqn(text: &str) -> Result<String, NotAnNqn> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_.:@".contains(c);
     if text.starts_with("nqn.") && text.chars().all(plain) {
         return Ok(text.into());
     }
-    Err(format!("{text:?} is no name of an NVMe host, such as nqn.2014-08.org.nvmexpress:uuid:..."))
+    Err(NotAnNqn(text.to_owned()))
 }
 
 fn hash(text: &str) -> Result<Hash, String> {
