@@ -21,6 +21,8 @@ pub(super) struct Samples {
     /// A measurement ends after this time, if it has `least` samples.
     pub(super) time: Duration,
     pub(super) least: usize,
+    /// The time from the start of an attack to its measurement.
+    pub(super) settle: Duration,
 }
 
 /// One measurement.
