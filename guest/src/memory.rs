@@ -73,6 +73,16 @@ impl Memory {
         Window::new(found.value.as_ref()?, usize::try_from(found.offset).ok()?, len)
     }
 
+    /// The region that has all of `len` bytes from `address` on, and their offset in it. `None` if there is no such
+    /// region: the bytes may be in several.
+    #[inline]
+    #[must_use]
+    pub fn region(&self, address: u64, len: usize) -> Option<(&Region, usize)> {
+        let found = self.map.find(address).filter(|found| found.left >= len as u64)?;
+        // Less than the length of a region.
+        Some((found.value.as_ref()?, found.offset as usize))
+    }
+
     /// Calls `visit` for each piece of `len` bytes from `address` on: region, offset in it, bytes. Stops when `visit`
     /// returns `false`. Returns whether all bytes were there and `visit` always returned `true`.
     #[inline]

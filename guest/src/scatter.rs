@@ -3,7 +3,7 @@
 
 use crate::Range;
 use crate::memory::Memory;
-use lunar_core::mem::{Sg, SgMut, Slice};
+use lunar_core::mem::{Region, Sg, SgMut, Slice};
 use smallvec::SmallVec;
 use std::ops::Deref;
 
@@ -80,6 +80,15 @@ impl<'a> Scatter<'a> {
         left == 0
     }
 
+    /// The region that has all of `len` bytes from `offset` on, and their offset in it: the usual case. A list that is
+    /// made of it at once is not copied from the stack.
+    #[inline]
+    fn region(self, offset: usize, len: usize) -> Option<(&'a Region, usize)> {
+        let [range] = self.ranges else { return None };
+        let end = (offset as u64).checked_add(len as u64)?;
+        (len > 0 && end <= range.len).then(|| self.memory.region(range.address.wrapping_add(offset as u64), len))?
+    }
+
     /// Copies bytes from `offset` on into memory of Lunar, all of it; `false` when they are not all there.
     #[must_use]
     pub fn read(self, offset: usize, into: &mut SgMut) -> bool {
@@ -118,6 +127,9 @@ impl<'a> Scatter<'a> {
     #[inline]
     #[must_use]
     pub fn to_fill(self, offset: usize, len: usize) -> Option<SgMut> {
+        if let Some((region, at)) = self.region(offset, len) {
+            return region.buf(at, len).map(SgMut::from);
+        }
         let mut memory = SgMut::default();
         let is_there = self.each(offset, len, |address, count| {
             self.memory
@@ -130,6 +142,9 @@ impl<'a> Scatter<'a> {
     #[inline]
     #[must_use]
     pub fn to_read(self, offset: usize, len: usize) -> Option<Sg> {
+        if let Some((region, at)) = self.region(offset, len) {
+            return region.slice(at, len).map(Sg::from);
+        }
         let mut memory = Sg::default();
         let is_there = self.each(offset, len, |address, count| {
             self.memory.each(address, count, |region, at, count| {
