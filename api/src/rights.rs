@@ -6,6 +6,7 @@ use lunar_control::model::Role;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 
 /// A right of a caller; a later one includes the earlier ones.
@@ -69,7 +70,7 @@ impl Tokens {
     #[must_use]
     pub fn of(checked: &Checked) -> Self {
         let digest = |secret: &[u8]| <[u8; 32]>::from(Sha256::digest(secret));
-        let one = |(name, token): (&String, &lunar_control::model::ApiToken)| {
+        let one = |(name, token): (&String, &Arc<lunar_control::model::ApiToken>)| {
             let secret = checked.token(name)?;
             Some((name.clone(), (token.role.into(), digest(secret.bytes()))))
         };

@@ -160,7 +160,7 @@ impl Api {
         let mut listeners = Vec::new();
         for (name, listener) in config.api_listeners.iter().filter(|(name, listener)| !is_unchanged(name, listener)) {
             let (bound, tls) = self.bind(listener)?;
-            listeners.push((name.clone(), listener.clone(), bound, tls));
+            listeners.push((name.clone(), listener.as_ref().clone(), bound, tls));
         }
         let removed = self.listeners.keys().filter(|name| !config.api_listeners.contains_key(*name)).cloned().collect();
         self.prepared = Some(Prepared { socket, tokens: Tokens::of(wanted), listeners, removed });

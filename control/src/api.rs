@@ -71,7 +71,7 @@ impl Resource {
     pub fn of(config: &Config, kind: Kind, name: &str) -> Option<Self> {
         let keys = show(config.get(kind, name)?);
         let volume = config.volumes.get(name).filter(|_| kind == Kind::Volume);
-        let identity = volume.and_then(IdentityView::of);
+        let identity = volume.and_then(|volume| IdentityView::of(volume));
         Some(Self { kind: kind.section(), name: name.to_owned(), keys, identity })
     }
 

@@ -231,7 +231,10 @@ impl Checked {
             config.portals.retain(|name, _| is_here(Kind::Portal, name));
             config.retain_of_fronts(is_here);
             for group in config.groups.values_mut() {
-                group.luns.0.retain(|_, lun| !unavailable.contains_key(&ObjectId::volume(lun.volume.name())));
+                Arc::make_mut(group)
+                    .luns
+                    .0
+                    .retain(|_, lun| !unavailable.contains_key(&ObjectId::volume(lun.volume.name())));
             }
         }
         self

@@ -47,7 +47,7 @@ macro_rules! config {
         #[derive(Clone, PartialEq, Debug)]
         #[allow(missing_docs, reason = "each field is the section of its name")]
         pub struct Config {
-            $(pub $field: BTreeMap<String, $type>,)+
+            $(pub $field: BTreeMap<String, Arc<$type>>,)+
             $(pub $single: $single_type,)+
             /// The sections of fronts.
             pub fronts: FrontObjects,
@@ -94,7 +94,7 @@ macro_rules! config {
             }
 
             fn each<'a>(&'a self, look: &mut dyn FnMut(Id<'a>, &'a dyn Object)) {
-                $(self.$field.iter().for_each(|(name, it)| look(Id::of($type::KIND, name), it));)+
+                $(self.$field.iter().for_each(|(name, it)| look(Id::of($type::KIND, name), &**it));)+
                 $(look(Id::of($single_type::KIND, ""), &self.$single);)+
                 self.fronts.iter().for_each(|(id, it)| look(id, it));
             }
@@ -103,7 +103,7 @@ macro_rules! config {
             #[must_use]
             pub fn get(&self, kind: Kind, name: &str) -> Option<&dyn Object> {
                 match kind {
-                    $($type::KIND => self.$field.get(name).map(|it| it as &dyn Object),)+
+                    $($type::KIND => self.$field.get(name).map(|it| &**it as &dyn Object),)+
                     $($single_type::KIND => Some(&self.$single),)+
                     Kind::Front(kind) => self.fronts.0.get(&kind)?.get(name).map(|it| &**it),
                     Kind::Lun => None,
@@ -264,9 +264,9 @@ fn single<S: Section>(item: &Item<'_>, report: &mut Report) -> Option<S> {
     S::read(table(item, report)?, Mark::new(item.span()), report)
 }
 
-fn named<R: Resource>(item: &Item<'_>, report: &mut Report, broken: &mut Broken) -> BTreeMap<String, R> {
+fn named<R: Resource>(item: &Item<'_>, report: &mut Report, broken: &mut Broken) -> BTreeMap<String, Arc<R>> {
     let keys = |name: &str| R::KEYS.iter().any(|key| key.is(name));
-    each_named(R::KIND, &keys, item, report, broken, R::read)
+    each_named(R::KIND, &keys, item, report, broken, |table, at, report| R::read(table, at, report).map(Arc::new))
 }
 
 fn of_front(

@@ -8,6 +8,7 @@ use crate::value::Textual;
 use crate::versions::{self, Trouble};
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 /// The most stored volumes, removed ones included. Beyond it the removed ones are dropped.
 const REMEMBERED_MAX: usize = 1 << 16;
@@ -45,7 +46,7 @@ impl Identities {
     /// exist before the configuration contains them.
     #[must_use]
     pub fn served_before(&self, config: &Config) -> BTreeSet<String> {
-        let is_known = |(name, volume): &(&String, &Volume)| {
+        let is_known = |(name, volume): &(&String, &Arc<Volume>)| {
             volume.uuid.is_some() && (volume.pool.is_some() || self.find(name, volume) == volume.uuid)
         };
         config.volumes.iter().filter(is_known).map(|(name, _)| name.clone()).collect()

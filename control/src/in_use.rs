@@ -6,7 +6,7 @@ pub use crate::affected::{AffectedHost, InUse};
 use crate::api::{SessionView, VmView};
 use crate::config::Config;
 use crate::kind::Kind;
-use crate::model::{Group, Lun, Target, User};
+use crate::model::{Group, Lun, Target};
 use crate::names::{IscsiName, Nqn};
 use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::section::Effect;
@@ -283,12 +283,11 @@ impl<'a> Search<'a> {
         let login = session.user.as_deref().unwrap_or(&session.initiator);
         let users = |config: &Config, target: &Target, group: Option<&Group>| -> Vec<String> {
             let names = group.map_or(&target.users, |group| group.users(target)).names();
-            let is_login =
-                |name: &&str| config.users.get(*name).is_some_and(|user: &User| user.login_name(name) == login);
+            let is_login = |name: &&str| config.users.get(*name).is_some_and(|user| user.login_name(name) == login);
             names.filter(is_login).map(str::to_owned).collect()
         };
-        let had = users(self.old, before, self.old.groups.get(old_group));
-        let has = users(self.new, now, new_group.and_then(|name| self.new.groups.get(name)));
+        let had = users(self.old, before, self.old.groups.get(old_group).map(|group| &**group));
+        let has = users(self.new, now, new_group.and_then(|name| self.new.groups.get(name)).map(|group| &**group));
         let lost = had.first().filter(|_| has.is_empty())?;
         let causes = [object(Kind::User, lost), object(Kind::Target, target), object(Kind::Group, old_group)];
         Some(Loss { words: format!("user {lost} may not log in any more"), causes: causes.into() })

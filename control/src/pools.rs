@@ -3,12 +3,13 @@
 use crate::config::Config;
 use crate::model::{Group, Lun, NAMESPACE_MAX, Volume};
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 impl Config {
     /// The namespace ID of a LUN for NVMe hosts; `None`: it is not shown to them.
     #[must_use]
     pub fn namespace_of(&self, number: u16, lun: &Lun) -> Option<u32> {
-        let made = self.volumes.get(lun.volume.name()).and_then(Volume::made_namespace);
+        let made = self.volumes.get(lun.volume.name()).and_then(|volume| volume.made_namespace());
         made.or_else(|| lun.namespace_of(number))
     }
 
@@ -16,7 +17,7 @@ impl Config {
     pub fn made_of<'c>(&'c self, pool: &str) -> impl Iterator<Item = (&'c String, &'c Volume, u32)> {
         let is_of = move |volume: &Volume| volume.pool.as_ref().is_some_and(|own| own.name() == pool);
         let made = self.volumes.iter().filter(move |(_, volume)| is_of(volume));
-        made.filter_map(|(name, volume)| Some((name, volume, volume.made_namespace()?)))
+        made.filter_map(|(name, volume)| Some((name, &**volume, volume.made_namespace()?)))
     }
 
     /// The free bytes of this pool.
@@ -30,10 +31,10 @@ impl Config {
     /// A namespace ID that is free in all subsystems of the groups of this pool.
     #[must_use]
     pub fn free_namespace(&self, pool: &str) -> Option<u32> {
-        let is_of = |group: &&Group| group.pool.as_ref().is_some_and(|own| own.name() == pool);
+        let is_of = |group: &&Arc<Group>| group.pool.as_ref().is_some_and(|own| own.name() == pool);
         let targets: BTreeSet<&str> =
             self.groups.values().filter(is_of).flat_map(|group| group.targets.names()).collect();
-        let is_beside = |group: &&Group| group.targets.names().any(|target| targets.contains(target));
+        let is_beside = |group: &&Arc<Group>| group.targets.names().any(|target| targets.contains(target));
         let mut taken: BTreeSet<u32> = self.made_of(pool).map(|(.., id)| id).collect();
         for group in self.groups.values().filter(is_beside) {
             taken.extend(group.luns.0.iter().filter_map(|(number, lun)| self.namespace_of(*number, lun)));

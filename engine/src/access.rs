@@ -23,7 +23,7 @@ pub fn accesses(wanted: &Checked) -> Result<Accesses, EngineError> {
         group.targets.names().for_each(|target| groups.entry(target).or_default().push((name, group)));
     }
     let discovery = discovery_credentials(wanted);
-    let access = |(name, target): (&String, &model::Target)| {
+    let access = |(name, target): (&String, &Arc<model::Target>)| {
         let groups = groups.remove(name.as_str()).unwrap_or_default();
         let access = Access::new(in_order(wanted, target, &groups), discovery.clone());
         Ok((name.clone(), Arc::new(access.map_err(|why| EngineError::Access(Some(name.clone()), why))?)))

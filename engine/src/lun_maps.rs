@@ -63,6 +63,6 @@ pub fn states(wanted: &Checked) -> BTreeMap<u16, GroupState> {
         Wanted::Standby => AccessState::Standby,
         Wanted::Unavailable => AccessState::Unavailable,
     };
-    let both = |group: &model::PortalGroup| (group.tag.get() as u16, (state(group), group.preferred));
+    let both = |group: &Arc<model::PortalGroup>| (group.tag.get() as u16, (state(group), group.preferred));
     wanted.config.portal_groups.values().map(both).collect()
 }

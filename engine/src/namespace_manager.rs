@@ -88,7 +88,7 @@ fn leave(control: &ControlThread, controllers: &[u16], namespace: u32) -> Result
 }
 
 fn pool_of<'c>(config: &'c Config, request: &Request) -> Result<&'c Pool, Status> {
-    config.pools.get(&*request.pool).ok_or(Status::INVALID_OPCODE)
+    config.pools.get(&*request.pool).map(|pool| &**pool).ok_or(Status::INVALID_OPCODE)
 }
 
 /// The volume of a host-made namespace of this pool, and its name in the configuration.

@@ -57,7 +57,7 @@ fn serial(nqn: &str) -> String {
 
 /// Loads the histories of new subsystems, and drops those of subsystems that are gone.
 pub fn update_histories(wanted: &Checked, host: &dyn Host, histories: &mut Histories) {
-    let all: BTreeSet<&str> = wanted.config.targets.values().filter_map(subsystem).collect();
+    let all: BTreeSet<&str> = wanted.config.targets.values().filter_map(|target| subsystem(target)).collect();
     histories.retain(|nqn, _| all.contains(nqn.as_str()));
     for nqn in all {
         let load = || Arc::new(History::new(host.state().subsystem(nqn), &own_revision(), host.wall_clock()));
@@ -93,7 +93,7 @@ pub fn directory(
     (portals, private): (Vec<Portal>, &[PrivateMap]),
     histories: &Histories,
 ) -> Result<Directory, EngineError> {
-    let entry = |(name, target): (&String, &Target)| {
+    let entry = |(name, target): (&String, &Arc<Target>)| {
         let nqn = subsystem(target)?;
         Some(Entry {
             nqn: nqn.into(),
@@ -139,7 +139,8 @@ fn pools(config: &Config, target: &str, private: &[PrivateMap]) -> BTreeMap<Arc<
     let groups = groups.map(|(name, group)| (Arc::from(name.as_str()), group));
     let private = private.iter().filter(|map| map.target == target);
     let private = private.filter_map(|map| Some((map.name.clone(), config.groups.get(map.group.as_ref()?)?)));
-    let pool = |(map, group): (Arc<str>, &Group)| Some((map, Arc::new(pool(config, group.pool.as_ref()?.name())?)));
+    let pool =
+        |(map, group): (Arc<str>, &Arc<Group>)| Some((map, Arc::new(pool(config, group.pool.as_ref()?.name())?)));
     groups.chain(private).filter_map(pool).collect()
 }
 

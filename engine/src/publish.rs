@@ -128,7 +128,7 @@ impl Engine {
 
     /// The front of each portal that is listened at, by the number of the portal.
     fn portal_fronts(&self, wanted: &Checked) -> BTreeMap<u32, (usize, PortalRef)> {
-        let front = |(name, portal): (&String, &Portal)| {
+        let front = |(name, portal): (&String, &Arc<Portal>)| {
             let (bound, group) = (self.portals.get(name)?, wanted.config.portal_groups.get(portal.group.name())?);
             let front = self.registry.front_index(portal.protocol.word())?;
             Some((bound.id, (front, PortalRef { portal: bound.id, group: group.tag.get() as u16 })))

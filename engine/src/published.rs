@@ -42,7 +42,7 @@ impl<'a> Published<'a> {
         let of_front = config.portals.iter().filter(move |(_, portal)| portal.protocol.word() == protocol);
         of_front.filter_map(move |(name, portal)| {
             let group = config.portal_groups.get(portal.group.name())?;
-            Some((*portals.get(name)?, portal, group.tag.get() as u16))
+            Some((*portals.get(name)?, &**portal, group.tag.get() as u16))
         })
     }
 }

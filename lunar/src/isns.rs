@@ -58,7 +58,7 @@ impl Wanted {
             }
         }
         let here = config.targets.iter().filter(|(_, target)| target.enabled && target.moved_to.is_none());
-        let node = |(name, target): (&String, &lunar_control::model::Target)| {
+        let node = |(name, target): (&String, &Arc<lunar_control::model::Target>)| {
             let iqn = target.iqn.as_ref()?.as_str().to_ascii_lowercase();
             let reached = target.portal_groups.names().filter_map(|group| portals.get(group));
             let portals = reached.flatten().map(|(address, tag)| (*address, *tag)).collect();

@@ -16,7 +16,7 @@ impl Look<'_> {
             group.targets.names().for_each(|target| by_target.entry(target).or_default().push((name, group)));
         }
         for (name, target) in &config.targets {
-            let Target { authentication, users, mutual_user, hashes, marks, .. } = target;
+            let Target { authentication, users, mutual_user, hashes, marks, .. } = &**target;
             let id = Id { kind: Kind::Target, name, lun: None };
             let groups = by_target.remove(name.as_str()).unwrap_or_default();
             let login = Login { authentication: *authentication, users, mutual: mutual_user.as_ref(), hashes };

@@ -179,7 +179,7 @@ impl Look<'_> {
     fn named_twice(&mut self, config: &Config) {
         for (name, group) in &config.groups {
             for (number, lun) in &group.luns.0 {
-                let made = config.volumes.get(lun.volume.name()).and_then(Volume::made_namespace);
+                let made = config.volumes.get(lun.volume.name()).and_then(|volume| volume.made_namespace());
                 let Some((own, said)) = made.zip(lun.namespace).filter(|(own, said)| u64::from(*own) != said.get())
                 else {
                     continue;
@@ -200,7 +200,7 @@ impl Look<'_> {
                 let (id, volume) = (Id { kind: Kind::Lun, name, lun: Some(*number) }, lun.volume.name());
                 let at = if lun.metadata { lun.marks.of("metadata") } else { lun.marks.whole };
                 let is_bare = |volume: &Volume| volume.protection == Protection::None;
-                if lun.metadata && config.volumes.get(volume).is_some_and(is_bare) {
+                if lun.metadata && config.volumes.get(volume).is_some_and(|volume| is_bare(volume)) {
                     let what = format!(
                         "volume {volume} has no protection information: set its 'protection', or remove this key"
                     );

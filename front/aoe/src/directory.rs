@@ -57,7 +57,7 @@ impl Shelf {
         let config = &published.wanted.config;
         let target = aoe.target.name();
         let portal_group = aoe.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
-        let is_here = |target: &Target| target.enabled && target.moved_to.is_none();
+        let is_here = |target: &Arc<Target>| target.enabled && target.moved_to.is_none();
         let access = published.accesses.get(target).filter(|_| config.targets.get(target).is_some_and(is_here));
         let mut hosts = Vec::new();
         let mut views: BTreeMap<Arc<str>, Arc<View>> = BTreeMap::new();

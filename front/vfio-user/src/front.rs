@@ -174,7 +174,7 @@ fn vms(wanted: &Checked, runtime: &Path) -> BTreeMap<PathBuf, ServedVm> {
     let vm = |(name, vm): (&str, &Vm)| {
         let path = vm.socket(name, runtime);
         let group = vm.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
-        let subsystem = config.targets.get(vm.target.name()).and_then(namespaces::subsystem);
+        let subsystem = config.targets.get(vm.target.name()).and_then(|target| namespaces::subsystem(target));
         let tenant = Tenant {
             host: vm.host(name).into(),
             subsystem: subsystem.unwrap_or_default().into(),
