@@ -86,6 +86,12 @@ pub trait Running {
 
     /// Undoes everything that was prepared, the last step first.
     fn roll_back(&mut self, transaction: Self::Transaction);
+
+    /// The configuration in force was applied again: what could not be started when it was put in force is tried once
+    /// more.
+    fn repeat(&mut self, wanted: &Checked) {
+        let _ = wanted;
+    }
 }
 
 /// Why a plan was not applied. Nothing of it was.
@@ -149,6 +155,7 @@ pub fn apply<R: Running>(
 ) -> Result<Unavailable, Refusal> {
     let Some(first) = plan.changes.first() else {
         write().map_err(Refusal::Write)?;
+        running.repeat(wanted);
         return Ok(Unavailable::new());
     };
     let begun = running.begin(plan, wanted);

@@ -118,7 +118,7 @@ impl Engine {
         subsystems
     }
 
-    fn finalize_fronts(&self, committed: &Committed, wanted: &Checked) {
+    pub(crate) fn finalize_fronts(&self, committed: &Committed, wanted: &Checked) {
         let units = self.units_by_name();
         let published = self.published(wanted, &committed.accesses, &units);
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {

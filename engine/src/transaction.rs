@@ -163,6 +163,14 @@ impl Running for Engine {
         }
         transaction.new_files.remove();
     }
+
+    fn repeat(&mut self, wanted: &Checked) {
+        self.wait_until_final();
+        // The start of the transaction that put it in force has checked the access control.
+        if let Ok(accesses) = accesses(wanted) {
+            self.finalize_fronts(&Committed { accesses, ..Committed::default() }, wanted);
+        }
+    }
 }
 
 /// Whether acknowledged writes may be in a cache.

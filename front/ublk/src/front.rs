@@ -104,8 +104,9 @@ struct State {
     running: BTreeMap<String, Running>,
     /// Disks that a change has made, and that are started when it is published.
     claims: BTreeMap<String, (DiskRequest, Claim)>,
-    /// Disks that were taken over up to their last step, which failed: it is repeated with the next change.
-    begun: BTreeMap<String, Running>,
+    /// Disks that were taken over up to their last step, which failed: it is repeated when the configuration is applied
+    /// again. Each with whether its size is another one than that of its volume.
+    begun: BTreeMap<String, (Running, bool)>,
     /// Disks that do not end in time, and the reason.
     ending: BTreeMap<String, (Arc<Disk>, String)>,
     /// Disks that were left and have no section, by the numbers of their devices.
@@ -285,7 +286,7 @@ impl UblkRuntime {
         let started = Self::start(cores, running, resizes);
         if started.is_err() && running.claim.is_old {
             // Requests that wait in a device of a process before this one must not be lost.
-            self.state().begun.insert(running.wanted.request.name.clone(), running.clone());
+            self.state().begun.insert(running.wanted.request.name.clone(), (running.clone(), resizes));
         }
         started
     }
@@ -329,16 +330,16 @@ impl UblkRuntime {
     /// Repeats the last step of a takeover; `None`: there was none.
     fn resume(&self, cores: &FrontCores, wanted: &Wanted) -> Option<Result<Running, String>> {
         let name = &wanted.request.name;
-        let begun = self.state().begun.remove(name)?;
+        let (begun, resizes) = self.state().begun.remove(name)?;
         if begun.wanted != *wanted {
-            self.state().begun.insert(name.clone(), begun);
+            self.state().begun.insert(name.clone(), (begun, resizes));
             return Some(Err(format!(
                 "ublk {name}: its takeover has begun with other settings: restart Lunar, or give it the old ones"
             )));
         }
-        let started = Self::start(cores, &begun, true);
+        let started = Self::start(cores, &begun, resizes);
         if started.is_err() {
-            self.state().begun.insert(name.clone(), begun.clone());
+            self.state().begun.insert(name.clone(), (begun.clone(), resizes));
         }
         Some(started.map(|()| begun).map_err(|why| format!("ublk {name}: {why}")))
     }
@@ -467,7 +468,7 @@ impl FrontRuntime for UblkRuntime {
             let (kept, dropped): (BTreeMap<_, _>, BTreeMap<_, _>) =
                 std::mem::take(&mut state.begun).into_iter().partition(|(name, _)| all.contains_key(name));
             state.begun = kept;
-            gone.into_values().chain(dropped.into_values()).collect()
+            gone.into_values().chain(dropped.into_values().map(|(running, _)| running)).collect()
         };
         // Volumes are closed after all fronts have ended what they serve of them: see `Retirement`.
         for running in gone {
