@@ -12,7 +12,6 @@ use syn::visit::{self, Visit};
 /// The folders, files and functions (`FILE::NAME`) that may return a text as an error, each with the reason.
 const EXCEPTIONS: &[(&str, &str)] = &[
     ("check/", "programs for developers print the text, and nothing else is done with it"),
-    ("front/ublk/", "a failed control command is only reported; no caller tells the failures apart"),
     ("client/load/", "the load generator prints the text, and nothing else is done with it"),
 ];
 

@@ -1,5 +1,6 @@
 //! The state of a disk that all its cores share.
 
+use crate::error::QueueBroken;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -9,7 +10,7 @@ pub struct Disk {
     /// Tags that have not ended.
     tags: AtomicUsize,
     /// Why a queue is not served any more.
-    trouble: OnceLock<String>,
+    trouble: OnceLock<QueueBroken>,
     is_gone: AtomicBool,
 }
 
@@ -30,20 +31,15 @@ impl Disk {
         self.tags.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// Why a queue is not served any more, in words that say what to do.
+    /// Why a queue is not served any more.
     #[must_use]
-    pub fn trouble(&self) -> Option<&str> {
-        self.trouble.get().map(String::as_str)
+    pub fn trouble(&self) -> Option<&QueueBroken> {
+        self.trouble.get()
     }
 
     /// A queue is not served any more. Returns whether this is the first one.
-    pub fn break_off(&self, why: impl FnOnce() -> String) -> bool {
-        let mut is_first = false;
-        self.trouble.get_or_init(|| {
-            is_first = true;
-            why()
-        });
-        is_first
+    pub fn break_off(&self, why: QueueBroken) -> bool {
+        self.trouble.set(why).is_ok()
     }
 
     /// Whether its device was removed.
@@ -61,6 +57,7 @@ impl Disk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_core::io::Fault;
 
     #[test]
     fn the_first_trouble_is_told() {
@@ -68,8 +65,9 @@ mod tests {
         disk.begin(2);
         disk.end();
         assert_eq!((disk.tags(), disk.trouble()), (1, None));
-        assert!(disk.break_off(|| "one".into()) && !disk.break_off(|| "two".into()));
-        assert_eq!(disk.trouble(), Some("one"));
+        let broken = |queue| QueueBroken { name: "a".into(), queue, why: Fault::Gone };
+        assert!(disk.break_off(broken(1)) && !disk.break_off(broken(2)));
+        assert_eq!(disk.trouble(), Some(&broken(1)));
         assert!(!disk.is_gone());
         disk.go();
         assert!(disk.is_gone());

@@ -3,6 +3,7 @@
 
 use crate::command_line::{UblkOptions, place_of};
 use crate::disk::Disk;
+use crate::error::{DiskError, ServeError};
 use crate::life::{Claim, DiskRequest, Key, Removal, about_left, feature_names};
 use crate::params::TRANSFER_BYTES;
 use crate::schema::{self, QUEUES, UBLK, Ublk};
@@ -63,8 +64,8 @@ impl Front for UblkFront {
     fn paths(&self, config: &Config, _runtime: &Path) -> FrontPaths {
         // The kernel makes the node of a device when the device is made, long after the sandbox is shut, and a rule of
         // Landlock names a node that exists or the folder above it. The file helper cannot open it instead: the kernel
-        // lets only the process that has opened the node start the device. So the folder is allowed, for opening devices
-        // alone; the service manager restricts which ones (`DeviceAllow=`).
+        // lets only the process that has opened the node start the device. So the folder is allowed, for opening
+        // devices alone; the service manager restricts which ones (`DeviceAllow=`).
         let is_used = config.section::<Ublk>().next().is_some();
         let devices = is_used.then(|| "/dev".into()).into_iter().collect();
         // Disks whose section was removed are reported.
@@ -108,11 +109,11 @@ struct State {
     /// again. Each with whether its size is another one than that of its volume.
     begun: BTreeMap<String, (Running, bool)>,
     /// Disks that do not end in time, and the reason.
-    ending: BTreeMap<String, (Arc<Disk>, String)>,
+    ending: BTreeMap<String, (Arc<Disk>, DiskError)>,
     /// Disks that were left and have no section, by the numbers of their devices.
     left: BTreeMap<u32, String>,
     has_looked: bool,
-    troubles: BTreeMap<String, String>,
+    troubles: BTreeMap<String, DiskError>,
     /// The identities of volumes, by their names in the configuration.
     volumes: BTreeMap<String, Arc<Identity>>,
 }
@@ -196,12 +197,12 @@ fn wanted(
 }
 
 /// The answer of a core.
-fn answered<T>(answer: Option<Result<T, String>>) -> Result<T, String> {
-    answer.unwrap_or_else(|| Err("a core has ended".into()))
+fn answered<T>(answer: Option<Result<T, ServeError>>) -> Result<T, ServeError> {
+    answer.unwrap_or(Err(ServeError::CoreEnded))
 }
 
 /// Ends the service of a device, and removes it. A device that does not end in time is noted.
-fn take_down(state: &SharedState, cores: &FrontCores, running: Running) -> Result<(), String> {
+fn take_down(state: &SharedState, cores: &FrontCores, running: Running) -> Result<(), DiskError> {
     let Running { wanted, claim, disk, .. } = running;
     let (name, number, to) = (wanted.request.name, claim.number, disk.clone());
     let end = async move |front: Rc<UblkCore>| front.0.end(claim, to).await;
@@ -221,7 +222,7 @@ fn take_down(state: &SharedState, cores: &FrontCores, running: Running) -> Resul
             Ok(())
         }
         Err(why) => {
-            let why = format!("ublk {name}: {why}");
+            let why = DiskError::Serve(name.clone(), Arc::new(why));
             lock(state).ending.insert(name, (disk, why.clone()));
             Err(why)
         }
@@ -234,7 +235,7 @@ impl UblkRuntime {
     }
 
     /// Finds or makes the device of a disk.
-    fn claim(cores: &FrontCores, request: &DiskRequest) -> Result<Claim, String> {
+    fn claim(cores: &FrontCores, request: &DiskRequest) -> Result<Claim, ServeError> {
         let request = request.clone();
         answered(cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.claim(request).await).wait())
     }
@@ -246,7 +247,7 @@ impl UblkRuntime {
         let request = request(config, &self.state().volumes, (name, ublk), cores.count());
         let Some(request) = request else {
             let check = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.check().await).wait();
-            return check.ok_or(EngineError::CoreEnded)?.map(|_| None).map_err(|why| EngineError::Front(why.into()));
+            return check.ok_or(EngineError::CoreEnded)?.map(|_| None).map_err(EngineError::front);
         };
         let waits = {
             let state = self.state();
@@ -257,7 +258,7 @@ impl UblkRuntime {
         if waits {
             return Ok(None);
         }
-        let claim = Self::claim(cores, &request).map_err(|why| EngineError::Front(why.into()))?;
+        let claim = Self::claim(cores, &request).map_err(EngineError::front)?;
         self.state().claims.insert(name.to_owned(), (request, claim));
         Ok(Some(name.to_owned()))
     }
@@ -273,7 +274,7 @@ impl UblkRuntime {
     }
 
     /// Serves a device and starts it.
-    fn bring_up(&self, cores: &FrontCores, running: &Running) -> Result<(), String> {
+    fn bring_up(&self, cores: &FrontCores, running: &Running) -> Result<(), ServeError> {
         let in_force = self.get_ready(cores, running);
         let number = running.claim.number;
         for core in 0..cores.count() {
@@ -293,7 +294,7 @@ impl UblkRuntime {
 
     /// Does everything that can fail before a queue is served: all that needs memory comes first, and the first command
     /// that changes a device that was left comes last. Returns whether its size is another one than that of the volume.
-    fn get_ready(&self, cores: &FrontCores, running: &Running) -> Result<bool, String> {
+    fn get_ready(&self, cores: &FrontCores, running: &Running) -> Result<bool, ServeError> {
         let (claim, local) = (running.claim, &running.wanted.local);
         let first = local.clone();
         let set = async move |front: Rc<UblkCore>| front.0.set_params(claim, first).await;
@@ -309,10 +310,10 @@ impl UblkRuntime {
         if claim.is_old {
             answered(cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.recover(claim).await).wait())?;
         }
-        let opened = (self.open.queues)(claim.number).map_err(|why| serve::why_no_device(&why))?;
+        let opened = (self.open.queues)(claim.number).map_err(ServeError::NoDevice)?;
         let sizes = (usize::from(opened.depth), opened.buffer_bytes, opened.endpoints.len());
         if sizes != (usize::from(claim.depth), claim.buffer_bytes as usize, usize::from(claim.queues)) {
-            return Err(format!("{} is another device now: apply again", disk_at(claim.number)));
+            return Err(ServeError::OtherDevice(claim.number));
         }
         for (queue, endpoint) in (0..).zip(opened.endpoints) {
             let attach = move |front: Rc<UblkCore>| ready(front.0.attach(claim.number, queue, endpoint));
@@ -321,44 +322,43 @@ impl UblkRuntime {
         Ok(in_force.resizes)
     }
 
-    fn start(cores: &FrontCores, running: &Running, resizes: bool) -> Result<(), String> {
+    fn start(cores: &FrontCores, running: &Running, resizes: bool) -> Result<(), ServeError> {
         let (device, local) = ((running.claim, running.disk.clone()), running.wanted.local.clone());
         let start = async move |front: Rc<UblkCore>| front.0.start(device, local, resizes).await;
         answered(cores.ask(FIRST, start).wait())
     }
 
     /// Repeats the last step of a takeover; `None`: there was none.
-    fn resume(&self, cores: &FrontCores, wanted: &Wanted) -> Option<Result<Running, String>> {
+    fn resume(&self, cores: &FrontCores, wanted: &Wanted) -> Option<Result<Running, DiskError>> {
         let name = &wanted.request.name;
         let (begun, resizes) = self.state().begun.remove(name)?;
         if begun.wanted != *wanted {
             self.state().begun.insert(name.clone(), (begun, resizes));
-            return Some(Err(format!(
-                "ublk {name}: its takeover has begun with other settings: restart Lunar, or give it the old ones"
-            )));
+            return Some(Err(DiskError::OtherSettings(name.clone())));
         }
         let started = Self::start(cores, &begun, resizes);
         if started.is_err() {
             self.state().begun.insert(name.clone(), (begun.clone(), resizes));
         }
-        Some(started.map(|()| begun).map_err(|why| format!("ublk {name}: {why}")))
+        Some(started.map(|()| begun).map_err(|why| DiskError::Serve(name.clone(), Arc::new(why))))
     }
 
     /// Makes and starts a disk.
-    fn make(&self, cores: &FrontCores, wanted: Wanted) -> Result<Running, String> {
+    fn make(&self, cores: &FrontCores, wanted: Wanted) -> Result<Running, DiskError> {
         let name = wanted.request.name.clone();
         let ending = self.state().ending.get(&name).filter(|(disk, _)| !disk.is_gone()).map(|(_, why)| why.clone());
         if let Some(why) = ending {
             return Err(why);
         }
         let prepared = self.state().claims.remove(&name);
+        let claim = |request: &DiskRequest| Self::claim(cores, request).map_err(|why| DiskError::Claim(Arc::new(why)));
         let claim = match prepared {
             Some((request, claim)) if request == wanted.request => claim,
             Some((_, other)) => {
                 Self::discard(cores, other);
-                Self::claim(cores, &wanted.request)?
+                claim(&wanted.request)?
             }
-            None => Self::claim(cores, &wanted.request)?,
+            None => claim(&wanted.request)?,
         };
         let running = Running { wanted, claim, disk: Arc::default(), since: self.shared.host.now() };
         match self.bring_up(cores, &running) {
@@ -368,7 +368,7 @@ impl UblkRuntime {
                     // The first failure is the one to tell; a device that does not end is noted.
                     let _ = take_down(&self.state, cores, running);
                 }
-                Err(format!("ublk {name}: {why}"))
+                Err(DiskError::Serve(name, Arc::new(why)))
             }
         }
     }
@@ -391,7 +391,7 @@ impl UblkRuntime {
                 state.running.insert(name, running);
             }
             Err(why) => {
-                report(true, &why);
+                report(true, &why.to_string());
                 self.state().troubles.insert(name, why);
             }
         }
@@ -473,7 +473,7 @@ impl FrontRuntime for UblkRuntime {
         // Volumes are closed after all fronts have ended what they serve of them: see `Retirement`.
         for running in gone {
             if let Err(why) = take_down(&self.state, cores, running) {
-                report(true, &why);
+                report(true, &why.to_string());
             }
         }
         self.look_for_left(cores, all.keys().cloned().collect());
@@ -482,11 +482,8 @@ impl FrontRuntime for UblkRuntime {
                 _ if self.state().running.contains_key(&name) => {}
                 Some(wanted) => self.begin(cores, wanted),
                 None => {
-                    let why = format!(
-                        "ublk {name}: there is no disk: its host group shows it no such volume, or the volume is not \
-                         available: `lunar status` tells"
-                    );
-                    report(false, &why);
+                    let why = DiskError::NoVolume(name.clone());
+                    report(false, &why.to_string());
                     self.state().troubles.insert(name, why);
                 }
             }
@@ -531,7 +528,7 @@ impl FrontRuntime for UblkRuntime {
         let running = state.running.remove(&name)?;
         Some(Box::new(move || {
             let ended = take_down(&shared, &cores, running);
-            ended.inspect_err(|why| report(true, why)).is_ok()
+            ended.inspect_err(|why| report(true, &why.to_string())).is_ok()
         }))
     }
 
@@ -546,9 +543,9 @@ impl FrontRuntime for UblkRuntime {
 
     fn troubles(&self) -> Vec<String> {
         let state = self.state();
-        let ending = state.ending.values().filter(|(disk, _)| !disk.is_gone()).map(|(_, why)| why.clone());
-        let broken = state.running.values().filter_map(|running| running.disk.trouble().map(str::to_owned));
-        let told = state.troubles.values().chain(state.left.values()).cloned();
+        let ending = state.ending.values().filter(|(disk, _)| !disk.is_gone()).map(|(_, why)| why.to_string());
+        let broken = state.running.values().filter_map(|running| running.disk.trouble().map(ToString::to_string));
+        let told = state.troubles.values().map(ToString::to_string).chain(state.left.values().cloned());
         let all: BTreeSet<String> = told.chain(ending).chain(broken).collect();
         all.into_iter().collect()
     }

@@ -7,6 +7,7 @@
 //! * [`params`]: the parameters of a device, from the limits of its volume
 //! * [`tag`]: the life of one tag: a request of the kernel in, a result out
 //! * [`life`]: the control commands that make, recover, resize and remove a device, and what their failures mean
+//! * [`error`]: why a disk cannot be made, served or ended
 //! * [`disk`]: the state of a disk that its cores share
 //! * [`schema`], [`command_line`]: the section of the configuration, and the options of `lunar serve`
 //! * [`front`]: the front of the engine: the devices of a configuration
@@ -14,6 +15,7 @@
 
 pub mod command_line;
 pub mod disk;
+pub mod error;
 pub mod front;
 pub mod life;
 pub mod params;

@@ -8,6 +8,7 @@
 //! taken. [`recover`] is the first command that changes the device, and it may be repeated. Then its queues are opened,
 //! and their tags ask for requests; [`start`] is the last step, and it may be repeated, too.
 
+use crate::error::{Changed, DeviceError, EBUSY, Stays, Step, Taken, Unfit, uuid};
 use crate::params::TRANSFER_BYTES;
 use crate::wire::{ANY_NUMBER, Control, ControlCommand, DeviceInfo, Params, State, attribute, disk_at, feature};
 use lunar_core::io::Fault;
@@ -43,10 +44,6 @@ const UNFIT: u64 = feature::SUPPORT_ZERO_COPY
     | feature::BATCH_IO
     | feature::INTEGRITY;
 
-const EPERM: i32 = 1;
-const EACCES: i32 = 13;
-const EBUSY: i32 = 16;
-const EEXIST: i32 = 17;
 const EINVAL: i32 = 22;
 
 /// The kernel, as far as control commands reach it.
@@ -60,7 +57,7 @@ pub trait Kernel {
     /// Whether a process of this number exists.
     fn lives(&self, pid: u32) -> bool;
 
-    /// What uses a disk: a mounted file system, a disk on top of it; `None`: nothing that is known.
+    /// The user of a disk: a mounted file system, a disk on top of it; `None`: nothing that is known.
     fn user_of(&self, number: u32) -> Option<String>;
 }
 
@@ -142,44 +139,26 @@ fn plain(number: Control, device: u32, data: u64) -> ControlCommand {
     ControlCommand { number, device, data }
 }
 
-/// The meaning of a failed command, in words that say what to do.
-fn told(what: &str, why: Fault) -> String {
-    match why {
-        Fault::Os(EPERM | EACCES) => format!(
-            "{what}: the kernel refuses it: ublk needs the capability CAP_SYS_ADMIN: run Lunar as root, or give the \
-             service AmbientCapabilities=CAP_SYS_ADMIN"
-        ),
-        Fault::Os(EEXIST) => format!("{what}: another ublk device has this number: choose another one"),
-        Fault::Os(EBUSY) => format!("{what}: another process uses the device: end it, and apply again"),
-        Fault::Unsupported => format!("{what}: this kernel does not support it: Linux 6.5 or newer is needed"),
-        Fault::NoMemory => {
-            format!("{what}: there is no memory: lower `depth` and `queues` of the disk, or `memory` in [server]")
-        }
-        Fault::Gone => format!("{what}: the device was removed meanwhile: apply the configuration again"),
-        why => format!("{what}: the kernel refuses it ({why:?}): see its log (dmesg), and apply again"),
-    }
-}
-
 /// The features of the driver.
 ///
 /// # Errors
 /// Why ublk cannot be used.
-pub async fn features<K: Kernel>(kernel: &K) -> Result<u64, String> {
+pub async fn features<K: Kernel>(kernel: &K) -> Result<u64, DeviceError> {
     let mut answer = [0; 8];
     match kernel.call(plain(Control::GET_FEATURES, ANY_NUMBER, 0), &mut answer).await {
         Ok(_) => Ok(u64::from_ne_bytes(answer)),
-        Err(why) => Err(told("ublk", why)),
+        Err(why) => Err(DeviceError::Refused(Step::Driver, why)),
     }
 }
 
 /// The description of a device by the kernel; `None`: there is none of this number, or one that is not Lunar's.
-async fn info<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, String> {
+async fn info<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, DeviceError> {
     let mut info = DeviceInfo::default();
     match kernel.call(plain(Control::GET_DEV_INFO, number, 0), info.as_mut_bytes()).await {
         Ok(_) => Ok(Some(info)),
         // EINVAL: an unprivileged device, about which nobody is told without its path.
         Err(Fault::Gone | Fault::Os(EINVAL)) => Ok(None),
-        Err(why) => Err(told(&disk_at(number), why)),
+        Err(why) => Err(DeviceError::Refused(Step::Look(number), why)),
     }
 }
 
@@ -188,7 +167,7 @@ async fn info<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, 
 ///
 /// # Errors
 /// Why there cannot be such a device.
-pub async fn claim<K: Kernel>(kernel: &K, request: &DiskRequest, pid: u32) -> Result<Claim, String> {
+pub async fn claim<K: Kernel>(kernel: &K, request: &DiskRequest, pid: u32) -> Result<Claim, DeviceError> {
     let features = features(kernel).await?;
     for number in 0..SEARCHED {
         let found = info(kernel, number).await?;
@@ -213,8 +192,8 @@ async fn settle<K: Kernel>(
     request: &DiskRequest,
     number: u32,
     pid: u32,
-) -> Result<Option<DeviceInfo>, String> {
-    let (name, disk) = (&request.name, disk_at(number));
+) -> Result<Option<DeviceInfo>, DeviceError> {
+    let taken = |why| Err(DeviceError::Taken(request.name.clone(), number, why));
     for look in 0..LOOKS {
         let Some(found) = info(kernel, number).await?.filter(|found| request.key.is_same_name(found)) else {
             return Ok(None);
@@ -222,31 +201,21 @@ async fn settle<K: Kernel>(
         let server = u32::try_from(found.pid).ok().filter(|server| *server > 0);
         match State(found.state) {
             State::LIVE if server == Some(pid) => {
-                return Err(format!(
-                    "ublk {name}: {disk} is still ending, because its volume does not answer: apply again later"
-                ));
+                return taken(Taken::Ending);
             }
             // A process that was killed a moment ago may still be ending.
             State::LIVE if look + 1 == LOOKS => {
-                let server = server.map_or_else(|| "unknown".into(), |server| server.to_string());
-                return Err(format!(
-                    "ublk {name}: {disk} is served by another process ({server}): end it, or choose another name"
-                ));
+                return taken(Taken::Served(server));
             }
             State::LIVE => {}
             // It never started or has stopped, so nothing waits in it. A process that makes or removes it is quick.
             State::DEAD if server == Some(pid) || look >= LOOKS_DEAD => {
                 if let Some(server) = server.filter(|server| *server != pid && kernel.lives(*server)) {
-                    return Err(format!(
-                        "ublk {name}: {disk} is being made by another process ({server}): end it, or choose another name"
-                    ));
+                    return taken(Taken::Made(server));
                 }
                 return match remove(kernel, number, false).await? {
                     Removal::Done => Ok(None),
-                    Removal::Held => Err(format!(
-                        "ublk {name}: {disk} has stopped, but a program still has it open: close it (lsof {disk} shows \
-                         which), and apply again"
-                    )),
+                    Removal::Held => taken(Taken::Open),
                 };
             }
             State::DEAD => {}
@@ -254,54 +223,33 @@ async fn settle<K: Kernel>(
         }
         kernel.pause(LOOK).await;
     }
-    Err(told(&format!("ublk {name}: {disk}"), Fault::Os(EBUSY)))
+    Err(DeviceError::Refused(Step::Find(request.name.clone(), number), Fault::Os(EBUSY)))
 }
 
 /// Whether a device that was left is the requested one.
-fn check_old(request: &DiskRequest, found: &DeviceInfo) -> Result<(), String> {
-    let (name, disk) = (&request.name, disk_at(found.number));
+fn check_old(request: &DiskRequest, found: &DeviceInfo) -> Result<(), DeviceError> {
+    let (name, number) = (request.name.clone(), found.number);
     if found.volume != request.key.volume {
-        return Err(format!(
-            "ublk {name}: {disk} was left by another process, and its requests wait for another volume ({}): serve that \
-             volume under this name once more, or choose another name",
-            uuid(found.volume)
-        ));
+        return Err(DeviceError::Taken(name, number, Taken::OtherVolume(found.volume)));
     }
     if request.number.is_some_and(|wanted| wanted != found.number) {
-        return Err(format!(
-            "ublk {name}: a process before this one has left it as {disk}: choose that number, or none"
-        ));
+        return Err(DeviceError::Taken(name, number, Taken::OtherNumber));
     }
-    check_flags(RECOVERY, found.flags).map_err(|why| format!("ublk {name}: {disk}: {why}"))
-}
-
-/// A UUID as it is written.
-fn uuid(bytes: [u8; 16]) -> String {
-    let digits = format!("{:032x}", u128::from_be_bytes(bytes));
-    let [a, b, c, d, e] = [0..8, 8..12, 12..16, 16..20, 20..32].map(|part| &digits[part]);
-    format!("{a}-{b}-{c}-{d}-{e}")
+    check_flags(RECOVERY, found.flags).map_err(|why| DeviceError::Unfit(Step::Find(name, number), why))
 }
 
 /// Compares the features of a device with those that it must have. Further ones that change nothing are accepted: newer
 /// kernels set some by themselves.
-fn check_flags(needed: u64, given: u64) -> Result<(), String> {
-    let (missing, unfit) = (needed & !given, given & UNFIT);
-    let names = |flags: u64| feature_names(flags).join(", ");
-    match (missing, unfit) {
+fn check_flags(needed: u64, given: u64) -> Result<(), Unfit> {
+    match (needed & !given, given & UNFIT) {
         (0, 0) => Ok(()),
-        (0, unfit) => Err(format!(
-            "the kernel has given it features that Lunar does not serve ({}): use another kernel, and report this",
-            names(unfit)
-        )),
-        (missing, _) => Err(format!(
-            "the kernel does not give it {}, and it would not outlast a kill: use Linux 6.5 or newer",
-            names(missing)
-        )),
+        (0, unfit) => Err(Unfit::Has(unfit)),
+        (missing, _) => Err(Unfit::Lacks(missing)),
     }
 }
 
 /// Makes a device.
-async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: u32) -> Result<Claim, String> {
+async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: u32) -> Result<Claim, DeviceError> {
     let recovery = if request.survives { RECOVERY } else { 0 };
     // The kernel quiesces only what can be recovered.
     let welcome = WELCOME & features & if request.survives { u64::MAX } else { !feature::QUIESCE };
@@ -316,26 +264,24 @@ async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: 
         volume: request.key.volume,
         ..DeviceInfo::default()
     };
-    let what = format!("ublk {}: making its disk", request.name);
+    let step = Step::Make(request.name.clone());
     let add = plain(Control::ADD_DEV, info.number, 0);
-    kernel.call(add, info.as_mut_bytes()).await.map_err(|why| told(&what, why))?;
+    kernel.call(add, info.as_mut_bytes()).await.map_err(|why| DeviceError::Refused(step.clone(), why))?;
     let kept = self::info(kernel, info.number).await;
     let fits = match kept {
-        _ if info.number >= SEARCHED => {
-            Err(format!("its number would be {}, and {SEARCHED} are the most: remove other ublk disks", info.number))
-        }
+        _ if info.number >= SEARCHED => Err(Unfit::Number(info.number, SEARCHED)),
         Ok(Some(kept)) if (kept.private, kept.volume) == (request.key.private, request.key.volume) => {
             check_flags(recovery, kept.flags).map(|()| kept)
         }
-        Ok(_) => Err("this kernel does not keep the UUID of its volume: use another one, and report this".to_owned()),
-        Err(why) => Err(why),
+        Ok(_) => Err(Unfit::NoUuid),
+        Err(why) => Err(Unfit::Unknown(Box::new(why))),
     };
     match fits {
         Ok(kept) => Ok(claimed(&kept, false, features)),
         Err(why) => {
             // It has never started, and is removed at once.
             let _ = remove(kernel, info.number, false).await;
-            Err(format!("{what}: {why}"))
+            Err(DeviceError::Unfit(step, why))
         }
     }
 }
@@ -344,8 +290,8 @@ async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: 
 ///
 /// # Errors
 /// Why the kernel does not give it.
-pub async fn recover<K: Kernel>(kernel: &K, claim: &Claim) -> Result<(), String> {
-    let what = || format!("recovering {}", disk_at(claim.number));
+pub async fn recover<K: Kernel>(kernel: &K, claim: &Claim) -> Result<(), DeviceError> {
+    let refused = |why| Err(DeviceError::Refused(Step::Recover(claim.number), why));
     let recover = plain(Control::START_USER_RECOVERY, claim.number, 0);
     let mut last = Fault::Timeout;
     for _ in 0..LOOKS {
@@ -357,15 +303,15 @@ pub async fn recover<K: Kernel>(kernel: &K, claim: &Claim) -> Result<(), String>
                 let found = info(kernel, claim.number).await?;
                 let has_begun = found
                     .is_some_and(|found| found.state == State::QUIESCED.0 && found.flags & feature::USER_RECOVERY != 0);
-                return if has_begun { Ok(()) } else { Err(told(&what(), why)) };
+                return if has_begun { Ok(()) } else { refused(why) };
             }
             // The files of the process that served it are not closed yet.
             Err(why @ Fault::Os(EBUSY)) => last = why,
-            Err(why) => return Err(told(&what(), why)),
+            Err(why) => return refused(why),
         }
         kernel.pause(LOOK).await;
     }
-    Err(told(&what(), last))
+    refused(last)
 }
 
 /// The parameters of a device that are in force.
@@ -382,34 +328,27 @@ pub struct InForce {
 ///
 /// # Errors
 /// Why the kernel refuses them, or the volume does not fit the device any more.
-pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -> Result<InForce, String> {
-    let disk = disk_at(claim.number);
+pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -> Result<InForce, DeviceError> {
+    let refused = |why| DeviceError::Refused(Step::Parameters(claim.number), why);
+    let changed = |how| Err(DeviceError::Changed(claim.number, how));
     if !claim.is_old {
         let mut params = *params;
         let set = kernel.call(plain(Control::SET_PARAMS, claim.number, 0), params.as_mut_bytes()).await;
         let in_force =
             InForce { resizes: false, has_volatile_cache: params.attributes & attribute::VOLATILE_CACHE != 0 };
-        return set.map(|_| in_force).map_err(|why| told(&format!("the parameters of {disk}"), why));
+        return set.map(|_| in_force).map_err(refused);
     }
     let mut old = Params { len: params.len, ..Params::default() };
     let get = kernel.call(plain(Control::GET_PARAMS, claim.number, 0), old.as_mut_bytes()).await;
-    get.map_err(|why| told(&format!("the parameters of {disk}"), why))?;
+    get.map_err(refused)?;
     if old.logical_shift != params.logical_shift {
-        return Err(format!(
-            "{disk} has blocks of {} bytes and its volume now has blocks of {}: serve the volume with its old block size",
-            1_u64 << old.logical_shift.min(63),
-            1_u64 << params.logical_shift.min(63)
-        ));
+        return changed(Changed::BlockSize(old.logical_shift, params.logical_shift));
     }
     if old.sectors > params.sectors {
-        return Err(format!(
-            "{disk} has {} sectors of 512 bytes and its volume now has only {}: requests that wait may be for the part \
-             that is missing: give the volume its old size again",
-            old.sectors, params.sectors
-        ));
+        return changed(Changed::Smaller(old.sectors, params.sectors));
     }
     if params.attributes & !old.attributes & attribute::READ_ONLY != 0 {
-        return Err(format!("{disk} is writable and its volume is now read-only: let it be writable once more"));
+        return changed(Changed::ReadOnly);
     }
     Ok(InForce {
         resizes: old.sectors != params.sectors,
@@ -422,15 +361,12 @@ pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -
 ///
 /// # Errors
 /// Why the kernel does not start it.
-pub async fn start<K: Kernel>(kernel: &K, claim: &Claim, pid: u32) -> Result<(), String> {
+pub async fn start<K: Kernel>(kernel: &K, claim: &Claim, pid: u32) -> Result<(), DeviceError> {
     let number = if claim.is_old { Control::END_USER_RECOVERY } else { Control::START_DEV };
     match kernel.call(plain(number, claim.number, pid.into()), &mut []).await {
         Ok(_) => Ok(()),
-        Err(Fault::Os(EINVAL)) => Err(format!(
-            "{}: the kernel does not start it: in a container, ublk needs the PID namespace of the host",
-            disk_at(claim.number)
-        )),
-        Err(why) => Err(told(&format!("starting {}", disk_at(claim.number)), why)),
+        Err(Fault::Os(EINVAL)) => Err(DeviceError::PidNamespace(claim.number)),
+        Err(why) => Err(DeviceError::Refused(Step::Start(claim.number), why)),
     }
 }
 
@@ -438,16 +374,12 @@ pub async fn start<K: Kernel>(kernel: &K, claim: &Claim, pid: u32) -> Result<(),
 ///
 /// # Errors
 /// Why it keeps its size.
-pub async fn resize<K: Kernel>(kernel: &K, claim: &Claim, sectors: u64) -> Result<(), String> {
-    let disk = disk_at(claim.number);
-    let told = |why: &str| {
-        format!("{disk} keeps its old size, for {why}: unmount it and start Lunar anew, or use Linux 6.16 or newer")
-    };
+pub async fn resize<K: Kernel>(kernel: &K, claim: &Claim, sectors: u64) -> Result<(), DeviceError> {
     if claim.features & feature::UPDATE_SIZE == 0 {
-        return Err(told("this kernel cannot change it"));
+        return Err(DeviceError::KeepsSize(claim.number, None));
     }
     let update = kernel.call(plain(Control::UPDATE_SIZE, claim.number, sectors), &mut []).await;
-    update.map(drop).map_err(|why| told(&format!("the kernel refuses ({why:?})")))
+    update.map(drop).map_err(|why| DeviceError::KeepsSize(claim.number, Some(why)))
 }
 
 /// The outcome of [`quiesce`].
@@ -479,9 +411,9 @@ pub async fn quiesce<K: Kernel>(kernel: &K, claim: &Claim) -> Quiet {
 ///
 /// # Errors
 /// Why the kernel does not stop it.
-pub async fn stop<K: Kernel>(kernel: &K, number: u32) -> Result<(), String> {
+pub async fn stop<K: Kernel>(kernel: &K, number: u32) -> Result<(), DeviceError> {
     let stopped = kernel.call(plain(Control::STOP_DEV, number, 0), &mut []).await;
-    stopped.map(drop).map_err(|why| told(&format!("stopping {}", disk_at(number)), why))
+    stopped.map(drop).map_err(|why| DeviceError::Refused(Step::Stop(number), why))
 }
 
 /// The outcome of a removal.
@@ -498,7 +430,7 @@ pub enum Removal {
 ///
 /// # Errors
 /// Why the kernel does not remove it.
-pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<Removal, String> {
+pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<Removal, DeviceError> {
     let mut removed = kernel.call(plain(Control::DEL_DEV_ASYNC, number, 0), &mut []).await;
     if removed == Err(Fault::Unsupported) && waits {
         removed = kernel.call(plain(Control::DEL_DEV, number, 0), &mut []).await;
@@ -506,7 +438,7 @@ pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<R
     match removed {
         Ok(_) => {}
         Err(Fault::Gone) => return Ok(Removal::Done),
-        Err(why) => return Err(told(&format!("removing {}", disk_at(number)), why)),
+        Err(why) => return Err(DeviceError::Refused(Step::Remove(number), why)),
     }
     for _ in 0..LOOKS_REMOVED {
         if info(kernel, number).await?.is_none() {
@@ -521,7 +453,7 @@ pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<R
 ///
 /// # Errors
 /// Why that cannot be known.
-pub async fn left_behind<K: Kernel>(kernel: &K, names: &[String]) -> Result<Vec<DeviceInfo>, String> {
+pub async fn left_behind<K: Kernel>(kernel: &K, names: &[String]) -> Result<Vec<DeviceInfo>, DeviceError> {
     let known: Vec<u64> = names.iter().map(|name| Key::of(name, [0; 16]).private).collect();
     let mut left = Vec::new();
     for number in 0..SEARCHED {
@@ -533,13 +465,13 @@ pub async fn left_behind<K: Kernel>(kernel: &K, names: &[String]) -> Result<Vec<
     Ok(left)
 }
 
-/// What to do with a device that was left, in words.
+/// The advice about a device that was left.
 #[must_use]
 pub fn about_left(found: &DeviceInfo, session: &str) -> String {
     format!(
-        "{} was left by a process of Lunar that has ended, and no section has its name: programs that use it wait. Serve \
-         volume {} under the old name once more, or remove the disk, with the requests that wait: lunar session end \
-         {session}",
+        "{} was left by a process of Lunar that has ended, and no section has its name: programs that use it wait. \
+         Serve volume {} under the old name once more, or remove the disk, with the requests that wait: lunar session \
+         end {session}",
         disk_at(found.number),
         uuid(found.volume)
     )
@@ -549,28 +481,24 @@ pub fn about_left(found: &DeviceInfo, session: &str) -> String {
 ///
 /// # Errors
 /// Why it stays.
-pub async fn discard_left<K: Kernel>(kernel: &K, number: u32) -> Result<Removal, String> {
-    let disk = disk_at(number);
+pub async fn discard_left<K: Kernel>(kernel: &K, number: u32) -> Result<Removal, DeviceError> {
+    let stays = |why| Err(DeviceError::Stays(number, why));
     let features = features(kernel).await?;
     match info(kernel, number).await? {
         None => return Ok(Removal::Done),
         Some(found) if found.private & !NAME == OURS && found.state == State::QUIESCED.0 => {}
-        Some(_) => return Err(format!("{disk} is not left any more: another process serves it")),
+        Some(_) => return stays(Stays::Served),
     }
     if let Some(user) = kernel.user_of(number) {
-        return Err(format!(
-            "{disk} stays, because {user}: serve its volume under the old name once more, and unmount it"
-        ));
+        return stays(Stays::Used(user));
     }
     if features & feature::SAFE_STOP == 0 {
         stop(kernel, number).await?;
     } else {
         match kernel.call(plain(Control::TRY_STOP_DEV, number, 0), &mut []).await {
             Ok(_) => {}
-            Err(Fault::Os(EBUSY)) => {
-                return Err(format!("{disk} stays, because a program has it open (lsof {disk} shows which): close it"));
-            }
-            Err(why) => return Err(told(&format!("stopping {disk}"), why)),
+            Err(Fault::Os(EBUSY)) => return stays(Stays::Open),
+            Err(why) => return Err(DeviceError::Refused(Step::Stop(number), why)),
         }
     }
     remove(kernel, number, false).await

@@ -1,4 +1,5 @@
 use super::*;
+use crate::error::{EEXIST, EPERM};
 use lunar_blk::Limits;
 use std::cell::{Cell, RefCell};
 use std::future::ready;
@@ -132,7 +133,7 @@ fn request() -> DiskRequest {
     DiskRequest { name: "web".into(), key, number: None, queues: 4, depth: 64, survives: true }
 }
 
-fn take(kernel: &Fake) -> Result<Claim, String> {
+fn take(kernel: &Fake) -> Result<Claim, DeviceError> {
     now(claim(kernel, &request(), PID))
 }
 
@@ -174,19 +175,19 @@ fn a_volume_that_does_not_survive_is_not_recovered() {
 fn the_features_that_the_kernel_gives_are_compared() {
     let kernel = Fake { clears: feature::USER_RECOVERY_REISSUE, ..Fake::new() };
     let why = take(&kernel).expect_err("it would lose requests");
-    assert!(why.contains("USER_RECOVERY_REISSUE") && kernel.device.borrow().is_none(), "{why}");
+    assert!(why.to_string().contains("USER_RECOVERY_REISSUE") && kernel.device.borrow().is_none(), "{why}");
     let kernel = Fake { adds: feature::UNPRIVILEGED_DEV, ..Fake::new() };
-    assert!(take(&kernel).expect_err("the kernel would kill Lunar").contains("UNPRIVILEGED_DEV"));
+    assert!(take(&kernel).expect_err("the kernel would kill Lunar").to_string().contains("UNPRIVILEGED_DEV"));
     let kernel = Fake { adds: 1 << 13 | 1 << 14, clears: WELCOME, ..Fake::new() };
     let claim = take(&kernel).expect("they change nothing");
     assert!(!claim.quiesces() && now(quiesce(&kernel, &claim)) == Quiet::Never && !kernel.called(Control::QUIESCE_DEV));
     let kernel = Fake { forgets: true, ..Fake::new() };
-    assert!(take(&kernel).expect_err("it could not be told from others").contains("UUID"));
+    assert!(take(&kernel).expect_err("it could not be told from others").to_string().contains("UUID"));
     assert!(kernel.device.borrow().is_none());
     let far = DiskRequest { number: Some(SEARCHED), ..request() };
     let kernel = Fake::new();
     let why = now(super::claim(&kernel, &far, PID)).expect_err("it would not be found again");
-    assert!(why.contains("256 are the most") && kernel.device.borrow().is_none(), "{why}");
+    assert!(why.to_string().contains("256 are the most") && kernel.device.borrow().is_none(), "{why}");
 }
 
 #[test]
@@ -226,7 +227,7 @@ fn a_volume_that_does_not_fit_any_more_leaves_the_device_as_it_is() {
         (Params { attributes: attribute::READ_ONLY, ..params }, "read-only"),
     ] {
         let why = now(set_params(&kernel, &claim, &changed)).expect_err(word);
-        assert!(why.contains(word), "{why}");
+        assert!(why.to_string().contains(word), "{why}");
     }
     assert!(!kernel.called(Control::START_USER_RECOVERY));
 }
@@ -256,16 +257,16 @@ fn a_process_that_is_ending_is_waited_for_and_one_that_serves_is_named() {
     assert!(take(&kernel).expect("it is found").is_old);
     let kernel = Fake::left(old(State::LIVE, VOLUME));
     let why = take(&kernel).expect_err("it is in use");
-    assert!(why.contains("/dev/ublkb7 is served by another process (55)"), "{why}");
+    assert!(why.to_string().contains("/dev/ublkb7 is served by another process (55)"), "{why}");
     let kernel = Fake::left(DeviceInfo { pid: PID as i32, ..old(State::LIVE, VOLUME) });
-    assert!(take(&kernel).expect_err("it does not end").contains("still ending"));
+    assert!(take(&kernel).expect_err("it does not end").to_string().contains("still ending"));
 }
 
 #[test]
 fn requests_for_another_volume_are_never_taken_over() {
     let kernel = Fake::left(old(State::QUIESCED, [0x22; 16]));
     let why = take(&kernel).expect_err("it is another volume's");
-    assert!(why.contains("another volume (22222222-2222-") && kernel.calls.borrow().is_empty(), "{why}");
+    assert!(why.to_string().contains("another volume (22222222-2222-") && kernel.calls.borrow().is_empty(), "{why}");
     // One bit is enough.
     let mut close = VOLUME;
     close[15] ^= 1;
@@ -275,7 +276,9 @@ fn requests_for_another_volume_are_never_taken_over() {
     assert_eq!(take(&kernel).map(|claim| claim.is_old), Ok(false), "another name");
     let kernel = Fake::left(old(State::QUIESCED, VOLUME));
     let elsewhere = DiskRequest { number: Some(8), ..request() };
-    assert!(now(claim(&kernel, &elsewhere, PID)).expect_err("another number").contains("choose that number"));
+    assert!(
+        now(claim(&kernel, &elsewhere, PID)).expect_err("another number").to_string().contains("choose that number")
+    );
 }
 
 #[test]
@@ -284,11 +287,14 @@ fn a_dead_device_makes_room_unless_it_is_somebodys() {
     assert!(!take(&kernel).expect("nothing waits in a dead device").is_old);
     let kernel = Fake { lives: true, ..Fake::left(old(State::DEAD, VOLUME)) };
     let why = take(&kernel).expect_err("another process makes it");
-    assert!(why.contains("being made by another process (55)") && !kernel.called(Control::DEL_DEV_ASYNC), "{why}");
+    assert!(
+        why.to_string().contains("being made by another process (55)") && !kernel.called(Control::DEL_DEV_ASYNC),
+        "{why}"
+    );
     let kernel = Fake { lives: true, ..Fake::left(DeviceInfo { pid: -1, ..old(State::DEAD, VOLUME) }) };
     kernel.is_open.set(true);
     let why = take(&kernel).expect_err("a program has it open");
-    assert!(why.contains("lsof /dev/ublkb7") && !kernel.called(Control::ADD_DEV), "{why}");
+    assert!(why.to_string().contains("lsof /dev/ublkb7") && !kernel.called(Control::ADD_DEV), "{why}");
 }
 
 #[test]
@@ -312,13 +318,13 @@ fn devices_without_a_section_are_told_and_removed_only_when_nothing_uses_them() 
     assert!(words.contains("11111111-1111-") && words.contains("lunar session end ublk-7"), "{words}");
     assert_eq!(now(left_behind(&kernel, &names(&["db", "web"]))), Ok(Vec::new()), "it has a section");
     kernel.is_open.set(true);
-    assert!(now(discard_left(&kernel, 7)).expect_err("it is open").contains("has it open"));
+    assert!(now(discard_left(&kernel, 7)).expect_err("it is open").to_string().contains("has it open"));
     kernel.is_open.set(false);
     assert_eq!(now(discard_left(&kernel, 7)), Ok(Removal::Done));
     let user = Some("ublkb7 is mounted at /mnt".to_owned());
     let kernel = Fake { user, ..Fake::left(old(State::QUIESCED, VOLUME)) };
     let why = now(discard_left(&kernel, 7)).expect_err("it is mounted");
-    assert!(why.contains("mounted at /mnt") && kernel.calls.borrow().is_empty(), "{why}");
+    assert!(why.to_string().contains("mounted at /mnt") && kernel.calls.borrow().is_empty(), "{why}");
     for foreign in [DeviceInfo { private: 7, ..old(State::QUIESCED, VOLUME) }, old(State::LIVE, VOLUME)] {
         let kernel = Fake::left(foreign);
         assert_eq!(now(left_behind(&kernel, &[])), Ok(Vec::new()), "it is not Lunar's, or is served");
@@ -329,7 +335,7 @@ fn devices_without_a_section_are_told_and_removed_only_when_nothing_uses_them() 
 #[test]
 fn failures_say_what_to_do() {
     let kernel = Fake { features: 0, ..Fake::default() };
-    assert!(take(&kernel).expect_err("too old").contains("Linux 6.5"));
+    assert!(take(&kernel).expect_err("too old").to_string().contains("Linux 6.5"));
     let kernel = Fake::new();
     for (fault, advice) in [
         (Fault::Os(EPERM), "CAP_SYS_ADMIN"),
@@ -341,13 +347,13 @@ fn failures_say_what_to_do() {
     ] {
         kernel.refuses.set(Some(fault));
         let why = take(&kernel).expect_err("refused");
-        assert!(why.contains(advice), "{why}");
+        assert!(why.to_string().contains(advice), "{why}");
     }
     let (number, queues, depth, buffer_bytes) = (1, 1, 1, 4096);
     let claim = Claim { number, queues, depth, buffer_bytes, is_old: false, features: 0x1fe, flags: 0 };
     kernel.refuses.set(Some(Fault::Os(22)));
-    assert!(now(start(&kernel, &claim, 1)).expect_err("wrong pid").contains("PID namespace"));
-    assert!(now(resize(&kernel, &claim, 1)).expect_err("too old").contains("6.16"));
+    assert!(now(start(&kernel, &claim, 1)).expect_err("wrong pid").to_string().contains("PID namespace"));
+    assert!(now(resize(&kernel, &claim, 1)).expect_err("too old").to_string().contains("6.16"));
 }
 
 #[test]

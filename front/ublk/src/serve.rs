@@ -11,9 +11,10 @@ mod path;
 mod queue;
 
 use crate::disk::Disk;
+use crate::error::{DeviceError, ServeError};
 use crate::life::{self, Claim, DiskRequest, InForce, Quiet, Removal};
 use crate::params::params;
-use crate::wire::{DeviceInfo, disk_at};
+use crate::wire::DeviceInfo;
 use kernel::ControlDevice;
 use lunar_blk::{BlockSet, Client, Limits};
 use lunar_core::unit::UnitId;
@@ -34,8 +35,8 @@ use std::time::Duration;
 
 /// Pause between two checks whether something has ended.
 const LOOK: Duration = Duration::from_millis(5);
-/// How long a change of the configuration, or the end of the process, waits for a device that starts or ends: the kernel
-/// reads the table of partitions, and requests in progress come to their ends. Both go on afterwards.
+/// How long a change of the configuration, or the end of the process, waits for a device that starts or ends: the
+/// kernel reads the table of partitions, and requests in progress come to their ends. Both go on afterwards.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Opens what the kernel offers: that of this machine, or that of a simulation.
@@ -179,8 +180,8 @@ pub struct Front {
     queues: RefCell<BTreeMap<u32, Vec<Rc<Queue>>>>,
     /// On the first core: the devices that were started, and those whose start or end goes on.
     started: RefCell<BTreeMap<u32, (Claim, Arc<Disk>)>>,
-    starting: RefCell<BTreeMap<u32, Work<Result<(), String>>>>,
-    ending: RefCell<BTreeMap<u32, Work<Result<Removal, String>>>>,
+    starting: RefCell<BTreeMap<u32, Work<Result<(), DeviceError>>>>,
+    ending: RefCell<BTreeMap<u32, Work<Result<Removal, ServeError>>>>,
 }
 
 impl Front {
@@ -211,12 +212,12 @@ impl Front {
     }
 
     /// The control device, which is opened when it is used first.
-    fn control(&self) -> Result<Rc<ControlDevice>, String> {
+    fn control(&self) -> Result<Rc<ControlDevice>, ServeError> {
         if let Some(control) = &*self.control.borrow() {
             return Ok(control.clone());
         }
         let opened = (self.core.open.control)().and_then(|endpoint| ControlDevice::new(&self.core.reactor, endpoint));
-        let control = Rc::new(opened.map_err(|why| why_no_control(&why))?);
+        let control = Rc::new(opened.map_err(ServeError::NoControl)?);
         Ok(self.control.borrow_mut().insert(control).clone())
     }
 
@@ -224,36 +225,36 @@ impl Front {
     ///
     /// # Errors
     /// Why not, in words that say what to do.
-    pub async fn check(&self) -> Result<u64, String> {
-        life::features(&*self.control()?).await
+    pub async fn check(&self) -> Result<u64, ServeError> {
+        Ok(life::features(&*self.control()?).await?)
     }
 
     /// Finds or makes a device.
     ///
     /// # Errors
     /// Why there cannot be one, in words that say what to do.
-    pub async fn claim(&self, request: DiskRequest) -> Result<Claim, String> {
-        life::claim(&*self.control()?, &request, std::process::id()).await
+    pub async fn claim(&self, request: DiskRequest) -> Result<Claim, ServeError> {
+        Ok(life::claim(&*self.control()?, &request, std::process::id()).await?)
     }
 
     /// The devices that were left, and that have none of these names.
     ///
     /// # Errors
     /// Why that cannot be known.
-    pub async fn left_behind(&self, names: Vec<String>) -> Result<Vec<DeviceInfo>, String> {
-        life::left_behind(&*self.control()?, &names).await
+    pub async fn left_behind(&self, names: Vec<String>) -> Result<Vec<DeviceInfo>, ServeError> {
+        Ok(life::left_behind(&*self.control()?, &names).await?)
     }
 
     /// Removes a device that was left, unless it is in use.
     ///
     /// # Errors
     /// Why it stays.
-    pub async fn discard_left(&self, number: u32) -> Result<Removal, String> {
+    pub async fn discard_left(&self, number: u32) -> Result<Removal, ServeError> {
         let control = self.control()?;
         let work = async move { life::discard_left(&*control, number).await };
         let work = Work::begin(&self.core.reactor, work);
         let removed = work.wait(&self.core.reactor, PATIENCE, || false).await;
-        removed.unwrap_or_else(|| Err(format!("{} is being removed: this takes long", disk_at(number))))
+        Ok(removed.ok_or(ServeError::RemovedLate(number))??)
     }
 
     /// The limits of a client.
@@ -267,9 +268,9 @@ impl Front {
     ///
     /// # Errors
     /// Why the kernel does not take them.
-    pub async fn set_params(&self, claim: Claim, local: Local) -> Result<InForce, String> {
-        let limits = self.limits(&local).ok_or("its volume is not served")?;
-        life::set_params(&*self.control()?, &claim, &params(&limits, claim.buffer_bytes)).await
+    pub async fn set_params(&self, claim: Claim, local: Local) -> Result<InForce, ServeError> {
+        let limits = self.limits(&local).ok_or(ServeError::NotServed)?;
+        Ok(life::set_params(&*self.control()?, &claim, &params(&limits, claim.buffer_bytes)).await?)
     }
 
     /// Takes the memory of a queue for this core. The device is not changed.
@@ -282,15 +283,14 @@ impl Front {
         local: &Local,
         number: u16,
         has_volatile_cache: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), ServeError> {
         let attachment = self.core.block.attach(local.unit, local.client.clone());
-        let attachment = attachment.ok_or("its volume is not served")?;
+        let attachment = attachment.ok_or(ServeError::NotServed)?;
         let has_cache = attachment.limits().is_some_and(|limits| limits.has_write_cache);
         attachment.set_write_cache(has_volatile_cache && has_cache);
-        let queue = Queue::reserve(&self.core, (name, number, disk), &attachment, claim).map_err(|why| {
-            let (depth, kib) = (claim.depth, claim.buffer_bytes >> 10);
-            format!("queue {number} needs memory for {depth} requests of {kib} KiB ({why}): lower `depth` or `queues`")
-        })?;
+        let Claim { depth, buffer_bytes, .. } = *claim;
+        let no_memory = |why| ServeError::Memory { queue: number, depth, buffer_bytes, why };
+        let queue = Queue::reserve(&self.core, (name, number, disk), &attachment, claim).map_err(no_memory)?;
         self.reserved.borrow_mut().entry(claim.number).or_default().push(queue);
         Ok(())
     }
@@ -299,19 +299,19 @@ impl Front {
     ///
     /// # Errors
     /// Why the kernel does not give it.
-    pub async fn recover(&self, claim: Claim) -> Result<(), String> {
-        life::recover(&*self.control()?, &claim).await
+    pub async fn recover(&self, claim: Claim) -> Result<(), ServeError> {
+        Ok(life::recover(&*self.control()?, &claim).await?)
     }
 
     /// Gives a queue its endpoint.
     ///
     /// # Errors
     /// Those of the operating system.
-    pub fn attach(&self, device: u32, number: u16, endpoint: Endpoint) -> Result<(), String> {
+    pub fn attach(&self, device: u32, number: u16, endpoint: Endpoint) -> Result<(), ServeError> {
         let is_it = |queue: &&Rc<Queue>| queue.number() == number;
         let queue = self.reserved.borrow().get(&device).and_then(|queues| queues.iter().find(is_it).cloned());
-        let attached = queue.ok_or("its volume is not served")?.attach(endpoint);
-        attached.map_err(|why| format!("queue {number} of {}: {why}: apply the configuration again", disk_at(device)))
+        let attached = queue.ok_or(ServeError::NotServed)?.attach(endpoint);
+        attached.map_err(|why| ServeError::Attach(number, device, why))
     }
 
     /// Serves the queues of a device that were reserved.
@@ -333,8 +333,8 @@ impl Front {
         self.reserved.borrow_mut().remove(&device);
     }
 
-    /// Starts a device whose queues are served. Its size follows that of its volume from now on. A start that failed, or
-    /// took too long, may be repeated.
+    /// Starts a device whose queues are served. Its size follows that of its volume from now on. A start that failed,
+    /// or took too long, may be repeated.
     ///
     /// # Errors
     /// Why the kernel does not start it.
@@ -343,7 +343,7 @@ impl Front {
         (claim, disk): (Claim, Arc<Disk>),
         local: Local,
         resizes: bool,
-    ) -> Result<(), String> {
+    ) -> Result<(), ServeError> {
         let (control, reactor) = (self.control()?, &self.core.reactor);
         let before = self.starting.borrow_mut().remove(&claim.number);
         let starting = before.unwrap_or_else(|| {
@@ -354,16 +354,8 @@ impl Front {
             Some(started) => started?,
             None => {
                 self.starting.borrow_mut().insert(claim.number, starting);
-                return Err(disk.trouble().map_or_else(
-                    || {
-                        format!(
-                            "{} does not start within {} s, because its volume does not answer: apply again later",
-                            disk_at(claim.number),
-                            PATIENCE.as_secs()
-                        )
-                    },
-                    str::to_owned,
-                ));
+                let late = ServeError::StartsLate(claim.number, PATIENCE.as_secs());
+                return Err(disk.trouble().cloned().map_or(late, ServeError::Broken));
             }
         }
         self.started.borrow_mut().insert(claim.number, (claim, disk));
@@ -405,7 +397,7 @@ impl Front {
     ///
     /// # Errors
     /// Why the kernel does not remove it, or that it takes longer.
-    pub async fn end(self: &Rc<Self>, claim: Claim, disk: Arc<Disk>) -> Result<Removal, String> {
+    pub async fn end(self: &Rc<Self>, claim: Claim, disk: Arc<Disk>) -> Result<Removal, ServeError> {
         let reactor = &self.core.reactor;
         self.started.borrow_mut().remove(&claim.number);
         self.starting.borrow_mut().remove(&claim.number);
@@ -428,7 +420,7 @@ impl Front {
     /// Where the kernel can keep further requests, the device is stopped when all its tags have ended. Otherwise a
     /// process that is killed in the meantime would hang: the kernel waits in the command for requests that the process
     /// has, and with the end of the process for the command.
-    async fn finish(&self, claim: Claim, disk: Arc<Disk>) -> Result<Removal, String> {
+    async fn finish(&self, claim: Claim, disk: Arc<Disk>) -> Result<Removal, ServeError> {
         let control = self.control()?;
         self.quiet(&control, &claim, &disk).await;
         life::stop(&*control, claim.number).await?;
@@ -460,11 +452,11 @@ impl Front {
     ///
     /// # Errors
     /// Why the kernel does not remove it.
-    pub async fn remove(&self, number: u32) -> Result<Removal, String> {
+    pub async fn remove(&self, number: u32) -> Result<Removal, ServeError> {
         let control = self.control()?;
         let removing = Work::begin(&self.core.reactor, async move { life::remove(&*control, number, true).await });
         // A kernel that waits for the last user of the disk goes on alone.
-        removing.wait(&self.core.reactor, PATIENCE, || false).await.unwrap_or(Ok(Removal::Held))
+        Ok(removing.wait(&self.core.reactor, PATIENCE, || false).await.unwrap_or(Ok(Removal::Held))?)
     }
 
     /// Requests in progress.
@@ -526,51 +518,8 @@ impl Front {
 }
 
 /// A device that does not end in time.
-fn too_long(number: u32) -> String {
-    format!(
-        "{} does not end within {} s, because its volume does not answer: it is removed as soon as that is possible. If \
-         Lunar ends before, the next start with the same name and volume serves it again",
-        disk_at(number),
-        PATIENCE.as_secs()
-    )
-}
-
-/// Why the control device cannot be opened, in words that say what to do.
-fn why_no_control(why: &io::Error) -> String {
-    match why.kind() {
-        io::ErrorKind::NotFound => "this kernel has no ublk, or its module is not loaded: modprobe ublk_drv \
-             (Linux 6.5 or newer; as a service, put ublk_drv into /etc/modules-load.d/lunar.conf)"
-            .into(),
-        io::ErrorKind::PermissionDenied => "/dev/ublk-control may not be opened: run Lunar as root, or give the \
-             service AmbientCapabilities=CAP_SYS_ADMIN and CAP_DAC_OVERRIDE"
-            .into(),
-        io::ErrorKind::Unsupported => {
-            format!(
-                "{why}: ublk needs io_uring: choose the driver io_uring, or none, and set kernel.io_uring_disabled=0"
-            )
-        }
-        _ => format!("ublk: {why}"),
-    }
-}
-
-/// Why the character device of a device cannot be opened, in words that say what to do.
-#[must_use]
-pub fn why_no_device(why: &io::Error) -> String {
-    let advice = match why.kind() {
-        io::ErrorKind::PermissionDenied => {
-            "run Lunar as root, or give the service CAP_DAC_OVERRIDE and DeviceAllow=char-ublk-char rw; restart Lunar if it \
-             was started without a ublk section, because its sandbox does not include /dev then"
-        }
-        io::ErrorKind::NotFound => "the folder /dev has to be a devtmpfs, in which the kernel makes devices",
-        io::ErrorKind::ResourceBusy => "another process has it open: end it, and apply again",
-        io::ErrorKind::InvalidInput => {
-            "a process was killed while it took the disk over, and this kernel (older than 6.15) cannot repeat that: \
-             restart the machine, or remove the section, and the disk with the requests that wait"
-        }
-        io::ErrorKind::OutOfMemory => "lower `depth` and `queues` of the disk, or `memory` in [server]",
-        _ => "apply the configuration again",
-    };
-    format!("{why}: {advice}")
+fn too_long(number: u32) -> ServeError {
+    ServeError::EndsLate(number, PATIENCE.as_secs())
 }
 
 impl fmt::Debug for Front {

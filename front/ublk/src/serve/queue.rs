@@ -3,6 +3,7 @@
 use super::path::Path;
 use super::{Core, LOOK};
 use crate::disk::Disk;
+use crate::error::QueueBroken;
 use crate::life::Claim;
 use crate::tag::{IoRequest, Next, Tag};
 use crate::wire::{Descriptor, TagCommand};
@@ -227,15 +228,9 @@ impl Queue {
     }
 
     fn break_off(&self, why: Fault) {
-        let (name, number) = (&self.name, self.number);
-        let words = || {
-            format!(
-                "ublk {name}: queue {number} is not served any more, because the kernel refuses its commands ({why:?}): \
-                 programs that use the disk wait until Lunar is restarted, which takes the disk over again"
-            )
-        };
-        if self.disk.break_off(words) {
-            log!(error, "{}", self.disk.trouble().unwrap_or_default());
+        let broken = QueueBroken { name: self.name.clone(), queue: self.number, why };
+        if self.disk.break_off(broken.clone()) {
+            log!(error, "{broken}");
         }
     }
 }
