@@ -47,9 +47,15 @@ const DRAIN_LOOK: Duration = Duration::from_millis(10);
 /// Pause after a client could not be accepted, for want of file descriptors, or was refused: it may connect again at
 /// once.
 const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Pause after a client has disconnected. A front-end that connects in a loop gets a small part of the core, and the
+/// connections that it has ended already, some thousand in the queue of the socket, are gone after two seconds.
+const NEXT_REST: Duration = Duration::from_micros(500);
 
-/// Time between two lines of the log about refusals for the same reason.
+/// Time between two lines of the log about refusals for the same reason, and the period in which connections are
+/// counted.
 const REPORT_INTERVAL: Duration = Duration::from_secs(60);
+/// Connections of a socket in [`REPORT_INTERVAL`] of which the log tells: more than an operator causes by hand.
+const CONNECTIONS_LOGGED: u32 = 16;
 
 /// A socket.
 struct Socket {
@@ -93,6 +99,37 @@ impl Refusals {
             self.0 = Some((why, now));
         }
         !is_known
+    }
+}
+
+/// Whether the log tells of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Logging {
+    Full,
+    /// The log says that it tells of no further ones.
+    Last,
+    None,
+}
+
+/// The connections to one socket: a front-end that connects in a loop does not fill the log.
+#[derive(Default)]
+struct Connections {
+    since: Instant,
+    count: u32,
+}
+
+impl Connections {
+    /// Counts one more connection.
+    fn count(&mut self, now: Instant) -> Logging {
+        if self.count == 0 || now.since(self.since) >= REPORT_INTERVAL {
+            (self.since, self.count) = (now, 0);
+        }
+        self.count = self.count.saturating_add(1);
+        match self.count {
+            0..CONNECTIONS_LOGGED => Logging::Full,
+            CONNECTIONS_LOGGED => Logging::Last,
+            _ => Logging::None,
+        }
     }
 }
 
@@ -212,7 +249,7 @@ impl Front {
     async fn accept(self: &Rc<Self>, socket: &Socket) {
         let reactor = &self.core.reactor;
         let is_over = || self.core.is_draining() || socket.is_closed.get();
-        let mut refusals = Refusals::default();
+        let (mut refusals, mut connections) = (Refusals::default(), Connections::default());
         while !is_over() {
             let accepted = socket.listener.accept().await;
             let Some(endpoint) = socket.endpoint.borrow().clone() else { return };
@@ -228,6 +265,16 @@ impl Front {
                             continue;
                         }
                     };
+                    match connections.count(reactor.now()) {
+                        Logging::Full => {}
+                        Logging::Last => {
+                            log!(
+                                "vhost {}: its front-end connects in a loop, which is not logged further",
+                                endpoint.name
+                            );
+                        }
+                        Logging::None => client.silence(),
+                    }
                     self.clients.borrow_mut().push(client.clone());
                     *socket.client.borrow_mut() = Some(client.clone());
                     let session = self.sessions.begin(&endpoint.path, reactor.now());
@@ -235,6 +282,7 @@ impl Front {
                     self.sessions.end(session);
                     socket.client.take();
                     self.clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
+                    reactor.sleep(NEXT_REST).await;
                 }
                 Err(why) => {
                     log!("vhost {}: its front-end could not be accepted: {why}", endpoint.name);

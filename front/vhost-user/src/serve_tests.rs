@@ -513,6 +513,40 @@ fn clients_that_are_refused_wait_before_the_next_one() {
 }
 
 #[test]
+fn a_front_end_that_connects_in_a_loop_leaves_the_core_to_others() {
+    const COUNT: u64 = 100;
+    let path = std::env::temp_dir().join(format!("lunar-vhost-test-{}-storm.sock", std::process::id()));
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let rig = Rig::default();
+    let front = Front::new(&reactor, (&rig.set, &target(&rig)), &Arc::default(), Duration::from_secs(1));
+    let permission = Permission { mode: 0o600, owner: None, group: None };
+    front.bind(&path, permission).expect("a socket");
+    (0..COUNT).for_each(|_| drop(UnixStream::connect(&path).expect("it listens")));
+    let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device: disk() };
+    front.serve(Endpoint { name: "test".into(), path: path.clone(), permission, tenant });
+    let (begun, accepted) = (reactor.now(), || reactor.stats().connections_accepted.get());
+    reactor.run(async {
+        while accepted() < COUNT {
+            reactor.sleep(Duration::from_millis(1)).await;
+            let since = reactor.now().since(begun);
+            assert!(since < PATIENCE, "all are accepted at some time");
+            let most = since.as_micros() / NEXT_REST.as_micros() + 1;
+            assert!(u128::from(accepted()) <= most, "{} in {since:?}", accepted());
+        }
+        front.drain();
+        front.drained().await;
+    });
+}
+
+#[test]
+fn the_log_tells_of_a_number_of_connections_in_a_while() {
+    let (mut connections, now) = (Connections::default(), Instant(1));
+    (1..CONNECTIONS_LOGGED).for_each(|_| assert_eq!(connections.count(now), Logging::Full));
+    assert_eq!([0; 3].map(|_| connections.count(now)), [Logging::Last, Logging::None, Logging::None]);
+    assert_eq!(connections.count(now + REPORT_INTERVAL), Logging::Full);
+}
+
+#[test]
 fn the_log_shows_each_reason_of_refusals_once_in_a_while() {
     let (mut refusals, now) = (Refusals::default(), Instant(1));
     assert!(refusals.is_news("a", now) && !refusals.is_news("a", now));

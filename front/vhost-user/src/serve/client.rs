@@ -13,7 +13,6 @@ use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion,
 use lunar_blk::Client as BlockClient;
 use lunar_core::mem::Region;
 use lunar_core::port::NexusName;
-use lunar_reactor::log;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Kick, Signal, Stream};
 use std::cell::Cell;
@@ -26,6 +25,10 @@ use zerocopy::IntoBytes;
 /// Pauses between two looks whether requests have ended, or memory that was removed is still in use. A store's request
 /// takes less.
 const LOOK: Duration = Duration::from_micros(200);
+/// How long requests may go on whose front-end has disconnected: a thousand long ones take minutes, in which the next
+/// front-end would wait. An answer of a store takes less. Requests of a connection that Lunar ends have as long as they
+/// need: its front-end is there, and a device that executes commands itself must not be interrupted.
+const FINISH_TIME: Duration = Duration::from_secs(1);
 /// The value of a reply: success, and refusal.
 const SUCCESS: u64 = 0;
 const REFUSAL: u64 = 1;
@@ -55,7 +58,6 @@ impl Answer {
 pub(super) struct Client {
     core: Rc<Core>,
     stream: Stream,
-    name: String,
     device: Rc<Device>,
     /// Whether the front-end has sent anything.
     has_spoken: Cell<bool>,
@@ -87,7 +89,6 @@ impl Client {
         Ok(Rc::new(Self {
             core: core.clone(),
             stream,
-            name: endpoint.name.clone(),
             device: Device::new(core, &endpoint.name, kind),
             has_spoken: Cell::new(false),
             is_ended: Cell::new(false),
@@ -105,8 +106,13 @@ impl Client {
         self.stream.cancel();
     }
 
+    /// The log tells nothing of this connection.
+    pub(super) fn silence(&self) {
+        self.device.rings.is_silent.set(true);
+    }
+
     fn log(&self, what: &str) {
-        log!("vhost {}: {what}", self.name);
+        self.device.rings.log(what);
     }
 
     /// Serves the front-end until it disconnects.
@@ -124,7 +130,7 @@ impl Client {
             }
             self.log("front-end disconnected");
         }
-        self.device.end(LOOK).await;
+        self.device.end(LOOK, (!self.is_ended.get()).then_some(FINISH_TIME)).await;
         stats.connections.sub(1);
         stats.sessions.sub(1);
     }

@@ -5,7 +5,7 @@ use super::core::Core;
 use super::job::{Job, Kind, Work};
 use super::rings::DeviceRings;
 use super::scsi::{self, ScsiDevice};
-use crate::config::BURST;
+use crate::config::{BURST, BURST_BYTES, BURST_PIECES};
 use crate::ring::Chain;
 use crate::session::{RingIndex, notice};
 use crate::virtio::{PROTOCOL, Refused, VirtioDevice};
@@ -18,6 +18,28 @@ use std::time::Duration;
 
 /// Chains that are taken from one ring before the others have their turn.
 const RING_BURST: usize = 16;
+
+/// The chains that a device has taken in its turn.
+#[derive(Default)]
+struct Burst {
+    chains: usize,
+    bytes: u64,
+    pieces: usize,
+}
+
+impl Burst {
+    fn add(&mut self, chain: &Chain) {
+        self.chains += 1;
+        // The length of a chain is bounded, but not the sum of the lengths that its descriptors claim.
+        self.bytes = self.bytes.saturating_add(chain.readable_len).saturating_add(chain.writable_len);
+        self.pieces += chain.readable.len() + chain.writable.len();
+    }
+
+    /// Whether other devices have their turn now.
+    fn is_over(&self) -> bool {
+        self.chains >= BURST || self.bytes >= BURST_BYTES || self.pieces >= BURST_PIECES
+    }
+}
 
 /// A device, while its front-end is connected.
 pub(super) struct Device {
@@ -130,9 +152,9 @@ impl Device {
     /// Takes chains out of the rings. Returns whether there were any.
     fn fetch(&self) -> bool {
         let rings = &self.rings;
-        let mut count = 0;
+        let mut burst = Burst::default();
         loop {
-            let before = count;
+            let before = burst.chains;
             let active = self.rings.state().active().len();
             for turn in 0..active {
                 let at = (self.first.get() + turn) % active;
@@ -145,7 +167,7 @@ impl Device {
                     continue;
                 }
                 for _ in 0..RING_BURST {
-                    if count >= BURST {
+                    if burst.is_over() {
                         // There may be more. Other devices have their turn first.
                         self.first.set(at);
                         self.rings.wake();
@@ -154,24 +176,26 @@ impl Device {
                     if !self.core.has_slot(self.rings.seated.get()) {
                         self.rings.schedule.starve();
                         self.core.starve(rings.me());
-                        return count > 0;
+                        return burst.chains > 0;
                     }
                     if !self.may_take(ring) {
                         break;
                     }
                     match self.rings.with(|state| state.take(ring)) {
-                        Ok(Some(chain)) => self.start(ring, chain),
+                        Ok(Some(chain)) => {
+                            burst.add(&chain);
+                            self.start(ring, chain);
+                        }
                         Ok(None) => break,
                         Err(why) => {
                             self.rings.report_broken(ring, &why);
                             break;
                         }
                     }
-                    count += 1;
                 }
             }
-            if count == before {
-                return count > 0;
+            if burst.chains == before {
+                return burst.chains > 0;
             }
         }
     }
@@ -202,13 +226,16 @@ impl Device {
     }
 
     /// Ends the device when its front-end has disconnected: requests end, and guest memory is not touched any more.
-    pub(super) async fn end(&self, look: Duration) {
+    /// Those that need more time than `finish` are aborted: the next front-end has the record of requests in progress,
+    /// and they are repeated.
+    pub(super) async fn end(&self, look: Duration, finish: Option<Duration>) {
         self.rings.over.come();
         self.rings.with(VirtioDevice::pause_all);
         let rings: Vec<RingIndex> = self.rings.state().all().collect();
         rings.iter().for_each(|ring| self.rings.end_kick(*ring));
+        let end = finish.map(|finish| self.core.reactor.now() + finish);
         while !self.rings.is_quiet() {
-            if self.core.is_draining() {
+            if self.core.is_draining() || end.is_some_and(|end| self.core.reactor.now() >= end) {
                 self.core.reactor.stats().tasks_aborted.add(self.kind.abort());
             }
             self.core.reactor.sleep(look).await;
@@ -241,5 +268,66 @@ impl Watch for Device {
 
     fn doze(&self) -> bool {
         self.rings.schedule.doze(&*self.rings)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::target;
+    use super::*;
+    use crate::testing::started;
+    use lunar_blk::testing::{Rig, UNIT, client};
+    use lunar_reactor::{Choice, Config, Reactor};
+
+    #[test]
+    fn long_requests_of_a_front_end_that_has_disconnected_are_aborted() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, &rig.set, &target(&rig));
+        let attachment = rig.set.attach(UNIT, client(false)).expect("it is served");
+        let kind = Kind::Blk(Rc::new(BlkDevice::new(&rig.set, attachment.clone(), 1)));
+        let (look, finish) = (Duration::from_millis(1), Duration::from_millis(20));
+        for is_limited in [true, false] {
+            let device = Device::new(&core, "test", kind.clone());
+            let (state, mut driver) = started(0, 8);
+            device.rings.with(|own| *own = state);
+            driver.offer(&[(0x4000, 16, false), (0x6000, 1, true)], false).expect("there is room");
+            device.rings.with(|state| state.take(0.into())).expect("good").expect("one");
+            let task = attachment.tasks.enter(1);
+            let (rings, executing) = (device.rings.clone(), reactor.clone());
+            let was_aborted = Rc::new(Cell::new(None));
+            let outcome = was_aborted.clone();
+            let begun = reactor.now();
+            reactor.spawn(async move {
+                while !task.aborted() && executing.now().since(begun) < finish * 10 {
+                    executing.sleep(look).await;
+                }
+                outcome.set(Some(task.aborted()));
+                rings.forget(0.into());
+            });
+            reactor.run(device.end(look, is_limited.then_some(finish)));
+            assert_eq!(was_aborted.get(), Some(is_limited));
+            assert!(reactor.now().since(begun) >= finish);
+        }
+    }
+
+    /// The number of chains of this kind that a device takes in its turn.
+    fn taken(pieces: &[(u64, u32, bool)]) -> usize {
+        let (mut device, mut driver) = started(0, 256);
+        let mut burst = Burst::default();
+        while !burst.is_over() {
+            driver.offer(pieces, true).expect("there is room");
+            burst.add(&device.take(0.into()).expect("good").expect("one"));
+        }
+        burst.chains
+    }
+
+    #[test]
+    fn other_devices_have_their_turn_after_a_number_of_requests_of_bytes_or_of_pieces() {
+        assert_eq!(taken(&[(0x4000, 16, false), (0x5000, 4096, true)]), BURST);
+        assert_eq!(taken(&[(0x4000, 16, false), (0x5000, 128 << 10, true)]), 8);
+        assert_eq!(taken(&[(0x4000, 16, false), (0x5000, u32::MAX, true)]), 1);
+        let scattered: Vec<_> = (0..60).map(|piece| (0x4000 + piece * 32, 16, piece > 0)).collect();
+        assert_eq!(taken(&scattered), BURST_PIECES.div_ceil(60));
     }
 }

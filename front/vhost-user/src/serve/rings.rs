@@ -71,6 +71,8 @@ pub(super) struct DeviceRings {
     is_repeating: Cell<bool>,
     losses: LossWatch,
     faults: Faults,
+    /// The log tells nothing of this connection.
+    pub(super) is_silent: Cell<bool>,
     /// The front-end has disconnected.
     pub(super) over: End,
 }
@@ -92,6 +94,7 @@ impl DeviceRings {
             is_repeating: Cell::new(false),
             losses: LossWatch::new(losses()),
             faults: Faults::default(),
+            is_silent: Cell::new(false),
             over: End::default(),
         })
     }
@@ -114,7 +117,9 @@ impl DeviceRings {
     }
 
     pub(super) fn log(&self, what: &str) {
-        log!("vhost {}: {what}", self.name);
+        if !self.is_silent.get() {
+            log!("vhost {}: {what}", self.name);
+        }
     }
 
     /// Logs a fault of the front-end or of its guest, unless there have been many.
