@@ -11,6 +11,9 @@ pub const STATIONS_MAX: usize = 1024;
 /// Stations that take the place of others in one second. Addresses can be forged, so there may be any number of them:
 /// each costs a search and a notice.
 pub const REPLACED_MAX: u32 = 64;
+/// Commands of a station that have succeeded, as far as they are counted: a host that has used a volume for a moment
+/// has more, and an attacker needs as many for each forged address to displace it.
+pub const SUCCESSES_MAX: u32 = 64;
 /// The time after which a silent station is forgotten. The initiator of Linux queries all targets each minute.
 pub const STATION_IDLE_MAX: Duration = Duration::from_secs(600);
 /// Commands of a station in progress: those that it may have outstanding, and copies of them. Further ones are dropped,
@@ -18,6 +21,8 @@ pub const STATION_IDLE_MAX: Duration = Duration::from_secs(600);
 pub const STATION_COMMANDS_MAX: usize = 256;
 /// Commands of all stations of a core in progress, with those that wait for earlier writes.
 pub const COMMANDS_MAX: usize = 4096;
+/// Commands of a station in progress as long as there is room for any: enough for a host that waits for each of them.
+pub const STATION_COMMANDS_FLOOR: usize = 8;
 /// Commands that one core executes at once. Each takes some 3 KiB for its task.
 pub const SLOTS: usize = 1024;
 /// Changes of configuration strings, mask lists and reservations in progress on a core: each writes metadata.
@@ -26,8 +31,20 @@ pub const CHANGES_MAX: usize = 16;
 pub const STATION_ANSWERS_MAX: u32 = 512;
 /// Answers in one second to all requests that move no data: a query of all targets from each of a hundred stations.
 pub const ANSWERS_MAX: u32 = 8192;
+/// Of these, answers for stations that had fewer than [`FIRST_ANSWERS`] in this second: as many stations as a host has
+/// neighbours in a rack, and more, find their targets while others send queries as fast as they can.
+pub const ANSWERS_KEPT: u32 = ANSWERS_MAX / 4;
+/// See [`ANSWERS_KEPT`]. An initiator finds its target with one query, and asks for a few strings and lists.
+pub const FIRST_ANSWERS: u32 = 8;
 /// Refused stations that are reported in one minute, so that forged addresses do not fill the log.
 pub const REFUSALS_MAX: u32 = 16;
+
+/// Whether one more command is taken of a station that has `own` in progress, if there is room for `free` more: it
+/// leaves as many as it has, so that stations whose commands take long leave room to the others.
+#[must_use]
+pub fn may_take(own: usize, free: usize) -> bool {
+    free > 0 && own < STATION_COMMANDS_MAX && (own < STATION_COMMANDS_FLOOR || own < free)
+}
 
 /// A number of events in a period: for all stations together, and for each of them.
 #[derive(Clone, Debug)]
@@ -35,6 +52,8 @@ pub struct Rate {
     period: Duration,
     /// Most events of all stations, and of each.
     most: (u32, u32),
+    /// The events that are kept for stations that had few of them, and that number.
+    kept: (u32, u32),
     since: Instant,
     all: u32,
     counts: BTreeMap<MacAddress, u32>,
@@ -44,7 +63,13 @@ impl Rate {
     /// At most `all` events in each period, and `each` of one station.
     #[must_use]
     pub fn new(period: Duration, all: u32, each: u32) -> Self {
-        Self { period, most: (all, each), since: Instant::default(), all: 0, counts: BTreeMap::new() }
+        Self { period, most: (all, each), kept: (0, 0), since: Instant::default(), all: 0, counts: BTreeMap::new() }
+    }
+
+    /// Keeps so many of all events for stations that had fewer than `first` in the period.
+    #[must_use]
+    pub fn keeping(self, kept: u32, first: u32) -> Self {
+        Self { kept: (kept, first), ..self }
     }
 
     /// Whether one more event of a station is allowed now; counts it.
@@ -54,16 +79,14 @@ impl Rate {
             self.all = 0;
             self.counts.clear();
         }
-        let (all, each) = self.most;
+        let ((all, each), (kept, first)) = (self.most, self.kept);
+        let count = self.counts.get(&station).copied().unwrap_or(0);
+        let kept_for_others = if count < first { 0 } else { kept };
+        if self.all >= all.saturating_sub(kept_for_others) || count >= each {
+            return false;
+        }
         // The number of stations that are counted is bounded by that of events.
-        if self.all >= all {
-            return false;
-        }
-        let count = self.counts.entry(station).or_insert(0);
-        if *count >= each {
-            return false;
-        }
-        *count += 1;
+        self.counts.insert(station, count + 1);
         self.all += 1;
         true
     }
@@ -81,5 +104,27 @@ mod tests {
         let admitted: Vec<bool> = [1, 1, 1, 2, 3].into_iter().map(|station| rate.admit(mac(station), now)).collect();
         assert_eq!(admitted, [true, true, false, true, false]);
         assert!(rate.admit(mac(3), now + Duration::from_secs(1)));
+    }
+
+    #[test]
+    fn a_station_leaves_room_for_commands_of_others() {
+        let mut taken = [0; 24];
+        let free = |taken: &[usize]| COMMANDS_MAX - taken.iter().sum::<usize>();
+        for at in (0..taken.len()).cycle().take(taken.len() * STATION_COMMANDS_MAX) {
+            taken[at] += usize::from(may_take(taken[at], free(&taken)));
+        }
+        assert!(may_take(0, free(&taken)) && free(&taken) > STATION_COMMANDS_FLOOR, "{taken:?}");
+        assert!(may_take(STATION_COMMANDS_MAX - 1, COMMANDS_MAX) && !may_take(STATION_COMMANDS_MAX, COMMANDS_MAX));
+        assert!(may_take(STATION_COMMANDS_FLOOR - 1, 1) && !may_take(STATION_COMMANDS_FLOOR, 1) && !may_take(0, 0));
+    }
+
+    #[test]
+    fn a_new_station_is_answered_while_others_query_without_end() {
+        let mut rate = Rate::new(Duration::from_secs(1), 20, 8).keeping(4, 1);
+        let now = Instant(5_000_000_000);
+        let mac = |number| MacAddress([2, 0, 0, 0, 0, number]);
+        let admitted = |rate: &mut Rate, station| (0..9).filter(|_| rate.admit(mac(station), now)).count();
+        assert_eq!([1, 2, 3].map(|station| admitted(&mut rate, station)), [8, 8, 1]);
+        assert_eq!([4, 5, 6, 7].map(|station| admitted(&mut rate, station)), [1, 1, 1, 0], "there is an end of it");
     }
 }

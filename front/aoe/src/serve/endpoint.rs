@@ -7,8 +7,8 @@ use super::station::Station;
 use crate::directory::{Shelf, SlotVolume, View};
 use crate::identify;
 use crate::limits::{
-    ANSWERS_MAX, COMMANDS_MAX, REFUSALS_MAX, REPLACED_MAX, Rate, STATION_ANSWERS_MAX, STATION_COMMANDS_MAX,
-    STATION_IDLE_MAX, STATIONS_MAX,
+    ANSWERS_KEPT, ANSWERS_MAX, COMMANDS_MAX, FIRST_ANSWERS, REFUSALS_MAX, REPLACED_MAX, Rate, STATION_ANSWERS_MAX,
+    STATION_IDLE_MAX, STATIONS_MAX, may_take,
 };
 use crate::order::Arrival;
 use crate::target::{
@@ -68,13 +68,14 @@ impl Endpoint {
     /// Attaches a link to the core and takes frames from now on.
     pub(super) fn start(core: &Rc<Core>, config: LinkConfig, opened: OpenedLink) -> std::io::Result<Rc<Self>> {
         let link = Link::attach(core.reactor(), opened)?;
+        let answers = Rate::new(SECOND, ANSWERS_MAX, STATION_ANSWERS_MAX);
         let endpoint = Rc::new(Self {
             core: core.clone(),
             config,
             link: RefCell::new(link),
             shelf: RefCell::default(),
             stations: RefCell::default(),
-            answers: RefCell::new(Rate::new(SECOND, ANSWERS_MAX, STATION_ANSWERS_MAX)),
+            answers: RefCell::new(answers.keeping(ANSWERS_KEPT, FIRST_ANSWERS)),
             refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, 1)),
             replaced: RefCell::new(Rate::new(SECOND, REPLACED_MAX, 1)),
             host: host(core.number()),
@@ -251,7 +252,7 @@ impl Endpoint {
             let (Some(limits), Some(unit)) = (attachment.limits(), attachment.unit()) else { return };
             let data = self.core.reactor().arena().copy(&identify::data(&unit.unit.identity, &limits));
             return data.into_iter().for_each(|data| {
-                station.has_succeeded.set(true);
+                station.succeed();
                 self.answer_ata(station.mac, (&header, address, &part), Registers::GOOD, data.into());
             });
         }
@@ -263,7 +264,7 @@ impl Endpoint {
             _ => None,
         };
         let core = &self.core;
-        if core.commands.get() >= COMMANDS_MAX || station.commands.get() >= STATION_COMMANDS_MAX {
+        if !may_take(station.commands.get(), COMMANDS_MAX.saturating_sub(core.commands.get())) {
             core.reactor().stats().task_set_full.add(1);
             return;
         }
@@ -291,10 +292,10 @@ impl Endpoint {
         if job.run_now() {
             return;
         }
-        if let Err(job) = core.slots.start(job) {
-            // The station sends it again.
+        // The job is one of the commands of its station. Without a slot the station sends it again.
+        let has_slot = may_take(job.station().commands.get() - 1, core.slots.free());
+        if !has_slot || core.slots.start(job).is_err() {
             core.reactor().stats().task_set_full.add(1);
-            drop(job);
         }
     }
 

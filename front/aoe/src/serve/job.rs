@@ -94,6 +94,10 @@ impl Job {
         &self.attachment
     }
 
+    pub(super) fn station(&self) -> &Station {
+        &self.station
+    }
+
     /// It has its turn in the order of writes.
     pub(super) fn set_turn(&self, id: WriteId) {
         self.turn.set(Some(id));
@@ -168,7 +172,7 @@ impl Job {
         };
         let copies = self.end_turn();
         if result.is_ok() {
-            self.station.has_succeeded.set(true);
+            self.station.succeed();
         }
         if let Some(write) = self.write.filter(|_| result.is_ok()) {
             let (mut repeats, now) = (self.station.repeats.borrow_mut(), self.endpoint.core.reactor().now());

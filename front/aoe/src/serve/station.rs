@@ -1,6 +1,7 @@
 //! A station that uses volumes of a shelf.
 
 use crate::directory::{Shelf, SlotVolume, View};
+use crate::limits::SUCCESSES_MAX;
 use crate::order::Repeats;
 use lunar_blk::{Attachment, BlockSet, Client};
 use lunar_core::mem::PeerMemory;
@@ -26,8 +27,8 @@ pub(super) struct Station {
     /// Commands in progress.
     pub(super) commands: Cell<usize>,
     pub(super) last_seen: Cell<Instant>,
-    /// Whether a command of it has succeeded.
-    pub(super) has_succeeded: Cell<bool>,
+    /// The commands of it that have succeeded, at most [`SUCCESSES_MAX`].
+    successes: Cell<u32>,
     /// Its shares of the memory of the core.
     pub(super) memory: PeerMemory,
 }
@@ -43,7 +44,7 @@ impl Station {
             repeats: RefCell::default(),
             commands: Cell::new(0),
             last_seen: Cell::new(now),
-            has_succeeded: Cell::new(false),
+            successes: Cell::new(0),
             memory,
         })
     }
@@ -73,12 +74,17 @@ impl Station {
         self.attachments.take().values().for_each(|attachment| attachment.revoke());
     }
 
-    /// Its order among the stations that may be forgotten for another one, the first one first: those of which no
-    /// command has succeeded, then those that were silent for the longest time. `None`: it has commands in progress, or
-    /// copies of its writes may still arrive.
-    pub(super) fn eviction_order(&self, now: Instant) -> Option<(bool, Instant)> {
+    /// A command of it has succeeded.
+    pub(super) fn succeed(&self) {
+        self.successes.set((self.successes.get() + 1).min(SUCCESSES_MAX));
+    }
+
+    /// Its order among the stations that may be forgotten for another one, the first one first: those of which the
+    /// fewest commands have succeeded, then those that were silent for the longest time. `None`: it has commands in
+    /// progress, or copies of its writes may still arrive.
+    pub(super) fn eviction_order(&self, now: Instant) -> Option<(u32, Instant)> {
         let is_busy = self.commands.get() > 0 || self.repeats.borrow().are_needed(now);
-        (!is_busy).then(|| (self.has_succeeded.get(), self.last_seen.get()))
+        (!is_busy).then(|| (self.successes.get(), self.last_seen.get()))
     }
 
     /// Its attachment to the volume in a slot; `None` when the volume is not served.
@@ -142,13 +148,17 @@ mod tests {
     }
 
     #[test]
-    fn stations_without_a_success_are_forgotten_first_and_busy_ones_never() {
+    fn stations_with_the_fewest_successes_are_forgotten_first_and_busy_ones_never() {
         let now = Instant(1) + REPEAT_TIME * 3;
         let (old, new, forged) = (station(Instant(1)), station(now), station(now));
-        old.has_succeeded.set(true);
-        new.has_succeeded.set(true);
+        // A forged address has a read that succeeds, and was seen last.
+        forged.succeed();
+        (0..2).for_each(|_| old.succeed());
         let order = |station: &Station| station.eviction_order(now);
-        assert!(order(&forged) < order(&old) && order(&old) < order(&new) && order(&forged).is_some());
+        assert!(order(&forged) < order(&old) && order(&forged).is_some());
+        (0..SUCCESSES_MAX).for_each(|_| old.succeed());
+        (0..SUCCESSES_MAX + 1).for_each(|_| new.succeed());
+        assert!(order(&old) < order(&new), "of two that have used volumes, the one that was silent for longer");
         new.commands.set(1);
         old.repeats.borrow_mut().end(Write { station: 1, tag: 1, offset: 0, len: 512, digest: 0 }, now);
         assert_eq!((order(&new), order(&old)), (None, None));
