@@ -93,7 +93,11 @@ impl Copier {
 
 /// The identification descriptor CSCD of a logical unit (SPC-4 6.4.4.2), from VPD page 83h.
 pub(crate) fn descriptor(session: &mut Session) -> Result<Vec<u8>> {
-    let page = session.run(&[0x12, 1, 0x83, 4, 0, 0], Data::In(1024))?.good()?.data;
+    descriptor_in(&session.run(&[0x12, 1, 0x83, 4, 0, 0], Data::In(1024))?.good()?.data)
+}
+
+/// The same from the bytes of the page.
+pub(crate) fn descriptor_in(page: &[u8]) -> Result<Vec<u8>> {
     let mut rest = page.get(4..).context("a VPD page 83h")?;
     while let [_, kind, _, length, ..] = *rest {
         let (name, after) = rest.split_at_checked(4 + usize::from(length)).context("an incomplete designator")?;

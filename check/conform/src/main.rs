@@ -25,6 +25,7 @@ mod report;
 mod reservations;
 mod session;
 mod spdk;
+mod station;
 mod target;
 mod test_data;
 mod thin_space;
@@ -32,6 +33,7 @@ mod tools;
 mod unit_attentions;
 mod verifying_writer;
 mod vfio;
+mod vhost;
 
 use std::collections::VecDeque;
 use std::fs::File;

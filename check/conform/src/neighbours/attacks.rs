@@ -30,6 +30,8 @@ const SESSIONS: u16 = 64;
 const SESSIONS_BESIDE: u16 = 16;
 /// Sessions that flood.
 const FLOODS: u16 = 4;
+/// Sessions that flood together: with as many commands as each may have in progress, all that a core takes.
+const CROWD: u16 = 24;
 
 const fn hold(name: &'static str, request: Request) -> Attack {
     Attack { name, from: Source::Other, act: Act::Hold { request, sessions: SESSIONS } }
@@ -43,6 +45,10 @@ const fn flood(name: &'static str, request: Request) -> Attack {
     Attack { name, from: Source::Other, act: Act::Flood { request, sessions: FLOODS } }
 }
 
+const fn crowd(name: &'static str, request: Request) -> Attack {
+    Attack { name, from: Source::Other, act: Act::Flood { request, sessions: CROWD } }
+}
+
 const fn stay(name: &'static str, from: Source, stage: Stage, connections: u16) -> Attack {
     Attack { name, from, act: Act::Stay { stage, connections } }
 }
@@ -52,7 +58,7 @@ const fn churn(name: &'static str, from: Source, stage: Stage) -> Attack {
 }
 
 /// All attacks.
-pub(super) const ATTACKS: [Attack; 38] = [
+pub(super) const ATTACKS: [Attack; 48] = [
     hold("short writes, data never sent", Request::ShortWrite),
     hold_beside("short writes, data never sent, same address", Request::ShortWrite),
     hold("long writes, data never sent", Request::LongWrite),
@@ -69,14 +75,17 @@ pub(super) const ATTACKS: [Attack; 38] = [
     stay("half-open connections, same address", Source::Same, Stage::Open, 200),
     stay("half a login", Source::Other, Stage::HalfRequest, 300),
     stay("half a login, same address", Source::Same, Stage::HalfRequest, 100),
-    churn("connect storm", Source::Other, Stage::Open),
     churn("discovery storm", Source::Other, Stage::Discovery),
     churn("login storm", Source::Other, Stage::LoggedIn),
     churn("login storm, same address", Source::Same, Stage::LoggedIn),
+    // The connections that wait in the queues of sockets would delay logins.
+    churn("connect storm", Source::Other, Stage::Open),
     flood("long reads", Request::LongRead),
+    flood("long writes", Request::Write),
     flood("deallocation of the most ranges", Request::Unmap),
     flood("long writes of a pattern or of zeroes", Request::WriteSame),
     flood("long verifications", Request::Verify),
+    crowd("long verifications of many hosts", Request::Verify),
     flood("long comparisons", Request::Compare),
     flood("long copies", Request::Copy),
     flood("formats", Request::Format),
@@ -87,15 +96,54 @@ pub(super) const ATTACKS: [Attack; 38] = [
     flood("pings", Request::Ping),
     flood("asynchronous event requests", Request::AsyncEvent),
     flood("reservation keys", Request::Register),
+    flood("flushes", Request::Flush),
+    flood("commands that do not exist", Request::Unknown),
     flood("reads into the longest scatter lists", Request::ScatteredRead),
     flood("doorbell registers", Request::Doorbell),
     flood("changes of the memory map", Request::Remap),
     flood("resets", Request::Reset),
+    flood("rings that break and are set up again", Request::SetUp),
+    flood("the same write again and again", Request::Repeat),
+    crowd("overlapping writes to a slow medium", Request::Overlap),
+    flood("stations of no group", Request::Stranger),
+    flood("new stations without end", Request::Newcomer),
+    flood("configuration strings and station lists", Request::Rename),
 ];
 
-/// The attacks between transports: a representative that holds memory and slots.
-pub(super) const ACROSS: [Attack; 2] =
-    [hold("long writes, data never sent", Request::LongWrite), hold("long reads, answers not read", Request::LongRead)];
+const WRITES: Attack = hold("long writes, data never sent", Request::LongWrite);
+const READS: Attack = hold("long reads, answers not read", Request::LongRead);
+const READ_FLOOD: Attack = flood("long reads", Request::LongRead);
+const WRITE_FLOOD: Attack = flood("long writes", Request::Write);
+const SLOW_WRITES: Attack = crowd("overlapping writes to a slow medium", Request::Overlap);
+
+/// Transports, in the order of the suite.
+const ISCSI: usize = 0;
+const NVME: usize = 1;
+const VFIO: usize = 2;
+const DISK: usize = 3;
+const ADAPTER: usize = 4;
+const AOE: usize = 5;
+
+/// The attacks between transports, with the transports of the attackers and of the victim: representatives that hold
+/// memory and slots, and those that take the time of the core.
+pub(super) const ACROSS: [(Attack, usize, usize); 16] = [
+    (SLOW_WRITES, AOE, NVME),
+    (WRITES, ISCSI, NVME),
+    (WRITES, NVME, ISCSI),
+    (WRITES, ISCSI, VFIO),
+    (WRITES, ISCSI, DISK),
+    (WRITES, NVME, AOE),
+    (READS, ISCSI, NVME),
+    (READS, NVME, ISCSI),
+    (READS, ISCSI, VFIO),
+    (READS, ISCSI, ADAPTER),
+    (READS, ISCSI, AOE),
+    (READ_FLOOD, DISK, ISCSI),
+    (READ_FLOOD, ADAPTER, AOE),
+    (READ_FLOOD, AOE, NVME),
+    (WRITE_FLOOD, DISK, NVME),
+    (WRITE_FLOOD, AOE, ISCSI),
+];
 
 impl Attack {
     /// Whether the attack exists for a transport.
@@ -104,7 +152,34 @@ impl Attack {
             Act::Hold { request, .. } | Act::Flood { request, .. } => transport.has_request(request),
             Act::Stay { stage, .. } | Act::Churn { stage } => transport.has_stage(stage),
         };
-        is_possible && (self.from == Source::Other || transport.has_addresses())
+        // Fewer attackers than a crowd needs do the same as those of another attack.
+        let is_crowd = matches!(self.act, Act::Flood { sessions: CROWD, .. });
+        let is_large = !is_crowd || transport.attackers_max() >= CROWD;
+        is_possible && is_large && (self.from == Source::Other || transport.has_addresses())
+    }
+
+    /// Whether the short form omits the attack: its commands are executed by a command set that another transport of
+    /// the suite attacks in the same way.
+    pub(super) fn is_repeated_on(&self, transport: &dyn Transport) -> bool {
+        let is_of_command_set = matches!(
+            self.act,
+            Act::Flood {
+                request: Request::Unmap
+                    | Request::WriteSame
+                    | Request::Verify
+                    | Request::Compare
+                    | Request::Copy
+                    | Request::Format
+                    | Request::Sanitize
+                    | Request::CompareAndWrite
+                    | Request::Describe
+                    | Request::Register
+                    | Request::Flush
+                    | Request::Unknown,
+                ..
+            }
+        );
+        is_of_command_set && transport.shares_command_set()
     }
 }
 

@@ -4,9 +4,9 @@ use std::net::SocketAddr;
 
 use anyhow::{Context, Result, bail, ensure};
 
+use super::scsi_commands::{CHECKED, Payload, command, unit};
 use super::transport::{
-    Attacker, Held, LARGE_BLOCKS, RECEIVE_LIMIT, Request, SMALL_BLOCKS, Source, Stage, Transport, Victim, impatient,
-    tcp, volume,
+    Attacker, Held, RECEIVE_LIMIT, Request, Source, Stage, Transport, Victim, impatient, tcp, volume,
 };
 use crate::copies;
 use crate::pdu::{Connection, Digests, FINAL, IMMEDIATE, Pdu, RESERVED_TAG, Received, op};
@@ -19,12 +19,6 @@ const COMMANDS: usize = 128;
 const IMMEDIATES: usize = 16;
 /// Bytes of a NOP-Out.
 const PING_BYTES: usize = 4096;
-/// Most blocks of one UNMAP, VERIFY and WRITE SAME (VPD page B0h).
-const UNMAP_BLOCKS: u32 = 1 << 20;
-const UNMAP_DESCRIPTORS: u32 = 255;
-const VERIFY_BLOCKS: u32 = (1 << 30) / 512;
-/// Blocks of one segment of EXTENDED COPY.
-const SEGMENT: u16 = 32_768;
 
 pub(super) struct Iscsi {
     pub(super) portal: SocketAddr,
@@ -53,10 +47,18 @@ impl Transport for Iscsi {
     }
 
     fn has_request(&self, request: Request) -> bool {
-        !matches!(
+        let has_form_of_its_own = matches!(
             request,
-            Request::AsyncEvent | Request::ScatteredRead | Request::Doorbell | Request::Remap | Request::Reset
-        )
+            Request::ShortWrite
+                | Request::LongWrite
+                | Request::AnnouncedWrite
+                | Request::OutOfOrderWrite
+                | Request::Abort
+                | Request::Ping
+        );
+        // Data that is sent at once has no request of its own here, and there are no scatter lists.
+        let is_of_guests = matches!(request, Request::Write | Request::ScatteredRead);
+        has_form_of_its_own || !is_of_guests && command(request, 0, &[]).is_some()
     }
 
     fn has_stage(&self, _: Stage) -> bool {
@@ -86,11 +88,7 @@ impl Transport for Iscsi {
     fn attacker(&self, from: Source, number: u16, request: Request) -> Result<Box<dyn Attacker>> {
         let mut session = Session::over(self.connect(from)?, &self.login("attacker", number))?;
         impatient(&session.connection.stream)?;
-        session.lun = match request {
-            Request::Unmap | Request::Verify | Request::Compare | Request::CompareAndWrite => volume::LARGE,
-            Request::Format | Request::Sanitize => volume::REWRITTEN,
-            _ => volume::SMALL,
-        };
+        session.lun = unit(request);
         let names = if request == Request::Copy { copies::descriptor(&mut session)? } else { Vec::new() };
         if request == Request::OutOfOrderWrite {
             session.cmd_sn = session.cmd_sn.wrapping_add(1);
@@ -201,14 +199,18 @@ impl IscsiAttacker {
                 let nop = nop.word(24, self.session.cmd_sn).word(28, self.session.exp_stat_sn);
                 nop.with_data(vec![1; PING_BYTES])
             }
-            Request::LongRead => self.session.command(&cdb::read(0, 2048), 0x40, 1 << 20),
-            Request::Describe if self.sent.is_multiple_of(2) => {
-                self.session.command(&[0x12, 1, 0x83, 4, 0, 0], 0x40, 1024)
-            }
-            Request::Describe => self.session.command(&[0xa0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 0, 0], 0x40, 1024),
-            Request::Verify => self.session.command(&long(0x8f, 0, VERIFY_BLOCKS), 0, 0),
-            Request::Format => self.session.command(&[4, 0, 0, 0, 0, 0], 0, 0),
-            _ => self.with_parameters(),
+            request => self.of_command_set(request),
+        }
+    }
+
+    /// A command that other transports of SCSI have as well. Its data is sent as immediate data.
+    fn of_command_set(&mut self, request: Request) -> Pdu {
+        let made = command(request, self.sent, &self.names).expect("no other request is sent");
+        match made.payload {
+            Payload::None => self.session.command(&made.cdb, 0, 0),
+            Payload::In(len) => self.session.command(&made.cdb, 0x40, len as usize),
+            Payload::Zeroes(len) => self.session.command(&made.cdb, 0x20, len as usize),
+            Payload::Out(data) => self.session.command(&made.cdb, 0x20, data.len()).with_data(data),
         }
     }
 
@@ -220,107 +222,18 @@ impl IscsiAttacker {
         let pdu = pdu.word(20, tag.wrapping_sub(1)).word(24, self.session.cmd_sn).word(28, self.session.exp_stat_sn);
         pdu.word(32, self.session.cmd_sn)
     }
-
-    /// Commands whose data is sent as immediate data.
-    fn with_parameters(&mut self) -> Pdu {
-        let (cdb, data) = match self.request {
-            Request::Unmap => unmap(),
-            Request::WriteSame => (long(0x93, 0, SMALL_BLOCKS), vec![0x5a; 512]),
-            Request::Compare => {
-                let mut cdb = long(0x8f, 0, VERIFY_BLOCKS);
-                // BYTCHK 11b: each block is compared with one block.
-                cdb[1] = 0x06;
-                (cdb, vec![0; 512])
-            }
-            Request::Copy => copy(&self.names, (self.sent % 255) as u8),
-            Request::Sanitize => {
-                // OVERWRITE with one pass, and IMMED.
-                let mut cdb = [0; 16];
-                (cdb[0], cdb[1], cdb[8]) = (0x48, 0x81, 8);
-                (cdb, vec![1, 0, 0, 4, 0xa5, 0xa5, 0xa5, 0xa5])
-            }
-            Request::Register => {
-                // REGISTER AND IGNORE EXISTING KEY.
-                let (mut cdb, mut data) = ([0; 16], vec![0; 24]);
-                (cdb[0], cdb[1], cdb[8]) = (0x5f, 6, 24);
-                data[12..16].copy_from_slice(&self.sent.to_be_bytes());
-                (cdb, data)
-            }
-            _ => {
-                let mut cdb = long(0x89, 0, 0);
-                cdb[13] = 1;
-                (cdb, vec![0; 1024])
-            }
-        };
-        self.session.command(&cdb, 0x20, data.len()).with_data(data)
-    }
-}
-
-/// A CDB of 16 bytes with the LBA in bytes 2 to 9 and the number of blocks in bytes 10 to 13.
-fn long(opcode: u8, lba: u64, blocks: u32) -> [u8; 16] {
-    let mut cdb = [0; 16];
-    cdb[0] = opcode;
-    cdb[2..10].copy_from_slice(&lba.to_be_bytes());
-    cdb[10..14].copy_from_slice(&blocks.to_be_bytes());
-    cdb
-}
-
-fn unmap() -> ([u8; 16], Vec<u8>) {
-    let blocks = UNMAP_BLOCKS / (UNMAP_DESCRIPTORS + 1);
-    let distance = LARGE_BLOCKS / UNMAP_DESCRIPTORS;
-    let ranges = (0..UNMAP_DESCRIPTORS).flat_map(|number| {
-        let lba = u64::from(number * distance).to_be_bytes();
-        [&lba[..], &blocks.to_be_bytes(), &[0; 4]].concat()
-    });
-    let ranges: Vec<u8> = ranges.collect();
-    let length = |bytes: usize| (bytes as u16).to_be_bytes();
-    let list = [&length(ranges.len() + 6)[..], &length(ranges.len()), &[0; 4], &ranges].concat();
-    let mut cdb = [0; 16];
-    cdb[0] = 0x42;
-    cdb[7..9].copy_from_slice(&length(list.len()));
-    (cdb, list)
-}
-
-/// EXTENDED COPY (LID1) of the first half of the small unit to its second half.
-fn copy(names: &[u8], list_id: u8) -> ([u8; 16], Vec<u8>) {
-    let mut segments = Vec::new();
-    for from in [0, u64::from(SEGMENT)] {
-        segments.extend([0x02, 0, 0, 0x18, 0, 0, 0, 0, 0, 0]);
-        segments.extend(SEGMENT.to_be_bytes());
-        segments.extend([from, from + u64::from(SMALL_BLOCKS / 2)].map(u64::to_be_bytes).concat());
-    }
-    let mut list = vec![list_id, 0, 0, names.len() as u8, 0, 0, 0, 0, 0, 0, 0, segments.len() as u8, 0, 0, 0, 0];
-    list.extend([names, &segments].concat());
-    (long(0x83, 0, list.len() as u32), list)
 }
 
 /// The commands of an attacker must not be refused for their form: each is sent alone, and ends with GOOD.
 pub(super) fn check_forms(iscsi: &Iscsi) -> Result<()> {
-    for request in [
-        Request::LongRead,
-        Request::Describe,
-        Request::Unmap,
-        Request::WriteSame,
-        Request::Verify,
-        Request::Compare,
-        Request::Copy,
-        Request::CompareAndWrite,
-        Request::Register,
-        Request::Format,
-        Request::Sanitize,
-    ] {
+    for request in CHECKED {
         check_form(iscsi, request).with_context(|| format!("{request:?}"))?;
     }
     Ok(())
 }
 
 fn check_form(iscsi: &Iscsi, request: Request) -> Result<()> {
-    let lun = match request {
-        Request::Unmap | Request::Verify | Request::Compare | Request::CompareAndWrite => volume::LARGE,
-        Request::Format | Request::Sanitize => volume::REWRITTEN,
-        _ => volume::SMALL,
-    };
-    let mut session = Session::ready(iscsi.portal, &iscsi.login("form", 1), lun)?;
+    let mut session = Session::ready(iscsi.portal, &iscsi.login("form", 1), unit(request))?;
     let names = if request == Request::Copy { copies::descriptor(&mut session)? } else { Vec::new() };
     let mut attacker = IscsiAttacker { session, request, names, sent: 0, in_progress: 0 };
     let pdu = attacker.pdu();

@@ -21,6 +21,10 @@ pub(super) struct Samples {
     /// A measurement ends after this time, if it has `least` samples.
     pub(super) time: Duration,
     pub(super) least: usize,
+    /// The time from the start of an attack to its measurement.
+    pub(super) settle: Duration,
+    /// Measurements before the verdict, as long as a time exceeds its bound.
+    pub(super) tries: usize,
 }
 
 /// One measurement.

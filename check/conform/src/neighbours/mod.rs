@@ -3,19 +3,25 @@
 //!
 //! * `attacks`: the table of attacks
 //! * `transport`: a transport as attackers and victims use it
-//! * `iscsi`, `nvme_tcp`, `vfio_user`, `nvme_commands`: its implementations
+//! * `iscsi`, `nvme_tcp`, `vfio_user`, `vhost_user`, `aoe`: its implementations; `scsi_commands`, `nvme_commands`: what
+//!   they share
+//! * `setup`: the target with all these transports
 //! * `measure`: latencies and the verdict
 //!
 //! A measurement without the attack precedes each one with it. An error of the victim fails at once; a time that is too
 //! long fails if it is too long in each of several tries, each with a measurement without the attack of its own.
 
+mod aoe;
 mod attacks;
 mod iscsi;
 mod measure;
 mod nvme_commands;
 mod nvme_tcp;
+mod scsi_commands;
+mod setup;
 mod transport;
 mod vfio_user;
+mod vhost_user;
 
 use std::fmt::Write as _;
 use std::sync::Mutex;
@@ -25,22 +31,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use rustix::process::setpriority_process;
 
-use crate::target::{Driver, Lab, Spec, Subject, Target, free_port};
+use crate::target::{Driver, Lab, Subject};
 use attacks::{ACROSS, ATTACKS, Act, Attack};
-use iscsi::Iscsi;
 use measure::{Measured, Samples, Verdict, measure, verdict};
-use nvme_tcp::NvmeTcp;
+use setup::Setup;
 use transport::{Attacker, Held, Stage, Transport, Victim};
-use vfio_user::VfioUser;
 
-/// NQN of the subsystem.
-const NQN: &str = "nqn.2026-01.io.lunar:neighbours";
-/// Data memory of the only core, in MiB.
-const MEMORY: &str = "64";
-/// Tries before a time that is too long is a failure.
-const TRIES: usize = 3;
-/// The time from the start of an attack to its measurement.
-const SETTLE: Duration = Duration::from_millis(150);
 /// How long the target may take to recover from an attack, before the next measurement without one.
 const RECOVERY: Duration = Duration::from_secs(5);
 /// Attackers run when the target and the victim do not: on the machines of a real network they take nothing from them.
@@ -49,9 +45,11 @@ const NICE: i32 = 19;
 const HELD_MAX: usize = 4096;
 
 /// Samples of the short form.
-const SHORT: Samples = Samples { count: 200, time: Duration::from_millis(250), least: 50 };
+const SHORT: Samples =
+    Samples { count: 150, time: Duration::from_millis(200), least: 40, settle: Duration::from_millis(50), tries: 1 };
 /// Samples of the long form (`--long`).
-const LONG: Samples = Samples { count: 3000, time: Duration::from_secs(5), least: 300 };
+const LONG: Samples =
+    Samples { count: 3000, time: Duration::from_secs(5), least: 300, settle: Duration::from_millis(150), tries: 3 };
 
 /// One row of the table.
 struct Row {
@@ -72,34 +70,19 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         return Ok(());
     }
     let part = format!("neighbours/{}", driver.name());
-    let (portal, folder) = (free_port()?, lab.scratch.join("vm"));
-    let at = portal.to_string();
-    let sockets = folder.to_str().context("the name of the scratch folder is not UTF-8")?;
-    let names: Vec<String> = VfioUser::names().collect();
-    let mut flags = vec!["--memory", MEMORY, "--cores", "1", "--nvme", &at, "--nqn", NQN, "--vm-folder", sockets];
-    names.iter().for_each(|name| flags.extend(["--vm", name]));
-    // In the order of `transport::volume`.
-    let large = lab.image("large.img", 64 << 10)?;
-    let volumes = ["ram:64M".to_owned(), "ram:64M".to_owned(), large, "ram:64M".to_owned()];
-    let mut target = Target::start(lab, &Spec::new(driver, volumes)?.flags(&flags))?;
-    let iscsi = Iscsi { portal: target.portal, target: target.name.clone() };
-    let nvme = NvmeTcp { portal, subsystem: NQN.to_owned() };
-    let vfio = VfioUser { folder };
-    lab.report.check(&part, "the requests of iSCSI attackers are valid", || iscsi::check_forms(&iscsi));
-    lab.report.check(&part, "the requests of NVMe/TCP attackers are valid", || nvme_tcp::check_forms(&nvme));
-    lab.report.check(&part, "the requests of vfio-user attackers are valid", || vfio_user::check_forms(&vfio));
+    let mut setup = Setup::start(lab, driver)?;
+    setup.check_forms(lab, &part);
     let samples = if lab.long { LONG } else { SHORT };
     let mut rows = Vec::new();
-    let transports: [&dyn Transport; 3] = [&iscsi, &nvme, &vfio];
+    let Setup { target, iscsi, nvme, vfio, disk, adapter, aoe } = &mut setup;
+    let transports: [&dyn Transport; 6] = [iscsi, nvme, vfio, disk, adapter, aoe];
     let alone =
         transports.iter().flat_map(|transport| ATTACKS.iter().map(move |attack| (attack, *transport, *transport)));
-    let across = ACROSS.iter().flat_map(|attack| {
-        let pairs = [(transports[0], transports[1]), (transports[1], transports[0]), (transports[0], transports[2])];
-        pairs.map(|(attacker, victim)| (attack, attacker, victim))
-    });
+    let across = ACROSS.iter().map(|(attack, attacker, victim)| (attack, transports[*attacker], transports[*victim]));
     for (attack, attacker, victim) in alone.chain(across).filter(|(attack, attacker, _)| attack.applies_to(*attacker)) {
         let name = format!("{} ({}, victim {})", attack.name, attacker.name(), victim.name());
-        if lab.only.as_ref().is_some_and(|only| !name.contains(only)) {
+        let is_omitted = !lab.long && lab.only.is_none() && attack.is_repeated_on(attacker);
+        if is_omitted || lab.only.as_ref().is_some_and(|only| !name.contains(only)) {
             continue;
         }
         let good = lab.report.check(&part, &name, || {
@@ -110,7 +93,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
             match outcome {
                 Verdict::Good => Ok(()),
                 // Other parts run beside the short form: there, a time is shown in the table and is no failure.
-                Verdict::Slow(reason) if lab.long => bail!("in each of {TRIES} tries: {reason}"),
+                Verdict::Slow(reason) if lab.long => bail!("in each of {} tries: {reason}", samples.tries),
                 Verdict::Slow(_) => Ok(()),
                 Verdict::Failed(reason) => bail!("{reason}"),
             }
@@ -120,7 +103,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         }
     }
     lab.report.note(&table(&rows));
-    lab.report.check(&part, "target stops in time", || target.stop());
+    lab.report.check(&part, "target stops in time", || setup.target.stop());
     Ok(())
 }
 
@@ -134,11 +117,11 @@ fn run(attack: &Attack, attacker: &dyn Transport, victim: &dyn Transport, sample
         let before = measure(victim, host.as_mut(), samples);
         let running = Running::start(attack, attacker)?;
         let (during, done) = running.during(|| {
-            std::thread::sleep(SETTLE);
+            std::thread::sleep(samples.settle);
             measure(victim, host.as_mut(), samples)
         })?;
         let verdict = verdict(&before, &during);
-        if tries < TRIES && matches!(verdict, Verdict::Slow(_)) {
+        if tries < samples.tries && matches!(verdict, Verdict::Slow(_)) {
             continue;
         }
         let (attacker, victim) = (attacker.name(), victim.name());

@@ -67,6 +67,7 @@ pub(super) fn commands(request: Request, count: u32, compared: u32) -> Vec<Comma
         Request::LongRead => Command::io(2, SMALL, blocks(0, 2048), Payload::In(1 << 20)),
         Request::ShortWrite => Command::io(1, SMALL, blocks(64, 8), Payload::Zeroes(4096)),
         Request::LongWrite => Command::io(1, SMALL, blocks(64, 2048), Payload::Zeroes(1 << 20)),
+        Request::Write => Command::io(1, SMALL, blocks(64, 2048), Payload::Zeroes(1 << 20)),
         Request::Unmap => {
             let range = [0, LARGE_BLOCKS, 0, 0].map(u32::to_le_bytes).concat();
             Command::io(9, LARGE, [255, 4, 0, 0, 0, 0], Payload::Out(range.repeat(256)))
@@ -92,6 +93,9 @@ pub(super) fn commands(request: Request, count: u32, compared: u32) -> Vec<Comma
             };
             return vec![half(5, 1), half(1, 2)];
         }
+        Request::Flush => Command::io(0, LARGE, [0; 6], Payload::None),
+        // The opcode is reserved.
+        Request::Unknown => Command::io(0x7f, SMALL, [0; 6], Payload::None),
         Request::Abort => Command::admin(8, 0, [count << 16 | 1, 0, 0, 0, 0, 0], Payload::None),
         Request::Describe => Command::admin(6, 0, [1, 0, 0, 0, 0, 0], Payload::In(4096)),
         Request::Ping => Command::admin(0x18, 0, [0; 6], Payload::None),
@@ -109,13 +113,19 @@ pub(super) fn commands(request: Request, count: u32, compared: u32) -> Vec<Comma
         | Request::OutOfOrderWrite
         | Request::Doorbell
         | Request::Remap
-        | Request::Reset => return Vec::new(),
+        | Request::Reset
+        | Request::SetUp
+        | Request::Repeat
+        | Request::Overlap
+        | Request::Stranger
+        | Request::Newcomer
+        | Request::Rename => return Vec::new(),
     };
     vec![command]
 }
 
 /// The requests whose commands must succeed when they are sent alone.
-pub(super) const CHECKED: [Request; 13] = [
+pub(super) const CHECKED: [Request; 14] = [
     Request::LongRead,
     Request::ShortWrite,
     Request::LongWrite,
@@ -124,6 +134,7 @@ pub(super) const CHECKED: [Request; 13] = [
     Request::Verify,
     Request::Compare,
     Request::Copy,
+    Request::Flush,
     Request::Format,
     Request::CompareAndWrite,
     Request::Describe,

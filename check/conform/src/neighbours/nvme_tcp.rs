@@ -53,7 +53,9 @@ impl Transport for NvmeTcp {
 
     fn has_request(&self, request: Request) -> bool {
         request == Request::AnnouncedWrite
-            || request != Request::ScatteredRead && !commands(request, 0, COMPARED).is_empty()
+            // Data that is sent at once has no request of its own here.
+            || !matches!(request, Request::ScatteredRead | Request::Write)
+                && !commands(request, 0, COMPARED).is_empty()
     }
 
     fn has_stage(&self, _: Stage) -> bool {

@@ -22,12 +22,12 @@ pub(super) mod volume {
 /// Blocks of the small units, of 512 bytes.
 pub(super) const SMALL_BLOCKS: u32 = (64 << 20) / 512;
 /// Blocks of the large unit.
-pub(super) const LARGE_BLOCKS: u32 = (64 << 30) / 512;
+pub(super) const LARGE_BLOCKS: u32 = ((64_u64 << 30) / 512) as u32;
 
 /// The address of an attacker that is another host than the victim.
 const ATTACKER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 /// An attacker whose connection accepts no more bytes stops to send after this time.
-const SEND_LIMIT: Duration = Duration::from_millis(200);
+pub(super) const SEND_LIMIT: Duration = Duration::from_millis(200);
 /// How long an attacker waits for an answer before it looks whether the attack is over.
 pub(super) const RECEIVE_LIMIT: Duration = Duration::from_millis(50);
 
@@ -53,6 +53,8 @@ pub(super) enum Request {
     AnnouncedWrite,
     /// The same behind a command that is never sent.
     OutOfOrderWrite,
+    /// A write of 1 MiB whose data is in the memory of the guest, or in its frame as far as that has room.
+    Write,
     /// Deallocation with the most ranges, of as many blocks as allowed.
     Unmap,
     /// The longest write of one pattern, or of zeroes.
@@ -71,22 +73,38 @@ pub(super) enum Request {
     CompareAndWrite,
     /// Task management functions, or Abort commands.
     Abort,
-    /// Commands that return data of the device: INQUIRY and REPORT LUNS, Identify.
+    /// Commands that return data of the device: INQUIRY and REPORT LUNS, Identify, GET_ID, IDENTIFY DEVICE.
     Describe,
-    /// NOP-Out, or Keep Alive.
+    /// NOP-Out, Keep Alive, GET_STATUS, or Query Config Information.
     Ping,
     /// Asynchronous Event Request.
     AsyncEvent,
-    /// The registration of a reservation key.
+    /// The registration of a reservation key, or a reservation and its end.
     Register,
+    /// A flush of the write cache.
+    Flush,
+    /// A command that does not exist.
+    Unknown,
     /// A read into the scatter list with the most pieces.
     ScatteredRead,
-    /// Writes to doorbell registers.
+    /// Writes to doorbell registers, or notifications of rings without a request.
     Doorbell,
     /// A region of guest memory that is mapped and unmapped.
     Remap,
     /// A reset of the device.
     Reset,
+    /// A ring that breaks, is stopped and is set up again, with a new record of requests in progress.
+    SetUp,
+    /// A write that is sent again and again with the same tag.
+    Repeat,
+    /// Writes that overlap, to a unit whose medium is slow.
+    Overlap,
+    /// Frames of stations that belong to no group, each with another address.
+    Stranger,
+    /// Commands of stations that belong to a group, each with another address.
+    Newcomer,
+    /// Another configuration string, or another list of allowed stations.
+    Rename,
 }
 
 /// How far a connection of an attacker goes.
@@ -117,6 +135,11 @@ pub(super) trait Transport: Sync {
 
     /// Whether hosts have addresses, by which the target may tell them apart.
     fn has_addresses(&self) -> bool;
+
+    /// Whether another transport of the suite has the same commands.
+    fn shares_command_set(&self) -> bool {
+        false
+    }
 
     /// The most sessions of attackers at once.
     fn attackers_max(&self) -> u16;

@@ -263,7 +263,7 @@ impl Attacker for VmAttacker {
 
 /// The commands of an attacker must not be refused for their form.
 pub(super) fn check_forms(vfio: &VfioUser) -> Result<()> {
-    let requests = CHECKED.into_iter().chain([Request::ScatteredRead]);
+    let requests = CHECKED.into_iter().chain([Request::ScatteredRead, Request::Write]);
     for request in requests.filter(|request| vfio.has_request(*request)) {
         check_form(vfio, request).with_context(|| format!("{request:?}"))?;
     }
