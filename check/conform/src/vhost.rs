@@ -1,5 +1,5 @@
-//! A vhost-user front-end and the driver of its guest in one: the messages, a memory file, and split rings in that file.
-//! It accesses the file by reads and writes and does not map it. It can break every rule.
+//! A vhost-user front-end and the driver of its guest in one: the messages, a memory file, and split rings in that
+//! file. It accesses the file by reads and writes and does not map it. It can break every rule.
 
 use std::fs::File;
 use std::io::{IoSlice, Read, Write as _};

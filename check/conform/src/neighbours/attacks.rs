@@ -127,6 +127,7 @@ const AOE: usize = 5;
 /// The attacks between transports, with the transports of the attackers and of the victim: representatives that hold
 /// memory and slots, and those that take the time of the core.
 pub(super) const ACROSS: [(Attack, usize, usize); 16] = [
+    (SLOW_WRITES, AOE, NVME),
     (WRITES, ISCSI, NVME),
     (WRITES, NVME, ISCSI),
     (WRITES, ISCSI, VFIO),
@@ -142,7 +143,6 @@ pub(super) const ACROSS: [(Attack, usize, usize); 16] = [
     (READ_FLOOD, AOE, NVME),
     (WRITE_FLOOD, DISK, NVME),
     (WRITE_FLOOD, AOE, ISCSI),
-    (SLOW_WRITES, AOE, NVME),
 ];
 
 impl Attack {
@@ -152,7 +152,34 @@ impl Attack {
             Act::Hold { request, .. } | Act::Flood { request, .. } => transport.has_request(request),
             Act::Stay { stage, .. } | Act::Churn { stage } => transport.has_stage(stage),
         };
-        is_possible && (self.from == Source::Other || transport.has_addresses())
+        // Fewer attackers than a crowd needs do the same as those of another attack.
+        let is_crowd = matches!(self.act, Act::Flood { sessions: CROWD, .. });
+        let is_large = !is_crowd || transport.attackers_max() >= CROWD;
+        is_possible && is_large && (self.from == Source::Other || transport.has_addresses())
+    }
+
+    /// Whether the short form omits the attack: its commands are executed by a command set that another transport of
+    /// the suite attacks in the same way.
+    pub(super) fn is_repeated_on(&self, transport: &dyn Transport) -> bool {
+        let is_of_command_set = matches!(
+            self.act,
+            Act::Flood {
+                request: Request::Unmap
+                    | Request::WriteSame
+                    | Request::Verify
+                    | Request::Compare
+                    | Request::Copy
+                    | Request::Format
+                    | Request::Sanitize
+                    | Request::CompareAndWrite
+                    | Request::Describe
+                    | Request::Register
+                    | Request::Flush
+                    | Request::Unknown,
+                ..
+            }
+        );
+        is_of_command_set && transport.shares_command_set()
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct Samples {
     pub(super) least: usize,
     /// The time from the start of an attack to its measurement.
     pub(super) settle: Duration,
+    /// Measurements before the verdict, as long as a time exceeds its bound.
+    pub(super) tries: usize,
 }
 
 /// One measurement.

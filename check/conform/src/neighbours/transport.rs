@@ -136,6 +136,11 @@ pub(super) trait Transport: Sync {
     /// Whether hosts have addresses, by which the target may tell them apart.
     fn has_addresses(&self) -> bool;
 
+    /// Whether another transport of the suite has the same commands.
+    fn shares_command_set(&self) -> bool {
+        false
+    }
+
     /// The most sessions of attackers at once.
     fn attackers_max(&self) -> u16;
 

@@ -137,6 +137,11 @@ impl Transport for VhostUser {
         false
     }
 
+    fn shares_command_set(&self) -> bool {
+        // iSCSI has it.
+        self.kind == Kind::Scsi
+    }
+
     fn attackers_max(&self) -> u16 {
         ATTACKERS
     }

@@ -26,9 +26,9 @@ use zerocopy::IntoBytes;
 /// takes less.
 const LOOK: Duration = Duration::from_micros(200);
 /// How long requests may go on whose front-end has disconnected: a thousand long ones take minutes, in which the next
-/// front-end would wait. A reset of a store takes less. Requests of a connection that Lunar ends have as long as they
+/// front-end would wait. An answer of a store takes less. Requests of a connection that Lunar ends have as long as they
 /// need: its front-end is there, and a device that executes commands itself must not be interrupted.
-const FINISH_TIME: Duration = Duration::from_secs(2);
+const FINISH_TIME: Duration = Duration::from_secs(1);
 /// The value of a reply: success, and refusal.
 const SUCCESS: u64 = 0;
 const REFUSAL: u64 = 1;
