@@ -67,7 +67,7 @@ impl Kernel for ControlDevice {
     }
 }
 
-/// The user of a disk or of one of its partitions, by the folder of block devices, the table of mounts and that of swaps.
+/// The user of a disk or of a partition of it, by the folder of block devices, the table of mounts and that of swaps.
 fn user_in(blocks: &Path, disk: &str, mounts: &str, swaps: &str) -> Option<String> {
     let whole = blocks.join(disk);
     let parts = fs::read_dir(&whole).into_iter().flatten().flatten().map(|entry| entry.path());
