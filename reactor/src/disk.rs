@@ -156,10 +156,10 @@ impl Source {
     /// The disk of this core.
     ///
     /// The driver of each core gets the first description, too. io_uring keeps it in the table of its ring, which the
-    /// kernel frees when all requests of the ring have ended (`io_ring_exit_work` of io_uring/io_uring.c), and operations
-    /// of worker threads keep all descriptors of the process open. So the lock of a process that was killed is free, and
-    /// its device can be opened exclusively, only after all of its I/O has ended: no write of a process before this one
-    /// overtakes one of this process.
+    /// kernel frees when all requests of the ring have ended (`io_ring_exit_work` of io_uring/io_uring.c), and
+    /// operations of worker threads keep all descriptors of the process open. So the lock of a process that was killed
+    /// is free, and its device can be opened exclusively, only after all of its I/O has ended: no write of a process
+    /// before this one overtakes one of this process.
     ///
     /// # Errors
     /// When the process or the driver has no room for more open files.

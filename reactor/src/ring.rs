@@ -555,7 +555,8 @@ impl Inner {
 
     /// Closes all files at once. Otherwise the kernel would close the ring's table a moment after the ring, and after
     /// the process: a process that starts at once would find ports, locks and devices in use. While an operation
-    /// `hangs`, they are in use: the table keeps the locks until the kernel has ended it, see [`crate::disk::Source::open`].
+    /// `hangs`, they are in use: the table keeps the locks until the kernel has ended it, see
+    /// [`crate::disk::Source::open`].
     fn close_all(&mut self, hangs: bool) -> Vec<Open> {
         self.open.iter().flatten().filter(|open| open.is_socket()).for_each(|open| stream::end(open.fd()));
         if !hangs {
