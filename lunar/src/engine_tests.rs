@@ -324,7 +324,7 @@ fn a_new_file_without_a_size_is_refused_and_the_error_names_the_key() {
     let mut engine = place.engine();
     for _is_there in [false, true] {
         let why = place.apply(&mut engine, &Checked::default(), &wanted).expect_err("it has no size");
-        assert!(why.contains("give it a `size`") && !why.contains(":20G"), "{why}");
+        assert!(why.contains("add the key `size`") && !why.contains(":20G"), "{why}");
         std::fs::write(place.0.join("v.img"), b"").expect("a file without bytes");
     }
     engine.end().expect("it ends");
@@ -339,7 +339,7 @@ fn a_removed_file_is_not_created_again() {
     engine.expect(["v".to_owned()].into());
     for is_there in [false, true] {
         let why = place.apply(&mut engine, &Checked::default(), &wanted).expect_err("it was served before");
-        assert!(why.contains("is gone: is its file system mounted?") && why.contains("truncate -s 1M"), "{why}");
+        assert!(why.contains("does not exist or is empty: is its file system mounted?") && why.contains("truncate -s 1M"), "{why}");
         assert_eq!(path.exists(), is_there, "looking makes nothing");
         std::fs::write(&path, b"").expect("a file without bytes");
     }
