@@ -14,7 +14,8 @@ The API is REST with JSON, over two transports:
 * a Unix socket (`/run/lunar/api.sock`, or `socket` in `[api]`): root, the user that runs Lunar and the members of
   `group` in `[api]` may use it; the kernel identifies the caller;
 * TCP, at each `[api-listener.NAME]`, with TLS unless the address is a loopback address. Every request needs a token of
-  an `[api-token.NAME]`, whose role is `read` or `write`.
+  an `[api-token.NAME]`, whose role is `metrics`, `read` or `write`, each of which includes the ones before it. The
+  routes with the right `none` need no token.
 
 The `lunar` commands use this API and nothing else.
 
@@ -120,5 +121,7 @@ fn response(content: ResponseContent) -> &'static str {
         ResponseContent::AuditRecords => "audit records",
         ResponseContent::Events => "a stream of audit records",
         ResponseContent::Schema => "a document",
+        ResponseContent::Metrics => "metrics",
+        ResponseContent::Health => "failed checks",
     }
 }

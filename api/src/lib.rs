@@ -7,6 +7,7 @@
 //! * [`rights`]: authentication of callers, and their rights
 //! * [`control`]: the handle of the thread that changes the running configuration
 //! * [`audit`]: the audit log and its event stream; [`refusals`]: limits the records of refused requests
+//! * [`metrics`], [`health`]: what monitoring reads
 //! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
 //! * `write_deadline`: ends connections whose peers do not read; [`troubles`]: the troubles with their times
 //! * [`service`]: applies the configuration of the API: sockets and tokens
@@ -24,7 +25,10 @@ pub mod docs;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod handlers;
+pub mod health;
 pub mod listen;
+pub mod metrics;
+mod monitoring;
 pub mod openapi;
 pub mod refusals;
 pub mod request;

@@ -3,6 +3,7 @@
 
 use crate::audit::AuditRecord;
 use crate::copies::{CopyRequest, CopyView};
+use crate::rights::Right;
 use crate::route::{RequestContent, ResponseContent, Route};
 use lunar_control::api::{
     Ejection, IdentityView, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView,
@@ -77,6 +78,9 @@ fn operation(schema: &'static Schema, route: &Route, generator: &mut SchemaGener
         "x-right": route.right.word(),
         "responses": responses(route, generator),
     });
+    if route.right == Right::None {
+        operation["security"] = json!([{}]);
+    }
     let mut parameters: Vec<Json> = route.parameters().map(|name| parameter(name, route)).collect();
     if route.takes_dry_run() {
         let all = [
@@ -125,7 +129,11 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
     let of = |media: &str, schema: Json| json!({ "content": { media: { "schema": schema } } });
     let json = "application/json";
     let mut good = match route.response {
-        ResponseContent::Text => of("text/plain", json!({ "type": "string" })),
+        ResponseContent::Text | ResponseContent::Health => of("text/plain", json!({ "type": "string" })),
+        ResponseContent::Metrics => {
+            let text = json!({ "schema": { "type": "string" } });
+            json!({ "content": { "text/plain": text, "application/openmetrics-text": text } })
+        }
         ResponseContent::Events => {
             let note = generator.subschema_for::<AuditRecord>().to_value();
             of("text/event-stream", json!({ "type": "string", "contentSchema": note }))

@@ -11,11 +11,13 @@ use lunar_control::document::{Edit, Refused};
 use lunar_control::in_use::{Author, Force};
 use lunar_control::luns::LUN_MAX;
 use lunar_control::manager::Failure;
+use lunar_control::metrics::Measured;
 use lunar_control::{Kind, Plan, Schema};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -67,6 +69,9 @@ pub struct Shared {
     pub(crate) troubles: TroubleBook,
     /// While the daemon starts: its file, and a text about the volume that it waits for.
     starting: Mutex<Option<(String, String)>>,
+    /// The metrics of the target, once it runs.
+    pub measured: OnceLock<Arc<dyn Measured>>,
+    seen: Mutex<Seen>,
     /// The configuration at the start: keys that need a restart still have its values.
     pub(crate) initial: OnceLock<Checked>,
 }
@@ -78,7 +83,8 @@ impl Shared {
         let (copies, version) = (Copies::default(), version.to_owned());
         let troubles = TroubleBook::default();
         let (starting, initial) = (Mutex::default(), OnceLock::new());
-        Arc::new(Self { schema, audit_log, copies, version, since, troubles, starting, initial })
+        let (measured, seen) = (OnceLock::new(), Mutex::default());
+        Arc::new(Self { schema, audit_log, copies, version, since, troubles, starting, measured, seen, initial })
     }
 
     fn starting(&self) -> MutexGuard<'_, Option<(String, String)>> {
@@ -129,13 +135,45 @@ impl Shared {
         for trouble in begun {
             self.audit_log.add(Topic::Service, "lunar", &trouble.to_string());
         }
+        self.see(control, &all);
         all
+    }
+
+    /// The state that the control thread has reported last.
+    pub(crate) fn seen(&self) -> Seen {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn see(&self, control: &dyn Control, troubles: &[TroubleView]) {
+        let text = control.versions().text();
+        let mut hasher = DefaultHasher::new();
+        text.hash(&mut hasher);
+        let text = (text.len(), hasher.finish());
+        let known = self.seen();
+        // The list is in a folder, and changes with the text.
+        let version = match known.text == text {
+            true => known.version,
+            false => control.versions().list().ok().and_then(|all| all.iter().map(|one| (one.number, one.time)).max()),
+        };
+        let seen = Seen { troubles: troubles.to_vec(), version, text };
+        *self.seen.lock().unwrap_or_else(PoisonError::into_inner) = seen;
     }
 
     /// Records the configuration with which the daemon started. Only the first call has an effect.
     pub fn started_with(&self, checked: &Checked) {
         self.initial.get_or_init(|| checked.clone());
     }
+}
+
+/// The state that the control thread has reported last: for readers that must not wait for it.
+#[derive(Clone, Default, Debug)]
+pub(crate) struct Seen {
+    /// The troubles.
+    pub(crate) troubles: Vec<TroubleView>,
+    /// The number of the version of the configuration in force, and when it was written, in seconds since 1970.
+    pub(crate) version: Option<(u64, u64)>,
+    /// The length and the hash of its text.
+    text: (usize, u64),
 }
 
 /// A reply.

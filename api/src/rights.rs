@@ -12,6 +12,10 @@ use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
 /// A right of a caller; a later one includes the earlier ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
 pub enum Right {
+    /// Nothing: everyone has it, without a token.
+    None,
+    /// May read metrics.
+    Metrics,
     /// May read everything but secrets.
     Read,
     /// May read and change everything.
@@ -23,6 +27,8 @@ impl Right {
     #[must_use]
     pub fn word(self) -> &'static str {
         match self {
+            Self::None => "none",
+            Self::Metrics => "metrics",
             Self::Read => "read",
             Self::Write => "write",
         }
@@ -32,6 +38,7 @@ impl Right {
 impl From<Role> for Right {
     fn from(role: Role) -> Self {
         match role {
+            Role::Metrics => Self::Metrics,
             Role::Read => Self::Read,
             Role::Write => Self::Write,
         }
@@ -150,12 +157,11 @@ impl Caller {
         if self.right >= right {
             return Ok(());
         }
-        let why = format!(
-            "{} may only {}; this takes a token whose role is `{}`",
-            self.name,
-            self.right.word(),
-            right.word()
-        );
+        let may = match self.right {
+            Right::Metrics => "read metrics",
+            other => other.word(),
+        };
+        let why = format!("{} may only {may}; this takes a token whose role is `{}`", self.name, right.word());
         Err(ProblemDetails::new(NOT_ADMITTED, "You may not do this", 403, why))
     }
 }
@@ -207,5 +213,9 @@ mod tests {
                 && caller(Right::Read).check_right(Right::Read).is_ok()
         );
         assert_eq!(caller(Right::Read).check_right(Right::Write).map_err(|why| why.status), Err(403));
+        assert!(caller(Right::Read).check_right(Right::Metrics).is_ok());
+        for right in [Right::Read, Right::Write] {
+            assert_eq!(caller(Right::Metrics).check_right(right).map_err(|why| why.status), Err(403));
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The declaration of a route: method, path, required right, contents of request and response, handler.
 
 use crate::control::Control;
+use crate::health::Checks;
 use crate::request::{ApiRequest, Outcome, Problem};
 use crate::rights::Right;
 use lunar_control::Kind;
@@ -85,6 +86,10 @@ pub enum ResponseContent {
     Events,
     /// A JSON schema, or an OpenAPI document.
     Schema,
+    /// Metrics.
+    Metrics,
+    /// Failed checks, one on each line.
+    Health,
 }
 
 /// A route.
@@ -143,4 +148,8 @@ pub enum Handler {
     Local(fn(&ApiRequest) -> Outcome),
     /// The event stream, which the server implements.
     EventStream,
+    /// The page of metrics, which the server implements.
+    Metrics,
+    /// The checks of the health of the process; the server runs them.
+    Health(Checks),
 }

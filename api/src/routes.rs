@@ -4,7 +4,7 @@
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
 use crate::route::{Handler, Method, RequestContent, ResponseContent, Route};
-use crate::{copy, handlers, openapi};
+use crate::{copy, handlers, health, openapi};
 use lunar_control::{Kind, Schema};
 
 /// A row without a kind of resource.
@@ -35,6 +35,7 @@ pub fn routes(schema: &'static Schema) -> Vec<Route> {
     all.extend(luns());
     all.extend(media());
     all.extend(copies());
+    all.extend(monitoring());
     all
 }
 
@@ -393,6 +394,30 @@ fn copies() -> Vec<Route> {
     ]
 }
 
+/// For monitoring. The paths are those that other programs expect.
+fn monitoring() -> Vec<Route> {
+    let health = |path, name, checks, summary| {
+        let content = (RequestContent::Nothing, ResponseContent::Health);
+        row((Method::Get, path, name), Right::None, content, Handler::Health(checks), summary)
+    };
+    vec![
+        row(
+            (Method::Get, "/metrics", "metrics"),
+            Right::Metrics,
+            (RequestContent::Nothing, ResponseContent::Metrics),
+            Handler::Metrics,
+            "[Metrics](metrics.md) for Prometheus.",
+        ),
+        health("/livez", "live", health::live, "Whether the process works; status 503 if it must be restarted."),
+        health(
+            "/readyz",
+            "ready",
+            health::ready,
+            "Whether everything that is configured is served; status 503 if not. `?verbose` lists all checks.",
+        ),
+    ]
+}
+
 /// `GET /v1/openapi.json`
 fn document(request: &ApiRequest) -> Outcome {
     let schema = request.shared.schema;
@@ -413,8 +438,9 @@ mod tests {
         assert_eq!((places.len(), names.len()), (all.len(), all.len()));
         for route in &all {
             let looks = route.method == Method::Get;
-            assert_eq!(route.right == Right::Read, looks, "{} {}", route.method.word(), route.path);
-            assert!(route.summary.ends_with('.') && route.path.starts_with("/v1/"), "{}", route.path);
+            assert_eq!(route.right <= Right::Read, looks, "{} {}", route.method.word(), route.path);
+            let is_monitoring = route.right < Right::Read;
+            assert!(route.summary.ends_with('.') && route.path.starts_with("/v1/") != is_monitoring, "{}", route.path);
         }
     }
 }

@@ -2,13 +2,17 @@
 
 use crate::audit::AuditRecord;
 use crate::control::{Control, ControlHandle};
+use crate::metrics::{self, Requests};
+use crate::monitoring::Monitoring;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared};
 use crate::rights::{AccessPolicy, Caller, Peer, Right};
 use crate::route::{Handler, Method, RequestContent, Route};
 use crate::routes::routes;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams, Request};
-use axum::http::header::{AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::header::{
+    ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE,
+};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::sse::{Event, KeepAlive, Sse};
@@ -18,6 +22,7 @@ use futures_util::stream;
 use lunar_control::api::{ProblemDetails, StatusView};
 use lunar_control::config::CONFIG_BYTES_MAX;
 use lunar_control::live::Later;
+use lunar_control::metrics::Format;
 use lunar_core::pace::host;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -60,6 +65,8 @@ pub struct State {
     /// Bounds the requests that write.
     writers: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    requests: Requests,
+    monitoring: Monitoring,
 }
 
 impl State {
@@ -69,7 +76,17 @@ impl State {
         let room = |count| Arc::new(Semaphore::new(count));
         let (readers, writers, streams) = (room(REQUESTS_MAX), room(REQUESTS_MAX), room(STREAMS_MAX));
         let changes = watch::Sender::new(());
-        Arc::new(Self { control_thread, shared, policy: RwLock::new(policy), changes, readers, writers, streams })
+        Arc::new(Self {
+            control_thread,
+            shared,
+            policy: RwLock::new(policy),
+            changes,
+            readers,
+            writers,
+            streams,
+            requests: Requests::default(),
+            monitoring: Monitoring::default(),
+        })
     }
 
     /// Changes the access policy.
@@ -103,11 +120,20 @@ impl State {
 
     /// Executes a request for a route.
     async fn answer(self: Arc<Self>, route: Arc<Route>, request: Request) -> Response {
-        self.try_answer(route, request).await.unwrap_or_else(|why| respond(why.into()))
+        let state = self.clone();
+        let name = route.name.clone();
+        let response = self.try_answer(route, request).await.unwrap_or_else(|why| respond(why.into()));
+        state.requests.count(&name, response.status().as_u16());
+        response
     }
 
     async fn try_answer(self: Arc<Self>, route: Arc<Route>, request: Request) -> Result<Response, Problem> {
         let (mut parts, body) = request.into_parts();
+        if let Handler::Health(checks) = route.handler {
+            // The body is not read: anyone may send one.
+            let is_verbose = parts.uri.query() == Some("verbose");
+            return Ok(respond(self.monitoring.health(&self.shared, (&route.name, checks), is_verbose).await));
+        }
         let caller = self.authenticate(&parts)?;
         caller.check_right(route.right).map_err(|why| {
             let words = format!("{} {}: not allowed", parts.method, path(&parts));
@@ -116,6 +142,9 @@ impl State {
         })?;
         if matches!(route.handler, Handler::EventStream) {
             return self.events(&parts, caller);
+        }
+        if let Handler::Metrics = route.handler {
+            return Ok(respond(self.page_of_metrics(&parts).await));
         }
         let Query { dry_run, force, with_data } = Query::of(&route, parts.uri.query())?;
         let room = if dry_run || route.right == Right::Read { &self.readers } else { &self.writers };
@@ -140,7 +169,7 @@ impl State {
                 Some(status) => while_starting(&route, &status),
                 None => self.run_on_control_thread(route, api_request).await,
             },
-            Handler::EventStream => Err(not_found()),
+            Handler::EventStream | Handler::Metrics | Handler::Health(_) => Err(not_found()),
         };
         Ok(respond(outcome.unwrap_or_else(Reply::from)))
     }
@@ -209,9 +238,19 @@ impl State {
         Ok(Sse::new(stream).keep_alive(KeepAlive::new().interval(STREAM_PULSE)).into_response())
     }
 
+    /// The page of metrics. It is made on a thread of its own: with thousands of series it takes some milliseconds.
+    async fn page_of_metrics(self: &Arc<Self>, parts: &Parts) -> Reply {
+        let accept = parts.headers.get_all(ACCEPT).iter().filter_map(|field| field.to_str().ok());
+        let format = Format::accepted(&accept.collect::<Vec<_>>().join(","));
+        let state = self.clone();
+        let make = move || metrics::page(&state.shared, &state.requests, format);
+        self.monitoring.page(format, make).await
+    }
+
     /// Refuses a request that matches no route. Only authenticated callers learn that there is none.
     async fn refuse(self: Arc<Self>, request: Request, status: u16) -> Response {
         let (parts, _) = request.into_parts();
+        self.requests.count("none", status);
         let why = match self.authenticate(&parts) {
             Err(why) => why,
             Ok(_) if status == 405 => {
@@ -259,7 +298,7 @@ fn start(control: &mut dyn Control, route: &Route, api_request: ApiRequest) -> P
             Ok(work) => return Progress::Continues(work),
             Err(why) => Err(why),
         },
-        Handler::Local(_) | Handler::EventStream => Err(not_found()),
+        Handler::Local(_) | Handler::EventStream | Handler::Metrics | Handler::Health(_) => Err(not_found()),
     };
     match control.finalizing().filter(|_| is_change) {
         // The change is applied; the reply is sent when it is finalized.

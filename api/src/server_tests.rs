@@ -40,8 +40,13 @@ impl Drop for TestFolder {
     }
 }
 
-const SECRETS: [&str; 4] =
-    ["correct horse battery", "the token of the reader", "the token of the writer", "a secret that is new"];
+const SECRETS: [&str; 5] = [
+    "correct horse battery",
+    "the token of the reader",
+    "the token of the writer",
+    "a secret that is new",
+    "the token of the scraper",
+];
 
 const TEXT: &str = "
 [user.esx]
@@ -51,6 +56,9 @@ secret = 'the token of the reader'
 [api-token.writer]
 secret = 'the token of the writer'
 role = 'write'
+[api-token.scraper]
+secret = 'the token of the scraper'
+role = 'metrics'
 [volume.disk1]
 kind = 'ram'
 size = '1M'
@@ -169,12 +177,21 @@ fn every_route_requires_its_right() {
     let (stranger, remote) = (Peer::Local { user: 5, group: 5 }, Peer::Remote(([192, 0, 2, 9], 1).into()));
     for (method, path, right) in operations() {
         let place = format!("{method} {path}");
+        if right == "none" {
+            for peer in [stranger, remote] {
+                assert_eq!(fixture.request_(peer, None, &method, &path, "").0, 200, "{place}");
+            }
+            continue;
+        }
         assert_eq!(fixture.request_(stranger, None, &method, &path, "").0, 403, "{place}");
         assert_eq!(fixture.request_(stranger, Some(SECRETS[2]), &method, &path, "").0, 403, "{place}");
         assert_eq!(fixture.request_(remote, None, &method, &path, "").0, 401, "{place}");
         assert_eq!(fixture.request_(remote, Some("an unknown token"), &method, &path, "").0, 401, "{place}");
         if right == "write" {
             assert_eq!(fixture.request_(remote, Some(SECRETS[1]), &method, &path, "").0, 403, "{place}");
+        }
+        if right != "metrics" {
+            assert_eq!(fixture.request_(remote, Some(SECRETS[4]), &method, &path, "").0, 403, "{place}");
         }
     }
     // The same for paths and methods without a route.
@@ -184,11 +201,15 @@ fn every_route_requires_its_right() {
     }
     let refused = fixture.service.audit_log.after(0);
     assert!(refused.iter().all(|record| record.topic == Topic::Refusal));
-    // Refusals of a user, an address and a token, each up to the limit of recorded refusals.
-    assert_eq!(refused.len(), 3 * RECORDED_MAX as usize);
+    // Refusals of a user, an address and two tokens, each up to the limit of recorded refusals.
+    assert_eq!(refused.len(), 4 * RECORDED_MAX as usize);
     // With the right, the routes answer.
     for (method, path, right) in operations() {
-        let token = if right == "write" { SECRETS[2] } else { SECRETS[1] };
+        let token = match right.as_str() {
+            "write" => SECRETS[2],
+            "metrics" => SECRETS[4],
+            _ => SECRETS[1],
+        };
         let (status, _) = fixture.request_(remote, Some(token), &method, &path, "");
         assert!(
             ![401, 403, 404, 405].contains(&status)
@@ -199,6 +220,80 @@ fn every_route_requires_its_right() {
         );
         let (status, _) = fixture.request_(OWNER, None, &method, &path, "");
         assert!(![401, 403].contains(&status), "{method} {path}: {status}");
+    }
+}
+
+/// A target whose metrics are few, and whose cores may hang.
+#[derive(Debug)]
+struct FakeMetrics(std::sync::atomic::AtomicBool);
+
+lunar_control::families! {
+    pub(super),
+    UP = "lunar_volume_up" Gauge ["volume"] "Whether it is served.";
+}
+
+impl lunar_control::metrics::Measured for FakeMetrics {
+    fn write(&self, page: &mut lunar_control::metrics::Page, _troubles: &[lunar_control::api::TroubleView]) {
+        page.family(&UP, |samples| samples.add(&["disk1"], 1));
+    }
+
+    fn silent_cores(&self, _patience: Duration) -> Vec<usize> {
+        if self.0.load(Ordering::Relaxed) { vec![1] } else { Vec::new() }
+    }
+}
+
+#[test]
+fn metrics_have_the_format_that_the_scraper_prefers() {
+    let fixture = Fixture::new();
+    let _ = fixture.state.shared.measured.set(Arc::new(FakeMetrics(false.into())));
+    fixture.service.with(|control| drop(control.troubles())).expect("a daemon");
+    let get = |accept: Option<&str>| {
+        let mut request = axum::http::Request::builder().uri("/metrics").extension(OWNER);
+        if let Some(accept) = accept {
+            request = request.header(ACCEPT, accept);
+        }
+        let (request, mut router) = (request.body(Body::empty()).expect("a request"), fixture.router.clone());
+        fixture.runtime.block_on(async {
+            let response = router.call(request).await.expect("a response");
+            let media = response.headers()[CONTENT_TYPE].to_str().expect("text").to_owned();
+            let bytes = to_bytes(response.into_body(), 1 << 20).await.expect("a body");
+            (media, String::from_utf8(bytes.to_vec()).expect("text"))
+        })
+    };
+    let (media, text) = get(None);
+    assert_eq!(media, "text/plain; version=0.0.4; charset=utf-8");
+    for line in ["lunar_volume_up{volume=\"disk1\"} 1", "lunar_config_last_apply_success 1"] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+    assert!(text.contains("\nprocess_open_fds ") && text.contains("\nprocess_cpu_seconds_total "), "{text}");
+    let (media, text) = get(Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
+    assert_eq!(media, "application/openmetrics-text; version=1.0.0; charset=utf-8");
+    assert!(text.ends_with("# EOF\n") && text.contains("lunar_api_requests_total{route=\"metrics\",status=\"200\"} 1"));
+}
+
+#[test]
+fn health_needs_no_token_and_names_nothing() {
+    let mut fixture = Fixture::new();
+    let remote = Peer::Remote(([192, 0, 2, 9], 1).into());
+    assert_eq!(fixture.request_(remote, None, "GET", "/livez", ""), (200, "ok\n".into()));
+    assert_eq!(fixture.request_(remote, None, "GET", "/livez?verbose", "a body"), (200, "cores: ok\n".into()));
+    fixture.state.shared.starts("/etc/lunar/lunar.toml", "waiting for volume disk1");
+    let (status, text) = fixture.request_(remote, None, "GET", "/readyz", "");
+    assert_eq!((status, text.as_str()), (503, "started: the volumes are being opened\n"));
+    fixture.state.shared.has_started();
+    let _ = fixture.state.shared.measured.set(Arc::new(FakeMetrics(true.into())));
+    let mut status = 200;
+    // The results of other requests are used for a second.
+    for _ in 0..100 {
+        status = fixture.request_(remote, None, "GET", "/livez", "").0;
+        if status == 503 {
+            break;
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    assert_eq!(status, 503, "a core hangs");
+    for (method, path) in [("POST", "/livez"), ("GET", "/livez/x"), ("GET", "/metrics")] {
+        assert_eq!(fixture.request_(remote, None, method, path, "").0, 401, "{method} {path}");
     }
 }
 
@@ -275,10 +370,16 @@ fn a_configuration_is_planned_applied_and_restored() {
     let (status, problem) = fixture.own("POST", "/v1/apply", &text);
     assert_eq!(status, 422, "{problem}");
     let mut whole = text;
-    for (at, secret) in
-        ["'correct horse battery'", "'the token of the reader'", "'the token of the writer'"].iter().enumerate()
+    for (at, secret) in [
+        "'correct horse battery'",
+        "'the token of the reader'",
+        "'the token of the writer'",
+        "'the token of the scraper'",
+    ]
+    .iter()
+    .enumerate()
     {
-        assert!(at < 3);
+        assert!(at < 4);
         whole = whole.replacen("\"(hidden)\"", secret, 1);
     }
     assert_eq!(fixture.own("POST", "/v1/plan", &whole), (200, json!({ "changes": [], "needs-restart": false })));

@@ -3,11 +3,13 @@
 use crate::limits::Limits;
 use crate::table::Context;
 use crate::unit::BlockUnit;
+use lunar_core::counters::Counters;
+use lunar_core::hosts::HostSession;
 use lunar_core::port::NexusName;
 use lunar_core::task::TaskSet;
 use lunar_core::unit::UnitId;
 use lunar_unit::reserve::Held;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -31,6 +33,8 @@ pub struct Attachment {
     pub client: Client,
     /// The number of the unit.
     pub id: UnitId,
+    /// The counters of its host; a transport that counts its hosts sets it.
+    pub host: OnceCell<HostSession>,
     /// The requests in progress, by the identifiers of the transport.
     pub tasks: TaskSet<u64>,
     /// `None` when the unit is not served any more, or the client may not use it any more.
@@ -51,6 +55,7 @@ impl Attachment {
         let attachment = Self {
             client,
             id: unit.unit.id,
+            host: OnceCell::new(),
             tasks: TaskSet::default(),
             unit: RefCell::new(Some(unit.clone())),
             nexus,
@@ -167,6 +172,18 @@ impl Attachment {
             Poll::Pending
         })
         .await;
+    }
+
+    /// The counters of a request at a unit.
+    #[inline]
+    pub(crate) fn counters<'a>(&'a self, unit: Option<&'a BlockUnit>) -> Counters<'a> {
+        Counters { unit: unit.map(|unit| &unit.unit.tally), host: self.host.get() }
+    }
+
+    /// Counts a request that got no slot.
+    #[cold]
+    pub fn task_set_full(&self) {
+        self.counters(self.unit().as_deref()).task_set_full();
     }
 
     /// The context in which a command is planned.

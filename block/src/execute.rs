@@ -11,7 +11,8 @@ use crate::unit::BlockUnit;
 use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
 use lunar_core::step::{Failure, SlotContext, Step, carry_out, carry_out_now, survey};
-use lunar_core::tally::Event;
+use lunar_core::tally::{Event, Tally, latency};
+use lunar_core::traffic::Class;
 use lunar_core::unit::Admitted;
 use std::slice;
 
@@ -25,9 +26,27 @@ impl BlockSet {
         slot: &mut SlotContext,
         reply: &mut Reply,
     ) {
+        let arrived = self.stats.now();
         self.stats.commands.add(1);
-        let result = self.perform(attachment, request, transfer, slot, reply).await;
-        reply.result = if transfer.aborted() { Err(Error::IoError) } else { result };
+        let unit = attachment.unit();
+        let counters = attachment.counters(unit.as_deref());
+        let _in_flight = counters.unit.map(Tally::begin);
+        let result = self.perform(attachment, unit.as_deref(), request, transfer, slot, reply).await;
+        let nanoseconds = latency(arrived, self.stats.now());
+        reply.result = match result {
+            _ if transfer.aborted() => {
+                counters.failed(class(request.code), nanoseconds, Some(Event::Aborted));
+                Err(Error::IoError)
+            }
+            Ok((class, moved)) => {
+                counters.ended(class, nanoseconds, moved);
+                Ok(())
+            }
+            Err(error) => {
+                counters.failed(class(request.code), nanoseconds, error_of(&error));
+                Err(error)
+            }
+        };
         if reply.result.is_err() {
             self.stats.check_conditions.add(1);
         }
@@ -52,8 +71,12 @@ impl BlockSet {
         let Ok(Plan::Do(step)) = planned(row, attachment, request, &unit) else { return false };
         match carry_out_now(&unit.unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
-            Some(Ok(())) => self.count(row, &step, &unit),
+            Some(Ok(())) => {
+                // It has ended in the turn in which it arrived.
+                attachment.counters(Some(&unit)).ended(class(request.code), 0, self.count(row, &step));
+            }
             Some(Err(failure)) => {
+                attachment.counters(Some(&unit)).failed(class(request.code), 0, None);
                 reply.result = Err(failed(request.code, &unit, failure));
                 self.stats.check_conditions.add(1);
             }
@@ -62,17 +85,19 @@ impl BlockSet {
         true
     }
 
+    /// Returns the class of the request, and the bytes that it moved.
     async fn perform<T: Transfer>(
         &self,
         attachment: &Attachment,
+        unit: Option<&BlockUnit>,
         request: &Request<'_>,
         transfer: &T,
         slot: &mut SlotContext,
         reply: &mut Reply,
-    ) -> Result<(), Error> {
+    ) -> Result<(Class, u64), Error> {
         let row = find(request.code);
-        let unit = attachment.unit().ok_or(Error::NotReady)?;
-        let plan = planned(row, attachment, request, &unit)?;
+        let unit = unit.ok_or(Error::NotReady)?;
+        let plan = planned(row, attachment, request, unit)?;
         let admitted = Admitted::to(&unit.unit);
         match plan {
             Plan::Done => {}
@@ -89,33 +114,48 @@ impl BlockSet {
                 let flushes = is_durable && row.policy.flow == Flow::None && step.leaves_cached();
                 for step in slice::from_ref(&step).iter().chain(flushes.then_some(&flush)) {
                     let result = carry_out(admitted, step, transfer, slot, &mut reply.final_data).await;
-                    result.map_err(|failure| failed(request.code, &unit, failure))?;
+                    result.map_err(|failure| failed(request.code, unit, failure))?;
                 }
-                self.count(row, &step, &unit);
+                return Ok((class(request.code), self.count(row, &step)));
             }
         }
-        Ok(())
+        // It moved nothing.
+        Ok((Class::Other, 0))
     }
 
-    /// Counts a successful request and the bytes that it moved.
-    fn count(&self, row: &Row, step: &Step, unit: &BlockUnit) {
-        let (stats, tally, bytes) = (&self.stats, &unit.unit.tally, fault::moved(step));
+    /// Counts a successful request; returns the bytes that it moved.
+    fn count(&self, row: &Row, step: &Step) -> u64 {
+        let (stats, bytes) = (&self.stats, fault::moved(step));
         match row.policy.flow {
             Flow::None => {}
             Flow::In => {
                 stats.read_commands.add(1);
                 stats.read_bytes.add(bytes);
-                tally.add(Event::ReadCommand, 1);
-                tally.add(Event::ReadBytes, bytes);
             }
             Flow::Out => {
                 stats.write_commands.add(1);
                 stats.write_bytes.add(bytes);
-                tally.add(Event::WriteCommand, 1);
-                tally.add(Event::WriteBytes, bytes);
             }
         }
+        bytes
     }
+}
+
+/// The class of a request in metrics.
+#[inline]
+fn class(code: Code) -> Class {
+    match code {
+        Code::Read => Class::Read,
+        Code::Write => Class::Write,
+        Code::Discard => Class::Unmap,
+        _ => Class::Other,
+    }
+}
+
+/// The kind of error of a request that ends with this error; those of its steps are counted where they fail.
+#[cold]
+fn error_of(error: &Error) -> Option<Event> {
+    matches!(error, Error::Conflict).then_some(Event::Conflict)
 }
 
 /// Admits a request, checks its ranges, and plans it.

@@ -6,6 +6,7 @@ use crate::{Limits, limits};
 use lunar_core::io::{Extent, Fault};
 use lunar_core::medium::MediumKind;
 use lunar_core::protection;
+use lunar_core::tally::{Direction, Moved};
 use lunar_core::unit::UnitId;
 use lunar_unit::access::{AccessChange, AccessState};
 use lunar_unit::removal::request::{Motion, Mover, RemovalChange};
@@ -356,7 +357,7 @@ fn faults_of_the_store_become_errors_and_are_counted() {
             }
             let tally = &rig.unit.tally;
             assert_eq!((tally.total(Event::ReadError), tally.total(Event::WriteError)), (reads, writes), "{fault:?}");
-            assert_eq!((tally.total(Event::ReadCommand), tally.total(Event::WriteBytes)), (0, 0));
+            assert_eq!((tally.moved(Direction::Read), tally.moved(Direction::Write)), Default::default());
             assert_eq!((rig.set.stats.commands.get(), rig.set.stats.check_conditions.get()), (2, 2));
         }
     }
@@ -517,9 +518,13 @@ proptest! {
         }
         prop_assert!(rig.memory.bytes() == model);
         // The accounts of the unit and of the core agree with what was moved, to the byte.
-        let (stats, total) = (&rig.set.stats, |event| rig.unit.tally.total(event));
-        prop_assert_eq!((total(Event::ReadCommand), total(Event::ReadBytes)), read);
-        prop_assert_eq!((total(Event::WriteCommand), total(Event::WriteBytes)), written);
+        let stats = &rig.set.stats;
+        let moved = |direction| {
+            let Moved { commands, bytes } = rig.unit.tally.moved(direction);
+            (commands, bytes)
+        };
+        prop_assert_eq!(moved(Direction::Read), read);
+        prop_assert_eq!(moved(Direction::Write), written);
         prop_assert_eq!((stats.read_commands.get(), stats.read_bytes.get()), read);
         prop_assert_eq!((stats.write_commands.get(), stats.write_bytes.get()), written);
         prop_assert_eq!(stats.commands.get(), commands);

@@ -38,6 +38,7 @@ pub mod links;
 pub mod live;
 pub mod luns;
 pub mod manager;
+pub mod metrics;
 pub mod model;
 pub mod names;
 pub mod plan;

@@ -132,6 +132,8 @@ choices! {
 
     /// The rights of an API token.
     Role {
+        /// read metrics, and nothing else
+        Metrics = "metrics",
         /// read everything except secrets
         Read = "read",
         /// read and change everything

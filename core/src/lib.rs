@@ -15,10 +15,14 @@
 //! * [`task`]: the commands of a nexus or a queue that are in progress
 //! * [`uncorrectable`]: blocks that were marked as unreadable
 //! * [`stats`]: the table of statistics, counted per core
+//! * [`tally`], [`hosts`]: counters of the commands of each volume and of each host; [`traffic`]: their common part;
+//!   [`counters`]: where a command is counted
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
 
 pub mod access;
+pub mod counters;
+pub mod hosts;
 pub mod io;
 pub mod medium;
 pub mod mem;
@@ -34,6 +38,7 @@ pub mod step;
 pub mod tally;
 pub mod task;
 pub mod time;
+pub mod traffic;
 pub mod turn;
 pub mod uncorrectable;
 pub mod unit;

@@ -1,6 +1,8 @@
 //! The table of statistics. A statistic is one line here and the place that counts it; every display (the CLI, a page,
 //! metrics) walks [`Stats::each`].
 
+use crate::hosts::CoreHosts;
+use crate::time::Instant;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// A number that one core writes and any thread reads.
@@ -17,6 +19,11 @@ impl Count {
     /// Subtracts, for gauges.
     pub fn sub(&self, by: u64) {
         self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
+    }
+
+    /// Replaces the value, for gauges.
+    pub fn set(&self, value: u64) {
+        self.0.store(value, Ordering::Relaxed);
     }
 
     /// The value now.
@@ -48,9 +55,18 @@ pub struct Row {
 
 macro_rules! stats {
     ($($name:ident: $kind:ident, $doc:literal;)*) => {
-        /// The statistics of one core.
+        /// The statistics of one core, apart from those of other cores: two cache lines, because processors fetch them
+        /// in pairs.
         #[derive(Debug, Default)]
-        pub struct Stats { $(#[doc = $doc] pub $name: Count,)* }
+        #[repr(align(128))]
+        pub struct Stats {
+            /// The time at which the loop of the core last read its clock, in nanoseconds. The latency of commands is
+            /// measured with it: no command reads the clock.
+            clock: Count,
+            /// The counters of the hosts whose sessions the core serves.
+            pub hosts: CoreHosts,
+            $(#[doc = $doc] pub $name: Count,)*
+        }
 
         impl Stats {
             /// The table.
@@ -64,11 +80,36 @@ macro_rules! stats {
     };
 }
 
+impl Stats {
+    /// The statistics of a core that counts its hosts in this table.
+    #[must_use]
+    pub fn counting(hosts: CoreHosts) -> Self {
+        Self { hosts, ..Self::default() }
+    }
+
+    /// The time at which the loop of the core last read its clock.
+    #[inline]
+    #[must_use]
+    pub fn now(&self) -> Instant {
+        Instant(self.clock.get())
+    }
+
+    /// Keeps the time that the loop of the core has read.
+    #[inline]
+    pub fn set_now(&self, now: Instant) {
+        self.clock.set(now.0);
+    }
+}
+
 stats! {
     busy_nanoseconds: Counter, "Time in which the core had work: turns of its loop that found some.";
     idle_spin_nanoseconds: Counter, "Time in which the core polled and found no work.";
+    sleep_nanoseconds: Counter, "Time in which the core slept in the kernel.";
     turns: Counter, "Turns of the core's loop that found work.";
     sleeps: Counter, "Times the core slept in the kernel.";
+    longest_turn_nanoseconds: Gauge, "The longest turn that found work, of this minute and the last one.";
+    buffer_bytes: Gauge, "Memory for the data of commands.";
+    buffer_used_bytes: Gauge, "Memory for the data of commands that is in use.";
     copied_bytes: Counter, "Bytes copied from disk to disk, which no initiator moved.";
     connections: Gauge, "Connections open now.";
     connections_accepted: Counter, "Connections accepted.";
@@ -109,6 +150,8 @@ mod tests {
         let values: Vec<_> =
             stats.each().filter(|(_, value)| *value > 0).map(|(row, value)| (row.name, value)).collect();
         assert_eq!(values, [("connections", 1), ("commands", 3)]);
+        stats.set_now(Instant(7));
+        assert_eq!(stats.now(), Instant(7));
         assert_eq!(stats.each().count(), Stats::TABLE.len());
     }
 

@@ -9,6 +9,7 @@
 
 mod blocks;
 mod copy;
+mod counted;
 mod kinds;
 mod long;
 mod marked;
@@ -25,6 +26,7 @@ use blocks::{
 };
 pub use copy::COPY_BYTES;
 use copy::Copying;
+use counted::{done, failed, moved, unmapped};
 use kinds::fault;
 pub use kinds::{Failure, FinalData, PIECE_BYTES, Protected, SlotContext, Step};
 use marked::{mark, placed};
@@ -46,15 +48,21 @@ pub async fn carry_out<T: Transfer>(
     if let Some(protection) = unit.protected() {
         // Boxed: a protected unit is rare, and this future would make that of every step larger.
         let ended = Box::pin(protect::carry_out(unit, protection, step, transfer, slot, final_data)).await;
-        return ended.map_err(|failure| placed(&unit, step, failure));
+        return ended.map(|()| done(&unit, step)).map_err(|failure| failed(&unit, placed(&unit, step, failure)));
     }
     let ended = match step {
-        &Step::Read { offset, len } => read(unit, offset, len, transfer, slot, final_data).await,
-        &Step::Write { offset, len, durable } => write(unit, offset, len, durable, transfer, slot).await,
+        &Step::Read { offset, len } => {
+            moved(&unit, offset, len);
+            read(unit, offset, len, transfer, slot, final_data).await
+        }
+        &Step::Write { offset, len, durable } => {
+            moved(&unit, offset, len);
+            write(unit, offset, len, durable, transfer, slot).await
+        }
         Step::Flush => flush(unit, slot).await,
-        Step::Unmap(ranges) => unmap(unit, ranges, transfer, slot).await,
+        Step::Unmap(ranges) => unmap(unit, ranges, transfer, slot).await.map(|()| unmapped(&unit, step)),
         &Step::Fill { offset, len, ref pattern, unmap } if pattern.is_empty() => {
-            zero(unit, offset, len, unmap, transfer, slot).await
+            zero(unit, offset, len, unmap, transfer, slot).await.map(|()| unmapped(&unit, step))
         }
         &Step::Fill { offset, len, ref pattern, .. } => fill(unit, offset, len, pattern, transfer, slot).await,
         &Step::Compare { offset, len, block } => compare(unit, offset, len, block, transfer, slot).await,
@@ -64,13 +72,16 @@ pub async fn carry_out<T: Transfer>(
         &Step::WriteAtomic { offset, len, durable } => write_atomic(unit, offset, len, durable, transfer, slot).await,
         &Step::WriteVerify { offset, len, compare } => write_verify(unit, offset, len, compare, transfer, slot).await,
         &Step::Mark { offset, len } => mark(unit, offset, len, transfer).await,
-        Step::Protected(protected) => Box::pin(protect::strip(unit, protected, transfer, slot)).await,
+        Step::Protected(protected) => {
+            let ended = Box::pin(protect::strip(unit, protected, transfer, slot)).await;
+            ended.map(|()| done(&unit, &protected.step))
+        }
         // Boxed: a copy is rare, and its future would make that of every step larger.
         &Step::Copy { ref from, at, offset, len } => {
             Box::pin(Copying { unit, from: Admitted::to(from), at, offset, len }.run(transfer, slot)).await
         }
     };
-    ended.map_err(|failure| placed(&unit, step, failure))
+    ended.map_err(|failure| failed(&unit, placed(&unit, step, failure)))
 }
 
 /// Overwrites the protection store so that no block is checked until it is written, and brings that to the medium.

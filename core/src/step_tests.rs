@@ -5,7 +5,7 @@ use crate::medium::Medium;
 use crate::mem::{Arena, BLOCK_MAX, Sg};
 use crate::metadata::VolatileMemory;
 use crate::range::{Ranges, Span};
-use crate::tally::Tally;
+use crate::tally::{Event, Tally};
 use crate::unit::{Geometry, Identity, OneCore, UnitId};
 use proptest::prelude::*;
 use std::cell::{Cell, RefCell};
@@ -362,6 +362,23 @@ fn unmapping_is_a_hint() {
     let peer = Peer { aborted: Cell::new(true), ..Peer::default() };
     assert_eq!(rig.run(Step::Unmap(ranges), &peer).err(), Some(failed(Fault::Aborted, 0)));
     assert!(rig.asked().is_empty());
+}
+
+#[test]
+fn unmapped_bytes_and_misaligned_commands_are_counted() {
+    let rig = rig();
+    let count = |step, peer: &Peer| {
+        rig.run(step, peer).expect("it is carried out");
+        [Event::UnmappedBytes, Event::Misaligned].map(|event| rig.unit.tally.total(event))
+    };
+    let none = Peer::default();
+    assert_eq!(count(Step::Read { offset: 4096, len: 8192 }, &none), [0, 0]);
+    assert_eq!(count(Step::Read { offset: 512, len: 4096 }, &none), [0, 1]);
+    let write = Step::Write { offset: 0, len: 512, durable: false };
+    assert_eq!(count(write, &sends(vec![1; 512])), [0, 2]);
+    assert_eq!(count(Step::Unmap(vec![(0, 512), (1024, 1024)]), &none), [1536, 2]);
+    assert_eq!(count(filling(512, &[], true), &none), [2048, 2]);
+    assert_eq!(count(filling(512, &[], false), &none), [2048, 2], "it only writes zeroes");
 }
 
 fn filling(len: u64, pattern: &[u8], unmap: bool) -> Step {

@@ -1,49 +1,78 @@
 //! Counters of a unit's commands: each core has its own, and a reader gets the sum.
 
 use crate::stats::Count;
+use crate::time::Instant;
+use crate::traffic::{Class, Traffic, TrafficSums};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// A counted event.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Event {
-    /// A read command.
-    ReadCommand,
-    /// A write command.
-    WriteCommand,
-    /// Bytes read.
-    ReadBytes,
-    /// Bytes written.
-    WriteBytes,
-    /// A read that failed with a medium error.
-    ReadError,
-    /// A write that failed with a medium error.
-    WriteError,
-    /// A verification that failed with a medium error.
-    VerifyError,
-    /// A write that failed because the store has no space.
-    SpaceError,
+macro_rules! events {
+    ($($name:ident, $word:literal, $doc:literal;)*) => {
+        /// A counted event.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug)]
+        pub enum Event { $(#[doc = $doc] $name,)* }
+
+        impl Event {
+            /// All events, in their order.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// The kind of error that it is in metrics; empty: it is no error.
+            #[must_use]
+            pub const fn kind(self) -> &'static str {
+                match self { $(Self::$name => $word,)* }
+            }
+        }
+    };
 }
 
-const EVENTS: usize = Event::SpaceError as usize + 1;
+events! {
+    ReadError, "medium", "A read that failed with a medium error.";
+    WriteError, "medium", "A write that failed with a medium error.";
+    VerifyError, "medium", "A verification that failed with a medium error.";
+    SpaceError, "space", "A write that failed because the store has no space.";
+    ProtectionError, "protection", "A command whose protection information did not match.";
+    Aborted, "aborted", "A command that a task management function or a lost connection ended.";
+    Conflict, "conflict", "A command that a reservation refused.";
+    TaskSetFull, "full", "A command that was refused because no slot was free.";
+    Misaligned, "", "A read or write that is not aligned to 4 KiB.";
+    UnmappedBytes, "", "Bytes that clients unmapped or discarded.";
+}
+
+const EVENTS: usize = Event::ALL.len();
 
 /// The counters of one core, apart from those of other cores: two cache lines, because processors fetch them in pairs.
 #[derive(Debug, Default)]
-#[repr(align(128))]
-struct PerCore([Count; EVENTS]);
+#[repr(C, align(128))]
+struct PerCore {
+    /// Commands that wait for data, for memory or for the store.
+    in_flight: Count,
+    /// The most of them at the same time.
+    in_flight_max: Count,
+    /// Commands that failed, by [`Direction`].
+    failed: [Count; 2],
+    traffic: Traffic,
+    events: [Count; EVENTS],
+}
+
+/// The sums that clients see, at the last reset.
+#[derive(Debug, Default)]
+struct Before {
+    events: [AtomicU64; EVENTS],
+    /// Commands and bytes, read and written.
+    moved: [[AtomicU64; 2]; 2],
+}
 
 #[derive(Debug)]
 struct Shared {
-    cores: Box<[PerCore]>,
-    /// The sums at the last reset.
-    before: [AtomicU64; EVENTS],
+    cores: Box<[Arc<PerCore>]>,
+    before: Before,
 }
 
 /// The counters of a unit, as one core uses them.
 #[derive(Clone, Debug)]
 pub struct Tally {
     shared: Arc<Shared>,
-    mine: usize,
+    mine: Arc<PerCore>,
 }
 
 impl Default for Tally {
@@ -52,12 +81,60 @@ impl Default for Tally {
     }
 }
 
+/// The direction of commands in the counters that clients can read.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Direction {
+    /// Commands that read the medium.
+    Read,
+    /// Commands that write the medium.
+    Write,
+}
+
+impl Direction {
+    fn of(class: Class) -> Option<Self> {
+        match class {
+            Class::Read => Some(Self::Read),
+            Class::Write | Class::CompareAndWrite => Some(Self::Write),
+            Class::Unmap | Class::Copy | Class::Other => None,
+        }
+    }
+}
+
+/// Commands that have succeeded, and the bytes that they moved.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct Moved {
+    /// Commands.
+    pub commands: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// Sums over all cores since the unit is there.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub struct TallySums {
+    /// The commands, failed ones included.
+    pub traffic: TrafficSums,
+    /// Commands in progress that wait for data, for memory or for the store.
+    pub in_flight: u64,
+    /// The most of them at the same time: the sum of the cores, each at its own busiest moment.
+    pub in_flight_max: u64,
+    events: [u64; EVENTS],
+}
+
+impl TallySums {
+    /// The number of events.
+    #[must_use]
+    pub fn of(&self, event: Event) -> u64 {
+        self.events[event as usize]
+    }
+}
+
 impl Tally {
     /// New counters for this number of cores, for the first core.
     #[must_use]
     pub fn new(cores: usize) -> Self {
-        let cores = (0..cores.max(1)).map(|_| PerCore::default()).collect();
-        Self { shared: Arc::new(Shared { cores, before: Default::default() }), mine: 0 }
+        let cores: Box<[_]> = (0..cores.max(1)).map(|_| Arc::<PerCore>::default()).collect();
+        Self { mine: cores[0].clone(), shared: Arc::new(Shared { cores, before: Before::default() }) }
     }
 
     /// The same counters for another core.
@@ -67,7 +144,7 @@ impl Tally {
     #[must_use]
     pub fn of_core(&self, core: usize) -> Self {
         assert!(core < self.shared.cores.len(), "a tally for {} cores has no core {core}", self.shared.cores.len());
-        Self { shared: self.shared.clone(), mine: core }
+        Self { shared: self.shared.clone(), mine: self.shared.cores[core].clone() }
     }
 
     /// Whether both are of the same unit.
@@ -78,26 +155,112 @@ impl Tally {
 
     /// Counts an event. Only the core itself may call it.
     pub fn add(&self, event: Event, by: u64) {
-        self.shared.cores[self.mine].0[event as usize].add(by);
+        self.mine.events[event as usize].add(by);
     }
 
-    /// The sums of all cores since the last reset.
-    #[must_use]
-    pub fn total(&self, event: Event) -> u64 {
-        let before = self.shared.before[event as usize].load(Ordering::Relaxed);
-        self.sum(event as usize).wrapping_sub(before)
+    /// Counts a command that has ended `nanoseconds` after its arrival, and the bytes that it moved. Only the core
+    /// itself may call it.
+    #[inline]
+    pub fn ended(&self, class: Class, nanoseconds: u64, bytes: u64) {
+        self.mine.traffic.count(class, nanoseconds, bytes);
     }
 
-    /// Resets the sums to zero.
-    pub fn reset(&self) {
-        for (event, before) in self.shared.before.iter().enumerate() {
-            before.store(self.sum(event), Ordering::Relaxed);
+    /// Counts in addition that this command has failed.
+    #[cold]
+    pub fn failed(&self, class: Class) {
+        if let Some(direction) = Direction::of(class) {
+            self.mine.failed[direction as usize].add(1);
         }
     }
 
-    fn sum(&self, event: usize) -> u64 {
-        self.shared.cores.iter().fold(0, |sum, core| sum.wrapping_add(core.0[event].get()))
+    /// Counts a command as in progress until the result is dropped. Only the core itself may call it.
+    #[inline]
+    #[must_use]
+    pub fn begin(&self) -> InFlight<'_> {
+        let now = self.mine.in_flight.get() + 1;
+        self.mine.in_flight.set(now);
+        if now > self.mine.in_flight_max.get() {
+            self.mine.in_flight_max.set(now);
+        }
+        InFlight(self)
     }
+
+    /// The number of events on all cores since the last reset.
+    #[must_use]
+    pub fn total(&self, event: Event) -> u64 {
+        let before = self.shared.before.events[event as usize].load(Ordering::Relaxed);
+        self.sum(|core| core.events[event as usize].get()).wrapping_sub(before)
+    }
+
+    /// The successful commands that read or that write, on all cores since the last reset, and their bytes.
+    #[must_use]
+    pub fn moved(&self, direction: Direction) -> Moved {
+        let Moved { commands, bytes } = self.lifetime(direction);
+        let before = &self.shared.before.moved[direction as usize];
+        let [commands_before, bytes_before] = [0, 1].map(|at| before[at].load(Ordering::Relaxed));
+        Moved { commands: commands.wrapping_sub(commands_before), bytes: bytes.wrapping_sub(bytes_before) }
+    }
+
+    /// Resets the sums that clients see to zero.
+    pub fn reset(&self) {
+        for (event, before) in self.shared.before.events.iter().enumerate() {
+            before.store(self.sum(|core| core.events[event].get()), Ordering::Relaxed);
+        }
+        for (direction, before) in [Direction::Read, Direction::Write].into_iter().zip(&self.shared.before.moved) {
+            let Moved { commands, bytes } = self.lifetime(direction);
+            before[0].store(commands, Ordering::Relaxed);
+            before[1].store(bytes, Ordering::Relaxed);
+        }
+    }
+
+    /// All sums since the unit is there, whatever was reset.
+    #[must_use]
+    pub fn sums(&self) -> TallySums {
+        let mut sums = TallySums::default();
+        for core in &self.shared.cores {
+            sums.traffic.add(&core.traffic);
+            sums.in_flight = sums.in_flight.wrapping_add(core.in_flight.get());
+            sums.in_flight_max = sums.in_flight_max.wrapping_add(core.in_flight_max.get());
+            for (sum, event) in sums.events.iter_mut().zip(&core.events) {
+                *sum = sum.wrapping_add(event.get());
+            }
+        }
+        sums
+    }
+
+    fn lifetime(&self, direction: Direction) -> Moved {
+        let mut all = TrafficSums::default();
+        self.shared.cores.iter().for_each(|core| all.add(&core.traffic));
+        let failed = self.sum(|core| core.failed[direction as usize].get());
+        let mut moved = Moved { commands: 0_u64.wrapping_sub(failed), bytes: 0 };
+        for class in Class::ALL.iter().filter(|class| Direction::of(**class) == Some(direction)) {
+            moved.commands = moved.commands.wrapping_add(all.of(*class).commands());
+            moved.bytes = moved.bytes.wrapping_add(all.of(*class).bytes);
+        }
+        moved
+    }
+
+    fn sum(&self, of: impl Fn(&PerCore) -> u64) -> u64 {
+        self.shared.cores.iter().fold(0, |sum, core| sum.wrapping_add(of(core)))
+    }
+}
+
+/// A command in progress.
+#[derive(Debug)]
+pub struct InFlight<'a>(&'a Tally);
+
+impl Drop for InFlight<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.mine.in_flight.sub(1);
+    }
+}
+
+/// Nanoseconds from the arrival of a command to its end.
+#[inline]
+#[must_use]
+pub fn latency(arrived: Instant, ended: Instant) -> u64 {
+    ended.0.saturating_sub(arrived.0)
 }
 
 #[cfg(test)]
@@ -108,13 +271,56 @@ mod tests {
     fn cores_count_apart_and_are_summed() {
         let first = Tally::new(2);
         let second = first.of_core(1);
-        first.add(Event::ReadBytes, 512);
-        second.add(Event::ReadBytes, 1024);
+        first.ended(Class::Read, 0, 512);
+        second.ended(Class::Read, 9, 1024);
         second.add(Event::VerifyError, 1);
-        let seen = [Event::ReadBytes, Event::VerifyError, Event::ReadCommand].map(|event| first.total(event));
-        assert_eq!(seen, [1536, 1, 0]);
+        assert_eq!(first.moved(Direction::Read), Moved { commands: 2, bytes: 1536 });
+        assert_eq!((first.total(Event::VerifyError), first.moved(Direction::Write)), (1, Moved::default()));
         second.reset();
-        first.add(Event::ReadBytes, 1);
-        assert_eq!((second.total(Event::ReadBytes), second.total(Event::VerifyError)), (1, 0));
+        first.ended(Class::Read, 0, 1);
+        assert_eq!(second.moved(Direction::Read), Moved { commands: 1, bytes: 1 });
+        assert_eq!((second.total(Event::VerifyError), first.sums().of(Event::VerifyError)), (0, 1));
+        assert_eq!(first.sums().traffic.of(Class::Read).commands(), 3, "metrics never fall");
+        assert!(first.is_of(&second) && !first.is_of(&Tally::default()));
+    }
+
+    #[test]
+    fn a_failed_command_is_measured_and_is_no_success() {
+        let tally = Tally::default();
+        tally.ended(Class::Write, 0, 512);
+        tally.ended(Class::Write, 1_000_000, 0);
+        tally.failed(Class::Write);
+        assert_eq!(tally.moved(Direction::Write), Moved { commands: 1, bytes: 512 });
+        assert_eq!(tally.sums().traffic.of(Class::Write).commands(), 2);
+    }
+
+    #[test]
+    fn commands_in_progress_are_counted_until_they_end() {
+        let first = Tally::new(2);
+        let second = first.of_core(1);
+        let held = [first.begin(), first.begin(), second.begin()];
+        assert_eq!((first.sums().in_flight, first.sums().in_flight_max), (3, 3));
+        drop(held);
+        drop(first.begin());
+        assert_eq!((first.sums().in_flight, first.sums().in_flight_max), (0, 3));
+    }
+
+    #[test]
+    fn one_thread_writes_each_cell_and_the_sum_is_exact() {
+        const ROUNDS: u64 = 10_000;
+        let tally = Tally::new(4);
+        std::thread::scope(|scope| {
+            for core in 0..4 {
+                let own = tally.of_core(core);
+                scope.spawn(move || (0..ROUNDS).for_each(|at| own.ended(Class::Read, at * 100, 1)));
+            }
+            let mut last = 0;
+            while last < 4 * ROUNDS {
+                let now = tally.sums().traffic.of(Class::Read).commands();
+                assert!(now >= last, "a total never falls");
+                last = now;
+            }
+        });
+        assert_eq!(tally.moved(Direction::Read), Moved { commands: 4 * ROUNDS, bytes: 4 * ROUNDS });
     }
 }

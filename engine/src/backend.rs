@@ -285,6 +285,10 @@ pub struct PoolSpace {
     pub place: String,
     /// Free bytes of the pool.
     pub free: u64,
+    /// Bytes of the pool.
+    pub size: u64,
+    /// Bytes that this store has.
+    pub allocated: u64,
     /// Bytes that this store does not have yet, and may take.
     pub missing: u64,
 }

@@ -10,6 +10,7 @@ use crate::front::PortalRef;
 use crate::health::Health;
 use crate::host::{Host, StateLock};
 use crate::lun_maps::{GroupState, LunMaps};
+use crate::metrics::Metrics;
 use crate::namespaces::{Histories, NamespaceMaps, UnitsByName};
 use crate::notice::{AuditSink, Notice};
 use crate::origin::Origin;
@@ -115,6 +116,7 @@ pub struct Engine {
     pub(crate) finalizing: Latch,
     /// Looks after the media of the volumes.
     pub(crate) health: Health,
+    pub(crate) metrics: Arc<Metrics>,
 }
 
 impl fmt::Debug for Engine {
@@ -174,8 +176,10 @@ impl Engine {
     fn new(core_set: CoreSet, ports: TargetPorts, sink: NamedSink, options: EngineOptions) -> Self {
         let EngineOptions { registry, lock, .. } = options;
         let shared = core_set.shared();
+        let health = Health::start(&shared.host, &shared.audit);
         Self {
-            health: Health::start(&shared.host, &shared.audit),
+            metrics: Metrics::new(shared.clone(), core_set.cores().clone(), health.spaces()),
+            health,
             core_set,
             registry,
             lock,

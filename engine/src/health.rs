@@ -79,6 +79,8 @@ struct Watched {
     medium: Errors,
     space: Errors,
     troubles: BTreeMap<Condition, TroubleView>,
+    /// The space of its stores at the last look.
+    spaces: Vec<PoolSpace>,
 }
 
 impl Watched {
@@ -94,6 +96,7 @@ impl Watched {
             medium: Errors::default(),
             space: Errors::default(),
             troubles: BTreeMap::new(),
+            spaces: Vec::new(),
         }
     }
 
@@ -172,7 +175,7 @@ impl Watchlist {
             stores
         };
         let mut found: Vec<StoreTrouble> = stores.iter().flat_map(|store| store.examine()).collect();
-        let spaces = stores.iter().filter_map(|store| store.pool_space()).collect();
+        let spaces: Vec<_> = stores.iter().filter_map(|store| store.pool_space()).collect();
         let examined: Vec<_> = stores.iter().map(Arc::downgrade).collect();
         drop(stores);
         let mut state = self.lock();
@@ -184,6 +187,7 @@ impl Watchlist {
         };
         let Some(watched) = state.volumes.get_mut(name).filter(is_same) else { return Default::default() };
         found.extend(watched.counted(now));
+        watched.spaces.clone_from(&spaces);
         (watched.update(name, found, wall), spaces)
     }
 
@@ -205,6 +209,18 @@ impl Watchlist {
 
     fn names(&self) -> Vec<String> {
         self.lock().volumes.keys().cloned().collect()
+    }
+}
+
+/// The space of the volumes at the last look: reading it waits for no disk.
+#[derive(Clone, Default)]
+pub(crate) struct Spaces(Arc<Watchlist>);
+
+impl Spaces {
+    /// For each volume, that of its stores.
+    pub(crate) fn read(&self) -> BTreeMap<String, Vec<PoolSpace>> {
+        let state = self.0.lock();
+        state.volumes.iter().map(|(name, watched)| (name.clone(), watched.spaces.clone())).collect()
     }
 }
 
@@ -252,10 +268,16 @@ impl Health {
             // The same unit, perhaps in another shape, has the counters that it had.
             if let Some(old) = before.remove(name).filter(|old| old.tally.is_of(&now.tally)) {
                 (now.medium, now.space, now.troubles) = (old.medium, old.space, old.troubles);
+                now.spaces = old.spaces;
             }
             (name.clone(), now)
         };
         state.volumes = volumes.iter().map(watched).collect();
+    }
+
+    /// The space of the volumes, for readers on other threads.
+    pub(crate) fn spaces(&self) -> Spaces {
+        Spaces(self.watchlist.clone())
     }
 
     /// The troubles at the last look.

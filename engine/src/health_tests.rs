@@ -13,6 +13,7 @@ fn watched(tally: &Tally) -> Watched {
         medium: Errors::default(),
         space: Errors::default(),
         troubles: BTreeMap::new(),
+        spaces: Vec::new(),
     }
 }
 
@@ -61,7 +62,9 @@ fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
 #[test]
 fn an_over_committed_pool_is_told_once_until_it_has_space() {
     let watchlist = Watchlist::default();
-    let space = |free| vec![PoolSpace { pool: 5, place: "/srv".to_owned(), free, missing: 10 << 20 }];
+    let space = |free| {
+        vec![PoolSpace { pool: 5, place: "/srv".to_owned(), free, size: 1 << 30, allocated: 0, missing: 10 << 20 }]
+    };
     let begun = watchlist.update_pools(space(1 << 20), 1000);
     assert_eq!((begun.len(), begun[0].kind, begun[0].since), (1, "over-committed", 1000));
     assert_eq!(watchlist.update_pools(space(2 << 20), 2000), []);

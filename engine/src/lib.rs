@@ -20,7 +20,8 @@
 //! * [`origin`]: the origin of a configuration, for the words of messages
 //! * [`host`]: the services of the machine; [`part`]: other configured parts of the program
 //! * [`authentication`]: the thread with the computations of DH-HMAC-CHAP
-//! * [`notice`]: notices for operators; [`statistics`]: the counters of the cores; [`error`]: errors
+//! * [`notice`]: notices for operators; [`statistics`]: the counters of the cores; [`metrics`]: all counters and states
+//!   for monitoring; [`error`]: errors
 
 pub mod access;
 pub mod answer;
@@ -36,6 +37,7 @@ pub mod front;
 mod health;
 pub mod host;
 pub mod lun_maps;
+pub mod metrics;
 pub mod namespace_manager;
 pub mod namespace_requests;
 pub mod namespaces;

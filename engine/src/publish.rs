@@ -91,6 +91,7 @@ impl Engine {
         self.shape = Shape { ports, maps, states, portals, namespaces, names: names(wanted), closed };
         self.reopen_portals();
         self.health.watch(&self.volumes);
+        self.metrics.publish(self.facts(wanted));
         committed.leaving.iter().for_each(|unit| self.units.give_back(unit.0));
         let addresses: BTreeMap<String, SocketAddr> =
             self.portals.iter().map(|(name, portal)| (name.clone(), portal.address)).collect();

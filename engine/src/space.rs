@@ -40,7 +40,7 @@ impl OverCommitted {
 /// The pools that have promised more than they have.
 pub(crate) fn over_committed(spaces: impl IntoIterator<Item = PoolSpace>) -> Vec<OverCommitted> {
     let mut pools: BTreeMap<u64, OverCommitted> = BTreeMap::new();
-    for PoolSpace { pool, place, free, missing } in spaces {
+    for PoolSpace { pool, place, free, missing, .. } in spaces {
         let known = OverCommitted { pool, place, volumes: 0, missing: 0, free };
         let found = pools.entry(pool).or_insert(known);
         found.volumes += 1;
@@ -55,7 +55,14 @@ mod tests {
     use super::*;
 
     fn space(pool: u64, free: u64, missing: u64) -> PoolSpace {
-        PoolSpace { pool, place: format!("/srv/{pool}"), free: free * MIB, missing: missing * MIB }
+        PoolSpace {
+            pool,
+            place: format!("/srv/{pool}"),
+            free: free * MIB,
+            size: 1000 * MIB,
+            allocated: MIB,
+            missing: missing * MIB,
+        }
     }
 
     #[test]

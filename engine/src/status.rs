@@ -10,7 +10,7 @@ use crate::volume::metadata;
 use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::names::Uuid;
-use lunar_core::tally::Event;
+use lunar_core::tally::{Direction, Event};
 use lunar_core::uncorrectable::UNCORRECTABLE;
 use lunar_reactor::os_error;
 use lunar_unit::removal::motion::Stuck;
@@ -20,12 +20,8 @@ use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
 
-/// The counters of a volume, by the names of the table of statistics.
-const COUNTED: [(&str, Event); 8] = [
-    ("read_commands", Event::ReadCommand),
-    ("write_commands", Event::WriteCommand),
-    ("read_bytes", Event::ReadBytes),
-    ("write_bytes", Event::WriteBytes),
+/// The errors of a volume, by the names of the table of statistics.
+const COUNTED: [(&str, Event); 4] = [
     ("read_errors", Event::ReadError),
     ("write_errors", Event::WriteError),
     ("verify_errors", Event::VerifyError),
@@ -49,8 +45,16 @@ impl Live for Engine {
     fn statistics(&mut self) -> Value {
         let mut all = statistics::snapshot(&self.core_set().shared().stats);
         let volume = |(name, placed): (&String, &Arc<PlacedVolume>)| {
-            let counts = COUNTED.iter().map(|(key, event)| ((*key).to_owned(), json!(placed.tally.total(*event))));
-            (name.clone(), Value::Object(counts.collect()))
+            let tally = &placed.tally;
+            let [read, written] = [Direction::Read, Direction::Write].map(|direction| tally.moved(direction));
+            let mut counts = json!({
+                "read_commands": read.commands,
+                "write_commands": written.commands,
+                "read_bytes": read.bytes,
+                "write_bytes": written.bytes,
+            });
+            COUNTED.iter().for_each(|(key, event)| counts[*key] = json!(tally.total(*event)));
+            (name.clone(), counts)
         };
         all["volumes"] = Value::Object(self.volumes.iter().map(volume).collect());
         all

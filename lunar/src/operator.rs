@@ -86,6 +86,8 @@ fn take_over(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>, opened: &C
     let checked = keeper.current().clone();
     common.started_with(&checked);
     let journal = common.audit_log.clone();
+    // The first are those of this engine.
+    let _ = common.measured.set(keeper.running().metrics());
     keeper.running().audit_to(Box::new(move |notice| note(&journal, notice)));
     if checked.config.api != opened.config.api || checked.config.api_listeners != opened.config.api_listeners {
         api.open(&checked)?;

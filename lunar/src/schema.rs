@@ -43,6 +43,12 @@ mod tests {
         check_page("openapi.json", &openapi::page(&SCHEMA, &routes));
     }
 
+    #[test]
+    fn the_page_of_metrics_is_fresh() {
+        let target = lunar_engine::metrics::table::all();
+        check_page("metrics.md", &lunar_control::metrics::page(target.chain(lunar_api::metrics::FAMILIES)));
+    }
+
     /// A machine with the files of secrets that the example names.
     struct Secrets;
 

@@ -43,7 +43,9 @@ impl Subsystem {
         let host = Host { nqn: tenant.host.clone(), id };
         let made = self.config().controllers.make(Kind::Io, host, path, (access_grant, false), now)?;
         made.open_queue(0).ok()?;
-        Some(self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true))
+        let admin = self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true);
+        self.count_host(&admin);
+        Some(admin)
     }
 
     /// Makes an I/O queue of a controller.
@@ -58,7 +60,9 @@ impl Subsystem {
             return Err(Status::INVALID_QUEUE);
         }
         controller.open_queue(id).map_err(|_| Status::INVALID_QUEUE)?;
-        Ok(self.enter_queue(controller.clone(), id, entries, true))
+        let queue = self.enter_queue(controller.clone(), id, entries, true);
+        self.count_host(&queue);
+        Ok(queue)
     }
 
     /// Plans a command about queues in the host's memory, admitted as every command is; `None` for all others. The

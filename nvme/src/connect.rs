@@ -195,6 +195,7 @@ impl Subsystem {
         let connected = self.enter_queue(controller, queue, entries + 1, flow_control);
         if !must_authenticate {
             self.config().authenticator.entered(&attempt, None, now);
+            self.count_host(&connected);
         }
         connected.set_authentication(QueueAuthentication::new(attempt, !must_authenticate));
         Ok((connected, result))

@@ -1,7 +1,7 @@
 //! The execution of a command: its row, admission, plan and steps.
 
 use crate::admit::admit;
-use crate::command::{Command, FUSE, Refusal, Reply, Status};
+use crate::command::{Command, FUSE, Refusal, Reply, Sqe, Status};
 use crate::context::Context;
 use crate::controller::Controller;
 use crate::fault;
@@ -20,7 +20,8 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::Terms;
 use lunar_core::step::{Failure, PIECE_BYTES, Protected, SlotContext, Step, carry_out, carry_out_now, yield_once};
-use lunar_core::tally::Event;
+use lunar_core::tally::{Event, Tally, latency};
+use lunar_core::traffic::Class;
 use lunar_core::unit::Admitted;
 use lunar_unit::reserve::Request;
 use std::borrow::Cow;
@@ -40,17 +41,37 @@ impl Subsystem {
         slot: &mut SlotContext,
         reply: &mut Reply,
     ) {
-        self.config().stats.commands.add(1);
+        let stats = &self.config().stats;
+        let arrived = stats.now();
+        stats.commands.add(1);
+        let attached = queue.counted(&command.sqe);
+        let counters = queue.counters(attached.as_deref());
+        let _in_flight = counters.unit.map(Tally::begin);
         let result = match command.sqe.flags & FUSE {
             0 => self.perform(queue, task, command, transfer, slot, reply).await,
             // The transport calls `execute_fused` when it has both halves.
             _ => Err(Status::FUSED_MISSING.into()),
         };
+        let (class, nanoseconds) = (class(queue, &command.sqe), latency(arrived, stats.now()));
         if task.aborted() {
+            counters.failed(class, nanoseconds, Some(Event::Aborted));
             *reply = aborted(queue, command);
-        } else if let Err(refusal) = result {
-            *reply = self.refuse(queue, command, refusal);
+            return;
         }
+        match result {
+            Ok(moved) => counters.ended(class, nanoseconds, moved),
+            Err(refusal) => {
+                counters.failed(class, nanoseconds, error_of(refusal.status));
+                *reply = self.refuse(queue, command, refusal);
+            }
+        }
+    }
+
+    /// Counts a command that got no slot.
+    #[cold]
+    pub fn task_set_full(&self, queue: &Queue, command: &Command) {
+        self.config().stats.task_set_full.add(1);
+        queue.counters(queue.counted(&command.sqe).as_deref()).task_set_full();
     }
 
     /// Executes a read or a write if the store answers at once and the data is available. Returns whether the command
@@ -78,8 +99,12 @@ impl Subsystem {
         let Ok(moved) = fit(&step, unit.geometry.block_size, command) else { return false };
         match carry_out_now(unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
-            Some(Ok(())) => self.count(&attached.namespace, moved),
-            Some(Err(failure)) => *reply = self.refuse(queue, command, failed(&attached.namespace, &step, failure)),
+            // It has ended in the turn in which it arrived.
+            Some(Ok(())) => queue.counters(Some(&attached)).ended(row.class, 0, self.count(moved)),
+            Some(Err(failure)) => {
+                queue.counters(Some(&attached)).failed(row.class, 0, None);
+                *reply = self.refuse(queue, command, failed(&attached.namespace, &step, failure));
+            }
         }
         self.config().stats.commands.add(1);
         true
@@ -92,6 +117,7 @@ impl Subsystem {
         Reply { result: refusal.result.into(), ..Reply::of(status) }
     }
 
+    /// Returns the bytes that the command moved between the host and a namespace.
     async fn perform<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
@@ -100,7 +126,7 @@ impl Subsystem {
         transfer: &T,
         slot: &mut SlotContext,
         reply: &mut Reply,
-    ) -> Result<(), Refusal> {
+    ) -> Result<u64, Refusal> {
         let (row, namespace) = self.admitted(queue, command)?;
         let admitted = namespace.as_ref().map(|seen| Admitted::to(&seen.namespace.unit));
         let (plan, length) = match row.data {
@@ -145,7 +171,7 @@ impl Subsystem {
                     Plan::Do(step) => {
                         let moved = fit(&step, namespace.block_size(), command)?;
                         carrier.carry_all(std::slice::from_ref(&step), slot, reply).await?;
-                        self.count(namespace, moved);
+                        return Ok(self.count(moved));
                     }
                     Plan::Steps(steps) => carrier.carry_all(&steps, slot, reply).await?,
                     Plan::Reserve(request) => self.reserve(queue, task, namespace, *request).await?,
@@ -153,7 +179,7 @@ impl Subsystem {
                 }
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     /// Rare commands, which apply to several namespaces or to none.
@@ -299,22 +325,20 @@ impl Subsystem {
         Ok(())
     }
 
-    /// Counts a command that went well, and what it moved.
-    fn count(&self, namespace: &Namespace, moved: Moved) {
+    /// Counts a successful command; returns the bytes that it moved.
+    fn count(&self, moved: Moved) -> u64 {
         let stats = &self.config().stats;
         match moved {
-            Moved::Nothing => {}
+            Moved::Nothing => 0,
             Moved::In(bytes) => {
                 stats.read_commands.add(1);
                 stats.read_bytes.add(bytes);
-                namespace.unit.tally.add(Event::ReadCommand, 1);
-                namespace.unit.tally.add(Event::ReadBytes, bytes);
+                bytes
             }
             Moved::Out(bytes) => {
                 stats.write_commands.add(1);
                 stats.write_bytes.add(bytes);
-                namespace.unit.tally.add(Event::WriteCommand, 1);
-                namespace.unit.tally.add(Event::WriteBytes, bytes);
+                bytes
             }
         }
     }
@@ -330,8 +354,19 @@ impl Subsystem {
         slot: &mut SlotContext,
         replies: &mut [Reply; 2],
     ) {
-        self.config().stats.commands.add(2);
+        let stats = &self.config().stats;
+        let arrived = stats.now();
+        stats.commands.add(2);
+        let attached = queue.counted(&commands[0].sqe);
+        let counters = queue.counters(attached.as_deref());
+        let _in_flight = counters.unit.map(Tally::begin);
         let result = self.compare_and_write(queue, commands, transfers, slot).await;
+        let nanoseconds = latency(arrived, stats.now());
+        // The two halves are one command for the medium.
+        match result {
+            Ok(moved) => counters.ended(Class::CompareAndWrite, nanoseconds, moved),
+            Err((_, refusal)) => counters.failed(Class::CompareAndWrite, nanoseconds, error_of(refusal.status)),
+        }
         for (at, reply) in replies.iter_mut().enumerate() {
             if tasks[at].aborted() {
                 *reply = aborted(queue, commands[at]);
@@ -344,14 +379,14 @@ impl Subsystem {
         }
     }
 
-    /// The error says whether the first half failed.
+    /// Returns the bytes that were written. The error says whether the first half failed.
     async fn compare_and_write<T: Transfer>(
         &self,
         queue: &Rc<Queue>,
         commands: [&Command; 2],
         transfers: [&T; 2],
         slot: &mut SlotContext,
-    ) -> Result<(), (bool, Refusal)> {
+    ) -> Result<u64, (bool, Refusal)> {
         let [first, second] = commands;
         let mut plans = Vec::with_capacity(2);
         for (at, command) in [first, second].into_iter().enumerate() {
@@ -392,7 +427,7 @@ impl Subsystem {
         let admitted = Admitted::to(&namespace.unit);
         let carrier = Carrier { controller: &queue.controller, namespace, admitted, transfer: &both };
         let result = carrier.carry_all(std::slice::from_ref(&step), slot, &mut Reply::default()).await;
-        result.map_err(|refusal| {
+        result.map(|()| len).map_err(|refusal| {
             let blamed = both.failed.get().unwrap_or_else(|| usize::from(!of_first_half(refusal.status)));
             (blamed > 0, refusal)
         })
@@ -473,6 +508,21 @@ impl<T: Transfer> Transfer for Both<'_, T> {
     fn aborted(&self) -> bool {
         self.halves.iter().any(|half| half.aborted())
     }
+}
+
+/// The class of a command in metrics.
+#[inline]
+fn class(queue: &Queue, sqe: &Sqe) -> Class {
+    match find_entry(sqe, queue.id) {
+        Some(row) => row.class,
+        _ => Class::Other,
+    }
+}
+
+/// The kind of error of a command with this status; those of its steps are counted where they fail.
+#[cold]
+fn error_of(status: Status) -> Option<Event> {
+    (status == Status::RESERVATION_CONFLICT).then_some(Event::Conflict)
 }
 
 /// Bytes that a command transferred, and the direction.

@@ -18,11 +18,11 @@ const UNCORRECTABLE: u8 = 0x04;
 const COMPARE: u8 = 0x05;
 
 /// A command for blocks of namespace 1.
-fn blocks(opcode: u8, first: u32, count: u32) -> crate::Sqe {
+fn blocks(opcode: u8, first: u32, count: u32) -> Sqe {
     entry(opcode, 1, &[first, 0, count - 1])
 }
 
-fn io(rig: &Rig, sqe: &crate::Sqe, out: &[u8]) -> Ended {
+fn io(rig: &Rig, sqe: &Sqe, out: &[u8]) -> Ended {
     rig.run(&rig.io, sqe, out)
 }
 
@@ -107,7 +107,7 @@ fn uncorrectable_blocks_are_readable_again_after_a_write() {
     let rig = Rig::default();
     copies_across(&rig);
     let of = |opcode, namespace: u32, first, count: u32| entry(opcode, namespace, &[first, 0, count - 1]);
-    let status = |sqe: crate::Sqe, out: &[u8]| io(&rig, &sqe, out).status;
+    let status = |sqe: Sqe, out: &[u8]| io(&rig, &sqe, out).status;
     // The second one's blocks are protected.
     for id in [1, 2] {
         assert_eq!(status(of(WRITE, id, 0, 8), &[7; 4096]), Status::SUCCESS);

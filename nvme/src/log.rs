@@ -8,7 +8,7 @@ use crate::limits::NAMESPACES_MAX;
 use crate::path::{DISCOVERY_NQN, Kind, family};
 use crate::policy::{Code, Effect, Set};
 use crate::table::find;
-use lunar_core::tally::Event;
+use lunar_core::tally::{Direction, Event, Moved};
 use lunar_core::wire::le;
 use lunar_unit::MediumState;
 use std::net::SocketAddr;
@@ -113,13 +113,20 @@ fn health_of(cx: &Context<'_>) -> Health {
     const UNIT: u64 = 512 * 1000;
     let namespaces = cx.queue.namespaces();
     let sum = |event| namespaces.iter().fold(0_u64, |sum, one| sum.wrapping_add(one.namespace.unit.tally.total(event)));
+    let moved = |direction| {
+        namespaces.iter().fold(Moved::default(), |sum, one| {
+            let Moved { commands, bytes } = one.namespace.unit.tally.moved(direction);
+            Moved { commands: sum.commands.wrapping_add(commands), bytes: sum.bytes.wrapping_add(bytes) }
+        })
+    };
+    let (read, written) = (moved(Direction::Read), moved(Direction::Write));
     let number = |value: u64| le::U128::new(value.into());
     let mut page = Health::new_zeroed();
     page.temperature = TEMPERATURE.into();
     (page.spare, page.spare_threshold) = (100, 10);
-    page.read_units = number(sum(Event::ReadBytes).div_ceil(UNIT));
-    page.written_units = number(sum(Event::WriteBytes).div_ceil(UNIT));
-    (page.reads, page.writes) = (number(sum(Event::ReadCommand)), number(sum(Event::WriteCommand)));
+    page.read_units = number(read.bytes.div_ceil(UNIT));
+    page.written_units = number(written.bytes.div_ceil(UNIT));
+    (page.reads, page.writes) = (number(read.commands), number(written.commands));
     page.media_errors = number(sum(Event::ReadError).wrapping_add(sum(Event::WriteError)));
     page.errors = number(cx.controller().errors().0);
     page

@@ -55,6 +55,12 @@ pub fn family(address: IpAddr) -> u8 {
 }
 
 impl Path {
+    /// The word of the transport in metrics: the name of its front.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        if self.memory { "vfio-user" } else { "nvme-tcp" }
+    }
+
     /// The path to this address over TCP.
     #[must_use]
     pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {

@@ -6,6 +6,8 @@ use crate::controller::{Controller, Controllers};
 use crate::namespace::{AnaState, Attached, NAMESPACES_MAX, Namespace};
 use crate::namespace_map::Mapping;
 use crate::namespace_table::NamespaceTable;
+use lunar_core::counters::Counters;
+use lunar_core::hosts::HostSession;
 use lunar_core::port::NexusName;
 use lunar_core::task;
 use lunar_core::unit::UnitId;
@@ -33,6 +35,8 @@ pub struct Queue {
     pub flow_control: bool,
     /// Its commands.
     pub tasks: TaskSet,
+    /// The counters of its host, once that is admitted.
+    pub(crate) host: OnceCell<HostSession>,
     /// The number of Abort commands in progress.
     pub(crate) aborts: Cell<u8>,
     /// The host of the queue, after Connect.
@@ -77,6 +81,7 @@ impl Queue {
             entries,
             flow_control,
             tasks: TaskSet::default(),
+            host: OnceCell::new(),
             aborts: Cell::default(),
             authentication: OnceCell::new(),
             space,
@@ -90,6 +95,18 @@ impl Queue {
     #[cold]
     pub fn failed(&self, sqe: &Sqe, refusal: impl Into<Refusal>) -> Status {
         self.controller.note_error(self.id, sqe, &refusal.into())
+    }
+
+    /// The counters of a command at a namespace.
+    #[inline]
+    pub(crate) fn counters<'a>(&'a self, attached: Option<&'a Attached>) -> Counters<'a> {
+        Counters { unit: attached.map(|attached| &attached.namespace.unit.tally), host: self.host.get() }
+    }
+
+    /// The namespace that a command counts for: that of an I/O command.
+    #[inline]
+    pub(crate) fn counted(&self, sqe: &Sqe) -> Option<Rc<Attached>> {
+        if self.id == 0 { None } else { self.attached(sqe.nsid.get()) }
     }
 
     /// The name of its host among registrants.

@@ -4,6 +4,7 @@ use crate::command::{Refusal, Sqe};
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::Policy;
+use lunar_core::traffic::Class;
 
 /// The data of a command.
 #[derive(Clone, Copy)]
@@ -47,6 +48,8 @@ pub struct Row {
     pub policy: Policy,
     /// The data of the command.
     pub data: Data,
+    /// Its class in metrics.
+    pub class: Class,
     /// Plans the command.
     pub run: Run,
 }

@@ -242,6 +242,19 @@ impl Subsystem {
         queue
     }
 
+    /// Counts the session of a queue, or a connection of it, for its host from now on: the host is admitted.
+    pub(crate) fn count_host(&self, queue: &Queue) {
+        let controller = &queue.controller;
+        let (hosts, transport) = (&self.config.stats.hosts, controller.path.word());
+        let (target, host) = (&controller.access_grant.subsystem.nqn, &controller.host.nqn);
+        let counted = match queue.id {
+            0 => hosts.session(transport, target, host),
+            _ => hosts.connection(transport, target, host),
+        };
+        // A host is admitted once for a queue.
+        let _ = queue.host.set(counted);
+    }
+
     /// The queues of this core.
     #[must_use]
     pub fn queues(&self) -> Vec<Rc<Queue>> {

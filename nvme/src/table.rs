@@ -8,11 +8,23 @@
 use crate::cmd;
 use crate::command::{FABRICS, Sqe};
 use crate::row::{CommandType, Row};
+use lunar_core::traffic::Class;
 
 pub use crate::policy::{Code, Set};
 
 const fn row<C: CommandType>() -> Row {
-    Row { policy: C::POLICY, data: C::DATA, run: C::run }
+    Row { policy: C::POLICY, data: C::DATA, class: class(C::POLICY.code), run: C::run }
+}
+
+/// The class of a command in metrics. Only commands of a namespace count for a unit.
+const fn class(code: Code) -> Class {
+    match (code.set, code.op) {
+        (Set::Io, 0x01) => Class::Write,
+        (Set::Io, 0x02) => Class::Read,
+        (Set::Io, 0x09) => Class::Unmap,
+        (Set::Io, 0x19) => Class::Copy,
+        _ => Class::Other,
+    }
 }
 
 /// Declares the table from the list of types.

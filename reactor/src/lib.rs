@@ -37,6 +37,7 @@ pub mod flusher;
 pub mod heap;
 pub mod linger;
 pub mod log;
+mod longest;
 pub mod op;
 pub mod pages;
 pub mod remote;
@@ -70,6 +71,7 @@ pub use spin::Spin;
 use endpoint::command::Command;
 use endpoint::{Endpoint, ReceiveBatch, SendBatch};
 use executor::Executor;
+use longest::LongestTurn;
 use lunar_core::io::{Completion, Data, Done, Fault, Outcome};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::stats::Stats;
@@ -167,6 +169,7 @@ struct Inner {
     has_waited: Cell<bool>,
     /// Whether [`Reactor::doze`] has put the core to sleep.
     is_dozing: Cell<bool>,
+    longest_turn: LongestTurn,
 }
 
 /// Excludes the data of volumes and of logins from core dumps, if the process makes any.
@@ -216,7 +219,9 @@ impl Reactor {
             is_running: Cell::new(false),
             has_waited: Cell::new(false),
             is_dozing: Cell::new(false),
+            longest_turn: LongestTurn::default(),
         });
+        inner.stats.buffer_bytes.set(inner.arena.size() as u64);
         let reactor = Self { inner, is_first: true };
         reactor.spawn(answer_bell(reactor.inner.driver.clone()));
         reactor
@@ -578,6 +583,8 @@ impl Inner {
             if found {
                 self.stats.turns.add(1);
                 self.stats.busy_nanoseconds.add(nanoseconds(begun, ended));
+                self.stats.buffer_used_bytes.set(self.arena.used() as u64);
+                self.longest_turn.look(&self.stats, begun, ended);
             }
             let is_quiet = seen + answered == 0 && !self.has_ready();
             begun = if is_quiet { self.rest(ended) } else { ended };
@@ -588,6 +595,7 @@ impl Inner {
     /// The first half of a turn: the work that needs no driver.
     fn run_tasks(&self, now: Instant, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
         self.now.set(now);
+        self.stats.set_now(now);
         self.timers.fire(now);
         self.executor.take_remote();
         self.run_ready(main)
@@ -602,6 +610,13 @@ impl Inner {
         self.executor.has_ready() || self.executor.remote().is_pending()
     }
 
+    /// The time within a turn, for latencies: the time of the turn stays.
+    fn read_clock(&self) -> Instant {
+        let now = self.driver.now();
+        self.stats.set_now(now);
+        now
+    }
+
     /// Runs tasks until none is ready, with ends of turns in between, or until the turn has run its share of tasks.
     fn run_ready(&self, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
         let (mut polled, begun) = (0, self.now.get());
@@ -609,7 +624,7 @@ impl Inner {
             let ran = self.executor.burst(TASKS_PER_LOOK, main);
             polled += ran;
             let may_be_more = ran == TASKS_PER_LOOK;
-            let is_over = may_be_more && (polled >= TASKS_PER_TURN || self.driver.now().since(begun) > TURN_TIME);
+            let is_over = may_be_more && (polled >= TASKS_PER_TURN || self.read_clock().since(begun) > TURN_TIME);
             if may_be_more && !is_over {
                 continue;
             }
@@ -639,6 +654,10 @@ impl Inner {
             self.stats.sleeps.add(1);
             self.driver.turn(Wait::Until(due));
             self.executor.remote().rise();
+            let risen = self.driver.now();
+            self.stats.sleep_nanoseconds.add(nanoseconds(now, risen));
+            self.policy.borrow_mut().gap(nanoseconds(from, risen));
+            return risen;
         }
         let risen = self.driver.now();
         self.policy.borrow_mut().gap(nanoseconds(from, risen));

@@ -8,9 +8,9 @@ use crate::device_types;
 use crate::fault;
 use crate::fit::{fit, mismatch};
 use crate::lu::{Emulated, LogicalUnit};
+use crate::lun::Lun;
 use crate::nexus::{Addressee, ItlNexus, Nexus};
 use crate::plan::Plan;
-use crate::policy::Effect;
 use crate::row::{Flow, Pulled, Row};
 use crate::sense::{Asc, Sense, SenseData, SenseKey};
 use crate::target::Target;
@@ -18,7 +18,8 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind};
 use lunar_core::step::{Failure, FinalData, SlotContext, Step, carry_out, carry_out_now};
-use lunar_core::tally::Event;
+use lunar_core::tally::{Event, Tally, latency};
+use lunar_core::traffic::Class;
 use lunar_core::unit::Admitted;
 use lunar_core::wire::Writer;
 use lunar_unit::{Denial, Record, Refused, UnitChange};
@@ -40,19 +41,38 @@ impl Target {
         slot: &mut SlotContext,
         reply: &mut Reply,
     ) {
-        self.config.stats.commands.add(1);
+        let stats = &self.config.stats;
+        let arrived = stats.now();
+        stats.commands.add(1);
         let addressee = nexus.addressee(command.lun);
+        let counters = addressee.counters(nexus);
+        let _in_flight = counters.unit.map(Tally::begin);
         let _turn = match &addressee {
             Addressee::Unit(itl) => Some(itl.order.enter(command.attribute).await),
             _ => None,
         };
         let call = Call { nexus, addressee: &addressee, device: device_types::of(&addressee), command };
         let result = self.perform(call, transfer, slot, reply).await;
+        let nanoseconds = latency(arrived, stats.now());
         if transfer.aborted() {
+            counters.failed(class_of(call), nanoseconds, Some(Event::Aborted));
             *reply = Reply::bare(Status::TASK_ABORTED);
-        } else if let Err(refusal) = result {
-            *reply = self.refuse(&refusal, &addressee);
+            return;
         }
+        match result {
+            Ok((class, moved)) => counters.ended(class, nanoseconds, moved),
+            Err(refusal) => {
+                counters.failed(class_of(call), nanoseconds, error_of(refusal.status));
+                *reply = self.refuse(&refusal, &addressee);
+            }
+        }
+    }
+
+    /// Counts a command that got no slot.
+    #[cold]
+    pub fn task_set_full(&self, nexus: &Nexus, lun: Lun) {
+        self.config.stats.task_set_full.add(1);
+        nexus.addressee(lun).counters(nexus).task_set_full();
     }
 
     /// Executes a read or a write if it need not wait: no condition can stop it, the store answers immediately, and the
@@ -88,21 +108,26 @@ impl Target {
             Some(Ok(())) => {
                 reply.wanted = wanted;
                 self.count(row.flow, moved);
-                tally(row, moved, lu);
+                // It has ended in the turn in which it arrived.
+                addressee.counters(nexus).ended(row.class, 0, moved);
             }
-            Some(Err(failure)) => *reply = self.refuse(&failed(lu, &step, failure).wanting(wanted), &addressee),
+            Some(Err(failure)) => {
+                addressee.counters(nexus).failed(row.class, 0, None);
+                *reply = self.refuse(&failed(lu, &step, failure).wanting(wanted), &addressee);
+            }
         }
         self.config.stats.commands.add(1);
         true
     }
 
+    /// Returns the class of the command, and the bytes that it moved.
     async fn perform<T: Transfer>(
         &self,
         call: Call<'_>,
         transfer: &T,
         slot: &mut SlotContext,
         reply: &mut Reply,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(Class, u64), Refusal> {
         // Checked first: an aborted command is not answered, so it must not take a unit attention.
         if transfer.aborted() {
             return Err(Refusal::bare(Status::TASK_ABORTED));
@@ -135,19 +160,23 @@ impl Target {
             match plan {
                 Plan::Do(mut step) => moved += carrier.carry(&mut step, reply, slot).await?,
                 Plan::Done => {}
-                Plan::Answer => return self.answer(slot, reply),
+                Plan::Answer => return self.answered(slot, reply),
                 // Boxed: its future is large, and these plans are rare.
                 plan => match Box::pin(self.work(call, itl, &carrier, (plan, amount), slot, reply)).await? {
                     Worked::Done => {}
-                    Worked::Answered => return self.answer(slot, reply),
+                    Worked::Answered => return self.answered(slot, reply),
                 },
             }
-            tally(row, moved, lu);
         } else if plan == Plan::Answer {
-            return self.answer(slot, reply);
+            return self.answered(slot, reply);
         }
         self.count(row.flow, moved);
-        Ok(())
+        Ok((row.class, moved))
+    }
+
+    fn answered(&self, slot: &SlotContext, reply: &mut Reply) -> Result<(Class, u64), Refusal> {
+        self.answer(slot, reply)?;
+        Ok((Class::Other, reply.wanted))
     }
 
     /// Executes a plan that is neither a step nor an answer.
@@ -380,15 +409,16 @@ fn failed(lu: &Emulated, step: &Step, failure: Failure) -> Refusal {
     }
 }
 
-/// Counts a successful command in the counters of its unit.
-fn tally(row: &Row, moved: u64, lu: &Emulated) {
-    let (command, bytes) = match (row.flow, row.policy.effect) {
-        (Flow::In, Effect::Read) => (Event::ReadCommand, Event::ReadBytes),
-        (Flow::Out, Effect::Write) => (Event::WriteCommand, Event::WriteBytes),
-        _ => return,
-    };
-    lu.unit.tally.add(command, 1);
-    lu.unit.tally.add(bytes, moved);
+/// The class of a command that has failed.
+#[cold]
+fn class_of(call: Call<'_>) -> Class {
+    call.device.find(call.command.cdb.bytes()).map_or(Class::Other, |row| row.class)
+}
+
+/// The kind of error of a command with this status; those of its steps are counted where they fail.
+#[cold]
+fn error_of(status: Status) -> Option<Event> {
+    (status == Status::RESERVATION_CONFLICT).then_some(Event::Conflict)
 }
 
 /// Pulls the parameter list or block that a command needs for planning, but no more than the initiator sends.

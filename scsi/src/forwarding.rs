@@ -20,6 +20,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
 use lunar_core::step::SlotContext;
+use lunar_core::traffic::Class;
 use lunar_core::wire::Writer;
 use std::future::poll_fn;
 use std::pin::pin;
@@ -60,7 +61,7 @@ impl Target {
         transfer: &T,
         slot: &mut SlotContext,
         reply: &mut Reply,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(Class, u64), Refusal> {
         check_attribute(call.command)?;
         check_cdb(&call.command.cdb)?;
         let row = call.device.find_forwarded(call.command.cdb.bytes())?;
@@ -70,7 +71,7 @@ impl Target {
             (Forwarding::Refused, _) => return Err(UNSUPPORTED.into()),
             (Forwarding::Lunar, Some(row)) => match self.execute_row(row, &sent, slot, reply).await? {
                 Some(edit) => edit,
-                None => return Ok(()),
+                None => return Ok((Class::Other, reply.wanted)),
             },
             _ => {
                 pass(policy, itl)?;
@@ -81,7 +82,8 @@ impl Target {
             Forwarding::DeviceThenAttention(asc) => Some(asc),
             _ => None,
         };
-        self.send(&sent, edit, news, slot, reply).await
+        let (flow, moved) = self.send(&sent, edit, news, slot, reply).await?;
+        Ok((class(flow, policy.effect), moved))
     }
 
     /// Executes a command that Lunar executes instead of the device. Returns the edit of its Data-In if the plan is
@@ -114,7 +116,7 @@ impl Target {
     }
 
     /// Sends a command to the device, and takes its reply over. `news` is established for other nexuses if the command
-    /// ends with GOOD.
+    /// ends with GOOD. Returns the direction of the data, and its bytes.
     async fn send<T: Transfer>(
         &self,
         sent: &Sent<'_, T>,
@@ -122,7 +124,7 @@ impl Target {
         news: Option<Asc>,
         slot: &SlotContext,
         reply: &mut Reply,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(Flow, u64), Refusal> {
         let data = sent.data(&slot.arena).await?;
         let length = data.len();
         let ForwardedReply { status, sense, moved, data } = sent.reply(data).await.map_err(fault::transfer)?;
@@ -162,7 +164,17 @@ impl Target {
             _ => {}
         }
         (reply.status, reply.sense) = (status, sense);
-        Ok(())
+        Ok((flow, moved as u64))
+    }
+}
+
+/// The class of a command of a device in metrics.
+fn class(flow: Flow, effect: Effect) -> Class {
+    match (flow, effect) {
+        (_, Effect::None) => Class::Other,
+        (Flow::In, _) => Class::Read,
+        (Flow::Out, _) => Class::Write,
+        _ => Class::Other,
     }
 }
 

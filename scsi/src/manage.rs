@@ -5,9 +5,18 @@ use crate::nexus::{Addressee, Nexus};
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::target::Target;
 use crate::task::{TaskFunction, TaskResponse};
+use lunar_core::hosts::HostSession;
 use lunar_core::step::flush_now;
 use lunar_unit::UnitChange;
 use std::rc::Rc;
+
+/// The functions that hosts send when a path or a device does not answer in time.
+const RESETS: [TaskFunction; 4] = [
+    TaskFunction::LOGICAL_UNIT_RESET,
+    TaskFunction::TARGET_WARM_RESET,
+    TaskFunction::TARGET_COLD_RESET,
+    TaskFunction::I_T_NEXUS_RESET,
+];
 
 /// Additional response information of functions that have none.
 const NO_INFORMATION: [u8; 3] = [0; 3];
@@ -16,6 +25,9 @@ impl Target {
     /// Executes a task management function. The tasks that it aborts have ended when this returns.
     pub async fn task_management(&self, nexus: &Rc<Nexus>, function: TaskFunction, lun: Lun, tag: u64) -> TaskResponse {
         self.config.stats.task_management.add(1);
+        if RESETS.contains(&function) {
+            nexus.host.get().into_iter().for_each(HostSession::reset);
+        }
         let lun = lun.canonical();
         match function {
             TaskFunction::TARGET_WARM_RESET | TaskFunction::TARGET_COLD_RESET => {

@@ -10,11 +10,13 @@ use crate::medium::MediaEvent;
 use crate::order::Order;
 use crate::sense::{Asc, Sense};
 use crate::task::TaskSet;
+use lunar_core::counters::Counters;
+use lunar_core::hosts::HostSession;
 use lunar_core::port::NexusName;
 use lunar_core::task::Moment;
 use lunar_unit::AccessState;
 use lunar_unit::reserve::Held;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -214,7 +216,14 @@ pub enum Addressee {
 }
 
 impl Addressee {
+    /// The counters of a command of this nexus.
+    #[inline]
+    pub(crate) fn counters<'a>(&'a self, nexus: &'a Nexus) -> Counters<'a> {
+        Counters { unit: self.itl().map(|itl| itl.lu.tally()), host: nexus.host.get() }
+    }
+
     /// The view that the nexus has of the logical unit; `None` for the well-known one and for none.
+    #[inline]
     pub(crate) fn itl(&self) -> Option<&Rc<ItlNexus>> {
         match self {
             Self::Unit(itl) => Some(itl),
@@ -239,6 +248,8 @@ pub struct Nexus {
     pub name: NexusName,
     /// Its tasks.
     pub tasks: TaskSet,
+    /// The counters of its host; a transport that counts its hosts sets it.
+    pub host: OnceCell<HostSession>,
     /// Its third-party copies.
     pub(crate) copies: Copies,
     /// LUNs whose tasks are at units that the LUN does not name any more.
@@ -266,6 +277,7 @@ impl Nexus {
         Self {
             name,
             tasks: TaskSet::default(),
+            host: OnceCell::new(),
             copies: Copies::default(),
             former: RefCell::default(),
             group,

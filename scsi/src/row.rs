@@ -9,9 +9,12 @@ use crate::nexus::ItlNexus;
 use crate::page::{LogRow, ModeRow, VpdRow};
 use crate::peripheral::PeripheralType;
 use crate::plan::Plan;
-use crate::policy::{ADDITIONAL_LENGTH_AT, Code, Forwarding, LONG_ACTION_AT, OpCode, Policy, SERVICE_ACTION_BITS};
+use crate::policy::{
+    ADDITIONAL_LENGTH_AT, Code, Effect, Forwarding, LONG_ACTION_AT, OpCode, Policy, SERVICE_ACTION_BITS,
+};
 use crate::sense::{Asc, Sense};
 use lunar_core::medium::MediumKind;
+use lunar_core::traffic::Class;
 use lunar_core::wire::{Writer, be};
 use std::fmt;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -86,10 +89,24 @@ pub struct Row {
     pub length: usize,
     /// The command's data.
     pub flow: Flow,
+    /// Its class in metrics.
+    pub class: Class,
     check: fn(&[u8]) -> Result<(), Sense>,
     amount: fn(&[u8]) -> Result<u32, Sense>,
     usage: fn(&mut Writer<'_>),
     run: Run,
+}
+
+/// The class of a command in metrics.
+const fn class(op: OpCode, flow: Flow, effect: Effect) -> Class {
+    match (op, flow, effect) {
+        (OpCode::UNMAP, ..) => Class::Unmap,
+        (OpCode::COMPARE_AND_WRITE, ..) => Class::CompareAndWrite,
+        (OpCode::THIRD_PARTY_COPY_OUT, _, Effect::Read | Effect::Write) => Class::Copy,
+        (_, Flow::In, Effect::Read) => Class::Read,
+        (_, Flow::Out, Effect::Write) => Class::Write,
+        _ => Class::Other,
+    }
 }
 
 /// Plans a command: CDB, context, parameter list.
@@ -111,6 +128,7 @@ impl Row {
             policy: C::POLICY,
             length: size_of::<C>(),
             flow,
+            class: class(C::POLICY.code.op, flow, C::POLICY.effect),
             check: check::<C>,
             amount: amount::<C>,
             usage: usage::<C>,

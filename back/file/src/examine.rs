@@ -61,6 +61,8 @@ pub(crate) fn pool_space(source: &Source, size: u64, read_only: bool) -> Option<
         pool: found.st_dev,
         place: place.display().to_string(),
         free: system.f_bavail.saturating_mul(system.f_frsize),
+        size: system.f_blocks.saturating_mul(system.f_frsize),
+        allocated: has,
         missing: if read_only { 0 } else { size.saturating_sub(has) },
     })
 }

@@ -14,6 +14,7 @@ mod libiscsi;
 mod life;
 mod loop_device;
 mod medium_rewrite;
+mod metrics;
 mod mounted_fs;
 mod neighbours;
 mod nvme;
@@ -108,6 +109,8 @@ enum Part {
     Hostile,
     /// Attackers that take what others share, and the latency of their victims
     Neighbours,
+    /// A real Prometheus that scrapes the daemon: metrics, rules, the queries of the dashboard
+    Metrics,
     /// CHAP authentication, with and without the right secret
     Chap,
     /// Changes of the configuration file while sessions exist, and kill -9 during changes
@@ -142,7 +145,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 20] = [
+const ORDER: [(Part, bool, usize); 21] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -163,6 +166,7 @@ const ORDER: [(Part, bool, usize); 20] = [
     (Part::Daemon, true, WAITS),
     (Part::Tools, true, WAITS),
     (Part::Chap, true, WAITS),
+    (Part::Metrics, false, WAITS),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
@@ -258,6 +262,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
+            Part::Metrics => metrics::part(lab, driver),
             Part::Life => life::part(lab, driver),
             Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
             Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),

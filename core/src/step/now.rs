@@ -1,5 +1,6 @@
 //! Steps that complete at once and need no task: most reads and writes of a store that answers immediately.
 
+use super::counted::moved;
 use super::kinds::{Failure, FinalData, PIECE_BYTES, Step, fault, span};
 use crate::io::{Data, ImmediateStore, Io, Op};
 use crate::mem::Arena;
@@ -36,9 +37,13 @@ pub fn carry_out_now<T: Transfer>(
         Op::Read if !transfer.has_room() => return None,
         Op::Read => match transfer.place(0, count) {
             Some(memory) => Data::In(memory),
-            None if unit.store.lend(offset, count, &mut final_data.data) => return Some(Ok(())),
+            None if unit.store.lend(offset, count, &mut final_data.data) => {
+                moved(unit, offset, len);
+                return Some(Ok(()));
+            }
             None => {
                 let mut io = Io { op, offset, data: Data::In(arena.take_sg(count)?) };
+                moved(unit, offset, len);
                 let result = immediate.carry_out(&mut io);
                 final_data.data = io.data.into_in().share();
                 return Some(result.map(|_| ()).map_err(fault(0)));
@@ -46,5 +51,6 @@ pub fn carry_out_now<T: Transfer>(
         },
         _ => Data::Out(transfer.lend(0, count).or_else(|| transfer.arrived(0, count))?),
     };
+    moved(unit, offset, len);
     Some(immediate.carry_out(&mut Io { op, offset, data }).map(|_| ()).map_err(fault(0)))
 }

@@ -181,6 +181,7 @@ impl Core {
             identity: opening.volume.identity().clone(),
             read_only: opening.volume.is_read_only(),
             metadata: opening.volume.metadata().clone(),
+            tally: opening.tally.of_core(self.index),
             device: device.open(&self.reactor).map_err(refused)?,
         })
     }

@@ -133,7 +133,14 @@ fn a_device_is_a_logical_unit_and_no_namespace() {
         let id = UnitId(1);
         let identity = unit(1, false, &Arc::default(), false).identity.clone();
         let metadata = Arc::new(VolatileMemory::default());
-        let device = ForwardedUnit { id, identity, read_only: false, metadata, device: Rc::new(Silent) };
+        let device = ForwardedUnit {
+            id,
+            identity,
+            read_only: false,
+            metadata,
+            tally: Tally::default(),
+            device: Rc::new(Silent),
+        };
         core.opened.borrow_mut().insert(1, ReadyUnit::Device(device));
         core.place(1);
         [core.mesh.unit(id).is_none(), core.subsystem.unit(id).is_none(), core.block.unit(id).is_none()]

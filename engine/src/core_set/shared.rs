@@ -7,6 +7,7 @@ use crate::namespace_requests::NamespaceRequests;
 use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::origin::Origin;
 use lunar_core::access::throttle::Throttle;
+use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::stats::Stats;
 use lunar_nvme::auth::authenticator::{Authenticator, Record};
 use lunar_nvme::{Controllers, SubsystemRegistry};
@@ -44,6 +45,8 @@ pub struct Shared {
     pub origin: Origin,
     /// The statistics of each core.
     pub stats: Vec<Arc<Stats>>,
+    /// The counters of hosts.
+    pub hosts: Arc<Hosts>,
     /// The NVMe controllers.
     pub controllers: Arc<Controllers>,
     /// The NVM subsystems, and which hosts may connect.
@@ -84,8 +87,12 @@ impl Shared {
         let authenticator = Authenticator::new(subsystems.clone(), throttle.clone(), Box::new(random), Box::new(sink));
         let (source, clock) = (host.clone(), host.clone());
         let tokens = Tokens::new(Box::new(move |into: &mut [u8]| source.random(into)), Box::new(move || clock.now()));
+        let hosts = Hosts::new(config.cores);
+        authenticator.count_refusals(&hosts);
+        let stats = |core| Arc::new(Stats::counting(CoreHosts { hosts: hosts.clone(), core }));
         Arc::new(Self {
-            stats: (0..config.cores).map(|_| Arc::default()).collect(),
+            stats: (0..config.cores).map(stats).collect(),
+            hosts,
             controllers: Arc::default(),
             subsystems,
             units: Arc::default(),

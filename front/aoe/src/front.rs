@@ -29,7 +29,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The name of the front.
-pub const NAME: &str = "aoe";
+pub const NAME: &str = crate::schema::WORD;
 
 /// ATA over Ethernet, in the registry.
 #[derive(Clone, Copy)]

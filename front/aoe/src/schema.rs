@@ -10,6 +10,9 @@ use lunar_control::value::{Textual, ValueError, Whole};
 
 use std::collections::HashMap;
 
+/// Its name: the word of the transport.
+pub const WORD: &str = "aoe";
+
 /// The kind of the section.
 pub const AOE: FrontKind = FrontKind { place: 2, section: "aoe", noun: "AoE shelf", may_be_missing: true };
 /// The highest slot: the next one names all slots.

@@ -11,15 +11,17 @@ pub mod audit;
 use crate::chap::{Challenge, ChapAnswer, MutualChallenge, TargetAnswer};
 use crate::directory::{Directory, TargetEntry};
 use crate::login::Candidate;
+use crate::schema::WORD;
 use crate::wire::LoginStatus;
 use audit::{AuditLog, AuditRecord, LoginDetails, RefusalReason};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Account, Credentials};
+use lunar_core::hosts::Hosts;
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 /// Fills memory with cryptographically secure random bytes; returns whether it succeeded.
@@ -34,6 +36,8 @@ pub struct Authenticator {
     sink: AuditSink,
     throttle: Arc<Mutex<Throttle>>,
     state: Mutex<State>,
+    /// Where refused logins are counted.
+    hosts: OnceLock<Arc<Hosts>>,
 }
 
 struct State {
@@ -119,7 +123,13 @@ impl Authenticator {
     ) -> Arc<Self> {
         throttle.lock().unwrap_or_else(PoisonError::into_inner).set_rate(directory.login_rate);
         let state = State { directory: Arc::new(directory), audit: AuditLog::default(), challenges: BTreeSet::new() };
-        Arc::new(Self { random, sink, throttle, state: Mutex::new(state) })
+        Arc::new(Self { random, sink, throttle, state: Mutex::new(state), hosts: OnceLock::new() })
+    }
+
+    /// Counts refused logins in this table from now on.
+    pub fn count_refusals(&self, hosts: &Arc<Hosts>) {
+        // There is one table in a process.
+        let _ = self.hosts.set(hosts.clone());
     }
 
     /// An authenticator without audit log and without randomness, so it cannot make challenges.
@@ -273,6 +283,10 @@ impl Authenticator {
     }
 
     fn record(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {
+        if let (Some(hosts), Err(reason)) = (self.hosts.get(), &outcome) {
+            let target = login.target.as_deref().unwrap_or_default();
+            hosts.refused(WORD, reason.word(), target, &login.initiator);
+        }
         let records = self.lock().audit.records(login, outcome, now);
         records.iter().for_each(|record| (self.sink)(record));
     }

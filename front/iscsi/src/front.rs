@@ -57,6 +57,7 @@ impl Front for Iscsi {
         let sink = move |record: &AuditRecord| tell(&*audit, record);
         let throttle = shared.throttle.clone();
         let authenticator = Authenticator::with_throttle(directory, throttle, Box::new(random), Box::new(sink));
+        authenticator.count_refusals(&shared.hosts);
         let (registry, host) = (Arc::default(), shared.host.clone());
         Ok(Arc::new(IscsiRuntime { index, authenticator, registry, host }))
     }

@@ -35,7 +35,7 @@ use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The name of the front, with which the IDs of its sessions begin.
-pub const NAME: &str = "ublk";
+pub const NAME: &str = schema::WORD;
 /// The core that gives the control commands, and serves the first queue of each device.
 const FIRST: usize = 0;
 /// The control device.

@@ -10,6 +10,9 @@ use lunar_control::sections;
 use lunar_control::value::Whole;
 use std::collections::HashMap;
 
+/// Its name: the word of the transport.
+pub const WORD: &str = "ublk";
+
 /// The first part of the name as a host of this machine without a configured one; the name of the disk follows.
 pub const LOCAL_IQN: &str = "iqn.2026-01.io.lunar:local:";
 /// Queues of a disk without a configured number, unless there are fewer cores: one core serves more than most programs

@@ -14,6 +14,7 @@ use crate::disk::Disk;
 use crate::error::{DeviceError, ServeError};
 use crate::life::{self, Claim, DiskRequest, InForce, Quiet, Removal};
 use crate::params::params;
+use crate::schema::WORD;
 use crate::wire::DeviceInfo;
 use kernel::ControlDevice;
 use lunar_blk::{BlockSet, Client, Limits};
@@ -286,6 +287,13 @@ impl Front {
     ) -> Result<(), ServeError> {
         let attachment = self.core.block.attach(local.unit, local.client.clone());
         let attachment = attachment.ok_or(ServeError::NotServed)?;
+        let (hosts, host) = (&self.core.reactor.stats().hosts, &local.client.name);
+        let session = match number {
+            0 => hosts.session(WORD, name, host),
+            _ => hosts.connection(WORD, name, host),
+        };
+        // It is new, and has no counters.
+        let _ = attachment.host.set(session);
         let has_cache = attachment.limits().is_some_and(|limits| limits.has_write_cache);
         attachment.set_write_cache(has_volatile_cache && has_cache);
         let Claim { depth, buffer_bytes, .. } = *claim;

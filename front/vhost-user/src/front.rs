@@ -32,7 +32,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The name of the front, with which the IDs of its sessions begin.
-pub const NAME: &str = "vhost-user";
+pub const NAME: &str = schema::WORD;
 /// How long a session that an operator ends may take: requests in the store have to come back first.
 const END_PATIENCE: Duration = Duration::from_secs(30);
 /// Time between two checks whether it has ended.

@@ -12,6 +12,9 @@ use lunar_engine::command_line::mistake::SOCKET_PATH_MAX;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
+/// Its name: the word of the transport.
+pub const WORD: &str = "vhost-user";
+
 /// The most bytes of the name of a virtual machine, which is part of the path of its socket.
 pub const VM_NAME_MAX: usize = 64;
 /// The first part of the name as a host of a virtual machine without a configured one; its name follows.

@@ -11,10 +11,11 @@ use crate::path::{DISCOVERY_NQN, Kind};
 use lunar_core::access::audit::{Pace, shown};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Access, Account, Credentials, Group, Secret};
+use lunar_core::hosts::Hosts;
 use lunar_core::time::Instant;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 use zeroize::Zeroizing;
 
@@ -97,6 +98,28 @@ pub enum Reason {
     Doubts(Why),
 }
 
+impl Reason {
+    /// The word of the reason in metrics.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::NotShown => "not-shown",
+            Self::NoKey => "no-key",
+            Self::TlsRequired => "no-channel",
+            Self::TlsMismatch => "other-channel",
+            Self::WrongAnswer => "wrong-secret",
+            Self::TooMany => "too-many",
+            Self::TooOften => "too-often",
+            Self::NoSubsystem => "no-target",
+            Self::NoHostId => "no-host-id",
+            Self::NotQualified => "not-qualified",
+            Self::Full => "full",
+            Self::Protocol(_) => "protocol",
+            Self::Doubts(_) => "no-proof-of-ours",
+        }
+    }
+}
+
 impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -136,6 +159,23 @@ pub enum TlsRefusal {
     NoSuite(Hash),
     /// The handshake failed after a known identity. The key has this hash.
     Broken(Hash),
+}
+
+impl TlsRefusal {
+    /// The word of the reason in metrics.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Clear => "tls-no-channel",
+            Self::NoIdentity => "tls-no-identity",
+            Self::Generated => "tls-generated-key",
+            Self::NoKey => "tls-no-key",
+            Self::OtherKey => "tls-other-key",
+            Self::OtherHash(..) => "tls-other-hash",
+            Self::NoSuite(_) => "tls-no-suite",
+            Self::Broken(_) => "tls-broken",
+        }
+    }
 }
 
 impl fmt::Display for TlsRefusal {
@@ -237,6 +277,8 @@ pub struct Authenticator {
     random: Random,
     sink: Sink,
     pace: Mutex<Pace>,
+    /// Where refused hosts are counted.
+    hosts: OnceLock<Arc<Hosts>>,
 }
 
 impl Authenticator {
@@ -249,7 +291,7 @@ impl Authenticator {
         random: Random,
         sink: Sink,
     ) -> Arc<Self> {
-        Arc::new(Self { subsystems, throttle, random, sink, pace: Mutex::default() })
+        Arc::new(Self { subsystems, throttle, random, sink, pace: Mutex::default(), hosts: OnceLock::new() })
     }
 
     /// An authenticator for tests of other parts: no records, no authentication.
@@ -421,6 +463,7 @@ impl Authenticator {
 
     /// TLS was not established with a source; `host` is the NQN of the PSK identity, if one was received.
     pub fn tls_refused(&self, source: SocketAddr, host: Option<Arc<str>>, why: TlsRefusal, now: Instant) {
+        self.count_refusal(why.word(), "", host.as_deref().unwrap_or_default());
         if self.is_written(false, now) {
             (self.sink)(&Record::TlsRefused { source, host, why });
         }
@@ -435,6 +478,19 @@ impl Authenticator {
         is_written
     }
 
+    /// Counts refused hosts in this table from now on.
+    pub fn count_refusals(&self, hosts: &Arc<Hosts>) {
+        // There is one table in a process.
+        let _ = self.hosts.set(hosts.clone());
+    }
+
+    fn count_refusal(&self, reason: &'static str, subsystem: &str, host: &str) {
+        if let Some(hosts) = self.hosts.get() {
+            // Hosts in virtual machines do not log in.
+            hosts.refused("nvme-tcp", reason, subsystem, host);
+        }
+    }
+
     fn record(
         &self,
         attempt: &LoginAttempt,
@@ -442,6 +498,9 @@ impl Authenticator {
         outcome: Result<(), Reason>,
         now: Instant,
     ) {
+        if let Err(reason) = outcome {
+            self.count_refusal(reason.word(), &attempt.subsystem, &attempt.host);
+        }
         if self.is_written(outcome.is_ok(), now) {
             let access = self.access(&attempt.subsystem);
             let group = access.as_ref().and_then(|access| {

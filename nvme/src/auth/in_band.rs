@@ -104,6 +104,7 @@ impl Subsystem {
         if config.controllers.authenticate(&queue.controller) {
             authentication.passes.set(true);
             config.authenticator.entered(attempt, Some(authenticated), now);
+            self.count_host(queue);
         } else {
             config.authenticator.refused(attempt, Reason::Full, now);
             self.has_failed(authentication);

@@ -3,6 +3,7 @@
 use super::Common;
 use crate::forward::Forward;
 use lunar_core::metadata::MetadataStore;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Identity, UnitId};
 use lunar_unit::SharedUnit;
 use std::cell::Cell;
@@ -21,6 +22,8 @@ pub struct ForwardedUnit {
     pub read_only: bool,
     /// The metadata of the unit: persistent reservations.
     pub metadata: Arc<dyn MetadataStore>,
+    /// The counters of the unit, of all cores.
+    pub tally: Tally,
     /// This core's connection to the device server.
     pub device: Rc<dyn Forward>,
 }

@@ -12,6 +12,7 @@ pub use forwarded::{Forwarded, ForwardedUnit};
 pub(crate) use state::DeviceState;
 
 use crate::peripheral::PeripheralType;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Identity, UnitId};
 use lunar_unit::access::GroupAccess;
 use lunar_unit::{SharedUnit, UnitRef};
@@ -103,6 +104,15 @@ impl LogicalUnit {
         match self {
             Self::Emulated(lu) => &lu.unit.identity,
             Self::Forwarded(lu) => &lu.unit.identity,
+        }
+    }
+
+    /// The counters of the unit.
+    #[inline]
+    pub(crate) fn tally(&self) -> &Tally {
+        match self {
+            Self::Emulated(lu) => &lu.unit.tally,
+            Self::Forwarded(lu) => &lu.unit.tally,
         }
     }
 

@@ -11,6 +11,7 @@ use crate::limits::{
     STATION_IDLE_MAX, STATIONS_MAX, may_take,
 };
 use crate::order::Arrival;
+use crate::schema::WORD;
 use crate::target::{
     ATA_ANSWER_LEN, Ata, Registers, Request, Target, Verdict, ata_answer, config_answer, decide, error_answer,
     sectors_of,
@@ -266,11 +267,13 @@ impl Endpoint {
         let core = &self.core;
         if !may_take(station.commands.get(), COMMANDS_MAX.saturating_sub(core.commands.get())) {
             core.reactor().stats().task_set_full.add(1);
+            attachment.task_set_full();
             return;
         }
         let origin = Origin { endpoint: self.clone(), station, attachment, address };
         let Ok(share) = origin.share(ata, frame.payload.len()) else {
-            return core.reactor().stats().task_set_full.add(1);
+            core.reactor().stats().task_set_full.add(1);
+            return origin.attachment.task_set_full();
         };
         self.execute(Job::new((origin, share), header, (part, ata), data));
     }
@@ -294,8 +297,10 @@ impl Endpoint {
         }
         // The job is one of the commands of its station. Without a slot the station sends it again.
         let has_slot = may_take(job.station().commands.get() - 1, core.slots.free());
-        if !has_slot || core.slots.start(job).is_err() {
+        let refused = if has_slot { core.slots.start(job).err() } else { Some(job) };
+        if let Some(job) = refused {
             core.reactor().stats().task_set_full.add(1);
+            job.attachment().task_set_full();
         }
     }
 
@@ -316,6 +321,7 @@ impl Endpoint {
         let stats = core.reactor().stats();
         stats.sessions.add(1);
         stats.logins.add(1);
+        station.count(stats.hosts.session(WORD, &shelf.target, &mac.to_string()));
         let link = self.config.address.to_string();
         let info = StationInfo { since: now, link, group: view.group.clone(), target: shelf.target.clone() };
         core.common.stations().insert((shelf.name.clone(), mac), info);
@@ -337,7 +343,9 @@ impl Endpoint {
 
     /// A station belongs to no group: it gets no answer.
     fn refuse(&self, mac: MacAddress, shelf: &Shelf) {
-        self.core.reactor().stats().logins_refused.add(1);
+        let stats = self.core.reactor().stats();
+        stats.logins_refused.add(1);
+        stats.hosts.refused(WORD, "not-shown", &shelf.target, &mac.to_string());
         if self.refusals.borrow_mut().admit(mac, self.core.reactor().now()) {
             let words = format!("station {mac} belongs to no group of target {}: its frames are ignored", shelf.target);
             self.core.common.notify(NoticeTopic::Refusal, mac, &words);

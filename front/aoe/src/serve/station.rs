@@ -4,10 +4,11 @@ use crate::directory::{Shelf, SlotVolume, View};
 use crate::limits::SUCCESSES_MAX;
 use crate::order::Repeats;
 use lunar_blk::{Attachment, BlockSet, Client};
+use lunar_core::hosts::HostSession;
 use lunar_core::mem::PeerMemory;
 use lunar_core::time::Instant;
 use lunar_link::MacAddress;
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -31,6 +32,8 @@ pub(super) struct Station {
     successes: Cell<u32>,
     /// Its shares of the memory of the core.
     pub(super) memory: PeerMemory,
+    /// The counters of its session.
+    session: OnceCell<HostSession>,
 }
 
 impl Station {
@@ -46,7 +49,14 @@ impl Station {
             last_seen: Cell::new(now),
             successes: Cell::new(0),
             memory,
+            session: OnceCell::new(),
         })
+    }
+
+    /// Counts its session and commands here.
+    pub(super) fn count(&self, session: HostSession) {
+        // A station has one session.
+        let _ = self.session.set(session);
     }
 
     /// The volumes that it sees.
@@ -101,6 +111,10 @@ impl Station {
         let attachment = set.attach_named(volume.unit, client, &self.name)?;
         // Stations send no flush: each write is on the medium when it is acknowledged.
         attachment.set_write_cache(false);
+        if let Some(session) = self.session.get() {
+            // It is new, and has no counters.
+            let _ = attachment.host.set(session.connection());
+        }
         self.attachments.borrow_mut().insert(slot, attachment.clone());
         Some(attachment)
     }

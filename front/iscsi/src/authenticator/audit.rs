@@ -75,6 +75,36 @@ pub enum RefusalReason {
     Status(LoginStatus, Option<Arc<str>>),
 }
 
+impl RefusalReason {
+    /// The word of the reason in metrics.
+    #[must_use]
+    pub fn word(&self) -> &'static str {
+        match self {
+            Self::NoTarget => "no-target",
+            Self::NoGroup => "not-shown",
+            Self::UnknownUser => "unknown-user",
+            Self::WrongResponse => "wrong-secret",
+            Self::Reflected => "reflected",
+            Self::NoTargetSecret => "no-proof-of-ours",
+            Self::TooManyFailures => "too-many",
+            Self::TooManyLogins => "too-often",
+            Self::Status(status, _) => match *status {
+                LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY => "moved",
+                LoginStatus::AUTHENTICATION_FAILURE => "not-authenticated",
+                LoginStatus::AUTHORIZATION_FAILURE => "not-shown",
+                LoginStatus::NOT_FOUND => "no-target",
+                LoginStatus::REMOVED => "removed",
+                LoginStatus::UNSUPPORTED_VERSION => "version",
+                LoginStatus::NO_SUCH_SESSION => "no-session",
+                LoginStatus::SERVICE_UNAVAILABLE => "stopping",
+                LoginStatus::TOO_MANY_CONNECTIONS | LoginStatus::OUT_OF_RESOURCES => "full",
+                LoginStatus::TARGET_ERROR => "target-error",
+                _ => "protocol",
+            },
+        }
+    }
+}
+
 impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

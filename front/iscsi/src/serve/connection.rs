@@ -9,6 +9,7 @@ use crate::config::Config;
 use crate::directory::{Directory, PortalRef};
 use crate::login::{Candidate, Established, LoginDecision};
 use crate::registry::{SessionLocation, SessionRecord};
+use crate::schema::WORD;
 use crate::session::{self, Action, CloseReason, Responsible, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
@@ -174,6 +175,9 @@ impl Connection {
                 let nexus = attempt
                     .map()
                     .map_or_else(|| target.nexus(name.clone()), |map| target.nexus_behind(name.clone(), map));
+                let at = candidate.target.as_deref().unwrap_or_default();
+                // It is new, and has no counters.
+                let _ = nexus.host.set(stats.hosts.session(WORD, at, &candidate.initiator));
                 *self.nexus.borrow_mut() = Some(nexus);
                 stats.sessions.add(1);
                 stats.logins.add(1);
@@ -239,8 +243,8 @@ impl Connection {
     fn start(&self, job: Job) {
         let key = job.key;
         if let Err(job) = self.front.slots.start(job) {
+            self.front.target.task_set_full(&job.nexus, job.command.lun);
             drop(job);
-            self.front.reactor.stats().task_set_full.add(1);
             self.stream.session().reply(key, Status::TASK_SET_FULL.0, &[], &mut FinalData::default(), 0);
         }
     }

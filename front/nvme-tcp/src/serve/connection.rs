@@ -260,7 +260,7 @@ impl Connection {
     fn start_later(self: &Rc<Self>, request: Request) {
         let kept = self.keep_waiting(&request);
         let Some(kept) = kept else {
-            self.front.reactor.stats().task_set_full.add(1);
+            self.front.subsystem.task_set_full(&request.queue, &request.first.command);
             return self.end_unstarted(&request.queue, request.halves(), Status::NOT_READY);
         };
         self.front.reactor.stats().slot_waits.add(1);

@@ -7,6 +7,7 @@ use super::endpoint::{DeviceView, Endpoint};
 use super::job::Kind;
 use super::scsi::ScsiDevice;
 use crate::config::{CONFIG_MAX, INFLIGHT_MAX, SLOTS_MAX};
+use crate::schema::WORD;
 use crate::session::{self, Head, Request, RingEvent, RingIndex};
 use crate::virtio::{Refused, VirtioDevice};
 use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion, VringState, protocol};
@@ -72,17 +73,21 @@ impl Client {
     /// Why the virtual machine sees nothing, and what to do.
     pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint) -> Result<Rc<Self>, &'static str> {
         let tenant = &endpoint.tenant;
+        let session = || core.reactor.stats().hosts.session(WORD, &endpoint.name, &tenant.host);
         let kind = match tenant.device {
             DeviceView::Blk(disk) => {
                 let disk = disk.ok_or(NO_DISK)?;
                 let client = BlockClient { name: tenant.host.clone(), group: tenant.tag, read_only: disk.read_only };
                 let attachment = core.block.attach(disk.unit, client).ok_or(NOT_SERVED)?;
+                // It is new, and has no counters.
+                let _ = attachment.host.set(session());
                 Kind::Blk(Rc::new(BlkDevice::new(&core.block, attachment, tenant.queues)))
             }
             DeviceView::Scsi(port) => {
                 let (port, group) = port.zip(tenant.group.as_ref()).ok_or(NO_PORT)?;
                 let name = NexusName { initiator: tenant.port(), target_port: port.relative };
                 let nexus = core.target.nexus_behind(name, group);
+                let _ = nexus.host.set(session());
                 Kind::Scsi(Rc::new(ScsiDevice::new(&core.target, nexus, tenant.queues)))
             }
         };

@@ -353,6 +353,7 @@ mod tests {
             identity: rig.unit.identity.clone(),
             read_only: false,
             metadata: Arc::new(VolatileMemory::default()),
+            tally: lunar_core::tally::Tally::default(),
             device: Rc::new(Tape),
         };
         target.add_forwarded(3, unit);

@@ -4,7 +4,7 @@ use crate::context::Context;
 use crate::lu::Emulated;
 use crate::page::{LogPage, LogParameters};
 use crate::policy::Capability;
-use lunar_core::tally::Event;
+use lunar_core::tally::{Direction, Event};
 
 /// Parameter code of the error counter pages: total bytes processed.
 const TOTAL_BYTES: u16 = 0x0005;
@@ -24,7 +24,7 @@ impl LogPage for WriteErrors {
     const SAVES: bool = false;
 
     fn write(_cx: &Context<'_>, lu: &Emulated, out: &mut LogParameters<'_, '_>) {
-        out.counter(TOTAL_BYTES, lu.unit.tally.total(Event::WriteBytes));
+        out.counter(TOTAL_BYTES, lu.unit.tally.moved(Direction::Write).bytes);
         out.counter(UNCORRECTED, lu.unit.tally.total(Event::WriteError));
     }
 }
@@ -42,7 +42,7 @@ impl LogPage for ReadErrors {
     const SAVES: bool = false;
 
     fn write(_cx: &Context<'_>, lu: &Emulated, out: &mut LogParameters<'_, '_>) {
-        out.counter(TOTAL_BYTES, lu.unit.tally.total(Event::ReadBytes));
+        out.counter(TOTAL_BYTES, lu.unit.tally.moved(Direction::Read).bytes);
         out.counter(UNCORRECTED, lu.unit.tally.total(Event::ReadError));
     }
 }
@@ -84,13 +84,13 @@ impl LogPage for Performance {
     const SAVES: bool = false;
 
     fn write(_cx: &Context<'_>, lu: &Emulated, out: &mut LogParameters<'_, '_>) {
-        let total = |event| lu.unit.tally.total(event);
-        let blocks = |event| total(event) / u64::from(lu.block_size());
+        let [read, written] = [Direction::Read, Direction::Write].map(|direction| lu.unit.tally.moved(direction));
+        let block = u64::from(lu.block_size());
         let counted = [
-            total(Event::ReadCommand),
-            total(Event::WriteCommand),
-            blocks(Event::WriteBytes),
-            blocks(Event::ReadBytes),
+            read.commands,
+            written.commands,
+            written.bytes / block,
+            read.bytes / block,
             // Read and write processing intervals, weighted commands and weighted intervals: not counted.
             0,
             0,

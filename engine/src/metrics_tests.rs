@@ -1,0 +1,110 @@
+use super::*;
+use lunar_control::metrics::Format;
+use lunar_core::counters::Counters;
+use lunar_core::hosts::{CoreHosts, Hosts};
+use lunar_core::stats::Stats;
+use lunar_core::tally::Event;
+use lunar_core::traffic::Class;
+use lunar_unit::SharedUnits;
+use std::collections::BTreeSet;
+
+fn volume(tally: &Tally) -> VolumeFacts {
+    let text = |text: &str| text.to_owned();
+    let identity = Identity {
+        vendor: text("LUNAR"),
+        product: text("DISK"),
+        revision: text("1"),
+        serial: text("s1"),
+        uuid: [7; 16],
+        naa: [0x37, 0, 0, 0, 0, 0, 0, 1],
+    };
+    VolumeFacts {
+        unit: UnitId(1),
+        tally: tally.clone(),
+        identity: Arc::new(identity),
+        kind: text("file"),
+        block_size: 512,
+        size: Some(1 << 30),
+        is_read_only: false,
+    }
+}
+
+/// A page with a command of each class, a refusal and a volume that is unavailable.
+fn sample() -> (String, Arc<Hosts>) {
+    let (hosts, tally) = (Hosts::new(1), Tally::default());
+    let core = CoreHosts { hosts: hosts.clone(), core: 0 };
+    let session = core.session("iscsi", "iqn.target", "iqn.a\"\n}");
+    let counters = Counters { unit: Some(&tally), host: Some(&session) };
+    for class in Class::ALL {
+        counters.ended(*class, 20_000, 4096);
+    }
+    counters.failed(Class::Read, 5_000_000_000, Some(Event::Conflict));
+    core.refused("iscsi", "wrong-secret", "", "");
+    let mut page = Page::new(Format::Prometheus);
+    let names = BTreeMap::from([("iqn.target".into(), "disks".to_owned())]);
+    cores::write(&mut page, &[Arc::new(Stats::default())]);
+    hosts::write(&mut page, &hosts, &names);
+    let unavailable = TroubleView::told("unavailable", "volume gone", "no file".to_owned());
+    let all = BTreeMap::from([("disk1".to_owned(), volume(&tally))]);
+    volumes::write(&mut page, &all, &SharedUnits::default(), &[unavailable]);
+    (page.finish(), hosts)
+}
+
+#[test]
+fn a_command_is_in_the_metrics_of_its_volume_its_host_and_its_transport() {
+    let (text, _) = sample();
+    for line in [
+        "lunar_volume_commands_total{volume=\"disk1\",class=\"read\"} 2",
+        "lunar_volume_bytes_total{volume=\"disk1\",direction=\"write\"} 8192",
+        "lunar_volume_command_seconds_bucket{volume=\"disk1\",class=\"read\",le=\"0.000016\"} 0",
+        "lunar_volume_command_seconds_bucket{volume=\"disk1\",class=\"read\",le=\"0.000064\"} 1",
+        "lunar_volume_command_seconds_bucket{volume=\"disk1\",class=\"read\",le=\"+Inf\"} 2",
+        "lunar_volume_command_seconds_sum{volume=\"disk1\",class=\"read\"} 5.00002",
+        "lunar_volume_command_seconds_count{volume=\"disk1\",class=\"other\"} 4",
+        "lunar_volume_errors_total{volume=\"disk1\",kind=\"conflict\"} 1",
+        "lunar_volume_up{volume=\"disk1\"} 1",
+        "lunar_volume_up{volume=\"gone\"} 0",
+        "lunar_volume_state{volume=\"gone\",state=\"unavailable\"} 1",
+        "lunar_commands_total{transport=\"iscsi\",class=\"unmap\"} 1",
+        "lunar_command_seconds_bucket{transport=\"iscsi\",class=\"write\",le=\"0.000032\"} 1",
+        "lunar_command_seconds_bucket{transport=\"iscsi\",class=\"read\",le=\"8.388608\"} 2",
+        "lunar_sessions{transport=\"iscsi\",target=\"disks\"} 1",
+        "lunar_logins_total{transport=\"iscsi\",target=\"disks\",result=\"ok\"} 1",
+        "lunar_logins_refused_total{transport=\"iscsi\",reason=\"wrong-secret\"} 1",
+        "lunar_host_commands_total{host=\"iqn.a\\\\\\\"\\\\n}\",target=\"disks\",transport=\"iscsi\",class=\"copy\"} 1",
+    ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn no_two_series_have_the_same_labels_and_each_family_is_declared_once() {
+    let (text, _) = sample();
+    let mut series = BTreeSet::new();
+    for line in text.lines() {
+        let name = if line.starts_with('#') { line } else { line.rsplit_once(' ').expect("a value").0 };
+        assert!(series.insert(name), "{name} is there twice");
+    }
+    let declared: BTreeSet<_> =
+        table::all().map(|family| format!("# HELP {} {}", family.samples(), family.help)).collect();
+    for line in text.lines().filter(|line| line.starts_with("# HELP")) {
+        assert!(declared.contains(line), "{line}");
+    }
+}
+
+#[test]
+fn a_flood_of_hosts_makes_a_bounded_page() {
+    let (_, hosts) = sample();
+    let core = CoreHosts { hosts: hosts.clone(), core: 0 };
+    for at in 0..20_000 {
+        drop(core.session("nvme-tcp", "nqn.target", &format!("nqn.{at}")));
+    }
+    let mut page = Page::new(Format::OpenMetrics);
+    hosts::write(&mut page, &hosts, &BTreeMap::new());
+    let text = page.finish();
+    let paths = text.lines().filter(|line| line.starts_with("lunar_host_paths{")).count();
+    // All, and the other hosts of each transport.
+    assert_eq!(paths, lunar_core::hosts::HOSTS_MAX + 2);
+    assert!(text.contains("lunar_host_logins_total{host=\"other\",target=\"other\",transport=\"nvme-tcp\"} "));
+    assert!(text.contains("lunar_logins_total{transport=\"nvme-tcp\",target=\"other\",result=\"ok\"} "));
+}
