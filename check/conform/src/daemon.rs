@@ -149,7 +149,7 @@ fn starts_without_missing_stores(lab: &Lab, driver: Driver) -> Result<()> {
     expect_sense(&mut session, INVENTORY)?;
     // A change of an unavailable volume must not create a file in its place.
     daemon.write(&(daemon.text(&ConfigChange { size: "48M", ..change.clone() }) + &more))?;
-    daemon.reload("disk.img is gone")?;
+    daemon.reload("disk.img does not exist or is empty")?;
     ensure!(!file.exists(), "a file was created in place of the missing one");
     daemon.write(&(daemon.text(&change) + &more))?;
     drop(taken);

@@ -283,7 +283,7 @@ fn not_writable(lab: &Lab, driver: Driver) -> Result<()> {
     command.args(["serve", "--driver", driver.name(), "--listen", &portal, &image]);
     let ended = process::run(command.env("STATE_DIRECTORY", lab.scratch.join("state")), LIMIT)?;
     ensure!(!ended.status.success(), "the target ended with success; its log:\n{}", ended.text);
-    for word in [&*image, "may not be written", "--read-only"] {
+    for word in [&*image, "may not write", "--read-only"] {
         ensure!(ended.text.contains(word), "no \"{word}\" in:\n{}", ended.text);
     }
     Ok(())
