@@ -57,6 +57,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const LOOK: Duration = Duration::from_millis(100);
 /// A link that takes no frame for this time loses it.
 const SEND_LIMIT: Duration = Duration::from_millis(50);
+const SEND_PAUSE: Duration = Duration::from_micros(20);
 
 type Stations = Mutex<BTreeMap<Mac, SyncSender<Vec<u8>>>>;
 
@@ -86,7 +87,7 @@ impl Network {
     fn sender(&self) -> Result<UnixDatagram> {
         let socket = UnixDatagram::unbound()?;
         socket.connect(&self.target).with_context(|| format!("{}", self.target.display()))?;
-        socket.set_write_timeout(Some(SEND_LIMIT))?;
+        socket.set_nonblocking(true)?;
         Ok(socket)
     }
 
@@ -169,9 +170,16 @@ impl Station {
         frame
     }
 
-    /// Sends a frame; it may be lost.
+    /// Sends a frame; it may be lost. A station does not wait in the queue of the kernel, in which it would stand
+    /// behind attackers that do not run, because they have the lowest priority.
     pub(crate) fn send(&self, frame: &[u8]) {
-        let _ = self.socket.send(frame);
+        let end = Instant::now() + SEND_LIMIT;
+        while let Err(why) = self.socket.send(frame)
+            && why.kind() == std::io::ErrorKind::WouldBlock
+            && Instant::now() < end
+        {
+            std::thread::sleep(SEND_PAUSE);
+        }
     }
 
     /// Waits for a response.
@@ -224,7 +232,7 @@ impl Station {
             }
             for (_, frame, sent, patience) in outstanding.values_mut() {
                 if sent.elapsed() > *patience {
-                    let _ = self.socket.send(frame);
+                    self.send(frame);
                     (*sent, *patience) = (Instant::now(), *patience * 2);
                 }
             }
