@@ -317,8 +317,8 @@ try "mount it again" mount "$disk" /mnt/disk
 kill -9 "$target"
 wait "$target"
 configure 96M ""
-start_daemon "a disk without a section is told" "ublkb7 was left by a process of Lunar.*lunar session end ublk-7"
-refuse "a mounted disk is not removed" "$LUNAR" session end ublk-7
+start_daemon "a disk without a section is told" "ublkb7 was left by a process of Lunar.*lunar session kick ublk-7"
+refuse "a mounted disk is not removed" "$LUNAR" session kick ublk-7
 try "the log says why" eventually logged "ublkb7 is mounted at /mnt/disk"
 test -b "$disk" && ok "it is still there" || bad "it is still there"
 kill "$target"
@@ -331,7 +331,7 @@ kill -9 "$target"
 wait "$target"
 configure 96M ""
 start_daemon "it is told once more" "ublkb7 was left by a process of Lunar"
-try "it is removed when it is asked for" "$LUNAR" session end ublk-7
+try "it is removed when it is asked for" "$LUNAR" session kick ublk-7
 try "it is gone" eventually [ ! -e /dev/ublkc7 ]
 kill "$target"
 wait "$target"

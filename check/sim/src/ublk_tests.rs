@@ -303,11 +303,12 @@ fn a_disk_without_a_section_is_told_and_removed_when_it_is_asked_for() {
     let mut next = Process::start(&world);
     next.apply(&text(0, &[])).expect("no disk is wanted");
     let (troubles, disks) = next.state();
-    assert!(troubles[0].contains("lunar session end ublk-7") && disks.is_empty(), "{troubles:?}");
+    assert!(troubles[0].contains("lunar session kick ublk-7"), "{troubles:?}");
+    assert_eq!(disks, ["/dev/ublkb7"], "it can be found to be ended");
     assert_eq!((calls(), state_of(7)), (vec![], Some(State::QUIESCED)), "it is never removed without being asked for");
     assert!(next.controlling(|engine| engine.kick("ublk-7").expect("it is known")()));
     assert_eq!(calls(), [Control::STOP_DEV, Control::DEL_DEV_ASYNC]);
-    assert_eq!((next.state().0, state_of(7)), (vec![], None));
+    assert_eq!((next.state(), state_of(7)), ((vec![], vec![]), None));
     next.kill(&world);
 }
 

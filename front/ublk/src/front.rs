@@ -38,6 +38,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 pub const NAME: &str = schema::WORD;
 /// The core that gives the control commands, and serves the first queue of each device.
 const FIRST: usize = 0;
+/// The name of the client of a disk that was left, in the list of sessions.
+const LEFT: &str = "(left by a process that has ended)";
 /// The control device.
 const CONTROL: &str = "/dev/ublk-control";
 
@@ -505,7 +507,20 @@ impl FrontRuntime for UblkRuntime {
             user: None,
             seconds: now.since(*since).as_secs(),
         };
-        self.state().running.values().map(view).collect()
+        // Those that were left have no client, and can be ended.
+        let left = |(number, _): (&u32, &String)| SessionView {
+            id: Self::session_id(*number),
+            protocol: NAME,
+            discovery: false,
+            initiator: LEFT.to_owned(),
+            source: disk_at(*number),
+            target: None,
+            group: None,
+            user: None,
+            seconds: 0,
+        };
+        let state = self.state();
+        state.running.values().map(view).chain(state.left.iter().map(left)).collect()
     }
 
     fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {

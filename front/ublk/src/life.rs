@@ -471,7 +471,7 @@ pub fn about_left(found: &DeviceInfo, session: &str) -> String {
     format!(
         "{} was left by a process of Lunar that has ended, and no section has its name: programs that use it wait. \
          Serve volume {} under the old name once more, or remove the disk, with the requests that wait: lunar session \
-         end {session}",
+         kick {session}",
         disk_at(found.number),
         uuid(found.volume)
     )

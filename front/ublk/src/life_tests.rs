@@ -315,7 +315,7 @@ fn devices_without_a_section_are_told_and_removed_only_when_nothing_uses_them() 
     let left = now(left_behind(&kernel, &names(&["db"]))).expect("it may ask");
     assert_eq!(left.iter().map(|found| found.number).collect::<Vec<_>>(), [7]);
     let words = about_left(&left[0], "ublk-7");
-    assert!(words.contains("11111111-1111-") && words.contains("lunar session end ublk-7"), "{words}");
+    assert!(words.contains("11111111-1111-") && words.contains("lunar session kick ublk-7"), "{words}");
     assert_eq!(now(left_behind(&kernel, &names(&["db", "web"]))), Ok(Vec::new()), "it has a section");
     kernel.is_open.set(true);
     assert!(now(discard_left(&kernel, 7)).expect_err("it is open").to_string().contains("has it open"));
