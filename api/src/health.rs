@@ -13,7 +13,7 @@ const CORE_PATIENCE: Duration = Duration::from_secs(2);
 pub struct Check {
     /// The code: one word.
     pub code: &'static str,
-    /// What is wrong; `None` if nothing is.
+    /// The reason of the failure; `None` if the check passed.
     pub failure: Option<String>,
 }
 

@@ -67,7 +67,8 @@ impl Family {
     }
 }
 
-/// Declares a table of families with this visibility: a constant for each, and `FAMILIES` with all of them in their order.
+/// Declares a table of families with this visibility: a constant for each, and `FAMILIES` with all of them in their
+/// order.
 #[macro_export]
 macro_rules! families {
     ($vis:vis, $($(#[$doc:meta])* $id:ident = $name:literal $kind:ident [$($label:literal),*] $help:literal;)*) => {

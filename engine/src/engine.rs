@@ -15,18 +15,14 @@ use crate::namespaces::{Histories, NamespaceMaps, UnitsByName};
 use crate::notice::{AuditSink, Notice};
 use crate::origin::Origin;
 use crate::part::{NameService, Part};
+use crate::placed::PlacedVolume;
 use crate::published::BoundPortal;
 use crate::registry::Registry;
 use crate::retirement::Latch;
 use crate::target_ports::TargetPorts;
 use crate::unit_numbers::UnitNumbers;
-use crate::volume::Volume;
 use lunar_control::config::Config;
-use lunar_control::model::{self, Driver};
-use lunar_control::schema::StoreKind;
-use lunar_control::value::FilePath;
-use lunar_core::medium::Medium;
-use lunar_core::tally::Tally;
+use lunar_control::model::Driver;
 use lunar_core::unit::{Identity, UnitId};
 use lunar_reactor::{Choice, Reactor, log};
 use lunar_scsi::PortConfig;
@@ -42,18 +38,6 @@ pub const PORT_PATIENCE: Duration = Duration::from_secs(3);
 
 /// The pause between two attempts to listen at an address that is in use.
 const PORT_PAUSE: Duration = Duration::from_millis(10);
-
-/// A volume that is served.
-#[derive(Clone, Debug)]
-pub(crate) struct PlacedVolume {
-    pub(crate) unit: UnitId,
-    pub(crate) volume: Volume,
-    pub(crate) medium: Medium,
-    pub(crate) tally: Tally,
-    pub(crate) path: Option<FilePath>,
-    pub(crate) kind: StoreKind,
-    pub(crate) medium_kind: model::Medium,
-}
 
 /// The shape of the target that the cores have.
 #[derive(Debug, Default)]

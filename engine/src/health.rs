@@ -4,9 +4,9 @@
 //! seen in the counters of the volumes.
 
 use crate::backend::{Condition, Opened, OpenedStore, PoolSpace, StoreTrouble};
-use crate::engine::PlacedVolume;
 use crate::host::Host;
 use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
+use crate::placed::PlacedVolume;
 use crate::space::over_committed;
 use lunar_control::api::TroubleView;
 use lunar_core::tally::{Event, Tally};

@@ -11,8 +11,8 @@ mod volumes;
 
 use crate::core_set::cores::Cores;
 use crate::core_set::shared::Shared;
-use crate::engine::{Engine, PlacedVolume};
 use crate::health::Spaces;
+use crate::placed::PlacedVolume;
 use lunar_control::api::TroubleView;
 use lunar_control::metrics::{Measured, Page, Samples};
 use lunar_core::tally::Tally;
@@ -30,20 +30,20 @@ pub(crate) struct VolumeFacts {
     unit: UnitId,
     tally: Tally,
     identity: Arc<Identity>,
-    kind: String,
+    kind: &'static str,
     block_size: u32,
     size: Option<u64>,
     is_read_only: bool,
 }
 
 impl VolumeFacts {
-    fn of(placed: &PlacedVolume) -> Self {
+    pub(crate) fn of(placed: &PlacedVolume) -> Self {
         let volume = &placed.volume;
         Self {
             unit: placed.unit,
             tally: placed.tally.clone(),
             identity: volume.identity().clone(),
-            kind: placed.kind.word().to_owned(),
+            kind: placed.kind.word(),
             block_size: volume.block_size(),
             size: volume.size(),
             is_read_only: volume.is_read_only(),
@@ -54,18 +54,18 @@ impl VolumeFacts {
 /// A portal of the configuration in force.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct PortalFacts {
-    address: String,
-    transport: String,
-    is_up: bool,
+    pub(crate) address: String,
+    pub(crate) transport: String,
+    pub(crate) is_up: bool,
 }
 
 /// The configuration in force, as far as metrics name its parts.
 #[derive(Clone, Default, Debug)]
 pub(crate) struct Facts {
-    volumes: BTreeMap<String, VolumeFacts>,
-    portals: BTreeMap<String, PortalFacts>,
+    pub(crate) volumes: BTreeMap<String, VolumeFacts>,
+    pub(crate) portals: BTreeMap<String, PortalFacts>,
     /// Names of targets in the configuration, by their names in iSCSI and NVMe.
-    targets: BTreeMap<Arc<str>, String>,
+    pub(crate) targets: BTreeMap<Arc<str>, String>,
 }
 
 /// The metrics of a target.
@@ -118,27 +118,6 @@ impl Measured for Metrics {
         let end = host.now() + patience;
         let answers = asked.into_iter().map(|answer| answer.wait_for(end.since(host.now())).is_some());
         answers.enumerate().filter(|(_, answered)| !answered).map(|(core, _)| core).collect()
-    }
-}
-
-impl Engine {
-    /// The metrics of this engine, for readers on any thread.
-    #[must_use]
-    pub fn metrics(&self) -> Arc<dyn Measured> {
-        self.metrics.clone()
-    }
-
-    /// The parts of the configuration that metrics name.
-    pub(crate) fn facts(&self, wanted: &lunar_control::Checked) -> Facts {
-        let portals = wanted.config.portals.iter().map(|(name, portal)| {
-            let bound = self.portals.get(name);
-            let is_up = bound.is_some_and(|bound| !self.shape.closed.contains_key(&bound.id));
-            let address = bound.map_or_else(|| portal.address(), |bound| bound.address);
-            let transport = portal.protocol.word().to_owned();
-            (name.clone(), PortalFacts { address: address.to_string(), transport, is_up })
-        });
-        let volumes = self.volumes.iter().map(|(name, placed)| (name.clone(), VolumeFacts::of(placed)));
-        Facts { portals: portals.collect(), volumes: volumes.collect(), targets: self.shape.names.clone() }
     }
 }
 

@@ -22,7 +22,7 @@ fn volume(tally: &Tally) -> VolumeFacts {
         unit: UnitId(1),
         tally: tally.clone(),
         identity: Arc::new(identity),
-        kind: text("file"),
+        kind: "file",
         block_size: 512,
         size: Some(1 << 30),
         is_read_only: false,

@@ -2,8 +2,9 @@
 
 use crate::backend;
 use crate::core_set::core::Core;
-use crate::engine::{Engine, PlacedVolume};
+use crate::engine::Engine;
 use crate::notice::SERVICE;
+use crate::placed::PlacedVolume;
 use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;

@@ -3,11 +3,12 @@
 
 use crate::access::{Accesses, accesses};
 use crate::core_set::core::Opening;
-use crate::engine::{Engine, PORT_PATIENCE, PlacedVolume};
+use crate::engine::{Engine, PORT_PATIENCE};
 use crate::error::EngineError;
 use crate::front::{Prepared, PrivateMap};
 use crate::namespaces::{self, UnitsByName};
 use crate::new_files::NewFiles;
+use crate::placed::PlacedVolume;
 use crate::published::{BoundPortal, Published};
 use crate::volume::{Volume, VolumeContext, VolumeError};
 use lunar_control::Checked;

@@ -339,7 +339,8 @@ fn a_removed_file_is_not_created_again() {
     engine.expect(["v".to_owned()].into());
     for is_there in [false, true] {
         let why = place.apply(&mut engine, &Checked::default(), &wanted).expect_err("it was served before");
-        assert!(why.contains("does not exist or is empty: is its file system mounted?") && why.contains("truncate -s 1M"), "{why}");
+        let words = ["does not exist or is empty: is its file system mounted?", "truncate -s 1M"];
+        assert!(words.iter().all(|words| why.contains(words)), "{why}");
         assert_eq!(path.exists(), is_there, "looking makes nothing");
         std::fs::write(&path, b"").expect("a file without bytes");
     }

@@ -1,4 +1,5 @@
-//! The longest turn of a core in this minute and the last one: a core that works too long at once delays all its clients.
+//! The longest turn of a core in this minute and the last one: a core that works too long at once delays all its
+//! clients.
 
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;

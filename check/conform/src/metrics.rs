@@ -162,8 +162,9 @@ impl Prometheus {
         std::fs::create_dir_all(&folder)?;
         let (config, log) = (folder.join("prometheus.yml"), folder.join("log"));
         let words = format!(
-            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [\"{}\"]\nscrape_configs:\n  - job_name: lunar\n    \
-             authorization: {{credentials: \"{TOKEN}\"}}\n    static_configs: [{{targets: [\"{}\"]}}]\n",
+            "global: {{scrape_interval: 1s, evaluation_interval: 1s}}\nrule_files: [\"{}\"]\nscrape_configs:\n  \
+             - job_name: lunar\n    authorization: {{credentials: \"{TOKEN}\"}}\n    \
+             static_configs: [{{targets: [\"{}\"]}}]\n",
             monitoring("lunar.rules.yml").display(),
             daemon.api,
         );

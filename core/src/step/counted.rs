@@ -1,5 +1,5 @@
-//! The counters of a unit that only the steps know: the bytes that were unmapped, misaligned reads and writes, protection
-//! information that did not match.
+//! The counters of a unit that only the steps know: the bytes that were unmapped, misaligned reads and writes,
+//! protection information that did not match.
 
 use super::kinds::{Failure, Step};
 use crate::tally::Event;

@@ -119,7 +119,7 @@ fn state(page: &mut Page, volumes: &[Volume<'_>], troubles: &[TroubleView]) {
             let uuid = Uuid(identity.uuid).text();
             let wwid: String = identity.naa.iter().map(|byte| format!("{byte:02x}")).collect();
             let block = facts.block_size.to_string();
-            samples.add(&[name, &uuid, &identity.serial, &format!("naa.{wwid}"), &facts.kind, &block], 1);
+            samples.add(&[name, &uuid, &identity.serial, &format!("naa.{wwid}"), facts.kind, &block], 1);
         }
     });
     let (full, unavailable) = (named(troubles, "no-space"), named(troubles, "unavailable"));

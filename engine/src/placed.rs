@@ -1,0 +1,21 @@
+//! A volume that is served, as the engine keeps it.
+
+use crate::volume::Volume;
+use lunar_control::model;
+use lunar_control::schema::StoreKind;
+use lunar_control::value::FilePath;
+use lunar_core::medium::Medium;
+use lunar_core::tally::Tally;
+use lunar_core::unit::UnitId;
+
+/// A volume that is served.
+#[derive(Clone, Debug)]
+pub(crate) struct PlacedVolume {
+    pub(crate) unit: UnitId,
+    pub(crate) volume: Volume,
+    pub(crate) medium: Medium,
+    pub(crate) tally: Tally,
+    pub(crate) path: Option<FilePath>,
+    pub(crate) kind: StoreKind,
+    pub(crate) medium_kind: model::Medium,
+}
