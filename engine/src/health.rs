@@ -119,6 +119,15 @@ impl Watched {
         medium.into_iter().chain(space).collect()
     }
 
+    /// The troubles that an examination has found and those that the counters show. The medium errors of a truncated
+    /// file are not a trouble of their own: the advice about the disk would mislead.
+    fn all(&mut self, mut found: Vec<StoreTrouble>, now: Instant) -> Vec<StoreTrouble> {
+        let is_truncated = found.iter().any(|trouble| trouble.condition == Condition::Truncated);
+        let counted = self.counted(now).into_iter();
+        found.extend(counted.filter(|trouble| !(is_truncated && trouble.condition == Condition::MediumErrors)));
+        found
+    }
+
     /// Takes what is wrong now; returns the troubles that have begun.
     fn update(&mut self, name: &str, found: Vec<StoreTrouble>, wall: u64) -> Vec<TroubleView> {
         let mut begun = Vec::new();
@@ -174,7 +183,7 @@ impl Watchlist {
             state.is_busy = true;
             stores
         };
-        let mut found: Vec<StoreTrouble> = stores.iter().flat_map(|store| store.examine()).collect();
+        let found: Vec<StoreTrouble> = stores.iter().flat_map(|store| store.examine()).collect();
         let spaces: Vec<_> = stores.iter().filter_map(|store| store.pool_space()).collect();
         let examined: Vec<_> = stores.iter().map(Arc::downgrade).collect();
         drop(stores);
@@ -186,9 +195,9 @@ impl Watchlist {
             examined.iter().all(|store| watched.stores.iter().any(|own| Weak::ptr_eq(own, store)))
         };
         let Some(watched) = state.volumes.get_mut(name).filter(is_same) else { return Default::default() };
-        found.extend(watched.counted(now));
         watched.spaces.clone_from(&spaces);
-        (watched.update(name, found, wall), spaces)
+        let all = watched.all(found, now);
+        (watched.update(name, all, wall), spaces)
     }
 
     /// Takes the space of all stores; returns the troubles of pools that have begun.

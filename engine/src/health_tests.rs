@@ -60,6 +60,19 @@ fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
 }
 
 #[test]
+fn the_medium_errors_of_a_truncated_file_are_its_truncation() {
+    let tally = Tally::new(1);
+    let mut watched = watched(&tally);
+    tally.add(Event::ReadError, 7);
+    tally.add(Event::SpaceError, 1);
+    let mut kinds = |condition| -> Vec<&str> {
+        watched.all(vec![found(condition)], MINUTE).iter().map(|found| found.condition.word()).collect()
+    };
+    assert_eq!(kinds(Condition::Truncated), ["truncated", "no-space"]);
+    assert_eq!(kinds(Condition::Deleted), ["deleted", "medium-errors", "no-space"]);
+}
+
+#[test]
 fn an_over_committed_pool_is_told_once_until_it_has_space() {
     let watchlist = Watchlist::default();
     let space = |free| {

@@ -38,7 +38,7 @@ enum State {
     /// The guest notifies.
     Armed,
     /// There may be work, and no slot is free. The next free slot wakes the schedule.
-    Starved,
+    AwaitingSlot,
 }
 
 /// When a core polls the rings of one device.
@@ -62,8 +62,8 @@ impl PollSchedule {
     }
 
     /// The work has to wait for a slot.
-    pub fn starve(&self) {
-        self.state.set(State::Starved);
+    pub fn wait_for_slot(&self) {
+        self.state.set(State::AwaitingSlot);
     }
 
     /// Whether the next turn does the work.
@@ -80,7 +80,7 @@ impl PollSchedule {
         match self.state.get() {
             State::Due => true,
             State::Watching { .. } => rings.has_work(),
-            State::Armed | State::Starved => false,
+            State::Armed | State::AwaitingSlot => false,
         }
     }
 
@@ -91,7 +91,7 @@ impl PollSchedule {
             State::Due => 0,
             State::Watching { misses } if !rings.has_work() => misses + 1,
             State::Watching { .. } => 0,
-            State::Armed | State::Starved => return Look::Nothing,
+            State::Armed | State::AwaitingSlot => return Look::Nothing,
         };
         if misses == 0 {
             self.state.set(State::Watching { misses });
@@ -110,11 +110,11 @@ impl PollSchedule {
 
     /// The core is about to sleep. Returns whether it may: then the guest will notify, if it can.
     #[must_use]
-    pub fn doze(&self, rings: &impl Rings) -> bool {
+    pub fn prepare_sleep(&self, rings: &impl Rings) -> bool {
         match self.state.get() {
             State::Due => false,
             State::Watching { .. } => self.arm(rings) != Arming::Work,
-            State::Armed | State::Starved => true,
+            State::Armed | State::AwaitingSlot => true,
         }
     }
 
@@ -194,7 +194,7 @@ mod tests {
         rings.has_work.set(true);
         for _ in 0..100 {
             assert_eq!(schedule.look(&rings), Look::Work);
-            assert!(!schedule.doze(&rings), "there is more work");
+            assert!(!schedule.prepare_sleep(&rings), "there is more work");
             rings.armed.set(0);
         }
         assert!(schedule.has_work(&rings));
@@ -213,20 +213,20 @@ mod tests {
         assert_eq!([0; 4].map(|_| schedule.look(&rings)), [Look::Nothing; 4]);
         assert_eq!(rings.armed.get(), 1, "other tasks kept the core awake");
         rings.has_work.set(true);
-        assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.doze(&rings));
+        assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.prepare_sleep(&rings));
         schedule.wake();
-        assert!(schedule.is_due() && schedule.has_work(&rings) && !schedule.doze(&rings));
+        assert!(schedule.is_due() && schedule.has_work(&rings) && !schedule.prepare_sleep(&rings));
         assert_eq!((schedule.look(&rings), schedule.is_due()), (Look::Work, false));
         rings.has_work.set(false);
-        assert!(schedule.doze(&rings) && rings.armed.get() == 2);
-        assert!(schedule.doze(&rings) && rings.armed.get() == 2, "it is asked once");
+        assert!(schedule.prepare_sleep(&rings) && rings.armed.get() == 2);
+        assert!(schedule.prepare_sleep(&rings) && rings.armed.get() == 2, "it is asked once");
     }
 
     #[test]
     fn work_that_arrives_during_the_request_to_notify_is_seen() {
         let (schedule, rings) = played(Arming::Armed);
         rings.has_work.set(true);
-        assert!(!schedule.doze(&rings), "it would sleep forever");
+        assert!(!schedule.prepare_sleep(&rings), "it would sleep forever");
         assert_eq!(schedule.look(&rings), Look::Work);
         // The same between a look and the request to notify.
         let (schedule, rings) = played(Arming::Work);
@@ -236,7 +236,7 @@ mod tests {
     #[test]
     fn a_guest_that_cannot_notify_is_looked_at_for_ever() {
         let (schedule, rings) = played(Arming::Unnotified);
-        assert!((0..100).all(|_| schedule.look(&rings) == Look::Nothing && schedule.doze(&rings)));
+        assert!((0..100).all(|_| schedule.look(&rings) == Look::Nothing && schedule.prepare_sleep(&rings)));
         rings.has_work.set(true);
         assert!(schedule.has_work(&rings) && schedule.look(&rings) == Look::Work);
     }
@@ -246,8 +246,8 @@ mod tests {
         let (schedule, rings) = played(Arming::Armed);
         rings.has_work.set(true);
         schedule.wake();
-        schedule.starve();
-        assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.doze(&rings));
+        schedule.wait_for_slot();
+        assert!(schedule.look(&rings) == Look::Nothing && !schedule.has_work(&rings) && schedule.prepare_sleep(&rings));
         assert_eq!(rings.armed.get(), 0, "the notification would be superfluous");
         schedule.wake();
         assert_eq!(schedule.look(&rings), Look::Work);

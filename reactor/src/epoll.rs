@@ -65,7 +65,7 @@ struct Inner {
     jobs: Vec<Option<Job>>,
     free_jobs: Vec<u32>,
     events: Box<[epoll_event; EVENTS]>,
-    /// Events that [`Driver::ripe`] has found already.
+    /// Events that [`Driver::has_completions`] has found already.
     found: usize,
     vector: Vector,
     /// Lists for calls that move several datagrams, made with the first call.
@@ -435,7 +435,7 @@ impl Driver for Epoll {
         answered + self.handle_events(count) + self.harvest_workers()
     }
 
-    fn ripe(&self) -> bool {
+    fn has_completions(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
         if inner.found == 0 {
             inner.found = self.wait(&mut inner.events, Some(Duration::ZERO));

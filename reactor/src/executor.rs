@@ -370,7 +370,7 @@ impl Remote {
     fn wake(&self, key: u64) {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(key);
         // A thread that finds `pending` set leaves the bell to the thread that set it: the core takes the list after
-        // it has reset `pending`, so it takes this key as well. SeqCst, here and in `doze`: of "pending set, asleep
+        // it has reset `pending`, so it takes this key as well. SeqCst, here and in `prepare_sleep`: of "pending set, asleep
         // read" and "asleep set, pending read", one side must see the other's store.
         if !self.pending.swap(true, Ordering::SeqCst) && self.asleep.load(Ordering::SeqCst) {
             self.bell.ring();
@@ -387,7 +387,7 @@ impl Remote {
     }
 
     /// Before the core sleeps: the bell is rung from now on. False if it must not sleep.
-    pub(crate) fn doze(&self) -> bool {
+    pub(crate) fn prepare_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         if self.pending.load(Ordering::SeqCst) {
             self.rise();

@@ -167,7 +167,7 @@ struct Inner {
     is_running: Cell<bool>,
     /// Whether the core was idle before the current turn.
     has_waited: Cell<bool>,
-    /// Whether [`Reactor::doze`] has put the core to sleep.
+    /// Whether [`Reactor::prepare_sleep`] has put the core to sleep.
     is_dozing: Cell<bool>,
     longest_turn: LongestTurn,
 }
@@ -329,8 +329,8 @@ impl Reactor {
     /// it, [`Reactor::turn`] looks at no memory. Returns `false`, and does not sleep, if there is something to do. For
     /// the simulator.
     #[must_use]
-    pub fn doze(&self) -> bool {
-        self.inner.is_dozing.set(self.inner.watches.doze());
+    pub fn prepare_sleep(&self) -> bool {
+        self.inner.is_dozing.set(self.inner.watches.prepare_sleep());
         self.inner.is_dozing.get()
     }
 
@@ -603,7 +603,7 @@ impl Inner {
 
     /// Whether there is work for the next turn, which wakes a core that sleeps.
     fn is_woken(&self, now: Instant) -> bool {
-        self.has_ready() || self.driver.ripe() || self.timers.next().is_some_and(|due| due <= now)
+        self.has_ready() || self.driver.has_completions() || self.timers.next().is_some_and(|due| due <= now)
     }
 
     fn has_ready(&self) -> bool {
@@ -644,13 +644,13 @@ impl Inner {
             self.policy.borrow_mut().gap(nanoseconds(from, now));
             self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
             // The next turn takes the results of the driver; the watches need no driver.
-            if self.driver.ripe() {
+            if self.driver.has_completions() {
                 self.driver.turn(Wait::Poll);
             }
             return now;
         };
         self.stats.idle_spin_nanoseconds.add(nanoseconds(from, now));
-        if due.is_none_or(|due| due > now) && self.watches.doze() && self.executor.remote().doze() {
+        if due.is_none_or(|due| due > now) && self.watches.prepare_sleep() && self.executor.remote().prepare_sleep() {
             self.stats.sleeps.add(1);
             self.driver.turn(Wait::Until(due));
             self.executor.remote().rise();
@@ -669,7 +669,7 @@ impl Inner {
         let end = Instant(from.0.saturating_add(budget));
         loop {
             for _ in 0..LOOKS_PER_CLOCK {
-                if self.driver.ripe() || self.executor.remote().is_pending() || self.watches.are_ripe() {
+                if self.driver.has_completions() || self.executor.remote().is_pending() || self.watches.want_poll() {
                     return None;
                 }
                 std::hint::spin_loop();

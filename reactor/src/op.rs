@@ -257,7 +257,7 @@ pub trait Driver {
     fn turn(&self, wait: Wait) -> usize;
 
     /// A cheap check, without a system call where possible, whether a `turn(Wait::Poll)` would find work.
-    fn ripe(&self) -> bool;
+    fn has_completions(&self) -> bool;
 
     /// Ends the operations in progress on a handle, with [`lunar_core::io::Fault::Aborted`].
     fn cancel(&self, handle: &Handle);

@@ -609,12 +609,12 @@ impl Driver for Ring {
             inner.cool();
         }
         inner.submit_commands(timeout.is_some());
-        let is_ripe = answered > 0
+        let has_work = answered > 0
             || !inner.ring.completion().is_empty()
             || !inner.backlog.is_empty()
             || inner.has_command_answers();
         match timeout {
-            Some(timeout) if !is_ripe && !timeout.is_zero() && self.workers.prepare_sleep() => {
+            Some(timeout) if !has_work && !timeout.is_zero() && self.workers.prepare_sleep() => {
                 inner.enter(1, (timeout != Duration::MAX).then_some(timeout));
             }
             _ if inner.needs_to_enter() => inner.enter(0, None),
@@ -625,7 +625,7 @@ impl Driver for Ring {
         answered + self.harvest() + self.harvest_commands() + self.harvest_hot(wait) + self.harvest_workers()
     }
 
-    fn ripe(&self) -> bool {
+    fn has_completions(&self) -> bool {
         let mut inner = self.inner.borrow_mut();
         let submission = inner.ring.submission();
         let has_more = submission.taskrun() || submission.cq_overflow();

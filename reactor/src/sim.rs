@@ -159,7 +159,7 @@ impl World {
         let watching = cores.iter().filter(|core| core.has_watches());
         let mut busy = false;
         for core in watching {
-            busy |= self.enter(|state| state.chance.coin()) && !core.doze();
+            busy |= self.enter(|state| state.chance.coin()) && !core.prepare_sleep();
         }
         busy
     }

@@ -311,7 +311,7 @@ fn a_bell_is_heard_once_even_if_it_rang_before() {
     assert_eq!(bench.ask(Op::Bell).result, Ok(0));
     let waiting = bench.start(Op::Bell);
     bench.core.turn(Wait::Poll);
-    assert!(!bench.core.ripe());
+    assert!(!bench.core.has_completions());
     bell.ring();
     assert_eq!(bench.answer(&waiting).result, Ok(0));
 }

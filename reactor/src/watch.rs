@@ -7,14 +7,14 @@ use std::rc::{Rc, Weak};
 /// Polls memory that a guest writes.
 pub trait Watch {
     /// A cheap check whether [`Watch::look`] would find work; it changes nothing.
-    fn is_ripe(&self) -> bool;
+    fn wants_poll(&self) -> bool;
 
     /// Polls, and does the work; returns whether there was any. Called once in every turn, when no task is ready any
     /// more.
     fn look(&self) -> bool;
 
     /// The core is about to sleep: the writer must wake it from now on. `false`: there is work already.
-    fn doze(&self) -> bool;
+    fn prepare_sleep(&self) -> bool;
 }
 
 /// All watches of a core.
@@ -39,8 +39,8 @@ impl Watches {
         self.count.get() == 0
     }
 
-    pub(crate) fn are_ripe(&self) -> bool {
-        self.count.get() > 0 && self.all.borrow().iter().filter_map(Weak::upgrade).any(|watch| watch.is_ripe())
+    pub(crate) fn want_poll(&self) -> bool {
+        self.count.get() > 0 && self.all.borrow().iter().filter_map(Weak::upgrade).any(|watch| watch.wants_poll())
     }
 
     /// The number of watches that had work.
@@ -52,8 +52,8 @@ impl Watches {
     }
 
     /// Whether all watches allow the core to sleep.
-    pub(crate) fn doze(&self) -> bool {
-        (0..self.count.get()).all(|at| self.get(at).is_none_or(|watch| watch.doze()))
+    pub(crate) fn prepare_sleep(&self) -> bool {
+        (0..self.count.get()).all(|at| self.get(at).is_none_or(|watch| watch.prepare_sleep()))
     }
 
     fn get(&self, at: usize) -> Option<Rc<dyn Watch>> {
@@ -74,7 +74,7 @@ mod tests {
     struct Seen(usize, Rc<RefCell<Vec<usize>>>);
 
     impl Watch for Seen {
-        fn is_ripe(&self) -> bool {
+        fn wants_poll(&self) -> bool {
             true
         }
 
@@ -83,7 +83,7 @@ mod tests {
             self.0 > 0
         }
 
-        fn doze(&self) -> bool {
+        fn prepare_sleep(&self) -> bool {
             false
         }
     }

@@ -18,14 +18,14 @@ pub struct SendQueue {
     queue: Sg,
     /// Pieces of the last send, which the next one most likely has as well.
     pieces: usize,
-    starved: bool,
+    lacks_memory: bool,
 }
 
 impl SendQueue {
     /// An empty queue. It takes no memory before the first header.
     #[must_use]
     pub fn new(arena: Arena) -> Self {
-        Self { arena, block: None, written: 0, queue: Sg::default(), pieces: 0, starved: false }
+        Self { arena, block: None, written: 0, queue: Sg::default(), pieces: 0, lacks_memory: false }
     }
 
     /// The number of queued bytes.
@@ -51,8 +51,8 @@ impl SendQueue {
 
     /// Whether there was no memory for a header: the queued bytes have a gap, and the connection cannot go on.
     #[must_use]
-    pub fn is_starved(&self) -> bool {
-        self.starved
+    pub fn lacks_memory(&self) -> bool {
+        self.lacks_memory
     }
 
     /// Queues a header within one block, and returns it so that the caller can complete it in place; `None` without
@@ -114,7 +114,7 @@ impl SendQueue {
     fn refill(&mut self) -> bool {
         self.cut();
         self.block = self.arena.take_reserved(BLOCK_LEN);
-        self.starved |= self.block.is_none();
+        self.lacks_memory |= self.block.is_none();
         self.block.is_some()
     }
 
@@ -175,14 +175,14 @@ mod tests {
         let sg = queue.take();
         // A page holds 85 headers.
         assert_eq!(sg.pieces().iter().map(|piece| piece.len()).collect::<Vec<_>>(), [85 * 48, 85 * 48, 30 * 48]);
-        assert!(!queue.is_starved());
+        assert!(!queue.lacks_memory());
     }
 
     #[test]
     fn a_queue_without_memory_is_starved() {
         let (arena, mut queue) = queue();
         let held: Vec<Buf> = std::iter::from_fn(|| arena.take_reserved(1)).collect();
-        assert!(queue.header([0_u8; 48]).is_none() && queue.is_starved());
+        assert!(queue.header([0_u8; 48]).is_none() && queue.lacks_memory());
         drop(held);
     }
 }

@@ -115,8 +115,8 @@ impl Driver for Meddler {
         self.driver.turn(wait)
     }
 
-    fn ripe(&self) -> bool {
-        self.driver.ripe()
+    fn has_completions(&self) -> bool {
+        self.driver.has_completions()
     }
 
     fn cancel(&self, handle: &Handle) {

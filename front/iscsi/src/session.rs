@@ -438,7 +438,7 @@ impl ProtocolMachine for Session {
     fn take_out(&mut self) -> Sg {
         self.input.answers_sent();
         let all = self.out.queue.take();
-        if self.out.queue.is_starved() {
+        if self.out.queue.lacks_memory() {
             // The queued bytes have a gap: none of them may be sent.
             self.shut(CloseReason::NoMemory);
             return Sg::default();
@@ -451,7 +451,7 @@ impl ProtocolMachine for Session {
     }
 
     fn is_out_of_memory(&self) -> bool {
-        self.out.queue.is_starved() || self.closed() == Some(CloseReason::NoMemory)
+        self.out.queue.lacks_memory() || self.closed() == Some(CloseReason::NoMemory)
     }
 }
 

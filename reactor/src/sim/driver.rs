@@ -148,7 +148,7 @@ impl Driver for Core {
         self.give_due().0
     }
 
-    fn ripe(&self) -> bool {
+    fn has_completions(&self) -> bool {
         self.world.enter(|state| !state.cores[self.index].due.is_empty())
     }
 

@@ -1,4 +1,4 @@
-//! Unix sockets and eventfds of a world, and cores that doze.
+//! Unix sockets and eventfds of a world, and cores that prepare_sleep.
 
 use super::{Faults, Host, Peer, World, eventfd};
 use crate::unix::{Listener, Signal, Stream, are_files};
@@ -199,14 +199,14 @@ fn a_core_gets_a_reply_that_arrives_as_the_core_goes_to_sleep() {
     }
 }
 
-/// A watch that always finds nothing, counts its looks, and may refuse to doze.
+/// A watch that always finds nothing, counts its looks, and may refuse to prepare_sleep.
 struct Counter {
     looks: Cell<u64>,
     may_doze: Cell<bool>,
 }
 
 impl Watch for Counter {
-    fn is_ripe(&self) -> bool {
+    fn wants_poll(&self) -> bool {
         false
     }
 
@@ -215,7 +215,7 @@ impl Watch for Counter {
         false
     }
 
-    fn doze(&self) -> bool {
+    fn prepare_sleep(&self) -> bool {
         self.may_doze.get()
     }
 }
@@ -229,12 +229,12 @@ fn a_core_that_dozes_looks_at_nothing_until_it_is_woken() {
     assert!(!core.has_watches());
     core.watch(&watch);
     while core.turn() {}
-    assert!(core.has_watches() && !core.doze(), "the watch has something to do");
+    assert!(core.has_watches() && !core.prepare_sleep(), "the watch has something to do");
     let looks = || counter.looks.get();
     let before = looks();
     assert!(!core.turn() && looks() == before + 1);
     counter.may_doze.set(true);
-    assert!(core.doze() && !core.turn() && looks() == before + 1);
+    assert!(core.prepare_sleep() && !core.turn() && looks() == before + 1);
     let sleeper = core.clone();
     core.spawn(async move { sleeper.sleep_until(Instant(1_000_000)).await });
     assert!(core.turn() && looks() == before + 2, "a task wakes the core");

@@ -50,7 +50,7 @@ pub(super) struct Device {
     pub(super) service: Cell<Service>,
     pub(super) motion: RefCell<Motion>,
     /// Slots that carry out its commands.
-    pub(super) seated: Cell<usize>,
+    pub(super) admitted: Cell<usize>,
     schedule: PollSchedule,
     losses: LossWatch,
     /// Raises interrupts again whose eventfd was full.
@@ -76,7 +76,7 @@ impl Device {
             configuration: Configuration::default(),
             service: Cell::new(Service::Serving),
             motion: RefCell::default(),
-            seated: Cell::new(0),
+            admitted: Cell::new(0),
             schedule: PollSchedule::new(MISSES_MAX),
             losses: LossWatch::new(losses()),
             raise_again: Delayed::default(),
@@ -129,7 +129,7 @@ impl Device {
         self.core.reactor.spawn(async move {
             let mut backoff = Backoff::new(LOOK_SOONEST, LOOK_LATEST);
             while !device.over.has_come() {
-                let pause = backoff.next(device.is_ripe());
+                let pause = backoff.next(device.wants_poll());
                 device.core.reactor.sleep(pause).await;
             }
         });
@@ -168,9 +168,9 @@ impl Device {
             if self.service.get() != Service::Serving {
                 return has_fetched;
             }
-            if !self.core.has_slot(self.seated.get()) {
-                self.schedule.starve();
-                self.core.starve(&self.me);
+            if !self.core.has_slot(self.admitted.get()) {
+                self.schedule.wait_for_slot();
+                self.core.wait_for_slot(&self.me);
                 return has_fetched;
             }
             let Some(fetched) = self.with(NvmeRegisters::fetch) else { return has_fetched };
@@ -418,7 +418,7 @@ impl Rings for Device {
 }
 
 impl Watch for Device {
-    fn is_ripe(&self) -> bool {
+    fn wants_poll(&self) -> bool {
         self.is_running() && self.schedule.has_work(self)
     }
 
@@ -437,7 +437,7 @@ impl Watch for Device {
         has_fetched || self.schedule.is_due()
     }
 
-    fn doze(&self) -> bool {
-        !self.is_running() || self.schedule.doze(self)
+    fn prepare_sleep(&self) -> bool {
+        !self.is_running() || self.schedule.prepare_sleep(self)
     }
 }

@@ -35,7 +35,7 @@ pub(super) struct Job {
 
 impl Job {
     pub(super) fn new(device: Rc<Device>, queue: Rc<Queue>, first: Half, second: Option<Box<Half>>) -> Self {
-        device.seated.set(device.seated.get() + 1);
+        device.admitted.set(device.admitted.get() + 1);
         Self { device, queue, first, second }
     }
 
@@ -68,7 +68,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.device.seated.set(self.device.seated.get() - 1);
+        self.device.admitted.set(self.device.admitted.get() - 1);
     }
 }
 

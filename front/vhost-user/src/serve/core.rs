@@ -28,7 +28,7 @@ pub(super) struct Core {
     pub(super) target: Rc<Target>,
     pub(super) slots: Slots<Job>,
     /// Devices that have found no free slot.
-    starved: RefCell<Vec<Weak<DeviceRings>>>,
+    awaiting_slot: RefCell<Vec<Weak<DeviceRings>>>,
     /// Whether the target stops.
     is_draining: Cell<bool>,
 }
@@ -41,7 +41,7 @@ impl Core {
             block: block.clone(),
             target: target.clone(),
             slots,
-            starved: RefCell::default(),
+            awaiting_slot: RefCell::default(),
             is_draining: Cell::new(false),
         })
     }
@@ -60,17 +60,17 @@ impl Core {
     }
 
     /// A device waits for a free slot.
-    pub(super) fn starve(&self, device: &Weak<DeviceRings>) {
-        let mut starved = self.starved.borrow_mut();
-        if !starved.iter().any(|other| other.ptr_eq(device)) {
-            starved.push(device.clone());
+    pub(super) fn wait_for_slot(&self, device: &Weak<DeviceRings>) {
+        let mut awaiting_slot = self.awaiting_slot.borrow_mut();
+        if !awaiting_slot.iter().any(|other| other.ptr_eq(device)) {
+            awaiting_slot.push(device.clone());
         }
     }
 
     /// A slot is about to be free: wakes the devices that wait for one.
     pub(super) fn feed(&self) {
-        if !self.starved.borrow().is_empty() {
-            self.starved.take().iter().filter_map(Weak::upgrade).for_each(|device| device.wake());
+        if !self.awaiting_slot.borrow().is_empty() {
+            self.awaiting_slot.take().iter().filter_map(Weak::upgrade).for_each(|device| device.wake());
         }
     }
 }

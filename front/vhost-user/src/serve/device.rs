@@ -173,9 +173,9 @@ impl Device {
                         self.rings.wake();
                         return true;
                     }
-                    if !self.core.has_slot(self.rings.seated.get()) {
-                        self.rings.schedule.starve();
-                        self.core.starve(rings.me());
+                    if !self.core.has_slot(self.rings.admitted.get()) {
+                        self.rings.schedule.wait_for_slot();
+                        self.core.wait_for_slot(rings.me());
                         return burst.chains > 0;
                     }
                     if !self.may_take(ring) {
@@ -248,7 +248,7 @@ impl Device {
 }
 
 impl Watch for Device {
-    fn is_ripe(&self) -> bool {
+    fn wants_poll(&self) -> bool {
         self.rings.schedule.has_work(&*self.rings)
     }
 
@@ -266,8 +266,8 @@ impl Watch for Device {
         has_fetched || self.rings.schedule.is_due()
     }
 
-    fn doze(&self) -> bool {
-        self.rings.schedule.doze(&*self.rings)
+    fn prepare_sleep(&self) -> bool {
+        self.rings.schedule.prepare_sleep(&*self.rings)
     }
 }
 

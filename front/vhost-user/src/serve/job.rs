@@ -76,7 +76,7 @@ impl Job {
         ring: RingIndex,
         (chain, work): (Chain, Work),
     ) -> Self {
-        rings.seated.set(rings.seated.get() + 1);
+        rings.admitted.set(rings.admitted.get() + 1);
         Self { core: core.clone(), rings: rings.clone(), kind, ring, chain, work, has_ended: Cell::new(false) }
     }
 
@@ -106,7 +106,7 @@ impl Job {
 
 impl Drop for Job {
     fn drop(&mut self) {
-        self.rings.seated.set(self.rings.seated.get() - 1);
+        self.rings.admitted.set(self.rings.admitted.get() - 1);
         if std::thread::panicking() && !self.has_ended.get() {
             // A panic out of this one would end the process.
             let _ = contain(|| self.fail());
@@ -142,16 +142,16 @@ mod tests {
         let Ok(Parsed::Block(request)) = parsed else { panic!("it is a read") };
         let work = Work::Blk(BlkWork::new(&blk, &chain, request));
         let job = Job::new(&core, &rings, Kind::Blk(Rc::new(blk)), ring, (chain, work));
-        assert_eq!((rings.seated.get(), rings.is_quiet()), (1, false));
+        assert_eq!((rings.admitted.get(), rings.is_quiet()), (1, false));
         let other = DeviceRings::new(&reactor, "other", VirtioDevice::new(0, 1));
-        other.schedule.starve();
-        core.starve(other.me());
+        other.schedule.wait_for_slot();
+        core.wait_for_slot(other.me());
         let ended = catch_unwind(AssertUnwindSafe(|| {
             let _job = job;
             panic!("a store is defective");
         }));
         assert!(ended.is_err());
-        assert_eq!((rings.seated.get(), rings.is_quiet()), (0, true));
+        assert_eq!((rings.admitted.get(), rings.is_quiet()), (0, true));
         assert_eq!(driver.returned(), Some((id, 1)));
         assert_eq!(driver.read(0x5000 + u64::from(BLOCK), 1), [Status::IOERR.0]);
         assert!(!rings.state().active().is_empty());

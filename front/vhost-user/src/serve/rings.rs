@@ -61,7 +61,7 @@ pub(super) struct DeviceRings {
     /// The channel for messages to the front-end.
     pub(super) channel: RefCell<Option<Stream>>,
     /// Slots that carry out requests of the device.
-    pub(super) seated: Cell<usize>,
+    pub(super) admitted: Cell<usize>,
     pub(super) schedule: PollSchedule,
     /// Whether the guest was asked to notify.
     pub(super) is_armed: Cell<bool>,
@@ -87,7 +87,7 @@ impl DeviceRings {
             state: RefCell::new(state),
             events: RefCell::new((0..rings).map(|_| Events::default()).collect()),
             channel: RefCell::default(),
-            seated: Cell::new(0),
+            admitted: Cell::new(0),
             schedule: PollSchedule::new(MISSES_MAX),
             is_armed: Cell::new(true),
             is_polled: Cell::new(false),
