@@ -370,8 +370,8 @@ impl Remote {
     fn wake(&self, key: u64) {
         self.woken.lock().unwrap_or_else(PoisonError::into_inner).push(key);
         // A thread that finds `pending` set leaves the bell to the thread that set it: the core takes the list after
-        // it has reset `pending`, so it takes this key as well. SeqCst, here and in `prepare_sleep`: of "pending set, asleep
-        // read" and "asleep set, pending read", one side must see the other's store.
+        // it has reset `pending`, so it takes this key as well. SeqCst, here and in `prepare_sleep`: of "pending set,
+        // asleep read" and "asleep set, pending read", one side must see the other's store.
         if !self.pending.swap(true, Ordering::SeqCst) && self.asleep.load(Ordering::SeqCst) {
             self.bell.ring();
         }
