@@ -205,7 +205,9 @@ nap 3
 refuse "the next one does not serve it" serves
 kill -CONT "$lower"
 try "it does when they have ended" eventually serves
-try "the write has ended" wait $writer
+# Not `try`, whose command is not a parent of the writer.
+wait $writer
+equal "the write has ended" 0 $?
 equal "its data is there" "$(sum </tmp/top)" "$(dd if="$disk" bs=4k count=8 iflag=direct status=none | sum)"
 stop "the program on top ends"
 target=$lower
