@@ -6,6 +6,7 @@
 //! * [`dirty`]: which pages of guest memory were written, for a client that migrates the guest
 //! * [`memory`]: guest memory: regions by guest address, access to them, and the log of writes
 //! * [`scatter`]: the data of one command, which lies in several pieces of guest memory
+//! * [`slots`]: which device may take a slot of its core, and which ones wait for one
 //! * [`poll`]: when a core polls rings in guest memory, and when it asks the guest to notify it
 
 pub mod dirty;
@@ -13,6 +14,7 @@ pub mod map;
 pub mod memory;
 pub mod poll;
 pub mod scatter;
+pub mod slots;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod window;
