@@ -153,7 +153,8 @@ pub(crate) struct Checked {
 /// Opens a file; `held` is the same file, if this process has it locked already.
 pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>) -> Result<Checked, Refusal> {
     let file = open_or_make(path, options)?;
-    check_type(&fstat(&file)?)?;
+    let stat = fstat(&file)?;
+    check_type(&stat)?;
     // io_uring would answer EAGAIN to a read that has to wait for the disk.
     fcntl_setfl(&file, fcntl_getfl(&file)? - OFlags::NONBLOCK)?;
     match held {
@@ -162,16 +163,16 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<BorrowedFd<'_>>)
         _ => lock(file.as_fd(), path, options.read_only || options.shared)?,
     }
     if !options.read_only
-        && let Some(device) = backed_by(Path::new(BLOCK_DEVICES), &fstat(&file)?)
+        && let Some(device) = backed_by(Path::new(BLOCK_DEVICES), &stat)
     {
         return Err(Refusal::Looped { device });
     }
-    let inode = fstat(&file)?.st_ino;
-    let served = served_size::read(file.as_fd(), inode)?;
+    let served = served_size::read(file.as_fd(), stat.st_ino);
     let size = volume_size(&file, path, options, served)?;
     if !options.read_only && served != Some(size) {
-        record_size(&file, path, inode, size);
+        record_size(&file, path, stat.st_ino, size);
     }
+    // Its size may have changed.
     let stat = fstat(&file)?;
     let alignment = if options.direct { Some(go_direct(&file, &stat, options.block_size)?) } else { None };
     let mark = mark::of(file.as_fd(), path, &stat, options);

@@ -10,15 +10,12 @@ pub const ATTRIBUTE: &str = "user.lunar.size";
 /// The longest valid value: two numbers of 20 digits and a space.
 const VALUE_BYTES_MAX: usize = 41;
 
-/// The recorded size; `None` if there is no record, or the file system has no attributes.
-pub(crate) fn read(file: BorrowedFd<'_>, inode: u64) -> Result<Option<u64>, Errno> {
+/// The recorded size; `None` if there is no valid record. A file whose attributes cannot be read is served without
+/// one, as without a mark, which reports the reason.
+pub(crate) fn read(file: BorrowedFd<'_>, inode: u64) -> Option<u64> {
     let mut value = [0; VALUE_BYTES_MAX];
-    match fgetxattr(file, ATTRIBUTE, &mut value[..]) {
-        Ok(len) => Ok(value.get(..len).and_then(parse).filter(|(_, of)| *of == inode).map(|(size, _)| size)),
-        // A value that is too long is not a record.
-        Err(Errno::NODATA | Errno::OPNOTSUPP | Errno::RANGE) => Ok(None),
-        Err(why) => Err(why),
-    }
+    let len = fgetxattr(file, ATTRIBUTE, &mut value[..]).ok()?;
+    parse(value.get(..len)?).filter(|(_, of)| *of == inode).map(|(size, _)| size)
 }
 
 /// Records the size, on the medium when this returns.
