@@ -130,3 +130,20 @@ finish() {
     echo "@restarts $restarts"
     exit $((failed > 0))
 }
+
+# restarts_under_load ROUNDS: the target is killed and restarted under verified writes to $disk.
+restarts_under_load() {
+    local round
+    for round in $(seq "$1"); do
+        fio --name=busy --filename="$disk" --offset=64M --size=16M --ioengine=libaio --direct=1 --rw=randwrite --bs=4k \
+            --iodepth=16 --verify=crc32c --verify_fatal=1 --randseed=$round --rate_iops=600 --output-format=terse \
+            >/tmp/busy 2>&1 &
+        busy=$!
+        sleep 2
+        restarts=$((restarts + 1))
+        echo "@restart"
+        wait $busy
+        equal "verified writes over kill -9 of the target, round $round" 0 $? || tail -n 5 /tmp/busy
+    done
+    equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
+}
