@@ -62,7 +62,8 @@ def rows() -> list[Row]:
     page += [Row("page", "randread", 4 * KIB, 32, spin=True)]
     curve = [Row("curve", "randread", 4 * KIB, depth) for depth in (1, 2, 4, 8, 16, 64, 128)]
     large = [Row("large", rw, bs, 8) for bs in (128 * KIB, MIB) for rw in ("read", "write")]
-    stores = [Row("stores", rw, 4 * KIB, 32, store="ram") for rw in ("randread", "randwrite")]
+    stores = [Row("stores", rw, 4 * KIB, 32, n, store="ram") for n in (1, 4) for rw in ("randread", "randwrite")]
+    stores += [Row("stores", rw, bs, 8, store="ram") for bs in (128 * KIB, MIB) for rw in ("read", "write")]
     stores += [Row("stores", "randread", 4 * KIB, 32, store="file")]
     return small + page + curve + large + stores
 
