@@ -5,7 +5,7 @@ use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::{Code, Effect, OpCode, Policy};
 use crate::row::{CommandType, Data};
-use crate::sbc::block::{READS, TRANSFER_BYTES_MAX, within};
+use crate::sbc::block_range::{READS, TRANSFER_BYTES_MAX, within};
 use crate::sense::{Asc, Sense};
 use lunar_core::step::Step;
 use lunar_core::wire::be;

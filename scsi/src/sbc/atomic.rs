@@ -1,6 +1,6 @@
 //! ORWRITE and WRITE ATOMIC.
 
-use super::block::{
+use super::block_range::{
     ATOMIC_WRITES, Block16, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, TRANSFER_BYTES_MAX, WRITES,
     atomic_blocks_max, durable, range, within,
 };

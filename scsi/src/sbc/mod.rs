@@ -1,7 +1,7 @@
 //! SCSI Block Commands (SBC-3): commands and pages of direct access block devices.
 
 pub mod atomic;
-pub mod block;
+pub mod block_range;
 pub mod cache;
 pub mod capacity;
 pub mod defects;

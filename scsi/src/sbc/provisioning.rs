@@ -1,6 +1,6 @@
 //! UNMAP and WRITE SAME.
 
-use super::block::{
+use super::block_range::{
     Block10, Block16, Block32, Blocks, Bytes, GROUP, LONG_TAGGED_WRITES, LONG_WRITES, PROTECT, THIN, UNMAP_BLOCKS_MAX,
     UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX, within,
 };

@@ -1,6 +1,6 @@
 //! READ, WRITE, WRITE AND VERIFY.
 
-use super::block::{
+use super::block_range::{
     Block10, Block12, Block16, Block32, Bytes, DPO, FUA, FUA_NV, PROTECT, READS, TAGGED_READS, TAGGED_WRITES,
     TRANSFER_BYTES_MAX, WRITES, durable, range, within,
 };

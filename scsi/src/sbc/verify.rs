@@ -1,6 +1,6 @@
 //! VERIFY and COMPARE AND WRITE.
 
-use super::block::{
+use super::block_range::{
     Block10, Block12, Block16, Block32, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, READS, TAGGED_READS,
     TRANSFER_BYTES_MAX, VERIFY_BYTES_MAX, WRITES, compare_and_write_blocks_max, durable, range, within,
 };
