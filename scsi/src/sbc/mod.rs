@@ -7,6 +7,7 @@ pub mod capacity;
 pub mod defects;
 pub mod format;
 pub mod lba_status;
+pub mod limits;
 pub(crate) mod log;
 pub(crate) mod mode;
 pub mod protect;
