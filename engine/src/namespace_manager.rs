@@ -15,7 +15,7 @@ use lunar_control::names::Uuid;
 use lunar_control::value::{Size, Textual};
 use lunar_control::versions::BY_HOST;
 use lunar_control::{Config, Kind};
-use lunar_nvme::manage::{Name, NamespaceOperation, Request, listed};
+use lunar_nvme::namespace_management::{Name, NamespaceOperation, Request, listed};
 use lunar_nvme::{Controller, Status};
 use lunar_reactor::log;
 use serde_json::{Map, Value as Json, json};

@@ -16,7 +16,7 @@ use lunar_nvme::auth::hash::Hash;
 use lunar_nvme::controller::CONTROLLERS_MAX;
 use lunar_nvme::directory::{Directory, Entry, Portal};
 use lunar_nvme::history::History;
-use lunar_nvme::manage::Pool;
+use lunar_nvme::namespace_management::Pool;
 use lunar_nvme::{Mapping, NamespaceMap, NamespaceSharing, Path as NvmePath};
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,6 +1,5 @@
 //! The rig of fuzz targets and tests: a subsystem with two namespaces in memory, and a host with its queues.
 
-use crate::attach::Tenant;
 use crate::auth::AuthServices;
 use crate::auth::authenticator::Authenticator;
 use crate::auth::exchange::{Computed, Terms, Work};
@@ -10,6 +9,7 @@ use crate::auth::wire;
 use crate::command::{Command, Direction, FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData};
 use crate::directory::{Directory, Entry, SubsystemRegistry};
+use crate::memory_based::Tenant;
 use crate::namespace_map::Mapping;
 use crate::path::{DISCOVERY_NQN, Path};
 use crate::policy::Set;

@@ -2,7 +2,7 @@
 
 use super::mesh::CoreMesh;
 use crate::namespace_requests::NamespaceRequests;
-use lunar_nvme::manage::Request;
+use lunar_nvme::namespace_management::Request;
 use lunar_nvme::{Environment, Status};
 use lunar_reactor::Reactor;
 use lunar_unit::LocalFuture;
