@@ -123,7 +123,7 @@ impl Engine {
         let units = self.units_by_name();
         let published = self.published(wanted, &committed.accesses, &units);
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
-            front.finalize(&self.core_set().front_cores(index), &published);
+            front.finalize(&self.core_set().front_handle(index), &published);
         }
     }
 

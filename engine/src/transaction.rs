@@ -216,7 +216,7 @@ impl Engine {
         let identities = self.identities().into_iter().chain(opened).collect();
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
             front.identify(&identities);
-            if let Some(prepared) = front.prepare(&self.core_set().front_cores(index), change, wanted)? {
+            if let Some(prepared) = front.prepare(&self.core_set().front_handle(index), change, wanted)? {
                 return Ok(Step::Front(index, prepared));
             }
         }
@@ -409,7 +409,7 @@ impl Engine {
             }
             Step::Front(index, prepared) => {
                 let front = self.core_set().shared().fronts()[index].clone();
-                front.roll_back(&self.core_set().front_cores(index), prepared);
+                front.roll_back(&self.core_set().front_handle(index), prepared);
             }
             Step::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),
         }

@@ -66,4 +66,4 @@ pub use memory_based::Tenant;
 pub use namespace_map::{Mapping, NamespaceMap, NamespaceSharing};
 pub use path::{Kind, Path};
 pub use queue::{Queue, Task, TaskSet};
-pub use subsystem::{Alone, Environment, Subsystem, SubsystemConfig};
+pub use subsystem::{SingleCoreServices, Subsystem, SubsystemConfig, SubsystemServices};

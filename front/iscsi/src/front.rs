@@ -14,12 +14,12 @@ use lunar_control::api::SessionView;
 use lunar_control::live::Later;
 use lunar_control::model::{self, Hash};
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::mesh::CoreMesh;
 use lunar_engine::core_set::message::FrontJob;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::host::Host;
 use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use lunar_engine::published::Published;
@@ -117,7 +117,7 @@ impl IscsiRuntime {
 }
 
 impl FrontRuntime for IscsiRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         let peers = Rc::new(OtherCores { index: self.index, mesh: core.mesh.clone() });
         let (authenticator, registry) = (self.authenticator.clone(), self.registry.clone());
         Rc::new(IscsiCore(serve::Front::new(&core.reactor, &core.target, authenticator, registry, core.index, peers)))
@@ -131,7 +131,7 @@ impl FrontRuntime for IscsiRuntime {
         self.registry.records().iter().map(|(tsih, record)| self.session(*tsih, record, targets)).collect()
     }
 
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let tsih = id.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')?.parse().ok())?;
         let SessionLocation { core, connection } = self.registry.record(tsih)?.location;
         let cores = cores.clone();
@@ -172,7 +172,7 @@ impl Peers for OtherCores {
 #[derive(Debug)]
 pub struct IscsiCore(Rc<serve::Front>);
 
-impl CoreFront for IscsiCore {
+impl FrontOnCore for IscsiCore {
     fn serve(&self, incoming: Incoming, portal: PortalRef) {
         self.0.serve(incoming, directory::PortalRef { portal: portal.portal, group: portal.group });
     }

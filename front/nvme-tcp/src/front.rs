@@ -10,10 +10,10 @@ use lunar_control::api::SessionView;
 use lunar_control::live::Later;
 use lunar_control::model;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::nvme_sessions;
 use lunar_engine::published::{BoundPortal, Published};
 use lunar_engine::registry::FrontEntry;
@@ -101,7 +101,7 @@ fn is_own(controller: &Controller) -> bool {
 }
 
 impl FrontRuntime for NvmeTcpRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         let config = &self.shared.config;
         let settings = Settings { advertise: None, drain: config.drain, tls: Some(self.tls.clone()) };
         let front = serve::Front::new(&core.reactor, &core.subsystem, settings);
@@ -119,7 +119,7 @@ impl FrontRuntime for NvmeTcpRuntime {
         all.iter().filter(|controller| is_own(controller)).map(view).collect()
     }
 
-    fn end_session(&self, _cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, _cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let controller = nvme_sessions::find(&self.shared, id).filter(|controller| is_own(controller))?;
         controller.end();
         Some(nvme_sessions::until_ended(&self.shared, controller))
@@ -146,7 +146,7 @@ pub struct NvmeTcpCore {
     tls_portals: TlsPortals,
 }
 
-impl CoreFront for NvmeTcpCore {
+impl FrontOnCore for NvmeTcpCore {
     fn serve(&self, incoming: Incoming, portal: PortalRef) {
         let PortalRef { portal, group } = portal;
         let is_secure = self.tls_portals.contains(portal);
