@@ -9,7 +9,7 @@ use crate::core_set::context::CoreContext;
 use crate::core_set::front_handle::FrontHandle;
 use crate::core_set::shared::Shared;
 use crate::error::EngineError;
-use crate::published::Published;
+use crate::published_config::PublishedConfig;
 use lunar_control::api::{SessionView, VmView};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
@@ -81,7 +81,7 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore>;
 
     /// Puts a configuration in force for new sessions, before connections are accepted by it. Cannot fail.
-    fn publish(&self, published: &Published<'_>);
+    fn publish(&self, published: &PublishedConfig<'_>);
 
     /// Its sessions. `targets` has the names of targets in the configuration by their names in protocols.
     fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView>;
@@ -115,12 +115,12 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
 
     /// Ends and starts what it serves without portals, such as sockets of virtual machines, after all fronts have
     /// published the configuration. Cannot fail.
-    fn finalize(&self, cores: &FrontHandle, published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
         let _ = (cores, published);
     }
 
     /// The portals at which NVMe hosts find subsystems, as the discovery service reports them.
-    fn discovery_portals(&self, published: &Published<'_>) -> Vec<nvme::Portal> {
+    fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<nvme::Portal> {
         let _ = published;
         Vec::new()
     }

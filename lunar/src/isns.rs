@@ -8,7 +8,7 @@ use lunar_control::model::ISNS_PORT;
 use lunar_control::names::Host;
 use lunar_control::value::Textual;
 use lunar_core::time::Instant;
-use lunar_engine::part::NameService;
+use lunar_engine::name_service::NameService;
 use lunar_isns::{Action, Client, Node, Registration};
 use lunar_reactor::clock::now;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

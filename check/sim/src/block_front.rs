@@ -11,7 +11,7 @@ use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_unit::LocalFuture;
 use std::collections::{BTreeMap, BTreeSet};
@@ -55,9 +55,9 @@ impl FrontRuntime for BlockRuntime {
         Rc::new(BlockCore { port, context: core.clone() })
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
-    fn finalize(&self, cores: &FrontHandle, _published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, _published: &PublishedConfig<'_>) {
         for core in 0..cores.count() {
             cores.ask(core, async |front: Rc<BlockCore>| front.update_units()).wait();
         }

@@ -17,7 +17,7 @@ use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_link::{LinkConfig, MacAddress, OpenedLink};
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,9 +175,9 @@ impl FrontRuntime for AoeRuntime {
         Self::close(cores, &prepared.link);
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
-    fn finalize(&self, cores: &FrontHandle, published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
         let config = &published.wanted.config;
         let (gone, links) = {
             let mut state = self.state();

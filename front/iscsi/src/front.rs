@@ -22,7 +22,7 @@ use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::host::Host;
 use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -123,7 +123,7 @@ impl FrontRuntime for IscsiRuntime {
         Rc::new(IscsiCore(serve::Front::new(&core.reactor, &core.target, authenticator, registry, core.index, peers)))
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         self.authenticator.set_directory(directory(published));
     }
 
@@ -224,7 +224,7 @@ fn session(limits: &model::Limits, window: u32, hashes: &[Hash]) -> Arc<config::
 
 /// The targets and portals of a configuration.
 #[must_use]
-fn directory(published: &Published<'_>) -> Directory {
+fn directory(published: &PublishedConfig<'_>) -> Directory {
     let (config, limits) = (&published.wanted.config, &published.wanted.config.limits);
     let mut directory = Directory::new(config.server.drain.0);
     let depth = limits.queue_depth.get() as u32;

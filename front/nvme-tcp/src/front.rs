@@ -15,7 +15,7 @@ use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::nvme_sessions;
-use lunar_engine::published::{BoundPortal, Published};
+use lunar_engine::published_config::{BoundPortal, PublishedConfig};
 use lunar_engine::registry::FrontEntry;
 use lunar_nvme::Controller;
 use lunar_nvme::directory::{self, Portal};
@@ -108,7 +108,7 @@ impl FrontRuntime for NvmeTcpRuntime {
         Rc::new(NvmeTcpCore { front, tls_portals: self.tls_portals.clone() })
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         let with_tls = published.portals_of(NAME).filter(|(_, portal, _)| requires_tls(portal));
         self.tls_portals.set(with_tls.map(|(bound, ..)| bound.id).collect());
     }
@@ -129,7 +129,7 @@ impl FrontRuntime for NvmeTcpRuntime {
         Vec::new()
     }
 
-    fn discovery_portals(&self, published: &Published<'_>) -> Vec<Portal> {
+    fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<Portal> {
         let portal = |(bound, portal, group): (BoundPortal, &model::Portal, u16)| {
             let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
             let (address, is_secure) = (portal.advertise().or(own), requires_tls(portal));

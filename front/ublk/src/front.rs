@@ -24,7 +24,7 @@ use lunar_engine::core_set::shared::Shared;
 use lunar_engine::engine::core_config;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -180,7 +180,7 @@ fn request(
 
 /// The wanted state of a disk; `None`: its group shows it no volume, or the volume is not served.
 fn wanted(
-    published: &Published<'_>,
+    published: &PublishedConfig<'_>,
     volumes: &BTreeMap<String, Arc<Identity>>,
     (name, ublk): (&str, &Ublk),
     cores: usize,
@@ -445,13 +445,13 @@ impl FrontRuntime for UblkRuntime {
         }
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
     fn identify(&self, volumes: &BTreeMap<String, Arc<Identity>>) {
         self.state().volumes.clone_from(volumes);
     }
 
-    fn finalize(&self, cores: &FrontHandle, published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
         let volumes = self.state().volumes.clone();
         let sections = published.wanted.config.section::<Ublk>();
         let all: BTreeMap<String, Option<Wanted>> = sections

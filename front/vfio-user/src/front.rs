@@ -18,7 +18,7 @@ use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared, PrivateMap};
 use lunar_engine::origin::Wording;
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_engine::{namespaces, nvme_sessions};
 use lunar_nvme::{Controller, Tenant};
@@ -274,13 +274,13 @@ impl FrontRuntime for VfioUserRuntime {
         }
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         let mut state = self.state();
         state.vms = vms(published.wanted, self.shared.host.runtime());
         state.troubles.clear();
     }
 
-    fn finalize(&self, cores: &FrontHandle, _published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, _published: &PublishedConfig<'_>) {
         let (gone, served) = {
             let State { sockets, vms, .. } = &*self.state();
             let gone: Vec<PathBuf> = sockets.keys().filter(|path| !vms.contains_key(*path)).cloned().collect();

@@ -19,7 +19,7 @@ use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
 use lunar_engine::origin::Wording;
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -166,7 +166,7 @@ impl fmt::Display for SocketError {
 impl std::error::Error for SocketError {}
 
 /// The volume that a virtual machine of this group sees.
-fn disk(vhost: &Vhost, group: &Group, published: &Published<'_>) -> Option<Disk> {
+fn disk(vhost: &Vhost, group: &Group, published: &PublishedConfig<'_>) -> Option<Disk> {
     let mut luns = group.luns.0.iter();
     let (_, lun) = luns.find(|(number, _)| vhost.lun.is_none_or(|wanted| wanted.get() == u64::from(**number)))?;
     let unit = published.units.get(lun.volume.name())?;
@@ -174,7 +174,7 @@ fn disk(vhost: &Vhost, group: &Group, published: &Published<'_>) -> Option<Disk>
 }
 
 /// The target port of a virtio-scsi device: that of its portal group, or else of the first one of the target.
-fn port(vhost: &Vhost, published: &Published<'_>) -> Option<ScsiPort> {
+fn port(vhost: &Vhost, published: &PublishedConfig<'_>) -> Option<ScsiPort> {
     let config = &published.wanted.config;
     let target = config.targets.get(vhost.target.name())?;
     let group =
@@ -184,7 +184,7 @@ fn port(vhost: &Vhost, published: &Published<'_>) -> Option<ScsiPort> {
 }
 
 /// The virtual machines, by their sockets.
-fn vms(published: &Published<'_>, runtime: &Path) -> BTreeMap<PathBuf, ServedVm> {
+fn vms(published: &PublishedConfig<'_>, runtime: &Path) -> BTreeMap<PathBuf, ServedVm> {
     let config = &published.wanted.config;
     let vm = |(name, vhost): (&str, &Vhost)| {
         let (host, target) = (vhost.host(name), vhost.target.name());
@@ -291,13 +291,13 @@ impl FrontRuntime for VhostUserRuntime {
         }
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         let mut state = self.state();
         state.vms = vms(published, self.shared.host.runtime());
         state.troubles.clear();
     }
 
-    fn finalize(&self, cores: &FrontHandle, _published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, _published: &PublishedConfig<'_>) {
         let (gone, served) = {
             let State { sockets, vms, .. } = &*self.state();
             let gone: Vec<PathBuf> = sockets.keys().filter(|path| !vms.contains_key(*path)).cloned().collect();

@@ -14,7 +14,7 @@ use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, PortalRef};
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
@@ -86,7 +86,7 @@ impl FrontRuntime for EchoRuntime {
         })))
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
     fn sessions(&self, _targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
         Vec::new()

@@ -18,7 +18,7 @@ pub struct BoundPortal {
 
 /// A configuration as it is published.
 #[derive(Clone, Copy, Debug)]
-pub struct Published<'a> {
+pub struct PublishedConfig<'a> {
     /// The configuration.
     pub wanted: &'a Checked,
     /// The access control of each target, by the name of the target in the configuration.
@@ -31,7 +31,7 @@ pub struct Published<'a> {
     pub portals: &'a BTreeMap<String, BoundPortal>,
 }
 
-impl<'a> Published<'a> {
+impl<'a> PublishedConfig<'a> {
     /// The portals of this protocol that are listened at: each with its number and address, its keys, and the tag of
     /// its portal group.
     pub fn portals_of(
