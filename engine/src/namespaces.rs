@@ -6,7 +6,7 @@ use crate::error::EngineError;
 use crate::front::PrivateMap;
 use crate::host::Host;
 use crate::volume::identity::own_revision;
-use lunar_control::model::{DhchapGroup, DhchapHash, Group, Target};
+use lunar_control::common_sections::{DhchapGroup, DhchapHash, Group, Target};
 use lunar_control::value::Textual;
 use lunar_control::{Checked, Config};
 use lunar_core::unit::UnitId;

@@ -10,7 +10,7 @@ use crate::published_config::BoundPortal;
 use crate::retirement::{Retirement, differing, ids_of, renamed};
 use crate::transaction::Committed;
 use lunar_control::Checked;
-use lunar_control::model::Portal;
+use lunar_control::common_sections::Portal;
 use lunar_core::unit::UnitId;
 use lunar_nvme::directory::Directory as Subsystems;
 use lunar_nvme::{Controller, NamespaceMap};

@@ -37,7 +37,7 @@ impl<'a> PublishedConfig<'a> {
     pub fn portals_of(
         &self,
         protocol: &'a str,
-    ) -> impl Iterator<Item = (BoundPortal, &'a lunar_control::model::Portal, u16)> + use<'a> {
+    ) -> impl Iterator<Item = (BoundPortal, &'a lunar_control::common_sections::Portal, u16)> + use<'a> {
         let (config, portals) = (&self.wanted.config, self.portals);
         let of_front = config.portals.iter().filter(move |(_, portal)| portal.protocol.word() == protocol);
         of_front.filter_map(move |(name, portal)| {

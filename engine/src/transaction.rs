@@ -14,7 +14,7 @@ use crate::volume::{Volume, VolumeContext, VolumeError};
 use lunar_control::Checked;
 use lunar_control::Kind;
 use lunar_control::apply::Running;
-use lunar_control::model;
+use lunar_control::common_sections;
 use lunar_control::plan::{Action, Change, Plan};
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
@@ -281,7 +281,7 @@ impl Engine {
     }
 
     /// A unit for a volume that is not served yet, with the state that it had.
-    fn new_unit(&mut self, volume: Volume, model: &model::Volume) -> Result<PlacedVolume, EngineError> {
+    fn new_unit(&mut self, volume: Volume, model: &common_sections::Volume) -> Result<PlacedVolume, EngineError> {
         let unit = UnitId(self.units.take().ok_or(EngineError::TooManyVolumes(LUNS_MAX))?);
         let restored = self.core_set().shared().units.restore(unit, &**volume.metadata());
         let restored = restored.map_err(|why| EngineError::Volume(VolumeError::Reservations(why)));

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use lunar_control::apply::TargetError;
 use lunar_control::check::{Checked, check};
-use lunar_control::model::{Level, LogFormat};
+use lunar_control::common_sections::{Level, LogFormat};
 use lunar_control::plan::ObjectId;
 use lunar_control::{Manager, versions};
 use lunar_engine::budget::HostLimits;

@@ -2,7 +2,7 @@
 
 use crate::schema::Aoe;
 use crate::wire::Address;
-use lunar_control::model::{Group, Target};
+use lunar_control::common_sections::{Group, Target};
 use lunar_core::access::{Access, Pattern};
 use lunar_core::unit::UnitId;
 use lunar_engine::published_config::PublishedConfig;
@@ -124,7 +124,7 @@ impl Shelf {
 
 /// The volumes of a group, by their slots.
 fn slots(aoe: &Aoe, group: &Group, published: &PublishedConfig<'_>) -> BTreeMap<u8, SlotVolume> {
-    let volume = |(lun, mapped): (&u16, &lunar_control::model::Lun)| {
+    let volume = |(lun, mapped): (&u16, &lunar_control::common_sections::Lun)| {
         let unit = *published.units.get(mapped.volume.name())?;
         Some((aoe.slot(*lun)?, SlotVolume { unit, read_only: mapped.read_only }))
     };

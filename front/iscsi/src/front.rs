@@ -11,8 +11,8 @@ use crate::schema::{self, is_listed};
 use crate::serve::{self, Peers};
 use lunar_control::Config;
 use lunar_control::api::SessionView;
+use lunar_control::common_sections::{self, Hash};
 use lunar_control::live::Later;
-use lunar_control::model::{self, Hash};
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::mesh::CoreMesh;
@@ -209,7 +209,7 @@ fn algorithms(hashes: &[Hash]) -> Arc<[Algorithm]> {
 }
 
 /// The settings of sessions.
-fn session(limits: &model::Limits, window: u32, hashes: &[Hash]) -> Arc<config::Config> {
+fn session(limits: &common_sections::Limits, window: u32, hashes: &[Hash]) -> Arc<config::Config> {
     let usual = config::Config::default();
     let chap = if hashes.is_empty() { usual.chap.clone() } else { algorithms(hashes) };
     Arc::new(config::Config {

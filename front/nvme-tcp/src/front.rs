@@ -7,8 +7,8 @@ use crate::serve::{self, Settings};
 use crate::tls::TlsContext;
 use lunar_control::Config;
 use lunar_control::api::SessionView;
+use lunar_control::common_sections;
 use lunar_control::live::Later;
-use lunar_control::model;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
@@ -130,7 +130,7 @@ impl FrontRuntime for NvmeTcpRuntime {
     }
 
     fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<Portal> {
-        let portal = |(bound, portal, group): (BoundPortal, &model::Portal, u16)| {
+        let portal = |(bound, portal, group): (BoundPortal, &common_sections::Portal, u16)| {
             let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
             let (address, is_secure) = (portal.advertise().or(own), requires_tls(portal));
             Portal { id: bound.id, group, address, is_secure }
