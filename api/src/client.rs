@@ -183,7 +183,7 @@ impl Client {
         request: Request<Full<Bytes>>,
     ) -> Result<Response<Incoming>, ClientError> {
         let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']').to_owned();
-        let port = url.port_u16().unwrap_or(lunar_control::model::API_PORT);
+        let port = url.port_u16().unwrap_or(lunar_control::common_sections::API_PORT);
         let unreachable = |why| NotRunning::Network { host: host.clone(), port, why };
         let is_local = host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback());
         if url.scheme_str() == Some("http") && self.token.is_some() && !is_local {

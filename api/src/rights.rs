@@ -2,7 +2,7 @@
 
 use lunar_control::api::ProblemDetails;
 use lunar_control::check::Checked;
-use lunar_control::model::Role;
+use lunar_control::common_sections::Role;
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -77,7 +77,7 @@ impl Tokens {
     #[must_use]
     pub fn of(checked: &Checked) -> Self {
         let digest = |secret: &[u8]| <[u8; 32]>::from(Sha256::digest(secret));
-        let one = |(name, token): (&String, &Arc<lunar_control::model::ApiToken>)| {
+        let one = |(name, token): (&String, &Arc<lunar_control::common_sections::ApiToken>)| {
             let secret = checked.token(name)?;
             Some((name.clone(), (token.role.into(), digest(secret.bytes()))))
         };

@@ -7,7 +7,7 @@ use crate::rights::{AccessPolicy, Tokens};
 use crate::server::State;
 use crate::system;
 use lunar_control::check::Checked;
-use lunar_control::model::{self, ApiListener};
+use lunar_control::common_sections::{self, ApiListener};
 use lunar_control::secret::Secret;
 use lunar_control::value::Textual;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ pub struct Api {
     thread: Thread,
     socket: Option<Socket>,
     /// The `[api]` section by which the socket is served.
-    socket_config: Option<model::Api>,
+    socket_config: Option<common_sections::Api>,
     /// The listeners on TCP: their configuration, certificate and socket.
     listeners: BTreeMap<String, (ApiListener, Option<Secret>, TcpListener)>,
     prepared: Option<Prepared>,
@@ -227,7 +227,7 @@ impl Api {
     }
 
     /// Binds the socket of a configuration with access for its owner and, if configured, for a group.
-    fn bind_socket(&self, wanted: &model::Api) -> Result<NewSocket, ApiError> {
+    fn bind_socket(&self, wanted: &common_sections::Api) -> Result<NewSocket, ApiError> {
         let path = match &wanted.socket {
             Some(path) => PathBuf::from(path.text()),
             None => system::daemon_socket().ok_or(ApiError::NoSocketFolder)?,

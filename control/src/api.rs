@@ -2,11 +2,11 @@
 
 use crate::affected::{AffectedHost, InUse};
 use crate::apply::Refusal;
+use crate::common_sections::Volume;
 use crate::config::Config;
 use crate::document::{Edit, Keys, Refused};
 use crate::failure::Failure;
 use crate::kind::{Id, Kind};
-use crate::model::Volume;
 use crate::plan::{Action, Change, Plan};
 use crate::report::{Problem, Problems};
 use crate::section::show;

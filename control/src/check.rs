@@ -7,9 +7,9 @@ mod outside;
 
 pub use outside::{LocalHost, Marked, Outside, OutsideError};
 
+use crate::common_sections::{ApiListener, BlockSize, Group, Medium, Protection, Volume};
 use crate::config::{Broken, Config, parse};
 use crate::kind::{Id, Kind};
-use crate::model::{ApiListener, BlockSize, Group, Medium, Protection, Volume};
 use crate::names::{Network, Pattern};
 use crate::report::{Mark, Problems, Report, did_you_mean};
 use crate::schema::{Schema, SizeRule};

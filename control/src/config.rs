@@ -1,10 +1,10 @@
 //! A whole configuration: its sections, and how a file becomes one.
 
-use crate::kind::{FrontKind, Id, Kind};
-use crate::model::{
+use crate::common_sections::{
     Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Pool, Portal, PortalGroup, Referral, Server,
     Target, TlsKey, User, Volume,
 };
+use crate::kind::{FrontKind, Id, Kind};
 use crate::report::{Mark, Report, did_you_mean, quoted};
 use crate::schema::{EMPTY, FrontSection};
 use crate::section::{Item, Json, Object, Objects, Resource, Section, Table, kind_of, show};

@@ -1,10 +1,10 @@
 //! The declarations of all sections of a schema: those that every target has, and those of fronts.
 
-use crate::kind::Kind;
-use crate::model::{
+use crate::common_sections::{
     Api, ApiListener, ApiToken, Discovery, Group, Isns, Limits, Logging, Lun, Pool, Portal, PortalGroup, Referral,
     Server, Target, TlsKey, User, Volume,
 };
+use crate::kind::Kind;
 use crate::schema::{Owner, Schema};
 use crate::section::{Key, Section, Shape, one_line};
 

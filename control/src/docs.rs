@@ -12,8 +12,8 @@ use std::fmt::{self, Write};
 pub fn configuration(schema: &'static Schema) -> String {
     let mut page = String::from(
         "# Configuration\n\n\
-         Generated from the declarations in `control/src/model.rs` and the files `schema.rs` of fronts and stores with \
-         `LUNAR_REGENERATE=1 cargo test -p lunar fresh`.\n\n\
+         Generated from the declarations in `control/src/common_sections.rs` and the files `schema.rs` of fronts and \
+         stores with `LUNAR_REGENERATE=1 cargo test -p lunar fresh`.\n\n\
          One file in [TOML](https://toml.io), `lunar.toml`, declares the volumes, the targets and the clients; an \
          example is [lunar.example.toml](lunar.example.toml). Unknown keys are errors. Changes through the API are \
          written to the same file, with its comments and its order, and earlier versions are kept.\n",

@@ -3,9 +3,9 @@
 use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use crate::apply::Running;
 use crate::check::Checked;
+use crate::common_sections::Medium;
 use crate::kind::{Id, Kind};
 use crate::live::{CopySource, Later, Live, MediumError, Motion};
-use crate::model::Medium;
 use crate::names::Uuid;
 use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
 use crate::secret::Secret;

@@ -1,8 +1,8 @@
 //! The identities of volumes, stored apart from the configuration: volumes keep them with a configuration file that is
 //! not writable, or that was replaced by one without the UUIDs.
 
+use crate::common_sections::Volume;
 use crate::config::Config;
-use crate::model::Volume;
 use crate::names::Uuid;
 use crate::value::Textual;
 use crate::versions::{self, Trouble};

@@ -4,9 +4,9 @@
 pub use crate::affected::{AffectedHost, InUse};
 
 use crate::api::{SessionView, VmView};
+use crate::common_sections::{Group, Lun, Target};
 use crate::config::Config;
 use crate::kind::Kind;
-use crate::model::{Group, Lun, Target};
 use crate::names::{IscsiName, Nqn};
 use crate::plan::{Action, Change, ObjectId, Plan};
 use crate::section::Effect;

@@ -2,20 +2,19 @@
 //!
 //! * [`schema`]: the words, keys and sections that fronts and stores declare; [`section`]: how keys and sections are
 //!   declared; [`kind`]: the kinds of resources
-//! * [`model`]: the sections that every target has; [`value`], [`names`], [`links`], [`luns`], [`secret`]: the types of
-//!   their keys
+//! * [`common_sections`]: the sections that every target has; [`value`], [`names`], [`links`], [`luns`], [`secret`]:
+//!   the types of their keys
 //! * [`config`]: reads a file into a [`Config`]; [`report`]: its mistakes, with places
 //! * [`check`]: the checks across keys and resources, and the secrets; [`visibility`]: the group of a client
-//! * [`plan`]: the steps from one configuration to another; [`apply`]: all of them or none; [`fake_target`]: a model of
-//!   a running target
+//! * [`plan`]: the steps from one configuration to another; [`apply`]: all of them or none; [`fake_target`]: a model
+//!   of a running target
 //! * [`document`]: edits of the text of the file that keep its comments; [`versions`]: the file and its history;
-//!   [`identities`]: the identities of volumes, stored apart from the file; [`in_use`]: the clients that a change takes
-//!   something from, with [`affected`] and [`failure`]: why a change is refused
+//!   [`identities`]: the identities of volumes, stored apart from the file; [`in_use`]: the clients that a change
+//!   takes something from, with [`affected`] and [`failure`]: why a change is refused
 //! * [`write_freeze`]: volumes that no client may write to during a copy
 //! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
 //!   types of the API
-//!
 //! * [`files`]: opens the files that the configuration names, from inside of a sandbox, too
 //!
 //! Nothing here touches the data path; [`versions`], [`identities`], [`files`] and [`check::LocalHost`] access files.
@@ -24,6 +23,7 @@ pub mod affected;
 pub mod api;
 pub mod apply;
 pub mod check;
+pub mod common_sections;
 pub mod config;
 mod declared;
 pub mod docs;
@@ -39,7 +39,6 @@ pub mod live;
 pub mod luns;
 pub mod manager;
 pub mod metrics;
-pub mod model;
 pub mod names;
 pub mod plan;
 mod pools;

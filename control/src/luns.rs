@@ -1,7 +1,7 @@
 //! LUN maps: the logical unit numbers of a group and their volumes.
 
+use crate::common_sections::{Lun, Volume};
 use crate::links::To;
-use crate::model::{Lun, Volume};
 use crate::report::{Mark, Report};
 use crate::section::{Item, Json, Marks, OwnKeys, Section, Shape, Value, kind_of, show};
 use serde_json::Map;

@@ -4,13 +4,13 @@ pub use crate::failure::Failure;
 
 use crate::apply::{MissingPolicy, Running, TargetError, Unavailable, apply};
 use crate::check::{Checked, Outside, check};
+use crate::common_sections::Volume;
 use crate::config::parse;
 use crate::document::{Edit, Keys, Refused, edit, fill_secrets, name_volumes};
 use crate::identities::Identities;
 use crate::in_use::{self, Author, Force, InUse};
 use crate::kind::{Id, Kind};
 use crate::live::Live;
-use crate::model::Volume;
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
 use crate::refused::Used;

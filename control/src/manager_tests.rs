@@ -1,10 +1,10 @@
 use super::*;
 use crate::api::SessionView;
 use crate::check::{LocalHost, Marked};
+use crate::common_sections::Volume;
 use crate::document::Keys;
 use crate::fake_target::FakeTarget;
 use crate::kind::Kind;
-use crate::model::Volume;
 use crate::plan::Action;
 use crate::testing::SAMPLE;
 use crate::value::Textual;

@@ -6,9 +6,9 @@
 //!    to resources that stay.
 
 use crate::check::Checked;
+use crate::common_sections::Volume;
 use crate::config::Config;
 use crate::kind::{Id, Kind};
-use crate::model::Volume;
 use crate::section::{Effect, Key, Object};
 use crate::section::{Field, Naming};
 use serde_json::Value as Json;

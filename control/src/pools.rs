@@ -1,7 +1,7 @@
 //! Pools and the volumes that NVMe hosts created in them.
 
+use crate::common_sections::{Group, Lun, NAMESPACE_MAX, Volume};
 use crate::config::Config;
-use crate::model::{Group, Lun, NAMESPACE_MAX, Volume};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 

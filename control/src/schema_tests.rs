@@ -3,10 +3,10 @@
 use super::*;
 use crate::Plan;
 use crate::check::{LocalHost, check};
+use crate::common_sections::Target;
 use crate::docs;
 use crate::document::{Edit, Keys, edit};
 use crate::links::To;
-use crate::model::Target;
 use crate::redact::without_secrets;
 use crate::secret::SecretSource;
 use crate::section::{optional, or, required};

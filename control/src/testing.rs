@@ -1,9 +1,9 @@
 //! A sample schema for tests: fronts and stores with every kind of declaration, in words that tests of a configuration
 //! are easily read with. It is the schema of no program. Tests over the schema of `lunar` are in `lunar/src/schema.rs`.
 
+use crate::common_sections::{ISCSI_PORT, PortalGroup, Target};
 use crate::kind::{FrontKind, Kind};
 use crate::links::To;
-use crate::model::{ISCSI_PORT, PortalGroup, Target};
 use crate::schema::{Finder, FrontSchema, FrontSection, KeySet, Location, PortalSchema, Schema, SizeRule, StoreSchema};
 use crate::section::{Objects, Resource, optional, or, required};
 use crate::value::Mode;

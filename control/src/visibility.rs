@@ -1,7 +1,7 @@
 //! The group that a client belongs to at a target.
 
+use crate::common_sections::Group;
 use crate::config::Config;
-use crate::model::Group;
 use std::net::IpAddr;
 
 /// How well a group fits a client: how specific its pattern is, then the length of its network prefix.

@@ -1,8 +1,8 @@
 //! Write freezes: while the file of a volume is copied, no change may allow writes to the volume.
 
 use crate::apply::Refusal;
+use crate::common_sections::Volume;
 use crate::config::Config;
-use crate::model::Volume;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 

@@ -2,7 +2,7 @@
 
 use crate::error::EngineError;
 use lunar_control::Checked;
-use lunar_control::model::{self, Authentication};
+use lunar_control::common_sections::{self, Authentication};
 use lunar_control::names::{Network, Pattern};
 use lunar_core::access::{Access, Account, Credentials, Group};
 use std::cmp::Reverse;
@@ -18,12 +18,12 @@ pub type Accesses = BTreeMap<String, Arc<Access>>;
 /// Access control that would not protect.
 pub fn accesses(wanted: &Checked) -> Result<Accesses, EngineError> {
     let config = &wanted.config;
-    let mut groups: BTreeMap<&str, Vec<(&str, &model::Group)>> = BTreeMap::new();
+    let mut groups: BTreeMap<&str, Vec<(&str, &common_sections::Group)>> = BTreeMap::new();
     for (name, group) in &config.groups {
         group.targets.names().for_each(|target| groups.entry(target).or_default().push((name, group)));
     }
     let discovery = discovery_credentials(wanted);
-    let access = |(name, target): (&String, &Arc<model::Target>)| {
+    let access = |(name, target): (&String, &Arc<common_sections::Target>)| {
         let groups = groups.remove(name.as_str()).unwrap_or_default();
         let access = Access::new(in_order(wanted, target, &groups), discovery.clone());
         Ok((name.clone(), Arc::new(access.map_err(|why| EngineError::Access(Some(name.clone()), why))?)))
@@ -41,7 +41,7 @@ fn authentication<'a>(
     wanted: &Checked,
     method: Authentication,
     users: impl Iterator<Item = &'a str>,
-    target: Option<&lunar_control::links::To<model::User>>,
+    target: Option<&lunar_control::links::To<common_sections::User>>,
 ) -> Credentials {
     let account = |name: &str| {
         let login = wanted.config.users.get(name)?.login_name(name);
@@ -62,7 +62,11 @@ type Member<'a> = (Reverse<usize>, Reverse<u8>, &'a str, &'a Pattern, Option<Net
 
 /// The groups of a target. The first one that matches a client is the most specific: by its pattern, then by its
 /// network, then by its name.
-fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::Group)]) -> Vec<Group> {
+fn in_order(
+    wanted: &Checked,
+    target: &common_sections::Target,
+    groups: &[(&str, &common_sections::Group)],
+) -> Vec<Group> {
     let mut members: Vec<Member<'_>> = Vec::new();
     for (name, group) in groups {
         for pattern in &group.initiators {
@@ -84,7 +88,7 @@ fn in_order(wanted: &Checked, target: &model::Target, groups: &[(&str, &model::G
         })
         .collect();
     let key = |name: &str| Some(Account { name: name.into(), secret: wanted.tls_key(name)?.clone() });
-    let keys = |group: &model::Group| group.tls_keys.names().filter_map(key).collect();
+    let keys = |group: &common_sections::Group| group.tls_keys.names().filter_map(key).collect();
     let tls_keys: BTreeMap<&str, Vec<Account>> = groups.iter().map(|(name, group)| (*name, keys(group))).collect();
     let group = |(_, _, name, pattern, source): Member<'_>| Group {
         name: name.into(),

@@ -20,7 +20,7 @@ pub use trouble::{Condition, StoreTrouble};
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_reactor::Reactor;
-use lunar_scsi::forward::Forward;
+use lunar_scsi::device_server::DeviceServer;
 use std::any::Any;
 use std::fmt::Debug;
 use std::io;
@@ -302,7 +302,7 @@ pub trait OpenedDevice: Any + Debug + Send + Sync {
     ///
     /// # Errors
     /// When the device cannot be reached, or there is no room for open files or memory.
-    fn open(&self, reactor: &Reactor) -> io::Result<Rc<dyn Forward>>;
+    fn open(&self, reactor: &Reactor) -> io::Result<Rc<dyn DeviceServer>>;
 
     /// See [`OpenedStore::finalize`].
     fn finalize(&self);

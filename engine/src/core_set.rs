@@ -2,29 +2,29 @@
 //! jobs, which they execute in order.
 //!
 //! * [`core`](crate::core_set::core): one core, from its start to its end
-//! * [`cores`], [`front_cores`]: handles of the cores, and of a front on them, for other threads
+//! * [`cores`], [`front_handle`]: handles of the cores, and of a front on them, for other threads
 //! * [`message`], [`mesh`]: the messages between cores
 //! * [`listener`]: listeners that accept connections
-//! * [`core_front`], [`context`]: a front on a core, and the resources that it may use
+//! * [`front_on_core`], [`context`]: a front on a core, and the resources that it may use
 //! * [`shared`]: the state that all cores share
 //! * here: all of them, on threads of their own or on reactors that exist ([`SteppedCores`])
 
 pub mod context;
 pub mod core;
-pub mod core_front;
 pub mod cores;
-mod environment;
-pub mod front_cores;
+pub mod front_handle;
+pub mod front_on_core;
 pub mod listener;
 pub mod mesh;
 pub mod message;
+mod nvme_services;
 pub mod shared;
 
 use self::core::{Core, Opening};
 use crate::error::EngineError;
 use crate::front::Front;
 use cores::Cores;
-use front_cores::FrontCores;
+use front_handle::FrontHandle;
 use listener::PortalFront;
 use lunar_reactor::channel::{Receiver, Sender, channel};
 use lunar_reactor::{Config, Reactor, Spin};
@@ -140,8 +140,8 @@ impl CoreSet {
 
     /// The handle of the front of this index on the cores.
     #[must_use]
-    pub fn front_cores(&self, front: usize) -> FrontCores {
-        FrontCores::new(front, self.cores.mailboxes().clone(), self.shared.host.clone())
+    pub fn front_handle(&self, front: usize) -> FrontHandle {
+        FrontHandle::new(front, self.cores.mailboxes().clone(), self.shared.host.clone())
     }
 
     /// Opens a unit on all cores, so that it can be placed: [`CoreSet::place`].

@@ -11,18 +11,19 @@ use crate::health::Health;
 use crate::host::{Host, StateLock};
 use crate::lun_maps::{GroupState, LunMaps};
 use crate::metrics::Metrics;
+use crate::name_service::NameService;
 use crate::namespaces::{Histories, NamespaceMaps, UnitsByName};
 use crate::notice::{AuditSink, Notice};
 use crate::origin::Origin;
-use crate::part::{NameService, Part};
+use crate::participant::Participant;
 use crate::placed::PlacedVolume;
-use crate::published::BoundPortal;
+use crate::published_config::BoundPortal;
 use crate::registry::Registry;
 use crate::retirement::Latch;
 use crate::target_ports::TargetPorts;
 use crate::unit_numbers::UnitNumbers;
+use lunar_control::common_sections::Driver;
 use lunar_control::config::Config;
-use lunar_control::model::Driver;
 use lunar_core::unit::{Identity, UnitId};
 use lunar_reactor::{Choice, Reactor, log};
 use lunar_scsi::PortConfig;
@@ -88,7 +89,7 @@ pub struct Engine {
     pub(crate) ports: TargetPorts,
     /// The histories of NVM subsystems, by their names.
     pub(crate) histories: Histories,
-    pub(crate) parts: Vec<Box<dyn Part>>,
+    pub(crate) participants: Vec<Box<dyn Participant>>,
     /// The sink that was named last.
     sink: NamedSink,
     pub(crate) name_service: Option<Box<dyn NameService>>,
@@ -172,7 +173,7 @@ impl Engine {
             expected: BTreeSet::new(),
             ports,
             histories: Histories::new(),
-            parts: Vec::new(),
+            participants: Vec::new(),
             sink,
             name_service: None,
             units: UnitNumbers::default(),
@@ -223,9 +224,9 @@ impl Engine {
         ended
     }
 
-    /// Adds a part to all later changes; the part has the current configuration already.
-    pub fn add_part(&mut self, part: Box<dyn Part>) {
-        self.parts.push(part);
+    /// Adds a participant to all later changes; it has the current configuration already.
+    pub fn add_participant(&mut self, participant: Box<dyn Participant>) {
+        self.participants.push(participant);
     }
 
     /// Registers the targets with this name server from now on.

@@ -1,7 +1,7 @@
 //! The errors of the engine.
 
 use crate::host::PathError;
-use crate::part::PartError;
+use crate::participant::ParticipantError;
 use crate::volume::VolumeError;
 use lunar_control::versions::Trouble;
 use lunar_core::access::Mistake;
@@ -58,8 +58,8 @@ pub enum EngineError {
     NoUserGroup(String),
     /// A front cannot do its part.
     Front(FrontError),
-    /// A part of the program cannot do what is configured.
-    Part(PartError),
+    /// A participant cannot do what is configured.
+    Participant(ParticipantError),
     /// The folder of a pool is not there, or cannot be used.
     Pool(PathBuf, io::Error),
     /// The path of a pool is no folder.
@@ -77,7 +77,7 @@ impl fmt::Display for EngineError {
             Self::NotFlushed(units) => f.write_str(&units.join("; ")),
             Self::State(why) => why.fmt(f),
             Self::StateForm(path, why) => write!(f, "{}: {why}", path.display()),
-            Self::Path(why) | Self::Part(why) | Self::Front(why) => why.fmt(f),
+            Self::Path(why) | Self::Participant(why) | Self::Front(why) => why.fmt(f),
             Self::NoUser(name) => write!(f, "this machine has no user {name}"),
             Self::NoUserGroup(name) => write!(f, "this machine has no group {name}"),
             Self::Pool(folder, why) => write!(f, "{}: {why}; make the folder first", folder.display()),

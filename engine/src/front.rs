@@ -2,14 +2,14 @@
 //!
 //! A [`Front`] is in the registry of the program. A process that serves starts one [`FrontRuntime`] of each; its
 //! methods are called by the thread that changes the configuration, and by threads that look at the state. A core that
-//! is given a connection makes a [`CoreFront`] from it. All of that is dispatched dynamically: when something is
+//! is given a connection makes a [`FrontOnCore`] from it. All of that is dispatched dynamically: when something is
 //! configured, opened or connected, never for a command.
 
 use crate::core_set::context::CoreContext;
-use crate::core_set::front_cores::FrontCores;
+use crate::core_set::front_handle::FrontHandle;
 use crate::core_set::shared::Shared;
 use crate::error::EngineError;
-use crate::published::Published;
+use crate::published_config::PublishedConfig;
 use lunar_control::api::{SessionView, VmView};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
-pub use crate::core_set::core_front::{CoreFront, PortalRef};
+pub use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
 pub use lunar_reactor::op::Incoming;
 
 /// A transport, as the registry lists it.
@@ -78,16 +78,16 @@ pub struct PrivateMap {
 /// A transport, while a process serves.
 pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     /// Makes the front of a core.
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront>;
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore>;
 
     /// Puts a configuration in force for new sessions, before connections are accepted by it. Cannot fail.
-    fn publish(&self, published: &Published<'_>);
+    fn publish(&self, published: &PublishedConfig<'_>);
 
     /// Its sessions. `targets` has the names of targets in the configuration by their names in protocols.
     fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView>;
 
     /// Ends the session of this ID; `None` if it has none. The work waits for a bounded time until it has ended.
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>>;
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>>;
 
     /// State that is left over once no client is connected any more; for tests.
     fn leftovers(&self) -> Vec<String>;
@@ -103,24 +103,24 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     ///
     /// # Errors
     /// Why it cannot be done, in words that say what to do.
-    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+    fn prepare(&self, cores: &FrontHandle, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
         let _ = (cores, change, wanted);
         Ok(None)
     }
 
     /// Undoes what was prepared.
-    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+    fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let _ = (cores, prepared);
     }
 
     /// Ends and starts what it serves without portals, such as sockets of virtual machines, after all fronts have
     /// published the configuration. Cannot fail.
-    fn finalize(&self, cores: &FrontCores, published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
         let _ = (cores, published);
     }
 
     /// The portals at which NVMe hosts find subsystems, as the discovery service reports them.
-    fn discovery_portals(&self, published: &Published<'_>) -> Vec<nvme::Portal> {
+    fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<nvme::Portal> {
         let _ = published;
         Vec::new()
     }

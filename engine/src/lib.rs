@@ -4,21 +4,22 @@
 //! program lists them.
 //!
 //! * [`registry`]: the fronts and back ends of a program
-//! * [`front`]: the contract of a transport; [`command_line`]: its options of `lunar serve`; [`published`]: the
-//!   configuration as fronts are given it
+//! * [`front`]: the contract of a transport; [`command_line`]: its options of `lunar serve`;
+//!   [`published_config`]: the configuration as fronts are given it
 //! * [`backend`]: the contract of a kind of store; [`volume`]: volumes, which are opened through it
 //! * [`budget`]: the limits of a configuration, summed and compared with the machine
 //! * [`service_unit`]: advice in refusals about the systemd unit of the service
 //! * [`core_set`]: the cores, on threads or on simulated drivers
-//! * [`engine`]: the configuration in force; [`transaction`]: its changes; `publish`, [`retirement`]: their effects,
-//!   and the end of sessions and units; `status`: its state for the API;
+//! * [`engine`]: the configuration in force; [`transaction`]: its changes; `publication`, [`retirement`]: their
+//!   effects, and the end of sessions and units; `status`: its state for the API;
 //!   `health`: faults of the stores of volumes; `space`: file systems that have promised more than they have
 //! * [`access`], [`lun_maps`], [`namespaces`], [`target_ports`]: a configuration in the form that the cores use
 //! * [`control_thread`]: the owner of the configuration and the engine; [`namespace_manager`],
 //!   [`namespace_requests`]: changes that NVMe hosts ask for
 //! * [`nvme_sessions`]: NVMe controllers as sessions of the API
 //! * [`origin`]: the origin of a configuration, for the words of messages
-//! * [`host`]: the services of the machine; [`part`]: other configured parts of the program
+//! * [`host`]: the services of the machine; [`participant`]: other configured parts of the program; [`name_service`]:
+//!   iSNS
 //! * [`authentication`]: the thread with the computations of DH-HMAC-CHAP
 //! * [`notice`]: notices for operators; [`statistics`]: the counters of the cores; [`metrics`]: all counters and states
 //!   for monitoring; [`error`]: errors
@@ -39,6 +40,7 @@ pub mod host;
 pub mod lun_maps;
 mod measured;
 pub mod metrics;
+pub mod name_service;
 pub mod namespace_manager;
 pub mod namespace_requests;
 pub mod namespaces;
@@ -46,10 +48,10 @@ mod new_files;
 pub mod notice;
 pub mod nvme_sessions;
 pub mod origin;
-pub mod part;
+pub mod participant;
 mod placed;
-mod publish;
-pub mod published;
+mod publication;
+pub mod published_config;
 pub mod registry;
 pub mod retirement;
 pub mod service_unit;

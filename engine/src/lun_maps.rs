@@ -2,7 +2,7 @@
 
 use crate::target_ports::{TargetPorts, port};
 use lunar_control::Checked;
-use lunar_control::model::{self, AluaState as Wanted};
+use lunar_control::common_sections::{self, AluaState as Wanted};
 use lunar_core::unit::UnitId;
 use lunar_scsi::{LunMap, Mapping, PortConfig};
 use lunar_unit::AccessState;
@@ -37,8 +37,8 @@ pub fn target_ports(wanted: &Checked, ports: &TargetPorts) -> Vec<PortConfig> {
 /// The LUN map of each group.
 #[must_use]
 pub fn volume_maps(wanted: &Checked) -> BTreeMap<Arc<str>, VolumeMap> {
-    let lun = |lun: &model::Lun| (lun.volume.name().to_owned(), lun.read_only);
-    let map = |group: &model::Group| group.luns.0.iter().map(|(number, it)| (*number, lun(it))).collect();
+    let lun = |lun: &common_sections::Lun| (lun.volume.name().to_owned(), lun.read_only);
+    let map = |group: &common_sections::Group| group.luns.0.iter().map(|(number, it)| (*number, lun(it))).collect();
     wanted.config.groups.iter().map(|(name, group)| (name.as_str().into(), map(group))).collect()
 }
 
@@ -57,12 +57,12 @@ pub fn numbered(map: &VolumeMap, unit: impl Fn(&str) -> Option<UnitId>) -> LunMa
 /// The asymmetric access state of each portal group, by its tag, and whether it is preferred.
 #[must_use]
 pub fn states(wanted: &Checked) -> BTreeMap<u16, GroupState> {
-    let state = |group: &model::PortalGroup| match group.alua_state {
+    let state = |group: &common_sections::PortalGroup| match group.alua_state {
         Wanted::ActiveOptimized => AccessState::ActiveOptimized,
         Wanted::ActiveNonOptimized => AccessState::ActiveNonOptimized,
         Wanted::Standby => AccessState::Standby,
         Wanted::Unavailable => AccessState::Unavailable,
     };
-    let both = |group: &Arc<model::PortalGroup>| (group.tag.get() as u16, (state(group), group.preferred));
+    let both = |group: &Arc<common_sections::PortalGroup>| (group.tag.get() as u16, (state(group), group.preferred));
     wanted.config.portal_groups.values().map(both).collect()
 }

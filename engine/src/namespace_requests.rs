@@ -2,7 +2,7 @@
 //! as tasks of their cores.
 
 use lunar_nvme::Status;
-use lunar_nvme::manage::Request;
+use lunar_nvme::namespace_management::Request;
 use lunar_reactor::Reactor;
 use lunar_unit::LocalFuture;
 use std::future::poll_fn;

@@ -1,7 +1,7 @@
 //! A volume that is served, as the engine keeps it.
 
 use crate::volume::Volume;
-use lunar_control::model;
+use lunar_control::common_sections;
 use lunar_control::schema::StoreKind;
 use lunar_control::value::FilePath;
 use lunar_core::medium::Medium;
@@ -17,5 +17,5 @@ pub(crate) struct PlacedVolume {
     pub(crate) tally: Tally,
     pub(crate) path: Option<FilePath>,
     pub(crate) kind: StoreKind,
-    pub(crate) medium_kind: model::Medium,
+    pub(crate) medium_kind: common_sections::Medium,
 }

@@ -40,7 +40,7 @@ impl Live for Engine {
 
     fn kick(&mut self, id: &str) -> Option<Later<bool>> {
         let fronts = self.core_set().shared().fronts().iter().enumerate();
-        fronts.into_iter().find_map(|(index, front)| front.end_session(&self.core_set().front_cores(index), id))
+        fronts.into_iter().find_map(|(index, front)| front.end_session(&self.core_set().front_handle(index), id))
     }
 
     fn statistics(&mut self) -> Value {

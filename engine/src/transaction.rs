@@ -9,12 +9,12 @@ use crate::front::{Prepared, PrivateMap};
 use crate::namespaces::{self, UnitsByName};
 use crate::new_files::NewFiles;
 use crate::placed::PlacedVolume;
-use crate::published::{BoundPortal, Published};
+use crate::published_config::{BoundPortal, PublishedConfig};
 use crate::volume::{Volume, VolumeContext, VolumeError};
 use lunar_control::Checked;
 use lunar_control::Kind;
 use lunar_control::apply::Running;
-use lunar_control::model;
+use lunar_control::common_sections;
 use lunar_control::plan::{Action, Change, Plan};
 use lunar_core::medium::Medium;
 use lunar_core::tally::Tally;
@@ -42,8 +42,8 @@ pub struct Transaction {
     pub(crate) accesses: Accesses,
     /// Which volume is at which path before it.
     places: HashMap<PathBuf, String>,
-    /// Whether the parts of the program are prepared.
-    has_parts: bool,
+    /// Whether the participants are prepared.
+    has_participants: bool,
     /// The steps that are prepared.
     steps: Vec<(Change, Step)>,
     /// The files that they created.
@@ -66,8 +66,8 @@ enum Step {
     },
     /// The front of this index has prepared its step.
     Front(usize, Prepared),
-    /// The parts of the program are prepared.
-    Parts,
+    /// The participants are prepared.
+    Participants,
 }
 
 impl fmt::Debug for Step {
@@ -77,7 +77,7 @@ impl fmt::Debug for Step {
             Self::Volume { placed, .. } => write!(f, "Volume({:?})", placed.unit),
             Self::Portal { portal, .. } => write!(f, "Portal({})", portal.address),
             Self::Front(index, _) => write!(f, "Front({index})"),
-            Self::Parts => f.write_str("Parts"),
+            Self::Participants => f.write_str("Participants"),
         }
     }
 }
@@ -86,7 +86,7 @@ impl fmt::Debug for Step {
 #[derive(Debug, Default)]
 pub(crate) struct Committed {
     pub(crate) accesses: Accesses,
-    pub(crate) has_parts: bool,
+    pub(crate) has_participants: bool,
     /// Units to be served.
     pub(crate) tickets: Vec<u64>,
     /// Units that are not served any more.
@@ -124,7 +124,7 @@ impl Running for Engine {
         namespaces::directory(wanted, &accesses, (Vec::new(), &private), &self.histories)?;
         let host = self.host().clone();
         self.ports.provide(&wanted.config, host.state())?;
-        Ok(Transaction { accesses, places, has_parts: false, steps: Vec::new(), new_files: NewFiles::default() })
+        Ok(Transaction { accesses, places, has_participants: false, steps: Vec::new(), new_files: NewFiles::default() })
     }
 
     fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), EngineError> {
@@ -143,14 +143,14 @@ impl Running for Engine {
         } else {
             transaction.new_files.add(new_files);
         }
-        transaction.has_parts |= matches!(step, Ok(Step::Parts));
+        transaction.has_participants |= matches!(step, Ok(Step::Participants));
         transaction.steps.push((change.clone(), step?));
         Ok(())
     }
 
     fn commit(&mut self, transaction: Transaction, _plan: &Plan, wanted: &Checked) {
-        let Transaction { accesses, has_parts, steps, .. } = transaction;
-        let mut committed = Committed { accesses, has_parts, ..Committed::default() };
+        let Transaction { accesses, has_participants, steps, .. } = transaction;
+        let mut committed = Committed { accesses, has_participants, ..Committed::default() };
         for (change, step) in steps {
             self.commit_step(&mut committed, &change, step);
         }
@@ -201,7 +201,7 @@ impl Engine {
             }
             (Kind::Pool, Action::Create | Action::Change(_)) => self.check_pool(name, wanted),
             (Kind::Api | Kind::ApiListener | Kind::ApiToken | Kind::Logging | Kind::Server, _) => {
-                self.prepare_parts(tx, wanted)
+                self.prepare_participants(tx, wanted)
             }
             _ => self.prepare_fronts(tx, change, wanted),
         }
@@ -216,7 +216,7 @@ impl Engine {
         let identities = self.identities().into_iter().chain(opened).collect();
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
             front.identify(&identities);
-            if let Some(prepared) = front.prepare(&self.core_set().front_cores(index), change, wanted)? {
+            if let Some(prepared) = front.prepare(&self.core_set().front_handle(index), change, wanted)? {
                 return Ok(Step::Front(index, prepared));
             }
         }
@@ -281,7 +281,7 @@ impl Engine {
     }
 
     /// A unit for a volume that is not served yet, with the state that it had.
-    fn new_unit(&mut self, volume: Volume, model: &model::Volume) -> Result<PlacedVolume, EngineError> {
+    fn new_unit(&mut self, volume: Volume, model: &common_sections::Volume) -> Result<PlacedVolume, EngineError> {
         let unit = UnitId(self.units.take().ok_or(EngineError::TooManyVolumes(LUNS_MAX))?);
         let restored = self.core_set().shared().units.restore(unit, &**volume.metadata());
         let restored = restored.map_err(|why| EngineError::Volume(VolumeError::Reservations(why)));
@@ -329,17 +329,17 @@ impl Engine {
         }
     }
 
-    fn prepare_parts(&mut self, tx: &Transaction, wanted: &Checked) -> Result<Step, EngineError> {
-        if tx.has_parts {
+    fn prepare_participants(&mut self, tx: &Transaction, wanted: &Checked) -> Result<Step, EngineError> {
+        if tx.has_participants {
             return Ok(Step::Nothing);
         }
-        for at in 0..self.parts.len() {
-            if let Err(why) = self.parts[at].prepare(wanted) {
-                self.parts[..at].iter_mut().rev().for_each(|part| part.roll_back());
-                return Err(EngineError::Part(why));
+        for at in 0..self.participants.len() {
+            if let Err(why) = self.participants[at].prepare(wanted) {
+                self.participants[..at].iter_mut().rev().for_each(|participant| participant.roll_back());
+                return Err(EngineError::Participant(why));
             }
         }
-        Ok(Step::Parts)
+        Ok(Step::Participants)
     }
 
     /// Whether volumes can be made in the folder of the pool of this name.
@@ -409,9 +409,9 @@ impl Engine {
             }
             Step::Front(index, prepared) => {
                 let front = self.core_set().shared().fronts()[index].clone();
-                front.roll_back(&self.core_set().front_cores(index), prepared);
+                front.roll_back(&self.core_set().front_handle(index), prepared);
             }
-            Step::Parts => self.parts.iter_mut().rev().for_each(|part| part.roll_back()),
+            Step::Participants => self.participants.iter_mut().rev().for_each(|participant| participant.roll_back()),
         }
     }
 
@@ -421,7 +421,7 @@ impl Engine {
         wanted: &'a Checked,
         accesses: &'a Accesses,
         units: &'a UnitsByName,
-    ) -> Published<'a> {
-        Published { wanted, accesses, ports: &self.ports, units, portals: &self.portals }
+    ) -> PublishedConfig<'a> {
+        PublishedConfig { wanted, accesses, ports: &self.ports, units, portals: &self.portals }
     }
 }

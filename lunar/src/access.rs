@@ -3,7 +3,7 @@
 
 use clap::Args;
 use lunar_control::check::{LocalHost, Outside, OutsideError};
-use lunar_control::model::NAMESPACE_MAX;
+use lunar_control::common_sections::NAMESPACE_MAX;
 use lunar_core::access::{Pattern, Secret};
 use lunar_engine::command_line::{Client, Draft, TARGET, secret};
 use lunar_scsi::{LunMap, Mapping};

@@ -190,7 +190,7 @@ fn one_identifier_means_one_namespace_to_all_hosts() {
     let ids = |maps: &[&str]| {
         let who = Who { map: maps.iter().map(|text| map(text).expect(text)).collect(), ..Who::default() };
         let checked = configured(&who, &[], &[]).expect("right");
-        let of = |lun: &lunar_control::model::Lun, number: u16| lun.namespace_of(number);
+        let of = |lun: &lunar_control::common_sections::Lun, number: u16| lun.namespace_of(number);
         checked.config.groups.values().map(|group| group.luns.0.iter().map(|(n, lun)| of(lun, *n)).collect()).collect()
     };
     let one: Vec<Vec<Option<u32>>> = ids(&["nqn.a=0:1"]);

@@ -3,7 +3,7 @@
 use crate::access::Who;
 use crate::registry::Program;
 use clap::{ArgMatches, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum};
-use lunar_control::model::ISCSI_PORT;
+use lunar_control::common_sections::ISCSI_PORT;
 use lunar_control::names::IscsiName;
 use lunar_control::value::{Textual, ValueError};
 use lunar_engine::command_line::{FrontOptions, FrontRequest, address};

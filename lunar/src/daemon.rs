@@ -1,7 +1,7 @@
 //! `lunar daemon`: serves the configuration of a file, and applies changes of the file while it runs.
 //!
 //! The control thread owns the configuration and the engine: [`lunar_engine::control_thread`]. The other configured
-//! parts of the daemon are [`lunar_engine::part::Part`]s.
+//! parts of the daemon are [`lunar_engine::participant::Participant`]s.
 
 use crate::assembly;
 use crate::notify::Notify;
@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use clap::Args;
 use lunar_control::apply::TargetError;
 use lunar_control::check::{Checked, check};
-use lunar_control::model::{Level, LogFormat};
+use lunar_control::common_sections::{Level, LogFormat};
 use lunar_control::plan::ObjectId;
 use lunar_control::{Manager, versions};
 use lunar_engine::budget::HostLimits;
@@ -19,7 +19,7 @@ use lunar_engine::control_thread::{ControlThread, Keeper, Stopped, here};
 use lunar_engine::core_set::cores::Cores;
 use lunar_engine::engine::Engine;
 use lunar_engine::namespace_manager;
-use lunar_engine::part::{Part, PartError};
+use lunar_engine::participant::{Participant, ParticipantError};
 use lunar_engine::volume::metadata::state_folder;
 use lunar_reactor::heap::release_free_memory;
 use lunar_reactor::log;
@@ -77,7 +77,7 @@ impl Service {
     }
 
     fn of(mut keeper: Keeper) -> Result<Self> {
-        keeper.running().add_part(Box::new(Logging));
+        keeper.running().add_participant(Box::new(Logging));
         keeper.running().wait_until_final();
         keeper.unavailable_lines().for_each(|away| log!(error, "{away}"));
         let core_set = keeper.running().core_set();
@@ -167,11 +167,11 @@ impl Starting {
     }
 }
 
-/// The log as a part of the daemon.
+/// The log as a participant of transactions.
 struct Logging;
 
-impl Part for Logging {
-    fn prepare(&mut self, _: &Checked) -> Result<(), PartError> {
+impl Participant for Logging {
+    fn prepare(&mut self, _: &Checked) -> Result<(), ParticipantError> {
         Ok(())
     }
 

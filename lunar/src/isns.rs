@@ -4,11 +4,11 @@
 
 use lunar_control::Checked;
 use lunar_control::api::IsnsView;
-use lunar_control::model::ISNS_PORT;
+use lunar_control::common_sections::ISNS_PORT;
 use lunar_control::names::Host;
 use lunar_control::value::Textual;
 use lunar_core::time::Instant;
-use lunar_engine::part::NameService;
+use lunar_engine::name_service::NameService;
 use lunar_isns::{Action, Client, Node, Registration};
 use lunar_reactor::clock::now;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -58,7 +58,7 @@ impl Wanted {
             }
         }
         let here = config.targets.iter().filter(|(_, target)| target.enabled && target.moved_to.is_none());
-        let node = |(name, target): (&String, &Arc<lunar_control::model::Target>)| {
+        let node = |(name, target): (&String, &Arc<lunar_control::common_sections::Target>)| {
             let iqn = target.iqn.as_ref()?.as_str().to_ascii_lowercase();
             let reached = target.portal_groups.names().filter_map(|group| portals.get(group));
             let portals = reached.flatten().map(|(address, tag)| (*address, *tag)).collect();

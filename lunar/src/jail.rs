@@ -8,8 +8,8 @@ use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus, Ruleset,
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, make_bitflags,
 };
+use lunar_control::common_sections::Protection;
 use lunar_control::config::Config;
-use lunar_control::model::Protection;
 use lunar_control::secret::SecretSource;
 use lunar_engine::backend::{self, JailPaths};
 use lunar_engine::service_unit;

@@ -5,7 +5,7 @@ use lunar_control::document::Edit;
 use lunar_control::in_use::{Author, Force};
 use lunar_engine::control_thread::Keeper;
 use lunar_nvme::Status;
-use lunar_nvme::manage::{Name, NamespaceOperation, Request};
+use lunar_nvme::namespace_management::{Name, NamespaceOperation, Request};
 use lunar_nvme::{Queue, Tenant};
 use std::cell::RefCell;
 use std::path::PathBuf;
@@ -93,7 +93,7 @@ impl Place {
                 group: 0,
                 address: "x".into(),
             };
-            let queue = core.subsystem.attach(&tenant, core.reactor.now()).expect("room");
+            let queue = core.subsystem.open_controller(&tenant, core.reactor.now()).expect("room");
             HOSTS.with_borrow_mut(|hosts| hosts.push(queue.clone()));
             queue.controller.id
         });

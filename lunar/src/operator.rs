@@ -10,7 +10,7 @@ use lunar_control::check::Checked;
 use lunar_control::value::Textual;
 use lunar_engine::control_thread::{ControlThread, Keeper, here};
 use lunar_engine::notice::{Notice, NoticeTopic};
-use lunar_engine::part::{Part, PartError};
+use lunar_engine::participant::{Participant, ParticipantError};
 use lunar_reactor::log;
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -92,7 +92,7 @@ fn take_over(keeper: &mut Keeper, mut api: Api, common: &Arc<Shared>, opened: &C
     if checked.config.api != opened.config.api || checked.config.api_listeners != opened.config.api_listeners {
         api.open(&checked)?;
     }
-    keeper.running().add_part(Box::new(Remote(api)));
+    keeper.running().add_participant(Box::new(Remote(api)));
     Ok(())
 }
 
@@ -107,11 +107,11 @@ fn note(journal: &AuditLog, notice: &Notice<'_>) {
     journal.add(topic, notice.subject, &notice.to_string());
 }
 
-/// The API as a part of the daemon.
+/// The API as a participant of transactions.
 struct Remote(Api);
 
-impl Part for Remote {
-    fn prepare(&mut self, wanted: &Checked) -> Result<(), PartError> {
+impl Participant for Remote {
+    fn prepare(&mut self, wanted: &Checked) -> Result<(), ParticipantError> {
         Ok(self.0.prepare(wanted)?)
     }
 

@@ -62,7 +62,7 @@ impl Subsystem {
             pin!(async {
                 // A queue is on one core.
                 self.abort_here(controller.id, named, command).await
-                    || named > 0 && self.environment.abort(controller.id, named, command).await
+                    || named > 0 && self.services.abort(controller.id, named, command).await
             }),
         );
         let is_aborted = poll_fn(|cx| match ended.as_mut().poll(cx) {
@@ -78,7 +78,7 @@ mod tests {
     use super::*;
     use crate::fuzzing::{Rig, at_once, entry};
     use crate::pool::Request;
-    use crate::subsystem::{Alone, Environment};
+    use crate::subsystem::{SingleCoreServices, SubsystemServices};
     use lunar_unit::LocalFuture;
     use std::cell::OnceCell;
     use std::pin::Pin;
@@ -127,14 +127,14 @@ mod tests {
     #[derive(Default)]
     struct Other(OnceCell<Weak<Subsystem>>);
 
-    impl Environment for Other {
+    impl SubsystemServices for Other {
         fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool> {
             let other = self.0.get().and_then(Weak::upgrade).expect("it is there");
             Box::pin(async move { other.abort_here(controller, queue, command).await })
         }
 
         fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>> {
-            Alone.manage(request)
+            SingleCoreServices.manage(request)
         }
     }
 
@@ -142,7 +142,7 @@ mod tests {
     fn a_command_of_a_queue_on_another_core_is_aborted() {
         let links = Rc::new(Other::default());
         let rig = Rig::with(links.clone());
-        let other = Subsystem::new(rig.subsystem.config().clone(), Rc::new(Alone));
+        let other = Subsystem::new(rig.subsystem.config().clone(), Rc::new(SingleCoreServices));
         assert!(links.0.set(Rc::downgrade(&other)).is_ok());
         let there = rig.queue_of(&other, 2);
         let under_way = there.tasks.enter((5, 1));

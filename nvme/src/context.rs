@@ -3,8 +3,8 @@
 use crate::command::Status;
 use crate::controller::Controller;
 use crate::history::Happened;
-use crate::manage::pool_of;
 use crate::namespace::{Attached, Namespace};
+use crate::namespace_management::pool_of;
 use crate::pool::Pool;
 use crate::queue::Queue;
 use crate::subsystem::Subsystem;

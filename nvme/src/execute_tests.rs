@@ -479,7 +479,7 @@ fn disconnect_is_for_io_queues() {
 #[test]
 fn number_of_queues_grants_submission_and_completion_queues_apart() {
     let rig = Rig::default();
-    let admin = rig.subsystem.attach(&crate::fuzzing::tenant(), Instant(0)).expect("room");
+    let admin = rig.subsystem.open_controller(&crate::fuzzing::tenant(), Instant(0)).expect("room");
     admin.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
     let set = |value: u32| rig.run(&admin, &entry(0x09, 0, &[0x07, value]), &[]);
     for (asked, granted) in [(0x0003_0007, 0x0003_0007), (0x0007_0003, 0x0007_0003), (0x0000_fffe, 127)] {
@@ -546,7 +546,7 @@ fn feature_values_are_read_as_they_were_set() {
 #[test]
 fn a_controller_in_memory_says_how_its_interrupts_wait() {
     let rig = Rig::default();
-    let queue = rig.subsystem.attach(&crate::fuzzing::tenant(), Instant(0)).expect("room");
+    let queue = rig.subsystem.open_controller(&crate::fuzzing::tenant(), Instant(0)).expect("room");
     queue.controller.set_property(0x14, false, 0x46_0001).expect("enabled");
     let run = |opcode, dwords: &[u32]| {
         let ended = rig.run(&queue, &entry(opcode, 0, dwords), &[]);

@@ -1,6 +1,5 @@
 //! The rig of fuzz targets and tests: a subsystem with two namespaces in memory, and a host with its queues.
 
-use crate::attach::Tenant;
 use crate::auth::AuthServices;
 use crate::auth::authenticator::Authenticator;
 use crate::auth::exchange::{Computed, Terms, Work};
@@ -10,11 +9,12 @@ use crate::auth::wire;
 use crate::command::{Command, Direction, FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Reply, SQE_LEN, Sqe, Status};
 use crate::connect::{Caller, ConnectData};
 use crate::directory::{Directory, Entry, SubsystemRegistry};
+use crate::memory_based::Tenant;
 use crate::namespace_map::Mapping;
 use crate::path::{DISCOVERY_NQN, Path};
 use crate::policy::Set;
 use crate::queue::Queue;
-use crate::subsystem::{Alone, Environment, Subsystem, SubsystemConfig};
+use crate::subsystem::{SingleCoreServices, Subsystem, SubsystemConfig, SubsystemServices};
 use crate::table::TABLE;
 use lunar_core::access::{Access, Account, Credentials, Group, Secret};
 use lunar_core::io::{Completion, Data, Done, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
@@ -241,7 +241,7 @@ pub struct Rig {
 
 impl Default for Rig {
     fn default() -> Self {
-        Self::with(Rc::new(Alone))
+        Self::with(Rc::new(SingleCoreServices))
     }
 }
 
@@ -251,7 +251,7 @@ impl Rig {
     /// # Panics
     /// When its host cannot connect.
     #[must_use]
-    pub fn with(environment: Rc<dyn Environment>) -> Self {
+    pub fn with(others: Rc<dyn SubsystemServices>) -> Self {
         let told = Arc::<Mutex<Vec<String>>>::default();
         let services = Rc::new(Still::default());
         let subsystems = open_subsystems();
@@ -265,7 +265,7 @@ impl Rig {
             authenticator: authenticator(subsystems.clone(), told.clone()),
             services: services.clone(),
         };
-        let subsystem = Subsystem::new(config, environment);
+        let subsystem = Subsystem::new(config, others);
         let memories = [0, PROTECTED].map(|id| {
             let (unit, memories) = unit(id);
             subsystem.add_namespace(id + 1, unit);

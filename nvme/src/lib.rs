@@ -11,15 +11,15 @@
 //! * [`auth`]: authentication and admission of hosts
 //! * `command_set`: the effects of unit state changes on hosts; [`reserve`]: reservations in the terms of NVMe;
 //!   `rewrite`: Format NVM and Sanitize
-//! * [`manage`]: namespaces that hosts make
-//! * [`attach`]: how a host gets a controller whose queues lie in its memory
+//! * [`namespace_management`]: namespaces that hosts create, from a [`pool`]
+//! * [`connect`]: controllers and queues of NVMe over Fabrics; [`memory_based`]: controllers whose queues are in host
+//!   memory
 //! * [`event`]: asynchronous events; [`errors`]: the Error Information log
-//! * [`command`], [`connect`]: the input and the output of transports
+//! * [`command`]: the input and the output of transports
 //! * [`docs`]: the page of supported commands; [`fuzzing`]: the rig of fuzz targets
 
 mod abort;
 pub mod admit;
-pub mod attach;
 pub mod auth;
 pub mod cmd;
 pub mod command;
@@ -41,8 +41,9 @@ pub mod host;
 pub mod identify;
 pub mod limits;
 pub mod log;
-pub mod manage;
+pub mod memory_based;
 pub mod namespace;
+pub mod namespace_management;
 mod namespace_map;
 mod namespace_table;
 pub mod path;
@@ -57,12 +58,12 @@ pub mod row;
 pub mod subsystem;
 pub mod table;
 
-pub use attach::Tenant;
 pub use command::{Command, Direction, Reply, Sqe, Status};
 pub use connect::Caller;
 pub use controller::{Controller, Controllers};
 pub use directory::{Directory, SubsystemRegistry};
+pub use memory_based::Tenant;
 pub use namespace_map::{Mapping, NamespaceMap, NamespaceSharing};
 pub use path::{Kind, Path};
 pub use queue::{Queue, Task, TaskSet};
-pub use subsystem::{Alone, Environment, Subsystem, SubsystemConfig};
+pub use subsystem::{SingleCoreServices, Subsystem, SubsystemConfig, SubsystemServices};

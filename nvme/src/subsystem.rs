@@ -48,7 +48,7 @@ pub struct SubsystemConfig {
 }
 
 /// The services that the program provides to subsystems.
-pub trait Environment {
+pub trait SubsystemServices {
     /// Aborts a command of a controller on another core. Done when the command has ended; returns whether there was
     /// one.
     fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool>;
@@ -58,11 +58,11 @@ pub trait Environment {
     fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>>;
 }
 
-/// [`Environment`] of a program with one core, whose hosts create no namespaces.
+/// [`SubsystemServices`] of a program with one core, whose hosts create no namespaces.
 #[derive(Clone, Copy, Debug)]
-pub struct Alone;
+pub struct SingleCoreServices;
 
-impl Environment for Alone {
+impl SubsystemServices for SingleCoreServices {
     fn abort(&self, _controller: u16, _queue: u16, _command: u16) -> LocalFuture<'static, bool> {
         Box::pin(std::future::ready(false))
     }
@@ -75,7 +75,7 @@ impl Environment for Alone {
 /// One core's view of the NVM subsystems.
 pub struct Subsystem {
     config: SubsystemConfig,
-    pub(crate) environment: Rc<dyn Environment>,
+    pub(crate) services: Rc<dyn SubsystemServices>,
     pub(crate) space: Rc<NamespaceTable>,
     queues: RefCell<Vec<Weak<Queue>>>,
     access_changes: Cell<u64>,
@@ -86,11 +86,11 @@ pub struct Subsystem {
 impl Subsystem {
     /// Without namespaces.
     #[must_use]
-    pub fn new(config: SubsystemConfig, environment: Rc<dyn Environment>) -> Rc<Self> {
+    pub fn new(config: SubsystemConfig, services: Rc<dyn SubsystemServices>) -> Rc<Self> {
         let units = config.units.clone();
         let subsystem = Rc::new(Self {
             config,
-            environment,
+            services,
             space: Rc::default(),
             queues: RefCell::default(),
             access_changes: Cell::new(1),

@@ -2,7 +2,7 @@ use crate::command::{Status, TaskAttribute};
 use crate::context::Call;
 use crate::device_types;
 use crate::nexus::Addressee;
-use crate::sbc::block::TRANSFER_BYTES_MAX;
+use crate::sbc::limits::TRANSFER_BYTES_MAX;
 use crate::sense::{Asc, SenseKey};
 use crate::testing::{BLOCKS, Ended, Rig};
 use lunar_core::io::{Fault, Op};

@@ -1,23 +1,25 @@
 //! The SCSI device server: a command and its data in, steps and a status out. Pure, and knows no transport.
 //!
-//! * [`table`]: the list of commands, one type each, and everything that derives from it; [`cmd`]: the commands by
-//!   family
-//! * [`copy`]: third-party copies, their lists and their ends
-//! * [`vpd`], [`mode`], [`log`]: pages, one row each
-//! * [`target`], [`nexus`], [`lu`]: the device, its users, its logical units; [`lun_map`]: which of them a user sees
+//! * [`device_types`]: the device types, each with its table of commands; [`row`]: a row of these tables; [`policy`]:
+//!   the policy of a command; [`spc`], [`sbc`], [`mmc`]: the commands and pages of all device types, of disks, and of
+//!   CD and DVD drives
+//! * [`execute`]: a command of an emulated logical unit from CDB to status; [`execute_forwarded`]: a command that goes
+//!   to a device; [`device_server`]: the interface to such devices; [`admit`]: the one place that decides whether a
+//!   command may run
+//! * [`target`], [`nexus`], [`lu`]: the target device, its nexuses, its logical units; [`lun_map`]: which of them a
+//!   nexus sees
 //! * [`change`]: the state of a unit that only SCSI has; `command_set`: the effects of unit changes on nexuses
+//! * [`copy`]: third-party copies, their lists and their ends
+//! * [`page`], [`pages`]: the lists of pages and what they have in common
 //! * [`medium`]: sense data of media that cannot be used; `access`: asymmetric access states in the codes of SCSI
 //! * [`information`]: identifying information that initiators store
-//! * [`protect`]: protection information in commands
 //! * [`reserve`]: reservations in the terms of SCSI
-//! * [`execute`]: a command from CDB to status; [`admit`]: the one place that decides whether it may run
-//! * [`task`], [`manage`]: tasks and their management; [`order`]: the order of commands; [`attention`]: unit
+//! * [`task`], [`task_management`]: tasks and their management; [`order`]: the order of commands; [`attention`]: unit
 //!   attentions
 //! * [`buffers`]: the buffers of READ BUFFER and WRITE BUFFER
 //! * [`command`], [`lun`], [`sense`]: the interface to transports
 //! * `rewrite`: FORMAT UNIT and SANITIZE; `removal`: removable media
-//! * [`thin`], [`threshold`]: the space that units use, and its thresholds
-//! * [`docs`], [`fuzzing`]: made from the table
+//! * [`docs`]: pages made from the tables
 
 mod access;
 pub mod admit;
@@ -28,19 +30,18 @@ pub mod command;
 mod command_set;
 pub mod context;
 pub mod copy;
+pub mod device_server;
 pub mod device_types;
 pub mod docs;
 pub mod execute;
+pub mod execute_forwarded;
 mod fault;
 mod fit;
-pub mod forward;
-pub mod forwarding;
 pub mod information;
 mod inventory;
 pub mod lu;
 pub mod lun;
 pub mod lun_map;
-pub mod manage;
 pub mod medium;
 pub mod mmc;
 pub mod nexus;
@@ -62,6 +63,7 @@ pub mod sense;
 pub mod spc;
 pub mod target;
 pub mod task;
+pub mod task_management;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 

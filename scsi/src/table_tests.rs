@@ -6,7 +6,7 @@ use crate::policy::{
     ADDITIONAL_LENGTH_AT, Alua, Code, Effect, Forwarding, Gate, LONG_ACTION_AT, OpCode, Persistent, Policy,
 };
 use crate::row::{Flow, Row};
-use crate::sbc::block::PROTECTION_TYPE_2;
+use crate::sbc::block_range::PROTECTION_TYPE_2;
 use crate::sense::{Asc, Sense, SenseKey};
 use crate::testing::{Ended, Rig, every_row};
 use lunar_core::wire::Writer;

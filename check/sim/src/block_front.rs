@@ -7,11 +7,11 @@ use lunar_control::api::SessionView;
 use lunar_control::live::Later;
 use lunar_control::schema::FrontSchema;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
-use lunar_engine::published::Published;
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_unit::LocalFuture;
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,15 +49,15 @@ impl Front for BlockFront {
 struct BlockRuntime;
 
 impl FrontRuntime for BlockRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         let port = Port::new(core.reactor.stats(), &core.units);
         core.reactor.spawn(port.clone().serve(core.reactor.clone()));
         Rc::new(BlockCore { port, context: core.clone() })
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
-    fn finalize(&self, cores: &FrontCores, _published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, _published: &PublishedConfig<'_>) {
         for core in 0..cores.count() {
             cores.ask(core, async |front: Rc<BlockCore>| front.update_units()).wait();
         }
@@ -67,7 +67,7 @@ impl FrontRuntime for BlockRuntime {
         Vec::new()
     }
 
-    fn end_session(&self, _cores: &FrontCores, _id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, _cores: &FrontHandle, _id: &str) -> Option<Later<bool>> {
         None
     }
 
@@ -104,7 +104,7 @@ impl BlockCore {
     }
 }
 
-impl CoreFront for BlockCore {
+impl FrontOnCore for BlockCore {
     /// Block clients post requests at the port: no portal is for them.
     fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
 

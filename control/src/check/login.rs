@@ -1,10 +1,10 @@
 //! The checks of authentication: of targets, of groups with keys of their own, and of discovery.
 
 use super::Look;
+use crate::common_sections::{Authentication, Discovery, Group, Hash as HashName, Target, User};
 use crate::config::Config;
 use crate::kind::{Id, Kind};
 use crate::links::{Links, To};
-use crate::model::{Authentication, Discovery, Group, Hash as HashName, Target, User};
 use crate::secret::Secret;
 use std::collections::BTreeMap;
 

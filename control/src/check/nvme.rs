@@ -2,10 +2,10 @@
 //! ID for all hosts (NVMe Base 2.0 3.2.1.6).
 
 use super::Look;
+use crate::common_sections::{Authentication, DhchapGroup, DhchapHash, Group, Medium, Protection, User, Volume};
 use crate::config::Config;
 use crate::kind::{Id, Kind};
 use crate::links::Links;
-use crate::model::{Authentication, DhchapGroup, DhchapHash, Group, Medium, Protection, User, Volume};
 use crate::names::Pattern;
 use crate::secret::Secret;
 use lunar_core::access::written::Purpose;

@@ -1,7 +1,7 @@
 //! The system on which a configuration is checked: its files, credentials and random bytes.
 
 use super::SECRET_FILE_BYTES_MAX;
-use crate::model::Volume;
+use crate::common_sections::Volume;
 use crate::names::Uuid;
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};

@@ -1,11 +1,11 @@
 //! One core, from its start to its end: its units and fronts, and the jobs of other threads.
 
 use super::context::CoreContext;
-use super::core_front::CoreFront;
-use super::environment::CoreEnvironment;
+use super::front_on_core::FrontOnCore;
 use super::listener::{Acceptor, Listener, PortalFront};
 use super::mesh::{AllCores, CoreMesh, OtherCores};
 use super::message::{CoreMessage, FrontJob, Job, Request};
+use super::nvme_services::NvmeServices;
 use super::shared::Shared;
 use crate::authentication::CoreAuthentication;
 use crate::backend::{Opened, OpenedDevice, OpenedStore};
@@ -77,7 +77,7 @@ pub struct Core {
     context: CoreContext,
     shared: Arc<Shared>,
     /// The fronts, in the order of the registry, once they are used.
-    fronts: Vec<OnceCell<Rc<dyn CoreFront>>>,
+    fronts: Vec<OnceCell<Rc<dyn FrontOnCore>>>,
     /// Units that are open, and not placed yet.
     opened: RefCell<BTreeMap<u64, ReadyUnit>>,
     listeners: RefCell<BTreeMap<u32, Rc<Listener>>>,
@@ -129,12 +129,12 @@ impl Core {
 
     /// The front of this index, which is made if it is not there yet. A draining core makes none.
     #[must_use]
-    pub fn front(&self, index: usize) -> Option<Rc<dyn CoreFront>> {
+    pub fn front(&self, index: usize) -> Option<Rc<dyn FrontOnCore>> {
         let place = self.fronts.get(index)?;
         if place.get().is_none() && self.draining.has_come() {
             return None;
         }
-        let make = || self.shared.fronts()[index].core_front(&self.context);
+        let make = || self.shared.fronts()[index].on_core(&self.context);
         Some(place.get_or_init(make).clone())
     }
 
@@ -146,12 +146,12 @@ impl Core {
 
     /// The front of this type, if it is there.
     #[must_use]
-    pub fn front_of<F: CoreFront>(&self) -> Option<Rc<F>> {
+    pub fn front_of<F: FrontOnCore>(&self) -> Option<Rc<F>> {
         self.used_fronts().find_map(|front| (front as Rc<dyn Any>).downcast::<F>().ok())
     }
 
     /// The fronts that are used on this core.
-    pub fn used_fronts(&self) -> impl Iterator<Item = Rc<dyn CoreFront>> {
+    pub fn used_fronts(&self) -> impl Iterator<Item = Rc<dyn FrontOnCore>> {
         self.fronts.iter().filter_map(|front| front.get().cloned())
     }
 
@@ -394,7 +394,7 @@ fn context(index: usize, shared: &Shared, reactor: &Reactor, mesh: Rc<CoreMesh>)
             authenticator: shared.authenticator.clone(),
             services: Rc::new(CoreAuthentication::new(reactor, &shared.authentication)),
         },
-        Rc::new(CoreEnvironment {
+        Rc::new(NvmeServices {
             reactor: reactor.clone(),
             mesh: mesh.clone(),
             requests: shared.namespace_requests.clone(),

@@ -6,7 +6,7 @@ use lunar_core::io::{Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::metadata::VolatileMemory;
 use lunar_core::unit::{Identity, OneCore};
 use lunar_reactor::Choice;
-use lunar_scsi::forward::{Forward, ForwardDone, ForwardedCommand};
+use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand};
 use lunar_scsi::peripheral::PeripheralType;
 use std::future::ready;
 use std::pin::Pin;
@@ -108,7 +108,7 @@ fn a_unit_that_cannot_be_flushed_keeps_no_other_from_it() {
 /// A device that answers nothing.
 struct Silent;
 
-impl Forward for Silent {
+impl DeviceServer for Silent {
     fn device_type(&self) -> PeripheralType {
         PeripheralType::TAPE
     }

@@ -1,7 +1,7 @@
 //! Listeners. One core accepts connections and distributes them to all cores: the kernel would distribute them by hash,
 //! and might give two connections to the same core.
 
-use super::core_front::PortalRef;
+use super::front_on_core::PortalRef;
 use super::mesh::CoreMesh;
 use super::message::CoreMessage;
 use lunar_core::stats::Stats;

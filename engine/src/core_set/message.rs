@@ -1,6 +1,6 @@
 //! The messages between cores, and from outside to a core.
 
-use super::core_front::{CoreFront, PortalRef};
+use super::front_on_core::{FrontOnCore, PortalRef};
 use lunar_core::range::Span;
 use lunar_core::unit::UnitId;
 use lunar_reactor::channel::Sender;
@@ -58,7 +58,7 @@ pub struct FrontJob {
 }
 
 /// Work that is given a front; `None`: the core has no such front, or is about to end.
-pub type FrontWork = Box<dyn FnOnce(Option<Rc<dyn CoreFront>>) -> Task + Send>;
+pub type FrontWork = Box<dyn FnOnce(Option<Rc<dyn FrontOnCore>>) -> Task + Send>;
 
 impl fmt::Debug for FrontJob {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -70,10 +70,10 @@ impl FrontJob {
     /// Work for the front of this index, which is an `F`.
     pub fn new<F, W>(front: usize, work: impl FnOnce(Option<Rc<F>>) -> W + Send + 'static) -> Self
     where
-        F: CoreFront,
+        F: FrontOnCore,
         W: Future<Output = ()> + 'static,
     {
-        let typed = |found: Rc<dyn CoreFront>| (found as Rc<dyn Any>).downcast::<F>().ok();
+        let typed = |found: Rc<dyn FrontOnCore>| (found as Rc<dyn Any>).downcast::<F>().ok();
         Self { front, work: Box::new(move |found| Box::pin(work(found.and_then(typed)))) }
     }
 }

@@ -5,7 +5,7 @@ use super::{DISC_BLOCK, Volume, VolumeError, identity, metadata_store, protectio
 use crate::backend::{self, Backend, Location, Opened, StoreRequest};
 use crate::host::StateStore;
 use crate::origin::Origin;
-use lunar_control::model;
+use lunar_control::common_sections;
 use lunar_core::medium::MediumKind;
 use lunar_core::protection::Kind;
 use std::fmt;
@@ -39,7 +39,11 @@ impl Volume {
     ///
     /// # Errors
     /// In words that say what to do.
-    pub fn configured(name: &str, wanted: &model::Volume, context: &VolumeContext<'_>) -> Result<Self, VolumeError> {
+    pub fn configured(
+        name: &str,
+        wanted: &common_sections::Volume,
+        context: &VolumeContext<'_>,
+    ) -> Result<Self, VolumeError> {
         let medium = medium_of(wanted);
         let identity = wanted.identity(&identity::own_revision()).ok_or(VolumeError::NoUuid)?;
         let kind = wanted.kind.word();
@@ -62,11 +66,11 @@ impl Volume {
                 .map_err(|why| VolumeError::Metadata(None, why))?,
         };
         let kind = match wanted.protection {
-            model::Protection::None => None,
-            model::Protection::Type0 => Some(Kind::None),
-            model::Protection::Type1 => Some(Kind::One),
-            model::Protection::Type2 => Some(Kind::Two),
-            model::Protection::Type3 => Some(Kind::Three),
+            common_sections::Protection::None => None,
+            common_sections::Protection::Type0 => Some(Kind::None),
+            common_sections::Protection::Type1 => Some(Kind::One),
+            common_sections::Protection::Type2 => Some(Kind::Two),
+            common_sections::Protection::Type3 => Some(Kind::Three),
         };
         let protection = match context.previous.and_then(|previous| Some((previous, previous.protection.as_ref()?))) {
             Some((previous, protection)) => {
@@ -87,17 +91,17 @@ impl Volume {
     }
 }
 
-fn medium_of(wanted: &model::Volume) -> MediumKind {
+fn medium_of(wanted: &common_sections::Volume) -> MediumKind {
     match wanted.medium {
-        model::Medium::Disk => MediumKind::Fixed,
-        model::Medium::Removable => MediumKind::Removable,
-        model::Medium::Cd => MediumKind::Optical,
+        common_sections::Medium::Disk => MediumKind::Fixed,
+        common_sections::Medium::Removable => MediumKind::Removable,
+        common_sections::Medium::Cd => MediumKind::Optical,
     }
 }
 
 fn request<'a>(
     name: &'a str,
-    wanted: &'a model::Volume,
+    wanted: &'a common_sections::Volume,
     context: &VolumeContext<'a>,
     mark: [u8; 16],
 ) -> StoreRequest<'a> {

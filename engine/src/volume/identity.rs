@@ -4,7 +4,7 @@
 //! wherever it is uncertain whether two volumes are the same, they get different identities.
 
 use crate::backend::Mark;
-use lunar_control::model::identity_of;
+use lunar_control::common_sections::identity_of;
 use lunar_control::names::Uuid;
 use lunar_core::unit::Identity;
 use sha2::{Digest, Sha256};

@@ -2,10 +2,10 @@
 
 use crate::schema::Aoe;
 use crate::wire::Address;
-use lunar_control::model::{Group, Target};
+use lunar_control::common_sections::{Group, Target};
 use lunar_core::access::{Access, Pattern};
 use lunar_core::unit::UnitId;
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_link::MacAddress;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -53,7 +53,7 @@ fn fits(access: &Access, group: &str) -> bool {
 impl Shelf {
     /// The shelf of a section in a configuration that is published.
     #[must_use]
-    pub fn of(name: &str, aoe: &Aoe, published: &Published<'_>) -> Self {
+    pub fn of(name: &str, aoe: &Aoe, published: &PublishedConfig<'_>) -> Self {
         let config = &published.wanted.config;
         let target = aoe.target.name();
         let portal_group = aoe.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
@@ -123,8 +123,8 @@ impl Shelf {
 }
 
 /// The volumes of a group, by their slots.
-fn slots(aoe: &Aoe, group: &Group, published: &Published<'_>) -> BTreeMap<u8, SlotVolume> {
-    let volume = |(lun, mapped): (&u16, &lunar_control::model::Lun)| {
+fn slots(aoe: &Aoe, group: &Group, published: &PublishedConfig<'_>) -> BTreeMap<u8, SlotVolume> {
+    let volume = |(lun, mapped): (&u16, &lunar_control::common_sections::Lun)| {
         let unit = *published.units.get(mapped.volume.name())?;
         Some((aoe.slot(*lun)?, SlotVolume { unit, read_only: mapped.read_only }))
     };

@@ -13,11 +13,11 @@ use lunar_control::live::Later;
 use lunar_control::plan::{Action, Change};
 use lunar_control::{Checked, Config, Kind};
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
-use lunar_engine::published::Published;
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_link::{LinkConfig, MacAddress, OpenedLink};
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,7 +124,7 @@ impl AoeRuntime {
     /// Opens the link of the shelf of this name; `None`: it is open already.
     fn provide_link(
         &self,
-        cores: &FrontCores,
+        cores: &FrontHandle,
         name: &str,
         wanted: &Checked,
     ) -> Result<Option<PreparedLink>, EngineError> {
@@ -148,18 +148,18 @@ impl AoeRuntime {
         Ok(Some(PreparedLink { name: name.to_owned(), link }))
     }
 
-    fn close(cores: &FrontCores, link: &BoundLink) {
+    fn close(cores: &FrontHandle, link: &BoundLink) {
         let number = link.number;
         cores.ask(link.core, async move |front: Rc<AoeCore>| front.0.close(number)).wait();
     }
 }
 
 impl FrontRuntime for AoeRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         Rc::new(AoeCore(serve::Front::new(core, &self.common)))
     }
 
-    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+    fn prepare(&self, cores: &FrontHandle, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
         match (change.object.kind, &change.action) {
             (Kind::Front(AOE), Action::Create | Action::Change(_)) => {
                 let link = self.provide_link(cores, &change.object.name, wanted)?;
@@ -169,15 +169,15 @@ impl FrontRuntime for AoeRuntime {
         }
     }
 
-    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+    fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(prepared) = prepared.downcast::<PreparedLink>() else { return };
         self.state().prepared.remove(&prepared.name);
         Self::close(cores, &prepared.link);
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
-    fn finalize(&self, cores: &FrontCores, published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
         let config = &published.wanted.config;
         let (gone, links) = {
             let mut state = self.state();
@@ -219,7 +219,7 @@ impl FrontRuntime for AoeRuntime {
         self.common.stations().iter().map(view).collect()
     }
 
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let found = self.common.stations().keys().find(|(shelf, mac)| session_id(shelf, *mac) == id).cloned();
         let (shelf, mac) = found?;
         let link = self.state().links.get(&*shelf).cloned()?;
@@ -249,7 +249,7 @@ impl AoeCore {
     }
 }
 
-impl CoreFront for AoeCore {
+impl FrontOnCore for AoeCore {
     /// No portal is for stations.
     fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
 

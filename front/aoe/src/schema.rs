@@ -1,8 +1,8 @@
 //! The declaration of ATA over Ethernet for the configuration: the section `[aoe.NAME]`.
 
+use lunar_control::common_sections::{BlockSize, Group, PortalGroup, Target, Volume};
 use lunar_control::kind::{FrontKind, Kind};
 use lunar_control::links::To;
-use lunar_control::model::{BlockSize, Group, PortalGroup, Target, Volume};
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::{Objects, Resource, optional, or, required};
 use lunar_control::sections;

@@ -2,7 +2,7 @@
 
 use crate::schema::WORD;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use lunar_control::model::ISCSI_PORT;
+use lunar_control::common_sections::ISCSI_PORT;
 use lunar_engine::command_line::address::{everywhere, parse, reached};
 use lunar_engine::command_line::{
     Client, Draft, FrontOptions, FrontRequest, Given, Listen, OptionMistake, Serving, Shown, keeps_local, listed,

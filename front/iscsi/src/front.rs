@@ -11,18 +11,18 @@ use crate::schema::{self, is_listed};
 use crate::serve::{self, Peers};
 use lunar_control::Config;
 use lunar_control::api::SessionView;
+use lunar_control::common_sections::{self, Hash};
 use lunar_control::live::Later;
-use lunar_control::model::{self, Hash};
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::mesh::CoreMesh;
 use lunar_engine::core_set::message::FrontJob;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::host::Host;
 use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -117,13 +117,13 @@ impl IscsiRuntime {
 }
 
 impl FrontRuntime for IscsiRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         let peers = Rc::new(OtherCores { index: self.index, mesh: core.mesh.clone() });
         let (authenticator, registry) = (self.authenticator.clone(), self.registry.clone());
         Rc::new(IscsiCore(serve::Front::new(&core.reactor, &core.target, authenticator, registry, core.index, peers)))
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         self.authenticator.set_directory(directory(published));
     }
 
@@ -131,7 +131,7 @@ impl FrontRuntime for IscsiRuntime {
         self.registry.records().iter().map(|(tsih, record)| self.session(*tsih, record, targets)).collect()
     }
 
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let tsih = id.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')?.parse().ok())?;
         let SessionLocation { core, connection } = self.registry.record(tsih)?.location;
         let cores = cores.clone();
@@ -172,7 +172,7 @@ impl Peers for OtherCores {
 #[derive(Debug)]
 pub struct IscsiCore(Rc<serve::Front>);
 
-impl CoreFront for IscsiCore {
+impl FrontOnCore for IscsiCore {
     fn serve(&self, incoming: Incoming, portal: PortalRef) {
         self.0.serve(incoming, directory::PortalRef { portal: portal.portal, group: portal.group });
     }
@@ -209,7 +209,7 @@ fn algorithms(hashes: &[Hash]) -> Arc<[Algorithm]> {
 }
 
 /// The settings of sessions.
-fn session(limits: &model::Limits, window: u32, hashes: &[Hash]) -> Arc<config::Config> {
+fn session(limits: &common_sections::Limits, window: u32, hashes: &[Hash]) -> Arc<config::Config> {
     let usual = config::Config::default();
     let chap = if hashes.is_empty() { usual.chap.clone() } else { algorithms(hashes) };
     Arc::new(config::Config {
@@ -224,7 +224,7 @@ fn session(limits: &model::Limits, window: u32, hashes: &[Hash]) -> Arc<config::
 
 /// The targets and portals of a configuration.
 #[must_use]
-fn directory(published: &Published<'_>) -> Directory {
+fn directory(published: &PublishedConfig<'_>) -> Directory {
     let (config, limits) = (&published.wanted.config, &published.wanted.config.limits);
     let mut directory = Directory::new(config.server.drain.0);
     let depth = limits.queue_depth.get() as u32;

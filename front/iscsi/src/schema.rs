@@ -1,6 +1,6 @@
 //! The declaration of iSCSI for the configuration.
 
-use lunar_control::model::{ISCSI_PORT, Portal};
+use lunar_control::common_sections::{ISCSI_PORT, Portal};
 use lunar_control::schema::{FrontSchema, KeySet, PortalSchema};
 use lunar_control::section::or;
 use lunar_control::sections;

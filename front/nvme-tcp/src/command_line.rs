@@ -2,7 +2,7 @@
 
 use crate::schema::{NVME_PORT, WORD};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use lunar_control::model::DISCOVERY_PORT;
+use lunar_control::common_sections::DISCOVERY_PORT;
 use lunar_core::access::Secret;
 use lunar_engine::command_line::address::{everywhere, parse, reached};
 use lunar_engine::command_line::{

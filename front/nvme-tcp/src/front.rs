@@ -7,15 +7,15 @@ use crate::serve::{self, Settings};
 use crate::tls::TlsContext;
 use lunar_control::Config;
 use lunar_control::api::SessionView;
+use lunar_control::common_sections;
 use lunar_control::live::Later;
-use lunar_control::model;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::nvme_sessions;
-use lunar_engine::published::{BoundPortal, Published};
+use lunar_engine::published_config::{BoundPortal, PublishedConfig};
 use lunar_engine::registry::FrontEntry;
 use lunar_nvme::Controller;
 use lunar_nvme::directory::{self, Portal};
@@ -101,14 +101,14 @@ fn is_own(controller: &Controller) -> bool {
 }
 
 impl FrontRuntime for NvmeTcpRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         let config = &self.shared.config;
         let settings = Settings { advertise: None, drain: config.drain, tls: Some(self.tls.clone()) };
         let front = serve::Front::new(&core.reactor, &core.subsystem, settings);
         Rc::new(NvmeTcpCore { front, tls_portals: self.tls_portals.clone() })
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         let with_tls = published.portals_of(NAME).filter(|(_, portal, _)| requires_tls(portal));
         self.tls_portals.set(with_tls.map(|(bound, ..)| bound.id).collect());
     }
@@ -119,7 +119,7 @@ impl FrontRuntime for NvmeTcpRuntime {
         all.iter().filter(|controller| is_own(controller)).map(view).collect()
     }
 
-    fn end_session(&self, _cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, _cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let controller = nvme_sessions::find(&self.shared, id).filter(|controller| is_own(controller))?;
         controller.end();
         Some(nvme_sessions::until_ended(&self.shared, controller))
@@ -129,8 +129,8 @@ impl FrontRuntime for NvmeTcpRuntime {
         Vec::new()
     }
 
-    fn discovery_portals(&self, published: &Published<'_>) -> Vec<Portal> {
-        let portal = |(bound, portal, group): (BoundPortal, &model::Portal, u16)| {
+    fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<Portal> {
+        let portal = |(bound, portal, group): (BoundPortal, &common_sections::Portal, u16)| {
             let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
             let (address, is_secure) = (portal.advertise().or(own), requires_tls(portal));
             Portal { id: bound.id, group, address, is_secure }
@@ -146,7 +146,7 @@ pub struct NvmeTcpCore {
     tls_portals: TlsPortals,
 }
 
-impl CoreFront for NvmeTcpCore {
+impl FrontOnCore for NvmeTcpCore {
     fn serve(&self, incoming: Incoming, portal: PortalRef) {
         let PortalRef { portal, group } = portal;
         let is_secure = self.tls_portals.contains(portal);

@@ -1,6 +1,6 @@
 //! The declaration of NVMe/TCP for the configuration.
 
-use lunar_control::model::Portal;
+use lunar_control::common_sections::Portal;
 use lunar_control::schema::{FrontSchema, KeySet, PortalSchema};
 use lunar_control::section::or;
 use lunar_control::{choices, sections};

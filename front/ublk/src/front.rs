@@ -11,20 +11,20 @@ use crate::serve::{self, Local, Opener, report};
 use crate::wire::disk_at;
 use lunar_blk::Client;
 use lunar_control::api::SessionView;
+use lunar_control::common_sections::Lun;
 use lunar_control::live::Later;
-use lunar_control::model::Lun;
 use lunar_control::plan::{Action, Change};
 use lunar_control::visibility::group_of_local;
 use lunar_control::{Checked, Config, Kind};
 use lunar_core::time::Instant;
 use lunar_core::unit::Identity;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::engine::core_config;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
-use lunar_engine::published::Published;
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -180,7 +180,7 @@ fn request(
 
 /// The wanted state of a disk; `None`: its group shows it no volume, or the volume is not served.
 fn wanted(
-    published: &Published<'_>,
+    published: &PublishedConfig<'_>,
     volumes: &BTreeMap<String, Arc<Identity>>,
     (name, ublk): (&str, &Ublk),
     cores: usize,
@@ -204,7 +204,7 @@ fn answered<T>(answer: Option<Result<T, ServeError>>) -> Result<T, ServeError> {
 }
 
 /// Ends the service of a device, and removes it. A device that does not end in time is noted.
-fn take_down(state: &SharedState, cores: &FrontCores, running: Running) -> Result<(), DiskError> {
+fn take_down(state: &SharedState, cores: &FrontHandle, running: Running) -> Result<(), DiskError> {
     let Running { wanted, claim, disk, .. } = running;
     let (name, number, to) = (wanted.request.name, claim.number, disk.clone());
     let end = async move |front: Rc<UblkCore>| front.0.end(claim, to).await;
@@ -237,13 +237,13 @@ impl UblkRuntime {
     }
 
     /// Finds or makes the device of a disk.
-    fn claim(cores: &FrontCores, request: &DiskRequest) -> Result<Claim, ServeError> {
+    fn claim(cores: &FrontHandle, request: &DiskRequest) -> Result<Claim, ServeError> {
         let request = request.clone();
         answered(cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.claim(request).await).wait())
     }
 
     /// Makes the disk of a section, if it can be made before the change is certain.
-    fn provide(&self, cores: &FrontCores, name: &str, checked: &Checked) -> Result<Option<String>, EngineError> {
+    fn provide(&self, cores: &FrontHandle, name: &str, checked: &Checked) -> Result<Option<String>, EngineError> {
         let config = &checked.config;
         let ublk = config.find::<Ublk>(name).ok_or(EngineError::NotConfigured)?;
         let request = request(config, &self.state().volumes, (name, ublk), cores.count());
@@ -266,7 +266,7 @@ impl UblkRuntime {
     }
 
     /// Removes a device that was made for nothing. One that was left by another process stays for the next one.
-    fn discard(cores: &FrontCores, claim: Claim) {
+    fn discard(cores: &FrontHandle, claim: Claim) {
         if !claim.is_old {
             let remove = async move |front: Rc<UblkCore>| front.0.remove(claim.number).await;
             if let Err(why) = answered(cores.ask(FIRST, remove).wait()) {
@@ -276,7 +276,7 @@ impl UblkRuntime {
     }
 
     /// Serves a device and starts it.
-    fn bring_up(&self, cores: &FrontCores, running: &Running) -> Result<(), ServeError> {
+    fn bring_up(&self, cores: &FrontHandle, running: &Running) -> Result<(), ServeError> {
         let in_force = self.get_ready(cores, running);
         let number = running.claim.number;
         for core in 0..cores.count() {
@@ -296,7 +296,7 @@ impl UblkRuntime {
 
     /// Does everything that can fail before a queue is served: all that needs memory comes first, and the first command
     /// that changes a device that was left comes last. Returns whether its size is another one than that of the volume.
-    fn get_ready(&self, cores: &FrontCores, running: &Running) -> Result<bool, ServeError> {
+    fn get_ready(&self, cores: &FrontHandle, running: &Running) -> Result<bool, ServeError> {
         let (claim, local) = (running.claim, &running.wanted.local);
         let first = local.clone();
         let set = async move |front: Rc<UblkCore>| front.0.set_params(claim, first).await;
@@ -324,14 +324,14 @@ impl UblkRuntime {
         Ok(in_force.resizes)
     }
 
-    fn start(cores: &FrontCores, running: &Running, resizes: bool) -> Result<(), ServeError> {
+    fn start(cores: &FrontHandle, running: &Running, resizes: bool) -> Result<(), ServeError> {
         let (device, local) = ((running.claim, running.disk.clone()), running.wanted.local.clone());
         let start = async move |front: Rc<UblkCore>| front.0.start(device, local, resizes).await;
         answered(cores.ask(FIRST, start).wait())
     }
 
     /// Repeats the last step of a takeover; `None`: there was none.
-    fn resume(&self, cores: &FrontCores, wanted: &Wanted) -> Option<Result<Running, DiskError>> {
+    fn resume(&self, cores: &FrontHandle, wanted: &Wanted) -> Option<Result<Running, DiskError>> {
         let name = &wanted.request.name;
         let (begun, resizes) = self.state().begun.remove(name)?;
         if begun.wanted != *wanted {
@@ -346,7 +346,7 @@ impl UblkRuntime {
     }
 
     /// Makes and starts a disk.
-    fn make(&self, cores: &FrontCores, wanted: Wanted) -> Result<Running, DiskError> {
+    fn make(&self, cores: &FrontHandle, wanted: Wanted) -> Result<Running, DiskError> {
         let name = wanted.request.name.clone();
         let ending = self.state().ending.get(&name).filter(|(disk, _)| !disk.is_gone()).map(|(_, why)| why.clone());
         if let Some(why) = ending {
@@ -376,7 +376,7 @@ impl UblkRuntime {
     }
 
     /// Begins to serve a disk.
-    fn begin(&self, cores: &FrontCores, wanted: Wanted) {
+    fn begin(&self, cores: &FrontHandle, wanted: Wanted) {
         let name = wanted.request.name.clone();
         let begun = self.resume(cores, &wanted).unwrap_or_else(|| self.make(cores, wanted));
         match begun {
@@ -401,7 +401,7 @@ impl UblkRuntime {
 
     /// Looks once for disks that processes before this one have left, and whose sections are gone. They are never
     /// removed without being asked for: programs may use them, and another process may mean to serve them again.
-    fn look_for_left(&self, cores: &FrontCores, names: Vec<String>) {
+    fn look_for_left(&self, cores: &FrontHandle, names: Vec<String>) {
         if std::mem::replace(&mut self.state().has_looked, true) || names.is_empty() && !(self.open.has_disks)() {
             return;
         }
@@ -421,13 +421,13 @@ impl UblkRuntime {
 }
 
 impl FrontRuntime for UblkRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         let keeps = !self.shared.origin.is_command_line();
         let times = (keeps, self.shared.config.drain);
         Rc::new(UblkCore(serve::Front::new(&core.reactor, &core.block, self.open, times)))
     }
 
-    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+    fn prepare(&self, cores: &FrontHandle, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
         match (change.object.kind, &change.action) {
             (Kind::Front(UBLK), Action::Create | Action::Change(_)) => {
                 let made = self.provide(cores, &change.object.name, wanted)?;
@@ -437,7 +437,7 @@ impl FrontRuntime for UblkRuntime {
         }
     }
 
-    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+    fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(name) = prepared.downcast::<String>() else { return };
         let claim = self.state().claims.remove(&*name);
         if let Some((_, claim)) = claim {
@@ -445,13 +445,13 @@ impl FrontRuntime for UblkRuntime {
         }
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
     fn identify(&self, volumes: &BTreeMap<String, Arc<Identity>>) {
         self.state().volumes.clone_from(volumes);
     }
 
-    fn finalize(&self, cores: &FrontCores, published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
         let volumes = self.state().volumes.clone();
         let sections = published.wanted.config.section::<Ublk>();
         let all: BTreeMap<String, Option<Wanted>> = sections
@@ -523,7 +523,7 @@ impl FrontRuntime for UblkRuntime {
         state.running.values().map(view).chain(state.left.iter().map(left)).collect()
     }
 
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let mut state = self.state();
         let (cores, shared) = (cores.clone(), self.state.clone());
         let is_it = |number: u32| Self::session_id(number) == id;
@@ -570,7 +570,7 @@ impl FrontRuntime for UblkRuntime {
 #[derive(Debug)]
 pub struct UblkCore(Rc<serve::Front>);
 
-impl CoreFront for UblkCore {
+impl FrontOnCore for UblkCore {
     /// It has no portals.
     fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
 

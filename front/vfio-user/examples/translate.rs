@@ -29,7 +29,8 @@ const DATA: u64 = 0x10_0000;
 
 fn main() {
     let rig = Rig::default();
-    let admin = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
+    let admin =
+        rig.subsystem.open_controller(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
     let mut registers = NvmeRegisters::new(admin.controller.clone());
     let memory = Region::zeroed(MEMORY);
     registers.memory.map(0, MEMORY as u64, Some(memory.clone())).expect("it is free");

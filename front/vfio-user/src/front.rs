@@ -13,12 +13,12 @@ use lunar_control::visibility::group_of_local;
 use lunar_control::{Checked, Config};
 use lunar_engine::command_line::mistake::SOCKET_PATH_MAX;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared, PrivateMap};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared, PrivateMap};
 use lunar_engine::origin::Wording;
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_engine::{namespaces, nvme_sessions};
 use lunar_nvme::{Controller, Tenant};
@@ -195,7 +195,7 @@ impl VfioUserRuntime {
     }
 
     /// Makes the socket of the virtual machine of this name, or changes its permissions.
-    fn provide_socket(&self, cores: &FrontCores, name: &str, wanted: &Checked) -> Result<PreparedSocket, EngineError> {
+    fn provide_socket(&self, cores: &FrontHandle, name: &str, wanted: &Checked) -> Result<PreparedSocket, EngineError> {
         let host = &self.shared.host;
         let vm = wanted.config.find::<Vm>(name).ok_or(EngineError::NotConfigured)?;
         let path = vm.socket(name, host.runtime());
@@ -231,7 +231,7 @@ impl VfioUserRuntime {
         SocketError { path: path.to_owned(), mistake, wording: self.shared.origin.wording() }
     }
 
-    fn close_socket(&self, cores: &FrontCores, path: &Path) {
+    fn close_socket(&self, cores: &FrontHandle, path: &Path) {
         let removed = self.state().sockets.remove(path);
         if let Some(bound) = removed {
             let path = path.to_owned();
@@ -247,11 +247,11 @@ impl VfioUserRuntime {
 }
 
 impl FrontRuntime for VfioUserRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         Rc::new(VfioUserCore(serve::Front::new(&core.reactor, &core.subsystem, self.shared.config.drain)))
     }
 
-    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+    fn prepare(&self, cores: &FrontHandle, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
         match (change.object.kind, &change.action) {
             (Kind::Front(VM), Action::Create | Action::Change(_)) => {
                 let socket = self.provide_socket(cores, &change.object.name, wanted)?;
@@ -261,7 +261,7 @@ impl FrontRuntime for VfioUserRuntime {
         }
     }
 
-    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+    fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(socket) = prepared.downcast::<PreparedSocket>() else { return };
         let PreparedSocket { path, before } = *socket;
         let Some(before) = before else { return self.close_socket(cores, &path) };
@@ -274,13 +274,13 @@ impl FrontRuntime for VfioUserRuntime {
         }
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         let mut state = self.state();
         state.vms = vms(published.wanted, self.shared.host.runtime());
         state.troubles.clear();
     }
 
-    fn finalize(&self, cores: &FrontCores, _published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, _published: &PublishedConfig<'_>) {
         let (gone, served) = {
             let State { sockets, vms, .. } = &*self.state();
             let gone: Vec<PathBuf> = sockets.keys().filter(|path| !vms.contains_key(*path)).cloned().collect();
@@ -316,7 +316,7 @@ impl FrontRuntime for VfioUserRuntime {
         all.iter().filter(|controller| controller.path.memory).map(view).collect()
     }
 
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let controller = nvme_sessions::find(&self.shared, id).filter(|controller| controller.path.memory)?;
         let path = PathBuf::from(&controller.path.address);
         let bound = self.state().sockets.get(&path).copied();
@@ -356,7 +356,7 @@ impl VfioUserCore {
     }
 }
 
-impl CoreFront for VfioUserCore {
+impl FrontOnCore for VfioUserCore {
     /// Virtual machines have sockets of their own: no portal is for them.
     fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
 

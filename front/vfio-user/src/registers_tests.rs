@@ -11,7 +11,8 @@ use std::rc::Rc;
 /// Registers with 64 KiB of guest memory from address zero on, and everything that keeps their controller.
 pub(super) fn registers() -> (NvmeRegisters, Rc<Queue>, Rig) {
     let rig = Rig::default();
-    let admin = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
+    let admin =
+        rig.subsystem.open_controller(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)).expect("room");
     let mut registers = NvmeRegisters::new(admin.controller.clone());
     registers.memory.map(0, 0x10000, Some(Region::zeroed(0x10000))).expect("free");
     (registers, admin, rig)

@@ -1,8 +1,8 @@
 //! The declaration of vfio-user for the configuration: the section `[vm.NAME]`.
 
+use lunar_control::common_sections::{PortalGroup, Target};
 use lunar_control::kind::{FrontKind, Kind};
 use lunar_control::links::To;
-use lunar_control::model::{PortalGroup, Target};
 use lunar_control::names::Nqn;
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::{Objects, Resource, optional, or, required};

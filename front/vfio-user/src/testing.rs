@@ -90,7 +90,8 @@ fn restore(bytes: &[u8]) {
     assert_eq!(Record::parse(&record.to_bytes()).as_ref(), Ok(&record));
     _ = ConfigurationSpace::default().restore(&record.configuration_space);
     let rig = Rig::default();
-    let Some(admin) = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)) else {
+    let Some(admin) = rig.subsystem.open_controller(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0))
+    else {
         return;
     };
     let mut registers = NvmeRegisters::new(admin.controller.clone());
@@ -120,7 +121,8 @@ const MEMORY: usize = 64 << 10;
 /// when a written page is not in the dirty log.
 pub fn registers(data: &[u8]) {
     let rig = Rig::default();
-    let Some(admin) = rig.subsystem.attach(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0)) else {
+    let Some(admin) = rig.subsystem.open_controller(&lunar_nvme::fuzzing::tenant(), lunar_core::time::Instant(0))
+    else {
         return;
     };
     let mut registers = NvmeRegisters::new(admin.controller.clone());

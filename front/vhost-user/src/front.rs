@@ -7,19 +7,19 @@ use crate::schema::{self, VHOST, Vhost, VhostKind};
 use crate::serve::{self, DeviceView, Disk, Endpoint, Permission, ScsiPort, Tenant};
 use crate::sessions::{Session, Sessions};
 use lunar_control::api::{SessionView, VmView};
+use lunar_control::common_sections::Group;
 use lunar_control::live::Later;
-use lunar_control::model::Group;
 use lunar_control::plan::{Action, Change};
 use lunar_control::visibility::group_of_local;
 use lunar_control::{Checked, Config, Kind};
 use lunar_engine::command_line::mistake::SOCKET_PATH_MAX;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
 use lunar_engine::origin::Wording;
-use lunar_engine::published::Published;
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -166,7 +166,7 @@ impl fmt::Display for SocketError {
 impl std::error::Error for SocketError {}
 
 /// The volume that a virtual machine of this group sees.
-fn disk(vhost: &Vhost, group: &Group, published: &Published<'_>) -> Option<Disk> {
+fn disk(vhost: &Vhost, group: &Group, published: &PublishedConfig<'_>) -> Option<Disk> {
     let mut luns = group.luns.0.iter();
     let (_, lun) = luns.find(|(number, _)| vhost.lun.is_none_or(|wanted| wanted.get() == u64::from(**number)))?;
     let unit = published.units.get(lun.volume.name())?;
@@ -174,7 +174,7 @@ fn disk(vhost: &Vhost, group: &Group, published: &Published<'_>) -> Option<Disk>
 }
 
 /// The target port of a virtio-scsi device: that of its portal group, or else of the first one of the target.
-fn port(vhost: &Vhost, published: &Published<'_>) -> Option<ScsiPort> {
+fn port(vhost: &Vhost, published: &PublishedConfig<'_>) -> Option<ScsiPort> {
     let config = &published.wanted.config;
     let target = config.targets.get(vhost.target.name())?;
     let group =
@@ -184,7 +184,7 @@ fn port(vhost: &Vhost, published: &Published<'_>) -> Option<ScsiPort> {
 }
 
 /// The virtual machines, by their sockets.
-fn vms(published: &Published<'_>, runtime: &Path) -> BTreeMap<PathBuf, ServedVm> {
+fn vms(published: &PublishedConfig<'_>, runtime: &Path) -> BTreeMap<PathBuf, ServedVm> {
     let config = &published.wanted.config;
     let vm = |(name, vhost): (&str, &Vhost)| {
         let (host, target) = (vhost.host(name), vhost.target.name());
@@ -213,7 +213,7 @@ impl VhostUserRuntime {
     }
 
     /// Makes the socket of the virtual machine of this name, or changes its permissions.
-    fn provide_socket(&self, cores: &FrontCores, name: &str, wanted: &Checked) -> Result<PreparedSocket, EngineError> {
+    fn provide_socket(&self, cores: &FrontHandle, name: &str, wanted: &Checked) -> Result<PreparedSocket, EngineError> {
         let host = &self.shared.host;
         let vhost = wanted.config.find::<Vhost>(name).ok_or(EngineError::NotConfigured)?;
         let path = vhost.socket(name, host.runtime());
@@ -249,7 +249,7 @@ impl VhostUserRuntime {
         SocketError { path: path.to_owned(), mistake, wording: self.shared.origin.wording() }
     }
 
-    fn close_socket(&self, cores: &FrontCores, path: &Path) {
+    fn close_socket(&self, cores: &FrontHandle, path: &Path) {
         let removed = self.state().sockets.remove(path);
         if let Some(bound) = removed {
             let path = path.to_owned();
@@ -259,7 +259,7 @@ impl VhostUserRuntime {
 }
 
 impl FrontRuntime for VhostUserRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         Rc::new(VhostUserCore(serve::Front::new(
             &core.reactor,
             (&core.block, &core.target),
@@ -268,7 +268,7 @@ impl FrontRuntime for VhostUserRuntime {
         )))
     }
 
-    fn prepare(&self, cores: &FrontCores, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+    fn prepare(&self, cores: &FrontHandle, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
         match (change.object.kind, &change.action) {
             (Kind::Front(VHOST), Action::Create | Action::Change(_)) => {
                 let socket = self.provide_socket(cores, &change.object.name, wanted)?;
@@ -278,7 +278,7 @@ impl FrontRuntime for VhostUserRuntime {
         }
     }
 
-    fn roll_back(&self, cores: &FrontCores, prepared: Prepared) {
+    fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(socket) = prepared.downcast::<PreparedSocket>() else { return };
         let PreparedSocket { path, before } = *socket;
         let Some(before) = before else { return self.close_socket(cores, &path) };
@@ -291,13 +291,13 @@ impl FrontRuntime for VhostUserRuntime {
         }
     }
 
-    fn publish(&self, published: &Published<'_>) {
+    fn publish(&self, published: &PublishedConfig<'_>) {
         let mut state = self.state();
         state.vms = vms(published, self.shared.host.runtime());
         state.troubles.clear();
     }
 
-    fn finalize(&self, cores: &FrontCores, _published: &Published<'_>) {
+    fn finalize(&self, cores: &FrontHandle, _published: &PublishedConfig<'_>) {
         let (gone, served) = {
             let State { sockets, vms, .. } = &*self.state();
             let gone: Vec<PathBuf> = sockets.keys().filter(|path| !vms.contains_key(*path)).cloned().collect();
@@ -330,7 +330,7 @@ impl FrontRuntime for VhostUserRuntime {
         self.sessions.all().into_iter().filter_map(view).collect()
     }
 
-    fn end_session(&self, cores: &FrontCores, id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let number = id.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')?.parse().ok())?;
         let path = self.sessions.find(number)?.path;
         let bound = self.state().sockets.get(&path).copied();
@@ -386,7 +386,7 @@ impl VhostUserCore {
     }
 }
 
-impl CoreFront for VhostUserCore {
+impl FrontOnCore for VhostUserCore {
     /// It has no portals.
     fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
 

@@ -8,7 +8,7 @@ pub mod format;
 pub mod identify;
 pub mod io;
 pub mod log;
-pub mod manage;
+pub mod namespace_management;
 pub mod queues;
 pub mod ranges;
 pub mod reserve;

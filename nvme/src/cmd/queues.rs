@@ -158,7 +158,7 @@ mod tests {
 
     fn attached() -> (Rig, Rc<Queue>) {
         let rig = Rig::default();
-        let admin = rig.subsystem.attach(&tenant(), Instant(0)).expect("room");
+        let admin = rig.subsystem.open_controller(&tenant(), Instant(0)).expect("room");
         admin.controller.set_property(property::CC, false, 0x46_0001).expect("a valid configuration");
         admin.controller.grant(Granted { submission: 4, completion: 4 }).expect("no I/O queues yet");
         (rig, admin)

@@ -122,7 +122,7 @@ mod tests {
     #[test]
     fn a_restored_controller_has_the_saved_state() {
         let rig = Rig::default();
-        let [one, other] = [0, 1].map(|_| rig.subsystem.attach(&tenant(), Instant(0)).expect("room"));
+        let [one, other] = [0, 1].map(|_| rig.subsystem.open_controller(&tenant(), Instant(0)).expect("room"));
         let (one, other) = (&one.controller, &other.controller);
         one.set_property(property::CC, false, 0x46_0001).expect("it can be");
         one.grant(Granted { submission: 7, completion: 5 }).expect("no queues yet");

@@ -3,7 +3,7 @@
 use super::results::CopyRequest;
 use super::tokens::{ACCESS_UPON_REFERENCE, Data, INACTIVITY_DEFAULT, INACTIVITY_MAX, RANGES_MAX, Token};
 use crate::lu::Emulated;
-use crate::sbc::block::within;
+use crate::sbc::block_range::within;
 use crate::sense::{Asc, Sense, SenseKey, Within};
 use lunar_core::unit::UnitId;
 use lunar_core::wire::be;

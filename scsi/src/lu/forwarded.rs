@@ -1,7 +1,7 @@
 //! A logical unit whose commands a device or a handler executes.
 
 use super::Common;
-use crate::forward::Forward;
+use crate::device_server::DeviceServer;
 use lunar_core::metadata::MetadataStore;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Identity, UnitId};
@@ -25,7 +25,7 @@ pub struct ForwardedUnit {
     /// The counters of the unit, of all cores.
     pub tally: Tally,
     /// This core's connection to the device server.
-    pub device: Rc<dyn Forward>,
+    pub device: Rc<dyn DeviceServer>,
 }
 
 impl fmt::Debug for ForwardedUnit {

@@ -7,7 +7,7 @@ use crate::medium::MediaEvent;
 use crate::plan::Plan;
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::row::{CommandType, Data};
-use crate::sbc::block::within;
+use crate::sbc::block_range::within;
 use crate::sense::Sense;
 use lunar_core::codes;
 use lunar_core::wire::{Writer, be};

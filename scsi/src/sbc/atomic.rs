@@ -1,9 +1,9 @@
 //! ORWRITE and WRITE ATOMIC.
 
-use super::block::{
-    ATOMIC_WRITES, Block16, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, TRANSFER_BYTES_MAX, WRITES,
-    atomic_blocks_max, durable, range, within,
+use super::block_range::{
+    ATOMIC_WRITES, Block16, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, WRITES, durable, range, within,
 };
+use super::limits::{TRANSFER_BYTES_MAX, atomic_blocks_max};
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};

@@ -1,6 +1,7 @@
 //! SYNCHRONIZE CACHE and PRE-FETCH.
 
-use super::block::{Block10, Block16, Blocks, READS, VERIFY_BYTES_MAX, range, within};
+use super::block_range::{Block10, Block16, Blocks, READS, range, within};
+use super::limits::VERIFY_BYTES_MAX;
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};

@@ -8,7 +8,7 @@ use crate::policy::{
     Timeout,
 };
 use crate::row::{CommandType, Data};
-use crate::sbc::block::THIN;
+use crate::sbc::block_range::THIN;
 use crate::sense::{Asc, Sense};
 use lunar_core::protection::Kind;
 use lunar_core::wire::be;

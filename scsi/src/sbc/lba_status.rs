@@ -1,6 +1,6 @@
 //! GET LBA STATUS.
 
-use super::block::{READS, within};
+use super::block_range::{READS, within};
 use crate::context::Context;
 use crate::fault;
 use crate::lu::Emulated;

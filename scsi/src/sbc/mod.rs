@@ -1,12 +1,13 @@
 //! SCSI Block Commands (SBC-3): commands and pages of direct access block devices.
 
 pub mod atomic;
-pub mod block;
+pub mod block_range;
 pub mod cache;
 pub mod capacity;
 pub mod defects;
 pub mod format;
 pub mod lba_status;
+pub mod limits;
 pub(crate) mod log;
 pub(crate) mod mode;
 pub mod protect;

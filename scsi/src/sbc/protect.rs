@@ -2,7 +2,7 @@
 
 use crate::lu::Emulated;
 use crate::plan::Plan;
-use crate::sbc::block::{Blocks, PROTECT, Tags};
+use crate::sbc::block_range::{Blocks, PROTECT, Tags};
 use crate::sense::{Asc, Sense};
 use lunar_core::metadata::MetadataStore;
 use lunar_core::protection::{Checks, Kind, Terms};

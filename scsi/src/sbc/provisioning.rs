@@ -1,9 +1,9 @@
 //! UNMAP and WRITE SAME.
 
-use super::block::{
-    Block10, Block16, Block32, Blocks, Bytes, GROUP, LONG_TAGGED_WRITES, LONG_WRITES, PROTECT, THIN, UNMAP_BLOCKS_MAX,
-    UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX, within,
+use super::block_range::{
+    Block10, Block16, Block32, Blocks, Bytes, GROUP, LONG_TAGGED_WRITES, LONG_WRITES, PROTECT, THIN, within,
 };
+use super::limits::{UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, WRITE_SAME_BYTES_MAX};
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};

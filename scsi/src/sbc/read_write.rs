@@ -1,9 +1,10 @@
 //! READ, WRITE, WRITE AND VERIFY.
 
-use super::block::{
-    Block10, Block12, Block16, Block32, Bytes, DPO, FUA, FUA_NV, PROTECT, READS, TAGGED_READS, TAGGED_WRITES,
-    TRANSFER_BYTES_MAX, WRITES, durable, range, within,
+use super::block_range::{
+    Block10, Block12, Block16, Block32, Bytes, DPO, FUA, FUA_NV, PROTECT, READS, TAGGED_READS, TAGGED_WRITES, WRITES,
+    durable, range, within,
 };
+use super::limits::TRANSFER_BYTES_MAX;
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::{Code, Effect, OpCode, Policy};

@@ -1,6 +1,6 @@
 //! POPULATE TOKEN and WRITE USING TOKEN: a copy in two commands, which different initiators may send.
 
-use super::block::GROUP;
+use super::block_range::GROUP;
 use crate::context::Context;
 use crate::copy::list::Cscd;
 use crate::copy::results::CopyRequest;

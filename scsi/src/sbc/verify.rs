@@ -1,9 +1,10 @@
 //! VERIFY and COMPARE AND WRITE.
 
-use super::block::{
-    Block10, Block12, Block16, Block32, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, READS, TAGGED_READS,
-    TRANSFER_BYTES_MAX, VERIFY_BYTES_MAX, WRITES, compare_and_write_blocks_max, durable, range, within,
+use super::block_range::{
+    Block10, Block12, Block16, Block32, Blocks, Bytes, DPO, FUA, FUA_NV, GROUP, PROTECT, READS, TAGGED_READS, WRITES,
+    durable, range, within,
 };
+use super::limits::{TRANSFER_BYTES_MAX, VERIFY_BYTES_MAX, compare_and_write_blocks_max};
 use crate::context::Context;
 use crate::plan::Plan;
 use crate::policy::{Code, Effect, OpCode, Policy};

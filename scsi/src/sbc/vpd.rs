@@ -2,7 +2,7 @@
 
 use crate::context::Context;
 use crate::page::VpdPage;
-use crate::sbc::block::{
+use crate::sbc::limits::{
     UNMAP_BLOCKS_MAX, UNMAP_DESCRIPTORS_MAX, VERIFY_BYTES_MAX, atomic_blocks_max, compare_and_write_blocks_max,
     transfer_blocks_max, write_same_blocks_max,
 };

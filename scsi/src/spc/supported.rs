@@ -234,7 +234,7 @@ impl CommandType for ReportSupportedTaskManagementFunctions {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sbc::block::PROTECTION_TYPE_2;
+    use crate::sbc::block_range::PROTECTION_TYPE_2;
     use crate::sbc::table::DISK;
     use crate::testing::{Ended, Rig};
     use lunar_core::io::Traits;

@@ -9,7 +9,7 @@ use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::peripheral::PeripheralType;
 use crate::row::{DeviceType, Row};
-use crate::sbc::block::PROTECTION_TYPE_2;
+use crate::sbc::block_range::PROTECTION_TYPE_2;
 use crate::target::{Clock, PortConfig, Target, TargetConfig};
 use lunar_core::io::{Data, Done, Extent, Fault, ImmediateStore, Io, Op, Outcome, Space, Store, Traits};
 use lunar_core::medium::{Medium, MediumKind};

@@ -2,7 +2,7 @@
 //! memory, and reports them as a drive does (SSC-5).
 
 use crate::command::Status;
-use crate::forward::{Forward, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
+use crate::device_server::{DeviceServer, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
 use crate::peripheral::PeripheralType;
 use crate::sense::{SenseData, SenseKey};
 use lunar_core::io::Fault;
@@ -248,7 +248,7 @@ impl Tape {
     }
 }
 
-impl Forward for Tape {
+impl DeviceServer for Tape {
     fn device_type(&self) -> PeripheralType {
         PeripheralType::TAPE
     }
@@ -281,7 +281,7 @@ impl Forward for Tape {
         self.position.set(0);
         // Dropped duties complete the commands.
         self.held.take();
-        // POWER ON, RESET was established and taken: the contract of `Forward::reset`.
+        // POWER ON, RESET was established and taken: the contract of `DeviceServer::reset`.
         self.attention
             .take()
             .filter(|code| *code != POWER_ON)

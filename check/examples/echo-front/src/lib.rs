@@ -10,11 +10,11 @@ use lunar_control::live::Later;
 use lunar_control::schema::{FrontSchema, PortalSchema};
 use lunar_core::io::Completion;
 use lunar_engine::core_set::context::CoreContext;
-use lunar_engine::core_set::front_cores::FrontCores;
+use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{CoreFront, Front, FrontPaths, FrontRuntime, PortalRef};
-use lunar_engine::published::Published;
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, PortalRef};
+use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
@@ -76,7 +76,7 @@ impl Front for Echo {
 struct EchoRuntime;
 
 impl FrontRuntime for EchoRuntime {
-    fn core_front(&self, core: &CoreContext) -> Rc<dyn CoreFront> {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
         Rc::new(EchoCore(Rc::new(Connections {
             reactor: core.reactor.clone(),
             sockets: RefCell::default(),
@@ -86,13 +86,13 @@ impl FrontRuntime for EchoRuntime {
         })))
     }
 
-    fn publish(&self, _published: &Published<'_>) {}
+    fn publish(&self, _published: &PublishedConfig<'_>) {}
 
     fn sessions(&self, _targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
         Vec::new()
     }
 
-    fn end_session(&self, _cores: &FrontCores, _id: &str) -> Option<Later<bool>> {
+    fn end_session(&self, _cores: &FrontHandle, _id: &str) -> Option<Later<bool>> {
         None
     }
 
@@ -147,7 +147,7 @@ impl fmt::Debug for EchoCore {
     }
 }
 
-impl CoreFront for EchoCore {
+impl FrontOnCore for EchoCore {
     fn serve(&self, incoming: Incoming, _portal: PortalRef) {
         let connections = self.0.clone();
         connections.count.set(connections.count.get() + 1);

@@ -88,7 +88,7 @@ fn another_front_is_one_folder_and_one_line() {
     }
     let connections = engine.core_set().cores().ask_all(|core| {
         let front = core.front_of::<EchoCore>().expect("it is used");
-        std::future::ready(lunar_engine::front::CoreFront::connections(&*front))
+        std::future::ready(lunar_engine::front::FrontOnCore::connections(&*front))
     });
     assert_eq!(connections.iter().sum::<usize>(), 4);
     engine.end().expect("it ends, and its connections with it");

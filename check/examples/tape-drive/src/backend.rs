@@ -6,7 +6,7 @@ use lunar_engine::backend::{
     Backend, Durability, JailPaths, Location, Mark, Opened, OpenedDevice, Refusal, StoreRequest, TextForm,
 };
 use lunar_reactor::Reactor;
-use lunar_scsi::forward::Forward;
+use lunar_scsi::device_server::DeviceServer;
 use std::fmt;
 use std::io;
 use std::path::Path;
@@ -88,7 +88,7 @@ impl OpenedDevice for TapeDevice {
         None
     }
 
-    fn open(&self, _: &Reactor) -> io::Result<Rc<dyn Forward>> {
+    fn open(&self, _: &Reactor) -> io::Result<Rc<dyn DeviceServer>> {
         Ok(Rc::new(Drive::new(self.tape.clone())))
     }
 

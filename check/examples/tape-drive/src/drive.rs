@@ -2,7 +2,7 @@
 
 use lunar_core::io::Fault;
 use lunar_scsi::command::Status;
-use lunar_scsi::forward::{Forward, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
+use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
 use lunar_scsi::peripheral::PeripheralType;
 use lunar_scsi::sense::{SenseData, SenseKey};
 use std::pin::Pin;
@@ -194,7 +194,7 @@ fn inquiry() -> Vec<u8> {
     data
 }
 
-impl Forward for Drive {
+impl DeviceServer for Drive {
     fn device_type(&self) -> PeripheralType {
         PeripheralType::TAPE
     }

@@ -52,7 +52,7 @@ pub(super) struct Client {
 impl Client {
     /// `None` when there are too many controllers.
     pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint) -> Option<Rc<Self>> {
-        let admin = core.subsystem.attach(&endpoint.tenant, core.reactor.now())?;
+        let admin = core.subsystem.open_controller(&endpoint.tenant, core.reactor.now())?;
         Some(Rc::new(Self {
             core: core.clone(),
             stream,

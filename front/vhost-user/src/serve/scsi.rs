@@ -314,7 +314,7 @@ mod tests {
     use lunar_core::port::NexusName;
     use lunar_core::unit::UnitId;
     use lunar_reactor::{Choice, Config, Reactor};
-    use lunar_scsi::forward::{Forward, ForwardDone, ForwardedCommand};
+    use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand};
     use lunar_scsi::lu::ForwardedUnit;
     use lunar_scsi::peripheral::PeripheralType;
     use std::pin::Pin;
@@ -323,7 +323,7 @@ mod tests {
     /// A tape, which is never reached.
     struct Tape;
 
-    impl Forward for Tape {
+    impl DeviceServer for Tape {
         fn device_type(&self) -> PeripheralType {
             PeripheralType::TAPE
         }

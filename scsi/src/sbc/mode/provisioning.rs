@@ -3,7 +3,7 @@
 use crate::context::Context;
 use crate::page::{ModePage, Number, Parameter};
 use crate::policy::Capability;
-use crate::sbc::block::THIN;
+use crate::sbc::block_range::THIN;
 use crate::sbc::thin::is_counted;
 use crate::sbc::threshold::Resource;
 use lunar_core::wire::be;

@@ -6,11 +6,11 @@ use crate::engine::{Engine, Shape};
 use crate::front::{PortalRef, PrivateMap};
 use crate::lun_maps::{GroupState, LunMaps, VolumeMap, numbered, states, target_ports, volume_maps};
 use crate::namespaces::{self, NamespaceMaps};
-use crate::published::BoundPortal;
+use crate::published_config::BoundPortal;
 use crate::retirement::{Retirement, differing, ids_of, renamed};
 use crate::transaction::Committed;
 use lunar_control::Checked;
-use lunar_control::model::Portal;
+use lunar_control::common_sections::Portal;
 use lunar_core::unit::UnitId;
 use lunar_nvme::directory::Directory as Subsystems;
 use lunar_nvme::{Controller, NamespaceMap};
@@ -56,8 +56,8 @@ fn changed(before: &LunMaps, after: &LunMaps) -> LunMaps {
 impl Engine {
     /// Publishes the changes of a transaction.
     pub(crate) fn publish(&mut self, committed: &Committed, wanted: &Checked) {
-        if committed.has_parts {
-            self.parts.iter_mut().for_each(|part| part.commit(wanted));
+        if committed.has_participants {
+            self.participants.iter_mut().for_each(|participant| participant.commit(wanted));
         }
         let ports = target_ports(wanted, &self.ports);
         let seen = volume_maps(wanted);
@@ -123,7 +123,7 @@ impl Engine {
         let units = self.units_by_name();
         let published = self.published(wanted, &committed.accesses, &units);
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
-            front.finalize(&self.core_set().front_cores(index), &published);
+            front.finalize(&self.core_set().front_handle(index), &published);
         }
     }
 

@@ -1,5 +1,5 @@
 //! The interface to device servers outside of this process: a real device, or a handler process. The commands of a
-//! forwarded logical unit are sent to a [`Forward`] after the checks of Lunar.
+//! forwarded logical unit are sent to a [`DeviceServer`] after the checks of Lunar.
 
 use crate::command::{Cdb, Status, TaskAttribute};
 use crate::peripheral::PeripheralType;
@@ -21,7 +21,7 @@ pub const FORWARDED_BYTES_MAX: usize = 8 << 20;
 ///
 /// The device server sees one initiator, whatever the number of nexuses. Lunar keeps reservations, unit attentions,
 /// task sets and LUNs for it; see [`Forwarding`](crate::policy::Forwarding) for the commands that are not sent to it.
-pub trait Forward {
+pub trait DeviceServer {
     /// PERIPHERAL DEVICE TYPE of the device, which never changes.
     fn device_type(&self) -> PeripheralType;
 
@@ -44,7 +44,7 @@ pub trait Forward {
 /// A command for a device server.
 #[derive(Debug)]
 pub struct ForwardedCommand {
-    /// A number for [`Forward::abort`], which is unique among the commands in progress on this core.
+    /// A number for [`DeviceServer::abort`], which is unique among the commands in progress on this core.
     pub id: u64,
     /// The CDB, with all bytes that the transport received: see [`Cdb::command_bytes`].
     pub cdb: Cdb,

@@ -132,5 +132,5 @@ fn query_async_event(addressee: &Addressee) -> TaskResponse {
 }
 
 #[cfg(test)]
-#[path = "manage_tests.rs"]
+#[path = "task_management_tests.rs"]
 mod tests;

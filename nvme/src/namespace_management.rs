@@ -74,7 +74,7 @@ impl Subsystem {
         };
         // The program waits until no command uses the namespace. It must not wait for this command.
         let _aside = queue.stand_aside(command);
-        let made = task.unless_aborted(self.environment.manage(request)).await;
+        let made = task.unless_aborted(self.services.manage(request)).await;
         Ok(made.map_err(|_| Status::ABORTED)??)
     }
 }

@@ -18,7 +18,7 @@ pub struct BoundPortal {
 
 /// A configuration as it is published.
 #[derive(Clone, Copy, Debug)]
-pub struct Published<'a> {
+pub struct PublishedConfig<'a> {
     /// The configuration.
     pub wanted: &'a Checked,
     /// The access control of each target, by the name of the target in the configuration.
@@ -31,13 +31,13 @@ pub struct Published<'a> {
     pub portals: &'a BTreeMap<String, BoundPortal>,
 }
 
-impl<'a> Published<'a> {
+impl<'a> PublishedConfig<'a> {
     /// The portals of this protocol that are listened at: each with its number and address, its keys, and the tag of
     /// its portal group.
     pub fn portals_of(
         &self,
         protocol: &'a str,
-    ) -> impl Iterator<Item = (BoundPortal, &'a lunar_control::model::Portal, u16)> + use<'a> {
+    ) -> impl Iterator<Item = (BoundPortal, &'a lunar_control::common_sections::Portal, u16)> + use<'a> {
         let (config, portals) = (&self.wanted.config, self.portals);
         let of_front = config.portals.iter().filter(move |(_, portal)| portal.protocol.word() == protocol);
         of_front.filter_map(move |(name, portal)| {

@@ -154,5 +154,5 @@ fn controllers(list: &[u8]) -> Option<Vec<u16>> {
 }
 
 #[cfg(test)]
-#[path = "manage_tests.rs"]
+#[path = "namespace_management_tests.rs"]
 mod tests;

@@ -18,7 +18,7 @@ pub struct PortalRef {
 
 /// A front on one core: its connections, and the slots of their commands. It is made when it is used for the first
 /// time, because slots take memory.
-pub trait CoreFront: Any + fmt::Debug {
+pub trait FrontOnCore: Any + fmt::Debug {
     /// Serves a connection that a portal has accepted.
     fn serve(&self, incoming: Incoming, portal: PortalRef);
 
@@ -32,7 +32,7 @@ pub trait CoreFront: Any + fmt::Debug {
     /// Accepts no more connections, and lets the commands in progress finish.
     fn drain(&self);
 
-    /// Waits until all connections have ended, once [`CoreFront::drain`] was called.
+    /// Waits until all connections have ended, once [`FrontOnCore::drain`] was called.
     fn drained(&self) -> LocalFuture<'_, ()>;
 
     /// Drops all connections at once, like a killed process.

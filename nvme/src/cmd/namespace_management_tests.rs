@@ -3,11 +3,11 @@ use super::*;
 use crate::controller::Controllers;
 use crate::directory::{Directory, Entry};
 use crate::fuzzing::{NQN, Rig, at_once, entry, subsystem_entry};
-use crate::manage::{Request, listed};
 use crate::namespace::NAMESPACES_MAX;
+use crate::namespace_management::{Request, listed};
 use crate::namespace_map::{Mapping, NamespaceMap, NamespaceSharing};
 use crate::queue::Queue;
-use crate::subsystem::{Alone, Environment};
+use crate::subsystem::{SingleCoreServices, SubsystemServices};
 use lunar_core::access::{Access, Credentials, Group};
 use lunar_core::unit::UnitId;
 use lunar_unit::rewrite::request::{Rewrite, RewriteChange, RewriteKind};
@@ -21,9 +21,9 @@ use std::sync::Arc;
 #[derive(Default)]
 struct Notes(RefCell<Vec<Request>>);
 
-impl Environment for Notes {
+impl SubsystemServices for Notes {
     fn abort(&self, controller: u16, queue: u16, command: u16) -> LocalFuture<'static, bool> {
-        Alone.abort(controller, queue, command)
+        SingleCoreServices.abort(controller, queue, command)
     }
 
     fn manage(&self, request: Request) -> LocalFuture<'static, Result<u32, Status>> {

@@ -1,4 +1,5 @@
-//! Controllers whose queues are in host memory: the transport that maps the memory makes them, without Connect.
+//! Controllers of the memory-based transport model (NVMe Base 2.0 2.1): their queues are in host memory, and the
+//! transport that maps that memory opens them, without Connect.
 
 use crate::command::{Command, Direction, FUSE, Sqe, Status};
 use crate::controller::{AccessGrant, Controller};
@@ -34,7 +35,7 @@ pub struct Tenant {
 impl Subsystem {
     /// Makes a controller with its admin queue. `None` when there are too many, or there is no such subsystem.
     #[must_use]
-    pub fn attach(&self, tenant: &Tenant, now: Instant) -> Option<Rc<Queue>> {
+    pub fn open_controller(&self, tenant: &Tenant, now: Instant) -> Option<Rc<Queue>> {
         let id = Host::id_of(&NexusName { initiator: tenant.host.clone(), target_port: 0 });
         let portal_ref = PortalRef { group: tenant.group, ..PortalRef::default() };
         let path = Path { address: tenant.address.clone(), memory: true, portal_ref, ..Path::default() };
@@ -115,7 +116,7 @@ mod tests {
     #[test]
     fn a_controller_in_memory_has_its_own_commands() {
         let rig = Rig::default();
-        let admin = rig.subsystem.attach(&crate::fuzzing::tenant(), Instant(0)).expect("room");
+        let admin = rig.subsystem.open_controller(&crate::fuzzing::tenant(), Instant(0)).expect("room");
         let controller = admin.controller.clone();
         assert_eq!(rig.subsystem.open_queue(&controller, 1, 1).err(), Some(Status::QUEUE_SIZE));
         assert_eq!(rig.subsystem.open_queue(&controller, 0, 2).err(), Some(Status::INVALID_QUEUE));

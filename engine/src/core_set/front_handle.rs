@@ -1,6 +1,6 @@
 //! The handle of one front on all cores for other threads.
 
-use super::core_front::CoreFront;
+use super::front_on_core::FrontOnCore;
 use super::message::{CoreMessage, FrontJob};
 use crate::answer::Answer;
 use crate::host::Host;
@@ -11,19 +11,19 @@ use std::sync::Arc;
 
 /// A handle of one front on all cores. Clones refer to the same front.
 #[derive(Clone)]
-pub struct FrontCores {
+pub struct FrontHandle {
     front: usize,
     mailboxes: Arc<[Sender<CoreMessage>]>,
     host: Arc<dyn Host>,
 }
 
-impl fmt::Debug for FrontCores {
+impl fmt::Debug for FrontHandle {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FrontCores({})", self.front)
+        write!(f, "FrontHandle({})", self.front)
     }
 }
 
-impl FrontCores {
+impl FrontHandle {
     pub(crate) fn new(front: usize, mailboxes: Arc<[Sender<CoreMessage>]>, host: Arc<dyn Host>) -> Self {
         Self { front, mailboxes, host }
     }
@@ -43,7 +43,7 @@ impl FrontCores {
     /// Runs a job on the front of a core, which is an `F`. There is no answer if the core ends.
     pub fn ask<F, T, W>(&self, core: usize, work: impl FnOnce(Rc<F>) -> W + Send + 'static) -> Answer<T>
     where
-        F: CoreFront,
+        F: FrontOnCore,
         T: Send + 'static,
         W: Future<Output = T> + 'static,
     {

@@ -1,31 +1,15 @@
-//! The common parts of commands with a range of blocks: CDB layouts, bounds, limits, admission.
+//! The common parts of commands with a range of blocks: CDB layouts, bounds, admission.
 
+use super::limits::atomic_blocks_max;
 use crate::lu::Emulated;
 use crate::policy::{
     Admission, Alua, Capability, Code, Forwarding, Gate, OpCode, Persistent, Timeout, additional_length,
 };
 use crate::sense::{Asc, Sense};
 use lunar_core::protection;
-use lunar_core::step::PIECE_BYTES;
-use lunar_core::unit::Unit;
 use lunar_core::wire::be;
 use std::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
-
-/// MAXIMUM TRANSFER LENGTH in bytes. 65,536 blocks of 4 KiB: initiators need not split their largest requests. Memory
-/// does not grow with it, because data moves in pieces.
-pub const TRANSFER_BYTES_MAX: u64 = 256 << 20;
-/// Longest range of VERIFY without data and of PRE-FETCH in bytes: both move no data.
-pub const VERIFY_BYTES_MAX: u64 = 1 << 30;
-/// MAXIMUM COMPARE AND WRITE LENGTH in blocks: the largest value of its field of one byte, within [`PIECE_BYTES`].
-pub const COMPARE_AND_WRITE_BLOCKS_MAX: u64 = 255;
-/// MAXIMUM WRITE SAME LENGTH in bytes: bounds the bytes that one command writes to a store without an operation for
-/// zeroes.
-pub const WRITE_SAME_BYTES_MAX: u64 = 512 << 20;
-/// MAXIMUM UNMAP LBA COUNT: bounds the time of one command on stores that unmap slowly.
-pub const UNMAP_BLOCKS_MAX: u64 = 1 << 20;
-/// MAXIMUM UNMAP BLOCK DESCRIPTOR COUNT: the parameter list with its header fits one page of memory.
-pub const UNMAP_DESCRIPTORS_MAX: usize = 255;
 
 /// RDPROTECT, WRPROTECT, VRPROTECT or ORPROTECT, in byte 1, or byte 10 of a CDB of 32 bytes.
 pub const PROTECT: u8 = 0xe0;
@@ -37,31 +21,6 @@ pub const FUA: u8 = 0x08;
 pub const FUA_NV: u8 = 0x02;
 /// GROUP NUMBER: a hint that Lunar ignores.
 pub const GROUP: u8 = 0x3f;
-
-/// MAXIMUM TRANSFER LENGTH in blocks.
-#[must_use]
-pub fn transfer_blocks_max(unit: &Unit) -> u64 {
-    TRANSFER_BYTES_MAX / u64::from(unit.geometry.block_size)
-}
-
-/// MAXIMUM COMPARE AND WRITE LENGTH in blocks.
-#[must_use]
-pub fn compare_and_write_blocks_max(unit: &Unit) -> u64 {
-    COMPARE_AND_WRITE_BLOCKS_MAX.min(PIECE_BYTES as u64 / u64::from(unit.geometry.block_size))
-}
-
-/// MAXIMUM ATOMIC TRANSFER LENGTH in blocks: the store's promise, within one piece. 0: WRITE ATOMIC is not supported.
-#[must_use]
-pub fn atomic_blocks_max(unit: &Unit) -> u64 {
-    let bytes = u64::from(unit.traits().atomic_write).min(PIECE_BYTES as u64);
-    (bytes / u64::from(unit.geometry.block_size)).min(u16::MAX.into())
-}
-
-/// MAXIMUM WRITE SAME LENGTH in blocks.
-#[must_use]
-pub fn write_same_blocks_max(unit: &Unit) -> u64 {
-    WRITE_SAME_BYTES_MAX / u64::from(unit.geometry.block_size)
-}
 
 /// Logical units with logical block provisioning management (SBC-3 4.7).
 pub static THIN: Capability = Capability { name: "thin units", is_met: Emulated::provisioning };
