@@ -12,13 +12,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
 
-from .rows import MIB, Row
+from .rows import KIB, Row
 from .targets import INITIATOR_CPU, RAM_BYTES, Floor, Lunar, Setup, Target, Unavailable
 
 # The timeout for the logins of a thousand sessions, in seconds.
 CROWD_PATIENCE = 60.0
 # The longest run that writes the unit in memory, in seconds.
 FILL_SECONDS_MAX = 16.0
+# The size of the writes that fill a unit in memory: the largest transfer that a vfio-user controller of SPDK offers.
+FILL_BYTES = 128 * KIB
 
 
 @dataclass
@@ -81,11 +83,11 @@ def write_all_memory(setup: Setup, target: Target) -> None:
     url = None if isinstance(target, Floor) else target.url("ram")
     if url is None:
         return
-    seconds, load = 0.5, ["--rw", "write", "--bs", str(MIB), "--depth", "8", *target.arguments()]
+    seconds, load = 0.5, ["--rw", "write", "--bs", str(FILL_BYTES), "--depth", "8", *target.arguments()]
     while seconds <= FILL_SECONDS_MAX:
         report = run_initiator(initiator(setup, url, seconds, load), seconds + 60)
         # Sequential writes begin at the start of the unit, and count from the first one of the warm-up.
-        if report["total_commands"] * MIB >= RAM_BYTES:
+        if report["total_commands"] * FILL_BYTES >= RAM_BYTES:
             return
         seconds *= 2
     raise Unavailable(f"{target.name}: {RAM_BYTES >> 20} MiB are not written within {seconds / 2:.0f} s")
