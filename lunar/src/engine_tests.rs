@@ -68,7 +68,7 @@ impl Drop for Place {
 /// of a unit depends on earlier configurations.
 fn seen(engine: &Engine) -> Value {
     let cores = engine.core_set().cores().ask_all(|core| {
-        let who = |unit: UnitId| core.mesh.unit(unit).map_or_else(String::new, |unit| unit.identity.serial.clone());
+        let who = |unit: UnitId| core.mesh.unit(unit).map_or_else(String::new, |unit| unit.identity.serial.to_string());
         let units: BTreeMap<String, Value> = core
             .mesh
             .units()
@@ -80,7 +80,7 @@ fn seen(engine: &Engine) -> Value {
                 let hosts = core.subsystem.unit(unit.id);
                 let hosts = hosts.map(|seen| [1_u16, 2].map(|group| seen.access(group).0));
                 let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways, hosts]);
-                (unit.identity.serial.clone(), told)
+                (unit.identity.serial.to_string(), told)
             })
             .collect();
         let maps: BTreeMap<String, Value> = core
