@@ -140,7 +140,7 @@ fn a_device_is_a_logical_unit_and_no_namespace() {
             identity,
             read_only: false,
             metadata,
-            tally: SharedTally::new(1),
+            tally: Tally::default(),
             device: Rc::new(Silent),
         };
         core.opened.borrow_mut().insert(1, ReadyUnit::Device(device));

@@ -187,6 +187,12 @@ impl<S: SocketService> CoreSockets<S> {
         }
     }
 
+    /// The endpoints that are served, sorted by path.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<Endpoint<S::Tenant>> {
+        self.sockets.borrow().values().filter_map(|socket| socket.endpoint.borrow().clone()).collect()
+    }
+
     /// Clients that are connected.
     #[must_use]
     pub fn clients(&self) -> usize {
