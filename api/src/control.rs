@@ -213,7 +213,10 @@ fn of_configuration<R: Running + Live, O: Outside>(manager: &Manager<R, O>) -> V
     let file = manager.file();
     let is_edited = || manager.versions().on_disk().map(|text| text != manager.versions().text());
     let edited = match (manager.refused(), is_edited()) {
-        (Some(why), _) => Some(TroubleView::told("refused-edit", file, why.to_owned())),
+        (Some(why), _) => Some(TroubleView {
+            remedy: why.remedy().to_owned(),
+            ..TroubleView::told("refused-edit", file, why.to_string())
+        }),
         (None, Ok(true)) => Some(TroubleView {
             remedy: "`lunar plan` shows what it would change, and `lunar apply` puts it in force".to_owned(),
             ..TroubleView::told("pending-edit", file, format!("{file} was edited and is not in force"))

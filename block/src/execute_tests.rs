@@ -143,7 +143,7 @@ fn extents_end_after_as_many_as_an_answer_has() {
 fn a_client_learns_names_and_limits() {
     let rig = Rig::default();
     let Answer::Identity(identity) = run(&rig, Code::Identify, &[]).answer else { panic!("an identity") };
-    assert_eq!(identity.serial, "0123456789");
+    assert_eq!(identity.serial.as_str(), "0123456789");
     let limits = rig.client.limits().expect("the unit exists");
     assert_eq!((limits.capacity, limits.block_size, limits.physical_block_size), (CAPACITY, BLOCK, 4096));
     assert_eq!((limits.discard_bytes_max, limits.discard_granularity), (limits::DISCARD_BYTES_MAX, 4096));

@@ -61,7 +61,7 @@ impl IdentityView {
         let identity = volume.identity("")?;
         let naa: String = identity.naa.iter().map(|byte| format!("{byte:02x}")).collect();
         let by_id = [format!("wwn-0x{naa}"), format!("nvme-uuid.{uuid}")];
-        Some(Self { serial: identity.serial, naa, uuid, by_id, bytes: volume.size.map(|size| size.0) })
+        Some(Self { serial: identity.serial.text(), naa, uuid, by_id, bytes: volume.size.map(|size| size.0) })
     }
 }
 

@@ -223,7 +223,7 @@ impl Look<'_> {
             let twins = [
                 ("path", volume.path.clone().and_then(|path| paths.also(path, name))),
                 ("uuid", volume.uuid.and_then(|uuid| uuids.also(uuid, name))),
-                ("serial", volume.serial.clone().and_then(|serial| serials.also(serial, name))),
+                ("serial", volume.serial.and_then(|serial| serials.also(serial, name))),
                 ("naa", volume.naa.and_then(|naa| naas.also(naa, name))),
             ];
             for (key, twin) in twins {

@@ -539,10 +539,10 @@ pub fn identity_of(uuid: Uuid, revision: &str) -> Identity {
     let digits = u128::from_be_bytes(uuid.0);
     let naa = 0x3000_0000_0000_0000 | (digits as u64 & 0x0fff_ffff_ffff_ffff);
     Identity {
-        vendor: VENDOR.to_owned(),
-        product: PRODUCT.to_owned(),
-        revision: Ascii::<4>::cut(revision).text(),
-        serial: format!("{digits:032x}"),
+        vendor: VENDOR.into(),
+        product: PRODUCT.into(),
+        revision: revision.into(),
+        serial: Ascii::cut(&format!("{digits:032x}")),
         uuid: uuid.0,
         naa: naa.to_be_bytes(),
     }
@@ -606,10 +606,10 @@ impl Volume {
     pub fn identity(&self, revision: &str) -> Option<Identity> {
         let base = identity_of(self.uuid?, revision);
         Some(Identity {
-            vendor: self.vendor.text(),
-            product: self.product.text(),
-            revision: self.revision.as_ref().map_or(base.revision, Textual::text),
-            serial: self.serial.as_ref().map_or(base.serial, Textual::text),
+            vendor: self.vendor,
+            product: self.product,
+            revision: self.revision.unwrap_or(base.revision),
+            serial: self.serial.unwrap_or(base.serial),
             uuid: base.uuid,
             naa: self.naa.map_or(base.naa, |naa| naa.0),
         })

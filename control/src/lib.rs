@@ -10,7 +10,8 @@
 //!   of a running target
 //! * [`document`]: edits of the text of the file that keep its comments; [`versions`]: the file and its history;
 //!   [`identities`]: the identities of volumes, stored apart from the file; [`in_use`]: the clients that a change
-//!   takes something from, with [`affected`] and [`failure`]: why a change is refused
+//!   takes something from, with [`affected`], [`failure`] and
+//!   [`refused_file`]: why a change is refused
 //! * [`write_freeze`]: volumes that no client may write to during a copy
 //! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
@@ -44,6 +45,7 @@ pub mod plan;
 mod pools;
 pub mod redact;
 pub mod refused;
+pub mod refused_file;
 pub mod report;
 pub mod schema;
 pub mod secret;

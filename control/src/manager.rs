@@ -14,6 +14,7 @@ use crate::live::Live;
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
 use crate::refused::Used;
+use crate::refused_file::RefusedFile;
 use crate::report::{Problems, Report};
 use crate::schema::Schema;
 use crate::value::Textual;
@@ -54,7 +55,7 @@ pub struct Manager<R, O> {
     unavailable: Unavailable,
     running: R,
     /// Why the edited file is not in force.
-    refused: Option<String>,
+    refused: Option<RefusedFile>,
     /// Why deleted secrets are still in the history.
     leftover: Option<LeftoverSecrets>,
     /// Volumes that no client may write to now.
@@ -278,20 +279,8 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     /// The reason; the configuration in force has not changed then.
     pub fn reload(&mut self, now: SystemTime, force: Force) -> Result<Plan, Failure> {
         let outcome = self.reread(now, force);
-        if let Err(why @ Failure::Disk(Trouble::Lost(..))) = &outcome {
-            // It was not edited, and its words say what to do.
-            self.refused = Some(why.to_string());
-        } else if let Err(why) = &outcome {
-            let (first, remedy) = match why {
-                Failure::InUse(why) => (
-                    why.reason(),
-                    "see `lunar plan`; correct the file, then `lunar apply`, or apply it with `lunar apply --force`",
-                ),
-                why => {
-                    (why.to_string().lines().next().unwrap_or_default().to_owned(), "correct it, then `lunar apply`")
-                }
-            };
-            self.refused = Some(format!("{} was edited and is not in force: {first}; {remedy}", self.name));
+        if let Err(why) = &outcome {
+            self.refused = Some(RefusedFile::of(why, &self.name));
         }
         outcome
     }
@@ -301,10 +290,10 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         self.follow(now, force).inspect_err(|_| self.versions = before)
     }
 
-    /// Why the edited file is not in force, and what to do; until a change succeeds.
+    /// Why the edited file is not in force; until a change succeeds.
     #[must_use]
-    pub fn refused(&self) -> Option<&str> {
-        self.refused.as_deref()
+    pub fn refused(&self) -> Option<&RefusedFile> {
+        self.refused.as_ref()
     }
 
     /// The running target alone, to stop it.

@@ -268,8 +268,10 @@ fn a_refused_configuration_has_no_effect_on_later_changes() {
         manager.reload(at(2), Force::No).expect_err("it is refused");
         assert_eq!((manager.versions().text(), manager.current()), (&*before, &current));
         assert_eq!(listed(&manager), versions);
-        let told = manager.refused().expect("it is refused");
-        assert!(told.contains("lunar.toml") && told.contains("lunar apply") && !told.contains('\n'), "{told}");
+        let refused = manager.refused().expect("it is refused");
+        assert!(matches!(refused, RefusedFile::Wrong { .. }) && refused.remedy().contains("`lunar apply`"));
+        let told = refused.to_string();
+        assert!(told.contains("lunar.toml") && !told.contains('\n'), "{told}");
         manager.running().fails_at = None;
         let why = manager.change(&edits, "ann", at(3)).expect_err("the file is another");
         assert!(why.to_string().contains("changed by another program"), "{why}");
@@ -300,7 +302,7 @@ fn a_file_that_is_missing_or_empty_removes_nothing() {
         let why = manager.reload(at(2), Force::No).expect_err("everything would be removed").to_string();
         assert!(why.contains("is missing or empty") && why.contains("newest file in"), "{why}");
         assert_eq!(manager.current(), &current);
-        assert_eq!(manager.refused(), Some(why.as_str()), "nothing was edited");
+        assert_eq!(manager.refused(), Some(&RefusedFile::Lost(why)), "nothing was edited");
     }
     std::fs::write(place.file(), &before).expect("a file");
     manager.reload(at(3), Force::No).expect("the file is back");
@@ -472,8 +474,9 @@ fn a_reload_that_takes_something_from_hosts_is_refused_and_says_how_to_apply_it(
     let why = manager.reload(at(2), Force::No).expect_err("a host uses both");
     assert!(matches!(&why, Failure::InUse(why) if why.hosts[0].loses.len() == 2), "{why}");
     assert_eq!((manager.current(), manager.versions().text()), (&current, &*before));
-    let told = manager.refused().expect("the status says so");
-    assert!(told.contains("1 session uses") && told.contains("`lunar apply --force`"), "{told}");
+    let refused = manager.refused().expect("the status says so");
+    let told = refused.to_string();
+    assert!(told.contains("1 session uses") && refused.remedy().contains("`lunar apply --force`"), "{told}");
     manager.reload(at(3), Force::Yes).expect("it is forced");
     assert_eq!(manager.refused(), None);
 }

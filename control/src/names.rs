@@ -2,6 +2,7 @@
 
 use crate::value::{AddressError, NameError, NameKind, Textual, ValueError};
 pub use lunar_core::access::{Network, Pattern};
+pub use lunar_core::ascii::Ascii;
 use std::net::{IpAddr, SocketAddr};
 
 /// An iSCSI name of a node (RFC 7143 4.2.7), in the form that stringprep leaves it: small letters.
@@ -365,24 +366,6 @@ impl Textual for Naa {
     }
 }
 
-/// A field of ASCII text in SCSI (SPC-6 4.3.1): printable, padded with spaces to its width when it is sent.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct Ascii<const WIDTH: usize>(String);
-
-impl<const WIDTH: usize> Ascii<WIDTH> {
-    /// A text, cut to the length and without characters that are not allowed.
-    #[must_use]
-    pub fn cut(text: &str) -> Self {
-        Self(text.chars().filter(|c| c.is_ascii_graphic() || *c == ' ').take(WIDTH).collect())
-    }
-
-    /// The text.
-    #[must_use]
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
 impl<const WIDTH: usize> Textual for Ascii<WIDTH> {
     const WHAT: &'static str = "printable ASCII characters, as many as the field of INQUIRY data has";
 
@@ -392,11 +375,11 @@ impl<const WIDTH: usize> Textual for Ascii<WIDTH> {
         if text.is_empty() || text.len() > WIDTH || !plain || text.trim() != text {
             return Err(ValueError::Ascii { width: WIDTH });
         }
-        Ok(Self(text.to_owned()))
+        Ok(Self::cut(text))
     }
 
     fn text(&self) -> String {
-        self.0.clone()
+        self.as_str().to_owned()
     }
 }
 

@@ -91,18 +91,27 @@ struct Entry {
     members: u64,
     /// When it last had a member, as a number that grows.
     used: u64,
-    /// The numbers that belong to no core, and those of entries that were added to this one.
-    base: HostSums,
+    /// Sessions now.
+    sessions: u64,
+    /// Logins.
+    logins: u64,
+    /// Logins that were refused.
+    refused: u64,
+    /// The sums of the entries that were added to this one.
+    added: Option<Box<HostSums>>,
 }
 
 impl Entry {
     fn new(cores: usize) -> Self {
         let cores = (0..cores).map(|_| OnceLock::new()).collect();
-        Self { cores, members: 0, used: 0, base: HostSums::default() }
+        Self { cores, members: 0, used: 0, sessions: 0, logins: 0, refused: 0, added: None }
     }
 
     fn sums(&self) -> HostSums {
-        let mut sums = self.base.clone();
+        let mut sums = self.added.as_deref().cloned().unwrap_or_default();
+        sums.sessions += self.sessions;
+        sums.logins += self.logins;
+        sums.refused += self.refused;
         for core in self.cores.iter().filter_map(OnceLock::get) {
             sums.traffic.add(&core.traffic);
             sums.aborts += core.aborts.get();
@@ -144,7 +153,8 @@ impl Table {
         let Some(entry) = self.hosts.remove(&oldest) else { return false };
         self.hidden += 1;
         let other = self.hosts.entry(HostKey::other(oldest.transport));
-        other.or_insert_with(|| Entry::new(entry.cores.len())).base.merge(&entry.sums());
+        let other = other.or_insert_with(|| Entry::new(entry.cores.len()));
+        other.added.get_or_insert_default().merge(&entry.sums());
         true
     }
 }
@@ -182,8 +192,8 @@ impl Hosts {
         let entry = table.hosts.entry(key.clone()).or_insert_with(|| Entry::new(self.cores));
         entry.members += 1;
         entry.used = uses;
-        entry.base.sessions += u64::from(is_session);
-        entry.base.logins += u64::from(is_session);
+        entry.sessions += u64::from(is_session);
+        entry.logins += u64::from(is_session);
         let mine = entry.cores.get(core).map_or_else(Arc::default, |core| core.get_or_init(Arc::default).clone());
         HostSession { mine, key, is_session, hosts: self.clone() }
     }
@@ -201,7 +211,7 @@ impl Hosts {
         if let Some(entry) = table.hosts.get_mut(key) {
             entry.members -= 1;
             entry.used = uses;
-            entry.base.sessions -= u64::from(is_session);
+            entry.sessions -= u64::from(is_session);
         }
     }
 
@@ -210,7 +220,7 @@ impl Hosts {
     pub fn refused(&self, transport: &'static str, reason: &'static str, target: &str, host: &str) {
         let mut table = self.lock();
         if let Some(entry) = table.hosts.get_mut(&HostKey::new(transport, target, host)) {
-            entry.base.refused += 1;
+            entry.refused += 1;
         }
         let is_known = table.refusals.contains_key(&(transport, reason)) || table.refusals.len() < REASONS_MAX;
         let reason = if is_known { reason } else { OTHER };

@@ -1,7 +1,7 @@
 //! The vocabulary of Lunar's data path. Pure: no socket, no file, no clock, no thread.
 //!
 //! * [`access`]: which hosts may connect, and which units they see
-//! * [`unit`]: a unit as the data path sees it
+//! * [`unit`]: a unit as the data path sees it; [`ascii`]: short texts in its identity
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
 //! * [`metadata`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory with handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
@@ -21,6 +21,7 @@
 //! * [`time`]: instants as numbers, so that time can be an argument
 
 pub mod access;
+pub mod ascii;
 pub mod counters;
 pub mod hosts;
 pub mod io;

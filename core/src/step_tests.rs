@@ -204,10 +204,10 @@ fn rig() -> Rig {
     };
     let ranges = Rc::new(Ranges::default());
     let identity = Identity {
-        vendor: String::new(),
-        product: String::new(),
-        revision: String::new(),
-        serial: String::new(),
+        vendor: "".into(),
+        product: "".into(),
+        revision: "".into(),
+        serial: "".into(),
         uuid: [0; 16],
         naa: [0; 8],
     };

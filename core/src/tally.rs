@@ -3,8 +3,10 @@
 use crate::stats::Count;
 use crate::time::Instant;
 use crate::traffic::{Class, Traffic, TrafficSums};
-use std::sync::Arc;
+use std::cell::OnceCell;
+use std::ops::Deref;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 macro_rules! events {
     ($($name:ident, $word:literal, $doc:literal;)*) => {
@@ -64,20 +66,36 @@ struct Before {
 
 #[derive(Debug)]
 struct Shared {
-    cores: Box<[Arc<PerCore>]>,
-    before: Before,
+    /// Those of each core, once the core has counted something: most volumes are used on few cores.
+    cores: Box<[OnceLock<Arc<PerCore>>]>,
+    /// Once a client has reset the sums.
+    before: OnceLock<Box<Before>>,
 }
+
+/// The counters of a unit, for readers on any thread.
+#[derive(Clone, Debug)]
+pub struct SharedTally(Arc<Shared>);
 
 /// The counters of a unit, as one core uses them.
 #[derive(Clone, Debug)]
 pub struct Tally {
-    shared: Arc<Shared>,
-    mine: Arc<PerCore>,
+    shared: SharedTally,
+    core: usize,
+    /// Its own, from the first command on: a unit that no client uses has none.
+    mine: OnceCell<Arc<PerCore>>,
 }
 
 impl Default for Tally {
     fn default() -> Self {
-        Self::new(1)
+        SharedTally::new(1).of_core(0)
+    }
+}
+
+impl Deref for Tally {
+    type Target = SharedTally;
+
+    fn deref(&self) -> &SharedTally {
+        &self.shared
     }
 }
 
@@ -129,66 +147,34 @@ impl TallySums {
     }
 }
 
-impl Tally {
-    /// New counters for this number of cores, for the first core.
+impl SharedTally {
+    /// New counters for this number of cores.
     #[must_use]
     pub fn new(cores: usize) -> Self {
-        let cores: Box<[_]> = (0..cores.max(1)).map(|_| Arc::<PerCore>::default()).collect();
-        Self { mine: cores[0].clone(), shared: Arc::new(Shared { cores, before: Before::default() }) }
+        let cores = (0..cores.max(1)).map(|_| OnceLock::new()).collect();
+        Self(Arc::new(Shared { cores, before: OnceLock::new() }))
     }
 
-    /// The same counters for another core.
+    /// The counters of a core.
     ///
     /// # Panics
     /// When there are no counters for this core.
     #[must_use]
-    pub fn of_core(&self, core: usize) -> Self {
-        assert!(core < self.shared.cores.len(), "a tally for {} cores has no core {core}", self.shared.cores.len());
-        Self { shared: self.shared.clone(), mine: self.shared.cores[core].clone() }
+    pub fn of_core(&self, core: usize) -> Tally {
+        assert!(core < self.0.cores.len(), "a tally for {} cores has no core {core}", self.0.cores.len());
+        Tally { shared: self.clone(), core, mine: OnceCell::new() }
     }
 
     /// Whether both are of the same unit.
     #[must_use]
     pub fn is_of(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.shared, &other.shared)
-    }
-
-    /// Counts an event. Only the core itself may call it.
-    pub fn add(&self, event: Event, by: u64) {
-        self.mine.events[event as usize].add(by);
-    }
-
-    /// Counts a command that has ended `nanoseconds` after its arrival, and the bytes that it moved. Only the core
-    /// itself may call it.
-    #[inline]
-    pub fn ended(&self, class: Class, nanoseconds: u64, bytes: u64) {
-        self.mine.traffic.count(class, nanoseconds, bytes);
-    }
-
-    /// Counts in addition that this command has failed.
-    #[cold]
-    pub fn failed(&self, class: Class) {
-        if let Some(direction) = Direction::of(class) {
-            self.mine.failed[direction as usize].add(1);
-        }
-    }
-
-    /// Counts a command as in progress until the result is dropped. Only the core itself may call it.
-    #[inline]
-    #[must_use]
-    pub fn begin(&self) -> InFlight<'_> {
-        let now = self.mine.in_flight.get() + 1;
-        self.mine.in_flight.set(now);
-        if now > self.mine.in_flight_max.get() {
-            self.mine.in_flight_max.set(now);
-        }
-        InFlight(self)
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     /// The number of events on all cores since the last reset.
     #[must_use]
     pub fn total(&self, event: Event) -> u64 {
-        let before = self.shared.before.events[event as usize].load(Ordering::Relaxed);
+        let before = self.0.before.get().map_or(0, |before| load(&before.events[event as usize]));
         self.sum(|core| core.events[event as usize].get()).wrapping_sub(before)
     }
 
@@ -196,17 +182,18 @@ impl Tally {
     #[must_use]
     pub fn moved(&self, direction: Direction) -> Moved {
         let Moved { commands, bytes } = self.lifetime(direction);
-        let before = &self.shared.before.moved[direction as usize];
-        let [commands_before, bytes_before] = [0, 1].map(|at| before[at].load(Ordering::Relaxed));
+        let before = self.0.before.get().map(|before| before.moved[direction as usize].each_ref().map(load));
+        let [commands_before, bytes_before] = before.unwrap_or_default();
         Moved { commands: commands.wrapping_sub(commands_before), bytes: bytes.wrapping_sub(bytes_before) }
     }
 
     /// Resets the sums that clients see to zero.
     pub fn reset(&self) {
-        for (event, before) in self.shared.before.events.iter().enumerate() {
+        let before = self.0.before.get_or_init(Box::default);
+        for (event, before) in before.events.iter().enumerate() {
             before.store(self.sum(|core| core.events[event].get()), Ordering::Relaxed);
         }
-        for (direction, before) in [Direction::Read, Direction::Write].into_iter().zip(&self.shared.before.moved) {
+        for (direction, before) in [Direction::Read, Direction::Write].into_iter().zip(&before.moved) {
             let Moved { commands, bytes } = self.lifetime(direction);
             before[0].store(commands, Ordering::Relaxed);
             before[1].store(bytes, Ordering::Relaxed);
@@ -217,7 +204,7 @@ impl Tally {
     #[must_use]
     pub fn sums(&self) -> TallySums {
         let mut sums = TallySums::default();
-        for core in &self.shared.cores {
+        for core in self.used() {
             sums.traffic.add(&core.traffic);
             sums.in_flight = sums.in_flight.wrapping_add(core.in_flight.get());
             sums.in_flight_max = sums.in_flight_max.wrapping_add(core.in_flight_max.get());
@@ -230,7 +217,7 @@ impl Tally {
 
     fn lifetime(&self, direction: Direction) -> Moved {
         let mut all = TrafficSums::default();
-        self.shared.cores.iter().for_each(|core| all.add(&core.traffic));
+        self.used().for_each(|core| all.add(&core.traffic));
         let failed = self.sum(|core| core.failed[direction as usize].get());
         let mut moved = Moved { commands: 0_u64.wrapping_sub(failed), bytes: 0 };
         for class in Class::ALL.iter().filter(|class| Direction::of(**class) == Some(direction)) {
@@ -240,19 +227,73 @@ impl Tally {
         moved
     }
 
+    /// The counters of the cores that have counted something.
+    fn used(&self) -> impl Iterator<Item = &PerCore> {
+        self.0.cores.iter().filter_map(OnceLock::get).map(|core| &**core)
+    }
+
     fn sum(&self, of: impl Fn(&PerCore) -> u64) -> u64 {
-        self.shared.cores.iter().fold(0, |sum, core| sum.wrapping_add(of(core)))
+        self.used().fold(0, |sum, core| sum.wrapping_add(of(core)))
+    }
+}
+
+fn load(count: &AtomicU64) -> u64 {
+    count.load(Ordering::Relaxed)
+}
+
+impl Tally {
+    /// The counters of this core. A unit that is served in another shape keeps them.
+    #[inline]
+    fn mine(&self) -> &PerCore {
+        self.mine.get_or_init(|| self.first())
+    }
+
+    #[cold]
+    fn first(&self) -> Arc<PerCore> {
+        self.shared.0.cores[self.core].get_or_init(Arc::default).clone()
+    }
+
+    /// Counts an event.
+    pub fn add(&self, event: Event, by: u64) {
+        self.mine().events[event as usize].add(by);
+    }
+
+    /// Counts a command that has ended `nanoseconds` after its arrival, and the bytes that it moved.
+    #[inline]
+    pub fn ended(&self, class: Class, nanoseconds: u64, bytes: u64) {
+        self.mine().traffic.count(class, nanoseconds, bytes);
+    }
+
+    /// Counts in addition that this command has failed.
+    #[cold]
+    pub fn failed(&self, class: Class) {
+        if let Some(direction) = Direction::of(class) {
+            self.mine().failed[direction as usize].add(1);
+        }
+    }
+
+    /// Counts a command as in progress until the result is dropped.
+    #[inline]
+    #[must_use]
+    pub fn begin(&self) -> InFlight<'_> {
+        let mine = self.mine();
+        let now = mine.in_flight.get() + 1;
+        mine.in_flight.set(now);
+        if now > mine.in_flight_max.get() {
+            mine.in_flight_max.set(now);
+        }
+        InFlight(mine)
     }
 }
 
 /// A command in progress.
 #[derive(Debug)]
-pub struct InFlight<'a>(&'a Tally);
+pub struct InFlight<'a>(&'a PerCore);
 
 impl Drop for InFlight<'_> {
     #[inline]
     fn drop(&mut self) {
-        self.0.mine.in_flight.sub(1);
+        self.0.in_flight.sub(1);
     }
 }
 
@@ -267,10 +308,14 @@ pub fn latency(arrived: Instant, ended: Instant) -> u64 {
 mod tests {
     use super::*;
 
+    fn two_cores() -> [Tally; 2] {
+        let shared = SharedTally::new(2);
+        [0, 1].map(|core| shared.of_core(core))
+    }
+
     #[test]
     fn cores_count_apart_and_are_summed() {
-        let first = Tally::new(2);
-        let second = first.of_core(1);
+        let [first, second] = two_cores();
         first.ended(Class::Read, 0, 512);
         second.ended(Class::Read, 9, 1024);
         second.add(Event::VerifyError, 1);
@@ -285,6 +330,18 @@ mod tests {
     }
 
     #[test]
+    fn a_core_has_counters_once_it_counts() {
+        let [first, second] = two_cores();
+        second.reset();
+        assert_eq!((first.used().count(), first.sums()), (0, TallySums::default()));
+        second.add(Event::Conflict, 1);
+        assert_eq!((first.used().count(), first.total(Event::Conflict)), (1, 1));
+        // The same unit in another shape.
+        second.of_core(1).add(Event::Conflict, 1);
+        assert_eq!((first.used().count(), first.total(Event::Conflict)), (1, 2));
+    }
+
+    #[test]
     fn a_failed_command_is_measured_and_is_no_success() {
         let tally = Tally::default();
         tally.ended(Class::Write, 0, 512);
@@ -296,8 +353,7 @@ mod tests {
 
     #[test]
     fn commands_in_progress_are_counted_until_they_end() {
-        let first = Tally::new(2);
-        let second = first.of_core(1);
+        let [first, second] = two_cores();
         let held = [first.begin(), first.begin(), second.begin()];
         assert_eq!((first.sums().in_flight, first.sums().in_flight_max), (3, 3));
         drop(held);
@@ -308,7 +364,7 @@ mod tests {
     #[test]
     fn one_thread_writes_each_cell_and_the_sum_is_exact() {
         const ROUNDS: u64 = 10_000;
-        let tally = Tally::new(4);
+        let tally = SharedTally::new(4);
         std::thread::scope(|scope| {
             for core in 0..4 {
                 let own = tally.of_core(core);

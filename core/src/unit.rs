@@ -1,5 +1,6 @@
 //! A unit as the data path sees it: geometry, identity, store. SCSI presents it as a logical unit, NVMe as a namespace.
 
+use crate::ascii::Ascii;
 use crate::io::{Fault, Store, Traits};
 use crate::medium::Medium;
 use crate::metadata::MetadataStore;
@@ -48,14 +49,14 @@ impl Geometry {
 /// Identifies a unit to clients that recognise disks across paths and restarts. It never changes.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Identity {
-    /// T10 vendor identification, at most 8 ASCII characters.
-    pub vendor: String,
-    /// Product identification, at most 16 ASCII characters.
-    pub product: String,
-    /// Product revision level, at most 4 ASCII characters.
-    pub revision: String,
-    /// Unit serial number, at most 32 ASCII characters.
-    pub serial: String,
+    /// T10 vendor identification.
+    pub vendor: Ascii<8>,
+    /// Product identification.
+    pub product: Ascii<16>,
+    /// Product revision level.
+    pub revision: Ascii<4>,
+    /// Unit serial number.
+    pub serial: Ascii<32>,
     /// A UUID (RFC 9562; SPC-6 7.7.6.11, NVMe Base 2.0).
     pub uuid: [u8; 16],
     /// NAA 3, locally assigned (SPC-6 7.7.6.6.3): the only NAA format that needs no company identifier of the IEEE,
@@ -228,8 +229,7 @@ mod tests {
     #[test]
     fn the_eui64_is_locally_administered_and_derived_from_the_naa_identifier() {
         let of = |naa| {
-            let text = String::new;
-            let (vendor, product, revision, serial) = (text(), text(), text(), text());
+            let (vendor, product, revision, serial) = ("".into(), "".into(), "".into(), "".into());
             Identity { vendor, product, revision, serial, uuid: [0; 16], naa }.eui64()
         };
         assert_eq!(of([0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]), [2, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);

@@ -82,7 +82,7 @@ pub struct Engine {
     pub(crate) core_set: CoreSet,
     pub(crate) registry: &'static Registry,
     lock: Option<StateLock>,
-    pub(crate) volumes: BTreeMap<String, Arc<PlacedVolume>>,
+    pub(crate) volumes: BTreeMap<Arc<str>, Arc<PlacedVolume>>,
     pub(crate) portals: BTreeMap<String, BoundPortal>,
     /// Volumes that were served before, and are not now.
     pub(crate) expected: BTreeSet<String>,
@@ -250,11 +250,11 @@ impl Engine {
     }
 
     pub(crate) fn units_by_name(&self) -> UnitsByName {
-        self.volumes.iter().map(|(name, placed)| (name.clone(), placed.unit)).collect()
+        self.volumes.iter().map(|(name, placed)| ((**name).to_owned(), placed.unit)).collect()
     }
 
     /// The identities of the volumes that are served, by their names.
-    pub(crate) fn identities(&self) -> BTreeMap<String, Arc<Identity>> {
+    pub(crate) fn identities(&self) -> BTreeMap<Arc<str>, Arc<Identity>> {
         self.volumes.iter().map(|(name, placed)| (name.clone(), placed.volume.identity().clone())).collect()
     }
 

@@ -92,9 +92,9 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     /// State that is left over once no client is connected any more; for tests.
     fn leftovers(&self) -> Vec<String>;
 
-    /// The identities of the volumes, by their names in the configuration: before each step of a change is prepared,
-    /// with those that earlier steps have opened, and before a configuration is published.
-    fn identify(&self, volumes: &BTreeMap<String, Arc<Identity>>) {
+    /// The identities of the volumes, by their names in the configuration: before each step of a change to a section of
+    /// a front is prepared, with those that earlier steps have opened, and before a change ends.
+    fn identify(&self, volumes: &BTreeMap<Arc<str>, Arc<Identity>>) {
         let _ = volumes;
     }
 

@@ -9,7 +9,7 @@ use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::placed::PlacedVolume;
 use crate::space::over_committed;
 use lunar_control::api::TroubleView;
-use lunar_core::tally::{Event, Tally};
+use lunar_core::tally::{Event, SharedTally};
 use lunar_core::time::Instant;
 use lunar_reactor::log;
 use std::collections::BTreeMap;
@@ -74,8 +74,15 @@ impl Errors {
 #[derive(Debug)]
 struct Watched {
     /// Its store, and that of its protection information. A store that is not served any more has gone.
-    stores: Vec<Weak<dyn OpenedStore>>,
-    tally: Tally,
+    stores: [Option<Weak<dyn OpenedStore>>; 2],
+    tally: SharedTally,
+    /// The findings of looks, once there is one: most volumes are well.
+    found: Option<Box<Found>>,
+}
+
+/// The findings of looks at a volume.
+#[derive(Debug, Default)]
+struct Found {
     medium: Errors,
     space: Errors,
     troubles: BTreeMap<Condition, TroubleView>,
@@ -90,14 +97,16 @@ impl Watched {
             Opened::Device(_) => None,
         };
         let protection = placed.volume.protection().map(|protection| Arc::downgrade(protection.store()));
-        Self {
-            stores: own.into_iter().chain(protection).collect(),
-            tally: placed.tally.clone(),
-            medium: Errors::default(),
-            space: Errors::default(),
-            troubles: BTreeMap::new(),
-            spaces: Vec::new(),
-        }
+        Self { stores: [own, protection], tally: placed.tally.clone(), found: None }
+    }
+
+    /// The stores that are served.
+    fn stores(&self) -> impl Iterator<Item = &Weak<dyn OpenedStore>> {
+        self.stores.iter().flatten()
+    }
+
+    fn found(&mut self) -> &mut Found {
+        self.found.get_or_insert_default()
     }
 
     /// The troubles that the counters show.
@@ -105,7 +114,12 @@ impl Watched {
         let total = |event| self.tally.total(event);
         let medium =
             total(Event::ReadError).wrapping_add(total(Event::WriteError)).wrapping_add(total(Event::VerifyError));
-        let (medium, space) = (self.medium.look(medium, now), self.space.look(total(Event::SpaceError), now));
+        let space = total(Event::SpaceError);
+        if self.found.is_none() && (medium, space) == (0, 0) {
+            return Vec::new();
+        }
+        let found = self.found();
+        let (medium, space) = (found.medium.look(medium, now), found.space.look(space, now));
         let medium = (medium > 0).then(|| StoreTrouble {
             condition: Condition::MediumErrors,
             words: format!("{medium} commands ended with a medium error"),
@@ -133,7 +147,7 @@ impl Watched {
         let mut begun = Vec::new();
         let mut troubles = BTreeMap::new();
         for StoreTrouble { condition, words, remedy } in found {
-            let known = self.troubles.get(&condition).map(|known| known.since);
+            let known = self.found.as_ref().and_then(|found| found.troubles.get(&condition)).map(|known| known.since);
             let subject = format!("volume {name}");
             let trouble = TroubleView { kind: condition.word(), subject, since: known.unwrap_or(wall), words, remedy };
             if known.is_none() {
@@ -141,14 +155,16 @@ impl Watched {
             }
             troubles.insert(condition, trouble);
         }
-        self.troubles = troubles;
+        if self.found.is_some() || !troubles.is_empty() {
+            self.found().troubles = troubles;
+        }
         begun
     }
 }
 
 #[derive(Debug, Default)]
 struct State {
-    volumes: BTreeMap<String, Watched>,
+    volumes: BTreeMap<Arc<str>, Watched>,
     /// The pools that have promised more space than they have.
     pools: BTreeMap<u64, TroubleView>,
     /// Whether a store is looked at now.
@@ -179,7 +195,7 @@ impl Watchlist {
         let stores = {
             let mut state = self.lock();
             let Some(watched) = state.volumes.get(name) else { return Default::default() };
-            let stores: Vec<_> = watched.stores.iter().filter_map(Weak::upgrade).collect();
+            let stores: Vec<_> = watched.stores().filter_map(Weak::upgrade).collect();
             state.is_busy = true;
             stores
         };
@@ -191,11 +207,12 @@ impl Watchlist {
         state.is_busy = false;
         self.idle.notify_all();
         // Meanwhile it may have become another one.
-        let is_same = |watched: &&mut Watched| {
-            examined.iter().all(|store| watched.stores.iter().any(|own| Weak::ptr_eq(own, store)))
-        };
+        let is_same =
+            |watched: &&mut Watched| examined.iter().all(|store| watched.stores().any(|own| Weak::ptr_eq(own, store)));
         let Some(watched) = state.volumes.get_mut(name).filter(is_same) else { return Default::default() };
-        watched.spaces.clone_from(&spaces);
+        if watched.found.is_some() || !spaces.is_empty() {
+            watched.found().spaces.clone_from(&spaces);
+        }
         let all = watched.all(found, now);
         (watched.update(name, all, wall), spaces)
     }
@@ -216,7 +233,7 @@ impl Watchlist {
         begun
     }
 
-    fn names(&self) -> Vec<String> {
+    fn names(&self) -> Vec<Arc<str>> {
         self.lock().volumes.keys().cloned().collect()
     }
 }
@@ -227,9 +244,9 @@ pub(crate) struct Spaces(Arc<Watchlist>);
 
 impl Spaces {
     /// For each volume, that of its stores.
-    pub(crate) fn read(&self) -> BTreeMap<String, Vec<PoolSpace>> {
-        let state = self.0.lock();
-        state.volumes.iter().map(|(name, watched)| (name.clone(), watched.spaces.clone())).collect()
+    pub(crate) fn read(&self) -> BTreeMap<Arc<str>, Vec<PoolSpace>> {
+        let spaces = |watched: &Watched| watched.found.as_ref().map(|found| found.spaces.clone()).unwrap_or_default();
+        self.0.lock().volumes.iter().map(|(name, watched)| (name.clone(), spaces(watched))).collect()
     }
 }
 
@@ -269,15 +286,14 @@ impl Health {
     }
 
     /// From now on these volumes are looked after. The state of those that stay is kept.
-    pub(crate) fn watch(&self, volumes: &BTreeMap<String, Arc<PlacedVolume>>) {
+    pub(crate) fn watch(&self, volumes: &BTreeMap<Arc<str>, Arc<PlacedVolume>>) {
         let mut state = self.watchlist.idle();
         let mut before = std::mem::take(&mut state.volumes);
-        let watched = |(name, placed): (&String, &Arc<PlacedVolume>)| {
+        let watched = |(name, placed): (&Arc<str>, &Arc<PlacedVolume>)| {
             let mut now = Watched::of(placed);
             // The same unit, perhaps in another shape, has the counters that it had.
             if let Some(old) = before.remove(name).filter(|old| old.tally.is_of(&now.tally)) {
-                (now.medium, now.space, now.troubles) = (old.medium, old.space, old.troubles);
-                now.spaces = old.spaces;
+                now.found = old.found;
             }
             (name.clone(), now)
         };
@@ -292,7 +308,8 @@ impl Health {
     /// The troubles at the last look.
     pub(crate) fn troubles(&self) -> Vec<TroubleView> {
         let state = self.watchlist.lock();
-        let of_volumes = state.volumes.values().flat_map(|watched| watched.troubles.values());
+        let of_volumes = state.volumes.values().filter_map(|watched| watched.found.as_ref());
+        let of_volumes = of_volumes.flat_map(|found| found.troubles.values());
         of_volumes.chain(state.pools.values()).cloned().collect()
     }
 }

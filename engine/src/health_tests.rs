@@ -6,20 +6,13 @@ fn found(condition: Condition) -> StoreTrouble {
     StoreTrouble { condition, words: "it is wrong".to_owned(), remedy: "mend it".to_owned() }
 }
 
-fn watched(tally: &Tally) -> Watched {
-    Watched {
-        stores: Vec::new(),
-        tally: tally.clone(),
-        medium: Errors::default(),
-        space: Errors::default(),
-        troubles: BTreeMap::new(),
-        spaces: Vec::new(),
-    }
+fn watched(tally: &SharedTally) -> Watched {
+    Watched { stores: [None, None], tally: tally.clone(), found: None }
 }
 
 #[test]
 fn a_trouble_is_told_once_and_keeps_its_time() {
-    let mut watched = watched(&Tally::new(1));
+    let mut watched = watched(&SharedTally::new(1));
     let begun = watched.update("disk", vec![found(Condition::Deleted)], 1000);
     assert_eq!(
         (begun.len(), begun[0].kind, begun[0].subject.as_str(), begun[0].since),
@@ -29,7 +22,7 @@ fn a_trouble_is_told_once_and_keeps_its_time() {
     let both = vec![found(Condition::Deleted), found(Condition::Gone)];
     let begun = watched.update("disk", both, 2000);
     assert_eq!(begun.iter().map(|trouble| trouble.kind).collect::<Vec<_>>(), ["gone"]);
-    let since: Vec<u64> = watched.troubles.values().map(|trouble| trouble.since).collect();
+    let since: Vec<u64> = watched.found().troubles.values().map(|trouble| trouble.since).collect();
     assert_eq!(since, [1000, 2000]);
     assert_eq!(watched.update("disk", Vec::new(), 3000), []);
     assert_eq!(watched.update("disk", vec![found(Condition::Gone)], 4000)[0].since, 4000, "it came back");
@@ -37,7 +30,7 @@ fn a_trouble_is_told_once_and_keeps_its_time() {
 
 #[test]
 fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
-    let tally = Tally::new(2);
+    let tally = SharedTally::new(2).of_core(0);
     let mut watched = watched(&tally);
     let mut kinds = |now| -> Vec<(&str, String)> {
         watched.counted(now).into_iter().map(|found| (found.condition.word(), found.words)).collect()
@@ -61,7 +54,7 @@ fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
 
 #[test]
 fn the_medium_errors_of_a_truncated_file_are_its_truncation() {
-    let tally = Tally::new(1);
+    let tally = SharedTally::new(1).of_core(0);
     let mut watched = watched(&tally);
     tally.add(Event::ReadError, 7);
     tally.add(Event::SpaceError, 1);

@@ -6,6 +6,7 @@
 //! * [`registry`]: the fronts and back ends of a program
 //! * [`front`]: the contract of a transport; [`command_line`]: its options of `lunar serve`;
 //!   [`published_config`]: the configuration as fronts are given it
+//! * [`vm_sockets`]: the sockets of fronts for virtual machines
 //! * [`backend`]: the contract of a kind of store; [`volume`]: volumes, which are opened through it
 //! * [`budget`]: the limits of a configuration, summed and compared with the machine
 //! * [`service_unit`]: advice in refusals about the systemd unit of the service
@@ -61,4 +62,5 @@ mod status;
 pub mod target_ports;
 pub mod transaction;
 mod unit_numbers;
+pub mod vm_sockets;
 pub mod volume;

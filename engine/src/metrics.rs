@@ -15,7 +15,7 @@ use crate::health::Spaces;
 use crate::placed::PlacedVolume;
 use lunar_control::api::TroubleView;
 use lunar_control::metrics::{Measured, Page, Samples};
-use lunar_core::tally::Tally;
+use lunar_core::tally::SharedTally;
 use lunar_core::traffic::{CELLS, ClassSums, bound};
 use lunar_core::unit::{Identity, UnitId};
 use std::collections::BTreeMap;
@@ -25,10 +25,10 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A volume that is served, without its store, which must not outlive its service.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub(crate) struct VolumeFacts {
     unit: UnitId,
-    tally: Tally,
+    tally: SharedTally,
     identity: Arc<Identity>,
     kind: &'static str,
     block_size: u32,
@@ -52,7 +52,7 @@ impl VolumeFacts {
 }
 
 /// A portal of the configuration in force.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Debug)]
 pub(crate) struct PortalFacts {
     pub(crate) address: String,
     pub(crate) transport: String,
@@ -60,9 +60,9 @@ pub(crate) struct PortalFacts {
 }
 
 /// The configuration in force, as far as metrics name its parts.
-#[derive(Clone, Default, Debug)]
+#[derive(Default, Debug)]
 pub(crate) struct Facts {
-    pub(crate) volumes: BTreeMap<String, VolumeFacts>,
+    pub(crate) volumes: BTreeMap<Arc<str>, VolumeFacts>,
     pub(crate) portals: BTreeMap<String, PortalFacts>,
     /// Names of targets in the configuration, by their names in iSCSI and NVMe.
     pub(crate) targets: BTreeMap<Arc<str>, String>,
@@ -73,7 +73,7 @@ pub struct Metrics {
     shared: Arc<Shared>,
     cores: Cores,
     spaces: Spaces,
-    facts: Mutex<Facts>,
+    facts: Mutex<Arc<Facts>>,
 }
 
 impl fmt::Debug for Metrics {
@@ -89,10 +89,10 @@ impl Metrics {
 
     /// Names the parts of the configuration that is in force now.
     pub(crate) fn publish(&self, facts: Facts) {
-        *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = facts;
+        *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(facts);
     }
 
-    fn facts(&self) -> Facts {
+    fn facts(&self) -> Arc<Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }

@@ -3,18 +3,17 @@ use lunar_control::metrics::Format;
 use lunar_core::counters::Counters;
 use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::stats::Stats;
-use lunar_core::tally::Event;
+use lunar_core::tally::{Event, Tally};
 use lunar_core::traffic::Class;
 use lunar_unit::SharedUnits;
 use std::collections::BTreeSet;
 
-fn volume(tally: &Tally) -> VolumeFacts {
-    let text = |text: &str| text.to_owned();
+fn volume(tally: &SharedTally) -> VolumeFacts {
     let identity = Identity {
-        vendor: text("LUNAR"),
-        product: text("DISK"),
-        revision: text("1"),
-        serial: text("s1"),
+        vendor: "LUNAR".into(),
+        product: "DISK".into(),
+        revision: "1".into(),
+        serial: "s1".into(),
         uuid: [7; 16],
         naa: [0x37, 0, 0, 0, 0, 0, 0, 1],
     };
@@ -45,7 +44,7 @@ fn sample() -> (String, Arc<Hosts>) {
     cores::write(&mut page, &[Arc::new(Stats::default())]);
     hosts::write(&mut page, &hosts, &names);
     let unavailable = TroubleView::told("unavailable", "volume gone", "no file".to_owned());
-    let all = BTreeMap::from([("disk1".to_owned(), volume(&tally))]);
+    let all = BTreeMap::from([("disk1".into(), volume(&tally))]);
     volumes::write(&mut page, &all, &SharedUnits::default(), &[unavailable]);
     (page.finish(), hosts)
 }

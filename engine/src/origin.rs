@@ -1,6 +1,41 @@
 //! The origin of a configuration: a file, or a command line. Messages name keys of the file, or options.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// The arguments of objects, by their names.
+type OfSection = BTreeMap<Box<str>, Box<str>>;
+
+/// The arguments of a command line that objects of its configuration were made of, by section and name. Clones share
+/// them.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Arguments(Option<Arc<BTreeMap<Box<str>, OfSection>>>);
+
+impl Arguments {
+    /// No arguments.
+    #[must_use]
+    pub const fn none() -> Self {
+        Self(None)
+    }
+
+    /// Adds the argument of an object.
+    pub fn insert(&mut self, section: &str, name: &str, argument: &str) {
+        let all = Arc::make_mut(self.0.get_or_insert_default());
+        all.entry(section.into()).or_default().insert(name.into(), argument.into());
+    }
+
+    /// The argument of an object.
+    #[must_use]
+    pub fn get(&self, section: &str, name: &str) -> Option<&str> {
+        self.0.as_ref()?.get(section)?.get(name).map(|argument| &**argument)
+    }
+
+    /// All: section, name, argument.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &str, &str)> {
+        let sections = self.0.iter().flat_map(|all| all.iter());
+        sections.flat_map(|(section, all)| all.iter().map(move |(name, argument)| (&**section, &**name, &**argument)))
+    }
+}
 
 /// The origin of a configuration.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -8,9 +43,8 @@ pub enum Origin {
     /// A file. Messages name its sections and keys: `direct`.
     #[default]
     Configuration,
-    /// A command line. Messages name its options and arguments: `--direct`. The map has the argument of each object
-    /// that was made of one argument, by section and name.
-    CommandLine(BTreeMap<(String, String), String>),
+    /// A command line. Messages name its options and arguments: `--direct`.
+    CommandLine(Arguments),
 }
 
 impl Origin {
@@ -50,7 +84,7 @@ impl Origin {
     fn argument(&self, section: &str, name: &str) -> Option<String> {
         match self {
             Self::Configuration => None,
-            Self::CommandLine(arguments) => arguments.get(&(section.to_owned(), name.to_owned())).cloned(),
+            Self::CommandLine(arguments) => arguments.get(section, name).map(str::to_owned),
         }
     }
 }
@@ -99,8 +133,10 @@ mod tests {
 
     #[test]
     fn mistakes_use_the_words_of_their_origin() {
-        let arguments = [(("portal".to_owned(), "iscsi-001".to_owned()), "--listen".to_owned())];
-        let origin = Origin::CommandLine(arguments.into());
+        let mut arguments = Arguments::none();
+        arguments.insert("portal", "iscsi-001", "--listen");
+        assert_eq!(arguments.iter().collect::<Vec<_>>(), [("portal", "iscsi-001", "--listen")]);
+        let origin = Origin::CommandLine(arguments);
         assert_eq!(origin.key("portal", "iscsi-001", "address"), "--listen");
         assert_eq!(origin.name("volume", "other"), "other");
         assert_eq!(Origin::Configuration.key("portal", "one", "address"), "portal.one.address");

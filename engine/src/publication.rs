@@ -106,11 +106,7 @@ impl Engine {
         namespaces::update_histories(wanted, &*shared.host, &mut self.histories);
         let units = self.units_by_name();
         let published = self.published(wanted, &committed.accesses, &units);
-        let identities = self.identities();
-        for front in shared.fronts() {
-            front.identify(&identities);
-            front.publish(&published);
-        }
+        shared.fronts().iter().for_each(|front| front.publish(&published));
         let portals = shared.fronts().iter().flat_map(|front| front.discovery_portals(&published)).collect();
         let subsystems = namespaces::directory(wanted, &committed.accesses, (portals, private), &self.histories);
         // The start of the transaction has checked the access control.
@@ -122,7 +118,9 @@ impl Engine {
     pub(crate) fn finalize_fronts(&self, committed: &Committed, wanted: &Checked) {
         let units = self.units_by_name();
         let published = self.published(wanted, &committed.accesses, &units);
+        let identities = self.identities();
         for (index, front) in self.core_set().shared().fronts().iter().enumerate() {
+            front.identify(&identities);
             front.finalize(&self.core_set().front_handle(index), &published);
         }
     }

@@ -45,7 +45,7 @@ impl Live for Engine {
 
     fn statistics(&mut self) -> Value {
         let mut all = statistics::snapshot(&self.core_set().shared().stats);
-        let volume = |(name, placed): (&String, &Arc<PlacedVolume>)| {
+        let volume = |(name, placed): (&Arc<str>, &Arc<PlacedVolume>)| {
             let tally = &placed.tally;
             let [read, written] = [Direction::Read, Direction::Write].map(|direction| tally.moved(direction));
             let mut counts = json!({
@@ -55,7 +55,7 @@ impl Live for Engine {
                 "write_bytes": written.bytes,
             });
             COUNTED.iter().for_each(|(key, event)| counts[*key] = json!(tally.total(*event)));
-            (name.clone(), counts)
+            ((**name).to_owned(), counts)
         };
         all["volumes"] = Value::Object(self.volumes.iter().map(volume).collect());
         all

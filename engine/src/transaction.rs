@@ -17,7 +17,7 @@ use lunar_control::apply::Running;
 use lunar_control::common_sections;
 use lunar_control::plan::{Action, Change, Plan};
 use lunar_core::medium::Medium;
-use lunar_core::tally::Tally;
+use lunar_core::tally::SharedTally;
 use lunar_core::unit::UnitId;
 use lunar_scsi::lun::LUNS_MAX;
 use std::collections::{BTreeSet, HashMap};
@@ -41,7 +41,7 @@ pub struct Transaction {
     /// The access control after it.
     pub(crate) accesses: Accesses,
     /// Which volume is at which path before it.
-    places: HashMap<PathBuf, String>,
+    places: HashMap<PathBuf, Arc<str>>,
     /// Whether the participants are prepared.
     has_participants: bool,
     /// The steps that are prepared.
@@ -114,7 +114,7 @@ impl Running for Engine {
     fn begin(&mut self, _plan: &Plan, wanted: &Checked) -> Result<Transaction, EngineError> {
         // A unit number is free when its unit is removed.
         self.wait_until_final();
-        let place = |(name, placed): (&String, &Arc<PlacedVolume>)| {
+        let place = |(name, placed): (&Arc<str>, &Arc<PlacedVolume>)| {
             Some((placed.path.as_ref()?.path().to_owned(), name.clone()))
         };
         let places = self.volumes.iter().filter_map(place).collect();
@@ -136,8 +136,8 @@ impl Running for Engine {
             new_files.remove();
             // A failed step may have locked a file already, and is not rolled back.
             let path = wanted.config.volumes.get(&change.object.name).and_then(|volume| volume.path.as_ref());
-            let touched = |(name, own): &(&String, &Arc<PlacedVolume>)| {
-                **name == change.object.name || path.is_some() && own.path.as_ref() == path
+            let touched = |(name, own): &(&Arc<str>, &Arc<PlacedVolume>)| {
+                ***name == *change.object.name || path.is_some() && own.path.as_ref() == path
             };
             self.volumes.iter().filter(touched).for_each(|(_, own)| own.volume.finalize());
         } else {
@@ -209,8 +209,9 @@ impl Engine {
 
     /// Prepares a step by the front that it concerns.
     fn prepare_fronts(&self, tx: &Transaction, change: &Change, wanted: &Checked) -> Result<Step, EngineError> {
+        let Kind::Front(_) = change.object.kind else { return Ok(Step::Nothing) };
         let opened = tx.steps.iter().filter_map(|(change, step)| match step {
-            Step::Volume { placed, .. } => Some((change.object.name.clone(), placed.volume.identity().clone())),
+            Step::Volume { placed, .. } => Some((change.object.name.as_str().into(), placed.volume.identity().clone())),
             _ => None,
         });
         let identities = self.identities().into_iter().chain(opened).collect();
@@ -290,7 +291,7 @@ impl Engine {
             medium.map_err(|why| EngineError::Volume(VolumeError::UnreadableBlocks(why)))
         });
         let medium = medium.inspect_err(|_| self.give_back(unit))?;
-        let tally = Tally::new(self.core_set().cores().count());
+        let tally = SharedTally::new(self.core_set().cores().count());
         let (path, kind, medium_kind) = (model.path.clone(), model.kind, model.medium);
         Ok(PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind })
     }
@@ -361,7 +362,7 @@ impl Engine {
                 placed.volume.finalize();
                 let unit = placed.unit;
                 committed.tickets.push(ticket);
-                match self.volumes.insert(name.clone(), placed) {
+                match self.volumes.insert(name.as_str().into(), placed) {
                     Some(old) if old.unit == unit => committed.reshaped.push(unit),
                     old => {
                         committed.new.push(unit);
@@ -378,7 +379,7 @@ impl Engine {
                 committed.closing.retain(|other| *other != portal);
             }
             (_, Action::Remove) if change.object.kind == Kind::Volume => {
-                if let Some(old) = self.volumes.remove(name) {
+                if let Some(old) = self.volumes.remove(name.as_str()) {
                     committed.leaving.push(old.unit);
                     committed.left.push((old.volume.identity().uuid, old.unit));
                 }
@@ -397,7 +398,7 @@ impl Engine {
                 self.core_set().withdraw(ticket);
                 // It is open already with other options, perhaps for another volume.
                 self.volumes.values().for_each(|own| own.volume.finalize());
-                if self.volumes.get(&change.object.name).is_none_or(|own| own.unit != placed.unit) {
+                if self.volumes.get(change.object.name.as_str()).is_none_or(|own| own.unit != placed.unit) {
                     self.give_back(placed.unit);
                 }
             }

@@ -8,9 +8,10 @@ use lunar_control::plan::Plan;
 use lunar_core::unit::UnitId;
 use lunar_engine::engine::{Engine, PORT_PATIENCE};
 use lunar_engine::front::FrontRuntime;
+use lunar_engine::vm_sockets::SocketsOnCore;
 use lunar_iscsi::front::IscsiRuntime;
 use lunar_reactor::linger::until_free;
-use lunar_vfio_user::front::VfioUserCore;
+use lunar_vfio_user::serve::Controllers;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use std::any::Any;
@@ -68,7 +69,7 @@ impl Drop for Place {
 /// of a unit depends on earlier configurations.
 fn seen(engine: &Engine) -> Value {
     let cores = engine.core_set().cores().ask_all(|core| {
-        let who = |unit: UnitId| core.mesh.unit(unit).map_or_else(String::new, |unit| unit.identity.serial.clone());
+        let who = |unit: UnitId| core.mesh.unit(unit).map_or_else(String::new, |unit| unit.identity.serial.to_string());
         let units: BTreeMap<String, Value> = core
             .mesh
             .units()
@@ -80,7 +81,7 @@ fn seen(engine: &Engine) -> Value {
                 let hosts = core.subsystem.unit(unit.id);
                 let hosts = hosts.map(|seen| [1_u16, 2].map(|group| seen.access(group).0));
                 let told = json!([unit.geometry.blocks, unit.geometry.block_size, unit.read_only, ways, hosts]);
-                (unit.identity.serial.clone(), told)
+                (unit.identity.serial.to_string(), told)
             })
             .collect();
         let maps: BTreeMap<String, Value> = core
@@ -137,10 +138,13 @@ fn iscsi(engine: &Engine) -> &IscsiRuntime {
 fn vms(engine: &Engine) -> Vec<String> {
     use std::os::unix::fs::MetadataExt;
     let all = engine.core_set().cores().ask_all(|core| {
-        std::future::ready(core.front_of::<VfioUserCore>().map_or_else(Vec::new, |front| front.sockets().endpoints()))
+        let front = core.front_of::<SocketsOnCore<Controllers>>();
+        std::future::ready(front.map_or_else(Vec::new, |front| front.0.endpoints()))
     });
-    let mode = |path: &Path| std::fs::metadata(path).expect("the socket is there").mode() & 0o777;
-    let mut all: Vec<String> = all.into_iter().flatten().map(|one| format!("{one:?} {:o}", mode(&one.path))).collect();
+    let of = |path: &Path| std::fs::metadata(path).expect("the socket is there");
+    let permission = |path| (of(path).mode() & 0o777, of(path).uid(), of(path).gid());
+    let mut all: Vec<String> =
+        all.into_iter().flatten().map(|one| format!("{one:?} {:?}", permission(&one.path))).collect();
     all.sort();
     all
 }

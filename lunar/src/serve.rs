@@ -124,6 +124,7 @@ impl Setup {
         let remarks = fronts.iter().flat_map(|front| front.remarks(&given)).collect();
         let is_open = how.advertise.is_empty() && !how.who.excludes() && clients.is_empty();
         let checked = draft.check(program.schema)?;
+        draft.drop_keys();
         Ok(Self { program, draft, checked, texts, volumes, iqn, nqn, how, remarks, is_open })
     }
 

@@ -354,7 +354,7 @@ fn serials(line: &str, state: &Path) -> (Vec<String>, String) {
     let engine = setup.start(state).expect("it starts");
     let units: Vec<UnitId> = setup.volumes.names.iter().filter_map(|name| engine.unit_of(name)).collect();
     let units = engine.core_set().cores().ask(0, move |core| {
-        let serial = |unit: &UnitId| core.mesh.unit(*unit).map(|unit| unit.identity.serial.clone());
+        let serial = |unit: &UnitId| core.mesh.unit(*unit).map(|unit| unit.identity.serial.to_string());
         ready(units.iter().filter_map(serial).collect::<Vec<_>>())
     });
     let units = units.wait().expect("it runs");

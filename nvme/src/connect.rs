@@ -38,7 +38,7 @@ pub struct Caller {
     pub tls_peer: Option<Arc<TlsPeer>>,
 }
 
-/// The fields of Connect in its entry.
+/// The fields of Connect in its entry (NVMe Base 2.0 6.3).
 #[derive(Clone, Copy, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Fields {

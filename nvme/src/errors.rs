@@ -10,7 +10,7 @@ pub const ERRORS_MAX: usize = 64;
 /// The location of the wrong parameter is unknown.
 pub const UNKNOWN_PLACE: u16 = 0xffff;
 
-/// An entry, as the log page has it.
+/// An entry, as the log page has it (NVMe Base 2.0 5.16.1.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ErrorEntry {

@@ -79,7 +79,7 @@ fn errors(cx: &mut Context<'_>, _asked: Asked) {
     cx.out.resize(start + ERRORS_MAX * size_of::<ErrorEntry>(), 0);
 }
 
-/// 5.16.1.3
+/// NVMe Base 2.0 5.16.1.3
 #[derive(IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Health {
@@ -328,7 +328,7 @@ fn access(cx: &mut Context<'_>, asked: Asked) {
     }
 }
 
-/// 5.16.1.23: a record.
+/// A record (NVMe Base 2.0 5.16.1.23).
 #[derive(IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 struct Record {

@@ -6,7 +6,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Number of LUNs of a target: flat space addressing has 14 bits.
 pub const LUNS_MAX: u16 = 1 << 14;
 
-/// A logical unit number in its format of eight bytes.
+/// A logical unit number in its format of eight bytes (SAM-6 4.7).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Default, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(transparent)]
 pub struct Lun(pub [u8; 8]);

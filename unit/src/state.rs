@@ -35,7 +35,7 @@ impl UnitState {
     pub fn restored(metadata: &dyn MetadataStore) -> Result<Self, MalformedReservations> {
         let reservations = Reservations::from_record(&metadata.load(RESERVATIONS).unwrap_or_default())?;
         Ok(Self {
-            reservations: Arc::new(reservations),
+            reservations: reservations.shared(),
             medium: rewrite::stored(metadata).medium,
             // An unknown type was refused when the volume was opened.
             protection: protection::stored(metadata).unwrap_or_default(),
@@ -143,7 +143,7 @@ impl UnitState {
         }
         let record = after.to_record().ok_or(Denial::Reservation(reserve::Denial::NoRoom))?;
         let is_saved = self.reservations.to_record().as_ref() == Some(&record);
-        self.reservations = Arc::new(after);
+        self.reservations = after.shared();
         Ok(Effects {
             record: (!is_saved).then(|| Record::required(RESERVATIONS, record)),
             notices: notices.told,

@@ -168,14 +168,13 @@ pub(crate) fn unit(metadata: Arc<dyn MetadataStore>, options: Options) -> (Rc<Un
     let traits_of = |memory: &Memory| traits(memory.bytes.borrow().len() as u64, options.read_only);
     let store = |memory: &Rc<Memory>| Box::new(MemoryStore(memory.clone(), traits_of(memory)));
     let (medium, ranges) = (Medium::of(options.kind), Rc::new(Ranges::default()));
-    let text = String::new;
     let unit = Unit {
         id: ID,
         identity: Arc::new(Identity {
-            vendor: text(),
-            product: text(),
-            revision: text(),
-            serial: text(),
+            vendor: "".into(),
+            product: "".into(),
+            revision: "".into(),
+            serial: "".into(),
             uuid: [0; 16],
             naa: [0x30; 8],
         }),

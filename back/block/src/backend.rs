@@ -117,10 +117,9 @@ impl OpenedStore for BlockVolume {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lunar_engine::origin::Origin;
-    use std::collections::BTreeMap;
+    use lunar_engine::origin::{Arguments, Origin};
 
-    static COMMAND_LINE: Origin = Origin::CommandLine(BTreeMap::new());
+    static COMMAND_LINE: Origin = Origin::CommandLine(Arguments::none());
 
     #[test]
     fn a_device_takes_neither_a_size_nor_sharing() {

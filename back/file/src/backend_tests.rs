@@ -1,10 +1,9 @@
 use super::*;
 use crate::tests::Folder;
-use lunar_engine::origin::Origin;
+use lunar_engine::origin::{Arguments, Origin};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
 
-static COMMAND_LINE: Origin = Origin::CommandLine(BTreeMap::new());
+static COMMAND_LINE: Origin = Origin::CommandLine(Arguments::none());
 
 fn request(path: &Path) -> StoreRequest<'_> {
     StoreRequest {

@@ -10,7 +10,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 
 use crate::process;
@@ -275,6 +275,20 @@ impl Target {
     pub(crate) fn start_named(lab: &Lab, spec: &Spec, name: &str) -> Result<Self> {
         let mut target = Self::launched(lab, spec)?;
         name.clone_into(&mut target.name);
+        Ok(target)
+    }
+
+    /// Starts a daemon with `start`, and waits until its log says that it serves: fronts without portals are ready then,
+    /// too.
+    pub(crate) fn start_daemon(lab: &Lab, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Self>) -> Result<Self> {
+        let log = || std::fs::read_to_string(log_path(lab, spec.portal())).unwrap_or_default();
+        let before = log().len();
+        let target = start(lab, spec)?;
+        let end = Instant::now() + START_LIMIT;
+        while !log().get(before..).is_some_and(|added| added.contains("lunar serves")) {
+            ensure!(Instant::now() < end, "the daemon does not report that it serves: {}", log());
+            std::thread::sleep(Duration::from_millis(20));
+        }
         Ok(target)
     }
 

@@ -464,10 +464,10 @@ impl Transfer for Memory<'_> {
 /// The identity of the unit.
 fn identity() -> Identity {
     Identity {
-        vendor: "LUNAR".to_owned(),
-        product: "SIMULATED".to_owned(),
-        revision: "1".to_owned(),
-        serial: "0".to_owned(),
+        vendor: "LUNAR".into(),
+        product: "SIMULATED".into(),
+        revision: "1".into(),
+        serial: "0".into(),
         uuid: [0; 16],
         naa: [0x30, 0, 0, 0, 0, 0, 0, 0],
     }

@@ -7,6 +7,7 @@
 //! * [`words`]: words that must not appear
 //! * [`vocabulary`]: retired words
 //! * [`architecture`]: the tables of ARCHITECTURE.md
+//! * [`fuzz`]: fuzz targets without seeds
 //! * [`pages`]: links, licences, generated pages
 //!
 //! Each check is a function from a [`Tree`] to its findings; tests with samples show that it can fail.
@@ -15,6 +16,7 @@ pub mod architecture;
 pub mod circles;
 pub mod code;
 pub mod errors;
+pub mod fuzz;
 pub mod manifests;
 pub mod pages;
 mod prose;

@@ -1,6 +1,6 @@
 //! Checks the repository itself.
 
-use lunar_tidy::{Finding, Tree, architecture, circles, code, errors, manifests, pages, vocabulary, words};
+use lunar_tidy::{Finding, Tree, architecture, circles, code, errors, fuzz, manifests, pages, vocabulary, words};
 use std::path::Path;
 
 fn tree() -> Tree {
@@ -44,6 +44,11 @@ fn pages_are_complete() {
 fn generated_pages_are_current() {
     let how = "LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs";
     none(pages::check_generated(&tree(), "docs/commands.md", &lunar_scsi::docs::commands(), how));
+}
+
+#[test]
+fn fuzz_targets_have_seeds() {
+    none(fuzz::check(&tree()));
 }
 
 #[test]

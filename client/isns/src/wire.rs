@@ -78,7 +78,7 @@ codes! {
     }
 }
 
-/// The header of a PDU (5.1).
+/// The header of a PDU (RFC 4171 5.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -110,7 +110,7 @@ impl Header {
     }
 }
 
-/// Tag and length of an attribute, which precede its value.
+/// Tag and length of an attribute, which precede its value (RFC 4171 5.1.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Label {

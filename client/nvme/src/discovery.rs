@@ -16,6 +16,7 @@ const SUBSYSTEM: u8 = 2;
 /// Transport type of a record (TRTYPE): TCP.
 const TCP: u8 = 3;
 
+/// A record of the discovery log page (NVMe Base 2.0 5.16.1.23).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Entry {

@@ -1,7 +1,7 @@
 //! The configuration made from a command line. It is written and checked like a file; its secrets are kept apart.
 
 use super::mistake::{DraftMistake, DraftMistakes, OptionMistake};
-use crate::origin::Origin;
+use crate::origin::{Arguments, Origin};
 use lunar_control::check::{LocalHost, Outside, OutsideError, check};
 use lunar_control::plan::ObjectId;
 use lunar_control::report::{Problem, Problems};
@@ -20,8 +20,8 @@ const FILE: &str = "the command line";
 pub struct Draft {
     root: Table,
     secrets: BTreeMap<String, Secret>,
-    /// The arguments of which objects were made, by section and name.
-    arguments: BTreeMap<(String, String), String>,
+    /// The arguments of which objects were made.
+    arguments: Arguments,
     /// Addresses to listen at, and the options that gave them.
     addresses: Vec<(SocketAddr, String)>,
     sockets: BTreeMap<String, Box<Path>>,
@@ -85,7 +85,7 @@ impl Draft {
 
     /// The same for an object made of one argument, which error messages name.
     pub fn object_of(&mut self, argument: &str, section: &str, name: &str) -> Keys<'_> {
-        self.arguments.insert((section.to_owned(), name.to_owned()), argument.to_owned());
+        self.arguments.insert(section, name, argument);
         self.object(section, name)
     }
 
@@ -160,12 +160,17 @@ impl Draft {
         check(schema, FILE, &self.root.to_string(), self).map_err(|problems| self.explain(&problems))
     }
 
+    /// Drops the keys and the secrets of a draft that was checked: they need more memory than the target.
+    pub fn drop_keys(&mut self) {
+        (self.root, self.secrets) = Default::default();
+    }
+
     fn explain(&self, problems: &Problems) -> DraftMistakes {
         let explain = |Problem { key, what, .. }: &Problem| {
-            let of = |((section, name), argument): (&(String, String), &String)| {
+            let of = |(section, name, argument): (&str, &str, &str)| {
                 let prefix = format!("{section}.{}", lunar_control::report::quoted(name));
                 key.strip_prefix(&prefix).filter(|rest| rest.is_empty() || rest.starts_with('.'))?;
-                Some(argument.clone())
+                Some(argument.to_owned())
             };
             let subject = self.arguments.iter().find_map(of).unwrap_or_else(|| key.clone());
             DraftMistake { subject, what: what.clone() }

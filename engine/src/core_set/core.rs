@@ -16,7 +16,7 @@ use lunar_core::io::{Completion, Fault};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::range::Ranges;
 use lunar_core::step::{SlotContext, flush_now};
-use lunar_core::tally::Tally;
+use lunar_core::tally::SharedTally;
 use lunar_core::unit::{Exclusive, Geometry, Unit, UnitId};
 use lunar_nvme::{Subsystem, SubsystemConfig};
 use lunar_reactor::channel::{Receiver, Sender};
@@ -56,7 +56,7 @@ pub struct Opening {
     /// The state of its medium.
     pub medium: Medium,
     /// The counters of its commands.
-    pub tally: Tally,
+    pub tally: SharedTally,
 }
 
 /// A unit that is open and not placed yet.

@@ -2,8 +2,10 @@ use super::*;
 use crate::core_set::CoreSet;
 use crate::core_set::shared::CoreConfig;
 use crate::host::{StateFolder, SystemHost};
+use lunar_core::ascii::Ascii;
 use lunar_core::io::{Done, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::metadata::VolatileMemory;
+use lunar_core::tally::Tally;
 use lunar_core::unit::{Identity, OneCore};
 use lunar_reactor::Choice;
 use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand};
@@ -52,7 +54,7 @@ fn unit(id: u32, write_cache: bool, flushes: &Arc<AtomicU32>, is_broken: bool) -
             vendor: "LUNAR".into(),
             product: "VOLUME".into(),
             revision: "0.1".into(),
-            serial: id.to_string(),
+            serial: Ascii::cut(&id.to_string()),
             uuid: [7; 16],
             naa: [0x37; 8],
         }),

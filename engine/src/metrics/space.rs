@@ -4,9 +4,10 @@ use super::table;
 use crate::backend::PoolSpace;
 use lunar_control::metrics::Page;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Writes the space of volumes, each with its stores. A file system has the name of the first folder with a volume.
-pub(super) fn write(page: &mut Page, volumes: &BTreeMap<String, Vec<PoolSpace>>) {
+pub(super) fn write(page: &mut Page, volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>>) {
     let mut pools: BTreeMap<u64, &PoolSpace> = BTreeMap::new();
     for space in volumes.values().flatten() {
         let known = pools.entry(space.pool).or_insert(space);
@@ -56,11 +57,11 @@ mod tests {
             missing: 0,
         };
         let volumes = BTreeMap::from([
-            ("a".to_owned(), vec![space(1, "/srv/b"), space(1, "/srv/b")]),
-            ("b".to_owned(), vec![space(1, "/srv/a")]),
-            ("c".to_owned(), vec![space(2, "/mnt")]),
-            ("over".to_owned(), vec![space(3, "/mnt")]),
-            ("ram".to_owned(), Vec::new()),
+            ("a".into(), vec![space(1, "/srv/b"), space(1, "/srv/b")]),
+            ("b".into(), vec![space(1, "/srv/a")]),
+            ("c".into(), vec![space(2, "/mnt")]),
+            ("over".into(), vec![space(3, "/mnt")]),
+            ("ram".into(), Vec::new()),
         ]);
         let mut page = Page::new(Format::Prometheus);
         write(&mut page, &volumes);

@@ -9,6 +9,7 @@ use lunar_core::tally::{Event, TallySums};
 use lunar_core::traffic::{Class, ClassSums};
 use lunar_unit::{MediumState, SharedUnits};
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 /// Volumes whose histograms have all buckets: those with the most commands. The page stays below some megabytes with
 /// thousands of volumes; of the others it has the number and the sum.
@@ -49,7 +50,7 @@ fn named<'a>(troubles: &'a [TroubleView], kind: &str) -> BTreeSet<&'a str> {
 /// Writes the counters and the state of these volumes.
 pub(super) fn write(
     page: &mut Page,
-    all: &BTreeMap<String, VolumeFacts>,
+    all: &BTreeMap<Arc<str>, VolumeFacts>,
     units: &SharedUnits,
     troubles: &[TroubleView],
 ) {

@@ -4,10 +4,9 @@ use super::text::{self, VolumeKeys};
 use super::{DISC_BLOCK, Volume, VolumeError, identity, metadata, metadata_store, protection, protection_store};
 use crate::backend::{Backend, StoreRequest};
 use crate::host::StateFolder;
-use crate::origin::Origin;
+use crate::origin::{Arguments, Origin};
 use lunar_core::medium::MediumKind;
 use lunar_core::protection::Kind;
-use std::collections::BTreeMap;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 use std::sync::Arc;
@@ -42,7 +41,7 @@ impl Options {
     };
 }
 
-static COMMAND_LINE: Origin = Origin::CommandLine(BTreeMap::new());
+static COMMAND_LINE: Origin = Origin::CommandLine(Arguments::none());
 
 impl Volume {
     /// Opens the volumes that a command line names, in their order.

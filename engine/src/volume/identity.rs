@@ -85,9 +85,8 @@ mod tests {
     #[test]
     fn an_identity_fits_its_fields() {
         let identity = of_uuid(Uuid::of_version(4, [0xff; 16]));
-        assert_eq!(identity.serial, "ffffffffffff4fffbfffffffffffffff");
+        assert_eq!(identity.serial.as_str(), "ffffffffffff4fffbfffffffffffffff");
         assert_eq!(identity.naa, [0x3f, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff]);
-        assert!(identity.vendor.len() <= 8 && identity.product.len() <= 16 && identity.revision.len() <= 4);
         assert_eq!(of_uuid(Uuid([0; 16])).naa, [0x30, 0, 0, 0, 0, 0, 0, 0]);
     }
 
@@ -122,8 +121,8 @@ mod tests {
     fn identities_never_change() {
         // If this fails, all initiators see new disks after the next update.
         let named = Mark::Global { space: "device", name: "wwid x".into() };
-        assert_eq!(of_mark(&named).serial, "582ae796498383c491bb9db19db53886");
+        assert_eq!(of_mark(&named).serial.as_str(), "582ae796498383c491bb9db19db53886");
         let number = Mark::Number([0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
-        assert_eq!(of_mark(&number).serial, "000102030405460788090a0b0c0d0e0f");
+        assert_eq!(of_mark(&number).serial.as_str(), "000102030405460788090a0b0c0d0e0f");
     }
 }

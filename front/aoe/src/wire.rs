@@ -45,7 +45,7 @@ codes! {
     }
 }
 
-/// The header, behind that of Ethernet.
+/// The header, behind that of Ethernet (AoE r11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -199,7 +199,7 @@ pub const NOT_FOUND: u8 = 0x10;
 /// ATA error: the command was aborted (ABRT).
 pub const ABORTED: u8 = 0x04;
 
-/// The part of an ATA command: the registers of a device.
+/// The part of an ATA command (AoE r11): the registers of a device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct AtaPart {
@@ -252,7 +252,7 @@ codes! {
     pub struct ConfigCommand(u8) { READ = 0, TEST_EXACT = 1, TEST_PREFIX = 2, SET = 3, FORCE_SET = 4 }
 }
 
-/// The part of Query Config Information; the string follows.
+/// The part of Query Config Information (AoE r11); the string follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ConfigPart {
@@ -291,7 +291,7 @@ codes! {
     pub struct MaskDirective(u8) { NONE = 0, ADD = 1, DELETE = 2 }
 }
 
-/// The part of MAC Mask List; directives follow.
+/// The part of MAC Mask List (AoE r11); directives follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MaskPart {
@@ -305,7 +305,7 @@ pub struct MaskPart {
     pub count: u8,
 }
 
-/// A directive of MAC Mask List.
+/// A directive of MAC Mask List (AoE r11).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Directive {
@@ -322,7 +322,7 @@ codes! {
     pub struct ReserveCommand(u8) { READ = 0, SET = 1, FORCE_SET = 2 }
 }
 
-/// The part of Reserve/Release; MAC addresses follow.
+/// The part of Reserve/Release (AoE r11); MAC addresses follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ReservePart {

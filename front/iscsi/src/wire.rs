@@ -161,7 +161,7 @@ impl fmt::Debug for U24 {
     }
 }
 
-/// Byte 0: the opcode, and the I bit for immediate delivery.
+/// Byte 0 (RFC 7143 11.2.1): the opcode, and the I bit for immediate delivery.
 #[derive(Clone, Copy, PartialEq, Eq, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(transparent)]
 pub struct First(u8);

@@ -39,7 +39,7 @@ pub const LAST: u8 = 0x04;
 /// Flags: the command has succeeded, and no response capsule follows (SUCCESS).
 pub const SUCCESS: u8 = 0x08;
 
-/// The common header of all PDUs.
+/// The common header of all PDUs (NVMe/TCP 1.0 3.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Common {

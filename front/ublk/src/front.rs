@@ -116,8 +116,8 @@ struct State {
     left: BTreeMap<u32, String>,
     has_looked: bool,
     troubles: BTreeMap<String, DiskError>,
-    /// The identities of volumes, by their names in the configuration.
-    volumes: BTreeMap<String, Arc<Identity>>,
+    /// The identities of volumes, by their names in the configuration, during a change.
+    volumes: BTreeMap<Arc<str>, Arc<Identity>>,
 }
 
 type SharedState = Arc<Mutex<State>>;
@@ -158,7 +158,7 @@ fn queues(ublk: &Ublk, cores: usize) -> usize {
 /// The request for a disk of this configuration; `None`: its group shows it no volume, or the volume is not served.
 fn request(
     config: &Config,
-    volumes: &BTreeMap<String, Arc<Identity>>,
+    volumes: &BTreeMap<Arc<str>, Arc<Identity>>,
     (name, ublk): (&str, &Ublk),
     cores: usize,
 ) -> Option<DiskRequest> {
@@ -181,7 +181,7 @@ fn request(
 /// The wanted state of a disk; `None`: its group shows it no volume, or the volume is not served.
 fn wanted(
     published: &PublishedConfig<'_>,
-    volumes: &BTreeMap<String, Arc<Identity>>,
+    volumes: &BTreeMap<Arc<str>, Arc<Identity>>,
     (name, ublk): (&str, &Ublk),
     cores: usize,
 ) -> Option<Wanted> {
@@ -447,12 +447,12 @@ impl FrontRuntime for UblkRuntime {
 
     fn publish(&self, _published: &PublishedConfig<'_>) {}
 
-    fn identify(&self, volumes: &BTreeMap<String, Arc<Identity>>) {
+    fn identify(&self, volumes: &BTreeMap<Arc<str>, Arc<Identity>>) {
         self.state().volumes.clone_from(volumes);
     }
 
     fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
-        let volumes = self.state().volumes.clone();
+        let volumes = std::mem::take(&mut self.state().volumes);
         let sections = published.wanted.config.section::<Ublk>();
         let all: BTreeMap<String, Option<Wanted>> = sections
             .map(|(name, ublk)| (name.to_owned(), wanted(published, &volumes, (name, ublk), cores.count())))

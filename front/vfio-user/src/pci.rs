@@ -49,7 +49,7 @@ struct Header {
     max_latency: u8,
 }
 
-/// Identifier of a capability, and where the next one is.
+/// Identifier of a capability, and where the next one is (PCI Local Bus 3.0 6.7).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Capability {

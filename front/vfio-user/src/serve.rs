@@ -1,12 +1,11 @@
-//! The glue between clients, the NVMe controllers and the reactor: one [`Front`] per core.
+//! The glue between clients, the NVMe controllers and the reactor: one [`Controllers`] per core.
 //!
-//! * `endpoint`: sockets and their permissions
 //! * `client`: the connection of a client
 //! * `device`: registers, commands and interrupts of a device; `control`: enable, reset and shutdown of its controller;
 //!   `migrate`: its way to another process; `state`, `interrupts`: its states
 //! * `job`: a command in a slot
 //! * `core`: what all devices of a core share
-//! * here: the sockets of a core, and the end of service
+//! * here: the service behind the sockets of a core
 //!
 //! All queues of a device are served by one core. While the core is awake it looks into guest memory itself; before it
 //! sleeps it asks the guest to notify.
@@ -15,7 +14,6 @@ mod client;
 mod control;
 mod core;
 mod device;
-mod endpoint;
 mod interrupts;
 mod job;
 mod migrate;
@@ -23,197 +21,51 @@ mod state;
 
 use self::core::Core;
 use client::Client;
-pub use endpoint::Endpoint;
-use lunar_nvme::Subsystem;
+use lunar_engine::vm_sockets::{CoreSockets, Endpoint, SocketService};
+use lunar_nvme::{Subsystem, Tenant};
 use lunar_reactor::Reactor;
-use lunar_reactor::log;
-pub use lunar_reactor::unix::Permission;
-use lunar_reactor::unix::{Listener, are_files, make_folder};
-use std::cell::{Cell, RefCell};
-use std::collections::BTreeMap;
+use lunar_reactor::unix::Stream;
+use std::collections::BTreeSet;
 use std::fmt;
-use std::future::poll_fn;
-use std::io;
-use std::path::{Path, PathBuf};
 use std::rc::Rc;
-use std::task::{Poll, Waker};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// Pauses between two looks whether commands have ended, while the core stops.
-const DRAIN_LOOK: Duration = Duration::from_millis(10);
-/// Pause after a client could not be accepted, for want of file descriptors.
-const ACCEPT_REST: Duration = Duration::from_millis(100);
-
-/// A socket.
-struct Socket {
-    listener: Listener,
-    /// `None` until [`Front::serve`]: no client is accepted.
-    endpoint: RefCell<Option<Endpoint>>,
-    client: RefCell<Option<Rc<Client>>>,
-    is_closed: Cell<bool>,
-}
-
-impl Socket {
-    fn end_client(&self) -> bool {
-        let client = self.client.borrow().clone();
-        client.iter().for_each(|client| client.end());
-        client.is_some()
-    }
-
-    fn close(&self) {
-        self.is_closed.set(true);
-        self.listener.retire();
-        self.end_client();
-    }
-}
-
 /// The controllers of virtual machines that one core serves.
-pub struct Front {
-    core: Rc<Core>,
-    drain_time: Duration,
-    sockets: RefCell<BTreeMap<PathBuf, Rc<Socket>>>,
-    clients: RefCell<Vec<Rc<Client>>>,
-    waiters: RefCell<Vec<Waker>>,
-}
+pub struct Controllers(Rc<Core>);
 
-impl Front {
-    /// The front of a core. When it stops, commands have `drain` to finish.
-    #[must_use]
-    pub fn new(reactor: &Reactor, subsystem: &Rc<Subsystem>, drain: Duration) -> Rc<Self> {
-        Rc::new(Self {
-            core: Core::new(reactor, subsystem),
-            drain_time: drain,
-            sockets: RefCell::default(),
-            clients: RefCell::default(),
-            waiters: RefCell::default(),
-        })
-    }
-
-    /// Creates a socket and its folder. No client is accepted before [`Front::serve`].
-    ///
-    /// # Errors
-    /// `AddrInUse` when another process serves the socket; otherwise those of the operating system.
-    pub fn bind(&self, path: &Path, permission: Permission) -> io::Result<()> {
-        let is_file = are_files(&self.core.reactor);
-        if let Some(folder) = path.parent().filter(|_| is_file) {
-            make_folder(folder)?;
-        }
-        // Only the owner may open the socket until its permissions are set.
-        let listener = Listener::bind(&self.core.reactor, path, 0o600)?;
-        if is_file {
-            permission.grant(path)?;
-        }
-        let (endpoint, client) = (RefCell::default(), RefCell::default());
-        let socket = Rc::new(Socket { listener, endpoint, client, is_closed: Cell::new(false) });
-        self.sockets.borrow_mut().insert(path.to_owned(), socket);
-        Ok(())
-    }
-
-    /// Closes a socket and disconnects its client.
-    pub fn close(&self, path: &Path) {
-        let socket = self.sockets.borrow_mut().remove(path);
-        socket.iter().for_each(|socket| socket.close());
-    }
-
-    /// Serves the socket of this endpoint, which was bound, one client at a time. A client that is connected as another
-    /// tenant is disconnected.
-    pub fn serve(self: &Rc<Self>, endpoint: Endpoint) {
-        let Some(socket) = self.sockets.borrow().get(&endpoint.path).cloned() else { return };
-        let tenant = endpoint.tenant.clone();
-        match socket.endpoint.replace(Some(endpoint)) {
-            Some(old) if old.tenant == tenant => {}
-            Some(_) => drop(socket.end_client()),
-            None => {
-                let front = self.clone();
-                self.core.reactor.spawn(async move { front.accept(&socket).await });
-            }
-        }
-    }
-
-    /// Disconnects the client of this socket, which may connect again. Returns whether there was one.
-    pub fn end_client(&self, path: &Path) -> bool {
-        self.sockets.borrow().get(path).is_some_and(|socket| socket.end_client())
-    }
-
-    /// The endpoints that are served, sorted by path.
-    #[must_use]
-    pub fn endpoints(&self) -> Vec<Endpoint> {
-        self.sockets.borrow().values().filter_map(|socket| socket.endpoint.borrow().clone()).collect()
-    }
-
-    /// Clients that are connected.
-    #[must_use]
-    pub fn clients(&self) -> usize {
-        self.clients.borrow().len()
-    }
-
-    /// Forgets all sockets and clients at once, as a process that is killed does.
-    pub fn abandon(&self) {
-        self.sockets.take();
-        self.clients.take();
-    }
-
-    async fn accept(self: &Rc<Self>, socket: &Socket) {
-        let reactor = &self.core.reactor;
-        let is_over = || self.core.is_draining() || socket.is_closed.get();
-        while !is_over() {
-            let accepted = socket.listener.accept().await;
-            let Some(endpoint) = socket.endpoint.borrow().clone() else { return };
-            match accepted {
-                _ if is_over() => {}
-                Ok(stream) => {
-                    let Some(client) = Client::new(&self.core, stream, &endpoint) else {
-                        log!("vm {}: connection refused: there are too many controllers", endpoint.name);
-                        reactor.end_of_turn().await;
-                        continue;
-                    };
-                    self.clients.borrow_mut().push(client.clone());
-                    *socket.client.borrow_mut() = Some(client.clone());
-                    client.serve().await;
-                    socket.client.take();
-                    self.clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
-                }
-                Err(why) => {
-                    log!("vm {}: its client could not be accepted: {why}", endpoint.name);
-                    reactor.sleep(ACCEPT_REST).await;
-                }
-            }
-        }
-    }
-
-    /// Accepts no more clients, lets commands finish, and disconnects the clients: see [`Front::drained`].
-    pub fn drain(&self) {
-        self.core.drain();
-        self.sockets.borrow().values().for_each(|socket| socket.listener.cancel());
-        self.waiters.take().into_iter().for_each(Waker::wake);
-    }
-
-    /// Waits for [`Front::drain`], and then until all clients are disconnected.
-    pub async fn drained(&self) {
-        poll_fn(|cx| {
-            if self.core.is_draining() {
-                return Poll::Ready(());
-            }
-            self.waiters.borrow_mut().push(cx.waker().clone());
-            Poll::Pending
-        })
-        .await;
-        let reactor = &self.core.reactor;
-        let end = reactor.now() + self.drain_time;
-        loop {
-            let clients = self.clients.borrow().clone();
-            if clients.is_empty() {
-                return drop(self.sockets.take());
-            }
-            let is_late = reactor.now() >= end;
-            clients.iter().filter(|client| is_late || client.is_quiet()).for_each(|client| client.end());
-            reactor.sleep(DRAIN_LOOK).await;
-        }
-    }
-}
-
-impl fmt::Debug for Front {
+impl fmt::Debug for Controllers {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Front({} clients)", self.clients.borrow().len())
+        f.write_str("Controllers")
+    }
+}
+
+/// The sockets of a core. When it stops, commands have `drain` to finish.
+#[must_use]
+pub fn sockets(reactor: &Reactor, subsystem: &Rc<Subsystem>, drain: Duration) -> Rc<CoreSockets<Controllers>> {
+    CoreSockets::new(reactor, Controllers(Core::new(reactor, subsystem)), drain)
+}
+
+impl SocketService for Controllers {
+    type Tenant = Tenant;
+    type Client = Client;
+
+    const SECTION: &'static str = "vm";
+
+    fn connect(&self, stream: Stream, endpoint: &Endpoint<Tenant>) -> Result<Rc<Client>, &'static str> {
+        Client::new(&self.0, stream, endpoint).ok_or("there are too many controllers")
+    }
+
+    fn drain(&self) {
+        self.0.drain();
+    }
+
+    fn is_draining(&self) -> bool {
+        self.0.is_draining()
+    }
+
+    /// The engine ends controllers that may no longer be there, and with them their connections.
+    fn is_ended(_tenant: &Tenant, _groups: &BTreeSet<Arc<str>>) -> bool {
+        false
     }
 }

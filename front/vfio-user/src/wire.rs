@@ -51,7 +51,7 @@ pub const NO_REPLY: u32 = 0x10;
 /// Flags of a header: the reply is an error.
 pub const ERROR: u32 = 0x20;
 
-/// The header of every message.
+/// The header of every message (vfio-user 0.1, Header).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -70,7 +70,7 @@ pub struct Header {
 /// Bytes of a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 
-/// VERSION and its reply: text in JSON with a NUL follows.
+/// VERSION and its reply (vfio-user 0.1, VFIO_USER_VERSION): text in JSON with a NUL follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Version {
@@ -80,7 +80,7 @@ pub struct Version {
     pub minor: le::U16,
 }
 
-/// DMA_MAP.
+/// DMA_MAP (vfio-user 0.1, VFIO_USER_DMA_MAP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DmaMap {
@@ -101,7 +101,7 @@ pub const MAP_READABLE: u32 = 0x01;
 /// DMA_MAP: the device may write.
 pub const MAP_WRITABLE: u32 = 0x02;
 
-/// DMA_UNMAP and its reply.
+/// DMA_UNMAP and its reply (vfio-user 0.1, VFIO_USER_DMA_UNMAP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DmaUnmap {
@@ -120,7 +120,7 @@ pub const UNMAP_DIRTY: u32 = 0x01;
 /// DMA_UNMAP: all memory is unmapped.
 pub const UNMAP_ALL: u32 = 0x02;
 
-/// DEVICE_INFO, IRQ_INFO, REGION_IO_FDS and their replies.
+/// DEVICE_INFO, IRQ_INFO, REGION_IO_FDS and their replies (vfio-user 0.1, VFIO_USER_DEVICE_GET_INFO).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Info {
@@ -143,7 +143,7 @@ pub const IRQ_MASKABLE: u32 = 0x02;
 /// IRQ_INFO: an interrupt is masked once it was raised.
 pub const IRQ_AUTOMASKED: u32 = 0x04;
 
-/// REGION_INFO and its reply.
+/// REGION_INFO and its reply (vfio-user 0.1, VFIO_USER_DEVICE_GET_REGION_INFO).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RegionInfo {
@@ -166,7 +166,8 @@ pub const REGION_ACCESS: u32 = 0x03;
 /// REGION_INFO: parts of the region can be mapped, and a capability tells which.
 pub const REGION_SPARSE: u32 = 0x04 | 0x08;
 
-/// The capability that tells the one part of a region that can be mapped.
+/// The capability that tells the one part of a region that can be mapped (vfio-user 0.1,
+/// VFIO_REGION_INFO_CAP_SPARSE_MMAP).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Sparse {
@@ -191,7 +192,7 @@ impl Sparse {
     pub const ID: u16 = 1;
 }
 
-/// SET_IRQS: data follows.
+/// SET_IRQS (vfio-user 0.1, VFIO_USER_DEVICE_SET_IRQS): data follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SetIrqs {
@@ -220,7 +221,8 @@ pub const IRQ_UNMASK: u32 = 0x10;
 /// SET_IRQS: raises, or sets the eventfds through which interrupts are raised.
 pub const IRQ_TRIGGER: u32 = 0x20;
 
-/// REGION_READ, REGION_WRITE and their replies: data follows.
+/// REGION_READ, REGION_WRITE and their replies (vfio-user 0.1, VFIO_USER_REGION_READ, VFIO_USER_REGION_WRITE): data
+/// follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Access {
@@ -232,7 +234,8 @@ pub struct Access {
     pub count: le::U32,
 }
 
-/// One write of REGION_WRITE_MULTI. The number of writes comes first, in eight bytes.
+/// One write of REGION_WRITE_MULTI (vfio-user 0.1, VFIO_USER_REGION_WRITE_MULTI). The number of writes comes first, in
+/// eight bytes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ShortWrite {
@@ -256,7 +259,7 @@ codes! {
     }
 }
 
-/// FEATURE and its reply: data follows.
+/// FEATURE and its reply (vfio-user 0.1, VFIO_USER_DEVICE_FEATURE): data follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Feature {
@@ -277,7 +280,7 @@ pub const FEATURE_PROBE: u32 = 1 << 18;
 /// MIGRATION: the state is read in `STOP_COPY`.
 pub const MIGRATION_STOP_COPY: u64 = 0x01;
 
-/// STATE.
+/// STATE (vfio-user 0.1, VFIO_DEVICE_FEATURE_MIG_DEVICE_STATE).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct DeviceState {
@@ -287,7 +290,7 @@ pub struct DeviceState {
     pub descriptor: le::U32,
 }
 
-/// LOGGING_START: ranges follow.
+/// LOGGING_START (vfio-user 0.1, VFIO_DEVICE_FEATURE_DMA_LOGGING_START): ranges follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Logging {
@@ -299,7 +302,7 @@ pub struct Logging {
     pub reserved: le::U32,
 }
 
-/// A range of guest addresses.
+/// A range of guest addresses (vfio-user 0.1, VFIO_DEVICE_FEATURE_DMA_LOGGING_START).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Span {
@@ -317,7 +320,8 @@ impl Span {
     }
 }
 
-/// LOGGING_REPORT and its reply: in the reply, a bitmap of the dirty pages follows.
+/// LOGGING_REPORT and its reply (vfio-user 0.1, VFIO_DEVICE_FEATURE_DMA_LOGGING_REPORT): in the reply, a bitmap of the
+/// dirty pages follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Report {
@@ -327,7 +331,8 @@ pub struct Report {
     pub page_size: le::U64,
 }
 
-/// MIGRATION_READ and its reply, MIGRATION_WRITE: data follows.
+/// MIGRATION_READ and its reply, MIGRATION_WRITE (vfio-user 0.1, VFIO_USER_MIG_DATA_READ, VFIO_USER_MIG_DATA_WRITE):
+/// data follows.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct StateData {

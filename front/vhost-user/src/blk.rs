@@ -71,7 +71,7 @@ pub const ID_LEN: usize = 20;
 /// Flags of a range: the space may be deallocated.
 const UNMAP: u32 = 1;
 
-/// The header of a request.
+/// The header of a request (virtio 1.3 5.2.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -86,7 +86,7 @@ pub struct Header {
 /// Bytes of the header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 
-/// A range of DISCARD or WRITE_ZEROES.
+/// A range of DISCARD or WRITE_ZEROES (virtio 1.3 5.2.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Segment {
@@ -98,7 +98,7 @@ pub struct Segment {
     pub flags: le::U32,
 }
 
-/// The configuration space.
+/// The configuration space (virtio 1.3 5.2.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ConfigSpace {

@@ -56,7 +56,7 @@ pub const RESCAN: u32 = 1;
 /// Reason of a transport reset: a logical unit is gone.
 pub const REMOVED: u32 = 2;
 
-/// A command.
+/// A command (virtio 1.3 5.6.6.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommandHeader {
@@ -77,7 +77,7 @@ pub struct CommandHeader {
 /// Bytes before the data of a command.
 pub const HEADER_LEN: usize = size_of::<CommandHeader>();
 
-/// The answer to a command.
+/// The answer to a command (virtio 1.3 5.6.6.1).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct CommandAnswer {
@@ -98,7 +98,7 @@ pub struct CommandAnswer {
 /// Bytes before the data that a command returns.
 pub const ANSWER_LEN: usize = size_of::<CommandAnswer>();
 
-/// A task management function.
+/// A task management function (virtio 1.3 5.6.6.2).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TaskManagement {
@@ -112,7 +112,8 @@ pub struct TaskManagement {
     pub tag: le::U64,
 }
 
-/// A query of, or subscription to, asynchronous notifications; the answer is a number of events and a [`Response`].
+/// A query of, or subscription to, asynchronous notifications (virtio 1.3 5.6.6.2); the answer is a number of events
+/// and a [`Response`].
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Notification {
@@ -124,7 +125,7 @@ pub struct Notification {
     pub events: le::U32,
 }
 
-/// An event.
+/// An event (virtio 1.3 5.6.6.3).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Event {

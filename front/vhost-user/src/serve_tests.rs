@@ -10,12 +10,17 @@ use crate::wire::{
 };
 use lunar_blk::testing::{BLOCK, BLOCKS, Rig, UNIT};
 use lunar_core::mem::Region;
+use lunar_core::time::Instant;
+use lunar_engine::vm_sockets::on_core::{ACCEPT_REST, NEXT_REST};
+use lunar_reactor::unix::Permission;
 use lunar_reactor::{Choice, Config, shared, unix};
 use lunar_scsi::{Clock, PortConfig, TargetConfig, Tokens};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -44,12 +49,12 @@ fn against(device: DeviceView, queues: usize, front_end: impl FnOnce(&Path) + Se
     let target = target(&rig);
     let sessions = Arc::<Sessions>::default();
     let sees_nothing = matches!(device, DeviceView::Blk(None) | DeviceView::Scsi(None));
-    let front = Front::new(&reactor, (&rig.set, &target), &sessions, Duration::from_secs(1));
+    let front = sockets(&reactor, (&rig.set, &target), &sessions, Duration::from_secs(1));
     let permission = Permission { mode: 0o600, owner: None, group: None };
     front.bind(&path, permission).expect("a socket");
     let (group, host) = (Some("g".into()), "iqn.x".into());
     let tenant = Tenant { host, group, tag: 0, queues, device };
-    front.serve(Endpoint { name: "test".into(), path: path.clone(), permission, tenant });
+    front.serve(Endpoint { name: "test".into(), path: path.clone(), tenant });
     let is_over = Arc::new(AtomicBool::new(false));
     let (over, place) = (is_over.clone(), path.clone());
     let thread = std::thread::spawn(move || {
@@ -438,14 +443,14 @@ fn a_host_adapter_whose_volume_is_another_one_is_disconnected() {
     let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
     let rig = Rig::default();
     let target = target(&rig);
-    let front = Front::new(&reactor, (&rig.set, &target), &Arc::default(), Duration::from_secs(1));
+    let front = sockets(&reactor, (&rig.set, &target), &Arc::default(), Duration::from_secs(1));
     let permission = Permission { mode: 0o600, owner: None, group: None };
     let devices = [("disk", disk()), ("scsi", DeviceView::Scsi(Some(ScsiPort { relative: 1 })))];
     for (name, device) in devices {
         let path = folder.join(name);
         front.bind(&path, permission).expect("a socket");
         let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device };
-        front.serve(Endpoint { name: name.into(), path, permission, tenant });
+        front.serve(Endpoint { name: name.into(), path, tenant });
     }
     let streams: Vec<UnixStream> =
         devices.iter().map(|(name, _)| UnixStream::connect(folder.join(name)).expect("it listens")).collect();
@@ -518,12 +523,12 @@ fn a_front_end_that_connects_in_a_loop_leaves_the_core_to_others() {
     let path = std::env::temp_dir().join(format!("lunar-vhost-test-{}-storm.sock", std::process::id()));
     let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
     let rig = Rig::default();
-    let front = Front::new(&reactor, (&rig.set, &target(&rig)), &Arc::default(), Duration::from_secs(1));
+    let front = sockets(&reactor, (&rig.set, &target(&rig)), &Arc::default(), Duration::from_secs(1));
     let permission = Permission { mode: 0o600, owner: None, group: None };
     front.bind(&path, permission).expect("a socket");
     (0..COUNT).for_each(|_| drop(UnixStream::connect(&path).expect("it listens")));
     let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device: disk() };
-    front.serve(Endpoint { name: "test".into(), path: path.clone(), permission, tenant });
+    front.serve(Endpoint { name: "test".into(), path: path.clone(), tenant });
     let (begun, accepted) = (reactor.now(), || reactor.stats().connections_accepted.get());
     reactor.run(async {
         while accepted() < COUNT {
@@ -536,20 +541,4 @@ fn a_front_end_that_connects_in_a_loop_leaves_the_core_to_others() {
         front.drain();
         front.drained().await;
     });
-}
-
-#[test]
-fn the_log_tells_of_a_number_of_connections_in_a_while() {
-    let (mut connections, now) = (Connections::default(), Instant(1));
-    (1..CONNECTIONS_LOGGED).for_each(|_| assert_eq!(connections.count(now), Logging::Full));
-    assert_eq!([0; 3].map(|_| connections.count(now)), [Logging::Last, Logging::None, Logging::None]);
-    assert_eq!(connections.count(now + REPORT_INTERVAL), Logging::Full);
-}
-
-#[test]
-fn the_log_shows_each_reason_of_refusals_once_in_a_while() {
-    let (mut refusals, now) = (Refusals::default(), Instant(1));
-    assert!(refusals.is_news("a", now) && !refusals.is_news("a", now));
-    assert!(refusals.is_news("b", now) && !refusals.is_news("b", now + REPORT_INTERVAL - Duration::from_nanos(1)));
-    assert!(refusals.is_news("b", now + REPORT_INTERVAL));
 }

@@ -33,7 +33,7 @@ pub const REPLY: u32 = 0x04;
 /// Flags of a header: the message needs a reply, if REPLY_ACK is negotiated.
 pub const NEED_REPLY: u32 = 0x08;
 
-/// The header of every message.
+/// The header of every message (vhost-user.rst, Header).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Header {
@@ -48,7 +48,7 @@ pub struct Header {
 /// Bytes of a header.
 pub const HEADER_LEN: usize = size_of::<Header>();
 
-/// The state of a ring: its number, and a number that the message explains.
+/// The state of a ring (vhost-user.rst, A vring state description): its number, and a number that the message explains.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct VringState {
@@ -58,7 +58,7 @@ pub struct VringState {
     pub num: le::U32,
 }
 
-/// SET_VRING_ADDR. The addresses are those of the front-end.
+/// SET_VRING_ADDR (vhost-user.rst, A vring address description). The addresses are those of the front-end.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct VringAddress {
@@ -76,7 +76,7 @@ pub struct VringAddress {
     pub log: le::U64,
 }
 
-/// A part of guest memory.
+/// A part of guest memory (vhost-user.rst, Memory region description).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MemoryRegion {
@@ -90,7 +90,7 @@ pub struct MemoryRegion {
     pub offset: le::U64,
 }
 
-/// The head of SET_MEM_TABLE; the regions follow.
+/// The head of SET_MEM_TABLE (vhost-user.rst, Multiple Memory regions description); the regions follow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct MemoryTable {
@@ -100,7 +100,7 @@ pub struct MemoryTable {
     pub padding: le::U32,
 }
 
-/// ADD_MEM_REG and REM_MEM_REG.
+/// ADD_MEM_REG and REM_MEM_REG (vhost-user.rst, Single memory region description).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct SingleRegion {
@@ -110,7 +110,8 @@ pub struct SingleRegion {
     pub region: MemoryRegion,
 }
 
-/// The head of GET_CONFIG and SET_CONFIG; as many bytes of the configuration space follow as it says.
+/// The head of GET_CONFIG and SET_CONFIG (vhost-user.rst, Virtio device config space); as many bytes of the
+/// configuration space follow as it says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ConfigHead {
@@ -122,7 +123,7 @@ pub struct ConfigHead {
     pub flags: le::U32,
 }
 
-/// GET_INFLIGHT_FD and SET_INFLIGHT_FD.
+/// GET_INFLIGHT_FD and SET_INFLIGHT_FD (vhost-user.rst, Inflight description).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Inflight {
@@ -138,7 +139,7 @@ pub struct Inflight {
     pub padding: [u8; 4],
 }
 
-/// SET_LOG_BASE.
+/// SET_LOG_BASE (vhost-user.rst, Log description).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LogBase {

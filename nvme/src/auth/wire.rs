@@ -27,7 +27,7 @@ codes! {
     }
 }
 
-/// The header of all messages.
+/// The header of all messages (NVMe Base 2.0 8.13).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Head {
@@ -56,7 +56,7 @@ impl Head {
     }
 }
 
-/// AUTH_Negotiate; the protocols follow.
+/// AUTH_Negotiate (NVMe Base 2.0 8.13); the protocols follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Negotiate {
@@ -68,7 +68,7 @@ pub struct Negotiate {
     pub protocols: u8,
 }
 
-/// The descriptor of an authentication protocol.
+/// The descriptor of an authentication protocol (NVMe Base 2.0 8.13).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Protocol {
@@ -89,7 +89,7 @@ pub struct Protocol {
 /// The only protocol that the standard has.
 pub const DH_HMAC_CHAP: u8 = 0x01;
 
-/// DH-HMAC-CHAP_Challenge; the challenge and the controller's Diffie-Hellman value follow.
+/// DH-HMAC-CHAP_Challenge (NVMe Base 2.0 8.13.5); the challenge and the controller's Diffie-Hellman value follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Challenge {
@@ -109,7 +109,7 @@ pub struct Challenge {
     pub sequence: U32,
 }
 
-/// DH-HMAC-CHAP_Reply; the response, the host's challenge and its Diffie-Hellman value follow.
+/// DH-HMAC-CHAP_Reply (NVMe Base 2.0 8.13.5); the response, the host's challenge and its Diffie-Hellman value follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Reply {
@@ -129,7 +129,7 @@ pub struct Reply {
     pub sequence: U32,
 }
 
-/// DH-HMAC-CHAP_Success1; the controller's response follows.
+/// DH-HMAC-CHAP_Success1 (NVMe Base 2.0 8.13.5); the controller's response follows.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Success1 {
@@ -145,7 +145,7 @@ pub struct Success1 {
     pub reserved2: [u8; 7],
 }
 
-/// AUTH_Failure1 and AUTH_Failure2.
+/// AUTH_Failure1 and AUTH_Failure2 (NVMe Base 2.0 8.13).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Failure {

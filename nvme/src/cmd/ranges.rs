@@ -24,7 +24,7 @@ fn count(sqe: &Sqe) -> usize {
     (sqe.cdw(10) & RANGES) as usize + 1
 }
 
-/// A range of Dataset Management.
+/// A range of Dataset Management (NVM Command Set 1.0 3.2.3).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Range {
@@ -67,8 +67,8 @@ impl CommandType for DatasetManagement {
 #[derive(Clone, Copy, Debug)]
 pub struct Copy;
 
-/// A source range, in all formats: 2 and 3 have a namespace identifier; 1 and 3 have the tags of protection formats
-/// that are not supported.
+/// A source range, in all formats (NVM Command Set 1.0 3.2.2): 2 and 3 have a namespace identifier; 1 and 3 have the
+/// tags of protection formats that are not supported.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Source {

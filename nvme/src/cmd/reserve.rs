@@ -53,7 +53,7 @@ impl Asked {
     }
 }
 
-/// Two keys: the current one, and the one that is new or preempted.
+/// Two keys (NVMe Base 2.0 7.2, 7.3, 7.4): the current one, and the one that is new or preempted.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Keys {
@@ -193,7 +193,7 @@ impl CommandType for Release {
 #[derive(Clone, Copy, Debug)]
 pub struct Report;
 
-/// The head of Reservation Status.
+/// The head of Reservation Status (NVMe Base 2.0 7.5).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct ReportHead {
@@ -205,7 +205,7 @@ struct ReportHead {
     reserved2: [u8; 14],
 }
 
-/// A registrant, with the host identifier of sixteen bytes.
+/// A registrant, with the host identifier of sixteen bytes (NVMe Base 2.0 7.5).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Registrant {

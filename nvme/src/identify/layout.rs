@@ -117,7 +117,7 @@ pub(crate) struct Controller {
     reserved_1806: [u8; 2290],
 }
 
-/// One LBA format of a namespace.
+/// One LBA format of a namespace (NVM Command Set 1.0 4.1.5).
 #[derive(Clone, Copy, Debug, IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct LbaFormat {
@@ -233,7 +233,7 @@ pub(crate) struct Descriptors {
     reserved: [u8; 4039],
 }
 
-/// One namespace identification descriptor.
+/// One namespace identification descriptor (NVMe Base 2.0 5.17).
 #[derive(Clone, Copy, Debug, IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct Descriptor<const LEN: usize> {
@@ -291,7 +291,7 @@ pub(crate) struct ControllerList {
     pub(crate) identifiers: [le::U16; 2047],
 }
 
-/// Namespace List, CNS 02h, 07h and 10h: ends with the first zero.
+/// Namespace List, CNS 02h, 07h and 10h (NVMe Base 2.0 5.17): ends with the first zero.
 #[derive(Clone, Debug, IntoBytes, FromZeros, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub(crate) struct NamespaceList {

@@ -33,7 +33,7 @@ pub const DESCRIPTOR_TYPES: [u8; 3] = [SEGMENT_BLOCKS, SEGMENT_BYTES, CSCD_IDENT
 /// The sense data of a list that is shorter than its length fields or longer than the limits.
 const LENGTH: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
 
-/// The header of EXTENDED COPY (LID1).
+/// The header of EXTENDED COPY (LID1) (SPC-4 6.5).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct HeaderLid1 {
@@ -45,7 +45,7 @@ struct HeaderLid1 {
     inline: be::U32,
 }
 
-/// The header of EXTENDED COPY (LID4).
+/// The header of EXTENDED COPY (LID4) (SPC-4 6.4).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct HeaderLid4 {
@@ -73,7 +73,7 @@ const HEADER_CSCD: u8 = 0xff;
 const USAGE_BITS: u8 = 0x18;
 const RESERVED_FLAGS: u8 = 0xc0;
 
-/// A CSCD descriptor that identifies a logical unit by a designator.
+/// A CSCD descriptor that identifies a logical unit by a designator (SPC-4 6.4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Cscd {
@@ -131,7 +131,7 @@ impl Cscd {
     }
 }
 
-/// The segment descriptor with a number of blocks.
+/// The segment descriptor with a number of blocks (SPC-4 6.4.6.6).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct BlockSegment {
@@ -147,7 +147,7 @@ struct BlockSegment {
     destination_lba: be::U64,
 }
 
-/// The segment descriptor with a number of bytes.
+/// The segment descriptor with a number of bytes (SPC-4 6.4.6.14).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct ByteSegment {

@@ -20,6 +20,7 @@ pub const LIST_BYTES_MAX: usize = size_of::<WriteHeader>() + (RANGES_MAX + 1) * 
 
 const LENGTH: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
 
+/// The header of the parameter list of POPULATE TOKEN (SBC-3 5.7).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct PopulateHeader {
@@ -33,6 +34,7 @@ struct PopulateHeader {
     ranges: be::U16,
 }
 
+/// The header of the parameter list of WRITE USING TOKEN (SBC-3 5.46).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct WriteHeader {
@@ -47,6 +49,7 @@ struct WriteHeader {
     ranges: be::U16,
 }
 
+/// A block device range descriptor of both (SBC-3 5.7).
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Range {

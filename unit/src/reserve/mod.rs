@@ -15,6 +15,7 @@ pub use request::{Action, Denial, PersistentRequest, Request};
 use lunar_core::codes;
 use lunar_core::port::NexusName;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, LazyLock};
 
 /// Most registrants of a unit: a cluster has hundreds of hosts with a few paths each, and the record of all of them
 /// fits into [`METADATA_BYTES_MAX`](lunar_core::metadata::METADATA_BYTES_MAX).
@@ -114,7 +115,15 @@ pub struct ReservationNotices {
     pub aborted: BTreeSet<NexusName>,
 }
 
+/// Those of all units without any.
+static NONE: LazyLock<Arc<Reservations>> = LazyLock::new(Arc::default);
+
 impl Reservations {
+    /// Behind a pointer, which units without any have in common.
+    pub(crate) fn shared(self) -> Arc<Self> {
+        if self == **NONE { NONE.clone() } else { Arc::new(self) }
+    }
+
     /// PRGENERATION: the number of changes of registrations.
     #[must_use]
     pub fn generation(&self) -> u32 {

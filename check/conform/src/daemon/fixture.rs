@@ -103,10 +103,8 @@ impl Daemon {
         let mut spec = Spec::new(self.driver, Vec::<String>::new())?;
         spec.listen = vec![self.portal];
         spec.daemon = Some(self.file());
-        let before = self.log_text().len();
-        self.target = Some(Target::start_named(lab, &spec, MAIN)?);
-        let serves = || self.log_text().get(before..).is_some_and(|log_text| log_text.contains("lunar serves"));
-        until(serves).context("the log does not say that the daemon serves")
+        self.target = Some(Target::start_daemon(lab, &spec, |lab, spec| Target::start_named(lab, spec, MAIN))?);
+        Ok(())
     }
 
     pub(super) fn log_text(&self) -> String {

@@ -3,14 +3,14 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::{Cases, emulator, qemu, sysroot};
 use crate::relay::{Relay, RelayEnd, RelayFaults};
-use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target, log_path};
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target};
 
 /// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -69,23 +69,10 @@ impl Runner<'_> {
         Ok(file)
     }
 
-    /// Starts the daemon and waits until it serves.
-    fn start(&self, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Target>) -> Result<Target> {
-        let log = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
-        let before = log().len();
-        let target = start(self.lab, spec)?;
-        let end = Instant::now() + LIMIT;
-        while !log().get(before..).is_some_and(|added| added.contains("lunar serves")) {
-            ensure!(Instant::now() < end, "the daemon does not report that it serves: {}", log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(target)
-    }
-
     fn guest(&self, driver: Driver) -> Result<()> {
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
         spec.daemon = Some(self.configure(&spec, "64M")?);
-        let mut target = Some(self.start(&spec, Target::start)?);
+        let mut target = Some(Target::start_daemon(self.lab, &spec, Target::start)?);
         let end = |name: &str| RelayEnd { own: self.path(&format!("{name}-relay")), station: self.path(name) };
         let relay = Relay::start([end("target"), end("guest")], FAULTS, self.lab.seed)?;
 
@@ -112,7 +99,7 @@ impl Runner<'_> {
             let outcome = match line {
                 "@restart" => (|| {
                     target.take().context("no target to restart")?.kill()?;
-                    target = Some(self.start(&spec, Target::start_after_kill)?);
+                    target = Some(Target::start_daemon(self.lab, &spec, Target::start_after_kill)?);
                     Ok(())
                 })(),
                 "@grow" => {

@@ -8,6 +8,7 @@ mod blktests;
 mod cpio;
 mod emulator;
 mod kernel;
+mod migration;
 mod modules;
 mod paths;
 mod qemu;

@@ -4,15 +4,15 @@
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
+use super::migration::{self, Monitor};
 use super::{Cases, emulator, qemu, sysroot};
 use crate::process;
-use crate::target::{Driver, Lab, Spec, Target, log_path};
+use crate::target::{Driver, Lab, Spec, Target};
 
 /// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
 const LIMIT: Duration = Duration::from_secs(1200);
@@ -102,38 +102,13 @@ impl Runner<'_> {
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), "", &initramfs)?;
         let incoming = format!("unix:{}", self.folder.join("incoming").display());
         let more = ["-incoming", &incoming];
-        let (sender, ready) = mpsc::channel();
-        let moved = std::thread::scope(|scope| {
-            let from = scope.spawn(|| {
-                // It is ended by "quit" and has no exit status.
-                let _ = self.boot("from", emulator, &initramfs, &[], || _ = sender.send(()));
-                drop(sender);
-            });
-            let moved = (|| {
-                ready.recv_timeout(LIMIT).context("the guest does not begin")?;
-                let to = scope.spawn(|| self.boot("to", emulator, &initramfs, &more, || ()));
-                self.wait_for_monitor("to")?;
-                self.qmp("from", "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
-                let end = Instant::now() + LIMIT;
-                while !self.qmp("from", "query-migrate", "{}")?.contains(r#""completed""#) {
-                    ensure!(Instant::now() < end, "the migration does not complete");
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-                // The guest's script waits for the loss of its network link to learn that it was migrated.
-                self.qmp("to", "set_link", r#"{"name":"net","up":false}"#)?;
-                let status = to.join().map_err(|_| anyhow!("the thread of the second guest panicked"))??;
-                ensure!(status == 0, "the migrated guest ended with {status}");
-                Ok(())
-            })();
-            // End both emulators, so that neither thread waits for the limit.
-            let _ = self.qmp("from", "quit", "{}");
-            if moved.is_err() {
-                let _ = self.qmp("to", "quit", "{}");
-            }
-            let _ = from.join();
-            moved
-        });
-        moved?;
+        migration::migrate(
+            [&self.monitor("from"), &self.monitor("to")],
+            (&incoming, LIMIT),
+            |ready| _ = self.boot("from", emulator, &initramfs, &[], || _ = ready.send(())),
+            || Ok(()),
+            || self.boot("to", emulator, &initramfs, &more, || ()).map(Some),
+        )?;
         first.stop()?;
         second.stop()
     }
@@ -147,9 +122,9 @@ impl Runner<'_> {
         more: &[&str],
         mut on_move: impl FnMut(),
     ) -> Result<i32> {
-        let (socket, monitor) = (self.folder.join(name).join(format!("{NAME}.sock")), self.monitor(name));
+        let socket = self.folder.join(name).join(format!("{NAME}.sock"));
         let chardev = format!("socket,id=disk,path={}", socket.display());
-        let monitor = format!("unix:{},server=on,wait=off", monitor.display());
+        let monitor = self.monitor(name).argument();
         let device = "vhost-user-blk-pci,chardev=disk,num-queues=1";
         let mut devices = ["-chardev", &chardev, "-device", device, "-qmp", &monitor].map(str::to_owned).to_vec();
         devices.extend(more.iter().map(|word| (*word).to_owned()));
@@ -171,23 +146,8 @@ impl Runner<'_> {
         })
     }
 
-    fn monitor(&self, name: &str) -> PathBuf {
-        self.folder.join(format!("{name}.qmp"))
-    }
-
-    /// Waits until an emulator answers on its monitor, and so can receive a migration.
-    fn wait_for_monitor(&self, name: &str) -> Result<()> {
-        let end = Instant::now() + LIMIT;
-        while self.qmp(name, "query-status", "{}").is_err() {
-            ensure!(Instant::now() < end, "the emulator {name} does not start");
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        Ok(())
-    }
-
-    /// Runs a command on an emulator's monitor (QMP); returns the line of its answer.
-    fn qmp(&self, name: &str, command: &str, arguments: &str) -> Result<String> {
-        qemu::monitor(&self.monitor(name), SETTLE, command, arguments)
+    fn monitor(&self, name: &str) -> Monitor {
+        Monitor { socket: self.folder.join(format!("{name}.qmp")) }
     }
 
     fn socket(&self) -> PathBuf {
@@ -214,26 +174,13 @@ impl Runner<'_> {
         Ok(file)
     }
 
-    /// Starts the daemon and waits until it serves.
-    fn start(&self, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Target>) -> Result<Target> {
-        let log = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
-        let before = log().len();
-        let target = start(self.lab, spec)?;
-        let end = Instant::now() + LIMIT;
-        while !log().get(before..).is_some_and(|added| added.contains("lunar serves")) {
-            ensure!(Instant::now() < end, "the daemon does not report that it serves: {}", log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(target)
-    }
-
     /// Boots a guest against a fresh target.
     fn guest(&self, driver: Driver, machine: &Machine<'_>) -> Result<()> {
         let _ = std::fs::remove_file(self.folder.join("disk.img"));
         let _ = std::fs::remove_dir_all(self.folder.join("state"));
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
         spec.daemon = Some(self.configure(&spec, machine.kind, ("512M", LUNS))?);
-        let mut target = Some(self.start(&spec, Target::start)?);
+        let mut target = Some(Target::start_daemon(self.lab, &spec, Target::start)?);
         let initramfs = self.folder.join("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &machine.settings, &initramfs)?;
@@ -295,7 +242,7 @@ impl Runner<'_> {
 
     fn restart(&self, spec: &Spec, target: &mut Option<Target>) -> Result<()> {
         target.take().context("no target to restart")?.kill()?;
-        *target = Some(self.start(spec, Target::start_after_kill)?);
+        *target = Some(Target::start_daemon(self.lab, spec, Target::start_after_kill)?);
         Ok(())
     }
 

@@ -5,22 +5,23 @@ use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, ensure};
+use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
+use super::migration::{self, Monitor};
 use super::{Cases, emulator, qemu, sysroot};
 use crate::process;
 use crate::report::skip;
-use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target, log_path};
+use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target};
 
 /// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
 const LIMIT: Duration = Duration::from_secs(1200);
 /// The period in which the processor time of an idle target is measured, and the limit of it.
 const IDLE_PERIOD: Duration = Duration::from_secs(2);
 const IDLE_LIMIT: Duration = Duration::from_millis(20);
-/// Time in which the target notices that a guest was killed, and in which an emulator's monitor answers.
+/// Time in which the target notices that a guest was killed.
 const SETTLE: Duration = Duration::from_secs(3);
 /// The names of the controllers (of the sections `vm` in the configuration), in the order of their PCIe ports.
 const CONTROLLERS: [&str; 2] = ["vm", "other"];
@@ -80,7 +81,7 @@ impl Runner<'_> {
     fn guests(&self, driver: Driver, everything: bool) -> Result<()> {
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
         spec.daemon = Some(self.configure(&spec, "512M")?);
-        let mut target = Some(self.start(&spec, Target::start)?);
+        let mut target = Some(Target::start_daemon(self.lab, &spec, Target::start)?);
         self.scripts(target.as_ref().context("the target was started here")?, everything)?;
 
         let status = self.guest(&VirtualMachine::new("vm.sh"), |mark| {
@@ -111,7 +112,7 @@ impl Runner<'_> {
         let ended = self.guest(&VirtualMachine::new("vm-after-kill.sh"), |mark| {
             if mark == "restart" {
                 target.take().context("no target to restart")?.kill()?;
-                target = Some(self.start(&spec, Target::start_after_kill)?);
+                target = Some(Target::start_daemon(self.lab, &spec, Target::start_after_kill)?);
             }
             Ok(())
         });
@@ -152,19 +153,6 @@ impl Runner<'_> {
         Ok(file)
     }
 
-    /// Starts the daemon and waits until it has created the virtual machines' sockets.
-    fn start(&self, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Target>) -> Result<Target> {
-        let log = || std::fs::read_to_string(log_path(self.lab, spec.portal())).unwrap_or_default();
-        let before = log().len();
-        let target = start(self.lab, spec)?;
-        let end = Instant::now() + LIMIT;
-        while !log().get(before..).is_some_and(|added| added.contains("lunar serves")) {
-            ensure!(Instant::now() < end, "the daemon does not report that it serves: {}", log());
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(target)
-    }
-
     /// The socket of a controller.
     fn socket(&self, name: &str) -> PathBuf {
         self.folder.join("sockets").join(name).join("cntrl")
@@ -184,49 +172,17 @@ impl Runner<'_> {
             more: &more,
             ..VirtualMachine::new("none")
         };
-        let (sender, ready) = mpsc::channel();
-        std::thread::scope(|scope| {
-            let first = scope.spawn(|| {
-                // It is ended by "quit" and has no exit status.
-                let _ = self.guest(&from, |mark| if mark == "move" { Ok(sender.send(())?) } else { Ok(()) });
-                drop(sender);
-            });
-            let moved = (|| {
-                ready.recv_timeout(LIMIT).context("the guest does not remove its controller")?;
-                target.stop()?;
-                let target = self.start(spec, Target::start)?;
-                let second = scope.spawn(|| self.guest(&to, |_| Ok(())));
-                self.wait_for_monitor(&to)?;
-                self.qmp(&from, "migrate", &format!(r#"{{"uri":"{incoming}"}}"#))?;
-                let end = Instant::now() + LIMIT;
-                while !self.qmp(&from, "query-migrate", "{}")?.contains(r#""completed""#) {
-                    ensure!(Instant::now() < end, "the migration does not complete");
-                    std::thread::sleep(Duration::from_millis(200));
-                }
-                // The guest's script waits for the loss of its network link to learn that it was migrated.
-                self.qmp(&to, "set_link", r#"{"name":"net","up":false}"#)?;
-                let status = second.join().map_err(|_| anyhow!("the thread of the second guest panicked"))??;
-                ensure!(status == Some(0), "the migrated guest ended with {status:?}");
-                Ok(target)
-            })();
-            // End both emulators, so that neither thread waits for the limit.
-            let _ = self.qmp(&from, "quit", "{}");
-            if moved.is_err() {
-                let _ = self.qmp(&to, "quit", "{}");
-            }
-            let _ = first.join();
-            moved
-        })
-    }
-
-    /// Waits until an emulator answers on its monitor, and so can receive a migration.
-    fn wait_for_monitor(&self, machine: &VirtualMachine<'_>) -> Result<()> {
-        let end = Instant::now() + LIMIT;
-        while self.qmp(machine, "query-status", "{}").is_err() {
-            ensure!(Instant::now() < end, "the emulator {} does not start", machine.name);
-            std::thread::sleep(Duration::from_millis(200));
-        }
-        Ok(())
+        let first = |ready: &mpsc::Sender<()>| {
+            let on_mark = |mark: &str| if mark == "move" { Ok(ready.send(())?) } else { Ok(()) };
+            // It is ended by "quit" and has no exit status.
+            let _ = self.guest(&from, on_mark);
+        };
+        let between = || {
+            target.stop()?;
+            Target::start_daemon(self.lab, spec, Target::start)
+        };
+        let monitors = [&self.monitor(&from), &self.monitor(&to)];
+        migration::migrate(monitors, (&incoming, LIMIT), first, between, || self.guest(&to, |_| Ok(())))
     }
 
     /// Adds a case that the emulator survives `what`. QEMU up to 11.1 fails an assertion in `function` when the
@@ -267,7 +223,7 @@ impl Runner<'_> {
     /// Runs one guest; returns its exit status, or `None` if it was killed.
     fn guest(&self, machine: &VirtualMachine<'_>, mut on_mark: impl FnMut(&str) -> Result<()>) -> Result<Option<i32>> {
         let words = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<String>>();
-        let mut devices = words(&format!("-qmp unix:{},server=on,wait=off", self.file(machine, "qmp").display()));
+        let mut devices = words(&format!("-qmp {}", self.monitor(machine).argument()));
         devices.extend(words(&format!("-pidfile {}", self.file(machine, "pid").display())));
         for (name, port) in machine.controllers.iter().zip(1..) {
             devices.extend(words(&format!("-device pcie-root-port,id=port{port},bus=pcie.0,chassis={port}")));
@@ -286,7 +242,9 @@ impl Runner<'_> {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = match line.split_once(' ').unwrap_or((line, "")) {
-                ("@unplug", name) => self.qmp(machine, "device_del", &format!(r#"{{"id":"{name}"}}"#)).map(drop),
+                ("@unplug", name) => {
+                    self.monitor(machine).run("device_del", &format!(r#"{{"id":"{name}"}}"#)).map(drop)
+                }
                 ("@kill", _) => {
                     killed = true;
                     on_mark("kill")
@@ -308,9 +266,8 @@ impl Runner<'_> {
         if killed { Ok(None) } else { status.map(Some) }
     }
 
-    /// Runs a command on an emulator's monitor (QMP); returns the line of its answer.
-    fn qmp(&self, machine: &VirtualMachine<'_>, command: &str, arguments: &str) -> Result<String> {
-        qemu::monitor(&self.file(machine, "qmp"), SETTLE, command, arguments)
+    fn monitor(&self, machine: &VirtualMachine<'_>) -> Monitor {
+        Monitor { socket: self.file(machine, "qmp") }
     }
 
     /// Kills the emulator, which is a power cut for the guest.

@@ -2,9 +2,8 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 
 use super::aoe::{self, Aoe, KNOWN, SHELF};
 use super::iscsi::{self, Iscsi};
@@ -12,7 +11,7 @@ use super::nvme_tcp::{self, NvmeTcp};
 use super::vfio_user::{self, VfioUser};
 use super::vhost_user::{self, VhostUser, devices};
 use crate::station::MTU;
-use crate::target::{Driver, Lab, Spec, Target, free_port, log_path, tail};
+use crate::target::{Driver, Lab, Spec, Target, free_port};
 use crate::vhost::Kind;
 
 /// Names of the target and of the subsystem.
@@ -20,8 +19,6 @@ const IQN: &str = "iqn.2026-01.io.lunar:neighbours";
 const NQN: &str = "nqn.2026-01.io.lunar:neighbours";
 /// Data memory of the only core.
 const MEMORY: &str = "64M";
-/// How long the target may take until it serves everything.
-const START_LIMIT: Duration = Duration::from_secs(20);
 
 /// The target, and its transports.
 pub(super) struct Setup {
@@ -45,13 +42,7 @@ impl Setup {
         spec.daemon = Some(file);
         // The target sends frames to the socket of the stations from the start.
         let aoe = Aoe::start(&folder)?;
-        let target = Target::start(lab, &spec)?;
-        let log = log_path(lab, spec.portal());
-        let end = Instant::now() + START_LIMIT;
-        while !std::fs::read_to_string(&log).unwrap_or_default().contains("lunar serves") {
-            ensure!(Instant::now() < end, "the target does not report that it serves: {}", tail(&log));
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let target = Target::start_daemon(lab, &spec, Target::start)?;
         let iscsi = Iscsi { portal: target.portal, target: target.name.clone() };
         let vfio = VfioUser { folder: folder.join("vm") };
         let [disk, adapter] = [Kind::Blk, Kind::Scsi].map(|kind| VhostUser { folder: folder.join("vhost"), kind });

@@ -2,7 +2,6 @@
 
 use super::core::Core;
 use super::device::Device;
-use super::endpoint::Endpoint;
 use crate::config::DESCRIPTORS_MAX;
 use crate::feature::{self, FeatureRequest};
 use crate::pci;
@@ -13,12 +12,14 @@ use crate::wire::{
     IRQ_MASK, IRQ_MSIX, IRQ_TRIGGER, IRQ_UNMASK, REGION_BAR0, REGION_CONFIG, SetIrqs,
 };
 use lunar_core::mem::Region;
+use lunar_engine::vm_sockets::{Endpoint, SocketClient};
 use lunar_guest::dirty::{DirtyLog, DirtyPages};
 use lunar_guest::map::MapError;
-use lunar_reactor::log;
+use lunar_nvme::Tenant;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Signal, Stream};
 use std::cell::RefCell;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::rc::Rc;
@@ -41,46 +42,21 @@ enum Handshake {
 }
 
 /// The connection of a client.
-pub(super) struct Client {
+pub struct Client {
     core: Rc<Core>,
     stream: Stream,
-    name: String,
     device: Rc<Device>,
     handshake: RefCell<Handshake>,
 }
 
-impl Client {
-    /// `None` when there are too many controllers.
-    pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint) -> Option<Rc<Self>> {
-        let admin = core.subsystem.open_controller(&endpoint.tenant, core.reactor.now())?;
-        Some(Rc::new(Self {
-            core: core.clone(),
-            stream,
-            name: endpoint.name.clone(),
-            device: Device::new(core, &endpoint.name, admin),
-            handshake: RefCell::new(Handshake::Awaited),
-        }))
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Client")
     }
+}
 
-    pub(super) fn is_quiet(&self) -> bool {
-        self.device.is_quiet()
-    }
-
-    /// Ends the connection: no further message is answered.
-    pub(super) fn end(&self) {
-        self.stream.cancel();
-    }
-
-    fn log(&self, what: &str) {
-        log!("vm {}: {what}", self.name);
-    }
-
-    fn has_shaken_hands(&self) -> bool {
-        !matches!(*self.handshake.borrow(), Handshake::Awaited)
-    }
-
-    /// Serves the client until it disconnects.
-    pub(super) async fn serve(&self) {
+impl SocketClient for Client {
+    async fn serve(&self) {
         let stats = self.core.reactor.stats();
         stats.connections.add(1);
         stats.connections_accepted.add(1);
@@ -97,6 +73,39 @@ impl Client {
         self.device.end().await;
         stats.connections.sub(1);
         stats.sessions.sub(1);
+    }
+
+    fn end(&self) {
+        self.stream.cancel();
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.device.is_quiet()
+    }
+
+    fn silence(&self) {
+        self.device.is_silent.set(true);
+    }
+}
+
+impl Client {
+    /// `None` when there are too many controllers.
+    pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint<Tenant>) -> Option<Rc<Self>> {
+        let admin = core.subsystem.open_controller(&endpoint.tenant, core.reactor.now())?;
+        Some(Rc::new(Self {
+            core: core.clone(),
+            stream,
+            device: Device::new(core, &endpoint.name, admin),
+            handshake: RefCell::new(Handshake::Awaited),
+        }))
+    }
+
+    fn log(&self, what: &str) {
+        self.device.log(what);
+    }
+
+    fn has_shaken_hands(&self) -> bool {
+        !matches!(*self.handshake.borrow(), Handshake::Awaited)
     }
 
     async fn converse(&self) -> io::Result<()> {

@@ -40,6 +40,8 @@ pub(super) struct Device {
     me: Weak<Self>,
     pub(super) core: Rc<Core>,
     name: String,
+    /// Whether the log tells nothing of the connection.
+    pub(super) is_silent: Cell<bool>,
     pub(super) configuration_space: RefCell<ConfigurationSpace>,
     registers: RefCell<NvmeRegisters>,
     pub(super) interrupts: RefCell<Interrupts>,
@@ -68,6 +70,7 @@ impl Device {
             me: me.clone(),
             core: core.clone(),
             name: name.to_owned(),
+            is_silent: Cell::new(false),
             configuration_space: RefCell::default(),
             registers: RefCell::new(registers),
             interrupts: RefCell::default(),
@@ -112,7 +115,9 @@ impl Device {
     }
 
     pub(super) fn log(&self, what: &str) {
-        log!("vm {}: {what}", self.name);
+        if !self.is_silent.get() {
+            log!("vm {}: {what}", self.name);
+        }
     }
 
     /// Whether it runs, and is not being migrated.

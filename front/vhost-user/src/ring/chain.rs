@@ -35,7 +35,8 @@ pub enum Broken {
     Short,
 }
 
-/// A descriptor, as it was copied from guest memory. In a split ring the last two fields are flags and next.
+/// A descriptor, as it was copied from guest memory (virtio 1.3 2.7.5 and 2.8.13). In a split ring the last two fields
+/// are flags and next.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Descriptor {

@@ -3,9 +3,9 @@
 use super::blk::BlkDevice;
 use super::core::Core;
 use super::device::Device;
-use super::endpoint::{DeviceView, Endpoint};
 use super::job::Kind;
 use super::scsi::ScsiDevice;
+use super::tenant::{DeviceView, Tenant};
 use crate::config::{CONFIG_MAX, INFLIGHT_MAX, SLOTS_MAX};
 use crate::schema::WORD;
 use crate::session::{self, Head, Request, RingEvent, RingIndex};
@@ -14,11 +14,14 @@ use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion,
 use lunar_blk::Client as BlockClient;
 use lunar_core::mem::Region;
 use lunar_core::port::NexusName;
+use lunar_engine::vm_sockets::{Endpoint, SocketClient};
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Kick, Signal, Stream};
 use std::cell::Cell;
+use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -56,8 +59,10 @@ impl Answer {
 }
 
 /// The connection of a front-end.
-pub(super) struct Client {
+pub struct Client {
     core: Rc<Core>,
+    /// Its socket.
+    path: PathBuf,
     stream: Stream,
     device: Rc<Device>,
     /// Whether the front-end has sent anything.
@@ -66,12 +71,56 @@ pub(super) struct Client {
     is_ended: Cell<bool>,
 }
 
+impl fmt::Debug for Client {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Client({})", self.path.display())
+    }
+}
+
+impl SocketClient for Client {
+    async fn serve(&self) {
+        let stats = self.core.reactor.stats();
+        stats.connections.add(1);
+        stats.connections_accepted.add(1);
+        stats.sessions.add(1);
+        let session = self.core.sessions.begin(&self.path, self.core.reactor.now());
+        let ended = self.converse().await;
+        if self.has_spoken.get() {
+            if let Err(why) = ended
+                && !self.core.is_draining()
+            {
+                self.log(&format!("connection to its front-end lost: {why}"));
+            }
+            self.log("front-end disconnected");
+        }
+        self.device.end(LOOK, (!self.is_ended.get()).then_some(FINISH_TIME)).await;
+        self.core.sessions.end(session);
+        stats.connections.sub(1);
+        stats.sessions.sub(1);
+    }
+
+    /// No further message is answered, and no further request is taken from the rings.
+    fn end(&self) {
+        self.is_ended.set(true);
+        self.device.rings.with(VirtioDevice::pause_all);
+        self.stream.cancel();
+    }
+
+    fn is_quiet(&self) -> bool {
+        self.device.rings.is_quiet()
+    }
+
+    fn silence(&self) {
+        self.device.rings.is_silent.set(true);
+    }
+}
+
 impl Client {
     /// The connection of a front-end that was accepted.
     ///
     /// # Errors
     /// Why the virtual machine sees nothing, and what to do.
-    pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint) -> Result<Rc<Self>, &'static str> {
+    pub(super) fn new(core: &Rc<Core>, stream: Stream, endpoint: &Endpoint<Tenant>) -> Result<Rc<Self>, &'static str> {
         let tenant = &endpoint.tenant;
         let session = || core.reactor.stats().hosts.session(WORD, &endpoint.name, &tenant.host);
         let kind = match tenant.device {
@@ -93,6 +142,7 @@ impl Client {
         };
         Ok(Rc::new(Self {
             core: core.clone(),
+            path: endpoint.path.clone(),
             stream,
             device: Device::new(core, &endpoint.name, kind),
             has_spoken: Cell::new(false),
@@ -100,44 +150,8 @@ impl Client {
         }))
     }
 
-    pub(super) fn is_quiet(&self) -> bool {
-        self.device.rings.is_quiet()
-    }
-
-    /// Ends the connection: no further message is answered, and no further request is taken from the rings.
-    pub(super) fn end(&self) {
-        self.is_ended.set(true);
-        self.device.rings.with(VirtioDevice::pause_all);
-        self.stream.cancel();
-    }
-
-    /// The log tells nothing of this connection.
-    pub(super) fn silence(&self) {
-        self.device.rings.is_silent.set(true);
-    }
-
     fn log(&self, what: &str) {
         self.device.rings.log(what);
-    }
-
-    /// Serves the front-end until it disconnects.
-    pub(super) async fn serve(&self) {
-        let stats = self.core.reactor.stats();
-        stats.connections.add(1);
-        stats.connections_accepted.add(1);
-        stats.sessions.add(1);
-        let ended = self.converse().await;
-        if self.has_spoken.get() {
-            if let Err(why) = ended
-                && !self.core.is_draining()
-            {
-                self.log(&format!("connection to its front-end lost: {why}"));
-            }
-            self.log("front-end disconnected");
-        }
-        self.device.end(LOOK, (!self.is_ended.get()).then_some(FINISH_TIME)).await;
-        stats.connections.sub(1);
-        stats.sessions.sub(1);
     }
 
     async fn converse(&self) -> io::Result<()> {

@@ -1,22 +1,21 @@
 use super::super::tests::{disk, target};
 use super::*;
-use crate::serve::{Permission, Tenant};
 use crate::testing::started;
 use lunar_blk::testing::Rig;
 use lunar_reactor::{Choice, Config, Reactor};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
+use std::sync::Arc;
 
 /// A client whose front-end has one ring with a request in it, and the other end of its connection.
 fn client(reactor: &Reactor) -> (Rc<Client>, UnixStream) {
     let rig = Rig::default();
-    let core = Core::new(reactor, &rig.set, &target(&rig));
+    let core = Core::new(reactor, (&rig.set, &target(&rig)), &Arc::default());
     let (ours, theirs) = UnixStream::pair().expect("a pair");
     ours.set_nonblocking(true).expect("a socket");
     let stream = Stream::adopt(reactor, ours.into()).expect("a socket");
     let tenant = Tenant { host: "iqn.x".into(), group: None, tag: 0, queues: 1, device: disk() };
-    let permission = Permission { mode: 0o600, owner: None, group: None };
-    let endpoint = Endpoint { name: "test".into(), path: "test".into(), permission, tenant };
+    let endpoint = Endpoint { name: "test".into(), path: "test".into(), tenant };
     let client = Client::new(&core, stream, &endpoint).expect("it sees a volume");
     let (device, mut driver) = started(0, 8);
     driver.offer(&[(0x4000, 16, false)], false).expect("there is room");

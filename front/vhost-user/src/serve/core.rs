@@ -2,6 +2,7 @@
 
 use super::job::Job;
 use super::rings::DeviceRings;
+use crate::sessions::Sessions;
 use lunar_blk::BlockSet;
 use lunar_core::step::SlotContext;
 use lunar_guest::slots::{SlotQueue, may_take};
@@ -10,6 +11,7 @@ use lunar_reactor::slots::Slots;
 use lunar_scsi::Target;
 use std::cell::Cell;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 
 /// Requests that one core carries out at once: full rings of several devices.
 const SLOTS: usize = 1024;
@@ -19,6 +21,7 @@ pub(super) struct Core {
     pub(super) reactor: Reactor,
     pub(super) block: Rc<BlockSet>,
     pub(super) target: Rc<Target>,
+    pub(super) sessions: Arc<Sessions>,
     pub(super) slots: Slots<Job>,
     /// Devices that have found no free slot.
     awaiting_slot: SlotQueue<DeviceRings>,
@@ -27,12 +30,17 @@ pub(super) struct Core {
 }
 
 impl Core {
-    pub(super) fn new(reactor: &Reactor, block: &Rc<BlockSet>, target: &Rc<Target>) -> Rc<Self> {
+    pub(super) fn new(
+        reactor: &Reactor,
+        (block, target): (&Rc<BlockSet>, &Rc<Target>),
+        sessions: &Arc<Sessions>,
+    ) -> Rc<Self> {
         let slots = Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await);
         Rc::new(Self {
             reactor: reactor.clone(),
             block: block.clone(),
             target: target.clone(),
+            sessions: sessions.clone(),
             slots,
             awaiting_slot: SlotQueue::default(),
             is_draining: Cell::new(false),

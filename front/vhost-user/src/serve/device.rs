@@ -283,7 +283,7 @@ mod tests {
     fn long_requests_of_a_front_end_that_has_disconnected_are_aborted() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let rig = Rig::default();
-        let core = Core::new(&reactor, &rig.set, &target(&rig));
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
         let attachment = rig.set.attach(UNIT, client(false)).expect("it is served");
         let kind = Kind::Blk(Rc::new(BlkDevice::new(&rig.set, attachment.clone(), 1)));
         let (look, finish) = (Duration::from_millis(1), Duration::from_millis(20));

@@ -129,7 +129,7 @@ mod tests {
     fn a_request_that_a_panic_ends_fails_and_its_ring_goes_on() {
         let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
         let rig = Rig::default();
-        let core = Core::new(&reactor, &rig.set, &target(&rig));
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
         let blk = BlkDevice::new(&rig.set, rig.set.attach(UNIT, client(false)).expect("it is served"), 1);
         let (state, mut driver) = started(0, 8);
         let (rings, ring) = (DeviceRings::new(&reactor, "test", state), RingIndex::from(0));

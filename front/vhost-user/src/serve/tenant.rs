@@ -1,22 +1,7 @@
-//! Where virtual machines find their devices, and who may open the sockets.
+//! Virtual machines as hosts, and the devices that they see.
 
 use lunar_core::unit::UnitId;
-use lunar_reactor::unix::Permission;
-use std::path::PathBuf;
 use std::sync::Arc;
-
-/// A socket at which a virtual machine finds its device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Endpoint {
-    /// Name of the virtual machine, for logs.
-    pub name: String,
-    /// Path of the socket.
-    pub path: PathBuf,
-    /// The users that may open the socket.
-    pub permission: Permission,
-    /// The host that the virtual machine is, and what it sees.
-    pub tenant: Tenant,
-}
 
 /// A virtual machine as a host.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -1,0 +1,323 @@
+//! The sockets of one core: one client at a time for each.
+
+use super::log::{Connections, Logging, Refusals};
+use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
+use lunar_reactor::op::Incoming;
+use lunar_reactor::unix::{Listener, Permission, Stream, are_files, make_folder};
+use lunar_reactor::{Reactor, log};
+use lunar_unit::LocalFuture;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::future::poll_fn;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::{Poll, Waker};
+use std::time::Duration;
+
+/// Pauses between two looks whether commands have ended, while the core stops.
+const DRAIN_LOOK: Duration = Duration::from_millis(10);
+/// Pause after a client could not be accepted, for want of file descriptors, or was refused: it may connect again at
+/// once.
+pub const ACCEPT_REST: Duration = Duration::from_millis(100);
+/// Pause after a client has disconnected. A client that connects in a loop gets a small part of the core, and the
+/// connections that it has ended already, some thousand in the queue of the socket, are gone after two seconds.
+pub const NEXT_REST: Duration = Duration::from_micros(500);
+
+/// A socket at which a virtual machine finds its device.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Endpoint<T> {
+    /// Name of the virtual machine, for logs.
+    pub name: String,
+    /// Path of the socket.
+    pub path: PathBuf,
+    /// The host that the virtual machine is, and what it sees.
+    pub tenant: T,
+}
+
+/// The connection of a client.
+pub trait SocketClient: 'static {
+    /// Serves the client until it disconnects.
+    fn serve(&self) -> impl Future<Output = ()>;
+
+    /// Ends the connection: no further message is answered.
+    fn end(&self);
+
+    /// Whether no command of it is in progress.
+    fn is_quiet(&self) -> bool;
+
+    /// The log tells nothing of this connection.
+    fn silence(&self);
+}
+
+/// The service behind the sockets of a front on one core.
+pub trait SocketService: 'static {
+    /// A virtual machine as a host, and what it sees.
+    type Tenant: Clone + PartialEq + fmt::Debug + Send + 'static;
+    /// The connection of a client.
+    type Client: SocketClient;
+
+    /// The section of the configuration that has the sockets, for logs.
+    const SECTION: &'static str;
+
+    /// A connection that was accepted.
+    ///
+    /// # Errors
+    /// Why the client is refused, and what to do. The end of the connection is the only refusal that the protocols have.
+    fn connect(&self, stream: Stream, endpoint: &Endpoint<Self::Tenant>) -> Result<Rc<Self::Client>, &'static str>;
+
+    /// The core stops: commands in progress finish, and no client is accepted any more.
+    fn drain(&self);
+
+    /// Whether the core stops.
+    fn is_draining(&self) -> bool;
+
+    /// Whether a tenant sees a volume that is another one now, as all members of these host groups do.
+    fn is_ended(tenant: &Self::Tenant, groups: &BTreeSet<Arc<str>>) -> bool;
+}
+
+/// A socket.
+struct Socket<S: SocketService> {
+    listener: Listener,
+    /// `None` until [`CoreSockets::serve`]: no client is accepted.
+    endpoint: RefCell<Option<Endpoint<S::Tenant>>>,
+    client: RefCell<Option<Rc<S::Client>>>,
+    is_closed: Cell<bool>,
+}
+
+impl<S: SocketService> Socket<S> {
+    fn end_client(&self) -> bool {
+        let client = self.client.borrow().clone();
+        client.iter().for_each(|client| client.end());
+        client.is_some()
+    }
+
+    fn close(&self) {
+        self.is_closed.set(true);
+        self.listener.retire();
+        self.end_client();
+    }
+}
+
+/// The sockets of a core, and their clients.
+pub struct CoreSockets<S: SocketService> {
+    service: S,
+    reactor: Reactor,
+    drain_time: Duration,
+    sockets: RefCell<BTreeMap<PathBuf, Rc<Socket<S>>>>,
+    clients: RefCell<Vec<Rc<S::Client>>>,
+    waiters: RefCell<Vec<Waker>>,
+}
+
+impl<S: SocketService> CoreSockets<S> {
+    /// No sockets. When the core stops, commands have `drain` to finish.
+    #[must_use]
+    pub fn new(reactor: &Reactor, service: S, drain: Duration) -> Rc<Self> {
+        Rc::new(Self {
+            service,
+            reactor: reactor.clone(),
+            drain_time: drain,
+            sockets: RefCell::default(),
+            clients: RefCell::default(),
+            waiters: RefCell::default(),
+        })
+    }
+
+    /// Creates a socket and its folder. No client is accepted before [`CoreSockets::serve`].
+    ///
+    /// # Errors
+    /// `AddrInUse` when another process serves the socket; otherwise those of the operating system.
+    pub fn bind(&self, path: &Path, permission: Permission) -> io::Result<()> {
+        let is_file = are_files(&self.reactor);
+        if let Some(folder) = path.parent().filter(|_| is_file) {
+            make_folder(folder)?;
+        }
+        // Only the owner may open the socket until its permissions are set.
+        let listener = Listener::bind(&self.reactor, path, 0o600)?;
+        if is_file {
+            permission.grant(path)?;
+        }
+        let (endpoint, client) = (RefCell::default(), RefCell::default());
+        let socket = Rc::new(Socket { listener, endpoint, client, is_closed: Cell::new(false) });
+        self.sockets.borrow_mut().insert(path.to_owned(), socket);
+        Ok(())
+    }
+
+    /// Closes a socket and disconnects its client.
+    pub fn close(&self, path: &Path) {
+        let socket = self.sockets.borrow_mut().remove(path);
+        socket.iter().for_each(|socket| socket.close());
+    }
+
+    /// Serves the socket of this endpoint, which was bound, one client at a time. A client that is connected as another
+    /// tenant is disconnected.
+    pub fn serve(self: &Rc<Self>, endpoint: Endpoint<S::Tenant>) {
+        let Some(socket) = self.sockets.borrow().get(&endpoint.path).cloned() else { return };
+        let tenant = endpoint.tenant.clone();
+        match socket.endpoint.replace(Some(endpoint)) {
+            Some(old) if old.tenant == tenant => {}
+            Some(_) => drop(socket.end_client()),
+            None => {
+                let sockets = self.clone();
+                self.reactor.spawn(async move { sockets.accept(&socket).await });
+            }
+        }
+    }
+
+    /// Disconnects the client of this socket, which may connect again. Returns whether there was one.
+    pub fn end_client(&self, path: &Path) -> bool {
+        self.sockets.borrow().get(path).is_some_and(|socket| socket.end_client())
+    }
+
+    /// Disconnects the clients that see a volume that is another one now. Done when they are disconnected. They may
+    /// connect again.
+    pub async fn review(&self, groups: &BTreeSet<Arc<str>>) {
+        let is_ended = |socket: &Rc<Socket<S>>| {
+            let endpoint = socket.endpoint.borrow();
+            endpoint.as_ref().is_some_and(|endpoint| S::is_ended(&endpoint.tenant, groups))
+        };
+        let sockets: Vec<_> = self.sockets.borrow().values().filter(|socket| is_ended(socket)).cloned().collect();
+        let clients: Vec<_> = sockets.iter().filter_map(|socket| socket.client.borrow().clone()).collect();
+        sockets.iter().for_each(|socket| _ = socket.end_client());
+        let is_connected = |client: &Rc<S::Client>| self.clients.borrow().iter().any(|other| Rc::ptr_eq(other, client));
+        while clients.iter().any(is_connected) {
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+    }
+
+    /// The endpoints that are served, sorted by path.
+    #[must_use]
+    pub fn endpoints(&self) -> Vec<Endpoint<S::Tenant>> {
+        self.sockets.borrow().values().filter_map(|socket| socket.endpoint.borrow().clone()).collect()
+    }
+
+    /// Clients that are connected.
+    #[must_use]
+    pub fn clients(&self) -> usize {
+        self.clients.borrow().len()
+    }
+
+    /// Forgets all sockets and clients at once, as a process that is killed does.
+    pub fn abandon(&self) {
+        self.sockets.take();
+        self.clients.take();
+    }
+
+    async fn accept(&self, socket: &Socket<S>) {
+        let reactor = &self.reactor;
+        let is_over = || self.service.is_draining() || socket.is_closed.get();
+        let (mut refusals, mut connections) = (Refusals::default(), Connections::default());
+        while !is_over() {
+            let accepted = socket.listener.accept().await;
+            let Some(endpoint) = socket.endpoint.borrow().clone() else { return };
+            let (section, name) = (S::SECTION, &endpoint.name);
+            match accepted {
+                _ if is_over() => {}
+                Ok(stream) => match self.service.connect(stream, &endpoint) {
+                    Ok(client) => {
+                        match connections.count(reactor.now()) {
+                            Logging::Full => {}
+                            Logging::Last => {
+                                log!("{section} {name}: its client connects in a loop, which is not logged further");
+                            }
+                            Logging::None => client.silence(),
+                        }
+                        self.converse(socket, client).await;
+                        reactor.sleep(NEXT_REST).await;
+                    }
+                    Err(why) => {
+                        reactor.stats().logins_refused.add(1);
+                        if refusals.is_news(why, reactor.now()) {
+                            log!("{section} {name}: connection refused: {why}");
+                        }
+                        reactor.sleep(ACCEPT_REST).await;
+                    }
+                },
+                Err(why) => {
+                    log!("{section} {name}: its client could not be accepted: {why}");
+                    reactor.sleep(ACCEPT_REST).await;
+                }
+            }
+        }
+    }
+
+    async fn converse(&self, socket: &Socket<S>, client: Rc<S::Client>) {
+        self.clients.borrow_mut().push(client.clone());
+        *socket.client.borrow_mut() = Some(client.clone());
+        client.serve().await;
+        socket.client.take();
+        self.clients.borrow_mut().retain(|other| !Rc::ptr_eq(other, &client));
+    }
+
+    /// Accepts no more clients, lets commands finish, and disconnects the clients: see [`CoreSockets::drained`].
+    pub fn drain(&self) {
+        self.service.drain();
+        self.sockets.borrow().values().for_each(|socket| socket.listener.cancel());
+        self.waiters.take().into_iter().for_each(Waker::wake);
+    }
+
+    /// Waits for [`CoreSockets::drain`], and then until all clients are disconnected.
+    pub async fn drained(&self) {
+        poll_fn(|cx| {
+            if self.service.is_draining() {
+                return Poll::Ready(());
+            }
+            self.waiters.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+        let end = self.reactor.now() + self.drain_time;
+        loop {
+            let clients = self.clients.borrow().clone();
+            if clients.is_empty() {
+                // A task that rests after a refused client still has its socket.
+                return self.sockets.take().values().for_each(|socket| socket.listener.retire());
+            }
+            let is_late = self.reactor.now() >= end;
+            clients.iter().filter(|client| is_late || client.is_quiet()).for_each(|client| client.end());
+            self.reactor.sleep(DRAIN_LOOK).await;
+        }
+    }
+}
+
+impl<S: SocketService> fmt::Debug for CoreSockets<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "CoreSockets({} clients)", self.clients.borrow().len())
+    }
+}
+
+/// A front for virtual machines on a core.
+pub struct SocketsOnCore<S: SocketService>(pub Rc<CoreSockets<S>>);
+
+impl<S: SocketService> fmt::Debug for SocketsOnCore<S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl<S: SocketService> FrontOnCore for SocketsOnCore<S> {
+    /// Virtual machines have sockets of their own: no portal is for them.
+    fn serve(&self, _incoming: Incoming, _portal: PortalRef) {}
+
+    fn connections(&self) -> usize {
+        self.0.clients()
+    }
+
+    fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> LocalFuture<'_, ()> {
+        Box::pin(async move { self.0.review(&ended).await })
+    }
+
+    fn drain(&self) {
+        self.0.drain();
+    }
+
+    fn drained(&self) -> LocalFuture<'_, ()> {
+        Box::pin(self.0.drained())
+    }
+
+    fn abandon(&self) {
+        self.0.abandon();
+    }
+}
