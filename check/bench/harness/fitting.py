@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import mean
 
 from . import squares
-from .model import MODELS, PROTOCOLS, SLEEP, Answer, Load, predict
+from .model import MODELS, PROTOCOLS, SLEEP, Load, predict
 from .report import SPREAD_MARK
 
 TARGET = "lunar"
@@ -51,14 +51,14 @@ class Verdict:
 
     row: Measured
     quantity: str
-    told: float
+    predicted: float
     measured: float
     # The row alone determines a term, so it cannot be predicted without itself.
     alone: bool
 
     @property
     def error(self) -> float:
-        return self.told / self.measured - 1
+        return self.predicted / self.measured - 1
 
     @property
     def fails(self) -> bool:
@@ -102,10 +102,10 @@ def errors_of(kind: str, rows: list[Measured], others: dict[str, dict[str, float
     def errors(terms: squares.Terms) -> squares.Vector:
         found = []
         for row in rows:
-            told = predict({**others, kind: terms}, row.load)
-            found.append(row.weight * math.log(told.rate / row.rate))
-            found.append(row.weight * math.log(told.work / row.work))
-            own = told.initiator
+            answer = predict({**others, kind: terms}, row.load)
+            found.append(row.weight * math.log(answer.rate / row.rate))
+            found.append(row.weight * math.log(answer.work / row.work))
+            own = answer.initiator
             found.append(row.weight * INITIATOR_WEIGHT * math.log(own / row.initiator) if own else 0.0)
         return found
 
@@ -137,10 +137,6 @@ def fit(rows: dict[str, list[Measured]], files: dict[str, dict]) -> dict[str, di
     return terms
 
 
-def told(answer: Answer) -> tuple[float, float]:
-    return answer.rate, answer.work
-
-
 def held_out(rows: dict[str, list[Measured]], terms: dict[str, dict[str, float]]) -> list[Verdict]:
     """Leaves out each row in turn, fits the terms to the others, and predicts it."""
     verdicts = []
@@ -149,6 +145,7 @@ def held_out(rows: dict[str, list[Measured]], terms: dict[str, dict[str, float]]
         for at, row in enumerate(of_kind):
             others = of_kind[:at] + of_kind[at + 1 :]
             without = {**terms, kind: squares.fit(errors_of(kind, others, terms), terms[kind])}
-            pairs = zip(("rate", "work"), told(predict(without, row.load)), (row.rate, row.work))
+            answer = predict(without, row.load)
+            pairs = zip(("rate", "work"), (answer.rate, answer.work), (row.rate, row.work))
             verdicts += [Verdict(row, *one, alone=own[at] > ALONE) for one in pairs]
     return verdicts

@@ -86,15 +86,15 @@ def verdict_row(verdict: Verdict) -> list[str]:
     else:
         judged = "unsteady" if abs(verdict.error) > ERROR_MAX else ""
     error = f"{verdict.error:+.0%}"
-    return [verdict.row.title, names[verdict.quantity], show(verdict.told), show(verdict.measured), error, judged]
+    return [verdict.row.title, names[verdict.quantity], show(verdict.predicted), show(verdict.measured), error, judged]
 
 
 def verdict_lines(verdicts: list[Verdict]) -> list[str]:
     """The result of the check, for a terminal."""
     lines = []
     for verdict in verdicts:
-        title, quantity, told, measured, error, judged = verdict_row(verdict)
-        lines.append(f"{title:<68} {quantity:<20} {told:>10} {measured:>10} {error:>6} {judged.strip('*')}")
+        title, quantity, predicted, measured, error, judged = verdict_row(verdict)
+        lines.append(f"{title:<68} {quantity:<20} {predicted:>10} {measured:>10} {error:>6} {judged.strip('*')}")
     return [*lines, summary(verdicts)]
 
 
