@@ -180,7 +180,29 @@ def links_table(terms: Terms) -> list[str]:
     return table(["link", *(f"{name} reads" for _, name in SIZES)], body)
 
 
-TABLES = {"terms": terms_table, "cores": cores_table, "depths": depths_table, "links": links_table}
+def short(terms: Terms) -> list[str]:
+    """A core in one sentence."""
+    page = predict(terms, busy_load("iscsi", 4 * KIB, False, "file")).rate * 1e6
+    large = predict(terms, busy_load("iscsi", MIB, False, "null")).rate * MIB / 1e3
+    return [
+        f"* One core serves {round(page, -4):,.0f} reads of 4 KiB per second from files in the page cache over iSCSI, or",
+        f"  moves {large:.0f} GB/s of large reads if the store is fast enough.",
+    ]
+
+
+def speed(terms: Terms) -> list[str]:
+    """How the speed of another machine follows from a measurement."""
+    work = predict(terms, Load("iscsi", False, 4 * KIB, 32)).work
+    return [f"The model says {work:.2f} for this load, so `--speed` is {work:.2f} divided by the measured value."]
+
+
+TABLES = {
+    "short": short,
+    "speed": speed,
+    "cores": cores_table,
+    "depths": depths_table,
+    "links": links_table,
+}
 
 
 def with_tables(page: str, terms: Terms) -> str:
