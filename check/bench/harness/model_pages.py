@@ -57,9 +57,10 @@ def kept(files: dict[str, dict], terms: Terms) -> dict:
 
 
 def machine(files: dict[str, dict]) -> dict:
-    first = next(iter(files.values()))["machine"]
-    same = {name: first[name] for name in ("processor", "cpus", "kernel", "congestion")}
-    return {**same, "dates": {protocol: file["machine"]["date"] for protocol, file in files.items()}}
+    """The machines of the results, and the dates."""
+    all_of = lambda name: " or ".join(sorted({str(file["machine"][name]) for file in files.values()}))  # noqa: E731
+    names = ("processor", "cpus", "kernel", "congestion")
+    return {**{name: all_of(name) for name in names}, "dates": {protocol: file["machine"]["date"] for protocol, file in files.items()}}
 
 
 def terms_table(terms: Terms) -> list[str]:
