@@ -94,7 +94,8 @@ conform:
 	$(CARGO) build --bins --locked
 	$${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
 
-## bench: benchmarks with plots, into check/bench/results/
+## bench: benchmarks with plots, into check/bench/results/, and the performance model
 bench:
 	check/bench/run
 	check/bench/run --no-build --protocol nvme-tcp
+	check/bench/model fit

@@ -30,6 +30,8 @@ PROTOCOLS = {
     "nvme-tcp": (nvme.KINDS, nvme.rows),
     "vfio-user": (vfio.KINDS, vfio.rows),
 }
+# The targets whose rows the performance model uses.
+MODEL_TARGETS = ("lunar", "floor")
 # Protocols with additional measurements of their own.
 EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras}
 
@@ -54,6 +56,9 @@ def arguments() -> argparse.Namespace:
         "--offload-sizes",
         default="xfs=10,ext4=1,tmpfs=2",
         help="file systems for --offload, each with the GiB to copy [%(default)s]",
+    )
+    parser.add_argument(
+        "--model", action="store_true", help="with the rows of the performance model; measures Lunar and the floor only"
     )
     parser.add_argument("--list", action="store_true", help="list the keys of the rows")
     return parser.parse_args()
@@ -162,7 +167,8 @@ def main() -> int:
     options = arguments()
     # Stop targets and unmount file systems on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    name = options.name or ("offload" if options.offload else options.protocol)
+    protocol = f"{options.protocol}-model" if options.model else options.protocol
+    name = options.name or ("offload" if options.offload else protocol)
     results = ROOT / "check" / "bench" / "results"
     if options.offload:
         sizes = dict(part.split("=") for part in options.offload_sizes.split(","))
@@ -171,14 +177,17 @@ def main() -> int:
             lambda folder: setup(folder, options.driver), sizes, options.rounds, options.folder, results, name
         )
     known, loads = PROTOCOLS[options.protocol]
-    chosen = [row for row in loads() if fnmatch.fnmatch(row.key, options.rows)]
+    offered = rows.with_model(options.protocol, loads()) if options.model else loads()
+    chosen = [row for row in offered if fnmatch.fnmatch(row.key, options.rows)]
     if options.list:
-        print("\n".join(f"{row.key:<40} {row.title}" for row in loads()))
+        print("\n".join(f"{row.key:<40} {row.title}" for row in offered))
         return 0
     if not chosen:
         print(f"no key of a row matches {options.rows}: see --list", file=sys.stderr)
         return 2
     kinds = options.targets.split(",") if options.targets else list(known)
+    if options.model and not options.targets:
+        kinds = [kind for kind in known if kind in MODEL_TARGETS]
     if unknown := set(kinds) - set(known):
         print(f"unknown targets: {', '.join(sorted(unknown))}; choose from {', '.join(known)}", file=sys.stderr)
         return 2
@@ -195,7 +204,9 @@ def main() -> int:
         machine = report.machine(how.folder)
         table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
         extras: dict = {}
-        if not options.no_extras and options.protocol in EXTRAS:
+        if options.model:
+            pass
+        elif not options.no_extras and options.protocol in EXTRAS:
             extras = EXTRAS[options.protocol](how, all_of, running)
         elif not options.no_extras:
             extras = measure_extras(how, all_of, options.rounds, options.time)

@@ -74,3 +74,24 @@ def curve(measured: list[Row]) -> list[Row]:
     spin = {row.spin for row in measured if row.group == "curve"} == {True}
     fits = [r for r in measured if (r.rw, r.bs, r.sessions, r.store, r.spin) == ("randread", 4 * KIB, 1, "null", spin)]
     return sorted(fits, key=lambda row: row.depth)
+
+
+def with_model(protocol: str, known: list[Row]) -> list[Row]:
+    """The rows of a protocol, and those that the performance model needs in addition: each term in two rows at least,
+    at sizes and depths between those that are known."""
+    page = 4 * KIB
+    if protocol == "vfio-user":
+        more = [Row("model", "randread", page, depth) for depth in (2, 8, 128)]
+        more += [Row("model", "randwrite", page, depth, spin=True) for depth in (1, 128)]
+        more += [Row("model", "randwrite", page, depth, store="ram", spin=True) for depth in (1, 128)]
+        more += [Row("model", rw, 16 * KIB, 32, store="ram", spin=True) for rw in ("randread", "randwrite")]
+    else:
+        more = [Row("model", "randread", page, depth) for depth in (2, 4, 16, 64)]
+        more += [Row("model", "randwrite", page, depth) for depth in (1, 8, 128)]
+        more += [Row("model", rw, size, 8) for size in (16 * KIB, 64 * KIB, 256 * KIB, MIB) for rw in ("read", "write")]
+        more += [Row("model", "randread", page, depth, store="file") for depth in (1, 8, 32, 128)]
+        more += [Row("model", "randwrite", page, depth, store="file") for depth in (1, 32)]
+        more += [Row("model", rw, 64 * KIB, 8, store=store) for store in ("ram", "file") for rw in ("read", "write")]
+        more += [Row("model", "randread", page, depth, store="ram") for depth in (1, 128)]
+    there = {row.key for row in known}
+    return known + [row for row in more if row.key not in there]

@@ -8,6 +8,7 @@ mod closed_log;
 mod copies;
 mod crash;
 mod daemon;
+mod docs;
 mod guest;
 mod hostile;
 mod libiscsi;
@@ -111,6 +112,8 @@ enum Part {
     Neighbours,
     /// A real Prometheus that scrapes the daemon: metrics, rules, the queries of the dashboard
     Metrics,
+    /// The commands of the documentation, and the tables of the performance model
+    Docs,
     /// CHAP authentication, with and without the right secret
     Chap,
     /// Changes of the configuration file while sessions exist, and kill -9 during changes
@@ -145,7 +148,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 21] = [
+const ORDER: [(Part, bool, usize); 22] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -167,6 +170,7 @@ const ORDER: [(Part, bool, usize); 21] = [
     (Part::Tools, true, WAITS),
     (Part::Chap, true, WAITS),
     (Part::Metrics, false, WAITS),
+    (Part::Docs, false, WAITS),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
@@ -263,6 +267,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
             Part::Metrics => metrics::part(lab, driver),
+            Part::Docs => docs::part(lab, driver),
             Part::Life => life::part(lab, driver),
             Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
             Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),

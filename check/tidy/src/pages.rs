@@ -1,5 +1,5 @@
-//! Checks the pages: links have targets, ARCHITECTURE.md stays short, licences are complete, and generated pages are
-//! current.
+//! Checks the pages: links have targets, the index has all pages, ARCHITECTURE.md stays short, licences are complete,
+//! and generated pages are current.
 
 use crate::{Finding, Tree, folder_of, resolve};
 use std::collections::BTreeMap;
@@ -8,6 +8,11 @@ use std::collections::BTreeMap;
 const PLAN: &str = "ARCHITECTURE.md";
 /// The most lines of that page: a new reader reads all of it.
 const PLAN_LINES_MAX: usize = 300;
+/// The index of the documentation.
+const INDEX: &str = "docs/README.md";
+/// The folder of its pages, and those below it that have an index of their own.
+const PAGES: &str = "docs/";
+const OTHER_INDEXES: &[&str] = &["docs/decisions/", "docs/monitoring/"];
 /// The licence files, each with texts that it must contain.
 const LICENCES: &[(&str, &[&str])] = &[
     ("LICENSE-MIT", &["the Lunar authors", "Permission is hereby granted", "THE SOFTWARE IS PROVIDED \"AS IS\""]),
@@ -18,6 +23,7 @@ const LICENCES: &[(&str, &[&str])] = &[
 #[must_use]
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = broken_links(tree);
+    findings.extend(pages_without_a_link(tree));
     match tree.text(PLAN).map(|text| text.lines().count()) {
         Some(lines) if lines > PLAN_LINES_MAX => {
             findings.push(Finding::new(PLAN, 0, format!("{lines} lines, {PLAN_LINES_MAX} at most")));
@@ -68,6 +74,20 @@ fn broken_links(tree: &Tree) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// The pages that a reader of the index does not find.
+fn pages_without_a_link(tree: &Tree) -> Vec<Finding> {
+    let Some(index) = tree.text(INDEX) else { return Vec::new() };
+    let targets = links(index).into_iter().map(|(_, target)| target);
+    let linked: Vec<String> =
+        targets.filter_map(|target| resolve(folder_of(INDEX), target.split('#').next().unwrap_or_default())).collect();
+    let is_own = |path: &str| {
+        path.starts_with(PAGES) && path != INDEX && OTHER_INDEXES.iter().all(|other| !path.starts_with(other))
+    };
+    let pages = tree.with_extension("md").map(|(path, _)| path).filter(|path| is_own(path));
+    let missing = pages.filter(|path| linked.iter().all(|target| target != path));
+    missing.map(|path| Finding::new(path, 0, format!("has no link in {INDEX}"))).collect()
 }
 
 /// The lines of a page outside of code blocks, with their numbers.
@@ -135,6 +155,18 @@ mod tests {
         assert_eq!(found(&[("a.md", "[a](../b)")]), ["a.md:1"]);
         assert_eq!(found(&[("a.md", "x\n[a](#none)")]), ["a.md:2"]);
         assert_eq!(found(&[("a.md", "[a]: none.md")]), ["a.md:1"]);
+    }
+
+    #[test]
+    fn the_index_has_every_page() {
+        let pages = [("docs/a.md", ""), ("docs/b/c.md", ""), ("docs/decisions/d.md", ""), ("e.md", "")];
+        let with = |index| {
+            let mut all = vec![(INDEX, index)];
+            all.extend(pages);
+            found(&all)
+        };
+        assert_eq!(with("[a](a.md) [c](b/c.md)"), [""; 0]);
+        assert_eq!(with("[a](a.md)"), ["docs/b/c.md:0"]);
     }
 
     #[test]

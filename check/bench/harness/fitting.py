@@ -1,0 +1,151 @@
+"""Fits the terms of the model to the kept results, and holds it against every row that was left out."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean
+
+from . import squares
+from .model import MODELS, PROTOCOLS, SLEEP, Load, predict
+from .report import SPREAD_MARK
+
+TARGET = "lunar"
+# The largest difference between a prediction and the measurement of a row that was left out.
+ERROR_MAX = 0.15
+# The work of the initiator is fitted, too, because it limits some rows; it counts less than rate and cost of Lunar.
+INITIATOR_WEIGHT = 0.5
+# Each row gives three errors: rate, work, work of the initiator.
+MEASURES = 3
+# A row that alone determines a term cannot be left out and predicted.
+ALONE = 0.9
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A row of the results."""
+
+    title: str
+    load: Load
+    rate: float
+    work: float
+    initiator: float
+    # The difference of the fastest and the slowest run, as a fraction of the median.
+    spread: float
+
+    @property
+    def weight(self) -> float:
+        return SPREAD_MARK / max(SPREAD_MARK, self.spread)
+
+    @property
+    def allowed(self) -> float:
+        """Half of the spread where the runs of a row differ by more than that: its median is not known better."""
+        return max(ERROR_MAX, self.spread / 2)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A row against a prediction that was made without it."""
+
+    row: Measured
+    quantity: str
+    predicted: float
+    measured: float
+    # The row alone determines a term, so it cannot be predicted without itself.
+    alone: bool
+
+    @property
+    def error(self) -> float:
+        return self.predicted / self.measured - 1
+
+    @property
+    def fails(self) -> bool:
+        return not self.alone and abs(self.error) > self.row.allowed
+
+
+def load_of(protocol: str, key: str) -> Load:
+    """The load of a row, from its key."""
+    rw, size, depth, sessions, store, *polling = key.split("-")
+    return Load(
+        protocol=protocol,
+        writes="write" in rw,
+        size=int(size),
+        depth=int(depth[1:]),
+        sessions=int(sessions[1:]),
+        store=store,
+        polling=polling == ["spin"],
+    )
+
+
+def results(folder: Path) -> tuple[dict[str, list[Measured]], dict[str, dict]]:
+    """The rows of Lunar of each model, and the files that have them."""
+    found: dict[str, list[Measured]] = {name: [] for name in MODELS}
+    files = {}
+    for protocol, kind in PROTOCOLS.items():
+        # The run with the rows of the model, if there is one, has all rows of the other one, too.
+        names = [folder / f"{protocol}{name}.json" for name in ("-model", "")]
+        files[protocol] = file = json.loads(next((at for at in names if at.exists()), names[-1]).read_text())
+        for row in file["rows"]:
+            one = row["targets"].get(TARGET)
+            if one:
+                rate, title = one["iops"] / 1e6, f"{protocol}: {row['title']}"
+                cost, own = one["target_us_per_io"], one["initiator_us_per_io"]
+                found[kind].append(Measured(title, load_of(protocol, row["key"]), rate, cost, own, one["spread"]))
+    return found, files
+
+
+def errors_of(kind: str, rows: list[Measured], others: dict[str, dict[str, float]]):
+    """The function of the terms that is to be minimized."""
+
+    def errors(terms: squares.Terms) -> squares.Vector:
+        found = []
+        for row in rows:
+            answer = predict({**others, kind: terms}, row.load)
+            found.append(row.weight * math.log(answer.rate / row.rate))
+            found.append(row.weight * math.log(answer.work / row.work))
+            own = answer.initiator
+            found.append(row.weight * INITIATOR_WEIGHT * math.log(own / row.initiator) if own else 0.0)
+        return found
+
+    return errors
+
+
+def sleep_terms(files: dict[str, dict]) -> dict[str, float]:
+    """The cost of a core that falls asleep: `floor`, which always sleeps, against Lunar at the depths at which both
+    wait for each other."""
+    waits, works = [], []
+    for protocol in ("iscsi", "nvme-tcp"):
+        for row in files[protocol]["rows"]:
+            load, by = load_of(protocol, row["key"]), row["targets"]
+            if TARGET in by and "floor" in by and not load.polling and load.outstanding <= 8 and load.size <= 4096:
+                cycles = [load.outstanding / by[name]["iops"] * 1e6 for name in ("floor", TARGET)]
+                waits.append(cycles[0] - cycles[1])
+                costs = [by[name]["target_us_per_io"] * load.outstanding for name in ("floor", TARGET)]
+                works.append(costs[0] - costs[1])
+    return dict(zip((term.name for term in SLEEP), (mean(waits), mean(works))))
+
+
+def fit(rows: dict[str, list[Measured]], files: dict[str, dict]) -> dict[str, dict[str, float]]:
+    """The terms of all models."""
+    terms = {"sleep": sleep_terms(files)}
+    for kind, of_kind in rows.items():
+        used = [term for term in MODELS[kind] if any(term.needs(row.load) for row in of_kind)]
+        start = {term.name: term.start for term in used}
+        terms[kind] = squares.fit(errors_of(kind, of_kind, terms), start)
+    return terms
+
+
+def held_out(rows: dict[str, list[Measured]], terms: dict[str, dict[str, float]]) -> list[Verdict]:
+    """Leaves out each row in turn, fits the terms to the others, and predicts it."""
+    verdicts = []
+    for kind, of_kind in rows.items():
+        own = squares.leverages(errors_of(kind, of_kind, terms), terms[kind], MEASURES)
+        for at, row in enumerate(of_kind):
+            others = of_kind[:at] + of_kind[at + 1 :]
+            without = {**terms, kind: squares.fit(errors_of(kind, others, terms), terms[kind])}
+            answer = predict(without, row.load)
+            pairs = zip(("rate", "work"), (answer.rate, answer.work), (row.rate, row.work))
+            verdicts += [Verdict(row, *one, alone=own[at] > ALONE) for one in pairs]
+    return verdicts
