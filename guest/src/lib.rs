@@ -6,9 +6,11 @@
 //! * [`dirty`]: which pages of guest memory were written, for a client that migrates the guest
 //! * [`memory`]: guest memory: regions by guest address, access to them, and the log of writes
 //! * [`scatter`]: the data of one command, which lies in several pieces of guest memory
+//! * [`data_path`]: the path of the data of one command
 //! * [`slots`]: which device may take a slot of its core, and which ones wait for one
 //! * [`poll`]: when a core polls rings in guest memory, and when it asks the guest to notify it
 
+pub mod data_path;
 pub mod dirty;
 pub mod map;
 pub mod memory;

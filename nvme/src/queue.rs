@@ -17,10 +17,13 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// The commands of a queue, by their identifiers and namespaces.
-pub type TaskSet = task::TaskSet<(u16, u32)>;
+pub type TaskSet = task::TaskSet<TaskKey>;
+
+/// The key of a command of a queue: its identifier and its namespace.
+pub type TaskKey = (u16, u32);
 
 /// A command of a queue.
-pub type Task = task::Task<(u16, u32)>;
+pub type Task = task::Task<TaskKey>;
 
 /// A submission queue with its completion queue. Dropping it ends the queue; dropping the admin queue ends the
 /// controller.

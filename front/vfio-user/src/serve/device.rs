@@ -3,7 +3,7 @@
 
 use super::core::Core;
 use super::interrupts::Interrupts;
-use super::job::{DataPath, Half, Job};
+use super::job::{DataPath, Half, Job, end};
 use super::state::{Configuration, Delayed, Motion, Service};
 use crate::config::{BURST, QUEUES};
 use crate::pci::ConfigurationSpace;
@@ -214,7 +214,7 @@ impl Device {
         let path = DataPath::new(self, &ranges, None);
         let now = || self.subsystem().execute_now(&queue, &command, &path, self.arena(), &mut reply);
         match contain(now) {
-            Some(true) => path.end(&queue, &command.sqe, reply),
+            Some(true) => end(&path, &queue, &command.sqe, reply),
             Some(false) => {
                 let half = enter(&queue, command, ranges);
                 self.seat(queue, half, None);

@@ -1,14 +1,15 @@
 //! A command in a slot: the path of its data, and its completion.
 
 use super::device::Device;
-use lunar_core::io::Fault;
-use lunar_core::mem::{Sg, SgMut};
+use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
 use lunar_core::step::{FinalData, SlotContext};
 use lunar_guest::Range;
-use lunar_guest::scatter::{Scatter, ScatterList};
+use lunar_guest::data_path::{self, GuestDevice};
+use lunar_guest::memory::Memory;
+use lunar_guest::scatter::ScatterList;
+use lunar_nvme::queue::TaskKey;
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Task};
-use std::cell::Cell;
 use std::rc::Rc;
 
 /// A command, or half of a fused operation.
@@ -48,7 +49,7 @@ impl Job {
                 let mut reply = Reply::default();
                 let path = first.path(device);
                 subsystem.execute(queue, &first.task, &first.command, &path, slot, &mut reply).await;
-                path.end(queue, &first.command.sqe, reply);
+                end(&path, queue, &first.command.sqe, reply);
             }
             // Boxed, so that the future of the common case is not as large.
             Some(second) => {
@@ -58,8 +59,8 @@ impl Job {
                 let paths = [&one, &other];
                 Box::pin(subsystem.execute_fused(queue, tasks, commands, paths, slot, &mut replies)).await;
                 let [first_reply, second_reply] = replies;
-                one.end(queue, &first.command.sqe, first_reply);
-                other.end(queue, &second.command.sqe, second_reply);
+                end(&one, queue, &first.command.sqe, first_reply);
+                end(&other, queue, &second.command.sqe, second_reply);
             }
         }
         device.slot_is_free();
@@ -72,105 +73,38 @@ impl Drop for Job {
     }
 }
 
-/// The path of one command's data, to and from guest memory.
-pub(super) struct DataPath<'a> {
-    device: &'a Device,
-    ranges: &'a [Range],
-    /// `None` for a command that is carried out without waiting: it cannot be aborted.
-    task: Option<&'a Task>,
-    /// Whether some of the memory that the command names was not there.
-    has_failed: Cell<bool>,
-    /// The bytes that a store was given to fill: from, to.
-    lent: Cell<Option<(usize, usize)>>,
-}
+/// The path of one command's data.
+pub(super) type DataPath<'a> = data_path::DataPath<'a, Device, &'a [Range], TaskKey>;
 
-impl<'a> DataPath<'a> {
-    pub(super) fn new(device: &'a Device, ranges: &'a [Range], task: Option<&'a Task>) -> Self {
-        Self { device, ranges, task, has_failed: Cell::new(false), lent: Cell::new(None) }
-    }
-
-    /// Sends the data that travels with the status, and completes the command.
+impl GuestDevice for Device {
     #[inline]
-    pub(super) fn end(&self, queue: &Queue, sqe: &Sqe, reply: Reply) {
-        self.mark_lent();
-        if reply.parked {
-            return;
-        }
-        let FinalData { offset, data } = reply.final_data;
-        let mut status = reply.status;
-        if status == Status::SUCCESS && !data.is_empty() {
-            // A failure sets `has_failed`.
-            let _ = self.push(offset, data);
-        }
-        if self.has_failed.get() {
-            // Every other failure is in the log of errors already.
-            let is_first = status == Status::SUCCESS;
-            status = if is_first { queue.failed(sqe, Status::TRANSFER_ERROR) } else { Status::TRANSFER_ERROR };
-        }
-        self.device.complete(queue.id, sqe.cid.get(), status, reply.result);
+    fn with_memory<T>(&self, work: impl FnOnce(&Memory) -> T) -> T {
+        work(&self.registers().memory)
     }
 
-    /// Records the memory that stores were given as written: they have ended.
-    fn mark_lent(&self) {
-        let registers = self.device.registers();
-        if let Some((from, to)) = self.lent.take().filter(|_| registers.memory.is_logged()) {
-            Scatter::new(&registers.memory, self.ranges).mark(from, to - from);
-        }
-    }
-
-    /// Fills memory of our own with the data from `offset` on.
-    fn fill(&self, offset: usize, mut memory: SgMut) -> Result<Sg, Fault> {
-        let is_there = Scatter::new(&self.device.registers().memory, self.ranges).read(offset, &mut memory);
-        if is_there { Ok(memory.share()) } else { Err(self.fail()) }
-    }
-
-    fn fail(&self) -> Fault {
-        self.has_failed.set(true);
-        Fault::Protocol
+    #[inline]
+    fn arena(&self) -> &Arena {
+        self.core.reactor.arena()
     }
 }
 
-impl Transfer for DataPath<'_> {
-    async fn room(&self) -> Result<(), Fault> {
-        Ok(())
+/// Sends the data that travels with the status, and completes the command.
+#[inline]
+pub(super) fn end(path: &DataPath<'_>, queue: &Queue, sqe: &Sqe, reply: Reply) {
+    path.mark_lent();
+    if reply.parked {
+        return;
     }
-
-    fn has_room(&self) -> bool {
-        true
+    let FinalData { offset, data } = reply.final_data;
+    let mut status = reply.status;
+    if status == Status::SUCCESS && !data.is_empty() {
+        // The path remembers a failure.
+        let _ = path.push(offset, data);
     }
-
-    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        let memory = self.device.arena().wait_sg(len);
-        let memory = match self.task {
-            Some(task) => task.unless_aborted(memory).await?,
-            None => memory.await,
-        };
-        self.fill(offset, memory)
+    if path.has_failed() {
+        // Every other failure is in the log of errors already.
+        let is_first = status == Status::SUCCESS;
+        status = if is_first { queue.failed(sqe, Status::TRANSFER_ERROR) } else { Status::TRANSFER_ERROR };
     }
-
-    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
-        self.fill(offset, self.device.arena().take_sg(len).ok_or(Fault::NoMemory)?)
-    }
-
-    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
-        let is_there = Scatter::new(&self.device.registers().memory, self.ranges).write(offset, &data);
-        if is_there { Ok(()) } else { Err(self.fail()) }
-    }
-
-    #[inline]
-    fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
-        let memory = Scatter::new(&self.device.registers().memory, self.ranges).to_fill(offset, len)?;
-        let (from, to) = self.lent.get().unwrap_or((offset, offset));
-        self.lent.set(Some((from.min(offset), to.max(offset + len))));
-        Some(memory)
-    }
-
-    #[inline]
-    fn lend(&self, offset: usize, len: usize) -> Option<Sg> {
-        Scatter::new(&self.device.registers().memory, self.ranges).to_read(offset, len)
-    }
-
-    fn aborted(&self) -> bool {
-        self.task.is_some_and(Task::aborted)
-    }
+    path.device().complete(queue.id, sqe.cid.get(), status, reply.result);
 }

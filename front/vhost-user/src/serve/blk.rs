@@ -1,7 +1,7 @@
 //! A virtio-blk device: its requests on their way to the block command set and back.
 
 use super::rings::DeviceRings;
-use super::transfer::DataPath;
+use super::transfer::{self, DataPath};
 use crate::blk::{self, BlockRequest, HEADER_LEN, ID_LEN, Parsed, Status, WRITEBACK_AT};
 use crate::bytes;
 use crate::ring::Chain;
@@ -134,7 +134,7 @@ impl BlkWork {
     ) {
         let Self { request, task } = self;
         let mut reply = Reply::default();
-        let path = DataPath::new(device, chain, DATA, Some(task));
+        let path = transfer::path(device, chain, DATA, Some(task));
         blk.set.execute(&blk.attachment, &request_of(request), &path, slot, &mut reply).await;
         if task.aborted() && device.over.has_come() {
             // The record of requests in progress says that it was not answered: it is repeated.
@@ -164,7 +164,7 @@ pub(super) fn start(device: &DeviceRings, blk: &BlkDevice, ring: RingIndex, chai
         }
     };
     let mut reply = Reply::default();
-    let path: DataPath<'_, u64> = DataPath::new(device, &chain, DATA, None);
+    let path: DataPath<'_, u64> = transfer::path(device, &chain, DATA, None);
     let now = || blk.set.execute_now(&blk.attachment, &request_of(&request), &path, device.arena(), &mut reply);
     match contain(now) {
         Some(true) => answer(device, ring, &chain, &request, &path, reply),
@@ -190,7 +190,7 @@ fn answer(
     path: &DataPath<'_, u64>,
     reply: Reply,
 ) {
-    let is_there = path.end(&reply.final_data);
+    let is_there = transfer::end(path, &reply.final_data);
     let mut result = if is_there { reply.result } else { Err(Error::IoError) };
     if let (Ok(()), Answer::Identity(identity)) = (&result, &reply.answer) {
         let mut id = [0; ID_LEN];

@@ -1,7 +1,7 @@
 //! A virtio-scsi device: its commands on their way to the device server and back, task management, events.
 
 use super::rings::DeviceRings;
-use super::transfer::DataPath;
+use super::transfer::{self, DataPath};
 use crate::bytes;
 use crate::ring::Chain;
 use crate::scsi::{
@@ -221,7 +221,7 @@ impl ScsiWork {
     ) {
         let Self { command, task } = self;
         let mut reply = Reply::default();
-        let path = DataPath::new(device, chain, DATA, Some(task));
+        let path = transfer::path(device, chain, DATA, Some(task));
         scsi.target.execute(&scsi.nexus, command, &path, slot, &mut reply).await;
         if task.aborted() && device.over.has_come() {
             // The record of requests in progress says that it was not answered: it is repeated.
@@ -263,7 +263,7 @@ fn command(device: &DeviceRings, scsi: &ScsiDevice, ring: RingIndex, chain: Chai
     };
     let mut reply = Reply::default();
     let task = scsi.nexus.tasks.enter((command.tag, command.lun.canonical()));
-    let path = DataPath::new(device, &chain, DATA, Some(&task));
+    let path = transfer::path(device, &chain, DATA, Some(&task));
     match contain(|| scsi.target.execute_now(&scsi.nexus, &command, &path, device.arena(), &mut reply)) {
         Some(true) => complete(device, ring, &chain, &command, &path, &reply),
         Some(false) => return Some((chain, ScsiWork { command, task })),
@@ -272,7 +272,7 @@ fn command(device: &DeviceRings, scsi: &ScsiDevice, ring: RingIndex, chain: Chai
     None
 }
 
-fn complete<K>(
+fn complete<K: Copy>(
     device: &DeviceRings,
     ring: RingIndex,
     chain: &Chain,
@@ -280,7 +280,7 @@ fn complete<K>(
     path: &DataPath<'_, K>,
     reply: &Reply,
 ) {
-    let is_there = path.end(&reply.final_data);
+    let is_there = transfer::end(path, &reply.final_data);
     let expected = u64::from(command.data_in.max(command.data_out));
     let moved = reply.wanted.min(expected);
     // Both are lengths of 32 bits.
