@@ -142,7 +142,7 @@ fn vms(engine: &Engine) -> Vec<String> {
         std::future::ready(front.map_or_else(Vec::new, |front| front.0.endpoints()))
     });
     let of = |path: &Path| std::fs::metadata(path).expect("the socket is there");
-    let permission = |path| (of(path).mode() & 0o777, of(path).uid(), of(path).gid());
+    let permission = |path: &Path| (of(path).mode() & 0o777, of(path).uid(), of(path).gid());
     let mut all: Vec<String> =
         all.into_iter().flatten().map(|one| format!("{one:?} {:?}", permission(&one.path))).collect();
     all.sort();
