@@ -37,7 +37,7 @@ impl RefusedFile {
         }
     }
 
-    /// What to do; empty if the words say it.
+    /// The remedy; empty if the words contain it.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {

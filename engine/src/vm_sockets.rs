@@ -1,7 +1,7 @@
 //! The Unix sockets at which the clients of a front for virtual machines connect, one for each virtual machine. Each is
 //! made on one of the cores before any client is accepted.
 //!
-//! * [`on_core`]: the sockets of a core, and the end of service; [`log`]: what the log tells of connections
+//! * [`on_core`]: the sockets of a core, and the end of service; [`log`]: limits of the log
 //! * [`error`]: why a socket cannot be made
 //! * here: the sockets of a process, as the configuration changes them
 

@@ -1,4 +1,4 @@
-//! What the log tells of the connections to one socket: a client that connects in a loop does not fill it.
+//! Limits the lines of the log about the connections to one socket: a client that connects in a loop does not fill it.
 
 use lunar_core::time::Instant;
 use std::time::Duration;

@@ -65,7 +65,7 @@ pub trait SocketService: 'static {
     /// A connection that was accepted.
     ///
     /// # Errors
-    /// Why the client is refused, and what to do. The end of the connection is the only refusal that the protocols have.
+    /// Why the client is refused, and what to do. The end of the connection is the only refusal in the protocols.
     fn connect(&self, stream: Stream, endpoint: &Endpoint<Self::Tenant>) -> Result<Rc<Self::Client>, &'static str>;
 
     /// The core stops: commands in progress finish, and no client is accepted any more.
