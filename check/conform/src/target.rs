@@ -278,8 +278,8 @@ impl Target {
         Ok(target)
     }
 
-    /// Starts a daemon with `start`, and waits until its log says that it serves: fronts without portals are ready then,
-    /// too.
+    /// Starts a daemon with `start`, and waits until its log says that it serves: fronts without portals are ready
+    /// then, too.
     pub(crate) fn start_daemon(lab: &Lab, spec: &Spec, start: fn(&Lab, &Spec) -> Result<Self>) -> Result<Self> {
         let log = || std::fs::read_to_string(log_path(lab, spec.portal())).unwrap_or_default();
         let before = log().len();

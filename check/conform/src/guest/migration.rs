@@ -41,8 +41,8 @@ impl Monitor {
 
 /// Migrates the guest of one emulator to another, which waits for it at `incoming`.
 ///
-/// `first` runs the guest in the one emulator, and sends when it may be migrated. `between` runs then. `second` runs the
-/// other emulator, to the end of the guest; returns its exit status. Returns the value of `between`.
+/// `first` runs the guest in the one emulator, and sends when it may be migrated. `between` runs then. `second` runs
+/// the other emulator, to the end of the guest; returns its exit status. Returns the value of `between`.
 pub(super) fn migrate<T>(
     [from, to]: [&Monitor; 2],
     (incoming, limit): (&str, Duration),
