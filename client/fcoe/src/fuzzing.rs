@@ -36,7 +36,8 @@ pub fn frames(bytes: &[u8]) {
                 left.remove(known.expect("a command ends once"));
             }
         };
-        let is_fip = first & 1 == 0;
+        // The first byte of a message of FIP has its version.
+        let is_fip = piece.first() == Some(&0x10);
         let destination = if is_fip { station } else { disk.address().unwrap_or(station) };
         let mut source = [0x0e, 0xfd, 0, 0, 0, 2];
         let at = frame::SHIM_LEN + 5;

@@ -153,7 +153,7 @@ pub fn frames(bytes: &[u8]) {
     rig.check();
     let mut rest = bytes;
     while let Some((first, more)) = rest.split_first() {
-        let (piece, more) = more.split_at(more.len().min(usize::from(first >> 1) + 4));
+        let (piece, more) = more.split_at(more.len().min(usize::from(first >> 1) * 2 + 4));
         rest = more;
         rig.step();
         if first & 1 == 0 {

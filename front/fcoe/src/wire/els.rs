@@ -34,7 +34,7 @@ pub const E_D_TOV: u32 = 2000;
 /// R_A_TOV in milliseconds, as a port without a fabric announces it: the time after which no old frame arrives.
 pub const R_A_TOV: u32 = 4000;
 
-/// Common service parameters of a port without a fabric, and those of class 3.
+/// Common service parameters of a port without a fabric, and those of class 3 (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LoginParameters {
@@ -147,7 +147,7 @@ impl LoginParameters {
     }
 }
 
-/// The page of PRLI for the Fibre Channel Protocol.
+/// The page of PRLI for the Fibre Channel Protocol (FCP-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct PrliPage {
@@ -162,7 +162,7 @@ pub struct PrliPage {
     pub parameters: U32,
 }
 
-/// PRLI or PRLO, or its acceptance, with one page.
+/// PRLI or PRLO, or its acceptance, with one page (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Prli {
@@ -236,7 +236,7 @@ impl Prli {
     }
 }
 
-/// The header of a short service: only the command.
+/// The header of a short service (FC-LS): only the command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Bare {
@@ -253,7 +253,7 @@ impl Bare {
     }
 }
 
-/// LS_RJT.
+/// LS_RJT (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Reject {
@@ -275,7 +275,7 @@ impl Reject {
     }
 }
 
-/// LOGO.
+/// LOGO (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Logo {
@@ -293,7 +293,7 @@ impl Logo {
     }
 }
 
-/// ADISC, or its acceptance.
+/// ADISC, or its acceptance (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Adisc {
@@ -314,7 +314,7 @@ impl Adisc {
     }
 }
 
-/// The acceptance of RTV.
+/// The acceptance of RTV (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RtvAccept {
@@ -338,7 +338,7 @@ impl Default for RtvAccept {
     }
 }
 
-/// RRQ and REC: an exchange of the port of this identifier.
+/// RRQ and REC (FC-LS): an exchange of the port of this identifier.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct ExchangeQuery {
@@ -361,7 +361,7 @@ impl ExchangeQuery {
     }
 }
 
-/// The acceptance of REC.
+/// The acceptance of REC (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct RecAccept {
@@ -404,7 +404,7 @@ impl RecAccept {
     }
 }
 
-/// SRR: the peer is asked to send a sequence again.
+/// SRR (FCP-4): the peer is asked to send a sequence again.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Srr {
@@ -429,7 +429,7 @@ impl Srr {
     }
 }
 
-/// BA_ACC: an exchange was aborted as a whole.
+/// BA_ACC (FC-FS): an exchange was aborted as a whole.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct BasicAccept {

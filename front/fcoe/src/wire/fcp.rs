@@ -32,7 +32,7 @@ codes! {
     }
 }
 
-/// FCP_CMND, taken apart.
+/// FCP_CMND (FCP-4), taken apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command<'a> {
     /// FCP_LUN.
@@ -93,7 +93,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// FCP_XFER_RDY.
+/// FCP_XFER_RDY (FCP-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct TransferReady {
@@ -130,7 +130,7 @@ const UNDER: u8 = 0x08;
 const SENSE_VALID: u8 = 0x02;
 const INFORMATION_VALID: u8 = 0x01;
 
-/// FCP_RSP.
+/// FCP_RSP (FCP-4).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Response<'a> {
     /// The SCSI status.
