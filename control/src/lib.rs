@@ -2,8 +2,8 @@
 //!
 //! * [`schema`]: the words, keys and sections that fronts and stores declare; [`section`]: how keys and sections are
 //!   declared; [`kind`]: the kinds of resources
-//! * [`common_sections`]: the sections that every target has; [`value`], [`names`], [`links`], [`luns`], [`secret`]:
-//!   the types of their keys
+//! * [`common_sections`]: the sections that every target has; [`value`], [`names`], [`links`], [`luns`], [`secret`],
+//!   [`stations`]: the types of their keys
 //! * [`config`]: reads a file into a [`Config`]; [`report`]: its mistakes, with places
 //! * [`check`]: the checks across keys and resources, and the secrets; [`visibility`]: the group of a client
 //! * [`plan`]: the steps from one configuration to another; [`apply`]: all of them or none; [`fake_target`]: a model
@@ -50,6 +50,7 @@ pub mod report;
 pub mod schema;
 pub mod secret;
 pub mod section;
+pub mod stations;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod value;

@@ -24,6 +24,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 pub use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
+pub use crate::target_ports::FrontPort;
 pub use lunar_reactor::op::Incoming;
 
 /// A transport, as the registry lists it.
@@ -128,6 +129,12 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     /// The maps that are for single clients of it.
     fn private_maps(&self, wanted: &Checked) -> Vec<PrivateMap> {
         let _ = wanted;
+        Vec::new()
+    }
+
+    /// Its SCSI target ports in a configuration. The same configuration has the same ports.
+    fn ports(&self, config: &Config) -> Vec<FrontPort> {
+        let _ = config;
         Vec::new()
     }
 

@@ -1,6 +1,6 @@
 //! The configuration of the cores for SCSI: target ports, LUN maps, and asymmetric access states.
 
-use crate::target_ports::{TargetPorts, port};
+use crate::target_ports::{FrontPort, TargetPorts, port};
 use lunar_control::Checked;
 use lunar_control::common_sections::{self, AluaState as Wanted};
 use lunar_core::unit::UnitId;
@@ -18,9 +18,9 @@ pub type LunMaps = BTreeMap<Arc<str>, LunMap>;
 /// The asymmetric access state of a portal group, and whether it is preferred.
 pub type GroupState = (AccessState, bool);
 
-/// The target ports.
+/// The target ports, with those that fronts add.
 #[must_use]
-pub fn target_ports(wanted: &Checked, ports: &TargetPorts) -> Vec<PortConfig> {
+pub fn target_ports(wanted: &Checked, added: Vec<FrontPort>, ports: &TargetPorts) -> Vec<PortConfig> {
     let config = &wanted.config;
     let mut all = Vec::new();
     for target in config.targets.values() {
@@ -31,6 +31,9 @@ pub fn target_ports(wanted: &Checked, ports: &TargetPorts) -> Vec<PortConfig> {
             all.extend(ports.of(iqn, tag).map(|relative| port(iqn, tag, relative)));
         }
     }
+    all.extend(added.into_iter().filter_map(|FrontPort { name, device, group, protocol }| {
+        Some(PortConfig { relative: ports.named(&name)?, group, name, device, protocol })
+    }));
     all
 }
 

@@ -59,7 +59,7 @@ impl Engine {
         if committed.has_participants {
             self.participants.iter_mut().for_each(|participant| participant.commit(wanted));
         }
-        let ports = target_ports(wanted, &self.ports);
+        let ports = target_ports(wanted, self.front_ports(wanted), &self.ports);
         let seen = volume_maps(wanted);
         let units = self.units_by_name();
         let unit = |volume: &str| units.get(volume).copied();

@@ -13,7 +13,20 @@ const FILE: &str = "ports.json";
 /// Protocol identifier of iSCSI (SPC-6 7.6.1).
 const PROTOCOL_ISCSI: u8 = 5;
 
-/// Relative target port identifiers (SPC-4 7.8.6.7), by target name and portal group tag.
+/// A SCSI target port that a front has besides the portal groups, as a configuration declares it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct FrontPort {
+    /// The name of the port, which no other port has.
+    pub name: String,
+    /// The name of the target device that it is a port of.
+    pub device: String,
+    /// The tag of its portal group: its target port group.
+    pub group: u16,
+    /// PROTOCOL IDENTIFIER (SPC-4 7.6.1).
+    pub protocol: u8,
+}
+
+/// Relative target port identifiers (SPC-4 7.8.6.7), by the names of the ports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct TargetPorts {
     known: BTreeMap<String, u16>,
@@ -50,12 +63,20 @@ impl TargetPorts {
         self.known.get(&key(iqn, tag)).copied()
     }
 
-    /// Gives identifiers to all ports of a configuration that have none: on the medium when this returns.
+    /// The identifier of a port of a front, by its name.
+    #[must_use]
+    pub fn named(&self, name: &str) -> Option<u16> {
+        self.known.get(name).copied()
+    }
+
+    /// Gives identifiers to all ports of a configuration that have none, with those that fronts add: on the medium when
+    /// this returns.
     ///
     /// # Errors
     /// When there are too many, or they cannot be written.
-    pub fn provide(&mut self, config: &Config, state: &dyn StateStore) -> Result<(), EngineError> {
-        let all: BTreeSet<String> = wanted(config).map(|(iqn, tag)| key(&iqn, tag)).collect();
+    pub fn provide(&mut self, config: &Config, added: &[FrontPort], state: &dyn StateStore) -> Result<(), EngineError> {
+        let added = added.iter().map(|port| port.name.clone());
+        let all: BTreeSet<String> = wanted(config).map(|(iqn, tag)| key(&iqn, tag)).chain(added).collect();
         if all.iter().all(|key| self.known.contains_key(key)) {
             return Ok(());
         }
@@ -107,11 +128,14 @@ mod tests {
         let folder = std::env::temp_dir().join(format!("lunar-ports-{}", std::process::id()));
         let state = StateFolder::open(&folder).expect("a folder");
         let mut ports = TargetPorts::open(&state).expect("nothing is there");
-        ports.provide(&config(""), &state).expect("they are written");
+        ports.provide(&config(""), &[], &state).expect("they are written");
         let first = ports.of("iqn.2026-01.org.example:b", 2);
         assert!(first.is_some());
         let more = "[target.a]\niqn = 'iqn.2026-01.org.example:a'\nportal-groups = ['p']\n";
-        ports.provide(&config(more), &state).expect("they are written");
+        let (name, device) = ("naa.3000000000000001".to_owned(), "d".to_owned());
+        let added = [FrontPort { name, device, group: 1, protocol: 0 }];
+        ports.provide(&config(more), &added, &state).expect("they are written");
+        assert!(ports.named("naa.3000000000000001").is_some_and(|id| Some(id) != first));
         let second = TargetPorts::open(&state).expect("they are read");
         assert_eq!((&second, second.of("iqn.2026-01.org.example:b", 2)), (&ports, first));
         std::fs::write(folder.join(FILE), "{").expect("a file");

@@ -10,6 +10,7 @@ use crate::namespaces::{self, UnitsByName};
 use crate::new_files::NewFiles;
 use crate::placed::PlacedVolume;
 use crate::published_config::{BoundPortal, PublishedConfig};
+use crate::target_ports::FrontPort;
 use crate::volume::{Volume, VolumeContext, VolumeError};
 use lunar_control::Checked;
 use lunar_control::Kind;
@@ -123,7 +124,8 @@ impl Running for Engine {
         let private = self.private_maps(wanted);
         namespaces::directory(wanted, &accesses, (Vec::new(), &private), &self.histories)?;
         let host = self.host().clone();
-        self.ports.provide(&wanted.config, host.state())?;
+        let added = self.front_ports(wanted);
+        self.ports.provide(&wanted.config, &added, host.state())?;
         Ok(Transaction { accesses, places, has_participants: false, steps: Vec::new(), new_files: NewFiles::default() })
     }
 
@@ -414,6 +416,12 @@ impl Engine {
             }
             Step::Participants => self.participants.iter_mut().rev().for_each(|participant| participant.roll_back()),
         }
+    }
+
+    /// The SCSI target ports that fronts add.
+    pub(crate) fn front_ports(&self, wanted: &Checked) -> Vec<FrontPort> {
+        let fronts = self.core_set().shared().fronts();
+        fronts.iter().flat_map(|front| front.ports(&wanted.config)).collect()
     }
 
     /// The configuration as it is published to fronts.

@@ -5,13 +5,16 @@
 //! * [`address`]: the names of links, as a configuration and a command line write them
 //! * [`frame`]: the header of a frame, and a received frame
 //! * [`link`]: a link on a core: received frames of one VLAN, and a bounded queue of frames to send
+//! * [`rate`]: the rate of answers to requests that cost a station nothing
 
 pub mod address;
 pub mod frame;
 pub mod link;
+pub mod rate;
 
 pub use address::LinkAddress;
 pub use frame::{Frame, HEADER_LEN, Header};
 pub use link::{Link, LinkConfig, MTU_MAX, OpenedLink, open_direct};
 pub use lunar_reactor::endpoint::packet::{DirectLink, Filter};
 pub use lunar_reactor::endpoint::{Counters, MacAddress, ReceiveBatch, SendBatch};
+pub use rate::Rate;

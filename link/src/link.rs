@@ -108,7 +108,7 @@ pub struct Link {
     reactor: Reactor,
     handle: Handle,
     types: Vec<u16>,
-    filters: Vec<Filter>,
+    filters: RefCell<Vec<Filter>>,
     vlan: Option<u16>,
     mac: MacAddress,
     mtu: usize,
@@ -118,6 +118,8 @@ pub struct Link {
     queued_bytes: Cell<usize>,
     /// The task that sends.
     sender: Cell<Option<Waker>>,
+    /// Tasks that wait for room in the queue.
+    waiting: RefCell<Vec<Waker>>,
     /// Frames that were dropped, because too many waited.
     overflows: Cell<u64>,
     closed: End,
@@ -137,13 +139,14 @@ impl Link {
             reactor: reactor.clone(),
             handle,
             types,
-            filters,
+            filters: RefCell::new(filters),
             vlan,
             mac: status.mac.ok_or(io::ErrorKind::InvalidInput)?,
             mtu: mtu.map_or(own, |mtu| mtu.clamp(MTU_MIN, own)),
             queue: RefCell::default(),
             queued_bytes: Cell::default(),
             sender: Cell::default(),
+            waiting: RefCell::default(),
             overflows: Cell::default(),
             closed: End::default(),
         });
@@ -156,6 +159,22 @@ impl Link {
     #[must_use]
     pub fn mac(&self) -> MacAddress {
         self.mac
+    }
+
+    /// Receives, or no longer receives, the frames of a filter in addition to those of the others.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn set_filter(&self, filter: Filter, is_wanted: bool) -> io::Result<()> {
+        let is_set = self.filters.borrow().contains(&filter);
+        if is_set == is_wanted {
+            return Ok(());
+        }
+        self.reactor.driver().set_filter(&self.handle, filter, is_wanted)?;
+        let mut filters = self.filters.borrow_mut();
+        filters.retain(|known| *known != filter);
+        filters.extend(is_wanted.then_some(filter));
+        Ok(())
     }
 
     /// The most bytes behind the header of a frame.
@@ -181,6 +200,7 @@ impl Link {
     /// Closes it: receives end, and no more frames are sent.
     pub fn close(&self) {
         self.closed.come();
+        self.waiting.take().into_iter().for_each(Waker::wake);
         self.reactor.driver().cancel(&self.handle);
     }
 
@@ -213,7 +233,7 @@ impl Link {
         let vlan = datagram.vlan.map(VlanTag::id).filter(|id| *id != 0);
         let is_ours = header.destination == self.mac
             || header.destination == MacAddress::BROADCAST
-            || self.filters.iter().any(|filter| match filter {
+            || self.filters.borrow().iter().any(|filter| match filter {
                 Filter::Unicast(mac) | Filter::Group(mac) => header.destination == *mac,
                 Filter::AllGroups => header.destination.is_group(),
                 Filter::Promiscuous => true,
@@ -251,6 +271,24 @@ impl Link {
         self.queue.borrow().len()
     }
 
+    /// Waits until the frames that wait to be sent have fewer bytes than this and are few, or the link is closed.
+    pub async fn until_below(&self, bytes: usize) {
+        poll_fn(|cx| {
+            if self.is_below(bytes) || self.closed.has_come() {
+                return Poll::Ready(());
+            }
+            self.waiting.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Whether the frames that wait to be sent have fewer bytes than this and are few.
+    #[must_use]
+    pub fn is_below(&self, bytes: usize) -> bool {
+        self.queued_bytes.get() < bytes && self.queued() < SEND_QUEUE_MAX / 2
+    }
+
     async fn until_queued(&self) {
         poll_fn(|cx| {
             if !self.queue.borrow().is_empty() {
@@ -277,6 +315,7 @@ impl Link {
                     batch.push(Datagram { data, vlan, ..Datagram::default() });
                 });
             }
+            self.waiting.take().into_iter().for_each(Waker::wake);
             let (result, back) = self.reactor.send_batch(&self.handle, batch, &mut completion).await;
             batch = back;
             if result.is_err() {

@@ -21,6 +21,7 @@ pub const FRONTS: &[FrontEntry] = &[
     lunar_vhost_user::front::ENTRY,
     lunar_aoe::front::ENTRY,
     lunar_ublk::front::ENTRY,
+    lunar_fcoe::front::ENTRY,
 ];
 
 /// A program: its fronts and back ends, and the schema of its configuration, derived from their declarations.

@@ -140,6 +140,8 @@ enum Part {
     Paths,
     /// A Linux guest with ATA over Ethernet, over a link that loses frames
     Aoe,
+    /// A Linux guest with Fibre Channel over Ethernet, over a link that loses frames
+    Fcoe,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
@@ -158,6 +160,7 @@ const ORDER: [(Part, bool, usize); 22] = [
     (Part::Vhost, true, COMPUTES),
     (Part::Authentication, false, COMPUTES),
     (Part::Aoe, false, COMPUTES),
+    (Part::Fcoe, false, COMPUTES),
     (Part::Ublk, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
@@ -262,6 +265,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Paths => guest::paths(lab, driver),
             Part::Service => guest::service(lab, driver),
             Part::Aoe => guest::aoe(lab, driver),
+            Part::Fcoe => guest::fcoe(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),

@@ -3,8 +3,8 @@
 
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -29,6 +29,7 @@ pub(crate) struct Relay {
     ended: Arc<AtomicBool>,
     /// Frames that were lost, duplicated or delayed.
     faults: Arc<AtomicU64>,
+    odds: Arc<Mutex<RelayFaults>>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -45,12 +46,18 @@ impl Relay {
         let (one, other) = (Arc::new(one?), Arc::new(other?));
         let [near, far] = ends.map(|end| end.station);
         let (ended, count) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
+        let odds = Arc::new(Mutex::new(faults));
         let ways = [(one.clone(), other.clone(), far, seed | 1), (other, one, near, !seed | 1)];
         let threads = ways.map(|(from, through, to, random)| {
-            let (ended, count) = (ended.clone(), count.clone());
-            std::thread::spawn(move || carry(&from, (&through, &to), faults, random, (&ended, &count)))
+            let (ended, count, odds) = (ended.clone(), count.clone(), odds.clone());
+            std::thread::spawn(move || carry(&from, (&through, &to), &odds, random, (&ended, &count)))
         });
-        Ok(Self { ended, faults: count, threads: threads.into() })
+        Ok(Self { ended, faults: count, odds, threads: threads.into() })
+    }
+
+    /// Changes the odds of faults.
+    pub(crate) fn set(&self, faults: RelayFaults) {
+        *lock(&self.odds) = faults;
     }
 
     /// The number of frames that were lost, duplicated or delayed.
@@ -69,6 +76,11 @@ impl Drop for Relay {
     }
 }
 
+fn lock(odds: &Mutex<RelayFaults>) -> MutexGuard<'_, RelayFaults> {
+    // Every change is one assignment.
+    odds.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn socket(path: &Path) -> Result<UnixDatagram> {
     let _ = std::fs::remove_file(path);
     let socket = UnixDatagram::bind(path).with_context(|| format!("{}", path.display()))?;
@@ -80,7 +92,7 @@ fn socket(path: &Path) -> Result<UnixDatagram> {
 fn carry(
     from: &UnixDatagram,
     (through, to): (&UnixDatagram, &Path),
-    odds: RelayFaults,
+    odds: &Mutex<RelayFaults>,
     mut random: u64,
     (ended, count): (&AtomicBool, &AtomicU64),
 ) {
@@ -96,7 +108,7 @@ fn carry(
         random ^= random << 13;
         random ^= random >> 7;
         random ^= random << 17;
-        let draw = random % 1000;
+        let (draw, odds) = (random % 1000, *lock(odds));
         let is_fault = draw < odds.loss + odds.duplicates + odds.late;
         count.fetch_add(u64::from(is_fault), Ordering::Relaxed);
         if draw >= odds.loss {

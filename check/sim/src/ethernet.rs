@@ -1,16 +1,16 @@
-//! The scenario of ATA over Ethernet: stations write and read disks of a target over a segment that loses, duplicates
-//! and reorders frames. Stores are slow, so that stations send their requests again, and the target crashes. Each
-//! sector has the contents of the last write that was acknowledged.
+//! The scenarios of ATA over Ethernet and of Fibre Channel over Ethernet: stations write and read disks of a target
+//! over a segment that loses, duplicates and reorders frames. Stores are slow, so that stations send their requests
+//! again, and the target crashes. Each sector has the contents of the last write that was acknowledged.
 
 use crate::backends::SimulatedDisk;
 use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
 use crate::setup::path;
 use crate::stamp::{self, SECTOR};
+use crate::stations::{Kind, Operation, Station, StationEvent};
 use crate::watch::Watch;
 use lunar_aoe::front::{AoeCore, AoeFront};
 use lunar_aoe::wire::{Address, ETHER_TYPE};
-use lunar_aoe_initiator::{Initiator, InitiatorConfig, InitiatorEvent, Operation};
 use lunar_control::apply::{MissingPolicy, apply};
 use lunar_control::check::{LocalHost, check};
 use lunar_control::{Checked, Plan, Schema};
@@ -20,7 +20,9 @@ use lunar_engine::core_set::SteppedCores;
 use lunar_engine::engine::{Engine, EngineOptions};
 use lunar_engine::origin::Origin;
 use lunar_engine::registry::{FrontEntry, Registry};
-use lunar_link::{Frame, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
+use lunar_fcoe::front::{FcoeCore, FcoeFront};
+use lunar_fcoe::wire::{fip, frame};
+use lunar_link::{Filter, Frame, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
 use lunar_ram::backend::RamBackend;
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Chance, Faults, Host, MILLION, Segment, World};
@@ -69,7 +71,10 @@ fn mac(number: u8) -> MacAddress {
 }
 
 static REGISTRY: Registry = Registry {
-    fronts: &[FrontEntry { front: &AoeFront { open: open_link }, schema: &lunar_aoe::links::FRONT, options: None }],
+    fronts: &[
+        FrontEntry { front: &AoeFront { open: open_link }, schema: &lunar_aoe::links::FRONT, options: None },
+        FrontEntry { front: &FcoeFront { open: open_link }, schema: &lunar_fcoe::links::FRONT, options: None },
+    ],
     backends: &[&SimulatedDisk, &RamBackend],
 };
 
@@ -84,16 +89,16 @@ struct Setup {
     /// Whether the volumes are files, which survive crashes, or in memory.
     are_files: bool,
     mtu: usize,
-    /// Whether stations send a request again with another tag, as the initiator of Linux does.
-    fresh_tags: bool,
+    kind: Kind,
     commands: usize,
     crashes: usize,
     faults: Faults,
 }
 
 impl Setup {
-    fn any(chance: &mut Chance) -> Self {
-        let (are_files, fresh_tags) = (chance.odds(700_000), chance.coin());
+    fn any(chance: &mut Chance, is_channel: bool) -> Self {
+        let (are_files, coin) = (chance.odds(700_000), chance.coin());
+        let kind = if is_channel { Kind::Fcoe { is_larger: coin } } else { Kind::Aoe { fresh_tags: coin } };
         let any = Faults::any(chance);
         let rate = |chance: &mut Chance, most: u32| if chance.coin() { chance.index(most as usize) as u32 } else { 0 };
         let mut faults = Faults {
@@ -109,10 +114,13 @@ impl Setup {
             eager: any.eager,
             ..Faults::none()
         };
-        if fresh_tags {
+        match kind {
             // A copy with another tag that the network delays until newer writes have ended is a new request for every
             // target: the protocol cannot tell.
-            (faults.datagram_duplicate, faults.datagram_reorder) = (0, 0);
+            Kind::Aoe { fresh_tags: true } => (faults.datagram_duplicate, faults.datagram_reorder) = (0, 0),
+            Kind::Aoe { fresh_tags: false } => {}
+            // Identifiers of exchanges are used again at once: no network of a Fibre Channel duplicates frames.
+            Kind::Fcoe { .. } => faults.datagram_duplicate = 0,
         }
         Self {
             cores: chance.within(1..=2) as usize,
@@ -120,7 +128,7 @@ impl Setup {
             stations: chance.within(1..=3) as usize,
             are_files,
             mtu: *chance.pick(&[1500, 4000, 9000]),
-            fresh_tags,
+            kind,
             commands: chance.within(10..=60) as usize,
             crashes: if are_files { chance.index(3) } else { 0 },
             faults,
@@ -146,8 +154,23 @@ impl Setup {
             };
         }
         let luns: Vec<String> = (0..self.volumes).map(|lun| format!("{lun} = 'v{lun}'")).collect();
-        text += &format!("[group.g]\ntargets = ['t']\ninitiators = ['02:*']\nluns = {{ {} }}\n", luns.join(", "));
-        text + &format!("[aoe.lan]\nlink = 'sim0'\nshelf = {SHELF}\nfirst-slot = {FIRST_SLOT}\ntarget = 't'\n")
+        let initiators = if matches!(self.kind, Kind::Fcoe { .. }) { "20:00:02:*" } else { "02:*" };
+        let luns = luns.join(", ");
+        text += &format!("[group.g]\ntargets = ['t']\ninitiators = ['{initiators}']\nluns = {{ {luns} }}\n");
+        let first = match self.kind {
+            Kind::Aoe { .. } => {
+                let address = format!("shelf = {SHELF}\nfirst-slot = {FIRST_SLOT}");
+                return text + &format!("[aoe.lan]\nlink = 'sim0'\n{address}\ntarget = 't'\n");
+            }
+            Kind::Fcoe { is_larger } => {
+                if is_larger {
+                    50
+                } else {
+                    10
+                }
+            }
+        };
+        text + &format!("[fcoe.lan]\nlink = 'sim0'\ntarget = 't'\nwwpn = '{first}:00:00:00:00:00:00:01'\n")
     }
 
     /// The configuration without any object: the one in force before.
@@ -204,8 +227,10 @@ impl LanTarget {
 
     /// Commands in progress.
     fn in_progress(&self) -> usize {
-        let fronts = self.cores.cores().filter_map(|core| core.front_of::<AoeCore>());
-        fronts.map(|front| front.front().in_progress()).sum()
+        let aoe = self.cores.cores().filter_map(|core| core.front_of::<AoeCore>());
+        let fcoe = self.cores.cores().filter_map(|core| core.front_of::<FcoeCore>());
+        let in_progress = fcoe.map(|front| front.front().in_progress());
+        aoe.map(|front| front.front().in_progress()).chain(in_progress).sum()
     }
 }
 
@@ -215,11 +240,20 @@ impl Drop for LanTarget {
     }
 }
 
-/// Runs the scenario.
+/// Runs the scenario of ATA over Ethernet.
 pub fn run(watch: &Watch) {
+    run_kind(watch, false);
+}
+
+/// Runs the scenario of Fibre Channel over Ethernet.
+pub fn run_channel(watch: &Watch) {
+    run_kind(watch, true);
+}
+
+fn run_kind(watch: &Watch, is_channel: bool) {
     let world = watch.world();
     let mut chance = world.chance();
-    let setup = Setup::any(&mut chance);
+    let setup = Setup::any(&mut chance, is_channel);
     world.note(format_args!("{setup:?}"));
     let segment = world.segment(setup.mtu);
     SEGMENT.set(Some(segment));
@@ -298,7 +332,7 @@ struct Disk {
     core: Reactor,
     link: Rc<Link>,
     lun: usize,
-    initiator: RefCell<Initiator>,
+    station: RefCell<Station>,
     ended: RefCell<BTreeMap<u32, Ended>>,
     wakers: RefCell<Vec<Waker>>,
     next: Cell<u32>,
@@ -317,7 +351,7 @@ impl Disk {
         let mac = mac((1 + number * setup.volumes + lun) as u8);
         let config = LinkConfig {
             address: LinkAddress::Interface("sim".into()),
-            types: vec![ETHER_TYPE],
+            types: vec![ETHER_TYPE, frame::ETHER_TYPE, fip::ETHER_TYPE],
             filters: Vec::new(),
             vlan: None,
             mac: None,
@@ -326,13 +360,16 @@ impl Disk {
         let endpoint = world.link(segment, mac, &config.types).expect("the address is free");
         let link = Link::attach(core, OpenedLink::on(endpoint, &config)).expect("the core runs");
         let target = Address { shelf: SHELF, slot: FIRST_SLOT + lun as u8 };
-        let (mtu, timeout, fresh_tags) = (link.mtu(), Duration::from_secs(180), setup.fresh_tags);
-        let initiator = Initiator::new(InitiatorConfig { mac, target, mtu, timeout, fresh_tags }, world.now());
+        if matches!(setup.kind, Kind::Fcoe { .. }) {
+            // The address of its port is known later.
+            link.set_filter(Filter::Promiscuous, true).expect("the link is open");
+        }
+        let station = Station::new(setup.kind, mac, link.mtu(), (target, lun as u8), world.now());
         let disk = Rc::new(Self {
             core: core.clone(),
             link,
             lun,
-            initiator: RefCell::new(initiator),
+            station: RefCell::new(station),
             ended: RefCell::default(),
             wakers: RefCell::default(),
             next: Cell::new(0),
@@ -342,8 +379,8 @@ impl Disk {
         core.spawn(async move {
             let each = |frame: Frame| {
                 let now = receiver.core.now();
-                let mut on = |event: InitiatorEvent<'_>| receiver.take(event);
-                receiver.initiator.borrow_mut().receive(frame.header.source, &frame.payload, now, &mut on);
+                let mut on = |event: StationEvent<'_>| receiver.take(event);
+                receiver.station.borrow_mut().receive(&frame.header, &frame.payload, now, &mut on);
             };
             // The end of the link is the end of the simulation.
             let _ = receiver.link.receive(each, || receiver.flush()).await;
@@ -352,29 +389,29 @@ impl Disk {
         disk
     }
 
-    fn take(&self, event: InitiatorEvent<'_>) {
+    fn take(&self, event: StationEvent<'_>) {
         let mut ended = self.ended.borrow_mut();
         match event {
-            InitiatorEvent::Data(cookie, offset, bytes) => {
+            StationEvent::Data(cookie, offset, bytes) => {
                 let (_, data) = ended.entry(cookie).or_insert((Err((0, 0)), Vec::new()));
                 data.resize(data.len().max(offset + bytes.len()), 0);
                 data[offset..offset + bytes.len()].copy_from_slice(bytes);
                 // Not ended yet: tasks look at commands that are done.
                 return;
             }
-            InitiatorEvent::Done(cookie, result) => {
+            StationEvent::Done(cookie, result) => {
                 ended.entry(cookie).or_insert((Ok(()), Vec::new())).0 = result;
                 ended.entry(cookie | DONE).or_insert((Ok(()), Vec::new()));
             }
-            InitiatorEvent::Lost => self.is_lost.set(true),
-            InitiatorEvent::Ready => {}
+            StationEvent::Lost => self.is_lost.set(true),
+            StationEvent::Ready => {}
         }
         drop(ended);
         self.wakers.take().into_iter().for_each(Waker::wake);
     }
 
     fn flush(&self) {
-        while let Some(frame) = self.initiator.borrow_mut().next_frame() {
+        while let Some(frame) = self.station.borrow_mut().next_frame() {
             let frame = self.core.arena().copy(&frame).expect("the arena is large");
             self.link.send(frame.into());
         }
@@ -384,7 +421,7 @@ impl Disk {
         loop {
             self.core.sleep(Duration::from_millis(5)).await;
             let now = self.core.now();
-            self.initiator.borrow_mut().tick(now, &mut |event| self.take(event));
+            self.station.borrow_mut().tick(now, &mut |event| self.take(event));
             self.flush();
         }
     }
@@ -402,10 +439,10 @@ impl Disk {
 
     /// Executes a command; `None`: the target was silent for too long.
     async fn execute(&self, operation: Operation) -> Option<Ended> {
-        self.until(|| self.initiator.borrow().is_ready()).await;
+        self.until(|| self.station.borrow().is_ready()).await;
         let cookie = self.next.get();
         self.next.set(cookie + 1);
-        self.initiator.borrow_mut().start(cookie, operation, self.core.now());
+        self.station.borrow_mut().start(cookie, operation, self.core.now());
         self.flush();
         self.until(|| self.ended.borrow().contains_key(&(cookie | DONE))).await;
         let mut ended = self.ended.borrow_mut();

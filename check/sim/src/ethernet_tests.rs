@@ -38,7 +38,7 @@ impl Lan {
             stations: 1,
             are_files: true,
             mtu: 1500,
-            fresh_tags: false,
+            kind: Kind::Aoe { fresh_tags: false },
             commands: 0,
             crashes: 0,
             faults: Faults::none(),

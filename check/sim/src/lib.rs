@@ -4,7 +4,8 @@
 //! * [`model`]: the values that the sectors of a disk may have, as its clients know them
 //! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
-//! * [`ethernet`]: the scenario of ATA over Ethernet, on a segment that loses, duplicates and reorders frames
+//! * [`ethernet`]: the scenarios of ATA over Ethernet and of Fibre Channel over Ethernet, on a segment that loses,
+//!   duplicates and reorders frames; [`stations`]: their initiators
 //! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
 //! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
 //!   [`block_client`]s use the same volumes
@@ -38,6 +39,7 @@ pub mod order;
 pub mod setup;
 pub mod shared;
 pub mod stamp;
+pub mod stations;
 pub mod stores;
 pub mod target;
 pub mod targets;
@@ -63,11 +65,13 @@ pub enum Scenario {
     Fences,
     /// ATA over Ethernet.
     Ethernet,
+    /// Fibre Channel over Ethernet.
+    Channel,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet];
+    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet, Self::Channel];
 
     /// Its name on the command line.
     #[must_use]
@@ -77,6 +81,7 @@ impl Scenario {
             Self::Targets => "targets",
             Self::Fences => "fences",
             Self::Ethernet => "ethernet",
+            Self::Channel => "channel",
         }
     }
 
@@ -99,6 +104,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
         Scenario::Targets => targets::run(&watch),
         Scenario::Fences => fences::run(&watch),
         Scenario::Ethernet => ethernet::run(&watch),
+        Scenario::Channel => ethernet::run_channel(&watch),
     });
     watch.outcome()
 }

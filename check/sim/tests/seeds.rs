@@ -57,6 +57,11 @@ fn stations_of_an_ethernet_read_what_was_acknowledged() {
 }
 
 #[test]
+fn initiators_of_a_fibre_channel_read_what_was_acknowledged() {
+    passes(Scenario::Channel);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {

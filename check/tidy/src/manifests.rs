@@ -26,9 +26,21 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("client/nvme", &["core", "nvme", "guest", "front/*"]),
     ("client/isns", &["core"]),
     ("client/aoe", &["core", "link", "front/*"]),
+    ("client/fcoe", &["core", "link", "front/*"]),
     (
         "client/load",
-        &["core", "nvme", "reactor", "guest", "link", "front/*", "client/iscsi", "client/nvme", "client/aoe"],
+        &[
+            "core",
+            "nvme",
+            "reactor",
+            "guest",
+            "link",
+            "front/*",
+            "client/iscsi",
+            "client/nvme",
+            "client/aoe",
+            "client/fcoe",
+        ],
     ),
     (
         "lunar",

@@ -4,7 +4,8 @@
 //! [`run`] runs a load and returns a [`Report`]; [`command`] is `lunar bench`.
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
-//! * `iscsi`, `nvme`, `vfio`, `aoe`: sessions of each protocol; `session`: their common interface
+//! * `iscsi`, `nvme`, `vfio`, `aoe`, `fcoe`: sessions of each protocol; `session`: their common interface;
+//!   `lan`: those on Ethernet frames
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
 //! * [`histogram`], [`cost`], [`report`]: the results
@@ -14,8 +15,10 @@ mod aoe;
 mod connection;
 pub mod cost;
 mod engine;
+mod fcoe;
 pub mod histogram;
 mod iscsi;
+mod lan;
 mod lane;
 mod load;
 mod nvme;
@@ -85,6 +88,7 @@ pub fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
         Protocol::NvmeTcp => nvme::discover(options),
         Protocol::VfioUser => bail!("--list needs a network protocol: a vfio-user socket has one controller"),
         Protocol::Aoe => bail!("--list needs a network protocol with discovery: aoe-discover lists AoE targets"),
+        Protocol::Fcoe => bail!("--list needs a network protocol with discovery: ports on an Ethernet find each other"),
     }
 }
 
@@ -107,7 +111,8 @@ pub fn run(options: &Options) -> Result<Report> {
             run_sessions(options, nvme::open, nvme::close)
         }
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),
-        Protocol::Aoe => run_sessions(options, aoe::open, aoe::close),
+        Protocol::Aoe => run_sessions(options, aoe::open, lan::close),
+        Protocol::Fcoe => run_sessions(options, fcoe::open, lan::close),
     }
 }
 

@@ -118,8 +118,8 @@ pub enum Doorbells {
 pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
-                  vfio-user:/SOCKET[#NAMESPACE] or aoe:LINK:SHELF.SLOT; without a name the first target that \
-                  discovery returns")]
+                  vfio-user:/SOCKET[#NAMESPACE], aoe:LINK:SHELF.SLOT or fcoe:LINK[@WWPN][#LUN]; without a name the \
+                  first target that discovery returns")]
     pub url: Url,
     /// Access pattern
     #[arg(long, value_enum, default_value = "randread", value_name = "PATTERN")]
@@ -356,16 +356,17 @@ impl Options {
         }
     }
 
-    /// Checks that all options apply to ATA over Ethernet.
+    /// Checks that all options apply to protocols on Ethernet frames.
     ///
     /// # Errors
     /// A message that names the option that does not.
-    pub fn check_for_aoe(&self) -> Result<(), String> {
-        self.check_for_vfio_user()
-            .map_err(|why| why.replace("a vfio-user socket has one controller", "not for AoE"))?;
+    pub fn check_for_frames(&self) -> Result<(), String> {
+        self.check_for_vfio_user().map_err(|why| {
+            why.replace("a vfio-user socket has one controller", "not for protocols on Ethernet frames")
+        })?;
         match self.sessions {
             1 => Ok(()),
-            _ => Err("--sessions is for protocols with sessions: a station has one window of frames".into()),
+            _ => Err("--sessions is for protocols with sessions: a station has one".into()),
         }
     }
 
@@ -398,7 +399,7 @@ fn challenge() -> Challenge {
 }
 
 /// Random bytes of the kernel.
-fn random<const N: usize>() -> [u8; N] {
+pub(crate) fn random<const N: usize>() -> [u8; N] {
     let mut random = [0; N];
     let got = getrandom(&mut random, GetRandomFlags::empty());
     assert_eq!(got, Ok(random.len()), "getrandom returns up to 256 bytes at once");

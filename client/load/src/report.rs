@@ -76,6 +76,8 @@ pub enum Negotiated {
     VfioUser(MemoryQueues),
     /// Those of the disk.
     Aoe(FrameWindow),
+    /// Those of the port.
+    Fcoe(ExchangeWindow),
 }
 
 impl Negotiated {
@@ -87,6 +89,7 @@ impl Negotiated {
             Self::NvmeTcp(queues) => queues.window,
             Self::VfioUser(rings) => rings.window,
             Self::Aoe(frames) => frames.window,
+            Self::Fcoe(frames) => frames.window,
         }
     }
 }
@@ -99,6 +102,17 @@ pub struct FrameWindow {
     /// The most bytes behind the Ethernet header of a frame.
     pub mtu: usize,
     /// The number of frames that may be outstanding.
+    pub window: u32,
+}
+
+/// The parameters of a Fibre Channel over Ethernet port.
+#[derive(Clone, Debug, Serialize)]
+pub struct ExchangeWindow {
+    /// The most bytes of the payload of a frame.
+    pub payload: usize,
+    /// The most bytes behind the Ethernet header of a frame.
+    pub mtu: usize,
+    /// The number of commands that may be outstanding: the target answers further ones with TASK SET FULL.
     pub window: u32,
 }
 

@@ -1,7 +1,8 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
-//! `vfio-user:/socket[#namespace]` or `aoe:link:shelf.slot`.
+//! `vfio-user:/socket[#namespace]`, `aoe:link:shelf.slot` or `fcoe:link[@wwpn][#lun]`.
 
 use lunar_aoe::wire::{Address, NotAnAddress};
+use lunar_fcoe::wire::names::Wwn;
 use lunar_link::LinkAddress;
 use lunar_link::address::AddressError;
 use std::fmt;
@@ -18,6 +19,8 @@ pub enum Protocol {
     VfioUser,
     /// ATA over Ethernet.
     Aoe,
+    /// Fibre Channel over Ethernet.
+    Fcoe,
 }
 
 impl Protocol {
@@ -30,6 +33,7 @@ impl Protocol {
             Self::NvmeTcp => "nvme-tcp",
             Self::VfioUser => "vfio-user",
             Self::Aoe => "aoe",
+            Self::Fcoe => "fcoe",
         }
     }
 
@@ -39,7 +43,7 @@ impl Protocol {
         match self {
             Self::Iscsi => 3260,
             Self::NvmeTcp => 4420,
-            Self::VfioUser | Self::Aoe => 0,
+            Self::VfioUser | Self::Aoe | Self::Fcoe => 0,
         }
     }
 
@@ -50,6 +54,8 @@ impl Protocol {
             Self::NvmeTcp | Self::VfioUser => 1..=0xffff_fffe,
             // Shelf and slot.
             Self::Aoe => 0..=0xff_ffff,
+            // Peripheral device addressing.
+            Self::Fcoe => 0..=0xff,
         }
     }
 }
@@ -60,11 +66,11 @@ pub struct Url {
     /// The protocol.
     pub protocol: Protocol,
     /// Host name or address, IPv6 without brackets. For vfio-user: the path of the socket, or of a folder with a socket
-    /// `cntrl`. For ATA over Ethernet: the link.
+    /// `cntrl`. For protocols on Ethernet frames: the link.
     pub host: String,
     /// The TCP port.
     pub port: u16,
-    /// The IQN of the target, or the NQN of the subsystem.
+    /// The IQN of the target, the NQN of the subsystem, or the WWPN of the port.
     pub target: Option<String>,
     /// LUN or namespace ID; the lowest valid number unless the URL has one. For ATA over Ethernet: 256 times the shelf,
     /// plus the slot.
@@ -95,6 +101,18 @@ impl Url {
         Ok(Self { protocol: Protocol::Aoe, host: link.to_string(), port: 0, target: None, unit })
     }
 
+    fn of_port(rest: &str) -> Result<Self, String> {
+        let (rest, unit) = rest.split_once('#').map_or((rest, None), |(rest, unit)| (rest, Some(unit)));
+        let (link, target) = rest.split_once('@').map_or((rest, None), |(link, name)| (link, Some(name)));
+        let link: LinkAddress = link.parse().map_err(|why: AddressError| why.to_string())?;
+        let is_name = |name: &&str| name.parse::<Wwn>().is_err();
+        if let Some(wrong) = target.filter(is_name) {
+            return Err(format!("{wrong:?} is no WWPN, as 50:00:00:12:34:56:78:9a"));
+        }
+        let (unit, target) = (unit_of(unit, Protocol::Fcoe)?, target.map(str::to_owned));
+        Ok(Self { protocol: Protocol::Fcoe, host: link.to_string(), port: 0, target, unit })
+    }
+
     /// The address of an ATA over Ethernet target.
     #[must_use]
     pub fn address(&self) -> Address {
@@ -122,13 +140,16 @@ impl FromStr for Url {
         if let Some(rest) = text.strip_prefix("aoe:") {
             return Self::of_link(rest);
         }
+        if let Some(rest) = text.strip_prefix("fcoe:") {
+            return Self::of_port(rest);
+        }
         let (protocol, rest) = (Protocol::ALL.into_iter())
             .find_map(|protocol| Some((protocol, text.strip_prefix(protocol.scheme())?.strip_prefix("://")?)))
             .ok_or_else(|| {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
                      nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor \
-                     aoe:LINK:SHELF.SLOT"
+                     aoe:LINK:SHELF.SLOT nor fcoe:LINK[@WWPN][#LUN]"
                 )
             })?;
         let mut parts = rest.splitn(3, '/');
@@ -176,6 +197,10 @@ impl fmt::Display for Url {
         if self.protocol == Protocol::Aoe {
             return write!(f, "{scheme}:{}:{}", self.host, self.address());
         }
+        if self.protocol == Protocol::Fcoe {
+            let target = self.target.as_ref().map_or_else(String::new, |name| format!("@{name}"));
+            return write!(f, "{scheme}:{}{target}#{}", self.host, self.unit);
+        }
         match self.host.contains(':') {
             true => write!(f, "{scheme}://[{}]:{}", self.host, self.port)?,
             false => write!(f, "{scheme}://{}:{}", self.host, self.port)?,
@@ -204,6 +229,8 @@ mod tests {
             ("vfio-user:here#7", "here", 0, None, 7),
             ("aoe:eth0:1.2", "eth0", 0, None, 0x102),
             ("aoe:unix:/a,/b:65534.254", "unix:/a,/b", 0, None, 0xff_fefe),
+            ("fcoe:eth0", "eth0", 0, None, 0),
+            ("fcoe:unix:/a,/b@50:00:00:00:00:00:00:01#7", "unix:/a,/b", 0, Some("50:00:00:00:00:00:00:01"), 7),
             (
                 "nvme-tcp://[::1]:8009/nqn.2026-01.io.x:y/4294967294",
                 "::1",
@@ -238,6 +265,9 @@ mod tests {
             "aoe:eth0",
             "aoe:eth0:1",
             "aoe:unix:/a:1.0",
+            "fcoe:",
+            "fcoe:eth0@1",
+            "fcoe:eth0#256",
         ] {
             assert!(text.parse::<Url>().is_err(), "{text}");
         }

@@ -335,7 +335,7 @@ pub struct ReservePart {
 /// The MAC address of this text, as `52:54:00:12:34:02`.
 #[must_use]
 pub fn mac_of(text: &str) -> Option<MacAddress> {
-    crate::schema::mac_bytes(text).map(MacAddress)
+    lunar_control::stations::mac_bytes(text).map(MacAddress)
 }
 
 #[cfg(test)]

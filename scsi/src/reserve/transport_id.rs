@@ -1,7 +1,9 @@
 //! TransportIDs (SPC-4 7.6.4): initiator ports as PERSISTENT RESERVE names them.
 //!
-//! Of the protocols of the standard, iSCSI is implemented here: the port's own spelling, `name,i,0x<ISID>`, as text.
-//! Registered hosts of another command set are reported in the same way, with no specific protocol.
+//! Of the protocols of the standard, iSCSI and the Fibre Channel Protocol are implemented here. An iSCSI port is named
+//! by its own spelling, `name,i,0x<ISID>`, as text; a port of a Fibre Channel by its N_Port_Name in binary, of which
+//! the spelling is `20:00:52:54:00:12:34:02`. Registered hosts of another command set are reported as text, with no
+//! specific protocol.
 
 use lunar_core::wire::{Cursor, Writer, be, round_up};
 use lunar_unit::reserve::{BLOCK_PREFIX, HOST_PREFIX};
@@ -25,6 +27,38 @@ const SEPARATOR: &str = ",i,0x";
 /// Hexadecimal digits of an ISID.
 const ISID_DIGITS: usize = 12;
 
+/// FORMAT CODE 00b and PROTOCOL IDENTIFIER of the Fibre Channel Protocol.
+const FCP: u8 = 0x00;
+
+/// The TransportID of a port of a Fibre Channel (SPC-4 7.6.4.2).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct FcpPort {
+    format: u8,
+    reserved: [u8; 7],
+    /// N_PORT_NAME.
+    name: [u8; 8],
+    reserved2: [u8; 8],
+}
+
+impl FcpPort {
+    /// The port of this spelling.
+    fn of(initiator: &str) -> Option<Self> {
+        let mut name = [0; 8];
+        let mut parts = initiator.split(':');
+        for byte in &mut name {
+            let part = parts.next().filter(|part| part.len() == 2)?;
+            *byte = u8::from_str_radix(part, 16).ok()?;
+        }
+        let port = Self { format: FCP, reserved: [0; 7], name, reserved2: [0; 8] };
+        (parts.next().is_none() && port.spelling() == initiator).then_some(port)
+    }
+
+    fn spelling(&self) -> String {
+        self.name.map(|byte| format!("{byte:02x}")).join(":")
+    }
+}
+
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Header {
@@ -36,6 +70,9 @@ struct Header {
 /// Bytes of the TransportID of an initiator port.
 #[must_use]
 pub fn length(initiator: &str) -> usize {
+    if FcpPort::of(initiator).is_some() {
+        return size_of::<FcpPort>();
+    }
     size_of::<Header>() + additional(initiator)
 }
 
@@ -46,6 +83,10 @@ fn additional(initiator: &str) -> usize {
 
 /// Writes the TransportID of an initiator port.
 pub fn write(initiator: &str, out: &mut Writer<'_>) {
+    if let Some(port) = FcpPort::of(initiator) {
+        out.put(&port);
+        return;
+    }
     let additional = additional(initiator);
     // Names have at most 255 bytes.
     let is_foreign = [HOST_PREFIX, BLOCK_PREFIX].iter().any(|prefix| initiator.starts_with(prefix));
@@ -59,6 +100,11 @@ pub fn write(initiator: &str, out: &mut Writer<'_>) {
 #[must_use]
 pub fn parse(bytes: &[u8]) -> Option<(Arc<str>, &[u8])> {
     let mut cursor = Cursor::new(bytes);
+    if bytes.first() == Some(&FCP) {
+        let port: &FcpPort = cursor.take().ok()?;
+        let is_plain = port.reserved == [0; 7] && port.reserved2 == [0; 8];
+        return is_plain.then(|| (port.spelling().into(), cursor.rest()));
+    }
     let header: &Header = cursor.take().ok()?;
     let additional = usize::from(header.additional.get());
     if header.format & !PROTOCOL != PORT_FORMAT || header.format & PROTOCOL != ISCSI {
@@ -103,6 +149,27 @@ mod tests {
         assert_eq!(writer.written(), length(NAME));
         assert_eq!(out[..GOLDEN.len()], *GOLDEN);
         assert_eq!(parse(GOLDEN), Some((NAME.into(), &[][..])));
+    }
+
+    #[test]
+    fn ports_of_a_fibre_channel_are_named_in_binary() {
+        const NAME: &str = "20:00:52:54:00:12:34:0a";
+        const GOLDEN: &[u8] = b"\0\0\0\0\0\0\0\0\x20\0\x52\x54\0\x12\x34\x0a\0\0\0\0\0\0\0\0";
+        let mut out = [0xa5; 40];
+        let mut writer = Writer::new(&mut out);
+        write(NAME, &mut writer);
+        assert_eq!((writer.written(), length(NAME)), (24, 24));
+        assert_eq!(out[..24], *GOLDEN);
+        assert_eq!(parse(&[GOLDEN, &[7]].concat()), Some((NAME.into(), &[7][..])));
+        for at in [1, 16, 23] {
+            let mut bytes = GOLDEN.to_vec();
+            bytes[at] = 1;
+            assert_eq!(parse(&bytes), None, "byte {at} is reserved");
+        }
+        assert_eq!(parse(&GOLDEN[..23]), None);
+        for other in ["20:00:52:54:00:12:34", "20:00:52:54:00:12:34:0A", "20:00:52:54:00:12:34:0a:00"] {
+            assert!(FcpPort::of(other).is_none(), "{other}");
+        }
     }
 
     proptest::proptest! {

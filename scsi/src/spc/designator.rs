@@ -4,6 +4,8 @@ use lunar_core::unit::Identity;
 use lunar_core::wire::{Cursor, Writer, round_up};
 use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
+/// PROTOCOL IDENTIFIER of the Fibre Channel Protocol (SPC-4 7.6.1).
+pub(crate) const PROTOCOL_FCP: u8 = 0;
 /// PROTOCOL IDENTIFIER of iSCSI (SPC-4 7.6.1).
 pub(crate) const PROTOCOL_ISCSI: u8 = 5;
 

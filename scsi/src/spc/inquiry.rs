@@ -8,7 +8,7 @@ use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Per
 use crate::row::{CommandType, Data};
 use crate::sense::Sense;
 use crate::spc::copy::ExtendedCopyLid1;
-use crate::spc::designator::{PROTOCOL_ISCSI, ascii};
+use crate::spc::designator::{PROTOCOL_FCP, PROTOCOL_ISCSI, ascii};
 use crate::spc::ports::ReportTargetPortGroups;
 use lunar_core::medium::MediumKind;
 use lunar_core::mem::SgMut;
@@ -75,6 +75,8 @@ const MULTI_PORT: u8 = 0x10;
 /// CMDQUE.
 const QUEUING: u8 = 0x02;
 
+/// FCP-4, of no version.
+const FCP_4: u16 = 0x0a40;
 /// Version descriptors of all logical units (SPC-4 6.6.2.2). A device type adds the one of its command standard.
 const SAM_5: u16 = 0x00a0;
 const SPC_4: u16 = 0x0460;
@@ -93,8 +95,12 @@ fn standard(cx: &Context<'_>) -> Standard {
         Addressee::WellKnown => cx.device.code.0,
         Addressee::NoUnit => NOBODY,
     };
-    let is_iscsi = cx.target.port(cx.nexus.name.target_port).is_some_and(|port| port.protocol == PROTOCOL_ISCSI);
-    let versions = [Some(SAM_5), Some(SPC_4), cx.device.standard, is_iscsi.then_some(ISCSI)];
+    let transport = match cx.target.port(cx.nexus.name.target_port).map(|port| port.protocol) {
+        Some(PROTOCOL_ISCSI) => Some(ISCSI),
+        Some(PROTOCOL_FCP) => Some(FCP_4),
+        _ => None,
+    };
+    let versions = [Some(SAM_5), Some(SPC_4), cx.device.standard, transport];
     let mut standards = [be::U16::ZERO; 8];
     standards.iter_mut().zip(versions.into_iter().flatten()).for_each(|(to, version)| *to = version.into());
     let has = |code, flag| if cx.device.commands.has(code) { flag } else { 0 };

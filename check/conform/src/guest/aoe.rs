@@ -8,8 +8,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
-use super::{Cases, emulator, qemu, sysroot};
-use crate::relay::{Relay, RelayEnd, RelayFaults};
+use super::{Cases, emulator, lan, qemu, sysroot};
+use crate::relay::RelayFaults;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target};
 
 /// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
@@ -73,22 +73,14 @@ impl Runner<'_> {
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
         spec.daemon = Some(self.configure(&spec, "64M")?);
         let mut target = Some(Target::start_daemon(self.lab, &spec, Target::start)?);
-        let end = |name: &str| RelayEnd { own: self.path(&format!("{name}-relay")), station: self.path(name) };
-        let relay = Relay::start([end("target"), end("guest")], FAULTS, self.lab.seed)?;
+        let relay = lan::relay(&self.folder, FAULTS, self.lab.seed)?;
 
         let initramfs = self.path("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let port = spec.portal().port();
         let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\n");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &settings, &initramfs)?;
-        let net = format!(
-            "dgram,id=lan,local.type=unix,local.path={},remote.type=unix,remote.path={}",
-            self.path("guest").display(),
-            self.path("guest-relay").display()
-        );
-        // Behind the cards of the other networks.
-        let card = format!("virtio-net-pci,netdev=lan,romfile=,mac={GUEST},addr=0x1c,host_mtu=9000");
-        let devices = ["-netdev", &net, "-device", &card].map(str::to_owned).to_vec();
+        let devices = lan::card(&self.folder, GUEST);
         let emulator = emulator::newest_or_own(&self.lab.report);
         let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel: String::new() };
         let mut log = std::fs::File::create(self.path("guest.log"))?;

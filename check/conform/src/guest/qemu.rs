@@ -16,7 +16,7 @@ use crate::process;
 
 /// The modules in the initramfs, with their dependencies. The crypto modules are not dependencies: the kernel requests
 /// them by algorithm name, and the guest could not load them.
-const MODULES: [&str; 31] = [
+const MODULES: [&str; 32] = [
     "virtio_pci",
     "virtio_net",
     "virtio_blk",
@@ -49,6 +49,7 @@ const MODULES: [&str; 31] = [
     "loop?",
     "nvmet_tcp?",
     "aoe?",
+    "fcoe?",
     "ublk_drv?",
 ];
 /// Guest memory: room for the page cache and fio. The tests use a few hundred MiB.

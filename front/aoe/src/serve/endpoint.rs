@@ -7,7 +7,7 @@ use super::station::Station;
 use crate::directory::{Shelf, SlotVolume, View};
 use crate::identify;
 use crate::limits::{
-    ANSWERS_KEPT, ANSWERS_MAX, COMMANDS_MAX, FIRST_ANSWERS, REFUSALS_MAX, REPLACED_MAX, Rate, STATION_ANSWERS_MAX,
+    ANSWERS_KEPT, ANSWERS_MAX, COMMANDS_MAX, FIRST_ANSWERS, REFUSALS_MAX, REPLACED_MAX, STATION_ANSWERS_MAX,
     STATION_IDLE_MAX, STATIONS_MAX, may_take,
 };
 use crate::order::Arrival;
@@ -23,7 +23,7 @@ use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
 use lunar_engine::notice::NoticeTopic;
-use lunar_link::{Frame, HEADER_LEN, Header as EthernetHeader, Link, LinkConfig, MacAddress, OpenedLink};
+use lunar_link::{Frame, HEADER_LEN, Header as EthernetHeader, Link, LinkConfig, MacAddress, OpenedLink, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
 use std::cell::{Cell, RefCell};

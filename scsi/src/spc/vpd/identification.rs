@@ -3,9 +3,12 @@
 use crate::context::Context;
 use crate::page::VpdPage;
 use crate::sense::Sense;
-use crate::spc::designator::{Association, CodeSet, Designator, write, write_name, write_unit};
+use crate::spc::designator::{Association, CodeSet, Designator, PROTOCOL_FCP, write, write_name, write_unit};
 use crate::target::PortConfig;
 use lunar_core::wire::Writer;
+
+/// Prefix of a SCSI name string that is an NAA designator in hexadecimal (SPC-4 7.8.6.11).
+const NAA_PREFIX: &str = "naa.";
 
 /// Unit serial number.
 pub(crate) struct SerialNumber;
@@ -38,6 +41,8 @@ impl VpdPage for DeviceIdentification {
             let relative = port.relative.to_be_bytes();
             write(out, CodeSet::Binary, of, Designator::RelativePort, protocol, &[&[0; 2], &relative]);
             write_port(out, &port);
+            // The name of a device with ports of several protocols belongs to none of them.
+            let protocol = protocol.filter(|protocol| *protocol != PROTOCOL_FCP);
             write_name(out, Association::Device, protocol, &port.device);
         }
         Ok(())
@@ -49,6 +54,11 @@ fn write_port(out: &mut Writer<'_>, port: &PortConfig) {
     let (of, protocol) = (Association::Port, Some(port.protocol));
     let group = port.group.to_be_bytes();
     write(out, CodeSet::Binary, of, Designator::PortGroup, protocol, &[&[0; 2], &group]);
+    // The port of a Fibre Channel is named by its N_Port_Name (FCP-4 annex A).
+    let digits = port.name.strip_prefix(NAA_PREFIX).filter(|_| port.protocol == PROTOCOL_FCP);
+    if let Some(Ok(name)) = digits.map(|digits| u64::from_str_radix(digits, 16)) {
+        write(out, CodeSet::Binary, of, Designator::Naa, protocol, &[&name.to_be_bytes()]);
+    }
     write_name(out, of, protocol, &port.name);
 }
 
