@@ -3,6 +3,7 @@
 //! 337-2000**; docs/scheduled-transfer.md describes it.
 //!
 //! * [`wire`]: the Schedule Header, and the only file that knows its layout; [`tiling`]: how bytes are cut into packets
+//! * [`host`]: the library for programs; [`port`]: an engine on its links, and the only module with I/O
 //! * [`engine`]: Virtual Connections, Transfers, memory regions, repetition, paths; without I/O; [`path`], [`event`]:
 //!   its values; [`limits`]: its limits and times
 
@@ -10,8 +11,10 @@ pub mod engine;
 pub mod event;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
+pub mod host;
 pub mod limits;
 pub mod path;
+pub mod port;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod tiling;
