@@ -27,6 +27,7 @@ mod report;
 mod reservations;
 mod session;
 mod spdk;
+mod st;
 mod station;
 mod target;
 mod test_data;
@@ -140,6 +141,8 @@ enum Part {
     Paths,
     /// A Linux guest with ATA over Ethernet, over a link that loses frames
     Aoe,
+    /// Scheduled Transfer between two processes
+    St,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
@@ -161,6 +164,7 @@ const ORDER: [(Part, bool, usize); 22] = [
     (Part::Ublk, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
+    (Part::St, false, WAITS),
     (Part::Hostile, true, WAITS),
     (Part::Neighbours, true, COMPUTES),
     (Part::Crash, true, WAITS),
@@ -263,6 +267,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Service => guest::service(lab, driver),
             Part::Aoe => guest::aoe(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
+            Part::St => st::part(lab),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
@@ -326,7 +331,7 @@ fn build(checked: bool) -> Result<PathBuf> {
     let mut command = Command::new(cargo);
     command.args(["build", "--locked"]).current_dir(root);
     // The programs of the workspace were built with the same features before, for the tests.
-    command.args(if checked { &["--bins"][..] } else { &["--release", "-p", "lunar"] });
+    command.args(if checked { &["--bins"][..] } else { &["--release", "-p", "lunar", "-p", "lunar-st"] });
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");
     Ok(build_folder()?.join(if checked { "debug/lunar" } else { "release/lunar" }))
