@@ -27,6 +27,7 @@ mod report;
 mod reservations;
 mod session;
 mod spdk;
+mod st;
 mod station;
 mod target;
 mod test_data;
@@ -142,6 +143,8 @@ enum Part {
     Aoe,
     /// A Linux guest with Fibre Channel over Ethernet, over a link that loses frames
     Fcoe,
+    /// Scheduled Transfer between two processes
+    St,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
@@ -164,6 +167,7 @@ const ORDER: [(Part, bool, usize); 22] = [
     (Part::Ublk, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
+    (Part::St, false, WAITS),
     (Part::Hostile, true, WAITS),
     (Part::Neighbours, true, COMPUTES),
     (Part::Crash, true, WAITS),
@@ -267,6 +271,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Aoe => guest::aoe(lab, driver),
             Part::Fcoe => guest::fcoe(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
+            Part::St => st::part(lab),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
@@ -330,7 +335,7 @@ fn build(checked: bool) -> Result<PathBuf> {
     let mut command = Command::new(cargo);
     command.args(["build", "--locked"]).current_dir(root);
     // The programs of the workspace were built with the same features before, for the tests.
-    command.args(if checked { &["--bins"][..] } else { &["--release", "-p", "lunar"] });
+    command.args(if checked { &["--bins"][..] } else { &["--release", "-p", "lunar", "-p", "lunar-st"] });
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");
     Ok(build_folder()?.join(if checked { "debug/lunar" } else { "release/lunar" }))

@@ -16,6 +16,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("stream", &["core", "reactor"]),
     ("guest", &["core"]),
     ("link", &["core", "reactor"]),
+    ("st", &["core", "reactor", "link"]),
     ("control", &["core"]),
     ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "control", "engine"]),

@@ -1,0 +1,124 @@
+use super::*;
+use crate::wire::FetchCode;
+
+fn udp() -> Host {
+    Host::start(&["udp:127.0.0.1:0".parse().expect("an address")]).expect("a host")
+}
+
+fn pair(server: &Host, client: &Host, options: Options) -> (Connection, Connection) {
+    let listener = server.listen(7, Ulp::SOCKET, options).expect("free");
+    let peer = Peer::Ip(server.local(0).expect("UDP"));
+    let near = client.connect(&[(0, peer)], (7, Ulp::SOCKET), options).expect("connected");
+    (near, listener.accept().expect("one"))
+}
+
+fn data(len: usize) -> Vec<u8> {
+    (0..len).map(|at| (at * 7 + at / 251) as u8).collect()
+}
+
+#[test]
+fn transfers_of_all_lengths_are_written_and_read_whole() {
+    let (server, client) = (udp(), udp());
+    for options in [Options::default(), Options { stu: Some(10), checksums: true, ..Options::default() }] {
+        let (near, far) = pair(&server, &client, options);
+        for len in [0, 1, 1023, 1024, 1025, 65_536, 3_000_001] {
+            std::thread::scope(|scope| {
+                let writer = scope.spawn(|| near.write(data(len)));
+                assert!(far.read(len.max(1)).expect("whole") == data(len), "{len}");
+                assert_eq!(writer.join().expect("no panic"), Ok(()));
+            });
+        }
+    }
+}
+
+#[test]
+fn a_transfer_that_does_not_fit_is_refused_to_both() {
+    let (server, client) = (udp(), udp());
+    let (near, far) = pair(&server, &client, Options::default());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| far.read(99));
+        assert_eq!(near.write(data(100)), Err(StError::Ended(Reason::TOO_LONG)));
+        assert_eq!(reader.join().expect("no panic"), Err(StError::TooLong(100)));
+        let writer = scope.spawn(|| near.write(data(100)));
+        assert_eq!(far.read(100), Ok(data(100)), "the connection lives");
+        assert_eq!(writer.join().expect("no panic"), Ok(()));
+    });
+}
+
+#[test]
+fn a_region_is_written_read_and_counted_in() {
+    let (server, client) = (udp(), udp());
+    let (near, far) = pair(&server, &client, Options::default());
+    std::thread::scope(|scope| {
+        let granting = scope.spawn(|| far.grant_region(Access::ALL, 1 << 20).expect("granted"));
+        let region = near.request_region(Access::ALL, 100_000).expect("granted");
+        let local = granting.join().expect("no panic");
+        assert_eq!(local.len(), 100_000);
+        region.put(5, data(5000), 77).expect("it fits");
+        let put = local.poll(Duration::from_secs(5)).expect("it came");
+        assert_eq!(put, ArrivedPut { offset: 5, len: 5000, opaque: 77 });
+        assert_eq!(local.read(5, 5000), Ok(data(5000)));
+        local.write(10, b"changed".to_vec()).expect("inside");
+        assert_eq!(region.get(10, 7), Ok(b"changed".to_vec()));
+        let add = |operand| FetchRequest {
+            region: 0,
+            offset: 80_000,
+            code: FetchCode::ADD,
+            is_wide: true,
+            operand,
+            expected: 0,
+        };
+        assert_eq!((region.fetch(add(5)), region.fetch(add(6))), (Ok(0), Ok(5)));
+        assert_eq!(local.read(80_000, 8), Ok(11_u64.to_be_bytes().to_vec()));
+        local.arm(Wake::Interrupts).expect("granted");
+        assert_eq!(local.poll(Duration::from_millis(20)), Err(StError::Timeout));
+        assert_eq!(region.put(99_999, vec![0; 2], 0), Err(StError::Refused(Refused::Range)));
+        assert!(region.put(0, vec![0; 8 << 20], 0).is_err());
+    });
+}
+
+#[test]
+fn a_peer_that_does_not_listen_or_goes_away_is_reported() {
+    let (server, client) = (udp(), udp());
+    let peer = Peer::Ip(server.local(0).expect("UDP"));
+    let refused = client.connect(&[(0, peer)], (9, Ulp::SOCKET), Options::default());
+    assert_eq!(refused.expect_err("nobody listens"), StError::Ended(Reason::NO_PORT));
+    let (near, far) = pair(&server, &client, Options::default());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| near.read(10));
+        drop(far);
+        assert!(matches!(reader.join().expect("no panic"), Err(StError::Ended(_))));
+    });
+    assert!(near.write(data(1)).is_err());
+}
+
+#[test]
+fn frames_and_several_links_carry_transfers() {
+    let folder = std::env::temp_dir().join(format!("st-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let spec = |side: &str, other: &str| -> Vec<LinkSpec> {
+        let name = |at: u8| format!("unix:{0}/{side}{at},{0}/{other}{at}", folder.display());
+        (0..2).map(|at| name(at).parse().expect("a link")).collect()
+    };
+    let (specs, peers) = ((spec("a", "b"), spec("b", "a")), |specs: &[LinkSpec]| -> Vec<(u8, Peer)> {
+        let mac = |spec: &LinkSpec| match spec {
+            LinkSpec::Frames(config) => config.address.derived_mac(),
+            LinkSpec::Udp(_) => panic!("frames"),
+        };
+        specs.iter().enumerate().map(|(at, spec)| (at as u8, Peer::Station(mac(spec)))).collect()
+    });
+    let (server, client) = (Host::start(&specs.0).expect("a host"), Host::start(&specs.1).expect("a host"));
+    let listener = server.listen(7, Ulp::SOCKET, Options::default()).expect("free");
+    let near = client.connect(&peers(&specs.0), (7, Ulp::SOCKET), Options::default()).expect("connected");
+    let far = listener.accept().expect("one");
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| (0..10).try_for_each(|_| near.write(data(1_000_000))));
+        for _ in 0..10 {
+            assert!(far.read(1_000_000).expect("whole") == data(1_000_000));
+        }
+        assert_eq!(writer.join().expect("no panic"), Ok(()));
+    });
+    assert_eq!(near.paths().expect("up").len(), 2);
+    // Errors would only leave files behind.
+    let _ = std::fs::remove_dir_all(&folder);
+}
