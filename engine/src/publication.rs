@@ -59,6 +59,7 @@ impl Engine {
         if committed.has_participants {
             self.participants.iter_mut().for_each(|participant| participant.commit(wanted));
         }
+        self.core_set().shared().slow.set_threshold(wanted.config.logging.slow.0);
         let ports = target_ports(wanted, &self.ports);
         let seen = volume_maps(wanted);
         let units = self.units_by_name();
