@@ -85,7 +85,7 @@ impl Live for Engine {
             volumes: self
                 .volumes
                 .iter()
-                .map(|(name, placed)| (name.clone(), view(&placed.tally.sums().stages)))
+                .map(|(name, placed)| (name.to_string(), view(&placed.tally.sums().stages)))
                 .collect(),
         }
     }
@@ -103,7 +103,7 @@ impl Live for Engine {
         let map = self.shape.maps.get(group)?;
         let name = |unit: u16| {
             let found = self.volumes.iter().find(|(_, placed)| placed.unit.0 == u32::from(unit));
-            found.map(|(name, _)| name.clone())
+            found.map(|(name, _)| name.to_string())
         };
         Some(map.luns().filter_map(|(lun, mapping)| Some((lun, (name(mapping.unit)?, mapping.read_only)))).collect())
     }
