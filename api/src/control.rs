@@ -5,15 +5,19 @@ use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView}
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
+use lunar_control::explain::{LoginDryRun, LoginQuestion, RefusalView, ReservationView};
 use lunar_control::in_use::{Author, Force};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::manager::Failure;
 use lunar_control::names::Uuid;
 use lunar_control::plan::{Action, Change};
+use lunar_control::slow::{AllStagesView, SlowLogView};
+use lunar_control::trouble::TroubleCode;
 use lunar_control::versions::Versions;
 use lunar_control::write_freeze::WriteFreeze;
 use lunar_control::{Kind, Manager, Plan, Schema};
 use serde_json::Value as Json;
+use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -71,6 +75,20 @@ pub trait Control {
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
+    /// [`Live::slow`].
+    fn slow(&mut self) -> SlowLogView;
+    /// [`Live::stages`].
+    fn stages(&mut self) -> AllStagesView;
+    /// [`Live::dry_run`].
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDryRun>;
+    /// [`Live::refusals`].
+    fn refusals(&mut self) -> Vec<RefusalView>;
+    /// [`Live::mapped`].
+    fn mapped(&mut self, group: &str) -> Option<BTreeMap<u16, (String, bool)>>;
+    /// [`Live::reservation`].
+    fn reservation(&mut self, volume: &str) -> Option<ReservationView>;
+    /// [`Live::clear_reservation`].
+    fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
     /// [`Live::vms`].
     fn vms(&mut self) -> Vec<VmView>;
     /// [`Live::isns`].
@@ -157,6 +175,34 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().statistics()
     }
 
+    fn slow(&mut self) -> SlowLogView {
+        self.running().slow()
+    }
+
+    fn stages(&mut self) -> AllStagesView {
+        self.running().stages()
+    }
+
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDryRun> {
+        self.running().dry_run(protocol, question)
+    }
+
+    fn refusals(&mut self) -> Vec<RefusalView> {
+        self.running().refusals()
+    }
+
+    fn mapped(&mut self, group: &str) -> Option<BTreeMap<u16, (String, bool)>> {
+        self.running().mapped(group)
+    }
+
+    fn reservation(&mut self, volume: &str) -> Option<ReservationView> {
+        self.running().reservation(volume)
+    }
+
+    fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
+        self.running().clear_reservation(volume)
+    }
+
     fn vms(&mut self) -> Vec<VmView> {
         self.running().vms()
     }
@@ -215,22 +261,23 @@ fn of_configuration<R: Running + Live, O: Outside>(manager: &Manager<R, O>) -> V
     let edited = match (manager.refused(), is_edited()) {
         (Some(why), _) => Some(TroubleView {
             remedy: why.remedy().to_owned(),
-            ..TroubleView::told("refused-edit", file, why.to_string())
+            ..TroubleView::told(TroubleCode::RefusedEdit, file, why.to_string())
         }),
         (None, Ok(true)) => Some(TroubleView {
             remedy: "`lunar plan` shows what it would change, and `lunar apply` puts it in force".to_owned(),
-            ..TroubleView::told("pending-edit", file, format!("{file} was edited and is not in force"))
+            ..TroubleView::told(TroubleCode::PendingEdit, file, format!("{file} was edited and is not in force"))
         }),
         (None, Ok(false)) => None,
         (None, Err(why)) => Some(TroubleView {
             remedy: "make it readable to the user that runs Lunar".to_owned(),
-            ..TroubleView::told("unreadable-file", file, why.to_string())
+            ..TroubleView::told(TroubleCode::UnreadableFile, file, why.to_string())
         }),
     };
     let unavailable = manager.unavailable().keys().map(|object| object.id().to_string());
     let unavailable = unavailable.zip(manager.unavailable_lines());
-    let unavailable = unavailable.map(|(subject, words)| TroubleView::told("unavailable", &subject, words));
-    let leftover = manager.leftover().map(|words| TroubleView::told("secrets-in-history", file, words.to_string()));
+    let unavailable = unavailable.map(|(subject, words)| TroubleView::told(TroubleCode::Unavailable, &subject, words));
+    let leftover =
+        manager.leftover().map(|words| TroubleView::told(TroubleCode::SecretsInHistory, file, words.to_string()));
     edited.into_iter().chain(leftover).chain(unavailable).collect()
 }
 

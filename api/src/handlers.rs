@@ -49,6 +49,7 @@ pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         sessions,
         machines,
         isns,
+        certificates: request.shared.certificates().into_iter().map(|(name, expiry)| (name, expiry.seconds)).collect(),
         after_restart,
         troubles,
     })
@@ -142,6 +143,16 @@ fn move_medium(control: &mut dyn Control, request: &ApiRequest, motion: Motion) 
 /// `GET /v1/audit`
 pub fn audit(request: &ApiRequest) -> Outcome {
     Reply::json(&request.shared.audit_log.after(0).iter().map(|record| &**record).collect::<Vec<_>>())
+}
+
+/// `GET /v1/slow`
+pub fn slow(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::json(&control.slow())
+}
+
+/// `GET /v1/stages`
+pub fn stages(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::json(&control.stages())
 }
 
 /// `GET /v1/config`

@@ -16,12 +16,14 @@
 //! * [`test_service`]: a daemon without volumes for tests; [`fuzzing`]: entry point of the fuzz target
 
 pub mod audit;
+mod certificate;
 pub mod client;
 pub mod client_error;
 pub mod control;
 pub mod copies;
 pub mod copy;
 pub mod docs;
+pub mod explain;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod handlers;

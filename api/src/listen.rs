@@ -1,6 +1,7 @@
 //! The API's thread: a small runtime besides the cores that accepts connections and speaks HTTP/1.1, with TLS where a
 //! listener has a certificate.
 
+use crate::certificate::Expiry;
 use crate::rights::Peer;
 use crate::server::{State, router};
 use crate::write_deadline::WriteDeadline;
@@ -65,7 +66,11 @@ const PEM_BYTES_MAX: u64 = 1 << 20;
 
 /// The TLS configuration of a listener.
 #[derive(Clone)]
-pub struct Tls(Arc<ServerConfig>);
+pub struct Tls {
+    config: Arc<ServerConfig>,
+    /// The end of the certificate.
+    pub expiry: Option<Expiry>,
+}
 
 impl fmt::Debug for Tls {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -122,6 +127,7 @@ impl Tls {
             .collect::<Result<_, _>>()
             .map_err(|why| malformed(certificate, why))?;
         let own = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|why| malformed(key, why))?;
+        let expiry = chain.first().and_then(|first| Expiry::of(first));
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
             .map_err(TlsError::Versions)?
@@ -130,7 +136,7 @@ impl Tls {
         let unfit = |why| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), why };
         let mut config = config.map_err(unfit)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self(Arc::new(config)))
+        Ok(Self { config: Arc::new(config), expiry })
     }
 }
 
@@ -256,7 +262,7 @@ async fn accept_local(listener: std::os::unix::net::UnixListener, shared: Shared
 
 async fn accept_remote(listener: std::net::TcpListener, tls: Option<Tls>, shared: Shared) {
     let Ok(listener) = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) else { return };
-    let tls = tls.map(|Tls(config)| TlsAcceptor::from(config));
+    let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             sleep(ACCEPT_PAUSE).await;

@@ -3,6 +3,7 @@
 use crate::request::Shared;
 use lunar_control::families;
 use lunar_control::metrics::{Format, Page};
+use lunar_control::trouble::TroubleCode;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
@@ -16,6 +17,8 @@ families! {
     CONFIG_TIME = "lunar_config_last_apply_timestamp_seconds" Gauge []
         "When the configuration in force was written, in seconds since 1970-01-01 UTC.";
     TROUBLE = "lunar_trouble" Gauge ["code", "subject"] "1 for each trouble of `lunar status`, while it lasts.";
+    CERTIFICATE = "lunar_certificate_expiry_timestamp_seconds" Gauge ["listener"]
+        "When the certificate of an API listener ends, in seconds since 1970-01-01 UTC.";
     API_REQUESTS = "lunar_api_requests" Counter ["route", "status"] "Requests of the API, by route and HTTP status.";
     PROCESS_CPU = "process_cpu_seconds" Counter [] "Processor time of the process, of user and system.";
     PROCESS_MEMORY = "process_resident_memory_bytes" Gauge [] "Memory of the process that is resident.";
@@ -50,12 +53,15 @@ pub(crate) fn page(shared: &Shared, requests: &Requests, format: Format) -> Stri
         page.family(&CONFIG_VERSION, |samples| samples.add(&[], number));
         page.family(&CONFIG_TIME, |samples| samples.add(&[], time));
     }
-    let is_refused = seen.troubles.iter().any(|trouble| trouble.kind == "refused-edit");
+    let is_refused = seen.troubles.iter().any(|trouble| trouble.kind == TroubleCode::RefusedEdit.word());
     page.family(&CONFIG_SUCCESS, |samples| samples.add(&[], u64::from(!is_refused)));
     page.family(&TROUBLE, |samples| {
         // A kind of trouble may be told twice of a subject, in other words.
         let all: BTreeMap<_, _> = seen.troubles.iter().map(|trouble| ((trouble.kind, &trouble.subject), ())).collect();
         all.keys().take(TROUBLES_MAX).for_each(|(kind, subject)| samples.add(&[kind, subject], 1));
+    });
+    page.family(&CERTIFICATE, |samples| {
+        shared.certificates().iter().for_each(|(listener, expiry)| samples.add(&[listener], expiry.seconds));
     });
     page.family(&API_REQUESTS, |samples| {
         let all = requests.0.lock().unwrap_or_else(PoisonError::into_inner);

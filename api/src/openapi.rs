@@ -10,6 +10,8 @@ use lunar_control::api::{
     VersionView,
 };
 use lunar_control::docs;
+use lunar_control::explain::{ExplanationView, RefusalView, ReservationView};
+use lunar_control::slow::{AllStagesView, SlowLogView};
 use lunar_control::{Kind, Schema};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
 use serde_json::{Map, Value as Json, json};
@@ -97,6 +99,10 @@ fn operation(schema: &'static Schema, route: &Route, generator: &mut SchemaGener
             }));
         }
     }
+    for (name, description) in route.texts() {
+        let schema = json!({ "type": "string" });
+        parameters.push(json!({ "name": name, "in": "query", "description": description, "schema": schema }));
+    }
     if !parameters.is_empty() {
         operation["parameters"] = json!(parameters);
     }
@@ -107,7 +113,7 @@ fn operation(schema: &'static Schema, route: &Route, generator: &mut SchemaGener
 }
 
 fn parameter(name: &str, route: &Route) -> Json {
-    let is_text = name == "name" || route.response == ResponseContent::Session;
+    let is_text = ["name", "volume"].contains(&name) || route.response == ResponseContent::Session;
     let schema = if is_text { json!({ "type": "string" }) } else { json!({ "type": "integer", "minimum": 0 }) };
     json!({ "name": name, "in": "path", "required": true, "schema": schema })
 }
@@ -148,6 +154,11 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         ResponseContent::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),
         ResponseContent::Sessions => of(json, list_of(generator.subschema_for::<SessionView>().to_value())),
         ResponseContent::Session => of(json, generator.subschema_for::<SessionView>().to_value()),
+        ResponseContent::Stages => of(json, generator.subschema_for::<AllStagesView>().to_value()),
+        ResponseContent::Refusals => of(json, list_of(generator.subschema_for::<RefusalView>().to_value())),
+        ResponseContent::Explanation => of(json, generator.subschema_for::<ExplanationView>().to_value()),
+        ResponseContent::Reservation => of(json, generator.subschema_for::<ReservationView>().to_value()),
+        ResponseContent::SlowLog => of(json, generator.subschema_for::<SlowLogView>().to_value()),
         ResponseContent::AuditRecords => of(json, list_of(generator.subschema_for::<AuditRecord>().to_value())),
         ResponseContent::Config | ResponseContent::Statistics | ResponseContent::Schema => {
             of(json, json!({ "type": "object" }))

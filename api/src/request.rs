@@ -1,6 +1,7 @@
 //! Requests, replies and problems: the arguments and results of the handlers.
 
 use crate::audit::{AuditLog, Topic};
+use crate::certificate::Expiry;
 use crate::control::{Control, ControlHandle};
 use crate::copies::Copies;
 use crate::rights::Caller;
@@ -12,6 +13,7 @@ use lunar_control::in_use::{Author, Force};
 use lunar_control::luns::LUN_MAX;
 use lunar_control::manager::Failure;
 use lunar_control::metrics::Measured;
+use lunar_control::trouble::TroubleCode;
 use lunar_control::{Kind, Plan, Schema};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -72,6 +74,8 @@ pub struct Shared {
     /// The metrics of the target, once it runs.
     pub measured: OnceLock<Arc<dyn Measured>>,
     seen: Mutex<Seen>,
+    /// The ends of the certificates of listeners.
+    certificates: Mutex<BTreeMap<String, Expiry>>,
     /// The configuration at the start: keys that need a restart still have its values.
     pub(crate) initial: OnceLock<Checked>,
 }
@@ -83,8 +87,20 @@ impl Shared {
         let (copies, version) = (Copies::default(), version.to_owned());
         let troubles = TroubleBook::default();
         let (starting, initial) = (Mutex::default(), OnceLock::new());
-        let (measured, seen) = (OnceLock::new(), Mutex::default());
-        Arc::new(Self { schema, audit_log, copies, version, since, troubles, starting, measured, seen, initial })
+        let (measured, seen, certificates) = (OnceLock::new(), Mutex::default(), Mutex::default());
+        Arc::new(Self {
+            schema,
+            audit_log,
+            copies,
+            version,
+            since,
+            troubles,
+            starting,
+            measured,
+            seen,
+            certificates,
+            initial,
+        })
     }
 
     fn starting(&self) -> MutexGuard<'_, Option<(String, String)>> {
@@ -114,7 +130,7 @@ impl Shared {
     pub fn starting_status(&self) -> Option<StatusView> {
         let (file, words) = self.starting().clone()?;
         let since = self.since.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
-        let trouble = TroubleView::told("starting", "lunar", format!("starting: {words}"));
+        let trouble = TroubleView::told(TroubleCode::Starting, "lunar", format!("starting: {words}"));
         Some(StatusView {
             version: self.version.clone(),
             process: std::process::id(),
@@ -124,6 +140,7 @@ impl Shared {
             sessions: 0,
             machines: Vec::new(),
             isns: None,
+            certificates: BTreeMap::new(),
             after_restart: Vec::new(),
             troubles: vec![TroubleView { since, ..trouble }],
         })
@@ -131,12 +148,29 @@ impl Shared {
 
     /// The troubles that there are now, with times. Troubles that begin are added to the audit log.
     pub fn tell_troubles(&self, control: &mut dyn Control) -> Vec<TroubleView> {
-        let (all, begun) = self.troubles.enter(troubles::all(control), SystemTime::now());
+        let now = SystemTime::now();
+        let mut found = troubles::all(control);
+        found.extend(self.certificates().iter().filter_map(|(name, expiry)| expiry.trouble(name, now)));
+        let (all, begun) = self.troubles.enter(found, now);
         for trouble in begun {
             self.audit_log.add(Topic::Service, "lunar", &trouble.to_string());
         }
         self.see(control, &all);
         all
+    }
+
+    /// The ends of the certificates of listeners, by their names.
+    pub(crate) fn certificates(&self) -> BTreeMap<String, Expiry> {
+        self.certificates.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Sets the end of the certificate of a listener; `None`: it has none any more.
+    pub(crate) fn set_expiry(&self, listener: &str, expiry: Option<Expiry>) {
+        let mut all = self.certificates.lock().unwrap_or_else(PoisonError::into_inner);
+        match expiry {
+            Some(expiry) => drop(all.insert(listener.to_owned(), expiry)),
+            None => drop(all.remove(listener)),
+        }
     }
 
     /// The state that the control thread has reported last.

@@ -1,6 +1,7 @@
 //! The declaration of a route: method, path, required right, contents of request and response, handler.
 
 use crate::control::Control;
+use crate::explain;
 use crate::health::Checks;
 use crate::request::{ApiRequest, Outcome, Problem};
 use crate::rights::Right;
@@ -82,6 +83,16 @@ pub enum ResponseContent {
     Statistics,
     /// The records of the audit log.
     AuditRecords,
+    /// The slow log.
+    SlowLog,
+    /// The stages of commands.
+    Stages,
+    /// The refused logins.
+    Refusals,
+    /// An explanation.
+    Explanation,
+    /// The reservations of a volume.
+    Reservation,
     /// Audit records as they are made (server-sent events).
     Events,
     /// A JSON schema, or an OpenAPI document.
@@ -125,6 +136,16 @@ impl Route {
     #[must_use]
     pub fn takes_dry_run(&self) -> bool {
         self.response == ResponseContent::Plan && self.name != "plan"
+    }
+
+    /// The query parameters that are texts, with their descriptions.
+    #[must_use]
+    pub fn texts(&self) -> &'static [(&'static str, &'static str)] {
+        match self.name.as_str() {
+            "explain-login" => explain::LOGIN_QUERY,
+            "explain-lun" | "explain-path" => explain::LUN_QUERY,
+            _ => &[],
+        }
     }
 
     /// Whether the route takes `with-data`.

@@ -1,10 +1,11 @@
 //! The table of routes. The server, the OpenAPI document and the reference page derive from it; the rows of configured
 //! resources derive from their declarations.
 
+use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
 use crate::route::{Handler, Method, RequestContent, ResponseContent, Route};
-use crate::{copy, handlers, health, openapi};
+use crate::{copy, explain, handlers, health, openapi};
 use lunar_control::{Kind, Schema};
 
 /// A row without a kind of resource.
@@ -35,6 +36,7 @@ pub fn routes(schema: &'static Schema) -> Vec<Route> {
     all.extend(luns());
     all.extend(media());
     all.extend(copies());
+    all.extend(explanations());
     all.extend(monitoring());
     all
 }
@@ -93,6 +95,20 @@ fn service() -> Vec<Route> {
             (Nothing, ResponseContent::AuditRecords),
             Handler::Local(handlers::audit),
             "The last logins, refusals and changes of the audit log.",
+        ),
+        row(
+            (Get, "/v1/stages", "stages"),
+            Read,
+            (Nothing, ResponseContent::Stages),
+            Handler::Control(handlers::stages),
+            "Where the time of commands goes, by core and by volume.",
+        ),
+        row(
+            (Get, "/v1/slow", "slow"),
+            Read,
+            (Nothing, ResponseContent::SlowLog),
+            Handler::Control(handlers::slow),
+            "The slow log: commands that took longer than `slow` in `[logging]`, with the parts of their time.",
         ),
     ]
 }
@@ -390,6 +406,80 @@ fn copies() -> Vec<Route> {
             (none, ResponseContent::Copy),
             Handler::Local(copy::stop),
             "Stops one copy.",
+        ),
+    ]
+}
+
+/// Explanations.
+fn explanations() -> Vec<Route> {
+    use ResponseContent::{Explanation, Refusals, Reservation};
+    use explain::units;
+    type Work = fn(&mut dyn Control, &ApiRequest) -> Outcome;
+    let explains =
+        |path: &str, name, work: Work, summary| get(path, name, Explanation, Handler::Control(work), summary);
+    vec![
+        get(
+            "/v1/refusal",
+            "list-refusal",
+            Refusals,
+            Handler::Control(explain::refusals),
+            "The refused logins, the latest first; they are kept across restarts.",
+        ),
+        explains(
+            "/v1/explain/login/{name}",
+            "explain-login",
+            explain::login,
+            "Whether a client of this name may log in, step by step, with what to do if not.",
+        ),
+        explains(
+            "/v1/explain/refusal/{number}",
+            "explain-refusal",
+            explain::refusal,
+            "Why a login was refused, and whether it would still be.",
+        ),
+        explains(
+            "/v1/explain/lun/{name}/{lun}",
+            "explain-lun",
+            units::lun,
+            "The volume that a client sees at a LUN, or why it sees none.",
+        ),
+        explains(
+            "/v1/explain/path/{name}/{volume}",
+            "explain-path",
+            units::path,
+            "The paths of a client to a volume, and those that are missing.",
+        ),
+        explains(
+            "/v1/explain/volume/{name}",
+            "explain-volume",
+            units::volume,
+            "The state of a volume, and who sees it.",
+        ),
+        explains(
+            "/v1/explain/reservation/{name}",
+            "explain-reservation",
+            units::reservation,
+            "The client that holds the reservation of a volume, and whether it is logged in.",
+        ),
+        explains(
+            "/v1/explain/slow/{name}",
+            "explain-slow",
+            units::slow,
+            "Where the time of the slow commands of a volume or a client went.",
+        ),
+        get(
+            "/v1/volume/{name}/reservation",
+            "show-reservation",
+            Reservation,
+            Handler::Control(units::show_reservation),
+            "The reservation and the registrants of a volume.",
+        ),
+        row(
+            (Method::Delete, "/v1/volume/{name}/reservation", "clear-reservation"),
+            Right::Write,
+            (RequestContent::Nothing, Reservation),
+            Handler::Long(units::clear_reservation),
+            "Ends the reservation and all registrations of a volume, as CLEAR does.",
         ),
     ]
 }

@@ -70,6 +70,11 @@ pub struct State {
 }
 
 impl State {
+    /// The state that all requests share.
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Creates the state. Requests are sent to `control_thread`.
     #[must_use]
     pub fn new(control_thread: ControlHandle, shared: Arc<Shared>, policy: AccessPolicy) -> Arc<Self> {
@@ -146,10 +151,11 @@ impl State {
         if let Handler::Metrics = route.handler {
             return Ok(respond(self.page_of_metrics(&parts).await));
         }
-        let Query { dry_run, force, with_data } = Query::of(&route, parts.uri.query())?;
+        let Query { dry_run, force, with_data, texts } = Query::of(&route, parts.uri.query())?;
         let room = if dry_run || route.right == Right::Read { &self.readers } else { &self.writers };
         let _permit = room.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
-        let parameters = parameters(&mut parts).await?;
+        let mut parameters = parameters(&mut parts).await?;
+        parameters.extend(texts);
         let body = read(&route, body).await?;
         let kind = route.kind;
         let api_request = ApiRequest {
@@ -328,11 +334,12 @@ fn not_found() -> Problem {
 }
 
 /// The query parameters of a change.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 struct Query {
     dry_run: bool,
     force: bool,
     with_data: bool,
+    texts: Vec<(String, String)>,
 }
 
 impl Query {
@@ -343,20 +350,25 @@ impl Query {
         let parts = query.into_iter().flat_map(|query| query.split('&')).filter(|part| !part.is_empty());
         let mut seen = Vec::new();
         for part in parts {
+            let (name, value) = part.split_once('=').unwrap_or((part, "true"));
+            if seen.contains(&name) {
+                return Err(wrong("a query parameter is given twice"));
+            }
+            seen.push(name);
+            if route.texts().iter().any(|(known, _)| *known == name) {
+                let value = decoded(value).ok_or_else(|| wrong("a query parameter is not UTF-8 text"))?;
+                found.texts.push((name.to_owned(), value));
+                continue;
+            }
             if !route.takes_dry_run() {
                 return Err(wrong("this route has no query parameters"));
             }
-            let (name, value) = part.split_once('=').unwrap_or((part, "true"));
             let place = match name {
                 "dry-run" => &mut found.dry_run,
                 "force" => &mut found.force,
                 "with-data" if route.takes_with_data() => &mut found.with_data,
                 _ => return Err(wrong("the query parameters are dry-run and force, and with-data to delete a volume")),
             };
-            if seen.contains(&name) {
-                return Err(wrong("a query parameter is given twice"));
-            }
-            seen.push(name);
             *place = match value {
                 "true" => true,
                 "false" => false,
@@ -365,6 +377,26 @@ impl Query {
         }
         Ok(found)
     }
+}
+
+/// A value of a query without percent-encoding (RFC 3986 2.1); `None` if it is not UTF-8 text.
+fn decoded(value: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(value.len());
+    let mut rest = value.as_bytes();
+    while let [first, after @ ..] = rest {
+        let encoded = (*first == b'%').then(|| std::str::from_utf8(after.get(..2)?).ok()).flatten();
+        match encoded.and_then(|digits| u8::from_str_radix(digits, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8(bytes).ok()
 }
 
 async fn parameters(parts: &mut Parts) -> Result<Vec<(String, String)>, Problem> {

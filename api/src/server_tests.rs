@@ -90,6 +90,7 @@ fn session(id: u64) -> SessionView {
         source: "192.0.2.1:50000".into(),
         target: Some("main".into()),
         group: Some("hosts".into()),
+        portal_group: None,
         user: Some("esx".into()),
         seconds: 75,
     }

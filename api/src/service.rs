@@ -177,9 +177,11 @@ impl Api {
         self.state.change_policy(|policy| policy.tokens = tokens);
         for name in removed {
             self.listeners.remove(&name);
+            self.state.shared().set_expiry(&name, None);
             self.thread.close(&name);
         }
         for (name, listener, bound, tls) in listeners {
+            self.state.shared().set_expiry(&name, tls.as_ref().and_then(|tls| tls.expiry.clone()));
             // A second handle keeps the address bound for a listener that takes it over.
             if let Ok(handle) = bound.try_clone() {
                 self.listeners.insert(name.clone(), (listener, wanted.certificate(&name).cloned(), handle));

@@ -122,6 +122,10 @@ fn network_clients_need_tls_and_a_token() {
     let own = Some(certificate.clone());
     let reader = remote("https", port, Some("the token of a reader"), own.clone());
     assert_eq!(get(&reader, "/v1/status").expect("an answer")["things"]["api-token"], json!(1));
+    let status = get(&reader, "/v1/status").expect("an answer");
+    assert!(status["certificates"]["tls"].as_u64().is_some_and(|end| end > 1_700_000_000), "{status}");
+    let expires = |trouble: &serde_json::Value| trouble["kind"] == "certificate-expires";
+    assert!(status["troubles"].as_array().is_some_and(|all| all.iter().any(expires)), "{status}");
     let why = reader.call(Method::Delete, "/v1/api-token/reader", RequestBody::Nothing).expect_err("a read-only token");
     assert!(matches!(&why, ClientError::NotAllowed(why) if why.to_string().contains("may only read")), "{why}");
     let why = get(&remote("https", port, None, own.clone()), "/v1/status").expect_err("no token");

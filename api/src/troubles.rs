@@ -3,6 +3,7 @@
 
 use crate::control::Control;
 use lunar_control::api::TroubleView;
+use lunar_control::trouble::TroubleCode;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -49,7 +50,7 @@ fn replaced(path: &str) -> Option<TroubleView> {
     Some(TroubleView {
         remedy: "restart Lunar when its clients permit".to_owned(),
         ..TroubleView::told(
-            "replaced-program",
+            TroubleCode::ReplacedProgram,
             "lunar",
             format!("{program} was replaced or removed, and the old program runs"),
         )
@@ -64,11 +65,12 @@ mod tests {
     #[test]
     fn a_trouble_begins_once_and_keeps_its_time() {
         let (book, first) = (TroubleBook::default(), UNIX_EPOCH + Duration::from_secs(1000));
-        let disk = TroubleView::told("unavailable", "volume disk", "it is away".to_owned());
+        let disk = TroubleView::told(TroubleCode::Unavailable, "volume disk", "it is away".to_owned());
         let (dated, begun) = book.enter(vec![disk.clone()], first);
         assert_eq!((dated[0].since, begun.len()), (1000, 1));
         let later = first + Duration::from_secs(60);
-        let told = TroubleView { since: 7, ..TroubleView::told("deleted", "volume b", "it is deleted".to_owned()) };
+        let told =
+            TroubleView { since: 7, ..TroubleView::told(TroubleCode::Deleted, "volume b", "it is deleted".to_owned()) };
         let (dated, begun) = book.enter(vec![disk.clone(), told], later);
         assert_eq!((dated[0].since, dated[1].since, begun.len()), (1000, 7, 0));
         assert_eq!(book.enter(Vec::new(), later).0, []);

@@ -10,6 +10,7 @@ use crate::table::{Code, Flow, Plan, Row, find};
 use crate::unit::BlockUnit;
 use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
+use lunar_core::slow::Ending;
 use lunar_core::step::{Failure, SlotContext, Step, carry_out, carry_out_now, survey};
 use lunar_core::tally::{Event, Tally, latency};
 use lunar_core::traffic::Class;
@@ -31,8 +32,16 @@ impl BlockSet {
         let unit = attachment.unit();
         let counters = attachment.counters(unit.as_deref());
         let _in_flight = counters.unit.map(Tally::begin);
+        slot.watch.begin();
         let result = self.perform(attachment, unit.as_deref(), request, transfer, slot, reply).await;
         let nanoseconds = latency(arrived, self.stats.now());
+        let ending = match &result {
+            _ if transfer.aborted() => Ending::Aborted,
+            Ok(_) => Ending::Done,
+            Err(_) => Ending::Failed,
+        };
+        let named = (class(request.code), || find(request.code).policy.name);
+        counters.timed(&self.stats, &slot.watch, nanoseconds, ending, named);
         reply.result = match result {
             _ if transfer.aborted() => {
                 counters.failed(class(request.code), nanoseconds, Some(Event::Aborted));
@@ -67,13 +76,14 @@ impl BlockSet {
         let Some(immediate) = unit.unit.store.immediate().filter(|_| row.policy.flow != Flow::None) else {
             return false;
         };
+        let begun = self.stats.sampler.begin(self.stats.commands.get(), self.stats.now());
         // `execute` reports the error to the client.
         let Ok(Plan::Do(step)) = planned(row, attachment, request, &unit) else { return false };
         match carry_out_now(&unit.unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
             Some(Ok(())) => {
-                // It has ended in the turn in which it arrived.
-                attachment.counters(Some(&unit)).ended(class(request.code), 0, self.count(row, &step));
+                let bytes = self.count(row, &step);
+                attachment.counters(Some(&unit)).ended_at_once(&self.stats, class(request.code), bytes, begun);
             }
             Some(Err(failure)) => {
                 attachment.counters(Some(&unit)).failed(class(request.code), 0, None);

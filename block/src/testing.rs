@@ -3,7 +3,7 @@
 use crate::attachment::{Attachment, Client};
 use crate::request::{Answer, Error, Reply, Request};
 use crate::set::BlockSet;
-use lunar_core::io::{Completion, Data, Done, Extent, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Extent, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::{MetadataStore, VolatileMemory};
@@ -392,7 +392,7 @@ impl Rig {
     /// The resources that a slot lends to a request.
     #[must_use]
     pub fn slot(&self) -> SlotContext {
-        SlotContext { arena: self.arena.clone(), completion: Completion::new() }
+        SlotContext::new(self.arena.clone())
     }
 
     /// Runs a request of the client.

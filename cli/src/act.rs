@@ -2,7 +2,7 @@
 
 use crate::call::{Service, encoded};
 use crate::failure::Failure;
-use crate::{declare, show};
+use crate::{declare, explained, show};
 use clap::ArgMatches;
 use lunar_api::client::{ClientError, RequestBody};
 use lunar_api::route::Method;
@@ -26,6 +26,8 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
         "history" => history,
         "rollback" => rollback,
         "audit" => audit,
+        "log" => slow,
+        "explain" => explain,
         "events" => events,
         section => {
             let kind = schema.kind(section).filter(|kind| kind.is_named())?;
@@ -65,6 +67,9 @@ fn resource(schema: &'static Schema, service: &Service, kind: Kind, matches: &Ar
     }
     if ["snapshot", "clone", "copy"].contains(&verb) {
         return copy(service, verb, &one, matches);
+    }
+    if verb == "reservation" {
+        return reservation(service, &name, &one, matches);
     }
     if ["medium", "eject", "load"].contains(&verb) {
         return medium(service, verb, &one, matches);
@@ -314,7 +319,11 @@ fn end_all(
     (ended, failures)
 }
 
-fn status(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
+fn status(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
+    if matches.get_flag("stages") {
+        let all = service.get("/v1/stages")?;
+        return service.print(&all, show::stages(&all));
+    }
     let status = service.get("/v1/status")?;
     service.print(&status, show::status(&status))
 }
@@ -381,6 +390,53 @@ fn audit(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
     let all = service.get("/v1/audit")?;
     let lines = all.as_array().into_iter().flatten().map(show::audit_record).collect();
     service.print(&all, lines)
+}
+
+/// Shows or ends the reservation of a volume.
+fn reservation(service: &Service, name: &str, volume: &str, matches: &ArgMatches) -> Result<(), Failure> {
+    let path = format!("{volume}/reservation");
+    let state = match matches.get_flag("clear") {
+        true => service.request(Method::Delete, &path, RequestBody::Nothing)?,
+        false => service.get(&path)?,
+    };
+    service.print(&state, explained::reservation(name, &state))
+}
+
+fn explain(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
+    let Some((topic, matches)) = matches.subcommand() else {
+        return Err(Failure::new("a topic is missing; see --help"));
+    };
+    let mut path = format!("/v1/explain/{topic}");
+    match topic {
+        "refusal" => match matches.get_one::<u64>("number") {
+            Some(number) => path.push_str(&format!("/{number}")),
+            None => {
+                let all = service.get("/v1/refusal")?;
+                return service.print(&all, explained::refusals(&all));
+            }
+        },
+        "lun" => {
+            let lun = matches.get_one::<u16>("lun").copied().unwrap_or_default();
+            path.push_str(&format!("/{}/{lun}", encoded(&word(matches, "name"))));
+        }
+        "path" => path.push_str(&format!("/{}/{}", encoded(&word(matches, "name")), encoded(&word(matches, "volume")))),
+        _ => path.push_str(&format!("/{}", encoded(&word(matches, "name")))),
+    }
+    let given = |name: &'static str| {
+        let value = matches.try_get_one::<String>(name).ok().flatten()?;
+        Some(format!("{name}={}", encoded(value)))
+    };
+    let query: Vec<String> = ["target", "from", "portal", "user"].into_iter().filter_map(given).collect();
+    if !query.is_empty() {
+        path.push_str(&format!("?{}", query.join("&")));
+    }
+    let explanation = service.get(&path)?;
+    service.print(&explanation, explained::explanation(&explanation))
+}
+
+fn slow(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
+    let all = service.get("/v1/slow")?;
+    service.print(&all, show::slow(&all))
 }
 
 fn events(service: &Service, _: &ArgMatches) -> Result<(), Failure> {

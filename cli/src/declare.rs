@@ -122,6 +122,7 @@ fn resource(schema: &'static Schema, kind: Kind) -> Command {
             );
             verbs.extend(copies());
             verbs.extend(media());
+            verbs.push(reservation());
         }
         Kind::Group => verbs.extend(mappings()),
         _ => {}
@@ -158,6 +159,70 @@ fn media() -> [Command; 3] {
             .about("Load the medium again; initiators are notified of a possible medium change")
             .arg(name(Kind::Volume)),
     ]
+}
+
+/// The reservations of a volume.
+fn reservation() -> Command {
+    let clear = Arg::new("clear").long("clear").action(ArgAction::SetTrue);
+    Command::new("reservation")
+        .about("Show who holds the reservation of a volume")
+        .args([name(Kind::Volume), clear.help("End the reservation and all registrations, whoever has them")])
+}
+
+/// The explanations.
+fn explain() -> Command {
+    let name = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).value_name(value).required(true).help(help)
+    };
+    let client = || name("name", "CLIENT", "iSCSI name of the initiator, or NQN of the host");
+    let option = |name: &'static str, value: &'static str, help: &'static str| {
+        Arg::new(name).long(name).value_name(value).help(help)
+    };
+    let target = || option("target", "TARGET", "Target [default: the one that the client asked for last]");
+    let from = || option("from", "ADDRESS", "Address of the client [default: the one that it came from last]");
+    let number = Arg::new("number").value_name("N").value_parser(value_parser!(u64));
+    api_command("explain", "Explain why a login is refused, a LUN is missing, a volume is slow")
+        .subcommands([
+            Command::new("login").about("Explain whether a client may log in").args([
+                client(),
+                target(),
+                from(),
+                option("portal", "PORTAL", "Portal through which it logs in [default: any]"),
+                option("user", "USER", "User as whom it authenticates"),
+            ]),
+            Command::new("refusal")
+                .about("List refused logins, or explain one")
+                .arg(number.help("Number of the refusal [default: list them]")),
+            Command::new("lun").about("Explain what a client sees at a LUN").args([
+                client(),
+                name("lun", "LUN", "LUN: logical unit number").value_parser(value_parser!(u16)),
+                target(),
+                from(),
+            ]),
+            Command::new("path").about("Explain the paths of a client to a volume").args([
+                client(),
+                name("volume", "VOLUME", "Name of the volume"),
+                target(),
+                from(),
+            ]),
+            Command::new("volume").about("Explain the state of a volume, and who sees it").arg(name(
+                "name",
+                "VOLUME",
+                "Name of the volume",
+            )),
+            Command::new("reservation").about("Explain who holds the reservation of a volume").arg(name(
+                "name",
+                "VOLUME",
+                "Name of the volume",
+            )),
+            Command::new("slow").about("Explain where the time of slow commands went").arg(name(
+                "name",
+                "VOLUME|CLIENT",
+                "Name of the volume or of the client",
+            )),
+        ])
+        .subcommand_required(true)
+        .arg_required_else_help(true)
 }
 
 fn mappings() -> [Command; 2] {
@@ -218,7 +283,12 @@ pub fn service_commands() -> Vec<Command> {
     let file = |help: &'static str| Arg::new("file").value_name("FILE").help(help);
     let number = || Arg::new("number").value_name("N").value_parser(value_parser!(u64));
     vec![
-        api_command("status", "Show the state of the service and its troubles"),
+        api_command("status", "Show the state of the service and its troubles").arg(
+            Arg::new("stages")
+                .long("stages")
+                .action(ArgAction::SetTrue)
+                .help("Show where the time of commands goes instead, by core and by volume"),
+        ),
         api_command("statistics", "Show the statistics since the start"),
         api_command("plan", "Show the steps that applying a file would take")
             .arg(file("File, or - for standard input [default: the service's configuration file]")),
@@ -243,6 +313,14 @@ pub fn service_commands() -> Vec<Command> {
         .arg(number().required(true).help("Number of the version, as `lunar history` shows it"))
         .args(change_options()),
         api_command("audit", "Show the last logins, refusals and changes"),
+        explain(),
+        api_command("log", "Show the slow log: commands that took long, and where their time went").arg(
+            Arg::new("slow")
+                .long("slow")
+                .action(ArgAction::SetTrue)
+                .required(true)
+                .help("Commands that took longer than `slow` in [logging]"),
+        ),
         api_command("events", "Follow logins, refusals and changes until Ctrl-C"),
     ]
 }

@@ -3,7 +3,7 @@
 //!
 //! * [`declare`]: the commands and their options, derived from the declarations of the configuration's keys
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
-//! * [`show`]: the output for people
+//! * [`show`], [`explained`]: the output for people
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
@@ -11,6 +11,7 @@
 pub mod act;
 pub mod call;
 pub mod declare;
+pub mod explained;
 pub mod failure;
 pub mod install;
 pub mod local;

@@ -6,11 +6,11 @@ use lunar_control::{Kind, Schema};
 use serde_json::Value as Json;
 use std::io::{self, Write};
 
-const BOLD: Style = Style::new().bold();
+pub(crate) const BOLD: Style = Style::new().bold();
 const DIM: Style = Style::new().dimmed();
-const GREEN: Style = AnsiColor::Green.on_default();
-const RED: Style = AnsiColor::Red.on_default();
-const YELLOW: Style = AnsiColor::Yellow.on_default();
+pub(crate) const GREEN: Style = AnsiColor::Green.on_default();
+pub(crate) const RED: Style = AnsiColor::Red.on_default();
+pub(crate) const YELLOW: Style = AnsiColor::Yellow.on_default();
 
 /// The width of a table that is not written to a terminal: unlimited.
 const UNLIMITED: usize = usize::MAX;
@@ -25,7 +25,7 @@ pub fn print(text: &str) -> io::Result<()> {
     out.flush()
 }
 
-fn styled(style: Style, text: &str) -> String {
+pub(crate) fn styled(style: Style, text: &str) -> String {
     if text.is_empty() { String::new() } else { format!("{style}{text}{style:#}") }
 }
 
@@ -38,13 +38,13 @@ pub fn progress(bytes: u64) -> ProgressBar {
 }
 
 /// The width of the terminal, in columns.
-fn width() -> usize {
+pub(crate) fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(UNLIMITED)
 }
 
 /// A JSON value as text.
-fn text_of(value: &Json) -> String {
+pub(crate) fn text_of(value: &Json) -> String {
     match value {
         Json::Null => String::new(),
         Json::String(text) => text.clone(),
@@ -67,7 +67,7 @@ fn text_of(value: &Json) -> String {
 }
 
 /// A table with a header. The last columns are left out if the table is wider than `most`.
-fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
+pub(crate) fn table(heads: &[String], rows: &[Vec<String>], most: usize) -> String {
     let wide = |at: usize| {
         let cells = rows.iter().map(|row| row[at].chars().count());
         cells.chain([heads[at].chars().count()]).max().unwrap_or(0)
@@ -295,6 +295,9 @@ pub fn status(status: &Json) -> String {
     ] {
         text.push_str(&format!("  {head:<13}  {value}\n"));
     }
+    for (listener, end) in status["certificates"].as_object().into_iter().flatten() {
+        text.push_str(&format!("  {:<13}  of API listener {listener} until {}\n", "certificate", time(end)));
+    }
     let isns = &status["isns"];
     if isns.is_object() {
         let many = |key: &str, word: &str| {
@@ -383,6 +386,62 @@ pub fn audit_record(note: &Json) -> String {
     )
 }
 
+/// The slow log: a line for each command, the newest last.
+#[must_use]
+pub fn slow(log: &Json) -> String {
+    let commands: Vec<&Json> = log["commands"].as_array().into_iter().flatten().collect();
+    if commands.is_empty() {
+        return "no command was slow\n".into();
+    }
+    let heads =
+        ["time", "volume", "initiator", "command", "lba", "bytes", "total", "network", "queue", "store", "ending"]
+            .map(str::to_owned);
+    let row = |command: &&Json| {
+        let seconds = command["milliseconds"].as_u64().map(|milliseconds| milliseconds / 1000);
+        let cell = |head: &String| match head.as_str() {
+            "time" => time(&seconds.into()),
+            "total" | "network" | "queue" | "store" => milliseconds(&command["microseconds"][head]),
+            head => text_of(&command[head]),
+        };
+        heads.iter().map(cell).collect()
+    };
+    let mut text = table(&heads, &commands.iter().map(row).collect::<Vec<Vec<_>>>(), width());
+    match log["omitted"].as_u64() {
+        None | Some(0) => {}
+        Some(more) => text.push_str(&format!("and {more} more, which were only counted\n")),
+    }
+    text
+}
+
+/// The stages of commands: their mean times.
+#[must_use]
+pub fn stages(all: &Json) -> String {
+    const STAGES: [&str; 4] = ["receive", "wait", "store", "answer"];
+    let mean = |nanoseconds: u64, commands: u64| {
+        let tenths = nanoseconds / commands.max(1) / 100;
+        format!("{}.{} us", tenths / 10, tenths % 10)
+    };
+    let row = |name: String, view: &Json| {
+        let commands = view["commands"].as_u64().unwrap_or_default();
+        let times = STAGES.map(|stage| view["nanoseconds"][stage].as_u64().unwrap_or_default());
+        let total = times.iter().sum();
+        let cells = times.into_iter().chain([total]).map(|time| mean(time, commands));
+        [name, commands.to_string()].into_iter().chain(cells).collect::<Vec<_>>()
+    };
+    let cores = all["cores"].as_array().into_iter().flatten().enumerate();
+    let cores = cores.map(|(core, view)| row(format!("core {core}"), view));
+    let volumes = all["volumes"].as_object().into_iter().flatten();
+    let volumes = volumes.map(|(name, view)| row(format!("volume {name}"), view));
+    let heads = ["", "timed"].into_iter().chain(STAGES).chain(["total"]).map(str::to_owned).collect::<Vec<_>>();
+    table(&heads, &cores.chain(volumes).collect::<Vec<_>>(), width())
+}
+
+/// A time in microseconds, in milliseconds.
+fn milliseconds(value: &Json) -> String {
+    let micros = value.as_u64().unwrap_or_default();
+    format!("{}.{:03} ms", micros / 1000, micros % 1000)
+}
+
 /// A time span, in its two largest units.
 fn span(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
@@ -399,7 +458,7 @@ fn span(value: &Json) -> String {
 const DAY: u64 = 86_400;
 
 /// A time in seconds since 1970-01-01, as text in UTC.
-fn time(value: &Json) -> String {
+pub(crate) fn time(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
     // Count years from March, so that the leap day is the last day of a year (400 Gregorian years have 146,097 days).
     let days = seconds / DAY + 719_468;
@@ -503,6 +562,21 @@ mod tests {
         {
             assert!(lines.iter().any(|shown| shown == line), "{line}: {text}");
         }
+    }
+
+    #[test]
+    fn stages_are_mean_times() {
+        let view =
+            json!({ "commands": 2, "nanoseconds": { "receive": 1000, "wait": 0, "store": 5300, "answer": 700 } });
+        let shown = stages(&json!({ "cores": [view.clone()], "volumes": { "disk": view } }));
+        let plain = anstream::adapter::strip_str(&shown).to_string();
+        let rows: Vec<Vec<&str>> = plain.lines().map(|line| line.split_whitespace().collect()).collect();
+        assert_eq!(
+            rows[1],
+            ["core", "0", "2", "0.5", "us", "0.0", "us", "2.6", "us", "0.3", "us", "3.5", "us"],
+            "{plain}"
+        );
+        assert_eq!(rows[2][..2], ["volume", "disk"]);
     }
 
     #[test]

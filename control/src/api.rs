@@ -10,6 +10,7 @@ use crate::kind::{Id, Kind};
 use crate::plan::{Action, Change, Plan};
 use crate::report::{Problem, Problems};
 use crate::section::show;
+use crate::trouble::TroubleCode;
 use crate::value::Textual;
 use crate::versions::{Trouble, Version};
 use schemars::JsonSchema;
@@ -233,6 +234,9 @@ pub struct SessionView {
     /// Its group.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub group: Option<String>,
+    /// The tag of the portal group through which it came.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub portal_group: Option<u16>,
     /// The authenticated user.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub user: Option<String>,
@@ -319,6 +323,10 @@ pub struct StatusView {
     /// The state of the iSNS registration, if a server is configured.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub isns: Option<IsnsView>,
+    /// The ends of the certificates of API listeners, by the names of the listeners, in seconds since the beginning of
+    /// 1970.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub certificates: BTreeMap<String, u64>,
     /// Changes that take effect after the next start, in words.
     pub after_restart: Vec<String>,
     /// The troubles, each with what to do.
@@ -330,7 +338,7 @@ pub struct StatusView {
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "trouble")]
 pub struct TroubleView {
-    /// The kind: one word, such as `truncated`.
+    /// Its code, as in the documentation: one word, such as `truncated`.
     pub kind: &'static str,
     /// Its subject, such as `volume disk`.
     pub subject: String,
@@ -345,7 +353,8 @@ pub struct TroubleView {
 impl TroubleView {
     /// A trouble whose words say what to do, and of which it is not known since when it is there.
     #[must_use]
-    pub fn told(kind: &'static str, subject: &str, words: String) -> Self {
+    pub fn told(code: TroubleCode, subject: &str, words: String) -> Self {
+        let kind = code.word();
         Self { kind, subject: subject.to_owned(), since: 0, words, remedy: String::new() }
     }
 }

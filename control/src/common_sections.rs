@@ -481,6 +481,9 @@ sections! {
         level: Level = or(Level::Info) => Live;
         /// The format of a line.
         format: LogFormat = or(LogFormat::Text) => Live;
+        /// The time from which on a command is slow: `lunar log --slow` lists slow commands with the parts of their
+        /// time, and the log has some of them. `0s`: none is.
+        slow: Period = or(Period(Duration::from_millis(250))) => Live;
     }
 }
 
@@ -548,7 +551,8 @@ pub fn identity_of(uuid: Uuid, revision: &str) -> Identity {
     }
 }
 
-fn place_of(secret: &SecretSource) -> String {
+/// Where a secret is, in words.
+pub(crate) fn place_of(secret: &SecretSource) -> String {
     match secret {
         SecretSource::Inline(_) => "secret in the configuration".into(),
         SecretSource::File(path) => format!("secret in {}", path.text()),

@@ -13,7 +13,9 @@
 //!   takes something from, with [`affected`], [`failure`] and
 //!   [`refused_file`]: why a change is refused
 //! * [`write_freeze`]: volumes that no client may write to during a copy
-//! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration
+//! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration;
+//!   [`slow`]: its slow commands; [`explain`]: why a login is refused, and other explanations;
+//!   [`trouble`]: the codes of troubles
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
 //!   types of the API
 //! * [`files`]: opens the files that the configuration names, from inside of a sandbox, too
@@ -29,6 +31,7 @@ pub mod config;
 mod declared;
 pub mod docs;
 pub mod document;
+pub mod explain;
 pub mod failure;
 pub mod fake_target;
 pub mod files;
@@ -51,8 +54,10 @@ pub mod schema;
 pub mod secret;
 pub mod section;
 pub mod stations;
+pub mod slow;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod trouble;
 pub mod value;
 mod value_error;
 pub mod versions;

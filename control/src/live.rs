@@ -1,8 +1,11 @@
 //! The state of a running target beyond its configuration: sessions, statistics and media.
 
 use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
+use crate::explain::{LoginDryRun, LoginQuestion, RefusalView, ReservationView};
 use crate::names::Uuid;
+use crate::slow::{AllStagesView, SlowLogView};
 use serde_json::Value as Json;
+use std::collections::BTreeMap;
 use std::{fmt, io};
 
 /// Work that may take long, or the wait for it: for a thread that may block.
@@ -77,6 +80,48 @@ pub trait Live {
     /// The statistics since the start: an object with a number for each row of the table of statistics, and further
     /// objects.
     fn statistics(&mut self) -> Json;
+
+    /// The slow commands.
+    fn slow(&mut self) -> SlowLogView {
+        SlowLogView::default()
+    }
+
+    /// Where the time of commands goes.
+    fn stages(&mut self) -> AllStagesView {
+        AllStagesView::default()
+    }
+
+    /// Decides about a login over this transport as it would about a real one, without any effect; `None`: its clients
+    /// do not log in.
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDryRun> {
+        let _ = (protocol, question);
+        None
+    }
+
+    /// The refused logins, the latest first.
+    fn refusals(&mut self) -> Vec<RefusalView> {
+        Vec::new()
+    }
+
+    /// The LUN map of a group in force: the volume of each LUN, and whether its writes are refused. `None`: no group of
+    /// this name is in force.
+    fn mapped(&mut self, group: &str) -> Option<BTreeMap<u16, (String, bool)>> {
+        let _ = group;
+        None
+    }
+
+    /// The reservations of a volume; `None` if it is not served.
+    fn reservation(&mut self, volume: &str) -> Option<ReservationView> {
+        let _ = volume;
+        None
+    }
+
+    /// Ends the registrations and the reservation of a volume; `None` if it is not served. The work returns whether
+    /// they have ended, also after a restart.
+    fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
+        let _ = volume;
+        None
+    }
 
     /// The endpoints of virtual machines.
     fn vms(&mut self) -> Vec<VmView>;

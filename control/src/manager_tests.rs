@@ -328,6 +328,7 @@ fn session_of(initiator: &str, target: &str, group: &str) -> SessionView {
         source: "192.0.2.1:50000".into(),
         target: Some(target.into()),
         group: Some(group.into()),
+        portal_group: None,
         user: Some("esx".into()),
         seconds: 1,
     }

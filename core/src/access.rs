@@ -5,13 +5,15 @@
 //! refused and is shown nothing.
 //!
 //! * [`throttle`]: a host whose logins fail waits longer and longer; no host is locked out
-//! * [`audit`]: how many refused logins are logged
+//! * [`audit`]: how many refused logins are logged; [`refusal`]: the codes of refusals
 //! * [`written`]: the text form of the keys of NVMe hosts
 
 pub mod audit;
+pub mod refusal;
 pub mod throttle;
 pub mod written;
 
+use refusal::RefusalCode;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -204,6 +206,14 @@ pub struct Credentials {
     pub target: Option<Account>,
 }
 
+impl Credentials {
+    /// The user of this name. All users are compared, so that the time does not depend on the position of the name.
+    #[must_use]
+    pub fn user(&self, name: &str) -> Option<&Account> {
+        self.users.iter().fold(None, |found, user| if &*user.name == name { Some(user) } else { found })
+    }
+}
+
 /// Hosts that are treated alike.
 #[derive(Clone, Debug)]
 pub struct Group {
@@ -237,7 +247,12 @@ impl Group {
 
     fn fits(&self, host: &str, source: IpAddr) -> bool {
         let from = self.sources.is_empty() || self.sources.iter().any(|network| network.contains(source));
-        from && self.hosts.iter().any(|pattern| pattern.fits(host))
+        from && self.names(host)
+    }
+
+    /// Whether the group has hosts of this name, at any address.
+    fn names(&self, host: &str) -> bool {
+        self.hosts.iter().any(|pattern| pattern.fits(host))
     }
 }
 
@@ -302,9 +317,20 @@ impl Access {
         self.groups.iter().find(|group| group.fits(host, source))
     }
 
+    /// The group of a host, or why it has none.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NotShown`]; [`RefusalCode::WrongNetwork`] if a group has hosts of this name at other addresses.
+    pub fn admit(&self, host: &str, source: IpAddr) -> Result<&Arc<Group>, RefusalCode> {
+        self.group(host, source).ok_or_else(|| match self.groups.iter().any(|group| group.names(host)) {
+            true => RefusalCode::WrongNetwork,
+            false => RefusalCode::NotShown,
+        })
+    }
+
     /// The TLS keys of all groups that match a name in lower case, at any address: the keys of each group.
     pub fn tls_keys(&self, host: &str) -> impl Iterator<Item = &[Account]> {
-        let named = self.groups.iter().filter(move |group| group.hosts.iter().any(|pattern| pattern.fits(host)));
+        let named = self.groups.iter().filter(move |group| group.names(host));
         named.map(|group| &group.tls_keys[..])
     }
 
@@ -412,6 +438,12 @@ mod tests {
         assert_eq!(found("iqn.a:x", "10.1.1.1").as_deref(), Some("a"));
         assert_eq!(found("iqn.a:x", "192.0.2.1").as_deref(), Some("b"));
         assert_eq!(found("naa.1", "10.1.1.1"), None);
+        let refused = |access: &Access, host: &str| {
+            access.admit(host, "192.0.2.1".parse().expect("an address")).map(|group| group.name.to_string())
+        };
+        assert_eq!(refused(&access, "naa.1"), Err(RefusalCode::NotShown));
+        let near = Access::new(vec![group("a", "iqn.a:*", &["10.0.0.0/8"])], Credentials::default()).expect("right");
+        assert_eq!(refused(&near, "iqn.a:x"), Err(RefusalCode::WrongNetwork));
     }
 
     #[test]

@@ -1,7 +1,12 @@
 //! The one place where a command of any transport and command set is counted at its end.
 
 use crate::hosts::HostSession;
+use crate::slow::{Ending, SlowCommand};
+use crate::stages::Sample;
+use crate::stats::Stats;
+use crate::step::Watch;
 use crate::tally::{Event, Tally};
+use crate::time::Instant;
 use crate::traffic::Class;
 
 /// The counters of a command: those of its unit and of its host, where it has them.
@@ -36,6 +41,62 @@ impl Counters<'_> {
         if let (Some(host), Some(Event::Aborted)) = (self.host, error) {
             host.aborted(1);
         }
+    }
+
+    /// Counts a command that has ended in the turn in which it arrived. `begun`: it is timed.
+    #[inline]
+    pub fn ended_at_once(&self, stats: &Stats, class: Class, bytes: u64, begun: Option<Instant>) {
+        self.ended(class, 0, bytes);
+        if let Some(begun) = begun {
+            let turn = stats.now();
+            stats.sampler.end(self.unit, &Sample { arrived: turn, waited: 0, begun, turn, times: None });
+        }
+    }
+
+    /// Ends the times of a command that was executed for so many nanoseconds, and records it if it was slow. `name` is
+    /// its name in its standard.
+    #[inline]
+    pub fn timed(
+        &self,
+        stats: &Stats,
+        watch: &Watch,
+        nanoseconds: u64,
+        ending: Ending,
+        (class, name): (Class, impl FnOnce() -> &'static str),
+    ) {
+        let times = watch.end(nanoseconds);
+        if let Some(begun) = watch.take_sample() {
+            let (turn, waited) = (stats.now(), times.total.saturating_sub(nanoseconds));
+            let arrived = Instant(turn.0.saturating_sub(times.total));
+            stats.sampler.end(self.unit, &Sample { arrived, waited, begun, turn, times: Some(times) });
+        }
+        if !stats.slow.log.is_slow(times.total, ending) {
+            return;
+        }
+        self.slow(
+            stats,
+            SlowCommand {
+                ended: stats.now(),
+                core: stats.slow.core,
+                volume: self.unit.map(|unit| unit.name().clone()),
+                host: self.host.map(|host| host.key().clone()),
+                command: name(),
+                class,
+                blocks: watch.blocks(),
+                times,
+                in_flight: self.unit.map_or(0, Tally::in_flight),
+                ending,
+            },
+        );
+    }
+
+    #[cold]
+    fn slow(&self, stats: &Stats, command: SlowCommand) {
+        stats.slow_commands.add(1);
+        if let Some(unit) = self.unit {
+            unit.add(Event::Slow, 1);
+        }
+        stats.slow.log.record(command);
     }
 
     /// Counts a command that was refused because no slot was free.

@@ -4,7 +4,7 @@
 //! of the other hosts of its transport, so that totals never fall.
 
 use crate::access::audit::shown;
-use crate::stats::Count;
+use crate::count::Count;
 use crate::traffic::{Class, Traffic, TrafficSums};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -301,6 +301,12 @@ impl HostSession {
         self.hosts.enter(&self.key);
         let (mine, key, hosts) = (self.mine.clone(), self.key.clone(), self.hosts.clone());
         Self { mine, key, is_session: false, hosts }
+    }
+
+    /// The names of the host, of its target and of its transport.
+    #[must_use]
+    pub fn key(&self) -> &HostKey {
+        &self.key
     }
 
     /// Counts aborted commands.

@@ -14,14 +14,16 @@
 //! * [`shares`]: a bounded resource that hosts and their sessions share
 //! * [`task`]: the commands of a nexus or a queue that are in progress
 //! * [`uncorrectable`]: blocks that were marked as unreadable
-//! * [`stats`]: the table of statistics, counted per core
+//! * [`stats`]: the table of statistics, counted per core; [`count`]: a number in it
 //! * [`tally`], [`hosts`]: counters of the commands of each volume and of each host; [`traffic`]: their common part;
 //!   [`counters`]: where a command is counted
+//! * [`slow`]: slow commands, one by one; [`stages`]: where the time of all commands goes
 //! * [`wire`]: integer newtypes for protocol codes, cursor, bounded writer
 //! * [`time`]: instants as numbers, so that time can be an argument
 
 pub mod access;
 pub mod ascii;
+pub mod count;
 pub mod counters;
 pub mod hosts;
 pub mod io;
@@ -34,6 +36,8 @@ pub mod port;
 pub mod protection;
 pub mod range;
 pub mod shares;
+pub mod slow;
+pub mod stages;
 pub mod stats;
 pub mod step;
 pub mod tally;

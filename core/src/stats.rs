@@ -1,37 +1,11 @@
 //! The table of statistics. A statistic is one line here and the place that counts it; every display (the CLI, a page,
 //! metrics) walks [`Stats::each`].
 
+pub use crate::count::Count;
 use crate::hosts::CoreHosts;
+use crate::slow::CoreSlowLog;
+use crate::stages::Sampler;
 use crate::time::Instant;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-/// A number that one core writes and any thread reads.
-#[derive(Debug, Default)]
-pub struct Count(AtomicU64);
-
-impl Count {
-    /// Adds. Only the core that owns the table may call it: it is a plain load and store, without a locked
-    /// instruction.
-    pub fn add(&self, by: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_add(by), Ordering::Relaxed);
-    }
-
-    /// Subtracts, for gauges.
-    pub fn sub(&self, by: u64) {
-        self.0.store(self.0.load(Ordering::Relaxed).wrapping_sub(by), Ordering::Relaxed);
-    }
-
-    /// Replaces the value, for gauges.
-    pub fn set(&self, value: u64) {
-        self.0.store(value, Ordering::Relaxed);
-    }
-
-    /// The value now.
-    #[must_use]
-    pub fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
-    }
-}
 
 /// The kind of a statistic.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -65,6 +39,10 @@ macro_rules! stats {
             clock: Count,
             /// The counters of the hosts whose sessions the core serves.
             pub hosts: CoreHosts,
+            /// The slow log.
+            pub slow: CoreSlowLog,
+            /// The stages of commands.
+            pub sampler: Sampler,
             $(#[doc = $doc] pub $name: Count,)*
         }
 
@@ -81,10 +59,10 @@ macro_rules! stats {
 }
 
 impl Stats {
-    /// The statistics of a core that counts its hosts in this table.
+    /// The statistics of a core that counts its hosts in this table, and has this slow log.
     #[must_use]
-    pub fn counting(hosts: CoreHosts) -> Self {
-        Self { hosts, ..Self::default() }
+    pub fn counting(hosts: CoreHosts, slow: CoreSlowLog) -> Self {
+        Self { hosts, slow, ..Self::default() }
     }
 
     /// The time at which the loop of the core last read its clock.
@@ -125,6 +103,7 @@ stats! {
     task_set_full: Counter, "Commands refused because no slot was free.";
     slot_waits: Counter, "Commands that waited for a slot, because their session or host had its share.";
     busy_refused: Counter, "Commands refused because no memory was free.";
+    slow_commands: Counter, "Commands that took longer than the threshold of the slow log.";
     task_management: Counter, "Task management functions carried out.";
     tasks_aborted: Counter, "Commands that a task management function or a lost connection ended.";
     digest_errors: Counter, "Headers or data whose digest did not match.";

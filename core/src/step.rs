@@ -16,6 +16,7 @@ mod marked;
 mod now;
 mod protect;
 mod space;
+mod watch;
 mod whole;
 
 use crate::io::{Completion, Data, Fault, Io, Op, submit};
@@ -32,6 +33,8 @@ pub use kinds::{Failure, FinalData, PIECE_BYTES, Protected, SlotContext, Step};
 use marked::{mark, placed};
 pub use now::carry_out_now;
 pub use space::{space, survey};
+use watch::Timed;
+pub use watch::Watch;
 pub use whole::{rewrite_medium, yield_once};
 
 /// Executes a step. The last piece of a read is put into `final_data`, so that the status can travel with it.
@@ -45,6 +48,9 @@ pub async fn carry_out<T: Transfer>(
     slot: &mut SlotContext,
     final_data: &mut FinalData,
 ) -> Result<(), Failure> {
+    let watch = slot.watch.clone();
+    watch.is_at(&unit, step);
+    let transfer = &Timed { transfer, watch: &watch };
     if let Some(protection) = unit.protected() {
         // Boxed: a protected unit is rare, and this future would make that of every step larger.
         let ended = Box::pin(protect::carry_out(unit, protection, step, transfer, slot, final_data)).await;
@@ -92,7 +98,7 @@ pub async fn blank(unit: &Unit, slot: &mut SlotContext) -> Result<(), Failure> {
     let Some(protection) = &unit.protection else { return Ok(()) };
     protect::blank(unit, protection, 0, unit.geometry.bytes(), slot).await.map_err(fault(0))?;
     let io = Io { op: Op::Flush, offset: 0, data: Data::None };
-    submit(&*protection.store, io, &mut slot.completion).await.result.map(|_| ()).map_err(fault(0))
+    slot.submit(&*protection.store, io).await.result.map(|_| ()).map_err(fault(0))
 }
 
 /// Flushes the unit's store and its protection store.

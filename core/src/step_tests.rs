@@ -238,7 +238,7 @@ fn poll(future: &mut Carrying<'_>) -> Option<Result<FinalData, Failure>> {
 
 impl Rig {
     fn start<'a>(&'a self, step: Step, peer: &'a Peer) -> Carrying<'a> {
-        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(self.arena.clone());
         Box::pin(async move {
             let mut final_data = FinalData::default();
             carry_out(Admitted::to(&self.unit), &step, peer, &mut slot, &mut final_data).await.map(|()| final_data)
@@ -712,7 +712,7 @@ fn a_survey_merges_runs_of_whole_blocks() {
         let rig = rig();
         let of = |list: Runs| list.iter().map(|&(len, mapped)| Extent { len, mapped }).collect::<Vec<_>>();
         rig.memory.extents.borrow_mut().extend(of(answers));
-        let mut slot = SlotContext { arena: rig.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(rig.arena.clone());
         let mut asking = Box::pin(survey(&rig.unit, 512, 8192, runs, &mut slot));
         let found = match asking.as_mut().poll(&mut Context::from_waker(Waker::noop())) {
             Poll::Ready(found) => found.expect("told"),

@@ -1,6 +1,7 @@
 //! Counters of a unit's commands: each core has its own, and a reader gets the sum.
 
-use crate::stats::Count;
+use crate::count::Count;
+use crate::stages::{StageSums, Stages};
 use crate::time::Instant;
 use crate::traffic::{Class, Traffic, TrafficSums};
 use std::cell::OnceCell;
@@ -38,6 +39,7 @@ events! {
     TaskSetFull, "full", "A command that was refused because no slot was free.";
     Misaligned, "", "A read or write that is not aligned to 4 KiB.";
     UnmappedBytes, "", "Bytes that clients unmapped or discarded.";
+    Slow, "", "A command that took longer than the threshold of the slow log.";
 }
 
 const EVENTS: usize = Event::ALL.len();
@@ -54,6 +56,7 @@ struct PerCore {
     failed: [Count; 2],
     traffic: Traffic,
     events: [Count; EVENTS],
+    stages: Stages,
 }
 
 /// The sums that clients see, at the last reset.
@@ -66,6 +69,8 @@ struct Before {
 
 #[derive(Debug)]
 struct Shared {
+    /// The name of the volume.
+    name: Arc<str>,
     /// Those of each core, once the core has counted something: most volumes are used on few cores.
     cores: Box<[OnceLock<Arc<PerCore>>]>,
     /// Once a client has reset the sums.
@@ -132,6 +137,8 @@ pub struct Moved {
 pub struct TallySums {
     /// The commands, failed ones included.
     pub traffic: TrafficSums,
+    /// The stages of the commands that were timed.
+    pub stages: StageSums,
     /// Commands in progress that wait for data, for memory or for the store.
     pub in_flight: u64,
     /// The most of them at the same time: the sum of the cores, each at its own busiest moment.
@@ -148,11 +155,23 @@ impl TallySums {
 }
 
 impl SharedTally {
-    /// New counters for this number of cores.
+    /// New counters of a volume without a name.
     #[must_use]
     pub fn new(cores: usize) -> Self {
+        Self::named(cores, "")
+    }
+
+    /// New counters of the volume of this name for this number of cores.
+    #[must_use]
+    pub fn named(cores: usize, name: &str) -> Self {
         let cores = (0..cores.max(1)).map(|_| OnceLock::new()).collect();
-        Self(Arc::new(Shared { cores, before: OnceLock::new() }))
+        Self(Arc::new(Shared { name: name.into(), cores, before: OnceLock::new() }))
+    }
+
+    /// The name of the volume.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.0.name
     }
 
     /// The counters of a core.
@@ -206,6 +225,7 @@ impl SharedTally {
         let mut sums = TallySums::default();
         for core in self.used() {
             sums.traffic.add(&core.traffic);
+            sums.stages.merge(&core.stages.sums());
             sums.in_flight = sums.in_flight.wrapping_add(core.in_flight.get());
             sums.in_flight_max = sums.in_flight_max.wrapping_add(core.in_flight_max.get());
             for (sum, event) in sums.events.iter_mut().zip(&core.events) {
@@ -251,6 +271,17 @@ impl Tally {
     #[cold]
     fn first(&self) -> Arc<PerCore> {
         self.shared.0.cores[self.core].get_or_init(Arc::default).clone()
+    }
+
+    /// The stages of commands on this core.
+    pub(crate) fn stages(&self) -> &Stages {
+        &self.mine().stages
+    }
+
+    /// Commands in progress on this core.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.mine().in_flight.get()
     }
 
     /// Counts an event.

@@ -1,7 +1,7 @@
 //! Counters of the commands of one volume or of one host on one core: how many of each class, how long they took, and
 //! the bytes that they moved.
 
-use crate::stats::Count;
+use crate::count::Count;
 
 macro_rules! classes {
     ($($name:ident, $word:literal, $doc:literal;)*) => {

@@ -18,6 +18,7 @@ use crate::origin::Origin;
 use crate::participant::Participant;
 use crate::placed::PlacedVolume;
 use crate::published_config::BoundPortal;
+use crate::refusals::Keeping;
 use crate::registry::Registry;
 use crate::retirement::Latch;
 use crate::target_ports::TargetPorts;
@@ -102,6 +103,8 @@ pub struct Engine {
     /// Looks after the media of the volumes.
     pub(crate) health: Health,
     pub(crate) metrics: Arc<Metrics>,
+    /// Keeps the refused logins in the state folder.
+    refusals: Keeping,
 }
 
 impl fmt::Debug for Engine {
@@ -164,6 +167,7 @@ impl Engine {
         let health = Health::start(&shared.host, &shared.audit);
         Self {
             metrics: Metrics::new(shared.clone(), core_set.cores().clone(), health.spaces()),
+            refusals: shared.refusals.keep(),
             health,
             core_set,
             registry,
@@ -217,8 +221,8 @@ impl Engine {
     /// # Errors
     /// When something could not be flushed.
     pub fn end(self) -> Result<(), EngineError> {
-        let Self { name_service, core_set, lock, health, .. } = self;
-        drop((name_service, health));
+        let Self { name_service, core_set, lock, health, refusals, .. } = self;
+        drop((name_service, health, refusals));
         let ended = core_set.end();
         drop(lock);
         ended

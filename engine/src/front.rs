@@ -11,6 +11,7 @@ use crate::core_set::shared::Shared;
 use crate::error::EngineError;
 use crate::published_config::PublishedConfig;
 use lunar_control::api::{SessionView, VmView};
+use lunar_control::explain::{LoginDryRun, LoginQuestion};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
 use lunar_control::{Checked, Config};
@@ -89,6 +90,12 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
 
     /// Ends the session of this ID; `None` if it has none. The work waits for a bounded time until it has ended.
     fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>>;
+
+    /// Decides about a login as it would about a real one, without any effect; `None`: its clients do not log in.
+    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginDryRun> {
+        let _ = question;
+        None
+    }
 
     /// State that is left over once no client is connected any more; for tests.
     fn leftovers(&self) -> Vec<String>;

@@ -9,6 +9,7 @@ use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::placed::PlacedVolume;
 use crate::space::over_committed;
 use lunar_control::api::TroubleView;
+use lunar_control::trouble::TroubleCode;
 use lunar_core::tally::{Event, SharedTally};
 use lunar_core::time::Instant;
 use lunar_reactor::log;
@@ -29,17 +30,17 @@ const QUIET: Duration = Duration::from_secs(600);
 const LOOK_MAX: Duration = Duration::from_secs(1);
 
 impl Condition {
-    /// The word of the kind in the API.
+    /// The code of the trouble.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn code(self) -> TroubleCode {
         match self {
-            Self::Truncated => "truncated",
-            Self::Deleted => "deleted",
-            Self::Moved => "moved",
-            Self::Gone => "gone",
-            Self::LostWrites => "lost-writes",
-            Self::MediumErrors => "medium-errors",
-            Self::NoSpace => "no-space",
+            Self::Truncated => TroubleCode::Truncated,
+            Self::Deleted => TroubleCode::Deleted,
+            Self::Moved => TroubleCode::Moved,
+            Self::Gone => TroubleCode::Gone,
+            Self::LostWrites => TroubleCode::LostWrites,
+            Self::MediumErrors => TroubleCode::MediumErrors,
+            Self::NoSpace => TroubleCode::NoSpace,
         }
     }
 }
@@ -149,7 +150,8 @@ impl Watched {
         for StoreTrouble { condition, words, remedy } in found {
             let known = self.found.as_ref().and_then(|found| found.troubles.get(&condition)).map(|known| known.since);
             let subject = format!("volume {name}");
-            let trouble = TroubleView { kind: condition.word(), subject, since: known.unwrap_or(wall), words, remedy };
+            let kind = condition.code().word();
+            let trouble = TroubleView { kind, subject, since: known.unwrap_or(wall), words, remedy };
             if known.is_none() {
                 begun.push(trouble.clone());
             }

@@ -33,7 +33,7 @@ fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
     let tally = SharedTally::new(2).of_core(0);
     let mut watched = watched(&tally);
     let mut kinds = |now| -> Vec<(&str, String)> {
-        watched.counted(now).into_iter().map(|found| (found.condition.word(), found.words)).collect()
+        watched.counted(now).into_iter().map(|found| (found.condition.code().word(), found.words)).collect()
     };
     assert_eq!(kinds(MINUTE), []);
     tally.add(Event::SpaceError, 3);
@@ -59,7 +59,7 @@ fn the_medium_errors_of_a_truncated_file_are_its_truncation() {
     tally.add(Event::ReadError, 7);
     tally.add(Event::SpaceError, 1);
     let mut kinds = |condition| -> Vec<&str> {
-        watched.all(vec![found(condition)], MINUTE).iter().map(|found| found.condition.word()).collect()
+        watched.all(vec![found(condition)], MINUTE).iter().map(|found| found.condition.code().word()).collect()
     };
     assert_eq!(kinds(Condition::Truncated), ["truncated", "no-space"]);
     assert_eq!(kinds(Condition::Deleted), ["deleted", "medium-errors", "no-space"]);

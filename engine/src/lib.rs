@@ -23,7 +23,8 @@
 //!   iSNS
 //! * [`authentication`]: the thread with the computations of DH-HMAC-CHAP
 //! * [`notice`]: notices for operators; [`statistics`]: the counters of the cores; [`metrics`]: all counters and states
-//!   for monitoring; [`error`]: errors
+//!   for monitoring; [`error`]: errors;
+//!   `slow`: the slow log; [`refusals`]: refused logins
 
 pub mod access;
 pub mod answer;
@@ -53,9 +54,11 @@ pub mod participant;
 mod placed;
 mod publication;
 pub mod published_config;
+pub mod refusals;
 pub mod registry;
 pub mod retirement;
 pub mod service_unit;
+mod slow;
 mod space;
 pub mod statistics;
 mod status;

@@ -1,5 +1,6 @@
 use super::*;
 use lunar_control::metrics::Format;
+use lunar_control::trouble::TroubleCode;
 use lunar_core::counters::Counters;
 use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::stats::Stats;
@@ -43,7 +44,7 @@ fn sample() -> (String, Arc<Hosts>) {
     let names = BTreeMap::from([("iqn.target".into(), "disks".to_owned())]);
     cores::write(&mut page, &[Arc::new(Stats::default())]);
     hosts::write(&mut page, &hosts, &names);
-    let unavailable = TroubleView::told("unavailable", "volume gone", "no file".to_owned());
+    let unavailable = TroubleView::told(TroubleCode::Unavailable, "volume gone", "no file".to_owned());
     let all = BTreeMap::from([("disk1".into(), volume(&tally))]);
     volumes::write(&mut page, &all, &SharedUnits::default(), &[unavailable]);
     (page.finish(), hosts)

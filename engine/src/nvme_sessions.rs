@@ -35,6 +35,7 @@ pub fn view(
         source: grant.source.map_or_else(|| path.address.clone(), |source| source.to_string()),
         target: (controller.kind == Kind::Io).then(target),
         group: grant.group.as_deref().map(str::to_owned),
+        portal_group: (!path.memory).then_some(path.portal_ref.group),
         user: None,
         seconds: shared.host.now().since(controller.since).as_secs(),
     }

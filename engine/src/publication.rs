@@ -60,6 +60,7 @@ impl Engine {
             self.participants.iter_mut().for_each(|participant| participant.commit(wanted));
         }
         let ports = target_ports(wanted, self.front_ports(wanted), &self.ports);
+        self.core_set().shared().slow.set_threshold(wanted.config.logging.slow.0);
         let seen = volume_maps(wanted);
         let units = self.units_by_name();
         let unit = |volume: &str| units.get(volume).copied();

@@ -2,6 +2,7 @@
 
 use crate::backend::PoolSpace;
 use lunar_control::api::TroubleView;
+use lunar_control::trouble::TroubleCode;
 use lunar_control::value::Size;
 use std::collections::BTreeMap;
 
@@ -26,7 +27,7 @@ impl OverCommitted {
         let (missing, free) = (Size(missing.next_multiple_of(MIB)), Size(free - free % MIB));
         let stores = if *volumes == 1 { "1 volume" } else { &format!("{volumes} volumes") };
         TroubleView {
-            kind: "over-committed",
+            kind: TroubleCode::OverCommitted.word(),
             subject: format!("file system of {place}"),
             since,
             words: format!(

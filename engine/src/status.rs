@@ -5,17 +5,25 @@ use crate::core_set::core::Core;
 use crate::engine::Engine;
 use crate::notice::SERVICE;
 use crate::placed::PlacedVolume;
+use crate::slow;
 use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;
 use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
+use lunar_control::explain::{LoginDryRun, LoginQuestion, RefusalView, ReservationView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::names::Uuid;
+use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
+use lunar_control::trouble::TroubleCode;
+use lunar_core::port::NexusName;
+use lunar_core::stages::{Stage, StageSums};
 use lunar_core::tally::{Direction, Event};
 use lunar_core::uncorrectable::UNCORRECTABLE;
 use lunar_reactor::os_error;
 use lunar_unit::removal::motion::Stuck;
+use lunar_unit::reserve::{Reservation, Reservations};
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::future::ready;
 use std::io;
 use std::rc::Rc;
@@ -61,6 +69,67 @@ impl Live for Engine {
         all
     }
 
+    fn slow(&mut self) -> SlowLogView {
+        let shared = self.core_set().shared();
+        slow::view(&shared.slow, &*shared.host, &self.shape.names)
+    }
+
+    fn stages(&mut self) -> AllStagesView {
+        let shared = self.core_set().shared();
+        let view = |sums: &StageSums| {
+            let nanoseconds = Stage::ALL.iter().map(|stage| (stage.word(), sums.of(*stage))).collect();
+            StagesView { commands: sums.commands, nanoseconds }
+        };
+        AllStagesView {
+            cores: shared.stats.iter().map(|stats| view(&stats.sampler.sums())).collect(),
+            volumes: self
+                .volumes
+                .iter()
+                .map(|(name, placed)| (name.to_string(), view(&placed.tally.sums().stages)))
+                .collect(),
+        }
+    }
+
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDryRun> {
+        let front = self.registry.front_index(protocol)?;
+        self.core_set().shared().fronts().get(front)?.dry_run(question)
+    }
+
+    fn refusals(&mut self) -> Vec<RefusalView> {
+        self.core_set().shared().refusals.all()
+    }
+
+    fn mapped(&mut self, group: &str) -> Option<BTreeMap<u16, (String, bool)>> {
+        let map = self.shape.maps.get(group)?;
+        let name = |unit: u16| {
+            let found = self.volumes.iter().find(|(_, placed)| placed.unit.0 == u32::from(unit));
+            found.map(|(name, _)| name.to_string())
+        };
+        Some(map.luns().filter_map(|(lun, mapping)| Some((lun, (name(mapping.unit)?, mapping.read_only)))).collect())
+    }
+
+    fn reservation(&mut self, volume: &str) -> Option<ReservationView> {
+        let placed = self.volumes.get(volume)?;
+        let unit = self.core_set().shared().units.get(placed.unit)?;
+        let mut view = reservation_of(&unit.reservations(), placed.tally.sums().of(Event::Conflict));
+        let hosts: Vec<NexusName> =
+            self.core_set().shared().controllers.all().iter().map(|controller| controller.host.nexus()).collect();
+        let sessions = self.sessions();
+        let is_there = |holder: &&String| {
+            let is_host = hosts.iter().any(|host| *host.initiator == ***holder);
+            is_host || sessions.iter().any(|session| is_port_of(holder, &session.initiator))
+        };
+        view.present = view.holders.iter().filter(is_there).count();
+        Some(view)
+    }
+
+    fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
+        let unit = self.volumes.get(volume)?.unit;
+        let clear = move |core: Rc<Core>| async move { core.units.clear_reservations(unit).await.is_ok() };
+        let cleared = self.core_set().cores().ask(0, clear);
+        Some(Box::new(move || cleared.wait().unwrap_or(false)))
+    }
+
     fn vms(&mut self) -> Vec<VmView> {
         self.core_set().shared().fronts().iter().flat_map(|front| front.vms()).collect()
     }
@@ -71,13 +140,13 @@ impl Live for Engine {
 
     fn troubles(&mut self) -> Vec<TroubleView> {
         let fronts: Vec<String> = self.core_set().shared().fronts().iter().flat_map(|front| front.troubles()).collect();
-        let fronts = fronts.into_iter().map(|words| TroubleView::told("front", SERVICE, words));
+        let fronts = fronts.into_iter().map(|words| TroubleView::told(TroubleCode::Front, SERVICE, words));
         let closed = self.shape.closed.iter().map(|(id, words)| {
             let name = self.portals.iter().find(|(_, portal)| portal.id == *id).map_or("", |(name, _)| name);
-            TroubleView::told("closed-portal", &format!("portal {name}"), words.clone())
+            TroubleView::told(TroubleCode::ClosedPortal, &format!("portal {name}"), words.clone())
         });
         let service = self.name_service.as_ref().and_then(|service| service.trouble());
-        let service = service.map(|words| TroubleView::told("isns", "isns", words));
+        let service = service.map(|words| TroubleView::told(TroubleCode::Isns, "isns", words));
         let mut told: Vec<TroubleView> = fronts.chain(closed).chain(service).collect();
         told.extend(self.health.troubles());
         told
@@ -140,6 +209,27 @@ impl Live for Engine {
     }
 }
 
+/// The reservations of a unit for an operator.
+fn reservation_of(reservations: &Reservations, conflicts: u64) -> ReservationView {
+    let registrants: Vec<String> = reservations.registrants().map(|(name, _)| name.initiator.to_string()).collect();
+    let (kind, holders) = match (reservations.reservation(), reservations.spc2()) {
+        (Some((Reservation { kind, holder }, _)), _) => {
+            let kind = kind.name().unwrap_or("unknown").to_lowercase().replace('_', "-");
+            let holders = holder.as_ref().map_or_else(|| registrants.clone(), |name| vec![name.initiator.to_string()]);
+            (Some(kind), holders)
+        }
+        (None, Some(holder)) => (Some("spc-2".to_owned()), vec![holder.initiator.to_string()]),
+        (None, None) => (None, Vec::new()),
+    };
+    ReservationView { kind, holders, present: 0, registrants, persists: reservations.ptpl(), conflicts }
+}
+
+/// Whether a registrant is a port of an initiator, or a host.
+fn is_port_of(registrant: &str, initiator: &str) -> bool {
+    let rest = registrant.get(..initiator.len()).filter(|start| start.eq_ignore_ascii_case(initiator));
+    rest.is_some() && registrant[initiator.len()..].chars().next().is_none_or(|c| !c.is_alphanumeric() && c != '-')
+}
+
 /// The error of the unit for an operator.
 fn medium_error(stuck: Stuck) -> MediumError {
     match stuck {
@@ -148,5 +238,17 @@ fn medium_error(stuck: Stuck) -> MediumError {
         Stuck::Prevented => MediumError::Prevented,
         Stuck::Busy => MediumError::Busy,
         Stuck::Store(fault) => MediumError::NotFlushed(os_error(fault)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_initiator_port_belongs_to_its_initiator() {
+        assert!(is_port_of("iqn.x:a,i,0x00023d000001", "iqn.X:a") && is_port_of("nqn.h", "nqn.h"));
+        assert!(!is_port_of("iqn.x:ab,i,0x1", "iqn.x:a") && !is_port_of("iqn.x:a-2", "iqn.x:a"));
+        assert!(!is_port_of("iqn", "iqn.x:a"));
     }
 }

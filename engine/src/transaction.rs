@@ -264,7 +264,7 @@ impl Engine {
                 let (unit, medium, tally) = (own.unit, own.medium.clone(), own.tally.clone());
                 PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind }
             }
-            None => self.new_unit(volume, model).map_err(|why| why.about(about.as_deref()))?,
+            None => self.new_unit(name, volume, model).map_err(|why| why.about(about.as_deref()))?,
         };
         let PlacedVolume { unit, volume, medium, tally, .. } = placed.clone();
         let ticket = self.ticket();
@@ -284,7 +284,12 @@ impl Engine {
     }
 
     /// A unit for a volume that is not served yet, with the state that it had.
-    fn new_unit(&mut self, volume: Volume, model: &common_sections::Volume) -> Result<PlacedVolume, EngineError> {
+    fn new_unit(
+        &mut self,
+        name: &str,
+        volume: Volume,
+        model: &common_sections::Volume,
+    ) -> Result<PlacedVolume, EngineError> {
         let unit = UnitId(self.units.take().ok_or(EngineError::TooManyVolumes(LUNS_MAX))?);
         let restored = self.core_set().shared().units.restore(unit, &**volume.metadata());
         let restored = restored.map_err(|why| EngineError::Volume(VolumeError::Reservations(why)));
@@ -293,7 +298,7 @@ impl Engine {
             medium.map_err(|why| EngineError::Volume(VolumeError::UnreadableBlocks(why)))
         });
         let medium = medium.inspect_err(|_| self.give_back(unit))?;
-        let tally = SharedTally::new(self.core_set().cores().count());
+        let tally = SharedTally::named(self.core_set().cores().count(), name);
         let (path, kind, medium_kind) = (model.path.clone(), model.kind, model.medium);
         Ok(PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind })
     }

@@ -49,6 +49,11 @@ mod tests {
         check_page("metrics.md", &lunar_control::metrics::page(target.chain(lunar_api::metrics::FAMILIES)));
     }
 
+    #[test]
+    fn the_page_on_troubleshooting_is_fresh() {
+        check_page("troubleshooting.md", &lunar_control::trouble::page());
+    }
+
     /// A machine with the files of secrets that the example names.
     struct Secrets;
 

@@ -3,7 +3,7 @@ use crate::command::{Command, Reply, Sqe, Status};
 use crate::fuzzing::{BLOCK, Rig, at_once, entry};
 use crate::namespace::Namespace;
 use crate::queue::Task;
-use lunar_core::io::{Completion, Fault};
+use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::{MetadataStore, Saving, VolatileMemory};
 use lunar_core::port::Transfer;
@@ -88,7 +88,7 @@ async fn execute(rig: &Rig, queue: &Rc<Queue>, task: &Task, mut sqe: Sqe, list: 
     let sent = u32::try_from(list.len()).expect("short");
     sqe.sgl.length = sent.into();
     let (command, given) = (Command { sqe, sent, room: 0 }, Given(Arena::new(1 << 20), list));
-    let mut slot = SlotContext { arena: given.0.clone(), completion: Completion::new() };
+    let mut slot = SlotContext::new(given.0.clone());
     let mut reply = Reply::default();
     rig.subsystem.execute(queue, task, &command, &given, &mut slot, &mut reply).await;
     reply.status.code()

@@ -86,7 +86,8 @@ fn nqn(field: &[u8; 256]) -> Option<&str> {
 
 /// Whether a text is an NVMe Qualified Name (NVMe Base 2.1 4.7) as far as that matters here: it has the prefix of all
 /// of them, and it can be shown in a log.
-fn is_qualified(name: &str) -> bool {
+#[must_use]
+pub fn is_qualified(name: &str) -> bool {
     const PREFIX: &str = "nqn.";
     let has_prefix = name.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX));
     has_prefix && name.len() > PREFIX.len() && !name.contains(char::is_control)
@@ -157,11 +158,10 @@ impl Subsystem {
         let (kind, entry) = match subsystem {
             DISCOVERY_NQN => (Kind::Discovery, directory.discovery()),
             name => {
-                let found = directory.subsystem(name).filter(|entry| entry.is_reached(path.portal_ref.group));
-                let found = found.ok_or_else(|| {
+                let found = directory.reached(name, path.portal_ref.group).map_err(|reason| {
                     let attempt = attempt(command, data.as_bytes(), &caller);
                     let authenticator = &self.config().authenticator;
-                    attempt.iter().for_each(|attempt| authenticator.refused(attempt, Reason::NoSubsystem, now));
+                    attempt.iter().for_each(|attempt| authenticator.refused(attempt, reason, now));
                     invalid(offset_of!(ConnectData, subsystem), true)
                 });
                 (Kind::Io, found?)

@@ -1,6 +1,7 @@
 //! The NVM subsystems, their portals, and the hosts that may connect. One value for all cores, which is replaced as a
 //! whole: a reader sees the state before a change or the state after it.
 
+use crate::auth::authenticator::Reason;
 use crate::auth::exchange::Terms;
 use crate::history::History;
 use crate::limits::DISCOVERY_MAX;
@@ -140,6 +141,15 @@ impl Directory {
     #[must_use]
     pub fn subsystem(&self, nqn: &str) -> Option<&Arc<Entry>> {
         self.subsystems.get(nqn)
+    }
+
+    /// The subsystem of this name, if it is reached through portals of this group.
+    ///
+    /// # Errors
+    /// [`Reason::NoSubsystem`], [`Reason::OtherPortal`].
+    pub fn reached(&self, nqn: &str, group: u16) -> Result<&Arc<Entry>, Reason> {
+        let entry = self.subsystem(nqn).ok_or(Reason::NoSubsystem)?;
+        if entry.is_reached(group) { Ok(entry) } else { Err(Reason::OtherPortal(group)) }
     }
 
     /// All subsystems, by name.

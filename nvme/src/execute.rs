@@ -19,6 +19,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::Terms;
+use lunar_core::slow::Ending;
 use lunar_core::step::{Failure, PIECE_BYTES, Protected, SlotContext, Step, carry_out, carry_out_now, yield_once};
 use lunar_core::tally::{Event, Tally, latency};
 use lunar_core::traffic::Class;
@@ -47,21 +48,35 @@ impl Subsystem {
         let attached = queue.counted(&command.sqe);
         let counters = queue.counters(attached.as_deref());
         let _in_flight = counters.unit.map(Tally::begin);
+        slot.watch.begin();
         let result = match command.sqe.flags & FUSE {
             0 => self.perform(queue, task, command, transfer, slot, reply).await,
             // The transport calls `execute_fused` when it has both halves.
             _ => Err(Status::FUSED_MISSING.into()),
         };
         let (class, nanoseconds) = (class(queue, &command.sqe), latency(arrived, stats.now()));
+        let timed = |ending| {
+            let name = || find_entry(&command.sqe, queue.id).map_or("unknown command", |row| row.policy.name);
+            match queue.id {
+                // An Asynchronous Event Request takes as long as nothing happens.
+                0 => drop(slot.watch.end(nanoseconds)),
+                _ => counters.timed(stats, &slot.watch, nanoseconds, ending, (class, name)),
+            }
+        };
         if task.aborted() {
             counters.failed(class, nanoseconds, Some(Event::Aborted));
+            timed(Ending::Aborted);
             *reply = aborted(queue, command);
             return;
         }
         match result {
-            Ok(moved) => counters.ended(class, nanoseconds, moved),
+            Ok(moved) => {
+                counters.ended(class, nanoseconds, moved);
+                timed(Ending::Done);
+            }
             Err(refusal) => {
                 counters.failed(class, nanoseconds, error_of(refusal.status));
+                timed(Ending::Failed);
                 *reply = self.refuse(queue, command, refusal);
             }
         }
@@ -91,6 +106,8 @@ impl Subsystem {
         };
         let unit = &attached.namespace.unit;
         let Some(immediate) = unit.store.immediate().filter(|_| matches!(row.data, Data::Step)) else { return false };
+        let stats = &self.config().stats;
+        let begun = stats.sampler.begin(stats.commands.get(), stats.now());
         // A command that is not admitted goes through `execute`, which refuses it.
         if admit(row, queue, Some(&attached)).is_err() {
             return false;
@@ -99,14 +116,16 @@ impl Subsystem {
         let Ok(moved) = fit(&step, unit.geometry.block_size, command) else { return false };
         match carry_out_now(unit, immediate, &step, transfer, arena, &mut reply.final_data) {
             None => return false,
-            // It has ended in the turn in which it arrived.
-            Some(Ok(())) => queue.counters(Some(&attached)).ended(row.class, 0, self.count(moved)),
+            Some(Ok(())) => {
+                let bytes = self.count(moved);
+                queue.counters(Some(&attached)).ended_at_once(stats, row.class, bytes, begun);
+            }
             Some(Err(failure)) => {
                 queue.counters(Some(&attached)).failed(row.class, 0, None);
                 *reply = self.refuse(queue, command, failed(&attached.namespace, &step, failure));
             }
         }
-        self.config().stats.commands.add(1);
+        stats.commands.add(1);
         true
     }
 
@@ -360,8 +379,11 @@ impl Subsystem {
         let attached = queue.counted(&commands[0].sqe);
         let counters = queue.counters(attached.as_deref());
         let _in_flight = counters.unit.map(Tally::begin);
+        slot.watch.begin();
         let result = self.compare_and_write(queue, commands, transfers, slot).await;
         let nanoseconds = latency(arrived, stats.now());
+        let ending = if result.is_ok() { Ending::Done } else { Ending::Failed };
+        counters.timed(stats, &slot.watch, nanoseconds, ending, (Class::CompareAndWrite, || "Compare and Write"));
         // The two halves are one command for the medium.
         match result {
             Ok(moved) => counters.ended(Class::CompareAndWrite, nanoseconds, moved),

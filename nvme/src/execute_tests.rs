@@ -1,7 +1,7 @@
 use super::*;
 use crate::fuzzing::{BLOCK, BLOCKS, Ended, NOW, Rig, at_once, caller, connect_data, connect_sqe, entry};
 use crate::namespace::{AnaState, NAMESPACES_MAX};
-use lunar_core::io::{Completion, Done, Io, Outcome, Store, Traits};
+use lunar_core::io::{Done, Io, Outcome, Store, Traits};
 use lunar_core::mem::Arena;
 use lunar_core::metadata::DurableMemory;
 use lunar_core::protection::{INFO_BYTES, Info, guard};
@@ -234,7 +234,7 @@ fn the_half_of_a_fused_operation_whose_data_does_not_arrive_fails_and_the_other_
         let commands = [first, second].map(|sqe| Command { sqe, sent: 512, room: 0 });
         let tasks = [1, 2].map(|cid| rig.io.tasks.enter((cid, 1)));
         let halves = is_there.map(|is_there| HalfData { arena: arena.clone(), is_there });
-        let mut slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(arena.clone());
         let mut replies = [Reply::default(), Reply::default()];
         at_once(rig.subsystem.execute_fused(
             &rig.io,

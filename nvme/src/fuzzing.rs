@@ -17,7 +17,7 @@ use crate::queue::Queue;
 use crate::subsystem::{SingleCoreServices, Subsystem, SubsystemConfig, SubsystemServices};
 use crate::table::TABLE;
 use lunar_core::access::{Access, Account, Credentials, Group, Secret};
-use lunar_core::io::{Completion, Data, Done, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Data, Done, Fault, ImmediateStore, Io, Op, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::VolatileMemory;
 use lunar_core::port::Transfer;
@@ -339,7 +339,7 @@ impl Rig {
     /// When it does not end at once.
     pub fn carry(&self, step: &Step, out: &[u8]) -> (Result<(), Failure>, Vec<u8>) {
         let unit = self.subsystem.unit(UnitId(PROTECTED)).expect("it is there").unit.clone();
-        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(self.arena.clone());
         let (wire, mut final_data) = (self.wire(out), FinalData::default());
         let result = at_once(carry_out(Admitted::to(&unit), step, &wire, &mut slot, &mut final_data));
         (result, ended(wire, Reply { final_data, ..Reply::default() }).data)
@@ -367,7 +367,7 @@ impl Rig {
     pub fn run(&self, queue: &Rc<Queue>, sqe: &Sqe, out: &[u8]) -> Ended {
         let (command, wire) = (command(sqe, out), self.wire(out));
         let task = queue.tasks.enter((sqe.cid.get(), sqe.nsid.get()));
-        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(self.arena.clone());
         let mut reply = Reply::default();
         if !self.subsystem.execute_now(queue, &command, &wire, &self.arena, &mut reply) {
             at_once(self.subsystem.execute(queue, &task, &command, &wire, &mut slot, &mut reply));
@@ -383,7 +383,7 @@ impl Rig {
         let commands = [command(sqes[0], outs[0]), command(sqes[1], outs[1])];
         let wires = outs.map(|out| self.wire(out));
         let tasks = sqes.map(|sqe| self.io.tasks.enter((sqe.cid.get(), sqe.nsid.get())));
-        let mut slot = SlotContext { arena: self.arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(self.arena.clone());
         let mut replies = [Reply::default(), Reply::default()];
         at_once(self.subsystem.execute_fused(
             &self.io,

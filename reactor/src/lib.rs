@@ -191,6 +191,7 @@ impl Reactor {
         let driver = open_driver(config.driver)?;
         let arena = Arena::new(config.arena_bytes);
         exclude_from_core_dumps(&arena);
+        config.stats.sampler.set_clock(clock::now);
         if config.register {
             driver.register(&arena);
         }
@@ -580,6 +581,7 @@ impl Inner {
             let answered = self.driver.turn(Wait::Poll);
             let found = polled + seen + answered > 0;
             let ended = self.driver.now();
+            self.stats.sampler.end_turn(ended);
             if found {
                 self.stats.turns.add(1);
                 self.stats.busy_nanoseconds.add(nanoseconds(begun, ended));

@@ -7,7 +7,6 @@
 use crate::Reactor;
 use crate::executor::describe;
 use crate::log;
-use lunar_core::io::Completion;
 use lunar_core::step::SlotContext;
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -65,7 +64,7 @@ impl<J: 'static> Slots<J> {
         let seats = Rc::new(Seats { count, made: Cell::new(0), free: RefCell::default() });
         let (work, core, all) = (Rc::new(work), reactor.clone(), seats.clone());
         let occupy = Rc::new(move |seat: &Rc<Seat<J>>| {
-            let slot = SlotContext { arena: core.arena().clone(), completion: Completion::new() };
+            let slot = SlotContext::timed(core.arena().clone(), core.stats());
             let guard = Guard { seats: all.clone(), seat: seat.clone(), busy: false };
             core.enter_task(sit(guard, slot, work.clone()))
         });

@@ -17,6 +17,7 @@ use crate::target::Target;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::protection::{INFO_BYTES, Kind};
+use lunar_core::slow::Ending;
 use lunar_core::step::{Failure, FinalData, SlotContext, Step, carry_out, carry_out_now};
 use lunar_core::tally::{Event, Tally, latency};
 use lunar_core::traffic::Class;
@@ -47,6 +48,7 @@ impl Target {
         let addressee = nexus.addressee(command.lun);
         let counters = addressee.counters(nexus);
         let _in_flight = counters.unit.map(Tally::begin);
+        slot.watch.begin();
         let _turn = match &addressee {
             Addressee::Unit(itl) => Some(itl.order.enter(command.attribute).await),
             _ => None,
@@ -54,15 +56,25 @@ impl Target {
         let call = Call { nexus, addressee: &addressee, device: device_types::of(&addressee), command };
         let result = self.perform(call, transfer, slot, reply).await;
         let nanoseconds = latency(arrived, stats.now());
+        let timed = |ending, class| {
+            counters.timed(stats, &slot.watch, nanoseconds, ending, (class, || name_of(call)));
+        };
         if transfer.aborted() {
-            counters.failed(class_of(call), nanoseconds, Some(Event::Aborted));
+            let class = class_of(call);
+            counters.failed(class, nanoseconds, Some(Event::Aborted));
+            timed(Ending::Aborted, class);
             *reply = Reply::bare(Status::TASK_ABORTED);
             return;
         }
         match result {
-            Ok((class, moved)) => counters.ended(class, nanoseconds, moved),
+            Ok((class, moved)) => {
+                counters.ended(class, nanoseconds, moved);
+                timed(Ending::Done, class);
+            }
             Err(refusal) => {
-                counters.failed(class_of(call), nanoseconds, error_of(refusal.status));
+                let class = class_of(call);
+                counters.failed(class, nanoseconds, error_of(refusal.status));
+                timed(Ending::Failed, class);
                 *reply = self.refuse(&refusal, &addressee);
             }
         }
@@ -92,6 +104,8 @@ impl Target {
         let (Some(immediate), true) = (lu.unit.store.immediate(), command.attribute == TaskAttribute::SIMPLE) else {
             return false;
         };
+        let stats = &self.config.stats;
+        let begun = stats.sampler.begin(stats.commands.get(), stats.now());
         // `execute` reports all refusals.
         let cdb = command.cdb.bytes();
         let call = Call { nexus, addressee: &addressee, device: device_types::of(&addressee), command };
@@ -108,15 +122,14 @@ impl Target {
             Some(Ok(())) => {
                 reply.wanted = wanted;
                 self.count(row.flow, moved);
-                // It has ended in the turn in which it arrived.
-                addressee.counters(nexus).ended(row.class, 0, moved);
+                addressee.counters(nexus).ended_at_once(stats, row.class, moved, begun);
             }
             Some(Err(failure)) => {
                 addressee.counters(nexus).failed(row.class, 0, None);
                 *reply = self.refuse(&failed(lu, &step, failure).wanting(wanted), &addressee);
             }
         }
-        self.config.stats.commands.add(1);
+        stats.commands.add(1);
         true
     }
 
@@ -413,6 +426,12 @@ fn failed(lu: &Emulated, step: &Step, failure: Failure) -> Refusal {
 #[cold]
 fn class_of(call: Call<'_>) -> Class {
     call.device.find(call.command.cdb.bytes()).map_or(Class::Other, |row| row.class)
+}
+
+/// The name of a command, for the slow log.
+#[cold]
+fn name_of(call: Call<'_>) -> &'static str {
+    call.device.find(call.command.cdb.bytes()).map_or("unknown command", |row| row.policy.name)
 }
 
 /// The kind of error of a command with this status; those of its steps are counted where they fail.

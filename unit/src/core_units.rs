@@ -4,6 +4,7 @@ use crate::access::{AccessChange, AccessState};
 use crate::change::{Aborts, Ordered, Proposal, UnitChange};
 use crate::ledger::{Ledger, LocalFuture, LocalLedger, Refused};
 use crate::publish::{CommandSet, OtherCores, Publisher, UnitMessage};
+use crate::reserve::{Action, PersistentRequest, Request};
 use crate::shared::{SharedUnit, SharedUnits, UnitRef};
 use lunar_core::metadata::MetadataStore;
 use lunar_core::port::NexusName;
@@ -147,6 +148,32 @@ impl CoreUnits {
                 let _ = self.propose(unit, Some(nexus), UnitChange::NexusLost(nexus.clone())).await;
             }
         }
+    }
+
+    /// Ends the registrations and the reservation of a unit, as an operator asks for when their client is gone. The
+    /// clients that are there are told as they are of CLEAR.
+    ///
+    /// # Errors
+    /// [`Refused`]: nothing has changed.
+    pub async fn clear_reservations(&self, unit: UnitId) -> Result<(), Refused> {
+        let (Some(metadata), Some(shared)) = (self.publisher.metadata(unit), self.shared.get(unit)) else {
+            return Ok(());
+        };
+        let unit = UnitRef { id: unit, metadata: &*metadata };
+        let (registrant, spc2) = {
+            let reservations = shared.reservations();
+            let first = reservations.registrants().next().map(|(name, key)| (name.clone(), key));
+            (first, reservations.spc2().cloned())
+        };
+        if let Some((nexus, key)) = registrant {
+            let clear = PersistentRequest { action: Action::Clear, scope_and_type: 0, key, action_key: 0 };
+            let change = UnitChange::Reservations { nexus, request: Request::Persistent(clear) };
+            self.propose(unit, None, change).await?;
+        }
+        if let Some(nexus) = spc2 {
+            self.propose(unit, None, UnitChange::NexusLost(nexus)).await?;
+        }
+        Ok(())
     }
 
     /// Changes the access of a target port group to a unit, by configuration or because a path got better or worse.

@@ -2,7 +2,7 @@
 //! simulator.
 
 use lunar_blk::{Answer, Attachment, BlockSet, ByteRange, Code, Error, Reply, Request};
-use lunar_core::io::{Completion, Fault};
+use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::stats::Stats;
@@ -228,7 +228,7 @@ impl Port {
         let path = Path { scatter: Scatter::new(&connection.memory, &data), arena: &arena, task: &task, is_direct };
         let mut reply = Reply::default();
         if !self.set.execute_now(attachment, &request, &path, &arena, &mut reply) {
-            let mut slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
+            let mut slot = SlotContext::new(arena.clone());
             self.set.execute(attachment, &request, &path, &mut slot, &mut reply).await;
         }
         let mut result = reply.result;

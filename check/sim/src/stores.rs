@@ -4,7 +4,7 @@
 use crate::model::{End, Model, Value, ZEROES};
 use crate::stamp::{self, SECTOR};
 use crate::watch::Watch;
-use lunar_core::io::{Completion, Fault, Store, Traits};
+use lunar_core::io::{Fault, Store, Traits};
 use lunar_core::medium::Medium;
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::metadata::VolatileMemory;
@@ -241,7 +241,7 @@ struct User {
 
 impl User {
     fn new(bench: Rc<Bench>, chance: Chance) -> Self {
-        let slot = SlotContext { arena: bench.reactor.arena().clone(), completion: Completion::new() };
+        let slot = SlotContext::new(bench.reactor.arena().clone());
         Self { bench, chance, slot, seen: None, is_patient: false }
     }
 

@@ -4,7 +4,7 @@
 use super::kinds::{Failure, FinalData, RESERVED_LEAST, SlotContext, ask, fault, piece, span};
 use super::long::{HOLD_BYTES, LongStep, hold, merged};
 use super::marked::{readable, written};
-use crate::io::{Data, Fault, Io, Op, submit};
+use crate::io::{Data, Fault, Io, Op};
 use crate::mem::{Sg, SgMut};
 use crate::port::Transfer;
 use crate::unit::Admitted;
@@ -72,7 +72,7 @@ pub(super) async fn load_into(
 ) -> Result<SgMut, Fault> {
     readable(&unit, span(offset, memory.len() as u64))?;
     let io = Io { op: Op::Read, offset, data: Data::In(memory) };
-    let outcome = submit(&*unit.store, io, &mut slot.completion).await;
+    let outcome = slot.submit(&*unit.store, io).await;
     outcome.result.map(|_| outcome.data.into_in())
 }
 
@@ -85,7 +85,7 @@ pub(super) async fn store(
 ) -> Result<(), Fault> {
     let span = span(offset, data.len() as u64);
     let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
-    submit(&*unit.store, io, &mut slot.completion).await.result?;
+    slot.submit(&*unit.store, io).await.result?;
     written(unit, span, slot).await
 }
 

@@ -4,7 +4,7 @@ use super::blocks::store;
 use super::kinds::{Failure, PIECE_BYTES, SlotContext, fault, span};
 use super::long::{LongStep, hold};
 use super::marked::{readable, written};
-use crate::io::{Completion, Data, Fault, Io, Op, submit};
+use crate::io::{Completion, Data, Fault, Io, Op};
 use crate::mem::Sg;
 use crate::port::Transfer;
 use crate::range::Span;
@@ -71,7 +71,7 @@ impl Copying<'_> {
             self.readable(part)?;
             let op = Op::Copy { from: source.start, len: part.len as u64 };
             let io = Io { op, offset: target.start, data: Data::From(origin.clone()) };
-            match submit(&*self.unit.store, io, &mut slot.completion).await.result {
+            match slot.submit(&*self.unit.store, io).await.result {
                 Ok(_) => written(self.unit, target, slot).await.map_err(fault(done))?,
                 Err(Fault::Unsupported) => break,
                 Err(why) => return Err(fault(done)(why)),
@@ -133,7 +133,7 @@ impl Copying<'_> {
             };
             // A step that ends must have no request at the store, so the read is waited for after a failed write too.
             if let Some(part) = begun {
-                let outcome = reading.wait().await;
+                let outcome = slot.watch.storing(reading.wait()).await;
                 outcome.result.map_err(|fault| Failure::Origin { fault, at: part.start })?;
                 loaded = Some((part, outcome.data.into_in().share()));
                 number += 1;

@@ -1,11 +1,14 @@
 //! The steps, their failures, and the resources that a slot lends to them.
 
-use crate::io::{Completion, Data, Fault, Io, Op, Outcome, submit};
+use super::watch::Watch;
+use crate::io::{Completion, Data, Fault, Io, Op, Outcome};
 use crate::mem::{Arena, Sg, ZEROES};
 use crate::protection::{Field, Terms};
 use crate::range::Span;
+use crate::stats::Stats;
 use crate::unit::Unit;
 use std::rc::Rc;
+use std::sync::Arc;
 
 /// The length of a piece in bytes: small enough that a piece stays in the processor's cache between the store and the
 /// wire, and large enough that the cost of another request is negligible. An arena lends as many zeroes.
@@ -142,6 +145,27 @@ impl Step {
         }
     }
 
+    /// The bytes of the unit that the step concerns: offset and length; the first of several ranges; `None`
+    /// if it has none.
+    pub(super) fn range(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Read { offset, len }
+            | Self::Write { offset, len, .. }
+            | Self::Fill { offset, len, .. }
+            | Self::Compare { offset, len, .. }
+            | Self::Verify { offset, len }
+            | Self::CompareWrite { offset, len, .. }
+            | Self::Copy { offset, len, .. }
+            | Self::OrWrite { offset, len, .. }
+            | Self::WriteAtomic { offset, len, .. }
+            | Self::Mark { offset, len }
+            | Self::WriteVerify { offset, len, .. } => Some((*offset, *len)),
+            Self::Unmap(ranges) => ranges.first().copied(),
+            Self::Protected(protected) => protected.step.range(),
+            Self::Flush => None,
+        }
+    }
+
     /// The first byte that the step reads on its unit; `None` if it reads none.
     pub(super) fn reads_at(&self) -> Option<u64> {
         match self {
@@ -208,6 +232,22 @@ pub struct SlotContext {
     pub arena: Arena,
     /// The completion for answers of the store.
     pub completion: Completion,
+    /// The times of the command.
+    pub watch: Rc<Watch>,
+}
+
+impl SlotContext {
+    /// A slot with this memory, whose commands have no times.
+    #[must_use]
+    pub fn new(arena: Arena) -> Self {
+        Self { arena, completion: Completion::new(), watch: Rc::default() }
+    }
+
+    /// A slot with this memory, whose commands are timed with the clock of the core.
+    #[must_use]
+    pub fn timed(arena: Arena, stats: &Arc<Stats>) -> Self {
+        Self { watch: Rc::new(Watch::of(stats.clone())), ..Self::new(arena) }
+    }
 }
 
 /// The last piece of Data-In, which has not been pushed: it travels with the status.
@@ -237,5 +277,5 @@ pub(super) fn piece(len: u64, at: u64) -> usize {
 }
 
 pub(super) async fn ask(unit: &Unit, op: Op, offset: u64, slot: &mut SlotContext) -> Outcome {
-    submit(&*unit.store, Io { op, offset, data: Data::None }, &mut slot.completion).await
+    slot.submit(&*unit.store, Io { op, offset, data: Data::None }).await
 }

@@ -10,7 +10,7 @@ use super::blocks::{
 use super::kinds::{Failure, FinalData, PIECE_BYTES, Protected, RESERVED_LEAST, SlotContext, Step, ask, fault, span};
 use super::long::{LongStep, hold, merged};
 use super::marked::{mark, written};
-use crate::io::{Data, Fault, Io, Op, Store, submit};
+use crate::io::{Data, Fault, Io, Op, Store};
 use crate::mem::{Sg, SgMut};
 use crate::port::Transfer;
 use crate::protection::{Checks, Field, INFO_BYTES, Info, Kind, Place, Protection, Terms, guard};
@@ -108,12 +108,12 @@ pub(super) async fn blank(
 }
 
 async fn ask_store(store: &dyn Store, op: Op, offset: u64, slot: &mut SlotContext) -> Result<(), Fault> {
-    submit(store, Io { op, offset, data: Data::None }, &mut slot.completion).await.result.map(|_| ())
+    slot.submit(store, Io { op, offset, data: Data::None }).await.result.map(|_| ())
 }
 
 async fn put(store: &dyn Store, offset: u64, data: Sg, durable: bool, slot: &mut SlotContext) -> Result<(), Fault> {
     let io = Io { op: Op::Write { durable }, offset, data: Data::Out(data) };
-    submit(store, io, &mut slot.completion).await.result.map(|_| ())
+    slot.submit(store, io).await.result.map(|_| ())
 }
 
 /// All bytes in one piece.
@@ -190,7 +190,7 @@ impl<T: Transfer> Guarded<'_, T> {
     async fn fetch(&self, offset: u64, room: Room, slot: &mut SlotContext) -> Result<(Sg, SgMut), Fault> {
         let data = load_into(self.unit, offset, room.data, slot).await?.share();
         let io = Io { op: Op::Read, offset: self.info_len(offset), data: Data::In(room.packed_info) };
-        let outcome = submit(&*self.protection.store, io, &mut slot.completion).await;
+        let outcome = slot.submit(&*self.protection.store, io).await;
         outcome.result?;
         let mut packed_info = outcome.data.into_in();
         for piece in packed_info.pieces_mut() {

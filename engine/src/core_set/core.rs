@@ -12,7 +12,7 @@ use crate::backend::{Opened, OpenedDevice, OpenedStore};
 use crate::error::EngineError;
 use crate::volume::{Volume, VolumeError};
 use lunar_blk::BlockSet;
-use lunar_core::io::{Completion, Fault};
+use lunar_core::io::Fault;
 use lunar_core::medium::{Medium, MediumKind};
 use lunar_core::range::Ranges;
 use lunar_core::step::{SlotContext, flush_now};
@@ -421,7 +421,7 @@ async fn flush_left(reactor: &Reactor, before: Rc<Unit>) {
 
 /// Checks thresholds while there are any.
 async fn watch_space(reactor: &Reactor, target: &Target) {
-    let mut slot = SlotContext { arena: reactor.arena().clone(), completion: Completion::new() };
+    let mut slot = SlotContext::new(reactor.arena().clone());
     loop {
         target.until_watched().await;
         target.watch_space(&mut slot).await;

@@ -6,12 +6,16 @@ use crate::host::Host;
 use crate::namespace_requests::NamespaceRequests;
 use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::origin::Origin;
+use crate::refusals::Refusals;
+use crate::slow;
+use lunar_core::access::refusal::RefusalSink;
 use lunar_core::access::throttle::Throttle;
 use lunar_core::hosts::{CoreHosts, Hosts};
+use lunar_core::slow::{CoreSlowLog, SlowLog};
 use lunar_core::stats::Stats;
 use lunar_nvme::auth::authenticator::{Authenticator, Record};
 use lunar_nvme::{Controllers, SubsystemRegistry};
-use lunar_reactor::Choice;
+use lunar_reactor::{Choice, log};
 use lunar_scsi::Tokens;
 use lunar_unit::SharedUnits;
 use std::fmt;
@@ -47,6 +51,12 @@ pub struct Shared {
     pub stats: Vec<Arc<Stats>>,
     /// The counters of hosts.
     pub hosts: Arc<Hosts>,
+    /// The slow log.
+    pub slow: Arc<SlowLog>,
+    /// The refused logins.
+    pub refusals: Arc<Refusals>,
+    /// Takes refused logins.
+    pub refusal_sink: Arc<RefusalSink>,
     /// The NVMe controllers.
     pub controllers: Arc<Controllers>,
     /// The NVM subsystems, and which hosts may connect.
@@ -88,11 +98,22 @@ impl Shared {
         let (source, clock) = (host.clone(), host.clone());
         let tokens = Tokens::new(Box::new(move |into: &mut [u8]| source.random(into)), Box::new(move || clock.now()));
         let hosts = Hosts::new(config.cores);
-        authenticator.count_refusals(&hosts);
-        let stats = |core| Arc::new(Stats::counting(CoreHosts { hosts: hosts.clone(), core }));
+        let refusals = Refusals::new(host.clone());
+        let book = refusals.clone();
+        let refusal_sink: Arc<RefusalSink> = Arc::new(move |refusal| book.add(refusal));
+        authenticator.report_refusals(&hosts, &refusal_sink);
+        let slow = SlowLog::new(config.cores);
+        slow.tell(Box::new(|command| log!(warning, "{}", slow::Line(command))));
+        let stats = |core| {
+            let hosts = CoreHosts { hosts: hosts.clone(), core };
+            Arc::new(Stats::counting(hosts, CoreSlowLog { log: slow.clone(), core }))
+        };
         Arc::new(Self {
             stats: (0..config.cores).map(stats).collect(),
             hosts,
+            slow,
+            refusals,
+            refusal_sink,
             controllers: Arc::default(),
             subsystems,
             units: Arc::default(),

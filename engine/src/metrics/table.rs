@@ -45,6 +45,11 @@ families! {
     VOLUME_ERRORS = "lunar_volume_errors" Counter ["volume", "kind"]
         "Commands that failed: `medium`, `space`, `protection`, `aborted`, `conflict` (reservation), `full` (no slot).";
     VOLUME_MISALIGNED = "lunar_volume_misaligned" Counter ["volume"] "Reads and writes not aligned to 4 KiB.";
+    VOLUME_STAGE_SECONDS = "lunar_volume_stage_seconds" Counter ["volume", "stage"]
+        "Time of one command in about a thousand in its stages: `receive`, `wait`, `store`, `answer`.";
+    VOLUME_STAGE_COMMANDS = "lunar_volume_stage_commands" Counter ["volume"] "The commands that were timed so.";
+    VOLUME_SLOW = "lunar_volume_slow_commands" Counter ["volume"]
+        "Commands that took longer than the threshold of the slow log.";
     VOLUME_UNMAPPED = "lunar_volume_unmapped_bytes" Counter ["volume"] "Bytes that clients unmapped or discarded.";
     VOLUME_REGISTRANTS = "lunar_volume_registrants" Gauge ["volume"] "Registrants of persistent reservations.";
     VOLUME_RESERVED = "lunar_volume_reserved" Gauge ["volume"] "Whether a client holds a reservation: 1, or 0.";

@@ -4,7 +4,9 @@ use super::{VolumeFacts, add_coarse, table};
 use lunar_control::api::TroubleView;
 use lunar_control::metrics::{Family, Page};
 use lunar_control::names::Uuid;
+use lunar_control::trouble::TroubleCode;
 use lunar_control::value::Textual;
+use lunar_core::stages::Stage;
 use lunar_core::tally::{Event, TallySums};
 use lunar_core::traffic::{Class, ClassSums};
 use lunar_unit::{MediumState, SharedUnits};
@@ -42,8 +44,8 @@ impl Volume<'_> {
 }
 
 /// The volumes that troubles of this kind name.
-fn named<'a>(troubles: &'a [TroubleView], kind: &str) -> BTreeSet<&'a str> {
-    let of_kind = troubles.iter().filter(|trouble| trouble.kind == kind);
+fn named(troubles: &[TroubleView], code: TroubleCode) -> BTreeSet<&str> {
+    let of_kind = troubles.iter().filter(|trouble| trouble.kind == code.word());
     of_kind.filter_map(|trouble| trouble.subject.strip_prefix("volume ")).collect()
 }
 
@@ -79,11 +81,20 @@ pub(super) fn write(
             kinds.iter().for_each(|(kind, count)| samples.add(&[name, kind], *count));
         }
     });
+    page.family(&table::VOLUME_STAGE_SECONDS, |samples| {
+        for Volume { name, sums, .. } in &volumes {
+            for stage in Stage::ALL {
+                samples.add_seconds(&[name, stage.word()], sums.stages.of(*stage));
+            }
+        }
+    });
     type Number = fn(&Volume<'_>) -> u64;
-    let numbers: [(&Family, Number); 6] = [
+    let numbers: [(&Family, Number); 8] = [
         (&table::VOLUME_QUEUE, |volume| volume.sums.in_flight),
         (&table::VOLUME_QUEUE_MAX, |volume| volume.sums.in_flight_max),
         (&table::VOLUME_MISALIGNED, |volume| volume.sums.of(Event::Misaligned)),
+        (&table::VOLUME_STAGE_COMMANDS, |volume| volume.sums.stages.commands),
+        (&table::VOLUME_SLOW, |volume| volume.sums.of(Event::Slow)),
         (&table::VOLUME_UNMAPPED, |volume| volume.sums.of(Event::UnmappedBytes)),
         (&table::VOLUME_REGISTRANTS, |volume| volume.registrants),
         (&table::VOLUME_RESERVED, |volume| volume.is_reserved.into()),
@@ -123,7 +134,7 @@ fn state(page: &mut Page, volumes: &[Volume<'_>], troubles: &[TroubleView]) {
             samples.add(&[name, &uuid, &identity.serial, &format!("naa.{wwid}"), facts.kind, &block], 1);
         }
     });
-    let (full, unavailable) = (named(troubles, "no-space"), named(troubles, "unavailable"));
+    let (full, unavailable) = (named(troubles, TroubleCode::NoSpace), named(troubles, TroubleCode::Unavailable));
     // A volume that is served is not unavailable, whatever was found a moment ago.
     let is_served = |name: &&str| volumes.iter().any(|volume| volume.name == *name);
     let unavailable: Vec<_> = unavailable.into_iter().filter(|name| !is_served(name)).collect();

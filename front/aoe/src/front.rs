@@ -213,6 +213,7 @@ impl FrontRuntime for AoeRuntime {
             source: info.link.clone(),
             target: Some(info.target.clone()),
             group: Some(info.group.to_string()),
+            portal_group: None,
             user: None,
             seconds: now.since(info.since).as_secs(),
         };

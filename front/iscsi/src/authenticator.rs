@@ -9,13 +9,14 @@
 pub mod audit;
 
 use crate::chap::{Challenge, ChapAnswer, MutualChallenge, TargetAnswer};
-use crate::directory::{Directory, TargetEntry};
+use crate::directory::{Admission, Directory, TargetEntry};
 use crate::login::Candidate;
 use crate::schema::WORD;
 use crate::wire::LoginStatus;
 use audit::{AuditLog, AuditRecord, LoginDetails, RefusalReason};
+use lunar_core::access::Credentials;
+use lunar_core::access::refusal::{Refusal, RefusalCode, RefusalSink};
 use lunar_core::access::throttle::Throttle;
-use lunar_core::access::{Account, Credentials};
 use lunar_core::hosts::Hosts;
 use lunar_core::time::Instant;
 use std::collections::BTreeSet;
@@ -38,6 +39,8 @@ pub struct Authenticator {
     state: Mutex<State>,
     /// Where refused logins are counted.
     hosts: OnceLock<Arc<Hosts>>,
+    /// Takes all refused logins.
+    refusals: OnceLock<Arc<RefusalSink>>,
 }
 
 struct State {
@@ -123,13 +126,20 @@ impl Authenticator {
     ) -> Arc<Self> {
         throttle.lock().unwrap_or_else(PoisonError::into_inner).set_rate(directory.login_rate);
         let state = State { directory: Arc::new(directory), audit: AuditLog::default(), challenges: BTreeSet::new() };
-        Arc::new(Self { random, sink, throttle, state: Mutex::new(state), hosts: OnceLock::new() })
+        Arc::new(Self {
+            random,
+            sink,
+            throttle,
+            state: Mutex::new(state),
+            hosts: OnceLock::new(),
+            refusals: OnceLock::new(),
+        })
     }
 
-    /// Counts refused logins in this table from now on.
-    pub fn count_refusals(&self, hosts: &Arc<Hosts>) {
-        // There is one table in a process.
-        let _ = self.hosts.set(hosts.clone());
+    /// Counts refused logins in this table and reports them from now on.
+    pub fn report_refusals(&self, hosts: &Arc<Hosts>, refusals: &Arc<RefusalSink>) {
+        // There is one table and one sink in a process.
+        let _ = (self.hosts.set(hosts.clone()), self.refusals.set(refusals.clone()));
     }
 
     /// An authenticator without audit log and without randomness, so it cannot make challenges.
@@ -172,7 +182,7 @@ impl Authenticator {
     ) -> Result<Duration, LoginStatus> {
         let turn = self.throttle().arrive(source.ip(), now);
         turn.ok_or_else(|| {
-            self.record(LoginDetails::new(candidate, source), Err(RefusalReason::TooManyLogins), now);
+            self.record(LoginDetails::new(candidate, source), Err(RefusalReason::Code(RefusalCode::TooOften)), now);
             LoginStatus::SERVICE_UNAVAILABLE
         })
     }
@@ -187,25 +197,18 @@ impl Authenticator {
         source: SocketAddr,
         now: Instant,
     ) -> Result<LoginAttempt, LoginStatus> {
-        let directory = self.directory();
         let mut login = LoginDetails::new(candidate, source);
-        // Any initiator may open a discovery session. It lists only targets that the initiator may access.
         let wanted = candidate.target.as_deref().filter(|_| !candidate.discovery);
-        let entry = wanted.and_then(|name| directory.target(name)).cloned();
-        let group = entry.as_ref().and_then(|entry| entry.access.group(&candidate.initiator, source.ip()));
-        login.group = group.map(|group| group.name.clone());
-        let (credentials, map) = match group {
-            _ if candidate.discovery => (directory.discovery.clone(), None),
-            Some(group) => (Arc::new(group.credentials.clone()), group.map.clone()),
-            None => {
-                self.record(
-                    login,
-                    Err(if entry.is_some() { RefusalReason::NoGroup } else { RefusalReason::NoTarget }),
-                    now,
-                );
+        let admission = match self.directory().admit(wanted, &candidate.initiator, source.ip()) {
+            Ok(admission) => admission,
+            Err(code) => {
+                self.record(login, Err(RefusalReason::Code(code)), now);
                 return Err(LoginStatus::NOT_FOUND);
             }
         };
+        let Admission { entry, group, credentials } = admission;
+        login.group = group.as_ref().map(|group| group.name.clone());
+        let map = group.and_then(|group| group.map.clone());
         let outstanding = if credentials.users.is_empty() { None } else { Some(self.challenge()?) };
         Ok(LoginAttempt { login, entry, map, credentials, outstanding })
     }
@@ -228,7 +231,7 @@ impl Authenticator {
         (attempt.login.user, attempt.login.algorithm) = (Some(chap_answer.user.clone()), Some(chap_answer.algorithm));
         let source = attempt.login.source.ip();
         let Some(turn) = self.throttle().turn(source, now) else {
-            self.record(attempt.login.clone(), Err(RefusalReason::TooManyFailures), now);
+            self.record(attempt.login.clone(), Err(RefusalReason::Code(RefusalCode::TooMany)), now);
             return AuthOutcome { result: Err(LoginStatus::SERVICE_UNAVAILABLE), delay: Duration::ZERO };
         };
         match self.verify(&attempt.credentials, chap_answer) {
@@ -236,37 +239,31 @@ impl Authenticator {
                 self.throttle().succeeded(&chap_answer.user);
                 AuthOutcome { result: Ok(answer), delay: turn }
             }
-            Err(reason) => {
+            Err(code) => {
                 let pause = self.throttle().failed(source, &chap_answer.user, now);
-                self.record(attempt.login.clone(), Err(reason), now);
+                self.record(attempt.login.clone(), Err(RefusalReason::Code(code)), now);
                 AuthOutcome { result: Err(LoginStatus::AUTHENTICATION_FAILURE), delay: turn + pause }
             }
         }
     }
 
-    fn verify<'a>(
-        &self,
-        credentials: &'a Credentials,
-        chap_answer: &ChapAnswer,
-    ) -> Result<Option<TargetAnswer>, RefusalReason> {
-        // All users are compared, so that the time does not depend on the position of the name.
-        let matches = |found, user: &'a Account| if user.name == chap_answer.user { Some(user) } else { found };
-        let user = credentials.users.iter().fold(None, matches);
+    fn verify(&self, credentials: &Credentials, chap_answer: &ChapAnswer) -> Result<Option<TargetAnswer>, RefusalCode> {
+        let user = credentials.user(&chap_answer.user);
         // An unknown user takes the same path and time with the secret of another one; the result is not used.
-        let secret = &user.or_else(|| credentials.users.first()).ok_or(RefusalReason::UnknownUser)?.secret;
+        let secret = &user.or_else(|| credentials.users.first()).ok_or(RefusalCode::UnknownUser)?.secret;
         let Challenge { identifier, bytes } = chap_answer.challenge;
         let is_correct = chap_answer.algorithm.response(identifier, secret, &bytes) == chap_answer.response;
         match (user, is_correct) {
-            (None, _) => return Err(RefusalReason::UnknownUser),
-            (Some(_), false) => return Err(RefusalReason::WrongResponse),
+            (None, _) => return Err(RefusalCode::UnknownUser),
+            (Some(_), false) => return Err(RefusalCode::WrongSecret),
             (Some(_), true) => {}
         }
         let Some(MutualChallenge { identifier, challenge }) = &chap_answer.mutual else { return Ok(None) };
         // RFC 7143 9.2.1: reject a reflected challenge, whose answer would authenticate the initiator.
         if self.lock().challenges.iter().any(|own| own.bytes[..] == challenge[..]) {
-            return Err(RefusalReason::Reflected);
+            return Err(RefusalCode::Reflected);
         }
-        let own = credentials.target.as_ref().ok_or(RefusalReason::NoTargetSecret)?;
+        let own = credentials.target.as_ref().ok_or(RefusalCode::NoProofOfOurs)?;
         let response = chap_answer.algorithm.response(*identifier, &own.secret, challenge);
         Ok(Some(TargetAnswer { name: own.name.clone(), response }))
     }
@@ -276,6 +273,11 @@ impl Authenticator {
         self.record(attempt.login.clone(), Ok(()), now);
     }
 
+    /// Records that a login is refused for this reason.
+    pub fn log_refused_as(&self, login: LoginDetails, code: RefusalCode, now: Instant) {
+        self.record(login, Err(RefusalReason::Code(code)), now);
+    }
+
     /// Records a login that has failed for a reason outside the authenticator: with what is known of the initiator, and
     /// what it did.
     pub fn log_refused(&self, login: LoginDetails, status: LoginStatus, why: Option<&str>, now: Instant) {
@@ -283,9 +285,23 @@ impl Authenticator {
     }
 
     fn record(&self, login: LoginDetails, outcome: Result<(), RefusalReason>, now: Instant) {
-        if let (Some(hosts), Err(reason)) = (self.hosts.get(), &outcome) {
-            let target = login.target.as_deref().unwrap_or_default();
-            hosts.refused(WORD, reason.word(), target, &login.initiator);
+        if let Err(reason) = &outcome {
+            let (code, target) = (reason.code(), login.target.as_deref().unwrap_or_default());
+            if let Some(hosts) = self.hosts.get() {
+                hosts.refused(WORD, code.word(), target, &login.initiator);
+            }
+            if let Some(refusals) = self.refusals.get() {
+                refusals(&Refusal {
+                    transport: WORD,
+                    code,
+                    host: &login.initiator,
+                    source: login.source.ip(),
+                    target,
+                    user: login.user.as_deref().unwrap_or_default(),
+                    portal_group: login.portal_group,
+                    detail: reason.detail(),
+                });
+            }
         }
         let records = self.lock().audit.records(login, outcome, now);
         records.iter().for_each(|record| (self.sink)(record));

@@ -1,6 +1,6 @@
 use super::*;
 use crate::chap::{Algorithm, CHALLENGE_LEN, Response};
-use lunar_core::access::{Access, Group, Mistake, Pattern, Secret};
+use lunar_core::access::{Access, Account, Group, Mistake, Pattern, Secret};
 use std::sync::atomic::{AtomicU8, Ordering};
 
 const NOW: Instant = Instant(1_000_000_000_000);

@@ -2,6 +2,7 @@
 //! sees the old or the new one.
 
 use crate::config::Config;
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::access::{Access, Credentials, Group};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -59,6 +60,40 @@ pub struct Moved {
     pub permanently: bool,
 }
 
+/// The route of a login through a portal to its target.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoginRoute {
+    /// To the target port of this relative identifier.
+    Port(u16),
+    /// To another address.
+    Moved(Moved),
+}
+
+impl TargetEntry {
+    /// The route to the target through a portal of this group.
+    ///
+    /// # Errors
+    /// [`RefusalCode::OtherPortal`].
+    pub fn route(&self, portal_group: u16) -> Result<LoginRoute, RefusalCode> {
+        match (self.moved, self.ports.get(&portal_group)) {
+            (Some(moved), _) => Ok(LoginRoute::Moved(moved)),
+            (None, Some(port)) => Ok(LoginRoute::Port(*port)),
+            (None, None) => Err(RefusalCode::OtherPortal),
+        }
+    }
+}
+
+/// The target and the group of a login, and its authentication.
+#[derive(Clone, Debug)]
+pub struct Admission {
+    /// The target; `None`: it is a discovery session.
+    pub entry: Option<Arc<TargetEntry>>,
+    /// The group of the initiator at the target.
+    pub group: Option<Arc<Group>>,
+    /// The credentials of the initiator and of the target.
+    pub credentials: Arc<Credentials>,
+}
+
 /// All targets and portals.
 #[derive(Clone, Debug)]
 pub struct Directory {
@@ -106,6 +141,21 @@ impl Directory {
     /// All targets, by name.
     pub fn targets(&self) -> impl Iterator<Item = &Arc<TargetEntry>> {
         self.targets.values()
+    }
+
+    /// Admits an initiator to a target, by their names in lower case; without a target, to discovery. Any initiator may
+    /// open a discovery session, which lists only targets that it may access.
+    ///
+    /// # Errors
+    /// [`RefusalCode::NoTarget`], and those of [`Access::admit`].
+    pub fn admit(&self, target: Option<&str>, initiator: &str, source: IpAddr) -> Result<Admission, RefusalCode> {
+        let Some(target) = target else {
+            return Ok(Admission { entry: None, group: None, credentials: self.discovery.clone() });
+        };
+        let entry = self.target(target).ok_or(RefusalCode::NoTarget)?;
+        let group = entry.access.admit(initiator, source)?;
+        let credentials = Arc::new(group.credentials.clone());
+        Ok(Admission { entry: Some(entry.clone()), group: Some(group.clone()), credentials })
     }
 
     /// Whether the portal of a connection still exists.

@@ -6,12 +6,14 @@ use crate::chap::Algorithm;
 use crate::command_line::IscsiOptions;
 use crate::config;
 use crate::directory::{self, Directory, Moved, Portal, TargetEntry};
+use crate::dry_run;
 use crate::registry::{Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
 use crate::schema::{self, is_listed};
 use crate::serve::{self, Peers};
 use lunar_control::Config;
 use lunar_control::api::SessionView;
 use lunar_control::common_sections::{self, Hash};
+use lunar_control::explain::{LoginDryRun, LoginQuestion};
 use lunar_control::live::Later;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
@@ -57,7 +59,7 @@ impl Front for Iscsi {
         let sink = move |record: &AuditRecord| tell(&*audit, record);
         let throttle = shared.throttle.clone();
         let authenticator = Authenticator::with_throttle(directory, throttle, Box::new(random), Box::new(sink));
-        authenticator.count_refusals(&shared.hosts);
+        authenticator.report_refusals(&shared.hosts, &shared.refusal_sink);
         let (registry, host) = (Arc::default(), shared.host.clone());
         Ok(Arc::new(IscsiRuntime { index, authenticator, registry, host }))
     }
@@ -110,6 +112,7 @@ impl IscsiRuntime {
             source: record.login.source.to_string(),
             target: target.map(|iqn| targets.get(iqn).cloned().unwrap_or_else(|| iqn.to_string())),
             group: owned(&record.login.group),
+            portal_group: Some(record.group),
             user: owned(&record.login.user),
             seconds: self.host.now().since(record.since).as_secs(),
         }
@@ -139,6 +142,10 @@ impl FrontRuntime for IscsiRuntime {
             let end = async move |front: Rc<IscsiCore>| front.0.end_session(connection).await;
             cores.ask(core, end).wait_for(END_PATIENCE).is_some()
         }))
+    }
+
+    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginDryRun> {
+        Some(dry_run::of(&self.authenticator.directory(), &self.registry, question))
     }
 
     fn leftovers(&self) -> Vec<String> {

@@ -82,6 +82,12 @@ impl Sessions {
         self.normal + reserve < limit
     }
 
+    /// Whether a session more of this host at a target is within all limits.
+    fn admits(&self, host: IpAddr, (target, most): (&str, usize), most_in_all: usize) -> bool {
+        let count = self.counts.get(target).copied().unwrap_or(0);
+        self.has_place(host, most_in_all.min(SESSIONS_MAX)) && count < most
+    }
+
     fn next_tsih(&mut self) -> u16 {
         loop {
             self.last = self.last.wrapping_add(1);
@@ -200,9 +206,7 @@ impl Registry {
         let Some(target) = target else { return Ok(sessions.register_discovery(record)) };
         let (nexus, host) = (key(&record.candidate, record.port), host(record.login.source.ip()));
         let replaces = sessions.nexuses.contains_key(&nexus);
-        let count = sessions.counts.get(&target).copied().unwrap_or(0);
-        let limit = most_in_all.min(SESSIONS_MAX);
-        if !replaces && (!sessions.has_place(host, limit) || count >= most) {
+        if !replaces && !sessions.admits(host, (&target, most), most_in_all) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
         let tsih = sessions.next_tsih();
@@ -211,6 +215,12 @@ impl Registry {
         let replaced = sessions.nexuses.insert(nexus, tsih);
         let replaced = replaced.and_then(|old| sessions.records.get(&old)).map(|old| old.location);
         Ok(RegisteredSession { tsih, replaced })
+    }
+
+    /// Whether a session more of an initiator at this address is within the limits of its target and of all targets.
+    #[must_use]
+    pub fn admits(&self, source: IpAddr, (target, most): (&str, usize), most_in_all: usize) -> bool {
+        self.lock().admits(host(source), (target, most), most_in_all)
     }
 
     /// Removes a session that was served at this location and has ended.

@@ -10,9 +10,10 @@
 mod connection;
 mod job;
 
+use crate::authenticator::audit::LoginDetails;
 use crate::authenticator::{Authenticator, LoginAttempt};
 use crate::config;
-use crate::directory::{Moved, Portal, PortalRef, TargetEntry};
+use crate::directory::{LoginRoute, Moved, Portal, PortalRef, TargetEntry};
 use crate::login::{Candidate, LoginDecision};
 use crate::registry::{DISCOVERY_MAX, Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
 use crate::session::{SendTargetsQuery, TargetAddresses};
@@ -173,22 +174,29 @@ impl Front {
             Err(status) => return (LoginDecision::Refused(status), None),
         };
         let (entry, portal_group) = (attempt.entry(), portal_ref.group);
-        let port = entry.and_then(|entry| entry.ports.get(&portal_group)).copied();
-        let verdict = if self.connections.is_draining() {
-            LoginDecision::Refused(LoginStatus::SERVICE_UNAVAILABLE)
-        } else if let Some(Moved { address, permanently }) = entry.and_then(|entry| entry.moved) {
-            LoginDecision::Moved { permanently, address: address.to_string() }
-        } else if entry.is_some() && port.is_none() {
-            LoginDecision::Refused(LoginStatus::NOT_FOUND)
-        } else {
-            let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
-            let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
-            match self.registry.check_tsih(candidate, port.unwrap_or(0)) {
-                Ok(resumed) => {
-                    LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer, resumed }
-                }
-                Err(status) => LoginDecision::Refused(status),
+        if self.connections.is_draining() {
+            return (LoginDecision::Refused(LoginStatus::SERVICE_UNAVAILABLE), Some(attempt));
+        }
+        let port = match entry.map(|entry| entry.route(portal_group)).transpose() {
+            // Discovery has no port.
+            Ok(None) => 0,
+            Ok(Some(LoginRoute::Port(port))) => port,
+            Ok(Some(LoginRoute::Moved(Moved { address, permanently }))) => {
+                return (LoginDecision::Moved { permanently, address: address.to_string() }, Some(attempt));
             }
+            Err(code) => {
+                let login = LoginDetails { portal_group: Some(portal_group), ..attempt.login().clone() };
+                self.authenticator.log_refused_as(login, code, self.reactor.now());
+                return (LoginDecision::Refused(LoginStatus::NOT_FOUND), None);
+            }
+        };
+        let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
+        let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
+        let verdict = match self.registry.check_tsih(candidate, port) {
+            Ok(resumed) => {
+                LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer, resumed }
+            }
+            Err(status) => LoginDecision::Refused(status),
         };
         (verdict, Some(attempt))
     }

@@ -1,6 +1,7 @@
 //! NVMe/TCP as a front of the engine: the portals of a configuration, TLS, and controllers for operators.
 
 use crate::command_line::NvmeTcpOptions;
+use crate::dry_run;
 use crate::schema;
 use crate::schema::requires_tls;
 use crate::serve::{self, Settings};
@@ -8,6 +9,7 @@ use crate::tls::TlsContext;
 use lunar_control::Config;
 use lunar_control::api::SessionView;
 use lunar_control::common_sections;
+use lunar_control::explain::{LoginDryRun, LoginQuestion};
 use lunar_control::live::Later;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
@@ -123,6 +125,10 @@ impl FrontRuntime for NvmeTcpRuntime {
         let controller = nvme_sessions::find(&self.shared, id).filter(|controller| is_own(controller))?;
         controller.end();
         Some(nvme_sessions::until_ended(&self.shared, controller))
+    }
+
+    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginDryRun> {
+        Some(dry_run::of(&self.shared.authenticator, &self.shared.subsystems, question))
     }
 
     fn leftovers(&self) -> Vec<String> {

@@ -504,6 +504,7 @@ impl FrontRuntime for UblkRuntime {
             source: disk_at(claim.number),
             target: Some(wanted.target.clone()),
             group: Some(wanted.group.clone()),
+            portal_group: None,
             user: None,
             seconds: now.since(*since).as_secs(),
         };
@@ -516,6 +517,7 @@ impl FrontRuntime for UblkRuntime {
             source: disk_at(*number),
             target: None,
             group: None,
+            portal_group: None,
             user: None,
             seconds: 0,
         };

@@ -157,6 +157,7 @@ impl FrontRuntime for VhostUserRuntime {
                 source: session.path.display().to_string(),
                 target: Some(vm.target),
                 group: vm.group,
+                portal_group: None,
                 user: None,
                 seconds: now.since(session.since).as_secs(),
             })

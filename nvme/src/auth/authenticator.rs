@@ -9,6 +9,7 @@ use super::wire::Why;
 use crate::directory::{Entry as Subsystem, SubsystemRegistry};
 use crate::path::{DISCOVERY_NQN, Kind};
 use lunar_core::access::audit::{Pace, shown};
+use lunar_core::access::refusal::{Refusal, RefusalCode, RefusalSink};
 use lunar_core::access::throttle::Throttle;
 use lunar_core::access::{Access, Account, Credentials, Group, Secret};
 use lunar_core::hosts::Hosts;
@@ -25,6 +26,8 @@ pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 /// few of refusals.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 
+/// The transport of hosts that log in: those in virtual machines do not.
+const TCP: &str = "nvme-tcp";
 /// The prefix of NVMe Qualified Names.
 const NQN: &str = "nqn.";
 
@@ -72,6 +75,8 @@ pub struct Entry {
 pub enum Reason {
     /// No group matches the name and the address of the host.
     NotShown,
+    /// A group matches the name of the host, and none its address.
+    WrongNetwork,
     /// The host must authenticate, and no secret of its group is a DH-HMAC-CHAP key for it.
     NoKey,
     /// The group requires TLS, and the connection has none.
@@ -84,8 +89,10 @@ pub enum Reason {
     TooMany,
     /// The source sends too many Connect commands.
     TooOften,
-    /// The subsystem does not exist, or not at this portal.
+    /// The subsystem does not exist.
     NoSubsystem,
+    /// The subsystem is not reached through portals of the group of this tag.
+    OtherPortal(u16),
     /// The host identifier is zero.
     NoHostId,
     /// The host NQN is no NVMe Qualified Name.
@@ -99,23 +106,25 @@ pub enum Reason {
 }
 
 impl Reason {
-    /// The word of the reason in metrics.
+    /// The code of the reason.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn code(self) -> RefusalCode {
         match self {
-            Self::NotShown => "not-shown",
-            Self::NoKey => "no-key",
-            Self::TlsRequired => "no-channel",
-            Self::TlsMismatch => "other-channel",
-            Self::WrongAnswer => "wrong-secret",
-            Self::TooMany => "too-many",
-            Self::TooOften => "too-often",
-            Self::NoSubsystem => "no-target",
-            Self::NoHostId => "no-host-id",
-            Self::NotQualified => "not-qualified",
-            Self::Full => "full",
-            Self::Protocol(_) => "protocol",
-            Self::Doubts(_) => "no-proof-of-ours",
+            Self::NotShown => RefusalCode::NotShown,
+            Self::WrongNetwork => RefusalCode::WrongNetwork,
+            Self::NoKey => RefusalCode::NoKey,
+            Self::TlsRequired => RefusalCode::NoChannel,
+            Self::TlsMismatch => RefusalCode::OtherChannel,
+            Self::WrongAnswer => RefusalCode::WrongSecret,
+            Self::TooMany => RefusalCode::TooMany,
+            Self::TooOften => RefusalCode::TooOften,
+            Self::NoSubsystem => RefusalCode::NoTarget,
+            Self::OtherPortal(_) => RefusalCode::OtherPortal,
+            Self::NoHostId => RefusalCode::NoHostId,
+            Self::NotQualified => RefusalCode::NotQualified,
+            Self::Full => RefusalCode::Full,
+            Self::Protocol(_) => RefusalCode::Protocol,
+            Self::Doubts(_) => RefusalCode::NoProofOfOurs,
         }
     }
 }
@@ -124,6 +133,7 @@ impl fmt::Display for Reason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NotShown => f.write_str("no group matches the host"),
+            Self::WrongNetwork => f.write_str("no group matches the address of the host"),
             Self::NoKey => f.write_str("no key for this host"),
             Self::TlsRequired => f.write_str("the group requires TLS"),
             Self::TlsMismatch => f.write_str("the TLS key belongs to another host, subsystem or group"),
@@ -131,6 +141,7 @@ impl fmt::Display for Reason {
             Self::TooMany => f.write_str("too many failures from there"),
             Self::TooOften => f.write_str("too many connects from there"),
             Self::NoSubsystem => f.write_str("no such subsystem"),
+            Self::OtherPortal(_) => f.write_str("the subsystem is not reached through this portal"),
             Self::NoHostId => f.write_str("the host identifier is zero: nvme connect --hostid"),
             Self::NotQualified => f.write_str("the host NQN does not begin with nqn.: nvme connect --hostnqn"),
             Self::Full => f.write_str("too many controllers"),
@@ -162,18 +173,18 @@ pub enum TlsRefusal {
 }
 
 impl TlsRefusal {
-    /// The word of the reason in metrics.
+    /// The code of the reason.
     #[must_use]
-    pub fn word(self) -> &'static str {
+    pub fn code(self) -> RefusalCode {
         match self {
-            Self::Clear => "tls-no-channel",
-            Self::NoIdentity => "tls-no-identity",
-            Self::Generated => "tls-generated-key",
-            Self::NoKey => "tls-no-key",
-            Self::OtherKey => "tls-other-key",
-            Self::OtherHash(..) => "tls-other-hash",
-            Self::NoSuite(_) => "tls-no-suite",
-            Self::Broken(_) => "tls-broken",
+            Self::Clear => RefusalCode::TlsMissing,
+            Self::NoIdentity => RefusalCode::TlsNoIdentity,
+            Self::Generated => RefusalCode::TlsGenerated,
+            Self::NoKey => RefusalCode::TlsNoKey,
+            Self::OtherKey => RefusalCode::TlsOtherKey,
+            Self::OtherHash(..) => RefusalCode::TlsOtherHash,
+            Self::NoSuite(_) => RefusalCode::TlsNoSuite,
+            Self::Broken(_) => RefusalCode::TlsBroken,
         }
     }
 }
@@ -279,6 +290,8 @@ pub struct Authenticator {
     pace: Mutex<Pace>,
     /// Where refused hosts are counted.
     hosts: OnceLock<Arc<Hosts>>,
+    /// Takes all refusals.
+    refusals: OnceLock<Arc<RefusalSink>>,
 }
 
 impl Authenticator {
@@ -291,7 +304,15 @@ impl Authenticator {
         random: Random,
         sink: Sink,
     ) -> Arc<Self> {
-        Arc::new(Self { subsystems, throttle, random, sink, pace: Mutex::default(), hosts: OnceLock::new() })
+        Arc::new(Self {
+            subsystems,
+            throttle,
+            random,
+            sink,
+            pace: Mutex::default(),
+            hosts: OnceLock::new(),
+            refusals: OnceLock::new(),
+        })
     }
 
     /// An authenticator for tests of other parts: no records, no authentication.
@@ -340,7 +361,11 @@ impl Authenticator {
     pub fn admit(&self, attempt: &LoginAttempt) -> Result<Entry, Reason> {
         let subsystem = self.subsystem(&attempt.subsystem).ok_or(Reason::NotShown)?;
         let access = &subsystem.access;
-        let group = access.group(&attempt.host.to_ascii_lowercase(), attempt.source.ip()).ok_or(Reason::NotShown)?;
+        let group =
+            access.admit(&attempt.host.to_ascii_lowercase(), attempt.source.ip()).map_err(|code| match code {
+                RefusalCode::WrongNetwork => Reason::WrongNetwork,
+                _ => Reason::NotShown,
+            })?;
         let (credentials, map): (&Credentials, _) = match attempt.kind {
             // Any host may use discovery. The discovery log page depends on the host.
             Kind::Discovery => (access.discovery(), None),
@@ -413,6 +438,14 @@ impl Authenticator {
         Err(why)
     }
 
+    /// The TLS peer that a host is which uses a key that is configured for it; `None` if there is none.
+    #[must_use]
+    pub fn tls_peer(&self, host: &str, subsystem: &str) -> Option<Arc<TlsPeer>> {
+        let (access, name) = (self.access(subsystem)?, host.to_ascii_lowercase());
+        let account = access.tls_keys(&name).flat_map(|all| accounts(all, host)).next()?.clone();
+        Some(Arc::new(TlsPeer { host: host.into(), subsystem: subsystem.into(), key: account.secret }))
+    }
+
     /// Whether a host must use TLS to connect to a subsystem.
     #[must_use]
     pub fn requires_tls(&self, subsystem: &str, host: &str, source: IpAddr) -> bool {
@@ -463,7 +496,16 @@ impl Authenticator {
 
     /// TLS was not established with a source; `host` is the NQN of the PSK identity, if one was received.
     pub fn tls_refused(&self, source: SocketAddr, host: Option<Arc<str>>, why: TlsRefusal, now: Instant) {
-        self.count_refusal(why.word(), "", host.as_deref().unwrap_or_default());
+        self.report(&Refusal {
+            transport: TCP,
+            code: why.code(),
+            host: host.as_deref().unwrap_or_default(),
+            source: source.ip(),
+            target: "",
+            user: "",
+            portal_group: None,
+            detail: &why.to_string(),
+        });
         if self.is_written(false, now) {
             (self.sink)(&Record::TlsRefused { source, host, why });
         }
@@ -478,16 +520,18 @@ impl Authenticator {
         is_written
     }
 
-    /// Counts refused hosts in this table from now on.
-    pub fn count_refusals(&self, hosts: &Arc<Hosts>) {
-        // There is one table in a process.
-        let _ = self.hosts.set(hosts.clone());
+    /// Counts refused hosts in this table and reports them from now on.
+    pub fn report_refusals(&self, hosts: &Arc<Hosts>, refusals: &Arc<RefusalSink>) {
+        // There is one table and one sink in a process.
+        let _ = (self.hosts.set(hosts.clone()), self.refusals.set(refusals.clone()));
     }
 
-    fn count_refusal(&self, reason: &'static str, subsystem: &str, host: &str) {
+    fn report(&self, refusal: &Refusal<'_>) {
         if let Some(hosts) = self.hosts.get() {
-            // Hosts in virtual machines do not log in.
-            hosts.refused("nvme-tcp", reason, subsystem, host);
+            hosts.refused(refusal.transport, refusal.code.word(), refusal.target, refusal.host);
+        }
+        if let Some(refusals) = self.refusals.get() {
+            refusals(refusal);
         }
     }
 
@@ -499,7 +543,21 @@ impl Authenticator {
         now: Instant,
     ) {
         if let Err(reason) = outcome {
-            self.count_refusal(reason.word(), &attempt.subsystem, &attempt.host);
+            let (portal_group, detail) = match reason {
+                Reason::OtherPortal(group) => (Some(group), String::new()),
+                Reason::Protocol(why) | Reason::Doubts(why) => (None, format!("{why:?}")),
+                _ => (None, String::new()),
+            };
+            self.report(&Refusal {
+                transport: TCP,
+                code: reason.code(),
+                host: &attempt.host,
+                source: attempt.source.ip(),
+                target: &attempt.subsystem,
+                user: "",
+                portal_group,
+                detail: &detail,
+            });
         }
         if self.is_written(outcome.is_ok(), now) {
             let access = self.access(&attempt.subsystem);

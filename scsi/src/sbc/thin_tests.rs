@@ -3,7 +3,7 @@ use crate::command::Status;
 use crate::other_core::Notes;
 use crate::sense::{Asc, SenseKey};
 use crate::testing::{Rig, at_once};
-use lunar_core::io::{Completion, Space, Traits};
+use lunar_core::io::{Space, Traits};
 use lunar_core::mem::Arena;
 use std::pin::pin;
 use std::rc::Rc;
@@ -18,7 +18,7 @@ fn large() -> Traits {
 }
 
 fn slot() -> SlotContext {
-    SlotContext { arena: Arena::new(1 << 20), completion: Completion::new() }
+    SlotContext::new(Arena::new(1 << 20))
 }
 
 /// The page: SITUA, then (ENABLED, count) of available and of used space.

@@ -4,7 +4,7 @@ use crate::copy::list::{CSCDS_MAX, DESCRIPTORS_BYTES_MAX, SEGMENTS_MAX};
 use crate::copy::results::COPIES_MAX;
 use crate::sense::SenseKey;
 use crate::testing::{BLOCKS, Ended, Memory, Rig};
-use lunar_core::io::{Completion, Fault, Op, Traits};
+use lunar_core::io::{Fault, Op, Traits};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::port::Transfer;
 use lunar_core::range::Span;
@@ -392,7 +392,7 @@ fn start<'a>(
 ) -> Pin<Box<dyn Future<Output = Reply> + 'a>> {
     Box::pin(async move {
         let command = rig.command(&cdb, list.len(), 0);
-        let mut slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
+        let mut slot = SlotContext::new(arena.clone());
         let mut reply = Reply::default();
         rig.target.execute(&rig.nexus, &command, &Wire(list, arena), &mut slot, &mut reply).await;
         reply

@@ -5,7 +5,7 @@ use crate::other_core::two_cores;
 use crate::sense::Asc;
 use crate::task::{TaskFunction, TaskResponse};
 use crate::testing::{Ended, Memory, Rig, at_once};
-use lunar_core::io::{Completion, Fault};
+use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::metadata::{MetadataStore, Saving, VolatileMemory};
 use lunar_core::step::SlotContext;
@@ -289,7 +289,7 @@ fn running<'a>(rig: &'a Rig, nexus: &'a Rc<Nexus>, action: u8, list: Vec<u8>) ->
         let arena = Arena::new(1 << 20);
         let command = rig.command(&cdb_out(action, EXCLUSIVE, list.len()), list.len(), 0);
         let transfer = Given(list, arena.clone(), Cell::new(false));
-        let mut slot = SlotContext { arena, completion: Completion::new() };
+        let mut slot = SlotContext::new(arena);
         let mut reply = crate::Reply::default();
         rig.target.execute(nexus, &command, &transfer, &mut slot, &mut reply).await;
         reply.status

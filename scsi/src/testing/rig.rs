@@ -494,7 +494,7 @@ impl Rig {
         let command = self.command(cdb, data_out.len(), 0);
         let wire =
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
-        let mut slot = SlotContext { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut slot = SlotContext::new(self.arena.clone());
         let mut reply = Reply::default();
         self.target.execute(&self.nexus, &command, &wire, &mut slot, &mut reply).await;
         reply.status
@@ -508,7 +508,7 @@ impl Rig {
         let command = self.command(cdb, data_out.len(), data_in);
         let wire =
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
-        let mut slot = SlotContext { arena: self.arena.clone(), completion: lunar_core::io::Completion::new() };
+        let mut slot = SlotContext::new(self.arena.clone());
         let mut reply = Reply::default();
         if !self.target.execute_now(nexus, &command, &wire, &self.arena, &mut reply) {
             at_once(self.target.execute(nexus, &command, &wire, &mut slot, &mut reply));

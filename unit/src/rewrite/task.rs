@@ -6,7 +6,7 @@ use crate::change::{Denial, UnitChange};
 use crate::core_units::CoreUnits;
 use crate::ledger::Refused;
 use crate::shared::Activity;
-use lunar_core::io::{Completion, Fault};
+use lunar_core::io::Fault;
 use lunar_core::mem::Arena;
 use lunar_core::port::NexusName;
 use lunar_core::range::Span;
@@ -130,7 +130,7 @@ impl CoreUnits {
             watch: watch.clone(),
             yields: spawn.is_some(),
         };
-        let slot = SlotContext { arena: arena.clone(), completion: Completion::new() };
+        let slot = SlotContext::new(arena.clone());
         let work = Box::pin(job.run(begin, activity, slot));
         match spawn {
             Some(spawn) => spawn(work),
@@ -147,7 +147,7 @@ impl CoreUnits {
             let Some(activity) = self.shared().of(&unit).begin_activity() else { continue };
             let (core, arena) = (self.clone(), arena.clone());
             spawn(Box::pin(async move {
-                let slot = SlotContext { arena, completion: Completion::new() };
+                let slot = SlotContext::new(arena);
                 let job = Job { core, unit, proposer: None, watch: Rc::default(), yields: true };
                 job.run(RewriteChange::Resume(rewrite), activity, slot).await;
             }));

@@ -5,7 +5,6 @@ use super::job::Job;
 use super::volume::Volume;
 use crate::limits::SLOTS;
 use lunar_blk::BlockSet;
-use lunar_core::io::Completion;
 use lunar_core::mem::{Buf, PAGE, Slice};
 use lunar_core::step::SlotContext;
 use lunar_core::unit::{Unit, UnitId};
@@ -116,7 +115,7 @@ impl Core {
 
     /// Runs a job whose turn has come in a task of its own: the slot of the job before is not free yet.
     pub(super) fn run_later(&self, job: Job) {
-        let mut slot = SlotContext { arena: self.reactor().arena().clone(), completion: Completion::new() };
+        let mut slot = SlotContext::timed(self.reactor().arena().clone(), self.reactor().stats());
         self.reactor().spawn(async move { job.run(&mut slot).await });
     }
 }

@@ -19,6 +19,7 @@ use crate::target::{
 use crate::wire::{
     ABORTED, ALL_SHELVES, ALL_SLOTS, Address, AtaPart, DEVICE_FAULT, ETHER_TYPE, ErrorCode, FRAME_MIN, Header,
 };
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
@@ -345,7 +346,7 @@ impl Endpoint {
     fn refuse(&self, mac: MacAddress, shelf: &Shelf) {
         let stats = self.core.reactor().stats();
         stats.logins_refused.add(1);
-        stats.hosts.refused(WORD, "not-shown", &shelf.target, &mac.to_string());
+        stats.hosts.refused(WORD, RefusalCode::NotShown.word(), &shelf.target, &mac.to_string());
         if self.refusals.borrow_mut().admit(mac, self.core.reactor().now()) {
             let words = format!("station {mac} belongs to no group of target {}: its frames are ignored", shelf.target);
             self.core.common.notify(NoticeTopic::Refusal, mac, &words);

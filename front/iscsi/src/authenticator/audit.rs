@@ -5,6 +5,7 @@ use crate::chap::Algorithm;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use lunar_core::access::audit::{Pace, shown};
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::pace::host;
 use lunar_core::time::Instant;
 use std::collections::BTreeMap;
@@ -30,13 +31,15 @@ pub struct LoginDetails {
     pub user: Option<Arc<str>>,
     /// The CHAP algorithm.
     pub algorithm: Option<Algorithm>,
+    /// The tag of the portal group of its portal, if that matters.
+    pub portal_group: Option<u16>,
 }
 
 impl LoginDetails {
     /// Of a login that failed before its names were known.
     pub(crate) fn unknown(source: SocketAddr) -> Self {
         let (target, group, user, algorithm) = (None, None, None, None);
-        Self { initiator: "".into(), source, target, discovery: false, group, user, algorithm }
+        Self { initiator: "".into(), source, target, discovery: false, group, user, algorithm, portal_group: None }
     }
 
     pub(crate) fn new(candidate: &Candidate, source: SocketAddr) -> Self {
@@ -48,6 +51,7 @@ impl LoginDetails {
             group: None,
             user: None,
             algorithm: None,
+            portal_group: None,
         }
     }
 }
@@ -55,52 +59,39 @@ impl LoginDetails {
 /// Why a login was refused.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub enum RefusalReason {
-    /// The target does not exist.
-    NoTarget,
-    /// No host group of the target matches the name and the address of the initiator.
-    NoGroup,
-    /// The user does not exist.
-    UnknownUser,
-    /// The CHAP response does not match the secret of the user.
-    WrongResponse,
-    /// The initiator sent a challenge of the target back.
-    Reflected,
-    /// The initiator requests authentication of the target, which has no secret for it.
-    NoTargetSecret,
-    /// Too many logins from this address have failed.
-    TooManyFailures,
-    /// Too many logins from this address are waiting.
-    TooManyLogins,
-    /// Another reason: the status of the login response, and what the initiator did.
+    /// The reason of this code.
+    Code(RefusalCode),
+    /// The status of the login response, and what the initiator did.
     Status(LoginStatus, Option<Arc<str>>),
 }
 
 impl RefusalReason {
-    /// The word of the reason in metrics.
+    /// The code of the reason.
     #[must_use]
-    pub fn word(&self) -> &'static str {
+    pub fn code(&self) -> RefusalCode {
         match self {
-            Self::NoTarget => "no-target",
-            Self::NoGroup => "not-shown",
-            Self::UnknownUser => "unknown-user",
-            Self::WrongResponse => "wrong-secret",
-            Self::Reflected => "reflected",
-            Self::NoTargetSecret => "no-proof-of-ours",
-            Self::TooManyFailures => "too-many",
-            Self::TooManyLogins => "too-often",
+            Self::Code(code) => *code,
             Self::Status(status, _) => match *status {
-                LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY => "moved",
-                LoginStatus::AUTHENTICATION_FAILURE => "not-authenticated",
-                LoginStatus::AUTHORIZATION_FAILURE => "not-shown",
-                LoginStatus::NOT_FOUND => "no-target",
-                LoginStatus::REMOVED => "removed",
-                LoginStatus::UNSUPPORTED_VERSION => "version",
-                LoginStatus::NO_SUCH_SESSION => "no-session",
-                LoginStatus::SERVICE_UNAVAILABLE => "stopping",
-                LoginStatus::TOO_MANY_CONNECTIONS | LoginStatus::OUT_OF_RESOURCES => "full",
-                LoginStatus::TARGET_ERROR => "target-error",
-                _ => "protocol",
+                LoginStatus::MOVED_TEMPORARILY | LoginStatus::MOVED_PERMANENTLY => RefusalCode::Moved,
+                LoginStatus::AUTHENTICATION_FAILURE => RefusalCode::NotAuthenticated,
+                LoginStatus::AUTHORIZATION_FAILURE => RefusalCode::NotShown,
+                LoginStatus::NOT_FOUND | LoginStatus::REMOVED => RefusalCode::NoTarget,
+                LoginStatus::UNSUPPORTED_VERSION => RefusalCode::Version,
+                LoginStatus::NO_SUCH_SESSION => RefusalCode::NoSession,
+                LoginStatus::SERVICE_UNAVAILABLE => RefusalCode::Stopping,
+                LoginStatus::TOO_MANY_CONNECTIONS | LoginStatus::OUT_OF_RESOURCES => RefusalCode::Full,
+                LoginStatus::TARGET_ERROR => RefusalCode::TargetError,
+                _ => RefusalCode::Protocol,
             },
+        }
+    }
+
+    /// The mistake of the initiator; empty if the code says all.
+    #[must_use]
+    pub fn detail(&self) -> &str {
+        match self {
+            Self::Code(_) | Self::Status(_, None) => "",
+            Self::Status(_, Some(why)) => why,
         }
     }
 }
@@ -108,14 +99,19 @@ impl RefusalReason {
 impl fmt::Display for RefusalReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::NoTarget => f.write_str("no such target"),
-            Self::NoGroup => f.write_str("no host group matches"),
-            Self::UnknownUser => f.write_str("unknown user"),
-            Self::WrongResponse => f.write_str("wrong secret"),
-            Self::Reflected => f.write_str("reflected challenge"),
-            Self::NoTargetSecret => f.write_str("mutual authentication is not set up"),
-            Self::TooManyFailures => f.write_str("too many failed logins from this address"),
-            Self::TooManyLogins => f.write_str("too many logins from this address"),
+            Self::Code(code) => f.write_str(match code {
+                RefusalCode::NoTarget => "no such target",
+                RefusalCode::NotShown => "no host group matches",
+                RefusalCode::WrongNetwork => "no host group matches the address",
+                RefusalCode::OtherPortal => "not reached through this portal",
+                RefusalCode::UnknownUser => "unknown user",
+                RefusalCode::WrongSecret => "wrong secret",
+                RefusalCode::Reflected => "reflected challenge",
+                RefusalCode::NoProofOfOurs => "mutual authentication is not set up",
+                RefusalCode::TooMany => "too many failed logins from this address",
+                RefusalCode::TooOften => "too many logins from this address",
+                code => code.word(),
+            }),
             Self::Status(status, None) => write!(f, "{status:?}"),
             Self::Status(status, Some(why)) => write!(f, "{status:?}: {}", shown(why)),
         }
@@ -264,6 +260,7 @@ mod tests {
             discovery: false,
             group: None,
             algorithm: Some(Algorithm::SHA256),
+            portal_group: None,
             user: Some("a\"\nlogin accepted user=\"b".into()),
         }
     }
@@ -271,7 +268,7 @@ mod tests {
     #[test]
     fn a_record_is_one_line_whatever_the_names_contain() {
         assert_eq!(
-            AuditRecord::Login(login(), Err(RefusalReason::WrongResponse)).to_string(),
+            AuditRecord::Login(login(), Err(RefusalReason::Code(RefusalCode::WrongSecret))).to_string(),
             "login refused reason=\"wrong secret\" source=192.0.2.1:4000 session=normal initiator=\"iqn.x:host\" \
              target=\"iqn.x:disk\" user=\"a\\\"\\nlogin accepted user=\\\"b\" chap=SHA256"
         );
@@ -285,8 +282,9 @@ mod tests {
     fn omitted_records_are_counted_before_the_next_one() {
         let mut audit = AuditLog::default();
         let now = Instant(5_000_000_000);
-        (0..1000).for_each(|_| drop(audit.records(login(), Err(RefusalReason::TooManyFailures), now)));
-        let later = audit.records(login(), Err(RefusalReason::TooManyFailures), now + Duration::from_secs(1));
+        (0..1000).for_each(|_| drop(audit.records(login(), Err(RefusalReason::Code(RefusalCode::TooMany)), now)));
+        let later =
+            audit.records(login(), Err(RefusalReason::Code(RefusalCode::TooMany)), now + Duration::from_secs(1));
         assert_eq!((later.len(), &later[0]), (2, &AuditRecord::Omitted(980)));
     }
 

@@ -234,7 +234,9 @@ impl Connection {
         drop(data_path);
         let share = if self.waiting.get() == 0 { self.slot_share.take(1) } else { None };
         match share {
-            Some(share) => self.start(Job { connection: self.clone(), nexus, key, task, command, share }),
+            Some(share) => {
+                self.start(Job { connection: self.clone(), nexus, key, task, command, arrived: None, share });
+            }
             None => self.start_later(nexus, key, task, command),
         }
         self.stream.session().detach(key);
@@ -252,7 +254,7 @@ impl Connection {
     /// Starts a command when its session has another slot: commands of one session take slots in the order in which
     /// they arrived. The command window bounds how many wait.
     fn start_later(self: &Rc<Self>, nexus: Rc<Nexus>, key: TaskKey, task: Task, command: Command) {
-        let connection = self.clone();
+        let (connection, arrived) = (self.clone(), Some(self.front.reactor.now()));
         self.waiting.set(self.waiting.get() + 1);
         self.front.reactor.stats().slot_waits.add(1);
         self.front.reactor.spawn(async move {
@@ -260,7 +262,8 @@ impl Connection {
             connection.waiting.set(connection.waiting.get() - 1);
             match share {
                 Ok(share) => {
-                    connection.start(Job { connection: connection.clone(), nexus, key, task, command, share });
+                    let own = connection.clone();
+                    connection.start(Job { connection: own, nexus, key, task, command, arrived, share });
                 }
                 // An aborted command has no reply. `task` leaves the task set here.
                 Err(_) => connection.drop_task(key),

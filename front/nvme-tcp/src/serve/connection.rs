@@ -238,7 +238,7 @@ impl Connection {
         let can_run = !request.first.reads() || request.first.data_path(self).has_room();
         let share = if can_run { self.slot_share(&request).take(1) } else { None };
         match share {
-            Some(share) => self.start(request.with(self, share)),
+            Some(share) => self.start(request.with(self, None, share)),
             None => self.start_later(request),
         }
     }
@@ -264,12 +264,12 @@ impl Connection {
             return self.end_unstarted(&request.queue, request.halves(), Status::NOT_READY);
         };
         self.front.reactor.stats().slot_waits.add(1);
-        let connection = self.clone();
+        let (connection, arrived) = (self.clone(), Some(self.front.reactor.now()));
         self.front.reactor.spawn(async move {
             let share = connection.slot(&request).await;
             drop(kept);
             match share {
-                Ok(share) => connection.start(request.with(&connection, share)),
+                Ok(share) => connection.start(request.with(&connection, arrived, share)),
                 Err(_) => connection.end_unstarted(&request.queue, request.halves(), Status::ABORTED),
             }
         });

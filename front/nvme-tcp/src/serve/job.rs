@@ -5,6 +5,7 @@ use super::secure::Security;
 use crate::session::{CloseReason, Session, TaskKey};
 use lunar_core::shares::Share;
 use lunar_core::step::SlotContext;
+use lunar_core::time::Instant;
 use lunar_nvme::{Command, Queue, Reply, Task};
 use lunar_stream::serve::DataPath;
 use std::rc::Rc;
@@ -41,9 +42,10 @@ impl Request {
         std::iter::once(&self.first).chain(self.second.as_deref())
     }
 
-    pub(super) fn with(self, connection: &Rc<Connection>, share: Share) -> Job {
+    /// The job of the request. `arrived`: when it arrived, if it has waited for its slot.
+    pub(super) fn with(self, connection: &Rc<Connection>, arrived: Option<Instant>, share: Share) -> Job {
         let Self { queue, first, second, is_fabrics } = self;
-        Job { connection: connection.clone(), queue, first, second, is_fabrics, share }
+        Job { connection: connection.clone(), queue, first, second, is_fabrics, arrived, share }
     }
 }
 
@@ -56,6 +58,7 @@ pub(super) struct Job {
     pub(super) second: Option<Box<Half>>,
     /// Whether it is a Fabrics command, whose effects on the connection are applied after its completion.
     pub(super) is_fabrics: bool,
+    arrived: Option<Instant>,
     /// Its share of the slots.
     #[expect(dead_code, reason = "dropping it with the job gives it back")]
     pub(super) share: Share,
@@ -66,6 +69,7 @@ impl Job {
     pub(super) async fn run(&self, slot: &mut SlotContext) {
         let Self { connection, queue, first, second, .. } = self;
         let subsystem = &connection.front.subsystem;
+        self.arrived.iter().for_each(|arrived| slot.watch.waited_since(*arrived));
         match second {
             None => {
                 let (mut reply, data_path) = (Reply::default(), first.data_path(connection));

@@ -163,7 +163,7 @@ impl Queue {
         let mut command = Command::new(Request::UblkQueue(UblkQueue::default()), whole(&memory));
         let mut tag = Tag::new(self.number, number, memory.len());
         let reactor = &self.core.reactor;
-        let mut slot = SlotContext { arena: reactor.arena().clone(), completion: Completion::new() };
+        let mut slot = SlotContext::timed(reactor.arena().clone(), reactor.stats());
         let mut completion = Completion::new();
         while let Some(next) = tag.command() {
             let TagCommand { number, queue, tag: of, result } = next;

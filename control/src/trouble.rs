@@ -1,0 +1,156 @@
+//! The table of codes of troubles. A trouble is something that is wrong now; a code is one line here with its paragraph
+//! for the documentation.
+
+use lunar_core::access::refusal::{Entry, RefusalCode};
+
+macro_rules! troubles {
+    ($($name:ident = $word:literal, $words:literal, $paragraph:literal;)*) => {
+        /// The code of a trouble.
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+        pub enum TroubleCode { $(#[doc = $words] $name,)* }
+
+        impl TroubleCode {
+            /// All codes, in the order of the documentation.
+            pub const ALL: &'static [Self] = &[$(Self::$name,)*];
+
+            /// Its line in the table.
+            #[must_use]
+            pub const fn entry(self) -> Entry {
+                match self { $(Self::$name => Entry { word: $word, words: $words, paragraph: $paragraph },)* }
+            }
+        }
+    };
+}
+
+troubles! {
+    Starting = "starting", "Lunar starts, and serves nothing yet.",
+        "Lunar waits for a volume or an address that it served before: for `patience` in `[server]` at most. The words \
+        name it. If it does not come, Lunar starts without it and reports it as `unavailable`.";
+    Unavailable = "unavailable", "A configured object is not served.",
+        "The file, the device or the address of the object cannot be used: a file system is not mounted, a device is \
+        missing or in use by another program, the user that runs Lunar may not open it. The words have the error of \
+        the operating system. When the cause is removed, `lunar apply` serves the object; the other objects are served \
+        meanwhile.";
+    ClosedPortal = "closed-portal", "A portal is not listened at any more.",
+        "A change that failed closed the portal, and its address was taken meanwhile. `ss -ltnp` shows the program \
+        that has the address. End it, then `lunar apply`.";
+    RefusedEdit = "refused-edit", "The configuration file was edited, and cannot be put in force.",
+        "The words have the mistakes with their lines. The configuration before the edit stays in force. Correct the \
+        file and run `lunar apply`, or restore the text in force: `lunar config show` prints it.";
+    PendingEdit = "pending-edit", "The configuration file was edited, and is not in force.",
+        "`lunar plan` shows what the file would change, `lunar apply` puts it in force. A restart would do so, too.";
+    UnreadableFile = "unreadable-file", "The configuration file cannot be read.",
+        "The running configuration stays in force, and the next start would fail. Make the file readable to the user \
+        that runs Lunar.";
+    SecretsInHistory = "secrets-in-history", "Old versions of the configuration contain secrets.",
+        "A secret was written into the configuration file itself, and moved to a file of its own since. The stored \
+        versions still have it. The words say how to remove them.";
+    Truncated = "truncated", "The file or device of a volume became smaller.",
+        "The data behind its end is lost, and reads of it fail. Something outside of Lunar cut the file or replaced \
+        the device. Stop the clients, and restore the volume from a copy.";
+    Deleted = "deleted", "The file of a volume was deleted.",
+        "Lunar still serves the deleted file; its data ends when Lunar ends. Copy it away now: `lunar volume copy` \
+        makes a file of it.";
+    Moved = "moved", "The path of a volume leads to another file.",
+        "The file was renamed or another one was put in its place. Lunar serves the old file until it restarts. Put \
+        the file back, or change `path` of the volume.";
+    Gone = "gone", "The device of a volume cannot be reached.",
+        "The device was removed, or its driver has given it up. Commands fail. The kernel's log (`dmesg`) says why.";
+    LostWrites = "lost-writes", "Written data could not be brought to the medium.",
+        "The kernel reported an error when it wrote data of the page cache; flushes of clients fail, so that they \
+        know. Check the device (`dmesg`, `smartctl -a`), and the data on the clients.";
+    MediumErrors = "medium-errors", "Commands end with medium errors.",
+        "The device returns errors. `dmesg` and `smartctl -a` say more; move the volume to another device.";
+    NoSpace = "no-space", "Writes fail because there is no space.",
+        "The file system of a thin volume is full. Clients see a medium that refuses writes; many turn their file \
+        systems read-only. Make room (`df`), enlarge the file system, or move volumes. Clients that discard unused \
+        blocks (`fstrim`) give space back.";
+    OverCommitted = "over-committed", "A file system has promised more space than it has.",
+        "The thin volumes on it may grow to more than its size. Nothing fails yet. Enlarge the file system, or move \
+        volumes, before writes fail.";
+    Front = "front", "A transport could not do all that is configured.",
+        "The words have the error, such as a socket that could not be made.";
+    CertificateExpires = "certificate-expires", "The certificate of an API listener ends soon, or has ended.",
+        "Clients refuse an expired certificate. Lunar reports it from 14 days before its end. Renew the \
+        certificate, and run `lunar apply`, which reads it; connections that exist go on.";
+    Isns = "isns", "The iSNS server does not have the targets.",
+        "The server does not answer or refuses the registration. Clients that look for targets there do not find them; \
+        clients that know the address do.";
+    ReplacedProgram = "replaced-program", "The file of the program was replaced.",
+        "An update installed another version, and the old one runs. Restart Lunar when its clients permit.";
+}
+
+impl TroubleCode {
+    /// The word of the code: in metrics, in the API and in the documentation.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        self.entry().word
+    }
+}
+
+const HEAD: &str = "\
+# Troubleshooting
+
+Generated from the tables of codes in `core/src/access/refusal.rs` and `control/src/trouble.rs` with
+`LUNAR_REGENERATE=1 cargo test -p lunar fresh`.
+
+| question | command |
+|---|---|
+| what is wrong now? | `lunar status` lists the troubles, each with its remedy |
+| why can this client not log in? | `lunar explain login CLIENT` |
+| who was refused, and why? | `lunar explain refusal`, then `lunar explain refusal N` |
+| why does the client not see the disk? | `lunar explain lun CLIENT LUN` |
+| which path is missing? | `lunar explain path CLIENT VOLUME` |
+| what is the state of the volume, who uses it? | `lunar explain volume VOLUME` |
+| who holds the reservation? | `lunar explain reservation VOLUME` |
+| where does the time go? | `lunar explain slow VOLUME`, `lunar log --slow` |
+
+`lunar explain` decides with the code that decides about real logins, without any effect. It says at which step a login
+ends, what comes close (a similar name, another group, a removed target), and which command mends it. With `--json` it
+prints the resource of [the API](api.md). Refused logins are kept across restarts: 2048 different ones, in the state
+folder.
+";
+
+/// The page on troubleshooting.
+#[must_use]
+pub fn page() -> String {
+    let mut page = String::from(HEAD);
+    let mut section = |title: &str, intro: &str, entries: Vec<Entry>| {
+        page.push_str(&format!("\n## {title}\n\n{intro}\n"));
+        for Entry { word, words, paragraph } in entries {
+            page.push_str(&format!("\n### {word}\n\n{words} {paragraph}\n"));
+        }
+    };
+    section(
+        "Refused logins",
+        "The code of a refusal is `reason` of the metric `lunar_logins_refused_total` and `code` in the API.",
+        RefusalCode::ALL.iter().map(|code| code.entry()).collect(),
+    );
+    section(
+        "Troubles",
+        "The code of a trouble is `code` of the metric `lunar_trouble` and `kind` in the API.",
+        TroubleCode::ALL.iter().map(|code| code.entry()).collect(),
+    );
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn each_code_has_one_paragraph_in_the_page() {
+        let entries = TroubleCode::ALL.iter().map(|code| code.entry());
+        let refusals = RefusalCode::ALL.iter().map(|code| code.entry());
+        let page = page();
+        let mut words = BTreeSet::new();
+        for Entry { word, words: sentence, paragraph } in entries.clone() {
+            assert!(words.insert(word) && sentence.ends_with('.') && paragraph.ends_with('.'), "{word}");
+        }
+        for Entry { word, paragraph, .. } in entries.chain(refusals) {
+            let heading = format!("\n### {word}\n");
+            assert!(page.contains(&heading) && page.contains(paragraph) && paragraph.len() > 60, "{word}");
+        }
+    }
+}
