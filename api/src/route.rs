@@ -80,6 +80,8 @@ pub enum ResponseContent {
     Medium,
     /// The statistics.
     Statistics,
+    /// The counters of cores, volumes and hosts.
+    Counters,
     /// The records of the audit log.
     AuditRecords,
     /// Audit records as they are made (server-sent events).
@@ -150,6 +152,8 @@ pub enum Handler {
     EventStream,
     /// The page of metrics, which the server implements.
     Metrics,
+    /// The counters, which the server implements.
+    Counters,
     /// The checks of the health of the process; the server runs them.
     Health(Checks),
 }

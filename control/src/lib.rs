@@ -14,6 +14,7 @@
 //!   [`refused_file`]: why a change is refused
 //! * [`write_freeze`]: volumes that no client may write to during a copy
 //! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration
+//! * [`metrics`], [`counters`]: what a running target counts, for monitoring
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
 //!   types of the API
 //! * [`files`]: opens the files that the configuration names, from inside of a sandbox, too
@@ -26,6 +27,7 @@ pub mod apply;
 pub mod check;
 pub mod common_sections;
 pub mod config;
+pub mod counters;
 mod declared;
 pub mod docs;
 pub mod document;
