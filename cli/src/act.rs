@@ -27,6 +27,7 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
         "rollback" => rollback,
         "audit" => audit,
         "events" => events,
+        "top" => crate::top::run,
         section => {
             let kind = schema.kind(section).filter(|kind| kind.is_named())?;
             return Some(Service::of(matches).and_then(|service| resource(schema, &service, kind, matches)));

@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 
 /// A client of the service, and the output format.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Service {
     client: Client,
     /// Whether to print JSON.

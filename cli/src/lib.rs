@@ -4,6 +4,7 @@
 //! * [`declare`]: the commands and their options, derived from the declarations of the configuration's keys
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
 //! * [`show`]: the output for people
+//! * [`top`]: the load on a terminal
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
@@ -16,6 +17,7 @@ pub mod install;
 pub mod local;
 pub mod manual;
 pub mod show;
+pub mod top;
 
 pub use failure::{EXIT_NOT_ALLOWED, EXIT_NOT_RUNNING, Failure};
 
@@ -27,7 +29,13 @@ use lunar_control::Schema;
 pub fn commands(schema: &'static Schema) -> Vec<Command> {
     let mut all = declare::resource_commands(schema);
     all.extend(declare::service_commands());
-    all.extend([local::command(schema), install::command(), manual::completions(), manual::pages()]);
+    all.extend([
+        top::command(),
+        local::command(schema),
+        install::command(),
+        manual::completions(),
+        manual::pages(),
+    ]);
     all
 }
 

@@ -38,7 +38,7 @@ pub fn progress(bytes: u64) -> ProgressBar {
 }
 
 /// The width of the terminal, in columns.
-fn width() -> usize {
+pub(crate) fn width() -> usize {
     let size = rustix::termios::tcgetwinsize(io::stdout()).ok();
     size.map(|size| usize::from(size.ws_col)).filter(|columns| *columns > 0).unwrap_or(UNLIMITED)
 }
@@ -384,7 +384,7 @@ pub fn audit_record(note: &Json) -> String {
 }
 
 /// A time span, in its two largest units.
-fn span(value: &Json) -> String {
+pub(crate) fn span(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
     let (days, hours, minutes) = (seconds / DAY, seconds % DAY / 3600, seconds % 3600 / 60);
     match (days, hours, minutes) {
@@ -399,7 +399,7 @@ fn span(value: &Json) -> String {
 const DAY: u64 = 86_400;
 
 /// A time in seconds since 1970-01-01, as text in UTC.
-fn time(value: &Json) -> String {
+pub(crate) fn time(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
     // Count years from March, so that the leap day is the last day of a year (400 Gregorian years have 146,097 days).
     let days = seconds / DAY + 719_468;
