@@ -4,7 +4,7 @@
 //! * [`declare`]: the commands and their options, derived from the declarations of the configuration's keys
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
 //! * [`show`]: the output for people
-//! * [`top`]: the load on a terminal
+//! * [`top`]: the load on a terminal; [`doctor`]: the examination of a target
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
@@ -12,6 +12,7 @@
 pub mod act;
 pub mod call;
 pub mod declare;
+pub mod doctor;
 pub mod failure;
 pub mod install;
 pub mod local;
@@ -31,6 +32,7 @@ pub fn commands(schema: &'static Schema) -> Vec<Command> {
     all.extend(declare::service_commands());
     all.extend([
         top::command(),
+        doctor::command(),
         local::command(schema),
         install::command(),
         manual::completions(),

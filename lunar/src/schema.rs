@@ -49,6 +49,11 @@ mod tests {
         check_page("metrics.md", &lunar_control::metrics::page(target.chain(lunar_api::metrics::FAMILIES)));
     }
 
+    #[test]
+    fn the_page_of_the_doctor_is_fresh() {
+        check_page("doctor.md", &lunar_cli::doctor::table::page());
+    }
+
     /// A machine with the files of secrets that the example names.
     struct Secrets;
 
