@@ -9,6 +9,7 @@ mod copies;
 mod crash;
 mod daemon;
 mod docs;
+mod doctor;
 mod guest;
 mod hostile;
 mod libiscsi;
@@ -114,6 +115,8 @@ enum Part {
     Metrics,
     /// The commands of the documentation, and the tables of the performance model
     Docs,
+    /// `lunar doctor` and `lunar top`: provoked conditions, their remedies, the numbers of the metrics
+    Doctor,
     /// CHAP authentication, with and without the right secret
     Chap,
     /// Changes of the configuration file while sessions exist, and kill -9 during changes
@@ -148,7 +151,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 22] = [
+const ORDER: [(Part, bool, usize); 23] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -171,6 +174,7 @@ const ORDER: [(Part, bool, usize); 22] = [
     (Part::Chap, true, WAITS),
     (Part::Metrics, false, WAITS),
     (Part::Docs, false, WAITS),
+    (Part::Doctor, false, WAITS),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
@@ -268,6 +272,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Chap => chap::part(lab, driver),
             Part::Metrics => metrics::part(lab, driver),
             Part::Docs => docs::part(lab, driver),
+            Part::Doctor => doctor::part(lab, driver),
             Part::Life => life::part(lab, driver),
             Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
             Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),
