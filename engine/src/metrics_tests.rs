@@ -141,7 +141,8 @@ fn too_many_volumes_are_left_out_and_counted() {
     let busy = Tally::default();
     busy.ended(Class::Read, 0, 1);
     let most = lunar_control::counters::VOLUMES_MAX;
-    let mut all: BTreeMap<_, _> = (0..most + 5).map(|at| (Arc::from(format!("v{at:05}")), volume(&Tally::default()))).collect();
+    let mut all: BTreeMap<_, _> =
+        (0..most + 5).map(|at| (Arc::from(format!("v{at:05}")), volume(&Tally::default()))).collect();
     all.insert("z".into(), volume(&busy));
     let (rows, hidden) = counters::volumes(&all, &SharedUnits::default(), &[], &BTreeMap::new());
     assert_eq!((rows.len(), hidden, rows.last().map(|row| row.name.as_str())), (most, 6, Some("z")));
