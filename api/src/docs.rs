@@ -49,6 +49,11 @@ An error is a problem report (RFC 9457): `detail` says what to do, and `errors` 
 `GET /v1/events` is a stream of server-sent events, one for each record of the audit log: `event` is the topic, `id` the
 number, `data` the record as JSON.
 
+`GET /v1/counters` has all counters of cores, volumes and hosts at one moment, and that moment as `nanoseconds` of a
+clock that never steps. A rate is the difference of two answers, divided by that of their moments; it has a meaning if `start`
+is the same in both. `cells` of a class are a histogram of latencies with the upper `bounds`, in microseconds. Reading
+stops no core. Requests within a fifth of a second get the same reading: `sequence` tells.
+
 | route | right | request | response | |
 |---|---|---|---|---|
 ";
@@ -118,6 +123,7 @@ fn response(content: ResponseContent) -> &'static str {
         ResponseContent::Sessions => "sessions",
         ResponseContent::Session => "the session",
         ResponseContent::Statistics => "statistics",
+        ResponseContent::Counters => "counters",
         ResponseContent::AuditRecords => "audit records",
         ResponseContent::Stages => "the stages",
         ResponseContent::Refusals => "refusals",

@@ -9,6 +9,7 @@ use lunar_control::api::{
     Ejection, IdentityView, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView,
     VersionView,
 };
+use lunar_control::counters::CountersView;
 use lunar_control::docs;
 use lunar_control::explain::{ExplanationView, RefusalView, ReservationView};
 use lunar_control::slow::{AllStagesView, SlowLogView};
@@ -150,6 +151,7 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         ResponseContent::Copy => of(json, generator.subschema_for::<CopyView>().to_value()),
         ResponseContent::Medium => of(json, generator.subschema_for::<MediumView>().to_value()),
         ResponseContent::Copies => of(json, list_of(generator.subschema_for::<CopyView>().to_value())),
+        ResponseContent::Counters => of(json, generator.subschema_for::<CountersView>().to_value()),
         ResponseContent::Status => of(json, generator.subschema_for::<StatusView>().to_value()),
         ResponseContent::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),
         ResponseContent::Sessions => of(json, list_of(generator.subschema_for::<SessionView>().to_value())),

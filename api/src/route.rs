@@ -81,6 +81,8 @@ pub enum ResponseContent {
     Medium,
     /// The statistics.
     Statistics,
+    /// The counters of cores, volumes and hosts.
+    Counters,
     /// The records of the audit log.
     AuditRecords,
     /// The slow log.
@@ -171,6 +173,8 @@ pub enum Handler {
     EventStream,
     /// The page of metrics, which the server implements.
     Metrics,
+    /// The counters, which the server implements.
+    Counters,
     /// The checks of the health of the process; the server runs them.
     Health(Checks),
 }

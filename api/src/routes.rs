@@ -62,6 +62,13 @@ fn service() -> Vec<Route> {
             "The statistics since the start.",
         ),
         row(
+            (Get, "/v1/counters", "counters"),
+            Read,
+            (Nothing, ResponseContent::Counters),
+            Handler::Counters,
+            "All counters of cores, volumes and hosts at one moment, from which readers compute rates.",
+        ),
+        row(
             (Get, "/v1/session", "list-session"),
             Read,
             (Nothing, ResponseContent::Sessions),

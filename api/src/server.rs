@@ -171,6 +171,7 @@ impl State {
         };
         let outcome = match route.handler {
             Handler::Local(work) => work(&api_request),
+            Handler::Counters => self.counters(&route).await,
             Handler::Control(_) | Handler::Long(_) => match self.shared.starting_status() {
                 Some(status) => while_starting(&route, &status),
                 None => self.run_on_control_thread(route, api_request).await,
@@ -253,6 +254,21 @@ impl State {
         self.monitoring.page(format, make).await
     }
 
+    /// The counters. They are read on a thread of its own: of thousands of volumes that takes some milliseconds.
+    async fn counters(self: &Arc<Self>, route: &Route) -> Outcome {
+        let Some(measured) = self.shared.measured.get().cloned() else {
+            let status = self.shared.starting_status();
+            let starting = || problem("/problems/starting", "Lunar is starting", 503, "no volume is served yet");
+            return while_starting(route, &status.ok_or_else(starting)?);
+        };
+        let state = self.clone();
+        let make = move || {
+            let counters = measured.counters(&state.shared.seen().troubles);
+            serde_json::to_string(&counters).unwrap_or_default()
+        };
+        self.monitoring.counters(make).await
+    }
+
     /// Refuses a request that matches no route. Only authenticated callers learn that there is none.
     async fn refuse(self: Arc<Self>, request: Request, status: u16) -> Response {
         let (parts, _) = request.into_parts();
@@ -304,7 +320,9 @@ fn start(control: &mut dyn Control, route: &Route, api_request: ApiRequest) -> P
             Ok(work) => return Progress::Continues(work),
             Err(why) => Err(why),
         },
-        Handler::Local(_) | Handler::EventStream | Handler::Metrics | Handler::Health(_) => Err(not_found()),
+        Handler::Local(_) | Handler::EventStream | Handler::Metrics | Handler::Counters | Handler::Health(_) => {
+            Err(not_found())
+        }
     };
     match control.finalizing().filter(|_| is_change) {
         // The change is applied; the reply is sent when it is finalized.

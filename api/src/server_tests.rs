@@ -238,6 +238,12 @@ impl lunar_control::metrics::Measured for FakeMetrics {
         page.family(&UP, |samples| samples.add(&["disk1"], 1));
     }
 
+    fn counters(&self, _troubles: &[lunar_control::api::TroubleView]) -> lunar_control::counters::CountersView {
+        static READINGS: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(0);
+        let sequence = READINGS.fetch_add(1, Ordering::Relaxed);
+        lunar_control::counters::CountersView { start: 7, sequence, ..Default::default() }
+    }
+
     fn silent_cores(&self, _patience: Duration) -> Vec<usize> {
         if self.0.load(Ordering::Relaxed) { vec![1] } else { Vec::new() }
     }
@@ -270,6 +276,29 @@ fn metrics_have_the_format_that_the_scraper_prefers() {
     let (media, text) = get(Some("application/openmetrics-text;version=1.0.0,text/plain;q=0.5"));
     assert_eq!(media, "application/openmetrics-text; version=1.0.0; charset=utf-8");
     assert!(text.ends_with("# EOF\n") && text.contains("lunar_api_requests_total{route=\"metrics\",status=\"200\"} 1"));
+}
+
+#[test]
+fn counters_are_read_once_for_all_that_ask_at_the_same_time() {
+    let mut fixture = Fixture::new();
+    assert_eq!(fixture.request_(OWNER, None, "GET", "/v1/counters", "").0, 503, "no target runs yet");
+    let _ = fixture.state.shared.measured.set(Arc::new(FakeMetrics(false.into())));
+    let begin = std::time::Instant::now();
+    let mut get = || {
+        let (status, text) = fixture.request_(OWNER, None, "GET", "/v1/counters", "");
+        let counters = serde_json::from_str::<lunar_control::counters::CountersView>(&text).expect("counters");
+        assert_eq!((status, counters.start), (200, 7));
+        counters.sequence
+    };
+    let first = get();
+    let mut last = first;
+    for _ in 0..50 {
+        last = get();
+    }
+    let most = begin.elapsed().as_millis() as u64 / 200;
+    assert!(last - first <= most, "{} readings in {:?}", last - first, begin.elapsed());
+    std::thread::sleep(Duration::from_millis(250));
+    assert!(get() > first, "a reading gets old");
 }
 
 #[test]

@@ -29,6 +29,11 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
         "log" => slow,
         "explain" => explain,
         "events" => events,
+        "top" => crate::top::run,
+        "doctor" => {
+            let examine = |service| crate::doctor::run(schema, &service, matches);
+            return Some(Service::of(matches).and_then(examine));
+        }
         section => {
             let kind = schema.kind(section).filter(|kind| kind.is_named())?;
             return Some(Service::of(matches).and_then(|service| resource(schema, &service, kind, matches)));

@@ -6,10 +6,11 @@ use lunar_api::client::{Address, Client, ClientError, RequestBody, Token};
 use lunar_api::route::Method;
 use lunar_api::system;
 use serde_json::Value as Json;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// A client of the service, and the output format.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Service {
     client: Client,
     /// Whether to print JSON.
@@ -47,6 +48,18 @@ impl Service {
             client: Client { address: Address::Url(parsed), token, trusted: path("trust", "LUNAR_TRUST") },
             json,
         })
+    }
+
+    /// Whether the service is on this machine.
+    #[must_use]
+    pub fn is_local(&self) -> bool {
+        match &self.client.address {
+            Address::Socket(_) => true,
+            Address::Url(url) => {
+                let host = url.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']');
+                host == "localhost" || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
+            }
+        }
     }
 
     /// Sends a GET request and returns the JSON response.

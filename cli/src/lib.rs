@@ -4,6 +4,7 @@
 //! * [`declare`]: the commands and their options, derived from the declarations of the configuration's keys
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
 //! * [`show`], [`explained`]: the output for people
+//! * [`top`]: the load on a terminal; [`doctor`]: the examination of a target
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
@@ -12,11 +13,13 @@ pub mod act;
 pub mod call;
 pub mod declare;
 pub mod explained;
+pub mod doctor;
 pub mod failure;
 pub mod install;
 pub mod local;
 pub mod manual;
 pub mod show;
+pub mod top;
 
 pub use failure::{EXIT_NOT_ALLOWED, EXIT_NOT_RUNNING, Failure};
 
@@ -28,7 +31,14 @@ use lunar_control::Schema;
 pub fn commands(schema: &'static Schema) -> Vec<Command> {
     let mut all = declare::resource_commands(schema);
     all.extend(declare::service_commands());
-    all.extend([local::command(schema), install::command(), manual::completions(), manual::pages()]);
+    all.extend([
+        top::command(),
+        doctor::command(),
+        local::command(schema),
+        install::command(),
+        manual::completions(),
+        manual::pages(),
+    ]);
     all
 }
 

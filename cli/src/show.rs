@@ -443,7 +443,7 @@ fn milliseconds(value: &Json) -> String {
 }
 
 /// A time span, in its two largest units.
-fn span(value: &Json) -> String {
+pub(crate) fn span(value: &Json) -> String {
     let Some(seconds) = value.as_u64() else { return String::new() };
     let (days, hours, minutes) = (seconds / DAY, seconds % DAY / 3600, seconds % 3600 / 60);
     match (days, hours, minutes) {

@@ -16,6 +16,7 @@
 //! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration;
 //!   [`slow`]: its slow commands; [`explain`]: why a login is refused, and other explanations;
 //!   [`trouble`]: the codes of troubles
+//! * [`metrics`], [`counters`]: what a running target counts, for monitoring
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
 //!   types of the API
 //! * [`files`]: opens the files that the configuration names, from inside of a sandbox, too
@@ -28,6 +29,7 @@ pub mod apply;
 pub mod check;
 pub mod common_sections;
 pub mod config;
+pub mod counters;
 mod declared;
 pub mod docs;
 pub mod document;

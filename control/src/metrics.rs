@@ -8,6 +8,7 @@
 pub mod text;
 
 use crate::api::TroubleView;
+use crate::counters::CountersView;
 use std::borrow::Cow;
 use std::fmt;
 use std::time::Duration;
@@ -92,6 +93,9 @@ macro_rules! families {
 pub trait Measured: Send + Sync + fmt::Debug {
     /// Writes its metrics. `troubles` are those that were found last.
     fn write(&self, page: &mut Page, troubles: &[TroubleView]);
+
+    /// Its counters at this moment. `troubles` are those that were found last.
+    fn counters(&self, troubles: &[TroubleView]) -> CountersView;
 
     /// The numbers of the cores that do not answer within this time; the calling thread waits as long.
     fn silent_cores(&self, patience: Duration) -> Vec<usize>;

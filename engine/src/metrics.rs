@@ -2,8 +2,13 @@
 //!
 //! * [`table`]: the families
 //! * `volumes`, `space`, `hosts`, `cores`: their samples
+//! * `counters`: the same counters for readers that compute rates
+//! * `facts`: the configuration in force, as far as metrics name its parts; `histogram`: the buckets of latencies
 
 mod cores;
+mod counters;
+mod facts;
+mod histogram;
 mod hosts;
 mod space;
 pub mod table;
@@ -12,61 +17,16 @@ mod volumes;
 use crate::core_set::cores::Cores;
 use crate::core_set::shared::Shared;
 use crate::health::Spaces;
-use crate::placed::PlacedVolume;
+pub(crate) use facts::{Facts, PortalFacts, VolumeFacts};
 use lunar_control::api::TroubleView;
-use lunar_control::metrics::{Measured, Page, Samples};
-use lunar_core::tally::SharedTally;
-use lunar_core::traffic::{CELLS, ClassSums, bound};
-use lunar_core::unit::{Identity, UnitId};
-use std::collections::BTreeMap;
+use lunar_control::counters::CountersView;
+use lunar_control::metrics::{Measured, Page};
+use lunar_core::traffic::{CELLS, bound};
 use std::fmt;
 use std::future::ready;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// A volume that is served, without its store, which must not outlive its service.
-#[derive(Debug)]
-pub(crate) struct VolumeFacts {
-    unit: UnitId,
-    tally: SharedTally,
-    identity: Arc<Identity>,
-    kind: &'static str,
-    block_size: u32,
-    size: Option<u64>,
-    is_read_only: bool,
-}
-
-impl VolumeFacts {
-    pub(crate) fn of(placed: &PlacedVolume) -> Self {
-        let volume = &placed.volume;
-        Self {
-            unit: placed.unit,
-            tally: placed.tally.clone(),
-            identity: volume.identity().clone(),
-            kind: placed.kind.word(),
-            block_size: volume.block_size(),
-            size: volume.size(),
-            is_read_only: volume.is_read_only(),
-        }
-    }
-}
-
-/// A portal of the configuration in force.
-#[derive(Debug)]
-pub(crate) struct PortalFacts {
-    pub(crate) address: String,
-    pub(crate) transport: String,
-    pub(crate) is_up: bool,
-}
-
-/// The configuration in force, as far as metrics name its parts.
-#[derive(Default, Debug)]
-pub(crate) struct Facts {
-    pub(crate) volumes: BTreeMap<Arc<str>, VolumeFacts>,
-    pub(crate) portals: BTreeMap<String, PortalFacts>,
-    /// Names of targets in the configuration, by their names in iSCSI and NVMe.
-    pub(crate) targets: BTreeMap<Arc<str>, String>,
-}
 
 /// The metrics of a target.
 pub struct Metrics {
@@ -74,6 +34,10 @@ pub struct Metrics {
     cores: Cores,
     spaces: Spaces,
     facts: Mutex<Arc<Facts>>,
+    /// When the target started, in milliseconds since the beginning of 1970.
+    start: u64,
+    /// How often the counters were read.
+    readings: AtomicU64,
 }
 
 impl fmt::Debug for Metrics {
@@ -84,7 +48,8 @@ impl fmt::Debug for Metrics {
 
 impl Metrics {
     pub(crate) fn new(shared: Arc<Shared>, cores: Cores, spaces: Spaces) -> Arc<Self> {
-        Arc::new(Self { shared, cores, spaces, facts: Mutex::default() })
+        let start = shared.host.wall_clock();
+        Arc::new(Self { shared, cores, spaces, facts: Mutex::default(), start, readings: AtomicU64::new(0) })
     }
 
     /// Names the parts of the configuration that is in force now.
@@ -112,6 +77,25 @@ impl Measured for Metrics {
         space::write(page, &self.spaces.read());
     }
 
+    fn counters(&self, troubles: &[TroubleView]) -> CountersView {
+        let facts = self.facts();
+        let sequence = self.readings.fetch_add(1, Ordering::Relaxed) + 1;
+        let (time, nanoseconds) = (self.shared.host.wall_clock(), self.shared.host.now().0);
+        let (volumes, hidden_volumes) =
+            counters::volumes(&facts.volumes, &self.shared.units, troubles, &self.spaces.read());
+        CountersView {
+            start: self.start,
+            sequence,
+            nanoseconds,
+            time,
+            bounds: (0..CELLS).map_while(bound).collect(),
+            cores: counters::cores(&self.shared.stats),
+            volumes,
+            hidden_volumes,
+            hosts: counters::hosts(&self.shared.hosts, &facts.targets),
+        }
+    }
+
     fn silent_cores(&self, patience: Duration) -> Vec<usize> {
         let asked: Vec<_> = (0..self.cores.count()).map(|core| self.cores.ask(core, |_| ready(()))).collect();
         let host = self.cores.host();
@@ -119,23 +103,6 @@ impl Measured for Metrics {
         let answers = asked.into_iter().map(|answer| answer.wait_for(end.since(host.now())).is_some());
         answers.enumerate().filter(|(_, answered)| !answered).map(|(core, _)| core).collect()
     }
-}
-
-/// Bounds of a coarse histogram: every second one of the cells.
-const COARSE: usize = 2;
-
-/// Adds a histogram with all cells.
-fn add_fine(samples: &mut Samples<'_>, labels: &[&str], sums: &ClassSums) {
-    let buckets = sums.cells.iter().enumerate().map(|(cell, count)| (bound(cell), *count));
-    samples.add_histogram(labels, buckets, sums.nanoseconds);
-}
-
-/// Adds a histogram with a quarter of the resolution: its bounds are bounds of cells.
-fn add_coarse(samples: &mut Samples<'_>, labels: &[&str], sums: &ClassSums) {
-    const { assert!(CELLS.is_multiple_of(COARSE)) };
-    let cells = sums.cells.chunks(COARSE).enumerate();
-    let buckets = cells.map(|(at, cells)| (bound(COARSE * at + COARSE - 1), cells.iter().sum()));
-    samples.add_histogram(labels, buckets, sums.nanoseconds);
 }
 
 #[cfg(test)]

@@ -4,10 +4,11 @@ use lunar_control::trouble::TroubleCode;
 use lunar_core::counters::Counters;
 use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::stats::Stats;
-use lunar_core::tally::{Event, Tally};
+use lunar_core::tally::{Event, SharedTally, Tally};
 use lunar_core::traffic::Class;
+use lunar_core::unit::{Identity, UnitId};
 use lunar_unit::SharedUnits;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 fn volume(tally: &SharedTally) -> VolumeFacts {
     let identity = Identity {
@@ -107,4 +108,43 @@ fn a_flood_of_hosts_makes_a_bounded_page() {
     assert_eq!(paths, lunar_core::hosts::HOSTS_MAX + 2);
     assert!(text.contains("lunar_host_logins_total{host=\"other\",target=\"other\",transport=\"nvme-tcp\"} "));
     assert!(text.contains("lunar_logins_total{transport=\"nvme-tcp\",target=\"other\",result=\"ok\"} "));
+}
+
+#[test]
+fn the_counters_are_those_of_the_metrics() {
+    let (text, hosts) = sample();
+    let tally = Tally::default();
+    for class in Class::ALL {
+        tally.ended(*class, 20_000, 4096);
+    }
+    tally.ended(Class::Read, 5_000_000_000, 0);
+    tally.add(Event::Conflict, 1);
+    let all = BTreeMap::from([("disk1".into(), volume(&tally))]);
+    let unavailable = TroubleView::told("unavailable", "volume gone", "no file".to_owned());
+    let (rows, hidden) = counters::volumes(&all, &SharedUnits::default(), &[unavailable], &BTreeMap::new());
+    let [disk, gone] = &rows[..] else { panic!("{rows:?}") };
+    assert_eq!((disk.name.as_str(), disk.state.as_str(), disk.size, hidden), ("disk1", "up", Some(1 << 30), 0));
+    assert_eq!((gone.name.as_str(), gone.state.as_str(), gone.size), ("gone", "unavailable", None));
+    let of = |class: &lunar_control::counters::ClassCounters| (class.commands, class.bytes, class.nanoseconds);
+    let traffic = &disk.traffic;
+    assert_eq!((of(&traffic.read), of(&traffic.write)), ((2, 4096, 5_000_020_000), (2, 8192, 40_000)));
+    assert_eq!((of(&traffic.other), disk.errors), ((3, 12_288, 60_000), 1));
+    assert_eq!((traffic.write.cells.clone(), traffic.read.cells.len()), (vec![0, 0, 2], CELLS - 1));
+    assert!(text.contains("lunar_volume_bytes_total{volume=\"disk1\",direction=\"write\"} 8192"));
+    let names = BTreeMap::from([("iqn.target".into(), "disks".to_owned())]);
+    let [host] = &counters::hosts(&hosts, &names)[..] else { panic!("one host") };
+    assert_eq!((host.target.as_str(), host.target_name.as_str(), host.sessions), ("disks", "iqn.target", 0));
+    assert_eq!(host.traffic.read.commands, 2);
+}
+
+#[test]
+fn too_many_volumes_are_left_out_and_counted() {
+    let busy = Tally::default();
+    busy.ended(Class::Read, 0, 1);
+    let most = lunar_control::counters::VOLUMES_MAX;
+    let mut all: BTreeMap<_, _> =
+        (0..most + 5).map(|at| (Arc::from(format!("v{at:05}")), volume(&Tally::default()))).collect();
+    all.insert("z".into(), volume(&busy));
+    let (rows, hidden) = counters::volumes(&all, &SharedUnits::default(), &[], &BTreeMap::new());
+    assert_eq!((rows.len(), hidden, rows.last().map(|row| row.name.as_str())), (most, 6, Some("z")));
 }

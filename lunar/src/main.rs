@@ -73,7 +73,10 @@ fn operate(result: Result<(), lunar_cli::Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
-            log!(error, "lunar: {why}");
+            // Without a message, everything has been printed.
+            if !why.message.is_empty() {
+                log!(error, "lunar: {why}");
+            }
             ExitCode::from(why.exit)
         }
     }

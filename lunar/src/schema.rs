@@ -54,6 +54,8 @@ mod tests {
         check_page("troubleshooting.md", &lunar_control::trouble::page());
     }
 
+    fn the_page_of_the_doctor_is_fresh() {
+        check_page("doctor.md", &lunar_cli::doctor::table::page());
     /// A machine with the files of secrets that the example names.
     struct Secrets;
 

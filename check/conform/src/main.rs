@@ -10,6 +10,7 @@ mod crash;
 mod daemon;
 mod docs;
 mod explain;
+mod doctor;
 mod guest;
 mod hostile;
 mod libiscsi;
@@ -118,6 +119,8 @@ enum Part {
     Docs,
     /// Problems of operators: `lunar explain` says the code, the words and the remedy, and the remedy mends them
     Explain,
+    /// `lunar doctor` and `lunar top`: provoked conditions, their remedies, the numbers of the metrics
+    Doctor,
     /// CHAP authentication, with and without the right secret
     Chap,
     /// Changes of the configuration file while sessions exist, and kill -9 during changes
@@ -182,6 +185,7 @@ const ORDER: [(Part, bool, usize); 23] = [
     (Part::Metrics, false, WAITS),
     (Part::Docs, false, WAITS),
     (Part::Explain, false, WAITS),
+    (Part::Doctor, false, WAITS),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
@@ -282,6 +286,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Metrics => metrics::part(lab, driver),
             Part::Docs => docs::part(lab, driver),
             Part::Explain => explain::part(lab, driver),
+            Part::Doctor => doctor::part(lab, driver),
             Part::Life => life::part(lab, driver),
             Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
             Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),

@@ -211,7 +211,7 @@ impl Drop for Prometheus {
 }
 
 /// The status and the body of a request of the API.
-fn get(api: SocketAddr, path: &str, token: Option<&str>, accept: &str) -> Result<(u16, String)> {
+pub(crate) fn get(api: SocketAddr, path: &str, token: Option<&str>, accept: &str) -> Result<(u16, String)> {
     let mut stream = TcpStream::connect(api)?;
     stream.set_read_timeout(Some(LIMIT))?;
     let token = token.map(|token| format!("Authorization: Bearer {token}\r\n")).unwrap_or_default();

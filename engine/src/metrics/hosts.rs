@@ -1,6 +1,7 @@
 //! The metrics of hosts, and of transports: the sums of their hosts.
 
-use super::{add_fine, table};
+use super::histogram::add_fine;
+use super::table;
 use lunar_control::metrics::Page;
 use lunar_core::hosts::{HostSums, Hosts};
 use lunar_core::traffic::{Class, TrafficSums};

@@ -1,6 +1,8 @@
 //! The metrics of volumes.
 
-use super::{VolumeFacts, add_coarse, table};
+use super::facts::VolumeFacts;
+use super::histogram::add_coarse;
+use super::table;
 use lunar_control::api::TroubleView;
 use lunar_control::metrics::{Family, Page};
 use lunar_control::names::Uuid;
@@ -18,10 +20,10 @@ use std::sync::Arc;
 const HISTOGRAMS_MAX: usize = 500;
 
 /// A volume that is served.
-struct Volume<'a> {
-    name: &'a str,
-    facts: &'a VolumeFacts,
-    sums: TallySums,
+pub(super) struct Volume<'a> {
+    pub(super) name: &'a str,
+    pub(super) facts: &'a VolumeFacts,
+    pub(super) sums: TallySums,
     /// Whether its medium is formatted or sanitized.
     is_formatting: bool,
     registrants: u64,
@@ -29,11 +31,11 @@ struct Volume<'a> {
 }
 
 impl Volume<'_> {
-    fn commands(&self) -> u64 {
+    pub(super) fn commands(&self) -> u64 {
         Class::ALL.iter().map(|class| self.sums.traffic.of(*class).commands()).sum()
     }
 
-    fn state(&self, full: &BTreeSet<&str>) -> &'static str {
+    pub(super) fn state(&self, full: &BTreeSet<&str>) -> &'static str {
         match () {
             () if self.is_formatting => "formatting",
             () if full.contains(self.name) => "full",
@@ -44,9 +46,16 @@ impl Volume<'_> {
 }
 
 /// The volumes that troubles of this kind name.
-fn named(troubles: &[TroubleView], code: TroubleCode) -> BTreeSet<&str> {
+pub(super) fn named(troubles: &[TroubleView], code: TroubleCode) -> BTreeSet<&str> {
     let of_kind = troubles.iter().filter(|trouble| trouble.kind == code.word());
     of_kind.filter_map(|trouble| trouble.subject.strip_prefix("volume ")).collect()
+}
+
+/// The volumes that are not served because their stores are unavailable. A volume that is served is not unavailable,
+/// whatever was found a moment ago.
+pub(super) fn unavailable<'a>(volumes: &[Volume<'_>], troubles: &'a [TroubleView]) -> Vec<&'a str> {
+    let is_served = |name: &&str| volumes.iter().any(|volume| volume.name == *name);
+    named(troubles, "unavailable").into_iter().filter(|name| !is_served(name)).collect()
 }
 
 /// Writes the counters and the state of these volumes.
@@ -106,7 +115,7 @@ pub(super) fn write(
     }
 }
 
-fn read<'a>(name: &'a str, facts: &'a VolumeFacts, units: &SharedUnits) -> Volume<'a> {
+pub(super) fn read<'a>(name: &'a str, facts: &'a VolumeFacts, units: &SharedUnits) -> Volume<'a> {
     let shared = units.get(facts.unit);
     let medium = shared.as_ref().map(|unit| unit.state().medium()).unwrap_or_default();
     let (registrants, is_reserved) = shared.as_ref().map_or((0, false), |unit| {
@@ -134,10 +143,7 @@ fn state(page: &mut Page, volumes: &[Volume<'_>], troubles: &[TroubleView]) {
             samples.add(&[name, &uuid, &identity.serial, &format!("naa.{wwid}"), facts.kind, &block], 1);
         }
     });
-    let (full, unavailable) = (named(troubles, TroubleCode::NoSpace), named(troubles, TroubleCode::Unavailable));
-    // A volume that is served is not unavailable, whatever was found a moment ago.
-    let is_served = |name: &&str| volumes.iter().any(|volume| volume.name == *name);
-    let unavailable: Vec<_> = unavailable.into_iter().filter(|name| !is_served(name)).collect();
+    let (full, unavailable) = (named(troubles, TroubleCode::NoSpace), unavailable(volumes, TroubleCode::Unavailable));troubles));
     page.family(&table::VOLUME_UP, |samples| {
         volumes.iter().for_each(|volume| samples.add(&[volume.name], 1));
         unavailable.iter().for_each(|name| samples.add(&[name], 0));
