@@ -12,8 +12,8 @@
 pub mod act;
 pub mod call;
 pub mod declare;
-pub mod explained;
 pub mod doctor;
+pub mod explained;
 pub mod failure;
 pub mod install;
 pub mod local;

@@ -55,8 +55,8 @@ pub mod report;
 pub mod schema;
 pub mod secret;
 pub mod section;
-pub mod stations;
 pub mod slow;
+pub mod stations;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod trouble;

@@ -54,8 +54,11 @@ mod tests {
         check_page("troubleshooting.md", &lunar_control::trouble::page());
     }
 
+    #[test]
     fn the_page_of_the_doctor_is_fresh() {
         check_page("doctor.md", &lunar_cli::doctor::table::page());
+    }
+
     /// A machine with the files of secrets that the example names.
     struct Secrets;
 

@@ -9,8 +9,8 @@ mod copies;
 mod crash;
 mod daemon;
 mod docs;
-mod explain;
 mod doctor;
+mod explain;
 mod guest;
 mod hostile;
 mod libiscsi;
@@ -159,7 +159,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 23] = [
+const ORDER: [(Part, bool, usize); 26] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),

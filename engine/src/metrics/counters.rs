@@ -7,6 +7,7 @@ use lunar_control::api::TroubleView;
 use lunar_control::counters::{
     ClassCounters, CoreCounters, HostCounters, TrafficCounters, VOLUMES_MAX, VolumeCounters,
 };
+use lunar_control::trouble::TroubleCode;
 use lunar_core::hosts::Hosts;
 use lunar_core::stats::Stats;
 use lunar_core::tally::Event;
@@ -48,7 +49,7 @@ pub(super) fn volumes(
         served.truncate(VOLUMES_MAX);
         served.sort_by_key(|volume| volume.name);
     }
-    let full = named(troubles, "no-space");
+    let full = named(troubles, TroubleCode::NoSpace);
     let mut rows: Vec<_> =
         served.iter().map(|volume| row(volume, volume.state(&full), spaces.get(volume.name))).collect();
     let missing = missing.into_iter().take(VOLUMES_MAX - rows.len());

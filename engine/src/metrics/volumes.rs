@@ -55,7 +55,7 @@ pub(super) fn named(troubles: &[TroubleView], code: TroubleCode) -> BTreeSet<&st
 /// whatever was found a moment ago.
 pub(super) fn unavailable<'a>(volumes: &[Volume<'_>], troubles: &'a [TroubleView]) -> Vec<&'a str> {
     let is_served = |name: &&str| volumes.iter().any(|volume| volume.name == *name);
-    named(troubles, "unavailable").into_iter().filter(|name| !is_served(name)).collect()
+    named(troubles, TroubleCode::Unavailable).into_iter().filter(|name| !is_served(name)).collect()
 }
 
 /// Writes the counters and the state of these volumes.
@@ -143,7 +143,7 @@ fn state(page: &mut Page, volumes: &[Volume<'_>], troubles: &[TroubleView]) {
             samples.add(&[name, &uuid, &identity.serial, &format!("naa.{wwid}"), facts.kind, &block], 1);
         }
     });
-    let (full, unavailable) = (named(troubles, TroubleCode::NoSpace), unavailable(volumes, TroubleCode::Unavailable));troubles));
+    let (full, unavailable) = (named(troubles, TroubleCode::NoSpace), unavailable(volumes, troubles));
     page.family(&table::VOLUME_UP, |samples| {
         volumes.iter().for_each(|volume| samples.add(&[volume.name], 1));
         unavailable.iter().for_each(|name| samples.add(&[name], 0));

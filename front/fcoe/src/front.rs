@@ -220,6 +220,7 @@ impl FrontRuntime for FcoeRuntime {
             source: session.source.clone(),
             target: Some(session.target.clone()),
             group: Some(session.group.to_string()),
+            portal_group: None,
             user: None,
             seconds: now.since(session.since).as_secs(),
         };
