@@ -152,6 +152,12 @@ impl AuditLog {
         }
     }
 
+    /// The number of the last record; 0 if there is none.
+    #[must_use]
+    pub fn last(&self) -> u64 {
+        self.lock().last
+    }
+
     /// The kept records after the one with this number, the oldest first.
     #[must_use]
     pub fn after(&self, id: u64) -> Vec<Arc<AuditRecord>> {

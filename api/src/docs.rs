@@ -43,11 +43,17 @@ An error is a problem report (RFC 9457): `detail` says what to do, and `errors` 
 | 404 | there is no such resource |
 | 409 | the resource exists already, or is in use, or the request cannot be carried out now |
 | 413, 431 | the body or the head of the request is too long |
+| 421 | a browser was led here by a name of another site |
 | 422 | the configuration would be invalid |
+| 429 | too many logins have failed |
 | 503 | too many requests; try again later |
 
 `GET /v1/events` is a stream of server-sent events, one for each record of the audit log: `event` is the topic, `id` the
-number, `data` the record as JSON.
+number, `data` the record as JSON. `GET /v1/live` is another one, described in [the page](web.md#the-stream-of-numbers).
+
+Requests of browsers are authenticated by the cookie of a login (`POST /v1/login`), over both transports. They are
+refused with status 421 if their Host field has a name that is not one of the service, and with status 403 if a page of
+another origin has sent them. Requests of browsers that change something have the field `Lunar-Page`.
 
 `GET /v1/counters` has all counters of cores, volumes and hosts at one moment, and that moment as `nanoseconds` of a
 clock that never steps. A rate is the difference of two answers, divided by that of their moments; it has a meaning if `start`
@@ -105,6 +111,7 @@ fn request(content: RequestContent) -> &'static str {
         RequestContent::Ejection => "`forced`",
         RequestContent::Mapping => "`volume`, `read-only`, `namespace`, `metadata`",
         RequestContent::Text => "a configuration as TOML",
+        RequestContent::Login => "`token` or `link`",
     }
 }
 
@@ -134,5 +141,8 @@ fn response(content: ResponseContent) -> &'static str {
         ResponseContent::Schema => "a document",
         ResponseContent::Metrics => "metrics",
         ResponseContent::Health => "failed checks",
+        ResponseContent::Caller => "the caller",
+        ResponseContent::Link => "the link",
+        ResponseContent::Live => "a stream of numbers",
     }
 }

@@ -106,7 +106,7 @@ impl Fixture {
                 while client.read_buf(&mut bytes).await.is_ok_and(|count| count > 0) {}
             }
         };
-        let both = async { tokio::join!(exchange, serve_requests(server, peer, router)) };
+        let both = async { tokio::join!(exchange, serve_requests(server, (peer, None), router)) };
         let has_ended = self.runtime.block_on(async { timeout(limit, both).await.is_ok() });
         Received { status: None, bytes, has_ended }
     }
@@ -164,7 +164,7 @@ pub fn fuzz_request(data: &[u8]) {
         };
         let text = String::from_utf8_lossy(data);
         if let Some(received) = fixture.request(peer, route, text.split('\n')) {
-            let is_stream = matches!(route.handler, Handler::EventStream);
+            let is_stream = matches!(route.handler, Handler::EventStream | Handler::Live);
             assert!(received.has_ended || is_stream, "{} {} does not end", route.method.word(), route.path);
             check(*caller, route.right == Right::None, &received);
         }

@@ -8,6 +8,8 @@
 //! * [`control`]: the handle of the thread that changes the running configuration
 //! * [`audit`]: the audit log and its event stream; [`refusals`]: limits the records of refused requests
 //! * [`metrics`], [`health`]: what monitoring reads
+//! * [`browser`], [`logins`]: requests of browsers, and the sessions that their cookies name; `page`: the files of the
+//!   page; [`forward`]: forwards browsers to the Unix socket
 //! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
 //! * `write_deadline`: ends connections whose peers do not read; [`troubles`]: the troubles with their times
 //! * [`service`]: applies the configuration of the API: sockets and tokens
@@ -16,6 +18,7 @@
 //! * [`test_service`]: a daemon without volumes for tests; [`fuzzing`]: entry point of the fuzz target
 
 pub mod audit;
+pub mod browser;
 mod certificate;
 pub mod client;
 pub mod client_error;
@@ -24,14 +27,17 @@ pub mod copies;
 pub mod copy;
 pub mod docs;
 pub mod explain;
+pub mod forward;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod handlers;
 pub mod health;
 pub mod listen;
+pub mod logins;
 pub mod metrics;
 mod monitoring;
 pub mod openapi;
+mod page;
 pub mod refusals;
 pub mod request;
 pub mod rights;

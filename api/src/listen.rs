@@ -1,6 +1,7 @@
 //! The API's thread: a small runtime besides the cores that accepts connections and speaks HTTP/1.1, with TLS where a
 //! listener has a certificate.
 
+use crate::browser::Encrypted;
 use crate::certificate::Expiry;
 use crate::rights::Peer;
 use crate::server::{State, router};
@@ -64,10 +65,11 @@ pub enum Listener {
 /// The longest file of a certificate chain or a key: a hundred certificates.
 const PEM_BYTES_MAX: u64 = 1 << 20;
 
-/// The TLS configuration of a listener.
+/// The TLS configuration of a listener, and the certificate of its host.
 #[derive(Clone)]
 pub struct Tls {
     config: Arc<ServerConfig>,
+    certificate: Encrypted,
     /// The end of the certificate.
     pub expiry: Option<Expiry>,
 }
@@ -128,6 +130,7 @@ impl Tls {
             .map_err(|why| malformed(certificate, why))?;
         let own = PrivateKeyDer::from_pem_slice(&read(key)?).map_err(|why| malformed(key, why))?;
         let expiry = chain.first().and_then(|first| Expiry::of(first));
+        let first = chain.first().cloned().unwrap_or_else(|| CertificateDer::from(Vec::new()));
         let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
             .with_protocol_versions(&[&version::TLS13, &version::TLS12])
             .map_err(TlsError::Versions)?
@@ -136,7 +139,7 @@ impl Tls {
         let unfit = |why| TlsError::Pair { certificate: certificate.to_owned(), key: key.to_owned(), why };
         let mut config = config.map_err(unfit)?;
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Self { config: Arc::new(config), expiry })
+        Ok(Self { config: Arc::new(config), certificate: Encrypted(Arc::new(first)), expiry })
     }
 }
 
@@ -256,13 +259,14 @@ async fn accept_local(listener: std::os::unix::net::UnixListener, shared: Shared
         // Peers that cannot be identified and connections beyond the limit are closed.
         let (Ok(peer), Ok(permit)) = (stream.peer_cred(), shared.local.clone().try_acquire_owned()) else { continue };
         let peer = Peer::Local { user: peer.uid(), group: peer.gid() };
-        tokio::spawn(serve(stream, peer, shared.router.clone(), ConnectionSlot { _permit: permit, source: None }));
+        let slot = ConnectionSlot { _permit: permit, source: None };
+        tokio::spawn(serve(stream, (peer, None), shared.router.clone(), slot));
     }
 }
 
 async fn accept_remote(listener: std::net::TcpListener, tls: Option<Tls>, shared: Shared) {
     let Ok(listener) = listener.set_nonblocking(true).and_then(|()| TcpListener::from_std(listener)) else { return };
-    let tls = tls.map(|tls| TlsAcceptor::from(tls.config));
+    let tls = tls.map(|tls| (TlsAcceptor::from(tls.config), tls.certificate));
     loop {
         let Ok((stream, from)) = listener.accept().await else {
             sleep(ACCEPT_PAUSE).await;
@@ -274,10 +278,10 @@ async fn accept_remote(listener: std::net::TcpListener, tls: Option<Tls>, shared
         let _ = stream.set_nodelay(true);
         tokio::spawn(async move {
             match tls {
-                None => serve(stream, peer, router, slot).await,
-                Some(tls) => {
+                None => serve(stream, (peer, None), router, slot).await,
+                Some((tls, encrypted)) => {
                     if let Ok(Ok(stream)) = timeout(HANDSHAKE_TIME_MAX, tls.accept(stream)).await {
-                        serve(stream, peer, router, slot).await;
+                        serve(stream, (peer, Some(encrypted)), router, slot).await;
                     }
                 }
             }
@@ -319,14 +323,17 @@ impl Drop for ConnectionSlot {
     }
 }
 
-/// Serves the requests of a connection until it ends.
-pub async fn serve_requests<S>(stream: S, peer: Peer, router: Router)
+/// Serves the requests of a connection until it ends: of a peer, and of a listener with TLS if there is a certificate.
+pub async fn serve_requests<S>(stream: S, (peer, encrypted): (Peer, Option<Encrypted>), router: Router)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {
     let service = service_fn(move |request: hyper::Request<Incoming>| {
         let mut request: Request = request.map(axum::body::Body::new);
         request.extensions_mut().insert(peer);
+        if let Some(encrypted) = &encrypted {
+            request.extensions_mut().insert(encrypted.clone());
+        }
         router.clone().call(request)
     });
     let connection = http1::Builder::new()
@@ -339,7 +346,7 @@ where
     let _ = connection.await;
 }
 
-async fn serve<S>(stream: S, peer: Peer, router: Router, slot: ConnectionSlot)
+async fn serve<S>(stream: S, peer: (Peer, Option<Encrypted>), router: Router, slot: ConnectionSlot)
 where
     S: AsyncRead + AsyncWrite + Unpin + 'static,
 {

@@ -3,13 +3,14 @@
 
 use crate::audit::AuditRecord;
 use crate::copies::{CopyRequest, CopyView};
+use crate::logins::{CallerView, LinkView, LoginRequest};
 use crate::rights::Right;
 use crate::route::{RequestContent, ResponseContent, Route};
 use lunar_control::api::{
     Ejection, IdentityView, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView, StatusView,
     VersionView,
 };
-use lunar_control::counters::CountersView;
+use lunar_control::counters::{CountersView, LiveView};
 use lunar_control::docs;
 use lunar_control::explain::{ExplanationView, RefusalView, ReservationView};
 use lunar_control::slow::{AllStagesView, SlowLogView};
@@ -43,10 +44,18 @@ pub fn document(schema: &'static Schema, routes: &[Route]) -> Json {
             "license": { "name": "MIT OR Apache-2.0" },
         },
         "paths": paths,
-        "security": [{}, { "token": [] }],
+        "security": [{}, { "token": [] }, { "login": [] }],
         "components": {
             "schemas": schemas,
-            "securitySchemes": { "token": { "type": "http", "scheme": "bearer" } },
+            "securitySchemes": {
+                "token": { "type": "http", "scheme": "bearer" },
+                "login": {
+                    "type": "apiKey",
+                    "in": "cookie",
+                    "name": "lunar-PORT",
+                    "description": "Of the page only. With TLS, the name begins with `__Host-`.",
+                },
+            },
         },
     })
 }
@@ -128,6 +137,7 @@ fn body(schema: &'static Schema, takes: RequestContent, generator: &mut SchemaGe
         RequestContent::Copy => generator.subschema_for::<CopyRequest>().to_value(),
         RequestContent::Ejection => generator.subschema_for::<Ejection>().to_value(),
         RequestContent::Mapping => generator.subschema_for::<Mapping>().to_value(),
+        RequestContent::Login => generator.subschema_for::<LoginRequest>().to_value(),
     };
     Some(json!({ "application/json": { "schema": schema } }))
 }
@@ -162,6 +172,12 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         ResponseContent::Reservation => of(json, generator.subschema_for::<ReservationView>().to_value()),
         ResponseContent::SlowLog => of(json, generator.subschema_for::<SlowLogView>().to_value()),
         ResponseContent::AuditRecords => of(json, list_of(generator.subschema_for::<AuditRecord>().to_value())),
+        ResponseContent::Caller => of(json, generator.subschema_for::<CallerView>().to_value()),
+        ResponseContent::Link => of(json, generator.subschema_for::<LinkView>().to_value()),
+        ResponseContent::Live => {
+            let frame = generator.subschema_for::<LiveView>().to_value();
+            of("text/event-stream", json!({ "type": "string", "contentSchema": frame }))
+        }
         ResponseContent::Config | ResponseContent::Statistics | ResponseContent::Schema => {
             of(json, json!({ "type": "object" }))
         }

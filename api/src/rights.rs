@@ -68,6 +68,25 @@ pub enum Peer {
     Remote(SocketAddr),
 }
 
+/// The credentials by which a caller was authenticated.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) enum Credentials {
+    /// A user of this host.
+    User {
+        /// The user ID.
+        user: u32,
+        /// The group ID.
+        group: u32,
+    },
+    /// A token.
+    Token {
+        /// Its name.
+        name: String,
+        /// Its SHA-256 digest.
+        digest: [u8; 32],
+    },
+}
+
 /// The valid tokens: rights and SHA-256 digests. The tokens themselves are not stored.
 #[derive(Clone, Default, Debug)]
 pub struct Tokens(BTreeMap<String, (Right, [u8; 32])>);
@@ -84,16 +103,16 @@ impl Tokens {
         Self(checked.config.api_tokens.iter().filter_map(one).collect())
     }
 
-    /// The caller with this token. The comparison takes the same time whichever token matches, or if none does.
-    fn find(&self, token: &[u8]) -> Option<Caller> {
+    /// The credentials of this token. The comparison takes the same time whichever token matches, or if none does.
+    fn find(&self, token: &[u8]) -> Option<Credentials> {
         let digest = <[u8; 32]>::from(Sha256::digest(token));
         let mut found = u32::MAX;
         for (at, (_, candidate)) in (0_u32..).zip(self.0.values()) {
             let same: Choice = candidate.ct_eq(&digest);
             found.conditional_assign(&at, same);
         }
-        let (name, (right, _)) = self.0.iter().nth(usize::try_from(found).ok()?)?;
-        Some(Caller { name: format!("token.{name}"), right: *right })
+        let (name, _) = self.0.iter().nth(usize::try_from(found).ok()?)?;
+        Some(Credentials::Token { name: name.clone(), digest })
     }
 }
 
@@ -112,14 +131,52 @@ pub struct AccessPolicy {
 const NOT_ADMITTED: &str = "/problems/not-let-in";
 
 impl AccessPolicy {
-    /// Authenticates a caller. `authorization` is the Authorization field (RFC 9110 11.6.2).
+    /// Authenticates a program. `authorization` is the Authorization field (RFC 9110 11.6.2).
     ///
     /// # Errors
     /// Status 401 or 403, with what to do.
-    pub fn authenticate(&self, peer: Peer, authorization: Option<&[u8]>) -> Result<Caller, ProblemDetails> {
-        match peer {
-            Peer::Local { user, .. } => {
-                if user != 0 && user != self.owner && self.group.is_none() {
+    pub(crate) fn authenticate(
+        &self,
+        peer: Peer,
+        authorization: Option<&[u8]>,
+    ) -> Result<(Caller, Credentials), ProblemDetails> {
+        let credentials = match peer {
+            Peer::Local { user, group } => Credentials::User { user, group },
+            Peer::Remote(_) => {
+                let Some(field) = authorization else {
+                    return Err(unauthenticated(
+                        "send `Authorization: Bearer TOKEN`; tokens are configured in [api-token.NAME]",
+                    ));
+                };
+                // The scheme is case-insensitive (RFC 9110 11.1).
+                match field.split_at_checked(7) {
+                    Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => {
+                        self.find(token.trim_ascii())?
+                    }
+                    _ => return Err(unauthenticated("send the token as `Authorization: Bearer TOKEN`")),
+                }
+            }
+        };
+        Ok((self.caller(&credentials)?, credentials))
+    }
+
+    /// The credentials of a token.
+    ///
+    /// # Errors
+    /// Status 401.
+    pub(crate) fn find(&self, token: &[u8]) -> Result<Credentials, ProblemDetails> {
+        let found = self.tokens.find(token);
+        found.ok_or_else(|| unauthenticated("this token is not valid: it may have been changed"))
+    }
+
+    /// The caller with these credentials, if they are still valid.
+    ///
+    /// # Errors
+    /// Status 401 or 403, with what to do.
+    pub(crate) fn caller(&self, credentials: &Credentials) -> Result<Caller, ProblemDetails> {
+        match credentials {
+            Credentials::User { user, .. } => {
+                if *user != 0 && *user != self.owner && self.group.is_none() {
                     let title = "You may not use this socket";
                     let why = format!(
                         "only root and user {} may use this socket: use sudo, or set `group` in [api]",
@@ -127,25 +184,19 @@ impl AccessPolicy {
                     );
                     return Err(ProblemDetails::new(NOT_ADMITTED, title, 403, why));
                 }
-                Ok(Caller { name: crate::system::user_name(user), right: Right::Write })
+                Ok(Caller { name: crate::system::user_name(*user), right: Right::Write })
             }
-            Peer::Remote(_) => {
-                let title = "This needs a token";
-                let refused = |why: &str| Err(ProblemDetails::new(NOT_ADMITTED, title, 401, why.to_owned()));
-                let Some(field) = authorization else {
-                    return refused("send `Authorization: Bearer TOKEN`; tokens are configured in [api-token.NAME]");
-                };
-                // The scheme is case-insensitive (RFC 9110 11.1).
-                match field.split_at_checked(7) {
-                    Some((scheme, token)) if scheme.eq_ignore_ascii_case(b"bearer ") => {
-                        let candidate = self.tokens.find(token.trim_ascii());
-                        candidate.map_or_else(|| refused("this token is not valid: it may have been changed"), Ok)
-                    }
-                    _ => refused("send the token as `Authorization: Bearer TOKEN`"),
-                }
-            }
+            Credentials::Token { name, digest } => match self.tokens.0.get(name) {
+                Some((right, known)) if known == digest => Ok(Caller { name: format!("token.{name}"), right: *right }),
+                _ => Err(unauthenticated("the token of this login was changed or removed: log in again")),
+            },
         }
     }
+}
+
+/// The problem of a request without valid credentials.
+pub(crate) fn unauthenticated(why: &str) -> ProblemDetails {
+    ProblemDetails::new(NOT_ADMITTED, "This needs a token", 401, why.to_owned())
 }
 
 impl Caller {
@@ -184,7 +235,9 @@ mod tests {
             ..AccessPolicy::default()
         };
         let from = Peer::Remote(([192, 0, 2, 1], 9).into());
-        let of = |field: Option<&str>| policy.authenticate(from, field.map(str::as_bytes)).map_err(|why| why.status);
+        let of = |field: Option<&str>| {
+            policy.authenticate(from, field.map(str::as_bytes)).map(|(caller, _)| caller).map_err(|why| why.status)
+        };
         assert_eq!(of(Some("Bearer the first of two")), Ok(Caller { name: "token.a".into(), right: Right::Read }));
         assert_eq!(of(Some("bearer  the other of two ")).map(|caller| caller.name), Ok("token.b".into()));
         for bad in [None, Some(""), Some("Bearer"), Some("Bearer "), Some("Basic dXNlcjp4"), Some("Bearer the first")] {
@@ -194,10 +247,28 @@ mod tests {
     }
 
     #[test]
+    fn credentials_end_with_their_token() {
+        let mut policy = AccessPolicy { tokens: tokens(&[("a", Right::Read, "a token")]), ..AccessPolicy::default() };
+        let credentials = policy.find(b"a token").expect("it is valid");
+        assert_eq!(policy.caller(&credentials).map(|caller| caller.right), Ok(Right::Read));
+        policy.tokens = tokens(&[("a", Right::Write, "a token"), ("b", Right::Read, "another token")]);
+        assert_eq!(policy.caller(&credentials).map(|caller| caller.right), Ok(Right::Write), "the role of now");
+        for now in [&[("a", Right::Read, "a new token"), ("b", Right::Read, "a token")][..], &[]] {
+            policy.tokens = tokens(now);
+            assert_eq!(policy.caller(&credentials).map_err(|why| why.status), Err(401), "{now:?}");
+        }
+        let local = Credentials::User { user: 5, group: 5 };
+        assert_eq!(policy.caller(&local).map_err(|why| why.status), Err(403));
+        policy.group = Some(9);
+        assert!(policy.caller(&local).is_ok());
+    }
+
+    #[test]
     fn local_callers_are_authenticated_by_user_id() {
         let mut policy = AccessPolicy { owner: 7, ..AccessPolicy::default() };
         let of = |policy: &AccessPolicy, user| {
-            policy.authenticate(Peer::Local { user, group: user }, None).map_err(|why| why.status)
+            let found = policy.authenticate(Peer::Local { user, group: user }, None);
+            found.map(|(caller, _)| caller).map_err(|why| why.status)
         };
         assert!(of(&policy, 0).is_ok() && of(&policy, 7).is_ok());
         assert_eq!(of(&policy, 8), Err(403));

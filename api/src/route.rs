@@ -50,6 +50,8 @@ pub enum RequestContent {
     Ejection,
     /// A configuration, as TOML.
     Text,
+    /// The credentials of a login, as JSON.
+    Login,
 }
 
 /// The content of a response body.
@@ -103,6 +105,12 @@ pub enum ResponseContent {
     Metrics,
     /// Failed checks, one on each line.
     Health,
+    /// The caller.
+    Caller,
+    /// A one-time link.
+    Link,
+    /// Numbers as they change (server-sent events).
+    Live,
 }
 
 /// A route.
@@ -160,6 +168,19 @@ impl Route {
 /// The name of the route that deletes a volume.
 pub const DELETE_VOLUME: &str = "delete-volume";
 
+/// The steps of a login.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum LoginStep {
+    /// Begins a session.
+    LogIn,
+    /// Shows the caller.
+    Show,
+    /// Ends the session.
+    LogOut,
+    /// Makes a one-time link.
+    Link,
+}
+
 /// The handler of a route, and the thread that runs it.
 #[derive(Clone, Copy, Debug)]
 pub enum Handler {
@@ -171,10 +192,14 @@ pub enum Handler {
     Local(fn(&ApiRequest) -> Outcome),
     /// The event stream, which the server implements.
     EventStream,
+    /// The stream of numbers, which the server implements.
+    Live,
     /// The page of metrics, which the server implements.
     Metrics,
     /// The counters, which the server implements.
     Counters,
+    /// A step of a login, which the server implements.
+    Login(LoginStep),
     /// The checks of the health of the process; the server runs them.
     Health(Checks),
 }

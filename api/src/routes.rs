@@ -4,7 +4,7 @@
 use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
-use crate::route::{Handler, Method, RequestContent, ResponseContent, Route};
+use crate::route::{Handler, LoginStep, Method, RequestContent, ResponseContent, Route};
 use crate::{copy, explain, handlers, health, openapi};
 use lunar_control::{Kind, Schema};
 
@@ -38,6 +38,7 @@ pub fn routes(schema: &'static Schema) -> Vec<Route> {
     all.extend(copies());
     all.extend(explanations());
     all.extend(monitoring());
+    all.extend(logins());
     all
 }
 
@@ -95,6 +96,13 @@ fn service() -> Vec<Route> {
             (Nothing, ResponseContent::Events),
             Handler::EventStream,
             "Audit records as they are made; `Last-Event-ID` requests the records after that number.",
+        ),
+        row(
+            (Get, "/v1/live", "numbers"),
+            Read,
+            (Nothing, ResponseContent::Live),
+            Handler::Live,
+            "The counters and the troubles once a second: first all, then those that have changed.",
         ),
         row(
             (Get, "/v1/audit", "audit"),
@@ -515,6 +523,35 @@ fn monitoring() -> Vec<Route> {
     ]
 }
 
+/// The logins of browsers. A login needs no right: it is how a browser gets one.
+fn logins() -> Vec<Route> {
+    use Method::{Delete, Get, Post};
+    use RequestContent::{Login, Nothing};
+    use ResponseContent::{Caller, Link};
+    let login = |method, name, right, content, step, summary| {
+        row((method, "/v1/login", name), right, content, Handler::Login(step), summary)
+    };
+    vec![
+        login(
+            Post,
+            "log-in",
+            Right::None,
+            (Login, Caller),
+            LoginStep::LogIn,
+            "Exchanges a token or the key of a one-time link for a cookie; only [the page](web.md) may send it.",
+        ),
+        login(Get, "show-login", Right::None, (Nothing, Caller), LoginStep::Show, "The caller, and its role."),
+        login(Delete, "log-out", Right::Read, (Nothing, Caller), LoginStep::LogOut, "Ends the session of the cookie."),
+        row(
+            (Post, "/v1/login/link", "create-login-link"),
+            Right::Write,
+            (Nothing, Link),
+            Handler::Login(LoginStep::Link),
+            "Makes a one-time link, with which a browser gets the rights of the caller.",
+        ),
+    ]
+}
+
 /// `GET /v1/openapi.json`
 fn document(request: &ApiRequest) -> Outcome {
     let schema = request.shared.schema;
@@ -533,7 +570,7 @@ mod tests {
         let places: BTreeSet<_> = all.iter().map(|route| (route.path.as_str(), route.method)).collect();
         let names: BTreeSet<_> = all.iter().map(|route| route.name.as_str()).collect();
         assert_eq!((places.len(), names.len()), (all.len(), all.len()));
-        for route in &all {
+        for route in all.iter().filter(|route| !route.path.starts_with("/v1/login")) {
             let looks = route.method == Method::Get;
             assert_eq!(route.right <= Right::Read, looks, "{} {}", route.method.word(), route.path);
             let is_monitoring = route.right < Right::Read;

@@ -1,17 +1,24 @@
 //! Authorizes and executes requests: authenticates the caller, checks the right, bounds the load, and runs the handler.
 
+mod live;
+mod login;
+
 use crate::audit::AuditRecord;
+use crate::browser;
 use crate::control::{Control, ControlHandle};
+use crate::logins::Logins;
 use crate::metrics::{self, Requests};
 use crate::monitoring::Monitoring;
+use crate::page;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared};
-use crate::rights::{AccessPolicy, Caller, Peer, Right};
-use crate::route::{Handler, Method, RequestContent, Route};
+use crate::rights::{AccessPolicy, Caller, Credentials, Peer, Right, unauthenticated};
+use crate::route::{Handler, LoginStep, Method, RequestContent, Route};
 use crate::routes::routes;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams, Request};
 use axum::http::header::{
     ACCEPT, AUTHORIZATION, CACHE_CONTROL, CONTENT_TYPE, HeaderName, RETRY_AFTER, WWW_AUTHENTICATE,
+    X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, StatusCode};
@@ -19,19 +26,21 @@ use axum::response::sse::{Event, KeepAlive, Sse};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodFilter, on};
 use futures_util::stream;
+use live::{Live, VIEWERS_MAX};
 use lunar_control::api::{ProblemDetails, StatusView};
 use lunar_control::config::CONFIG_BYTES_MAX;
 use lunar_control::live::Later;
 use lunar_control::metrics::Format;
+use lunar_core::access::throttle::Throttle;
 use lunar_core::pace::host;
 use std::collections::VecDeque;
 use std::convert::Infallible;
-use std::sync::{Arc, PoisonError, RwLock};
-use std::time::Duration;
+use std::sync::{Arc, Mutex, PoisonError, RwLock, RwLockReadGuard};
+use std::time::{Duration, Instant};
 use tokio::sync::broadcast::error::RecvError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, broadcast, oneshot, watch};
 use tokio::task::spawn_blocking;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 /// The longest body with JSON, in bytes: more than the longest lists of names. The text of a whole configuration may be
 /// as long as a configuration.
@@ -48,6 +57,8 @@ pub const REQUESTS_MAX: usize = 16;
 pub const STREAMS_MAX: usize = 32;
 /// The interval of keep-alive comments in a stream, so that proxies do not cut it.
 const STREAM_PULSE: Duration = Duration::from_secs(15);
+/// The interval at which a stream checks that the login of its reader has not ended.
+const LOGIN_CHECK: Duration = Duration::from_secs(60);
 
 /// The header field with the last record that a reader of the stream received (WHATWG, server-sent events).
 const LAST_EVENT_ID: HeaderName = HeaderName::from_static("last-event-id");
@@ -65,8 +76,24 @@ pub struct State {
     /// Bounds the requests that write.
     writers: Arc<Semaphore>,
     streams: Arc<Semaphore>,
+    viewers: Arc<Semaphore>,
+    live: Live,
     requests: Requests,
     monitoring: Monitoring,
+    /// The sessions of browsers.
+    logins: Logins,
+    /// Delays the logins of browsers that fail.
+    throttle: Mutex<Throttle>,
+    started: Instant,
+}
+
+/// An authenticated caller.
+#[derive(Clone, Debug)]
+struct Authenticated {
+    caller: Caller,
+    credentials: Credentials,
+    /// The key of the session, if it is a browser.
+    session: Option<Arc<str>>,
 }
 
 impl State {
@@ -89,8 +116,13 @@ impl State {
             readers,
             writers,
             streams,
+            viewers: room(VIEWERS_MAX),
+            live: Live::default(),
             requests: Requests::default(),
             monitoring: Monitoring::default(),
+            logins: Logins::default(),
+            throttle: Mutex::default(),
+            started: Instant::now(),
         })
     }
 
@@ -100,7 +132,11 @@ impl State {
         self.changes.send_replace(());
     }
 
-    fn authenticate(&self, parts: &Parts) -> Result<Caller, Problem> {
+    fn policy(&self) -> RwLockReadGuard<'_, AccessPolicy> {
+        self.policy.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn authenticate(&self, parts: &Parts) -> Result<Authenticated, Problem> {
         let Some(peer) = parts.extensions.get::<Peer>() else {
             return Err(ProblemDetails::new(
                 "/problems/not-let-in",
@@ -111,8 +147,19 @@ impl State {
             .into());
         };
         let field = parts.headers.get(AUTHORIZATION).map(HeaderValue::as_bytes);
-        let policy = self.policy.read().unwrap_or_else(PoisonError::into_inner);
-        policy.authenticate(*peer, field).map_err(|why| {
+        let is_remote = matches!(peer, Peer::Remote(_));
+        let found = match browser::cookie(parts) {
+            // Another page cannot know the token of a program.
+            _ if is_remote && field.is_some() => self.authenticate_program(*peer, field),
+            Some(key) => self.authenticate_browser(parts, key),
+            None if !is_remote && browser::is_browser(&parts.headers) => self.authenticate_browser(parts, ""),
+            None => self.authenticate_program(*peer, field),
+        };
+        found.map_err(|why| {
+            // A browser that is not logged in, or not any more, has made no mistake.
+            if why.status == 401 && field.is_none() && browser::is_browser(&parts.headers) {
+                return why.into();
+            }
             let (source, from) = match peer {
                 Peer::Local { user, .. } => (format!("user {user}"), crate::system::user_name(*user)),
                 Peer::Remote(from) => (host(from.ip()).to_string(), from.ip().to_string()),
@@ -121,6 +168,28 @@ impl State {
             self.shared.audit_log.add_refusal(&source, &from, &words);
             why.into()
         })
+    }
+
+    fn authenticate_program(&self, peer: Peer, field: Option<&[u8]>) -> Result<Authenticated, ProblemDetails> {
+        let (caller, credentials) = self.policy().authenticate(peer, field)?;
+        Ok(Authenticated { caller, credentials, session: None })
+    }
+
+    /// Authenticates a browser by the key in its cookie.
+    fn authenticate_browser(&self, parts: &Parts, key: &str) -> Result<Authenticated, ProblemDetails> {
+        browser::check_origin(parts)?;
+        let found = self.logins.find(key, Instant::now());
+        let credentials = found.ok_or_else(|| unauthenticated("log in at the page, with a token or by `lunar web`"))?;
+        let caller = self.policy().caller(&credentials)?;
+        Ok(Authenticated { caller, credentials, session: Some(key.into()) })
+    }
+
+    /// Whether a caller may still read: for streams, which outlast changes of the access policy and logins.
+    fn may_still_read(&self, who: &Authenticated) -> bool {
+        let is_logged_in = |key: &Arc<str>| self.logins.find(key, Instant::now()).is_some();
+        let now = self.policy().caller(&who.credentials);
+        now.is_ok_and(|now| now.name == who.caller.name && now.right >= Right::Read)
+            && who.session.as_ref().is_none_or(is_logged_in)
     }
 
     /// Executes a request for a route.
@@ -139,17 +208,23 @@ impl State {
             let is_verbose = parts.uri.query() == Some("verbose");
             return Ok(respond(self.monitoring.health(&self.shared, (&route.name, checks), is_verbose).await));
         }
-        let caller = self.authenticate(&parts)?;
-        caller.check_right(route.right).map_err(|why| {
+        match route.handler {
+            Handler::Login(LoginStep::LogIn) => return self.log_in(&route, &parts, body).await,
+            Handler::Login(LoginStep::Show) => return self.show_login(&parts),
+            _ => {}
+        }
+        let who = self.authenticate(&parts)?;
+        who.caller.check_right(route.right).map_err(|why| {
             let words = format!("{} {}: not allowed", parts.method, path(&parts));
-            self.shared.audit_log.add_refusal(&caller.name, &caller.name, &words);
+            self.shared.audit_log.add_refusal(&who.caller.name, &who.caller.name, &words);
             Problem::from(why)
         })?;
-        if matches!(route.handler, Handler::EventStream) {
-            return self.events(&parts, caller);
-        }
-        if let Handler::Metrics = route.handler {
-            return Ok(respond(self.page_of_metrics(&parts).await));
+        match route.handler {
+            Handler::EventStream => return self.events(&parts, who),
+            Handler::Live => return self.live(who),
+            Handler::Metrics => return Ok(respond(self.page_of_metrics(&parts).await)),
+            Handler::Login(step) => return self.login_step(step, &parts, &who),
+            _ => {}
         }
         let Query { dry_run, force, with_data, texts } = Query::of(&route, parts.uri.query())?;
         let room = if dry_run || route.right == Right::Read { &self.readers } else { &self.writers };
@@ -160,7 +235,7 @@ impl State {
         let kind = route.kind;
         let api_request = ApiRequest {
             kind,
-            caller,
+            caller: who.caller,
             parameters,
             dry_run,
             force: force.into(),
@@ -176,7 +251,9 @@ impl State {
                 Some(status) => while_starting(&route, &status),
                 None => self.run_on_control_thread(route, api_request).await,
             },
-            Handler::EventStream | Handler::Metrics | Handler::Health(_) => Err(not_found()),
+            Handler::EventStream | Handler::Live | Handler::Metrics | Handler::Login(_) | Handler::Health(_) => {
+                Err(not_found())
+            }
         };
         Ok(respond(outcome.unwrap_or_else(Reply::from)))
     }
@@ -222,18 +299,12 @@ impl State {
     }
 
     /// The event stream. It ends when the caller loses its right to read.
-    fn events(self: &Arc<Self>, parts: &Parts, caller: Caller) -> Result<Response, Problem> {
+    fn events(self: &Arc<Self>, parts: &Parts, who: Authenticated) -> Result<Response, Problem> {
         let permit = self.streams.clone().try_acquire_owned().map_err(|_| busy("event streams"))?;
         let after = parts.headers.get(LAST_EVENT_ID).and_then(|id| id.to_str().ok()?.parse().ok());
         let (stored, records) = self.shared.audit_log.subscribe(after);
-        let peer = parts.extensions.get::<Peer>().copied();
-        let token = parts.headers.get(AUTHORIZATION).cloned();
         let state = self.clone();
-        let is_still_allowed = move || {
-            let policy = state.policy.read().unwrap_or_else(PoisonError::into_inner);
-            let now = peer.and_then(|peer| policy.authenticate(peer, token.as_ref().map(HeaderValue::as_bytes)).ok());
-            now.is_some_and(|now| now.name == caller.name)
-        };
+        let is_still_allowed = move || state.may_still_read(&who);
         let (mut changes, is_still_allowed) = (self.changes.subscribe(), Box::new(is_still_allowed));
         // The policy may have changed since the caller was authenticated.
         changes.mark_changed();
@@ -320,9 +391,7 @@ fn start(control: &mut dyn Control, route: &Route, api_request: ApiRequest) -> P
             Ok(work) => return Progress::Continues(work),
             Err(why) => Err(why),
         },
-        Handler::Local(_) | Handler::EventStream | Handler::Metrics | Handler::Counters | Handler::Health(_) => {
-            Err(not_found())
-        }
+        _ => Err(not_found()),
     };
     match control.finalizing().filter(|_| is_change) {
         // The change is applied; the reply is sent when it is finalized.
@@ -428,6 +497,7 @@ async fn read(route: &Route, body: Body) -> Result<Vec<u8>, Problem> {
         RequestContent::Nothing => 0,
         RequestContent::Text => CONFIG_BYTES_MAX,
         RequestContent::Keys(_)
+        | RequestContent::Login
         | RequestContent::Changes(_)
         | RequestContent::Mapping
         | RequestContent::Copy
@@ -449,6 +519,7 @@ fn respond(reply: Reply) -> Response {
     let fields = response.headers_mut();
     // Responses depend on the caller and the present state.
     fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    fields.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
     match reply.status {
         401 => drop(fields.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"))),
         503 => drop(fields.insert(RETRY_AFTER, HeaderValue::from_static("1"))),
@@ -492,6 +563,7 @@ impl EventSource {
                     Err(RecvError::Lagged(count)) => Some(Event::default().event("missed").data(count.to_string())),
                     Err(RecvError::Closed) => None,
                 },
+                () = sleep(LOGIN_CHECK) => self.changes.mark_changed(),
             }
         }
     }
@@ -510,8 +582,8 @@ pub fn router(state: &Arc<State>) -> axum::Router {
         let (state, route) = (state.clone(), Arc::new(route));
         router = router.route(&path, on(filter, move |request: Request| state.clone().answer(route.clone(), request)));
     }
-    let (other, nowhere) = (state.clone(), state.clone());
-    router
+    let (of_page, other, nowhere) = (state.clone(), state.clone(), state.clone());
+    page::add(router, move |status| of_page.requests.count("page", status.as_u16()))
         .method_not_allowed_fallback(move |request: Request| other.clone().refuse(request, 405))
         .fallback(move |request: Request| nowhere.clone().refuse(request, 404))
 }

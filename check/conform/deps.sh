@@ -28,6 +28,8 @@ for package in $(sed 's/#.*//' $lists); do
         *) missing="$missing $package" ;;
     esac
 done
+# npm, which fetches the checker of accessibility, may come from another source than the distribution.
+[ "${1:-}" = build ] || command -v npm >/dev/null || missing="$missing npm"
 [ -n "$missing" ] || {
     echo "deps: all packages are installed"
     exit 0

@@ -2,7 +2,7 @@
 
 use crate::call::{Service, encoded};
 use crate::failure::Failure;
-use crate::{declare, explained, show};
+use crate::{declare, explained, show, web};
 use clap::ArgMatches;
 use lunar_api::client::{ClientError, RequestBody};
 use lunar_api::route::Method;
@@ -34,6 +34,7 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
             let examine = |service| crate::doctor::run(schema, &service, matches);
             return Some(Service::of(matches).and_then(examine));
         }
+        "web" => web::run,
         section => {
             let kind = schema.kind(section).filter(|kind| kind.is_named())?;
             return Some(Service::of(matches).and_then(|service| resource(schema, &service, kind, matches)));
@@ -455,7 +456,7 @@ fn events(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
 
 impl Service {
     /// Prints a response: as JSON with `--json`, otherwise as text.
-    fn print(&self, answer: &Json, words: String) -> Result<(), Failure> {
+    pub(crate) fn print(&self, answer: &Json, words: String) -> Result<(), Failure> {
         let text = if self.json { format!("{answer:#}\n") } else { words };
         match show::print(&text) {
             // A reader such as `head` that closes the output early is no failure.

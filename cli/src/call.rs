@@ -62,6 +62,11 @@ impl Service {
         }
     }
 
+    /// The address of the service.
+    pub(crate) fn address(&self) -> &Address {
+        &self.client.address
+    }
+
     /// Sends a GET request and returns the JSON response.
     ///
     /// # Errors

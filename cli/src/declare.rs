@@ -322,6 +322,14 @@ pub fn service_commands() -> Vec<Command> {
                 .help("Commands that took longer than `slow` in [logging]"),
         ),
         api_command("events", "Follow logins, refusals and changes until Ctrl-C"),
+        api_command("web", "Print a one-time link to the page, and serve it to browsers of this host until Ctrl-C")
+            .arg(
+                Arg::new("port")
+                    .long("port")
+                    .value_name("PORT")
+                    .value_parser(value_parser!(u16))
+                    .help("Port of the loopback address, such as 3280 for a forwarding over SSH [default: a free one]"),
+            ),
     ]
 }
 

@@ -5,6 +5,7 @@
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
 //! * [`show`], [`explained`]: the output for people
 //! * [`top`]: the load on a terminal; [`doctor`]: the examination of a target
+//! * `web`: `lunar web`
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
@@ -20,6 +21,7 @@ pub mod local;
 pub mod manual;
 pub mod show;
 pub mod top;
+mod web;
 
 pub use failure::{EXIT_NOT_ALLOWED, EXIT_NOT_RUNNING, Failure};
 

@@ -1,7 +1,9 @@
 //! All counters of a running target at one moment, for readers that compute rates: `lunar top` and pages.
 
+use crate::api::TroubleView;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
+use std::collections::{BTreeMap, BTreeSet};
 
 /// Volumes in one answer at most: those with the most commands. An answer stays below some megabytes.
 pub const VOLUMES_MAX: usize = 4096;
@@ -29,6 +31,53 @@ pub struct CountersView {
     pub hidden_volumes: u64,
     /// The hosts, each with each of its targets.
     pub hosts: Vec<HostCounters>,
+    /// The file systems of the volumes.
+    pub stores: Vec<StoreSpace>,
+    /// The portals.
+    pub portals: Vec<PortalState>,
+    /// Refused logins, by transport and reason.
+    pub refused: Vec<RefusedLogins>,
+}
+
+/// The space of a file system with volumes, as it was measured last.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "store-space")]
+pub struct StoreSpace {
+    /// Its name: a folder with a volume.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its free space in bytes, for the user of Lunar.
+    pub free: u64,
+}
+
+/// A portal.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "portal-state")]
+pub struct PortalState {
+    /// Its name.
+    pub name: String,
+    /// Its address and port.
+    pub address: String,
+    /// Its transport.
+    pub transport: String,
+    /// Whether it is listened at.
+    pub up: bool,
+}
+
+/// Logins that were refused for one reason.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "refused-logins")]
+pub struct RefusedLogins {
+    /// The transport.
+    pub transport: String,
+    /// The reason.
+    pub reason: String,
+    /// Their number.
+    pub count: u64,
 }
 
 /// The commands of one class.
@@ -99,6 +148,12 @@ pub struct VolumeCounters {
     /// The space that its store takes on its file system, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated: Option<u64>,
+    /// Its file systems.
+    pub stores: Vec<String>,
+    /// Registrants of persistent reservations.
+    pub registrants: u64,
+    /// Whether a client holds a reservation.
+    pub reserved: bool,
     /// The free space of that file system, in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free: Option<u64>,
@@ -137,4 +192,107 @@ pub struct HostCounters {
     pub resets: u64,
     /// Its commands.
     pub traffic: TrafficCounters,
+}
+
+/// A frame of the stream of numbers.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "live")]
+pub struct LiveView {
+    /// Whether it has all volumes and hosts; otherwise only those that have changed since the frame before.
+    pub whole: bool,
+    /// The counters; absent while Lunar starts.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub counters: Option<CountersView>,
+    /// Names of volumes that are not there any more.
+    pub gone: Vec<String>,
+    /// The troubles, as they were found last.
+    pub troubles: Vec<TroubleView>,
+    /// The number of the version of the configuration in force.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub version: Option<u64>,
+    /// The number of the last record of the audit log.
+    pub record: u64,
+}
+
+impl LiveView {
+    /// The changes of this frame to the one before it; `None` if it is of another run, or if hosts were removed.
+    #[must_use]
+    pub fn since(&self, before: &Self) -> Option<Self> {
+        let (now, before) = (self.counters.as_ref()?, before.counters.as_ref()?);
+        if now.start != before.start {
+            return None;
+        }
+        let known: BTreeMap<&str, &VolumeCounters> =
+            before.volumes.iter().map(|volume| (volume.name.as_str(), volume)).collect();
+        let is_new = |volume: &&VolumeCounters| known.get(volume.name.as_str()) != Some(volume);
+        let volumes: Vec<_> = now.volumes.iter().filter(is_new).cloned().collect();
+        let there: BTreeSet<&str> = now.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let gone = known.keys().filter(|name| !there.contains(*name)).map(|name| (*name).to_owned()).collect();
+        let key = |host: &HostCounters| [&host.transport, &host.target_name, &host.host].map(String::as_str).concat();
+        let known: BTreeMap<String, &HostCounters> = before.hosts.iter().map(|host| (key(host), host)).collect();
+        let there: BTreeSet<String> = now.hosts.iter().map(key).collect();
+        if known.keys().any(|host| !there.contains(host)) {
+            // Rare: the table of hosts is full.
+            return None;
+        }
+        let is_new = |host: &&HostCounters| known.get(&key(host)) != Some(host);
+        let hosts: Vec<_> = now.hosts.iter().filter(is_new).cloned().collect();
+        // Copy all but the two long lists.
+        let counters = CountersView {
+            volumes,
+            hosts,
+            bounds: now.bounds.clone(),
+            cores: now.cores.clone(),
+            stores: now.stores.clone(),
+            portals: now.portals.clone(),
+            refused: now.refused.clone(),
+            ..*now
+        };
+        let (troubles, version, record) = (self.troubles.clone(), self.version, self.record);
+        Some(Self { whole: false, counters: Some(counters), gone, troubles, version, record })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn view(volumes: &[(&str, u64)], hosts: &[(&str, u64)]) -> LiveView {
+        let volume = |(name, errors): &(&str, u64)| VolumeCounters {
+            name: (*name).to_owned(),
+            errors: *errors,
+            ..VolumeCounters::default()
+        };
+        let host = |(name, logins): &(&str, u64)| HostCounters {
+            host: (*name).to_owned(),
+            logins: *logins,
+            ..HostCounters::default()
+        };
+        let counters = CountersView {
+            start: 1,
+            volumes: volumes.iter().map(volume).collect(),
+            hosts: hosts.iter().map(host).collect(),
+            ..CountersView::default()
+        };
+        LiveView { whole: true, counters: Some(counters), ..LiveView::default() }
+    }
+
+    #[test]
+    fn a_viewer_gets_the_rows_that_have_changed() {
+        let first = view(&[("a", 0), ("b", 0), ("c", 0)], &[("x", 1), ("y", 1)]);
+        let second = view(&[("a", 0), ("b", 5), ("d", 0)], &[("x", 1), ("y", 2)]);
+        let changes = second.since(&first).expect("of the same run");
+        let counters = changes.counters.as_ref().expect("counters");
+        let names: Vec<_> = counters.volumes.iter().map(|volume| volume.name.as_str()).collect();
+        let hosts: Vec<_> = counters.hosts.iter().map(|host| host.host.as_str()).collect();
+        assert_eq!(
+            (names, hosts, changes.gone, changes.whole),
+            (vec!["b", "d"], vec!["y"], vec!["c".to_owned()], false)
+        );
+        let mut restarted = second.clone();
+        restarted.counters.as_mut().expect("counters").start = 2;
+        assert_eq!(restarted.since(&second), None);
+        assert_eq!(view(&[], &[("x", 1)]).since(&second), None, "a host was removed");
+    }
 }

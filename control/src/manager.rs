@@ -13,10 +13,12 @@ use crate::kind::{Id, Kind};
 use crate::live::Live;
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
+use crate::redact::with_comments;
 use crate::refused::Used;
 use crate::refused_file::RefusedFile;
 use crate::report::{Problems, Report};
 use crate::schema::Schema;
+use crate::secret::HIDDEN;
 use crate::value::Textual;
 use crate::versions::{Trouble, Versions};
 use crate::write_freeze::{WriteFreeze, WriteFreezes};
@@ -174,8 +176,19 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     /// # Errors
     /// If the text is invalid, or a write freeze excludes it.
     pub fn plan(&mut self, text: &str) -> Result<Plan, Failure> {
-        let (_, wanted) = self.complete(text)?;
+        let (_, wanted) = self.complete(&self.with_secrets(text))?;
         self.plan_to(wanted, &Unavailable::new())
+    }
+
+    /// The text with the present secrets of the same resources, and with the present comments, where it has them as they
+    /// are shown. The checks refuse secrets that are not known, with their lines.
+    fn with_secrets(&self, text: &str) -> String {
+        if !text.contains(HIDDEN) {
+            return text.to_owned();
+        }
+        let present = self.versions.text();
+        let text = with_comments(self.schema, text, present);
+        fill_secrets(&text, present).unwrap_or(text)
     }
 
     fn plan_to(&mut self, wanted: Checked, left: &Unavailable) -> Result<Plan, Failure> {
@@ -223,7 +236,7 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     /// The reason; nothing has changed then.
     pub fn replace<'a>(&mut self, text: &str, author: impl Into<Author<'a>>, now: SystemTime) -> Result<Plan, Failure> {
         let Author { name, force } = author.into();
-        let (text, wanted) = self.complete(text)?;
+        let (text, wanted) = self.complete(&self.with_secrets(text))?;
         self.put_in_force(wanted, true, force, |versions| write(versions, &text, name, now))
     }
 

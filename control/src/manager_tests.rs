@@ -6,6 +6,7 @@ use crate::document::Keys;
 use crate::fake_target::FakeTarget;
 use crate::kind::Kind;
 use crate::plan::Action;
+use crate::redact::without_secrets;
 use crate::testing::SAMPLE;
 use crate::value::Textual;
 use serde_json::json;
@@ -572,4 +573,23 @@ fn a_deleted_secret_is_not_in_the_history() {
     std::fs::write(place.file(), text.replace("an edited horse", "a later horse")).expect("a file");
     drop(place.start());
     assert!(!history_has(&place, "an edited horse") && history_has(&place, "a later horse"));
+}
+
+#[test]
+fn a_text_that_was_edited_as_it_is_shown_keeps_secrets_and_comments() {
+    let user = "# size = '1G'\n[user.u]\nsecret = 'correct horse battery' # why\n";
+    let place = Place::new(&format!("{user}{}", shared()));
+    let mut manager = place.start();
+    let shown = without_secrets(&SAMPLE, manager.versions().text());
+    assert!(!shown.contains("horse") && shown.contains("(hidden)"), "{shown}");
+    assert!(manager.plan(&shown).expect("it can be planned").is_empty(), "nothing has changed");
+    let edited = format!("[user.w]\nsecret = 'a secret that is new'\n{shown}");
+    manager.replace(&edited, "ann", at(5)).expect("it can be applied");
+    let text = manager.versions().text();
+    for part in ["# size = '1G'\n[user.u]\nsecret = ", "'a secret that is new'\n# size", "correct horse battery"] {
+        assert!(text.contains(part), "{part}\n{text}");
+    }
+    let unknown = "[user.new]\nsecret = '(hidden)'\n";
+    let why = manager.plan(&format!("{text}{unknown}")).expect_err("there is no such secret");
+    assert!(why.to_string().contains("what a secret looks like when it is shown"), "{why}");
 }

@@ -5,6 +5,7 @@ use crate::kind::Kind;
 use crate::schema::Schema;
 use crate::secret::{HIDDEN, PLACES};
 use crate::section::{Shape, Table};
+use similar::{Change, ChangeTag, TextDiff};
 use std::collections::BTreeSet;
 use std::ops::Range;
 use toml::de::DeValue;
@@ -158,6 +159,28 @@ pub(crate) fn with_secrets(schema: &'static Schema, text: &str, kept: &BTreeSet<
         redacted.replace_range(span.clone(), &format!("\"{HIDDEN}\""));
     }
     (!others.is_empty()).then_some(redacted)
+}
+
+/// An edited text with the comments of `present` where it has them as [`without_secrets`] shows them. Secrets are not
+/// put back by their lines: two that change places would be exchanged.
+pub(crate) fn with_comments(schema: &'static Schema, edited: &str, present: &str) -> String {
+    let shown = without_secrets(schema, present);
+    let lines: Vec<&str> = present.split_inclusive('\n').collect();
+    // A secret may have several lines, and is shown in one.
+    if shown.split_inclusive('\n').count() != lines.len() {
+        return edited.to_owned();
+    }
+    let difference = TextDiff::from_lines(&shown, edited);
+    let line = |change: Change<&str>| {
+        let line = change.value();
+        let present = change.old_index().and_then(|at| lines.get(at).copied());
+        match (change.tag(), present) {
+            (ChangeTag::Delete, _) => String::new(),
+            (ChangeTag::Equal, Some(present)) if line.trim_start().starts_with('#') => present.to_owned(),
+            _ => line.to_owned(),
+        }
+    };
+    difference.iter_all_changes().map(line).collect()
 }
 
 #[cfg(test)]

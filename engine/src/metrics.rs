@@ -81,8 +81,8 @@ impl Measured for Metrics {
         let facts = self.facts();
         let sequence = self.readings.fetch_add(1, Ordering::Relaxed) + 1;
         let (time, nanoseconds) = (self.shared.host.wall_clock(), self.shared.host.now().0);
-        let (volumes, hidden_volumes) =
-            counters::volumes(&facts.volumes, &self.shared.units, troubles, &self.spaces.read());
+        let spaces = self.spaces.read();
+        let (volumes, hidden_volumes) = counters::volumes(&facts.volumes, &self.shared.units, troubles, &spaces);
         CountersView {
             start: self.start,
             sequence,
@@ -93,6 +93,9 @@ impl Measured for Metrics {
             volumes,
             hidden_volumes,
             hosts: counters::hosts(&self.shared.hosts, &facts.targets),
+            stores: counters::stores(&spaces),
+            portals: counters::portals(&facts.portals),
+            refused: counters::refused(&self.shared.hosts),
         }
     }
 

@@ -21,6 +21,7 @@ mod metrics;
 mod mounted_fs;
 mod neighbours;
 mod nvme;
+mod page;
 mod pdu;
 mod power;
 mod process;
@@ -121,6 +122,8 @@ enum Part {
     Explain,
     /// `lunar doctor` and `lunar top`: provoked conditions, their remedies, the numbers of the metrics
     Doctor,
+    /// The page in a headless Chromium
+    Page,
     /// CHAP authentication, with and without the right secret
     Chap,
     /// Changes of the configuration file while sessions exist, and kill -9 during changes
@@ -159,7 +162,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 26] = [
+const ORDER: [(Part, bool, usize); 27] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -186,6 +189,7 @@ const ORDER: [(Part, bool, usize); 26] = [
     (Part::Docs, false, WAITS),
     (Part::Explain, false, WAITS),
     (Part::Doctor, false, WAITS),
+    (Part::Page, false, COMPUTES),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
@@ -287,6 +291,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Docs => docs::part(lab, driver),
             Part::Explain => explain::part(lab, driver),
             Part::Doctor => doctor::part(lab, driver),
+            Part::Page => page::part(lab, driver),
             Part::Life => life::part(lab, driver),
             Part::Daemon if main_driver => daemon::part(lab, driver, lab.rounds, lab.applies),
             Part::Daemon => daemon::part(lab, driver, lab.rounds / 2, lab.applies / 2),

@@ -1,11 +1,13 @@
 //! The counters of volumes, hosts and cores for readers that compute rates.
 
-use super::facts::VolumeFacts;
+use super::facts::{PortalFacts, VolumeFacts};
+use super::space;
 use super::volumes::{Volume, named, read, unavailable};
 use crate::backend::PoolSpace;
 use lunar_control::api::TroubleView;
 use lunar_control::counters::{
-    ClassCounters, CoreCounters, HostCounters, TrafficCounters, VOLUMES_MAX, VolumeCounters,
+    ClassCounters, CoreCounters, HostCounters, PortalState, RefusedLogins, StoreSpace, TrafficCounters, VOLUMES_MAX,
+    VolumeCounters,
 };
 use lunar_control::trouble::TroubleCode;
 use lunar_core::hosts::Hosts;
@@ -13,7 +15,7 @@ use lunar_core::stats::Stats;
 use lunar_core::tally::Event;
 use lunar_core::traffic::{Class, ClassSums, TrafficSums};
 use lunar_unit::SharedUnits;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 fn class(sums: &ClassSums) -> ClassCounters {
@@ -49,9 +51,17 @@ pub(super) fn volumes(
         served.truncate(VOLUMES_MAX);
         served.sort_by_key(|volume| volume.name);
     }
-    let full = named(troubles, TroubleCode::NoSpace);
-    let mut rows: Vec<_> =
-        served.iter().map(|volume| row(volume, volume.state(&full), spaces.get(volume.name))).collect();
+    let (full, pools) = (named(troubles, TroubleCode::NoSpace), space::pools(spaces));
+    let mut rows: Vec<_> = served
+        .iter()
+        .map(|volume| {
+            let spaces = spaces.get(volume.name);
+            let stores = spaces.into_iter().flatten().filter_map(|space| pools.get(&space.pool));
+            let stores: BTreeSet<&String> = stores.map(|(_, name)| name).collect();
+            let stores = stores.into_iter().cloned().collect();
+            VolumeCounters { stores, ..row(volume, volume.state(&full), spaces) }
+        })
+        .collect();
     let missing = missing.into_iter().take(VOLUMES_MAX - rows.len());
     rows.extend(missing.map(|name| VolumeCounters {
         name: name.to_owned(),
@@ -70,12 +80,42 @@ fn row(volume: &Volume<'_>, state: &str, spaces: Option<&Vec<PoolSpace>>) -> Vol
         size: volume.facts.size,
         allocated: spaces.map(|spaces| spaces.iter().map(|space| space.allocated).sum()),
         free: spaces.and_then(|spaces| spaces.iter().map(|space| space.free).min()),
+        registrants: volume.registrants,
+        reserved: volume.is_reserved,
         in_flight: volume.sums.in_flight,
         in_flight_max: volume.sums.in_flight_max,
         errors: errors.fold(0, |sum, event| sum.wrapping_add(volume.sums.of(*event))),
         misaligned: volume.sums.of(Event::Misaligned),
         traffic: traffic(&volume.sums.traffic),
+        ..VolumeCounters::default()
     }
+}
+
+/// The file systems of volumes.
+pub(super) fn stores(spaces: &BTreeMap<Arc<str>, Vec<PoolSpace>>) -> Vec<StoreSpace> {
+    let pools = space::pools(spaces);
+    let store = |(space, name): (&PoolSpace, String)| StoreSpace { name, size: space.size, free: space.free };
+    pools.into_values().map(store).collect()
+}
+
+/// The portals of the configuration in force.
+pub(super) fn portals(all: &BTreeMap<String, PortalFacts>) -> Vec<PortalState> {
+    let portal = |(name, facts): (&String, &PortalFacts)| {
+        let PortalFacts { address, transport, is_up } = facts;
+        PortalState { name: name.clone(), address: address.clone(), transport: transport.clone(), up: *is_up }
+    };
+    all.iter().map(portal).collect()
+}
+
+/// The refused logins.
+pub(super) fn refused(hosts: &Hosts) -> Vec<RefusedLogins> {
+    let all = hosts.refusals().into_iter();
+    let row = |(transport, reason, count): (&str, &str, u64)| RefusedLogins {
+        transport: transport.to_owned(),
+        reason: reason.to_owned(),
+        count,
+    };
+    all.map(row).collect()
 }
 
 /// The counters of hosts, each with each of its targets. `names`: those of targets in the configuration.

@@ -6,8 +6,9 @@ use lunar_control::metrics::Page;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// Writes the space of volumes, each with its stores. A file system has the name of the first folder with a volume.
-pub(super) fn write(page: &mut Page, volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>>) {
+/// The file systems of volumes, by number: the space of one of its volumes, and a name, which is the first folder with
+/// a volume.
+pub(super) fn pools(volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>>) -> BTreeMap<u64, (&PoolSpace, String)> {
     let mut pools: BTreeMap<u64, &PoolSpace> = BTreeMap::new();
     for space in volumes.values().flatten() {
         let known = pools.entry(space.pool).or_insert(space);
@@ -16,12 +17,18 @@ pub(super) fn write(page: &mut Page, volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>
         }
     }
     // Another file system may have been mounted over the folder.
-    let mut names: BTreeMap<u64, String> = BTreeMap::new();
-    for (pool, space) in &pools {
-        let is_taken = names.values().any(|name| *name == space.place);
+    let mut named: BTreeMap<u64, (&PoolSpace, String)> = BTreeMap::new();
+    for (pool, space) in pools {
+        let is_taken = named.values().any(|(_, name)| *name == space.place);
         let name = if is_taken { format!("{} ({pool})", space.place) } else { space.place.clone() };
-        names.insert(*pool, name);
+        named.insert(pool, (space, name));
     }
+    named
+}
+
+/// Writes the space of volumes, each with its stores.
+pub(super) fn write(page: &mut Page, volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>>) {
+    let pools = pools(volumes);
     page.family(&table::VOLUME_ALLOCATED, |samples| {
         for (name, spaces) in volumes.iter().filter(|(_, spaces)| !spaces.is_empty()) {
             samples.add(&[name], spaces.iter().map(|space| space.allocated).sum());
@@ -29,15 +36,16 @@ pub(super) fn write(page: &mut Page, volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>
     });
     page.family(&table::VOLUME_STORE, |samples| {
         for (name, spaces) in volumes {
-            let stores: BTreeSet<_> = spaces.iter().filter_map(|space| names.get(&space.pool)).collect();
+            let stores: BTreeSet<_> =
+                spaces.iter().filter_map(|space| pools.get(&space.pool)).map(|(_, name)| name).collect();
             stores.iter().for_each(|store| samples.add(&[name, store], 1));
         }
     });
     page.family(&table::STORE_FREE, |samples| {
-        pools.iter().for_each(|(pool, space)| samples.add(&[&names[pool]], space.free));
+        pools.values().for_each(|(space, name)| samples.add(&[name], space.free));
     });
     page.family(&table::STORE_SIZE, |samples| {
-        pools.iter().for_each(|(pool, space)| samples.add(&[&names[pool]], space.size));
+        pools.values().for_each(|(space, name)| samples.add(&[name], space.size));
     });
 }
 

@@ -26,8 +26,8 @@ pub(super) struct Volume<'a> {
     pub(super) sums: TallySums,
     /// Whether its medium is formatted or sanitized.
     is_formatting: bool,
-    registrants: u64,
-    is_reserved: bool,
+    pub(super) registrants: u64,
+    pub(super) is_reserved: bool,
 }
 
 impl Volume<'_> {

@@ -1,0 +1,71 @@
+// Hosts and their sessions.
+import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { mayWrite, request, segment, state } from "./client.js";
+import { Card, Failure, Name, Table, bandwidth, count, duration, latency, plural, safe } from "./widgets.js";
+import { refusals } from "./summary.js";
+
+const HOSTS = [
+  { key: "host", title: "Client", cell: ({ now }) => html`<${Name} text=${now.host} />`, value: ({ now }) => now.host },
+  { key: "sessions", title: "Sessions", number: true, value: ({ now }) => now.sessions,
+    cell: ({ now }) => (now.sessions === 0 ? html`<span class="state warn"><span aria-hidden="true">▲</span> gone</span>` : now.sessions) },
+  { key: "target", title: "Target", cell: ({ now }) => html`<${Name} text=${now.target} />`, value: ({ now }) => now.target },
+  { key: "transport", title: "Transport", optional: true, cell: ({ now }) => now.transport, value: ({ now }) => now.transport },
+  { key: "commands", title: "Commands/s", number: true, cell: ({ rates }) => count(rates.commands), value: ({ rates }) => rates.commands },
+  { key: "read", title: "Read", number: true, optional: true, cell: ({ rates }) => bandwidth(rates.readBytes), value: ({ rates }) => rates.readBytes },
+  { key: "written", title: "Written", number: true, optional: true, cell: ({ rates }) => bandwidth(rates.writtenBytes), value: ({ rates }) => rates.writtenBytes },
+  { key: "p99", title: "99 % below", number: true, cell: ({ rates }) => latency(rates.p99), value: ({ rates }) => rates.p99 },
+  { key: "aborts", title: "Aborts", number: true, optional: true, cell: ({ now }) => count(now.aborts), value: ({ now }) => now.aborts },
+  { key: "resets", title: "Resets", number: true, optional: true, rare: true, cell: ({ now }) => count(now.resets), value: ({ now }) => now.resets },
+  { key: "logins", title: "Logins", number: true, optional: true, rare: true, cell: ({ now }) => count(now.logins), value: ({ now }) => now.logins },
+];
+
+// Asks twice: a session that ends by mistake disturbs a client.
+function Kick({ session, onDone }) {
+  const [isSure, setSure] = useState(false);
+  const [problem, setProblem] = useState(null);
+  if (!mayWrite()) return null;
+  const kick = () => request("DELETE", `/v1/session/${segment(session.id)}`).then(onDone, setProblem);
+  if (problem) return html`<${Failure} problem=${problem} />`;
+  return isSure
+    ? html`<button class="danger" onClick=${kick}>Really end it</button> <button onClick=${() => setSure(false)}>Keep it</button>`
+    : html`<button onClick=${() => setSure(true)}>End</button>`;
+}
+
+// How often the list of sessions is loaded, in milliseconds.
+const PERIOD = 5000;
+
+export function Hosts() {
+  const [search, setSearch] = useState("");
+  const [sessions, setSessions] = useState([]);
+  const [problem, setProblem] = useState(null);
+  const load = () => request("GET", "/v1/session").then((all) => { setSessions(all); setProblem(null); }, setProblem);
+  useEffect(() => {
+    void load();
+    const timer = setInterval(() => document.hidden || load(), PERIOD);
+    return () => clearInterval(timer);
+  }, []);
+  const words = search.toLowerCase();
+  const hosts = [...(state.live?.hosts.values() ?? [])];
+  const fits = (...texts) => texts.some((text) => (text || "").toLowerCase().includes(words));
+  const refused = refusals();
+  const columns = [
+    { key: "initiator", title: "Client", cell: (one) => html`<${Name} text=${one.initiator} />`, value: (one) => one.initiator },
+    { key: "source", title: "From", cell: (one) => html`<${Name} text=${one.source} />`, value: (one) => one.source },
+    { key: "target", title: "Target", cell: (one) => (one.discovery ? "discovery" : html`<${Name} text=${one.target} />`), value: (one) => one.target || "" },
+    { key: "group", title: "Group", optional: true, cell: (one) => html`<${Name} text=${one.group || "–"} />`, value: (one) => one.group || "" },
+    { key: "user", title: "User", optional: true, cell: (one) => html`<${Name} text=${one.user || "–"} />`, value: (one) => one.user || "" },
+    { key: "protocol", title: "Transport", optional: true, cell: (one) => one.protocol, value: (one) => one.protocol },
+    { key: "seconds", title: "Age", number: true, cell: (one) => duration(one.seconds), value: (one) => one.seconds },
+    { key: "id", title: "", cell: (one) => html`<${Kick} session=${one} onDone=${load} />` },
+  ];
+  return html`<div class="tools"><label class="search"><span class="unseen">Search clients</span>
+      <input type="search" placeholder="Search  /" value=${search} onInput=${(event) => setSearch(event.target.value)} /></label></div>
+    <${Card} title="Clients" wide><${Table} label="Clients" columns=${HOSTS} sort=${["commands", true]} empty="No client has logged in since the start."
+      rows=${hosts.filter(({ now }) => fits(now.host, now.target))} rowKey=${({ now }) => JSON.stringify([now.transport, now["target-name"], now.host])} /><//>
+    <${Card} title="Sessions" wide><${Failure} problem=${problem} /><${Table} label="Sessions" columns=${columns} rowKey=${(one) => one.id}
+      rows=${sessions.filter((one) => fits(one.initiator, one.target, one.source, one.user))} empty="There are no sessions." /><//>
+    <${Card} title="Refused in the last hour" wide>${refused.length === 0 ? html`<p class="empty">No login and no request was refused.</p>`
+      : html`<ul class="rows tall">${refused.slice(0, 50).map((group) => html`<li key=${group.who + group.words}><b>${group.count} ×</b>
+        <${Name} text=${group.who} /> <span class="dim">${safe(group.words)}</span></li>`)}
+        ${refused.length > 50 && html`<li>${plural(refused.length - 50, "more reason")}</li>`}</ul>`}<//>`;
+}
