@@ -120,7 +120,7 @@ fn the_counters_are_those_of_the_metrics() {
     tally.ended(Class::Read, 5_000_000_000, 0);
     tally.add(Event::Conflict, 1);
     let all = BTreeMap::from([("disk1".into(), volume(&tally))]);
-    let unavailable = TroubleView::told("unavailable", "volume gone", "no file".to_owned());
+    let unavailable = TroubleView::told(TroubleCode::Unavailable, "volume gone", "no file".to_owned());
     let (rows, hidden) = counters::volumes(&all, &SharedUnits::default(), &[unavailable], &BTreeMap::new());
     let [disk, gone] = &rows[..] else { panic!("{rows:?}") };
     assert_eq!((disk.name.as_str(), disk.state.as_str(), disk.size, hidden), ("disk1", "up", Some(1 << 30), 0));
