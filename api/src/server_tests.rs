@@ -162,6 +162,7 @@ fn operations() -> Vec<(String, String, String)> {
             let path = path
                 .replace("{name}", name)
                 .replace("{lun}", "0")
+                .replace("{volume}", "disk1")
                 .replace("{id}", if path.contains("copy") { "7" } else { "iscsi-7" })
                 .replace("{number}", "1");
             let right = operation["x-right"].as_str().expect("a right");
@@ -221,6 +222,8 @@ fn every_route_requires_its_right() {
         let (status, _) = fixture.request_(remote, Some(token), &method, &path, "");
         assert!(
             ![401, 403, 404, 405].contains(&status)
+                // The daemon of the tests has no logins and no reservations.
+                || status == 404 && (path.contains("/v1/explain/") || path.ends_with("/reservation"))
                 || path.contains("main")
                 || path.contains('7')
                 || path.contains("copy"),

@@ -6,9 +6,8 @@ pub fn word(text: &str) -> Option<String> {
     if text.chars().any(char::is_control) {
         return None;
     }
-    // A word that begins with a hyphen would be an option.
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "._:@,/+-=".contains(c);
-    if !text.is_empty() && !text.starts_with('-') && text.chars().all(is_plain) {
+    if !text.is_empty() && text.chars().all(is_plain) {
         return Some(text.to_owned());
     }
     Some(format!("'{}'", text.replace('\'', r"'\''")))
@@ -39,7 +38,6 @@ mod tests {
             ("it's", r"'it'\''s'"),
             ("iqn.*", "'iqn.*'"),
             ("", "''"),
-            ("--force", "'--force'"),
         ] {
             assert_eq!(word(text).as_deref(), Some(quoted));
         }

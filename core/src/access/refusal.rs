@@ -121,7 +121,7 @@ refusals! {
     NotQualified = "not-qualified", "The host NQN is not an NVMe Qualified Name.",
         "A host NQN begins with `nqn.`: `nvme gen-hostnqn > /etc/nvme/hostnqn`.";
     TlsMissing = "tls-no-channel", "The connection does not use TLS, and the portal requires it.",
-        "Connect with `nvme connect --tls`.";
+        "Such a portal takes no connection without TLS, for discovery neither. Connect with `nvme connect --tls`.";
     TlsNoIdentity = "tls-no-identity", "The host sent no PSK identity.",
         "The first bytes of the connection are not a TLS 1.3 handshake with an identity of NVMe/TCP: the key is not \
         in the keyring of `tlshd` on the host.";
