@@ -142,6 +142,8 @@ enum Part {
     Aoe,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
+    /// A Linux guest that shares SCSI devices of its own among two initiators
+    Device,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
     Spdk,
 }
@@ -159,6 +161,7 @@ const ORDER: [(Part, bool, usize); 22] = [
     (Part::Authentication, false, COMPUTES),
     (Part::Aoe, false, COMPUTES),
     (Part::Ublk, false, COMPUTES),
+    (Part::Device, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
     (Part::Hostile, true, WAITS),
@@ -263,6 +266,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Service => guest::service(lab, driver),
             Part::Aoe => guest::aoe(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
+            Part::Device => guest::device(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
