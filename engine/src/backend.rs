@@ -137,6 +137,8 @@ pub enum TextForm {
     NameAndSize,
     /// `NAME:`, with the name of the back end.
     Name,
+    /// `NAME:PATH`, with the name of the back end.
+    NameAndPath,
     /// A path for which this function returns true.
     PathIf(fn(&Path) -> bool),
     /// A path that no other back end takes. One back end of a registry has this form.
@@ -168,6 +170,8 @@ pub struct JailPaths {
     pub write: Vec<PathBuf>,
     /// Folders in which files are created.
     pub create: Vec<PathBuf>,
+    /// Folders in which a device appears again under another name, and is opened without ioctl(2).
+    pub devices: Vec<PathBuf>,
 }
 
 /// The mark distinguishes a volume from all others. The identity of the volume is derived from it.
@@ -306,4 +310,9 @@ pub trait OpenedDevice: Any + Debug + Send + Sync {
 
     /// See [`OpenedStore::finalize`].
     fn finalize(&self);
+
+    /// See [`OpenedStore::examine`].
+    fn examine(&self) -> Vec<StoreTrouble> {
+        Vec::new()
+    }
 }

@@ -3,7 +3,7 @@
 //! A thread of its own looks at the media from time to time, because a look may wait for a disk. Errors of commands are
 //! seen in the counters of the volumes.
 
-use crate::backend::{Condition, Opened, OpenedStore, PoolSpace, StoreTrouble};
+use crate::backend::{Condition, Opened, OpenedDevice, OpenedStore, PoolSpace, StoreTrouble};
 use crate::host::Host;
 use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::placed::PlacedVolume;
@@ -76,6 +76,8 @@ impl Errors {
 struct Watched {
     /// Its store, and that of its protection information. A store that is not served any more has gone.
     stores: [Option<Weak<dyn OpenedStore>>; 2],
+    /// Its device, if it has one instead.
+    device: Option<Weak<dyn OpenedDevice>>,
     tally: SharedTally,
     /// The findings of looks, once there is one: most volumes are well.
     found: Option<Box<Found>>,
@@ -93,12 +95,12 @@ struct Found {
 
 impl Watched {
     fn of(placed: &PlacedVolume) -> Self {
-        let own = match placed.volume.opened() {
-            Opened::Store(store) => Some(Arc::downgrade(store)),
-            Opened::Device(_) => None,
+        let (own, device) = match placed.volume.opened() {
+            Opened::Store(store) => (Some(Arc::downgrade(store)), None),
+            Opened::Device(device) => (None, Some(Arc::downgrade(device))),
         };
         let protection = placed.volume.protection().map(|protection| Arc::downgrade(protection.store()));
-        Self { stores: [own, protection], tally: placed.tally.clone(), found: None }
+        Self { stores: [own, protection], device, tally: placed.tally.clone(), found: None }
     }
 
     /// The stores that are served.
@@ -194,17 +196,19 @@ impl Watchlist {
     /// Looks at a volume; returns the troubles that have begun, and the space of its stores. `wall`: seconds since the
     /// beginning of 1970.
     fn look_at(&self, name: &str, (now, wall): (Instant, u64)) -> (Vec<TroubleView>, Vec<PoolSpace>) {
-        let stores = {
+        let (stores, device) = {
             let mut state = self.lock();
             let Some(watched) = state.volumes.get(name) else { return Default::default() };
             let stores: Vec<_> = watched.stores().filter_map(Weak::upgrade).collect();
+            let device = watched.device.as_ref().and_then(Weak::upgrade);
             state.is_busy = true;
-            stores
+            (stores, device)
         };
-        let found: Vec<StoreTrouble> = stores.iter().flat_map(|store| store.examine()).collect();
+        let of_stores = stores.iter().flat_map(|store| store.examine());
+        let found: Vec<StoreTrouble> = of_stores.chain(device.iter().flat_map(|device| device.examine())).collect();
         let spaces: Vec<_> = stores.iter().filter_map(|store| store.pool_space()).collect();
         let examined: Vec<_> = stores.iter().map(Arc::downgrade).collect();
-        drop(stores);
+        drop((stores, device));
         let mut state = self.lock();
         state.is_busy = false;
         self.idle.notify_all();

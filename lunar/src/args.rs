@@ -106,8 +106,12 @@ pub fn parse<W: Into<OsString> + Clone>(
 pub struct Serve {
     /// The volumes to serve, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
     /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject)
-    #[arg(required = true, value_name = "VOLUME")]
+    #[arg(required_unless_present = "device", value_name = "VOLUME")]
     pub volumes: Vec<String>,
+    /// A SCSI device of this machine to share, after the volumes: a disk, tape drive, changer or any other, by its
+    /// generic node (/dev/sg3) or by a stable path (/dev/tape/by-id/..., /dev/disk/by-id/...)
+    #[arg(long, value_name = "PATH")]
+    pub device: Vec<String>,
     /// Refuse writes
     #[arg(long)]
     pub read_only: bool,
@@ -210,6 +214,18 @@ impl Driver {
     }
 }
 
+/// The prefix of a volume text that names a SCSI device.
+const DEVICE: &str = "scsi:";
+
+impl Serve {
+    /// The texts of all volumes.
+    #[must_use]
+    pub fn texts(&self) -> Vec<String> {
+        let devices = self.device.iter().map(|path| format!("{DEVICE}{path}"));
+        self.volumes.iter().cloned().chain(devices).collect()
+    }
+}
+
 fn block_size(text: &str) -> Result<u32, String> {
     match text {
         "512" => Ok(512),
@@ -249,7 +265,7 @@ pub fn default_name(host: &str, volume: &str) -> String {
             short.chars().map(|c| if c.is_ascii_alphanumeric() || c == '.' { c } else { '-' }).collect();
         dashes.trim_matches(['-', '.']).to_owned()
     };
-    let volume = volume.strip_prefix("cd:").or_else(|| volume.strip_prefix("removable:")).unwrap_or(volume);
+    let volume = ["cd:", "removable:", DEVICE].iter().find_map(|prefix| volume.strip_prefix(prefix)).unwrap_or(volume);
     let stem = volume.rsplit('/').next().unwrap_or(volume);
     let stem = stem.split(':').next().filter(|s| !s.is_empty()).unwrap_or("volume");
     let ending = [".img", ".raw", ".iso"].iter().find_map(|ending| stem.strip_suffix(ending));
@@ -281,6 +297,7 @@ mod tests {
             ("box", "cd:/srv/Install.iso", "iqn.2026-01.io.lunar:box.install"),
             ("box", "removable:disk.img:1G", "iqn.2026-01.io.lunar:box.disk"),
             ("a_b", "/dev/sdb", "iqn.2026-01.io.lunar:a-b.sdb"),
+            ("box", "scsi:/dev/sg3", "iqn.2026-01.io.lunar:box.sg3"),
         ] {
             assert_eq!(default_name(host, volume), name);
             assert!(target_name(name).is_ok());

@@ -12,8 +12,8 @@ pub struct VolumeLine {
     pub lun: u16,
     /// Its text on the command line.
     pub name: String,
-    /// Bytes.
-    pub bytes: u64,
+    /// Bytes; `None`: only the device knows them.
+    pub bytes: Option<u64>,
     /// Its properties: thin, write-back, read-only ...
     pub traits: String,
 }
@@ -34,7 +34,18 @@ impl VolumeLine {
         words.push(if traits.write_cache { "write-back" } else { "write-through" }.to_owned());
         words.extend(unit.protected().map(|protection| format!("protection type {}", protection.kind() as u8)));
         words.extend(unit.read_only.then(|| "read-only".to_owned()));
-        Self { lun, name: name.to_owned(), bytes: unit.geometry.bytes(), traits: words.join(", ") }
+        Self { lun, name: name.to_owned(), bytes: Some(unit.geometry.bytes()), traits: words.join(", ") }
+    }
+
+    /// The line of a device to which commands are forwarded.
+    #[must_use]
+    pub fn of_device(lun: u16, name: &str) -> Self {
+        Self {
+            lun,
+            name: name.to_owned(),
+            bytes: None,
+            traits: "a device that executes its commands itself".to_owned(),
+        }
     }
 }
 
@@ -62,7 +73,8 @@ pub fn banner(volumes: &[VolumeLine], fronts: &[Shown], is_open: bool) -> String
         line(format!("  {place}"));
     }
     for volume in volumes.iter().take(SHOWN_MAX) {
-        line(format!("  LUN {:<4} {}  {}, {}", volume.lun, volume.name, size(volume.bytes), volume.traits));
+        let bytes = volume.bytes.map_or_else(String::new, |bytes| format!("{}, ", size(bytes)));
+        line(format!("  LUN {:<4} {}  {bytes}{}", volume.lun, volume.name, volume.traits));
     }
     if volumes.len() > SHOWN_MAX {
         line(format!("  ... and {} more", volumes.len() - SHOWN_MAX));
@@ -101,7 +113,7 @@ mod tests {
 
     #[test]
     fn the_banner_lists_volumes_and_fronts() {
-        let line = VolumeLine { lun: 0, name: "disk.img".into(), bytes: 1 << 30, traits: "thin".into() };
+        let line = VolumeLine { lun: 0, name: "disk.img".into(), bytes: Some(1 << 30), traits: "thin".into() };
         let front = |transport, keeps_local| Shown {
             transport,
             places: vec![format!("place    of {transport}")],

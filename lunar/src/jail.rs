@@ -72,9 +72,10 @@ impl Paths {
         for volume in config.volumes.values() {
             let Some(path) = volume.path.as_ref().map(|path| path.path().to_owned()) else { continue };
             let Some(backend) = backend::find(REGISTRY.backends, volume.kind.word()) else { continue };
-            let JailPaths { write, create } = backend.jail_paths(&path, volume.protection != Protection::None);
+            let JailPaths { write, create, devices } = backend.jail_paths(&path, volume.protection != Protection::None);
             paths.keep.extend(create);
             paths.write.extend(write);
+            paths.devices.extend(devices);
         }
         paths.read.extend(secrets(config).iter().flat_map(|file| renewed(file)));
         paths.read.extend(std::env::var_os("CREDENTIALS_DIRECTORY").map(PathBuf::from));

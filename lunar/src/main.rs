@@ -100,7 +100,7 @@ fn serve_volumes(serve: Serve, how: How) -> Result<()> {
         direct: serve.direct,
         protection: serve.protection.and_then(Kind::of),
     };
-    lunar::serve::run(&PROGRAM, serve.volumes, &options, how)
+    lunar::serve::run(&PROGRAM, serve.texts(), &options, how)
 }
 
 /// A sparse file in the user's state directory, so that its data is still there the next time.

@@ -7,11 +7,12 @@ use lunar_engine::registry::{FrontEntry, Registry};
 use lunar_file::backend::FileBackend;
 use lunar_null::backend::NullBackend;
 use lunar_ram::backend::RamBackend;
+use lunar_scsi_device::backend::ScsiBackend;
 use std::sync::LazyLock;
 
 /// The registry of `lunar`.
 pub static REGISTRY: &Registry =
-    &Registry { fronts: FRONTS, backends: &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend] };
+    &Registry { fronts: FRONTS, backends: &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend] };
 
 /// The fronts, in the order in which they are shown.
 pub const FRONTS: &[FrontEntry] = &[

@@ -151,7 +151,10 @@ impl Setup {
         let texts = self.texts.clone();
         let lines = engine.core_set().cores().ask(0, move |core| {
             let line = |((lun, name), unit): ((u16, &String), Option<UnitId>)| {
-                Some(VolumeLine::of(lun, name, &*core.mesh.unit(unit?)?))
+                Some(match core.mesh.unit(unit?) {
+                    Some(unit) => VolumeLine::of(lun, name, &unit),
+                    None => VolumeLine::of_device(lun, name),
+                })
             };
             ready((0..).zip(&texts).zip(units).filter_map(line).collect())
         });

@@ -11,6 +11,7 @@
 //! * [`end`]: the end of an object that tasks work for
 //! * [`heap`]: the heap of the process
 //! * [`pages`]: memory of volumes in memory
+//! * [`scsi_generic`]: SCSI devices of this machine
 //! * [`linger`]: resources that the kernel frees a moment after their process has ended
 //! * [`log!`]: lines of the log
 //! * [`sim`]: the driver with simulated time, network and files, generated from a seed
@@ -42,6 +43,7 @@ pub mod op;
 pub mod pages;
 pub mod remote;
 mod ring;
+pub mod scsi_generic;
 pub mod shared;
 #[cfg(any(test, feature = "testing"))]
 pub mod sim;

@@ -2,8 +2,9 @@
 //! forwarded logical unit are sent to a [`DeviceServer`] after the checks of Lunar.
 
 use crate::command::{Cdb, Status, TaskAttribute};
+use crate::forwarding::{DeviceFacts, Terms};
 use crate::peripheral::PeripheralType;
-use crate::sense::SenseData;
+use crate::sense::{Asc, SenseData};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use std::cell::{Cell, RefCell};
@@ -12,6 +13,7 @@ use std::future::poll_fn;
 use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
+use std::time::Duration;
 
 /// Bytes of the longest Data-In or Data-Out of a forwarded command. The data is in memory as a whole, because the
 /// device gets it in one piece: the longest block of an LTO tape.
@@ -27,6 +29,16 @@ pub trait DeviceServer {
 
     /// Bytes of the longest Data-In or Data-Out that the device accepts. At most [`FORWARDED_BYTES_MAX`] count.
     fn transfer_bytes_max(&self) -> usize;
+
+    /// The terms on which the device is shared.
+    fn terms(&self) -> &Terms;
+
+    /// The properties of the device that Lunar follows: the same object on all cores.
+    fn facts(&self) -> &DeviceFacts;
+
+    /// Takes the unit attention condition of an event that the device itself cannot report, because its only initiator
+    /// has noticed it otherwise: it was away and came back. One core gets it, once.
+    fn take_event(&self) -> Option<Asc>;
 
     /// Starts a command. `done` is completed exactly once, now or later, with the memory of the command. The device may
     /// access that memory until then, even if the command was aborted.
@@ -52,6 +64,8 @@ pub struct ForwardedCommand {
     pub attribute: TaskAttribute,
     /// Direction, memory and length of the data.
     pub data: ForwardedData,
+    /// How long the command may take, unless the device itself reports another time.
+    pub timeout: Duration,
 }
 
 /// Direction and memory of the data of a forwarded command.
@@ -141,16 +155,19 @@ impl fmt::Debug for ForwardDone {
 
 /// The receiver of the reply to one command.
 #[derive(Default)]
-pub(crate) struct PendingReply(Rc<Slot>);
+pub struct PendingReply(Rc<Slot>);
 
 impl PendingReply {
     /// The duty to complete the command.
-    pub(crate) fn duty(&self) -> ForwardDone {
+    pub fn duty(&self) -> ForwardDone {
         ForwardDone(Some(self.0.clone()))
     }
 
     /// Waits for the reply.
-    pub(crate) async fn wait(&self) -> Result<ForwardedReply, Fault> {
+    ///
+    /// # Errors
+    /// Why the device did not process the command.
+    pub async fn wait(&self) -> Result<ForwardedReply, Fault> {
         poll_fn(|cx| match self.0.reply.take() {
             Some(reply) => Poll::Ready(reply),
             None => {

@@ -1,5 +1,6 @@
 //! The device types that Lunar knows, one line each.
 
+use crate::forwarding::{CHANGER, ENCLOSURE, OPTICAL_MEMORY, SIMPLE_DISK, TAPE, ZONED_DISK};
 use crate::mmc::table::DRIVE;
 use crate::nexus::Addressee;
 use crate::peripheral::PeripheralType;
@@ -8,18 +9,26 @@ use crate::sbc::table::DISK;
 use crate::spc::table::{NO_UNIT, OTHER, WELL_KNOWN_UNIT};
 use lunar_core::medium::MediumKind;
 
-/// Every device type.
+/// Every device type that Lunar emulates.
 pub static DEVICE_TYPES: &[&DeviceType] = &[&DISK, &DRIVE, &WELL_KNOWN_UNIT, &NO_UNIT];
+
+/// Every device type that is forwarded only.
+pub static FORWARDED_TYPES: &[&DeviceType] = &[&TAPE, &OPTICAL_MEMORY, &CHANGER, &ENCLOSURE, &SIMPLE_DISK, &ZONED_DISK];
 
 /// The device type of each code. [`OTHER`] stands for codes without a device type.
 static BY_CODE: [&DeviceType; PeripheralType::COUNT] = by_code();
 
 const fn by_code() -> [&'static DeviceType; PeripheralType::COUNT] {
     let mut types = [&OTHER; PeripheralType::COUNT];
-    let mut at = 0;
-    while at < DEVICE_TYPES.len() {
-        types[DEVICE_TYPES[at].code.0 as usize] = DEVICE_TYPES[at];
-        at += 1;
+    let lists = [DEVICE_TYPES, FORWARDED_TYPES];
+    let (mut list, mut at) = (0, 0);
+    while list < lists.len() {
+        if at < lists[list].len() {
+            types[lists[list][at].code.0 as usize] = lists[list][at];
+            at += 1;
+        } else {
+            (list, at) = (list + 1, 0);
+        }
     }
     types
 }

@@ -341,7 +341,7 @@ impl Target {
     #[cold]
     fn refuse(&self, refusal: &Refusal, addressee: &Addressee) -> Reply {
         let descriptor = match addressee {
-            Addressee::Unit(itl) => itl.lu.emulated().is_some_and(|lu| lu.mode().descriptor_sense),
+            Addressee::Unit(itl) => itl.lu.has_descriptor_sense(),
             _ => false,
         };
         let stats = &self.config.stats;

@@ -1,23 +1,27 @@
 //! Executes the commands of forwarded logical units: first the checks of Lunar, then the device.
 
 use crate::admit::{Refusal, pass};
-use crate::change::{Change, ScsiChange};
 use crate::command::{Cdb, Command, Reply, Status};
 use crate::context::Call;
 use crate::device_server::{FORWARDED_BYTES_MAX, ForwardedCommand, ForwardedData, ForwardedReply, PendingReply};
 use crate::execute::{check_attribute, contiguous, pull_list};
 use crate::fault;
 use crate::fit::mismatch;
+use crate::forwarding::edit::{self, is_offered};
+use crate::forwarding::follow::{self, concerns_facts};
+use crate::forwarding::length::{self, Moves};
+use crate::forwarding::possession::unloads;
+use crate::forwarding::{DeviceFacts, timeouts};
 use crate::lu::Forwarded;
 use crate::nexus::ItlNexus;
 use crate::plan::{Edit, Plan};
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::row::{Flow, Row};
-use crate::sense::{Asc, Sense, SenseKey};
+use crate::sense::{Asc, Sense, SenseData, SenseKey};
 use crate::spc::inquiry;
 use crate::target::Target;
 use lunar_core::io::Fault;
-use lunar_core::mem::Arena;
+use lunar_core::mem::{Arena, SgMut};
 use lunar_core::port::Transfer;
 use lunar_core::step::SlotContext;
 use lunar_core::traffic::Class;
@@ -66,23 +70,28 @@ impl Target {
         check_cdb(&call.command.cdb)?;
         let row = call.device.find_forwarded(call.command.cdb.bytes())?;
         let policy = row.map_or(&UNKNOWN_COMMAND, |row| &row.policy);
-        let sent = Sent { call, itl, lu, transfer };
+        self.take_event((&itl.lu, lu)).await;
+        let sent = Sent { call, itl, lu, transfer, row };
         let edit = match (policy.admission.forwarded, row) {
-            (Forwarding::Refused, _) => return Err(UNSUPPORTED.into()),
+            (Forwarding::Refused, row) if !is_offered(row, lu) => return Err(UNSUPPORTED.into()),
             (Forwarding::Lunar, Some(row)) => match self.execute_row(row, &sent, slot, reply).await? {
                 Some(edit) => edit,
                 None => return Ok((Class::Other, reply.wanted)),
             },
+            (Forwarding::Counted, _) => {
+                (reply.status, reply.sense) = self.prevent(call, (itl, lu), policy).await?;
+                return Ok((Class::Other, 0));
+            }
             _ => {
                 pass(policy, itl)?;
                 Edit::None
             }
         };
-        let news = match policy.admission.forwarded {
-            Forwarding::DeviceThenAttention(asc) => Some(asc),
-            _ => None,
-        };
-        let (flow, moved) = self.send(&sent, edit, news, slot, reply).await?;
+        self.possess(call, (itl, lu), policy).await?;
+        if policy.effect != Effect::None {
+            self.follow((&itl.lu, lu), &slot.arena).await;
+        }
+        let (flow, moved) = self.send(&sent, edit, slot, reply).await?;
         Ok((class(flow, policy.effect), moved))
     }
 
@@ -115,43 +124,36 @@ impl Target {
         Ok(None)
     }
 
-    /// Sends a command to the device, and takes its reply over. `news` is established for other nexuses if the command
-    /// ends with GOOD. Returns the direction of the data, and its bytes.
+    /// Sends a command to the device, and takes its reply over. Returns the direction of the data, and its bytes.
     async fn send<T: Transfer>(
         &self,
         sent: &Sent<'_, T>,
         edit: Edit,
-        news: Option<Asc>,
         slot: &SlotContext,
         reply: &mut Reply,
     ) -> Result<(Flow, u64), Refusal> {
         let data = sent.data(&slot.arena).await?;
         let length = data.len();
-        let ForwardedReply { status, sense, moved, data } = sent.reply(data).await.map_err(fault::transfer)?;
+        let ForwardedReply { status, mut sense, moved, data } = sent.reply(data).await.map_err(of_device)?;
+        if status == Status::CHECK_CONDITION && sense.is_empty() {
+            sense = self.missing_sense(sent, &slot.arena).await;
+        }
         let mut moved = moved.min(length);
         let flow = match data {
             ForwardedData::None => Flow::None,
             ForwardedData::Out(_) => Flow::Out,
             ForwardedData::In(mut memory) => {
-                let cx = sent.call.context(self, Writer::new(&mut []));
-                moved = moved.min(memory.len());
-                moved = inquiry::edit(&cx, sent.itl, edit, &mut memory, moved);
+                moved = self.edit(sent, edit, (&mut memory, moved.min(length)), status);
                 reply.final_data.data = memory.share().split_to(moved);
                 Flow::In
             }
         };
         reply.wanted = moved as u64;
-        let news = match (status, sense.meaning()) {
-            (Status::GOOD, _) => news,
-            // The device reports it to its only initiator, which is Lunar, once. The nexus of this command gets it now.
-            (Status::CHECK_CONDITION, Some((SenseKey::UNIT_ATTENTION, asc))) => Some(asc),
-            _ => None,
-        };
-        if let Some(asc) = news {
-            let change = ScsiChange { change: Change::Device(asc), record: None };
-            // It is never refused: it needs no metadata.
-            let _ = self.config.units.propose(&*sent.itl.lu, Some(&sent.call.nexus.name), change.into()).await;
+        if flow == Flow::In && status == Status::GOOD {
+            let head = follow::head(&reply.final_data.data, moved);
+            follow::learn(sent.facts(), sent.itl.lu.device_type, sent.cdb(), &head);
         }
+        self.notice(sent, status, &sense).await;
         match status {
             Status::GOOD => self.count(flow, moved as u64),
             Status::CHECK_CONDITION => self.config.stats.check_conditions.add(1),
@@ -165,6 +167,69 @@ impl Target {
         }
         (reply.status, reply.sense) = (status, sense);
         Ok((flow, moved as u64))
+    }
+
+    /// Edits the Data-In of a command; returns the number of valid bytes.
+    fn edit<T>(&self, sent: &Sent<'_, T>, edit: Edit, (memory, moved): (&mut SgMut, usize), status: Status) -> usize {
+        let cx = sent.call.context(self, Writer::new(&mut []));
+        let moved = inquiry::edit(&cx, sent.itl, edit, memory, moved.min(memory.len()));
+        if status != Status::GOOD {
+            return moved;
+        }
+        let longest = FORWARDED_BYTES_MAX.min(sent.lu.unit.device.transfer_bytes_max());
+        edit::output((sent.call.device, sent.itl, sent.lu), sent.cdb(), (memory, moved), longest)
+    }
+
+    /// Sense data that the device did not return with CHECK CONDITION: it is asked for at once.
+    async fn missing_sense<T>(&self, sent: &Sent<'_, T>, arena: &Arena) -> SenseData {
+        /// Bytes of the longest sense data (SPC-4 4.5.1).
+        const LENGTH: u8 = 252;
+        let found = self.ask((&sent.itl.lu, sent.lu), &[0x03, 0, 0, 0, LENGTH, 0], LENGTH.into(), arena).await;
+        SenseData::of_device(&found.unwrap_or_default())
+    }
+
+    /// Tells other nexuses what they have to know of the end of a command.
+    async fn notice<T>(&self, sent: &Sent<'_, T>, status: Status, sense: &SenseData) {
+        let (lu, facts, name) = (&*sent.itl.lu, sent.facts(), &sent.call.nexus.name);
+        let meaning = sense.meaning().filter(|_| status == Status::CHECK_CONDITION);
+        let asc = match (status, meaning, sent.row.map(|row| row.policy.admission.forwarded)) {
+            (Status::GOOD, _, Some(Forwarding::DeviceThenAttention(asc))) => Some(asc),
+            // The device reports it to its only initiator, which is Lunar, once. The nexus of this command gets it now.
+            (_, Some((SenseKey::UNIT_ATTENTION, asc)), _) => Some(asc),
+            _ => None,
+        };
+        let is_empty =
+            matches!(meaning, Some((SenseKey::NOT_READY, asc)) if asc.0 >> 8 == Asc::MEDIUM_NOT_PRESENT.0 >> 8);
+        if is_empty {
+            facts.set_empty(true);
+        }
+        if let Some(asc) = asc {
+            if concerns_facts(asc) {
+                facts.expire();
+            }
+            self.tell(lu, Some(name), asc).await;
+        }
+        if status != Status::GOOD {
+            return;
+        }
+        // The kernel of this machine polls drives as well, and takes the unit attention condition of a new medium.
+        let needs_medium = sent.cdb().first() == Some(&OpCode::TEST_UNIT_READY.0)
+            || sent.row.is_some_and(|row| row.policy.effect != Effect::None);
+        if needs_medium && facts.set_empty(false) {
+            facts.expire();
+            self.tell(lu, Some(name), Asc::MEDIUM_MAY_HAVE_CHANGED).await;
+        }
+        if unloads(lu.device_type, sent.cdb()) {
+            self.give_back(sent.call, sent.itl).await;
+        }
+    }
+}
+
+/// The refusal of a command that the device did not process. A device that cannot be reached is not ready.
+fn of_device(fault: Fault) -> Refusal {
+    match fault {
+        Fault::Gone => Sense::new(SenseKey::NOT_READY, Asc::NO_RESPONSE_TO_SELECTION).into(),
+        fault => fault::transfer(fault),
     }
 }
 
@@ -200,31 +265,66 @@ struct Sent<'a, T> {
     itl: &'a ItlNexus,
     lu: &'a Forwarded,
     transfer: &'a T,
+    /// The row of the command; `None` if only the device knows it.
+    row: Option<&'static Row>,
+}
+
+impl<T> Sent<'_, T> {
+    fn cdb(&self) -> &[u8] {
+        self.call.command.cdb.command_bytes()
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        self.lu.unit.device.facts()
+    }
+
+    /// Direction and bytes of the data. Those of reads and writes are known from the CDB, so that the device gets as
+    /// much memory as it moves. Those of other commands are as the initiator expects them, but at least the allocation
+    /// length: a device that returns more than there is room for ends with an error of the host adapter.
+    fn moves(&self) -> Result<Option<Moves>, Refusal> {
+        /// Allocation lengths are often far longer than the data.
+        const ANSWER_BYTES_MAX: usize = 64 << 10;
+        let expected = length::expected(self.call.command);
+        let of_cdb = length::of(self.itl.lu.device_type, self.cdb(), self.facts().block_length());
+        Ok(match (of_cdb, expected) {
+            (Some(Moves::In(0) | Moves::Out(0)), _) => None,
+            (Some(Moves::In(bytes)), None | Some(Moves::In(_))) => Some(Moves::In(bytes)),
+            (Some(Moves::Out(bytes)), Some(Moves::Out(sent))) if sent >= bytes => Some(Moves::Out(bytes)),
+            (Some(Moves::In(bytes) | Moves::Out(bytes)), _) => return Err(mismatch(bytes as u64)),
+            (None, Some(Moves::In(bytes))) => {
+                let asked = self.row.filter(|row| row.flow == Flow::Answer).map(|row| row.amount(self.cdb()));
+                let asked = asked.and_then(Result::ok).map_or(0, |asked| asked as usize);
+                Some(Moves::In(bytes.max(asked.min(ANSWER_BYTES_MAX))))
+            }
+            (None, expected) => expected,
+        })
+    }
 }
 
 impl<T: Transfer> Sent<'_, T> {
-    /// The data of the command. Only the device knows its direction and length, so those that the initiator expects are
-    /// taken.
+    /// The data of the command.
     async fn data(&self, arena: &Arena) -> Result<ForwardedData, Refusal> {
         let Command { data_in, data_out, .. } = *self.call.command;
-        let length = data_in.max(data_out) as usize;
+        if data_in > 0 && data_out > 0 {
+            // Bidirectional commands are not forwarded.
+            return Err(mismatch(0));
+        }
+        let Some(moves) = self.moves()? else { return Ok(ForwardedData::None) };
+        let (Moves::In(length) | Moves::Out(length)) = moves;
         let longest = FORWARDED_BYTES_MAX.min(self.lu.unit.device.transfer_bytes_max()).min(arena.size() / ARENA_PART);
         if length > longest {
             return Err(Sense::illegal(Asc::INVALID_FIELD_IN_CDB).into());
         }
-        match (data_in, data_out) {
-            (0, 0) => Ok(ForwardedData::None),
-            (0, _) => {
+        match moves {
+            Moves::Out(_) => {
                 let pulled = self.transfer.pull(0, length).await.map_err(fault::transfer)?;
                 Ok(ForwardedData::Out(pulled))
             }
-            (_, 0) => {
+            Moves::In(_) => {
                 self.transfer.room().await.map_err(fault::transfer)?;
                 self.transfer.reserve(length, length).await.map_err(fault::transfer)?;
                 Ok(ForwardedData::In(arena.wait_sg(length).await))
             }
-            // Bidirectional commands are not forwarded.
-            (_, _) => Err(mismatch(0)),
         }
     }
 
@@ -234,7 +334,9 @@ impl<T: Transfer> Sent<'_, T> {
         let Command { cdb, attribute, tag, .. } = *self.call.command;
         let (nexus, device, id) = (self.call.nexus, &self.lu.unit.device, self.lu.next_command());
         let pending = PendingReply::default();
-        device.submit(ForwardedCommand { id, cdb, attribute, data }, pending.duty());
+        let class = self.row.map_or(Timeout::Long, |row| row.policy.admission.timeout);
+        let timeout = timeouts::of(class, self.itl.lu.device_type);
+        device.submit(ForwardedCommand { id, cdb, attribute, data, timeout }, pending.duty());
         let is_aborted = nexus.tasks.until_aborted(|(t, l)| t == tag && l == self.call.command.lun);
         let (mut is_aborted, mut reply) = (pin!(is_aborted), pin!(pending.wait()));
         let first = poll_fn(|cx| match reply.as_mut().poll(cx) {
@@ -250,7 +352,3 @@ impl<T: Transfer> Sent<'_, T> {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "testing/tape_tests.rs"]
-mod tests;

@@ -37,6 +37,7 @@ pub mod execute;
 pub mod execute_forwarded;
 mod fault;
 mod fit;
+pub mod forwarding;
 pub mod information;
 mod inventory;
 pub mod lu;

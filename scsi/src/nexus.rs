@@ -74,6 +74,8 @@ pub struct ItlNexus {
     pub buffers: Buffers,
     /// The media event that GET EVENT STATUS NOTIFICATION reports next.
     pub event: Cell<MediaEvent>,
+    /// Whether it has taken a device that one nexus at a time has: see [`crate::forwarding`].
+    pub(crate) possesses: Cell<bool>,
     attentions: Attentions,
     watch: Rc<AttentionWatch>,
     held: Cell<Held>,
@@ -107,6 +109,7 @@ impl ItlNexus {
             order: Order::default(),
             buffers: Buffers::default(),
             event: Cell::default(),
+            possesses: Cell::default(),
             attentions: Attentions::default(),
             watch,
             held: Cell::new(held),

@@ -168,8 +168,10 @@ pub enum Forwarding {
     /// The device executes the command. If it ends with GOOD, a unit attention condition is established for all other
     /// nexuses: the device itself knows one initiator only.
     DeviceThenAttention(Asc),
-    /// INVALID COMMAND OPERATION CODE: with this command the device could reach other logical units in spite of the
-    /// LUN map, or lose its firmware or all of its data.
+    /// Lunar counts the requests of each nexus, and the device gets the sum (PREVENT ALLOW MEDIUM REMOVAL).
+    Counted,
+    /// INVALID COMMAND OPERATION CODE, unless the operator allows it: with this command the device could reach other
+    /// logical units in spite of the LUN map, or lose its firmware or all of its data.
     Refused,
 }
 

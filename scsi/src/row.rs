@@ -136,6 +136,21 @@ impl Row {
         }
     }
 
+    /// The row of a command that only a device executes.
+    #[must_use]
+    pub const fn of_device(policy: Policy, length: usize, flow: Flow) -> Self {
+        Self {
+            policy,
+            length,
+            flow,
+            class: class(policy.code.op, flow, policy.effect),
+            check: |_| Ok(()),
+            amount: |_| Ok(0),
+            usage: |_| {},
+            run: |_, _, _| Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE)),
+        }
+    }
+
     /// The number by which rows are sorted.
     pub(crate) const fn key(&self) -> u32 {
         self.policy.code.order()
@@ -375,7 +390,7 @@ impl DeviceType {
                 let rows = cdb.first().map_or(&[][..], |op| self.forwarded.rows_of(*op));
                 let is_device = |row: &Row| {
                     let forwarded = row.policy.admission.forwarded;
-                    matches!(forwarded, Forwarding::Device | Forwarding::DeviceThenAttention(_))
+                    matches!(forwarded, Forwarding::Device | Forwarding::DeviceThenAttention(_) | Forwarding::Counted)
                 };
                 if rows.is_empty() || rows.iter().any(is_device) { Ok(None) } else { Err(sense) }
             }

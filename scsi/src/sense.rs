@@ -45,6 +45,7 @@ additional! {
     NOT_READY_FORMAT_IN_PROGRESS = 0x0404, "logical unit not ready, format in progress";
     NOT_READY_SANITIZE_IN_PROGRESS = 0x041b, "logical unit not ready, sanitize in progress";
     NOT_READY_OFFLINE = 0x0412, "logical unit not ready, offline";
+    NO_RESPONSE_TO_SELECTION = 0x0500, "logical unit does not respond to selection";
     UNREACHABLE_COPY_TARGET = 0x0804, "unreachable copy target";
     WRITE_ERROR = 0x0c00, "write error";
     THIRD_PARTY_DEVICE_FAILURE = 0x0d01, "third party device failure";

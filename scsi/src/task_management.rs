@@ -39,6 +39,7 @@ impl Target {
             TaskFunction::I_T_NEXUS_RESET => {
                 self.abort(nexus, |_, _| true).await;
                 self.config.units.lose_nexus(&nexus.name).await;
+                self.settle_preventions().await;
                 nexus.each(|itl| itl.establish_unit_attention(Asc::I_T_NEXUS_LOSS));
                 TaskResponse::Complete
             }
@@ -78,6 +79,7 @@ impl Target {
     pub async fn close(&self, nexus: &Nexus) {
         self.abort(nexus, |_, _| true).await;
         self.config.units.lose_nexus(&nexus.name).await;
+        self.settle_preventions().await;
     }
 
     /// Resets logical units, on all cores. The tasks of all units are marked before the first one is waited for.
@@ -97,6 +99,10 @@ impl Target {
         }
         for (lu, was_cached, reset) in resets {
             self.config.units.until_aborted(&reset).await;
+            if let Some(device) = lu.forwarded() {
+                device.unit.device.facts().expire();
+                self.settle_prevention((&lu, device)).await;
+            }
             if let Some(lu) = lu.emulated().filter(|lu| was_cached && !lu.mode().write_cache) {
                 // A store that cannot flush reports that whenever it is flushed.
                 let _ = flush_now(&lu.unit).await;

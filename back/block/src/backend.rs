@@ -41,7 +41,7 @@ impl Backend for BlockBackend {
     }
 
     fn jail_paths(&self, path: &Path, _: bool) -> JailPaths {
-        JailPaths { write: vec![path.to_owned()], create: Vec::new() }
+        JailPaths { write: vec![path.to_owned()], ..JailPaths::default() }
     }
 
     fn mark_at(&self, path: &Path, _: bool) -> Option<Mark> {
@@ -138,6 +138,7 @@ mod tests {
             direct: false,
             block_size: 512,
             is_disc: false,
+            own: None,
         };
         let refused = |request: StoreRequest<'_>| BlockBackend.open(&request, None).expect_err("refused").to_string();
         let sized = StoreRequest { size: Some(1 << 30), ..request };

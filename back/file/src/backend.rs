@@ -47,7 +47,11 @@ impl Backend for FileBackend {
         // A file that is missing is created in the folder: that of the volume, or that of its protection information.
         let is_complete = path.exists() && (!is_protected || protection.exists());
         let folder = path.parent().filter(|folder| !is_complete && *folder != Path::new("/"));
-        JailPaths { write: vec![protection, path.to_owned()], create: folder.map(Path::to_owned).into_iter().collect() }
+        JailPaths {
+            write: vec![protection, path.to_owned()],
+            create: folder.map(Path::to_owned).into_iter().collect(),
+            ..JailPaths::default()
+        }
     }
 
     fn companions(&self) -> &'static [&'static str] {

@@ -20,6 +20,7 @@ fn request(path: &Path) -> StoreRequest<'_> {
         direct: false,
         block_size: 512,
         is_disc: false,
+        own: None,
     }
 }
 

@@ -156,6 +156,8 @@ enum Part {
     St,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
+    /// A Linux guest that shares SCSI devices of its own among two initiators
+    Device,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
     Spdk,
 }
@@ -174,6 +176,7 @@ const ORDER: [(Part, bool, usize); 27] = [
     (Part::Aoe, false, COMPUTES),
     (Part::Fcoe, false, COMPUTES),
     (Part::Ublk, false, COMPUTES),
+    (Part::Device, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
     (Part::St, false, WAITS),
@@ -284,6 +287,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Fcoe => guest::fcoe(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
+            Part::Device => guest::device(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),

@@ -20,6 +20,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("control", &["core"]),
     ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "control", "engine"]),
+    ("back/scsi", &["core", "scsi", "reactor", "control", "engine"]),
     ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
     ("cli", &["core", "control", "api"]),

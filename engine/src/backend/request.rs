@@ -2,6 +2,7 @@
 
 use super::Refusal;
 use crate::origin::{Origin, Wording};
+use lunar_control::section::OwnKeys;
 use lunar_control::value::{Size, Textual};
 use std::fmt;
 use std::path::Path;
@@ -36,6 +37,8 @@ pub struct StoreRequest<'a> {
     pub block_size: u32,
     /// The volume is the image of a CD or DVD.
     pub is_disc: bool,
+    /// The keys that the kind of store declares; `None` on the command line, where all have their defaults.
+    pub own: Option<&'a OwnKeys>,
 }
 
 impl<'a> StoreRequest<'a> {

@@ -97,6 +97,7 @@ impl Volume {
             direct: options.direct && !is_disc,
             block_size: if is_disc { DISC_BLOCK } else { options.block_size },
             is_disc,
+            own: None,
         };
         let opened = keys.backend.open(&request, None)?;
         let identity =

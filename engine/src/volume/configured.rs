@@ -120,6 +120,7 @@ fn request<'a>(
         direct: wanted.direct && !is_disc,
         block_size: if is_disc { DISC_BLOCK } else { wanted.block_size.bytes() },
         is_disc,
+        own: Some(&wanted.own),
     }
 }
 

@@ -69,6 +69,8 @@ pub enum Mistake {
     NoVolume(Option<String>),
     /// The back end of this name needs a size.
     NoSize(&'static str),
+    /// The back end of this name needs a path; with an example.
+    NoPath(&'static str),
     /// The back end of this name takes nothing behind the colon.
     Surplus(&'static str),
     /// The volume would have no bytes.
@@ -99,6 +101,7 @@ impl fmt::Display for TextMistake {
             Mistake::NoVolume(None) => write!(f, "'{text}' names no volume"),
             Mistake::NoVolume(Some(examples)) => write!(f, "'{text}' names no volume: {examples}"),
             Mistake::NoSize(name) => write!(f, "{text} needs a size: {name}:1G (a file of that name: ./{text})"),
+            Mistake::NoPath(example) => write!(f, "{text} needs the path of a device: {example}"),
             Mistake::Surplus(name) => write!(f, "{text}: it takes nothing behind the colon: {name}:"),
             Mistake::Empty => write!(f, "{text}: a volume of no bytes cannot be served"),
             Mistake::Size(size, why) => write!(f, "{text}: '{size}' {why}"),
@@ -175,6 +178,11 @@ impl Parser<'_> {
             (TextForm::NameAndSize, Some(rest)) => Ok(keys(Some(size(text, rest)?))),
             (TextForm::Name, Some("")) => Ok(keys(None)),
             (TextForm::Name, Some(_)) => Err(TextMistake::new(text, Mistake::Surplus(backend.name()))),
+            (TextForm::NameAndPath, None | Some("")) => {
+                let example = backend.examples().first().copied().unwrap_or_default();
+                Err(TextMistake::new(text, Mistake::NoPath(example)))
+            }
+            (TextForm::NameAndPath, Some(path)) => Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(None) }),
             (TextForm::Name | TextForm::PathIf(_) | TextForm::OtherPath, _) => self.path(text),
         }
     }

@@ -116,6 +116,22 @@ impl LogicalUnit {
         }
     }
 
+    /// Whether its metadata outlives the process: persistent reservations may persist through power loss.
+    pub(crate) fn has_durable_metadata(&self) -> bool {
+        match self {
+            Self::Emulated(lu) => lu.unit.metadata.is_durable(),
+            Self::Forwarded(lu) => lu.unit.metadata.is_durable(),
+        }
+    }
+
+    /// D_SENSE: whether sense data has descriptor format.
+    pub(crate) fn has_descriptor_sense(&self) -> bool {
+        match self {
+            Self::Emulated(lu) => lu.mode().descriptor_sense,
+            Self::Forwarded(lu) => lu.unit.device.facts().descriptor_sense(),
+        }
+    }
+
     /// Whether commands that write are refused.
     #[must_use]
     pub fn write_protected(&self) -> bool {

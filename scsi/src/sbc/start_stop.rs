@@ -126,7 +126,7 @@ impl CommandType for PreventAllowMediumRemoval {
         effect: Effect::None,
         admission: Admission {
             needs: None,
-            forwarded: Forwarding::Device,
+            forwarded: Forwarding::Counted,
             attention: Gate::Stops,
             spc2: Gate::Stops,
             // Only PREVENT conflicts with a reservation, which `run` checks.

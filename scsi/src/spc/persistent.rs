@@ -1,7 +1,7 @@
 //! PERSISTENT RESERVE IN and PERSISTENT RESERVE OUT.
 
 use crate::context::Context;
-use crate::lu::Emulated;
+use crate::lu::LogicalUnit;
 use crate::plan::Plan;
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::reserve::transport_id;
@@ -72,7 +72,7 @@ macro_rules! inward {
             const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get().into());
 
             fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-                let lu = cx.emulated()?;
+                let lu = cx.lu()?;
                 let reservations = lu.shared.reservations();
                 if reservations.spc2().is_some() {
                     return Ok(Plan::Conflict);
@@ -98,7 +98,7 @@ fn listed(reservations: &Reservations, out: &mut Writer<'_>, list: impl FnOnce(&
     out.patch(4, &length.to_be_bytes());
 }
 
-fn read_keys(reservations: &Reservations, _lu: &Emulated, out: &mut Writer<'_>) {
+fn read_keys(reservations: &Reservations, _lu: &LogicalUnit, out: &mut Writer<'_>) {
     listed(reservations, out, |out| {
         for (_, key) in reservations.registrants() {
             out.bytes(&key.to_be_bytes());
@@ -106,7 +106,7 @@ fn read_keys(reservations: &Reservations, _lu: &Emulated, out: &mut Writer<'_>) 
     });
 }
 
-fn read_reservation(reservations: &Reservations, _lu: &Emulated, out: &mut Writer<'_>) {
+fn read_reservation(reservations: &Reservations, _lu: &LogicalUnit, out: &mut Writer<'_>) {
     listed(reservations, out, |out| {
         if let Some((reservation, key)) = reservations.reservation() {
             out.bytes(&key.to_be_bytes()).zeros(5).bytes(&[reservation.kind.0]).zeros(2);
@@ -125,8 +125,8 @@ const OUTLIVES: u8 = 0x01;
 /// PERSISTENT RESERVATION TYPE MASK: all six.
 const KINDS: [u8; 2] = [0x80 | 0x40 | 0x20 | 0x08 | 0x02, 0x01];
 
-fn report_capabilities(reservations: &Reservations, lu: &Emulated, out: &mut Writer<'_>) {
-    let may_outlive = if lu.unit.metadata.is_durable() { MAY_OUTLIVE } else { 0 };
+fn report_capabilities(reservations: &Reservations, lu: &LogicalUnit, out: &mut Writer<'_>) {
+    let may_outlive = if lu.has_durable_metadata() { MAY_OUTLIVE } else { 0 };
     let outlives = if reservations.ptpl() { OUTLIVES } else { 0 };
     out.bytes(&[0, 8, CAPABILITIES | may_outlive, ALLOWS | outlives]).bytes(&KINDS).zeros(2);
 }
@@ -134,7 +134,7 @@ fn report_capabilities(reservations: &Reservations, lu: &Emulated, out: &mut Wri
 /// Byte 12 of a full status descriptor: the nexus holds the reservation.
 const R_HOLDER: u8 = 0x01;
 
-fn read_full_status(reservations: &Reservations, _lu: &Emulated, out: &mut Writer<'_>) {
+fn read_full_status(reservations: &Reservations, _lu: &LogicalUnit, out: &mut Writer<'_>) {
     let kind = reservations.reservation().map_or(ReservationType(0), |(reservation, _)| reservation.kind);
     listed(reservations, out, |out| {
         for (name, key) in reservations.registrants() {
@@ -237,7 +237,7 @@ fn basic(list: &[u8], scope_and_kind: u8, action: Action) -> Result<PersistentRe
 /// Whether the reservations persist through power loss (APTPL): refused where they cannot.
 fn ptpl(cx: &Context<'_>, flags: u8, at: usize) -> Result<bool, Sense> {
     match flags & APTPL != 0 {
-        true if !cx.emulated()?.unit.metadata.is_durable() => Err(Sense::bit_in_list(at, 0)),
+        true if !cx.lu()?.has_durable_metadata() => Err(Sense::bit_in_list(at, 0)),
         ptpl => Ok(ptpl),
     }
 }

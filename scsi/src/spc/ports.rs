@@ -82,7 +82,7 @@ impl CommandType for ReportTargetPortGroups {
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
-        let lu = cx.emulated()?;
+        let lu = cx.lu()?;
         cx.out.zeros(4);
         match self.action & FORMAT {
             0 => {}
@@ -216,7 +216,7 @@ impl CommandType for SetTargetPortGroups {
 
     fn run(&self, cx: &mut Context<'_>, list: &[u8]) -> Result<Plan, Sense> {
         const SHORT: Sense = Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR);
-        cx.emulated()?;
+        cx.lu()?;
         if !self.fits() {
             return Err(Sense::in_cdb(offset_of!(Self, length)));
         }

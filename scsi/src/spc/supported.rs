@@ -1,8 +1,9 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
 
 use crate::context::Context;
-use crate::lu::Emulated;
-use crate::plan::Plan;
+use crate::forwarding::edit::is_offered;
+use crate::lu::{Emulated, Forwarded};
+use crate::plan::{Edit, Plan};
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::row::{CommandType, Data, Row};
 use crate::sense::Sense;
@@ -13,7 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 /// Admission of both commands.
 const ASKS: Admission = Admission {
     needs: None,
-    forwarded: Forwarding::Device,
+    forwarded: Forwarding::Lunar,
     attention: Gate::Stops,
     spc2: Gate::Stops,
     persistent: Persistent::Passes,
@@ -141,6 +142,9 @@ impl CommandType for ReportSupportedOperationCodes {
     const DATA: Data<Self> = Data::Answer(|cdb| cdb.allocation.get());
 
     fn run(&self, cx: &mut Context<'_>, _list: &[u8]) -> Result<Plan, Sense> {
+        if let Some(lu) = cx.lu()?.forwarded() {
+            return self.run_forwarded(cx, lu);
+        }
         let lu = cx.emulated()?;
         let timeouts = self.options & WITH_TIMEOUTS != 0;
         let all = cx.device.commands.rows_of(self.requested_code);
@@ -159,6 +163,23 @@ impl CommandType for ReportSupportedOperationCodes {
             _ => return Err(Sense::bit_in_cdb(offset_of!(Self, options), 2)),
         };
         report_one(&mut cx.out, row.filter(|row| is_supported(row, lu)), timeouts);
+        Ok(Plan::Answer)
+    }
+}
+
+impl ReportSupportedOperationCodes {
+    /// For a forwarded logical unit, Lunar reports the commands that it executes or refuses, and the device all others.
+    fn run_forwarded(&self, cx: &mut Context<'_>, lu: &Forwarded) -> Result<Plan, Sense> {
+        let action = self.requested_action.get();
+        let rows = cx.device.forwarded.rows_of(self.requested_code);
+        let row = rows.iter().find(|row| row.policy.code.action.unwrap_or(0) == action);
+        match (self.options & OPTIONS, row) {
+            (1..=3, row) if !is_offered(row, lu) => report_one(&mut cx.out, None, false),
+            (1..=3, Some(row)) if row.policy.admission.forwarded == Forwarding::Lunar => {
+                report_one(&mut cx.out, Some(row), self.options & WITH_TIMEOUTS != 0);
+            }
+            _ => return Ok(Plan::Forward(Edit::None)),
+        }
         Ok(Plan::Answer)
     }
 }

@@ -80,7 +80,7 @@ pub(crate) const VPD_FULL: &[VpdRow] = group![VpdRow: vpd::extended::Extended, v
 
 /// Vital product data pages that Lunar writes for a forwarded logical unit, instead of the device: names and target
 /// ports are Lunar's.
-const VPD_FORWARDED: &[VpdRow] =
+pub(crate) const VPD_FORWARDED: &[VpdRow] =
     group![VpdRow: vpd::identification::DeviceIdentification, vpd::identification::ScsiPorts];
 
 /// Mode pages of every logical unit.

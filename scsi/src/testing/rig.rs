@@ -3,8 +3,9 @@
 
 use crate::command::{Cdb, Command, Reply, Status, TaskAttribute};
 use crate::copy::tokens::Tokens;
+use crate::device_server::DeviceServer;
 use crate::device_types::DEVICE_TYPES;
-use crate::lu::{Emulated, LogicalUnit};
+use crate::lu::{Emulated, ForwardedUnit, LogicalUnit};
 use crate::lun::Lun;
 use crate::nexus::Nexus;
 use crate::peripheral::PeripheralType;
@@ -378,6 +379,24 @@ impl Rig {
             arena,
             stats,
         }
+    }
+
+    /// A device whose unit with LUN 0 is forwarded to this device server.
+    #[must_use]
+    pub fn forwarding(device: Rc<dyn DeviceServer>) -> Self {
+        let rig = Self::default();
+        rig.target.remove_unit(0);
+        let unit = ForwardedUnit {
+            id: UnitId(0),
+            identity: Self::unit(0, Self::traits(), rig.memory.clone()).identity.clone(),
+            read_only: false,
+            metadata: Arc::new(VolatileMemory::default()),
+            tally: Tally::default(),
+            device,
+        };
+        rig.target.add_forwarded(0, unit);
+        rig.nexus.each(|itl| while itl.take_attention().is_some() {});
+        rig
     }
 
     /// As [`Rig::default`], with a disk that has this metadata store.

@@ -3,8 +3,9 @@
 
 use crate::command::Status;
 use crate::device_server::{DeviceServer, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
+use crate::forwarding::{DeviceFacts, Terms};
 use crate::peripheral::PeripheralType;
-use crate::sense::{SenseData, SenseKey};
+use crate::sense::{Asc, SenseData, SenseKey};
 use lunar_core::io::Fault;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -26,6 +27,8 @@ mod op {
     pub(super) const INQUIRY: u8 = 0x12;
     pub(super) const MODE_SELECT_6: u8 = 0x15;
     pub(super) const MODE_SENSE_6: u8 = 0x1a;
+    pub(super) const LOAD_UNLOAD: u8 = 0x1b;
+    pub(super) const PREVENT_ALLOW_MEDIUM_REMOVAL: u8 = 0x1e;
     /// A vendor specific command that returns the bytes C5h.
     pub(super) const VENDOR: u8 = 0xc5;
 }
@@ -35,6 +38,9 @@ const FILEMARK: u8 = 0x80;
 const END_OF_MEDIUM: u8 = 0x40;
 const INCORRECT_LENGTH: u8 = 0x20;
 
+/// FIXED, in byte 1 of reads and writes.
+const FIXED: u8 = 0x01;
+
 /// Additional sense codes of tapes (SPC-4 annex F).
 const NONE: u16 = 0x0000;
 const FILEMARK_DETECTED: u16 = 0x0001;
@@ -43,6 +49,7 @@ const END_OF_DATA_DETECTED: u16 = 0x0005;
 const INVALID_OPERATION_CODE: u16 = 0x2000;
 const INVALID_FIELD: u16 = 0x2400;
 const POWER_ON: u16 = 0x2900;
+const NOT_PRESENT: u16 = 0x3a00;
 const ABORTED: u16 = 0x4400;
 
 /// A block or a filemark on the tape.
@@ -68,6 +75,13 @@ pub struct Tape {
     /// The CDBs that the drive received.
     received: RefCell<Vec<Vec<u8>>>,
     resets: Cell<usize>,
+    terms: Terms,
+    facts: DeviceFacts,
+    event: Cell<Option<Asc>>,
+    /// Bytes of a block, as MODE SELECT has set it.
+    block_length: Cell<u32>,
+    /// Whether there is no tape.
+    is_empty: Cell<bool>,
 }
 
 /// Status, sense data and number of bytes moved.
@@ -77,6 +91,12 @@ impl Tape {
     /// A drive with an empty tape. Writes report the end of the medium after `early_warning` bytes of data.
     #[must_use]
     pub fn new(early_warning: usize) -> Rc<Self> {
+        Self::on_terms(early_warning, Terms::default())
+    }
+
+    /// As [`Tape::new`], with the terms on which it is shared.
+    #[must_use]
+    pub fn on_terms(early_warning: usize, terms: Terms) -> Rc<Self> {
         Rc::new(Self {
             marks: RefCell::default(),
             position: Cell::default(),
@@ -86,6 +106,11 @@ impl Tape {
             held: RefCell::default(),
             received: RefCell::default(),
             resets: Cell::default(),
+            terms,
+            facts: DeviceFacts::default(),
+            event: Cell::default(),
+            block_length: Cell::default(),
+            is_empty: Cell::default(),
         })
     }
 
@@ -104,6 +129,16 @@ impl Tape {
     /// Establishes a unit attention that the drive reports with the next command.
     pub fn establish_unit_attention(&self, code: u16) {
         self.attention.set(Some(code));
+    }
+
+    /// The drive was away, and has come back.
+    pub fn come_back(&self) {
+        self.event.set(Some(Asc::POWER_ON_OR_RESET));
+    }
+
+    /// The tape is taken out, or put in. A poll of the machine takes the unit attention condition.
+    pub fn set_empty(&self, is_empty: bool) {
+        self.is_empty.set(is_empty);
     }
 
     /// Holds all further commands until [`Tape::release`].
@@ -133,7 +168,9 @@ impl Tape {
 
     fn run(&self, cdb: &[u8], data: &mut ForwardedData) -> Result {
         match cdb[0] {
-            op::TEST_UNIT_READY | op::MODE_SELECT_6 => good(0),
+            op::TEST_UNIT_READY if self.is_empty.get() => check(SenseKey::NOT_READY, 0, NOT_PRESENT, 0),
+            op::TEST_UNIT_READY | op::LOAD_UNLOAD | op::PREVENT_ALLOW_MEDIUM_REMOVAL => good(0),
+            op::MODE_SELECT_6 => self.select(data),
             op::REWIND => {
                 self.position.set(0);
                 good(0)
@@ -147,7 +184,12 @@ impl Tape {
                 standard.extend(b"SCRIPTEDTape drive      0001");
                 answer(data, &standard, usize::from(u16::from_be_bytes([cdb[3], cdb[4]])))
             }
-            op::MODE_SENSE_6 => answer(data, &[11, 0, 0x10, 8, 0x40, 0, 0, 0, 0, 0, 0, 0], cdb[4].into()),
+            op::MODE_SENSE_6 => {
+                let [_, high, middle, low] = self.block_length.get().to_be_bytes();
+                answer(data, &[11, 0, 0x10, 8, 0x40, 0, 0, 0, 0, high, middle, low], cdb[4].into())
+            }
+            op::READ_6 if cdb[1] & FIXED != 0 => self.read_fixed(cdb, data),
+            op::WRITE_6 if cdb[1] & FIXED != 0 => self.write_fixed(cdb, data),
             op::READ_6 => self.read(cdb, data),
             op::WRITE_6 => self.write(cdb, data),
             op::WRITE_FILEMARKS_6 => {
@@ -158,6 +200,47 @@ impl Tape {
             op::VENDOR => answer(data, &[0xc5; 16], usize::MAX),
             op::INQUIRY => check(SenseKey::ILLEGAL_REQUEST, 0, INVALID_FIELD, 0),
             _ => check(SenseKey::ILLEGAL_REQUEST, 0, INVALID_OPERATION_CODE, 0),
+        }
+    }
+
+    /// MODE SELECT(6) of the block length.
+    fn select(&self, data: &ForwardedData) -> Result {
+        let ForwardedData::Out(list) = data else { return good(0) };
+        if let [_, _, _, 8, _, _, _, _, _, high, middle, low, ..] = list.to_vec()[..] {
+            self.block_length.set(u32::from_be_bytes([0, high, middle, low]));
+        }
+        good(list.len())
+    }
+
+    /// READ(6) of blocks of the length of the block descriptor.
+    fn read_fixed(&self, cdb: &[u8], data: &mut ForwardedData) -> Result {
+        let (count, marks) = (length(cdb), self.marks.borrow());
+        let mut bytes = Vec::new();
+        for left in (1..=count).rev() {
+            match marks.get(self.position.get()) {
+                Some(Mark::Block(block)) => bytes.extend_from_slice(block),
+                Some(Mark::Filemark) => {
+                    self.position.set(self.position.get() + 1);
+                    let (_, _, moved) = answer(data, &bytes, usize::MAX);
+                    let (status, sense, _) = check(SenseKey::NO_SENSE, FILEMARK, FILEMARK_DETECTED, left as i32);
+                    return (status, sense, moved);
+                }
+                None => return check(SenseKey::BLANK_CHECK, 0, END_OF_DATA_DETECTED, left as i32),
+            }
+            self.position.set(self.position.get() + 1);
+        }
+        answer(data, &bytes, usize::MAX)
+    }
+
+    /// WRITE(6) of blocks of the length of the block descriptor.
+    fn write_fixed(&self, cdb: &[u8], data: &ForwardedData) -> Result {
+        let (count, block) = (length(cdb), self.block_length.get() as usize);
+        match data {
+            ForwardedData::Out(sent) if block > 0 && sent.len() == count * block => {
+                sent.to_vec().chunks(block).for_each(|block| self.append(Mark::Block(block.to_vec())));
+                good(sent.len())
+            }
+            _ => check(SenseKey::ILLEGAL_REQUEST, 0, INVALID_FIELD, 0),
         }
     }
 
@@ -255,6 +338,18 @@ impl DeviceServer for Tape {
 
     fn transfer_bytes_max(&self) -> usize {
         TAPE_BLOCK_MAX
+    }
+
+    fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn take_event(&self) -> Option<Asc> {
+        self.event.take()
     }
 
     fn submit(&self, command: ForwardedCommand, done: ForwardDone) {

@@ -33,6 +33,9 @@ const TLS_RECIPE: Recipe =
 /// The first release whose kernel has ublk, with the stock packages.
 const UBLK_RECIPE: Recipe =
     Recipe { name: "ublk", packages: include_str!("../../guest-packages.txt"), release: Some("trixie") };
+/// A kernel of today, with the tools of tapes.
+const DEVICE_RECIPE: Recipe =
+    Recipe { name: "device", packages: include_str!("../../guest-packages-device.txt"), release: Some("trixie") };
 /// Names of the kernel's package in the distributions; the first that exists is used.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Must change when trees that older code has built cannot be used any more.
@@ -79,6 +82,11 @@ pub(crate) fn ensure_with_tls(report: &Report) -> Result<Sysroot> {
 /// Returns the tree whose kernel has ublk; builds it first if necessary.
 pub(crate) fn ensure_with_ublk(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &UBLK_RECIPE)
+}
+
+/// Returns the tree with the tools of tapes; builds it first if necessary.
+pub(crate) fn ensure_with_devices(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &DEVICE_RECIPE)
 }
 
 fn ensure_of_debian(report: &Report, recipe: &Recipe) -> Result<Sysroot> {

@@ -43,7 +43,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 /// Copies the program without its debug information: the initramfs is in the memory of the guest.
-fn copy_program(program: &Path, folder: &Path) -> Result<()> {
+pub(super) fn copy_program(program: &Path, folder: &Path) -> Result<()> {
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(folder.join("lunar")).arg(program);
     process::run(&mut strip, COPY_LIMIT)?.succeeded().context("copying the program")?;

@@ -3,8 +3,9 @@
 use lunar_core::io::Fault;
 use lunar_scsi::command::Status;
 use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
+use lunar_scsi::forwarding::{DeviceFacts, Terms};
 use lunar_scsi::peripheral::PeripheralType;
-use lunar_scsi::sense::{SenseData, SenseKey};
+use lunar_scsi::sense::{Asc, SenseData, SenseKey};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -27,9 +28,12 @@ const INVALID_FIELD_IN_CDB: u16 = 0x2400;
 /// INCORRECT LENGTH in byte 2 of fixed format sense data.
 const INCORRECT_LENGTH: u8 = 0x20;
 
-/// A tape: blocks, and the position.
+/// A tape: blocks, and the position; the properties of the drive.
 #[derive(Default, Debug)]
-pub(crate) struct Tape(Mutex<Blocks>);
+pub(crate) struct Tape {
+    blocks: Mutex<Blocks>,
+    facts: DeviceFacts,
+}
 
 #[derive(Default, Debug)]
 struct Blocks {
@@ -42,7 +46,7 @@ struct Blocks {
 
 impl Tape {
     fn lock(&self) -> MutexGuard<'_, Blocks> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.blocks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -67,6 +71,7 @@ impl Blocks {
 #[derive(Debug)]
 pub(crate) struct Drive {
     tape: Arc<Tape>,
+    terms: Terms,
 }
 
 /// The answer to a command: status, sense data, bytes moved.
@@ -110,7 +115,7 @@ impl Answer {
 
 impl Drive {
     pub(crate) fn new(tape: Arc<Tape>) -> Self {
-        Self { tape }
+        Self { tape, terms: Terms::default() }
     }
 
     fn execute(&self, cdb: &[u8], data: &mut ForwardedData) -> Answer {
@@ -201,6 +206,18 @@ impl DeviceServer for Drive {
 
     fn transfer_bytes_max(&self) -> usize {
         BLOCK_BYTES_MAX
+    }
+
+    fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        &self.tape.facts
+    }
+
+    fn take_event(&self) -> Option<Asc> {
+        None
     }
 
     fn submit(&self, mut command: ForwardedCommand, done: ForwardDone) {

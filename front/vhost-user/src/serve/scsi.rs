@@ -314,14 +314,20 @@ mod tests {
     use lunar_core::port::NexusName;
     use lunar_core::unit::UnitId;
     use lunar_reactor::{Choice, Config, Reactor};
+    use lunar_scsi::Asc;
     use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand};
+    use lunar_scsi::forwarding::{DeviceFacts, Terms};
     use lunar_scsi::lu::ForwardedUnit;
     use lunar_scsi::peripheral::PeripheralType;
     use std::pin::Pin;
     use std::sync::Arc;
 
     /// A tape, which is never reached.
-    struct Tape;
+    #[derive(Default)]
+    struct Tape {
+        terms: Terms,
+        facts: DeviceFacts,
+    }
 
     impl DeviceServer for Tape {
         fn device_type(&self) -> PeripheralType {
@@ -330,6 +336,18 @@ mod tests {
 
         fn transfer_bytes_max(&self) -> usize {
             1 << 20
+        }
+
+        fn terms(&self) -> &Terms {
+            &self.terms
+        }
+
+        fn facts(&self) -> &DeviceFacts {
+            &self.facts
+        }
+
+        fn take_event(&self) -> Option<Asc> {
+            None
         }
 
         fn submit(&self, _command: ForwardedCommand, _done: ForwardDone) {
@@ -354,7 +372,7 @@ mod tests {
             read_only: false,
             metadata: Arc::new(VolatileMemory::default()),
             tally: lunar_core::tally::Tally::default(),
-            device: Rc::new(Tape),
+            device: Rc::new(Tape::default()),
         };
         target.add_forwarded(3, unit);
         let nexus = target.nexus(NexusName { initiator: "x".into(), target_port: 1 });
