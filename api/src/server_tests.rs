@@ -293,7 +293,7 @@ fn counters_are_read_once_for_all_that_ask_at_the_same_time() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.request_(OWNER, None, "GET", "/v1/counters", "").0, 503, "no target runs yet");
     let _ = fixture.state.shared.measured.set(Arc::new(FakeMetrics(false.into())));
-    let begin = std::time::Instant::now();
+    let begin = Instant::now();
     let mut get = || {
         let (status, text) = fixture.request_(OWNER, None, "GET", "/v1/counters", "");
         let counters = serde_json::from_str::<lunar_control::counters::CountersView>(&text).expect("counters");
