@@ -7,7 +7,7 @@ fn found(condition: Condition) -> StoreTrouble {
 }
 
 fn watched(tally: &SharedTally) -> Watched {
-    Watched { stores: [None, None], tally: tally.clone(), found: None }
+    Watched { stores: [None, None], device: None, tally: tally.clone(), found: None }
 }
 
 #[test]

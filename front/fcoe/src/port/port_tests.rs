@@ -288,7 +288,7 @@ fn a_lost_command_and_a_lost_response_are_told_apart() {
     assert_eq!(exchange.rec(5), None, "it has not arrived");
     assert_eq!((exchange.command(5, 0).as_str(), exchange.command(5, 0).as_str()), ("command Some(1)", ""));
     assert_eq!(exchange.rec(5), Some((RESPONDER | HAS_INITIATIVE, 0)), "it runs");
-    let key = super::exchange::ExchangeKey { peer: exchange.peer, ox_id: 5, number: 1 };
+    let key = ExchangeKey { peer: exchange.peer, ox_id: 5, number: 1 };
     let response = Response { status: 8, ..Response::default() }.bytes();
     let now = exchange.segment.now;
     assert!(exchange.port().respond(key, &response, now).is_some());
@@ -307,7 +307,7 @@ fn a_lost_command_and_a_lost_response_are_told_apart() {
 fn lost_data_of_a_write_is_requested_again() {
     let mut exchange = Exchange::new();
     assert_eq!(exchange.command(5, 2048), "command Some(1)");
-    let key = super::exchange::ExchangeKey { peer: exchange.peer, ox_id: 5, number: 1 };
+    let key = ExchangeKey { peer: exchange.peer, ox_id: 5, number: 1 };
     let memory = exchange.arena.take_sg(2048).expect("room");
     let (_, header, ready) = exchange.port().request(key, 0, memory).expect("it runs");
     assert_eq!((header.rx_id.get(), ready.len.get()), (key.rx_id(), 2048));
@@ -341,7 +341,7 @@ fn an_abort_is_answered_when_the_command_has_ended() {
     assert_eq!(abts(&mut exchange, 5), ("abort".into(), Vec::new()));
     assert_eq!(abts(&mut exchange, 5), (String::new(), Vec::new()), "it is answered once");
     assert_eq!(exchange.rec(5), Some((RESPONDER | HAS_INITIATIVE, 0)));
-    let key = super::exchange::ExchangeKey { peer: exchange.peer, ox_id: 5, number: 1 };
+    let key = ExchangeKey { peer: exchange.peer, ox_id: 5, number: 1 };
     let now = exchange.segment.now;
     assert!(exchange.port().respond(key, &Response::default().bytes(), now).is_none());
     let answer = exchange.port().aborted(key).expect("it is up");
