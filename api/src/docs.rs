@@ -56,9 +56,9 @@ refused with status 421 if their Host field has a name that is not one of the se
 another origin has sent them. Requests of browsers that change something have the field `Lunar-Page`.
 
 `GET /v1/counters` has all counters of cores, volumes and hosts at one moment, and that moment as `nanoseconds` of a
-clock that never steps. A rate is the difference of two answers, divided by that of their moments; it has a meaning if `start`
-is the same in both. `cells` of a class are a histogram of latencies with the upper `bounds`, in microseconds. Reading
-stops no core. Requests within a fifth of a second get the same reading: `sequence` tells.
+clock that never steps. A rate is the difference of two answers, divided by that of their moments; it has a meaning if
+`start` is the same in both. `cells` of a class are a histogram of latencies with the upper `bounds`, in microseconds.
+Reading stops no core. Requests within a fifth of a second get the same reading: `sequence` tells.
 
 | route | right | request | response | |
 |---|---|---|---|---|

@@ -8,8 +8,8 @@ use lunar_api::forward::Forwarder;
 use lunar_api::route::Method;
 use serde_json::{Value as Json, json};
 
-/// Prints a link. Browsers cannot use the Unix socket, so requests are forwarded to it until the process ends; a service
-/// on the network has an address of its own.
+/// Prints a link. Browsers cannot use the Unix socket, so requests are forwarded to it until the process ends. A
+/// service on the network has an address of its own.
 pub(crate) fn run(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
     let port = matches.get_one::<u16>("port").copied();
     match service.address() {

@@ -180,8 +180,8 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         self.plan_to(wanted, &Unavailable::new())
     }
 
-    /// The text with the present secrets of the same resources, and with the present comments, where it has them as they
-    /// are shown. The checks refuse secrets that are not known, with their lines.
+    /// The text with the present secrets of the same resources, and with the present comments, where it has them as
+    /// they are shown. The checks refuse secrets that are not known, with their lines.
     fn with_secrets(&self, text: &str) -> String {
         if !text.contains(HIDDEN) {
             return text.to_owned();
