@@ -6,7 +6,7 @@ use crate::resolve::Nodes;
 use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
 use lunar_engine::backend::{Condition, Mark, Opened, OpenedDevice, StoreRequest};
-use lunar_engine::origin::Origin;
+use lunar_engine::origin::{Arguments, Origin};
 use lunar_reactor::scsi_generic::Node;
 use lunar_reactor::scsi_generic::fake::{self, Answer, Received};
 use lunar_reactor::{Choice, Config, Reactor};
@@ -14,7 +14,6 @@ use lunar_scsi::command::{Cdb, Status, TaskAttribute};
 use lunar_scsi::device_server::{DeviceServer, ForwardedCommand, ForwardedData, ForwardedReply, PendingReply};
 use lunar_scsi::peripheral::PeripheralType;
 use lunar_scsi::sense::{Asc, SenseKey};
-use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -22,7 +21,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-static COMMAND_LINE: Origin = Origin::CommandLine(BTreeMap::new());
+static COMMAND_LINE: Origin = Origin::CommandLine(Arguments::none());
 
 /// A machine with one device.
 #[derive(Clone, Debug)]

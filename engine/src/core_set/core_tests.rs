@@ -9,7 +9,9 @@ use lunar_core::tally::Tally;
 use lunar_core::unit::{Identity, OneCore};
 use lunar_reactor::Choice;
 use lunar_scsi::device_server::{DeviceServer, ForwardDone, ForwardedCommand};
+use lunar_scsi::forwarding::{DeviceFacts, Terms};
 use lunar_scsi::peripheral::PeripheralType;
+use lunar_scsi::sense::Asc;
 use std::future::ready;
 use std::pin::Pin;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -108,7 +110,11 @@ fn a_unit_that_cannot_be_flushed_keeps_no_other_from_it() {
 }
 
 /// A device that answers nothing.
-struct Silent;
+#[derive(Default)]
+struct Silent {
+    terms: Terms,
+    facts: DeviceFacts,
+}
 
 impl DeviceServer for Silent {
     fn device_type(&self) -> PeripheralType {
@@ -117,6 +123,18 @@ impl DeviceServer for Silent {
 
     fn transfer_bytes_max(&self) -> usize {
         0
+    }
+
+    fn terms(&self) -> &Terms {
+        &self.terms
+    }
+
+    fn facts(&self) -> &DeviceFacts {
+        &self.facts
+    }
+
+    fn take_event(&self) -> Option<Asc> {
+        None
     }
 
     fn submit(&self, _: ForwardedCommand, _: ForwardDone) {}
@@ -141,7 +159,7 @@ fn a_device_is_a_logical_unit_and_no_namespace() {
             read_only: false,
             metadata,
             tally: Tally::default(),
-            device: Rc::new(Silent),
+            device: Rc::new(Silent::default()),
         };
         core.opened.borrow_mut().insert(1, ReadyUnit::Device(device));
         core.place(1);

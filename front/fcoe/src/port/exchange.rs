@@ -441,7 +441,9 @@ mod tests {
         let keys: Vec<_> = (0..INITIATOR_EXCHANGES_MAX as u16).map(|ox| arrived(&mut all, ox, ox.into())).collect();
         assert_eq!(all.arrive((peer(), u16::MAX), 1, 70_000), Arrival::Full);
         let response = Response::default().bytes();
-        keys.iter().for_each(|key| drop(all.end(*key, &response, Instant(1))));
+        keys.iter().for_each(|key| {
+            let _ = all.end(*key, &response, Instant(1));
+        });
         for ox in 0..RESULTS_MAX as u16 * 2 {
             let key = arrived(&mut all, ox, 80_000 + u64::from(ox));
             all.end(key, &response, Instant(1));

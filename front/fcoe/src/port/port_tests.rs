@@ -1,5 +1,5 @@
 use super::discovery::Identity;
-use super::exchange::Requested;
+use super::exchange::{ExchangeKey, Requested};
 use super::login::{LoginEvent, Logins, Output, Step};
 use super::*;
 use crate::wire::els::{BasicAccept, COMPLETE, Els, ExchangeQuery, HAS_INITIATIVE, RESPONDER, RecAccept, Reject, Srr};

@@ -466,7 +466,7 @@ mod tests {
     use crate::wire::frame::Received;
     use crate::wire::golden;
 
-    const TARGET: (Wwn, Wwn) = (Wwn(0x2000_5254_0012_3401), Wwn(0x1000_5254_0012_3401));
+    const TARGET_NAMES: (Wwn, Wwn) = (Wwn(0x2000_5254_0012_3401), Wwn(0x1000_5254_0012_3401));
     const INITIATOR_NAMES: (Wwn, Wwn) = (Wwn(0x2000_5254_0012_3402), Wwn(0x1000_5254_0012_3402));
 
     fn payload(text: &str) -> Vec<u8> {
@@ -480,10 +480,10 @@ mod tests {
     #[test]
     fn logins_are_those_of_linux() {
         assert_eq!(LoginParameters::plogi(Els::PLOGI, INITIATOR_NAMES, 1452).as_bytes(), payload(golden::PLOGI));
-        assert_eq!(LoginParameters::plogi(Els::LS_ACC, TARGET, 1452).as_bytes(), payload(golden::PLOGI_ACCEPT));
+        assert_eq!(LoginParameters::plogi(Els::LS_ACC, TARGET_NAMES, 1452).as_bytes(), payload(golden::PLOGI_ACCEPT));
         let flogi = golden::frame(golden::FLOGI);
         let Some(Message::LinkService(_, service)) = Message::parse(&flogi[14..]) else { panic!("it is right") };
-        assert_eq!(LoginParameters::flogi(Els::FLOGI, TARGET, 1452).as_bytes(), &service.frame[24..]);
+        assert_eq!(LoginParameters::flogi(Els::FLOGI, TARGET_NAMES, 1452).as_bytes(), &service.frame[24..]);
         let bytes = payload(golden::PLOGI);
         let login = LoginParameters::ref_from_bytes(&bytes).expect("whole");
         assert_eq!((login.names(), login.payload(), login.is_fabric()), (INITIATOR_NAMES, 1452, false));

@@ -382,7 +382,8 @@ mod tests {
             let mut bytes = claim[..head + words * 4].to_vec();
             bytes.extend(more);
             bytes[5] = operation.0 as u8;
-            bytes[6..8].copy_from_slice(&((bytes.len() - head) as u16 / 4).to_be_bytes());
+            let words = (bytes.len() - head) as u16 / 4;
+            bytes[6..8].copy_from_slice(&words.to_be_bytes());
             bytes.resize(bytes.len().max(BODY_MIN), 0);
             Message::parse(&bytes).is_some()
         };
