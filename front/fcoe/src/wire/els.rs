@@ -503,6 +503,9 @@ mod tests {
         let logo = golden::frame(golden::LOGO);
         let Some(Message::LinkService(_, service)) = Message::parse(&logo[14..]) else { panic!("it is right") };
         assert_eq!(Logo::new(port(2), INITIATOR_NAMES.0).as_bytes(), &service.frame[24..]);
+        let accepted = golden::frame(golden::LOGO_ACCEPT);
+        let Some(Message::LinkService(_, service)) = Message::parse(&accepted[14..]) else { panic!("it is right") };
+        assert_eq!(Bare::new(Els::LS_ACC).as_bytes(), &service.frame[24..]);
         for text in [golden::ADISC, golden::ADISC_ACCEPT, golden::REC] {
             let bytes = payload(text);
             let is_whole = Adisc::ref_from_bytes(&bytes).is_ok() || ExchangeQuery::ref_from_bytes(&bytes).is_ok();
