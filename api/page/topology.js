@@ -48,7 +48,7 @@ export function Topology() {
     const words = safe(text);
     return words.length > 29 ? `…${words.slice(-28)}` : words;
   };
-  return html`<${Card} title="Who uses what" wide>
+  return html`<${Card} title="Load by volume and host" wide>
     <svg class="topology" viewBox=${`0 0 960 ${height}`} aria-hidden="true">
       ${edges}${mapped}
       ${COLUMNS.map(([kind, x, width]) => html`${shown[kind].map((name, at) => html`<g>

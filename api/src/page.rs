@@ -15,7 +15,7 @@ use axum::routing::get;
 use sha2::{Digest, Sha256};
 use std::future::ready;
 
-/// What the page may load and who may embed it: only its own files and this API, no inline script or style, no frame.
+/// The content security policy: the page loads only its own files and this API, no inline script or style, no frame.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'none'; base-uri 'none'; frame-ancestors 'none'";
 const CROSS_ORIGIN_OPENER_POLICY: HeaderName = HeaderName::from_static("cross-origin-opener-policy");

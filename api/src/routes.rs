@@ -24,6 +24,7 @@ fn row(
 #[must_use]
 pub fn routes(schema: &'static Schema) -> Vec<Route> {
     let mut all = service();
+    all.extend(numbers());
     all.extend(configuration());
     all.extend(versions());
     for kind in schema.kinds() {
@@ -37,12 +38,13 @@ pub fn routes(schema: &'static Schema) -> Vec<Route> {
     all.extend(media());
     all.extend(copies());
     all.extend(explanations());
+    all.extend(reservations());
     all.extend(monitoring());
     all.extend(logins());
     all
 }
 
-/// The service: status, statistics, sessions, audit log.
+/// The service: status, sessions, audit log.
 fn service() -> Vec<Route> {
     use Method::{Delete, Get};
     use RequestContent::Nothing;
@@ -54,20 +56,6 @@ fn service() -> Vec<Route> {
             (Nothing, ResponseContent::Status),
             Handler::Control(handlers::status),
             "The version of Lunar, what it serves, and its troubles.",
-        ),
-        row(
-            (Get, "/v1/statistics", "statistics"),
-            Read,
-            (Nothing, ResponseContent::Statistics),
-            Handler::Control(handlers::statistics),
-            "The statistics since the start.",
-        ),
-        row(
-            (Get, "/v1/counters", "counters"),
-            Read,
-            (Nothing, ResponseContent::Counters),
-            Handler::Counters,
-            "All counters of cores, volumes and hosts at one moment, from which readers compute rates.",
         ),
         row(
             (Get, "/v1/session", "list-session"),
@@ -98,18 +86,41 @@ fn service() -> Vec<Route> {
             "Audit records as they are made; `Last-Event-ID` requests the records after that number.",
         ),
         row(
-            (Get, "/v1/live", "numbers"),
-            Read,
-            (Nothing, ResponseContent::Live),
-            Handler::Live,
-            "The counters and the troubles once a second: first all, then those that have changed.",
-        ),
-        row(
             (Get, "/v1/audit", "audit"),
             Read,
             (Nothing, ResponseContent::AuditRecords),
             Handler::Local(handlers::audit),
             "The last logins, refusals and changes of the audit log.",
+        ),
+    ]
+}
+
+/// The numbers of the service.
+fn numbers() -> Vec<Route> {
+    use Method::Get;
+    use RequestContent::Nothing;
+    use Right::Read;
+    vec![
+        row(
+            (Get, "/v1/statistics", "statistics"),
+            Read,
+            (Nothing, ResponseContent::Statistics),
+            Handler::Control(handlers::statistics),
+            "The statistics since the start.",
+        ),
+        row(
+            (Get, "/v1/counters", "counters"),
+            Read,
+            (Nothing, ResponseContent::Counters),
+            Handler::Counters,
+            "All counters of cores, volumes and hosts at one moment, from which readers compute rates.",
+        ),
+        row(
+            (Get, "/v1/live", "numbers"),
+            Read,
+            (Nothing, ResponseContent::Live),
+            Handler::Live,
+            "The counters and the troubles once a second: first all, then those that have changed.",
         ),
         row(
             (Get, "/v1/stages", "stages"),
@@ -427,7 +438,7 @@ fn copies() -> Vec<Route> {
 
 /// Explanations.
 fn explanations() -> Vec<Route> {
-    use ResponseContent::{Explanation, Refusals, Reservation};
+    use ResponseContent::{Explanation, Refusals};
     use explain::units;
     type Work = fn(&mut dyn Control, &ApiRequest) -> Outcome;
     let explains =
@@ -482,6 +493,14 @@ fn explanations() -> Vec<Route> {
             units::slow,
             "Where the time of the slow commands of a volume or a client went.",
         ),
+    ]
+}
+
+/// Reservations of volumes.
+fn reservations() -> Vec<Route> {
+    use ResponseContent::Reservation;
+    use explain::units;
+    vec![
         get(
             "/v1/volume/{name}/reservation",
             "show-reservation",

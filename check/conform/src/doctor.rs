@@ -494,7 +494,7 @@ impl Drop for Terminal {
     }
 }
 
-/// The screen of a terminal that got this output: it knows the positions of the cursor and erasing, and ignores colours.
+/// The screen of a terminal that got this output. It knows the positions of the cursor and erasing, not colours.
 fn screen(output: &str, (columns, lines): (usize, usize)) -> Vec<String> {
     let blank = || vec![vec![' '; columns]; lines];
     let (mut cells, mut line, mut column) = (blank(), 0, 0);

@@ -28,7 +28,7 @@ const READER: &str = "a token that may read everything";
 const LIMIT: Duration = Duration::from_secs(20);
 /// The views, each with a text that it shows when it is loaded.
 const VIEWS: [(&str, &str); 8] = [
-    ("overview", "Who uses what"),
+    ("overview", "Load by volume and host"),
     ("volumes", "99 % below"),
     ("hosts", "Sessions"),
     ("maps", "Clients"),
@@ -340,7 +340,7 @@ impl Fixture {
     }
 
     fn keyboard(&mut self) -> Result<()> {
-        self.view("overview", "Who uses what")?;
+        self.view("overview", "Load by volume and host")?;
         self.browser.eval("void document.activeElement.blur()")?;
         for view in ["Overview", "Volumes", "Health"] {
             self.tab_to(view)?;
@@ -461,7 +461,7 @@ impl Fixture {
         }
     }
 
-    /// What axe-core finds on the page as it is.
+    /// The violations that axe-core finds on the page as it is.
     fn violations(&mut self, axe: &str) -> Result<Vec<String>> {
         if self.browser.eval("typeof axe")? != "object" {
             self.browser.eval(&format!("{axe}; void 0"))?;
@@ -512,7 +512,7 @@ impl Fixture {
     }
 
     fn restart(&mut self, lab: &Lab, driver: Driver) -> Result<()> {
-        self.view("overview", "Who uses what")?;
+        self.view("overview", "Load by volume and host")?;
         self.browser.eval("void (window.same = true)")?;
         self.daemon.stop()?;
         self.browser.wait("the banner", &has_text("[role=alert]", "No data since"), LIMIT)?;
@@ -577,7 +577,7 @@ fn many_volumes(lab: &Lab, driver: Driver) -> Result<()> {
     )?;
     fixture.browser.wait("all rows", "document.querySelectorAll('tbody tr').length === 500", LIMIT)?;
     fixture.view("maps", "Volumes that no group sees")?;
-    fixture.view("overview", "Who uses what")?;
+    fixture.view("overview", "Load by volume and host")?;
     let measure = |seconds| {
         let (start, before) = (Instant::now(), processor_time(pid)?);
         std::thread::sleep(Duration::from_secs(seconds));

@@ -82,7 +82,7 @@ fn counters() -> CountersView {
     }
 }
 
-fn well() -> Facts {
+fn disk_file() -> Store {
     let folders = || vec![mode("/", 0o755, 0), mode("/srv", 0o755, 0)];
     let modes = folders().into_iter().chain([mode("/srv/disk.img", 0o600, 990)]).collect();
     let disk = Device {
@@ -91,6 +91,21 @@ fn well() -> Facts {
         cache_of_kernel: "write back".into(),
         ..Device::default()
     };
+    Store {
+        volume: "disk".into(),
+        path: "/srv/disk.img".into(),
+        exists: Some(true),
+        size: 10 << 30,
+        allocated: 1 << 30,
+        modes,
+        file_system: Some(1),
+        direct_alignment: Some(512),
+        devices: vec![disk],
+        users: Vec::new(),
+    }
+}
+
+fn well() -> Facts {
     Facts {
         file: "/etc/lunar/lunar.toml".into(),
         config: config(CONFIG),
@@ -117,18 +132,7 @@ fn well() -> Facts {
             segments: (1_000_000, 10),
         },
         portals: vec![portal("one", [192, 0, 2, 1]), portal("two", [198, 51, 100, 1])],
-        stores: vec![Store {
-            volume: "disk".into(),
-            path: "/srv/disk.img".into(),
-            exists: Some(true),
-            size: 10 << 30,
-            allocated: 1 << 30,
-            modes,
-            file_system: Some(1),
-            direct_alignment: Some(512),
-            devices: vec![disk],
-            users: Vec::new(),
-        }],
+        stores: vec![disk_file()],
         file_systems: vec![FileSystem {
             number: 1,
             place: "/srv".into(),
@@ -222,6 +226,12 @@ fn configured(code: Code) -> (Vec<Change>, Vec<Change>) {
             vec![|f| f.certificates[0].days = 0, |f| f.certificates[0].days = 29],
             vec![|f| f.certificates[0].days = 30],
         ),
+        code => shared(code),
+    }
+}
+
+fn shared(code: Code) -> (Vec<Change>, Vec<Change>) {
+    match code {
         Code::TargetWithoutPortals => (
             vec![|f| f.config = config(&format!("{CONFIG}{ALONE}"))],
             vec![|f| f.config = config(&format!("{CONFIG}{ALONE}[vm.v]\ntarget = 't'\n"))],
@@ -389,6 +399,12 @@ fn networked(code: Code) -> (Vec<Change>, Vec<Change>) {
             vec![|f| f.network.interfaces[0].mtu = 1500],
             vec![|f| f.network.interfaces.push(Interface { mtu: 1500, ..interface("eth2", [203, 0, 113, 1]) })],
         ),
+        code => configured_network(code),
+    }
+}
+
+fn configured_network(code: Code) -> (Vec<Change>, Vec<Change>) {
+    match code {
         Code::ArpFlux => (
             vec![|f| {
                 f.network.interfaces[1].addresses = vec![([192, 0, 2, 7].into(), 24)];
@@ -462,6 +478,12 @@ fn loaded(code: Code) -> (Vec<Change>, Vec<Change>) {
                 f.process.as_mut().expect("given").capabilities = 1 << IPC_LOCK;
             }],
         ),
+        code => provided(code),
+    }
+}
+
+fn provided(code: Code) -> (Vec<Change>, Vec<Change>) {
+    match code {
         Code::IoUringDisabled => (
             vec![|f| f.machine.io_uring_disabled = 2, |f| f.machine.io_uring_disabled = 1],
             vec![|f| {
