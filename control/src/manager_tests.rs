@@ -577,16 +577,16 @@ fn a_deleted_secret_is_not_in_the_history() {
 
 #[test]
 fn a_text_that_was_edited_as_it_is_shown_keeps_secrets_and_comments() {
-    let user = "# size = '1G'\n[user.u]\nsecret = 'correct horse battery' # why\n";
+    let user = "# size = '1G'\n[user.kept]\nsecret = 'correct horse battery' # why\n";
     let place = Place::new(&format!("{user}{}", shared()));
     let mut manager = place.start();
     let shown = without_secrets(&SAMPLE, manager.versions().text());
     assert!(!shown.contains("horse") && shown.contains("(hidden)"), "{shown}");
     assert!(manager.plan(&shown).expect("it can be planned").is_empty(), "nothing has changed");
-    let edited = format!("[user.w]\nsecret = 'a secret that is new'\n{shown}");
+    let edited = format!("[user.added]\nsecret = 'a secret that is new'\n{shown}");
     manager.replace(&edited, "ann", at(5)).expect("it can be applied");
     let text = manager.versions().text();
-    for part in ["# size = '1G'\n[user.u]\nsecret = ", "'a secret that is new'\n# size", "correct horse battery"] {
+    for part in ["# size = '1G'\n[user.kept]\nsecret = ", "'a secret that is new'\n# size", "correct horse battery"] {
         assert!(text.contains(part), "{part}\n{text}");
     }
     let unknown = "[user.new]\nsecret = '(hidden)'\n";
