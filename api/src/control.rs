@@ -5,7 +5,7 @@ use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView}
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
-use lunar_control::explain::{LoginDecision, LoginQuestion, RefusalView, ReservationView};
+use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::in_use::{Author, Force};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::manager::Failure;
@@ -80,7 +80,7 @@ pub trait Control {
     /// [`Live::stages`].
     fn stages(&mut self) -> AllStagesView;
     /// [`Live::dry_run`].
-    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDecision>;
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginVerdict>;
     /// [`Live::refusals`].
     fn refusals(&mut self) -> Vec<RefusalView>;
     /// [`Live::mapped`].
@@ -183,7 +183,7 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().stages()
     }
 
-    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDecision> {
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginVerdict> {
         self.running().dry_run(protocol, question)
     }
 

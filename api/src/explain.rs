@@ -11,7 +11,7 @@ use lunar_control::api::SessionView;
 use lunar_control::check::Checked;
 use lunar_control::explain::advice::{Advice, Facts};
 use lunar_control::explain::gone::{self, Gone};
-use lunar_control::explain::{ExplanationView, LoginDecision, LoginQuestion, RefusalView, StepView, advice};
+use lunar_control::explain::{ExplanationView, LoginQuestion, LoginVerdict, RefusalView, StepView, advice};
 use lunar_control::report::did_you_mean;
 use lunar_core::access::refusal::RefusalCode;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -176,14 +176,14 @@ pub(crate) fn dry_run(
     control: &mut dyn Control,
     protocol: &str,
     question: &LoginQuestion,
-) -> Result<LoginDecision, Problem> {
+) -> Result<LoginVerdict, Problem> {
     let missing = || Problem::not_found(format!("clients do not log in over {protocol}"));
     control.dry_run(protocol, question).ok_or_else(missing)
 }
 
 /// The explanation of a login without advice.
-fn explain(client: &Client, target: &str, dry_run: LoginDecision) -> ExplanationView {
-    let LoginDecision { steps, outcome } = dry_run;
+fn explain(client: &Client, target: &str, dry_run: LoginVerdict) -> ExplanationView {
+    let LoginVerdict { steps, outcome } = dry_run;
     let host = &client.host;
     let words = match &outcome {
         Ok(Some(group)) => format!("{host} may log in to {target}, as a client of group {group}"),

@@ -1,7 +1,7 @@
 //! Explanations: why a client may not log in, why it does not see a LUN, what is wrong with a volume.
 //!
 //! The decisions are those of the running target: a front decides about a login in question with the code that decides
-//! about real ones ([`LoginDecision`]). This module has the types, and the parts that come from the configuration:
+//! about real ones ([`LoginVerdict`]). This module has the types, and the parts that come from the configuration:
 //! [`advice`], the near miss and the remedy of a refusal; [`gone`], removed objects; [`command`], commands that an
 //! operator can paste.
 
@@ -57,7 +57,7 @@ impl StepView {
 
 /// A login, as the running target would decide about it now.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct LoginDecision {
+pub struct LoginVerdict {
     /// The steps, up to the first that was not passed.
     pub steps: Vec<StepView>,
     /// The group of the client, if it may log in; discovery has none.

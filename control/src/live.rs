@@ -1,7 +1,7 @@
 //! The state of a running target beyond its configuration: sessions, statistics and media.
 
 use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
-use crate::explain::{LoginDecision, LoginQuestion, RefusalView, ReservationView};
+use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use crate::names::Uuid;
 use crate::slow::{AllStagesView, SlowLogView};
 use serde_json::Value as Json;
@@ -93,7 +93,7 @@ pub trait Live {
 
     /// Decides about a login over this transport as it would about a real one, without any effect; `None`: its clients
     /// do not log in.
-    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDecision> {
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginVerdict> {
         let _ = (protocol, question);
         None
     }

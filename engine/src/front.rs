@@ -11,7 +11,7 @@ use crate::core_set::shared::Shared;
 use crate::error::EngineError;
 use crate::published_config::PublishedConfig;
 use lunar_control::api::{SessionView, VmView};
-use lunar_control::explain::{LoginDecision, LoginQuestion};
+use lunar_control::explain::{LoginQuestion, LoginVerdict};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
 use lunar_control::{Checked, Config};
@@ -92,7 +92,7 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>>;
 
     /// Decides about a login as it would about a real one, without any effect; `None`: its clients do not log in.
-    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginDecision> {
+    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginVerdict> {
         let _ = question;
         None
     }

@@ -10,7 +10,7 @@ use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;
 use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
-use lunar_control::explain::{LoginDecision, LoginQuestion, RefusalView, ReservationView};
+use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::names::Uuid;
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
@@ -90,7 +90,7 @@ impl Live for Engine {
         }
     }
 
-    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginDecision> {
+    fn dry_run(&mut self, protocol: &str, question: &LoginQuestion) -> Option<LoginVerdict> {
         let front = self.registry.front_index(protocol)?;
         self.core_set().shared().fronts().get(front)?.dry_run(question)
     }

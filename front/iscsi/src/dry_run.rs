@@ -3,15 +3,15 @@
 
 use crate::directory::{Admission, Directory, LoginRoute};
 use crate::registry::Registry;
-use lunar_control::explain::{LoginDecision, LoginQuestion, StepView};
+use lunar_control::explain::{LoginQuestion, LoginVerdict, StepView};
 use lunar_core::access::Credentials;
 use lunar_core::access::refusal::RefusalCode;
 
 /// The decision about a login.
-pub(crate) fn of(directory: &Directory, registry: &Registry, question: &LoginQuestion) -> LoginDecision {
+pub(crate) fn of(directory: &Directory, registry: &Registry, question: &LoginQuestion) -> LoginVerdict {
     let mut steps = Vec::new();
     let outcome = decide(directory, registry, question, &mut steps);
-    LoginDecision { steps, outcome }
+    LoginVerdict { steps, outcome }
 }
 
 fn decide(

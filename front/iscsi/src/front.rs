@@ -13,7 +13,7 @@ use crate::serve::{self, Peers};
 use lunar_control::Config;
 use lunar_control::api::SessionView;
 use lunar_control::common_sections::{self, Hash};
-use lunar_control::explain::{LoginDecision, LoginQuestion};
+use lunar_control::explain::{LoginQuestion, LoginVerdict};
 use lunar_control::live::Later;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
@@ -144,7 +144,7 @@ impl FrontRuntime for IscsiRuntime {
         }))
     }
 
-    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginDecision> {
+    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginVerdict> {
         Some(dry_run::of(&self.authenticator.directory(), &self.registry, question))
     }
 

@@ -1,7 +1,7 @@
 //! A Connect without effect, for an operator who asks why it is refused: the decisions of the directory of subsystems
 //! and of the [`Authenticator`] in their order.
 
-use lunar_control::explain::{LoginDecision, LoginQuestion, StepView};
+use lunar_control::explain::{LoginQuestion, LoginVerdict, StepView};
 use lunar_nvme::auth::authenticator::{Authenticator, LoginAttempt, Reason};
 use lunar_nvme::connect::is_qualified;
 use lunar_nvme::path::DISCOVERY_NQN;
@@ -13,10 +13,10 @@ pub(crate) fn of(
     authenticator: &Authenticator,
     subsystems: &SubsystemRegistry,
     question: &LoginQuestion,
-) -> LoginDecision {
+) -> LoginVerdict {
     let mut steps = Vec::new();
     let outcome = decide(authenticator, subsystems, question, &mut steps);
-    LoginDecision { steps, outcome: outcome.map_err(Reason::code) }
+    LoginVerdict { steps, outcome: outcome.map_err(Reason::code) }
 }
 
 fn decide(

@@ -9,7 +9,7 @@ use crate::tls::TlsContext;
 use lunar_control::Config;
 use lunar_control::api::SessionView;
 use lunar_control::common_sections;
-use lunar_control::explain::{LoginDecision, LoginQuestion};
+use lunar_control::explain::{LoginQuestion, LoginVerdict};
 use lunar_control::live::Later;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
@@ -127,7 +127,7 @@ impl FrontRuntime for NvmeTcpRuntime {
         Some(nvme_sessions::until_ended(&self.shared, controller))
     }
 
-    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginDecision> {
+    fn dry_run(&self, question: &LoginQuestion) -> Option<LoginVerdict> {
         Some(dry_run::of(&self.shared.authenticator, &self.shared.subsystems, question))
     }
 
