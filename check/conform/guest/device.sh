@@ -113,15 +113,24 @@ log_out() {
 
 # turs NODE: the sense data of the next command.
 turs() { sg_raw -vv "$1" 00 00 00 00 00 00 2>&1; }
+# The lines of the kernel's log before the event of a case.
+MARK=0
 # calm: takes all unit attention conditions of both.
 calm() {
     local count
     for count in 1 2 3 4 5 6; do turs "$a" >/dev/null; turs "$b" >/dev/null; done
+    MARK=$(dmesg | wc -l)
+}
+# told NODE: the sense data of the next command, and the unit attention conditions of the device that commands of the kernel
+# itself have met since the event: the kernel logs them.
+told() {
+    turs "$1"
+    dmesg | tail -n "+$((MARK + 1))" | grep -F "$(basename "$(readlink -f "/sys/class/scsi_generic/${1##*/}/device")"):"
 }
 # reports NAME NODE PATTERN: a case that passes if one of the next commands reports this.
 reports() {
     local name=$1 node=$2 pattern=$3 count found=
-    for count in 1 2 3 4; do found+=$(turs "$node"); done
+    for count in 1 2 3 4; do found+=$(told "$node"); done
     if grep -Eq -- "$pattern" <<<"$found"; then ok "$name"; else echo "$found"; bad "$name"; fi
 }
 # conflicts NAME COMMAND...: a case that passes if the command ends with RESERVATION CONFLICT.
@@ -218,6 +227,7 @@ replug_cases() {
             --iodepth=8 --size=8M --time_based --runtime=60 --continue_on_error=all --output-format=terse >/dev/null 2>&1 &
         load=$!
         nap 1
+        MARK=$(dmesg | wc -l)
         vanish
         try "$round: commands end with NOT READY" eventually is_not_ready
         try "$round: INQUIRY data is known" sg_raw -r 36 "$a" 12 00 00 00 24 00
@@ -226,7 +236,7 @@ replug_cases() {
         wait $load
         come_back
         reports_eventually "$round: the first is told that it came back" "$a"
-        reports "$round: the other, too" "$b" "[Pp]ower on|[Rr]eset"
+        reports "$round: the other, too" "$b" "[Pp]ower.on|[Rr]eset"
         try "$round: the device works again" eventually works "$a"
         try "$round: for the other, too" eventually works "$b"
         calm
@@ -240,8 +250,8 @@ eventually_says() {
 reports_eventually() {
     local end=$((SECONDS + 60)) found
     while [ $SECONDS -lt $end ]; do
-        found=$(turs "$2")
-        if grep -Eqi "power on|reset occurred" <<<"$found"; then ok "$1"; return; fi
+        found=$(told "$2")
+        if grep -Eqi "power.on|reset occurred" <<<"$found"; then ok "$1"; return; fi
         nap 0.3
     done
     echo "$found"
