@@ -88,6 +88,8 @@ struct Setup {
     stations: usize,
     /// Whether the volumes are files, which survive crashes, or in memory.
     are_files: bool,
+    /// Whether stations flush what they have written: the target has a volatile cache, which ATA over Ethernet hides.
+    flushes: bool,
     mtu: usize,
     kind: Kind,
     commands: usize,
@@ -127,6 +129,7 @@ impl Setup {
             volumes: chance.within(1..=2) as usize,
             stations: chance.within(1..=3) as usize,
             are_files,
+            flushes: is_channel && are_files && chance.coin(),
             mtu: *chance.pick(&[1500, 4000, 9000]),
             kind,
             commands: chance.within(10..=60) as usize,
@@ -149,7 +152,11 @@ impl Setup {
             // A write to a `String` cannot fail.
             let _ = writeln!(text, "[volume.v{lun}]\nuuid = '{uuid}'\nsize = {}", self.sectors() * SECTOR);
             let _ = match self.are_files {
-                true => writeln!(text, "kind = 'file'\npath = '{}'", path(lun).display()),
+                true => {
+                    let is_durable = matches!(self.kind, Kind::Fcoe { .. }) && !self.flushes;
+                    let path = path(lun);
+                    writeln!(text, "kind = 'file'\npath = '{}'\nwrite-through = {is_durable}", path.display())
+                }
                 false => writeln!(text, "kind = 'ram'"),
             };
         }
@@ -266,12 +273,20 @@ fn run_kind(watch: &Watch, is_channel: bool) {
     let mut target = LanTarget::start(world, &setup, &keeps, &stations);
     world.set_faults(setup.faults.clone());
     let busy = Rc::new(Cell::new(0));
+    let crashes = Rc::new(Cell::new(0));
     for number in 0..setup.stations {
         for lun in 0..setup.volumes {
             let disk = Disk::attach(&stations, world, segment, &setup, (number, lun));
             for task in 0..TASKS {
                 let first = (number * TASKS + task) * TASK_SECTORS;
-                let work = Task { watch: watch.clone(), disk: disk.clone(), chance: chance.fork(), first };
+                let work = Task {
+                    watch: watch.clone(),
+                    disk: disk.clone(),
+                    chance: chance.fork(),
+                    first,
+                    flushes: setup.flushes,
+                    crashes: crashes.clone(),
+                };
                 let (busy, commands) = (busy.clone(), setup.commands);
                 busy.set(busy.get() + 1);
                 stations.spawn(async move {
@@ -288,6 +303,7 @@ fn run_kind(watch: &Watch, is_channel: bool) {
             break;
         }
         world.crash(TARGET, chance.coin());
+        crashes.set(crashes.get() + 1);
         drop(target);
         let calm = Faults { datagram_loss: setup.faults.datagram_loss, ..Faults::none() };
         world.set_faults(calm);
@@ -459,9 +475,29 @@ struct Task {
     disk: Rc<Disk>,
     chance: Chance,
     first: usize,
+    /// Whether a write is acknowledged only after a flush.
+    flushes: bool,
+    /// Crashes of the target.
+    crashes: Rc<Cell<usize>>,
 }
 
 impl Task {
+    /// Writes sectors so that they outlast a loss of power.
+    async fn write(&self, lba: u64, data: Rc<[u8]>) -> Option<Result<(), (u8, u8)>> {
+        loop {
+            let before = self.crashes.get();
+            let (mut result, _) = self.disk.execute(Operation::Write { lba, data: data.clone() }).await?;
+            if result.is_ok() && self.flushes {
+                (result, _) = self.disk.execute(Operation::Flush).await?;
+                // A flush after a crash does not bring back what the cache has lost before.
+                if result.is_ok() && self.crashes.get() != before {
+                    continue;
+                }
+            }
+            return Some(result);
+        }
+    }
+
     async fn run(mut self, commands: usize) {
         // The value of each sector; values of tasks differ, and 0 is the contents of a new volume.
         let mut values = vec![0_u64; TASK_SECTORS];
@@ -474,7 +510,7 @@ impl Task {
             let seed = self.watch.seed();
             if self.chance.odds(MILLION / 2) {
                 let data = Rc::from(stamp::fill(seed, sectors.clone(), base | number));
-                let Some((result, _)) = self.disk.execute(Operation::Write { lba, data }).await else {
+                let Some(result) = self.write(lba, data).await else {
                     return self.watch.report("the target is silent");
                 };
                 if let Err((status, error)) = result {

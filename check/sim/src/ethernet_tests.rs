@@ -37,6 +37,7 @@ impl Lan {
             volumes: 1,
             stations: 1,
             are_files: true,
+            flushes: false,
             mtu: 1500,
             kind: Kind::Aoe { fresh_tags: false },
             commands: 0,

@@ -46,6 +46,8 @@ pub enum Operation {
         /// The data.
         data: Rc<[u8]>,
     },
+    /// Brings what was written to the medium.
+    Flush,
 }
 
 /// An event of a disk or of a command.
@@ -111,6 +113,7 @@ impl Station {
                 let operation = match operation {
                     Operation::Read { lba, count } => aoe::Operation::Read { lba, count },
                     Operation::Write { lba, data } => aoe::Operation::Write { lba, data },
+                    Operation::Flush => aoe::Operation::Flush,
                 };
                 initiator.start(cookie, operation, now);
             }
@@ -118,6 +121,7 @@ impl Station {
                 let operation = match operation {
                     Operation::Read { lba, count } => fcoe::Operation::Read { lba, count },
                     Operation::Write { lba, data } => fcoe::Operation::Write { lba, data },
+                    Operation::Flush => fcoe::Operation::Flush,
                 };
                 disk.start(cookie, operation, now);
             }
