@@ -9,7 +9,7 @@ use lunar_control::check::Checked;
 use lunar_control::common_sections::{AluaState, Portal, PortalGroup, Target};
 use lunar_control::explain::command::line;
 use lunar_control::explain::{
-    ExplanationView, LoginDecision, LoginQuestion, Place, RemedyView, ReservationView, StepView, gone,
+    ExplanationView, LoginQuestion, LoginVerdict, Place, RemedyView, ReservationView, StepView, gone,
 };
 use lunar_control::live::Later;
 use lunar_control::luns::LUN_MAX;
@@ -69,7 +69,7 @@ fn seen(
             user: None,
             tls: true,
         };
-        if let LoginDecision { outcome: Ok(Some(group)), .. } = dry_run(control, client.protocol, &question)? {
+        if let LoginVerdict { outcome: Ok(Some(group)), .. } = dry_run(control, client.protocol, &question)? {
             all.push(Seen { target: target.clone(), name, group });
         }
     }
