@@ -103,13 +103,13 @@ export async function logOut() {
   }
 }
 
-// Who is logged in; null if nobody is.
+// The login of this page; null before the login.
 async function caller() {
   const found = await request("GET", "/v1/login");
   return found.role === "none" ? null : found;
 }
 
-// Finds out who is logged in. A one-time link is in the fragment of the address, which no server sees.
+// Finds out the role of the login. A one-time link is in the fragment of the address, which no server sees.
 export async function boot() {
   const link = /^#link=([0-9a-f]+)$/.exec(location.hash)?.[1];
   try {

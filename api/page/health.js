@@ -1,4 +1,4 @@
-// What is wrong, and the state of the parts: checks, cores, portals, file systems.
+// The troubles, and the state of the parts: checks, cores, portals, file systems.
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { request, resources, state } from "./client.js";
 import { Bar, Card, Empty, Failure, Name, Table, bytes, clock, count, duration, latency, percent, safe } from "./widgets.js";

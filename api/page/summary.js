@@ -1,4 +1,4 @@
-// What an operator wants to know first: is everything well, who is there, what is slow, full, refused and changed.
+// The first questions of an operator: is everything well, who is there, what is slow, full, refused and changed.
 import { state } from "./client.js";
 import { duration, plural, safe } from "./widgets.js";
 
@@ -71,7 +71,7 @@ export function fullest(most) {
 
 export const leftWords = (store) => (store.left === null || store.left > 365 * 86400 ? "" : `, full in ${duration(store.left)}`);
 
-// What a record of a refused login says: the reason, the target and the address without its port. Other records as they
+// The reason, the target and the address without its port of a record of a refused login. Other records are left as they
 // are.
 function reasonOf(words) {
   const field = (name) => new RegExp(` ${name}="((?:[^"\\\\]|\\\\.)*)"`).exec(words)?.[1];
