@@ -1,12 +1,13 @@
-//! Scheduled Transfer between two processes: Transfers of all lengths over UDP and over frames, packets of a stranger,
-//! and a peer that is killed.
+//! Scheduled Transfer between two processes: Transfers of all lengths over UDP and over frames, several links of which
+//! one dies, packets of a stranger, and a peer that is killed.
 
 use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use rustix::process::{Pid, Signal, kill_process};
@@ -31,6 +32,7 @@ pub(crate) fn part(lab: &Lab) -> Result<()> {
     }
     check("Transfers while a stranger sends packets", &|| beside_a_stranger(&program));
     check("Transfers over frames", &|| over_frames(&program, &lab.scratch));
+    check("Transfers over three links, of which one dies", &|| over_dying_links(&program, &lab.scratch));
     check("a receiver that is killed is reported", &|| to_the_dead(&program));
     Ok(())
 }
@@ -132,6 +134,45 @@ fn over_frames(program: &Path, folder: &Path) -> Result<()> {
         run(&mut sender(program, &sending, &peers, (1_000_003, 20)), LIMIT)?.succeeded().map(drop)
     })?;
     expect(&received?, 20)
+}
+
+/// The frames that the relayed link carries before it dies: the Transfers use some 400 of it if it lives.
+const FRAMES: usize = 150;
+
+/// Forwards the frames of a link in both directions, until there were so many.
+fn forward(folder: &Path, frames: usize) -> Result<()> {
+    let (at_receiver, at_sender) = (folder.join("x1"), folder.join("y1"));
+    let ends = [UnixDatagram::bind(at_receiver)?, UnixDatagram::bind(at_sender)?];
+    let targets = [folder.join("s1"), folder.join("r1")];
+    let (mut frame, mut count, started) = ([0; 10_000], 0, Instant::now());
+    while count < frames {
+        ensure!(started.elapsed() < LIMIT, "only {count} frames used the link");
+        for (end, target) in ends.iter().zip(&targets) {
+            end.set_nonblocking(true)?;
+            while let Ok(len) = end.recv(&mut frame) {
+                // A frame that does not fit is lost.
+                count += usize::from(end.send_to(&frame[..len], target).is_ok());
+            }
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    Ok(())
+}
+
+fn over_dying_links(program: &Path, folder: &Path) -> Result<()> {
+    let receiving = links(folder, &[("r0", "s0"), ("r1", "x1"), ("r2", "s2")]);
+    let sending = links(folder, &[("s0", "r0"), ("s1", "y1"), ("s2", "r2")]);
+    let peers = peers(program, &receiving)?;
+    let transfers = 60;
+    let received = std::thread::scope(|scope| {
+        let link = scope.spawn(|| forward(folder, FRAMES));
+        let received = beside_receiver(program, &receiving, |_, _| {
+            run(&mut sender(program, &sending, &peers, (2_000_000, transfers)), LIMIT)?.succeeded().map(drop)
+        });
+        link.join().map_err(|_| anyhow!("the link has panicked"))?.context("the link that dies")?;
+        received
+    })?;
+    expect(&received?, transfers)
 }
 
 fn to_the_dead(program: &Path) -> Result<()> {
