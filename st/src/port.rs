@@ -374,6 +374,8 @@ impl Port {
         let payload = match &outgoing.payload {
             Payload::None => &[][..],
             Payload::Word(word) => word,
+            // The engine sends only bytes of sequences that have not ended, whatever a peer asks for again. A program
+            // takes their memory after their end: see `take_bytes`.
             Payload::Memory(place, len) => bytes.part(*place, *len).expect("memory of a live sequence"),
         };
         let header = match outgoing.is_checked {
@@ -483,7 +485,8 @@ impl Port {
         self.bytes.borrow_mut().0.insert((vc, id), bytes);
     }
 
-    /// Takes the memory of a sequence that has ended.
+    /// Takes the memory of a sequence that has ended: an event has said so. Packets of a sequence that has not ended
+    /// need its memory, and the process ends with a panic if a program has taken it.
     pub fn take_bytes(&self, vc: VcId, id: Id) -> Vec<u8> {
         self.bytes.borrow_mut().0.remove(&(vc, id)).unwrap_or_default()
     }
