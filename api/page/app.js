@@ -1,6 +1,6 @@
 // The page: its frame with navigation and login, and the view that the address names.
 import { html, render, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { boot, changed, logIn, logOut, state, subscribe } from "./client.js";
+import { boot, changed, closeDialog, logIn, logOut, state, subscribe } from "./client.js";
 import { Overview } from "./overview.js";
 import { Volume, Volumes } from "./volumes.js";
 import { Hosts } from "./hosts.js";
@@ -9,7 +9,7 @@ import { Settings } from "./settings.js";
 import { Events } from "./events.js";
 import { Configuration } from "./configuration.js";
 import { Health } from "./health.js";
-import { clock, plural, safe } from "./widgets.js";
+import { Dialog, clock, plural, safe } from "./widgets.js";
 import { sentence } from "./summary.js";
 
 const VIEWS = [
@@ -84,6 +84,7 @@ function Frame() {
   useEffect(() => {
     const move = () => {
       setPlace(place());
+      closeDialog();
       window.scrollTo(0, 0);
       document.getElementById("main")?.focus({ preventScroll: true });
     };
@@ -127,6 +128,7 @@ function Frame() {
       <h1 class=${view === "overview" ? "unseen" : ""}>${view === "volumes" && rest[0] ? html`<a href="#/volumes">Volumes</a> ▸ ${safe(rest[0])}` : title}</h1>
       <${Shown} key=${`${view}/${rest.join("/")}`} rest=${rest} />
     </main>
+    ${state.dialog && html`<${Dialog} title=${state.dialog.title} onClose=${closeDialog}>${state.dialog.content()}<//>`}
     <${Announcer} words=${state.connected ? sentence().words : silent} />`;
 }
 

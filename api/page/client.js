@@ -25,6 +25,7 @@ export const state = {
   records: [],
   resources: new Map(), // by kind
   schema: null,
+  dialog: null, // the open dialog: its title, and a function that returns its content
 };
 
 export function subscribe(listener) {
@@ -40,6 +41,15 @@ export function changed() {
     isDrawn = false;
     for (const listener of listeners) listener();
   });
+}
+
+export function openDialog(dialog) {
+  state.dialog = dialog;
+  changed();
+}
+
+export function closeDialog() {
+  openDialog(null);
 }
 
 export function mayWrite() {
@@ -71,7 +81,7 @@ export const segment = (name) => (/^\.\.?$/.test(name) ? name.replaceAll(".", "%
 // Forgets the login of this page.
 function end(words) {
   stop();
-  Object.assign(state, { caller: null, loginProblem: words, live: null, status: null, records: [] });
+  Object.assign(state, { caller: null, loginProblem: words, live: null, status: null, records: [], dialog: null });
   state.resources.clear();
   history.clear();
   changed();

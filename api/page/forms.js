@@ -1,7 +1,7 @@
 // Forms. Each change is planned first: its steps and the command that does the same are shown before it is made.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { mayWrite, reload, request, resources, schema, segment } from "./client.js";
-import { Description, Dialog, Failure, Name, plural, safe } from "./widgets.js";
+import { closeDialog, mayWrite, openDialog, reload, request, resources, schema, segment } from "./client.js";
+import { Description, Failure, Name, plural, safe } from "./widgets.js";
 
 const EFFECTS = {
   live: ["ok", "no client notices"],
@@ -78,12 +78,12 @@ export function Plan({ send, command, confirm, danger, onDone, onBack, done }) {
     </div></form>`;
 }
 
-// A button that opens a dialog with a form; nothing for callers who may not write.
+// A button that opens a dialog with a form; nothing for callers who may not write. The dialog belongs to the frame of the
+// page: it stays open if the change removes the row or the view of the button.
 export function Action({ label, title, kind, children }) {
-  const [isOpen, setOpen] = useState(false);
   if (!mayWrite()) return null;
-  return html`<button class=${kind || ""} onClick=${() => setOpen(true)}>${label}</button>
-    ${isOpen && html`<${Dialog} title=${title || label} onClose=${() => setOpen(false)}>${children(() => setOpen(false))}<//>`}`;
+  const open = () => openDialog({ title: title || label, content: () => children(closeDialog) });
+  return html`<button class=${kind || ""} onClick=${open}>${label}</button>`;
 }
 
 export const Delete = ({ path, what, name, command, onDone, note }) => html`

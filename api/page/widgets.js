@@ -262,7 +262,7 @@ export function Chart({ title, time, series, format, log, isBinary, height = 150
 
 // --- Dialogs ---
 
-// A dialog. Escape and the button close it; the focus returns to where it was.
+// A dialog. Escape and the button close it; the focus returns to where it was, or to the view if that is gone.
 export function Dialog({ title, onClose, children, wide }) {
   const place = useRef(null);
   useLayoutEffect(() => {
@@ -272,7 +272,7 @@ export function Dialog({ title, onClose, children, wide }) {
     return () => {
       // While it is open, nothing else can have the focus.
       dialog.close();
-      before?.focus?.();
+      (before?.isConnected ? before : document.getElementById("main"))?.focus();
     };
   }, []);
   return html`<dialog class=${wide ? "wide" : ""} ref=${place} aria-label=${title} onClose=${onClose}

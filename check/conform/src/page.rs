@@ -322,7 +322,8 @@ impl Fixture {
         bail!("the key Tab does not reach '{text}'")
     }
 
-    /// Goes on in a dialog: plans, looks at the steps, applies, closes.
+    /// Goes on in a dialog: plans, looks at the steps, applies, closes. The change removes a volume whose name is to be
+    /// typed.
     fn apply(&mut self, confirm: Option<&str>) -> Result<()> {
         self.browser.wait("the steps", "document.querySelector('dialog .steps li')", LIMIT)?;
         ensure!(
@@ -335,6 +336,10 @@ impl Fixture {
         self.tab_to("Apply")?;
         self.browser.press("Enter")?;
         self.browser.wait("the end", "document.querySelector('dialog .done')", LIMIT)?;
+        if confirm.is_some() {
+            self.browser.wait("no volume", &has_text("main", "There is no volume of this name"), LIMIT)?;
+            ensure!(self.browser.eval("document.activeElement.innerText")? == "Close", "the dialog is still there");
+        }
         self.browser.press("Enter")?;
         self.browser.wait("no dialog", "!document.querySelector('dialog')", LIMIT)
     }
