@@ -19,7 +19,7 @@ use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_link::{LinkConfig, MacAddress, OpenedLink};
+use lunar_link::{BoundLink, LinkTable, MacAddress, OpenedLink};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::ready;
@@ -60,53 +60,21 @@ impl Front for AoeFront {
     }
 }
 
-/// A link that is open.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct BoundLink {
-    /// Its number in the process.
-    number: u64,
-    /// Its core.
-    core: usize,
-    config: LinkConfig,
-    /// The number of its shelf.
-    shelf: u16,
-}
-
 /// A link that is open, for the shelf of this name.
 struct PreparedLink {
     name: String,
     link: BoundLink,
 }
 
-/// The links of a process.
-#[derive(Default, Debug)]
-struct State {
-    last: u64,
-    /// The links in use, by the names of their shelves.
-    links: BTreeMap<String, BoundLink>,
-    /// Links that a change has opened, and that replace those in use when it is published.
-    prepared: BTreeMap<String, BoundLink>,
-}
-
-impl State {
-    /// The core that serves a shelf of this number: that of its other links, otherwise the one with the fewest links.
-    fn core_for(&self, shelf: u16, cores: usize) -> usize {
-        let all = || self.links.values().chain(self.prepared.values());
-        let same = all().find(|link| link.shelf == shelf).map(|link| link.core);
-        let load = |core: &usize| all().filter(|link| link.core == *core).count();
-        same.unwrap_or_else(|| (0..cores).min_by_key(load).unwrap_or(0))
-    }
-}
-
 /// ATA over Ethernet of a process.
 pub struct AoeRuntime {
     common: Arc<Common>,
-    state: Mutex<State>,
+    state: Mutex<LinkTable>,
 }
 
 impl fmt::Debug for AoeRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "AoeRuntime({} links)", self.state().links.len())
+        write!(f, "AoeRuntime({} links)", self.state().links().len())
     }
 }
 
@@ -116,7 +84,7 @@ fn session_id(shelf: &str, mac: MacAddress) -> String {
 }
 
 impl AoeRuntime {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkTable> {
         // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -130,21 +98,14 @@ impl AoeRuntime {
     ) -> Result<Option<PreparedLink>, EngineError> {
         let aoe = wanted.config.find::<Aoe>(name).ok_or(EngineError::NotConfigured)?;
         let config = links::config(aoe).map_err(EngineError::front)?;
-        let shelf = aoe.shelf.get() as u16;
-        let link = {
-            let mut state = self.state();
-            let known = state.links.get(name);
-            if known.is_some_and(|link| link.config == config && link.shelf == shelf) {
-                return Ok(None);
-            }
-            state.last += 1;
-            BoundLink { number: state.last, core: state.core_for(shelf, cores.count()), config, shelf }
-        };
+        // All links of a shelf have one core.
+        let group = Some(aoe.shelf.get() as u16);
+        let Some(link) = self.state().wanted(name, config, group, cores.count()) else { return Ok(None) };
         let opened = (self.common.open)(&link.config).map_err(EngineError::front)?;
         let (number, config) = (link.number, link.config.clone());
         let attach = move |front: Rc<AoeCore>| ready(front.0.attach(number, config, opened));
         cores.ask(link.core, attach).wait().ok_or(EngineError::CoreEnded)?.map_err(EngineError::front)?;
-        self.state().prepared.insert(name.to_owned(), link.clone());
+        self.state().prepare(name.to_owned(), link.clone());
         Ok(Some(PreparedLink { name: name.to_owned(), link }))
     }
 
@@ -171,7 +132,7 @@ impl FrontRuntime for AoeRuntime {
 
     fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(prepared) = prepared.downcast::<PreparedLink>() else { return };
-        self.state().prepared.remove(&prepared.name);
+        self.state().roll_back(&prepared.name);
         Self::close(cores, &prepared.link);
     }
 
@@ -181,13 +142,8 @@ impl FrontRuntime for AoeRuntime {
         let config = &published.wanted.config;
         let (gone, links) = {
             let mut state = self.state();
-            let prepared = std::mem::take(&mut state.prepared);
-            let mut gone: Vec<BoundLink> =
-                prepared.into_iter().filter_map(|(name, link)| state.links.insert(name, link)).collect();
-            let names: Vec<String> = state.links.keys().cloned().collect();
-            let unwanted = names.iter().filter(|name| config.find::<Aoe>(name).is_none());
-            gone.extend(unwanted.filter_map(|name| state.links.remove(name)));
-            (gone, state.links.clone())
+            let gone = state.publish(|name| config.find::<Aoe>(name).is_some());
+            (gone, state.links().clone())
         };
         gone.iter().for_each(|link| Self::close(cores, link));
         let mut shelves: BTreeMap<usize, Vec<(u64, Shelf)>> = BTreeMap::new();
@@ -223,7 +179,7 @@ impl FrontRuntime for AoeRuntime {
     fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let found = self.common.stations().keys().find(|(shelf, mac)| session_id(shelf, *mac) == id).cloned();
         let (shelf, mac) = found?;
-        let link = self.state().links.get(&*shelf).cloned()?;
+        let link = self.state().get(&shelf).cloned()?;
         let number = link.number;
         let answer = cores.ask(link.core, move |front: Rc<AoeCore>| ready(front.0.forget(number, mac)));
         Some(Box::new(move || answer.wait().unwrap_or(true)))
@@ -281,23 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_links_of_a_shelf_have_one_core() {
-        let mut state = State::default();
-        let link = |number, shelf, core| {
-            let aoe = LinkConfig {
-                address: lunar_link::LinkAddress::Interface("eth0".into()),
-                types: Vec::new(),
-                filters: Vec::new(),
-                vlan: None,
-                mac: None,
-                mtu: None,
-            };
-            BoundLink { number, core, config: aoe, shelf }
-        };
-        for (number, shelf, core) in [(1, 5, 0), (2, 6, 1), (3, 5, 0), (4, 7, 1)] {
-            assert_eq!(state.core_for(shelf, 2), core, "{number}");
-            state.links.insert(number.to_string(), link(number, shelf, core));
-        }
+    fn sessions_have_names() {
         let mac = crate::wire::mac_of("52:54:00:12:34:02").expect("right");
         assert_eq!(session_id("lan", mac), "aoe-525400123402-lan");
     }

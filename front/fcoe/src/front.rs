@@ -20,7 +20,7 @@ use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontPort, FrontRuntime, Incoming, PortalRef, Prepared};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_link::{LinkConfig, OpenedLink};
+use lunar_link::{BoundLink, LinkTable, OpenedLink};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::ready;
@@ -66,50 +66,21 @@ impl Front for FcoeFront {
     }
 }
 
-/// A link that is open.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct BoundLink {
-    /// Its number in the process.
-    number: u64,
-    /// Its core.
-    core: usize,
-    config: LinkConfig,
-}
-
 /// A link that is open, for the port of this name.
 struct PreparedLink {
     name: String,
     link: BoundLink,
 }
 
-/// The links of a process.
-#[derive(Default, Debug)]
-struct State {
-    last: u64,
-    /// The links in use, by the names of their ports.
-    links: BTreeMap<String, BoundLink>,
-    /// Links that a change has opened, and that replace those in use when it is published.
-    prepared: BTreeMap<String, BoundLink>,
-}
-
-impl State {
-    /// The core with the fewest links.
-    fn next_core(&self, cores: usize) -> usize {
-        let load =
-            |core: &usize| self.links.values().chain(self.prepared.values()).filter(|link| link.core == *core).count();
-        (0..cores).min_by_key(load).unwrap_or(0)
-    }
-}
-
 /// Fibre Channel over Ethernet of a process.
 pub struct FcoeRuntime {
     common: Arc<Common>,
-    state: Mutex<State>,
+    state: Mutex<LinkTable>,
 }
 
 impl fmt::Debug for FcoeRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "FcoeRuntime({} links)", self.state().links.len())
+        write!(f, "FcoeRuntime({} links)", self.state().links().len())
     }
 }
 
@@ -119,7 +90,7 @@ fn session_id(port: &str, initiator: Wwn) -> String {
 }
 
 impl FcoeRuntime {
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, LinkTable> {
         // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -133,19 +104,12 @@ impl FcoeRuntime {
     ) -> Result<Option<PreparedLink>, EngineError> {
         let port = wanted.config.find::<Fcoe>(name).ok_or(EngineError::NotConfigured)?;
         let config = links::config(port).map_err(EngineError::front)?;
-        let link = {
-            let mut state = self.state();
-            if state.links.get(name).is_some_and(|link| link.config == config) {
-                return Ok(None);
-            }
-            state.last += 1;
-            BoundLink { number: state.last, core: state.next_core(cores.count()), config }
-        };
+        let Some(link) = self.state().wanted(name, config, None, cores.count()) else { return Ok(None) };
         let opened = (self.common.open)(&link.config).map_err(EngineError::front)?;
         let (number, config) = (link.number, link.config.clone());
         let attach = move |front: Rc<FcoeCore>| ready(front.0.attach(number, config, opened));
         cores.ask(link.core, attach).wait().ok_or(EngineError::CoreEnded)?.map_err(EngineError::front)?;
-        self.state().prepared.insert(name.to_owned(), link.clone());
+        self.state().prepare(name.to_owned(), link.clone());
         Ok(Some(PreparedLink { name: name.to_owned(), link }))
     }
 
@@ -181,7 +145,7 @@ impl FrontRuntime for FcoeRuntime {
 
     fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(prepared) = prepared.downcast::<PreparedLink>() else { return };
-        self.state().prepared.remove(&prepared.name);
+        self.state().roll_back(&prepared.name);
         Self::close(cores, &prepared.link);
     }
 
@@ -191,13 +155,8 @@ impl FrontRuntime for FcoeRuntime {
         let config = &published.wanted.config;
         let (gone, links) = {
             let mut state = self.state();
-            let prepared = std::mem::take(&mut state.prepared);
-            let mut gone: Vec<BoundLink> =
-                prepared.into_iter().filter_map(|(name, link)| state.links.insert(name, link)).collect();
-            let names: Vec<String> = state.links.keys().cloned().collect();
-            let unwanted = names.iter().filter(|name| config.find::<Fcoe>(name).is_none());
-            gone.extend(unwanted.filter_map(|name| state.links.remove(name)));
-            (gone, state.links.clone())
+            let gone = state.publish(|name| config.find::<Fcoe>(name).is_some());
+            (gone, state.links().clone())
         };
         gone.iter().for_each(|link| Self::close(cores, link));
         let mut ports: BTreeMap<usize, Vec<(u64, PortView)>> = BTreeMap::new();
@@ -230,7 +189,7 @@ impl FrontRuntime for FcoeRuntime {
     fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
         let is_it = |(port, initiator): &&(Arc<str>, Wwn)| session_id(port, *initiator) == id;
         let (port, initiator) = self.common.sessions().keys().find(is_it).cloned()?;
-        let link = self.state().links.get(&*port).cloned()?;
+        let link = self.state().get(&port).cloned()?;
         let cores = cores.clone();
         Some(Box::new(move || {
             let end = async move |front: Rc<FcoeCore>| front.0.log_out(link.number, initiator).await;
@@ -289,20 +248,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_are_spread_over_cores_and_sessions_have_names() {
-        let mut state = State::default();
-        for (number, core) in [(1, 0), (2, 1), (3, 0)] {
-            assert_eq!(state.next_core(2), core, "{number}");
-            let config = LinkConfig {
-                address: lunar_link::LinkAddress::Interface("eth0".into()),
-                types: Vec::new(),
-                filters: Vec::new(),
-                vlan: None,
-                mac: None,
-                mtu: None,
-            };
-            state.links.insert(number.to_string(), BoundLink { number, core, config });
-        }
+    fn sessions_have_names() {
         assert_eq!(session_id("lan", Wwn(0x2000_5254_0012_3402)), "fcoe-2000525400123402-lan");
     }
 }
