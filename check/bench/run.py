@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import measure, network, nvme, offload, report, rows, targets, vfio  # noqa: E402
+from harness import ethernet, measure, network, nvme, offload, report, rows, targets, vfio  # noqa: E402
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -29,6 +29,7 @@ PROTOCOLS = {
     "iscsi": (targets.KINDS, rows.rows),
     "nvme-tcp": (nvme.KINDS, nvme.rows),
     "vfio-user": (vfio.KINDS, vfio.rows),
+    "ethernet": (ethernet.KINDS, ethernet.rows),
 }
 # The targets whose rows the performance model uses.
 MODEL_TARGETS = ("lunar", "floor")
@@ -48,6 +49,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--congestion", default="cubic", help="TCP congestion control (needs root; otherwise that of the host) [%(default)s]"
     )
+    parser.add_argument("--mtu", type=int, default=1500, help="with --protocol ethernet: that of the link [%(default)s]")
+    parser.add_argument("--no-offloads", action="store_true", help="with --protocol ethernet: segmentation and checksums by the CPU")
     parser.add_argument("--folder", type=Path, help="folder of the file store [the system's temporary folder]")
     parser.add_argument("--no-extras", action="store_true", help="skip idle CPU time, idle sessions and memory of units")
     parser.add_argument("--no-build", action="store_true", help="measure the present build")
@@ -168,6 +171,9 @@ def main() -> int:
     # Stop targets and unmount file systems on SIGTERM too.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     protocol = f"{options.protocol}-model" if options.model else options.protocol
+    is_ethernet = options.protocol == "ethernet"
+    if is_ethernet:
+        protocol += f"-{options.mtu}{'-no-offloads' if options.no_offloads else ''}"
     name = options.name or ("offload" if options.offload else protocol)
     results = ROOT / "check" / "bench" / "results"
     if options.offload:
@@ -197,6 +203,13 @@ def main() -> int:
         where = options.folder or ("/dev/shm" if options.protocol == "vfio-user" else None)
         folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lunar-bench-", dir=where))
         how = setup(Path(folder), options.driver)
+        if is_ethernet:
+            try:
+                far = stack.enter_context(ethernet.link(options.mtu, not options.no_offloads))
+            except Unavailable as why:
+                print(why, file=sys.stderr)
+                return 1
+            how.initiator = far + how.initiator
         all_of, missing = started([known[kind] for kind in kinds], how, any(row.store == "ram" for row in chosen), stack)
         if not all_of:
             print(f"no target is available: {'; '.join(missing.values())}", file=sys.stderr)
@@ -204,13 +217,15 @@ def main() -> int:
         machine = report.machine(how.folder)
         table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
         extras: dict = {}
-        if options.model:
+        if options.model or is_ethernet:
             pass
         elif not options.no_extras and options.protocol in EXTRAS:
             extras = EXTRAS[options.protocol](how, all_of, running)
         elif not options.no_extras:
             extras = measure_extras(how, all_of, options.rounds, options.time)
         machine["load_after"] = report.load()
+        if is_ethernet:
+            machine["link"] = f"MTU {options.mtu}, offloads {'off' if options.no_offloads else 'on'}"
         notes = {target.name: target.note for target in all_of if target.note}
         if "LUNAR_BENCH_LUNAR" in os.environ:
             notes["lunar"] = "not the build of `make release`: set by LUNAR_BENCH_LUNAR"

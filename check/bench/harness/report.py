@@ -25,6 +25,11 @@ COLORS = {
     "tgt": "#7a8190",
     "least": "#58a55c",
     "floor": "#222222",
+    "iscsi": "#2b5fd9",
+    "nvme-tcp": "#8a5fd9",
+    "fcoe": "#58a55c",
+    "aoe": "#c2417a",
+    "vblade": "#7a8190",
 }
 
 
@@ -68,8 +73,15 @@ def size_of(row: dict) -> int:
     return int(row["key"].split("-")[1])
 
 
-def ratio(row: dict, name: str, value: str) -> str:
-    ours, theirs = row["targets"].get("lunar"), row["targets"].get(name)
+def compared(found: dict) -> tuple[str, list[str]]:
+    """The column that is compared with the others, and the others."""
+    names = found["targets"]
+    one = "lunar" if "lunar" in names else names[0]
+    return one, [name for name in names if name != one]
+
+
+def ratio(row: dict, one: str, other: str, value: str) -> str:
+    ours, theirs = row["targets"].get(one), row["targets"].get(other)
     if not ours or not theirs or not theirs[value]:
         return ""
     return f"{ours[value] / theirs[value]:.2f}"
@@ -82,27 +94,27 @@ def table(head: list[str], body: list[list[str]]) -> list[str]:
 
 def rates(found: dict) -> list[str]:
     names = found["targets"]
-    others = [name for name in names if name != "lunar"] if "lunar" in names else []
+    one, others = compared(found)
     body = []
     for row in found["rows"]:
         cells = [row["title"]]
         for name in names:
-            one = row["targets"].get(name)
-            mark = " ~" if one and (one["spread"] > SPREAD_MARK or one["foreign"] > FOREIGN_MARK) else ""
-            cells.append(rate(one["iops"], size_of(row)) + mark if one else "")
-        body.append(cells + [ratio(row, name, "iops") for name in others])
-    return table(["load", *names, *(f"lunar / {name}" for name in others)], body)
+            run = row["targets"].get(name)
+            mark = " ~" if run and (run["spread"] > SPREAD_MARK or run["foreign"] > FOREIGN_MARK) else ""
+            cells.append(rate(run["iops"], size_of(row)) + mark if run else "")
+        body.append(cells + [ratio(row, one, name, "iops") for name in others])
+    return table(["load", *names, *(f"{one} / {name}" for name in others)], body)
 
 
 def costs(found: dict) -> list[str]:
     names = found["targets"]
-    others = [name for name in names if name != "lunar"] if "lunar" in names else []
+    one, others = compared(found)
     body = []
     for row in found["rows"]:
         have = row["targets"]
         cells = [f"{have[name]['target_us_per_io']:.3f}" if name in have else "" for name in names]
-        body.append([row["title"], *cells, *(ratio(row, name, "target_us_per_io") for name in others)])
-    return table(["load", *names, *(f"lunar / {name}" for name in others)], body)
+        body.append([row["title"], *cells, *(ratio(row, one, name, "target_us_per_io") for name in others)])
+    return table(["load", *names, *(f"{one} / {name}" for name in others)], body)
 
 
 def latencies(found: dict) -> list[str]:
@@ -159,6 +171,7 @@ TITLES = {
     "iscsi": "iSCSI over loopback",
     "nvme-tcp": "NVMe/TCP over loopback",
     "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
+    "ethernet": "One Ethernet link (a veth pair): {link}",
 }
 WAKES = """{name}: a guest pauses and then sends {burst} commands one after the other, {times} times. The first command
 after a pause completes in {p50_us:.0f} us (median; 99 % in {p99_us:.0f} us, all in {max_us:.0f} us). For all commands of
@@ -173,7 +186,7 @@ COSTS = "Lunar and SPDK poll under load: busy time by their own statistics. Othe
 
 def markdown(found: dict, plots: list[str]) -> str:
     about = ABOUT.format(**found["machine"], rounds=found["rounds"], seconds=found["seconds"])
-    lines = [f"# {TITLES[found['protocol']]}", "", textwrap.fill(about, WIDTH), ""]
+    lines = [f"# {TITLES[found['protocol']].format(**found['machine'])}", "", textwrap.fill(about, WIDTH), ""]
     lines += [f"* {name}: {note}" for name, note in found["notes"].items()]
     lines += [f"* {name} was skipped: {why.splitlines()[0]}" for name, why in found["missing"].items()]
     lines += [f"* A run failed and is not counted: {what}" for what in found["failed"]]

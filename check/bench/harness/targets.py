@@ -39,9 +39,9 @@ class Setup:
     initiator: list[str]
     driver: str
 
-    def file_image(self) -> Path:
-        """A file in the folder, completely written and in the page cache."""
-        path = self.folder / "disk.img"
+    def file_image(self, name: str = "disk") -> Path:
+        """A file in the folder, completely written and in the page cache. Two processes cannot serve one file."""
+        path = self.folder / f"{name}.img"
         if not path.exists() or path.stat().st_size != FILE_BYTES:
             with path.open("wb") as out:
                 for _ in range(FILE_BYTES >> 20):
