@@ -216,11 +216,36 @@ struct Inner {
     policy: Policy,
     health: Arc<Health>,
     _keeper: Option<Keeper>,
-    /// Flushes that wait for the next round.
-    waiting: RefCell<Vec<Done>>,
-    is_syncing: Cell<bool>,
+    /// Flushes.
+    flushes: Requests,
+    /// Durable writes that are in the page cache.
+    writes: Requests,
     /// The number of failed durable writes through the page cache.
     failures: Cell<u32>,
+}
+
+/// Requests that one fdatasync answers.
+#[derive(Default)]
+struct Requests {
+    /// Those that wait for the next round.
+    waiting: RefCell<Vec<Done>>,
+    is_syncing: Cell<bool>,
+}
+
+/// The requests of a round.
+#[derive(Clone, Copy)]
+enum Round {
+    Flushes,
+    Writes,
+}
+
+impl Inner {
+    fn requests(&self, kind: Round) -> &Requests {
+        match kind {
+            Round::Flushes => &self.flushes,
+            Round::Writes => &self.writes,
+        }
+    }
 }
 
 impl fmt::Debug for Disk {
@@ -252,8 +277,8 @@ impl Disk {
             policy,
             health,
             _keeper: keeper,
-            waiting: RefCell::default(),
-            is_syncing: Cell::new(false),
+            flushes: Requests::default(),
+            writes: Requests::default(),
             failures: Cell::new(0),
         }))
     }
@@ -354,6 +379,13 @@ impl Disk {
     async fn write_through(self, offset: u64, mut data: Sg, done: Done) {
         let failures = &self.0.failures;
         let mut completion = Completion::new();
+        // Where all writes are durable, a flush of the file has no other data to write.
+        if self.0.policy.durable {
+            match self.write_and_share_sync(offset, data, &mut completion).await {
+                Ok(outcome) => return done.complete(outcome),
+                Err(again) => data = again,
+            }
+        }
         for _ in 0..WRITES_MAX {
             let before = failures.get();
             let op = Op::Write { file: self.file(), offset, data, durable: true };
@@ -361,9 +393,7 @@ impl Disk {
             match (outcome.result, outcome.data) {
                 (Ok(_), Data::Out(again)) if failures.get() != before => data = again,
                 (result, memory) => {
-                    if result.is_err_and(|fault| fault != Fault::Aborted) {
-                        failures.set(failures.get().wrapping_add(1));
-                    }
+                    self.count_failure(result);
                     return done.complete(Outcome::with(result, memory));
                 }
             }
@@ -371,29 +401,74 @@ impl Disk {
         done.complete(Outcome::with(Err(Fault::Medium), Data::Out(data)));
     }
 
-    /// Flushes every write that was answered before.
-    pub fn flush(&self, done: Done) {
-        let inner = &self.0;
-        inner.waiting.borrow_mut().push(done);
-        if !inner.is_syncing.replace(true) {
-            let disk = self.clone();
-            inner.reactor.spawn(async move { disk.sync_rounds().await });
+    /// Writes into the page cache, and shares a flush with the writes that end at the same time: the kernel executes
+    /// durable writes to one file one after the other, each with a flush of its own.
+    ///
+    /// # Errors
+    /// The data, if it is not known to be on the medium.
+    async fn write_and_share_sync(&self, offset: u64, data: Sg, completion: &mut Completion) -> Result<Outcome, Sg> {
+        let before = self.0.failures.get();
+        let op = Op::Write { file: self.file(), offset, data, durable: false };
+        let written = self.submit(op, completion).await;
+        if written.result.is_err() {
+            self.count_failure(written.result);
+            return Ok(written);
+        }
+        self.join(Round::Writes, completion.token());
+        match (completion.wait().await.result, written.data) {
+            (Ok(_), data) if self.0.failures.get() == before => Ok(Outcome::with(written.result, data)),
+            (Err(fault), data) if fault == Fault::Aborted => Ok(Outcome::with(Err(fault), data)),
+            (_, Data::Out(data)) => Err(data),
+            (result, data) => Ok(Outcome::with(result, data)),
         }
     }
 
-    /// Answers flushes in rounds: the flushes that arrive during one share the next.
-    async fn sync_rounds(&self) {
-        let inner = &self.0;
-        let _syncing = Clears(&inner.is_syncing);
+    /// Counts a failure of a durable write, which may have consumed the report of other failures.
+    fn count_failure(&self, result: Result<u32, Fault>) {
+        if result.is_err_and(|fault| fault != Fault::Aborted) {
+            let failures = &self.0.failures;
+            failures.set(failures.get().wrapping_add(1));
+        }
+    }
+
+    /// Flushes every write that was answered before.
+    pub fn flush(&self, done: Done) {
+        self.join(Round::Flushes, done);
+    }
+
+    /// Adds a request to the next round.
+    fn join(&self, kind: Round, done: Done) {
+        let requests = self.0.requests(kind);
+        requests.waiting.borrow_mut().push(done);
+        if !requests.is_syncing.replace(true) {
+            let disk = self.clone();
+            self.0.reactor.spawn(async move { disk.sync_rounds(kind).await });
+        }
+    }
+
+    /// Answers requests in rounds: those that arrive during one share the next.
+    async fn sync_rounds(&self, kind: Round) {
+        let requests = self.0.requests(kind);
+        let _syncing = Clears(&requests.is_syncing);
         let mut completion = Completion::new();
         loop {
-            let round = inner.waiting.take();
+            let round = requests.waiting.take();
             if round.is_empty() {
                 return;
             }
-            let result = self.sync(&mut completion).await;
+            let result = match kind {
+                Round::Flushes => self.sync(&mut completion).await,
+                Round::Writes => self.sync_writes(&mut completion).await,
+            };
             round.into_iter().for_each(|done| done.complete(Outcome::new(result)));
         }
+    }
+
+    /// Flushes durable writes. The description is that of the writes, so a failure is reported here or to one of them.
+    async fn sync_writes(&self, completion: &mut Completion) -> Result<u32, Fault> {
+        let result = self.submit(Op::Sync { file: self.file() }, completion).await.result;
+        self.count_failure(result);
+        result
     }
 
     async fn sync(&self, completion: &mut Completion) -> Result<u32, Fault> {

@@ -404,6 +404,57 @@ fn durable_writes_beside_one_that_failed_are_done_again() {
     });
 }
 
+/// Ten writes to a volume without a write cache: the first has a flush of its own, the others share one. `fault`: of
+/// the shared flush. Returns what was counted of flushes and of durable writes.
+fn shared_flush(name: &str, fault: Option<Fault>) -> [usize; 2] {
+    let folder = Folder::new(name);
+    let volume = FileVolume::new(&folder.file(), &Options { durable: true, ..OPTIONS }).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let store = volume.open(&core).expect("it opens");
+    let want = Want::default();
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        meddler.hold(Kind::Sync);
+        let write = |at: u64, completion: &mut Completion| {
+            let data = Data::Out(bench.gather(&fill(4096, at), 4096, 0));
+            store.submit(Io { op: StoreOp::Write { durable: false }, offset: at, data }, completion.token());
+        };
+        let mut first = Completion::new();
+        write(0, &mut first);
+        while meddler.held() == 0 {
+            core.sleep(Duration::from_millis(1)).await;
+        }
+        let mut later: Vec<_> = (1..10).map(|at| (at * 4096, Completion::new())).collect();
+        later.iter_mut().for_each(|(at, completion)| write(*at, completion));
+        while meddler.count(Kind::Write) < 10 {
+            core.sleep(Duration::from_millis(1)).await;
+        }
+        core.sleep(Duration::from_millis(20)).await;
+        assert_eq!(meddler.held(), 1, "what comes while one runs may have been written after it began");
+        if let Some(fault) = fault {
+            meddler.fail_next(Kind::Sync, fault);
+        }
+        meddler.let_go();
+        assert_eq!(first.wait().await.result, Ok(4096));
+        for (at, completion) in later {
+            assert_eq!(completion.wait().await.result, Ok(4096));
+            assert_eq!(bench.read(Place { at, len: 4096 }).await, fill(4096, at));
+        }
+        [meddler.count(Kind::Sync), meddler.count(Kind::Durable)]
+    })
+}
+
+#[test]
+fn writes_without_a_write_cache_share_flushes() {
+    assert_eq!(shared_flush("shared", None), [2, 0]);
+}
+
+#[test]
+fn writes_whose_shared_flush_failed_are_done_again() {
+    // The failed flush is the one of the first write; the later ones began before it ended, so they are repeated, too.
+    assert_eq!(shared_flush("shared-failure", Some(Fault::Medium)), [2, 10]);
+}
+
 #[test]
 fn direct_io_waits_for_the_memory_of_a_copy() {
     let folder = Folder::new("memory");
