@@ -2,7 +2,7 @@
 
 # Seconds for each fuzz target in `make test`. The targets for input that every client can send run for the whole time,
 # the others for a sixth of it. `make fuzz FUZZ_SECONDS=3600` fuzzes for longer.
-FUZZ_SECONDS ?= 60
+FUZZ_SECONDS ?= 30
 # Fuzz targets that run at the same time. More than the number of processors: the limit of a target is wall-clock time.
 FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) * 2)))
 # `make test` builds the fuzzers without optimization, while the unit tests run, because the unit tests do not use all
@@ -17,7 +17,7 @@ FUZZ_SIXTH = api guest_memory lists nvme nvme_auth nvme_connect nvme_tcp_start n
 CONFORM ?= all
 CARGO ?= cargo
 # Whole targets that `make unit` and `make test` simulate; `cargo test` alone simulates fewer.
-SEEDS ?= 1000
+SEEDS ?= 500
 # Time limit of the built unit tests, in seconds (they take about 150): a test that hangs is ended and reported.
 UNIT_SECONDS ?= 900
 
@@ -80,7 +80,7 @@ unit:
 	[ $$status -ne 124 ] || echo "a test hangs: the last one without a result above" >&2; \
 	wait $$beside; exit $$status
 
-## fuzz: all fuzz targets, for FUZZ_SECONDS (60) seconds or a sixth of it
+## fuzz: all fuzz targets, for FUZZ_SECONDS (30) seconds or a sixth of it
 fuzz:
 	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a sixth of that, $(FUZZ_AT_ONCE) at a time"
 	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls check/fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \

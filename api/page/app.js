@@ -84,7 +84,7 @@ function Frame() {
   useEffect(() => {
     const move = () => {
       setPlace(place());
-      closeDialog();
+      closeDialog(state.dialog);
       window.scrollTo(0, 0);
       document.getElementById("main")?.focus({ preventScroll: true });
     };
@@ -111,6 +111,7 @@ function Frame() {
   const [, title, View] = VIEWS.find(([name]) => name === view) || VIEWS[0];
   const Shown = view === "volumes" && rest[0] ? Volume : View;
   document.title = `${view === "volumes" && rest[0] ? safe(rest[0]) : title} – Lunar`;
+  const { dialog } = state;
   const troubles = state.live?.troubles.length ?? 0;
   const silent = state.lastFrame > 0 ? `No data since ${clock(state.lastFrame / 1000, false)}` : "No data yet";
   return html`
@@ -128,7 +129,7 @@ function Frame() {
       <h1 class=${view === "overview" ? "unseen" : ""}>${view === "volumes" && rest[0] ? html`<a href="#/volumes">Volumes</a> ▸ ${safe(rest[0])}` : title}</h1>
       <${Shown} key=${`${view}/${rest.join("/")}`} rest=${rest} />
     </main>
-    ${state.dialog && html`<${Dialog} title=${state.dialog.title} onClose=${closeDialog}>${state.dialog.content()}<//>`}
+    ${dialog && html`<${Dialog} key=${dialog.key} title=${dialog.title} onClose=${dialog.close}>${dialog.content()}<//>`}
     <${Announcer} words=${state.connected ? sentence().words : silent} />`;
 }
 

@@ -25,7 +25,7 @@ export const state = {
   records: [],
   resources: new Map(), // by kind
   schema: null,
-  dialog: null, // the open dialog: its title, and a function that returns its content
+  dialog: null, // the open dialog
 };
 
 export function subscribe(listener) {
@@ -43,13 +43,21 @@ export function changed() {
   });
 }
 
-export function openDialog(dialog) {
+let dialogs = 0;
+
+// Opens a dialog. `content(close)` returns its content.
+export function openDialog(title, content) {
+  dialogs += 1;
+  const dialog = { key: dialogs, title, close: () => closeDialog(dialog), content: () => content(dialog.close) };
   state.dialog = dialog;
   changed();
 }
 
-export function closeDialog() {
-  openDialog(null);
+// Closes this dialog. The browser tells of a close later, when another dialog may be open.
+export function closeDialog(dialog) {
+  if (state.dialog !== dialog) return;
+  state.dialog = null;
+  changed();
 }
 
 export function mayWrite() {

@@ -1,6 +1,6 @@
 // Forms. Each change is planned first: its steps and the command that does the same are shown before it is made.
 import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
-import { closeDialog, mayWrite, openDialog, reload, request, resources, schema, segment } from "./client.js";
+import { mayWrite, openDialog, reload, request, resources, schema, segment } from "./client.js";
 import { Description, Failure, Name, plural, safe } from "./widgets.js";
 
 const EFFECTS = {
@@ -82,7 +82,7 @@ export function Plan({ send, command, confirm, danger, onDone, onBack, done }) {
 // page: it stays open if the change removes the row or the view of the button.
 export function Action({ label, title, kind, children }) {
   if (!mayWrite()) return null;
-  const open = () => openDialog({ title: title || label, content: () => children(closeDialog) });
+  const open = () => openDialog(title || label, children);
   return html`<button class=${kind || ""} onClick=${open}>${label}</button>`;
 }
 

@@ -51,7 +51,7 @@ try "the driver takes it again" sh -c 'for device in /sys/bus/virtio/devices/*; 
     [ "$(cat $device/device)" = 0x0002 ] && basename $device >/sys/bus/virtio/drivers/virtio_blk/bind; done; true'
 eventually there || { bad "the disk is back"; finish; }
 ok "the disk is back"
-[ -z "${RESTARTS:-}" ] || restarts_under_load 3
+[ -z "${RESTARTS:-}" ] || restarts_under_load "$RESTARTS"
 try "mkfs.ext4" mkfs.ext4 -q -F "$disk" || finish
 mkdir -p /mnt/disk
 try "mount" mount -o discard "$disk" /mnt/disk || finish

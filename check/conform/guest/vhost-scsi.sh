@@ -61,7 +61,7 @@ echo "@map"
 try "an event reports the new logical unit" eventually by_lun 2
 echo "@unmap"
 try "an event reports the removed logical unit" eventually gone 2
-[ -z "${RESTARTS:-}" ] || restarts_under_load 2
+[ -z "${RESTARTS:-}" ] || restarts_under_load "$RESTARTS"
 try "mkfs.ext4" mkfs.ext4 -q -F "$disk" || finish
 mkdir -p /mnt/disk
 try "mount" mount -o discard "$disk" /mnt/disk || finish

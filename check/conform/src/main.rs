@@ -93,7 +93,7 @@ struct Arguments {
     /// Show the whole output of guests
     #[arg(long, short)]
     verbose: bool,
-    /// Measure the victims of hostile neighbours with many samples
+    /// The long form of the parts that have one: more samples, more kills, more emulators
     #[arg(long)]
     long: bool,
     /// Of the hostile neighbours, only the attacks with this in their name
