@@ -1,5 +1,5 @@
 // Forms. Each change is planned first: its steps and the command that does the same are shown before it is made.
-import { html, useEffect, useRef, useState } from "./vendor/htm-preact.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "./vendor/htm-preact.js";
 import { mayWrite, openDialog, reload, request, resources, schema, segment } from "./client.js";
 import { Description, Failure, Name, plural, safe } from "./widgets.js";
 
@@ -42,7 +42,8 @@ export function Plan({ send, command, confirm, danger, onDone, onBack, done }) {
   useEffect(() => {
     send("dry-run=true").then(setPlan, setProblem);
   }, []);
-  useEffect(() => made && end.current?.focus(), [made]);
+  // Before it is painted: the next key of the user is for this button.
+  useLayoutEffect(() => made && end.current?.focus(), [made]);
   if (made) {
     return html`<div><p class="done" role="status"><span aria-hidden="true">✔</span> ${done || "The change is in force and in the configuration file."}</p>
       <div class="buttons"><button class="primary" ref=${end} onClick=${() => onDone(made)}>Close</button></div></div>`;
