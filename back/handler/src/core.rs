@@ -87,10 +87,13 @@ impl Store for HandlerStore {
             let extent = Extent { len, mapped: true };
             return done.complete(Outcome { extent, ..Outcome::with(Ok(0), io.data) });
         }
-        if io.bytes() == 0 && io.op != Op::Flush {
+        let shared = &self.core.shared;
+        let has_nothing_to_do = if io.op == Op::Flush { shared.is_flushed() } else { io.bytes() == 0 };
+        if has_nothing_to_do {
             return done.complete(Outcome::with(Ok(0), io.data));
         }
-        self.core.start(Request { io, done, since: self.core.reactor.now(), is_kept: false });
+        let (since, changes) = (self.core.reactor.now(), shared.changes());
+        self.core.start(Request { io, done, since, changes, is_kept: false });
     }
 }
 
@@ -242,8 +245,16 @@ impl Core {
 
     fn finish(&self, ended: Ended) {
         match ended.taken {
-            Taken::Late(_) => self.shared.end_late(1),
+            Taken::Late(_) => {
+                self.shared.add_change();
+                self.shared.end_late(1);
+            }
             Taken::InProgress { request, .. } => {
+                match (request.io.op, ended.answer.status) {
+                    (Op::Write { .. } | Op::Unmap { .. } | Op::Zero { .. }, _) => self.shared.add_change(),
+                    (Op::Flush, Status::GOOD) => self.shared.end_flush(request.changes),
+                    _ => {}
+                }
                 let result = match ended.answer.status {
                     // Steps move less than 4 GiB at a time.
                     Status::GOOD => Ok(request.io.data.len() as u32),

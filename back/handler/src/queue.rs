@@ -28,6 +28,8 @@ pub(crate) struct Request {
     pub(crate) done: Done,
     /// Since when it waits for a handler.
     pub(crate) since: Instant,
+    /// The changes that were answered before it was submitted: those that a flush covers.
+    pub(crate) changes: u64,
     /// Whether a handler had it and did not answer it.
     pub(crate) is_kept: bool,
 }

@@ -106,6 +106,10 @@ pub(crate) struct Shared {
     state: Mutex<State>,
     /// Commands that were not answered in time and may still be executed, on all cores.
     late: AtomicUsize,
+    /// Changes of the data that were answered, on all cores.
+    changes: AtomicU64,
+    /// Those that a flush has brought to the medium.
+    flushed: AtomicU64,
     /// Wakes the control thread.
     bell: OwnedFd,
     pub(crate) counts: Counts,
@@ -124,6 +128,8 @@ impl Shared {
             restart_time_milliseconds: restart,
             state: Mutex::default(),
             late: AtomicUsize::new(0),
+            changes: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             counts: Counts::default(),
         })
@@ -189,6 +195,26 @@ impl Shared {
     pub(crate) fn end(&self) {
         self.state().is_over = true;
         self.ring();
+    }
+
+    /// The number of the last change that was answered.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// A change is about to be answered, or has failed and may have changed some of its bytes.
+    pub(crate) fn add_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether a flush has nothing to do: a volume that is not changed is flushed without a handler.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.flushed.load(Ordering::Acquire) >= self.changes()
+    }
+
+    /// A flush has ended that was submitted after so many changes.
+    pub(crate) fn end_flush(&self, changes: u64) {
+        self.flushed.fetch_max(changes, Ordering::AcqRel);
     }
 
     /// Whether the handler owes late answers: it gets no new command meanwhile.

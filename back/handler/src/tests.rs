@@ -258,7 +258,7 @@ fn commands_without_an_answer_go_to_the_next_handler_in_order() {
         let ios = [
             write(arena, 0, 1),
             write(arena, 4096, 2),
-            Io { op: Op::Flush, offset: 0, data: Data::None },
+            Io { op: Op::Zero { len: 512, unmap: true }, offset: 512, data: Data::None },
             write(arena, 8192, 4),
         ];
         let completions = ios.map(|io| start(store, io));
@@ -268,7 +268,7 @@ fn commands_without_an_answer_go_to_the_next_handler_in_order() {
         }
         assert_eq!(results, [Ok(4096), Ok(4096), Ok(0), Err(Fault::NoSpace)]);
     });
-    let wanted = [(Operation::WRITE, 0, Some(1)), (Operation::FLUSH, 0, None), (Operation::WRITE, 8192, Some(4))];
+    let wanted = [(Operation::WRITE, 0, Some(1)), (Operation::ZERO, 512, None), (Operation::WRITE, 8192, Some(4))];
     assert_eq!(seen, wanted);
     let view = volume.view();
     assert_eq!((view.connections, view.replayed, view.faults), (2, 3, 0));
@@ -416,6 +416,39 @@ fn without_a_handler_commands_wait_and_then_fail() {
     });
     let view = volume.view();
     assert_eq!((view.state, view.process, view.connections), ("missing", None, 0));
+}
+
+#[test]
+fn a_volume_that_was_not_changed_is_flushed_without_a_handler() {
+    let folder = Folder::new("flush");
+    let volume = folder.volume(|unit| unit.restart_time = Duration::from_millis(200));
+    let flush = || Io { op: Op::Flush, offset: 0, data: Data::None };
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        told.recv_timeout(LIMIT).expect("the volume was flushed");
+        let mut handler = connected(&socket);
+        let mut seen = Vec::new();
+        for status in [Status::GOOD, Status::FAILED, Status::GOOD] {
+            let command = next(&mut handler);
+            seen.push(Operation(command.operation));
+            answer(&mut handler, &command, status);
+        }
+        told.recv_timeout(LIMIT).expect("the volume was flushed again");
+        seen
+    };
+    let seen = play(&folder, &volume, script, async |reactor, store| {
+        assert_eq!(result(&start(store, flush())).await, Ok(0));
+        tell.send(()).expect("the script waits");
+        while volume.view().connections == 0 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 1))).await, Ok(4096));
+        assert!(result(&start(store, flush())).await.is_err(), "a flush that failed is repeated");
+        assert_eq!(result(&start(store, flush())).await, Ok(0));
+        assert_eq!(result(&start(store, flush())).await, Ok(0), "the handler gets no other command");
+        tell.send(()).expect("the script waits");
+    });
+    assert_eq!(seen, [Operation::WRITE, Operation::FLUSH, Operation::FLUSH]);
 }
 
 #[test]
