@@ -1,8 +1,8 @@
 //! The messages on the socket, and the entries of the rings. All numbers are little-endian.
 //!
 //! The handler sends HELLO; Lunar answers WELCOME or REFUSED, then sends a QUEUE for each core, CLOSE when a core does
-//! not use its queue any more, and FAULT before it ends a connection because of a defect. A message may be longer than its format here: a later version appends fields, and an earlier
-//! version does not read them.
+//! not use its queue any more, and FAULT before it ends a connection because of a defect. A message may be longer than
+//! its format here: a later version appends fields, and an earlier version does not read them.
 
 use lunar_core::codes;
 use lunar_core::wire::le;

@@ -20,6 +20,7 @@ use rustix::net::{
     SocketType, accept_with, bind, connect, listen, recv, sendmsg, socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fmt;
 use std::io::{self, IoSlice};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -222,7 +223,7 @@ impl Control {
         };
         let unit = &self.unit;
         if let Err(why) = check(&hello, unit) {
-            return self.refuse(&why);
+            return self.refuse(&why.to_string());
         }
         if self.handler.is_some() {
             return self.refuse("the volume has a handler, which is still connected");
@@ -373,21 +374,41 @@ fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<Que
     Ok(QueueParts { generation, features: handler.features, rings, data, commands, answers })
 }
 
+/// Why a handler does not fit the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Misfit {
+    /// It has no version of the protocol.
+    Protocol,
+    /// It wants this level.
+    Level(u32),
+    /// It has so many bytes, and the volume so many.
+    Small(u64, u64),
+    /// The volume is thin, and the handler has no UNMAP.
+    Thick,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Protocol => f.write_str("it has no version of the protocol"),
+            Self::Level(level) => write!(f, "it wants level {level}, and a volume has level {LEVEL_BLOCK}"),
+            Self::Small(own, wanted) => write!(f, "its data has {own} bytes, and the volume has {wanted}"),
+            Self::Thick => f.write_str("the volume has `discard = true`, and the handler has no UNMAP"),
+        }
+    }
+}
+
+impl std::error::Error for Misfit {}
+
 /// Whether a handler fits the volume.
-fn check(hello: &Hello, unit: &Unit) -> Result<(), String> {
-    if hello.protocol.get() == 0 {
-        return Err("it has no version of the protocol".into());
+fn check(hello: &Hello, unit: &Unit) -> Result<(), Misfit> {
+    match (hello.protocol.get(), hello.level.get(), hello.size.get()) {
+        (0, ..) => Err(Misfit::Protocol),
+        (_, level, _) if level != LEVEL_BLOCK => Err(Misfit::Level(level)),
+        (_, _, size) if size < unit.size => Err(Misfit::Small(size, unit.size)),
+        _ if unit.discard && hello.features.get() & features::UNMAP == 0 => Err(Misfit::Thick),
+        _ => Ok(()),
     }
-    if hello.level.get() != LEVEL_BLOCK {
-        return Err(format!("it wants level {}, and a volume has level {LEVEL_BLOCK}", hello.level.get()));
-    }
-    if hello.size.get() < unit.size {
-        return Err(format!("its data has {} bytes, and the volume has {}", hello.size.get(), unit.size));
-    }
-    if unit.discard && hello.features.get() & features::UNMAP == 0 {
-        return Err("the volume has `discard = true`, and the handler has no UNMAP".into());
-    }
-    Ok(())
 }
 
 /// Why nothing more can be received.

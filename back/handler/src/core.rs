@@ -280,7 +280,7 @@ impl Core {
             let count = late.len();
             log!(
                 warning,
-                "volume {name}: the handler has not answered {count} commands in time; it gets no others until it answers"
+                "volume {name}: the handler has not answered {count} commands in time, and gets no others meanwhile"
             );
             late.iter().for_each(|_| self.shared.add_late());
             self.shared.counts.timed_out.fetch_add(count as u64, Ordering::Relaxed);

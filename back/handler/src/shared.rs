@@ -84,7 +84,7 @@ pub(crate) struct State {
     pub(crate) is_over: bool,
 }
 
-/// What happened since the volume was opened.
+/// Events since the volume was opened.
 #[derive(Debug, Default)]
 pub(crate) struct Counts {
     /// Handlers that were accepted.
