@@ -281,6 +281,16 @@ mod tests {
     }
 
     #[test]
+    fn a_handler_is_named_by_its_socket_and_its_size() {
+        let keys = text::parse(REGISTRY.backends, "handler:/run/a:b.sock:20G").expect("a path and a size");
+        assert_eq!((keys.backend.name(), keys.size), ("handler", Some(20 << 30)));
+        assert_eq!(keys.path.as_deref(), Some(Path::new("/run/a:b.sock")));
+        for wrong in ["handler:", "handler:/run/a.sock", "handler::1G", "handler:/run/a.sock:large"] {
+            assert!(text::parse(REGISTRY.backends, wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
     fn a_volume_is_named_once() {
         let folder = std::env::temp_dir().join(format!("lunar-serve-volumes-{}", std::process::id()));
         std::fs::create_dir_all(folder.join("sub")).expect("a folder");
