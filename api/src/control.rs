@@ -1,7 +1,7 @@
 //! The handle of the control thread, the one thread that changes the running configuration. It owns a [`Manager`] and
 //! executes one job after the other, so no caller sees half of a change, and the API never waits for a core.
 
-use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
+use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
@@ -75,6 +75,10 @@ pub trait Control {
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
+    /// [`Live::handlers`].
+    fn handlers(&mut self) -> Vec<HandlerView> {
+        Vec::new()
+    }
     /// [`Live::slow`].
     fn slow(&mut self) -> SlowLogView;
     /// [`Live::stages`].
@@ -173,6 +177,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn statistics(&mut self) -> Json {
         self.running().statistics()
+    }
+
+    fn handlers(&mut self) -> Vec<HandlerView> {
+        self.running().handlers()
     }
 
     fn slow(&mut self) -> SlowLogView {

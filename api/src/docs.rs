@@ -129,6 +129,7 @@ fn response(content: ResponseContent) -> &'static str {
         ResponseContent::Versions => "versions",
         ResponseContent::Sessions => "sessions",
         ResponseContent::Session => "the session",
+        ResponseContent::Handlers => "handlers",
         ResponseContent::Statistics => "statistics",
         ResponseContent::Counters => "counters",
         ResponseContent::AuditRecords => "audit records",

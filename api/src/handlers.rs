@@ -65,6 +65,11 @@ pub fn sessions(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
     Reply::json(&control.sessions())
 }
 
+/// `GET /v1/handler`
+pub fn volume_handlers(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
+    Reply::json(&control.handlers())
+}
+
 fn find_session(control: &mut dyn Control, id: &str) -> Result<SessionView, Problem> {
     let found = control.sessions().into_iter().find(|session| session.id == id);
     found.ok_or_else(|| Problem::not_found(format!("there is no session {}; it may have ended", shortened(id))))

@@ -75,6 +75,8 @@ pub enum ResponseContent {
     Sessions,
     /// One session.
     Session,
+    /// The handlers of volumes.
+    Handlers,
     /// The progress of a copy.
     Copy,
     /// The copies.

@@ -79,6 +79,13 @@ fn service() -> Vec<Route> {
             "Ends a session; its client may reconnect.",
         ),
         row(
+            (Get, "/v1/handler", "list-handler"),
+            Read,
+            (Nothing, ResponseContent::Handlers),
+            Handler::Control(handlers::volume_handlers),
+            "The handlers of volumes.",
+        ),
+        row(
             (Get, "/v1/events", "events"),
             Read,
             (Nothing, ResponseContent::Events),

@@ -20,7 +20,7 @@ pub(crate) fn of_fault(fault: Fault) -> Error {
     match fault {
         Fault::NoSpace => Error::NoSpace,
         Fault::Unsupported => Error::Unsupported,
-        Fault::NoMemory => Error::NotReady,
+        Fault::NoMemory | Fault::NotReady => Error::NotReady,
         Fault::Medium
         | Fault::Marked
         | Fault::Gone

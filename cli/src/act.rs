@@ -18,6 +18,7 @@ use std::time::Duration;
 pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<Result<(), Failure>> {
     let work: fn(&Service, &ArgMatches) -> Result<(), Failure> = match name {
         "session" => session,
+        "handler" => handlers,
         "status" => status,
         "statistics" => statistics,
         "plan" => plan,
@@ -273,6 +274,11 @@ fn session(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
         }
         _ => kick(service, matches),
     }
+}
+
+fn handlers(service: &Service, _: &ArgMatches) -> Result<(), Failure> {
+    let all = service.get("/v1/handler")?;
+    service.print(&all, show::handlers(&all))
 }
 
 fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {

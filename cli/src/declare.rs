@@ -82,6 +82,7 @@ pub fn resource_commands(schema: &'static Schema) -> Vec<Command> {
     let named = schema.kinds().into_iter().filter(|kind| kind.is_named());
     let mut all: Vec<Command> = named.map(|kind| resource(schema, kind)).collect();
     all.push(sessions());
+    all.push(handlers());
     all
 }
 
@@ -273,6 +274,13 @@ fn sessions() -> Command {
             Command::new("show").about("Show one").arg(id().required(true)),
             kick,
         ])
+        .subcommand_required(true)
+        .arg_required_else_help(true)
+}
+
+fn handlers() -> Command {
+    api_command("handler", "Handlers: processes that serve the data of volumes")
+        .subcommand(Command::new("list").about("List all, with the commands that were sent again or failed"))
         .subcommand_required(true)
         .arg_required_else_help(true)
 }

@@ -12,6 +12,8 @@ use std::path::{Path, PathBuf};
 
 /// The systemd unit, with a placeholder for the program.
 const UNIT: &str = include_str!("../files/lunar.service");
+/// The template of the units of handlers.
+const HANDLER_UNIT: &str = include_str!("../files/lunar-handler@.service");
 /// The user of the service (sysusers.d).
 const USER: &str = include_str!("../files/sysusers.conf");
 /// The folders of the service (tmpfiles.d).
@@ -69,6 +71,7 @@ fn files(program: &Path, commands: &Command) -> Vec<FileToInstall> {
     let script = |shell| manual::script(shell, commands);
     vec![
         new("usr/lib/systemd/system/lunar.service", UNIT.replace(PROGRAM, &program.display().to_string())),
+        new("usr/lib/systemd/system/lunar-handler@.service", HANDLER_UNIT.to_owned()),
         new("usr/lib/sysusers.d/lunar.conf", USER.to_owned()),
         new("usr/lib/tmpfiles.d/lunar.conf", FOLDERS.to_owned()),
         FileToInstall { path: "etc/lunar/lunar.toml", text: CONFIG.to_owned(), mode: 0o600, keep_existing: true },

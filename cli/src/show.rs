@@ -234,6 +234,37 @@ pub fn sessions(all: &Json) -> String {
     table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
 }
 
+/// The handlers of volumes.
+#[must_use]
+pub fn handlers(all: &Json) -> String {
+    let all: Vec<&Json> = all.as_array().into_iter().flatten().collect();
+    if all.is_empty() {
+        return "no volume has a handler\n".into();
+    }
+    let keys = [
+        "volume",
+        "state",
+        "name",
+        "process",
+        "seconds",
+        "late",
+        "connections",
+        "replayed",
+        "timed-out",
+        "faults",
+        "socket",
+    ];
+    let heads = keys.map(|key| if key == "seconds" { "for" } else { key }.to_owned());
+    let row = |handler: &&Json| {
+        let cell = |key: &&str| match *key {
+            "seconds" if handler["seconds"].is_u64() => span(&handler["seconds"]),
+            key => text_of(&handler[key]),
+        };
+        keys.iter().map(cell).collect()
+    };
+    table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
+}
+
 /// One session.
 #[must_use]
 pub fn session(session: &Json) -> String {

@@ -244,6 +244,41 @@ pub struct SessionView {
     pub seconds: u64,
 }
 
+/// The handler of a volume: the process that serves its data.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "handler")]
+pub struct HandlerView {
+    /// The volume.
+    pub volume: String,
+    /// The socket to which the handler connects.
+    pub socket: String,
+    /// `connected`; `late` if it has not answered commands in time; `missing`.
+    pub state: &'static str,
+    /// Its name and version, as it says; absent while it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
+    /// Its process; absent while it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub process: Option<i32>,
+    /// The number of its user; absent while it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<u32>,
+    /// How long it has been connected, in seconds; absent while it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub seconds: Option<u64>,
+    /// Commands that it has not answered in time and may still execute.
+    pub late: u64,
+    /// Connections since the volume was opened.
+    pub connections: u64,
+    /// Commands that were sent again, because a handler had gone without an answer.
+    pub replayed: u64,
+    /// Commands that failed because the handler did not answer in time.
+    pub timed_out: u64,
+    /// Connections that were ended because the handler broke the protocol.
+    pub faults: u64,
+}
+
 /// The endpoint of a virtual machine.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

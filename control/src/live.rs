@@ -1,6 +1,6 @@
 //! The state of a running target beyond its configuration: sessions, statistics and media.
 
-use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
+use crate::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use crate::names::Uuid;
 use crate::slow::{AllStagesView, SlowLogView};
@@ -121,6 +121,11 @@ pub trait Live {
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
         let _ = volume;
         None
+    }
+
+    /// The handlers of volumes.
+    fn handlers(&mut self) -> Vec<HandlerView> {
+        Vec::new()
     }
 
     /// The endpoints of virtual machines.

@@ -50,6 +50,8 @@ pub enum Location {
     File,
     /// In a device node.
     Device,
+    /// In another process, which connects to a socket that Lunar makes.
+    Socket,
 }
 
 /// Whether a store needs the key `size`.
@@ -202,7 +204,7 @@ impl StoreKind {
         self.0.word
     }
 
-    /// Whether its bytes are in a file or device, so that `path` is required.
+    /// Whether its bytes are in a file or device, or behind a socket, so that `path` is required.
     #[must_use]
     pub fn has_path(self) -> bool {
         self.0.location != Location::Nowhere

@@ -173,6 +173,8 @@ pub enum Fault {
     NoSpace,
     /// The store is unavailable, or was closed.
     Gone,
+    /// The store cannot be reached now and is expected back: the process that serves it has ended, for example.
+    NotReady,
     /// The store does not support this operation: the caller takes the fall-back.
     Unsupported,
     /// The command was aborted, or the [`Done`] of the request was dropped.

@@ -17,6 +17,7 @@ pub use refusal::Refusal;
 pub use request::{ProtectionRequest, StoreRequest, UnevenSize};
 pub use trouble::{Condition, StoreTrouble};
 
+use lunar_control::api::HandlerView;
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_reactor::Reactor;
@@ -139,6 +140,8 @@ pub enum TextForm {
     Name,
     /// `NAME:PATH`, with the name of the back end.
     NameAndPath,
+    /// `NAME:PATH:SIZE`, with the name of the back end.
+    NameAndPathAndSize,
     /// A path for which this function returns true.
     PathIf(fn(&Path) -> bool),
     /// A path that no other back end takes. One back end of a registry has this form.
@@ -265,6 +268,11 @@ pub trait OpenedStore: Any + Debug + Send + Sync {
     /// time, apart from all commands. Memory has nothing to look at.
     fn examine(&self) -> Vec<StoreTrouble> {
         Vec::new()
+    }
+
+    /// The handler that serves the data, if another process does. Called as [`OpenedStore::examine`] is.
+    fn handler(&self) -> Option<HandlerView> {
+        None
     }
 
     /// The space that this store may still take, where several stores take it from one pool, such as a file system.

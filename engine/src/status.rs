@@ -9,7 +9,7 @@ use crate::slow;
 use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;
-use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
+use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
 use lunar_control::names::Uuid;
@@ -67,6 +67,11 @@ impl Live for Engine {
         };
         all["volumes"] = Value::Object(self.volumes.iter().map(volume).collect());
         all
+    }
+
+    fn handlers(&mut self) -> Vec<HandlerView> {
+        let stores = self.volumes.values().filter_map(|placed| placed.volume.opened().store());
+        stores.filter_map(|store| store.handler()).collect()
     }
 
     fn slow(&mut self) -> SlowLogView {

@@ -476,6 +476,8 @@ const CALLS: &[i64] = &[
     // Signals; to the process itself, because a panic aborts.
     libc::SYS_rt_sigaction, libc::SYS_rt_sigprocmask, libc::SYS_rt_sigreturn, libc::SYS_rt_sigtimedwait,
     libc::SYS_sigaltstack, libc::SYS_tgkill,
+    // Whether the process of a handler lives.
+    libc::SYS_pidfd_open,
     // Identity and resources.
     libc::SYS_getpid, libc::SYS_getppid, libc::SYS_getuid, libc::SYS_geteuid, libc::SYS_getgid, libc::SYS_getegid,
     libc::SYS_getrandom, libc::SYS_uname, libc::SYS_sysinfo, libc::SYS_prlimit64, libc::SYS_getrusage, libc::SYS_prctl,

@@ -3,16 +3,21 @@
 use crate::schema::SCHEMA;
 use lunar_block::backend::BlockBackend;
 use lunar_control::Schema;
+use lunar_engine::backend::Backend;
 use lunar_engine::registry::{FrontEntry, Registry};
 use lunar_file::backend::FileBackend;
+use lunar_handler_store::backend::HandlerBackend;
 use lunar_null::backend::NullBackend;
 use lunar_ram::backend::RamBackend;
 use lunar_scsi_device::backend::ScsiBackend;
 use std::sync::LazyLock;
 
 /// The registry of `lunar`.
-pub static REGISTRY: &Registry =
-    &Registry { fronts: FRONTS, backends: &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend] };
+pub static REGISTRY: &Registry = &Registry { fronts: FRONTS, backends: BACKENDS };
+
+/// The back ends, in the order in which they are shown.
+const BACKENDS: &[&dyn Backend] =
+    &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend, &HandlerBackend];
 
 /// The fronts, in the order in which they are shown.
 pub const FRONTS: &[FrontEntry] = &[

@@ -128,7 +128,7 @@ mod tests {
             }
         }
         let kinds = &json["$defs"]["volume"]["properties"]["kind"]["enum"];
-        assert_eq!(*kinds, serde_json::json!(["file", "block", "ram", "null", "scsi"]));
+        assert_eq!(*kinds, serde_json::json!(["file", "block", "ram", "null", "scsi", "handler"]));
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) fn transfer(fault: Fault) -> Status {
         Fault::Aborted | Fault::Cleared => Status::ABORTED,
         // The host sent too much data, damaged data, or none.
         Fault::Protocol | Fault::Timeout => Status::TRANSPORT_ERROR,
-        Fault::NoMemory => Status::NOT_READY,
+        Fault::NoMemory | Fault::NotReady => Status::NOT_READY,
         Fault::Gone | Fault::Medium | Fault::Marked | Fault::Unsupported | Fault::Os(_) => Status::INTERNAL_ERROR,
     }
 }

@@ -751,6 +751,7 @@ pub fn os_error(fault: Fault) -> io::Error {
         Fault::Aborted | Fault::Cleared => io::Error::from_raw_os_error(libc::ECANCELED),
         Fault::Timeout => io::ErrorKind::TimedOut.into(),
         Fault::NoMemory => io::ErrorKind::OutOfMemory.into(),
+        Fault::NotReady => io::ErrorKind::NotConnected.into(),
         Fault::Protocol => io::ErrorKind::InvalidData.into(),
     }
 }

@@ -101,6 +101,7 @@ pub(crate) fn transfer(fault: Fault) -> Refusal {
         Fault::NoMemory => return Refusal::bare(Status::BUSY),
         Fault::NoSpace => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
         Fault::Gone => (SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
+        Fault::NotReady => (SenseKey::NOT_READY, Asc::NOT_READY_CAUSE_NOT_REPORTABLE),
         Fault::Timeout => (SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
         Fault::Protocol => (SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
         // The store dropped the request. An aborted task would not be answered at all.
@@ -158,6 +159,7 @@ mod tests {
         let expected = [
             (Fault::NoSpace, SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
             (Fault::Gone, SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
+            (Fault::NotReady, SenseKey::NOT_READY, Asc::NOT_READY_CAUSE_NOT_REPORTABLE),
             (Fault::Timeout, SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
             (Fault::Protocol, SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
             (Fault::Aborted, SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),

@@ -41,6 +41,7 @@ additional! {
     NOT_READY_STANDBY = 0x040b, "logical unit not accessible, target port in standby state";
     NOT_READY_UNAVAILABLE = 0x040c, "logical unit not accessible, target port in unavailable state";
     NOT_READY_TRANSITION = 0x040a, "logical unit not accessible, asymmetric access state transition";
+    NOT_READY_CAUSE_NOT_REPORTABLE = 0x0400, "logical unit not ready, cause not reportable";
     NOT_READY_START_REQUIRED = 0x0402, "logical unit not ready, initializing command required";
     NOT_READY_FORMAT_IN_PROGRESS = 0x0404, "logical unit not ready, format in progress";
     NOT_READY_SANITIZE_IN_PROGRESS = 0x041b, "logical unit not ready, sanitize in progress";

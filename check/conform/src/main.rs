@@ -12,6 +12,7 @@ mod docs;
 mod doctor;
 mod explain;
 mod guest;
+mod handler;
 mod hostile;
 mod libiscsi;
 mod life;
@@ -152,6 +153,8 @@ enum Part {
     Aoe,
     /// A Linux guest with Fibre Channel over Ethernet, over a link that loses frames
     Fcoe,
+    /// Volumes whose data handlers serve: the example in C, killed, stopped and missing; a hostile one
+    Handler,
     /// Scheduled Transfer between two processes
     St,
     /// A Linux guest that serves disks of its own with ublk
@@ -164,7 +167,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 28] = [
+const ORDER: [(Part, bool, usize); 29] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -180,6 +183,7 @@ const ORDER: [(Part, bool, usize); 28] = [
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
     (Part::St, false, WAITS),
+    (Part::Handler, true, WAITS),
     (Part::Hostile, true, WAITS),
     (Part::Neighbours, true, COMPUTES),
     (Part::Crash, true, WAITS),
@@ -287,6 +291,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Fcoe => guest::fcoe(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
+            Part::Handler => handler::part(lab, driver),
             Part::Device => guest::device(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),

@@ -71,6 +71,8 @@ pub enum Mistake {
     NoSize(&'static str),
     /// The back end of this name needs a path; with an example.
     NoPath(&'static str),
+    /// It needs a path and a size; with an example.
+    NoPathAndSize(&'static str),
     /// The back end of this name takes nothing behind the colon.
     Surplus(&'static str),
     /// The volume would have no bytes.
@@ -101,6 +103,7 @@ impl fmt::Display for TextMistake {
             Mistake::NoVolume(None) => write!(f, "'{text}' names no volume"),
             Mistake::NoVolume(Some(examples)) => write!(f, "'{text}' names no volume: {examples}"),
             Mistake::NoSize(name) => write!(f, "{text} needs a size: {name}:1G (a file of that name: ./{text})"),
+            Mistake::NoPathAndSize(example) => write!(f, "{text} needs a path and a size: {example}"),
             Mistake::NoPath(example) => write!(f, "{text} needs the path of a device: {example}"),
             Mistake::Surplus(name) => write!(f, "{text}: it takes nothing behind the colon: {name}:"),
             Mistake::Empty => write!(f, "{text}: a volume of no bytes cannot be served"),
@@ -183,6 +186,12 @@ impl Parser<'_> {
                 Err(TextMistake::new(text, Mistake::NoPath(example)))
             }
             (TextForm::NameAndPath, Some(path)) => Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(None) }),
+            (TextForm::NameAndPathAndSize, rest) => {
+                let missing = || Mistake::NoPathAndSize(backend.examples().first().copied().unwrap_or_default());
+                let parts = rest.and_then(|rest| rest.rsplit_once(':')).filter(|(path, _)| !path.is_empty());
+                let (path, bytes) = parts.ok_or_else(|| TextMistake::new(text, missing()))?;
+                Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(Some(size(text, bytes)?)) })
+            }
             (TextForm::Name | TextForm::PathIf(_) | TextForm::OtherPath, _) => self.path(text),
         }
     }

@@ -128,9 +128,8 @@ fn place(path: &Path) -> Option<Place> {
 fn check_prefix(backends: &[&'static dyn Backend], text: &str) -> Result<(), VolumeMistake> {
     let Some((prefix, rest)) = text.split_once(':') else { return Ok(()) };
     let is_word = prefix.len() >= PREFIX_LETTERS_MIN && prefix.bytes().all(|byte| byte.is_ascii_alphabetic());
-    let is_prefix = |backend: &&&'static dyn Backend| {
-        matches!(backend.form(), TextForm::NameAndSize | TextForm::Name | TextForm::NameAndPath)
-    };
+    let is_prefix =
+        |backend: &&&'static dyn Backend| !matches!(backend.form(), TextForm::PathIf(_) | TextForm::OtherPath);
     let known = || backends.iter().filter(is_prefix).map(|backend| backend.name()).chain(MEDIA);
     if known().any(|known| known == prefix) {
         // After `removable:` another volume text follows.
@@ -251,8 +250,9 @@ impl Volume {
         // A device to which commands are forwarded has its own cache.
         let is_forwarded = matches!(self.keys.backend.form(), TextForm::NameAndPath);
         keys.set("write-through", options.write_through && !is_forwarded);
-        // A disc is read through the page cache, and memory has none.
-        keys.set("direct", options.direct && !is_disc && !is_forwarded && self.keys.path.is_some());
+        // A disc is read through the page cache, memory has none, and a handler decides itself.
+        let is_elsewhere = is_forwarded || matches!(self.keys.backend.form(), TextForm::NameAndPathAndSize);
+        keys.set("direct", options.direct && !is_disc && !is_elsewhere && self.keys.path.is_some());
         keys.set_some("protection", protection.map(|kind| format!("type-{}", kind as u8)));
         Ok(uuid)
     }
@@ -277,6 +277,16 @@ mod tests {
             ["null:1T", "./nul:1T", "disk.img:20G", "disk:20G", "host:disk.img", "c:1G", "/dev/sdb", "removable:a"]
         {
             assert!(check_prefix(REGISTRY.backends, text).is_ok(), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_handler_is_named_by_its_socket_and_its_size() {
+        let keys = text::parse(REGISTRY.backends, "handler:/run/a:b.sock:20G").expect("a path and a size");
+        assert_eq!((keys.backend.name(), keys.size), ("handler", Some(20 << 30)));
+        assert_eq!(keys.path.as_deref(), Some(Path::new("/run/a:b.sock")));
+        for wrong in ["handler:", "handler:/run/a.sock", "handler::1G", "handler:/run/a.sock:large"] {
+            assert!(text::parse(REGISTRY.backends, wrong).is_err(), "{wrong}");
         }
     }
 

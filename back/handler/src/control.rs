@@ -1,0 +1,445 @@
+//! The thread of a volume that has its socket and the connection of its handler. It sleeps unless a handler connects,
+//! ends, or says something, or a core opens or closes the volume.
+
+use crate::error::Mistake;
+use crate::queue::{DATA_BYTES, DEPTH, TRANSFER_MAX};
+use crate::shared::{Connected, Event, QueueParts, Shared, Unit};
+use lunar_handler::ring::{TargetEnd, ring_bytes};
+use lunar_handler::wire::{
+    Close, Hello, LEVEL_BLOCK, MESSAGE_BYTES_MAX, Message, PROTOCOL, Queue, Welcome, features, name_field, name_of,
+    unit_flags,
+};
+use lunar_reactor::log;
+use lunar_reactor::shared::share;
+use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX, clear, make_folder};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, accept_with, bind, connect, listen, recv, sendmsg, socket_with,
+};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use std::fmt;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// Connections that wait to be accepted: one handler, and another that is refused.
+const BACKLOG: i32 = 4;
+/// How long a process that has connected may take to say HELLO.
+const HELLO_TIME: Duration = Duration::from_secs(5);
+/// The pause before another connection after a defect or a refusal: a handler that is started again and again must not
+/// keep a processor busy.
+const PAUSE: Duration = Duration::from_millis(200);
+/// How long a process may take to end after it has closed its socket.
+const EXIT_TIME: Duration = Duration::from_millis(100);
+/// Messages of a handler after its HELLO: this version has none, and a later one few.
+const MESSAGES_MAX: u32 = 64;
+/// Queues that a handler is told to expect: one for each core, and more while volumes are opened again.
+const QUEUES_MAX: u32 = 64;
+
+/// Listens at the socket of a volume.
+///
+/// # Errors
+/// When the socket cannot be made, or another process listens there.
+pub(crate) fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, Mistake> {
+    if path.as_os_str().len() > SOCKET_PATH_MAX {
+        return Err(Mistake::LongPath);
+    }
+    let failed = |why: Errno| Mistake::Socket(why.into());
+    let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed);
+    let address = SocketAddrUnix::new(path).map_err(failed)?;
+    match connect(&socket()?, &address) {
+        Ok(()) => return Err(Mistake::InUse),
+        Err(Errno::CONNREFUSED) => clear(path).map_err(Mistake::Socket)?,
+        // There is none, or none that is visible to this process: binding reports that.
+        Err(_) => {}
+    }
+    path.parent().map_or(Ok(()), make_folder).map_err(Mistake::Socket)?;
+    let listener = socket()?;
+    bind(&listener, &address).map_err(|why| if why == Errno::ADDRINUSE { Mistake::InUse } else { failed(why) })?;
+    Permission { mode, owner: None, group: None }.grant(path).map_err(Mistake::Socket)?;
+    listen(&listener, BACKLOG).map_err(failed)?;
+    rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
+    Ok(listener)
+}
+
+/// Starts the thread.
+///
+/// # Errors
+/// When there are too many threads.
+pub(crate) fn start(shared: &Arc<Shared>, listener: OwnedFd) -> io::Result<JoinHandle<()>> {
+    let shared = shared.clone();
+    let unit = shared.unit();
+    let (newcomer, handler, process, pause) = (None, None, None, None);
+    let control = Control { shared, unit, listener, newcomer, handler, process, generation: 0, pause };
+    std::thread::Builder::new().name("handler".into()).spawn(move || control.run())
+}
+
+/// A process that has connected and said nothing yet.
+struct Newcomer {
+    socket: OwnedFd,
+    until: Instant,
+}
+
+/// The handler.
+struct Handler {
+    socket: OwnedFd,
+    features: u64,
+    messages: u32,
+}
+
+struct Control {
+    shared: Arc<Shared>,
+    /// The terms at the last look.
+    unit: Unit,
+    listener: OwnedFd,
+    newcomer: Option<Newcomer>,
+    handler: Option<Handler>,
+    /// The last process that was the handler. None where processes have no numbers that this one sees.
+    process: Option<(Pid, OwnedFd)>,
+    generation: u32,
+    /// No connection is accepted until then.
+    pause: Option<Instant>,
+}
+
+/// The sources that have something.
+#[derive(Clone, Copy, Default)]
+struct Ready {
+    listener: bool,
+    newcomer: bool,
+    handler: bool,
+}
+
+impl Control {
+    fn run(mut self) {
+        loop {
+            let ready = self.wait();
+            if self.shared.state().is_over {
+                break;
+            }
+            let now = Instant::now();
+            self.look_at_terms();
+            if ready.handler {
+                self.listen_to_handler();
+            }
+            self.end_if_faulty();
+            if ready.newcomer {
+                self.greet();
+            }
+            if self.newcomer.as_ref().is_some_and(|newcomer| newcomer.until <= now) {
+                self.refuse("no HELLO arrived in time");
+            }
+            self.pause = self.pause.filter(|until| *until > now);
+            if ready.listener && self.pause.is_none() && self.newcomer.is_none() {
+                self.accept();
+            }
+            self.open_and_close_queues();
+        }
+        // It is no error if the file was removed already.
+        let _ = std::fs::remove_file(&self.unit.path);
+    }
+
+    /// Takes over the terms of the configuration. A handler that was welcomed on others has to connect again.
+    fn look_at_terms(&mut self) {
+        let unit = self.shared.unit();
+        if unit == self.unit {
+            return;
+        }
+        if unit.mode != self.unit.mode
+            && let Err(why) = (Permission { mode: unit.mode, owner: None, group: None }).grant(&unit.path)
+        {
+            log!(error, "volume {}: {} keeps its permissions: {why}", unit.name, unit.path.display());
+        }
+        let terms = |unit: &Unit| (unit.name.clone(), unit.size, unit.block_size, unit.read_only, unit.discard);
+        let is_other = terms(&unit) != terms(&self.unit);
+        self.unit = unit;
+        if is_other && self.handler.is_some() {
+            log!("volume {}: the handler has to connect again, because the volume was changed", self.unit.name);
+            self.lose();
+        }
+    }
+
+    fn wait(&self) -> Ready {
+        let accepts = self.newcomer.is_none() && self.pause.is_none();
+        let sources = [
+            Some(self.shared.bell()),
+            accepts.then_some(&self.listener),
+            self.newcomer.as_ref().map(|newcomer| &newcomer.socket),
+            self.handler.as_ref().map(|handler| &handler.socket),
+        ];
+        let mut polled: Vec<PollFd<'_>> = sources.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
+        let due = self.newcomer.as_ref().map(|newcomer| newcomer.until).into_iter().chain(self.pause).min();
+        // The kernel rounds up.
+        let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
+        let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        if poll(&mut polled, wait.as_ref()).is_err() {
+            return Ready::default();
+        }
+        let mut polled = polled.iter().map(|source| !source.revents().is_empty());
+        let ready = sources.map(|source| source.is_some() && polled.next() == Some(true));
+        if ready[0] {
+            let _ = rustix::io::read(self.shared.bell(), &mut [0; size_of::<u64>()]);
+        }
+        Ready { listener: ready[1], newcomer: ready[2], handler: ready[3] }
+    }
+
+    fn accept(&mut self) {
+        match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+            Ok(socket) => self.newcomer = Some(Newcomer { socket, until: Instant::now() + HELLO_TIME }),
+            Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
+            Err(why) => {
+                log!(error, "volume {}: no connection of a handler can be accepted: {why}", self.unit.name);
+                self.pause = Some(Instant::now() + PAUSE);
+            }
+        }
+    }
+
+    /// Ends the connection of the newcomer.
+    fn refuse(&mut self, why: &str) {
+        let Some(newcomer) = self.newcomer.take() else { return };
+        log!(warning, "volume {}: a handler was refused: {why}", self.unit.name);
+        // It may have gone.
+        let _ = send(&newcomer.socket, &Message::Refused(why.to_owned()), &[]);
+        self.pause = Some(Instant::now() + PAUSE);
+    }
+
+    /// The newcomer says HELLO.
+    fn greet(&mut self) {
+        let Some(newcomer) = &self.newcomer else { return };
+        let hello = match receive(&newcomer.socket) {
+            Ok(Some(Message::Hello(hello))) => hello,
+            Ok(Some(_)) => return self.refuse("its first message is no HELLO"),
+            Ok(None) => return,
+            // A connection without any message is a look whether Lunar listens.
+            Err(Ended::Closed) => return self.newcomer = None,
+            Err(Ended::Broken(why)) => return self.refuse(&why),
+        };
+        let unit = &self.unit;
+        if let Err(why) = check(&hello, unit) {
+            return self.refuse(&why.to_string());
+        }
+        if self.handler.is_some() {
+            return self.refuse("the volume has a handler, which is still connected");
+        }
+        let peer = socket_peercred(&newcomer.socket).ok();
+        if let Some(process) = self.other_process(peer.as_ref().map(|peer| peer.pid)) {
+            return self.refuse(&format!("process {process}, which was the handler before, has not ended"));
+        }
+        let Some(newcomer) = self.newcomer.take() else { return };
+        self.generation = self.generation.wrapping_add(1).max(1);
+        let agreed = hello.features.get() & features::ALL;
+        let welcome = Message::Welcome(Welcome {
+            protocol: hello.protocol.get().min(PROTOCOL).into(),
+            flags: if unit.read_only { unit_flags::READ_ONLY } else { 0 }.into(),
+            features: agreed.into(),
+            size: unit.size.into(),
+            block_size: unit.block_size.into(),
+            queues: QUEUES_MAX.into(),
+            volume: name_field(&unit.name),
+        });
+        self.process = peer.as_ref().and_then(|peer| Some((peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()).ok()?)));
+        let connected = Connected {
+            name: name_of(&hello.name),
+            process: peer.as_ref().map_or(0, |peer| peer.pid.as_raw_nonzero().get()),
+            user: peer.as_ref().map_or(0, |peer| peer.uid.as_raw()),
+            since: Instant::now(),
+            generation: self.generation,
+            size: hello.size.get(),
+        };
+        log!(
+            "volume {}: handler '{}' (process {}, user {}) is connected",
+            unit.name,
+            connected.name,
+            connected.process,
+            connected.user
+        );
+        self.shared.counts.connections.fetch_add(1, Ordering::Relaxed);
+        self.shared.state().connected = Some(connected);
+        // A handler that does not read gets no queue either, and loses its connection then.
+        let _ = send(&newcomer.socket, &welcome, &[]);
+        self.handler = Some(Handler { socket: newcomer.socket, features: agreed, messages: 0 });
+    }
+
+    /// The process that was the handler, if it is another one than this and lives: it may still execute commands of its
+    /// connection, after newer commands of another process.
+    fn other_process(&self, newcomer: Option<Pid>) -> Option<i32> {
+        let (process, handle) = self.process.as_ref()?;
+        if newcomer == Some(*process) {
+            return None;
+        }
+        // A process closes its socket a moment before it has ended.
+        let mut end = [PollFd::new(handle, PollFlags::IN)];
+        let has_ended = poll(&mut end, Timespec::try_from(EXIT_TIME).ok().as_ref()).is_ok_and(|count| count > 0);
+        (!has_ended).then_some(process.as_raw_nonzero().get())
+    }
+
+    /// The handler says something, or has gone.
+    fn listen_to_handler(&mut self) {
+        let Some(handler) = &mut self.handler else { return };
+        match receive(&handler.socket) {
+            Ok(Some(_)) => {
+                handler.messages += 1;
+                if handler.messages > MESSAGES_MAX {
+                    self.shared.fail(self.generation, "it sends messages without end".into());
+                }
+            }
+            Ok(None) => {}
+            Err(Ended::Broken(why)) => self.shared.fail(self.generation, why),
+            Err(Ended::Closed) => {
+                let name = &self.unit.name;
+                log!(warning, "volume {name}: the handler has gone; commands wait for it to come back");
+                self.lose();
+            }
+        }
+    }
+
+    /// Ends the connection if the handler has a defect.
+    fn end_if_faulty(&mut self) {
+        let fault = self.shared.state().fault.take();
+        let Some((_, why)) = fault.filter(|(generation, _)| *generation == self.generation) else { return };
+        let Some(handler) = &self.handler else { return };
+        let name = &self.unit.name;
+        log!(error, "volume {name}: the handler breaks the protocol, and its connection ends: {why}");
+        self.shared.counts.faults.fetch_add(1, Ordering::Relaxed);
+        // It may not read.
+        let _ = send(&handler.socket, &Message::Fault(why), &[]);
+        self.lose();
+        self.pause = Some(Instant::now() + PAUSE);
+    }
+
+    /// The connection is over: the cores keep their commands for the next handler.
+    fn lose(&mut self) {
+        self.handler = None;
+        let mut state = self.shared.state();
+        state.connected = None;
+        for port in &mut state.ports {
+            if std::mem::take(&mut port.generation) != 0 {
+                port.events.send(Event::Lost(self.generation));
+            }
+        }
+    }
+
+    /// Gives queues to cores that have none, and takes those of cores that have closed the volume.
+    fn open_and_close_queues(&mut self) {
+        let closed = std::mem::take(&mut self.shared.state().closed);
+        let Some(handler) = &self.handler else { return };
+        let mut result: io::Result<()> = Ok(());
+        for number in closed {
+            let close = Message::Close(Close { number: number.into() });
+            result = result.and_then(|()| send(&handler.socket, &close, &[]));
+        }
+        let mut state = self.shared.state();
+        for port in state.ports.iter_mut().filter(|port| port.generation == 0) {
+            let made = result.and_then(|()| make_queue(port.number, self.generation, handler));
+            result = made.map(|parts| {
+                port.generation = self.generation;
+                port.events.send(Event::Attached(Box::new(parts)));
+            });
+            if result.is_err() {
+                break;
+            }
+        }
+        drop(state);
+        if let Err(why) = result {
+            self.shared.fail(self.generation, format!("it cannot be given a queue: {why}"));
+        }
+    }
+}
+
+/// Makes a queue and sends it to the handler.
+fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<QueueParts> {
+    let length = ring_bytes(DEPTH);
+    let (rings, memory) = share("lunar-handler-rings", length)?;
+    // The core makes its end of the same rings; the handler may look at once.
+    drop(TargetEnd::new(memory, DEPTH, generation));
+    let (data, _) = share("lunar-handler-data", DATA_BYTES)?;
+    let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let (commands, answers) = (bell()?, bell()?);
+    let queue = Message::Queue(Queue {
+        number: number.into(),
+        depth: DEPTH.into(),
+        generation: generation.into(),
+        transfer_max: (TRANSFER_MAX as u32).into(),
+        ring_bytes: (length as u64).into(),
+        data_bytes: (DATA_BYTES as u64).into(),
+    });
+    send(&handler.socket, &queue, &[rings.as_fd(), data.as_fd(), commands.as_fd(), answers.as_fd()])?;
+    Ok(QueueParts { generation, features: handler.features, rings, data, commands, answers })
+}
+
+/// Why a handler does not fit the volume.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Misfit {
+    /// It has no version of the protocol.
+    Protocol,
+    /// It wants this level.
+    Level(u32),
+    /// It has so many bytes, and the volume so many.
+    Small(u64, u64),
+    /// The volume is thin, and the handler has no UNMAP.
+    Thick,
+}
+
+impl fmt::Display for Misfit {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Protocol => f.write_str("it has no version of the protocol"),
+            Self::Level(level) => write!(f, "it wants level {level}, and a volume has level {LEVEL_BLOCK}"),
+            Self::Small(own, wanted) => write!(f, "its data has {own} bytes, and the volume has {wanted}"),
+            Self::Thick => f.write_str("the volume has `discard = true`, and the handler has no UNMAP"),
+        }
+    }
+}
+
+impl std::error::Error for Misfit {}
+
+/// Whether a handler fits the volume.
+fn check(hello: &Hello, unit: &Unit) -> Result<(), Misfit> {
+    match (hello.protocol.get(), hello.level.get(), hello.size.get()) {
+        (0, ..) => Err(Misfit::Protocol),
+        (_, level, _) if level != LEVEL_BLOCK => Err(Misfit::Level(level)),
+        (_, _, size) if size < unit.size => Err(Misfit::Small(size, unit.size)),
+        _ if unit.discard && hello.features.get() & features::UNMAP == 0 => Err(Misfit::Thick),
+        _ => Ok(()),
+    }
+}
+
+/// Why nothing more can be received.
+enum Ended {
+    Closed,
+    Broken(String),
+}
+
+/// The next message, if there is one. Descriptors that come with it are discarded by the kernel.
+fn receive(socket: &OwnedFd) -> Result<Option<Message>, Ended> {
+    let mut bytes = [0; MESSAGE_BYTES_MAX];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::TRUNC;
+    match recv(socket, &mut bytes[..], flags) {
+        Ok((_, 0)) | Err(Errno::CONNRESET | Errno::PIPE) => Err(Ended::Closed),
+        Ok((_, length)) if length > bytes.len() => Err(Ended::Broken("its message is too long".into())),
+        Ok((_, length)) => {
+            Message::parse(&bytes[..length]).map(Some).map_err(|_| Ended::Broken("its message is malformed".into()))
+        }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(None),
+        Err(why) => Err(Ended::Broken(format!("its socket fails: {why}"))),
+    }
+}
+
+/// Sends a message now. A handler that does not read its few messages is broken.
+fn send(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let bytes = message.bytes();
+    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
+    Ok(())
+}

@@ -1,0 +1,240 @@
+//! The state of a volume with a handler that the control thread and all cores share.
+
+use lunar_reactor::channel::Sender;
+use rustix::event::{EventfdFlags, eventfd};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// The volume, as its handler sees it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Unit {
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    pub(crate) size: u64,
+    pub(crate) block_size: u32,
+    pub(crate) read_only: bool,
+    pub(crate) discard: bool,
+    /// Permissions of the socket.
+    pub(crate) mode: u32,
+    pub(crate) command_timeout: Duration,
+    pub(crate) restart_time: Duration,
+}
+
+/// The handler that is connected.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Connected {
+    /// Its name, as it says.
+    pub(crate) name: String,
+    pub(crate) process: i32,
+    pub(crate) user: u32,
+    pub(crate) since: Instant,
+    pub(crate) generation: u32,
+    /// Bytes of its data.
+    pub(crate) size: u64,
+}
+
+/// A queue for a core: the memory, and the eventfds.
+#[derive(Debug)]
+pub(crate) struct QueueParts {
+    pub(crate) generation: u32,
+    /// The optional operations that apply.
+    pub(crate) features: u64,
+    pub(crate) rings: OwnedFd,
+    pub(crate) data: OwnedFd,
+    /// Wakes the handler.
+    pub(crate) commands: OwnedFd,
+    /// Wakes the core.
+    pub(crate) answers: OwnedFd,
+}
+
+/// A message to a core.
+#[derive(Debug)]
+pub(crate) enum Event {
+    /// There is a handler.
+    Attached(Box<QueueParts>),
+    /// The handler of this generation has gone, or gets no more commands.
+    Lost(u32),
+    /// The handler has answered all late commands of all cores.
+    Resume,
+}
+
+/// A core that has the volume open.
+#[derive(Debug)]
+pub(crate) struct Port {
+    pub(crate) number: u32,
+    pub(crate) events: Sender<Event>,
+    /// The generation of its queue; zero: it has none.
+    pub(crate) generation: u32,
+}
+
+/// The state behind the lock.
+#[derive(Debug, Default)]
+pub(crate) struct State {
+    pub(crate) ports: Vec<Port>,
+    /// Numbers of ports that were closed since the control thread looked.
+    pub(crate) closed: Vec<u32>,
+    ports_made: u32,
+    pub(crate) connected: Option<Connected>,
+    /// A defect of the handler of this generation.
+    pub(crate) fault: Option<(u32, String)>,
+    pub(crate) is_over: bool,
+}
+
+/// Events since the volume was opened.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    /// Handlers that were accepted.
+    pub(crate) connections: AtomicU64,
+    /// Commands that were sent again to another handler.
+    pub(crate) replayed: AtomicU64,
+    /// Commands that failed because the handler did not answer in time.
+    pub(crate) timed_out: AtomicU64,
+    /// Connections that were ended because of a defect.
+    pub(crate) faults: AtomicU64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Shared {
+    unit: Mutex<Unit>,
+    /// Those of the unit, for cores: they do not lock.
+    command_timeout_milliseconds: AtomicU64,
+    restart_time_milliseconds: AtomicU64,
+    state: Mutex<State>,
+    /// Commands that were not answered in time and may still be executed, on all cores.
+    late: AtomicUsize,
+    /// Changes of the data that were answered, on all cores.
+    changes: AtomicU64,
+    /// Those that a flush has brought to the medium.
+    flushed: AtomicU64,
+    /// Wakes the control thread.
+    bell: OwnedFd,
+    pub(crate) counts: Counts,
+}
+
+fn milliseconds(unit: &Unit) -> [u64; 2] {
+    [unit.command_timeout, unit.restart_time].map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+}
+
+impl Shared {
+    pub(crate) fn new(unit: Unit) -> io::Result<Self> {
+        let [timeout, restart] = milliseconds(&unit).map(AtomicU64::new);
+        Ok(Self {
+            unit: Mutex::new(unit),
+            command_timeout_milliseconds: timeout,
+            restart_time_milliseconds: restart,
+            state: Mutex::default(),
+            late: AtomicUsize::new(0),
+            changes: AtomicU64::new(0),
+            flushed: AtomicU64::new(0),
+            bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            counts: Counts::default(),
+        })
+    }
+
+    pub(crate) fn unit(&self) -> Unit {
+        self.unit.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(crate) fn set_unit(&self, unit: Unit) {
+        let [timeout, restart] = milliseconds(&unit);
+        self.command_timeout_milliseconds.store(timeout, Ordering::Relaxed);
+        self.restart_time_milliseconds.store(restart, Ordering::Relaxed);
+        *self.unit.lock().unwrap_or_else(PoisonError::into_inner) = unit;
+    }
+
+    /// How long a command may take, and how long it waits for a handler.
+    pub(crate) fn patience(&self) -> [Duration; 2] {
+        [&self.command_timeout_milliseconds, &self.restart_time_milliseconds]
+            .map(|time| Duration::from_millis(time.load(Ordering::Relaxed)))
+    }
+
+    pub(crate) fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn bell(&self) -> &OwnedFd {
+        &self.bell
+    }
+
+    /// Wakes the control thread.
+    pub(crate) fn ring(&self) {
+        // A counter that is full wakes it, too.
+        let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
+    }
+
+    /// Adds a core; the control thread makes its queue.
+    pub(crate) fn add_port(&self, events: Sender<Event>) -> u32 {
+        let mut state = self.state();
+        state.ports_made = state.ports_made.wrapping_add(1);
+        let number = state.ports_made;
+        state.ports.push(Port { number, events, generation: 0 });
+        drop(state);
+        self.ring();
+        number
+    }
+
+    pub(crate) fn remove_port(&self, number: u32) {
+        let mut state = self.state();
+        state.ports.retain(|port| port.number != number);
+        state.closed.push(number);
+        drop(state);
+        self.ring();
+    }
+
+    /// A core has found a defect of the handler: its connection ends.
+    pub(crate) fn fail(&self, generation: u32, why: String) {
+        self.state().fault = Some((generation, why));
+        self.ring();
+    }
+
+    /// Ends the control thread.
+    pub(crate) fn end(&self) {
+        self.state().is_over = true;
+        self.ring();
+    }
+
+    /// The number of the last change that was answered.
+    pub(crate) fn changes(&self) -> u64 {
+        self.changes.load(Ordering::Acquire)
+    }
+
+    /// A change is about to be answered, or has failed and may have changed some of its bytes.
+    pub(crate) fn add_change(&self) {
+        self.changes.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// Whether a flush has nothing to do: a volume that is not changed is flushed without a handler.
+    pub(crate) fn is_flushed(&self) -> bool {
+        self.flushed.load(Ordering::Acquire) >= self.changes()
+    }
+
+    /// A flush has ended that was submitted after so many changes.
+    pub(crate) fn end_flush(&self, changes: u64) {
+        self.flushed.fetch_max(changes, Ordering::AcqRel);
+    }
+
+    /// Whether the handler owes late answers: it gets no new command meanwhile.
+    pub(crate) fn is_late(&self) -> bool {
+        self.late.load(Ordering::Acquire) > 0
+    }
+
+    /// Commands that were not answered in time and may still be executed.
+    pub(crate) fn late(&self) -> usize {
+        self.late.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn add_late(&self) {
+        self.late.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// So many late commands will not be executed any more.
+    pub(crate) fn end_late(&self, count: usize) {
+        if count > 0 && self.late.fetch_sub(count, Ordering::AcqRel) == count {
+            self.state().ports.iter().for_each(|port| port.events.send(Event::Resume));
+        }
+    }
+}

@@ -1,0 +1,491 @@
+use crate::shared::Unit;
+use crate::volume::HandlerVolume;
+use lunar_core::io::{Completion, Data, Fault, Io, Op, Outcome, Store};
+use lunar_core::mem::Arena;
+use lunar_handler::ring::at;
+use lunar_handler::serve::{Connection, Device, ServeError, serve};
+use lunar_handler::wire::{Code, Message, Operation, Status, Submission, features};
+use lunar_reactor::{Choice, Reactor};
+use lunar_suite::Want;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+const SIZE: u64 = 16 << 20;
+/// How long a step of a test may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// A folder for the sockets and files of one test.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("lunar-handler-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).expect("a folder for temporary files");
+        Self(path)
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.0.join("volume.sock")
+    }
+
+    fn unit(&self) -> Unit {
+        Unit {
+            name: "disk".into(),
+            path: self.socket(),
+            size: SIZE,
+            block_size: 512,
+            read_only: false,
+            discard: false,
+            mode: 0o600,
+            command_timeout: LIMIT,
+            restart_time: LIMIT,
+        }
+    }
+
+    fn volume(&self, edit: impl FnOnce(&mut Unit)) -> HandlerVolume {
+        let mut unit = self.unit();
+        edit(&mut unit);
+        HandlerVolume::new(unit, false).expect("the path is free")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+struct Memory(Vec<u8>);
+
+impl Memory {
+    fn part(&mut self, offset: u64, length: u64) -> &mut [u8] {
+        &mut self.0[offset as usize..(offset + length) as usize]
+    }
+}
+
+impl Device for Memory {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn features(&self) -> u64 {
+        features::ALL
+    }
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Status> {
+        into.copy_from_slice(self.part(offset, into.len() as u64));
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], _: bool) -> Result<(), Status> {
+        self.part(offset, data.len() as u64).copy_from_slice(data);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Status> {
+        Ok(())
+    }
+
+    fn unmap(&mut self, offset: u64, length: u64) -> Result<(), Status> {
+        self.zero(offset, length, true)
+    }
+
+    fn zero(&mut self, offset: u64, length: u64, _: bool) -> Result<(), Status> {
+        self.part(offset, length).fill(0);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_handler_in_rust_keeps_the_contract() {
+    for discard in [false, true] {
+        let folder = Folder::new(if discard { "rust-thin" } else { "rust" });
+        let volume = folder.volume(|unit| unit.discard = discard);
+        let socket = folder.socket();
+        let handler = std::thread::spawn(move || serve(&socket, &mut Memory(vec![0; SIZE as usize])));
+        lunar_suite::conforms(&|reactor| volume.open(reactor), &Want::default());
+        drop(volume);
+        let ended = handler.join().expect("it does not panic");
+        assert!(matches!(ended, Ok(())), "{ended:?}");
+    }
+}
+
+/// A process that is ended with the test.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn the_example_in_c_keeps_the_contract_under_a_sanitizer() {
+    let folder = Folder::new("c");
+    let (program, file) = (folder.0.join("file_handler"), folder.0.join("disk.img"));
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../handler");
+    let mut compile = Command::new("cc");
+    compile.args(["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Werror", "-fsanitize=address,undefined"]);
+    compile.arg("-I").arg(source.join("include")).arg("-o").arg(&program).arg(source.join("examples/file_handler.c"));
+    match compile.output() {
+        Err(why) => return eprintln!("skipped: there is no C compiler: {why}"),
+        Ok(output) => assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr)),
+    }
+    std::fs::File::create(&file).and_then(|file| file.set_len(SIZE)).expect("a file");
+    let volume = folder.volume(|unit| unit.discard = true);
+    let said = std::fs::File::create(folder.0.join("said")).expect("a file");
+    let mut command = Command::new(&program);
+    command.arg(folder.socket()).arg(&file).stdout(Stdio::null()).stderr(said);
+    let mut process = Process(command.spawn().expect("it was compiled"));
+    lunar_suite::conforms(&|reactor| volume.open(reactor), &Want::default());
+    assert!(process.0.try_wait().expect("ours").is_none(), "it has ended");
+    drop(process);
+    let said = std::fs::read_to_string(folder.0.join("said")).expect("it was made");
+    assert!(!said.contains("Sanitizer") && !said.contains("runtime error"), "{said}");
+}
+
+/// A core with the volume, and a handler with a script in a thread of its own.
+fn play<T: Send + 'static>(
+    folder: &Folder,
+    volume: &HandlerVolume,
+    script: impl FnOnce(PathBuf) -> T + Send + 'static,
+    work: impl AsyncFnOnce(&Reactor, &dyn Store),
+) -> T {
+    let reactor = lunar_suite::bench::reactor(Choice::Epoll).expect("a driver");
+    let store = volume.open(&reactor).expect("it opens");
+    let socket = folder.socket();
+    let (sender, end) = mpsc::channel();
+    let handler = std::thread::spawn(move || {
+        let result = script(socket);
+        _ = sender.send(());
+        result
+    });
+    reactor.run(work(&reactor, &*store));
+    // The store must not be dropped before the script is over; the core needs not turn any more.
+    end.recv_timeout(LIMIT).expect("the script ends");
+    handler.join().expect("the script does not panic")
+}
+
+/// Connects, and waits for the queue.
+fn connected(socket: &Path) -> Connection {
+    let begun = Instant::now();
+    loop {
+        assert!(begun.elapsed() < LIMIT, "no queue arrives");
+        let Ok(mut connection) = Connection::open(socket, "script", SIZE, features::ALL) else { continue };
+        while connection.queues.is_empty() {
+            match connection.receive() {
+                Ok(Some(_)) => {}
+                // Lunar has not noticed that the last connection is over, or pauses.
+                Ok(None) | Err(ServeError::Refused(_)) => break,
+                Err(why) => panic!("{why}"),
+            }
+        }
+        if !connection.queues.is_empty() {
+            return connection;
+        }
+    }
+}
+
+fn next(connection: &mut Connection) -> Submission {
+    let begun = Instant::now();
+    loop {
+        if let Some(command) = connection.queues[0].ring.take().expect("the rings are sound") {
+            return command;
+        }
+        assert!(begun.elapsed() < LIMIT, "no command arrives");
+        std::thread::yield_now();
+    }
+}
+
+fn answer(connection: &mut Connection, command: &Submission, status: Status) {
+    connection.queues[0].ring.complete(command, status);
+    connection.queues[0].wake_lunar().expect("the eventfd is there");
+}
+
+fn write(arena: &Arena, offset: u64, byte: u8) -> Io {
+    let mut memory = arena.take_sg(4096).expect("room");
+    memory.fill_from(0, byte);
+    Io { op: Op::Write { durable: false }, offset, data: Data::Out(memory.share()) }
+}
+
+fn start(store: &dyn Store, io: Io) -> Completion {
+    let mut completion = Completion::new();
+    let done = completion.token();
+    store.submit(io, done);
+    completion
+}
+
+async fn result(completion: &Completion) -> Result<u32, Fault> {
+    let Outcome { result, .. } = completion.wait().await;
+    result
+}
+
+fn data(connection: &Connection, command: &Submission) -> u8 {
+    let mut bytes = vec![0; command.length.get() as usize];
+    assert!(connection.queues[0].data.read(command.data.get() as usize, &mut bytes));
+    assert!(bytes.iter().all(|byte| *byte == bytes[0]), "one byte fills a command");
+    bytes[0]
+}
+
+#[test]
+fn commands_without_an_answer_go_to_the_next_handler_in_order() {
+    let folder = Folder::new("replay");
+    let volume = folder.volume(|_| {});
+    let script = |socket: PathBuf| {
+        let mut first = connected(&socket);
+        let taken: Vec<Submission> = (0..4).map(|_| next(&mut first)).collect();
+        answer(&mut first, &taken[1], Status::GOOD);
+        drop(first);
+        let mut second = connected(&socket);
+        let mut seen = Vec::new();
+        for _ in 0..3 {
+            let command = next(&mut second);
+            let byte = (Operation(command.operation) == Operation::WRITE).then(|| data(&second, &command));
+            seen.push((Operation(command.operation), command.offset.get(), byte));
+            answer(&mut second, &command, if seen.len() == 3 { Status::NO_SPACE } else { Status::GOOD });
+        }
+        seen
+    };
+    let seen = play(&folder, &volume, script, async |reactor, store| {
+        let arena = reactor.arena();
+        let ios = [
+            write(arena, 0, 1),
+            write(arena, 4096, 2),
+            Io { op: Op::Zero { len: 512, unmap: true }, offset: 512, data: Data::None },
+            write(arena, 8192, 4),
+        ];
+        let completions = ios.map(|io| start(store, io));
+        let mut results = Vec::new();
+        for completion in &completions {
+            results.push(result(completion).await);
+        }
+        assert_eq!(results, [Ok(4096), Ok(4096), Ok(0), Err(Fault::NoSpace)]);
+    });
+    let wanted = [(Operation::WRITE, 0, Some(1)), (Operation::ZERO, 512, None), (Operation::WRITE, 8192, Some(4))];
+    assert_eq!(seen, wanted);
+    let view = volume.view();
+    assert_eq!((view.connections, view.replayed, view.faults), (2, 3, 0));
+}
+
+#[test]
+fn a_handler_that_breaks_the_protocol_loses_its_connection_and_no_command() {
+    /// A breach, and the words of the fault.
+    type Breach = (fn(&mut Connection, &Submission), &'static str);
+    let breaches: [Breach; 5] = [
+        (
+            |connection, command| {
+                let wrong = Submission { slot: 999.into(), ..*command };
+                answer(connection, &wrong, Status::GOOD);
+            },
+            "does not exist",
+        ),
+        (
+            |connection, command| {
+                let wrong = Submission { sequence: 77.into(), ..*command };
+                answer(connection, &wrong, Status::GOOD);
+            },
+            "another command",
+        ),
+        (
+            |connection, command| {
+                let wrong = Submission { slot: (command.slot.get() + 1).into(), ..*command };
+                answer(connection, &wrong, Status::GOOD);
+            },
+            "no command",
+        ),
+        (
+            |connection, _| {
+                assert!(connection.queues[0].ring_memory.store(at::COMPLETED, 0x8000_0000));
+                // Lunar may sleep.
+                connection.queues[0].wake_lunar().expect("the eventfd is there");
+            },
+            "beyond all commands",
+        ),
+        (|connection, _| while connection.send(&Message::Unknown(Code(99))).is_ok() {}, "without end"),
+    ];
+    for (at, (breach, words)) in breaches.into_iter().enumerate() {
+        let folder = Folder::new(&format!("breach-{at}"));
+        let volume = folder.volume(|_| {});
+        let script = move |socket: PathBuf| {
+            let mut hostile = connected(&socket);
+            let command = next(&mut hostile);
+            breach(&mut hostile, &command);
+            let why = loop {
+                match hostile.receive() {
+                    Ok(Some(_)) => {}
+                    other => break other,
+                }
+            };
+            // It writes to its memory even now.
+            assert!(hostile.queues[0].data.write(command.data.get() as usize, &[0xff; 4096]));
+            let mut honest = connected(&socket);
+            let again = next(&mut honest);
+            let byte = data(&honest, &again);
+            answer(&mut honest, &again, Status::GOOD);
+            (why, again.offset.get(), byte)
+        };
+        let (why, offset, byte) = play(&folder, &volume, script, async |reactor, store| {
+            assert_eq!(result(&start(store, write(reactor.arena(), 8192, 5))).await, Ok(4096));
+        });
+        // A process that floods may find its connection closed before it reads why.
+        assert!(
+            matches!(&why, Err(ServeError::Fault(why)) if why.contains(words))
+                || words == "without end" && matches!(why, Ok(None) | Err(ServeError::Io(_))),
+            "{words}: {why:?}"
+        );
+        assert_eq!((offset, byte, volume.view().faults), (8192, 5, 1));
+    }
+}
+
+#[test]
+fn memory_of_a_late_command_is_not_used_again_before_its_answer() {
+    let folder = Folder::new("late");
+    let short = Duration::from_millis(300);
+    let volume = folder.volume(|unit| (unit.command_timeout, unit.restart_time) = (short, short));
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let late = next(&mut handler);
+        told.recv_timeout(LIMIT).expect("the second command has failed");
+        assert_eq!(handler.queues[0].ring.take().expect("sound"), None, "a late handler gets no command");
+        answer(&mut handler, &late, Status::GOOD);
+        let third = next(&mut handler);
+        let byte = data(&handler, &third);
+        answer(&mut handler, &third, Status::GOOD);
+        told.recv_timeout(LIMIT).expect("its state was looked at");
+        (late.offset.get(), third.offset.get(), byte)
+    };
+    let seen = play(&folder, &volume, script, async |reactor, store| {
+        let arena = reactor.arena();
+        assert_eq!(result(&start(store, write(arena, 0, 1))).await, Err(Fault::Timeout));
+        let view = volume.view();
+        assert_eq!((view.state, view.late, view.timed_out), ("late", 1, 1));
+        assert!(volume.examine()[0].words.contains("does not answer 1 commands"));
+        assert_eq!(result(&start(store, write(arena, 4096, 2))).await, Err(Fault::NotReady));
+        tell.send(()).expect("the script waits");
+        assert_eq!(result(&start(store, write(arena, 8192, 3))).await, Ok(4096));
+        assert_eq!(volume.view().state, "connected");
+        tell.send(()).expect("the script waits");
+    });
+    assert_eq!(seen, (0, 8192, 3));
+}
+
+#[test]
+fn late_memory_of_one_command_is_not_lent_to_another_connection() {
+    let folder = Folder::new("gone-late");
+    let volume = folder.volume(|unit| unit.command_timeout = Duration::from_millis(200));
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut first = connected(&socket);
+        let late = next(&mut first);
+        told.recv_timeout(LIMIT).expect("the command has failed");
+        let old = first.queues[0].data.clone();
+        drop(first);
+        let mut second = connected(&socket);
+        let command = next(&mut second);
+        assert!(old.write(late.data.get() as usize, &[0xff; 4096]), "it still has the memory");
+        let byte = data(&second, &command);
+        answer(&mut second, &command, Status::GOOD);
+        byte
+    };
+    let byte = play(&folder, &volume, script, async |reactor, store| {
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 1))).await, Err(Fault::Timeout));
+        tell.send(()).expect("the script waits");
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 2))).await, Ok(4096));
+    });
+    assert_eq!((byte, volume.view().late), (2, 0));
+}
+
+#[test]
+fn without_a_handler_commands_wait_and_then_fail() {
+    let folder = Folder::new("missing");
+    let wait = Duration::from_millis(300);
+    let volume = folder.volume(|unit| unit.restart_time = wait);
+    assert!(volume.examine()[0].words.contains("no handler is connected"));
+    play(&folder, &volume, drop, async |reactor, store| {
+        let begun = Instant::now();
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 1))).await, Err(Fault::NotReady));
+        assert!(begun.elapsed() >= wait);
+    });
+    let view = volume.view();
+    assert_eq!((view.state, view.process, view.connections), ("missing", None, 0));
+}
+
+#[test]
+fn a_volume_that_was_not_changed_is_flushed_without_a_handler() {
+    let folder = Folder::new("flush");
+    let volume = folder.volume(|unit| unit.restart_time = Duration::from_millis(200));
+    let flush = || Io { op: Op::Flush, offset: 0, data: Data::None };
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        told.recv_timeout(LIMIT).expect("the volume was flushed");
+        let mut handler = connected(&socket);
+        let mut seen = Vec::new();
+        for status in [Status::GOOD, Status::FAILED, Status::GOOD] {
+            let command = next(&mut handler);
+            seen.push(Operation(command.operation));
+            answer(&mut handler, &command, status);
+        }
+        told.recv_timeout(LIMIT).expect("the volume was flushed again");
+        seen
+    };
+    let seen = play(&folder, &volume, script, async |reactor, store| {
+        assert_eq!(result(&start(store, flush())).await, Ok(0));
+        tell.send(()).expect("the script waits");
+        while volume.view().connections == 0 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 1))).await, Ok(4096));
+        assert!(result(&start(store, flush())).await.is_err(), "a flush that failed is repeated");
+        assert_eq!(result(&start(store, flush())).await, Ok(0));
+        assert_eq!(result(&start(store, flush())).await, Ok(0), "the handler gets no other command");
+        tell.send(()).expect("the script waits");
+    });
+    assert_eq!(seen, [Operation::WRITE, Operation::FLUSH, Operation::FLUSH]);
+}
+
+#[test]
+fn handlers_that_do_not_fit_are_refused() {
+    let folder = Folder::new("refused");
+    let volume = folder.volume(|unit| unit.discard = true);
+    let socket = folder.socket();
+    let refusal = |connection: Result<Connection, ServeError>| match connection.expect("Lunar listens").receive() {
+        Err(ServeError::Refused(why)) => why,
+        other => panic!("{other:?}"),
+    };
+    assert!(refusal(Connection::open(&socket, "small", SIZE - 1, features::ALL)).contains("has 16777215 bytes"));
+    assert!(refusal(Connection::open(&socket, "thick", SIZE, features::ZERO)).contains("no UNMAP"));
+    let mut first = Connection::open(&socket, "first", SIZE + 1, features::ALL).expect("Lunar listens");
+    let Ok(Some(Message::Welcome(welcome))) = first.receive() else { panic!("it fits") };
+    assert_eq!((welcome.size.get(), welcome.features.get(), welcome.protocol.get()), (SIZE, features::ALL, 1));
+    assert!(refusal(Connection::open(&socket, "second", SIZE, features::ALL)).contains("still connected"));
+    assert_eq!((volume.view().state, volume.view().name.as_deref()), ("connected", Some("first")));
+    assert!(matches!(HandlerVolume::new(folder.unit(), false), Err(crate::error::Mistake::InUse)));
+}
+
+#[test]
+fn a_volume_that_is_changed_keeps_its_socket_and_its_handler_connects_again() {
+    let folder = Folder::new("changed");
+    let volume = folder.volume(|unit| unit.size = SIZE / 2);
+    let mut connection = Connection::open(&folder.socket(), "grows", SIZE, 0).expect("Lunar listens");
+    assert!(matches!(connection.receive(), Ok(Some(Message::Welcome(_)))));
+    let larger = |size| volume.reopen(Unit { size, ..folder.unit() }, false);
+    assert!(matches!(larger(2 * SIZE), Err(crate::error::Mistake::Small(SIZE))));
+    let grown = larger(SIZE).expect("the handler has as many bytes");
+    assert_eq!(grown.traits().size, SIZE);
+    grown.finalize();
+    drop(volume);
+    assert!(matches!(connection.receive(), Ok(None)));
+    let mut again = Connection::open(&folder.socket(), "grows", SIZE, 0).expect("Lunar listens");
+    let Ok(Some(Message::Welcome(welcome))) = again.receive() else { panic!("it fits") };
+    assert_eq!(welcome.size.get(), SIZE);
+    drop(grown);
+    assert!(!folder.socket().exists());
+}

@@ -1,0 +1,434 @@
+//! Volumes whose data another process serves: the example in C under verifying loads, killed, stopped and missing; and
+//! a hostile handler beside it.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use lunar_handler::ring::at;
+use lunar_handler::serve::{Connection, Device, HandlerQueue, ServeError, serve};
+use lunar_handler::wire::{Code, Message, Status, Submission};
+use rustix::process::Signal;
+use serde_json::Value;
+
+use crate::process::{bound, run, signal};
+use crate::report::skip;
+use crate::session::{Data, GOOD, Login, Session, cdb};
+use crate::target::{Driver, Lab, Spec, Target, free_port};
+use crate::test_data::{Random, pattern};
+use crate::verifying_writer::VerifyingWriter;
+
+const TARGET: &str = "iqn.2026-01.io.lunar.conform:handlers";
+/// Bytes of each volume.
+const SIZE: u64 = 64 << 20;
+const BLOCK: usize = 512;
+/// The volumes, in the order of their LUNs. The third and the fourth give handlers little time.
+const VOLUMES: [&str; 4] = ["first", "second", "hasty", "hostile"];
+const FIRST: u16 = 0;
+const SECOND: u16 = 1;
+const HASTY: u16 = 2;
+const HOSTILE: u16 = 3;
+/// How long a step may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Times that a handler is killed under load; many with `--long`.
+const KILLS: (u64, u64) = (10, 100);
+/// How long a handler is stopped; long with `--long`.
+const STOPS: (Duration, Duration) = (Duration::from_secs(4), Duration::from_secs(60));
+/// How long a hostile handler is connected, again and again.
+const HOSTILE_TIME: Duration = Duration::from_secs(5);
+
+const NOT_READY: (u8, u8, u8) = (0x02, 0x04, 0x00);
+const TIME_OUT: (u8, u8, u8) = (0x0b, 0x3e, 0x02);
+
+pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
+    lab.built()?;
+    let part = format!("handler/{}", driver.name());
+    let program = compile(&lab.scratch)?;
+    let mut daemon = None;
+    lab.report.check(&part, "a daemon starts without the handlers of its volumes", || {
+        daemon = Some(Daemon::start(lab, driver, program)?);
+        Ok(())
+    });
+    let Some(mut daemon) = daemon else { return Ok(()) };
+    let check = |name: &str, case: &dyn Fn() -> Result<()>| lab.report.check(&part, name, case);
+    check("without a handler commands end with NOT READY", &|| missing(&daemon));
+    let kills = if lab.long { KILLS.1 } else { KILLS.0 };
+    check(&format!("kill -9 of handlers under verifying loads, {kills} times"), &|| killed(lab, &daemon, kills));
+    let stop = if lab.long { STOPS.1 } else { STOPS.0 };
+    check(&format!("a handler is stopped for {} s, and others go on", stop.as_secs()), &|| stopped(lab, &daemon, stop));
+    check("a hostile handler harms its own volume only", &|| hostile(lab, &daemon));
+    lab.report.check(&part, "the daemon is healthy and stops", || {
+        // It flushes its volumes.
+        let _handlers = [daemon.handler(FIRST)?, daemon.handler(SECOND)?, daemon.handler(HASTY)?];
+        daemon.target.healthy()?;
+        daemon.target.stop()
+    });
+    Ok(())
+}
+
+/// Compiles the example.
+fn compile(folder: &Path) -> Result<PathBuf> {
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../handler");
+    let program = folder.join("file_handler");
+    let mut command = Command::new("cc");
+    command.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I"]).arg(source.join("include"));
+    command.arg("-o").arg(&program).arg(source.join("examples/file_handler.c"));
+    match run(&mut command, LIMIT) {
+        Err(_) => skip("there is no C compiler: apt install gcc libc6-dev"),
+        Ok(output) => output.succeeded().map(|_| program),
+    }
+}
+
+struct Daemon {
+    target: Target,
+    folder: PathBuf,
+    lunar: PathBuf,
+    program: PathBuf,
+    portal: SocketAddr,
+}
+
+impl Daemon {
+    fn start(lab: &Lab, driver: Driver, program: PathBuf) -> Result<Self> {
+        let (folder, portal) = (lab.scratch.clone(), free_port()?);
+        let place = folder.display();
+        let mut text = format!(
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\n\
+             [api]\nsocket = \"{place}/api.sock\"\n",
+            driver.name().replace('_', "-")
+        );
+        for (lun, volume) in (0..).zip(VOLUMES) {
+            let times = if lun >= HASTY { "command-timeout = \"1s\"\nrestart-time = \"2s\"\n" } else { "" };
+            text += &format!(
+                "[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\nsize = \"64M\"\n{times}"
+            );
+        }
+        text += &format!(
+            "[portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
+             luns = {{ 0 = \"first\", 1 = \"second\", 2 = \"hasty\", 3 = \"hostile\" }}\n"
+        );
+        let file = folder.join("lunar.toml");
+        std::fs::write(&file, text)?;
+        let mut spec = Spec::new(driver, Vec::<String>::new())?;
+        (spec.listen, spec.daemon) = (vec![portal], Some(file));
+        let target = Target::start_daemon(lab, &spec, |lab, spec| Target::start_named(lab, spec, TARGET))?;
+        Ok(Self { target, folder, lunar: lab.built()?.to_owned(), program, portal })
+    }
+
+    fn socket(&self, lun: u16) -> PathBuf {
+        self.folder.join(format!("{}.sock", VOLUMES[usize::from(lun)]))
+    }
+
+    fn session(&self, lun: u16) -> Result<Session> {
+        Session::ready(self.portal, &Login::to(TARGET, &format!("host-{lun}")), lun)
+    }
+
+    /// The handler of a volume, as `lunar handler list` shows it.
+    fn listed(&self, lun: u16) -> Result<Value> {
+        let mut command = bound(&self.lunar);
+        command.args(["handler", "list", "--json", "--socket"]).arg(self.folder.join("api.sock"));
+        let all: Value = serde_json::from_str(&run(&mut command, LIMIT)?.succeeded()?)?;
+        let volume = VOLUMES[usize::from(lun)];
+        let found = all.as_array().into_iter().flatten().find(|handler| handler["volume"] == volume);
+        found.cloned().with_context(|| format!("{volume} is not in the list: {all}"))
+    }
+
+    fn until_state(&self, lun: u16, state: &str) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let handler = self.listed(lun)?;
+            if handler["state"] == state {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the handler does not become {state}: {handler}");
+        }
+    }
+
+    /// Starts the example for a volume, on a file of its own.
+    fn handler(&self, lun: u16) -> Result<Handler> {
+        let file = self.folder.join(format!("{}.img", VOLUMES[usize::from(lun)]));
+        if !file.exists() {
+            std::fs::File::create(&file)?.set_len(SIZE)?;
+        }
+        let handler = Handler { child: None, program: self.program.clone(), socket: self.socket(lun), file };
+        handler.started()
+    }
+}
+
+/// A process of the example. Dropping it kills it.
+struct Handler {
+    child: Option<Child>,
+    program: PathBuf,
+    socket: PathBuf,
+    file: PathBuf,
+}
+
+impl Handler {
+    fn started(mut self) -> Result<Self> {
+        self.start()?;
+        Ok(self)
+    }
+
+    fn start(&mut self) -> Result<()> {
+        let mut command = bound(&self.program);
+        // A handler that comes before Lunar has noticed the end of the last one is refused, and connects again.
+        command.arg(&self.socket).arg(&self.file).stdout(Stdio::null()).stderr(Stdio::null());
+        self.child = Some(command.spawn().context("cannot start the handler")?);
+        Ok(())
+    }
+
+    fn signal(&self, number: Signal) -> Result<()> {
+        signal(self.child.as_ref().context("it runs")?, number)
+    }
+
+    fn kill(&mut self) -> Result<()> {
+        let Some(mut child) = self.child.take() else { bail!("it runs") };
+        let ended = child.try_wait()?;
+        ensure!(ended.is_none(), "the handler has ended by itself: {ended:?}");
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+}
+
+impl Drop for Handler {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn missing(daemon: &Daemon) -> Result<()> {
+    let mut session = daemon.session(HASTY)?;
+    let begun = Instant::now();
+    session.run(&cdb::read(0, 1), Data::In(BLOCK))?.expect_sense(NOT_READY.0, NOT_READY.1, NOT_READY.2)?;
+    ensure!(begun.elapsed() >= Duration::from_secs(2), "the command did not wait for a handler");
+    let handler = daemon.listed(HASTY)?;
+    ensure!(handler["state"] == "missing" && handler["connections"] == 0, "{handler}");
+    // The handler comes while a command waits.
+    let tag = session.start(&cdb::write(0, 1), Data::Out(vec![1; BLOCK]))?;
+    let _handler = daemon.handler(HASTY)?;
+    let done = session.next()?;
+    ensure!(done.tag == tag && done.status == GOOD, "a command that waited ends with {:02x?}", done.sense());
+    session.logout()
+}
+
+fn killed(lab: &Lab, daemon: &Daemon, rounds: u64) -> Result<()> {
+    let mut random = Random::new(lab.seed);
+    let mut handlers = [daemon.handler(FIRST)?, daemon.handler(SECOND)?];
+    let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
+    let seconds = rounds.to_string();
+    let mut load = bound(&daemon.lunar);
+    load.args(["bench", &format!("iscsi://{}/{TARGET}/{SECOND}", daemon.portal), "--rw", "randrw", "--bs", "16k"]);
+    load.args(["--depth", "8", "--sessions", "2", "--time", &seconds, "--warmup", "0", "--size", "64M", "--verify"]);
+    load.args(["--seed", &lab.seed.to_string(), "--timeout", "60"]);
+    std::thread::scope(|scope| {
+        let load = scope.spawn(move || run(&mut load, LIMIT * 10)?.succeeded().map(drop));
+        let mut kill = || -> Result<()> {
+            for _ in 0..rounds {
+                std::thread::sleep(Duration::from_millis(20 + random.below(150)));
+                let handler = &mut handlers[usize::try_from(random.below(2))?];
+                handler.kill()?;
+                std::thread::sleep(Duration::from_millis(random.below(50)));
+                handler.start()?;
+                writer.expect_progress()?;
+            }
+            Ok(())
+        };
+        let killed = kill();
+        let load = load.join().map_err(|_| anyhow!("the thread of the load has panicked"))?;
+        killed.and(load)
+    })?;
+    writer.finish()?;
+    let (first, second) = (daemon.listed(FIRST)?, daemon.listed(SECOND)?);
+    let sum = |key: &str| first[key].as_u64().unwrap_or(0) + second[key].as_u64().unwrap_or(0);
+    ensure!(sum("connections") >= rounds, "handlers were killed {rounds} times: {first} {second}");
+    ensure!(sum("replayed") > 0, "no command was sent again: the kills test nothing: {first} {second}");
+    ensure!(sum("faults") == 0 && sum("timed-out") == 0, "{first} {second}");
+    Ok(())
+}
+
+fn stopped(lab: &Lab, daemon: &Daemon, time: Duration) -> Result<()> {
+    let (_other, handler) = (daemon.handler(FIRST)?, daemon.handler(HASTY)?);
+    let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
+    let mut session = daemon.session(HASTY)?;
+    let blocks = 8;
+    let write = |session: &mut Session, generation| {
+        session.run(&cdb::write(0, blocks), Data::Out(pattern(0, generation, blocks as usize * BLOCK)))
+    };
+    write(&mut session, 1)?.good()?;
+    handler.signal(Signal::STOP)?;
+    let begun = Instant::now();
+    write(&mut session, 2)?.expect_sense(TIME_OUT.0, TIME_OUT.1, TIME_OUT.2)?;
+    write(&mut session, 3)?.expect_sense(NOT_READY.0, NOT_READY.1, NOT_READY.2)?;
+    daemon.until_state(HASTY, "late")?;
+    while begun.elapsed() < time {
+        writer.expect_progress()?;
+        session.ping()?;
+    }
+    handler.signal(Signal::CONT)?;
+    daemon.until_state(HASTY, "connected")?;
+    write(&mut session, 4)?.good()?;
+    let read = session.read(0, blocks, BLOCK)?;
+    ensure!(read == pattern(0, 4, read.len()), "a late write has overwritten acknowledged data");
+    let listed = daemon.listed(HASTY)?;
+    ensure!(listed["timed-out"] == 1 && listed["late"] == 0, "{listed}");
+    writer.expect_progress()?;
+    writer.finish()?;
+    session.logout()
+}
+
+/// Connects, and breaks the protocol in one of many ways, again and again.
+fn attack(socket: &Path, seed: u64, over: &AtomicBool) -> Result<u64> {
+    let (mut random, mut connections) = (Random::new(seed), 0);
+    while !over.load(Ordering::Relaxed) {
+        let Ok(mut connection) = Connection::open(socket, "hostile\x1b[2J", SIZE, random.next()) else {
+            std::thread::sleep(Duration::from_millis(5));
+            continue;
+        };
+        while connection.queues.len() < 2 {
+            match connection.receive() {
+                Ok(Some(_)) => {}
+                Ok(None) | Err(ServeError::Refused(_) | ServeError::Fault(_) | ServeError::Io(_)) => break,
+                Err(why) => bail!("Lunar sends something else: {why}"),
+            }
+        }
+        if connection.queues.is_empty() {
+            continue;
+        }
+        connections += 1;
+        for _ in 0..random.below(200) {
+            if !misbehave(&mut connection, &mut random) {
+                break;
+            }
+        }
+    }
+    Ok(connections)
+}
+
+/// One act; `false`: the connection is over.
+fn misbehave(connection: &mut Connection, random: &mut Random) -> bool {
+    match random.below(8) {
+        0 => return connection.send(&Message::Unknown(Code(random.next() as u32))).is_ok(),
+        1 => return connection.send(&Message::Refused("no".into())).is_ok(),
+        _ => {}
+    }
+    for HandlerQueue { ring, ring_memory, data, .. } in &mut connection.queues {
+        let command = ring.take().ok().flatten();
+        match (random.below(6), command) {
+            (0, Some(command)) => {
+                // Twice.
+                ring.complete(&command, Status::GOOD);
+                ring.complete(&command, Status::GOOD);
+            }
+            (1, Some(command)) => ring.complete(&command, Status(random.byte())),
+            (2, Some(command)) => {
+                let slot = (random.next() as u16).into();
+                ring.complete(&Submission { slot, ..command }, Status::GOOD);
+            }
+            (3, _) => _ = ring_memory.store(at::COMPLETED, random.next() as u32),
+            (4, _) => {
+                let place = usize::try_from(random.below(ring_memory.len() as u64)).unwrap_or(0);
+                _ = ring_memory.write(place, &[random.byte()]);
+            }
+            _ => {
+                let place = usize::try_from(random.below(data.len() as u64)).unwrap_or(0);
+                _ = data.write(place, &[random.byte()]);
+            }
+        }
+    }
+    let woken = connection.queues.iter().all(|queue| {
+        // Signals without a reason, too.
+        _ = queue.ring_memory.store(at::LUNAR_SLEEPS, 1);
+        queue.wake_lunar().is_ok()
+    });
+    woken && matches!(connection.wait(false), Ok(false))
+}
+
+/// A handler that keeps to the protocol, in memory.
+struct Memory(Vec<u8>);
+
+impl Memory {
+    fn part(&mut self, offset: u64, length: usize) -> Result<&mut [u8], Status> {
+        let begin = usize::try_from(offset).map_err(|_| Status::FAILED)?;
+        self.0.get_mut(begin..begin + length).ok_or(Status::FAILED)
+    }
+}
+
+impl Device for Memory {
+    fn name(&self) -> &str {
+        "memory"
+    }
+
+    fn size(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Status> {
+        into.copy_from_slice(self.part(offset, into.len())?);
+        Ok(())
+    }
+
+    fn write(&mut self, offset: u64, data: &[u8], _: bool) -> Result<(), Status> {
+        self.part(offset, data.len())?.copy_from_slice(data);
+        Ok(())
+    }
+
+    fn flush(&mut self) -> Result<(), Status> {
+        Ok(())
+    }
+}
+
+fn hostile(lab: &Lab, daemon: &Daemon) -> Result<()> {
+    let _other = daemon.handler(FIRST)?;
+    let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
+    let (socket, over) = (daemon.socket(HOSTILE), AtomicBool::new(false));
+    let connections = std::thread::scope(|scope| {
+        let attacker = scope.spawn(|| attack(&socket, lab.seed, &over));
+        let victim = || -> Result<()> {
+            let mut session = daemon.session(HOSTILE)?;
+            let begun = Instant::now();
+            while begun.elapsed() < HOSTILE_TIME {
+                // Any status may come, and data that nobody wrote; but an answer comes.
+                session.run(&cdb::write(0, 8), Data::Out(vec![7; 8 * BLOCK]))?;
+                session.run(&cdb::read(0, 8), Data::In(8 * BLOCK))?;
+                writer.expect_progress()?;
+            }
+            session.logout()
+        };
+        let result = victim();
+        over.store(true, Ordering::Relaxed);
+        let connections = attacker.join().map_err(|_| anyhow!("the attacker has panicked"))??;
+        result.map(|()| connections)
+    })?;
+    let listed = daemon.listed(HOSTILE)?;
+    ensure!(connections > 1 && listed["faults"].as_u64() > Some(0), "{connections} connections: {listed}");
+    // The same process keeps to the protocol from now on.
+    let honest = std::thread::spawn(move || {
+        let mut memory = Memory(vec![0; usize::try_from(SIZE)?]);
+        loop {
+            match serve(&socket, &mut memory) {
+                // It comes before Lunar has noticed the end of the last connection.
+                Err(ServeError::Refused(_)) => std::thread::sleep(Duration::from_millis(50)),
+                Err(ServeError::Io(_)) | Ok(()) => return Ok(()),
+                Err(why) => bail!("{why}"),
+            }
+        }
+    });
+    daemon.until_state(HOSTILE, "connected")?;
+    ensure!(!honest.is_finished(), "the honest handler has ended: {:?}", honest.join());
+    let mut session = daemon.session(HOSTILE)?;
+    for generation in 1..20 {
+        let data = pattern(0, generation, 16 * BLOCK);
+        session.write(0, data.clone(), BLOCK)?;
+        ensure!(session.read(0, 16, BLOCK)? == data, "the volume has lost data of an honest handler");
+    }
+    session.logout()?;
+    writer.finish().map(drop)
+}

@@ -1,0 +1,157 @@
+/*
+ * The protocol between Lunar and a handler: a process that serves the data of a volume.
+ *
+ * A handler connects to the socket of its volume (AF_UNIX, SOCK_SEQPACKET) and sends HELLO. Lunar answers WELCOME or
+ * REFUSED, then sends one QUEUE for each of its cores, now or later. A queue is used as soon as it arrives. When Lunar
+ * closes the connection, the handler ends, or connects again after it has finished or dropped all commands of the old
+ * connection: Lunar sends those without an answer again.
+ *
+ * All numbers are little-endian; this header is for little-endian machines. Reserved fields are zero. A message may be
+ * longer than its struct: a later version appends fields.
+ *
+ * Promises of a handler:
+ *  - A WRITE, UNMAP or ZERO that was answered outlives the process: it is in the kernel at least (the page cache will
+ *    do), because Lunar does not repeat it. With LUNAR_DURABLE, and after a FLUSH, it is on the medium.
+ *  - Each command is answered once. Its data must not be touched after the answer.
+ *  - A command may come a second time, on a new connection, although it was executed before.
+ */
+#ifndef LUNAR_HANDLER_H
+#define LUNAR_HANDLER_H
+
+#include <stdint.h>
+
+#define LUNAR_PROTOCOL 1u
+#define LUNAR_LEVEL_BLOCK 1u
+#define LUNAR_MESSAGE_BYTES_MAX 4096u
+#define LUNAR_NAME_BYTES 64u
+#define LUNAR_TEXT_BYTES_MAX 256u
+#define LUNAR_QUEUE_DESCRIPTORS 4u
+
+/* Codes of messages. */
+#define LUNAR_HELLO 1u
+#define LUNAR_WELCOME 2u
+#define LUNAR_REFUSED 3u
+#define LUNAR_QUEUE 4u
+#define LUNAR_FAULT 5u
+#define LUNAR_CLOSE 6u
+
+/* Optional operations (features): a bit that a side does not know is ignored. */
+#define LUNAR_FEATURE_UNMAP 1u
+#define LUNAR_FEATURE_ZERO 2u
+
+/* Flags of WELCOME. */
+#define LUNAR_READ_ONLY 1u
+
+struct lunar_header {
+    uint32_t code;
+    uint32_t length; /* of the message, with this header */
+};
+
+struct lunar_hello {
+    struct lunar_header header;
+    uint32_t protocol; /* the highest version that the handler has */
+    uint32_t level;    /* LUNAR_LEVEL_BLOCK */
+    uint64_t features;
+    uint64_t size; /* bytes of the data; the volume may be smaller */
+    char name[64]; /* name and version for the operator, UTF-8, padded with zeroes */
+};
+
+struct lunar_welcome {
+    struct lunar_header header;
+    uint32_t protocol; /* the version that applies */
+    uint32_t flags;
+    uint64_t features; /* those that apply */
+    uint64_t size;     /* bytes of the volume */
+    uint32_t block_size;
+    uint32_t queues; /* most queues that follow */
+    char volume[64];
+};
+
+/* REFUSED and FAULT: a header, and text without a zero at its end. */
+
+/* QUEUE comes with four descriptors (SCM_RIGHTS): the memory of the rings, the memory of the data, the eventfd that
+ * Lunar signals, and the eventfd that the handler signals. The memory is mapped shared, from offset 0. */
+struct lunar_queue {
+    struct lunar_header header;
+    uint32_t number;
+    uint32_t depth; /* slots: a power of two */
+    uint32_t generation;
+    uint32_t transfer_max; /* most bytes of a READ or WRITE */
+    uint64_t ring_bytes;
+    uint64_t data_bytes;
+};
+
+/* The queue has no command any more, and gets no other: its memory may be unmapped. */
+struct lunar_close {
+    struct lunar_header header;
+    uint32_t number;
+};
+
+/* Operations. */
+#define LUNAR_READ 1u
+#define LUNAR_WRITE 2u
+#define LUNAR_FLUSH 3u
+#define LUNAR_UNMAP 4u /* afterwards the bytes read as before or as zeroes */
+#define LUNAR_ZERO 5u
+
+/* Flags of commands. */
+#define LUNAR_DURABLE 1u /* of WRITE */
+#define LUNAR_RELEASE 2u /* of ZERO: the space may be released */
+
+/* Statuses. */
+#define LUNAR_GOOD 0u
+#define LUNAR_MEDIUM_ERROR 1u
+#define LUNAR_NO_SPACE 2u
+#define LUNAR_UNSUPPORTED 3u
+#define LUNAR_NOT_READY 4u
+#define LUNAR_FAILED 5u
+
+/* The rings. Lunar adds commands at `submitted`, the handler adds answers at `completed`. Counters run freely: entry N
+ * is at N modulo depth. Write the entry first, then the counter with release order; read the counter with acquire
+ * order, then the entry.
+ *
+ * After answers: a full fence; if `lunar_sleeps` is 1, store 0 there and write 1 to the eventfd of Lunar.
+ * To sleep: store 1 to `handler_sleeps`; a full fence; if `submitted` has not changed, wait (poll) for the eventfd of
+ * the handler and for the socket; afterwards store 0. A handler that polls leaves it at 0. */
+#define LUNAR_RING_MAGIC 0x48524e4cu
+#define LUNAR_RING_VERSION 1u
+#define LUNAR_AT_MAGIC 0u
+#define LUNAR_AT_VERSION 4u
+#define LUNAR_AT_DEPTH 8u
+#define LUNAR_AT_GENERATION 12u
+#define LUNAR_AT_SUBMITTED 64u
+#define LUNAR_AT_COMPLETED 128u
+#define LUNAR_AT_HANDLER_SLEEPS 192u
+#define LUNAR_AT_LUNAR_SLEEPS 256u
+#define LUNAR_AT_SUBMISSIONS 4096u /* depth commands, then depth answers */
+
+struct lunar_submission {
+    uint16_t slot;
+    uint8_t operation;
+    uint8_t flags;
+    uint32_t generation;
+    uint64_t sequence;
+    uint64_t offset; /* bytes on the volume */
+    uint64_t length; /* bytes */
+    uint64_t data;   /* offset in the memory of the data, of READ and WRITE */
+    uint32_t timeout_milliseconds;
+    uint8_t reserved[20];
+};
+
+struct lunar_completion {
+    uint16_t slot; /* slot, generation and sequence of the command */
+    uint8_t status;
+    uint8_t reserved;
+    uint32_t generation;
+    uint64_t sequence;
+    uint8_t more[16];
+};
+
+_Static_assert(sizeof(struct lunar_hello) == 96, "no padding");
+_Static_assert(sizeof(struct lunar_welcome) == 104, "no padding");
+_Static_assert(sizeof(struct lunar_queue) == 40, "no padding");
+_Static_assert(sizeof(struct lunar_close) == 12, "no padding");
+_Static_assert(sizeof(struct lunar_submission) == 64, "no padding");
+_Static_assert(sizeof(struct lunar_completion) == 32, "no padding");
+
+#endif

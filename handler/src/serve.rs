@@ -1,0 +1,384 @@
+//! The loop of a handler: connects to the socket of a volume, and executes the commands of all queues on a [`Device`],
+//! one after the other.
+
+use crate::ring::{HandlerEnd, Unusable};
+use crate::wire::{
+    self, Hello, LEVEL_BLOCK, MESSAGE_BYTES_MAX, Malformed, Message, Operation, PROTOCOL, QUEUE_DESCRIPTORS, Queue,
+    Status, Submission, Welcome, name_of, unit_flags,
+};
+use lunar_core::mem::Region;
+use lunar_reactor::shared::map;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix, SocketFlags,
+    SocketType, connect, recvmsg, send, socket_with,
+};
+use std::fmt;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+/// How long the loop looks for commands before it sleeps: to sleep and be woken costs about as much.
+const SPIN: Duration = Duration::from_micros(50);
+/// How often the loop looks for messages while there are always commands.
+const MESSAGES: Duration = Duration::from_millis(10);
+/// Most queues of one connection: Lunar has one for each of its cores.
+const QUEUES_MAX: usize = 1024;
+
+/// The data that a handler serves.
+///
+/// A write that was answered must outlive the process of the handler, because Lunar does not repeat it: it is in the
+/// kernel at least. A write that is durable, or that was answered before a flush, is on the medium.
+pub trait Device {
+    /// Name and version for the operator, at most 64 bytes: `file 1.0`.
+    fn name(&self) -> &str;
+
+    /// Bytes of the data. The volume may be smaller.
+    fn size(&self) -> u64;
+
+    /// The optional operations: [`wire::features`].
+    fn features(&self) -> u64 {
+        0
+    }
+
+    /// A connection begins: what Lunar says about the volume.
+    fn begin(&mut self, unit: &Unit) {
+        let _ = unit;
+    }
+
+    /// Fills `into` from `offset` on.
+    ///
+    /// # Errors
+    /// The status of the command.
+    fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<(), Status>;
+
+    /// Writes `data` at `offset`. `durable`: it is on the medium afterwards.
+    ///
+    /// # Errors
+    /// The status of the command.
+    fn write(&mut self, offset: u64, data: &[u8], durable: bool) -> Result<(), Status>;
+
+    /// Brings all writes that were answered to the medium.
+    ///
+    /// # Errors
+    /// The status of the command.
+    fn flush(&mut self) -> Result<(), Status>;
+
+    /// Releases the space of `length` bytes. Afterwards they read as the old data or as zeroes.
+    ///
+    /// # Errors
+    /// The status of the command.
+    fn unmap(&mut self, offset: u64, length: u64) -> Result<(), Status> {
+        let _ = (offset, length);
+        Err(Status::UNSUPPORTED)
+    }
+
+    /// Writes zeroes. `release`: the space may be released.
+    ///
+    /// # Errors
+    /// The status of the command.
+    fn zero(&mut self, offset: u64, length: u64, release: bool) -> Result<(), Status> {
+        let _ = (offset, length, release);
+        Err(Status::UNSUPPORTED)
+    }
+}
+
+/// The volume, as Lunar describes it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Unit {
+    /// Its name in the configuration of Lunar.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Bytes of a block.
+    pub block_size: u32,
+    /// Whether no command changes data.
+    pub read_only: bool,
+    /// The optional operations that Lunar uses.
+    pub features: u64,
+}
+
+impl Unit {
+    fn of(welcome: &Welcome) -> Self {
+        Self {
+            name: name_of(&welcome.volume),
+            size: welcome.size.get(),
+            block_size: welcome.block_size.get(),
+            read_only: welcome.flags.get() & unit_flags::READ_ONLY != 0,
+            features: welcome.features.get(),
+        }
+    }
+}
+
+/// Why a connection has ended.
+#[derive(Debug)]
+pub enum ServeError {
+    /// Lunar does not want this handler, with the reason.
+    Refused(String),
+    /// Lunar ended the connection, with the reason: a defect of the handler.
+    Fault(String),
+    /// Lunar sent something that this version does not understand.
+    Protocol,
+    /// The operating system.
+    Io(io::Error),
+}
+
+impl fmt::Display for ServeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Refused(why) => write!(f, "Lunar refuses this handler: {why}"),
+            Self::Fault(why) => write!(f, "Lunar ended the connection: {why}"),
+            Self::Protocol => f.write_str("Lunar sent a message that is not understood: is it of another version?"),
+            Self::Io(why) => write!(f, "{why}"),
+        }
+    }
+}
+
+impl std::error::Error for ServeError {}
+
+impl From<Errno> for ServeError {
+    fn from(why: Errno) -> Self {
+        Self::Io(why.into())
+    }
+}
+
+impl From<io::Error> for ServeError {
+    fn from(why: io::Error) -> Self {
+        Self::Io(why)
+    }
+}
+
+impl From<Malformed> for ServeError {
+    fn from(_: Malformed) -> Self {
+        Self::Protocol
+    }
+}
+
+impl From<Unusable> for ServeError {
+    fn from(_: Unusable) -> Self {
+        Self::Protocol
+    }
+}
+
+/// Serves one connection, until Lunar closes it; the caller connects again, for example once a second.
+///
+/// # Errors
+/// When Lunar cannot be reached, refuses the handler, or finds a defect in it.
+pub fn serve(path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
+    let mut connection = Connection::open(path, device.name(), device.size(), device.features())?;
+    let mut buffer = Vec::new();
+    let (mut last, mut looked) = (Instant::now(), Instant::now());
+    loop {
+        let is_busy = execute_all(&mut connection.queues, &mut buffer, device)?;
+        let now = Instant::now();
+        if is_busy {
+            last = now;
+        }
+        let is_idle = now - last > SPIN;
+        if !is_idle && now - looked < MESSAGES {
+            continue;
+        }
+        let may_sleep = is_idle && connection.queues.iter().all(|queue| queue.ring.may_sleep());
+        let has_message = connection.wait(may_sleep)?;
+        connection.queues.iter().for_each(|queue| queue.ring.rise());
+        if has_message {
+            match connection.receive()? {
+                Some(Message::Welcome(welcome)) => device.begin(&Unit::of(&welcome)),
+                Some(_) => {}
+                None => return Ok(()),
+            }
+        }
+        looked = Instant::now();
+    }
+}
+
+/// Executes the commands of all queues that wait; returns whether there were any.
+fn execute_all(queues: &mut [HandlerQueue], buffer: &mut Vec<u8>, device: &mut dyn Device) -> Result<bool, ServeError> {
+    let mut is_busy = false;
+    for queue in queues {
+        let mut has_answered = false;
+        while let Some(command) = queue.ring.take()? {
+            let status = execute(&command, &queue.data, buffer, device).err().unwrap_or(Status::GOOD);
+            queue.ring.complete(&command, status);
+            has_answered = true;
+        }
+        if has_answered {
+            queue.wake_lunar()?;
+        }
+        is_busy |= has_answered;
+    }
+    Ok(is_busy)
+}
+
+/// One queue of a connection.
+#[derive(Debug)]
+pub struct HandlerQueue {
+    /// Its number.
+    pub number: u32,
+    /// The rings.
+    pub ring: HandlerEnd,
+    /// The memory of the rings.
+    pub ring_memory: Region,
+    /// The memory of the data.
+    pub data: Region,
+    /// Lunar signals it.
+    commands: OwnedFd,
+    /// Lunar waits for it.
+    answers: OwnedFd,
+}
+
+impl HandlerQueue {
+    /// Wakes Lunar after answers, if it sleeps.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn wake_lunar(&self) -> Result<(), ServeError> {
+        if self.ring.must_wake() {
+            rustix::io::write(&self.answers, &1_u64.to_ne_bytes())?;
+        }
+        Ok(())
+    }
+}
+
+/// A connection to Lunar, for handlers with a loop of their own: [`serve`] is enough for others.
+#[derive(Debug)]
+pub struct Connection {
+    socket: OwnedFd,
+    /// The queues that Lunar has opened and not closed.
+    pub queues: Vec<HandlerQueue>,
+}
+
+impl Connection {
+    /// Connects to the socket of a volume, and says HELLO.
+    ///
+    /// # Errors
+    /// When no target listens there.
+    pub fn open(path: &Path, name: &str, size: u64, features: u64) -> Result<Self, ServeError> {
+        let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        connect(&socket, &SocketAddrUnix::new(path)?)?;
+        let connection = Self { socket, queues: Vec::new() };
+        connection.send(&Message::Hello(Hello {
+            protocol: PROTOCOL.into(),
+            level: LEVEL_BLOCK.into(),
+            features: features.into(),
+            size: size.into(),
+            name: wire::name_field(name),
+        }))?;
+        Ok(connection)
+    }
+
+    /// Sends a message.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn send(&self, message: &Message) -> Result<(), ServeError> {
+        send(&self.socket, &message.bytes(), SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
+    /// Looks for a message; returns whether there is one. `may_sleep`: sleeps until there may be one, or commands.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn wait(&self, may_sleep: bool) -> Result<bool, ServeError> {
+        let sources = std::iter::once(&self.socket).chain(self.queues.iter().map(|queue| &queue.commands));
+        let mut sources: Vec<PollFd<'_>> = sources.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+        match poll(&mut sources, if may_sleep { None } else { Some(&now) }) {
+            Err(Errno::INTR) => return Ok(false),
+            other => other?,
+        };
+        let ready: Vec<bool> = sources.iter().map(|source| !source.revents().is_empty()).collect();
+        for (queue, _) in self.queues.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+            // The counter says nothing that the ring does not say.
+            let _ = rustix::io::read(&queue.commands, &mut [0; size_of::<u64>()]);
+        }
+        Ok(ready[0])
+    }
+
+    /// Takes the next message, and waits for it; `None` when Lunar has closed the connection. Queues are opened and
+    /// closed as the messages say.
+    ///
+    /// # Errors
+    /// When Lunar refuses the handler or finds a defect in it, and those of the operating system.
+    pub fn receive(&mut self) -> Result<Option<Message>, ServeError> {
+        let mut bytes = [0; MESSAGE_BYTES_MAX];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(QUEUE_DESCRIPTORS))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let into = &mut [IoSliceMut::new(&mut bytes)];
+        let length = match recvmsg(&self.socket, into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::CONNRESET) => return Ok(None),
+            other => other?.bytes,
+        };
+        if length == 0 {
+            return Ok(None);
+        }
+        let mut descriptors = Vec::new();
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(more) = message {
+                descriptors.extend(more);
+            }
+        }
+        let message = Message::parse(&bytes[..length])?;
+        match &message {
+            Message::Refused(why) => return Err(ServeError::Refused(why.clone())),
+            Message::Fault(why) => return Err(ServeError::Fault(why.clone())),
+            Message::Queue(queue) => self.add(queue, descriptors)?,
+            Message::Close(close) => self.queues.retain(|queue| queue.number != close.number.get()),
+            // Lunar says HELLO to no handler; a message of a later version needs no answer.
+            Message::Welcome(_) | Message::Hello(_) | Message::Unknown(_) => {}
+        }
+        Ok(Some(message))
+    }
+
+    fn add(&mut self, queue: &Queue, descriptors: Vec<OwnedFd>) -> Result<(), ServeError> {
+        let Ok([rings, data, commands, answers]) = <[OwnedFd; QUEUE_DESCRIPTORS]>::try_from(descriptors) else {
+            return Err(ServeError::Protocol);
+        };
+        let bytes = |length: u64| usize::try_from(length).map_err(|_| ServeError::Protocol);
+        if self.queues.len() == QUEUES_MAX {
+            return Err(ServeError::Protocol);
+        }
+        let ring_memory = map(&rings, 0, bytes(queue.ring_bytes.get())?, true)?;
+        let ring = HandlerEnd::open(ring_memory.clone())?;
+        let data = map(&data, 0, bytes(queue.data_bytes.get())?, true)?;
+        self.queues.push(HandlerQueue { number: queue.number.get(), ring, ring_memory, data, commands, answers });
+        Ok(())
+    }
+}
+
+fn execute(command: &Submission, data: &Region, buffer: &mut Vec<u8>, device: &mut dyn Device) -> Result<(), Status> {
+    let (offset, length) = (command.offset.get(), command.length.get());
+    let within = |is_within: bool| if is_within { Ok(()) } else { Err(Status::FAILED) };
+    within(offset.checked_add(length).is_some_and(|end| end <= device.size()))?;
+    let place = usize::try_from(command.data.get()).map_err(|_| Status::FAILED)?;
+    match Operation(command.operation) {
+        Operation::READ => {
+            let memory = memory(buffer, length, data)?;
+            device.read(offset, memory)?;
+            within(data.write(place, memory))
+        }
+        Operation::WRITE => {
+            let memory = memory(buffer, length, data)?;
+            within(data.read(place, memory))?;
+            device.write(offset, memory, command.flags & wire::flags::DURABLE != 0)
+        }
+        Operation::FLUSH => device.flush(),
+        Operation::UNMAP => device.unmap(offset, length),
+        Operation::ZERO => device.zero(offset, length, command.flags & wire::flags::RELEASE != 0),
+        _ => Err(Status::UNSUPPORTED),
+    }
+}
+
+/// Memory for the data of one command.
+fn memory<'a>(buffer: &'a mut Vec<u8>, length: u64, data: &Region) -> Result<&'a mut [u8], Status> {
+    let length = usize::try_from(length).ok().filter(|length| *length <= data.len()).ok_or(Status::FAILED)?;
+    // It stays as long as the longest command so far: zeroes are not written for every command.
+    if buffer.len() < length {
+        buffer.resize(length, 0);
+    }
+    Ok(&mut buffer[..length])
+}

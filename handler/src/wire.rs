@@ -1,0 +1,376 @@
+//! The messages on the socket, and the entries of the rings. All numbers are little-endian.
+//!
+//! The handler sends HELLO; Lunar answers WELCOME or REFUSED, then sends a QUEUE for each core, CLOSE when a core does
+//! not use its queue any more, and FAULT before it ends a connection because of a defect. A message may be longer than
+//! its format here: a later version appends fields, and an earlier version does not read them.
+
+use lunar_core::codes;
+use lunar_core::wire::le;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+/// The version of the protocol. The lower version of both sides applies.
+pub const PROTOCOL: u32 = 1;
+/// The level at which a handler gets reads, writes and flushes of blocks.
+pub const LEVEL_BLOCK: u32 = 1;
+/// The most bytes of a message: all formats are far smaller, and later versions append fields.
+pub const MESSAGE_BYTES_MAX: usize = 4096;
+/// Bytes of a name in a message, padded with zeroes.
+pub const NAME_BYTES: usize = 64;
+/// The most bytes of the text of REFUSED and FAULT: two lines of a terminal.
+pub const TEXT_BYTES_MAX: usize = 256;
+/// Descriptors of a QUEUE: the memory of the rings, the memory of the data, the eventfd that wakes the handler, and the
+/// eventfd that wakes Lunar.
+pub const QUEUE_DESCRIPTORS: usize = 4;
+
+codes! {
+    /// The code of a message.
+    pub struct Code(u32) {
+        HELLO = 1, WELCOME = 2, REFUSED = 3, QUEUE = 4, FAULT = 5, CLOSE = 6,
+    }
+}
+
+codes! {
+    /// The operation of a command.
+    pub struct Operation(u8) {
+        READ = 1, WRITE = 2, FLUSH = 3, UNMAP = 4, ZERO = 5,
+    }
+}
+
+codes! {
+    /// How a command ended.
+    pub struct Status(u8) {
+        GOOD = 0,
+        /// The medium could not be read or written.
+        MEDIUM_ERROR = 1,
+        /// There is no space for the data.
+        NO_SPACE = 2,
+        /// The handler does not have this operation.
+        UNSUPPORTED = 3,
+        /// The handler cannot reach its data now.
+        NOT_READY = 4,
+        /// Any other failure.
+        FAILED = 5,
+    }
+}
+
+/// Flags of a command.
+pub mod flags {
+    /// Of WRITE: the data is on the medium before the answer.
+    pub const DURABLE: u8 = 1;
+    /// Of ZERO: the space may be released.
+    pub const RELEASE: u8 = 2;
+}
+
+/// Optional operations. A side ignores the bits that it does not know.
+pub mod features {
+    /// UNMAP.
+    pub const UNMAP: u64 = 1;
+    /// ZERO.
+    pub const ZERO: u64 = 2;
+    /// All that this version has.
+    pub const ALL: u64 = UNMAP | ZERO;
+}
+
+/// Flags of WELCOME.
+pub mod unit_flags {
+    /// No command changes data.
+    pub const READ_ONLY: u32 = 1;
+}
+
+/// The head of every message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Header {
+    /// A [`Code`].
+    pub code: le::U32,
+    /// Bytes of the message, with this head.
+    pub length: le::U32,
+}
+
+/// HELLO, from the handler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Hello {
+    /// The highest version that the handler has.
+    pub protocol: le::U32,
+    /// [`LEVEL_BLOCK`].
+    pub level: le::U32,
+    /// [`features`] that it has.
+    pub features: le::U64,
+    /// Bytes of its data.
+    pub size: le::U64,
+    /// Its name and version for the operator, in UTF-8.
+    pub name: [u8; NAME_BYTES],
+}
+
+/// WELCOME, from Lunar.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Welcome {
+    /// The version that applies.
+    pub protocol: le::U32,
+    /// [`unit_flags`].
+    pub flags: le::U32,
+    /// The [`features`] that apply.
+    pub features: le::U64,
+    /// Bytes of the volume, at most those of the handler.
+    pub size: le::U64,
+    /// Bytes of a block: offsets and lengths are multiples of it.
+    pub block_size: le::U32,
+    /// Most queues that follow.
+    pub queues: le::U32,
+    /// The name of the volume, in UTF-8.
+    pub volume: [u8; NAME_BYTES],
+}
+
+/// QUEUE, from Lunar, with [`QUEUE_DESCRIPTORS`]. It may be used at once.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Queue {
+    /// The number of the queue.
+    pub number: le::U32,
+    /// Slots: a power of two.
+    pub depth: le::U32,
+    /// The generation of all commands in it.
+    pub generation: le::U32,
+    /// Most bytes of a READ or WRITE.
+    pub transfer_max: le::U32,
+    /// Bytes of the memory of the rings.
+    pub ring_bytes: le::U64,
+    /// Bytes of the memory of the data.
+    pub data_bytes: le::U64,
+}
+
+/// CLOSE, from Lunar: the queue has no command any more, and gets no other.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Close {
+    /// The number of the queue.
+    pub number: le::U32,
+}
+
+/// A command in a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Submission {
+    /// The slot, which the answer repeats.
+    pub slot: le::U16,
+    /// An [`Operation`].
+    pub operation: u8,
+    /// [`flags`].
+    pub flags: u8,
+    /// The generation of the queue, which the answer repeats.
+    pub generation: le::U32,
+    /// The number of the command, which the answer repeats.
+    pub sequence: le::U64,
+    /// The first byte on the volume.
+    pub offset: le::U64,
+    /// Bytes.
+    pub length: le::U64,
+    /// The first byte of the data in the memory of the data, of READ and WRITE.
+    pub data: le::U64,
+    /// The time after which Lunar reports a failure to the client.
+    pub timeout_milliseconds: le::U32,
+    /// Zero.
+    pub reserved: [u8; 20],
+}
+
+/// An answer in a ring.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Completion {
+    /// The slot of the command.
+    pub slot: le::U16,
+    /// A [`Status`].
+    pub status: u8,
+    /// Zero.
+    pub reserved: u8,
+    /// The generation of the command.
+    pub generation: le::U32,
+    /// The number of the command.
+    pub sequence: le::U64,
+    /// Zero.
+    pub more: [u8; 16],
+}
+
+/// A message that arrived.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Message {
+    /// HELLO.
+    Hello(Hello),
+    /// WELCOME.
+    Welcome(Welcome),
+    /// REFUSED, with the reason.
+    Refused(String),
+    /// QUEUE.
+    Queue(Queue),
+    /// FAULT, with the reason.
+    Fault(String),
+    /// CLOSE.
+    Close(Close),
+    /// A message of another version.
+    Unknown(Code),
+}
+
+/// Bytes that are no message.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Malformed;
+
+impl Message {
+    /// Takes the bytes of one message apart.
+    ///
+    /// # Errors
+    /// When its length is not what its head says, or too small for its code.
+    pub fn parse(bytes: &[u8]) -> Result<Self, Malformed> {
+        let (header, rest) = Header::read_from_prefix(bytes).map_err(|_| Malformed)?;
+        if usize::try_from(header.length.get()) != Ok(bytes.len()) || bytes.len() > MESSAGE_BYTES_MAX {
+            return Err(Malformed);
+        }
+        fn front<T: FromBytes>(rest: &[u8]) -> Result<T, Malformed> {
+            T::read_from_prefix(rest).map(|(value, _)| value).map_err(|_| Malformed)
+        }
+        Ok(match Code(header.code.get()) {
+            Code::HELLO => Self::Hello(front(rest)?),
+            Code::WELCOME => Self::Welcome(front(rest)?),
+            Code::REFUSED => Self::Refused(text_of(rest)),
+            Code::QUEUE => Self::Queue(front(rest)?),
+            Code::FAULT => Self::Fault(text_of(rest)),
+            Code::CLOSE => Self::Close(front(rest)?),
+            other => Self::Unknown(other),
+        })
+    }
+
+    /// The bytes of the message.
+    #[must_use]
+    pub fn bytes(&self) -> Vec<u8> {
+        let (code, rest) = match self {
+            Self::Hello(hello) => (Code::HELLO, hello.as_bytes()),
+            Self::Welcome(welcome) => (Code::WELCOME, welcome.as_bytes()),
+            Self::Refused(text) => (Code::REFUSED, shortened(text, TEXT_BYTES_MAX)),
+            Self::Queue(queue) => (Code::QUEUE, queue.as_bytes()),
+            Self::Fault(text) => (Code::FAULT, shortened(text, TEXT_BYTES_MAX)),
+            Self::Close(close) => (Code::CLOSE, close.as_bytes()),
+            Self::Unknown(code) => (*code, &[][..]),
+        };
+        // Every format is smaller than `MESSAGE_BYTES_MAX`.
+        let length = (size_of::<Header>() + rest.len()) as u32;
+        let mut bytes = Header { code: code.0.into(), length: length.into() }.as_bytes().to_vec();
+        bytes.extend_from_slice(rest);
+        bytes
+    }
+}
+
+/// The first bytes of a text, at most `most`, up to a whole character.
+fn shortened(text: &str, most: usize) -> &[u8] {
+    let end = (0..=most.min(text.len())).rev().find(|end| text.is_char_boundary(*end));
+    &text.as_bytes()[..end.unwrap_or(0)]
+}
+
+/// Text of the other side, for logs: without control characters.
+fn text_of(bytes: &[u8]) -> String {
+    let bytes = &bytes[..bytes.len().min(TEXT_BYTES_MAX)];
+    let text = String::from_utf8_lossy(bytes);
+    text.trim_end_matches('\0').chars().map(|c| if c.is_control() { '?' } else { c }).collect()
+}
+
+/// A name of a message; what follows a zero is not part of it.
+#[must_use]
+pub fn name_of(field: &[u8; NAME_BYTES]) -> String {
+    text_of(field.split(|byte| *byte == 0).next().unwrap_or_default())
+}
+
+/// A name for a message, shortened to its field.
+#[must_use]
+pub fn name_field(name: &str) -> [u8; NAME_BYTES] {
+    let mut field = [0; NAME_BYTES];
+    let name = shortened(name, NAME_BYTES);
+    field[..name.len()].copy_from_slice(name);
+    field
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// HELLO of a handler of 1 MiB with both features and one that this version does not know.
+    fn hello() -> Vec<u8> {
+        let mut bytes = vec![1, 0, 0, 0, 96, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
+        bytes.extend([0, 0, 0x10, 0, 0, 0, 0, 0]);
+        bytes.extend(b"file 1.0");
+        bytes.resize(96, 0);
+        bytes
+    }
+
+    #[test]
+    fn a_hello_is_taken_apart() {
+        let Ok(Message::Hello(hello)) = Message::parse(&hello()) else { panic!("it is a HELLO") };
+        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (1, LEVEL_BLOCK, 7));
+        assert_eq!((hello.size.get(), name_of(&hello.name).as_str()), (1 << 20, "file 1.0"));
+    }
+
+    #[test]
+    fn messages_are_built_as_they_are_parsed() {
+        let welcome = Welcome {
+            protocol: PROTOCOL.into(),
+            flags: unit_flags::READ_ONLY.into(),
+            features: features::ALL.into(),
+            size: (1 << 40).into(),
+            block_size: 512.into(),
+            queues: 2.into(),
+            volume: name_field("disk"),
+        };
+        let queue = Queue {
+            number: 1.into(),
+            depth: 128.into(),
+            generation: 3.into(),
+            transfer_max: 4096.into(),
+            ring_bytes: 16384.into(),
+            data_bytes: 65536.into(),
+        };
+        let all = [
+            Message::parse(&hello()).expect("well formed"),
+            Message::Welcome(welcome),
+            Message::Refused("too small".into()),
+            Message::Queue(queue),
+            Message::Fault("a slot was answered twice".into()),
+            Message::Close(Close { number: 9.into() }),
+            Message::Unknown(Code(77)),
+        ];
+        for message in all {
+            assert_eq!(Message::parse(&message.bytes()), Ok(message));
+        }
+        assert_eq!(Message::parse(&hello()).expect("well formed").bytes(), hello());
+    }
+
+    #[test]
+    fn a_later_version_appends_fields() {
+        let mut longer = hello();
+        longer.extend([9; 8]);
+        longer[4] = 104;
+        assert_eq!(Message::parse(&longer), Message::parse(&hello()));
+    }
+
+    #[test]
+    fn wrong_lengths_are_malformed() {
+        for length in [0, 7, 8, 95] {
+            let mut short = hello()[..length].to_vec();
+            if length >= 8 {
+                short[4] = length as u8;
+            }
+            assert_eq!(Message::parse(&short), Err(Malformed), "{length}");
+        }
+        let mut lies = hello();
+        lies[4] = 97;
+        assert_eq!(Message::parse(&lies), Err(Malformed));
+    }
+
+    #[test]
+    fn texts_are_shortened_at_a_character_and_have_no_control_characters() {
+        let long = Message::Refused("ä".repeat(200));
+        assert_eq!(Message::parse(&long.bytes()), Ok(Message::Refused("ä".repeat(128))));
+        let mut name = name_field("a\x1b[2Jb");
+        name[60] = b'x';
+        assert_eq!(name_of(&name), "a?[2Jb");
+        assert_eq!(name_of(&name_field(&"ä".repeat(40))), "ä".repeat(32));
+    }
+}
