@@ -17,7 +17,7 @@
 //! * [`task`], [`task_management`]: tasks and their management; [`order`]: the order of commands; [`attention`]: unit
 //!   attentions
 //! * [`buffers`]: the buffers of READ BUFFER and WRITE BUFFER
-//! * [`command`], [`lun`], [`sense`]: the interface to transports
+//! * [`command`], [`lun`], [`sense`]: the interface to transports; [`fcp`]: formats that more than one of them carries
 //! * `rewrite`: FORMAT UNIT and SANITIZE; `removal`: removable media
 //! * [`docs`]: pages made from the tables
 
@@ -36,6 +36,7 @@ pub mod docs;
 pub mod execute;
 pub mod execute_forwarded;
 mod fault;
+pub mod fcp;
 mod fit;
 pub mod forwarding;
 pub mod information;
