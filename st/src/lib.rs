@@ -13,6 +13,7 @@ pub mod event;
 pub mod fuzzing;
 pub mod host;
 pub mod limits;
+mod memory;
 pub mod path;
 pub mod port;
 #[cfg(any(test, feature = "testing"))]
@@ -23,5 +24,6 @@ pub mod wire;
 
 pub use engine::{Counters, Engine, FetchRequest, PutRequest, Settings, Ulp};
 pub use event::{Access, Event, Id, Memory, Outgoing, Payload, Place, Refused, VcId, Wake};
+pub use memory::Chunk;
 pub use path::{Path, Peer};
 pub use wire::{ETHER_TYPE, FetchCode, Reason};

@@ -1,7 +1,8 @@
 //! An engine on its links: frames of an Ethernet, and UDP. The only module with I/O.
 
 use crate::engine::Engine;
-use crate::event::{Event, Id, Memory, Outgoing, Payload, Place, Refused, VcId};
+use crate::event::{Event, Id, Outgoing, Payload, Refused, VcId};
+use crate::memory::{Chunk, Chunks};
 use crate::path::{Path, Peer};
 use crate::wire::{ETHER_TYPE, HEADER_LEN};
 use lunar_core::io::Completion;
@@ -14,7 +15,7 @@ use lunar_reactor::endpoint::datagram::{DatagramSocket, UdpConfig};
 use lunar_reactor::endpoint::{Address, Datagram, Endpoint, ReceiveBatch, SendBatch};
 use lunar_reactor::op::Handle;
 use std::cell::{Cell, RefCell};
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -122,30 +123,6 @@ enum Carrier {
     Datagrams(Rc<Socket>),
 }
 
-/// The bytes of sequences.
-#[derive(Debug, Default)]
-struct Bytes(BTreeMap<(VcId, Id), Vec<u8>>);
-
-impl Bytes {
-    fn part(&mut self, place: Place, len: usize) -> Option<&mut [u8]> {
-        let bytes = self.0.get_mut(&(place.vc, place.id))?;
-        let start = usize::try_from(place.offset).ok()?;
-        bytes.get_mut(start..start.checked_add(len)?)
-    }
-}
-
-impl Memory for Bytes {
-    fn place(&mut self, place: Place, bytes: &[u8]) {
-        // The engine has checked the place: memory of this length was given for the sequence.
-        let part = self.part(place, bytes.len());
-        part.expect("memory of a live sequence").copy_from_slice(bytes);
-    }
-
-    fn change(&mut self, place: Place, len: usize, change: &mut dyn FnMut(&mut [u8])) {
-        change(self.part(place, len).expect("memory of a live region"));
-    }
-}
-
 /// Takes the events of a port.
 pub type OnEvent = Box<dyn Fn(&Rc<Port>, Event)>;
 
@@ -153,12 +130,14 @@ pub type OnEvent = Box<dyn Fn(&Rc<Port>, Event)>;
 pub struct Port {
     reactor: Reactor,
     engine: RefCell<Engine>,
-    bytes: RefCell<Bytes>,
+    bytes: RefCell<Chunks>,
     carriers: Vec<Carrier>,
     block: RefCell<Option<Buf>>,
     has_work: Cell<bool>,
     driver: Cell<Option<Waker>>,
     closed: End,
+    /// A link has failed.
+    failed: End,
     on_event: OnEvent,
 }
 
@@ -193,6 +172,7 @@ impl Port {
             has_work: Cell::new(false),
             driver: Cell::default(),
             closed: End::default(),
+            failed: End::default(),
             on_event,
         });
         (0..port.carriers.len()).for_each(|number| port.start(number));
@@ -210,10 +190,12 @@ impl Port {
                 self.reactor.spawn(async move {
                     let each = |frame: Frame| {
                         let peer = Peer::Station(frame.header.source);
-                        port.take(Path { link, peer }, &frame.payload);
+                        port.arrived(Path { link, peer }, &frame.payload);
                     };
-                    // Its peers notice that nothing comes any more.
-                    let _ = frames.receive(each, || port.report()).await;
+                    // The peers notice that nothing comes any more; the program asks whether a link has failed.
+                    if frames.receive(each, || port.report()).await.is_err() {
+                        port.failed.come();
+                    }
                 });
             }
             Carrier::Datagrams(socket) => {
@@ -231,7 +213,7 @@ impl Port {
             let Some((result, back)) = self.closed.unless(receiving).await else { return };
             batch = back;
             if result.is_err() {
-                return;
+                return self.failed.come();
             }
             for datagram in batch.drain() {
                 let (Address::Ip(peer), Some(bytes)) = (datagram.peer, datagram.data.pieces().first()) else {
@@ -242,7 +224,7 @@ impl Port {
                     segment => segment.into(),
                 };
                 let path = Path { link, peer: Peer::Ip(peer) };
-                bytes.chunks(segment).for_each(|packet| self.take(path, packet));
+                bytes.chunks(segment).for_each(|packet| self.arrived(path, packet));
             }
             self.report();
         }
@@ -267,7 +249,7 @@ impl Port {
         }
     }
 
-    fn take(&self, path: Path, bytes: &[u8]) {
+    fn arrived(&self, path: Path, bytes: &[u8]) {
         let now = self.reactor.now();
         self.engine.borrow_mut().handle(path, bytes, &mut *self.bytes.borrow_mut(), now);
     }
@@ -371,20 +353,28 @@ impl Port {
     fn write(&self, outgoing: &Outgoing, at: usize) -> usize {
         let (mut bytes, mut block) = (self.bytes.borrow_mut(), self.block.borrow_mut());
         let Some(block) = &mut *block else { return 0 };
-        let payload = match &outgoing.payload {
-            Payload::None => &[][..],
-            Payload::Word(word) => word,
+        let behind = at + HEADER_LEN;
+        let len = match &outgoing.payload {
+            Payload::None => 0,
+            Payload::Word(word) => {
+                block.write(behind, word);
+                word.len()
+            }
             // The engine sends only bytes of sequences that have not ended, whatever a peer asks for again. A program
             // takes their memory after their end: see `take_bytes`.
-            Payload::Memory(place, len) => bytes.part(*place, *len).expect("memory of a live sequence"),
+            Payload::Memory(place, len) => {
+                let to = &mut block[behind..behind + len];
+                let is_whole = bytes.at(*place).is_some_and(|(chunk, at)| chunk.copy_to(at, to));
+                assert!(is_whole, "memory of a live sequence");
+                *len
+            }
         };
         let header = match outgoing.is_checked {
-            true => outgoing.packet.checked([payload]),
+            true => outgoing.packet.checked([&block[behind..behind + len]]),
             false => outgoing.packet.bytes(),
         };
         block.write(at, &header);
-        block.write(at + HEADER_LEN, payload);
-        HEADER_LEN + payload.len()
+        HEADER_LEN + len
     }
 
     /// The first bytes of the block, which were written.
@@ -465,40 +455,56 @@ impl Port {
         result
     }
 
-    /// Starts a sequence with its bytes.
+    /// Starts a sequence with its memory.
     ///
     /// # Errors
     /// Those of the engine.
     pub fn start_with(
         &self,
         vc: VcId,
-        bytes: Vec<u8>,
+        memory: impl Into<Chunk>,
         act: impl FnOnce(&mut Engine, Instant) -> Result<Id, Refused>,
     ) -> Result<Id, Refused> {
         let id = self.with(act)?;
-        self.bytes.borrow_mut().0.insert((vc, id), bytes);
+        self.give(vc, id, memory);
         Ok(id)
     }
 
     /// Gives memory to a sequence, before the engine uses it.
-    pub fn give(&self, vc: VcId, id: Id, bytes: Vec<u8>) {
-        self.bytes.borrow_mut().0.insert((vc, id), bytes);
+    pub fn give(&self, vc: VcId, id: Id, memory: impl Into<Chunk>) {
+        self.bytes.borrow_mut().0.insert((vc, id), memory.into());
     }
 
-    /// Takes the memory of a sequence that has ended: an event has said so. Packets of a sequence that has not ended
-    /// need its memory, and the process ends with a panic if a program has taken it.
+    /// Takes the memory of a sequence that has ended: an event has said so, or the program has ended it. Packets of a
+    /// sequence that has not ended need its memory, and the process ends with a panic if a program has taken it.
+    pub fn take(&self, vc: VcId, id: Id) -> Option<Chunk> {
+        self.bytes.borrow_mut().0.remove(&(vc, id))
+    }
+
+    /// Takes the bytes of a sequence that has ended, as [`Port::take`] does.
     pub fn take_bytes(&self, vc: VcId, id: Id) -> Vec<u8> {
-        self.bytes.borrow_mut().0.remove(&(vc, id)).unwrap_or_default()
+        match self.take(vc, id) {
+            Some(Chunk::Bytes(bytes)) => bytes,
+            _ => Vec::new(),
+        }
     }
 
-    /// Uses the memory of a region.
+    /// Uses the bytes of a region.
     pub fn with_bytes<T>(&self, vc: VcId, id: Id, act: impl FnOnce(&mut [u8]) -> T) -> Option<T> {
-        self.bytes.borrow_mut().0.get_mut(&(vc, id)).map(|bytes| act(bytes))
+        match self.bytes.borrow_mut().0.get_mut(&(vc, id)) {
+            Some(Chunk::Bytes(bytes)) => Some(act(bytes)),
+            _ => None,
+        }
     }
 
     /// Frees the memory of a connection that has ended.
     pub fn forget(&self, vc: VcId) {
         self.bytes.borrow_mut().0.retain(|(of, _), _| *of != vc);
+    }
+
+    /// Waits until a link has failed: nothing comes from it any more.
+    pub async fn failure(&self) {
+        self.failed.unless(std::future::pending::<()>()).await;
     }
 
     /// Waits until all packets that there are now have been handed to the links, or for this time.
