@@ -20,6 +20,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("handler", &["core", "reactor"]),
     ("control", &["core"]),
     ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
+    ("front/sst", &["core", "scsi", "reactor", "link", "st", "control", "engine"]),
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "control", "engine"]),
     ("back/scsi", &["core", "scsi", "reactor", "control", "engine"]),
     ("back/handler", &["core", "handler", "reactor", "control", "engine"]),
@@ -31,6 +32,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("client/isns", &["core"]),
     ("client/aoe", &["core", "link", "front/*"]),
     ("client/fcoe", &["core", "link", "front/*"]),
+    ("client/sst", &["core", "st", "front/*"]),
     (
         "client/load",
         &[
@@ -44,6 +46,8 @@ const LAYERS: &[(&str, &[&str])] = &[
             "client/nvme",
             "client/aoe",
             "client/fcoe",
+            "client/sst",
+            "st",
         ],
     ),
     (

@@ -1,0 +1,26 @@
+//! Limits of what initiators may cause.
+
+use std::time::Duration;
+
+/// Initiators that are logged in at a port: half of the connections of an engine, so that others can log in meanwhile.
+pub const INITIATORS_MAX: usize = 128;
+/// Connections of one peer address, with those that are not logged in: initiators of one machine, and no more, so that
+/// one machine cannot take all connections of the engine.
+pub const PEER_CONNECTIONS_MAX: usize = 32;
+/// Commands in progress of an initiator. Each has a Put and a Transfer, and some Slots are for others: both fit into
+/// the Slots and identifiers of a connection.
+pub const DEPTH_MAX: u16 = 48;
+/// The Slots of a connection: as many as Scheduled Transfer allows.
+pub const SLOTS: u16 = lunar_st::limits::SLOTS_MAX;
+/// Commands that one core executes at once. Each takes some 3 KiB for its task.
+pub const EXECUTED_MAX: usize = 1024;
+/// Task management functions and ends of nexuses in progress at a port: each waits for commands that end.
+pub const FUNCTIONS_MAX: usize = 256;
+/// The time in which a connection has logged in and has its regions, or is closed.
+pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time in which an initiator sends the data of a command.
+pub const DATA_TIMEOUT: Duration = Duration::from_secs(60);
+/// The pause before the engine is asked again for a sequence for which it had no room.
+pub const RETRY_INTERVAL: Duration = Duration::from_millis(5);
+/// Refused initiators that are reported in one minute, so that forged names do not fill the log.
+pub const REFUSALS_MAX: u32 = 16;

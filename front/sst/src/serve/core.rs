@@ -1,0 +1,57 @@
+//! The state that all ports of a core share.
+
+use super::common::Common;
+use super::job::Job;
+use crate::limits::EXECUTED_MAX;
+use lunar_core::shares::PeerShares;
+use lunar_core::step::SlotContext;
+use lunar_engine::core_set::context::CoreContext;
+use lunar_reactor::Reactor;
+use lunar_reactor::end::End;
+use lunar_reactor::slots::Slots;
+use lunar_scsi::Target;
+use std::cell::Cell;
+use std::net::{IpAddr, Ipv6Addr};
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The state that all ports of a core share.
+pub(super) struct Core {
+    context: CoreContext,
+    pub(super) common: Arc<Common>,
+    pub(super) slots: Slots<Job>,
+    /// The slots, shared by peers and initiators.
+    pub(super) slot_shares: PeerShares,
+    /// The number of links so far.
+    links: Cell<u16>,
+    pub(super) draining: End,
+}
+
+impl Core {
+    pub(super) fn new(context: &CoreContext, common: &Arc<Common>) -> Rc<Self> {
+        let reactor = &context.reactor;
+        Rc::new(Self {
+            slots: Slots::new(reactor, EXECUTED_MAX, async |job: &Job, slot: &mut SlotContext| job.run(slot).await),
+            slot_shares: PeerShares::new(EXECUTED_MAX),
+            context: context.clone(),
+            common: common.clone(),
+            links: Cell::default(),
+            draining: End::default(),
+        })
+    }
+
+    pub(super) fn reactor(&self) -> &Reactor {
+        &self.context.reactor
+    }
+
+    pub(super) fn target(&self) -> &Rc<Target> {
+        &self.context.target
+    }
+
+    /// The host that the stations of a new link are, as far as they share memory and slots: their addresses can be
+    /// forged. It has an address that no client has, because it is in no block that is assigned to anybody (0100::/16).
+    pub(super) fn next_host(&self) -> IpAddr {
+        self.links.set(self.links.get().wrapping_add(1));
+        Ipv6Addr::new(0x0100, 0x8181, 0, self.links.get(), 0, 0, 0, 0).into()
+    }
+}
