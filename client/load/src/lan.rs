@@ -1,19 +1,21 @@
-//! A disk that an initiator on an Ethernet uses, over a link of this process: ATA over Ethernet, and Fibre Channel over
-//! Ethernet.
+//! A disk that an initiator on an Ethernet uses, over a link of this process: ATA over Ethernet, Fibre Channel over
+//! Ethernet, and SCSI over Scheduled Transfer, which has UDP datagrams, too.
 
 use crate::connection::ConnectionLost;
 use crate::options::Options;
 use crate::session::{Outcome, Request, Session, SessionEvent, Work};
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail};
 use lunar_core::mem::Arena;
 use lunar_core::time;
-use lunar_link::{DirectLink, HEADER_LEN, Header, LinkConfig, ReceiveBatch, SendBatch, open_direct};
+use lunar_link::{DirectLink, HEADER_LEN, Header, LinkConfig, MacAddress, ReceiveBatch, SendBatch, open_direct};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::net::sockopt;
 use rustix::time::{Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, timerfd_create, timerfd_settime};
 use std::collections::VecDeque;
 use std::io;
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 /// Memory for frames, received ones and those to send.
@@ -22,6 +24,46 @@ const ARENA_BYTES: usize = 16 << 20;
 const FRAMES: usize = 64;
 /// The time between two checks for frames that must be sent again.
 const TICK: Duration = Duration::from_millis(10);
+
+/// Memory of a socket for datagrams that wait: those of some commands.
+const SOCKET_BYTES: usize = 4 << 20;
+/// The headers of IP and UDP.
+const IP_HEADERS: usize = 48;
+/// The largest packet of the kernel's loopback, which sends larger datagrams in fragments.
+const DATAGRAM_MAX: usize = 65_000;
+
+/// The packets of an initiator.
+enum Carrier {
+    Frames(Box<DirectLink>),
+    /// A connected socket.
+    Datagrams(UdpSocket),
+}
+
+impl Carrier {
+    /// A socket that is connected to this address.
+    fn datagrams(address: SocketAddr) -> Result<Self> {
+        let local = match address {
+            SocketAddr::V4(_) => SocketAddr::from((Ipv4Addr::UNSPECIFIED, 0)),
+            SocketAddr::V6(_) => SocketAddr::from((Ipv6Addr::UNSPECIFIED, 0)),
+        };
+        let socket = UdpSocket::bind(local)?;
+        socket.connect(address)?;
+        socket.set_nonblocking(true)?;
+        sockopt::set_socket_recv_buffer_size(&socket, SOCKET_BYTES)?;
+        sockopt::set_socket_send_buffer_size(&socket, SOCKET_BYTES)?;
+        Ok(Self::Datagrams(socket))
+    }
+
+    fn station(&self) -> Result<Station> {
+        Ok(match self {
+            Self::Frames(link) => link.station().map(|station| (station.mac, station.mtu))?,
+            Self::Datagrams(socket) => {
+                let mtu = sockopt::ip_mtu(socket)? as usize;
+                (MacAddress([0; 6]), mtu.saturating_sub(IP_HEADERS).min(DATAGRAM_MAX))
+            }
+        })
+    }
+}
 
 /// An initiator without I/O.
 pub(crate) trait FrameInitiator {
@@ -43,16 +85,18 @@ pub(crate) enum FrameEvent {
     Data(u32, usize, Vec<u8>),
     /// A command has ended, or failed with this error.
     Done(u32, Result<(), String>),
+    /// The target refuses the login, for this reason.
+    Refused(String),
     /// The target does not answer.
     Lost,
 }
 
 /// The station of a link: its MAC address, and the most bytes behind the Ethernet header of a frame.
-pub(crate) type Station = (lunar_link::MacAddress, usize);
+pub(crate) type Station = (MacAddress, usize);
 
 /// A disk under load.
 pub(crate) struct Disk<I> {
-    link: DirectLink,
+    carrier: Carrier,
     pub(crate) initiator: I,
     arena: Arena,
     receives: Option<Box<ReceiveBatch>>,
@@ -66,6 +110,8 @@ pub(crate) struct Disk<I> {
     events: VecDeque<FrameEvent>,
     /// Data of reads in their order: the frames of one command may be answered in any order.
     reads: Vec<Option<Vec<u8>>>,
+    /// Why the last login was refused.
+    refusal: Option<String>,
     /// An epoll descriptor that is readable when frames have arrived, and at each tick.
     ready: OwnedFd,
     timer: OwnedFd,
@@ -78,21 +124,30 @@ impl<I: FrameInitiator> Disk<I> {
         (types, filters): (Vec<u16>, Vec<lunar_link::Filter>),
         initiator: impl FnOnce(Station) -> I,
     ) -> Result<Self> {
-        let address = options.url.host.parse()?;
-        let link = open_direct(&LinkConfig { address, types, filters, vlan: None, mac: None, mtu: None })?;
-        let station = link.station()?;
+        let carrier = match options.url.host.strip_prefix("udp:") {
+            Some(address) => Carrier::datagrams(address.parse()?)?,
+            None => {
+                let address = options.url.host.parse()?;
+                let config = LinkConfig { address, types, filters, vlan: None, mac: None, mtu: None };
+                Carrier::Frames(Box::new(open_direct(&config)?))
+            }
+        };
+        let station = carrier.station()?;
         let ready = epoll::create(CreateFlags::CLOEXEC)?;
         let timer = timerfd_create(TimerfdClockId::Monotonic, TimerfdFlags::CLOEXEC | TimerfdFlags::NONBLOCK)?;
         let period = Timespec::try_from(TICK)?;
         let both = Itimerspec { it_interval: period, it_value: period };
         timerfd_settime(&timer, TimerfdTimerFlags::empty(), &both)?;
-        epoll::add(&ready, link.descriptor(), EventData::new_u64(0), EventFlags::IN)?;
+        match &carrier {
+            Carrier::Frames(link) => epoll::add(&ready, link.descriptor(), EventData::new_u64(0), EventFlags::IN)?,
+            Carrier::Datagrams(socket) => epoll::add(&ready, socket, EventData::new_u64(0), EventFlags::IN)?,
+        }
         epoll::add(&ready, &timer, EventData::new_u64(1), EventFlags::IN)?;
         let clock = Instant::now();
         let mut disk = Self {
-            initiator: initiator((station.mac, station.mtu)),
+            initiator: initiator(station),
             arena: Arena::new(ARENA_BYTES),
-            receives: Some(ReceiveBatch::new(HEADER_LEN + station.mtu, FRAMES)),
+            receives: Some(ReceiveBatch::new(HEADER_LEN + station.1, FRAMES)),
             sends: SendBatch::new(),
             clock,
             next_tick: clock + TICK,
@@ -100,9 +155,10 @@ impl<I: FrameInitiator> Disk<I> {
             in_progress: 0,
             events: VecDeque::new(),
             reads: Vec::new(),
+            refusal: None,
             ready,
             timer,
-            link,
+            carrier,
         };
         disk.wait_until_ready(options.timeout)?;
         Ok(disk)
@@ -110,7 +166,7 @@ impl<I: FrameInitiator> Disk<I> {
 
     /// The most bytes behind the Ethernet header of a frame.
     pub(crate) fn mtu(&self) -> Result<usize> {
-        Ok(self.link.station()?.mtu)
+        Ok(self.carrier.station()?.1)
     }
 
     fn now(&self) -> time::Instant {
@@ -119,22 +175,35 @@ impl<I: FrameInitiator> Disk<I> {
 
     /// Sends the frames of the initiator, as far as there is room.
     fn flush(&mut self) -> Result<()> {
+        if let Carrier::Datagrams(socket) = &self.carrier {
+            while let Some(packet) = self.initiator.next_frame() {
+                // A datagram that the socket does not take is lost, as on the network.
+                let _ = socket.send(&packet);
+            }
+            return Ok(());
+        }
         while self.sends.len() < FRAMES {
             let Some(frame) = self.initiator.next_frame() else { break };
             let frame = self.arena.copy(&frame).context("no memory for frames")?;
             self.sends.push_frame(frame, None);
         }
-        if !self.sends.is_empty() {
-            self.link.send(&mut self.sends).map_err(ConnectionLost)?;
+        if let Carrier::Frames(link) = &mut self.carrier
+            && !self.sends.is_empty()
+        {
+            link.send(&mut self.sends).map_err(ConnectionLost)?;
         }
         Ok(())
     }
 
     /// Receives the frames that have arrived; returns whether any did.
     fn receive(&mut self) -> Result<bool> {
+        if let Carrier::Datagrams(socket) = &self.carrier {
+            return receive_datagrams(socket, &mut self.initiator, self.clock, &mut self.events);
+        }
+        let Carrier::Frames(link) = &mut self.carrier else { return Ok(false) };
         let mut batch = self.receives.take().context("one receive at a time")?;
         batch.refill(&self.arena);
-        let received = self.link.receive(&mut batch);
+        let received = link.receive(&mut batch);
         let now = self.now();
         let (initiator, events) = (&mut self.initiator, &mut self.events);
         for datagram in batch.drain() {
@@ -161,14 +230,45 @@ impl<I: FrameInitiator> Disk<I> {
     fn wait_until_ready(&mut self, timeout: Duration) -> Result<()> {
         let end = Instant::now() + timeout;
         while !self.initiator.is_ready() {
-            ensure!(Instant::now() < end, "no target answers at this address");
+            if Instant::now() >= end {
+                bail!(self.refusal.take().unwrap_or_else(|| "no target answers at this address".into()));
+            }
             self.flush()?;
             poll(&mut [PollFd::new(&self.ready, PollFlags::IN)], Some(&Timespec::try_from(TICK)?))?;
             self.receive()?;
             self.tick();
+            for event in self.events.drain(..) {
+                if let FrameEvent::Refused(why) = event {
+                    self.refusal = Some(why);
+                }
+            }
         }
         Ok(())
     }
+}
+
+/// Receives the datagrams that have arrived; returns whether any did.
+fn receive_datagrams(
+    socket: &UdpSocket,
+    initiator: &mut impl FrameInitiator,
+    clock: Instant,
+    events: &mut VecDeque<FrameEvent>,
+) -> Result<bool> {
+    let nowhere = Header { destination: MacAddress([0; 6]), source: MacAddress([0; 6]), ether_type: 0 };
+    let mut packet = [0; DATAGRAM_MAX];
+    for count in 0..FRAMES {
+        match socket.recv(&mut packet) {
+            Ok(len) => {
+                let now = time::Instant(u64::try_from(clock.elapsed().as_nanos()).unwrap_or(u64::MAX));
+                initiator.receive(&nowhere, &packet[..len], now, &mut |event| events.push_back(event));
+            }
+            Err(why) if why.kind() == io::ErrorKind::WouldBlock => return Ok(count > 0),
+            // The target is not there just now.
+            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => return Ok(true),
+            Err(why) => return Err(ConnectionLost(why).into()),
+        }
+    }
+    Ok(true)
 }
 
 impl<I: FrameInitiator> Session for Disk<I> {
@@ -215,6 +315,8 @@ impl<I: FrameInitiator> Session for Disk<I> {
                     }
                     on(SessionEvent::Done(cookie, outcome));
                 }
+                // It may accept the next one, for instance once it has started again.
+                FrameEvent::Refused(why) => self.refusal = Some(why),
                 FrameEvent::Lost => {
                     let why = io::Error::new(io::ErrorKind::TimedOut, "the target does not answer");
                     return Err(ConnectionLost(why).into());

@@ -4,7 +4,7 @@
 //! [`run`] runs a load and returns a [`Report`]; [`command`] is `lunar bench`.
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
-//! * `iscsi`, `nvme`, `vfio`, `aoe`, `fcoe`: sessions of each protocol; `session`: their common interface;
+//! * `iscsi`, `nvme`, `vfio`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their common interface;
 //!   `lan`: those on Ethernet frames
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
@@ -26,6 +26,7 @@ pub mod options;
 pub mod pattern;
 pub mod report;
 mod session;
+mod st;
 mod target;
 pub mod url;
 pub mod verify;
@@ -89,6 +90,7 @@ pub fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
         Protocol::VfioUser => bail!("--list needs a network protocol: a vfio-user socket has one controller"),
         Protocol::Aoe => bail!("--list needs a network protocol with discovery: aoe-discover lists AoE targets"),
         Protocol::Fcoe => bail!("--list needs a network protocol with discovery: ports on an Ethernet find each other"),
+        Protocol::St => bail!("--list needs a network protocol with discovery: Scheduled Transfer has none"),
     }
 }
 
@@ -113,6 +115,7 @@ pub fn run(options: &Options) -> Result<Report> {
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),
         Protocol::Aoe => run_sessions(options, aoe::open, lan::close),
         Protocol::Fcoe => run_sessions(options, fcoe::open, lan::close),
+        Protocol::St => run_sessions(options, st::open, lan::close),
     }
 }
 

@@ -118,8 +118,9 @@ pub enum Doorbells {
 pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
-                  vfio-user:/SOCKET[#NAMESPACE], aoe:LINK:SHELF.SLOT or fcoe:LINK[@WWPN][#LUN]; without a name the \
-                  first target that discovery returns")]
+                  vfio-user:/SOCKET[#NAMESPACE], aoe:LINK:SHELF.SLOT, fcoe:LINK[@WWPN][#LUN], \
+                  st:udp:ADDRESS:PORT[#LUN] or st:LINK@MAC[#LUN]; without a name the first target that discovery \
+                  returns")]
     pub url: Url,
     /// Access pattern
     #[arg(long, value_enum, default_value = "randread", value_name = "PATTERN")]
@@ -368,6 +369,14 @@ impl Options {
             1 => Ok(()),
             _ => Err("--sessions is for protocols with sessions: a station has one".into()),
         }
+    }
+
+    /// Checks that all options apply to SCSI over Scheduled Transfer, whose initiators have names as those of iSCSI.
+    ///
+    /// # Errors
+    /// A message that names the option that does not.
+    pub fn check_for_st(&self) -> Result<(), String> {
+        Self { initiator_name: INITIATOR_DEFAULT.to_owned(), ..self.clone() }.check_for_frames()
     }
 
     /// The keys for authentication to a subsystem; `None` if the host has no key.

@@ -78,6 +78,8 @@ pub enum Negotiated {
     Aoe(FrameWindow),
     /// Those of the port.
     Fcoe(ExchangeWindow),
+    /// Those of the connection.
+    St(TransferWindow),
 }
 
 impl Negotiated {
@@ -90,6 +92,7 @@ impl Negotiated {
             Self::VfioUser(rings) => rings.window,
             Self::Aoe(frames) => frames.window,
             Self::Fcoe(frames) => frames.window,
+            Self::St(transfers) => transfers.window,
         }
     }
 }
@@ -113,6 +116,17 @@ pub struct ExchangeWindow {
     /// The most bytes behind the Ethernet header of a frame.
     pub mtu: usize,
     /// The number of commands that may be outstanding: the target answers further ones with TASK SET FULL.
+    pub window: u32,
+}
+
+/// The parameters of a connection of Scheduled Transfer.
+#[derive(Clone, Debug, Serialize)]
+pub struct TransferWindow {
+    /// The most bytes of data in a packet.
+    pub stu: usize,
+    /// The largest packet of the link.
+    pub mtu: usize,
+    /// The number of commands that may be outstanding.
     pub window: u32,
 }
 

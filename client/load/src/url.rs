@@ -1,10 +1,12 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
-//! `vfio-user:/socket[#namespace]`, `aoe:link:shelf.slot` or `fcoe:link[@wwpn][#lun]`.
+//! `vfio-user:/socket[#namespace]`, `aoe:link:shelf.slot`, `fcoe:link[@wwpn][#lun]`, `st:udp:address:port[#lun]` or
+//! `st:link@mac[#lun]`.
 
 use lunar_aoe::wire::{Address, NotAnAddress};
 use lunar_fcoe::wire::names::Wwn;
-use lunar_link::LinkAddress;
 use lunar_link::address::AddressError;
+use lunar_link::{LinkAddress, MacAddress};
+use lunar_st::port::LinkSpec;
 use std::fmt;
 use std::str::FromStr;
 
@@ -21,6 +23,8 @@ pub enum Protocol {
     Aoe,
     /// Fibre Channel over Ethernet.
     Fcoe,
+    /// SCSI over Scheduled Transfer.
+    St,
 }
 
 impl Protocol {
@@ -34,6 +38,7 @@ impl Protocol {
             Self::VfioUser => "vfio-user",
             Self::Aoe => "aoe",
             Self::Fcoe => "fcoe",
+            Self::St => "st",
         }
     }
 
@@ -43,7 +48,7 @@ impl Protocol {
         match self {
             Self::Iscsi => 3260,
             Self::NvmeTcp => 4420,
-            Self::VfioUser | Self::Aoe | Self::Fcoe => 0,
+            Self::VfioUser | Self::Aoe | Self::Fcoe | Self::St => 0,
         }
     }
 
@@ -55,7 +60,7 @@ impl Protocol {
             // Shelf and slot.
             Self::Aoe => 0..=0xff_ffff,
             // Peripheral device addressing.
-            Self::Fcoe => 0..=0xff,
+            Self::Fcoe | Self::St => 0..=0xff,
         }
     }
 }
@@ -66,11 +71,11 @@ pub struct Url {
     /// The protocol.
     pub protocol: Protocol,
     /// Host name or address, IPv6 without brackets. For vfio-user: the path of the socket, or of a folder with a socket
-    /// `cntrl`. For protocols on Ethernet frames: the link.
+    /// `cntrl`. For protocols on Ethernet frames: the link. For Scheduled Transfer over UDP: `udp:ADDRESS:PORT`.
     pub host: String,
     /// The TCP port.
     pub port: u16,
-    /// The IQN of the target, the NQN of the subsystem, or the WWPN of the port.
+    /// The IQN of the target, the NQN of the subsystem, the WWPN of the port, or its MAC address.
     pub target: Option<String>,
     /// LUN or namespace ID; the lowest valid number unless the URL has one. For ATA over Ethernet: 256 times the shelf,
     /// plus the slot.
@@ -113,6 +118,24 @@ impl Url {
         Ok(Self { protocol: Protocol::Fcoe, host: link.to_string(), port: 0, target, unit })
     }
 
+    fn of_st(rest: &str) -> Result<Self, String> {
+        let (rest, unit) = rest.split_once('#').map_or((rest, None), |(rest, unit)| (rest, Some(unit)));
+        let unit = unit_of(unit, Protocol::St)?;
+        let (host, target) = match rest.split_once('@') {
+            None => match rest.parse() {
+                Ok(LinkSpec::Udp(address)) => (format!("udp:{address}"), None),
+                Ok(LinkSpec::Frames(_)) => return Err(format!("st: {rest:?} lacks the MAC address: st:eth0@MAC")),
+                Err(why) => return Err(why.to_string()),
+            },
+            Some((link, mac)) => {
+                let link: LinkAddress = link.parse().map_err(|why: AddressError| why.to_string())?;
+                self::mac(mac).ok_or_else(|| format!("{mac:?} is no MAC address, as 02:00:00:12:34:56"))?;
+                (link.to_string(), Some(mac.to_owned()))
+            }
+        };
+        Ok(Self { protocol: Protocol::St, host, port: 0, target, unit })
+    }
+
     /// The address of an ATA over Ethernet target.
     #[must_use]
     pub fn address(&self) -> Address {
@@ -143,13 +166,17 @@ impl FromStr for Url {
         if let Some(rest) = text.strip_prefix("fcoe:") {
             return Self::of_port(rest);
         }
+        if let Some(rest) = text.strip_prefix("st:") {
+            return Self::of_st(rest);
+        }
         let (protocol, rest) = (Protocol::ALL.into_iter())
             .find_map(|protocol| Some((protocol, text.strip_prefix(protocol.scheme())?.strip_prefix("://")?)))
             .ok_or_else(|| {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
                      nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor \
-                     aoe:LINK:SHELF.SLOT nor fcoe:LINK[@WWPN][#LUN]"
+                     aoe:LINK:SHELF.SLOT nor fcoe:LINK[@WWPN][#LUN] nor st:udp:ADDRESS:PORT[#LUN] nor \
+                     st:LINK@MAC[#LUN]"
                 )
             })?;
         let mut parts = rest.splitn(3, '/');
@@ -158,6 +185,16 @@ impl FromStr for Url {
         let unit = unit_of(parts.next(), protocol)?;
         Ok(Self { protocol, host, port, target, unit })
     }
+}
+
+/// The MAC address of this text.
+pub(crate) fn mac(text: &str) -> Option<MacAddress> {
+    let mut bytes = [0; 6];
+    let mut parts = text.split(':');
+    for byte in &mut bytes {
+        *byte = parts.next().filter(|part| part.len() == 2).and_then(|part| u8::from_str_radix(part, 16).ok())?;
+    }
+    parts.next().is_none().then_some(MacAddress(bytes))
 }
 
 fn unit_of(text: Option<&str>, protocol: Protocol) -> Result<u32, String> {
@@ -197,7 +234,7 @@ impl fmt::Display for Url {
         if self.protocol == Protocol::Aoe {
             return write!(f, "{scheme}:{}:{}", self.host, self.address());
         }
-        if self.protocol == Protocol::Fcoe {
+        if matches!(self.protocol, Protocol::Fcoe | Protocol::St) {
             let target = self.target.as_ref().map_or_else(String::new, |name| format!("@{name}"));
             return write!(f, "{scheme}:{}{target}#{}", self.host, self.unit);
         }
@@ -230,6 +267,9 @@ mod tests {
             ("aoe:eth0:1.2", "eth0", 0, None, 0x102),
             ("aoe:unix:/a,/b:65534.254", "unix:/a,/b", 0, None, 0xff_fefe),
             ("fcoe:eth0", "eth0", 0, None, 0),
+            ("st:udp:192.0.2.1:18181", "udp:192.0.2.1:18181", 0, None, 0),
+            ("st:udp:[::1]:9#5", "udp:[::1]:9", 0, None, 5),
+            ("st:eth0@02:00:00:00:00:01#255", "eth0", 0, Some("02:00:00:00:00:01"), 255),
             ("fcoe:unix:/a,/b@50:00:00:00:00:00:00:01#7", "unix:/a,/b", 0, Some("50:00:00:00:00:00:00:01"), 7),
             (
                 "nvme-tcp://[::1]:8009/nqn.2026-01.io.x:y/4294967294",
@@ -268,6 +308,11 @@ mod tests {
             "fcoe:",
             "fcoe:eth0@1",
             "fcoe:eth0#256",
+            "st:",
+            "st:eth0",
+            "st:eth0@1",
+            "st:udp:1.2.3.4",
+            "st:udp:1.2.3.4:5#256",
         ] {
             assert!(text.parse::<Url>().is_err(), "{text}");
         }
