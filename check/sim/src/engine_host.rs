@@ -92,9 +92,14 @@ impl Host for SimulatedHost {
         self.now().0 / 1_000_000
     }
 
-    // No simulated client authenticates or copies by token.
-    fn random(&self, _into: &mut [u8]) -> bool {
-        false
+    // They differ with the time, so that a target that starts again has others: no simulated client guesses.
+    fn random(&self, into: &mut [u8]) -> bool {
+        let mut value = simulation().world.now().0;
+        for byte in into {
+            value = value.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            *byte = (value >> 56) as u8;
+        }
+        true
     }
 
     fn has_threads(&self) -> bool {

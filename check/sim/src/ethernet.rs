@@ -1,13 +1,14 @@
-//! The scenarios of ATA over Ethernet and of Fibre Channel over Ethernet: stations write and read disks of a target
-//! over a segment that loses, duplicates and reorders frames. Stores are slow, so that stations send their requests
-//! again, and the target crashes. Each sector has the contents of the last write that was acknowledged.
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet and of SCSI over Scheduled Transfer: stations
+//! write and read disks of a target over a segment that loses, duplicates and reorders frames. Stores are slow, so
+//! that stations send their requests again, and the target crashes. Each sector has the contents of the last write
+//! that was acknowledged.
 
 use crate::backends::SimulatedDisk;
 use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
 use crate::setup::path;
 use crate::stamp::{self, SECTOR};
-use crate::stations::{Kind, Operation, Station, StationEvent};
+use crate::stations::{Kind, Operation, Protocol, Station, StationEvent};
 use crate::watch::Watch;
 use lunar_aoe::front::{AoeCore, AoeFront};
 use lunar_aoe::wire::{Address, ETHER_TYPE};
@@ -26,6 +27,8 @@ use lunar_link::{Filter, Frame, Link, LinkAddress, LinkConfig, MacAddress, Opene
 use lunar_ram::backend::RamBackend;
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Chance, Faults, Host, MILLION, Segment, World};
+use lunar_sst::front::{StCore, StFront};
+use lunar_st::port::{LinkSpec, OpenedPort};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
@@ -65,6 +68,14 @@ fn open_link(config: &LinkConfig) -> io::Result<OpenedLink> {
     Ok(OpenedLink::on(endpoint, config))
 }
 
+/// As [`open_link`], for Scheduled Transfer.
+fn open_port(spec: &LinkSpec) -> io::Result<OpenedPort> {
+    match spec {
+        LinkSpec::Frames(config) => open_link(config).map(OpenedPort::Frames),
+        LinkSpec::Udp(_) => Err(io::ErrorKind::Unsupported.into()),
+    }
+}
+
 /// The MAC address of a station; 0 is the target.
 fn mac(number: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, number])
@@ -74,6 +85,7 @@ static REGISTRY: Registry = Registry {
     fronts: &[
         FrontEntry { front: &AoeFront { open: open_link }, schema: &lunar_aoe::links::FRONT, options: None },
         FrontEntry { front: &FcoeFront { open: open_link }, schema: &lunar_fcoe::links::FRONT, options: None },
+        FrontEntry { front: &StFront { open: open_port }, schema: &lunar_sst::links::FRONT, options: None },
     ],
     backends: &[&SimulatedDisk, &RamBackend],
 };
@@ -98,9 +110,13 @@ struct Setup {
 }
 
 impl Setup {
-    fn any(chance: &mut Chance, is_channel: bool) -> Self {
+    fn any(chance: &mut Chance, protocol: Protocol) -> Self {
         let (are_files, coin) = (chance.odds(700_000), chance.coin());
-        let kind = if is_channel { Kind::Fcoe { is_larger: coin } } else { Kind::Aoe { fresh_tags: coin } };
+        let kind = match protocol {
+            Protocol::Aoe => Kind::Aoe { fresh_tags: coin },
+            Protocol::Fcoe => Kind::Fcoe { is_larger: coin },
+            Protocol::St => Kind::St,
+        };
         let any = Faults::any(chance);
         let rate = |chance: &mut Chance, most: u32| if chance.coin() { chance.index(most as usize) as u32 } else { 0 };
         let mut faults = Faults {
@@ -120,7 +136,7 @@ impl Setup {
             // A copy with another tag that the network delays until newer writes have ended is a new request for every
             // target: the protocol cannot tell.
             Kind::Aoe { fresh_tags: true } => (faults.datagram_duplicate, faults.datagram_reorder) = (0, 0),
-            Kind::Aoe { fresh_tags: false } => {}
+            Kind::Aoe { fresh_tags: false } | Kind::St => {}
             // Identifiers of exchanges are used again at once: no network of a Fibre Channel duplicates frames.
             Kind::Fcoe { .. } => faults.datagram_duplicate = 0,
         }
@@ -129,7 +145,7 @@ impl Setup {
             volumes: chance.within(1..=2) as usize,
             stations: chance.within(1..=3) as usize,
             are_files,
-            flushes: is_channel && are_files && chance.coin(),
+            flushes: protocol != Protocol::Aoe && are_files && chance.coin(),
             mtu: *chance.pick(&[1500, 4000, 9000]),
             kind,
             commands: chance.within(10..=60) as usize,
@@ -153,7 +169,7 @@ impl Setup {
             let _ = writeln!(text, "[volume.v{lun}]\nuuid = '{uuid}'\nsize = {}", self.sectors() * SECTOR);
             let _ = match self.are_files {
                 true => {
-                    let is_durable = matches!(self.kind, Kind::Fcoe { .. }) && !self.flushes;
+                    let is_durable = !matches!(self.kind, Kind::Aoe { .. }) && !self.flushes;
                     let path = path(lun);
                     writeln!(text, "kind = 'file'\npath = '{}'\nwrite-through = {is_durable}", path.display())
                 }
@@ -161,7 +177,11 @@ impl Setup {
             };
         }
         let luns: Vec<String> = (0..self.volumes).map(|lun| format!("{lun} = 'v{lun}'")).collect();
-        let initiators = if matches!(self.kind, Kind::Fcoe { .. }) { "20:00:02:*" } else { "02:*" };
+        let initiators = match self.kind {
+            Kind::Aoe { .. } => "02:*",
+            Kind::Fcoe { .. } => "20:00:02:*",
+            Kind::St => "iqn.2026-01.io.lunar:02:*",
+        };
         let luns = luns.join(", ");
         text += &format!("[group.g]\ntargets = ['t']\ninitiators = ['{initiators}']\nluns = {{ {luns} }}\n");
         let first = match self.kind {
@@ -169,13 +189,9 @@ impl Setup {
                 let address = format!("shelf = {SHELF}\nfirst-slot = {FIRST_SLOT}");
                 return text + &format!("[aoe.lan]\nlink = 'sim0'\n{address}\ntarget = 't'\n");
             }
-            Kind::Fcoe { is_larger } => {
-                if is_larger {
-                    50
-                } else {
-                    10
-                }
-            }
+            Kind::Fcoe { is_larger: true } => 50,
+            Kind::Fcoe { is_larger: false } => 10,
+            Kind::St => return text + "[st.lan]\nlink = 'sim0'\ntarget = 't'\n",
         };
         text + &format!("[fcoe.lan]\nlink = 'sim0'\ntarget = 't'\nwwpn = '{first}:00:00:00:00:00:00:01'\n")
     }
@@ -236,8 +252,10 @@ impl LanTarget {
     fn in_progress(&self) -> usize {
         let aoe = self.cores.cores().filter_map(|core| core.front_of::<AoeCore>());
         let fcoe = self.cores.cores().filter_map(|core| core.front_of::<FcoeCore>());
-        let in_progress = fcoe.map(|front| front.front().in_progress());
-        aoe.map(|front| front.front().in_progress()).chain(in_progress).sum()
+        let st = self.cores.cores().filter_map(|core| core.front_of::<StCore>());
+        let fcoe = fcoe.map(|front| front.front().in_progress());
+        let st = st.map(|front| front.front().in_progress());
+        aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).sum()
     }
 }
 
@@ -249,18 +267,23 @@ impl Drop for LanTarget {
 
 /// Runs the scenario of ATA over Ethernet.
 pub fn run(watch: &Watch) {
-    run_kind(watch, false);
+    run_kind(watch, Protocol::Aoe);
 }
 
 /// Runs the scenario of Fibre Channel over Ethernet.
 pub fn run_channel(watch: &Watch) {
-    run_kind(watch, true);
+    run_kind(watch, Protocol::Fcoe);
 }
 
-fn run_kind(watch: &Watch, is_channel: bool) {
+/// Runs the scenario of SCSI over Scheduled Transfer.
+pub fn run_transfer(watch: &Watch) {
+    run_kind(watch, Protocol::St);
+}
+
+fn run_kind(watch: &Watch, protocol: Protocol) {
     let world = watch.world();
     let mut chance = world.chance();
-    let setup = Setup::any(&mut chance, is_channel);
+    let setup = Setup::any(&mut chance, protocol);
     world.note(format_args!("{setup:?}"));
     let segment = world.segment(setup.mtu);
     SEGMENT.set(Some(segment));
@@ -367,7 +390,7 @@ impl Disk {
         let mac = mac((1 + number * setup.volumes + lun) as u8);
         let config = LinkConfig {
             address: LinkAddress::Interface("sim".into()),
-            types: vec![ETHER_TYPE, frame::ETHER_TYPE, fip::ETHER_TYPE],
+            types: vec![ETHER_TYPE, frame::ETHER_TYPE, fip::ETHER_TYPE, lunar_st::ETHER_TYPE],
             filters: Vec::new(),
             vlan: None,
             mac: None,

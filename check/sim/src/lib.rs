@@ -4,8 +4,8 @@
 //! * [`model`]: the values that the sectors of a disk may have, as its clients know them
 //! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
-//! * [`ethernet`]: the scenarios of ATA over Ethernet and of Fibre Channel over Ethernet, on a segment that loses,
-//!   duplicates and reorders frames; [`stations`]: their initiators
+//! * [`ethernet`]: the scenarios of ATA over Ethernet, of Fibre Channel over Ethernet and of SCSI over Scheduled
+//!   Transfer, on a segment that loses, duplicates and reorders frames; [`stations`]: their initiators
 //! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
 //! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
 //!   [`block_client`]s use the same volumes
@@ -67,11 +67,14 @@ pub enum Scenario {
     Ethernet,
     /// Fibre Channel over Ethernet.
     Channel,
+    /// SCSI over Scheduled Transfer.
+    Transfer,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: &'static [Self] = &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet, Self::Channel];
+    pub const ALL: &'static [Self] =
+        &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet, Self::Channel, Self::Transfer];
 
     /// Its name on the command line.
     #[must_use]
@@ -82,6 +85,7 @@ impl Scenario {
             Self::Fences => "fences",
             Self::Ethernet => "ethernet",
             Self::Channel => "channel",
+            Self::Transfer => "transfer",
         }
     }
 
@@ -105,6 +109,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
         Scenario::Fences => fences::run(&watch),
         Scenario::Ethernet => ethernet::run(&watch),
         Scenario::Channel => ethernet::run_channel(&watch),
+        Scenario::Transfer => ethernet::run_transfer(&watch),
     });
     watch.outcome()
 }

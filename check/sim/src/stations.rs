@@ -1,4 +1,5 @@
-//! The initiators of the scenarios on Ethernet frames: ATA over Ethernet, and Fibre Channel over Ethernet.
+//! The initiators of the scenarios on Ethernet frames: ATA over Ethernet, Fibre Channel over Ethernet, and SCSI over
+//! Scheduled Transfer.
 
 use lunar_aoe::wire::Address;
 use lunar_aoe_initiator::{self as aoe, InitiatorEvent};
@@ -6,6 +7,8 @@ use lunar_core::time::Instant;
 use lunar_fcoe::wire::names::Wwn;
 use lunar_fcoe_initiator::{self as fcoe, DiskEvent};
 use lunar_link::{Header, MacAddress};
+use lunar_sst_initiator as sst;
+use lunar_st::{ETHER_TYPE, Path, Peer};
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -14,7 +17,19 @@ use std::time::Duration;
 const AOE_TIMEOUT: Duration = Duration::from_secs(180);
 const FCOE_TIMEOUT: Duration = Duration::from_secs(900);
 
+/// The target of Scheduled Transfer.
+const ST_PATH: Path = Path { link: 0, peer: Peer::Station(MacAddress([2, 0, 0, 0, 0, 0])) };
+
 /// The protocol of a scenario.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[allow(missing_docs, reason = "the names of the protocols")]
+pub enum Protocol {
+    Aoe,
+    Fcoe,
+    St,
+}
+
+/// The protocol of a scenario, with what differs between seeds.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// ATA over Ethernet.
@@ -27,6 +42,8 @@ pub enum Kind {
         /// Whether the name of the target port is larger than those of the initiators: then it sends PLOGI.
         is_larger: bool,
     },
+    /// SCSI over Scheduled Transfer.
+    St,
 }
 
 /// An operation on a disk.
@@ -68,6 +85,8 @@ pub enum Station {
     Aoe(Box<aoe::Initiator>),
     /// Fibre Channel over Ethernet.
     Fcoe(Box<fcoe::Disk>),
+    /// SCSI over Scheduled Transfer, and the address of this station.
+    St(Box<sst::Disk>, MacAddress),
 }
 
 impl Station {
@@ -86,6 +105,20 @@ impl Station {
                     fcoe::InitiatorConfig { station: mac, names, target: None, mtu, timeout: FCOE_TIMEOUT, seed };
                 Self::Fcoe(Box::new(fcoe::Disk::new(config, lun, now)))
             }
+            Kind::St => {
+                let seed = mac.0.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
+                let config = sst::InitiatorConfig {
+                    name: format!("iqn.2026-01.io.lunar:{mac}"),
+                    target: String::new(),
+                    path: ST_PATH,
+                    mtu,
+                    depth: 8,
+                    timeout: FCOE_TIMEOUT,
+                    // Connections of an initiator that begins anew have other Keys.
+                    secret: [seed, now.0],
+                };
+                Self::St(Box::new(sst::Disk::new(config, lun, now)), mac)
+            }
         }
     }
 
@@ -95,6 +128,7 @@ impl Station {
         match self {
             Self::Aoe(initiator) => initiator.is_ready(),
             Self::Fcoe(disk) => disk.is_ready(),
+            Self::St(disk, _) => disk.is_ready(),
         }
     }
 
@@ -103,6 +137,12 @@ impl Station {
         match self {
             Self::Aoe(initiator) => initiator.next_frame(),
             Self::Fcoe(disk) => disk.next_frame(),
+            Self::St(disk, mac) => {
+                let (path, packet) = disk.next_packet()?;
+                let Peer::Station(destination) = path.peer else { return None };
+                let header = Header { destination, source: *mac, ether_type: ETHER_TYPE };
+                Some([&header.bytes()[..], &packet].concat())
+            }
         }
     }
 
@@ -125,6 +165,14 @@ impl Station {
                 };
                 disk.start(cookie, operation, now);
             }
+            Self::St(disk, _) => {
+                let operation = match operation {
+                    Operation::Read { lba, count } => sst::Operation::Read { lba, count },
+                    Operation::Write { lba, data } => sst::Operation::Write { lba, data },
+                    Operation::Flush => sst::Operation::Flush,
+                };
+                disk.start(cookie, operation, now);
+            }
         }
     }
 
@@ -133,6 +181,10 @@ impl Station {
         match self {
             Self::Aoe(initiator) => initiator.receive(header.source, bytes, now, &mut |event| on(of_aoe(event))),
             Self::Fcoe(disk) => disk.receive(header, bytes, now, &mut |event| on(of_fcoe(event))),
+            Self::St(disk, _) => {
+                let path = Path { link: 0, peer: Peer::Station(header.source) };
+                disk.receive(path, bytes, now, &mut |event| of_st(event).into_iter().for_each(&mut *on));
+            }
         }
     }
 
@@ -141,6 +193,7 @@ impl Station {
         match self {
             Self::Aoe(initiator) => initiator.tick(now, &mut |event| on(of_aoe(event))),
             Self::Fcoe(disk) => disk.tick(now, &mut |event| on(of_fcoe(event))),
+            Self::St(disk, _) => disk.tick(now, &mut |event| of_st(event).into_iter().for_each(&mut *on)),
         }
     }
 }
@@ -161,4 +214,15 @@ fn of_fcoe(event: DiskEvent<'_>) -> StationEvent<'_> {
         DiskEvent::Done(cookie, result) => StationEvent::Done(cookie, result),
         DiskEvent::Lost => StationEvent::Lost,
     }
+}
+
+/// Refused logins are repeated: the target may be stopping.
+fn of_st(event: sst::DiskEvent<'_>) -> Option<StationEvent<'_>> {
+    Some(match event {
+        sst::DiskEvent::Ready => StationEvent::Ready,
+        sst::DiskEvent::Data(cookie, bytes) => StationEvent::Data(cookie, 0, bytes),
+        sst::DiskEvent::Done(cookie, result) => StationEvent::Done(cookie, result),
+        sst::DiskEvent::Refused(_) => return None,
+        sst::DiskEvent::Lost => StationEvent::Lost,
+    })
 }

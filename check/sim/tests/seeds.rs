@@ -62,6 +62,11 @@ fn initiators_of_a_fibre_channel_read_what_was_acknowledged() {
 }
 
 #[test]
+fn no_write_over_scheduled_transfer_is_lost() {
+    passes(Scenario::Transfer);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {
