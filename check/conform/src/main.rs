@@ -31,6 +31,7 @@ mod report;
 mod reservations;
 mod session;
 mod spdk;
+mod sst;
 mod st;
 mod station;
 mod target;
@@ -157,6 +158,8 @@ enum Part {
     Handler,
     /// Scheduled Transfer between two processes
     St,
+    /// SCSI over Scheduled Transfer: loss, crashes, reservations beside iSCSI, hostile packets
+    Sst,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
     /// A Linux guest that shares SCSI devices of its own among two initiators
@@ -167,7 +170,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 29] = [
+const ORDER: [(Part, bool, usize); 30] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -184,6 +187,7 @@ const ORDER: [(Part, bool, usize); 29] = [
     (Part::Spdk, false, COMPUTES),
     (Part::St, false, WAITS),
     (Part::Handler, true, WAITS),
+    (Part::Sst, true, WAITS),
     (Part::Hostile, true, WAITS),
     (Part::Neighbours, true, COMPUTES),
     (Part::Crash, true, WAITS),
@@ -292,6 +296,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),
+            Part::Sst => sst::part(lab, driver),
             Part::Device => guest::device(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
