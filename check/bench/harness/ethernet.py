@@ -20,6 +20,7 @@ from .targets import NULL_BYTES, Lunar, Setup, Target, Unavailable, answers, wai
 TARGET, HOST = "target0", "host0"
 TARGET_ADDRESS, HOST_ADDRESS = "192.0.2.1", "192.0.2.2"
 SHELF = 1
+ST_PORT = 18181
 # The features of an interface that make one unit of many frames, or leave checksums out.
 OFFLOADS = ("tx", "rx", "sg", "tso", "gso", "gro", "lro")
 
@@ -144,6 +145,16 @@ class Fcoe(LunarEthernet):
         return f"fcoe:{HOST}#{number}"
 
 
+class St(LunarEthernet):
+    name = "st"
+
+    def portal_arguments(self) -> list[str]:
+        return ["--listen", f"127.0.0.1:{self.port}", "--st", f"udp:{TARGET_ADDRESS}:{ST_PORT}"]
+
+    def unit(self, number: int) -> str:
+        return f"st:udp:{TARGET_ADDRESS}:{ST_PORT}#{number}"
+
+
 class Aoe(LunarEthernet):
     name = "aoe"
 
@@ -170,7 +181,7 @@ class Vblade(Target):
         return f"aoe:{HOST}:{SHELF + 1}.0" if store == "file" else None
 
 
-KINDS: dict[str, type[Target]] = {kind.name: kind for kind in (Aoe, Vblade, Fcoe, Iscsi, Nvme)}
+KINDS: dict[str, type[Target]] = {kind.name: kind for kind in (Aoe, Vblade, Fcoe, Iscsi, Nvme, St)}
 
 
 def rows() -> list[Row]:
