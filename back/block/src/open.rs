@@ -3,7 +3,7 @@
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
-use lunar_reactor::disk::{Alignment, queue_limit};
+use lunar_reactor::disk::{Alignment, device_name, device_serial, queue_limit};
 use lunar_reactor::linger::until_free;
 use rustix::fs::{
     FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blkpbszget, ioctl_blksszget, major, minor, seek,
@@ -250,27 +250,14 @@ fn mounted_at(mounts: &str, device: u64) -> Option<&str> {
     })
 }
 
-/// The name that the device reports; its place, if it has no name. Partitions add their number.
+/// The name that the device reports; its place, if it has no name.
 fn mark(path: &Path, device: u64) -> Mark {
-    let here = sysfs(device);
-    let read = |from: &Path| {
-        let text = std::fs::read_to_string(from).ok()?;
-        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-    };
-    let partition = read(&here.join("partition"));
-    let whole = if partition.is_some() { here.join("..") } else { here };
-    let part = partition.map(|number| format!(" partition {number}")).unwrap_or_default();
-    let name = |files: &[&str]| {
-        files.iter().find_map(|file| read(&whole.join(file)).map(|name| format!("{file} {name}{part}")))
-    };
-    if let Some(name) = name(&["wwid", "device/wwid", "dm/uuid", "md/uuid"]) {
+    if let Some(name) = device_name(device) {
         return Mark::Named(name);
     }
-    // The serial number of a virtual disk is chosen by the creator of the machine, so it is not unique.
-    let place = name(&["serial", "device/serial"]);
     // As it was named, not where the name leads to: /dev/disk/by-* is steadier than /dev/sdb.
     let path = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
-    Mark::Place(place.unwrap_or_else(path))
+    Mark::Place(device_serial(device).unwrap_or_else(path))
 }
 
 #[cfg(test)]
