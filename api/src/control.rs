@@ -7,7 +7,7 @@ use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::in_use::{Author, Force};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use lunar_control::manager::Failure;
 use lunar_control::names::Uuid;
 use lunar_control::plan::{Action, Change};
@@ -103,6 +103,11 @@ pub trait Control {
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
     /// [`Live::move_medium`].
     fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>>;
+    /// [`Live::accept_store`].
+    ///
+    /// # Errors
+    /// See [`Live::accept_store`].
+    fn accept_store(&mut self, volume: &str) -> Result<(), StoreNotAccepted>;
     /// [`Live::copy_source`].
     fn copy_source(&mut self, volume: &str) -> Option<CopySource>;
     /// [`Live::set_records`].
@@ -231,6 +236,11 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>> {
         self.running().move_medium(volume, motion)
+    }
+
+    fn accept_store(&mut self, volume: &str) -> Result<(), StoreNotAccepted> {
+        let wanted = self.served();
+        self.running().accept_store(volume, &wanted)
     }
 
     fn copy_source(&mut self, volume: &str) -> Option<CopySource> {

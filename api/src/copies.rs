@@ -62,6 +62,8 @@ pub(crate) enum CopyError {
     InUse,
     /// The file system cannot share blocks, as requested.
     CannotShare(Errno),
+    /// The file system shares blocks, and a shared block may have older bytes than a read returns.
+    SharesOldBytes,
     /// A file cannot be read or written.
     File(PathBuf, io::Error),
     /// The copy was stopped.
@@ -86,6 +88,10 @@ impl fmt::Display for CopyError {
             Self::CannotShare(why) => {
                 write!(f, "this file system cannot share blocks ({why}): copy the bytes instead (`lunar volume copy`)")
             }
+            Self::SharesOldBytes => f.write_str(
+                "ZFS may share blocks from before the last UNMAP: copy the bytes instead (`lunar volume copy`), or \
+                 make a snapshot of the dataset (`zfs snapshot`, `zfs clone`)",
+            ),
             Self::File(path, why) => write!(f, "{}: {why}", path.display()),
             Self::Stopped => f.write_str("the copy was stopped"),
             Self::ServiceStops => f.write_str("the service is stopping"),

@@ -7,6 +7,7 @@ use crate::copies::{CopyError, CopyJob, CopyRequest};
 use crate::request::{ApiRequest, Outcome, Problem, Reply, summary_of};
 use lunar_control::api::ProblemDetails;
 use lunar_control::document::{Edit, Keys};
+use lunar_control::file_system::FileSystem;
 use lunar_control::files::{self, Access};
 use lunar_control::live::CopySource;
 use lunar_control::value::{FilePath, Textual};
@@ -16,12 +17,15 @@ use rustix::io::Errno;
 use serde_json::json;
 use std::fs::File;
 use std::io;
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 
 /// Bytes that are copied per system call, between two checks whether the copy was stopped.
 const COPY_BYTES: u64 = 16 << 20;
+/// Bytes that are read at once where the kernel may not copy: more make disks no faster.
+const READ_BYTES: usize = 1 << 20;
 
 /// `GET /v1/copy`
 pub fn list(request: &ApiRequest) -> Outcome {
@@ -215,7 +219,7 @@ fn copy_one(task: &CopyFiles, copy: &CopyJob, (source, path): (&Path, &Path), le
     let from = files::open(source, Access::Read).map(File::from).map_err(|why| of(source, why))?;
     // It fails if there is such a file.
     let to = files::open(path, Access::Create).map(File::from).map_err(|why| of(path, why))?;
-    let result = fill(task, copy, (&from, &to), (path, length));
+    let result = fill(task, copy, (&from, &to), (path, length), FileSystem::of(&from));
     if result.is_err() {
         // This function created the file.
         let _ = files::remove(path);
@@ -232,14 +236,15 @@ fn fill(
     copy: &CopyJob,
     (from, to): (&File, &File),
     (path, length): (&Path, u64),
+    file_system: FileSystem,
 ) -> Result<(), CopyError> {
-    match ioctl_ficlone(to, from) {
-        Ok(()) => copy.done.store(copy.total, Ordering::Relaxed),
-        Err(why) if task.share => {
-            return Err(CopyError::CannotShare(why));
-        }
-        Err(_) if !task.is_frozen => return Err(CopyError::InUse),
-        Err(_) => copy_data(from, to, copy, length).map_err(|why| of(path, why))?,
+    let shared = if file_system.clones_what_it_reads() { Some(ioctl_ficlone(to, from)) } else { None };
+    match shared {
+        Some(Ok(())) => copy.done.store(copy.total, Ordering::Relaxed),
+        Some(Err(why)) if task.share => return Err(CopyError::CannotShare(why)),
+        None if task.share => return Err(CopyError::SharesOldBytes),
+        _ if !task.is_frozen => return Err(CopyError::InUse),
+        _ => copy_data((from, to), copy, length, file_system).map_err(|why| of(path, why))?,
     }
     if copy.stop.load(Ordering::Relaxed) {
         return Err(CopyError::Stopped);
@@ -249,10 +254,10 @@ fn fill(
 }
 
 /// Copies the data of a file; holes remain holes.
-fn copy_data(from: &File, to: &File, copy: &CopyJob, length: u64) -> io::Result<()> {
+fn copy_data((from, to): (&File, &File), copy: &CopyJob, length: u64, file_system: FileSystem) -> io::Result<()> {
     let too_short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the source file became shorter during the copy");
     rustix::fs::ftruncate(to, length)?;
-    let mut at = 0;
+    let (mut at, mut memory) = (0, Vec::new());
     while at < length && !copy.stop.load(Ordering::Relaxed) {
         let data = match seek(from, SeekFrom::Data(at)) {
             Ok(data) => data,
@@ -260,15 +265,19 @@ fn copy_data(from: &File, to: &File, copy: &CopyJob, length: u64) -> io::Result<
             Err(why) => return Err(why.into()),
         };
         let end = seek(from, SeekFrom::Hole(data))?.min(length);
-        let (mut read, mut write) = (data, data);
         let wanted = usize::try_from((end.saturating_sub(data)).min(COPY_BYTES)).unwrap_or(usize::MAX);
         if wanted == 0 {
             break;
         }
-        if copy_file_range(from, Some(&mut read), to, Some(&mut write), wanted)? == 0 {
+        let (mut read, mut write) = (data, data);
+        let copied = match file_system.clones_what_it_reads() {
+            true => copy_file_range(from, Some(&mut read), to, Some(&mut write), wanted)?,
+            false => through_memory((from, to), data, &mut memory, wanted)?,
+        };
+        if copied == 0 {
             return Err(too_short());
         }
-        at = read;
+        at = data + copied as u64;
         copy.done.store(at, Ordering::Relaxed);
     }
     if from.metadata()?.len() < length {
@@ -278,10 +287,43 @@ fn copy_data(from: &File, to: &File, copy: &CopyJob, length: u64) -> io::Result<
     Ok(())
 }
 
+/// Copies at most `wanted` bytes at `at` by reading and writing them; returns how many.
+fn through_memory((from, to): (&File, &File), at: u64, memory: &mut Vec<u8>, wanted: usize) -> io::Result<usize> {
+    memory.resize(READ_BYTES, 0);
+    let part = &mut memory[..wanted.min(READ_BYTES)];
+    let read = from.read_at(part, at)?;
+    to.write_all_at(&part[..read], at)?;
+    Ok(read)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::copies::Copies;
+
+    #[test]
+    fn a_file_on_zfs_is_read_and_written() {
+        let folder = std::env::temp_dir().join(format!("lunar-copy-zfs-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let (from, to) = (folder.join("from"), folder.join("to"));
+        let length = 5 * READ_BYTES as u64 + 512;
+        let source = File::create_new(&from).expect("a file");
+        source.set_len(length).expect("room");
+        source.write_all_at(&vec![7; 2 * READ_BYTES + 512], READ_BYTES as u64).expect("written");
+        let source = File::open(&from).expect("it is there");
+        let task =
+            |share| CopyFiles { from: from.clone(), to: to.clone(), share, is_frozen: true, companions: Vec::new() };
+        let copy = Copies::default().add("a copy".into(), length).expect("below the limit");
+        let target = File::create_new(&to).expect("a file");
+        let run = |share| fill(&task(share), &copy, (&source, &target), (&to, length), FileSystem::Zfs);
+        let why = run(true).expect_err("a clone may have older bytes");
+        assert!(matches!(why, CopyError::SharesOldBytes) && why.to_string().contains("copy the bytes"), "{why}");
+        assert_eq!(std::fs::metadata(&to).expect("it is there").len(), 0);
+        run(false).expect("a copy");
+        assert_eq!(copy.done.load(Ordering::Relaxed), length);
+        assert!(std::fs::read(&to).expect("the file") == std::fs::read(&from).expect("the file"));
+        let _ = std::fs::remove_dir_all(&folder);
+    }
 
     #[test]
     fn an_existing_file_is_not_overwritten() {

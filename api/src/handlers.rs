@@ -125,6 +125,18 @@ pub fn load(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Out
     move_medium(control, request, Motion::Load)
 }
 
+/// `POST /v1/volume/{name}/accept`
+pub fn accept(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    let name = request.name();
+    let before = medium_of(control, &name)?;
+    control.accept_store(&name).map_err(|why| {
+        ProblemDetails::new("/problems/store", "The store was not accepted", 409, format!("volume {name}: {why}"))
+    })?;
+    let words = format!("volume {name}: the store that is at its place was accepted");
+    request.shared.audit_log.add(Topic::Change, &request.caller.name, &words);
+    Reply::json(&before)
+}
+
 fn move_medium(control: &mut dyn Control, request: &ApiRequest, motion: Motion) -> Result<Later<Outcome>, Problem> {
     let (shared, caller, name) = (request.shared.clone(), request.caller.name.clone(), request.name());
     let before = medium_of(control, &name)?;

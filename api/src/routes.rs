@@ -376,7 +376,7 @@ fn luns() -> Vec<Route> {
     ]
 }
 
-/// Removable media.
+/// Media of volumes: those that can be removed, and stores that were unavailable.
 fn media() -> Vec<Route> {
     use Method::{Get, Post};
     use Right::{Read, Write};
@@ -402,6 +402,13 @@ fn media() -> Vec<Route> {
             (RequestContent::Nothing, ResponseContent::Medium),
             Handler::Long(handlers::load),
             "Loads the medium; initiators get a unit attention that the medium may have changed.",
+        ),
+        row(
+            (Post, &path("accept"), "accept-volume"),
+            Write,
+            (RequestContent::Nothing, ResponseContent::Medium),
+            Handler::Control(handlers::accept),
+            "Serves the store that is at the place of a volume, although it is not certainly the one before.",
         ),
     ]
 }

@@ -588,6 +588,9 @@ fn media_are_ejected_and_loaded() {
     let records: Vec<String> = fixture.service.audit_log.after(0).iter().map(|record| record.words.clone()).collect();
     let moves = records.iter().filter(|words| words.starts_with("volume stick was")).count();
     assert_eq!(moves, 3, "{records:?}");
+    let (status, problem) = fixture.own("POST", "/v1/volume/disk1/accept", "");
+    let words = "volume disk1: the store of the volume is available: nothing is to be accepted";
+    assert_eq!((status, &problem["detail"]), (409, &json!(words)));
 }
 
 #[test]

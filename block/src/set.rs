@@ -116,7 +116,7 @@ impl CommandSet for BlockSet {
                 self.attachments_of(change.unit).iter().for_each(|attachment| attachment.update_held(&unit));
             }
             UnitChange::Rewrite(_) => unit.refresh(),
-            UnitChange::Access(_) => {
+            UnitChange::Access(_) | UnitChange::Store { .. } => {
                 self.attachments_of(change.unit).iter().for_each(|attachment| attachment.update_access(&unit));
             }
             // Each request reads the protection type and whether the medium was removed. This command set has no state

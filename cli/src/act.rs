@@ -78,6 +78,10 @@ fn resource(schema: &'static Schema, service: &Service, kind: Kind, matches: &Ar
     if verb == "reservation" {
         return reservation(service, &name, &one, matches);
     }
+    if verb == "accept" {
+        let accepted = service.request(Method::Post, &format!("{one}/accept"), RequestBody::Nothing)?;
+        return service.print(&accepted, format!("volume {name}: its store is served\n"));
+    }
     if ["medium", "eject", "load"].contains(&verb) {
         return medium(service, verb, &one, matches);
     }

@@ -124,6 +124,11 @@ fn resource(schema: &'static Schema, kind: Kind) -> Command {
             verbs.extend(copies());
             verbs.extend(media());
             verbs.push(reservation());
+            verbs.push(
+                Command::new("accept")
+                    .about("Serve the store at the place of a volume, though it is not certainly the one before")
+                    .arg(name(Kind::Volume)),
+            );
         }
         Kind::Group => verbs.extend(mappings()),
         _ => {}

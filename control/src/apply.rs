@@ -40,13 +40,15 @@ pub type Unavailable = BTreeMap<ObjectId, TargetError>;
 pub struct MissingPolicy<'a> {
     /// The resources that may be missing.
     pub may_be_missing: BTreeSet<ObjectId>,
+    /// The resources that may be in force without what they stand for: volumes without their stores.
+    pub may_lack: BTreeSet<ObjectId>,
     /// Gets a resource and the reason of a failure; waits and returns whether to retry.
     pub retry: &'a mut dyn FnMut(&ObjectId, &TargetError) -> bool,
 }
 
 impl fmt::Debug for MissingPolicy<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "MissingPolicy({:?})", self.may_be_missing)
+        write!(f, "MissingPolicy({:?}, {:?})", self.may_be_missing, self.may_lack)
     }
 }
 
@@ -80,6 +82,22 @@ pub trait Running {
         change: &Change,
         wanted: &Checked,
     ) -> Result<(), Self::Error>;
+
+    /// Prepares a step that creates a resource without what it stands for, which is unavailable: a volume without its
+    /// store. Returns whether that is possible.
+    ///
+    /// # Errors
+    /// Why the step cannot be made. Nothing of it is left then.
+    fn prepare_unavailable(
+        &mut self,
+        transaction: &mut Self::Transaction,
+        change: &Change,
+        wanted: &Checked,
+        why: &TargetError,
+    ) -> Result<bool, Self::Error> {
+        let _ = (transaction, change, wanted, why);
+        Ok(false)
+    }
 
     /// Puts everything in force that was prepared; `wanted` is the configuration from now on. This cannot fail.
     fn commit(&mut self, transaction: Self::Transaction, plan: &Plan, wanted: &Checked);
@@ -193,19 +211,29 @@ fn prepare_all<R: Running>(
     transaction: &mut R::Transaction,
     plan: &Plan,
     wanted: &Checked,
-    MissingPolicy { may_be_missing, retry }: MissingPolicy<'_>,
+    MissingPolicy { may_be_missing, may_lack, retry }: MissingPolicy<'_>,
 ) -> Result<Prepared, Refusal> {
     let mut prepared = Prepared { steps: 0, unavailable: Unavailable::new() };
     for change in &plan.changes {
         if change.names_any_of(&prepared.unavailable, wanted) {
             continue;
         }
-        let may_be_missing_now = change.action == Action::Create && may_be_missing.contains(&change.object);
+        let is_among =
+            |objects: &BTreeSet<ObjectId>| change.action == Action::Create && objects.contains(&change.object);
+        let (may_be_missing_now, may_lack_now) = (is_among(&may_be_missing), is_among(&may_lack));
         let outcome = loop {
             match running.prepare(transaction, change, wanted).map_err(TargetError::new) {
-                Err(why) if may_be_missing_now && retry(&change.object, &why) => {}
+                Err(why) if (may_be_missing_now || may_lack_now) && retry(&change.object, &why) => {}
                 outcome => break outcome,
             }
+        };
+        let outcome = match outcome {
+            Err(why) if may_lack_now => match running.prepare_unavailable(transaction, change, wanted, &why) {
+                Ok(true) => Ok(()),
+                Ok(false) => Err(why),
+                Err(why) => Err(TargetError::new(why)),
+            },
+            outcome => outcome,
         };
         match outcome {
             Ok(()) => prepared.steps += 1,

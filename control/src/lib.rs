@@ -36,6 +36,7 @@ pub mod document;
 pub mod explain;
 pub mod failure;
 pub mod fake_target;
+pub mod file_system;
 pub mod files;
 pub mod identities;
 pub mod in_use;

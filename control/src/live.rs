@@ -1,6 +1,8 @@
 //! The state of a running target beyond its configuration: sessions, statistics and media.
 
 use crate::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
+use crate::apply::TargetError;
+use crate::check::Checked;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use crate::names::Uuid;
 use crate::slow::{AllStagesView, SlowLogView};
@@ -56,6 +58,29 @@ impl fmt::Display for MediumError {
 }
 
 impl std::error::Error for MediumError {}
+
+/// Why a store is not accepted.
+#[derive(Debug)]
+pub enum StoreNotAccepted {
+    /// The store of the volume is available.
+    IsServed,
+    /// The volume is not served.
+    NoVolume,
+    /// The store cannot be opened.
+    Refused(TargetError),
+}
+
+impl fmt::Display for StoreNotAccepted {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::IsServed => f.write_str("the store of the volume is available: nothing is to be accepted"),
+            Self::NoVolume => f.write_str("the volume is not served; `lunar status` shows the reason"),
+            Self::Refused(why) => why.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for StoreNotAccepted {}
 
 /// The things that belong to a volume besides its file, for a copy of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -136,6 +161,16 @@ pub trait Live {
 
     /// The troubles, each with what to do.
     fn troubles(&mut self) -> Vec<TroubleView>;
+
+    /// Serves the store that is at the place of a volume now, although it is not certainly the one before. `wanted` is
+    /// the configuration that is served.
+    ///
+    /// # Errors
+    /// In words that say what to do.
+    fn accept_store(&mut self, volume: &str, wanted: &Checked) -> Result<(), StoreNotAccepted> {
+        let _ = (volume, wanted);
+        Err(StoreNotAccepted::IsServed)
+    }
 
     /// The file systems that have promised more space to volumes than they have, in words that say what to do.
     fn space_warnings(&mut self) -> Vec<String> {

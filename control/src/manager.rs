@@ -99,7 +99,8 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         };
         let (text, wanted) = manager.complete(manager.versions.text())?;
         manager.running.expect(manager.identities.served_before(&wanted.config));
-        let policy = MissingPolicy { may_be_missing: manager.known(&wanted), retry };
+        let (may_be_missing, may_lack) = (manager.known(&wanted), manager.known_stores(&wanted));
+        let policy = MissingPolicy { may_be_missing, may_lack, retry };
         manager.carry_out(wanted, Unavailable::new(), policy, Force::Yes, |versions| adopt(versions, &text, now))?;
         // The file may have been edited while nothing ran.
         manager.forget_secrets();
@@ -321,7 +322,8 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     }
 
     /// The configuration in force without the unavailable resources.
-    fn served(&self) -> Checked {
+    #[must_use]
+    pub fn served(&self) -> Checked {
         self.current.clone().without(&self.unavailable)
     }
 
@@ -337,7 +339,7 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         let missing = self.still_unavailable(&wanted);
         let (left, forgiven) =
             if tries { (Unavailable::new(), missing.into_keys().collect()) } else { (missing, BTreeSet::new()) };
-        let policy = MissingPolicy { may_be_missing: forgiven, retry: &mut |_, _| false };
+        let policy = MissingPolicy { may_be_missing: forgiven, may_lack: BTreeSet::new(), retry: &mut |_, _| false };
         self.carry_out(wanted, left, policy, force, write)
     }
 
@@ -379,6 +381,17 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
             Kind::Volume => served.contains(id.name) && !is_hosts(id.name),
             // Only volumes are recorded; a target that served volumes had portals, too.
             kind => kind.may_be_missing() && !served.is_empty(),
+        };
+        wanted.config.objects().into_keys().filter(is_known).map(ObjectId::from).collect()
+    }
+
+    /// The resources that may be in force at a start without what they stand for: the volumes that were served before,
+    /// and pools, in whose folders hosts create volumes.
+    fn known_stores(&self, wanted: &Checked) -> BTreeSet<ObjectId> {
+        let served = self.identities.served_before(&wanted.config);
+        let is_known = |id: &Id<'_>| match id.kind {
+            Kind::Volume => served.contains(id.name),
+            kind => kind == Kind::Pool && !served.is_empty(),
         };
         wanted.config.objects().into_keys().filter(is_known).map(ObjectId::from).collect()
     }

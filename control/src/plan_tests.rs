@@ -188,7 +188,11 @@ fn carry_out(running: &mut FakeTarget, plan: &Plan, wanted: &Checked) {
 /// No resource may be missing.
 macro_rules! strict {
     () => {
-        MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| unreachable!("nothing is forgiven") }
+        MissingPolicy {
+            may_be_missing: BTreeSet::new(),
+            may_lack: BTreeSet::new(),
+            retry: &mut |_, _| unreachable!("nothing is forgiven"),
+        }
     };
 }
 
@@ -343,7 +347,7 @@ proptest! {
             tries.push((object.clone(), why.to_string()));
             tries.len() % 3 > 0
         };
-        let policy = MissingPolicy { may_be_missing: away.clone(), retry: &mut retry };
+        let policy = MissingPolicy { may_be_missing: away.clone(), may_lack: BTreeSet::new(), retry: &mut retry };
         let unavailable = apply(&mut running, &plan, &other, policy, || Ok(())).expect("the resources may be missing");
         let made = |id: &&ObjectId| plan.changes.iter().any(|one| one.action == Action::Create && one.object == **id);
         let new = away.iter().filter(made);
@@ -355,7 +359,8 @@ proptest! {
         prop_assert_eq!(running.dangling(), [""; 0]);
         // Half of it comes back, and then all.
         running.unavailable.retain(|id| id.name.ends_with('1'));
-        let policy = MissingPolicy { may_be_missing: away.clone(), retry: &mut |_, _| false };
+        let may_lack = BTreeSet::new();
+        let policy = MissingPolicy { may_be_missing: away.clone(), may_lack, retry: &mut |_, _| false };
         let plan = Plan::between(&served, &other);
         let still = apply(&mut running, &plan, &other, policy, || Ok(())).expect("it is forgiven");
         prop_assert!(still.keys().all(|id| unavailable.contains_key(id) && id.name.ends_with('1')));

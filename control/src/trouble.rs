@@ -29,8 +29,15 @@ troubles! {
     Unavailable = "unavailable", "A configured object is not served.",
         "The file, the device or the address of the object cannot be used: a file system is not mounted, a device is \
         missing or in use by another program, the user that runs Lunar may not open it. The words have the error of \
-        the operating system. When the cause is removed, `lunar apply` serves the object; the other objects are served \
-        meanwhile.";
+        the operating system. The other objects are served meanwhile.\n\n\
+        A volume that was served before stays a LUN and a namespace, with its identity and its reservations: \
+        initiators get NOT READY, TARGET PORT IN UNAVAILABLE STATE, and hosts Asymmetric Access Inaccessible. When its \
+        store is there again, it is served by itself if it is certainly the one before: a file with the number that \
+        Lunar gave it, the time of its creation and its device, or a device with its world wide name. If another store \
+        is at the place, if it cannot be told from others, or if the volume had a write cache when its store went \
+        away, `lunar explain volume` says so, and `lunar volume accept` serves the store that is there.\n\n\
+        Other objects, and volumes that were never served by this version, are served by `lunar apply` when the cause \
+        is removed.";
     ClosedPortal = "closed-portal", "A portal is not listened at any more.",
         "A change that failed closed the portal, and its address was taken meanwhile. `ss -ltnp` shows the program \
         that has the address. End it, then `lunar apply`.";
@@ -55,7 +62,8 @@ troubles! {
         "The file was renamed or another one was put in its place. Lunar serves the old file until it restarts. Put \
         the file back, or change `path` of the volume.";
     Gone = "gone", "The device of a volume cannot be reached.",
-        "The device was removed, or its driver has given it up. Commands fail. The kernel's log (`dmesg`) says why.";
+        "The device was removed, or its driver has given it up. The kernel's log (`dmesg`) says why. A configured \
+        volume is reported as `unavailable` then.";
     LostWrites = "lost-writes", "Written data could not be brought to the medium.",
         "The kernel reported an error when it wrote data of the page cache; flushes of clients fail, so that they \
         know. Check the device (`dmesg`, `smartctl -a`), and the data on the clients.";

@@ -23,7 +23,7 @@ use lunar_core::io::{Store, Traits};
 use lunar_reactor::Reactor;
 use lunar_scsi::device_server::DeviceServer;
 use std::any::Any;
-use std::fmt::Debug;
+use std::fmt::{self, Debug};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -65,6 +65,12 @@ pub trait Backend: Sync {
     /// The mark of the volume at this path; `None` if there is no volume, or if it gets its mark when it is opened.
     /// A volume that is opened `read_only` gets none.
     fn mark_at(&self, path: &Path, read_only: bool) -> Option<Mark>;
+
+    /// Identifies the store at this path beyond doubt; `None` if there is none, or if it cannot be told from others. A
+    /// store that was unavailable is served again by itself only if it has the fingerprint of the one before.
+    fn fingerprint(&self, path: &Path, read_only: bool) -> Option<Fingerprint> {
+        Some(Fingerprint { mark: self.mark_at(path, read_only)?.to_string(), origin: String::new() })
+    }
 
     /// Opens a volume. `previous` is what the process has open at the same path or of the same volume, perhaps of
     /// another kind. Both may be used at the same time, until one is dropped.
@@ -196,6 +202,25 @@ pub enum Mark {
         /// The parts of the place.
         parts: Vec<String>,
     },
+}
+
+impl fmt::Display for Mark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Number(number) => write!(f, "number {:032x}", u128::from_be_bytes(*number)),
+            Self::Global { space, name } => write!(f, "{space} {name}"),
+            Self::Local { space, parts } => write!(f, "{space} {}", parts.join(" ")),
+        }
+    }
+}
+
+/// The properties that identify a store beyond doubt.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Fingerprint {
+    /// Its mark, as text.
+    pub mark: String,
+    /// Properties that only the kind of store knows: when a file was created, the device that it is on.
+    pub origin: String,
 }
 
 /// The store or device that a back end opened.

@@ -22,6 +22,7 @@ use crate::refusals::Keeping;
 use crate::registry::Registry;
 use crate::retirement::Latch;
 use crate::target_ports::TargetPorts;
+use crate::unavailable::Lack;
 use crate::unit_numbers::UnitNumbers;
 use lunar_control::common_sections::Driver;
 use lunar_control::config::Config;
@@ -87,6 +88,10 @@ pub struct Engine {
     pub(crate) portals: BTreeMap<String, BoundPortal>,
     /// Volumes that were served before, and are not now.
     pub(crate) expected: BTreeSet<String>,
+    /// Volumes whose stores are unavailable.
+    pub(crate) lacks: BTreeMap<Arc<str>, Lack>,
+    /// The volume whose store an operator accepts now.
+    pub(crate) accepting: Option<Arc<str>>,
     pub(crate) ports: TargetPorts,
     /// The histories of NVM subsystems, by their names.
     pub(crate) histories: Histories,
@@ -175,6 +180,8 @@ impl Engine {
             volumes: BTreeMap::new(),
             portals: BTreeMap::new(),
             expected: BTreeSet::new(),
+            lacks: BTreeMap::new(),
+            accepting: None,
             ports,
             histories: Histories::new(),
             participants: Vec::new(),

@@ -64,6 +64,10 @@ pub enum EngineError {
     Pool(PathBuf, io::Error),
     /// The path of a pool is no folder.
     NoFolder(PathBuf),
+    /// The file system of this path does not answer.
+    NoAnswer(PathBuf),
+    /// The store at this path is not certainly the one with which the volume of this name was served.
+    AnotherStore(PathBuf, String),
 }
 
 impl fmt::Display for EngineError {
@@ -82,6 +86,18 @@ impl fmt::Display for EngineError {
             Self::NoUserGroup(name) => write!(f, "this machine has no group {name}"),
             Self::Pool(folder, why) => write!(f, "{}: {why}; make the folder first", folder.display()),
             Self::NoFolder(path) => write!(f, "{} is no folder", path.display()),
+            Self::NoAnswer(path) => write!(
+                f,
+                "the file system of {} does not answer: check its server or its disk (`findmnt -T {}`, `dmesg`)",
+                path.display(),
+                path.display()
+            ),
+            Self::AnotherStore(path, volume) => write!(
+                f,
+                "{} is not certainly what it was when volume {volume} was served last: put that one there, or run \
+                 `lunar volume accept {volume}`",
+                path.display()
+            ),
             Self::NotConfigured => f.write_str("it is not in the configuration"),
             Self::VolumeShrinks(bytes) => {
                 write!(f, "it has {bytes} bytes: initiators would lose the data after its new end")

@@ -108,6 +108,14 @@ impl Watched {
         self.stores.iter().flatten()
     }
 
+    fn has_stores_of(&self, other: &Self) -> bool {
+        let mut both = self.stores.iter().zip(&other.stores);
+        both.all(|(own, other)| match (own, other) {
+            (Some(own), Some(other)) => Weak::ptr_eq(own, other),
+            (own, other) => own.is_none() && other.is_none(),
+        })
+    }
+
     fn found(&mut self) -> &mut Found {
         self.found.get_or_insert_default()
     }
@@ -299,7 +307,12 @@ impl Health {
             let mut now = Watched::of(placed);
             // The same unit, perhaps in another shape, has the counters that it had.
             if let Some(old) = before.remove(name).filter(|old| old.tally.is_of(&now.tally)) {
+                let has_other_stores = !now.has_stores_of(&old);
                 now.found = old.found;
+                if let Some(found) = now.found.as_mut().filter(|_| has_other_stores) {
+                    // A store that was opened anew can be reached.
+                    found.troubles.remove(&Condition::Gone);
+                }
             }
             (name.clone(), now)
         };
@@ -309,6 +322,16 @@ impl Health {
     /// The space of the volumes, for readers on other threads.
     pub(crate) fn spaces(&self) -> Spaces {
         Spaces(self.watchlist.clone())
+    }
+
+    /// The volumes whose stores could not be reached at the last look, and why.
+    pub(crate) fn gone(&self) -> BTreeMap<Arc<str>, String> {
+        let state = self.watchlist.lock();
+        let gone = |(name, watched): (&Arc<str>, &Watched)| {
+            let trouble = watched.found.as_ref()?.troubles.get(&Condition::Gone)?;
+            Some((name.clone(), trouble.words.clone()))
+        };
+        state.volumes.iter().filter_map(gone).collect()
     }
 
     /// The troubles at the last look.

@@ -28,6 +28,7 @@
 
 pub mod access;
 pub mod answer;
+pub mod answering;
 pub mod authentication;
 pub mod backend;
 pub mod budget;
@@ -57,6 +58,7 @@ pub mod published_config;
 pub mod refusals;
 pub mod registry;
 pub mod retirement;
+pub mod returning_stores;
 pub mod service_unit;
 mod slow;
 mod space;
@@ -64,6 +66,7 @@ pub mod statistics;
 mod status;
 pub mod target_ports;
 pub mod transaction;
+pub mod unavailable;
 mod unit_numbers;
 pub mod vm_sockets;
 pub mod volume;

@@ -9,9 +9,10 @@ use crate::slow;
 use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;
+use lunar_control::Checked;
 use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use lunar_control::names::Uuid;
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
 use lunar_control::trouble::TroubleCode;
@@ -153,8 +154,18 @@ impl Live for Engine {
         let service = self.name_service.as_ref().and_then(|service| service.trouble());
         let service = service.map(|words| TroubleView::told(TroubleCode::Isns, "isns", words));
         let mut told: Vec<TroubleView> = fronts.chain(closed).chain(service).collect();
-        told.extend(self.health.troubles());
+        told.extend(self.store_troubles());
+        // A store that went away is one trouble.
+        let is_told = |trouble: &TroubleView| {
+            trouble.kind == TroubleCode::Gone.word() && told.iter().any(|other| other.subject == trouble.subject)
+        };
+        let more: Vec<TroubleView> = self.health.troubles().into_iter().filter(|trouble| !is_told(trouble)).collect();
+        told.extend(more);
         told
+    }
+
+    fn accept_store(&mut self, volume: &str, wanted: &Checked) -> Result<(), StoreNotAccepted> {
+        Self::accept_store(self, volume, wanted)
     }
 
     fn space_warnings(&mut self) -> Vec<String> {

@@ -2,6 +2,7 @@
 //! plan, and rolled back if anything fails.
 
 use crate::access::{Accesses, accesses};
+use crate::answering::answers;
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE};
 use crate::error::EngineError;
@@ -14,7 +15,7 @@ use crate::target_ports::FrontPort;
 use crate::volume::{Volume, VolumeContext, VolumeError};
 use lunar_control::Checked;
 use lunar_control::Kind;
-use lunar_control::apply::Running;
+use lunar_control::apply::{Running, TargetError};
 use lunar_control::common_sections;
 use lunar_control::plan::{Action, Change, Plan};
 use lunar_core::medium::Medium;
@@ -52,7 +53,7 @@ pub struct Transaction {
 }
 
 /// A step that is prepared.
-enum Step {
+pub(crate) enum Step {
     /// Nothing in it can fail.
     Nothing,
     /// A volume is open; the cores know it by the ticket.
@@ -69,6 +70,13 @@ enum Step {
     Front(usize, Prepared),
     /// The participants are prepared.
     Participants,
+}
+
+impl Transaction {
+    /// Adds a step that is prepared.
+    pub(crate) fn add(&mut self, change: Change, step: Step) {
+        self.steps.push((change, step));
+    }
 }
 
 impl fmt::Debug for Step {
@@ -100,6 +108,8 @@ pub(crate) struct Committed {
     pub(crate) new: Vec<UnitId>,
     /// Units that are served in another shape.
     pub(crate) reshaped: Vec<UnitId>,
+    /// Units whose stores are available again.
+    pub(crate) returned: Vec<UnitId>,
     /// Portals that are not wanted any more.
     pub(crate) closing: Vec<BoundPortal>,
 }
@@ -132,6 +142,11 @@ impl Running for Engine {
     fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), EngineError> {
         let volume = wanted.config.volumes.get(&change.object.name).filter(|_| change.object.kind == Kind::Volume);
         let path = volume.and_then(|volume| volume.path.as_ref());
+        if let Some(path) = path.filter(|_| self.host().has_threads() && change.action != Action::Remove)
+            && !answers(path.path())
+        {
+            return Err(EngineError::NoAnswer(path.path().to_owned()));
+        }
         let new_files = path.map(|path| NewFiles::of_volume(path.path())).unwrap_or_default();
         let step = self.prepare_step(transaction, change, wanted);
         if step.is_err() {
@@ -157,6 +172,17 @@ impl Running for Engine {
             self.commit_step(&mut committed, &change, step);
         }
         self.publish(&committed, wanted);
+        self.set_store_available(committed.returned, true, wanted);
+    }
+
+    fn prepare_unavailable(
+        &mut self,
+        transaction: &mut Transaction,
+        change: &Change,
+        wanted: &Checked,
+        why: &TargetError,
+    ) -> Result<bool, EngineError> {
+        self.stand_in(transaction, change, wanted, why)
     }
 
     fn roll_back(&mut self, transaction: Transaction) {
@@ -169,6 +195,7 @@ impl Running for Engine {
 
     fn repeat(&mut self, wanted: &Checked) {
         self.wait_until_final();
+        self.look_for_stores(wanted);
         // The start of the transaction that put it in force has checked the access control.
         if let Ok(accesses) = accesses(wanted) {
             self.finalize_fronts(&Committed { accesses, ..Committed::default() }, wanted);
@@ -227,7 +254,13 @@ impl Engine {
     }
 
     /// Opens the volume of this name as the configuration says.
-    fn open(&mut self, tx: &Transaction, name: &str, is_same: bool, wanted: &Checked) -> Result<Step, EngineError> {
+    pub(crate) fn open(
+        &mut self,
+        tx: &Transaction,
+        name: &str,
+        is_same: bool,
+        wanted: &Checked,
+    ) -> Result<Step, EngineError> {
         let model = wanted.config.volumes.get(name).ok_or(EngineError::NotConfigured)?;
         if let Some(path) = &model.path {
             self.host().allows_path(path.path()).map_err(EngineError::Path)?;
@@ -251,7 +284,9 @@ impl Engine {
             origin: &self.core_set().shared().origin,
             previous: before,
             creates: is_new,
+            is_return: self.lacks.contains_key(name),
         };
+        self.check_same_store(name, model, &context)?;
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
@@ -284,7 +319,7 @@ impl Engine {
     }
 
     /// A unit for a volume that is not served yet, with the state that it had.
-    fn new_unit(
+    pub(crate) fn new_unit(
         &mut self,
         name: &str,
         volume: Volume,
@@ -355,6 +390,9 @@ impl Engine {
         let Some(pool) = wanted.config.pools.get(name) else { return Ok(Step::Nothing) };
         let folder = pool.folder.path();
         self.host().allows_path(&folder.join("any")).map_err(EngineError::Path)?;
+        if self.host().has_threads() && !answers(&folder.join("any")) {
+            return Err(EngineError::NoAnswer(folder.to_owned()));
+        }
         match std::fs::metadata(folder) {
             Ok(found) if found.is_dir() => Ok(Step::Nothing),
             Ok(_) => Err(EngineError::NoFolder(folder.to_owned())),
@@ -369,6 +407,10 @@ impl Engine {
                 placed.volume.finalize();
                 let unit = placed.unit;
                 committed.tickets.push(ticket);
+                if !placed.volume.is_without_store() {
+                    self.remember_store(&placed);
+                    committed.returned.extend(self.lacks.remove(name.as_str()).map(|_| unit));
+                }
                 match self.volumes.insert(name.as_str().into(), placed) {
                     Some(old) if old.unit == unit => committed.reshaped.push(unit),
                     old => {
@@ -386,6 +428,7 @@ impl Engine {
                 committed.closing.retain(|other| *other != portal);
             }
             (_, Action::Remove) if change.object.kind == Kind::Volume => {
+                self.lacks.remove(name.as_str());
                 if let Some(old) = self.volumes.remove(name.as_str()) {
                     committed.leaving.push(old.unit);
                     committed.left.push((old.volume.identity().uuid, old.unit));
@@ -407,6 +450,9 @@ impl Engine {
                 self.volumes.values().for_each(|own| own.volume.finalize());
                 if self.volumes.get(change.object.name.as_str()).is_none_or(|own| own.unit != placed.unit) {
                     self.give_back(placed.unit);
+                }
+                if placed.volume.is_without_store() {
+                    self.lacks.remove(change.object.name.as_str());
                 }
             }
             Step::Portal { portal, displaced, is_taken_over } => {

@@ -6,6 +6,7 @@
 //! * [`identity`]: the identity of a volume
 //! * [`metadata`]: the metadata stores in the state folder
 //! * [`protection`]: the protection store
+//! * `remembered`: the store as it was served last; `stand_in`: the place of a store that is unavailable
 
 pub mod command_line;
 pub mod configured;
@@ -13,6 +14,8 @@ pub mod error;
 pub mod identity;
 pub mod metadata;
 pub mod protection;
+pub(crate) mod remembered;
+mod stand_in;
 pub mod text;
 
 pub use configured::VolumeContext;

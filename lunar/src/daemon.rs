@@ -20,6 +20,7 @@ use lunar_engine::core_set::cores::Cores;
 use lunar_engine::engine::Engine;
 use lunar_engine::namespace_manager;
 use lunar_engine::participant::{Participant, ParticipantError};
+use lunar_engine::returning_stores;
 use lunar_engine::volume::metadata::state_folder;
 use lunar_reactor::heap::release_free_memory;
 use lunar_reactor::log;
@@ -84,6 +85,7 @@ impl Service {
         let (cores, shared) = (core_set.cores().clone(), core_set.shared().clone());
         let (control, thread) = ControlThread::start(keeper)?;
         namespace_manager::start(&shared.namespace_requests, control.clone());
+        returning_stores::start(control.clone())?;
         Ok(Self { control, cores, thread })
     }
 

@@ -51,8 +51,11 @@ impl Place {
     /// Applies `after` to an engine with the configuration `before`.
     fn apply(&self, engine: &mut Engine, before: &Checked, after: &Checked) -> Result<(), String> {
         let plan = Plan::between(before, after);
-        let strict =
-            MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| unreachable!("nothing is forgiven") };
+        let strict = MissingPolicy {
+            may_be_missing: BTreeSet::new(),
+            may_lack: BTreeSet::new(),
+            retry: &mut |_, _| unreachable!("nothing is forgiven"),
+        };
         let done = lunar_control::apply::apply(engine, &plan, after, strict, || Ok(()));
         engine.wait_until_final();
         done.map(|absent| assert!(absent.is_empty(), "nothing is forgiven")).map_err(|why| why.to_string())

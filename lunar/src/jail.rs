@@ -11,6 +11,7 @@ use landlock::{
 use lunar_control::common_sections::Protection;
 use lunar_control::config::Config;
 use lunar_control::secret::SecretSource;
+use lunar_engine::answering::answers;
 use lunar_engine::backend::{self, JailPaths};
 use lunar_engine::service_unit;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
@@ -61,7 +62,9 @@ impl Paths {
         paths.keep.extend(real.parent().into_iter().chain(socket.and_then(Path::parent)).map(Path::to_owned));
         paths.keep.push(state.to_owned());
         paths.keep.extend(config.server.folders.iter().map(|folder| folder.path().to_owned()));
-        paths.keep.extend(config.pools.values().map(|pool| pool.folder.path().to_owned()));
+        // The rules of the sandbox would wait for a file system that does not answer. The file helper opens its files.
+        let pools = config.pools.values().map(|pool| pool.folder.path()).filter(|folder| answers(&folder.join("any")));
+        paths.keep.extend(pools.map(Path::to_owned));
         let runtime = crate::assembly::runtime();
         for of_front in REGISTRY.fronts.iter().map(|entry| entry.front.paths(config, &runtime)) {
             paths.read.extend(of_front.read);
@@ -70,7 +73,8 @@ impl Paths {
             paths.devices.extend(of_front.devices);
         }
         for volume in config.volumes.values() {
-            let Some(path) = volume.path.as_ref().map(|path| path.path().to_owned()) else { continue };
+            let path = volume.path.as_ref().map(|path| path.path().to_owned());
+            let Some(path) = path.filter(|path| answers(path)) else { continue };
             let Some(backend) = backend::find(REGISTRY.backends, volume.kind.word()) else { continue };
             let JailPaths { write, create, devices } = backend.jail_paths(&path, volume.protection != Protection::None);
             paths.keep.extend(create);

@@ -28,6 +28,7 @@ use lunar_reactor::log;
 use lunar_reactor::log::Severity;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
+use std::collections::BTreeSet;
 use std::future::ready;
 use std::io::Write;
 use std::path::Path;
@@ -132,7 +133,11 @@ impl Setup {
     fn start(&self, state: &Path) -> Result<Engine> {
         let mut engine = assembly::start_command_line(self.program, &self.checked.config, state, self.draft.origin())?;
         let plan = Plan::between(&Checked::empty(self.program.schema), &self.checked);
-        let missing = MissingPolicy { may_be_missing: self.draft.optional().clone(), retry: &mut |_, _| false };
+        let missing = MissingPolicy {
+            may_be_missing: self.draft.optional().clone(),
+            may_lack: BTreeSet::new(),
+            retry: &mut |_, _| false,
+        };
         match apply(&mut engine, &plan, &self.checked, missing, || Ok(())) {
             Ok(_) => {
                 engine.wait_until_final();

@@ -59,7 +59,8 @@ impl Place {
         let checked = self.checked(&self.text(""));
         let mut engine = assembly::start(&checked.config, &self.0.join("state")).expect("cores start");
         let plan = Plan::between(&Checked::empty(&lunar::schema::SCHEMA), &checked);
-        let strict = MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| false };
+        let strict =
+            MissingPolicy { may_be_missing: BTreeSet::new(), may_lack: BTreeSet::new(), retry: &mut |_, _| false };
         apply(&mut engine, &plan, &checked, strict, || Ok(())).expect("it can be made");
         engine.wait_until_final();
         engine

@@ -18,7 +18,9 @@ impl CommandSet for Subsystem {
             UnitChange::Reservations { .. } | UnitChange::NexusLost(_) | UnitChange::LogicalUnitReset => {
                 self.queues().iter().for_each(|queue| queue.update_reservations(unit));
             }
-            UnitChange::Access(_) => self.update_access(unit, &change.effects.access),
+            UnitChange::Access(_) | UnitChange::Store { .. } => {
+                self.update_access(unit, &change.effects.access);
+            }
             UnitChange::Rewrite(_) => self.unit(unit).iter().for_each(|namespace| namespace.refresh()),
             // Each command looks at the protection type. Removable media are no namespaces, and SCSI-only state does
             // not affect NVMe.

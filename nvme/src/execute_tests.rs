@@ -95,7 +95,7 @@ fn faults_of_the_store_have_their_status() {
         (blocks(READ, 0, 1), Fault::Medium, Status::READ_ERROR),
         (blocks(WRITE, 0, 1), Fault::Medium, Status::WRITE_FAULT),
         (blocks(WRITE, 0, 1), Fault::NoSpace, Status::CAPACITY),
-        (blocks(READ, 0, 1), Fault::Gone, Status::INTERNAL_ERROR),
+        (blocks(READ, 0, 1), Fault::Gone, Status::INACCESSIBLE),
     ] {
         rig.memories[0].fault.set(Some(fault));
         assert_eq!(io(&rig, &sqe, &[0; 512]).status, status);

@@ -18,6 +18,7 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -547,6 +548,45 @@ impl Drop for Clears<'_> {
     fn drop(&mut self) {
         self.0.set(false);
     }
+}
+
+/// The attributes of a block device in sysfs that name it, the same on every machine that has access to it.
+const NAMES: [&str; 4] = ["wwid", "device/wwid", "dm/uuid", "md/uuid"];
+/// Its serial number. The creator of a virtual machine chooses those of its disks, so it is not unique.
+const SERIALS: [&str; 2] = ["serial", "device/serial"];
+
+/// The name that the block device `dev` (as in `st_dev`, `st_rdev`) reports. A partition adds its number.
+#[must_use]
+pub fn device_name(dev: u64) -> Option<String> {
+    device_attribute(dev, &NAMES)
+}
+
+/// The serial number that the block device `dev` reports. A partition adds its number.
+#[must_use]
+pub fn device_serial(dev: u64) -> Option<String> {
+    device_attribute(dev, &SERIALS)
+}
+
+fn device_attribute(dev: u64, files: &[&str]) -> Option<String> {
+    let here = PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)));
+    let read = |from: &Path| {
+        let text = std::fs::read_to_string(from).ok()?;
+        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+    };
+    let partition = read(&here.join("partition"));
+    let whole = if partition.is_some() { here.join("..") } else { here };
+    let part = partition.map(|number| format!(" partition {number}")).unwrap_or_default();
+    files.iter().find_map(|file| read(&whole.join(file)).map(|name| format!("{file} {name}{part}")))
+}
+
+/// Bytes of the block device `dev`; `None` if the kernel knows no such device.
+#[must_use]
+pub fn device_bytes(dev: u64) -> Option<u64> {
+    /// Bytes of the unit in which the kernel tells sizes of devices.
+    const SECTOR: u64 = 512;
+    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
+    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+    sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR)
 }
 
 /// A number from the queue of the block device `dev` (as in `st_dev`, `st_rdev`), or of the disk of this partition: a

@@ -29,7 +29,7 @@ impl CommandSet for Target {
         let proposer = proposal.proposer.as_ref();
         match &proposal.change {
             UnitChange::Reservations { .. } | UnitChange::NexusLost(_) => self.update_reservations(&lu, effects),
-            UnitChange::Access(_) => self.update_access(&lu),
+            UnitChange::Access(_) | UnitChange::Store { .. } => self.update_access(&lu),
             UnitChange::Rewrite(_) | UnitChange::Protection(_) => lu.emulated().into_iter().for_each(Emulated::refresh),
             UnitChange::Removal(removal) => lu.emulated().into_iter().for_each(|lu| self.move_medium_here(lu, removal)),
             UnitChange::LogicalUnitReset => {

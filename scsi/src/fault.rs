@@ -100,8 +100,9 @@ pub(crate) fn transfer(fault: Fault) -> Refusal {
     let (key, asc) = match fault {
         Fault::NoMemory => return Refusal::bare(Status::BUSY),
         Fault::NoSpace => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
-        Fault::Gone => (SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
         Fault::NotReady => (SenseKey::NOT_READY, Asc::NOT_READY_CAUSE_NOT_REPORTABLE),
+        // As of commands after the store was found to be unavailable. LOGICAL UNIT FAILURE would be permanent for ESXi.
+        Fault::Gone => (SenseKey::NOT_READY, Asc::NOT_READY_UNAVAILABLE),
         Fault::Timeout => (SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
         Fault::Protocol => (SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
         // The store dropped the request. An aborted task would not be answered at all.
@@ -158,8 +159,8 @@ mod tests {
         assert_eq!(of(Fault::NoMemory), (Status::BUSY, None));
         let expected = [
             (Fault::NoSpace, SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
-            (Fault::Gone, SenseKey::HARDWARE_ERROR, Asc::LOGICAL_UNIT_FAILURE),
             (Fault::NotReady, SenseKey::NOT_READY, Asc::NOT_READY_CAUSE_NOT_REPORTABLE),
+            (Fault::Gone, SenseKey::NOT_READY, Asc::NOT_READY_UNAVAILABLE),
             (Fault::Timeout, SenseKey::ABORTED_COMMAND, Asc::TIME_OUT_ON_LOGICAL_UNIT),
             (Fault::Protocol, SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR),
             (Fault::Aborted, SenseKey::ABORTED_COMMAND, Asc::INTERNAL_TARGET_FAILURE),

@@ -93,23 +93,46 @@ impl AccessChange {
 
 /// The access of all target port groups to a unit.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct AccessStates(BTreeMap<u16, GroupAccess>);
+pub struct AccessStates {
+    groups: BTreeMap<u16, GroupAccess>,
+    /// Whether the store of the unit is unavailable, and so the unit through every group.
+    is_store_unavailable: bool,
+}
 
 impl AccessStates {
-    /// The access of a target port group.
+    /// The access of a target port group. No group reaches a unit whose store is unavailable.
     #[must_use]
     pub fn of(&self, group: u16) -> GroupAccess {
-        self.0.get(&group).copied().unwrap_or_default()
+        let own = self.own(group);
+        match self.is_store_unavailable {
+            true => GroupAccess { state: AccessState::Unavailable, cause: AccessCause::Implicit, ..own },
+            false => own,
+        }
+    }
+
+    /// Whether the store of the unit is available.
+    #[must_use]
+    pub fn is_store_available(&self) -> bool {
+        !self.is_store_unavailable
+    }
+
+    /// The access of a target port group while the store is available.
+    fn own(&self, group: u16) -> GroupAccess {
+        self.groups.get(&group).copied().unwrap_or_default()
+    }
+
+    pub(crate) fn set_store_available(&mut self, is_available: bool) {
+        self.is_store_unavailable = !is_available;
     }
 
     pub(crate) fn set(&mut self, change: &AccessChange) {
-        let before = self.of(change.group);
+        let before = self.own(change.group);
         // An explicit request for the current state changes nothing, and does not become its cause.
         if change.cause == AccessCause::Explicit && change.state == before.state {
             return;
         }
         let preferred = change.preferred.unwrap_or(before.preferred);
-        self.0.insert(change.group, GroupAccess { state: change.state, cause: change.cause, preferred });
+        self.groups.insert(change.group, GroupAccess { state: change.state, cause: change.cause, preferred });
     }
 
     /// Whether clients have to be told of a change of a group: its state or its PREF bit differs.
@@ -130,6 +153,21 @@ mod tests {
         states.set(&AccessChange::explicit(7, AccessState::Standby));
         let standby = GroupAccess { state: AccessState::Standby, cause: AccessCause::Explicit, preferred: false };
         assert_eq!((states.of(7), states.of(8)), (standby, GroupAccess::default()));
+    }
+
+    #[test]
+    fn no_group_reaches_a_unit_without_its_store_and_each_has_its_state_afterwards() {
+        let mut states = AccessStates::default();
+        states.set(&AccessChange::implicit(7, AccessState::ActiveNonOptimized, true));
+        let before = states.clone();
+        states.set_store_available(false);
+        assert!([7, 8].iter().all(|group| states.of(*group).state == AccessState::Unavailable));
+        assert!(states.differs(&before, 7) && states.differs(&before, 8) && states.of(7).preferred);
+        // A client may change the state meanwhile; it is in force when the store is available.
+        states.set(&AccessChange::explicit(8, AccessState::Standby));
+        assert_eq!(states.of(8).state, AccessState::Unavailable);
+        states.set_store_available(true);
+        assert_eq!((states.of(7), states.of(8).state), (before.of(7), AccessState::Standby));
     }
 
     #[test]

@@ -25,6 +25,13 @@ pub enum UnitChange {
     },
     /// Target port groups change their asymmetric access states.
     Access(Vec<AccessChange>),
+    /// The store becomes unavailable or available.
+    Store {
+        /// Whether it is available now.
+        is_available: bool,
+        /// The target port groups through which clients reach the unit.
+        groups: Vec<u16>,
+    },
     /// A format or a sanitize begins, advances or ends.
     Rewrite(RewriteChange),
     /// The protection type changes. All protection information is blank by then.

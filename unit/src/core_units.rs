@@ -176,6 +176,14 @@ impl CoreUnits {
         Ok(())
     }
 
+    /// The store of a unit has become unavailable, or is available again. Clients reach the unit through `groups`.
+    pub async fn set_store_available(&self, unit: UnitId, is_available: bool, groups: Vec<u16>) {
+        let Some(metadata) = self.publisher.metadata(unit) else { return };
+        let unit = UnitRef { id: unit, metadata: &*metadata };
+        // It is never refused: it needs no metadata.
+        let _ = self.propose(unit, None, UnitChange::Store { is_available, groups }).await;
+    }
+
     /// Changes the access of a target port group to a unit, by configuration or because a path got better or worse.
     pub async fn set_access(&self, unit: UnitId, group: u16, state: AccessState, preferred: bool) {
         let Some(metadata) = self.publisher.metadata(unit) else { return };

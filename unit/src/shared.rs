@@ -198,6 +198,13 @@ impl SharedUnits {
         Ok(())
     }
 
+    /// The store of a unit that no core serves yet is unavailable.
+    pub fn begin_without_store(&self, unit: UnitId) {
+        if let Some(shared) = self.get(unit) {
+            lock(&shared.state).set_store_available(false);
+        }
+    }
+
     /// Removes a unit that is no longer served. Other owners of it keep it.
     pub fn forget(&self, unit: UnitId) {
         lock(&self.0).remove(&unit);

@@ -114,11 +114,12 @@ impl UnitState {
             UnitChange::Access(changes) => {
                 let before = self.access.clone();
                 changes.iter().for_each(|change| self.access.set(change));
-                let groups = changes.iter().map(|change| change.group);
-                let differing = groups.filter(|group| self.access.differs(&before, *group));
-                let access: BTreeMap<u16, GroupAccess> = differing.map(|group| (group, before.of(group))).collect();
-                let event = (!access.is_empty()).then_some(Event::AccessChanged);
-                Ok(Effects { event, access, ..Effects::published_if(before != self.access) })
+                Ok(self.access_effects(&before, changes.iter().map(|change| change.group)))
+            }
+            UnitChange::Store { is_available, groups } => {
+                let before = self.access.clone();
+                self.access.set_store_available(*is_available);
+                Ok(self.access_effects(&before, groups.iter().copied()))
             }
             UnitChange::Rewrite(change) => rewrite::apply(&mut self.medium, &mut self.epoch, change),
             UnitChange::Protection(kind) => Ok(self.set_protection(*kind)),
@@ -134,6 +135,19 @@ impl UnitState {
             }
             UnitChange::CommandSet(change) => Ok(Effects { record: change.record(), ..Effects::published() }),
         }
+    }
+
+    /// The effects of a change of the access of these target port groups.
+    fn access_effects(&self, before: &AccessStates, groups: impl Iterator<Item = u16>) -> Effects {
+        let differing = groups.filter(|group| self.access.differs(before, *group));
+        let access: BTreeMap<u16, GroupAccess> = differing.map(|group| (group, before.of(group))).collect();
+        let event = (!access.is_empty()).then_some(Event::AccessChanged);
+        Effects { event, access, ..Effects::published_if(*before != self.access) }
+    }
+
+    /// Sets whether the store is available, before a core serves the unit.
+    pub(crate) fn set_store_available(&mut self, is_available: bool) {
+        self.access.set_store_available(is_available);
     }
 
     fn request_reservation(&mut self, nexus: &NexusName, request: &Request) -> Result<Effects, Denial> {

@@ -258,6 +258,21 @@ fn all_groups_of_one_change_are_set() {
 }
 
 #[test]
+fn an_unavailable_store_is_told_through_every_group_and_once() {
+    let mut state = UnitState::default();
+    let change = |is_available| UnitChange::Store { is_available, groups: vec![1, 2] };
+    assert_eq!(state.apply(&proposal(change(true))), Ok(Effects::none()), "it is available");
+    let effects = state.apply(&proposal(change(false))).expect("it is never refused");
+    let access = [1, 2].map(|group| (group, GroupAccess::default())).into();
+    assert_eq!(effects, Effects { event: Some(Event::AccessChanged), access, ..Effects::published() });
+    assert!(!state.access().is_store_available());
+    assert_eq!(state.apply(&proposal(change(false))), Ok(Effects::none()), "it is known");
+    let effects = state.apply(&proposal(change(true))).expect("it is never refused");
+    assert_eq!((effects.event, effects.access.len()), (Some(Event::AccessChanged), 2));
+    assert_eq!(state, UnitState::default());
+}
+
+#[test]
 fn rewrites_follow_each_other_as_the_standards_allow() {
     let format = || RewriteChange::Begin(Rewrite { kind: RewriteKind::Format { protection: None }, passes: vec![] });
     let sanitize =

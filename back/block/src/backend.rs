@@ -6,8 +6,8 @@ use crate::open::{Mark as BlockMark, Options, mark_at};
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
-    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest, Refusal, StoreRequest,
-    StoreTrouble, TextForm,
+    Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest, Refusal,
+    StoreRequest, StoreTrouble, TextForm,
 };
 use lunar_reactor::Reactor;
 use std::io;
@@ -46,6 +46,14 @@ impl Backend for BlockBackend {
 
     fn mark_at(&self, path: &Path, _: bool) -> Option<Mark> {
         mark_at(path).map(mark_of)
+    }
+
+    fn fingerprint(&self, path: &Path, _: bool) -> Option<Fingerprint> {
+        match mark_at(path)? {
+            mark @ BlockMark::Named(_) => Some(Fingerprint { mark: mark_of(mark).to_string(), origin: String::new() }),
+            // Any device may be at a place.
+            BlockMark::Place(_) => None,
+        }
     }
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {

@@ -2,20 +2,17 @@
 
 use lunar_control::value::Size;
 use lunar_engine::backend::{Condition, StoreTrouble};
-use lunar_reactor::disk::Source;
-
-/// Bytes of the unit in which the kernel tells sizes of devices.
-const SECTOR: u64 = 512;
+use lunar_reactor::disk::{Source, device_bytes};
 
 /// Looks at the device of this number, which was opened with `size` bytes.
 pub(crate) fn examine(source: &Source, device: u64, size: u64) -> Vec<StoreTrouble> {
     let name = source.name();
     let mut troubles = Vec::new();
-    match bytes_of(device) {
+    match device_bytes(device) {
         Some(0) | None => troubles.push(StoreTrouble {
             condition: Condition::Gone,
             words: format!("the device {name} is gone"),
-            remedy: "connect it again and restart Lunar: `lsblk` shows the devices that are there".to_owned(),
+            remedy: "connect it again: `lsblk` shows the devices that are there".to_owned(),
         }),
         Some(has) if has < size => troubles.push(StoreTrouble {
             condition: Condition::Truncated,
@@ -32,11 +29,4 @@ pub(crate) fn examine(source: &Source, device: u64, size: u64) -> Vec<StoreTroub
         });
     }
     troubles
-}
-
-/// The size of the block device of this number in bytes; `None` if the kernel knows no such device.
-fn bytes_of(device: u64) -> Option<u64> {
-    let (major, minor) = (rustix::fs::major(device), rustix::fs::minor(device));
-    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
-    sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR)
 }

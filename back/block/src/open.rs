@@ -3,8 +3,9 @@
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
-use lunar_reactor::disk::{Alignment, queue_limit};
+use lunar_reactor::disk::{Alignment, device_name, device_serial, queue_limit};
 use lunar_reactor::linger::until_free;
+use lunar_reactor::log;
 use rustix::fs::{
     FileType, OFlags, SeekFrom, fcntl_getfl, fcntl_setfl, fstat, ioctl_blkpbszget, ioctl_blksszget, major, minor, seek,
     stat,
@@ -111,6 +112,41 @@ pub(crate) struct Limits {
     pub(crate) can_zero: bool,
 }
 
+/// The driver of a device, as far as its limits mean something else than those of others.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Driver {
+    /// A ZFS volume on Linux.
+    Zvol,
+    /// Any other one.
+    Other,
+}
+
+impl Driver {
+    /// The driver of the device of this number: its name in sysfs begins with that of the driver.
+    fn of(device: u64) -> Self {
+        let name = std::fs::read_link(sysfs(device)).ok().and_then(|link| Some(link.file_name()?.to_owned()));
+        Self::of_name(&name.unwrap_or_default().to_string_lossy())
+    }
+
+    fn of_name(name: &str) -> Self {
+        let is_zvol =
+            name.strip_prefix("zd").is_some_and(|rest| rest.starts_with(|first: char| first.is_ascii_digit()));
+        if is_zvol { Self::Zvol } else { Self::Other }
+    }
+
+    /// The optimal length of a request in bytes. A zvol reports 32 MiB, its longest request: initiators would read
+    /// ahead that far.
+    fn optimal_io(self, reported: u32, physical_block: u32) -> u32 {
+        /// Blocks of a zvol that it reads and writes at once without delaying others.
+        const ZVOL_BLOCKS: u32 = 8;
+        const ZVOL_BYTES_MAX: u32 = 1 << 20;
+        match self {
+            Self::Zvol => physical_block.saturating_mul(ZVOL_BLOCKS).min(ZVOL_BYTES_MAX),
+            Self::Other => reported,
+        }
+    }
+}
+
 /// A device that may be served.
 pub(crate) struct Checked {
     pub(crate) file: OwnedFd,
@@ -174,6 +210,15 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Re
         can_zero: queue_limit(device, "write_zeroes_max_bytes").is_some_and(|max| max > 0),
     };
     let alignment = if options.direct { Some(go_direct(&file, sector, options.block_size)?) } else { None };
+    let driver = Driver::of(device);
+    if driver == Driver::Zvol && !options.direct && !options.read_only {
+        log!(
+            warning,
+            "{}: if its pool is full, writes through the page cache are lost and flushes fail: set `direct = true`",
+            path.display()
+        );
+    }
+    let physical_block = ioctl_blkpbszget(&file)?.max(sector);
     let limit = |name| queue_limit(device, name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
     let traits = Traits {
         size,
@@ -183,8 +228,8 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Re
         unmap_granularity: if limits.can_discard { limit("discard_granularity").max(sector) } else { 0 },
         // The content of blocks after a discard depends on the device; the kernel no longer reports it either.
         unmap_zeroes: false,
-        physical_block: ioctl_blkpbszget(&file)?.max(sector),
-        optimal_io: limit("optimal_io_size"),
+        physical_block,
+        optimal_io: driver.optimal_io(limit("optimal_io_size"), physical_block),
         rotational: limit("rotational") == 1,
         // The kernel may split a write of more than one sector.
         atomic_write: 0,
@@ -250,32 +295,31 @@ fn mounted_at(mounts: &str, device: u64) -> Option<&str> {
     })
 }
 
-/// The name that the device reports; its place, if it has no name. Partitions add their number.
+/// The name that the device reports; its place, if it has no name.
 fn mark(path: &Path, device: u64) -> Mark {
-    let here = sysfs(device);
-    let read = |from: &Path| {
-        let text = std::fs::read_to_string(from).ok()?;
-        Some(text.trim().to_owned()).filter(|text| !text.is_empty())
-    };
-    let partition = read(&here.join("partition"));
-    let whole = if partition.is_some() { here.join("..") } else { here };
-    let part = partition.map(|number| format!(" partition {number}")).unwrap_or_default();
-    let name = |files: &[&str]| {
-        files.iter().find_map(|file| read(&whole.join(file)).map(|name| format!("{file} {name}{part}")))
-    };
-    if let Some(name) = name(&["wwid", "device/wwid", "dm/uuid", "md/uuid"]) {
+    if let Some(name) = device_name(device) {
         return Mark::Named(name);
     }
-    // The serial number of a virtual disk is chosen by the creator of the machine, so it is not unique.
-    let place = name(&["serial", "device/serial"]);
     // As it was named, not where the name leads to: /dev/disk/by-* is steadier than /dev/sdb.
     let path = || std::path::absolute(path).unwrap_or_else(|_| path.to_owned()).display().to_string();
-    Mark::Place(place.unwrap_or_else(path))
+    Mark::Place(device_serial(device).unwrap_or_else(path))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_zvol_asks_for_few_of_its_blocks_at_once() {
+        let [zvol, other] = ["zd16", "sdb"].map(Driver::of_name);
+        assert_eq!((zvol, other), (Driver::Zvol, Driver::Other));
+        assert!(["zd", "zda", "zram0", "dm-1", ""].into_iter().all(|name| Driver::of_name(name) == Driver::Other));
+        assert_eq!(
+            [4096, 16384, 131_072, 1 << 24].map(|block| zvol.optimal_io(32 << 20, block)),
+            [32768, 131_072, 1 << 20, 1 << 20]
+        );
+        assert_eq!(other.optimal_io(32 << 20, 4096), 32 << 20);
+    }
 
     #[test]
     fn finds_where_a_device_is_mounted() {

@@ -3,13 +3,16 @@
 use crate::error::{FileError, ProtectionFileError, SharingError, in_dev};
 use crate::open::{Options, Refusal as FileRefusal};
 use crate::{FileVolume, mark};
+use lunar_control::files::{self, Access};
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
-    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedStore, PoolSpace, ProtectionRequest, Refusal,
-    StoreRequest, StoreTrouble, TextForm,
+    Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, OpenedStore, PoolSpace, ProtectionRequest,
+    Refusal, StoreRequest, StoreTrouble, TextForm,
 };
+use lunar_reactor::disk::device_name;
 use lunar_reactor::{Reactor, log};
+use rustix::fs::{AtFlags, StatxFlags, fstat, statx};
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -62,6 +65,10 @@ impl Backend for FileBackend {
         mark::at(path, read_only).map(mark_of)
     }
 
+    fn fingerprint(&self, path: &Path, read_only: bool) -> Option<Fingerprint> {
+        fingerprint(path, read_only)
+    }
+
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
         let path = request.required_path()?;
         let opened = match in_dev(path) && !path.exists() {
@@ -108,6 +115,18 @@ fn mark_of(mark: mark::Mark) -> Mark {
         mark::Mark::Stored(number) => Mark::Number(number),
         mark::Mark::Place(place) => Mark::Local { space: "file", parts: vec![place] },
     }
+}
+
+/// The fingerprint of the file at this path: its mark, when it was created, and the device that it is
+/// on. A snapshot of a file system has files with the same marks.
+fn fingerprint(path: &Path, read_only: bool) -> Option<Fingerprint> {
+    let mark = mark_of(mark::at(path, read_only)?).to_string();
+    let file = files::open(path, Access::Read).ok()?;
+    let known = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let is_dated = known.stx_mask & StatxFlags::BTIME.bits() != 0;
+    let created = is_dated.then(|| format!("created {}.{:09}", known.stx_btime.tv_sec, known.stx_btime.tv_nsec));
+    let device = device_name(fstat(&file).ok()?.st_dev);
+    Some(Fingerprint { mark, origin: created.into_iter().chain(device).collect::<Vec<_>>().join(", ") })
 }
 
 fn with_suffix(path: &Path) -> PathBuf {

@@ -2,7 +2,7 @@
 
 use lunar_control::value::Size;
 use lunar_engine::backend::{Condition, PoolSpace, StoreTrouble};
-use lunar_reactor::disk::Source;
+use lunar_reactor::disk::{Source, device_bytes};
 use rustix::fs::{Stat, fstat, fstatvfs};
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -23,11 +23,12 @@ pub(crate) fn examine(source: &Source, size: u64) -> Vec<StoreTrouble> {
                 source.health().cut_off(has);
             }
             troubles.extend(misplaced(name, source.file(), &found));
+            troubles.extend(without_device(name, &found));
         }
         Err(why) => troubles.push(StoreTrouble {
             condition: Condition::Gone,
             words: format!("the file {name} cannot be examined: {why}"),
-            remedy: "check its file system and its disk, then restart Lunar".to_owned(),
+            remedy: "check its file system and its disk".to_owned(),
         }),
     }
     let end = source.health().data_end();
@@ -64,6 +65,18 @@ pub(crate) fn pool_space(source: &Source, size: u64, read_only: bool) -> Option<
         size: system.f_blocks.saturating_mul(system.f_frsize),
         allocated: has,
         missing: if read_only { 0 } else { size.saturating_sub(has) },
+    })
+}
+
+/// Whether the device of the file system is gone, as of a disk that was unplugged while it was mounted. File systems
+/// without one device of their own, such as network file systems, have no device of this number.
+fn without_device(name: &str, found: &Stat) -> Option<StoreTrouble> {
+    (rustix::fs::major(found.st_dev) != 0 && matches!(device_bytes(found.st_dev), None | Some(0))).then(|| {
+        StoreTrouble {
+            condition: Condition::Gone,
+            words: format!("the device of the file system of {name} is gone"),
+            remedy: "connect it again and mount its file system anew (`lsblk`, `findmnt`)".to_owned(),
+        }
     })
 }
 

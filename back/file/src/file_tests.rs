@@ -122,6 +122,19 @@ fn is_the_same_bytes_on_every_core() {
 }
 
 #[test]
+fn files_on_zfs_are_copied_through_memory() {
+    let folder = Folder::new("zfs");
+    let mut volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let reactor = reactor(Choice::Epoll);
+    for (file_system, shows_origin) in [(FileSystem::Other, true), (FileSystem::Zfs, false)] {
+        volume.file_system = file_system;
+        let store = volume.open(&reactor).expect("it opens");
+        assert_eq!(store.origin().is_some(), shows_origin, "{file_system:?}");
+        assert!(store.traits().unmap_granularity > 0, "a hole is safe as long as it is not cloned");
+    }
+}
+
+#[test]
 fn a_file_that_was_cut_off_is_a_fault_and_not_zeroes() {
     let folder = Folder::new("cut");
     let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");

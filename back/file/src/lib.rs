@@ -23,6 +23,7 @@ pub mod open;
 pub mod schema;
 pub mod served_size;
 
+use lunar_control::file_system::FileSystem;
 use lunar_core::io::{Data, Done, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use lunar_engine::backend::{PoolSpace, StoreTrouble};
 use lunar_reactor::Reactor;
@@ -45,6 +46,7 @@ pub struct FileVolume {
     traits: Traits,
     mark: Mark,
     is_direct: bool,
+    file_system: FileSystem,
 }
 
 impl FileVolume {
@@ -75,6 +77,7 @@ impl FileVolume {
             None => Source::new(path.display().to_string(), checked.file, policy),
         };
         Self {
+            file_system: FileSystem::of(source.file()),
             source: Arc::new(source),
             is_shared: options.read_only || options.shared,
             traits: checked.traits,
@@ -141,7 +144,8 @@ impl FileVolume {
     /// # Errors
     /// When there is no room for more open files.
     pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
-        Ok(Box::new(FileStore { disk: self.source.open(reactor)?, traits: self.traits.clone() }))
+        let (disk, traits, file_system) = (self.source.open(reactor)?, self.traits.clone(), self.file_system);
+        Ok(Box::new(FileStore { disk, traits, file_system }))
     }
 }
 
@@ -154,13 +158,15 @@ pub fn over(
     health: &Arc<Health>,
     traits: Traits,
 ) -> Box<dyn Store> {
-    Box::new(FileStore { disk: Disk::over(reactor, handles, policy, health), traits })
+    let disk = Disk::over(reactor, handles, policy, health);
+    Box::new(FileStore { disk, traits, file_system: FileSystem::Other })
 }
 
 /// One core's view of a file.
 struct FileStore {
     disk: Disk,
     traits: Traits,
+    file_system: FileSystem,
 }
 
 impl FileStore {
@@ -216,7 +222,9 @@ impl Store for FileStore {
     }
 
     fn origin(&self) -> Option<Origin> {
-        Some(Origin::new(Rc::new(self.disk.clone())))
+        // The kernel may clone instead of copying. Without an origin, the caller reads and writes the bytes.
+        let is_safe = self.file_system.clones_what_it_reads();
+        is_safe.then(|| Origin::new(Rc::new(self.disk.clone())))
     }
 }
 

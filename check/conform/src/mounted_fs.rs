@@ -45,6 +45,19 @@ impl MountedFs {
     }
 }
 
+impl MountedFs {
+    /// Unmounts it before the end of the case, which may mount something else at the place.
+    pub(crate) fn unmount(&self) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            match process::run(Command::new("umount").arg(&self.path), LIMIT)?.succeeded() {
+                Err(_) if Instant::now() < end => std::thread::sleep(Duration::from_millis(50)),
+                outcome => return outcome.map(drop),
+            }
+        }
+    }
+}
+
 impl Drop for MountedFs {
     fn drop(&mut self) {
         // The kernel may keep descriptors of an io_uring open a moment longer than its process.

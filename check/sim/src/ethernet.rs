@@ -241,7 +241,8 @@ impl LanTarget {
         let all = self.cores.reactors().into_iter().chain([stations]).cloned().collect();
         let engine = &mut self.engine;
         engine_host::controlling(all, || {
-            let strict = MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| false };
+            let strict =
+                MissingPolicy { may_be_missing: BTreeSet::new(), may_lack: BTreeSet::new(), retry: &mut |_, _| false };
             apply(engine, &plan, &wanted, strict, || Ok(())).expect("the configuration can be applied");
             engine.wait_until_final();
         });

@@ -96,7 +96,8 @@ impl SimulatedTarget {
         let plan = Plan::between(&self.checked, &wanted);
         let cores = self.reactors().into_iter().chain(others.iter().copied()).cloned().collect();
         engine_host::controlling(cores, || {
-            let strict = MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| false };
+            let strict =
+                MissingPolicy { may_be_missing: BTreeSet::new(), may_lack: BTreeSet::new(), retry: &mut |_, _| false };
             apply(&mut self.engine, &plan, &wanted, strict, || Ok(())).expect("the configuration can be applied");
             self.engine.wait_until_final();
         });

@@ -185,7 +185,8 @@ impl Process {
         let wanted = checked(text);
         let plan = Plan::between(&self.applied, &wanted);
         let applied = self.controlling(|engine| {
-            let strict = MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| false };
+            let strict =
+                MissingPolicy { may_be_missing: BTreeSet::new(), may_lack: BTreeSet::new(), retry: &mut |_, _| false };
             let applied = apply(engine, &plan, &wanted, strict, || Ok(())).map(drop).map_err(|why| why.to_string());
             engine.wait_until_final();
             applied

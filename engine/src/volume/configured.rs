@@ -26,6 +26,8 @@ pub struct VolumeContext<'a> {
     pub previous: Option<&'a Volume>,
     /// A file that is missing is created. Without it, the volume was served before: its file must be there.
     pub creates: bool,
+    /// The store of `previous` is unavailable: nothing but its open device or file is taken over.
+    pub is_return: bool,
 }
 
 impl fmt::Debug for VolumeContext<'_> {
@@ -59,7 +61,8 @@ impl Volume {
             Some(mark) => identity::of_mark(&mark),
             None => identity,
         };
-        let same = context.previous.filter(|previous| previous.identity.uuid == identity.uuid);
+        let before = context.previous.filter(|_| !context.is_return);
+        let same = before.filter(|previous| previous.identity.uuid == identity.uuid);
         let metadata = match same {
             Some(same) => same.metadata.clone(),
             None => metadata_store(backend.durability(), context.state, identity.uuid, !request.read_only)
@@ -72,7 +75,7 @@ impl Volume {
             common_sections::Protection::Type2 => Some(Kind::Two),
             common_sections::Protection::Type3 => Some(Kind::Three),
         };
-        let protection = match context.previous.and_then(|previous| Some((previous, previous.protection.as_ref()?))) {
+        let protection = match before.and_then(|previous| Some((previous, previous.protection.as_ref()?))) {
             Some((previous, protection)) => {
                 check_protected(previous, &opened, &request)?;
                 Some(protection.with_sharing(request.shared)?)
@@ -91,7 +94,7 @@ impl Volume {
     }
 }
 
-fn medium_of(wanted: &common_sections::Volume) -> MediumKind {
+pub(super) fn medium_of(wanted: &common_sections::Volume) -> MediumKind {
     match wanted.medium {
         common_sections::Medium::Disk => MediumKind::Fixed,
         common_sections::Medium::Removable => MediumKind::Removable,
@@ -99,7 +102,7 @@ fn medium_of(wanted: &common_sections::Volume) -> MediumKind {
     }
 }
 
-fn request<'a>(
+pub(super) fn request<'a>(
     name: &'a str,
     wanted: &'a common_sections::Volume,
     context: &VolumeContext<'a>,

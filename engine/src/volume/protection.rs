@@ -65,6 +65,11 @@ impl Protection {
         Ok(Some(Self { store, kind }))
     }
 
+    /// The place of a protection store that is unavailable.
+    pub(super) fn standing_in(store: Arc<dyn OpenedStore>, kind: protection::Kind) -> Self {
+        Self { store, kind }
+    }
+
     /// The type of the protection information.
     #[must_use]
     pub fn kind(&self) -> protection::Kind {

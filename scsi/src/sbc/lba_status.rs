@@ -267,7 +267,7 @@ mod tests {
         silent.memory.fault.set(Some(Fault::Unsupported));
         assert_eq!(ask(&silent, 5, 100).data, all);
         silent.memory.fault.set(Some(Fault::Gone));
-        assert_eq!(ask(&silent, 5, 100).sense[12..14], Asc::LOGICAL_UNIT_FAILURE.0.to_be_bytes());
+        assert_eq!(ask(&silent, 5, 100).sense[12..14], Asc::NOT_READY_UNAVAILABLE.0.to_be_bytes());
     }
 
     #[test]

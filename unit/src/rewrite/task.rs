@@ -141,7 +141,8 @@ impl CoreUnits {
     /// Continues the sanitizes that the end of the last process interrupted. One core calls it, after all cores serve.
     pub fn resume(self: &Rc<Self>, arena: &Arena) {
         let Some(spawn) = self.spawner() else { return };
-        for unit in self.units().into_iter().filter(|unit| !unit.read_only) {
+        let has_store = |unit: &Unit| self.shared().of(unit).state().access().is_store_available();
+        for unit in self.units().into_iter().filter(|unit| !unit.read_only && has_store(unit)) {
             let Some(rewrite) = record::stored(&*unit.metadata).unfinished else { continue };
             // It is in progress already.
             let Some(activity) = self.shared().of(&unit).begin_activity() else { continue };

@@ -46,7 +46,7 @@ fn checked(text: &str) -> Checked {
 }
 
 fn put_in_force(engine: &mut Engine, before: &Checked, after: &Checked) {
-    let strict = MissingPolicy { may_be_missing: BTreeSet::new(), retry: &mut |_, _| false };
+    let strict = MissingPolicy { may_be_missing: BTreeSet::new(), may_lack: BTreeSet::new(), retry: &mut |_, _| false };
     let plan = Plan::between(before, after);
     apply(engine, &plan, after, strict, || Ok(())).expect("it can be made");
     engine.wait_until_final();

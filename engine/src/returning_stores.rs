@@ -1,0 +1,68 @@
+//! Looks for the stores of volumes that are unavailable, on a thread of its own. A look may wait for a disk or for a
+//! network file system without end: each has a thread, and a place that does not answer delays nothing but itself.
+
+use crate::control_thread::ControlThread;
+use crate::unavailable::{Found, Place};
+use std::collections::BTreeSet;
+use std::io;
+use std::sync::Arc;
+use std::sync::mpsc::{self, Sender};
+use std::time::Duration;
+
+/// Time between two looks: clients retry for longer than that.
+const LOOK_INTERVAL: Duration = Duration::from_secs(1);
+/// Looks in progress at most. Each is a thread; places that do not answer hold theirs.
+const LOOKS_MAX: usize = 64;
+
+/// Starts to look. The thread ends with the control thread.
+///
+/// # Errors
+/// When there is no thread for it.
+pub fn start(control: ControlThread) -> io::Result<()> {
+    let thread = std::thread::Builder::new().name("stores".into());
+    thread.spawn(move || look(&control)).map(drop)
+}
+
+fn look(control: &ControlThread) {
+    let (answer, answers) = mpsc::channel();
+    let mut looking = BTreeSet::new();
+    loop {
+        std::thread::sleep(LOOK_INTERVAL);
+        let asked = control.change(|keeper| {
+            if !keeper.running().has_unavailable_stores() {
+                return Vec::new();
+            }
+            let wanted = keeper.served();
+            keeper.running().look_after_stores(&wanted)
+        });
+        let Ok(places) = asked else { return };
+        for place in places {
+            if looking.len() < LOOKS_MAX && looking.insert(place.name.clone()) && !begin(place.clone(), answer.clone())
+            {
+                looking.remove(&place.name);
+            }
+        }
+        // An answer that comes later is taken in a later turn.
+        std::thread::sleep(LOOK_INTERVAL / 4);
+        for (name, found) in answers.try_iter() {
+            looking.remove(&name);
+            let told = control.change(move |keeper| {
+                let wanted = keeper.served();
+                keeper.running().store_found(&name, found, &wanted);
+            });
+            if told.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Looks at a place in a thread; returns whether there is one for it.
+fn begin(place: Place, answer: Sender<(Arc<str>, Option<Found>)>) -> bool {
+    let look = move || {
+        let found = place.look();
+        // The thread that waits may have ended.
+        let _ = answer.send((place.name, found));
+    };
+    std::thread::Builder::new().name("store".into()).spawn(look).is_ok()
+}
