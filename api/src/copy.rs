@@ -387,7 +387,8 @@ mod tests {
         let files = || (File::open(&from).expect("the file"), File::create(&to).expect("a file"));
         let copied = |total| {
             let (from, to) = files();
-            copy_data(&from, &to, &Copies::default().add("a copy".into(), total).expect("below the limit"), total)
+            let copy = Copies::default().add("a copy".into(), total).expect("below the limit");
+            copy_data((&from, &to), &copy, total, FileSystem::Other)
         };
         copied(4096).expect("a copy");
         let why = copied(8192).expect_err("the source is too short");

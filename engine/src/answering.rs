@@ -63,7 +63,7 @@ mod tests {
         let folder = PathBuf::from("/lunar-answering-test");
         let (end, ended) = channel::<()>();
         assert!(answers_by(folder.clone(), Duration::from_secs(60), || ()));
-        assert!(!answers_by(folder.clone(), short, move || drop(ended.recv())));
+        assert!(!answers_by(folder.clone(), short, move || _ = ended.recv()));
         let begun = std::time::Instant::now();
         assert!(!answers_by(folder.clone(), Duration::from_secs(60), || panic!("it is not asked")));
         assert!(begun.elapsed() < Duration::from_secs(60));

@@ -37,7 +37,7 @@ impl Condition {
             Self::Truncated => TroubleCode::Truncated,
             Self::Deleted => TroubleCode::Deleted,
             Self::Moved => TroubleCode::Moved,
-            Self::Gone => TroubleCode::Gone,
+            Self::Gone | Self::Unserved => TroubleCode::Gone,
             Self::LostWrites => TroubleCode::LostWrites,
             Self::MediumErrors => TroubleCode::MediumErrors,
             Self::NoSpace => TroubleCode::NoSpace,

@@ -125,7 +125,7 @@ fn is_the_same_bytes_on_every_core() {
 fn files_on_zfs_are_copied_through_memory() {
     let folder = Folder::new("zfs");
     let mut volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
-    let reactor = reactor(Choice::Epoll);
+    let reactor = reactor(Choice::Epoll).expect("epoll is there always");
     for (file_system, shows_origin) in [(FileSystem::Other, true), (FileSystem::Zfs, false)] {
         volume.file_system = file_system;
         let store = volume.open(&reactor).expect("it opens");

@@ -120,7 +120,8 @@ impl HandlerVolume {
 
     pub(crate) fn examine(&self) -> Vec<StoreTrouble> {
         let (shared, path) = (&self.life.shared, self.unit.path.display());
-        let trouble = |words: String, remedy: String| vec![StoreTrouble { condition: Condition::Gone, words, remedy }];
+        let trouble =
+            |words: String, remedy: String| vec![StoreTrouble { condition: Condition::Unserved, words, remedy }];
         let connected = shared.state().connected.clone();
         match connected {
             None => trouble(
