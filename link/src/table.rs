@@ -5,29 +5,35 @@ use std::collections::BTreeMap;
 
 /// A link that is open.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BoundLink {
+pub struct BoundLink<C = LinkConfig> {
     /// Its number in the process.
     pub number: u64,
     /// Its core.
     pub core: usize,
     /// Its settings.
-    pub config: LinkConfig,
+    pub config: C,
     /// Links of the same group have the same core.
     pub group: Option<u16>,
 }
 
 /// The links of a process, by the names of their sections.
-#[derive(Default, Debug)]
-pub struct LinkTable {
+#[derive(Debug)]
+pub struct LinkTable<C = LinkConfig> {
     last: u64,
-    links: BTreeMap<String, BoundLink>,
+    links: BTreeMap<String, BoundLink<C>>,
     /// Links that a change has opened, and that replace those in use when it is published.
-    prepared: BTreeMap<String, BoundLink>,
+    prepared: BTreeMap<String, BoundLink<C>>,
 }
 
-impl LinkTable {
+impl<C> Default for LinkTable<C> {
+    fn default() -> Self {
+        Self { last: 0, links: BTreeMap::new(), prepared: BTreeMap::new() }
+    }
+}
+
+impl<C: PartialEq> LinkTable<C> {
     /// The link to open for a section; `None`: it is open already, with these settings.
-    pub fn wanted(&mut self, name: &str, config: LinkConfig, group: Option<u16>, cores: usize) -> Option<BoundLink> {
+    pub fn wanted(&mut self, name: &str, config: C, group: Option<u16>, cores: usize) -> Option<BoundLink<C>> {
         if self.get(name).is_some_and(|link| link.config == config && link.group == group) {
             return None;
         }
@@ -44,7 +50,7 @@ impl LinkTable {
     }
 
     /// Takes a link that was opened for a change.
-    pub fn prepare(&mut self, name: String, link: BoundLink) {
+    pub fn prepare(&mut self, name: String, link: BoundLink<C>) {
         self.prepared.insert(name, link);
     }
 
@@ -56,10 +62,10 @@ impl LinkTable {
     /// Puts the prepared links in the places of those in use, and removes those of sections that are gone. The caller
     /// closes the result.
     #[must_use]
-    pub fn publish(&mut self, is_wanted: impl Fn(&str) -> bool) -> Vec<BoundLink> {
+    pub fn publish(&mut self, is_wanted: impl Fn(&str) -> bool) -> Vec<BoundLink<C>> {
         let prepared = std::mem::take(&mut self.prepared);
         let replaced = prepared.into_iter().filter_map(|(name, link)| self.links.insert(name, link));
-        let mut gone: Vec<BoundLink> = replaced.collect();
+        let mut gone: Vec<BoundLink<C>> = replaced.collect();
         let unwanted: Vec<String> = self.links.keys().filter(|name| !is_wanted(name)).cloned().collect();
         gone.extend(unwanted.iter().filter_map(|name| self.links.remove(name)));
         gone
@@ -67,13 +73,13 @@ impl LinkTable {
 
     /// The link in use of a section.
     #[must_use]
-    pub fn get(&self, name: &str) -> Option<&BoundLink> {
+    pub fn get(&self, name: &str) -> Option<&BoundLink<C>> {
         self.links.get(name)
     }
 
     /// The links in use.
     #[must_use]
-    pub fn links(&self) -> &BTreeMap<String, BoundLink> {
+    pub fn links(&self) -> &BTreeMap<String, BoundLink<C>> {
         &self.links
     }
 }
