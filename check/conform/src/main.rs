@@ -155,6 +155,8 @@ enum Part {
     Fcoe,
     /// Volumes whose data handlers serve: the example in C, killed, stopped and missing; a hostile one
     Handler,
+    /// A Linux guest with SRP over software RoCE, on a network that loses packets
+    Srp,
     /// Scheduled Transfer between two processes
     St,
     /// A Linux guest that serves disks of its own with ublk
@@ -167,7 +169,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 29] = [
+const ORDER: [(Part, bool, usize); 30] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -178,6 +180,7 @@ const ORDER: [(Part, bool, usize); 29] = [
     (Part::Authentication, false, COMPUTES),
     (Part::Aoe, false, COMPUTES),
     (Part::Fcoe, false, COMPUTES),
+    (Part::Srp, false, COMPUTES),
     (Part::Ublk, false, COMPUTES),
     (Part::Device, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
@@ -289,6 +292,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Service => guest::service(lab, driver),
             Part::Aoe => guest::aoe(lab, driver),
             Part::Fcoe => guest::fcoe(lab, driver),
+            Part::Srp => guest::srp(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),
