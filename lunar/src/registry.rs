@@ -29,6 +29,7 @@ pub const FRONTS: &[FrontEntry] = &[
     lunar_ublk::front::ENTRY,
     lunar_fcoe::front::ENTRY,
     lunar_sst::front::ENTRY,
+    lunar_srp::front::ENTRY,
 ];
 
 /// A program: its fronts and back ends, and the schema of its configuration, derived from their declarations.

@@ -156,6 +156,8 @@ enum Part {
     Fcoe,
     /// Volumes whose data handlers serve: the example in C, killed, stopped and missing; a hostile one
     Handler,
+    /// A Linux guest with SRP over software RoCE, on a network that loses packets
+    Srp,
     /// Scheduled Transfer between two processes
     St,
     /// SCSI over Scheduled Transfer: loss, crashes, reservations beside iSCSI, hostile packets
@@ -181,6 +183,7 @@ const ORDER: [(Part, bool, usize); 30] = [
     (Part::Authentication, false, COMPUTES),
     (Part::Aoe, false, COMPUTES),
     (Part::Fcoe, false, COMPUTES),
+    (Part::Srp, false, COMPUTES),
     (Part::Ublk, false, COMPUTES),
     (Part::Device, false, COMPUTES),
     (Part::Blktests, false, COMPUTES),
@@ -293,6 +296,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Service => guest::service(lab, driver),
             Part::Aoe => guest::aoe(lab, driver),
             Part::Fcoe => guest::fcoe(lab, driver),
+            Part::Srp => guest::srp(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),

@@ -1,8 +1,9 @@
 //! TransportIDs (SPC-4 7.6.4): initiator ports as PERSISTENT RESERVE names them.
 //!
-//! Of the protocols of the standard, iSCSI and the Fibre Channel Protocol are implemented here. An iSCSI port is named
-//! by its own spelling, `name,i,0x<ISID>`, as text; a port of a Fibre Channel by its N_Port_Name in binary, of which
-//! the spelling is `20:00:52:54:00:12:34:02`. Registered hosts of another command set are reported as text, with no
+//! Of the protocols of the standard, iSCSI, the Fibre Channel Protocol and SRP are implemented here. An iSCSI port is
+//! named by its own spelling, `name,i,0x<ISID>`, as text; a port of a Fibre Channel by its N_Port_Name in binary, of
+//! which the spelling is `20:00:52:54:00:12:34:02`; a port of SRP by its identifier in binary, of which the spelling is
+//! `0x0000000000000000505400fffe123402`. Registered hosts of another command set are reported as text, with no
 //! specific protocol.
 
 use lunar_core::wire::{Cursor, Writer, be, round_up};
@@ -59,6 +60,36 @@ impl FcpPort {
     }
 }
 
+/// FORMAT CODE 00b and PROTOCOL IDENTIFIER of SRP.
+const SRP: u8 = 0x04;
+/// The spelling of a port of SRP: this, and the digits of its identifier.
+const SRP_PREFIX: &str = "0x";
+const SRP_DIGITS: usize = 32;
+
+/// The TransportID of a port of SRP (SPC-4 7.6.4.5).
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+struct SrpPort {
+    format: u8,
+    reserved: [u8; 7],
+    /// INITIATOR PORT IDENTIFIER.
+    identifier: be::U128,
+}
+
+impl SrpPort {
+    /// The port of this spelling.
+    fn of(initiator: &str) -> Option<Self> {
+        let digits = initiator.strip_prefix(SRP_PREFIX).filter(|digits| digits.len() == SRP_DIGITS)?;
+        let identifier = u128::from_str_radix(digits, 16).ok()?.into();
+        let port = Self { format: SRP, reserved: [0; 7], identifier };
+        (port.spelling() == initiator).then_some(port)
+    }
+
+    fn spelling(&self) -> String {
+        format!("{SRP_PREFIX}{:0SRP_DIGITS$x}", self.identifier.get())
+    }
+}
+
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 struct Header {
@@ -73,6 +104,9 @@ pub fn length(initiator: &str) -> usize {
     if FcpPort::of(initiator).is_some() {
         return size_of::<FcpPort>();
     }
+    if SrpPort::of(initiator).is_some() {
+        return size_of::<SrpPort>();
+    }
     size_of::<Header>() + additional(initiator)
 }
 
@@ -84,6 +118,10 @@ fn additional(initiator: &str) -> usize {
 /// Writes the TransportID of an initiator port.
 pub fn write(initiator: &str, out: &mut Writer<'_>) {
     if let Some(port) = FcpPort::of(initiator) {
+        out.put(&port);
+        return;
+    }
+    if let Some(port) = SrpPort::of(initiator) {
         out.put(&port);
         return;
     }
@@ -104,6 +142,10 @@ pub fn parse(bytes: &[u8]) -> Option<(Arc<str>, &[u8])> {
         let port: &FcpPort = cursor.take().ok()?;
         let is_plain = port.reserved == [0; 7] && port.reserved2 == [0; 8];
         return is_plain.then(|| (port.spelling().into(), cursor.rest()));
+    }
+    if bytes.first() == Some(&SRP) {
+        let port: &SrpPort = cursor.take().ok()?;
+        return (port.reserved == [0; 7]).then(|| (port.spelling().into(), cursor.rest()));
     }
     let header: &Header = cursor.take().ok()?;
     let additional = usize::from(header.additional.get());
@@ -169,6 +211,24 @@ mod tests {
         assert_eq!(parse(&GOLDEN[..23]), None);
         for other in ["20:00:52:54:00:12:34", "20:00:52:54:00:12:34:0A", "20:00:52:54:00:12:34:0a:00"] {
             assert!(FcpPort::of(other).is_none(), "{other}");
+        }
+    }
+
+    #[test]
+    fn ports_of_srp_are_named_in_binary() {
+        const NAME: &str = "0x0000000000000001505400fffe12340a";
+        const GOLDEN: &[u8] = b"\x04\0\0\0\0\0\0\0\0\0\0\0\0\0\0\x01\x50\x54\0\xff\xfe\x12\x34\x0a";
+        let mut out = [0xa5; 40];
+        let mut writer = Writer::new(&mut out);
+        write(NAME, &mut writer);
+        assert_eq!((writer.written(), length(NAME)), (24, 24));
+        assert_eq!(out[..24], *GOLDEN);
+        assert_eq!(parse(&[GOLDEN, &[7]].concat()), Some((NAME.into(), &[7][..])));
+        let mut reserved = GOLDEN.to_vec();
+        reserved[7] = 1;
+        assert_eq!((parse(&reserved), parse(&GOLDEN[..23])), (None, None));
+        for other in ["0x1", "0x0000000000000001505400fffe12340A", "0x+000000000000001505400fffe12340a"] {
+            assert!(SrpPort::of(other).is_none(), "{other}");
         }
     }
 

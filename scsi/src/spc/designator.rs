@@ -6,6 +6,8 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 
 /// PROTOCOL IDENTIFIER of the Fibre Channel Protocol (SPC-4 7.6.1).
 pub(crate) const PROTOCOL_FCP: u8 = 0;
+/// PROTOCOL IDENTIFIER of the SCSI RDMA Protocol.
+pub(crate) const PROTOCOL_SRP: u8 = 4;
 /// PROTOCOL IDENTIFIER of iSCSI (SPC-4 7.6.1).
 pub(crate) const PROTOCOL_ISCSI: u8 = 5;
 
@@ -29,6 +31,7 @@ pub(crate) enum Association {
 #[derive(Clone, Copy)]
 pub(crate) enum Designator {
     T10Vendor = 1,
+    Eui64 = 2,
     Naa = 3,
     RelativePort = 4,
     PortGroup = 5,

@@ -8,7 +8,7 @@ use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Per
 use crate::row::{CommandType, Data};
 use crate::sense::Sense;
 use crate::spc::copy::ExtendedCopyLid1;
-use crate::spc::designator::{PROTOCOL_FCP, PROTOCOL_ISCSI, ascii};
+use crate::spc::designator::{PROTOCOL_FCP, PROTOCOL_ISCSI, PROTOCOL_SRP, ascii};
 use crate::spc::ports::ReportTargetPortGroups;
 use lunar_core::medium::MediumKind;
 use lunar_core::mem::SgMut;
@@ -77,6 +77,7 @@ const QUEUING: u8 = 0x02;
 
 /// FCP-4, of no version.
 const FCP_4: u16 = 0x0a40;
+const SRP: u16 = 0x0940;
 /// Version descriptors of all logical units (SPC-4 6.6.2.2). A device type adds the one of its command standard.
 const SAM_5: u16 = 0x00a0;
 const SPC_4: u16 = 0x0460;
@@ -98,6 +99,7 @@ fn standard(cx: &Context<'_>) -> Standard {
     let transport = match cx.target.port(cx.nexus.name.target_port).map(|port| port.protocol) {
         Some(PROTOCOL_ISCSI) => Some(ISCSI),
         Some(PROTOCOL_FCP) => Some(FCP_4),
+        Some(PROTOCOL_SRP) => Some(SRP),
         _ => None,
     };
     let versions = [Some(SAM_5), Some(SPC_4), cx.device.standard, transport];

@@ -36,6 +36,9 @@ const UBLK_RECIPE: Recipe =
 /// A kernel of today, with the tools of tapes.
 const DEVICE_RECIPE: Recipe =
     Recipe { name: "device", packages: include_str!("../../guest-packages-device.txt"), release: Some("trixie") };
+/// A kernel of today, with the tools of networks and RDMA.
+const RDMA_RECIPE: Recipe =
+    Recipe { name: "rdma", packages: include_str!("../../guest-packages-rdma.txt"), release: Some("trixie") };
 /// Names of the kernel's package in the distributions; the first that exists is used.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Must change when trees that older code has built cannot be used any more.
@@ -87,6 +90,11 @@ pub(crate) fn ensure_with_ublk(report: &Report) -> Result<Sysroot> {
 /// Returns the tree with the tools of tapes; builds it first if necessary.
 pub(crate) fn ensure_with_devices(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &DEVICE_RECIPE)
+}
+
+/// Returns the tree with the tools of RDMA; builds it first if necessary.
+pub(crate) fn ensure_with_rdma(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &RDMA_RECIPE)
 }
 
 fn ensure_of_debian(report: &Report, recipe: &Recipe) -> Result<Sysroot> {

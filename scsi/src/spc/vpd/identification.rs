@@ -3,12 +3,16 @@
 use crate::context::Context;
 use crate::page::VpdPage;
 use crate::sense::Sense;
-use crate::spc::designator::{Association, CodeSet, Designator, PROTOCOL_FCP, write, write_name, write_unit};
+use crate::spc::designator::{
+    Association, CodeSet, Designator, PROTOCOL_FCP, PROTOCOL_SRP, write, write_name, write_unit,
+};
 use crate::target::PortConfig;
 use lunar_core::wire::Writer;
 
 /// Prefix of a SCSI name string that is an NAA designator in hexadecimal (SPC-4 7.8.6.11).
 const NAA_PREFIX: &str = "naa.";
+/// Before the identifier of a port of SRP in its name.
+const EUI_PREFIX: &str = "eui.";
 
 /// Unit serial number.
 pub(crate) struct SerialNumber;
@@ -42,7 +46,7 @@ impl VpdPage for DeviceIdentification {
             write(out, CodeSet::Binary, of, Designator::RelativePort, protocol, &[&[0; 2], &relative]);
             write_port(out, &port);
             // The name of a device with ports of several protocols belongs to none of them.
-            let protocol = protocol.filter(|protocol| *protocol != PROTOCOL_FCP);
+            let protocol = protocol.filter(|protocol| ![PROTOCOL_FCP, PROTOCOL_SRP].contains(protocol));
             write_name(out, Association::Device, protocol, &port.device);
         }
         Ok(())
@@ -58,6 +62,11 @@ fn write_port(out: &mut Writer<'_>, port: &PortConfig) {
     let digits = port.name.strip_prefix(NAA_PREFIX).filter(|_| port.protocol == PROTOCOL_FCP);
     if let Some(Ok(name)) = digits.map(|digits| u64::from_str_radix(digits, 16)) {
         write(out, CodeSet::Binary, of, Designator::Naa, protocol, &[&name.to_be_bytes()]);
+    }
+    // The port of SRP is named by its identifier, an EUI-64 with an extension (SRP-2 annex A).
+    let digits = port.name.strip_prefix(EUI_PREFIX).filter(|_| port.protocol == PROTOCOL_SRP);
+    if let Some(Ok(name)) = digits.map(|digits| u128::from_str_radix(digits, 16)) {
+        write(out, CodeSet::Binary, of, Designator::Eui64, protocol, &[&name.to_be_bytes()]);
     }
     write_name(out, of, protocol, &port.name);
 }

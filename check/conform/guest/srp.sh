@@ -1,0 +1,149 @@
+# The kernel's initiator for SRP over software RoCE. The target runs in the same guest, in a network namespace of its
+# own, as an ordinary program with a UDP socket.
+. /test/lib.sh
+. /test/settings # GUID INITIATOR
+
+LUNAR=/test/srp/lunar
+LOG=/tmp/lunar.log
+
+for module in /test/srp/modules/*; do
+    case $module in
+    *ib_srp.ko) ;;
+    *) insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded" ;;
+    esac
+done
+srp_module=$(echo /test/srp/modules/*ib_srp.ko)
+
+# network MTU: sets the MTU of both ends.
+network() {
+    ip link set srp0 mtu "$1"
+    ip netns exec target ip link set srp1 mtu "$1"
+}
+# lose PERCENT: loses so many packets in each direction.
+lose() {
+    tc qdisc replace dev srp0 root netem loss "$1%" limit 10000
+    ip netns exec target tc qdisc replace dev srp1 root netem loss "$1%" limit 10000
+}
+serve() {
+    ip netns exec target "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
+    target=$!
+}
+# unit LUN: the disk of this LUN.
+unit() {
+    local found
+    for found in /sys/class/srp_host/host*/device/target*/*:*:*:"$1"/block/*; do
+        [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
+    done
+    return 1
+}
+# log_in OPTIONS [GUID]
+log_in() {
+    echo "id_ext=${2:-$GUID},ioc_guid=${2:-$GUID},dest=192.168.77.1:5555,$1" \
+        >/sys/class/infiniband_srp/srp-rxe0-1/add_target
+}
+# connect NAME OPTIONS: logs in; both disks are in $disk and $second.
+connect() {
+    try "$1" eventually log_in "$2" || { tail "$LOG"; dmesg | tail -n 20; finish; }
+    try "the kernel finds the disk" eventually unit 0 || { tail "$LOG"; dmesg | tail -n 20; finish; }
+    try "the kernel finds the second disk" eventually unit 1
+    disk=$(unit 0)
+    second=$(unit 1)
+}
+gone() { ! unit 0; }
+log_out() {
+    for port in /sys/class/srp_remote_ports/port-*; do echo 1 >"$port/delete"; done
+    try "log out" eventually gone
+}
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@"
+}
+no_errors() { equal "$1" "" "$(dmesg | grep -i 'I/O error')"; }
+
+ip netns add target
+ip link add srp0 address 52:54:00:12:34:02 type veth peer name srp1 address 52:54:00:12:34:01
+ip link set srp1 netns target
+ip address add 192.168.77.2/24 dev srp0
+ip netns exec target ip address add 192.168.77.1/24 dev srp1
+network 1500
+ip link set srp0 up
+ip netns exec target ip link set srp1 up
+ip netns exec target ip link set lo up
+try "an RDMA device in software" rdma link add rxe0 type rxe netdev srp0 || finish
+insmod "$srp_module"
+cp /test/srp/lunar.toml /tmp/lunar.toml
+mkdir -p /tmp/state
+serve
+
+connect "log in" ch_count=1
+says "INQUIRY" "LUNAR" sg_inq "$disk"
+says "INQUIRY claims SRP" "SRP" sg_inq -d "$disk"
+says "the identification has the identifier of the port" "$GUID" sg_vpd -p di "$disk"
+equal "its size" $((64 << 20)) "$(blockdev --getsize64 "$disk")"
+equal "LUNs of another group are not shown" "" "$(unit 5)"
+load "fio, 4 KiB, 8 deep" --rw=randwrite --bs=4k --iodepth=8 --size=512k
+load "fio, 64 KiB, 8 deep" --rw=randwrite --bs=64k --iodepth=8 --size=2M
+load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=6M
+load "fio, 512 bytes, 8 deep" --rw=randwrite --bs=512 --iodepth=8 --size=32k
+no_errors "no I/O error"
+refuse "a read beyond the end is refused" sg_dd if="$disk" of=/dev/null bs=512 skip=$((64 << 11)) count=1 blk_sgio=1
+
+try "mkfs.ext4" mkfs.ext4 -q -F "$second"
+mkdir -p /mnt/disk
+try "mount" mount "$second" /mnt/disk
+head -c 1M /dev/urandom >/mnt/disk/file
+kept=$(sum </mnt/disk/file)
+try "umount" umount /mnt/disk
+try "fsck.ext4" fsck.ext4 -f -n "$second"
+try "mount again" mount "$second" /mnt/disk
+equal "the file has its contents" "$kept" "$(sum </mnt/disk/file)"
+umount /mnt/disk
+
+try "register a key" sg_persist --out --register --param-sark=abc "$disk"
+says "the registrant has the identifier of the initiator" "505400fffe123402|50 54 00 ff fe 12 34 02" \
+    sg_persist -s "$disk"
+try "reserve" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$disk"
+try "clear" sg_persist --out --clear --param-rk=abc "$disk"
+try "LOGICAL UNIT RESET" sg_reset -d "$(sg_of "$disk")"
+dmesg -C
+
+lose 1
+load "fio, 4 KiB, 8 deep, one packet of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=512k
+load "fio, 256 KiB, 4 deep, one packet of a hundred is lost" --rw=randwrite --bs=256k --iodepth=4 --size=3M
+lose 0
+no_errors "no I/O error with losses"
+log_out
+
+refuse "another port identifier is refused" log_in ch_count=1 1122334455667788
+says "the refusal is logged" "asks for port 0x1122334455667788" cat "$LOG"
+
+network 4200
+connect "log in over four channels, MTU 4200" ch_count=4
+load "fio, 4 KiB, 8 deep, two jobs over four channels" --rw=randwrite --bs=4k --iodepth=8 --size=256k --numjobs=2 \
+    --offset_increment=8M
+load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=4M
+no_errors "no I/O error over four channels"
+log_out
+
+rmmod ib_srp
+insmod "$srp_module" never_register=Y allow_ext_sg=1 indirect_sg_entries=64
+connect "log in with indirect descriptors" ch_count=1,cmd_sg_entries=12,allow_ext_sg=1,sg_tablesize=64
+load "fio, 256 KiB, 4 deep, tables of descriptors" --rw=randwrite --bs=256k --iodepth=4 --size=2M
+load "fio, 16 KiB, 8 deep, indirect descriptors" --rw=randwrite --bs=16k --iodepth=8 --size=512k
+no_errors "no I/O error with indirect descriptors"
+log_out
+
+connect "log in before a kill" ch_count=1
+load_start "$disk"
+kill -9 "$target"
+sleep 1
+serve
+load_end "verified writes over kill -9 of the target: no error"
+no_errors "no I/O error after the kill"
+log_out
+kill "$target"
+wait "$target"
+equal "the target ends well" 0 $?
+finish

@@ -1,0 +1,13 @@
+//! RDMA (RoCEv2): packets and messages of the connection manager, and packets of any peer to connections; information
+//! units of SRP.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use lunar_rdma::fuzzing;
+use lunar_srp::fuzzing as srp;
+
+fuzz_target!(|bytes: &[u8]| {
+    fuzzing::formats(bytes);
+    fuzzing::peer(bytes);
+    srp::formats(bytes);
+});

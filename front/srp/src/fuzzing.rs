@@ -1,0 +1,15 @@
+//! Entry points of the fuzz target.
+
+use crate::wire::{Login, Unit};
+
+/// Takes bytes apart as private data of a connection, and as an information unit.
+pub fn formats(bytes: &[u8]) {
+    let _ = Login::parse(bytes);
+    if let Some(Unit::Command(command)) = Unit::parse(bytes)
+        && let Ok(Some(buffer)) = command.buffer
+        && buffer.table().is_none()
+    {
+        let total: usize = buffer.range(0, buffer.len as usize, usize::MAX).map(|(_, len)| len).sum();
+        assert_eq!(total, buffer.len as usize, "a buffer has all of its bytes");
+    }
+}

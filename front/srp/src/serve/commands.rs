@@ -1,0 +1,172 @@
+//! Commands and task management of the initiators of a port.
+
+use super::channel::Channel;
+use super::endpoint::{Counted, Endpoint};
+use super::job::{DataPath, Job, Origin};
+use crate::buffers::{Buffer, Direction};
+use crate::limits::FUNCTIONS_MAX;
+use crate::wire::{self, Function, Response, ResponseCode, Tag};
+use lunar_core::io::Fault;
+use lunar_reactor::slots::contain;
+use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
+use std::rc::Rc;
+
+/// Bytes of the longest CDB that a command can have.
+const CDB_MAX: usize = 16 + 252;
+
+impl Endpoint {
+    /// A command has arrived.
+    pub(super) fn command(self: &Rc<Self>, channel: &Rc<Channel>, arrived: &wire::Command<'_>) {
+        channel.arrived();
+        let mut cdb = [0; CDB_MAX];
+        let len = arrived.cdb.len() + arrived.additional.len();
+        cdb[..arrived.cdb.len()].copy_from_slice(&arrived.cdb);
+        cdb[arrived.cdb.len()..len].copy_from_slice(arrived.additional);
+        let tag = arrived.tag;
+        let (Ok(buffer), Some(cdb)) = (arrived.buffer.clone(), Cdb::new(&cdb[..len])) else {
+            return channel.answer(Response { tag, code: Some(ResponseCode::INVALID_FIELDS), ..Response::default() });
+        };
+        let expected = |direction| match &buffer {
+            Some(buffer) if buffer.direction == direction => buffer.len,
+            _ => 0,
+        };
+        let command = Command {
+            lun: Lun(arrived.lun),
+            cdb,
+            attribute: attribute(arrived.attribute),
+            tag: u64::from_be_bytes(tag),
+            data_in: expected(Direction::In),
+            data_out: expected(Direction::Out),
+        };
+        let origin = Origin { endpoint: self.clone(), channel: channel.clone(), tag };
+        let task = channel.session.nexus.tasks.enter((command.tag, command.lun));
+        if self.core.draining.has_come() {
+            return origin.answer_bare(&command, Status::BUSY);
+        }
+        match buffer.as_ref().and_then(Buffer::table) {
+            None => self.execute(origin, task, command, buffer),
+            Some(_) => self.read_table(origin, task, command, buffer),
+        }
+    }
+
+    /// Reads the descriptors of a command, then executes it.
+    fn read_table(
+        self: &Rc<Self>,
+        origin: Origin,
+        task: lunar_scsi::Task,
+        command: Command,
+        mut buffer: Option<Buffer>,
+    ) {
+        let endpoint = self.clone();
+        self.core.reactor().spawn(async move {
+            let read = match &mut buffer {
+                Some(buffer) => origin.read_table(&task, buffer).await,
+                None => Ok(()),
+            };
+            match read {
+                Ok(()) => endpoint.execute(origin, task, command, buffer),
+                Err(Fault::Protocol) => {
+                    let code = Some(ResponseCode::INVALID_FIELDS);
+                    origin.channel.answer(Response { tag: origin.tag, code, ..Response::default() });
+                }
+                Err(_) => origin.channel.release(),
+            }
+        });
+    }
+
+    fn execute(self: &Rc<Self>, origin: Origin, task: lunar_scsi::Task, command: Command, buffer: Option<Buffer>) {
+        let (session, target) = (origin.channel.session.clone(), self.core.target());
+        let mut reply = Reply::default();
+        let path = DataPath::new(&origin, &task, buffer.as_ref());
+        // Commands are executed in the order of their arrival: none goes before those that wait for a slot.
+        let now = || {
+            session.waiting.get() == 0
+                && target.execute_now(&session.nexus, &command, &path, self.core.reactor().arena(), &mut reply)
+        };
+        let ended = contain(now);
+        match ended {
+            Some(false) => {}
+            Some(true) => return path.reply(&command, &mut reply),
+            None => return path.reply(&command, &mut target.failed()),
+        }
+        drop(path);
+        let share = if session.waiting.get() == 0 { session.slots.take(1) } else { None };
+        match share {
+            Some(share) => self.start_job(Job { origin, task, command, buffer, share }),
+            None => self.start_later(origin, task, command, buffer),
+        }
+    }
+
+    fn start_job(self: &Rc<Self>, job: Job) {
+        let origin = job.origin.clone();
+        if let Err(job) = self.core.slots.start(job) {
+            self.core.target().task_set_full(&origin.channel.session.nexus, job.command.lun);
+            origin.answer_bare(&job.command, Status::TASK_SET_FULL);
+        }
+    }
+
+    /// Starts a command when its initiator has another slot: in the order of arrival. The request limit bounds how many
+    /// wait.
+    fn start_later(self: &Rc<Self>, origin: Origin, task: lunar_scsi::Task, command: Command, buffer: Option<Buffer>) {
+        let (endpoint, session) = (self.clone(), origin.channel.session.clone());
+        session.waiting.set(session.waiting.get() + 1);
+        self.core.reactor().stats().slot_waits.add(1);
+        self.core.reactor().spawn(async move {
+            let share = task.unless_aborted(session.slots.wait(1)).await;
+            session.waiting.set(session.waiting.get() - 1);
+            match share {
+                Ok(share) => endpoint.start_job(Job { origin, task, command, buffer, share }),
+                // An aborted command has no response. `task` leaves the task set here.
+                Err(_) => origin.channel.release(),
+            }
+        });
+    }
+
+    /// A task management request has arrived.
+    pub(super) fn task_management(
+        self: &Rc<Self>,
+        channel: &Rc<Channel>,
+        (tag, lun): (Tag, [u8; 8]),
+        function: Function,
+        task: Tag,
+    ) {
+        channel.arrived();
+        let function = match function {
+            Function::ABORT_TASK => TaskFunction::ABORT_TASK,
+            Function::ABORT_TASK_SET => TaskFunction::ABORT_TASK_SET,
+            Function::CLEAR_TASK_SET => TaskFunction::CLEAR_TASK_SET,
+            Function::LOGICAL_UNIT_RESET => TaskFunction::LOGICAL_UNIT_RESET,
+            Function::CLEAR_ACA => TaskFunction::CLEAR_ACA,
+            _ => {
+                let code = Some(ResponseCode::NOT_SUPPORTED);
+                return channel.answer(Response { tag, code, ..Response::default() });
+            }
+        };
+        if self.functions.get() >= FUNCTIONS_MAX {
+            let code = Some(ResponseCode::FAILED);
+            return channel.answer(Response { tag, code, ..Response::default() });
+        }
+        let (endpoint, channel, counted) = (self.clone(), channel.clone(), Counted::new(self));
+        self.core.reactor().spawn(async move {
+            let _counted = counted;
+            let (target, nexus) = (endpoint.core.target(), &channel.session.nexus);
+            let task = u64::from_be_bytes(task);
+            let code = match target.task_management(nexus, function, Lun(lun), task).await {
+                TaskResponse::Complete | TaskResponse::NoTask | TaskResponse::Succeeded(_) => ResponseCode::COMPLETE,
+                TaskResponse::Rejected => ResponseCode::NOT_SUPPORTED,
+                TaskResponse::IncorrectLun => ResponseCode::FAILED,
+            };
+            channel.answer(Response { tag, code: Some(code), ..Response::default() });
+        });
+    }
+}
+
+/// The task attribute of a command.
+fn attribute(code: u8) -> TaskAttribute {
+    match code {
+        1 => TaskAttribute::HEAD_OF_QUEUE,
+        2 => TaskAttribute::ORDERED,
+        4 => TaskAttribute::ACA,
+        _ => TaskAttribute::SIMPLE,
+    }
+}

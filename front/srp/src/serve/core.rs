@@ -1,0 +1,45 @@
+//! The state that all ports of a core share.
+
+use super::common::Common;
+use super::job::Job;
+use crate::limits::SLOTS;
+use lunar_core::shares::PeerShares;
+use lunar_core::step::SlotContext;
+use lunar_engine::core_set::context::CoreContext;
+use lunar_reactor::Reactor;
+use lunar_reactor::end::End;
+use lunar_reactor::slots::Slots;
+use lunar_scsi::Target;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The state that all ports of a core share.
+pub(super) struct Core {
+    context: CoreContext,
+    pub(super) common: Arc<Common>,
+    pub(super) slots: Slots<Job>,
+    /// The slots, shared by hosts and sessions.
+    pub(super) slot_shares: PeerShares,
+    pub(super) draining: End,
+}
+
+impl Core {
+    pub(super) fn new(context: &CoreContext, common: &Arc<Common>) -> Rc<Self> {
+        let reactor = &context.reactor;
+        Rc::new(Self {
+            slots: Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await),
+            slot_shares: PeerShares::new(SLOTS),
+            context: context.clone(),
+            common: common.clone(),
+            draining: End::default(),
+        })
+    }
+
+    pub(super) fn reactor(&self) -> &Reactor {
+        &self.context.reactor
+    }
+
+    pub(super) fn target(&self) -> &Rc<Target> {
+        &self.context.target
+    }
+}

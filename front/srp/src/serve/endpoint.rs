@@ -1,0 +1,469 @@
+//! A port on its socket: logins, and the information units of its channels.
+
+use super::channel::Channel;
+use super::common;
+use super::core::Core;
+use super::sessions::{Session, Sessions};
+use crate::directory::{PortView, View};
+use crate::limits::{CHANNELS_MAX, REFUSALS_MAX, REQUEST_LIMIT, UNCREDITED, UNIT_MAX, UNIT_MIN};
+use crate::names::PortId;
+use crate::schema::WORD;
+use crate::wire::{FORMATS, Login, LoginReject, LoginResponse, Multichannel, RejectReason, Unit};
+use lunar_core::port::NexusName;
+use lunar_core::time::Instant;
+use lunar_engine::notice::NoticeTopic;
+use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::port::{Port, Upper};
+use lunar_rdma::responder::Receives;
+use lunar_reactor::end::End;
+use lunar_reactor::endpoint::Endpoint as Socket;
+use lunar_reactor::log;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::task::{Context, Waker};
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// The time between two attempts to open a socket that has failed.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
+/// The period of the number of reported refusals.
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// A port on its socket.
+pub(super) struct Endpoint {
+    /// Itself, for its channels and tasks.
+    me: Weak<Self>,
+    pub(super) core: Rc<Core>,
+    address: IpAddr,
+    port: RefCell<Option<Rc<Port>>>,
+    /// `None` until a configuration is published: logins are rejected.
+    view: RefCell<Option<Rc<PortView>>>,
+    sessions: Sessions,
+    channels: RefCell<HashMap<ConnectionId, Rc<Channel>>>,
+    /// Task management functions in progress, and nexuses that end.
+    pub(super) functions: Cell<usize>,
+    /// Refusals that were reported in the minute that began then.
+    refusals: Cell<(Instant, u32)>,
+    closed: End,
+}
+
+/// Counts a function until this is dropped.
+pub(super) struct Counted(Rc<Endpoint>);
+
+impl Counted {
+    pub(super) fn new(endpoint: &Rc<Endpoint>) -> Self {
+        endpoint.functions.set(endpoint.functions.get() + 1);
+        Self(endpoint.clone())
+    }
+}
+
+impl Drop for Counted {
+    fn drop(&mut self) {
+        self.0.functions.set(self.0.functions.get() - 1);
+    }
+}
+
+/// A login that is being decided about.
+#[derive(Clone, Copy)]
+struct Candidate {
+    id: ConnectionId,
+    peer: IpAddr,
+    login: Login,
+    /// A session of the initiator was ended for it.
+    has_ended_another: bool,
+}
+
+impl Endpoint {
+    /// Attaches a socket to the core and takes packets from now on.
+    pub(super) fn start(core: &Rc<Core>, address: IpAddr, opened: Socket) -> io::Result<Rc<Self>> {
+        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            core: core.clone(),
+            address,
+            port: RefCell::default(),
+            view: RefCell::default(),
+            sessions: Sessions::default(),
+            channels: RefCell::default(),
+            functions: Cell::default(),
+            refusals: Cell::new((Instant(0), 0)),
+            closed: End::default(),
+        });
+        endpoint.attach(opened)?;
+        Ok(endpoint)
+    }
+
+    fn me(&self) -> Rc<Self> {
+        self.me.upgrade().expect("an endpoint is used through an Rc only")
+    }
+
+    fn attach(&self, opened: Socket) -> io::Result<()> {
+        let mut seed = [0; 8];
+        // Without a source of randomness the numbers follow from the time.
+        self.core.common.shared.host.random(&mut seed);
+        let seed = u64::from_be_bytes(seed) ^ self.core.reactor().now().0;
+        let upper: Weak<dyn Upper> = self.me.clone();
+        let port = Port::attach(self.core.reactor(), opened, seed, upper)?;
+        if let Some(view) = &*self.view.borrow() {
+            serve(&port, view);
+        }
+        self.port.replace(Some(port));
+        Ok(())
+    }
+
+    /// The socket. An endpoint whose socket has failed has the old one, which sends nothing.
+    fn port(&self) -> Option<Rc<Port>> {
+        self.port.borrow().clone()
+    }
+
+    /// Initiators that are logged in.
+    pub(super) fn initiators(&self) -> usize {
+        self.sessions.count()
+    }
+
+    /// Commands and functions in progress.
+    pub(super) fn in_progress(&self) -> usize {
+        let outstanding: usize = self.channels.borrow().values().map(|channel| channel.outstanding()).sum();
+        outstanding + self.functions.get()
+    }
+
+    /// Serves this port from now on.
+    pub(super) fn publish(&self, view: PortView) {
+        let before = self.view.replace(Some(Rc::new(view.clone())));
+        let is_same_port = before
+            .is_some_and(|before| (before.id, before.service, &before.target) == (view.id, view.service, &view.target));
+        if !is_same_port {
+            self.log_all_out();
+            self.port().iter().for_each(|port| serve(port, &view));
+            return;
+        }
+        // Logins of initiators that are in another group, or whose port has another number, begin again.
+        for session in self.sessions.all() {
+            let is_same =
+                view.view_of(session.name) == Some(&session.view) && session.nexus.name.target_port == view.relative;
+            if !is_same {
+                self.end_session(&session);
+            }
+        }
+    }
+
+    /// An initiator requests a channel.
+    fn request(&self, id: ConnectionId, peer: IpAddr, private: &[u8]) {
+        match Login::parse(private) {
+            Some(login) => self.login(Candidate { id, peer, login, has_ended_another: false }),
+            None => self.port().into_iter().for_each(|port| port.with(|engine, _| engine.reject(id, &[]))),
+        }
+    }
+
+    fn reject(&self, candidate: &Candidate, reason: RejectReason) {
+        let reject = LoginReject::new(candidate.login.tag, reason);
+        let port = self.port();
+        port.into_iter().for_each(|port| port.with(|engine, _| engine.reject(candidate.id, reject.as_bytes())));
+    }
+
+    /// Decides about a login.
+    fn login(&self, candidate: Candidate) {
+        let view = self.view.borrow().clone().filter(|_| !self.core.draining.has_come() && !self.closed.has_come());
+        let (Some(view), Some(port)) = (view, self.port()) else {
+            return self.reject(&candidate, RejectReason::UNABLE);
+        };
+        let Candidate { id, login, .. } = candidate;
+        if login.target != view.id {
+            return self.refuse(&candidate, &view, RejectReason::UNKNOWN_PORT);
+        }
+        if login.unit_max < UNIT_MIN || login.unit_max as usize > UNIT_MAX {
+            return self.reject(&candidate, RejectReason::UNIT_TOO_LARGE);
+        }
+        if login.formats & FORMATS == 0 {
+            return self.reject(&candidate, RejectReason::UNSUPPORTED_FORMAT);
+        }
+        // Data is read from the memory of the initiator.
+        if !port.look(|engine| engine.allows_reads(id)) {
+            return self.reject(&candidate, RejectReason::UNABLE);
+        }
+        let Some(group) = view.view_of(login.initiator).cloned() else {
+            return self.refuse(&candidate, &view, RejectReason::UNABLE);
+        };
+        let session = self.sessions.get(login.initiator);
+        if let Some(session) = session.as_ref().filter(|_| login.is_another_channel) {
+            if session.channels.borrow().len() >= CHANNELS_MAX {
+                return self.reject(&candidate, RejectReason::CHANNEL_LIMIT);
+            }
+            self.accept(&port, &candidate, session, Multichannel::MAINTAINED);
+            return;
+        }
+        let has_ended_another = candidate.has_ended_another || session.is_some();
+        session.iter().for_each(|session| self.end_session(session));
+        if self.sessions.is_full() {
+            return self.reject(&candidate, RejectReason::INSUFFICIENT_RESOURCES);
+        }
+        let candidate = Candidate { has_ended_another, ..candidate };
+        let Some(turns) = self.sessions.pending(login.initiator) else {
+            return self.admit(&port, &candidate, (&view, group));
+        };
+        let endpoint = self.me();
+        self.core.reactor().spawn(async move {
+            // The nexus of the login before ends first.
+            drop(turns.take().await);
+            endpoint.sessions.forget_turns(login.initiator, &turns);
+            drop(turns);
+            endpoint.login(candidate);
+        });
+    }
+
+    /// An initiator is not admitted, and operators are told so.
+    fn refuse(&self, candidate: &Candidate, view: &PortView, reason: RejectReason) {
+        self.reject(candidate, reason);
+        let (stats, name) = (self.core.reactor().stats(), candidate.login.initiator);
+        stats.logins_refused.add(1);
+        stats.hosts.refused(WORD, "not-shown", &view.target, &name.to_string());
+        let (now, (begun, count)) = (self.core.reactor().now(), self.refusals.get());
+        let (begun, count) = if now.since(begun) < MINUTE { (begun, count) } else { (now, 0) };
+        self.refusals.set((begun, count.saturating_add(1)));
+        if count < REFUSALS_MAX {
+            let words = match reason {
+                RejectReason::UNKNOWN_PORT => format!(
+                    "initiator {name} at {} asks for port {}, which is not that of SRP port {}: it has id_ext and \
+                     ioc_guid {:016x}",
+                    candidate.peer, candidate.login.target, view.name, view.guid
+                ),
+                _ => format!(
+                    "initiator {name} at {} belongs to no group of target {}: it cannot log in",
+                    candidate.peer, view.target
+                ),
+            };
+            self.core.common.notify(NoticeTopic::Refusal, name, &words);
+        }
+    }
+
+    /// Begins a session.
+    fn admit(&self, port: &Rc<Port>, candidate: &Candidate, (view, group): (&PortView, View)) {
+        let (reactor, target, name) = (self.core.reactor(), self.core.target(), candidate.login.initiator);
+        let nexus_name = NexusName { initiator: name.to_string().into(), target_port: view.relative };
+        let nexus = match &group.map {
+            Some(map) => target.nexus_behind(nexus_name, map),
+            None => target.nexus(nexus_name),
+        };
+        let stats = reactor.stats();
+        // It is new, and has no counters.
+        let _ = nexus.host.set(stats.hosts.session(WORD, &view.target, &name.to_string()));
+        stats.sessions.add(1);
+        stats.logins.add(1);
+        let session = Rc::new(Session {
+            name,
+            view: group,
+            section: view.name.clone(),
+            nexus,
+            memory: reactor.arena().join(candidate.peer),
+            slots: self.core.slot_shares.join(candidate.peer),
+            waiting: Cell::default(),
+            channels: RefCell::default(),
+        });
+        let listed = common::Session {
+            since: reactor.now(),
+            source: candidate.peer.to_string(),
+            group: session.view.group.clone(),
+            target: view.target.clone(),
+        };
+        self.sessions.insert(session.clone());
+        self.core.common.sessions().insert((view.name.clone(), name), listed);
+        let before = if candidate.has_ended_another { Multichannel::TERMINATED } else { Multichannel::NEW };
+        if !self.accept(port, candidate, &session, before) {
+            // The initiator has given up meanwhile.
+            return self.end_session(&session);
+        }
+        let words = format!(
+            "initiator {name} has logged in from {} at SRP port {} of target {}, group {}",
+            candidate.peer, view.name, view.target, session.view.group
+        );
+        self.core.common.notify(NoticeTopic::Login, name, &words);
+    }
+
+    /// Accepts a channel of a session; returns whether the initiator still waits for it.
+    fn accept(
+        &self,
+        port: &Rc<Port>,
+        candidate: &Candidate,
+        session: &Rc<Session>,
+        multichannel: Multichannel,
+    ) -> bool {
+        let id = candidate.id;
+        let response = LoginResponse::new(&candidate.login, REQUEST_LIMIT, UNIT_MAX, multichannel);
+        let receives = Receives { bytes: UNIT_MAX, count: REQUEST_LIMIT as usize + UNCREDITED };
+        let accept = Accept { private: response.as_bytes(), receives };
+        if !port.with(|engine, now| engine.accept(id, &accept, now)) {
+            return false;
+        }
+        session.channels.borrow_mut().insert(id);
+        self.channels.borrow_mut().insert(id, Channel::new(id, session, self.core.reactor(), port));
+        true
+    }
+
+    /// Ends a session: its channels, and its nexus, whose commands are aborted.
+    fn end_session(&self, session: &Rc<Session>) {
+        for id in session.channels.take() {
+            if let Some(channel) = self.channels.borrow_mut().remove(&id) {
+                channel.close();
+            }
+            self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
+        }
+        let is_same = |known: &Rc<Session>| Rc::ptr_eq(known, session);
+        if self.sessions.get(session.name).as_ref().is_none_or(|known| !is_same(known)) {
+            return;
+        }
+        self.sessions.remove(session.name);
+        self.core.reactor().stats().sessions.sub(1);
+        self.core.common.sessions().remove(&(session.section.clone(), session.name));
+        let turns = self.sessions.turns_of(session.name);
+        let (endpoint, session, counted) = (self.me(), session.clone(), Counted::new(&self.me()));
+        let mut work = Box::pin(async move {
+            let _counted = counted;
+            let turn = turns.take().await;
+            endpoint.core.target().close(&session.nexus).await;
+            drop(turn);
+            endpoint.sessions.forget_turns(session.name, &turns);
+        });
+        // Begun at once: it has its turn before a login that follows.
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.core.reactor().spawn(work);
+        }
+    }
+
+    /// The connection of a channel has ended.
+    fn lost(&self, id: ConnectionId) {
+        let removed = self.channels.borrow_mut().remove(&id);
+        let Some(channel) = removed else { return };
+        channel.close();
+        let session = &channel.session;
+        let is_last = {
+            let mut channels = session.channels.borrow_mut();
+            channels.remove(&id);
+            channels.is_empty()
+        };
+        if is_last {
+            self.end_session(session);
+        }
+    }
+
+    /// Ends a channel.
+    fn disconnect(&self, id: ConnectionId) {
+        self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
+        self.lost(id);
+    }
+
+    fn channel(&self, id: ConnectionId) -> Option<Rc<Channel>> {
+        self.channels.borrow().get(&id).cloned()
+    }
+
+    /// Ends the logins of these groups; they have ended when this returns, and so have those that a configuration has
+    /// ended before.
+    pub(super) async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+        for session in self.sessions.all() {
+            if ended.contains(&session.view.group) {
+                self.end_session(&session);
+            }
+        }
+        self.sessions.until_all_closed().await;
+    }
+
+    /// Logs out the initiator of this name; returns whether it was logged in.
+    pub(super) async fn log_out(&self, name: PortId) -> bool {
+        let Some(session) = self.sessions.get(name) else { return false };
+        self.end_session(&session);
+        self.sessions.until_closed(name).await;
+        true
+    }
+
+    /// Logs all initiators out.
+    pub(super) fn log_all_out(&self) {
+        self.sessions.all().iter().for_each(|session| self.end_session(session));
+    }
+
+    /// Logs all initiators out, and closes the socket.
+    pub(super) async fn close(&self) {
+        self.log_all_out();
+        self.sessions.until_all_closed().await;
+        // The last packets leave with the end of this turn.
+        self.core.reactor().sleep(Duration::from_millis(1)).await;
+        self.abandon();
+    }
+
+    /// Closes the socket at once.
+    pub(super) fn abandon(&self) {
+        self.closed.come();
+        self.log_all_out();
+        self.report(None);
+        self.port().into_iter().for_each(|port| port.close());
+    }
+
+    fn report(&self, trouble: Option<String>) {
+        if let Some(view) = &*self.view.borrow() {
+            self.core.common.set_trouble(&view.name, trouble);
+        }
+    }
+
+    /// Opens the socket again until that succeeds.
+    async fn reopen(self: Rc<Self>) {
+        let (address, end) = (self.address, &self.closed);
+        while end.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_some() {
+            if (self.core.common.open)(address).and_then(|opened| self.attach(opened)).is_ok() {
+                self.report(None);
+                log!("the socket of the SRP port at {address} is open again");
+                return;
+            }
+        }
+    }
+}
+
+/// Takes requests for the service of a port.
+fn serve(port: &Port, view: &PortView) {
+    port.with(|engine, _| engine.serve(view.service, view.guid.to_be_bytes()));
+}
+
+impl Upper for Endpoint {
+    fn message(&self, id: ConnectionId, bytes: &[u8]) {
+        let Some(channel) = self.channel(id) else { return };
+        match Unit::parse(bytes) {
+            Some(Unit::Command(command)) => self.me().command(&channel, &command),
+            Some(Unit::TaskManagement(tag, lun, function, task)) => {
+                self.me().task_management(&channel, (tag, lun), function, task);
+            }
+            Some(Unit::Answer) => channel.post(),
+            Some(Unit::Logout) => self.disconnect(id),
+            None => {
+                let name = channel.session.name;
+                log!(error, "srp: initiator {name} has sent something that is no information unit: it is disconnected");
+                self.disconnect(id);
+            }
+        }
+    }
+
+    fn event(&self, event: Event) {
+        match event {
+            Event::Request { id, peer, private } => self.request(id, peer, &private),
+            Event::Read(id, completed) => {
+                if let Some(channel) = self.channel(id) {
+                    channel.read(completed);
+                }
+            }
+            Event::Progress(id) => self.channel(id).into_iter().for_each(|channel| channel.progress()),
+            Event::Closed(id, why) => {
+                if let (Ended::Failed(why), Some(channel)) = (why, self.channel(id)) {
+                    log!("srp: a channel of initiator {} has failed: {why:?}", channel.session.name);
+                }
+                self.lost(id);
+            }
+        }
+    }
+
+    fn failed(&self) {
+        let trouble = format!("the socket of the SRP port at {} has failed, and is opened again", self.address);
+        log!(error, "{trouble}");
+        self.report(Some(trouble));
+        self.log_all_out();
+        self.core.reactor().spawn(self.me().reopen());
+    }
+}

@@ -1,0 +1,217 @@
+//! A command, and the path of its data.
+
+use super::channel::Channel;
+use super::endpoint::Endpoint;
+use crate::buffers::Buffer;
+use crate::limits::BURST_MAX;
+use crate::wire::{Response, Tag};
+use lunar_core::io::Fault;
+use lunar_core::mem::{Sg, SgMut};
+use lunar_core::port::Transfer;
+use lunar_core::shares::Share;
+use lunar_core::step::{PIECE_BYTES, SlotContext};
+use lunar_core::task::Task;
+use lunar_rdma::limits::READ_MAX;
+use lunar_scsi::{Command, Reply, Status};
+use std::cell::RefCell;
+use std::rc::Rc;
+
+/// A command for a slot.
+pub(super) struct Job {
+    pub(super) origin: Origin,
+    pub(super) task: lunar_scsi::Task,
+    pub(super) command: Command,
+    /// The memory of the initiator for its data.
+    pub(super) buffer: Option<Buffer>,
+    /// Its share of the slots.
+    #[expect(dead_code, reason = "dropping it with the job gives it back")]
+    pub(super) share: Share,
+}
+
+/// Where a command has come from.
+#[derive(Clone)]
+pub(super) struct Origin {
+    pub(super) endpoint: Rc<Endpoint>,
+    pub(super) channel: Rc<Channel>,
+    pub(super) tag: Tag,
+}
+
+impl Job {
+    /// Executes the command and answers it.
+    pub(super) async fn run(&self, slot: &mut SlotContext) {
+        let Self { origin, task, command, buffer, share: _ } = self;
+        let path = DataPath::new(origin, task, buffer.as_ref());
+        let mut reply = Reply::default();
+        let target = origin.endpoint.core.target();
+        target.execute(&origin.channel.session.nexus, command, &path, slot, &mut reply).await;
+        match Task::aborted(task) {
+            true => origin.channel.release(),
+            false => path.reply(command, &mut reply),
+        }
+    }
+}
+
+impl Origin {
+    /// Answers a command with this status, and without data.
+    pub(super) fn answer_bare(&self, command: &Command, status: Status) {
+        self.answer(command, &Reply::bare(status));
+    }
+
+    fn answer(&self, command: &Command, reply: &Reply) {
+        let expected = i64::from(command.data_in.max(command.data_out));
+        let wanted = i64::try_from(reply.wanted).unwrap_or(i64::MAX);
+        self.channel.answer(Response {
+            tag: self.tag,
+            status: reply.status.0,
+            residual: wanted - expected,
+            is_out: command.data_out > 0,
+            sense: &reply.sense,
+            ..Response::default()
+        });
+    }
+
+    /// Memory for data that is requested; waits for it if `waits`.
+    async fn memory(&self, task: &lunar_scsi::Task, len: usize, waits: bool) -> Result<(SgMut, Share), Fault> {
+        let (arena, member) = (self.endpoint.core.reactor().arena(), &self.channel.session.memory.solicited);
+        if !waits {
+            return arena.take_for_peer(member, len, 0).ok_or(Fault::NoMemory);
+        }
+        task.unless_aborted(arena.wait_for_peer(member, len)).await
+    }
+
+    /// Reads the table of a buffer.
+    pub(super) async fn read_table(&self, task: &lunar_scsi::Task, buffer: &mut Buffer) -> Result<(), Fault> {
+        let Some(table) = buffer.table() else { return Ok(()) };
+        let mut bytes = Vec::new();
+        while bytes.len() < table.len as usize {
+            let (memory, share) = self.memory(task, table.len as usize - bytes.len(), true).await?;
+            let part = (table.memory.plus(bytes.len()), memory.len());
+            let requested = self.channel.request(std::iter::once(part), memory, share);
+            // As for data, an abort waits for this.
+            let (data, _share) = requested.ok_or(Fault::Aborted)?.data().await?;
+            if Task::aborted(task) {
+                return Err(Fault::Aborted);
+            }
+            bytes.extend(data.to_vec());
+        }
+        buffer.set_table(&bytes).map_err(|_| Fault::Protocol)
+    }
+}
+
+/// The path of the data of a command. To be dropped after the reply was queued.
+pub(super) struct DataPath<'a> {
+    origin: &'a Origin,
+    task: &'a lunar_scsi::Task,
+    buffer: Option<&'a Buffer>,
+    /// The share of memory for requested data.
+    owed: RefCell<Option<Share>>,
+    /// The share of memory for data that the command reads and has not sent.
+    reading: RefCell<Option<Share>>,
+}
+
+impl<'a> DataPath<'a> {
+    pub(super) fn new(origin: &'a Origin, task: &'a lunar_scsi::Task, buffer: Option<&'a Buffer>) -> Self {
+        Self { origin, task, buffer, owed: RefCell::default(), reading: RefCell::default() }
+    }
+
+    /// Answers a command.
+    pub(super) fn reply(&self, command: &Command, reply: &mut Reply) {
+        let last = std::mem::take(&mut reply.final_data);
+        let mut data = last.data;
+        let room = (command.data_in as usize).saturating_sub(last.offset);
+        if data.len() > room {
+            data = data.split_to(room);
+        }
+        if !data.is_empty() {
+            self.write(last.offset, data);
+        }
+        // Without its connection the response finds nobody, either.
+        self.origin.answer(command, reply);
+    }
+
+    /// Writes data into the memory of the initiator.
+    fn write(&self, offset: usize, mut data: Sg) -> bool {
+        let Some(buffer) = self.buffer else { return false };
+        for (memory, len) in buffer.range(offset, data.len(), usize::MAX) {
+            let part = data.split_to(len.min(data.len()));
+            if !self.origin.channel.write(memory, part) {
+                return false;
+            }
+        }
+        data.is_empty()
+    }
+
+    /// Requests data in bursts and waits for it.
+    async fn bytes(&self, offset: usize, len: usize, waits: bool) -> Result<Sg, Fault> {
+        let buffer = self.buffer.ok_or(Fault::Protocol)?;
+        let mut data = Sg::default();
+        while data.len() < len {
+            if self.task.aborted() {
+                return Err(Fault::Aborted);
+            }
+            // A command that waits for memory gives its share back first: two such commands would otherwise wait for
+            // each other for ever.
+            self.owed.take();
+            let wanted = (len - data.len()).min(BURST_MAX);
+            let (memory, share) = self.origin.memory(self.task, wanted, waits).await?;
+            let parts = buffer.range(offset + data.len(), memory.len(), READ_MAX);
+            let requested = self.origin.channel.request(parts, memory, share).ok_or(Fault::Aborted)?;
+            // Not even an abort ends this: the initiator may use its memory for something else once that is answered.
+            let (burst, share) = requested.data().await?;
+            if self.task.aborted() {
+                return Err(Fault::Aborted);
+            }
+            // The share is kept: the command has the memory until its store has taken the data.
+            self.owed.replace(share);
+            burst.into_pieces().for_each(|piece| data.push(piece));
+        }
+        Ok(data)
+    }
+}
+
+impl Transfer for DataPath<'_> {
+    async fn room(&self) -> Result<(), Fault> {
+        if !self.origin.channel.is_full() {
+            return Ok(());
+        }
+        self.task.unless_aborted(self.origin.channel.room()).await
+    }
+
+    async fn reserve(&self, len: usize, least: usize) -> Result<usize, Fault> {
+        if len == 0 {
+            return Ok(0);
+        }
+        let outgoing = &self.origin.channel.session.memory.outgoing;
+        let share = self.task.unless_aborted(outgoing.wait_first(len, least)).await?;
+        let reserved = share.amount();
+        match &mut *self.reading.borrow_mut() {
+            Some(reading) => reading.absorb(share),
+            none => *none = Some(share),
+        }
+        Ok(reserved)
+    }
+
+    fn has_room(&self) -> bool {
+        !self.origin.channel.is_full() && self.origin.channel.session.memory.outgoing.has_surplus(PIECE_BYTES)
+    }
+
+    async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        self.bytes(offset, len, true).await
+    }
+
+    async fn pull_more(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
+        self.bytes(offset, len, false).await
+    }
+
+    fn push(&self, offset: usize, data: Sg) -> Result<(), Fault> {
+        let len = data.len();
+        let is_queued = self.write(offset, data);
+        // The queue counts it now.
+        self.reading.borrow_mut().iter_mut().for_each(|reading| reading.shrink(len));
+        if is_queued { Ok(()) } else { Err(Fault::Aborted) }
+    }
+
+    fn aborted(&self) -> bool {
+        Task::aborted(self.task)
+    }
+}

@@ -1,0 +1,671 @@
+//! The connections of an address, and the connection manager, without I/O: packets and time go in, packets and events
+//! come out.
+//!
+//! A peer requests a connection (REQ). The protocol above accepts (REP) or rejects it (REJ). The peer says that it is
+//! ready (RTU), or just uses the connection. Either end disconnects (DREQ, DREP).
+
+use crate::connection::{Connection, Effect, Settings, Why};
+use crate::limits::{
+    ACCEPT_TIME, CONNECTIONS_MAX, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES,
+    REPLY_INTERVAL, TIME_WAIT,
+};
+use crate::mad::{
+    self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
+};
+use crate::requester::Completed;
+use crate::responder::Receives;
+use crate::wire::{
+    Extension, HEADERS_MAX, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote,
+    TRAILER_MAX,
+};
+use lunar_core::mem::{Sg, SgMut};
+use lunar_core::time::Instant;
+use std::borrow::Cow;
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::net::IpAddr;
+
+/// The number of a connection: that of its queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub struct ConnectionId(pub u32);
+
+/// An event.
+#[derive(Debug)]
+pub enum Event {
+    /// A peer requests a connection: it is accepted or rejected, now or later.
+    Request {
+        /// The connection.
+        id: ConnectionId,
+        /// The peer.
+        peer: IpAddr,
+        /// The data of the protocol above.
+        private: [u8; REQUEST_PRIVATE],
+    },
+    /// A READ is complete.
+    Read(ConnectionId, Completed),
+    /// Some of what was queued is acknowledged.
+    Progress(ConnectionId),
+    /// The connection has ended.
+    Closed(ConnectionId, Ended),
+}
+
+/// Why a connection has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Ended {
+    /// This end has disconnected.
+    Here,
+    /// The peer has disconnected, or has requested another connection in its place.
+    Peer,
+    /// The peer was never ready, or the request was not answered here in time.
+    Late,
+    /// It has failed.
+    Failed(Why),
+}
+
+/// How a request is accepted.
+#[derive(Clone, Copy, Debug)]
+pub struct Accept<'a> {
+    /// The data of the protocol above.
+    pub private: &'a [u8],
+    /// The messages that the peer may send.
+    pub receives: Receives,
+}
+
+/// A packet to send.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// The receiver, at [`crate::wire::PORT`].
+    pub peer: IpAddr,
+    /// Its headers.
+    pub head: Head,
+    /// Its payload.
+    pub payload: Payload,
+}
+
+/// A payload.
+#[derive(Debug)]
+pub enum Payload {
+    /// Memory.
+    Memory(Sg),
+    /// A message of the connection manager.
+    Message(Box<[u8; mad::LEN]>),
+}
+
+#[derive(Debug)]
+enum State {
+    /// The protocol above has not answered.
+    Requested,
+    /// A reply was sent so often.
+    Replied(u32),
+    Established,
+    /// A disconnect request was sent so often.
+    Disconnecting(u32),
+    /// Its numbers are not used again yet.
+    Over,
+}
+
+#[derive(Debug)]
+struct Entry {
+    peer: IpAddr,
+    state: State,
+    request: mad::Request,
+    transaction: u64,
+    /// The reply, which is sent again if the request comes again.
+    reply: Option<Box<Reply>>,
+    connection: Option<Connection>,
+    /// When the state changes.
+    deadline: Instant,
+    /// When the peer was heard last, and whether it was asked since.
+    heard: Instant,
+    is_ready: bool,
+}
+
+/// Packets that were dropped or sent again.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Counters {
+    /// Packets of no connection, and malformed ones.
+    pub strange: u64,
+    /// Packets that were sent more than once.
+    pub repeated: u64,
+}
+
+/// The connections of an address.
+#[derive(Debug)]
+pub struct Engine {
+    /// The largest datagram that the link takes.
+    mtu: usize,
+    random: u64,
+    /// The TCP port of the service; `None`: requests are rejected.
+    service: Option<u16>,
+    /// The GUID of the device.
+    guid: [u8; 8],
+    entries: BTreeMap<ConnectionId, Entry>,
+    /// The connections of peers, by their numbers there.
+    by_peer: HashMap<(IpAddr, u32), ConnectionId>,
+    next: u32,
+    /// Messages of the connection manager to send.
+    messages: VecDeque<(IpAddr, Box<[u8; mad::LEN]>)>,
+    manager_psn: Psn,
+    events: VecDeque<Event>,
+    /// Connections that may have something to send, in turn.
+    ready: VecDeque<ConnectionId>,
+    /// The last answers of connections that have failed.
+    farewells: VecDeque<(IpAddr, Head)>,
+    counters: Counters,
+}
+
+fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut padded = [0; N];
+    let len = bytes.len().min(N);
+    padded[..len].copy_from_slice(&bytes[..len]);
+    padded
+}
+
+/// The largest path MTU in a datagram of this many bytes, as its code.
+fn mtu_code(datagram: usize) -> u8 {
+    let room = datagram.saturating_sub(HEADERS_MAX + TRAILER_MAX);
+    (1..=5).rev().find(|code| mtu_bytes(*code) <= room).unwrap_or(0)
+}
+
+fn mtu_bytes(code: u8) -> usize {
+    128 << code
+}
+
+impl Engine {
+    /// An engine without connections and without a service, on a link that takes datagrams of this many bytes. `seed`
+    /// are random bits.
+    #[must_use]
+    pub fn new(mtu: usize, seed: u64) -> Self {
+        let mut engine = Self {
+            mtu,
+            random: seed,
+            service: None,
+            guid: [0; 8],
+            entries: BTreeMap::new(),
+            by_peer: HashMap::new(),
+            next: 0,
+            messages: VecDeque::new(),
+            manager_psn: Psn::default(),
+            events: VecDeque::new(),
+            ready: VecDeque::new(),
+            farewells: VecDeque::new(),
+            counters: Counters::default(),
+        };
+        // A restarted process does not begin with the numbers of connections that peers still use.
+        engine.next = engine.random() & NUMBER_BITS;
+        engine
+    }
+
+    /// Takes requests for the service at this TCP port, as a device with this GUID.
+    pub fn serve(&mut self, service: u16, guid: [u8; 8]) {
+        (self.service, self.guid) = (Some(service), guid);
+    }
+
+    /// Random bits (SplitMix64).
+    fn random(&mut self) -> u32 {
+        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.random ^ self.random >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        (mixed ^ mixed >> 31) as u32
+    }
+
+    /// Connections that have not ended.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.entries.values().filter(|entry| !matches!(entry.state, State::Over)).count()
+    }
+
+    /// Messages of the connection manager that wait to be sent.
+    #[cfg(any(test, feature = "testing"))]
+    #[must_use]
+    pub fn messages_queued(&self) -> usize {
+        self.messages.len()
+    }
+
+    /// Dropped and repeated packets since the last call.
+    pub fn take_counters(&mut self) -> Counters {
+        std::mem::take(&mut self.counters)
+    }
+
+    /// The next event.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        self.events.pop_front()
+    }
+
+    /// Takes a packet whose check is right. Returns a message of a connection.
+    pub fn receive<'a>(
+        &mut self,
+        peer: IpAddr,
+        bytes: &'a [u8],
+        now: Instant,
+    ) -> Option<(ConnectionId, Cow<'a, [u8]>)> {
+        let Some(packet) = Packet::parse(bytes) else {
+            self.counters.strange += 1;
+            return None;
+        };
+        if packet.qpn == MANAGER_QPN {
+            match (packet.layout.kind, packet.extension, Message::parse(packet.payload)) {
+                (Kind::Datagram, Extension::Datagram(MANAGER_Q_KEY, _), Some(message)) => {
+                    self.manage(peer, &message, now);
+                }
+                _ => self.counters.strange += 1,
+            }
+            return None;
+        }
+        let id = ConnectionId(packet.qpn);
+        let entry = self.entries.get_mut(&id).filter(|entry| entry.peer == peer);
+        let Some(Entry { connection: Some(connection), state, heard, is_ready, .. }) = entry else {
+            self.counters.strange += 1;
+            return None;
+        };
+        *heard = now;
+        if matches!(state, State::Replied(_)) {
+            *state = State::Established;
+        }
+        if !matches!(state, State::Established) {
+            return None;
+        }
+        let queued = connection.queued();
+        let effect = connection.receive(&packet, now);
+        let has_progress = connection.queued() != queued;
+        self.counters.repeated += connection.requester().take_repeated();
+        if !std::mem::replace(is_ready, true) {
+            self.ready.push_back(id);
+        }
+        if has_progress {
+            self.events.push_back(Event::Progress(id));
+        }
+        match effect {
+            Effect::None => None,
+            Effect::Message(message) => Some((id, message)),
+            Effect::Read(completed) => {
+                self.events.push_back(Event::Read(id, completed));
+                None
+            }
+            Effect::Failed(why) => {
+                self.end(id, Ended::Failed(why), now);
+                None
+            }
+        }
+    }
+
+    /// Takes a message of the connection manager.
+    fn manage(&mut self, peer: IpAddr, message: &Message, now: Instant) {
+        let transaction = message.transaction;
+        match message.body {
+            Body::Request(request) => self.request(peer, transaction, request, now),
+            Body::Ready(remote, local) => {
+                if let Some(entry) = self.named(peer, (remote, local))
+                    && matches!(entry.state, State::Replied(_))
+                {
+                    (entry.state, entry.heard) = (State::Established, now);
+                }
+            }
+            Body::Disconnect(remote, local, _) => {
+                // Also for a connection that is not known: it has ended then.
+                self.say(peer, transaction, Body::Disconnected(local, remote));
+                self.ended_by_peer(peer, (remote, local), now);
+            }
+            Body::Disconnected(remote, local) => {
+                if let Some(entry) = self.named(peer, (remote, local))
+                    && matches!(entry.state, State::Disconnecting(_))
+                {
+                    (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
+                }
+            }
+            Body::Reject(Reject { ids: (remote, local), .. }) => {
+                // A peer that gives up has no number of its own here.
+                let by_number = self.by_peer.get(&(peer, remote)).is_some_and(|id| id.0 == local);
+                if by_number {
+                    self.ended_by_peer(peer, (remote, local), now);
+                }
+            }
+            Body::Receipt(..) | Body::Reply(_) => {}
+        }
+    }
+
+    /// The connection with these numbers at the peer and here.
+    fn named(&mut self, peer: IpAddr, (remote, local): (u32, u32)) -> Option<&mut Entry> {
+        let id = self.by_peer.get(&(peer, remote)).copied().filter(|id| id.0 == local)?;
+        self.entries.get_mut(&id)
+    }
+
+    fn ended_by_peer(&mut self, peer: IpAddr, ids: (u32, u32), now: Instant) {
+        let Some(entry) = self.named(peer, ids) else { return };
+        let is_closing = matches!(entry.state, State::Disconnecting(_) | State::Over);
+        (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
+        entry.connection = None;
+        if !is_closing {
+            self.events.push_back(Event::Closed(ConnectionId(ids.1), Ended::Peer));
+        }
+    }
+
+    /// Queues a message of the connection manager.
+    fn say(&mut self, peer: IpAddr, transaction: u64, body: Body) {
+        if self.messages.len() < MESSAGES_MAX {
+            self.messages.push_back((peer, Box::new(Message { transaction, body }.bytes())));
+        }
+    }
+
+    fn refuse(&mut self, peer: IpAddr, transaction: u64, reject: Reject) {
+        self.say(peer, transaction, Body::Reject(reject));
+    }
+
+    fn request(&mut self, peer: IpAddr, transaction: u64, request: mad::Request, now: Instant) {
+        if let Some(id) = self.by_peer.get(&(peer, request.id)).copied() {
+            let known = self.entries.get(&id).filter(|entry| entry.request == request);
+            match known.map(|entry| (&entry.state, entry.reply.clone())) {
+                // Its reply was lost, or there is none yet.
+                Some((State::Replied(_), Some(reply))) => return self.say(peer, transaction, Body::Reply(*reply)),
+                Some((State::Over, _)) | None => {}
+                Some(_) => return,
+            }
+            // The peer uses its number again.
+            self.forget(id);
+        }
+        let reject = |reason| Reject {
+            ids: (0, request.id),
+            rejected: Rejected::REQUEST,
+            reason,
+            mtu: None,
+            private: [0; REJECT_PRIVATE],
+        };
+        let most = mtu_code(self.mtu);
+        if request.port.is_none() || request.port != self.service {
+            return self.refuse(peer, transaction, reject(Reason::INVALID_SERVICE));
+        }
+        if !request.is_reliable || !(1..=5).contains(&request.mtu) {
+            return self.refuse(peer, transaction, reject(Reason::UNSUPPORTED));
+        }
+        if request.mtu > most {
+            let mtu = Some(most);
+            return self.refuse(peer, transaction, Reject { mtu, ..reject(Reason::INVALID_MTU) });
+        }
+        // A peer that requests a connection for a queue pair has no other one there.
+        let same = |entry: &Entry| entry.peer == peer && entry.request.qpn == request.qpn;
+        let stale: Vec<ConnectionId> =
+            self.entries.iter().filter(|(_, entry)| same(entry)).map(|(id, _)| *id).collect();
+        stale.into_iter().for_each(|id| self.forget(id));
+        if !self.has_room(peer) {
+            return self.refuse(peer, transaction, reject(Reason::NO_RESOURCES));
+        }
+        let id = self.number();
+        let entry = Entry {
+            peer,
+            state: State::Requested,
+            request,
+            transaction,
+            reply: None,
+            connection: None,
+            deadline: now + ACCEPT_TIME,
+            heard: now,
+            is_ready: false,
+        };
+        self.entries.insert(id, entry);
+        self.by_peer.insert((peer, request.id), id);
+        self.events.push_back(Event::Request { id, peer, private: request.private });
+    }
+
+    /// Whether a peer may have another connection.
+    fn has_room(&self, peer: IpAddr) -> bool {
+        let is_half_open = |entry: &&Entry| matches!(entry.state, State::Requested | State::Replied(_));
+        let half_open = || self.entries.values().filter(is_half_open);
+        self.entries.len() < CONNECTIONS_MAX
+            && half_open().count() < HALF_OPEN_MAX
+            && half_open().filter(|entry| entry.peer == peer).count() < HALF_OPEN_OF_PEER_MAX
+    }
+
+    /// A number that no connection has.
+    fn number(&mut self) -> ConnectionId {
+        loop {
+            self.next = self.next.wrapping_add(1) & NUMBER_BITS;
+            let id = ConnectionId(self.next);
+            // 0 and 1 are those of management.
+            if self.next > MANAGER_QPN && self.next != NUMBER_BITS && !self.entries.contains_key(&id) {
+                return id;
+            }
+        }
+    }
+
+    /// Removes a connection in whose place the peer requests another one.
+    fn forget(&mut self, id: ConnectionId) {
+        let Some(entry) = self.entries.remove(&id) else { return };
+        self.by_peer.remove(&(entry.peer, entry.request.id));
+        if !matches!(entry.state, State::Disconnecting(_) | State::Over) {
+            self.events.push_back(Event::Closed(id, Ended::Peer));
+        }
+    }
+
+    /// Accepts a request; returns false if the peer has given up meanwhile.
+    pub fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
+        let (first, guid) = (self.random() & NUMBER_BITS, self.guid);
+        let Some(entry) = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Requested)) else {
+            return false;
+        };
+        let request = &entry.request;
+        let reads = request.reads.min(READS_MAX);
+        let settings = Settings {
+            mtu: mtu_bytes(request.mtu),
+            // Each end says where the other one begins.
+            first: Psn::new(request.psn),
+            expected: Psn::new(first),
+            reads,
+            receives: accept.receives,
+        };
+        let private = padded::<REPLY_PRIVATE>(accept.private);
+        let reply = Reply { ids: (id.0, request.id), qpn: id.0, psn: first, reads, guid, private };
+        let (peer, transaction) = (entry.peer, entry.transaction);
+        entry.connection = Some(Connection::new(&settings));
+        entry.reply = Some(Box::new(reply));
+        (entry.state, entry.deadline, entry.heard) = (State::Replied(1), now + REPLY_INTERVAL, now);
+        self.say(peer, transaction, Body::Reply(reply));
+        true
+    }
+
+    /// Rejects a request.
+    pub fn reject(&mut self, id: ConnectionId, private: &[u8]) {
+        let Some(entry) = self.entries.get(&id).filter(|entry| matches!(entry.state, State::Requested)) else { return };
+        let (peer, transaction, remote) = (entry.peer, entry.transaction, entry.request.id);
+        let reject = Reject {
+            ids: (0, remote),
+            rejected: Rejected::REQUEST,
+            reason: Reason::CONSUMER,
+            mtu: None,
+            private: padded::<REJECT_PRIVATE>(private),
+        };
+        self.entries.remove(&id);
+        self.by_peer.remove(&(peer, remote));
+        self.refuse(peer, transaction, reject);
+    }
+
+    /// Uses a connection that is established; `None`: it has ended.
+    fn with<T>(&mut self, id: ConnectionId, act: impl FnOnce(&mut Connection) -> T) -> Option<T> {
+        let entry = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Established))?;
+        let result = act(entry.connection.as_mut()?);
+        if !std::mem::replace(&mut entry.is_ready, true) {
+            self.ready.push_back(id);
+        }
+        Some(result)
+    }
+
+    /// Sends a message; returns whether the connection is established.
+    pub fn send(&mut self, id: ConnectionId, message: Sg) -> bool {
+        self.with(id, |connection| connection.requester().send(message)).is_some()
+    }
+
+    /// Writes into memory of the peer; returns whether the connection is established.
+    pub fn write(&mut self, id: ConnectionId, to: Remote, data: Sg) -> bool {
+        self.with(id, |connection| connection.requester().write(to, data)).is_some()
+    }
+
+    /// Reads memory of the peer, as much as there is room for; returns whether the connection is established.
+    pub fn read(&mut self, id: ConnectionId, from: Remote, into: SgMut, token: u64) -> bool {
+        self.with(id, |connection| connection.requester().read(from, into, token)).is_some()
+    }
+
+    /// One more message may come.
+    pub fn post(&mut self, id: ConnectionId) {
+        self.with(id, Connection::post);
+    }
+
+    /// Whether the peer allows READs: without them it can send no data to a target.
+    #[must_use]
+    pub fn allows_reads(&self, id: ConnectionId) -> bool {
+        self.entries.get(&id).is_some_and(|entry| entry.request.reads > 0)
+    }
+
+    /// Bytes that are queued and not acknowledged.
+    #[must_use]
+    pub fn queued(&self, id: ConnectionId) -> usize {
+        self.entries.get(&id).and_then(|entry| entry.connection.as_ref()).map_or(0, Connection::queued)
+    }
+
+    /// Ends a connection. Its end is not reported.
+    pub fn disconnect(&mut self, id: ConnectionId, now: Instant) {
+        self.end_quietly(id, now);
+    }
+
+    /// Ends a connection, and reports its end as any other.
+    pub fn fail(&mut self, id: ConnectionId, now: Instant) {
+        self.end(id, Ended::Here, now);
+    }
+
+    /// Ends a connection and reports it.
+    fn end(&mut self, id: ConnectionId, why: Ended, now: Instant) {
+        if self.end_quietly(id, now) {
+            self.events.push_back(Event::Closed(id, why));
+        }
+    }
+
+    /// Returns whether there was one.
+    fn end_quietly(&mut self, id: ConnectionId, now: Instant) -> bool {
+        let Some(entry) = self.entries.get_mut(&id) else { return false };
+        if matches!(entry.state, State::Disconnecting(_) | State::Over) {
+            return false;
+        }
+        let (peer, body) = (entry.peer, Body::Disconnect(id.0, entry.request.id, entry.request.qpn));
+        (entry.state, entry.deadline) = (State::Disconnecting(1), now + REPLY_INTERVAL);
+        // An answer that says why is sent before.
+        let last = entry.connection.take().and_then(|mut connection| connection.last_answer());
+        let head = last.map(|(psn, extension)| Head {
+            opcode: Opcode::ACKNOWLEDGE,
+            qpn: entry.request.qpn,
+            psn,
+            wants_acknowledge: false,
+            extension,
+        });
+        self.farewells.extend(head.map(|head| (peer, head)));
+        self.say(peer, u64::from(id.0), body);
+        true
+    }
+
+    /// When [`Engine::expire`] has something to do.
+    #[must_use]
+    pub fn deadline(&self) -> Option<Instant> {
+        self.entries.values().filter_map(Entry::deadline).min()
+    }
+
+    /// Does what is due.
+    pub fn expire(&mut self, now: Instant) {
+        let is_due = |entry: &Entry| entry.deadline().is_some_and(|deadline| deadline <= now);
+        let due: Vec<ConnectionId> =
+            self.entries.iter().filter(|(_, entry)| is_due(entry)).map(|(id, _)| *id).collect();
+        due.into_iter().for_each(|id| self.expire_one(id, now));
+    }
+
+    fn expire_one(&mut self, id: ConnectionId, now: Instant) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let (peer, transaction) = (entry.peer, entry.transaction);
+        match &mut entry.state {
+            State::Requested => {
+                self.reject(id, &[]);
+                self.events.push_back(Event::Closed(id, Ended::Late));
+            }
+            State::Replied(REPLIES..) => self.end(id, Ended::Late, now),
+            State::Replied(count) => {
+                *count += 1;
+                entry.deadline = now + REPLY_INTERVAL;
+                if let Some(reply) = entry.reply.clone() {
+                    self.say(peer, transaction, Body::Reply(*reply));
+                }
+            }
+            State::Disconnecting(REPLIES..) => (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT),
+            State::Disconnecting(count) => {
+                *count += 1;
+                entry.deadline = now + REPLY_INTERVAL;
+                let body = Body::Disconnect(id.0, entry.request.id, entry.request.qpn);
+                self.say(peer, u64::from(id.0), body);
+            }
+            State::Over => {
+                let remote = entry.request.id;
+                self.entries.remove(&id);
+                self.by_peer.remove(&(peer, remote));
+            }
+            State::Established => {
+                let Some(connection) = &mut entry.connection else { return };
+                if entry.heard + IDLE <= now && connection.is_idle() {
+                    // The peer acknowledges a write of nothing, whatever its key is.
+                    entry.heard = now;
+                    connection.requester().write(Remote::default(), Sg::default());
+                }
+                let failed = connection.expire(now);
+                if !std::mem::replace(&mut entry.is_ready, true) {
+                    self.ready.push_back(id);
+                }
+                if let Some(why) = failed {
+                    self.end(id, Ended::Failed(why), now);
+                }
+            }
+        }
+    }
+
+    /// The next packet to send. Connections take turns.
+    pub fn poll_send(&mut self, now: Instant) -> Option<Outgoing> {
+        if let Some((peer, head)) = self.farewells.pop_front() {
+            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()) });
+        }
+        if let Some((peer, message)) = self.messages.pop_front() {
+            let psn = self.manager_psn;
+            self.manager_psn = psn.plus(1);
+            let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
+            let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
+            return Some(Outgoing { peer, head, payload: Payload::Message(message) });
+        }
+        while let Some(id) = self.ready.pop_front() {
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            entry.is_ready = false;
+            let Some(connection) = &mut entry.connection else { continue };
+            let Some(packet) = connection.poll(now) else { continue };
+            if connection.is_ready() {
+                entry.is_ready = true;
+                self.ready.push_back(id);
+            }
+            let head = Head {
+                opcode: packet.opcode,
+                qpn: entry.request.qpn,
+                psn: packet.psn,
+                wants_acknowledge: packet.wants_acknowledge,
+                extension: packet.extension,
+            };
+            return Some(Outgoing { peer: entry.peer, head, payload: Payload::Memory(packet.payload) });
+        }
+        None
+    }
+}
+
+impl Entry {
+    /// When something is due.
+    fn deadline(&self) -> Option<Instant> {
+        match (&self.state, &self.connection) {
+            (State::Established, Some(connection)) => {
+                let idle = connection.is_idle().then(|| self.heard + IDLE);
+                connection.deadline().into_iter().chain(idle).min()
+            }
+            (State::Established, None) => None,
+            _ => Some(self.deadline),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "engine_tests.rs"]
+mod tests;

@@ -1,0 +1,244 @@
+use super::*;
+use crate::golden::{self, Golden};
+use crate::icrc::Checker;
+use crate::limits::RETRIES;
+use crate::wire::Syndrome;
+use lunar_core::mem::Arena;
+use std::time::Duration;
+
+const PEER: IpAddr = IpAddr::V4(std::net::Ipv4Addr::new(192, 168, 88, 2));
+const NOW: Instant = Instant(1);
+const RECEIVES: Receives = Receives { bytes: 300, count: 9 };
+
+fn packet(golden: &Golden) -> Vec<u8> {
+    let (from, to) = golden.addresses();
+    Checker::default().check(from, to, &golden.bytes()).expect("its check is right").to_vec()
+}
+
+fn engine() -> Engine {
+    let mut engine = Engine::new(1472, 5);
+    engine.serve(5555, [9; 8]);
+    engine
+}
+
+fn recorded_request() -> mad::Request {
+    let bytes = packet(&golden::REQUEST);
+    let message = Packet::parse(&bytes).and_then(|packet| Message::parse(packet.payload)).expect("a message");
+    let Body::Request(request) = message.body else { panic!("a request") };
+    request
+}
+
+fn say(engine: &mut Engine, peer: IpAddr, body: Body) {
+    let message = Message { transaction: 7, body }.bytes();
+    let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
+    let head = Head { opcode: Opcode::DATAGRAM, qpn: 1, psn: Psn::default(), wants_acknowledge: false, extension };
+    let bytes = [&head.bytes(message.len())[..], &message].concat();
+    assert!(engine.receive(peer, &bytes, NOW).is_none());
+}
+
+/// The messages of the connection manager that are sent now.
+fn said(engine: &mut Engine, now: Instant) -> Vec<Body> {
+    let next = || engine.poll_send(now);
+    let message = |outgoing: Outgoing| match outgoing.payload {
+        Payload::Message(bytes) => Message::parse(&bytes[..]).map(|message| message.body),
+        Payload::Memory(_) => None,
+    };
+    std::iter::from_fn(next).filter_map(message).collect()
+}
+
+fn requested(engine: &mut Engine) -> ConnectionId {
+    match engine.poll_event() {
+        Some(Event::Request { id, .. }) => id,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// An engine with the connection of the recorded request.
+fn connected() -> (Engine, ConnectionId, Reply) {
+    let mut engine = engine();
+    assert!(engine.receive(PEER, &packet(&golden::REQUEST), NOW).is_none());
+    let id = requested(&mut engine);
+    assert!(engine.accept(id, &Accept { private: &[1, 2, 3], receives: RECEIVES }, NOW));
+    let Some(Body::Reply(reply)) = said(&mut engine, NOW).pop() else { panic!("a reply") };
+    (engine, id, reply)
+}
+
+fn send(engine: &mut Engine, id: ConnectionId, psn: u32, now: Instant) -> Option<Vec<u8>> {
+    let head = Head {
+        opcode: Opcode::SEND_ONLY,
+        qpn: id.0,
+        psn: Psn::new(psn),
+        wants_acknowledge: true,
+        extension: Extension::None,
+    };
+    let bytes = [&head.bytes(4)[..], b"data"].concat();
+    engine.receive(PEER, &bytes, now).map(|(_, message)| message.into_owned())
+}
+
+#[test]
+fn a_request_is_accepted_used_and_disconnected() {
+    let (mut engine, id, reply) = connected();
+    let request = recorded_request();
+    assert_eq!((reply.ids, reply.qpn, reply.reads, reply.guid), ((id.0, request.id), id.0, 4, [9; 8]));
+    assert_eq!(reply.private[..4], [1, 2, 3, 0]);
+    // The reply was lost.
+    engine.receive(PEER, &packet(&golden::REQUEST), NOW);
+    assert_eq!(said(&mut engine, NOW), [Body::Reply(reply)]);
+    assert!(!engine.send(id, Sg::default()), "the peer is not ready");
+    say(&mut engine, PEER, Body::Ready(request.id, id.0));
+    let arena = Arena::new(1 << 20);
+    assert!(engine.send(id, arena.copy(b"answer").expect("room").into()));
+    let first = engine.poll_send(NOW).expect("a packet");
+    assert_eq!((first.peer, first.head.qpn, first.head.psn.get()), (PEER, request.qpn, request.psn));
+    assert_eq!(send(&mut engine, id, reply.psn, NOW).as_deref(), Some(&b"data"[..]));
+    let answer = engine.poll_send(NOW).expect("an acknowledgement").head;
+    assert_eq!((answer.psn.get(), answer.extension), (reply.psn, Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 1)));
+    let other = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
+    say(&mut engine, other, Body::Disconnect(request.id, id.0, id.0));
+    assert!(engine.poll_event().is_none(), "another host cannot disconnect it");
+    said(&mut engine, NOW);
+    say(&mut engine, PEER, Body::Disconnect(request.id, id.0, id.0));
+    assert_eq!(said(&mut engine, NOW), [Body::Disconnected(id.0, request.id)]);
+    assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
+    assert_eq!((engine.connections(), send(&mut engine, id, reply.psn + 1, NOW)), (0, None));
+    engine.expire(NOW + TIME_WAIT);
+    assert!(engine.entries.is_empty() && engine.by_peer.is_empty() && engine.deadline().is_none());
+}
+
+#[test]
+fn the_first_packet_means_that_the_peer_is_ready() {
+    let (mut engine, id, reply) = connected();
+    assert!(send(&mut engine, id, reply.psn, NOW).is_some());
+    assert!(engine.send(id, Sg::default()));
+}
+
+#[test]
+fn requests_are_rejected_with_the_reason() {
+    let request = recorded_request();
+    for (wrong, reason, mtu) in [
+        (mad::Request { port: Some(5556), ..request }, Reason::INVALID_SERVICE, None),
+        (mad::Request { port: None, ..request }, Reason::INVALID_SERVICE, None),
+        (mad::Request { mtu: 5, ..request }, Reason::INVALID_MTU, Some(3)),
+        (mad::Request { mtu: 6, ..request }, Reason::UNSUPPORTED, None),
+        (mad::Request { is_reliable: false, ..request }, Reason::UNSUPPORTED, None),
+    ] {
+        let mut engine = engine();
+        say(&mut engine, PEER, Body::Request(wrong));
+        assert!(engine.poll_event().is_none());
+        let said = said(&mut engine, NOW);
+        assert!(
+            matches!(said[..], [Body::Reject(r)] if (r.reason, r.mtu, r.ids.1) == (reason, mtu, request.id)),
+            "{said:?}"
+        );
+    }
+    let mut engine = engine();
+    say(&mut engine, PEER, Body::Request(request));
+    let id = requested(&mut engine);
+    engine.reject(id, b"because");
+    let said = said(&mut engine, NOW);
+    assert!(matches!(said[..], [Body::Reject(r)] if r.reason == Reason::CONSUMER && r.private.starts_with(b"because")));
+    assert!(!engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW) && engine.entries.is_empty());
+}
+
+#[test]
+fn a_flood_of_requests_is_bounded_and_leaves_room_for_others() {
+    let mut engine = engine();
+    let request = recorded_request();
+    for number in 0..10_000_u32 {
+        let peer = IpAddr::V4(std::net::Ipv4Addr::from(0x0a00_0000 + number / 100));
+        let mine = mad::Request { id: number, qpn: number, ..request };
+        say(&mut engine, peer, Body::Request(mine));
+    }
+    assert_eq!((engine.entries.len(), engine.by_peer.len()), (HALF_OPEN_MAX, HALF_OPEN_MAX));
+    assert!(engine.messages.len() <= MESSAGES_MAX);
+    while engine.poll_event().is_some() {}
+    // None of them is answered.
+    engine.expire(NOW + ACCEPT_TIME);
+    let closed = std::iter::from_fn(|| engine.poll_event()).count();
+    assert_eq!((closed, engine.entries.len()), (HALF_OPEN_MAX, 0));
+}
+
+#[test]
+fn a_peer_that_is_never_ready_is_given_up() {
+    let (mut engine, id, _) = connected();
+    let mut replies = 0;
+    let (why, mut now) = loop {
+        let now = engine.deadline().expect("it waits");
+        engine.expire(now);
+        replies += said(&mut engine, now).iter().filter(|body| matches!(body, Body::Reply(_))).count();
+        if let Some(Event::Closed(closed, why)) = engine.poll_event() {
+            assert_eq!(closed, id);
+            break (why, now);
+        }
+    };
+    assert_eq!((why, replies), (Ended::Late, REPLIES as usize - 1));
+    while let Some(deadline) = engine.deadline() {
+        now = deadline;
+        engine.expire(now);
+    }
+    assert!(engine.entries.is_empty() && now.since(NOW) < Duration::from_secs(40));
+}
+
+#[test]
+fn an_idle_peer_is_asked_whether_it_is_there() {
+    let (mut engine, id, reply) = connected();
+    send(&mut engine, id, reply.psn, NOW);
+    while engine.poll_send(NOW).is_some() {}
+    let mut now = engine.deadline().expect("it will be asked");
+    assert_eq!(now, NOW + IDLE);
+    engine.expire(now);
+    let probe = engine.poll_send(now).expect("a packet");
+    assert_eq!(
+        (probe.head.opcode, probe.head.extension),
+        (Opcode::WRITE_ONLY, Extension::Remote(Remote::default(), 0))
+    );
+    for _ in 0..=RETRIES {
+        now = engine.deadline().expect("it waits");
+        engine.expire(now);
+        while engine.poll_send(now).is_some() {}
+    }
+    assert!(matches!(engine.poll_event(), Some(Event::Closed(_, Ended::Failed(Why::Peer(_))))));
+}
+
+#[test]
+fn a_peer_that_has_lost_its_state_connects_again() {
+    let (mut engine, id, _) = connected();
+    let request = recorded_request();
+    // Another number for the same queue pair.
+    say(&mut engine, PEER, Body::Request(mad::Request { id: request.id + 1, ..request }));
+    assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
+    let other = requested(&mut engine);
+    assert_ne!(other, id);
+    // The same number for another queue pair.
+    say(&mut engine, PEER, Body::Request(mad::Request { id: request.id + 1, qpn: 5, ..request }));
+    assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == other));
+    requested(&mut engine);
+    assert_eq!(engine.entries.len(), 1);
+}
+
+#[test]
+fn a_peer_that_breaks_the_rules_is_told_so_and_disconnected() {
+    let (mut engine, id, reply) = connected();
+    let head = Head {
+        opcode: Opcode::WRITE_ONLY,
+        qpn: id.0,
+        psn: Psn::new(reply.psn),
+        wants_acknowledge: true,
+        extension: Extension::Remote(Remote::default(), 4),
+    };
+    engine.receive(PEER, &[&head.bytes(4)[..], b"data"].concat(), NOW);
+    assert!(matches!(engine.poll_event(), Some(Event::Closed(_, Ended::Failed(Why::Broken)))));
+    let first = engine.poll_send(NOW).expect("an answer").head;
+    assert!(matches!(first.extension, Extension::Acknowledge(Syndrome::ACCESS_ERROR, _)));
+    let request = recorded_request();
+    assert_eq!(said(&mut engine, NOW), [Body::Disconnect(id.0, request.id, request.qpn)]);
+    say(&mut engine, PEER, Body::Disconnected(request.id, id.0));
+    engine.expire(NOW + TIME_WAIT);
+    assert!(engine.entries.is_empty() && engine.poll_event().is_none());
+}
+
+#[test]
+fn path_mtus_fit_into_the_link() {
+    assert_eq!([1472, 4172, 9000, 576, 100].map(mtu_code), [3, 5, 5, 2, 0]);
+    assert_eq!(mtu_bytes(5), 4096);
+}

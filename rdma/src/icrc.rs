@@ -1,0 +1,232 @@
+//! The invariant check of a packet (ICRC): it covers its payload, and all of its headers that do not change on the way.
+//!
+//! The headers of IP and UDP are covered, too. A socket does not show those of a datagram that it has received, and all
+//! of them but two fields are known: IPv4 has an identification, and a bit that forbids fragments. They are computed
+//! from the check itself: of its 32 bits 15 remain that find an error. Ethernet has a check of its own.
+
+use crc32fast::Hasher;
+use std::collections::HashMap;
+use std::net::SocketAddr;
+
+/// Bytes of the check.
+pub const LEN: usize = 4;
+/// The header of IPv4, before its identification: what the check covers with ones.
+const UDP_PROTOCOL: u8 = 17;
+const UDP_LEN: usize = 8;
+/// Lengths of packets whose operator is remembered: packets are a multiple of four bytes long, and have few lengths.
+const OPERATORS_MAX: usize = 1100;
+/// The polynomial of CRC-32, reflected.
+const POLYNOMIAL: u32 = 0xedb8_8320;
+
+/// The headers that the check covers, before the base transport header.
+fn pseudo_header(from: SocketAddr, to: SocketAddr, len: usize, hasher: &mut Hasher, is_sent: bool) {
+    hasher.update(&[0xff; 8]);
+    // A datagram has fewer than 65,536 bytes.
+    let udp_len = (UDP_LEN + len) as u16;
+    match (from, to) {
+        (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+            let [high, low] = (20 + udp_len).to_be_bytes();
+            // A socket that does not fragment sends the identification 0, and forbids fragments.
+            let fragments = if is_sent { 0x40 } else { 0 };
+            hasher.update(&[0x45, 0xff, high, low, 0, 0, fragments, 0, 0xff, UDP_PROTOCOL, 0xff, 0xff]);
+            hasher.update(&from.ip().octets());
+            hasher.update(&to.ip().octets());
+        }
+        _ => {
+            let [high, low] = udp_len.to_be_bytes();
+            hasher.update(&[0x6f, 0xff, 0xff, 0xff, high, low, UDP_PROTOCOL, 0xff]);
+            for address in [from, to] {
+                let std::net::IpAddr::V6(address) = address.ip() else { continue };
+                hasher.update(&address.octets());
+            }
+        }
+    }
+    hasher.update(&from.port().to_be_bytes());
+    hasher.update(&to.port().to_be_bytes());
+    hasher.update(&udp_len.to_be_bytes());
+    hasher.update(&[0xff, 0xff]);
+}
+
+/// The base transport header, whose congestion bits change on the way.
+fn base(bytes: &[u8], hasher: &mut Hasher) {
+    let (before, rest) = bytes.split_at(bytes.len().min(4));
+    hasher.update(before);
+    if let Some((_, rest)) = rest.split_first() {
+        hasher.update(&[0xff]);
+        hasher.update(rest);
+    }
+}
+
+/// The check of a packet that a socket sends: its bytes in these parts, of which the first has the headers.
+#[must_use]
+pub fn of_parts<'a>(
+    from: SocketAddr,
+    to: SocketAddr,
+    head: &[u8],
+    parts: impl Iterator<Item = &'a [u8]> + Clone,
+) -> u32 {
+    let len = head.len() + parts.clone().map(<[u8]>::len).sum::<usize>() + LEN;
+    let mut hasher = Hasher::new();
+    pseudo_header(from, to, len, &mut hasher, true);
+    base(head, &mut hasher);
+    parts.for_each(|part| hasher.update(part));
+    hasher.finalize()
+}
+
+/// A linear function of the 32 bits of a check.
+#[derive(Clone, Copy)]
+struct Operator([u32; 32]);
+
+impl Operator {
+    fn apply(&self, bits: u32) -> u32 {
+        let columns = self.0.iter().enumerate().filter(|(at, _)| bits >> at & 1 == 1);
+        columns.fold(0, |sum, (_, column)| sum ^ column)
+    }
+
+    fn after(&self, first: &Self) -> Self {
+        Self(first.0.map(|column| self.apply(column)))
+    }
+
+    /// Undoes one bit of a computation.
+    fn one_back() -> Self {
+        let back = |state: u32| match state >> 31 {
+            1 => (state ^ POLYNOMIAL) << 1 | 1,
+            _ => state << 1,
+        };
+        Self(std::array::from_fn(|at| back(1 << at)))
+    }
+
+    /// Undoes so many bytes.
+    fn back(bytes: usize) -> Self {
+        let (mut result, mut power) = (Self(std::array::from_fn(|at| 1 << at)), Self::one_back());
+        let mut left = bytes * 8;
+        while left > 0 {
+            if left & 1 == 1 {
+                result = power.after(&result);
+            }
+            power = power.after(&power);
+            left >>= 1;
+        }
+        result
+    }
+}
+
+/// Checks packets that a socket has received.
+#[derive(Default)]
+pub struct Checker {
+    /// By the bytes of the packet.
+    operators: HashMap<usize, Box<Operator>>,
+}
+
+impl Checker {
+    /// The packet of a datagram without its check; `None`: the check is wrong.
+    pub fn check<'a>(&mut self, from: SocketAddr, to: SocketAddr, datagram: &'a [u8]) -> Option<&'a [u8]> {
+        let (packet, check) = datagram.split_last_chunk::<LEN>()?;
+        let mut hasher = Hasher::new();
+        pseudo_header(from, to, datagram.len(), &mut hasher, false);
+        base(packet, &mut hasher);
+        let difference = hasher.finalize() ^ u32::from_le_bytes(*check);
+        let is_right = match from {
+            SocketAddr::V6(_) => difference == 0,
+            SocketAddr::V4(_) => {
+                // The identification and the fragment bits are the four bytes before the last 12 bytes of the IPv4
+                // header and the 8 of UDP.
+                let [_, _, flags, offset] = self.operator(packet.len()).apply(difference).to_le_bytes();
+                flags & 0xbf == 0 && offset == 0
+            }
+        };
+        is_right.then_some(packet)
+    }
+
+    fn operator(&mut self, len: usize) -> &Operator {
+        if self.operators.len() >= OPERATORS_MAX && !self.operators.contains_key(&len) {
+            self.operators.clear();
+        }
+        self.operators.entry(len).or_insert_with(|| Box::new(Operator::back(4 + 12 + UDP_LEN + len)))
+    }
+}
+
+impl std::fmt::Debug for Checker {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Checker({} lengths)", self.operators.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::golden;
+    use proptest::prelude::*;
+
+    #[test]
+    fn checks_of_recorded_datagrams_are_right_and_damaged_bits_are_found() {
+        let mut checker = Checker::default();
+        let (mut damages, mut missed) = (0, 0);
+        for golden in golden::ALL {
+            let ((from, to), bytes) = (golden.addresses(), golden.bytes());
+            assert!(checker.check(from, to, &bytes).is_some(), "{golden:?}");
+            for bit in 0..bytes.len() * 8 {
+                // The congestion bits are not covered.
+                if bit / 8 != 4 {
+                    let mut damaged = bytes.clone();
+                    damaged[bit / 8] ^= 1 << (bit % 8);
+                    damages += 1;
+                    missed += u32::from(checker.check(from, to, &damaged).is_some());
+                }
+            }
+            let other = SocketAddr::new([192, 168, 88, 3].into(), from.port());
+            assert!(checker.check(other, to, &bytes).is_none(), "another sender");
+        }
+        // Some look like another identification: 15 bits of the check are left.
+        assert!(damages > 10_000 && missed <= damages / 1024, "{missed} of {damages}");
+        assert!(checker.check(([1, 2, 3, 4], 5).into(), ([1, 2, 3, 4], 5).into(), &[0; 3]).is_none());
+    }
+
+    #[test]
+    fn a_datagram_without_an_identification_has_the_check_that_is_sent() {
+        let golden = golden::WITHOUT_IDENTIFICATION;
+        let ((from, to), bytes) = (golden.addresses(), golden.bytes());
+        let (packet, check) = bytes.split_last_chunk::<LEN>().expect("long enough");
+        let (head, rest) = packet.split_at(12);
+        let built = of_parts(from, to, head, rest.chunks(5));
+        assert_eq!(built.to_le_bytes(), *check);
+        // A ConnectX-4 adapter has sent this, with ECN bits and an identification of IPv4: an answer to congestion.
+        let packet =
+            [&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0, 0, 0, 0][..], &[0; 16], &[0x82, 0xfd, 0, 0x2a]].concat();
+        let (from, to) = (([10, 0, 17, 1], 0).into(), ([10, 0, 18, 1], 4791).into());
+        assert!(Checker::default().check(from, to, &packet).is_some());
+    }
+
+    proptest! {
+        #[test]
+        fn the_check_of_ipv6_is_exact(payload in prop::collection::vec(any::<u8>(), 0..300), bit in 0_usize..32) {
+            let address = |text: &str| text.parse::<SocketAddr>().expect("an address");
+            let (from, to) = (address("[2001:db8::1]:4791"), address("[2001:db8::2]:4791"));
+            let head = [4; 12];
+            let check = of_parts(from, to, &head, std::iter::once(&payload[..])).to_le_bytes();
+            let mut datagram = [&head[..], &payload, &check].concat();
+            prop_assert!(Checker::default().check(from, to, &datagram).is_some());
+            let at = datagram.len() - LEN + bit / 8;
+            datagram[at] ^= 1 << (bit % 8);
+            prop_assert!(Checker::default().check(from, to, &datagram).is_none());
+        }
+
+        #[test]
+        fn every_identification_fits(
+            payload in prop::collection::vec(any::<u8>(), 0..4200), identification: u16, forbids: bool,
+        ) {
+            let (from, to): (SocketAddr, SocketAddr) = (([10, 0, 0, 1], 5).into(), ([10, 0, 0, 2], 4791).into());
+            let len = (28 + 12 + payload.len() + LEN) as u16;
+            let ip = [
+                &[0x45, 0xff][..], &len.to_be_bytes(), &identification.to_be_bytes(),
+                &[if forbids { 0x40 } else { 0 }, 0, 0xff, 17, 0xff, 0xff], &[10, 0, 0, 1, 10, 0, 0, 2],
+            ].concat();
+            let udp = [&[0, 5, 0x12, 0xb7][..], &(len - 20).to_be_bytes(), &[0xff, 0xff]].concat();
+            let head = [4, 0, 0xff, 0xff, 0xff, 1, 2, 3, 4, 5, 6, 7];
+            let covered = [&[0xff; 8][..], &ip, &udp, &head, &payload].concat();
+            let check = crc32fast::hash(&covered).to_le_bytes();
+            let datagram = [&head[..], &payload, &check].concat();
+            prop_assert!(Checker::default().check(from, to, &datagram).is_some());
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! RDMA over Converged Ethernet version 2 (RoCEv2) in user space, for targets.
+//!
+//! From the wire upwards:
+//!
+//! * [`wire`]: packets; [`icrc`]: their check; [`mad`]: messages of the connection manager
+//! * [`connection`]: a reliable connection, whose two halves are [`requester`] and [`responder`]
+//! * [`engine`]: the connections of an address, and the connection manager, without I/O
+//! * [`limits`]: limits of what peers may cause
+//! * [`port`]: an engine on its UDP socket, and the only module with I/O
+//!
+//! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
+
+pub mod connection;
+pub mod engine;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
+#[cfg(any(test, feature = "testing"))]
+pub mod golden;
+pub mod icrc;
+pub mod limits;
+pub mod mad;
+pub mod port;
+pub mod requester;
+pub mod responder;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod wire;

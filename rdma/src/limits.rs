@@ -1,0 +1,44 @@
+//! Limits of what peers may cause.
+
+use std::time::Duration;
+
+/// Connections of an address, with those that wait for their end: some thirty hosts with eight channels each.
+pub const CONNECTIONS_MAX: usize = 256;
+/// Of these, connections that are not established. A request costs its sender one datagram, and its source address can
+/// be forged.
+pub const HALF_OPEN_MAX: usize = 64;
+/// Of these, requests of one address: as many channels as a host opens at once.
+pub const HALF_OPEN_OF_PEER_MAX: usize = 16;
+/// Messages of the connection manager that wait to be sent. A message is the answer to one that is as long.
+pub const MESSAGES_MAX: usize = 256;
+/// Packets that are sent and not acknowledged. The kernel's software RoCE has the same limit.
+pub const WINDOW: u32 = 128;
+/// Every so many packets of a message request an acknowledgement: several times in a window.
+pub const ACKNOWLEDGE_EVERY: u32 = 32;
+/// Bytes that one RDMA READ requests: the responses arrive in a row, and a socket of an ordinary user has a queue of
+/// some 200 KiB.
+pub const READ_MAX: usize = 32 << 10;
+/// RDMA READs of a connection that are outstanding, if the peer allows as many.
+pub const READS_MAX: u8 = 4;
+/// The time without progress after which packets are sent again for the first time; each time without progress doubles
+/// it. A peer acknowledges within microseconds, and a busy machine within some ten milliseconds.
+pub const TIMEOUT: Duration = Duration::from_millis(200);
+/// This time is at least so many times as long as an answer takes.
+pub const ANSWER_FACTOR: u32 = 4;
+/// The longest of these times.
+pub const TIMEOUT_MAX: Duration = Duration::from_millis(1600);
+/// How often packets are sent again without any progress before the connection ends: for some 17 seconds. A switch that
+/// restarts one of two paths takes less.
+pub const RETRIES: u32 = 12;
+/// How often a peer may answer that it is not ready, without any progress. It names the pause itself, 0.66 s at most.
+pub const NOT_READY_MAX: u32 = 64;
+/// The time without any packet of a peer after which it is asked whether it is there.
+pub const IDLE: Duration = Duration::from_secs(15);
+/// The time after which a reply of the connection manager, or a disconnect request, is sent again: that of Linux.
+pub const REPLY_INTERVAL: Duration = Duration::from_millis(4300);
+/// How often it is sent.
+pub const REPLIES: u32 = 3;
+/// How long a request may wait for its answer: the session before it has to end first.
+pub const ACCEPT_TIME: Duration = Duration::from_secs(60);
+/// How long the numbers of a connection that has ended stay in use, so that late packets do not reach another one.
+pub const TIME_WAIT: Duration = Duration::from_secs(2);
