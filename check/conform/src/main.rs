@@ -172,7 +172,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 30] = [
+const ORDER: [(Part, bool, usize); 31] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
