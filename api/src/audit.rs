@@ -2,10 +2,13 @@
 //! daemon's log.
 
 use crate::refusals::Refusals;
+use lunar_control::explain::{ISCSI, NVME, command, link_of};
+use lunar_core::access::refusal::RefusalCode;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::collections::VecDeque;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 use tokio::sync::broadcast;
@@ -51,6 +54,65 @@ impl Topic {
     }
 }
 
+/// A refused login. Names are those that the client gave, whatever they contain.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "refused-login")]
+pub struct RefusedLogin {
+    /// The code, as in the documentation.
+    pub code: &'static str,
+    /// The code in words.
+    pub words: &'static str,
+    /// The paragraph of the documentation that has its causes and remedies.
+    pub link: String,
+    /// The command that says at which step the login fails, what comes close, and which command mends it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub remedy: Option<String>,
+    /// The transport.
+    pub transport: &'static str,
+    /// The address of the client, if its transport has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub source: Option<IpAddr>,
+    /// The name of the target that it asked for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub target: Option<String>,
+    /// The name of the user that it gave.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub user: Option<String>,
+}
+
+impl RefusedLogin {
+    /// The refusal of a client with this code over this transport. Names may be empty.
+    #[must_use]
+    pub fn new(
+        code: RefusalCode,
+        transport: &'static str,
+        source: Option<IpAddr>,
+        (client, target, user): (&str, &str, &str),
+    ) -> Self {
+        let some = |name: &str| Some(clean(name)).filter(|name| !name.is_empty());
+        let source = source.map(|source| source.to_canonical());
+        let from = source.map(|source| source.to_string()).unwrap_or_default();
+        let mut words = vec!["lunar", "explain", "login", client];
+        for (option, value) in [("--target", target), ("--from", &from)] {
+            if !value.is_empty() {
+                words.extend([option, value]);
+            }
+        }
+        // Clients of the other transports do not log in; an option is no name.
+        let is_explained = [ISCSI, NVME].contains(&transport) && !client.is_empty() && !client.starts_with('-');
+        let remedy = command::line(words).filter(|_| is_explained && !target.starts_with('-'));
+        let entry = code.entry();
+        let (code, words, link) = (entry.word, entry.words, link_of(entry.word));
+        Self { code, words, link, remedy, transport, source, target: some(target), user: some(user) }
+    }
+}
+
+/// A text in one line of bounded length.
+fn clean(text: &str) -> String {
+    let line = text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c });
+    line.take(TEXT_MAX).collect::<String>().replace('\n', "; ")
+}
+
 /// A record of the audit log.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "note")]
@@ -65,6 +127,9 @@ pub struct AuditRecord {
     pub who: String,
     /// A description. It never contains a secret.
     pub words: String,
+    /// The refused login, if it is one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub refusal: Option<RefusedLogin>,
 }
 
 impl fmt::Display for AuditRecord {
@@ -124,15 +189,21 @@ impl AuditLog {
 
     /// Adds a record. May be called from any thread.
     pub fn add(&self, topic: Topic, who: &str, text: &str) {
-        let clean = |text: &str| -> String {
-            let line = text.chars().map(|c| if c.is_control() && c != '\n' { '?' } else { c });
-            line.take(TEXT_MAX).collect::<String>().replace('\n', "; ")
-        };
+        self.record(topic, who, text, None);
+    }
+
+    /// Adds a record of a refused login. May be called from any thread.
+    pub fn add_refused_login(&self, who: &str, text: &str, refusal: RefusedLogin) {
+        self.record(Topic::Refusal, who, text, Some(refusal));
+    }
+
+    fn record(&self, topic: Topic, who: &str, text: &str, refusal: Option<RefusedLogin>) {
         let time = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let record = {
             let mut records = self.lock();
             records.last += 1;
-            let record = Arc::new(AuditRecord { id: records.last, time, topic, who: clean(who), words: clean(text) });
+            let (id, who, words) = (records.last, clean(who), clean(text));
+            let record = Arc::new(AuditRecord { id, time, topic, who, words, refusal });
             records.push(record.clone());
             // Sent under the lock, so that readers get the records in order. An error means that there is no reader.
             let _ = self.receivers.send(record.clone());
@@ -209,6 +280,30 @@ mod tests {
         assert!(journal.after(0).iter().all(|record| record.topic == Topic::Login));
         journal.add(Topic::Refusal, "a stranger", "once more");
         assert_eq!((journal.after(0).len(), journal.lock().refusals), (RECORDS_MAX, 1));
+    }
+
+    #[test]
+    fn a_refused_login_has_its_code_a_command_and_a_paragraph() {
+        let source = Some(IpAddr::from([192, 0, 2, 1]));
+        let refused = |transport, client, target| {
+            RefusedLogin::new(RefusalCode::NotShown, transport, source, (client, target, ""))
+        };
+        let journal = AuditLog::new(|_| ());
+        journal.add_refused_login("iqn.x", "login refused", refused(ISCSI, "iqn.x", "iqn.y:it's"));
+        let json = serde_json::to_value(&*journal.after(0)[0]).expect("JSON");
+        assert_eq!((&json["topic"], &json["refusal"]["code"]), (&"refusal".into(), &"not-shown".into()));
+        assert_eq!(json["refusal"]["link"], "docs/troubleshooting.md#not-shown");
+        assert_eq!(json["refusal"]["remedy"], r"lunar explain login iqn.x --target 'iqn.y:it'\''s' --from 192.0.2.1");
+        assert_eq!((&json["refusal"]["source"], json["refusal"].get("user")), (&"192.0.2.1".into(), None));
+        for (transport, client, target) in
+            [("aoe", "52:54:00:12:34:56", "a"), (ISCSI, "", "a"), (ISCSI, "--help", "a"), (NVME, "nqn.x", "a\nb")]
+        {
+            assert_eq!(refused(transport, client, target).remedy, None, "{client}");
+        }
+        let long = "x".repeat(5000);
+        assert_eq!(refused(ISCSI, "iqn.x", &long).target.map(|name| name.len()), Some(TEXT_MAX));
+        journal.add(Topic::Change, "ann", "made a volume");
+        assert!(serde_json::to_value(&*journal.after(1)[0]).expect("JSON").get("refusal").is_none());
     }
 
     #[test]

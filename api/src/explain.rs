@@ -11,7 +11,9 @@ use lunar_control::api::SessionView;
 use lunar_control::check::Checked;
 use lunar_control::explain::advice::{Advice, Facts};
 use lunar_control::explain::gone::{self, Gone};
-use lunar_control::explain::{ExplanationView, LoginQuestion, LoginVerdict, RefusalView, StepView, advice};
+use lunar_control::explain::{
+    ExplanationView, ISCSI, LoginQuestion, LoginVerdict, NVME, RefusalView, StepView, advice,
+};
 use lunar_control::report::did_you_mean;
 use lunar_core::access::refusal::RefusalCode;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -19,9 +21,6 @@ use std::time::{Duration, UNIX_EPOCH};
 
 /// Refusals of a client that its explanation lists.
 const REFUSALS_MAX: usize = 5;
-/// The transports of clients that log in.
-pub(crate) const ISCSI: &str = "iscsi";
-pub(crate) const NVME: &str = "nvme-tcp";
 
 /// A query parameter of the explanation of a login: its name and its description.
 pub const LOGIN_QUERY: &[(&str, &str)] = &[
@@ -192,7 +191,7 @@ fn explain(client: &Client, target: &str, dry_run: LoginVerdict) -> ExplanationV
     };
     let mut explanation = ExplanationView::of("login", host.clone(), steps, words);
     explanation.well = outcome.is_ok();
-    explanation.code = outcome.err().map(RefusalCode::word);
+    explanation.blame(outcome.err().map(RefusalCode::word));
     explanation.refusals = client.refusals.iter().take(REFUSALS_MAX).cloned().collect();
     explanation
 }
@@ -219,7 +218,7 @@ fn last_proof(client: &Client, target: &str, explanation: &mut ExplanationView) 
     let when = at(last.last);
     explanation.steps.push(StepView::failed(format!("its last proof was right ({when}: {})", sentence(code))));
     explanation.well = false;
-    explanation.code = Some(code.word());
+    explanation.blame(Some(code.word()));
     explanation.words =
         format!("{} may log in to {target}, but its last login failed: {}", client.host, sentence(code));
 }
@@ -283,7 +282,7 @@ pub fn refusal(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     }
     let mut explanation = ExplanationView::of("refusal", number.to_string(), steps, words);
     explanation.well = is_mended;
-    explanation.code = Some(code.word());
+    explanation.blame(Some(code.word()));
     let facts = Facts {
         protocol: &refusal.protocol,
         host,

@@ -33,8 +33,8 @@ pub fn explanation(explanation: &Json) -> String {
         text.push_str("refused before:\n");
         text.push_str(&refusals(&Json::Array(refused)));
     }
-    if let Some(code) = explanation["code"].as_str() {
-        text.push_str(&format!("more about {code}: docs/troubleshooting.md\n"));
+    if let (Some(code), Some(link)) = (explanation["code"].as_str(), explanation["paragraph"]["link"].as_str()) {
+        text.push_str(&format!("more about {code}: {link}\n"));
     }
     text
 }
@@ -85,12 +85,14 @@ mod tests {
             "steps": [{ "passed": true, "words": "the target exists" }, { "passed": false, "words": "a group" }],
             "near": ["group esx lists iqn.x:esx3: 1 character differs"],
             "remedies": [{ "place": "server", "words": "if it is one of esx", "command": "lunar group set esx" }],
+            "paragraph": { "link": "docs/troubleshooting.md#not-shown", "words": "A client may log in only if." },
         }));
         let plain = anstream::adapter::strip_str(&shown).to_string();
         let lines: Vec<&str> = plain.lines().collect();
         assert!(lines[0].starts_with("no: iqn.x:esx-3 may not log in") && lines[0].ends_with("[not-shown]"), "{plain}");
         assert_eq!(lines[1..3], ["  ok  the target exists", "  NOT a group"]);
         assert_eq!(lines[4..6], ["here, if it is one of esx:", "  lunar group set esx"]);
+        assert_eq!(lines[6], "more about not-shown: docs/troubleshooting.md#not-shown");
     }
 
     #[test]

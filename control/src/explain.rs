@@ -9,10 +9,16 @@ pub mod advice;
 pub mod command;
 pub mod gone;
 
-use lunar_core::access::refusal::RefusalCode;
+use crate::trouble::TroubleCode;
+use lunar_core::access::refusal::{Entry, RefusalCode};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::net::IpAddr;
+
+/// The transport of initiators that log in.
+pub const ISCSI: &str = "iscsi";
+/// The transport of hosts that log in.
+pub const NVME: &str = "nvme-tcp";
 
 /// A login in question.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -122,6 +128,33 @@ pub struct RemedyView {
     pub command: String,
 }
 
+/// The place of the paragraph about a code in the documentation.
+#[must_use]
+pub fn link_of(code: &str) -> String {
+    format!("docs/troubleshooting.md#{code}")
+}
+
+/// A paragraph of the documentation, about a code.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "paragraph")]
+pub struct ParagraphView {
+    /// Its place.
+    pub link: String,
+    /// Causes and remedies. Code is between backticks.
+    pub words: &'static str,
+}
+
+impl ParagraphView {
+    /// The paragraph about a refusal or a trouble.
+    #[must_use]
+    pub fn of(code: &str) -> Option<Self> {
+        let refusals = RefusalCode::ALL.iter().map(|code| code.entry());
+        let mut all = refusals.chain(TroubleCode::ALL.iter().map(|code| code.entry()));
+        let Entry { paragraph: words, .. } = all.find(|entry| entry.word == code)?;
+        Some(Self { link: link_of(code), words })
+    }
+}
+
 /// An explanation.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[schemars(rename = "explanation")]
@@ -135,6 +168,9 @@ pub struct ExplanationView {
     /// The code of what is wrong, as in the documentation.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub code: Option<&'static str>,
+    /// The paragraph of the documentation about the code.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub paragraph: Option<ParagraphView>,
     /// The answer in one sentence.
     pub words: String,
     /// The steps that lead to it.
@@ -157,7 +193,12 @@ impl ExplanationView {
         let (near, remedies, refusals) = (Vec::new(), Vec::new(), Vec::new());
         let well = steps.iter().all(|step| step.passed);
         let (subject, words) = (subject.into(), words.into());
-        Self { topic, subject, well, code: None, words, steps, near, remedies, refusals }
+        Self { topic, subject, well, code: None, paragraph: None, words, steps, near, remedies, refusals }
+    }
+
+    /// Sets the code of what is wrong, with its paragraph.
+    pub fn blame(&mut self, code: Option<&'static str>) {
+        (self.code, self.paragraph) = (code, code.and_then(ParagraphView::of));
     }
 }
 

@@ -345,7 +345,7 @@ impl Health {
 
 fn look(watchlist: &Watchlist, host: &dyn Host, audit: &AuditSink) {
     let mut spaces = Vec::new();
-    let tell = |trouble| audit(&Notice { topic: NoticeTopic::Service, subject: SERVICE, words: &trouble });
+    let tell = |trouble| audit(&Notice::new(NoticeTopic::Service, SERVICE, &trouble));
     for name in watchlist.names() {
         let (begun, more) = watchlist.look_at(&name, (host.now(), host.wall_clock() / 1000));
         spaces.extend(more);

@@ -108,7 +108,7 @@ fn change(keeper: &mut Keeper, request: &Request, edit: Edit, did: &str) -> Resu
         Ok(_) => did.to_owned(),
         Err(why) => format!("not {did}: {why}"),
     };
-    let notice = Notice { topic: NoticeTopic::Change, subject: &request.host, words: &words };
+    let notice = Notice::new(NoticeTopic::Change, &request.host, &words);
     keeper.running().notify(&notice);
     done.map(drop).map_err(|why| match why {
         // The operator is editing the file.

@@ -1,6 +1,8 @@
 //! Notices for operators about clients and the service.
 
+use lunar_core::access::refusal::RefusalCode;
 use std::fmt;
+use std::net::IpAddr;
 
 /// The topic of a notice.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -15,6 +17,21 @@ pub enum NoticeTopic {
     Change,
 }
 
+/// A refused login, as a notice has it. Names are those that the client gave, whatever they contain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct RefusedLogin<'a> {
+    /// The transport: the name of its front.
+    pub transport: &'static str,
+    /// The code.
+    pub code: RefusalCode,
+    /// The address of the client; `None`: the transport has no IP addresses.
+    pub source: Option<IpAddr>,
+    /// The name of the target that the client asked for; empty: it asked for none.
+    pub target: &'a str,
+    /// The name of the user that it gave; empty: it gave none.
+    pub user: &'a str,
+}
+
 /// A notice for operators.
 #[derive(Clone, Copy)]
 pub struct Notice<'a> {
@@ -24,6 +41,16 @@ pub struct Notice<'a> {
     pub subject: &'a str,
     /// The text.
     pub words: &'a dyn fmt::Display,
+    /// The refused login that the notice is about.
+    pub refusal: Option<RefusedLogin<'a>>,
+}
+
+impl<'a> Notice<'a> {
+    /// A notice about this subject that is about no refused login.
+    #[must_use]
+    pub fn new(topic: NoticeTopic, subject: &'a str, words: &'a dyn fmt::Display) -> Self {
+        Self { topic, subject, words, refusal: None }
+    }
 }
 
 impl fmt::Display for Notice<'_> {

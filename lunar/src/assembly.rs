@@ -63,7 +63,7 @@ pub fn start(config: &Config, state: &Path) -> Result<Engine> {
     let mut engine =
         Engine::start(config, EngineOptions { registry: REGISTRY, host, lock, origin: Origin::Configuration })?;
     let audit = engine.core_set().shared().audit.clone();
-    let tell = move |words: &str| audit(&Notice { topic: NoticeTopic::Service, subject: SERVICE, words: &words });
+    let tell = move |words: &str| audit(&Notice::new(NoticeTopic::Service, SERVICE, &words));
     engine.set_name_service(Box::new(Isns::new(tell)));
     Ok(engine)
 }

@@ -4,6 +4,7 @@ use crate::daemon::Operator;
 use crate::jail::{self, Held, Paths};
 use crate::schema::SCHEMA;
 use anyhow::Result;
+use lunar_api::audit::RefusedLogin;
 use lunar_api::service::ApiError;
 use lunar_api::{Api, AuditLog, ControlHandle, Shared, Topic};
 use lunar_control::check::Checked;
@@ -104,7 +105,14 @@ fn note(journal: &AuditLog, notice: &Notice<'_>) {
         NoticeTopic::Service => Topic::Service,
         NoticeTopic::Change => Topic::Change,
     };
-    journal.add(topic, notice.subject, &notice.to_string());
+    match notice.refusal {
+        None => journal.add(topic, notice.subject, &notice.to_string()),
+        Some(refused) => {
+            let names = (notice.subject, refused.target, refused.user);
+            let login = RefusedLogin::new(refused.code, refused.transport, refused.source, names);
+            journal.add_refused_login(notice.subject, &notice.to_string(), login);
+        }
+    }
 }
 
 /// The API as a participant of transactions.

@@ -359,7 +359,7 @@ pub fn volume(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         explanation.near.push(format!("its store is {}", path.text()));
     }
     explanation.well = steps.iter().all(|step| step.passed);
-    explanation.code = troubles.first().map(|trouble| trouble.kind);
+    explanation.blame(troubles.first().map(|trouble| trouble.kind));
     explanation.words = match (troubles.first(), maps.is_empty()) {
         (Some(trouble), _) => format!("volume {name}: {}", trouble.words),
         (None, true) => format!("volume {name} is well, and no client can see it"),

@@ -4,7 +4,7 @@ use crate::authentication::AuthenticationThread;
 use crate::front::FrontRuntime;
 use crate::host::Host;
 use crate::namespace_requests::NamespaceRequests;
-use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
+use crate::notice::{AuditSink, Notice, NoticeTopic, RefusedLogin, SERVICE};
 use crate::origin::Origin;
 use crate::refusals::Refusals;
 use crate::slow;
@@ -13,7 +13,7 @@ use lunar_core::access::throttle::Throttle;
 use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::slow::{CoreSlowLog, SlowLog};
 use lunar_core::stats::Stats;
-use lunar_nvme::auth::authenticator::{Authenticator, Record};
+use lunar_nvme::auth::authenticator::{Authenticator, Record, TCP};
 use lunar_nvme::{Controllers, SubsystemRegistry};
 use lunar_reactor::{Choice, log};
 use lunar_scsi::Tokens;
@@ -156,5 +156,12 @@ fn notice_of<'a>(record: &'a Record, subject: &'a str) -> Notice<'a> {
         Record::Login { outcome: Ok(()), .. } => NoticeTopic::Login,
         Record::Login { .. } | Record::TlsRefused { .. } | Record::Omitted(_) => NoticeTopic::Refusal,
     };
-    Notice { topic, subject, words: record }
+    let refusal = record.refused().map(|(code, source, target)| RefusedLogin {
+        transport: TCP,
+        code,
+        source: Some(source.ip()),
+        target,
+        user: "",
+    });
+    Notice { refusal, ..Notice::new(topic, subject, record) }
 }

@@ -23,7 +23,7 @@ use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
 use lunar_engine::host::Host;
-use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
+use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, RefusedLogin, SERVICE};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -77,7 +77,17 @@ fn tell(audit: &AuditSink, record: &AuditRecord) {
         AuditRecord::Repeated(..) => (NoticeTopic::Login, SERVICE),
         AuditRecord::Omitted(_) => (NoticeTopic::Refusal, SERVICE),
     };
-    audit(&Notice { topic, subject, words: record });
+    let refusal = match record {
+        AuditRecord::Login(login, Err(why)) => Some(RefusedLogin {
+            transport: NAME,
+            code: why.code(),
+            source: Some(login.source.ip()),
+            target: login.target.as_deref().unwrap_or_default(),
+            user: login.user.as_deref().unwrap_or_default(),
+        }),
+        _ => None,
+    };
+    audit(&Notice { refusal, ..Notice::new(topic, subject, record) });
 }
 
 /// iSCSI of a process.

@@ -27,7 +27,7 @@ pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 
 /// The transport of hosts that log in: those in virtual machines do not.
-const TCP: &str = "nvme-tcp";
+pub const TCP: &str = "nvme-tcp";
 /// The prefix of NVMe Qualified Names.
 const NQN: &str = "nqn.";
 
@@ -247,6 +247,18 @@ pub enum Record {
     },
     /// The number of refusals that were not recorded.
     Omitted(u64),
+}
+
+impl Record {
+    /// The code of a refusal, the address of the host, and the NQN of the subsystem that it wanted, if it named one.
+    #[must_use]
+    pub fn refused(&self) -> Option<(RefusalCode, SocketAddr, &str)> {
+        match self {
+            Self::Login { attempt, outcome: Err(why), .. } => Some((why.code(), attempt.source, &attempt.subsystem)),
+            Self::TlsRefused { source, why, .. } => Some((why.code(), *source, "")),
+            Self::Login { .. } | Self::Omitted(_) => None,
+        }
+    }
 }
 
 impl fmt::Display for Record {

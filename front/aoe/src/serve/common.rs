@@ -1,11 +1,13 @@
 //! The state that all cores share, and that threads of the engine look at.
 
+use crate::schema::WORD;
 use crate::slot::{RECORD, SlotState, SlotStates};
 use crate::wire::Address;
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
 use lunar_engine::core_set::shared::Shared;
-use lunar_engine::notice::{Notice, NoticeTopic};
+use lunar_engine::notice::{Notice, NoticeTopic, RefusedLogin};
 use lunar_link::{LinkConfig, MacAddress, OpenedLink};
 use lunar_reactor::log;
 use std::collections::BTreeMap;
@@ -103,10 +105,13 @@ impl Common {
         save(states.record())
     }
 
-    /// Sends a notice about a station to operators.
-    pub(crate) fn notify(&self, topic: NoticeTopic, station: MacAddress, words: &str) {
+    /// Tells operators that a station logged in, or that it was refused for this reason at this target.
+    pub(crate) fn notify(&self, station: MacAddress, refused: Option<(RefusalCode, &str)>, words: &str) {
         let subject = station.to_string();
-        (self.shared.audit)(&Notice { topic, subject: &subject, words: &words });
+        let topic = if refused.is_some() { NoticeTopic::Refusal } else { NoticeTopic::Login };
+        let refusal =
+            refused.map(|(code, target)| RefusedLogin { transport: WORD, code, source: None, target, user: "" });
+        (self.shared.audit)(&Notice { refusal, ..Notice::new(topic, &subject, &words) });
     }
 }
 

@@ -23,7 +23,6 @@ use lunar_core::access::refusal::RefusalCode;
 use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
-use lunar_engine::notice::NoticeTopic;
 use lunar_link::{Frame, HEADER_LEN, Header as EthernetHeader, Link, LinkConfig, MacAddress, OpenedLink, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -328,7 +327,7 @@ impl Endpoint {
         core.common.stations().insert((shelf.name.clone(), mac), info);
         let words =
             format!("station {mac} uses shelf {} of target {}, group {}", shelf.number, shelf.target, view.group);
-        core.common.notify(NoticeTopic::Login, mac, &words);
+        core.common.notify(mac, None, &words);
         Some(station)
     }
 
@@ -349,7 +348,7 @@ impl Endpoint {
         stats.hosts.refused(WORD, RefusalCode::NotShown.word(), &shelf.target, &mac.to_string());
         if self.refusals.borrow_mut().admit(mac, self.core.reactor().now()) {
             let words = format!("station {mac} belongs to no group of target {}: its frames are ignored", shelf.target);
-            self.core.common.notify(NoticeTopic::Refusal, mac, &words);
+            self.core.common.notify(mac, Some((RefusalCode::NotShown, &shelf.target)), &words);
         }
     }
 

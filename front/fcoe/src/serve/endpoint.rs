@@ -15,9 +15,9 @@ use crate::wire::fcp::ResponseBytes;
 use crate::wire::fip::{self, ALL_VN2VN, Functions};
 use crate::wire::frame::{Control, ETHER_TYPE, FRONT_LEN, Header, payload_of, wrap};
 use crate::wire::names::{PortId, Wwn};
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::shares::Share;
-use lunar_engine::notice::NoticeTopic;
 use lunar_link::{Filter, Frame, HEADER_LEN, Link, LinkConfig, OpenedLink, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -298,10 +298,11 @@ impl Endpoint {
         }
         let stats = self.core.reactor().stats();
         stats.logins_refused.add(1);
-        stats.hosts.refused(WORD, "not-shown", &view.target, &name.to_string());
+        let code = RefusalCode::NotShown;
+        stats.hosts.refused(WORD, code.word(), &view.target, &name.to_string());
         if self.refusals.borrow_mut().admit(self.link.borrow().mac(), self.core.reactor().now()) {
             let words = format!("initiator {name} belongs to no group of target {}: it cannot log in", view.target);
-            self.core.common.notify(NoticeTopic::Refusal, name, &words);
+            self.core.common.notify(name, Some((code, &view.target)), &words);
         }
     }
 

@@ -12,9 +12,9 @@ use crate::port::exchange::ExchangeKey;
 use crate::schema::WORD;
 use crate::wire::fcp::{self, Response, ResponseCode, TaskFlag};
 use crate::wire::names::{PortId, Wwn};
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
 use lunar_core::turn::Turns;
-use lunar_engine::notice::NoticeTopic;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use std::cell::{Cell, RefCell};
@@ -94,7 +94,7 @@ impl FcpTarget {
         let taken = self.turns.borrow().get(&name).cloned();
         if self.initiators.borrow().len() >= INITIATORS_MAX {
             let most = format!("initiator {name} cannot log in: {INITIATORS_MAX} others are logged in at this port");
-            self.core.common.notify(NoticeTopic::Refusal, name, &most);
+            self.core.common.notify(name, Some((RefusalCode::Full, &view.target)), &most);
             return port.log_out(peer);
         }
         let Some(turns) = taken else { return self.admit(port, (peer, name), (view, group), link) };
@@ -147,7 +147,7 @@ impl FcpTarget {
         let initiator = Initiator::new((name, peer), (group, view.name.clone()), nexus, shares);
         self.initiators.borrow_mut().insert(peer, initiator);
         self.core.common.sessions().insert((view.name.clone(), name), session);
-        self.core.common.notify(NoticeTopic::Login, name, &words);
+        self.core.common.notify(name, None, &words);
     }
 
     /// The login of an initiator has ended: its commands are aborted.

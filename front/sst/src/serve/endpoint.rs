@@ -11,7 +11,6 @@ use crate::schema::WORD;
 use crate::wire::{LOGIN_LEN, Login, LoginAnswer, LoginStatus, PORT};
 use lunar_core::access::audit;
 use lunar_core::access::refusal::RefusalCode;
-use lunar_engine::notice::NoticeTopic;
 use lunar_link::{MacAddress, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -302,7 +301,7 @@ impl Endpoint {
         stats.hosts.refused(WORD, code.word(), &view.target, &name);
         if self.refusals.borrow_mut().admit(ANYBODY, self.core.reactor().now()) {
             let words = format!("initiator {name} at {peer} cannot log in to target {}: {why}", view.target);
-            self.core.common.notify(NoticeTopic::Refusal, &name, &words);
+            self.core.common.notify(&name, Some((code, &view.target)), &words);
         }
     }
 

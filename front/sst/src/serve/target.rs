@@ -13,7 +13,6 @@ use crate::wire::{CommandBlock, LoginStatus, name_hash};
 use lunar_core::mem::Sg;
 use lunar_core::port::NexusName;
 use lunar_core::turn::Turns;
-use lunar_engine::notice::NoticeTopic;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_st::{Peer, Reason, VcId};
@@ -190,7 +189,7 @@ impl SstTarget {
         );
         let session = common::Session { since: reactor.now(), source, group: group.group.clone(), target };
         self.core.common.sessions().insert((view.name.clone(), name.clone()), session);
-        self.core.common.notify(NoticeTopic::Login, &name, &words);
+        self.core.common.notify(&name, None, &words);
         connection.begin(Session::new((name, group, view.name.clone()), nexus, shares, depth));
     }
 
