@@ -7,6 +7,8 @@ import { Hosts } from "./hosts.js";
 import { Maps } from "./maps.js";
 import { Settings } from "./settings.js";
 import { Events } from "./events.js";
+import { Explain } from "./explain.js";
+import { Slow } from "./slow.js";
 import { Configuration } from "./configuration.js";
 import { Health } from "./health.js";
 import { Dialog, clock, plural, safe } from "./widgets.js";
@@ -19,6 +21,8 @@ const VIEWS = [
   ["maps", "Maps", Maps],
   ["settings", "Settings", Settings],
   ["events", "Events", Events],
+  ["explain", "Explain", Explain],
+  ["slow", "Slow", Slow],
   ["configuration", "Configuration", Configuration],
   ["health", "Health", Health],
 ];

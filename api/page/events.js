@@ -3,6 +3,8 @@ import { html, useState } from "./vendor/htm-preact.js";
 import { state } from "./client.js";
 import { Card, Empty, Name, Table, clock, safe } from "./widgets.js";
 import { refusals } from "./summary.js";
+import { Refused } from "./refused.js";
+import { explained } from "./explain.js";
 
 const TOPICS = {
   login: ["ok", "✔", "login"],
@@ -21,7 +23,8 @@ const COLUMNS = [
   { key: "time", title: "Time", cell: (record) => html`<time>${clock(record.time)}</time>`, value: (record) => record.id },
   { key: "topic", title: "Topic", cell: (record) => html`<${Topic} word=${record.topic} />`, value: (record) => record.topic },
   { key: "who", title: "Who", cell: (record) => html`<${Name} text=${record.who} />`, value: (record) => record.who },
-  { key: "words", title: "Event", cell: (record) => html`<span class="words">${safe(record.words)}</span>`, value: (record) => record.words },
+  { key: "words", title: "Event", value: (record) => record.words, cell: ({ who, words, refusal }) => html`<span class="words">${safe(words)}
+    ${refusal?.remedy && html` <a href=${explained("login", who, refusal.target, refusal.source)} title=${refusal.link}>${refusal.code}</a>`}</span>` },
 ];
 
 export function Events() {
@@ -35,9 +38,7 @@ export function Events() {
       <input type="search" placeholder="Search  /" value=${search} onInput=${(event) => setSearch(event.target.value)} /></label>
       <label class="filter"><span class="unseen">Topic</span><select value=${topic} onChange=${(event) => setTopic(event.target.value)}>
         ${["all", ...Object.keys(TOPICS)].map((name) => html`<option value=${name}>${name} (${of(name).length})</option>`)}</select></label></div>
-    ${refused.length > 0 && html`<${Card} wide title="Refused in the last hour"><ul class="rows tall">
-      ${refused.slice(0, 10).map((group) => html`<li key=${group.who + group.words}><b>${group.count} ×</b>
-        <${Name} text=${group.who} /> <span class="dim">${safe(group.words)}, last at ${clock(group.time, false)}</span></li>`)}</ul><//>`}
+    ${refused.length > 0 && html`<${Card} wide title="Refused in the last hour"><${Refused} groups=${refused} most=${5} isLong /><//>`}
     ${state.records.length === 0 ? html`<${Empty}>There are no events yet.<//>`
       : html`<${Table} label="Events" columns=${COLUMNS} rows=${rows} rowKey=${(record) => record.id} sort=${["time", true]} empty="No event fits." />`}
     <p class="dim">The last 4096 records are kept here; all are in the log of the service.</p>`;

@@ -1,8 +1,10 @@
 // Hosts and their sessions.
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { mayWrite, request, segment, state } from "./client.js";
-import { Card, Failure, Name, Table, bandwidth, count, duration, latency, plural, safe } from "./widgets.js";
+import { Card, Failure, Name, Table, bandwidth, count, duration, latency, safe } from "./widgets.js";
 import { refusals } from "./summary.js";
+import { Refused } from "./refused.js";
+import { explained } from "./explain.js";
 
 const HOSTS = [
   { key: "host", title: "Client", cell: ({ now }) => html`<${Name} text=${now.host} />`, value: ({ now }) => now.host },
@@ -56,6 +58,7 @@ export function Hosts() {
     { key: "user", title: "User", optional: true, cell: (one) => html`<${Name} text=${one.user || "–"} />`, value: (one) => one.user || "" },
     { key: "protocol", title: "Transport", optional: true, cell: (one) => one.protocol, value: (one) => one.protocol },
     { key: "seconds", title: "Age", number: true, cell: (one) => duration(one.seconds), value: (one) => one.seconds },
+    { key: "slow", title: "", cell: (one) => !one.discovery && html`<a href=${explained("slow", one.initiator)} aria-label=${`Explain where the time of ${safe(one.initiator)} goes`}>explain</a>` },
     { key: "id", title: "", cell: (one) => html`<${Kick} session=${one} onDone=${load} />` },
   ];
   return html`<div class="tools"><label class="search"><span class="unseen">Search clients</span>
@@ -65,7 +68,5 @@ export function Hosts() {
     <${Card} title="Sessions" wide><${Failure} problem=${problem} /><${Table} label="Sessions" columns=${columns} rowKey=${(one) => one.id}
       rows=${sessions.filter((one) => fits(one.initiator, one.target, one.source, one.user))} empty="There are no sessions." /><//>
     <${Card} title="Refused in the last hour" wide>${refused.length === 0 ? html`<p class="empty">No login and no request was refused.</p>`
-      : html`<ul class="rows tall">${refused.slice(0, 50).map((group) => html`<li key=${group.who + group.words}><b>${group.count} ×</b>
-        <${Name} text=${group.who} /> <span class="dim">${safe(group.words)}</span></li>`)}
-        ${refused.length > 50 && html`<li>${plural(refused.length - 50, "more reason")}</li>`}</ul>`}<//>`;
+      : html`<${Refused} groups=${refused} most=${50} isLong />`}<//>`;
 }

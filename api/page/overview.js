@@ -4,6 +4,7 @@ import { historyOf, resources, state } from "./client.js";
 import { Bar, Card, Chart, Empty, Name, bandwidth, clock, count, latency, percent, plural, safe } from "./widgets.js";
 import { changes, clients, fullest, leftWords, openTargets, refusals, sentence, slowest } from "./summary.js";
 import { Topology } from "./topology.js";
+import { Refused } from "./refused.js";
 
 const MARKS = { ok: "✔", info: "●", warn: "▲", bad: "✖" };
 
@@ -65,9 +66,7 @@ export function Overview() {
         ${full.map((store) => html`<li key=${store.name}><${Name} text=${store.name} />
           <${Bar} value=${store.used} label=${`${percent(store.used)} used${leftWords(store)}`} /></li>`)}</ul>`}<//>
       <${Card} title="Refused in the last hour">${refused.length === 0 ? html`<${Empty}>No login and no request was refused.<//>`
-        : html`<ul class="rows tall">${refused.slice(0, 3).map((group) => html`<li key=${group.who + group.words}>
-          <b>${group.count} ×</b> <${Name} text=${group.who} /> <span class="dim">${safe(group.words)}</span></li>`)}
-          ${refused.length > 3 && html`<li><a href="#/events">${plural(refused.length - 3, "more reason")}</a></li>`}</ul>`}<//>
+        : html`<${Refused} groups=${refused} most=${3} />`}<//>
       <${Card} title="Changed">${changed.length === 0 ? html`<${Empty}>Nothing was changed since the start.<//>`
         : html`<ul class="rows tall">${changed.map((record) => html`<li key=${record.id}><time>${clock(record.time)}</time>
           <${Name} text=${record.who} /> <span class="dim">${safe(record.words)}</span></li>`)}</ul>`}<//>

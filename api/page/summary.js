@@ -71,26 +71,16 @@ export function fullest(most) {
 
 export const leftWords = (store) => (store.left === null || store.left > 365 * 86400 ? "" : `, full in ${duration(store.left)}`);
 
-// The reason, the target and the address without its port of a record of a refused login. Other records are left as they
-// are.
-function reasonOf(words) {
-  const field = (name) => new RegExp(` ${name}="((?:[^"\\\\]|\\\\.)*)"`).exec(words)?.[1];
-  const reason = field("reason");
-  if (!reason) return words;
-  const [target, source] = [field("target"), / source=(\S+?)(:\d+)?(?= |$)/.exec(words)?.[1]];
-  return `${reason}${target ? `, at target ${target}` : ""}${source ? `, from ${source}` : ""}`;
-}
-
-// The refusals of the last hour, by client and reason.
+// The refusals of the last hour, by client and reason. `login` is the refused login; other requests have none.
 export function refusals() {
   const since = Date.now() / 1000 - 3600;
   const groups = new Map();
   for (const record of state.records) {
     if (record.topic !== "refusal" || record.time < since) continue;
-    const who = record.who || "a client without a name";
-    const words = reasonOf(record.words);
-    const key = JSON.stringify([who, words]);
-    const group = groups.get(key) || { who, words, count: 0, time: 0 };
+    const { who, refusal: login = null } = record;
+    const words = login ? login.words.replace(/\.$/, "") : record.words;
+    const key = JSON.stringify([who, words, login?.target, login?.source]);
+    const group = groups.get(key) || { key, who, words, login, count: 0, time: 0 };
     groups.set(key, { ...group, count: group.count + 1, time: Math.max(group.time, record.time) });
   }
   return [...groups.values()].sort((one, other) => other.count - one.count || other.time - one.time);

@@ -60,6 +60,9 @@ assets! {
     "/page/maps.js" SCRIPT "maps.js";
     "/page/settings.js" SCRIPT "settings.js";
     "/page/events.js" SCRIPT "events.js";
+    "/page/explain.js" SCRIPT "explain.js";
+    "/page/refused.js" SCRIPT "refused.js";
+    "/page/slow.js" SCRIPT "slow.js";
     "/page/configuration.js" SCRIPT "configuration.js";
     "/page/health.js" SCRIPT "health.js";
     "/page/vendor/htm-preact.js" SCRIPT "vendor/htm-preact.js";

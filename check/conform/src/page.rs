@@ -27,13 +27,15 @@ const READER: &str = "a token that may read everything";
 /// How long the page may take to show something.
 const LIMIT: Duration = Duration::from_secs(20);
 /// The views, each with a text that it shows when it is loaded.
-const VIEWS: [(&str, &str); 8] = [
+const VIEWS: [(&str, &str); 10] = [
     ("overview", "Load by volume and host"),
     ("volumes", "99 % below"),
     ("hosts", "Sessions"),
     ("maps", "Clients"),
     ("settings", "portal-groups"),
     ("events", "logged in"),
+    ("explain", "Refused logins"),
+    ("slow", "Where the time of commands goes"),
     ("configuration", "Versions"),
     ("health", "File systems"),
 ];
