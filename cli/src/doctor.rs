@@ -1,14 +1,8 @@
 //! `lunar doctor`: examines a target and its machine, and prints findings with a remedy.
 //!
-//! * [`table`]: the codes
-//! * [`facts`]: the facts; [`gather`]: where they come from
-//! * [`checks`]: pure functions from facts to findings; [`finding`]: their results
+//! The facts are gathered in [`gather`]; the checks are those of [`lunar_control::doctor`].
 
-pub mod checks;
-pub mod facts;
-pub mod finding;
 pub mod gather;
-pub mod table;
 
 use crate::call::Service;
 use crate::declare::api_command;
@@ -16,14 +10,15 @@ use crate::failure::Failure;
 use crate::show;
 use anstyle::{AnsiColor, Style};
 use clap::{Arg, ArgMatches, Command, value_parser};
-use finding::Finding;
-use gather::{Gathered, Unchecked};
+use gather::Gathered;
 use lunar_control::Schema;
+use lunar_control::doctor::examination::{ExaminationView, Unchecked};
+use lunar_control::doctor::finding::Finding;
+use lunar_control::doctor::table::{Code, Severity};
 use lunar_control::value::{Period, Textual};
 use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Duration;
-use table::{Code, Severity};
 
 /// The exit code if the worst finding is a warning.
 pub const EXIT_WARNING: u8 = 5;
@@ -67,20 +62,16 @@ pub fn run(schema: &'static Schema, service: &Service, matches: &ArgMatches) -> 
     }
     let file = matches.get_one::<PathBuf>("config").map(std::path::absolute).transpose().map_err(Failure::new)?;
     let Gathered { facts, unchecked } = gather::gather(schema, service, file.as_deref(), time)?;
-    let findings = checks::all(&facts);
-    let worst = findings.iter().map(|finding| finding.severity).max();
+    let all = ExaminationView::of(&facts, unchecked);
     let text = match service.json {
-        true => {
-            let all = serde_json::json!({ "worst": worst, "findings": findings, "unchecked": unchecked });
-            format!("{all:#}\n")
-        }
-        false => text(&findings, &unchecked),
+        true => format!("{:#}\n", serde_json::json!(all)),
+        false => text(&all.findings, &all.unchecked),
     };
     match show::print(&text) {
         Err(why) if why.kind() != std::io::ErrorKind::BrokenPipe => return Err(Failure::new(why)),
         _ => {}
     }
-    match exit(worst) {
+    match exit(all.worst) {
         0 => Ok(()),
         exit => Err(Failure { exit, message: String::new() }),
     }
@@ -125,7 +116,10 @@ mod tests {
         let all = [None, Some(Severity::Advice), Some(Severity::Warning), Some(Severity::Error)].map(exit);
         assert_eq!(all, [0, 0, 5, 6]);
         for code in [EXIT_WARNING, EXIT_ERROR] {
-            assert!(table::page().contains(&format!("| {code} | ")), "the page has the exit status {code}");
+            assert!(
+                lunar_control::doctor::table::page().contains(&format!("| {code} | ")),
+                "the page has the exit status {code}"
+            );
         }
     }
 

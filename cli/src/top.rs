@@ -1,12 +1,10 @@
 //! `lunar top`: the load of volumes, hosts, cores and sessions, from one reading of the counters to the next.
 //!
-//! * [`rates`]: rates from two readings
 //! * [`rows`]: the tables
 //! * [`screen`], [`draw`]: the state of the screen, and its picture
 //! * `terminal`: keys, readings, the terminal
 
 pub mod draw;
-pub mod rates;
 pub mod rows;
 pub mod screen;
 mod terminal;
@@ -18,8 +16,8 @@ use crate::show;
 use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command};
 use lunar_control::counters::CountersView;
+use lunar_control::rates::Rates;
 use lunar_control::value::{Period, Textual};
-use rates::Rates;
 use rows::{View, layout, rows};
 use screen::Reading;
 use std::io::IsTerminal;

@@ -2,6 +2,7 @@
 //! are easily read with. It is the schema of no program. Tests over the schema of `lunar` are in `lunar/src/schema.rs`.
 
 use crate::common_sections::{ISCSI_PORT, PortalGroup, Target};
+use crate::counters::{ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters};
 use crate::kind::{FrontKind, Kind};
 use crate::links::To;
 use crate::schema::{Finder, FrontSchema, FrontSection, KeySet, Location, PortalSchema, Schema, SizeRule, StoreSchema};
@@ -91,3 +92,24 @@ static VMS: FrontSchema =
 
 /// The sample schema.
 pub static SAMPLE: Schema = Schema { fronts: &[&ISCSI, &NVME_TCP, &VMS], stores: &[&FILE, &BLOCK, &RAM, &NULL] };
+
+/// The bounds of the histograms of a sample reading, in microseconds.
+pub const BOUNDS: [u64; 3] = [8, 16, 32];
+
+/// A reading of counters with one volume, one host and one core.
+#[must_use]
+pub fn reading(nanoseconds: u64, read: ClassCounters) -> CountersView {
+    let traffic = TrafficCounters { read, ..TrafficCounters::default() };
+    let volume = VolumeCounters { name: "disk".into(), in_flight: 3, traffic, ..VolumeCounters::default() };
+    let host = HostCounters { host: "iqn.a".into(), traffic: volume.traffic.clone(), ..HostCounters::default() };
+    CountersView {
+        start: 1,
+        nanoseconds,
+        time: 1_700_000_000_000 + nanoseconds / 1_000_000,
+        bounds: BOUNDS.to_vec(),
+        cores: vec![CoreCounters { busy_nanoseconds: nanoseconds / 4, ..CoreCounters::default() }],
+        volumes: vec![volume],
+        hosts: vec![host],
+        ..CountersView::default()
+    }
+}

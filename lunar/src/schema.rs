@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_page_of_the_doctor_is_fresh() {
-        check_page("doctor.md", &lunar_cli::doctor::table::page());
+        check_page("doctor.md", &lunar_control::doctor::table::page());
     }
 
     /// A machine with the files of secrets that the example names.

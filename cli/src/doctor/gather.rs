@@ -5,15 +5,15 @@ mod network;
 mod secrets;
 mod stores;
 
-use super::facts::{Facts, FileSystem, Process, Store};
 use crate::call::Service;
 use crate::failure::{EXIT_NOT_RUNNING, Failure};
-use crate::top::rates::Rates;
 use lunar_control::check::{Checked, LocalHost};
 use lunar_control::counters::CountersView;
+use lunar_control::doctor::examination::Unchecked;
+use lunar_control::doctor::facts::{Facts, FileSystem, Process, Store};
+use lunar_control::rates::Rates;
 use lunar_control::value::Textual;
 use lunar_control::{Schema, check};
-use serde::Serialize;
 use serde_json::Value as Json;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
@@ -25,15 +25,6 @@ const CONFIG: &str = "/etc/lunar/lunar.toml";
 const STATE: &str = "/var/lib/lunar";
 /// How long a file system may take for an answer.
 const PATIENCE: Duration = Duration::from_secs(10);
-
-/// Something that was not checked.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
-pub struct Unchecked {
-    /// The part.
-    pub subject: String,
-    /// The reason.
-    pub reason: String,
-}
 
 /// The facts, and what is missing of them.
 #[derive(Debug, Default)]

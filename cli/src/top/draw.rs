@@ -1,8 +1,8 @@
 //! Draws the screen of `lunar top`.
 
-use super::rates::{ClassRates, Flow, Rates};
 use super::rows::{self, GAP, Row, View, fitted, layout, short, short_time};
 use super::screen::Screen;
+use lunar_control::rates::{BUSY, ClassRates, Flow, Rates};
 use ratatui::Frame;
 use ratatui::layout::Rect;
 use ratatui::style::{Color, Modifier, Style};
@@ -153,7 +153,7 @@ fn cores(screen: &Screen, look: Look, width: usize) -> Line<'static> {
             break;
         }
         taken += text.len();
-        parts.push(Span::styled(text, if core.busy >= rows::BUSY { look.bad() } else { Style::new() }));
+        parts.push(Span::styled(text, if core.busy >= BUSY { look.bad() } else { Style::new() }));
     }
     Line::from(parts)
 }

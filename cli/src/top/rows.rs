@@ -1,6 +1,6 @@
 //! The tables of `lunar top`: their columns, and the rows of the present rates, filtered and sorted. No terminal here.
 
-use super::rates::{ClassRates, CoreRates, Flow, HostRates, Rates, VolumeRates};
+use lunar_control::rates::{BUSY, ClassRates, CoreRates, Flow, HostRates, Rates, VolumeRates};
 use serde_json::Value as Json;
 use std::cmp::Ordering;
 
@@ -305,9 +305,6 @@ fn host(host: &HostRates) -> Row {
         is_bad: host.aborts + host.resets > 0,
     }
 }
-
-/// The part of the time with work from which a core is marked: commands begin to wait for it.
-pub const BUSY: f64 = 0.9;
 
 fn core(core: &CoreRates) -> Row {
     let part = |part: f64| Cell::number(percent(part), part);

@@ -1,9 +1,9 @@
 //! The state of the screen of `lunar top`, and what keys and new readings do to it. No terminal here.
 
-use super::rates::{ClassRates, Flow, Rates};
 use super::rows::{Row, Sort, View, rows};
 use crate::failure::Failure;
 use lunar_control::counters::CountersView;
+use lunar_control::rates::{ClassRates, Flow, Rates};
 use ratatui::crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
 use serde_json::Value as Json;
 use std::collections::{HashMap, VecDeque};
@@ -179,7 +179,7 @@ impl Screen {
         match self.view {
             View::Volumes => rates.volumes.iter().find(|volume| volume.name == key).map(|volume| &volume.flow),
             View::Hosts => {
-                let of = |host: &&super::rates::HostRates| {
+                let of = |host: &&lunar_control::rates::HostRates| {
                     format!("{} {} {}", host.transport, host.target_name, host.host) == key
                 };
                 rates.hosts.iter().find(of).map(|host| &host.flow)
@@ -283,8 +283,8 @@ impl Screen {
 #[cfg(test)]
 pub(super) mod tests {
     use super::*;
-    use crate::top::rates::tests::reading;
     use lunar_control::counters::ClassCounters;
+    use lunar_control::testing::reading;
 
     /// A reading after so many seconds, with so many volumes; the volumes with high numbers have the most commands.
     pub(in super::super) fn sample(seconds: u64, volumes: u64) -> Reading {

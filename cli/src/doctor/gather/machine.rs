@@ -1,7 +1,7 @@
 //! The kernel, the processors, and the process of the service.
 
-use crate::doctor::facts::{Machine, Process, User};
 use lunar_api::system::{user_name, user_number};
+use lunar_control::doctor::facts::{Process, ThisMachine, User};
 use std::path::Path;
 
 /// The name of an installed service, and of its user.
@@ -18,9 +18,9 @@ pub(super) fn number<T: std::str::FromStr>(path: impl AsRef<Path>) -> Option<T> 
 }
 
 /// The kernel and the processors.
-pub(super) fn read() -> Machine {
+pub(super) fn read() -> ThisMachine {
     let huge_pages = text("/sys/kernel/mm/transparent_hugepage/enabled").unwrap_or_default();
-    Machine {
+    ThisMachine {
         kernel: text("/proc/sys/kernel/osrelease").and_then(|release| version(&release)),
         io_uring_disabled: number("/proc/sys/kernel/io_uring_disabled").unwrap_or(0),
         clock: text("/sys/devices/system/clocksource/clocksource0/current_clocksource").unwrap_or_default(),

@@ -1,8 +1,8 @@
 //! The network: interfaces as `ip` shows them, TCP as the kernel counts it, and connections to the portals.
 
 use super::machine::{number, text};
-use crate::doctor::facts::{Interface, Network, Portal};
 use lunar_control::config::Config;
+use lunar_control::doctor::facts::{Interface, Network, Portal};
 use serde_json::Value as Json;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
 use std::process::Command;

@@ -1,7 +1,7 @@
 //! The files with secrets, and the certificates of the API.
 
-use crate::doctor::facts::{Certificate, SecretFile};
 use lunar_control::config::Config;
+use lunar_control::doctor::facts::{Certificate, SecretFile};
 use lunar_control::secret::SecretSource;
 use lunar_control::value::Textual;
 use openssl::asn1::Asn1Time;

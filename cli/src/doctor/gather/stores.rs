@@ -1,7 +1,7 @@
 //! The stores: files, devices, their file systems and disks.
 
 use super::machine::{number, text};
-use crate::doctor::facts::{Device, FileMode, FileSystem, Store};
+use lunar_control::doctor::facts::{Device, FileMode, FileSystem, Store};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, makedev, open, statvfs, statx};
 use rustix::io::Errno;
 use std::collections::BTreeSet;

@@ -1,6 +1,6 @@
 //! Words of findings that several checks use.
 
-use lunar_control::value::{Size, Textual};
+use crate::value::{Size, Textual};
 
 /// Bytes.
 pub(super) const MIB: u64 = 1 << 20;

@@ -2,14 +2,12 @@
 //! one.
 
 use super::*;
+use crate::check::Checked;
+use crate::counters::{ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters};
 use crate::doctor::facts::*;
 use crate::doctor::table::{Code, Severity};
-use crate::top::rates::{CoreRates, Flow, HostRates, Rates};
-use lunar_control::check::Checked;
-use lunar_control::counters::{
-    ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters,
-};
-use lunar_control::testing::SAMPLE;
+use crate::rates::{CoreRates, Flow, HostRates, Rates};
+use crate::testing::SAMPLE;
 use serde_json::json;
 
 const CONFIG: &str = "\
@@ -29,7 +27,7 @@ const CONFIG: &str = "\
 const ALONE: &str = "[portal-group.q]\ntag = 2\n[target.t]\niqn = 'iqn.2026-01.io.example:t'\nportal-groups = ['q']\n\
     authentication = 'chap'\nusers = ['esx']\n";
 
-fn config(text: &str) -> lunar_control::config::Config {
+fn config(text: &str) -> crate::config::Config {
     Checked::of_version(&SAMPLE, text).config
 }
 
@@ -116,7 +114,7 @@ fn well() -> Facts {
         rates: Some(rates()),
         process: Some(Process { id: 7, descriptors: Some(1 << 20), locked: Some(1 << 20), ..Process::default() }),
         user: User { name: "lunar".into(), id: 990, groups: vec![990], capabilities: 0 },
-        machine: Machine {
+        machine: ThisMachine {
             kernel: Some((6, 1)),
             io_uring_disabled: 0,
             clock: "tsc".into(),
@@ -403,6 +401,14 @@ fn networked(code: Code) -> (Vec<Change>, Vec<Change>) {
     }
 }
 
+/// A session with so many segments sent, of which so many were lost, and others late.
+fn with_tcp(sent: u64, lost: u64) -> serde_json::Value {
+    let mut session = session("192.0.2.9:1");
+    let late = 50;
+    session["tcp"] = json!([{ "segments-sent": sent, "retransmits": lost + late, "duplicates": late }]);
+    session
+}
+
 fn configured_network(code: Code) -> (Vec<Change>, Vec<Change>) {
     match code {
         Code::ArpFlux => (
@@ -420,8 +426,13 @@ fn configured_network(code: Code) -> (Vec<Change>, Vec<Change>) {
             (vec![|f| f.network.congestion = "vegas".into()], vec![|f| f.network.congestion = "dctcp".into()])
         }
         Code::Retransmits => (
-            vec![|f| f.network.segments = (100_000, 200)],
-            vec![|f| f.network.segments = (100_000, 90), |f| f.network.segments = (100, 90)],
+            vec![|f| f.network.segments = (100_000, 200), |f| f.sessions = vec![with_tcp(2000, 3)]],
+            vec![
+                |f| f.network.segments = (100_000, 90),
+                |f| f.network.segments = (100, 90),
+                |f| f.sessions = vec![with_tcp(2000, 1)],
+                |f| f.sessions = vec![with_tcp(900, 300)],
+            ],
         ),
         code => panic!("{code} has no case"),
     }

@@ -1,11 +1,13 @@
 //! The codes of the findings: one row for each, from which the output, the exit status and `docs/doctor.md` follow.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
 
 /// How bad a finding is.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
+#[schemars(rename = "severity")]
 pub enum Severity {
     /// Something could be better.
     Advice,
@@ -30,8 +32,9 @@ impl Severity {
 macro_rules! areas {
     ($($name:ident, $word:literal, $title:literal;)*) => {
         /// The object of a check.
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize)]
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, JsonSchema)]
         #[serde(rename_all = "lowercase")]
+        #[schemars(rename = "area")]
         pub enum Area { $(#[doc = $title] $name,)* }
 
         impl Area {
@@ -299,7 +302,7 @@ impl Serialize for Code {
 const HEAD: &str = "\
 # Doctor
 
-Generated from the table in `cli/src/doctor/table.rs` with `LUNAR_REGENERATE=1 cargo test -p lunar fresh`.
+Generated from the table in `control/src/doctor/table.rs` with `LUNAR_REGENERATE=1 cargo test -p lunar fresh`.
 
 `lunar doctor` examines a Lunar target and its machine, and prints findings: each with a code, its subject, the measured
 numbers, and a command that mends it or shows more. It changes nothing.
@@ -309,6 +312,8 @@ numbers, and a command that mends it or shows more. It changes nothing.
     lunar doctor --config FILE        # another configuration than that of the running service
     lunar doctor --url https://storage.example:3280     # from elsewhere: what the API tells
 
+* The view *Health* of [the page](web.md), and `GET /v1/doctor`, show the findings of the service itself: they look at its
+  state, its configuration, its hosts and its load. The rest needs the command.
 * It uses the API like the other commands, and the rights of the caller for the rest. A check that cannot be made is
   named at the end, with the reason. Run it as root for all of them.
 * Without a running service it reads the configuration file, and checks the machine, the stores and the portals.

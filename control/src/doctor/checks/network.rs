@@ -4,6 +4,7 @@ use super::words::percent;
 use crate::doctor::facts::{Facts, Interface, NET_BIND_SERVICE, Portal};
 use crate::doctor::finding::{Finding, quoted};
 use crate::doctor::table::Code;
+use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
@@ -11,6 +12,8 @@ use std::net::IpAddr;
 const LOSS: f64 = 0.001;
 /// Fewer packets say nothing.
 const PACKETS_MIN: u64 = 10_000;
+/// Fewer segments of one session say nothing.
+const SEGMENTS_MIN: u64 = 1000;
 /// Congestion controls for a network with short ways.
 const SUITED: [&str; 5] = ["cubic", "bbr", "bbr2", "bbr3", "dctcp"];
 
@@ -27,6 +30,7 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     findings.extend(arp(facts, &used));
     findings.extend(duplicates(&facts.network.interfaces));
     tcp(facts, findings);
+    facts.sessions.iter().for_each(|session| findings.extend(lossy(session)));
 }
 
 fn subject(portal: &Portal) -> String {
@@ -152,6 +156,27 @@ fn duplicates(interfaces: &[Interface]) -> Vec<Finding> {
         }
     }
     findings
+}
+
+/// A session whose segments are lost on their way to the client.
+fn lossy(session: &Json) -> Option<Finding> {
+    let connections = || session["tcp"].as_array().into_iter().flatten();
+    let sum = |key: &str| connections().filter_map(|tcp| tcp[key].as_u64()).sum::<u64>();
+    // A segment that had arrived was sent again for nothing: it was not lost.
+    let (sent, again) = (sum("segments-sent"), sum("retransmits").saturating_sub(sum("duplicates")));
+    let part = again as f64 / sent.max(1) as f64;
+    if sent < SEGMENTS_MIN || part <= LOSS {
+        return None;
+    }
+    let of = |key: &str| session[key].as_str().unwrap_or_default();
+    let rtt = connections().filter_map(|tcp| tcp["rtt-microseconds"].as_u64()).max().unwrap_or(0);
+    let found = Finding::new(Code::Retransmits, format!("session {}", of("id")))
+        .shows("host", of("initiator"))
+        .shows("from", of("source"))
+        .shows("segments sent again", again)
+        .shows("of all", percent(part))
+        .shows("round trip", format!("{rtt} us"));
+    Some(found.command(format!("lunar session show {}; ip -s -s link", quoted(of("id")))))
 }
 
 fn tcp(facts: &Facts, findings: &mut Vec<Finding>) {

@@ -1,8 +1,6 @@
 //! Rates from two readings of the counters: pure computation.
 
-use lunar_control::counters::{
-    ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters,
-};
+use crate::counters::{ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -144,6 +142,8 @@ pub struct HostRates {
     pub flow: Flow,
 }
 
+/// The part of the time with work from which a core is marked: commands begin to wait for it.
+pub const BUSY: f64 = 0.9;
 /// Nanoseconds in a second.
 const NANOSECONDS: f64 = 1e9;
 
@@ -324,30 +324,12 @@ fn quantile(cells: &[u64], bounds: &[u64], share: f64) -> Option<f64> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::*;
-
-    const BOUNDS: [u64; 3] = [8, 16, 32];
+    use crate::testing::{BOUNDS, reading};
 
     fn class(cells: &[u64], bytes: u64, nanoseconds: u64) -> ClassCounters {
         ClassCounters { commands: cells.iter().sum(), bytes, nanoseconds, cells: cells.to_vec() }
-    }
-
-    /// A reading with one volume, one host and one core.
-    pub(in super::super) fn reading(nanoseconds: u64, read: ClassCounters) -> CountersView {
-        let traffic = TrafficCounters { read, ..TrafficCounters::default() };
-        let volume = VolumeCounters { name: "disk".into(), in_flight: 3, traffic, ..VolumeCounters::default() };
-        let host = HostCounters { host: "iqn.a".into(), traffic: volume.traffic.clone(), ..HostCounters::default() };
-        CountersView {
-            start: 1,
-            nanoseconds,
-            time: 1_700_000_000_000 + nanoseconds / 1_000_000,
-            bounds: BOUNDS.to_vec(),
-            cores: vec![CoreCounters { busy_nanoseconds: nanoseconds / 4, ..CoreCounters::default() }],
-            volumes: vec![volume],
-            hosts: vec![host],
-            ..CountersView::default()
-        }
     }
 
     #[test]

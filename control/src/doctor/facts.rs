@@ -1,8 +1,8 @@
 //! The facts that the checks look at: plain values, gathered from the API, the kernel and the files of this machine.
 
-use crate::top::rates::Rates;
-use lunar_control::config::Config;
-use lunar_control::counters::CountersView;
+use crate::config::Config;
+use crate::counters::CountersView;
+use crate::rates::Rates;
 use serde_json::Value as Json;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
@@ -33,7 +33,7 @@ pub struct Facts {
     /// The user that the service runs as, or is to run as.
     pub user: User,
     /// The kernel and the processors.
-    pub machine: Machine,
+    pub machine: ThisMachine,
     /// The network.
     pub network: Network,
     /// The portals.
@@ -148,7 +148,7 @@ pub struct FileMode {
 
 /// The kernel and the processors.
 #[derive(Clone, PartialEq, Debug, Default)]
-pub struct Machine {
+pub struct ThisMachine {
     /// The version of the kernel: its first two numbers.
     pub kernel: Option<(u32, u32)>,
     /// `kernel.io_uring_disabled`.

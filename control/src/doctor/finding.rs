@@ -1,13 +1,16 @@
 //! A finding: a code with its subject, the measured numbers, and a command.
 
 use super::table::{Area, Code, Severity};
+use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt::{self, Write as _};
 
 /// A finding.
-#[derive(Clone, PartialEq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "finding")]
 pub struct Finding {
     /// Its code.
+    #[schemars(with = "String")]
     pub code: Code,
     /// The area of its code.
     pub area: Area,
@@ -26,7 +29,8 @@ pub struct Finding {
 }
 
 /// A measured number, or a name.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
+#[schemars(rename = "evidence")]
 pub struct Evidence {
     /// Its name.
     pub name: &'static str,

@@ -1,10 +1,10 @@
 //! The environment: limits, the kernel, the processors.
 
 use super::words::{mib, unit_setting};
+use crate::common_sections::Driver;
 use crate::doctor::facts::{Facts, IPC_LOCK, Process, SYS_ADMIN};
 use crate::doctor::finding::Finding;
 use crate::doctor::table::Code;
-use lunar_control::common_sections::Driver;
 
 /// Descriptors of the process and of each core besides those of sessions and volumes.
 const DESCRIPTORS: (u64, u64) = (320, 16);

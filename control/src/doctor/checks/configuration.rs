@@ -1,12 +1,12 @@
 //! The configuration: parts without use, without protection, or without a way to them.
 
+use crate::Kind;
+use crate::common_sections::{AluaState, Authentication, Target};
+use crate::config::Config;
 use crate::doctor::facts::{Facts, shell};
 use crate::doctor::finding::{Finding, quoted};
 use crate::doctor::table::Code;
-use lunar_control::Kind;
-use lunar_control::common_sections::{AluaState, Authentication, Target};
-use lunar_control::config::Config;
-use lunar_control::value::Textual;
+use crate::value::Textual;
 use std::collections::BTreeSet;
 
 /// Days before its end from which a certificate is a finding.

@@ -4,9 +4,8 @@ use super::words::percent;
 use crate::doctor::facts::Facts;
 use crate::doctor::finding::{Finding, quoted};
 use crate::doctor::table::Code;
-use crate::top::rates::CoreRates;
-use crate::top::rows::BUSY;
-use lunar_control::value::{Size, Textual};
+use crate::rates::{BUSY, CoreRates};
+use crate::value::{Size, Textual};
 
 /// The part of the time with work below which a core is idle.
 const IDLE: f64 = 0.5;

@@ -1,10 +1,10 @@
 //! The stores of volumes: files, devices, file systems, disks.
 
 use super::words::{mib, percent};
+use crate::common_sections::Volume;
 use crate::doctor::facts::{Device, Facts, FileMode, FileSystem, Store, shell};
 use crate::doctor::finding::{Finding, quoted};
 use crate::doctor::table::Code;
-use lunar_control::common_sections::Volume;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -113,7 +113,10 @@ fn in_use(facts: &Facts, store: &Store) -> Option<Finding> {
 }
 
 fn file_system(facts: &Facts, system: &FileSystem, findings: &mut Vec<Finding>) {
-    let new = |code| Finding::new(code, system.subject()).shows("type", &system.kind);
+    let new = |code| match system.kind.as_str() {
+        "" => Finding::new(code, system.subject()),
+        kind => Finding::new(code, system.subject()).shows("type", kind),
+    };
     let volumes: Vec<&Store> = facts.stores.iter().filter(|store| store.file_system == Some(system.number)).collect();
     let place = shell(&system.place);
     let part = system.free_part();
