@@ -1,7 +1,7 @@
 // Hosts and their sessions.
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { mayWrite, request, segment, state } from "./client.js";
-import { Card, Failure, Name, Table, bandwidth, count, duration, latency, safe } from "./widgets.js";
+import { Card, Failure, Name, Table, bandwidth, count, duration, latency, percent, safe } from "./widgets.js";
 import { refusals } from "./summary.js";
 import { Refused } from "./refused.js";
 import { explained } from "./explain.js";
@@ -33,6 +33,25 @@ function Kick({ session, onDone }) {
     : html`<button onClick=${() => setSure(true)}>End</button>`;
 }
 
+// A number of all TCP connections of a session; null without any.
+const tcp = (session, key, merge) => (session.tcp?.length > 0 ? session.tcp.map((one) => one[key]).reduce((one, other) => merge(one, other)) : null);
+const add = (one, other) => one + other;
+// The segments that were sent again because they were lost, without those that were only late; and their share of all.
+const lostSegments = (session) => Math.max(0, tcp(session, "retransmits", add) - tcp(session, "duplicates", add));
+const lost = (session) => {
+  const sent = tcp(session, "segments-sent", add);
+  return sent ? lostSegments(session) / sent : null;
+};
+
+// Segments that were lost. More than one of a thousand is too much, as for `lunar doctor`.
+function Lost({ session }) {
+  const share = lost(session);
+  if (share === null) return "–";
+  const words = `${count(lostSegments(session))} (${percent(share)})`;
+  const isBad = share > 0.001 && tcp(session, "segments-sent", add) >= 1000;
+  return isBad ? html`<span class="state warn"><span aria-hidden="true">▲</span> ${words}</span>` : words;
+}
+
 // How often the list of sessions is loaded, in milliseconds.
 const PERIOD = 5000;
 
@@ -57,6 +76,9 @@ export function Hosts() {
     { key: "group", title: "Group", optional: true, cell: (one) => html`<${Name} text=${one.group || "–"} />`, value: (one) => one.group || "" },
     { key: "user", title: "User", optional: true, cell: (one) => html`<${Name} text=${one.user || "–"} />`, value: (one) => one.user || "" },
     { key: "protocol", title: "Transport", optional: true, cell: (one) => one.protocol, value: (one) => one.protocol },
+    { key: "rtt", title: "Round trip", number: true, optional: true, rare: true, value: (one) => tcp(one, "rtt-microseconds", Math.max),
+      cell: (one) => latency(tcp(one, "rtt-microseconds", Math.max)) },
+    { key: "lost", title: "Lost segments", number: true, optional: true, value: (one) => lost(one), cell: (one) => html`<${Lost} session=${one} />` },
     { key: "seconds", title: "Age", number: true, cell: (one) => duration(one.seconds), value: (one) => one.seconds },
     { key: "slow", title: "", cell: (one) => !one.discovery && html`<a href=${explained("slow", one.initiator)} aria-label=${`Explain where the time of ${safe(one.initiator)} goes`}>explain</a>` },
     { key: "id", title: "", cell: (one) => html`<${Kick} session=${one} onDone=${load} />` },

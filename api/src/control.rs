@@ -7,7 +7,7 @@ use lunar_control::check::{Checked, Outside};
 use lunar_control::document::Edit;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::in_use::{Author, Force};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::manager::Failure;
 use lunar_control::names::Uuid;
 use lunar_control::plan::{Action, Change};
@@ -71,6 +71,8 @@ pub trait Control {
     fn freeze_writes(&mut self, volume: &str) -> Option<WriteFreeze>;
     /// [`Live::sessions`].
     fn sessions(&mut self) -> Vec<SessionView>;
+    /// [`Live::tcp`].
+    fn tcp(&mut self) -> Later<TcpViews>;
     /// [`Live::kick`].
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
@@ -170,6 +172,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn freeze_writes(&mut self, volume: &str) -> Option<WriteFreeze> {
         Self::freeze_writes(self, volume)
+    }
+
+    fn tcp(&mut self) -> Later<TcpViews> {
+        self.running().tcp()
     }
 
     fn sessions(&mut self) -> Vec<SessionView> {

@@ -8,7 +8,7 @@ use lunar_control::api::{
 };
 use lunar_control::check::Checked;
 use lunar_control::document::Edit;
-use lunar_control::live::{Later, Motion};
+use lunar_control::live::{Later, Motion, TcpViews};
 use lunar_control::redact::without_secrets;
 use lunar_control::versions::difference;
 use lunar_control::{Kind, Plan, docs};
@@ -26,6 +26,11 @@ fn seconds(time: SystemTime) -> u64 {
 
 /// `GET /v1/status`
 pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
+    Reply::json(&status_view(control, request))
+}
+
+/// The status of the service.
+pub(crate) fn status_view(control: &mut dyn Control, request: &ApiRequest) -> StatusView {
     let sessions = control.sessions().len();
     let troubles = request.shared.tell_troubles(control);
     let (machines, isns) = (control.vms(), control.isns());
@@ -40,7 +45,7 @@ pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         }
         None => Vec::new(),
     };
-    Reply::json(&StatusView {
+    StatusView {
         version: request.shared.version.clone(),
         process: std::process::id(),
         since: seconds(request.shared.since),
@@ -52,7 +57,7 @@ pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         certificates: request.shared.certificates().into_iter().map(|(name, expiry)| (name, expiry.seconds)).collect(),
         after_restart,
         troubles,
-    })
+    }
 }
 
 /// `GET /v1/statistics`
@@ -61,8 +66,20 @@ pub fn statistics(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
 }
 
 /// `GET /v1/session`
-pub fn sessions(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
-    Reply::json(&control.sessions())
+pub fn sessions(control: &mut dyn Control, _: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let mut all = control.sessions();
+    let tcp = control.tcp();
+    Ok(Box::new(move || {
+        add_tcp(&mut all, tcp());
+        Reply::json(&all)
+    }))
+}
+
+/// Adds the state of their TCP connections to sessions.
+pub(crate) fn add_tcp(sessions: &mut [SessionView], mut states: TcpViews) {
+    for session in sessions {
+        session.tcp = states.remove(&session.id).unwrap_or_default();
+    }
 }
 
 /// `GET /v1/handler`
@@ -76,8 +93,13 @@ fn find_session(control: &mut dyn Control, id: &str) -> Result<SessionView, Prob
 }
 
 /// `GET /v1/session/{id}`
-pub fn session(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
-    Reply::json(&find_session(control, request.parameter("id"))?)
+pub fn session(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let mut session = find_session(control, request.parameter("id"))?;
+    let tcp = control.tcp();
+    Ok(Box::new(move || {
+        add_tcp(std::slice::from_mut(&mut session), tcp());
+        Reply::json(&session)
+    }))
 }
 
 /// `DELETE /v1/session/{id}`

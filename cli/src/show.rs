@@ -224,12 +224,15 @@ pub fn sessions(all: &Json) -> String {
     if all.is_empty() {
         return "there are no sessions\n".into();
     }
-    let heads = ["id", "initiator", "source", "target", "group", "user", "for"].map(str::to_owned);
+    let heads = ["id", "initiator", "source", "target", "group", "user", "for", "rtt", "lost"].map(str::to_owned);
     let row = |session: &&Json| {
-        heads
-            .iter()
-            .map(|head| if head == "for" { span(&session["seconds"]) } else { text_of(&session[head]) })
-            .collect()
+        let cell = |head: &String| match head.as_str() {
+            "for" => span(&session["seconds"]),
+            "rtt" => most(&session["tcp"], "rtt-microseconds").map_or(String::new(), microseconds),
+            "lost" => lost(&session["tcp"]).map_or(String::new(), |lost| lost.to_string()),
+            head => text_of(&session[head]),
+        };
+        heads.iter().map(cell).collect()
     };
     table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
 }
@@ -265,15 +268,60 @@ pub fn handlers(all: &Json) -> String {
     table(&heads, &all.iter().map(row).collect::<Vec<Vec<_>>>(), width())
 }
 
+/// The numbers of this key of all connections.
+fn of_each<'a>(connections: &'a Json, key: &'a str) -> impl Iterator<Item = u64> + 'a {
+    connections.as_array().into_iter().flatten().filter_map(move |one| one[key].as_u64())
+}
+
+fn most(connections: &Json, key: &str) -> Option<u64> {
+    of_each(connections, key).max()
+}
+
+/// The segments that were sent again because they were lost; `None` without connections.
+fn lost(connections: &Json) -> Option<u64> {
+    let sum = |key| of_each(connections, key).sum::<u64>();
+    most(connections, "retransmits").map(|_| sum("retransmits").saturating_sub(sum("duplicates")))
+}
+
+fn microseconds(time: u64) -> String {
+    if time < 10_000 { format!("{time} us") } else { format!("{} ms", time / 1000) }
+}
+
+/// A TCP connection of a session.
+fn connection(tcp: &Json) -> String {
+    let of = |key: &str| tcp[key].as_u64().unwrap_or(0);
+    let limited = |key: &str, what: &str| match of(key) / 1000 {
+        0 => String::new(),
+        time => format!(", {time} ms limited by {what}"),
+    };
+    format!(
+        "rtt {} +- {}, {} of {} segments sent again ({} were only late), window {} segments of {} bytes, \
+         receives {} bytes, {} unacknowledged, {} bytes/s delivered{}{}",
+        microseconds(of("rtt-microseconds")),
+        microseconds(of("rtt-variation-microseconds")),
+        of("retransmits"),
+        of("segments-sent"),
+        of("duplicates"),
+        of("congestion-window"),
+        of("send-mss"),
+        of("receive-mss"),
+        of("unacknowledged"),
+        of("delivery-rate"),
+        limited("window-limited-microseconds", "the window of the client"),
+        limited("buffer-limited-microseconds", "the send buffer"),
+    )
+}
+
 /// One session.
 #[must_use]
 pub fn session(session: &Json) -> String {
-    let fields = session.as_object().into_iter().flatten();
+    let fields = session.as_object().into_iter().flatten().filter(|(key, _)| *key != "tcp");
     let line = |(key, value): (&String, &Json)| {
         let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), text_of(value)) };
         format!("{key:<10}  {value}\n")
     };
-    fields.map(line).collect()
+    let connections = session["tcp"].as_array().into_iter().flatten();
+    fields.map(line).chain(connections.map(|tcp| format!("{:<10}  {}\n", "tcp", connection(tcp)))).collect()
 }
 
 /// The sessions that were ended.

@@ -242,6 +242,40 @@ pub struct SessionView {
     pub user: Option<String>,
     /// Its age in seconds.
     pub seconds: u64,
+    /// Its TCP connections: one of an iSCSI session, one for each queue of an NVMe controller.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tcp: Vec<TcpView>,
+}
+
+/// The state of a TCP connection on this side, read from the kernel for this request.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "tcp")]
+pub struct TcpView {
+    /// The round-trip time, in microseconds.
+    pub rtt_microseconds: u32,
+    /// Its mean deviation, in microseconds.
+    pub rtt_variation_microseconds: u32,
+    /// Segments that were sent again.
+    pub retransmits: u32,
+    /// Of those, segments that had arrived before, as the client said: they were late, not lost.
+    pub duplicates: u32,
+    /// Segments with data that were sent, with those that were sent again.
+    pub segments_sent: u32,
+    /// The congestion window, in segments.
+    pub congestion_window: u32,
+    /// Segments that were sent and not acknowledged.
+    pub unacknowledged: u32,
+    /// The most bytes of a segment that is sent.
+    pub send_mss: u32,
+    /// The most bytes of a segment that was received.
+    pub receive_mss: u32,
+    /// The rate at which data reached the client most recently, in bytes per second.
+    pub delivery_rate: u64,
+    /// The time for which the window of the client limited the sender, in microseconds.
+    pub window_limited_microseconds: u64,
+    /// The time for which the send buffer limited the sender, in microseconds.
+    pub buffer_limited_microseconds: u64,
 }
 
 /// The handler of a volume: the process that serves its data.

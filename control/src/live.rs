@@ -1,6 +1,6 @@
 //! The state of a running target beyond its configuration: sessions, statistics and media.
 
-use crate::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
+use crate::api::{HandlerView, IsnsView, MediumView, SessionView, TcpView, TroubleView, VmView};
 use crate::apply::TargetError;
 use crate::check::Checked;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
@@ -12,6 +12,9 @@ use std::{fmt, io};
 
 /// Work that may take long, or the wait for it: for a thread that may block.
 pub type Later<T> = Box<dyn FnOnce() -> T + Send>;
+
+/// The state of TCP connections, by the ID of their session.
+pub type TcpViews = BTreeMap<String, Vec<TcpView>>;
 
 /// A movement of a medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -97,6 +100,11 @@ pub struct CopySource {
 pub trait Live {
     /// All sessions, over all transports.
     fn sessions(&mut self) -> Vec<SessionView>;
+
+    /// Reads the state of the TCP connections of all sessions, by their IDs.
+    fn tcp(&mut self) -> Later<TcpViews> {
+        Box::new(TcpViews::new)
+    }
 
     /// Ends a session; its client may reconnect. `None`: there is no session with this ID. The work returns whether the
     /// session has ended.

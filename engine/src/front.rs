@@ -27,6 +27,7 @@ use std::sync::Arc;
 pub use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
 pub use crate::target_ports::FrontPort;
 pub use lunar_reactor::op::Incoming;
+pub use lunar_reactor::tcp::TcpState;
 
 /// A transport, as the registry lists it.
 pub trait Front: Sync {

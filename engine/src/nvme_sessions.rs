@@ -16,6 +16,12 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Time between two checks.
 const LOOK: Duration = Duration::from_millis(5);
 
+/// The ID of a controller as a session.
+#[must_use]
+pub fn id(controller: &Controller) -> String {
+    format!("{NVME}-{}", controller.id)
+}
+
 /// A controller as a session; `targets` has the names of targets in the configuration by their NQNs.
 #[must_use]
 pub fn view(
@@ -28,7 +34,7 @@ pub fn view(
     let nqn = &grant.subsystem.nqn;
     let target = || targets.get(nqn).cloned().unwrap_or_else(|| nqn.to_string());
     SessionView {
-        id: format!("{NVME}-{}", controller.id),
+        id: id(controller),
         protocol,
         discovery: controller.kind == Kind::Discovery,
         initiator: controller.host.nqn.to_string(),
@@ -38,6 +44,7 @@ pub fn view(
         portal_group: (!path.memory).then_some(path.portal_ref.group),
         user: None,
         seconds: shared.host.now().since(controller.since).as_secs(),
+        tcp: Vec::new(),
     }
 }
 

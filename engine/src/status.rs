@@ -10,9 +10,9 @@ use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;
 use lunar_control::Checked;
-use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
+use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TcpView, TroubleView, VmView};
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::names::Uuid;
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
 use lunar_control::trouble::TroubleCode;
@@ -21,6 +21,7 @@ use lunar_core::stages::{Stage, StageSums};
 use lunar_core::tally::{Direction, Event};
 use lunar_core::uncorrectable::UNCORRECTABLE;
 use lunar_reactor::os_error;
+use lunar_reactor::tcp::TcpState;
 use lunar_unit::removal::motion::Stuck;
 use lunar_unit::reserve::{Reservation, Reservations};
 use serde_json::{Value, json};
@@ -29,6 +30,7 @@ use std::future::ready;
 use std::io;
 use std::rc::Rc;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The errors of a volume, by the names of the table of statistics.
 const COUNTED: [(&str, Event); 4] = [
@@ -41,10 +43,45 @@ const COUNTED: [(&str, Event); 4] = [
 /// The metadata records that a copy of a volume takes along. Reservations and the state of a medium stay.
 const COPIED: [&str; 2] = [lunar_unit::protection::NAME, UNCORRECTABLE];
 
+/// How long a core may take to read the state of its TCP connections: some microseconds for each of them.
+const TCP_PATIENCE: Duration = Duration::from_secs(1);
+
+fn view_of(state: &TcpState) -> TcpView {
+    TcpView {
+        rtt_microseconds: state.rtt_microseconds,
+        rtt_variation_microseconds: state.rtt_variation_microseconds,
+        retransmits: state.retransmits,
+        duplicates: state.duplicates,
+        segments_sent: state.segments_sent,
+        congestion_window: state.congestion_window,
+        unacknowledged: state.unacknowledged,
+        send_mss: state.send_mss,
+        receive_mss: state.receive_mss,
+        delivery_rate: state.delivery_rate,
+        window_limited_microseconds: state.window_limited_microseconds,
+        buffer_limited_microseconds: state.buffer_limited_microseconds,
+    }
+}
+
 impl Live for Engine {
     fn sessions(&mut self) -> Vec<SessionView> {
         let fronts = self.core_set().shared().fronts();
         fronts.iter().flat_map(|front| front.sessions(&self.shape.names)).collect()
+    }
+
+    fn tcp(&mut self) -> Later<TcpViews> {
+        let cores = self.core_set().cores().clone();
+        Box::new(move || {
+            let states =
+                |core: Rc<Core>| ready(core.used_fronts().flat_map(|front| front.tcp_states()).collect::<Vec<_>>());
+            let asked: Vec<_> = (0..cores.count()).map(|core| cores.ask(core, states)).collect();
+            let mut all = TcpViews::new();
+            // A core that stalls has no answer; the sessions of the others are shown.
+            for (id, state) in asked.into_iter().filter_map(|answer| answer.wait_for(TCP_PATIENCE)).flatten() {
+                all.entry(id).or_default().push(view_of(&state));
+            }
+            all
+        })
     }
 
     fn kick(&mut self, id: &str) -> Option<Later<bool>> {

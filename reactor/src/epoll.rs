@@ -21,6 +21,7 @@ use crate::eventfd::{self, Eventfd};
 use crate::file::{OpenFile, Work};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use crate::sys::raw;
+use crate::tcp::{self, TcpState};
 use crate::vector::Vector;
 use crate::worker::{Limits, Workers};
 use answer::Answer;
@@ -511,6 +512,10 @@ impl Driver for Epoll {
             Open::Batches(batches) => batches.carrier.set_filter(filter, is_wanted),
             _ => Err(io::ErrorKind::InvalidInput.into()),
         }
+    }
+
+    fn tcp_state(&self, socket: &Handle) -> Option<TcpState> {
+        tcp::state(self.inner.borrow_mut().open(socket.id()).fd())
     }
 
     fn shutdown(&self, socket: &Handle) {

@@ -51,6 +51,7 @@ pub mod slots;
 mod socket_file;
 mod spin;
 mod sys;
+pub mod tcp;
 mod timer;
 pub mod unix;
 mod vector;

@@ -8,6 +8,7 @@
 use crate::endpoint::command::Command;
 use crate::endpoint::packet::Filter;
 use crate::endpoint::{Endpoint, ReceiveBatch, SendBatch, Status};
+use crate::tcp::TcpState;
 use lunar_core::io::{Data, Done};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::time::Instant;
@@ -313,6 +314,12 @@ pub trait Driver {
     /// # Errors
     /// `InvalidInput` for other endpoints; those of the operating system.
     fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()>;
+
+    /// The state of a TCP connection; `None` for other endpoints, and where there is no kernel that knows it.
+    fn tcp_state(&self, socket: &Handle) -> Option<TcpState> {
+        let _ = socket;
+        None
+    }
 
     /// Closes the sending side after the sends in progress.
     fn shutdown(&self, socket: &Handle);

@@ -23,6 +23,7 @@ use crate::eventfd::Eventfd;
 use crate::file::{self, OpenFile, Work};
 use crate::op::{Bell, Driver, Handle, How, Incoming, Op, Wait};
 use crate::sys::raw;
+use crate::tcp::{self, TcpState};
 use crate::worker::{Limits, Workers};
 use command::CommandRing;
 use enter::Entrance;
@@ -702,6 +703,11 @@ impl Driver for Ring {
     fn set_filter(&self, link: &Handle, filter: Filter, is_wanted: bool) -> io::Result<()> {
         let mut inner = self.inner.borrow_mut();
         inner.carrier(link.id()).ok_or(io::ErrorKind::InvalidInput)?.set_filter(filter, is_wanted)
+    }
+
+    fn tcp_state(&self, socket: &Handle) -> Option<TcpState> {
+        let mut inner = self.inner.borrow_mut();
+        if inner.is_over { None } else { tcp::state(inner.open(socket.id()).fd()) }
     }
 
     fn shutdown(&self, socket: &Handle) {

@@ -1,6 +1,8 @@
 //! `lunar doctor` and `lunar top` with a real daemon: conditions are provoked, found, and mended with the command of
 //! the finding; the numbers of the terminal are those of the metrics.
 
+mod network;
+
 use std::io::Write;
 use std::net::{SocketAddr, TcpListener};
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -31,13 +33,14 @@ const NOBODY: &str = "65534";
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 9] = [
+const CASES: [Case; 10] = [
     ("a secret that others can read, a volume without a map, an edited file", changed_while_it_runs),
     ("a full file system", full),
     ("a read-only file system before the start", read_only),
     ("a file that the user of the service may not write", not_permitted),
     ("a port that another program has", port_taken),
     ("a saturated core", saturated),
+    ("a network that loses packets", network::lossy),
     ("the numbers of `lunar top` are those of the metrics, over the socket and with a token", numbers),
     ("`lunar top` in a terminal shows the load, and goes on when the daemon comes back", in_a_terminal),
     ("without a daemon, `lunar top` fails as other commands do", nobody_answers),

@@ -1,6 +1,7 @@
 //! The contract of a front on one core.
 
 use lunar_reactor::op::Incoming;
+use lunar_reactor::tcp::TcpState;
 use lunar_unit::LocalFuture;
 use std::any::Any;
 use std::collections::BTreeSet;
@@ -24,6 +25,11 @@ pub trait FrontOnCore: Any + fmt::Debug {
 
     /// The connections that are served.
     fn connections(&self) -> usize;
+
+    /// The state of its TCP connections, each with the ID of its session.
+    fn tcp_states(&self) -> Vec<(String, TcpState)> {
+        Vec::new()
+    }
 
     /// Asks the sessions to end that the published configuration no longer allows, and those of the host groups
     /// `ended`; done when they have ended.

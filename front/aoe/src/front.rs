@@ -172,6 +172,7 @@ impl FrontRuntime for AoeRuntime {
             portal_group: None,
             user: None,
             seconds: now.since(info.since).as_secs(),
+            tcp: Vec::new(),
         };
         self.common.stations().iter().map(view).collect()
     }

@@ -182,6 +182,7 @@ impl FrontRuntime for FcoeRuntime {
             portal_group: None,
             user: None,
             seconds: now.since(session.since).as_secs(),
+            tcp: Vec::new(),
         };
         self.common.sessions().iter().map(view).collect()
     }

@@ -21,7 +21,7 @@ use lunar_engine::core_set::mesh::CoreMesh;
 use lunar_engine::core_set::message::FrontJob;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, TcpState};
 use lunar_engine::host::Host;
 use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, RefusedLogin, SERVICE};
 use lunar_engine::published_config::PublishedConfig;
@@ -67,6 +67,11 @@ impl Front for Iscsi {
     fn paths(&self, _config: &Config, _runtime: &Path) -> FrontPaths {
         FrontPaths::default()
     }
+}
+
+/// The ID of a session in the API.
+fn session_id(tsih: u16) -> String {
+    format!("{NAME}-{tsih}")
 }
 
 /// Tells operators of a login.
@@ -115,7 +120,7 @@ impl IscsiRuntime {
         let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         let target = record.login.target.as_ref().filter(|_| !record.candidate.discovery);
         SessionView {
-            id: format!("{NAME}-{tsih}"),
+            id: session_id(tsih),
             protocol: NAME,
             discovery: record.candidate.discovery,
             initiator: record.candidate.initiator.to_string(),
@@ -125,6 +130,7 @@ impl IscsiRuntime {
             portal_group: Some(record.group),
             user: owned(&record.login.user),
             seconds: self.host.now().since(record.since).as_secs(),
+            tcp: Vec::new(),
         }
     }
 }
@@ -196,6 +202,10 @@ impl FrontOnCore for IscsiCore {
 
     fn connections(&self) -> usize {
         self.0.connections()
+    }
+
+    fn tcp_states(&self) -> Vec<(String, TcpState)> {
+        self.0.tcp_states().into_iter().map(|(tsih, state)| (session_id(tsih), state)).collect()
     }
 
     fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {

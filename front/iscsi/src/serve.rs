@@ -25,6 +25,7 @@ use lunar_core::step::SlotContext;
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
+use lunar_reactor::tcp::TcpState;
 use lunar_scsi::Target;
 use lunar_stream::serve::{Connections, HALF_OPEN_MAX};
 use std::collections::BTreeSet;
@@ -130,6 +131,12 @@ impl Front {
         } else {
             self.peers.end_session(location).await;
         }
+    }
+
+    /// The state of the TCP connections of sessions, each with the TSIH of its session.
+    #[must_use]
+    pub fn tcp_states(&self) -> Vec<(u16, TcpState)> {
+        self.connections.all().iter().filter_map(|connection| connection.tcp_state()).collect()
     }
 
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].

@@ -15,7 +15,7 @@ use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
-use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef};
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, TcpState};
 use lunar_engine::nvme_sessions;
 use lunar_engine::published_config::{BoundPortal, PublishedConfig};
 use lunar_engine::registry::FrontEntry;
@@ -161,6 +161,11 @@ impl FrontOnCore for NvmeTcpCore {
 
     fn connections(&self) -> usize {
         self.front.connections()
+    }
+
+    fn tcp_states(&self) -> Vec<(String, TcpState)> {
+        let states = self.front.tcp_states().into_iter();
+        states.map(|(controller, state)| (nvme_sessions::id(&controller), state)).collect()
     }
 
     /// The engine ends controllers that may no longer be there, and with them their connections.

@@ -18,15 +18,17 @@ use connection::Connection;
 use job::Job;
 use lunar_core::shares::PeerShares;
 use lunar_core::step::SlotContext;
-use lunar_nvme::Subsystem;
 use lunar_nvme::directory::PortalRef;
+use lunar_nvme::{Controller, Subsystem};
 use lunar_reactor::Reactor;
 use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
+use lunar_reactor::tcp::TcpState;
 use lunar_stream::serve::{Connections, HALF_OPEN_MAX};
 use std::fmt;
 use std::net::IpAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Commands of I/O queues that one core executes at once: two full queues of the largest size. Each takes some 3 KiB
@@ -101,6 +103,12 @@ impl Front {
     #[must_use]
     pub fn connections(&self) -> usize {
         self.connections.len()
+    }
+
+    /// The state of the TCP connections of queues, each with its controller.
+    #[must_use]
+    pub fn tcp_states(&self) -> Vec<(Arc<Controller>, TcpState)> {
+        self.connections.all().iter().filter_map(|connection| connection.tcp_state()).collect()
     }
 
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].

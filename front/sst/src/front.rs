@@ -183,6 +183,7 @@ impl FrontRuntime for StRuntime {
             portal_group: None,
             user: None,
             seconds: now.since(session.since).as_secs(),
+            tcp: Vec::new(),
         };
         self.common.sessions().iter().map(view).collect()
     }

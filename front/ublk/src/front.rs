@@ -507,6 +507,7 @@ impl FrontRuntime for UblkRuntime {
             portal_group: None,
             user: None,
             seconds: now.since(*since).as_secs(),
+            tcp: Vec::new(),
         };
         // Those that were left have no client, and can be ended.
         let left = |(number, _): (&u32, &String)| SessionView {
@@ -520,6 +521,7 @@ impl FrontRuntime for UblkRuntime {
             portal_group: None,
             user: None,
             seconds: 0,
+            tcp: Vec::new(),
         };
         let state = self.state();
         state.running.values().map(view).chain(state.left.iter().map(left)).collect()

@@ -160,6 +160,7 @@ impl FrontRuntime for VhostUserRuntime {
                 portal_group: None,
                 user: None,
                 seconds: now.since(session.since).as_secs(),
+                tcp: Vec::new(),
             })
         };
         self.sessions.all().into_iter().filter_map(view).collect()

@@ -10,6 +10,7 @@ use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_reactor::op::Handle;
+use lunar_reactor::tcp::TcpState;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::HashMap;
 use std::fmt;
@@ -148,6 +149,11 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
             room_waiters: RefCell::default(),
             data_waiters: RefCell::default(),
         }
+    }
+
+    /// The state of the TCP connection; `None` if the kernel does not know it.
+    pub fn tcp_state(&self) -> Option<TcpState> {
+        self.reactor.driver().tcp_state(&self.socket)
     }
 
     /// Borrows the session. A caller that queues something in it calls [`StreamConnection::schedule_send`] afterwards.

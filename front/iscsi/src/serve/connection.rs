@@ -18,6 +18,7 @@ use lunar_core::step::FinalData;
 use lunar_core::time::Instant;
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
+use lunar_reactor::tcp::TcpState;
 use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, Task, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_stream::record_layer::Plain;
 use lunar_stream::serve::{self, AcceptedSocket, FrontConnection, StreamConnection};
@@ -54,6 +55,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// The TSIH, once the initiator has logged in, and the state of the TCP connection.
+    pub(super) fn tcp_state(&self) -> Option<(u16, TcpState)> {
+        let tsih = Some(self.tsih.get()).filter(|tsih| *tsih != 0)?;
+        Some((tsih, self.stream.tcp_state()?))
+    }
+
     pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
         let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
         let (arena, source) = (reactor.arena(), peer.ip());

@@ -14,13 +14,15 @@ use lunar_core::time::Instant;
 use lunar_nvme::auth::QueueAuthentication;
 use lunar_nvme::command::{FABRICS, Refusal};
 use lunar_nvme::directory::PortalRef;
-use lunar_nvme::{Caller, Command, Kind, Path, Queue, Reply, Status};
+use lunar_nvme::{Caller, Command, Controller, Kind, Path, Queue, Reply, Status};
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
+use lunar_reactor::tcp::TcpState;
 use lunar_stream::serve::{AcceptedSocket, FrontConnection, StreamConnection};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The type of Disconnect among Fabrics commands.
@@ -54,6 +56,12 @@ pub(super) struct Connection {
 }
 
 impl Connection {
+    /// Its controller, once it has one, and the state of the TCP connection.
+    pub(super) fn tcp_state(&self) -> Option<(Arc<Controller>, TcpState)> {
+        let controller = self.queue.borrow().as_ref().map(|queue| queue.controller.clone())?;
+        Some((controller, self.stream.tcp_state()?))
+    }
+
     pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedSocket, portal_ref: PortalRef) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
