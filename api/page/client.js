@@ -91,7 +91,7 @@ function end(words) {
   stop();
   Object.assign(state, { caller: null, loginProblem: words, live: null, status: null, records: [], dialog: null });
   state.resources.clear();
-  history.clear();
+  forgetHistory();
   changed();
 }
 
@@ -172,6 +172,8 @@ function onVisible() {
     events?.close();
     live = events = null;
   } else if (!live) {
+    // Lunar has kept the rates of the time in which the page was hidden.
+    forgetHistory();
     connect();
   }
 }
@@ -244,8 +246,11 @@ async function loadRecords() {
 
 // --- Numbers ---
 
-// Seconds of rates that the page keeps.
-const HISTORY_MAX = 600;
+// The time of which rates are shown, in seconds: that of which Lunar keeps them.
+const HISTORY_TIME = 600;
+// The time between two samples that Lunar keeps. It keeps none while there are no commands.
+const STEP = 2;
+const GAP = 5;
 const SERIES = ["reads", "writes", "readBytes", "writtenBytes", "p50", "p99", "queue"];
 
 // Rates of the past, of the whole target ("") and of each volume with commands.
@@ -260,13 +265,61 @@ class History {
   add(time, rates) {
     this.time.push(time);
     for (const name of SERIES) this[name].push(rates[name] ?? null);
-    if (this.time.length <= HISTORY_MAX) return;
-    this.time.shift();
-    for (const name of SERIES) this[name].shift();
+    while (this.time[0] < time - HISTORY_TIME) {
+      this.time.shift();
+      for (const name of SERIES) this[name].shift();
+    }
+  }
+
+  // Adds the times without commands between two samples.
+  rest(from, to) {
+    if (to - from <= GAP) return;
+    for (const time of [from + STEP, to - STEP]) this.add(time, NO_RATES);
   }
 }
 
-export const historyOf = (name) => history.get(name);
+// The volumes of which the rates before the page was opened were asked for.
+const asked = new Set();
+
+// The rates of a volume, or of all with an empty name.
+export function historyOf(name) {
+  if (!asked.has(name)) {
+    asked.add(name);
+    loadPast(name).catch(() => asked.delete(name));
+  }
+  return history.get(name);
+}
+
+// Puts the rates that Lunar has kept before those that the page has seen itself.
+async function loadPast(name) {
+  const found = await request("GET", `/v1/history${name === "" ? "" : `?volume=${encodeURIComponent(name)}`}`);
+  const own = history.get(name);
+  if (name !== "" && !own && found.reads.every((reads, at) => reads + found.writes[at] === 0)) return;
+  const past = new History();
+  const first = own?.time[0] ?? Infinity;
+  let last = null;
+  for (let at = 0; at < found.time.length; at++) {
+    const time = found.time[at] / 1000;
+    if (time >= first) break;
+    if (last !== null) past.rest(last, time);
+    past.add(time, {
+      reads: found.reads[at], writes: found.writes[at], readBytes: found["read-bytes"][at], writtenBytes: found["written-bytes"][at],
+      p50: found.p50[at], p99: found.p99[at], queue: found.queue[at],
+    });
+    last = time;
+  }
+  if (last !== null) past.rest(last, own ? first : Date.now() / 1000);
+  for (let at = 0; at < (own?.time.length ?? 0); at++) {
+    past.add(own.time[at], Object.fromEntries(SERIES.map((name) => [name, own[name][at]])));
+  }
+  history.set(name, past);
+  changed();
+}
+
+function forgetHistory() {
+  history.clear();
+  asked.clear();
+}
 
 const NO_CLASS = { commands: 0, bytes: 0, nanoseconds: 0, cells: [] };
 const NO_TRAFFIC = { read: NO_CLASS, write: NO_CLASS, other: NO_CLASS };
@@ -315,7 +368,7 @@ function ratesOf(now, before, seconds, bounds) {
 }
 
 const NO_RATES = {
-  reads: 0, writes: 0, others: 0, commands: 0, readBytes: 0, writtenBytes: 0, mean: null, p50: null, p99: null, cells: [],
+  reads: 0, writes: 0, others: 0, commands: 0, readBytes: 0, writtenBytes: 0, mean: null, p50: null, p99: null, queue: 0, cells: [],
 };
 
 const hostKey = (host) => JSON.stringify([host.transport, host["target-name"], host.host]);
@@ -332,7 +385,7 @@ function onFrame(frame) {
   };
   if (counters) {
     const isSameRun = before?.counters && before.counters.start === counters.start;
-    if (!isSameRun) history.clear();
+    if (!isSameRun) forgetHistory();
     const seconds = isSameRun ? (counters.nanoseconds - before.counters.nanoseconds) / 1e9 : 0;
     next.counters = counters;
     merge(next, frame, isSameRun ? before : null, seconds);

@@ -1,7 +1,7 @@
 // The troubles, and the state of the parts: checks, cores, portals, file systems.
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { request, resources, state } from "./client.js";
-import { Bar, Card, Empty, Failure, Name, Table, bytes, clock, count, duration, latency, percent, safe } from "./widgets.js";
+import { Bar, Card, Description, Empty, Failure, Name, Table, bytes, clock, count, duration, latency, percent, safe } from "./widgets.js";
 import { fullest, leftWords, openTargets } from "./summary.js";
 import { Sentence } from "./overview.js";
 
@@ -43,6 +43,33 @@ function Checks() {
   })}</ul>`;
 }
 
+const SEVERITIES = { error: ["bad", "✖"], warning: ["warn", "▲"], advice: ["info", "●"] };
+
+// The findings of `lunar doctor` about the service itself. They take two seconds: the load is watched.
+function Findings() {
+  const [found, setFound] = useState(null);
+  const [problem, setProblem] = useState(null);
+  const [isBusy, setBusy] = useState(false);
+  const examine = () => {
+    setBusy(true);
+    request("GET", "/v1/doctor").then((all) => { setFound(all); setProblem(null); }, setProblem).finally(() => setBusy(false));
+  };
+  useEffect(examine, []);
+  const again = html`<button onClick=${examine} disabled=${isBusy}>${isBusy ? "Examining …" : "Examine again"}</button>`;
+  return html`<${Card} wide title="Findings" actions=${again}><${Failure} problem=${problem} />
+    ${!found && !problem && html`<${Empty}>Lunar examines itself.<//>`}
+    ${found?.findings.length === 0 && html`<${Empty}>Nothing was found.<//>`}
+    ${found?.findings.length > 0 && html`<ul class="troubles" id="findings">${found.findings.map((one) => {
+      const [kind, mark] = SEVERITIES[one.severity];
+      return html`<li key=${one.code + one.subject}><p><span class=${`state ${kind}`}><span aria-hidden="true">${mark}</span> ${one.severity}</span>
+          <${Name} text=${one.subject} /> <code title="docs/doctor.md">${one.code}</code></p>
+        <p>${safe(one.words)}${one.evidence.length > 0 && html` <span class="dim">${safe(one.evidence.map(({ name, value }) => `${name} ${value}`).join(", "))}</span>`}</p>
+        <p class="remedy">What to do: ${safe(one.remedy)}</p>
+        ${one.command && html`<div class="command"><code>${safe(one.command)}</code></div>`}</li>`;
+    })}</ul>`}
+    ${found?.unchecked.map(({ subject, reason }) => html`<p class="dim">Not checked: ${safe(subject)}: <${Description} text=${safe(reason)} />.</p>`)}<//>`;
+}
+
 export function Health() {
   const { live, status } = state;
   if (!live) return html`<${Sentence} />`;
@@ -56,6 +83,7 @@ export function Health() {
       ${open.map((name) => html`<li key=${`open ${name}`}><p><span class="state info"><span aria-hidden="true">●</span> open</span> target <${Name} text=${name} /></p>
         <p>Every client that reaches a portal may use this target without authentication.</p>
         <p class="remedy">What to do: name the clients in <code>initiators</code> of its groups, or set <code>authentication</code>.</p></li>`)}</ul>`}<//>
+    <${Findings} />
     <div class="cards"><${Card} title="Checks"><${Checks} /><//>
       <${Card} title="Service">${status ? html`<dl class="facts"><div><dt>Version</dt><dd>${status.version}</dd></div>
         <div><dt>Process</dt><dd>${status.process}</dd></div><div><dt>Running</dt><dd>${duration(Math.max(0, Date.now() / 1000 - status.since))}</dd></div>

@@ -15,7 +15,7 @@ export const Sentence = () => {
 
 export function Charts({ name }) {
   const past = historyOf(name);
-  if (!past) return html`<${Empty}>There were no commands since this page was opened.<//>`;
+  if (!past) return html`<${Empty}>There were no commands in the last ten minutes.<//>`;
   return html`<div class="charts">
     <${Chart} title="Commands/s" time=${past.time} format=${count} series=${[
       { name: "reads", values: past.reads, colour: "--read", fill: true },

@@ -137,6 +137,8 @@ fn response(content: ResponseContent) -> &'static str {
         ResponseContent::Refusals => "refusals",
         ResponseContent::Explanation => "the explanation",
         ResponseContent::Reservation => "the reservations",
+        ResponseContent::History => "the rates",
+        ResponseContent::Examination => "the findings",
         ResponseContent::SlowLog => "the slow log",
         ResponseContent::Events => "a stream of audit records",
         ResponseContent::Schema => "a document",

@@ -65,6 +65,11 @@ pub fn statistics(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
     Reply::json(&control.statistics())
 }
 
+/// `GET /v1/history`
+pub fn history(request: &ApiRequest) -> Outcome {
+    Reply::json(&request.shared.history.view(request.parameter("volume")))
+}
+
 /// `GET /v1/session`
 pub fn sessions(control: &mut dyn Control, _: &ApiRequest) -> Result<Later<Outcome>, Problem> {
     let mut all = control.sessions();

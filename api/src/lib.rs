@@ -7,7 +7,8 @@
 //! * [`rights`]: authentication of callers, and their rights
 //! * [`control`]: the handle of the thread that changes the running configuration
 //! * [`audit`]: the audit log and its event stream; [`refusals`]: limits the records of refused requests
-//! * [`metrics`], [`health`]: what monitoring reads
+//! * [`metrics`], [`health`]: what monitoring reads; [`history`]: the rates of the last minutes
+//! * [`explain`]: explanations; [`examine`]: the findings of the service itself
 //! * [`browser`], [`logins`]: requests of browsers, and the sessions that their cookies name; `page`: the files of the
 //!   page; [`forward`]: forwards browsers to the Unix socket
 //! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
@@ -26,12 +27,14 @@ pub mod control;
 pub mod copies;
 pub mod copy;
 pub mod docs;
+pub mod examine;
 pub mod explain;
 pub mod forward;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod handlers;
 pub mod health;
+pub mod history;
 pub mod listen;
 pub mod logins;
 pub mod metrics;

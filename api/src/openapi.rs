@@ -3,6 +3,7 @@
 
 use crate::audit::AuditRecord;
 use crate::copies::{CopyRequest, CopyView};
+use crate::history::HistoryView;
 use crate::logins::{CallerView, LinkView, LoginRequest};
 use crate::rights::Right;
 use crate::route::{RequestContent, ResponseContent, Route};
@@ -12,6 +13,7 @@ use lunar_control::api::{
 };
 use lunar_control::counters::{CountersView, LiveView};
 use lunar_control::docs;
+use lunar_control::doctor::examination::ExaminationView;
 use lunar_control::explain::{ExplanationView, RefusalView, ReservationView};
 use lunar_control::slow::{AllStagesView, SlowLogView};
 use lunar_control::{Kind, Schema};
@@ -171,6 +173,8 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         ResponseContent::Refusals => of(json, list_of(generator.subschema_for::<RefusalView>().to_value())),
         ResponseContent::Explanation => of(json, generator.subschema_for::<ExplanationView>().to_value()),
         ResponseContent::Reservation => of(json, generator.subschema_for::<ReservationView>().to_value()),
+        ResponseContent::History => of(json, generator.subschema_for::<HistoryView>().to_value()),
+        ResponseContent::Examination => of(json, generator.subschema_for::<ExaminationView>().to_value()),
         ResponseContent::SlowLog => of(json, generator.subschema_for::<SlowLogView>().to_value()),
         ResponseContent::AuditRecords => of(json, list_of(generator.subschema_for::<AuditRecord>().to_value())),
         ResponseContent::Caller => of(json, generator.subschema_for::<CallerView>().to_value()),

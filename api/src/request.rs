@@ -4,6 +4,7 @@ use crate::audit::{AuditLog, Topic};
 use crate::certificate::Expiry;
 use crate::control::{Control, ControlHandle};
 use crate::copies::Copies;
+use crate::history::History;
 use crate::rights::Caller;
 use crate::troubles::{self, TroubleBook};
 use lunar_control::api::{PROBLEM_TYPE, PlanView, ProblemDetails, StatusView, TroubleView};
@@ -73,6 +74,8 @@ pub struct Shared {
     starting: Mutex<Option<(String, String)>>,
     /// The metrics of the target, once it runs.
     pub measured: OnceLock<Arc<dyn Measured>>,
+    /// The rates of the last minutes.
+    pub history: History,
     seen: Mutex<Seen>,
     /// The ends of the certificates of listeners.
     certificates: Mutex<BTreeMap<String, Expiry>>,
@@ -97,6 +100,7 @@ impl Shared {
             troubles,
             starting,
             measured,
+            history: History::default(),
             seen,
             certificates,
             initial,

@@ -3,6 +3,7 @@
 use crate::control::Control;
 use crate::explain;
 use crate::health::Checks;
+use crate::history;
 use crate::request::{ApiRequest, Outcome, Problem};
 use crate::rights::Right;
 use lunar_control::Kind;
@@ -89,6 +90,10 @@ pub enum ResponseContent {
     Counters,
     /// The records of the audit log.
     AuditRecords,
+    /// The rates of the last minutes.
+    History,
+    /// The findings of an examination.
+    Examination,
     /// The slow log.
     SlowLog,
     /// The stages of commands.
@@ -156,6 +161,7 @@ impl Route {
         match self.name.as_str() {
             "explain-login" => explain::LOGIN_QUERY,
             "explain-lun" | "explain-path" => explain::LUN_QUERY,
+            "history" => history::QUERY,
             _ => &[],
         }
     }

@@ -5,7 +5,7 @@ use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
 use crate::route::{Handler, LoginStep, Method, RequestContent, ResponseContent, Route};
-use crate::{copy, explain, handlers, health, openapi};
+use crate::{copy, examine, explain, handlers, health, openapi};
 use lunar_control::{Kind, Schema};
 
 /// A row without a kind of resource.
@@ -128,6 +128,20 @@ fn numbers() -> Vec<Route> {
             (Nothing, ResponseContent::Live),
             Handler::Live,
             "The counters and the troubles once a second: first all, then those that have changed.",
+        ),
+        row(
+            (Get, "/v1/history", "history"),
+            Read,
+            (Nothing, ResponseContent::History),
+            Handler::Local(handlers::history),
+            "The rates of the last ten minutes, of all volumes together or of one of the busiest.",
+        ),
+        row(
+            (Get, "/v1/doctor", "doctor"),
+            Read,
+            (Nothing, ResponseContent::Examination),
+            Handler::Long(examine::examine),
+            "The findings of `lunar doctor` about the service itself; it watches the load for two seconds.",
         ),
         row(
             (Get, "/v1/stages", "stages"),

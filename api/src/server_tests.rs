@@ -255,6 +255,10 @@ impl lunar_control::metrics::Measured for FakeMetrics {
         lunar_control::counters::CountersView { start: 7, sequence, ..Default::default() }
     }
 
+    fn commands(&self) -> u64 {
+        0
+    }
+
     fn silent_cores(&self, _patience: Duration) -> Vec<usize> {
         if self.0.load(Ordering::Relaxed) { vec![1] } else { Vec::new() }
     }

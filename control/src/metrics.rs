@@ -97,6 +97,9 @@ pub trait Measured: Send + Sync + fmt::Debug {
     /// Its counters at this moment. `troubles` are those that were found last.
     fn counters(&self, troubles: &[TroubleView]) -> CountersView;
 
+    /// The commands that all cores have taken so far: one number, which costs nothing to read.
+    fn commands(&self) -> u64;
+
     /// The numbers of the cores that do not answer within this time; the calling thread waits as long.
     fn silent_cores(&self, patience: Duration) -> Vec<usize>;
 }

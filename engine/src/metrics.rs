@@ -99,6 +99,10 @@ impl Measured for Metrics {
         }
     }
 
+    fn commands(&self) -> u64 {
+        self.shared.stats.iter().map(|stats| stats.commands.get()).sum()
+    }
+
     fn silent_cores(&self, patience: Duration) -> Vec<usize> {
         let asked: Vec<_> = (0..self.cores.count()).map(|core| self.cores.ask(core, |_| ready(()))).collect();
         let host = self.cores.host();

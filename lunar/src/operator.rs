@@ -16,9 +16,9 @@ use lunar_reactor::log;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
-/// How often it is looked whether something is wrong.
+/// How often it is looked whether something is wrong, and whether commands have to be added to the history.
 const TROUBLES_INTERVAL: Duration = Duration::from_secs(2);
 
 /// The API of a daemon that starts.
@@ -74,6 +74,9 @@ impl Operator for Desk {
                 let common = common.clone();
                 control.ask(move |keeper| drop(common.tell_troubles(keeper))).is_ok()
             } {
+                if let Some(measured) = common.measured.get() {
+                    common.history.tick(&**measured, Instant::now());
+                }
                 std::thread::sleep(TROUBLES_INTERVAL);
             }
         };

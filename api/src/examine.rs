@@ -1,0 +1,105 @@
+//! The findings of `lunar doctor` that the service can have by itself. It may not look at the files, the network and the
+//! kernel of its machine (its sandbox forbids it), so their checks are left to the command.
+
+use crate::control::Control;
+use crate::handlers;
+use crate::request::{ApiRequest, Outcome, Problem, Reply};
+use lunar_control::counters::CountersView;
+use lunar_control::doctor::examination::{ExaminationView, Unchecked};
+use lunar_control::doctor::facts::{Facts, FileSystem, Store, ThisMachine};
+use lunar_control::live::Later;
+use lunar_control::rates::Rates;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// The time for which the load is watched, as `lunar doctor` does by default.
+const WATCHED: Duration = Duration::from_secs(2);
+
+/// `GET /v1/doctor`
+pub fn examine(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let status = handlers::status_view(control, request);
+    let mut facts = Facts {
+        file: PathBuf::from(&status.file),
+        config: control.current().config.clone(),
+        status: serde_json::to_value(&status).ok(),
+        statistics: Some(control.statistics()),
+        machine: ThisMachine {
+            processors: std::thread::available_parallelism().map_or(1, std::num::NonZero::get),
+            ..ThisMachine::default()
+        },
+        ..Facts::default()
+    };
+    let (shared, mut sessions, tcp) = (request.shared.clone(), control.sessions(), control.tcp());
+    Ok(Box::new(move || {
+        handlers::add_tcp(&mut sessions, tcp());
+        facts.sessions = sessions.iter().filter_map(|session| serde_json::to_value(session).ok()).collect();
+        if let Some(measured) = shared.measured.get() {
+            let before = measured.counters(&shared.seen().troubles);
+            std::thread::sleep(WATCHED);
+            let now = measured.counters(&shared.seen().troubles);
+            spaces(&now, &mut facts);
+            facts.rates = Rates::between(&before, &now);
+            facts.counters = Some(now);
+        }
+        let reason = "the service may not see them: run `lunar doctor` as root on the server";
+        let unchecked = Unchecked {
+            subject: "the machine, its network, and files and devices of volumes".to_owned(),
+            reason: reason.to_owned(),
+        };
+        Reply::json(&ExaminationView::of(&facts, vec![unchecked]))
+    }))
+}
+
+/// Adds the space of volumes and of their file systems, as the service measures it.
+fn spaces(counters: &CountersView, facts: &mut Facts) {
+    let number = |name: &String| counters.stores.iter().position(|store| store.name == *name).map(|at| at as u64);
+    for (at, store) in counters.stores.iter().enumerate() {
+        facts.file_systems.push(FileSystem {
+            number: at as u64,
+            place: Path::new(&store.name).to_owned(),
+            size: store.size,
+            free: store.free,
+            ..FileSystem::default()
+        });
+    }
+    for volume in &counters.volumes {
+        let Some(path) = facts.config.volumes.get(&volume.name).and_then(|model| model.path.as_ref()) else { continue };
+        facts.stores.push(Store {
+            volume: volume.name.clone(),
+            path: path.path().to_owned(),
+            size: volume.size.unwrap_or(0),
+            allocated: volume.allocated.unwrap_or(0),
+            file_system: volume.stores.first().and_then(number),
+            ..Store::default()
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_control::check::Checked;
+    use lunar_control::counters::{StoreSpace, VolumeCounters};
+    use lunar_control::testing::SAMPLE;
+
+    #[test]
+    fn a_full_file_system_is_found_from_the_counters() {
+        let text = "[volume.a]\nkind = 'file'\npath = '/srv/a.img'\nsize = '1G'\n";
+        let mut facts = Facts { config: Checked::of_version(&SAMPLE, text).config, ..Facts::default() };
+        let volume = VolumeCounters {
+            name: "a".to_owned(),
+            size: Some(1 << 30),
+            allocated: Some(1 << 20),
+            stores: vec!["/srv".to_owned()],
+            ..VolumeCounters::default()
+        };
+        let store = StoreSpace { name: "/srv".to_owned(), size: 100 << 30, free: 1 << 20 };
+        spaces(&CountersView { volumes: vec![volume], stores: vec![store], ..CountersView::default() }, &mut facts);
+        let view = ExaminationView::of(&facts, Vec::new());
+        let found: Vec<_> = view.findings.iter().map(|finding| finding.code.word()).collect();
+        assert!(found.contains(&"file-system-full") && found.contains(&"over-committed"), "{found:?}");
+        let full = view.findings.iter().find(|finding| finding.code.word() == "file-system-full").expect("it is there");
+        assert_eq!((full.subject.as_str(), view.worst), ("file system /srv", Some(full.severity)));
+        assert!(!full.text().contains("type"), "the type is not known: {}", full.text());
+    }
+}
