@@ -8,7 +8,7 @@
 //!   `lan`: those on Ethernet frames
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
-//! * [`histogram`], [`cost`], [`report`]: the results
+//! * [`histogram`], [`cost`], [`report`]: the results; [`predict`]: those that the performance model, [`model`], expects
 
 pub mod ack_log;
 mod aoe;
@@ -21,9 +21,11 @@ mod iscsi;
 mod lan;
 mod lane;
 mod load;
+pub mod model;
 mod nvme;
 pub mod options;
 pub mod pattern;
+pub mod predict;
 pub mod report;
 mod session;
 mod st;
@@ -68,6 +70,14 @@ pub fn command(options: &Options) -> Result<bool> {
         match options.json {
             true => writeln!(out, "{}", serde_json::to_string_pretty(&found)?)?,
             false => found.iter().try_for_each(|at| writeln!(out, "{} {}", at.name, at.addresses.join(" ")))?,
+        }
+        return Ok(true);
+    }
+    if let Some(store) = options.prediction.predict {
+        let predicted = predict::predict(options, store)?;
+        match options.json {
+            true => writeln!(out, "{}", serde_json::to_string_pretty(&predicted)?)?,
+            false => write!(out, "{predicted}")?,
         }
         return Ok(true);
     }

@@ -1,5 +1,6 @@
 //! The command-line options of a load.
 
+use crate::model::Store;
 use crate::url::Url;
 use clap::{Args, ValueEnum};
 use lunar_core::access::{Account, Secret};
@@ -29,6 +30,8 @@ const INITIATOR_DEFAULT: &str = "iqn.2026-01.io.lunar:bench";
 const ISCSI: &str = "iSCSI";
 const NVME: &str = "NVMe";
 const VFIO_USER: &str = "vfio-user";
+/// The help heading for the options of a prediction.
+const PREDICTION: &str = "Prediction";
 /// The longest command, in bytes: the longest transfer of READ (10) with blocks of 512 bytes.
 const BLOCK_SIZE_MAX: u64 = 32 << 20;
 
@@ -111,6 +114,34 @@ pub enum Doorbells {
     /// With one message for each doorbell.
     #[value(name = "told")]
     Messages,
+}
+
+/// The options of a prediction.
+#[derive(Args, Clone, Debug)]
+pub struct Prediction {
+    /// Send no load: predict the load of the other options for a volume of this kind
+    #[arg(long, help_heading = PREDICTION, value_enum, value_name = "STORE")]
+    pub predict: Option<Store>,
+    /// Latency of the device in the store, in microseconds
+    #[arg(long, help_heading = PREDICTION, requires = "predict", default_value_t = 0.0, value_name = "US")]
+    pub store_wait: f64,
+    /// Round trip of the network beyond that of the loopback, in microseconds
+    #[arg(long, help_heading = PREDICTION, requires = "predict", default_value_t = 0.0, value_name = "US")]
+    pub network: f64,
+    /// Rate of the link, in Gbit/s [default: no limit]
+    #[arg(long, help_heading = PREDICTION, requires = "predict", default_value_t = 0.0, value_name = "RATE")]
+    #[arg(hide_default_value = true)]
+    pub link: f64,
+    /// Serving cores
+    #[arg(long, help_heading = PREDICTION, requires = "predict", default_value_t = 1, value_name = "N")]
+    #[arg(value_parser = clap::value_parser!(u32).range(1..))]
+    pub cores: u32,
+    /// Machines that send the load; 0: they are fast enough
+    #[arg(long, help_heading = PREDICTION, requires = "predict", default_value_t = 1, value_name = "N")]
+    pub hosts: u32,
+    /// The processor is so many times as fast as that on which the model was measured
+    #[arg(long, help_heading = PREDICTION, requires = "predict", default_value_t = 1.0, value_name = "FACTOR")]
+    pub speed: f64,
 }
 
 /// The options of a load on one unit of an iSCSI, NVMe/TCP or vfio-user target.
@@ -267,6 +298,9 @@ pub struct Options {
     /// List the targets at the URL's portal and exit
     #[arg(long)]
     pub list: bool,
+    /// The prediction of a load.
+    #[command(flatten)]
+    pub prediction: Prediction,
 }
 
 /// Distinguishes the sessions of this run from those of other runs.
