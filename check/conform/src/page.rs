@@ -2,6 +2,7 @@
 //! axe-core finds no violation, and it survives wrong tokens, hostile names and a daemon that stops.
 
 mod browser;
+mod explained;
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -23,6 +24,8 @@ use browser::{Browser, Look};
 
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:page";
 const WRITER: &str = "a token that may write everything";
+/// The time from which on commands are slow: that of many commands of a build with checks.
+const SLOW: &str = "1ms";
 const READER: &str = "a token that may read everything";
 /// How long the page may take to show something.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -37,7 +40,7 @@ const VIEWS: [(&str, &str); 10] = [
     ("explain", "Refused logins"),
     ("slow", "Where the time of commands goes"),
     ("configuration", "Versions"),
-    ("health", "File systems"),
+    ("health", "Not checked"),
 ];
 const LOOKS: [Look; 4] = [
     Look { name: "light", width: 1280, height: 800, dark: false },
@@ -64,6 +67,11 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let check = |name: &str, case: &mut dyn FnMut() -> Result<()>| lab.report.check(&part, name, case);
     check("a wrong token is refused, and the cookie is for the page only", &mut || fixture.wrong_token());
     check("the numbers are those of the API, under load and after it", &mut || fixture.numbers(lab));
+    check("slow commands, and the charts of the time before the page was opened", &mut || fixture.past());
+    check("explanations are those of the API and of the command line", &mut || fixture.explanations(lab));
+    check("a refused login has its code, its remedy and its paragraph", &mut || fixture.refused(lab));
+    check("the findings are those of `lunar doctor`", &mut || fixture.findings(lab));
+    check("each question of an operator has a place that answers it", &mut || fixture.questions());
     check("a volume is created, mapped, resized and deleted with the keyboard alone", &mut || fixture.keyboard());
     check("names of strangers are shown as text", &mut || fixture.hostile_names());
     check("every view in four looks: no error, no violation, nothing from elsewhere", &mut || {
@@ -118,7 +126,7 @@ impl Daemon {
              [user.esx]\nsecret = \"correct horse battery\"\n\
              [group.esx]\ntargets = [\"disks\"]\ninitiators = [\"iqn.2026-01.io.lunar*\"]\n\
              luns = {{ 0 = \"vmfs1\", 1 = \"database\" }}\n\
-             [api]\nsocket = \"{place}/api.sock\"\n[api-listener.local]\naddress = \"{api}\"\n\
+             [logging]\nslow = \"{SLOW}\"\n[api]\nsocket = \"{place}/api.sock\"\n[api-listener.local]\naddress = \"{api}\"\n\
              [api-token.writer]\nsecret = \"{WRITER}\"\nrole = \"write\"\n[api-token.reader]\nsecret = \"{READER}\"\n",
             driver.name().replace('_', "-"),
         );
@@ -440,9 +448,12 @@ impl Fixture {
         let mut wrong = Vec::new();
         for look in LOOKS {
             self.browser.look(look)?;
-            for (view, text) in
-                VIEWS.into_iter().chain([("volumes/vmfs1", "How hosts see it"), ("settings/user", "esx")])
-            {
+            for (view, text) in VIEWS.into_iter().chain([
+                ("volumes/vmfs1", "How hosts see it"),
+                ("settings/user", "esx"),
+                ("explain/login/iqn.2026-01.org.example:nobody", "Step by step"),
+                ("explain/volume/scratch", "scratch"),
+            ]) {
                 self.view(view, text)?;
                 std::thread::sleep(Duration::from_millis(300));
                 self.browser.picture(&pictures.join(format!("{}-{}.png", view.replace('/', "-"), look.name)), false)?;
