@@ -201,6 +201,7 @@ impl FrontRuntime for SrpRuntime {
             portal_group: None,
             user: None,
             seconds: now.since(session.since).as_secs(),
+            tcp: Vec::new(),
         };
         self.common.sessions().iter().map(view).collect()
     }

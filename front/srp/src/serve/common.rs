@@ -1,9 +1,11 @@
 //! The state that all cores share, and that threads of the engine look at.
 
 use crate::names::PortId;
+use crate::schema::WORD;
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::time::Instant;
 use lunar_engine::core_set::shared::Shared;
-use lunar_engine::notice::{Notice, NoticeTopic};
+use lunar_engine::notice::{Notice, NoticeTopic, RefusedLogin};
 use lunar_reactor::endpoint::Endpoint;
 use std::collections::BTreeMap;
 use std::io;
@@ -63,10 +65,13 @@ impl Common {
         lock(&self.troubles).values().cloned().collect()
     }
 
-    /// Sends a notice about an initiator to operators.
-    pub(crate) fn notify(&self, topic: NoticeTopic, initiator: PortId, words: &str) {
+    /// Tells operators that an initiator logged in, or that it was refused for this reason at this target.
+    pub(crate) fn notify(&self, initiator: PortId, refused: Option<(RefusalCode, &str)>, words: &str) {
         let subject = initiator.to_string();
-        (self.shared.audit)(&Notice { topic, subject: &subject, words: &words });
+        let topic = if refused.is_some() { NoticeTopic::Refusal } else { NoticeTopic::Login };
+        let refusal =
+            refused.map(|(code, target)| RefusedLogin { transport: WORD, code, source: None, target, user: "" });
+        (self.shared.audit)(&Notice { refusal, ..Notice::new(topic, &subject, &words) });
     }
 }
 

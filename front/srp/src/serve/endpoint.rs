@@ -9,9 +9,9 @@ use crate::limits::{CHANNELS_MAX, REFUSALS_MAX, REQUEST_LIMIT, UNCREDITED, UNIT_
 use crate::names::PortId;
 use crate::schema::WORD;
 use crate::wire::{FORMATS, Login, LoginReject, LoginResponse, Multichannel, RejectReason, Unit};
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
 use lunar_core::time::Instant;
-use lunar_engine::notice::NoticeTopic;
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
@@ -224,18 +224,24 @@ impl Endpoint {
         let (begun, count) = if now.since(begun) < MINUTE { (begun, count) } else { (now, 0) };
         self.refusals.set((begun, count.saturating_add(1)));
         if count < REFUSALS_MAX {
-            let words = match reason {
-                RejectReason::UNKNOWN_PORT => format!(
-                    "initiator {name} at {} asks for port {}, which is not that of SRP port {}: it has id_ext and \
-                     ioc_guid {:016x}",
-                    candidate.peer, candidate.login.target, view.name, view.guid
+            let (code, words) = match reason {
+                RejectReason::UNKNOWN_PORT => (
+                    RefusalCode::NoTarget,
+                    format!(
+                        "initiator {name} at {} asks for port {}, which is not that of SRP port {}: it has id_ext and \
+                         ioc_guid {:016x}",
+                        candidate.peer, candidate.login.target, view.name, view.guid
+                    ),
                 ),
-                _ => format!(
-                    "initiator {name} at {} belongs to no group of target {}: it cannot log in",
-                    candidate.peer, view.target
+                _ => (
+                    RefusalCode::NotShown,
+                    format!(
+                        "initiator {name} at {} belongs to no group of target {}: it cannot log in",
+                        candidate.peer, view.target
+                    ),
                 ),
             };
-            self.core.common.notify(NoticeTopic::Refusal, name, &words);
+            self.core.common.notify(name, Some((code, &view.target)), &words);
         }
     }
 
@@ -279,7 +285,7 @@ impl Endpoint {
             "initiator {name} has logged in from {} at SRP port {} of target {}, group {}",
             candidate.peer, view.name, view.target, session.view.group
         );
-        self.core.common.notify(NoticeTopic::Login, name, &words);
+        self.core.common.notify(name, None, &words);
     }
 
     /// Accepts a channel of a session; returns whether the initiator still waits for it.
