@@ -1,5 +1,5 @@
-//! The findings of `lunar doctor` that the service can have by itself. It may not look at the files, the network and the
-//! kernel of its machine (its sandbox forbids it), so their checks are left to the command.
+//! The findings of `lunar doctor` that the service can have by itself. Its sandbox forbids it to look at the files, the
+//! network and the kernel of its machine, so their checks are left to the command.
 
 use crate::control::Control;
 use crate::handlers;

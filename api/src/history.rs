@@ -1,7 +1,7 @@
 //! The rates of the last minutes, so that a page that is opened now has charts of the time before.
 //!
-//! A timer that exists anyway calls [`History::tick`]. Without commands it reads one number and takes no sample, so that
-//! an idle target stays idle; times without samples are times without commands.
+//! A timer that exists anyway calls [`History::tick`]. Without commands it reads one number and takes no sample, so
+//! that an idle target stays idle; times without samples are times without commands.
 
 use lunar_control::counters::CountersView;
 use lunar_control::metrics::Measured;
@@ -139,8 +139,8 @@ impl Kept {
     }
 }
 
-/// Rates of the past, in columns of equal length. Between two times that are more than five seconds apart, there were no
-/// commands.
+/// Rates of the past, in columns of equal length. Between two times that are more than five seconds apart, there were
+/// no commands.
 #[derive(Clone, PartialEq, Default, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 #[schemars(rename = "history")]

@@ -126,7 +126,8 @@ impl Daemon {
              [user.esx]\nsecret = \"correct horse battery\"\n\
              [group.esx]\ntargets = [\"disks\"]\ninitiators = [\"iqn.2026-01.io.lunar*\"]\n\
              luns = {{ 0 = \"vmfs1\", 1 = \"database\" }}\n\
-             [logging]\nslow = \"{SLOW}\"\n[api]\nsocket = \"{place}/api.sock\"\n[api-listener.local]\naddress = \"{api}\"\n\
+             [logging]\nslow = \"{SLOW}\"\n\
+             [api]\nsocket = \"{place}/api.sock\"\n[api-listener.local]\naddress = \"{api}\"\n\
              [api-token.writer]\nsecret = \"{WRITER}\"\nrole = \"write\"\n[api-token.reader]\nsecret = \"{READER}\"\n",
             driver.name().replace('_', "-"),
         );

@@ -8,7 +8,8 @@
 //!   `lan`: those on Ethernet frames
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
-//! * [`histogram`], [`cost`], [`report`]: the results; [`predict`]: those that the performance model, [`model`], expects
+//! * [`histogram`], [`cost`], [`report`]: the results; [`predict`]: those that the performance model ([`model`])
+//!   expects
 
 pub mod ack_log;
 mod aoe;

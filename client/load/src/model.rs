@@ -1,10 +1,10 @@
 //! The performance model of Lunar: a closed loop of an initiator, a link and one serving core. It is that of
 //! `check/bench/harness/model.py`, which fits the terms; a test compares the two.
 //!
-//! All times are in microseconds for one command, all rates in commands per microsecond. A cycle is the time in which all
-//! outstanding commands complete once. It is as long as the longest of: one wait (wake-up of the peer, network, store)
-//! and the commands that are processed one after the other within it; the work of the core for all commands; the work of
-//! the initiator; the bytes on the link.
+//! All times are in microseconds for one command, all rates in commands per microsecond. A cycle is the time in which
+//! all outstanding commands complete once. It is as long as the longest of: one wait (wake-up of the peer, network,
+//! store) and the commands that are processed one after the other within it; the work of the core for all commands;
+//! the work of the initiator; the bytes on the link.
 
 use serde::Deserialize;
 use std::collections::BTreeMap;

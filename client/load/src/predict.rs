@@ -23,12 +23,12 @@ pub struct Predicted {
     pub core_us_per_command: f64,
     /// The serving cores that are busy.
     pub busy_cores: f64,
-    /// What limits the rate: `depth`, `core`, `initiator` or `link`.
+    /// The part that limits the rate: `depth`, `core`, `initiator` or `link`.
     pub limit: &'static str,
 }
 
 impl Predicted {
-    /// What would raise the rate.
+    /// The options that would raise the rate.
     fn advice(&self) -> &'static str {
         match self.limit {
             "depth" => "more commands outstanding (--depth, --sessions), or less latency",

@@ -426,12 +426,12 @@ fn configured_network(code: Code) -> (Vec<Change>, Vec<Change>) {
             (vec![|f| f.network.congestion = "vegas".into()], vec![|f| f.network.congestion = "dctcp".into()])
         }
         Code::Retransmits => (
-            vec![|f| f.network.segments = (100_000, 200), |f| f.sessions = vec![with_tcp(2000, 3)]],
+            vec![|f| f.network.segments = (100_000, 200), |f| f.sessions[0] = with_tcp(2000, 3)],
             vec![
                 |f| f.network.segments = (100_000, 90),
                 |f| f.network.segments = (100, 90),
-                |f| f.sessions = vec![with_tcp(2000, 1)],
-                |f| f.sessions = vec![with_tcp(900, 300)],
+                |f| f.sessions[0] = with_tcp(2000, 1),
+                |f| f.sessions[0] = with_tcp(900, 300),
             ],
         ),
         code => panic!("{code} has no case"),
