@@ -32,7 +32,8 @@ const LOGICAL_UNIT_RESET: u8 = 0x10;
 const GROWTH_MAX: u64 = 64 << 20;
 
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
-    let check = |name: &str, case: &dyn Fn() -> Result<()>| lab.report.check("sst", name, case);
+    let part = format!("sst/{}", driver.name());
+    let check = |name: &str, case: &dyn Fn() -> Result<()>| lab.report.check(&part, name, case);
     check("verified writes and reads", &|| verified(lab, driver));
     check("verified writes over a network that loses datagrams", &|| over_loss(lab, driver));
     check("the target is killed and started again while writes are verified", &|| across_a_kill(lab, driver));
