@@ -189,6 +189,7 @@ const ORDER: [(Part, bool, usize); 31] = [
     (Part::Blktests, false, COMPUTES),
     (Part::Spdk, false, COMPUTES),
     (Part::St, false, WAITS),
+    (Part::Page, false, COMPUTES),
     (Part::Handler, true, WAITS),
     (Part::Sst, true, WAITS),
     (Part::Hostile, true, WAITS),
@@ -203,7 +204,6 @@ const ORDER: [(Part, bool, usize); 31] = [
     (Part::Docs, false, WAITS),
     (Part::Explain, false, WAITS),
     (Part::Doctor, false, WAITS),
-    (Part::Page, false, COMPUTES),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
