@@ -21,6 +21,7 @@
 //! * [`origin`]: the origin of a configuration, for the words of messages
 //! * [`host`]: the services of the machine; [`participant`]: other configured parts of the program; [`name_service`]:
 //!   iSNS
+//! * [`link_ports`]: the skeleton of fronts whose ports have links of their own
 //! * [`authentication`]: the thread with the computations of DH-HMAC-CHAP
 //! * [`notice`]: notices for operators; [`statistics`]: the counters of the cores; [`metrics`]: all counters and states
 //!   for monitoring; [`error`]: errors;
@@ -40,6 +41,7 @@ pub mod error;
 pub mod front;
 mod health;
 pub mod host;
+pub mod link_ports;
 pub mod lun_maps;
 mod measured;
 pub mod metrics;

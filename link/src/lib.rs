@@ -11,12 +11,9 @@ pub mod address;
 pub mod frame;
 pub mod link;
 pub mod rate;
-pub mod table;
-
 pub use address::LinkAddress;
 pub use frame::{Frame, HEADER_LEN, Header};
 pub use link::{Link, LinkConfig, MTU_MAX, OpenedLink, open_direct};
 pub use lunar_reactor::endpoint::packet::{DirectLink, Filter};
 pub use lunar_reactor::endpoint::{Counters, MacAddress, ReceiveBatch, SendBatch};
 pub use rate::Rate;
-pub use table::{BoundLink, LinkTable};

@@ -254,8 +254,8 @@ impl LanTarget {
         let aoe = self.cores.cores().filter_map(|core| core.front_of::<AoeCore>());
         let fcoe = self.cores.cores().filter_map(|core| core.front_of::<FcoeCore>());
         let st = self.cores.cores().filter_map(|core| core.front_of::<StCore>());
-        let fcoe = fcoe.map(|front| front.front().in_progress());
-        let st = st.map(|front| front.front().in_progress());
+        let fcoe = fcoe.map(|front| front.in_progress());
+        let st = st.map(|front| front.in_progress());
         aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).sum()
     }
 }

@@ -6,7 +6,7 @@ use crate::directory::Shelf;
 use crate::links;
 use crate::schema::{AOE, Aoe};
 use crate::serve;
-use crate::serve::common::{Common, OpenLink, StationInfo};
+use crate::serve::common::{Common, OpenLink};
 
 use lunar_control::api::SessionView;
 use lunar_control::live::Later;
@@ -17,9 +17,10 @@ use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, Prepared};
+use lunar_engine::link_ports::{BoundLink, LinkTable};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_link::{BoundLink, LinkTable, MacAddress, OpenedLink};
+use lunar_link::{LinkConfig, MacAddress, OpenedLink};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::ready;
@@ -63,13 +64,13 @@ impl Front for AoeFront {
 /// A link that is open, for the shelf of this name.
 struct PreparedLink {
     name: String,
-    link: BoundLink,
+    link: BoundLink<LinkConfig>,
 }
 
 /// ATA over Ethernet of a process.
 pub struct AoeRuntime {
     common: Arc<Common>,
-    state: Mutex<LinkTable>,
+    state: Mutex<LinkTable<LinkConfig>>,
 }
 
 impl fmt::Debug for AoeRuntime {
@@ -84,7 +85,7 @@ fn session_id(shelf: &str, mac: MacAddress) -> String {
 }
 
 impl AoeRuntime {
-    fn state(&self) -> MutexGuard<'_, LinkTable> {
+    fn state(&self) -> MutexGuard<'_, LinkTable<LinkConfig>> {
         // Every change is one insert, remove or assignment, so a panic of another thread leaves the state consistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -101,7 +102,7 @@ impl AoeRuntime {
         // All links of a shelf have one core.
         let group = Some(aoe.shelf.get() as u16);
         let Some(link) = self.state().wanted(name, config, group, cores.count()) else { return Ok(None) };
-        let opened = (self.common.open)(&link.config).map_err(EngineError::front)?;
+        let opened = (self.common.ports.open)(&link.config).map_err(EngineError::front)?;
         let (number, config) = (link.number, link.config.clone());
         let attach = move |front: Rc<AoeCore>| ready(front.0.attach(number, config, opened));
         cores.ask(link.core, attach).wait().ok_or(EngineError::CoreEnded)?.map_err(EngineError::front)?;
@@ -109,7 +110,7 @@ impl AoeRuntime {
         Ok(Some(PreparedLink { name: name.to_owned(), link }))
     }
 
-    fn close(cores: &FrontHandle, link: &BoundLink) {
+    fn close(cores: &FrontHandle, link: &BoundLink<LinkConfig>) {
         let number = link.number;
         cores.ask(link.core, async move |front: Rc<AoeCore>| front.0.close(number)).wait();
     }
@@ -160,25 +161,11 @@ impl FrontRuntime for AoeRuntime {
     }
 
     fn sessions(&self, _targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
-        let now = self.common.shared.host.now();
-        let view = |((shelf, mac), info): (&(Arc<str>, MacAddress), &StationInfo)| SessionView {
-            id: session_id(shelf, *mac),
-            protocol: NAME,
-            discovery: false,
-            initiator: mac.to_string(),
-            source: info.link.clone(),
-            target: Some(info.target.clone()),
-            group: Some(info.group.to_string()),
-            portal_group: None,
-            user: None,
-            seconds: now.since(info.since).as_secs(),
-            tcp: Vec::new(),
-        };
-        self.common.stations().iter().map(view).collect()
+        self.common.ports.shown(|shelf, mac| session_id(shelf, *mac))
     }
 
     fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
-        let found = self.common.stations().keys().find(|(shelf, mac)| session_id(shelf, *mac) == id).cloned();
+        let found = self.common.ports.sessions().keys().find(|(shelf, mac)| session_id(shelf, *mac) == id).cloned();
         let (shelf, mac) = found?;
         let link = self.state().get(&shelf).cloned()?;
         let number = link.number;
@@ -191,7 +178,7 @@ impl FrontRuntime for AoeRuntime {
     }
 
     fn troubles(&self) -> Vec<String> {
-        self.common.troubles()
+        self.common.ports.troubles()
     }
 }
 

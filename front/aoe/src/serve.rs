@@ -115,7 +115,7 @@ impl Front {
     pub async fn drained(&self) {
         self.core.draining.unless(pending::<()>()).await;
         let reactor = self.core.reactor();
-        let end = reactor.now() + self.core.common.shared.config.drain;
+        let end = reactor.now() + self.core.common.ports.shared.config.drain;
         while self.in_progress() > 0 && reactor.now() < end {
             reactor.sleep(DRAIN_INTERVAL).await;
         }

@@ -3,71 +3,36 @@
 use crate::schema::WORD;
 use crate::slot::{RECORD, SlotState, SlotStates};
 use crate::wire::Address;
-use lunar_core::access::refusal::RefusalCode;
 use lunar_core::metadata::MetadataStore;
-use lunar_core::time::Instant;
 use lunar_engine::core_set::shared::Shared;
-use lunar_engine::notice::{Notice, NoticeTopic, RefusedLogin};
+use lunar_engine::link_ports::PortState;
+use lunar_engine::link_ports::state::Open;
 use lunar_link::{LinkConfig, MacAddress, OpenedLink};
 use lunar_reactor::log;
 use std::collections::BTreeMap;
-use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The stations of all shelves, and the opener of links.
+pub(crate) type Ports = PortState<MacAddress, LinkConfig, OpenedLink>;
+
 /// Opens links.
-pub type OpenLink = fn(&LinkConfig) -> io::Result<OpenedLink>;
-
-/// A station that uses volumes.
-#[derive(Clone, Debug)]
-pub(crate) struct StationInfo {
-    /// When its first command came.
-    pub(crate) since: Instant,
-    /// Its link.
-    pub(crate) link: String,
-    /// Its group.
-    pub(crate) group: Arc<str>,
-    /// The target in the configuration.
-    pub(crate) target: String,
-}
-
-/// The stations of all shelves, by the name of the shelf and their address.
-pub(crate) type Stations = BTreeMap<(Arc<str>, MacAddress), StationInfo>;
+pub type OpenLink = Open<LinkConfig, OpenedLink>;
 
 /// The shared state.
 pub(crate) struct Common {
-    pub(crate) shared: Arc<Shared>,
-    pub(crate) open: OpenLink,
-    stations: Mutex<Stations>,
+    pub(crate) ports: Ports,
     /// The states of the slots of each volume, by its UUID; `None`: the record is not readable.
     states: Mutex<BTreeMap<[u8; 16], Option<SlotStates>>>,
-    troubles: Mutex<BTreeMap<Arc<str>, String>>,
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // Every change is one insert or remove, so a panic of another thread leaves the state consistent.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Common {
     pub(crate) fn new(shared: &Arc<Shared>, open: OpenLink) -> Arc<Self> {
-        let (stations, states, troubles) = (Mutex::default(), Mutex::default(), Mutex::default());
-        Arc::new(Self { shared: shared.clone(), open, stations, states, troubles })
+        Arc::new(Self { ports: Ports::new(WORD, shared, open), states: Mutex::default() })
     }
 
-    pub(crate) fn stations(&self) -> MutexGuard<'_, Stations> {
-        lock(&self.stations)
-    }
-
-    /// Reports the trouble of a shelf, or its end.
-    pub(crate) fn set_trouble(&self, shelf: &Arc<str>, trouble: Option<String>) {
-        match trouble {
-            Some(trouble) => lock(&self.troubles).insert(shelf.clone(), trouble),
-            None => lock(&self.troubles).remove(shelf),
-        };
-    }
-
-    pub(crate) fn troubles(&self) -> Vec<String> {
-        lock(&self.troubles).values().cloned().collect()
+    fn states(&self) -> MutexGuard<'_, BTreeMap<[u8; 16], Option<SlotStates>>> {
+        // Every change is one insert, so a panic of another thread leaves the state consistent.
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// The state of a slot of a volume.
@@ -77,7 +42,7 @@ impl Common {
         metadata: &dyn MetadataStore,
         address: Address,
     ) -> Option<SlotState> {
-        let mut all = lock(&self.states);
+        let mut all = self.states();
         let states = all.entry(uuid).or_insert_with(|| match metadata.load(RECORD) {
             None => Some(SlotStates::default()),
             Some(record) => {
@@ -99,24 +64,15 @@ impl Common {
         state: SlotState,
         save: impl FnOnce(Vec<u8>) -> T,
     ) -> T {
-        let mut all = lock(&self.states);
+        let mut all = self.states();
         let states = all.entry(uuid).or_default().get_or_insert_default();
         states.0.insert(address, state);
         save(states.record())
-    }
-
-    /// Tells operators that a station logged in, or that it was refused for this reason at this target.
-    pub(crate) fn notify(&self, station: MacAddress, refused: Option<(RefusalCode, &str)>, words: &str) {
-        let subject = station.to_string();
-        let topic = if refused.is_some() { NoticeTopic::Refusal } else { NoticeTopic::Login };
-        let refusal =
-            refused.map(|(code, target)| RefusedLogin { transport: WORD, code, source: None, target, user: "" });
-        (self.shared.audit)(&Notice { refusal, ..Notice::new(topic, &subject, &words) });
     }
 }
 
 impl std::fmt::Debug for Common {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Common({} stations)", self.stations().len())
+        self.ports.fmt(f)
     }
 }

@@ -90,7 +90,7 @@ impl Core {
     pub(super) async fn retain_units(&self, units: &BTreeSet<UnitId>) {
         let gone: Vec<UnitId> = self.volumes.borrow().keys().filter(|unit| !units.contains(unit)).copied().collect();
         for unit in gone {
-            let drain = self.common.shared.config.drain;
+            let drain = self.common.ports.shared.config.drain;
             self.set.remove_unit(unit, self.reactor().sleep(drain)).await;
             // Dropped after the map is free again: its waiting commands look for their volume there.
             let removed = self.volumes.borrow_mut().remove(&unit);

@@ -1,6 +1,5 @@
 //! A shelf on its link: takes frames, and answers them.
 
-use super::common::StationInfo;
 use super::core::Core;
 use super::job::{Job, Origin, write_data};
 use super::station::Station;
@@ -23,6 +22,7 @@ use lunar_core::access::refusal::RefusalCode;
 use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
 use lunar_core::unit::UnitId;
+use lunar_engine::link_ports::PortSession;
 use lunar_link::{Frame, HEADER_LEN, Header as EthernetHeader, Link, LinkConfig, MacAddress, OpenedLink, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -106,7 +106,7 @@ impl Endpoint {
                 if self.closed.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_none() {
                     return;
                 }
-                let opened = (self.core.common.open)(&self.config);
+                let opened = (self.core.common.ports.open)(&self.config);
                 if let Ok(link) = opened.and_then(|opened| Link::attach(self.core.reactor(), opened)) {
                     self.link.replace(link);
                     self.report(None);
@@ -120,7 +120,7 @@ impl Endpoint {
 
     fn report(&self, trouble: Option<String>) {
         if let Some(shelf) = &*self.shelf.borrow() {
-            self.core.common.set_trouble(&shelf.name, trouble);
+            self.core.common.ports.set_trouble(&shelf.name, trouble);
         }
     }
 
@@ -133,7 +133,7 @@ impl Endpoint {
             match shelf.view_of(station.mac) {
                 Some(view) => {
                     station.set_view(view.clone(), &shelf);
-                    if let Some(info) = self.core.common.stations().get_mut(&(shelf.name.clone(), station.mac)) {
+                    if let Some(info) = self.core.common.ports.sessions().get_mut(&(shelf.name.clone(), station.mac)) {
                         info.group = view.group.clone();
                         info.target.clone_from(&shelf.target);
                     }
@@ -323,11 +323,11 @@ impl Endpoint {
         stats.logins.add(1);
         station.count(stats.hosts.session(WORD, &shelf.target, &mac.to_string()));
         let link = self.config.address.to_string();
-        let info = StationInfo { since: now, link, group: view.group.clone(), target: shelf.target.clone() };
-        core.common.stations().insert((shelf.name.clone(), mac), info);
+        let info = PortSession { since: now, source: link, group: view.group.clone(), target: shelf.target.clone() };
+        core.common.ports.sessions().insert((shelf.name.clone(), mac), info);
         let words =
             format!("station {mac} uses shelf {} of target {}, group {}", shelf.number, shelf.target, view.group);
-        core.common.notify(mac, None, &words);
+        core.common.ports.notify(&mac, None, &words);
         Some(station)
     }
 
@@ -348,7 +348,7 @@ impl Endpoint {
         stats.hosts.refused(WORD, RefusalCode::NotShown.word(), &shelf.target, &mac.to_string());
         if self.refusals.borrow_mut().admit(mac, self.core.reactor().now()) {
             let words = format!("station {mac} belongs to no group of target {}: its frames are ignored", shelf.target);
-            self.core.common.notify(mac, Some((RefusalCode::NotShown, &shelf.target)), &words);
+            self.core.common.ports.notify(&mac, Some((RefusalCode::NotShown, &shelf.target)), &words);
         }
     }
 
@@ -359,7 +359,7 @@ impl Endpoint {
             station.revoke();
             self.core.reactor().stats().sessions.sub(1);
             if let Some(shelf) = &*self.shelf.borrow() {
-                self.core.common.stations().remove(&(shelf.name.clone(), mac));
+                self.core.common.ports.sessions().remove(&(shelf.name.clone(), mac));
             }
         }
         station.is_some()

@@ -1,5 +1,6 @@
 //! A port on its link: takes frames, and sends others.
 
+use super::FcoePorts;
 use super::core::Core;
 use super::exchange_port::ExchangePort;
 use super::fcp::FcpTarget;
@@ -18,6 +19,7 @@ use crate::wire::names::{PortId, Wwn};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::shares::Share;
+use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{Filter, Frame, HEADER_LEN, Link, LinkConfig, OpenedLink, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -37,7 +39,7 @@ const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// A port on its link.
-pub(super) struct Endpoint {
+pub struct Endpoint {
     /// Itself, for its exchanges and tasks.
     me: Weak<Self>,
     core: Rc<Core>,
@@ -59,48 +61,12 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Attaches a link to the core and takes frames from now on.
-    pub(super) fn start(core: &Rc<Core>, config: LinkConfig, opened: OpenedLink) -> std::io::Result<Rc<Self>> {
-        let link = Link::attach(core.reactor(), opened)?;
-        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
-            me: me.clone(),
-            core: core.clone(),
-            config,
-            link: RefCell::new(link),
-            fcp: FcpTarget::new(core),
-            view: RefCell::default(),
-            port: RefCell::default(),
-            outbox: RefCell::default(),
-            listening: Cell::default(),
-            refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
-            output: Cell::default(),
-            timer: Cell::default(),
-            closed: End::default(),
-        });
-        let (receiver, sender, timer) = (endpoint.clone(), endpoint.clone(), endpoint.clone());
-        core.reactor().spawn(async move { receiver.receive().await });
-        core.reactor().spawn(async move { sender.send_queued().await });
-        core.reactor().spawn(async move { timer.run_timer().await });
-        Ok(endpoint)
-    }
-
     fn link(&self) -> Rc<Link> {
         self.link.borrow().clone()
     }
 
     fn as_port(&self) -> Rc<dyn ExchangePort> {
         self.me.upgrade().expect("an endpoint is used through an Rc only")
-    }
-
-    /// Initiators that are logged in.
-    pub(super) fn initiators(&self) -> usize {
-        self.fcp.initiators().len()
-    }
-
-    /// Commands and functions in progress.
-    pub(super) fn in_progress(&self) -> usize {
-        let running = self.port.borrow().as_ref().map_or(0, VnPort::running);
-        running.max(self.fcp.in_progress())
     }
 
     /// Takes frames until the end. A link that fails, for instance because its interface was removed, is opened again.
@@ -178,25 +144,6 @@ impl Endpoint {
             let now = self.core.reactor().now();
             self.with(|port, admits, out| port.tick(now, admits, out));
         }
-    }
-
-    /// Serves this port from now on.
-    pub(super) fn publish(&self, view: PortView) {
-        let before = self.view.replace(Some(Rc::new(view.clone())));
-        if before.is_none_or(|before| before.names != view.names) {
-            self.log_all_out();
-            return self.restart();
-        }
-        // Logins of initiators that are in another group, or whose port has another number, begin again.
-        for initiator in self.fcp.initiators() {
-            let is_same = view.view_of(initiator.name) == Some(&initiator.view)
-                && initiator.nexus.name.target_port == view.relative;
-            if !is_same {
-                ExchangePort::log_out(self, initiator.peer);
-            }
-        }
-        let now = self.core.reactor().now();
-        self.with(|port, admits, out| port.review(now, admits, out));
     }
 
     /// Begins with the names of the configuration: probes for an identifier.
@@ -302,7 +249,7 @@ impl Endpoint {
         stats.hosts.refused(WORD, code.word(), &view.target, &name.to_string());
         if self.refusals.borrow_mut().admit(self.link.borrow().mac(), self.core.reactor().now()) {
             let words = format!("initiator {name} belongs to no group of target {}: it cannot log in", view.target);
-            self.core.common.notify(name, Some((code, &view.target)), &words);
+            self.core.common.notify(&name, Some((code, &view.target)), &words);
         }
     }
 
@@ -362,10 +309,61 @@ impl Endpoint {
     fn port_mut<T>(&self, call: impl FnOnce(&mut VnPort) -> Option<T>) -> Option<T> {
         call(self.port.borrow_mut().as_mut()?)
     }
+}
 
-    /// Ends the logins of these groups; they have ended when this returns, and so have those that a configuration has
-    /// ended before.
-    pub(super) async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+impl PortEndpoint<FcoePorts> for Endpoint {
+    fn start(core: &Rc<Core>, config: LinkConfig, opened: OpenedLink) -> std::io::Result<Rc<Self>> {
+        let link = Link::attach(core.reactor(), opened)?;
+        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            core: core.clone(),
+            config,
+            link: RefCell::new(link),
+            fcp: FcpTarget::new(core),
+            view: RefCell::default(),
+            port: RefCell::default(),
+            outbox: RefCell::default(),
+            listening: Cell::default(),
+            refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
+            output: Cell::default(),
+            timer: Cell::default(),
+            closed: End::default(),
+        });
+        let (receiver, sender, timer) = (endpoint.clone(), endpoint.clone(), endpoint.clone());
+        core.reactor().spawn(async move { receiver.receive().await });
+        core.reactor().spawn(async move { sender.send_queued().await });
+        core.reactor().spawn(async move { timer.run_timer().await });
+        Ok(endpoint)
+    }
+
+    fn publish(&self, view: PortView) {
+        let before = self.view.replace(Some(Rc::new(view.clone())));
+        if before.is_none_or(|before| before.names != view.names) {
+            self.log_all_out();
+            return self.restart();
+        }
+        // Logins of initiators that are in another group, or whose port has another number, begin again.
+        for initiator in self.fcp.initiators() {
+            let is_same = view.view_of(initiator.name) == Some(&initiator.view)
+                && initiator.nexus.name.target_port == view.relative;
+            if !is_same {
+                ExchangePort::log_out(self, initiator.peer);
+            }
+        }
+        let now = self.core.reactor().now();
+        self.with(|port, admits, out| port.review(now, admits, out));
+    }
+
+    fn initiators(&self) -> usize {
+        self.fcp.initiators().len()
+    }
+
+    fn in_progress(&self) -> usize {
+        let running = self.port.borrow().as_ref().map_or(0, VnPort::running);
+        running.max(self.fcp.in_progress())
+    }
+
+    async fn review(&self, ended: &BTreeSet<Arc<str>>) {
         for initiator in self.fcp.initiators() {
             if ended.contains(&initiator.view.group) {
                 ExchangePort::log_out(self, initiator.peer);
@@ -374,22 +372,19 @@ impl Endpoint {
         self.fcp.until_all_closed().await;
     }
 
-    /// Logs out the initiator of this name; returns whether it was logged in.
-    pub(super) async fn log_out(&self, name: Wwn) -> bool {
-        let initiator = self.fcp.initiators().into_iter().find(|initiator| initiator.name == name);
+    async fn log_out(&self, name: &Wwn) -> bool {
+        let initiator = self.fcp.initiators().into_iter().find(|initiator| initiator.name == *name);
         let Some(initiator) = initiator else { return false };
         ExchangePort::log_out(self, initiator.peer);
-        self.fcp.until_closed(name).await;
+        self.fcp.until_closed(*name).await;
         true
     }
 
-    /// Logs all initiators out.
-    pub(super) fn log_all_out(&self) {
+    fn log_all_out(&self) {
         self.fcp.initiators().iter().for_each(|initiator| ExchangePort::log_out(self, initiator.peer));
     }
 
-    /// Logs all initiators out, and closes the link: no frame is taken and none is sent any more.
-    pub(super) async fn close(&self) {
+    async fn close(&self) {
         self.log_all_out();
         self.fcp.until_all_closed().await;
         // The last frames leave with the end of this turn.
@@ -397,8 +392,7 @@ impl Endpoint {
         self.abandon();
     }
 
-    /// Closes the link at once.
-    pub(super) fn abandon(&self) {
+    fn abandon(&self) {
         self.closed.come();
         for initiator in self.fcp.initiators() {
             self.fcp.logout(&self.as_port(), initiator.peer);

@@ -1,6 +1,5 @@
 //! The Fibre Channel Protocol of a port: its initiators and their commands. It knows no frames.
 
-use super::common::Session;
 use super::core::Core;
 use super::exchange_port::ExchangePort;
 use super::initiator::Initiator;
@@ -15,6 +14,7 @@ use crate::wire::names::{PortId, Wwn};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
 use lunar_core::turn::Turns;
+use lunar_engine::link_ports::PortSession;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use std::cell::{Cell, RefCell};
@@ -94,7 +94,7 @@ impl FcpTarget {
         let taken = self.turns.borrow().get(&name).cloned();
         if self.initiators.borrow().len() >= INITIATORS_MAX {
             let most = format!("initiator {name} cannot log in: {INITIATORS_MAX} others are logged in at this port");
-            self.core.common.notify(name, Some((RefusalCode::Full, &view.target)), &most);
+            self.core.common.notify(&name, Some((RefusalCode::Full, &view.target)), &most);
             return port.log_out(peer);
         }
         let Some(turns) = taken else { return self.admit(port, (peer, name), (view, group), link) };
@@ -139,7 +139,8 @@ impl FcpTarget {
         port.open(peer, memory.outgoing.empty_share());
         let shares = (memory, self.core.slot_shares.join(self.host));
         let source = format!("{link} {peer:?}");
-        let session = Session { since: reactor.now(), source, group: group.group.clone(), target: view.target.clone() };
+        let session =
+            PortSession { since: reactor.now(), source, group: group.group.clone(), target: view.target.clone() };
         let words = format!(
             "initiator {name} has logged in at FCoE port {} of target {}, group {}",
             view.name, view.target, group.group
@@ -147,7 +148,7 @@ impl FcpTarget {
         let initiator = Initiator::new((name, peer), (group, view.name.clone()), nexus, shares);
         self.initiators.borrow_mut().insert(peer, initiator);
         self.core.common.sessions().insert((view.name.clone(), name), session);
-        self.core.common.notify(name, None, &words);
+        self.core.common.notify(&name, None, &words);
     }
 
     /// The login of an initiator has ended: its commands are aborted.

@@ -1,7 +1,7 @@
 //! A port on its socket: logins, and the information units of its channels.
 
+use super::SrpPorts;
 use super::channel::Channel;
-use super::common;
 use super::core::Core;
 use super::sessions::{Session, Sessions};
 use crate::directory::{PortView, View};
@@ -11,7 +11,8 @@ use crate::schema::WORD;
 use crate::wire::{FORMATS, Login, LoginReject, LoginResponse, Multichannel, RejectReason, Unit};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
-use lunar_core::time::Instant;
+use lunar_engine::link_ports::{PortEndpoint, PortSession};
+use lunar_link::{MacAddress, Rate};
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
@@ -30,11 +31,14 @@ use zerocopy::IntoBytes;
 
 /// The time between two attempts to open a socket that has failed.
 const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
-/// The period of the number of reported refusals.
+/// The period of the rate of reported refusals.
 const MINUTE: Duration = Duration::from_secs(60);
 
+/// The rate is that of all refusals, not of one host.
+const ANYBODY: MacAddress = MacAddress([0; 6]);
+
 /// A port on its socket.
-pub(super) struct Endpoint {
+pub struct Endpoint {
     /// Itself, for its channels and tasks.
     me: Weak<Self>,
     pub(super) core: Rc<Core>,
@@ -46,8 +50,7 @@ pub(super) struct Endpoint {
     channels: RefCell<HashMap<ConnectionId, Rc<Channel>>>,
     /// Task management functions in progress, and nexuses that end.
     pub(super) functions: Cell<usize>,
-    /// Refusals that were reported in the minute that began then.
-    refusals: Cell<(Instant, u32)>,
+    refusals: RefCell<Rate>,
     closed: End,
 }
 
@@ -78,24 +81,6 @@ struct Candidate {
 }
 
 impl Endpoint {
-    /// Attaches a socket to the core and takes packets from now on.
-    pub(super) fn start(core: &Rc<Core>, address: IpAddr, opened: Socket) -> io::Result<Rc<Self>> {
-        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
-            me: me.clone(),
-            core: core.clone(),
-            address,
-            port: RefCell::default(),
-            view: RefCell::default(),
-            sessions: Sessions::default(),
-            channels: RefCell::default(),
-            functions: Cell::default(),
-            refusals: Cell::new((Instant(0), 0)),
-            closed: End::default(),
-        });
-        endpoint.attach(opened)?;
-        Ok(endpoint)
-    }
-
     fn me(&self) -> Rc<Self> {
         self.me.upgrade().expect("an endpoint is used through an Rc only")
     }
@@ -117,37 +102,6 @@ impl Endpoint {
     /// The socket. An endpoint whose socket has failed has the old one, which sends nothing.
     fn port(&self) -> Option<Rc<Port>> {
         self.port.borrow().clone()
-    }
-
-    /// Initiators that are logged in.
-    pub(super) fn initiators(&self) -> usize {
-        self.sessions.count()
-    }
-
-    /// Commands and functions in progress.
-    pub(super) fn in_progress(&self) -> usize {
-        let outstanding: usize = self.channels.borrow().values().map(|channel| channel.outstanding()).sum();
-        outstanding + self.functions.get()
-    }
-
-    /// Serves this port from now on.
-    pub(super) fn publish(&self, view: PortView) {
-        let before = self.view.replace(Some(Rc::new(view.clone())));
-        let is_same_port = before
-            .is_some_and(|before| (before.id, before.service, &before.target) == (view.id, view.service, &view.target));
-        if !is_same_port {
-            self.log_all_out();
-            self.port().iter().for_each(|port| serve(port, &view));
-            return;
-        }
-        // Logins of initiators that are in another group, or whose port has another number, begin again.
-        for session in self.sessions.all() {
-            let is_same =
-                view.view_of(session.name) == Some(&session.view) && session.nexus.name.target_port == view.relative;
-            if !is_same {
-                self.end_session(&session);
-            }
-        }
     }
 
     /// An initiator requests a channel.
@@ -219,29 +173,26 @@ impl Endpoint {
         self.reject(candidate, reason);
         let (stats, name) = (self.core.reactor().stats(), candidate.login.initiator);
         stats.logins_refused.add(1);
-        stats.hosts.refused(WORD, "not-shown", &view.target, &name.to_string());
-        let (now, (begun, count)) = (self.core.reactor().now(), self.refusals.get());
-        let (begun, count) = if now.since(begun) < MINUTE { (begun, count) } else { (now, 0) };
-        self.refusals.set((begun, count.saturating_add(1)));
-        if count < REFUSALS_MAX {
-            let (code, words) = match reason {
-                RejectReason::UNKNOWN_PORT => (
-                    RefusalCode::NoTarget,
-                    format!(
-                        "initiator {name} at {} asks for port {}, which is not that of SRP port {}: it has id_ext and \
-                         ioc_guid {:016x}",
-                        candidate.peer, candidate.login.target, view.name, view.guid
-                    ),
+        let (code, words) = match reason {
+            RejectReason::UNKNOWN_PORT => (
+                RefusalCode::NoTarget,
+                format!(
+                    "initiator {name} at {} asks for port {}, which is not that of SRP port {}: it has id_ext and \
+                     ioc_guid {:016x}",
+                    candidate.peer, candidate.login.target, view.name, view.guid
                 ),
-                _ => (
-                    RefusalCode::NotShown,
-                    format!(
-                        "initiator {name} at {} belongs to no group of target {}: it cannot log in",
-                        candidate.peer, view.target
-                    ),
+            ),
+            _ => (
+                RefusalCode::NotShown,
+                format!(
+                    "initiator {name} at {} belongs to no group of target {}: it cannot log in",
+                    candidate.peer, view.target
                 ),
-            };
-            self.core.common.notify(name, Some((code, &view.target)), &words);
+            ),
+        };
+        stats.hosts.refused(WORD, code.word(), &view.target, &name.to_string());
+        if self.refusals.borrow_mut().admit(ANYBODY, self.core.reactor().now()) {
+            self.core.common.notify(&name, Some((code, &view.target)), &words);
         }
     }
 
@@ -268,7 +219,7 @@ impl Endpoint {
             waiting: Cell::default(),
             channels: RefCell::default(),
         });
-        let listed = common::Session {
+        let listed = PortSession {
             since: reactor.now(),
             source: candidate.peer.to_string(),
             group: session.view.group.clone(),
@@ -285,7 +236,7 @@ impl Endpoint {
             "initiator {name} has logged in from {} at SRP port {} of target {}, group {}",
             candidate.peer, view.name, view.target, session.view.group
         );
-        self.core.common.notify(name, None, &words);
+        self.core.common.notify(&name, None, &words);
     }
 
     /// Accepts a channel of a session; returns whether the initiator still waits for it.
@@ -364,47 +315,6 @@ impl Endpoint {
         self.channels.borrow().get(&id).cloned()
     }
 
-    /// Ends the logins of these groups; they have ended when this returns, and so have those that a configuration has
-    /// ended before.
-    pub(super) async fn review(&self, ended: &BTreeSet<Arc<str>>) {
-        for session in self.sessions.all() {
-            if ended.contains(&session.view.group) {
-                self.end_session(&session);
-            }
-        }
-        self.sessions.until_all_closed().await;
-    }
-
-    /// Logs out the initiator of this name; returns whether it was logged in.
-    pub(super) async fn log_out(&self, name: PortId) -> bool {
-        let Some(session) = self.sessions.get(name) else { return false };
-        self.end_session(&session);
-        self.sessions.until_closed(name).await;
-        true
-    }
-
-    /// Logs all initiators out.
-    pub(super) fn log_all_out(&self) {
-        self.sessions.all().iter().for_each(|session| self.end_session(session));
-    }
-
-    /// Logs all initiators out, and closes the socket.
-    pub(super) async fn close(&self) {
-        self.log_all_out();
-        self.sessions.until_all_closed().await;
-        // The last packets leave with the end of this turn.
-        self.core.reactor().sleep(Duration::from_millis(1)).await;
-        self.abandon();
-    }
-
-    /// Closes the socket at once.
-    pub(super) fn abandon(&self) {
-        self.closed.come();
-        self.log_all_out();
-        self.report(None);
-        self.port().into_iter().for_each(|port| port.close());
-    }
-
     fn report(&self, trouble: Option<String>) {
         if let Some(view) = &*self.view.borrow() {
             self.core.common.set_trouble(&view.name, trouble);
@@ -415,12 +325,94 @@ impl Endpoint {
     async fn reopen(self: Rc<Self>) {
         let (address, end) = (self.address, &self.closed);
         while end.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_some() {
-            if (self.core.common.open)(address).and_then(|opened| self.attach(opened)).is_ok() {
+            if (self.core.common.open)(&address).and_then(|opened| self.attach(opened)).is_ok() {
                 self.report(None);
                 log!("the socket of the SRP port at {address} is open again");
                 return;
             }
         }
+    }
+}
+
+impl PortEndpoint<SrpPorts> for Endpoint {
+    fn start(core: &Rc<Core>, address: IpAddr, opened: Socket) -> io::Result<Rc<Self>> {
+        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            core: core.clone(),
+            address,
+            port: RefCell::default(),
+            view: RefCell::default(),
+            sessions: Sessions::default(),
+            channels: RefCell::default(),
+            functions: Cell::default(),
+            refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
+            closed: End::default(),
+        });
+        endpoint.attach(opened)?;
+        Ok(endpoint)
+    }
+
+    fn publish(&self, view: PortView) {
+        let before = self.view.replace(Some(Rc::new(view.clone())));
+        let is_same_port = before
+            .is_some_and(|before| (before.id, before.service, &before.target) == (view.id, view.service, &view.target));
+        if !is_same_port {
+            self.log_all_out();
+            self.port().iter().for_each(|port| serve(port, &view));
+            return;
+        }
+        // Logins of initiators that are in another group, or whose port has another number, begin again.
+        for session in self.sessions.all() {
+            let is_same =
+                view.view_of(session.name) == Some(&session.view) && session.nexus.name.target_port == view.relative;
+            if !is_same {
+                self.end_session(&session);
+            }
+        }
+    }
+
+    fn initiators(&self) -> usize {
+        self.sessions.count()
+    }
+
+    fn in_progress(&self) -> usize {
+        let outstanding: usize = self.channels.borrow().values().map(|channel| channel.outstanding()).sum();
+        outstanding + self.functions.get()
+    }
+
+    async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+        for session in self.sessions.all() {
+            if ended.contains(&session.view.group) {
+                self.end_session(&session);
+            }
+        }
+        self.sessions.until_all_closed().await;
+    }
+
+    async fn log_out(&self, name: &PortId) -> bool {
+        let Some(session) = self.sessions.get(*name) else { return false };
+        self.end_session(&session);
+        self.sessions.until_closed(*name).await;
+        true
+    }
+
+    fn log_all_out(&self) {
+        self.sessions.all().iter().for_each(|session| self.end_session(session));
+    }
+
+    async fn close(&self) {
+        self.log_all_out();
+        self.sessions.until_all_closed().await;
+        // The last packets leave with the end of this turn.
+        self.core.reactor().sleep(Duration::from_millis(1)).await;
+        self.abandon();
+    }
+
+    fn abandon(&self) {
+        self.closed.come();
+        self.log_all_out();
+        self.report(None);
+        self.port().into_iter().for_each(|port| port.close());
     }
 }
 

@@ -1,11 +1,12 @@
 //! The state that all ports of a core share.
 
-use super::common::Common;
 use super::job::Job;
+use super::{Common, StPorts};
 use crate::limits::EXECUTED_MAX;
 use lunar_core::shares::PeerShares;
 use lunar_core::step::SlotContext;
 use lunar_engine::core_set::context::CoreContext;
+use lunar_engine::link_ports::PortCore;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_reactor::slots::Slots;
@@ -16,7 +17,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 /// The state that all ports of a core share.
-pub(super) struct Core {
+pub struct Core {
     context: CoreContext,
     pub(super) common: Arc<Common>,
     pub(super) slots: Slots<Job>,
@@ -27,8 +28,8 @@ pub(super) struct Core {
     pub(super) draining: End,
 }
 
-impl Core {
-    pub(super) fn new(context: &CoreContext, common: &Arc<Common>) -> Rc<Self> {
+impl PortCore<StPorts> for Core {
+    fn new(context: &CoreContext, common: &Arc<Common>) -> Rc<Self> {
         let reactor = &context.reactor;
         Rc::new(Self {
             slots: Slots::new(reactor, EXECUTED_MAX, async |job: &Job, slot: &mut SlotContext| job.run(slot).await),
@@ -40,6 +41,12 @@ impl Core {
         })
     }
 
+    fn draining(&self) -> &End {
+        &self.draining
+    }
+}
+
+impl Core {
     pub(super) fn reactor(&self) -> &Reactor {
         &self.context.reactor
     }

@@ -1,5 +1,6 @@
 //! A port on its link: follows the events of Scheduled Transfer.
 
+use super::StPorts;
 use super::connection::{Connection, Step, Use};
 use super::core::Core;
 use super::target::{SstTarget, address};
@@ -11,6 +12,7 @@ use crate::schema::WORD;
 use crate::wire::{LOGIN_LEN, Login, LoginAnswer, LoginStatus, PORT};
 use lunar_core::access::audit;
 use lunar_core::access::refusal::RefusalCode;
+use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -34,7 +36,7 @@ const ANYBODY: MacAddress = MacAddress([0; 6]);
 const FAREWELL: Duration = Duration::from_millis(50);
 
 /// A port on its link.
-pub(super) struct Endpoint {
+pub struct Endpoint {
     /// Itself, for its tasks.
     me: Weak<Self>,
     core: Rc<Core>,
@@ -48,24 +50,6 @@ pub(super) struct Endpoint {
 }
 
 impl Endpoint {
-    /// Attaches a link to the core.
-    pub(super) fn start(core: &Rc<Core>, spec: LinkSpec, opened: OpenedPort) -> io::Result<Rc<Self>> {
-        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
-            me: me.clone(),
-            core: core.clone(),
-            spec,
-            target: SstTarget::new(core),
-            port: RefCell::default(),
-            view: RefCell::default(),
-            refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
-            closed: End::default(),
-        });
-        endpoint.attach(opened)?;
-        let watched = endpoint.clone();
-        core.reactor().spawn(async move { watched.keep_open().await });
-        Ok(endpoint)
-    }
-
     fn attach(&self, opened: OpenedPort) -> io::Result<()> {
         let mut seed = [0; 16];
         if !self.core.common.shared.host.random(&mut seed) {
@@ -115,37 +99,6 @@ impl Endpoint {
     fn report(&self, trouble: Option<String>) {
         if let Some(view) = &*self.view.borrow() {
             self.core.common.set_trouble(&view.name, trouble);
-        }
-    }
-
-    /// Initiators that are logged in.
-    pub(super) fn initiators(&self) -> usize {
-        self.target.sessions().len()
-    }
-
-    /// Commands and functions in progress.
-    pub(super) fn in_progress(&self) -> usize {
-        self.target.in_progress()
-    }
-
-    /// Serves this port from now on.
-    pub(super) fn publish(&self, view: PortView) {
-        let view = Rc::new(view);
-        let before = self.view.replace(Some(view.clone()));
-        match before {
-            None => self.listen(),
-            Some(before) if before.device != view.device => self.end_all(Reason::NONE),
-            Some(_) => {}
-        }
-        // Logins of initiators that are in another group, or whose port has another number, begin again.
-        for connection in self.target.sessions() {
-            let is_same = connection.session().is_some_and(|session| {
-                view.view_of(&session.name, address(connection.peer)).as_ref() == Some(&session.view)
-                    && session.nexus.name.target_port == view.relative
-            });
-            if !is_same {
-                self.target.end(&connection, Reason::NONE);
-            }
         }
     }
 
@@ -301,13 +254,63 @@ impl Endpoint {
         stats.hosts.refused(WORD, code.word(), &view.target, &name);
         if self.refusals.borrow_mut().admit(ANYBODY, self.core.reactor().now()) {
             let words = format!("initiator {name} at {peer} cannot log in to target {}: {why}", view.target);
-            self.core.common.notify(&name, Some((code, &view.target)), &words);
+            self.core.common.notify(&name.into(), Some((code, &view.target)), &words);
         }
     }
 
-    /// Ends the logins of these groups; they have ended when this returns, and so have those that a configuration has
-    /// ended before.
-    pub(super) async fn review(&self, ended: &BTreeSet<Arc<str>>) {
+    /// Ends all connections.
+    pub(super) fn end_all(&self, reason: Reason) {
+        self.target.connections().iter().for_each(|connection| self.target.end(connection, reason));
+    }
+}
+
+impl PortEndpoint<StPorts> for Endpoint {
+    fn start(core: &Rc<Core>, spec: LinkSpec, opened: OpenedPort) -> io::Result<Rc<Self>> {
+        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            core: core.clone(),
+            spec,
+            target: SstTarget::new(core),
+            port: RefCell::default(),
+            view: RefCell::default(),
+            refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
+            closed: End::default(),
+        });
+        endpoint.attach(opened)?;
+        let watched = endpoint.clone();
+        core.reactor().spawn(async move { watched.keep_open().await });
+        Ok(endpoint)
+    }
+
+    fn publish(&self, view: PortView) {
+        let view = Rc::new(view);
+        let before = self.view.replace(Some(view.clone()));
+        match before {
+            None => self.listen(),
+            Some(before) if before.device != view.device => self.end_all(Reason::NONE),
+            Some(_) => {}
+        }
+        // Logins of initiators that are in another group, or whose port has another number, begin again.
+        for connection in self.target.sessions() {
+            let is_same = connection.session().is_some_and(|session| {
+                view.view_of(&session.name, address(connection.peer)).as_ref() == Some(&session.view)
+                    && session.nexus.name.target_port == view.relative
+            });
+            if !is_same {
+                self.target.end(&connection, Reason::NONE);
+            }
+        }
+    }
+
+    fn initiators(&self) -> usize {
+        self.target.sessions().len()
+    }
+
+    fn in_progress(&self) -> usize {
+        self.target.in_progress()
+    }
+
+    async fn review(&self, ended: &BTreeSet<Arc<str>>) {
         for connection in self.target.sessions() {
             if connection.session().is_some_and(|session| ended.contains(&session.view.group)) {
                 self.target.end(&connection, Reason::NONE);
@@ -316,8 +319,7 @@ impl Endpoint {
         self.target.until_all_closed().await;
     }
 
-    /// Ends the login of the initiator of this name; returns whether it was logged in.
-    pub(super) async fn log_out(&self, name: &Arc<str>) -> bool {
+    async fn log_out(&self, name: &Arc<str>) -> bool {
         let is_it = |connection: &Rc<Connection>| connection.session().is_some_and(|session| session.name == *name);
         let Some(connection) = self.target.sessions().into_iter().find(is_it) else { return false };
         self.target.end(&connection, Reason::NONE);
@@ -325,13 +327,11 @@ impl Endpoint {
         true
     }
 
-    /// Ends all connections.
-    pub(super) fn end_all(&self, reason: Reason) {
-        self.target.connections().iter().for_each(|connection| self.target.end(connection, reason));
+    fn log_all_out(&self) {
+        self.end_all(Reason::NONE);
     }
 
-    /// Ends all connections, and closes the link: nothing is taken and nothing is sent any more.
-    pub(super) async fn close(&self) {
+    async fn close(&self) {
         self.end_all(Reason::NONE);
         self.target.until_all_closed().await;
         if let Some(port) = self.current() {
@@ -340,8 +340,7 @@ impl Endpoint {
         self.abandon();
     }
 
-    /// Closes the link at once.
-    pub(super) fn abandon(&self) {
+    fn abandon(&self) {
         self.closed.come();
         self.end_all(Reason::NONE);
         self.report(None);

@@ -1,6 +1,5 @@
 //! The SCSI target of a port: its initiators and their commands. It knows no Transfers.
 
-use super::common;
 use super::connection::{Connection, Session};
 use super::core::Core;
 use super::job::{DataPath, Job, Origin, bare};
@@ -13,6 +12,7 @@ use crate::wire::{CommandBlock, LoginStatus, name_hash};
 use lunar_core::mem::Sg;
 use lunar_core::port::NexusName;
 use lunar_core::turn::Turns;
+use lunar_engine::link_ports::PortSession;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_st::{Peer, Reason, VcId};
@@ -187,7 +187,7 @@ impl SstTarget {
             "initiator {name} has logged in at ST port {} of target {target}, group {}",
             view.name, group.group
         );
-        let session = common::Session { since: reactor.now(), source, group: group.group.clone(), target };
+        let session = PortSession { since: reactor.now(), source, group: group.group.clone(), target };
         self.core.common.sessions().insert((view.name.clone(), name.clone()), session);
         self.core.common.notify(&name, None, &words);
         connection.begin(Session::new((name, group, view.name.clone()), nexus, shares, depth));

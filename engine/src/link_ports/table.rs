@@ -1,11 +1,10 @@
 //! The links of the sections of a configuration, as a front opens, replaces and closes them.
 
-use crate::LinkConfig;
 use std::collections::BTreeMap;
 
 /// A link that is open, with settings of this type.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct BoundLink<C = LinkConfig> {
+pub struct BoundLink<C> {
     /// Its number in the process.
     pub number: u64,
     /// Its core.
@@ -18,7 +17,7 @@ pub struct BoundLink<C = LinkConfig> {
 
 /// The links of a process, by the names of their sections.
 #[derive(Debug)]
-pub struct LinkTable<C = LinkConfig> {
+pub struct LinkTable<C> {
     last: u64,
     links: BTreeMap<String, BoundLink<C>>,
     /// Links that a change has opened, and that replace those in use when it is published.
@@ -87,13 +86,6 @@ impl<C: PartialEq> LinkTable<C> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::LinkAddress;
-
-    fn config(interface: &str) -> LinkConfig {
-        let address = LinkAddress::Interface(interface.into());
-        LinkConfig { address, types: Vec::new(), filters: Vec::new(), vlan: None, mac: None, mtu: None }
-    }
-
     #[test]
     fn links_of_a_group_have_one_core_and_others_are_spread() {
         let grouped = [(Some(5), 0), (Some(6), 1), (Some(5), 0), (Some(7), 1)];
@@ -102,7 +94,7 @@ mod tests {
             let mut table = LinkTable::default();
             for (at, (group, core)) in groups.iter().enumerate() {
                 let name = at.to_string();
-                let link = table.wanted(&name, config("eth0"), *group, 2).expect("a new one");
+                let link = table.wanted(&name, "eth0", *group, 2).expect("a new one");
                 assert_eq!((link.number, link.core), (at as u64 + 1, *core), "{name}");
                 table.prepare(name, link);
             }
@@ -113,14 +105,14 @@ mod tests {
     fn a_change_replaces_links_that_differ_and_closes_those_that_are_gone() {
         let mut table = LinkTable::default();
         for name in ["a", "b"] {
-            let link = table.wanted(name, config("eth0"), None, 1).expect("a new one");
+            let link = table.wanted(name, "eth0", None, 1).expect("a new one");
             table.prepare(name.into(), link);
         }
         assert!(table.get("a").is_none(), "not yet published");
         assert!(table.publish(|_| true).is_empty());
-        assert_eq!(table.wanted("a", config("eth0"), None, 1), None);
-        let other = table.wanted("a", config("eth1"), None, 1).expect("it differs");
-        assert!(table.wanted("a", config("eth0"), Some(1), 1).is_some(), "so does its group");
+        assert_eq!(table.wanted("a", "eth0", None, 1), None);
+        let other = table.wanted("a", "eth1", None, 1).expect("it differs");
+        assert!(table.wanted("a", "eth0", Some(1), 1).is_some(), "so does its group");
         table.prepare("a".into(), other.clone());
         table.roll_back("a");
         assert!(table.publish(|_| true).is_empty(), "it was rolled back");
