@@ -82,7 +82,15 @@ static unsigned read_file(unsigned char *to, uint64_t offset, uint64_t length)
 
 static unsigned flush_file(void)
 {
-    return fdatasync(file) == 0 ? LUNAR_GOOD : status_of(errno);
+    /* Linux reports once that data in the page cache could not be written, and then drops it: a later fdatasync that
+       succeeds means nothing for the writes before. */
+    static int lost;
+    if (lost)
+        return LUNAR_MEDIUM_ERROR;
+    if (fdatasync(file) == 0)
+        return LUNAR_GOOD;
+    lost = 1;
+    return status_of(errno);
 }
 
 static unsigned write_file(const unsigned char *from, uint64_t offset, uint64_t length, int durable)

@@ -12,6 +12,7 @@
  * Promises of a handler:
  *  - A WRITE, UNMAP or ZERO that was answered outlives the process: it is in the kernel at least (the page cache will
  *    do), because Lunar does not repeat it. With LUNAR_DURABLE, and after a FLUSH, it is on the medium.
+ *  - Once a FLUSH has failed, it fails until the device is opened again: the kernel reports lost data only once.
  *  - Each command is answered once. Its data must not be touched after the answer.
  *  - A command may come a second time, on a new connection, although it was executed before.
  */

@@ -61,7 +61,8 @@ pub trait Device {
     /// The status of the command.
     fn write(&mut self, offset: u64, data: &[u8], durable: bool) -> Result<(), Status>;
 
-    /// Brings all writes that were answered to the medium.
+    /// Brings all writes that were answered to the medium. Once that has failed, it fails until the device is opened
+    /// again: an operating system reports lost data of its page cache only once.
     ///
     /// # Errors
     /// The status of the command.

@@ -261,7 +261,7 @@ impl Control {
             connected.user
         );
         self.shared.counts.connections.fetch_add(1, Ordering::Relaxed);
-        self.shared.state().connected = Some(connected);
+        self.shared.connect(connected);
         // A handler that does not read gets no queue either, and loses its connection then.
         let _ = send(&newcomer.socket, &welcome, &[]);
         self.handler = Some(Handler { socket: newcomer.socket, features: agreed, messages: 0 });

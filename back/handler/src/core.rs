@@ -99,7 +99,14 @@ impl Store for HandlerStore {
 
 impl Drop for HandlerStore {
     fn drop(&mut self) {
-        self.core.lose();
+        self.core.take_answers();
+        let queue = self.core.queue.borrow_mut().take();
+        if let Some(late) = queue.as_ref().filter(|queue| queue.late > 0) {
+            // Without the queue, no core sees when the handler has executed those commands.
+            let why = format!("it did not answer {} commands of a core that closes the volume", late.late);
+            self.volume.shared().fail(late.generation, why);
+        }
+        self.core.keep_unanswered(queue);
         self.volume.shared().remove_port(self.port);
     }
 }
@@ -180,7 +187,7 @@ impl Core {
     /// Keeps the commands of a queue for the next handler, before those that came later.
     fn keep_unanswered(&self, queue: Option<Queue>) {
         let Some(mut queue) = queue else { return };
-        self.shared.end_late(queue.late);
+        self.shared.orphan_late(queue.generation, queue.late);
         let unanswered = queue.take_unanswered();
         self.shared.counts.replayed.fetch_add(unanswered.len() as u64, Ordering::Relaxed);
         let now = self.reactor.now();
@@ -227,13 +234,13 @@ impl Core {
             let ended = match open.take() {
                 Ok(Some(ended)) => ended,
                 Ok(None) => return found,
-                Err(violation) => {
+                Err(why) => {
                     // The queue is not looked at any more.
                     let broken = queue.take();
                     drop(queue);
                     let generation = broken.as_ref().map_or(0, |queue| queue.generation);
-                    self.shared.fail(generation, violation.to_string());
                     self.keep_unanswered(broken);
+                    self.shared.fail(generation, why.to_string());
                     return true;
                 }
             };

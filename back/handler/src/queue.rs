@@ -8,8 +8,9 @@ use lunar_core::time::Instant;
 use lunar_handler::ring::{Answer, Command, TargetEnd, Violation, ring_bytes};
 use lunar_handler::wire::{Operation, features, flags};
 use lunar_reactor::Reactor;
-use lunar_reactor::shared::map;
+use lunar_reactor::shared::{is_lost, losses, map};
 use lunar_reactor::unix::{Kick, Signal};
+use std::fmt;
 use std::io;
 use std::rc::Rc;
 
@@ -60,6 +61,26 @@ pub(crate) struct Queue {
     must_signal: bool,
     is_asleep: bool,
     copy: Vec<u8>,
+    /// The losses of shared memory in this process when this queue looked last.
+    losses: usize,
+}
+
+/// Why a queue cannot be used any more.
+#[derive(Debug)]
+pub(crate) enum Broken {
+    /// A breach of the protocol.
+    Violation(Violation),
+    /// The memory of the data was lost.
+    Lost,
+}
+
+impl fmt::Display for Broken {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Violation(violation) => violation.fmt(f),
+            Self::Lost => f.write_str("a page of the memory that it shares with Lunar was lost"),
+        }
+    }
 }
 
 /// The end of a command: its slot's contents, and what the handler says.
@@ -91,6 +112,7 @@ impl Queue {
             must_signal: false,
             is_asleep: false,
             copy: vec![0; COPY_BYTES],
+            losses: losses(),
         })
     }
 
@@ -139,23 +161,35 @@ impl Queue {
     /// The next answer, with the data of a READ copied to its request.
     ///
     /// # Errors
-    /// A breach of the protocol: the queue must not be used any more.
-    pub(crate) fn take(&mut self) -> Result<Option<Ended>, Violation> {
-        let Some(answer) = self.ring.take()? else { return Ok(None) };
-        let mut taken = self.slots[usize::from(answer.slot)].take().expect("the rings know which slots are in use");
-        match &mut taken {
-            Taken::InProgress { request, place, .. } => {
-                if let Data::In(memory) = &mut request.io.data {
-                    empty(&self.data, place.at, memory, &mut self.copy);
-                }
-                self.places.give(*place);
-            }
+    /// The queue must not be used any more.
+    pub(crate) fn take(&mut self) -> Result<Option<Ended>, Broken> {
+        let Some(answer) = self.ring.take().map_err(Broken::Violation)? else { return Ok(None) };
+        let slot = usize::from(answer.slot);
+        if let Some(Taken::InProgress { request, place, .. }) = &mut self.slots[slot]
+            && let Data::In(memory) = &mut request.io.data
+        {
+            empty(&self.data, place.at, memory, &mut self.copy);
+        }
+        if self.is_lost() {
+            // The command keeps its slot, so it is sent to the next handler.
+            return Err(Broken::Lost);
+        }
+        let taken = self.slots[slot].take().expect("the rings know which slots are in use");
+        match &taken {
+            Taken::InProgress { place, .. } => self.places.give(*place),
             Taken::Late(place) => {
                 self.late -= 1;
                 self.places.give(*place);
             }
         }
         Ok(Some(Ended { taken, answer }))
+    }
+
+    /// Whether the memory of the data is not shared with the handler any more: what it has written, or was given, may
+    /// be something else.
+    fn is_lost(&mut self) -> bool {
+        let now = losses();
+        std::mem::replace(&mut self.losses, now) != now && is_lost([&self.data].into_iter())
     }
 
     /// The requests that were submitted before `limit`; their slots and their memory stay in use.
@@ -186,9 +220,9 @@ impl Queue {
         all.into_iter().map(|(_, request)| request).collect()
     }
 
-    /// Whether the handler has commands.
+    /// Whether the handler has commands that can still be late.
     pub(crate) fn is_busy(&self) -> bool {
-        self.ring.in_progress() > 0
+        self.ring.in_progress() > self.late
     }
 
     pub(crate) fn has_answers(&self) -> bool {
@@ -214,7 +248,8 @@ impl Queue {
 
     /// Asks the handler to wake Lunar; whether Lunar may sleep.
     pub(crate) fn may_sleep(&mut self) -> bool {
-        if self.has_new || self.must_signal {
+        // A signal that is still pending does not matter: its end makes the core turn.
+        if self.has_new {
             return false;
         }
         self.is_asleep = self.ring.may_sleep();

@@ -82,6 +82,8 @@ pub(crate) struct State {
     /// A defect of the handler of this generation.
     pub(crate) fault: Option<(u32, String)>,
     pub(crate) is_over: bool,
+    /// Late commands of queues that were dropped: their handler may still execute them.
+    orphaned: usize,
 }
 
 /// Events since the volume was opened.
@@ -128,7 +130,8 @@ impl Shared {
             restart_time_milliseconds: restart,
             state: Mutex::default(),
             late: AtomicUsize::new(0),
-            changes: AtomicU64::new(0),
+            // A process before this one may have changed the volume.
+            changes: AtomicU64::new(1),
             flushed: AtomicU64::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             counts: Counts::default(),
@@ -229,6 +232,26 @@ impl Shared {
 
     pub(crate) fn add_late(&self) {
         self.late.fetch_add(1, Ordering::AcqRel);
+    }
+
+    /// The queue of a connection is dropped, and its handler owes it so many late answers. It may execute those
+    /// commands until the next handler is accepted, because that needs the end of its process.
+    pub(crate) fn orphan_late(&self, generation: u32, count: usize) {
+        let mut state = self.state();
+        if state.connected.as_ref().is_some_and(|connected| connected.generation != generation) {
+            drop(state);
+            return self.end_late(count);
+        }
+        state.orphaned += count;
+    }
+
+    /// A handler is accepted: the one before it executes nothing any more.
+    pub(crate) fn connect(&self, connected: Connected) {
+        let mut state = self.state();
+        state.connected = Some(connected);
+        let orphaned = std::mem::take(&mut state.orphaned);
+        drop(state);
+        self.end_late(orphaned);
     }
 
     /// So many late commands will not be executed any more.

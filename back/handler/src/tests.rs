@@ -404,6 +404,39 @@ fn late_memory_of_one_command_is_not_lent_to_another_connection() {
 }
 
 #[test]
+fn a_core_that_closes_the_volume_with_a_late_command_ends_the_connection() {
+    let folder = Folder::new("orphan");
+    let volume = folder.volume(|unit| unit.command_timeout = Duration::from_millis(200));
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut first = connected(&socket);
+        while first.queues.len() < 2 {
+            assert!(matches!(first.receive(), Ok(Some(_))), "the queue of the other core");
+        }
+        let begun = Instant::now();
+        while first.queues[1].ring.take().expect("sound").is_none() {
+            assert!(begun.elapsed() < LIMIT, "no command arrives");
+        }
+        told.recv_timeout(LIMIT).expect("the other core has closed the volume");
+        while let Ok(Some(_)) = first.receive() {}
+        assert_eq!(first.queues[0].ring.take().expect("sound"), None, "it may still execute the late command");
+        drop(first);
+        let mut second = connected(&socket);
+        let command = next(&mut second);
+        answer(&mut second, &command, Status::GOOD);
+        data(&second, &command)
+    };
+    let byte = play(&folder, &volume, script, async |reactor, store| {
+        let other = volume.open(reactor).expect("it opens");
+        assert_eq!(result(&start(&*other, write(reactor.arena(), 0, 1))).await, Err(Fault::Timeout));
+        drop(other);
+        tell.send(()).expect("the script waits");
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 2))).await, Ok(4096));
+    });
+    assert_eq!((byte, volume.view().late), (2, 0));
+}
+
+#[test]
 fn without_a_handler_commands_wait_and_then_fail() {
     let folder = Folder::new("missing");
     let wait = Duration::from_millis(300);
@@ -419,16 +452,16 @@ fn without_a_handler_commands_wait_and_then_fail() {
 }
 
 #[test]
-fn a_volume_that_was_not_changed_is_flushed_without_a_handler() {
+fn a_volume_is_flushed_without_a_handler_once_that_has_nothing_to_do() {
     let folder = Folder::new("flush");
     let volume = folder.volume(|unit| unit.restart_time = Duration::from_millis(200));
     let flush = || Io { op: Op::Flush, offset: 0, data: Data::None };
     let (tell, told) = mpsc::channel();
     let script = move |socket: PathBuf| {
-        told.recv_timeout(LIMIT).expect("the volume was flushed");
+        told.recv_timeout(LIMIT).expect("a flush had no handler");
         let mut handler = connected(&socket);
         let mut seen = Vec::new();
-        for status in [Status::GOOD, Status::FAILED, Status::GOOD] {
+        for status in [Status::GOOD, Status::GOOD, Status::FAILED, Status::GOOD] {
             let command = next(&mut handler);
             seen.push(Operation(command.operation));
             answer(&mut handler, &command, status);
@@ -437,18 +470,24 @@ fn a_volume_that_was_not_changed_is_flushed_without_a_handler() {
         seen
     };
     let seen = play(&folder, &volume, script, async |reactor, store| {
-        assert_eq!(result(&start(store, flush())).await, Ok(0));
+        assert_eq!(
+            result(&start(store, flush())).await,
+            Err(Fault::NotReady),
+            "an earlier process may have changed it"
+        );
         tell.send(()).expect("the script waits");
         while volume.view().connections == 0 {
             reactor.sleep(Duration::from_millis(5)).await;
         }
+        assert_eq!(result(&start(store, flush())).await, Ok(0));
+        assert_eq!(result(&start(store, flush())).await, Ok(0), "the handler gets no other command");
         assert_eq!(result(&start(store, write(reactor.arena(), 0, 1))).await, Ok(4096));
         assert!(result(&start(store, flush())).await.is_err(), "a flush that failed is repeated");
         assert_eq!(result(&start(store, flush())).await, Ok(0));
         assert_eq!(result(&start(store, flush())).await, Ok(0), "the handler gets no other command");
         tell.send(()).expect("the script waits");
     });
-    assert_eq!(seen, [Operation::WRITE, Operation::FLUSH, Operation::FLUSH]);
+    assert_eq!(seen, [Operation::FLUSH, Operation::WRITE, Operation::FLUSH, Operation::FLUSH]);
 }
 
 #[test]
