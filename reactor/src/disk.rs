@@ -76,13 +76,16 @@ pub struct Health {
     /// The end of the data in bytes: the least size that was seen of a file that was truncated. [`u64::MAX`]: it never
     /// was.
     data_end: AtomicU64,
+    /// The number of failed durable writes of descriptions that share their error cursor.
+    failures: Arc<AtomicU64>,
 }
 
 impl Health {
     /// The record of a volume that was just opened; `name` is for the log.
     #[must_use]
     pub fn new(name: String) -> Arc<Self> {
-        Arc::new(Self { name, lost: AtomicBool::new(false), data_end: AtomicU64::new(u64::MAX) })
+        let (lost, data_end, failures) = (AtomicBool::new(false), AtomicU64::new(u64::MAX), Arc::default());
+        Arc::new(Self { name, lost, data_end, failures })
     }
 
     /// Whether a flush has failed: data in the page cache could not be written.
@@ -165,8 +168,9 @@ impl Source {
     /// # Errors
     /// When the process or the driver has no room for more open files.
     pub fn open(self: &Arc<Self>, reactor: &Reactor) -> io::Result<Disk> {
-        let data = reactor.driver().adopt(again(self.file.as_fd())?)?;
-        let sync = reactor.driver().adopt(again(self.file.as_fd())?)?;
+        let (data, has_own_errors) = again(self.file.as_fd())?;
+        let data = reactor.driver().adopt(data)?;
+        let sync = reactor.driver().adopt(again(self.file.as_fd())?.0)?;
         let first = reactor.driver().adopt(self.first().file.try_clone()?)?;
         // A read-only file cannot release space.
         let (space, fence) = match is_writable(self.first().file())? {
@@ -174,7 +178,8 @@ impl Source {
             false => (reactor.driver().adopt(self.file.try_clone()?)?, Some(first)),
         };
         let keeper = Keeper { _source: self.clone(), _fence: fence };
-        Ok(Disk::build(reactor, [data, sync, space], self.policy, self.health.clone(), Some(keeper)))
+        let handles = Handles { data, sync, space, has_own_errors };
+        Ok(Disk::build(reactor, handles, self.policy, self.health.clone(), Some(keeper)))
     }
 }
 
@@ -182,15 +187,15 @@ fn is_writable(file: BorrowedFd<'_>) -> io::Result<bool> {
     Ok(rustix::fs::fcntl_getfl(file)? & OFlags::RWMODE != OFlags::RDONLY)
 }
 
-/// The same file, opened once more, with an error cursor of its own. Where that is impossible (no /proc, or the right
-/// to open it was dropped), the same description is used: the shared failure still makes flushes fail, except those
-/// that end in the same microseconds as the one that failed.
-fn again(file: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+/// The same file, opened once more, and whether it has an error cursor of its own. Where that is impossible (no /proc,
+/// or the right to open it was dropped), the same description is used: the shared failure still makes flushes fail,
+/// except those that end in the same microseconds as the one that failed.
+fn again(file: BorrowedFd<'_>) -> io::Result<(OwnedFd, bool)> {
     let flags = rustix::fs::fcntl_getfl(file)? & (OFlags::RWMODE | OFlags::DIRECT) | OFlags::CLOEXEC;
     let path = format!("/proc/self/fd/{}", file.as_raw_fd());
     match rustix::fs::open(path, flags, Mode::empty()) {
-        Ok(file) => Ok(file),
-        Err(_) => file.try_clone_to_owned(),
+        Ok(file) => Ok((file, true)),
+        Err(_) => Ok((file.try_clone_to_owned()?, false)),
     }
 }
 
@@ -205,8 +210,8 @@ struct Keeper {
     _fence: Option<Handle>,
 }
 
-struct Inner {
-    reactor: Reactor,
+/// The open descriptions of a disk.
+struct Handles {
     /// Reads and writes.
     data: Handle,
     /// Flushes only.
@@ -214,6 +219,13 @@ struct Inner {
     /// Changes of space only: the description that was opened first. A device that is open exclusively lets only its
     /// holder release space that has data in the page cache (other descriptions get EBUSY).
     space: Handle,
+    /// Whether the kernel reports lost data of the page cache to `data` and to no other core's description.
+    has_own_errors: bool,
+}
+
+struct Inner {
+    reactor: Reactor,
+    handles: Handles,
     policy: Policy,
     health: Arc<Health>,
     _keeper: Option<Keeper>,
@@ -221,8 +233,9 @@ struct Inner {
     flushes: Requests,
     /// Durable writes that are in the page cache.
     writes: Requests,
-    /// The number of failed durable writes through the page cache.
-    failures: Cell<u32>,
+    /// The number of failed durable writes through the page cache: of this core or, if the cores share a description,
+    /// of all.
+    failures: Arc<AtomicU64>,
 }
 
 /// Requests that one fdatasync answers.
@@ -259,28 +272,22 @@ impl Disk {
     /// A file that a driver has open, with three handles as in [`Source::open`]: for the simulator.
     #[must_use]
     pub fn over(reactor: &Reactor, handles: [Handle; 3], policy: Policy, health: &Arc<Health>) -> Self {
+        let [data, sync, space] = handles;
+        let handles = Handles { data, sync, space, has_own_errors: true };
         Self::build(reactor, handles, policy, health.clone(), None)
     }
 
-    fn build(
-        reactor: &Reactor,
-        handles: [Handle; 3],
-        policy: Policy,
-        health: Arc<Health>,
-        keeper: Option<Keeper>,
-    ) -> Self {
-        let [data, sync, space] = handles;
+    fn build(reactor: &Reactor, handles: Handles, policy: Policy, health: Arc<Health>, keeper: Option<Keeper>) -> Self {
+        let failures = if handles.has_own_errors { Arc::default() } else { health.failures.clone() };
         Self(Rc::new(Inner {
             reactor: reactor.clone(),
-            data,
-            sync,
-            space,
+            handles,
             policy,
             health,
             _keeper: keeper,
             flushes: Requests::default(),
             writes: Requests::default(),
-            failures: Cell::new(0),
+            failures,
         }))
     }
 
@@ -295,7 +302,7 @@ impl Disk {
     }
 
     fn file(&self) -> Handle {
-        self.0.data.clone()
+        self.0.handles.data.clone()
     }
 
     async fn submit(&self, op: Op, completion: &mut Completion) -> Outcome {
@@ -378,21 +385,20 @@ impl Disk {
     /// A durable write through the page cache. A failed write consumes the report of every failure, so the writes that
     /// ran at the same time cannot trust their success: they are repeated.
     async fn write_through(self, offset: u64, mut data: Sg, done: Done) {
-        let failures = &self.0.failures;
         let mut completion = Completion::new();
         // Where all writes are durable, a flush of the file has no other data to write.
-        if self.0.policy.durable {
+        if self.0.policy.durable && self.0.handles.has_own_errors {
             match self.write_and_share_sync(offset, data, &mut completion).await {
                 Ok(outcome) => return done.complete(outcome),
                 Err(again) => data = again,
             }
         }
         for _ in 0..WRITES_MAX {
-            let before = failures.get();
+            let before = self.failures();
             let op = Op::Write { file: self.file(), offset, data, durable: true };
             let outcome = self.submit(op, &mut completion).await;
             match (outcome.result, outcome.data) {
-                (Ok(_), Data::Out(again)) if failures.get() != before => data = again,
+                (Ok(_), Data::Out(again)) if self.failures() != before => data = again,
                 (result, memory) => {
                     self.count_failure(result);
                     return done.complete(Outcome::with(result, memory));
@@ -408,27 +414,30 @@ impl Disk {
     /// # Errors
     /// The data, if it is not known to be on the medium.
     async fn write_and_share_sync(&self, offset: u64, data: Sg, completion: &mut Completion) -> Result<Outcome, Sg> {
-        let before = self.0.failures.get();
+        let before = self.failures();
         let op = Op::Write { file: self.file(), offset, data, durable: false };
         let written = self.submit(op, completion).await;
+        // A write into the page cache consumes no report.
         if written.result.is_err() {
-            self.count_failure(written.result);
             return Ok(written);
         }
         self.join(Round::Writes, completion.token());
         match (completion.wait().await.result, written.data) {
-            (Ok(_), data) if self.0.failures.get() == before => Ok(Outcome::with(written.result, data)),
+            (Ok(_), data) if self.failures() == before => Ok(Outcome::with(written.result, data)),
             (Err(fault), data) if fault == Fault::Aborted => Ok(Outcome::with(Err(fault), data)),
             (_, Data::Out(data)) => Err(data),
             (result, data) => Ok(Outcome::with(result, data)),
         }
     }
 
+    fn failures(&self) -> u64 {
+        self.0.failures.load(Ordering::Acquire)
+    }
+
     /// Counts a failure of a durable write, which may have consumed the report of other failures.
     fn count_failure(&self, result: Result<u32, Fault>) {
         if result.is_err_and(|fault| fault != Fault::Aborted) {
-            let failures = &self.0.failures;
-            failures.set(failures.get().wrapping_add(1));
+            self.0.failures.fetch_add(1, Ordering::AcqRel);
         }
     }
 
@@ -477,7 +486,7 @@ impl Disk {
         if inner.health.is_lost() {
             return Err(Fault::Medium);
         }
-        match self.submit(Op::Sync { file: inner.sync.clone() }, completion).await.result {
+        match self.submit(Op::Sync { file: inner.handles.sync.clone() }, completion).await.result {
             Err(Fault::Aborted) => Err(Fault::Aborted),
             Err(fault) => {
                 inner.health.lose(fault);
@@ -491,7 +500,7 @@ impl Disk {
 
     /// Changes the space behind a range.
     pub fn allocate(&self, how: Allocate, offset: u64, len: u64, done: Done) {
-        self.change(Op::Allocate { file: self.0.space.clone(), how, offset, len }, done);
+        self.change(Op::Allocate { file: self.0.handles.space.clone(), how, offset, len }, done);
     }
 
     /// Changes the kernel's metadata; it must be on the medium if every change must be.
@@ -555,6 +564,12 @@ const NAMES: [&str; 4] = ["wwid", "device/wwid", "dm/uuid", "md/uuid"];
 /// Its serial number. The creator of a virtual machine chooses those of its disks, so it is not unique.
 const SERIALS: [&str; 2] = ["serial", "device/serial"];
 
+/// The folder of the block device `dev` (as in `st_dev`, `st_rdev`) in sysfs.
+#[must_use]
+pub fn device_folder(dev: u64) -> PathBuf {
+    PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)))
+}
+
 /// The name that the block device `dev` (as in `st_dev`, `st_rdev`) reports. A partition adds its number.
 #[must_use]
 pub fn device_name(dev: u64) -> Option<String> {
@@ -568,7 +583,7 @@ pub fn device_serial(dev: u64) -> Option<String> {
 }
 
 fn device_attribute(dev: u64, files: &[&str]) -> Option<String> {
-    let here = PathBuf::from(format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev)));
+    let here = device_folder(dev);
     let read = |from: &Path| {
         let text = std::fs::read_to_string(from).ok()?;
         Some(text.trim().to_owned()).filter(|text| !text.is_empty())
@@ -584,8 +599,7 @@ fn device_attribute(dev: u64, files: &[&str]) -> Option<String> {
 pub fn device_bytes(dev: u64) -> Option<u64> {
     /// Bytes of the unit in which the kernel tells sizes of devices.
     const SECTOR: u64 = 512;
-    let (major, minor) = (rustix::fs::major(dev), rustix::fs::minor(dev));
-    let sectors = std::fs::read_to_string(format!("/sys/dev/block/{major}:{minor}/size")).ok()?;
+    let sectors = std::fs::read_to_string(device_folder(dev).join("size")).ok()?;
     sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR)
 }
 
@@ -593,7 +607,7 @@ pub fn device_bytes(dev: u64) -> Option<u64> {
 /// file below `/sys/dev/block/MAJOR:MINOR/queue`.
 #[must_use]
 pub fn queue_limit(dev: u64, name: &str) -> Option<u64> {
-    let device = format!("/sys/dev/block/{}:{}", rustix::fs::major(dev), rustix::fs::minor(dev));
-    let read = |queue: &str| std::fs::read_to_string(format!("{device}/{queue}/{name}")).ok();
+    let device = device_folder(dev);
+    let read = |queue: &str| std::fs::read_to_string(device.join(queue).join(name)).ok();
     read("queue").or_else(|| read("../queue"))?.trim().parse().ok()
 }

@@ -1,6 +1,5 @@
 //! The state of a TCP connection, as the kernel has it (`TCP_INFO` of tcp(7)).
 
-use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 /// More bytes than `struct tcp_info` has in any kernel: later kernels have more members at its end.
@@ -53,14 +52,11 @@ pub struct TcpState {
 
 /// The state of the connection of a socket; `None` if it is no TCP socket.
 pub(crate) fn state(socket: &OwnedFd) -> Option<TcpState> {
-    let mut bytes = MaybeUninit::new([0_u8; LEN_MAX]);
+    let mut bytes = [0_u8; LEN_MAX];
     let mut len = LEN_MAX as libc::socklen_t;
     let (level, option) = (libc::IPPROTO_TCP, libc::TCP_INFO);
     // SAFETY: the kernel writes at most as many bytes as `len` says, which is the length of the array.
-    let result =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, bytes.as_mut_ptr().cast(), &raw mut len) };
-    // SAFETY: all bytes were initialized, and the kernel writes bytes.
-    let bytes = unsafe { bytes.assume_init() };
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, option, (&raw mut bytes).cast(), &raw mut len) };
     (result == 0).then(|| read(&bytes))
 }
 

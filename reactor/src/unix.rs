@@ -7,21 +7,22 @@ use crate::Reactor;
 use crate::eventfd::is_eventfd;
 use crate::op::{Handle, LocalSockets, Op};
 use crate::os_error;
-use lunar_core::io::Completion;
+use lunar_core::io::{Completion, Fault};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use rustix::net::sockopt::{socket_domain, socket_type};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, accept_with, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, connect, recvmsg, sendmsg,
+    socket_with,
 };
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -143,9 +144,10 @@ impl Listener {
             let socket = Waitable::of_driver(reactor, sockets.listen(path)?);
             return Ok(Self { socket, path: path.to_owned(), retired: Cell::default() });
         }
-        match UnixStream::connect(path) {
-            Ok(_) => return Err(io::ErrorKind::AddrInUse.into()),
-            Err(why) if why.kind() == io::ErrorKind::ConnectionRefused => clear(path)?,
+        match connect_now(path) {
+            // Another process listens; perhaps it does not accept.
+            Ok(_) | Err(Errno::AGAIN) => return Err(io::ErrorKind::AddrInUse.into()),
+            Err(Errno::CONNREFUSED) => clear(path)?,
             // There is none, or none that is visible to this process: binding reports that.
             Err(_) => {}
         }
@@ -198,6 +200,14 @@ impl fmt::Debug for Listener {
     }
 }
 
+/// A connection to `path`. `EAGAIN`: a process listens there and does not accept any (unix(7)).
+fn connect_now(path: &Path) -> Result<OwnedFd, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
 /// A connection.
 pub struct Stream(Waitable);
 
@@ -205,11 +215,9 @@ impl Stream {
     /// Connects to `path`, without waiting.
     ///
     /// # Errors
-    /// The error of the operating system.
+    /// The error of the operating system; `WouldBlock` when the peer does not accept connections.
     pub fn connect(reactor: &Reactor, path: &Path) -> io::Result<Self> {
-        let stream = UnixStream::connect(path)?;
-        stream.set_nonblocking(true)?;
-        Ok(Self(Waitable::new(reactor, stream.into())?))
+        Ok(Self(Waitable::new(reactor, connect_now(path)?)?))
     }
 
     /// Takes over a connected socket that a peer has sent.
@@ -416,6 +424,7 @@ pub struct Kick {
     reactor: Reactor,
     fd: OwnedFd,
     handle: Handle,
+    is_cancelled: Cell<bool>,
 }
 
 impl Kick {
@@ -428,7 +437,7 @@ impl Kick {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let handle = reactor.driver().adopt(fd.try_clone()?)?;
-        Ok(Self { reactor: reactor.clone(), fd, handle })
+        Ok(Self { reactor: reactor.clone(), fd, handle, is_cancelled: Cell::new(false) })
     }
 
     /// Waits until the peer has signalled, and clears the signal.
@@ -436,7 +445,8 @@ impl Kick {
     /// # Errors
     /// The error of the operating system; `Fault::Aborted` after [`Kick::cancel`].
     pub async fn signalled(&self) -> io::Result<()> {
-        loop {
+        // A driver cancels the operations that it has, not those that come later.
+        while !self.is_cancelled.get() {
             let mut completion = Completion::new();
             self.reactor.submit(Op::Ready { file: self.handle.clone(), to_write: false }, completion.token());
             completion.wait().await.result.map_err(os_error)?;
@@ -445,6 +455,7 @@ impl Kick {
                 other => return Ok(other?),
             }
         }
+        Err(os_error(Fault::Aborted))
     }
 
     /// Sets the counter to zero. The peer may do the same at any moment, and may have made the descriptor blocking: so
@@ -456,8 +467,9 @@ impl Kick {
         preadv2(&self.fd, into, u64::MAX, ReadWriteFlags::NOWAIT).map(|_| ())
     }
 
-    /// Ends the wait.
+    /// Ends the wait, and each later one at once.
     pub fn cancel(&self) {
+        self.is_cancelled.set(true);
         self.reactor.driver().cancel(&self.handle);
     }
 }
@@ -472,6 +484,9 @@ impl fmt::Debug for Kick {
 mod tests {
     use super::*;
     use crate::{Choice, Config};
+    use std::os::unix::net::UnixStream;
+    use std::pin::pin;
+    use std::task::Poll;
 
     #[test]
     fn only_eventfds_are_rung() {
@@ -491,6 +506,33 @@ mod tests {
         let eventfd = rustix::event::eventfd(2, rustix::event::EventfdFlags::CLOEXEC).expect("one");
         let kick = Kick::new(&reactor, eventfd).expect("one");
         assert_eq!([kick.clear(), kick.clear()], [Ok(()), Err(Errno::AGAIN)]);
+    }
+
+    #[test]
+    fn a_kick_that_was_cancelled_between_two_waits_does_not_wait_again() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let eventfd = rustix::event::eventfd(0, rustix::event::EventfdFlags::CLOEXEC).expect("one");
+        let kick = Kick::new(&reactor, eventfd).expect("one");
+        kick.cancel();
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        let Poll::Ready(Err(why)) = pin!(kick.signalled()).poll(&mut cx) else { panic!("it waits") };
+        assert_eq!(why.raw_os_error(), os_error(Fault::Aborted).raw_os_error());
+    }
+
+    #[test]
+    fn a_process_that_accepts_no_connection_makes_nobody_wait() {
+        let folder = std::env::temp_dir().join(format!("lunar-unix-full-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let path = folder.join("socket");
+        let listener = socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None).expect("one");
+        rustix::net::bind(&listener, &SocketAddrUnix::new(&path).expect("short")).expect("bound");
+        rustix::net::listen(&listener, 0).expect("it listens");
+        let _waiting = connect_now(&path).expect("the backlog has room for one");
+        assert_eq!(connect_now(&path).expect_err("the backlog is full"), Errno::AGAIN);
+        let refused = Listener::bind(&reactor, &path, 0o600).expect_err("a process listens there");
+        assert_eq!(refused.kind(), io::ErrorKind::AddrInUse);
+        let _ = std::fs::remove_dir_all(&folder);
     }
 
     #[test]

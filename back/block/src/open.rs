@@ -3,7 +3,7 @@
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
-use lunar_reactor::disk::{Alignment, device_name, device_serial, queue_limit};
+use lunar_reactor::disk::{Alignment, device_folder, device_name, device_serial, queue_limit};
 use lunar_reactor::linger::until_free;
 use lunar_reactor::log;
 use rustix::fs::{
@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 /// How a device is opened as a volume.
@@ -124,7 +124,7 @@ enum Driver {
 impl Driver {
     /// The driver of the device of this number: its name in sysfs begins with that of the driver.
     fn of(device: u64) -> Self {
-        let name = std::fs::read_link(sysfs(device)).ok().and_then(|link| Some(link.file_name()?.to_owned()));
+        let name = std::fs::read_link(device_folder(device)).ok().and_then(|link| Some(link.file_name()?.to_owned()));
         Self::of_name(&name.unwrap_or_default().to_string_lossy())
     }
 
@@ -261,10 +261,6 @@ fn go_direct(file: &OwnedFd, sector: u32, block_size: u32) -> Result<Alignment, 
     Ok(Alignment { memory: (sector as usize).min(PAGE), length: sector as usize })
 }
 
-fn sysfs(device: u64) -> PathBuf {
-    PathBuf::from(format!("/sys/dev/block/{}:{}", major(device), minor(device)))
-}
-
 /// The user of a device that cannot be opened: a mount, or a device on top of it.
 fn user_of(device: u64) -> Option<String> {
     let mounts = std::fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
@@ -272,7 +268,7 @@ fn user_of(device: u64) -> Option<String> {
         return Some(format!("mounted at {place}"));
     }
     // A mounted partition keeps its whole disk busy, too.
-    let below = std::fs::read_dir(sysfs(device)).into_iter().flatten().flatten();
+    let below = std::fs::read_dir(device_folder(device)).into_iter().flatten().flatten();
     for entry in below.filter(|entry| entry.path().join("partition").exists()) {
         let number = std::fs::read_to_string(entry.path().join("dev")).ok()?;
         let (major, minor) = number.trim().split_once(':')?;
@@ -281,7 +277,7 @@ fn user_of(device: u64) -> Option<String> {
             return Some(format!("its partition {} is mounted at {place}", entry.file_name().display()));
         }
     }
-    let holder = std::fs::read_dir(sysfs(device).join("holders")).ok()?.flatten().next()?;
+    let holder = std::fs::read_dir(device_folder(device).join("holders")).ok()?.flatten().next()?;
     Some(format!("part of {}", holder.file_name().display()))
 }
 

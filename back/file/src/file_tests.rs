@@ -469,6 +469,30 @@ fn writes_whose_shared_flush_failed_are_done_again() {
 }
 
 #[test]
+fn a_write_that_fails_before_the_page_cache_is_not_the_failure_of_others() {
+    let folder = Folder::new("no-space");
+    let volume = FileVolume::new(&folder.file(), &Options { durable: true, ..OPTIONS }).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let store = volume.open(&core).expect("it opens");
+    let want = Want::default();
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        meddler.hold(Kind::Sync);
+        let data = Data::Out(bench.gather(&fill(4096, 0), 4096, 0));
+        let mut first = Completion::new();
+        store.submit(Io { op: StoreOp::Write { durable: false }, offset: 0, data }, first.token());
+        while meddler.held() == 0 {
+            core.sleep(Duration::from_millis(1)).await;
+        }
+        meddler.fail_next(Kind::Write, Fault::NoSpace);
+        assert_eq!(bench.write(4096, &fill(4096, 1), false).await, Err(Fault::NoSpace));
+        meddler.let_go();
+        assert_eq!(first.wait().await.result, Ok(4096));
+        assert_eq!(meddler.count(Kind::Durable), 0, "the first write is on the medium, and is not repeated");
+    });
+}
+
+#[test]
 fn direct_io_waits_for_the_memory_of_a_copy() {
     let folder = Folder::new("memory");
     let options = Options { direct: true, block_size: 4096, ..OPTIONS };
