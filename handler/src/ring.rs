@@ -334,6 +334,12 @@ impl HandlerEnd {
         Ok(Self { rings: Rings { memory, depth }, taken: 0, completed: 0 })
     }
 
+    /// Slots of the rings: the most commands that Lunar has in this queue at a time.
+    #[must_use]
+    pub fn depth(&self) -> u32 {
+        self.rings.depth
+    }
+
     /// The next command.
     ///
     /// # Errors

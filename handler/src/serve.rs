@@ -201,7 +201,9 @@ fn execute_all(queues: &mut [HandlerQueue], buffer: &mut Vec<u8>, device: &mut d
     let mut is_busy = false;
     for queue in queues {
         let mut has_answered = false;
-        while let Some(command) = queue.ring.take()? {
+        // A queue that is always full must not keep the others, and messages, waiting.
+        for _ in 0..queue.ring.depth() {
+            let Some(command) = queue.ring.take()? else { break };
             let status = execute(&command, &queue.data, buffer, device).err().unwrap_or(Status::GOOD);
             queue.ring.complete(&command, status);
             has_answered = true;

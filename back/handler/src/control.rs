@@ -11,18 +11,17 @@ use lunar_handler::wire::{
 };
 use lunar_reactor::log;
 use lunar_reactor::shared::share;
-use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX, clear, make_folder};
+use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX, clear, make_folder, send_waiting};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
-    AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags,
-    SocketType, accept_with, bind, connect, listen, recv, sendmsg, socket_with,
+    AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv,
+    socket_with,
 };
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
-use std::io::{self, IoSlice};
-use std::mem::MaybeUninit;
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
@@ -34,8 +33,8 @@ use std::time::{Duration, Instant};
 const BACKLOG: i32 = 4;
 /// How long a process that has connected may take to say HELLO.
 const HELLO_TIME: Duration = Duration::from_secs(5);
-/// The pause before another connection after a defect or a refusal: a handler that is started again and again must not
-/// keep a processor busy.
+/// The pause before another connection after the end of one or a refusal: a handler that is started again and again
+/// must not keep a processor busy.
 const PAUSE: Duration = Duration::from_millis(200);
 /// How long a process may take to end after it has closed its socket.
 const EXIT_TIME: Duration = Duration::from_millis(100);
@@ -53,10 +52,12 @@ pub(crate) fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, Mistake> {
         return Err(Mistake::LongPath);
     }
     let failed = |why: Errno| Mistake::Socket(why.into());
-    let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).map_err(failed);
+    // Neither a connection to a process that does not accept any, nor `accept`, may wait.
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = || socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).map_err(failed);
     let address = SocketAddrUnix::new(path).map_err(failed)?;
     match connect(&socket()?, &address) {
-        Ok(()) => return Err(Mistake::InUse),
+        Ok(()) | Err(Errno::AGAIN) => return Err(Mistake::InUse),
         Err(Errno::CONNREFUSED) => clear(path).map_err(Mistake::Socket)?,
         // There is none, or none that is visible to this process: binding reports that.
         Err(_) => {}
@@ -66,7 +67,6 @@ pub(crate) fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, Mistake> {
     bind(&listener, &address).map_err(|why| if why == Errno::ADDRINUSE { Mistake::InUse } else { failed(why) })?;
     Permission { mode, owner: None, group: None }.grant(path).map_err(Mistake::Socket)?;
     listen(&listener, BACKLOG).map_err(failed)?;
-    rustix::io::ioctl_fionbio(&listener, true).map_err(failed)?;
     Ok(listener)
 }
 
@@ -296,6 +296,7 @@ impl Control {
                 let name = &self.unit.name;
                 log!(warning, "volume {name}: the handler has gone; commands wait for it to come back");
                 self.lose();
+                self.pause = Some(Instant::now() + PAUSE);
             }
         }
     }
@@ -434,12 +435,5 @@ fn receive(socket: &OwnedFd) -> Result<Option<Message>, Ended> {
 
 /// Sends a message now. A handler that does not read its few messages is broken.
 fn send(socket: &OwnedFd, message: &Message, descriptors: &[BorrowedFd<'_>]) -> io::Result<()> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = SendAncillaryBuffer::new(&mut space);
-    if !descriptors.is_empty() && !control.push(SendAncillaryMessage::ScmRights(descriptors)) {
-        return Err(io::ErrorKind::InvalidInput.into());
-    }
-    let bytes = message.bytes();
-    sendmsg(socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
-    Ok(())
+    send_waiting(socket, &message.bytes(), descriptors, Duration::ZERO)
 }
