@@ -78,6 +78,9 @@ pub struct Health {
     data_end: AtomicU64,
     /// The number of failed durable writes of descriptions that share their error cursor.
     failures: Arc<AtomicU64>,
+    /// Whether writes without durability were submitted since the last flush: a flush may have much to write. It is a
+    /// guess that decides about speed only.
+    has_cached: AtomicBool,
 }
 
 impl Health {
@@ -85,7 +88,7 @@ impl Health {
     #[must_use]
     pub fn new(name: String) -> Arc<Self> {
         let (lost, data_end, failures) = (AtomicBool::new(false), AtomicU64::new(u64::MAX), Arc::default());
-        Arc::new(Self { name, lost, data_end, failures })
+        Arc::new(Self { name, lost, data_end, failures, has_cached: AtomicBool::new(false) })
     }
 
     /// Whether a flush has failed: data in the page cache could not be written.
@@ -362,6 +365,10 @@ impl Disk {
         let durable = durable || inner.policy.durable;
         let Some(alignment) = inner.policy.direct else {
             if !durable {
+                // A store that is not needed would take the cache line away from the other cores.
+                if !inner.health.has_cached.load(Ordering::Relaxed) {
+                    inner.health.has_cached.store(true, Ordering::Relaxed);
+                }
                 return inner.reactor.submit(Op::Write { file: self.file(), offset, data, durable }, done);
             }
             let disk = self.clone();
@@ -387,7 +394,7 @@ impl Disk {
     async fn write_through(self, offset: u64, mut data: Sg, done: Done) {
         let mut completion = Completion::new();
         // Where all writes are durable, a flush of the file has no other data to write.
-        if self.0.policy.durable && self.0.handles.has_own_errors {
+        if !self.0.health.has_cached.load(Ordering::Relaxed) && self.0.handles.has_own_errors {
             match self.write_and_share_sync(offset, data, &mut completion).await {
                 Ok(outcome) => return done.complete(outcome),
                 Err(again) => data = again,
@@ -486,6 +493,7 @@ impl Disk {
         if inner.health.is_lost() {
             return Err(Fault::Medium);
         }
+        inner.health.has_cached.store(false, Ordering::Relaxed);
         match self.submit(Op::Sync { file: inner.handles.sync.clone() }, completion).await.result {
             Err(Fault::Aborted) => Err(Fault::Aborted),
             Err(fault) => {

@@ -398,6 +398,8 @@ fn durable_writes_beside_one_that_failed_are_done_again() {
     let want = Want::default();
     let bench = Bench::new(&core, &*store, &want);
     core.run(async {
+        // Each durable write has a flush of its own while there is something in the cache.
+        assert_eq!(bench.write(8192, &fill(4096, 0), false).await, Ok(()));
         meddler.hold(Kind::Durable);
         let write = |at: u64, completion: &mut Completion| {
             let data = Data::Out(bench.gather(&fill(4096, at), 4096, 0));
@@ -417,11 +419,12 @@ fn durable_writes_beside_one_that_failed_are_done_again() {
     });
 }
 
-/// Ten writes to a volume without a write cache: the first has a flush of its own, the others share one. `fault`: of
+/// Ten durable writes: the first has a flush of its own, the others share one. `has_cache`: of the volume. `fault`: of
 /// the shared flush. Returns what was counted of flushes and of durable writes.
-fn shared_flush(name: &str, fault: Option<Fault>) -> [usize; 2] {
+fn shared_flush(name: &str, has_cache: bool, fault: Option<Fault>) -> [usize; 2] {
     let folder = Folder::new(name);
-    let volume = FileVolume::new(&folder.file(), &Options { durable: true, ..OPTIONS }).expect("the file opens");
+    let options = Options { durable: !has_cache, ..OPTIONS };
+    let volume = FileVolume::new(&folder.file(), &options).expect("the file opens");
     let (meddler, core, _real) = meddled();
     let store = volume.open(&core).expect("it opens");
     let want = Want::default();
@@ -430,7 +433,7 @@ fn shared_flush(name: &str, fault: Option<Fault>) -> [usize; 2] {
         meddler.hold(Kind::Sync);
         let write = |at: u64, completion: &mut Completion| {
             let data = Data::Out(bench.gather(&fill(4096, at), 4096, 0));
-            store.submit(Io { op: StoreOp::Write { durable: false }, offset: at, data }, completion.token());
+            store.submit(Io { op: StoreOp::Write { durable: has_cache }, offset: at, data }, completion.token());
         };
         let mut first = Completion::new();
         write(0, &mut first);
@@ -459,13 +462,38 @@ fn shared_flush(name: &str, fault: Option<Fault>) -> [usize; 2] {
 
 #[test]
 fn writes_without_a_write_cache_share_flushes() {
-    assert_eq!(shared_flush("shared", None), [2, 0]);
+    assert_eq!(shared_flush("shared", false, None), [2, 0]);
 }
 
 #[test]
 fn writes_whose_shared_flush_failed_are_done_again() {
     // The failed flush is the one of the first write; the later ones began before it ended, so they are repeated, too.
-    assert_eq!(shared_flush("shared-failure", Some(Fault::Medium)), [2, 10]);
+    assert_eq!(shared_flush("shared-failure", false, Some(Fault::Medium)), [2, 10]);
+}
+
+#[test]
+fn durable_writes_share_flushes_if_the_volume_has_no_cached_writes() {
+    assert_eq!(shared_flush("shared-cached", true, None), [2, 0]);
+    assert_eq!(shared_flush("shared-cached-failure", true, Some(Fault::Medium)), [2, 10]);
+}
+
+#[test]
+fn a_durable_write_does_not_flush_the_cached_writes_of_others() {
+    let folder = Folder::new("cached");
+    let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
+    let (meddler, core, _real) = meddled();
+    let store = volume.open(&core).expect("it opens");
+    let want = Want::default();
+    let bench = Bench::new(&core, &*store, &want);
+    core.run(async {
+        let counts = || [meddler.count(Kind::Sync), meddler.count(Kind::Durable)];
+        assert_eq!(bench.write(0, &fill(4096, 0), false).await, Ok(()));
+        assert_eq!(bench.write(4096, &fill(4096, 1), true).await, Ok(()));
+        assert_eq!(counts(), [0, 1]);
+        assert!(bench.ask(StoreOp::Flush, 0).await.result.is_ok());
+        assert_eq!(bench.write(4096, &fill(4096, 2), true).await, Ok(()));
+        assert_eq!(counts(), [2, 1], "nothing is cached any more");
+    });
 }
 
 #[test]
