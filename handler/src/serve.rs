@@ -17,7 +17,7 @@ use rustix::net::{
 use std::fmt;
 use std::io::{self, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -287,19 +287,33 @@ impl Connection {
     /// # Errors
     /// Those of the operating system.
     pub fn wait(&self, may_sleep: bool) -> Result<bool, ServeError> {
-        let sources = std::iter::once(&self.socket).chain(self.queues.iter().map(|queue| &queue.commands));
-        let mut sources: Vec<PollFd<'_>> = sources.map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        Ok(self.wait_also(may_sleep, [])?.0)
+    }
+
+    /// Like [`Connection::wait`], and ends also when one of the other files is readable; returns which are.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn wait_also<const N: usize>(
+        &self,
+        may_sleep: bool,
+        others: [BorrowedFd<'_>; N],
+    ) -> Result<(bool, [bool; N]), ServeError> {
+        let own = std::iter::once(&self.socket).chain(self.queues.iter().map(|queue| &queue.commands));
+        let all = own.map(AsFd::as_fd).chain(others);
+        let mut sources: Vec<PollFd<'_>> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
         let now = Timespec { tv_sec: 0, tv_nsec: 0 };
         match poll(&mut sources, if may_sleep { None } else { Some(&now) }) {
-            Err(Errno::INTR) => return Ok(false),
+            Err(Errno::INTR) => return Ok((false, [false; N])),
             other => other?,
         };
         let ready: Vec<bool> = sources.iter().map(|source| !source.revents().is_empty()).collect();
+        let others = &ready[1 + self.queues.len()..];
         for (queue, _) in self.queues.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
             // The counter says nothing that the ring does not say.
             let _ = rustix::io::read(&queue.commands, &mut [0; size_of::<u64>()]);
         }
-        Ok(ready[0])
+        Ok((ready[0], std::array::from_fn(|at| others[at])))
     }
 
     /// Takes the next message, and waits for it; `None` when Lunar has closed the connection. Queues are opened and

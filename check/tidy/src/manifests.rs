@@ -19,6 +19,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("st", &["core", "reactor", "link"]),
     ("handler", &["core", "reactor"]),
     ("rdma", &["core", "reactor"]),
+    ("rbd", &["core", "handler", "reactor"]),
     ("control", &["core"]),
     ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
     ("front/sst", &["core", "scsi", "reactor", "link", "st", "control", "engine"]),

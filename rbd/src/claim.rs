@@ -1,0 +1,215 @@
+//! The exclusive lock of an image, and the record of the process that has it.
+//!
+//! A process that was killed leaves the lock, and may leave writes on their way to the cluster. Its successor takes the
+//! lock away: the cluster does not execute any command of the dead client from then on, so no late write overtakes a
+//! newer one. The metadata of the image say which process has the lock, so that only the lock of a process that has
+//! certainly ended is taken away. The lock of another machine is never taken: it is free when its owner gives it back,
+//! or 30 seconds after its owner has died (`osd_client_watch_timeout`).
+
+use crate::library::Failure;
+use crate::library::image::Image;
+use std::ffi::{CStr, CString};
+use std::fmt;
+use std::fs;
+use std::io;
+
+/// The key of the metadata.
+const KEY: &CStr = c"lunar.owner";
+
+/// A process.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Process {
+    /// The machine (`/etc/machine-id`).
+    machine: String,
+    /// This start of its kernel.
+    boot: String,
+    /// The namespace of its processes.
+    namespace: String,
+    /// Its number.
+    pid: u32,
+    /// The time of its start, in ticks since the start of the kernel: numbers are used again.
+    start: u64,
+}
+
+impl Process {
+    /// This process.
+    ///
+    /// # Errors
+    /// When /proc is not there.
+    pub fn own() -> io::Result<Self> {
+        let text = |path: &str| Ok::<_, io::Error>(fs::read_to_string(path)?.trim().to_owned());
+        let pid = std::process::id();
+        let start = start_of(pid).ok_or_else(|| io::Error::other("/proc/self/stat is not understood"))?;
+        let namespace = fs::read_link("/proc/self/ns/pid")?.to_string_lossy().into_owned();
+        // A machine without an identifier is known by the start of its kernel alone.
+        let machine = text("/etc/machine-id").unwrap_or_default();
+        Ok(Self { machine, boot: text("/proc/sys/kernel/random/boot_id")?, namespace, pid, start })
+    }
+
+    /// Whether it has certainly ended, as this process sees it.
+    fn has_ended(&self, own: &Self) -> bool {
+        if self.boot != own.boot {
+            // The same machine has started again; of another machine nothing is known.
+            return !own.machine.is_empty() && self.machine == own.machine;
+        }
+        self.namespace == own.namespace && start_of(self.pid) != Some(self.start)
+    }
+}
+
+/// The start of a process; `None`: there is none of this number.
+fn start_of(pid: u32) -> Option<u64> {
+    started(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+}
+
+/// The 22nd field of `/proc/PID/stat`. The second one is a name in parentheses with any characters.
+fn started(stat: &str) -> Option<u64> {
+    let (_, fields) = stat.rsplit_once(')')?;
+    fields.split_ascii_whitespace().nth(19)?.parse().ok()
+}
+
+/// The record in the metadata.
+#[derive(Clone, PartialEq, Eq, Debug)]
+struct Claim {
+    process: Process,
+    /// The client, as the lock names it.
+    client: String,
+}
+
+impl fmt::Display for Claim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Process { machine, boot, namespace, pid, start } = &self.process;
+        // The client comes last: its name may have spaces.
+        write!(f, "1 {machine:-<1} {boot} {namespace} {pid} {start} {}", self.client)
+    }
+}
+
+impl Claim {
+    fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.splitn(7, ' ');
+        let mut next = || parts.next();
+        (next()? == "1").then_some(())?;
+        let machine = next().filter(|machine| *machine != "-").unwrap_or_default().to_owned();
+        let (boot, namespace) = (next()?.to_owned(), next()?.to_owned());
+        let (pid, start) = (next()?.parse().ok()?, next()?.parse().ok()?);
+        let client = next()?.to_owned();
+        Some(Self { process: Process { machine, boot, namespace, pid, start }, client })
+    }
+}
+
+/// Why an image cannot be locked.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LockError {
+    /// The image does not have the feature.
+    NoFeature,
+    /// This client has the lock.
+    InUse(String),
+    /// The library.
+    Failed(Failure),
+}
+
+impl fmt::Display for LockError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::NoFeature => f.write_str(
+                "the image does not have the feature exclusive-lock, without which the late writes of a process that \
+                 has died cannot be stopped: run `rbd feature enable POOL/IMAGE exclusive-lock`",
+            ),
+            Self::InUse(client) => write!(
+                f,
+                "client {client} has the lock of the image. End it; if it has died, the lock is free after 30 seconds"
+            ),
+            Self::Failed(why) => write!(f, "the image cannot be locked: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for LockError {}
+
+impl From<Failure> for LockError {
+    fn from(why: Failure) -> Self {
+        Self::Failed(why)
+    }
+}
+
+fn first(owners: &[CString]) -> Option<&CString> {
+    owners.first()
+}
+
+/// Locks an image.
+///
+/// # Errors
+/// See [`LockError`].
+pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
+    if !image.has_exclusive_lock()? {
+        return Err(LockError::NoFeature);
+    }
+    let owners = image.lock_owners()?;
+    if let Some(owner) = first(&owners) {
+        let name = owner.to_string_lossy();
+        let claim = image.metadata(KEY)?.and_then(|text| Claim::parse(&text));
+        if claim.is_some_and(|claim| claim.client == name && claim.process.has_ended(own)) {
+            image.break_lock(owner)?;
+        }
+    }
+    if let Err(why) = image.acquire_lock() {
+        let owners = image.lock_owners()?;
+        return Err(
+            first(&owners).map_or(LockError::Failed(why), |name| LockError::InUse(name.to_string_lossy().into()))
+        );
+    }
+    let owners = image.lock_owners()?;
+    let client = first(&owners).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let claim = Claim { process: own.clone(), client }.to_string();
+    let claim = CString::new(claim).map_err(|_| Failure(rustix::io::Errno::INVAL))?;
+    image.set_metadata(KEY, Some(&claim))?;
+    Ok(())
+}
+
+/// Gives the lock back.
+///
+/// # Errors
+/// Those of the library.
+pub fn release(image: &Image) -> Result<(), Failure> {
+    image.set_metadata(KEY, None)?;
+    image.release_lock()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_is_written_and_read() {
+        let process = Process::own().expect("there is /proc");
+        for (machine, client) in [("5d3a", "127.0.0.1:0/42"), ("", "v2:[::1]:0/7 b")] {
+            let claim =
+                Claim { process: Process { machine: machine.into(), ..process.clone() }, client: client.into() };
+            assert_eq!(Claim::parse(&claim.to_string()), Some(claim));
+        }
+        for text in ["", "2 a b c 1 2 d", "1 a b c x 2 d", "1 a b c 1 2"] {
+            assert_eq!(Claim::parse(text), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn only_a_process_that_has_certainly_ended_has_ended() {
+        let own = Process { machine: "this".into(), ..Process::own().expect("there is /proc") };
+        assert!(!own.has_ended(&own));
+        assert!(Process { start: own.start + 1, ..own.clone() }.has_ended(&own), "its number is used again");
+        assert!(Process { pid: u32::MAX, ..own.clone() }.has_ended(&own));
+        let elsewhere = Process { namespace: "pid:[1]".into(), pid: u32::MAX, ..own.clone() };
+        assert!(!elsewhere.has_ended(&own), "a container of this machine");
+        let before = Process { boot: "before".into(), ..own.clone() };
+        assert!(before.has_ended(&own));
+        assert!(!Process { machine: "other".into(), ..before.clone() }.has_ended(&own));
+        let nameless = Process { machine: String::new(), ..before };
+        assert!(!nameless.has_ended(&Process { machine: String::new(), ..own }), "two machines without identifiers");
+    }
+
+    #[test]
+    fn the_start_of_a_process_is_behind_its_name() {
+        let fields: Vec<String> = (3..=24).map(|field| field.to_string()).collect();
+        assert_eq!(started(&format!("1 (a ) 7 (b)) {}", fields.join(" "))), Some(22));
+        assert_eq!(started("1 (a"), None);
+    }
+}

@@ -1,0 +1,122 @@
+//! The program: connects to the cluster, locks the image, and serves it.
+
+#![allow(missing_docs, reason = "a program has no public interface")]
+
+use clap::Parser;
+use lunar_handler::serve::ServeError;
+use lunar_rbd::args::Args;
+use lunar_rbd::claim::{self, LockError, Process};
+use lunar_rbd::library::Libraries;
+use lunar_rbd::library::cluster::Cluster;
+use lunar_rbd::library::image::Image;
+use lunar_rbd::serve::{End, Serving};
+use lunar_reactor::log;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use signal_hook::consts::{SIGINT, SIGTERM};
+use std::error::Error;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::process::ExitCode;
+use std::rc::Rc;
+use std::time::Duration;
+
+/// The time between two attempts to connect to Lunar, or to lock an image that another client has.
+const PAUSE: Duration = Duration::from_millis(500);
+/// The most bytes of a passphrase: that of LUKS.
+const PASSPHRASE_MAX: usize = 512;
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            log!(error, "{}: {why}", args.image);
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Waits; returns whether the program is to end.
+fn pause(stop: &UnixStream) -> bool {
+    let time = Timespec::try_from(PAUSE).ok();
+    poll(&mut [PollFd::new(stop, PollFlags::IN)], time.as_ref()).is_ok_and(|count| count > 0)
+}
+
+fn run(args: &Args) -> Result<(), Box<dyn Error>> {
+    let (stop, signalled) = UnixStream::pair()?;
+    for signal in [SIGTERM, SIGINT] {
+        signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
+    }
+    let name = &args.image;
+    let cluster = Rc::new(Cluster::connect(&Rc::new(Libraries::load()?), &args.access())?);
+    let pool = Rc::new(cluster.pool(&name.pool, &name.namespace)?);
+    let is_read_only = args.read_only || name.snapshot.is_some();
+    let image = Image::open(&pool, &name.image, name.snapshot.as_deref(), is_read_only)
+        .map_err(|why| format!("the image cannot be opened: {why}"))?;
+    if !is_read_only && !lock(args, &image, &stop)? {
+        return Ok(());
+    }
+    if let (Some(format), Some(file)) = (args.encryption, &args.passphrase_file) {
+        let passphrase = std::fs::read(file).map_err(|why| format!("{} cannot be read: {why}", file.display()))?;
+        let passphrase = passphrase.strip_suffix(b"\n").unwrap_or(&passphrase);
+        if passphrase.len() > PASSPHRASE_MAX {
+            return Err(format!("{} is longer than a passphrase ({PASSPHRASE_MAX} bytes)", file.display()).into());
+        }
+        image.load_encryption(format, passphrase).map_err(|why| format!("the image cannot be decrypted: {why}"))?;
+    }
+    let served = serve(args, &image, is_read_only, &stop);
+    if !is_read_only && !matches!(served, Ok(End::Fenced)) {
+        claim::release(&image).map_err(|why| format!("the lock cannot be given back: {why}"))?;
+    }
+    match served? {
+        End::Fenced => Err("the connection to the cluster has to be made anew".into()),
+        End::Closed | End::Asked => Ok(()),
+    }
+}
+
+/// Locks the image; returns whether it is locked, or the program is to end.
+fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn Error>> {
+    let own = Process::own()?;
+    let mut has_said = false;
+    loop {
+        match claim::lock(image, &own) {
+            Ok(()) => return Ok(true),
+            Err(why @ LockError::InUse(_)) if args.stand_by => {
+                if !std::mem::replace(&mut has_said, true) {
+                    log!("{}: standing by: {why}", args.image);
+                }
+            }
+            Err(why) => return Err(why.into()),
+        }
+        if pause(stop) {
+            return Ok(false);
+        }
+    }
+}
+
+/// Serves the image on one connection after the other.
+fn serve(args: &Args, image: &Image, is_read_only: bool, stop: &UnixStream) -> Result<End, Box<dyn Error>> {
+    let mut has_said = false;
+    loop {
+        // Commands of the connection before must have ended: Lunar sends them again.
+        image.drain();
+        let ended = Serving::connect(&args.socket, image, is_read_only).and_then(|mut serving| {
+            has_said = false;
+            serving.run(stop.as_fd())
+        });
+        match ended {
+            Ok(End::Closed) => {}
+            Ok(end) => return Ok(end),
+            // Lunar is not there, or not yet.
+            Err(ServeError::Io(why)) => {
+                if !std::mem::replace(&mut has_said, true) {
+                    log!("waiting for Lunar at {}: {why}", args.socket.display());
+                }
+            }
+            Err(why) => return Err(why.into()),
+        }
+        if pause(stop) {
+            return Ok(End::Asked);
+        }
+    }
+}

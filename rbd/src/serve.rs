@@ -1,0 +1,213 @@
+//! The loop: commands of Lunar to the library, and their ends back. One thread executes it; the library has its own.
+
+use crate::library::Failure;
+use crate::library::image::{Completed, Image, Operation};
+use lunar_handler::serve::{Connection, HandlerQueue, ServeError};
+use lunar_handler::wire::{Message, Operation as Code, Status, Submission, features, name_of};
+use lunar_reactor::log;
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::path::Path;
+
+/// Why a connection has ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum End {
+    /// Lunar has closed it.
+    Closed,
+    /// The program is asked to end.
+    Asked,
+    /// The cluster takes no commands of this client any more.
+    Fenced,
+}
+
+/// A connection to Lunar.
+pub struct Serving<'a> {
+    image: &'a Image,
+    size: u64,
+    is_read_only: bool,
+    connection: Connection,
+    /// Commands that the library executes, each with the number of its queue.
+    commands: HashMap<u64, (u32, Submission)>,
+    last: u64,
+    is_fenced: bool,
+}
+
+impl<'a> Serving<'a> {
+    /// Connects to Lunar. No command of a connection before this one may be in progress: Lunar sends it again, and
+    /// newer commands after it.
+    ///
+    /// # Errors
+    /// When Lunar does not listen, or the image has no size.
+    pub fn connect(socket: &Path, image: &'a Image, is_read_only: bool) -> Result<Self, ServeError> {
+        debug_assert_eq!(image.in_progress(), 0);
+        let size = image.size().map_err(|why| ServeError::Io(why.0.into()))?;
+        let features = if is_read_only { 0 } else { features::UNMAP | features::ZERO };
+        let name = concat!("lunar-rbd ", env!("CARGO_PKG_VERSION"));
+        let connection = Connection::open(socket, name, size, features)?;
+        let (commands, last) = (HashMap::new(), 0);
+        Ok(Self { image, size, is_read_only, connection, commands, last, is_fenced: false })
+    }
+
+    /// Serves until the connection ends; `stop` becomes readable when the program is to end.
+    ///
+    /// # Errors
+    /// When Lunar refuses the handler or finds a defect in it, and those of the library.
+    pub fn run(&mut self, stop: BorrowedFd<'_>) -> Result<End, ServeError> {
+        loop {
+            let is_busy = self.take_commands()? | self.end_commands()?;
+            if self.is_fenced && self.commands.is_empty() {
+                return Ok(End::Fenced);
+            }
+            if is_busy {
+                continue;
+            }
+            let may_sleep = self.connection.queues.iter().all(|queue| queue.ring.may_sleep());
+            let others = [stop, self.image.ended(), self.image.changed()];
+            let (has_message, others) = self.connection.wait_also(may_sleep, others)?;
+            self.connection.queues.iter().for_each(|queue| queue.ring.rise());
+            let [has_to_stop, _, has_changed] = others;
+            if has_to_stop {
+                return self.finish();
+            }
+            if has_changed {
+                self.compare_size();
+            }
+            if has_message {
+                match self.connection.receive()? {
+                    Some(Message::Welcome(welcome)) => {
+                        log!("serving volume {}, {} bytes", name_of(&welcome.volume), welcome.size.get());
+                    }
+                    Some(_) => {}
+                    None => return Ok(End::Closed),
+                }
+            }
+        }
+    }
+
+    /// Answers the commands that the library has; Lunar keeps the others for the next handler.
+    fn finish(&mut self) -> Result<End, ServeError> {
+        self.image.drain_into(|ended| end(&mut self.commands, &mut self.connection.queues, ended, &mut self.is_fenced));
+        self.connection.queues.iter().try_for_each(HandlerQueue::wake_lunar)?;
+        Ok(End::Asked)
+    }
+
+    /// Looks at the size of the image after a change of its header.
+    fn compare_size(&self) {
+        let _ = rustix::io::read(self.image.changed(), &mut [0; size_of::<u64>()]);
+        match self.image.size() {
+            Ok(size) if size != self.size => log!(
+                warning,
+                "the image has {size} bytes now, and had {}. Set `size` of the volume, then all hosts see it",
+                self.size
+            ),
+            _ => {}
+        }
+    }
+
+    /// Gives new commands to the library; returns whether there were any.
+    fn take_commands(&mut self) -> Result<bool, ServeError> {
+        let mut is_busy = false;
+        for queue in &mut self.connection.queues {
+            let mut has_answered = false;
+            for _ in 0..queue.ring.depth() {
+                let Some(command) = queue.ring.take()? else { break };
+                is_busy = true;
+                self.last += 1;
+                let begun = match self.is_fenced {
+                    true => Err(Status::NOT_READY),
+                    false => {
+                        operation(&command, queue, self.size, self.is_read_only).and_then(|(offset, operation)| {
+                            self.image
+                                .submit(self.last, offset, operation)
+                                .map_err(|why| status(why, &mut self.is_fenced))
+                        })
+                    }
+                };
+                match begun {
+                    Ok(()) => drop(self.commands.insert(self.last, (queue.number, command))),
+                    Err(status) => {
+                        queue.ring.complete(&command, status);
+                        has_answered = true;
+                    }
+                }
+            }
+            if has_answered {
+                queue.wake_lunar()?;
+            }
+        }
+        Ok(is_busy)
+    }
+
+    /// Answers the commands that have ended; returns whether there were any.
+    fn end_commands(&mut self) -> Result<bool, ServeError> {
+        let mut all = Vec::new();
+        self.image.take_ended(&mut all).map_err(|why| ServeError::Io(why.0.into()))?;
+        let queues = &mut self.connection.queues;
+        all.iter().for_each(|ended| end(&mut self.commands, queues, *ended, &mut self.is_fenced));
+        if !all.is_empty() {
+            queues.iter().try_for_each(HandlerQueue::wake_lunar)?;
+        }
+        Ok(!all.is_empty())
+    }
+}
+
+/// Answers a command. The queue of one that Lunar has closed is not there any more.
+fn end(
+    commands: &mut HashMap<u64, (u32, Submission)>,
+    queues: &mut [HandlerQueue],
+    ended: Completed,
+    is_fenced: &mut bool,
+) {
+    let Some((number, command)) = commands.remove(&ended.token) else { return };
+    let status = ended.result.err().map_or(Status::GOOD, |why| status(why, is_fenced));
+    if let Some(queue) = queues.iter_mut().find(|queue| queue.number == number) {
+        queue.ring.complete(&command, status);
+    }
+}
+
+/// The status of a failure. A client that is fenced says so once.
+fn status(why: Failure, is_fenced: &mut bool) -> Status {
+    if why.is_fenced() {
+        if !std::mem::replace(is_fenced, true) {
+            log!(error, "{why}: another client has taken the image over, or an operator has blocked this one");
+        }
+        return Status::NOT_READY;
+    }
+    match why.0 {
+        Errno::NOSPC | Errno::DQUOT => Status::NO_SPACE,
+        Errno::IO | Errno::BADMSG => Status::MEDIUM_ERROR,
+        Errno::TIMEDOUT | Errno::NOTCONN | Errno::AGAIN => Status::NOT_READY,
+        Errno::OPNOTSUPP => Status::UNSUPPORTED,
+        _ => Status::FAILED,
+    }
+}
+
+/// The command for the library.
+///
+/// # Errors
+/// The status of a command that is not for this image.
+fn operation(
+    command: &Submission,
+    queue: &HandlerQueue,
+    size: u64,
+    is_read_only: bool,
+) -> Result<(u64, Operation), Status> {
+    let (offset, len) = (command.offset.get(), command.length.get());
+    let (code, bytes) = (Code(command.operation), usize::try_from(len).map_err(|_| Status::FAILED)?);
+    if offset.checked_add(len).is_none_or(|end| end > size) || is_read_only && code != Code::READ && code != Code::FLUSH
+    {
+        return Err(Status::FAILED);
+    }
+    let place = usize::try_from(command.data.get()).map_err(|_| Status::FAILED)?;
+    let operation = match code {
+        Code::READ => Operation::Read(queue.data.buf(place, bytes).ok_or(Status::FAILED)?),
+        // Without a cache of the library each write is durable.
+        Code::WRITE => Operation::Write(queue.data.slice(place, bytes).ok_or(Status::FAILED)?),
+        Code::FLUSH => Operation::Flush,
+        Code::UNMAP => Operation::Discard(len),
+        Code::ZERO => Operation::Zero(bytes),
+        _ => return Err(Status::UNSUPPORTED),
+    };
+    Ok((offset, operation))
+}
