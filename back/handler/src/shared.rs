@@ -124,14 +124,15 @@ fn milliseconds(unit: &Unit) -> [u64; 2] {
 impl Shared {
     pub(crate) fn new(unit: Unit) -> io::Result<Self> {
         let [timeout, restart] = milliseconds(&unit).map(AtomicU64::new);
+        // A process before this one may have changed the volume, unless nothing may.
+        let changes = AtomicU64::new(u64::from(!unit.read_only));
         Ok(Self {
             unit: Mutex::new(unit),
             command_timeout_milliseconds: timeout,
             restart_time_milliseconds: restart,
             state: Mutex::default(),
             late: AtomicUsize::new(0),
-            // A process before this one may have changed the volume.
-            changes: AtomicU64::new(1),
+            changes,
             flushed: AtomicU64::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             counts: Counts::default(),

@@ -452,6 +452,21 @@ fn without_a_handler_commands_wait_and_then_fail() {
 }
 
 #[test]
+fn a_read_only_volume_is_flushed_without_a_handler() {
+    let folder = Folder::new("fixed");
+    let volume = folder.volume(|unit| unit.read_only = true);
+    play(
+        &folder,
+        &volume,
+        |_| (),
+        async |_, store| {
+            let flush = Io { op: Op::Flush, offset: 0, data: Data::None };
+            assert_eq!(result(&start(store, flush)).await, Ok(0));
+        },
+    );
+}
+
+#[test]
 fn a_volume_is_flushed_without_a_handler_once_that_has_nothing_to_do() {
     let folder = Folder::new("flush");
     let volume = folder.volume(|unit| unit.restart_time = Duration::from_millis(200));

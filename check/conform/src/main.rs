@@ -26,6 +26,7 @@ mod page;
 mod pdu;
 mod power;
 mod process;
+mod rbd;
 mod relay;
 mod report;
 mod reservations;
@@ -156,6 +157,8 @@ enum Part {
     Fcoe,
     /// Volumes whose data handlers serve: the example in C, killed, stopped and missing; a hostile one
     Handler,
+    /// Images of a real Ceph cluster: the handler, a store and the monitor killed; locks, the block list, snapshots
+    Rbd,
     /// A Linux guest with SRP over software RoCE, on a network that loses packets
     Srp,
     /// Scheduled Transfer between two processes
@@ -172,7 +175,7 @@ enum Part {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 31] = [
+const ORDER: [(Part, bool, usize); 32] = [
     (Part::Libiscsi, true, COMPUTES),
     (Part::Guest, true, COMPUTES),
     (Part::Service, false, COMPUTES),
@@ -190,6 +193,7 @@ const ORDER: [(Part, bool, usize); 31] = [
     (Part::Spdk, false, COMPUTES),
     (Part::St, false, WAITS),
     (Part::Page, false, COMPUTES),
+    (Part::Rbd, false, COMPUTES),
     (Part::Handler, true, WAITS),
     (Part::Sst, true, WAITS),
     (Part::Hostile, true, WAITS),
@@ -300,6 +304,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),
+            Part::Rbd => rbd::part(lab, driver),
             Part::Sst => sst::part(lab, driver),
             Part::Device => guest::device(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
@@ -368,7 +373,11 @@ fn build(checked: bool) -> Result<PathBuf> {
     let mut command = Command::new(cargo);
     command.args(["build", "--locked"]).current_dir(root);
     // The programs of the workspace were built with the same features before, for the tests.
-    command.args(if checked { &["--bins"][..] } else { &["--release", "-p", "lunar", "-p", "lunar-st"] });
+    command.args(if checked {
+        &["--bins"][..]
+    } else {
+        &["--release", "-p", "lunar", "-p", "lunar-st", "-p", "lunar-rbd"]
+    });
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");
     Ok(build_folder()?.join(if checked { "debug/lunar" } else { "release/lunar" }))

@@ -56,6 +56,7 @@ pub(crate) use fcoe::part as fcoe;
 pub(crate) use paths::part as paths;
 pub(crate) use service::part as service;
 pub(crate) use srp::part as srp;
+pub(crate) use sysroot::ceph_tree;
 pub(crate) use ublk::part as ublk;
 pub(crate) use vhost::part as vhost;
 pub(crate) use vm::part as vm;

@@ -22,23 +22,48 @@ struct Recipe {
     packages: &'static str,
     /// The Debian release of the packages; `None`: this machine's package sources.
     release: Option<&'static str>,
+    /// Whether a kernel is in the tree, for a guest; else programs of the tree run on this machine.
+    has_kernel: bool,
 }
 
 const STOCK_RECIPE: Recipe =
-    Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None };
+    Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None, has_kernel: true };
 /// The first release whose kernel supports NVMe in-band authentication and TLS, with the daemon that does TLS
 /// handshakes for the kernel.
-const TLS_RECIPE: Recipe =
-    Recipe { name: "secure", packages: include_str!("../../guest-packages-secure.txt"), release: Some("trixie") };
+const TLS_RECIPE: Recipe = Recipe {
+    name: "secure",
+    packages: include_str!("../../guest-packages-secure.txt"),
+    release: Some("trixie"),
+    has_kernel: true,
+};
 /// The first release whose kernel has ublk, with the stock packages.
-const UBLK_RECIPE: Recipe =
-    Recipe { name: "ublk", packages: include_str!("../../guest-packages.txt"), release: Some("trixie") };
+const UBLK_RECIPE: Recipe = Recipe {
+    name: "ublk",
+    packages: include_str!("../../guest-packages.txt"),
+    release: Some("trixie"),
+    has_kernel: true,
+};
 /// A kernel of today, with the tools of tapes.
-const DEVICE_RECIPE: Recipe =
-    Recipe { name: "device", packages: include_str!("../../guest-packages-device.txt"), release: Some("trixie") };
+const DEVICE_RECIPE: Recipe = Recipe {
+    name: "device",
+    packages: include_str!("../../guest-packages-device.txt"),
+    release: Some("trixie"),
+    has_kernel: true,
+};
 /// A kernel of today, with the tools of networks and RDMA.
-const RDMA_RECIPE: Recipe =
-    Recipe { name: "rdma", packages: include_str!("../../guest-packages-rdma.txt"), release: Some("trixie") };
+const RDMA_RECIPE: Recipe = Recipe {
+    name: "rdma",
+    packages: include_str!("../../guest-packages-rdma.txt"),
+    release: Some("trixie"),
+    has_kernel: true,
+};
+/// A Ceph cluster of today.
+const CEPH_RECIPE: Recipe = Recipe {
+    name: "ceph",
+    packages: include_str!("../../ceph-packages.txt"),
+    release: Some("trixie"),
+    has_kernel: false,
+};
 /// Names of the kernel's package in the distributions; the first that exists is used.
 const KERNELS: [&str; 2] = ["linux-image-amd64", "linux-image-generic"];
 /// Must change when trees that older code has built cannot be used any more.
@@ -97,16 +122,32 @@ pub(crate) fn ensure_with_rdma(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &RDMA_RECIPE)
 }
 
-fn ensure_of_debian(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
-    if !Path::new(KEYRING).exists() {
-        return skip("Debian's packages can only be verified with Debian's archive keys, which are not installed");
+/// Returns the root of the tree with Ceph; builds it first if necessary.
+pub(crate) fn ceph_tree(report: &Report) -> Result<PathBuf> {
+    needs_keys()?;
+    Ok(tree_of(report, &CEPH_RECIPE)?.join("root"))
+}
+
+fn needs_keys() -> Result<()> {
+    match Path::new(KEYRING).exists() {
+        true => Ok(()),
+        false => skip("Debian's packages can only be verified with Debian's archive keys, which are not installed"),
     }
+}
+
+fn ensure_of_debian(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
+    needs_keys()?;
     ensure_of(report, recipe)
 }
 
 fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
+    open(&tree_of(report, recipe)?)
+}
+
+/// The folder of a tree, which is built first if necessary.
+fn tree_of(report: &Report, recipe: &Recipe) -> Result<PathBuf> {
     if std::env::consts::ARCH != "x86_64" {
-        return skip("the guest runs on x86_64 only");
+        return skip("the packages run on x86_64 only");
     }
     let cache = cache_folder()?;
     std::fs::create_dir_all(&cache).with_context(|| format!("{}", cache.display()))?;
@@ -116,7 +157,7 @@ fn ensure_of(report: &Report, recipe: &Recipe) -> Result<Sysroot> {
         report.note(&format!("fetching the guest's packages into {} (once)", path.display()));
         build(report, &path, recipe)?;
     }
-    open(&path)
+    Ok(path)
 }
 
 /// Takes a lock file until the result is dropped, so that two runs do not build the same tree at once.
@@ -179,14 +220,17 @@ fn build(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     }
     let mut packages: Vec<&str> =
         recipe.packages.lines().flat_map(|line| line.split('#').next()).flat_map(str::split_whitespace).collect();
-    packages.push(kernel_package(path)?);
+    if recipe.has_kernel {
+        packages.push(kernel_package(path)?);
+    }
     let mut install = apt(path);
     install.args(["install", "-q", "-y", "--download-only"]).args(&packages);
     process::run(&mut install, FETCH_LIMIT)?.succeeded().context("fetching the guest's packages")?;
 
     let count = unpack_all(path, &root)?;
-    let packed = open(path)?.kernel;
-    if let Err(why) = kernel::unpack(&packed, path) {
+    if recipe.has_kernel
+        && let Err(why) = kernel::unpack(&open(path)?.kernel, path)
+    {
         report.note(&format!("the guest's kernel cannot be unpacked, so it boots slowly: {why:#}"));
     }
     File::create(path.join("complete"))?;
