@@ -173,41 +173,63 @@ enum Part {
     Spdk,
 }
 
+/// The drivers with which a part runs.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Drivers {
+    /// The first one: its cases do not depend on the driver.
+    First,
+    /// The first one with `--checked` and without `--long`, as in `make test`; else each. Guests take long, and other
+    /// parts use the same transports with each driver.
+    EachIfWhole,
+    /// Each of them.
+    Each,
+}
+
+impl Drivers {
+    fn count(self, is_whole: bool, all: usize) -> usize {
+        match self {
+            Self::Each => all,
+            Self::EachIfWhole if is_whole => all,
+            Self::First | Self::EachIfWhole => all.min(1),
+        }
+    }
+}
+
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
-/// guests are downloaded; whether the cases depend on the driver; and the share of the machine that a part takes.
-const ORDER: [(Part, bool, usize); 32] = [
-    (Part::Libiscsi, true, COMPUTES),
-    (Part::Guest, true, COMPUTES),
-    (Part::Service, false, COMPUTES),
-    (Part::Paths, false, COMPUTES),
-    (Part::Nvme, true, COMPUTES),
-    (Part::Vm, true, COMPUTES),
-    (Part::Vhost, true, COMPUTES),
-    (Part::Authentication, false, COMPUTES),
-    (Part::Aoe, false, COMPUTES),
-    (Part::Fcoe, false, COMPUTES),
-    (Part::Srp, false, COMPUTES),
-    (Part::Ublk, false, COMPUTES),
-    (Part::Device, false, COMPUTES),
-    (Part::Blktests, false, COMPUTES),
-    (Part::Spdk, false, COMPUTES),
-    (Part::St, false, WAITS),
-    (Part::Page, false, COMPUTES),
-    (Part::Rbd, false, COMPUTES),
-    (Part::Handler, true, WAITS),
-    (Part::Sst, true, WAITS),
-    (Part::Hostile, true, WAITS),
-    (Part::Neighbours, true, COMPUTES),
-    (Part::Crash, true, WAITS),
-    (Part::Power, true, WAITS),
-    (Part::Life, true, WAITS),
-    (Part::Daemon, true, WAITS),
-    (Part::Tools, true, WAITS),
-    (Part::Chap, true, WAITS),
-    (Part::Metrics, false, WAITS),
-    (Part::Docs, false, WAITS),
-    (Part::Explain, false, WAITS),
-    (Part::Doctor, false, WAITS),
+/// guests are downloaded; the drivers; and the share of the machine that a part takes.
+const ORDER: [(Part, Drivers, usize); 32] = [
+    (Part::Libiscsi, Drivers::Each, COMPUTES),
+    (Part::Guest, Drivers::EachIfWhole, COMPUTES),
+    (Part::Service, Drivers::First, COMPUTES),
+    (Part::Paths, Drivers::First, COMPUTES),
+    (Part::Nvme, Drivers::EachIfWhole, COMPUTES),
+    (Part::Vm, Drivers::EachIfWhole, COMPUTES),
+    (Part::Vhost, Drivers::EachIfWhole, COMPUTES),
+    (Part::Authentication, Drivers::First, COMPUTES),
+    (Part::Aoe, Drivers::First, COMPUTES),
+    (Part::Fcoe, Drivers::First, COMPUTES),
+    (Part::Srp, Drivers::First, COMPUTES),
+    (Part::Ublk, Drivers::First, COMPUTES),
+    (Part::Device, Drivers::First, COMPUTES),
+    (Part::Blktests, Drivers::First, COMPUTES),
+    (Part::Spdk, Drivers::First, COMPUTES),
+    (Part::St, Drivers::First, WAITS),
+    (Part::Page, Drivers::First, COMPUTES),
+    (Part::Rbd, Drivers::First, COMPUTES),
+    (Part::Handler, Drivers::Each, WAITS),
+    (Part::Sst, Drivers::Each, WAITS),
+    (Part::Hostile, Drivers::Each, WAITS),
+    (Part::Neighbours, Drivers::Each, COMPUTES),
+    (Part::Crash, Drivers::Each, WAITS),
+    (Part::Power, Drivers::Each, WAITS),
+    (Part::Life, Drivers::Each, WAITS),
+    (Part::Daemon, Drivers::Each, WAITS),
+    (Part::Tools, Drivers::Each, WAITS),
+    (Part::Chap, Drivers::Each, WAITS),
+    (Part::Metrics, Drivers::First, WAITS),
+    (Part::Docs, Drivers::First, WAITS),
+    (Part::Explain, Drivers::First, WAITS),
+    (Part::Doctor, Drivers::First, WAITS),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
@@ -234,6 +256,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     // Remove logs and images of earlier runs.
     let _ = std::fs::remove_dir_all(&scratch);
     std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
+    let is_whole = arguments.long || !arguments.checked;
     let subject = match arguments.url {
         Some(outside) => Subject::External(ExternalTarget { pid: arguments.pid, ..outside }),
         None => Subject::Built(match arguments.lunar {
@@ -250,8 +273,10 @@ fn run(arguments: Arguments) -> Result<bool> {
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();
     let wanted = |part: &Part| everything || arguments.parts.contains(part);
     let jobs = ORDER.iter().filter(|(part, ..)| wanted(part)).flat_map(|(part, each, shares)| {
-        let count = if *each { drivers.len() } else { drivers.len().min(1) };
-        drivers[..count].iter().enumerate().map(|(at, driver)| (*shares, (*part, *driver, at == 0)))
+        drivers[..each.count(is_whole, drivers.len())]
+            .iter()
+            .enumerate()
+            .map(|(at, driver)| (*shares, (*part, *driver, at == 0)))
     });
     run_in_shares(SHARES, jobs.collect(), |(part, driver, main_driver)| run_part(&lab, part, driver, main_driver));
     Ok(lab.report.finish(&base.join("results.md")))
