@@ -82,6 +82,17 @@ codes! {
     pub struct TaskAttribute(u8) { SIMPLE = 0, HEAD_OF_QUEUE = 1, ORDERED = 2, ACA = 4 }
 }
 
+impl TaskAttribute {
+    /// The attribute in a command of FCP (FCP-4 9.1.2.5) or SRP, which have the same codes. Reserved ones are SIMPLE.
+    #[must_use]
+    pub fn of_port(code: u8) -> Self {
+        match Self(code) {
+            known @ (Self::HEAD_OF_QUEUE | Self::ORDERED | Self::ACA) => known,
+            _ => Self::SIMPLE,
+        }
+    }
+}
+
 codes! {
     /// Status of a command (SAM-6 5.3.1).
     pub struct Status(u8) {

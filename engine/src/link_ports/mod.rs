@@ -6,16 +6,25 @@
 //! * [`on_core`]: the ports of a core, and the end of service
 //! * [`state`]: the state that all cores share, also for fronts whose clients do not log in
 //! * [`table`]: the links of a process
+//! * [`turns`]: the turns of the nexuses of a port
+//! * [`directory`]: which initiators see which volumes
+//! * [`options`]: the options of `lunar serve` that become ports
 
+pub mod directory;
 pub mod on_core;
+pub mod options;
 pub mod runtime;
 pub mod state;
 pub mod table;
+pub mod turns;
 
+pub use directory::{Groups, View};
 pub use on_core::PortsOnCore;
+pub use options::PortOption;
 pub use runtime::PortsFront;
 pub use state::{PortSession, PortState};
 pub use table::{BoundLink, LinkTable};
+pub use turns::{NexusTurns, Outcome};
 
 use crate::core_set::context::CoreContext;
 use crate::error::EngineError;

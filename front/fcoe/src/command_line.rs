@@ -3,9 +3,8 @@
 use crate::schema::{Fcoe, WORD};
 use crate::wire::names::Wwn;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use lunar_engine::command_line::{
-    Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown, TARGET,
-};
+use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
+use lunar_engine::link_ports::PortOption;
 use lunar_link::LinkAddress;
 use lunar_link::address::AddressError;
 
@@ -26,10 +25,7 @@ fn link(text: &str) -> Result<LinkAddress, String> {
     text.parse().map_err(|why: AddressError| why.to_string())
 }
 
-/// The name of the section of a link of this number.
-fn name(number: usize) -> String {
-    format!("{}", number + 1)
-}
+const OPTION: PortOption = PortOption { option: "--fcoe", section: WORD, key: "link", advice: "give each link once" };
 
 impl FrontOptions for FcoeOptions {
     fn declare(&self, command: Command) -> Command {
@@ -56,17 +52,8 @@ impl FrontRequest for FcoeRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        for (at, link) in self.links.iter().enumerate() {
-            let argument = format!("--fcoe {link}");
-            if self.links[..at].contains(link) {
-                return Err(OptionMistake::Twice { argument, advice: "give each link once" });
-            }
-            let mut keys = draft.object_of(&argument, WORD, &name(at));
-            keys.set("link", link.to_string()).set("target", TARGET);
-            // The first, as for other hosts.
-            keys.set("portal-group", given.groups[0].as_str());
-        }
-        Ok(())
+        let values: Vec<String> = self.links.iter().map(LinkAddress::to_string).collect();
+        OPTION.configure(&values, given, draft)
     }
 
     fn remarks(&self, given: &Given<'_>) -> Vec<String> {
@@ -87,7 +74,7 @@ impl FrontRequest for FcoeRequest {
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {
         self.links.first()?;
         let place = |(at, link): (usize, &LinkAddress)| {
-            let port = Wwn(Fcoe::derived_port(serving.iqn, &name(at)));
+            let port = Wwn(Fcoe::derived_port(serving.iqn, &PortOption::name(at)));
             format!("port     {port} on {link} (Fibre Channel over Ethernet, VN2VN)")
         };
         let connect = vec![
@@ -111,6 +98,7 @@ mod tests {
     use super::*;
     use crate::links::FRONT;
     use lunar_control::Schema;
+    use lunar_engine::command_line::TARGET;
     use std::collections::BTreeMap;
 
     static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };

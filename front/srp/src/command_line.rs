@@ -3,9 +3,8 @@
 use crate::schema::{PORT, RdmaAddress, Srp, WORD};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_control::value::{Textual, ValueError};
-use lunar_engine::command_line::{
-    Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown, TARGET,
-};
+use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
+use lunar_engine::link_ports::PortOption;
 use std::net::{IpAddr, SocketAddr};
 
 /// The options of SRP.
@@ -25,10 +24,8 @@ fn address(text: &str) -> Result<IpAddr, ValueError> {
     RdmaAddress::parse(text).map(|address| address.0)
 }
 
-/// The name of the section of an address of this number.
-fn name(number: usize) -> String {
-    format!("{}", number + 1)
-}
+const OPTION: PortOption =
+    PortOption { option: "--srp", section: WORD, key: "address", advice: "give each address once" };
 
 impl FrontOptions for SrpOptions {
     fn declare(&self, command: Command) -> Command {
@@ -55,17 +52,8 @@ impl FrontRequest for SrpRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        for (at, address) in self.addresses.iter().enumerate() {
-            let argument = format!("--srp {address}");
-            if self.addresses[..at].contains(address) {
-                return Err(OptionMistake::Twice { argument, advice: "give each address once" });
-            }
-            let mut keys = draft.object_of(&argument, WORD, &name(at));
-            keys.set("address", address.to_string()).set("target", TARGET);
-            // The first, as for other hosts.
-            keys.set("portal-group", given.groups[0].as_str());
-        }
-        Ok(())
+        let values: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
+        OPTION.configure(&values, given, draft)
     }
 
     fn remarks(&self, given: &Given<'_>) -> Vec<String> {
@@ -82,7 +70,7 @@ impl FrontRequest for SrpRequest {
 
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {
         let first = self.addresses.first()?;
-        let guid = |at| Srp::derived_guid(serving.iqn, &name(at));
+        let guid = |at| Srp::derived_guid(serving.iqn, &PortOption::name(at));
         let place = |(at, address): (usize, &IpAddr)| {
             format!("port     {:016x} at {} (SRP, RoCEv2)", guid(at), SocketAddr::new(*address, PORT))
         };
@@ -106,6 +94,7 @@ mod tests {
     use super::*;
     use crate::schema::FRONT;
     use lunar_control::Schema;
+    use lunar_engine::command_line::TARGET;
     use std::collections::BTreeMap;
 
     static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };

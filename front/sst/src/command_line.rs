@@ -3,9 +3,8 @@
 use crate::links::shown;
 use crate::schema::WORD;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use lunar_engine::command_line::{
-    Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown, TARGET,
-};
+use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
+use lunar_engine::link_ports::PortOption;
 use lunar_st::port::{LinkSpec, SpecError};
 
 /// The options of SCSI over Scheduled Transfer.
@@ -26,10 +25,7 @@ fn link(text: &str) -> Result<LinkSpec, String> {
     text.parse().map_err(|why: SpecError| why.to_string())
 }
 
-/// The name of the section of a link of this number.
-fn name(number: usize) -> String {
-    format!("{}", number + 1)
-}
+const OPTION: PortOption = PortOption { option: "--st", section: WORD, key: "link", advice: "give each link once" };
 
 impl FrontOptions for StOptions {
     fn declare(&self, command: Command) -> Command {
@@ -56,17 +52,8 @@ impl FrontRequest for StRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        for (at, link) in self.st_links.iter().enumerate() {
-            let argument = format!("--st {}", shown(link));
-            if self.st_links[..at].contains(link) {
-                return Err(OptionMistake::Twice { argument, advice: "give each link once" });
-            }
-            let mut keys = draft.object_of(&argument, WORD, &name(at));
-            keys.set("link", shown(link)).set("target", TARGET);
-            // The first, as for other hosts.
-            keys.set("portal-group", given.groups[0].as_str());
-        }
-        Ok(())
+        let values: Vec<String> = self.st_links.iter().map(shown).collect();
+        OPTION.configure(&values, given, draft)
     }
 
     fn remarks(&self, given: &Given<'_>) -> Vec<String> {
@@ -105,6 +92,7 @@ mod tests {
     use crate::links::FRONT;
     use crate::schema::St;
     use lunar_control::Schema;
+    use lunar_engine::command_line::TARGET;
     use std::collections::BTreeMap;
 
     static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };

@@ -344,7 +344,7 @@ impl PortEndpoint<FcoePorts> for Endpoint {
         }
         // Logins of initiators that are in another group, or whose port has another number, begin again.
         for initiator in self.fcp.initiators() {
-            let is_same = view.view_of(initiator.name) == Some(&initiator.view)
+            let is_same = view.view_of(initiator.name).as_ref() == Some(&initiator.view)
                 && initiator.nexus.name.target_port == view.relative;
             if !is_same {
                 ExchangePort::log_out(self, initiator.peer);
@@ -369,14 +369,14 @@ impl PortEndpoint<FcoePorts> for Endpoint {
                 ExchangePort::log_out(self, initiator.peer);
             }
         }
-        self.fcp.until_all_closed().await;
+        self.fcp.turns.until_all_ended().await;
     }
 
     async fn log_out(&self, name: &Wwn) -> bool {
         let initiator = self.fcp.initiators().into_iter().find(|initiator| initiator.name == *name);
         let Some(initiator) = initiator else { return false };
         ExchangePort::log_out(self, initiator.peer);
-        self.fcp.until_closed(*name).await;
+        self.fcp.turns.until_ended(name).await;
         true
     }
 
@@ -386,7 +386,7 @@ impl PortEndpoint<FcoePorts> for Endpoint {
 
     async fn close(&self) {
         self.log_all_out();
-        self.fcp.until_all_closed().await;
+        self.fcp.turns.until_all_ended().await;
         // The last frames leave with the end of this turn.
         self.core.reactor().sleep(Duration::from_millis(1)).await;
         self.abandon();
@@ -394,6 +394,7 @@ impl PortEndpoint<FcoePorts> for Endpoint {
 
     fn abandon(&self) {
         self.closed.come();
+        self.fcp.turns.cancel_all();
         for initiator in self.fcp.initiators() {
             self.fcp.logout(&self.as_port(), initiator.peer);
         }
@@ -476,6 +477,10 @@ impl ExchangePort for Endpoint {
 
     fn shut(&self, peer: PortId) {
         self.outbox.borrow_mut().shut(peer);
+    }
+
+    fn view(&self) -> Option<Rc<PortView>> {
+        self.view.borrow().clone().filter(|_| !self.closed.has_come())
     }
 
     fn log_out(&self, peer: PortId) {

@@ -5,12 +5,14 @@
 //! one: it would map each operation to a request of its firmware, and each notification of the firmware to a call of
 //! the protocol. See `docs/fcoe.md`.
 
+use crate::directory::PortView;
 use crate::port::exchange::{ExchangeKey, Requested};
 use crate::wire::fcp::ResponseBytes;
 use crate::wire::names::PortId;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::shares::Share;
 use std::pin::Pin;
+use std::rc::Rc;
 
 /// A port at which initiators have exchanges.
 pub trait ExchangePort {
@@ -41,6 +43,9 @@ pub trait ExchangePort {
 
     /// An initiator has logged out.
     fn shut(&self, peer: PortId);
+
+    /// The port as it is configured now; `None`: it has not been published, or is closed.
+    fn view(&self) -> Option<Rc<PortView>>;
 
     /// Logs an initiator out.
     fn log_out(&self, peer: PortId);

@@ -13,15 +13,13 @@ use crate::wire::fcp::{self, Response, ResponseCode, TaskFlag};
 use crate::wire::names::{PortId, Wwn};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
-use lunar_core::turn::Turns;
-use lunar_engine::link_ports::PortSession;
+use lunar_engine::link_ports::{NexusTurns, Outcome, PortSession, View};
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
-use std::task::{Context, Waker};
 
 /// The protocol of a port.
 pub(super) struct FcpTarget {
@@ -29,8 +27,8 @@ pub(super) struct FcpTarget {
     /// The host that all initiators of the link are, as far as they share memory and slots.
     host: IpAddr,
     initiators: RefCell<BTreeMap<PortId, Rc<Initiator>>>,
-    /// Logins and logouts of one name take turns: the nexus of a login begins when that of the login before has ended.
-    turns: RefCell<BTreeMap<Wwn, Rc<Turns>>>,
+    /// Logins and logouts of one name take turns.
+    pub(super) turns: Rc<NexusTurns<Wwn, PortId>>,
     /// Commands in progress.
     commands: Cell<usize>,
     /// Task management functions and aborts in progress.
@@ -61,7 +59,7 @@ impl FcpTarget {
             core: core.clone(),
             host: core.next_host(),
             initiators: RefCell::default(),
-            turns: RefCell::default(),
+            turns: Rc::default(),
             commands: Cell::default(),
             functions: Cell::default(),
         })
@@ -90,38 +88,31 @@ impl FcpTarget {
         link: &str,
     ) {
         self.logout(port, peer);
-        let Some(group) = view.view_of(name).cloned() else { return port.log_out(peer) };
-        let taken = self.turns.borrow().get(&name).cloned();
+        let Some(group) = view.view_of(name) else { return port.log_out(peer) };
         if self.initiators.borrow().len() >= INITIATORS_MAX {
             let most = format!("initiator {name} cannot log in: {INITIATORS_MAX} others are logged in at this port");
             self.core.common.notify(&name, Some((RefusalCode::Full, &view.target)), &most);
             return port.log_out(peer);
         }
-        let Some(turns) = taken else { return self.admit(port, (peer, name), (view, group), link) };
-        let (target, port, view, link) = (self.clone(), port.clone(), view.clone(), link.to_owned());
+        if self.turns.is_free(&name) {
+            return self.admit(port, (peer, name), (view, group), link);
+        }
+        let turn = self.turns.wait(name, peer);
+        let (target, port, link) = (self.clone(), port.clone(), link.to_owned());
         self.core.reactor().spawn(async move {
-            // The nexus of the login before ends first.
-            let turn = turns.take().await;
-            drop(turn);
-            target.forget_turns(name, &turns);
-            if !target.initiators.borrow().contains_key(&peer) {
-                target.admit(&port, (peer, name), (&view, group), &link);
+            match (turn.await, port.view()) {
+                (Outcome::Turn, Some(view)) => target.login(&port, (peer, name), &view, &link),
+                (Outcome::Replaced, _) => port.log_out(peer),
+                (Outcome::Turn | Outcome::Cancelled, _) => {}
             }
         });
-    }
-
-    fn forget_turns(&self, name: Wwn, turns: &Rc<Turns>) {
-        // This and the map.
-        if Rc::strong_count(turns) <= 2 {
-            self.turns.borrow_mut().remove(&name);
-        }
     }
 
     fn admit(
         &self,
         port: &Rc<dyn ExchangePort>,
         (peer, name): (PortId, Wwn),
-        (view, group): (&PortView, crate::directory::View),
+        (view, group): (&PortView, View),
         link: &str,
     ) {
         let (reactor, target) = (self.core.reactor(), self.core.target());
@@ -154,40 +145,16 @@ impl FcpTarget {
     /// The login of an initiator has ended: its commands are aborted.
     pub(super) fn logout(self: &Rc<Self>, port: &Rc<dyn ExchangePort>, peer: PortId) {
         port.shut(peer);
+        self.turns.cancel(&peer);
         let removed = self.initiators.borrow_mut().remove(&peer);
         let Some(initiator) = removed else { return };
         self.core.reactor().stats().sessions.sub(1);
         self.core.common.sessions().remove(&(initiator.section.clone(), initiator.name));
-        let turns = self.turns.borrow_mut().entry(initiator.name).or_default().clone();
         let (target, counted) = (self.clone(), Counted::new(self, |target| &target.functions));
-        let mut work = Box::pin(async move {
+        self.turns.end(self.core.reactor(), initiator.name, async move {
             let _counted = counted;
-            let turn = turns.take().await;
             target.core.target().close(&initiator.nexus).await;
-            drop(turn);
-            target.forget_turns(initiator.name, &turns);
         });
-        // Begun at once: it has its turn before a login that follows.
-        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.core.reactor().spawn(work);
-        }
-    }
-
-    /// Waits until the nexuses of initiators that have logged out have ended.
-    pub(super) async fn until_closed(&self, name: Wwn) {
-        let turns = self.turns.borrow().get(&name).cloned();
-        if let Some(turns) = turns {
-            drop(turns.take().await);
-            self.forget_turns(name, &turns);
-        }
-    }
-
-    /// Waits until the nexuses of all initiators that have logged out have ended.
-    pub(super) async fn until_all_closed(&self) {
-        let names: Vec<Wwn> = self.turns.borrow().keys().copied().collect();
-        for name in names {
-            self.until_closed(name).await;
-        }
     }
 
     /// A command has arrived.
@@ -220,7 +187,7 @@ impl FcpTarget {
         let command = Command {
             lun,
             cdb,
-            attribute: attribute(parsed.attribute),
+            attribute: TaskAttribute::of_port(parsed.attribute),
             tag: key.number,
             data_in: parsed.data_in,
             data_out: parsed.data_out,
@@ -344,15 +311,5 @@ impl FcpTarget {
             tasks.until_gone(matches).await;
             port.aborted(key);
         });
-    }
-}
-
-/// The task attribute of a command (FCP-4 9.1.2.5).
-fn attribute(code: u8) -> TaskAttribute {
-    match code {
-        1 => TaskAttribute::HEAD_OF_QUEUE,
-        2 => TaskAttribute::ORDERED,
-        4 => TaskAttribute::ACA,
-        _ => TaskAttribute::SIMPLE,
     }
 }

@@ -4,6 +4,7 @@ use crate::port::exchange::ExchangeKey;
 use crate::wire::names::{PortId, Wwn};
 use lunar_core::mem::PeerMemory;
 use lunar_core::shares::Member;
+use lunar_engine::link_ports::View;
 use lunar_scsi::Nexus;
 use std::cell::{Cell, RefCell};
 use std::collections::HashMap;
@@ -16,7 +17,7 @@ pub(super) struct Initiator {
     pub(super) name: Wwn,
     pub(super) peer: PortId,
     /// Its group, and its LUN map.
-    pub(super) view: crate::directory::View,
+    pub(super) view: View,
     /// The name of the section of its port.
     pub(super) section: Arc<str>,
     pub(super) nexus: Rc<Nexus>,
@@ -32,7 +33,7 @@ pub(super) struct Initiator {
 impl Initiator {
     pub(super) fn new(
         (name, peer): (Wwn, PortId),
-        (view, section): (crate::directory::View, Arc<str>),
+        (view, section): (View, Arc<str>),
         nexus: Rc<Nexus>,
         (memory, slots): (PeerMemory, Member),
     ) -> Rc<Self> {

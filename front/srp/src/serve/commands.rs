@@ -33,7 +33,7 @@ impl Endpoint {
         let command = Command {
             lun: Lun(arrived.lun),
             cdb,
-            attribute: attribute(arrived.attribute),
+            attribute: TaskAttribute::of_port(arrived.attribute),
             tag: u64::from_be_bytes(tag),
             data_in: expected(Direction::In),
             data_out: expected(Direction::Out),
@@ -158,15 +158,5 @@ impl Endpoint {
             };
             channel.answer(Response { tag, code: Some(code), ..Response::default() });
         });
-    }
-}
-
-/// The task attribute of a command.
-fn attribute(code: u8) -> TaskAttribute {
-    match code {
-        1 => TaskAttribute::HEAD_OF_QUEUE,
-        2 => TaskAttribute::ORDERED,
-        4 => TaskAttribute::ACA,
-        _ => TaskAttribute::SIMPLE,
     }
 }

@@ -4,14 +4,14 @@ use super::SrpPorts;
 use super::channel::Channel;
 use super::core::Core;
 use super::sessions::{Session, Sessions};
-use crate::directory::{PortView, View};
+use crate::directory::PortView;
 use crate::limits::{CHANNELS_MAX, REFUSALS_MAX, REQUEST_LIMIT, UNCREDITED, UNIT_MAX, UNIT_MIN};
 use crate::names::PortId;
 use crate::schema::WORD;
 use crate::wire::{FORMATS, Login, LoginReject, LoginResponse, Multichannel, RejectReason, Unit};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
-use lunar_engine::link_ports::{PortEndpoint, PortSession};
+use lunar_engine::link_ports::{Outcome, PortEndpoint, PortSession, View};
 use lunar_link::{MacAddress, Rate};
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
 use lunar_rdma::port::{Port, Upper};
@@ -25,7 +25,6 @@ use std::io;
 use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::{Context, Waker};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
@@ -138,7 +137,7 @@ impl Endpoint {
         if !port.look(|engine| engine.allows_reads(id)) {
             return self.reject(&candidate, RejectReason::UNABLE);
         }
-        let Some(group) = view.view_of(login.initiator).cloned() else {
+        let Some(group) = view.view_of(login.initiator) else {
             return self.refuse(&candidate, &view, RejectReason::UNABLE);
         };
         let session = self.sessions.get(login.initiator);
@@ -155,16 +154,17 @@ impl Endpoint {
             return self.reject(&candidate, RejectReason::INSUFFICIENT_RESOURCES);
         }
         let candidate = Candidate { has_ended_another, ..candidate };
-        let Some(turns) = self.sessions.pending(login.initiator) else {
+        if self.sessions.turns.is_free(&login.initiator) {
             return self.admit(&port, &candidate, (&view, group));
-        };
+        }
+        let turn = self.sessions.turns.wait(login.initiator, id);
         let endpoint = self.me();
         self.core.reactor().spawn(async move {
-            // The nexus of the login before ends first.
-            drop(turns.take().await);
-            endpoint.sessions.forget_turns(login.initiator, &turns);
-            drop(turns);
-            endpoint.login(candidate);
+            match turn.await {
+                Outcome::Turn => endpoint.login(candidate),
+                // Of a connection that has ended, nothing is rejected.
+                Outcome::Replaced | Outcome::Cancelled => endpoint.reject(&candidate, RejectReason::UNABLE),
+            }
         });
     }
 
@@ -274,23 +274,16 @@ impl Endpoint {
         self.sessions.remove(session.name);
         self.core.reactor().stats().sessions.sub(1);
         self.core.common.sessions().remove(&(session.section.clone(), session.name));
-        let turns = self.sessions.turns_of(session.name);
         let (endpoint, session, counted) = (self.me(), session.clone(), Counted::new(&self.me()));
-        let mut work = Box::pin(async move {
+        self.sessions.turns.end(self.core.reactor(), session.name, async move {
             let _counted = counted;
-            let turn = turns.take().await;
             endpoint.core.target().close(&session.nexus).await;
-            drop(turn);
-            endpoint.sessions.forget_turns(session.name, &turns);
         });
-        // Begun at once: it has its turn before a login that follows.
-        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.core.reactor().spawn(work);
-        }
     }
 
     /// The connection of a channel has ended.
     fn lost(&self, id: ConnectionId) {
+        self.sessions.turns.cancel(&id);
         let removed = self.channels.borrow_mut().remove(&id);
         let Some(channel) = removed else { return };
         channel.close();
@@ -363,8 +356,8 @@ impl PortEndpoint<SrpPorts> for Endpoint {
         }
         // Logins of initiators that are in another group, or whose port has another number, begin again.
         for session in self.sessions.all() {
-            let is_same =
-                view.view_of(session.name) == Some(&session.view) && session.nexus.name.target_port == view.relative;
+            let is_same = view.view_of(session.name).as_ref() == Some(&session.view)
+                && session.nexus.name.target_port == view.relative;
             if !is_same {
                 self.end_session(&session);
             }
@@ -386,13 +379,13 @@ impl PortEndpoint<SrpPorts> for Endpoint {
                 self.end_session(&session);
             }
         }
-        self.sessions.until_all_closed().await;
+        self.sessions.turns.until_all_ended().await;
     }
 
     async fn log_out(&self, name: &PortId) -> bool {
         let Some(session) = self.sessions.get(*name) else { return false };
         self.end_session(&session);
-        self.sessions.until_closed(*name).await;
+        self.sessions.turns.until_ended(name).await;
         true
     }
 
@@ -402,7 +395,7 @@ impl PortEndpoint<SrpPorts> for Endpoint {
 
     async fn close(&self) {
         self.log_all_out();
-        self.sessions.until_all_closed().await;
+        self.sessions.turns.until_all_ended().await;
         // The last packets leave with the end of this turn.
         self.core.reactor().sleep(Duration::from_millis(1)).await;
         self.abandon();
@@ -410,6 +403,7 @@ impl PortEndpoint<SrpPorts> for Endpoint {
 
     fn abandon(&self) {
         self.closed.come();
+        self.sessions.turns.cancel_all();
         self.log_all_out();
         self.report(None);
         self.port().into_iter().for_each(|port| port.close());

@@ -1,12 +1,12 @@
 //! A connection of Scheduled Transfer: its login, its regions, and the Transfers of its commands.
 
-use crate::directory::View;
 use crate::exchange::{Broken, CommandId, Exchanges};
 use crate::limits::RETRY_INTERVAL;
 use crate::wire::fcp::ResponseBytes;
 use crate::wire::{COMMAND_LEN, CommandBlock, RESPONSE_LEN};
 use lunar_core::mem::{PeerMemory, Sg, SgMut};
 use lunar_core::shares::{Member, Share};
+use lunar_engine::link_ports::View;
 use lunar_reactor::Reactor;
 use lunar_scsi::Nexus;
 use lunar_st::port::Port;

@@ -12,7 +12,7 @@ use crate::schema::WORD;
 use crate::wire::{LOGIN_LEN, Login, LoginAnswer, LoginStatus, PORT};
 use lunar_core::access::audit;
 use lunar_core::access::refusal::RefusalCode;
-use lunar_engine::link_ports::PortEndpoint;
+use lunar_engine::link_ports::{Outcome, PortEndpoint};
 use lunar_link::{MacAddress, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
@@ -47,6 +47,16 @@ pub struct Endpoint {
     view: RefCell<Option<Rc<PortView>>>,
     refusals: RefCell<Rate>,
     closed: End,
+}
+
+/// A login that is being decided about.
+struct Candidate {
+    connection: Rc<Connection>,
+    /// The name of the initiator, in lower case.
+    name: Arc<str>,
+    /// The name of the target that it asks for.
+    target: Box<str>,
+    depth: u16,
 }
 
 impl Endpoint {
@@ -213,33 +223,45 @@ impl Endpoint {
     /// A login has arrived.
     fn login(&self, connection: &Rc<Connection>, bytes: &[u8]) {
         let Some(view) = self.view.borrow().clone() else { return };
-        let refuse = |status: LoginStatus| {
-            connection.answer(LoginAnswer::new(status, 0).as_bytes(), true);
-        };
-        let login = match Login::parse(bytes) {
-            Ok(login) => login,
-            Err(status) => {
-                self.refuse(connection.peer, "", status, &view);
-                return refuse(status);
+        match Login::parse(bytes) {
+            Ok(login) => {
+                let (name, target) = (login.initiator.to_ascii_lowercase().into(), login.target.into());
+                let depth = login.depth.clamp(1, DEPTH_MAX);
+                self.decide(Candidate { connection: connection.clone(), name, target, depth });
             }
-        };
-        let name: Arc<str> = login.initiator.to_ascii_lowercase().into();
-        let group = match self.target.decide(connection, (&name, login.target), &view) {
+            Err(status) => self.refuse(connection, "", status, &view),
+        }
+    }
+
+    /// Decides about a login; again, if it has waited for its turn.
+    fn decide(&self, candidate: Candidate) {
+        let Candidate { connection, name, target, depth } = &candidate;
+        let Some(view) = self.view.borrow().clone().filter(|_| !connection.is_closed()) else { return };
+        let group = match self.target.decide(connection, (name, target), &view) {
             Ok(group) => group,
-            Err(status) => {
-                self.refuse(connection.peer, &name, status, &view);
-                return refuse(status);
-            }
+            Err(status) => return self.refuse(connection, name, status, &view),
         };
-        let depth = login.depth.clamp(1, DEPTH_MAX);
-        let answered = connection.clone();
-        let then = move || answered.answer(LoginAnswer::new(LoginStatus::GOOD, depth).as_bytes(), false);
-        let link = shown(&self.spec);
-        self.target.login(connection, (name, depth), ((*view).clone(), group), (link, then));
+        if self.target.turns.is_free(name) {
+            self.target.admit(connection, (name.clone(), *depth), (&view, group), &shown(&self.spec));
+            return connection.answer(LoginAnswer::new(LoginStatus::GOOD, *depth).as_bytes(), false);
+        }
+        let turn = self.target.turns.wait(name.clone(), connection.vc);
+        let me = self.me.clone();
+        self.core.reactor().spawn(async move {
+            let outcome = turn.await;
+            let Some(endpoint) = me.upgrade() else { return };
+            match outcome {
+                Outcome::Turn => endpoint.decide(candidate),
+                Outcome::Replaced => endpoint.target.end(&candidate.connection, Reason::ABORTED),
+                Outcome::Cancelled => {}
+            }
+        });
     }
 
     /// An initiator was refused.
-    fn refuse(&self, peer: Peer, name: &str, status: LoginStatus, view: &PortView) {
+    fn refuse(&self, connection: &Connection, name: &str, status: LoginStatus, view: &PortView) {
+        connection.answer(LoginAnswer::new(status, 0).as_bytes(), true);
+        let peer = connection.peer;
         let (code, why) = match status {
             LoginStatus::NOT_SHOWN => (RefusalCode::NotShown, "it belongs to no group"),
             LoginStatus::NO_TARGET => (RefusalCode::NoTarget, "it asks for another target"),
@@ -316,14 +338,14 @@ impl PortEndpoint<StPorts> for Endpoint {
                 self.target.end(&connection, Reason::NONE);
             }
         }
-        self.target.until_all_closed().await;
+        self.target.turns.until_all_ended().await;
     }
 
     async fn log_out(&self, name: &Arc<str>) -> bool {
         let is_it = |connection: &Rc<Connection>| connection.session().is_some_and(|session| session.name == *name);
         let Some(connection) = self.target.sessions().into_iter().find(is_it) else { return false };
         self.target.end(&connection, Reason::NONE);
-        self.target.until_closed(name).await;
+        self.target.turns.until_ended(name).await;
         true
     }
 
@@ -333,7 +355,7 @@ impl PortEndpoint<StPorts> for Endpoint {
 
     async fn close(&self) {
         self.end_all(Reason::NONE);
-        self.target.until_all_closed().await;
+        self.target.turns.until_all_ended().await;
         if let Some(port) = self.current() {
             port.flushed(FAREWELL).await;
         }
@@ -342,6 +364,7 @@ impl PortEndpoint<StPorts> for Endpoint {
 
     fn abandon(&self) {
         self.closed.come();
+        self.target.turns.cancel_all();
         self.end_all(Reason::NONE);
         self.report(None);
         if let Some(port) = self.port.take() {

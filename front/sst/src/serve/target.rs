@@ -3,7 +3,7 @@
 use super::connection::{Connection, Session};
 use super::core::Core;
 use super::job::{DataPath, Job, Origin, bare};
-use crate::directory::{PortView, View};
+use crate::directory::PortView;
 use crate::exchange::{Broken, CommandId};
 use crate::limits::{FUNCTIONS_MAX, INITIATORS_MAX};
 use crate::schema::WORD;
@@ -11,8 +11,7 @@ use crate::wire::fcp::{Response, ResponseCode, TaskFlag};
 use crate::wire::{CommandBlock, LoginStatus, name_hash};
 use lunar_core::mem::Sg;
 use lunar_core::port::NexusName;
-use lunar_core::turn::Turns;
-use lunar_engine::link_ports::PortSession;
+use lunar_engine::link_ports::{NexusTurns, PortSession, View};
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_st::{Peer, Reason, VcId};
@@ -21,7 +20,6 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::{Context, Waker};
 
 /// The part of the name of an initiator port behind the name of its initiator: an ISID (RFC 7143 11.12.5) of a type
 /// that no iSCSI initiator uses.
@@ -33,8 +31,8 @@ pub(super) struct SstTarget {
     /// The host that all stations of the link are, as far as they share memory and slots.
     host: IpAddr,
     connections: RefCell<BTreeMap<VcId, Rc<Connection>>>,
-    /// Logins and logouts of one name take turns: the nexus of a login begins when that of the login before has ended.
-    turns: RefCell<BTreeMap<Arc<str>, Rc<Turns>>>,
+    /// Logins and logouts of one name take turns.
+    pub(super) turns: Rc<NexusTurns<Arc<str>, VcId>>,
     /// Commands in progress that wait for a slot, or are executed.
     commands: Cell<usize>,
     /// Task management functions and ends of nexuses in progress.
@@ -73,7 +71,7 @@ impl SstTarget {
             core: core.clone(),
             host: core.next_host(),
             connections: RefCell::default(),
-            turns: RefCell::default(),
+            turns: Rc::default(),
             commands: Cell::default(),
             functions: Cell::default(),
         })
@@ -129,38 +127,8 @@ impl SstTarget {
         Ok(group)
     }
 
-    /// Admits an initiator when the nexus of its login before has ended; calls `then` with the result.
-    pub(super) fn login(
-        self: &Rc<Self>,
-        connection: &Rc<Connection>,
-        (name, depth): (Arc<str>, u16),
-        (view, group): (PortView, View),
-        (link, then): (String, impl FnOnce() + 'static),
-    ) {
-        let turns = self.turns.borrow().get(&name).cloned();
-        let Some(turns) = turns else {
-            self.admit(connection, (name, depth), (&view, group), &link);
-            return then();
-        };
-        let (target, connection) = (self.clone(), connection.clone());
-        self.core.reactor().spawn(async move {
-            drop(turns.take().await);
-            target.forget_turns(&name, &turns);
-            if !connection.is_closed() {
-                target.admit(&connection, (name, depth), (&view, group), &link);
-                then();
-            }
-        });
-    }
-
-    fn forget_turns(&self, name: &Arc<str>, turns: &Rc<Turns>) {
-        // This and the map.
-        if Rc::strong_count(turns) <= 2 {
-            self.turns.borrow_mut().remove(name);
-        }
-    }
-
-    fn admit(
+    /// Admits an initiator, whose name has its turn.
+    pub(super) fn admit(
         &self,
         connection: &Rc<Connection>,
         (name, depth): (Arc<str>, u16),
@@ -204,41 +172,17 @@ impl SstTarget {
         let removed = self.connections.borrow_mut().remove(&vc);
         let Some(connection) = removed else { return };
         connection.shut();
+        self.turns.cancel(&vc);
         let Some(session) = connection.session() else { return };
         let name = session.name.clone();
         self.core.reactor().stats().sessions.sub(1);
         self.core.common.sessions().remove(&(session.section.clone(), name.clone()));
-        let turns = self.turns.borrow_mut().entry(name.clone()).or_default().clone();
         let (target, counted) = (self.clone(), Counted::new(self, |target| &target.functions));
         let nexus = session.nexus.clone();
-        let mut work = Box::pin(async move {
+        self.turns.end(self.core.reactor(), name, async move {
             let _counted = counted;
-            let turn = turns.take().await;
             target.core.target().close(&nexus).await;
-            drop(turn);
-            target.forget_turns(&name, &turns);
         });
-        // Begun at once: it has its turn before a login that follows.
-        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
-            self.core.reactor().spawn(work);
-        }
-    }
-
-    /// Waits until the nexus of an initiator that has logged out has ended.
-    pub(super) async fn until_closed(&self, name: &Arc<str>) {
-        let turns = self.turns.borrow().get(name).cloned();
-        if let Some(turns) = turns {
-            drop(turns.take().await);
-            self.forget_turns(name, &turns);
-        }
-    }
-
-    /// Waits until the nexuses of all initiators that have logged out have ended.
-    pub(super) async fn until_all_closed(&self) {
-        let names: Vec<Arc<str>> = self.turns.borrow().keys().cloned().collect();
-        for name in names {
-            self.until_closed(&name).await;
-        }
     }
 
     /// A command has arrived in a place.
@@ -275,7 +219,7 @@ impl SstTarget {
         let command = Command {
             lun,
             cdb,
-            attribute: attribute(block.command.attribute),
+            attribute: TaskAttribute::of_port(block.command.attribute),
             tag: place.number,
             data_in: block.command.data_in,
             data_out: block.command.data_out,
@@ -388,16 +332,6 @@ fn function(flag: TaskFlag) -> Option<TaskFunction> {
         TaskFlag::QUERY_ASYNC_EVENT => TaskFunction::QUERY_ASYNC_EVENT,
         _ => return None,
     })
-}
-
-/// The task attribute of a command (FCP-4 9.1.2.5).
-fn attribute(code: u8) -> TaskAttribute {
-    match code {
-        1 => TaskAttribute::HEAD_OF_QUEUE,
-        2 => TaskAttribute::ORDERED,
-        4 => TaskAttribute::ACA,
-        _ => TaskAttribute::SIMPLE,
-    }
 }
 
 /// The response of a code without a command.

@@ -1,0 +1,42 @@
+//! The options of `lunar serve` that become ports: each names a link or an address.
+
+use crate::command_line::{Draft, Given, OptionMistake, TARGET};
+
+/// An option that may be given several times, and whose values become ports.
+#[derive(Clone, Copy, Debug)]
+pub struct PortOption {
+    /// The option, with its dashes.
+    pub option: &'static str,
+    /// The section of a port.
+    pub section: &'static str,
+    /// The key that has the value.
+    pub key: &'static str,
+    /// The advice if a value is given twice.
+    pub advice: &'static str,
+}
+
+impl PortOption {
+    /// The name of the section of a value of this number.
+    #[must_use]
+    pub fn name(number: usize) -> String {
+        format!("{}", number + 1)
+    }
+
+    /// Declares a port of the target for each value.
+    ///
+    /// # Errors
+    /// A value is given twice.
+    pub fn configure(&self, values: &[String], given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
+        for (at, value) in values.iter().enumerate() {
+            let argument = format!("{} {value}", self.option);
+            if values[..at].contains(value) {
+                return Err(OptionMistake::Twice { argument, advice: self.advice });
+            }
+            let mut keys = draft.object_of(&argument, self.section, &Self::name(at));
+            keys.set(self.key, value.as_str()).set("target", TARGET);
+            // The first, as for other hosts.
+            keys.set("portal-group", given.groups[0].as_str());
+        }
+        Ok(())
+    }
+}
