@@ -14,9 +14,11 @@
 // The arena hands out raw memory that I/O fills; every block has its argument.
 #![allow(unsafe_code)]
 
+mod chunks;
 mod promise;
 mod region;
 
+pub use chunks::Chunks;
 pub(crate) use promise::LEAST;
 pub use promise::PeerMemory;
 pub use region::Region;

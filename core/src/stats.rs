@@ -104,6 +104,7 @@ stats! {
     slot_waits: Counter, "Commands that waited for a slot, because their session or host had its share.";
     rdma_repeated: Counter, "RDMA packets that were sent again, because they were lost or not acknowledged in time.";
     rdma_damaged: Counter, "RDMA packets dropped because their check (ICRC) was wrong.";
+    rdma_strange: Counter, "RDMA packets dropped because they were malformed, or belonged to no connection.";
     busy_refused: Counter, "Commands refused because no memory was free.";
     slow_commands: Counter, "Commands that took longer than the threshold of the slow log.";
     task_management: Counter, "Task management functions carried out.";

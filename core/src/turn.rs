@@ -36,9 +36,15 @@ struct Place<'a, const MOST: usize> {
 }
 
 impl<const MOST: usize> Turns<MOST> {
+    /// Whether a step would have a turn at once.
+    #[must_use]
+    pub fn is_free(&self) -> bool {
+        self.taken.get() < MOST
+    }
+
     /// Waits for a turn. Steps get it in the order in which they ask.
     pub async fn take(&self) -> Turn<'_, MOST> {
-        if self.taken.get() < MOST {
+        if self.is_free() {
             self.taken.set(self.taken.get() + 1);
             return Turn(self);
         }
@@ -99,7 +105,7 @@ mod tests {
         let (mut second, mut third) = (pin!(turns.take()), pin!(turns.take()));
         assert!(poll(second.as_mut()).is_none() && poll(third.as_mut()).is_none());
         drop(first);
-        assert!(poll(third.as_mut()).is_none(), "it is the turn of the second");
+        assert!(poll(third.as_mut()).is_none() && !turns.is_free(), "it is the turn of the second");
         drop(poll(second).expect("its turn"));
         drop(poll(third).expect("its turn"));
         assert!(poll(pin!(turns.take())).is_some());

@@ -8,7 +8,7 @@ use crate::engine::{ConnectionId, Engine, Event, Outgoing, Payload};
 use crate::icrc::{self, Checker};
 use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
 use lunar_core::io::Completion;
-use lunar_core::mem::{Arena, Buf, PAGE, Sg, Slice};
+use lunar_core::mem::{Chunks, Sg, Slice};
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
@@ -34,8 +34,6 @@ const DATAGRAMS: usize = 64;
 const DATAGRAM_MAX: usize = 4096 + HEADERS_MAX + TRAILER_MAX;
 /// The pause before memory for headers is asked for again.
 const SHORTAGE: Duration = Duration::from_millis(1);
-/// Bytes of memory that parts of datagrams begin at: a cache line.
-const LINE: usize = 64;
 
 /// Opens the socket of an address, on any thread.
 ///
@@ -67,7 +65,8 @@ pub struct Port {
     checker: RefCell<Checker>,
     queue: RefCell<VecDeque<Datagram>>,
     sender: Cell<Option<Waker>>,
-    chunks: RefCell<Option<Buf>>,
+    /// Memory for the headers of packets, and for messages of the connection manager.
+    chunks: Chunks,
     has_work: Cell<bool>,
     driver: Cell<Option<Waker>>,
     closed: End,
@@ -91,7 +90,7 @@ impl Port {
             checker: RefCell::default(),
             queue: RefCell::default(),
             sender: Cell::default(),
-            chunks: RefCell::default(),
+            chunks: Chunks::default(),
             has_work: Cell::new(false),
             driver: Cell::default(),
             closed: End::default(),
@@ -217,40 +216,21 @@ impl Port {
     fn send(&self) -> bool {
         let now = self.reactor.now();
         while self.queue.borrow().len() < QUEUE_MAX {
-            if !self.has_chunk(self.reactor.arena()) {
+            if !self.chunks.has_room(self.reactor.arena(), HEADERS_MAX + TRAILER_MAX + crate::mad::LEN) {
                 return false;
             }
             let next = self.engine.borrow_mut().poll_send(now);
             let Some(outgoing) = next else { break };
             self.queue_packet(outgoing);
         }
-        let repeated = self.engine.borrow_mut().take_counters().repeated;
-        self.reactor.stats().rdma_repeated.add(repeated);
+        let counters = self.engine.borrow_mut().take_counters();
+        self.reactor.stats().rdma_repeated.add(counters.repeated);
+        self.reactor.stats().rdma_strange.add(counters.strange);
         true
     }
 
-    /// Takes memory for the headers of a packet, and for a message of the connection manager.
-    fn has_chunk(&self, arena: &Arena) -> bool {
-        let mut chunks = self.chunks.borrow_mut();
-        if chunks.as_ref().is_none_or(|chunk| chunk.len() < 2 * LINE + crate::mad::LEN) {
-            *chunks = arena.take_reserved(PAGE);
-        }
-        chunks.is_some()
-    }
-
-    /// A copy of short parts of a datagram.
     fn chunk(&self, parts: &[&[u8]]) -> Option<Slice> {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        let mut chunks = self.chunks.borrow_mut();
-        let chunk = chunks.as_mut().filter(|chunk| chunk.len() >= len.next_multiple_of(LINE))?;
-        let mut part = chunk.split_to(len.next_multiple_of(LINE));
-        let mut at = 0;
-        for bytes in parts {
-            part.write(at, bytes);
-            at += bytes.len();
-        }
-        part.truncate(len);
-        Some(part.share())
+        self.chunks.copy(self.reactor.arena(), parts)
     }
 
     fn queue_packet(&self, outgoing: Outgoing) {

@@ -3,7 +3,7 @@
 use super::job::Job;
 use super::{Common, FcoePorts};
 use crate::limits::SLOTS;
-use lunar_core::mem::{Buf, PAGE, Slice};
+use lunar_core::mem::{Chunks, Slice};
 use lunar_core::shares::PeerShares;
 use lunar_core::step::SlotContext;
 use lunar_engine::core_set::context::CoreContext;
@@ -12,13 +12,10 @@ use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_reactor::slots::Slots;
 use lunar_scsi::Target;
-use std::cell::{Cell, RefCell};
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv6Addr};
 use std::rc::Rc;
 use std::sync::Arc;
-
-/// Bytes of memory that parts of frames begin at: a cache line.
-const LINE: usize = 64;
 
 /// The state that all ports of a core share.
 pub struct Core {
@@ -30,7 +27,7 @@ pub struct Core {
     /// The number of links so far.
     links: Cell<u16>,
     /// Memory for headers and trailers of frames.
-    chunks: RefCell<Option<Buf>>,
+    chunks: Chunks,
     pub(super) draining: End,
 }
 
@@ -43,7 +40,7 @@ impl PortCore<FcoePorts> for Core {
             context: context.clone(),
             common: common.clone(),
             links: Cell::default(),
-            chunks: RefCell::default(),
+            chunks: Chunks::default(),
             draining: End::default(),
         })
     }
@@ -69,25 +66,8 @@ impl Core {
         Ipv6Addr::new(0x0100, 0xfc0e, 0, self.links.get(), 0, 0, 0, 0).into()
     }
 
-    /// A copy of short parts of a frame, one after the other, in a part of a page that frames share; `None` when memory
-    /// is short.
+    /// A copy of short parts of a frame, one after the other; `None` when memory is short.
     pub(super) fn chunk(&self, parts: &[&[u8]]) -> Option<Slice> {
-        let len: usize = parts.iter().map(|part| part.len()).sum();
-        let room = len.next_multiple_of(LINE);
-        let mut chunks = self.chunks.borrow_mut();
-        let mut page = match chunks.take().filter(|page| page.len() >= room) {
-            Some(page) => page,
-            None => self.reactor().arena().take_reserved(PAGE)?,
-        };
-        let mut chunk = page.split_to(room);
-        *chunks = (!page.is_empty()).then_some(page);
-        drop(chunks);
-        let mut at = 0;
-        for part in parts {
-            chunk.write(at, part);
-            at += part.len();
-        }
-        chunk.truncate(len);
-        Some(chunk.share())
+        self.chunks.copy(self.reactor().arena(), parts)
     }
 }
