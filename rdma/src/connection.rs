@@ -69,13 +69,19 @@ impl Connection {
 
     /// One more message may come.
     pub fn post(&mut self) {
-        self.responder.post();
+        self.responder.post(1);
     }
 
-    /// Bytes that are not acknowledged.
+    /// Bytes that are not acknowledged, as [`Requester::queued`] counts them.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.requester.queued()
+    }
+
+    /// As [`Requester::counts`].
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        self.requester.counts()
     }
 
     /// Whether nothing is to be done.
@@ -89,6 +95,12 @@ impl Connection {
         if self.has_failed {
             return Effect::None;
         }
+        let effect = self.take(packet, now);
+        self.responder.post(self.requester.take_posts());
+        effect
+    }
+
+    fn take<'a>(&mut self, packet: &Packet<'a>, now: Instant) -> Effect<'a> {
         match (packet.layout.kind, packet.extension) {
             (Kind::Acknowledge, Extension::Acknowledge(syndrome, _)) => {
                 match self.requester.acknowledged(packet.psn, syndrome, now) {

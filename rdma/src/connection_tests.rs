@@ -1,5 +1,6 @@
 use super::*;
-use crate::requester::Failed;
+use crate::limits::ENTRY_BYTES;
+use crate::requester::{Failed, Message};
 use crate::testing::{Lossy, Peer, Random, packet, sent};
 use crate::wire::{Remote, Syndrome};
 use lunar_core::mem::Arena;
@@ -47,7 +48,7 @@ fn run_against_memory(seed: u64) {
             match random.below(3) {
                 0 => {
                     let message: Vec<u8> = (0..len.min(300)).map(|_| random.below(256) as u8).collect();
-                    connection.requester().send(arena.copy(&message).map(Sg::from).unwrap_or_default());
+                    connection.requester().send(arena.copy(&message).map(Sg::from).unwrap_or_default().into());
                     messages.push(message);
                 }
                 1 if written.len() + len < 400_000 && len > 0 => {
@@ -119,7 +120,7 @@ fn run_both_ways(seed: u64) {
         for own in [0, 1] {
             if round < 200 && random.below(3) == 0 {
                 let message: Vec<u8> = (0..1 + random.below(3999)).map(|_| random.below(256) as u8).collect();
-                ends[own].0.requester().send(arena.copy(&message).expect("room").into());
+                ends[own].0.requester().send(arena.copy(&message).map(Sg::from).expect("room").into());
                 sent_messages[own].push(message);
             }
             for packet in all(&mut ends[own].0, now) {
@@ -157,7 +158,7 @@ fn messages_of_two_ends_arrive_once_and_in_order() {
 fn a_message_is_cut_into_packets_and_acknowledged_as_a_whole() {
     let (arena, now) = (Arena::new(4 << 20), Instant(1));
     let mut connection = Connection::new(&settings(256, 5, 0));
-    connection.requester().send(arena.copy(&[7; 600]).expect("room").into());
+    connection.requester().send(arena.copy(&[7; 600]).map(Sg::from).expect("room").into());
     let packets = all(&mut connection, now);
     let parsed: Vec<_> = packets.iter().map(|packet| Packet::parse(packet).expect("well-formed")).collect();
     let shape: Vec<_> = parsed.iter().map(|packet| (packet.opcode, packet.psn.get(), packet.payload.len())).collect();
@@ -168,12 +169,12 @@ fn a_message_is_cut_into_packets_and_acknowledged_as_a_whole() {
         |psn, syndrome| packet(Opcode::ACKNOWLEDGE, Psn::new(psn), false, Extension::Acknowledge(syndrome, 1), &[]);
     // The first one has arrived; the second one is missing.
     take(&mut connection, &acknowledge(6, Syndrome::SEQUENCE_ERROR), now);
-    assert_eq!((all(&mut connection, now)[..] == packets[1..], connection.queued()), (true, 600));
+    assert_eq!((all(&mut connection, now)[..] == packets[1..], connection.queued()), (true, 600 + ENTRY_BYTES));
     // Once: it may be on its way.
     take(&mut connection, &acknowledge(6, Syndrome::SEQUENCE_ERROR), now);
     assert!(all(&mut connection, now).is_empty());
     take(&mut connection, &acknowledge(9, Syndrome::ACKNOWLEDGED), now);
-    assert_eq!(connection.queued(), 600, "nothing of this number was sent");
+    assert_eq!(connection.queued(), 600 + ENTRY_BYTES, "nothing of this number was sent");
     take(&mut connection, &acknowledge(7, Syndrome::ACKNOWLEDGED), now);
     assert!(connection.is_idle() && connection.queued() == 0 && connection.deadline().is_none());
 }
@@ -182,7 +183,7 @@ fn a_message_is_cut_into_packets_and_acknowledged_as_a_whole() {
 fn a_silent_peer_is_given_up() {
     let arena = Arena::new(4 << 20);
     let mut connection = Connection::new(&settings(1024, 5, 0));
-    connection.requester().send(arena.copy(&[7; 60]).expect("room").into());
+    connection.requester().send(arena.copy(&[7; 60]).map(Sg::from).expect("room").into());
     let (mut now, mut count) = (Instant(1), 0);
     loop {
         count += all(&mut connection, now).len();
@@ -299,7 +300,7 @@ fn a_slow_peer_is_not_flooded() {
     for number in 0..20_u64 {
         let mut now = Instant(1 + number * slow.as_nanos() as u64);
         let end = now + slow;
-        connection.requester().send(arena.copy(&[7; 60]).expect("room").into());
+        connection.requester().send(arena.copy(&[7; 60]).map(Sg::from).expect("room").into());
         let mut count = all(&mut connection, now).len() - 1;
         while let Some(deadline) = connection.deadline().filter(|deadline| *deadline < end) {
             now = deadline;
@@ -313,4 +314,53 @@ fn a_slow_peer_is_not_flooded() {
         repeated += if number < 4 { 0 } else { count };
     }
     assert_eq!(repeated, 0);
+}
+
+#[test]
+fn a_peer_that_does_not_acknowledge_answers_is_told_to_wait() {
+    let (arena, now) = (Arena::new(4 << 20), Instant(1));
+    let receives = Receives { bytes: 300, count: 2 };
+    let mut connection = Connection::new(&Settings { receives, ..settings(256, 0, 0) });
+    let mut most = 0;
+    let mut send = |connection: &mut Connection, psn| {
+        let request = packet(Opcode::SEND_ONLY, Psn::new(psn), true, Extension::None, &[1; 8]);
+        let has_arrived = take(connection, &request, now).0.is_some();
+        if has_arrived {
+            let data = arena.copy(&[7; 60]).map(Sg::from).expect("room");
+            connection.requester().send(Message { data, posts: 1, share: None });
+        }
+        all(connection, now);
+        most = connection.queued().max(most);
+        has_arrived
+    };
+    assert_eq!([0, 1, 2, 2, 2].map(|psn| send(&mut connection, psn)), [true, true, false, false, false]);
+    let acknowledge =
+        packet(Opcode::ACKNOWLEDGE, Psn::new(0), false, Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 1), &[]);
+    take(&mut connection, &acknowledge, now);
+    assert_eq!([2, 3].map(|psn| send(&mut connection, psn)), [true, false]);
+    assert_eq!((most, connection.counts()), (2 * (60 + ENTRY_BYTES), (3, 1)));
+}
+
+#[test]
+fn a_share_is_held_until_its_message_is_acknowledged() {
+    let shares = lunar_core::shares::PeerShares::new(1000);
+    let member = shares.join(std::net::Ipv4Addr::LOCALHOST.into());
+    let (now, mut connection) = (Instant(1), Connection::new(&settings(256, 0, 0)));
+    connection.requester().send(Message { data: Sg::default(), posts: 0, share: member.take(7) });
+    all(&mut connection, now);
+    assert_eq!(shares.held(), 7);
+    let acknowledged = Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 1);
+    take(&mut connection, &packet(Opcode::ACKNOWLEDGE, Psn::new(0), false, acknowledged, &[]), now);
+    assert_eq!(shares.held(), 0);
+}
+
+#[test]
+fn each_piece_of_a_write_counts() {
+    let mut connection = Connection::new(&settings(256, 0, 0));
+    let arena = Arena::new(4 << 20);
+    for number in 1..=1000 {
+        let byte = arena.zeroes().map(|zeroes| zeroes.part(0..1).into()).expect("room");
+        connection.requester().write(Remote::default(), byte);
+        assert_eq!(connection.queued(), number * (1 + ENTRY_BYTES));
+    }
 }

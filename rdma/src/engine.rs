@@ -6,13 +6,13 @@
 
 use crate::connection::{Connection, Effect, Settings, Why};
 use crate::limits::{
-    ACCEPT_TIME, CONNECTIONS_MAX, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES,
-    REPLY_INTERVAL, TIME_WAIT,
+    ACCEPT_TIME, CONNECTIONS_MAX, FAREWELLS_MAX, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE, MESSAGES_MAX, READS_MAX,
+    REPLIES, REPLY_INTERVAL, TIME_WAIT,
 };
 use crate::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
 };
-use crate::requester::Completed;
+use crate::requester::{self, Completed};
 use crate::responder::Receives;
 use crate::wire::{
     Extension, HEADERS_MAX, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote,
@@ -21,7 +21,7 @@ use crate::wire::{
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::time::Instant;
 use std::borrow::Cow;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
 /// The number of a connection: that of its queue pair.
@@ -114,6 +114,8 @@ struct Entry {
     connection: Option<Connection>,
     /// When the state changes.
     deadline: Instant,
+    /// Its place among the deadlines of the engine: not later than its own one.
+    scheduled: Option<Instant>,
     /// When the peer was heard last, and whether it was asked since.
     heard: Instant,
     is_ready: bool,
@@ -139,6 +141,9 @@ pub struct Engine {
     /// The GUID of the device.
     guid: [u8; 8],
     entries: BTreeMap<ConnectionId, Entry>,
+    /// When connections are looked at. Packets move the deadline of a connection all the time, mostly to a later one:
+    /// its place here changes when it becomes earlier, or when the connection was looked at.
+    deadlines: BTreeSet<(Instant, ConnectionId)>,
     /// The connections of peers, by their numbers there.
     by_peer: HashMap<(IpAddr, u32), ConnectionId>,
     next: u32,
@@ -181,6 +186,7 @@ impl Engine {
             service: None,
             guid: [0; 8],
             entries: BTreeMap::new(),
+            deadlines: BTreeSet::new(),
             by_peer: HashMap::new(),
             next: 0,
             messages: VecDeque::new(),
@@ -274,6 +280,7 @@ impl Engine {
         if has_progress {
             self.events.push_back(Event::Progress(id));
         }
+        self.schedule(id);
         match effect {
             Effect::None => None,
             Effect::Message(message) => Some((id, message)),
@@ -298,6 +305,7 @@ impl Engine {
                     && matches!(entry.state, State::Replied(_))
                 {
                     (entry.state, entry.heard) = (State::Established, now);
+                    self.schedule(ConnectionId(local));
                 }
             }
             Body::Disconnect(remote, local, _) => {
@@ -310,6 +318,7 @@ impl Engine {
                     && matches!(entry.state, State::Disconnecting(_))
                 {
                     (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
+                    self.schedule(ConnectionId(local));
                 }
             }
             Body::Reject(Reject { ids: (remote, local), .. }) => {
@@ -334,6 +343,7 @@ impl Engine {
         let is_closing = matches!(entry.state, State::Disconnecting(_) | State::Over);
         (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
         entry.connection = None;
+        self.schedule(ConnectionId(ids.1));
         if !is_closing {
             self.events.push_back(Event::Closed(ConnectionId(ids.1), Ended::Peer));
         }
@@ -397,11 +407,13 @@ impl Engine {
             reply: None,
             connection: None,
             deadline: now + ACCEPT_TIME,
+            scheduled: None,
             heard: now,
             is_ready: false,
         };
         self.entries.insert(id, entry);
         self.by_peer.insert((peer, request.id), id);
+        self.schedule(id);
         self.events.push_back(Event::Request { id, peer, private: request.private });
     }
 
@@ -426,10 +438,32 @@ impl Engine {
         }
     }
 
+    /// Removes a connection.
+    fn remove(&mut self, id: ConnectionId) -> Option<Entry> {
+        let entry = self.entries.remove(&id)?;
+        self.by_peer.remove(&(entry.peer, entry.request.id));
+        if let Some(at) = entry.scheduled {
+            self.deadlines.remove(&(at, id));
+        }
+        Some(entry)
+    }
+
+    /// Puts a connection among the deadlines.
+    fn schedule(&mut self, id: ConnectionId) {
+        let Some(entry) = self.entries.get_mut(&id) else { return };
+        let Some(deadline) = entry.deadline() else { return };
+        if entry.scheduled.is_some_and(|at| at <= deadline) {
+            return;
+        }
+        if let Some(before) = entry.scheduled.replace(deadline) {
+            self.deadlines.remove(&(before, id));
+        }
+        self.deadlines.insert((deadline, id));
+    }
+
     /// Removes a connection in whose place the peer requests another one.
     fn forget(&mut self, id: ConnectionId) {
-        let Some(entry) = self.entries.remove(&id) else { return };
-        self.by_peer.remove(&(entry.peer, entry.request.id));
+        let Some(entry) = self.remove(id) else { return };
         if !matches!(entry.state, State::Disconnecting(_) | State::Over) {
             self.events.push_back(Event::Closed(id, Ended::Peer));
         }
@@ -457,6 +491,7 @@ impl Engine {
         entry.connection = Some(Connection::new(&settings));
         entry.reply = Some(Box::new(reply));
         (entry.state, entry.deadline, entry.heard) = (State::Replied(1), now + REPLY_INTERVAL, now);
+        self.schedule(id);
         self.say(peer, transaction, Body::Reply(reply));
         true
     }
@@ -472,8 +507,7 @@ impl Engine {
             mtu: None,
             private: padded::<REJECT_PRIVATE>(private),
         };
-        self.entries.remove(&id);
-        self.by_peer.remove(&(peer, remote));
+        self.remove(id);
         self.refuse(peer, transaction, reject);
     }
 
@@ -484,11 +518,12 @@ impl Engine {
         if !std::mem::replace(&mut entry.is_ready, true) {
             self.ready.push_back(id);
         }
+        self.schedule(id);
         Some(result)
     }
 
     /// Sends a message; returns whether the connection is established.
-    pub fn send(&mut self, id: ConnectionId, message: Sg) -> bool {
+    pub fn send(&mut self, id: ConnectionId, message: requester::Message) -> bool {
         self.with(id, |connection| connection.requester().send(message)).is_some()
     }
 
@@ -513,10 +548,20 @@ impl Engine {
         self.entries.get(&id).is_some_and(|entry| entry.request.reads > 0)
     }
 
-    /// Bytes that are queued and not acknowledged.
+    fn connection(&self, id: ConnectionId) -> Option<&Connection> {
+        self.entries.get(&id)?.connection.as_ref()
+    }
+
+    /// Bytes that are queued and not acknowledged, as [`requester::Requester::queued`] counts them.
     #[must_use]
     pub fn queued(&self, id: ConnectionId) -> usize {
-        self.entries.get(&id).and_then(|entry| entry.connection.as_ref()).map_or(0, Connection::queued)
+        self.connection(id).map_or(0, Connection::queued)
+    }
+
+    /// As [`requester::Requester::counts`]; `None`: the connection has ended.
+    #[must_use]
+    pub fn counts(&self, id: ConnectionId) -> Option<(u64, u64)> {
+        self.connection(id).map(Connection::counts)
     }
 
     /// Ends a connection. Its end is not reported.
@@ -553,23 +598,33 @@ impl Engine {
             wants_acknowledge: false,
             extension,
         });
-        self.farewells.extend(head.map(|head| (peer, head)));
+        if self.farewells.len() < FAREWELLS_MAX {
+            self.farewells.extend(head.map(|head| (peer, head)));
+        }
+        self.schedule(id);
         self.say(peer, u64::from(id.0), body);
         true
     }
 
-    /// When [`Engine::expire`] has something to do.
+    /// When [`Engine::expire`] is to be called: something may be due then.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.entries.values().filter_map(Entry::deadline).min()
+        self.deadlines.first().map(|(at, _)| *at)
     }
 
     /// Does what is due.
     pub fn expire(&mut self, now: Instant) {
-        let is_due = |entry: &Entry| entry.deadline().is_some_and(|deadline| deadline <= now);
-        let due: Vec<ConnectionId> =
-            self.entries.iter().filter(|(_, entry)| is_due(entry)).map(|(id, _)| *id).collect();
-        due.into_iter().for_each(|id| self.expire_one(id, now));
+        // Each connection is looked at once.
+        for _ in 0..self.deadlines.len() {
+            let Some((at, id)) = self.deadlines.first().copied().filter(|(at, _)| *at <= now) else { return };
+            self.deadlines.remove(&(at, id));
+            let Some(entry) = self.entries.get_mut(&id) else { continue };
+            entry.scheduled = None;
+            if entry.deadline().is_some_and(|deadline| deadline <= now) {
+                self.expire_one(id, now);
+            }
+            self.schedule(id);
+        }
     }
 
     fn expire_one(&mut self, id: ConnectionId, now: Instant) {
@@ -595,11 +650,7 @@ impl Engine {
                 let body = Body::Disconnect(id.0, entry.request.id, entry.request.qpn);
                 self.say(peer, u64::from(id.0), body);
             }
-            State::Over => {
-                let remote = entry.request.id;
-                self.entries.remove(&id);
-                self.by_peer.remove(&(peer, remote));
-            }
+            State::Over => drop(self.remove(id)),
             State::Established => {
                 let Some(connection) = &mut entry.connection else { return };
                 if entry.heard + IDLE <= now && connection.is_idle() {
@@ -639,6 +690,7 @@ impl Engine {
                 entry.is_ready = true;
                 self.ready.push_back(id);
             }
+            let peer = entry.peer;
             let head = Head {
                 opcode: packet.opcode,
                 qpn: entry.request.qpn,
@@ -646,7 +698,8 @@ impl Engine {
                 wants_acknowledge: packet.wants_acknowledge,
                 extension: packet.extension,
             };
-            return Some(Outgoing { peer: entry.peer, head, payload: Payload::Memory(packet.payload) });
+            self.schedule(id);
+            return Some(Outgoing { peer, head, payload: Payload::Memory(packet.payload) });
         }
         None
     }

@@ -84,10 +84,10 @@ fn a_request_is_accepted_used_and_disconnected() {
     // The reply was lost.
     engine.receive(PEER, &packet(&golden::REQUEST), NOW);
     assert_eq!(said(&mut engine, NOW), [Body::Reply(reply)]);
-    assert!(!engine.send(id, Sg::default()), "the peer is not ready");
+    assert!(!engine.send(id, requester::Message::default()), "the peer is not ready");
     say(&mut engine, PEER, Body::Ready(request.id, id.0));
     let arena = Arena::new(1 << 20);
-    assert!(engine.send(id, arena.copy(b"answer").expect("room").into()));
+    assert!(engine.send(id, arena.copy(b"answer").map(Sg::from).expect("room").into()));
     let first = engine.poll_send(NOW).expect("a packet");
     assert_eq!((first.peer, first.head.qpn, first.head.psn.get()), (PEER, request.qpn, request.psn));
     assert_eq!(send(&mut engine, id, reply.psn, NOW).as_deref(), Some(&b"data"[..]));
@@ -102,14 +102,14 @@ fn a_request_is_accepted_used_and_disconnected() {
     assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
     assert_eq!((engine.connections(), send(&mut engine, id, reply.psn + 1, NOW)), (0, None));
     engine.expire(NOW + TIME_WAIT);
-    assert!(engine.entries.is_empty() && engine.by_peer.is_empty() && engine.deadline().is_none());
+    assert!(engine.entries.is_empty() && engine.by_peer.is_empty() && engine.deadlines.is_empty());
 }
 
 #[test]
 fn the_first_packet_means_that_the_peer_is_ready() {
     let (mut engine, id, reply) = connected();
     assert!(send(&mut engine, id, reply.psn, NOW).is_some());
-    assert!(engine.send(id, Sg::default()));
+    assert!(engine.send(id, requester::Message::default()));
 }
 
 #[test]
@@ -184,20 +184,26 @@ fn an_idle_peer_is_asked_whether_it_is_there() {
     let (mut engine, id, reply) = connected();
     send(&mut engine, id, reply.psn, NOW);
     while engine.poll_send(NOW).is_some() {}
-    let mut now = engine.deadline().expect("it will be asked");
+    let (mut now, probe) = loop {
+        let now = engine.deadline().expect("it will be asked");
+        engine.expire(now);
+        if let Some(probe) = engine.poll_send(now) {
+            break (now, probe);
+        }
+    };
     assert_eq!(now, NOW + IDLE);
-    engine.expire(now);
-    let probe = engine.poll_send(now).expect("a packet");
     assert_eq!(
         (probe.head.opcode, probe.head.extension),
         (Opcode::WRITE_ONLY, Extension::Remote(Remote::default(), 0))
     );
-    for _ in 0..=RETRIES {
+    let (mut repeated, mut event) = (0, None);
+    while event.is_none() {
         now = engine.deadline().expect("it waits");
         engine.expire(now);
-        while engine.poll_send(now).is_some() {}
+        event = engine.poll_event();
+        repeated += if event.is_none() { std::iter::from_fn(|| engine.poll_send(now)).count() } else { 0 };
     }
-    assert!(matches!(engine.poll_event(), Some(Event::Closed(_, Ended::Failed(Why::Peer(_))))));
+    assert!(matches!(event, Some(Event::Closed(_, Ended::Failed(Why::Peer(_))))) && repeated == RETRIES as usize);
 }
 
 #[test]
@@ -241,4 +247,51 @@ fn a_peer_that_breaks_the_rules_is_told_so_and_disconnected() {
 fn path_mtus_fit_into_the_link() {
     assert_eq!([1472, 4172, 9000, 576, 100].map(mtu_code), [3, 5, 5, 2, 0]);
     assert_eq!(mtu_bytes(5), 4096);
+}
+
+#[test]
+fn last_answers_that_are_not_sent_are_bounded() {
+    let mut engine = engine();
+    let request = recorded_request();
+    for number in 0..3 * FAREWELLS_MAX as u32 {
+        let peer = IpAddr::V4(std::net::Ipv4Addr::from(0x0a00_0000 + number));
+        say(&mut engine, peer, Body::Request(mad::Request { id: number, qpn: number, ..request }));
+        let id = requested(&mut engine);
+        assert!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW));
+        let psn = engine.entries[&id].reply.as_ref().expect("a reply").psn;
+        let head = Head {
+            opcode: Opcode::WRITE_ONLY,
+            qpn: id.0,
+            psn: Psn::new(psn),
+            wants_acknowledge: true,
+            extension: Extension::Remote(Remote::default(), 4),
+        };
+        engine.receive(peer, &[&head.bytes(4)[..], b"data"].concat(), NOW);
+        assert!(matches!(engine.poll_event(), Some(Event::Closed(..))));
+    }
+    assert_eq!(engine.farewells.len(), FAREWELLS_MAX);
+}
+
+#[test]
+fn each_connection_has_one_place_among_the_deadlines() {
+    let (mut engine, id, reply) = connected();
+    let mut now = NOW;
+    for number in 0..100 {
+        now = now + Duration::from_millis(30);
+        send(&mut engine, id, reply.psn + number, now);
+        engine.write(id, Remote::default(), Sg::default());
+        while engine.poll_send(now).is_some() {}
+        engine.expire(now);
+        let own = engine.entries[&id].deadline().expect("it waits");
+        assert!(engine.deadlines.len() == 1 && engine.deadline().is_some_and(|at| at <= own && at > now));
+    }
+}
+
+#[test]
+fn packets_of_no_connection_are_counted() {
+    let (mut engine, id, reply) = connected();
+    engine.take_counters();
+    send(&mut engine, ConnectionId(id.0 ^ 1), reply.psn, NOW);
+    engine.receive(PEER, &[1, 2, 3], NOW);
+    assert_eq!(engine.take_counters(), Counters { strange: 2, repeated: 0 });
 }

@@ -7,7 +7,7 @@ use crate::limits::{CONNECTIONS_MAX, MESSAGES_MAX};
 use crate::mad::{Body, Message};
 use crate::responder::Receives;
 use crate::wire::{Head, Packet, Remote};
-use lunar_core::mem::Arena;
+use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
@@ -88,7 +88,7 @@ impl Victim {
                 let data = arena.zeroes().map(|zeroes| zeroes.part(0..3000).into());
                 self.engine.write(id, Remote::default(), data.unwrap_or_default())
             }
-            _ => self.engine.send(id, arena.copy(&[1; 50]).map(Into::into).unwrap_or_default()),
+            _ => self.engine.send(id, arena.copy(&[1; 50]).map(Sg::from).unwrap_or_default().into()),
         };
         self.engine.post(id);
     }

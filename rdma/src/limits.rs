@@ -11,6 +11,12 @@ pub const HALF_OPEN_MAX: usize = 64;
 pub const HALF_OPEN_OF_PEER_MAX: usize = 16;
 /// Messages of the connection manager that wait to be sent. A message is the answer to one that is as long.
 pub const MESSAGES_MAX: usize = 256;
+/// Last answers of connections that have failed, and that wait to be sent. Without one, the peer learns of the end from
+/// the disconnect request.
+pub const FAREWELLS_MAX: usize = 64;
+/// Bytes that an entry of a queue counts for besides its data: its memory. A peer may divide its memory into pieces of
+/// one byte, each of which is an entry.
+pub const ENTRY_BYTES: usize = 128;
 /// Packets that are sent and not acknowledged. The kernel's software RoCE has the same limit.
 pub const WINDOW: u32 = 128;
 /// Every so many packets of a message request an acknowledgement: several times in a window.

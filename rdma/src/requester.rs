@@ -3,9 +3,12 @@
 //! Everything takes effect in the order in which it was queued. Packets that are not acknowledged are sent again from
 //! the first missing one on; their bytes stay in memory until then.
 
-use crate::limits::{ACKNOWLEDGE_EVERY, ANSWER_FACTOR, NOT_READY_MAX, RETRIES, TIMEOUT, TIMEOUT_MAX, WINDOW};
+use crate::limits::{
+    ACKNOWLEDGE_EVERY, ANSWER_FACTOR, ENTRY_BYTES, NOT_READY_MAX, RETRIES, TIMEOUT, TIMEOUT_MAX, WINDOW,
+};
 use crate::wire::{Extension, Opcode, Packet, Psn, Remote, Syndrome};
 use lunar_core::mem::{Sg, SgMut};
+use lunar_core::shares::Share;
 use lunar_core::time::Instant;
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -14,11 +17,28 @@ use std::time::Duration;
 #[derive(Debug)]
 enum Work {
     /// Sends a message.
-    Send(Sg),
+    Send(Message),
     /// Writes into memory of the peer.
     Write(Remote, Sg),
     /// Reads memory of the peer.
     Read(Read),
+}
+
+/// A message to a peer.
+#[derive(Debug, Default)]
+pub struct Message {
+    /// Its bytes.
+    pub data: Sg,
+    /// As many messages more may come from the peer when it has acknowledged this one.
+    pub posts: usize,
+    /// A share that is given back then.
+    pub share: Option<Share>,
+}
+
+impl From<Sg> for Message {
+    fn from(data: Sg) -> Self {
+        Self { data, ..Self::default() }
+    }
 }
 
 #[derive(Debug)]
@@ -44,8 +64,12 @@ pub struct Requester {
     /// READs that may be outstanding.
     reads_max: usize,
     queue: VecDeque<Queued>,
-    /// Bytes of the queue: those to send.
+    /// Bytes of the queue: those to send, and [`ENTRY_BYTES`] for each entry.
     bytes: usize,
+    /// Entries that were removed from it so far.
+    removed: u64,
+    /// Messages that may come because messages were acknowledged.
+    posts: usize,
     /// The number of the first packet that is queued next.
     end: Psn,
     /// The first packet that is not acknowledged, and the one that is sent next.
@@ -114,6 +138,8 @@ impl Requester {
             reads_max: reads_max.into(),
             queue: VecDeque::new(),
             bytes: 0,
+            removed: 0,
+            posts: 0,
             end: first,
             first,
             next: first,
@@ -134,13 +160,14 @@ impl Requester {
     fn queue(&mut self, work: Work, len: usize) {
         // Without bytes there is one packet. The queue has far fewer packets than there are numbers.
         let packets = len.div_ceil(self.mtu).max(1) as u32;
+        self.bytes += ENTRY_BYTES;
         self.queue.push_back(Queued { work, first: self.end, packets });
         self.end = self.end.plus(packets);
     }
 
     /// Sends a message.
-    pub fn send(&mut self, message: Sg) {
-        let len = message.len();
+    pub fn send(&mut self, message: Message) {
+        let len = message.data.len();
         self.bytes += len;
         self.queue(Work::Send(message), len);
     }
@@ -158,10 +185,22 @@ impl Requester {
         self.queue(Work::Read(Read { from, into, got: 0, token }), len);
     }
 
-    /// Bytes of messages and writes that are not acknowledged.
+    /// Bytes of messages and writes that are not acknowledged, and [`ENTRY_BYTES`] for each of them and for each READ.
     #[must_use]
     pub fn queued(&self) -> usize {
         self.bytes
+    }
+
+    /// Messages, writes and READs that were queued so far, and those of them that are acknowledged or complete. They
+    /// are in the order in which they were queued.
+    #[must_use]
+    pub fn counts(&self) -> (u64, u64) {
+        (self.removed + self.queue.len() as u64, self.removed)
+    }
+
+    /// Messages that may come because messages were acknowledged, since the last call.
+    pub fn take_posts(&mut self) -> usize {
+        std::mem::take(&mut self.posts)
     }
 
     /// Whether nothing is to be done.
@@ -266,7 +305,7 @@ impl Requester {
             }
         };
         let (outgoing, packets, is_over) = match &queued.work {
-            Work::Send(data) => (message(data, None), 1, is_last),
+            Work::Send(sent) => (message(&sent.data, None), 1, is_last),
             Work::Write(to, data) => (message(data, Some(*to)), 1, is_last),
             Work::Read(read) => {
                 let extension = Extension::Remote(read.from.plus(offset), (read.into.len() - offset) as u32);
@@ -330,8 +369,14 @@ impl Requester {
     fn pop(&mut self) -> Option<Queued> {
         let queued = self.queue.pop_front()?;
         self.at = self.at.saturating_sub(1);
+        self.removed += 1;
+        self.bytes -= ENTRY_BYTES;
         self.bytes -= match &queued.work {
-            Work::Send(data) | Work::Write(_, data) => data.len(),
+            Work::Send(message) => {
+                self.posts += message.posts;
+                message.data.len()
+            }
+            Work::Write(_, data) => data.len(),
             Work::Read(_) => 0,
         };
         Some(queued)

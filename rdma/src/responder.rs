@@ -37,9 +37,9 @@ impl Responder {
         Self { mtu, expected, sequence: 0, message: None, receives, has_reported_gap: false, answer: None }
     }
 
-    /// One more message may come.
-    pub fn post(&mut self) {
-        self.receives.count += 1;
+    /// So many more messages may come.
+    pub fn post(&mut self, count: usize) {
+        self.receives.count += count;
     }
 
     /// Takes a request. Returns a message that is complete now.

@@ -116,6 +116,13 @@ impl Buffer {
         }
     }
 
+    /// Descriptors that take memory of their own: none, if there are few.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        let count = self.table.map_or(self.parts.len(), |table| table.len as usize / DESCRIPTOR_LEN);
+        if count > FEW { count } else { 0 }
+    }
+
     /// The table of descriptors that has to be read first, and its bytes.
     #[must_use]
     pub fn table(&self) -> Option<Part> {
@@ -186,7 +193,10 @@ mod tests {
         assert_eq!(range(0, 120, 4096), [(memory(1000), 100), (memory(3000), 20)]);
         assert_eq!(range(90, 15, 8), [(memory(1090), 8), (memory(1098), 2), (memory(3000), 5)]);
         assert_eq!(range(100, 1, 8), [(memory(3000), 1)]);
-        assert_eq!(range(5, 0, 8), []);
+        assert_eq!((range(5, 0, 8), buffer.descriptors()), (vec![], 0));
+        let table = [descriptor(9, 9, 5 * 16), 10_u32.to_be_bytes().to_vec()].concat();
+        let buffer = Buffer::of_command(0x20, (0, 0), &table).expect("right").expect("there");
+        assert_eq!(buffer.descriptors(), 5);
     }
 
     #[test]

@@ -4,11 +4,11 @@ use super::sessions::Session;
 use crate::limits::{REQUEST_LIMIT, SEND_QUEUE_MAX};
 use crate::wire::{Response, credit_request};
 use lunar_core::io::Fault;
-use lunar_core::mem::{Sg, SgMut};
+use lunar_core::mem::{Chunks, Sg, SgMut};
 use lunar_core::shares::Share;
 use lunar_rdma::engine::ConnectionId;
 use lunar_rdma::port::Port;
-use lunar_rdma::requester::Completed;
+use lunar_rdma::requester::{Completed, Message};
 use lunar_rdma::wire::Remote;
 use lunar_reactor::Reactor;
 use std::cell::{Cell, RefCell};
@@ -41,10 +41,16 @@ pub(super) struct Channel {
     outstanding: Cell<u32>,
     /// Requests that have ended without a response: the next response gives their credit back.
     owed: Cell<u32>,
+    /// The descriptors of their commands.
+    owed_descriptors: RefCell<Option<Share>>,
+    /// Memory for responses.
+    chunks: Chunks,
     /// Counts what waits to be sent as memory of the initiator.
     share: RefCell<Share>,
     /// Reads that wait for room.
     waiting: RefCell<Vec<Waker>>,
+    /// Tasks that wait until something is acknowledged.
+    settling: RefCell<Vec<Waker>>,
     last_pull: Cell<u64>,
     pulls: RefCell<HashMap<u64, Pull>>,
     is_closed: Cell<bool>,
@@ -65,8 +71,11 @@ impl Channel {
             port: port.clone(),
             outstanding: Cell::default(),
             owed: Cell::default(),
+            owed_descriptors: RefCell::default(),
+            chunks: Chunks::default(),
             share: RefCell::new(session.memory.outgoing.empty_share()),
             waiting: RefCell::default(),
+            settling: RefCell::default(),
             last_pull: Cell::default(),
             pulls: RefCell::default(),
             is_closed: Cell::default(),
@@ -83,37 +92,46 @@ impl Channel {
         self.outstanding.set(self.outstanding.get() + 1);
     }
 
-    /// Another information unit may come.
+    /// Another information unit that needs no credit may come.
     pub(super) fn post(&self) {
         self.port.with(|engine, _| engine.post(self.id));
     }
 
-    fn ended(&self) {
+    fn ended(&self, descriptors: Option<Share>) {
         self.outstanding.set(self.outstanding.get() - 1);
-        self.post();
-    }
-
-    /// Answers a request.
-    pub(super) fn answer(&self, response: Response<'_>) {
-        self.ended();
-        let credit = self.owed.take() + 1;
-        self.send(&Response { credit, ..response }.bytes());
-    }
-
-    /// A request ends without a response: it was aborted.
-    pub(super) fn release(&self) {
-        self.ended();
-        self.owed.set(self.owed.get() + 1);
-        // Without any response the initiator would have no credit in the end.
-        if self.owed.get() >= REQUEST_LIMIT / 2 {
-            self.send(&credit_request(self.owed.take()));
+        let Some(descriptors) = descriptors else { return };
+        match &mut *self.owed_descriptors.borrow_mut() {
+            Some(owed) => owed.absorb(descriptors),
+            none => *none = Some(descriptors),
         }
     }
 
-    fn send(&self, bytes: &[u8]) {
-        match self.reactor.arena().copy(bytes) {
-            Some(bytes) => {
-                self.port.with(|engine, _| engine.send(self.id, bytes.into()));
+    /// Answers a request, and gives its descriptors back.
+    pub(super) fn answer(&self, response: Response<'_>, descriptors: Option<Share>) {
+        self.ended(descriptors);
+        let credit = self.owed.take() + 1;
+        self.send(&Response { credit, ..response }.bytes(), credit);
+    }
+
+    /// A request ends without a response: it was aborted.
+    pub(super) fn release(&self, descriptors: Option<Share>) {
+        self.ended(descriptors);
+        self.owed.set(self.owed.get() + 1);
+        // Without any response the initiator would have no credit in the end.
+        if self.owed.get() >= REQUEST_LIMIT / 2 {
+            let credit = self.owed.take();
+            self.send(&credit_request(credit), credit);
+        }
+    }
+
+    /// Sends an information unit that gives credit. The receives of its requests are posted, and their descriptors are
+    /// given back, when the initiator has acknowledged it: the units that wait to be sent are bounded in any case.
+    fn send(&self, bytes: &[u8], credit: u32) {
+        let share = self.owed_descriptors.take();
+        match self.chunks.copy(self.reactor.arena(), &[bytes]) {
+            Some(data) => {
+                let message = Message { data: data.into(), posts: credit as usize, share };
+                self.port.with(|engine, _| engine.send(self.id, message));
                 self.count();
             }
             // A response must not be lost: the initiator connects again, and repeats what was not answered.
@@ -197,9 +215,24 @@ impl Channel {
         .await;
     }
 
+    /// Waits until the initiator has acknowledged what is queued now.
+    pub(super) async fn settled(&self) {
+        let counts = || self.port.look(|engine| engine.counts(self.id));
+        let Some((queued, _)) = counts() else { return };
+        poll_fn(|cx| {
+            if self.is_closed.get() || counts().is_none_or(|(_, acknowledged)| acknowledged >= queued) {
+                return Poll::Ready(());
+            }
+            self.settling.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
     /// Some of what was queued has arrived.
     pub(super) fn progress(&self) {
         self.count();
+        self.settling.borrow_mut().drain(..).for_each(Waker::wake);
         if !self.is_full() {
             self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
         }
@@ -210,6 +243,7 @@ impl Channel {
         self.is_closed.set(true);
         self.share.borrow_mut().follow(0);
         self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
+        self.settling.borrow_mut().drain(..).for_each(Waker::wake);
         let mut pulls = self.pulls.borrow_mut();
         pulls.retain(|_, pull| !pull.is_abandoned);
         pulls.values_mut().for_each(|pull| pull.waker.take().into_iter().for_each(Waker::wake));

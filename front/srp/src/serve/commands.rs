@@ -9,7 +9,11 @@ use crate::wire::{self, Function, Response, ResponseCode, Tag};
 use lunar_core::io::Fault;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::{Context, Poll, Waker};
 
 /// Bytes of the longest CDB that a command can have.
 const CDB_MAX: usize = 16 + 252;
@@ -23,8 +27,9 @@ impl Endpoint {
         cdb[..arrived.cdb.len()].copy_from_slice(&arrived.cdb);
         cdb[arrived.cdb.len()..len].copy_from_slice(arrived.additional);
         let tag = arrived.tag;
+        let origin = Origin { endpoint: self.clone(), channel: channel.clone(), tag, descriptors: Cell::default() };
         let (Ok(buffer), Some(cdb)) = (arrived.buffer.clone(), Cdb::new(&cdb[..len])) else {
-            return channel.answer(Response { tag, code: Some(ResponseCode::INVALID_FIELDS), ..Response::default() });
+            return origin.answer_invalid();
         };
         let expected = |direction| match &buffer {
             Some(buffer) if buffer.direction == direction => buffer.len,
@@ -38,40 +43,49 @@ impl Endpoint {
             data_in: expected(Direction::In),
             data_out: expected(Direction::Out),
         };
-        let origin = Origin { endpoint: self.clone(), channel: channel.clone(), tag };
-        let task = channel.session.nexus.tasks.enter((command.tag, command.lun));
+        let session = &channel.session;
+        let task = session.nexus.tasks.enter((command.tag, command.lun));
         if self.core.draining.has_come() {
             return origin.answer_bare(&command, Status::BUSY);
         }
-        match buffer.as_ref().and_then(Buffer::table) {
-            None => self.execute(origin, task, command, buffer),
-            Some(_) => self.read_table(origin, task, command, buffer),
+        match buffer {
+            Some(buffer) if buffer.table().is_some() || !origin.take_descriptors(buffer.descriptors()) => {
+                self.execute_later(origin, task, command, Some(buffer));
+            }
+            buffer if session.starts.is_free() => self.execute(origin, task, command, buffer),
+            buffer => self.execute_later(origin, task, command, buffer),
         }
     }
 
-    /// Reads the descriptors of a command, then executes it.
-    fn read_table(
+    /// Executes a command when its descriptors are here, and after those that have arrived before it.
+    fn execute_later(
         self: &Rc<Self>,
         origin: Origin,
         task: lunar_scsi::Task,
         command: Command,
         mut buffer: Option<Buffer>,
     ) {
-        let endpoint = self.clone();
-        self.core.reactor().spawn(async move {
-            let read = match &mut buffer {
-                Some(buffer) => origin.read_table(&task, buffer).await,
-                None => Ok(()),
-            };
-            match read {
-                Ok(()) => endpoint.execute(origin, task, command, buffer),
-                Err(Fault::Protocol) => {
-                    let code = Some(ResponseCode::INVALID_FIELDS);
-                    origin.channel.answer(Response { tag: origin.tag, code, ..Response::default() });
+        let (endpoint, session) = (self.clone(), origin.channel.session.clone());
+        let mut work = Box::pin(async move {
+            let mut turn = pin!(session.starts.take());
+            let first = poll_fn(|cx| Poll::Ready(turn.as_mut().poll(cx))).await;
+            if let Some(buffer) = &mut buffer {
+                match origin.prepare(&task, buffer).await {
+                    Ok(()) => {}
+                    Err(Fault::Protocol) => return origin.answer_invalid(),
+                    Err(_) => return origin.release(),
                 }
-                Err(_) => origin.channel.release(),
             }
+            let _turn = match first {
+                Poll::Ready(turn) => turn,
+                Poll::Pending => turn.await,
+            };
+            endpoint.execute(origin, task, command, buffer);
         });
+        // Begun at once: it has its turn before a command that arrives now.
+        if work.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending() {
+            self.core.reactor().spawn(work);
+        }
     }
 
     fn execute(self: &Rc<Self>, origin: Origin, task: lunar_scsi::Task, command: Command, buffer: Option<Buffer>) {
@@ -98,10 +112,9 @@ impl Endpoint {
     }
 
     fn start_job(self: &Rc<Self>, job: Job) {
-        let origin = job.origin.clone();
-        if let Err(job) = self.core.slots.start(job) {
-            self.core.target().task_set_full(&origin.channel.session.nexus, job.command.lun);
-            origin.answer_bare(&job.command, Status::TASK_SET_FULL);
+        if let Err(Job { origin, command, .. }) = self.core.slots.start(job) {
+            self.core.target().task_set_full(&origin.channel.session.nexus, command.lun);
+            origin.answer_bare(&command, Status::TASK_SET_FULL);
         }
     }
 
@@ -117,7 +130,7 @@ impl Endpoint {
             match share {
                 Ok(share) => endpoint.start_job(Job { origin, task, command, buffer, share }),
                 // An aborted command has no response. `task` leaves the task set here.
-                Err(_) => origin.channel.release(),
+                Err(_) => origin.release(),
             }
         });
     }
@@ -131,20 +144,19 @@ impl Endpoint {
         task: Tag,
     ) {
         channel.arrived();
+        let answer = move |channel: &Channel, code| {
+            channel.answer(Response { tag, code: Some(code), ..Response::default() }, None);
+        };
         let function = match function {
             Function::ABORT_TASK => TaskFunction::ABORT_TASK,
             Function::ABORT_TASK_SET => TaskFunction::ABORT_TASK_SET,
             Function::CLEAR_TASK_SET => TaskFunction::CLEAR_TASK_SET,
             Function::LOGICAL_UNIT_RESET => TaskFunction::LOGICAL_UNIT_RESET,
             Function::CLEAR_ACA => TaskFunction::CLEAR_ACA,
-            _ => {
-                let code = Some(ResponseCode::NOT_SUPPORTED);
-                return channel.answer(Response { tag, code, ..Response::default() });
-            }
+            _ => return answer(channel, ResponseCode::NOT_SUPPORTED),
         };
         if self.functions.get() >= FUNCTIONS_MAX {
-            let code = Some(ResponseCode::FAILED);
-            return channel.answer(Response { tag, code, ..Response::default() });
+            return answer(channel, ResponseCode::FAILED);
         }
         let (endpoint, channel, counted) = (self.clone(), channel.clone(), Counted::new(self));
         self.core.reactor().spawn(async move {
@@ -156,7 +168,19 @@ impl Endpoint {
                 TaskResponse::Rejected => ResponseCode::NOT_SUPPORTED,
                 TaskResponse::IncorrectLun => ResponseCode::FAILED,
             };
-            channel.answer(Response { tag, code: Some(code), ..Response::default() });
+            endpoint.until_settled(&channel).await;
+            answer(&channel, code);
         });
+    }
+
+    /// Waits until the data that aborted commands have sent over other channels has arrived: the initiator uses its
+    /// memory for something else when it has the response. Data of the same channel arrives before the response.
+    async fn until_settled(&self, own: &Channel) {
+        let others: Vec<_> = own.session.channels.borrow().iter().copied().filter(|id| *id != own.id).collect();
+        for id in others {
+            if let Some(channel) = self.channel(id) {
+                channel.settled().await;
+            }
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::job::Job;
 use super::{Common, SrpPorts};
-use crate::limits::SLOTS;
+use crate::limits::{DESCRIPTORS, SLOTS};
 use lunar_core::shares::PeerShares;
 use lunar_core::step::SlotContext;
 use lunar_engine::core_set::context::CoreContext;
@@ -21,6 +21,8 @@ pub struct Core {
     pub(super) slots: Slots<Job>,
     /// The slots, shared by hosts and sessions.
     pub(super) slot_shares: PeerShares,
+    /// The descriptors of commands, shared in the same way.
+    pub(super) descriptor_shares: PeerShares,
     pub(super) draining: End,
 }
 
@@ -30,6 +32,7 @@ impl PortCore<SrpPorts> for Core {
         Rc::new(Self {
             slots: Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await),
             slot_shares: PeerShares::new(SLOTS),
+            descriptor_shares: PeerShares::new(DESCRIPTORS),
             context: context.clone(),
             common: common.clone(),
             draining: End::default(),

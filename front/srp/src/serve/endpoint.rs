@@ -5,12 +5,13 @@ use super::channel::Channel;
 use super::core::Core;
 use super::sessions::{Session, Sessions};
 use crate::directory::PortView;
-use crate::limits::{CHANNELS_MAX, REFUSALS_MAX, REQUEST_LIMIT, UNCREDITED, UNIT_MAX, UNIT_MIN};
+use crate::limits::{CHANNELS_MAX, REFUSALS_MAX, REQUEST_LIMIT, UNACKNOWLEDGED, UNCREDITED, UNIT_MAX, UNIT_MIN};
 use crate::names::PortId;
 use crate::schema::WORD;
 use crate::wire::{FORMATS, Login, LoginReject, LoginResponse, Multichannel, RejectReason, Unit};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::port::NexusName;
+use lunar_core::turn::Turns;
 use lunar_engine::link_ports::{Outcome, PortEndpoint, PortSession, View};
 use lunar_link::{MacAddress, Rate};
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
@@ -98,7 +99,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The socket. An endpoint whose socket has failed has the old one, which sends nothing.
+    /// The socket; `None`: it has failed.
     fn port(&self) -> Option<Rc<Port>> {
         self.port.borrow().clone()
     }
@@ -217,6 +218,8 @@ impl Endpoint {
             memory: reactor.arena().join(candidate.peer),
             slots: self.core.slot_shares.join(candidate.peer),
             waiting: Cell::default(),
+            descriptors: self.core.descriptor_shares.join(candidate.peer),
+            starts: Turns::default(),
             channels: RefCell::default(),
         });
         let listed = PortSession {
@@ -249,7 +252,8 @@ impl Endpoint {
     ) -> bool {
         let id = candidate.id;
         let response = LoginResponse::new(&candidate.login, REQUEST_LIMIT, UNIT_MAX, multichannel);
-        let receives = Receives { bytes: UNIT_MAX, count: REQUEST_LIMIT as usize + UNCREDITED };
+        let count = REQUEST_LIMIT as usize + UNCREDITED + UNACKNOWLEDGED;
+        let receives = Receives { bytes: UNIT_MAX, count };
         let accept = Accept { private: response.as_bytes(), receives };
         if !port.with(|engine, now| engine.accept(id, &accept, now)) {
             return false;
@@ -304,7 +308,7 @@ impl Endpoint {
         self.lost(id);
     }
 
-    fn channel(&self, id: ConnectionId) -> Option<Rc<Channel>> {
+    pub(super) fn channel(&self, id: ConnectionId) -> Option<Rc<Channel>> {
         self.channels.borrow().get(&id).cloned()
     }
 
@@ -456,6 +460,8 @@ impl Upper for Endpoint {
         log!(error, "{trouble}");
         self.report(Some(trouble));
         self.log_all_out();
+        // Its address is free again when the last command that uses it has ended.
+        self.port.take().into_iter().for_each(|port| port.close());
         self.core.reactor().spawn(self.me().reopen());
     }
 }

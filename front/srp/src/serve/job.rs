@@ -4,7 +4,7 @@ use super::channel::Channel;
 use super::endpoint::Endpoint;
 use crate::buffers::Buffer;
 use crate::limits::BURST_MAX;
-use crate::wire::{Response, Tag};
+use crate::wire::{Response, ResponseCode, Tag};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::port::Transfer;
@@ -13,7 +13,7 @@ use lunar_core::step::{PIECE_BYTES, SlotContext};
 use lunar_core::task::Task;
 use lunar_rdma::limits::READ_MAX;
 use lunar_scsi::{Command, Reply, Status};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 
 /// A command for a slot.
@@ -29,11 +29,12 @@ pub(super) struct Job {
 }
 
 /// Where a command has come from.
-#[derive(Clone)]
 pub(super) struct Origin {
     pub(super) endpoint: Rc<Endpoint>,
     pub(super) channel: Rc<Channel>,
     pub(super) tag: Tag,
+    /// Its share of the descriptors.
+    pub(super) descriptors: Cell<Option<Share>>,
 }
 
 impl Job {
@@ -45,7 +46,7 @@ impl Job {
         let target = origin.endpoint.core.target();
         target.execute(&origin.channel.session.nexus, command, &path, slot, &mut reply).await;
         match Task::aborted(task) {
-            true => origin.channel.release(),
+            true => origin.release(),
             false => path.reply(command, &mut reply),
         }
     }
@@ -60,14 +61,50 @@ impl Origin {
     fn answer(&self, command: &Command, reply: &Reply) {
         let expected = i64::from(command.data_in.max(command.data_out));
         let wanted = i64::try_from(reply.wanted).unwrap_or(i64::MAX);
-        self.channel.answer(Response {
+        let response = Response {
             tag: self.tag,
             status: reply.status.0,
             residual: wanted - expected,
             is_out: command.data_out > 0,
             sense: &reply.sense,
             ..Response::default()
-        });
+        };
+        self.channel.answer(response, self.descriptors.take());
+    }
+
+    /// Ends a command whose descriptors are wrong.
+    pub(super) fn answer_invalid(&self) {
+        let response = Response { tag: self.tag, code: Some(ResponseCode::INVALID_FIELDS), ..Response::default() };
+        self.channel.answer(response, self.descriptors.take());
+    }
+
+    /// Ends a command without a response: it was aborted.
+    pub(super) fn release(&self) {
+        self.channel.release(self.descriptors.take());
+    }
+
+    /// Takes so many descriptors; returns whether there were so many.
+    pub(super) fn take_descriptors(&self, count: usize) -> bool {
+        if count == 0 {
+            return true;
+        }
+        let share = self.channel.session.descriptors.take(count);
+        let has_some = share.is_some();
+        self.descriptors.set(share);
+        has_some
+    }
+
+    /// Waits until there are as many descriptors as a buffer has, unless it has them, and reads its table.
+    pub(super) async fn prepare(&self, task: &lunar_scsi::Task, buffer: &mut Buffer) -> Result<(), Fault> {
+        let count = buffer.descriptors();
+        let held = self.descriptors.take();
+        let is_missing = count > 0 && held.is_none();
+        self.descriptors.set(held);
+        if is_missing {
+            let share = task.unless_aborted(self.channel.session.descriptors.wait(count)).await?;
+            self.descriptors.set(Some(share));
+        }
+        self.read_table(task, buffer).await
     }
 
     /// Memory for data that is requested; waits for it if `waits`.
@@ -80,7 +117,7 @@ impl Origin {
     }
 
     /// Reads the table of a buffer.
-    pub(super) async fn read_table(&self, task: &lunar_scsi::Task, buffer: &mut Buffer) -> Result<(), Fault> {
+    async fn read_table(&self, task: &lunar_scsi::Task, buffer: &mut Buffer) -> Result<(), Fault> {
         let Some(table) = buffer.table() else { return Ok(()) };
         let mut bytes = Vec::new();
         while bytes.len() < table.len as usize {

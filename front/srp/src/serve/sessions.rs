@@ -4,6 +4,7 @@ use crate::limits::SESSIONS_MAX;
 use crate::names::PortId;
 use lunar_core::mem::PeerMemory;
 use lunar_core::shares::Member;
+use lunar_core::turn::Turns;
 use lunar_engine::link_ports::{NexusTurns, View};
 use lunar_rdma::engine::ConnectionId;
 use lunar_scsi::Nexus;
@@ -25,6 +26,10 @@ pub(super) struct Session {
     /// Its share of the slots, and the number of commands that wait for one.
     pub(super) slots: Member,
     pub(super) waiting: Cell<usize>,
+    /// Its share of the descriptors.
+    pub(super) descriptors: Member,
+    /// Commands are started in the order of their arrival, also those whose descriptors have to be read first.
+    pub(super) starts: Turns,
     pub(super) channels: RefCell<BTreeSet<ConnectionId>>,
 }
 
