@@ -1,12 +1,14 @@
-//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet and of SCSI over Scheduled Transfer: stations
-//! write and read disks of a target over a segment that loses, duplicates and reorders frames. Stores are slow, so
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP over
+//! RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders packets. Stores are slow, so
 //! that stations send their requests again, and the target crashes. Each sector has the contents of the last write
 //! that was acknowledged.
 
 use crate::backends::SimulatedDisk;
+use crate::carrier::{Carrier, Socket};
 use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
 use crate::setup::path;
+use crate::srp_disk;
 use crate::stamp::{self, SECTOR};
 use crate::stations::{Kind, Operation, Protocol, Station, StationEvent};
 use crate::watch::Watch;
@@ -23,10 +25,12 @@ use lunar_engine::origin::Origin;
 use lunar_engine::registry::{FrontEntry, Registry};
 use lunar_fcoe::front::{FcoeCore, FcoeFront};
 use lunar_fcoe::wire::{fip, frame};
-use lunar_link::{Filter, Frame, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
+use lunar_link::{Filter, Header, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
 use lunar_ram::backend::RamBackend;
 use lunar_reactor::Reactor;
+use lunar_reactor::endpoint::Endpoint;
 use lunar_reactor::sim::{Chance, Faults, Host, MILLION, Segment, World};
+use lunar_srp::front::{SrpCore, SrpFront};
 use lunar_sst::front::{StCore, StFront};
 use lunar_st::port::{LinkSpec, OpenedPort};
 use std::cell::{Cell, RefCell};
@@ -34,6 +38,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write;
 use std::future::poll_fn;
 use std::io;
+use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::rc::Rc;
 use std::sync::{Arc, LazyLock};
@@ -76,6 +81,11 @@ fn open_port(spec: &LinkSpec) -> io::Result<OpenedPort> {
     }
 }
 
+/// Opens the socket of the target for RDMA.
+fn open_rdma(address: &IpAddr) -> io::Result<Endpoint> {
+    engine_host::world().udp(SocketAddr::new(*address, lunar_rdma::wire::PORT))
+}
+
 /// The MAC address of a station; 0 is the target.
 fn mac(number: u8) -> MacAddress {
     MacAddress([2, 0, 0, 0, 0, number])
@@ -86,6 +96,7 @@ static REGISTRY: Registry = Registry {
         FrontEntry { front: &AoeFront { open: open_link }, schema: &lunar_aoe::links::FRONT, options: None },
         FrontEntry { front: &FcoeFront { open: open_link }, schema: &lunar_fcoe::links::FRONT, options: None },
         FrontEntry { front: &StFront { open: open_port }, schema: &lunar_sst::links::FRONT, options: None },
+        FrontEntry { front: &SrpFront { open: open_rdma }, schema: &lunar_srp::schema::FRONT, options: None },
     ],
     backends: &[&SimulatedDisk, &RamBackend],
 };
@@ -116,6 +127,7 @@ impl Setup {
             Protocol::Aoe => Kind::Aoe { fresh_tags: coin },
             Protocol::Fcoe => Kind::Fcoe { is_larger: coin },
             Protocol::St => Kind::St,
+            Protocol::Srp => Kind::Srp,
         };
         let any = Faults::any(chance);
         let rate = |chance: &mut Chance, most: u32| if chance.coin() { chance.index(most as usize) as u32 } else { 0 };
@@ -136,7 +148,7 @@ impl Setup {
             // A copy with another tag that the network delays until newer writes have ended is a new request for every
             // target: the protocol cannot tell.
             Kind::Aoe { fresh_tags: true } => (faults.datagram_duplicate, faults.datagram_reorder) = (0, 0),
-            Kind::Aoe { fresh_tags: false } | Kind::St => {}
+            Kind::Aoe { fresh_tags: false } | Kind::St | Kind::Srp => {}
             // Identifiers of exchanges are used again at once: no network of a Fibre Channel duplicates frames.
             Kind::Fcoe { .. } => faults.datagram_duplicate = 0,
         }
@@ -181,6 +193,7 @@ impl Setup {
             Kind::Aoe { .. } => "02:*",
             Kind::Fcoe { .. } => "20:00:02:*",
             Kind::St => "iqn.2026-01.io.lunar:02:*",
+            Kind::Srp => "0x*",
         };
         let luns = luns.join(", ");
         text += &format!("[group.g]\ntargets = ['t']\ninitiators = ['{initiators}']\nluns = {{ {luns} }}\n");
@@ -192,6 +205,10 @@ impl Setup {
             Kind::Fcoe { is_larger: true } => 50,
             Kind::Fcoe { is_larger: false } => 10,
             Kind::St => return text + "[st.lan]\nlink = 'sim0'\ntarget = 't'\n",
+            Kind::Srp => {
+                let (address, guid) = (srp_disk::TARGET, srp_disk::GUID);
+                return text + &format!("[srp.lan]\naddress = '{address}'\ntarget = 't'\nguid = '{guid:016x}'\n");
+            }
         };
         text + &format!("[fcoe.lan]\nlink = 'sim0'\ntarget = 't'\nwwpn = '{first}:00:00:00:00:00:00:01'\n")
     }
@@ -256,7 +273,9 @@ impl LanTarget {
         let st = self.cores.cores().filter_map(|core| core.front_of::<StCore>());
         let fcoe = fcoe.map(|front| front.in_progress());
         let st = st.map(|front| front.in_progress());
-        aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).sum()
+        let srp = self.cores.cores().filter_map(|core| core.front_of::<SrpCore>());
+        let srp = srp.map(|front| front.in_progress());
+        aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).chain(srp).sum()
     }
 }
 
@@ -279,6 +298,11 @@ pub fn run_channel(watch: &Watch) {
 /// Runs the scenario of SCSI over Scheduled Transfer.
 pub fn run_transfer(watch: &Watch) {
     run_kind(watch, Protocol::St);
+}
+
+/// Runs the scenario of SRP over RDMA.
+pub fn run_srp(watch: &Watch) {
+    run_kind(watch, Protocol::Srp);
 }
 
 fn run_kind(watch: &Watch, protocol: Protocol) {
@@ -370,7 +394,7 @@ type Ended = (Result<(), (u8, u8)>, Vec<u8>);
 /// A disk of a station, with the initiator of it.
 struct Disk {
     core: Reactor,
-    link: Rc<Link>,
+    carrier: Carrier,
     lun: usize,
     station: RefCell<Station>,
     ended: RefCell<BTreeMap<u32, Ended>>,
@@ -389,6 +413,41 @@ impl Disk {
     ) -> Rc<Self> {
         // Each disk has a station of its own.
         let mac = mac((1 + number * setup.volumes + lun) as u8);
+        let (carrier, mtu) = Self::carrier(core, world, segment, setup.kind, mac);
+        let target = Address { shelf: SHELF, slot: FIRST_SLOT + lun as u8 };
+        let station = Station::new(setup.kind, mac, mtu, (target, lun as u8), world.now());
+        let disk = Rc::new(Self {
+            core: core.clone(),
+            carrier,
+            lun,
+            station: RefCell::new(station),
+            ended: RefCell::default(),
+            wakers: RefCell::default(),
+            next: Cell::new(0),
+            is_lost: Cell::new(false),
+        });
+        let (receiver, timer) = (disk.clone(), disk.clone());
+        core.spawn(async move {
+            let each = |header: Option<&Header>, bytes: &[u8]| {
+                let now = receiver.core.now();
+                let mut on = |event: StationEvent<'_>| receiver.take(event);
+                receiver.station.borrow_mut().receive(header, bytes, now, &mut on);
+            };
+            receiver.carrier.receive(each, || receiver.flush()).await;
+        });
+        core.spawn(async move { timer.run_timer().await });
+        disk
+    }
+
+    /// The way to the target, and the bytes of a frame behind its header.
+    fn carrier(core: &Reactor, world: &World, segment: Segment, kind: Kind, mac: MacAddress) -> (Carrier, usize) {
+        if kind == Kind::Srp {
+            let port = lunar_rdma::wire::PORT;
+            let own = SocketAddr::new(srp_disk::address(mac.0[5]), port);
+            let endpoint = world.udp(own).expect("the address is free");
+            let target = SocketAddr::new(srp_disk::TARGET, port);
+            return (Carrier::Datagrams(Socket::attach(core, endpoint, target)), 0);
+        }
         let config = LinkConfig {
             address: LinkAddress::Interface("sim".into()),
             types: vec![ETHER_TYPE, frame::ETHER_TYPE, fip::ETHER_TYPE, lunar_st::ETHER_TYPE],
@@ -399,34 +458,12 @@ impl Disk {
         };
         let endpoint = world.link(segment, mac, &config.types).expect("the address is free");
         let link = Link::attach(core, OpenedLink::on(endpoint, &config)).expect("the core runs");
-        let target = Address { shelf: SHELF, slot: FIRST_SLOT + lun as u8 };
-        if matches!(setup.kind, Kind::Fcoe { .. }) {
+        if matches!(kind, Kind::Fcoe { .. }) {
             // The address of its port is known later.
             link.set_filter(Filter::Promiscuous, true).expect("the link is open");
         }
-        let station = Station::new(setup.kind, mac, link.mtu(), (target, lun as u8), world.now());
-        let disk = Rc::new(Self {
-            core: core.clone(),
-            link,
-            lun,
-            station: RefCell::new(station),
-            ended: RefCell::default(),
-            wakers: RefCell::default(),
-            next: Cell::new(0),
-            is_lost: Cell::new(false),
-        });
-        let (receiver, timer) = (disk.clone(), disk.clone());
-        core.spawn(async move {
-            let each = |frame: Frame| {
-                let now = receiver.core.now();
-                let mut on = |event: StationEvent<'_>| receiver.take(event);
-                receiver.station.borrow_mut().receive(&frame.header, &frame.payload, now, &mut on);
-            };
-            // The end of the link is the end of the simulation.
-            let _ = receiver.link.receive(each, || receiver.flush()).await;
-        });
-        core.spawn(async move { timer.run_timer().await });
-        disk
+        let mtu = link.mtu();
+        (Carrier::Frames(link), mtu)
     }
 
     fn take(&self, event: StationEvent<'_>) {
@@ -451,9 +488,8 @@ impl Disk {
     }
 
     fn flush(&self) {
-        while let Some(frame) = self.station.borrow_mut().next_frame() {
-            let frame = self.core.arena().copy(&frame).expect("the arena is large");
-            self.link.send(frame.into());
+        while let Some(bytes) = self.station.borrow_mut().next_frame() {
+            self.carrier.send(&self.core, bytes);
         }
     }
 

@@ -4,8 +4,9 @@
 //! * [`model`]: the values that the sectors of a disk may have, as its clients know them
 //! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
-//! * [`ethernet`]: the scenarios of ATA over Ethernet, of Fibre Channel over Ethernet and of SCSI over Scheduled
-//!   Transfer, on a segment that loses, duplicates and reorders frames; [`stations`]: their initiators
+//! * [`ethernet`]: the scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer,
+//!   and of SRP over RDMA, on a network that loses, duplicates and reorders packets; [`stations`]: their initiators, of
+//!   which [`srp_disk`] is one; [`carrier`]: their links and sockets
 //! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
 //! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
 //!   [`block_client`]s use the same volumes
@@ -24,6 +25,7 @@ pub mod backends;
 pub mod block_client;
 pub mod block_front;
 pub mod block_port;
+pub mod carrier;
 pub mod configuration;
 pub mod engine_host;
 pub mod ethernet;
@@ -38,6 +40,7 @@ pub mod nvme_command;
 pub mod order;
 pub mod setup;
 pub mod shared;
+pub mod srp_disk;
 pub mod stamp;
 pub mod stations;
 pub mod stores;
@@ -69,12 +72,14 @@ pub enum Scenario {
     Channel,
     /// SCSI over Scheduled Transfer.
     Transfer,
+    /// SRP over RDMA.
+    Srp,
 }
 
 impl Scenario {
     /// All scenarios.
     pub const ALL: &'static [Self] =
-        &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet, Self::Channel, Self::Transfer];
+        &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet, Self::Channel, Self::Transfer, Self::Srp];
 
     /// Its name on the command line.
     #[must_use]
@@ -86,6 +91,7 @@ impl Scenario {
             Self::Ethernet => "ethernet",
             Self::Channel => "channel",
             Self::Transfer => "transfer",
+            Self::Srp => "srp",
         }
     }
 
@@ -110,6 +116,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
         Scenario::Ethernet => ethernet::run(&watch),
         Scenario::Channel => ethernet::run_channel(&watch),
         Scenario::Transfer => ethernet::run_transfer(&watch),
+        Scenario::Srp => ethernet::run_srp(&watch),
     });
     watch.outcome()
 }

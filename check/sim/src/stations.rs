@@ -1,6 +1,7 @@
-//! The initiators of the scenarios on Ethernet frames: ATA over Ethernet, Fibre Channel over Ethernet, and SCSI over
-//! Scheduled Transfer.
+//! The initiators of the scenarios on a network that loses packets: ATA over Ethernet, Fibre Channel over Ethernet, SCSI
+//! over Scheduled Transfer, and SRP over RDMA.
 
+use crate::srp_disk as srp;
 use lunar_aoe::wire::Address;
 use lunar_aoe_initiator::{self as aoe, InitiatorEvent};
 use lunar_core::time::Instant;
@@ -27,6 +28,7 @@ pub enum Protocol {
     Aoe,
     Fcoe,
     St,
+    Srp,
 }
 
 /// The protocol of a scenario, with what differs between seeds.
@@ -44,6 +46,8 @@ pub enum Kind {
     },
     /// SCSI over Scheduled Transfer.
     St,
+    /// SRP over RDMA.
+    Srp,
 }
 
 /// An operation on a disk.
@@ -87,6 +91,8 @@ pub enum Station {
     Fcoe(Box<fcoe::Disk>),
     /// SCSI over Scheduled Transfer, and the address of this station.
     St(Box<sst::Disk>, MacAddress),
+    /// SRP over RDMA.
+    Srp(Box<srp::Disk>),
 }
 
 impl Station {
@@ -119,6 +125,7 @@ impl Station {
                 };
                 Self::St(Box::new(sst::Disk::new(config, lun, now)), mac)
             }
+            Kind::Srp => Self::Srp(Box::new(srp::Disk::new(mac.0[5], lun, now))),
         }
     }
 
@@ -129,10 +136,11 @@ impl Station {
             Self::Aoe(initiator) => initiator.is_ready(),
             Self::Fcoe(disk) => disk.is_ready(),
             Self::St(disk, _) => disk.is_ready(),
+            Self::Srp(disk) => disk.is_ready(),
         }
     }
 
-    /// The next frame to send.
+    /// The next frame or datagram to send.
     pub fn next_frame(&mut self) -> Option<Vec<u8>> {
         match self {
             Self::Aoe(initiator) => initiator.next_frame(),
@@ -143,6 +151,7 @@ impl Station {
                 let header = Header { destination, source: *mac, ether_type: ETHER_TYPE };
                 Some([&header.bytes()[..], &packet].concat())
             }
+            Self::Srp(disk) => disk.next_datagram(),
         }
     }
 
@@ -173,18 +182,29 @@ impl Station {
                 };
                 disk.start(cookie, operation, now);
             }
+            Self::Srp(disk) => disk.start(cookie, operation, now),
         }
     }
 
-    /// Takes a frame.
-    pub fn receive(&mut self, header: &Header, bytes: &[u8], now: Instant, on: &mut dyn FnMut(StationEvent<'_>)) {
-        match self {
-            Self::Aoe(initiator) => initiator.receive(header.source, bytes, now, &mut |event| on(of_aoe(event))),
-            Self::Fcoe(disk) => disk.receive(header, bytes, now, &mut |event| on(of_fcoe(event))),
-            Self::St(disk, _) => {
+    /// Takes a frame with its header, or a datagram.
+    pub fn receive(
+        &mut self,
+        header: Option<&Header>,
+        bytes: &[u8],
+        now: Instant,
+        on: &mut dyn FnMut(StationEvent<'_>),
+    ) {
+        match (self, header) {
+            (Self::Srp(disk), _) => disk.receive(bytes, now, on),
+            (Self::Aoe(initiator), Some(header)) => {
+                initiator.receive(header.source, bytes, now, &mut |event| on(of_aoe(event)));
+            }
+            (Self::Fcoe(disk), Some(header)) => disk.receive(header, bytes, now, &mut |event| on(of_fcoe(event))),
+            (Self::St(disk, _), Some(header)) => {
                 let path = Path { link: 0, peer: Peer::Station(header.source) };
                 disk.receive(path, bytes, now, &mut |event| of_st(event).into_iter().for_each(&mut *on));
             }
+            (Self::Aoe(_) | Self::Fcoe(_) | Self::St(..), None) => {}
         }
     }
 
@@ -194,6 +214,7 @@ impl Station {
             Self::Aoe(initiator) => initiator.tick(now, &mut |event| on(of_aoe(event))),
             Self::Fcoe(disk) => disk.tick(now, &mut |event| on(of_fcoe(event))),
             Self::St(disk, _) => disk.tick(now, &mut |event| of_st(event).into_iter().for_each(&mut *on)),
+            Self::Srp(disk) => disk.tick(now, on),
         }
     }
 }

@@ -67,6 +67,11 @@ fn no_write_over_scheduled_transfer_is_lost() {
 }
 
 #[test]
+fn every_byte_and_every_message_over_rdma_arrives_once() {
+    passes(Scenario::Srp);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {
