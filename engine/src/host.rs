@@ -93,6 +93,9 @@ pub trait StateStore: Send + Sync + fmt::Debug {
     /// The metadata store of the NVM subsystem of this name.
     fn subsystem(&self, nqn: &str) -> Arc<dyn MetadataStore>;
 
+    /// The metadata store of the target port of this name, in which a front keeps what a killed process cannot end.
+    fn port(&self, name: &str) -> Arc<dyn MetadataStore>;
+
     /// The text of this name; empty if there is none.
     ///
     /// # Errors
@@ -150,6 +153,10 @@ impl StateStore for StateFolder {
 
     fn subsystem(&self, nqn: &str) -> Arc<dyn MetadataStore> {
         metadata::of_subsystem(&self.path, nqn)
+    }
+
+    fn port(&self, name: &str) -> Arc<dyn MetadataStore> {
+        metadata::of_port(&self.path, name)
     }
 
     fn read(&self, name: &str) -> Result<String, Trouble> {

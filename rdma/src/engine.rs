@@ -9,6 +9,7 @@ use crate::limits::{
     ACCEPT_TIME, CONNECTIONS_MAX, FAREWELLS_MAX, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE, MESSAGES_MAX, READS_MAX,
     REPLIES, REPLY_INTERVAL, TIME_WAIT,
 };
+use crate::live::Live;
 use crate::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
 };
@@ -155,6 +156,8 @@ pub struct Engine {
     ready: VecDeque<ConnectionId>,
     /// The last answers of connections that have failed.
     farewells: VecDeque<(IpAddr, Head)>,
+    /// Connections were established or have ended.
+    has_changed: bool,
     counters: Counters,
 }
 
@@ -194,6 +197,7 @@ impl Engine {
             events: VecDeque::new(),
             ready: VecDeque::new(),
             farewells: VecDeque::new(),
+            has_changed: false,
             counters: Counters::default(),
         };
         // A restarted process does not begin with the numbers of connections that peers still use.
@@ -266,6 +270,7 @@ impl Engine {
         *heard = now;
         if matches!(state, State::Replied(_)) {
             *state = State::Established;
+            self.has_changed = true;
         }
         if !matches!(state, State::Established) {
             return None;
@@ -305,6 +310,7 @@ impl Engine {
                     && matches!(entry.state, State::Replied(_))
                 {
                     (entry.state, entry.heard) = (State::Established, now);
+                    self.has_changed = true;
                     self.schedule(ConnectionId(local));
                 }
             }
@@ -343,6 +349,7 @@ impl Engine {
         let is_closing = matches!(entry.state, State::Disconnecting(_) | State::Over);
         (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
         entry.connection = None;
+        self.has_changed = true;
         self.schedule(ConnectionId(ids.1));
         if !is_closing {
             self.events.push_back(Event::Closed(ConnectionId(ids.1), Ended::Peer));
@@ -464,6 +471,7 @@ impl Engine {
     /// Removes a connection in whose place the peer requests another one.
     fn forget(&mut self, id: ConnectionId) {
         let Some(entry) = self.remove(id) else { return };
+        self.has_changed = true;
         if !matches!(entry.state, State::Disconnecting(_) | State::Over) {
             self.events.push_back(Event::Closed(id, Ended::Peer));
         }
@@ -564,6 +572,64 @@ impl Engine {
         self.connection(id).map(Connection::counts)
     }
 
+    /// Whether connections were established or have ended since the last call.
+    pub fn take_changed(&mut self) -> bool {
+        std::mem::take(&mut self.has_changed)
+    }
+
+    /// Whether [`Engine::take_changed`] would return true.
+    #[must_use]
+    pub fn has_changed(&self) -> bool {
+        self.has_changed
+    }
+
+    /// The connections that are established.
+    #[must_use]
+    pub fn live(&self) -> Vec<Live> {
+        let is_live = |(_, entry): &(&ConnectionId, &Entry)| matches!(entry.state, State::Established);
+        let live = |(id, entry): (&ConnectionId, &Entry)| {
+            let mad::Request { id: remote, qpn, .. } = entry.request;
+            Live { peer: entry.peer, local: id.0, remote, qpn }
+        };
+        self.entries.iter().filter(is_live).map(live).collect()
+    }
+
+    /// Disconnects connections of an engine that was at this address before.
+    pub fn end_stale(&mut self, stale: &[Live], now: Instant) {
+        for live in stale {
+            let id = ConnectionId(live.local);
+            if self.entries.contains_key(&id) || self.by_peer.contains_key(&(live.peer, live.remote)) {
+                continue;
+            }
+            let request = mad::Request {
+                id: live.remote,
+                port: None,
+                qpn: live.qpn,
+                reads: 0,
+                psn: 0,
+                is_reliable: true,
+                mtu: 0,
+                private: [0; REQUEST_PRIVATE],
+            };
+            let entry = Entry {
+                peer: live.peer,
+                state: State::Disconnecting(1),
+                request,
+                transaction: 0,
+                reply: None,
+                connection: None,
+                deadline: now + REPLY_INTERVAL,
+                scheduled: None,
+                heard: now,
+                is_ready: false,
+            };
+            self.entries.insert(id, entry);
+            self.by_peer.insert((live.peer, live.remote), id);
+            self.schedule(id);
+            self.say(live.peer, u64::from(id.0), Body::Disconnect(id.0, live.remote, live.qpn));
+        }
+    }
+
     /// Ends a connection. Its end is not reported.
     pub fn disconnect(&mut self, id: ConnectionId, now: Instant) {
         self.end_quietly(id, now);
@@ -598,6 +664,7 @@ impl Engine {
             wants_acknowledge: false,
             extension,
         });
+        self.has_changed = true;
         if self.farewells.len() < FAREWELLS_MAX {
             self.farewells.extend(head.map(|head| (peer, head)));
         }

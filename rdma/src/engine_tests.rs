@@ -295,3 +295,29 @@ fn packets_of_no_connection_are_counted() {
     engine.receive(PEER, &[1, 2, 3], NOW);
     assert_eq!(engine.take_counters(), Counters { strange: 2, repeated: 0 });
 }
+
+#[test]
+fn an_engine_disconnects_the_peers_of_the_one_before() {
+    let (mut before, id, _) = connected();
+    before.take_changed();
+    let request = recorded_request();
+    assert!(before.live().is_empty());
+    say(&mut before, PEER, Body::Ready(request.id, id.0));
+    let live = before.live();
+    assert_eq!(live, [Live { peer: PEER, local: id.0, remote: request.id, qpn: request.qpn }]);
+    assert!(before.take_changed() && !before.take_changed());
+    let mut after = engine();
+    after.end_stale(&[live[0], live[0]], NOW);
+    let farewell = Body::Disconnect(id.0, request.id, request.qpn);
+    assert_eq!(said(&mut after, NOW), [farewell]);
+    // It was lost.
+    after.expire(NOW + REPLY_INTERVAL);
+    assert_eq!(said(&mut after, NOW + REPLY_INTERVAL), [farewell]);
+    say(&mut after, PEER, Body::Disconnected(request.id, id.0));
+    // The peer connects again with the same numbers.
+    say(&mut after, PEER, Body::Request(request));
+    requested(&mut after);
+    assert!(after.entries.len() == 1 && after.live().is_empty());
+    say(&mut before, PEER, Body::Disconnect(request.id, id.0, id.0));
+    assert!(before.take_changed() && before.live().is_empty());
+}

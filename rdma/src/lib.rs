@@ -5,6 +5,7 @@
 //! * [`wire`]: packets; [`icrc`]: their check; [`mad`]: messages of the connection manager
 //! * [`connection`]: a reliable connection, whose two halves are [`requester`] and [`responder`]
 //! * [`engine`]: the connections of an address, and the connection manager, without I/O
+//! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`limits`]: limits of what peers may cause
 //! * [`port`]: an engine on its UDP socket, and the only module with I/O
 //!
@@ -18,6 +19,7 @@ pub mod fuzzing;
 pub mod golden;
 pub mod icrc;
 pub mod limits;
+pub mod live;
 pub mod mad;
 pub mod port;
 pub mod requester;

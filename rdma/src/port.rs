@@ -6,15 +6,17 @@
 
 use crate::engine::{ConnectionId, Engine, Event, Outgoing, Payload};
 use crate::icrc::{self, Checker};
+use crate::live;
 use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
 use lunar_core::io::Completion;
 use lunar_core::mem::{Chunks, Sg, Slice};
+use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
-use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_reactor::endpoint::datagram::{DatagramSocket, UdpConfig};
 use lunar_reactor::endpoint::{Address, Datagram, Endpoint, ReceiveBatch, SendBatch};
 use lunar_reactor::op::Handle;
+use lunar_reactor::{Reactor, log};
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
@@ -23,6 +25,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::pin::pin;
 use std::rc::{Rc, Weak};
+use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -69,16 +72,25 @@ pub struct Port {
     chunks: Chunks,
     has_work: Cell<bool>,
     driver: Cell<Option<Waker>>,
+    /// The task that keeps the record of live connections.
+    recorder: Cell<Option<Waker>>,
     closed: End,
     upper: Weak<dyn Upper>,
 }
 
 impl Port {
-    /// Attaches a socket to a core. `seed` are random bits.
+    /// Attaches a socket to a core. `seed` are random bits. `record` keeps the live connections of the address: those
+    /// that a process before has left are disconnected.
     ///
     /// # Errors
     /// Those of the driver; the address is no address of this machine.
-    pub fn attach(reactor: &Reactor, opened: Endpoint, seed: u64, upper: Weak<dyn Upper>) -> io::Result<Rc<Self>> {
+    pub fn attach(
+        reactor: &Reactor,
+        opened: Endpoint,
+        seed: u64,
+        record: Arc<dyn MetadataStore>,
+        upper: Weak<dyn Upper>,
+    ) -> io::Result<Rc<Self>> {
         let handle = reactor.attach(opened)?;
         let status = reactor.driver().status(&handle)?;
         let Address::Ip(local) = status.local else { return Err(io::ErrorKind::Unsupported.into()) };
@@ -93,13 +105,17 @@ impl Port {
             chunks: Chunks::default(),
             has_work: Cell::new(false),
             driver: Cell::default(),
+            recorder: Cell::default(),
             closed: End::default(),
             upper,
         });
-        let (receiver, sender, driven) = (port.clone(), port.clone(), port.clone());
+        let stale = record.load(live::NAME).map(|bytes| live::parse(&bytes)).unwrap_or_default();
+        port.engine.borrow_mut().end_stale(&stale, reactor.now());
+        let (receiver, sender, driven, recorder) = (port.clone(), port.clone(), port.clone(), port.clone());
         reactor.spawn(async move { receiver.receive().await });
         reactor.spawn(async move { sender.send_queued().await });
         reactor.spawn(async move { driven.drive().await });
+        reactor.spawn(async move { recorder.keep_record(&*record).await });
         Ok(port)
     }
 
@@ -190,6 +206,37 @@ impl Port {
             }
             if let Some(upper) = self.upper.upgrade() {
                 self.report(&*upper);
+            }
+            if self.engine.borrow().has_changed() {
+                self.recorder.take().into_iter().for_each(Waker::wake);
+            }
+        }
+    }
+
+    /// Writes the live connections down whenever they have changed.
+    async fn keep_record(&self, record: &dyn MetadataStore) {
+        let changed = || {
+            poll_fn(|cx| {
+                if self.engine.borrow_mut().take_changed() {
+                    return Poll::Ready(());
+                }
+                self.recorder.set(Some(cx.waker().clone()));
+                Poll::Pending
+            })
+        };
+        let mut has_failed = false;
+        while self.closed.unless(changed()).await.is_some() {
+            let bytes = live::bytes(&self.engine.borrow().live());
+            let result = record.save(live::NAME, bytes).await;
+            if let Err(why) = result
+                && !std::mem::replace(&mut has_failed, true)
+            {
+                log!(
+                    warning,
+                    "the live connections of {} cannot be written to the state folder: if Lunar is killed, initiators \
+                     notice its end by time-outs ({why:?})",
+                    self.local
+                );
             }
         }
     }

@@ -139,7 +139,12 @@ connect "log in before a kill" ch_count=1
 load_start "$disk"
 kill -9 "$target"
 sleep 1
+logins=$(grep -c "has logged in" "$LOG")
+logged_in() { [ "$(grep -c "has logged in" "$LOG")" -gt "$logins" ]; }
 serve
+began=$SECONDS
+try "the initiator logs in again" eventually logged_in
+try "it does not wait for the time-out of a command" [ $((SECONDS - began)) -lt 20 ]
 load_end "verified writes over kill -9 of the target: no error"
 no_errors "no I/O error after the kill"
 log_out

@@ -67,6 +67,8 @@ pub struct SimulatedHost {
     /// The metadata stores of volumes that are kept when the process ends, by their UUIDs. Those of other volumes are
     /// lost.
     volumes: BTreeMap<[u8; 16], Arc<dyn MetadataStore>>,
+    /// That of the port of a target.
+    port: Arc<VolatileMemory>,
     texts: Mutex<BTreeMap<String, String>>,
 }
 
@@ -74,7 +76,13 @@ impl SimulatedHost {
     /// A host that keeps these metadata stores of volumes.
     #[must_use]
     pub fn new(volumes: BTreeMap<[u8; 16], Arc<dyn MetadataStore>>) -> Self {
-        Self { volumes, texts: Mutex::default() }
+        Self { volumes, port: Arc::default(), texts: Mutex::default() }
+    }
+
+    /// A host that keeps this metadata of the port of its target, too.
+    #[must_use]
+    pub fn keeping_port(self, port: &Arc<VolatileMemory>) -> Self {
+        Self { port: port.clone(), ..self }
     }
 
     fn texts(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
@@ -152,6 +160,10 @@ impl StateStore for SimulatedHost {
 
     fn subsystem(&self, _nqn: &str) -> Arc<dyn MetadataStore> {
         Arc::<VolatileMemory>::default()
+    }
+
+    fn port(&self, _name: &str) -> Arc<dyn MetadataStore> {
+        self.port.clone()
     }
 
     fn read(&self, name: &str) -> Result<String, Trouble> {

@@ -1,7 +1,7 @@
 //! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP over
-//! RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders packets. Stores are slow, so
-//! that stations send their requests again, and the target crashes. Each sector has the contents of the last write
-//! that was acknowledged.
+//! RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders packets. Stores
+//! are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of the
+//! last write that was acknowledged.
 
 use crate::backends::SimulatedDisk;
 use crate::carrier::{Carrier, Socket};
@@ -224,6 +224,13 @@ fn checked(text: &str) -> Checked {
     check(&SCHEMA, "simulated", text, &outside).unwrap_or_else(|why| panic!("{why}\n{text}"))
 }
 
+/// The metadata that outlasts crashes.
+#[derive(Default)]
+struct Kept {
+    volumes: Vec<Arc<dyn MetadataStore>>,
+    port: Arc<VolatileMemory>,
+}
+
 /// The target, running.
 struct LanTarget {
     /// Ends with the target.
@@ -234,10 +241,10 @@ struct LanTarget {
 }
 
 impl LanTarget {
-    fn start(world: &World, setup: &Setup, keeps: &[Arc<dyn MetadataStore>], stations: &Reactor) -> Self {
+    fn start(world: &World, setup: &Setup, kept: &Kept, stations: &Reactor) -> Self {
         engine_host::enter(world);
-        let volumes = keeps.iter().enumerate().map(|(lun, keep)| (uuid(lun), keep.clone()));
-        let host = Arc::new(SimulatedHost::new(volumes.collect()));
+        let volumes = kept.volumes.iter().enumerate().map(|(lun, keep)| (uuid(lun), keep.clone()));
+        let host = Arc::new(SimulatedHost::new(volumes.collect()).keeping_port(&kept.port));
         let empty = checked(&setup.server());
         let options = EngineOptions { registry: &REGISTRY, host, lock: None, origin: Origin::Configuration };
         let (engine, cores) = Engine::on_reactors(&empty.config, options, |shared| {
@@ -312,13 +319,13 @@ fn run_kind(watch: &Watch, protocol: Protocol) {
     world.note(format_args!("{setup:?}"));
     let segment = world.segment(setup.mtu);
     SEGMENT.set(Some(segment));
-    let keeps: Vec<Arc<dyn MetadataStore>> =
-        (0..setup.volumes).map(|_| Arc::<VolatileMemory>::default() as Arc<dyn MetadataStore>).collect();
+    let volumes = (0..setup.volumes).map(|_| Arc::<VolatileMemory>::default() as Arc<dyn MetadataStore>);
+    let kept = Kept { volumes: volumes.collect(), ..Kept::default() };
     if setup.are_files {
         (0..setup.volumes).for_each(|lun| world.create(path(lun), setup.sectors() * SECTOR));
     }
     let stations = Reactor::with_driver(world.core(STATIONS), Arena::new(16 << 20), Arc::default());
-    let mut target = LanTarget::start(world, &setup, &keeps, &stations);
+    let mut target = LanTarget::start(world, &setup, &kept, &stations);
     world.set_faults(setup.faults.clone());
     let busy = Rc::new(Cell::new(0));
     let crashes = Rc::new(Cell::new(0));
@@ -355,7 +362,7 @@ fn run_kind(watch: &Watch, protocol: Protocol) {
         drop(target);
         let calm = Faults { datagram_loss: setup.faults.datagram_loss, ..Faults::none() };
         world.set_faults(calm);
-        target = LanTarget::start(world, &setup, &keeps, &stations);
+        target = LanTarget::start(world, &setup, &kept, &stations);
         world.set_faults(setup.faults.clone());
     }
     wait(watch, &target, &stations, None, || busy.get() == 0);
@@ -599,6 +606,9 @@ impl Task {
     }
 }
 
+#[cfg(test)]
+#[path = "srp_tests.rs"]
+mod srp_tests;
 #[cfg(test)]
 #[path = "ethernet_tests.rs"]
 mod tests;

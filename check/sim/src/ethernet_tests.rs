@@ -17,7 +17,7 @@ type Received = Rc<RefCell<Vec<Vec<u8>>>>;
 struct Lan {
     watch: Watch,
     setup: Setup,
-    keeps: Vec<Arc<dyn MetadataStore>>,
+    kept: Kept,
     core: Reactor,
     stations: Vec<(Rc<Link>, Received)>,
     target: Option<LanTarget>,
@@ -66,14 +66,14 @@ impl Lan {
             });
             (link, received)
         });
-        let keeps: Vec<Arc<dyn MetadataStore>> = vec![metadata];
-        let mut lan = Self { watch, setup, keeps, core, stations: stations.into(), target: None };
+        let kept = Kept { volumes: vec![metadata], ..Kept::default() };
+        let mut lan = Self { watch, setup, kept, core, stations: stations.into(), target: None };
         lan.start();
         lan
     }
 
     fn start(&mut self) {
-        self.target = Some(LanTarget::start(self.watch.world(), &self.setup, &self.keeps, &self.core));
+        self.target = Some(LanTarget::start(self.watch.world(), &self.setup, &self.kept, &self.core));
         self.settle();
     }
 

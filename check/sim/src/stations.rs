@@ -1,5 +1,5 @@
-//! The initiators of the scenarios on a network that loses packets: ATA over Ethernet, Fibre Channel over Ethernet, SCSI
-//! over Scheduled Transfer, and SRP over RDMA.
+//! The initiators of the scenarios on a network that loses packets: ATA over Ethernet, Fibre Channel over Ethernet,
+//! SCSI over Scheduled Transfer, and SRP over RDMA.
 
 use crate::srp_disk as srp;
 use lunar_aoe::wire::Address;

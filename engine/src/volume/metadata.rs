@@ -1,5 +1,5 @@
-//! The metadata stores of volumes and NVM subsystems in the state folder: a folder for each, with a small file for each
-//! record.
+//! The metadata stores of volumes, NVM subsystems and target ports in the state folder: a folder for each, with a small
+//! file for each record.
 //!
 //! A record is written to a temporary file, synced and renamed, and its folder is synced: after a power failure the
 //! record is complete, with its old or its new content. Writing takes as long as the medium takes, so a thread does it,
@@ -155,17 +155,28 @@ pub fn forget(state: &Path, uuid: [u8; 16]) -> io::Result<()> {
 /// the metadata ends with the process: no volume becomes unavailable for it.
 #[must_use]
 pub fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn MetadataStore> {
+    of_name(&state.join("subsystems"), nqn).unwrap_or_else(|why| {
+        log!(error, "the metadata of NVM subsystem {nqn} is forgotten: {why}");
+        Arc::<VolatileMemory>::default()
+    })
+}
+
+/// The metadata store of the target port of this name in a state folder. If it cannot be read, the log says so, and the
+/// metadata ends with the process.
+#[must_use]
+pub fn of_port(state: &Path, name: &str) -> Arc<dyn MetadataStore> {
+    of_name(&state.join("ports"), name).unwrap_or_else(|why| {
+        log!(error, "the metadata of port {name} is forgotten: {}: {}", why.folder.display(), why.why);
+        Arc::<VolatileMemory>::default()
+    })
+}
+
+/// The metadata store of this name, which may have any characters, in a folder.
+fn of_name(folder: &Path, name: &str) -> Result<Arc<dyn MetadataStore>, MetadataError> {
     /// As many as a UUID has.
     const DIGEST_DIGITS: usize = 32;
-    let digest: String = Sha256::digest(nqn.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-    let path = state.join("subsystems").join(&digest[..DIGEST_DIGITS]);
-    match Folder::at(path, true) {
-        Ok(folder) => Arc::new(folder),
-        Err(why) => {
-            log!(error, "the metadata of NVM subsystem {nqn} is forgotten: {why}");
-            Arc::<VolatileMemory>::default()
-        }
-    }
+    let digest: String = Sha256::digest(name.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(Arc::new(Folder::at(folder.join(&digest[..DIGEST_DIGITS]), true)?))
 }
 
 impl MetadataStore for Folder {

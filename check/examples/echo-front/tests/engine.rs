@@ -182,6 +182,10 @@ impl StateStore for SimulatedHost {
         Arc::<VolatileMemory>::default()
     }
 
+    fn port(&self, _name: &str) -> Arc<dyn MetadataStore> {
+        Arc::<VolatileMemory>::default()
+    }
+
     fn read(&self, _name: &str) -> Result<String, Trouble> {
         Ok(String::new())
     }

@@ -91,7 +91,9 @@ impl Endpoint {
         self.core.common.shared.host.random(&mut seed);
         let seed = u64::from_be_bytes(seed) ^ self.core.reactor().now().0;
         let upper: Weak<dyn Upper> = self.me.clone();
-        let port = Port::attach(self.core.reactor(), opened, seed, upper)?;
+        // An address is that of one port, whatever the names of sections are.
+        let record = self.core.common.shared.host.state().port(&format!("{WORD} {}", self.address));
+        let port = Port::attach(self.core.reactor(), opened, seed, record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             serve(&port, view);
         }
