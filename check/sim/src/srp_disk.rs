@@ -1,5 +1,5 @@
-//! An initiator of SRP over RDMA with one disk, without I/O: what an adapter, its connection manager and the driver of a
-//! host do. It checks that its memory is used as the descriptors say, and that each command has one response.
+//! An initiator of SRP over RDMA with one disk, without I/O: an adapter, its connection manager and the driver of a
+//! host in one. It checks that its memory is used as the descriptors say, and that each command has one response.
 
 use crate::stamp::SECTOR;
 use crate::stations::{Operation, StationEvent};
@@ -12,6 +12,7 @@ use lunar_rdma::testing::{self, Peer, Random};
 use lunar_rdma::wire::{Extension, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, PORT, Packet, Psn};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::rc::Rc;
 use std::time::Duration;
 
 /// The address of the target, and the port of its connection manager.
@@ -26,6 +27,9 @@ const TABLE_AT: usize = 15 << 10;
 const SLOTS: usize = 8;
 /// Bytes between two pieces of the data.
 const GAP: usize = 7;
+/// Where the data in a command begins, and the most bytes of it.
+const IMMEDIATE_AT: usize = 68;
+const IMMEDIATE_MAX: usize = 8 << 10;
 /// Bytes of a memory descriptor.
 const DESCRIPTOR_LEN: usize = 16;
 /// The time between two requests for a connection.
@@ -51,6 +55,8 @@ struct Session {
     /// The memory of this end, and the half that receives.
     peer: Peer,
     credit: u32,
+    /// Whether there may be data in commands.
+    has_immediate: bool,
     heard: Instant,
 }
 
@@ -115,7 +121,10 @@ impl Disk {
     fn request(number: u8, random: &mut Random) -> Request {
         let mut private = [0; 56];
         private[9] = 6;
-        private[12..16].copy_from_slice(&1000_u32.to_be_bytes());
+        // Half of the connections have data in commands.
+        private[10] = if random.below(2) == 0 { 0x80 } else { 0 };
+        private[12..16].copy_from_slice(&8260_u32.to_be_bytes());
+        private[48..50].copy_from_slice(&(IMMEDIATE_AT as u16).to_be_bytes());
         private[31] = number;
         private[32..48].copy_from_slice(&[GUID.to_be_bytes(), GUID.to_be_bytes()].concat());
         let mut below = |end: u64| random.below(end) as u32;
@@ -246,6 +255,7 @@ impl Disk {
                 requester: Requester::new(mtu, Psn::new(reply.psn), 0),
                 peer: Peer::new(mtu, Psn::new(request.psn), vec![0; SLOTS * SLOT_LEN]),
                 credit: word(&reply.private, 4),
+                has_immediate: reply.private[26] & 0x80 != 0,
                 heard: now,
             };
             self.state = State::Up(Box::new(session));
@@ -310,7 +320,12 @@ impl Disk {
             command.slot = Some(slot);
             session.credit -= 1;
             let memory = &mut session.peer.memory[slot * SLOT_LEN..][..SLOT_LEN];
-            let unit = command_unit((*cookie, self.lun), &command.operation, (slot * SLOT_LEN, memory));
+            let unit = match (&command.operation, session.has_immediate) {
+                (Operation::Write { lba, data }, true) if data.len() <= IMMEDIATE_MAX && cookie % 3 > 0 => {
+                    immediate_unit((*cookie, self.lun), *lba, data)
+                }
+                (operation, _) => command_unit((*cookie, self.lun), operation, (slot * SLOT_LEN, memory)),
+            };
             let unit = self.arena.copy(&unit).map(Sg::from).unwrap_or_default();
             session.requester.send(unit.into());
         }
@@ -353,6 +368,18 @@ fn pieces(cookie: u32, len: usize) -> impl Iterator<Item = (usize, usize)> {
     let count = 1 + cookie as usize % 7;
     let each = len.div_ceil(count).max(1);
     (0..count).map(move |at| (at * (each + GAP), len.saturating_sub(at * each).min(each))).filter(|(_, len)| *len > 0)
+}
+
+/// The information unit of a write whose data is in it.
+fn immediate_unit((cookie, lun): (u32, u8), lba: u64, data: &Rc<[u8]>) -> Vec<u8> {
+    let nothing = Operation::Write { lba, data: Rc::from([]) };
+    let mut unit = command_unit((cookie, lun), &nothing, (0, &mut []));
+    unit[5] = 0x30;
+    unit[39..41].copy_from_slice(&((data.len() / SECTOR) as u16).to_be_bytes());
+    unit.extend((data.len() as u32).to_be_bytes());
+    unit.resize(IMMEDIATE_AT, 0xaa);
+    unit.extend(&data[..]);
+    unit
 }
 
 /// The information unit of a command, whose data or memory is at this address.

@@ -93,6 +93,12 @@ impl Buffer {
         }
     }
 
+    /// The buffer of a command whose data is in it: it has no memory at the initiator.
+    #[must_use]
+    pub fn immediate(len: u32) -> Self {
+        Self { direction: Direction::Out, len, parts: SmallVec::new(), table: None }
+    }
+
     fn parse(direction: Direction, format: u8, count: u8, bytes: &[u8]) -> Result<Self, BufferError> {
         let mut cursor = Cursor::new(bytes);
         let first: Part = cursor.take::<Descriptor>().map_err(|_| BufferError::Short)?.into();

@@ -45,13 +45,19 @@ codes! {
 /// The tag of an information unit, which is returned as it was received.
 pub type Tag = [u8; 8];
 
+/// The formats of a command whose data is in it.
+const IMMEDIATE_OUT: u8 = 0x30;
 /// Direct and indirect descriptors.
 pub const FORMATS: u16 = 0x06;
 /// The bits of a login that say what becomes of other channels, and their value for one more channel.
 const MULTICHANNEL_BITS: u8 = 0x03;
 const ANOTHER_CHANNEL: u8 = 0x01;
+/// The bit of a login that says that data in commands is wanted, and of its response that it may be sent.
+const IMMEDIATE: u8 = 0x80;
 /// Bytes of the shortest units.
 const CDB_LEN: usize = 16;
+/// The first place for data in a command: behind its length.
+const IMMEDIATE_MIN: usize = size_of::<CommandHead>() + 4;
 
 /// SRP_LOGIN_REQ, in the order that the RDMA connection manager has room for.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -79,6 +85,8 @@ pub struct Login {
     pub is_another_channel: bool,
     /// The bytes of information units that the initiator wants to send.
     pub unit_max: u32,
+    /// Where data in commands begins, if the initiator wants to send some.
+    pub immediate_offset: Option<u16>,
     /// The port of the initiator.
     pub initiator: PortId,
     /// The port of the target.
@@ -95,6 +103,8 @@ impl Login {
             formats: body.formats.get(),
             is_another_channel: body.flags & MULTICHANNEL_BITS == ANOTHER_CHANNEL,
             unit_max: body.unit_max.get(),
+            immediate_offset: Some(body.immediate_offset.get())
+                .filter(|offset| body.flags & IMMEDIATE != 0 && usize::from(*offset) >= IMMEDIATE_MIN),
             initiator: PortId(body.initiator),
             target: PortId(body.target),
         })
@@ -112,13 +122,12 @@ pub struct LoginResponse {
     to_target_max: U32,
     to_initiator_max: U32,
     formats: U16,
-    multichannel: u8,
+    flags: u8,
     reserved2: [u8; 25],
 }
 
 impl LoginResponse {
-    /// The response to a login. Data in commands (immediate data) is not granted: the initiator then sends short
-    /// commands, which fit into one packet.
+    /// The response to a login. Data in commands (immediate data) is granted if it is wanted.
     #[must_use]
     pub fn new(login: &Login, request_limit: u32, to_target_max: usize, multichannel: Multichannel) -> Self {
         Self {
@@ -130,7 +139,7 @@ impl LoginResponse {
             to_target_max: (to_target_max as u32).into(),
             to_initiator_max: (RESPONSE_MAX as u32).into(),
             formats: FORMATS.into(),
-            multichannel: multichannel.0,
+            flags: multichannel.0 | login.immediate_offset.map_or(0, |_| IMMEDIATE),
             reserved2: [0; 25],
         }
     }
@@ -226,6 +235,8 @@ pub struct Command<'a> {
     pub additional: &'a [u8],
     /// The memory of the initiator for its data.
     pub buffer: Result<Option<Buffer>, BufferError>,
+    /// The data that has come with it: then there is no memory.
+    pub immediate: Option<&'a [u8]>,
 }
 
 /// An information unit of an initiator.
@@ -242,9 +253,10 @@ pub enum Unit<'a> {
 }
 
 impl<'a> Unit<'a> {
-    /// The unit of a message; `None`: it is none that an initiator may send.
+    /// The unit of a message; `None`: it is none that an initiator may send. `immediate_offset` says where the data in
+    /// commands begins, if it was granted.
     #[must_use]
-    pub fn parse(bytes: &'a [u8]) -> Option<Self> {
+    pub fn parse(bytes: &'a [u8], immediate_offset: Option<u16>) -> Option<Self> {
         let mut cursor = Cursor::new(bytes);
         match UnitType(*bytes.first()?) {
             UnitType::COMMAND => {
@@ -252,13 +264,24 @@ impl<'a> Unit<'a> {
                 // The length is in words, above two reserved bits.
                 let additional = cursor.bytes(usize::from(head.additional & !3)).ok()?;
                 let rest = cursor.rest();
+                let of_descriptors = || Buffer::of_command(head.formats, (head.out_count, head.in_count), rest);
+                let (buffer, immediate) = match (head.formats, immediate_offset) {
+                    (IMMEDIATE_OUT, Some(offset)) => {
+                        let len = Cursor::new(rest).take::<U32>().ok()?.get();
+                        // Between the length and the data is anything.
+                        let data = bytes.get(offset.into()..)?.get(..len as usize)?;
+                        (Ok(Some(Buffer::immediate(len))), Some(data))
+                    }
+                    _ => (of_descriptors(), None),
+                };
                 Some(Self::Command(Command {
                     tag: head.tag,
                     lun: head.lun,
                     attribute: head.attribute & 7,
                     cdb: head.cdb,
                     additional,
-                    buffer: Buffer::of_command(head.formats, (head.out_count, head.in_count), rest),
+                    buffer,
+                    immediate,
                 }))
             }
             UnitType::TASK_MANAGEMENT => {

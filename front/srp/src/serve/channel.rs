@@ -35,6 +35,8 @@ struct Pull {
 pub(super) struct Channel {
     pub(super) id: ConnectionId,
     pub(super) session: Rc<Session>,
+    /// Where the data in commands begins, if the initiator may send some.
+    pub(super) immediate_offset: Option<u16>,
     reactor: Reactor,
     port: Rc<Port>,
     /// Requests that were not answered.
@@ -63,10 +65,16 @@ pub(super) struct Request<'a> {
 }
 
 impl Channel {
-    pub(super) fn new(id: ConnectionId, session: &Rc<Session>, reactor: &Reactor, port: &Rc<Port>) -> Rc<Self> {
+    pub(super) fn new(
+        (id, immediate_offset): (ConnectionId, Option<u16>),
+        session: &Rc<Session>,
+        reactor: &Reactor,
+        port: &Rc<Port>,
+    ) -> Rc<Self> {
         Rc::new(Self {
             id,
             session: session.clone(),
+            immediate_offset,
             reactor: reactor.clone(),
             port: port.clone(),
             outstanding: Cell::default(),

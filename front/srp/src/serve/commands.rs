@@ -9,7 +9,7 @@ use crate::wire::{self, Function, Response, ResponseCode, Tag};
 use lunar_core::io::Fault;
 use lunar_reactor::slots::contain;
 use lunar_scsi::{Cdb, Command, Lun, Reply, Status, TaskAttribute, TaskFunction, TaskResponse};
-use std::cell::Cell;
+use std::cell::{Cell, OnceCell};
 use std::future::poll_fn;
 use std::pin::pin;
 use std::rc::Rc;
@@ -27,7 +27,8 @@ impl Endpoint {
         cdb[..arrived.cdb.len()].copy_from_slice(&arrived.cdb);
         cdb[arrived.cdb.len()..len].copy_from_slice(arrived.additional);
         let tag = arrived.tag;
-        let origin = Origin { endpoint: self.clone(), channel: channel.clone(), tag, descriptors: Cell::default() };
+        let (descriptors, immediate) = (Cell::default(), OnceCell::new());
+        let origin = Origin { endpoint: self.clone(), channel: channel.clone(), tag, descriptors, immediate };
         let (Ok(buffer), Some(cdb)) = (arrived.buffer.clone(), Cdb::new(&cdb[..len])) else {
             return origin.answer_invalid();
         };
@@ -46,6 +47,10 @@ impl Endpoint {
         let session = &channel.session;
         let task = session.nexus.tasks.enter((command.tag, command.lun));
         if self.core.draining.has_come() {
+            return origin.answer_bare(&command, Status::BUSY);
+        }
+        if !origin.keep(arrived.immediate.unwrap_or_default()) {
+            self.core.reactor().stats().busy_refused.add(1);
             return origin.answer_bare(&command, Status::BUSY);
         }
         match buffer {

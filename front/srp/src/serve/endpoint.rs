@@ -261,7 +261,8 @@ impl Endpoint {
             return false;
         }
         session.channels.borrow_mut().insert(id);
-        self.channels.borrow_mut().insert(id, Channel::new(id, session, self.core.reactor(), port));
+        let channel = Channel::new((id, candidate.login.immediate_offset), session, self.core.reactor(), port);
+        self.channels.borrow_mut().insert(id, channel);
         true
     }
 
@@ -424,7 +425,7 @@ fn serve(port: &Port, view: &PortView) {
 impl Upper for Endpoint {
     fn message(&self, id: ConnectionId, bytes: &[u8]) {
         let Some(channel) = self.channel(id) else { return };
-        match Unit::parse(bytes) {
+        match Unit::parse(bytes, channel.immediate_offset) {
             Some(Unit::Command(command)) => self.me().command(&channel, &command),
             Some(Unit::TaskManagement(tag, lun, function, task)) => {
                 self.me().task_management(&channel, (tag, lun), function, task);

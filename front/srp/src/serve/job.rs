@@ -13,7 +13,7 @@ use lunar_core::step::{PIECE_BYTES, SlotContext};
 use lunar_core::task::Task;
 use lunar_rdma::limits::READ_MAX;
 use lunar_scsi::{Command, Reply, Status};
-use std::cell::{Cell, RefCell};
+use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
 /// A command for a slot.
@@ -35,6 +35,8 @@ pub(super) struct Origin {
     pub(super) tag: Tag,
     /// Its share of the descriptors.
     pub(super) descriptors: Cell<Option<Share>>,
+    /// The data that has come with the command, and the share that counts its memory until the command has ended.
+    pub(super) immediate: OnceCell<(Sg, Share)>,
 }
 
 impl Job {
@@ -81,6 +83,17 @@ impl Origin {
     /// Ends a command without a response: it was aborted.
     pub(super) fn release(&self) {
         self.channel.release(self.descriptors.take());
+    }
+
+    /// Keeps the data that has come with the command; returns whether there was memory for it.
+    pub(super) fn keep(&self, data: &[u8]) -> bool {
+        if data.is_empty() {
+            return true;
+        }
+        let (arena, member) = (self.endpoint.core.reactor().arena(), &self.channel.session.memory.unsolicited);
+        let Some((mut memory, share)) = arena.take_for_peer(member, data.len(), 0) else { return false };
+        memory.copy_from(0, data);
+        self.immediate.set((memory.share(), share)).is_ok()
     }
 
     /// Takes so many descriptors; returns whether there were so many.
@@ -180,6 +193,9 @@ impl<'a> DataPath<'a> {
 
     /// Requests data in bursts and waits for it.
     async fn bytes(&self, offset: usize, len: usize, waits: bool) -> Result<Sg, Fault> {
+        if let Some(data) = self.arrived(offset, len) {
+            return Ok(data);
+        }
         let buffer = self.buffer.ok_or(Fault::Protocol)?;
         let mut data = Sg::default();
         while data.len() < len {
@@ -230,6 +246,11 @@ impl Transfer for DataPath<'_> {
 
     fn has_room(&self) -> bool {
         !self.origin.channel.is_full() && self.origin.channel.session.memory.outgoing.has_surplus(PIECE_BYTES)
+    }
+
+    fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {
+        let (data, _) = self.origin.immediate.get()?;
+        (offset + len <= data.len()).then(|| data.part(offset..offset + len))
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {
