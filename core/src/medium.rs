@@ -6,7 +6,7 @@ use crate::mem::Sg;
 use crate::metadata::MetadataStore;
 use crate::uncorrectable::{Malformed, Uncorrectable};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, Ordering};
 
 /// The kind of a unit's medium.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -28,7 +28,17 @@ pub struct Medium(Arc<Shared>);
 struct Shared {
     kind: MediumKind,
     is_removed: AtomicBool,
+    low_space: AtomicU16,
     uncorrectable: Uncorrectable,
+}
+
+/// The space of a pool, such as a file system, that has fallen below its soft threshold.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct LowSpace {
+    /// The available part of the pool, in percent.
+    pub available: u8,
+    /// The threshold, in percent; at least 1.
+    pub threshold: u8,
 }
 
 impl Medium {
@@ -63,6 +73,19 @@ impl Medium {
     /// Sets whether the medium was removed. Only the owner of the unit state calls this.
     pub fn set_removed(&self, is_removed: bool) {
         self.0.is_removed.store(is_removed, Ordering::Release);
+    }
+
+    /// Sets the space of the pool that the unit takes space from, if it is low.
+    pub fn set_low_space(&self, low: Option<LowSpace>) {
+        let both = low.map_or(0, |low| u16::from_be_bytes([low.threshold, low.available]));
+        self.0.low_space.store(both, Ordering::Relaxed);
+    }
+
+    /// The space of the pool that the unit takes space from, if it is low.
+    #[must_use]
+    pub fn low_space(&self) -> Option<LowSpace> {
+        let [threshold, available] = self.0.low_space.load(Ordering::Relaxed).to_be_bytes();
+        (threshold > 0).then_some(LowSpace { available, threshold })
     }
 
     /// Whether the medium was removed.
@@ -139,6 +162,18 @@ mod tests {
         fn measures(&self) -> bool {
             true
         }
+    }
+
+    #[test]
+    fn low_space_is_seen_until_there_is_enough() {
+        let medium = Medium::default();
+        assert_eq!(medium.low_space(), None);
+        for low in [LowSpace { available: 0, threshold: 1 }, LowSpace { available: 9, threshold: 99 }] {
+            medium.clone().set_low_space(Some(low));
+            assert_eq!(medium.low_space(), Some(low));
+        }
+        medium.set_low_space(None);
+        assert_eq!(medium.low_space(), None);
     }
 
     #[test]

@@ -90,6 +90,8 @@ pub struct Engine {
     pub(crate) expected: BTreeSet<String>,
     /// Volumes whose stores are unavailable.
     pub(crate) lacks: BTreeMap<Arc<str>, Lack>,
+    /// Volumes whose clients know that space is low.
+    pub(crate) low_on_space: BTreeSet<Arc<str>>,
     /// The volume whose store an operator accepts now.
     pub(crate) accepting: Option<Arc<str>>,
     pub(crate) ports: TargetPorts,
@@ -181,6 +183,7 @@ impl Engine {
             portals: BTreeMap::new(),
             expected: BTreeSet::new(),
             lacks: BTreeMap::new(),
+            low_on_space: BTreeSet::new(),
             accepting: None,
             ports,
             histories: Histories::new(),

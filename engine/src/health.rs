@@ -7,9 +7,10 @@ use crate::backend::{Condition, Opened, OpenedDevice, OpenedStore, PoolSpace, St
 use crate::host::Host;
 use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::placed::PlacedVolume;
-use crate::space::over_committed;
+use crate::space::{LowPool, low, over_committed};
 use lunar_control::api::TroubleView;
 use lunar_control::trouble::TroubleCode;
+use lunar_core::medium::LowSpace;
 use lunar_core::tally::{Event, SharedTally};
 use lunar_core::time::Instant;
 use lunar_reactor::log;
@@ -179,8 +180,30 @@ struct State {
     volumes: BTreeMap<Arc<str>, Watched>,
     /// The pools that have promised more space than they have.
     pools: BTreeMap<u64, TroubleView>,
+    /// The pools whose available space is below the soft threshold, and the troubles about them.
+    low: BTreeMap<u64, LowPool>,
+    low_troubles: BTreeMap<u64, TroubleView>,
+    /// The soft threshold in percent; 0: none.
+    space_threshold: u8,
     /// Whether a store is looked at now.
     is_busy: bool,
+}
+
+impl State {
+    /// Takes the space of all stores; returns the troubles of pools below the threshold that have begun.
+    fn update_low(&mut self, spaces: &[PoolSpace], wall: u64) -> Vec<TroubleView> {
+        let now = low(spaces, self.space_threshold, &self.low);
+        let before = std::mem::take(&mut self.low_troubles);
+        let mut begun = Vec::new();
+        for (pool, found) in &now {
+            let since = before.get(pool).map(|known| known.since);
+            let trouble = found.trouble(since.unwrap_or(wall));
+            begun.extend(since.is_none().then(|| trouble.clone()));
+            self.low_troubles.insert(*pool, trouble);
+        }
+        self.low = now;
+        begun
+    }
 }
 
 /// The state of all volumes.
@@ -233,9 +256,10 @@ impl Watchlist {
 
     /// Takes the space of all stores; returns the troubles of pools that have begun.
     fn update_pools(&self, spaces: Vec<PoolSpace>, wall: u64) -> Vec<TroubleView> {
-        let pools = &mut self.lock().pools;
+        let state = &mut *self.lock();
+        let mut begun = state.update_low(&spaces, wall);
+        let pools = &mut state.pools;
         let before = std::mem::take(pools);
-        let mut begun = Vec::new();
         for found in over_committed(spaces) {
             let since = before.get(&found.pool).map(|known| known.since);
             let trouble = found.trouble(since.unwrap_or(wall));
@@ -324,6 +348,21 @@ impl Health {
         Spaces(self.watchlist.clone())
     }
 
+    /// Sets the soft threshold of space in percent; 0: none.
+    pub(crate) fn set_space_threshold(&self, percent: u8) {
+        self.watchlist.lock().space_threshold = percent;
+    }
+
+    /// The volumes on pools whose space was low at the last look.
+    pub(crate) fn low_space(&self) -> BTreeMap<Arc<str>, LowSpace> {
+        let state = self.watchlist.lock();
+        let low = |(name, watched): (&Arc<str>, &Watched)| {
+            let pools = watched.found.as_ref()?.spaces.iter().filter_map(|space| state.low.get(&space.pool));
+            Some((name.clone(), pools.map(|pool| pool.low).min_by_key(|low| low.available)?))
+        };
+        if state.low.is_empty() { BTreeMap::new() } else { state.volumes.iter().filter_map(low).collect() }
+    }
+
     /// The volumes whose stores could not be reached at the last look, and why.
     pub(crate) fn gone(&self) -> BTreeMap<Arc<str>, String> {
         let state = self.watchlist.lock();
@@ -339,7 +378,7 @@ impl Health {
         let state = self.watchlist.lock();
         let of_volumes = state.volumes.values().filter_map(|watched| watched.found.as_ref());
         let of_volumes = of_volumes.flat_map(|found| found.troubles.values());
-        of_volumes.chain(state.pools.values()).cloned().collect()
+        of_volumes.chain(state.pools.values()).chain(state.low_troubles.values()).cloned().collect()
     }
 }
 

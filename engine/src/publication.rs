@@ -61,6 +61,7 @@ impl Engine {
         }
         let ports = target_ports(wanted, self.front_ports(wanted), &self.ports);
         self.core_set().shared().slow.set_threshold(wanted.config.logging.slow.0);
+        self.health.set_space_threshold(wanted.config.server.space_threshold.get() as u8);
         let seen = volume_maps(wanted);
         let units = self.units_by_name();
         let unit = |volume: &str| units.get(volume).copied();

@@ -29,7 +29,7 @@ fn look(control: &ControlThread) {
     loop {
         std::thread::sleep(LOOK_INTERVAL);
         let asked = control.change(|keeper| {
-            if !keeper.running().has_unavailable_stores() {
+            if !keeper.running().needs_to_look_after_stores() {
                 return Vec::new();
             }
             let wanted = keeper.served();

@@ -4,6 +4,7 @@ use crate::backend::PoolSpace;
 use lunar_control::api::TroubleView;
 use lunar_control::trouble::TroubleCode;
 use lunar_control::value::Size;
+use lunar_core::medium::LowSpace;
 use std::collections::BTreeMap;
 
 /// Numbers are told in whole MiB: they change with every write.
@@ -38,6 +39,51 @@ impl OverCommitted {
     }
 }
 
+/// Percentage points by which the available space must exceed the threshold before it is not low any more: a pool whose
+/// space goes up and down by a block is reported once.
+const SLACK: u64 = 2;
+
+/// Pools whose available space is below a threshold in percent, by their numbers, with the first folder of their
+/// volumes. `before`: those that were low. Pools without a size have no threshold.
+pub(crate) fn low(spaces: &[PoolSpace], threshold: u8, before: &BTreeMap<u64, LowPool>) -> BTreeMap<u64, LowPool> {
+    let mut pools: BTreeMap<u64, LowPool> = BTreeMap::new();
+    for PoolSpace { pool, place, free, size, .. } in spaces.iter().filter(|space| space.size > 0 && threshold > 0) {
+        let percent = u128::from(*free) * 100 / u128::from(*size);
+        let slack = if before.contains_key(pool) { SLACK } else { 0 };
+        if percent < u128::from(u64::from(threshold) + slack) {
+            let low = LowSpace { available: u8::try_from(percent).unwrap_or(u8::MAX), threshold };
+            let first = pools.get(pool).map_or(place, |known| (&known.place).min(place)).clone();
+            pools.insert(*pool, LowPool { place: first, free: *free, low });
+        }
+    }
+    pools
+}
+
+/// A pool whose available space is below the soft threshold.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct LowPool {
+    place: String,
+    free: u64,
+    pub(crate) low: LowSpace,
+}
+
+impl LowPool {
+    /// The trouble, with the time at which it began.
+    pub(crate) fn trouble(&self, since: u64) -> TroubleView {
+        let Self { place, free, low: LowSpace { available, threshold } } = self;
+        TroubleView {
+            kind: TroubleCode::LowSpace.word(),
+            subject: format!("file system of {place}"),
+            since,
+            words: format!(
+                "{} are available, {available} %, and the threshold is {threshold} %",
+                Size(free - free % MIB)
+            ),
+            remedy: format!("make room or enlarge the file system before writes fail (`df {place}`)"),
+        }
+    }
+}
+
 /// The pools that have promised more than they have.
 pub(crate) fn over_committed(spaces: impl IntoIterator<Item = PoolSpace>) -> Vec<OverCommitted> {
     let mut pools: BTreeMap<u64, OverCommitted> = BTreeMap::new();
@@ -64,6 +110,29 @@ mod tests {
             allocated: MIB,
             missing: missing * MIB,
         }
+    }
+
+    #[test]
+    fn a_pool_is_low_below_its_threshold_and_until_there_is_clearly_more() {
+        let mut before = BTreeMap::new();
+        let mut is_low = |free| {
+            before = low(&[space(1, free, 0), space(2, 500, 0)], 10, &before);
+            assert!(!before.contains_key(&2));
+            before.get(&1).map(|pool| pool.low)
+        };
+        let low_space = |available| Some(LowSpace { available, threshold: 10 });
+        assert_eq!(
+            [100, 99, 100, 119, 120, 119].map(&mut is_low),
+            [None, low_space(9), low_space(10), low_space(11), None, None]
+        );
+        assert_eq!(is_low(0), low_space(0));
+        assert_eq!(low(&[space(1, 0, 0)], 0, &BTreeMap::new()), BTreeMap::new(), "without a threshold");
+        let pool = low(&[space(1, 50, 0)], 10, &BTreeMap::new()).remove(&1).expect("it is low");
+        assert_eq!(
+            pool.trouble(7).to_string(),
+            "file system of /srv/1: 50 MiB are available, 5 %, and the threshold is 10 %; make room or enlarge the \
+             file system before writes fail (`df /srv/1`)"
+        );
     }
 
     #[test]

@@ -216,15 +216,39 @@ impl Engine {
         set.wait();
     }
 
-    /// Whether a store is unavailable, or is found to be so.
+    /// Whether there is something to do for [`Engine::look_after_stores`].
     #[must_use]
-    pub fn has_unavailable_stores(&self) -> bool {
-        !self.lacks.is_empty() || !self.health.gone().is_empty()
+    pub fn needs_to_look_after_stores(&self) -> bool {
+        let low = self.health.low_space();
+        !self.lacks.is_empty() || !self.health.gone().is_empty() || !low.is_empty() || !self.low_on_space.is_empty()
+    }
+
+    /// Tells the clients of volumes when the space of their pools falls below the soft threshold.
+    fn report_low_space(&mut self) {
+        let low = self.health.low_space();
+        let mut told = Vec::new();
+        for (name, placed) in &self.volumes {
+            placed.medium.set_low_space(low.get(name).copied());
+            if low.contains_key(name) && !self.low_on_space.contains(name) {
+                told.push(placed.unit);
+            }
+        }
+        self.low_on_space = low.into_keys().collect();
+        if !told.is_empty() {
+            // Nothing waits for it.
+            drop(self.core_set().cores().ask(0, move |core| async move {
+                for unit in told {
+                    core.target.report_low_space(unit).await;
+                    core.subsystem.report_low_space(unit);
+                }
+            }));
+        }
     }
 
     /// Looks at the findings about the stores that are served, without waiting for any disk: the units of those that
     /// went away are not ready any more. Returns the places where unavailable stores may be again.
     pub fn look_after_stores(&mut self, wanted: &Checked) -> Vec<Place> {
+        self.report_low_space();
         let gone = self.health.gone();
         let (mut lost, mut back) = (Vec::new(), Vec::new());
         for (name, placed) in self.volumes.clone() {

@@ -84,6 +84,15 @@ impl Subsystem {
         }
     }
 
+    /// Tells the hosts of all cores that the space that a unit takes space from is low. One core calls it.
+    pub fn report_low_space(&self, unit: UnitId) {
+        for controller in self.config().controllers.all() {
+            if !self.space.ids_of(&controller, unit).is_empty() {
+                controller.raise(Event::SPARE);
+            }
+        }
+    }
+
     /// Tells the hosts of all cores of a reservation request of another client: once, whatever the number of cores.
     fn notify_hosts(&self, unit: UnitId, effects: &Effects) {
         if effects.notices.is_empty() {

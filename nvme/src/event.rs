@@ -18,6 +18,8 @@ pub struct Event {
 }
 
 impl Event {
+    /// The available spare fell below its threshold (SMART / Health).
+    pub const SPARE: Self = Self { kind: 1, information: 2, page: 0x02 };
     /// A namespace was added or removed.
     pub const NAMESPACES: Self = Self { kind: 2, information: 0, page: 0x04 };
     /// The asymmetric access state of a namespace changed.
@@ -33,7 +35,8 @@ impl Event {
     pub const DOORBELL_VALUE: Self = Self { kind: 0, information: 1, page: 0x01 };
 
     /// All of them.
-    pub const KNOWN: [Self; 6] = [
+    pub const KNOWN: [Self; 7] = [
+        Self::SPARE,
         Self::NAMESPACES,
         Self::ACCESS,
         Self::DISCOVERY,
@@ -52,6 +55,7 @@ impl Event {
     #[must_use]
     pub fn configured(self) -> Option<u32> {
         match self {
+            Self::SPARE => Some(SPARE_WARNINGS),
             Self::NAMESPACES => Some(NAMESPACE_NOTICES),
             Self::ACCESS => Some(ACCESS_NOTICES),
             Self::DISCOVERY => Some(DISCOVERY_NOTICES),
@@ -60,6 +64,8 @@ impl Event {
     }
 }
 
+/// Feature 0Bh: SMART / Health critical warnings of the available spare. Its bit in the critical warning is the same.
+pub const SPARE_WARNINGS: u32 = 1 << 0;
 /// Feature 0Bh: namespace attribute notices.
 pub const NAMESPACE_NOTICES: u32 = 1 << 8;
 /// Feature 0Bh: asymmetric namespace access change notices.

@@ -3,6 +3,7 @@
 use crate::command::Status;
 use crate::context::Context;
 use crate::errors::{ERRORS_MAX, ErrorEntry};
+use crate::event::SPARE_WARNINGS;
 use crate::history::{Happened, Teller};
 use crate::limits::NAMESPACES_MAX;
 use crate::path::{DISCOVERY_NQN, Kind, family};
@@ -123,7 +124,11 @@ fn health_of(cx: &Context<'_>) -> Health {
     let number = |value: u64| le::U128::new(value.into());
     let mut page = Health::new_zeroed();
     page.temperature = TEMPERATURE.into();
-    (page.spare, page.spare_threshold) = (100, 10);
+    // A namespace without space for its writes is like a drive without spare blocks: hosts know no other warning.
+    let low = namespaces.iter().filter_map(|one| one.namespace.unit.medium.low_space());
+    let low = low.min_by_key(|low| low.available);
+    (page.spare, page.spare_threshold) = low.map_or((100, 10), |low| (low.available, low.threshold));
+    page.warning = if low.is_some() { SPARE_WARNINGS as u8 } else { 0 };
     page.read_units = number(read.bytes.div_ceil(UNIT));
     page.written_units = number(written.bytes.div_ceil(UNIT));
     (page.reads, page.writes) = (number(read.commands), number(written.commands));

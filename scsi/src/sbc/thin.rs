@@ -10,7 +10,7 @@ use crate::sbc::threshold::Claim;
 use crate::sense::Asc;
 use crate::target::Target;
 use lunar_core::step::{self, SlotContext};
-use lunar_core::unit::Unit;
+use lunar_core::unit::{Unit, UnitId};
 use std::future::poll_fn;
 use std::task::Poll;
 
@@ -81,6 +81,18 @@ impl Target {
                 // It is never refused: it needs no metadata.
                 let _ = self.config.units.propose(&lu.unit, None, change.into()).await;
             }
+        }
+    }
+
+    /// Notifies the nexuses of all cores that the pool of a unit has fallen below its soft threshold, whether they have
+    /// armed a threshold or not. One core calls it.
+    pub async fn report_low_space(&self, unit: UnitId) {
+        let units = self.units();
+        let Some(lu) = units.iter().filter_map(|lu| lu.emulated()).find(|lu| lu.unit.id == unit) else { return };
+        if lu.device.disk().is_some() {
+            let change = ScsiChange { change: Change::Threshold(None), record: None };
+            // It is never refused: it needs no metadata.
+            let _ = self.config.units.propose(&lu.unit, None, change.into()).await;
         }
     }
 

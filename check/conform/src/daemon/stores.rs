@@ -16,10 +16,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(super) const CASES: [Case; 4] = [
+pub(super) const CASES: [Case; 5] = [
     ("a volume whose file system is not mounted stays a LUN, and returns when it is", returns_with_its_file_system),
     ("a copy at the place of a missing file is not served until an operator accepts it", accepts_a_copy),
     ("a volume whose device goes away is not ready until the device is back", loses_its_device),
+    ("clients are notified before a file system is full, and writes go on when it has space", warns_before_it_is_full),
     ("the missing folder of a pool keeps no volume from being served", misses_the_folder_of_a_pool),
 ];
 
@@ -193,6 +194,75 @@ fn loses_its_device(lab: &Lab, driver: Driver) -> Result<()> {
     until_ready(&mut host, true)?;
     ensure!(identity(&mut host)? == before, "it is another disk");
     host.write(0, vec![9; 512], 512)?;
+    host.logout()?;
+    daemon.stop()
+}
+
+/// THIN PROVISIONING SOFT THRESHOLD REACHED.
+const REACHED: (u8, u8, u8) = (UNIT_ATTENTION, 0x38, 0x07);
+/// DATA PROTECT, SPACE ALLOCATION FAILED WRITE PROTECT.
+const NO_SPACE: (u8, u8, u8) = (7, 0x27, 0x07);
+/// MiB of the file system.
+const SYSTEM_MIB: u64 = 64;
+/// Blocks of a MiB.
+const MIB_BLOCKS: u32 = 2048;
+/// How often the file system is filled and emptied.
+const CYCLES: u64 = 5;
+
+/// Fills the file system, a MiB at a time; returns the number of written MiB, and how many of them were written before
+/// the notification.
+fn fill(host: &mut Session, seed: u64) -> Result<(u64, Option<u64>)> {
+    let mut notified = None;
+    let mut written = 0;
+    loop {
+        ensure!(written <= SYSTEM_MIB, "more data was written than fits");
+        let write = crate::session::cdb::write(written * u64::from(MIB_BLOCKS), MIB_BLOCKS);
+        let done = host.run(&write, Data::Out(pattern(written, seed, 1 << 20)))?;
+        match (done.status == GOOD, done.sense()) {
+            (true, _) => written += 1,
+            (_, NO_SPACE) => return Ok((written, notified)),
+            (_, REACHED) if notified.is_none() => notified = Some(written),
+            (_, other) => anyhow::bail!("a write ends with {other:02x?} after {written} MiB"),
+        }
+        // The space is looked at once in a second.
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+}
+
+/// The output of `lunar status`, which fails while there are troubles.
+fn status(lab: &Lab, daemon: &Daemon) -> String {
+    lunar(lab, daemon, &["status"]).unwrap_or_else(|why| format!("{why:#}"))
+}
+
+fn warns_before_it_is_full(lab: &Lab, driver: Driver) -> Result<()> {
+    let Some(mounted) = MountedFs::new(lab, "ext4", SYSTEM_MIB)? else {
+        return skip("no small ext4 can be mounted here: that needs root, and a kernel with it");
+    };
+    let file = mounted.path.join("late.img").display().to_string();
+    let change = super::fixture::ConfigChange {
+        luns: "0 = \"disk\", 4 = \"memory\", 7 = \"late\"",
+        ..super::fixture::ConfigChange::default()
+    };
+    let daemon = super::fixture::started_as(lab, driver, "low", |daemon| {
+        let text = daemon.text(&change) + &volume("late", "file", &file, "128M");
+        text.replacen("[server]\n", "[server]\nspace-threshold = 50\n", 1)
+    })?;
+    let mut host = daemon.session(MAIN, "host", 7)?;
+    for cycle in 0..CYCLES {
+        let (written, notified) = fill(&mut host, cycle)?;
+        let notified = notified.with_context(|| format!("cycle {cycle}: full after {written} MiB without notice"))?;
+        ensure!(notified < written, "cycle {cycle}: notified after {notified} MiB of {written}");
+        expect_text(&status(lab, &daemon), "the threshold is 50 %")?;
+        for mib in 0..written {
+            let found = host.read(mib * u64::from(MIB_BLOCKS), MIB_BLOCKS, 512)?;
+            ensure!(found == pattern(mib, cycle, 1 << 20), "cycle {cycle}: MiB {mib} has other data");
+        }
+        // The client discards what it wrote, and goes on.
+        let blocks = u32::try_from(written)? * MIB_BLOCKS;
+        let list = [&[0, 22, 0, 16, 0, 0, 0, 0][..], &0_u64.to_be_bytes(), &blocks.to_be_bytes(), &[0; 4]].concat();
+        host.run(&[0x42, 0, 0, 0, 0, 0, 0, 0, 24, 0], Data::Out(list))?.good().context("UNMAP")?;
+        until(|| !status(lab, &daemon).contains("the threshold is 50 %"))?;
+    }
     host.logout()?;
     daemon.stop()
 }
