@@ -19,7 +19,7 @@ use lunar_control::{Kind, Manager, Plan, Schema};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::Arc;
+use std::sync::{Arc, mpsc};
 use std::time::SystemTime;
 
 /// A configuration and the daemon that runs it: [`Manager`] and [`Live`] without their type parameters.
@@ -105,6 +105,8 @@ pub trait Control {
     fn medium(&mut self, volume: &str) -> Option<MediumView>;
     /// [`Live::move_medium`].
     fn move_medium(&mut self, volume: &str, motion: Motion) -> Option<Later<Result<(), MediumError>>>;
+    /// [`Live::store_answers`].
+    fn store_answers(&mut self, volume: &str) -> Later<Result<(), StoreNotAccepted>>;
     /// [`Live::accept_store`].
     ///
     /// # Errors
@@ -244,6 +246,11 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().move_medium(volume, motion)
     }
 
+    fn store_answers(&mut self, volume: &str) -> Later<Result<(), StoreNotAccepted>> {
+        let wanted = self.served();
+        self.running().store_answers(volume, &wanted)
+    }
+
     fn accept_store(&mut self, volume: &str) -> Result<(), StoreNotAccepted> {
         let wanted = self.served();
         self.running().accept_store(volume, &wanted)
@@ -329,5 +336,27 @@ impl ControlHandle {
     #[must_use]
     pub fn post(&self, job: impl FnOnce(&mut dyn Control) + Send + 'static) -> bool {
         (self.0)(Box::new(job))
+    }
+
+    /// Has the control thread make a change, after the change before it is finalized, and waits for the result; `None`
+    /// if the control thread has ended.
+    pub(crate) fn change<T: Send + 'static>(
+        &self,
+        work: impl Fn(&mut dyn Control) -> T + Clone + Send + 'static,
+    ) -> Option<T> {
+        loop {
+            let (tell, told) = mpsc::channel();
+            let work = work.clone();
+            let posted = self.post(move |control| {
+                let wait = control.finalizing();
+                let result = if wait.is_none() { Some(work(control)) } else { None };
+                // The receiver waits or has ended with its thread.
+                let _ = tell.send((result, wait));
+            });
+            match posted.then(|| told.recv().ok()).flatten()? {
+                (Some(result), _) => return Some(result),
+                (None, wait) => wait.into_iter().for_each(|wait| wait()),
+            }
+        }
     }
 }

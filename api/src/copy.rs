@@ -19,8 +19,8 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, mpsc};
 
 /// Bytes that are copied per system call, between two checks whether the copy was stopped.
 const COPY_BYTES: u64 = 16 << 20;
@@ -137,7 +137,7 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
             *copy.end() = Some(Err(why));
             return;
         }
-        let result = changed(&control_thread, create, source, &caller);
+        let result = created(&control_thread, create, source, &caller);
         match &result {
             Ok(plan) => shared.audit_log.add(Topic::Change, &caller, &summary_of(plan)),
             Err(_) => remove(&task),
@@ -149,31 +149,25 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     Reply::json(&view)
 }
 
-/// Has the control thread make a change, after the change before it is finalized.
-fn changed(
+/// Has the control thread create the volume.
+fn created(
     control_thread: &ControlHandle,
     edit: Edit,
     source: Option<CopySource>,
     caller: &str,
 ) -> Result<Plan, CopyError> {
-    loop {
-        let (tell, told) = mpsc::channel();
-        let (edit, source, caller) = (edit.clone(), source.clone(), caller.to_owned());
-        let posted = control_thread.post(move |control| {
-            let wait = control.finalizing();
-            let result = if wait.is_none() { Some(create(control, edit, source.as_ref(), &caller)) } else { None };
-            // The receiver waits or has ended with its thread.
-            let _ = tell.send((result, wait));
-        });
-        match posted.then(|| told.recv().ok()).flatten().ok_or(CopyError::ServiceStops)? {
-            (Some(result), _) => return result,
-            (None, wait) => wait.into_iter().for_each(|wait| wait()),
-        }
-    }
+    let caller = caller.to_owned();
+    let create = move |control: &mut dyn Control| create_volume(control, edit.clone(), source.as_ref(), &caller);
+    control_thread.change(create).unwrap_or(Err(CopyError::ServiceStops))
 }
 
 /// Creates the volume, with the records that it takes along.
-fn create(control: &mut dyn Control, edit: Edit, source: Option<&CopySource>, caller: &str) -> Result<Plan, CopyError> {
+fn create_volume(
+    control: &mut dyn Control,
+    edit: Edit,
+    source: Option<&CopySource>,
+    caller: &str,
+) -> Result<Plan, CopyError> {
     if let Some(source) = source {
         control.set_records(source.uuid, &source.records).map_err(CopyError::Records)?;
     }

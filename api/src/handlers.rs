@@ -2,7 +2,7 @@
 
 use crate::audit::Topic;
 use crate::control::Control;
-use crate::request::{ApiRequest, Outcome, Problem, Reply, reply_with_steps, shortened, summary_of};
+use crate::request::{ApiRequest, Outcome, Problem, Reply, reply_with_steps, shortened, stopping, summary_of};
 use lunar_control::api::{
     Ejection, Mapping, MediumView, ProblemDetails, Resource, SessionView, StatusView, VersionView,
 };
@@ -153,15 +153,25 @@ pub fn load(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Out
 }
 
 /// `POST /v1/volume/{name}/accept`
-pub fn accept(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
-    let name = request.name();
+pub fn accept(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let (shared, caller, name) = (request.shared.clone(), request.caller.name.clone(), request.name());
     let before = medium_of(control, &name)?;
-    control.accept_store(&name).map_err(|why| {
-        ProblemDetails::new("/problems/store", "The store was not accepted", 409, format!("volume {name}: {why}"))
-    })?;
-    let words = format!("volume {name}: the store that is at its place was accepted");
-    request.shared.audit_log.add(Topic::Change, &request.caller.name, &words);
-    Reply::json(&before)
+    let answers = control.store_answers(&name);
+    let control_thread = request.control_thread.clone();
+    Ok(Box::new(move || {
+        let volume = name.clone();
+        // A store that does not answer would keep the control thread.
+        let accepted = match answers() {
+            Ok(()) => control_thread.change(move |control| control.accept_store(&volume)).ok_or_else(stopping)?,
+            refused => refused,
+        };
+        accepted.map_err(|why| {
+            ProblemDetails::new("/problems/store", "The store was not accepted", 409, format!("volume {name}: {why}"))
+        })?;
+        let words = format!("volume {name}: the store that is at its place was accepted");
+        shared.audit_log.add(Topic::Change, &caller, &words);
+        Reply::json(&before)
+    }))
 }
 
 fn move_medium(control: &mut dyn Control, request: &ApiRequest, motion: Motion) -> Result<Later<Outcome>, Problem> {

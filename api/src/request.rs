@@ -229,6 +229,12 @@ pub struct Reply {
 #[derive(Debug)]
 pub struct Problem(Box<ProblemDetails>);
 
+/// The problem of a request for the control thread, which has ended.
+pub(crate) fn stopping() -> Problem {
+    let why = "Lunar is stopping and accepts no changes".to_owned();
+    ProblemDetails::new("/problems/stopping", "Lunar is stopping", 503, why).into()
+}
+
 impl Problem {
     /// The HTTP status.
     #[must_use]

@@ -421,7 +421,7 @@ fn media() -> Vec<Route> {
             (Post, &path("accept"), "accept-volume"),
             Write,
             (RequestContent::Nothing, ResponseContent::Medium),
-            Handler::Control(handlers::accept),
+            Handler::Long(handlers::accept),
             "Serves the store that is at the place of a volume, although it is not certainly the one before.",
         ),
     ]

@@ -10,7 +10,7 @@ use crate::logins::Logins;
 use crate::metrics::{self, Requests};
 use crate::monitoring::Monitoring;
 use crate::page;
-use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared};
+use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared, stopping};
 use crate::rights::{AccessPolicy, Caller, Credentials, Peer, Right, unauthenticated};
 use crate::route::{Handler, LoginStep, Method, RequestContent, Route};
 use crate::routes::routes;
@@ -276,8 +276,6 @@ impl State {
 
     /// Runs a request on the control thread. Long work continues on another thread, so that the control thread is free.
     async fn execute(&self, route: &Arc<Route>, mut api_request: ApiRequest, is_started: &mut bool) -> Outcome {
-        let stopping =
-            || problem("/problems/stopping", "Lunar is stopping", 503, "Lunar is stopping and accepts no changes");
         loop {
             let (sender, received) = oneshot::channel();
             *is_started = true;

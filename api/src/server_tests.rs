@@ -652,6 +652,24 @@ fn requests_that_read_do_not_wait_for_a_change_in_progress() {
 }
 
 #[test]
+fn requests_do_not_wait_for_a_store_that_is_to_be_accepted_and_does_not_answer() {
+    let fixture = Fixture::new();
+    fixture.service.silent.store(true, Ordering::Release);
+    let request_ = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
+    fixture.runtime.block_on(async {
+        let accept = tokio::spawn(request_("POST", "/v1/volume/disk1/accept", ""));
+        for (method, path, body) in [("GET", "/v1/status", ""), ("PATCH", "/v1/limits", r#"{"sessions":5}"#)] {
+            let answer = timeout(Duration::from_secs(10), request_(method, path, body)).await;
+            assert_eq!(answer.expect("an answer without waiting"), 200, "{path}");
+        }
+        assert!(!accept.is_finished(), "nothing is known about the store yet");
+        fixture.service.silent.store(false, Ordering::Release);
+        let answer = timeout(Duration::from_secs(10), accept).await.expect("the request ends");
+        assert_eq!(answer.expect("a status"), 409, "the store is available");
+    });
+}
+
+#[test]
 fn requests_that_read_are_answered_however_many_changes_wait() {
     let fixture = Fixture::new();
     fixture.service.finalizing.store(true, Ordering::Release);

@@ -9,7 +9,7 @@ use lunar_control::apply::Running;
 use lunar_control::check::{Checked, LocalHost};
 use lunar_control::failure::Failure;
 use lunar_control::fake_target::{FakeError, FakeTarget, Transaction};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion};
+use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use lunar_control::names::Uuid;
 use lunar_control::plan::Change;
 use lunar_control::testing::SAMPLE;
@@ -133,6 +133,10 @@ impl Live for FakeDaemon {
         self.target.move_medium(volume, motion)
     }
 
+    fn store_answers(&mut self, volume: &str, wanted: &Checked) -> Later<Result<(), StoreNotAccepted>> {
+        self.target.store_answers(volume, wanted)
+    }
+
     fn finalizing(&mut self) -> Option<Later<()>> {
         self.target.finalizing()
     }
@@ -154,6 +158,8 @@ pub struct TestService {
     pub control_thread: ControlHandle,
     /// Set by a test to keep the last change from being finalized.
     pub finalizing: Arc<AtomicBool>,
+    /// Set by a test to keep the places of stores from answering.
+    pub silent: Arc<AtomicBool>,
     stop: mpsc::Sender<ThreadMessage>,
     thread: Option<JoinHandle<()>>,
 }
@@ -172,13 +178,15 @@ impl TestService {
         let shared = Shared::new(&SAMPLE, audit_log.clone(), env!("CARGO_PKG_VERSION"), SystemTime::now());
         let (folder, for_api) = (folder.to_owned(), control_thread.clone());
         let finalizing = Arc::new(AtomicBool::new(false));
-        let for_target = finalizing.clone();
+        let silent = Arc::new(AtomicBool::new(false));
+        let for_target = (finalizing.clone(), silent.clone());
         let (sender, receiver) = mpsc::channel();
         let work = move || {
             let started = start(&folder, for_api, shared, sessions);
             let (mut manager, answer) = match started {
                 Ok(mut manager) => {
-                    manager.running().target.finalizing = for_target;
+                    let target = &mut manager.running().target;
+                    (target.finalizing, target.silent) = for_target;
                     let socket = manager.running().api.socket().map(Path::to_owned).unwrap_or_default();
                     (manager, Ok(socket))
                 }
@@ -191,7 +199,7 @@ impl TestService {
         };
         let thread = std::thread::Builder::new().name("control".into()).spawn(work).map_err(DaemonError::Thread)?;
         let socket = receiver.recv().map_err(|_| DaemonError::Ended)??;
-        Ok(Self { socket, audit_log, control_thread, finalizing, stop: messages, thread: Some(thread) })
+        Ok(Self { socket, audit_log, control_thread, finalizing, silent, stop: messages, thread: Some(thread) })
     }
 
     /// Runs `work` on the control thread and waits for its result. `None` if the thread has ended.

@@ -5,7 +5,7 @@ use crate::apply::Running;
 use crate::check::Checked;
 use crate::common_sections::Medium;
 use crate::kind::{Id, Kind};
-use crate::live::{CopySource, Later, Live, MediumError, Motion};
+use crate::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use crate::names::Uuid;
 use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
 use crate::secret::Secret;
@@ -61,6 +61,8 @@ pub struct FakeTarget {
     pub out: BTreeSet<String>,
     /// Whether the last change is still being finalized; tests set it.
     pub finalizing: Arc<AtomicBool>,
+    /// Whether the places of stores do not answer; tests set it.
+    pub silent: Arc<AtomicBool>,
 }
 
 /// Two models are equal if they have the same resources.
@@ -232,6 +234,16 @@ impl FakeTarget {
 }
 
 /// The model has the sessions that tests give it, and no other statistics.
+/// Waits for as long as the flag is set.
+fn while_set(flag: &Arc<AtomicBool>) -> Later<()> {
+    let flag = flag.clone();
+    Box::new(move || {
+        while flag.load(Ordering::Acquire) {
+            std::thread::sleep(LOOK);
+        }
+    })
+}
+
 impl Live for FakeTarget {
     fn sessions(&mut self) -> Vec<SessionView> {
         self.sessions.clone()
@@ -290,13 +302,15 @@ impl Live for FakeTarget {
         Some(Box::new(|| outcome))
     }
 
+    fn store_answers(&mut self, _: &str, _: &Checked) -> Later<Result<(), StoreNotAccepted>> {
+        let wait = while_set(&self.silent);
+        Box::new(move || {
+            wait();
+            Ok(())
+        })
+    }
+
     fn finalizing(&mut self) -> Option<Later<()>> {
-        let finalizing = self.finalizing.clone();
-        let wait = move || {
-            while finalizing.load(Ordering::Acquire) {
-                std::thread::sleep(LOOK);
-            }
-        };
-        self.finalizing.load(Ordering::Acquire).then(|| Box::new(wait) as Later<()>)
+        self.finalizing.load(Ordering::Acquire).then(|| while_set(&self.finalizing))
     }
 }

@@ -170,6 +170,13 @@ pub trait Live {
     /// The troubles, each with what to do.
     fn troubles(&mut self) -> Vec<TroubleView>;
 
+    /// Finds out whether the place of the store of a volume answers; this may take long. `wanted` is the configuration
+    /// that is served.
+    fn store_answers(&mut self, volume: &str, wanted: &Checked) -> Later<Result<(), StoreNotAccepted>> {
+        let _ = (volume, wanted);
+        Box::new(|| Ok(()))
+    }
+
     /// Serves the store that is at the place of a volume now, although it is not certainly the one before. `wanted` is
     /// the configuration that is served.
     ///

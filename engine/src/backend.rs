@@ -66,10 +66,10 @@ pub trait Backend: Sync {
     /// A volume that is opened `read_only` gets none.
     fn mark_at(&self, path: &Path, read_only: bool) -> Option<Mark>;
 
-    /// Identifies the store at this path beyond doubt; `None` if there is none, or if it cannot be told from others. A
-    /// store that was unavailable is served again by itself only if it has the fingerprint of the one before.
+    /// The fingerprint of the store at this path; `None` if there is none, or if any store may be there. A store that
+    /// was unavailable is served again by itself only if it has the fingerprint of the one before, with its origin.
     fn fingerprint(&self, path: &Path, read_only: bool) -> Option<Fingerprint> {
-        Some(Fingerprint { mark: self.mark_at(path, read_only)?.to_string(), origin: String::new() })
+        Some(Fingerprint::of_mark(&self.mark_at(path, read_only)?))
     }
 
     /// Opens a volume. `previous` is what the process has open at the same path or of the same volume, perhaps of
@@ -214,13 +214,22 @@ impl fmt::Display for Mark {
     }
 }
 
-/// The properties that identify a store beyond doubt.
+/// The properties that distinguish a store from others.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Fingerprint {
     /// Its mark, as text.
     pub mark: String,
-    /// Properties that only the kind of store knows: when a file was created, the device that it is on.
-    pub origin: String,
+    /// Properties that only the kind of store knows: when a file was created, and the device that it is on. `None`: a
+    /// copy of the store may have the same mark.
+    pub origin: Option<String>,
+}
+
+impl Fingerprint {
+    /// The fingerprint of a store that its mark alone identifies beyond doubt.
+    #[must_use]
+    pub fn of_mark(mark: &Mark) -> Self {
+        Self { mark: mark.to_string(), origin: Some(String::new()) }
+    }
 }
 
 /// The store or device that a back end opened.
@@ -269,6 +278,11 @@ pub trait OpenedStore: Any + Debug + Send + Sync {
 
     /// The mark of the volume; `None` if its data ends with the process.
     fn mark(&self) -> Option<Mark>;
+
+    /// The fingerprint of the store that is open: see [`Backend::fingerprint`].
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        self.mark().as_ref().map(Fingerprint::of_mark)
+    }
 
     /// Whether its I/O bypasses the page cache. Memory that is registered with the kernel makes that faster.
     fn is_direct(&self) -> bool;

@@ -24,6 +24,7 @@ use crate::retirement::Latch;
 use crate::target_ports::TargetPorts;
 use crate::unavailable::Lack;
 use crate::unit_numbers::UnitNumbers;
+use crate::wake::Wake;
 use lunar_control::common_sections::Driver;
 use lunar_control::config::Config;
 use lunar_core::unit::{Identity, UnitId};
@@ -33,6 +34,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
+use std::sync::mpsc::Receiver;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
@@ -92,6 +94,9 @@ pub struct Engine {
     pub(crate) lacks: BTreeMap<Arc<str>, Lack>,
     /// Volumes whose clients know that space is low.
     pub(crate) low_on_space: BTreeSet<Arc<str>>,
+    /// Wakes the thread that looks for stores, and its end until that thread takes it.
+    pub(crate) store_wake: Wake,
+    pub(crate) store_wake_ups: Option<Receiver<()>>,
     /// The volume whose store an operator accepts now.
     pub(crate) accepting: Option<Arc<str>>,
     pub(crate) ports: TargetPorts,
@@ -171,7 +176,8 @@ impl Engine {
     fn new(core_set: CoreSet, ports: TargetPorts, sink: NamedSink, options: EngineOptions) -> Self {
         let EngineOptions { registry, lock, .. } = options;
         let shared = core_set.shared();
-        let health = Health::start(&shared.host, &shared.audit);
+        let (store_wake, store_wake_ups) = Wake::new();
+        let health = Health::start(&shared.host, &shared.audit, &store_wake);
         Self {
             metrics: Metrics::new(shared.clone(), core_set.cores().clone(), health.spaces()),
             refusals: shared.refusals.keep(),
@@ -184,6 +190,8 @@ impl Engine {
             expected: BTreeSet::new(),
             lacks: BTreeMap::new(),
             low_on_space: BTreeSet::new(),
+            store_wake,
+            store_wake_ups: Some(store_wake_ups),
             accepting: None,
             ports,
             histories: Histories::new(),

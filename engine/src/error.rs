@@ -68,6 +68,8 @@ pub enum EngineError {
     NoAnswer(PathBuf),
     /// The store at this path is not certainly the one with which the volume of this name was served.
     AnotherStore(PathBuf, String),
+    /// The store at this path went away while the volume of this name was served with a write cache.
+    MayHaveLostWrites(PathBuf, String),
 }
 
 impl fmt::Display for EngineError {
@@ -96,6 +98,12 @@ impl fmt::Display for EngineError {
                 f,
                 "{} is not certainly what it was when volume {volume} was served last: put that one there, or run \
                  `lunar volume accept {volume}`",
+                path.display()
+            ),
+            Self::MayHaveLostWrites(path, volume) => write!(
+                f,
+                "{} went away while volume {volume} was served with a write cache: `lunar volume accept {volume}` \
+                 serves it again",
                 path.display()
             ),
             Self::NotConfigured => f.write_str("it is not in the configuration"),

@@ -8,6 +8,7 @@ use crate::host::Host;
 use crate::notice::{AuditSink, Notice, NoticeTopic, SERVICE};
 use crate::placed::PlacedVolume;
 use crate::space::{LowPool, low, over_committed};
+use crate::wake::Wake;
 use lunar_control::api::TroubleView;
 use lunar_control::trouble::TroubleCode;
 use lunar_core::medium::LowSpace;
@@ -206,6 +207,10 @@ impl State {
     }
 }
 
+/// The findings for the thread that looks for stores: the volumes whose stores are gone, and those on pools whose space
+/// is low.
+type Reported = (BTreeMap<Arc<str>, String>, BTreeMap<Arc<str>, LowSpace>);
+
 /// The state of all volumes.
 #[derive(Debug, Default)]
 struct Watchlist {
@@ -271,6 +276,26 @@ impl Watchlist {
         begun
     }
 
+    /// See [`Health::low_space`].
+    fn low_space(&self) -> BTreeMap<Arc<str>, LowSpace> {
+        let state = self.lock();
+        let low = |(name, watched): (&Arc<str>, &Watched)| {
+            let pools = watched.found.as_ref()?.spaces.iter().filter_map(|space| state.low.get(&space.pool));
+            Some((name.clone(), pools.map(|pool| pool.low).min_by_key(|low| low.available)?))
+        };
+        if state.low.is_empty() { BTreeMap::new() } else { state.volumes.iter().filter_map(low).collect() }
+    }
+
+    /// See [`Health::gone`].
+    fn gone(&self) -> BTreeMap<Arc<str>, String> {
+        let state = self.lock();
+        let gone = |(name, watched): (&Arc<str>, &Watched)| {
+            let trouble = watched.found.as_ref()?.troubles.get(&Condition::Gone)?;
+            Some((name.clone(), trouble.words.clone()))
+        };
+        state.volumes.iter().filter_map(gone).collect()
+    }
+
     fn names(&self) -> Vec<Arc<str>> {
         self.lock().volumes.keys().cloned().collect()
     }
@@ -310,12 +335,19 @@ impl Drop for Health {
 
 impl Health {
     /// Starts to look, if the host has threads. Troubles that begin are told to `audit`.
-    pub(crate) fn start(host: &Arc<dyn Host>, audit: &Arc<AuditSink>) -> Self {
+    /// `wake` wakes the thread that looks for stores.
+    pub(crate) fn start(host: &Arc<dyn Host>, audit: &Arc<AuditSink>, wake: &Wake) -> Self {
         let (watchlist, (stop, stopped)) = (Arc::<Watchlist>::default(), mpsc::channel::<()>());
-        let (looked, clock, told) = (watchlist.clone(), host.clone(), audit.clone());
+        let (looked, clock, told, wake) = (watchlist.clone(), host.clone(), audit.clone(), wake.clone());
         let work = Box::new(move || {
+            let mut before = Reported::default();
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_INTERVAL) {
                 look(&looked, &*clock, &*told);
+                let now = (looked.gone(), looked.low_space());
+                if now != before {
+                    before = now;
+                    wake.wake();
+                }
             }
         });
         // Without a thread there is no look, and reads behind the end of a file fail all the same.
@@ -355,22 +387,12 @@ impl Health {
 
     /// The volumes on pools whose space was low at the last look.
     pub(crate) fn low_space(&self) -> BTreeMap<Arc<str>, LowSpace> {
-        let state = self.watchlist.lock();
-        let low = |(name, watched): (&Arc<str>, &Watched)| {
-            let pools = watched.found.as_ref()?.spaces.iter().filter_map(|space| state.low.get(&space.pool));
-            Some((name.clone(), pools.map(|pool| pool.low).min_by_key(|low| low.available)?))
-        };
-        if state.low.is_empty() { BTreeMap::new() } else { state.volumes.iter().filter_map(low).collect() }
+        self.watchlist.low_space()
     }
 
     /// The volumes whose stores could not be reached at the last look, and why.
     pub(crate) fn gone(&self) -> BTreeMap<Arc<str>, String> {
-        let state = self.watchlist.lock();
-        let gone = |(name, watched): (&Arc<str>, &Watched)| {
-            let trouble = watched.found.as_ref()?.troubles.get(&Condition::Gone)?;
-            Some((name.clone(), trouble.words.clone()))
-        };
-        state.volumes.iter().filter_map(gone).collect()
+        self.watchlist.gone()
     }
 
     /// The troubles at the last look.

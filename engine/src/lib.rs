@@ -13,7 +13,8 @@
 //! * [`core_set`]: the cores, on threads or on simulated drivers
 //! * [`engine`]: the configuration in force; [`transaction`]: its changes; `publication`, [`retirement`]: their
 //!   effects, and the end of sessions and units; `status`: its state for the API;
-//!   `health`: faults of the stores of volumes; `space`: file systems that have promised more than they have
+//!   `health`: faults of the stores of volumes; `space`: file systems that have promised more than they have;
+//!   [`returning_stores`]: the thread that looks for unavailable stores, which `wake` wakes
 //! * [`access`], [`lun_maps`], [`namespaces`], [`target_ports`]: a configuration in the form that the cores use
 //! * [`control_thread`]: the owner of the configuration and the engine; [`namespace_manager`],
 //!   [`namespace_requests`]: changes that NVMe hosts ask for
@@ -72,3 +73,4 @@ pub mod unavailable;
 mod unit_numbers;
 pub mod vm_sockets;
 pub mod volume;
+mod wake;

@@ -6,7 +6,7 @@ use crate::unavailable::{Found, Place};
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Sender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 /// Time between two looks: clients retry for longer than that.
@@ -14,36 +14,45 @@ const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Looks in progress at most. Each is a thread; places that do not answer hold theirs.
 const LOOKS_MAX: usize = 64;
 
-/// Starts to look. The thread ends with the control thread.
+/// Starts to look when `woken` says so: see [`crate::engine::Engine::store_wake_ups`]. The thread ends with the control
+/// thread or with the engine.
 ///
 /// # Errors
 /// When there is no thread for it.
-pub fn start(control: ControlThread) -> io::Result<()> {
+pub fn start(control: ControlThread, woken: Receiver<()>) -> io::Result<()> {
     let thread = std::thread::Builder::new().name("stores".into());
-    thread.spawn(move || look(&control)).map(drop)
+    thread.spawn(move || look(&control, &woken)).map(drop)
 }
 
-fn look(control: &ControlThread) {
+fn look(control: &ControlThread, woken: &Receiver<()>) {
     let (answer, answers) = mpsc::channel();
     let mut looking = BTreeSet::new();
+    let mut patience = None;
     loop {
-        std::thread::sleep(LOOK_INTERVAL);
+        let waited = match patience {
+            Some(patience) => woken.recv_timeout(patience),
+            None => woken.recv().map_err(|_| RecvTimeoutError::Disconnected),
+        };
+        if waited == Err(RecvTimeoutError::Disconnected) {
+            return;
+        }
         let asked = control.change(|keeper| {
-            if !keeper.running().needs_to_look_after_stores() {
-                return Vec::new();
-            }
             let wanted = keeper.served();
-            keeper.running().look_after_stores(&wanted)
+            let places = keeper.running().look_after_stores(&wanted);
+            (places, keeper.running().has_unavailable_stores())
         });
-        let Ok(places) = asked else { return };
+        let Ok((places, is_missing)) = asked else { return };
+        patience = is_missing.then_some(LOOK_INTERVAL);
         for place in places {
             if looking.len() < LOOKS_MAX && looking.insert(place.name.clone()) && !begin(place.clone(), answer.clone())
             {
                 looking.remove(&place.name);
             }
         }
-        // An answer that comes later is taken in a later turn.
-        std::thread::sleep(LOOK_INTERVAL / 4);
+        if !looking.is_empty() {
+            // An answer that comes later is taken in a later turn.
+            std::thread::sleep(LOOK_INTERVAL / 4);
+        }
         for (name, found) in answers.try_iter() {
             looking.remove(&name);
             let told = control.change(move |keeper| {

@@ -201,6 +201,10 @@ impl Live for Engine {
         told
     }
 
+    fn store_answers(&mut self, volume: &str, wanted: &Checked) -> Later<Result<(), StoreNotAccepted>> {
+        Self::store_answers(self, volume, wanted)
+    }
+
     fn accept_store(&mut self, volume: &str, wanted: &Checked) -> Result<(), StoreNotAccepted> {
         Self::accept_store(self, volume, wanted)
     }

@@ -2,7 +2,7 @@
 //! plan, and rolled back if anything fails.
 
 use crate::access::{Accesses, accesses};
-use crate::answering::answers;
+use crate::answering::{answers, ask_all};
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE};
 use crate::error::EngineError;
@@ -25,7 +25,7 @@ use lunar_scsi::lun::LUNS_MAX;
 use std::collections::{BTreeSet, HashMap};
 use std::fmt;
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// Keys of a volume that change how its unit is served, and not which unit it is.
@@ -122,13 +122,14 @@ impl Running for Engine {
         self.expected = volumes;
     }
 
-    fn begin(&mut self, _plan: &Plan, wanted: &Checked) -> Result<Transaction, EngineError> {
+    fn begin(&mut self, plan: &Plan, wanted: &Checked) -> Result<Transaction, EngineError> {
         // A unit number is free when its unit is removed.
         self.wait_until_final();
         let place = |(name, placed): (&Arc<str>, &Arc<PlacedVolume>)| {
             Some((placed.path.as_ref()?.path().to_owned(), name.clone()))
         };
         let places = self.volumes.iter().filter_map(place).collect();
+        self.ask_file_systems(plan, wanted);
         let accesses = accesses(wanted)?;
         // Access control of NVM subsystems that would not protect is refused here.
         let private = self.private_maps(wanted);
@@ -142,12 +143,9 @@ impl Running for Engine {
     fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), EngineError> {
         let volume = wanted.config.volumes.get(&change.object.name).filter(|_| change.object.kind == Kind::Volume);
         let path = volume.and_then(|volume| volume.path.as_ref());
-        if let Some(path) = path.filter(|_| self.host().has_threads() && change.action != Action::Remove)
-            && !answers(path.path())
-        {
-            return Err(EngineError::NoAnswer(path.path().to_owned()));
-        }
-        let new_files = path.map(|path| NewFiles::of_volume(path.path())).unwrap_or_default();
+        let path = path.map(|path| path.path()).filter(|_| change.action != Action::Remove);
+        path.map_or(Ok(()), |path| self.check_answer(path))?;
+        let new_files = path.map(NewFiles::of_volume).unwrap_or_default();
         let step = self.prepare_step(transaction, change, wanted);
         if step.is_err() {
             new_files.remove();
@@ -209,6 +207,23 @@ fn has_cache(volume: &Volume) -> bool {
 }
 
 impl Engine {
+    /// Asks the file systems of the volumes that a plan opens, all at once.
+    fn ask_file_systems(&self, plan: &Plan, wanted: &Checked) {
+        let opened = plan.changes.iter().filter(|change| change.object.kind == Kind::Volume);
+        let volumes = opened.filter_map(|change| wanted.config.volumes.get(&change.object.name));
+        if self.host().has_threads() {
+            ask_all(volumes.filter_map(|volume| Some(volume.path.as_ref()?.path())));
+        }
+    }
+
+    /// Whether the file system of a path answers. The control thread opens no file without it.
+    fn check_answer(&self, path: &Path) -> Result<(), EngineError> {
+        match self.host().has_threads() && !answers(path) {
+            true => Err(EngineError::NoAnswer(path.to_owned())),
+            false => Ok(()),
+        }
+    }
+
     pub(crate) fn private_maps(&self, wanted: &Checked) -> Vec<PrivateMap> {
         self.core_set().shared().fronts().iter().flat_map(|front| front.private_maps(wanted)).collect()
     }
@@ -264,6 +279,7 @@ impl Engine {
         let model = wanted.config.volumes.get(name).ok_or(EngineError::NotConfigured)?;
         if let Some(path) = &model.path {
             self.host().allows_path(path.path()).map_err(EngineError::Path)?;
+            self.check_answer(path.path())?;
         }
         let own = self.volumes.get(name).cloned();
         let stays = |own: &PlacedVolume| is_same || model.path.is_some() && own.path == model.path;
@@ -286,9 +302,13 @@ impl Engine {
             creates: is_new,
             is_return: self.lacks.contains_key(name),
         };
-        self.check_same_store(name, model, &context)?;
+        let same = self.check_same_store(name, model, &context)?;
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
+        if same.is_some() && volume.opened().store().and_then(|store| store.fingerprint()) != same {
+            let path = model.path.as_ref().map(|path| path.path().to_owned()).unwrap_or_default();
+            return Err(EngineError::AnotherStore(path, name.to_owned()));
+        }
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
             self.flush(own.unit)?;
         }
@@ -390,9 +410,7 @@ impl Engine {
         let Some(pool) = wanted.config.pools.get(name) else { return Ok(Step::Nothing) };
         let folder = pool.folder.path();
         self.host().allows_path(&folder.join("any")).map_err(EngineError::Path)?;
-        if self.host().has_threads() && !answers(&folder.join("any")) {
-            return Err(EngineError::NoAnswer(folder.to_owned()));
-        }
+        self.check_answer(&folder.join("any")).map_err(|_| EngineError::NoAnswer(folder.to_owned()))?;
         match std::fs::metadata(folder) {
             Ok(found) if found.is_dir() => Ok(Step::Nothing),
             Ok(_) => Err(EngineError::NoFolder(folder.to_owned())),

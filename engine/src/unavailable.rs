@@ -5,7 +5,7 @@
 //! The control thread makes the changes here. The checks that may wait for a disk run in threads of their own: see
 //! [`crate::returning_stores`].
 
-use crate::answering::answers;
+use crate::answering::{answers, ask_all};
 use crate::backend::{self, Backend, Fingerprint};
 use crate::core_set::core::Opening;
 use crate::engine::Engine;
@@ -17,7 +17,7 @@ use crate::volume::{Volume, VolumeContext};
 use lunar_control::api::TroubleView;
 use lunar_control::apply::{Running, TargetError};
 use lunar_control::kind::Kind;
-use lunar_control::live::StoreNotAccepted;
+use lunar_control::live::{Later, StoreNotAccepted};
 use lunar_control::plan::{Action, Change, ObjectId, Plan};
 use lunar_control::section::Effect;
 use lunar_control::trouble::TroubleCode;
@@ -31,6 +31,7 @@ use std::fmt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 
 /// A volume whose store is unavailable.
 #[derive(Clone, Debug)]
@@ -61,8 +62,10 @@ impl Found {
     #[must_use]
     pub fn compare(remembered: Option<&Fingerprint>, found: Option<&Fingerprint>) -> Self {
         match (remembered, found) {
-            (Some(remembered), Some(found)) if remembered == found => Self::Same,
-            (Some(_), Some(_)) => Self::Other,
+            (Some(remembered), Some(found)) if remembered.mark != found.mark => Self::Other,
+            (Some(Fingerprint { origin: Some(known), .. }), Some(Fingerprint { origin: Some(found), .. })) => {
+                if known == found { Self::Same } else { Self::Other }
+            }
             _ => Self::Unknown,
         }
     }
@@ -141,7 +144,9 @@ impl Engine {
             self.give_back(unit);
             return Err(why);
         }
-        self.lack(name, why.to_string(), false);
+        let remembered = RememberedStore::load(&**placed.volume.metadata());
+        let may_have_lost_writes = remembered.is_some_and(|store| store.may_have_lost_writes);
+        self.lack(name, why.to_string(), may_have_lost_writes);
         self.lacks.get(name).iter().for_each(|lack| log!(error, "{}", trouble(name, lack)));
         tx.add(change.clone(), Step::Volume { ticket, placed: Arc::new(placed) });
         Ok(true)
@@ -150,47 +155,50 @@ impl Engine {
     fn lack(&mut self, name: &str, why: String, may_have_lost_writes: bool) {
         let since = self.host().wall_clock() / 1000;
         self.lacks.insert(name.into(), Lack { why, since, may_have_lost_writes, found: None });
+        self.store_wake.wake();
     }
 
     /// Refuses to open a store that is not certainly the one that was served before, where that matters: at a start, if
-    /// it is certainly another one; afterwards, while the store of the volume is unavailable.
+    /// it is certainly another one; afterwards, while the store of the volume is unavailable. Returns the fingerprint
+    /// that the store must have once it is open: another one may be at its path then.
     pub(crate) fn check_same_store(
         &self,
         name: &str,
         model: &common_sections::Volume,
         context: &VolumeContext<'_>,
-    ) -> Result<(), EngineError> {
+    ) -> Result<Option<Fingerprint>, EngineError> {
         let lack = self.lacks.get(name);
         let is_first = context.previous.is_none() && !context.creates;
         if self.accepting.as_deref() == Some(name) || lack.is_none() && !is_first {
-            return Ok(());
+            return Ok(None);
         }
-        let Some((remembered, _)) = Volume::remembered(model, context) else { return Ok(()) };
+        let Some((remembered, _)) = Volume::remembered(model, context) else { return Ok(None) };
         let (Some(backend), Some(path)) = (backend::find(context.backends, model.kind.word()), &model.path) else {
-            return Ok(());
+            return Ok(None);
         };
+        if remembered.may_have_lost_writes || lack.is_some_and(|lack| lack.may_have_lost_writes) {
+            return Err(EngineError::MayHaveLostWrites(path.path().to_owned(), name.to_owned()));
+        }
         let found = backend.fingerprint(path.path(), model.read_only);
         let known = remembered.fingerprint;
         let is_refused = match lack {
-            Some(lack) => lack.may_have_lost_writes || Found::compare(known.as_ref(), found.as_ref()) != Found::Same,
-            // A copy that was restored from a backup has no mark, and one that was moved has another place.
-            None => known.zip(found).is_some_and(|(known, found)| {
-                known.mark != found.mark && !known.mark.starts_with("file ") && !found.mark.starts_with("file ")
-            }),
+            Some(_) => Found::compare(known.as_ref(), found.as_ref()) != Found::Same,
+            // A copy that was restored from a backup has no mark.
+            None => known.as_ref().zip(found).is_some_and(|(known, found)| known.mark != found.mark),
         };
         match is_refused {
             true => Err(EngineError::AnotherStore(path.path().to_owned(), name.to_owned())),
-            false => Ok(()),
+            false => Ok(known.filter(|_| lack.is_some())),
         }
     }
 
     /// Remembers the store of a volume that is served.
     pub(crate) fn remember_store(&self, placed: &PlacedVolume) {
-        let (Some(store), Some(path)) = (placed.volume.opened().store(), &placed.path) else { return };
+        let Some(store) = placed.volume.opened().store().filter(|_| placed.path.is_some()) else { return };
         let Some(backend) = backend::find(self.registry.backends, placed.kind.word()) else { return };
         if backend.durability() == backend::Durability::Durable && !self.core_set().shared().origin.is_command_line() {
-            let fingerprint = backend.fingerprint(path.path(), placed.volume.is_read_only());
-            let store = RememberedStore { fingerprint, traits: store.traits().clone() };
+            let (fingerprint, traits) = (store.fingerprint(), store.traits().clone());
+            let store = RememberedStore { fingerprint, traits, may_have_lost_writes: false };
             store.keep(&**placed.volume.metadata());
         }
     }
@@ -216,11 +224,15 @@ impl Engine {
         set.wait();
     }
 
-    /// Whether there is something to do for [`Engine::look_after_stores`].
+    /// Whether a store is unavailable: its place is looked at from time to time.
     #[must_use]
-    pub fn needs_to_look_after_stores(&self) -> bool {
-        let low = self.health.low_space();
-        !self.lacks.is_empty() || !self.health.gone().is_empty() || !low.is_empty() || !self.low_on_space.is_empty()
+    pub fn has_unavailable_stores(&self) -> bool {
+        !self.lacks.is_empty()
+    }
+
+    /// Receives a wake-up when there is something to do for [`Engine::look_after_stores`]; `None` after the first call.
+    pub fn store_wake_ups(&mut self) -> Option<Receiver<()>> {
+        self.store_wake_ups.take()
     }
 
     /// Tells the clients of volumes when the space of their pools falls below the soft threshold.
@@ -254,13 +266,17 @@ impl Engine {
         for (name, placed) in self.volumes.clone() {
             // The device of a forwarded logical unit says by itself whether it is ready.
             let Some(traits) = placed.volume.opened().store().map(|store| store.traits().clone()) else { continue };
-            match (gone.get(&name), self.lacks.contains_key(&name)) {
-                (Some(words), false) => {
+            match (gone.get(&name), self.lacks.get(&name)) {
+                (Some(words), None) => {
                     log!(error, "volume {name} is not ready: {words}");
-                    self.lack(&name, words.clone(), traits.write_cache && !traits.read_only);
+                    let may_have_lost_writes = traits.write_cache && !traits.read_only;
+                    if may_have_lost_writes {
+                        RememberedStore::mark_lost_writes(&**placed.volume.metadata());
+                    }
+                    self.lack(&name, words.clone(), may_have_lost_writes);
                     lost.push(placed.unit);
                 }
-                (None, true) if !placed.volume.is_without_store() => {
+                (None, Some(lack)) if !placed.volume.is_without_store() && !lack.may_have_lost_writes => {
                     log!("volume {name}: the store answers again");
                     self.lacks.remove(&name);
                     back.push(placed.unit);
@@ -275,7 +291,9 @@ impl Engine {
 
     /// Looks for the stores of volumes that are unavailable, because the operator asks for it.
     pub(crate) fn look_for_stores(&mut self, wanted: &Checked) {
-        for place in self.look_after_stores(wanted) {
+        let places = self.look_after_stores(wanted);
+        ask_all(places.iter().map(|place| place.path.as_path()));
+        for place in places {
             if answers(&place.path) {
                 self.store_found(&place.name, place.look(), wanted);
             }
@@ -310,6 +328,18 @@ impl Engine {
             lack.found = found;
             log!(error, "{}", trouble(name, lack));
         }
+    }
+
+    /// Finds out whether the place of the store of a volume answers, which may take long.
+    pub(crate) fn store_answers(&self, name: &str, wanted: &Checked) -> Later<Result<(), StoreNotAccepted>> {
+        let path = wanted.config.volumes.get(name).and_then(|volume| volume.path.as_ref());
+        let path = path.map(|path| path.path().to_owned()).filter(|_| self.host().has_threads());
+        Box::new(move || match path {
+            Some(path) if !answers(&path) => {
+                Err(StoreNotAccepted::Refused(TargetError::new(EngineError::NoAnswer(path))))
+            }
+            _ => Ok(()),
+        })
     }
 
     /// Serves the store that is at the place of a volume now, because an operator says that it is the right one.
@@ -378,7 +408,10 @@ fn trouble(name: &str, lack: &Lack) -> TroubleView {
         (_, Some(Found::Unknown)) => {
             ("; a store is at its place that cannot be told from others", format!("if it is the right one, `{accept}`"))
         }
-        (true, None) => ("", format!("make it available (`findmnt`, `lsblk`), then `{accept}`")),
+        (true, None) => (
+            "; writes that no flush confirmed may be missing in its store",
+            format!("make it available (`findmnt`, `lsblk`), then `{accept}`"),
+        ),
         (false, _) => ("", "make it available (`findmnt`, `lsblk`): it is served by itself then".to_owned()),
     };
     TroubleView {

@@ -83,9 +83,12 @@ impl Service {
         keeper.unavailable_lines().for_each(|away| log!(error, "{away}"));
         let core_set = keeper.running().core_set();
         let (cores, shared) = (core_set.cores().clone(), core_set.shared().clone());
+        let wake_ups = keeper.running().store_wake_ups();
         let (control, thread) = ControlThread::start(keeper)?;
         namespace_manager::start(&shared.namespace_requests, control.clone());
-        returning_stores::start(control.clone())?;
+        if let Some(wake_ups) = wake_ups {
+            returning_stores::start(control.clone(), wake_ups)?;
+        }
         Ok(Self { control, cores, thread })
     }
 

@@ -23,10 +23,10 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// A folder that is removed at the end of the test.
-struct Place(PathBuf);
+pub(crate) struct Place(pub(crate) PathBuf);
 
 impl Place {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let count = COUNT.fetch_add(1, Ordering::Relaxed);
         let path = std::env::temp_dir().join(format!("lunar-engine-{}-{count}", std::process::id()));
@@ -34,7 +34,7 @@ impl Place {
         Self(path)
     }
 
-    fn checked(&self, text: &str) -> Checked {
+    pub(crate) fn checked(&self, text: &str) -> Checked {
         self.checked_for("epoll", text)
     }
 
@@ -49,7 +49,7 @@ impl Place {
     }
 
     /// Applies `after` to an engine with the configuration `before`.
-    fn apply(&self, engine: &mut Engine, before: &Checked, after: &Checked) -> Result<(), String> {
+    pub(crate) fn apply(&self, engine: &mut Engine, before: &Checked, after: &Checked) -> Result<(), String> {
         let plan = Plan::between(before, after);
         let strict = MissingPolicy {
             may_be_missing: BTreeSet::new(),

@@ -11,7 +11,7 @@ use landlock::{
 use lunar_control::common_sections::Protection;
 use lunar_control::config::Config;
 use lunar_control::secret::SecretSource;
-use lunar_engine::answering::answers;
+use lunar_engine::answering::{answers, ask_all};
 use lunar_engine::backend::{self, JailPaths};
 use lunar_engine::service_unit;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
@@ -63,7 +63,10 @@ impl Paths {
         paths.keep.push(state.to_owned());
         paths.keep.extend(config.server.folders.iter().map(|folder| folder.path().to_owned()));
         // The rules of the sandbox would wait for a file system that does not answer. The file helper opens its files.
-        let pools = config.pools.values().map(|pool| pool.folder.path()).filter(|folder| answers(&folder.join("any")));
+        let pools: Vec<_> = config.pools.values().map(|pool| pool.folder.path().join("any")).collect();
+        let volumes = config.volumes.values().filter_map(|volume| Some(volume.path.as_ref()?.path()));
+        ask_all(volumes.chain(pools.iter().map(PathBuf::as_path)));
+        let pools = pools.iter().filter(|any| answers(any)).filter_map(|any| any.parent());
         paths.keep.extend(pools.map(Path::to_owned));
         let runtime = crate::assembly::runtime();
         for of_front in REGISTRY.fronts.iter().map(|entry| entry.front.paths(config, &runtime)) {

@@ -19,3 +19,5 @@ pub mod stats;
 mod engine_tests;
 #[cfg(test)]
 mod namespace_manager_tests;
+#[cfg(test)]
+mod store_tests;

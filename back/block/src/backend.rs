@@ -49,11 +49,7 @@ impl Backend for BlockBackend {
     }
 
     fn fingerprint(&self, path: &Path, _: bool) -> Option<Fingerprint> {
-        match mark_at(path)? {
-            mark @ BlockMark::Named(_) => Some(Fingerprint { mark: mark_of(mark).to_string(), origin: String::new() }),
-            // Any device may be at a place.
-            BlockMark::Place(_) => None,
-        }
+        fingerprint(&mark_at(path)?)
     }
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
@@ -79,6 +75,15 @@ impl Backend for BlockBackend {
     }
 }
 
+/// The fingerprint of a device with this mark.
+fn fingerprint(mark: &BlockMark) -> Option<Fingerprint> {
+    match mark {
+        BlockMark::Named(_) => Some(Fingerprint::of_mark(&mark_of(mark.clone()))),
+        // Any device may be at a place.
+        BlockMark::Place(_) => None,
+    }
+}
+
 fn mark_of(mark: BlockMark) -> Mark {
     match mark {
         BlockMark::Named(name) => Mark::Global { space: "device", name },
@@ -93,6 +98,10 @@ impl OpenedStore for BlockVolume {
 
     fn mark(&self) -> Option<Mark> {
         Some(mark_of(Self::mark(self).clone()))
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        fingerprint(Self::mark(self))
     }
 
     fn is_direct(&self) -> bool {

@@ -14,6 +14,7 @@ use lunar_reactor::disk::device_name;
 use lunar_reactor::{Reactor, log};
 use rustix::fs::{AtFlags, StatxFlags, fstat, statx};
 use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -66,7 +67,7 @@ impl Backend for FileBackend {
     }
 
     fn fingerprint(&self, path: &Path, read_only: bool) -> Option<Fingerprint> {
-        fingerprint(path, read_only)
+        fingerprint_at(path, read_only)
     }
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
@@ -117,16 +118,28 @@ fn mark_of(mark: mark::Mark) -> Mark {
     }
 }
 
-/// The fingerprint of the file at this path: its mark, when it was created, and the device that it is
-/// on. A snapshot of a file system has files with the same marks.
-fn fingerprint(path: &Path, read_only: bool) -> Option<Fingerprint> {
-    let mark = mark_of(mark::at(path, read_only)?).to_string();
+/// The fingerprint of the file at this path.
+fn fingerprint_at(path: &Path, read_only: bool) -> Option<Fingerprint> {
     let file = files::open(path, Access::Read).ok()?;
-    let known = statx(&file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
+    let mark = mark::found(file.as_fd(), path, &fstat(&file).ok()?, read_only)?;
+    fingerprint(file.as_fd(), &mark)
+}
+
+/// The fingerprint of an open file with this mark.
+fn fingerprint(file: BorrowedFd<'_>, mark: &mark::Mark) -> Option<Fingerprint> {
+    let known = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_dated = known.stx_mask & StatxFlags::BTIME.bits() != 0;
-    let created = is_dated.then(|| format!("created {}.{:09}", known.stx_btime.tv_sec, known.stx_btime.tv_nsec));
-    let device = device_name(fstat(&file).ok()?.st_dev);
-    Some(Fingerprint { mark, origin: created.into_iter().chain(device).collect::<Vec<_>>().join(", ") })
+    let created = is_dated.then_some((known.stx_btime.tv_sec, known.stx_btime.tv_nsec));
+    compose(mark, created, device_name(fstat(file).ok()?.st_dev))
+}
+
+/// The fingerprint of a file: its number, when it was created, and the name of the device that it is on. Snapshots and
+/// copies of a file system have files with the same numbers and times, so both are its origin, or none. Any file may be
+/// at a place.
+fn compose(mark: &mark::Mark, created: Option<(i64, u32)>, device: Option<String>) -> Option<Fingerprint> {
+    let mark::Mark::Stored(number) = mark else { return None };
+    let with_device = |((seconds, nanoseconds), device)| format!("created {seconds}.{nanoseconds:09}, {device}");
+    Some(Fingerprint { mark: Mark::Number(*number).to_string(), origin: created.zip(device).map(with_device) })
 }
 
 fn with_suffix(path: &Path) -> PathBuf {
@@ -142,6 +155,10 @@ impl OpenedStore for FileVolume {
 
     fn mark(&self) -> Option<Mark> {
         Some(mark_of(Self::mark(self).clone()))
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        fingerprint(self.file(), Self::mark(self))
     }
 
     fn is_direct(&self) -> bool {

@@ -105,3 +105,37 @@ fn the_mark_of_a_volume_is_known_before_it_is_opened() {
     let mark = opened(false);
     assert_eq!((FileBackend.mark_at(&path, false), FileBackend.mark_at(&path, true)), (Some(mark.clone()), Some(mark)));
 }
+
+#[test]
+fn a_file_is_the_one_before_only_by_its_number_its_birth_and_its_device() {
+    let number = mark::Mark::Stored([7; 16]);
+    let device = || Some("wwid naa.5".to_owned());
+    let known = compose(&number, Some((1, 5)), device()).expect("it has a number");
+    assert_eq!(known.origin.as_deref(), Some("created 1.000000005, wwid naa.5"));
+    for (created, device) in [(None, device()), (Some((1, 5)), None), (None, None)] {
+        let found = compose(&number, created, device).expect("it has a number");
+        assert_eq!((&found.mark, found.origin), (&known.mark, None));
+    }
+    assert_eq!(compose(&mark::Mark::Place("7 8 /disk.img".to_owned()), Some((1, 5)), device()), None);
+}
+
+#[test]
+fn the_fingerprint_of_an_open_file_is_its_own_whatever_is_at_its_path() {
+    let folder = Folder::new("fingerprint");
+    let path = folder.file();
+    let made = |path: &Path| {
+        std::fs::write(path, [0; 4096]).expect("a file");
+        FileBackend.open(&request(path), None).expect("it opens")
+    };
+    let print = |opened: &Opened| opened.store().and_then(|store| store.fingerprint());
+    let opened = made(&path);
+    let known = print(&opened);
+    if known.is_none() {
+        return eprintln!("skipped: no extended attributes here");
+    }
+    assert_eq!(FileBackend.fingerprint(&path, false), known);
+    std::fs::rename(&path, path.with_extension("moved")).expect("it is there");
+    let other = made(&path);
+    assert_ne!(print(&other), known);
+    assert_eq!(print(&opened), known);
+}

@@ -32,7 +32,7 @@ use lunar_reactor::op::{Allocate, Handle};
 use mark::Mark;
 pub use open::{Options, Refusal};
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -118,6 +118,11 @@ impl FileVolume {
     #[must_use]
     pub fn mark(&self) -> &Mark {
         &self.mark
+    }
+
+    /// The file, as it is open.
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.source.file()
     }
 
     /// Whether I/O bypasses the page cache.

@@ -28,14 +28,18 @@ pub enum Mark {
 #[must_use]
 pub fn at(path: &Path, read_only: bool) -> Option<Mark> {
     let file = files::open(path, Access::Read).ok()?;
-    let stat = fstat(&file).ok()?;
+    found(file.as_fd(), path, &fstat(&file).ok()?, read_only)
+}
+
+/// The same of a file that is open.
+pub(crate) fn found(file: BorrowedFd<'_>, path: &Path, stat: &Stat, read_only: bool) -> Option<Mark> {
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return None;
     }
-    match read(file.as_fd()) {
+    match read(file) {
         Ok(Some((number, inode))) if inode == stat.st_ino => Some(Mark::Stored(number)),
-        Err(Errno::OPNOTSUPP) => Some(place(file.as_fd(), path, &stat)),
-        _ if read_only => Some(place(file.as_fd(), path, &stat)),
+        Err(Errno::OPNOTSUPP) => Some(place(file, path, stat)),
+        _ if read_only => Some(place(file, path, stat)),
         _ => None,
     }
 }

@@ -26,7 +26,8 @@ pub struct VolumeContext<'a> {
     pub previous: Option<&'a Volume>,
     /// A file that is missing is created. Without it, the volume was served before: its file must be there.
     pub creates: bool,
-    /// The store of `previous` is unavailable: nothing but its open device or file is taken over.
+    /// The store of `previous` is unavailable: its open device or file and its metadata are taken over, and not its
+    /// protection store.
     pub is_return: bool,
 }
 
@@ -62,7 +63,8 @@ impl Volume {
             None => identity,
         };
         let before = context.previous.filter(|_| !context.is_return);
-        let same = before.filter(|previous| previous.identity.uuid == identity.uuid);
+        // Two metadata stores of one folder would overwrite each other's records.
+        let same = context.previous.filter(|previous| previous.identity.uuid == identity.uuid);
         let metadata = match same {
             Some(same) => same.metadata.clone(),
             None => metadata_store(backend.durability(), context.state, identity.uuid, !request.read_only)

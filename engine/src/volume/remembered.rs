@@ -17,9 +17,11 @@ const NAME: &str = "store";
 /// A store as it was served last.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct RememberedStore {
-    /// `None`: it cannot be told from others.
+    /// `None`: any store may be at its place.
     pub(crate) fingerprint: Option<Fingerprint>,
     pub(crate) traits: Traits,
+    /// It went away while it was served with a write cache, and no operator has accepted it since.
+    pub(crate) may_have_lost_writes: bool,
 }
 
 impl RememberedStore {
@@ -33,6 +35,13 @@ impl RememberedStore {
         if Self::load(metadata).as_ref() != Some(self) {
             // The thread of the metadata writes it, whether it is waited for or not.
             drop(metadata.save(NAME, self.record().to_string().into_bytes()));
+        }
+    }
+
+    /// The store that is remembered may have lost writes: a restart does not serve it either until it is accepted.
+    pub(crate) fn mark_lost_writes(metadata: &dyn MetadataStore) {
+        if let Some(store) = Self::load(metadata) {
+            Self { may_have_lost_writes: true, ..store }.keep(metadata);
         }
     }
 
@@ -51,6 +60,7 @@ impl RememberedStore {
             "physical-block": physical_block,
             "optimal-io": optimal_io,
             "rotational": rotational,
+            "may-have-lost-writes": self.may_have_lost_writes,
         })
     }
 
@@ -61,7 +71,7 @@ impl RememberedStore {
         let text = |key: &str| known[key].as_str().map(str::to_owned);
         let fingerprint = match known.is_null() {
             true => None,
-            false => Some(Fingerprint { mark: text("mark")?, origin: text("origin")? }),
+            false => Some(Fingerprint { mark: text("mark")?, origin: text("origin") }),
         };
         let traits = Traits {
             size: record["size"].as_u64().filter(|size| *size > 0)?,
@@ -75,7 +85,9 @@ impl RememberedStore {
             rotational: flag("rotational")?,
             atomic_write: bytes("atomic-write")?,
         };
-        Some(Self { fingerprint, traits })
+        // Records without the flag are from versions that kept it in memory.
+        let may_have_lost_writes = flag("may-have-lost-writes").unwrap_or(false);
+        Some(Self { fingerprint, traits, may_have_lost_writes })
     }
 }
 
@@ -153,12 +165,17 @@ mod tests {
         };
         let metadata = VolatileMemory::default();
         assert_eq!(RememberedStore::load(&metadata), None);
-        let fingerprint = Fingerprint { mark: "number 07".into(), origin: "created 1.5".into() };
-        for fingerprint in [Some(fingerprint), None] {
-            let store = RememberedStore { fingerprint, traits: traits.clone() };
+        let fingerprint = Fingerprint { mark: "number 07".into(), origin: Some("created 1.5".into()) };
+        let copied = Fingerprint { origin: None, ..fingerprint.clone() };
+        for (fingerprint, may_have_lost_writes) in [(Some(fingerprint), false), (Some(copied), false), (None, true)] {
+            let store = RememberedStore { fingerprint, traits: traits.clone(), may_have_lost_writes };
             store.keep(&metadata);
             assert_eq!(RememberedStore::load(&metadata), Some(store));
         }
+        let mut old = RememberedStore { fingerprint: None, traits, may_have_lost_writes: false }.record();
+        old.as_object_mut().and_then(|record| record.remove("may-have-lost-writes")).expect("it is in the record");
+        drop(metadata.save(NAME, old.to_string().into_bytes()));
+        assert!(RememberedStore::load(&metadata).is_some_and(|store| !store.may_have_lost_writes));
         for unknown in [&b""[..], b"{}", b"[]", br#"{"fingerprint": {"mark": 7}, "size": 1}"#] {
             drop(metadata.save(NAME, unknown.to_vec()));
             assert_eq!(RememberedStore::load(&metadata), None);

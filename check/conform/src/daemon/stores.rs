@@ -16,10 +16,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-pub(super) const CASES: [Case; 5] = [
+pub(super) const CASES: [Case; 6] = [
     ("a volume whose file system is not mounted stays a LUN, and returns when it is", returns_with_its_file_system),
     ("a copy at the place of a missing file is not served until an operator accepts it", accepts_a_copy),
     ("a volume whose device goes away is not ready until the device is back", loses_its_device),
+    ("no thread wakes to look for stores while none is missing", looks_for_nothing),
     ("clients are notified before a file system is full, and writes go on when it has space", warns_before_it_is_full),
     ("the missing folder of a pool keeps no volume from being served", misses_the_folder_of_a_pool),
 ];
@@ -105,6 +106,47 @@ fn folder(lab: &Lab, driver: Driver, name: &str) -> Result<PathBuf> {
     Ok(folder)
 }
 
+/// What `lunar explain` says about the volume.
+fn explained(lab: &Lab, daemon: &Daemon) -> String {
+    lunar(lab, daemon, &["explain", "volume", "late"]).unwrap_or_else(|why| format!("{why:#}"))
+}
+
+/// Waits until the volume is served again: by itself if its device has a name, or else when the operator accepts it.
+fn until_served(lab: &Lab, daemon: &Daemon, host: &mut Session) -> Result<()> {
+    let end = std::time::Instant::now() + LIMIT;
+    while readiness(host)?.is_some() {
+        if explained(lab, daemon).contains("lunar volume accept late") {
+            lunar(lab, daemon, &["volume", "accept", "late"])?;
+        }
+        ensure!(std::time::Instant::now() < end, "not served after {} s", LIMIT.as_secs());
+        std::thread::sleep(std::time::Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// How often the thread that looks for stores has slept.
+fn sleeps(daemon: &Daemon) -> Result<u64> {
+    let process = daemon.target.as_ref().and_then(crate::target::Target::pid).context("the daemon runs")?;
+    for thread in fs::read_dir(format!("/proc/{process}/task"))?.flatten() {
+        if fs::read_to_string(thread.path().join("comm")).is_ok_and(|name| name.trim() == "stores") {
+            let status = fs::read_to_string(thread.path().join("status"))?;
+            let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+            return Ok(sleeps.context("the kernel counts them")?.trim().parse()?);
+        }
+    }
+    anyhow::bail!("there is no thread that looks for stores")
+}
+
+fn looks_for_nothing(lab: &Lab, driver: Driver) -> Result<()> {
+    let daemon = started(lab, driver, "rest", "[volume.late]\nkind = \"ram\"\nsize = \"1M\"\n")?;
+    daemon.session(MAIN, "host", 7)?.logout()?;
+    let before = sleeps(&daemon)?;
+    std::thread::sleep(std::time::Duration::from_secs(4));
+    let more = sleeps(&daemon)? - before;
+    ensure!(more == 0, "it wakes {more} times in four seconds");
+    daemon.stop()
+}
+
 fn halt(daemon: &mut Daemon) -> Result<()> {
     daemon.target.take().context("the daemon runs")?.stop()
 }
@@ -132,7 +174,7 @@ fn returns_with_its_file_system(lab: &Lab, driver: Driver) -> Result<()> {
     // The file system comes.
     let mut mount = Command::new("mount");
     process::run(mount.args(["-o", "loop"]).arg(&image).arg(&mounted.path), LIMIT)?.succeeded()?;
-    until_ready(&mut host, true)?;
+    until_served(lab, &daemon, &mut host)?;
     ensure!(identity(&mut host)? == before, "it is another disk");
     ensure!(keys(&mut host)? == [KEY], "the registration is lost: {:x?}", keys(&mut host)?);
     has_its_data(&mut host)?;
@@ -169,7 +211,7 @@ fn accepts_a_copy(lab: &Lab, driver: Driver) -> Result<()> {
     daemon.start(lab)?;
     let mut host = session(&daemon, "host", 7)?;
     fs::rename(folder.join("accepted.img"), &file)?;
-    until_ready(&mut host, true)?;
+    until_served(lab, &daemon, &mut host)?;
     has_its_data(&mut host)?;
     host.logout()?;
     daemon.stop()
@@ -179,7 +221,7 @@ fn loses_its_device(lab: &Lab, driver: Driver) -> Result<()> {
     let image = folder(lab, driver, "device")?.join("image");
     fs::File::create(&image)?.set_len(16 << 20)?;
     let device = LoopDevice::attach(image.to_str().context("paths of the scratch folder are text")?)?;
-    let daemon = started(lab, driver, "device", &volume("late", "block", &device.path, ""))?;
+    let mut daemon = started(lab, driver, "device", &volume("late", "block", &device.path, ""))?;
     let mut host = daemon.session(MAIN, "host", 7)?;
     let before = identity(&mut host)?;
     let resized = |bytes: u64| -> Result<()> {
@@ -191,7 +233,17 @@ fn loses_its_device(lab: &Lab, driver: Driver) -> Result<()> {
     until_ready(&mut host, false)?;
     daemon.session(MAIN, "other", 0)?.write(1, vec![3; 512], 512).context("another volume")?;
     resized(16 << 20)?;
-    until_ready(&mut host, true)?;
+    // Writes that no flush confirmed may be missing: an operator decides, after a restart, too.
+    let lost = "writes that no flush confirmed may be missing";
+    until(|| explained(lab, &daemon).contains(lost))?;
+    ensure!(readiness(&mut host)? == Some(UNAVAILABLE), "it is served before it is accepted");
+    halt(&mut daemon)?;
+    daemon.start(lab)?;
+    let mut host = session(&daemon, "host", 7)?;
+    until(|| explained(lab, &daemon).contains(lost))?;
+    ensure!(readiness(&mut host)? == Some(UNAVAILABLE), "a restart serves it before it is accepted");
+    expect_text(&lunar(lab, &daemon, &["volume", "accept", "late"])?, "its store is served")?;
+    ensure!(readiness(&mut host)?.is_none(), "not ready after it was accepted");
     ensure!(identity(&mut host)? == before, "it is another disk");
     host.write(0, vec![9; 512], 512)?;
     host.logout()?;
