@@ -72,7 +72,7 @@ pub trait Control {
     /// [`Live::sessions`].
     fn sessions(&mut self) -> Vec<SessionView>;
     /// [`Live::tcp`].
-    fn tcp(&mut self) -> Later<TcpViews>;
+    fn tcp(&mut self, only: Option<&str>) -> Later<TcpViews>;
     /// [`Live::kick`].
     fn kick(&mut self, id: &str) -> Option<Later<bool>>;
     /// [`Live::statistics`].
@@ -176,8 +176,8 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         Self::freeze_writes(self, volume)
     }
 
-    fn tcp(&mut self) -> Later<TcpViews> {
-        self.running().tcp()
+    fn tcp(&mut self, only: Option<&str>) -> Later<TcpViews> {
+        self.running().tcp(only)
     }
 
     fn sessions(&mut self) -> Vec<SessionView> {

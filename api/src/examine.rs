@@ -29,7 +29,7 @@ pub fn examine(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<
         },
         ..Facts::default()
     };
-    let (shared, mut sessions, tcp) = (request.shared.clone(), control.sessions(), control.tcp());
+    let (shared, mut sessions, tcp) = (request.shared.clone(), control.sessions(), control.tcp(None));
     Ok(Box::new(move || {
         handlers::add_tcp(&mut sessions, tcp());
         facts.sessions = sessions.iter().filter_map(|session| serde_json::to_value(session).ok()).collect();

@@ -73,7 +73,7 @@ pub fn history(request: &ApiRequest) -> Outcome {
 /// `GET /v1/session`
 pub fn sessions(control: &mut dyn Control, _: &ApiRequest) -> Result<Later<Outcome>, Problem> {
     let mut all = control.sessions();
-    let tcp = control.tcp();
+    let tcp = control.tcp(None);
     Ok(Box::new(move || {
         add_tcp(&mut all, tcp());
         Reply::json(&all)
@@ -100,7 +100,7 @@ fn find_session(control: &mut dyn Control, id: &str) -> Result<SessionView, Prob
 /// `GET /v1/session/{id}`
 pub fn session(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
     let mut session = find_session(control, request.parameter("id"))?;
-    let tcp = control.tcp();
+    let tcp = control.tcp(Some(&session.id));
     Ok(Box::new(move || {
         add_tcp(std::slice::from_mut(&mut session), tcp());
         Reply::json(&session)

@@ -101,8 +101,9 @@ pub trait Live {
     /// All sessions, over all transports.
     fn sessions(&mut self) -> Vec<SessionView>;
 
-    /// Reads the state of the TCP connections of all sessions, by their IDs.
-    fn tcp(&mut self) -> Later<TcpViews> {
+    /// Reads the state of the TCP connections of all sessions, or of one, by their IDs.
+    fn tcp(&mut self, only: Option<&str>) -> Later<TcpViews> {
+        let _ = only;
         Box::new(TcpViews::new)
     }
 

@@ -69,12 +69,17 @@ impl Live for Engine {
         fronts.iter().flat_map(|front| front.sessions(&self.shape.names)).collect()
     }
 
-    fn tcp(&mut self) -> Later<TcpViews> {
-        let cores = self.core_set().cores().clone();
+    fn tcp(&mut self, only: Option<&str>) -> Later<TcpViews> {
+        let (cores, only) = (self.core_set().cores().clone(), only.map(str::to_owned));
         Box::new(move || {
-            let states =
-                |core: Rc<Core>| ready(core.used_fronts().flat_map(|front| front.tcp_states()).collect::<Vec<_>>());
-            let asked: Vec<_> = (0..cores.count()).map(|core| cores.ask(core, states)).collect();
+            let ask = |core| {
+                let only = only.clone();
+                cores.ask(core, move |core: Rc<Core>| {
+                    let states = core.used_fronts().flat_map(|front| front.tcp_states(only.as_deref()));
+                    ready(states.collect::<Vec<_>>())
+                })
+            };
+            let asked: Vec<_> = (0..cores.count()).map(ask).collect();
             let mut all = TcpViews::new();
             // A core that stalls has no answer; the sessions of the others are shown.
             for (id, state) in asked.into_iter().filter_map(|answer| answer.wait_for(TCP_PATIENCE)).flatten() {

@@ -26,8 +26,9 @@ pub trait FrontOnCore: Any + fmt::Debug {
     /// The connections that are served.
     fn connections(&self) -> usize;
 
-    /// The state of its TCP connections, each with the ID of its session.
-    fn tcp_states(&self) -> Vec<(String, TcpState)> {
+    /// The state of its TCP connections, each with the ID of its session; `only`: those of the session with this ID.
+    fn tcp_states(&self, only: Option<&str>) -> Vec<(String, TcpState)> {
+        let _ = only;
         Vec::new()
     }
 

@@ -204,8 +204,9 @@ impl FrontOnCore for IscsiCore {
         self.0.connections()
     }
 
-    fn tcp_states(&self) -> Vec<(String, TcpState)> {
-        self.0.tcp_states().into_iter().map(|(tsih, state)| (session_id(tsih), state)).collect()
+    fn tcp_states(&self, only: Option<&str>) -> Vec<(String, TcpState)> {
+        let is_wanted = |tsih| only.is_none_or(|only| only == session_id(tsih));
+        self.0.tcp_states(is_wanted).into_iter().map(|(tsih, state)| (session_id(tsih), state)).collect()
     }
 
     fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {

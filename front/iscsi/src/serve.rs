@@ -133,10 +133,10 @@ impl Front {
         }
     }
 
-    /// The state of the TCP connections of sessions, each with the TSIH of its session.
+    /// The state of the TCP connections of the wanted sessions, each with the TSIH of its session.
     #[must_use]
-    pub fn tcp_states(&self) -> Vec<(u16, TcpState)> {
-        self.connections.all().iter().filter_map(|connection| connection.tcp_state()).collect()
+    pub fn tcp_states(&self, is_wanted: impl Fn(u16) -> bool) -> Vec<(u16, TcpState)> {
+        self.connections.all().iter().filter_map(|connection| connection.tcp_state(&is_wanted)).collect()
     }
 
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].

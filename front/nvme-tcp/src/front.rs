@@ -163,8 +163,9 @@ impl FrontOnCore for NvmeTcpCore {
         self.front.connections()
     }
 
-    fn tcp_states(&self) -> Vec<(String, TcpState)> {
-        let states = self.front.tcp_states().into_iter();
+    fn tcp_states(&self, only: Option<&str>) -> Vec<(String, TcpState)> {
+        let is_wanted = |controller: &Controller| only.is_none_or(|only| only == nvme_sessions::id(controller));
+        let states = self.front.tcp_states(is_wanted).into_iter();
         states.map(|(controller, state)| (nvme_sessions::id(&controller), state)).collect()
     }
 

@@ -105,10 +105,10 @@ impl Front {
         self.connections.len()
     }
 
-    /// The state of the TCP connections of queues, each with its controller.
+    /// The state of the TCP connections of queues of the wanted controllers, each with its controller.
     #[must_use]
-    pub fn tcp_states(&self) -> Vec<(Arc<Controller>, TcpState)> {
-        self.connections.all().iter().filter_map(|connection| connection.tcp_state()).collect()
+    pub fn tcp_states(&self, is_wanted: impl Fn(&Controller) -> bool) -> Vec<(Arc<Controller>, TcpState)> {
+        self.connections.all().iter().filter_map(|connection| connection.tcp_state(&is_wanted)).collect()
     }
 
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].

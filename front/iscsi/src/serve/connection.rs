@@ -55,9 +55,9 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// The TSIH, once the initiator has logged in, and the state of the TCP connection.
-    pub(super) fn tcp_state(&self) -> Option<(u16, TcpState)> {
-        let tsih = Some(self.tsih.get()).filter(|tsih| *tsih != 0)?;
+    /// The TSIH, once the initiator has logged in, and the state of the TCP connection, if its session is wanted.
+    pub(super) fn tcp_state(&self, is_wanted: impl Fn(u16) -> bool) -> Option<(u16, TcpState)> {
+        let tsih = Some(self.tsih.get()).filter(|tsih| *tsih != 0 && is_wanted(*tsih))?;
         Some((tsih, self.stream.tcp_state()?))
     }
 

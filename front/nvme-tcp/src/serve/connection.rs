@@ -56,9 +56,10 @@ pub(super) struct Connection {
 }
 
 impl Connection {
-    /// Its controller, once it has one, and the state of the TCP connection.
-    pub(super) fn tcp_state(&self) -> Option<(Arc<Controller>, TcpState)> {
-        let controller = self.queue.borrow().as_ref().map(|queue| queue.controller.clone())?;
+    /// Its controller, once it has one, and the state of the TCP connection, if the controller is wanted.
+    pub(super) fn tcp_state(&self, is_wanted: impl Fn(&Controller) -> bool) -> Option<(Arc<Controller>, TcpState)> {
+        let queue = self.queue.borrow();
+        let controller = queue.as_ref().map(|queue| queue.controller.clone()).filter(|own| is_wanted(own))?;
         Some((controller, self.stream.tcp_state()?))
     }
 
