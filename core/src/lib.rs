@@ -2,6 +2,7 @@
 //!
 //! * [`access`]: which hosts may connect, and which units they see
 //! * [`unit`]: a unit as the data path sees it; [`ascii`]: short texts in its identity
+//! * [`digest`]: digests of names
 //! * [`io`]: the back-end contract: [`io::Io`], [`io::Done`], [`io::Store`]
 //! * [`metadata`]: what a unit keeps across restarts besides its data
 //! * [`mem`]: memory with handles: [`mem::Arena`], [`mem::Buf`], [`mem::Slice`], [`mem::Sg`]
@@ -25,6 +26,7 @@ pub mod access;
 pub mod ascii;
 pub mod count;
 pub mod counters;
+pub mod digest;
 pub mod hosts;
 pub mod io;
 pub mod medium;

@@ -1,5 +1,6 @@
 //! The names of links.
 
+use lunar_core::digest::fnv_64;
 use lunar_reactor::endpoint::MacAddress;
 use lunar_reactor::unix::SOCKET_PATH_MAX;
 use std::fmt;
@@ -8,8 +9,6 @@ use std::str::FromStr;
 
 /// The most bytes of the name of an interface (IFNAMSIZ, without the zero at its end).
 const INTERFACE_NAME_MAX: usize = 15;
-/// The first prime and the offset of the hash FNV-1a with 64 bits.
-const FNV: (u64, u64) = (0x0000_0100_0000_01b3, 0xcbf2_9ce4_8422_2325);
 
 /// The name of a link: `eth0`, `tap:NAME`, `unix:PATH,PEER`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -52,9 +51,7 @@ impl LinkAddress {
     /// The MAC address of a link that has none by itself: locally administered, and always the same for this name.
     #[must_use]
     pub fn derived_mac(&self) -> MacAddress {
-        let (prime, offset) = FNV;
-        let hash = self.to_string().bytes().fold(offset, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(prime));
-        let [.., b, c, d, e, f] = hash.to_be_bytes();
+        let [.., b, c, d, e, f] = fnv_64(&self.to_string()).to_be_bytes();
         // Individual, locally administered (IEEE 802-2014 8.2).
         MacAddress([0x02, b, c, d, e, f])
     }

@@ -1,5 +1,6 @@
 //! Hosts and their names among the registrants of reservations.
 
+use lunar_core::digest::fnv_128;
 use lunar_core::port::NexusName;
 use lunar_unit::reserve::HOST_PREFIX;
 use std::fmt::Write;
@@ -30,15 +31,8 @@ impl Host {
     #[must_use]
     pub fn id_of(name: &NexusName) -> [u8; 16] {
         let digits = name.initiator.strip_prefix(HOST_PREFIX).and_then(|digits| u128::from_str_radix(digits, 16).ok());
-        digits.unwrap_or_else(|| digest(&name.to_string())).to_be_bytes()
+        digits.unwrap_or_else(|| fnv_128(&name.to_string())).to_be_bytes()
     }
-}
-
-/// FNV-1a with 128 bits: it only has to distinguish names, not to resist an attacker.
-fn digest(name: &str) -> u128 {
-    const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
-    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
-    name.bytes().fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
 }
 
 #[cfg(test)]

@@ -14,12 +14,17 @@ pub const DEPTH_MAX: u16 = 48;
 pub const SLOTS: u16 = lunar_st::limits::SLOTS_MAX;
 /// Commands that one core executes at once. Each takes some 3 KiB for its task.
 pub const EXECUTED_MAX: usize = 1024;
-/// Task management functions and ends of nexuses in progress at a port: each waits for commands that end.
+/// Task management functions in progress at a port: each waits for commands that end.
 pub const FUNCTIONS_MAX: usize = 256;
 /// The time in which a connection has logged in and has its regions, or is closed.
 pub const LOGIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// The time in which an initiator sends the data of a command.
 pub const DATA_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time in which an initiator takes the data and the response of a command. Until then they keep a share of the
+/// memory of the core.
+pub const TAKEN_TIMEOUT: Duration = Duration::from_secs(60);
+/// The time between two looks at data that was not taken.
+pub const TAKEN_INTERVAL: Duration = Duration::from_secs(15);
 /// The pause before the engine is asked again for a sequence for which it had no room.
 pub const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 /// Refused initiators that are reported in one minute, so that forged names do not fill the log.

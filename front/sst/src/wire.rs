@@ -4,6 +4,7 @@
 //! [`RESPONSE_LEN`] bytes. Data moves in Transfers whose identifier at the initiator is in the command.
 
 use lunar_core::codes;
+use lunar_core::digest::fnv_64;
 use lunar_core::wire::be::{U16, U32, U64};
 pub use lunar_scsi::fcp;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -225,13 +226,11 @@ impl<'a> CommandBlock<'a> {
     }
 }
 
-/// The hash of the name of an initiator in its commands (FNV-1a): a command that another initiator has put into a
-/// region by mistake is noticed.
+/// The hash of the name of an initiator in its commands: a command that another initiator has put into a region by
+/// mistake is noticed.
 #[must_use]
 pub fn name_hash(name: &str) -> u64 {
-    const PRIME: u64 = 0x0000_0100_0000_01b3;
-    const OFFSET: u64 = 0xcbf2_9ce4_8422_2325;
-    name.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME))
+    fnv_64(name)
 }
 
 #[cfg(test)]

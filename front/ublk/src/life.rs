@@ -11,6 +11,7 @@
 use crate::error::{Changed, DeviceError, EBUSY, Stays, Step, Taken, Unfit, uuid};
 use crate::params::TRANSFER_BYTES;
 use crate::wire::{ANY_NUMBER, Control, ControlCommand, DeviceInfo, Params, State, attribute, disk_at, feature};
+use lunar_core::digest::fnv_64;
 use lunar_core::io::Fault;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -89,16 +90,11 @@ pub struct Key {
 const OURS: u64 = 0x4c55 << 48;
 const NAME: u64 = (1 << 48) - 1;
 
-/// FNV-1a: a digest that is the same in every version of Lunar.
-fn digest(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |digest, byte| (digest ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
-}
-
 impl Key {
     /// The key of a device of this name with the volume of this UUID.
     #[must_use]
     pub fn of(name: &str, volume: [u8; 16]) -> Self {
-        let digest = digest(name);
+        let digest = fnv_64(name);
         Self { private: OURS | (digest ^ digest >> 48) & NAME, volume }
     }
 

@@ -6,6 +6,7 @@ use crate::wire::fcp::ResponseBytes;
 use crate::wire::{COMMAND_LEN, CommandBlock, RESPONSE_LEN};
 use lunar_core::mem::{PeerMemory, Sg, SgMut};
 use lunar_core::shares::{Member, Share};
+use lunar_core::time::Instant;
 use lunar_engine::link_ports::View;
 use lunar_reactor::Reactor;
 use lunar_scsi::Nexus;
@@ -23,8 +24,8 @@ pub(super) enum Use {
     Login,
     /// The Transfer with the answer; whether the connection ends then.
     Answer(bool),
-    /// The Transfer with the data of a read, and the share of its memory.
-    Sending(#[expect(dead_code, reason = "dropping it gives it back")] Option<Share>),
+    /// The Transfer with the data of a read, the share of its memory, and since when the data waits.
+    Sending(#[expect(dead_code, reason = "dropping it gives it back")] Option<Share>, Instant),
     /// The Put of a response.
     Response,
     /// The region of the commands.
@@ -51,6 +52,7 @@ struct Ready {
     response: ResponseBytes,
     data: Sg,
     share: Option<Share>,
+    since: Instant,
 }
 
 /// The state of the Data-Out of a command.
@@ -124,6 +126,8 @@ pub(super) struct Connection {
     is_closed: Cell<bool>,
     /// A task tries again to send what was refused.
     retries: Cell<bool>,
+    /// A task looks whether its data is taken.
+    pub(super) is_watched: Cell<bool>,
 }
 
 impl Connection {
@@ -138,6 +142,7 @@ impl Connection {
             session: OnceCell::new(),
             is_closed: Cell::new(false),
             retries: Cell::new(false),
+            is_watched: Cell::new(false),
         })
     }
 
@@ -160,6 +165,15 @@ impl Connection {
             (out.is_gone, out.memory, out.arrived) = (true, None, None);
             out.waker.take().into_iter().for_each(Waker::wake);
         }
+    }
+
+    /// Since when data and responses wait that the initiator has not taken: the oldest of them.
+    pub(super) fn waiting_since(&self) -> Option<Instant> {
+        let ready = self.session()?.ready.borrow().values().map(|ready| ready.since).min();
+        let uses = self.uses.borrow();
+        let sending =
+            uses.values().filter_map(|usage| if let Use::Sending(_, since) = usage { Some(*since) } else { None });
+        ready.into_iter().chain(sending).min()
     }
 
     /// Closes the connection.
@@ -379,7 +393,7 @@ impl Connection {
     ) {
         let Some(session) = self.session().filter(|_| !self.is_closed()) else { return };
         session.outs.borrow_mut().remove(&place);
-        session.ready.borrow_mut().insert(place, Ready { response, data, share });
+        session.ready.borrow_mut().insert(place, Ready { response, data, share, since: self.reactor.now() });
         self.flush();
     }
 
@@ -426,7 +440,7 @@ impl Connection {
                     match self.port.with(|engine, now| engine.send_asked(self.vc, id, len, now)) {
                         Ok(()) => {
                             self.port.give(self.vc, id, Chunk::Data(std::mem::take(&mut waiting.data)));
-                            self.note(id, Use::Sending(waiting.share.take()));
+                            self.note(id, Use::Sending(waiting.share.take(), waiting.since));
                         }
                         Err(Refused::Busy) => return Err(Refused::Busy),
                         // It has ended meanwhile: its event follows.

@@ -215,7 +215,7 @@ impl Endpoint {
                 Ok(())
             }
             // The initiator has ended a read of which it has the response.
-            Some(Use::Sending(_)) => Ok(()),
+            Some(Use::Sending(..)) => Ok(()),
             Some(Use::Login | Use::Answer(_) | Use::Response | Use::Commands | Use::Responses) => Err(Broken::Transfer),
         }
     }

@@ -74,6 +74,7 @@ impl Origin {
     /// Ends a command with a response.
     pub(super) fn respond(&self, response: ResponseBytes, sent: Sent) {
         self.connection.respond(self.place, response, sent);
+        self.target.watch(&self.connection);
     }
 
     /// Ends a task management function, or a command that was not executed.
@@ -190,8 +191,14 @@ impl Transfer for DataPath<'_> {
     }
 
     fn has_room(&self) -> bool {
-        let outgoing = self.origin.connection.session().map(|session| &session.memory.outgoing);
-        outgoing.is_some_and(|outgoing| outgoing.has_surplus(PIECE_BYTES))
+        if self.reserved.borrow().is_none()
+            && let Some(session) = self.origin.connection.session()
+        {
+            // Data behind the length that the initiator expects is not kept.
+            let len = (self.command.data_in as usize).min(PIECE_BYTES);
+            self.reserved.replace(session.memory.outgoing.take_surplus(len));
+        }
+        self.reserved.borrow().is_some()
     }
 
     async fn pull(&self, offset: usize, len: usize) -> Result<Sg, Fault> {

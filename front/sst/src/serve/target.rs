@@ -5,7 +5,7 @@ use super::core::Core;
 use super::job::{DataPath, Job, Origin, bare};
 use crate::directory::PortView;
 use crate::exchange::{Broken, CommandId};
-use crate::limits::{FUNCTIONS_MAX, INITIATORS_MAX};
+use crate::limits::{FUNCTIONS_MAX, INITIATORS_MAX, TAKEN_INTERVAL, TAKEN_TIMEOUT};
 use crate::schema::WORD;
 use crate::wire::fcp::{Response, ResponseCode, TaskFlag};
 use crate::wire::{CommandBlock, LoginStatus, name_hash};
@@ -35,8 +35,10 @@ pub(super) struct SstTarget {
     pub(super) turns: Rc<NexusTurns<Arc<str>, VcId>>,
     /// Commands in progress that wait for a slot, or are executed.
     commands: Cell<usize>,
-    /// Task management functions and ends of nexuses in progress.
+    /// Task management functions in progress.
     functions: Cell<usize>,
+    /// Ends of nexuses in progress.
+    ends: Cell<usize>,
 }
 
 /// A counter that counts until this is dropped.
@@ -74,6 +76,7 @@ impl SstTarget {
             turns: Rc::default(),
             commands: Cell::default(),
             functions: Cell::default(),
+            ends: Cell::default(),
         })
     }
 
@@ -81,9 +84,9 @@ impl SstTarget {
         &self.core
     }
 
-    /// Commands and task management functions in progress.
+    /// Commands, task management functions and ends of nexuses in progress.
     pub(super) fn in_progress(&self) -> usize {
-        self.commands.get() + self.functions.get()
+        self.commands.get() + self.functions.get() + self.ends.get()
     }
 
     pub(super) fn connections(&self) -> Vec<Rc<Connection>> {
@@ -161,6 +164,27 @@ impl SstTarget {
         connection.begin(Session::new((name, group, view.name.clone()), nexus, shares, depth));
     }
 
+    /// Sees to it that an initiator takes its data: a connection whose initiator leaves it for too long ends, and its
+    /// memory is free.
+    pub(super) fn watch(self: &Rc<Self>, connection: &Rc<Connection>) {
+        let is_idle = |connection: &Connection| connection.is_closed() || connection.waiting_since().is_none();
+        if is_idle(connection) || connection.is_watched.replace(true) {
+            return;
+        }
+        let (target, connection) = (self.clone(), connection.clone());
+        self.core.reactor().spawn(async move {
+            let reactor = target.core.reactor();
+            while !is_idle(&connection) {
+                reactor.sleep(TAKEN_INTERVAL).await;
+                let since = connection.waiting_since().filter(|_| !connection.is_closed());
+                if since.is_some_and(|since| reactor.now().since(since) >= TAKEN_TIMEOUT) {
+                    target.end(&connection, Reason::TIME_OUT);
+                }
+            }
+            connection.is_watched.set(false);
+        });
+    }
+
     /// Ends a connection.
     pub(super) fn end(self: &Rc<Self>, connection: &Rc<Connection>, reason: Reason) {
         connection.close(reason);
@@ -177,7 +201,7 @@ impl SstTarget {
         let name = session.name.clone();
         self.core.reactor().stats().sessions.sub(1);
         self.core.common.sessions().remove(&(session.section.clone(), name.clone()));
-        let (target, counted) = (self.clone(), Counted::new(self, |target| &target.functions));
+        let (target, counted) = (self.clone(), Counted::new(self, |target| &target.ends));
         let nexus = session.nexus.clone();
         self.turns.end(self.core.reactor(), name, async move {
             let _counted = counted;
