@@ -4,6 +4,7 @@
 use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
+use lunar_control::counters::StoreSpace;
 use lunar_control::document::Edit;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::in_use::{Author, Force};
@@ -97,6 +98,8 @@ pub trait Control {
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
     /// [`Live::vms`].
     fn vms(&mut self) -> Vec<VmView>;
+    /// [`Live::stores`].
+    fn stores(&mut self) -> Vec<StoreSpace>;
     /// [`Live::isns`].
     fn isns(&mut self) -> Option<IsnsView>;
     /// [`Manager::refused`], [`Manager::unavailable_lines`] and [`Live::troubles`].
@@ -226,6 +229,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn vms(&mut self) -> Vec<VmView> {
         self.running().vms()
+    }
+
+    fn stores(&mut self) -> Vec<StoreSpace> {
+        self.running().stores()
     }
 
     fn isns(&mut self) -> Option<IsnsView> {

@@ -93,7 +93,7 @@ mod tests {
             stores: vec!["/srv".to_owned()],
             ..VolumeCounters::default()
         };
-        let store = StoreSpace { name: "/srv".to_owned(), size: 100 << 30, free: 1 << 20 };
+        let store = StoreSpace { name: "/srv".to_owned(), size: 100 << 30, free: 1 << 20, promised: 0, volumes: 0 };
         spaces(&CountersView { volumes: vec![volume], stores: vec![store], ..CountersView::default() }, &mut facts);
         let view = ExaminationView::of(&facts, Vec::new());
         let found: Vec<_> = view.findings.iter().map(|finding| finding.code.word()).collect();

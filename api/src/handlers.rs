@@ -33,7 +33,7 @@ pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
 pub(crate) fn status_view(control: &mut dyn Control, request: &ApiRequest) -> StatusView {
     let sessions = control.sessions().len();
     let troubles = request.shared.tell_troubles(control);
-    let (machines, isns) = (control.vms(), control.isns());
+    let (machines, isns, stores) = (control.vms(), control.isns(), control.stores());
     let current = control.current();
     let named = request.shared.schema.kinds().into_iter().filter(|kind| kind.is_named());
     let things = named.map(|kind| (kind.section(), current.config.names(kind).len())).collect();
@@ -56,6 +56,7 @@ pub(crate) fn status_view(control: &mut dyn Control, request: &ApiRequest) -> St
         isns,
         certificates: request.shared.certificates().into_iter().map(|(name, expiry)| (name, expiry.seconds)).collect(),
         after_restart,
+        stores,
         troubles,
     }
 }

@@ -146,6 +146,7 @@ impl Shared {
             isns: None,
             certificates: BTreeMap::new(),
             after_restart: Vec::new(),
+            stores: Vec::new(),
             troubles: vec![TroubleView { since, ..trouble }],
         })
     }

@@ -2,6 +2,7 @@
 
 use anstyle::{AnsiColor, Style};
 use indicatif::{ProgressBar, ProgressStyle};
+use lunar_control::value::Size;
 use lunar_control::{Kind, Schema};
 use serde_json::Value as Json;
 use std::io::{self, Write};
@@ -376,6 +377,17 @@ pub fn status(status: &Json) -> String {
     }
     for (listener, end) in status["certificates"].as_object().into_iter().flatten() {
         text.push_str(&format!("  {:<13}  of API listener {listener} until {}\n", "certificate", time(end)));
+    }
+    for store in status["stores"].as_array().into_iter().flatten() {
+        // Numbers are told in whole MiB: they change with every write.
+        let size = |key: &str| Size(store[key].as_u64().unwrap_or_default() >> 20 << 20);
+        let volumes = match store["volumes"].as_u64() {
+            Some(1) => "1 volume".to_owned(),
+            count => format!("{} volumes", count.unwrap_or_default()),
+        };
+        let (free, all, promised) = (size("free"), size("size"), size("promised"));
+        let name = text_of(&store["name"]);
+        text.push_str(&format!("  {:<13}  {name}: {free} of {all} free, {promised} promised to {volumes}\n", "space"));
     }
     let isns = &status["isns"];
     if isns.is_object() {

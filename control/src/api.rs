@@ -4,6 +4,7 @@ use crate::affected::{AffectedHost, InUse};
 use crate::apply::Refusal;
 use crate::common_sections::Volume;
 use crate::config::Config;
+use crate::counters::StoreSpace;
 use crate::document::{Edit, Keys, Refused};
 use crate::failure::Failure;
 use crate::kind::{Id, Kind};
@@ -398,6 +399,9 @@ pub struct StatusView {
     pub certificates: BTreeMap<String, u64>,
     /// Changes that take effect after the next start, in words.
     pub after_restart: Vec<String>,
+    /// The file systems of volumes, as they were measured last.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stores: Vec<StoreSpace>,
     /// The troubles, each with what to do.
     pub troubles: Vec<TroubleView>,
 }

@@ -50,6 +50,11 @@ pub struct StoreSpace {
     pub size: u64,
     /// Its free space in bytes, for the user of Lunar.
     pub free: u64,
+    /// The space in bytes that it has promised to volumes: all that they have or may still take. More than its size:
+    /// writes fail when it is full.
+    pub promised: u64,
+    /// The number of volumes on it.
+    pub volumes: usize,
 }
 
 /// A portal.

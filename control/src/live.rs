@@ -3,6 +3,7 @@
 use crate::api::{HandlerView, IsnsView, MediumView, SessionView, TcpView, TroubleView, VmView};
 use crate::apply::TargetError;
 use crate::check::Checked;
+use crate::counters::StoreSpace;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use crate::names::Uuid;
 use crate::slow::{AllStagesView, SlowLogView};
@@ -164,6 +165,11 @@ pub trait Live {
 
     /// The endpoints of virtual machines.
     fn vms(&mut self) -> Vec<VmView>;
+
+    /// The file systems of volumes, as they were measured last.
+    fn stores(&mut self) -> Vec<StoreSpace> {
+        Vec::new()
+    }
 
     /// The state of the iSNS registration; `None` without an iSNS server.
     fn isns(&mut self) -> Option<IsnsView>;

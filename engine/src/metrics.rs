@@ -6,7 +6,7 @@
 //! * `facts`: the configuration in force, as far as metrics name its parts; `histogram`: the buckets of latencies
 
 mod cores;
-mod counters;
+pub(crate) mod counters;
 mod facts;
 mod histogram;
 mod hosts;

@@ -3,6 +3,7 @@
 use crate::backend;
 use crate::core_set::core::Core;
 use crate::engine::Engine;
+use crate::metrics::counters;
 use crate::notice::SERVICE;
 use crate::placed::PlacedVolume;
 use crate::slow;
@@ -11,6 +12,7 @@ use crate::statistics;
 use crate::volume::metadata;
 use lunar_control::Checked;
 use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TcpView, TroubleView, VmView};
+use lunar_control::counters::StoreSpace;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::names::Uuid;
@@ -180,6 +182,10 @@ impl Live for Engine {
 
     fn vms(&mut self) -> Vec<VmView> {
         self.core_set().shared().fronts().iter().flat_map(|front| front.vms()).collect()
+    }
+
+    fn stores(&mut self) -> Vec<StoreSpace> {
+        counters::stores(&self.health.spaces().read())
     }
 
     fn isns(&mut self) -> Option<IsnsView> {

@@ -57,7 +57,7 @@ pub(super) fn volumes(
         .map(|volume| {
             let spaces = spaces.get(volume.name);
             let stores = spaces.into_iter().flatten().filter_map(|space| pools.get(&space.pool));
-            let stores: BTreeSet<&String> = stores.map(|(_, name)| name).collect();
+            let stores: BTreeSet<&String> = stores.map(|pool| &pool.name).collect();
             let stores = stores.into_iter().cloned().collect();
             VolumeCounters { stores, ..row(volume, volume.state(&full), spaces) }
         })
@@ -92,10 +92,8 @@ fn row(volume: &Volume<'_>, state: &str, spaces: Option<&Vec<PoolSpace>>) -> Vol
 }
 
 /// The file systems of volumes.
-pub(super) fn stores(spaces: &BTreeMap<Arc<str>, Vec<PoolSpace>>) -> Vec<StoreSpace> {
-    let pools = space::pools(spaces);
-    let store = |(space, name): (&PoolSpace, String)| StoreSpace { name, size: space.size, free: space.free };
-    pools.into_values().map(store).collect()
+pub(crate) fn stores(spaces: &BTreeMap<Arc<str>, Vec<PoolSpace>>) -> Vec<StoreSpace> {
+    space::pools(spaces).into_values().collect()
 }
 
 /// The portals of the configuration in force.

@@ -2,26 +2,31 @@
 
 use super::table;
 use crate::backend::PoolSpace;
+use lunar_control::counters::StoreSpace;
 use lunar_control::metrics::Page;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-/// The file systems of volumes, by number: the space of one of its volumes, and a name, which is the first folder with
-/// a volume.
-pub(super) fn pools(volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>>) -> BTreeMap<u64, (&PoolSpace, String)> {
-    let mut pools: BTreeMap<u64, &PoolSpace> = BTreeMap::new();
-    for space in volumes.values().flatten() {
-        let known = pools.entry(space.pool).or_insert(space);
-        if space.place < known.place {
-            *known = space;
+/// The file systems of volumes, by number. The name of one is the first folder with a volume.
+pub(super) fn pools(volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>>) -> BTreeMap<u64, StoreSpace> {
+    let mut pools: BTreeMap<u64, (&PoolSpace, u64, BTreeSet<&str>)> = BTreeMap::new();
+    for (name, spaces) in volumes {
+        for space in spaces {
+            let (known, promised, names) = pools.entry(space.pool).or_insert_with(|| (space, 0, BTreeSet::new()));
+            if space.place < known.place {
+                *known = space;
+            }
+            *promised = promised.saturating_add(space.allocated).saturating_add(space.missing);
+            names.insert(name);
         }
     }
     // Another file system may have been mounted over the folder.
-    let mut named: BTreeMap<u64, (&PoolSpace, String)> = BTreeMap::new();
-    for (pool, space) in pools {
-        let is_taken = named.values().any(|(_, name)| *name == space.place);
+    let mut named: BTreeMap<u64, StoreSpace> = BTreeMap::new();
+    for (pool, (space, promised, names)) in pools {
+        let is_taken = named.values().any(|other| other.name == space.place);
         let name = if is_taken { format!("{} ({pool})", space.place) } else { space.place.clone() };
-        named.insert(pool, (space, name));
+        let PoolSpace { size, free, .. } = *space;
+        named.insert(pool, StoreSpace { name, size, free, promised, volumes: names.len() });
     }
     named
 }
@@ -37,15 +42,18 @@ pub(super) fn write(page: &mut Page, volumes: &BTreeMap<Arc<str>, Vec<PoolSpace>
     page.family(&table::VOLUME_STORE, |samples| {
         for (name, spaces) in volumes {
             let stores: BTreeSet<_> =
-                spaces.iter().filter_map(|space| pools.get(&space.pool)).map(|(_, name)| name).collect();
+                spaces.iter().filter_map(|space| pools.get(&space.pool)).map(|pool| &pool.name).collect();
             stores.iter().for_each(|store| samples.add(&[name, store], 1));
         }
     });
     page.family(&table::STORE_FREE, |samples| {
-        pools.values().for_each(|(space, name)| samples.add(&[name], space.free));
+        pools.values().for_each(|pool| samples.add(&[&pool.name], pool.free));
     });
     page.family(&table::STORE_SIZE, |samples| {
-        pools.values().for_each(|(space, name)| samples.add(&[name], space.size));
+        pools.values().for_each(|pool| samples.add(&[&pool.name], pool.size));
+    });
+    page.family(&table::STORE_PROMISED, |samples| {
+        pools.values().for_each(|pool| samples.add(&[&pool.name], pool.promised));
     });
 }
 
@@ -62,7 +70,7 @@ mod tests {
             free: 10 * pool,
             size: 100 * pool,
             allocated: 3,
-            missing: 0,
+            missing: 40 * pool,
         };
         let volumes = BTreeMap::from([
             ("a".into(), vec![space(1, "/srv/b"), space(1, "/srv/b")]),
@@ -90,6 +98,9 @@ mod tests {
             "lunar_store_size_bytes{store=\"/srv/a\"} 100",
             "lunar_store_size_bytes{store=\"/mnt\"} 200",
             "lunar_store_size_bytes{store=\"/mnt (3)\"} 300",
+            "lunar_store_promised_bytes{store=\"/srv/a\"} 129",
+            "lunar_store_promised_bytes{store=\"/mnt\"} 83",
+            "lunar_store_promised_bytes{store=\"/mnt (3)\"} 123",
         ];
         assert_eq!(samples, expected);
     }

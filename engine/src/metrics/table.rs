@@ -56,6 +56,8 @@ families! {
     VOLUME_STORE = "lunar_volume_store" Gauge ["volume", "store"] "1, with the file system of the volume.";
     STORE_FREE = "lunar_store_free_bytes" Gauge ["store"] "Free space of the file system, for the user of Lunar.";
     STORE_SIZE = "lunar_store_size_bytes" Gauge ["store"] "Size of the file system.";
+    STORE_PROMISED = "lunar_store_promised_bytes" Gauge ["store"]
+        "Space that the file system has promised: all that its volumes have or may still take.";
     HOST_COMMANDS = "lunar_host_commands" Counter ["host", "target", "transport", "class"] "Commands that have ended.";
     HOST_BYTES = "lunar_host_bytes" Counter ["host", "target", "transport", "direction"]
         "Bytes read and written by commands.";

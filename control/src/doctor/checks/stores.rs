@@ -128,6 +128,8 @@ fn file_system(facts: &Facts, system: &FileSystem, findings: &mut Vec<Finding>) 
     let missing: u64 = volumes.iter().map(|store| store.size.saturating_sub(store.allocated)).sum();
     if missing > system.free {
         let found = new(Code::OverCommitted).shows("volumes", volumes.len()).shows("may grow by", mib(missing));
+        let promised: u64 = volumes.iter().map(|store| store.size.max(store.allocated)).sum();
+        let found = found.shows("promised", mib(promised));
         findings.push(found.shows("free", mib(system.free)).command(format!("df -h {place}")));
     }
     let files: Vec<String> = volumes.iter().map(|store| shell(&store.path)).collect();
