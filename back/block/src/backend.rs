@@ -141,22 +141,7 @@ mod tests {
     #[test]
     fn a_device_takes_neither_a_size_nor_sharing() {
         let path = Path::new("/dev/sdzz");
-        let request = StoreRequest {
-            name: "disk",
-            origin: &COMMAND_LINE,
-            path: Some(path),
-            size: None,
-            creates: true,
-            grows: false,
-            mark: None,
-            read_only: false,
-            shared: false,
-            write_through: false,
-            direct: false,
-            block_size: 512,
-            is_disc: false,
-            own: None,
-        };
+        let request = StoreRequest::of_command_line("disk", &COMMAND_LINE, Some(path));
         let refused = |request: StoreRequest<'_>| BlockBackend.open(&request, None).expect_err("refused").to_string();
         let sized = StoreRequest { size: Some(1 << 30), ..request };
         assert_eq!(refused(sized), "/dev/sdzz is a device and has its size: name it without one, /dev/sdzz");

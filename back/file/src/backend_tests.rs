@@ -6,22 +6,7 @@ use rustix::io::Errno;
 static COMMAND_LINE: Origin = Origin::CommandLine(Arguments::none());
 
 fn request(path: &Path) -> StoreRequest<'_> {
-    StoreRequest {
-        name: "disk",
-        origin: &COMMAND_LINE,
-        path: Some(path),
-        size: None,
-        creates: true,
-        grows: false,
-        mark: None,
-        read_only: false,
-        shared: false,
-        write_through: false,
-        direct: false,
-        block_size: 512,
-        is_disc: false,
-        own: None,
-    }
+    StoreRequest::of_command_line("disk", &COMMAND_LINE, Some(path))
 }
 
 #[test]

@@ -118,22 +118,7 @@ impl Machine for FakeMachine {
 }
 
 fn request(path: &Path) -> StoreRequest<'_> {
-    StoreRequest {
-        name: "tape",
-        origin: &COMMAND_LINE,
-        path: Some(path),
-        size: None,
-        creates: true,
-        grows: false,
-        mark: None,
-        read_only: false,
-        shared: false,
-        write_through: false,
-        direct: false,
-        block_size: 512,
-        is_disc: false,
-        own: None,
-    }
+    StoreRequest::of_command_line("tape", &COMMAND_LINE, Some(path))
 }
 
 fn opened(machine: &FakeMachine) -> Opened {

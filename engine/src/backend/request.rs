@@ -42,6 +42,27 @@ pub struct StoreRequest<'a> {
 }
 
 impl<'a> StoreRequest<'a> {
+    /// The request for a volume of a command line without options.
+    #[must_use]
+    pub const fn of_command_line(name: &'a str, origin: &'a Origin, path: Option<&'a Path>) -> Self {
+        Self {
+            name,
+            origin,
+            path,
+            size: None,
+            creates: true,
+            grows: false,
+            mark: None,
+            read_only: false,
+            shared: false,
+            write_through: false,
+            direct: false,
+            block_size: 512,
+            is_disc: false,
+            own: None,
+        }
+    }
+
     /// The path.
     ///
     /// # Errors

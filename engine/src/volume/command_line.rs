@@ -83,13 +83,7 @@ impl Volume {
     fn open_keys(text: &str, keys: &VolumeKeys, options: &Options, position: usize) -> Result<Self, VolumeError> {
         let is_disc = keys.medium == MediumKind::Optical;
         let request = StoreRequest {
-            name: text,
-            origin: &COMMAND_LINE,
-            path: keys.path.as_deref(),
             size: keys.size,
-            creates: true,
-            grows: false,
-            mark: None,
             read_only: options.read_only || is_disc,
             shared: options.shared,
             write_through: options.write_through,
@@ -97,7 +91,7 @@ impl Volume {
             direct: options.direct && !is_disc,
             block_size: if is_disc { DISC_BLOCK } else { options.block_size },
             is_disc,
-            own: None,
+            ..StoreRequest::of_command_line(text, &COMMAND_LINE, keys.path.as_deref())
         };
         let opened = keys.backend.open(&request, None)?;
         let identity =
