@@ -1,5 +1,6 @@
 /*
- * The protocol between Lunar and a handler: a process that serves the data of a volume.
+ * The protocol between Lunar and a handler: a process that serves the data of a volume (level of blocks), or executes
+ * the commands of a SCSI device of any type (level of SCSI commands, since version 2).
  *
  * A handler connects to the socket of its volume (AF_UNIX, SOCK_SEQPACKET) and sends HELLO. Lunar answers WELCOME or
  * REFUSED, then sends one QUEUE for each of its cores, now or later. A queue is used as soon as it arrives. When Lunar
@@ -7,7 +8,7 @@
  * connection: Lunar sends those without an answer again.
  *
  * All numbers are little-endian; this header is for little-endian machines. Reserved fields are zero. A message may be
- * longer than its struct: a later version appends fields.
+ * longer than its struct: a later version appends fields. A handler of version 1 sends a HELLO without device_type.
  *
  * Promises of a handler:
  *  - A WRITE, UNMAP or ZERO that was answered outlives the process: it is in the kernel at least (the page cache will
@@ -21,8 +22,9 @@
 
 #include <stdint.h>
 
-#define LUNAR_PROTOCOL 1u
+#define LUNAR_PROTOCOL 2u
 #define LUNAR_LEVEL_BLOCK 1u
+#define LUNAR_LEVEL_SCSI 2u
 #define LUNAR_MESSAGE_BYTES_MAX 4096u
 #define LUNAR_NAME_BYTES 64u
 #define LUNAR_TEXT_BYTES_MAX 256u
@@ -51,10 +53,12 @@ struct lunar_header {
 struct lunar_hello {
     struct lunar_header header;
     uint32_t protocol; /* the highest version that the handler has */
-    uint32_t level;    /* LUNAR_LEVEL_BLOCK */
-    uint64_t features;
-    uint64_t size; /* bytes of the data; the volume may be smaller */
-    char name[64]; /* name and version for the operator, UTF-8, padded with zeroes */
+    uint32_t level;    /* LUNAR_LEVEL_BLOCK or LUNAR_LEVEL_SCSI */
+    uint64_t features; /* level of blocks only, as is the size */
+    uint64_t size;     /* bytes of the data; the volume may be smaller */
+    char name[64];     /* name and version for the operator, UTF-8, padded with zeroes */
+    uint8_t device_type; /* PERIPHERAL DEVICE TYPE, level of SCSI commands only */
+    uint8_t reserved[7];
 };
 
 struct lunar_welcome {
@@ -77,7 +81,7 @@ struct lunar_queue {
     uint32_t number;
     uint32_t depth; /* slots: a power of two */
     uint32_t generation;
-    uint32_t transfer_max; /* most bytes of a READ or WRITE */
+    uint32_t transfer_max; /* most bytes of the data of a command */
     uint64_t ring_bytes;
     uint64_t data_bytes;
 };
@@ -95,9 +99,43 @@ struct lunar_close {
 #define LUNAR_UNMAP 4u /* afterwards the bytes read as before or as zeroes */
 #define LUNAR_ZERO 5u
 
+/* Operations of the level of SCSI commands. `data` is the place of the frame, or of the names.
+ *
+ * Lunar shares the device among all initiators, and does what belongs to the target: REPORT LUNS, reservations, names.
+ * The device reports a unit attention condition once, to the next command of any nexus, and none for power on, resets,
+ * or what an initiator has changed: Lunar tells the nexuses. Commands that a handler has not answered when it ends are
+ * not sent again. */
+#define LUNAR_SCSI 6u   /* the CDB of the frame; `offset` is the nexus, 0: Lunar itself; `length` bytes of data */
+#define LUNAR_ATTACH 7u /* a nexus begins, before its first command: `offset` is its number */
+#define LUNAR_DETACH 8u /* it ends, and has no command in progress */
+#define LUNAR_ABORT 9u  /* end the command early whose sequence is `offset`; it is answered all the same */
+#define LUNAR_RESET 10u /* LOGICAL UNIT RESET; commands in progress end early if they can, and are answered */
+
 /* Flags of commands. */
 #define LUNAR_DURABLE 1u /* of WRITE */
 #define LUNAR_RELEASE 2u /* of ZERO: the space may be released */
+#define LUNAR_DATA_IN 4u /* of SCSI: the data goes to the initiator */
+
+/* The place of a SCSI command in the memory of the data. Its data begins LUNAR_FRAME_BYTES behind its first byte. */
+#define LUNAR_CDB_BYTES_MAX 32u
+#define LUNAR_SENSE_BYTES_MAX 252u
+#define LUNAR_FRAME_BYTES 4096u
+struct lunar_frame {
+    uint8_t cdb[32];
+    uint8_t cdb_length;
+    uint8_t attribute; /* 0 simple, 1 head of queue, 2 ordered */
+    uint8_t reserved[30];
+    uint8_t sense[252]; /* from the handler */
+};
+
+/* The place of ATTACH. */
+#define LUNAR_INITIATOR_BYTES_MAX 488u
+struct lunar_nexus_names {
+    uint16_t target_port; /* its relative identifier */
+    uint16_t initiator_length;
+    uint8_t reserved[20];
+    char initiator[488]; /* UTF-8, for iSCSI `name,i,0xISID`, without a zero at its end */
+};
 
 /* Statuses. */
 #define LUNAR_GOOD 0u
@@ -134,25 +172,29 @@ struct lunar_submission {
     uint64_t sequence;
     uint64_t offset; /* bytes on the volume */
     uint64_t length; /* bytes */
-    uint64_t data;   /* offset in the memory of the data, of READ and WRITE */
+    uint64_t data;   /* offset in the memory of the data, of READ and WRITE, SCSI and ATTACH */
     uint32_t timeout_milliseconds;
     uint8_t reserved[20];
 };
 
 struct lunar_completion {
-    uint16_t slot; /* slot, generation and sequence of the command */
-    uint8_t status;
-    uint8_t reserved;
+    uint16_t slot;  /* slot, generation and sequence of the command */
+    uint8_t status; /* of SCSI: LUNAR_GOOD if the command was executed, with whatever SCSI status */
+    uint8_t scsi_status;
     uint32_t generation;
     uint64_t sequence;
-    uint8_t more[16];
+    uint32_t moved;        /* of SCSI: bytes of the data, without the residual */
+    uint16_t sense_length; /* of SCSI */
+    uint8_t more[10];
 };
 
-_Static_assert(sizeof(struct lunar_hello) == 96, "no padding");
+_Static_assert(sizeof(struct lunar_hello) == 104, "no padding");
 _Static_assert(sizeof(struct lunar_welcome) == 104, "no padding");
 _Static_assert(sizeof(struct lunar_queue) == 40, "no padding");
 _Static_assert(sizeof(struct lunar_close) == 12, "no padding");
 _Static_assert(sizeof(struct lunar_submission) == 64, "no padding");
 _Static_assert(sizeof(struct lunar_completion) == 32, "no padding");
+_Static_assert(sizeof(struct lunar_frame) == 316, "no padding");
+_Static_assert(sizeof(struct lunar_nexus_names) == 512, "no padding");
 
 #endif

@@ -67,10 +67,12 @@ pub fn target_end(mut bytes: &[u8]) {
                 let entry = Completion {
                     slot: u16::from(slot % 16).into(),
                     status: 0,
-                    reserved: 0,
+                    scsi_status: 0,
                     generation: u32::from(generation % 2).into(),
                     sequence: u64::from(sequence).into(),
-                    more: [0; 16],
+                    moved: 0.into(),
+                    sense_length: 0.into(),
+                    more: [0; 10],
                 };
                 let first = at::SUBMISSIONS + DEPTH as usize * 64;
                 assert!(memory.write(first + usize::from(index % 8) * 32, entry.as_bytes()));

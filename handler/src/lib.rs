@@ -1,4 +1,4 @@
-//! Handlers: processes outside of Lunar that serve the data of a volume.
+//! Handlers: processes outside of Lunar that serve the data of a volume, or execute the commands of a SCSI device.
 //!
 //! A handler connects to the socket of its volume (`SOCK_SEQPACKET`). Messages agree on the features and pass memory;
 //! commands go through rings in shared memory, one pair for each core of Lunar, with the data beside them.
@@ -6,11 +6,13 @@
 //!
 //! * [`wire`]: the messages, and the entries of the rings
 //! * [`ring`]: both ends of the rings; each end checks everything that the other process writes
-//! * [`serve`]: the loop of a handler in Rust, and the trait that it serves: [`serve::Device`]
+//! * [`serve`]: the loop of a handler in Rust, and the trait of blocks that it serves: [`serve::Device`]
+//! * [`scsi`]: the trait of SCSI commands that it serves: [`scsi::ScsiDevice`]
 //!
-//! [`wire`] and [`ring`] have no I/O. Only [`serve`] uses sockets.
+//! [`wire`], [`ring`] and [`scsi`] have no I/O. Only [`serve`] uses sockets.
 
 pub mod ring;
+pub mod scsi;
 pub mod serve;
 pub mod wire;
 

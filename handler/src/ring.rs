@@ -130,11 +130,11 @@ pub struct Command {
     pub operation: Operation,
     /// [`crate::wire::flags`].
     pub flags: u8,
-    /// The first byte on the volume.
+    /// The first byte on the volume, or the number that the operation has in its place: see [`Submission`].
     pub offset: u64,
     /// Bytes.
     pub length: u64,
-    /// The first byte of the data in the memory of the data.
+    /// The first byte of the data, or of the frame, in the memory of the data.
     pub data: u64,
     /// The time after which Lunar reports a failure.
     pub timeout_milliseconds: u32,
@@ -147,6 +147,19 @@ pub struct Answer {
     pub slot: u16,
     /// How the command ended.
     pub status: Status,
+    /// The end of a SCSI command.
+    pub scsi: ScsiEnd,
+}
+
+/// The end of a SCSI command that was executed, without the sense data themselves. Zeroes for other commands.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug)]
+pub struct ScsiEnd {
+    /// The SCSI status.
+    pub status: u8,
+    /// Bytes of the data that were moved.
+    pub moved: u32,
+    /// Bytes of the sense data in the frame.
+    pub sense_length: u16,
 }
 
 /// A breach of the protocol by the handler: nothing that it writes is trusted any more.
@@ -217,6 +230,12 @@ impl TargetEnd {
         self.slots.len() - self.free.len()
     }
 
+    /// The number of the command in a slot, for [`Operation::ABORT`]; `None`: the slot is free.
+    #[must_use]
+    pub fn number_in(&self, slot: u16) -> Option<u64> {
+        self.slots.get(usize::from(slot)).copied().filter(|number| *number != 0)
+    }
+
     /// Whether [`TargetEnd::submit`] has a slot.
     #[must_use]
     pub fn has_room(&self) -> bool {
@@ -283,7 +302,9 @@ impl TargetEnd {
         }
         self.free.push(number);
         self.completed = self.completed.wrapping_add(1);
-        Ok(Some(Answer { slot: number, status: Status(entry.status) }))
+        let Completion { scsi_status, moved, sense_length, .. } = entry;
+        let scsi = ScsiEnd { status: scsi_status, moved: moved.get(), sense_length: sense_length.get() };
+        Ok(Some(Answer { slot: number, status: Status(entry.status), scsi }))
     }
 
     /// Asks the handler to signal the eventfd of Lunar from now on; whether Lunar may sleep, because there is no
@@ -357,8 +378,23 @@ impl HandlerEnd {
 
     /// Answers a command that was taken.
     pub fn complete(&mut self, command: &Submission, status: Status) {
+        self.complete_scsi(command, status, ScsiEnd::default());
+    }
+
+    /// Answers a SCSI command that was taken; its sense data are in its frame.
+    pub fn complete_scsi(&mut self, command: &Submission, status: Status, end: ScsiEnd) {
         let Submission { slot, generation, sequence, .. } = *command;
-        let entry = Completion { slot, status: status.0, reserved: 0, generation, sequence, more: [0; 16] };
+        let ScsiEnd { status: scsi_status, moved, sense_length } = end;
+        let entry = Completion {
+            slot,
+            status: status.0,
+            scsi_status,
+            generation,
+            sequence,
+            moved: moved.into(),
+            sense_length: sense_length.into(),
+            more: [0; 10],
+        };
         self.rings.write(self.rings.completion(self.completed), entry.as_bytes());
         self.completed = self.completed.wrapping_add(1);
         self.rings.store(at::COMPLETED, self.completed);

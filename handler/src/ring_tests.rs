@@ -47,8 +47,25 @@ fn answers_come_in_any_order() {
     assert!(target.has_answers());
     let answers: Vec<Answer> = std::iter::from_fn(|| target.take().expect("sound")).collect();
     let wanted = [(slots[2], Status::GOOD), (slots[0], Status::NO_SPACE)];
-    assert_eq!(answers, wanted.map(|(slot, status)| Answer { slot, status }));
+    assert_eq!(answers, wanted.map(|(slot, status)| Answer { slot, status, scsi: ScsiEnd::default() }));
     assert_eq!(target.in_progress(), 1);
+}
+
+#[test]
+fn the_end_of_a_scsi_command_arrives_whole() {
+    let (mut target, mut handler, memory) = ends(1);
+    let slot = target.submit(&Command { operation: Operation::SCSI, ..read_at(7) }).expect("a slot");
+    let command = handler.take().expect("sound").expect("a command");
+    assert_eq!((command.operation, target.number_in(slot), target.number_in(slot + 1)), (6, Some(1), None));
+    let end = ScsiEnd { status: 2, moved: 0x0102_0304, sense_length: 18 };
+    handler.complete_scsi(&command, Status::GOOD, end);
+    let mut bytes = [0; COMPLETION_BYTES];
+    assert!(memory.read(at::SUBMISSIONS + DEPTH as usize * SUBMISSION_BYTES, &mut bytes));
+    let mut wanted = vec![0, 0, 0, 2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 3, 2, 1, 18, 0];
+    wanted.resize(COMPLETION_BYTES, 0);
+    assert_eq!(bytes.to_vec(), wanted);
+    assert_eq!(target.take(), Ok(Some(Answer { slot, status: Status::GOOD, scsi: end })));
+    assert_eq!(target.number_in(slot), None);
 }
 
 #[test]
@@ -88,10 +105,12 @@ fn answer(slot: u16, generation: u32, sequence: u64) -> Completion {
     Completion {
         slot: slot.into(),
         status: 0,
-        reserved: 0,
+        scsi_status: 0,
         generation: generation.into(),
         sequence: sequence.into(),
-        more: [0; 16],
+        moved: 0.into(),
+        sense_length: 0.into(),
+        more: [0; 10],
     }
 }
 

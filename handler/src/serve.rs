@@ -1,10 +1,11 @@
-//! The loop of a handler: connects to the socket of a volume, and executes the commands of all queues on a [`Device`],
-//! one after the other.
+//! The loop of a handler: connects to the socket of a volume, and executes the commands of all queues on a [`Device`]
+//! or a [`ScsiDevice`], one after the other.
 
-use crate::ring::{HandlerEnd, Unusable};
+use crate::ring::{HandlerEnd, ScsiEnd, Unusable};
+use crate::scsi::{self, Attached, ScsiDevice};
 use crate::wire::{
-    self, Hello, LEVEL_BLOCK, MESSAGE_BYTES_MAX, Malformed, Message, Operation, PROTOCOL, QUEUE_DESCRIPTORS, Queue,
-    Status, Submission, Welcome, name_of, unit_flags,
+    self, Hello, LEVEL_BLOCK, LEVEL_SCSI, MESSAGE_BYTES_MAX, Malformed, Message, Operation, PROTOCOL,
+    QUEUE_DESCRIPTORS, Queue, Status, Submission, Welcome, name_of, unit_flags,
 };
 use lunar_core::mem::Region;
 use lunar_reactor::shared::map;
@@ -92,7 +93,7 @@ pub trait Device {
 pub struct Unit {
     /// Its name in the configuration of Lunar.
     pub name: String,
-    /// Bytes.
+    /// Bytes; zero at the level of SCSI commands.
     pub size: u64,
     /// Bytes of a block.
     pub block_size: u32,
@@ -169,11 +170,78 @@ impl From<Unusable> for ServeError {
 /// # Errors
 /// When Lunar cannot be reached, refuses the handler, or finds a defect in it.
 pub fn serve(path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
-    let mut connection = Connection::open(path, device.name(), device.size(), device.features())?;
-    let mut buffer = Vec::new();
+    let connection = Connection::open(path, device.name(), device.size(), device.features())?;
+    run(connection, &mut Blocks { device, buffer: Vec::new() })
+}
+
+/// Serves a SCSI device for one connection, until Lunar closes it; the caller connects again, for example once a second.
+/// A process with several logical units calls it for each of them, in threads of their own.
+///
+/// # Errors
+/// Those of [`serve`].
+pub fn serve_scsi(path: &Path, device: &mut dyn ScsiDevice) -> Result<(), ServeError> {
+    let connection = Connection::open_scsi(path, device.name(), device.device_type())?;
+    let mut commands = Commands { device, buffer: Vec::new(), attached: Attached::new() };
+    let result = run(connection, &mut commands);
+    let Commands { device, attached, .. } = commands;
+    attached.into_keys().for_each(|nexus| device.detach(nexus));
+    result
+}
+
+/// The commands of one level.
+trait Level {
+    /// A connection begins.
+    fn begin(&mut self, unit: &Unit);
+    /// Executes a command of a queue.
+    fn execute(&mut self, command: &Submission, queue: (u32, &Region)) -> Result<ScsiEnd, Status>;
+    /// A queue is closed.
+    fn close(&mut self, queue: u32) {
+        let _ = queue;
+    }
+}
+
+/// The level of blocks.
+struct Blocks<'a> {
+    device: &'a mut dyn Device,
+    buffer: Vec<u8>,
+}
+
+impl Level for Blocks<'_> {
+    fn begin(&mut self, unit: &Unit) {
+        self.device.begin(unit);
+    }
+
+    fn execute(&mut self, command: &Submission, (_, data): (u32, &Region)) -> Result<ScsiEnd, Status> {
+        execute(command, data, &mut self.buffer, self.device).map(|()| ScsiEnd::default())
+    }
+}
+
+/// The level of SCSI commands.
+struct Commands<'a> {
+    device: &'a mut dyn ScsiDevice,
+    buffer: Vec<u8>,
+    attached: Attached,
+}
+
+impl Level for Commands<'_> {
+    fn begin(&mut self, unit: &Unit) {
+        self.device.begin(unit);
+    }
+
+    fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<ScsiEnd, Status> {
+        let (buffer, attached) = (&mut self.buffer, &mut self.attached);
+        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, self.device)
+    }
+
+    fn close(&mut self, queue: u32) {
+        scsi::detach_all(queue, &mut self.attached, self.device);
+    }
+}
+
+fn run(mut connection: Connection, level: &mut dyn Level) -> Result<(), ServeError> {
     let (mut last, mut looked) = (Instant::now(), Instant::now());
     loop {
-        let is_busy = execute_all(&mut connection.queues, &mut buffer, device)?;
+        let is_busy = execute_all(&mut connection.queues, level)?;
         let now = Instant::now();
         if is_busy {
             last = now;
@@ -187,7 +255,8 @@ pub fn serve(path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
         connection.queues.iter().for_each(|queue| queue.ring.rise());
         if has_message {
             match connection.receive()? {
-                Some(Message::Welcome(welcome)) => device.begin(&Unit::of(&welcome)),
+                Some(Message::Welcome(welcome)) => level.begin(&Unit::of(&welcome)),
+                Some(Message::Close(close)) => level.close(close.number.get()),
                 Some(_) => {}
                 None => return Ok(()),
             }
@@ -197,15 +266,17 @@ pub fn serve(path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
 }
 
 /// Executes the commands of all queues that wait; returns whether there were any.
-fn execute_all(queues: &mut [HandlerQueue], buffer: &mut Vec<u8>, device: &mut dyn Device) -> Result<bool, ServeError> {
+fn execute_all(queues: &mut [HandlerQueue], level: &mut dyn Level) -> Result<bool, ServeError> {
     let mut is_busy = false;
     for queue in queues {
         let mut has_answered = false;
         // A queue that is always full must not keep the others, and messages, waiting.
         for _ in 0..queue.ring.depth() {
             let Some(command) = queue.ring.take()? else { break };
-            let status = execute(&command, &queue.data, buffer, device).err().unwrap_or(Status::GOOD);
-            queue.ring.complete(&command, status);
+            match level.execute(&command, (queue.number, &queue.data)) {
+                Ok(end) => queue.ring.complete_scsi(&command, Status::GOOD, end),
+                Err(status) => queue.ring.complete(&command, status),
+            }
             has_answered = true;
         }
         if has_answered {
@@ -260,16 +331,22 @@ impl Connection {
     /// # Errors
     /// When no target listens there.
     pub fn open(path: &Path, name: &str, size: u64, features: u64) -> Result<Self, ServeError> {
+        Self::greet(path, Hello { features: features.into(), size: size.into(), ..hello(LEVEL_BLOCK, name) })
+    }
+
+    /// Connects to the socket of a volume as a SCSI device of this type, and says HELLO.
+    ///
+    /// # Errors
+    /// When no target listens there.
+    pub fn open_scsi(path: &Path, name: &str, device_type: u8) -> Result<Self, ServeError> {
+        Self::greet(path, Hello { device_type, ..hello(LEVEL_SCSI, name) })
+    }
+
+    fn greet(path: &Path, hello: Hello) -> Result<Self, ServeError> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
         let connection = Self { socket, queues: Vec::new() };
-        connection.send(&Message::Hello(Hello {
-            protocol: PROTOCOL.into(),
-            level: LEVEL_BLOCK.into(),
-            features: features.into(),
-            size: size.into(),
-            name: wire::name_field(name),
-        }))?;
+        connection.send(&Message::Hello(hello))?;
         Ok(connection)
     }
 
@@ -364,6 +441,19 @@ impl Connection {
         let data = map(&data, 0, bytes(queue.data_bytes.get())?, true)?;
         self.queues.push(HandlerQueue { number: queue.number.get(), ring, ring_memory, data, commands, answers });
         Ok(())
+    }
+}
+
+/// HELLO without the properties of the data.
+fn hello(level: u32, name: &str) -> Hello {
+    Hello {
+        protocol: PROTOCOL.into(),
+        level: level.into(),
+        features: 0.into(),
+        size: 0.into(),
+        name: wire::name_field(name),
+        device_type: 0,
+        reserved: [0; 7],
     }
 }
 

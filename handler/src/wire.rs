@@ -2,22 +2,35 @@
 //!
 //! The handler sends HELLO; Lunar answers WELCOME or REFUSED, then sends a QUEUE for each core, CLOSE when a core does
 //! not use its queue any more, and FAULT before it ends a connection because of a defect. A message may be longer than
-//! its format here: a later version appends fields, and an earlier version does not read them.
+//! its format here: a later version appends fields, and an earlier version does not read them. Fields that an earlier
+//! version does not send count as zero.
+//!
+//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands.
 
 use lunar_core::codes;
 use lunar_core::wire::le;
-use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the protocol. The lower version of both sides applies.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 /// The level at which a handler gets reads, writes and flushes of blocks.
 pub const LEVEL_BLOCK: u32 = 1;
+/// The level at which a handler gets SCSI commands: since version 2.
+pub const LEVEL_SCSI: u32 = 2;
 /// The most bytes of a message: all formats are far smaller, and later versions append fields.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Bytes of a name in a message, padded with zeroes.
 pub const NAME_BYTES: usize = 64;
 /// The most bytes of the text of REFUSED and FAULT: two lines of a terminal.
 pub const TEXT_BYTES_MAX: usize = 256;
+/// Bytes of the longest CDB.
+pub const CDB_BYTES_MAX: usize = 32;
+/// Bytes of the longest sense data (SPC-4 4.5.1).
+pub const SENSE_BYTES_MAX: usize = 252;
+/// Bytes of the longest name of an initiator port.
+pub const INITIATOR_BYTES_MAX: usize = 488;
+/// Bytes of a [`Frame`]: the data of a SCSI command begins behind it, at a page.
+pub const FRAME_BYTES: usize = 4096;
 /// Descriptors of a QUEUE: the memory of the rings, the memory of the data, the eventfd that wakes the handler, and the
 /// eventfd that wakes Lunar.
 pub const QUEUE_DESCRIPTORS: usize = 4;
@@ -33,6 +46,16 @@ codes! {
     /// The operation of a command.
     pub struct Operation(u8) {
         READ = 1, WRITE = 2, FLUSH = 3, UNMAP = 4, ZERO = 5,
+        /// Execute the SCSI command of the [`Frame`] for a nexus.
+        SCSI = 6,
+        /// A nexus begins: its names are in the place, a [`NexusNames`].
+        ATTACH = 7,
+        /// A nexus ends. None of its commands is in progress.
+        DETACH = 8,
+        /// Abort the SCSI command with this number, if it is in progress. It is answered all the same.
+        ABORT = 9,
+        /// LOGICAL UNIT RESET: abort all SCSI commands of all queues. It is answered after all of them.
+        RESET = 10,
     }
 }
 
@@ -59,6 +82,8 @@ pub mod flags {
     pub const DURABLE: u8 = 1;
     /// Of ZERO: the space may be released.
     pub const RELEASE: u8 = 2;
+    /// Of SCSI: the data goes to the initiator.
+    pub const DATA_IN: u8 = 4;
 }
 
 /// Optional operations. A side ignores the bits that it does not know.
@@ -93,14 +118,18 @@ pub struct Header {
 pub struct Hello {
     /// The highest version that the handler has.
     pub protocol: le::U32,
-    /// [`LEVEL_BLOCK`].
+    /// [`LEVEL_BLOCK`] or [`LEVEL_SCSI`].
     pub level: le::U32,
-    /// [`features`] that it has.
+    /// [`features`] that it has, of the level of blocks.
     pub features: le::U64,
-    /// Bytes of its data.
+    /// Bytes of its data, of the level of blocks.
     pub size: le::U64,
     /// Its name and version for the operator, in UTF-8.
     pub name: [u8; NAME_BYTES],
+    /// PERIPHERAL DEVICE TYPE, of the level of SCSI commands. Since version 2.
+    pub device_type: u8,
+    /// Zero.
+    pub reserved: [u8; 7],
 }
 
 /// WELCOME, from Lunar.
@@ -163,11 +192,13 @@ pub struct Submission {
     pub generation: le::U32,
     /// The number of the command, which the answer repeats.
     pub sequence: le::U64,
-    /// The first byte on the volume.
+    /// The first byte on the volume. Of SCSI, ATTACH and DETACH: the number of the nexus; zero for a command of Lunar
+    /// itself. Of ABORT: the number of the command to abort.
     pub offset: le::U64,
-    /// Bytes.
+    /// Bytes. Of SCSI: of the data behind the frame.
     pub length: le::U64,
-    /// The first byte of the data in the memory of the data, of READ and WRITE.
+    /// The first byte in the memory of the data: of the data of READ and WRITE, of the [`Frame`] of SCSI, and of the
+    /// [`NexusNames`] of ATTACH.
     pub data: le::U64,
     /// The time after which Lunar reports a failure to the client.
     pub timeout_milliseconds: le::U32,
@@ -181,16 +212,50 @@ pub struct Submission {
 pub struct Completion {
     /// The slot of the command.
     pub slot: le::U16,
-    /// A [`Status`].
+    /// A [`Status`]. Of SCSI: GOOD if the command was executed, with whatever SCSI status.
     pub status: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// The SCSI status, of SCSI.
+    pub scsi_status: u8,
     /// The generation of the command.
     pub generation: le::U32,
     /// The number of the command.
     pub sequence: le::U64,
+    /// Bytes of the data that were moved, of SCSI.
+    pub moved: le::U32,
+    /// Bytes of the sense data in the frame, of SCSI.
+    pub sense_length: le::U16,
     /// Zero.
-    pub more: [u8; 16],
+    pub more: [u8; 10],
+}
+
+/// The frame of a SCSI command in the memory of the data. Its data begins [`FRAME_BYTES`] behind its first byte.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Frame {
+    /// The CDB.
+    pub cdb: [u8; CDB_BYTES_MAX],
+    /// Bytes of the CDB.
+    pub cdb_length: u8,
+    /// The task attribute (SAM-5 8.9): 0 simple, 1 head of queue, 2 ordered.
+    pub attribute: u8,
+    /// Zero.
+    pub reserved: [u8; 30],
+    /// Sense data, from the handler.
+    pub sense: [u8; SENSE_BYTES_MAX],
+}
+
+/// The names of a nexus in the memory of the data, of ATTACH.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct NexusNames {
+    /// The relative identifier of the target port.
+    pub target_port: le::U16,
+    /// Bytes of the name of the initiator port.
+    pub initiator_length: le::U16,
+    /// Zero.
+    pub reserved: [u8; 20],
+    /// The initiator port in the spelling of its transport: for iSCSI `name,i,0xISID`, in UTF-8.
+    pub initiator: [u8; INITIATOR_BYTES_MAX],
 }
 
 /// A message that arrived.
@@ -229,8 +294,16 @@ impl Message {
         fn front<T: FromBytes>(rest: &[u8]) -> Result<T, Malformed> {
             T::read_from_prefix(rest).map(|(value, _)| value).map_err(|_| Malformed)
         }
+        /// A HELLO of version 1 has no more.
+        const HELLO_BYTES_MIN: usize = std::mem::offset_of!(Hello, device_type);
+        fn hello(rest: &[u8]) -> Result<Hello, Malformed> {
+            let mut hello = Hello::new_zeroed();
+            let count = rest.len().min(size_of::<Hello>());
+            hello.as_mut_bytes()[..count].copy_from_slice(&rest[..count]);
+            if count < HELLO_BYTES_MIN { Err(Malformed) } else { Ok(hello) }
+        }
         Ok(match Code(header.code.get()) {
-            Code::HELLO => Self::Hello(front(rest)?),
+            Code::HELLO => Self::Hello(hello(rest)?),
             Code::WELCOME => Self::Welcome(front(rest)?),
             Code::REFUSED => Self::Refused(text_of(rest)),
             Code::QUEUE => Self::Queue(front(rest)?),
@@ -292,19 +365,19 @@ pub fn name_field(name: &str) -> [u8; NAME_BYTES] {
 mod tests {
     use super::*;
 
-    /// HELLO of a handler of 1 MiB with both features and one that this version does not know.
+    /// HELLO of version 2, of a handler of 1 MiB with both features and one that this version does not know.
     fn hello() -> Vec<u8> {
-        let mut bytes = vec![1, 0, 0, 0, 96, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
+        let mut bytes = vec![1, 0, 0, 0, 104, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0, 0, 0x10, 0, 0, 0, 0, 0]);
         bytes.extend(b"file 1.0");
-        bytes.resize(96, 0);
+        bytes.resize(104, 0);
         bytes
     }
 
     #[test]
     fn a_hello_is_taken_apart() {
         let Ok(Message::Hello(hello)) = Message::parse(&hello()) else { panic!("it is a HELLO") };
-        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (1, LEVEL_BLOCK, 7));
+        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (2, LEVEL_BLOCK, 7));
         assert_eq!((hello.size.get(), name_of(&hello.name).as_str()), (1 << 20, "file 1.0"));
     }
 
@@ -346,8 +419,24 @@ mod tests {
     fn a_later_version_appends_fields() {
         let mut longer = hello();
         longer.extend([9; 8]);
-        longer[4] = 104;
+        longer[4] = 112;
         assert_eq!(Message::parse(&longer), Message::parse(&hello()));
+    }
+
+    #[test]
+    fn a_hello_of_version_1_is_shorter() {
+        let mut bytes = hello()[..96].to_vec();
+        (bytes[4], bytes[8]) = (96, 1);
+        let Ok(Message::Hello(hello)) = Message::parse(&bytes) else { panic!("it is a HELLO") };
+        assert_eq!((hello.protocol.get(), hello.size.get(), hello.device_type), (1, 1 << 20, 0));
+    }
+
+    #[test]
+    fn frames_and_names_are_where_the_header_says() {
+        use std::mem::offset_of;
+        assert_eq!((offset_of!(Frame, cdb_length), offset_of!(Frame, sense), size_of::<Frame>()), (32, 64, 316));
+        assert_eq!((offset_of!(NexusNames, initiator), size_of::<NexusNames>()), (24, 512));
+        assert_eq!((offset_of!(Completion, moved), offset_of!(Completion, sense_length)), (16, 20));
     }
 
     #[test]
@@ -360,7 +449,7 @@ mod tests {
             assert_eq!(Message::parse(&short), Err(Malformed), "{length}");
         }
         let mut lies = hello();
-        lies[4] = 97;
+        lies[4] = 105;
         assert_eq!(Message::parse(&lies), Err(Malformed));
     }
 

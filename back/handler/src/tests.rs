@@ -4,7 +4,7 @@ use lunar_core::io::{Completion, Data, Fault, Io, Op, Outcome, Store};
 use lunar_core::mem::Arena;
 use lunar_handler::ring::at;
 use lunar_handler::serve::{Connection, Device, ServeError, serve};
-use lunar_handler::wire::{Code, Message, Operation, Status, Submission, features};
+use lunar_handler::wire::{Code, Message, Operation, PROTOCOL, Status, Submission, features};
 use lunar_reactor::{Choice, Reactor};
 use lunar_suite::Want;
 use std::path::{Path, PathBuf};
@@ -518,7 +518,7 @@ fn handlers_that_do_not_fit_are_refused() {
     assert!(refusal(Connection::open(&socket, "thick", SIZE, features::ZERO)).contains("no UNMAP"));
     let mut first = Connection::open(&socket, "first", SIZE + 1, features::ALL).expect("Lunar listens");
     let Ok(Some(Message::Welcome(welcome))) = first.receive() else { panic!("it fits") };
-    assert_eq!((welcome.size.get(), welcome.features.get(), welcome.protocol.get()), (SIZE, features::ALL, 1));
+    assert_eq!((welcome.size.get(), welcome.features.get(), welcome.protocol.get()), (SIZE, features::ALL, PROTOCOL));
     assert!(refusal(Connection::open(&socket, "second", SIZE, features::ALL)).contains("still connected"));
     assert_eq!((volume.view().state, volume.view().name.as_deref()), ("connected", Some("first")));
     assert!(matches!(HandlerVolume::new(folder.unit(), false), Err(crate::error::Mistake::InUse)));
