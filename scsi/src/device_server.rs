@@ -7,6 +7,7 @@ use crate::peripheral::PeripheralType;
 use crate::sense::{Asc, SenseData};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
+use lunar_core::port::NexusName;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::future::poll_fn;
@@ -37,8 +38,25 @@ pub trait DeviceServer {
     fn facts(&self) -> &DeviceFacts;
 
     /// Takes the unit attention condition of an event that the device itself cannot report, because its only initiator
-    /// has noticed it otherwise: it was away and came back. One core gets it, once.
+    /// has noticed it otherwise: it was away and came back. One core gets it, once; or every command gets it, until
+    /// [`DeviceServer::event_told`].
     fn take_event(&self) -> Option<Asc>;
+
+    /// All nexuses were told of the event that [`DeviceServer::take_event`] returned in this generation.
+    fn event_told(&self, generation: u64) {
+        let _ = generation;
+    }
+
+    /// A number that changes when the device has lost the state that commands depend on. A command that was admitted in
+    /// an earlier generation is not executed, but ends with BUSY: its nexus has to be told first.
+    fn generation(&self) -> u64 {
+        0
+    }
+
+    /// A nexus has ended, or was reset. It has no command in progress on this core.
+    fn lose_nexus(&self, nexus: &NexusName) {
+        let _ = nexus;
+    }
 
     /// Starts a command. `done` is completed exactly once, now or later, with the memory of the command. The device may
     /// access that memory until then, even if the command was aborted.
@@ -58,6 +76,10 @@ pub trait DeviceServer {
 pub struct ForwardedCommand {
     /// A number for [`DeviceServer::abort`], which is unique among the commands in progress on this core.
     pub id: u64,
+    /// The nexus that sent it; `None`: Lunar itself.
+    pub nexus: Option<NexusName>,
+    /// [`DeviceServer::generation`] when the command was admitted.
+    pub generation: u64,
     /// The CDB, with all bytes that the transport received: see [`Cdb::command_bytes`].
     pub cdb: Cdb,
     /// The task attribute. Lunar has ordered the command among others of its nexus; the device orders nexuses.

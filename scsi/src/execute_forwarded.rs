@@ -70,8 +70,9 @@ impl Target {
         check_cdb(&call.command.cdb)?;
         let row = call.device.find_forwarded(call.command.cdb.bytes())?;
         let policy = row.map_or(&UNKNOWN_COMMAND, |row| &row.policy);
+        let generation = lu.unit.device.generation();
         self.take_event((&itl.lu, lu)).await;
-        let sent = Sent { call, itl, lu, transfer, row };
+        let sent = Sent { call, itl, lu, transfer, row, generation };
         let edit = match (policy.admission.forwarded, row) {
             (Forwarding::Refused, row) if !is_offered(row, lu) => return Err(UNSUPPORTED.into()),
             (Forwarding::Lunar, Some(row)) => match self.execute_row(row, &sent, slot, reply).await? {
@@ -267,6 +268,8 @@ struct Sent<'a, T> {
     transfer: &'a T,
     /// The row of the command; `None` if only the device knows it.
     row: Option<&'static Row>,
+    /// The generation of the device when the command was admitted.
+    generation: u64,
 }
 
 impl<T> Sent<'_, T> {
@@ -336,7 +339,9 @@ impl<T: Transfer> Sent<'_, T> {
         let pending = PendingReply::default();
         let class = self.row.map_or(Timeout::Long, |row| row.policy.admission.timeout);
         let timeout = timeouts::of(class, self.itl.lu.device_type);
-        device.submit(ForwardedCommand { id, cdb, attribute, data, timeout }, pending.duty());
+        let (nexus_name, generation) = (Some(nexus.name.clone()), self.generation);
+        let command = ForwardedCommand { id, nexus: nexus_name, generation, cdb, attribute, data, timeout };
+        device.submit(command, pending.duty());
         let is_aborted = nexus.tasks.until_aborted(|(t, l)| t == tag && l == self.call.command.lun);
         let (mut is_aborted, mut reply) = (pin!(is_aborted), pin!(pending.wait()));
         let first = poll_fn(|cx| match reply.as_mut().poll(cx) {

@@ -38,8 +38,7 @@ impl Target {
             }
             TaskFunction::I_T_NEXUS_RESET => {
                 self.abort(nexus, |_, _| true).await;
-                self.config.units.lose_nexus(&nexus.name).await;
-                self.settle_preventions().await;
+                self.lose(nexus).await;
                 nexus.each(|itl| itl.establish_unit_attention(Asc::I_T_NEXUS_LOSS));
                 TaskResponse::Complete
             }
@@ -78,8 +77,16 @@ impl Target {
     /// left.
     pub async fn close(&self, nexus: &Nexus) {
         self.abort(nexus, |_, _| true).await;
+        self.lose(nexus).await;
+    }
+
+    /// Ends the state that depends on a nexus, which has no tasks any more.
+    async fn lose(&self, nexus: &Nexus) {
         self.config.units.lose_nexus(&nexus.name).await;
         self.settle_preventions().await;
+        for lu in self.units() {
+            lu.forwarded().into_iter().for_each(|device| device.unit.device.lose_nexus(&nexus.name));
+        }
     }
 
     /// Resets logical units, on all cores. The tasks of all units are marked before the first one is waited for.

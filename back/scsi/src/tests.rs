@@ -144,7 +144,8 @@ async fn execute(server: &Rc<dyn DeviceServer>, cdb: &[u8], data: ForwardedData)
 
 fn command(id: u64, cdb: &[u8], data: ForwardedData) -> ForwardedCommand {
     let cdb = Cdb::new(cdb).expect("a CDB");
-    ForwardedCommand { id, cdb, attribute: TaskAttribute::SIMPLE, data, timeout: Duration::from_secs(900) }
+    let (attribute, timeout) = (TaskAttribute::SIMPLE, Duration::from_secs(900));
+    ForwardedCommand { id, nexus: None, generation: 0, cdb, attribute, data, timeout }
 }
 
 #[test]

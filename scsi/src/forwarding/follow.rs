@@ -96,9 +96,12 @@ impl Target {
 
     /// Takes the event of a device that came back or was reset: all nexuses are told.
     pub(crate) async fn take_event(&self, (lu, device): (&LogicalUnit, &Forwarded)) {
-        if let Some(asc) = device.unit.device.take_event() {
-            device.unit.device.facts().reset();
+        let server = &device.unit.device;
+        let generation = server.generation();
+        if let Some(asc) = server.take_event() {
+            server.facts().reset();
             self.tell(lu, None, asc).await;
+            server.event_told(generation);
             self.settle_prevention((lu, device)).await;
         }
     }
@@ -111,7 +114,9 @@ impl Forwarded {
         let timeout = timeouts::of(Timeout::Quick, self.unit.device.device_type());
         let pending = PendingReply::default();
         let (id, attribute) = (self.next_command(), TaskAttribute::SIMPLE);
-        self.unit.device.submit(ForwardedCommand { id, cdb, attribute, data, timeout }, pending.duty());
+        let generation = self.unit.device.generation();
+        let command = ForwardedCommand { id, nexus: None, generation, cdb, attribute, data, timeout };
+        self.unit.device.submit(command, pending.duty());
         pending.wait().await
     }
 }

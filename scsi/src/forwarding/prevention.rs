@@ -64,7 +64,7 @@ impl Target {
                 Ok(reply) => (reply.status, reply.sense),
                 Err(fault) => {
                     let refusal = fault::transfer(fault);
-                    let sense = refusal.sense.map(|sense| sense.data(facts.descriptor_sense()));
+                    let sense = refusal.sense.map(|sense| sense.data(facts.is_descriptor_sense()));
                     (refusal.status, sense.unwrap_or_default())
                 }
             };

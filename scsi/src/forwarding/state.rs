@@ -57,7 +57,9 @@ impl DeviceFacts {
         self.is_stale.swap(false, Ordering::AcqRel)
     }
 
-    pub(crate) fn descriptor_sense(&self) -> bool {
+    /// D_SENSE of the control mode page: whether the device returns sense data in descriptor format.
+    #[must_use]
+    pub fn is_descriptor_sense(&self) -> bool {
         self.descriptor_sense.load(Ordering::Relaxed)
     }
 

@@ -128,7 +128,7 @@ impl LogicalUnit {
     pub(crate) fn has_descriptor_sense(&self) -> bool {
         match self {
             Self::Emulated(lu) => lu.mode().descriptor_sense,
-            Self::Forwarded(lu) => lu.unit.device.facts().descriptor_sense(),
+            Self::Forwarded(lu) => lu.unit.device.facts().is_descriptor_sense(),
         }
     }
 
