@@ -236,7 +236,12 @@ impl Look<'_> {
     }
 
     fn volume(&mut self, id: Id<'_>, volume: &Volume) {
-        let (kind, on_disk, size) = (volume.kind.word(), volume.kind.has_path(), volume.kind.declaration().size);
+        let (kind, on_disk) = (volume.kind.word(), volume.kind.has_path());
+        let size = match volume.kind.declaration().size {
+            SizeRule::RequiredWithout(key) if volume.marks.has(key) => SizeRule::Refused,
+            SizeRule::RequiredWithout(_) => SizeRule::Required,
+            size => size,
+        };
         if on_disk && volume.path.is_none() {
             self.add(id, "", volume.marks.whole, format!("has no 'path', which a volume of kind {kind} needs"));
         }

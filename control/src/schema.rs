@@ -61,6 +61,8 @@ pub enum SizeRule {
     Optional,
     /// It must be given.
     Required,
+    /// It must be given, unless the store has this key of its own: then the size is given by a device, and refused.
+    RequiredWithout(&'static str),
     /// The size is given by the device: the key is refused.
     Refused,
 }

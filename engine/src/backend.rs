@@ -362,4 +362,9 @@ pub trait OpenedDevice: Any + Debug + Send + Sync {
     fn examine(&self) -> Vec<StoreTrouble> {
         Vec::new()
     }
+
+    /// See [`OpenedStore::handler`].
+    fn handler(&self) -> Option<HandlerView> {
+        None
+    }
 }

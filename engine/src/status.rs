@@ -1,6 +1,6 @@
 //! The state of the engine for the API: sessions, statistics, media.
 
-use crate::backend;
+use crate::backend::{self, Opened};
 use crate::core_set::core::Core;
 use crate::engine::Engine;
 use crate::metrics::counters;
@@ -115,8 +115,12 @@ impl Live for Engine {
     }
 
     fn handlers(&mut self) -> Vec<HandlerView> {
-        let stores = self.volumes.values().filter_map(|placed| placed.volume.opened().store());
-        stores.filter_map(|store| store.handler()).collect()
+        let opened = self.volumes.values().map(|placed| placed.volume.opened());
+        let handlers = opened.filter_map(|opened| match opened {
+            Opened::Store(store) => store.handler(),
+            Opened::Device(device) => device.handler(),
+        });
+        handlers.collect()
     }
 
     fn slow(&mut self) -> SlowLogView {
