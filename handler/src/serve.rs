@@ -343,11 +343,18 @@ impl Connection {
     }
 
     fn greet(path: &Path, hello: Hello) -> Result<Self, ServeError> {
+        Self::open_raw(path, &Message::Hello(hello).bytes())
+    }
+
+    /// Connects to the socket of a volume with this HELLO, for tests of other versions.
+    ///
+    /// # Errors
+    /// When no target listens there.
+    pub fn open_raw(path: &Path, hello: &[u8]) -> Result<Self, ServeError> {
         let socket = socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
         connect(&socket, &SocketAddrUnix::new(path)?)?;
-        let connection = Self { socket, queues: Vec::new() };
-        connection.send(&Message::Hello(hello))?;
-        Ok(connection)
+        send(&socket, hello, SendFlags::NOSIGNAL)?;
+        Ok(Self { socket, queues: Vec::new() })
     }
 
     /// Sends a message.

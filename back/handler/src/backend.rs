@@ -1,19 +1,23 @@
 //! Handlers as a back end of the engine: the kind `handler`.
 
 use crate::error::{HandlerError, Mistake};
-use crate::schema::{HandlerKeys, PATIENCE, SOCKET_MODE};
+use crate::schema::{DeviceType, HandlerKeys, PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
-use crate::volume::HandlerVolume;
+use crate::volume::{HandlerUnit, HandlerVolume, Lifetime};
 use lunar_control::api::HandlerView;
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
-    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest, Refusal, StoreRequest,
-    StoreTrouble, TextForm,
+    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedDevice, OpenedStore, ProtectionRequest, Refusal,
+    StoreRequest, StoreTrouble, TextForm,
 };
 use lunar_reactor::Reactor;
+use lunar_scsi::device_server::DeviceServer;
+use lunar_scsi::forwarding::Terms;
+use lunar_scsi::peripheral::PeripheralType;
 use std::io;
 use std::path::Path;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The kind `handler`.
@@ -59,24 +63,46 @@ impl Backend for HandlerBackend {
             return Err(refused(Mistake::Direct));
         }
         let keys = request.own.and_then(|own| own.get::<HandlerKeys>());
+        let device = keys.and_then(|keys| keys.device_type).map(DeviceType::code);
         let unit = Unit {
             name: request.name.to_owned(),
             path: path.to_owned(),
-            size: request.required_size()?,
-            block_size: request.block_size,
+            size: if device.is_some() { 0 } else { request.required_size()? },
+            block_size: if device.is_some() { 0 } else { request.block_size },
             read_only: request.read_only,
             discard: keys.is_some_and(|keys| keys.discard),
+            device,
             mode: keys.map_or(SOCKET_MODE, |keys| keys.socket_mode.0),
-            command_timeout: keys.map_or(PATIENCE, |keys| keys.command_timeout.0),
+            command_timeout: keys.and_then(|keys| keys.command_timeout).map(|time| time.0),
             restart_time: keys.map_or(PATIENCE, |keys| keys.restart_time.0),
         };
-        let previous = previous.and_then(Opened::downcast::<HandlerVolume>);
-        let volume = match previous.filter(|previous| previous.path() == path) {
-            Some(previous) => previous.reopen(unit, request.write_through),
-            None => HandlerVolume::new(unit, request.write_through),
+        let previous = previous.and_then(life_of).filter(|(_, unit)| unit.path == path).map(|(life, _)| life);
+        let Some(device_type) = device else {
+            let volume = match previous {
+                Some(life) => HandlerVolume::again(life, unit, request.write_through),
+                None => HandlerVolume::new(unit, request.write_through),
+            };
+            return Ok(Opened::Store(Arc::new(volume.map_err(refused)?)));
         };
-        Ok(Opened::Store(Arc::new(volume.map_err(refused)?)))
+        let wrong = [
+            (request.size.is_some(), Mistake::HasSize),
+            (request.write_through, Mistake::Cache),
+            (unit.discard, Mistake::Discard),
+        ];
+        if let Some((_, mistake)) = wrong.into_iter().find(|(is_wrong, _)| *is_wrong) {
+            return Err(refused(mistake));
+        }
+        let life = previous.cloned().map_or_else(|| Lifetime::begin(&unit), Ok).map_err(refused)?;
+        // Two writers ruin a tape.
+        let terms = Terms { exclusive: device_type == PeripheralType::TAPE, ..Terms::default() };
+        Ok(Opened::Device(Arc::new(HandlerUnit { life, unit, device_type, terms })))
     }
+}
+
+/// The socket of what is open, and its terms.
+fn life_of(opened: &Opened) -> Option<(&Arc<Lifetime>, &Unit)> {
+    let of_volume = opened.downcast::<HandlerVolume>().map(|volume| (volume.life(), volume.unit()));
+    of_volume.or_else(|| opened.downcast::<HandlerUnit>().map(|device| (&device.life, &device.unit)))
 }
 
 /// The place of the socket on this server: the data has no other name that Lunar knows.
@@ -90,7 +116,7 @@ impl OpenedStore for HandlerVolume {
     }
 
     fn mark(&self) -> Option<Mark> {
-        Some(mark(self.path()))
+        Some(mark(&self.unit().path))
     }
 
     fn is_direct(&self) -> bool {
@@ -107,18 +133,40 @@ impl OpenedStore for HandlerVolume {
     }
 
     fn finalize(&self) {
-        Self::finalize(self);
+        self.life().set_unit(self.unit());
     }
 
     fn examine(&self) -> Vec<StoreTrouble> {
-        Self::examine(self)
+        self.life().examine(self.unit())
     }
 
     fn handler(&self) -> Option<HandlerView> {
-        Some(self.view())
+        Some(self.life().view(self.unit()))
     }
 
     fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {
         Err(request.no_place())
+    }
+}
+
+impl OpenedDevice for HandlerUnit {
+    fn mark(&self) -> Option<Mark> {
+        Some(mark(&self.unit.path))
+    }
+
+    fn open(&self, reactor: &Reactor) -> io::Result<Rc<dyn DeviceServer>> {
+        Ok(Self::open(self, reactor))
+    }
+
+    fn finalize(&self) {
+        self.life.set_unit(&self.unit);
+    }
+
+    fn examine(&self) -> Vec<StoreTrouble> {
+        self.life.examine(&self.unit)
+    }
+
+    fn handler(&self) -> Option<HandlerView> {
+        Some(self.life.view(&self.unit))
     }
 }

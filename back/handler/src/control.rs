@@ -2,16 +2,18 @@
 //! ends, or says something, or a core opens or closes the volume.
 
 use crate::error::Mistake;
-use crate::queue::{DATA_BYTES, DEPTH, TRANSFER_MAX};
+use crate::queue::DEPTH;
+use crate::schema::DeviceType;
 use crate::shared::{Connected, Event, QueueParts, Shared, Unit};
 use lunar_handler::ring::{TargetEnd, ring_bytes};
 use lunar_handler::wire::{
-    Close, Hello, LEVEL_BLOCK, MESSAGE_BYTES_MAX, Message, PROTOCOL, Queue, Welcome, features, name_field, name_of,
-    unit_flags,
+    Close, Hello, LEVEL_BLOCK, LEVEL_SCSI, MESSAGE_BYTES_MAX, Message, PROTOCOL, Queue, Welcome, features, name_field,
+    name_of, unit_flags,
 };
 use lunar_reactor::log;
 use lunar_reactor::shared::share;
 use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX, clear, make_folder, send_waiting};
+use lunar_scsi::peripheral::PeripheralType;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
@@ -91,6 +93,7 @@ struct Newcomer {
 /// The handler.
 struct Handler {
     socket: OwnedFd,
+    level: u32,
     features: u64,
     messages: u32,
 }
@@ -157,7 +160,10 @@ impl Control {
         {
             log!(error, "volume {}: {} keeps its permissions: {why}", unit.name, unit.path.display());
         }
-        let terms = |unit: &Unit| (unit.name.clone(), unit.size, unit.block_size, unit.read_only, unit.discard);
+        let terms = |unit: &Unit| {
+            let shape = (unit.size, unit.block_size, unit.discard, unit.device);
+            (unit.name.clone(), shape, unit.read_only)
+        };
         let is_other = terms(&unit) != terms(&self.unit);
         self.unit = unit;
         if is_other && self.handler.is_some() {
@@ -251,8 +257,11 @@ impl Control {
             user: peer.as_ref().map_or(0, |peer| peer.uid.as_raw()),
             since: Instant::now(),
             generation: self.generation,
+            level: hello.level.get(),
             size: hello.size.get(),
         };
+        // Before a command can see the handler: commands that were admitted until now are not for it.
+        self.shared.device.begin(self.generation);
         log!(
             "volume {}: handler '{}' (process {}, user {}) is connected",
             unit.name,
@@ -264,7 +273,8 @@ impl Control {
         self.shared.connect(connected);
         // A handler that does not read gets no queue either, and loses its connection then.
         let _ = send(&newcomer.socket, &welcome, &[]);
-        self.handler = Some(Handler { socket: newcomer.socket, features: agreed, messages: 0 });
+        let level = hello.level.get();
+        self.handler = Some(Handler { socket: newcomer.socket, level, features: agreed, messages: 0 });
     }
 
     /// The process that was the handler, if it is another one than this and lives: it may still execute commands of its
@@ -360,19 +370,21 @@ fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<Que
     let (rings, memory) = share("lunar-handler-rings", length)?;
     // The core makes its end of the same rings; the handler may look at once.
     drop(TargetEnd::new(memory, DEPTH, generation));
-    let (data, _) = share("lunar-handler-data", DATA_BYTES)?;
+    let sizes = if handler.level == LEVEL_SCSI { crate::job::SIZES } else { crate::core::SIZES };
+    let (data, _) = share("lunar-handler-data", sizes.data)?;
     let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let (commands, answers) = (bell()?, bell()?);
     let queue = Message::Queue(Queue {
         number: number.into(),
         depth: DEPTH.into(),
         generation: generation.into(),
-        transfer_max: (TRANSFER_MAX as u32).into(),
+        transfer_max: (sizes.transfer as u32).into(),
         ring_bytes: (length as u64).into(),
-        data_bytes: (DATA_BYTES as u64).into(),
+        data_bytes: (sizes.data as u64).into(),
     });
     send(&handler.socket, &queue, &[rings.as_fd(), data.as_fd(), commands.as_fd(), answers.as_fd()])?;
-    Ok(QueueParts { generation, features: handler.features, rings, data, commands, answers })
+    let Handler { level, features, .. } = *handler;
+    Ok(QueueParts { generation, level, sizes, features, rings, data, commands, answers })
 }
 
 /// Why a handler does not fit the volume.
@@ -380,21 +392,39 @@ fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<Que
 enum Misfit {
     /// It has no version of the protocol.
     Protocol,
-    /// It wants this level.
-    Level(u32),
+    /// It wants one level, and the volume has the other.
+    Level(u32, u32),
     /// It has so many bytes, and the volume so many.
     Small(u64, u64),
     /// The volume is thin, and the handler has no UNMAP.
     Thick,
+    /// It is a device of one type, and another is configured.
+    Device(PeripheralType, PeripheralType),
 }
 
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
+        let name = |level| match level {
+            LEVEL_BLOCK => "blocks",
+            LEVEL_SCSI => "SCSI commands",
+            _ => "an unknown level",
+        };
+        match *self {
             Self::Protocol => f.write_str("it has no version of the protocol"),
-            Self::Level(level) => write!(f, "it wants level {level}, and a volume has level {LEVEL_BLOCK}"),
+            Self::Level(own, wanted) => {
+                let key = if wanted == LEVEL_BLOCK { "has no `device-type`" } else { "has a `device-type`" };
+                write!(f, "it serves {} (level {own}), and the volume is of {}: it {key}", name(own), name(wanted))
+            }
             Self::Small(own, wanted) => write!(f, "its data has {own} bytes, and the volume has {wanted}"),
             Self::Thick => f.write_str("the volume has `discard = true`, and the handler has no UNMAP"),
+            Self::Device(own, wanted) => {
+                let types = (own.0, DeviceType::word_of(own), wanted.0, DeviceType::word_of(wanted));
+                write!(
+                    f,
+                    "its device type is {:#04x} ({}), and that of the volume is {:#04x} ({})",
+                    types.0, types.1, types.2, types.3
+                )
+            }
         }
     }
 }
@@ -403,12 +433,19 @@ impl std::error::Error for Misfit {}
 
 /// Whether a handler fits the volume.
 fn check(hello: &Hello, unit: &Unit) -> Result<(), Misfit> {
-    match (hello.protocol.get(), hello.level.get(), hello.size.get()) {
-        (0, ..) => Err(Misfit::Protocol),
-        (_, level, _) if level != LEVEL_BLOCK => Err(Misfit::Level(level)),
-        (_, _, size) if size < unit.size => Err(Misfit::Small(size, unit.size)),
-        _ if unit.discard && hello.features.get() & features::UNMAP == 0 => Err(Misfit::Thick),
-        _ => Ok(()),
+    let (level, wanted, size) = (hello.level.get(), unit.level(), hello.size.get());
+    if hello.protocol.get() == 0 {
+        return Err(Misfit::Protocol);
+    }
+    if level != wanted {
+        return Err(Misfit::Level(level, wanted));
+    }
+    match unit.device {
+        Some(device) if hello.device_type == device.0 => Ok(()),
+        Some(device) => Err(Misfit::Device(PeripheralType(hello.device_type), device)),
+        None if size < unit.size => Err(Misfit::Small(size, unit.size)),
+        None if unit.discard && hello.features.get() & features::UNMAP == 0 => Err(Misfit::Thick),
+        None => Ok(()),
     }
 }
 

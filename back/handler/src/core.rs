@@ -1,22 +1,64 @@
-//! The commands of one core.
+//! The commands of one core for the blocks of a volume.
 
-use crate::queue::{Ended, Queue, Request, TRANSFER_MAX, Taken};
-use crate::shared::{Event, QueueParts, Shared};
+use crate::lane::{Common, Lane};
+use crate::queue::{Carried, Ended, Memory, Sizes, Taken};
+use crate::schema::PATIENCE;
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
-use lunar_handler::wire::Status;
-use lunar_reactor::channel::{Receiver, channel};
+use lunar_core::time::Instant;
+use lunar_handler::ring::{Answer, Command};
+use lunar_handler::wire::{LEVEL_BLOCK, Operation, Status, features, flags};
+use lunar_reactor::Reactor;
 use lunar_reactor::watch::Watch;
-use lunar_reactor::{Reactor, log};
 use rustix::io::Errno;
-use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
-use std::rc::{Rc, Weak};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
 
-/// Time between two looks for commands that wait too long, while there are commands.
-const TICK: Duration = Duration::from_millis(100);
+/// The memory of one queue. Steps move far fewer bytes at a time.
+pub(crate) const SIZES: Sizes = Sizes { data: 8 << 20, transfer: 4 << 20 };
+
+/// A command, and the duty to answer it.
+pub(crate) struct Request {
+    io: Io,
+    done: Done,
+    /// Since when it waits for a handler.
+    since: Instant,
+    /// The changes that were answered before it was submitted: those that a flush covers.
+    changes: u64,
+    /// Whether a handler had it and did not answer it.
+    is_kept: bool,
+}
+
+impl Carried for Request {
+    const LEVEL: u32 = LEVEL_BLOCK;
+
+    fn place_bytes(&self) -> usize {
+        self.io.data.len()
+    }
+
+    fn begin(&self, memory: &mut Memory<'_>, timeout_milliseconds: u32) -> Command {
+        if let Data::Out(data) = &self.io.data {
+            memory.fill(0, data);
+        }
+        let (operation, flags) = match self.io.op {
+            Op::Read => (Operation::READ, 0),
+            Op::Write { durable } => (Operation::WRITE, if durable { flags::DURABLE } else { 0 }),
+            Op::Unmap { .. } => (Operation::UNMAP, 0),
+            Op::Zero { unmap, .. } => (Operation::ZERO, if unmap { flags::RELEASE } else { 0 }),
+            // Others do not get here.
+            Op::Flush | Op::Extent { .. } | Op::Space | Op::Copy { .. } => (Operation::FLUSH, 0),
+        };
+        let (offset, length, data) = (self.io.offset, self.io.bytes(), memory.at as u64);
+        Command { operation, flags, offset, length, data, timeout_milliseconds }
+    }
+
+    fn end(&mut self, memory: &mut Memory<'_>, _: &Answer) {
+        if let Data::In(into) = &mut self.io.data {
+            let count = into.len();
+            memory.empty(0, into, count);
+        }
+    }
+}
 
 /// A store on one core.
 pub(crate) struct HandlerStore {
@@ -36,20 +78,8 @@ impl HandlerStore {
         traits: Traits,
         writes_through: bool,
     ) -> Self {
-        let shared = volume.shared();
-        let core = Rc::new_cyclic(|own| Core {
-            reactor: reactor.clone(),
-            own: own.clone(),
-            shared: shared.clone(),
-            queue: RefCell::default(),
-            waiting: RefCell::default(),
-            is_ticking: Cell::default(),
-        });
-        let watch: Rc<dyn Watch> = core.clone();
-        reactor.watch(&watch);
-        let (sender, events) = channel(reactor);
-        let port = shared.add_port(sender);
-        reactor.spawn(follow(Rc::downgrade(&core), events));
+        let core = Rc::new(Core(Common::new(reactor, volume.shared())));
+        let port = Lane::connect(&core);
         Self { core, traits, writes_through, port, volume: volume.clone() }
     }
 
@@ -58,7 +88,7 @@ impl HandlerStore {
         if !io.within(self.traits.size) {
             return Err(Fault::OUT_OF_RANGE);
         }
-        if io.data.len() > TRANSFER_MAX {
+        if io.data.len() > SIZES.transfer {
             return Err(Fault::NoMemory);
         }
         match (&mut io.op, &io.data) {
@@ -87,132 +117,49 @@ impl Store for HandlerStore {
             let extent = Extent { len, mapped: true };
             return done.complete(Outcome { extent, ..Outcome::with(Ok(0), io.data) });
         }
-        let shared = &self.core.shared;
+        let Common { shared, reactor, waiting, .. } = &self.core.0;
         let has_nothing_to_do = if io.op == Op::Flush { shared.is_flushed() } else { io.bytes() == 0 };
         if has_nothing_to_do {
             return done.complete(Outcome::with(Ok(0), io.data));
         }
-        let (since, changes) = (self.core.reactor.now(), shared.changes());
-        self.core.start(Request { io, done, since, changes, is_kept: false });
+        let (since, changes) = (reactor.now(), shared.changes());
+        waiting.borrow_mut().push_back(Request { io, done, since, changes, is_kept: false });
+        Lane::tick(&self.core);
+        self.core.submit_waiting();
     }
 }
 
 impl Drop for HandlerStore {
     fn drop(&mut self) {
-        self.core.take_answers();
-        let queue = self.core.queue.borrow_mut().take();
-        if let Some(late) = queue.as_ref().filter(|queue| queue.late > 0) {
-            // Without the queue, no core sees when the handler has executed those commands.
-            let why = format!("it did not answer {} commands of a core that closes the volume", late.late);
-            self.volume.shared().fail(late.generation, why);
-        }
-        self.core.keep_unanswered(queue);
+        self.core.close();
         self.volume.shared().remove_port(self.port);
     }
 }
 
 /// The commands of one core, and its queue if there is a handler.
-struct Core {
-    reactor: Reactor,
-    own: Weak<Self>,
-    shared: Arc<Shared>,
-    queue: RefCell<Option<Queue>>,
-    /// Commands that wait for a handler, or for room in the queue: as many as there are slots of fronts at most.
-    waiting: RefCell<VecDeque<Request>>,
-    /// Whether a task looks for commands that wait too long.
-    is_ticking: Cell<bool>,
-}
+struct Core(Common<Request>);
 
-/// Follows the control thread.
-async fn follow(core: Weak<Core>, mut events: Receiver<Event>) {
-    while let Some(event) = events.recv().await {
-        let Some(core) = core.upgrade() else { return };
-        match event {
-            Event::Attached(parts) => core.attach(*parts),
-            Event::Lost(generation) => {
-                let is_it = core.queue.borrow().as_ref().is_some_and(|queue| queue.generation == generation);
-                if is_it {
-                    core.lose();
-                }
-            }
-            Event::Resume => core.submit_waiting(),
-        }
-    }
-}
+impl Lane for Core {
+    type Request = Request;
 
-/// Looks for commands that wait too long, as long as there are commands.
-async fn tick(core: Weak<Core>, reactor: Reactor) {
-    loop {
-        reactor.sleep(TICK).await;
-        let Some(core) = core.upgrade() else { return };
-        if !core.give_up_late() {
-            return core.is_ticking.set(false);
-        }
-    }
-}
-
-impl Core {
-    fn start(&self, request: Request) {
-        self.waiting.borrow_mut().push_back(request);
-        if !self.is_ticking.replace(true) {
-            self.reactor.spawn(tick(self.own.clone(), self.reactor.clone()));
-        }
-        self.submit_waiting();
+    fn common(&self) -> &Common<Request> {
+        &self.0
     }
 
-    fn attach(&self, parts: QueueParts) {
-        let generation = parts.generation;
-        match Queue::new(&self.reactor, parts) {
-            Ok(queue) => {
-                let kick = queue.kick().clone();
-                *self.queue.borrow_mut() = Some(queue);
-                // A signal makes the core turn, and the watch looks.
-                self.reactor.spawn(async move { while kick.signalled().await.is_ok() {} });
-                self.submit_waiting();
-            }
-            Err(why) => {
-                log!(error, "volume {}: a queue of its handler cannot be mapped: {why}", self.shared.unit().name);
-                self.shared.fail(generation, format!("Lunar cannot map its queue: {why}"));
-            }
-        }
-    }
-
-    /// There is no handler any more. Answers that it gave before count; commands without one wait for another handler.
-    fn lose(&self) {
-        self.take_answers();
-        let queue = self.queue.borrow_mut().take();
-        self.keep_unanswered(queue);
-    }
-
-    /// Keeps the commands of a queue for the next handler, before those that came later.
-    fn keep_unanswered(&self, queue: Option<Queue>) {
-        let Some(mut queue) = queue else { return };
-        self.shared.orphan_late(queue.generation, queue.late);
-        let unanswered = queue.take_unanswered();
-        self.shared.counts.replayed.fetch_add(unanswered.len() as u64, Ordering::Relaxed);
-        let now = self.reactor.now();
-        let mut waiting = self.waiting.borrow_mut();
-        for request in unanswered.into_iter().rev() {
-            // A handler that ends again and again does not renew the time.
-            let since = if request.is_kept { request.since } else { now };
-            waiting.push_front(Request { since, is_kept: true, ..request });
-        }
-    }
-
-    /// Submits commands that wait, as many as there is room for.
     fn submit_waiting(&self) {
-        if self.shared.is_late() {
+        let Common { shared, reactor, queue, waiting, .. } = &self.0;
+        if shared.is_late() {
             return;
         }
-        let [timeout, _] = self.shared.patience();
+        let timeout = shared.command_timeout().unwrap_or(PATIENCE);
         let milliseconds = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
-        let now = self.reactor.now();
+        let now = reactor.now();
         let mut refused = Vec::new();
         {
-            let (mut queue, mut waiting) = (self.queue.borrow_mut(), self.waiting.borrow_mut());
+            let (mut queue, mut waiting) = (queue.borrow_mut(), waiting.borrow_mut());
             let Some(queue) = queue.as_mut() else { return };
             while let Some(request) = waiting.pop_front() {
-                if !queue.has(request.io.op) {
+                if !has(queue.features, request.io.op) {
                     refused.push(request);
                     continue;
                 }
@@ -225,83 +172,68 @@ impl Core {
         refused.into_iter().for_each(|request| end(request, Err(Fault::Unsupported)));
     }
 
-    /// Takes the answers that are there; returns whether there were any.
-    fn take_answers(&self) -> bool {
-        let mut found = false;
-        loop {
-            let mut queue = self.queue.borrow_mut();
-            let Some(open) = queue.as_mut() else { return found };
-            let ended = match open.take() {
-                Ok(Some(ended)) => ended,
-                Ok(None) => return found,
-                Err(why) => {
-                    // The queue is not looked at any more.
-                    let broken = queue.take();
-                    drop(queue);
-                    let generation = broken.as_ref().map_or(0, |queue| queue.generation);
-                    self.keep_unanswered(broken);
-                    self.shared.fail(generation, why.to_string());
-                    return true;
-                }
-            };
-            drop(queue);
-            found = true;
-            self.finish(ended);
+    /// Keeps the commands for the next handler, before those that came later.
+    fn end_unanswered(&self, requests: Vec<Request>) {
+        let Common { shared, reactor, waiting, .. } = &self.0;
+        shared.counts.replayed.fetch_add(requests.len() as u64, Ordering::Relaxed);
+        let now = reactor.now();
+        let mut waiting = waiting.borrow_mut();
+        for request in requests.into_iter().rev() {
+            // A handler that ends again and again does not renew the time.
+            let since = if request.is_kept { request.since } else { now };
+            waiting.push_front(Request { since, is_kept: true, ..request });
         }
     }
 
-    fn finish(&self, ended: Ended) {
+    fn finish(&self, ended: Ended<Request>) {
+        let shared = &self.0.shared;
         match ended.taken {
             Taken::Late(_) => {
-                self.shared.add_change();
-                self.shared.end_late(1);
+                shared.add_change();
+                shared.end_late(1);
             }
             Taken::InProgress { request, .. } => {
                 match (request.io.op, ended.answer.status) {
-                    (Op::Write { .. } | Op::Unmap { .. } | Op::Zero { .. }, _) => self.shared.add_change(),
-                    (Op::Flush, Status::GOOD) => self.shared.end_flush(request.changes),
+                    (Op::Write { .. } | Op::Unmap { .. } | Op::Zero { .. }, _) => shared.add_change(),
+                    (Op::Flush, Status::GOOD) => shared.end_flush(request.changes),
                     _ => {}
                 }
-                let result = match ended.answer.status {
-                    // Steps move less than 4 GiB at a time.
-                    Status::GOOD => Ok(request.io.data.len() as u32),
-                    Status::MEDIUM_ERROR => Err(Fault::Medium),
-                    Status::NO_SPACE => Err(Fault::NoSpace),
-                    Status::UNSUPPORTED => Err(Fault::Unsupported),
-                    Status::NOT_READY => Err(Fault::NotReady),
-                    _ => Err(Fault::Os(Errno::REMOTEIO.raw_os_error())),
-                };
-                end(request, result);
+                // Steps move less than 4 GiB at a time.
+                let moved = request.io.data.len() as u32;
+                end(request, result(ended.answer.status).map(|()| moved));
             }
         }
     }
 
-    /// Ends the commands that wait too long, for an answer or for a handler; returns whether there are any others.
-    fn give_up_late(&self) -> bool {
-        let [timeout, restart] = self.shared.patience();
-        let now = self.reactor.now();
-        let before = |patience: Duration| now - patience;
-        let late = self.queue.borrow_mut().as_mut().map(|queue| queue.take_late(before(timeout))).unwrap_or_default();
-        if !late.is_empty() {
-            let name = self.shared.unit().name;
-            let count = late.len();
-            log!(
-                warning,
-                "volume {name}: the handler has not answered {count} commands in time, and gets no others meanwhile"
-            );
-            late.iter().for_each(|_| self.shared.add_late());
-            self.shared.counts.timed_out.fetch_add(count as u64, Ordering::Relaxed);
-        }
+    fn give_up_late(&self) {
+        let Common { shared, .. } = &self.0;
+        let limit = self.0.before(shared.command_timeout().unwrap_or(PATIENCE));
+        let late = self.0.take_late(|_, submitted| submitted < limit);
         late.into_iter().for_each(|request| end(request, Err(Fault::Timeout)));
-        let limit = before(restart);
-        let mut waiting = self.waiting.borrow_mut();
-        let (over, left): (VecDeque<_>, _) =
-            std::mem::take(&mut *waiting).into_iter().partition(|request| request.since < limit);
-        *waiting = left;
-        let is_idle = waiting.is_empty();
-        drop(waiting);
+        let limit = self.0.before(shared.restart_time());
+        let over = self.0.take_waiting(|request| request.since < limit);
         over.into_iter().for_each(|request| end(request, Err(Fault::NotReady)));
-        !is_idle || self.queue.borrow().as_ref().is_some_and(Queue::is_busy)
+    }
+}
+
+/// Whether a handler with these features has the operation.
+fn has(all: u64, op: Op) -> bool {
+    match op {
+        Op::Unmap { .. } => all & features::UNMAP != 0,
+        Op::Zero { .. } => all & features::ZERO != 0,
+        _ => true,
+    }
+}
+
+/// The end of a command as a handler reports it.
+pub(crate) fn result(status: Status) -> Result<(), Fault> {
+    match status {
+        Status::GOOD => Ok(()),
+        Status::MEDIUM_ERROR => Err(Fault::Medium),
+        Status::NO_SPACE => Err(Fault::NoSpace),
+        Status::UNSUPPORTED => Err(Fault::Unsupported),
+        Status::NOT_READY => Err(Fault::NotReady),
+        _ => Err(Fault::Os(Errno::REMOTEIO.raw_os_error())),
     }
 }
 
@@ -311,24 +243,14 @@ fn end(request: Request, result: Result<u32, Fault>) {
 
 impl Watch for Core {
     fn wants_poll(&self) -> bool {
-        self.queue.borrow().as_ref().is_some_and(Queue::has_answers)
+        self.has_answers()
     }
 
     fn look(&self) -> bool {
-        if let Some(queue) = self.queue.borrow_mut().as_mut() {
-            queue.rise();
-        }
-        let found = self.take_answers();
-        if found {
-            self.submit_waiting();
-        }
-        if let Some(queue) = self.queue.borrow_mut().as_mut() {
-            queue.wake_handler();
-        }
-        found
+        self.look_once()
     }
 
     fn prepare_sleep(&self) -> bool {
-        self.queue.borrow_mut().as_mut().is_none_or(Queue::may_sleep)
+        self.may_sleep()
     }
 }

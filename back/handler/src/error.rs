@@ -29,6 +29,12 @@ pub(crate) enum Mistake {
     Socket(io::Error),
     /// The handler that is connected has fewer bytes.
     Small(u64),
+    /// A SCSI device has no size that is configured.
+    HasSize,
+    /// A SCSI device has its own cache.
+    Cache,
+    /// A SCSI device has no blocks that are released.
+    Discard,
 }
 
 impl HandlerError {
@@ -57,6 +63,13 @@ impl fmt::Display for HandlerError {
                  folder into `folders` in [server] and restart"
             ),
             Mistake::Socket(why) => write!(f, "the socket {path} cannot be made: {why}"),
+            Mistake::HasSize => write!(f, "{path}: a SCSI device has no size: leave it out"),
+            Mistake::Cache => write!(
+                f,
+                "{path}: a SCSI device decides itself about its cache: leave out {}",
+                self.wording.option("write-through")
+            ),
+            Mistake::Discard => write!(f, "{path}: `discard` is for handlers that serve blocks, not for SCSI devices"),
             Mistake::Small(size) => write!(
                 f,
                 "{path}: the handler that is connected has {}: end it, extend its data, and start it again first",

@@ -2,11 +2,9 @@
 
 use crate::places::{Place, Places};
 use crate::shared::QueueParts;
-use lunar_core::io::{Data, Done, Io, Op};
 use lunar_core::mem::{Region, Sg, SgMut};
 use lunar_core::time::Instant;
 use lunar_handler::ring::{Answer, Command, TargetEnd, Violation, ring_bytes};
-use lunar_handler::wire::{Operation, features, flags};
 use lunar_reactor::Reactor;
 use lunar_reactor::shared::{is_lost, losses, map};
 use lunar_reactor::unix::{Kick, Signal};
@@ -16,40 +14,100 @@ use std::rc::Rc;
 
 /// Slots of a queue: the commands of one core in progress at a handler.
 pub(crate) const DEPTH: u32 = 128;
-/// Bytes of the memory of the data of one queue. Pages that were never used take no memory.
-pub(crate) const DATA_BYTES: usize = 8 << 20;
-/// Most bytes of one command: steps move far fewer at a time.
-pub(crate) const TRANSFER_MAX: usize = DATA_BYTES / 2;
 /// Bytes that are copied at a time between memory that others write and memory of this process.
 const COPY_BYTES: usize = 64 << 10;
 
-/// A command, and the duty to answer it.
-pub(crate) struct Request {
-    pub(crate) io: Io,
-    pub(crate) done: Done,
-    /// Since when it waits for a handler.
-    pub(crate) since: Instant,
-    /// The changes that were answered before it was submitted: those that a flush covers.
-    pub(crate) changes: u64,
-    /// Whether a handler had it and did not answer it.
-    pub(crate) is_kept: bool,
+/// The memory of the data of one queue. Pages that were never used take no memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Sizes {
+    /// Bytes of it.
+    pub(crate) data: usize,
+    /// Most bytes of the data of one command.
+    pub(crate) transfer: usize,
+}
+
+/// A request to the handler of one level, and the duty to answer it.
+pub(crate) trait Carried: 'static {
+    /// The level.
+    const LEVEL: u32;
+
+    /// Bytes of its place in the memory of the data.
+    fn place_bytes(&self) -> usize;
+
+    /// Writes what the handler needs into its place, and returns the command.
+    fn begin(&self, memory: &mut Memory<'_>, timeout_milliseconds: u32) -> Command;
+
+    /// Takes what the handler has written out of its place.
+    fn end(&mut self, memory: &mut Memory<'_>, answer: &Answer);
+}
+
+/// The place of a request in the memory of the data, which the handler may change at any time.
+pub(crate) struct Memory<'a> {
+    region: &'a Region,
+    /// The first byte.
+    pub(crate) at: usize,
+    copy: &'a mut [u8],
+}
+
+/// Places are taken as long as their requests say.
+const WITHIN: &str = "the place is within the memory";
+
+impl Memory<'_> {
+    /// Copies data into the place, `from` behind its first byte.
+    pub(crate) fn fill(&mut self, from: usize, data: &Sg) {
+        let mut at = 0;
+        while at < data.len() {
+            let count = data.copy_to(at, self.copy);
+            self.write(from + at, count);
+            at += count;
+        }
+    }
+
+    /// Copies the first `count` bytes of data out of the place, `from` behind its first byte.
+    pub(crate) fn empty(&mut self, from: usize, into: &mut SgMut, count: usize) {
+        let mut at = 0;
+        while at < count {
+            let part = self.copy.len().min(count - at);
+            self.get(from + at, part);
+            at += into.copy_from(at, &self.copy[..part]);
+        }
+    }
+
+    /// Writes a format at the first byte of the place.
+    pub(crate) fn put(&mut self, bytes: &[u8]) {
+        assert!(self.region.write(self.at, bytes), "{WITHIN}");
+    }
+
+    /// Reads bytes.
+    pub(crate) fn read(&self, from: usize, into: &mut [u8]) {
+        assert!(self.region.read(self.at + from, into), "{WITHIN}");
+    }
+
+    fn write(&mut self, from: usize, count: usize) {
+        assert!(self.region.write(self.at + from, &self.copy[..count]), "{WITHIN}");
+    }
+
+    fn get(&mut self, from: usize, count: usize) {
+        assert!(self.region.read(self.at + from, &mut self.copy[..count]), "{WITHIN}");
+    }
 }
 
 /// A slot that the handler has.
-pub(crate) enum Taken {
+pub(crate) enum Taken<R> {
     /// The command is in progress.
-    InProgress { request: Request, place: Place, submitted: Instant, order: u64 },
+    InProgress { request: R, place: Place, submitted: Instant, order: u64 },
     /// The command has failed, and its memory may still be written.
     Late(Place),
 }
 
-pub(crate) struct Queue {
+pub(crate) struct Queue<R> {
     pub(crate) generation: u32,
-    features: u64,
+    /// The optional operations that apply.
+    pub(crate) features: u64,
     ring: TargetEnd,
     data: Region,
     places: Places,
-    slots: Vec<Option<Taken>>,
+    slots: Vec<Option<Taken<R>>>,
     order: u64,
     /// Slots that are [`Taken::Late`].
     pub(crate) late: usize,
@@ -84,25 +142,25 @@ impl fmt::Display for Broken {
 }
 
 /// The end of a command: its slot's contents, and what the handler says.
-pub(crate) struct Ended {
-    pub(crate) taken: Taken,
+pub(crate) struct Ended<R> {
+    pub(crate) taken: Taken<R>,
     pub(crate) answer: Answer,
 }
 
-impl Queue {
+impl<R: Carried> Queue<R> {
     /// The queue of these parts.
     ///
     /// # Errors
     /// When there are too many open files or mappings.
     pub(crate) fn new(reactor: &Reactor, parts: QueueParts) -> io::Result<Self> {
-        let QueueParts { generation, features, rings, data, commands, answers } = parts;
+        let QueueParts { generation, features, sizes, rings, data, commands, answers, .. } = parts;
         let memory = map(&rings, 0, ring_bytes(DEPTH), true)?;
         Ok(Self {
             generation,
             features,
             ring: TargetEnd::new(memory, DEPTH, generation),
-            data: map(&data, 0, DATA_BYTES, true)?,
-            places: Places::new(DATA_BYTES),
+            data: map(&data, 0, sizes.data, true)?,
+            places: Places::new(sizes.data),
             slots: (0..DEPTH).map(|_| None).collect(),
             order: 0,
             late: 0,
@@ -121,35 +179,19 @@ impl Queue {
         &self.kick
     }
 
-    /// Whether the handler has the operation.
-    pub(crate) fn has(&self, op: Op) -> bool {
-        match op {
-            Op::Unmap { .. } => self.features & features::UNMAP != 0,
-            Op::Zero { .. } => self.features & features::ZERO != 0,
-            _ => true,
-        }
+    /// Whether there is a slot.
+    pub(crate) fn has_room(&self) -> bool {
+        self.ring.has_room()
     }
 
     /// Submits a request; gives it back if there is no room now.
-    pub(crate) fn submit(&mut self, request: Request, now: Instant, timeout_milliseconds: u32) -> Option<Request> {
+    pub(crate) fn submit(&mut self, request: R, now: Instant, timeout_milliseconds: u32) -> Option<R> {
         if !self.ring.has_room() {
             return Some(request);
         }
-        let Some(place) = self.places.take(request.io.data.len()) else { return Some(request) };
-        if let Data::Out(data) = &request.io.data {
-            fill(&self.data, place.at, data, &mut self.copy);
-        }
-        let (operation, flags) = match request.io.op {
-            Op::Read => (Operation::READ, 0),
-            Op::Write { durable } => (Operation::WRITE, if durable { flags::DURABLE } else { 0 }),
-            Op::Unmap { .. } => (Operation::UNMAP, 0),
-            Op::Zero { unmap, .. } => (Operation::ZERO, if unmap { flags::RELEASE } else { 0 }),
-            // Others do not get here.
-            Op::Flush | Op::Extent { .. } | Op::Space | Op::Copy { .. } => (Operation::FLUSH, 0),
-        };
-        let (offset, length) = (request.io.offset, request.io.bytes());
-        let data = place.at as u64;
-        let command = Command { operation, flags, offset, length, data, timeout_milliseconds };
+        let Some(place) = self.places.take(request.place_bytes()) else { return Some(request) };
+        let mut memory = Memory { region: &self.data, at: place.at, copy: &mut self.copy };
+        let command = request.begin(&mut memory, timeout_milliseconds);
         let slot = self.ring.submit(&command).expect("the ring has room");
         self.order += 1;
         let taken = Taken::InProgress { request, place, submitted: now, order: self.order };
@@ -158,20 +200,28 @@ impl Queue {
         None
     }
 
-    /// The next answer, with the data of a READ copied to its request.
+    /// The request in progress for which `matches` returns true, and the number of its command.
+    pub(crate) fn find(&mut self, matches: impl Fn(&R) -> bool) -> Option<(&mut R, u64)> {
+        let ring = &self.ring;
+        let mut all = self.slots.iter_mut().zip(0..).filter_map(|(taken, slot)| match taken {
+            Some(Taken::InProgress { request, .. }) => Some((request, ring.number_in(slot)?)),
+            _ => None,
+        });
+        all.find(|(request, _)| matches(request))
+    }
+
+    /// The next answer, with what the handler has written copied to its request.
     ///
     /// # Errors
     /// The queue must not be used any more.
-    pub(crate) fn take(&mut self) -> Result<Option<Ended>, Broken> {
+    pub(crate) fn take(&mut self) -> Result<Option<Ended<R>>, Broken> {
         let Some(answer) = self.ring.take().map_err(Broken::Violation)? else { return Ok(None) };
         let slot = usize::from(answer.slot);
-        if let Some(Taken::InProgress { request, place, .. }) = &mut self.slots[slot]
-            && let Data::In(memory) = &mut request.io.data
-        {
-            empty(&self.data, place.at, memory, &mut self.copy);
+        if let Some(Taken::InProgress { request, place, .. }) = &mut self.slots[slot] {
+            request.end(&mut Memory { region: &self.data, at: place.at, copy: &mut self.copy }, &answer);
         }
         if self.is_lost() {
-            // The command keeps its slot, so it is sent to the next handler.
+            // The command keeps its slot, so it counts as one without an answer.
             return Err(Broken::Lost);
         }
         let taken = self.slots[slot].take().expect("the rings know which slots are in use");
@@ -192,12 +242,13 @@ impl Queue {
         std::mem::replace(&mut self.losses, now) != now && is_lost([&self.data].into_iter())
     }
 
-    /// The requests that were submitted before `limit`; their slots and their memory stay in use.
-    pub(crate) fn take_late(&mut self, limit: Instant) -> Vec<Request> {
+    /// The requests that are late by what `is_late` says of them and of the time of their submission; their slots and
+    /// their memory stay in use.
+    pub(crate) fn take_late(&mut self, is_late: impl Fn(&R, Instant) -> bool) -> Vec<R> {
         let mut late = Vec::new();
         for slot in &mut self.slots {
             match slot.take() {
-                Some(Taken::InProgress { request, place, submitted, .. }) if submitted < limit => {
+                Some(Taken::InProgress { request, place, submitted, .. }) if is_late(&request, submitted) => {
                     late.push(request);
                     self.late += 1;
                     *slot = Some(Taken::Late(place));
@@ -209,8 +260,8 @@ impl Queue {
     }
 
     /// The requests without an answer, in the order in which they were submitted.
-    pub(crate) fn take_unanswered(&mut self) -> Vec<Request> {
-        let mut all: Vec<(u64, Request)> = Vec::new();
+    pub(crate) fn take_unanswered(&mut self) -> Vec<R> {
+        let mut all: Vec<(u64, R)> = Vec::new();
         for slot in &mut self.slots {
             if let Some(Taken::InProgress { request, order, .. }) = slot.take() {
                 all.push((order, request));
@@ -257,28 +308,8 @@ impl Queue {
     }
 }
 
-impl Drop for Queue {
+impl<R> Drop for Queue<R> {
     fn drop(&mut self) {
         self.kick.cancel();
-    }
-}
-
-/// Copies the data of a WRITE into the memory of the data.
-fn fill(memory: &Region, place: usize, data: &Sg, copy: &mut [u8]) {
-    let mut at = 0;
-    while at < data.len() {
-        let count = data.copy_to(at, copy);
-        assert!(memory.write(place + at, &copy[..count]), "the place is within the memory");
-        at += count;
-    }
-}
-
-/// Copies the data of a READ from the memory of the data.
-fn empty(memory: &Region, place: usize, into: &mut SgMut, copy: &mut [u8]) {
-    let mut at = 0;
-    while at < into.len() {
-        let count = copy.len().min(into.len() - at);
-        assert!(memory.read(place + at, &mut copy[..count]), "the place is within the memory");
-        at += into.copy_from(at, &copy[..count]);
     }
 }

@@ -1,6 +1,10 @@
 //! The state of a volume with a handler that the control thread and all cores share.
 
+use crate::known::DeviceState;
+use crate::queue::Sizes;
+use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_SCSI};
 use lunar_reactor::channel::Sender;
+use lunar_scsi::peripheral::PeripheralType;
 use rustix::event::{EventfdFlags, eventfd};
 use std::io;
 use std::os::fd::OwnedFd;
@@ -18,10 +22,20 @@ pub(crate) struct Unit {
     pub(crate) block_size: u32,
     pub(crate) read_only: bool,
     pub(crate) discard: bool,
+    /// The type of the SCSI device; `None`: the handler serves blocks.
+    pub(crate) device: Option<PeripheralType>,
     /// Permissions of the socket.
     pub(crate) mode: u32,
-    pub(crate) command_timeout: Duration,
+    /// `None`: as the level has it.
+    pub(crate) command_timeout: Option<Duration>,
     pub(crate) restart_time: Duration,
+}
+
+impl Unit {
+    /// The level at which the handler serves it.
+    pub(crate) fn level(&self) -> u32 {
+        if self.device.is_some() { LEVEL_SCSI } else { LEVEL_BLOCK }
+    }
 }
 
 /// The handler that is connected.
@@ -33,7 +47,9 @@ pub(crate) struct Connected {
     pub(crate) user: u32,
     pub(crate) since: Instant,
     pub(crate) generation: u32,
-    /// Bytes of its data.
+    /// The level at which it serves.
+    pub(crate) level: u32,
+    /// Bytes of its data, of blocks.
     pub(crate) size: u64,
 }
 
@@ -41,6 +57,8 @@ pub(crate) struct Connected {
 #[derive(Debug)]
 pub(crate) struct QueueParts {
     pub(crate) generation: u32,
+    pub(crate) level: u32,
+    pub(crate) sizes: Sizes,
     /// The optional operations that apply.
     pub(crate) features: u64,
     pub(crate) rings: OwnedFd,
@@ -115,10 +133,16 @@ pub(crate) struct Shared {
     /// Wakes the control thread.
     bell: OwnedFd,
     pub(crate) counts: Counts,
+    /// The SCSI device, if it is one.
+    pub(crate) device: DeviceState,
 }
 
+/// No time-out of commands is configured.
+const AS_LEVEL: u64 = u64::MAX;
+
 fn milliseconds(unit: &Unit) -> [u64; 2] {
-    [unit.command_timeout, unit.restart_time].map(|time| u64::try_from(time.as_millis()).unwrap_or(u64::MAX))
+    let milliseconds = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(AS_LEVEL - 1);
+    [unit.command_timeout.map_or(AS_LEVEL, milliseconds), milliseconds(unit.restart_time)]
 }
 
 impl Shared {
@@ -136,6 +160,7 @@ impl Shared {
             flushed: AtomicU64::new(0),
             bell: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             counts: Counts::default(),
+            device: DeviceState::default(),
         })
     }
 
@@ -150,10 +175,15 @@ impl Shared {
         *self.unit.lock().unwrap_or_else(PoisonError::into_inner) = unit;
     }
 
-    /// How long a command may take, and how long it waits for a handler.
-    pub(crate) fn patience(&self) -> [Duration; 2] {
-        [&self.command_timeout_milliseconds, &self.restart_time_milliseconds]
-            .map(|time| Duration::from_millis(time.load(Ordering::Relaxed)))
+    /// How long a command may take, if that is configured.
+    pub(crate) fn command_timeout(&self) -> Option<Duration> {
+        let milliseconds = self.command_timeout_milliseconds.load(Ordering::Relaxed);
+        (milliseconds != AS_LEVEL).then(|| Duration::from_millis(milliseconds))
+    }
+
+    /// How long a command waits for a handler.
+    pub(crate) fn restart_time(&self) -> Duration {
+        Duration::from_millis(self.restart_time_milliseconds.load(Ordering::Relaxed))
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

@@ -1,5 +1,6 @@
 use crate::shared::Unit;
 use crate::volume::HandlerVolume;
+use lunar_control::api::HandlerView;
 use lunar_core::io::{Completion, Data, Fault, Io, Op, Outcome, Store};
 use lunar_core::mem::Arena;
 use lunar_handler::ring::at;
@@ -14,23 +15,23 @@ use std::time::{Duration, Instant};
 
 const SIZE: u64 = 16 << 20;
 /// How long a step of a test may take on a busy machine.
-const LIMIT: Duration = Duration::from_secs(60);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 
 /// A folder for the sockets and files of one test.
-struct Folder(PathBuf);
+pub(crate) struct Folder(PathBuf);
 
 impl Folder {
-    fn new(name: &str) -> Self {
+    pub(crate) fn new(name: &str) -> Self {
         let path = std::env::temp_dir().join(format!("lunar-handler-{name}-{}", std::process::id()));
         std::fs::create_dir_all(&path).expect("a folder for temporary files");
         Self(path)
     }
 
-    fn socket(&self) -> PathBuf {
+    pub(crate) fn socket(&self) -> PathBuf {
         self.0.join("volume.sock")
     }
 
-    fn unit(&self) -> Unit {
+    pub(crate) fn unit(&self) -> Unit {
         Unit {
             name: "disk".into(),
             path: self.socket(),
@@ -38,17 +39,22 @@ impl Folder {
             block_size: 512,
             read_only: false,
             discard: false,
+            device: None,
             mode: 0o600,
-            command_timeout: LIMIT,
+            command_timeout: Some(LIMIT),
             restart_time: LIMIT,
         }
     }
 
-    fn volume(&self, edit: impl FnOnce(&mut Unit)) -> HandlerVolume {
+    pub(crate) fn volume(&self, edit: impl FnOnce(&mut Unit)) -> HandlerVolume {
         let mut unit = self.unit();
         edit(&mut unit);
         HandlerVolume::new(unit, false).expect("the path is free")
     }
+}
+
+fn view(volume: &HandlerVolume) -> HandlerView {
+    volume.life().view(volume.unit())
 }
 
 impl Drop for Folder {
@@ -270,7 +276,7 @@ fn commands_without_an_answer_go_to_the_next_handler_in_order() {
     });
     let wanted = [(Operation::WRITE, 0, Some(1)), (Operation::ZERO, 512, None), (Operation::WRITE, 8192, Some(4))];
     assert_eq!(seen, wanted);
-    let view = volume.view();
+    let view = view(&volume);
     assert_eq!((view.connections, view.replayed, view.faults), (2, 3, 0));
 }
 
@@ -340,7 +346,7 @@ fn a_handler_that_breaks_the_protocol_loses_its_connection_and_no_command() {
                 || words == "without end" && matches!(why, Ok(None) | Err(ServeError::Io(_))),
             "{words}: {why:?}"
         );
-        assert_eq!((offset, byte, volume.view().faults), (8192, 5, 1));
+        assert_eq!((offset, byte, view(&volume).faults), (8192, 5, 1));
     }
 }
 
@@ -348,7 +354,7 @@ fn a_handler_that_breaks_the_protocol_loses_its_connection_and_no_command() {
 fn memory_of_a_late_command_is_not_used_again_before_its_answer() {
     let folder = Folder::new("late");
     let short = Duration::from_millis(300);
-    let volume = folder.volume(|unit| (unit.command_timeout, unit.restart_time) = (short, short));
+    let volume = folder.volume(|unit| (unit.command_timeout, unit.restart_time) = (Some(short), short));
     let (tell, told) = mpsc::channel();
     let script = move |socket: PathBuf| {
         let mut handler = connected(&socket);
@@ -365,13 +371,13 @@ fn memory_of_a_late_command_is_not_used_again_before_its_answer() {
     let seen = play(&folder, &volume, script, async |reactor, store| {
         let arena = reactor.arena();
         assert_eq!(result(&start(store, write(arena, 0, 1))).await, Err(Fault::Timeout));
-        let view = volume.view();
-        assert_eq!((view.state, view.late, view.timed_out), ("late", 1, 1));
-        assert!(volume.examine()[0].words.contains("does not answer 1 commands"));
+        let late = view(&volume);
+        assert_eq!((late.state, late.late, late.timed_out), ("late", 1, 1));
+        assert!(volume.life().examine(volume.unit())[0].words.contains("does not answer 1 commands"));
         assert_eq!(result(&start(store, write(arena, 4096, 2))).await, Err(Fault::NotReady));
         tell.send(()).expect("the script waits");
         assert_eq!(result(&start(store, write(arena, 8192, 3))).await, Ok(4096));
-        assert_eq!(volume.view().state, "connected");
+        assert_eq!(view(&volume).state, "connected");
         tell.send(()).expect("the script waits");
     });
     assert_eq!(seen, (0, 8192, 3));
@@ -380,7 +386,7 @@ fn memory_of_a_late_command_is_not_used_again_before_its_answer() {
 #[test]
 fn late_memory_of_one_command_is_not_lent_to_another_connection() {
     let folder = Folder::new("gone-late");
-    let volume = folder.volume(|unit| unit.command_timeout = Duration::from_millis(200));
+    let volume = folder.volume(|unit| unit.command_timeout = Some(Duration::from_millis(200)));
     let (tell, told) = mpsc::channel();
     let script = move |socket: PathBuf| {
         let mut first = connected(&socket);
@@ -400,13 +406,13 @@ fn late_memory_of_one_command_is_not_lent_to_another_connection() {
         tell.send(()).expect("the script waits");
         assert_eq!(result(&start(store, write(reactor.arena(), 0, 2))).await, Ok(4096));
     });
-    assert_eq!((byte, volume.view().late), (2, 0));
+    assert_eq!((byte, view(&volume).late), (2, 0));
 }
 
 #[test]
 fn a_core_that_closes_the_volume_with_a_late_command_ends_the_connection() {
     let folder = Folder::new("orphan");
-    let volume = folder.volume(|unit| unit.command_timeout = Duration::from_millis(200));
+    let volume = folder.volume(|unit| unit.command_timeout = Some(Duration::from_millis(200)));
     let (tell, told) = mpsc::channel();
     let script = move |socket: PathBuf| {
         let mut first = connected(&socket);
@@ -433,7 +439,7 @@ fn a_core_that_closes_the_volume_with_a_late_command_ends_the_connection() {
         tell.send(()).expect("the script waits");
         assert_eq!(result(&start(store, write(reactor.arena(), 0, 2))).await, Ok(4096));
     });
-    assert_eq!((byte, volume.view().late), (2, 0));
+    assert_eq!((byte, view(&volume).late), (2, 0));
 }
 
 #[test]
@@ -441,13 +447,13 @@ fn without_a_handler_commands_wait_and_then_fail() {
     let folder = Folder::new("missing");
     let wait = Duration::from_millis(300);
     let volume = folder.volume(|unit| unit.restart_time = wait);
-    assert!(volume.examine()[0].words.contains("no handler is connected"));
+    assert!(volume.life().examine(volume.unit())[0].words.contains("no handler is connected"));
     play(&folder, &volume, drop, async |reactor, store| {
         let begun = Instant::now();
         assert_eq!(result(&start(store, write(reactor.arena(), 0, 1))).await, Err(Fault::NotReady));
         assert!(begun.elapsed() >= wait);
     });
-    let view = volume.view();
+    let view = view(&volume);
     assert_eq!((view.state, view.process, view.connections), ("missing", None, 0));
 }
 
@@ -491,7 +497,7 @@ fn a_volume_is_flushed_without_a_handler_once_that_has_nothing_to_do() {
             "an earlier process may have changed it"
         );
         tell.send(()).expect("the script waits");
-        while volume.view().connections == 0 {
+        while view(&volume).connections == 0 {
             reactor.sleep(Duration::from_millis(5)).await;
         }
         assert_eq!(result(&start(store, flush())).await, Ok(0));
@@ -520,8 +526,21 @@ fn handlers_that_do_not_fit_are_refused() {
     let Ok(Some(Message::Welcome(welcome))) = first.receive() else { panic!("it fits") };
     assert_eq!((welcome.size.get(), welcome.features.get(), welcome.protocol.get()), (SIZE, features::ALL, PROTOCOL));
     assert!(refusal(Connection::open(&socket, "second", SIZE, features::ALL)).contains("still connected"));
-    assert_eq!((volume.view().state, volume.view().name.as_deref()), ("connected", Some("first")));
+    assert_eq!((view(&volume).state, view(&volume).name.as_deref()), ("connected", Some("first")));
     assert!(matches!(HandlerVolume::new(folder.unit(), false), Err(crate::error::Mistake::InUse)));
+}
+
+#[test]
+fn a_handler_of_version_1_serves_blocks() {
+    let folder = Folder::new("version-1");
+    let _volume = folder.volume(|_| {});
+    let mut bytes = vec![1, 0, 0, 0, 96, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0];
+    bytes.extend(SIZE.to_le_bytes());
+    bytes.extend(b"file 1.0");
+    bytes.resize(96, 0);
+    let mut connection = Connection::open_raw(&folder.socket(), &bytes).expect("Lunar listens");
+    let Ok(Some(Message::Welcome(welcome))) = connection.receive() else { panic!("it fits") };
+    assert_eq!((welcome.protocol.get(), welcome.features.get()), (1, features::ALL));
 }
 
 #[test]
@@ -530,11 +549,11 @@ fn a_volume_that_is_changed_keeps_its_socket_and_its_handler_connects_again() {
     let volume = folder.volume(|unit| unit.size = SIZE / 2);
     let mut connection = Connection::open(&folder.socket(), "grows", SIZE, 0).expect("Lunar listens");
     assert!(matches!(connection.receive(), Ok(Some(Message::Welcome(_)))));
-    let larger = |size| volume.reopen(Unit { size, ..folder.unit() }, false);
+    let larger = |size| HandlerVolume::again(volume.life(), Unit { size, ..folder.unit() }, false);
     assert!(matches!(larger(2 * SIZE), Err(crate::error::Mistake::Small(SIZE))));
     let grown = larger(SIZE).expect("the handler has as many bytes");
     assert_eq!(grown.traits().size, SIZE);
-    grown.finalize();
+    grown.life().set_unit(grown.unit());
     drop(volume);
     assert!(matches!(connection.receive(), Ok(None)));
     let mut again = Connection::open(&folder.socket(), "grows", SIZE, 0).expect("Lunar listens");

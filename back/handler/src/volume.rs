@@ -1,5 +1,6 @@
-//! A volume with a handler: opened once, for all cores.
+//! A volume or a SCSI device with a handler: opened once, for all cores.
 
+use crate::commands::HandlerDevice;
 use crate::control;
 use crate::core::HandlerStore;
 use crate::error::Mistake;
@@ -7,8 +8,13 @@ use crate::shared::{Shared, Unit};
 use lunar_control::api::HandlerView;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{Condition, StoreTrouble};
+use lunar_handler::wire::LEVEL_BLOCK;
 use lunar_reactor::Reactor;
+use lunar_scsi::device_server::DeviceServer;
+use lunar_scsi::forwarding::Terms;
+use lunar_scsi::peripheral::PeripheralType;
 use std::io;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -24,8 +30,75 @@ pub(crate) struct Lifetime {
 }
 
 impl Lifetime {
+    /// Listens for the handler of a volume.
+    ///
+    /// # Errors
+    /// When the socket cannot be made.
+    pub(crate) fn begin(unit: &Unit) -> Result<Arc<Self>, Mistake> {
+        let shared = Arc::new(Shared::new(unit.clone()).map_err(Mistake::Socket)?);
+        let listener = control::listen_at(&unit.path, unit.mode)?;
+        let thread = control::start(&shared, listener).map_err(Mistake::Socket)?;
+        Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
+    }
+
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// These terms apply from now on.
+    pub(crate) fn set_unit(&self, unit: &Unit) {
+        self.shared.set_unit(unit.clone());
+        self.shared.ring();
+    }
+
+    /// The handler, for the operator.
+    pub(crate) fn view(&self, unit: &Unit) -> HandlerView {
+        let shared = &self.shared;
+        let connected = shared.state().connected.clone();
+        let state = match &connected {
+            None => "missing",
+            Some(_) if shared.is_late() => "late",
+            Some(_) => "connected",
+        };
+        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
+        HandlerView {
+            volume: unit.name.clone(),
+            socket: unit.path.display().to_string(),
+            state,
+            process: connected.as_ref().map(|handler| handler.process),
+            user: connected.as_ref().map(|handler| handler.user),
+            seconds: connected.as_ref().map(|handler| handler.since.elapsed().as_secs()),
+            name: connected.map(|handler| handler.name),
+            late: shared.late() as u64,
+            connections: count(&shared.counts.connections),
+            replayed: count(&shared.counts.replayed),
+            timed_out: count(&shared.counts.timed_out),
+            faults: count(&shared.counts.faults),
+        }
+    }
+
+    /// What is wrong with the handler now.
+    pub(crate) fn examine(&self, unit: &Unit) -> Vec<StoreTrouble> {
+        let (shared, path) = (&self.shared, unit.path.display());
+        let trouble =
+            |words: String, remedy: String| vec![StoreTrouble { condition: Condition::Unserved, words, remedy }];
+        let connected = shared.state().connected.clone();
+        match connected {
+            None => trouble(
+                format!("no handler is connected to {path}"),
+                "start it (`systemctl status 'lunar-handler@*'`, or see its own log)".to_owned(),
+            ),
+            Some(handler) if shared.is_late() => trouble(
+                format!(
+                    "handler '{}' (process {}) does not answer {} commands",
+                    handler.name,
+                    handler.process,
+                    shared.late()
+                ),
+                format!("if it does not answer soon, end it and start it again: kill -9 {}", handler.process),
+            ),
+            Some(_) => Vec::new(),
+        }
     }
 }
 
@@ -50,27 +123,24 @@ pub(crate) struct HandlerVolume {
 }
 
 impl HandlerVolume {
-    /// Listens for the handler of a volume.
+    /// A volume whose handler connects to its socket.
     ///
     /// # Errors
     /// When the socket cannot be made.
     pub(crate) fn new(unit: Unit, writes_through: bool) -> Result<Self, Mistake> {
-        let shared = Arc::new(Shared::new(unit.clone()).map_err(Mistake::Socket)?);
-        let listener = control::listen_at(&unit.path, unit.mode)?;
-        let thread = control::start(&shared, listener).map_err(Mistake::Socket)?;
-        let life = Arc::new(Lifetime { shared, thread: Mutex::new(Some(thread)) });
-        Ok(Self { life, traits: traits(&unit, writes_through), unit, writes_through })
+        Ok(Self { life: Lifetime::begin(&unit)?, traits: traits(&unit, writes_through), unit, writes_through })
     }
 
-    /// The volume of the same socket on other terms.
+    /// A volume at a socket that is there, on other terms.
     ///
     /// # Errors
     /// When the handler has fewer bytes than the volume would have.
-    pub(crate) fn reopen(&self, unit: Unit, writes_through: bool) -> Result<Self, Mistake> {
-        let connected = self.life.shared.state().connected.as_ref().map(|handler| handler.size);
-        match connected.filter(|size| *size < unit.size) {
+    pub(crate) fn again(life: &Arc<Lifetime>, unit: Unit, writes_through: bool) -> Result<Self, Mistake> {
+        let connected = life.shared.state().connected.clone();
+        let size = connected.filter(|handler| handler.level == LEVEL_BLOCK).map(|handler| handler.size);
+        match size.filter(|size| *size < unit.size) {
             Some(size) => Err(Mistake::Small(size)),
-            None => Ok(Self { life: self.life.clone(), traits: traits(&unit, writes_through), unit, writes_through }),
+            None => Ok(Self { life: life.clone(), traits: traits(&unit, writes_through), unit, writes_through }),
         }
     }
 
@@ -78,67 +148,31 @@ impl HandlerVolume {
         &self.traits
     }
 
-    pub(crate) fn path(&self) -> &std::path::Path {
-        &self.unit.path
+    pub(crate) fn life(&self) -> &Arc<Lifetime> {
+        &self.life
     }
 
-    /// These terms apply from now on.
-    pub(crate) fn finalize(&self) {
-        self.life.shared.set_unit(self.unit.clone());
-        self.life.shared.ring();
+    pub(crate) fn unit(&self) -> &Unit {
+        &self.unit
     }
 
     pub(crate) fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
         Ok(Box::new(HandlerStore::open(reactor, &self.life, self.traits.clone(), self.writes_through)))
     }
+}
 
-    /// The handler, for the operator.
-    pub(crate) fn view(&self) -> HandlerView {
-        let shared = &self.life.shared;
-        let connected = shared.state().connected.clone();
-        let state = match &connected {
-            None => "missing",
-            Some(_) if shared.is_late() => "late",
-            Some(_) => "connected",
-        };
-        let count = |count: &AtomicU64| count.load(Ordering::Relaxed);
-        HandlerView {
-            volume: self.unit.name.clone(),
-            socket: self.unit.path.display().to_string(),
-            state,
-            process: connected.as_ref().map(|handler| handler.process),
-            user: connected.as_ref().map(|handler| handler.user),
-            seconds: connected.as_ref().map(|handler| handler.since.elapsed().as_secs()),
-            name: connected.map(|handler| handler.name),
-            late: shared.late() as u64,
-            connections: count(&shared.counts.connections),
-            replayed: count(&shared.counts.replayed),
-            timed_out: count(&shared.counts.timed_out),
-            faults: count(&shared.counts.faults),
-        }
-    }
+/// A SCSI device that a handler serves, on the terms of its configuration.
+#[derive(Clone, Debug)]
+pub(crate) struct HandlerUnit {
+    pub(crate) life: Arc<Lifetime>,
+    pub(crate) unit: Unit,
+    pub(crate) device_type: PeripheralType,
+    pub(crate) terms: Terms,
+}
 
-    pub(crate) fn examine(&self) -> Vec<StoreTrouble> {
-        let (shared, path) = (&self.life.shared, self.unit.path.display());
-        let trouble =
-            |words: String, remedy: String| vec![StoreTrouble { condition: Condition::Unserved, words, remedy }];
-        let connected = shared.state().connected.clone();
-        match connected {
-            None => trouble(
-                format!("no handler is connected to {path}"),
-                "start it (`systemctl status 'lunar-handler@*'`, or see its own log)".to_owned(),
-            ),
-            Some(handler) if shared.is_late() => trouble(
-                format!(
-                    "handler '{}' (process {}) does not answer {} commands",
-                    handler.name,
-                    handler.process,
-                    shared.late()
-                ),
-                format!("if it does not answer soon, end it and start it again: kill -9 {}", handler.process),
-            ),
-            Some(_) => Vec::new(),
-        }
+impl HandlerUnit {
+    pub(crate) fn open(&self, reactor: &Reactor) -> Rc<dyn DeviceServer> {
+        Rc::new(HandlerDevice::open(reactor, &self.life, self.device_type, self.terms.clone()))
     }
 }
 

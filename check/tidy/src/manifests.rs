@@ -25,7 +25,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("front/sst", &["core", "scsi", "reactor", "link", "st", "control", "engine"]),
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "rdma", "control", "engine"]),
     ("back/scsi", &["core", "scsi", "reactor", "control", "engine"]),
-    ("back/handler", &["core", "handler", "reactor", "control", "engine"]),
+    ("back/handler", &["core", "scsi", "handler", "reactor", "control", "engine"]),
     ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
     ("cli", &["core", "control", "api"]),
