@@ -146,8 +146,8 @@ pub enum TextForm {
     Name,
     /// `NAME:PATH`, with the name of the back end.
     NameAndPath,
-    /// `NAME:PATH:SIZE`, with the name of the back end.
-    NameAndPathAndSize,
+    /// `NAME:PATH:SIZE`, with the name of the back end; `NAME:PATH:WORD` with a word of this key of its own.
+    NameAndPathAndSizeOr(&'static str, &'static [(&'static str, &'static str)]),
     /// A path for which this function returns true.
     PathIf(fn(&Path) -> bool),
     /// A path that no other back end takes. One back end of a registry has this form.

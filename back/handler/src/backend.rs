@@ -1,7 +1,7 @@
 //! Handlers as a back end of the engine: the kind `handler`.
 
 use crate::error::{HandlerError, Mistake};
-use crate::schema::{DeviceType, HandlerKeys, PATIENCE, SOCKET_MODE};
+use crate::schema::{DEVICE_TYPES, DeviceType, HandlerKeys, PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
 use crate::volume::{HandlerUnit, HandlerVolume, Lifetime};
 use lunar_control::api::HandlerView;
@@ -30,11 +30,11 @@ impl Backend for HandlerBackend {
     }
 
     fn form(&self) -> TextForm {
-        TextForm::NameAndPathAndSize
+        TextForm::NameAndPathAndSizeOr("device-type", DEVICE_TYPES)
     }
 
     fn examples(&self) -> &'static [&'static str] {
-        &["handler:disk.sock:20G"]
+        &["handler:disk.sock:20G", "handler:drive.sock:tape"]
     }
 
     fn location(&self) -> Location {

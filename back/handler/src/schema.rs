@@ -52,6 +52,9 @@ choices! {
     }
 }
 
+/// The words for device types, with what they say.
+pub(crate) static DEVICE_TYPES: &[(&str, &str)] = DeviceType::WORDS;
+
 impl DeviceType {
     /// Every type, with its code.
     const ALL: &'static [(Self, PeripheralType)] = &[

@@ -23,6 +23,8 @@ pub struct VolumeKeys {
     pub path: Option<PathBuf>,
     /// `size`, in bytes.
     pub size: Option<u64>,
+    /// A key of the back end, with its word.
+    pub own: Option<(&'static str, &'static str)>,
 }
 
 impl fmt::Debug for VolumeKeys {
@@ -71,8 +73,8 @@ pub enum Mistake {
     NoSize(&'static str),
     /// The back end of this name needs a path; with an example.
     NoPath(&'static str),
-    /// It needs a path and a size; with an example.
-    NoPathAndSize(&'static str),
+    /// It needs a path and a size; with examples.
+    NoPathAndSize(String),
     /// The back end of this name takes nothing behind the colon.
     Surplus(&'static str),
     /// The volume would have no bytes.
@@ -103,7 +105,9 @@ impl fmt::Display for TextMistake {
             Mistake::NoVolume(None) => write!(f, "'{text}' names no volume"),
             Mistake::NoVolume(Some(examples)) => write!(f, "'{text}' names no volume: {examples}"),
             Mistake::NoSize(name) => write!(f, "{text} needs a size: {name}:1G (a file of that name: ./{text})"),
-            Mistake::NoPathAndSize(example) => write!(f, "{text} needs a path and a size: {example}"),
+            Mistake::NoPathAndSize(example) => {
+                write!(f, "{text} needs a path and a size, or what stands for it: {example}")
+            }
             Mistake::NoPath(example) => write!(f, "{text} needs the path of a device: {example}"),
             Mistake::Surplus(name) => write!(f, "{text}: it takes nothing behind the colon: {name}:"),
             Mistake::Empty => write!(f, "{text}: a volume of no bytes cannot be served"),
@@ -175,7 +179,7 @@ impl Parser<'_> {
         let Some(backend) = self.backends.iter().copied().find(|backend| backend.name() == prefix) else {
             return self.path(text);
         };
-        let keys = |size| VolumeKeys { backend, medium: MediumKind::Fixed, path: None, size };
+        let keys = |size| VolumeKeys { backend, medium: MediumKind::Fixed, path: None, size, own: None };
         match (backend.form(), rest) {
             (TextForm::NameAndSize, None | Some("")) => Err(TextMistake::new(text, Mistake::NoSize(backend.name()))),
             (TextForm::NameAndSize, Some(rest)) => Ok(keys(Some(size(text, rest)?))),
@@ -186,11 +190,15 @@ impl Parser<'_> {
                 Err(TextMistake::new(text, Mistake::NoPath(example)))
             }
             (TextForm::NameAndPath, Some(path)) => Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(None) }),
-            (TextForm::NameAndPathAndSize, rest) => {
-                let missing = || Mistake::NoPathAndSize(backend.examples().first().copied().unwrap_or_default());
+            (TextForm::NameAndPathAndSizeOr(key, words), rest) => {
+                let missing = || Mistake::NoPathAndSize(backend.examples().join(", "));
                 let parts = rest.and_then(|rest| rest.rsplit_once(':')).filter(|(path, _)| !path.is_empty());
-                let (path, bytes) = parts.ok_or_else(|| TextMistake::new(text, missing()))?;
-                Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(Some(size(text, bytes)?)) })
+                let (path, last) = parts.ok_or_else(|| TextMistake::new(text, missing()))?;
+                let path = Some(PathBuf::from(path));
+                match words.iter().find(|(word, _)| *word == last) {
+                    Some((word, _)) => Ok(VolumeKeys { path, own: Some((key, word)), ..keys(None) }),
+                    None => Ok(VolumeKeys { path, ..keys(Some(size(text, last)?)) }),
+                }
             }
             (TextForm::Name | TextForm::PathIf(_) | TextForm::OtherPath, _) => self.path(text),
         }
@@ -202,7 +210,7 @@ impl Parser<'_> {
         let takes = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::PathIf(takes) if takes(&path));
         let backend = self.backends.iter().find(takes).or_else(|| self.backends.iter().find(other));
         let backend = backend.copied().ok_or_else(|| TextMistake::new(text, Mistake::NoVolume(None)))?;
-        Ok(VolumeKeys { backend, medium: MediumKind::Fixed, path: Some(path), size })
+        Ok(VolumeKeys { backend, medium: MediumKind::Fixed, path: Some(path), size, own: None })
     }
 
     fn path_and_size(&self, text: &str) -> Result<(PathBuf, Option<u64>), TextMistake> {

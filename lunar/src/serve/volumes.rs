@@ -237,6 +237,7 @@ impl Volume {
         let mut keys = draft.object_of(text, "volume", name);
         keys.set("kind", self.keys.backend.name()).set("uuid", uuid.text()).set_some("path", absolute.transpose()?);
         keys.set_some("size", self.keys.size.map(|size| Size(size).text()));
+        self.keys.own.into_iter().for_each(|(key, word)| _ = keys.set(key, word));
         keys.set(
             "medium",
             match self.keys.medium {
@@ -248,10 +249,10 @@ impl Volume {
         keys.set_some("block-size", (!is_disc).then(|| options.block_size.to_string()));
         keys.set("read-only", options.read_only).set("shared", options.shared);
         // A device to which commands are forwarded has its own cache.
-        let is_forwarded = matches!(self.keys.backend.form(), TextForm::NameAndPath);
+        let is_forwarded = matches!(self.keys.backend.form(), TextForm::NameAndPath) || self.keys.own.is_some();
         keys.set("write-through", options.write_through && !is_forwarded);
         // A disc is read through the page cache, memory has none, and a handler decides itself.
-        let is_elsewhere = is_forwarded || matches!(self.keys.backend.form(), TextForm::NameAndPathAndSize);
+        let is_elsewhere = is_forwarded || matches!(self.keys.backend.form(), TextForm::NameAndPathAndSizeOr(..));
         keys.set("direct", options.direct && !is_disc && !is_elsewhere && self.keys.path.is_some());
         keys.set_some("protection", protection.map(|kind| format!("type-{}", kind as u8)));
         Ok(uuid)
@@ -281,10 +282,13 @@ mod tests {
     }
 
     #[test]
-    fn a_handler_is_named_by_its_socket_and_its_size() {
+    fn a_handler_is_named_by_its_socket_and_its_size_or_device_type() {
         let keys = text::parse(REGISTRY.backends, "handler:/run/a:b.sock:20G").expect("a path and a size");
         assert_eq!((keys.backend.name(), keys.size), ("handler", Some(20 << 30)));
-        assert_eq!(keys.path.as_deref(), Some(Path::new("/run/a:b.sock")));
+        assert_eq!((keys.path.as_deref(), keys.own), (Some(Path::new("/run/a:b.sock")), None));
+        let keys = text::parse(REGISTRY.backends, "handler:/run/a.sock:changer").expect("a path and a device type");
+        assert_eq!((keys.path.as_deref(), keys.size), (Some(Path::new("/run/a.sock")), None));
+        assert_eq!(keys.own, Some(("device-type", "changer")));
         for wrong in ["handler:", "handler:/run/a.sock", "handler::1G", "handler:/run/a.sock:large"] {
             assert!(text::parse(REGISTRY.backends, wrong).is_err(), "{wrong}");
         }
