@@ -1,5 +1,7 @@
 //! Volumes whose data another process serves: the example in C under verifying loads, killed, stopped and missing; and
-//! a hostile handler beside it.
+//! a hostile handler beside it. A handler that is a SCSI device: `device`.
+
+mod device;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -25,12 +27,13 @@ const TARGET: &str = "iqn.2026-01.io.lunar.conform:handlers";
 /// Bytes of each volume.
 const SIZE: u64 = 64 << 20;
 const BLOCK: usize = 512;
-/// The volumes, in the order of their LUNs. The third and the fourth give handlers little time.
-const VOLUMES: [&str; 4] = ["first", "second", "hasty", "hostile"];
+/// The volumes, in the order of their LUNs. The third and the fourth give handlers little time; the last is a device.
+const VOLUMES: [&str; 5] = ["first", "second", "hasty", "hostile", "device"];
 const FIRST: u16 = 0;
 const SECOND: u16 = 1;
 const HASTY: u16 = 2;
 const HOSTILE: u16 = 3;
+const DEVICE: u16 = 4;
 /// How long a step may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Times that a handler is killed under load; many with `--long`.
@@ -59,6 +62,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check(&format!("kill -9 of handlers under verifying loads, {kills} times"), &|| killed(lab, &daemon, kills));
     let stop = if lab.long { STOPS.1 } else { STOPS.0 };
     check(&format!("a handler is stopped for {} s, and others go on", stop.as_secs()), &|| stopped(lab, &daemon, stop));
+    check("a handler is a SCSI device of two initiators, ends and comes back", &|| device::shared(&daemon));
     check("a hostile handler harms its own volume only", &|| hostile(lab, &daemon));
     lab.report.check(&part, "the daemon is healthy and stops", || {
         // It flushes its volumes.
@@ -100,16 +104,18 @@ impl Daemon {
             driver.name().replace('_', "-")
         );
         for (lun, volume) in (0..).zip(VOLUMES) {
-            let times = if lun >= HASTY { "command-timeout = \"1s\"\nrestart-time = \"2s\"\n" } else { "" };
-            text += &format!(
-                "[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\nsize = \"64M\"\n{times}"
-            );
+            let keys = match lun {
+                FIRST | SECOND => "size = \"64M\"",
+                DEVICE => "device-type = \"processor\"",
+                _ => "size = \"64M\"\ncommand-timeout = \"1s\"\nrestart-time = \"2s\"",
+            };
+            text += &format!("[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\n{keys}\n");
         }
         text += &format!(
             "[portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
              [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
              [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
-             luns = {{ 0 = \"first\", 1 = \"second\", 2 = \"hasty\", 3 = \"hostile\" }}\n"
+             luns = {{ 0 = \"first\", 1 = \"second\", 2 = \"hasty\", 3 = \"hostile\", 4 = \"device\" }}\n"
         );
         let file = folder.join("lunar.toml");
         std::fs::write(&file, text)?;
@@ -125,6 +131,13 @@ impl Daemon {
 
     fn session(&self, lun: u16) -> Result<Session> {
         Session::ready(self.portal, &Login::to(TARGET, &format!("host-{lun}")), lun)
+    }
+
+    /// A session that has met none of its unit attention conditions.
+    fn plain_session(&self, lun: u16, name: &str) -> Result<Session> {
+        let mut session = Session::open(self.portal, &Login::to(TARGET, name))?;
+        session.lun = lun;
+        Ok(session)
     }
 
     /// The handler of a volume, as `lunar handler list` shows it.

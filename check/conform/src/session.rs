@@ -432,6 +432,20 @@ impl Session {
         }
     }
 
+    /// Resets the logical unit (LOGICAL UNIT RESET), and waits for the response. No command is in progress.
+    pub(crate) fn reset_unit(&mut self) -> Result<()> {
+        const LOGICAL_UNIT_RESET: u8 = 5;
+        let tag = self.tag();
+        let request = Pdu::new(op::TASK_REQUEST | IMMEDIATE, FINAL | LOGICAL_UNIT_RESET).lun(self.lun).tag(tag);
+        let request = request.word(20, RESERVED_TAG).word(24, self.cmd_sn).word(28, self.exp_stat_sn);
+        self.connection.send(&request)?;
+        let pdu = self.connection.expect(ANSWER_LIMIT)?;
+        ensure!(pdu.opcode() == op::TASK_RESPONSE, "the reset is answered with opcode {:02x}h", pdu.opcode());
+        self.status_sn(&pdu)?;
+        ensure!(pdu.head[2] == 0, "the response to the reset is {:02x}h", pdu.head[2]);
+        Ok(())
+    }
+
     /// Sends a Text Request and decodes the answer, which must fit into one PDU.
     fn text_request(&mut self, question: Vec<u8>) -> Result<Vec<(String, String)>> {
         let tag = self.tag();
