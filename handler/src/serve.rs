@@ -174,8 +174,8 @@ pub fn serve(path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
     run(connection, &mut Blocks { device, buffer: Vec::new() })
 }
 
-/// Serves a SCSI device for one connection, until Lunar closes it; the caller connects again, for example once a second.
-/// A process with several logical units calls it for each of them, in threads of their own.
+/// Serves a SCSI device for one connection, until Lunar closes it; the caller connects again after a while. A process
+/// with several logical units calls it for each of them, in threads of their own.
 ///
 /// # Errors
 /// Those of [`serve`].

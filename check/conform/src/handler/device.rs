@@ -1,5 +1,4 @@
-//! A handler that is a SCSI device, shared by two initiators: it is executed, ends in the middle of a command, and comes
-//! back.
+//! A handler that is a SCSI device of two initiators: it ends in the middle of a command, and comes back.
 
 use std::path::Path;
 use std::sync::Mutex;
