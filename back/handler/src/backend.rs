@@ -1,9 +1,10 @@
 //! Handlers as a back end of the engine: the kind `handler`.
 
 use crate::error::{HandlerError, Mistake};
+use crate::life::Lifetime;
 use crate::schema::{DEVICE_TYPES, DeviceType, HandlerKeys, PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
-use crate::volume::{HandlerUnit, HandlerVolume, Lifetime};
+use crate::volume::{HandlerUnit, HandlerVolume};
 use lunar_control::api::HandlerView;
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
@@ -79,7 +80,7 @@ impl Backend for HandlerBackend {
         let previous = previous.and_then(life_of).filter(|(_, unit)| unit.path == path).map(|(life, _)| life);
         let Some(device_type) = device else {
             let volume = match previous {
-                Some(life) => HandlerVolume::again(life, unit, request.write_through),
+                Some(life) => HandlerVolume::reopen(life, unit, request.write_through),
                 None => HandlerVolume::new(unit, request.write_through),
             };
             return Ok(Opened::Store(Arc::new(volume.map_err(refused)?)));

@@ -1,11 +1,11 @@
 //! The commands of one core for a SCSI device that a handler serves.
 
-use crate::job::{Job, SIZES, ScsiRequest, Work};
+use crate::job::{Job, ScsiRequest, Work};
 use crate::known::{is_inquiry, learned_bytes};
 use crate::lane::{Common, Lane};
-use crate::queue::{Ended, Taken};
+use crate::life::Lifetime;
+use crate::queue::{Ended, SCSI_SIZES, Taken, result};
 use crate::schema::PATIENCE;
-use crate::volume::Lifetime;
 use lunar_core::io::Fault;
 use lunar_core::port::NexusName;
 use lunar_reactor::Reactor;
@@ -58,7 +58,7 @@ impl DeviceServer for HandlerDevice {
     }
 
     fn transfer_bytes_max(&self) -> usize {
-        SIZES.transfer
+        SCSI_SIZES.transfer
     }
 
     fn terms(&self) -> &Terms {
@@ -162,7 +162,7 @@ enum Place {
     Last,
 }
 
-/// What a job needs before it can be submitted.
+/// The needs of a job before it can be submitted.
 enum Needs {
     Nothing,
     /// A later handler, whose queue is not here yet, or the answer to an ATTACH.
@@ -208,7 +208,7 @@ impl Core {
         done.complete(Ok(ForwardedReply { status, sense, moved, data: command.data }));
     }
 
-    /// What a job needs before the handler of this generation may get it.
+    /// The needs of a job before the handler of this generation may get it.
     fn needs(&self, job: &mut Job, generation: u64) -> Needs {
         let Work::Command(request) = &mut job.work else { return Needs::Nothing };
         match request.command.generation.cmp(&generation) {
@@ -324,7 +324,7 @@ impl Lane for Core {
                 Work::Reset(done) => {
                     let (status, sense) = (ScsiStatus::GOOD, SenseData::default());
                     let reply = ForwardedReply { status, sense, moved: 0, data: ForwardedData::None };
-                    done.complete(crate::core::result(answer.status).map(|()| reply));
+                    done.complete(result(answer.status).map(|()| reply));
                 }
             },
         }

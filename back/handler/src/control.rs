@@ -2,7 +2,7 @@
 //! ends, or says something, or a core opens or closes the volume.
 
 use crate::error::Mistake;
-use crate::queue::DEPTH;
+use crate::queue::{BLOCK_SIZES, DEPTH, SCSI_SIZES};
 use crate::schema::DeviceType;
 use crate::shared::{Connected, Event, QueueParts, Shared, Unit};
 use lunar_handler::ring::{TargetEnd, ring_bytes};
@@ -370,7 +370,7 @@ fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<Que
     let (rings, memory) = share("lunar-handler-rings", length)?;
     // The core makes its end of the same rings; the handler may look at once.
     drop(TargetEnd::new(memory, DEPTH, generation));
-    let sizes = if handler.level == LEVEL_SCSI { crate::job::SIZES } else { crate::core::SIZES };
+    let sizes = if handler.level == LEVEL_SCSI { SCSI_SIZES } else { BLOCK_SIZES };
     let (data, _) = share("lunar-handler-data", sizes.data)?;
     let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let (commands, answers) = (bell()?, bell()?);

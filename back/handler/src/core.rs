@@ -1,7 +1,8 @@
 //! The commands of one core for the blocks of a volume.
 
 use crate::lane::{Common, Lane};
-use crate::queue::{Carried, Ended, Memory, Sizes, Taken};
+use crate::life::Lifetime;
+use crate::queue::{BLOCK_SIZES, Carried, Ended, Memory, Taken, result};
 use crate::schema::PATIENCE;
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_core::time::Instant;
@@ -9,13 +10,9 @@ use lunar_handler::ring::{Answer, Command};
 use lunar_handler::wire::{LEVEL_BLOCK, Operation, Status, features, flags};
 use lunar_reactor::Reactor;
 use lunar_reactor::watch::Watch;
-use rustix::io::Errno;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-
-/// The memory of one queue. Steps move far fewer bytes at a time.
-pub(crate) const SIZES: Sizes = Sizes { data: 8 << 20, transfer: 4 << 20 };
 
 /// A command, and the duty to answer it.
 pub(crate) struct Request {
@@ -68,16 +65,11 @@ pub(crate) struct HandlerStore {
     writes_through: bool,
     port: u32,
     /// The thread ends with the last store.
-    volume: Arc<crate::volume::Lifetime>,
+    volume: Arc<Lifetime>,
 }
 
 impl HandlerStore {
-    pub(crate) fn open(
-        reactor: &Reactor,
-        volume: &Arc<crate::volume::Lifetime>,
-        traits: Traits,
-        writes_through: bool,
-    ) -> Self {
+    pub(crate) fn open(reactor: &Reactor, volume: &Arc<Lifetime>, traits: Traits, writes_through: bool) -> Self {
         let core = Rc::new(Core(Common::new(reactor, volume.shared())));
         let port = Lane::connect(&core);
         Self { core, traits, writes_through, port, volume: volume.clone() }
@@ -88,7 +80,7 @@ impl HandlerStore {
         if !io.within(self.traits.size) {
             return Err(Fault::OUT_OF_RANGE);
         }
-        if io.data.len() > SIZES.transfer {
+        if io.data.len() > BLOCK_SIZES.transfer {
             return Err(Fault::NoMemory);
         }
         match (&mut io.op, &io.data) {
@@ -222,18 +214,6 @@ fn has(all: u64, op: Op) -> bool {
         Op::Unmap { .. } => all & features::UNMAP != 0,
         Op::Zero { .. } => all & features::ZERO != 0,
         _ => true,
-    }
-}
-
-/// The end of a command as a handler reports it.
-pub(crate) fn result(status: Status) -> Result<(), Fault> {
-    match status {
-        Status::GOOD => Ok(()),
-        Status::MEDIUM_ERROR => Err(Fault::Medium),
-        Status::NO_SPACE => Err(Fault::NoSpace),
-        Status::UNSUPPORTED => Err(Fault::Unsupported),
-        Status::NOT_READY => Err(Fault::NotReady),
-        _ => Err(Fault::Os(Errno::REMOTEIO.raw_os_error())),
     }
 }
 

@@ -1,7 +1,8 @@
 //! SCSI devices that a handler serves.
 
+use crate::life::Lifetime;
 use crate::tests::{Folder, LIMIT};
-use crate::volume::{HandlerUnit, Lifetime};
+use crate::volume::HandlerUnit;
 use lunar_core::io::Fault;
 use lunar_core::mem::SgMut;
 use lunar_core::port::NexusName;

@@ -1,6 +1,6 @@
-//! What a handler of a SCSI device is asked to do.
+//! The jobs of a handler that is a SCSI device.
 
-use crate::queue::{Carried, Memory, Sizes};
+use crate::queue::{Carried, Memory, result};
 use lunar_core::io::Fault;
 use lunar_core::port::NexusName;
 use lunar_core::time::Instant;
@@ -9,15 +9,12 @@ use lunar_handler::wire::{
     FRAME_BYTES, Frame, INITIATOR_BYTES_MAX, LEVEL_SCSI, NexusNames, Operation, SENSE_BYTES_MAX, Status, flags,
 };
 use lunar_scsi::command::Status as ScsiStatus;
-use lunar_scsi::device_server::{FORWARDED_BYTES_MAX, ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
+use lunar_scsi::device_server::{ForwardDone, ForwardedCommand, ForwardedData, ForwardedReply};
 use lunar_scsi::sense::SenseData;
 use rustix::io::Errno;
 use std::mem::offset_of;
 use std::time::Duration;
 use zerocopy::{FromZeros, IntoBytes};
-
-/// The memory of one queue: two of the longest commands, with their frames.
-pub(crate) const SIZES: Sizes = Sizes { data: 2 * (FORWARDED_BYTES_MAX + FRAME_BYTES), transfer: FORWARDED_BYTES_MAX };
 
 /// A job, and the duty to answer it.
 pub(crate) struct Job {
@@ -63,14 +60,14 @@ impl ScsiRequest {
     pub(crate) fn answer(self, answer: &Answer) {
         let Self { command: ForwardedCommand { data, .. }, done, sense, .. } = self;
         let status = ScsiStatus(answer.scsi.status);
-        let result = crate::core::result(answer.status).and_then(|()| match status.name() {
+        let ended = result(answer.status).and_then(|()| match status.name() {
             Some(_) if status != ScsiStatus::ACA_ACTIVE => Ok(()),
             _ => Err(Fault::Os(Errno::REMOTEIO.raw_os_error())),
         });
         let sense =
             if status == ScsiStatus::CHECK_CONDITION { SenseData::of_device(&sense) } else { SenseData::default() };
         let moved = moved(answer, data.len());
-        done.complete(result.map(|()| ForwardedReply { status, sense, moved, data }));
+        done.complete(ended.map(|()| ForwardedReply { status, sense, moved, data }));
     }
 
     /// Ends the command with this status.

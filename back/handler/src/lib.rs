@@ -3,7 +3,7 @@
 //!
 //! * [`backend`]: handlers as a back end of the engine; [`schema`]: its keys; `error`: refusals with advice
 //! * `volume`: a volume or device that is served, for all cores; `shared`: its state; `known`: that of a device
-//! * `control`: the thread that has the socket and the connection
+//! * `life`: its socket, until the last user has gone; `control`: the thread that has the socket and the connection
 //! * `core`: the commands of one core for blocks; `commands` and `job`: for a SCSI device; `lane`: what both have in
 //!   common; `queue`: its rings and the memory of their data; `places`: parts of that memory
 //!
@@ -25,6 +25,7 @@ mod error;
 mod job;
 mod known;
 mod lane;
+mod life;
 mod places;
 mod queue;
 pub mod schema;

@@ -2,12 +2,16 @@
 
 use crate::places::{Place, Places};
 use crate::shared::QueueParts;
+use lunar_core::io::Fault;
 use lunar_core::mem::{Region, Sg, SgMut};
 use lunar_core::time::Instant;
 use lunar_handler::ring::{Answer, Command, TargetEnd, Violation, ring_bytes};
+use lunar_handler::wire::{FRAME_BYTES, Status};
 use lunar_reactor::Reactor;
 use lunar_reactor::shared::{is_lost, losses, map};
 use lunar_reactor::unix::{Kick, Signal};
+use lunar_scsi::device_server::FORWARDED_BYTES_MAX;
+use rustix::io::Errno;
 use std::fmt;
 use std::io;
 use std::rc::Rc;
@@ -24,6 +28,24 @@ pub(crate) struct Sizes {
     pub(crate) data: usize,
     /// Most bytes of the data of one command.
     pub(crate) transfer: usize,
+}
+
+/// The memory of a queue of blocks. Steps move far fewer bytes at a time.
+pub(crate) const BLOCK_SIZES: Sizes = Sizes { data: 8 << 20, transfer: 4 << 20 };
+/// The memory of a queue of SCSI commands: two of the longest, with their frames.
+pub(crate) const SCSI_SIZES: Sizes =
+    Sizes { data: 2 * (FORWARDED_BYTES_MAX + FRAME_BYTES), transfer: FORWARDED_BYTES_MAX };
+
+/// The end of a command as a handler reports it.
+pub(crate) fn result(status: Status) -> Result<(), Fault> {
+    match status {
+        Status::GOOD => Ok(()),
+        Status::MEDIUM_ERROR => Err(Fault::Medium),
+        Status::NO_SPACE => Err(Fault::NoSpace),
+        Status::UNSUPPORTED => Err(Fault::Unsupported),
+        Status::NOT_READY => Err(Fault::NotReady),
+        _ => Err(Fault::Os(Errno::REMOTEIO.raw_os_error())),
+    }
 }
 
 /// A request to the handler of one level, and the duty to answer it.

@@ -549,7 +549,7 @@ fn a_volume_that_is_changed_keeps_its_socket_and_its_handler_connects_again() {
     let volume = folder.volume(|unit| unit.size = SIZE / 2);
     let mut connection = Connection::open(&folder.socket(), "grows", SIZE, 0).expect("Lunar listens");
     assert!(matches!(connection.receive(), Ok(Some(Message::Welcome(_)))));
-    let larger = |size| HandlerVolume::again(volume.life(), Unit { size, ..folder.unit() }, false);
+    let larger = |size| HandlerVolume::reopen(volume.life(), Unit { size, ..folder.unit() }, false);
     assert!(matches!(larger(2 * SIZE), Err(crate::error::Mistake::Small(SIZE))));
     let grown = larger(SIZE).expect("the handler has as many bytes");
     assert_eq!(grown.traits().size, SIZE);
