@@ -20,6 +20,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("handler", &["core", "reactor"]),
     ("rdma", &["core", "reactor"]),
     ("rbd", &["core", "handler", "reactor"]),
+    ("tape", &["core", "handler"]),
     ("control", &["core"]),
     ("engine", &["core", "unit", "scsi", "nvme", "block", "reactor", "control"]),
     ("front/sst", &["core", "scsi", "reactor", "link", "st", "control", "engine"]),

@@ -1,0 +1,149 @@
+//! The file of a cartridge: reads through a window, writes, the two copies of the header, and the file of the index.
+
+use super::CartridgeError;
+use super::format::{FIRST_RECORD, HEADER_BYTES, HEADERS, Header};
+use super::index::{FILE_BYTES_MAX, Saved};
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::hash::{BuildHasher, Hasher, RandomState};
+use std::io::{self, ErrorKind, Read};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// Bytes that are read at once when headers of records are read.
+const WINDOW_BYTES: usize = 128 << 10;
+
+/// A random number: identities of cartridges only have to differ.
+pub(super) fn random() -> u64 {
+    RandomState::new().build_hasher().finish()
+}
+
+/// The file of a cartridge.
+#[derive(Debug)]
+pub(super) struct LogFile {
+    file: File,
+    path: PathBuf,
+    /// Bytes of the file.
+    len: u64,
+    /// Bytes of the file from `window_at` on, as they were read.
+    window: Vec<u8>,
+    window_at: u64,
+}
+
+impl LogFile {
+    pub(super) fn create(path: &Path, header: &Header) -> Result<(), CartridgeError> {
+        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
+        file.write_all_at(&header.emit(), HEADERS[0])?;
+        file.set_len(FIRST_RECORD)?;
+        file.sync_all()?;
+        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+        File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()?;
+        Ok(())
+    }
+
+    pub(super) fn open(path: &Path) -> Result<(Self, Header), CartridgeError> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(CartridgeError::InUse),
+            Err(TryLockError::Error(why)) => return Err(why.into()),
+        }
+        let len = file.metadata()?.len();
+        let mut newest: Option<Header> = None;
+        for at in HEADERS {
+            let mut bytes = [0; HEADER_BYTES];
+            match file.read_exact_at(&mut bytes, at) {
+                Ok(()) => {}
+                Err(why) if why.kind() == ErrorKind::UnexpectedEof => continue,
+                Err(why) => return Err(why.into()),
+            }
+            if let Some(header) = Header::parse(&bytes)?
+                && newest.as_ref().is_none_or(|newest| newest.sequence < header.sequence)
+            {
+                newest = Some(header);
+            }
+        }
+        let header = newest.ok_or(CartridgeError::NotACartridge)?;
+        Ok((Self { file, path: path.to_owned(), len, window: Vec::new(), window_at: 0 }, header))
+    }
+
+    /// Bytes of the file.
+    pub(super) fn len(&self) -> u64 {
+        self.len
+    }
+
+    /// Fills `into` from `offset` on; `false` if the file ends before.
+    pub(super) fn read(&mut self, offset: u64, into: &mut [u8]) -> io::Result<bool> {
+        if offset.checked_add(into.len() as u64).is_none_or(|end| end > self.len) {
+            return Ok(false);
+        }
+        if into.len() > WINDOW_BYTES / 2 {
+            self.file.read_exact_at(into, offset)?;
+            return Ok(true);
+        }
+        let inside = |window: &[u8], at: u64| {
+            let start = usize::try_from(offset.checked_sub(at)?).ok()?;
+            window.get(start..start.checked_add(into.len())?).map(<[u8]>::to_vec)
+        };
+        if let Some(bytes) = inside(&self.window, self.window_at) {
+            into.copy_from_slice(&bytes);
+            return Ok(true);
+        }
+        let bytes = usize::try_from(self.len - offset).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
+        self.window.clear();
+        self.window.resize(bytes, 0);
+        self.window_at = offset;
+        if let Err(why) = self.file.read_exact_at(&mut self.window, offset) {
+            self.window.clear();
+            return Err(why);
+        }
+        into.copy_from_slice(&self.window[..into.len()]);
+        Ok(true)
+    }
+
+    /// Writes `bytes` at `offset`.
+    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        self.window.clear();
+        self.file.write_all_at(bytes, offset)?;
+        self.len = self.len.max(offset + bytes.len() as u64);
+        Ok(())
+    }
+
+    /// Makes the file end at `offset`.
+    pub(super) fn truncate(&mut self, offset: u64) -> io::Result<()> {
+        self.window.clear();
+        self.file.set_len(offset)?;
+        self.len = offset;
+        Ok(())
+    }
+
+    /// Brings the data of the file to the medium.
+    pub(super) fn synchronize(&self) -> io::Result<()> {
+        self.file.sync_data()
+    }
+
+    /// Writes the copy of the header that is the older one.
+    pub(super) fn write_header(&self, header: &Header) -> io::Result<()> {
+        let at = HEADERS[usize::from(header.sequence.is_multiple_of(2))];
+        self.file.write_all_at(&header.emit(), at)
+    }
+
+    fn index_path(&self) -> PathBuf {
+        self.path.with_extension("index")
+    }
+
+    /// The saved index, if there is a sound one.
+    pub(super) fn saved_index(&self) -> Option<Saved> {
+        let file = File::open(self.index_path()).ok()?;
+        let mut bytes = Vec::new();
+        file.take(FILE_BYTES_MAX).read_to_end(&mut bytes).ok()?;
+        Saved::parse(&bytes)
+    }
+
+    /// Saves the index.
+    pub(super) fn save_index(&self, saved: &Saved) -> io::Result<()> {
+        let path = self.index_path();
+        let new = path.with_extension("index.new");
+        fs::write(&new, saved.emit())?;
+        fs::rename(&new, &path)
+    }
+}

@@ -1,0 +1,9 @@
+//! A virtual tape library: cartridges in files, tape drives (SSC-3) and a medium changer (SMC-3).
+//!
+//! * [`cartridge`]: a cartridge as a log of blocks and filemarks in a file
+//! * [`generation`]: the generations of LTO
+
+pub mod cartridge;
+pub mod generation;
+#[cfg(test)]
+mod test_folder;
