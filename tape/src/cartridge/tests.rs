@@ -2,13 +2,8 @@ use super::*;
 use crate::test_folder::TestFolder;
 use proptest::prelude::*;
 use std::fs::{self, OpenOptions};
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
-
-/// Environment variable of the process that the test kills.
-const CHILD: &str = "LUNAR_TAPE_TEST_CHILD";
 
 struct Fixture {
     folder: TestFolder,
@@ -300,46 +295,6 @@ fn files_that_are_no_cartridges_are_refused() {
     let new = NewCartridge { barcode: "a".into(), generation: Generation::Lto8, capacity: None, is_worm: false };
     let other = fixture.folder.path().join("other");
     assert!(matches!(Cartridge::create(&other, &new), Err(CartridgeError::BadBarcode)));
-}
-
-/// The process that [`all_synchronized_records_survive_kill_9`] kills.
-#[test]
-fn child_that_writes_until_it_is_killed() {
-    let Some(path) = std::env::var_os(CHILD) else { return };
-    let mut cartridge = Cartridge::open(Path::new(&path)).unwrap();
-    cartridge.space_to_end().unwrap();
-    loop {
-        let number = cartridge.position().object;
-        put(&mut cartridge, &number.to_le_bytes().repeat(2000));
-        cartridge.write_filemarks(1).unwrap();
-        cartridge.synchronize().unwrap();
-        println!("synchronized {}", cartridge.end().object);
-    }
-}
-
-#[test]
-fn all_synchronized_records_survive_kill_9() {
-    let fixture = Fixture::of(1 << 40, false);
-    for round in 0..4 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "--nocapture", "cartridge::tests::child_that_writes_until_it_is_killed"])
-            .env(CHILD, fixture.path())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let lines = BufReader::new(child.stdout.take().unwrap()).lines().map_while(Result::ok);
-        let mut synchronized = lines.filter_map(|line| line.strip_prefix("synchronized ")?.parse::<u64>().ok());
-        let last = synchronized.by_ref().nth(5 + round * 3).unwrap();
-        child.kill().unwrap();
-        let last = synchronized.last().unwrap_or(last);
-        child.wait().unwrap();
-        let mut cartridge = fixture.open();
-        assert!(cartridge.end().object >= last, "{} objects, {last} were synchronized", cartridge.end().object);
-        for (number, object) in content(&mut cartridge).into_iter().enumerate() {
-            let expected = number.is_multiple_of(2).then(|| (number as u64).to_le_bytes().repeat(2000));
-            assert_eq!(object, expected, "object {number}");
-        }
-    }
 }
 
 /// A step of the comparison with the model.
