@@ -4,10 +4,14 @@
 //! * [`generation`]: the generations of LTO
 //! * [`scsi`]: SCSI commands as values
 //! * [`drive`]: a tape drive
+//! * [`changer`]: a medium changer
+//! * [`library`]: a folder with cartridges, and its configuration
 
 pub mod cartridge;
+pub mod changer;
 pub mod drive;
 pub mod generation;
+pub mod library;
 pub mod scsi;
 #[cfg(test)]
 mod test_folder;
