@@ -131,6 +131,17 @@ impl Drive {
         Ok(())
     }
 
+    /// Synchronizes the cartridge before the process ends.
+    ///
+    /// # Errors
+    /// If that failed.
+    pub fn shut_down(&mut self) -> Result<(), CartridgeError> {
+        match std::mem::take(&mut self.medium) {
+            Medium::Empty | Medium::Unusable(_) => Ok(()),
+            Medium::Loaded(cartridge) | Medium::Unloaded(cartridge) => cartridge.close(),
+        }
+    }
+
     /// The serial number.
     #[must_use]
     pub fn serial(&self) -> &str {

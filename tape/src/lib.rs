@@ -5,13 +5,18 @@
 //! * [`scsi`]: SCSI commands as values
 //! * [`drive`]: a tape drive
 //! * [`changer`]: a medium changer
-//! * [`library`]: a folder with cartridges, and its configuration
+//! * [`library`]: a folder with cartridges, and its configuration; [`control`]: requests of the operator
+//! * [`serve`]: the devices as handlers of Lunar
+//! * [`docs`]: the table of commands of the documentation
 
 pub mod cartridge;
 pub mod changer;
+pub mod control;
+pub mod docs;
 pub mod drive;
 pub mod generation;
 pub mod library;
 pub mod scsi;
+pub mod serve;
 #[cfg(test)]
 mod test_folder;

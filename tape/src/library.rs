@@ -176,6 +176,24 @@ impl Library {
         self.changer.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
+    /// Synchronizes all cartridges before the process ends. The devices stay locked: no command is executed afterwards.
+    ///
+    /// # Errors
+    /// If a cartridge could not be synchronized.
+    pub fn shut_down(&self) -> Result<(), LibraryError> {
+        let changer = self.changer();
+        let mut result = Ok(());
+        for drive in &self.drives {
+            let mut locked = drive.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            if let Err(why) = locked.shut_down() {
+                result = Err(LibraryError::Cartridge(format!("the cartridge in drive {}", locked.serial()), why));
+            }
+            std::mem::forget(locked);
+        }
+        std::mem::forget(changer);
+        result
+    }
+
     /// Creates a blank cartridge outside of the elements.
     ///
     /// # Errors

@@ -1,0 +1,156 @@
+//! Serves the changer and the drives of a library as handlers: one socket and one thread for each logical unit.
+
+use crate::changer::{self, Changer};
+use crate::drive::{self, Drive};
+use crate::library::Library;
+use crate::scsi::Reply;
+use lunar_handler::scsi::{Outcome, ScsiCommand, ScsiDevice};
+use lunar_handler::serve::{ServeError, serve_scsi};
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+/// Time between two attempts to connect: Lunar was started again, or starts later.
+const RETRY: Duration = Duration::from_millis(500);
+/// Time before a connection that Lunar refused is tried again: the operator has to change something.
+const RETRY_REFUSED: Duration = Duration::from_secs(10);
+
+/// A device with its commands.
+trait Unit: Send + 'static {
+    const DEVICE_TYPE: u8;
+    const NAME: &'static str;
+    fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply;
+    fn reset(&mut self);
+}
+
+impl Unit for Changer {
+    const DEVICE_TYPE: u8 = changer::DEVICE_TYPE;
+    const NAME: &'static str = concat!("lunar-tape changer ", env!("CARGO_PKG_VERSION"));
+
+    fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+        self.execute(cdb, data_out, data_in)
+    }
+
+    fn reset(&mut self) {
+        self.reset();
+    }
+}
+
+impl Unit for Drive {
+    const DEVICE_TYPE: u8 = drive::DEVICE_TYPE;
+    const NAME: &'static str = concat!("lunar-tape drive ", env!("CARGO_PKG_VERSION"));
+
+    fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+        self.execute(cdb, data_out, data_in)
+    }
+
+    fn reset(&mut self) {
+        self.reset();
+    }
+}
+
+/// A device that its own thread and the rest of the library use.
+struct Shared<U>(Arc<Mutex<U>>);
+
+impl<U> Shared<U> {
+    fn lock(&self) -> MutexGuard<'_, U> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<U: Unit> ScsiDevice for Shared<U> {
+    fn name(&self) -> &str {
+        U::NAME
+    }
+
+    fn device_type(&self) -> u8 {
+        U::DEVICE_TYPE
+    }
+
+    fn reset(&mut self) {
+        self.lock().reset();
+    }
+
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+        let reply = self.lock().execute(command.cdb, command.data_out, data_in);
+        // Only one of the directions has data.
+        let expected = command.data_out.len() + data_in.len();
+        Outcome { status: reply.status, sense: reply.sense, residual: expected.saturating_sub(reply.moved) }
+    }
+}
+
+/// The sockets of a library in a folder: that of the changer, then those of the drives.
+pub fn sockets(folder: &Path, drives: usize) -> impl Iterator<Item = PathBuf> {
+    let drives = (0..drives).map(|number| format!("drive{number}.sock"));
+    std::iter::once("changer.sock".to_owned()).chain(drives).map(move |name| folder.join(name))
+}
+
+/// Serves a library at the sockets that Lunar makes in a folder, in threads of their own.
+///
+/// # Errors
+/// If a thread cannot be started.
+pub fn start(library: &Library, folder: &Path) -> io::Result<()> {
+    let mut sockets = sockets(folder, library.drives.len());
+    let mut next = || sockets.next().unwrap_or_default();
+    spawn(next(), Shared(library.changer.clone()))?;
+    library.drives.iter().try_for_each(|drive| spawn(next(), Shared(drive.clone())))
+}
+
+fn spawn<U: Unit>(socket: PathBuf, mut device: Shared<U>) -> io::Result<()> {
+    let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or("device").to_owned();
+    thread::Builder::new().name(name).spawn(move || connect(&socket, &mut device)).map(|_| ())
+}
+
+/// Connects again and again, and serves the device.
+fn connect(socket: &Path, device: &mut dyn ScsiDevice) {
+    let mut is_told = false;
+    loop {
+        match serve_scsi(socket, device) {
+            Ok(()) => is_told = false,
+            Err(ServeError::Io(why)) => {
+                if !is_told {
+                    eprintln!("lunar-tape: waits for Lunar at {}: {why}", socket.display());
+                    is_told = true;
+                }
+            }
+            Err(why) => {
+                eprintln!("lunar-tape: {}: {why}", socket.display());
+                thread::sleep(RETRY_REFUSED);
+            }
+        }
+        thread::sleep(RETRY);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::drive::DriveFacts;
+    use crate::generation::Generation;
+    use lunar_handler::scsi::{CHECK_CONDITION, GOOD};
+
+    fn command<'a>(cdb: &'a [u8], data_out: &'a [u8]) -> ScsiCommand<'a> {
+        ScsiCommand { nexus: 1, cdb, attribute: 0, data_out, timeout: Duration::from_secs(1) }
+    }
+
+    #[test]
+    fn residuals_count_the_bytes_that_were_not_moved() {
+        let facts = DriveFacts { serial: "A".into(), generation: Generation::Lto8, compression: false };
+        let mut drive = Shared(Arc::new(Mutex::new(Drive::new(facts))));
+        let mut data = [0; 100];
+        let outcome = drive.execute(&command(&[0x12, 0, 0, 0, 36, 0], &[]), &mut data);
+        assert_eq!((outcome.status, outcome.residual), (GOOD, 64));
+        let outcome = drive.execute(&command(&[0x0a, 0, 0, 0, 10, 0], &[0; 10]), &mut []);
+        assert_eq!((outcome.status, outcome.residual), (CHECK_CONDITION, 10));
+        assert_eq!(outcome.sense.len(), 18);
+        assert_eq!(drive.device_type(), 1);
+    }
+
+    #[test]
+    fn each_logical_unit_has_a_socket() {
+        let all: Vec<PathBuf> = sockets(Path::new("/run"), 2).collect();
+        assert_eq!(all, ["/run/changer.sock", "/run/drive0.sock", "/run/drive1.sock"].map(PathBuf::from));
+    }
+}
