@@ -14,6 +14,8 @@ pub mod changer;
 pub mod control;
 pub mod docs;
 pub mod drive;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
 pub mod generation;
 pub mod library;
 pub mod scsi;

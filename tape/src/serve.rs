@@ -69,6 +69,12 @@ impl<U: Unit> ScsiDevice for Shared<U> {
         U::DEVICE_TYPE
     }
 
+    /// The handler of a new connection counts as switched on: Lunar tells that to all nexuses, and knows of no
+    /// prevention.
+    fn begin(&mut self, _: &lunar_handler::serve::Unit) {
+        self.lock().reset();
+    }
+
     fn reset(&mut self) {
         self.lock().reset();
     }

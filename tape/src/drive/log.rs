@@ -65,7 +65,6 @@ impl Drive {
                     // Read failure, write failure.
                     5 => counters.read_errors > 0,
                     6 => counters.write_errors > 0,
-                    // Write-protected medium, of a write.
                     _ => false,
                 };
                 push_parameter(&mut content, flag, &[u8::from(is_set)]);
