@@ -169,6 +169,8 @@ enum Part {
     Ublk,
     /// A Linux guest that shares SCSI devices of its own among two initiators
     Device,
+    /// A Linux guest with a virtual tape library: mtx, mt, tar, kills
+    Tape,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
     Spdk,
 }
@@ -197,7 +199,7 @@ impl Drivers {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; the drivers; and the share of the machine that a part takes.
-const ORDER: [(Part, Drivers, usize); 32] = [
+const ORDER: [(Part, Drivers, usize); 33] = [
     (Part::Libiscsi, Drivers::Each, COMPUTES),
     (Part::Guest, Drivers::EachIfWhole, COMPUTES),
     (Part::Service, Drivers::First, COMPUTES),
@@ -211,6 +213,7 @@ const ORDER: [(Part, Drivers, usize); 32] = [
     (Part::Srp, Drivers::First, COMPUTES),
     (Part::Ublk, Drivers::First, COMPUTES),
     (Part::Device, Drivers::First, COMPUTES),
+    (Part::Tape, Drivers::First, COMPUTES),
     (Part::Blktests, Drivers::First, COMPUTES),
     (Part::Spdk, Drivers::First, COMPUTES),
     (Part::St, Drivers::First, WAITS),
@@ -332,6 +335,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Rbd => rbd::part(lab, driver),
             Part::Sst => sst::part(lab, driver),
             Part::Device => guest::device(lab, driver),
+            Part::Tape => guest::tape(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
@@ -401,7 +405,7 @@ fn build(checked: bool) -> Result<PathBuf> {
     command.args(if checked {
         &["--bins"][..]
     } else {
-        &["--release", "-p", "lunar", "-p", "lunar-st", "-p", "lunar-rbd"]
+        &["--release", "-p", "lunar", "-p", "lunar-st", "-p", "lunar-rbd", "-p", "lunar-tape"]
     });
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");

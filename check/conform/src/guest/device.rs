@@ -33,7 +33,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Script { name: "device", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 2, more };
     lab.report.check(&part, "guest ran to its end", || {
         copy_program(&program, &folder)?;
-        copy_modules(&sysroot.modules, &folder)?;
+        copy_modules(&sysroot.modules, &MODULES, &folder)?;
         let replugs = if lab.long { REPLUGS_LONG } else { REPLUGS };
         let settings = format!("DRIVER={}\nREPLUGS={replugs}\n", driver.name());
         let nothing = Spec::new(driver, Vec::<String>::new())?;
@@ -43,8 +43,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 /// Copies the modules and those that they depend on, with numbers in the order in which they can be loaded.
-fn copy_modules(modules: &Path, folder: &Path) -> Result<()> {
-    for (at, module) in Modules::open(modules)?.in_order(&MODULES)?.iter().enumerate() {
+pub(super) fn copy_modules(modules: &Path, names: &[&str], folder: &Path) -> Result<()> {
+    for (at, module) in Modules::open(modules)?.in_order(names)?.iter().enumerate() {
         let file = folder.join(format!("{at:02}-{}.ko", module.name));
         std::fs::write(&file, &module.image).with_context(|| format!("{}", file.display()))?;
     }

@@ -44,8 +44,13 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 
 /// Copies the program without its debug information: the initramfs is in the memory of the guest.
 pub(super) fn copy_program(program: &Path, folder: &Path) -> Result<()> {
+    copy_stripped(program, &folder.join("lunar"))
+}
+
+/// Copies a program without its debug information.
+pub(super) fn copy_stripped(program: &Path, to: &Path) -> Result<()> {
     let mut strip = Command::new("strip");
-    strip.arg("-o").arg(folder.join("lunar")).arg(program);
+    strip.arg("-o").arg(to).arg(program);
     process::run(&mut strip, COPY_LIMIT)?.succeeded().context("copying the program")?;
     Ok(())
 }
