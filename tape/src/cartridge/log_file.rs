@@ -27,6 +27,8 @@ pub(super) struct LogFile {
     /// Bytes of the file from `window_at` on, as they were read.
     window: Vec<u8>,
     window_at: u64,
+    /// Bytes that are read at once.
+    ahead: usize,
 }
 
 impl LogFile {
@@ -63,12 +65,18 @@ impl LogFile {
             }
         }
         let header = newest.ok_or(CartridgeError::NotACartridge)?;
-        Ok((Self { file, path: path.to_owned(), len, window: Vec::new(), window_at: 0 }, header))
+        Ok((Self { file, path: path.to_owned(), len, window: Vec::new(), window_at: 0, ahead: WINDOW_BYTES }, header))
     }
 
     /// Bytes of the file.
     pub(super) fn len(&self) -> u64 {
         self.len
+    }
+
+    /// Says how long the record at the last read is: the headers of long records are not in one window, so nothing is
+    /// read ahead.
+    pub(super) fn expect(&mut self, record: u64) {
+        self.ahead = if record > (WINDOW_BYTES / 4) as u64 { 0 } else { WINDOW_BYTES };
     }
 
     /// Fills `into` from `offset` on; `false` if the file ends before.
@@ -80,17 +88,15 @@ impl LogFile {
             self.file.read_exact_at(into, offset)?;
             return Ok(true);
         }
-        let inside = |window: &[u8], at: u64| {
-            let start = usize::try_from(offset.checked_sub(at)?).ok()?;
-            window.get(start..start.checked_add(into.len())?).map(<[u8]>::to_vec)
-        };
-        if let Some(bytes) = inside(&self.window, self.window_at) {
-            into.copy_from_slice(&bytes);
+        let start = offset.checked_sub(self.window_at).and_then(|start| usize::try_from(start).ok());
+        let inside = start.and_then(|start| self.window.get(start..start.checked_add(into.len())?));
+        if let Some(bytes) = inside {
+            into.copy_from_slice(bytes);
             return Ok(true);
         }
-        let bytes = usize::try_from(self.len - offset).unwrap_or(WINDOW_BYTES).min(WINDOW_BYTES);
+        let rest = usize::try_from(self.len - offset).unwrap_or(usize::MAX);
         self.window.clear();
-        self.window.resize(bytes, 0);
+        self.window.resize(into.len().max(self.ahead).min(rest), 0);
         self.window_at = offset;
         if let Err(why) = self.file.read_exact_at(&mut self.window, offset) {
             self.window.clear();

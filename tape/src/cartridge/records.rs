@@ -54,7 +54,11 @@ impl Cartridge {
                 && record.cuts <= self.header.cuts
                 && at.offset.checked_add(record.bytes()).is_some_and(|end| end <= self.file.len())
         };
-        Ok(Record::parse(&bytes, self.header.id).filter(continues))
+        let record = Record::parse(&bytes, self.header.id).filter(continues);
+        if let Some(record) = &record {
+            self.file.expect(record.bytes());
+        }
+        Ok(record)
     }
 
     /// The record at a position before the end of data.
