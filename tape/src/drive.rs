@@ -7,15 +7,15 @@ mod log;
 mod mode;
 mod position;
 mod read_write;
+mod state;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use crate::cartridge::{BLOCK_BYTES_MAX, Cartridge, CartridgeError};
 use crate::generation::Generation;
-use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Key, Reply, Row, Sense, put};
-use log::Counters;
-use mode::Mode;
+use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Key, Reply, Sense, put};
+use state::{Counters, Mode};
 
 /// PERIPHERAL DEVICE TYPE of sequential-access devices.
 pub const DEVICE_TYPE: u8 = 0x01;
@@ -205,20 +205,6 @@ fn write_error(why: &CartridgeError) -> Sense {
         CartridgeError::Worm => Sense::new(Key::DATA_PROTECT, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED),
         CartridgeError::Damaged(_) => Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_APPEND_ERROR),
         _ => Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_ERROR),
-    }
-}
-
-impl Device for Drive {
-    fn rows() -> &'static [Row<Self>] {
-        table::ROWS
-    }
-
-    fn common(&mut self) -> &mut Common {
-        &mut self.common
-    }
-
-    fn medium(&self) -> Result<(), Sense> {
-        if self.is_loaded() { Ok(()) } else { Err(not_ready(&self.medium)) }
     }
 }
 

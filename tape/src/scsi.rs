@@ -248,7 +248,7 @@ pub fn push_text(bytes: &mut Vec<u8>, text: &str, length: usize) {
     bytes.resize(end, b' ');
 }
 
-/// What a command needs.
+/// The condition of a command.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Needs {
     /// Nothing: it is executed even if a unit attention condition waits.

@@ -8,19 +8,6 @@ const TAPE_ALERT_FLAGS: u16 = 64;
 /// A mebibyte, the unit of capacities.
 const MIB: u64 = 1 << 20;
 
-/// Counters since the cartridge was inserted.
-#[derive(Clone, Copy, Default, Debug)]
-pub(super) struct Counters {
-    /// Bytes of blocks from initiators.
-    pub(super) written: u64,
-    /// Bytes on the medium for them.
-    pub(super) stored: u64,
-    /// Bytes of blocks to initiators.
-    pub(super) read: u64,
-    pub(super) write_errors: u64,
-    pub(super) read_errors: u64,
-}
-
 /// A parameter of a log page: its code, and its value.
 fn push_parameter(bytes: &mut Vec<u8>, code: u16, value: &[u8]) {
     /// Format and linking: a binary list, or a counter that has no threshold.

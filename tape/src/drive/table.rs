@@ -1,7 +1,7 @@
 //! The table of commands of a drive.
 
-use super::Drive;
-use crate::scsi::{Needs, Row};
+use super::{Drive, not_ready};
+use crate::scsi::{Common, Device, Needs, Row, Sense};
 
 const fn row(
     name: &'static str,
@@ -34,7 +34,7 @@ const fn with_first(first: u8) -> [u8; 14] {
 }
 
 /// All commands.
-pub(super) static ROWS: &[Row<Drive>] = &[
+static ROWS: &[Row<Drive>] = &[
     row("TEST UNIT READY", 0x00, &[0, 0, 0, 0], Needs::Medium, Drive::test_unit_ready),
     row("REWIND", 0x01, &[0x01, 0, 0, 0], Needs::Medium, Drive::rewind),
     row("REQUEST SENSE", 0x03, &[0x01, 0, 0, 0xff], Needs::Nothing, Drive::request_sense),
@@ -89,3 +89,17 @@ pub(super) static ROWS: &[Row<Drive>] = &[
         Drive::security_out,
     ),
 ];
+
+impl Device for Drive {
+    fn rows() -> &'static [Row<Self>] {
+        ROWS
+    }
+
+    fn common(&mut self) -> &mut Common {
+        &mut self.common
+    }
+
+    fn medium(&self) -> Result<(), Sense> {
+        if self.is_loaded() { Ok(()) } else { Err(not_ready(&self.medium)) }
+    }
+}

@@ -1,5 +1,5 @@
-//! The part `tape`: a machine on which `lunar-tape` serves a tape library, which its own initiator uses with mtx, mt and
-//! tar.
+//! The part `tape`: a machine on which `lunar-tape` serves a tape library, which its own initiator uses with mtx, mt
+//! and tar.
 
 use anyhow::{Result, ensure};
 
