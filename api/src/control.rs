@@ -94,6 +94,8 @@ pub trait Control {
     fn mapped(&mut self, group: &str) -> Option<BTreeMap<u16, (String, bool)>>;
     /// [`Live::reservation`].
     fn reservation(&mut self, volume: &str) -> Option<ReservationView>;
+    /// [`Live::unread_size`].
+    fn unread_size(&mut self, volume: &str) -> Vec<String>;
     /// [`Live::clear_reservation`].
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
     /// [`Live::vms`].
@@ -221,6 +223,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn reservation(&mut self, volume: &str) -> Option<ReservationView> {
         self.running().reservation(volume)
+    }
+
+    fn unread_size(&mut self, volume: &str) -> Vec<String> {
+        self.running().unread_size(volume)
     }
 
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {

@@ -1,20 +1,24 @@
 //! Explanations: the decisions of the running target, step by step, with the near miss and the remedy.
 //!
 //! * here: logins and refusals
-//! * [`units`]: LUNs, paths, volumes, reservations, slow commands
+//! * [`units`]: LUNs, paths, volumes, reservations
+//! * [`slow`]: slow commands, and the network of their clients
 
+pub mod slow;
 pub mod units;
 
 use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, shortened};
-use lunar_control::api::SessionView;
+use lunar_control::api::{SessionView, TroubleView};
 use lunar_control::check::Checked;
 use lunar_control::explain::advice::{Advice, Facts};
+use lunar_control::explain::command::line;
 use lunar_control::explain::gone::{self, Gone};
 use lunar_control::explain::{
-    ExplanationView, ISCSI, LoginQuestion, LoginVerdict, NVME, RefusalView, StepView, advice,
+    ExplanationView, ISCSI, LoginQuestion, LoginVerdict, NVME, Place, RefusalView, RemedyView, StepView, advice,
 };
 use lunar_control::report::did_you_mean;
+use lunar_control::trouble::TroubleCode;
 use lunar_core::access::refusal::RefusalCode;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, UNIX_EPOCH};
@@ -39,6 +43,15 @@ pub const LUN_QUERY: &[(&str, &str)] = &[
 pub(crate) fn protocol_of(host: &str) -> &'static str {
     let is_nqn = host.get(..4).is_some_and(|start| start.eq_ignore_ascii_case("nqn."));
     if is_nqn { NVME } else { ISCSI }
+}
+
+/// A remedy with a command that can be quoted for a shell.
+pub(crate) fn remedy<'a>(
+    place: Place,
+    words: impl Into<String>,
+    command: impl IntoIterator<Item = &'a str>,
+) -> Option<RemedyView> {
+    line(command).map(|command| RemedyView { place, words: words.into(), command })
 }
 
 /// A time in words.
@@ -147,6 +160,7 @@ pub fn login(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         portal_group,
     };
     advise(control, &checked, &facts, &mut explanation);
+    named_twice(control, request, &mut explanation);
     if source.is_none() {
         let words = "the address of the client is not known: groups with `sources` count as if it were in none of them";
         explanation.near.push(words.to_owned());
@@ -156,6 +170,23 @@ pub fn login(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         explanation.near.push(words.to_owned());
     }
     Reply::json(&explanation)
+}
+
+/// A client whose name another machine uses, too, may log in, and does not stay.
+fn named_twice(control: &mut dyn Control, request: &ApiRequest, explanation: &mut ExplanationView) {
+    let subject = format!("host {}", explanation.subject);
+    let code = TroubleCode::DuplicateName.word();
+    let is_it = |trouble: &TroubleView| trouble.kind == code && trouble.subject.eq_ignore_ascii_case(&subject);
+    let all = request.shared.tell_troubles(control);
+    let Some(trouble) = all.into_iter().find(is_it).filter(|_| explanation.well) else { return };
+    explanation.words = format!("{} may log in, and does not stay: {}", explanation.subject, trouble.words);
+    explanation.steps.push(StepView::failed(format!("one machine has this name: {}", trouble.words)));
+    explanation.well = false;
+    explanation.blame(Some(code));
+    let path = "/etc/iscsi/initiatorname.iscsi";
+    let script = format!("echo \"InitiatorName=$(iscsi-iname)\" >{path} && systemctl restart iscsid");
+    let words = "on one of the machines: gives it a name of its own, which its group must list";
+    explanation.remedies.extend(remedy(Place::Client, words, ["sh", "-c", &script]));
 }
 
 fn portal_group(checked: &Checked, portal: &str) -> Result<Option<u16>, Problem> {

@@ -515,11 +515,12 @@ fn explanations() -> Vec<Route> {
             units::reservation,
             "The client that holds the reservation of a volume, and whether it is logged in.",
         ),
-        explains(
+        get(
             "/v1/explain/slow/{name}",
             "explain-slow",
-            units::slow,
-            "Where the time of the slow commands of a volume or a client went.",
+            Explanation,
+            Handler::Long(explain::slow::slow),
+            "Where the time of the slow commands of a volume or a client went, and the state of the network.",
         ),
     ]
 }

@@ -151,6 +151,12 @@ pub trait Live {
         None
     }
 
+    /// The initiators that were told of a new size of a volume, and have not asked for it since.
+    fn unread_size(&mut self, volume: &str) -> Vec<String> {
+        let _ = volume;
+        Vec::new()
+    }
+
     /// Ends the registrations and the reservation of a volume; `None` if it is not served. The work returns whether
     /// they have ended, also after a restart.
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {

@@ -88,6 +88,14 @@ troubles! {
     Isns = "isns", "The iSNS server does not have the targets.",
         "The server does not answer or refuses the registration. Clients that look for targets there do not find them; \
         clients that know the address do.";
+    DuplicateName = "duplicate-name", "Two machines log in with one initiator name.",
+        "An iSCSI session belongs to a name: a login of one machine ends the session of the other, which logs in \
+        again, and so on. Both lose commands and time. Virtual machines made from one image are the usual cause, \
+        because the name is in a file of the image. Give each machine a name of its own: on Linux, write \
+        `InitiatorName=` and the output of `iscsi-iname` to `/etc/iscsi/initiatorname.iscsi`, and restart `iscsid`; \
+        on Windows, `Set-InitiatorPort`; on ESXi, `esxcli iscsi adapter set`. Add the new name to the group. Lunar \
+        reports it when a login from another address has ended a session three times within ten minutes, and for ten \
+        minutes after that.";
     ReplacedProgram = "replaced-program", "The file of the program was replaced.",
         "An update installed another version, and the old one runs. Restart Lunar when its clients permit.";
 }

@@ -52,6 +52,7 @@ struct OnCore {
     traffic: Traffic,
     aborts: Count,
     resets: Count,
+    retransmits: Count,
 }
 
 /// Sums of a host over all cores.
@@ -63,6 +64,8 @@ pub struct HostSums {
     pub aborts: u64,
     /// Resets of logical units, of targets or of controllers.
     pub resets: u64,
+    /// TCP segments that were sent to it again.
+    pub retransmits: u64,
     /// Sessions now.
     pub sessions: u64,
     /// Logins.
@@ -77,6 +80,7 @@ impl HostSums {
         self.traffic.merge(&other.traffic);
         self.aborts += other.aborts;
         self.resets += other.resets;
+        self.retransmits += other.retransmits;
         self.sessions += other.sessions;
         self.logins += other.logins;
         self.refused += other.refused;
@@ -116,6 +120,7 @@ impl Entry {
             sums.traffic.add(&core.traffic);
             sums.aborts += core.aborts.get();
             sums.resets += core.resets.get();
+            sums.retransmits += core.retransmits.get();
         }
         sums
     }
@@ -318,6 +323,11 @@ impl HostSession {
     pub fn reset(&self) {
         self.mine.resets.add(1);
     }
+
+    /// Counts TCP segments that were sent to the host again.
+    pub fn retransmitted(&self, segments: u32) {
+        self.mine.retransmits.add(u64::from(segments));
+    }
 }
 
 impl Drop for HostSession {
@@ -362,9 +372,12 @@ mod tests {
         queue.ended(Class::Write, 0, 1);
         first.aborted(2);
         second.reset();
+        first.retransmitted(3);
+        queue.retransmitted(4);
         drop((first, queue));
         let of = sums(&hosts, "iqn.a").expect("it is there");
         assert_eq!((of.sessions, of.logins, of.aborts, of.resets), (1, 2, 2, 1));
+        assert_eq!(of.retransmits, 7, "those of connections that have ended stay");
         assert_eq!((of.traffic.of(Class::Read).bytes, of.traffic.of(Class::Write).bytes), (1024, 1));
         drop(second);
         assert_eq!(sums(&hosts, "iqn.a").map(|of| of.sessions), Some(0), "its counters stay");

@@ -20,6 +20,7 @@ use lunar_nvme::directory as nvme;
 use std::any::Any;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
@@ -96,6 +97,12 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     fn dry_run(&self, question: &LoginQuestion) -> Option<LoginVerdict> {
         let _ = question;
         None
+    }
+
+    /// The names of clients that two machines use, each with two addresses of it: a login of one ends the session of
+    /// the other.
+    fn shared_names(&self) -> Vec<(String, [IpAddr; 2])> {
+        Vec::new()
     }
 
     /// State that is left over once no client is connected any more; for tests.

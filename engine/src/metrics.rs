@@ -14,6 +14,7 @@ mod space;
 pub mod table;
 mod volumes;
 
+use crate::core_set::core::Core;
 use crate::core_set::cores::Cores;
 use crate::core_set::shared::Shared;
 use crate::health::Spaces;
@@ -24,9 +25,14 @@ use lunar_control::metrics::{Measured, Page};
 use lunar_core::traffic::{CELLS, bound};
 use std::fmt;
 use std::future::ready;
+use std::rc::Rc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
+
+/// How long a core may take to read the state of its TCP connections. A core that stalls is counted the next time: a
+/// scraper waits for a page that is on time.
+const TCP_PATIENCE: Duration = Duration::from_millis(10);
 
 /// The metrics of a target.
 pub struct Metrics {
@@ -57,6 +63,18 @@ impl Metrics {
         *self.facts.lock().unwrap_or_else(PoisonError::into_inner) = Arc::new(facts);
     }
 
+    /// Has each core count the TCP segments that it has sent again.
+    fn count_retransmits(&self) {
+        let count = async |core: Rc<Core>| core.used_fronts().for_each(|front| front.count_retransmits());
+        let asked: Vec<_> = (0..self.cores.count()).map(|core| self.cores.ask(core, count)).collect();
+        let host = self.cores.host();
+        let end = host.now() + TCP_PATIENCE;
+        for answer in asked {
+            // A core without an answer in time counts them later.
+            let _ = answer.wait_for(end.since(host.now()));
+        }
+    }
+
     fn facts(&self) -> Arc<Facts> {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -64,6 +82,7 @@ impl Metrics {
 
 impl Measured for Metrics {
     fn write(&self, page: &mut Page, troubles: &[TroubleView]) {
+        self.count_retransmits();
         let facts = self.facts();
         page.family(&table::BUILD_INFO, |samples| samples.add(&[env!("CARGO_PKG_VERSION")], 1));
         cores::write(page, &self.shared.stats);

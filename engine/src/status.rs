@@ -18,6 +18,7 @@ use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNot
 use lunar_control::names::Uuid;
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
 use lunar_control::trouble::TroubleCode;
+use lunar_core::access::audit::shown;
 use lunar_core::port::NexusName;
 use lunar_core::stages::{Stage, StageSums};
 use lunar_core::tally::{Direction, Event};
@@ -27,9 +28,10 @@ use lunar_reactor::tcp::TcpState;
 use lunar_unit::removal::motion::Stuck;
 use lunar_unit::reserve::{Reservation, Reservations};
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::future::ready;
 use std::io;
+use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -47,6 +49,18 @@ const COPIED: [&str; 2] = [lunar_unit::protection::NAME, UNCORRECTABLE];
 
 /// How long a core may take to read the state of its TCP connections: some microseconds for each of them.
 const TCP_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Clients whose names are told as troubles: clients choose their names, and troubles are series of the metrics.
+const SHARED_NAMES_MAX: usize = 16;
+
+/// The trouble of a name that two machines use.
+fn shared_name((name, [one, other]): (String, [IpAddr; 2])) -> TroubleView {
+    let words = format!("{one} and {other} use this name: each login of one ends the session of the other");
+    let remedy = "give each machine a name of its own: `iscsi-iname` makes one, \
+                  /etc/iscsi/initiatorname.iscsi has it, and `systemctl restart iscsid` uses it";
+    let remedy = remedy.to_owned();
+    TroubleView { remedy, ..TroubleView::told(TroubleCode::DuplicateName, &format!("host {}", shown(&name)), words) }
+}
 
 fn view_of(state: &TcpState) -> TcpView {
     TcpView {
@@ -177,6 +191,16 @@ impl Live for Engine {
         Some(view)
     }
 
+    fn unread_size(&mut self, volume: &str) -> Vec<String> {
+        let placed = self.volumes.get(volume);
+        let unit = placed.and_then(|placed| self.core_set().shared().units.get(placed.unit));
+        let ports = unit.map(|unit| unit.unread_capacity()).unwrap_or_default();
+        // An initiator port of iSCSI is the name of the initiator and the ISID.
+        let name = |port: Arc<str>| port.split(",i,0x").next().unwrap_or_default().to_owned();
+        let names: BTreeSet<String> = ports.into_iter().map(name).collect();
+        names.into_iter().collect()
+    }
+
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
         let unit = self.volumes.get(volume)?.unit;
         let clear = move |core: Rc<Core>| async move { core.units.clear_reservations(unit).await.is_ok() };
@@ -203,9 +227,11 @@ impl Live for Engine {
             let name = self.portals.iter().find(|(_, portal)| portal.id == *id).map_or("", |(name, _)| name);
             TroubleView::told(TroubleCode::ClosedPortal, &format!("portal {name}"), words.clone())
         });
+        let names = self.core_set().shared().fronts().iter().flat_map(|front| front.shared_names());
+        let shared: Vec<TroubleView> = names.take(SHARED_NAMES_MAX).map(shared_name).collect();
         let service = self.name_service.as_ref().and_then(|service| service.trouble());
         let service = service.map(|words| TroubleView::told(TroubleCode::Isns, "isns", words));
-        let mut told: Vec<TroubleView> = fronts.chain(closed).chain(service).collect();
+        let mut told: Vec<TroubleView> = fronts.chain(closed).chain(service).chain(shared).collect();
         told.extend(self.store_troubles());
         // A store that went away is one trouble.
         let is_told = |trouble: &TroubleView| {

@@ -69,6 +69,11 @@ impl Drop for Aside<'_> {
 }
 
 impl Queue {
+    /// Counts TCP segments that were sent to the host again.
+    pub fn retransmitted(&self, segments: u32) {
+        self.host.get().into_iter().for_each(|host| host.retransmitted(segments));
+    }
+
     pub(crate) fn new(
         controller: Arc<Controller>,
         id: u16,

@@ -76,7 +76,7 @@ impl Target {
             let Some(itl) = nexus.itl_of(lun) else { continue };
             let itl = itl.with_lu(lu.clone(), nexus.group);
             if is_resized {
-                itl.establish_unit_attention(Asc::CAPACITY_DATA_CHANGED);
+                itl.resized(&nexus.name);
             }
             if has_other_modes {
                 itl.establish_unit_attention(Asc::MODE_PARAMETERS_CHANGED);

@@ -15,6 +15,7 @@ use lunar_core::hosts::HostSession;
 use lunar_core::port::NexusName;
 use lunar_core::task::Moment;
 use lunar_unit::AccessState;
+use lunar_unit::capacity::UnreadCapacity;
 use lunar_unit::reserve::Held;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -77,6 +78,8 @@ pub struct ItlNexus {
     /// Whether it has taken a device that one nexus at a time has: see [`crate::forwarding`].
     pub(crate) possesses: Cell<bool>,
     attentions: Attentions,
+    /// A new capacity that it has not read.
+    unread_capacity: RefCell<Option<UnreadCapacity>>,
     watch: Rc<AttentionWatch>,
     held: Cell<Held>,
     access: Cell<AccessState>,
@@ -111,6 +114,7 @@ impl ItlNexus {
             event: Cell::default(),
             possesses: Cell::default(),
             attentions: Attentions::default(),
+            unread_capacity: RefCell::default(),
             watch,
             held: Cell::new(held),
             access,
@@ -127,6 +131,7 @@ impl ItlNexus {
             itl.attentions.add(sense.asc);
         }
         itl.event.set(self.event.get());
+        itl.unread_capacity.replace(self.unread_capacity.take());
         itl.refresh();
         itl
     }
@@ -145,6 +150,17 @@ impl ItlNexus {
         self.attentions.add(asc);
         self.refresh();
         self.watch.count();
+    }
+
+    /// The capacity has changed: establishes the unit attention condition that says so.
+    pub(crate) fn resized(&self, nexus: &NexusName) {
+        self.unread_capacity.replace(Some(self.lu.shared.capacity_changed(&nexus.initiator)));
+        self.establish_unit_attention(Asc::CAPACITY_DATA_CHANGED);
+    }
+
+    /// The nexus has read the capacity.
+    pub(crate) fn capacity_read(&self) {
+        drop(self.unread_capacity.take());
     }
 
     /// Takes the unit attention condition that is reported next.

@@ -6,9 +6,11 @@
 //! * [`reserve`], [`access`], [`medium`], [`protection`]: its parts
 //! * [`ledger`]: puts changes in order; [`publish`]: puts them in force on all cores
 //! * [`shared`]: the units of a process; [`core_units`]: the access of one core to them
+//! * [`capacity`]: initiator ports that have not read a new capacity
 //! * [`rewrite`]: format and sanitize; [`removal`]: removable media
 
 pub mod access;
+pub mod capacity;
 pub mod change;
 pub mod core_units;
 pub mod ledger;

@@ -2,6 +2,7 @@
 //! by new nexuses and by commands that report state, never by the data path: each core has cells of its own with the
 //! part that the data path needs.
 
+use crate::capacity::Notices;
 use crate::reserve::{MalformedReservations, Reservations};
 use crate::state::UnitState;
 use lunar_core::metadata::MetadataStore;
@@ -50,6 +51,8 @@ impl<'a> From<&'a Rc<Unit>> for UnitRef<'a> {
 #[derive(Debug, Default)]
 pub struct SharedUnit {
     state: Mutex<UnitState>,
+    /// The initiator ports that have not read a new capacity.
+    pub(crate) capacity: Notices,
     /// Orders its changes.
     pub(crate) changes: Turns,
     /// Orders the motions of the medium: a motion may wait for the store, and changes continue meanwhile.

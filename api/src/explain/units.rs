@@ -1,31 +1,25 @@
-//! Explanations of LUNs, paths, volumes, reservations and slow commands.
+//! Explanations of LUNs, paths, volumes and reservations.
 
-use super::{Client, ISCSI, at, dry_run, protocol_name, removed};
+use super::{Client, ISCSI, at, dry_run, protocol_name, remedy, removed};
 use crate::audit::Topic;
 use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, shortened};
 use lunar_control::api::{ProblemDetails, SessionView, TroubleView};
 use lunar_control::check::Checked;
 use lunar_control::common_sections::{AluaState, Portal, PortalGroup, Target};
-use lunar_control::explain::command::line;
 use lunar_control::explain::{
     ExplanationView, LoginQuestion, LoginVerdict, Place, RemedyView, ReservationView, StepView, gone,
 };
 use lunar_control::live::Later;
 use lunar_control::luns::LUN_MAX;
 use lunar_control::report::did_you_mean;
-use lunar_control::slow::SlowView;
 use lunar_control::value::Textual as _;
+use lunar_core::access::audit::shown;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 
-fn remedy<'a>(
-    place: Place,
-    words: impl Into<String>,
-    command: impl IntoIterator<Item = &'a str>,
-) -> Option<RemedyView> {
-    line(command).map(|command| RemedyView { place, words: words.into(), command })
-}
+/// Clients that are listed one by one: an operator reads the first ones.
+const CLIENTS_MAX: usize = 8;
 
 /// The troubles of a subject, such as `volume disk`.
 fn troubles_of(control: &mut dyn Control, request: &ApiRequest, subject: &str) -> Vec<TroubleView> {
@@ -158,8 +152,36 @@ fn lun_at(
     steps.push(StepView::passed(format!("{} is logged in for {} seconds", client.host, session.seconds)));
     let words = format!("LUN {lun} is volume {volume} for {}", client.host);
     let mut explanation = ExplanationView::of("lun", "", steps, words);
+    was_another(control, client, session, (seen, lun, &volume), &mut explanation);
     rescan(control, client, session, &mut explanation);
     explanation
+}
+
+/// A client that was logged in while the LUN was another volume may take the one for the other.
+fn was_another(
+    control: &mut dyn Control,
+    client: &Client,
+    session: &SessionView,
+    (seen, lun, volume): (&Seen, u16, &str),
+    explanation: &mut ExplanationView,
+) {
+    let place = (seen.group.as_str(), lun);
+    let Some(before) = gone::earlier_volume(control.schema(), control.versions(), place, volume) else { return };
+    let began = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().saturating_sub(session.seconds);
+    if before.time < began {
+        return;
+    }
+    let (object, when) = (&before.object, at(before.time));
+    let words = format!("LUN {lun} has been volume {volume} since the client logged in: it was {object}, until {when}");
+    explanation.steps.push(StepView::failed(words));
+    explanation.well = false;
+    explanation.words =
+        format!("LUN {lun} is volume {volume} for {}, which may still take it for {object}", client.host);
+    let words = "before the disk is used: ends the session; log in again after that";
+    explanation.remedies.extend(match client.protocol {
+        ISCSI => remedy(Place::Client, words, ["iscsiadm", "-m", "node", "-T", &seen.name, "--logout"]),
+        _ => remedy(Place::Client, words, ["nvme", "disconnect", "-n", &seen.name]),
+    });
 }
 
 /// The remedy on a client that does not show a LUN that is there.
@@ -358,15 +380,32 @@ pub fn volume(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     if let Some(path) = model.and_then(|model| model.path.as_ref()) {
         explanation.near.push(format!("its store is {}", path.text()));
     }
+    let unread = control.unread_size(&name);
+    steps.extend(size_unread(&unread));
+    if !unread.is_empty() {
+        let words = "on the clients that have not asked; Windows: `Update-HostStorageCache`";
+        let command = ["iscsiadm", "-m", "session", "--rescan"];
+        explanation.remedies.extend(remedy(Place::Client, words, command));
+    }
     explanation.well = steps.iter().all(|step| step.passed);
     explanation.blame(troubles.first().map(|trouble| trouble.kind));
-    explanation.words = match (troubles.first(), maps.is_empty()) {
-        (Some(trouble), _) => format!("volume {name}: {}", trouble.words),
-        (None, true) => format!("volume {name} is well, and no client can see it"),
-        (None, false) => format!("volume {name} is well"),
+    explanation.words = match (troubles.first(), maps.is_empty(), unread.len()) {
+        (Some(trouble), ..) => format!("volume {name}: {}", trouble.words),
+        (None, true, _) => format!("volume {name} is well, and no client can see it"),
+        (None, false, 0) => format!("volume {name} is well"),
+        (None, false, 1) => format!("volume {name} is well, and 1 client does not know its new size"),
+        (None, false, count) => format!("volume {name} is well, and {count} clients do not know its new size"),
     };
     explanation.steps = steps;
     Reply::json(&explanation)
+}
+
+/// The steps of initiators that do not know the new size of a volume.
+fn size_unread(initiators: &[String]) -> impl Iterator<Item = StepView> {
+    let words = |initiator: &String| {
+        StepView::failed(format!("{} has asked for the size since it changed, as it was told to", shown(initiator)))
+    };
+    initiators.iter().take(CLIENTS_MAX).map(words)
 }
 
 /// The volume of a request, and its reservations.
@@ -436,68 +475,5 @@ pub fn reservation(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         let command = ["lunar", "volume", "reservation", &name, "--clear"];
         explanation.remedies.extend(remedy(Place::Server, words, command));
     }
-    Reply::json(&explanation)
-}
-
-/// The sums of slow commands, in microseconds.
-#[derive(Default)]
-struct Sums {
-    total: u64,
-    network: u64,
-    queue: u64,
-    store: u64,
-}
-
-/// `GET /v1/explain/slow/{name}`
-pub fn slow(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
-    let name = request.name();
-    let log = control.slow();
-    let is_it = |command: &&SlowView| {
-        let of_host = command.initiator.as_ref().is_some_and(|initiator| initiator.eq_ignore_ascii_case(&name));
-        command.volume.as_ref() == Some(&name) || of_host
-    };
-    let own: Vec<&SlowView> = log.commands.iter().filter(is_it).collect();
-    let Some(worst) = own.iter().max_by_key(|command| command.microseconds.total) else {
-        let words = format!("no command of {name} was slow; `slow` in [logging] is the threshold");
-        return Reply::json(&ExplanationView::of("slow", name, Vec::new(), words));
-    };
-    let mut sums = Sums::default();
-    for command in &own {
-        let times = command.microseconds;
-        sums.total += times.total;
-        sums.network += times.network;
-        sums.queue += times.queue;
-        sums.store += times.store;
-    }
-    let share = |part: u64| part * 100 / sums.total.max(1);
-    let (network, queue, store) = (share(sums.network), share(sums.queue), share(sums.store));
-    let (part, advice, check) = match () {
-        () if store >= network.max(queue) => {
-            ("the store", "shows how busy the devices are", Some((Place::Server, ["iostat", "-x", "1"])))
-        }
-        () if network >= queue => {
-            ("the client and the network", "shows retransmissions", Some((Place::Client, ["ss", "-t", "-i"])))
-        }
-        () => ("queues: more commands at once than the target executes, or a busy core", "", None),
-    };
-    let mean = sums.total / own.len() as u64 / 1000;
-    let words = format!(
-        "{} slow commands, {mean} ms in the mean: {store} % in the store, {network} % for the client and the network, \
-         {queue} % in queues: look at {part}",
-        own.len()
-    );
-    let times = worst.microseconds;
-    let mut step = format!("the slowest was {} of {} ms", worst.command, times.total / 1000);
-    let details = [("volume", worst.volume.as_deref()), ("of", worst.initiator.as_deref())];
-    details.iter().filter_map(|(word, value)| Some((word, (*value)?))).for_each(|(word, value)| {
-        step.push_str(&format!(", {word} {value}"));
-    });
-    step.push_str(&format!(", {} {}", worst.ending, at(worst.milliseconds / 1000)));
-    let mut explanation = ExplanationView::of("slow", name, vec![StepView::failed(step)], words);
-    if let Some((place, command)) = check {
-        explanation.remedies.extend(remedy(place, advice, command));
-    }
-    let log = ["lunar", "log", "--slow"];
-    explanation.remedies.extend(remedy(Place::Server, "lists the slow commands", log));
     Reply::json(&explanation)
 }

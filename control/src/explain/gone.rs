@@ -42,6 +42,34 @@ pub fn last(schema: &'static Schema, versions: &Versions, find: impl Fn(&Config)
     None
 }
 
+/// The volume that a LUN of a group was before it became this one. The version is the one in which it was no longer
+/// that.
+#[must_use]
+pub fn earlier_volume(
+    schema: &'static Schema,
+    versions: &Versions,
+    (group, lun): (&str, u16),
+    volume: &str,
+) -> Option<Gone> {
+    let mut changed_by: Option<Version> = None;
+    for version in versions.list().ok()?.into_iter().rev() {
+        let text = versions.text_of(version.number).ok().filter(|text| text.len() <= BYTES_MAX)?;
+        let config = Checked::of_version(schema, &text).config;
+        match mapped(&config, group, lun) {
+            Some(other) if other != volume => {
+                let Version { number, time, who } = changed_by?;
+                return Some(Gone { object: format!("volume {other}"), version: number, time, who });
+            }
+            _ => changed_by = Some(version),
+        }
+    }
+    None
+}
+
+fn mapped<'a>(config: &'a Config, group: &str, lun: u16) -> Option<&'a str> {
+    Some(config.groups.get(group)?.luns.0.get(&lun)?.volume.name())
+}
+
 /// The target with this name in a protocol.
 #[must_use]
 pub fn target(config: &Config, name: &str) -> Option<String> {
@@ -65,6 +93,6 @@ pub fn volume(config: &Config, name: &str) -> Option<String> {
 /// The volume at a LUN of a group.
 #[must_use]
 pub fn lun(config: &Config, group: &str, lun: u16) -> Option<String> {
-    let volume = config.groups.get(group)?.luns.0.get(&lun)?.volume.name().to_owned();
+    let volume = mapped(config, group, lun)?;
     Some(format!("LUN {lun} of group {group}, which was volume {volume}"))
 }

@@ -32,6 +32,9 @@ pub trait FrontOnCore: Any + fmt::Debug {
         Vec::new()
     }
 
+    /// Adds the TCP segments that were sent again since the last call to the counters of their hosts.
+    fn count_retransmits(&self) {}
+
     /// Asks the sessions to end that the published configuration no longer allows, and those of the host groups
     /// `ended`; done when they have ended.
     fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> LocalFuture<'_, ()>;

@@ -64,12 +64,13 @@ fn of_hosts(page: &mut Page, all: &BTreeMap<[String; 3], HostSums>) {
         }
     });
     type Number = fn(&HostSums) -> u64;
-    let numbers: [(_, Number); 5] = [
+    let numbers: [(_, Number); 6] = [
         (&table::HOST_PATHS, |sums| sums.sessions),
         (&table::HOST_LOGINS, |sums| sums.logins),
         (&table::HOST_REFUSED, |sums| sums.refused),
         (&table::HOST_ABORTS, |sums| sums.aborts),
         (&table::HOST_RESETS, |sums| sums.resets),
+        (&table::HOST_RETRANSMITS, |sums| sums.retransmits),
     ];
     for (family, number) in numbers {
         page.family(family, |samples| {

@@ -70,6 +70,8 @@ families! {
     HOST_ABORTS = "lunar_host_aborts" Counter ["host", "target", "transport"] "Commands that were aborted.";
     HOST_RESETS = "lunar_host_resets" Counter ["host", "target", "transport"]
         "Resets that the host asked for: of logical units, targets and nexuses.";
+    HOST_RETRANSMITS = "lunar_host_retransmits" Counter ["host", "target", "transport"]
+        "TCP segments that were sent to the host again (`TCP_INFO` of its connections).";
     HOSTS_HIDDEN = "lunar_metrics_hosts_hidden" Gauge [] "How often a host was added to the host `other`.";
 }
 

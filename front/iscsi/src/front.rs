@@ -6,6 +6,7 @@ use crate::chap::Algorithm;
 use crate::command_line::IscsiOptions;
 use crate::config;
 use crate::directory::{self, Directory, Moved, Portal, TargetEntry};
+use crate::displaced::SharedName;
 use crate::dry_run;
 use crate::registry::{Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
 use crate::schema::{self, is_listed};
@@ -28,6 +29,7 @@ use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::net::IpAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -164,6 +166,11 @@ impl FrontRuntime for IscsiRuntime {
         Some(dry_run::of(&self.authenticator.directory(), &self.registry, question))
     }
 
+    fn shared_names(&self) -> Vec<(String, [IpAddr; 2])> {
+        let names = self.registry.shared_names(self.host.now()).into_iter();
+        names.map(|SharedName { initiator, sources }| (initiator.to_string(), sources)).collect()
+    }
+
     fn leftovers(&self) -> Vec<String> {
         let count = self.registry.len();
         (count > 0).then(|| format!("{count} sessions registered")).into_iter().collect()
@@ -207,6 +214,10 @@ impl FrontOnCore for IscsiCore {
     fn tcp_states(&self, only: Option<&str>) -> Vec<(String, TcpState)> {
         let is_wanted = |tsih| only.is_none_or(|only| only == session_id(tsih));
         self.0.tcp_states(is_wanted).into_iter().map(|(tsih, state)| (session_id(tsih), state)).collect()
+    }
+
+    fn count_retransmits(&self) {
+        self.0.count_retransmits();
     }
 
     fn review(&self, ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {

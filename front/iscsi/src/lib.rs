@@ -13,7 +13,8 @@
 //! * [`config`]: settings and limits
 //! * [`directory`]: targets and portals
 //! * [`authenticator`]: who may log in: access control, challenges, delays, audit log
-//! * [`registry`]: the sessions of all cores; `dry_run`: logins without effect, for operators
+//! * [`registry`]: the sessions of all cores; [`displaced`]: those that another machine ended
+//! * `dry_run`: logins without effect, for operators
 //! * [`serve`]: connects sessions to the reactor and to the SCSI device server; the only module with I/O
 //! * [`front`]: the front of the engine: directories from a configuration, sessions for operators
 //! * `fuzzing`: entry points of the fuzz targets, with the feature `testing` only
@@ -23,6 +24,7 @@ pub mod chap;
 pub mod command_line;
 pub mod config;
 pub mod directory;
+pub mod displaced;
 mod dry_run;
 pub mod front;
 #[cfg(any(test, feature = "testing"))]

@@ -2,6 +2,7 @@
 //! only by logins and logouts.
 
 use crate::authenticator::audit::LoginDetails;
+use crate::displaced::{Displaced, SharedName};
 use crate::keys::Parameters;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
@@ -70,6 +71,8 @@ struct Sessions {
     /// The discovery sessions that have not been ended, the oldest first, with their hosts.
     discovery: Vec<(u16, IpAddr)>,
     last: u16,
+    /// The sessions that were replaced from other addresses.
+    displaced: Displaced,
 }
 
 impl Sessions {
@@ -209,12 +212,23 @@ impl Registry {
         if !replaces && !sessions.admits(host, (&target, most), most_in_all) {
             return Err(LoginStatus::OUT_OF_RESOURCES);
         }
-        let tsih = sessions.next_tsih();
+        let (tsih, now, source) = (sessions.next_tsih(), record.since, record.login.source.ip());
+        let initiator = record.candidate.initiator.clone();
         sessions.records.insert(tsih, record);
         sessions.add(target, host);
-        let replaced = sessions.nexuses.insert(nexus, tsih);
-        let replaced = replaced.and_then(|old| sessions.records.get(&old)).map(|old| old.location);
+        let replaced = sessions.nexuses.insert(nexus, tsih).and_then(|old| sessions.records.get(&old));
+        let replaced = replaced.map(|old| (old.location, old.login.source.ip()));
+        if let Some((_, from)) = replaced {
+            sessions.displaced.add(&initiator, from, source, now);
+        }
+        let replaced = replaced.map(|(location, _)| location);
         Ok(RegisteredSession { tsih, replaced })
+    }
+
+    /// The initiator names that two machines use, because they end the sessions of each other.
+    #[must_use]
+    pub fn shared_names(&self, now: Instant) -> Vec<SharedName> {
+        self.lock().displaced.shared_names(now)
     }
 
     /// Whether a session more of an initiator at this address is within the limits of its target and of all targets.

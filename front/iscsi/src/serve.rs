@@ -139,6 +139,11 @@ impl Front {
         self.connections.all().iter().filter_map(|connection| connection.tcp_state(&is_wanted)).collect()
     }
 
+    /// Adds the TCP segments that were sent again to the counters of the hosts.
+    pub fn count_retransmits(&self) {
+        self.connections.all().iter().for_each(|connection| connection.count_retransmits());
+    }
+
     /// Takes no more connections, lets commands finish, and ends: see [`Front::drained`].
     pub fn drain(&self) {
         self.connections.drain();

@@ -169,6 +169,10 @@ impl FrontOnCore for NvmeTcpCore {
         states.map(|(controller, state)| (nvme_sessions::id(&controller), state)).collect()
     }
 
+    fn count_retransmits(&self) {
+        self.front.count_retransmits();
+    }
+
     /// The engine ends controllers that may no longer be there, and with them their connections.
     fn review(&self, _ended: Arc<BTreeSet<Arc<str>>>) -> Pin<Box<dyn Future<Output = ()> + '_>> {
         Box::pin(ready(()))

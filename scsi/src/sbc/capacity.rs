@@ -56,6 +56,7 @@ impl CommandType for ReadCapacity10 {
         // FFFFFFFFh if the address does not fit 32 bits: initiators then send READ CAPACITY(16).
         let last_lba = u32::try_from(geometry.blocks - 1).unwrap_or(u32::MAX).into();
         cx.out.put(&Capacity10 { last_lba, block_length: geometry.block_size.into() });
+        cx.itl()?.capacity_read();
         Ok(Plan::Answer)
     }
 }
@@ -134,6 +135,7 @@ impl CommandType for ReadCapacity16 {
             provisioning: provisioning.into(),
             reserved: [0; 16],
         });
+        cx.itl()?.capacity_read();
         Ok(Plan::Answer)
     }
 }

@@ -105,6 +105,8 @@ pub struct StreamConnection<S: CommandData, C = Plain> {
     early_replies: Cell<usize>,
     /// Whether bytes were received since [`StreamConnection::was_active`] was called last.
     active: Cell<bool>,
+    /// TCP segments that were sent again, up to the last call of [`StreamConnection::new_retransmits`].
+    retransmits: Cell<u32>,
     /// Bytes of the next receive buffer.
     chunk_len: Cell<usize>,
     /// Bytes of the arena block that is received into. A block is held as long as any part of it is.
@@ -141,6 +143,7 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
             replies_queued: Cell::new(0),
             early_replies: Cell::new(SEND_EARLY_REPLIES),
             active: Cell::new(true),
+            retransmits: Cell::new(0),
             chunk_len: Cell::new(CHUNK_MIN),
             block_len: Cell::new(CHUNK_MIN),
             sender: Cell::default(),
@@ -154,6 +157,12 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     /// The state of the TCP connection; `None` if the kernel does not know it.
     pub fn tcp_state(&self) -> Option<TcpState> {
         self.reactor.driver().tcp_state(&self.socket)
+    }
+
+    /// TCP segments that were sent again since the last call.
+    pub fn new_retransmits(&self) -> u32 {
+        let all = self.tcp_state().map_or(0, |state| state.retransmits);
+        all.saturating_sub(self.retransmits.replace(all))
     }
 
     /// Borrows the session. A caller that queues something in it calls [`StreamConnection::schedule_send`] afterwards.

@@ -61,6 +61,13 @@ impl Connection {
         Some((tsih, self.stream.tcp_state()?))
     }
 
+    /// Adds the TCP segments that were sent again to the counters of the host.
+    pub(super) fn count_retransmits(&self) {
+        if let Some(host) = self.nexus.borrow().as_ref().and_then(|nexus| nexus.host.get()) {
+            host.retransmitted(self.stream.new_retransmits());
+        }
+    }
+
     pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
         let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
         let (arena, source) = (reactor.arena(), peer.ip());
@@ -361,6 +368,7 @@ impl FrontConnection for Connection {
     }
 
     async fn close(self: &Rc<Self>) {
+        self.count_retransmits();
         let nexus = self.nexus.take();
         if let Some(nexus) = &nexus {
             self.front.target.close(nexus).await;

@@ -63,6 +63,11 @@ impl Connection {
         Some((controller, self.stream.tcp_state()?))
     }
 
+    /// Adds the TCP segments that were sent again to the counters of the host.
+    pub(super) fn count_retransmits(&self) {
+        self.queue.borrow().iter().for_each(|queue| queue.retransmitted(self.stream.new_retransmits()));
+    }
+
     pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedSocket, portal_ref: PortalRef) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
@@ -365,6 +370,7 @@ impl FrontConnection for Connection {
             authenticator.tls_refused(self.peer, host, why, now);
             self.front.reactor.stats().logins_refused.add(1);
         }
+        self.count_retransmits();
         // A reset waits for the end of the queue, not for the last bytes of the connection.
         if let Some(queue) = self.queue.take() {
             if queue.id == 0 {
