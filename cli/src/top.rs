@@ -1,4 +1,4 @@
-//! `lunar top`: the load of volumes, hosts, cores and sessions, from one reading of the counters to the next.
+//! `lunar top`: the load of volumes, hosts, cores, sessions and stores, from one reading of the counters to the next.
 //!
 //! * [`rows`]: the tables
 //! * [`screen`], [`draw`]: the state of the screen, and its picture
@@ -32,7 +32,7 @@ const INTERVAL_MAX: Duration = Duration::from_secs(3600);
 #[must_use]
 pub fn command() -> Command {
     let views = PossibleValuesParser::new(View::ALL.map(View::word));
-    api_command("top", "Show the load of volumes, hosts, cores and sessions")
+    api_command("top", "Show the load of volumes, hosts, cores and sessions, and the space of stores")
         .args([
             Arg::new("once")
                 .long("once")

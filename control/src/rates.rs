@@ -1,6 +1,8 @@
 //! Rates from two readings of the counters: pure computation.
 
-use crate::counters::{ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters};
+use crate::counters::{
+    ClassCounters, CoreCounters, CountersView, HostCounters, StoreSpace, TrafficCounters, VolumeCounters,
+};
 use serde::Serialize;
 use std::collections::HashMap;
 
@@ -24,6 +26,8 @@ pub struct Rates {
     pub hidden_volumes: u64,
     /// The hosts, each with each of its targets.
     pub hosts: Vec<HostRates>,
+    /// The file systems of the volumes, by name.
+    pub stores: Vec<StoreRates>,
 }
 
 /// Commands of a volume or host, by class.
@@ -142,6 +146,24 @@ pub struct HostRates {
     pub flow: Flow,
 }
 
+/// A file system of volumes.
+#[derive(Clone, PartialEq, Default, Debug, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub struct StoreRates {
+    /// Its name: a folder with a volume.
+    pub name: String,
+    /// Its size in bytes.
+    pub size: u64,
+    /// Its free space in bytes.
+    pub free: u64,
+    /// The volumes with space on it.
+    pub volumes: u64,
+    /// The change of the used space between the two readings, in bytes per second; negative: space became free.
+    pub growth: f64,
+    /// The seconds until it is full, if it grows on like this; `None`: it does not grow.
+    pub seconds_left: Option<f64>,
+}
+
 /// The part of the time with work from which a core is marked: commands begin to wait for it.
 pub const BUSY: f64 = 0.9;
 /// Nanoseconds in a second.
@@ -177,6 +199,7 @@ impl Rates {
             queue: volumes.iter().map(|volume| volume.queue).sum(),
             cores,
             hidden_volumes: now.hidden_volumes,
+            stores: now.stores.iter().map(|store| span.store(before, now, store)).collect(),
             volumes,
             hosts,
         })
@@ -282,6 +305,17 @@ impl Span<'_> {
         }
     }
 
+    fn store(&self, before: &CountersView, all: &CountersView, now: &StoreSpace) -> StoreRates {
+        let StoreSpace { name, size, free } = now.clone();
+        let earlier = before.stores.iter().find(|store| store.name == name).unwrap_or(now);
+        // A file system that was enlarged has more free space, and did not shrink.
+        let used = |store: &StoreSpace| store.size.saturating_sub(store.free) as f64;
+        let growth = (used(now) - used(earlier)) / self.seconds;
+        let seconds_left = (growth > 0.0).then(|| free as f64 / growth);
+        let volumes = all.volumes.iter().filter(|volume| volume.stores.contains(&name)).count() as u64;
+        StoreRates { name, size, free, volumes, growth, seconds_left }
+    }
+
     fn core(&self, before: &CoreCounters, now: &CoreCounters) -> CoreRates {
         let part = |before, now| (growth(before, now) as f64 / NANOSECONDS / self.seconds).min(1.0);
         let (busy, spin) =
@@ -366,6 +400,21 @@ mod tests {
         assert_eq!(Rates::between(&before, &now).expect("rates").volumes[0].flow.read.commands, 7, "new");
         before.hidden_volumes = 1;
         assert_eq!(Rates::between(&before, &now).expect("rates").volumes[0].flow.read.commands, 0, "hidden");
+    }
+
+    #[test]
+    fn a_file_system_that_grows_is_full_at_a_time() {
+        let store = |size, free| vec![StoreSpace { name: "/srv".into(), size, free }];
+        let rates = |before, now| {
+            let before = CountersView { stores: before, ..reading(1_000_000_000, class(&[1], 0, 0)) };
+            let now = CountersView { stores: now, ..reading(3_000_000_000, class(&[1], 0, 0)) };
+            Rates::between(&before, &now).expect("two readings").stores.remove(0)
+        };
+        let grown = rates(store(1000, 600), store(1000, 400));
+        assert_eq!((grown.growth, grown.seconds_left, grown.free), (100.0, Some(4.0), 400));
+        assert_eq!(rates(store(1000, 400), store(1000, 600)).seconds_left, None, "it shrinks");
+        assert_eq!(rates(store(1000, 400), store(2000, 1400)).growth, 0.0, "it was enlarged");
+        assert_eq!(rates(Vec::new(), store(1000, 400)).growth, 0.0, "it is new");
     }
 
     #[test]

@@ -60,7 +60,7 @@ const LINES_WITH_VIEWS: u16 = 7;
 const HISTORY_LINES: u16 = 4;
 
 const HELP: [(&str, &str); 11] = [
-    ("1 2 3 4, Tab", "volumes, hosts, cores, sessions"),
+    ("1 2 3 4 5, Tab", "volumes, hosts, cores, sessions, stores"),
     ("Up Down, j k", "select a row"),
     ("PgUp PgDn, Home End", "move by a page, to the ends"),
     ("Left Right, < >", "sort by another column"),

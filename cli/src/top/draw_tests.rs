@@ -29,7 +29,7 @@ fn a_terminal_of_80_columns_shows_the_load() {
         "lunar top  22:13:24Z every 1s  30 volumes, 1 host, 1 session",
         "4.3k IOPS  r 4.3k w 0  17.8MB/s read 0B/s write  p99 16us  queue 90",
         "cores 0[##......]  25%",
-        "[1 volumes] 2 hosts  3 cores  4 sessions",
+        "[1 volumes] 2 hosts  3 cores  4 sessions  5 stores",
     ];
     assert_eq!(lines[..4], expected, "{}", lines.join("\n"));
     assert_eq!(lines[4].split_whitespace().collect::<Vec<_>>()[..2], ["volume", "state"], "{}", lines.join("\n"));

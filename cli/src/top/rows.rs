@@ -1,6 +1,6 @@
 //! The tables of `lunar top`: their columns, and the rows of the present rates, filtered and sorted. No terminal here.
 
-use lunar_control::rates::{BUSY, ClassRates, CoreRates, Flow, HostRates, Rates, VolumeRates};
+use lunar_control::rates::{BUSY, ClassRates, CoreRates, Flow, HostRates, Rates, StoreRates, VolumeRates};
 use serde_json::Value as Json;
 use std::cmp::Ordering;
 
@@ -15,11 +15,13 @@ pub enum View {
     Cores,
     /// The sessions.
     Sessions,
+    /// The file systems of volumes.
+    Stores,
 }
 
 impl View {
     /// All, in the order of their keys.
-    pub const ALL: [Self; 4] = [Self::Volumes, Self::Hosts, Self::Cores, Self::Sessions];
+    pub const ALL: [Self; 5] = [Self::Volumes, Self::Hosts, Self::Cores, Self::Sessions, Self::Stores];
 
     /// The word on the command line.
     #[must_use]
@@ -29,6 +31,7 @@ impl View {
             Self::Hosts => "hosts",
             Self::Cores => "cores",
             Self::Sessions => "sessions",
+            Self::Stores => "stores",
         }
     }
 
@@ -46,15 +49,17 @@ impl View {
             Self::Hosts => &HOSTS,
             Self::Cores => &CORES,
             Self::Sessions => &SESSIONS,
+            Self::Stores => &STORES,
         }
     }
 
-    /// The column by which it is sorted at first: the load; sessions and cores in their order.
+    /// The column by which it is sorted at first: the load, or the used part; sessions and cores in their order.
     #[must_use]
     pub fn first_sort(self) -> Sort {
         let of = |head| self.columns().iter().position(|column| column.head == head).unwrap_or(0);
         match self {
             Self::Volumes | Self::Hosts => Sort { column: of("iops"), descending: true },
+            Self::Stores => Sort { column: of("used"), descending: true },
             Self::Cores | Self::Sessions => Sort { column: 0, descending: false },
         }
     }
@@ -137,6 +142,19 @@ const SESSIONS: [Column; 9] = [
     text("id", 0),
     number("host iops", 3),
 ];
+
+const STORES: [Column; 7] = [
+    text("store", 0),
+    number("size", 3),
+    number("free", 1),
+    number("used", 0),
+    number("growth/s", 2),
+    number("full in", 0),
+    number("volumes", 4),
+];
+
+/// The part of a file system from which it is marked: `lunar doctor` reports it, too.
+const ALMOST_FULL: f64 = 0.9;
 
 /// A column by which a table is sorted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -325,6 +343,26 @@ fn core(core: &CoreRates) -> Row {
     }
 }
 
+fn store(store: &StoreRates) -> Row {
+    let used = 1.0 - store.free as f64 / store.size.max(1) as f64;
+    let sign = if store.growth < 0.0 { "-" } else { "" };
+    let left = store.seconds_left.map(|seconds| Cell::number(crate::show::span(&(seconds as u64).into()), seconds));
+    Row {
+        key: store.name.clone(),
+        cells: vec![
+            Cell::text(&store.name),
+            Cell::number(short_size(store.size as f64), store.size as f64),
+            Cell::number(short_size(store.free as f64), store.free as f64),
+            Cell::number(percent(used), used),
+            Cell::number(format!("{sign}{}", short(store.growth.abs())), store.growth),
+            // A store that does not grow is sorted behind the others.
+            left.unwrap_or_else(|| Cell::number("-".to_owned(), f64::INFINITY)),
+            count(store.volumes),
+        ],
+        is_bad: used > ALMOST_FULL,
+    }
+}
+
 /// The rates of the host of a session at its target: sessions are not counted one by one.
 #[must_use]
 pub fn host_of<'a>(rates: &'a Rates, session: &Json) -> Option<&'a HostRates> {
@@ -367,6 +405,7 @@ pub fn rows(view: View, rates: &Rates, sessions: &[Json], filter: &str, sort: So
         View::Hosts => rates.hosts.iter().map(host).collect(),
         View::Cores => rates.cores.iter().map(core).collect(),
         View::Sessions => sessions.iter().map(|one| session(rates, one)).collect(),
+        View::Stores => rates.stores.iter().map(store).collect(),
     };
     let (columns, wanted) = (view.columns(), filter.to_lowercase());
     let fits = |row: &Row| {
@@ -448,6 +487,14 @@ mod tests {
             flow: Flow { all: ClassRates { iops: 5.0, ..ClassRates::default() }, ..Flow::default() },
             ..HostRates::default()
         };
+        let store = |name: &str, free: u64, growth: f64| StoreRates {
+            name: name.into(),
+            size: 100 << 30,
+            free: free << 30,
+            volumes: 2,
+            growth,
+            seconds_left: (growth > 0.0).then(|| (free << 30) as f64 / growth),
+        };
         Rates {
             time: 0,
             seconds: 1.0,
@@ -457,6 +504,7 @@ mod tests {
             volumes: vec![volume("a", 10.0, "up"), volume("b", 900.0, "full"), volume("c", 10.0, "up")],
             hidden_volumes: 0,
             hosts: vec![host],
+            stores: vec![store("/srv/a", 5, 0.0), store("/srv/b", 40, 1e6)],
         }
     }
 
@@ -475,6 +523,18 @@ mod tests {
         }
         let shown = rows(View::Sessions, &rates(), &[session], "", View::Sessions.first_sort());
         assert_eq!(shown[0].cells.last().map(|cell| cell.text.as_str()), Some("5"), "the host of the session");
+    }
+
+    #[test]
+    fn a_store_that_grows_says_when_it_is_full() {
+        let shown = rows(View::Stores, &rates(), &[], "", View::Stores.first_sort());
+        let texts: Vec<Vec<&str>> =
+            shown.iter().map(|row| row.cells.iter().map(|cell| cell.text.as_str()).collect()).collect();
+        assert_eq!(texts[0], ["/srv/a", "100G", "5G", "95%", "0", "-", "2"]);
+        assert_eq!(texts[1], ["/srv/b", "100G", "40G", "60%", "1.0M", "11h 55m", "2"]);
+        assert_eq!(shown.iter().map(|row| row.is_bad).collect::<Vec<_>>(), [true, false]);
+        let soon = Sort { column: 5, descending: false };
+        assert_eq!(keys(&rows(View::Stores, &rates(), &[], "", soon)), ["/srv/b", "/srv/a"]);
     }
 
     #[test]

@@ -188,7 +188,7 @@ impl Screen {
                 let session = self.sessions.iter().find(|session| session["id"] == key)?;
                 super::rows::host_of(rates, session).map(|host| &host.flow)
             }
-            View::Cores => None,
+            View::Cores | View::Stores => None,
         }
     }
 

@@ -147,6 +147,12 @@ codes! {
         DiscoveryDiffers "discovery-differs" Advice
             "All targets ask for authentication, and discovery does not: every client sees their names.",
             "Ask for authentication in discovery, too, if all clients can do it.";
+        DiscoveryUsersDiffer "discovery-users-differ" Advice
+            "Discovery and a target accept no user in common: a host that has one user fails in one of the two.",
+            "Let the users of the target do discovery, too, unless the hosts have both users.";
+        LunZeroMissing "lun-zero-missing" Advice
+            "A group maps no volume to LUN 0: Windows, boot firmware and old initiators may find none of its LUNs.",
+            "Map a volume to LUN 0, then have the hosts scan again.";
         NoOptimizedPath "no-optimized-path" Warning
             "All paths to a target are non-optimized or unavailable: hosts choose a path at random, or have none.",
             "Make one of its portal groups active/optimized.";
@@ -240,6 +246,14 @@ codes! {
         LoginLoop "login-loop" Warning
             "A host logs in again and again: its connection breaks, or two machines have the same name.",
             "See whether the sources are one machine; give each machine a name of its own.";
+        SilentHosts "silent-hosts" Advice
+            "Connections were closed because their hosts were silent: they did not answer pings, or sent no Keep \
+            Alive.",
+            "If the hosts were not switched off: look for frozen machines, and for networks that drop packets \
+            silently.";
+        BlockSizeEsxi "block-size-esxi" Warning
+            "A volume with blocks of 4096 bytes is mapped for ESXi, which uses such blocks on local disks only.",
+            "Use blocks of 512 bytes before the volume has data: partitions on it count in blocks.";
         CommandsAborted "commands-aborted" Warning
             "Hosts aborted commands: they waited for longer than the hosts allow.",
             "Compare the latencies of the volumes; look for a slow disk or a network that loses packets.";

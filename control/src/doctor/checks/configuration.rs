@@ -27,6 +27,8 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
         authentication(facts, name, target, findings);
     }
     discovery(&facts.config, findings);
+    findings.extend(discovery_users(&facts.config));
+    lun_zero(&facts.config, findings);
     unused(&facts.config, findings);
 }
 
@@ -136,6 +138,39 @@ fn discovery(config: &Config, findings: &mut Vec<Finding>) {
         let users: Vec<&str> = users.into_iter().collect();
         let command = format!("lunar config set discovery --authentication chap --users {}", quoted(&users.join(",")));
         let found = Finding::new(Code::DiscoveryDiffers, "discovery").shows("targets", config.targets.len());
+        findings.push(found.command(command));
+    }
+}
+
+/// Hosts have one user as a rule, and use it for both.
+fn discovery_users(config: &Config) -> Option<Finding> {
+    let discovery = &config.discovery;
+    if discovery.authentication == Authentication::None || discovery.users.is_empty() {
+        return None;
+    }
+    let own: BTreeSet<&str> = discovery.users.names().collect();
+    let found = config.targets.iter().find_map(|(name, target)| {
+        let groups = config.groups.values().filter(|group| group.targets.contains(name));
+        let of_groups = groups.flat_map(|group| group.users.names());
+        let users: BTreeSet<&str> = target.users.names().chain(of_groups).collect();
+        let differs = target.iqn.is_some() && target.authentication != Authentication::None;
+        (differs && !users.is_empty() && users.is_disjoint(&own)).then_some((name, users))
+    });
+    let (target, users) = found?;
+    let list = |users: &BTreeSet<&str>| users.iter().copied().collect::<Vec<_>>().join(" ");
+    let all: Vec<&str> = own.union(&users).copied().collect();
+    let command = format!("lunar config set discovery --users {}", quoted(&all.join(",")));
+    let found = Finding::new(Code::DiscoveryUsersDiffer, format!("target {target}"));
+    Some(found.shows("users", list(&users)).shows("users of discovery", list(&own)).command(command))
+}
+
+fn lun_zero(config: &Config, findings: &mut Vec<Finding>) {
+    let is_iscsi = |name: &str| config.targets.get(name).is_some_and(|target| target.iqn.is_some());
+    for (name, group) in config.groups.iter().filter(|(_, group)| group.targets.names().any(is_iscsi)) {
+        let Some((first, lun)) = group.luns.0.first_key_value().filter(|(first, _)| **first > 0) else { continue };
+        let (group, volume) = (quoted(name), quoted(lun.volume.name()));
+        let command = format!("lunar group unmap {group} {first} --force && lunar group map {group} 0 {volume}");
+        let found = Finding::new(Code::LunZeroMissing, format!("group {name}")).shows("first LUN", first);
         findings.push(found.command(command));
     }
 }

@@ -2,9 +2,11 @@
 
 use super::configuration::portals_of;
 use super::words::percent;
+use crate::common_sections::BlockSize;
 use crate::doctor::facts::Facts;
-use crate::doctor::finding::Finding;
+use crate::doctor::finding::{Finding, quoted};
 use crate::doctor::table::Code;
+use crate::value::Textual;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -17,6 +19,13 @@ const ABORTS_MIN: u64 = 10;
 
 pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     paths(facts, findings);
+    esxi(facts, findings);
+    let silent = facts.statistics.as_ref().and_then(|all| all["keepalive_timeouts"].as_u64()).unwrap_or(0);
+    if silent > 0 {
+        let found = Finding::new(Code::SilentHosts, "hosts").shows("connections closed since the start", silent);
+        let command = "journalctl --unit lunar --grep 'does not answer|keep-alive timeout' -n 20 --no-pager";
+        findings.push(found.command(command));
+    }
     for host in facts.rates.iter().flat_map(|rates| &rates.hosts) {
         let seconds = facts.rates.as_ref().map_or(0.0, |rates| rates.seconds);
         if host.logins >= LOGINS {
@@ -38,6 +47,28 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
                 .shows("of all", percent(part))
                 .shows("resets", host.resets);
             findings.push(found.command("lunar top --once --view volumes"));
+        }
+    }
+}
+
+/// The part of the names of ESXi hosts that they all have.
+const ESXI: &str = "com.vmware";
+
+fn esxi(facts: &Facts, findings: &mut Vec<Finding>) {
+    let is_esxi = |name: &str| name.to_ascii_lowercase().contains(ESXI);
+    for (name, group) in &facts.config.groups {
+        let of_group = facts.sessions.iter().filter(|session| session["group"] == **name);
+        let host = of_group.filter_map(|session| session["initiator"].as_str()).find(|host| is_esxi(host));
+        let listed = || group.initiators.iter().map(|pattern| pattern.text()).find(|text| is_esxi(text));
+        let Some(host) = host.map(str::to_owned).or_else(listed) else { continue };
+        for (lun, mapped) in &group.luns.0 {
+            let volume = mapped.volume.name();
+            let size = facts.config.volumes.get(volume).map(|volume| volume.block_size);
+            if size == Some(BlockSize::B4096) {
+                let found = Finding::new(Code::BlockSizeEsxi, format!("volume {volume}"));
+                let found = found.shows("host", &host).shows("group", name).shows("LUN", lun);
+                findings.push(found.command(format!("lunar volume set {} --block-size 512", quoted(volume))));
+            }
         }
     }
 }

@@ -65,6 +65,7 @@ fn rates() -> Rates {
         cores: vec![core(0, 0.7), core(1, 0.2)],
         volumes: Vec::new(),
         hidden_volumes: 0,
+        stores: Vec::new(),
         hosts: vec![HostRates { host: "iqn.a".into(), target: "main".into(), logins: 1, ..HostRates::default() }],
     }
 }
@@ -254,6 +255,27 @@ fn shared(code: Code) -> (Vec<Change>, Vec<Change>) {
         Code::DiscoveryDiffers => {
             (vec![|f| replaced(f, "[discovery]\nauthentication = 'chap'\n", "[discovery]\n")], vec![])
         }
+        Code::DiscoveryUsersDiffer => (
+            vec![|f| {
+                let other = "[user.finder]\nsecret = 'a secret, long enough'\n";
+                let discovery = "[discovery]\nauthentication = 'chap'\nusers = ['finder']\n";
+                let usual = "[discovery]\nauthentication = 'chap'\nusers = ['esx']\n";
+                f.config = config(&(CONFIG.replace(usual, discovery) + other));
+            }],
+            vec![|f| {
+                let other = "[user.finder]\nsecret = 'a secret, long enough'\n";
+                let both = "[discovery]\nauthentication = 'chap'\nusers = ['esx', 'finder']\n";
+                let usual = "[discovery]\nauthentication = 'chap'\nusers = ['esx']\n";
+                f.config = config(&(CONFIG.replace(usual, both) + other));
+            }],
+        ),
+        Code::LunZeroMissing => (
+            vec![|f| replaced(f, "{ 0 = 'disk', 1", "{ 2 = 'disk', 1")],
+            vec![|f| {
+                let nvme = CONFIG.replace("iqn = 'iqn.2026-01.io.example:main'", "nqn = 'nqn.2026-01.io.example:main'");
+                f.config = config(&nvme.replace("{ 0 = 'disk', 1", "{ 2 = 'disk', 1"));
+            }],
+        ),
         Code::NoOptimizedPath => (
             vec![|f| replaced(f, "tag = 1", "tag = 1\nalua-state = 'active-non-optimized'")],
             vec![|f| {
@@ -455,6 +477,23 @@ fn loaded(code: Code) -> (Vec<Change>, Vec<Change>) {
         Code::LoginLoop => (
             vec![|f| f.rates.as_mut().expect("given").hosts[0].logins = 3],
             vec![|f| f.rates.as_mut().expect("given").hosts[0].logins = 2],
+        ),
+        Code::SilentHosts => (vec![|f| f.statistics.as_mut().expect("given")["keepalive_timeouts"] = 1.into()], vec![]),
+        Code::BlockSizeEsxi => (
+            vec![
+                |f| {
+                    let large = CONFIG.replace("size = '10G'", "size = '10G'\nblock-size = '4096'");
+                    f.config = config(&large.replace("['*']", "['iqn.1998-01.com.vmware:*']"));
+                },
+                |f| {
+                    replaced(f, "size = '10G'", "size = '10G'\nblock-size = '4096'");
+                    f.sessions[0]["group"] = "all".into();
+                    f.sessions.iter_mut().for_each(|one| one["initiator"] = "iqn.1998-01.com.vmware:esx1".into());
+                },
+            ],
+            vec![|f| replaced(f, "['*']", "['iqn.1998-01.com.vmware:*']"), |f| {
+                replaced(f, "size = '10G'", "size = '10G'\nblock-size = '4096'")
+            }],
         ),
         Code::CommandsAborted => (
             vec![|f| f.counters.as_mut().expect("given").hosts[0].aborts = 11],
