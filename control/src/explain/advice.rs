@@ -127,6 +127,11 @@ pub fn of(config: &Config, code: RefusalCode, facts: &Facts<'_>) -> Advice {
         (RefusalCode::NoProofOfOurs, Some((section, target))) => {
             no_proof_of_ours(config, facts, (section, target), &mut advice);
         }
+        (RefusalCode::Reflected, _) => {
+            let from = facts.source.map_or_else(|| "the client".to_owned(), |source| source.to_string());
+            advice.near(format!("{from} does not know the secret, or its software is faulty: no initiator does this"));
+            advice.server("lists what else was refused", ["lunar", "explain", "refusal"]);
+        }
         (RefusalCode::NoHostId, _) => {
             advice.client("gives the host an identifier", ["sh", "-c", "uuidgen > /etc/nvme/hostid"]);
         }
@@ -152,9 +157,30 @@ pub fn of(config: &Config, code: RefusalCode, facts: &Facts<'_>) -> Advice {
             let command = ["nvme", "connect", "-t", "tcp", "-n", facts.target, "--tls"];
             advice.client("connects with TLS; add -a and -s of the portal", command);
         }
+        (
+            RefusalCode::TlsNoIdentity
+            | RefusalCode::TlsNoKey
+            | RefusalCode::TlsOtherKey
+            | RefusalCode::TlsOtherHash
+            | RefusalCode::TlsBroken
+            | RefusalCode::OtherChannel,
+            _,
+        ) => tls_key(config, facts, found, &mut advice),
         _ => {}
     }
     advice
+}
+
+/// A host without the TLS key of its group, or with another one.
+fn tls_key(config: &Config, facts: &Facts<'_>, found: Option<(&str, &Target)>, advice: &mut Advice) {
+    let groups = found.map(|(section, _)| groups_of(config, facts, section)).unwrap_or_default();
+    let keys: Vec<&str> = groups.iter().flat_map(|(_, group)| group.tls_keys.names()).take(LISTED_MAX).collect();
+    if !keys.is_empty() {
+        advice.near(format!("the TLS keys of its groups: {}", keys.join(", ")));
+    }
+    let names = ["--hostnqn", facts.host, "--subsysnqn", facts.target];
+    let command = [&["nvme", "check-tls-key"][..], &names, &["--identity=1", "--insert", "--keydata", "KEY"]].concat();
+    advice.client("inserts the key of the group", command);
 }
 
 fn no_target(config: &Config, facts: &Facts<'_>, found: Option<(&str, &Target)>, advice: &mut Advice) {
