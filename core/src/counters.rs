@@ -1,5 +1,6 @@
 //! The one place where a command of any transport and command set is counted at its end.
 
+use crate::count::COUNTED;
 use crate::hosts::HostSession;
 use crate::slow::{Ending, SlowCommand};
 use crate::stages::Sample;
@@ -64,6 +65,9 @@ impl Counters<'_> {
         ending: Ending,
         (class, name): (Class, impl FnOnce() -> &'static str),
     ) {
+        if !COUNTED {
+            return;
+        }
         let times = watch.end(nanoseconds);
         if let Some(begun) = watch.take_sample() {
             let (turn, waited) = (stats.now(), times.total.saturating_sub(nanoseconds));

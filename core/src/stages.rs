@@ -1,7 +1,7 @@
 //! Where the time of commands goes, on average: one command in [`SAMPLED`] is timed through its stages with an exact
 //! clock, and its times are added to those of its core and of its volume.
 
-use crate::count::Count;
+use crate::count::{COUNTED, Count};
 use crate::slow::Times;
 use crate::tally::Tally;
 use crate::time::Instant;
@@ -140,7 +140,7 @@ impl Sampler {
     #[inline]
     #[must_use]
     pub fn begin(&self, number: u64, turn: Instant) -> Option<Instant> {
-        if number < self.next.get() { None } else { self.begin_sample(number, turn) }
+        if !COUNTED || number < self.next.get() { None } else { self.begin_sample(number, turn) }
     }
 
     #[cold]
