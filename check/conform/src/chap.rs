@@ -28,14 +28,14 @@ const WRONG: &str = "0x00112233445566778899aabbccddeeff";
 /// Refused logins that the target lists per second, plus those of the next second.
 const LISTED_MAX: usize = 2 * 20 + 5;
 
-mod status {
-    pub(super) const AUTHENTICATION_FAILURE: u16 = 0x0201;
+pub(crate) mod status {
+    pub(crate) const AUTHENTICATION_FAILURE: u16 = 0x0201;
     pub(super) const NOT_FOUND: u16 = 0x0203;
     pub(super) const SERVICE_UNAVAILABLE: u16 = 0x0301;
 }
 
 /// Flags of a request in the security stage with a transition to the operational stage.
-const TRANSIT: u8 = 0x81;
+pub(crate) const TRANSIT: u8 = 0x81;
 
 type Case = (&'static str, fn(&Lab, &Target) -> Result<()>);
 
@@ -174,13 +174,13 @@ fn mapped(_: &Lab, target: &Target) -> Result<()> {
 }
 
 /// A login, request by request.
-struct LoginExchange {
+pub(crate) struct LoginExchange {
     connection: Connection,
-    answered: HashMap<String, String>,
+    pub(crate) answered: HashMap<String, String>,
 }
 
 impl LoginExchange {
-    fn at(connection: Connection) -> Self {
+    pub(crate) fn at(connection: Connection) -> Self {
         Self { connection, answered: HashMap::new() }
     }
 
@@ -189,7 +189,7 @@ impl LoginExchange {
     }
 
     /// Sends a login request with these keys; returns the status.
-    fn send(&mut self, flags: u8, keys: &[(&str, &str)]) -> Result<u16> {
+    pub(crate) fn send(&mut self, flags: u8, keys: &[(&str, &str)]) -> Result<u16> {
         let request = Pdu::new(op::LOGIN | IMMEDIATE, flags).bytes(8, &[0x80, 0x12, 0x34, 0x56]).tag(1);
         self.connection.send(&request.with_data(text(keys.iter().copied())))?;
         let answer = self.connection.expect(ANSWER_LIMIT)?;
@@ -199,21 +199,26 @@ impl LoginExchange {
     }
 
     /// Continues the login up to the challenge.
-    fn challenged(mut self) -> Result<Self> {
-        let names = [("InitiatorName", "iqn.2026-01.io.lunar.conform:mallory"), ("TargetName", NAME)];
+    fn challenged(self) -> Result<Self> {
+        self.challenged_as("iqn.2026-01.io.lunar.conform:mallory", NAME)
+    }
+
+    /// The same with these names.
+    pub(crate) fn challenged_as(mut self, initiator: &str, target: &str) -> Result<Self> {
+        let names = [("InitiatorName", initiator), ("TargetName", target)];
         ensure!(self.send(0, &[&names[..], &[("AuthMethod", "CHAP,None")]].concat())? == 0, "the method is refused");
         ensure!(self.answered.get("AuthMethod").is_some_and(|method| method == "CHAP"), "{:?}", self.answered);
         ensure!(self.send(0, &[("CHAP_A", "5")])? == 0, "the algorithm is refused");
         Ok(self)
     }
 
-    fn challenge(&self) -> Result<(u8, String)> {
+    pub(crate) fn challenge(&self) -> Result<(u8, String)> {
         let value = |key: &str| self.answered.get(key).cloned().with_context(|| format!("no {key}"));
         Ok((value("CHAP_I")?.parse()?, value("CHAP_C")?))
     }
 
     /// The response for this secret.
-    fn response(&self, secret: &str) -> Result<String> {
+    pub(crate) fn response(&self, secret: &str) -> Result<String> {
         let (identifier, challenge) = self.challenge()?;
         let digits = challenge.strip_prefix("0x").context("the challenge is not hexadecimal")?;
         let mut bytes = vec![identifier];

@@ -15,6 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use rustix::process::Signal;
 use serde_json::Value;
 
+use crate::loop_device::LoopDevice;
 use crate::metrics::get;
 use crate::mounted_fs::MountedFs;
 use crate::process;
@@ -24,6 +25,8 @@ use crate::target::{Driver, Lab, Spec, Target, free_port};
 
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:doctor";
 const TOKEN: &str = "a token that reads everything";
+/// Blocks of a write that does not fit: 1 MiB.
+const BLOCKS: u32 = 2048;
 /// How long a command may take.
 const LIMIT: Duration = Duration::from_secs(60);
 /// The exit status with an error among the findings.
@@ -33,11 +36,12 @@ const NOBODY: &str = "65534";
 
 type Case = (&'static str, fn(&Lab, Driver) -> Result<()>);
 
-const CASES: [Case; 10] = [
-    ("a secret that others can read, a volume without a map, an edited file", changed_while_it_runs),
+const CASES: [Case; 11] = [
+    ("a secret that others can read or with a blank, a volume without a map, an edited file", changed_while_it_runs),
     ("a full file system", full),
     ("a read-only file system before the start", read_only),
     ("a file that the user of the service may not write", not_permitted),
+    ("a block device that is mounted", in_use),
     ("a port that another program has", port_taken),
     ("a saturated core", saturated),
     ("a network that loses packets", network::lossy),
@@ -178,6 +182,32 @@ impl Service {
         self.expect_none(code, subject)
     }
 
+    /// The failed write is a trouble of the volume: for `lunar explain`, in the status, in the metrics, for the doctor.
+    fn says_no_space(&self) -> Result<()> {
+        let explain = || -> Result<Value> {
+            let text = self.lunar(&["explain", "volume", "disk", "--json"])?.text;
+            serde_json::from_str(&text).with_context(|| text.clone())
+        };
+        let end = Instant::now() + LIMIT;
+        while explain()?["code"] != "no-space" {
+            ensure!(Instant::now() < end, "the volume has no trouble: {:#}", explain()?);
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        let text = self.lunar(&["status"])?.text;
+        ensure!(text.contains("volume disk") && text.contains("make room there"), "{text}");
+        let finding = self.expect("trouble", "volume disk")?;
+        ensure!(finding["remedy"].to_string().contains("make room there"), "{finding}");
+        let (_, page) = get(self.api, "/metrics", Some(TOKEN), "")?;
+        for name in [
+            "lunar_trouble{code=\"no-space\",subject=\"volume disk\"}",
+            "lunar_volume_state{volume=\"disk\",state=\"full\"}",
+            "lunar_volume_errors_total{volume=\"disk\",kind=\"space\"}",
+        ] {
+            ensure!(series(&page, name)? == 1, "{name}");
+        }
+        Ok(())
+    }
+
     /// Starts a load with these options; it ends with the returned value.
     fn load(&self, lun: u8, words: &[&str]) -> Result<Load> {
         let url = format!("iscsi://{}/{TARGET}/{lun}", self.portal);
@@ -238,6 +268,8 @@ fn changed_while_it_runs(lab: &Lab, driver: Driver) -> Result<()> {
     std::fs::set_permissions(&secret, PermissionsExt::from_mode(0o644))?;
     ensure!(service.doctor(&[])?.1 == EXIT_ERROR, "an error is in the exit status");
     service.mends("secret-readable", "user esx")?;
+    std::fs::write(&secret, "a secret, long enough \n")?;
+    service.mends("secret-blank", "user esx")?;
     service.lunar(&["volume", "create", "spare", "--kind", "ram", "--size", "1M"])?.succeeded()?;
     service.mends("volume-unmapped", "volume spare")?;
     let edited = std::fs::read_to_string(&service.file)? + "# Edited, and not applied.\n";
@@ -261,7 +293,16 @@ fn full(lab: &Lab, driver: Driver) -> Result<()> {
     // The command shows what takes the space; the operator decides what may go.
     let listed = service.mend(&finding)?;
     ensure!(listed.lines().rev().take(2).any(|line| line.contains("filler")), "{listed}");
+    let mut session = Session::ready(service.portal, &Login::to(TARGET, "writer"), 0)?;
+    let write = |session: &mut Session| {
+        session.run(&crate::session::cdb::write(0, BLOCKS), Data::Out(vec![7; BLOCKS as usize * 512]))
+    };
+    // DATA PROTECT, SPACE ALLOCATION FAILED WRITE PROTECT.
+    write(&mut session)?.expect_sense(7, 0x27, 0x07)?;
+    service.says_no_space()?;
     std::fs::remove_file(filler)?;
+    write(&mut session)?.good().context("a write after there is space again")?;
+    session.logout()?;
     service.expect_none("file-system-full", &place)?;
     service.expect_none("over-committed", &place)?;
     service.expect("volatile-file-system", &place)?;
@@ -314,6 +355,32 @@ fn not_permitted(lab: &Lab, driver: Driver) -> Result<()> {
     let all = examine()?;
     ensure!(find(&all, "store-refused", "volume disk").is_none(), "{}", shown(&all));
     Ok(())
+}
+
+/// A mounted file system, until it is dropped.
+struct Mount(PathBuf);
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // The remedy may have unmounted it.
+        let _ = Command::new("umount").arg(&self.0).stderr(Stdio::null()).status();
+    }
+}
+
+fn in_use(lab: &Lab, driver: Driver) -> Result<()> {
+    let service = Service::new(lab, driver, "in-use", None)?;
+    let image = lab.image("in-use.img", 48)?;
+    process::run(Command::new("mkfs.ext4").args(["-q", "-F", &image]), LIMIT)?.succeeded()?;
+    let device = LoopDevice::attach(&image)?;
+    let config = std::fs::read_to_string(&service.file)?;
+    let file = format!("kind = \"file\"\npath = \"{}/disk.img\"\nsize = \"48M\"", service.folder.display());
+    ensure!(config.contains(&file), "{config}");
+    std::fs::write(&service.file, config.replace(&file, &format!("kind = \"block\"\npath = \"{}\"", device.path)))?;
+    service.expect_none("device-in-use", "volume disk")?;
+    let place = Mount(service.folder.join("mounted"));
+    std::fs::create_dir_all(&place.0)?;
+    process::run(Command::new("mount").arg(&device.path).arg(&place.0), LIMIT)?.succeeded()?;
+    service.mends("device-in-use", "volume disk")
 }
 
 fn port_taken(lab: &Lab, driver: Driver) -> Result<()> {

@@ -1,5 +1,12 @@
 //! Problems that operators have. Each is provoked; `lunar explain` must say its code, the near miss and the remedy, on
-//! the command line and in the API; then the remedy is run as it is printed, and must mend the problem.
+//! the command line and in the API; the metrics must have the code; then the remedy is run as it is printed, and must
+//! mend the problem.
+//!
+//! * here: logins, LUNs, paths, reservations
+//! * [`hosts`]: problems that begin on the hosts; [`stores`]: slow stores
+
+mod hosts;
+mod stores;
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -9,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value as Json;
 
+use crate::metrics::get;
 use crate::nvme::Host;
 use crate::pdu::Digests;
 use crate::process;
@@ -24,6 +32,7 @@ const NQN: &str = "nqn.2026-01.io.lunar.conform:";
 const SECRET: &str = "secret-of-the-client";
 const OTHER_SECRET: &str = "secret-of-another";
 const TARGET_SECRET: &str = "secret-of-the-target";
+const TOKEN: &str = "a token that reads everything";
 
 /// A daemon with the problems in its configuration.
 struct Daemon {
@@ -33,6 +42,7 @@ struct Daemon {
     front: SocketAddr,
     rear: SocketAddr,
     nvme: SocketAddr,
+    api: SocketAddr,
     target: Option<Target>,
 }
 
@@ -44,8 +54,8 @@ impl Daemon {
         std::fs::create_dir_all(&bin)?;
         let program = std::path::absolute(lab.built()?)?;
         std::os::unix::fs::symlink(&program, bin.join("lunar"))?;
-        let daemon =
-            Self { program, driver, front: free_port()?, rear: free_port()?, nvme: free_port()?, target: None, folder };
+        let (front, rear, nvme, api) = (free_port()?, free_port()?, free_port()?, free_port()?);
+        let daemon = Self { program, driver, front, rear, nvme, api, target: None, folder };
         let file = daemon.file();
         std::fs::write(&file, daemon.text())?;
         std::fs::set_permissions(&file, std::os::unix::fs::PermissionsExt::from_mode(0o600))?;
@@ -61,19 +71,14 @@ impl Daemon {
     }
 
     fn text(&self) -> String {
-        let Self { folder, front, rear, nvme, .. } = self;
-        let (folder, driver) = (folder.display(), self.driver.name().replace('_', "-"));
-        let target = |name: &str, more: &str| {
-            format!("[target.{name}]\niqn = \"{IQN}{name}\"\nportal-groups = [\"front\"]\n{more}\n")
-        };
-        let group = |name: &str, clients: &str, more: &str| {
-            format!("[group.{name}]\ntargets = [\"{name}\"]\ninitiators = [\"{clients}\"]\n{more}\n")
-        };
+        let Self { folder, front, rear, nvme, api, .. } = self;
+        let (folder, driver) = (folder.to_str().unwrap_or_default(), self.driver.name().replace('_', "-"));
         let luns = "luns = { 0 = \"memory\" }";
         [
             format!(
                 "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{driver}\"\ndrain = \"3s\"\npatience = \"1s\"\n\
                  state = \"{folder}/state\"\n[api]\nsocket = \"{folder}/api.sock\"\n\
+                 [api-listener.local]\naddress = \"{api}\"\n[api-token.reader]\nsecret = \"{TOKEN}\"\nrole = \"read\"\n\
                  [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"16M\"\n\
                  [volume.memory]\nkind = \"ram\"\nsize = \"4M\"\n[volume.spare]\nkind = \"ram\"\nsize = \"4M\"\n\
                  [portal-group.front]\ntag = 1\n[portal-group.rear]\ntag = 2\n\
@@ -82,23 +87,25 @@ impl Daemon {
                  [portal.nvme]\naddress = \"{nvme}\"\nprotocol = \"nvme-tcp\"\ngroup = \"front\"\n\
                  [user.esx]\nsecret = \"{SECRET}\"\n[user.backup]\nsecret = \"{OTHER_SECRET}\"\n"
             ),
-            target("vmfs", &format!("nqn = \"{NQN}vmfs\"")),
-            group("vmfs", &format!("{IQN}esx3"), "luns = { 0 = \"disk\", 1 = \"memory\" }"),
-            target("db", ""),
-            group("db", &format!("{IQN}db1"), luns),
-            target("alone", ""),
-            target("net", ""),
-            group("net", "*:net", &format!("sources = [\"192.0.2.0/24\"]\n{luns}")),
-            target("off", "enabled = false"),
-            group("off", "*", luns),
-            target("away", "moved-to = \"127.0.0.1:9\""),
-            group("away", "*", luns),
-            target("chap", "authentication = \"chap\"\nusers = [\"esx\"]"),
-            group("chap", "*", luns),
-            target("few", "sessions = 1"),
-            group("few", "*", luns),
-            target("old", ""),
-            group("old", "*", luns),
+            target_text("vmfs", &format!("nqn = \"{NQN}vmfs\"")),
+            group_text("vmfs", &format!("{IQN}esx3"), "luns = { 0 = \"disk\", 1 = \"memory\" }"),
+            target_text("db", ""),
+            group_text("db", &format!("{IQN}db1"), luns),
+            target_text("alone", ""),
+            target_text("net", ""),
+            group_text("net", "*:net", &format!("sources = [\"192.0.2.0/24\"]\n{luns}")),
+            target_text("off", "enabled = false"),
+            group_text("off", "*", luns),
+            target_text("away", "moved-to = \"127.0.0.1:9\""),
+            group_text("away", "*", luns),
+            target_text("chap", "authentication = \"chap\"\nusers = [\"esx\"]"),
+            group_text("chap", "*", luns),
+            target_text("few", "sessions = 1"),
+            group_text("few", "*", luns),
+            target_text("old", ""),
+            group_text("old", "*", luns),
+            hosts::configuration(folder),
+            stores::configuration(folder),
         ]
         .concat()
     }
@@ -133,6 +140,49 @@ impl Daemon {
         serde_json::from_str(&text).with_context(|| text.clone())
     }
 
+    /// The value of a series of the metrics; 0 without one.
+    fn metric(&self, series: &str) -> Result<f64> {
+        let (status, page) = get(self.api, "/metrics", Some(TOKEN), "")?;
+        ensure!(status == 200, "the metrics have status {status}: {page}");
+        let found = page.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' ')?.parse().ok());
+        Ok(found.unwrap_or(0.0))
+    }
+
+    /// Waits until a series is at least 1: the page of metrics may be a second old.
+    fn counted(&self, series: &str) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        while self.metric(series)? < 1.0 {
+            ensure!(Instant::now() < end, "no {series}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Ok(())
+    }
+
+    /// The finding of `lunar doctor` with this code and subject, and whether the service itself has it, too.
+    fn finding(&self, code: &str, subject: &str) -> Result<Option<(Json, bool)>> {
+        let is_it = |one: &&Json| one["code"] == code && one["subject"] == subject;
+        let find = |all: &Json| all["findings"].as_array().into_iter().flatten().find(is_it).cloned();
+        let mut command = process::bound(&self.program);
+        command.args(["doctor", "--json", "--interval", "1s"]).env("LUNAR_SOCKET", self.folder.join("api.sock"));
+        // Findings are in the exit status.
+        let text = process::run(&mut command, LIMIT)?.text;
+        let Some(found) = find(&serde_json::from_str(&text).with_context(|| text.clone())?) else { return Ok(None) };
+        let (status, text) = get(self.api, "/v1/doctor", Some(TOKEN), "")?;
+        ensure!(status == 200, "{text}");
+        let own = find(&serde_json::from_str(&text)?);
+        Ok(Some((found, own.is_some())))
+    }
+
+    /// A finding of the service and of `lunar doctor`, whose command mends it.
+    fn found_and_mended(&self, code: &str, subject: &str) -> Result<()> {
+        let (found, is_own) = self.finding(code, subject)?.with_context(|| format!("no {code} about {subject}"))?;
+        ensure!(is_own, "the service itself, and so the page, does not find {code} about {subject}");
+        let command = found["command"].as_str().filter(|command| !command.is_empty()).context("no command")?;
+        self.paste(command)?;
+        ensure!(self.finding(code, subject)?.is_none(), "{command} does not mend {code}");
+        Ok(())
+    }
+
     /// Runs a remedy as an operator pastes it into a shell; a secret that it asks for comes through a pipe.
     fn paste(&self, command: &str) -> Result<String> {
         let path = std::env::var("PATH").unwrap_or_default();
@@ -156,6 +206,14 @@ impl Daemon {
     fn at_front(&self, client: &str, target: &str) -> Result<()> {
         self.inquiry(self.front, client, target)
     }
+}
+
+fn target_text(name: &str, more: &str) -> String {
+    format!("[target.{name}]\niqn = \"{IQN}{name}\"\nportal-groups = [\"front\"]\n{more}\n")
+}
+
+fn group_text(name: &str, clients: &str, more: &str) -> String {
+    format!("[group.{name}]\ntargets = [\"{name}\"]\ninitiators = [\"{clients}\"]\n{more}\n")
 }
 
 /// The explanation that `lunar explain` must give.
@@ -194,6 +252,11 @@ impl Daemon {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/troubleshooting.md");
         let page = std::fs::read_to_string(page)?;
         ensure!(code.is_empty() || page.contains(&format!("\n### {code}\n")), "{code} has no paragraph");
+        if words[1] == "login" && !["moved", "duplicate-name"].contains(&code) {
+            let transport = if words[2].starts_with(NQN) { "nvme-tcp" } else { "iscsi" };
+            let series = format!("lunar_logins_refused_total{{transport=\"{transport}\",reason=\"{code}\"}}");
+            self.counted(&series)?;
+        }
         let of = |place: &str| -> Vec<String> {
             let all = json["remedies"].as_array().into_iter().flatten();
             let own = all.filter(|remedy| remedy["place"] == place);
@@ -546,7 +609,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     if !starts {
         return Ok(());
     }
-    for (name, case) in CASES {
+    for (name, case) in CASES.iter().chain(&hosts::CASES).chain(&stores::CASES) {
         lab.report.check(&part, name, || case(&daemon));
     }
     lab.report.check(&part, "refusals and their numbers outlive a restart", || restarted(lab, &mut daemon));

@@ -74,7 +74,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 /// Compiles the example.
-fn compile(folder: &Path) -> Result<PathBuf> {
+pub(crate) fn compile(folder: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../handler");
     let program = folder.join("file_handler");
     let mut command = Command::new("cc");

@@ -102,6 +102,9 @@ struct Arguments {
     /// Of the hostile neighbours, only the attacks with this in their name
     #[arg(long)]
     only: Option<String>,
+    /// Write the pictures of the page into this folder: docs/web, for the documentation
+    #[arg(long)]
+    pictures: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -268,9 +271,9 @@ fn run(arguments: Arguments) -> Result<bool> {
         }),
     };
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
-    let Arguments { rounds, applies, cuts, verbose, long, only, .. } = arguments;
+    let Arguments { rounds, applies, cuts, verbose, long, only, pictures, .. } = arguments;
     let report = Arc::new(Report::new());
-    let lab = Lab { subject, scratch, report, seed, rounds, applies, cuts, verbose, long, only };
+    let lab = Lab { subject, scratch, report, seed, rounds, applies, cuts, verbose, long, only, pictures };
     lab.report.note(&format!("seed {seed}"));
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();

@@ -93,6 +93,8 @@ pub(crate) struct Lab {
     pub long: bool,
     /// Only the attacks of hostile neighbours with this in their name.
     pub only: Option<String>,
+    /// Folder for the pictures of the page in the documentation.
+    pub pictures: Option<PathBuf>,
 }
 
 impl Lab {
@@ -100,8 +102,9 @@ impl Lab {
     pub(crate) fn in_folder(&self, name: &str) -> Result<Self> {
         let scratch = self.scratch.join(name);
         std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
-        let (subject, report, only) = (self.subject.clone(), self.report.clone(), self.only.clone());
-        Ok(Self { subject, scratch, report, only, ..*self })
+        let (subject, report) = (self.subject.clone(), self.report.clone());
+        let (only, pictures) = (self.only.clone(), self.pictures.clone());
+        Ok(Self { subject, scratch, report, only, pictures, ..*self })
     }
 
     /// The built program; skips the case if there is none.

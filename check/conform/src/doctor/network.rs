@@ -8,6 +8,10 @@ const LOSS: &str = "50";
 const HERE: &str = "10.9.0.1";
 const THERE: &str = "10.9.0.2";
 
+/// The series of the segments that were sent to the host again.
+const RETRANSMITS: &str = "lunar_host_retransmits_total\
+    {host=\"iqn.2026-01.io.lunar:bench\",target=\"main\",transport=\"iscsi\"}";
+
 /// The network in between: an interface whose packets come back with their addresses exchanged, so that a connection to
 /// the other address of the interface reaches this machine. Of the long packets from the daemon, each Nth is lost.
 const REFLECTOR: &str = r#"
@@ -56,8 +60,14 @@ load=$!
 sleep 3
 lunar session list --json >sessions.json
 lunar session show "$(lunar session list | awk 'NR == 2 { print $1 }')" >session.txt
+lunar explain slow none >slow.txt
+metrics() {
+    curl --silent --unix-socket "$LUNAR_SOCKET" http://lunar/metrics
+}
+metrics >under-load.txt
 lunar doctor --json --interval 1s >doctor.json || [ $? -ge 5 ]
 wait $load || { cat load.log; exit 1; }
+metrics >after-it.txt
 kill $daemon
 wait $daemon
 "#;
@@ -66,6 +76,10 @@ wait $daemon
 struct Seen {
     sessions: Value,
     session: String,
+    /// The explanation of the slowness of the volume.
+    slow: String,
+    /// The page of metrics under load, and after the session has ended.
+    metrics: [String; 2],
     findings: Vec<Value>,
 }
 
@@ -90,6 +104,8 @@ fn run(service: &Service, every: &str) -> Result<Seen> {
     Ok(Seen {
         sessions: serde_json::from_str(&read("sessions.json")?)?,
         session: read("session.txt")?,
+        slow: read("slow.txt")?,
+        metrics: [read("under-load.txt")?, read("after-it.txt")?],
         findings: examined["findings"].as_array().context("findings")?.clone(),
     })
 }
@@ -113,6 +129,15 @@ pub(super) fn lossy(lab: &Lab, driver: Driver) -> Result<()> {
     let evidence = finding["evidence"].to_string();
     ensure!(evidence.contains(THERE) && evidence.contains("iqn.2026-01.io.lunar:bench"), "{evidence}");
     ensure!(finding["command"].as_str().is_some_and(|command| command.starts_with("lunar session show")), "{finding}");
+    ensure!(
+        seen.slow.contains("the network to iqn.2026-01.io.lunar:bench") && seen.slow.contains(THERE),
+        "{}",
+        seen.slow
+    );
+    ensure!(seen.slow.contains("segments were lost") && seen.slow.contains("lunar session show"), "{}", seen.slow);
+    let again = |page: &String| series(page, RETRANSMITS);
+    let [before, after] = [again(&seen.metrics[0])?, again(&seen.metrics[1])?];
+    ensure!(before > 10 && after >= before, "{before} segments were sent again, and {after} at the end");
     let seen = run(&service, "0")?;
     let (sent, lost) = segments(&seen)?;
     ensure!(lost * 1000 < sent, "{lost} of {sent} segments are lost without a reason");
