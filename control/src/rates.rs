@@ -306,7 +306,7 @@ impl Span<'_> {
     }
 
     fn store(&self, before: &CountersView, all: &CountersView, now: &StoreSpace) -> StoreRates {
-        let StoreSpace { name, size, free } = now.clone();
+        let StoreSpace { name, size, free, .. } = now.clone();
         let earlier = before.stores.iter().find(|store| store.name == name).unwrap_or(now);
         // A file system that was enlarged has more free space, and did not shrink.
         let used = |store: &StoreSpace| store.size.saturating_sub(store.free) as f64;
@@ -404,7 +404,7 @@ mod tests {
 
     #[test]
     fn a_file_system_that_grows_is_full_at_a_time() {
-        let store = |size, free| vec![StoreSpace { name: "/srv".into(), size, free }];
+        let store = |size, free| vec![StoreSpace { name: "/srv".into(), size, free, promised: 0, volumes: 1 }];
         let rates = |before, now| {
             let before = CountersView { stores: before, ..reading(1_000_000_000, class(&[1], 0, 0)) };
             let now = CountersView { stores: now, ..reading(3_000_000_000, class(&[1], 0, 0)) };

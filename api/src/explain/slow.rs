@@ -88,7 +88,7 @@ pub fn slow(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Out
     let own: Vec<&SlowView> = log.commands.iter().filter(is_it).collect();
     let mut explanation = of_commands(&name, &own);
     let mut sessions = sessions_of(control, &name, &own);
-    let tcp = control.tcp();
+    let tcp = control.tcp(None);
     Ok(Box::new(move || {
         add_tcp(&mut sessions, tcp());
         network(&sessions, &mut explanation);
