@@ -19,7 +19,7 @@
 //! * [`buffers`]: the buffers of READ BUFFER and WRITE BUFFER
 //! * [`command`], [`lun`], [`sense`]: the interface to transports; [`fcp`]: formats that more than one of them carries
 //! * `rewrite`: FORMAT UNIT and SANITIZE; `removal`: removable media
-//! * [`docs`]: pages made from the tables
+//! * [`docs`]: pages made from the tables; [`written`]: commands as an operator writes them
 
 mod access;
 pub mod admit;
@@ -68,6 +68,7 @@ pub mod task;
 pub mod task_management;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod written;
 
 pub use command::{Cdb, Command, Reply, Status, TaskAttribute};
 pub use copy::tokens::Tokens;

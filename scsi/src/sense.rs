@@ -307,6 +307,10 @@ pub const SENSE_BYTES_MAX: usize = 8 + 12 + 12 + 8;
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct SenseData(Option<Box<[u8]>>);
 
+/// Response codes of current errors (SPC-4 4.5.1).
+const FIXED: u8 = 0x70;
+const DESCRIPTOR: u8 = 0x72;
+
 /// Bytes of the longest sense data that a device may return (SPC-4 4.5.1).
 const DEVICE_SENSE_BYTES_MAX: usize = 252;
 
@@ -322,9 +326,6 @@ impl SenseData {
     /// earlier command, and for bytes that are no sense data.
     #[must_use]
     pub fn meaning(&self) -> Option<(SenseKey, Asc)> {
-        /// Response codes (SPC-4 4.5.1).
-        const FIXED: u8 = 0x70;
-        const DESCRIPTOR: u8 = 0x72;
         let (key, asc, ascq) = match self.first()? & 0x7f {
             FIXED => (self.get(2)?, self.get(12).unwrap_or(&0), self.get(13).unwrap_or(&0)),
             DESCRIPTOR => (self.get(1)?, self.get(2)?, self.get(3)?),
@@ -332,6 +333,53 @@ impl SenseData {
         };
         Some((SenseKey(key & 0x0f), Asc(u16::from_be_bytes([*asc, *ascq]))))
     }
+
+    /// The same, with the field pointer, INFORMATION and PROGRESS INDICATION.
+    #[must_use]
+    pub fn read(&self) -> Option<Sense> {
+        let (key, asc) = self.meaning()?;
+        let (mut sense, mut specific): (_, Option<[u8; 3]>) = (Sense::new(key, asc), None);
+        if self[0] & 0x7f == FIXED {
+            if self[0] & 0x80 != 0 {
+                sense.information = self.get(3..7).map(|value| u32::from_be_bytes(array(value)).into());
+            }
+            specific = self.get(15..18).map(array);
+        } else {
+            let mut rest = self.get(8..).unwrap_or_default();
+            while let [kind, length, ..] = *rest {
+                let (descriptor, next) = rest.split_at(rest.len().min(2 + usize::from(length)));
+                match kind {
+                    0x00 if descriptor.get(2).is_some_and(|flags| flags & 0x80 != 0) => {
+                        sense.information = descriptor.get(4..12).map(|value| u64::from_be_bytes(array(value)));
+                    }
+                    0x02 => specific = descriptor.get(4..7).map(array),
+                    _ => {}
+                }
+                rest = next;
+            }
+        }
+        // SKSV: the bytes are valid.
+        if let Some([flags, high, low]) = specific.filter(|[flags, ..]| flags & 0x80 != 0) {
+            let value = u16::from_be_bytes([high, low]);
+            match key {
+                SenseKey::ILLEGAL_REQUEST => {
+                    let within = if flags & 0x40 != 0 { Within::Cdb } else { Within::List };
+                    let bit = (flags & 0x08 != 0).then_some(flags & 7);
+                    sense.pointer = Some(Pointer { within, byte: value, bit });
+                }
+                SenseKey::NOT_READY | SenseKey::NO_SENSE => sense.progress = Some(value),
+                _ => {}
+            }
+        }
+        Some(sense)
+    }
+}
+
+/// The bytes of a part whose length was checked.
+fn array<const N: usize>(bytes: &[u8]) -> [u8; N] {
+    let mut all = [0; N];
+    all.copy_from_slice(bytes);
+    all
 }
 
 impl Deref for SenseData {
@@ -417,6 +465,24 @@ mod tests {
             assert_eq!(SenseData::of_device(other).meaning(), None, "{other:02x?}");
         }
         assert_eq!(SenseData::of_device(&[0x72; 300]).len(), DEVICE_SENSE_BYTES_MAX);
+    }
+
+    #[test]
+    fn all_fields_are_read_from_both_formats() {
+        let write_error = Sense::new(SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR).with_information(7);
+        let busy = Sense::new(SenseKey::NOT_READY, Asc::NOT_READY_FORMAT_IN_PROGRESS).with_progress(0x1234);
+        for sense in
+            [Sense::NONE, Sense::bit_in_cdb(1, 4), Sense::in_list(0x102).with_information(9), write_error, busy]
+        {
+            for descriptor in [false, true] {
+                assert_eq!(SenseData::of_device(&sense.data(descriptor)).read(), Some(sense));
+            }
+        }
+        for length in 0..28 {
+            // Cut anywhere, it is read without a panic.
+            let _ = SenseData::of_device(&Sense::in_list(1).with_information(9).data(true)[..length]).read();
+            let _ = SenseData::of_device(&Sense::bit_in_cdb(1, 4).data(false)[..length.min(18)]).read();
+        }
     }
 
     #[test]
