@@ -235,3 +235,26 @@ where
     let answer = timeout(ANSWER_TIME_MAX, sender.send_request(request)).await;
     Ok(answer.map_err(|_| Broken::Timeout)?.map_err(Broken::Connection)?)
 }
+
+/// Percent-encodes a name as a segment of a path (RFC 3986 2.1).
+#[must_use]
+pub fn encoded(name: &str) -> String {
+    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
+    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    // Dot segments would be resolved.
+    if name == "." || name == ".." { name.replace('.', "%2E") } else { name.bytes().map(one).collect() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_name_is_encoded_as_one_path_segment() {
+        assert_eq!(encoded("disk-1.a_b:c@d"), "disk-1.a_b:c@d");
+        assert_eq!(
+            (encoded("a/b?c"), encoded("ü"), encoded("..")),
+            ("a%2Fb%3Fc".into(), "%C3%BC".into(), "%2E%2E".into())
+        );
+    }
+}

@@ -94,6 +94,8 @@ pub enum Broken {
     Response(Box<dyn Error + Send + Sync>),
     /// The response is not JSON.
     Json(serde_json::Error),
+    /// A field of the response has no bytes in the form that was agreed.
+    Data,
     /// The event stream was interrupted.
     Stream(hyper::Error),
     /// A line of the event stream is too long.
@@ -202,6 +204,7 @@ impl fmt::Display for Broken {
             Self::Connection(why) => write!(f, "the connection broke off: {why}"),
             Self::Response(why) => write!(f, "the response was interrupted: {why}"),
             Self::Json(why) => write!(f, "the response is not valid JSON: {why}"),
+            Self::Data => f.write_str("the response has malformed data: is the service of another version?"),
             Self::Stream(why) => write!(f, "the stream was interrupted: {why}"),
             Self::LongLine => f.write_str("a line of the stream is too long"),
             Self::Path(path, why) => write!(f, "invalid request path {path}: {why}"),

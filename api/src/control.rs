@@ -12,6 +12,7 @@ use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNot
 use lunar_control::manager::Failure;
 use lunar_control::names::Uuid;
 use lunar_control::plan::{Action, Change};
+use lunar_control::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
 use lunar_control::slow::{AllStagesView, SlowLogView};
 use lunar_control::trouble::TroubleCode;
 use lunar_control::versions::Versions;
@@ -98,6 +99,8 @@ pub trait Control {
     fn unread_size(&mut self, volume: &str) -> Vec<String>;
     /// [`Live::clear_reservation`].
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
+    /// [`Live::scsi`].
+    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>>;
     /// [`Live::vms`].
     fn vms(&mut self) -> Vec<VmView>;
     /// [`Live::stores`].
@@ -231,6 +234,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
         self.running().clear_reservation(volume)
+    }
+
+    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        self.running().scsi(volume, order)
     }
 
     fn vms(&mut self) -> Vec<VmView> {

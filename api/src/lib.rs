@@ -14,6 +14,7 @@
 //! * [`server`]: authorizes and executes requests; [`listen`]: the API's thread with its sockets and TLS
 //! * `write_deadline`: ends connections whose peers do not read; [`troubles`]: the troubles with their times
 //! * [`service`]: applies the configuration of the API: sockets and tokens
+//! * [`scsi`]: SCSI commands of the operator, on both sides
 //! * [`client`]: a client; [`client_error`]: why its requests fail
 //! * [`system`]: the default socket paths, users and groups
 //! * [`test_service`]: a daemon without volumes for tests; [`fuzzing`]: entry point of the fuzz target
@@ -46,6 +47,7 @@ pub mod request;
 pub mod rights;
 pub mod route;
 pub mod routes;
+pub mod scsi;
 pub mod server;
 pub mod service;
 pub mod system;

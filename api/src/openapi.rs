@@ -15,6 +15,7 @@ use lunar_control::counters::{CountersView, LiveView};
 use lunar_control::docs;
 use lunar_control::doctor::examination::ExaminationView;
 use lunar_control::explain::{ExplanationView, RefusalView, ReservationView};
+use lunar_control::scsi::{ScsiRequest, ScsiView};
 use lunar_control::slow::{AllStagesView, SlowLogView};
 use lunar_control::{Kind, Schema};
 use schemars::generate::{SchemaGenerator, SchemaSettings};
@@ -138,6 +139,7 @@ fn body(schema: &'static Schema, takes: RequestContent, generator: &mut SchemaGe
         RequestContent::Changes(kind) => reference(&format!("{}-change", kind.section())),
         RequestContent::Copy => generator.subschema_for::<CopyRequest>().to_value(),
         RequestContent::Ejection => generator.subschema_for::<Ejection>().to_value(),
+        RequestContent::Scsi => generator.subschema_for::<ScsiRequest>().to_value(),
         RequestContent::Mapping => generator.subschema_for::<Mapping>().to_value(),
         RequestContent::Login => generator.subschema_for::<LoginRequest>().to_value(),
     };
@@ -162,6 +164,7 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         ResponseContent::Plan => of(json, generator.subschema_for::<PlanView<'_>>().to_value()),
         ResponseContent::Copy => of(json, generator.subschema_for::<CopyView>().to_value()),
         ResponseContent::Medium => of(json, generator.subschema_for::<MediumView>().to_value()),
+        ResponseContent::Scsi => of(json, generator.subschema_for::<ScsiView>().to_value()),
         ResponseContent::Copies => of(json, list_of(generator.subschema_for::<CopyView>().to_value())),
         ResponseContent::Counters => of(json, generator.subschema_for::<CountersView>().to_value()),
         ResponseContent::Status => of(json, generator.subschema_for::<StatusView>().to_value()),

@@ -49,6 +49,8 @@ pub enum RequestContent {
     Copy,
     /// The parameters of an ejection, as JSON.
     Ejection,
+    /// A SCSI command, as JSON.
+    Scsi,
     /// A configuration, as TOML.
     Text,
     /// The credentials of a login, as JSON.
@@ -84,6 +86,8 @@ pub enum ResponseContent {
     Copies,
     /// The state of a medium.
     Medium,
+    /// The end of a SCSI command.
+    Scsi,
     /// The statistics.
     Statistics,
     /// The counters of cores, volumes and hosts.

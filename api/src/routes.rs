@@ -5,7 +5,7 @@ use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
 use crate::route::{Handler, LoginStep, Method, RequestContent, ResponseContent, Route};
-use crate::{copy, examine, explain, handlers, health, openapi};
+use crate::{copy, examine, explain, handlers, health, openapi, scsi};
 use lunar_control::{Kind, Schema};
 
 /// A row without a kind of resource.
@@ -36,6 +36,7 @@ pub fn routes(schema: &'static Schema) -> Vec<Route> {
     }
     all.extend(luns());
     all.extend(media());
+    all.push(scsi());
     all.extend(copies());
     all.extend(explanations());
     all.extend(reservations());
@@ -425,6 +426,17 @@ fn media() -> Vec<Route> {
             "Serves the store that is at the place of a volume, although it is not certainly the one before.",
         ),
     ]
+}
+
+/// SCSI commands of the operator.
+fn scsi() -> Route {
+    row(
+        (Method::Post, "/v1/volume/{name}/scsi", "scsi-volume"),
+        Right::Write,
+        (RequestContent::Scsi, ResponseContent::Scsi),
+        Handler::Long(scsi::execute),
+        "Executes a [SCSI command](scsi.md) at the logical unit of the volume.",
+    )
 }
 
 /// Copies of volumes.

@@ -14,6 +14,7 @@ use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared, stopping};
 use crate::rights::{AccessPolicy, Caller, Credentials, Peer, Right, unauthenticated};
 use crate::route::{Handler, LoginStep, Method, RequestContent, Route};
 use crate::routes::routes;
+use crate::scsi;
 use axum::body::{Body, to_bytes};
 use axum::extract::{FromRequestParts, RawPathParams, Request};
 use axum::http::header::{
@@ -500,6 +501,7 @@ async fn read(route: &Route, body: Body) -> Result<Vec<u8>, Problem> {
         | RequestContent::Mapping
         | RequestContent::Copy
         | RequestContent::Ejection => KEYS_BYTES_MAX,
+        RequestContent::Scsi => scsi::BODY_BYTES_MAX,
     };
     match timeout(BODY_TIME_MAX, to_bytes(body, most)).await {
         Ok(Ok(bytes)) => Ok(bytes.into()),

@@ -1,10 +1,10 @@
 //! The commands that use the API.
 
-use crate::call::{Service, encoded};
+use crate::call::Service;
 use crate::failure::Failure;
 use crate::{declare, explained, show, web};
 use clap::ArgMatches;
-use lunar_api::client::{ClientError, RequestBody};
+use lunar_api::client::{ClientError, RequestBody, encoded};
 use lunar_api::route::Method;
 use lunar_control::value::{Size, Textual};
 use lunar_control::{Kind, Schema};
@@ -30,6 +30,7 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
         "log" => slow,
         "explain" => explain,
         "events" => events,
+        "scsi" => crate::scsi::run,
         "top" => crate::top::run,
         "doctor" => {
             let examine = |service| crate::doctor::run(schema, &service, matches);

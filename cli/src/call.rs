@@ -2,9 +2,10 @@
 
 use crate::failure::Failure;
 use clap::ArgMatches;
-use lunar_api::client::{Address, Client, ClientError, RequestBody, Token};
+use lunar_api::client::{Address, Client, ClientError, RequestBody, Token, encoded};
 use lunar_api::route::Method;
 use lunar_api::system;
+use lunar_control::scsi::{ScsiOrder, ScsiOutcome};
 use serde_json::Value as Json;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -83,6 +84,14 @@ impl Service {
         Ok(self.client.json(method, path, body)?)
     }
 
+    /// Executes a SCSI command at a volume.
+    ///
+    /// # Errors
+    /// Why it was not executed.
+    pub fn scsi(&self, volume: &str, order: &ScsiOrder) -> Result<ScsiOutcome, Failure> {
+        Ok(self.client.scsi(volume, order)?)
+    }
+
     /// Ends a session. Returns the session.
     pub(crate) fn end_session(&self, id: &str) -> Result<Json, ClientError> {
         self.client.json(Method::Delete, &format!("/v1/session/{}", encoded(id)), RequestBody::Nothing)
@@ -110,27 +119,4 @@ fn token(file: &Path) -> Result<Token, Failure> {
     let text = std::fs::read_to_string(file);
     let text = text.map_err(|why| Failure::new(format!("the token in {} cannot be read: {why}", file.display())))?;
     Ok(Token(text.trim_end_matches(['\r', '\n']).to_owned()))
-}
-
-/// Percent-encodes a name as a segment of a path (RFC 3986 2.1).
-#[must_use]
-pub fn encoded(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:@".contains(&byte);
-    let one = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
-    // Dot segments would be resolved.
-    if name == "." || name == ".." { name.replace('.', "%2E") } else { name.bytes().map(one).collect() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_name_is_encoded_as_one_path_segment() {
-        assert_eq!(encoded("disk-1.a_b:c@d"), "disk-1.a_b:c@d");
-        assert_eq!(
-            (encoded("a/b?c"), encoded("ü"), encoded("..")),
-            ("a%2Fb%3Fc".into(), "%C3%BC".into(), "%2E%2E".into())
-        );
-    }
 }

@@ -5,7 +5,7 @@
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
 //! * [`show`], [`explained`]: the output for people
 //! * [`top`]: the load on a terminal; [`doctor`]: the examination of a target
-//! * `web`: `lunar web`
+//! * [`scsi`]: `lunar scsi`; `web`: `lunar web`
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
@@ -19,6 +19,7 @@ pub mod failure;
 pub mod install;
 pub mod local;
 pub mod manual;
+pub mod scsi;
 pub mod show;
 pub mod top;
 mod web;
@@ -36,6 +37,7 @@ pub fn commands(schema: &'static Schema) -> Vec<Command> {
     all.extend([
         top::command(),
         doctor::command(),
+        scsi::command(),
         local::command(schema),
         install::command(),
         manual::completions(),

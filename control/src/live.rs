@@ -6,6 +6,7 @@ use crate::check::Checked;
 use crate::counters::StoreSpace;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use crate::names::Uuid;
+use crate::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
 use crate::slow::{AllStagesView, SlowLogView};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
@@ -161,6 +162,12 @@ pub trait Live {
     /// they have ended, also after a restart.
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>> {
         let _ = volume;
+        None
+    }
+
+    /// Executes a SCSI command at the logical unit of a volume; `None` if it is not served. The work returns its end.
+    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        let _ = (volume, order);
         None
     }
 

@@ -18,6 +18,7 @@
 //! * [`access`], [`lun_maps`], [`namespaces`], [`target_ports`]: a configuration in the form that the cores use
 //! * [`control_thread`]: the owner of the configuration and the engine; [`namespace_manager`],
 //!   [`namespace_requests`]: changes that NVMe hosts ask for
+//! * [`local_nexus`]: SCSI commands of the operator
 //! * [`nvme_sessions`]: NVMe controllers as sessions of the API
 //! * [`origin`]: the origin of a configuration, for the words of messages
 //! * [`host`]: the services of the machine; [`participant`]: other configured parts of the program; [`name_service`]:
@@ -43,6 +44,7 @@ pub mod front;
 mod health;
 pub mod host;
 pub mod link_ports;
+pub mod local_nexus;
 pub mod lun_maps;
 mod measured;
 pub mod metrics;

@@ -3,6 +3,7 @@
 use crate::backend::{self, Opened};
 use crate::core_set::core::Core;
 use crate::engine::Engine;
+use crate::local_nexus::INITIATOR_PORT;
 use crate::metrics::counters;
 use crate::notice::SERVICE;
 use crate::placed::PlacedVolume;
@@ -16,6 +17,7 @@ use lunar_control::counters::StoreSpace;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::names::Uuid;
+use lunar_control::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
 use lunar_control::trouble::TroubleCode;
 use lunar_core::access::audit::shown;
@@ -185,7 +187,9 @@ impl Live for Engine {
         let sessions = self.sessions();
         let is_there = |holder: &&String| {
             let is_host = hosts.iter().any(|host| *host.initiator == ***holder);
-            is_host || sessions.iter().any(|session| is_port_of(holder, &session.initiator))
+            is_host
+                || **holder == INITIATOR_PORT
+                || sessions.iter().any(|session| is_port_of(holder, &session.initiator))
         };
         view.present = view.holders.iter().filter(is_there).count();
         Some(view)
@@ -206,6 +210,15 @@ impl Live for Engine {
         let clear = move |core: Rc<Core>| async move { core.units.clear_reservations(unit).await.is_ok() };
         let cleared = self.core_set().cores().ask(0, clear);
         Some(Box::new(move || cleared.wait().unwrap_or(false)))
+    }
+
+    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        let unit = self.volumes.get(volume)?.unit;
+        let ended = self.core_set().cores().ask(0, move |core: Rc<Core>| async move {
+            let local = core.local_nexus().ok_or(ScsiError::Stopping)?;
+            local.execute(unit, order).await
+        });
+        Some(Box::new(move || ended.wait().unwrap_or(Err(ScsiError::Stopping))))
     }
 
     fn vms(&mut self) -> Vec<VmView> {

@@ -10,6 +10,7 @@ use super::shared::Shared;
 use crate::authentication::CoreAuthentication;
 use crate::backend::{Opened, OpenedDevice, OpenedStore};
 use crate::error::EngineError;
+use crate::local_nexus::LocalNexus;
 use crate::volume::{Volume, VolumeError};
 use lunar_blk::BlockSet;
 use lunar_core::io::Fault;
@@ -81,6 +82,8 @@ pub struct Core {
     /// Units that are open, and not placed yet.
     opened: RefCell<BTreeMap<u64, ReadyUnit>>,
     listeners: RefCell<BTreeMap<u32, Rc<Listener>>>,
+    /// The nexus of the operator, once it is used.
+    local_nexus: OnceCell<Rc<LocalNexus>>,
     /// Signals that the core is asked to drain.
     draining: End,
     /// Units that were served with a write cache and are flushed: each comes when that has ended.
@@ -116,6 +119,7 @@ impl Core {
             fronts: shared.fronts().iter().map(|_| OnceCell::new()).collect(),
             opened: RefCell::default(),
             listeners: RefCell::default(),
+            local_nexus: OnceCell::new(),
             draining: End::default(),
             left: RefCell::default(),
         })
@@ -136,6 +140,13 @@ impl Core {
         }
         let make = || self.shared.fronts()[index].on_core(&self.context);
         Some(place.get_or_init(make).clone())
+    }
+
+    /// The nexus of the operator, which is made if it is not there yet. A draining core has none.
+    #[must_use]
+    pub fn local_nexus(&self) -> Option<Rc<LocalNexus>> {
+        let make = || LocalNexus::new(&self.context);
+        (!self.draining.has_come()).then(|| self.local_nexus.get_or_init(make).clone())
     }
 
     /// Locks ranges on all cores: for units that are made outside of the core.
@@ -263,6 +274,9 @@ impl Core {
     /// Stops serving a unit that no map shows any more, and flushes it.
     pub async fn remove(&self, unit: UnitId) {
         self.target.remove_unit(unit.0 as u16);
+        if let Some(local) = self.local_nexus.get() {
+            local.leave(unit).await;
+        }
         self.subsystem.remove_unit(unit);
         self.block.remove_unit(unit, ready(())).await;
         // The unit stays known until it is flushed: a core that stops meanwhile flushes it, too.
@@ -315,6 +329,9 @@ impl Core {
         self.draining.unless(pending::<()>()).await;
         for front in self.used_fronts() {
             front.drained().await;
+        }
+        if let Some(local) = self.local_nexus.get() {
+            local.close().await;
         }
         // If one unit cannot be flushed, the others still are.
         let mut failed = Vec::new();

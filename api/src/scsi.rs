@@ -1,0 +1,128 @@
+//! SCSI commands of the operator to volumes: the handler of the route, and the function of the client.
+
+use crate::audit::Topic;
+use crate::client::{Client, ClientError, RequestBody, encoded};
+use crate::client_error::Broken;
+use crate::control::Control;
+use crate::request::{ApiRequest, Outcome, Problem, Reply, shortened};
+use crate::route::Method;
+use base64ct::{Base64, Encoding};
+use lunar_control::api::ProblemDetails;
+use lunar_control::live::Later;
+use lunar_control::scsi::{
+    DATA_BYTES_MAX, SECONDS, SECONDS_MAX, ScsiError, ScsiOrder, ScsiOutcome, ScsiRequest, ScsiView,
+};
+use std::time::Duration;
+
+/// The longest request, in bytes: the data of a command in Base64, and its other fields.
+pub const BODY_BYTES_MAX: usize = DATA_BYTES_MAX as usize / 3 * 4 + (4 << 10);
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// The bytes of hexadecimal digits; `None` if they are none.
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    let pairs = (0..text.len()).step_by(2).map(|at| text.get(at..at + 2));
+    pairs.map(|pair| u8::from_str_radix(pair?, 16).ok()).collect()
+}
+
+fn order(request: ScsiRequest) -> Result<ScsiOrder, Problem> {
+    let ScsiRequest { command, data_in, data_out, seconds } = request;
+    let data_out = data_out.map(|text| Base64::decode_vec(&text)).transpose();
+    let data_out = data_out.map_err(|why| Problem::bad_request(format!("data-out is not Base64: {why}")))?;
+    let seconds = seconds.unwrap_or(SECONDS);
+    if !(1..=SECONDS_MAX).contains(&seconds) {
+        return Err(Problem::bad_request(format!("seconds is from 1 to {SECONDS_MAX}, not {seconds}")));
+    }
+    let patience = Duration::from_secs(seconds.into());
+    Ok(ScsiOrder { command, data_in, data_out: data_out.unwrap_or_default(), patience })
+}
+
+/// The end of a command as a response of the API.
+#[must_use]
+pub fn view(outcome: ScsiOutcome) -> ScsiView {
+    let ScsiOutcome { cdb, name, status, status_name, sense, sense_words, data, wanted } = outcome;
+    ScsiView {
+        cdb: hex(&cdb),
+        command: name,
+        status,
+        status_name,
+        sense: hex(&sense),
+        sense_words,
+        data: Base64::encode_string(&data),
+        wanted,
+    }
+}
+
+fn problem(volume: &str, why: &ScsiError) -> Problem {
+    let (kind, title, status) = match why {
+        ScsiError::NotServed => return Problem::not_found(format!("volume '{volume}': {why}")),
+        ScsiError::Command(_) | ScsiError::BothDirections | ScsiError::TooLong => return Problem::bad_request(why),
+        ScsiError::Busy | ScsiError::Stopping => ("/problems/busy", "The command was not executed", 503),
+        ScsiError::Late(_) => ("/problems/late", "The command took too long", 504),
+        ScsiError::Failed => ("/problems/internal", "The command failed", 500),
+    };
+    ProblemDetails::new(kind, title, status, format!("volume {volume}: {why}")).into()
+}
+
+/// `POST /v1/volume/{name}/scsi`
+pub fn execute(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let (name, order) = (request.name(), order(request.json()?)?);
+    if !control.current().config.volumes.contains_key(&name) {
+        return Err(Problem::not_found(format!("there is no volume '{}'", shortened(&name))));
+    }
+    let work = control.scsi(&name, order).ok_or_else(|| problem(&name, &ScsiError::NotServed))?;
+    let (shared, caller) = (request.shared.clone(), request.caller.name.clone());
+    Ok(Box::new(move || {
+        let ended = work();
+        let words = match &ended {
+            Ok(ended) => {
+                let command = ended.name.as_deref().unwrap_or("a command");
+                format!("volume {name}: SCSI {command} ({}): {}", hex(&ended.cdb), ended.status_name)
+            }
+            Err(why) => format!("volume {name}: SCSI command: {why}"),
+        };
+        shared.audit_log.add(Topic::Change, &caller, &words);
+        Reply::json(&view(ended.map_err(|why| problem(&name, &why))?))
+    }))
+}
+
+impl Client {
+    /// Executes a SCSI command at the logical unit of a volume, through the nexus of the operator, and returns its end.
+    /// The caller needs the right to write.
+    ///
+    /// ```no_run
+    /// # use lunar_api::client::Client;
+    /// # use lunar_control::scsi::ScsiOrder;
+    /// let ended = Client::local(None).scsi("disk", &ScsiOrder::new("READ(10) lba=0 length=8"))?;
+    /// assert!(ended.is_good(), "{}: {}", ended.status_name, ended.sense_words);
+    /// println!("{} bytes", ended.data.len());
+    /// # Ok::<(), lunar_api::client::ClientError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ClientError::Refused`] if the volume is not served, or the command is written wrong or did not end in time. A
+    /// command that ends with another status than GOOD is no error.
+    pub fn scsi(&self, volume: &str, order: &ScsiOrder) -> Result<ScsiOutcome, ClientError> {
+        let data_out = (!order.data_out.is_empty()).then(|| Base64::encode_string(&order.data_out));
+        let seconds = u16::try_from(order.patience.as_secs()).unwrap_or(u16::MAX);
+        let request =
+            ScsiRequest { command: order.command.clone(), data_in: order.data_in, data_out, seconds: Some(seconds) };
+        let body = RequestBody::Json(serde_json::to_value(&request).map_err(Broken::Json)?);
+        let answer = self.call(Method::Post, &format!("/v1/volume/{}/scsi", encoded(volume)), body)?;
+        let ScsiView { cdb, command: name, status, status_name, sense, sense_words, data, wanted } =
+            serde_json::from_slice(&answer).map_err(Broken::Json)?;
+        let bytes = |text: &str| unhex(text).ok_or(Broken::Data);
+        Ok(ScsiOutcome {
+            cdb: bytes(&cdb)?,
+            name,
+            status,
+            status_name,
+            sense: bytes(&sense)?,
+            sense_words,
+            data: Base64::decode_vec(&data).map_err(|_| Broken::Data)?,
+            wanted,
+        })
+    }
+}
