@@ -126,3 +126,56 @@ impl Client {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::server::tests::TestFolder;
+    use crate::test_service::TestService;
+    use serde_json::json;
+
+    #[test]
+    fn a_command_goes_to_the_volume_and_is_in_the_audit_log() {
+        let folder = TestFolder::new("[volume.disk1]\nkind = 'ram'\nsize = '1M'\n");
+        let service = TestService::start(&folder.0, Vec::new()).expect("it starts");
+        let client = Client::local(Some(service.socket.clone()));
+        let data: Vec<u8> = (0..DATA_BYTES_MAX).map(|at| (at % 251) as u8).collect();
+        let order = ScsiOrder { data_out: data.clone(), ..ScsiOrder::new("WRITE BUFFER") };
+        let ended = client.scsi("disk1", &order).expect("the longest data fit");
+        assert!(ended.is_good() && ended.data == data && ended.wanted == data.len() as u64);
+        assert_eq!((&ended.cdb[..], ended.name.as_deref()), (&[0x3c, 0][..], Some("WRITE BUFFER")));
+        let ended = client.scsi("disk1", &ScsiOrder::new("READ(6)")).expect("the status is no error of the call");
+        assert_eq!((ended.status, &ended.sense[..]), (2, &[0x70, 0, 5][..]));
+        let told: Vec<String> = service.audit_log.after(0).iter().map(|record| record.to_string()).collect();
+        let is_told = |words: &str| told.iter().any(|record| record.contains(words));
+        assert!(is_told("volume disk1: SCSI WRITE BUFFER (3c00): GOOD"), "{told:?}");
+        assert!(is_told("volume disk1: SCSI READ(6) (3c00): CHECK CONDITION"), "{told:?}");
+    }
+
+    #[test]
+    fn wrong_requests_are_refused() {
+        let folder = TestFolder::new("[volume.disk1]\nkind = 'ram'\nsize = '1M'\n");
+        let service = TestService::start(&folder.0, Vec::new()).expect("it starts");
+        let client = Client::local(Some(service.socket.clone()));
+        let refused = |volume: &str, body| {
+            let path = format!("/v1/volume/{volume}/scsi");
+            match client.json(Method::Post, &path, RequestBody::Json(body)) {
+                Err(ClientError::Refused(status, words, _)) => (status, words),
+                other => panic!("{other:?}"),
+            }
+        };
+        assert_eq!(refused("disk2", json!({ "command": "00" })).0, 404);
+        for body in [
+            json!({}),
+            json!({ "command": "00", "data-out": "no base64" }),
+            json!({ "command": "00", "seconds": 0 }),
+            json!({ "command": "00", "seconds": 91 }),
+            json!({ "command": "00", "data-inn": 8 }),
+        ] {
+            assert_eq!(refused("disk1", body.clone()).0, 400, "{body}");
+        }
+        let long = "A".repeat(BODY_BYTES_MAX);
+        assert_eq!(refused("disk1", json!({ "command": "00", "data-out": long })).0, 413);
+        assert_eq!((unhex("0aff"), unhex("0"), unhex("0g"), unhex("é")), (Some(vec![10, 255]), None, None, None));
+    }
+}

@@ -8,6 +8,7 @@ use crate::kind::{Id, Kind};
 use crate::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use crate::names::Uuid;
 use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
+use crate::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
 use crate::secret::Secret;
 use crate::section::Field;
 use crate::section::Object;
@@ -257,6 +258,23 @@ impl Live for FakeTarget {
 
     fn statistics(&mut self) -> Json {
         json!({ "sessions": self.sessions.len() })
+    }
+
+    /// Returns the data that the command was given, and sense data if there is none.
+    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        self.medium_of(volume)?;
+        let is_good = !order.data_out.is_empty();
+        let outcome = ScsiOutcome {
+            cdb: vec![0x3c, 0],
+            name: Some(order.command),
+            status: if is_good { 0 } else { 2 },
+            status_name: if is_good { "GOOD" } else { "CHECK CONDITION" }.to_owned(),
+            sense: if is_good { Vec::new() } else { vec![0x70, 0, 5] },
+            sense_words: String::new(),
+            wanted: order.data_out.len() as u64,
+            data: order.data_out,
+        };
+        Some(Box::new(|| Ok(outcome)))
     }
 
     fn vms(&mut self) -> Vec<VmView> {

@@ -1,7 +1,6 @@
 //! The local nexus: SCSI commands of the operator to the logical units of all volumes, without a transport. Its
 //! initiator port has a name of its own, so that reservations of other hosts hold for it as well. It is on one core.
 
-use crate::core_set::context::CoreContext;
 use lunar_control::scsi::{DATA_BYTES_MAX, ScsiError, ScsiOrder, ScsiOutcome};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg, SgMut};
@@ -56,17 +55,17 @@ impl fmt::Debug for LocalNexus {
 
 impl LocalNexus {
     /// The nexus of a core; it begins with its first command.
-    pub(crate) fn new(core: &CoreContext) -> Rc<Self> {
+    pub(crate) fn new(reactor: &Reactor, target: &Rc<Target>) -> Rc<Self> {
         Rc::new(Self {
-            reactor: core.reactor.clone(),
-            target: core.target.clone(),
-            slots: Slots::new(&core.reactor, COMMANDS_MAX, async |job: &Job, slot: &mut SlotContext| {
+            reactor: reactor.clone(),
+            target: target.clone(),
+            slots: Slots::new(reactor, COMMANDS_MAX, async |job: &Job, slot: &mut SlotContext| {
                 job.run(slot).await;
             }),
             nexus: RefCell::default(),
             known: RefCell::default(),
             last_tag: Cell::default(),
-            last_used: Cell::new(core.reactor.now()),
+            last_used: Cell::new(reactor.now()),
         })
     }
 
@@ -310,3 +309,7 @@ impl Transfer for Job {
         self.task.aborted()
     }
 }
+
+#[cfg(test)]
+#[path = "local_nexus_tests.rs"]
+mod tests;

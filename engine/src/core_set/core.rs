@@ -145,7 +145,7 @@ impl Core {
     /// The nexus of the operator, which is made if it is not there yet. A draining core has none.
     #[must_use]
     pub fn local_nexus(&self) -> Option<Rc<LocalNexus>> {
-        let make = || LocalNexus::new(&self.context);
+        let make = || LocalNexus::new(&self.reactor, &self.target);
         (!self.draining.has_come()).then(|| self.local_nexus.get_or_init(make).clone())
     }
 

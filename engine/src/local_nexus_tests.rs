@@ -1,0 +1,154 @@
+use super::*;
+use lunar_reactor::{Choice, Config};
+use lunar_scsi::forwarding::Terms;
+use lunar_scsi::testing::{BLOCK, BLOCKS, Rig, Tape};
+
+const UNIT: UnitId = UnitId(0);
+const RESERVE: [u8; 6] = [0x16, 0, 0, 0, 0, 0];
+const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
+
+/// Runs `work` with the local nexus of a device server.
+fn with(rig: &Rig, work: impl AsyncFnOnce(Rc<LocalNexus>)) {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let local = LocalNexus::new(&reactor, &rig.target);
+    reactor.run(work(local));
+}
+
+async fn run(local: &Rc<LocalNexus>, command: &str) -> Result<ScsiOutcome, ScsiError> {
+    local.execute(UNIT, ScsiOrder::new(command)).await
+}
+
+async fn send(local: &Rc<LocalNexus>, command: &str, data: &[u8]) -> Result<ScsiOutcome, ScsiError> {
+    local.execute(UNIT, ScsiOrder { data_out: data.to_vec(), ..ScsiOrder::new(command) }).await
+}
+
+/// The name of the status of a command, which has ended.
+async fn status(local: &Rc<LocalNexus>, command: &str) -> String {
+    run(local, command).await.unwrap_or_else(|why| panic!("{command}: {why}")).status_name
+}
+
+/// Has the device end its commands a while later: an abort waits for the device.
+fn release_later(local: &LocalNexus, tape: &Rc<Tape>) {
+    let (reactor, tape) = (local.reactor.clone(), tape.clone());
+    local.reactor.spawn(async move {
+        reactor.sleep(Duration::from_millis(100)).await;
+        tape.release();
+    });
+}
+
+#[test]
+fn commands_move_data_and_the_nexus_begins_without_unit_attentions() {
+    with(&Rig::default(), async |local| {
+        assert_eq!(status(&local, "test unit ready").await, "GOOD");
+        let found = run(&local, "READ CAPACITY(10)").await.expect("it ends");
+        assert_eq!((found.name.as_deref(), found.cdb[0], found.wanted), (Some("READ CAPACITY(10)"), 0x25, 8));
+        assert_eq!(found.data, [(BLOCKS as u32 - 1).to_be_bytes(), BLOCK.to_be_bytes()].concat());
+        let data: Vec<u8> = (0..2 * BLOCK).map(|at| at as u8 ^ (at >> 8) as u8).collect();
+        let ended = send(&local, "write10 lba=3 length=2", &data).await.expect("it ends");
+        assert_eq!((ended.status, ended.wanted, ended.is_good()), (0, data.len() as u64, true));
+        assert_eq!(run(&local, "28 00 00 00 00 03 00 00 02 00").await.expect("it ends").data, data);
+        let cut = ScsiOrder { data_in: Some(5), ..ScsiOrder::new("read16 lba=3 length=2") };
+        let cut = local.execute(UNIT, cut).await.expect("it ends");
+        assert_eq!((&cut.data[..], cut.wanted), (&data[..5], data.len() as u64));
+    });
+}
+
+#[test]
+fn sense_data_are_told_in_words() {
+    with(&Rig::default(), async |local| {
+        let ended = run(&local, "read10 lba=4096 length=1").await.expect("it ends");
+        assert_eq!((ended.status, ended.is_good(), ended.data.len()), (2, false, 0));
+        assert_eq!(ended.status_name, "CHECK CONDITION");
+        let words = "ILLEGAL_REQUEST: logical block address out of range";
+        assert!(ended.sense_words.starts_with(words) && ended.sense_words.contains("(21h/00h)"), "{ended:?}");
+        assert_eq!(ended.sense[2], 5);
+        let ended = run(&local, "00 01 00 00 00 00").await.expect("it ends");
+        assert!(ended.sense_words.contains("byte 1"), "{}", ended.sense_words);
+    });
+}
+
+#[test]
+fn wrong_orders_are_refused_before_anything_is_executed() {
+    with(&Rig::default(), async |local| {
+        assert!(matches!(run(&local, "reed10").await, Err(ScsiError::Command(_))));
+        let both = ScsiOrder { data_in: Some(8), data_out: vec![0; 8], ..ScsiOrder::new("read10 length=1") };
+        assert!(matches!(local.execute(UNIT, both).await, Err(ScsiError::BothDirections)));
+        let long = ScsiOrder { data_in: Some(DATA_BYTES_MAX + 1), ..ScsiOrder::new("read10 length=1") };
+        assert!(matches!(local.execute(UNIT, long).await, Err(ScsiError::TooLong)));
+        let other = local.execute(UnitId(7), ScsiOrder::new("test unit ready")).await;
+        assert!(matches!(other, Err(ScsiError::NotServed)));
+        let sent = send(&local, "write10 length=2", &[0; 100]).await.expect("it ends");
+        assert_eq!(sent.status, 2, "an incomplete block is not written");
+    });
+}
+
+#[test]
+fn reservations_hold_in_both_directions_and_end_with_the_nexus() {
+    let rig = Rig::default();
+    with(&rig, async |local| {
+        assert_eq!(rig.run(&RESERVE, &[], 0).status, Status::GOOD);
+        let refused = send(&local, "write10 length=1", &[0; BLOCK as usize]).await.expect("it ends");
+        assert_eq!(refused.status_name, "RESERVATION CONFLICT");
+        assert_eq!(rig.run(&RELEASE, &[], 0).status, Status::GOOD);
+        assert_eq!(status(&local, "reserve 6").await, "GOOD");
+        assert_eq!(rig.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], BLOCK).status, Status::RESERVATION_CONFLICT);
+        local.close().await;
+        assert_eq!(rig.run(&[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0], &[], BLOCK).status, Status::GOOD);
+        assert_eq!(status(&local, "test unit ready").await, "GOOD");
+    });
+}
+
+#[test]
+fn a_forwarded_device_executes_its_own_commands() {
+    let tape = Tape::on_terms(1 << 20, Terms { exclusive: true, ..Terms::default() });
+    let rig = Rig::forwarding(tape.clone());
+    with(&rig, async |local| {
+        assert_eq!(status(&local, "rewind").await, "GOOD");
+        assert_eq!(send(&local, "write 6 byte2=000004", b"tape").await.expect("it ends").status, 0);
+        assert_eq!(status(&local, "write filemarks 6 length=1").await, "GOOD");
+        // The nexus has the drive for itself.
+        assert_eq!(rig.run(&[0x0a, 0, 0, 0, 4, 0], b"over", 0).status, Status::RESERVATION_CONFLICT);
+        assert_eq!(status(&local, "rewind").await, "GOOD");
+        let block = ScsiOrder { data_in: Some(4), ..ScsiOrder::new("read 6 byte2=000004") };
+        assert_eq!(local.execute(UNIT, block).await.expect("it ends").data, b"tape");
+        local.close().await;
+        assert_eq!(rig.run(&[0x0a, 0, 0, 0, 4, 0], b"over", 0).status, Status::GOOD);
+    });
+}
+
+#[test]
+fn a_command_that_does_not_end_is_aborted() {
+    let tape = Tape::new(1 << 20);
+    let rig = Rig::forwarding(tape.clone());
+    with(&rig, async |local| {
+        assert_eq!(status(&local, "test unit ready").await, "GOOD");
+        tape.hold();
+        release_later(&local, &tape);
+        let order = ScsiOrder { patience: Duration::from_millis(20), ..ScsiOrder::new("rewind") };
+        assert!(matches!(local.execute(UNIT, order).await, Err(ScsiError::Late(_))));
+        assert_eq!(status(&local, "test unit ready").await, "GOOD");
+    });
+}
+
+#[test]
+fn commands_at_a_unit_that_is_removed_end() {
+    let tape = Tape::new(1 << 20);
+    let rig = Rig::forwarding(tape.clone());
+    with(&rig, async |local| {
+        tape.hold();
+        let reactor = local.reactor.clone();
+        let (end, waiting) = (Rc::<End>::default(), local.clone());
+        let done = end.clone();
+        reactor.spawn(async move {
+            let ended = run(&waiting, "rewind").await.expect("it was aborted");
+            assert_eq!(ended.status_name, "TASK ABORTED");
+            done.come();
+        });
+        reactor.sleep(Duration::from_millis(5)).await;
+        rig.target.remove_unit(0);
+        release_later(&local, &tape);
+        local.leave(UNIT).await;
+        end.unless(std::future::pending::<()>()).await;
+        assert!(matches!(run(&local, "rewind").await, Err(ScsiError::NotServed)));
+    });
+}
