@@ -1,7 +1,7 @@
 //! The handle of the control thread, the one thread that changes the running configuration. It owns a [`Manager`] and
 //! executes one job after the other, so no caller sees half of a change, and the API never waits for a core.
 
-use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TroubleView, VmView};
+use lunar_control::api::{HandlerView, IsnsView, LocalDisksView, MediumView, SessionView, TroubleView, VmView};
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, Outside};
 use lunar_control::counters::StoreSpace;
@@ -101,6 +101,8 @@ pub trait Control {
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
     /// [`Live::scsi`].
     fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>>;
+    /// [`Live::local_disks`].
+    fn local_disks(&mut self) -> Later<LocalDisksView>;
     /// [`Live::vms`].
     fn vms(&mut self) -> Vec<VmView>;
     /// [`Live::stores`].
@@ -238,6 +240,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
 
     fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
         self.running().scsi(volume, order)
+    }
+
+    fn local_disks(&mut self) -> Later<LocalDisksView> {
+        self.running().local_disks()
     }
 
     fn vms(&mut self) -> Vec<VmView> {

@@ -132,6 +132,7 @@ fn response(content: ResponseContent) -> &'static str {
         ResponseContent::Sessions => "sessions",
         ResponseContent::Session => "the session",
         ResponseContent::Handlers => "handlers",
+        ResponseContent::LocalDisks => "disks",
         ResponseContent::Statistics => "statistics",
         ResponseContent::Counters => "counters",
         ResponseContent::AuditRecords => "audit records",

@@ -93,6 +93,12 @@ pub fn volume_handlers(control: &mut dyn Control, _: &ApiRequest) -> Outcome {
     Reply::json(&control.handlers())
 }
 
+/// `GET /v1/local-disk`
+pub fn local_disks(control: &mut dyn Control, _: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let ask = control.local_disks();
+    Ok(Box::new(move || Reply::json(&ask())))
+}
+
 fn find_session(control: &mut dyn Control, id: &str) -> Result<SessionView, Problem> {
     let found = control.sessions().into_iter().find(|session| session.id == id);
     found.ok_or_else(|| Problem::not_found(format!("there is no session {}; it may have ended", shortened(id))))

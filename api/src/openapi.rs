@@ -8,8 +8,8 @@ use crate::logins::{CallerView, LinkView, LoginRequest};
 use crate::rights::Right;
 use crate::route::{RequestContent, ResponseContent, Route};
 use lunar_control::api::{
-    Ejection, HandlerView, IdentityView, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails, SessionView,
-    StatusView, VersionView,
+    Ejection, HandlerView, IdentityView, LocalDisksView, Mapping, MediumView, PROBLEM_TYPE, PlanView, ProblemDetails,
+    SessionView, StatusView, VersionView,
 };
 use lunar_control::counters::{CountersView, LiveView};
 use lunar_control::docs;
@@ -170,6 +170,7 @@ fn responses(route: &Route, generator: &mut SchemaGenerator) -> Json {
         ResponseContent::Status => of(json, generator.subschema_for::<StatusView>().to_value()),
         ResponseContent::Versions => of(json, list_of(generator.subschema_for::<VersionView<'_>>().to_value())),
         ResponseContent::Sessions => of(json, list_of(generator.subschema_for::<SessionView>().to_value())),
+        ResponseContent::LocalDisks => of(json, generator.subschema_for::<LocalDisksView>().to_value()),
         ResponseContent::Handlers => of(json, list_of(generator.subschema_for::<HandlerView>().to_value())),
         ResponseContent::Session => of(json, generator.subschema_for::<SessionView>().to_value()),
         ResponseContent::Stages => of(json, generator.subschema_for::<AllStagesView>().to_value()),

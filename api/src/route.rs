@@ -80,6 +80,8 @@ pub enum ResponseContent {
     Session,
     /// The handlers of volumes.
     Handlers,
+    /// The disks of the machine.
+    LocalDisks,
     /// The progress of a copy.
     Copy,
     /// The copies.

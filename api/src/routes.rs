@@ -87,6 +87,13 @@ fn service() -> Vec<Route> {
             "The handlers of volumes.",
         ),
         row(
+            (Get, "/v1/local-disk", "list-local-disk"),
+            Read,
+            (Nothing, ResponseContent::LocalDisks),
+            Handler::Long(handlers::local_disks),
+            "The [disks of the machine](ublk.md) that are served, and what its kernel offers for them.",
+        ),
+        row(
             (Get, "/v1/events", "events"),
             Read,
             (Nothing, ResponseContent::Events),

@@ -30,6 +30,8 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
         "log" => slow,
         "explain" => explain,
         "events" => events,
+        "attach" => crate::attach::attach,
+        "detach" => crate::attach::detach,
         "scsi" => crate::scsi::run,
         "top" => crate::top::run,
         "doctor" => {
@@ -48,16 +50,6 @@ pub fn run(schema: &'static Schema, name: &str, matches: &ArgMatches) -> Option<
 /// The value of an argument; empty if it was not given.
 fn word(matches: &ArgMatches, name: &str) -> String {
     matches.get_one::<String>(name).cloned().unwrap_or_default()
-}
-
-/// The query of a change: its options that were given.
-fn query(matches: &ArgMatches) -> &'static str {
-    match (matches.get_flag("dry-run"), matches.get_flag("force")) {
-        (true, true) => "?dry-run=true&force=true",
-        (true, false) => "?dry-run=true",
-        (false, true) => "?force=true",
-        (false, false) => "",
-    }
 }
 
 fn resource(schema: &'static Schema, service: &Service, kind: Kind, matches: &ArgMatches) -> Result<(), Failure> {
@@ -86,7 +78,7 @@ fn resource(schema: &'static Schema, service: &Service, kind: Kind, matches: &Ar
     if ["medium", "eject", "load"].contains(&verb) {
         return medium(service, verb, &one, matches);
     }
-    let path = format!("{one}{}", query(matches));
+    let path = format!("{one}{}", declare::change_query(matches));
     let (method, path, body) = match verb {
         "create" => (Method::Post, path, RequestBody::Json(keys(schema, kind, matches)?)),
         "set" => (Method::Patch, path, RequestBody::Json(keys(schema, kind, matches)?)),
@@ -98,7 +90,7 @@ fn resource(schema: &'static Schema, service: &Service, kind: Kind, matches: &Ar
         ),
         "map" | "unmap" => {
             let lun = matches.get_one::<u16>("lun").copied().unwrap_or_default();
-            let path = format!("{one}/luns/{lun}{}", query(matches));
+            let path = format!("{one}/luns/{lun}{}", declare::change_query(matches));
             if verb == "unmap" {
                 (Method::Delete, path, RequestBody::Nothing)
             } else {
@@ -371,7 +363,7 @@ fn plan(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
 }
 
 fn apply(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
-    let query = query(matches);
+    let query = declare::change_query(matches);
     let plan = match text(matches)? {
         Some(text) => service.request(Method::Post, &format!("/v1/apply{query}"), RequestBody::Text(text))?,
         None => service.request(Method::Post, &format!("/v1/reload{query}"), RequestBody::Nothing)?,
@@ -399,7 +391,7 @@ fn history(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
 
 fn rollback(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
     let number = matches.get_one::<u64>("number").copied().unwrap_or_default();
-    let path = format!("/v1/version/{number}/restore{}", query(matches));
+    let path = format!("/v1/version/{number}/restore{}", declare::change_query(matches));
     changed(service, &service.request(Method::Post, &path, RequestBody::Nothing)?, matches)
 }
 
@@ -489,7 +481,7 @@ pub(crate) fn settings(
         let section = inner.subcommand();
         let found = section.and_then(|(section, matches)| Some((schema.kind(section)?, matches)));
         let Some((kind, matches)) = found else { return Err(Failure::new("a section is missing; see --help")) };
-        let path = format!("/v1/{}{}", kind.section(), query(matches));
+        let path = format!("/v1/{}{}", kind.section(), declare::change_query(matches));
         let plan = service.request(Method::Patch, &path, RequestBody::Json(keys(schema, kind, matches)?))?;
         return changed(&service, &plan, matches);
     }
@@ -533,7 +525,7 @@ mod tests {
             let matches = program.try_get_matches_from(line).map_err(Failure::new)?;
             let (_, noun) = matches.subcommand().expect("a noun");
             let (_, verb) = noun.subcommand().expect("a verb");
-            Ok::<_, Failure>(format!("{}{}", query(verb), with_data(Kind::Volume, "v", verb)?))
+            Ok::<_, Failure>(format!("{}{}", declare::change_query(verb), with_data(Kind::Volume, "v", verb)?))
         };
         let of = |words: &[&str]| delete(words).ok();
         assert_eq!(of(&[]).as_deref(), Some(""));

@@ -58,6 +58,16 @@ pub(crate) fn change_options() -> [Arg; 2] {
     ]
 }
 
+/// The query of a change: its options that were given.
+pub(crate) fn change_query(matches: &ArgMatches) -> &'static str {
+    match (matches.get_flag("dry-run"), matches.get_flag("force")) {
+        (true, true) => "?dry-run=true&force=true",
+        (true, false) => "?dry-run=true",
+        (false, true) => "?force=true",
+        (false, false) => "",
+    }
+}
+
 /// The options that delete the data of a volume.
 fn with_data() -> [Arg; 2] {
     let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);

@@ -5,12 +5,13 @@
 //! * [`act`]: the commands that use the API; [`call`]: the selection of the service
 //! * [`show`], [`explained`]: the output for people
 //! * [`top`]: the load on a terminal; [`doctor`]: the examination of a target
-//! * [`scsi`]: `lunar scsi`; `web`: `lunar web`
+//! * [`attach`]: `lunar attach`, `lunar detach`; [`scsi`]: `lunar scsi`; `web`: `lunar web`
 //! * [`local`]: `lunar config`
 //! * [`install`], [`manual`]: `lunar install`, manual pages and completions
 //! * [`failure`]: failures and exit codes
 
 pub mod act;
+pub mod attach;
 pub mod call;
 pub mod declare;
 pub mod doctor;
@@ -43,6 +44,7 @@ pub fn commands(schema: &'static Schema) -> Vec<Command> {
         manual::completions(),
         manual::pages(),
     ]);
+    all.extend(attach::commands());
     all
 }
 

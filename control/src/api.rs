@@ -327,6 +327,46 @@ pub struct VmView {
     pub qemu: Vec<String>,
 }
 
+/// The disks of the service's machine that it serves, and what the kernel offers for them.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "local-disks")]
+pub struct LocalDisksView {
+    /// The features that the kernel offers.
+    pub offered: Vec<String>,
+    /// Those of them that disks use.
+    pub used: Vec<String>,
+    /// Why there can be no further disks.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+    /// The disks.
+    pub disks: Vec<LocalDiskView>,
+}
+
+/// A disk of the service's machine.
+#[derive(Clone, PartialEq, Eq, Default, Debug, Serialize, JsonSchema)]
+#[serde(rename_all = "kebab-case")]
+#[schemars(rename = "local-disk")]
+pub struct LocalDiskView {
+    /// Its name.
+    pub name: String,
+    /// The volume.
+    pub volume: String,
+    /// The name of the machine as a host.
+    pub host: String,
+    /// The block device; empty while there is none.
+    pub device: String,
+    /// The link to it by its name.
+    pub link: Option<String>,
+    /// Whether writes are refused for this host.
+    pub read_only: bool,
+    /// The features that it uses.
+    pub features: Vec<String>,
+    /// Why it is not served.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub trouble: Option<String>,
+}
+
 /// The medium of a volume.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]

@@ -1,6 +1,6 @@
 //! The state of a running target beyond its configuration: sessions, statistics and media.
 
-use crate::api::{HandlerView, IsnsView, MediumView, SessionView, TcpView, TroubleView, VmView};
+use crate::api::{HandlerView, IsnsView, LocalDisksView, MediumView, SessionView, TcpView, TroubleView, VmView};
 use crate::apply::TargetError;
 use crate::check::Checked;
 use crate::counters::StoreSpace;
@@ -174,6 +174,11 @@ pub trait Live {
     /// The handlers of volumes.
     fn handlers(&mut self) -> Vec<HandlerView> {
         Vec::new()
+    }
+
+    /// Asks about the disks of this machine that are served, and what the kernel offers for them.
+    fn local_disks(&mut self) -> Later<LocalDisksView> {
+        Box::new(LocalDisksView::default)
     }
 
     /// The endpoints of virtual machines.

@@ -10,7 +10,7 @@ use crate::core_set::front_handle::FrontHandle;
 use crate::core_set::shared::Shared;
 use crate::error::EngineError;
 use crate::published_config::PublishedConfig;
-use lunar_control::api::{SessionView, VmView};
+use lunar_control::api::{LocalDisksView, SessionView, VmView};
 use lunar_control::explain::{LoginQuestion, LoginVerdict};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
@@ -63,6 +63,8 @@ pub struct FrontPaths {
     pub keep: Vec<PathBuf>,
     /// Folders in which devices appear later, which it opens, reads, writes and maps, and uses in no other way.
     pub devices: Vec<PathBuf>,
+    /// Folders in which it makes, replaces and removes folders and symbolic links.
+    pub links: Vec<PathBuf>,
 }
 
 /// Prepared work of a front, which is rolled back or published.
@@ -162,6 +164,13 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     /// line.
     fn places(&self) -> BTreeMap<String, PathBuf> {
         BTreeMap::new()
+    }
+
+    /// Asks the operating system about the disks of this machine that it serves, and about what there is for them;
+    /// `None`: it serves none.
+    fn local_disks(&self, cores: &FrontHandle) -> Option<Later<LocalDisksView>> {
+        let _ = cores;
+        None
     }
 
     /// The troubles since the last change, in words that say what to do.

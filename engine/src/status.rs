@@ -12,7 +12,9 @@ use crate::space::over_committed;
 use crate::statistics;
 use crate::volume::metadata;
 use lunar_control::Checked;
-use lunar_control::api::{HandlerView, IsnsView, MediumView, SessionView, TcpView, TroubleView, VmView};
+use lunar_control::api::{
+    HandlerView, IsnsView, LocalDisksView, MediumView, SessionView, TcpView, TroubleView, VmView,
+};
 use lunar_control::counters::StoreSpace;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
@@ -219,6 +221,12 @@ impl Live for Engine {
             local.execute(unit, order).await
         });
         Some(Box::new(move || ended.wait().unwrap_or(Err(ScsiError::Stopping))))
+    }
+
+    fn local_disks(&mut self) -> Later<LocalDisksView> {
+        let mut fronts = self.core_set().shared().fronts().iter().enumerate();
+        let found = fronts.find_map(|(index, front)| front.local_disks(&self.core_set().front_handle(index)));
+        found.unwrap_or_else(|| Box::new(LocalDisksView::default))
     }
 
     fn vms(&mut self) -> Vec<VmView> {

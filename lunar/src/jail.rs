@@ -45,6 +45,8 @@ pub struct Paths {
     pub keep: Vec<PathBuf>,
     /// Folders in which devices appear that are opened, and used without ioctl(2).
     pub devices: Vec<PathBuf>,
+    /// Folders in which folders and symbolic links are made, replaced and removed.
+    pub links: Vec<PathBuf>,
 }
 
 impl Paths {
@@ -74,6 +76,7 @@ impl Paths {
             paths.write.extend(of_front.write);
             paths.keep.extend(of_front.keep);
             paths.devices.extend(of_front.devices);
+            paths.links.extend(of_front.links);
         }
         for volume in config.volumes.values() {
             let path = volume.path.as_ref().map(|path| path.path().to_owned());
@@ -329,6 +332,7 @@ pub fn files(paths: &Paths) -> Result<Held, JailError> {
     let read = make_bitflags!(AccessFs::{ReadFile | ReadDir});
     let write = read | make_bitflags!(AccessFs::{WriteFile | Truncate | IoctlDev});
     let open = make_bitflags!(AccessFs::{ReadFile | WriteFile});
+    let links = make_bitflags!(AccessFs::{ReadFile | ReadDir | MakeSym | MakeDir | RemoveFile});
     let more = make_bitflags!(AccessFs::{MakeReg | MakeDir | MakeSock | RemoveFile | RemoveDir | Refer});
     let restrict = || {
         let all = AccessFs::from_all(NEWEST);
@@ -337,7 +341,13 @@ pub fn files(paths: &Paths) -> Result<Held, JailError> {
             .handle_access(all)?
             .scope(Scope::AbstractUnixSocket)?
             .create()?;
-        let rules = [(&paths.read, read), (&paths.write, write), (&paths.keep, write | more), (&paths.devices, open)];
+        let rules = [
+            (&paths.read, read),
+            (&paths.write, write),
+            (&paths.keep, write | more),
+            (&paths.devices, open),
+            (&paths.links, links),
+        ];
         for (paths, access) in rules {
             for path in paths {
                 ruleset = allow(ruleset, path, access)?;
@@ -461,7 +471,8 @@ const CALLS: &[i64] = &[
     libc::SYS_faccessat2, libc::SYS_fallocate, libc::SYS_ftruncate, libc::SYS_truncate, libc::SYS_fsync,
     libc::SYS_fdatasync, libc::SYS_sync_file_range, libc::SYS_fadvise64, libc::SYS_copy_file_range, libc::SYS_sendfile,
     libc::SYS_splice, libc::SYS_ioctl, libc::SYS_fcntl, libc::SYS_flock, libc::SYS_dup, libc::SYS_dup3, libc::SYS_pipe2,
-    libc::SYS_mkdirat, libc::SYS_unlinkat, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_linkat, libc::SYS_fchmod,
+    libc::SYS_mkdirat, libc::SYS_unlinkat, libc::SYS_renameat, libc::SYS_renameat2, libc::SYS_linkat,
+    libc::SYS_symlinkat, libc::SYS_fchmod,
     libc::SYS_fchmodat, libc::SYS_fchown, libc::SYS_fchownat, libc::SYS_utimensat, libc::SYS_umask, libc::SYS_getcwd,
     libc::SYS_fgetxattr, libc::SYS_fsetxattr,
     // Sockets; the filter restricts the families.

@@ -64,7 +64,7 @@ fn paths_that_are_not_named_are_denied() {
         read: vec![read.clone()],
         write: vec![disk.clone()],
         keep: vec![place.0.join("state")],
-        devices: vec![],
+        ..Paths::default()
     };
     let held = in_a_thread(move || {
         let held = files(&paths).expect("the kernel takes it");

@@ -312,6 +312,51 @@ try "it is removed" eventually gone
 kill "$target"
 wait "$target"
 
+# Disks by command, while the daemon runs. The first section is there at the start, for the sandbox.
+configure 96M "$SECTION"
+start_daemon "it comes for commands"
+work=/run/lunar/ublk/work
+try "a volume becomes a disk by command" "$LUNAR" attach disk --name work
+says "a link by its name leads to it" "^/dev/ublkb" readlink "$work"
+equal "the size of the disk" $((96 << 20)) "$(blockdev --getsize64 "$work")"
+says "it is listed with its link" "$work" "$LUNAR" attach --list
+says "the features of the kernel are listed" "USER_RECOVERY, used" "$LUNAR" attach --features
+says "it is in the configuration" "ublk.work" cat /tmp/service/lunar.toml
+refuse "a second disk of this name is refused" "$LUNAR" attach disk --name work
+try "a read-only disk" "$LUNAR" attach disk --name look --read-only
+equal "it is read-only" 1 "$(blockdev --getro /run/lunar/ublk/look)"
+try "it is removed by command" "$LUNAR" detach look
+try "and its link" eventually [ ! -L /run/lunar/ublk/look ]
+
+# The SCSI nexus of the operator is one more host of the volume.
+head -c 1024 /dev/urandom >/tmp/part
+try "write by a SCSI command" "$LUNAR" scsi disk write10 lba=2048 length=2 --out /tmp/part
+equal "the disk has the data" "$(sum </tmp/part)" "$(dd if="$work" bs=1k skip=1024 count=1 iflag=direct status=none | sum)"
+try "reserve by a SCSI command" "$LUNAR" scsi disk reserve6
+says "a write of the disk is a reservation conflict" "nvalid exchange" \
+    sh -c "dd if=/dev/zero of=$work bs=4k count=1 oflag=direct 2>&1 || :"
+try "release by a SCSI command" "$LUNAR" scsi disk release6
+try "write again" dd if=/dev/zero of="$work" bs=4k count=1 oflag=direct status=none
+says "sense data in words" "logical block address out of range" sh -c "$LUNAR scsi disk read10 lba=0x7fffffff length=1 || :"
+
+try "mkfs.ext4 on the link" mkfs.ext4 -q -F "$work"
+try "mount the link" mount "$work" /mnt/disk
+refuse "a mounted disk is not detached" "$LUNAR" detach work
+kill "$target"
+wait "$target"
+start_daemon "a restart"
+try "serves the disk again" eventually test -b "$work"
+try "unmount the link" umount /mnt/disk
+try "fsck.ext4" fsck.ext4 -f -n "$work"
+try "it is detached" "$LUNAR" detach work
+try "its link is gone" eventually [ ! -L "$work" ]
+refuse "it is not in the configuration" grep -q ublk.work /tmp/service/lunar.toml
+configure 96M ""
+kill -HUP "$target"
+try "the other disk is removed" eventually gone
+kill "$target"
+wait "$target"
+
 # A disk whose section was removed while no daemon ran is told, and stays as long as it is in use.
 configure 96M "$SECTION"
 start_daemon "it comes again"

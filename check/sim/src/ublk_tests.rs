@@ -119,7 +119,7 @@ fn has_disks() -> bool {
     KERNEL.with_borrow(|kernel| !kernel.devices.is_empty())
 }
 
-const OPEN: Opener = Opener { control, queues, flusher: || Ok(()), has_disks };
+const OPEN: Opener = Opener { control, queues, flusher: || Ok(()), has_disks, link: |_, _| Ok(()), unlink: |_, _| () };
 
 static REGISTRY: Registry = Registry {
     fronts: &[FrontEntry { front: &UblkFront { open: OPEN }, schema: &lunar_ublk::schema::FRONT, options: None }],
@@ -259,6 +259,26 @@ fn a_start_that_fails_is_repeated_at_the_step_that_failed() {
     assert_eq!(next.state(), (vec![], vec!["/dev/ublkb7".to_owned()]));
     assert_eq!(calls(), [Control::END_USER_RECOVERY], "its queues are served already");
     next.kill(&world);
+}
+
+#[test]
+fn a_disk_of_a_volume_needs_no_target_and_no_group() {
+    KERNEL.set(Kernel::default());
+    let world = World::new(1);
+    world.create(path(0), BYTES);
+    let mut first = Process::start(&world);
+    let disk = |name: &str, number: u32| format!("[ublk.{name}]\nvolume = 'v'\nnumber = {number}\nread-only = true\n");
+    let both = format!("{}{}{}", text(0, &[]), disk("work", 4), disk("look", 5));
+    first.apply(&both).expect("it serves");
+    assert_eq!(first.state(), (vec![], vec!["/dev/ublkb5".to_owned(), "/dev/ublkb4".to_owned()]));
+    let seen = first.controlling(|engine| engine.local_disks()());
+    assert!(seen.trouble.is_none() && seen.used.iter().all(|name| seen.offered.contains(name)), "{seen:?}");
+    let disks: Vec<_> = seen.disks.iter().map(|disk| (&*disk.name, &*disk.volume, &*disk.device)).collect();
+    assert_eq!(disks, [("look", "v", "/dev/ublkb5"), ("work", "v", "/dev/ublkb4")]);
+    assert!(seen.disks[0].read_only && seen.disks[0].host.ends_with(":local:look"));
+    first.apply(&format!("{}{}", text(0, &[]), disk("look", 5))).expect("one is removed");
+    assert_eq!(first.state().1, ["/dev/ublkb5"]);
+    first.kill(&world);
 }
 
 #[test]

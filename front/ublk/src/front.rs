@@ -4,14 +4,13 @@
 use crate::command_line::{UblkOptions, place_of};
 use crate::disk::Disk;
 use crate::error::{DiskError, ServeError};
-use crate::life::{Claim, DiskRequest, Key, Removal, about_left, feature_names};
+use crate::life::{Claim, DiskRequest, Key, Removal, USED, about_left, feature_names};
 use crate::params::TRANSFER_BYTES;
 use crate::schema::{self, QUEUES, UBLK, Ublk};
 use crate::serve::{self, Local, Opener, report};
 use crate::wire::disk_at;
 use lunar_blk::Client;
-use lunar_control::api::SessionView;
-use lunar_control::common_sections::Lun;
+use lunar_control::api::{LocalDiskView, LocalDisksView, SessionView};
 use lunar_control::live::Later;
 use lunar_control::plan::{Action, Change};
 use lunar_control::visibility::group_of_local;
@@ -40,6 +39,8 @@ pub const NAME: &str = schema::WORD;
 const FIRST: usize = 0;
 /// The name of the client of a disk that was left, in the list of sessions.
 const LEFT: &str = "(left by a process that has ended)";
+/// The folder of links to disks by their names, in the folder of sockets.
+const LINKS: &str = "ublk";
 /// The control device.
 const CONTROL: &str = "/dev/ublk-control";
 
@@ -63,7 +64,7 @@ impl Front for UblkFront {
         Ok(Arc::new(UblkRuntime { shared: shared.clone(), open: self.open, state: SharedState::default() }))
     }
 
-    fn paths(&self, config: &Config, _runtime: &Path) -> FrontPaths {
+    fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths {
         // The kernel makes the node of a device when the device is made, long after the sandbox is shut, and a rule of
         // Landlock names a node that exists or the folder above it. The file helper cannot open it instead: the kernel
         // lets only the process that has opened the node start the device. So the folder is allowed, for opening
@@ -72,7 +73,8 @@ impl Front for UblkFront {
         let devices = is_used.then(|| "/dev".into()).into_iter().collect();
         // Disks whose section was removed are reported.
         let control = (!is_used && (self.open.has_disks)()).then(|| CONTROL.into()).into_iter().collect();
-        FrontPaths { devices, write: control, ..FrontPaths::default() }
+        let links = is_used.then(|| runtime.to_owned()).into_iter().collect();
+        FrontPaths { devices, write: control, links, ..FrontPaths::default() }
     }
 
     fn memory(&self, config: &Config) -> u64 {
@@ -87,9 +89,10 @@ impl Front for UblkFront {
 struct Wanted {
     request: DiskRequest,
     local: Local,
-    /// Its host group, and its target in the configuration.
-    group: String,
-    target: String,
+    /// Its volume in the configuration.
+    volume: String,
+    /// Its host group, and its target in the configuration, if it has them.
+    shown_by: Option<(String, String)>,
 }
 
 /// A disk that is served.
@@ -140,14 +143,25 @@ impl fmt::Debug for UblkRuntime {
     }
 }
 
-/// The group of a disk, and the volume that it shows.
-fn volume<'a>(config: &'a Config, name: &str, ublk: &Ublk) -> Option<(&'a str, &'a Lun)> {
-    let target = ublk.target.name();
+/// The volume of a disk.
+struct Seen<'a> {
+    volume: &'a str,
+    is_read_only: bool,
+    /// The group and the target that show it, if it has a target.
+    shown_by: Option<(&'a str, &'a str)>,
+}
+
+/// The volume of a disk; `None`: its group shows it none.
+fn volume<'a>(config: &'a Config, name: &str, ublk: &'a Ublk) -> Option<Seen<'a>> {
+    if let Some(volume) = &ublk.volume {
+        return Some(Seen { volume: volume.name(), is_read_only: ublk.read_only, shown_by: None });
+    }
+    let target = ublk.target.as_ref()?.name();
     config.targets.get(target).filter(|target| target.enabled)?;
     let (group, section) = group_of_local(config, target, &ublk.host(name))?;
     let mut luns = section.luns.0.iter();
     let (_, lun) = luns.find(|(number, _)| ublk.lun.is_none_or(|wanted| wanted.get() == u64::from(**number)))?;
-    Some((group, lun))
+    Some(Seen { volume: lun.volume.name(), is_read_only: lun.read_only, shown_by: Some((group, target)) })
 }
 
 /// The queues of a disk.
@@ -162,9 +176,9 @@ fn request(
     (name, ublk): (&str, &Ublk),
     cores: usize,
 ) -> Option<DiskRequest> {
-    let (_, lun) = volume(config, name, ublk)?;
-    let identity = volumes.get(lun.volume.name())?;
-    let model = config.volumes.get(lun.volume.name())?;
+    let seen = volume(config, name, ublk)?;
+    let identity = volumes.get(seen.volume)?;
+    let model = config.volumes.get(seen.volume)?;
     Some(DiskRequest {
         name: name.to_owned(),
         key: Key::of(name, identity.uuid),
@@ -187,15 +201,21 @@ fn wanted(
 ) -> Option<Wanted> {
     let config = &published.wanted.config;
     let request = request(config, volumes, (name, ublk), cores)?;
-    let (group, lun) = volume(config, name, ublk)?;
+    let seen = volume(config, name, ublk)?;
     let portal_group = ublk.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
     let client = Client {
         name: ublk.host(name).into(),
         group: portal_group.map_or(0, |group| group.tag.get() as u16),
-        read_only: lun.read_only,
+        read_only: seen.is_read_only,
     };
-    let local = Local { unit: *published.units.get(lun.volume.name())?, client };
-    Some(Wanted { request, local, group: group.to_owned(), target: ublk.target.name().to_owned() })
+    let local = Local { unit: *published.units.get(seen.volume)?, client };
+    let shown_by = seen.shown_by.map(|(group, target)| (group.to_owned(), target.to_owned()));
+    Some(Wanted { request, local, volume: seen.volume.to_owned(), shown_by })
+}
+
+/// The names of features.
+fn names(features: u64) -> Vec<String> {
+    feature_names(features).into_iter().map(str::to_owned).collect()
 }
 
 /// The answer of a core.
@@ -386,7 +406,17 @@ impl UblkRuntime {
                     report(false, &format!("ublk: the kernel offers {}", feature_names(claim.features).join(", ")));
                 }
                 let again = if claim.is_old { ", which a process before this one had left" } else { "" };
-                report(false, &format!("ublk {name}: serves {}{again}", disk_at(claim.number)));
+                let link = self.link_of(&name);
+                let linked = link.as_deref().map(|link| (self.open.link)(link, claim.number));
+                let place = match (&link, linked) {
+                    (Some(link), Some(Ok(()))) => format!(", {}", link.display()),
+                    (Some(link), Some(Err(why))) => {
+                        report(true, &format!("ublk {name}: there is no link {}: {why}", link.display()));
+                        String::new()
+                    }
+                    _ => String::new(),
+                };
+                report(false, &format!("ublk {name}: serves {}{place}{again}", disk_at(claim.number)));
                 let mut state = self.state();
                 state.troubles.remove(&name);
                 state.left.remove(&claim.number);
@@ -412,6 +442,18 @@ impl UblkRuntime {
             let words = format!("ublk: {}", about_left(&found, &Self::session_id(found.number)));
             report(true, &words);
             self.state().left.insert(found.number, words);
+        }
+    }
+
+    /// The link to the disk of this name; `None` for names that are hidden files.
+    fn link_of(&self, name: &str) -> Option<PathBuf> {
+        (!name.starts_with('.')).then(|| self.shared.host.runtime().join(LINKS).join(name))
+    }
+
+    /// Removes the link to a disk that ends.
+    fn unlink(&self, running: &Running) {
+        if let Some(link) = self.link_of(&running.wanted.request.name) {
+            (self.open.unlink)(&link, running.claim.number);
         }
     }
 
@@ -474,6 +516,7 @@ impl FrontRuntime for UblkRuntime {
         };
         // Volumes are closed after all fronts have ended what they serve of them: see `Retirement`.
         for running in gone {
+            self.unlink(&running);
             if let Err(why) = take_down(&self.state, cores, running) {
                 report(true, &why.to_string());
             }
@@ -502,8 +545,8 @@ impl FrontRuntime for UblkRuntime {
             discovery: false,
             initiator: wanted.local.client.name.to_string(),
             source: disk_at(claim.number),
-            target: Some(wanted.target.clone()),
-            group: Some(wanted.group.clone()),
+            target: wanted.shown_by.as_ref().map(|(_, target)| target.clone()),
+            group: wanted.shown_by.as_ref().map(|(group, _)| group.clone()),
             portal_group: None,
             user: None,
             seconds: now.since(*since).as_secs(),
@@ -545,6 +588,7 @@ impl FrontRuntime for UblkRuntime {
         let name =
             state.running.iter().find(|(_, running)| is_it(running.claim.number)).map(|(name, _)| name.clone())?;
         let running = state.running.remove(&name)?;
+        self.unlink(&running);
         Some(Box::new(move || {
             let ended = take_down(&shared, &cores, running);
             ended.inspect_err(|why| report(true, &why.to_string())).is_ok()
@@ -553,6 +597,34 @@ impl FrontRuntime for UblkRuntime {
 
     fn leftovers(&self) -> Vec<String> {
         Vec::new()
+    }
+
+    fn local_disks(&self, cores: &FrontHandle) -> Option<Later<LocalDisksView>> {
+        let state = self.state();
+        let disks = state.running.iter().map(|(name, running)| LocalDiskView {
+            name: name.clone(),
+            volume: running.wanted.volume.clone(),
+            host: running.wanted.local.client.name.to_string(),
+            device: disk_at(running.claim.number),
+            link: self.link_of(name).map(|link| link.display().to_string()),
+            read_only: running.wanted.local.client.read_only,
+            features: names(running.claim.flags),
+            trouble: running.disk.trouble().map(ToString::to_string),
+        });
+        let failed = state.troubles.iter().map(|(name, why)| LocalDiskView {
+            name: name.clone(),
+            trouble: Some(why.to_string()),
+            ..LocalDiskView::default()
+        });
+        let disks: Vec<LocalDiskView> = disks.chain(failed).collect();
+        let asked = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.check().await);
+        Some(Box::new(move || {
+            let (offered, trouble) = match answered(asked.wait()) {
+                Ok(features) => (features, None),
+                Err(why) => (0, Some(why.to_string())),
+            };
+            LocalDisksView { offered: names(offered), used: names(offered & USED), trouble, disks }
+        }))
     }
 
     fn places(&self) -> BTreeMap<String, PathBuf> {

@@ -33,6 +33,8 @@ const QUIESCE_MS: u64 = 1000;
 const RECOVERY: u64 = feature::USER_RECOVERY | feature::USER_RECOVERY_REISSUE;
 /// Features that are used where the kernel has them.
 const WELCOME: u64 = feature::UPDATE_SIZE | feature::QUIESCE;
+/// All features that a disk may use, where the kernel has them.
+pub const USED: u64 = RECOVERY | WELCOME | feature::CMD_IOCTL_ENCODE;
 /// Features under which commands and data mean something else than here, or the kernel treats the process in another
 /// way.
 const UNFIT: u64 = feature::SUPPORT_ZERO_COPY

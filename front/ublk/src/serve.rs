@@ -7,6 +7,7 @@
 //! Each queue is served by one core: the kernel accepts the commands of a queue from one thread only.
 
 mod kernel;
+mod link;
 mod path;
 mod queue;
 
@@ -30,6 +31,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::future::pending;
 use std::io;
+use std::path::Path as FilePath;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,11 +53,16 @@ pub struct Opener {
     pub flusher: fn() -> io::Result<()>,
     /// Whether there are disks of ublk.
     pub has_disks: fn() -> bool,
+    /// Makes or replaces the link at this path to the disk of this number.
+    pub link: fn(&FilePath, u32) -> io::Result<()>,
+    /// Removes the link at this path, if it leads to the disk of this number.
+    pub unlink: fn(&FilePath, u32),
 }
 
 impl Opener {
     /// That of this machine.
-    pub const KERNEL: Self = Self { control, queues, flusher: flusher::serve_write_back, has_disks };
+    pub const KERNEL: Self =
+        Self { control, queues, flusher: flusher::serve_write_back, has_disks, link: link::make, unlink: link::remove };
 }
 
 fn has_disks() -> bool {

@@ -80,6 +80,8 @@ impl Bench {
             queues: |_| unreachable!("not opened"),
             flusher: || Err(io::ErrorKind::PermissionDenied.into()),
             has_disks: || false,
+            link: |_, _| unreachable!("no disk is started"),
+            unlink: |_, _| unreachable!("no disk is started"),
         };
         Front::new(&self.reactor, &self.rig.set, open, (keeps, DRAIN))
     }
