@@ -26,9 +26,9 @@ pub const UBLK: FrontKind = FrontKind { place: 3, section: "ublk", noun: "ublk d
 
 sections! {
     /// A disk of this machine, `/dev/ublkbN`, without a network: a volume, or one volume of the group to which this
-    /// machine belongs as a host. `lunar attach` makes such a section for a volume. It needs the kernel module ublk_drv and the capability CAP_SYS_ADMIN. When Lunar ends or is killed,
-    /// the disk stays, its users wait, and the next start serves it again. Groups with networks do not fit, because the
-    /// machine has no address.
+    /// machine belongs as a host. `lunar attach` makes such a section for a volume. It needs the kernel module ublk_drv
+    /// and the capability CAP_SYS_ADMIN. When Lunar ends or is killed, the disk stays, its users wait, and the next
+    /// start serves it again. Groups with networks do not fit, because the machine has no address.
     Ublk (made: Live, removed: EndsSessions) {
         /// The volume; without this key, `target` says whose groups decide.
         volume: Option<To<Volume>> = optional() => EndsSessions;
