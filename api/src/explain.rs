@@ -126,7 +126,9 @@ impl Client {
 /// Whether a refusal is about a proof, which a dry run cannot have.
 fn is_about_proof(code: RefusalCode) -> bool {
     use RefusalCode::{NoProofOfOurs, NotAuthenticated, OtherChannel, Reflected, UnknownUser, WrongSecret};
-    [NotAuthenticated, UnknownUser, WrongSecret, Reflected, NoProofOfOurs, OtherChannel].contains(&code)
+    use RefusalCode::{TlsBroken, TlsNoIdentity, TlsNoSuite, TlsOtherHash, TlsOtherKey};
+    let of_tls = [TlsNoIdentity, TlsOtherKey, TlsOtherHash, TlsNoSuite, TlsBroken].contains(&code);
+    of_tls || [NotAuthenticated, UnknownUser, WrongSecret, Reflected, NoProofOfOurs, OtherChannel].contains(&code)
 }
 
 /// `GET /v1/explain/login/{name}`

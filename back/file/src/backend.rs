@@ -10,7 +10,7 @@ use lunar_engine::backend::{
     Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, OpenedStore, PoolSpace, ProtectionRequest,
     Refusal, StoreRequest, StoreTrouble, TextForm,
 };
-use lunar_reactor::disk::device_name;
+use lunar_reactor::disk::{device_name, device_serial};
 use lunar_reactor::{Reactor, log};
 use rustix::fs::{AtFlags, StatxFlags, fstat, statx};
 use std::io;
@@ -130,7 +130,9 @@ fn fingerprint(file: BorrowedFd<'_>, mark: &mark::Mark) -> Option<Fingerprint> {
     let known = statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BTIME).ok()?;
     let is_dated = known.stx_mask & StatxFlags::BTIME.bits() != 0;
     let created = is_dated.then_some((known.stx_btime.tv_sec, known.stx_btime.tv_nsec));
-    compose(mark, created, device_name(fstat(file).ok()?.st_dev))
+    let device = fstat(file).ok()?.st_dev;
+    // A serial number that a hypervisor gives is the same only on copies of a disk that it attaches with it.
+    compose(mark, created, device_name(device).or_else(|| device_serial(device)))
 }
 
 /// The fingerprint of a file: its number, when it was created, and the name of the device that it is on. Snapshots and

@@ -185,9 +185,14 @@ impl Daemon {
 
     /// Runs a remedy as an operator pastes it into a shell; a secret that it asks for comes through a pipe.
     fn paste(&self, command: &str) -> Result<String> {
-        let path = std::env::var("PATH").unwrap_or_default();
         // The user that a remedy makes is the one of the target.
         let secret = if command.contains(" user create ") { TARGET_SECRET } else { OTHER_SECRET };
+        self.paste_with(command, secret)
+    }
+
+    /// Executes a command in a shell, which gets this secret at its standard input.
+    fn paste_with(&self, command: &str, secret: &str) -> Result<String> {
+        let path = std::env::var("PATH").unwrap_or_default();
         let script = format!("printf '%s\\n' '{secret}' | {command}");
         let mut shell = process::bound("sh");
         shell.args(["-c", &script]).env("LUNAR_SOCKET", self.folder.join("api.sock"));

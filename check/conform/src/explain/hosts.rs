@@ -143,15 +143,18 @@ fn reflected(daemon: &Daemon) -> Result<()> {
     Ok(())
 }
 
+/// The secret of the user of discovery: neither that of the target nor that of another user.
+const FINDER_SECRET: &str = "secret-of-finder";
+
 fn discovery(daemon: &Daemon) -> Result<()> {
-    daemon.paste("lunar user create finder --secret -")?;
+    daemon.paste_with("lunar user create finder --secret -", FINDER_SECRET)?;
     daemon.lunar(&["config", "set", "discovery", "--authentication", "chap", "--users", "finder"])?;
     let discover = |user: &str, secret: &str| {
         let mut command = process::bound("iscsi-ls");
         command.args(["-i", &format!("{IQN}scout"), &format!("iscsi://{user}%{secret}@{}", daemon.front)]);
         process::run(&mut command, LIMIT)?.succeeded()
     };
-    discover("finder", TARGET_SECRET)?;
+    discover("finder", FINDER_SECRET)?;
     ensure!(discover("esx", OTHER_SECRET).is_err(), "discovery accepts the user of the target");
     let refusals = daemon.json(&["explain", "refusal"])?;
     let is_it = |one: &&Json| one["initiator"] == format!("{IQN}scout") && one["code"] == "unknown-user";
