@@ -324,7 +324,9 @@ impl Cartridge {
         if self.is_failed {
             return Err(CartridgeError::Failed);
         }
-        if self.header.durable_end == self.end.offset {
+        // The records behind a damaged one are durable, although they cannot be reached: the end that the header says
+        // keeps them, and nothing was appended.
+        if self.is_damaged || self.header.durable_end == self.end.offset {
             return Ok(());
         }
         self.sync_file()?;
@@ -367,7 +369,8 @@ impl Cartridge {
             return Err(CartridgeError::WriteProtected);
         }
         let is_end = self.at.offset == self.end.offset;
-        if self.header.is_worm && !is_end {
+        // Behind a damaged record there is data.
+        if self.header.is_worm && (!is_end || self.is_damaged) {
             return Err(CartridgeError::Worm);
         }
         // A damaged first record must not make the cartridge useless: it can be written from its beginning.
@@ -392,6 +395,8 @@ impl Cartridge {
         self.index.cut(self.at.object);
         self.end = self.at;
         self.is_damaged = false;
+        // A saved index of fewer cuts is not used.
+        self.saved_end = 0;
         Ok(())
     }
 
@@ -451,7 +456,9 @@ impl Cartridge {
         if let Err(why) = result {
             return Written { blocks: 0, stopped: Some(why) };
         }
-        self.passed(at);
+        if blocks > 0 {
+            self.passed(at);
+        }
         Written { blocks, stopped }
     }
 

@@ -230,6 +230,12 @@ fn a_damaged_synchronized_record_is_reported_and_those_behind_it_are_kept() {
     let written = cartridge.write_blocks(b"x", 1, false);
     assert!(matches!(written.stopped, Some(CartridgeError::Damaged(1))));
     assert_eq!(fixture.length(), whole.len() as u64);
+    // The end of a use and the next one leave it as it is.
+    cartridge.synchronize().unwrap();
+    cartridge.close().unwrap();
+    let mut cartridge = fixture.open();
+    assert_eq!(fixture.length(), whole.len() as u64);
+    assert!(matches!(cartridge.space_to_end(), Err(CartridgeError::Damaged(1))));
     cartridge.rewind();
     put(&mut cartridge, b"new");
     assert_eq!(content(&mut cartridge), [Some(b"new".to_vec())]);

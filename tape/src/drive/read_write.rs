@@ -1,7 +1,7 @@
 //! READ, WRITE, WRITE FILEMARKS and ERASE (SSC-3 6 and 7).
 
 use super::{Drive, read_error, write_error};
-use crate::cartridge::{BLOCK_BYTES_MAX, FILEMARKS_MAX, Found};
+use crate::cartridge::{BLOCK_BYTES_MAX, CartridgeError, FILEMARKS_MAX, Found};
 use crate::scsi::{Answer, Asc, Cdb, Check, Key, Sense};
 
 /// A count of blocks or bytes as INFORMATION.
@@ -162,13 +162,18 @@ impl Drive {
         let moved = written.blocks * length;
         self.counters.written += moved as u64;
         self.counters.stored += stored;
-        if let Some(why) = written.stopped {
+        // Nothing of an unbuffered write is known to be on the medium if the synchronization failed.
+        if let Err(why) = synchronized {
             self.counters.write_errors += 1;
+            return Err(write_error(&why).with(information(count)).into());
+        }
+        if let Some(why) = written.stopped {
+            // The end of the medium and its protection are no errors of it.
+            let is_error = matches!(why, CartridgeError::Io(_) | CartridgeError::Failed | CartridgeError::Damaged(_));
+            self.counters.write_errors += u64::from(is_error);
             let rest = information(if is_fixed { count - written.blocks } else { count });
             return Err(Check { sense: write_error(&why).with(rest), moved });
         }
-        // Nothing of an unbuffered write is known to be on the medium if the synchronization failed.
-        synchronized.map_err(|why| write_error(&why).with(information(count)))?;
         if is_warning {
             return Err(Check { sense: early_warning(), moved });
         }
