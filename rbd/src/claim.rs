@@ -3,11 +3,13 @@
 //! A process that was killed leaves the lock, and may leave writes on their way to the cluster. Its successor takes the
 //! lock away: the cluster does not execute any command of the dead client from then on, so no late write overtakes a
 //! newer one. The metadata of the image say which process has the lock, so that only the lock of a process that has
-//! certainly ended is taken away. The lock of another machine is never taken: it is free when its owner gives it back,
-//! or 30 seconds after its owner has died (`osd_client_watch_timeout`).
+//! certainly ended is taken away. The lock of another client is never taken as long as it watches the image: it is free
+//! when its owner gives it back, or 30 seconds after its owner has died (`osd_client_watch_timeout`).
 
 use crate::library::Failure;
 use crate::library::image::Image;
+use rustix::io::Errno;
+use rustix::process::{Pid, test_kill_process};
 use std::ffi::{CStr, CString};
 use std::fmt;
 use std::fs;
@@ -19,9 +21,7 @@ const KEY: &CStr = c"lunar.owner";
 /// A process.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Process {
-    /// The machine (`/etc/machine-id`).
-    machine: String,
-    /// This start of its kernel.
+    /// The start of its kernel: no two machines have the same.
     boot: String,
     /// The namespace of its processes.
     namespace: String,
@@ -37,26 +37,28 @@ impl Process {
     /// # Errors
     /// When /proc is not there.
     pub fn own() -> io::Result<Self> {
-        let text = |path: &str| Ok::<_, io::Error>(fs::read_to_string(path)?.trim().to_owned());
         let pid = std::process::id();
         let start = start_of(pid).ok_or_else(|| io::Error::other("/proc/self/stat is not understood"))?;
         let namespace = fs::read_link("/proc/self/ns/pid")?.to_string_lossy().into_owned();
-        // A machine without an identifier is known by the start of its kernel alone.
-        let machine = text("/etc/machine-id").unwrap_or_default();
-        Ok(Self { machine, boot: text("/proc/sys/kernel/random/boot_id")?, namespace, pid, start })
+        let boot = fs::read_to_string("/proc/sys/kernel/random/boot_id")?.trim().to_owned();
+        Ok(Self { boot, namespace, pid, start })
     }
 
-    /// Whether it has certainly ended, as this process sees it.
+    /// Whether it has certainly ended, as this process sees it. Of a process before a restart of the machine nothing is
+    /// certain: a copy of a machine has its identifiers, too.
     fn has_ended(&self, own: &Self) -> bool {
-        if self.boot != own.boot {
-            // The same machine has started again; of another machine nothing is known.
-            return !own.machine.is_empty() && self.machine == own.machine;
-        }
-        self.namespace == own.namespace && start_of(self.pid) != Some(self.start)
+        let is_visible = self.boot == own.boot && self.namespace == own.namespace;
+        is_visible && start_of(self.pid).map_or_else(|| is_gone(self.pid), |start| start != self.start)
     }
 }
 
-/// The start of a process; `None`: there is none of this number.
+/// Whether there is no process of this number. /proc may hide those of other users.
+fn is_gone(pid: u32) -> bool {
+    let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+    pid.is_none_or(|pid| test_kill_process(pid) == Err(Errno::SRCH))
+}
+
+/// The start of a process; `None`: it cannot be read.
 fn start_of(pid: u32) -> Option<u64> {
     started(&fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
 }
@@ -77,22 +79,21 @@ struct Claim {
 
 impl fmt::Display for Claim {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Process { machine, boot, namespace, pid, start } = &self.process;
+        let Process { boot, namespace, pid, start } = &self.process;
         // The client comes last: its name may have spaces.
-        write!(f, "1 {machine:-<1} {boot} {namespace} {pid} {start} {}", self.client)
+        write!(f, "1 {boot} {namespace} {pid} {start} {}", self.client)
     }
 }
 
 impl Claim {
     fn parse(text: &str) -> Option<Self> {
-        let mut parts = text.splitn(7, ' ');
+        let mut parts = text.splitn(6, ' ');
         let mut next = || parts.next();
         (next()? == "1").then_some(())?;
-        let machine = next().filter(|machine| *machine != "-").unwrap_or_default().to_owned();
         let (boot, namespace) = (next()?.to_owned(), next()?.to_owned());
         let (pid, start) = (next()?.parse().ok()?, next()?.parse().ok()?);
         let client = next()?.to_owned();
-        Some(Self { process: Process { machine, boot, namespace, pid, start }, client })
+        Some(Self { process: Process { boot, namespace, pid, start }, client })
     }
 }
 
@@ -148,7 +149,14 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
         let name = owner.to_string_lossy();
         let claim = image.metadata(KEY)?.and_then(|text| Claim::parse(&text));
         if claim.is_some_and(|claim| claim.client == name && claim.process.has_ended(own)) {
-            image.break_lock(owner)?;
+            match image.break_lock(owner) {
+                // Another successor was faster.
+                Err(Failure(Errno::NOENT | Errno::BUSY | Errno::AGAIN)) => {}
+                other => other?,
+            }
+        } else if image.watchers()?.contains(owner) {
+            // Clients such as virtual machines give the lock to everybody who asks, and are not asked here.
+            return Err(LockError::InUse(name.into()));
         }
     }
     if let Err(why) = image.acquire_lock() {
@@ -160,7 +168,7 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
     let owners = image.lock_owners()?;
     let client = first(&owners).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let claim = Claim { process: own.clone(), client }.to_string();
-    let claim = CString::new(claim).map_err(|_| Failure(rustix::io::Errno::INVAL))?;
+    let claim = CString::new(claim).map_err(|_| Failure(Errno::INVAL))?;
     image.set_metadata(KEY, Some(&claim))?;
     Ok(())
 }
@@ -181,29 +189,26 @@ mod tests {
     #[test]
     fn a_record_is_written_and_read() {
         let process = Process::own().expect("there is /proc");
-        for (machine, client) in [("5d3a", "127.0.0.1:0/42"), ("", "v2:[::1]:0/7 b")] {
-            let claim =
-                Claim { process: Process { machine: machine.into(), ..process.clone() }, client: client.into() };
+        for client in ["127.0.0.1:0/42", "v2:[::1]:0/7 b"] {
+            let claim = Claim { process: process.clone(), client: client.into() };
             assert_eq!(Claim::parse(&claim.to_string()), Some(claim));
         }
-        for text in ["", "2 a b c 1 2 d", "1 a b c x 2 d", "1 a b c 1 2"] {
+        for text in ["", "2 a b 1 2 d", "1 a b x 2 d", "1 a b 1 2"] {
             assert_eq!(Claim::parse(text), None, "{text}");
         }
     }
 
     #[test]
     fn only_a_process_that_has_certainly_ended_has_ended() {
-        let own = Process { machine: "this".into(), ..Process::own().expect("there is /proc") };
+        let own = Process::own().expect("there is /proc");
         assert!(!own.has_ended(&own));
         assert!(Process { start: own.start + 1, ..own.clone() }.has_ended(&own), "its number is used again");
-        assert!(Process { pid: u32::MAX, ..own.clone() }.has_ended(&own));
-        let elsewhere = Process { namespace: "pid:[1]".into(), pid: u32::MAX, ..own.clone() };
+        assert!(Process { pid: i32::MAX as u32, ..own.clone() }.has_ended(&own));
+        let elsewhere = Process { namespace: "pid:[1]".into(), pid: i32::MAX as u32, ..own.clone() };
         assert!(!elsewhere.has_ended(&own), "a container of this machine");
-        let before = Process { boot: "before".into(), ..own.clone() };
-        assert!(before.has_ended(&own));
-        assert!(!Process { machine: "other".into(), ..before.clone() }.has_ended(&own));
-        let nameless = Process { machine: String::new(), ..before };
-        assert!(!nameless.has_ended(&Process { machine: String::new(), ..own }), "two machines without identifiers");
+        let before = Process { boot: "before".into(), pid: i32::MAX as u32, ..own.clone() };
+        assert!(!before.has_ended(&own), "another machine, or another start of this one");
+        assert!(!is_gone(1), "a process of another user is not gone");
     }
 
     #[test]

@@ -50,6 +50,24 @@ struct CipherPassphrase {
     passphrase: Passphrase,
 }
 
+/// `rbd_image_watcher_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct Watcher {
+    address: *mut c_char,
+    id: i64,
+    cookie: u64,
+}
+
+/// `rbd_config_option_t`.
+#[repr(C)]
+#[derive(Clone, Copy)]
+struct ConfigOption {
+    name: *mut c_char,
+    value: *mut c_char,
+    source: c_int,
+}
+
 /// Declares the functions of a library, and a table of them.
 macro_rules! functions {
     ($(#[$about:meta])* $table:ident { $($function:ident($($argument:ty),*) -> $result:ty;)* }) => {
@@ -108,6 +126,10 @@ functions! {
         rbd_lock_release(Handle) -> c_int;
         rbd_lock_get_owners(Handle, *mut c_int, *mut *mut c_char, *mut usize) -> c_int;
         rbd_lock_get_owners_cleanup(*mut *mut c_char, usize) -> ();
+        rbd_watchers_list(Handle, *mut Watcher, *mut usize) -> c_int;
+        rbd_watchers_list_cleanup(*mut Watcher, usize) -> ();
+        rbd_config_image_list(Handle, *mut ConfigOption, *mut c_int) -> c_int;
+        rbd_config_image_list_cleanup(*mut ConfigOption, c_int) -> ();
         rbd_lock_break(Handle, c_int, *const c_char) -> c_int;
         rbd_update_watch(Handle, *mut u64, extern "C" fn(*mut c_void), *mut c_void) -> c_int;
         rbd_update_unwatch(Handle, u64) -> c_int;

@@ -53,6 +53,13 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let is_read_only = args.read_only || name.snapshot.is_some();
     let image = Image::open(&pool, &name.image, name.snapshot.as_deref(), is_read_only)
         .map_err(|why| format!("the image cannot be opened: {why}"))?;
+    if let Some(option) = image.unsafe_option()? {
+        return Err(format!(
+            "the image or its pool has {option}, with which acknowledged writes could be lost: remove it \
+                            (`rbd config image remove`, `rbd config pool remove`)"
+        )
+        .into());
+    }
     if !is_read_only && !lock(args, &image, &stop)? {
         return Ok(());
     }
@@ -100,7 +107,11 @@ fn serve(args: &Args, image: &Image, is_read_only: bool, stop: &UnixStream) -> R
     loop {
         // Commands of the connection before must have ended: Lunar sends them again.
         image.drain();
-        let ended = Serving::connect(&args.socket, image, is_read_only).and_then(|mut serving| {
+        let size = match image.size() {
+            Err(why) if why.is_fenced() => return Ok(End::Fenced),
+            other => other.map_err(|why| format!("the size of the image cannot be read: {why}"))?,
+        };
+        let ended = Serving::connect(&args.socket, image, size, is_read_only).and_then(|mut serving| {
             has_said = false;
             serving.run(stop.as_fd())
         });

@@ -38,10 +38,9 @@ impl<'a> Serving<'a> {
     /// newer commands after it.
     ///
     /// # Errors
-    /// When Lunar does not listen, or the image has no size.
-    pub fn connect(socket: &Path, image: &'a Image, is_read_only: bool) -> Result<Self, ServeError> {
+    /// When Lunar does not listen.
+    pub fn connect(socket: &Path, image: &'a Image, size: u64, is_read_only: bool) -> Result<Self, ServeError> {
         debug_assert_eq!(image.in_progress(), 0);
-        let size = image.size().map_err(|why| ServeError::Io(why.0.into()))?;
         let features = if is_read_only { 0 } else { features::UNMAP | features::ZERO };
         let name = concat!("lunar-rbd ", env!("CARGO_PKG_VERSION"));
         let connection = Connection::open(socket, name, size, features)?;
@@ -93,14 +92,18 @@ impl<'a> Serving<'a> {
     }
 
     /// Looks at the size of the image after a change of its header.
-    fn compare_size(&self) {
+    fn compare_size(&mut self) {
         let _ = rustix::io::read(self.image.changed(), &mut [0; size_of::<u64>()]);
         match self.image.size() {
-            Ok(size) if size != self.size => log!(
-                warning,
-                "the image has {size} bytes now, and had {}. Set `size` of the volume, then all hosts see it",
-                self.size
-            ),
+            Ok(size) if size != self.size => {
+                log!(
+                    warning,
+                    "the image has {size} bytes now, and had {}. Set `size` of the volume, then all hosts see it",
+                    self.size
+                );
+                // Commands behind its end fail.
+                self.size = self.size.min(size);
+            }
             _ => {}
         }
     }

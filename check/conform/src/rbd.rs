@@ -72,6 +72,9 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         check("an encrypted image, and one whose size changes", &mut || encrypted(&cluster, &daemon));
     }
     check("an image without the exclusive lock is refused", &mut || unlocked(&cluster, &daemon));
+    check("an image that another client writes to, or with a cache, is refused", &mut || {
+        unsafe_image(&cluster, &daemon)
+    });
     lab.report.check("rbd", "the daemon is healthy and stops", || {
         let _handler = daemon.handler(&cluster, IMAGE, "rbd/image", &[])?;
         daemon.target.healthy()?;
@@ -391,4 +394,31 @@ fn unlocked(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     let (succeeded, text) = Handler::start(cluster, &daemon.socket(IMAGE), "rbd/nothing", &[])?.ended()?;
     ensure!(!succeeded && text.contains("the image cannot be opened"), "{text}");
     Ok(())
+}
+
+fn unsafe_image(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
+    let refused = |words: &str| -> Result<()> {
+        let (succeeded, text) = Handler::start(cluster, &daemon.socket(IMAGE), "rbd/image", &[])?.ended()?;
+        ensure!(!succeeded && text.contains(words), "{text}");
+        Ok(())
+    };
+    cluster.run(&["rbd", "config", "image", "set", "rbd/image", "rbd_cache", "true"])?;
+    refused("rbd_cache = true")?;
+    cluster.run(&["rbd", "config", "image", "remove", "rbd/image", "rbd_cache"])?;
+    // It would give the lock to everybody who asks.
+    let log = cluster.folder.join("bench.out");
+    let load = ["rbd", "bench", "--io-type", "write", "--io-threads", "1", "--io-total", "64G", "rbd/image"];
+    let mut writer = cluster.spawn(&load, &log)?;
+    let checked = (|| {
+        let end = Instant::now() + LIMIT;
+        while cluster.run(&["rbd", "lock", "ls", "rbd/image"])?.trim().is_empty() {
+            ensure!(Instant::now() < end, "rbd bench does not lock the image");
+        }
+        refused("has the lock of the image")?;
+        ensure!(writer.try_wait()?.is_none(), "rbd bench has ended: {}", std::fs::read_to_string(&log)?);
+        Ok(())
+    })();
+    writer.kill()?;
+    writer.wait()?;
+    checked
 }

@@ -8,11 +8,15 @@ use std::rc::Rc;
 
 /// Options of the library for every connection, before those of the operator:
 ///
-/// * Without a cache, a write is on the medium when it ends, and no other client reads old data.
 /// * Initiators read ahead themselves.
 /// * The library waits no longer for a monitor than an operator who looks at the log.
-const OPTIONS: [(&CStr, &CStr); 3] =
-    [(c"rbd_cache", c"false"), (c"rbd_readahead_max_bytes", c"0"), (c"client_mount_timeout", c"30")];
+const OPTIONS: [(&CStr, &CStr); 2] = [(c"rbd_readahead_max_bytes", c"0"), (c"client_mount_timeout", c"30")];
+/// Options that no data is safe without. Those of an image or a pool win over them, so an image is refused if they have
+/// other values.
+///
+/// * Without a cache, a write is on the medium when it ends, and no other client reads old data.
+/// * A client whose lock is taken away executes no command any more.
+pub(super) const REQUIRED: [(&CStr, &CStr); 2] = [(c"rbd_cache", c"false"), (c"rbd_blocklist_on_break_lock", c"true")];
 
 /// The address of a cluster, and the user.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -78,7 +82,7 @@ impl Cluster {
         // SAFETY: the handle is one, and the file is a string or null.
         Failure::check(unsafe { (rados.rados_conf_read_file)(handle, file) }).map_err(ClusterError::File)?;
         let own = OPTIONS.iter().copied();
-        for (name, value) in own.chain(access.options.iter().map(|(name, value)| (&**name, &**value))) {
+        for (name, value) in own.chain(access.options.iter().map(|(name, value)| (&**name, &**value))).chain(REQUIRED) {
             // SAFETY: the handle is one, and both are strings.
             Failure::check(unsafe { (rados.rados_conf_set)(handle, name.as_ptr(), value.as_ptr()) })
                 .map_err(|why| ClusterError::Option(name.to_owned(), why))?;

@@ -1,7 +1,7 @@
 //! An open image.
 
-use super::cluster::Pool;
-use super::{CipherPassphrase, Failure, Handle, Info, Passphrase, Rbd};
+use super::cluster::{Pool, REQUIRED};
+use super::{CipherPassphrase, ConfigOption, Failure, Handle, Info, Passphrase, Rbd, Watcher};
 use lunar_core::mem::{Buf, Slice};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
@@ -24,6 +24,10 @@ const COMPLETIONS: usize = 64;
 const METADATA_MAX: usize = 1024;
 /// Owners of a lock: an exclusive one has one.
 const OWNERS_MAX: usize = 4;
+/// Clients that have an image open.
+const WATCHERS_MAX: usize = 256;
+/// Options of the library: version 18 has some 80 that an image may have.
+const OPTIONS_MAX: usize = 512;
 
 /// The format of an encrypted image: the numbers are those of `rbd_encryption_format_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -64,6 +68,8 @@ enum Call {
 /// A command that the library executes: it has the memory.
 struct Pending {
     token: u64,
+    /// The bytes that a read has to return.
+    read: isize,
     _operation: Operation,
 }
 
@@ -239,6 +245,46 @@ impl Image {
         Ok(names)
     }
 
+    /// The clients that have it open for writing, as the owner of a lock is named.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn watchers(&self) -> Result<Vec<CString>, Failure> {
+        let rbd = self.rbd();
+        let mut all = [Watcher { address: null_mut(), id: 0, cookie: 0 }; WATCHERS_MAX];
+        let (first, mut count) = (all.as_mut_ptr(), WATCHERS_MAX);
+        // SAFETY: the image is open, and at most `count` entries are written.
+        Failure::check(unsafe { (rbd.rbd_watchers_list)(self.handle, first, &raw mut count) })?;
+        let count = count.min(WATCHERS_MAX);
+        // SAFETY: so many entries with strings were written.
+        let names = all[..count].iter().map(|watcher| unsafe { CStr::from_ptr(watcher.address) }.to_owned()).collect();
+        // SAFETY: the library has allocated the strings.
+        unsafe { (rbd.rbd_watchers_list_cleanup)(first, count) };
+        Ok(names)
+    }
+
+    /// The option without which no data is safe and that the image or its pool has changed, if there is one.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn unsafe_option(&self) -> Result<Option<String>, Failure> {
+        let rbd = self.rbd();
+        let mut all = vec![ConfigOption { name: null_mut(), value: null_mut(), source: 0 }; OPTIONS_MAX];
+        let (first, mut count) = (all.as_mut_ptr(), OPTIONS_MAX as c_int);
+        // SAFETY: the image is open, and at most `count` entries are written.
+        Failure::check(unsafe { (rbd.rbd_config_image_list)(self.handle, first, &raw mut count) })?;
+        let used = usize::try_from(count).unwrap_or(0).min(OPTIONS_MAX);
+        let found = all[..used].iter().find_map(|option| {
+            // SAFETY: both are strings of the library.
+            let (name, value) = unsafe { (CStr::from_ptr(option.name), CStr::from_ptr(option.value)) };
+            let is_changed = REQUIRED.iter().any(|(required, safe)| *required == name && *safe != value);
+            is_changed.then(|| format!("{} = {}", name.to_string_lossy(), value.to_string_lossy()))
+        });
+        // SAFETY: the library has allocated the strings.
+        unsafe { (rbd.rbd_config_image_list_cleanup)(first, count) };
+        Ok(found)
+    }
+
     /// Takes the lock, and keeps it: other clients do not get it when they ask.
     ///
     /// # Errors
@@ -298,7 +344,8 @@ impl Image {
             Operation::Discard(len) => Call::Discard(*len),
             Operation::Zero(len) => Call::Zero(*len),
         };
-        let pending = Box::into_raw(Box::new(Pending { token, _operation: operation }));
+        let read = if let Call::Read(_, len) = call { isize::try_from(len).unwrap_or(isize::MAX) } else { 0 };
+        let pending = Box::into_raw(Box::new(Pending { token, read, _operation: operation }));
         let (mut completion, handle) = (null_mut(), self.handle);
         // SAFETY: the completion is written. The memory stays in `pending` until the command has ended, and nothing
         // here uses it meanwhile.
@@ -351,8 +398,11 @@ impl Image {
                     (pending, result)
                 };
                 self.in_progress.set(self.in_progress.get() - 1);
-                // A read returns the number of its bytes.
-                let result = Failure::check(result.clamp(-4095, 0) as c_int).map(drop);
+                // A read returns the number of its bytes: fewer if the image has become smaller.
+                let result = match Failure::check(result.clamp(-4095, 0) as c_int) {
+                    Ok(_) if result < pending.read => Err(Failure(Errno::IO)),
+                    other => other.map(drop),
+                };
                 into.push(Completed { token: pending.token, result });
             }
             if count < COMPLETIONS {
