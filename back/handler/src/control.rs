@@ -21,7 +21,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv,
     socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,7 +106,7 @@ struct Control {
     newcomer: Option<Newcomer>,
     handler: Option<Handler>,
     /// The last process that was the handler. None where processes have no numbers that this one sees.
-    process: Option<(Pid, OwnedFd)>,
+    process: Option<(Pid, Option<OwnedFd>)>,
     generation: u32,
     /// No connection is accepted until then.
     pause: Option<Instant>,
@@ -250,7 +250,7 @@ impl Control {
             queues: QUEUES_MAX.into(),
             volume: name_field(&unit.name),
         });
-        self.process = peer.as_ref().and_then(|peer| Some((peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()).ok()?)));
+        self.process = peer.as_ref().map(|peer| (peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()).ok()));
         let connected = Connected {
             name: name_of(&hello.name),
             process: peer.as_ref().map_or(0, |peer| peer.pid.as_raw_nonzero().get()),
@@ -284,9 +284,13 @@ impl Control {
         if newcomer == Some(*process) {
             return None;
         }
+        let time = Timespec::try_from(EXIT_TIME).ok();
         // A process closes its socket a moment before it has ended.
-        let mut end = [PollFd::new(handle, PollFlags::IN)];
-        let has_ended = poll(&mut end, Timespec::try_from(EXIT_TIME).ok().as_ref()).is_ok_and(|count| count > 0);
+        let has_ended = match handle {
+            Some(handle) => poll(&mut [PollFd::new(handle, PollFlags::IN)], time.as_ref()).is_ok_and(|count| count > 0),
+            // Another process may have got its number; then this one waits for that one, too.
+            None => test_kill_process(*process) == Err(Errno::SRCH),
+        };
         (!has_ended).then_some(process.as_raw_nonzero().get())
     }
 

@@ -204,7 +204,13 @@ impl Lane for Core {
         late.into_iter().for_each(|request| end(request, Err(Fault::Timeout)));
         let limit = self.0.before(shared.restart_time());
         let over = self.0.take_waiting(|request| request.since < limit);
-        over.into_iter().for_each(|request| end(request, Err(Fault::NotReady)));
+        for request in over {
+            if request.is_kept {
+                // A handler that has gone may have executed it.
+                shared.add_change();
+            }
+            end(request, Err(Fault::NotReady));
+        }
     }
 }
 

@@ -285,8 +285,11 @@ impl Shared {
         self.end_late(orphaned);
     }
 
-    /// So many late commands will not be executed any more.
+    /// So many late commands will not be executed any more. They may have changed the volume before.
     pub(crate) fn end_late(&self, count: usize) {
+        if count > 0 {
+            self.add_change();
+        }
         if count > 0 && self.late.fetch_sub(count, Ordering::AcqRel) == count {
             self.state().ports.iter().for_each(|port| port.events.send(Event::Resume));
         }
