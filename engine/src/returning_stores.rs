@@ -3,8 +3,9 @@
 
 use crate::control_thread::ControlThread;
 use crate::unavailable::{Found, Place};
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
@@ -13,6 +14,8 @@ use std::time::Duration;
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 /// Looks in progress at most. Each is a thread; places that do not answer hold theirs.
 const LOOKS_MAX: usize = 64;
+/// Looks in progress at places in one folder: a network file system that does not answer leaves threads to the others.
+const LOOKS_OF_FOLDER: usize = 8;
 
 /// Starts to look when `woken` says so: see [`crate::engine::Engine::store_wake_ups`]. The thread ends with the control
 /// thread or with the engine.
@@ -26,7 +29,8 @@ pub fn start(control: ControlThread, woken: Receiver<()>) -> io::Result<()> {
 
 fn look(control: &ControlThread, woken: &Receiver<()>) {
     let (answer, answers) = mpsc::channel();
-    let mut looking = BTreeSet::new();
+    // The folder of each place that is looked at.
+    let mut looking: BTreeMap<Arc<str>, Option<PathBuf>> = BTreeMap::new();
     let mut patience = None;
     loop {
         let waited = match patience {
@@ -44,9 +48,12 @@ fn look(control: &ControlThread, woken: &Receiver<()>) {
         let Ok((places, is_missing)) = asked else { return };
         patience = is_missing.then_some(LOOK_INTERVAL);
         for place in places {
-            if looking.len() < LOOKS_MAX && looking.insert(place.name.clone()) && !begin(place.clone(), answer.clone())
-            {
-                looking.remove(&place.name);
+            let folder = place.path.parent().map(Path::to_owned);
+            let beside = looking.values().filter(|other| **other == folder).count();
+            let has_room = looking.len() < LOOKS_MAX && beside < LOOKS_OF_FOLDER;
+            let name = place.name.clone();
+            if has_room && !looking.contains_key(&name) && begin(place, answer.clone()) {
+                looking.insert(name, folder);
             }
         }
         if !looking.is_empty() {

@@ -224,9 +224,14 @@ impl Port {
                 Poll::Pending
             })
         };
-        let mut has_failed = false;
+        let (mut has_failed, mut last) = (false, None);
         while self.closed.unless(changed()).await.is_some() {
             let bytes = live::bytes(&self.engine.borrow().live());
+            // Connections that were never established come and go without a login.
+            if last.as_ref() == Some(&bytes) {
+                continue;
+            }
+            last = Some(bytes.clone());
             let result = record.save(live::NAME, bytes).await;
             if let Err(why) = result
                 && !std::mem::replace(&mut has_failed, true)

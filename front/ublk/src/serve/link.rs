@@ -3,17 +3,16 @@
 use crate::wire::disk_at;
 use rustix::fs::{CWD, symlinkat};
 use std::io::{self, ErrorKind};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 /// Makes or replaces the link at `path` to the disk of this number, and the folder above it.
 pub(super) fn make(path: &Path, number: u32) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
-    // Replaced in one step: the path is never without a link.
-    let mut new = path.as_os_str().to_owned();
-    new.push(".new");
-    let new = PathBuf::from(new);
+    // Replaced in one step: the path is never without a link. No disk has a name that begins with a dot.
+    let name = path.file_name().ok_or(ErrorKind::InvalidInput)?;
+    let new = path.with_file_name(format!(".{}", name.display()));
     match std::fs::remove_file(&new) {
         Err(why) if why.kind() != ErrorKind::NotFound => return Err(why),
         _ => {}
@@ -42,6 +41,11 @@ mod tests {
             make(&path, number).expect("the folder can be written to");
             assert_eq!(std::fs::read_link(&path).expect("a link"), Path::new(&disk_at(number)));
         }
+        let other = folder.join("ublk/data.1.new");
+        make(&other, 9).expect("the folder can be written to");
+        make(&path, 7).expect("the folder can be written to");
+        assert_eq!(std::fs::read_link(&other).expect("the link of another disk"), Path::new(&disk_at(9)));
+        remove(&other, 9);
         remove(&path, 3);
         assert!(path.is_symlink(), "it is that of another disk");
         remove(&path, 7);
