@@ -3,6 +3,7 @@
 use crate::apply::Refusal;
 use crate::common_sections::Volume;
 use crate::config::Config;
+use crate::kind::Kind;
 use std::path::PathBuf;
 use std::sync::{Arc, Weak};
 
@@ -45,12 +46,24 @@ impl WriteFreezes {
     }
 }
 
-/// Whether no client can write to a volume: the volume is read-only, or each of its LUNs is.
+/// Whether a client can write to a volume that the section of a front names, without a LUN map: an attached disk.
+fn is_attached(config: &Config, volume: &str) -> bool {
+    config.objects().into_iter().filter(|(id, _)| matches!(id.kind, Kind::Front(_))).any(|(_, object)| {
+        let mut is_named = false;
+        let mut look = |kind, name: &str, _| is_named |= kind == Kind::Volume && name == volume;
+        object.fields().into_iter().for_each(|field| field.mentions(&mut look));
+        let mut keys = object.keys().into_iter().zip(object.fields());
+        is_named && !keys.any(|(key, field)| key.name() == "read-only" && field.show() == true)
+    })
+}
+
+/// Whether no client can write to a volume: the volume is read-only, or each of its LUNs and attached disks is.
 fn is_frozen(config: &Config, volume: &str) -> bool {
     let Some(found) = config.volumes.get(volume) else { return false };
     let mut luns = config.groups.values().flat_map(|group| group.luns.0.values());
     // NVMe hosts of the groups of its pool can write to a volume that a host created.
     let mut pools = config.groups.values().filter_map(|group| group.pool.as_ref());
     let is_in_use = found.pool.as_ref().is_some_and(|own| pools.any(|pool| pool.name() == own.name()));
-    found.read_only || !is_in_use && luns.all(|lun| lun.volume.name() != volume || lun.read_only)
+    let are_read_only = luns.all(|lun| lun.volume.name() != volume || lun.read_only);
+    found.read_only || !is_in_use && are_read_only && !is_attached(config, volume)
 }

@@ -140,9 +140,7 @@ fn over_frames(program: &Path, folder: &Path) -> Result<()> {
 const FRAMES: usize = 150;
 
 /// Forwards the frames of a link in both directions, until there were so many.
-fn forward(folder: &Path, frames: usize) -> Result<()> {
-    let (at_receiver, at_sender) = (folder.join("x1"), folder.join("y1"));
-    let ends = [UnixDatagram::bind(at_receiver)?, UnixDatagram::bind(at_sender)?];
+fn forward(folder: &Path, ends: &[UnixDatagram; 2], frames: usize) -> Result<()> {
     let targets = [folder.join("s1"), folder.join("r1")];
     let (mut frame, mut count, started) = ([0; 10_000], 0, Instant::now());
     while count < frames {
@@ -164,8 +162,11 @@ fn over_dying_links(program: &Path, folder: &Path) -> Result<()> {
     let sending = links(folder, &[("s0", "r0"), ("s1", "y1"), ("s2", "r2")]);
     let peers = peers(program, &receiving)?;
     let transfers = 60;
+    // Both are there before a program sends: a link whose peer is missing is dead for it.
+    let (at_receiver, at_sender) = (folder.join("x1"), folder.join("y1"));
+    let ends = [UnixDatagram::bind(at_receiver)?, UnixDatagram::bind(at_sender)?];
     let received = std::thread::scope(|scope| {
-        let link = scope.spawn(|| forward(folder, FRAMES));
+        let link = scope.spawn(|| forward(folder, &ends, FRAMES));
         let received = beside_receiver(program, &receiving, |_, _| {
             run(&mut sender(program, &sending, &peers, (2_000_000, transfers)), LIMIT)?.succeeded().map(drop)
         });
