@@ -397,21 +397,23 @@ fn unlocked(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
 }
 
 fn unsafe_image(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
+    // A dead client keeps its lock for a while: not that of the image of the other cases.
+    cluster.run(&["rbd", "create", "--size", "64M", "rbd/other"])?;
     let refused = |words: &str| -> Result<()> {
-        let (succeeded, text) = Handler::start(cluster, &daemon.socket(IMAGE), "rbd/image", &[])?.ended()?;
+        let (succeeded, text) = Handler::start(cluster, &daemon.socket(IMAGE), "rbd/other", &[])?.ended()?;
         ensure!(!succeeded && text.contains(words), "{text}");
         Ok(())
     };
-    cluster.run(&["rbd", "config", "image", "set", "rbd/image", "rbd_cache", "true"])?;
+    cluster.run(&["rbd", "config", "image", "set", "rbd/other", "rbd_cache", "true"])?;
     refused("rbd_cache = true")?;
-    cluster.run(&["rbd", "config", "image", "remove", "rbd/image", "rbd_cache"])?;
+    cluster.run(&["rbd", "config", "image", "remove", "rbd/other", "rbd_cache"])?;
     // It would give the lock to everybody who asks.
     let log = cluster.folder.join("bench.out");
-    let load = ["rbd", "bench", "--io-type", "write", "--io-threads", "1", "--io-total", "64G", "rbd/image"];
+    let load = ["rbd", "bench", "--io-type", "write", "--io-threads", "1", "--io-total", "64G", "rbd/other"];
     let mut writer = cluster.spawn(&load, &log)?;
     let checked = (|| {
         let end = Instant::now() + LIMIT;
-        while cluster.run(&["rbd", "lock", "ls", "rbd/image"])?.trim().is_empty() {
+        while cluster.run(&["rbd", "lock", "ls", "rbd/other"])?.trim().is_empty() {
             ensure!(Instant::now() < end, "rbd bench does not lock the image");
         }
         refused("has the lock of the image")?;
