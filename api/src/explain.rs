@@ -127,8 +127,20 @@ impl Client {
 fn is_about_proof(code: RefusalCode) -> bool {
     use RefusalCode::{NoProofOfOurs, NotAuthenticated, OtherChannel, Reflected, UnknownUser, WrongSecret};
     use RefusalCode::{TlsBroken, TlsNoIdentity, TlsNoSuite, TlsOtherHash, TlsOtherKey};
-    let of_tls = [TlsNoIdentity, TlsOtherKey, TlsOtherHash, TlsNoSuite, TlsBroken].contains(&code);
-    of_tls || [NotAuthenticated, UnknownUser, WrongSecret, Reflected, NoProofOfOurs, OtherChannel].contains(&code)
+    matches!(
+        code,
+        NotAuthenticated
+            | UnknownUser
+            | WrongSecret
+            | Reflected
+            | NoProofOfOurs
+            | OtherChannel
+            | TlsNoIdentity
+            | TlsOtherKey
+            | TlsOtherHash
+            | TlsNoSuite
+            | TlsBroken
+    )
 }
 
 /// `GET /v1/explain/login/{name}`

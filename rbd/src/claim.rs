@@ -132,10 +132,6 @@ impl From<Failure> for LockError {
     }
 }
 
-fn first(owners: &[CString]) -> Option<&CString> {
-    owners.first()
-}
-
 /// Locks an image.
 ///
 /// # Errors
@@ -145,7 +141,7 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
         return Err(LockError::NoFeature);
     }
     let owners = image.lock_owners()?;
-    if let Some(owner) = first(&owners) {
+    if let Some(owner) = owners.first() {
         let name = owner.to_string_lossy();
         let claim = image.metadata(KEY)?.and_then(|text| Claim::parse(&text));
         if claim.is_some_and(|claim| claim.client == name && claim.process.has_ended(own)) {
@@ -161,12 +157,12 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
     }
     if let Err(why) = image.acquire_lock() {
         let owners = image.lock_owners()?;
-        return Err(
-            first(&owners).map_or(LockError::Failed(why), |name| LockError::InUse(name.to_string_lossy().into()))
-        );
+        return Err(owners
+            .first()
+            .map_or(LockError::Failed(why), |name| LockError::InUse(name.to_string_lossy().into())));
     }
     let owners = image.lock_owners()?;
-    let client = first(&owners).map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    let client = owners.first().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
     let claim = Claim { process: own.clone(), client }.to_string();
     let claim = CString::new(claim).map_err(|_| Failure(Errno::INVAL))?;
     image.set_metadata(KEY, Some(&claim))?;

@@ -1,7 +1,6 @@
 //! A Ceph cluster on loopback: one monitor, and object stores on files, from Debian's packages in a tree of their own.
 
 use std::fs::File;
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -42,9 +41,9 @@ impl Cluster {
         std::fs::write(root.join("etc/group"), "root:x:0:\n")?;
         let mut cluster = Self { root, folder, monitor: None, stores: Vec::new() };
         let identifier = identifier()?;
-        std::fs::write(cluster.configuration(), cluster.text(&identifier, free_port()?))?;
+        let address = format!("[v2:{}]", free_port()?);
+        std::fs::write(cluster.configuration(), cluster.text(&identifier, &address))?;
         let map = cluster.path("monmap");
-        let address = std::fs::read_to_string(cluster.path("address"))?;
         cluster.run(&["monmaptool", "--create", "--fsid", &identifier, "--addv", "a", &address, &map])?;
         cluster.run(&["ceph-mon", "--mkfs", "-i", "a", "--monmap", &map])?;
         cluster.start_monitor()?;
@@ -70,13 +69,11 @@ impl Cluster {
         self.folder.join(name).display().to_string()
     }
 
-    fn text(&self, identifier: &str, portal: SocketAddr) -> String {
-        let (folder, address) = (self.folder.display(), format!("[v2:{portal}]"));
-        // It is an argument of a program, too.
-        let _ = std::fs::write(self.folder.join("address"), &address);
+    fn text(&self, identifier: &str, address: &str) -> String {
+        let folder = self.folder.display();
         let options = [
             ("fsid", identifier.to_owned()),
-            ("mon_host", address),
+            ("mon_host", address.to_owned()),
             ("public_network", "127.0.0.0/8".into()),
             ("public_addr", "127.0.0.1".into()),
             ("cluster_addr", "127.0.0.1".into()),
