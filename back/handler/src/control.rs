@@ -21,7 +21,7 @@ use rustix::net::{
     AddressFamily, RecvFlags, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, connect, listen, recv,
     socket_with,
 };
-use rustix::process::{Pid, PidfdFlags, pidfd_open, test_kill_process};
+use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -106,7 +106,7 @@ struct Control {
     newcomer: Option<Newcomer>,
     handler: Option<Handler>,
     /// The last process that was the handler. None where processes have no numbers that this one sees.
-    process: Option<(Pid, Option<OwnedFd>)>,
+    process: Option<(Pid, OwnedFd)>,
     generation: u32,
     /// No connection is accepted until then.
     pause: Option<Instant>,
@@ -238,6 +238,15 @@ impl Control {
         if let Some(process) = self.other_process(peer.as_ref().map(|peer| peer.pid)) {
             return self.refuse(&format!("process {process}, which was the handler before, has not ended"));
         }
+        let process = match peer.as_ref().map(|peer| (peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()))) {
+            Some((pid, Ok(handle))) => Some((pid, handle)),
+            // Without a handle nothing would say whether it has ended when the next one comes.
+            Some((_, Err(why @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)))) => {
+                return self.refuse(&format!("its process cannot be watched: {why}"));
+            }
+            // It has ended already, or has no number that this process sees.
+            Some((_, Err(_))) | None => None,
+        };
         let Some(newcomer) = self.newcomer.take() else { return };
         self.generation = self.generation.wrapping_add(1).max(1);
         let agreed = hello.features.get() & features::ALL;
@@ -250,7 +259,7 @@ impl Control {
             queues: QUEUES_MAX.into(),
             volume: name_field(&unit.name),
         });
-        self.process = peer.as_ref().map(|peer| (peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()).ok()));
+        self.process = process;
         let connected = Connected {
             name: name_of(&hello.name),
             process: peer.as_ref().map_or(0, |peer| peer.pid.as_raw_nonzero().get()),
@@ -284,13 +293,9 @@ impl Control {
         if newcomer == Some(*process) {
             return None;
         }
-        let time = Timespec::try_from(EXIT_TIME).ok();
         // A process closes its socket a moment before it has ended.
-        let has_ended = match handle {
-            Some(handle) => poll(&mut [PollFd::new(handle, PollFlags::IN)], time.as_ref()).is_ok_and(|count| count > 0),
-            // Another process may have got its number; then this one waits for that one, too.
-            None => test_kill_process(*process) == Err(Errno::SRCH),
-        };
+        let mut end = [PollFd::new(handle, PollFlags::IN)];
+        let has_ended = poll(&mut end, Timespec::try_from(EXIT_TIME).ok().as_ref()).is_ok_and(|count| count > 0);
         (!has_ended).then_some(process.as_raw_nonzero().get())
     }
 
