@@ -1,9 +1,9 @@
 //! Volumes whose data another process serves: the example in C under verifying loads, killed, stopped and missing; and
 //! a hostile handler beside it. A handler that is a SCSI device: `device`.
 
+pub(crate) mod daemon;
 mod device;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,21 +14,29 @@ use lunar_handler::ring::at;
 use lunar_handler::serve::{Connection, Device, HandlerQueue, ServeError, serve};
 use lunar_handler::wire::{Code, Message, Status, Submission};
 use rustix::process::Signal;
-use serde_json::Value;
 
 use crate::process::{bound, run, signal};
 use crate::report::skip;
-use crate::session::{Data, GOOD, Login, Session, cdb};
-use crate::target::{Driver, Lab, Spec, Target, free_port};
+use crate::session::{Data, GOOD, Session, cdb};
+use crate::target::{Driver, Lab};
 use crate::test_data::{Random, pattern};
 use crate::verifying_writer::VerifyingWriter;
+use daemon::{Daemon, TARGET};
 
-const TARGET: &str = "iqn.2026-01.io.lunar.conform:handlers";
 /// Bytes of each volume.
 const SIZE: u64 = 64 << 20;
 const BLOCK: usize = 512;
 /// The volumes, in the order of their LUNs. The third and the fourth give handlers little time; the last is a device.
-const VOLUMES: [&str; 5] = ["first", "second", "hasty", "hostile", "device"];
+const VOLUMES: [(&str, &str); 5] = [
+    ("first", "size = \"64M\""),
+    ("second", "size = \"64M\""),
+    ("hasty", HASTE),
+    ("hostile", HASTE),
+    ("device", "device-type = \"processor\""),
+];
+const HASTE: &str = "size = \"64M\"\ncommand-timeout = \"1s\"\nrestart-time = \"2s\"";
+/// The name of the example, in the scratch folder.
+const PROGRAM: &str = "file_handler";
 const FIRST: u16 = 0;
 const SECOND: u16 = 1;
 const HASTY: u16 = 2;
@@ -49,10 +57,10 @@ const TIME_OUT: (u8, u8, u8) = (0x0b, 0x3e, 0x02);
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     lab.built()?;
     let part = format!("handler/{}", driver.name());
-    let program = compile(&lab.scratch)?;
+    compile(&lab.scratch)?;
     let mut daemon = None;
     lab.report.check(&part, "a daemon starts without the handlers of its volumes", || {
-        daemon = Some(Daemon::start(lab, driver, program)?);
+        daemon = Some(Daemon::start(lab, driver, &VOLUMES)?);
         Ok(())
     });
     let Some(mut daemon) = daemon else { return Ok(()) };
@@ -66,7 +74,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check("a hostile handler harms its own volume only", &|| hostile(lab, &daemon));
     lab.report.check(&part, "the daemon is healthy and stops", || {
         // It flushes its volumes.
-        let _handlers = [daemon.handler(FIRST)?, daemon.handler(SECOND)?, daemon.handler(HASTY)?];
+        let _handlers = [example(&daemon, FIRST)?, example(&daemon, SECOND)?, example(&daemon, HASTY)?];
         daemon.target.healthy()?;
         daemon.target.stop()
     });
@@ -76,7 +84,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 /// Compiles the example.
 pub(crate) fn compile(folder: &Path) -> Result<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../handler");
-    let program = folder.join("file_handler");
+    let program = folder.join(PROGRAM);
     let mut command = Command::new("cc");
     command.args(["-std=gnu11", "-O2", "-g", "-Wall", "-Wextra", "-Werror", "-I"]).arg(source.join("include"));
     command.arg("-o").arg(&program).arg(source.join("examples/file_handler.c"));
@@ -86,90 +94,14 @@ pub(crate) fn compile(folder: &Path) -> Result<PathBuf> {
     }
 }
 
-struct Daemon {
-    target: Target,
-    folder: PathBuf,
-    lunar: PathBuf,
-    program: PathBuf,
-    portal: SocketAddr,
-}
-
-impl Daemon {
-    fn start(lab: &Lab, driver: Driver, program: PathBuf) -> Result<Self> {
-        let (folder, portal) = (lab.scratch.clone(), free_port()?);
-        let place = folder.display();
-        let mut text = format!(
-            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\n\
-             [api]\nsocket = \"{place}/api.sock\"\n",
-            driver.name().replace('_', "-")
-        );
-        for (lun, volume) in (0..).zip(VOLUMES) {
-            let keys = match lun {
-                FIRST | SECOND => "size = \"64M\"",
-                DEVICE => "device-type = \"processor\"",
-                _ => "size = \"64M\"\ncommand-timeout = \"1s\"\nrestart-time = \"2s\"",
-            };
-            text += &format!("[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\n{keys}\n");
-        }
-        text += &format!(
-            "[portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
-             [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
-             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
-             luns = {{ 0 = \"first\", 1 = \"second\", 2 = \"hasty\", 3 = \"hostile\", 4 = \"device\" }}\n"
-        );
-        let file = folder.join("lunar.toml");
-        std::fs::write(&file, text)?;
-        let mut spec = Spec::new(driver, Vec::<String>::new())?;
-        (spec.listen, spec.daemon) = (vec![portal], Some(file));
-        let target = Target::start_daemon(lab, &spec, |lab, spec| Target::start_named(lab, spec, TARGET))?;
-        Ok(Self { target, folder, lunar: lab.built()?.to_owned(), program, portal })
+/// Starts the example for a volume, on a file of its own.
+fn example(daemon: &Daemon, lun: u16) -> Result<Handler> {
+    let file = daemon.socket(lun).with_extension("img");
+    if !file.exists() {
+        std::fs::File::create(&file)?.set_len(SIZE)?;
     }
-
-    fn socket(&self, lun: u16) -> PathBuf {
-        self.folder.join(format!("{}.sock", VOLUMES[usize::from(lun)]))
-    }
-
-    fn session(&self, lun: u16) -> Result<Session> {
-        Session::ready(self.portal, &Login::to(TARGET, &format!("host-{lun}")), lun)
-    }
-
-    /// A session that has met none of its unit attention conditions.
-    fn plain_session(&self, lun: u16, name: &str) -> Result<Session> {
-        let mut session = Session::open(self.portal, &Login::to(TARGET, name))?;
-        session.lun = lun;
-        Ok(session)
-    }
-
-    /// The handler of a volume, as `lunar handler list` shows it.
-    fn listed(&self, lun: u16) -> Result<Value> {
-        let mut command = bound(&self.lunar);
-        command.args(["handler", "list", "--json", "--socket"]).arg(self.folder.join("api.sock"));
-        let all: Value = serde_json::from_str(&run(&mut command, LIMIT)?.succeeded()?)?;
-        let volume = VOLUMES[usize::from(lun)];
-        let found = all.as_array().into_iter().flatten().find(|handler| handler["volume"] == volume);
-        found.cloned().with_context(|| format!("{volume} is not in the list: {all}"))
-    }
-
-    fn until_state(&self, lun: u16, state: &str) -> Result<()> {
-        let end = Instant::now() + LIMIT;
-        loop {
-            let handler = self.listed(lun)?;
-            if handler["state"] == state {
-                return Ok(());
-            }
-            ensure!(Instant::now() < end, "the handler does not become {state}: {handler}");
-        }
-    }
-
-    /// Starts the example for a volume, on a file of its own.
-    fn handler(&self, lun: u16) -> Result<Handler> {
-        let file = self.folder.join(format!("{}.img", VOLUMES[usize::from(lun)]));
-        if !file.exists() {
-            std::fs::File::create(&file)?.set_len(SIZE)?;
-        }
-        let handler = Handler { child: None, program: self.program.clone(), socket: self.socket(lun), file };
-        handler.started()
-    }
+    let handler = Handler { child: None, program: daemon.folder.join(PROGRAM), socket: daemon.socket(lun), file };
+    handler.started()
 }
 
 /// A process of the example. Dropping it kills it.
@@ -226,7 +158,7 @@ fn missing(daemon: &Daemon) -> Result<()> {
     ensure!(handler["state"] == "missing" && handler["connections"] == 0, "{handler}");
     // The handler comes while a command waits.
     let tag = session.start(&cdb::write(0, 1), Data::Out(vec![1; BLOCK]))?;
-    let _handler = daemon.handler(HASTY)?;
+    let _handler = example(&daemon, HASTY)?;
     let done = session.next()?;
     ensure!(done.tag == tag && done.status == GOOD, "a command that waited ends with {:02x?}", done.sense());
     session.logout()
@@ -234,7 +166,7 @@ fn missing(daemon: &Daemon) -> Result<()> {
 
 fn killed(lab: &Lab, daemon: &Daemon, rounds: u64) -> Result<()> {
     let mut random = Random::new(lab.seed);
-    let mut handlers = [daemon.handler(FIRST)?, daemon.handler(SECOND)?];
+    let mut handlers = [example(&daemon, FIRST)?, example(&daemon, SECOND)?];
     let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
     let seconds = rounds.to_string();
     let mut load = bound(&daemon.lunar);
@@ -268,7 +200,7 @@ fn killed(lab: &Lab, daemon: &Daemon, rounds: u64) -> Result<()> {
 }
 
 fn stopped(lab: &Lab, daemon: &Daemon, time: Duration) -> Result<()> {
-    let (_other, handler) = (daemon.handler(FIRST)?, daemon.handler(HASTY)?);
+    let (_other, handler) = (example(&daemon, FIRST)?, example(&daemon, HASTY)?);
     let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
     let mut session = daemon.session(HASTY)?;
     let blocks = 8;
@@ -399,7 +331,7 @@ impl Device for Memory {
 }
 
 fn hostile(lab: &Lab, daemon: &Daemon) -> Result<()> {
-    let _other = daemon.handler(FIRST)?;
+    let _other = example(&daemon, FIRST)?;
     let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
     let (socket, over) = (daemon.socket(HOSTILE), AtomicBool::new(false));
     let connections = std::thread::scope(|scope| {

@@ -3,7 +3,6 @@
 
 mod cluster;
 
-use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -13,15 +12,15 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 use crate::guest;
-use crate::process::{bound, run, signal, wait};
+use crate::handler::daemon::{Daemon, TARGET};
+use crate::process::{signal, wait};
 use crate::report::skip;
-use crate::session::{Data, GOOD, Login, Session, cdb};
-use crate::target::{Driver, Lab, Spec, Target, free_port};
+use crate::session::{Data, GOOD, cdb};
+use crate::target::{Driver, Lab};
 use crate::test_data::{Random, pattern};
 use crate::verifying_writer::VerifyingWriter;
 use cluster::Cluster;
 
-const TARGET: &str = "iqn.2026-01.io.lunar.conform:rbd";
 /// Bytes of the image.
 const SIZE: u64 = 64 << 20;
 const BLOCK: usize = 512;
@@ -30,7 +29,8 @@ const STORES: usize = 3;
 /// The LUNs: the image, and a snapshot of it.
 const IMAGE: u16 = 0;
 const SNAPSHOT: u16 = 1;
-const VOLUMES: [&str; 2] = ["image", "snapshot"];
+const VOLUMES: [(&str, &str); 2] =
+    [("image", "size = \"64M\"\ndiscard = true"), ("snapshot", "size = \"64M\"\nread-only = true")];
 /// How long a step may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Times that the handler is killed under load; many with `--long`.
@@ -53,7 +53,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let Some(mut cluster) = lab_cluster else { return Ok(()) };
     // The tree has the libraries, so the program runs in it.
     std::fs::copy(&program, cluster.folder.join("lunar-rbd"))?;
-    let mut daemon = Daemon::start(lab, driver)?;
+    let mut daemon = Daemon::start(lab, driver, &VOLUMES)?;
     let check = |name: &str, case: &mut dyn FnMut() -> Result<()>| lab.report.check("rbd", name, case);
     check("rbd export has the data that a host has written", &mut || written(&cluster, &daemon));
     let kills = if lab.long { KILLS.1 } else { KILLS.0 };
@@ -76,7 +76,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         unsafe_image(&cluster, &daemon)
     });
     lab.report.check("rbd", "the daemon is healthy and stops", || {
-        let _handler = daemon.handler(&cluster, IMAGE, "rbd/image", &[])?;
+        let _handler = served(&cluster, &daemon, IMAGE, "rbd/image", &[])?;
         daemon.target.healthy()?;
         daemon.target.stop()
     });
@@ -137,70 +137,17 @@ impl Drop for Handler {
     }
 }
 
-struct Daemon {
-    target: Target,
-    folder: PathBuf,
-    lunar: PathBuf,
-    portal: SocketAddr,
-}
-
-impl Daemon {
-    fn start(lab: &Lab, driver: Driver) -> Result<Self> {
-        let (folder, portal) = (lab.scratch.clone(), free_port()?);
-        let place = folder.display();
-        let mut text = format!(
-            "[server]\ncores = 1\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\n\
-             [api]\nsocket = \"{place}/api.sock\"\n",
-            driver.name().replace('_', "-")
-        );
-        for (volume, more) in VOLUMES.into_iter().zip(["discard = true\n", "read-only = true\n"]) {
-            text += &format!(
-                "[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\nsize = \"64M\"\n{more}"
-            );
-        }
-        text += &format!(
-            "[portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
-             [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
-             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
-             luns = {{ 0 = \"image\", 1 = \"snapshot\" }}\n"
-        );
-        let file = folder.join("lunar.toml");
-        std::fs::write(&file, text)?;
-        let mut spec = Spec::new(driver, Vec::<String>::new())?;
-        (spec.listen, spec.daemon) = (vec![portal], Some(file));
-        let target = Target::start_daemon(lab, &spec, |lab, spec| Target::start_named(lab, spec, TARGET))?;
-        Ok(Self { target, folder, lunar: lab.built()?.to_owned(), portal })
-    }
-
-    fn socket(&self, lun: u16) -> PathBuf {
-        self.folder.join(format!("{}.sock", VOLUMES[usize::from(lun)]))
-    }
-
-    /// Starts a handler for a volume, and waits until it serves.
-    fn handler(&self, cluster: &Cluster, lun: u16, image: &str, more: &[&str]) -> Result<Handler> {
-        let mut handler = Handler::start(cluster, &self.socket(lun), image, more)?;
-        handler.until("serving volume")?;
-        Ok(handler)
-    }
-
-    fn session(&self, lun: u16) -> Result<Session> {
-        Session::ready(self.portal, &Login::to(TARGET, &format!("host-{lun}")), lun)
-    }
-
-    /// The handler of the image, as `lunar handler list` shows it.
-    fn listed(&self) -> Result<Value> {
-        let mut command = bound(&self.lunar);
-        command.args(["handler", "list", "--json", "--socket"]).arg(self.folder.join("api.sock"));
-        let all: Value = serde_json::from_str(&run(&mut command, LIMIT)?.succeeded()?)?;
-        let found = all.as_array().into_iter().flatten().find(|handler| handler["volume"] == VOLUMES[0]);
-        found.cloned().with_context(|| format!("the image is not in the list: {all}"))
-    }
+/// Starts a handler for a volume, and waits until it serves.
+fn served(cluster: &Cluster, daemon: &Daemon, lun: u16, image: &str, more: &[&str]) -> Result<Handler> {
+    let mut handler = Handler::start(cluster, &daemon.socket(lun), image, more)?;
+    handler.until("serving volume")?;
+    Ok(handler)
 }
 
 /// Writes through Lunar, and reads the image by a tool of Ceph.
 fn written(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     cluster.run(&["rbd", "create", "--size", "64M", "rbd/image"])?;
-    let handler = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let handler = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     let mut session = daemon.session(IMAGE)?;
     let blocks = 128;
     let len = blocks as usize * BLOCK;
@@ -223,20 +170,20 @@ fn written(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
 
 fn killed(lab: &Lab, cluster: &Cluster, daemon: &Daemon, rounds: u64) -> Result<()> {
     let mut random = Random::new(lab.seed);
-    let mut handler = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
-    let before = daemon.listed()?;
+    let mut handler = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
+    let before = daemon.listed(IMAGE)?;
     let writer = VerifyingWriter::start(daemon.portal, TARGET, IMAGE, lab.seed)?;
     let mut slowest = Duration::ZERO;
     for _ in 0..rounds {
         std::thread::sleep(Duration::from_millis(50 + random.below(300)));
         handler.kill()?;
         let begun = Instant::now();
-        handler = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+        handler = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
         writer.expect_progress()?;
         slowest = slowest.max(begun.elapsed());
     }
     writer.finish()?;
-    let after = daemon.listed()?;
+    let after = daemon.listed(IMAGE)?;
     let more = |key: &str| after[key].as_u64().unwrap_or(0).saturating_sub(before[key].as_u64().unwrap_or(0));
     ensure!(more("replayed") > 0, "no command was sent again: the kills test nothing: {after}");
     ensure!(more("faults") == 0 && more("timed-out") == 0, "{after}");
@@ -251,7 +198,7 @@ fn killed(lab: &Lab, cluster: &Cluster, daemon: &Daemon, rounds: u64) -> Result<
 }
 
 fn degraded(lab: &Lab, cluster: &mut Cluster, daemon: &Daemon) -> Result<()> {
-    let _handler = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let _handler = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     let writer = VerifyingWriter::start(daemon.portal, TARGET, IMAGE, lab.seed)?;
     cluster.kill_store(1)?;
     cluster.until_stores(STORES - 1)?;
@@ -267,7 +214,7 @@ fn degraded(lab: &Lab, cluster: &mut Cluster, daemon: &Daemon) -> Result<()> {
 }
 
 fn second(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
-    let first = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let first = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     let other = daemon.folder.join("nothing.sock");
     let (succeeded, text) = Handler::start(cluster, &other, "rbd/image", &[])?.ended()?;
     ensure!(!succeeded && text.contains("has the lock of the image"), "{text}");
@@ -283,7 +230,7 @@ fn second(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
 }
 
 fn blocked(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
-    let handler = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let handler = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     let mut session = daemon.session(IMAGE)?;
     session.run(&cdb::write(0, 1), Data::Out(vec![3; BLOCK]))?.good()?;
     let locks: Value = serde_json::from_str(&cluster.run(&["rbd", "lock", "ls", "--format", "json", "rbd/image"])?)?;
@@ -302,20 +249,20 @@ fn blocked(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     }
     let (succeeded, text) = handler.ended()?;
     ensure!(!succeeded && text.contains("block list"), "{text}");
-    let _next = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let _next = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     ensure!(session.read(0, 1, BLOCK)? == [last; BLOCK], "a write that has failed was executed");
     session.run(&cdb::write(0, 1), Data::Out(vec![5; BLOCK]))?.good()?;
     session.logout()
 }
 
 fn snapshot(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
-    let _image = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let _image = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     let mut session = daemon.session(IMAGE)?;
     session.run(&cdb::write(64, 1), Data::Out(vec![6; BLOCK]))?.good()?;
     cluster.run(&["rbd", "snap", "create", "--no-progress", "rbd/image@before"])?;
     session.run(&cdb::write(64, 1), Data::Out(vec![7; BLOCK]))?.good()?;
     session.logout()?;
-    let _snapshot = daemon.handler(cluster, SNAPSHOT, "rbd/image@before", &[])?;
+    let _snapshot = served(cluster, daemon, SNAPSHOT, "rbd/image@before", &[])?;
     let mut session = daemon.session(SNAPSHOT)?;
     ensure!(session.read(64, 1, BLOCK)? == [6; BLOCK], "the snapshot has later data");
     let done = session.run(&cdb::write(64, 1), Data::Out(vec![8; BLOCK]))?;
@@ -324,7 +271,7 @@ fn snapshot(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
 }
 
 fn full(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
-    let _handler = daemon.handler(cluster, IMAGE, "rbd/image", &[])?;
+    let _handler = served(cluster, daemon, IMAGE, "rbd/image", &[])?;
     let mut session = daemon.session(IMAGE)?;
     // A ratio below an earlier one has no effect.
     let ratios = ["nearfull", "backfillfull", "full"];
@@ -369,7 +316,7 @@ fn encrypted(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     cluster.run(&["rbd", "create", "--size", "128M", "rbd/secret"])?;
     cluster.run(&["rbd", "encryption", "format", "rbd/secret", "luks2", &bare])?;
     let more = ["--encryption", "luks2", "--passphrase-file", &key];
-    let mut handler = daemon.handler(cluster, IMAGE, "rbd/secret", &more)?;
+    let mut handler = served(cluster, daemon, IMAGE, "rbd/secret", &more)?;
     let mut session = daemon.session(IMAGE)?;
     session.run(&cdb::write(2048, 1), Data::Out(vec![9; BLOCK]))?.good()?;
     ensure!(session.read(2048, 1, BLOCK)? == [9; BLOCK], "other data is read");

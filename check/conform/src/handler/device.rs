@@ -10,7 +10,8 @@ use lunar_handler::scsi::{Nexus, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Connection, ServeError, serve_scsi};
 use lunar_handler::wire::{Operation, Status};
 
-use super::{DEVICE, Daemon, LIMIT};
+use super::daemon::Daemon;
+use super::{DEVICE, LIMIT};
 use crate::session::{CHECK_CONDITION, Data, GOOD, Session};
 
 /// PERIPHERAL DEVICE TYPE of the device: a processor.

@@ -1,0 +1,95 @@
+//! A daemon whose volumes handlers serve.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use crate::process::{bound, run};
+use crate::session::{Login, Session};
+use crate::target::{Driver, Lab, Spec, Target, free_port};
+
+pub(crate) const TARGET: &str = "iqn.2026-01.io.lunar.conform:handlers";
+/// How long a step may take on a busy machine.
+const LIMIT: Duration = Duration::from_secs(60);
+
+/// The names of the volumes and further keys of their sections, in the order of their LUNs.
+type Volumes = &'static [(&'static str, &'static str)];
+
+pub(crate) struct Daemon {
+    pub(crate) target: Target,
+    pub(crate) folder: PathBuf,
+    pub(crate) lunar: PathBuf,
+    pub(crate) portal: SocketAddr,
+    volumes: Volumes,
+}
+
+impl Daemon {
+    pub(crate) fn start(lab: &Lab, driver: Driver, volumes: Volumes) -> Result<Self> {
+        let (folder, portal) = (lab.scratch.clone(), free_port()?);
+        let place = folder.display();
+        let mut text = format!(
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\n\
+             [api]\nsocket = \"{place}/api.sock\"\n",
+            driver.name().replace('_', "-")
+        );
+        for (volume, keys) in volumes {
+            text += &format!("[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\n{keys}\n");
+        }
+        let luns = volumes.iter().enumerate().map(|(lun, (volume, _))| format!("{lun} = \"{volume}\""));
+        text += &format!(
+            "[portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
+             [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ {} }}\n",
+            luns.collect::<Vec<_>>().join(", ")
+        );
+        let file = folder.join("lunar.toml");
+        std::fs::write(&file, text)?;
+        let mut spec = Spec::new(driver, Vec::<String>::new())?;
+        (spec.listen, spec.daemon) = (vec![portal], Some(file));
+        let target = Target::start_daemon(lab, &spec, |lab, spec| Target::start_named(lab, spec, TARGET))?;
+        Ok(Self { target, folder, lunar: lab.built()?.to_owned(), portal, volumes })
+    }
+
+    fn volume(&self, lun: u16) -> &'static str {
+        self.volumes[usize::from(lun)].0
+    }
+
+    pub(crate) fn socket(&self, lun: u16) -> PathBuf {
+        self.folder.join(format!("{}.sock", self.volume(lun)))
+    }
+
+    pub(crate) fn session(&self, lun: u16) -> Result<Session> {
+        Session::ready(self.portal, &Login::to(TARGET, &format!("host-{lun}")), lun)
+    }
+
+    /// A session that has met none of its unit attention conditions.
+    pub(crate) fn plain_session(&self, lun: u16, name: &str) -> Result<Session> {
+        let mut session = Session::open(self.portal, &Login::to(TARGET, name))?;
+        session.lun = lun;
+        Ok(session)
+    }
+
+    /// The handler of a volume, as `lunar handler list` shows it.
+    pub(crate) fn listed(&self, lun: u16) -> Result<Value> {
+        let mut command = bound(&self.lunar);
+        command.args(["handler", "list", "--json", "--socket"]).arg(self.folder.join("api.sock"));
+        let all: Value = serde_json::from_str(&run(&mut command, LIMIT)?.succeeded()?)?;
+        let volume = self.volume(lun);
+        let found = all.as_array().into_iter().flatten().find(|handler| handler["volume"] == volume);
+        found.cloned().with_context(|| format!("{volume} is not in the list: {all}"))
+    }
+
+    pub(crate) fn until_state(&self, lun: u16, state: &str) -> Result<()> {
+        let end = Instant::now() + LIMIT;
+        loop {
+            let handler = self.listed(lun)?;
+            if handler["state"] == state {
+                return Ok(());
+            }
+            ensure!(Instant::now() < end, "the handler does not become {state}: {handler}");
+        }
+    }
+}
