@@ -1,5 +1,8 @@
 use super::*;
 use crate::wire::FetchCode;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path as FilePath;
+use std::sync::Mutex;
 
 fn udp() -> Host {
     Host::start(&["udp:127.0.0.1:0".parse().expect("an address")]).expect("a host")
@@ -92,33 +95,71 @@ fn a_peer_that_does_not_listen_or_goes_away_is_reported() {
     assert!(near.write(data(1)).is_err());
 }
 
-#[test]
-fn frames_and_several_links_carry_transfers() {
-    let folder = std::env::temp_dir().join(format!("st-{}", std::process::id()));
-    std::fs::create_dir_all(&folder).expect("a folder");
-    let spec = |side: &str, other: &str| -> Vec<LinkSpec> {
-        let name = |at: u8| format!("unix:{0}/{side}{at},{0}/{other}{at}", folder.display());
-        (0..2).map(|at| name(at).parse().expect("a link")).collect()
+/// The links of both ends in a folder, and the addresses of the first end's links.
+fn frame_links(folder: &FilePath, wires: [[&str; 4]; 2]) -> ([Vec<LinkSpec>; 2], Vec<(u8, Peer)>) {
+    let spec = |own: &str, peer: &str| -> LinkSpec {
+        format!("unix:{0}/{own},{0}/{peer}", folder.display()).parse().expect("a link")
     };
-    let (specs, peers) = ((spec("a", "b"), spec("b", "a")), |specs: &[LinkSpec]| -> Vec<(u8, Peer)> {
-        let mac = |spec: &LinkSpec| match spec {
-            LinkSpec::Frames(config) => config.address.derived_mac(),
-            LinkSpec::Udp(_) => panic!("frames"),
-        };
-        specs.iter().enumerate().map(|(at, spec)| (at as u8, Peer::Station(mac(spec)))).collect()
-    });
-    let (server, client) = (Host::start(&specs.0).expect("a host"), Host::start(&specs.1).expect("a host"));
+    let near: Vec<LinkSpec> = wires.iter().map(|[own, peer, ..]| spec(own, peer)).collect();
+    let far = wires.iter().map(|[.., own, peer]| spec(own, peer)).collect();
+    let mac = |spec: &LinkSpec| match spec {
+        LinkSpec::Frames(config) => config.address.derived_mac(),
+        LinkSpec::Udp(_) => panic!("frames"),
+    };
+    let peers = (0..).zip(&near).map(|(at, spec)| (at, Peer::Station(mac(spec)))).collect();
+    ([near, far], peers)
+}
+
+/// Sends 24 megabytes over the links, in four threads, and returns the state of the paths.
+fn over_links(name: &str, wires: [[&str; 4]; 2], beside: impl FnOnce(&FilePath) + Send) -> Vec<bool> {
+    let folder = std::env::temp_dir().join(format!("st-{name}-{}", std::process::id()));
+    std::fs::create_dir_all(&folder).expect("a folder");
+    let (specs, peers) = frame_links(&folder, wires);
+    let [server, client] = specs.map(|specs| Host::start(&specs).expect("a host"));
     let listener = server.listen(7, Ulp::SOCKET, Options::default()).expect("free");
-    let near = client.connect(&peers(&specs.0), (7, Ulp::SOCKET), Options::default()).expect("connected");
-    let far = listener.accept().expect("one");
-    std::thread::scope(|scope| {
-        let writer = scope.spawn(|| (0..10).try_for_each(|_| near.write(data(1_000_000))));
-        for _ in 0..10 {
-            assert!(far.read(1_000_000).expect("whole") == data(1_000_000));
-        }
-        assert_eq!(writer.join().expect("no panic"), Ok(()));
+    let paths = std::thread::scope(|outer| {
+        outer.spawn(|| beside(&folder));
+        let near = client.connect(&peers, (7, Ulp::SOCKET), Options::default()).expect("connected");
+        let far = listener.accept().expect("one");
+        let write = || (0..3).try_for_each(|_| near.write(data(2_000_000)));
+        std::thread::scope(|scope| {
+            let writers = [(); 4].map(|()| scope.spawn(write));
+            for _ in 0..12 {
+                assert!(far.read(2_000_000).expect("whole") == data(2_000_000));
+            }
+            writers.into_iter().for_each(|writer| assert_eq!(writer.join().expect("no panic"), Ok(())));
+        });
+        near.paths().expect("up").into_iter().map(|(_, is_up)| is_up).collect()
     });
-    assert_eq!(near.paths().expect("up").len(), 2);
     // Errors would only leave files behind.
     let _ = std::fs::remove_dir_all(&folder);
+    paths
+}
+
+#[test]
+fn frames_and_several_links_carry_transfers() {
+    let wires = [["a0", "b0", "b0", "a0"], ["a1", "b1", "b1", "a1"]];
+    assert_eq!(over_links("two", wires, |_| {}), [true, true]);
+}
+
+#[test]
+fn a_link_that_stops_taking_frames_does_not_hold_up_the_others() {
+    let sockets = Mutex::new(Vec::new());
+    let relay = |folder: &FilePath| {
+        let ends = ["x", "y"].map(|name| UnixDatagram::bind(folder.join(name)).expect("free"));
+        ends.iter().for_each(|end| end.set_nonblocking(true).expect("a socket"));
+        let (mut frame, mut count) = ([0; 10_000], 0);
+        while count < 100 {
+            for (end, target) in ends.iter().zip(["b1", "a1"]) {
+                while let Ok(len) = end.recv(&mut frame) {
+                    // A frame that does not fit is lost.
+                    count += usize::from(end.send_to(&frame[..len], folder.join(target)).is_ok());
+                }
+            }
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        // From here on nobody reads, and the sockets stay open.
+        sockets.lock().expect("no panic").extend(ends);
+    };
+    assert_eq!(over_links("stall", [["a0", "b0", "b0", "a0"], ["a1", "x", "b1", "y"]], relay), [true, false]);
 }

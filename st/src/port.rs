@@ -33,6 +33,9 @@ const RUN_PACKETS_MAX: usize = 61;
 const QUEUE_MAX: usize = 128;
 /// The pause before it is tried again.
 const CONGESTION: Duration = Duration::from_micros(100);
+/// A link that had no room for this time is stalled: no frame of 9 KiB takes as long at 10 Mbit/s. Packets for it are
+/// lost until it has room again, so that the other links go on and the engine takes the path down.
+const STALL: Duration = Duration::from_millis(20);
 /// Runs of datagrams that one receive takes, each with room for 64 KiB.
 const RUNS: usize = 16;
 /// The shortest frame, without its check sequence.
@@ -123,6 +126,21 @@ enum Carrier {
     Datagrams(Rc<Socket>),
 }
 
+impl Carrier {
+    /// Packets or runs that wait to be sent.
+    fn queued(&self) -> usize {
+        match self {
+            Self::Frames(link) => link.queued(),
+            Self::Datagrams(socket) => socket.queue.borrow().len(),
+        }
+    }
+}
+
+/// Whether a link has been full for too long.
+fn is_stalled(full: &Cell<Option<Instant>>, now: Instant) -> bool {
+    full.get().is_some_and(|since| now.since(since) >= STALL)
+}
+
 /// Takes the events of a port.
 pub type OnEvent = Box<dyn Fn(&Rc<Port>, Event)>;
 
@@ -132,6 +150,8 @@ pub struct Port {
     engine: RefCell<Engine>,
     bytes: RefCell<Chunks>,
     carriers: Vec<Carrier>,
+    /// When the links that have no room were seen without room for the first time.
+    full: Vec<Cell<Option<Instant>>>,
     block: RefCell<Option<Buf>>,
     has_work: Cell<bool>,
     driver: Cell<Option<Waker>>,
@@ -167,6 +187,7 @@ impl Port {
             reactor: reactor.clone(),
             engine: RefCell::new(Engine::new(secret)),
             bytes: RefCell::default(),
+            full: links.iter().map(|_| Cell::default()).collect(),
             carriers: links.into_iter().map(attach).collect::<io::Result<_>>()?,
             block: RefCell::default(),
             has_work: Cell::new(false),
@@ -309,10 +330,13 @@ impl Port {
         self.closed.unless(wait).await;
     }
 
-    fn has_room(&self) -> bool {
-        self.carriers.iter().all(|carrier| match carrier {
-            Carrier::Frames(link) => link.queued() < QUEUE_MAX,
-            Carrier::Datagrams(socket) => socket.queue.borrow().len() < QUEUE_MAX,
+    /// Whether all links have room or are stalled.
+    fn has_room(&self, now: Instant) -> bool {
+        let mut all = self.carriers.iter().zip(&self.full);
+        all.all(|(carrier, full)| {
+            let is_full = carrier.queued() >= QUEUE_MAX;
+            full.set(is_full.then(|| full.get().unwrap_or(now)));
+            !is_full || is_stalled(full, now)
         })
     }
 
@@ -321,12 +345,14 @@ impl Port {
         let mut run = Run::default();
         let now = self.reactor.now();
         let is_all = loop {
-            if !self.has_room() || !self.has_block(arena) {
+            if !self.has_room(now) || !self.has_block(arena) {
                 break false;
             }
             let next = self.engine.borrow_mut().poll_send(now);
             let Some(outgoing) = next else { break true };
-            match self.carriers.get(usize::from(outgoing.path.link)) {
+            let link = usize::from(outgoing.path.link);
+            match self.carriers.get(link) {
+                Some(_) if is_stalled(&self.full[link], now) => {}
                 Some(Carrier::Frames(link)) => {
                     // A run and a frame begin at the same place of the block.
                     self.flush(&mut run);
