@@ -158,7 +158,7 @@ fn missing(daemon: &Daemon) -> Result<()> {
     ensure!(handler["state"] == "missing" && handler["connections"] == 0, "{handler}");
     // The handler comes while a command waits.
     let tag = session.start(&cdb::write(0, 1), Data::Out(vec![1; BLOCK]))?;
-    let _handler = example(&daemon, HASTY)?;
+    let _handler = example(daemon, HASTY)?;
     let done = session.next()?;
     ensure!(done.tag == tag && done.status == GOOD, "a command that waited ends with {:02x?}", done.sense());
     session.logout()
@@ -166,7 +166,7 @@ fn missing(daemon: &Daemon) -> Result<()> {
 
 fn killed(lab: &Lab, daemon: &Daemon, rounds: u64) -> Result<()> {
     let mut random = Random::new(lab.seed);
-    let mut handlers = [example(&daemon, FIRST)?, example(&daemon, SECOND)?];
+    let mut handlers = [example(daemon, FIRST)?, example(daemon, SECOND)?];
     let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
     let seconds = rounds.to_string();
     let mut load = bound(&daemon.lunar);
@@ -200,7 +200,7 @@ fn killed(lab: &Lab, daemon: &Daemon, rounds: u64) -> Result<()> {
 }
 
 fn stopped(lab: &Lab, daemon: &Daemon, time: Duration) -> Result<()> {
-    let (_other, handler) = (example(&daemon, FIRST)?, example(&daemon, HASTY)?);
+    let (_other, handler) = (example(daemon, FIRST)?, example(daemon, HASTY)?);
     let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
     let mut session = daemon.session(HASTY)?;
     let blocks = 8;
@@ -331,7 +331,7 @@ impl Device for Memory {
 }
 
 fn hostile(lab: &Lab, daemon: &Daemon) -> Result<()> {
-    let _other = example(&daemon, FIRST)?;
+    let _other = example(daemon, FIRST)?;
     let writer = VerifyingWriter::start(daemon.portal, TARGET, FIRST, lab.seed)?;
     let (socket, over) = (daemon.socket(HOSTILE), AtomicBool::new(false));
     let connections = std::thread::scope(|scope| {
