@@ -14,6 +14,7 @@ pub struct NexusTurns<N, C> {
     names: RefCell<BTreeMap<N, Turn<C>>>,
     /// The number of logins that have waited so far.
     logins: Cell<u64>,
+    is_closed: Cell<bool>,
 }
 
 /// The turn of a name. It is forgotten when no nexus ends and no login waits.
@@ -40,7 +41,7 @@ pub enum Outcome {
     Turn,
     /// A login of the same name over another connection has taken its place.
     Replaced,
-    /// Its connection has ended, or has another login.
+    /// Its connection has ended, or has another login, or the port is closed.
     Cancelled,
 }
 
@@ -104,7 +105,7 @@ impl<N: Ord, C> Drop for Place<N, C> {
 
 impl<N, C> Default for NexusTurns<N, C> {
     fn default() -> Self {
-        Self { names: RefCell::default(), logins: Cell::default() }
+        Self { names: RefCell::default(), logins: Cell::default(), is_closed: Cell::default() }
     }
 }
 
@@ -128,7 +129,7 @@ impl<N: Ord + Clone + 'static, C: PartialEq + 'static> NexusTurns<N, C> {
 
     /// Whether a login of this name has its turn without waiting.
     pub fn is_free(&self, name: &N) -> bool {
-        !self.names.borrow().contains_key(name)
+        !self.is_closed.get() && !self.names.borrow().contains_key(name)
     }
 
     /// Waits for the turn of a login over this connection, which has its place when this returns.
@@ -142,6 +143,9 @@ impl<N: Ord + Clone + 'static, C: PartialEq + 'static> NexusTurns<N, C> {
             let turn = names.entry(name.clone()).or_default();
             turn.end_wait(Outcome::Replaced);
             turn.login = Some(Login { number, connection, outcome: outcome.clone(), waker: None });
+            if self.is_closed.get() {
+                turn.end_wait(Outcome::Cancelled);
+            }
         }
         let place = Place { turns: self.clone(), name, number };
         poll_fn(move |cx| {
@@ -169,8 +173,9 @@ impl<N: Ord + Clone + 'static, C: PartialEq + 'static> NexusTurns<N, C> {
         });
     }
 
-    /// The port is closed: no login waits any longer.
-    pub fn cancel_all(&self) {
+    /// The port is closed: no login has a turn any more.
+    pub fn close(&self) {
+        self.is_closed.set(true);
         self.names.borrow_mut().retain(|_, turn| {
             turn.end_wait(Outcome::Cancelled);
             !turn.is_over()
@@ -260,9 +265,27 @@ mod tests {
         assert!(poll(same.as_mut()).is_none() && poll(other.as_mut()).is_none());
         turns.cancel(&10);
         assert_eq!((poll(same.as_mut()), poll(other.as_mut())), (Some(Outcome::Cancelled), None));
-        turns.cancel_all();
-        assert_eq!(poll(other.as_mut()), Some(Outcome::Cancelled));
-        drop(endings);
+        drop((other, endings));
+        assert!(turns.names.borrow().is_empty());
+    }
+
+    #[test]
+    fn a_port_that_is_closed_admits_no_login() {
+        let turns = Rc::<Turns>::default();
+        let ending = turns.begin(1);
+        let mut login = Box::pin(turns.wait(1, 10));
+        assert!(poll(login.as_mut()).is_none());
+        turns.close();
+        assert_eq!(poll(login.as_mut()), Some(Outcome::Cancelled));
+        let mut end = pin!(turns.until_all_ended());
+        assert!(poll(end.as_mut()).is_none() && !turns.is_free(&2));
+        // Logins that come while the nexuses end, and after that.
+        for name in [1, 2] {
+            assert_eq!(poll(Box::pin(turns.wait(name, 11)).as_mut()), Some(Outcome::Cancelled));
+        }
+        drop((login, ending));
+        assert_eq!(poll(end), Some(()));
+        assert_eq!(poll(Box::pin(turns.wait(1, 12)).as_mut()), Some(Outcome::Cancelled));
         assert!(turns.names.borrow().is_empty());
     }
 

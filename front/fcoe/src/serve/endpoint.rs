@@ -385,6 +385,7 @@ impl PortEndpoint<FcoePorts> for Endpoint {
     }
 
     async fn close(&self) {
+        self.fcp.turns.close();
         self.log_all_out();
         self.fcp.turns.until_all_ended().await;
         // The last frames leave with the end of this turn.
@@ -394,7 +395,7 @@ impl PortEndpoint<FcoePorts> for Endpoint {
 
     fn abandon(&self) {
         self.closed.come();
-        self.fcp.turns.cancel_all();
+        self.fcp.turns.close();
         for initiator in self.fcp.initiators() {
             self.fcp.logout(&self.as_port(), initiator.peer);
         }

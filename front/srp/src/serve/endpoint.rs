@@ -401,6 +401,7 @@ impl PortEndpoint<SrpPorts> for Endpoint {
     }
 
     async fn close(&self) {
+        self.sessions.turns.close();
         self.log_all_out();
         self.sessions.turns.until_all_ended().await;
         // The last packets leave with the end of this turn.
@@ -410,7 +411,7 @@ impl PortEndpoint<SrpPorts> for Endpoint {
 
     fn abandon(&self) {
         self.closed.come();
-        self.sessions.turns.cancel_all();
+        self.sessions.turns.close();
         self.log_all_out();
         self.report(None);
         self.port().into_iter().for_each(|port| port.close());

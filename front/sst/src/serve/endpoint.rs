@@ -354,6 +354,7 @@ impl PortEndpoint<StPorts> for Endpoint {
     }
 
     async fn close(&self) {
+        self.target.turns.close();
         self.end_all(Reason::NONE);
         self.target.turns.until_all_ended().await;
         if let Some(port) = self.current() {
@@ -364,7 +365,7 @@ impl PortEndpoint<StPorts> for Endpoint {
 
     fn abandon(&self) {
         self.closed.come();
-        self.target.turns.cancel_all();
+        self.target.turns.close();
         self.end_all(Reason::NONE);
         self.report(None);
         if let Some(port) = self.port.take() {
