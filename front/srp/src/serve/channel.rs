@@ -1,7 +1,7 @@
 //! A channel of an initiator: its credit, and what is read and written over it.
 
 use super::sessions::Session;
-use crate::limits::{REQUEST_LIMIT, SEND_QUEUE_MAX};
+use crate::limits::{DESCRIPTORS_MAX, REQUEST_LIMIT, SEND_QUEUE_MAX};
 use crate::wire::{Response, credit_request};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Chunks, Sg, SgMut};
@@ -45,6 +45,8 @@ pub(super) struct Channel {
     owed: Cell<u32>,
     /// The descriptors of their commands.
     owed_descriptors: RefCell<Option<Share>>,
+    /// An SRP_CRED_REQ was sent and not answered.
+    is_crediting: Cell<bool>,
     /// Memory for responses.
     chunks: Chunks,
     /// Counts what waits to be sent as memory of the initiator.
@@ -80,6 +82,7 @@ impl Channel {
             outstanding: Cell::default(),
             owed: Cell::default(),
             owed_descriptors: RefCell::default(),
+            is_crediting: Cell::default(),
             chunks: Chunks::default(),
             share: RefCell::new(session.memory.outgoing.empty_share()),
             waiting: RefCell::default(),
@@ -100,9 +103,11 @@ impl Channel {
         self.outstanding.set(self.outstanding.get() + 1);
     }
 
-    /// Another information unit that needs no credit may come.
-    pub(super) fn post(&self) {
+    /// The initiator has answered the target: another information unit that needs no credit may come.
+    pub(super) fn answered(&self) {
         self.port.with(|engine, _| engine.post(self.id));
+        self.is_crediting.set(false);
+        self.give_back();
     }
 
     fn ended(&self, descriptors: Option<Share>) {
@@ -125,8 +130,17 @@ impl Channel {
     pub(super) fn release(&self, descriptors: Option<Share>) {
         self.ended(descriptors);
         self.owed.set(self.owed.get() + 1);
-        // Without any response the initiator would have no credit in the end.
-        if self.owed.get() >= REQUEST_LIMIT / 2 {
+        let descriptors = self.owed_descriptors.borrow().as_ref().map_or(0, Share::amount);
+        // Without any response the initiator would have no credit in the end, and others would miss the descriptors.
+        if self.owed.get() >= REQUEST_LIMIT / 2 || descriptors >= DESCRIPTORS_MAX {
+            self.give_back();
+        }
+    }
+
+    /// Gives the credit and the descriptors of aborted commands back, without waiting for the next response. There is
+    /// one SRP_CRED_REQ at a time, as there is memory for few answers: see [`crate::limits::UNCREDITED`].
+    pub(super) fn give_back(&self) {
+        if self.owed.get() > 0 && !self.is_crediting.replace(true) {
             let credit = self.owed.take();
             self.send(&credit_request(credit), credit);
         }

@@ -431,7 +431,7 @@ impl Upper for Endpoint {
             Some(Unit::TaskManagement(tag, lun, function, task)) => {
                 self.me().task_management(&channel, (tag, lun), function, task);
             }
-            Some(Unit::Answer) => channel.post(),
+            Some(Unit::Answer) => channel.answered(),
             Some(Unit::Logout) => self.disconnect(id),
             None => {
                 let name = channel.session.name;

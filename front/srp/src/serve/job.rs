@@ -114,6 +114,7 @@ impl Origin {
         let is_missing = count > 0 && held.is_none();
         self.descriptors.set(held);
         if is_missing {
+            self.channel.give_back();
             let share = task.unless_aborted(self.channel.session.descriptors.wait(count)).await?;
             self.descriptors.set(Some(share));
         }
