@@ -1,9 +1,12 @@
-//! The future answer of a core.
+//! The future answer of a core, and other waits of threads that are no cores.
 
 use crate::host::Host;
 use std::fmt;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::task::{Context, Poll, Wake, Waker};
+use std::thread::Thread;
 use std::time::Duration;
 
 /// The future answer of a core. The waiting thread is no core, or runs all cores itself.
@@ -52,5 +55,26 @@ impl<T> Answer<T> {
                 Err(_) => return None,
             }
         }
+    }
+}
+
+/// Wakes the thread that waits.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// Waits in this thread, which is not one of a core.
+pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
+    let mut future = pin!(future);
+    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
+    loop {
+        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
+            return value;
+        }
+        std::thread::park();
     }
 }

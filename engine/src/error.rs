@@ -70,6 +70,8 @@ pub enum EngineError {
     AnotherStore(PathBuf, String),
     /// The store at this path went away while the volume of this name was served with a write cache.
     MayHaveLostWrites(PathBuf, String),
+    /// The store of the volume of this name is served, and the record that an operator accepted it was not written.
+    AcceptanceNotKept(String, Fault),
 }
 
 impl fmt::Display for EngineError {
@@ -99,6 +101,12 @@ impl fmt::Display for EngineError {
                 "{} is not certainly what it was when volume {volume} was served last: put that one there, or run \
                  `lunar volume accept {volume}`",
                 path.display()
+            ),
+            Self::AcceptanceNotKept(volume, why) => write!(
+                f,
+                "volume {volume} is served, but the state folder has no record that its store was accepted ({}): \
+                 repair the state folder; after a restart of Lunar run `lunar volume accept {volume}` again",
+                os_error(*why)
             ),
             Self::MayHaveLostWrites(path, volume) => write!(
                 f,

@@ -426,7 +426,7 @@ impl Engine {
                 let unit = placed.unit;
                 committed.tickets.push(ticket);
                 if !placed.volume.is_without_store() {
-                    self.remember_store(&placed);
+                    drop(self.remember_store(&placed));
                     committed.returned.extend(self.lacks.remove(name.as_str()).map(|_| unit));
                 }
                 match self.volumes.insert(name.as_str().into(), placed) {

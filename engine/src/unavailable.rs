@@ -5,6 +5,7 @@
 //! The control thread makes the changes here. The checks that may wait for a disk run in threads of their own: see
 //! [`crate::returning_stores`].
 
+use crate::answer::block_on;
 use crate::answering::{answers, ask_all};
 use crate::backend::{self, Backend, Fingerprint};
 use crate::core_set::core::Opening;
@@ -22,6 +23,7 @@ use lunar_control::plan::{Action, Change, ObjectId, Plan};
 use lunar_control::section::Effect;
 use lunar_control::trouble::TroubleCode;
 use lunar_control::{Checked, common_sections};
+use lunar_core::metadata::Saving;
 use lunar_core::unit::UnitId;
 use lunar_reactor::disk::device_bytes;
 use lunar_reactor::log;
@@ -192,15 +194,16 @@ impl Engine {
         }
     }
 
-    /// Remembers the store of a volume that is served.
-    pub(crate) fn remember_store(&self, placed: &PlacedVolume) {
-        let Some(store) = placed.volume.opened().store().filter(|_| placed.path.is_some()) else { return };
-        let Some(backend) = backend::find(self.registry.backends, placed.kind.word()) else { return };
-        if backend.durability() == backend::Durability::Durable && !self.core_set().shared().origin.is_command_line() {
-            let (fingerprint, traits) = (store.fingerprint(), store.traits().clone());
-            let store = RememberedStore { fingerprint, traits, may_have_lost_writes: false };
-            store.keep(&**placed.volume.metadata());
+    /// Remembers the store of a volume that is served: see [`RememberedStore::keep`].
+    pub(crate) fn remember_store(&self, placed: &PlacedVolume) -> Option<Saving> {
+        let store = placed.volume.opened().store().filter(|_| placed.path.is_some())?;
+        let backend = backend::find(self.registry.backends, placed.kind.word())?;
+        if backend.durability() != backend::Durability::Durable || self.core_set().shared().origin.is_command_line() {
+            return None;
         }
+        let (fingerprint, traits) = (store.fingerprint(), store.traits().clone());
+        let store = RememberedStore { fingerprint, traits, may_have_lost_writes: false };
+        store.keep(&**placed.volume.metadata())
     }
 
     /// Sets whether the stores of units are available, on all cores.
@@ -356,7 +359,12 @@ impl Engine {
         self.accepting = Some(name.into());
         let served = self.serve_store(name, wanted);
         self.accepting = None;
-        served.map_err(|why| StoreNotAccepted::Refused(TargetError::new(why)))
+        let kept = served.and_then(|()| {
+            // A restart serves the store, too: the operator is answered when the record is on the medium.
+            let saving = self.volumes.get(name).and_then(|placed| self.remember_store(placed));
+            saving.map_or(Ok(()), block_on).map_err(|why| EngineError::AcceptanceNotKept(name.to_owned(), why))
+        });
+        kept.map_err(|why| StoreNotAccepted::Refused(TargetError::new(why)))
     }
 
     /// Opens the store of a volume again and serves it as the same unit.

@@ -4,6 +4,7 @@
 //! no protection information.
 
 use super::error::{ProtectionError, VolumeError};
+use crate::answer::block_on;
 use crate::backend::{OpenedStore, ProtectionRequest, Refusal, StoreRequest};
 use lunar_core::medium::MediumKind;
 use lunar_core::metadata::MetadataStore;
@@ -11,10 +12,7 @@ use lunar_core::protection::{self, INFO_BYTES};
 use lunar_reactor::Reactor;
 use lunar_unit::protection as stored;
 use std::io;
-use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll, Wake, Waker};
-use std::thread::Thread;
 
 /// The size of a protection store is a multiple of this many bytes, as those of files are.
 const BLOCK: u64 = 4096;
@@ -101,26 +99,5 @@ impl Protection {
     /// When there is no room for open files or memory.
     pub fn open(&self, reactor: &Reactor) -> io::Result<protection::Protection> {
         Ok(protection::Protection::new(self.store.open(reactor)?, self.kind))
-    }
-}
-
-/// Wakes the thread that waits.
-struct Unpark(Thread);
-
-impl Wake for Unpark {
-    fn wake(self: Arc<Self>) {
-        self.0.unpark();
-    }
-}
-
-/// Waits in this thread, which is not one of a core.
-fn block_on<T>(future: impl Future<Output = T>) -> T {
-    let mut future = pin!(future);
-    let waker = Waker::from(Arc::new(Unpark(std::thread::current())));
-    loop {
-        if let Poll::Ready(value) = future.as_mut().poll(&mut Context::from_waker(&waker)) {
-            return value;
-        }
-        std::thread::park();
     }
 }

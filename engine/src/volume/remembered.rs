@@ -6,7 +6,7 @@ use super::{Volume, VolumeContext, VolumeError, configured, identity, metadata_s
 use crate::backend::{self, Durability, Fingerprint, Opened};
 use lunar_control::common_sections;
 use lunar_core::io::Traits;
-use lunar_core::metadata::MetadataStore;
+use lunar_core::metadata::{MetadataStore, Saving};
 use lunar_unit::protection as stored;
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -31,17 +31,16 @@ impl RememberedStore {
     }
 
     /// Remembers the store from now on. If that fails, the log says so, and the volume is missing where its store is.
-    pub(crate) fn keep(&self, metadata: &dyn MetadataStore) {
-        if Self::load(metadata).as_ref() != Some(self) {
-            // The thread of the metadata writes it, whether it is waited for or not.
-            drop(metadata.save(NAME, self.record().to_string().into_bytes()));
-        }
+    /// `None`: it is remembered. The thread of the metadata writes the record, whether it is waited for or not.
+    pub(crate) fn keep(&self, metadata: &dyn MetadataStore) -> Option<Saving> {
+        let is_new = Self::load(metadata).as_ref() != Some(self);
+        is_new.then(|| metadata.save(NAME, self.record().to_string().into_bytes()))
     }
 
     /// The store that is remembered may have lost writes: a restart does not serve it either until it is accepted.
     pub(crate) fn mark_lost_writes(metadata: &dyn MetadataStore) {
         if let Some(store) = Self::load(metadata) {
-            Self { may_have_lost_writes: true, ..store }.keep(metadata);
+            drop(Self { may_have_lost_writes: true, ..store }.keep(metadata));
         }
     }
 
@@ -169,7 +168,7 @@ mod tests {
         let copied = Fingerprint { origin: None, ..fingerprint.clone() };
         for (fingerprint, may_have_lost_writes) in [(Some(fingerprint), false), (Some(copied), false), (None, true)] {
             let store = RememberedStore { fingerprint, traits: traits.clone(), may_have_lost_writes };
-            store.keep(&metadata);
+            drop(store.keep(&metadata));
             assert_eq!(RememberedStore::load(&metadata), Some(store));
         }
         let mut old = RememberedStore { fingerprint: None, traits, may_have_lost_writes: false }.record();
