@@ -84,8 +84,18 @@ impl Disk {
     /// The disk of this LUN.
     #[must_use]
     pub fn new(config: InitiatorConfig, lun: u8, now: Instant) -> Self {
+        Self::of(Initiator::new(config, now), lun)
+    }
+
+    /// The disk of this LUN at a target of a fabric.
+    #[must_use]
+    pub fn in_fabric(config: InitiatorConfig, lun: u8, now: Instant) -> Self {
+        Self::of(Initiator::in_fabric(config, now), lun)
+    }
+
+    fn of(initiator: Initiator, lun: u8) -> Self {
         Self {
-            initiator: Initiator::new(config, now),
+            initiator,
             lun: lun_of(lun),
             capacity: [0; CAPACITY_LEN as usize],
             found: None,

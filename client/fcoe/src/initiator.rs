@@ -3,10 +3,10 @@
 //! and sends the command again.
 
 use lunar_core::time::Instant;
+use lunar_fcoe::port::Outgoing;
 use lunar_fcoe::port::coverage::{Added, Coverage};
 use lunar_fcoe::port::discovery::Identity;
 use lunar_fcoe::port::login::{LoginEvent, Logins, Output, Step};
-use lunar_fcoe::port::{Outgoing, Route};
 use lunar_fcoe::wire::els::{COMPLETE, E_D_TOV, Els, ExchangeQuery, HAS_INITIATIVE, RecAccept, Reject, Srr};
 use lunar_fcoe::wire::fcp::{self, Response, TransferReady};
 use lunar_fcoe::wire::fip::{self, Functions};
@@ -132,15 +132,29 @@ impl Initiator {
     /// A port that begins now.
     #[must_use]
     pub fn new(config: InitiatorConfig, now: Instant) -> Self {
-        let own = Identity {
+        Self::with(config, Logins::new(Self::identity(&config), config.seed, now))
+    }
+
+    /// A port of a fabric that begins now.
+    #[must_use]
+    pub fn in_fabric(config: InitiatorConfig, now: Instant) -> Self {
+        // The link is in the right VLAN.
+        Self::with(config, Logins::in_fabric(Self::identity(&config), true, config.seed, now))
+    }
+
+    fn identity(config: &InitiatorConfig) -> Identity {
+        Identity {
             station: config.station,
             node: config.names.1,
             name: config.names.0,
             functions: Functions { target: false, initiator: true },
             payload: payload_of(config.mtu),
-        };
+        }
+    }
+
+    fn with(config: InitiatorConfig, logins: Logins) -> Self {
         Self {
-            logins: Logins::new(own, config.seed, now),
+            logins,
             config,
             target: None,
             commands: BTreeMap::new(),
@@ -164,7 +178,7 @@ impl Initiator {
     /// The MAC address to which frames of the target are sent, once it is known.
     #[must_use]
     pub fn address(&self) -> Option<MacAddress> {
-        self.logins.id().map(PortId::mac)
+        self.logins.network().address()
     }
 
     /// Commands in progress.
@@ -199,7 +213,7 @@ impl Initiator {
         let Some(ox_id) = (0..COMMANDS).find(is_free) else { return self.waiting.push_back(cookie) };
         let address = Address { source: own, destination: target, ox_id, rx_id: UNASSIGNED };
         let header = Header::new(Routing::COMMAND, Protocol::FCP, Control::REQUEST, address);
-        self.frames.push_back(Outgoing::fc(Route::between(own, target), header, &body));
+        self.frames.extend(self.logins.network().route(target).map(|route| Outgoing::fc(route, header, &body)));
         let exchange = Exchange {
             cookie,
             rx_id: UNASSIGNED,
@@ -226,7 +240,8 @@ impl Initiator {
         let (Some(destination), Some(source)) = (self.target, self.logins.id()) else { return };
         let header =
             Header::new(routing, protocol, control, Address { source, destination, ox_id: ids.0, rx_id: ids.1 });
-        self.frames.push_back(Outgoing::fc(Route::between(source, destination), header, body));
+        let route = self.logins.network().route(destination);
+        self.frames.extend(route.map(|route| Outgoing::fc(route, header, body)));
     }
 
     fn query_id(&mut self) -> u16 {
@@ -338,17 +353,19 @@ impl Initiator {
         let admits = |name: Wwn| wanted.is_none_or(|wanted| wanted == name);
         let mut out = std::mem::take(&mut self.out);
         if header.ether_type == fip::ETHER_TYPE {
-            if header.destination == fip::ALL_VN2VN || header.destination == self.config.station {
+            if header.destination == self.logins.network().group() || header.destination == self.config.station {
                 self.logins.receive_fip((header.source, bytes), now, &admits, &mut out);
             }
         } else if header.ether_type == frame::ETHER_TYPE
             && Some(header.destination) == self.address()
             && let Ok(frame) = Received::parse(bytes)
             && Some(frame.header.destination()) == self.logins.id()
-            && header.source == frame.header.source().mac()
+            && self.logins.network().is_from(header.source, frame.header.source())
         {
             let is_els = frame.header.protocol == Protocol::ELS.0;
-            if is_els && !self.answered(&frame, now) {
+            if frame.header.protocol == Protocol::CT.0 {
+                self.logins.receive_of_fabric(&frame, now, &admits, &mut out);
+            } else if is_els && !self.answered(&frame, now) {
                 // Queries about exchanges are for targets.
                 let _ = self.logins.receive_els(&frame, now, &admits, &mut out);
             } else if !is_els && Some(frame.header.source()) == self.target {
@@ -488,7 +505,7 @@ impl Initiator {
         let mut header = Header::new(Routing::DATA, Protocol::FCP, DATA, address);
         header.sequence = exchange.sequence;
         exchange.sequence = exchange.sequence.wrapping_add(1);
-        let route = Route::between(source, destination);
+        let Some(route) = self.logins.network().route(destination) else { return };
         let count = data.len().div_ceil(most);
         for (number, piece) in data.chunks(most).enumerate() {
             // A burst has at most 64 Ki frames.

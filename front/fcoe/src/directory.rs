@@ -1,6 +1,6 @@
 //! A port as a configuration has it: which initiators see which volumes.
 
-use crate::schema::Fcoe;
+use crate::schema::{Fcoe, Mode};
 use crate::wire::names::Wwn;
 use lunar_engine::link_ports::directory::Known;
 use lunar_engine::link_ports::{Groups, View};
@@ -18,6 +18,8 @@ pub struct PortView {
     pub relative: u16,
     /// N_Port_Name and Node_Name.
     pub names: (Wwn, Wwn),
+    /// Whether there is a switch.
+    pub mode: Mode,
     groups: Groups,
 }
 
@@ -32,6 +34,7 @@ impl PortView {
             target: target.to_owned(),
             relative: published.ports.named(&names.scsi())?,
             names: (Wwn(names.port), Wwn(names.node)),
+            mode: port.mode,
             groups: Groups::of(target, Known::Names, published),
         })
     }

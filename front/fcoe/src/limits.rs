@@ -7,6 +7,10 @@ use std::time::Duration;
 pub const NEIGHBOURS_MAX: usize = 512;
 /// Neighbours that are new in one second. Each causes a login.
 pub const NEW_NEIGHBOURS_MAX: u32 = 64;
+/// Switches that a port knows: a station sees some few. Advertisements can be forged.
+pub const SWITCHES_MAX: usize = 16;
+/// Solicitations to switches in one second: each answer is as long as the largest frame.
+pub const SOLICITATIONS_MAX: u32 = 16;
 /// Answers to probes and claims in one second. Answers to claims are as long as the largest frame, and the claims are
 /// shorter: others must not be able to fill the link with them.
 pub const ANNOUNCED_MAX: u32 = 128;

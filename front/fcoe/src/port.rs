@@ -1,7 +1,9 @@
 //! The port without I/O: frames and time in, frames and events out.
 //!
 //! * [`discovery`]: the identifier of the port, and its neighbours (FIP, VN2VN)
-//! * [`login`]: logins with neighbours, by extended link services
+//! * [`fabric`]: the login at a switch, and the registration with its services
+//! * [`network`]: either of both
+//! * [`login`]: logins with other ports, by extended link services
 //! * [`exchange`]: the exchanges of commands that initiators send
 //! * [`coverage`]: which bytes of a burst have arrived
 //! * here: frames that are sent, and [`VnPort`], a target port
@@ -9,13 +11,15 @@
 pub mod coverage;
 pub mod discovery;
 pub mod exchange;
+pub mod fabric;
 pub mod login;
+pub mod network;
 mod target;
 
 pub use target::{CommandIn, PortEvent, VnPort};
 
+use crate::wire::fip;
 use crate::wire::frame::{self, Header, encapsulated};
-use crate::wire::{fip, names::PortId};
 use lunar_link::{HEADER_LEN, Header as EthernetHeader, MacAddress};
 
 /// The way of a frame: its addresses in the Ethernet.
@@ -28,12 +32,6 @@ pub struct Route {
 }
 
 impl Route {
-    /// From a VN_Port to another one.
-    #[must_use]
-    pub fn between(from: PortId, to: PortId) -> Self {
-        Self { to: to.mac(), from: from.mac() }
-    }
-
     /// The Ethernet header of a frame with this EtherType.
     #[must_use]
     pub fn header(self, ether_type: u16) -> [u8; HEADER_LEN] {

@@ -5,10 +5,10 @@ use lunar_control::common_sections::{PortalGroup, Target};
 use lunar_control::kind::{FrontKind, Kind};
 use lunar_control::links::To;
 use lunar_control::schema::Finder;
-use lunar_control::section::{Objects, Resource, optional, required};
-use lunar_control::sections;
+use lunar_control::section::{Objects, Resource, optional, or, required};
 use lunar_control::stations::{LinkName, StationAddress};
 use lunar_control::value::{Textual, ValueError, Whole};
+use lunar_control::{choices, sections};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
@@ -43,9 +43,19 @@ impl Textual for PortName {
     }
 }
 
+choices! {
+    /// The way in which a port finds initiators.
+    Mode {
+        /// initiators and the port find each other
+        Vn2vn = "vn2vn",
+        /// a Fibre Channel switch, with a name server
+        Fabric = "fabric",
+    }
+}
+
 sections! {
-    /// A target port of a Fibre Channel on an Ethernet (FCoE), for initiators without a switch (VN2VN). An initiator is
-    /// a host whose name is its WWPN, such as `20:00:52:54:00:12:34:56`, and sees the volumes of its group. Initiators
+    /// A target port of a Fibre Channel on an Ethernet (FCoE), for initiators without a switch (VN2VN), or for those of
+    /// a fabric. An initiator is a host whose name is its WWPN, such as `20:00:52:54:00:12:34:56`, and sees the volumes of its group. Initiators
     /// do not authenticate, and names can be forged: only a VLAN or an interface of its own protects the volumes.
     /// Groups with networks or with authentication do not fit.
     Fcoe (made: Live, removed: EndsSessions) {
@@ -54,6 +64,9 @@ sections! {
         link: LinkName = required() => EndsSessions;
         /// The target whose volumes the initiators see.
         target: To<Target> = required() => EndsSessions;
+        /// `vn2vn`: initiators and this port find each other without a switch. `fabric`: the port logs in at a Fibre
+        /// Channel switch (FCF) on the link, and is registered with its name server. Most switches need `vlan`, too.
+        mode: Mode = or(Mode::Vn2vn) => EndsSessions;
         /// The portal group whose asymmetric access state applies; without this key, the first one of the target.
         portal_group: Option<To<PortalGroup>> = optional() => EndsSessions;
         /// The name of the port (WWPN, N_Port_Name); without this key, a name derived from those of the target and of
@@ -61,7 +74,8 @@ sections! {
         wwpn: Option<PortName> = optional() => EndsSessions;
         /// The name of the node (WWNN, Node_Name); without this key, a name derived from that of the target.
         wwnn: Option<PortName> = optional() => EndsSessions;
-        /// The VLAN; without this key, frames without a tag.
+        /// The VLAN; without this key, frames without a tag. In a fabric, a switch that serves another VLAN is named in
+        /// `lunar status`.
         vlan: Option<Whole<1, 4094>> = optional() => EndsSessions;
         /// The MAC address of a link without an interface; without this key, an address derived from the link.
         mac: Option<StationAddress> = optional() => EndsSessions;

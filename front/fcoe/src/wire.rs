@@ -4,6 +4,7 @@
 //! * [`frame`]: frames of a Fibre Channel, and their encapsulation in Ethernet frames
 //! * [`fip`]: the FCoE Initialization Protocol
 //! * [`els`]: extended and basic link services
+//! * [`services`]: Common Transport to the name server of a fabric, and registration of state changes
 //! * [`fcp`]: information units of the Fibre Channel Protocol for SCSI
 
 pub mod els;
@@ -13,3 +14,4 @@ pub mod frame;
 #[cfg(test)]
 mod golden;
 pub mod names;
+pub mod services;

@@ -1,6 +1,7 @@
 //! Discovery without a fabric (FC-BB-6 VN2VN): the port probes for an identifier, claims it, and then sends beacons.
 //! It behaves as the initiator of Linux does.
 
+use super::fabric::FabricNews;
 use super::{Chance, Outgoing, Route};
 use crate::limits::{ANNOUNCED_MAX, NEIGHBOURS_MAX, NEW_NEIGHBOURS_MAX, STATION_ANSWERS_MAX};
 use crate::wire::fip::{ALL_VN2VN, Announcement, Functions, Neighbour, Operation, announcement};
@@ -74,6 +75,10 @@ pub enum Found {
     Beacon(PortId),
     /// A neighbour is gone.
     Gone(PortId),
+    /// The fabric has a port of this name.
+    Port(PortId, Wwn),
+    /// The login at the fabric has changed.
+    News(FabricNews),
 }
 
 /// The state of the port among its neighbours.

@@ -1,9 +1,12 @@
-//! Logins between ports without a fabric: FLOGI in FIP, then PLOGI by the port with the larger name, then PRLI by the
-//! initiator. A target and an initiator use the same state machine, which follows that of Linux.
+//! Logins between ports: without a fabric, FLOGI in FIP, then PLOGI by the port with the larger name; in a fabric, PLOGI
+//! by the initiator, which has found the target with the name server; then PRLI by the initiator. A target and an
+//! initiator use the same state machine, which follows that of Linux.
 
 use super::discovery::{Discovery, Found, Identity};
+use super::fabric::{Fabric, FabricNews};
+use super::network::Network;
 use super::{Outgoing, Route};
-use crate::limits::{SERVICES_MAX, STRANGER_MAX, STRANGERS_MAX};
+use crate::limits::{NEIGHBOURS_MAX, SERVICES_MAX, STRANGER_MAX, STRANGERS_MAX};
 use crate::wire::els::{
     Adisc, Bare, E_D_TOV, ESTABLISH, Els, Explanation, INITIATOR, LoginParameters, Logo, Prli, PrliResponse,
     READ_WITHOUT_READY, RETRY, Reason, Reject, RtvAccept, TARGET,
@@ -13,6 +16,7 @@ use crate::wire::frame::{
     Address, Control, HEADER_LEN, Header, PAYLOAD_MAX, PAYLOAD_MIN, Protocol, Received, Routing, UNASSIGNED,
 };
 use crate::wire::names::{PortId, Wwn};
+use crate::wire::services::{Changed, changes};
 use lunar_core::time::Instant;
 use lunar_link::{MacAddress, Rate};
 use std::collections::BTreeMap;
@@ -77,6 +81,8 @@ pub enum LoginEvent {
     Ended(PortId),
     /// A port of this name may not log in.
     Refused(Wwn),
+    /// The login at the fabric has changed.
+    Fabric(FabricNews),
 }
 
 /// Results of a call: frames to send, and what has happened.
@@ -94,7 +100,7 @@ pub type Admits<'a> = &'a dyn Fn(Wwn) -> bool;
 /// The logins of a port.
 #[derive(Debug)]
 pub struct Logins {
-    discovery: Discovery,
+    network: Network,
     remotes: BTreeMap<PortId, Remote>,
     found: Vec<Found>,
     ox_id: u16,
@@ -127,12 +133,22 @@ impl Answer {
 }
 
 impl Logins {
-    /// The logins of a port that begins now.
+    /// The logins of a port without a fabric that begins now.
     #[must_use]
     pub fn new(own: Identity, seed: u64, now: Instant) -> Self {
+        Self::of(Network::Neighbours(Discovery::new(own, seed, now)))
+    }
+
+    /// The logins of a port of a fabric that begins now. `has_vlan`: the VLAN is configured.
+    #[must_use]
+    pub fn in_fabric(own: Identity, has_vlan: bool, seed: u64, now: Instant) -> Self {
+        Self::of(Network::Fabric(Fabric::new(own, has_vlan, seed, now)))
+    }
+
+    fn of(network: Network) -> Self {
         let second = Duration::from_secs(1);
         Self {
-            discovery: Discovery::new(own, seed, now),
+            network,
             remotes: BTreeMap::new(),
             found: Vec::new(),
             ox_id: 0,
@@ -141,16 +157,22 @@ impl Logins {
         }
     }
 
+    /// The network of this port.
+    #[must_use]
+    pub fn network(&self) -> &Network {
+        &self.network
+    }
+
     /// This port.
     #[must_use]
     pub fn own(&self) -> &Identity {
-        self.discovery.own()
+        self.network.own()
     }
 
     /// The identifier of this port.
     #[must_use]
     pub fn id(&self) -> Option<PortId> {
-        self.discovery.id()
+        self.network.id()
     }
 
     /// Another port.
@@ -168,7 +190,7 @@ impl Logins {
     #[must_use]
     pub fn deadline(&self) -> Instant {
         let pending = self.remotes.values().filter_map(|remote| Some(remote.pending?.deadline));
-        pending.chain([self.discovery.deadline()]).min().unwrap_or_default()
+        pending.chain([self.network.deadline()]).min().unwrap_or_default()
     }
 
     fn names(&self) -> (Wwn, Wwn) {
@@ -178,7 +200,7 @@ impl Logins {
     /// Does what is due.
     pub fn tick(&mut self, now: Instant, admits: Admits<'_>, out: &mut Output) {
         let mut found = std::mem::take(&mut self.found);
-        self.discovery.tick(now, &mut out.frames, &mut found);
+        self.network.tick(now, &mut out.frames, &mut found);
         self.follow(&mut found, now, admits, out);
         self.found = found;
         let late = |remote: &&Remote| remote.pending.is_some_and(|pending| pending.deadline <= now);
@@ -192,6 +214,9 @@ impl Logins {
     fn repeat(&mut self, id: PortId, now: Instant, out: &mut Output) {
         let Some(remote) = self.remotes.get_mut(&id) else { return };
         let Some(pending) = remote.pending.take() else { return };
+        if pending.tries >= TRIES && pending.service == Els::ADISC {
+            return self.forget(id, out);
+        }
         if pending.tries >= TRIES || pending.service == Els::LOGO {
             // A PRLI of ours that fails leaves the ports logged in.
             if remote.step != Step::Ready {
@@ -213,6 +238,8 @@ impl Logins {
                 }
                 Found::Gone(id) => self.forget(id, out),
                 Found::Beacon(id) => self.meet(id, now, admits, out),
+                Found::Port(id, name) => self.visit(id, name, now, admits, out),
+                Found::News(news) => out.events.push(LoginEvent::Fabric(news)),
             }
         }
     }
@@ -231,12 +258,13 @@ impl Logins {
         }
         remote.step = step;
         remote.pending = None;
-        self.discovery.keep(id, step == Step::Ready);
+        self.network.keep(id, step == Step::Ready);
     }
 
-    /// The remote port of this identifier, if discovery knows it.
+    /// The remote port of this identifier, if discovery knows it, or a login in a fabric.
     fn known(&mut self, id: PortId) -> Option<&mut Remote> {
-        let port = self.discovery.neighbour(id)?.port;
+        let Network::Neighbours(discovery) = &self.network else { return self.remotes.get_mut(&id) };
+        let port = discovery.neighbour(id)?.port;
         let remote = self.remotes.entry(id).or_insert_with(|| Remote {
             port,
             step: Step::Idle,
@@ -247,9 +275,41 @@ impl Logins {
         Some(remote)
     }
 
+    /// A port of the fabric has this identifier and these names from now on.
+    fn settle(&mut self, id: PortId, (name, node): (Wwn, Wwn), out: &mut Output) {
+        let Some(route) = self.network.route(id) else { return };
+        let is_other = |remote: &&Remote| (remote.port.id == id) != (remote.port.name == name);
+        let others: Vec<PortId> = self.remotes.values().filter(is_other).map(|remote| remote.port.id).collect();
+        // The identifier belonged to another port, or the port had another identifier.
+        others.into_iter().for_each(|other| self.forget(other, out));
+        if !self.remotes.contains_key(&id) && self.remotes.len() >= NEIGHBOURS_MAX {
+            let idle = self.remotes.values().find(|remote| remote.step < Step::LoggedIn).map(|remote| remote.port.id);
+            match idle {
+                Some(idle) => self.forget(idle, out),
+                None => return,
+            }
+        }
+        let port = Neighbour { station: route.to, node, name, id };
+        let new = Remote { port, step: Step::Idle, payload: PAYLOAD_MIN, pending: None, asked: None };
+        self.remotes.entry(id).or_insert(new);
+    }
+
+    /// The fabric has a target of this name, maybe: an initiator logs in, unless it has.
+    fn visit(&mut self, id: PortId, name: Wwn, now: Instant, admits: Admits<'_>, out: &mut Output) {
+        if !self.own().functions.initiator || !admits(name) || !id.is_fabric_port() {
+            return;
+        }
+        self.settle(id, (name, Wwn(0)), out);
+        let is_idle = |remote: &&Remote| remote.step == Step::Idle && remote.pending.is_none();
+        if self.remotes.get(&id).filter(is_idle).is_some() {
+            self.request(id, Els::PLOGI, 1, now, out);
+        }
+    }
+
     /// A neighbour has sent a beacon: the login begins, unless it has begun.
     fn meet(&mut self, id: PortId, now: Instant, admits: Admits<'_>, out: &mut Output) {
-        let Some(known) = self.discovery.neighbour(id) else { return };
+        let Network::Neighbours(discovery) = &self.network else { return };
+        let Some(known) = discovery.neighbour(id) else { return };
         let (own, name) = (self.own().functions, known.port.name);
         // Targets do not log in to each other, and neither do initiators.
         let fits = known
@@ -269,9 +329,9 @@ impl Logins {
 
     /// Sends a request, and goes to its step.
     fn request(&mut self, id: PortId, service: Els, tries: u32, now: Instant, out: &mut Output) {
-        let (own, names) = (self.discovery.id(), self.names());
+        let names = self.names();
         let payload = self.own().payload;
-        let Some(source) = own else { return };
+        let (Some(source), Some(route)) = (self.id(), self.network.route(id)) else { return };
         self.ox_id = self.ox_id.wrapping_add(1) % UNASSIGNED;
         let ox_id = self.ox_id;
         let functions = self.own().functions;
@@ -279,6 +339,7 @@ impl Logins {
             Els::FLOGI => LoginParameters::flogi(Els::FLOGI, names, payload).as_bytes().to_vec(),
             Els::PLOGI => LoginParameters::plogi(Els::PLOGI, names, payload).as_bytes().to_vec(),
             Els::LOGO => Logo::new(source, names.0).as_bytes().to_vec(),
+            Els::ADISC => Adisc::new(Els::ADISC, names, source).as_bytes().to_vec(),
             _ => Prli::new(Els::PRLI, ESTABLISH, parameters(functions)).as_bytes().to_vec(),
         };
         let Some(remote) = self.remotes.get_mut(&id) else { return };
@@ -293,12 +354,13 @@ impl Logins {
         let header = Header::new(Routing::ELS_REQUEST, Protocol::ELS, Control::REQUEST, address);
         let kind = match service {
             Els::FLOGI => Some(Kind::FLOGI),
-            Els::LOGO => Some(Kind::LOGO),
+            // In a fabric, only the login at the fabric is in FIP.
+            Els::LOGO if matches!(self.network, Network::Neighbours(_)) => Some(Kind::LOGO),
             _ => None,
         };
         out.frames.push(match kind {
             Some(kind) => self.in_fip(Operation::LINK_SERVICE_REQUEST, kind, (header, &body), station),
-            None => Outgoing::fc(Route::between(source, id), header, &body),
+            None => Outgoing::fc(route, header, &body),
         });
     }
 
@@ -342,23 +404,27 @@ impl Logins {
         admits: Admits<'_>,
         out: &mut Output,
     ) {
-        match Message::parse(bytes) {
-            Some(Message::Announcement(operation, announced)) => {
+        let Some(message) = Message::parse(bytes) else { return };
+        let mut found = std::mem::take(&mut self.found);
+        match (&mut self.network, message) {
+            (Network::Fabric(fabric), message) => {
+                fabric.receive_fip((source, &message), now, &mut out.frames, &mut found);
+            }
+            (Network::Neighbours(discovery), Message::Announcement(operation, announced)) => {
                 // Answers go to the station: it must be the sender.
                 let port = &announced.port;
-                if source != port.station && (operation != Operation::BEACON || source != port.id.mac()) {
-                    return;
+                if source == port.station || operation == Operation::BEACON && source == port.id.mac() {
+                    discovery.receive((operation, &announced), now, &mut out.frames, &mut found);
                 }
-                let mut found = std::mem::take(&mut self.found);
-                self.discovery.receive((operation, &announced), now, &mut out.frames, &mut found);
-                self.follow(&mut found, now, admits, out);
-                self.found = found;
             }
-            Some(Message::LinkService(operation, service)) => {
+            (Network::Neighbours(_), Message::LinkService(operation, service)) => {
                 self.receive_service(source, (operation, &service), now, admits, out);
             }
-            None => {}
+            // Messages of switches and to them.
+            _ => {}
         }
+        self.follow(&mut found, now, admits, out);
+        self.found = found;
     }
 
     fn receive_service(
@@ -372,7 +438,8 @@ impl Logins {
         let Ok((header, payload)) = Header::ref_from_prefix(service.frame) else { return };
         let (Some(own), Some(command)) = (self.id(), payload.first()) else { return };
         let from = header.source();
-        let is_theirs = self.discovery.neighbour(from).is_none_or(|known| known.port.station == source);
+        let Network::Neighbours(discovery) = &self.network else { return };
+        let is_theirs = discovery.neighbour(from).is_none_or(|known| known.port.station == source);
         if header.destination() != own || header.protocol != Protocol::ELS.0 || !is_theirs {
             return;
         }
@@ -406,7 +473,8 @@ impl Logins {
         let Ok((login, _)) = LoginParameters::ref_from_prefix(payload) else {
             return (Answer::Reject(Reason::LOGICAL_ERROR, Explanation::NONE), false);
         };
-        let Some(known) = self.discovery.neighbour(id).filter(|known| known.port.name == login.names().0) else {
+        let Network::Neighbours(discovery) = &self.network else { return (Answer::Silence, false) };
+        let Some(known) = discovery.neighbour(id).filter(|known| known.port.name == login.names().0) else {
             // It will know this port after a claim.
             return (Answer::Reject(Reason::FIP, Explanation::NOT_NEIGHBOUR), false);
         };
@@ -438,6 +506,10 @@ impl Logins {
         let (header, payload) = (frame.header, frame.payload);
         let (Some(own), Some(command)) = (self.id(), payload.first()) else { return true };
         if !frame.is_first || !frame.is_last {
+            return true;
+        }
+        if matches!(self.network, Network::Fabric(_)) && !header.source().is_fabric_port() {
+            self.receive_of_fabric(frame, now, admits, out);
             return true;
         }
         if header.routing() == Routing::ELS_REPLY {
@@ -475,13 +547,64 @@ impl Logins {
             Els::RTV => Answer::accept(&RtvAccept::new()),
             _ => Answer::Reject(Reason::UNSUPPORTED, Explanation::UNSUPPORTED),
         };
-        if let Some(body) = answer.payload() {
-            out.frames.push(Outgoing::fc(Route::between(own, from), reply(header, own), &body));
+        if let (Some(body), Some(route)) = (answer.payload(), self.network.route(from)) {
+            out.frames.push(Outgoing::fc(route, reply(header, own), &body));
         }
         if let Some(payload) = goes_on {
             self.after_plogi(from, payload, now, out);
         }
         true
+    }
+
+    /// Takes a frame of a service of the fabric: an answer to the registration, or a change of the fabric.
+    pub fn receive_of_fabric(&mut self, frame: &Received<'_>, now: Instant, admits: Admits<'_>, out: &mut Output) {
+        let (header, payload) = (frame.header, frame.payload);
+        let (Some(own), Network::Fabric(fabric)) = (self.network.id(), &mut self.network) else { return };
+        // Lists with more entries than a frame has room for are not asked for.
+        if !frame.is_first || !frame.is_last {
+            return;
+        }
+        let mut found = std::mem::take(&mut self.found);
+        if matches!(header.routing(), Routing::ELS_REPLY | Routing::CT_REPLY) {
+            fabric.service_answered((header, payload), now, &mut out.frames, &mut found);
+            self.follow(&mut found, now, admits, out);
+        } else if header.routing() == Routing::ELS_REQUEST && self.services.admit(header.source().mac(), now) {
+            let from = header.source();
+            let is_accepted = match payload.first().map(|command| Els(*command)) {
+                Some(Els::LOGO) => true,
+                Some(Els::RSCN) if from == PortId::FABRIC_CONTROLLER => changes(payload).is_some(),
+                _ => false,
+            };
+            let answer = match is_accepted {
+                true => Answer::accept(&Bare::new(Els::LS_ACC)),
+                false => Answer::Reject(Reason::UNSUPPORTED, Explanation::UNSUPPORTED),
+            };
+            if let (Some(body), Some(route)) = (answer.payload(), fabric.route()) {
+                out.frames.push(Outgoing::fc(route, reply(header, own), &body));
+            }
+            match payload.first().map(|command| Els(*command)) {
+                Some(Els::LOGO) if from == PortId::FABRIC_PORT => fabric.logged_out(now, &mut found),
+                Some(Els::LOGO) if from == PortId::NAME_SERVER => fabric.register_again(true, now),
+                Some(Els::RSCN) if is_accepted => {
+                    fabric.register_again(false, now);
+                    let changed: Vec<Changed> = changes(payload).into_iter().flatten().collect();
+                    self.verify(&changed, now, out);
+                }
+                _ => {}
+            }
+            self.follow(&mut found, now, admits, out);
+        }
+        self.found = found;
+    }
+
+    /// These ports have changed: those that are logged in are asked whether they still are.
+    fn verify(&mut self, changed: &[Changed], now: Instant, out: &mut Output) {
+        let is_unsure = |remote: &&Remote| {
+            let is_changed = changed.iter().any(|changed| changed.has(remote.port.id));
+            is_changed && remote.step >= Step::LoggedIn && remote.pending.is_none()
+        };
+        let unsure: Vec<PortId> = self.remotes.values().filter(is_unsure).map(|remote| remote.port.id).collect();
+        unsure.into_iter().for_each(|id| self.request(id, Els::ADISC, 1, now, out));
     }
 
     /// PLOGI of another port: the answer, and the size of payloads with which the login goes on.
@@ -498,6 +621,14 @@ impl Logins {
             return Answer::Reject(Reason::LOGICAL_ERROR, Explanation::NONE);
         };
         let theirs = login.payload();
+        if matches!(self.network, Network::Fabric(_)) {
+            let names = login.names();
+            if !admits(names.0) {
+                out.events.push(LoginEvent::Refused(names.0));
+                return Answer::Reject(Reason::UNABLE, Explanation::NONE);
+            }
+            self.settle(id, names, out);
+        }
         let Some(remote) = self.known(id).filter(|remote| remote.port.name == login.names().0) else {
             return Answer::Reject(Reason::UNABLE, Explanation::NOT_NEIGHBOUR);
         };
@@ -543,6 +674,14 @@ impl Logins {
         if pending.service == Els::LOGO {
             return;
         }
+        if pending.service == Els::ADISC {
+            let accept = Adisc::ref_from_prefix(payload).ok().filter(|_| is_accepted);
+            let is_same = accept.is_some_and(|(accept, _)| accept.names().0 == remote.port.name);
+            if !is_same {
+                self.forget(id, out);
+            }
+            return;
+        }
         if !is_accepted {
             let reason = Reject::ref_from_prefix(payload).map(|(reject, _)| Reason(reject.reason));
             // The other port has sent one itself; its beacon begins the login again otherwise.
@@ -564,7 +703,7 @@ impl Logins {
                 });
                 if is_paired {
                     remote.step = Step::Ready;
-                    self.discovery.keep(id, true);
+                    self.network.keep(id, true);
                     out.events.push(LoginEvent::Ready(id));
                 }
             }
@@ -580,11 +719,32 @@ impl Logins {
 
     /// A port that is not logged in has sent a command: it is asked to log out, so that it logs in again.
     pub fn ask_to_log_out(&mut self, id: PortId, now: Instant, out: &mut Output) {
+        if let (Network::Fabric(fabric), None) = (&self.network, self.remotes.get(&id)) {
+            // It has logged in before this port started.
+            let (Some(source), Some(route)) = (fabric.id(), fabric.route()) else { return };
+            if self.strangers.admit(id.mac(), now) {
+                self.ox_id = self.ox_id.wrapping_add(1) % UNASSIGNED;
+                let address = Address { source, destination: id, ox_id: self.ox_id, rx_id: UNASSIGNED };
+                let header = Header::new(Routing::ELS_REQUEST, Protocol::ELS, Control::REQUEST, address);
+                out.frames.push(Outgoing::fc(route, header, Logo::new(source, self.own().name).as_bytes()));
+            }
+            return;
+        }
         let Some(remote) = self.known(id) else { return };
         let is_due = remote.asked.is_none_or(|before| now.since(before) >= LOGOUT_INTERVAL);
         if is_due && remote.pending.is_none() {
             remote.asked = Some(now);
             self.request(id, Els::LOGO, 1, now, out);
+        }
+    }
+
+    /// Leaves the fabric. Ports without one have logged out.
+    pub fn leave(&mut self, now: Instant, admits: Admits<'_>, out: &mut Output) {
+        if let Network::Fabric(fabric) = &mut self.network {
+            let mut found = std::mem::take(&mut self.found);
+            fabric.leave(now, &mut out.frames, &mut found);
+            self.follow(&mut found, now, admits, out);
+            self.found = found;
         }
     }
 

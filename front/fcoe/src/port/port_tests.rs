@@ -6,7 +6,7 @@ use crate::wire::els::{BasicAccept, COMPLETE, Els, ExchangeQuery, HAS_INITIATIVE
 use crate::wire::fcp::{Command, Response, TransferReady};
 use crate::wire::fip::Functions;
 use crate::wire::frame::{Address, Control, Protocol, Received, Routing, UNASSIGNED, payload_of};
-use crate::wire::names::Wwn;
+use crate::wire::names::{PortId, Wwn};
 use lunar_core::mem::Arena;
 use lunar_core::time::Instant;
 use proptest::prelude::*;

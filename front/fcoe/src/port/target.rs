@@ -76,7 +76,7 @@ impl VnPort {
             match event {
                 LoginEvent::Ended(id) => drop(self.exchanges.remove(id)),
                 LoginEvent::Ready(id) => drop(self.exchanges.insert(*id, Exchanges::default())),
-                LoginEvent::Up(_) | LoginEvent::Refused(_) => {}
+                LoginEvent::Up(_) | LoginEvent::Refused(_) | LoginEvent::Fabric(_) => {}
             }
         }
         result
@@ -102,6 +102,16 @@ impl VnPort {
         self.change(out, |logins, out| logins.review(now, admits, out));
     }
 
+    /// Leaves the fabric.
+    pub fn leave(&mut self, now: Instant, admits: Admits<'_>, out: &mut Output) {
+        self.change(out, |logins, out| logins.leave(now, admits, out));
+    }
+
+    /// The way of frames to another port.
+    fn route(&self, to: PortId) -> Option<Route> {
+        self.logins.network().route(to)
+    }
+
     /// Commands in progress.
     #[must_use]
     pub fn running(&self) -> usize {
@@ -120,13 +130,17 @@ impl VnPort {
         let frame = Received::parse(bytes).ok()?;
         let header = frame.header;
         let peer = header.source();
-        if header.destination() != own || source != peer.mac() {
+        if header.destination() != own || !self.logins.network().is_from(source, peer) {
             return None;
         }
         if header.protocol == Protocol::ELS.0 {
             if !self.change(out, |logins, out| logins.receive_els(&frame, now, admits, out)) {
                 self.query(&frame, out);
             }
+            return None;
+        }
+        if header.protocol == Protocol::CT.0 {
+            self.change(out, |logins, out| logins.receive_of_fabric(&frame, now, admits, out));
             return None;
         }
         if self.logins.remote(peer).is_none_or(|remote| remote.step != Step::Ready) {
@@ -201,13 +215,19 @@ impl VnPort {
             }
             None => Reject::new(Reason::LOGICAL_ERROR, Explanation::INVALID_EXCHANGE).as_bytes().to_vec(),
         };
-        out.frames.push(self.reply(frame.header, (Routing::ELS_REPLY, Protocol::ELS), own, &body));
+        out.frames.extend(self.reply(frame.header, (Routing::ELS_REPLY, Protocol::ELS), own, &body));
     }
 
-    fn reply(&self, request: &Header, (routing, protocol): (Routing, Protocol), own: PortId, body: &[u8]) -> Outgoing {
+    fn reply(
+        &self,
+        request: &Header,
+        (routing, protocol): (Routing, Protocol),
+        own: PortId,
+        body: &[u8],
+    ) -> Option<Outgoing> {
         let (destination, ox_id, rx_id) = (request.source(), request.ox_id.get(), request.rx_id.get());
         let header = Header::new(routing, protocol, Control::REPLY, Address { source: own, destination, ox_id, rx_id });
-        Outgoing::fc(Route::between(own, destination), header, body)
+        Some(Outgoing::fc(self.route(destination)?, header, body))
     }
 
     /// SRR: a sequence is sent again, if it can be.
@@ -234,10 +254,10 @@ impl VnPort {
                 (key, sequence(exchanges, key), Routing::DATA_DESCRIPTOR, READY, ready)
             }
         });
-        out.frames.push(self.reply(frame.header, (Routing::FC4_ELS_REPLY, Protocol::FCP), own, &body));
+        out.frames.extend(self.reply(frame.header, (Routing::FC4_ELS_REPLY, Protocol::FCP), own, &body));
         if let Some((key, sequence, routing, control, bytes)) = repeated {
             let header = Header { sequence, ..header(own, key, routing, control) };
-            out.frames.push(Outgoing::fc(Route::between(own, key.peer), header, &bytes));
+            out.frames.extend(self.route(key.peer).map(|route| Outgoing::fc(route, header, &bytes)));
         }
     }
 
@@ -245,7 +265,7 @@ impl VnPort {
         let own = self.logins.id()?;
         let address = Address { source: own, destination: peer, ox_id, rx_id };
         let header = Header::new(Routing::BA_ACC, Protocol::BASIC, Control::REPLY, address);
-        Some(Outgoing::fc(Route::between(own, peer), header, BasicAccept::new(ox_id, rx_id).as_bytes()))
+        Some(Outgoing::fc(self.route(peer)?, header, BasicAccept::new(ox_id, rx_id).as_bytes()))
     }
 
     /// The answer to an abort, when the command has ended.
@@ -264,7 +284,7 @@ impl VnPort {
         let own = self.logins.id()?;
         let sequence = self.exchanges.get_mut(&key.peer)?.next_sequence(key, len)?;
         let header = Header { sequence, parameter: offset.into(), ..header(own, key, Routing::DATA, DATA) };
-        Some((Route::between(own, key.peer), header))
+        Some((self.route(key.peer)?, header))
     }
 
     /// The most bytes of the payload of a frame to an initiator: a multiple of four.
@@ -280,7 +300,7 @@ impl VnPort {
         let ready = TransferReady::new(offset, u32::try_from(memory.len()).ok()?);
         let sequence = self.exchanges.get_mut(&key.peer)?.request(key, offset, memory)?;
         let header = Header { sequence, ..header(own, key, Routing::DATA_DESCRIPTOR, READY) };
-        Some((Route::between(own, key.peer), header, ready))
+        Some((self.route(key.peer)?, header, ready))
     }
 
     /// Takes requested data.
@@ -293,7 +313,7 @@ impl VnPort {
         let own = self.logins.id()?;
         let sequence = self.exchanges.get_mut(&key.peer)?.end(key, response, now)?;
         let header = Header { sequence, ..header(own, key, Routing::COMMAND_STATUS, RESPONSE) };
-        Some((Route::between(own, key.peer), header))
+        Some((self.route(key.peer)?, header))
     }
 
     /// The response to a command for which there was no exchange.
@@ -301,7 +321,7 @@ impl VnPort {
     pub fn refuse(&self, peer: PortId, ox_id: u16) -> Option<(Route, Header)> {
         let own = self.logins.id()?;
         let key = ExchangeKey { peer, ox_id, number: 0 };
-        Some((Route::between(own, peer), header(own, key, Routing::COMMAND_STATUS, RESPONSE)))
+        Some((self.route(peer)?, header(own, key, Routing::COMMAND_STATUS, RESPONSE)))
     }
 }
 

@@ -9,18 +9,19 @@ use crate::directory::PortView;
 use crate::limits::{LINK_QUEUE, REFUSALS_MAX};
 use crate::port::discovery::Identity;
 use crate::port::exchange::{ExchangeKey, Requested};
+use crate::port::fabric::FabricNews;
 use crate::port::login::{LoginEvent, Logins, Output};
 use crate::port::{PortEvent, Route, VnPort};
-use crate::schema::WORD;
+use crate::schema::{Mode, WORD};
 use crate::wire::fcp::ResponseBytes;
-use crate::wire::fip::{self, ALL_VN2VN, Functions};
+use crate::wire::fip::{self, Functions};
 use crate::wire::frame::{Control, ETHER_TYPE, FRONT_LEN, Header, payload_of, wrap};
 use crate::wire::names::{PortId, Wwn};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::shares::Share;
 use lunar_engine::link_ports::PortEndpoint;
-use lunar_link::{Filter, Frame, HEADER_LEN, Link, LinkConfig, OpenedLink, Rate};
+use lunar_link::{Filter, Frame, HEADER_LEN, Link, LinkConfig, MacAddress, OpenedLink, Rate};
 use lunar_reactor::end::End;
 use lunar_reactor::log;
 use std::cell::{Cell, RefCell};
@@ -50,8 +51,9 @@ pub struct Endpoint {
     view: RefCell<Option<Rc<PortView>>>,
     port: RefCell<Option<VnPort>>,
     outbox: RefCell<Outbox>,
-    /// The identifier whose address the link receives.
-    listening: Cell<Option<PortId>>,
+    /// The addresses that the link receives: that of the port, and that of a group.
+    listening: Cell<Option<MacAddress>>,
+    group: Cell<Option<MacAddress>>,
     refusals: RefCell<Rate>,
     /// Memory for the results of calls.
     output: Cell<Output>,
@@ -146,7 +148,7 @@ impl Endpoint {
         }
     }
 
-    /// Begins with the names of the configuration: probes for an identifier.
+    /// Begins with the names of the configuration: probes for an identifier, or looks for a switch.
     fn restart(&self) {
         let Some(view) = self.view.borrow().clone() else { return };
         let link = self.link();
@@ -160,25 +162,33 @@ impl Endpoint {
         let mut seed = [0; 8];
         // Without a source of randomness the name is a seed that others do not have.
         self.core.common.shared.host.random(&mut seed);
-        let logins = Logins::new(own, u64::from_be_bytes(seed) ^ view.names.0.0, self.core.reactor().now());
+        let (seed, now) = (u64::from_be_bytes(seed) ^ view.names.0.0, self.core.reactor().now());
+        let logins = match view.mode {
+            Mode::Vn2vn => Logins::new(own, seed, now),
+            Mode::Fabric => Logins::in_fabric(own, self.config.vlan.is_some(), seed, now),
+        };
+        let group = logins.network().group();
         self.port.replace(Some(VnPort::new(logins)));
-        self.listen(None);
-        if let Err(why) = link.set_filter(Filter::Group(ALL_VN2VN), true) {
-            log!(error, "fcoe: {} does not take the group address {ALL_VN2VN}: {why}", self.config.address);
-        }
+        self.listen(&self.listening, Filter::Unicast, None);
+        self.listen(&self.group, Filter::Group, Some(group));
         for initiator in self.fcp.initiators() {
             self.fcp.logout(&self.as_port(), initiator.peer);
         }
         self.wake_timer();
     }
 
-    /// Receives frames to the address of this identifier from now on, or to none.
-    fn listen(&self, id: Option<PortId>) {
+    /// Receives frames to this address from now on, instead of the one before.
+    fn listen(
+        &self,
+        listening: &Cell<Option<MacAddress>>,
+        filter: fn(MacAddress) -> Filter,
+        address: Option<MacAddress>,
+    ) {
         let link = self.link();
-        let before = self.listening.replace(id).map(|id| (id, false));
-        for (id, is_wanted) in before.into_iter().chain(id.map(|id| (id, true))) {
-            if let Err(why) = link.set_filter(Filter::Unicast(id.mac()), is_wanted) {
-                log!(error, "fcoe: {} does not take the address {}: {why}", self.config.address, id.mac());
+        let before = listening.replace(address).map(|address| (address, false));
+        for (address, is_wanted) in before.into_iter().chain(address.map(|address| (address, true))) {
+            if let Err(why) = link.set_filter(filter(address), is_wanted) {
+                log!(error, "fcoe: {} does not take the address {address}: {why}", self.config.address);
             }
         }
     }
@@ -218,7 +228,8 @@ impl Endpoint {
     fn follow(&self, event: LoginEvent, view: &PortView) {
         match event {
             LoginEvent::Up(id) => {
-                self.listen(Some(id));
+                let address = self.port.borrow().as_ref().and_then(|port| port.logins().network().address());
+                self.listen(&self.listening, Filter::Unicast, address);
                 log!(
                     "fcoe: port {} ({}) has the identifier {id:?} on {}",
                     view.name,
@@ -235,7 +246,40 @@ impl Endpoint {
             }
             LoginEvent::Ended(id) => self.fcp.logout(&self.as_port(), id),
             LoginEvent::Refused(name) => self.refuse(name, view),
+            LoginEvent::Fabric(news) => self.tell(news, view),
         }
+    }
+
+    /// Tells operators of the login at the fabric.
+    fn tell(&self, news: FabricNews, view: &PortView) {
+        let (port, link) = (&view.name, &self.config.address);
+        let trouble = match news {
+            FabricNews::Attached(switch) => {
+                log!("fcoe: port {port} ({}) has logged in at the switch {switch} on {link}", view.names.0);
+                return self.report(None);
+            }
+            FabricNews::NoSwitch => {
+                let vlan =
+                    if self.config.vlan.is_some() { "the key vlan" } else { "the cable, and FCoE in the switch" };
+                format!("FCoE port {port}: no switch (FCF) answers on {link}: check {vlan}")
+            }
+            FabricNews::OtherVlan(vlan) => {
+                format!("FCoE port {port}: the switch on {link} serves VLAN {vlan}: set vlan = {vlan} in [fcoe.{port}]")
+            }
+            FabricNews::Refused(switch, reason, explanation) => format!(
+                "FCoE port {port}: the switch {switch} refuses the login (reason {reason:02x}h, explanation \
+                 {explanation:02x}h): check that it expects {} on this interface",
+                view.names.0
+            ),
+            FabricNews::Silent(switch) => {
+                format!("FCoE port {port}: the switch {switch} does not answer logins, or its name server does not")
+            }
+            FabricNews::Lost(switch) => {
+                format!("FCoE port {port}: the switch {switch} on {link} is gone, or has ended the login: trying again")
+            }
+        };
+        log!(error, "{trouble}");
+        self.report(Some(trouble));
     }
 
     /// An initiator belongs to no group.
@@ -258,12 +302,15 @@ impl Endpoint {
         let (to, source, now) = (frame.header.destination, frame.header.source, self.core.reactor().now());
         let message = (source, &frame.payload[..]);
         if frame.header.ether_type == fip::ETHER_TYPE {
-            if to == ALL_VN2VN || to == self.link.borrow().mac() {
+            let is_fabric = self.view.borrow().as_ref().is_some_and(|view| view.mode == Mode::Fabric);
+            // A switch may use the address of the port, too.
+            let own = self.listening.get().filter(|_| is_fabric);
+            if [Some(self.link.borrow().mac()), self.group.get(), own].contains(&Some(to)) {
                 self.with(|port, admits, out| port.receive_fip(message, now, admits, out));
             }
             return;
         }
-        let is_ours = |port: &VnPort| port.logins().id().is_some_and(|id| id.mac() == to);
+        let is_ours = |port: &VnPort| port.logins().network().address() == Some(to);
         if !self.port.borrow().as_ref().is_some_and(is_ours) {
             return;
         }
@@ -324,6 +371,7 @@ impl PortEndpoint<FcoePorts> for Endpoint {
             port: RefCell::default(),
             outbox: RefCell::default(),
             listening: Cell::default(),
+            group: Cell::default(),
             refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
             output: Cell::default(),
             timer: Cell::default(),
@@ -338,8 +386,9 @@ impl PortEndpoint<FcoePorts> for Endpoint {
 
     fn publish(&self, view: PortView) {
         let before = self.view.replace(Some(Rc::new(view.clone())));
-        if before.is_none_or(|before| before.names != view.names) {
+        if before.is_none_or(|before| before.names != view.names || before.mode != view.mode) {
             self.log_all_out();
+            self.report(None);
             return self.restart();
         }
         // Logins of initiators that are in another group, or whose port has another number, begin again.
@@ -382,6 +431,9 @@ impl PortEndpoint<FcoePorts> for Endpoint {
 
     fn log_all_out(&self) {
         self.fcp.initiators().iter().for_each(|initiator| ExchangePort::log_out(self, initiator.peer));
+        // The switch tells initiators that the port is gone.
+        let now = self.core.reactor().now();
+        self.with(|port, admits, out| port.leave(now, admits, out));
     }
 
     async fn close(&self) {

@@ -9,7 +9,7 @@ codes! {
     /// Commands of extended link services.
     pub struct Els(u8) {
         LS_RJT = 0x01, LS_ACC = 0x02, PLOGI = 0x03, FLOGI = 0x04, LOGO = 0x05, RTV = 0x0e, ECHO = 0x10, RRQ = 0x12,
-        REC = 0x13, SRR = 0x14, PRLI = 0x20, PRLO = 0x21, PDISC = 0x50, ADISC = 0x52,
+        REC = 0x13, SRR = 0x14, PRLI = 0x20, PRLO = 0x21, PDISC = 0x50, ADISC = 0x52, RSCN = 0x61, SCR = 0x62,
     }
 }
 
@@ -34,7 +34,10 @@ pub const E_D_TOV: u32 = 2000;
 /// R_A_TOV in milliseconds, as a port without a fabric announces it: the time after which no old frame arrives.
 pub const R_A_TOV: u32 = 4000;
 
-/// Common service parameters of a port without a fabric, and those of class 3 (FC-LS).
+/// R_A_TOV of a fabric in milliseconds (FC-FS).
+const FABRIC_R_A_TOV: u32 = 10_000;
+
+/// Common service parameters of a port, and those of class 3 (FC-LS).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct LoginParameters {
@@ -112,6 +115,20 @@ impl LoginParameters {
     #[must_use]
     pub fn flogi(command: Els, names: (Wwn, Wwn), payload: usize) -> Self {
         Self::new(command, names, payload)
+    }
+
+    /// The acceptance of FLOGI by a switch with these names of its port and of its fabric.
+    #[must_use]
+    pub fn fabric(names: (Wwn, Wwn), payload: usize) -> Self {
+        // R_A_TOV of a fabric is larger than that of ports without one.
+        let [a, b, c, d] = FABRIC_R_A_TOV.to_be_bytes();
+        Self {
+            features: F_PORT.into(),
+            sequences: u16::from_be_bytes([a, b]).into(),
+            offsets: u16::from_be_bytes([c, d]).into(),
+            e_d_tov: E_D_TOV.into(),
+            ..Self::new(Els::LS_ACC, names, payload)
+        }
     }
 
     /// PLOGI, or its acceptance.
@@ -311,6 +328,12 @@ impl Adisc {
     pub fn new(command: Els, (port, node): (Wwn, Wwn), id: PortId) -> Self {
         let (head, port, node) = (Bare::new(command), port.bytes(), node.bytes());
         Self { head, hard_address: [0; 4], port, node, reserved: 0, id: id.bytes() }
+    }
+
+    /// The names: N_Port_Name, Node_Name.
+    #[must_use]
+    pub fn names(&self) -> (Wwn, Wwn) {
+        (Wwn::from_bytes(self.port), Wwn::from_bytes(self.node))
     }
 }
 

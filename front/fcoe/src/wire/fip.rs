@@ -1,7 +1,10 @@
-//! The FCoE Initialization Protocol (FC-BB-6), as far as ports without a fabric use it: VN2VN discovery, and link
-//! services between ports that have not logged in.
+//! The FCoE Initialization Protocol (FC-BB-6): VN2VN discovery, and link services that are carried by it. The messages
+//! of a switch and to it are in [`fabric`].
+
+pub mod fabric;
 
 use super::names::{PortId, Wwn};
+use fabric::{Advertisement, Clear, FabricDescriptor, KeepAliveDescriptor, PriorityDescriptor, VlanDescriptor};
 use lunar_core::codes;
 use lunar_core::wire::Cursor;
 use lunar_core::wire::be::U16;
@@ -24,6 +27,8 @@ const FCP_TYPE: usize = 8;
 codes! {
     /// Operations: the code and the subcode.
     pub struct Operation(u32) {
+        SOLICITATION = 0x1_01, ADVERTISEMENT = 0x1_02, KEEP_ALIVE = 0x3_01, CLEAR = 0x3_02,
+        VLAN_REQUEST = 0x4_01, VLAN_NOTIFICATION = 0x4_02,
         LINK_SERVICE_REQUEST = 0x2_01, LINK_SERVICE_REPLY = 0x2_02,
         PROBE_REQUEST = 0x5_01, PROBE_REPLY = 0x5_02, CLAIM_NOTIFICATION = 0x5_03, CLAIM_RESPONSE = 0x5_04,
         BEACON = 0x5_05,
@@ -33,7 +38,8 @@ codes! {
 codes! {
     /// Types of descriptors.
     pub struct Kind(u8) {
-        MAC = 2, NAME = 4, SIZE = 6, FLOGI = 7, FDISC = 8, LOGO = 9, ELP = 10, VN_PORT = 11, FEATURES = 15,
+        PRIORITY = 1, MAC = 2, NAME = 4, FABRIC = 5, SIZE = 6, FLOGI = 7, FDISC = 8, LOGO = 9, ELP = 10, VN_PORT = 11,
+        KEEP_ALIVE = 12, VLAN = 14, FEATURES = 15,
     }
 }
 
@@ -46,15 +52,28 @@ impl Operation {
         matches!(self, Self::CLAIM_NOTIFICATION | Self::CLAIM_RESPONSE)
     }
 
+    fn is_announcement(self) -> bool {
+        self.0 >> 8 == Self::BEACON.0 >> 8
+    }
+
     /// Whether a descriptor may occur.
     fn may_have(self, kind: Kind) -> bool {
         match kind {
             Kind::MAC => true,
             Kind::FLOGI | Kind::FDISC | Kind::LOGO | Kind::ELP => self.is_link_service(),
-            Kind::NAME | Kind::VN_PORT => !self.is_link_service(),
-            Kind::SIZE | Kind::FEATURES => self.is_claim(),
+            Kind::NAME => !self.is_link_service() && !matches!(self, Self::KEEP_ALIVE | Self::VLAN_NOTIFICATION),
+            Kind::VN_PORT => self.is_announcement() || matches!(self, Self::KEEP_ALIVE | Self::CLEAR),
+            Kind::SIZE => self.is_claim() || self == Self::SOLICITATION,
+            Kind::FEATURES => self.is_claim(),
+            Kind::PRIORITY | Kind::FABRIC | Kind::KEEP_ALIVE => self == Self::ADVERTISEMENT,
+            Kind::VLAN => self == Self::VLAN_NOTIFICATION,
             _ => false,
         }
+    }
+
+    /// Whether a descriptor may occur several times.
+    fn may_repeat(self, kind: Kind) -> bool {
+        matches!((self, kind), (Self::CLEAR, Kind::VN_PORT) | (Self::VLAN_NOTIFICATION, Kind::VLAN))
     }
 }
 
@@ -186,9 +205,21 @@ pub enum Message<'a> {
     Announcement(Operation, Announcement),
     /// A request or a reply.
     LinkService(Operation, LinkService<'a>),
+    /// A station looks for switches: its MAC address, its name, and the size of its largest FCoE frame.
+    Solicitation(MacAddress, Wwn, u16),
+    /// A switch.
+    Advertisement(Advertisement),
+    /// A station is alive, and one of its ports if there is one.
+    KeepAlive(MacAddress, Option<(PortId, Wwn)>),
+    /// A switch ends logins.
+    Clear(Clear<'a>),
+    /// A station looks for the VLANs of switches.
+    VlanRequest(MacAddress),
+    /// A switch serves this VLAN, and maybe others.
+    Vlan(u16),
 }
 
-/// The descriptors of a message, at most one of each kind.
+/// The descriptors of a message: the first one of each kind.
 #[derive(Default)]
 struct Descriptors<'a> {
     seen: u32,
@@ -198,6 +229,10 @@ struct Descriptors<'a> {
     port: Option<PortDescriptor>,
     functions: Option<Functions>,
     service: Option<(Kind, &'a [u8])>,
+    priority: Option<u8>,
+    fabric: Option<FabricDescriptor>,
+    keep_alive: Option<KeepAliveDescriptor>,
+    vlan: Option<u16>,
 }
 
 impl<'a> Descriptors<'a> {
@@ -212,12 +247,15 @@ impl<'a> Descriptors<'a> {
             if kind.0 >= OPTIONAL {
                 continue;
             }
-            let bit = 1_u32.checked_shl(kind.0.into()).filter(|bit| all.seen & bit == 0)?;
-            if !operation.may_have(kind) {
+            let bit = 1_u32.checked_shl(kind.0.into())?;
+            let is_first = all.seen & bit == 0;
+            if !operation.may_have(kind) || !is_first && !operation.may_repeat(kind) {
                 return None;
             }
             all.seen |= bit;
-            all.take(kind, descriptor)?;
+            if is_first {
+                all.take(kind, descriptor)?;
+            }
         }
         Some(all)
     }
@@ -228,6 +266,10 @@ impl<'a> Descriptors<'a> {
             Kind::NAME => self.name = Some(Wwn::from_bytes(NameDescriptor::ref_from_bytes(bytes).ok()?.name)),
             Kind::SIZE => self.size = Some(SizeDescriptor::ref_from_bytes(bytes).ok()?.size.get()),
             Kind::VN_PORT => self.port = Some(*PortDescriptor::ref_from_bytes(bytes).ok()?),
+            Kind::PRIORITY => self.priority = Some(PriorityDescriptor::ref_from_bytes(bytes).ok()?.priority),
+            Kind::FABRIC => self.fabric = Some(*FabricDescriptor::ref_from_bytes(bytes).ok()?),
+            Kind::KEEP_ALIVE => self.keep_alive = Some(*KeepAliveDescriptor::ref_from_bytes(bytes).ok()?),
+            Kind::VLAN => self.vlan = Some(VlanDescriptor::ref_from_bytes(bytes).ok()?.vlan.get()),
             Kind::FEATURES => {
                 let nibble = FeaturesDescriptor::ref_from_bytes(bytes).ok()?.features[FEATURE_AT];
                 self.functions = Some(Functions { target: nibble & 1 != 0, initiator: nibble & 2 != 0 });
@@ -245,8 +287,7 @@ impl<'a> Descriptors<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// The message in the payload of an Ethernet frame; `None`: it is malformed, or of no operation that ports without
-    /// a fabric use.
+    /// The message in the payload of an Ethernet frame; `None`: it is malformed, or of an unknown operation.
     #[must_use]
     pub fn parse(bytes: &'a [u8]) -> Option<Self> {
         let mut cursor = Cursor::new(bytes);
@@ -260,6 +301,9 @@ impl<'a> Message<'a> {
         if operation.is_link_service() {
             let (kind, frame) = all.service?;
             return Some(Self::LinkService(operation, LinkService { kind, frame, mac: all.mac }));
+        }
+        if !operation.is_announcement() {
+            return all.of_fabric(operation, descriptors, head.flags.get());
         }
         let port = all.port?;
         let name = Wwn::from_bytes(port.name);
@@ -275,7 +319,7 @@ impl<'a> Message<'a> {
     }
 }
 
-fn assembled(operation: Operation, descriptors: &[&[u8]]) -> Vec<u8> {
+fn assembled(operation: Operation, flags: u16, descriptors: &[&[u8]]) -> Vec<u8> {
     let descriptors = descriptors.concat();
     let head = Head {
         version: VERSION << 4,
@@ -285,7 +329,7 @@ fn assembled(operation: Operation, descriptors: &[&[u8]]) -> Vec<u8> {
         reserved2: 0,
         subcode: operation.0 as u8,
         words: ((descriptors.len() / 4) as u16).into(),
-        flags: 0.into(),
+        flags: flags.into(),
     };
     let mut bytes = [head.as_bytes(), &descriptors].concat();
     bytes.resize(bytes.len().max(BODY_MIN), 0);
@@ -311,24 +355,28 @@ pub fn announcement(operation: Operation, port: &Neighbour, (functions, size): (
     };
     let common = [mac.as_bytes(), name.as_bytes(), id.as_bytes()].concat();
     if !operation.is_claim() {
-        return assembled(operation, &[&common]);
+        return assembled(operation, 0, &[&common]);
     }
     let mut features =
         FeaturesDescriptor { kind: Kind::FEATURES.0, words: 41, reserved: [0; 2], types: [0; 32], features: [0; 128] };
     TYPES.iter().for_each(|(at, bit)| features.types[*at] |= bit);
     features.features[FEATURE_AT] = functions.nibble();
     let size = SizeDescriptor { kind: Kind::SIZE.0, words: 1, size: size.into() };
-    assembled(operation, &[&common, features.as_bytes(), size.as_bytes()])
+    assembled(operation, 0, &[&common, features.as_bytes(), size.as_bytes()])
 }
 
 /// A link service, behind the Ethernet header: the frame of the Fibre Channel, then a MAC address.
 #[must_use]
 pub fn link_service(operation: Operation, kind: Kind, frame: &[u8], mac: Option<MacAddress>) -> Vec<u8> {
+    service(operation, 0, kind, (frame, mac))
+}
+
+fn service(operation: Operation, flags: u16, kind: Kind, (frame, mac): (&[u8], Option<MacAddress>)) -> Vec<u8> {
     // A link service has some 150 bytes, in whole words.
     let words = ((frame.len() + 4) / 4) as u8;
     let mac = mac.map(mac_descriptor);
     let mac = mac.as_ref().map_or(&[][..], IntoBytes::as_bytes);
-    assembled(operation, &[&[kind.0, words, 0, 0], frame, mac])
+    assembled(operation, flags, &[&[kind.0, words, 0, 0], frame, mac])
 }
 
 #[cfg(test)]

@@ -33,14 +33,14 @@ codes! {
 codes! {
     /// R_CTL: the category of a frame.
     pub struct Routing(u8) {
-        DATA = 0x01, DATA_DESCRIPTOR = 0x05, COMMAND = 0x06, COMMAND_STATUS = 0x07,
+        DATA = 0x01, CT_REQUEST = 0x02, CT_REPLY = 0x03, DATA_DESCRIPTOR = 0x05, COMMAND = 0x06, COMMAND_STATUS = 0x07,
         ELS_REQUEST = 0x22, ELS_REPLY = 0x23, FC4_ELS_REQUEST = 0x32, FC4_ELS_REPLY = 0x33,
         ABTS = 0x81, BA_ACC = 0x84, BA_RJT = 0x85,
     }
 }
 codes! {
     /// TYPE: the protocol of a frame.
-    pub struct Protocol(u8) { BASIC = 0x00, ELS = 0x01, FCP = 0x08 }
+    pub struct Protocol(u8) { BASIC = 0x00, ELS = 0x01, FCP = 0x08, CT = 0x20 }
 }
 
 /// F_CTL: the state of the exchange and of the sequence.

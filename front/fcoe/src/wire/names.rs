@@ -64,6 +64,15 @@ pub struct PortId(u32);
 const VN2VN_MAP: [u8; 3] = [0x0e, 0xfd, 0x00];
 
 impl PortId {
+    /// No port: the source of a login at a fabric.
+    pub const NONE: Self = Self(0);
+    /// The port of a switch at which ports log in (F_Port).
+    pub const FABRIC_PORT: Self = Self(0xff_fffe);
+    /// The fabric controller, which reports changes.
+    pub const FABRIC_CONTROLLER: Self = Self(0xff_fffd);
+    /// The name server.
+    pub const NAME_SERVER: Self = Self(0xff_fffc);
+
     /// The identifier of these bytes.
     #[must_use]
     pub fn from_bytes(bytes: [u8; 3]) -> Self {
@@ -83,6 +92,18 @@ impl PortId {
         u16::try_from(self.0).is_ok_and(|number| Self::of_neighbour(number).is_some())
     }
 
+    /// Whether a port of a fabric can have it: others are those of services, or reserved.
+    #[must_use]
+    pub fn is_fabric_port(self) -> bool {
+        (1..=0xef).contains(&(self.0 >> 16))
+    }
+
+    /// Whether it has the same first bytes as another one.
+    #[must_use]
+    pub fn has_prefix(self, other: Self, bytes: usize) -> bool {
+        self.bytes()[..bytes.min(3)] == other.bytes()[..bytes.min(3)]
+    }
+
     /// Its bytes.
     #[must_use]
     pub fn bytes(self) -> [u8; 3] {
@@ -90,10 +111,16 @@ impl PortId {
         [a, b, c]
     }
 
-    /// The MAC address of the VN_Port.
+    /// The MAC address of the VN_Port without a fabric.
     #[must_use]
     pub fn mac(self) -> MacAddress {
-        let ([a, b, c], [d, e, f]) = (VN2VN_MAP, self.bytes());
+        self.mac_in(VN2VN_MAP)
+    }
+
+    /// The MAC address of the VN_Port in a fabric with this FC-MAP, which grants such addresses (FPMA).
+    #[must_use]
+    pub fn mac_in(self, map: [u8; 3]) -> MacAddress {
+        let ([a, b, c], [d, e, f]) = (map, self.bytes());
         MacAddress([a, b, c, d, e, f])
     }
 }
