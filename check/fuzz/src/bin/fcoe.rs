@@ -8,5 +8,6 @@ use lunar_fcoe_initiator::fuzzing as initiator;
 fuzz_target!(|bytes: &[u8]| {
     fuzzing::formats(bytes);
     fuzzing::frames(bytes);
+    fuzzing::fabric_frames(bytes);
     initiator::frames(bytes);
 });
