@@ -300,9 +300,12 @@ impl Logins {
             return;
         }
         self.settle(id, (name, Wwn(0)), out);
-        let is_idle = |remote: &&Remote| remote.step == Step::Idle && remote.pending.is_none();
-        if self.remotes.get(&id).filter(is_idle).is_some() {
-            self.request(id, Els::PLOGI, 1, now, out);
+        let idle = self.remotes.get(&id).filter(|remote| remote.pending.is_none()).map(|remote| remote.step);
+        match idle {
+            Some(Step::Idle) => self.request(id, Els::PLOGI, 1, now, out),
+            // PRLI was not answered.
+            Some(Step::LoggedIn) => self.request(id, Els::PRLI, 1, now, out),
+            _ => {}
         }
     }
 

@@ -144,7 +144,8 @@ impl VnPort {
             return None;
         }
         if self.logins.remote(peer).is_none_or(|remote| remote.step != Step::Ready) {
-            if header.routing() == Routing::COMMAND {
+            // An initiator that only aborts has to learn it, too.
+            if matches!(header.routing(), Routing::COMMAND | Routing::ABTS) {
                 self.logins.ask_to_log_out(peer, now, out);
             }
             return None;
