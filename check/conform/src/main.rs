@@ -35,6 +35,7 @@ mod spdk;
 mod sst;
 mod st;
 mod station;
+mod switch;
 mod target;
 mod test_data;
 mod thin_space;
@@ -158,6 +159,8 @@ enum Part {
     Aoe,
     /// A Linux guest with Fibre Channel over Ethernet, over a link that loses frames
     Fcoe,
+    /// A Linux guest with Fibre Channel over Ethernet, behind a switch that restarts
+    Fabric,
     /// Volumes whose data handlers serve: the example in C, killed, stopped and missing; a hostile one
     Handler,
     /// Images of a real Ceph cluster: the handler, a store and the monitor killed; locks, the block list, snapshots
@@ -202,7 +205,7 @@ impl Drivers {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; the drivers; and the share of the machine that a part takes.
-const ORDER: [(Part, Drivers, usize); 33] = [
+const ORDER: [(Part, Drivers, usize); 34] = [
     (Part::Libiscsi, Drivers::Each, COMPUTES),
     (Part::Guest, Drivers::EachIfWhole, COMPUTES),
     (Part::Service, Drivers::First, COMPUTES),
@@ -213,6 +216,7 @@ const ORDER: [(Part, Drivers, usize); 33] = [
     (Part::Authentication, Drivers::First, COMPUTES),
     (Part::Aoe, Drivers::First, COMPUTES),
     (Part::Fcoe, Drivers::First, COMPUTES),
+    (Part::Fabric, Drivers::First, COMPUTES),
     (Part::Srp, Drivers::First, COMPUTES),
     (Part::Ublk, Drivers::First, COMPUTES),
     (Part::Device, Drivers::First, COMPUTES),
@@ -331,6 +335,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Service => guest::service(lab, driver),
             Part::Aoe => guest::aoe(lab, driver),
             Part::Fcoe => guest::fcoe(lab, driver),
+            Part::Fabric => guest::fabric(lab, driver),
             Part::Srp => guest::srp(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),

@@ -11,9 +11,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 
 /// The longest frame.
-const FRAME_MAX: usize = 16 << 10;
-/// Time between two checks whether the relay has ended.
-const LOOK: Duration = Duration::from_millis(200);
+pub(crate) const FRAME_MAX: usize = 16 << 10;
+/// Time between two checks whether a relay has ended.
+pub(crate) const LOOK: Duration = Duration::from_millis(200);
 
 /// The odds of faults, in parts of a thousand frames.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -81,7 +81,7 @@ fn lock(odds: &Mutex<RelayFaults>) -> MutexGuard<'_, RelayFaults> {
     odds.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn socket(path: &Path) -> Result<UnixDatagram> {
+pub(crate) fn socket(path: &Path) -> Result<UnixDatagram> {
     let _ = std::fs::remove_file(path);
     let socket = UnixDatagram::bind(path).with_context(|| format!("{}", path.display()))?;
     socket.set_read_timeout(Some(LOOK))?;

@@ -52,9 +52,9 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     spec.daemon = Some(configure(guest, &spec, "64M")?);
     let port = spec.portal().port();
     let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\n");
-    let faults = (FAULTS, "lost, duplicated or delayed");
-    let run = Run { script: "aoe.sh", limit: LIMIT, mac: GUEST, settings, faults };
-    guest.boot(&spec, &run, &mut |line, _, target| {
+    let counted = "frames were lost, duplicated or delayed";
+    let run = Run { script: "aoe.sh", limit: LIMIT, mac: GUEST, settings, counted };
+    guest.boot(&spec, &run, &guest.relay(FAULTS)?, &mut |line, _, target| {
         (line == "@grow")
             .then(|| configure(guest, &spec, "96M").and_then(|_| target.context("no target")?.signal(Signal::HUP)))
     })

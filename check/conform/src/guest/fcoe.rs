@@ -1,6 +1,6 @@
-//! The part `fcoe`: the initiator of Linux for Fibre Channel over Ethernet (fcoe, libfcoe, libfc), without a switch.
-//! The link of the guest is a pair of Unix sockets, with a relay between them that loses frames when the script says
-//! so.
+//! The parts `fcoe` and `fabric`: the initiator of Linux for Fibre Channel over Ethernet (fcoe, libfcoe, libfc), without
+//! a switch and with one. The link of the guest is a pair of Unix sockets. Between them is a relay that loses frames
+//! when the script says so, or a switch.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use rustix::process::Signal;
 
-use super::lan::{self, LanGuest, Run};
+use super::lan::{self, LanGuest, Run, Wire};
 use crate::relay::RelayFaults;
+use crate::switch::{Event, FcoeSwitch};
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec};
 
 /// The limit of one guest's run. Emulation is slow, lost frames cost the initiator seconds, and the machine may build
@@ -24,14 +25,25 @@ const INITIATOR: &str = "20:00:52:54:00:12:34:02";
 const LARGER: &str = "50:00:00:00:00:12:34:01";
 const SMALLER: &str = "10:00:00:00:00:12:34:01";
 
-/// Runs the part.
+/// Runs the part `fcoe`.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     lan::part((lab, driver, "fcoe"), |guest| run(guest, driver))
 }
 
+/// Runs the part `fabric`.
+pub(crate) fn fabric(lab: &Lab, driver: Driver) -> Result<()> {
+    lan::part((lab, driver, "fabric"), |guest| run_fabric(guest, driver))
+}
+
+impl Wire for FcoeSwitch {
+    fn count(&self) -> u64 {
+        self.forwarded()
+    }
+}
+
 /// Writes the daemon's configuration: a volume in a file over iSCSI and over Fibre Channel, and one in memory; a
 /// volume of another initiator.
-fn configure(guest: &LanGuest<'_>, spec: &Spec, wwpn: &str) -> Result<PathBuf> {
+fn configure(guest: &LanGuest<'_>, spec: &Spec, wwpn: &str, mode: &str) -> Result<PathBuf> {
     let (folder, portal) = (guest.folder().display(), spec.portal());
     let text = format!(
         "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{folder}/state\"\n\
@@ -45,7 +57,7 @@ fn configure(guest: &LanGuest<'_>, spec: &Spec, wwpn: &str) -> Result<PathBuf> {
          luns = {{ 0 = \"disk\", 1 = \"memory\" }}\n\
          [group.others]\ntargets = [\"main\"]\ninitiators = [\"21:*\"]\nluns = {{ 5 = \"memory\" }}\n\
          [fcoe.lan]\nlink = \"unix:{folder}/target,{folder}/target-relay\"\n\
-         target = \"main\"\nportal-group = \"q\"\nmtu = 2500\nwwpn = \"{wwpn}\"\n",
+         target = \"main\"\nportal-group = \"q\"\nmtu = 2500\nwwpn = \"{wwpn}\"\nmode = \"{mode}\"\n",
         spec.driver.name().replace('_', "-"),
         portal.port(),
     );
@@ -54,22 +66,40 @@ fn configure(guest: &LanGuest<'_>, spec: &Spec, wwpn: &str) -> Result<PathBuf> {
 
 fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     let mut spec = Spec::new(driver, Vec::<String>::new())?;
-    spec.daemon = Some(configure(guest, &spec, LARGER)?);
+    spec.daemon = Some(configure(guest, &spec, LARGER, "vn2vn")?);
     let calm = RelayFaults { loss: 0, duplicates: 0, late: 0 };
     let port = spec.portal().port();
     let settings = format!(
         "PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\nLARGER={LARGER}\nSMALLER={SMALLER}\n\
          INITIATOR={INITIATOR}\n"
     );
-    let run = Run { script: "fcoe.sh", limit: LIMIT, mac: GUEST, settings, faults: (calm, "lost") };
-    guest.boot(&spec, &run, &mut |line, relay, target| match line {
-        "@smaller" => {
-            Some(configure(guest, &spec, SMALLER).and_then(|_| target.context("no target")?.signal(Signal::HUP)))
-        }
+    let counted = "frames were lost";
+    let run = Run { script: "fcoe.sh", limit: LIMIT, mac: GUEST, settings, counted };
+    guest.boot(&spec, &run, &guest.relay(calm)?, &mut |line, relay, target| match line {
+        "@smaller" => Some(
+            configure(guest, &spec, SMALLER, "vn2vn").and_then(|_| target.context("no target")?.signal(Signal::HUP)),
+        ),
         line => line.strip_prefix("@loss ").map(|loss| {
             let loss = loss.parse().context("the loss is a number")?;
             relay.set(RelayFaults { loss, ..calm });
             Ok(())
         }),
+    })
+}
+
+fn run_fabric(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
+    let mut spec = Spec::new(driver, Vec::<String>::new())?;
+    spec.daemon = Some(configure(guest, &spec, LARGER, "fabric")?);
+    let settings = format!("LARGER={LARGER}\n");
+    let counted = "frames were forwarded by the switch";
+    let run = Run { script: "fabric.sh", limit: LIMIT, mac: GUEST, settings, counted };
+    guest.boot(&spec, &run, &FcoeSwitch::start(guest.ends())?, &mut |line, switch, _| {
+        let event = match line {
+            "@switch restart" => Event::Restart,
+            "@switch clear" => Event::Clear,
+            _ => return None,
+        };
+        switch.make(event);
+        Some(Ok(()))
     })
 }

@@ -1,4 +1,4 @@
-//! Guests whose Ethernet link is a pair of Unix sockets, with a relay between them and the target.
+//! Guests whose Ethernet link is a pair of Unix sockets, with a relay or a switch between them and the target.
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -29,12 +29,24 @@ pub(super) struct Run<'a> {
     pub(super) mac: &'a str,
     /// The variables of the script.
     pub(super) settings: String,
-    /// The faults of the link, and their names in the report.
-    pub(super) faults: (RelayFaults, &'a str),
+    /// The name in the report of what the wire counts.
+    pub(super) counted: &'a str,
 }
 
 /// Executes an instruction of the script; `None`: the line is none, but a case.
-pub(super) type Instructions<'a> = &'a mut dyn FnMut(&str, &Relay, Option<&Target>) -> Option<Result<()>>;
+pub(super) type Instructions<'a, W> = &'a mut dyn FnMut(&str, &W, Option<&Target>) -> Option<Result<()>>;
+
+/// The wire between a guest and the target.
+pub(super) trait Wire {
+    /// Things that have happened on it, without which the run proves nothing.
+    fn count(&self) -> u64;
+}
+
+impl Wire for Relay {
+    fn count(&self) -> u64 {
+        self.faults()
+    }
+}
 
 /// Runs a part with one guest, unless its packages are missing.
 pub(super) fn part((lab, driver, name): (&Lab, Driver, &str), run: impl Fn(&LanGuest<'_>) -> Result<()>) -> Result<()> {
@@ -61,11 +73,26 @@ impl LanGuest<'_> {
         Ok(file)
     }
 
+    /// The ends of the wire: at the sockets `target` and `guest`.
+    pub(super) fn ends(&self) -> [RelayEnd; 2] {
+        ["target", "guest"]
+            .map(|name| RelayEnd { own: self.folder.join(format!("{name}-relay")), station: self.folder.join(name) })
+    }
+
+    /// A wire with these faults.
+    pub(super) fn relay(&self, faults: RelayFaults) -> Result<Relay> {
+        Relay::start(self.ends(), faults, self.lab.seed)
+    }
+
     /// Boots the guest beside a daemon, which `@restart` kills and starts again, and reports the cases of its script.
-    pub(super) fn boot(&self, spec: &Spec, run: &Run<'_>, instructions: Instructions<'_>) -> Result<()> {
+    pub(super) fn boot<W: Wire>(
+        &self,
+        spec: &Spec,
+        run: &Run<'_>,
+        wire: &W,
+        instructions: Instructions<'_, W>,
+    ) -> Result<()> {
         let mut target = Some(Target::start_daemon(self.lab, spec, Target::start)?);
-        let (faults, words) = run.faults;
-        let relay = relay(&self.folder, faults, self.lab.seed)?;
         let initramfs = self.folder.join("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &run.settings, &initramfs)?;
@@ -85,7 +112,7 @@ impl LanGuest<'_> {
                     Ok(())
                 })())
             } else {
-                instructions(line, &relay, target.as_ref())
+                instructions(line, wire, target.as_ref())
             };
             match outcome {
                 None => cases.line(line),
@@ -94,19 +121,13 @@ impl LanGuest<'_> {
             }
         })?;
         done?;
-        self.lab.report.note(&format!("{}: {} frames were {words}", self.part, relay.faults()));
+        self.lab.report.note(&format!("{}: {} {}", self.part, wire.count(), run.counted));
         ensure!(cases.count > 0, "the guest's script reported nothing");
-        ensure!(relay.faults() > 0, "no frame was lost");
+        ensure!(wire.count() > 0, "0 {}", run.counted);
         target.take().context("it runs")?.stop()?;
         ensure!(status == 0, "the guest's script ended with {status}; its log is {}", lines.display());
         Ok(())
     }
-}
-
-/// Starts the relay between the sockets `target` and `guest` of a folder.
-fn relay(folder: &Path, faults: RelayFaults, seed: u64) -> Result<Relay> {
-    let end = |name: &str| RelayEnd { own: folder.join(format!("{name}-relay")), station: folder.join(name) };
-    Relay::start([end("target"), end("guest")], faults, seed)
 }
 
 /// The arguments of the emulator for the network card of the link, with this MAC address.

@@ -53,7 +53,7 @@ pub(crate) use aoe::part as aoe;
 pub(crate) use authentication::part as authentication;
 pub(crate) use blktests::part as blktests;
 pub(crate) use device::part as device;
-pub(crate) use fcoe::part as fcoe;
+pub(crate) use fcoe::{fabric, part as fcoe};
 pub(crate) use paths::part as paths;
 pub(crate) use service::part as service;
 pub(crate) use srp::part as srp;
