@@ -1,4 +1,4 @@
-//! A disk of a Fibre Channel over Ethernet target (VN2VN).
+//! A disk of a Fibre Channel over Ethernet target, without a switch or behind one.
 
 use crate::lan::{Disk, FrameEvent, FrameInitiator};
 use crate::options::{Options, random};
@@ -67,7 +67,11 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<Disk<initiator::Dis
         let number = station.0.iter().fold(0, |number, byte| number << 8 | u64::from(*byte));
         let names = (Wwn(NAMES.0 | number), Wwn(NAMES.1 | number));
         let seed = u64::from_le_bytes(random());
-        initiator::Disk::new(InitiatorConfig { station, names, target, mtu, timeout, seed }, lun, Instant(0))
+        let config = InitiatorConfig { station, names, target, mtu, timeout, seed };
+        match options.url.link() {
+            (_, true) => initiator::Disk::in_fabric(config, lun, Instant(0)),
+            (_, false) => initiator::Disk::new(config, lun, Instant(0)),
+        }
     };
     // The address of the port is known later.
     let settings = (vec![frame::ETHER_TYPE, fip::ETHER_TYPE], vec![Filter::Promiscuous]);

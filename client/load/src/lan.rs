@@ -127,7 +127,7 @@ impl<I: FrameInitiator> Disk<I> {
         let carrier = match options.url.host.strip_prefix("udp:") {
             Some(address) => Carrier::datagrams(address.parse()?)?,
             None => {
-                let address = options.url.host.parse()?;
+                let address = options.url.link().0.parse()?;
                 let config = LinkConfig { address, types, filters, vlan: None, mac: None, mtu: None };
                 Carrier::Frames(Box::new(open_direct(&config)?))
             }

@@ -149,7 +149,7 @@ pub struct Prediction {
 pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
-                  vfio-user:/SOCKET[#NAMESPACE], aoe:LINK:SHELF.SLOT, fcoe:LINK[@WWPN][#LUN], \
+                  vfio-user:/SOCKET[#NAMESPACE], aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
                   st:udp:ADDRESS:PORT[#LUN] or st:LINK@MAC[#LUN]; without a name the first target that discovery \
                   returns")]
     pub url: Url,

@@ -1,6 +1,6 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
-//! `vfio-user:/socket[#namespace]`, `aoe:link:shelf.slot`, `fcoe:link[@wwpn][#lun]`, `st:udp:address:port[#lun]` or
-//! `st:link@mac[#lun]`.
+//! `vfio-user:/socket[#namespace]`, `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`,
+//! `st:udp:address:port[#lun]` or `st:link@mac[#lun]`.
 
 use lunar_aoe::wire::{Address, NotAnAddress};
 use lunar_fcoe::wire::names::Wwn;
@@ -65,6 +65,9 @@ impl Protocol {
     }
 }
 
+/// The end of a link that leads to a Fibre Channel switch.
+const FABRIC: &str = ",fabric";
+
 /// The URL of a unit. Without a target name it stands for the first target that discovery returns.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Url {
@@ -109,13 +112,24 @@ impl Url {
     fn of_port(rest: &str) -> Result<Self, String> {
         let (rest, unit) = rest.split_once('#').map_or((rest, None), |(rest, unit)| (rest, Some(unit)));
         let (link, target) = rest.split_once('@').map_or((rest, None), |(link, name)| (link, Some(name)));
+        let (link, end) = match link.strip_suffix(FABRIC) {
+            Some(link) => (link, FABRIC),
+            None => (link, ""),
+        };
         let link: LinkAddress = link.parse().map_err(|why: AddressError| why.to_string())?;
         let is_name = |name: &&str| name.parse::<Wwn>().is_err();
         if let Some(wrong) = target.filter(is_name) {
             return Err(format!("{wrong:?} is no WWPN, as 50:00:00:12:34:56:78:9a"));
         }
         let (unit, target) = (unit_of(unit, Protocol::Fcoe)?, target.map(str::to_owned));
-        Ok(Self { protocol: Protocol::Fcoe, host: link.to_string(), port: 0, target, unit })
+        Ok(Self { protocol: Protocol::Fcoe, host: format!("{link}{end}"), port: 0, target, unit })
+    }
+
+    /// The link of a protocol on Ethernet frames, and whether it leads to a Fibre Channel switch.
+    #[must_use]
+    pub fn link(&self) -> (&str, bool) {
+        let link = self.host.strip_suffix(FABRIC).filter(|_| self.protocol == Protocol::Fcoe);
+        (link.unwrap_or(&self.host), link.is_some())
     }
 
     fn of_st(rest: &str) -> Result<Self, String> {
@@ -175,8 +189,8 @@ impl FromStr for Url {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
                      nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor \
-                     aoe:LINK:SHELF.SLOT nor fcoe:LINK[@WWPN][#LUN] nor st:udp:ADDRESS:PORT[#LUN] nor \
-                     st:LINK@MAC[#LUN]"
+                     aoe:LINK:SHELF.SLOT nor fcoe:LINK[,fabric][@WWPN][#LUN] nor \
+                     st:udp:ADDRESS:PORT[#LUN] nor st:LINK@MAC[#LUN]"
                 )
             })?;
         let mut parts = rest.splitn(3, '/');
@@ -267,6 +281,7 @@ mod tests {
             ("aoe:eth0:1.2", "eth0", 0, None, 0x102),
             ("aoe:unix:/a,/b:65534.254", "unix:/a,/b", 0, None, 0xff_fefe),
             ("fcoe:eth0", "eth0", 0, None, 0),
+            ("fcoe:eth0,fabric#3", "eth0,fabric", 0, None, 3),
             ("st:udp:192.0.2.1:18181", "udp:192.0.2.1:18181", 0, None, 0),
             ("st:udp:[::1]:9#5", "udp:[::1]:9", 0, None, 5),
             ("st:eth0@02:00:00:00:00:01#255", "eth0", 0, Some("02:00:00:00:00:01"), 255),
@@ -306,6 +321,7 @@ mod tests {
             "aoe:eth0:1",
             "aoe:unix:/a:1.0",
             "fcoe:",
+            "fcoe:,fabric",
             "fcoe:eth0@1",
             "fcoe:eth0#256",
             "st:",
