@@ -404,10 +404,11 @@ fn switches_that_are_full_of_forged_advertisements_are_still_found() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(ProptestConfig::with_cases(64))]
     #[test]
     fn commands_end_over_a_lossy_fabric(seed in any::<u64>(), loss in 0u64..100, event in 0u8..4) {
-        let mut rig = Rig::new(vec![switch_of(1, 128), switch_of(2, 128)], seed);
+        // Ports at two switches that are not connected with each other would not find each other.
+        let mut rig = Rig::new(vec![switch_of(1, 128)], seed);
         rig.loss = loss;
         (0..4).for_each(|cookie| rig.start(cookie));
         prop_assert!(rig.until(900, |rig| rig.done == 4).is_some());
