@@ -24,7 +24,8 @@ const COLUMNS = [
   { key: "topic", title: "Topic", cell: (record) => html`<${Topic} word=${record.topic} />`, value: (record) => record.topic },
   { key: "who", title: "Who", cell: (record) => html`<${Name} text=${record.who} />`, value: (record) => record.who },
   { key: "words", title: "Event", value: (record) => record.words, cell: ({ who, words, refusal }) => html`<span class="words">${safe(words)}
-    ${refusal?.remedy && html` <a href=${explained("login", who, refusal.target, refusal.source)} title=${refusal.link}>${refusal.code}</a>`}</span>` },
+    ${refusal && html` <code title=${refusal.link}>${refusal.remedy
+      ? html`<a href=${explained("login", who, refusal.target, refusal.source)}>${refusal.code}</a>` : refusal.code}</code>`}</span>` },
 ];
 
 export function Events() {

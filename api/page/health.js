@@ -80,7 +80,7 @@ export function Health() {
       ${live.troubles.map((trouble) => html`<li key=${trouble.kind + trouble.subject}><p><span class="state warn"><span aria-hidden="true">▲</span> ${trouble.kind}</span>
         <${Name} text=${trouble.subject} />${trouble.since > 0 && html` <span class="dim">since <time>${clock(trouble.since)}</time></span>`}</p>
         <p>${safe(trouble.words)}</p>${trouble.remedy && html`<p class="remedy">What to do: ${safe(trouble.remedy)}</p>`}</li>`)}
-      ${open.map((name) => html`<li key=${`open ${name}`}><p><span class="state info"><span aria-hidden="true">●</span> open</span> target <${Name} text=${name} /></p>
+      ${open.map((name) => html`<li key=${`open ${name}`}><p><span class="state warn"><span aria-hidden="true">▲</span> target-open</span> target <${Name} text=${name} /></p>
         <p>Every client that reaches a portal may use this target without authentication.</p>
         <p class="remedy">What to do: name the clients in <code>initiators</code> of its groups, or set <code>authentication</code>.</p></li>`)}</ul>`}<//>
     <${Findings} />

@@ -46,7 +46,7 @@ export function Overview() {
   return html`
     <${Sentence} />
     ${live.troubles.slice(0, 3).map((trouble) => html`<p class="banner warn"><span aria-hidden="true">▲</span>
-      <b>${safe(trouble.subject)}</b> ${safe(trouble.words)}${trouble.remedy && html` – ${safe(trouble.remedy)}`}</p>`)}
+      <b>${safe(trouble.subject)}</b> <code title="docs/troubleshooting.md">${trouble.kind}</code> ${safe(trouble.words)}${trouble.remedy && html` – ${safe(trouble.remedy)}`}</p>`)}
     <dl class="figures">
       <${Figure} id="total-commands" label="Commands" value=${html`${count(total.commands)}<small>/s</small>`}
         note=${`${count(total.reads)} reads, ${count(total.writes)} writes`} />

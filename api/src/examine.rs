@@ -3,22 +3,38 @@
 
 use crate::control::Control;
 use crate::handlers;
-use crate::request::{ApiRequest, Outcome, Problem, Reply};
+use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared};
+use lunar_control::api::SessionView;
 use lunar_control::counters::CountersView;
 use lunar_control::doctor::examination::{ExaminationView, Unchecked};
 use lunar_control::doctor::facts::{Facts, FileSystem, Store, ThisMachine};
-use lunar_control::live::Later;
+use lunar_control::live::{Later, TcpViews};
 use lunar_control::rates::Rates;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The time for which the load is watched, as `lunar doctor` does by default.
 const WATCHED: Duration = Duration::from_secs(2);
+/// The time from one examination for the metrics to the next one: findings are states that last for hours.
+const INTERVAL: Duration = Duration::from_secs(60);
 
-/// `GET /v1/doctor`
-pub fn examine(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
-    let status = handlers::status_view(control, request);
-    let mut facts = Facts {
+/// The facts that the control thread has, without those that it would have to wait for.
+pub struct Gathered {
+    facts: Facts,
+    sessions: Vec<SessionView>,
+    tcp: Later<TcpViews>,
+}
+
+impl std::fmt::Debug for Gathered {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Gathered({} sessions)", self.sessions.len())
+    }
+}
+
+/// Gathers facts about the service itself.
+pub fn gather(control: &mut dyn Control, shared: &Shared) -> Gathered {
+    let status = handlers::status_view(control, shared);
+    let facts = Facts {
         file: PathBuf::from(&status.file),
         config: control.current().config.clone(),
         status: serde_json::to_value(&status).ok(),
@@ -29,14 +45,17 @@ pub fn examine(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<
         },
         ..Facts::default()
     };
-    let (shared, mut sessions, tcp) = (request.shared.clone(), control.sessions(), control.tcp(None));
-    Ok(Box::new(move || {
+    Gathered { facts, sessions: control.sessions(), tcp: control.tcp(None) }
+}
+
+impl Gathered {
+    /// Examines the service, with the counters at the beginning and at the end of the time for which it was watched.
+    /// Waits for a bounded time for the cores.
+    fn examine(self, counters: Option<(CountersView, CountersView)>) -> ExaminationView {
+        let Self { mut facts, mut sessions, tcp } = self;
         handlers::add_tcp(&mut sessions, tcp());
         facts.sessions = sessions.iter().filter_map(|session| serde_json::to_value(session).ok()).collect();
-        if let Some(measured) = shared.measured.get() {
-            let before = measured.counters(&shared.seen().troubles);
-            std::thread::sleep(WATCHED);
-            let now = measured.counters(&shared.seen().troubles);
+        if let Some((before, now)) = counters {
             spaces(&now, &mut facts);
             facts.rates = Rates::between(&before, &now);
             facts.counters = Some(now);
@@ -46,8 +65,51 @@ pub fn examine(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<
             subject: "the machine, its network, and files and devices of volumes".to_owned(),
             reason: reason.to_owned(),
         };
-        Reply::json(&ExaminationView::of(&facts, vec![unchecked]))
+        ExaminationView::of(&facts, vec![unchecked])
+    }
+}
+
+/// `GET /v1/doctor`
+pub fn examine(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
+    let (shared, gathered) = (request.shared.clone(), gather(control, &request.shared));
+    Ok(Box::new(move || {
+        let counters = shared.measured.get().map(|measured| {
+            let before = measured.counters(&shared.seen().troubles);
+            std::thread::sleep(WATCHED);
+            (before, measured.counters(&shared.seen().troubles))
+        });
+        Reply::json(&gathered.examine(counters))
     }))
+}
+
+/// Examines the service from time to time, for the metrics.
+#[derive(Debug, Default)]
+pub struct Examiner {
+    /// When the service is watched since, and its counters then.
+    watched: Option<(Instant, CountersView)>,
+    /// When it was examined last.
+    last: Option<Instant>,
+}
+
+impl Examiner {
+    /// Begins to watch the service, or examines it, if it is time to. To be called every few seconds; `gather` has
+    /// [`gather`] run on the control thread, and returns nothing if that has ended.
+    pub fn tick(&mut self, shared: &Shared, now: Instant, gather: impl FnOnce() -> Option<Gathered>) {
+        let Some(measured) = shared.measured.get() else { return };
+        match self.watched.take() {
+            Some((since, before)) if now.duration_since(since) >= WATCHED => {
+                let Some(gathered) = gather() else { return };
+                let counters = (before, measured.counters(&shared.seen().troubles));
+                shared.find(gathered.examine(Some(counters)).findings);
+                self.last = Some(now);
+            }
+            Some(watched) => self.watched = Some(watched),
+            None if self.last.is_none_or(|last| now.duration_since(last) + WATCHED >= INTERVAL) => {
+                self.watched = Some((now, measured.counters(&shared.seen().troubles)));
+            }
+            None => {}
+        }
+    }
 }
 
 /// Adds the space of volumes and of their file systems, as the service measures it.

@@ -2,7 +2,7 @@
 
 use crate::audit::Topic;
 use crate::control::Control;
-use crate::request::{ApiRequest, Outcome, Problem, Reply, reply_with_steps, shortened, stopping, summary_of};
+use crate::request::{ApiRequest, Outcome, Problem, Reply, Shared, reply_with_steps, shortened, stopping, summary_of};
 use lunar_control::api::{
     Ejection, Mapping, MediumView, ProblemDetails, Resource, SessionView, StatusView, VersionView,
 };
@@ -26,18 +26,18 @@ fn seconds(time: SystemTime) -> u64 {
 
 /// `GET /v1/status`
 pub fn status(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
-    Reply::json(&status_view(control, request))
+    Reply::json(&status_view(control, &request.shared))
 }
 
 /// The status of the service.
-pub(crate) fn status_view(control: &mut dyn Control, request: &ApiRequest) -> StatusView {
+pub(crate) fn status_view(control: &mut dyn Control, shared: &Shared) -> StatusView {
     let sessions = control.sessions().len();
-    let troubles = request.shared.tell_troubles(control);
+    let troubles = shared.tell_troubles(control);
     let (machines, isns, stores) = (control.vms(), control.isns(), control.stores());
     let current = control.current();
-    let named = request.shared.schema.kinds().into_iter().filter(|kind| kind.is_named());
+    let named = shared.schema.kinds().into_iter().filter(|kind| kind.is_named());
     let things = named.map(|kind| (kind.section(), current.config.names(kind).len())).collect();
-    let after_restart = match request.shared.initial.get() {
+    let after_restart = match shared.initial.get() {
         Some(first) => {
             let plan = Plan::between(first, current);
             let late = plan.changes.into_iter().filter(|change| change.effect == lunar_control::Effect::Restart);
@@ -46,15 +46,15 @@ pub(crate) fn status_view(control: &mut dyn Control, request: &ApiRequest) -> St
         None => Vec::new(),
     };
     StatusView {
-        version: request.shared.version.clone(),
+        version: shared.version.clone(),
         process: std::process::id(),
-        since: seconds(request.shared.since),
+        since: seconds(shared.since),
         file: control.file().to_owned(),
         things,
         sessions,
         machines,
         isns,
-        certificates: request.shared.certificates().into_iter().map(|(name, expiry)| (name, expiry.seconds)).collect(),
+        certificates: shared.certificates().into_iter().map(|(name, expiry)| (name, expiry.seconds)).collect(),
         after_restart,
         stores,
         troubles,

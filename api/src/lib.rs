@@ -24,6 +24,8 @@ pub mod browser;
 mod certificate;
 pub mod client;
 pub mod client_error;
+#[cfg(test)]
+mod codes_tests;
 pub mod control;
 pub mod copies;
 pub mod copy;

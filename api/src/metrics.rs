@@ -1,10 +1,11 @@
 //! `GET /metrics`: the page with the metrics of the target, of the configuration, of the API and of the process.
 
 use crate::request::Shared;
+use lunar_control::doctor::finding::Finding;
 use lunar_control::families;
 use lunar_control::metrics::{Format, Page};
 use lunar_control::trouble::TroubleCode;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::UNIX_EPOCH;
 
@@ -17,6 +18,8 @@ families! {
     CONFIG_TIME = "lunar_config_last_apply_timestamp_seconds" Gauge []
         "When the configuration in force was written, in seconds since 1970-01-01 UTC.";
     TROUBLE = "lunar_trouble" Gauge ["code", "subject"] "1 for each trouble of `lunar status`, while it lasts.";
+    FINDING = "lunar_finding" Gauge ["code", "subject", "severity"]
+        "1 for each finding of `lunar doctor` about the service itself, while it lasts; examined once a minute.";
     CERTIFICATE = "lunar_certificate_expiry_timestamp_seconds" Gauge ["listener"]
         "When the certificate of an API listener ends, in seconds since 1970-01-01 UTC.";
     API_REQUESTS = "lunar_api_requests" Counter ["route", "status"] "Requests of the API, by route and HTTP status.";
@@ -28,8 +31,8 @@ families! {
         "When the process started, in seconds since 1970-01-01 UTC.";
 }
 
-/// Troubles that are shown: more than an operator reads.
-const TROUBLES_MAX: usize = 256;
+/// Troubles, and findings, that are shown: more than an operator reads.
+const SHOWN_MAX: usize = 256;
 
 /// The requests of the API so far. Routes and statuses are closed sets.
 #[derive(Debug, Default)]
@@ -58,7 +61,17 @@ pub(crate) fn page(shared: &Shared, requests: &Requests, format: Format) -> Stri
     page.family(&TROUBLE, |samples| {
         // A kind of trouble may be told twice of a subject, in other words.
         let all: BTreeMap<_, _> = seen.troubles.iter().map(|trouble| ((trouble.kind, &trouble.subject), ())).collect();
-        all.keys().take(TROUBLES_MAX).for_each(|(kind, subject)| samples.add(&[kind, subject], 1));
+        all.keys().take(SHOWN_MAX).for_each(|(kind, subject)| samples.add(&[kind, subject], 1));
+    });
+    page.family(&FINDING, |samples| {
+        let findings = shared.findings();
+        // A code may be found twice of a subject, with other evidence. The findings begin with the worst.
+        let mut told = BTreeSet::new();
+        for Finding { code, subject, severity, .. } in &findings {
+            if told.len() < SHOWN_MAX && told.insert((*code, subject)) {
+                samples.add(&[code.word(), subject, severity.word()], 1);
+            }
+        }
     });
     page.family(&CERTIFICATE, |samples| {
         shared.certificates().iter().for_each(|(listener, expiry)| samples.add(&[listener], expiry.seconds));

@@ -9,6 +9,7 @@ use crate::rights::Caller;
 use crate::troubles::{self, TroubleBook};
 use lunar_control::api::{PROBLEM_TYPE, PlanView, ProblemDetails, StatusView, TroubleView};
 use lunar_control::check::Checked;
+use lunar_control::doctor::finding::Finding;
 use lunar_control::document::{Edit, Refused};
 use lunar_control::in_use::{Author, Force};
 use lunar_control::luns::LUN_MAX;
@@ -77,6 +78,8 @@ pub struct Shared {
     /// The rates of the last minutes.
     pub history: History,
     seen: Mutex<Seen>,
+    /// The findings of the last examination.
+    findings: Mutex<Vec<Finding>>,
     /// The ends of the certificates of listeners.
     certificates: Mutex<BTreeMap<String, Expiry>>,
     /// The configuration at the start: keys that need a restart still have its values.
@@ -102,6 +105,7 @@ impl Shared {
             measured,
             history: History::default(),
             seen,
+            findings: Mutex::default(),
             certificates,
             initial,
         })
@@ -181,6 +185,16 @@ impl Shared {
     /// The state that the control thread has reported last.
     pub(crate) fn seen(&self) -> Seen {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// The findings of the last examination, with which the metrics are written.
+    pub(crate) fn findings(&self) -> Vec<Finding> {
+        self.findings.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Records the findings of an examination.
+    pub(crate) fn find(&self, findings: Vec<Finding>) {
+        *self.findings.lock().unwrap_or_else(PoisonError::into_inner) = findings;
     }
 
     fn see(&self, control: &dyn Control, troubles: &[TroubleView]) {

@@ -237,7 +237,7 @@ fn every_route_requires_its_right() {
 
 /// A target whose metrics are few, and whose cores may hang.
 #[derive(Debug)]
-struct FakeMetrics(std::sync::atomic::AtomicBool);
+pub(crate) struct FakeMetrics(pub(crate) std::sync::atomic::AtomicBool);
 
 lunar_control::families! {
     pub(super),

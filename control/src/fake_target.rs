@@ -60,6 +60,8 @@ pub struct FakeTarget {
     pub locked: BTreeSet<String>,
     /// Volumes whose medium is ejected.
     pub out: BTreeSet<String>,
+    /// The troubles.
+    pub troubles: Vec<TroubleView>,
     /// Whether the last change is still being finalized; tests set it.
     pub finalizing: Arc<AtomicBool>,
     /// Whether the places of stores do not answer; tests set it.
@@ -286,7 +288,7 @@ impl Live for FakeTarget {
     }
 
     fn troubles(&mut self) -> Vec<TroubleView> {
-        Vec::new()
+        self.troubles.clone()
     }
 
     fn copy_source(&mut self, _: &str) -> Option<CopySource> {

@@ -58,7 +58,7 @@ troubles! {
     Deleted = "deleted", "The file of a volume was deleted.",
         "Lunar still serves the deleted file; its data ends when Lunar ends. Copy it away now: `lunar volume copy` \
         makes a file of it.";
-    Moved = "moved", "The path of a volume leads to another file.",
+    Moved = "moved-file", "The path of a volume leads to another file.",
         "The file was renamed or another one was put in its place. Lunar serves the old file until it restarts. Put \
         the file back, or change `path` of the volume.";
     Gone = "gone", "The device of a volume cannot be reached.",
@@ -160,12 +160,12 @@ mod tests {
     use std::collections::BTreeSet;
 
     #[test]
-    fn each_code_has_one_paragraph_in_the_page() {
+    fn each_code_has_one_paragraph_in_the_page_and_a_heading_of_its_own() {
         let entries = TroubleCode::ALL.iter().map(|code| code.entry());
         let refusals = RefusalCode::ALL.iter().map(|code| code.entry());
         let page = page();
         let mut words = BTreeSet::new();
-        for Entry { word, words: sentence, paragraph } in entries.clone() {
+        for Entry { word, words: sentence, paragraph } in entries.clone().chain(refusals.clone()) {
             assert!(words.insert(word) && sentence.ends_with('.') && paragraph.ends_with('.'), "{word}");
         }
         for Entry { word, paragraph, .. } in entries.chain(refusals) {

@@ -1,6 +1,7 @@
 use super::*;
 use lunar_control::metrics::Format;
 use lunar_control::trouble::TroubleCode;
+use lunar_core::access::refusal::RefusalCode;
 use lunar_core::counters::Counters;
 use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::stats::Stats;
@@ -74,6 +75,20 @@ fn a_command_is_in_the_metrics_of_its_volume_its_host_and_its_transport() {
         "lunar_logins_refused_total{transport=\"iscsi\",reason=\"wrong-secret\"} 1",
         "lunar_host_commands_total{host=\"iqn.a\\\\\\\"\\\\n}\",target=\"disks\",transport=\"iscsi\",class=\"copy\"} 1",
     ] {
+        assert!(text.lines().any(|found| found == line), "{line}\n{text}");
+    }
+}
+
+#[test]
+fn every_refusal_has_its_code_in_the_metrics() {
+    let hosts = Hosts::new(1);
+    let core = CoreHosts { hosts: hosts.clone(), core: 0 };
+    RefusalCode::ALL.iter().for_each(|code| core.refused("nvme-tcp", code.word(), "", ""));
+    let mut page = Page::new(Format::Prometheus);
+    hosts::write(&mut page, &hosts, &BTreeMap::new());
+    let text = page.finish();
+    for code in RefusalCode::ALL {
+        let line = format!("lunar_logins_refused_total{{transport=\"nvme-tcp\",reason=\"{}\"}} 1", code.word());
         assert!(text.lines().any(|found| found == line), "{line}\n{text}");
     }
 }

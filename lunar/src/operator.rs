@@ -5,6 +5,7 @@ use crate::jail::{self, Held, Paths};
 use crate::schema::SCHEMA;
 use anyhow::Result;
 use lunar_api::audit::RefusedLogin;
+use lunar_api::examine::{Examiner, gather};
 use lunar_api::service::ApiError;
 use lunar_api::{Api, AuditLog, ControlHandle, Shared, Topic};
 use lunar_control::check::Checked;
@@ -69,7 +70,7 @@ impl Operator for Desk {
         let (control, common) = (control.clone(), common);
         let watch = move || {
             // It ends with the control thread.
-            let common = &common;
+            let (common, mut examiner) = (&common, Examiner::default());
             while {
                 let common = common.clone();
                 control.ask(move |keeper| drop(common.tell_troubles(keeper))).is_ok()
@@ -77,6 +78,10 @@ impl Operator for Desk {
                 if let Some(measured) = common.measured.get() {
                     common.history.tick(&**measured, Instant::now());
                 }
+                examiner.tick(common, Instant::now(), || {
+                    let common = common.clone();
+                    control.ask(move |keeper| gather(keeper, &common)).ok()
+                });
                 std::thread::sleep(TROUBLES_INTERVAL);
             }
         };

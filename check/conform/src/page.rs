@@ -2,6 +2,7 @@
 //! axe-core finds no violation, and it survives wrong tokens, hostile names and a daemon that stops.
 
 mod browser;
+mod codes;
 mod explained;
 
 use std::fmt::Write as _;
@@ -82,6 +83,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check("explanations are those of the API and of the command line", &mut || fixture.explanations(lab));
     check("a refused login has its code, its remedy and its paragraph", &mut || fixture.refused(lab));
     check("the findings are those of `lunar doctor`", &mut || fixture.findings(lab));
+    check("every code of the documentation is shown", &mut || fixture.codes());
     check("each question of an operator has a place that answers it", &mut || fixture.questions());
     check("a volume is created, mapped, resized and deleted with the keyboard alone", &mut || fixture.keyboard());
     check("every view in four looks: no error, no violation, nothing from elsewhere", &mut || {

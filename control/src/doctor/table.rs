@@ -328,6 +328,8 @@ numbers, and a command that mends it or shows more. It changes nothing.
 
 * The view *Health* of [the page](web.md), and `GET /v1/doctor`, show the findings of the service itself: they look at
   its state, its configuration, its hosts and its load. The rest needs the command.
+* The findings of the service itself are `lunar_finding` in [the metrics](metrics.md), with the same codes. It examines
+  itself once a minute for that.
 * It uses the API like the other commands, and the rights of the caller for the rest. A check that cannot be made is
   named at the end, with the reason. Run it as root for all of them.
 * Without a running service it reads the configuration file, and checks the machine, the stores and the portals.
