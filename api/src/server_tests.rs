@@ -93,6 +93,7 @@ fn session(id: u64) -> SessionView {
         portal_group: None,
         user: Some("esx".into()),
         seconds: 75,
+        parameters: Vec::new(),
         tcp: Vec::new(),
     }
 }

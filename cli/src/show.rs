@@ -316,13 +316,19 @@ fn connection(tcp: &Json) -> String {
 /// One session.
 #[must_use]
 pub fn session(session: &Json) -> String {
-    let fields = session.as_object().into_iter().flatten().filter(|(key, _)| *key != "tcp");
+    let fields =
+        session.as_object().into_iter().flatten().filter(|(key, _)| !["tcp", "parameters"].contains(&key.as_str()));
     let line = |(key, value): (&String, &Json)| {
         let (key, value) = if key == "seconds" { ("for", span(value)) } else { (key.as_str(), text_of(value)) };
         format!("{key:<10}  {value}\n")
     };
-    let connections = session["tcp"].as_array().into_iter().flatten();
-    fields.map(line).chain(connections.map(|tcp| format!("{:<10}  {}\n", "tcp", connection(tcp)))).collect()
+    let list = |key: &str| session[key].as_array().into_iter().flatten();
+    let connections = list("tcp").map(|tcp| format!("{:<10}  {}\n", "tcp", connection(tcp)));
+    let parameters = list("parameters").map(|parameter| {
+        let cost = parameter["cost"]["words"].as_str().map(|words| format!(": {words}")).unwrap_or_default();
+        format!("{:<10}  {} {}{cost}\n", "negotiated", text_of(&parameter["name"]), text_of(&parameter["value"]))
+    });
+    fields.map(line).chain(connections).chain(parameters).collect()
 }
 
 /// The sessions that were ended.

@@ -8,6 +8,7 @@ use crate::counters::StoreSpace;
 use crate::document::{Edit, Keys, Refused};
 use crate::failure::Failure;
 use crate::kind::{Id, Kind};
+use crate::negotiated::ParameterView;
 use crate::plan::{Action, Change, Plan};
 use crate::report::{Problem, Problems};
 use crate::section::show;
@@ -243,6 +244,9 @@ pub struct SessionView {
     pub user: Option<String>,
     /// Its age in seconds.
     pub seconds: u64,
+    /// Its negotiated parameters.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parameters: Vec<ParameterView>,
     /// Its TCP connections: one of an iSCSI session, one for each queue of an NVMe controller.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub tcp: Vec<TcpView>,

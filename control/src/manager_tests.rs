@@ -332,6 +332,7 @@ fn session_of(initiator: &str, target: &str, group: &str) -> SessionView {
         portal_group: None,
         user: Some("esx".into()),
         seconds: 1,
+        parameters: Vec::new(),
         tcp: Vec::new(),
     }
 }

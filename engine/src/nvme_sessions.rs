@@ -3,6 +3,7 @@
 use crate::core_set::shared::Shared;
 use lunar_control::api::SessionView;
 use lunar_control::live::Later;
+use lunar_control::negotiated::{DEPTH_MIN, ParameterView, shallow};
 use lunar_nvme::{Controller, Kind};
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -44,8 +45,39 @@ pub fn view(
         portal_group: (!path.memory).then_some(path.portal_ref.group),
         user: None,
         seconds: shared.host.now().since(controller.since).as_secs(),
+        parameters: if controller.kind == Kind::Io { negotiated(controller) } else { Vec::new() },
         tcp: Vec::new(),
     }
+}
+
+/// The negotiated parameters of an I/O controller.
+fn negotiated(controller: &Controller) -> Vec<ParameterView> {
+    let queues = controller.io_queues();
+    // A queue is full with one entry less than it has.
+    let depth: u32 = queues.iter().map(|entries| u32::from(entries.saturating_sub(1))).sum();
+    let (least, most) = (queues.iter().min().copied().unwrap_or(0), queues.iter().max().copied().unwrap_or(0));
+    let entries = if least == most { least.to_string() } else { format!("{least} to {most}") };
+    let is_slow = !queues.is_empty() && depth < DEPTH_MIN;
+    let size = ParameterView::new("entries of a queue", entries).costs(is_slow, shallow(depth));
+    let (path, nqn) = (&controller.path, &*controller.access_grant.subsystem.nqn);
+    let count = ParameterView::new("I/O queues", queues.len());
+    if path.memory {
+        let command = ["cat", "/sys/module/nvme/parameters/io_queue_depth"];
+        return vec![count, size.mended("in the guest: shows the entries that its driver asks for", command)];
+    }
+    let connect = ["nvme", "connect", "-t", "tcp", "-n", nqn, "--nr-io-queues=4", "--queue-size=128"];
+    let size = size
+        .mended("disconnects the host", ["nvme", "disconnect", "-n", nqn])
+        .mended("connects it with more and larger queues; add -a and -s", connect);
+    let (header, data) = path.digests;
+    vec![
+        count,
+        size,
+        ParameterView::new("bytes of in-capsule data", path.in_capsule),
+        ParameterView::digest("header digest", header),
+        ParameterView::digest("data digest", data),
+        ParameterView::new("keep-alive timeout in seconds", controller.keep_alive().as_secs()),
+    ]
 }
 
 /// The controller of a session ID.

@@ -187,7 +187,7 @@ impl Subsystem {
             }
             _ => self.found(data, &attempt, &admitted.group)?,
         };
-        controller.open_queue(queue).map_err(|status| match status {
+        controller.open_queue(queue, entries + 1).map_err(|status| match status {
             Status::INVALID_QUEUE => invalid(offset_of!(Fields, queue), false),
             other => other.into(),
         })?;

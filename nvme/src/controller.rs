@@ -128,7 +128,8 @@ struct State {
     keep_alive: Duration,
     values: Values,
     granted: Granted,
-    queues: BTreeSet<u16>,
+    /// Its queues, each with the number of its entries.
+    queues: BTreeMap<u16, u16>,
     events: Events,
     notices: VecDeque<Notice>,
     noticed: u64,
@@ -143,7 +144,7 @@ struct State {
 
 impl State {
     fn has_io_queues(&self) -> bool {
-        self.queues.iter().any(|queue| *queue > 0)
+        self.queues.keys().any(|queue| *queue > 0)
     }
 
     /// Reports the end of a reset or a shutdown to the host, once no command of an I/O queue can reach a store: a
@@ -217,7 +218,7 @@ impl Controller {
                 keep_alive: Duration::ZERO,
                 values: Values::default(),
                 granted: Granted::MOST,
-                queues: BTreeSet::new(),
+                queues: BTreeMap::new(),
                 events: Events::default(),
                 notices: VecDeque::new(),
                 noticed: 0,
@@ -421,7 +422,7 @@ impl Controller {
     /// [`Status::SEQUENCE_ERROR`]
     pub fn grant(&self, wanted: Granted) -> Result<Granted, Status> {
         let mut state = self.lock();
-        if state.queues.iter().any(|queue| *queue > 0) {
+        if state.queues.keys().any(|queue| *queue > 0) {
             return Err(Status::SEQUENCE_ERROR);
         }
         state.granted = Granted::of(wanted);
@@ -440,13 +441,23 @@ impl Controller {
         self.lock().has_io_queues()
     }
 
-    pub(crate) fn open_queue(&self, queue: u16) -> Result<(), Status> {
+    /// The numbers of entries of its I/O queues.
+    #[must_use]
+    pub fn io_queues(&self) -> Vec<u16> {
+        self.lock().queues.iter().filter(|(queue, _)| **queue > 0).map(|(_, entries)| *entries).collect()
+    }
+
+    pub(crate) fn open_queue(&self, queue: u16, entries: u16) -> Result<(), Status> {
         let mut state = self.lock();
         let granted = if self.path.memory { state.granted.submission } else { state.granted.pairs() };
         if queue > granted {
             return Err(Status::INVALID_QUEUE);
         }
-        if state.queues.insert(queue) { Ok(()) } else { Err(Status::SEQUENCE_ERROR) }
+        if state.queues.contains_key(&queue) {
+            return Err(Status::SEQUENCE_ERROR);
+        }
+        state.queues.insert(queue, entries);
+        Ok(())
     }
 
     pub(crate) fn close_queue(&self, queue: u16) {
@@ -683,11 +694,12 @@ mod tests {
         let (_, made) = controller(Kind::Io);
         let both = |count| Granted { submission: count, completion: count };
         let wanted = Granted { submission: 7, completion: 3 };
-        assert_eq!((made.grant(wanted), made.open_queue(4)), (Ok(wanted), Err(Status::INVALID_QUEUE)));
-        assert_eq!((made.grant(both(3)), made.open_queue(0), made.open_queue(3)), (Ok(both(3)), Ok(()), Ok(())));
-        assert_eq!(made.open_queue(3), Err(Status::SEQUENCE_ERROR));
-        assert_eq!(made.open_queue(4), Err(Status::INVALID_QUEUE));
+        assert_eq!((made.grant(wanted), made.open_queue(4, 8)), (Ok(wanted), Err(Status::INVALID_QUEUE)));
+        assert_eq!((made.grant(both(3)), made.open_queue(0, 8), made.open_queue(3, 8)), (Ok(both(3)), Ok(()), Ok(())));
+        assert_eq!(made.open_queue(3, 8), Err(Status::SEQUENCE_ERROR));
+        assert_eq!(made.open_queue(4, 8), Err(Status::INVALID_QUEUE));
         assert_eq!(made.grant(both(4)), Err(Status::SEQUENCE_ERROR));
+        assert_eq!(made.io_queues(), [8]);
         made.close_queue(3);
         assert_eq!(made.grant(both(9999)), Ok(Granted::MOST));
         assert!(!made.is_over());
@@ -702,7 +714,7 @@ mod tests {
         let set = |made: &Controller, value: u32| made.set_property(property::CC, false, value.into());
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE), status(&made)), (Ok(()), READY));
         let two = Granted { submission: 2, completion: 2 };
-        assert_eq!((made.grant(two), made.open_queue(1), made.open_queue(2)), (Ok(two), Ok(()), Ok(())));
+        assert_eq!((made.grant(two), made.open_queue(1, 8), made.open_queue(2, 8)), (Ok(two), Ok(()), Ok(())));
         assert_eq!((set(&made, ENTRY_SIZES | ENABLE | 0x4000), status(&made)), (Ok(()), READY | SHUTTING_DOWN));
         made.close_queue(1);
         assert_eq!(status(&made), READY | SHUTTING_DOWN);

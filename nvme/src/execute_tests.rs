@@ -681,6 +681,7 @@ fn discovery_tells_where_the_subsystem_is() {
         address: "192.0.2.1".into(),
         service: "4420".into(),
         in_capsule: 0,
+        digests: (false, false),
         memory: false,
         portal_ref: crate::directory::PortalRef { portal: 1, group: 1, is_secure: false },
     };

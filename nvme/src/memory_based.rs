@@ -43,7 +43,7 @@ impl Subsystem {
         let access_grant = AccessGrant { subsystem, group: None, map: tenant.map.clone(), source: None };
         let host = Host { nqn: tenant.host.clone(), id };
         let made = self.config().controllers.make(Kind::Io, host, path, (access_grant, false), now)?;
-        made.open_queue(0).ok()?;
+        made.open_queue(0, ADMIN_ENTRIES_MAX).ok()?;
         let admin = self.enter_queue(made, 0, ADMIN_ENTRIES_MAX, true);
         self.count_host(&admin);
         Some(admin)
@@ -60,7 +60,7 @@ impl Subsystem {
         if id == 0 {
             return Err(Status::INVALID_QUEUE);
         }
-        controller.open_queue(id).map_err(|_| Status::INVALID_QUEUE)?;
+        controller.open_queue(id, entries).map_err(|_| Status::INVALID_QUEUE)?;
         let queue = self.enter_queue(controller.clone(), id, entries, true);
         self.count_host(&queue);
         Ok(queue)

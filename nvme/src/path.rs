@@ -40,6 +40,8 @@ pub struct Path {
     pub service: String,
     /// Bytes of in-capsule data that a command of an I/O queue may have.
     pub in_capsule: u32,
+    /// Whether headers, and data, have digests.
+    pub digests: (bool, bool),
     /// Whether the queues are in the host's memory, without messages.
     pub memory: bool,
     /// The portal.
@@ -74,6 +76,7 @@ impl Path {
             address: ip.to_string(),
             service: to.port().to_string(),
             in_capsule,
+            digests: (false, false),
             memory: false,
             portal_ref: PortalRef::default(),
         }

@@ -1,12 +1,13 @@
-//! Where the time of slow commands went, and the state of the network to their clients.
+//! Where the time of slow commands went, the state of the network to their clients, and the negotiated parameters.
 
 use super::{at, remedy};
 use crate::control::Control;
 use crate::handlers::add_tcp;
 use crate::request::{ApiRequest, Outcome, Problem, Reply};
 use lunar_control::api::{SessionView, TcpView};
-use lunar_control::explain::{ExplanationView, Place, StepView};
+use lunar_control::explain::{ExplanationView, Place, RemedyView, StepView};
 use lunar_control::live::Later;
+use lunar_control::negotiated::ParameterView;
 use lunar_control::slow::SlowView;
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -86,12 +87,13 @@ pub fn slow(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Out
         command.volume.as_ref() == Some(&name) || of_host
     };
     let own: Vec<&SlowView> = log.commands.iter().filter(is_it).collect();
-    let mut explanation = of_commands(&name, &own);
+    let (mut explanation, is_of_client) = of_commands(&name, &own);
     let mut sessions = sessions_of(control, &name, &own);
     let tcp = control.tcp(None);
     Ok(Box::new(move || {
         add_tcp(&mut sessions, tcp());
         network(&sessions, &mut explanation);
+        parameters(&sessions, is_of_client, &mut explanation);
         Reply::json(&explanation)
     }))
 }
@@ -111,11 +113,12 @@ fn sessions_of(control: &mut dyn Control, name: &str, commands: &[&SlowView]) ->
     sessions
 }
 
-/// The explanation of these commands.
-fn of_commands(name: &str, own: &[&SlowView]) -> ExplanationView {
+/// The explanation of these commands, and whether most of their time was that of the client and the network; `None`:
+/// there are none.
+fn of_commands(name: &str, own: &[&SlowView]) -> (ExplanationView, Option<bool>) {
     let Some(worst) = own.iter().max_by_key(|command| command.microseconds.total) else {
         let words = format!("no command of {name} was slow; `slow` in [logging] is the threshold");
-        return ExplanationView::of("slow", name, Vec::new(), words);
+        return (ExplanationView::of("slow", name, Vec::new(), words), None);
     };
     let mut sums = Sums::default();
     for command in own {
@@ -155,7 +158,60 @@ fn of_commands(name: &str, own: &[&SlowView]) -> ExplanationView {
     }
     let log = ["lunar", "log", "--slow"];
     explanation.remedies.extend(remedy(Place::Server, "lists the slow commands", log));
-    explanation
+    (explanation, Some(network > store && network >= queue))
+}
+
+/// The negotiated parameters of a session in words; `None`: its transport negotiates nothing.
+fn negotiated(SessionView { id, source, parameters, .. }: &SessionView) -> Option<String> {
+    let all: Vec<String> = parameters.iter().map(ToString::to_string).collect();
+    (!all.is_empty()).then(|| format!("{id} from {source} has negotiated: {}", all.join(", ")))
+}
+
+/// The parameters of sessions that make commands slow: words, and the commands that change them.
+fn costs<'a>(sessions: &'a [SessionView]) -> impl Iterator<Item = (String, &'a [RemedyView])> {
+    sessions.iter().flat_map(|SessionView { id, initiator, parameters, .. }| {
+        let cost = move |parameter: &'a ParameterView| {
+            let cost = parameter.cost.as_ref()?;
+            Some((format!("{initiator} ({id}): {parameter}: {}", cost.words), &cost.remedies[..]))
+        };
+        parameters.iter().filter_map(cost)
+    })
+}
+
+/// The negotiated parameters of sessions, and those of them that make commands slow, in words.
+pub(super) fn facts(sessions: &[SessionView]) -> Vec<String> {
+    let sessions = &sessions[..sessions.len().min(SESSIONS_MAX)];
+    sessions.iter().filter_map(negotiated).chain(costs(sessions).map(|(words, _)| words)).collect()
+}
+
+/// Adds the negotiated parameters of sessions: a step for one that makes commands slow whose time was that of the
+/// client and the network.
+fn parameters(sessions: &[SessionView], is_of_client: Option<bool>, explanation: &mut ExplanationView) {
+    let mut sessions = sessions.to_vec();
+    sessions.sort_by_key(|session| !session.parameters.iter().any(|parameter| parameter.cost.is_some()));
+    sessions.truncate(SESSIONS_MAX);
+    explanation.near.extend(sessions.iter().filter_map(negotiated));
+    let mut remedies: Vec<RemedyView> = Vec::new();
+    for (words, own) in costs(&sessions) {
+        match is_of_client {
+            Some(true) => {
+                if remedies.is_empty() {
+                    explanation.words.push_str(&format!("; {words}"));
+                }
+                explanation.well = false;
+                explanation.steps.push(StepView::failed(words));
+            }
+            // A slow store is no reason to change the client.
+            Some(false) => {
+                explanation.near.push(words);
+                continue;
+            }
+            None => explanation.near.push(words),
+        }
+        // Clients of one target have the same commands.
+        remedies.extend(own.iter().filter(|remedy| !remedies.contains(remedy)).cloned().collect::<Vec<_>>());
+    }
+    explanation.remedies.splice(0..0, remedies);
 }
 
 /// Adds the state of the TCP connections of these sessions: a step for one that loses segments.
@@ -179,6 +235,7 @@ fn network(sessions: &[SessionView], explanation: &mut ExplanationView) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_control::slow::SlowTimes;
 
     fn session(id: &str, tcp: TcpView) -> SessionView {
         SessionView {
@@ -192,6 +249,7 @@ mod tests {
             portal_group: None,
             user: None,
             seconds: 0,
+            parameters: Vec::new(),
             tcp: vec![tcp],
         }
     }
@@ -213,7 +271,7 @@ mod tests {
     fn a_connection_that_loses_segments_is_a_step_and_the_others_are_facts() {
         let limited = TcpView { window_limited_microseconds: 3_000_000, ..tcp(20_000, 30, 20) };
         let sessions = [session("iscsi-1", limited), session("iscsi-2", tcp(10_000, 12, 1))];
-        let mut explanation = of_commands("disk", &[]);
+        let (mut explanation, _) = of_commands("disk", &[]);
         network(&sessions, &mut explanation);
         let steps: Vec<_> = explanation.steps.iter().map(|step| step.words.as_str()).collect();
         let lossy = "the network to iqn.a at 192.0.2.7:4711 (iscsi-2): round trip 250 us, congestion window 10 \
@@ -228,9 +286,55 @@ mod tests {
     fn few_segments_and_sessions_without_tcp_say_nothing() {
         let mut none = session("vfio-1", tcp(0, 0, 0));
         none.tcp.clear();
-        let mut explanation = of_commands("disk", &[]);
+        let (mut explanation, _) = of_commands("disk", &[]);
         network(&[none, session("iscsi-1", tcp(999, 500, 0))], &mut explanation);
         assert!(explanation.well && explanation.steps.is_empty());
         assert_eq!(explanation.near.len(), 1);
+    }
+
+    fn slow(network: u64, store: u64) -> SlowView {
+        let microseconds = SlowTimes { total: 900_000, network, queue: 0, store };
+        SlowView {
+            milliseconds: 0,
+            core: 0,
+            volume: Some("disk".to_owned()),
+            protocol: Some("iscsi"),
+            target: None,
+            initiator: Some("iqn.a".to_owned()),
+            command: "WRITE(16)",
+            class: "write",
+            lba: None,
+            blocks: None,
+            bytes: None,
+            microseconds,
+            in_flight: 1,
+            ending: "done",
+        }
+    }
+
+    #[test]
+    fn a_parameter_is_the_reason_if_the_time_is_that_of_the_client() {
+        let waits = ParameterView::switch("ImmediateData", false).costs(true, "each write waits");
+        let waits = waits.mended("sets it", ["iscsiadm", "-v", "Yes"]);
+        let parameters_ = vec![ParameterView::new("FirstBurstLength", 65_536), waits];
+        let first = SessionView { parameters: Vec::new(), ..session("vfio-1", tcp(0, 0, 0)) };
+        let second = SessionView { parameters: parameters_, ..session("iscsi-2", tcp(0, 0, 0)) };
+        let sessions = [first, second];
+        let explained = |commands: &[&SlowView]| {
+            let (mut explanation, is_of_client) = of_commands("disk", commands);
+            parameters(&sessions, is_of_client, &mut explanation);
+            explanation
+        };
+        let cost = "iqn.a (iscsi-2): ImmediateData No: each write waits".to_owned();
+        let facts = "iscsi-2 from 192.0.2.7:4711 has negotiated: FirstBurstLength 65536, ImmediateData No".to_owned();
+        let of_client = explained(&[&slow(800_000, 100_000)]);
+        assert_eq!((of_client.well, of_client.steps.len(), &of_client.near), (false, 2, &vec![facts.clone()]));
+        assert!(of_client.words.ends_with(&format!("; {cost}")) && of_client.steps[1].words == cost);
+        assert_eq!(of_client.remedies[0].command, "iscsiadm -v Yes");
+        let of_store = explained(&[&slow(100_000, 800_000)]);
+        assert_eq!((of_store.steps.len(), &of_store.near), (1, &vec![facts.clone(), cost.clone()]));
+        assert!(of_store.remedies.iter().all(|remedy| remedy.command != "iscsiadm -v Yes"));
+        let of_none = explained(&[]);
+        assert_eq!((of_none.well, &of_none.near, of_none.remedies.len()), (true, &vec![facts, cost], 1));
     }
 }

@@ -1,6 +1,6 @@
 //! Explanations of LUNs, paths, volumes and reservations.
 
-use super::{Client, ISCSI, at, dry_run, protocol_name, remedy, removed};
+use super::{Client, ISCSI, at, dry_run, protocol_name, remedy, removed, slow};
 use crate::audit::Topic;
 use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, shortened};
@@ -295,6 +295,7 @@ pub fn path(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     };
     let mut explanation = ExplanationView::of("path", subject, steps, words);
     explanation.well = best > 0;
+    explanation.near = slow::facts(&client.sessions);
     explanation.remedies = remedies;
     Reply::json(&explanation)
 }

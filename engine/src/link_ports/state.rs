@@ -72,6 +72,7 @@ impl<I: Ord + fmt::Display, S, O> PortState<I, S, O> {
             portal_group: None,
             user: None,
             seconds: now.since(session.since).as_secs(),
+            parameters: Vec::new(),
             tcp: Vec::new(),
         };
         self.sessions().iter().map(view).collect()

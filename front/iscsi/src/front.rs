@@ -8,6 +8,7 @@ use crate::config;
 use crate::directory::{self, Directory, Moved, Portal, TargetEntry};
 use crate::displaced::SharedName;
 use crate::dry_run;
+use crate::keys::Parameters;
 use crate::registry::{Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
 use crate::schema::{self, is_listed};
 use crate::serve::{self, Peers};
@@ -16,6 +17,7 @@ use lunar_control::api::SessionView;
 use lunar_control::common_sections::{self, Hash};
 use lunar_control::explain::{LoginQuestion, LoginVerdict};
 use lunar_control::live::Later;
+use lunar_control::negotiated::ParameterView;
 use lunar_engine::core_set::context::CoreContext;
 use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::mesh::CoreMesh;
@@ -97,6 +99,43 @@ fn tell(audit: &AuditSink, record: &AuditRecord) {
     audit(&Notice { refusal, ..Notice::new(topic, subject, record) });
 }
 
+/// Bytes of a data segment below which a transfer becomes many PDUs: the default of the standard, which initiators in
+/// use exceed.
+const SEGMENT_MIN: u32 = 16 << 10;
+
+/// The negotiated parameters of a session.
+fn negotiated(record: &SessionRecord) -> Vec<ParameterView> {
+    let Parameters { immediate_data, initial_r2t, max_send_segment, .. } = record.parameters;
+    let target = record.login.target.as_deref().unwrap_or_default();
+    let set = |parameter: ParameterView, key: &str, value: &str| {
+        let node = ["iscsiadm", "-m", "node", "-T", target];
+        let update = ["-o", "update", "-n", key, "-v", value];
+        parameter
+            .mended("sets it for later logins", node.into_iter().chain(update))
+            .mended("ends the session", node.into_iter().chain(["--logout"]))
+            .mended("begins another one", node.into_iter().chain(["--login"]))
+    };
+    // Data that a command cannot bring along, and that the initiator may not send without an R2T.
+    let waits = !immediate_data && initial_r2t;
+    let round_trip = "each write waits for an R2T before it sends data: one more round trip";
+    let immediate = ParameterView::switch("ImmediateData", immediate_data).costs(waits, round_trip);
+    let segment = ParameterView::new("MaxRecvDataSegmentLength of the initiator", max_send_segment).costs(
+        max_send_segment < SEGMENT_MIN,
+        format!("the data of reads is sent in PDUs of at most {max_send_segment} bytes"),
+    );
+    let parameters = &record.parameters;
+    vec![
+        set(immediate, "node.session.iscsi.ImmediateData", "Yes"),
+        ParameterView::switch("InitialR2T", initial_r2t),
+        set(segment, "node.conn[0].iscsi.MaxRecvDataSegmentLength", "262144"),
+        ParameterView::new("FirstBurstLength", parameters.first_burst),
+        ParameterView::new("MaxBurstLength", parameters.max_burst),
+        ParameterView::new("MaxOutstandingR2T", parameters.max_outstanding_r2t),
+        ParameterView::digest("HeaderDigest", parameters.header_digest),
+        ParameterView::digest("DataDigest", parameters.data_digest),
+    ]
+}
+
 /// iSCSI of a process.
 pub struct IscsiRuntime {
     index: usize,
@@ -132,6 +171,7 @@ impl IscsiRuntime {
             portal_group: Some(record.group),
             user: owned(&record.login.user),
             seconds: self.host.now().since(record.since).as_secs(),
+            parameters: if record.candidate.discovery { Vec::new() } else { negotiated(record) },
             tcp: Vec::new(),
         }
     }

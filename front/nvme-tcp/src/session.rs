@@ -238,7 +238,9 @@ impl Session {
         self.shut(CloseReason::Disconnected);
     }
 
-    fn digests(&self) -> Digests {
+    /// The digests of its PDUs.
+    #[must_use]
+    pub fn digests(&self) -> Digests {
         self.out.digests
     }
 

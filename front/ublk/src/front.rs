@@ -550,6 +550,7 @@ impl FrontRuntime for UblkRuntime {
             portal_group: None,
             user: None,
             seconds: now.since(*since).as_secs(),
+            parameters: Vec::new(),
             tcp: Vec::new(),
         };
         // Those that were left have no client, and can be ended.
@@ -564,6 +565,7 @@ impl FrontRuntime for UblkRuntime {
             portal_group: None,
             user: None,
             seconds: 0,
+            parameters: Vec::new(),
             tcp: Vec::new(),
         };
         let state = self.state();

@@ -8,6 +8,7 @@ use crate::sessions::{Session, Sessions};
 use lunar_control::api::{SessionView, VmView};
 use lunar_control::common_sections::Group;
 use lunar_control::live::Later;
+use lunar_control::negotiated::{DEPTH_MIN, ParameterView, shallow};
 use lunar_control::plan::{Action, Change};
 use lunar_control::visibility::group_of_local;
 use lunar_control::{Checked, Config, Kind};
@@ -66,6 +67,21 @@ pub struct VhostUserRuntime {
     shared: Arc<Shared>,
     sessions: Arc<Sessions>,
     sockets: VmSockets<Devices>,
+}
+
+/// The rings of a front-end, as it has set them up.
+fn negotiated(session: &Session) -> Vec<ParameterView> {
+    let depth: u32 = session.rings.iter().copied().map(u32::from).sum();
+    let sizes: Vec<String> = session.rings.iter().map(u16::to_string).collect();
+    let is_slow = !sizes.is_empty() && depth < DEPTH_MIN;
+    let layout = if session.is_packed { "packed" } else { "split" };
+    vec![
+        ParameterView::new("rings", sizes.len()),
+        ParameterView::new("sizes of the rings", if sizes.is_empty() { "none".to_owned() } else { sizes.join(" ") })
+            .costs(is_slow, shallow(depth))
+            .mended("shows the queue size that QEMU was started with", ["pgrep", "-a", "qemu"]),
+        ParameterView::new("layout of the rings", layout),
+    ]
 }
 
 /// The volume that a virtual machine of this group sees.
@@ -160,6 +176,7 @@ impl FrontRuntime for VhostUserRuntime {
                 portal_group: None,
                 user: None,
                 seconds: now.since(session.since).as_secs(),
+                parameters: negotiated(&session),
                 tcp: Vec::new(),
             })
         };

@@ -12,6 +12,10 @@ pub struct Session {
     pub path: PathBuf,
     /// When it connected.
     pub since: Instant,
+    /// The sizes of the rings that are started and enabled.
+    pub rings: Vec<u16>,
+    /// Whether their layout is the packed one.
+    pub is_packed: bool,
 }
 
 #[derive(Debug, Default)]
@@ -35,8 +39,15 @@ impl Sessions {
         let mut table = self.table();
         let number = table.next;
         table.next += 1;
-        table.sessions.insert(number, Session { path: path.to_owned(), since });
+        table.sessions.insert(number, Session { path: path.to_owned(), since, rings: Vec::new(), is_packed: false });
         number
+    }
+
+    /// The front-end of this number has started or stopped rings.
+    pub fn set_rings(&self, number: u64, rings: Vec<u16>, is_packed: bool) {
+        if let Some(session) = self.table().sessions.get_mut(&number) {
+            (session.rings, session.is_packed) = (rings, is_packed);
+        }
     }
 
     /// A front-end has disconnected.
@@ -66,7 +77,10 @@ mod tests {
         let (sessions, now) = (Sessions::default(), Instant::default());
         let first = sessions.begin(Path::new("/a"), now);
         sessions.end(first);
+        sessions.set_rings(first, vec![8], true);
         let second = sessions.begin(Path::new("/a"), now);
+        sessions.set_rings(second, vec![128, 64], true);
+        assert_eq!(sessions.find(second).map(|session| session.rings), Some(vec![128, 64]));
         assert_ne!(first, second);
         assert!(sessions.find(first).is_none() && sessions.find(second).is_some());
         assert_eq!(sessions.all().len(), 1);

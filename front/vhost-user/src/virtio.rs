@@ -168,6 +168,12 @@ impl VirtioDevice {
         self.rings.get(ring.at()).is_some_and(RingSetup::is_running)
     }
 
+    /// The sizes of the rings that are started and enabled.
+    #[must_use]
+    pub fn running_sizes(&self) -> Vec<u16> {
+        self.rings.iter().filter(|setup| setup.is_running()).map(|setup| setup.size).collect()
+    }
+
     /// The features that are offered.
     #[must_use]
     pub fn offered(&self) -> u64 {

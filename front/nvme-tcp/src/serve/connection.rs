@@ -4,6 +4,7 @@ use super::job::{Half, Job, Request};
 use super::secure::Security;
 use super::{Front, Shares};
 use crate::config::IN_CAPSULE_MAX;
+use crate::pdu_queue::Digests;
 use crate::session::{Action, CloseReason, Session, TaskKey};
 use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
@@ -105,7 +106,9 @@ impl Connection {
     /// The path of the host, which discovery reports to it.
     fn path(&self) -> Path {
         let ip = self.front.settings.advertise.unwrap_or_else(|| self.local.ip());
-        Path { portal_ref: self.portal_ref, ..Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX) }
+        let Digests { header, data } = self.stream.session().digests();
+        let tcp = Path::tcp((ip, self.local.port()).into(), IN_CAPSULE_MAX);
+        Path { portal_ref: self.portal_ref, digests: (header, data), ..tcp }
     }
 
     fn caller(&self) -> Caller {

@@ -10,7 +10,7 @@ use crate::config::{CONFIG_MAX, INFLIGHT_MAX, SLOTS_MAX};
 use crate::schema::WORD;
 use crate::session::{self, Head, Request, RingEvent, RingIndex};
 use crate::virtio::{Refused, VirtioDevice};
-use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion, VringState, protocol};
+use crate::wire::{Code, ConfigHead, HEADER_LEN, Inflight, LogBase, MemoryRegion, VringState, feature, protocol};
 use lunar_blk::Client as BlockClient;
 use lunar_core::mem::Region;
 use lunar_core::port::NexusName;
@@ -84,7 +84,7 @@ impl SocketClient for Client {
         stats.connections_accepted.add(1);
         stats.sessions.add(1);
         let session = self.core.sessions.begin(&self.path, self.core.reactor.now());
-        let ended = self.converse().await;
+        let ended = self.converse(session).await;
         if self.has_spoken.get() {
             if let Err(why) = ended
                 && !self.core.is_draining()
@@ -154,7 +154,8 @@ impl Client {
         self.device.rings.log(what);
     }
 
-    async fn converse(&self) -> io::Result<()> {
+    /// Answers messages until the connection ends. `session`: its number in the list.
+    async fn converse(&self, session: u64) -> io::Result<()> {
         let mut payload = Vec::new();
         loop {
             let (mut bytes, mut descriptors) = ([0; HEADER_LEN], Vec::new());
@@ -169,6 +170,11 @@ impl Client {
             }
             self.look_for_end()?;
             self.message(&head, &payload, descriptors).await?;
+            let (rings, is_packed) = self.device.rings.with(|state| {
+                let is_packed = state.features() & feature::RING_PACKED != 0;
+                (state.running_sizes(), is_packed)
+            });
+            self.core.sessions.set_rings(session, rings, is_packed);
             // Otherwise a front-end that sends without waiting for replies would keep the core busy.
             self.core.reactor.end_of_turn().await;
         }
