@@ -169,10 +169,21 @@ impl Fixture {
         self.browser.wait("no charts", &has_text("main", "no commands in the last ten minutes"), LIMIT)?;
         self.is_clean()
     }
-    /// The places that `docs/questions.md` names are there, with the words that it names.
+
+    /// The places that `docs/questions.md` names are there, with the words that it names. Its commands are in blocks,
+    /// which the part `docs` runs.
     pub(super) fn questions(&mut self) -> Result<()> {
         let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/questions.md");
         let page = std::fs::read_to_string(page)?;
+        let blocks: Vec<&str> = page.split("\n```").skip(1).step_by(2).flat_map(str::lines).collect();
+        let commands = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").nth(2)?.strip_prefix('`'));
+        for command in commands.filter_map(|command| command.strip_suffix('`')) {
+            // Names and times differ.
+            let start = command.split(" X").next().unwrap_or(command);
+            let start = start.split("--interval").next().unwrap_or(start).trim();
+            let is_run = |line: &&str| line.trim_start_matches("$ ").starts_with(start);
+            ensure!(blocks.iter().any(|line| is_run(&line)), "no block runs `{command}`");
+        }
         let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").nth(3)?.strip_suffix(" |"));
         // The columns of a table are there with its first row.
         let session = Session::open(self.daemon.portal, &Login::to(TARGET, "a")).context("a session")?;
