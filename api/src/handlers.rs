@@ -12,13 +12,18 @@ use lunar_control::live::{Later, Motion, TcpViews};
 use lunar_control::redact::without_secrets;
 use lunar_control::versions::difference;
 use lunar_control::{Kind, Plan, docs};
+use lunar_core::access::audit::shown;
 use serde_json::{Map, Value as Json};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The most bytes of a version that is compared with the one before it for the list: the control thread reads all of
 /// them in a fraction of a second.
 const COMPARED_BYTES_MAX: usize = 256 << 10;
+
+/// Clients of a volume that are named because they have not read its size: more than an operator reads.
+const UNREAD_MAX: usize = 16;
 
 fn seconds(time: SystemTime) -> u64 {
     time.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
@@ -57,8 +62,19 @@ pub(crate) fn status_view(control: &mut dyn Control, shared: &Shared) -> StatusV
         certificates: shared.certificates().into_iter().map(|(name, expiry)| (name, expiry.seconds)).collect(),
         after_restart,
         stores,
+        unread_sizes: unread_sizes(control),
         troubles,
     }
+}
+
+/// The clients that have not read the new size of a volume, by volume.
+fn unread_sizes(control: &mut dyn Control) -> BTreeMap<String, Vec<String>> {
+    let volumes: Vec<String> = control.current().config.volumes.keys().cloned().collect();
+    let unread = volumes.into_iter().map(|volume| {
+        let clients = control.unread_size(&volume);
+        (volume, clients.iter().take(UNREAD_MAX).map(|client| shown(client).to_string()).collect::<Vec<_>>())
+    });
+    unread.filter(|(_, clients)| !clients.is_empty()).collect()
 }
 
 /// `GET /v1/statistics`

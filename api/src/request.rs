@@ -151,6 +151,7 @@ impl Shared {
             certificates: BTreeMap::new(),
             after_restart: Vec::new(),
             stores: Vec::new(),
+            unread_sizes: BTreeMap::new(),
             troubles: vec![TroubleView { since, ..trouble }],
         })
     }

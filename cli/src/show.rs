@@ -395,6 +395,9 @@ pub fn status(status: &Json) -> String {
         let name = text_of(&store["name"]);
         text.push_str(&format!("  {:<13}  {name}: {free} of {all} free, {promised} promised to {volumes}\n", "space"));
     }
+    for (volume, clients) in status["unread-sizes"].as_object().into_iter().flatten() {
+        text.push_str(&format!("  {:<13}  of volume {volume}: not read by {}\n", "new size", text_of(clients)));
+    }
     let isns = &status["isns"];
     if isns.is_object() {
         let many = |key: &str, word: &str| {

@@ -446,6 +446,9 @@ pub struct StatusView {
     /// The file systems of volumes, as they were measured last.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stores: Vec<StoreSpace>,
+    /// The clients that have not read the new size of a volume, by volume; at most 16 of each.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub unread_sizes: BTreeMap<String, Vec<String>>,
     /// The troubles, each with what to do.
     pub troubles: Vec<TroubleView>,
 }

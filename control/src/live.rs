@@ -152,7 +152,7 @@ pub trait Live {
         None
     }
 
-    /// The initiators that were told of a new size of a volume, and have not asked for it since.
+    /// The clients that were told of a new size of a volume, and have not asked for it since.
     fn unread_size(&mut self, volume: &str) -> Vec<String> {
         let _ = volume;
         Vec::new()

@@ -211,6 +211,7 @@ impl Engine {
             renamed: renamed(&before.namespaces, &remapped, &committed.leaving),
             remapped: Arc::new(remapped),
             reshaped: committed.reshaped.clone(),
+            resized: committed.resized.clone(),
             unused: removed(&before.maps, maps),
             hidden: removed(&before.namespaces, namespaces),
             leaving: committed.leaving.clone().into(),

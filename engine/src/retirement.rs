@@ -1,6 +1,7 @@
 //! The end of a change: no session is granted by the old rules any more, and the sessions that the new rules do not
 //! allow get the drain time to finish. Then the units that no map shows any more are removed.
 
+use crate::core_set::core::Core;
 use crate::core_set::cores::Cores;
 use crate::lun_maps::LunMaps;
 use crate::namespaces::NamespaceMaps;
@@ -8,6 +9,7 @@ use lunar_core::unit::UnitId;
 use lunar_nvme::{Controllers, NamespaceMap};
 use lunar_scsi::PortConfig;
 use std::collections::{BTreeMap, BTreeSet};
+use std::rc::Rc;
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -74,6 +76,8 @@ pub struct Retirement {
     pub remapped: Arc<NamespaceMaps>,
     /// Units that NVMe hosts see in another shape.
     pub reshaped: Vec<UnitId>,
+    /// Those of them that have another size.
+    pub resized: Vec<UnitId>,
     /// Identifiers that mean another namespace, or none, by the names of the maps.
     pub renamed: BTreeMap<Arc<str>, Vec<u32>>,
     /// LUN maps that no session uses any more.
@@ -112,8 +116,12 @@ impl Retirement {
             all.for_each(|(volume, id)| controller.set_attached(volume, id, false));
         }
         // NVMe hosts are told that their namespaces have changed: once for all cores.
-        let (renamed, reshaped) = (self.renamed, self.reshaped);
-        self.cores.ask(0, async move |core| core.subsystem.tell_namespaces(&renamed, &reshaped)).wait();
+        let (renamed, reshaped, resized) = (self.renamed, self.reshaped, self.resized);
+        let tell = async move |core: Rc<Core>| {
+            core.subsystem.resized(&resized);
+            core.subsystem.tell_namespaces(&renamed, &reshaped);
+        };
+        self.cores.ask(0, tell).wait();
         let (unused, hidden, leaving, ports) = (self.unused, self.hidden, self.leaving, self.ports);
         self.cores.ask_all(move |core| {
             let (unused, hidden, leaving, ports) = (unused.clone(), hidden.clone(), leaving.clone(), ports.clone());

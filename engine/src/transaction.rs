@@ -108,6 +108,8 @@ pub(crate) struct Committed {
     pub(crate) new: Vec<UnitId>,
     /// Units that are served in another shape.
     pub(crate) reshaped: Vec<UnitId>,
+    /// Those of them that have another size.
+    pub(crate) resized: Vec<UnitId>,
     /// Units whose stores are available again.
     pub(crate) returned: Vec<UnitId>,
     /// Portals that are not wanted any more.
@@ -429,8 +431,14 @@ impl Engine {
                     drop(self.remember_store(&placed));
                     committed.returned.extend(self.lacks.remove(name.as_str()).map(|_| unit));
                 }
+                let size = placed.volume.size();
                 match self.volumes.insert(name.as_str().into(), placed) {
-                    Some(old) if old.unit == unit => committed.reshaped.push(unit),
+                    Some(old) if old.unit == unit => {
+                        committed.reshaped.push(unit);
+                        // A device knows its size itself.
+                        let is_resized = old.volume.size().zip(size).is_some_and(|(old, new)| old != new);
+                        committed.resized.extend(is_resized.then_some(unit));
+                    }
                     old => {
                         committed.new.push(unit);
                         if let Some(old) = old {

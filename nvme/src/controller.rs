@@ -13,6 +13,8 @@ use crate::host::Host;
 use crate::limits::{DISCOVERY_IDLE, KEEP_ALIVE_GRANULARITY, NAMESPACES_MAX};
 use crate::path::{Kind, Path};
 use lunar_core::time::Instant;
+use lunar_unit::SharedUnit;
+use lunar_unit::capacity::UnreadCapacity;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::future::poll_fn;
 use std::net::SocketAddr;
@@ -135,6 +137,8 @@ struct State {
     noticed: u64,
     /// Namespaces that were added, removed or changed since the log page was read.
     changed: BTreeSet<u32>,
+    /// Namespaces whose new size the host has not read, by their identifiers.
+    unread: BTreeMap<u32, UnreadCapacity>,
     /// The volumes of the host-made namespaces that it is attached to, by their UUIDs.
     attached: BTreeSet<[u8; 16]>,
     /// The persistent event log as it was when its host began to read it.
@@ -223,6 +227,7 @@ impl Controller {
                 notices: VecDeque::new(),
                 noticed: 0,
                 changed: BTreeSet::new(),
+                unread: BTreeMap::new(),
                 attached: BTreeSet::new(),
                 told: None,
                 watchers: Vec::new(),
@@ -304,6 +309,8 @@ impl Controller {
                 state.events = Events::default();
                 state.granted = Granted::MOST;
                 state.told = None;
+                // The host identifies all namespaces again.
+                state.unread.clear();
                 self.lock_errors().clear();
             }
             _ => {}
@@ -502,6 +509,17 @@ impl Controller {
     pub fn change_namespaces(&self, ids: impl IntoIterator<Item = u32>) {
         self.lock().changed.extend(ids.into_iter().filter(|id| (1..=NAMESPACES_MAX).contains(id)));
         self.raise(Event::NAMESPACES);
+    }
+
+    /// The namespace of this identifier has another size. The host has not read it until it identifies the namespace.
+    pub(crate) fn resize_namespace(&self, id: u32, unit: &Arc<SharedUnit>) {
+        let unread = unit.capacity_changed(&self.host.nqn);
+        self.lock().unread.insert(id, unread);
+    }
+
+    /// The host has read the size of this namespace, or does not see it any more.
+    pub(crate) fn size_read(&self, id: u32) {
+        self.lock().unread.remove(&id);
     }
 
     /// Namespaces that were added, removed or changed since the last read, in ascending order; the list is kept if the

@@ -146,6 +146,30 @@ mod tests {
     }
 
     #[test]
+    fn a_host_has_not_read_a_new_size_until_it_identifies_the_namespace() {
+        let (rig, [admin, _io]) = behind();
+        let unit = rig.subsystem.unit(UNITS[1]).expect("a unit").shared.clone();
+        let unread = || unit.unread_capacity().len();
+        rig.subsystem.resized(&[UNITS[1]]);
+        assert_eq!(unread(), 2, "a host by its map, and one without a map");
+        assert!(unit.unread_capacity().contains(&admin.controller.host.nqn));
+        // The list of namespaces and the descriptors have no size.
+        for (page, id) in [(2, 0), (3, 7)] {
+            assert_eq!(rig.run(&admin, &entry(0x06, id, &[page]), &[]).status, Status::SUCCESS);
+        }
+        assert_eq!(unread(), 2);
+        assert_eq!(rig.run(&admin, &entry(0x06, 7, &[0]), &[]).status, Status::SUCCESS);
+        assert_eq!(unread(), 1);
+        rig.subsystem.resized(&[UNITS[1]]);
+        assert_eq!(unread(), 2);
+        // A map that shows another unit under the identifier ends the notice, and so does a reset.
+        rig.subsystem.tell_namespaces(&[("few".into(), vec![7])].into(), &[]);
+        assert_eq!(unread(), 1);
+        rig.admin.controller.set_property(0x14, false, 0).expect("a reset");
+        assert_eq!(unread(), 0);
+    }
+
+    #[test]
     fn maps_change_for_connected_hosts() {
         let (rig, [admin, io]) = behind();
         assert_eq!(rig.run(&admin, &entry(0x09, 0, &[0x0b, 1 << 8]), &[]).status, Status::SUCCESS);

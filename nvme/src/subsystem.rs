@@ -187,12 +187,26 @@ impl Subsystem {
         self.space.maps()
     }
 
+    /// Records the hosts of all cores that see these units, whose sizes have changed, until they identify the
+    /// namespaces. Before [`Subsystem::tell_namespaces`], so that a fast host is not recorded after its answer.
+    pub fn resized(&self, units: &[UnitId]) {
+        for unit in units {
+            let Some(namespace) = self.space.unit(*unit) else { continue };
+            for controller in self.config.controllers.all() {
+                let ids = self.space.ids_of(&controller, *unit);
+                ids.iter().for_each(|id| controller.resize_namespace(*id, &namespace.shared));
+            }
+        }
+    }
+
     /// Tells the hosts of all cores of changed namespaces, once, whatever the number of cores: the hosts of these maps
     /// of these identifiers, and the hosts that see one of these units.
     pub fn tell_namespaces(&self, maps: &BTreeMap<Arc<str>, Vec<u32>>, units: &[UnitId]) {
         for controller in self.config.controllers.all() {
             let map = controller.access_grant.map.as_ref();
             let mut ids = map.and_then(|map| maps.get(map)).cloned().unwrap_or_default();
+            // These identifiers mean other namespaces, or none.
+            ids.iter().for_each(|id| controller.size_read(*id));
             ids.extend(units.iter().flat_map(|unit| self.space.ids_of(&controller, *unit)));
             if !ids.is_empty() {
                 controller.change_namespaces(ids);

@@ -1,6 +1,6 @@
 //! Explanations of LUNs, paths, volumes and reservations.
 
-use super::{Client, ISCSI, at, dry_run, protocol_name, remedy, removed, slow};
+use super::{Client, ISCSI, NVME, at, dry_run, protocol_name, protocol_of, remedy, removed, slow};
 use crate::audit::Topic;
 use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, shortened};
@@ -383,11 +383,7 @@ pub fn volume(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     }
     let unread = control.unread_size(&name);
     steps.extend(size_unread(&unread));
-    if !unread.is_empty() {
-        let words = "on the clients that have not asked; Windows: `Update-HostStorageCache`";
-        let command = ["iscsiadm", "-m", "session", "--rescan"];
-        explanation.remedies.extend(remedy(Place::Client, words, command));
-    }
+    explanation.remedies.extend(rescans(&unread));
     explanation.well = steps.iter().all(|step| step.passed);
     explanation.blame(troubles.first().map(|trouble| trouble.kind));
     explanation.words = match (troubles.first(), maps.is_empty(), unread.len()) {
@@ -401,7 +397,19 @@ pub fn volume(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     Reply::json(&explanation)
 }
 
-/// The steps of initiators that do not know the new size of a volume.
+/// The commands with which these clients read the new size of a volume.
+fn rescans(clients: &[String]) -> impl Iterator<Item = RemedyView> {
+    let commands = [
+        (ISCSI, "Windows: `Update-HostStorageCache`", ["iscsiadm", "-m", "session", "--rescan"].as_slice()),
+        (NVME, "for each controller of theirs", ["nvme", "ns-rescan", "/dev/nvme0"].as_slice()),
+    ];
+    let is_theirs = |protocol: &str| clients.iter().any(|client| protocol_of(client) == protocol);
+    commands.into_iter().filter(move |(protocol, ..)| is_theirs(protocol)).filter_map(|(_, words, command)| {
+        remedy(Place::Client, format!("on the clients that have not asked; {words}"), command.iter().copied())
+    })
+}
+
+/// The steps of clients that do not know the new size of a volume.
 fn size_unread(initiators: &[String]) -> impl Iterator<Item = StepView> {
     let words = |initiator: &String| {
         StepView::failed(format!("{} has asked for the size since it changed, as it was told to", shown(initiator)))

@@ -254,6 +254,9 @@ codes! {
         BlockSizeEsxi "block-size-esxi" Warning
             "A volume with blocks of 4096 bytes is mapped for ESXi, which uses such blocks on local disks only.",
             "Use blocks of 512 bytes before the volume has data: partitions on it count in blocks.";
+        SizeUnread "size-unread" Warning
+            "A volume was resized, and clients that were told have not read its new size: they use the old one.",
+            "Have these clients scan again: `lunar explain volume` has the commands.";
         CommandsAborted "commands-aborted" Warning
             "Hosts aborted commands: they waited for longer than the hosts allow.",
             "Compare the latencies of the volumes; look for a slow disk or a network that loses packets.";

@@ -74,6 +74,7 @@ fn page(what: u8, first: u16, nsid: u32, cx: &Context<'_>) -> Result<Page, Statu
         // Inactive namespaces have a data structure of zeroes; namespaces outside the host's map, too.
         cns::NAMESPACE => {
             known(nsid, cx)?;
+            cx.controller().size_read(nsid);
             cx.queue.attached(nsid).map_or_else(Page::default, |found| identify::namespace(&found))
         }
         cns::ALLOCATED_NAMESPACE => {

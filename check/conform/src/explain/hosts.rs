@@ -8,6 +8,7 @@ use rustix::process::Signal;
 
 use super::*;
 use crate::chap::{LoginExchange, TRANSIT, status};
+use crate::nvme::{Conn, Connect, Entry, TRANSPORT};
 use crate::pdu::Connection;
 use crate::session::Data;
 
@@ -31,7 +32,7 @@ pub(super) fn configuration(folder: &str) -> String {
         group_text("lone", "*:lone", "luns = { 1 = \"memory\" }"),
         target_text("reuse", ""),
         group_text("reuse", "*:reuse", memory),
-        target_text("grow", ""),
+        target_text("grow", &format!("nqn = \"{NQN}grow\"")),
         group_text("grow", "*:grow?", "luns = { 0 = \"grow\" }"),
         target_text("twins", ""),
         group_text("twins", "*:twin*", memory),
@@ -49,7 +50,7 @@ pub(super) fn configuration(folder: &str) -> String {
     .concat()
 }
 
-pub(super) const CASES: [Case; 15] = [
+pub(super) const CASES: [Case; 17] = [
     ("a client that nobody has heard of", |daemon| {
         let client = format!("{IQN}nowhere");
         let text = daemon.lunar(&["explain", "login", &client, "--target", "vmfs"])?;
@@ -98,6 +99,8 @@ pub(super) const CASES: [Case; 15] = [
     }),
     ("a LUN that becomes another volume while a client is logged in", reused),
     ("a size that one of two clients does not ask for", resized),
+    ("a size that a host over NVMe/TCP has not read", resized_namespace),
+    ("parameters that make commands slow", negotiated),
     ("two machines with one initiator name", twins),
     ("blocks of 4096 bytes for ESXi", |daemon| daemon.found_and_mended("block-size-esxi", "volume large")),
     ("a client that is frozen", frozen),
@@ -189,6 +192,61 @@ fn reused(daemon: &Daemon) -> Result<()> {
     std::thread::sleep(SECONDS);
     let _session = Session::ready(daemon.front, &login, 0)?;
     ensure!(daemon.json(&explain)?["well"] == true, "{:#}", daemon.json(&explain)?);
+    Ok(())
+}
+
+fn resized_namespace(daemon: &Daemon) -> Result<()> {
+    let client = format!("{NQN}grow3");
+    let mut host = Host::open(daemon.nvme, &format!("{NQN}grow"), &client, Digests::default())?;
+    let mut identify = |page: u32, namespace: u32| {
+        let entry = Entry::new(6, host.admin.cid(), namespace).word(40, page).sgl(TRANSPORT, 4096);
+        anyhow::Ok(host.admin.call(&entry, &[])?.good()?.data)
+    };
+    let blocks = |page: &[u8]| page.first_chunk().copied().map_or(0, u64::from_le_bytes);
+    let before = blocks(&identify(0, 1)?);
+    daemon.lunar(&["volume", "set", "grow", "--size", "40M"])?;
+    let step = format!("{client} has asked for the size since it changed");
+    let expected = Expected { explain: &["volume", "grow"], code: "", words: &step, remedy: Remedy::Client };
+    // The active namespace list has no sizes.
+    identify(2, 0)?;
+    let commands = daemon.explained(&expected)?;
+    ensure!(commands == ["nvme ns-rescan /dev/nvme0"], "{commands:?}");
+    let status = daemon.json(&["status"])?;
+    ensure!(status["unread-sizes"]["grow"] == serde_json::json!([client]), "{status:#}");
+    let now = blocks(&identify(0, 1)?);
+    ensure!(before * 512 != 40 << 20 && now * 512 == 40 << 20, "{before} blocks, then {now}");
+    let json = daemon.json(&["explain", "volume", "grow"])?;
+    ensure!(json["well"] == true, "{json:#}");
+    ensure!(daemon.json(&["status"])?["unread-sizes"].is_null(), "the size is read");
+    Ok(())
+}
+
+fn negotiated(daemon: &Daemon) -> Result<()> {
+    let (client, target) = (format!("{IQN}grow4"), format!("{IQN}grow"));
+    let login = Login::to(&target, "grow4").key("ImmediateData", "No").key("InitialR2T", "Yes");
+    let _session = Session::ready(daemon.front, &login, 0)?;
+    for explain in [["explain", "slow", client.as_str(), ""], ["explain", "path", client.as_str(), "grow"]] {
+        let words: Vec<&str> = explain.into_iter().filter(|word| !word.is_empty()).collect();
+        let text = daemon.lunar(&words)?;
+        for part in ["ImmediateData No", "HeaderDigest None", "each write waits for an R2T before it sends data"] {
+            ensure!(text.contains(part), "no {part:?} in:\n{text}");
+        }
+    }
+    let json = daemon.json(&["explain", "slow", &client])?;
+    let first = json["remedies"][0]["command"].as_str().unwrap_or_default();
+    let update = format!("iscsiadm -m node -T {target} -o update -n node.session.iscsi.ImmediateData -v Yes");
+    ensure!(first == update, "{json:#}");
+    // One queue with two entries: one command at a time.
+    let (subsystem, host) = (format!("{NQN}grow"), format!("{NQN}grow5"));
+    let connect =
+        Connect { queue: 0, entries: 32, controller: 0xffff, keep_alive: 0, subsystem: &subsystem, host: &host };
+    let (_admin, controller) = Host::admin(daemon.nvme, &connect, Digests::default())?;
+    let mut io = Conn::ready(daemon.nvme, Digests::default())?;
+    Connect { queue: 1, entries: 2, controller, ..connect }.execute(&mut io)?.good()?;
+    let text = daemon.lunar(&["explain", "slow", &host])?;
+    for part in ["I/O queues 1, entries of a queue 2", "can have 1 command in progress at once", "--nr-io-queues=4"] {
+        ensure!(text.contains(part), "no {part:?} in:\n{text}");
+    }
     Ok(())
 }
 

@@ -20,6 +20,7 @@ const ABORTS_MIN: u64 = 10;
 pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     paths(facts, findings);
     esxi(facts, findings);
+    sizes(facts, findings);
     let silent = facts.statistics.as_ref().and_then(|all| all["keepalive_timeouts"].as_u64()).unwrap_or(0);
     if silent > 0 {
         let found = Finding::new(Code::SilentHosts, "hosts").shows("connections closed since the start", silent);
@@ -48,6 +49,15 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
                 .shows("resets", host.resets);
             findings.push(found.command("lunar top --once --view volumes"));
         }
+    }
+}
+
+fn sizes(facts: &Facts, findings: &mut Vec<Finding>) {
+    let unread = facts.status.as_ref().and_then(|status| status["unread-sizes"].as_object());
+    for (volume, clients) in unread.into_iter().flatten() {
+        let clients: Vec<&str> = clients.as_array().into_iter().flatten().filter_map(|name| name.as_str()).collect();
+        let found = Finding::new(Code::SizeUnread, format!("volume {volume}")).shows("clients", clients.join(" "));
+        findings.push(found.command(format!("lunar explain volume {}", quoted(volume))));
     }
 }
 

@@ -534,6 +534,10 @@ fn loaded(code: Code) -> (Vec<Change>, Vec<Change>) {
 
 fn provided(code: Code) -> (Vec<Change>, Vec<Change>) {
     match code {
+        Code::SizeUnread => (
+            vec![|f| f.status.as_mut().expect("given")["unread-sizes"] = json!({ "disk": ["iqn.a", "nqn.b"] })],
+            vec![|f| f.status.as_mut().expect("given")["unread-sizes"] = json!({})],
+        ),
         Code::IoUringDisabled => (
             vec![|f| f.machine.io_uring_disabled = 2, |f| f.machine.io_uring_disabled = 1],
             vec![|f| {
