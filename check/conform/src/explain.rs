@@ -116,7 +116,7 @@ impl Daemon {
         spec.daemon = Some(self.file());
         self.target = Some(Target::start_named(lab, &spec, &format!("{IQN}vmfs"))?);
         let end = Instant::now() + LIMIT;
-        while self.lunar(&["status"]).is_err() {
+        while self.lunar(&["status"]).is_err() || self.lunar(&["statistics"]).is_err() {
             ensure!(Instant::now() < end, "the API does not answer");
             std::thread::sleep(Duration::from_millis(50));
         }
