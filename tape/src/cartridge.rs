@@ -3,7 +3,8 @@
 //! A write at the end of data appends a record; a write before it cuts the log there first, as a write on a tape makes
 //! the data behind it unreadable. All records before the last successful [`Cartridge::synchronize`] survive a power
 //! cut; each record survives the end of the process as soon as the write returns. When a file is opened, the end of
-//! data is the first record that is torn. A record that is damaged although it was synchronized is no end: the
+//! data is the first record that is torn. The records behind the last synchronization are then written again and
+//! synchronized: if an earlier synchronization failed, the page cache has them, and the medium may not. A record that is damaged although it was synchronized is no end: the
 //! cartridge then refuses to append, so that the records behind it are not lost.
 
 mod error;
@@ -30,8 +31,9 @@ const BATCH_BYTES: usize = 1 << 20;
 const BATCH_RECORDS: usize = 4096;
 /// A block of fewer bytes is copied to a batch; a longer one is written from where it is.
 const COPIED_BYTES_MAX: usize = 64 << 10;
-/// Bytes of new records after which the index is saved, so that less of the log is read after a crash.
-const SAVE_BYTES: u64 = 1 << 30;
+/// Bytes of new records after which they are synchronized and the index is saved, so that less of the log is read and
+/// written again after a crash: a minute on a slow disk.
+const SAVE_BYTES: u64 = if cfg!(test) { 4 << 20 } else { 1 << 30 };
 /// The early warning is given before the end of the capacity: 1/32 of it, but at most this.
 const WARNING_BYTES_MAX: u64 = 5 << 30;
 /// Most filemarks of a call: 3 MiB of records.
@@ -117,6 +119,17 @@ pub struct Moved {
     pub stop: Option<Stop>,
 }
 
+/// Whether the file may be written.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Writes {
+    Allowed,
+    /// The file can only be read, or could not be repaired when it was opened. Nothing was written since.
+    Impossible,
+    /// A write or a synchronization failed: the kernel may have lost data, so the durable end of data is unknown until
+    /// the file is opened again.
+    Failed,
+}
+
 /// An open cartridge. Its file is locked.
 #[derive(Debug)]
 pub struct Cartridge {
@@ -129,9 +142,7 @@ pub struct Cartridge {
     end: Position,
     /// The record at the end was synchronized, and is damaged.
     is_damaged: bool,
-    /// A synchronization failed: the kernel may have lost data, so the state of the file is unknown until it is opened
-    /// again.
-    is_failed: bool,
+    writes: Writes,
     /// The end of data when the index was saved.
     saved_end: u64,
     /// Memory of records that are written or read.
@@ -166,20 +177,21 @@ impl Cartridge {
         LogFile::create(path, &header)
     }
 
-    /// Opens a cartridge: finds the end of data, and removes a torn record behind it. The position is the beginning.
+    /// Opens a cartridge: finds the end of data, removes a torn record behind it, and brings the records before it to
+    /// the medium. The position is the beginning. If the file can only be read, the cartridge is write-protected.
     ///
     /// # Errors
     /// If the file is no cartridge, is open elsewhere, or cannot be read.
     pub fn open(path: &Path) -> Result<Self, CartridgeError> {
         let (file, header) = LogFile::open(path)?;
         let mut cartridge = Self {
+            writes: if file.is_writable() { Writes::Allowed } else { Writes::Impossible },
             file,
             header,
             index: Index::default(),
             at: BEGINNING,
             end: BEGINNING,
             is_damaged: false,
-            is_failed: false,
             saved_end: FIRST_RECORD,
             scratch: Vec::new(),
         };
@@ -205,10 +217,10 @@ impl Cartridge {
         self.header.is_worm
     }
 
-    /// Whether the cartridge is write-protected.
+    /// Whether the cartridge is write-protected, or its file cannot be written.
     #[must_use]
     pub fn is_protected(&self) -> bool {
-        self.header.is_protected
+        self.header.is_protected || self.writes == Writes::Impossible
     }
 
     /// Bytes for all records.
@@ -253,17 +265,19 @@ impl Cartridge {
     /// # Errors
     /// If the file cannot be written.
     pub fn set_protected(&mut self, is_protected: bool) -> Result<(), CartridgeError> {
+        self.check_writable()?;
         self.header.is_protected = is_protected;
         self.write_header(true)
     }
 
-    /// Counts a load.
-    ///
-    /// # Errors
-    /// If the file cannot be written.
-    pub fn count_load(&mut self) -> Result<(), CartridgeError> {
-        self.header.loads = self.header.loads.saturating_add(1);
-        self.write_header(false)
+    /// Counts a load. If the file cannot be written, the cartridge is write-protected.
+    pub fn count_load(&mut self) {
+        if self.writes == Writes::Allowed {
+            self.header.loads = self.header.loads.saturating_add(1);
+            if self.write_header(false).is_err() {
+                self.writes = Writes::Impossible;
+            }
+        }
     }
 
     /// Writes blocks of `block` bytes at the position, and moves the position behind them. A remainder of `data` is a
@@ -284,6 +298,11 @@ impl Cartridge {
                 Written { blocks: written, stopped } => return Written { blocks: blocks + written, stopped },
             }
             rest = later;
+            if self.end.offset.saturating_sub(self.header.durable_end) >= SAVE_BYTES
+                && let Err(why) = self.synchronize()
+            {
+                return Written { blocks, stopped: Some(why) };
+            }
         }
         Written { blocks, stopped: None }
     }
@@ -321,8 +340,11 @@ impl Cartridge {
     /// # Errors
     /// If that failed. The cartridge accepts no more data until it is opened again.
     pub fn synchronize(&mut self) -> Result<(), CartridgeError> {
-        if self.is_failed {
-            return Err(CartridgeError::Failed);
+        match self.writes {
+            Writes::Allowed => {}
+            // Nothing was written.
+            Writes::Impossible => return Ok(()),
+            Writes::Failed => return Err(CartridgeError::Failed),
         }
         // The records behind a damaged one are durable, although they cannot be reached: the end that the header says
         // keeps them, and nothing was appended.
@@ -354,17 +376,23 @@ impl Cartridge {
     /// If the synchronization failed.
     pub fn close(mut self) -> Result<(), CartridgeError> {
         self.synchronize()?;
-        if self.saved_end != self.end.offset && !self.is_damaged {
+        if self.saved_end != self.end.offset && !self.is_damaged && self.writes == Writes::Allowed {
             self.save_index();
         }
         Ok(())
     }
 
+    fn check_writable(&self) -> Result<(), CartridgeError> {
+        match self.writes {
+            Writes::Allowed => Ok(()),
+            Writes::Impossible => Err(CartridgeError::Unwritable),
+            Writes::Failed => Err(CartridgeError::Failed),
+        }
+    }
+
     /// Checks whether a write is allowed here, and cuts the log at the position.
     fn begin_write(&mut self) -> Result<(), CartridgeError> {
-        if self.is_failed {
-            return Err(CartridgeError::Failed);
-        }
+        self.check_writable()?;
         if self.header.is_protected {
             return Err(CartridgeError::WriteProtected);
         }
@@ -498,7 +526,7 @@ impl Cartridge {
 
     /// Remembers that the state of the file is unknown.
     fn fail(&mut self, why: std::io::Error) -> CartridgeError {
-        self.is_failed = true;
+        self.writes = Writes::Failed;
         CartridgeError::Io(why)
     }
 }

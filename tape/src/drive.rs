@@ -87,11 +87,10 @@ impl Drive {
             Ok(cartridge) if !self.facts.generation.accepts(cartridge.generation()) => {
                 Medium::Unusable(Asc::INCOMPATIBLE_MEDIUM_INSTALLED)
             }
-            // A load that cannot be counted means that the file cannot be written.
-            Ok(mut cartridge) => match cartridge.count_load() {
-                Ok(()) => Medium::Loaded(Box::new(cartridge)),
-                Err(_) => Medium::Unusable(Asc::CANNOT_READ_MEDIUM_UNKNOWN_FORMAT),
-            },
+            Ok(mut cartridge) => {
+                cartridge.count_load();
+                Medium::Loaded(Box::new(cartridge))
+            }
             Err(_) => Medium::Unusable(Asc::CANNOT_READ_MEDIUM_UNKNOWN_FORMAT),
         };
         self.counters = Counters::default();
@@ -201,7 +200,9 @@ fn write_error(why: &CartridgeError) -> Sense {
         CartridgeError::Full | CartridgeError::NoSpace(_) => {
             Sense { eom: true, ..Sense::new(Key::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED) }
         }
-        CartridgeError::WriteProtected => Sense::new(Key::DATA_PROTECT, Asc::WRITE_PROTECTED),
+        CartridgeError::WriteProtected | CartridgeError::Unwritable => {
+            Sense::new(Key::DATA_PROTECT, Asc::WRITE_PROTECTED)
+        }
         CartridgeError::Worm => Sense::new(Key::DATA_PROTECT, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED),
         CartridgeError::Damaged(_) => Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_APPEND_ERROR),
         _ => Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_ERROR),

@@ -26,6 +26,8 @@ pub enum CartridgeError {
     Full,
     /// The cartridge is write-protected.
     WriteProtected,
+    /// The file can only be read, or could not be repaired when it was opened.
+    Unwritable,
     /// A write would change data of a WORM cartridge.
     Worm,
     /// An earlier write or synchronization failed.
@@ -61,6 +63,9 @@ impl fmt::Display for CartridgeError {
             Self::Damaged(object) => write!(f, "object {object} of the cartridge is damaged"),
             Self::Full => f.write_str("the cartridge is full"),
             Self::WriteProtected => f.write_str("the cartridge is write-protected"),
+            Self::Unwritable => f.write_str(
+                "the file of the cartridge cannot be written: see its permissions, its file system and its disk",
+            ),
             Self::Worm => f.write_str("data of a WORM cartridge cannot be overwritten"),
             Self::Failed => f.write_str("an earlier write to the cartridge failed: unload it and load it again"),
         }

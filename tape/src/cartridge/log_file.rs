@@ -1,5 +1,8 @@
 //! The file of a cartridge: reads through a window, writes, the two copies of the header, and the file of the index.
 
+#[cfg(test)]
+pub(crate) mod disk;
+
 use super::CartridgeError;
 use super::format::{FIRST_RECORD, HEADER_BYTES, HEADERS, Header};
 use super::index::{FILE_BYTES_MAX, Saved};
@@ -17,11 +20,33 @@ pub(super) fn random() -> u64 {
     RandomState::new().build_hasher().finish()
 }
 
+/// Opens the file: for reading only, and returns `false`, if it cannot be written.
+fn open(path: &Path) -> io::Result<(File, bool)> {
+    #[cfg(test)]
+    if disk::is_read_only() {
+        return Ok((File::open(path)?, false));
+    }
+    match OpenOptions::new().read(true).write(true).open(path) {
+        Ok(file) => Ok((file, true)),
+        Err(why) if matches!(why.kind(), ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem) => {
+            Ok((File::open(path)?, false))
+        }
+        Err(why) => Err(why),
+    }
+}
+
+fn put(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    #[cfg(test)]
+    disk::write(offset, bytes)?;
+    file.write_all_at(bytes, offset)
+}
+
 /// The file of a cartridge.
 #[derive(Debug)]
 pub(super) struct LogFile {
     file: File,
     path: PathBuf,
+    is_writable: bool,
     /// Bytes of the file.
     len: u64,
     /// Bytes of the file from `window_at` on, as they were read.
@@ -43,8 +68,9 @@ impl LogFile {
     }
 
     pub(super) fn open(path: &Path) -> Result<(Self, Header), CartridgeError> {
-        let file = OpenOptions::new().read(true).write(true).open(path)?;
-        match file.try_lock() {
+        let (file, is_writable) = open(path)?;
+        // Some file systems lock a file that is open for reading only against writers alone.
+        match if is_writable { file.try_lock() } else { file.try_lock_shared() } {
             Ok(()) => {}
             Err(TryLockError::WouldBlock) => return Err(CartridgeError::InUse),
             Err(TryLockError::Error(why)) => return Err(why.into()),
@@ -65,7 +91,13 @@ impl LogFile {
             }
         }
         let header = newest.ok_or(CartridgeError::NotACartridge)?;
-        Ok((Self { file, path: path.to_owned(), len, window: Vec::new(), window_at: 0, ahead: WINDOW_BYTES }, header))
+        let (path, window) = (path.to_owned(), Vec::new());
+        Ok((Self { file, path, is_writable, len, window, window_at: 0, ahead: WINDOW_BYTES }, header))
+    }
+
+    /// Whether the file is open for writing.
+    pub(super) fn is_writable(&self) -> bool {
+        self.is_writable
     }
 
     /// Bytes of the file.
@@ -109,7 +141,7 @@ impl LogFile {
     /// Writes `bytes` at `offset`.
     pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
         self.window.clear();
-        self.file.write_all_at(bytes, offset)?;
+        put(&self.file, offset, bytes)?;
         self.len = self.len.max(offset + bytes.len() as u64);
         Ok(())
     }
@@ -118,19 +150,23 @@ impl LogFile {
     pub(super) fn truncate(&mut self, offset: u64) -> io::Result<()> {
         self.window.clear();
         self.file.set_len(offset)?;
+        #[cfg(test)]
+        disk::truncate(offset);
         self.len = offset;
         Ok(())
     }
 
     /// Brings the data of the file to the medium.
     pub(super) fn synchronize(&self) -> io::Result<()> {
+        #[cfg(test)]
+        disk::synchronize()?;
         self.file.sync_data()
     }
 
     /// Writes the copy of the header that is the older one.
     pub(super) fn write_header(&self, header: &Header) -> io::Result<()> {
         let at = HEADERS[usize::from(header.sequence.is_multiple_of(2))];
-        self.file.write_all_at(&header.emit(), at)
+        put(&self.file, at, &header.emit())
     }
 
     fn index_path(&self) -> PathBuf {

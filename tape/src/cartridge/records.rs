@@ -2,10 +2,31 @@
 
 use super::format::{FIRST_RECORD, Kind, RECORD_BYTES, Record};
 use super::index::Saved;
-use super::{BEGINNING, BLOCK_BYTES_MAX, Cartridge, CartridgeError, Found, Moved, Position, Stop};
+use super::log_file::LogFile;
+use super::{BATCH_BYTES, BEGINNING, BLOCK_BYTES_MAX, Cartridge, CartridgeError, Found, Moved, Position, Stop, Writes};
+use std::io;
+
+/// Records that are in the page cache, and may not be on the medium: after a failed synchronization, the kernel reports
+/// no second failure for them.
+#[derive(Default)]
+struct Unsure {
+    /// Offset of the first one.
+    at: u64,
+    /// They, as they were read.
+    bytes: Vec<u8>,
+}
+
+impl Unsure {
+    /// Writes them again, so that the next synchronization covers them.
+    fn write(&mut self, file: &mut LogFile) -> io::Result<()> {
+        file.write(self.at, &self.bytes)?;
+        self.bytes.clear();
+        Ok(())
+    }
+}
 
 impl Cartridge {
-    /// Finds the end of data, and removes the rest of a torn write.
+    /// Finds the end of data, removes the rest of a torn write, and synchronizes the records that were not yet.
     pub(super) fn recover(&mut self) -> Result<(), CartridgeError> {
         let saved = self.file.saved_index();
         let mut cuts = 0;
@@ -19,11 +40,23 @@ impl Cartridge {
             cuts = saved.cuts;
         }
         let sound = self.header.durable_end.max(self.end.offset);
+        let mut unsure = Unsure::default();
+        let mut written = Ok(());
         while let Some(record) = self.header_at(self.end)? {
             // The data of a record that was not synchronized may be torn although its header is not.
-            let is_whole = self.end.offset < sound || self.has_data(self.end, &record)?;
-            if record.cuts < cuts || !is_whole {
+            let is_synchronized = self.end.offset < sound;
+            if record.cuts < cuts || !(is_synchronized || self.has_data(self.end, &record)?) {
                 break;
+            }
+            if !is_synchronized && self.writes == Writes::Allowed && written.is_ok() {
+                if unsure.bytes.is_empty() {
+                    unsure.at = self.end.offset;
+                }
+                unsure.bytes.extend(record.emit(self.header.id));
+                unsure.bytes.extend(&self.scratch[..record.stored as usize]);
+                if unsure.bytes.len() >= BATCH_BYTES {
+                    written = unsure.write(&mut self.file);
+                }
             }
             cuts = record.cuts;
             self.index.note(self.end);
@@ -31,15 +64,29 @@ impl Cartridge {
         }
         if self.end.offset < sound {
             self.is_damaged = true;
-        } else if self.end.offset < self.file.len() {
-            self.at = self.end;
-            self.header.cuts += 1;
-            self.write_header(true)?;
-            self.file.truncate(self.end.offset)?;
-            self.sync_file()?;
-            self.at = BEGINNING;
+            return Ok(());
+        }
+        let is_torn = self.end.offset < self.file.len();
+        if self.writes == Writes::Allowed && (is_torn || self.end.offset > sound) {
+            let written = written.and_then(|()| unsure.write(&mut self.file));
+            if written.map_err(CartridgeError::Io).and_then(|()| self.repair(is_torn)).is_err() {
+                // It can be read, but nothing that follows would be safe.
+                self.writes = Writes::Impossible;
+            }
         }
         Ok(())
+    }
+
+    /// Brings the end of data to the medium: the records before it were written again.
+    fn repair(&mut self, is_torn: bool) -> Result<(), CartridgeError> {
+        self.header.cuts += u64::from(is_torn);
+        self.write_header(true)?;
+        if is_torn {
+            self.file.truncate(self.end.offset)?;
+            self.sync_file()?;
+        }
+        self.header.durable_end = self.end.offset;
+        self.write_header(false)
     }
 
     /// The header of the record at a position; `None` if there is no valid one.

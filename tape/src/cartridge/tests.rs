@@ -1,3 +1,4 @@
+use super::log_file::disk;
 use super::*;
 use crate::test_folder::TestFolder;
 use proptest::prelude::*;
@@ -285,10 +286,115 @@ fn a_failed_synchronization_ends_all_writes() {
     let fixture = Fixture::new();
     let mut cartridge = fixture.open();
     put(&mut cartridge, b"one");
-    cartridge.is_failed = true;
+    disk::begin(&fixture.path());
+    disk::fail(true);
+    assert!(matches!(cartridge.synchronize(), Err(CartridgeError::Io(_))));
+    disk::fail(false);
     assert!(matches!(cartridge.synchronize(), Err(CartridgeError::Failed)));
     assert!(matches!(cartridge.write_blocks(b"x", 1, false).stopped, Some(CartridgeError::Failed)));
     assert!(matches!(cartridge.write_filemarks(1), Err(CartridgeError::Failed)));
+    assert!(matches!(cartridge.set_protected(true), Err(CartridgeError::Failed)));
+    assert_eq!(content(&mut cartridge), [Some(b"one".to_vec())]);
+}
+
+#[test]
+fn data_that_a_failed_synchronization_lost_is_on_the_medium_after_the_next_load() {
+    for is_torn in [false, true] {
+        let fixture = Fixture::new();
+        disk::begin(&fixture.path());
+        let mut cartridge = fixture.open();
+        put(&mut cartridge, b"durable");
+        cartridge.synchronize().unwrap();
+        put(&mut cartridge, b"lost");
+        put(&mut cartridge, &vec![7; BATCH_BYTES]);
+        put(&mut cartridge, b"lost, too");
+        disk::fail(true);
+        assert!(cartridge.synchronize().is_err());
+        disk::fail(false);
+        drop(cartridge);
+        if is_torn {
+            let file = OpenOptions::new().write(true).open(fixture.path()).unwrap();
+            file.write_all_at(b"rest of a record", fixture.length()).unwrap();
+        }
+        // The page cache has the data, and the kernel reports no failure for it any more.
+        let mut cartridge = fixture.open();
+        cartridge.space_to_end().unwrap();
+        put(&mut cartridge, b"new");
+        cartridge.synchronize().unwrap();
+        drop(cartridge);
+        disk::cut_power(&fixture.path());
+        let long = vec![7; BATCH_BYTES];
+        let all: [&[u8]; 5] = [b"durable", b"lost", &long, b"lost, too", b"new"];
+        let mut cartridge = fixture.open();
+        let mut buffer = vec![0; BATCH_BYTES];
+        for block in all {
+            assert_eq!(cartridge.read(&mut buffer).unwrap(), Found::Block(block.len()), "{is_torn}");
+            assert_eq!(&buffer[..block.len()], block);
+        }
+        assert_eq!(cartridge.read(&mut buffer).unwrap(), Found::EndOfData);
+    }
+}
+
+#[test]
+fn a_cartridge_whose_durable_end_stays_unknown_is_write_protected_and_read() {
+    let fixture = Fixture::new();
+    let mut cartridge = fixture.open();
+    put(&mut cartridge, b"one");
+    drop(cartridge);
+    disk::begin(&fixture.path());
+    disk::fail(true);
+    let mut cartridge = fixture.open();
+    cartridge.count_load();
+    assert!(cartridge.is_protected());
+    assert_eq!(content(&mut cartridge), [Some(b"one".to_vec())]);
+    assert!(matches!(cartridge.write_filemarks(1), Err(CartridgeError::Unwritable)));
+    disk::fail(false);
+    cartridge.close().unwrap();
+    let mut cartridge = fixture.open();
+    assert!(!cartridge.is_protected());
+    put(&mut cartridge, b"two");
+}
+
+#[test]
+fn a_cartridge_whose_file_can_only_be_read_is_write_protected() {
+    let fixture = Fixture::new();
+    let mut cartridge = fixture.open();
+    put(&mut cartridge, b"one");
+    put(&mut cartridge, b"torn");
+    drop(cartridge);
+    let torn = fixture.length() - 1;
+    OpenOptions::new().write(true).open(fixture.path()).unwrap().set_len(torn).unwrap();
+    disk::begin(&fixture.path());
+    disk::make_read_only();
+    let mut cartridge = fixture.open();
+    cartridge.count_load();
+    assert!(cartridge.is_protected());
+    assert_eq!(content(&mut cartridge), [Some(b"one".to_vec())]);
+    assert!(matches!(cartridge.write_blocks(b"x", 1, false).stopped, Some(CartridgeError::Unwritable)));
+    assert!(matches!(cartridge.erase(), Err(CartridgeError::Unwritable)));
+    assert!(matches!(cartridge.set_protected(false), Err(CartridgeError::Unwritable)));
+    cartridge.synchronize().unwrap();
+    cartridge.close().unwrap();
+    assert_eq!((fixture.length(), fixture.path().with_extension("index").exists()), (torn, false));
+}
+
+#[test]
+fn a_long_write_is_synchronized_in_between() {
+    let fixture = Fixture::new();
+    let mut cartridge = fixture.open();
+    disk::begin(&fixture.path());
+    let data = vec![1; 5 << 20];
+    let written = cartridge.write_blocks(&data, 1 << 20, false);
+    assert_eq!((written.blocks, written.stopped.is_none()), (5, true));
+    drop(cartridge);
+    disk::cut_power(&fixture.path());
+    assert_eq!(fixture.open().end().object, 4);
+    let mut cartridge = fixture.open();
+    cartridge.space_to_end().unwrap();
+    disk::begin(&fixture.path());
+    disk::fail(true);
+    let written = cartridge.write_blocks(&data, 1 << 20, false);
+    assert!(matches!(written.stopped, Some(CartridgeError::Io(_))));
 }
 
 #[test]
