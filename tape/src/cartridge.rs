@@ -17,6 +17,8 @@ mod tests;
 
 pub use error::CartridgeError;
 pub use format::{BARCODE_CHARACTERS_MAX, BLOCK_BYTES_MAX, is_barcode};
+#[cfg(test)]
+pub(crate) use log_file::disk;
 
 use crate::generation::Generation;
 use format::{FIRST_RECORD, Header, Kind, RECORD_BYTES, Record};

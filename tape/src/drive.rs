@@ -166,6 +166,14 @@ impl Drive {
         }
     }
 
+    /// The loaded cartridge before a movement: what was written is on the medium (SSC-3, buffered mode). A
+    /// movement that succeeds says that.
+    fn settled(&mut self) -> Result<&mut Cartridge, Sense> {
+        let cartridge = self.loaded()?;
+        cartridge.synchronize().map_err(|why| write_error(&why))?;
+        Ok(cartridge)
+    }
+
     /// The cartridge, loaded or not.
     fn cartridge(&self) -> Option<&Cartridge> {
         match &self.medium {

@@ -1,4 +1,3 @@
-use super::log_file::disk;
 use super::*;
 use crate::test_folder::TestFolder;
 use proptest::prelude::*;

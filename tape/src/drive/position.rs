@@ -1,16 +1,13 @@
 //! REWIND, SPACE, LOCATE and READ POSITION (SSC-3 7).
 
 use super::read_write::{end_of_data, filemark};
-use super::{Drive, read_error, write_error};
+use super::{Drive, read_error};
 use crate::cartridge::{CartridgeError, Moved, Stop};
 use crate::scsi::{Answer, Asc, Cdb, Key, Sense, put};
 
 impl Drive {
     pub(super) fn rewind(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
-        let cartridge = self.loaded()?;
-        // The drive must not report a success while buffered data cannot reach the medium.
-        cartridge.synchronize().map_err(|why| write_error(&why))?;
-        cartridge.rewind();
+        self.settled()?.rewind();
         Ok(0)
     }
 
@@ -26,12 +23,14 @@ impl Drive {
     }
 
     fn space(&mut self, code: u8, count: i64) -> Answer {
-        let cartridge = self.loaded()?;
+        if !matches!(code, 0 | 1 | 3) {
+            return Err(Sense::cdb(1).into());
+        }
+        let cartridge = self.settled()?;
         let moved: Result<Moved, CartridgeError> = match code {
             0 => cartridge.space_blocks(count),
             1 => cartridge.space_filemarks(count),
-            3 => cartridge.space_to_end().map(|()| Moved { count: count.unsigned_abs(), stop: None }),
-            _ => return Err(Sense::cdb(1).into()),
+            _ => cartridge.space_to_end().map(|()| Moved { count: count.unsigned_abs(), stop: None }),
         };
         let moved = moved.map_err(|why| read_error(&why))?;
         let rest = i64::try_from(count.unsigned_abs() - moved.count).unwrap_or(i64::MAX);
@@ -60,10 +59,10 @@ impl Drive {
             return Err(Sense::cdb(3).into());
         }
         let destination = cdb.number(4, 8);
-        let cartridge = self.loaded()?;
         match cdb.byte(1) >> 3 & 0x07 {
             0 => self.locate(destination),
             1 => {
+                let cartridge = self.settled()?;
                 cartridge.rewind();
                 let moved = cartridge.space_filemarks(i64::try_from(destination).unwrap_or(i64::MAX));
                 match moved.map_err(|why| read_error(&why))?.stop {
@@ -72,7 +71,7 @@ impl Drive {
                 }
             }
             3 => {
-                cartridge.space_to_end().map_err(|why| read_error(&why))?;
+                self.settled()?.space_to_end().map_err(|why| read_error(&why))?;
                 Ok(0)
             }
             _ => Err(Sense::cdb(1).into()),
@@ -80,7 +79,7 @@ impl Drive {
     }
 
     fn locate(&mut self, object: u64) -> Answer {
-        match self.loaded()?.locate(object).map_err(|why| read_error(&why))? {
+        match self.settled()?.locate(object).map_err(|why| read_error(&why))? {
             true => Ok(0),
             false => Err(end_of_data().into()),
         }

@@ -57,11 +57,10 @@ impl Drive {
             return Err(Sense::cdb(3));
         }
         let object = cdb.number(4, 8);
-        let cartridge = self.loaded()?;
-        if cartridge.position().object == object {
+        if self.loaded()?.position().object == object {
             return Ok(());
         }
-        match cartridge.locate(object) {
+        match self.settled()?.locate(object) {
             Ok(true) => Ok(()),
             Ok(false) => Err(Sense::new(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED)),
             Err(why) => Err(read_error(&why)),
@@ -196,7 +195,7 @@ impl Drive {
     }
 
     fn erase(&mut self) -> Answer {
-        self.loaded()?.erase().map_err(|why| write_error(&why))?;
+        self.settled()?.erase().map_err(|why| write_error(&why))?;
         Ok(0)
     }
 }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge};
+use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge, disk};
 use crate::scsi::{CHECK_CONDITION, GOOD};
 use crate::test_folder::TestFolder;
 use std::path::PathBuf;
@@ -589,6 +589,49 @@ fn unknown_commands_reserved_bits_and_short_cdbs_are_refused() {
                 assert_eq!(parse(&reply.sense).asc, Asc::INVALID_FIELD_IN_CDB, "{}, byte {at}", row.name);
                 assert_eq!(reply.sense[17], at as u8, "{}", row.name);
             }
+        }
+    }
+}
+
+#[test]
+fn a_movement_brings_buffered_data_to_the_medium() {
+    let space = |code, count: i8| vec![0x11, code, count as u8, count as u8, count as u8, 0];
+    let with = |code: u8, first: u8, object: u8| {
+        let mut cdb = vec![code, first, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        cdb[11] = object;
+        cdb
+    };
+    let movements: [(&str, Vec<u8>); 12] = [
+        ("REWIND", vec![1, 0, 0, 0, 0, 0]),
+        ("SPACE of blocks", space(0, -1)),
+        ("SPACE of filemarks", space(1, -1)),
+        ("SPACE to the end of data", space(3, 0)),
+        ("SPACE(16)", with(0x91, 3, 0)),
+        ("LOCATE(10)", vec![0x2b, 0, 0, 0, 0, 0, 1, 0, 0, 0]),
+        ("LOCATE(16) of an object", with(0x92, 0, 1)),
+        ("LOCATE(16) of a file", with(0x92, 1 << 3, 1)),
+        ("LOCATE(16) to the end of data", with(0x92, 3 << 3, 0)),
+        ("READ(16) of another object", with(0x88, 0, 1)),
+        ("LOAD UNLOAD, unload", vec![0x1b, 0, 0, 0, 0, 0]),
+        ("LOAD UNLOAD, load", vec![0x1b, 0, 0, 0, 1, 0]),
+    ];
+    for (name, cdb) in movements {
+        for is_failing in [false, true] {
+            let mut bench = Bench::loaded();
+            disk::begin(&bench.path());
+            bench.put(&[0x10, 1, 0, 0, 1, 0], &[]);
+            bench.write(b"data");
+            disk::fail(is_failing);
+            let reply = bench.run(&cdb, &[]);
+            if is_failing {
+                let sense = parse(&reply.sense);
+                assert_eq!((sense.key, sense.asc), (Key::MEDIUM_ERROR, Asc::WRITE_ERROR), "{name}");
+                disk::fail(false);
+            }
+            bench.drive.medium = Medium::Empty;
+            disk::cut_power(&bench.path());
+            let objects = if is_failing { 0 } else { 2 };
+            assert_eq!(Cartridge::open(&bench.path()).unwrap().end().object, objects, "{name}");
         }
     }
 }
