@@ -225,6 +225,12 @@ impl Cartridge {
         self.header.is_protected || self.writes == Writes::Impossible
     }
 
+    /// Whether the file can be written.
+    #[must_use]
+    pub fn is_writable(&self) -> bool {
+        self.writes != Writes::Impossible
+    }
+
     /// Bytes for all records.
     #[must_use]
     pub fn capacity(&self) -> u64 {

@@ -13,12 +13,13 @@ mod tests;
 pub use elements::{DRIVES_MAX, Kind, Layout, PORTS_MAX, SLOTS_MAX};
 pub use inventory::InventoryError;
 
-use crate::cartridge::{Cartridge, is_barcode};
-use crate::drive::Drive;
+use crate::cartridge::{Cartridge, CartridgeError, is_barcode};
+use crate::drive::SharedDrive;
 use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Key, Page, Reply, Row, Sense};
 use inventory::{Inventory, Occupant};
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 /// PERIPHERAL DEVICE TYPE of medium changers.
 pub const DEVICE_TYPE: u8 = 0x08;
@@ -27,8 +28,8 @@ const SMC_3: u16 = 0x0480;
 /// PRODUCT IDENTIFICATION.
 const PRODUCT: &str = "VIRTUAL LIBRARY";
 
-/// A drive that the changer and the logical unit of the drive use.
-pub type SharedDrive = Arc<Mutex<Drive>>;
+/// Most nexuses with a search for volume tags: more than there are hosts of a library.
+const SEARCHES_MAX: usize = 1024;
 
 /// A refusal of the operator's request.
 #[derive(Debug)]
@@ -79,19 +80,44 @@ pub struct Changer {
     /// The folder of the files of the cartridges.
     cartridges: PathBuf,
     inventory: Inventory,
-    drives: Vec<SharedDrive>,
+    drives: Vec<Arc<SharedDrive>>,
     common: Common,
     is_prevented: bool,
-    /// The template of SEND VOLUME TAG, until REQUEST VOLUME ELEMENT ADDRESS asks for the elements.
-    search: Option<Vec<u8>>,
+    /// The templates of SEND VOLUME TAG of each nexus, until REQUEST VOLUME ELEMENT ADDRESS asks for the elements.
+    searches: BTreeMap<u64, Vec<u8>>,
+    /// The nexus of the command that is executed.
+    nexus: u64,
 }
 
-fn lock(drive: &SharedDrive) -> MutexGuard<'_, Drive> {
-    drive.lock().unwrap_or_else(PoisonError::into_inner)
+/// A cartridge that was in a drive when the process before this one ended.
+#[derive(Debug)]
+pub struct Load {
+    drive: Arc<SharedDrive>,
+    path: PathBuf,
+}
+
+impl Load {
+    /// Opens the cartridge, which may take as long as the disk needs for the data that was not synchronized.
+    pub fn run(&self) {
+        load(&self.drive, &self.path);
+    }
+}
+
+fn load(drive: &SharedDrive, path: &Path) {
+    let cartridge = Cartridge::open(path);
+    let trouble = match &cartridge {
+        Ok(cartridge) if cartridge.is_writable() => None,
+        Ok(_) => Some(&CartridgeError::Unwritable),
+        Err(why) => Some(why),
+    };
+    if let Some(why) = trouble {
+        eprintln!("lunar-tape: {}: {why}", path.display());
+    }
+    drive.lock().insert(cartridge);
 }
 
 impl Changer {
-    /// A changer of the library in `folder`. Cartridges that were in a drive are loaded again.
+    /// A changer of the library in `folder`. [`Changer::begin_loads`] loads the cartridges in drives.
     ///
     /// # Errors
     /// If the inventory cannot be read, or contradicts the number of elements.
@@ -100,11 +126,11 @@ impl Changer {
         serial: &str,
         slots: u16,
         ports: u16,
-        drives: Vec<SharedDrive>,
+        drives: Vec<Arc<SharedDrive>>,
     ) -> Result<Self, InventoryError> {
         let layout = Layout { drives: u16::try_from(drives.len()).unwrap_or(DRIVES_MAX), slots, ports };
         let inventory = Inventory::load(&folder.join("inventory.toml"), &layout)?;
-        let changer = Self {
+        Ok(Self {
             serial: serial.to_owned(),
             layout,
             cartridges: folder.join("cartridges"),
@@ -112,25 +138,38 @@ impl Changer {
             drives,
             common: Common::default(),
             is_prevented: false,
-            search: None,
-        };
-        for (address, drive) in layout.addresses(Kind::Drive).zip(&changer.drives) {
-            if let Some(occupant) = changer.inventory.at(address) {
-                lock(drive).insert(Cartridge::open(&changer.file_of(&occupant.barcode)));
-            }
-        }
-        Ok(changer)
+            searches: BTreeMap::new(),
+            nexus: 0,
+        })
     }
 
-    /// Executes a command.
-    pub fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+    /// The cartridges that were in drives, which become ready when they are loaded.
+    #[must_use]
+    pub fn begin_loads(&self) -> Vec<Load> {
+        let drives = self.layout.addresses(Kind::Drive).zip(&self.drives);
+        let loads = drives.filter_map(|(address, drive)| {
+            let path = self.file_of(&self.inventory.at(address)?.barcode);
+            drive.lock().begin_load();
+            Some(Load { drive: drive.clone(), path })
+        });
+        loads.collect()
+    }
+
+    /// Executes a command of a nexus.
+    pub fn execute(&mut self, nexus: u64, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
+        self.nexus = nexus;
         scsi::execute(self, cdb, data_out, data_in)
     }
 
     /// LOGICAL UNIT RESET.
     pub fn reset(&mut self) {
         self.is_prevented = false;
-        self.search = None;
+        self.searches.clear();
+    }
+
+    /// A nexus has ended.
+    pub fn detach(&mut self, nexus: u64) {
+        self.searches.remove(&nexus);
     }
 
     /// The file of a cartridge.
@@ -223,7 +262,7 @@ impl Changer {
 
     fn drive(&self, element: u16) -> Option<&SharedDrive> {
         match self.layout.element(element)? {
-            (Kind::Drive, number) => self.drives.get(usize::from(number)),
+            (Kind::Drive, number) => self.drives.get(usize::from(number)).map(Arc::as_ref),
             _ => None,
         }
     }
@@ -231,7 +270,7 @@ impl Changer {
     /// Puts the cartridge of a drive element into the drive.
     fn load(&self, element: u16) {
         if let (Some(drive), Some(occupant)) = (self.drive(element), self.inventory.at(element)) {
-            lock(drive).insert(Cartridge::open(&self.file_of(&occupant.barcode)));
+            load(drive, &self.file_of(&occupant.barcode));
         }
     }
 
@@ -239,7 +278,7 @@ impl Changer {
     fn transfer(&mut self, moves: &[(u16, u16)]) -> Result<(), Sense> {
         for (done, (from, _)) in moves.iter().enumerate() {
             let Some(drive) = self.drive(*from) else { continue };
-            let removed = lock(drive).remove();
+            let removed = drive.lock().remove();
             if let Err(why) = removed {
                 moves[..done].iter().for_each(|(from, _)| self.load(*from));
                 return Err(why);

@@ -7,10 +7,13 @@ mod log;
 mod mode;
 mod position;
 mod read_write;
+mod shared;
 mod state;
 mod table;
 #[cfg(test)]
 mod tests;
+
+pub use shared::{LockedDrive, SharedDrive};
 
 use crate::cartridge::{BLOCK_BYTES_MAX, Cartridge, CartridgeError};
 use crate::generation::Generation;
@@ -28,6 +31,8 @@ enum Medium {
     /// None.
     #[default]
     Empty,
+    /// A cartridge that is being opened.
+    Loading,
     /// A cartridge that is not loaded: it can be moved, or loaded by LOAD UNLOAD.
     Unloaded(Box<Cartridge>),
     /// A loaded cartridge.
@@ -81,6 +86,11 @@ impl Drive {
         self.common.descriptor_sense = false;
     }
 
+    /// A cartridge is being opened, and will be inserted.
+    pub fn begin_load(&mut self) {
+        self.medium = Medium::Loading;
+    }
+
     /// The changer puts a cartridge in: it is loaded.
     pub fn insert(&mut self, cartridge: Result<Cartridge, CartridgeError>) {
         self.medium = match cartridge {
@@ -120,6 +130,10 @@ impl Drive {
         }
         match std::mem::take(&mut self.medium) {
             Medium::Empty | Medium::Unusable(_) => {}
+            Medium::Loading => {
+                self.medium = Medium::Loading;
+                return Err(not_ready(&self.medium));
+            }
             Medium::Loaded(cartridge) | Medium::Unloaded(cartridge) => {
                 if cartridge.close().is_err() {
                     self.medium = Medium::Unusable(Asc::WRITE_ERROR);
@@ -136,7 +150,7 @@ impl Drive {
     /// If that failed.
     pub fn shut_down(&mut self) -> Result<(), CartridgeError> {
         match std::mem::take(&mut self.medium) {
-            Medium::Empty | Medium::Unusable(_) => Ok(()),
+            Medium::Empty | Medium::Loading | Medium::Unusable(_) => Ok(()),
             Medium::Loaded(cartridge) | Medium::Unloaded(cartridge) => cartridge.close(),
         }
     }
@@ -178,7 +192,7 @@ impl Drive {
     fn cartridge(&self) -> Option<&Cartridge> {
         match &self.medium {
             Medium::Loaded(cartridge) | Medium::Unloaded(cartridge) => Some(cartridge),
-            Medium::Empty | Medium::Unusable(_) => None,
+            Medium::Empty | Medium::Loading | Medium::Unusable(_) => None,
         }
     }
 }
@@ -186,6 +200,7 @@ impl Drive {
 fn not_ready(medium: &Medium) -> Sense {
     let asc = match medium {
         Medium::Empty => Asc::MEDIUM_NOT_PRESENT,
+        Medium::Loading => Asc::BECOMING_READY,
         Medium::Unloaded(_) | Medium::Loaded(_) => Asc::INITIALIZING_COMMAND_REQUIRED,
         Medium::Unusable(asc) => *asc,
     };
@@ -262,7 +277,7 @@ impl Drive {
             }
             other => {
                 self.medium = other;
-                if load {
+                if load || matches!(self.medium, Medium::Loading) {
                     return Err(not_ready(&self.medium).into());
                 }
             }

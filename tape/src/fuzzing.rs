@@ -2,11 +2,10 @@
 
 use crate::cartridge::{CAPACITY_BYTES_MIN, Cartridge, NewCartridge};
 use crate::changer::Changer;
-use crate::drive::{Drive, DriveFacts};
+use crate::drive::{DriveFacts, SharedDrive};
 use crate::generation::Generation;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of memory for Data-In, and most of Data-Out.
 const DATA_BYTES: usize = 4096;
@@ -27,10 +26,6 @@ fn create(path: &Path) {
     Cartridge::create(path, &new).expect("the folder of the test is writable");
 }
 
-fn new_drive() -> Drive {
-    Drive::new(DriveFacts { serial: "FUZZ".into(), generation: Generation::Lto8, compression: false })
-}
-
 /// Executes commands: a byte with the unit and the length of the CDB, a byte with the length of the data, the CDB, the
 /// data, and so on.
 ///
@@ -41,21 +36,22 @@ pub fn commands(mut bytes: &[u8]) {
     fs::create_dir_all(folder.join("cartridges")).expect("a folder of the test");
     let _ = fs::remove_file(folder.join("inventory.toml"));
     create(&folder.join("cartridges/A.tape"));
-    let drive = Arc::new(Mutex::new(new_drive()));
+    let facts = DriveFacts { serial: "FUZZ".into(), generation: Generation::Lto8, compression: false };
+    let drive = SharedDrive::new(facts);
     let changer = Changer::open(&folder, "FUZZ", 3, 1, vec![drive.clone()]);
     let mut changer = changer.expect("an empty inventory");
     changer.fill(std::iter::once("A".to_owned())).expect("the folder is writable");
     // MOVE MEDIUM from the first slot to the drive.
-    changer.execute(&[0xa5, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0], &[], &mut []);
+    changer.execute(1, &[0xa5, 0, 0, 0, 4, 0, 1, 0, 0, 0, 0, 0], &[], &mut []);
     let mut data_in = [0; DATA_BYTES];
     while let [kind, length, rest @ ..] = bytes {
         let (cdb, rest) = rest.split_at(usize::from(kind >> 1 & 0x1f).min(rest.len()));
         let (data, rest) = rest.split_at(usize::from(*length).min(rest.len()));
         bytes = rest;
         let reply = if kind & 1 == 0 {
-            drive.lock().unwrap_or_else(PoisonError::into_inner).execute(cdb, data, &mut data_in)
+            drive.lock().execute(cdb, data, &mut data_in)
         } else {
-            changer.execute(cdb, data, &mut data_in)
+            changer.execute(1, cdb, data, &mut data_in)
         };
         assert!(reply.moved <= data_in.len().max(data.len()), "no more than there is");
         assert_eq!(reply.status == 0, reply.sense.is_empty(), "sense data belongs to CHECK CONDITION");
@@ -126,6 +122,7 @@ mod tests {
         /// Operation codes that exist, with arbitrary fields.
         #[test]
         fn no_command_panics(all in prop::collection::vec((0..50_usize, any::<[u8; 15]>(), any::<bool>()), 1..30)) {
+            use crate::drive::Drive;
             use crate::scsi::Device;
             let mut bytes = Vec::new();
             for (row, fields, few) in all {

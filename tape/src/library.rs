@@ -1,8 +1,8 @@
 //! A library: a folder with `library.toml`, `inventory.toml` and the files of the cartridges.
 
 use crate::cartridge::{BARCODE_CHARACTERS_MAX, Cartridge, CartridgeError, NewCartridge};
-use crate::changer::{Changer, DRIVES_MAX, InventoryError, PORTS_MAX, Refused, SLOTS_MAX, SharedDrive};
-use crate::drive::{Drive, DriveFacts};
+use crate::changer::{Changer, DRIVES_MAX, InventoryError, PORTS_MAX, Refused, SLOTS_MAX};
+use crate::drive::{DriveFacts, SharedDrive};
 use crate::generation::Generation;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -110,7 +110,7 @@ pub struct Library {
     /// The changer.
     pub changer: Arc<Mutex<Changer>>,
     /// The drives.
-    pub drives: Vec<SharedDrive>,
+    pub drives: Vec<Arc<SharedDrive>>,
     config: Config,
     generation: Generation,
     /// The lock ends with the process.
@@ -163,9 +163,9 @@ impl Library {
         let generation = config.check()?;
         let drives = (0..config.drives).map(|number| {
             let serial = format!("{}D{number}", config.serial);
-            Arc::new(Mutex::new(Drive::new(DriveFacts { serial, generation, compression: config.compression })))
+            SharedDrive::new(DriveFacts { serial, generation, compression: config.compression })
         });
-        let drives: Vec<SharedDrive> = drives.collect();
+        let drives: Vec<Arc<SharedDrive>> = drives.collect();
         let changer = Changer::open(folder, &config.serial, config.slots, config.ports, drives.clone());
         let changer = changer.map_err(LibraryError::Inventory)?;
         Ok(Self { changer: Arc::new(Mutex::new(changer)), drives, config, generation, _lock: lock })
@@ -184,7 +184,7 @@ impl Library {
         let changer = self.changer();
         let mut result = Ok(());
         for drive in &self.drives {
-            let mut locked = drive.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut locked = drive.lock();
             if let Err(why) = locked.shut_down() {
                 result = Err(LibraryError::Cartridge(format!("the cartridge in drive {}", locked.serial()), why));
             }

@@ -40,6 +40,7 @@ impl Asc {
     pub const END_OF_MEDIUM_DETECTED: Self = Self(0x00, 0x02);
     pub const BEGINNING_OF_MEDIUM_DETECTED: Self = Self(0x00, 0x04);
     pub const END_OF_DATA_DETECTED: Self = Self(0x00, 0x05);
+    pub const BECOMING_READY: Self = Self(0x04, 0x01);
     pub const INITIALIZING_COMMAND_REQUIRED: Self = Self(0x04, 0x02);
     pub const WRITE_ERROR: Self = Self(0x0c, 0x00);
     pub const UNRECOVERED_READ_ERROR: Self = Self(0x11, 0x00);
@@ -62,6 +63,7 @@ impl Asc {
     pub const DATA_PHASE_ERROR: Self = Self(0x4b, 0x00);
     pub const WRITE_APPEND_ERROR: Self = Self(0x50, 0x00);
     pub const MEDIUM_REMOVAL_PREVENTED: Self = Self(0x53, 0x02);
+    pub const INSUFFICIENT_RESOURCES: Self = Self(0x55, 0x03);
 }
 
 /// A field that a sense key specific field pointer names.

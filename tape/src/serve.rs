@@ -1,7 +1,7 @@
 //! Serves the changer and the drives of a library as handlers: one socket and one thread for each logical unit.
 
 use crate::changer::{self, Changer};
-use crate::drive::{self, Drive};
+use crate::drive::{self, SharedDrive};
 use crate::library::Library;
 use crate::scsi::Reply;
 use lunar_handler::scsi::{Outcome, ScsiCommand, ScsiDevice};
@@ -17,50 +17,55 @@ const RETRY: Duration = Duration::from_millis(500);
 /// Time before a connection that Lunar refused is tried again: the operator has to change something.
 const RETRY_REFUSED: Duration = Duration::from_secs(10);
 
-/// A device with its commands.
+/// A device that its own thread and the rest of the library use.
 trait Unit: Send + 'static {
     const DEVICE_TYPE: u8;
     const NAME: &'static str;
-    fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply;
-    fn reset(&mut self);
+    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Reply;
+    fn reset(&self);
+    fn detach(&self, nexus: u64) {
+        let _ = nexus;
+    }
 }
 
-impl Unit for Changer {
+fn lock(changer: &Mutex<Changer>) -> MutexGuard<'_, Changer> {
+    changer.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Unit for Arc<Mutex<Changer>> {
     const DEVICE_TYPE: u8 = changer::DEVICE_TYPE;
     const NAME: &'static str = concat!("lunar-tape changer ", env!("CARGO_PKG_VERSION"));
 
-    fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
-        self.execute(cdb, data_out, data_in)
+    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Reply {
+        lock(self).execute(command.nexus, command.cdb, command.data_out, data_in)
     }
 
-    fn reset(&mut self) {
-        self.reset();
+    fn reset(&self) {
+        lock(self).reset();
+    }
+
+    fn detach(&self, nexus: u64) {
+        lock(self).detach(nexus);
     }
 }
 
-impl Unit for Drive {
+impl Unit for Arc<SharedDrive> {
     const DEVICE_TYPE: u8 = drive::DEVICE_TYPE;
     const NAME: &'static str = concat!("lunar-tape drive ", env!("CARGO_PKG_VERSION"));
 
-    fn execute(&mut self, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
-        self.execute(cdb, data_out, data_in)
+    fn execute(&self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Reply {
+        self.lock().execute(command.cdb, command.data_out, data_in)
     }
 
-    fn reset(&mut self) {
-        self.reset();
-    }
-}
-
-/// A device that its own thread and the rest of the library use.
-struct Shared<U>(Arc<Mutex<U>>);
-
-impl<U> Shared<U> {
-    fn lock(&self) -> MutexGuard<'_, U> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn reset(&self) {
+        self.lock().reset();
     }
 }
 
-impl<U: Unit> ScsiDevice for Shared<U> {
+/// A device as a handler.
+struct Served<U>(U);
+
+impl<U: Unit> ScsiDevice for Served<U> {
     fn name(&self) -> &str {
         U::NAME
     }
@@ -72,15 +77,19 @@ impl<U: Unit> ScsiDevice for Shared<U> {
     /// The handler of a new connection counts as switched on: Lunar tells that to all nexuses, and knows of no
     /// prevention.
     fn begin(&mut self, _: &lunar_handler::serve::Unit) {
-        self.lock().reset();
+        self.0.reset();
+    }
+
+    fn detach(&mut self, nexus: u64) {
+        self.0.detach(nexus);
     }
 
     fn reset(&mut self) {
-        self.lock().reset();
+        self.0.reset();
     }
 
     fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
-        let reply = self.lock().execute(command.cdb, command.data_out, data_in);
+        let reply = self.0.execute(command, data_in);
         // Only one of the directions has data.
         let expected = command.data_out.len() + data_in.len();
         Outcome { status: reply.status, sense: reply.sense, residual: expected.saturating_sub(reply.moved) }
@@ -98,13 +107,18 @@ pub fn sockets(folder: &Path, drives: usize) -> impl Iterator<Item = PathBuf> {
 /// # Errors
 /// If a thread cannot be started.
 pub fn start(library: &Library, folder: &Path) -> io::Result<()> {
+    // Initiators see which drives have cartridges, and that they become ready.
+    let loads = library.changer().begin_loads();
     let mut sockets = sockets(folder, library.drives.len());
     let mut next = || sockets.next().unwrap_or_default();
-    spawn(next(), Shared(library.changer.clone()))?;
-    library.drives.iter().try_for_each(|drive| spawn(next(), Shared(drive.clone())))
+    spawn(next(), Served(library.changer.clone()))?;
+    library.drives.iter().try_for_each(|drive| spawn(next(), Served(drive.clone())))?;
+    loads
+        .into_iter()
+        .try_for_each(|load| thread::Builder::new().name("load".into()).spawn(move || load.run()).map(drop))
 }
 
-fn spawn<U: Unit>(socket: PathBuf, mut device: Shared<U>) -> io::Result<()> {
+fn spawn<U: Unit>(socket: PathBuf, mut device: Served<U>) -> io::Result<()> {
     let name = socket.file_stem().and_then(|name| name.to_str()).unwrap_or("device").to_owned();
     thread::Builder::new().name(name).spawn(move || connect(&socket, &mut device)).map(|_| ())
 }
@@ -144,7 +158,7 @@ mod tests {
     #[test]
     fn residuals_count_the_bytes_that_were_not_moved() {
         let facts = DriveFacts { serial: "A".into(), generation: Generation::Lto8, compression: false };
-        let mut drive = Shared(Arc::new(Mutex::new(Drive::new(facts))));
+        let mut drive = Served(SharedDrive::new(facts));
         let mut data = [0; 100];
         let outcome = drive.execute(&command(&[0x12, 0, 0, 0, 36, 0], &[]), &mut data);
         assert_eq!((outcome.status, outcome.residual), (GOOD, 64));

@@ -1,7 +1,7 @@
 //! READ ELEMENT STATUS, and the search for volume tags (SMC-3 6.11, 6.14, 6.19).
 
 use super::elements::Kind;
-use super::{Changer, lock};
+use super::{Changer, SEARCHES_MAX};
 use crate::scsi::{Answer, Asc, Cdb, Key, Sense, push_text, put};
 use std::ops::Range;
 
@@ -61,13 +61,16 @@ impl Changer {
         let template = list[..CHARACTERS].trim_ascii_end();
         let template = template.strip_suffix(b"\0").unwrap_or(template);
         let end = template.iter().position(|c| *c == 0).unwrap_or(template.len());
-        self.search = Some(template[..end].to_vec());
+        if self.searches.len() >= SEARCHES_MAX && !self.searches.contains_key(&self.nexus) {
+            return Err(Sense::illegal(Asc::INSUFFICIENT_RESOURCES).into());
+        }
+        self.searches.insert(self.nexus, template[..end].to_vec());
         Ok(length)
     }
 
-    /// REQUEST VOLUME ELEMENT ADDRESS: the elements that the last SEND VOLUME TAG found.
+    /// REQUEST VOLUME ELEMENT ADDRESS: the elements that the last SEND VOLUME TAG of the nexus found.
     pub(super) fn request_volume_element_address(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
-        let search = self.search.take();
+        let search = self.searches.remove(&self.nexus);
         let is_found = |barcode: Option<&str>| {
             let both = search.as_ref().zip(barcode);
             both.is_some_and(|(template, barcode)| fits(template, barcode.as_bytes()))
@@ -123,7 +126,7 @@ impl Changer {
     fn descriptor(&self, kind: Kind, address: u16, wanted: Wanted) -> Vec<u8> {
         let occupant = self.inventory.at(address);
         let is_accessible = match self.drive(address) {
-            Some(drive) => !lock(drive).is_prevented(),
+            Some(drive) => !drive.is_prevented(),
             None => kind != Kind::Transport,
         };
         let mut flags = if occupant.is_some() { FULL } else { 0 };
@@ -146,7 +149,7 @@ impl Changer {
         }
         match self.drive(address).filter(|_| wanted.drive_names) {
             Some(drive) => {
-                let name = lock(drive).designator();
+                let name = drive.designator();
                 bytes.extend([0x02, 0x01, 0, name.len() as u8]);
                 bytes.extend(name);
             }

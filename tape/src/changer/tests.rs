@@ -1,6 +1,6 @@
 use super::*;
 use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge};
-use crate::drive::DriveFacts;
+use crate::drive::{DriveFacts, LockedDrive};
 use crate::generation::Generation;
 use crate::scsi::{CHECK_CONDITION, GOOD};
 use crate::test_folder::TestFolder;
@@ -19,9 +19,11 @@ struct Bench {
 fn open(folder: &TestFolder) -> Changer {
     let drives = (0..2).map(|number| {
         let facts = DriveFacts { serial: format!("DRIVE{number}"), generation: Generation::Lto8, compression: false };
-        Arc::new(Mutex::new(Drive::new(facts)))
+        SharedDrive::new(facts)
     });
-    Changer::open(folder.path(), "CHANGER", 4, 2, drives.collect()).unwrap()
+    let changer = Changer::open(folder.path(), "CHANGER", 4, 2, drives.collect()).unwrap();
+    changer.begin_loads().iter().for_each(Load::run);
+    changer
 }
 
 impl Bench {
@@ -46,7 +48,11 @@ impl Bench {
     }
 
     fn run(&mut self, cdb: &[u8], out: &[u8]) -> Reply {
-        self.changer.execute(cdb, out, &mut self.data)
+        self.run_of(1, cdb, out)
+    }
+
+    fn run_of(&mut self, nexus: u64, cdb: &[u8], out: &[u8]) -> Reply {
+        self.changer.execute(nexus, cdb, out, &mut self.data)
     }
 
     fn good(&mut self, cdb: &[u8], out: &[u8]) -> Vec<u8> {
@@ -65,8 +71,8 @@ impl Bench {
         self.changer.inventory.at(element).map(|occupant| occupant.barcode.as_str())
     }
 
-    fn drive(&self, number: usize) -> MutexGuard<'_, Drive> {
-        lock(&self.changer.drives[number])
+    fn drive(&self, number: usize) -> LockedDrive<'_> {
+        self.changer.drives[number].lock()
     }
 }
 
@@ -224,6 +230,40 @@ fn the_operator_inserts_and_ejects_through_ports() {
 }
 
 #[test]
+fn element_status_does_not_wait_for_a_drive() {
+    let mut bench = Bench::new();
+    bench.good(&move_cdb(SLOT, DRIVE), &[]);
+    bench.drive(0).execute(&[0; 6], &[], &mut []);
+    bench.drive(0).execute(&[0x1e, 0, 0, 0, 1, 0], &[], &mut []);
+    // The drive executes a command, for example synchronizes.
+    let drive = bench.changer.drives[0].clone();
+    let _busy = drive.lock();
+    let status = bench.good(&status_cdb(0x10 | 4, 0, 1), &[]);
+    assert_eq!((status[18], &status[16 + 52..][..5]), (0x01, &b"LUNAR"[..]), "full, and not accessible");
+    bench.good(&move_cdb(SLOT + 1, DRIVE + 1), &[]);
+}
+
+#[test]
+fn a_drive_is_not_ready_while_its_cartridge_is_opened() {
+    let mut bench = Bench::new();
+    bench.good(&move_cdb(SLOT, DRIVE), &[]);
+    bench.changer.drives[0].lock().shut_down().unwrap();
+    let loads = bench.changer.begin_loads();
+    let becoming = (Key::NOT_READY, Asc::BECOMING_READY);
+    assert_eq!(bench.fail(&move_cdb(DRIVE, SLOT)), becoming);
+    assert_eq!(bench.at(DRIVE), Some("A1"));
+    bench.drive(0).execute(&[0; 6], &[], &mut []);
+    for cdb in [[0; 6], [0x1b, 0, 0, 0, 0, 0], [0x1b, 0, 0, 0, 1, 0]] {
+        let reply = bench.drive(0).execute(&cdb, &[], &mut []);
+        assert_eq!((Key(reply.sense[2]), Asc(reply.sense[12], reply.sense[13])), becoming, "{cdb:?}");
+    }
+    loads.iter().for_each(Load::run);
+    bench.drive(0).execute(&[0; 6], &[], &mut []);
+    assert_eq!(bench.drive(0).execute(&[0; 6], &[], &mut []).status, GOOD);
+    bench.good(&move_cdb(DRIVE, SLOT), &[]);
+}
+
+#[test]
 fn volume_tags_are_found() {
     let mut bench = Bench::new();
     let mut template = [b' '; 40];
@@ -235,6 +275,20 @@ fn volume_tags_are_found() {
     assert_eq!(found[..5], [4, 0, 0, 2, 5]);
     assert_eq!(&found[16 + 12..16 + 14], b"A1");
     assert_eq!(bench.good(&request, &[])[..4], [0; 4], "the search has ended");
+    // Each nexus has a search of its own.
+    bench.good(&send, &template);
+    template[..2].copy_from_slice(b"B?");
+    assert_eq!(bench.run_of(2, &send, &template).status, GOOD);
+    assert_eq!(bench.good(&request, &[])[..4], [4, 0, 0, 2]);
+    bench.good(&send, &template);
+    bench.changer.detach(1);
+    assert_eq!(bench.good(&request, &[])[..4], [0; 4], "the nexus has ended");
+    for nexus in 2..2 + SEARCHES_MAX as u64 {
+        assert_eq!(bench.run_of(nexus, &send, &template).status, GOOD);
+    }
+    let refused = bench.run(&send, &template);
+    assert_eq!((Key(refused.sense[2]), refused.sense[12]), (Key::ILLEGAL_REQUEST, Asc::INSUFFICIENT_RESOURCES.0));
+    assert_eq!(bench.run_of(2, &send, &template).status, GOOD, "it has a search already");
     send[5] = 0x08;
     assert_eq!(bench.fail(&send), (Key::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
     send[5] = 0x05;
