@@ -16,7 +16,7 @@ pub use inventory::InventoryError;
 use crate::cartridge::{Cartridge, CartridgeError, is_barcode};
 use crate::drive::SharedDrive;
 use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Key, Page, Reply, Row, Sense};
-use inventory::{Inventory, Occupant};
+use inventory::{Inventory, Occupant, SaveError};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -208,7 +208,7 @@ impl Changer {
         let new: Vec<Occupant> =
             free.zip(barcodes).map(|(element, barcode)| Occupant { element, barcode, source: None }).collect();
         new.into_iter().for_each(|occupant| self.inventory.put(occupant));
-        self.inventory.save()
+        self.inventory.save().map_err(|error| error.why)
     }
 
     /// The operator puts a cartridge into a free port.
@@ -254,10 +254,18 @@ impl Changer {
     }
 
     fn replace_inventory(&mut self, new: Inventory) -> Result<(), Refused> {
-        new.save().map_err(Refused::Inventory)?;
-        self.inventory = new;
+        self.save(new).map_err(|error| Refused::Inventory(error.why))?;
         self.common.establish(Asc::IMPORT_OR_EXPORT_ELEMENT_ACCESSED);
         Ok(())
+    }
+
+    /// Saves a new inventory. It is in force if the file has it, even if that is not known to survive a power cut.
+    fn save(&mut self, new: Inventory) -> Result<(), SaveError> {
+        let result = new.save();
+        if result.as_ref().err().is_none_or(|error| error.is_in_place) {
+            self.inventory = new;
+        }
+        result
     }
 
     fn drive(&self, element: u16) -> Option<&SharedDrive> {
@@ -293,13 +301,11 @@ impl Changer {
                 new.put(Occupant { element: *to, source, ..occupant });
             }
         }
-        if new.save().is_err() {
-            moves.iter().for_each(|(from, _)| self.load(*from));
-            return Err(Sense::new(Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE));
-        }
-        self.inventory = new;
-        moves.iter().for_each(|(_, to)| self.load(*to));
-        Ok(())
+        let saved = self.save(new);
+        // The cartridges are where the file says, whether the move has failed or not.
+        let is_moved = saved.as_ref().err().is_none_or(|error| error.is_in_place);
+        moves.iter().for_each(|(from, to)| self.load(if is_moved { *to } else { *from }));
+        saved.map_err(|_| Sense::new(Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE))
     }
 
     /// Checks the address of an element that can hold a cartridge, at byte `at` of the CDB.

@@ -3,6 +3,7 @@
 use crate::cartridge::{BARCODE_CHARACTERS_MAX, Cartridge, CartridgeError, NewCartridge};
 use crate::changer::{Changer, DRIVES_MAX, InventoryError, PORTS_MAX, Refused, SLOTS_MAX};
 use crate::drive::{DriveFacts, SharedDrive};
+use crate::durable;
 use crate::generation::Generation;
 use serde::{Deserialize, Serialize};
 use std::fmt;
@@ -136,9 +137,8 @@ impl Library {
         fs::create_dir_all(&inner).map_err(io_error(&inner))?;
         let path = folder.join(FILE);
         let text = toml::to_string(config).map_err(|why| LibraryError::Malformed(path.clone(), why.to_string()))?;
-        let mut file = File::create_new(&path).map_err(io_error(&path))?;
-        io::Write::write_all(&mut file, text.as_bytes()).and_then(|()| file.sync_all()).map_err(io_error(&path))?;
-        drop(file);
+        let fill = |file: &mut File| io::Write::write_all(file, text.as_bytes());
+        durable::create(&path, 0o666, fill).map_err(io_error(&path))?;
         let library = Self::open(folder)?;
         let names = (1..=cartridges).map(|number| barcode(prefix, number.into(), config.generation));
         let names: Vec<String> = names.collect();

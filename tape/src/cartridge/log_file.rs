@@ -6,10 +6,11 @@ pub(crate) mod disk;
 use super::CartridgeError;
 use super::format::{FIRST_RECORD, HEADER_BYTES, HEADERS, Header};
 use super::index::{FILE_BYTES_MAX, Saved};
+use crate::durable;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Read};
-use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 /// Bytes that are read at once when headers of records are read.
@@ -58,12 +59,11 @@ pub(super) struct LogFile {
 
 impl LogFile {
     pub(super) fn create(path: &Path, header: &Header) -> Result<(), CartridgeError> {
-        let file = OpenOptions::new().read(true).write(true).create_new(true).mode(0o600).open(path)?;
-        file.write_all_at(&header.emit(), HEADERS[0])?;
-        file.set_len(FIRST_RECORD)?;
-        file.sync_all()?;
-        let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-        File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()?;
+        // Backups hold whatever the machines hold: they are for their owner alone.
+        durable::create(path, 0o600, |file| {
+            file.write_all_at(&header.emit(), HEADERS[0])?;
+            file.set_len(FIRST_RECORD)
+        })?;
         Ok(())
     }
 

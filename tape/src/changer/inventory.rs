@@ -1,11 +1,12 @@
 //! The place of each cartridge, in a file that is replaced as a whole with each change.
 
 use super::elements::{Kind, Layout};
+use crate::durable;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Most bytes of the file: enough for the largest library, and for as many cartridges outside of it.
@@ -57,6 +58,14 @@ impl fmt::Display for InventoryError {
 }
 
 impl std::error::Error for InventoryError {}
+
+/// Why the inventory was not saved.
+#[derive(Debug)]
+pub(crate) struct SaveError {
+    pub(crate) why: InventoryError,
+    /// The file has the new places, and a power cut may bring the old ones back.
+    pub(crate) is_in_place: bool,
+}
 
 /// The cartridges by the addresses of their elements.
 #[derive(Clone, Debug)]
@@ -117,19 +126,11 @@ impl Inventory {
     }
 
     /// Writes the file: either the old or the new one survives a power cut.
-    pub(crate) fn save(&self) -> Result<(), InventoryError> {
+    pub(crate) fn save(&self) -> Result<(), SaveError> {
+        let failed = |why, is_in_place| SaveError { why: InventoryError::Io(self.path.clone(), why), is_in_place };
         let written = Written { cartridge: self.occupants.values().cloned().collect() };
-        let text = toml::to_string(&written).map_err(|why| io::Error::other(why.to_string()));
-        let new = self.path.with_extension("new");
-        let replace = |text: String| {
-            let mut file = File::create(&new)?;
-            file.write_all(text.as_bytes())?;
-            file.sync_all()?;
-            fs::rename(&new, &self.path)?;
-            let folder = self.path.parent().filter(|folder| !folder.as_os_str().is_empty());
-            File::open(folder.unwrap_or_else(|| Path::new(".")))?.sync_all()
-        };
-        text.and_then(replace).map_err(|why| InventoryError::Io(self.path.clone(), why))
+        let text = toml::to_string(&written).map_err(|why| failed(io::Error::other(why.to_string()), false))?;
+        durable::replace(&self.path, text.as_bytes()).map_err(|error| failed(error.why, error.is_in_place))
     }
 }
 

@@ -1,6 +1,7 @@
 use super::*;
 use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge};
 use crate::drive::{DriveFacts, LockedDrive};
+use crate::durable::tests::let_folder_fail;
 use crate::generation::Generation;
 use crate::scsi::{CHECK_CONDITION, GOOD};
 use crate::test_folder::TestFolder;
@@ -145,7 +146,7 @@ fn impossible_moves_are_refused() {
 fn a_move_whose_place_cannot_be_written_does_not_happen() {
     let mut bench = Bench::new();
     bench.good(&move_cdb(SLOT, DRIVE), &[]);
-    let blocker = bench.folder.path().join("inventory.new");
+    let blocker = bench.folder.path().join("inventory.toml.new");
     std::fs::create_dir(&blocker).unwrap();
     let error = (Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE);
     assert_eq!(bench.fail(&move_cdb(DRIVE, SLOT)), error);
@@ -153,6 +154,20 @@ fn a_move_whose_place_cannot_be_written_does_not_happen() {
     assert!(bench.drive(0).is_loaded(), "the cartridge is in the drive again");
     std::fs::remove_dir(&blocker).unwrap();
     bench.good(&move_cdb(DRIVE, SLOT), &[]);
+}
+
+#[test]
+fn a_move_that_is_not_known_to_be_durable_fails_and_all_say_where_the_cartridge_is() {
+    let mut bench = Bench::new();
+    let_folder_fail();
+    let error = (Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE);
+    assert_eq!(bench.fail(&move_cdb(SLOT, DRIVE)), error);
+    assert_eq!((bench.at(SLOT), bench.at(DRIVE)), (None, Some("A1")));
+    assert!(bench.drive(0).is_loaded());
+    let_folder_fail();
+    assert!(matches!(bench.changer.insert("A3"), Err(Refused::Inventory(_))));
+    let bench = bench.reopened();
+    assert_eq!((bench.at(SLOT), bench.at(DRIVE), bench.at(PORT)), (None, Some("A1"), Some("A3")));
 }
 
 #[test]
