@@ -359,8 +359,7 @@ impl Lane for Core {
             }
             job.fail(Fault::Timeout);
         }
-        let limit = self.common.before(self.common.shared.restart_time());
-        for job in self.common.take_waiting(|job| job.since < limit) {
+        for job in self.common.take_unserved(|job, begun| job.since.max(begun)) {
             if let Work::Attach(number, _) = &job.work {
                 self.attached(*number, false);
             }

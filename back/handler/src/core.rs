@@ -202,9 +202,9 @@ impl Lane for Core {
         let limit = self.0.before(shared.command_timeout().unwrap_or(PATIENCE));
         let late = self.0.take_late(|_, submitted| submitted < limit);
         late.into_iter().for_each(|request| end(request, Err(Fault::Timeout)));
-        let limit = self.0.before(shared.restart_time());
-        let over = self.0.take_waiting(|request| request.since < limit);
-        for request in over {
+        // A handler that ends again and again does not renew the time of a command that it had.
+        let since = |request: &Request, begun| if request.is_kept { request.since } else { request.since.max(begun) };
+        for request in self.0.take_unserved(since) {
             if request.is_kept {
                 // A handler that has gone may have executed it.
                 shared.add_change();

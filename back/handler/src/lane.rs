@@ -26,6 +26,8 @@ pub(crate) struct Common<R> {
     pub(crate) waiting: RefCell<VecDeque<R>>,
     /// Whether a task looks for commands that wait too long.
     is_ticking: Cell<bool>,
+    /// Since when no handler takes commands, because none is connected or it is late.
+    unserved_since: Cell<Option<Instant>>,
 }
 
 impl<R> Common<R> {
@@ -36,6 +38,7 @@ impl<R> Common<R> {
             queue: RefCell::default(),
             waiting: RefCell::default(),
             is_ticking: Cell::default(),
+            unserved_since: Cell::default(),
         }
     }
 
@@ -50,6 +53,19 @@ impl<R> Common<R> {
         let (over, left) = std::mem::take(&mut *waiting).into_iter().partition(is_over);
         *waiting = left;
         over
+    }
+
+    /// Removes the requests that have waited too long for a handler. A handler that takes commands has no room for them
+    /// as long as others do not fail. `since` says when a request began to wait, from the time when there was none.
+    pub(crate) fn take_unserved(&self, since: impl Fn(&R, Instant) -> Instant) -> VecDeque<R> {
+        if self.queue.borrow().is_some() && !self.shared.is_late() {
+            self.unserved_since.set(None);
+            return VecDeque::new();
+        }
+        let begun = self.unserved_since.get().unwrap_or_else(|| self.reactor.now());
+        self.unserved_since.set(Some(begun));
+        let limit = self.before(self.shared.restart_time());
+        self.take_waiting(|request| since(request, begun) < limit)
     }
 }
 
@@ -128,6 +144,7 @@ pub(crate) trait Lane: Sized + 'static {
             Ok(queue) => {
                 let kick = queue.kick().clone();
                 *self.common().queue.borrow_mut() = Some(queue);
+                self.common().unserved_since.set(None);
                 // A signal makes the core turn, and the watch looks.
                 reactor.spawn(async move { while kick.signalled().await.is_ok() {} });
                 self.submit_waiting();

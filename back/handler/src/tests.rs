@@ -443,6 +443,40 @@ fn a_core_that_closes_the_volume_with_a_late_command_ends_the_connection() {
 }
 
 #[test]
+fn commands_that_wait_for_room_at_a_handler_wait_as_long_as_it_works() {
+    let folder = Folder::new("room");
+    let restart_time = Duration::from_millis(200);
+    let volume = folder.volume(|_| {});
+    let count = crate::queue::DEPTH as usize + 2;
+    let (tell, told) = mpsc::channel();
+    let (heard, hears) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let first = next(&mut handler);
+        heard.send(()).expect("the test waits");
+        told.recv_timeout(LIMIT).expect("the others wait for long");
+        answer(&mut handler, &first, Status::GOOD);
+        for _ in 1..count {
+            let command = next(&mut handler);
+            answer(&mut handler, &command, Status::GOOD);
+        }
+    };
+    play(&folder, &volume, script, async |reactor, store| {
+        let writes: Vec<_> = (0..count).map(|_| start(store, write(reactor.arena(), 0, 1))).collect();
+        while hears.try_recv().is_err() {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+        volume.life().set_unit(&Unit { restart_time, ..folder.unit() });
+        reactor.sleep(4 * restart_time).await;
+        tell.send(()).expect("the script waits");
+        for write in &writes {
+            assert_eq!(result(write).await, Ok(4096));
+        }
+    });
+    assert_eq!((view(&volume).timed_out, view(&volume).connections), (0, 1));
+}
+
+#[test]
 fn without_a_handler_commands_wait_and_then_fail() {
     let folder = Folder::new("missing");
     let wait = Duration::from_millis(300);
