@@ -8,6 +8,7 @@ use crate::queue::{Ended, SCSI_SIZES, Taken, result};
 use crate::schema::PATIENCE;
 use lunar_core::io::Fault;
 use lunar_core::port::NexusName;
+use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::watch::Watch;
 use lunar_scsi::command::Status as ScsiStatus;
@@ -85,7 +86,7 @@ impl DeviceServer for HandlerDevice {
     fn lose_nexus(&self, nexus: &NexusName) {
         let lost = self.core.nexuses.borrow_mut().names.remove(nexus);
         if let Some(Begun { number, .. }) = lost {
-            self.core.add(Work::Detach(number), self.core.short_patience(), Place::Last);
+            self.core.add(Work::Detach(number), PATIENCE, Place::Last);
             Lane::tick(&self.core);
             self.core.submit_waiting();
         }
@@ -109,19 +110,19 @@ impl DeviceServer for HandlerDevice {
         if !waiting.is_empty() {
             return waiting.into_iter().for_each(|job| job.fail(Fault::Aborted));
         }
-        let patience = self.core.short_patience();
-        let limit = self.core.common.reactor.now() + patience;
+        let limit = self.core.common.reactor.now() + PATIENCE;
         let number = {
             let mut queue = self.core.common.queue.borrow_mut();
             let found = queue.as_mut().and_then(|queue| queue.find(|job| job.is_command(id)));
             found.map(|(job, number)| {
                 // The nexus that has aborted it waits for its end.
+                job.patience = job.patience.min(PATIENCE);
                 job.deadline = job.deadline.min(limit);
                 number
             })
         };
         if let Some(number) = number {
-            self.core.add(Work::Abort(number), patience, Place::First);
+            self.core.add(Work::Abort(number), PATIENCE, Place::First);
             self.core.submit_waiting();
         }
     }
@@ -132,7 +133,7 @@ impl DeviceServer for HandlerDevice {
             return Box::pin(std::future::ready(Ok(())));
         }
         let pending = PendingReply::default();
-        self.core.add(Work::Reset(pending.duty()), self.core.short_patience(), Place::First);
+        self.core.add(Work::Reset(pending.duty()), PATIENCE, Place::First);
         Lane::tick(&self.core);
         self.core.submit_waiting();
         Box::pin(async move { pending.wait().await.map(drop) })
@@ -182,9 +183,19 @@ struct Core {
 }
 
 impl Core {
-    /// The patience with operations that a handler answers from memory.
-    fn short_patience(&self) -> Duration {
-        self.common.shared.command_timeout().unwrap_or(PATIENCE)
+    /// A handler may execute its commands one after the other: while it has time for an older one, a command that it
+    /// has not answered begins to wait for its own time only then.
+    fn wait_for_older(&self, now: Instant) {
+        let mut queue = self.common.queue.borrow_mut();
+        let in_time = queue.as_mut().and_then(|queue| {
+            let all = queue.in_progress().filter(|(job, _)| job.deadline > now);
+            all.map(|(_, submitted)| submitted).min()
+        });
+        let Some(oldest) = self.common.shared.oldest_in_time(self.port.get(), in_time) else { return };
+        let all = queue.iter_mut().flat_map(|queue| queue.in_progress());
+        for (job, _) in all.filter(|(job, submitted)| job.deadline <= now && *submitted >= oldest) {
+            job.deadline = now + job.patience;
+        }
     }
 
     fn add(&self, work: Work, patience: Duration, place: Place) {
@@ -290,8 +301,7 @@ impl Lane for Core {
                     }
                     Needs::Attach(number, name) => {
                         waiting.push_front(job);
-                        let patience = self.short_patience();
-                        job = Job { work: Work::Attach(number, name), since: now, patience, deadline: now };
+                        job = Job { work: Work::Attach(number, name), since: now, patience: PATIENCE, deadline: now };
                     }
                 }
                 job.deadline = now + job.patience;
@@ -353,6 +363,7 @@ impl Lane for Core {
 
     fn give_up_late(&self) {
         let now = self.common.reactor.now();
+        self.wait_for_older(now);
         for job in self.common.take_late(|job, _| job.deadline <= now) {
             if let Work::Attach(number, _) = &job.work {
                 self.attached(*number, false);

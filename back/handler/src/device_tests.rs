@@ -91,10 +91,14 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn start(&self, id: u64, cdb: &[u8], data: ForwardedData) -> PendingReply {
+        self.start_within(LIMIT, id, cdb, data)
+    }
+
+    fn start_within(&self, timeout: Duration, id: u64, cdb: &[u8], data: ForwardedData) -> PendingReply {
         let generation = self.device.generation();
         let pending = PendingReply::default();
         let cdb = Cdb::new(cdb).expect("short");
-        let (attribute, timeout) = (TaskAttribute::SIMPLE, LIMIT);
+        let attribute = TaskAttribute::SIMPLE;
         let nexus = nexus("iqn.a,i,0x1");
         let command = ForwardedCommand { id, nexus, generation, cdb, attribute, data, timeout };
         self.device.submit(command, pending.duty());
@@ -215,7 +219,13 @@ fn commands_reach_the_handler_with_their_nexus_and_come_back_with_data_and_sense
         // The handler loses its connection.
         weak.shared().fail(1, "the test is over".into());
         bench.until(|| weak.shared().state().connected.is_none()).await;
-        let reply = bench.start(6, &INQUIRY, ForwardedData::In(bench.memory(36))).wait().await.expect("known");
+        let reply = loop {
+            let reply = bench.start(6, &INQUIRY, ForwardedData::In(bench.memory(36))).wait().await.expect("known");
+            // The core hears of the loss a moment later.
+            if reply.status == ScsiStatus::GOOD {
+                break reply;
+            }
+        };
         assert_eq!((reply.moved, moved(&reply)[..2].to_vec()), (36, vec![1, 0x80]));
         let missing = bench.start(7, &[0x12, 1, 0x80, 0, 36, 0], ForwardedData::In(bench.memory(36))).wait().await;
         assert_eq!(missing.map(|reply| reply.status), Err(Fault::Gone));
@@ -301,6 +311,41 @@ fn an_aborted_command_that_the_handler_does_not_end_fails_and_a_reset_passes_it(
         assert_eq!(bench.device.reset().await, Ok(()));
         assert_eq!(after.wait().await.map(|reply| (reply.status, reply.moved)), Ok((ScsiStatus::GOOD, 0)));
         assert_eq!(life.view(&unit.unit).state, "connected");
+        tell.send(()).expect("the script waits");
+    });
+}
+
+#[test]
+fn a_command_behind_a_long_one_does_not_make_the_handler_late() {
+    let folder = Folder::new("scsi-long");
+    let unit = unit(&folder, |_| {});
+    let short = Duration::from_millis(300);
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let long = next(&mut handler);
+        told.recv_timeout(LIMIT).expect("the time of the short command would be over");
+        answer(&mut handler, &long);
+        let behind = next(&mut handler);
+        answer(&mut handler, &behind);
+        let unanswered = next(&mut handler);
+        told.recv_timeout(LIMIT).expect("it has failed");
+        answer(&mut handler, &unanswered);
+    };
+    let life = unit.life.clone();
+    play(&folder, &unit, script, async |bench| {
+        bench.until_connected(0).await;
+        let long = bench.start(1, &WRITE, bench.out(1));
+        let behind = bench.start_within(short, 2, &READ, ForwardedData::In(bench.memory(8)));
+        bench.reactor.sleep(4 * short).await;
+        assert_eq!(life.view(&unit.unit).state, "connected");
+        tell.send(()).expect("the script waits");
+        assert!(long.wait().await.is_ok());
+        // It may be late on a busy machine, but not because of the long one.
+        assert!(matches!(behind.wait().await.map(|reply| reply.status), Ok(ScsiStatus::GOOD) | Err(Fault::Timeout)));
+        bench.until(|| life.view(&unit.unit).state == "connected").await;
+        let unanswered = bench.start_within(short, 3, &READ, ForwardedData::In(bench.memory(8)));
+        assert_eq!(unanswered.wait().await.map(|reply| reply.status), Err(Fault::Timeout));
         tell.send(()).expect("the script waits");
     });
 }

@@ -264,6 +264,14 @@ impl<R: Carried> Queue<R> {
         std::mem::replace(&mut self.losses, now) != now && is_lost([&self.data].into_iter())
     }
 
+    /// The requests in progress, and when they were submitted.
+    pub(crate) fn in_progress(&mut self) -> impl Iterator<Item = (&mut R, Instant)> {
+        self.slots.iter_mut().filter_map(|taken| match taken {
+            Some(Taken::InProgress { request, submitted, .. }) => Some((request, *submitted)),
+            _ => None,
+        })
+    }
+
     /// The requests that are late by what `is_late` says of them and of the time of their submission; their slots and
     /// their memory stay in use.
     pub(crate) fn take_late(&mut self, is_late: impl Fn(&R, Instant) -> bool) -> Vec<R> {

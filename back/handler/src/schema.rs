@@ -7,7 +7,8 @@ use lunar_control::{choices, sections};
 use lunar_scsi::peripheral::PeripheralType;
 use std::time::Duration;
 
-/// The time for a command, and for a restart: a client waits for about a minute before it resets.
+/// The time for a command, for an operation that a handler answers from memory, and for a restart: a client waits for
+/// about a minute before it resets.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// Only processes of the user of Lunar.
 pub(crate) const SOCKET_MODE: u32 = 0o600;
@@ -97,7 +98,8 @@ sections! {
         device_type: Option<DeviceType> = optional() => EndsSessions;
         /// Time after which a command that the handler does not answer fails, for `kind = "handler"`. The handler gets
         /// no new commands until it has answered, or has ended. Without this key: 30 s; for a SCSI device, as long as a
-        /// device of its type may take.
+        /// device of its type may take for the command. The time of a command of a SCSI device begins when no older one
+        /// is in progress.
         command_timeout: Option<Period> = optional() => Live;
         /// How long commands wait for a handler that has ended, for `kind = "handler"`; afterwards they fail with NOT
         /// READY.

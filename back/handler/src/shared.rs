@@ -2,6 +2,7 @@
 
 use crate::known::DeviceState;
 use crate::queue::Sizes;
+use lunar_core::time::Instant as CoreInstant;
 use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_SCSI};
 use lunar_reactor::channel::Sender;
 use lunar_scsi::peripheral::PeripheralType;
@@ -87,6 +88,8 @@ pub(crate) struct Port {
     pub(crate) events: Sender<Event>,
     /// The generation of its queue; zero: it has none.
     pub(crate) generation: u32,
+    /// When the oldest of its commands was submitted for which the handler has time left.
+    oldest: Option<CoreInstant>,
 }
 
 /// The state behind the lock.
@@ -205,7 +208,7 @@ impl Shared {
         let mut state = self.state();
         state.ports_made = state.ports_made.wrapping_add(1);
         let number = state.ports_made;
-        state.ports.push(Port { number, events, generation: 0 });
+        state.ports.push(Port { number, events, generation: 0, oldest: None });
         drop(state);
         self.ring();
         number
@@ -217,6 +220,14 @@ impl Shared {
         state.closed.push(number);
         drop(state);
         self.ring();
+    }
+
+    /// The oldest of the commands of this port for which the handler has time left was submitted at `oldest`; returns
+    /// when that of all ports was.
+    pub(crate) fn oldest_in_time(&self, number: u32, oldest: Option<CoreInstant>) -> Option<CoreInstant> {
+        let mut state = self.state();
+        state.ports.iter_mut().filter(|port| port.number == number).for_each(|port| port.oldest = oldest);
+        state.ports.iter().filter_map(|port| port.oldest).min()
     }
 
     /// A core has found a defect of the handler: its connection ends.
