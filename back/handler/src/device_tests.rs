@@ -1,7 +1,7 @@
 //! SCSI devices that a handler serves.
 
 use crate::life::Lifetime;
-use crate::tests::{Folder, LIMIT};
+use crate::tests::{Folder, LIMIT, connected_by};
 use crate::volume::HandlerUnit;
 use lunar_core::io::Fault;
 use lunar_core::mem::SgMut;
@@ -157,22 +157,7 @@ fn moved(reply: &ForwardedReply) -> Vec<u8> {
 
 /// Connects as a tape drive, and waits for the queue.
 fn connected(socket: &Path) -> Connection {
-    let begun = Instant::now();
-    loop {
-        assert!(begun.elapsed() < LIMIT, "no queue arrives");
-        let Ok(mut connection) = Connection::open_scsi(socket, "script", PeripheralType::TAPE.0) else { continue };
-        while connection.queues.is_empty() {
-            match connection.receive() {
-                Ok(Some(_)) => {}
-                // Lunar has not noticed that the last connection is over, or pauses.
-                Ok(None) | Err(ServeError::Refused(_)) => break,
-                Err(why) => panic!("{why}"),
-            }
-        }
-        if !connection.queues.is_empty() {
-            return connection;
-        }
-    }
+    connected_by(|| Connection::open_scsi(socket, "script", PeripheralType::TAPE.0))
 }
 
 /// The next command; an ATTACH is answered.

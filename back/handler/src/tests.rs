@@ -180,11 +180,11 @@ fn play<T: Send + 'static>(
 }
 
 /// Connects, and waits for the queue.
-fn connected(socket: &Path) -> Connection {
+pub(crate) fn connected_by(open: impl Fn() -> Result<Connection, ServeError>) -> Connection {
     let begun = Instant::now();
     loop {
         assert!(begun.elapsed() < LIMIT, "no queue arrives");
-        let Ok(mut connection) = Connection::open(socket, "script", SIZE, features::ALL) else { continue };
+        let Ok(mut connection) = open() else { continue };
         while connection.queues.is_empty() {
             match connection.receive() {
                 Ok(Some(_)) => {}
@@ -197,6 +197,10 @@ fn connected(socket: &Path) -> Connection {
             return connection;
         }
     }
+}
+
+fn connected(socket: &Path) -> Connection {
+    connected_by(|| Connection::open(socket, "script", SIZE, features::ALL))
 }
 
 fn next(connection: &mut Connection) -> Submission {
