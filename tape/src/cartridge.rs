@@ -4,8 +4,9 @@
 //! the data behind it unreadable. All records before the last successful [`Cartridge::synchronize`] survive a power
 //! cut; each record survives the end of the process as soon as the write returns. When a file is opened, the end of
 //! data is the first record that is torn. The records behind the last synchronization are then written again and
-//! synchronized: if an earlier synchronization failed, the page cache has them, and the medium may not. A record that is damaged although it was synchronized is no end: the
-//! cartridge then refuses to append, so that the records behind it are not lost.
+//! synchronized: if an earlier synchronization failed, the page cache has them, and the medium may not. A record
+//! that is damaged although it was synchronized is no end: the cartridge then refuses to append, so that the records
+//! behind it are not lost.
 
 mod error;
 mod format;
