@@ -182,7 +182,7 @@ impl Fixture {
             let start = command.split(" X").next().unwrap_or(command);
             let start = start.split("--interval").next().unwrap_or(start).trim();
             let is_run = |line: &&str| line.trim_start_matches("$ ").starts_with(start);
-            ensure!(blocks.iter().any(|line| is_run(&line)), "no block runs `{command}`");
+            ensure!(blocks.iter().any(is_run), "no block runs `{command}`");
         }
         let rows = page.lines().filter_map(|line| line.strip_prefix("| ")?.split(" | ").nth(3)?.strip_suffix(" |"));
         // The columns of a table are there with its first row.
