@@ -14,8 +14,8 @@
 //!   [`refused_file`]: why a change is refused
 //! * [`write_freeze`]: volumes that no client may write to during a copy
 //! * [`manager`]: all of it together; [`live`]: the state of a running target beyond its configuration;
-//!   [`negotiated`]: the parameters of a session; [`scsi`]: SCSI commands of the operator; [`slow`]: its slow commands; [`explain`]: why a login is refused, and
-//!   other explanations; [`trouble`]: the codes of troubles
+//!   [`negotiated`]: the parameters of a session; [`scsi`]: SCSI commands of the operator; [`slow`]: its slow
+//!   commands; [`explain`]: why a login is refused, and other explanations; [`trouble`]: the codes of troubles
 //! * [`metrics`], [`counters`]: what a running target counts, for monitoring
 //! * [`docs`]: the reference page, explanations and the JSON schema; [`redact`]: texts without secrets; [`api`]: the
 //!   types of the API
