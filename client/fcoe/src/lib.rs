@@ -1,5 +1,5 @@
-//! Fibre Channel over Ethernet, initiator side, with or without a switch: commands and received frames in, frames and results out.
-//! Nothing here moves data or waits; the user gives it frames and the time.
+//! Fibre Channel over Ethernet, initiator side, with or without a switch: commands and received frames in, frames and
+//! results out. Nothing here moves data or waits; the user gives it frames and the time.
 //!
 //! * [`initiator`]: a port, its login at a target, and SCSI commands, which are repaired when frames are lost
 //! * [`disk`]: one disk of the target: its capacity, reads and writes

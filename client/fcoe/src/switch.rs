@@ -1,5 +1,6 @@
 //! A small Fibre Channel switch (FCF) for tests, without I/O: frames of its links and the time in, frames out. It
-//! advertises itself, grants addresses, supervises keep-alives, has a name server, reports changes, and forwards frames.
+//! advertises itself, grants addresses, supervises keep-alives, has a name server, reports changes, and forwards
+//! frames.
 
 use lunar_core::time::Instant;
 use lunar_fcoe::port::{Outgoing, Route};

@@ -17,7 +17,7 @@ const MTU: usize = 2500;
 const TARGET: Wwn = Wwn(0x5000_0000_0000_0001);
 const INITIATOR: Wwn = Wwn(0x2000_0200_0000_0002);
 const PERIOD: Duration = Duration::from_secs(8);
-/// What each read returns.
+/// The data of each read.
 const DATA: [u8; 512] = [7; 512];
 
 fn station(number: u8) -> MacAddress {

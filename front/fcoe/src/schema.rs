@@ -55,9 +55,9 @@ choices! {
 
 sections! {
     /// A target port of a Fibre Channel on an Ethernet (FCoE), for initiators without a switch (VN2VN), or for those of
-    /// a fabric. An initiator is a host whose name is its WWPN, such as `20:00:52:54:00:12:34:56`, and sees the volumes of its group. Initiators
-    /// do not authenticate, and names can be forged: only a VLAN or an interface of its own protects the volumes.
-    /// Groups with networks or with authentication do not fit.
+    /// a fabric. An initiator is a host whose name is its WWPN, such as `20:00:52:54:00:12:34:56`, and sees the volumes
+    /// of its group. Initiators do not authenticate, and names can be forged: only a VLAN or an interface of its own
+    /// protects the volumes. Groups with networks or with authentication do not fit.
     Fcoe (made: Live, removed: EndsSessions) {
         /// The link: a network interface (`eth0`), which needs the capability CAP_NET_RAW; `tap:NAME`; or
         /// `unix:PATH,PEER`, where each datagram is a frame, for virtual machines.

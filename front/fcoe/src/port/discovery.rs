@@ -78,7 +78,7 @@ pub enum Found {
     /// The fabric has a port of this name.
     Port(PortId, Wwn),
     /// The login at the fabric has changed.
-    News(FabricNews),
+    Fabric(FabricNews),
 }
 
 /// The state of the port among its neighbours.

@@ -187,7 +187,7 @@ impl Fabric {
     fn tell(&mut self, news: FabricNews, found: &mut Vec<Found>) {
         // The same trouble is told once.
         if self.news.replace(news) != Some(news) {
-            found.push(Found::News(news));
+            found.push(Found::Fabric(news));
         }
     }
 

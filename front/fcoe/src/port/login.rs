@@ -1,5 +1,5 @@
-//! Logins between ports: without a fabric, FLOGI in FIP, then PLOGI by the port with the larger name; in a fabric, PLOGI
-//! by the initiator, which has found the target with the name server; then PRLI by the initiator. A target and an
+//! Logins between ports: without a fabric, FLOGI in FIP, then PLOGI by the port with the larger name; in a fabric,
+//! PLOGI by the initiator, which has found the target with the name server; then PRLI by the initiator. A target and an
 //! initiator use the same state machine, which follows that of Linux.
 
 use super::discovery::{Discovery, Found, Identity};
@@ -239,7 +239,7 @@ impl Logins {
                 Found::Gone(id) => self.forget(id, out),
                 Found::Beacon(id) => self.meet(id, now, admits, out),
                 Found::Port(id, name) => self.visit(id, name, now, admits, out),
-                Found::News(news) => out.events.push(LoginEvent::Fabric(news)),
+                Found::Fabric(news) => out.events.push(LoginEvent::Fabric(news)),
             }
         }
     }

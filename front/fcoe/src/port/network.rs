@@ -1,4 +1,4 @@
-//! What a port is connected to: its neighbours, or the switch of a fabric. Logins and exchanges are the same in both.
+//! The network of a port: its neighbours, or the switch of a fabric. Logins and exchanges are the same in both.
 
 use super::Outgoing;
 use super::Route;

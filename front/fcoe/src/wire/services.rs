@@ -21,7 +21,8 @@ const NAME_SERVER: [u8; 2] = [0xfc, 0x02];
 const REVISION: u8 = 1;
 /// The TYPE of the Fibre Channel Protocol.
 pub const FCP: u8 = 8;
-/// Where the bit of the Fibre Channel Protocol lies among 32 bytes of types: the last byte of a word has the first ones.
+/// The byte of the bit of the Fibre Channel Protocol among 32 bytes of types: the last byte of a word has the first
+/// types.
 pub const FCP_TYPE_AT: usize = 2;
 /// FC-4 feature of the Fibre Channel Protocol: target.
 pub const FEATURE_TARGET: u8 = 1;
