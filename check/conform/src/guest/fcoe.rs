@@ -1,6 +1,6 @@
 //! The parts `fcoe` and `fabric`: the initiator of Linux for Fibre Channel over Ethernet (fcoe, libfcoe, libfc), with
-//! and without a switch. The link of the guest is a pair of Unix sockets. Between them is a relay that loses frames when
-//! the script says so, or a switch.
+//! and without a switch. The link of the guest is a pair of Unix sockets. Between them is a relay, which loses frames
+//! when the script says so, or a switch.
 
 use std::path::PathBuf;
 use std::time::Duration;

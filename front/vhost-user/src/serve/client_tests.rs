@@ -33,7 +33,7 @@ fn a_connection_that_is_ended_answers_no_message_and_takes_no_request() {
     front_end.write_all(&[message, message].concat()).expect("there is room");
     client.end();
     assert!(!client.device.rings.state().has_work());
-    let ended = reactor.run(client.converse());
+    let ended = reactor.run(client.converse(1));
     assert_eq!(ended.map_err(|why| why.kind()), Err(io::ErrorKind::ConnectionAborted));
     let mut bytes = Vec::new();
     front_end.read_to_end(&mut bytes).expect("it is at its end");
