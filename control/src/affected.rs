@@ -1,5 +1,6 @@
 //! The sessions from which a change takes something, and why the change needs force.
 
+use crate::plan::ObjectId;
 use schemars::JsonSchema;
 use serde::Serialize;
 use std::fmt;
@@ -13,9 +14,9 @@ pub struct AffectedHost {
     pub session: String,
     /// The iSCSI name of the initiator, or the NQN of the host.
     pub initiator: String,
-    /// Its source: address and port, or the socket of a virtual machine.
+    /// Its source: address and port, the socket of a virtual machine, or a disk of the service's machine.
     pub source: String,
-    /// Its target.
+    /// Its target; empty for a disk of the service's machine that has none.
     pub target: String,
     /// The losses, in words.
     pub loses: Vec<String>,
@@ -24,8 +25,21 @@ pub struct AffectedHost {
 impl fmt::Display for AffectedHost {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { initiator, source, target, loses, .. } = self;
-        write!(f, "{initiator} from {source} at target {target}: {}", loses.join("; "))
+        write!(f, "{initiator} from {source}")?;
+        if !target.is_empty() {
+            write!(f, " at target {target}")?;
+        }
+        write!(f, ": {}", loses.join("; "))
     }
+}
+
+/// A disk of the service's machine that programs use, and that a change would take away.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LostDisk {
+    /// The machine as the client of the disk, and its losses.
+    pub host: AffectedHost,
+    /// The resources whose steps cause them.
+    pub causes: Vec<ObjectId>,
 }
 
 /// Why a change needs force.

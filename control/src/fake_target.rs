@@ -4,6 +4,7 @@ use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::common_sections::Medium;
+use crate::in_use::{LostDisk, Taking};
 use crate::kind::{Id, Kind};
 use crate::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use crate::names::Uuid;
@@ -56,6 +57,8 @@ pub struct FakeTarget {
     pub finalized: usize,
     /// The sessions.
     pub sessions: Vec<SessionView>,
+    /// Disks of this machine that programs use, and that every change takes away.
+    pub lost_disks: Vec<LostDisk>,
     /// Volumes whose medium an initiator has locked.
     pub locked: BTreeSet<String>,
     /// Volumes whose medium is ejected.
@@ -277,6 +280,10 @@ impl Live for FakeTarget {
             data: order.data_out,
         };
         Some(Box::new(|| Ok(outcome)))
+    }
+
+    fn lost_disks(&mut self, _taking: &Taking<'_>) -> Vec<LostDisk> {
+        self.lost_disks.clone()
     }
 
     fn vms(&mut self) -> Vec<VmView> {

@@ -1,7 +1,7 @@
 //! The clients from which a change takes something that they use: a target, a LUN, a namespace, a portal, a user. Such
 //! a change is made only if it is forced. The clients are those that have a session or a controller now.
 
-pub use crate::affected::{AffectedHost, InUse};
+pub use crate::affected::{AffectedHost, InUse, LostDisk};
 
 use crate::api::{SessionView, VmView};
 use crate::common_sections::{Group, Lun, Target};
@@ -70,43 +70,115 @@ impl Loss {
     fn of(kind: Kind, name: &str, words: String) -> Self {
         Self { words, causes: vec![object(kind, name)] }
     }
+
+    fn of_disk(disk: LostDisk) -> Self {
+        Self { words: disk.host.loses.join("; "), causes: disk.causes }
+    }
 }
 
-/// Finds the sessions from which the plan takes something, and marks the steps that do so.
-pub(crate) fn find(plan: &mut Plan, (old, new): (&Config, &Config), sessions: &[SessionView], vms: &[VmView]) -> InUse {
-    let mut found = InUse { removed: removed(plan, old, new), ..InUse::default() };
-    if !plan.changes.iter().any(may_take) {
-        return found;
+/// A change of the configuration that may take something from clients.
+#[derive(Debug)]
+pub struct Taking<'a> {
+    /// The configuration before it.
+    pub old: &'a Config,
+    /// The configuration after it.
+    pub new: &'a Config,
+    /// Volumes that are removed, or that are other ones under the same name.
+    pub replaced: BTreeSet<&'a str>,
+}
+
+impl<'a> Taking<'a> {
+    /// The change of this plan; `None` if it takes nothing from any client.
+    #[must_use]
+    pub fn of(plan: &'a Plan, old: &'a Config, new: &'a Config) -> Option<Self> {
+        let ended = plan.changes.iter().filter(|change| change.object.kind == Kind::Volume && ends(change));
+        let replaced = ended.map(|change| change.object.name.as_str()).collect();
+        plan.changes.iter().any(may_take).then_some(Self { old, new, replaced })
     }
-    let mut search = Search::new(plan, old, new, vms);
-    let mut takers: BTreeMap<ObjectId, BTreeSet<String>> = BTreeMap::new();
-    for session in sessions.iter().filter(|session| !session.discovery) {
-        let losses = search.losses(session);
-        if losses.is_empty() {
-            continue;
-        }
-        found.count += 1;
+
+    /// Whether the volume of this name becomes smaller.
+    #[must_use]
+    pub fn shrinks(&self, volume: &str) -> bool {
+        let size = |config: &Config| config.volumes.get(volume)?.size.map(|size| size.0);
+        size(self.old).zip(size(self.new)).is_some_and(|(before, now)| now < before)
+    }
+}
+
+/// The clients that use something now.
+pub(crate) struct Clients {
+    pub(crate) sessions: Vec<SessionView>,
+    pub(crate) vms: Vec<VmView>,
+    /// Disks of this machine that programs use, and that the change would take away.
+    pub(crate) disks: Vec<LostDisk>,
+}
+
+/// The losses that were found, and the steps that cause them.
+struct Found {
+    in_use: InUse,
+    takers: BTreeMap<ObjectId, BTreeSet<String>>,
+}
+
+impl Found {
+    /// Notes the losses of a client.
+    fn note(&mut self, mut host: AffectedHost, losses: &[Loss]) {
+        self.in_use.count += 1;
         for cause in losses.iter().flat_map(|loss| &loss.causes) {
-            takers.entry(cause.clone()).or_default().insert(session.initiator.clone());
+            self.takers.entry(cause.clone()).or_default().insert(host.initiator.clone());
         }
-        if found.hosts.len() < HOSTS_LISTED_MAX {
-            let mut loses: Vec<String> = losses.iter().take(LOSSES_MAX).map(|loss| loss.words.clone()).collect();
+        if self.in_use.hosts.len() < HOSTS_LISTED_MAX {
+            host.loses = losses.iter().take(LOSSES_MAX).map(|loss| loss.words.clone()).collect();
             if losses.len() > LOSSES_MAX {
-                loses.push(format!("and {} more", losses.len() - LOSSES_MAX));
+                host.loses.push(format!("and {} more", losses.len() - LOSSES_MAX));
             }
-            found.hosts.push(AffectedHost {
-                session: session.id.clone(),
-                initiator: session.initiator.clone(),
-                source: session.source.clone(),
-                target: session.target.clone().unwrap_or_default(),
-                loses,
-            });
+            self.in_use.hosts.push(host);
         }
     }
+}
+
+/// Finds the clients from which the plan takes something, and marks the steps that do so.
+pub(crate) fn find(plan: &mut Plan, (old, new): (&Config, &Config), clients: Clients) -> InUse {
+    let in_use = InUse { removed: removed(plan, old, new), ..InUse::default() };
+    let Some(taking) = Taking::of(plan, old, new) else { return in_use };
+    let mut found = Found { in_use, takers: BTreeMap::new() };
+    let Clients { sessions, vms, disks } = clients;
+    let mut search = Search::new(plan, taking, &vms);
+    let mut disks: BTreeMap<String, LostDisk> =
+        disks.into_iter().map(|disk| (disk.host.session.clone(), disk)).collect();
+    for session in sessions.iter().filter(|session| !session.discovery) {
+        let disk = disks.remove(&session.id).map(Loss::of_disk);
+        let losses: Vec<Loss> = disk.into_iter().chain(search.losses(session)).collect();
+        if !losses.is_empty() {
+            found.note(client(session), &losses);
+        }
+    }
+    for (_, disk) in disks {
+        found.note(disk.host.clone(), &[Loss::of_disk(disk)]);
+    }
+    let Found { in_use, takers } = found;
     for change in plan.changes.iter_mut().filter(|change| may_take(change)) {
         change.hosts = takers.get(&change.object).into_iter().flatten().cloned().collect();
     }
-    found
+    in_use
+}
+
+/// The client of a session, before its losses are known.
+fn client(session: &SessionView) -> AffectedHost {
+    AffectedHost {
+        session: session.id.clone(),
+        initiator: session.initiator.clone(),
+        source: session.source.clone(),
+        target: session.target.clone().unwrap_or_default(),
+        loses: Vec::new(),
+    }
+}
+
+/// Whether a step ends the sessions of its resource.
+fn ends(change: &Change) -> bool {
+    match change.action {
+        Action::Remove => true,
+        Action::Change(_) => change.effect == Effect::EndsSessions,
+        _ => false,
+    }
 }
 
 /// How many resources that clients reach the plan removes, and of how many, if these are more than half.
@@ -150,9 +222,8 @@ type MapKey = (String, String, Option<String>, bool);
 struct Search<'a> {
     old: &'a Config,
     new: &'a Config,
+    taking: Taking<'a>,
     vms: &'a [VmView],
-    /// Volumes that are other ones under the same name.
-    replaced: BTreeSet<&'a str>,
     /// Resources of fronts that end their sessions, by name.
     fronts: BTreeMap<&'a str, Kind>,
     /// Portals that are not listened at any more.
@@ -163,17 +234,11 @@ struct Search<'a> {
 }
 
 impl<'a> Search<'a> {
-    fn new(plan: &'a Plan, old: &'a Config, new: &'a Config, vms: &'a [VmView]) -> Self {
-        let ends = |change: &&Change| match change.action {
-            Action::Remove => true,
-            Action::Change(_) => change.effect == Effect::EndsSessions,
-            _ => false,
-        };
-        let (mut replaced, mut fronts, mut portals) = (BTreeSet::new(), BTreeMap::new(), BTreeSet::new());
-        for change in plan.changes.iter().filter(ends) {
+    fn new(plan: &'a Plan, taking: Taking<'a>, vms: &'a [VmView]) -> Self {
+        let (mut fronts, mut portals) = (BTreeMap::new(), BTreeSet::new());
+        for change in plan.changes.iter().filter(|change| ends(change)) {
             let name = change.object.name.as_str();
             match change.object.kind {
-                Kind::Volume => drop(replaced.insert(name)),
                 Kind::Portal => drop(portals.insert(name)),
                 kind @ Kind::Front(_) => drop(fronts.insert(name, kind)),
                 _ => {}
@@ -185,10 +250,10 @@ impl<'a> Search<'a> {
             _ => false,
         };
         Self {
-            old,
-            new,
+            old: taking.old,
+            new: taking.new,
+            taking,
             vms,
-            replaced,
             fronts,
             portals,
             are_groups_changed: concerns(Kind::Group),
@@ -335,8 +400,8 @@ impl<'a> Search<'a> {
                 Some((_, other)) if !is_iscsi && other.metadata != mapped.metadata => {
                     format!("{at} (volume {volume}) has another format")
                 }
-                Some(_) if self.replaced.contains(volume) => format!("{at} becomes another volume {volume}"),
-                Some(_) if self.shrinks(volume) => format!("{at} (volume {volume}) becomes smaller"),
+                Some(_) if self.taking.replaced.contains(volume) => format!("{at} becomes another volume {volume}"),
+                Some(_) if self.taking.shrinks(volume) => format!("{at} (volume {volume}) becomes smaller"),
                 Some(_) => continue,
             };
             let own = ObjectId { kind: Kind::Lun, name: old_group.clone(), lun: Some(lun) };
@@ -344,11 +409,6 @@ impl<'a> Search<'a> {
             losses.push(Loss { words, causes });
         }
         losses
-    }
-
-    fn shrinks(&self, volume: &str) -> bool {
-        let size = |config: &Config| config.volumes.get(volume)?.size.map(|size| size.0);
-        size(self.old).zip(size(self.new)).is_some_and(|(before, now)| now < before)
     }
 
     /// The namespaces that NVMe hosts created in the pool of the group, and that this host is attached to.
@@ -366,7 +426,7 @@ impl<'a> Search<'a> {
             let words = match self.new.volumes.get(name) {
                 None => format!("namespace {id} (volume {name}) is removed"),
                 Some(_) if !has_pool => format!("namespace {id} (volume {name}) is removed with its pool"),
-                Some(_) if self.replaced.contains(name.as_str()) => {
+                Some(_) if self.taking.replaced.contains(name.as_str()) => {
                     format!("namespace {id} becomes another volume {name}")
                 }
                 Some(_) => continue,

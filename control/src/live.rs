@@ -5,6 +5,7 @@ use crate::apply::TargetError;
 use crate::check::Checked;
 use crate::counters::StoreSpace;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
+use crate::in_use::{LostDisk, Taking};
 use crate::names::Uuid;
 use crate::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
 use crate::slow::{AllStagesView, SlowLogView};
@@ -179,6 +180,12 @@ pub trait Live {
     /// Asks about the disks of this machine that are served, and what the kernel offers for them.
     fn local_disks(&mut self) -> Later<LocalDisksView> {
         Box::new(LocalDisksView::default)
+    }
+
+    /// The disks of this machine that programs use, and that a change would take away.
+    fn lost_disks(&mut self, taking: &Taking<'_>) -> Vec<LostDisk> {
+        let _ = taking;
+        Vec::new()
     }
 
     /// The endpoints of virtual machines.

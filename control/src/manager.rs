@@ -8,7 +8,7 @@ use crate::common_sections::Volume;
 use crate::config::parse;
 use crate::document::{Edit, Keys, Refused, edit, fill_secrets, name_volumes};
 use crate::identities::Identities;
-use crate::in_use::{self, Author, Force, InUse};
+use crate::in_use::{self, Author, Clients, Force, InUse, Taking};
 use crate::kind::{Id, Kind};
 use crate::live::Live;
 use crate::names::Uuid;
@@ -203,7 +203,9 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     /// The sessions that use resources that the plan removes; marks the steps of the plan.
     fn in_use(&mut self, plan: &mut Plan, before: &Checked, after: &Checked) -> InUse {
         let (sessions, vms) = (self.running.sessions(), self.running.vms());
-        in_use::find(plan, (&before.config, &after.config), &sessions, &vms)
+        let taking = Taking::of(plan, &before.config, &after.config);
+        let disks = taking.map(|taking| self.running.lost_disks(&taking)).unwrap_or_default();
+        in_use::find(plan, (&before.config, &after.config), Clients { sessions, vms, disks })
     }
 
     /// The steps of these edits.

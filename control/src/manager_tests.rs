@@ -4,8 +4,9 @@ use crate::check::{LocalHost, Marked};
 use crate::common_sections::Volume;
 use crate::document::Keys;
 use crate::fake_target::FakeTarget;
+use crate::in_use::{AffectedHost, LostDisk};
 use crate::kind::Kind;
-use crate::plan::Action;
+use crate::plan::{Action, ObjectId};
 use crate::redact::without_secrets;
 use crate::testing::SAMPLE;
 use crate::value::Textual;
@@ -376,6 +377,34 @@ fn a_lun_of_a_logged_in_host_is_not_exchanged_without_force() {
     let forced = Author { name: "ann", force: Force::Yes };
     assert_eq!(manager.change(&edits, forced, at(3)).expect("it is forced").changes.len(), plan.changes.len());
     assert!(place.text().contains("0 = \"b\""), "{}", place.text());
+}
+
+#[test]
+fn a_disk_of_this_machine_that_is_mounted_is_not_taken_away_without_force() {
+    let place = Place::new(&shared());
+    let mut manager = place.start();
+    let loses = vec!["ublk disk data is removed, and /dev/ublkb0 is mounted at /mnt: umount /mnt".to_owned()];
+    let host = AffectedHost {
+        session: "ublk-0".into(),
+        initiator: "iqn.x:local:data".into(),
+        source: "/dev/ublkb0".into(),
+        target: String::new(),
+        loses,
+    };
+    manager.running().lost_disks = vec![LostDisk { host: host.clone(), causes: vec![ObjectId::volume("a")] }];
+    // The disk is a session without a target.
+    let session = session_of(&host.initiator, "t", "all");
+    manager.running().sessions =
+        vec![SessionView { id: "ublk-0".into(), source: host.source.clone(), target: None, group: None, ..session }];
+    let wanted = shared().replace("[volume.a]\nkind = 'ram'", "[volume.a]\nkind = 'null'");
+    let plan = manager.plan(&wanted).expect("it makes sense");
+    assert!(plan.to_string().contains("needs --force: iqn.x:local:data uses it"), "{plan}");
+    let Err(Failure::InUse(why)) = manager.replace(&wanted, "ann", at(2)) else { panic!("it is mounted") };
+    assert_eq!((why.count, &why.hosts[..]), (1, &[host][..]));
+    let words =
+        "iqn.x:local:data from /dev/ublkb0: ublk disk data is removed, and /dev/ublkb0 is mounted at /mnt: umount";
+    assert!(why.to_string().contains(words) && why.to_string().contains("--force"), "{why}");
+    manager.replace(&wanted, Author { name: "ann", force: Force::Yes }, at(3)).expect("it is forced");
 }
 
 #[test]

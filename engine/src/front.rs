@@ -12,6 +12,7 @@ use crate::error::EngineError;
 use crate::published_config::PublishedConfig;
 use lunar_control::api::{LocalDisksView, SessionView, VmView};
 use lunar_control::explain::{LoginQuestion, LoginVerdict};
+use lunar_control::in_use::{LostDisk, Taking};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
 use lunar_control::{Checked, Config};
@@ -171,6 +172,12 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     fn local_disks(&self, cores: &FrontHandle) -> Option<Later<LocalDisksView>> {
         let _ = cores;
         None
+    }
+
+    /// The disks of this machine that programs use, and that a change would take away.
+    fn lost_disks(&self, taking: &Taking<'_>) -> Vec<LostDisk> {
+        let _ = taking;
+        Vec::new()
     }
 
     /// The troubles since the last change, in words that say what to do.

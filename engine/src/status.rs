@@ -17,6 +17,7 @@ use lunar_control::api::{
 };
 use lunar_control::counters::StoreSpace;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
+use lunar_control::in_use::{LostDisk, Taking};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::names::Uuid;
 use lunar_control::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
@@ -227,6 +228,11 @@ impl Live for Engine {
         let mut fronts = self.core_set().shared().fronts().iter().enumerate();
         let found = fronts.find_map(|(index, front)| front.local_disks(&self.core_set().front_handle(index)));
         found.unwrap_or_else(|| Box::new(LocalDisksView::default))
+    }
+
+    fn lost_disks(&mut self, taking: &Taking<'_>) -> Vec<LostDisk> {
+        let fronts = self.core_set().shared().fronts().iter();
+        fronts.flat_map(|front| front.lost_disks(taking)).collect()
     }
 
     fn vms(&mut self) -> Vec<VmView> {

@@ -6,6 +6,7 @@ use crate::engine_host::{self, SimulatedHost};
 use crate::setup::path;
 use lunar_control::apply::{MissingPolicy, apply};
 use lunar_control::check::{LocalHost, check};
+use lunar_control::in_use::Taking;
 use lunar_control::live::Live;
 use lunar_control::{Checked, Plan, Schema};
 use lunar_core::io::{Data, Fault};
@@ -20,6 +21,7 @@ use lunar_reactor::endpoint::command::{Command, Request};
 use lunar_reactor::sim::{Host, World};
 use lunar_ublk::front::UblkFront;
 use lunar_ublk::serve::{Opener, Queues};
+use lunar_ublk::user::DiskUser;
 use lunar_ublk::wire::{Control, DeviceInfo, Params, State};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -40,6 +42,8 @@ struct Kernel {
     calls: Vec<Control>,
     /// Devices whose recovery has begun: older kernels refuse another one.
     half: BTreeSet<u32>,
+    /// Disks that are mounted.
+    mounted: BTreeSet<u32>,
     /// Opens of a device that fail, and starts.
     failing_opens: u32,
     failing_starts: u32,
@@ -119,7 +123,13 @@ fn has_disks() -> bool {
     KERNEL.with_borrow(|kernel| !kernel.devices.is_empty())
 }
 
-const OPEN: Opener = Opener { control, queues, flusher: || Ok(()), has_disks, link: |_, _| Ok(()), unlink: |_, _| () };
+fn user(number: u32) -> Option<DiskUser> {
+    let is_mounted = KERNEL.with_borrow(|kernel| kernel.mounted.contains(&number));
+    is_mounted.then(|| DiskUser::Mounted(format!("ublkb{number}p1"), "/mnt".to_owned()))
+}
+
+const OPEN: Opener =
+    Opener { control, queues, flusher: || Ok(()), has_disks, user, link: |_, _| Ok(()), unlink: |_, _| () };
 
 static REGISTRY: Registry = Registry {
     fronts: &[FrontEntry { front: &UblkFront { open: OPEN }, schema: &lunar_ublk::schema::FRONT, options: None }],
@@ -278,6 +288,70 @@ fn a_disk_of_a_volume_needs_no_target_and_no_group() {
     assert!(seen.disks[0].read_only && seen.disks[0].host.ends_with(":local:look"));
     first.apply(&format!("{}{}", text(0, &[]), disk("look", 5))).expect("one is removed");
     assert_eq!(first.state().1, ["/dev/ublkb5"]);
+    first.kill(&world);
+}
+
+/// The disks in use from which a change takes something, each with its losses.
+fn lost(process: &mut Process, text: &str) -> Vec<(String, String)> {
+    let wanted = checked(text);
+    let plan = Plan::between(&process.applied, &wanted);
+    let Some(taking) = Taking::of(&plan, &process.applied.config, &wanted.config) else { return Vec::new() };
+    let lost = process.engine.lost_disks(&taking);
+    assert!(lost.iter().all(|disk| plan.changes.iter().any(|change| disk.causes.contains(&change.object))), "{plan}");
+    lost.into_iter().map(|disk| (disk.host.source, disk.host.loses.join("; "))).collect()
+}
+
+#[test]
+fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
+    KERNEL.set(Kernel::default());
+    let world = World::new(1);
+    world.create(path(0), BYTES);
+    let mut first = Process::start(&world);
+    let disk = "[ublk.work]\nvolume = 'v'\nnumber = 4\n";
+    let both = format!("{}{disk}", text(0, &[("data", 5)]));
+    first.apply(&both).expect("it serves");
+    let only_work = format!("{}{disk}", text(0, &[]));
+    assert_eq!(lost(&mut first, &only_work), [], "nothing uses the disks");
+    KERNEL.with_borrow_mut(|kernel| kernel.mounted = [4, 5].into());
+    let told = |source: &str, loss: &str| {
+        let words =
+            format!("{loss}, and /dev/ublkb{source}p1 is mounted at /mnt on the service's machine: umount /mnt");
+        (format!("/dev/ublkb{source}"), words)
+    };
+    let (data, work) = ("ublk disk data", "ublk disk work");
+    for (wanted, losses) in [
+        (both.clone(), vec![]),
+        (both.replace("luns = { 0 = 'v' }", "luns = { 0 = 'v', 1 = 'v' }"), vec![]),
+        (both.replace("drain = '1s'", "drain = '2s'"), vec![]),
+        (only_work, vec![told("5", &format!("{data} is removed"))]),
+        (text(0, &[("data", 5)]), vec![told("4", &format!("{work} is removed"))]),
+        (
+            both.replace("volume = 'v'", "target = 't'"),
+            vec![told("4", &format!("{work} is removed and made with other settings"))],
+        ),
+        (
+            both.replace("number = 4", "number = 4\ndepth = 8"),
+            vec![told("4", &format!("{work} is removed and made with other settings"))],
+        ),
+        (both.replace("luns = { 0 = 'v' }", "luns = { }"), vec![told("5", &format!("{data} loses its volume v"))]),
+        (
+            both.replace("initiators = ['*']", "initiators = ['iqn.2026-01.com.example:*']"),
+            vec![told("5", &format!("{data} loses its volume v"))],
+        ),
+        (
+            both.replace("00000000-", "00000001-"),
+            vec![told("5", &format!("{data} loses its volume v")), told("4", &format!("{work} loses its volume v"))],
+        ),
+        (
+            both.replace(&format!("size = {BYTES}"), &format!("size = {}", BYTES / 2)),
+            vec![
+                told("5", &format!("volume v of {data} becomes smaller")),
+                told("4", &format!("volume v of {work} becomes smaller")),
+            ],
+        ),
+    ] {
+        assert_eq!(lost(&mut first, &wanted), losses, "{wanted}");
+    }
     first.kill(&world);
 }
 

@@ -5,6 +5,7 @@
 //! * [`DiskError`]: a disk of the configuration
 
 use crate::life::feature_names;
+use crate::user::DiskUser;
 use crate::wire::disk_at;
 use lunar_core::io::Fault;
 use std::fmt;
@@ -123,7 +124,7 @@ pub enum Stays {
     /// Another process serves it.
     Served,
     /// It is used in this way.
-    Used(String),
+    Used(DiskUser),
     /// A program has it open.
     Open,
 }
@@ -253,7 +254,8 @@ impl fmt::Display for DeviceError {
                     Stays::Served => write!(f, "{disk} is not left any more: another process serves it"),
                     Stays::Used(user) => write!(
                         f,
-                        "{disk} stays, because {user}: serve its volume under the old name once more, and unmount it"
+                        "{disk} stays, because {user}: serve its volume under the old name once more, and run: {}",
+                        user.remedy()
                     ),
                     Stays::Open => {
                         write!(f, "{disk} stays, because a program has it open (lsof {disk} shows which): close it")

@@ -4,16 +4,16 @@
 use crate::command_line::{UblkOptions, place_of};
 use crate::disk::Disk;
 use crate::error::{DiskError, ServeError};
-use crate::life::{Claim, DiskRequest, Key, Removal, USED, about_left, feature_names};
+use crate::life::{Claim, DiskRequest, Removal, USED, about_left, feature_names};
 use crate::params::TRANSFER_BYTES;
-use crate::schema::{self, QUEUES, UBLK, Ublk};
-use crate::serve::{self, Local, Opener, report};
+use crate::schema::{self, UBLK, Ublk};
+use crate::serve::{self, Opener, report};
+use crate::wanted::{Wanted, queues, request, wanted};
 use crate::wire::disk_at;
-use lunar_blk::Client;
 use lunar_control::api::{LocalDiskView, LocalDisksView, SessionView};
+use lunar_control::in_use::{AffectedHost, LostDisk, Taking};
 use lunar_control::live::Later;
-use lunar_control::plan::{Action, Change};
-use lunar_control::visibility::group_of_local;
+use lunar_control::plan::{Action, Change, ObjectId};
 use lunar_control::{Checked, Config, Kind};
 use lunar_core::time::Instant;
 use lunar_core::unit::Identity;
@@ -84,17 +84,6 @@ impl Front for UblkFront {
     }
 }
 
-/// The wanted state of a disk.
-#[derive(Clone, PartialEq, Eq, Debug)]
-struct Wanted {
-    request: DiskRequest,
-    local: Local,
-    /// Its volume in the configuration.
-    volume: String,
-    /// Its host group, and its target in the configuration, if it has them.
-    shown_by: Option<(String, String)>,
-}
-
 /// A disk that is served.
 #[derive(Clone, Debug)]
 struct Running {
@@ -141,76 +130,6 @@ impl fmt::Debug for UblkRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "UblkRuntime({} disks)", self.state().running.len())
     }
-}
-
-/// The volume of a disk.
-struct Seen<'a> {
-    volume: &'a str,
-    is_read_only: bool,
-    /// The group and the target that show it, if it has a target.
-    shown_by: Option<(&'a str, &'a str)>,
-}
-
-/// The volume of a disk; `None`: its group shows it none.
-fn volume<'a>(config: &'a Config, name: &str, ublk: &'a Ublk) -> Option<Seen<'a>> {
-    if let Some(volume) = &ublk.volume {
-        return Some(Seen { volume: volume.name(), is_read_only: ublk.read_only, shown_by: None });
-    }
-    let target = ublk.target.as_ref()?.name();
-    config.targets.get(target).filter(|target| target.enabled)?;
-    let (group, section) = group_of_local(config, target, &ublk.host(name))?;
-    let mut luns = section.luns.0.iter();
-    let (_, lun) = luns.find(|(number, _)| ublk.lun.is_none_or(|wanted| wanted.get() == u64::from(**number)))?;
-    Some(Seen { volume: lun.volume.name(), is_read_only: lun.read_only, shown_by: Some((group, target)) })
-}
-
-/// The queues of a disk.
-fn queues(ublk: &Ublk, cores: usize) -> usize {
-    ublk.queues.map_or_else(|| cores.min(QUEUES), |queues| queues.get() as usize)
-}
-
-/// The request for a disk of this configuration; `None`: its group shows it no volume, or the volume is not served.
-fn request(
-    config: &Config,
-    volumes: &BTreeMap<Arc<str>, Arc<Identity>>,
-    (name, ublk): (&str, &Ublk),
-    cores: usize,
-) -> Option<DiskRequest> {
-    let seen = volume(config, name, ublk)?;
-    let identity = volumes.get(seen.volume)?;
-    let model = config.volumes.get(seen.volume)?;
-    Some(DiskRequest {
-        name: name.to_owned(),
-        key: Key::of(name, identity.uuid),
-        number: ublk.number.map(|number| number.get() as u32),
-        queues: queues(ublk, cores) as u16,
-        depth: ublk.depth.get() as u16,
-        // A volume without a path is in memory, and its contents end with the process. The lock of a shared volume does
-        // not keep the next process from it while the kernel still executes writes of this one, and requests that are
-        // issued again could be overtaken by them.
-        survives: model.path.is_some() && !model.shared,
-    })
-}
-
-/// The wanted state of a disk; `None`: its group shows it no volume, or the volume is not served.
-fn wanted(
-    published: &PublishedConfig<'_>,
-    volumes: &BTreeMap<Arc<str>, Arc<Identity>>,
-    (name, ublk): (&str, &Ublk),
-    cores: usize,
-) -> Option<Wanted> {
-    let config = &published.wanted.config;
-    let request = request(config, volumes, (name, ublk), cores)?;
-    let seen = volume(config, name, ublk)?;
-    let portal_group = ublk.portal_group.as_ref().and_then(|group| config.portal_groups.get(group.name()));
-    let client = Client {
-        name: ublk.host(name).into(),
-        group: portal_group.map_or(0, |group| group.tag.get() as u16),
-        read_only: seen.is_read_only,
-    };
-    let local = Local { unit: *published.units.get(seen.volume)?, client };
-    let shown_by = seen.shown_by.map(|(group, target)| (group.to_owned(), target.to_owned()));
-    Some(Wanted { request, local, volume: seen.volume.to_owned(), shown_by })
 }
 
 /// The names of features.
@@ -627,6 +546,32 @@ impl FrontRuntime for UblkRuntime {
             };
             LocalDisksView { offered: names(offered), used: names(offered & USED), trouble, disks }
         }))
+    }
+
+    fn lost_disks(&self, taking: &Taking<'_>) -> Vec<LostDisk> {
+        let state = self.state();
+        let begun = state.begun.values().map(|(running, _)| running);
+        let lost = |running: &Running| {
+            let loss = running.wanted.loss(taking)?;
+            let user = (self.open.user)(running.claim.number)?;
+            let Wanted { request, local, volume, shown_by } = &running.wanted;
+            let (group, target) = shown_by.clone().unzip();
+            let causes = [(Kind::Front(UBLK), Some(&request.name)), (Kind::Volume, Some(volume))];
+            let causes = causes.into_iter().chain([(Kind::Group, group.as_ref()), (Kind::Target, target.as_ref())]);
+            Some(LostDisk {
+                host: AffectedHost {
+                    session: Self::session_id(running.claim.number),
+                    initiator: local.client.name.to_string(),
+                    source: disk_at(running.claim.number),
+                    target: target.clone().unwrap_or_default(),
+                    loses: vec![format!("{loss}, and {user} on the service's machine: {}", user.remedy())],
+                },
+                causes: causes
+                    .filter_map(|(kind, name)| Some(ObjectId { kind, name: name?.clone(), lun: None }))
+                    .collect(),
+            })
+        };
+        state.running.values().chain(begun).filter_map(lost).collect()
     }
 
     fn places(&self) -> BTreeMap<String, PathBuf> {

@@ -10,6 +10,8 @@
 //! * [`error`]: why a disk cannot be made, served or ended
 //! * [`disk`]: the state of a disk that its cores share
 //! * [`schema`], [`command_line`]: the section of the configuration, and the options of `lunar serve`
+//! * [`wanted`]: the disks of a configuration, and those that a change takes away
+//! * [`user`]: the user of a disk, as the kernel knows it
 //! * [`front`]: the front of the engine: the devices of a configuration
 //! * [`serve`]: the glue to the reactor and the block command set, and the only module with I/O
 
@@ -22,4 +24,6 @@ pub mod params;
 pub mod schema;
 pub mod serve;
 pub mod tag;
+pub mod user;
+pub mod wanted;
 pub mod wire;

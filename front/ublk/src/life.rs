@@ -10,6 +10,7 @@
 
 use crate::error::{Changed, DeviceError, EBUSY, Stays, Step, Taken, Unfit, uuid};
 use crate::params::TRANSFER_BYTES;
+use crate::user::DiskUser;
 use crate::wire::{ANY_NUMBER, Control, ControlCommand, DeviceInfo, Params, State, attribute, disk_at, feature};
 use lunar_core::digest::fnv_64;
 use lunar_core::io::Fault;
@@ -61,7 +62,7 @@ pub trait Kernel {
     fn lives(&self, pid: u32) -> bool;
 
     /// The user of a disk: a mounted file system, a disk on top of it; `None`: nothing that is known.
-    fn user_of(&self, number: u32) -> Option<String>;
+    fn user_of(&self, number: u32) -> Option<DiskUser>;
 }
 
 /// The request for a device.

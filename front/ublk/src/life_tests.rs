@@ -34,7 +34,7 @@ struct Fake {
     /// Whether a program has the disk open.
     is_open: Cell<bool>,
     lives: bool,
-    user: Option<String>,
+    user: Option<DiskUser>,
 }
 
 impl Fake {
@@ -116,7 +116,7 @@ impl Kernel for Fake {
         self.lives
     }
 
-    fn user_of(&self, _number: u32) -> Option<String> {
+    fn user_of(&self, _number: u32) -> Option<DiskUser> {
         self.user.clone()
     }
 }
@@ -321,7 +321,7 @@ fn devices_without_a_section_are_told_and_removed_only_when_nothing_uses_them() 
     assert!(now(discard_left(&kernel, 7)).expect_err("it is open").to_string().contains("has it open"));
     kernel.is_open.set(false);
     assert_eq!(now(discard_left(&kernel, 7)), Ok(Removal::Done));
-    let user = Some("ublkb7 is mounted at /mnt".to_owned());
+    let user = Some(DiskUser::Mounted("ublkb7".to_owned(), "/mnt".to_owned()));
     let kernel = Fake { user, ..Fake::left(old(State::QUIESCED, VOLUME)) };
     let why = now(discard_left(&kernel, 7)).expect_err("it is mounted");
     assert!(why.to_string().contains("mounted at /mnt") && kernel.calls.borrow().is_empty(), "{why}");

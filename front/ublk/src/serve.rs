@@ -16,6 +16,7 @@ use crate::error::{DeviceError, ServeError};
 use crate::life::{self, Claim, DiskRequest, InForce, Quiet, Removal};
 use crate::params::params;
 use crate::schema::WORD;
+use crate::user::DiskUser;
 use crate::wire::DeviceInfo;
 use kernel::ControlDevice;
 use lunar_blk::{BlockSet, Client, Limits};
@@ -53,6 +54,8 @@ pub struct Opener {
     pub flusher: fn() -> io::Result<()>,
     /// Whether there are disks of ublk.
     pub has_disks: fn() -> bool,
+    /// The user of the disk of this number.
+    pub user: fn(u32) -> Option<DiskUser>,
     /// Makes or replaces the link at this path to the disk of this number.
     pub link: fn(&FilePath, u32) -> io::Result<()>,
     /// Removes the link at this path, if it leads to the disk of this number.
@@ -61,8 +64,15 @@ pub struct Opener {
 
 impl Opener {
     /// That of this machine.
-    pub const KERNEL: Self =
-        Self { control, queues, flusher: flusher::serve_write_back, has_disks, link: link::make, unlink: link::remove };
+    pub const KERNEL: Self = Self {
+        control,
+        queues,
+        flusher: flusher::serve_write_back,
+        has_disks,
+        user: DiskUser::of,
+        link: link::make,
+        unlink: link::remove,
+    };
 }
 
 fn has_disks() -> bool {

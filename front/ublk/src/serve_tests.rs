@@ -80,6 +80,7 @@ impl Bench {
             queues: |_| unreachable!("not opened"),
             flusher: || Err(io::ErrorKind::PermissionDenied.into()),
             has_disks: || false,
+            user: |_| None,
             link: |_, _| unreachable!("no disk is started"),
             unlink: |_, _| unreachable!("no disk is started"),
         };
