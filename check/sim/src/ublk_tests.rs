@@ -26,7 +26,7 @@ use lunar_ublk::wire::{Control, DeviceInfo, Params, State};
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, LazyLock};
 use zerocopy::IntoBytes;
 
@@ -42,6 +42,8 @@ struct Kernel {
     calls: Vec<Control>,
     /// Devices whose recovery has begun: older kernels refuse another one.
     half: BTreeSet<u32>,
+    /// Links to disks.
+    links: BTreeMap<PathBuf, u32>,
     /// Disks that are mounted.
     mounted: BTreeSet<u32>,
     /// Opens of a device that fail, and starts.
@@ -128,8 +130,21 @@ fn user(number: u32) -> Option<DiskUser> {
     is_mounted.then(|| DiskUser::Mounted(format!("ublkb{number}p1"), "/mnt".to_owned()))
 }
 
-const OPEN: Opener =
-    Opener { control, queues, flusher: || Ok(()), has_disks, user, link: |_, _| Ok(()), unlink: |_, _| () };
+fn link(path: &Path, number: u32) -> io::Result<()> {
+    KERNEL.with_borrow_mut(|kernel| kernel.links.insert(path.to_owned(), number));
+    Ok(())
+}
+
+fn unlink(path: &Path, number: u32) {
+    KERNEL.with_borrow_mut(|kernel| kernel.links.retain(|link, disk| link != path || *disk != number));
+}
+
+fn links(folder: &Path) -> Vec<(String, u32)> {
+    let name = |link: &Path| Some(link.strip_prefix(folder).ok()?.to_str()?.to_owned());
+    KERNEL.with_borrow(|kernel| kernel.links.iter().filter_map(|(link, disk)| Some((name(link)?, *disk))).collect())
+}
+
+const OPEN: Opener = Opener { control, queues, flusher: || Ok(()), has_disks, user, link, unlink, links };
 
 static REGISTRY: Registry = Registry {
     fronts: &[FrontEntry { front: &UblkFront { open: OPEN }, schema: &lunar_ublk::schema::FRONT, options: None }],
@@ -227,6 +242,18 @@ impl Process {
             }
         });
     }
+}
+
+/// The marks that a device of this name has.
+fn named(name: &str) -> DeviceInfo {
+    KERNEL.set(Kernel::default());
+    let world = World::new(1);
+    world.create(path(0), BYTES);
+    let mut process = Process::start(&world);
+    process.apply(&text(0, &[(name, 3)])).expect("it serves");
+    let (info, _) = KERNEL.with_borrow_mut(|kernel| kernel.devices.remove(&3).expect("its device"));
+    process.kill(&world);
+    info
 }
 
 /// A machine on which a process was killed that served the disk `data` as number 7.
@@ -353,6 +380,34 @@ fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
         assert_eq!(lost(&mut first, &wanted), losses, "{wanted}");
     }
     first.kill(&world);
+}
+
+/// The names of the links, and the numbers of their disks.
+fn linked() -> Vec<(String, u32)> {
+    let name = |link: &Path| link.file_name().expect("a name").display().to_string();
+    KERNEL.with_borrow(|kernel| kernel.links.iter().map(|(link, disk)| (name(link), *disk)).collect())
+}
+
+#[test]
+fn links_to_disks_that_are_not_served_any_more_are_removed() {
+    let other = DeviceInfo { number: 9, state: State::LIVE.0, ..named("other") };
+    let world = left();
+    assert_eq!(linked(), [("data".to_owned(), 7)]);
+    let mut next = Process::start(&world);
+    // Number 9 is served by another process, and 8 is gone.
+    KERNEL.with_borrow_mut(|kernel| {
+        let folder = kernel.links.keys().next().and_then(|link| link.parent()).expect("a folder").to_owned();
+        kernel.devices.insert(9, (other, Params::default()));
+        kernel.links.extend([("other", 9), ("stray", 9), ("gone", 8)].map(|(name, disk)| (folder.join(name), disk)));
+    });
+    next.apply(&text(0, &[("data", 7)])).expect("it serves");
+    assert_eq!(linked(), [("data".to_owned(), 7), ("other".to_owned(), 9)]);
+    next.kill(&world);
+    KERNEL.with_borrow_mut(|kernel| kernel.devices.insert(9, (other, Params::default())));
+    let mut last = Process::start(&world);
+    last.apply(&text(0, &[])).expect("no disk is wanted");
+    assert_eq!(linked(), [("other".to_owned(), 9)], "the disk was left, and is not served");
+    last.kill(&world);
 }
 
 #[test]

@@ -73,7 +73,10 @@ impl Front for UblkFront {
         let devices = is_used.then(|| "/dev".into()).into_iter().collect();
         // Disks whose section was removed are reported.
         let control = (!is_used && (self.open.has_disks)()).then(|| CONTROL.into()).into_iter().collect();
-        let links = is_used.then(|| runtime.to_owned()).into_iter().collect();
+        // Links to disks that are not served any more are removed.
+        let folder = runtime.join(LINKS);
+        let left = || Some(folder.clone()).filter(|folder| !(self.open.links)(folder).is_empty());
+        let links = if is_used { Some(runtime.to_owned()) } else { left() }.into_iter().collect();
         FrontPaths { devices, write: control, links, ..FrontPaths::default() }
     }
 
@@ -348,10 +351,10 @@ impl UblkRuntime {
         }
     }
 
-    /// Looks once for disks that processes before this one have left, and whose sections are gone. They are never
+    /// Looks for disks that processes before this one have left, and whose sections are gone. They are never
     /// removed without being asked for: programs may use them, and another process may mean to serve them again.
     fn look_for_left(&self, cores: &FrontHandle, names: Vec<String>) {
-        if std::mem::replace(&mut self.state().has_looked, true) || names.is_empty() && !(self.open.has_disks)() {
+        if names.is_empty() && !(self.open.has_disks)() {
             return;
         }
         let look = async move |front: Rc<UblkCore>| front.0.left_behind(names).await;
@@ -361,6 +364,23 @@ impl UblkRuntime {
             let words = format!("ublk: {}", about_left(&found, &Self::session_id(found.number)));
             report(true, &words);
             self.state().left.insert(found.number, words);
+        }
+    }
+
+    /// Removes the links that processes before this one have left, and that lead to no disk of their name. Without
+    /// the right to ask for the disks, links to disks that exist stay.
+    fn tidy_links(&self, cores: &FrontHandle, wanted: &BTreeSet<String>) {
+        let folder = self.shared.host.runtime().join(LINKS);
+        for (name, number) in (self.open.links)(&folder) {
+            if self.state().running.get(&name).is_some_and(|running| running.claim.number == number) {
+                continue;
+            }
+            let (link, is_wanted) = (folder.join(&name), wanted.contains(&name));
+            let bears = async move |front: Rc<UblkCore>| front.0.bears(number, &name, is_wanted).await;
+            let stays = (self.open.has_disks)() && answered(cores.ask(FIRST, bears).wait()).unwrap_or(true);
+            if !stays {
+                (self.open.unlink)(&link, number);
+            }
         }
     }
 
@@ -440,7 +460,11 @@ impl FrontRuntime for UblkRuntime {
                 report(true, &why.to_string());
             }
         }
-        self.look_for_left(cores, all.keys().cloned().collect());
+        let is_first = !std::mem::replace(&mut self.state().has_looked, true);
+        let names: BTreeSet<String> = all.keys().cloned().collect();
+        if is_first {
+            self.look_for_left(cores, names.iter().cloned().collect());
+        }
         for (name, wanted) in all {
             match wanted {
                 _ if self.state().running.contains_key(&name) => {}
@@ -451,6 +475,9 @@ impl FrontRuntime for UblkRuntime {
                     self.state().troubles.insert(name, why);
                 }
             }
+        }
+        if is_first {
+            self.tidy_links(cores, &names);
         }
         let unused = std::mem::take(&mut self.state().claims);
         unused.into_values().for_each(|(_, claim)| Self::discard(cores, claim));

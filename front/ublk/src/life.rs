@@ -464,6 +464,17 @@ pub async fn left_behind<K: Kernel>(kernel: &K, names: &[String]) -> Result<Vec<
     Ok(left)
 }
 
+/// Whether the device of this number is the disk of this name, and served or waiting for the process that will serve
+/// it. `is_wanted`: the configuration of this process has the disk.
+///
+/// # Errors
+/// Why that cannot be known.
+pub async fn bears<K: Kernel>(kernel: &K, number: u32, name: &str, is_wanted: bool) -> Result<bool, DeviceError> {
+    let key = Key::of(name, [0; 16]);
+    let is_it = |found: &DeviceInfo| key.is_same_name(found) && (is_wanted || found.state != State::QUIESCED.0);
+    Ok(info(kernel, number).await?.is_some_and(|found| is_it(&found)))
+}
+
 /// The advice about a device that was left.
 #[must_use]
 pub fn about_left(found: &DeviceInfo, session: &str) -> String {

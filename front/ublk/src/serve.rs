@@ -60,6 +60,8 @@ pub struct Opener {
     pub link: fn(&FilePath, u32) -> io::Result<()>,
     /// Removes the link at this path, if it leads to the disk of this number.
     pub unlink: fn(&FilePath, u32),
+    /// The links in this folder: their names, and the numbers of the disks to which they lead.
+    pub links: fn(&FilePath) -> Vec<(String, u32)>,
 }
 
 impl Opener {
@@ -72,6 +74,7 @@ impl Opener {
         user: DiskUser::of,
         link: link::make,
         unlink: link::remove,
+        links: link::all,
     };
 }
 
@@ -261,6 +264,14 @@ impl Front {
     /// Why that cannot be known.
     pub async fn left_behind(&self, names: Vec<String>) -> Result<Vec<DeviceInfo>, ServeError> {
         Ok(life::left_behind(&*self.control()?, &names).await?)
+    }
+
+    /// Whether the device of this number is the disk of this name.
+    ///
+    /// # Errors
+    /// Why that cannot be known.
+    pub async fn bears(&self, number: u32, name: &str, is_wanted: bool) -> Result<bool, ServeError> {
+        Ok(life::bears(&*self.control()?, number, name, is_wanted).await?)
     }
 
     /// Removes a device that was left, unless it is in use.

@@ -83,6 +83,7 @@ impl Bench {
             user: |_| None,
             link: |_, _| unreachable!("no disk is started"),
             unlink: |_, _| unreachable!("no disk is started"),
+            links: |_| unreachable!("no disk is started"),
         };
         Front::new(&self.reactor, &self.rig.set, open, (keeps, DRAIN))
     }

@@ -56,10 +56,13 @@ pub struct TagCommand {
     pub result: i32,
 }
 
+/// The path of each disk, without its number.
+pub const DISK: &str = "/dev/ublkb";
+
 /// The path of the disk of this number.
 #[must_use]
 pub fn disk_at(number: u32) -> String {
-    format!("/dev/ublkb{number}")
+    format!("{DISK}{number}")
 }
 
 /// The command of a tag that asks for its first request.

@@ -1,7 +1,8 @@
 //! Links to disks by their names, which stay the same when the kernel gives other numbers.
 
-use crate::wire::disk_at;
+use crate::wire::{DISK, disk_at};
 use rustix::fs::{CWD, symlinkat};
+use std::fs::DirEntry;
 use std::io::{self, ErrorKind};
 use std::path::Path;
 
@@ -29,6 +30,16 @@ pub(super) fn remove(path: &Path, number: u32) {
     }
 }
 
+/// The links to disks in this folder: their names, and the numbers of the disks.
+pub(super) fn all(folder: &Path) -> Vec<(String, u32)> {
+    let number = |entry: &DirEntry| {
+        let disk = std::fs::read_link(entry.path()).ok()?;
+        let number = disk.to_str()?.strip_prefix(DISK)?.parse().ok()?;
+        Some((entry.file_name().into_string().ok()?, number))
+    };
+    std::fs::read_dir(folder).into_iter().flatten().flatten().filter_map(|entry| number(&entry)).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -45,6 +56,11 @@ mod tests {
         make(&other, 9).expect("the folder can be written to");
         make(&path, 7).expect("the folder can be written to");
         assert_eq!(std::fs::read_link(&other).expect("the link of another disk"), Path::new(&disk_at(9)));
+        symlinkat("/dev/sda", CWD, path.with_file_name("foreign")).expect("the folder can be written to");
+        let mut found = all(&folder.join("ublk"));
+        found.sort();
+        assert_eq!(found, [("data.1".to_owned(), 7), ("data.1.new".to_owned(), 9)]);
+        assert_eq!(all(&folder.join("missing")), []);
         remove(&other, 9);
         remove(&path, 3);
         assert!(path.is_symlink(), "it is that of another disk");
