@@ -60,7 +60,8 @@ fn problem(volume: &str, why: &ScsiError) -> Problem {
         ScsiError::NotServed => return Problem::not_found(format!("volume '{volume}': {why}")),
         ScsiError::Command(_) | ScsiError::BothDirections | ScsiError::TooLong => return Problem::bad_request(why),
         ScsiError::Busy | ScsiError::Stopping => ("/problems/busy", "The command was not executed", 503),
-        ScsiError::Late(_) => ("/problems/late", "The command took too long", 504),
+        ScsiError::Aborted(_) => ("/problems/late", "The command took too long", 504),
+        ScsiError::Unfinished(_) => ("/problems/unfinished", "The outcome of the command is unknown", 504),
         ScsiError::Failed => ("/problems/internal", "The command failed", 500),
     };
     ProblemDetails::new(kind, title, status, format!("volume {volume}: {why}")).into()

@@ -79,7 +79,9 @@ pub enum ScsiError {
     /// Too many commands are in progress.
     Busy,
     /// It did not end in time, and was aborted.
-    Late(Duration),
+    Aborted(Duration),
+    /// It did not end in time, and not after its abort either: it may still be executed.
+    Unfinished(Duration),
     /// A panic has ended it.
     Failed,
     /// The service stops.
@@ -96,7 +98,18 @@ impl fmt::Display for ScsiError {
             }
             Self::TooLong => write!(f, "a command moves at most {DATA_BYTES_MAX} bytes this way"),
             Self::Busy => f.write_str("too many of these commands are in progress; try again later"),
-            Self::Late(time) => write!(f, "the command did not end within {} s and was aborted", time.as_secs()),
+            Self::Aborted(time) => write!(
+                f,
+                "the command did not end within {} s and was aborted: a part of it may have been executed",
+                time.as_secs()
+            ),
+            Self::Unfinished(time) => write!(
+                f,
+                "the command did not end within {} s, and its abort has not ended it either: its outcome is unknown, \
+                 and it may still be executed; `lunar status` shows whether the volume answers, and what the command \
+                 has changed has to be read from the volume before it is repeated",
+                time.as_secs()
+            ),
             Self::Failed => f.write_str("the command failed inside of Lunar; its log has the reason"),
             Self::Stopping => f.write_str("the service stops"),
         }

@@ -31,7 +31,7 @@ const COMMANDS_MAX: usize = 16;
 /// The time without a command after which the nexus ends: then it gives back what only one nexus may have, such as a
 /// tape drive or an SPC-2 reservation.
 const IDLE: Duration = Duration::from_secs(5 * 60);
-/// The longest time for an aborted command to end.
+/// How long an aborted command is waited for. One that takes longer goes on, and the nexus with it.
 const ABORT_PATIENCE: Duration = Duration::from_secs(20);
 
 /// The local nexus of a core.
@@ -106,11 +106,10 @@ impl LocalNexus {
         }
         self.last_used.set(self.reactor.now());
         match exchange.reply.take() {
-            Some(reply) if !is_late || reply.status != Status::TASK_ABORTED => {
-                Ok(outcome(&written, &reply, exchange.data_in.take()))
-            }
-            _ if is_late => Err(ScsiError::Late(order.patience)),
-            _ => Err(ScsiError::Failed),
+            Some(reply) if is_late && reply.status == Status::TASK_ABORTED => Err(ScsiError::Aborted(order.patience)),
+            Some(reply) => Ok(outcome(&written, &reply, exchange.data_in.take())),
+            None if exchange.ended.has_come() => Err(ScsiError::Failed),
+            None => Err(ScsiError::Unfinished(order.patience)),
         }
     }
 

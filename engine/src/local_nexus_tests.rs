@@ -1,4 +1,6 @@
 use super::*;
+use lunar_core::mem::Arena;
+use lunar_reactor::sim::{Host, World};
 use lunar_reactor::{Choice, Config};
 use lunar_scsi::forwarding::Terms;
 use lunar_scsi::testing::{BLOCK, BLOCKS, Rig, Tape};
@@ -10,6 +12,15 @@ const RELEASE: [u8; 6] = [0x17, 0, 0, 0, 0, 0];
 /// Runs `work` with the local nexus of a device server.
 fn with(rig: &Rig, work: impl AsyncFnOnce(Rc<LocalNexus>)) {
     let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let local = LocalNexus::new(&reactor, &rig.target);
+    reactor.run(work(local));
+}
+
+/// The same in simulated time.
+fn with_simulated_time(rig: &Rig, work: impl AsyncFnOnce(Rc<LocalNexus>)) {
+    let world = World::new(1);
+    world.set_deadline(Instant(24 * 3600 * 1_000_000_000));
+    let reactor = Reactor::with_driver(world.core(Host(1)), Arena::new(8 << 20), Default::default());
     let local = LocalNexus::new(&reactor, &rig.target);
     reactor.run(work(local));
 }
@@ -125,7 +136,25 @@ fn a_command_that_does_not_end_is_aborted() {
         tape.hold();
         release_later(&local, &tape);
         let order = ScsiOrder { patience: Duration::from_millis(20), ..ScsiOrder::new("rewind") };
-        assert!(matches!(local.execute(UNIT, order).await, Err(ScsiError::Late(_))));
+        assert!(matches!(local.execute(UNIT, order).await, Err(ScsiError::Aborted(_))));
+        assert_eq!(status(&local, "test unit ready").await, "GOOD");
+    });
+}
+
+#[test]
+fn the_outcome_of_a_command_whose_abort_does_not_end_is_unknown_and_the_nexus_stays_for_it() {
+    let tape = Tape::new(1 << 20);
+    let rig = Rig::forwarding(tape.clone());
+    with_simulated_time(&rig, async |local| {
+        tape.hold();
+        let ended = run(&local, "rewind").await;
+        let Err(why @ ScsiError::Unfinished(_)) = ended else { panic!("{ended:?}") };
+        assert!(why.to_string().contains("outcome is unknown") && !why.to_string().contains("aborted"), "{why}");
+        local.reactor.sleep(10 * IDLE).await;
+        assert!(local.nexus.borrow().as_ref().is_some_and(|nexus| !nexus.tasks.is_empty()), "it is still executed");
+        tape.release();
+        local.reactor.sleep(2 * IDLE).await;
+        assert!(local.nexus.borrow().is_none(), "it has ended");
         assert_eq!(status(&local, "test unit ready").await, "GOOD");
     });
 }
