@@ -18,6 +18,7 @@ use lunar_scsi::{Asc, Command, Lun, Nexus, Reply, SenseData, Status, Target, Tas
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::fmt;
+use std::future::pending;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +42,8 @@ pub struct LocalNexus {
     slots: Slots<Job>,
     /// The nexus, while it is used.
     nexus: RefCell<Option<Rc<Nexus>>>,
+    /// Comes when the nexus that is being ended has ended: the next one has the same name, and begins afterwards.
+    closing: RefCell<Option<Rc<End>>>,
     /// The logical units that it has addressed.
     known: RefCell<BTreeSet<u16>>,
     last_tag: Cell<u64>,
@@ -63,6 +66,7 @@ impl LocalNexus {
                 job.run(slot).await;
             }),
             nexus: RefCell::default(),
+            closing: RefCell::default(),
             known: RefCell::default(),
             last_tag: Cell::default(),
             last_used: Cell::new(reactor.now()),
@@ -75,7 +79,7 @@ impl LocalNexus {
     /// [`ScsiError`].
     pub async fn execute(self: &Rc<Self>, unit: UnitId, order: ScsiOrder) -> Result<ScsiOutcome, ScsiError> {
         let lun = u16::try_from(unit.0).map_err(|_| ScsiError::NotServed)?;
-        let nexus = self.nexus();
+        let nexus = self.nexus().await;
         let written = self.read(&nexus, lun, &order.command)?;
         let (data_in, data_out) = lengths(&order, written.flow)?;
         let tag = self.last_tag.get() + 1;
@@ -114,7 +118,8 @@ impl LocalNexus {
     }
 
     /// The nexus, which begins if there is none.
-    fn nexus(self: &Rc<Self>) -> Rc<Nexus> {
+    async fn nexus(self: &Rc<Self>) -> Rc<Nexus> {
+        self.closed().await;
         self.last_used.set(self.reactor.now());
         if let Some(nexus) = &*self.nexus.borrow() {
             return nexus.clone();
@@ -144,10 +149,24 @@ impl LocalNexus {
     /// Ends the nexus: its commands are aborted and have ended when this returns, and only its persistent registrations
     /// are left.
     pub(crate) async fn close(&self) {
-        let nexus = self.nexus.take();
+        self.closed().await;
+        let Some(nexus) = self.nexus.take() else { return };
+        let end = Rc::<End>::default();
+        self.closing.replace(Some(end.clone()));
         self.known.take();
-        if let Some(nexus) = nexus {
-            self.target.close(&nexus).await;
+        self.target.close(&nexus).await;
+        self.closing.take();
+        end.come();
+    }
+
+    /// Waits until no nexus is being ended.
+    async fn closed(&self) {
+        loop {
+            let closing = self.closing.borrow().clone();
+            match closing {
+                Some(end) => end.unless(pending::<()>()).await,
+                None => return,
+            };
         }
     }
 

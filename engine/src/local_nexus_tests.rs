@@ -160,6 +160,29 @@ fn the_outcome_of_a_command_whose_abort_does_not_end_is_unknown_and_the_nexus_st
 }
 
 #[test]
+fn the_next_nexus_begins_when_the_one_before_has_ended() {
+    let tape = Tape::on_terms(1 << 20, Terms { exclusive: true, ..Terms::default() });
+    let rig = Rig::forwarding(tape.clone());
+    with_simulated_time(&rig, async |local| {
+        assert_eq!(status(&local, "rewind").await, "GOOD");
+        tape.hold();
+        let (waiting, closing) = (local.clone(), local.clone());
+        local.reactor.spawn(async move { drop(run(&waiting, "rewind").await) });
+        local.reactor.sleep(Duration::from_millis(5)).await;
+        local.reactor.spawn(async move { closing.close().await });
+        local.reactor.sleep(Duration::from_millis(5)).await;
+        // The drive still executes a command of the nexus that ends, which has the drive for itself.
+        assert!(local.nexus.borrow().is_none());
+        release_later(&local, &tape);
+        for _ in 0..2 {
+            assert_eq!(status(&local, "test unit ready").await, "GOOD");
+        }
+        local.close().await;
+        assert!(local.nexus.borrow().is_none() && local.closing.borrow().is_none());
+    });
+}
+
+#[test]
 fn commands_at_a_unit_that_is_removed_end() {
     let tape = Tape::new(1 << 20);
     let rig = Rig::forwarding(tape.clone());
@@ -177,7 +200,7 @@ fn commands_at_a_unit_that_is_removed_end() {
         rig.target.remove_unit(0);
         release_later(&local, &tape);
         local.leave(UNIT).await;
-        end.unless(std::future::pending::<()>()).await;
+        end.unless(pending::<()>()).await;
         assert!(matches!(run(&local, "rewind").await, Err(ScsiError::NotServed)));
     });
 }
