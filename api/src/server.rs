@@ -32,6 +32,7 @@ use lunar_control::api::{ProblemDetails, StatusView};
 use lunar_control::config::CONFIG_BYTES_MAX;
 use lunar_control::live::Later;
 use lunar_control::metrics::Format;
+use lunar_control::scsi::COMMANDS_MAX;
 use lunar_core::access::throttle::Throttle;
 use lunar_core::pace::host;
 use std::collections::VecDeque;
@@ -76,6 +77,8 @@ pub struct State {
     readers: Arc<Semaphore>,
     /// Bounds the requests that write.
     writers: Arc<Semaphore>,
+    /// Bounds the SCSI commands: a volume that does not answer them must not keep changes from the service.
+    commands: Arc<Semaphore>,
     streams: Arc<Semaphore>,
     viewers: Arc<Semaphore>,
     live: Live,
@@ -116,6 +119,7 @@ impl State {
             changes,
             readers,
             writers,
+            commands: room(COMMANDS_MAX),
             streams,
             viewers: room(VIEWERS_MAX),
             live: Live::default(),
@@ -228,8 +232,12 @@ impl State {
             _ => {}
         }
         let Query { dry_run, force, with_data, texts } = Query::of(&route, parts.uri.query())?;
-        let room = if dry_run || route.right == Right::Read { &self.readers } else { &self.writers };
-        let _permit = room.clone().try_acquire_owned().map_err(|_| busy("requests"))?;
+        let (room, what) = match route.request {
+            RequestContent::Scsi => (&self.commands, "SCSI commands"),
+            _ if dry_run || route.right == Right::Read => (&self.readers, "requests"),
+            _ => (&self.writers, "requests"),
+        };
+        let _permit = room.clone().try_acquire_owned().map_err(|_| busy(what))?;
         let mut parameters = parameters(&mut parts).await?;
         parameters.extend(texts);
         let body = read(&route, body).await?;

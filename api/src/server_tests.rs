@@ -702,6 +702,32 @@ fn requests_that_read_are_answered_however_many_changes_wait() {
 }
 
 #[test]
+fn changes_are_made_however_many_scsi_commands_hang() {
+    let fixture = Fixture::new();
+    fixture.service.silent.store(true, Ordering::Release);
+    let request_ = |method: &str, path: &str, body: &'static str| fixture.status(method, path, body);
+    fixture.runtime.block_on(async {
+        let command = || tokio::spawn(request_("POST", "/v1/volume/disk1/scsi", r#"{"command":"00"}"#));
+        let commands: Vec<_> = (0..COMMANDS_MAX + 4).map(|_| command()).collect();
+        while fixture.state.commands.available_permits() > 0 {
+            sleep(Duration::from_millis(1)).await;
+        }
+        for (method, path, body) in [("GET", "/v1/status", ""), ("PATCH", "/v1/limits", r#"{"sessions":5}"#)] {
+            let answer = timeout(Duration::from_secs(10), request_(method, path, body)).await;
+            assert_eq!(answer.expect("an answer without waiting"), 200, "{path}");
+        }
+        fixture.service.silent.store(false, Ordering::Release);
+        let mut ended = Vec::new();
+        for command in commands {
+            let answer = timeout(Duration::from_secs(10), command).await.expect("the command ends");
+            ended.push(answer.expect("a status"));
+        }
+        let refused = ended.iter().filter(|status| **status == 503).count();
+        assert_eq!((refused, ended.iter().filter(|status| **status == 200).count()), (4, COMMANDS_MAX));
+    });
+}
+
+#[test]
 fn a_change_that_takes_something_from_sessions_needs_force() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.own("POST", "/v1/volume/disk2", r#"{"kind":"ram","size":"1M"}"#).0, 200);

@@ -67,7 +67,7 @@ pub struct FakeTarget {
     pub troubles: Vec<TroubleView>,
     /// Whether the last change is still being finalized; tests set it.
     pub finalizing: Arc<AtomicBool>,
-    /// Whether the places of stores do not answer; tests set it.
+    /// Whether the places of stores do not answer, and SCSI commands do not end; tests set it.
     pub silent: Arc<AtomicBool>,
 }
 
@@ -279,7 +279,11 @@ impl Live for FakeTarget {
             wanted: order.data_out.len() as u64,
             data: order.data_out,
         };
-        Some(Box::new(|| Ok(outcome)))
+        let wait = while_set(&self.silent);
+        Some(Box::new(|| {
+            wait();
+            Ok(outcome)
+        }))
     }
 
     fn lost_disks(&mut self, _taking: &Taking<'_>) -> Vec<LostDisk> {

@@ -14,6 +14,11 @@ pub const SECONDS_MAX: u16 = 90;
 /// The time for a command without a given one.
 pub const SECONDS: u16 = 30;
 
+/// The most commands in progress: operators give one at a time, and each may hold two times [`DATA_BYTES_MAX`] bytes.
+pub const COMMANDS_MAX: usize = 16;
+/// The most of them at one volume, so that a volume that does not answer leaves room for others.
+pub const VOLUME_COMMANDS_MAX: usize = 4;
+
 /// A command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct ScsiOrder {
@@ -97,7 +102,11 @@ impl fmt::Display for ScsiError {
                 f.write_str("a command has data in one direction: give data to send, or expect some")
             }
             Self::TooLong => write!(f, "a command moves at most {DATA_BYTES_MAX} bytes this way"),
-            Self::Busy => f.write_str("too many of these commands are in progress; try again later"),
+            Self::Busy => write!(
+                f,
+                "too many of these commands are in progress, and it was not executed: there may be \
+                 {VOLUME_COMMANDS_MAX} at a volume and {COMMANDS_MAX} in all; try again when one has ended"
+            ),
             Self::Aborted(time) => write!(
                 f,
                 "the command did not end within {} s and was aborted: a part of it may have been executed",

@@ -1,7 +1,7 @@
 //! The local nexus: SCSI commands of the operator to the logical units of all volumes, without a transport. Its
 //! initiator port has a name of its own, so that reservations of other hosts hold for it as well. It is on one core.
 
-use lunar_control::scsi::{DATA_BYTES_MAX, ScsiError, ScsiOrder, ScsiOutcome};
+use lunar_control::scsi::{COMMANDS_MAX, DATA_BYTES_MAX, ScsiError, ScsiOrder, ScsiOutcome, VOLUME_COMMANDS_MAX};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::port::{NexusName, Transfer};
@@ -16,7 +16,7 @@ use lunar_scsi::row::Flow;
 use lunar_scsi::written::WrittenCommand;
 use lunar_scsi::{Asc, Command, Lun, Nexus, Reply, SenseData, Status, Target, Task, TaskAttribute, device_types};
 use std::cell::{Cell, RefCell};
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::pending;
 use std::rc::Rc;
@@ -27,8 +27,6 @@ use std::time::Duration;
 pub const INITIATOR_PORT: &str = "iqn.2026-01.io.lunar:local-scsi,i,0x000000000000";
 /// It has no target port: access states of target port groups do not concern it.
 const NO_PORT: u16 = 0;
-/// Commands in progress: as many requests as the API carries out at once.
-const COMMANDS_MAX: usize = 16;
 /// The time without a command after which the nexus ends: then it gives back what only one nexus may have, such as a
 /// tape drive or an SPC-2 reservation.
 const IDLE: Duration = Duration::from_secs(5 * 60);
@@ -44,6 +42,8 @@ pub struct LocalNexus {
     nexus: RefCell<Option<Rc<Nexus>>>,
     /// Comes when the nexus that is being ended has ended: the next one has the same name, and begins afterwards.
     closing: RefCell<Option<Rc<End>>>,
+    /// A mark of each logical unit, which its commands in progress share.
+    seats: RefCell<BTreeMap<u16, Rc<()>>>,
     /// The logical units that it has addressed.
     known: RefCell<BTreeSet<u16>>,
     last_tag: Cell<u64>,
@@ -67,6 +67,7 @@ impl LocalNexus {
             }),
             nexus: RefCell::default(),
             closing: RefCell::default(),
+            seats: RefCell::default(),
             known: RefCell::default(),
             last_tag: Cell::default(),
             last_used: Cell::new(reactor.now()),
@@ -82,6 +83,11 @@ impl LocalNexus {
         let nexus = self.nexus().await;
         let written = self.read(&nexus, lun, &order.command)?;
         let (data_in, data_out) = lengths(&order, written.flow)?;
+        // Commands that have not ended after their abort count, too.
+        let seat = self.seats.borrow_mut().entry(lun).or_default().clone();
+        if Rc::strong_count(&seat) > VOLUME_COMMANDS_MAX + 1 {
+            return Err(ScsiError::Busy);
+        }
         let tag = self.last_tag.get() + 1;
         self.last_tag.set(tag);
         let address = Lun::from_number(lun);
@@ -101,6 +107,7 @@ impl LocalNexus {
             command,
             arena: self.reactor.arena().clone(),
             exchange: exchange.clone(),
+            _seat: seat,
         };
         self.slots.start(job).map_err(|_| ScsiError::Busy)?;
         let is_late = exchange.ended.unless(self.reactor.sleep(order.patience)).await.is_some();
@@ -174,6 +181,7 @@ impl LocalNexus {
     pub(crate) async fn leave(&self, unit: UnitId) {
         let Ok(lun) = u16::try_from(unit.0) else { return };
         self.known.borrow_mut().remove(&lun);
+        self.seats.borrow_mut().remove(&lun);
         let nexus = self.nexus.borrow().clone();
         if let Some(nexus) = nexus {
             let is_at = |(_, at): (u64, Lun)| at.number() == Some(lun);
@@ -271,6 +279,7 @@ struct Job {
     task: Task,
     arena: Arena,
     exchange: Rc<Exchange>,
+    _seat: Rc<()>,
 }
 
 impl Job {

@@ -160,6 +160,28 @@ fn the_outcome_of_a_command_whose_abort_does_not_end_is_unknown_and_the_nexus_st
 }
 
 #[test]
+fn commands_that_do_not_end_leave_room_for_those_of_other_volumes() {
+    let tape = Tape::new(1 << 20);
+    let rig = Rig::forwarding(tape.clone());
+    with_simulated_time(&rig, async |local| {
+        tape.hold();
+        for _ in 0..VOLUME_COMMANDS_MAX {
+            let waiting = local.clone();
+            local.reactor.spawn(async move { drop(run(&waiting, "rewind").await) });
+        }
+        local.reactor.sleep(Duration::from_millis(5)).await;
+        assert!(matches!(run(&local, "rewind").await, Err(ScsiError::Busy)));
+        assert_eq!(local.slots.free(), COMMANDS_MAX - VOLUME_COMMANDS_MAX);
+        // The one that the drive executes has not ended when the operator is told that it is late.
+        local.reactor.sleep(Duration::from_secs(60)).await;
+        assert_eq!(local.slots.free(), COMMANDS_MAX - 1);
+        tape.release();
+        local.reactor.sleep(Duration::from_millis(5)).await;
+        assert_eq!(status(&local, "rewind").await, "GOOD");
+    });
+}
+
+#[test]
 fn the_next_nexus_begins_when_the_one_before_has_ended() {
     let tape = Tape::on_terms(1 << 20, Terms { exclusive: true, ..Terms::default() });
     let rig = Rig::forwarding(tape.clone());
