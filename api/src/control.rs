@@ -99,7 +99,7 @@ pub trait Control {
     fn unread_size(&mut self, volume: &str) -> Vec<String>;
     /// [`Live::clear_reservation`].
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
-    /// [`Live::scsi`].
+    /// [`Manager::scsi`].
     fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>>;
     /// [`Live::local_disks`].
     fn local_disks(&mut self) -> Later<LocalDisksView>;
@@ -239,7 +239,7 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
     }
 
     fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
-        self.running().scsi(volume, order)
+        Self::scsi(self, volume, order)
     }
 
     fn local_disks(&mut self) -> Later<LocalDisksView> {

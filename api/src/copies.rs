@@ -79,11 +79,13 @@ pub(crate) enum CopyError {
 impl fmt::Display for CopyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::ProtectedInUse => {
-                f.write_str("the volume keeps protection information, and clients may write to it: set read-only first")
-            }
+            Self::ProtectedInUse => f.write_str(
+                "the volume keeps protection information, and clients may write to it: set read-only first, and \
+                     wait for commands of `lunar scsi`",
+            ),
             Self::InUse => f.write_str(
-                "clients may write to the volume, and this file system cannot share blocks: set read-only first",
+                "clients may write to the volume, and this file system cannot share blocks: set read-only first, and \
+                 wait for commands of `lunar scsi`",
             ),
             Self::CannotShare(why) => {
                 write!(f, "this file system cannot share blocks ({why}): copy the bytes instead (`lunar volume copy`)")

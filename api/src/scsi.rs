@@ -59,6 +59,7 @@ fn problem(volume: &str, why: &ScsiError) -> Problem {
     let (kind, title, status) = match why {
         ScsiError::NotServed => return Problem::not_found(format!("volume '{volume}': {why}")),
         ScsiError::Command(_) | ScsiError::BothDirections | ScsiError::TooLong => return Problem::bad_request(why),
+        ScsiError::Copied => ("/problems/copied", "The volume is being copied", 409),
         ScsiError::Busy | ScsiError::Stopping => ("/problems/busy", "The command was not executed", 503),
         ScsiError::Aborted(_) => ("/problems/late", "The command took too long", 504),
         ScsiError::Unfinished(_) => ("/problems/unfinished", "The outcome of the command is unknown", 504),

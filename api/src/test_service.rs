@@ -12,7 +12,7 @@ use lunar_control::fake_target::{FakeError, FakeTarget, Transaction};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use lunar_control::names::Uuid;
 use lunar_control::plan::Change;
-use lunar_control::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
+use lunar_control::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use lunar_control::testing::SAMPLE;
 use lunar_control::{Manager, Plan};
 use serde_json::Value as Json;
@@ -106,8 +106,8 @@ impl Live for FakeDaemon {
         self.target.statistics()
     }
 
-    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
-        self.target.scsi(volume, order)
+    fn scsi(&mut self, volume: &str, call: ScsiCall) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        self.target.scsi(volume, call)
     }
 
     fn vms(&mut self) -> Vec<VmView> {

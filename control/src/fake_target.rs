@@ -9,10 +9,11 @@ use crate::kind::{Id, Kind};
 use crate::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use crate::names::Uuid;
 use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
-use crate::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
+use crate::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use crate::secret::Secret;
 use crate::section::Field;
 use crate::section::Object;
+use crate::write_freeze::Reach;
 use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -266,8 +267,10 @@ impl Live for FakeTarget {
     }
 
     /// Returns the data that the command was given, and sense data if there is none.
-    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+    fn scsi(&mut self, volume: &str, call: ScsiCall) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
         self.medium_of(volume)?;
+        let ScsiCall { order, offer } = call;
+        let Some(permit) = offer.accept(Reach::Volume) else { return Some(Box::new(|| Err(ScsiError::Copied))) };
         let is_good = !order.data_out.is_empty();
         let outcome = ScsiOutcome {
             cdb: vec![0x3c, 0],
@@ -282,6 +285,7 @@ impl Live for FakeTarget {
         let wait = while_set(&self.silent);
         Some(Box::new(|| {
             wait();
+            drop(permit);
             Ok(outcome)
         }))
     }

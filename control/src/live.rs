@@ -7,7 +7,7 @@ use crate::counters::StoreSpace;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use crate::in_use::{LostDisk, Taking};
 use crate::names::Uuid;
-use crate::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
+use crate::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use crate::slow::{AllStagesView, SlowLogView};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
@@ -167,8 +167,8 @@ pub trait Live {
     }
 
     /// Executes a SCSI command at the logical unit of a volume; `None` if it is not served. The work returns its end.
-    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
-        let _ = (volume, order);
+    fn scsi(&mut self, volume: &str, call: ScsiCall) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        let _ = (volume, call);
         None
     }
 

@@ -10,7 +10,7 @@ use crate::document::{Edit, Keys, Refused, edit, fill_secrets, name_volumes};
 use crate::identities::Identities;
 use crate::in_use::{self, Author, Clients, Force, InUse, Taking};
 use crate::kind::{Id, Kind};
-use crate::live::Live;
+use crate::live::{Later, Live};
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
 use crate::redact::with_comments;
@@ -18,6 +18,7 @@ use crate::refused::Used;
 use crate::refused_file::RefusedFile;
 use crate::report::{Problems, Report};
 use crate::schema::Schema;
+use crate::scsi::{ScsiCall, ScsiError, ScsiOrder, ScsiOutcome};
 use crate::secret::HIDDEN;
 use crate::value::Textual;
 use crate::versions::{Trouble, Versions};
@@ -165,6 +166,12 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         self.freezes
             .hold(&self.current.config, volume)
             .filter(|_| !self.unavailable.contains_key(&ObjectId::volume(volume)))
+    }
+
+    /// Executes a SCSI command at a volume, which may change only volumes that are not frozen; see [`Live::scsi`].
+    pub fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        let offer = self.freezes.offer(&self.current.config, volume);
+        self.running.scsi(volume, ScsiCall { order, offer })
     }
 
     /// The running target.

@@ -8,6 +8,7 @@ use crate::in_use::{AffectedHost, LostDisk};
 use crate::kind::Kind;
 use crate::plan::{Action, ObjectId};
 use crate::redact::without_secrets;
+use crate::scsi::{ScsiError, ScsiOrder};
 use crate::testing::SAMPLE;
 use crate::value::Textual;
 use serde_json::json;
@@ -377,6 +378,24 @@ fn a_lun_of_a_logged_in_host_is_not_exchanged_without_force() {
     let forced = Author { name: "ann", force: Force::Yes };
     assert_eq!(manager.change(&edits, forced, at(3)).expect("it is forced").changes.len(), plan.changes.len());
     assert!(place.text().contains("0 = \"b\""), "{}", place.text());
+}
+
+#[test]
+fn a_volume_that_is_copied_gets_no_command_of_the_operator_that_may_write() {
+    let place = Place::new(&files(&["a", "b"]));
+    let mut manager = place.start();
+    let write = |manager: &mut Manager<FakeTarget, LocalHost>, volume: &str| {
+        manager.scsi(volume, ScsiOrder::new("WRITE(10)")).expect("it is served")
+    };
+    let freeze = manager.freeze_writes("a").expect("no client can write");
+    assert!(matches!(write(&mut manager, "a")(), Err(ScsiError::Copied)));
+    assert!(write(&mut manager, "b")().is_ok());
+    drop(freeze);
+    let begun = write(&mut manager, "a");
+    assert!(manager.freeze_writes("a").is_none(), "a command that may write is in progress");
+    assert!(manager.freeze_writes("b").is_some());
+    begun().expect("it ends");
+    assert!(manager.freeze_writes("a").is_some());
 }
 
 #[test]

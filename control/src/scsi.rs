@@ -1,5 +1,6 @@
 //! SCSI commands of the operator to volumes, and their ends.
 
+use crate::write_freeze::WriteOffer;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use std::error::Error;
@@ -39,6 +40,15 @@ impl ScsiOrder {
         let patience = Duration::from_secs(SECONDS.into());
         Self { command: command.into(), data_in: None, data_out: Vec::new(), patience }
     }
+}
+
+/// A command that is executed, and the volumes that it is allowed to change.
+#[derive(Debug)]
+pub struct ScsiCall {
+    /// The command.
+    pub order: ScsiOrder,
+    /// The volumes.
+    pub offer: WriteOffer,
 }
 
 /// The end of a command.
@@ -81,6 +91,8 @@ pub enum ScsiError {
     BothDirections,
     /// More data than a command may have.
     TooLong,
+    /// A volume that it may change is being copied.
+    Copied,
     /// Too many commands are in progress.
     Busy,
     /// It did not end in time, and was aborted.
@@ -102,6 +114,10 @@ impl fmt::Display for ScsiError {
                 f.write_str("a command has data in one direction: give data to send, or expect some")
             }
             Self::TooLong => write!(f, "a command moves at most {DATA_BYTES_MAX} bytes this way"),
+            Self::Copied => f.write_str(
+                "a volume that the command may change is being copied, and the copy would be inconsistent: wait until \
+                 the copy has ended; commands that only read are executed",
+            ),
             Self::Busy => write!(
                 f,
                 "too many of these commands are in progress, and it was not executed: there may be \

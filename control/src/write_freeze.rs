@@ -1,4 +1,5 @@
-//! Write freezes: while the file of a volume is copied, no change may allow writes to the volume.
+//! Write freezes: while the file of a volume is copied, no change may allow writes to the volume, and no command of the
+//! operator may write to it.
 
 use crate::apply::Refusal;
 use crate::common_sections::Volume;
@@ -13,21 +14,94 @@ pub struct WriteFreeze {
     _path: Arc<PathBuf>,
 }
 
-/// The frozen volumes, by the paths of their files: a volume of another name may have the same file.
+/// The volumes that a command of the operator may change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Reach {
+    /// None.
+    None,
+    /// The volume that it is for.
+    Volume,
+    /// Volumes that it names itself.
+    Any,
+}
+
+/// The volumes that a command of the operator is allowed to change: all that are not frozen. As long as it exists, no
+/// volume is frozen.
+#[derive(Debug)]
+pub struct WriteOffer {
+    volume: Option<Arc<()>>,
+    any: Option<Arc<()>>,
+}
+
+impl WriteOffer {
+    /// The offer for a volume that is frozen or not, while any volume is frozen or not.
+    #[must_use]
+    pub fn of(is_frozen: bool, is_any_frozen: bool) -> Self {
+        Self { volume: (!is_frozen).then(Arc::default), any: (!is_any_frozen).then(Arc::default) }
+    }
+
+    /// The permit for a command that reaches so far; `None`: a volume that it might change is frozen.
+    #[must_use]
+    pub fn accept(self, reach: Reach) -> Option<WritePermit> {
+        match reach {
+            Reach::None => Some(WritePermit { _mark: None }),
+            Reach::Volume => self.volume.map(|mark| WritePermit { _mark: Some(mark) }),
+            Reach::Any => self.any.map(|mark| WritePermit { _mark: Some(mark) }),
+        }
+    }
+}
+
+/// Lets a command of the operator change volumes. As long as it exists, none of them is frozen.
+#[derive(Debug)]
+pub struct WritePermit {
+    _mark: Option<Arc<()>>,
+}
+
+/// The frozen volumes, and the commands of the operator that may change some.
 #[derive(Debug, Default)]
-pub(crate) struct WriteFreezes(Vec<Weak<PathBuf>>);
+pub(crate) struct WriteFreezes {
+    /// The paths of the files of frozen volumes: a volume of another name may have the same file.
+    frozen: Vec<Weak<PathBuf>>,
+    /// The file that a command may change, if the volume has one; `None`: any.
+    permits: Vec<(Option<PathBuf>, Weak<()>)>,
+}
 
 impl WriteFreezes {
-    /// Freezes a volume in a file; `None` if clients can write to it.
+    /// Freezes a volume in a file; `None` if clients can write to it, or a command of the operator may.
     pub(crate) fn hold(&mut self, config: &Config, volume: &str) -> Option<WriteFreeze> {
         let path = config.volumes.get(volume)?.path.as_ref()?.path().to_owned();
-        if !is_frozen(config, volume) {
+        self.forget();
+        let may_change = |file: &Option<PathBuf>| file.as_ref().is_none_or(|file| *file == path);
+        if !is_frozen(config, volume) || self.permits.iter().any(|(file, _)| may_change(file)) {
             return None;
         }
         let path = Arc::new(path);
-        self.0.retain(|held| held.strong_count() > 0);
-        self.0.push(Arc::downgrade(&path));
+        self.frozen.push(Arc::downgrade(&path));
         Some(WriteFreeze { _path: path })
+    }
+
+    /// The volumes that a command of the operator to this volume may change.
+    pub(crate) fn offer(&mut self, config: &Config, volume: &str) -> WriteOffer {
+        self.forget();
+        let path = config.volumes.get(volume).and_then(|volume| volume.path.as_ref());
+        let path = path.map(|path| path.path().to_owned());
+        let is_frozen = path.as_ref().is_some_and(|path| self.held().iter().any(|held| **held == *path));
+        let offer = WriteOffer::of(is_frozen, !self.frozen.is_empty());
+        // The files of volumes that have none are never frozen.
+        let own = offer.volume.as_ref().map(|mark| (Some(path.unwrap_or_default()), Arc::downgrade(mark)));
+        let any = offer.any.as_ref().map(|mark| (None, Arc::downgrade(mark)));
+        self.permits.extend(own.into_iter().chain(any));
+        offer
+    }
+
+    /// Forgets freezes and permits that have ended.
+    fn forget(&mut self) {
+        self.frozen.retain(|held| held.strong_count() > 0);
+        self.permits.retain(|(_, mark)| mark.strong_count() > 0);
+    }
+
+    fn held(&self) -> Vec<Arc<PathBuf>> {
+        self.frozen.iter().filter_map(Weak::upgrade).collect()
     }
 
     /// Whether all frozen volumes stay frozen in this configuration.
@@ -35,7 +109,7 @@ impl WriteFreezes {
     /// # Errors
     /// If clients could write to one.
     pub(crate) fn allow(&self, wanted: &Config) -> Result<(), Refusal> {
-        let held: Vec<Arc<PathBuf>> = self.0.iter().filter_map(Weak::upgrade).collect();
+        let held = self.held();
         let is_held = |volume: &Volume| {
             volume.path.as_ref().is_some_and(|path| held.iter().any(|held| held.as_path() == path.path()))
         };

@@ -1,7 +1,10 @@
 //! The local nexus: SCSI commands of the operator to the logical units of all volumes, without a transport. Its
 //! initiator port has a name of its own, so that reservations of other hosts hold for it as well. It is on one core.
 
-use lunar_control::scsi::{COMMANDS_MAX, DATA_BYTES_MAX, ScsiError, ScsiOrder, ScsiOutcome, VOLUME_COMMANDS_MAX};
+use lunar_control::scsi::{
+    COMMANDS_MAX, DATA_BYTES_MAX, ScsiCall, ScsiError, ScsiOrder, ScsiOutcome, VOLUME_COMMANDS_MAX,
+};
+use lunar_control::write_freeze::{Reach, WritePermit};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_core::port::{NexusName, Transfer};
@@ -13,7 +16,7 @@ use lunar_reactor::end::End;
 use lunar_reactor::slots::Slots;
 use lunar_scsi::nexus::Addressee;
 use lunar_scsi::row::Flow;
-use lunar_scsi::written::WrittenCommand;
+use lunar_scsi::written::{Changes, WrittenCommand};
 use lunar_scsi::{Asc, Command, Lun, Nexus, Reply, SenseData, Status, Target, Task, TaskAttribute, device_types};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
@@ -78,11 +81,13 @@ impl LocalNexus {
     ///
     /// # Errors
     /// [`ScsiError`].
-    pub async fn execute(self: &Rc<Self>, unit: UnitId, order: ScsiOrder) -> Result<ScsiOutcome, ScsiError> {
+    pub async fn execute(self: &Rc<Self>, unit: UnitId, call: ScsiCall) -> Result<ScsiOutcome, ScsiError> {
+        let ScsiCall { order, offer } = call;
         let lun = u16::try_from(unit.0).map_err(|_| ScsiError::NotServed)?;
         let nexus = self.nexus().await;
         let written = self.read(&nexus, lun, &order.command)?;
         let (data_in, data_out) = lengths(&order, written.flow)?;
+        let permit = offer.accept(reach(written.changes)).ok_or(ScsiError::Copied)?;
         // Commands that have not ended after their abort count, too.
         let seat = self.seats.borrow_mut().entry(lun).or_default().clone();
         if Rc::strong_count(&seat) > VOLUME_COMMANDS_MAX + 1 {
@@ -108,6 +113,7 @@ impl LocalNexus {
             arena: self.reactor.arena().clone(),
             exchange: exchange.clone(),
             _seat: seat,
+            _permit: permit,
         };
         self.slots.start(job).map_err(|_| ScsiError::Busy)?;
         let is_late = exchange.ended.unless(self.reactor.sleep(order.patience)).await.is_some();
@@ -204,6 +210,14 @@ impl LocalNexus {
     }
 }
 
+fn reach(changes: Changes) -> Reach {
+    match changes {
+        Changes::None => Reach::None,
+        Changes::Unit => Reach::Volume,
+        Changes::Others => Reach::Any,
+    }
+}
+
 /// The bytes that are expected and sent.
 fn lengths(order: &ScsiOrder, flow: Option<Flow>) -> Result<(u32, u32), ScsiError> {
     let sent = u32::try_from(order.data_out.len()).map_err(|_| ScsiError::TooLong)?;
@@ -280,6 +294,8 @@ struct Job {
     arena: Arena,
     exchange: Rc<Exchange>,
     _seat: Rc<()>,
+    /// No copy of a volume that it may change begins before it has ended.
+    _permit: WritePermit,
 }
 
 impl Job {

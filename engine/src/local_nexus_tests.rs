@@ -1,4 +1,5 @@
 use super::*;
+use lunar_control::write_freeze::WriteOffer;
 use lunar_core::mem::Arena;
 use lunar_reactor::sim::{Host, World};
 use lunar_reactor::{Choice, Config};
@@ -25,12 +26,17 @@ fn with_simulated_time(rig: &Rig, work: impl AsyncFnOnce(Rc<LocalNexus>)) {
     reactor.run(work(local));
 }
 
+/// A call while no volume is copied.
+fn call(order: ScsiOrder) -> ScsiCall {
+    ScsiCall { order, offer: WriteOffer::of(false, false) }
+}
+
 async fn run(local: &Rc<LocalNexus>, command: &str) -> Result<ScsiOutcome, ScsiError> {
-    local.execute(UNIT, ScsiOrder::new(command)).await
+    local.execute(UNIT, call(ScsiOrder::new(command))).await
 }
 
 async fn send(local: &Rc<LocalNexus>, command: &str, data: &[u8]) -> Result<ScsiOutcome, ScsiError> {
-    local.execute(UNIT, ScsiOrder { data_out: data.to_vec(), ..ScsiOrder::new(command) }).await
+    local.execute(UNIT, call(ScsiOrder { data_out: data.to_vec(), ..ScsiOrder::new(command) })).await
 }
 
 /// The name of the status of a command, which has ended.
@@ -59,7 +65,7 @@ fn commands_move_data_and_the_nexus_begins_without_unit_attentions() {
         assert_eq!((ended.status, ended.wanted, ended.is_good()), (0, data.len() as u64, true));
         assert_eq!(run(&local, "28 00 00 00 00 03 00 00 02 00").await.expect("it ends").data, data);
         let cut = ScsiOrder { data_in: Some(5), ..ScsiOrder::new("read16 lba=3 length=2") };
-        let cut = local.execute(UNIT, cut).await.expect("it ends");
+        let cut = local.execute(UNIT, call(cut)).await.expect("it ends");
         assert_eq!((&cut.data[..], cut.wanted), (&data[..5], data.len() as u64));
     });
 }
@@ -83,13 +89,31 @@ fn wrong_orders_are_refused_before_anything_is_executed() {
     with(&Rig::default(), async |local| {
         assert!(matches!(run(&local, "reed10").await, Err(ScsiError::Command(_))));
         let both = ScsiOrder { data_in: Some(8), data_out: vec![0; 8], ..ScsiOrder::new("read10 length=1") };
-        assert!(matches!(local.execute(UNIT, both).await, Err(ScsiError::BothDirections)));
+        assert!(matches!(local.execute(UNIT, call(both)).await, Err(ScsiError::BothDirections)));
         let long = ScsiOrder { data_in: Some(DATA_BYTES_MAX + 1), ..ScsiOrder::new("read10 length=1") };
-        assert!(matches!(local.execute(UNIT, long).await, Err(ScsiError::TooLong)));
-        let other = local.execute(UnitId(7), ScsiOrder::new("test unit ready")).await;
+        assert!(matches!(local.execute(UNIT, call(long)).await, Err(ScsiError::TooLong)));
+        let other = local.execute(UnitId(7), call(ScsiOrder::new("test unit ready"))).await;
         assert!(matches!(other, Err(ScsiError::NotServed)));
         let sent = send(&local, "write10 length=2", &[0; 100]).await.expect("it ends");
         assert_eq!(sent.status, 2, "an incomplete block is not written");
+    });
+}
+
+#[test]
+fn a_volume_that_is_copied_is_only_read() {
+    with(&Rig::default(), async |local| {
+        let try_ = async |command: &str, frozen: (bool, bool)| {
+            let data_out = if command.starts_with("write") { vec![7; BLOCK as usize] } else { Vec::new() };
+            let order = ScsiOrder { data_out, ..ScsiOrder::new(command) };
+            local.execute(UNIT, ScsiCall { order, offer: WriteOffer::of(frozen.0, frozen.1) }).await
+        };
+        let copied = async |command: &str, frozen| matches!(try_(command, frozen).await, Err(ScsiError::Copied));
+        let (own, other) = ((true, true), (false, true));
+        assert!(copied("write10 length=1", own).await && copied("c0 00 00 00 00 00", own).await);
+        assert_eq!(try_("read10 length=1", own).await.expect("it ends").data, [0; BLOCK as usize]);
+        assert!(try_("write10 length=1", other).await.expect("another volume is copied").is_good());
+        let copy = "83 01 00 00 00 00 00 00 00 00 00 00 00 00 00 00";
+        assert!(copied(copy, other).await && !copied(copy, (false, false)).await);
     });
 }
 
@@ -121,7 +145,7 @@ fn a_forwarded_device_executes_its_own_commands() {
         assert_eq!(rig.run(&[0x0a, 0, 0, 0, 4, 0], b"over", 0).status, Status::RESERVATION_CONFLICT);
         assert_eq!(status(&local, "rewind").await, "GOOD");
         let block = ScsiOrder { data_in: Some(4), ..ScsiOrder::new("read 6 byte2=000004") };
-        assert_eq!(local.execute(UNIT, block).await.expect("it ends").data, b"tape");
+        assert_eq!(local.execute(UNIT, call(block)).await.expect("it ends").data, b"tape");
         local.close().await;
         assert_eq!(rig.run(&[0x0a, 0, 0, 0, 4, 0], b"over", 0).status, Status::GOOD);
     });
@@ -136,7 +160,7 @@ fn a_command_that_does_not_end_is_aborted() {
         tape.hold();
         release_later(&local, &tape);
         let order = ScsiOrder { patience: Duration::from_millis(20), ..ScsiOrder::new("rewind") };
-        assert!(matches!(local.execute(UNIT, order).await, Err(ScsiError::Aborted(_))));
+        assert!(matches!(local.execute(UNIT, call(order)).await, Err(ScsiError::Aborted(_))));
         assert_eq!(status(&local, "test unit ready").await, "GOOD");
     });
 }

@@ -20,7 +20,7 @@ use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, Reservati
 use lunar_control::in_use::{LostDisk, Taking};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::names::Uuid;
-use lunar_control::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
+use lunar_control::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
 use lunar_control::trouble::TroubleCode;
 use lunar_core::access::audit::shown;
@@ -215,11 +215,11 @@ impl Live for Engine {
         Some(Box::new(move || cleared.wait().unwrap_or(false)))
     }
 
-    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+    fn scsi(&mut self, volume: &str, call: ScsiCall) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
         let unit = self.volumes.get(volume)?.unit;
         let ended = self.core_set().cores().ask(0, move |core: Rc<Core>| async move {
             let local = core.local_nexus().ok_or(ScsiError::Stopping)?;
-            local.execute(unit, order).await
+            local.execute(unit, call).await
         });
         Some(Box::new(move || ended.wait().unwrap_or(Err(ScsiError::Stopping))))
     }

@@ -5,6 +5,7 @@
 //! any field. The usage map of the row says which bits the command evaluates.
 
 use crate::command::{CDB_BYTES_MAX, Cdb};
+use crate::policy::{Effect, Gate, OpCode};
 use crate::row::{DeviceType, Flow, Row};
 use lunar_core::wire::Writer;
 use std::fmt;
@@ -25,6 +26,34 @@ pub struct WrittenCommand {
     pub name: Option<&'static str>,
     /// Its data; `None` if the table has no such command.
     pub flow: Option<Flow>,
+    /// The media that it may change.
+    pub changes: Changes,
+}
+
+/// The media that a command may change.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Changes {
+    /// None.
+    None,
+    /// That of its logical unit.
+    Unit,
+    /// Those of logical units that its parameter list names (SPC-4 5.17).
+    Others,
+}
+
+impl Changes {
+    /// Those of a command; one that the table does not have may change its medium.
+    fn of(cdb: &Cdb, row: Option<&Row>) -> Self {
+        let is_reading = |row: &Row| {
+            matches!(row.policy.effect, Effect::None | Effect::Read)
+                && row.policy.admission.write_protect == Gate::Passes
+        };
+        match row {
+            _ if cdb.bytes().first() == Some(&OpCode::THIRD_PARTY_COPY_OUT.0) => Self::Others,
+            Some(row) if is_reading(row) => Self::None,
+            _ => Self::Unit,
+        }
+    }
 }
 
 /// A mistake in a command as it was written.
@@ -120,7 +149,8 @@ impl DeviceType {
                 (cdb, Some(row))
             }
         };
-        Ok(WrittenCommand { cdb, name: row.map(|row| row.policy.name), flow: row.map(|row| row.flow) })
+        let changes = Changes::of(&cdb, row);
+        Ok(WrittenCommand { cdb, name: row.map(|row| row.policy.name), flow: row.map(|row| row.flow), changes })
     }
 }
 
@@ -256,6 +286,28 @@ mod tests {
         assert_eq!(bytes("persistent reserve out register byte8=18"), [0x5f, 0, 0, 0, 0, 0, 0, 0, 0x18, 0]);
         assert_eq!(bytes("inquiry byte1=0183 byte4=ff"), [0x12, 1, 0x83, 0, 0xff, 0]);
         assert_eq!(bytes("report luns length=256"), [0xa0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn the_media_that_a_command_may_change_are_known() {
+        for (text, changes) in [
+            ("read10 length=1", Changes::None),
+            ("inquiry", Changes::None),
+            ("synchronize cache 10", Changes::None),
+            ("persistent reserve in, read keys", Changes::None),
+            ("verify10 length=1", Changes::None),
+            ("write10 length=1", Changes::Unit),
+            ("unmap", Changes::Unit),
+            ("write same 16 length=1", Changes::Unit),
+            ("compare and write length=1", Changes::Unit),
+            ("format unit", Changes::Unit),
+            ("sanitize, overwrite", Changes::Unit),
+            ("c0 00", Changes::Unit),
+            ("83 01 00", Changes::Others),
+            ("83 10 00 00 00 00 00 00 00 00 00 00 00 00 00 00", Changes::Others),
+        ] {
+            assert_eq!(read(text).unwrap_or_else(|why| panic!("{text}: {why}")).changes, changes, "{text}");
+        }
     }
 
     #[test]
