@@ -12,7 +12,7 @@ use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNot
 use lunar_control::manager::Failure;
 use lunar_control::names::Uuid;
 use lunar_control::plan::{Action, Change};
-use lunar_control::scsi::{ScsiError, ScsiOrder, ScsiOutcome};
+use lunar_control::scsi::{Begins, ScsiError, ScsiOrder, ScsiOutcome};
 use lunar_control::slow::{AllStagesView, SlowLogView};
 use lunar_control::trouble::TroubleCode;
 use lunar_control::versions::Versions;
@@ -100,7 +100,8 @@ pub trait Control {
     /// [`Live::clear_reservation`].
     fn clear_reservation(&mut self, volume: &str) -> Option<Later<bool>>;
     /// [`Manager::scsi`].
-    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>>;
+    fn scsi(&mut self, volume: &str, order: ScsiOrder, begins: Begins)
+    -> Option<Later<Result<ScsiOutcome, ScsiError>>>;
     /// [`Live::local_disks`].
     fn local_disks(&mut self) -> Later<LocalDisksView>;
     /// [`Live::vms`].
@@ -238,8 +239,13 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().clear_reservation(volume)
     }
 
-    fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
-        Self::scsi(self, volume, order)
+    fn scsi(
+        &mut self,
+        volume: &str,
+        order: ScsiOrder,
+        begins: Begins,
+    ) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+        Self::scsi(self, volume, order, begins)
     }
 
     fn local_disks(&mut self) -> Later<LocalDisksView> {

@@ -74,14 +74,20 @@ pub fn execute(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<
     if !control.current().config.volumes.contains_key(&name) {
         return Err(Problem::not_found(format!("there is no volume '{}'", shortened(&name))));
     }
-    let work = control.scsi(&name, order).ok_or_else(|| problem(&name, &ScsiError::NotServed))?;
     let (shared, caller) = (request.shared.clone(), request.caller.name.clone());
+    let command = |cdb: &[u8], name: Option<&str>| format!("SCSI {} ({})", name.unwrap_or("a command"), hex(cdb));
+    // A record before the command is there, whatever the command does to the service.
+    let (before, who, volume) = (shared.clone(), caller.clone(), name.clone());
+    let begins = move |cdb: &[u8], name: Option<&str>| {
+        before.audit_log.add(Topic::Change, &who, &format!("volume {volume}: {} begins", command(cdb, name)));
+    };
+    let work = control.scsi(&name, order, Box::new(begins)).ok_or_else(|| problem(&name, &ScsiError::NotServed))?;
     Ok(Box::new(move || {
         let ended = work();
         let words = match &ended {
             Ok(ended) => {
-                let command = ended.name.as_deref().unwrap_or("a command");
-                format!("volume {name}: SCSI {command} ({}): {}", hex(&ended.cdb), ended.status_name)
+                let command = command(&ended.cdb, ended.name.as_deref());
+                format!("volume {name}: {command}: {}", ended.status_name)
             }
             Err(why) => format!("volume {name}: SCSI command: {why}"),
         };
@@ -135,6 +141,7 @@ mod tests {
     use crate::server::tests::TestFolder;
     use crate::test_service::TestService;
     use serde_json::json;
+    use std::sync::atomic::Ordering;
 
     #[test]
     fn a_command_goes_to_the_volume_and_is_in_the_audit_log() {
@@ -149,9 +156,34 @@ mod tests {
         let ended = client.scsi("disk1", &ScsiOrder::new("READ(6)")).expect("the status is no error of the call");
         assert_eq!((ended.status, &ended.sense[..]), (2, &[0x70, 0, 5][..]));
         let told: Vec<String> = service.audit_log.after(0).iter().map(|record| record.to_string()).collect();
-        let is_told = |words: &str| told.iter().any(|record| record.contains(words));
-        assert!(is_told("volume disk1: SCSI WRITE BUFFER (3c00): GOOD"), "{told:?}");
-        assert!(is_told("volume disk1: SCSI READ(6) (3c00): CHECK CONDITION"), "{told:?}");
+        let scsi: Vec<&str> =
+            told.iter().filter_map(|record| Some(record.split_once("volume disk1: SCSI ")?.1)).collect();
+        assert_eq!(
+            scsi,
+            [
+                "WRITE BUFFER (3c00) begins",
+                "WRITE BUFFER (3c00): GOOD",
+                "READ(6) (3c00) begins",
+                "READ(6) (3c00): CHECK CONDITION"
+            ]
+        );
+    }
+
+    #[test]
+    fn the_audit_log_has_a_command_before_the_command_ends() {
+        let folder = TestFolder::new("[volume.disk1]\nkind = 'ram'\nsize = '1M'\n");
+        let service = TestService::start(&folder.0, Vec::new()).expect("it starts");
+        service.silent.store(true, Ordering::Release);
+        let client = Client::local(Some(service.socket.clone()));
+        let command = std::thread::spawn(move || client.scsi("disk1", &ScsiOrder::new("SANITIZE, OVERWRITE")));
+        let told = |words: &str| service.audit_log.after(0).iter().any(|record| record.to_string().contains(words));
+        while !told("volume disk1: SCSI SANITIZE, OVERWRITE (3c00) begins") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        assert!(!told("CHECK CONDITION"));
+        service.silent.store(false, Ordering::Release);
+        command.join().expect("no panic").expect("it ends");
+        assert!(told("(3c00): CHECK CONDITION"));
     }
 
     #[test]

@@ -269,8 +269,9 @@ impl Live for FakeTarget {
     /// Returns the data that the command was given, and sense data if there is none.
     fn scsi(&mut self, volume: &str, call: ScsiCall) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
         self.medium_of(volume)?;
-        let ScsiCall { order, offer } = call;
+        let ScsiCall { order, offer, begins } = call;
         let Some(permit) = offer.accept(Reach::Volume) else { return Some(Box::new(|| Err(ScsiError::Copied))) };
+        begins(&[0x3c, 0], Some(&order.command));
         let is_good = !order.data_out.is_empty();
         let outcome = ScsiOutcome {
             cdb: vec![0x3c, 0],

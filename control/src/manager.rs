@@ -18,7 +18,7 @@ use crate::refused::Used;
 use crate::refused_file::RefusedFile;
 use crate::report::{Problems, Report};
 use crate::schema::Schema;
-use crate::scsi::{ScsiCall, ScsiError, ScsiOrder, ScsiOutcome};
+use crate::scsi::{Begins, ScsiCall, ScsiError, ScsiOrder, ScsiOutcome};
 use crate::secret::HIDDEN;
 use crate::value::Textual;
 use crate::versions::{Trouble, Versions};
@@ -169,9 +169,14 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
     }
 
     /// Executes a SCSI command at a volume, which may change only volumes that are not frozen; see [`Live::scsi`].
-    pub fn scsi(&mut self, volume: &str, order: ScsiOrder) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
+    pub fn scsi(
+        &mut self,
+        volume: &str,
+        order: ScsiOrder,
+        begins: Begins,
+    ) -> Option<Later<Result<ScsiOutcome, ScsiError>>> {
         let offer = self.freezes.offer(&self.current.config, volume);
-        self.running.scsi(volume, ScsiCall { order, offer })
+        self.running.scsi(volume, ScsiCall { order, offer, begins })
     }
 
     /// The running target.

@@ -385,7 +385,7 @@ fn a_volume_that_is_copied_gets_no_command_of_the_operator_that_may_write() {
     let place = Place::new(&files(&["a", "b"]));
     let mut manager = place.start();
     let write = |manager: &mut Manager<FakeTarget, LocalHost>, volume: &str| {
-        manager.scsi(volume, ScsiOrder::new("WRITE(10)")).expect("it is served")
+        manager.scsi(volume, ScsiOrder::new("WRITE(10)"), Box::new(|_, _| ())).expect("it is served")
     };
     let freeze = manager.freeze_writes("a").expect("no client can write");
     assert!(matches!(write(&mut manager, "a")(), Err(ScsiError::Copied)));

@@ -42,13 +42,24 @@ impl ScsiOrder {
     }
 }
 
+/// Told of the CDB of a command, and of its name if Lunar knows it, immediately before the command is executed.
+pub type Begins = Box<dyn FnOnce(&[u8], Option<&str>) + Send>;
+
 /// A command that is executed, and the volumes that it is allowed to change.
-#[derive(Debug)]
 pub struct ScsiCall {
     /// The command.
     pub order: ScsiOrder,
     /// The volumes.
     pub offer: WriteOffer,
+    /// Told that it begins.
+    pub begins: Begins,
+}
+
+impl fmt::Debug for ScsiCall {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { order, offer, begins: _ } = self;
+        f.debug_struct("ScsiCall").field("order", order).field("offer", offer).finish_non_exhaustive()
+    }
 }
 
 /// The end of a command.

@@ -82,7 +82,7 @@ impl LocalNexus {
     /// # Errors
     /// [`ScsiError`].
     pub async fn execute(self: &Rc<Self>, unit: UnitId, call: ScsiCall) -> Result<ScsiOutcome, ScsiError> {
-        let ScsiCall { order, offer } = call;
+        let ScsiCall { order, offer, begins } = call;
         let lun = u16::try_from(unit.0).map_err(|_| ScsiError::NotServed)?;
         let nexus = self.nexus().await;
         let written = self.read(&nexus, lun, &order.command)?;
@@ -115,6 +115,7 @@ impl LocalNexus {
             _seat: seat,
             _permit: permit,
         };
+        begins(written.cdb.bytes(), written.name);
         self.slots.start(job).map_err(|_| ScsiError::Busy)?;
         let is_late = exchange.ended.unless(self.reactor.sleep(order.patience)).await.is_some();
         if is_late {

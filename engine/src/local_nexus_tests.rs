@@ -28,7 +28,7 @@ fn with_simulated_time(rig: &Rig, work: impl AsyncFnOnce(Rc<LocalNexus>)) {
 
 /// A call while no volume is copied.
 fn call(order: ScsiOrder) -> ScsiCall {
-    ScsiCall { order, offer: WriteOffer::of(false, false) }
+    ScsiCall { order, offer: WriteOffer::of(false, false), begins: Box::new(|_, _| ()) }
 }
 
 async fn run(local: &Rc<LocalNexus>, command: &str) -> Result<ScsiOutcome, ScsiError> {
@@ -85,6 +85,28 @@ fn sense_data_are_told_in_words() {
 }
 
 #[test]
+fn the_operator_is_told_of_a_command_before_it_is_executed() {
+    let tape = Tape::new(1 << 20);
+    let rig = Rig::forwarding(tape.clone());
+    with_simulated_time(&rig, async |local| {
+        assert_eq!(status(&local, "test unit ready").await, "GOOD");
+        tape.hold();
+        let told = Arc::<std::sync::Mutex<Vec<_>>>::default();
+        let to = told.clone();
+        let begins = Box::new(move |cdb: &[u8], name: Option<&str>| {
+            to.lock().expect("no panic").push((cdb.to_vec(), name.map(str::to_owned)));
+        });
+        let (waiting, calls) = (local.clone(), ScsiCall { begins, ..call(ScsiOrder::new("rewind")) });
+        local.reactor.spawn(async move { drop(waiting.execute(UNIT, calls).await) });
+        local.reactor.sleep(Duration::from_millis(5)).await;
+        let expected = (vec![0x01, 0, 0, 0, 0, 0], Some("REWIND".to_owned()));
+        assert_eq!(*told.lock().expect("no panic"), [expected]);
+        tape.release();
+        local.close().await;
+    });
+}
+
+#[test]
 fn wrong_orders_are_refused_before_anything_is_executed() {
     with(&Rig::default(), async |local| {
         assert!(matches!(run(&local, "reed10").await, Err(ScsiError::Command(_))));
@@ -105,7 +127,7 @@ fn a_volume_that_is_copied_is_only_read() {
         let try_ = async |command: &str, frozen: (bool, bool)| {
             let data_out = if command.starts_with("write") { vec![7; BLOCK as usize] } else { Vec::new() };
             let order = ScsiOrder { data_out, ..ScsiOrder::new(command) };
-            local.execute(UNIT, ScsiCall { order, offer: WriteOffer::of(frozen.0, frozen.1) }).await
+            local.execute(UNIT, ScsiCall { offer: WriteOffer::of(frozen.0, frozen.1), ..call(order) }).await
         };
         let copied = async |command: &str, frozen| matches!(try_(command, frozen).await, Err(ScsiError::Copied));
         let (own, other) = ((true, true), (false, true));
