@@ -42,6 +42,8 @@ struct Kernel {
     calls: Vec<Control>,
     /// Devices whose recovery has begun: older kernels refuse another one.
     half: BTreeSet<u32>,
+    /// Whether the sandbox does not include the control device.
+    is_shut: bool,
     /// Links to disks.
     links: BTreeMap<PathBuf, u32>,
     /// Disks that are mounted.
@@ -103,6 +105,9 @@ impl Kernel {
 }
 
 fn control() -> io::Result<Endpoint> {
+    if KERNEL.with_borrow(|kernel| kernel.is_shut) {
+        return Err(io::ErrorKind::PermissionDenied.into());
+    }
     let answer = |command: &mut Command| KERNEL.with_borrow_mut(|kernel| kernel.control(command));
     Ok(engine_host::world().device(answer))
 }
@@ -380,6 +385,32 @@ fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
         assert_eq!(lost(&mut first, &wanted), losses, "{wanted}");
     }
     first.kill(&world);
+}
+
+#[test]
+fn the_first_disk_of_a_process_that_began_without_one_may_need_a_restart() {
+    KERNEL.set(Kernel { is_shut: true, ..Kernel::default() });
+    let world = World::new(1);
+    world.create(path(0), BYTES);
+    let mut first = Process::start(&world);
+    first.apply(&text(0, &[])).expect("no disk is wanted");
+    let disk = format!("{}[ublk.work]\nvolume = 'v'\n", text(0, &[]));
+    for (wanted, section) in
+        [(&disk, "([ublk.work], volume = \"v\")"), (&text(0, &[("d", 1)]), "([ublk.d], target = \"t\")")]
+    {
+        let why = first.apply(wanted).expect_err("the sandbox does not include it");
+        assert!(why.contains(section) && why.contains("restart Lunar"), "{why}");
+    }
+    let features = first.controlling(|engine| engine.local_disks()()).trouble.expect("it says why there are none");
+    assert!(features.contains("[ublk.NAME]") && features.contains("restart Lunar"), "{features}");
+    first.kill(&world);
+    // The next process has the section at its start: its rights are too few.
+    let mut next = Process::start(&world);
+    let why = next.apply(&disk).expect_err("it may not be opened");
+    assert!(why.contains("run Lunar as root") && !why.contains("restart"), "{why}");
+    KERNEL.with_borrow_mut(|kernel| kernel.is_shut = false);
+    next.apply(&disk).expect("it serves");
+    next.kill(&world);
 }
 
 /// The names of the links, and the numbers of their disks.

@@ -299,6 +299,13 @@ pub enum ServeError {
     Device(DeviceError),
     /// The control device cannot be opened.
     NoControl(io::Error),
+    /// The same, and this process began without a section of a disk.
+    NoSandbox {
+        /// The section that a start needs.
+        section: String,
+        /// Why.
+        why: io::Error,
+    },
     /// The character device of a device cannot be opened.
     NoDevice(io::Error),
     /// The volume is not served.
@@ -371,6 +378,13 @@ impl fmt::Display for ServeError {
         match self {
             Self::Device(why) => why.fmt(f),
             Self::NoControl(why) => no_control(f, why),
+            Self::NoSandbox { section, why } => write!(
+                f,
+                "Lunar was started without a section [ublk.NAME], and its sandbox does not include the devices of ublk \
+                 then ({why}): write the section into the configuration file ({section}), and restart Lunar \
+                 (systemctl restart lunar); further disks need no restart. If the start is refused: it has to run as \
+                 root, or the service needs AmbientCapabilities=CAP_SYS_ADMIN and CAP_DAC_OVERRIDE"
+            ),
             Self::NoDevice(why) => no_device(f, why),
             Self::NotServed => f.write_str("its volume is not served"),
             Self::Memory { queue, depth, buffer_bytes, why } => write!(

@@ -28,6 +28,7 @@ use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::ready;
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::rc::Rc;
@@ -41,6 +42,8 @@ const FIRST: usize = 0;
 const LEFT: &str = "(left by a process that has ended)";
 /// The folder of links to disks by their names, in the folder of sockets.
 const LINKS: &str = "ublk";
+/// The section of a disk, as an example.
+const EXAMPLE: &str = "[ublk.NAME], volume = \"VOLUME\"";
 /// The control device.
 const CONTROL: &str = "/dev/ublk-control";
 
@@ -110,6 +113,8 @@ struct State {
     /// Disks that were left and have no section, by the numbers of their devices.
     left: BTreeMap<u32, String>,
     has_looked: bool,
+    /// Whether the process began with a section of a disk: otherwise its sandbox does not include the devices of ublk.
+    began_with: bool,
     troubles: BTreeMap<String, DiskError>,
     /// The identities of volumes, by their names in the configuration, during a change.
     volumes: BTreeMap<Arc<str>, Arc<Identity>>,
@@ -143,6 +148,16 @@ fn names(features: u64) -> Vec<String> {
 /// The answer of a core.
 fn answered<T>(answer: Option<Result<T, ServeError>>) -> Result<T, ServeError> {
     answer.unwrap_or(Err(ServeError::CoreEnded))
+}
+
+/// The error of the first disk of a process that began without one: only a restart opens its sandbox for disks.
+fn advised(why: ServeError, began_with: bool, section: impl FnOnce() -> String) -> ServeError {
+    match why {
+        ServeError::NoControl(why) if why.kind() == ErrorKind::PermissionDenied && !began_with => {
+            ServeError::NoSandbox { section: section(), why }
+        }
+        why => why,
+    }
 }
 
 /// Ends the service of a device, and removes it. A device that does not end in time is noted.
@@ -188,10 +203,17 @@ impl UblkRuntime {
     fn provide(&self, cores: &FrontHandle, name: &str, checked: &Checked) -> Result<Option<String>, EngineError> {
         let config = &checked.config;
         let ublk = config.find::<Ublk>(name).ok_or(EngineError::NotConfigured)?;
+        let began_with = {
+            let mut state = self.state();
+            state.began_with |= !state.has_looked;
+            state.began_with
+        };
+        let advised = |why| EngineError::front(advised(why, began_with, || ublk.written(name)));
         let request = request(config, &self.state().volumes, (name, ublk), cores.count());
         let Some(request) = request else {
             let check = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.check().await).wait();
-            return check.ok_or(EngineError::CoreEnded)?.map(|_| None).map_err(EngineError::front);
+            let checked = check.ok_or(EngineError::CoreEnded)?.map(|_| None);
+            return checked.map_err(advised);
         };
         let waits = {
             let state = self.state();
@@ -202,7 +224,7 @@ impl UblkRuntime {
         if waits {
             return Ok(None);
         }
-        let claim = Self::claim(cores, &request).map_err(EngineError::front)?;
+        let claim = Self::claim(cores, &request).map_err(advised)?;
         self.state().claims.insert(name.to_owned(), (request, claim));
         Ok(Some(name.to_owned()))
     }
@@ -463,6 +485,7 @@ impl FrontRuntime for UblkRuntime {
         let is_first = !std::mem::replace(&mut self.state().has_looked, true);
         let names: BTreeSet<String> = all.keys().cloned().collect();
         if is_first {
+            self.state().began_with |= !names.is_empty();
             self.look_for_left(cores, names.iter().cloned().collect());
         }
         for (name, wanted) in all {
@@ -565,11 +588,12 @@ impl FrontRuntime for UblkRuntime {
             ..LocalDiskView::default()
         });
         let disks: Vec<LocalDiskView> = disks.chain(failed).collect();
+        let began_with = state.began_with;
         let asked = cores.ask(FIRST, async move |front: Rc<UblkCore>| front.0.check().await);
         Some(Box::new(move || {
             let (offered, trouble) = match answered(asked.wait()) {
                 Ok(features) => (features, None),
-                Err(why) => (0, Some(why.to_string())),
+                Err(why) => (0, Some(advised(why, began_with, || EXAMPLE.to_owned()).to_string())),
             };
             LocalDisksView { offered: names(offered), used: names(offered & USED), trouble, disks }
         }))

@@ -63,6 +63,16 @@ impl Ublk {
         self.host.as_ref().map_or_else(|| format!("{LOCAL_IQN}{name}"), |host| host.as_str().to_owned())
     }
 
+    /// The section of this name with its most important key, as it is written in a file.
+    pub(crate) fn written(&self, name: &str) -> String {
+        let key = match (&self.volume, &self.target) {
+            (Some(volume), _) => format!(", volume = \"{}\"", volume.name()),
+            (None, Some(target)) => format!(", target = \"{}\"", target.name()),
+            (None, None) => String::new(),
+        };
+        format!("[ublk.{name}]{key}")
+    }
+
     fn brief(&self) -> String {
         match (&self.volume, &self.target) {
             (Some(volume), _) => format!("volume {}", volume.name()),
