@@ -13,12 +13,15 @@
 //! * [`wanted`]: the disks of a configuration, and those that a change takes away
 //! * [`user`]: the user of a disk, as the kernel knows it
 //! * [`front`]: the front of the engine: the devices of a configuration
+//! * `fuzzing`: the entry points of the fuzz target, with the feature `testing` only
 //! * [`serve`]: the glue to the reactor and the block command set, and the only module with I/O
 
 pub mod command_line;
 pub mod disk;
 pub mod error;
 pub mod front;
+#[cfg(any(test, feature = "testing"))]
+pub mod fuzzing;
 pub mod life;
 pub mod params;
 pub mod schema;
