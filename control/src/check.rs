@@ -221,7 +221,7 @@ impl Look<'_> {
             let id = Id { kind: Kind::Volume, name, lun: None };
             self.volume(id, volume);
             let twins = [
-                ("path", volume.path.clone().and_then(|path| paths.also(path, name))),
+                (volume.place_key(), volume.place().and_then(|place| paths.also(place.to_owned(), name))),
                 ("uuid", volume.uuid.and_then(|uuid| uuids.also(uuid, name))),
                 ("serial", volume.serial.and_then(|serial| serials.also(serial, name))),
                 ("naa", volume.naa.and_then(|naa| naas.also(naa, name))),

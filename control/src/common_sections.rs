@@ -12,6 +12,7 @@ use crate::value::{FilePath, Line, Period, Size, Textual, Whole};
 use crate::{choices, sections};
 use lunar_core::unit::Identity;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::time::Duration;
 
 pub use crate::schema::{Protocol, StoreKind};
@@ -620,6 +621,19 @@ impl Volume {
             uuid: base.uuid,
             naa: self.naa.map_or(base.naa, |naa| naa.0),
         })
+    }
+
+    /// Where its data is: at a path, or at a place that a key of its store names, in the place of one.
+    #[must_use]
+    pub fn place(&self) -> Option<&Path> {
+        let own = || self.kind.declaration().keys?.place.and_then(|(_, value)| value(&self.own));
+        self.path.as_ref().map(FilePath::path).or_else(own)
+    }
+
+    /// The key that says where its data is.
+    #[must_use]
+    pub fn place_key(&self) -> &'static str {
+        self.kind.declaration().keys.and_then(|keys| keys.place).map_or("path", |(key, _)| key)
     }
 
     fn brief(&self) -> String {

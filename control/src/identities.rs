@@ -21,8 +21,8 @@ pub struct Identities {
 }
 
 fn what(name: &str, volume: &Volume) -> String {
-    let path = volume.path.as_ref().map(Textual::text).unwrap_or_default();
-    format!("{name} {} {path}", volume.kind.word())
+    let place = volume.place().unwrap_or_else(|| Path::new(""));
+    format!("{name} {} {}", volume.kind.word(), place.display())
 }
 
 impl Identities {

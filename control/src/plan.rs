@@ -201,7 +201,7 @@ impl Steps {
         let words = match id.lun {
             Some(lun) => format!("unmap {} from LUN {lun} of group {}", mapped(object), id.name),
             None if id.kind == Kind::Volume => {
-                let is_stored = object.any().downcast_ref::<Volume>().is_some_and(|volume| volume.path.is_some());
+                let is_stored = object.any().downcast_ref::<Volume>().is_some_and(|volume| volume.place().is_some());
                 format!("remove {id} (its data {})", if is_stored { "stays" } else { "is lost" })
             }
             None => format!("remove {id}"),

@@ -5,10 +5,11 @@
 use crate::kind::{FrontKind, Kind};
 use crate::report::{Mark, Report, did_you_mean, quoted};
 use crate::section::{
-    Effect, Item, Json, Key, Object, Objects, Resource, Section, Shape, Table, Value, kind_of, read_object,
+    Effect, Item, Json, Key, Object, Objects, OwnKeys, Resource, Section, Shape, Table, Value, kind_of, read_object,
 };
 use serde_json::json;
 use std::fmt;
+use std::path::Path;
 use std::sync::Arc;
 use toml::de::DeValue;
 
@@ -24,6 +25,9 @@ pub struct Schema {
 /// A schema without any front or store.
 pub static EMPTY: Schema = Schema { fronts: &[], stores: &[] };
 
+/// Returns where the bytes of a volume are, from the keys of its store.
+pub type PlaceOf = fn(&OwnKeys) -> Option<&Path>;
+
 /// Keys that a front or a store adds to a section.
 #[derive(Clone, Copy, Debug)]
 pub struct KeySet {
@@ -31,13 +35,21 @@ pub struct KeySet {
     pub keys: &'static [Key],
     /// Reads them.
     pub read: fn(&Table<'_>, Mark, &mut Report) -> Option<Arc<dyn Object>>,
+    /// The key among them that says where the bytes of a volume are, and its value: see [`Location::Remote`].
+    pub place: Option<(&'static str, PlaceOf)>,
 }
 
 impl KeySet {
     /// The keys of a declaration.
     #[must_use]
     pub const fn of<S: Section>() -> Self {
-        Self { keys: S::KEYS, read: read_object::<S> }
+        Self { keys: S::KEYS, read: read_object::<S>, place: None }
+    }
+
+    /// The same keys, of which one says where the bytes of a volume are.
+    #[must_use]
+    pub const fn with_place(self, key: &'static str, value: PlaceOf) -> Self {
+        Self { place: Some((key, value)), ..self }
     }
 }
 
@@ -52,6 +64,8 @@ pub enum Location {
     Device,
     /// In another process, which connects to a socket that Lunar makes.
     Socket,
+    /// On other machines, at a place that a key of the store names: `path` is refused.
+    Remote,
 }
 
 /// Whether a store needs the key `size`.
@@ -209,7 +223,7 @@ impl StoreKind {
     /// Whether its bytes are in a file or device, or behind a socket, so that `path` is required.
     #[must_use]
     pub fn has_path(self) -> bool {
-        self.0.location != Location::Nowhere
+        !matches!(self.0.location, Location::Nowhere | Location::Remote)
     }
 
     /// Whether its bytes are in a regular file.

@@ -1,8 +1,11 @@
 //! Whether the file system of a path answers. A system call on a network file system whose server is away, or on a FUSE
 //! file system whose process is stuck, may wait without end, and so would the start of the other volumes.
 
+use lunar_reactor::disk::device_bytes;
 use lunar_scsi::lun::LUNS_MAX;
+use rustix::fs::major;
 use std::collections::BTreeMap;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
@@ -49,6 +52,15 @@ fn ask_together<Look: FnOnce() + Send + 'static>(mut questions: Vec<(PathBuf, Lo
         asked.into_iter().for_each(|question| _ = question.answers_by(end));
         questions = rest;
     }
+}
+
+/// Whether there is a file or a device at this path. The files of a mounted file system whose device is gone are still
+/// in memory.
+pub(crate) fn is_there(path: &Path) -> bool {
+    let Ok(found) = std::fs::metadata(path) else { return false };
+    let device = if found.file_type().is_block_device() { found.rdev() } else { found.dev() };
+    // A file system without a device of its own has number 0.
+    !found.is_dir() && (major(device) == 0 || device_bytes(device).is_some_and(|bytes| bytes > 0))
 }
 
 fn folder_of(path: &Path) -> PathBuf {

@@ -47,7 +47,7 @@ pub trait Backend: Sync {
     /// Volume texts that show the form: `["disk.img", "disk.img:20G"]`.
     fn examples(&self) -> &'static [&'static str];
 
-    /// Where the data of a volume is.
+    /// Where the data of a volume is. A place that is no path is passed like one.
     fn location(&self) -> Location;
 
     /// Whether the data of a volume outlives the process.
@@ -70,6 +70,12 @@ pub trait Backend: Sync {
     /// was unavailable is served again by itself only if it has the fingerprint of the one before, with its origin.
     fn fingerprint(&self, path: &Path, read_only: bool) -> Option<Fingerprint> {
         Some(Fingerprint::of_mark(&self.mark_at(path, read_only)?))
+    }
+
+    /// Whether there may be a store at this path, or the reason has changed why there is none, so that it is worth
+    /// opening it. It may take as long as the disk takes.
+    fn is_there(&self, path: &Path) -> bool {
+        crate::answering::is_there(path)
     }
 
     /// Opens a volume. `previous` is what the process has open at the same path or of the same volume, perhaps of
@@ -146,6 +152,8 @@ pub enum TextForm {
     Name,
     /// `NAME:PATH`, with the name of the back end.
     NameAndPath,
+    /// `NAME:PLACE`, with the name of the back end. The place is the value of this key of its own, and no path.
+    NameAndKey(&'static str),
     /// `NAME:PATH:SIZE`, with the name of the back end; `NAME:PATH:WORD` with a word of this key of its own.
     NameAndPathAndSizeOr(&'static str, &'static [(&'static str, &'static str)]),
     /// A path for which this function returns true.
@@ -302,6 +310,11 @@ pub trait OpenedStore: Any + Debug + Send + Sync {
     /// Declares that of all the ways in which the process has this volume open, this is the one that stays. Locks
     /// become what it says.
     fn finalize(&self);
+
+    /// Whether the store has another size than its properties say: it is to be opened again. It never waits.
+    fn has_other_size(&self) -> bool {
+        false
+    }
 
     /// Looks at the medium itself: what is wrong with it now. A thread that may wait for a disk calls it from time to
     /// time, apart from all commands. Memory has nothing to look at.

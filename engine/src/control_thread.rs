@@ -36,7 +36,7 @@ pub fn here(config: PathBuf, backends: &'static [&'static dyn Backend]) -> Here 
 /// The UUID of a volume that was served before: its store has a mark.
 fn mark(backends: &[&'static dyn Backend], volume: &Volume) -> Option<Uuid> {
     let backend = backend::find(backends, volume.kind.word())?;
-    let mark = backend.mark_at(volume.path.as_ref()?.path(), false)?;
+    let mark = backend.mark_at(volume.place()?, false)?;
     Some(identity::uuid_of(&mark))
 }
 

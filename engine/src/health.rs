@@ -207,9 +207,9 @@ impl State {
     }
 }
 
-/// The findings for the thread that looks for stores: the volumes whose stores are gone, and those on pools whose space
-/// is low.
-type Reported = (BTreeMap<Arc<str>, String>, BTreeMap<Arc<str>, LowSpace>);
+/// The findings for the thread that looks for stores: the volumes whose stores are gone, those on pools whose space is
+/// low, and those whose stores have another size.
+type Reported = (BTreeMap<Arc<str>, String>, BTreeMap<Arc<str>, LowSpace>, Vec<Arc<str>>);
 
 /// The state of all volumes.
 #[derive(Debug, Default)]
@@ -296,6 +296,14 @@ impl Watchlist {
         state.volumes.iter().filter_map(gone).collect()
     }
 
+    /// The volumes whose stores have another size.
+    fn resized(&self) -> Vec<Arc<str>> {
+        let has_other_size =
+            |watched: &Watched| watched.stores().filter_map(Weak::upgrade).any(|store| store.has_other_size());
+        let state = self.lock();
+        state.volumes.iter().filter(|(_, watched)| has_other_size(watched)).map(|(name, _)| name.clone()).collect()
+    }
+
     fn names(&self) -> Vec<Arc<str>> {
         self.lock().volumes.keys().cloned().collect()
     }
@@ -343,8 +351,9 @@ impl Health {
             let mut before = Reported::default();
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(LOOK_INTERVAL) {
                 look(&looked, &*clock, &*told);
-                let now = (looked.gone(), looked.low_space());
-                if now != before {
+                let now = (looked.gone(), looked.low_space(), looked.resized());
+                // A size may change again before the volume has the first one.
+                if now != before || !now.2.is_empty() {
                     before = now;
                     wake.wake();
                 }

@@ -3,10 +3,10 @@
 use crate::volume::Volume;
 use lunar_control::common_sections;
 use lunar_control::schema::StoreKind;
-use lunar_control::value::FilePath;
 use lunar_core::medium::Medium;
 use lunar_core::tally::SharedTally;
 use lunar_core::unit::UnitId;
+use std::path::PathBuf;
 
 /// A volume that is served.
 #[derive(Clone, Debug)]
@@ -15,7 +15,8 @@ pub(crate) struct PlacedVolume {
     pub(crate) volume: Volume,
     pub(crate) medium: Medium,
     pub(crate) tally: SharedTally,
-    pub(crate) path: Option<FilePath>,
+    /// Where its data is.
+    pub(crate) place: Option<PathBuf>,
     pub(crate) kind: StoreKind,
     pub(crate) medium_kind: common_sections::Medium,
 }

@@ -127,9 +127,7 @@ impl Running for Engine {
     fn begin(&mut self, plan: &Plan, wanted: &Checked) -> Result<Transaction, EngineError> {
         // A unit number is free when its unit is removed.
         self.wait_until_final();
-        let place = |(name, placed): (&Arc<str>, &Arc<PlacedVolume>)| {
-            Some((placed.path.as_ref()?.path().to_owned(), name.clone()))
-        };
+        let place = |(name, placed): (&Arc<str>, &Arc<PlacedVolume>)| Some((placed.place.clone()?, name.clone()));
         let places = self.volumes.iter().filter_map(place).collect();
         self.ask_file_systems(plan, wanted);
         let accesses = accesses(wanted)?;
@@ -152,9 +150,9 @@ impl Running for Engine {
         if step.is_err() {
             new_files.remove();
             // A failed step may have locked a file already, and is not rolled back.
-            let path = wanted.config.volumes.get(&change.object.name).and_then(|volume| volume.path.as_ref());
+            let place = wanted.config.volumes.get(&change.object.name).and_then(|volume| volume.place());
             let touched = |(name, own): &(&Arc<str>, &Arc<PlacedVolume>)| {
-                ***name == *change.object.name || path.is_some() && own.path.as_ref() == path
+                ***name == *change.object.name || place.is_some() && own.place.as_deref() == place
             };
             self.volumes.iter().filter(touched).for_each(|(_, own)| own.volume.finalize());
         } else {
@@ -284,7 +282,7 @@ impl Engine {
             self.check_answer(path.path())?;
         }
         let own = self.volumes.get(name).cloned();
-        let stays = |own: &PlacedVolume| is_same || model.path.is_some() && own.path == model.path;
+        let stays = |own: &PlacedVolume| is_same || model.place().is_some() && own.place.as_deref() == model.place();
         if let Some(own) = own.as_ref().filter(|own| stays(own)) {
             let (has, wanted) = (own.volume.size().unwrap_or(0), model.size.map_or(u64::MAX, |size| size.0));
             if wanted < has {
@@ -292,7 +290,7 @@ impl Engine {
             }
         }
         // Another volume may be at this path until now; memory belongs to one volume only.
-        let in_place = || self.volumes.get(tx.places.get(model.path.as_ref()?.path())?);
+        let in_place = || self.volumes.get(tx.places.get(model.place()?)?);
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
         let is_new = !self.expected.contains(name);
         let (host, before) = (self.host(), before.map(|before| &before.volume));
@@ -308,7 +306,7 @@ impl Engine {
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
         if same.is_some() && volume.opened().store().and_then(|store| store.fingerprint()) != same {
-            let path = model.path.as_ref().map(|path| path.path().to_owned()).unwrap_or_default();
+            let path = model.place().map(Path::to_owned).unwrap_or_default();
             return Err(EngineError::AnotherStore(path, name.to_owned()));
         }
         if let Some(own) = own.as_ref().filter(|own| is_same && has_cache(&own.volume) && !has_cache(&volume)) {
@@ -317,9 +315,9 @@ impl Engine {
         let about = context.origin.is_command_line().then_some(shown);
         let placed = match own.filter(|_| is_same) {
             Some(own) => {
-                let (path, kind, medium_kind) = (model.path.clone(), model.kind, model.medium);
+                let (place, kind, medium_kind) = (model.place().map(Path::to_owned), model.kind, model.medium);
                 let (unit, medium, tally) = (own.unit, own.medium.clone(), own.tally.clone());
-                PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind }
+                PlacedVolume { unit, volume, medium, tally, place, kind, medium_kind }
             }
             None => self.new_unit(name, volume, model).map_err(|why| why.about(about.as_deref()))?,
         };
@@ -356,8 +354,8 @@ impl Engine {
         });
         let medium = medium.inspect_err(|_| self.give_back(unit))?;
         let tally = SharedTally::named(self.core_set().cores().count(), name);
-        let (path, kind, medium_kind) = (model.path.clone(), model.kind, model.medium);
-        Ok(PlacedVolume { unit, volume, medium, tally, path, kind, medium_kind })
+        let (place, kind, medium_kind) = (model.place().map(Path::to_owned), model.kind, model.medium);
+        Ok(PlacedVolume { unit, volume, medium, tally, place, kind, medium_kind })
     }
 
     /// Listens at the address of the portal of this name.

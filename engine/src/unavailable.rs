@@ -25,13 +25,10 @@ use lunar_control::trouble::TroubleCode;
 use lunar_control::{Checked, common_sections};
 use lunar_core::metadata::Saving;
 use lunar_core::unit::UnitId;
-use lunar_reactor::disk::device_bytes;
 use lunar_reactor::log;
-use rustix::fs::major;
 use std::collections::BTreeSet;
 use std::fmt;
-use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 
@@ -94,20 +91,11 @@ impl Place {
     /// Looks at the place, which may take as long as the disk takes; `None`: nothing can be opened there.
     #[must_use]
     pub fn look(&self) -> Option<Found> {
-        is_there(&self.path).then(|| {
+        self.backend.is_there(&self.path).then(|| {
             let found = self.backend.fingerprint(&self.path, self.read_only);
             Found::compare(self.remembered.as_ref(), found.as_ref())
         })
     }
-}
-
-/// Whether there is a file or a device at this path. The files of a mounted file system whose device is gone are still
-/// in memory.
-fn is_there(path: &Path) -> bool {
-    let Ok(found) = std::fs::metadata(path) else { return false };
-    let device = if found.file_type().is_block_device() { found.rdev() } else { found.dev() };
-    // A file system without a device of its own has number 0.
-    !found.is_dir() && (major(device) == 0 || device_bytes(device).is_some_and(|bytes| bytes > 0))
 }
 
 impl Engine {
@@ -175,13 +163,13 @@ impl Engine {
             return Ok(None);
         }
         let Some((remembered, _)) = Volume::remembered(model, context) else { return Ok(None) };
-        let (Some(backend), Some(path)) = (backend::find(context.backends, model.kind.word()), &model.path) else {
+        let (Some(backend), Some(path)) = (backend::find(context.backends, model.kind.word()), model.place()) else {
             return Ok(None);
         };
         if remembered.may_have_lost_writes || lack.is_some_and(|lack| lack.may_have_lost_writes) {
-            return Err(EngineError::MayHaveLostWrites(path.path().to_owned(), name.to_owned()));
+            return Err(EngineError::MayHaveLostWrites(path.to_owned(), name.to_owned()));
         }
-        let found = backend.fingerprint(path.path(), model.read_only);
+        let found = backend.fingerprint(path, model.read_only);
         let known = remembered.fingerprint;
         let is_refused = match lack {
             Some(_) => Found::compare(known.as_ref(), found.as_ref()) != Found::Same,
@@ -189,14 +177,14 @@ impl Engine {
             None => known.as_ref().zip(found).is_some_and(|(known, found)| known.mark != found.mark),
         };
         match is_refused {
-            true => Err(EngineError::AnotherStore(path.path().to_owned(), name.to_owned())),
+            true => Err(EngineError::AnotherStore(path.to_owned(), name.to_owned())),
             false => Ok(known.filter(|_| lack.is_some())),
         }
     }
 
     /// Remembers the store of a volume that is served: see [`RememberedStore::keep`].
     pub(crate) fn remember_store(&self, placed: &PlacedVolume) -> Option<Saving> {
-        let store = placed.volume.opened().store().filter(|_| placed.path.is_some())?;
+        let store = placed.volume.opened().store().filter(|_| placed.place.is_some())?;
         let backend = backend::find(self.registry.backends, placed.kind.word())?;
         if backend.durability() != backend::Durability::Durable || self.core_set().shared().origin.is_command_line() {
             return None;
@@ -265,11 +253,13 @@ impl Engine {
     pub fn look_after_stores(&mut self, wanted: &Checked) -> Vec<Place> {
         self.report_low_space();
         let gone = self.health.gone();
-        let (mut lost, mut back) = (Vec::new(), Vec::new());
+        let (mut lost, mut back, mut resized) = (Vec::new(), Vec::new(), Vec::new());
         for (name, placed) in self.volumes.clone() {
             // The device of a forwarded logical unit says by itself whether it is ready.
             let Some(traits) = placed.volume.opened().store().map(|store| store.traits().clone()) else { continue };
+            let has_other_size = placed.volume.opened().store().is_some_and(|store| store.has_other_size());
             match (gone.get(&name), self.lacks.get(&name)) {
+                (None, None) if has_other_size => resized.push(name),
                 (Some(words), None) => {
                     log!(error, "volume {name} is not ready: {words}");
                     let may_have_lost_writes = traits.write_cache && !traits.read_only;
@@ -289,6 +279,12 @@ impl Engine {
         }
         self.set_store_available(lost, false, wanted);
         self.set_store_available(back, true, wanted);
+        for name in resized {
+            match self.serve_store(&name, wanted) {
+                Ok(()) => log!("volume {name}: its store has another size, which hosts see from now on"),
+                Err(why) => log!(error, "volume {name}: its store has another size, which cannot be served: {why}"),
+            }
+        }
         self.lacks.keys().filter_map(|name| self.place_of(name, wanted)).collect()
     }
 
@@ -308,7 +304,7 @@ impl Engine {
         let backend = backend::find(self.registry.backends, model.kind.word())?;
         let placed = self.volumes.get(name)?;
         let remembered = RememberedStore::load(&**placed.volume.metadata())?.fingerprint;
-        let (path, read_only) = (model.path.as_ref()?.path().to_owned(), placed.volume.is_read_only());
+        let (path, read_only) = (model.place()?.to_owned(), placed.volume.is_read_only());
         Some(Place { name: name.clone(), backend, path, read_only, remembered })
     }
 

@@ -114,7 +114,7 @@ pub(super) fn request<'a>(
     StoreRequest {
         name,
         origin: context.origin,
-        path: wanted.path.as_ref().map(|path| path.path()),
+        path: wanted.place(),
         size: wanted.size.map(|size| size.0),
         creates: context.creates,
         grows: !context.origin.is_command_line(),

@@ -185,11 +185,13 @@ impl Parser<'_> {
             (TextForm::NameAndSize, Some(rest)) => Ok(keys(Some(size(text, rest)?))),
             (TextForm::Name, Some("")) => Ok(keys(None)),
             (TextForm::Name, Some(_)) => Err(TextMistake::new(text, Mistake::Surplus(backend.name()))),
-            (TextForm::NameAndPath, None | Some("")) => {
+            (TextForm::NameAndPath | TextForm::NameAndKey(_), None | Some("")) => {
                 let example = backend.examples().first().copied().unwrap_or_default();
                 Err(TextMistake::new(text, Mistake::NoPath(example)))
             }
-            (TextForm::NameAndPath, Some(path)) => Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(None) }),
+            (TextForm::NameAndPath | TextForm::NameAndKey(_), Some(path)) => {
+                Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(None) })
+            }
             (TextForm::NameAndPathAndSizeOr(key, words), rest) => {
                 let missing = || Mistake::NoPathAndSize(backend.examples().join(", "));
                 let parts = rest.and_then(|rest| rest.rsplit_once(':')).filter(|(path, _)| !path.is_empty());
