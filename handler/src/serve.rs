@@ -170,7 +170,14 @@ impl From<Unusable> for ServeError {
 /// # Errors
 /// When Lunar cannot be reached, refuses the handler, or finds a defect in it.
 pub fn serve(path: &Path, device: &mut dyn Device) -> Result<(), ServeError> {
-    let connection = Connection::open(path, device.name(), device.size(), device.features())?;
+    serve_on(Connection::open(path, device.name(), device.size(), device.features())?, device)
+}
+
+/// Serves on a connection that is open, until Lunar closes it.
+///
+/// # Errors
+/// When Lunar refuses the handler, or finds a defect in it.
+pub fn serve_on(connection: Connection, device: &mut dyn Device) -> Result<(), ServeError> {
     run(connection, &mut Blocks { device, buffer: Vec::new() })
 }
 
@@ -332,6 +339,16 @@ impl Connection {
     /// When no target listens there.
     pub fn open(path: &Path, name: &str, size: u64, features: u64) -> Result<Self, ServeError> {
         Self::greet(path, Hello { features: features.into(), size: size.into(), ..hello(LEVEL_BLOCK, name) })
+    }
+
+    /// Says HELLO on a connection that Lunar has made, for a process that Lunar has started.
+    ///
+    /// # Errors
+    /// When Lunar has closed it.
+    pub fn over(socket: OwnedFd, name: &str, size: u64, features: u64) -> Result<Self, ServeError> {
+        let hello = Hello { features: features.into(), size: size.into(), ..hello(LEVEL_BLOCK, name) };
+        send(&socket, &Message::Hello(hello).bytes(), SendFlags::NOSIGNAL)?;
+        Ok(Self { socket, queues: Vec::new() })
     }
 
     /// Connects to the socket of a volume as a SCSI device of this type, and says HELLO.

@@ -12,7 +12,8 @@ use std::str::FromStr;
 #[derive(Parser, Debug)]
 #[command(name = "lunar-rbd", version, about = "Serves an image of Ceph (RBD) as a volume of Lunar")]
 pub struct Args {
-    /// The socket of the volume: the key `path` of its section, or the path of `lunar serve handler:PATH:SIZE`.
+    /// The socket of the volume: the key `path` of its section, or the path of `lunar serve handler:PATH:SIZE`. Lunar
+    /// starts the program with `-` for `kind = "rbd"`: the standard input is the connection.
     pub socket: PathBuf,
     /// The image: POOL[/NAMESPACE]/IMAGE[@SNAPSHOT]. A snapshot is read-only.
     pub image: ImageName,
@@ -43,6 +44,12 @@ pub struct Args {
 }
 
 impl Args {
+    /// Whether Lunar has started the program: its standard input is the connection.
+    #[must_use]
+    pub fn is_of_lunar(&self) -> bool {
+        self.socket.as_os_str() == "-"
+    }
+
     /// The way to the cluster.
     #[must_use]
     pub fn access(&self) -> Access {

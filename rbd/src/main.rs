@@ -11,13 +11,16 @@ use lunar_rbd::library::cluster::Cluster;
 use lunar_rbd::library::image::Image;
 use lunar_rbd::serve::{End, Serving};
 use lunar_reactor::log;
+use lunar_reactor::log::{Format, Severity};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Signal, set_parent_process_death_signal};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::error::Error;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The time between two attempts to connect to Lunar, or to lock an image that another client has.
@@ -27,6 +30,10 @@ const PASSPHRASE_MAX: usize = 512;
 
 fn main() -> ExitCode {
     let args = Args::parse();
+    if args.is_of_lunar() {
+        // Lunar takes the lines with their severities.
+        log::set_up(Severity::Info, Format::Journal);
+    }
     match run(&args) {
         Ok(()) => ExitCode::SUCCESS,
         Err(why) => {
@@ -45,7 +52,17 @@ fn pause(stop: &UnixStream) -> bool {
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let (stop, signalled) = UnixStream::pair()?;
     for signal in [SIGTERM, SIGINT] {
-        signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
+        if args.is_of_lunar() {
+            // systemd signals all processes of a service at its end, and Lunar has commands left then. The program ends
+            // with its connection.
+            signal_hook::flag::register(signal, Arc::default())?;
+        } else {
+            signal_hook::low_level::pipe::register(signal, signalled.try_clone()?)?;
+        }
+    }
+    if args.is_of_lunar() {
+        // It also ends while it waits for the cluster. The successor takes its lock.
+        set_parent_process_death_signal(Some(Signal::KILL))?;
     }
     let name = &args.image;
     let cluster = Rc::new(Cluster::connect(&Rc::new(Libraries::load()?), &args.access())?);
@@ -71,13 +88,16 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         }
         image.load_encryption(format, passphrase).map_err(|why| format!("the image cannot be decrypted: {why}"))?;
     }
-    let served = serve(args, &image, is_read_only, &stop);
+    let served = match args.is_of_lunar() {
+        true => serve_once(&image, is_read_only, &stop),
+        false => serve(args, &image, is_read_only, &stop),
+    };
     if !is_read_only && !matches!(served, Ok(End::Fenced)) {
         claim::release(&image).map_err(|why| format!("the lock cannot be given back: {why}"))?;
     }
     match served? {
         End::Fenced => Err("the connection to the cluster has to be made anew".into()),
-        End::Closed | End::Asked => Ok(()),
+        End::Closed | End::Asked | End::Resized => Ok(()),
     }
 }
 
@@ -99,6 +119,13 @@ fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn E
             return Ok(false);
         }
     }
+}
+
+/// Serves the image on the connection that Lunar has made.
+fn serve_once(image: &Image, is_read_only: bool, stop: &UnixStream) -> Result<End, Box<dyn Error>> {
+    let connection = std::io::stdin().as_fd().try_clone_to_owned()?;
+    let size = image.size().map_err(|why| format!("the size of the image cannot be read: {why}"))?;
+    Ok(Serving::over(connection, image, size, is_read_only)?.run(stop.as_fd())?)
 }
 
 /// Serves the image on one connection after the other.

@@ -7,7 +7,7 @@ use lunar_handler::wire::{Message, Operation as Code, Status, Submission, featur
 use lunar_reactor::log;
 use rustix::io::Errno;
 use std::collections::HashMap;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
 
 /// Why a connection has ended.
@@ -17,8 +17,18 @@ pub enum End {
     Closed,
     /// The program is asked to end.
     Asked,
+    /// The image has another size, which Lunar learns from the next process.
+    Resized,
     /// The cluster takes no commands of this client any more.
     Fenced,
+}
+
+/// The name and the version of the program, for Lunar.
+const NAME: &str = concat!("lunar-rbd ", env!("CARGO_PKG_VERSION"));
+
+/// The optional operations.
+fn features_of(is_read_only: bool) -> u64 {
+    if is_read_only { 0 } else { features::UNMAP | features::ZERO }
 }
 
 /// A connection to Lunar.
@@ -31,6 +41,8 @@ pub struct Serving<'a> {
     commands: HashMap<u64, (u32, Submission)>,
     last: u64,
     is_fenced: bool,
+    /// The connection ends when the size of the image changes.
+    follows_size: bool,
 }
 
 impl<'a> Serving<'a> {
@@ -41,11 +53,22 @@ impl<'a> Serving<'a> {
     /// When Lunar does not listen.
     pub fn connect(socket: &Path, image: &'a Image, size: u64, is_read_only: bool) -> Result<Self, ServeError> {
         debug_assert_eq!(image.in_progress(), 0);
-        let features = if is_read_only { 0 } else { features::UNMAP | features::ZERO };
-        let name = concat!("lunar-rbd ", env!("CARGO_PKG_VERSION"));
-        let connection = Connection::open(socket, name, size, features)?;
-        let (commands, last) = (HashMap::new(), 0);
-        Ok(Self { image, size, is_read_only, connection, commands, last, is_fenced: false })
+        let connection = Connection::open(socket, NAME, size, features_of(is_read_only))?;
+        Ok(Self::new(connection, image, size, is_read_only))
+    }
+
+    /// Serves on a connection that Lunar has made. It ends when the size of the image changes.
+    ///
+    /// # Errors
+    /// When Lunar has closed it.
+    pub fn over(connection: OwnedFd, image: &'a Image, size: u64, is_read_only: bool) -> Result<Self, ServeError> {
+        let connection = Connection::over(connection, NAME, size, features_of(is_read_only))?;
+        Ok(Self { follows_size: true, ..Self::new(connection, image, size, is_read_only) })
+    }
+
+    fn new(connection: Connection, image: &'a Image, size: u64, is_read_only: bool) -> Self {
+        let (commands, last, is_fenced) = (HashMap::new(), 0, false);
+        Self { image, size, is_read_only, connection, commands, last, is_fenced, follows_size: false }
     }
 
     /// Serves until the connection ends; `stop` becomes readable when the program is to end.
@@ -67,10 +90,12 @@ impl<'a> Serving<'a> {
             self.connection.queues.iter().for_each(|queue| queue.ring.rise());
             let [has_to_stop, _, has_changed] = others;
             if has_to_stop {
-                return self.finish();
+                self.finish()?;
+                return Ok(End::Asked);
             }
-            if has_changed {
-                self.compare_size();
+            if has_changed && self.compare_size() && self.follows_size {
+                self.finish()?;
+                return Ok(End::Resized);
             }
             if has_message {
                 match self.connection.receive()? {
@@ -85,26 +110,23 @@ impl<'a> Serving<'a> {
     }
 
     /// Answers the commands that the library has; Lunar keeps the others for the next handler.
-    fn finish(&mut self) -> Result<End, ServeError> {
+    fn finish(&mut self) -> Result<(), ServeError> {
         self.image.drain_into(|ended| end(&mut self.commands, &mut self.connection.queues, ended, &mut self.is_fenced));
-        self.connection.queues.iter().try_for_each(HandlerQueue::wake_lunar)?;
-        Ok(End::Asked)
+        self.connection.queues.iter().try_for_each(HandlerQueue::wake_lunar)
     }
 
-    /// Looks at the size of the image after a change of its header.
-    fn compare_size(&mut self) {
+    /// Looks at the size of the image after a change of its header; returns whether it is another one.
+    fn compare_size(&mut self) -> bool {
         let _ = rustix::io::read(self.image.changed(), &mut [0; size_of::<u64>()]);
         match self.image.size() {
             Ok(size) if size != self.size => {
-                log!(
-                    warning,
-                    "the image has {size} bytes now, and had {}. Set `size` of the volume, then all hosts see it",
-                    self.size
-                );
+                let advice = if self.follows_size { "" } else { ". Set `size` of the volume, then all hosts see it" };
+                log!(warning, "the image has {size} bytes now, and had {}{advice}", self.size);
                 // Commands behind its end fail.
                 self.size = self.size.min(size);
+                true
             }
-            _ => {}
+            _ => false,
         }
     }
 
