@@ -37,6 +37,12 @@ enum CliCommand {
         /// The folders below /etc with secrets
         secrets: Vec<PathBuf>,
     },
+    /// Start the processes of images of Ceph for a daemon, which starts this command
+    #[command(name = crate::program_helper::COMMAND, hide = true)]
+    ProgramHelper {
+        /// The files outside of /etc/ceph that these processes may read
+        files: Vec<PathBuf>,
+    },
     /// Print the statistics of a running `lunar serve --stats SOCKET`
     Stats {
         /// The socket that was given to --stats
@@ -59,6 +65,11 @@ pub enum Command {
     FileHelper {
         /// The folders below `/etc` with secrets.
         secrets: Vec<PathBuf>,
+    },
+    /// Starts processes of images of Ceph for a daemon, which started this process.
+    ProgramHelper {
+        /// The files outside of `/etc/ceph` that these processes may read.
+        files: Vec<PathBuf>,
     },
     /// Prints the statistics that are served at a socket.
     Stats {
@@ -86,6 +97,7 @@ pub fn read(program: &'static Program, matches: &ArgMatches) -> Result<Command, 
         CliCommand::Demo => Command::Demo(how()?),
         CliCommand::Bench(options) => Command::Bench(options),
         CliCommand::FileHelper { secrets } => Command::FileHelper { secrets },
+        CliCommand::ProgramHelper { files } => Command::ProgramHelper { files },
         CliCommand::Stats { socket } => Command::Stats { socket },
     })
 }
@@ -105,7 +117,8 @@ pub fn parse<W: Into<OsString> + Clone>(
 #[derive(Args, Debug)]
 pub struct Serve {
     /// The volumes to serve, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
-    /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject)
+    /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject), rbd:pool/image (an image of
+    /// Ceph)
     #[arg(required_unless_present = "device", value_name = "VOLUME")]
     pub volumes: Vec<String>,
     /// A SCSI device of this machine to share, after the volumes: a disk, tape drive, changer or any other, by its

@@ -13,7 +13,7 @@
 pub mod message;
 pub mod rules;
 pub mod serve;
-mod socket;
+pub(crate) mod socket;
 
 use lunar_control::files::{Access, FileHelper};
 use lunar_reactor::log;
@@ -131,7 +131,7 @@ impl Connection {
 }
 
 /// A pair of sockets that keep the bounds of messages.
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
+pub(crate) fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?)
 }
 
@@ -189,7 +189,7 @@ impl Numbered {
 }
 
 /// Waits for a message until this time.
-fn wait(socket: &OwnedFd, end: Instant) -> Result<(), Errno> {
+pub(crate) fn wait(socket: &OwnedFd, end: Instant) -> Result<(), Errno> {
     loop {
         let left = Timespec::try_from(end.saturating_duration_since(Instant::now())).map_err(|_| Errno::INVAL)?;
         match poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&left)) {

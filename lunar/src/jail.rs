@@ -3,6 +3,7 @@
 //! for all threads that it starts, so they are entered before any other thread exists.
 
 use crate::file_helper::{Connection, rules};
+use crate::program_helper;
 use crate::registry::REGISTRY;
 use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus, Ruleset,
@@ -14,6 +15,8 @@ use lunar_control::secret::SecretSource;
 use lunar_engine::answering::{answers, ask_all};
 use lunar_engine::backend::{self, JailPaths};
 use lunar_engine::service_unit;
+use lunar_handler_store::rbd::process;
+use lunar_handler_store::rbd::schema::RbdKeys;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -184,6 +187,20 @@ static HELPER: OnceLock<Connection> = OnceLock::new();
 pub fn start_helper(secrets: &BTreeSet<PathBuf>) -> io::Result<()> {
     let started = Connection::start(secrets)?;
     lunar_control::files::set_helper(Box::new(HELPER.get_or_init(|| started)));
+    Ok(())
+}
+
+/// Starts the program helper, which starts the processes of images of Ceph, if their program is installed.
+/// To be called before [`shut`].
+///
+/// # Errors
+/// When it cannot be started.
+pub fn start_program_helper(config: &Config) -> io::Result<()> {
+    if process::program()?.exists() {
+        let keys = config.volumes.values().filter_map(|volume| volume.own.get::<RbdKeys>());
+        let files = keys.flat_map(RbdKeys::files).map(Path::to_owned).collect();
+        process::set_starter(Box::new(program_helper::Connection::start(&files)?));
+    }
     Ok(())
 }
 

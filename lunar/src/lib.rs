@@ -10,6 +10,7 @@ pub mod isns;
 pub mod jail;
 pub mod notify;
 pub mod operator;
+pub mod program_helper;
 pub mod registry;
 pub mod schema;
 pub mod serve;

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Command::Demo(how) => serve_demo(how),
         Command::Bench(options) => bench(&options),
         Command::FileHelper { secrets } => lunar::file_helper::serve::run(secrets),
+        Command::ProgramHelper { files } => lunar::program_helper::run(files),
         Command::Stats { socket } => show_stats(&socket),
     };
     match result {

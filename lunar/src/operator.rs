@@ -164,6 +164,9 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     if let Err(why) = jail::start_helper(&jail::secret_folders(config, &file)) {
         log!(warning, "the file helper cannot be started ({why}): new folders and devices need a restart of Lunar");
     }
+    if let Err(why) = jail::start_program_helper(config) {
+        log!(warning, "the program helper cannot be started ({why}): images of Ceph need a restart of Lunar");
+    }
     match jail::shut(Paths::of(config, &file, &state, socket.as_deref()))? {
         Held::Well => {}
         Held::Partly => log!(warning, "this kernel is older than some of what Landlock could keep this process from"),

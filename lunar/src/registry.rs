@@ -7,6 +7,7 @@ use lunar_engine::backend::Backend;
 use lunar_engine::registry::{FrontEntry, Registry};
 use lunar_file::backend::FileBackend;
 use lunar_handler_store::backend::HandlerBackend;
+use lunar_handler_store::rbd::backend::RbdBackend;
 use lunar_null::backend::NullBackend;
 use lunar_ram::backend::RamBackend;
 use lunar_scsi_device::backend::ScsiBackend;
@@ -17,7 +18,7 @@ pub static REGISTRY: &Registry = &Registry { fronts: FRONTS, backends: BACKENDS 
 
 /// The back ends, in the order in which they are shown.
 const BACKENDS: &[&dyn Backend] =
-    &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend, &HandlerBackend];
+    &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend, &HandlerBackend, &RbdBackend];
 
 /// The fronts, in the order in which they are shown.
 pub const FRONTS: &[FrontEntry] = &[

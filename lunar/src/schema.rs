@@ -109,6 +109,24 @@ mod tests {
     }
 
     #[test]
+    fn an_image_of_ceph_takes_the_place_of_a_path() {
+        let read = |keys: &str| {
+            let volume = |name: &str| format!("[volume.{name}]\nkind = 'rbd'\n{keys}\n");
+            check(&SCHEMA, "a", &(volume("one") + &volume("two")), &Secrets).expect_err(keys).to_string()
+        };
+        let twice = read("image = 'rbd/disk'");
+        assert!(twice.contains("image") && twice.contains("is also that of volume one"), "{twice}");
+        assert!(read("").contains("image"));
+        let path = read("image = 'rbd/disk'\npath = '/srv/disk'");
+        assert!(path.contains("a volume of kind rbd has no path"), "{path}");
+        let size = read("image = 'rbd/disk'\nsize = '1G'");
+        assert!(size.contains("has its own size"), "{size}");
+        let one = check(&SCHEMA, "a", "[volume.one]\nkind = 'rbd'\nimage = 'rbd/disk'\n", &Secrets);
+        let one = one.unwrap_or_else(|why| panic!("{why}"));
+        assert_eq!(one.config.volumes["one"].place(), Some(Path::new("rbd/disk")));
+    }
+
+    #[test]
     fn the_installed_configuration_is_valid() {
         let text = include_str!("../../cli/files/lunar.toml");
         let checked = check(&SCHEMA, "lunar.toml", text, &Secrets).unwrap_or_else(|why| panic!("{why}"));
@@ -128,7 +146,7 @@ mod tests {
             }
         }
         let kinds = &json["$defs"]["volume"]["properties"]["kind"]["enum"];
-        assert_eq!(*kinds, serde_json::json!(["file", "block", "ram", "null", "scsi", "handler"]));
+        assert_eq!(*kinds, serde_json::json!(["file", "block", "ram", "null", "scsi", "handler", "rbd"]));
     }
 
     #[test]

@@ -76,6 +76,7 @@ impl Backend for HandlerBackend {
             mode: keys.map_or(SOCKET_MODE, |keys| keys.socket_mode.0),
             command_timeout: keys.and_then(|keys| keys.command_timeout).map(|time| time.0),
             restart_time: keys.map_or(PATIENCE, |keys| keys.restart_time.0),
+            image: None,
         };
         let previous = previous.and_then(life_of).filter(|(_, unit)| unit.path == path).map(|(life, _)| life);
         let Some(device_type) = device else {

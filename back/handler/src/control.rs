@@ -3,6 +3,7 @@
 
 use crate::error::Mistake;
 use crate::queue::{BLOCK_SIZES, DEPTH, SCSI_SIZES};
+use crate::rbd::supervisor::Supervisor;
 use crate::schema::DeviceType;
 use crate::shared::{Connected, Event, QueueParts, Shared, Unit};
 use lunar_handler::ring::{TargetEnd, ring_bytes};
@@ -42,6 +43,9 @@ const PAUSE: Duration = Duration::from_millis(200);
 const EXIT_TIME: Duration = Duration::from_millis(100);
 /// Messages of a handler after its HELLO: this version has none, and a later one few.
 const MESSAGES_MAX: u32 = 64;
+/// How long the process of an image may take to say HELLO: it connects to the cluster, for which it has 30 seconds, and
+/// takes the lock of a process that was killed.
+const START_TIME: Duration = Duration::from_secs(120);
 /// Queues that a handler is told to expect: one for each core, and more while volumes are opened again.
 const QUEUES_MAX: u32 = 64;
 
@@ -76,18 +80,34 @@ pub(crate) fn listen_at(path: &Path, mode: u32) -> Result<OwnedFd, Mistake> {
 ///
 /// # Errors
 /// When there are too many threads.
-pub(crate) fn start(shared: &Arc<Shared>, listener: OwnedFd) -> io::Result<JoinHandle<()>> {
+pub(crate) fn start(shared: &Arc<Shared>, door: Door) -> io::Result<JoinHandle<()>> {
     let shared = shared.clone();
     let unit = shared.unit();
     let (newcomer, handler, process, pause) = (None, None, None, None);
-    let control = Control { shared, unit, listener, newcomer, handler, process, generation: 0, pause };
+    let control = Control { shared, unit, door, newcomer, handler, process, generation: 0, pause };
     std::thread::Builder::new().name("handler".into()).spawn(move || control.run())
+}
+
+/// Where connections of handlers come from.
+pub(crate) enum Door {
+    /// Processes connect to this socket.
+    Socket(OwnedFd),
+    /// Lunar starts the process of an image.
+    Program(Box<Supervisor>),
 }
 
 /// A process that has connected and said nothing yet.
 struct Newcomer {
     socket: OwnedFd,
     until: Instant,
+}
+
+/// The process at the other end of a connection.
+struct Peer {
+    process: i32,
+    user: u32,
+    /// The process, to see its end.
+    watched: Option<(Pid, OwnedFd)>,
 }
 
 /// The handler.
@@ -102,7 +122,7 @@ struct Control {
     shared: Arc<Shared>,
     /// The terms at the last look.
     unit: Unit,
-    listener: OwnedFd,
+    door: Door,
     newcomer: Option<Newcomer>,
     handler: Option<Handler>,
     /// The last process that was the handler. None where processes have no numbers that this one sees.
@@ -119,6 +139,9 @@ struct Ready {
     newcomer: bool,
     handler: bool,
 }
+
+/// The most files that the thread waits for.
+const SOURCES: usize = 6;
 
 impl Control {
     fn run(mut self) {
@@ -143,10 +166,31 @@ impl Control {
             if ready.listener && self.pause.is_none() && self.newcomer.is_none() {
                 self.accept();
             }
+            self.look_at_process();
             self.open_and_close_queues();
         }
-        // It is no error if the file was removed already.
-        let _ = std::fs::remove_file(&self.unit.path);
+        let Self { shared, unit, door, newcomer, handler, .. } = self;
+        drop((newcomer, handler));
+        match door {
+            // It is no error if the file was removed already.
+            Door::Socket(_) => drop(std::fs::remove_file(&unit.path)),
+            Door::Program(supervisor) => supervisor.end(&shared),
+        }
+    }
+
+    /// Looks at the process of an image, and starts it.
+    fn look_at_process(&mut self) {
+        let (Door::Program(supervisor), Some(image)) = (&mut self.door, &self.unit.image) else { return };
+        let has_connection = self.handler.is_some() || self.newcomer.is_some();
+        if let Some(socket) = supervisor.look(&self.shared, image, has_connection) {
+            self.newcomer = Some(Newcomer { socket, until: Instant::now() + START_TIME });
+        } else if supervisor.process().is_none() && has_connection {
+            // Another process may have the end of the connection.
+            self.newcomer = None;
+            if self.handler.is_some() {
+                self.lose();
+            }
+        }
     }
 
     /// Takes over the terms of the configuration. A handler that was welcomed on others has to connect again.
@@ -155,14 +199,15 @@ impl Control {
         if unit == self.unit {
             return;
         }
-        if unit.mode != self.unit.mode
+        if matches!(self.door, Door::Socket(_))
+            && unit.mode != self.unit.mode
             && let Err(why) = (Permission { mode: unit.mode, owner: None, group: None }).grant(&unit.path)
         {
             log!(error, "volume {}: {} keeps its permissions: {why}", unit.name, unit.path.display());
         }
         let terms = |unit: &Unit| {
             let shape = (unit.size, unit.block_size, unit.discard, unit.device);
-            (unit.name.clone(), shape, unit.read_only)
+            (unit.name.clone(), shape, unit.read_only, unit.image.clone())
         };
         let is_other = terms(&unit) != terms(&self.unit);
         self.unit = unit;
@@ -174,14 +219,21 @@ impl Control {
 
     fn wait(&self) -> Ready {
         let accepts = self.newcomer.is_none() && self.pause.is_none();
-        let sources = [
+        let (listener, [errors, process], start) = match &self.door {
+            Door::Socket(listener) => (Some(listener), [None, None], None),
+            Door::Program(supervisor) => (None, supervisor.sources(), supervisor.due()),
+        };
+        let sources: [Option<&OwnedFd>; SOURCES] = [
             Some(self.shared.bell()),
-            accepts.then_some(&self.listener),
+            listener.filter(|_| accepts),
             self.newcomer.as_ref().map(|newcomer| &newcomer.socket),
             self.handler.as_ref().map(|handler| &handler.socket),
+            errors,
+            process,
         ];
         let mut polled: Vec<PollFd<'_>> = sources.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
-        let due = self.newcomer.as_ref().map(|newcomer| newcomer.until).into_iter().chain(self.pause).min();
+        let due =
+            self.newcomer.as_ref().map(|newcomer| newcomer.until).into_iter().chain(self.pause).chain(start).min();
         // The kernel rounds up.
         let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
@@ -197,7 +249,8 @@ impl Control {
     }
 
     fn accept(&mut self) {
-        match accept_with(&self.listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
+        let Door::Socket(listener) = &self.door else { return };
+        match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
             Ok(socket) => self.newcomer = Some(Newcomer { socket, until: Instant::now() + HELLO_TIME }),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(why) => {
@@ -234,18 +287,9 @@ impl Control {
         if self.handler.is_some() {
             return self.refuse("the volume has a handler, which is still connected");
         }
-        let peer = socket_peercred(&newcomer.socket).ok();
-        if let Some(process) = self.other_process(peer.as_ref().map(|peer| peer.pid)) {
-            return self.refuse(&format!("process {process}, which was the handler before, has not ended"));
-        }
-        let process = match peer.as_ref().map(|peer| (peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()))) {
-            Some((pid, Ok(handle))) => Some((pid, handle)),
-            // Without a handle nothing would say whether it has ended when the next one comes.
-            Some((_, Err(why @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)))) => {
-                return self.refuse(&format!("its process cannot be watched: {why}"));
-            }
-            // It has ended already, or has no number that this process sees.
-            Some((_, Err(_))) | None => None,
+        let peer = match self.peer(&newcomer.socket) {
+            Ok(peer) => peer,
+            Err(why) => return self.refuse(&why.to_string()),
         };
         let Some(newcomer) = self.newcomer.take() else { return };
         self.generation = self.generation.wrapping_add(1).max(1);
@@ -254,16 +298,16 @@ impl Control {
             protocol: hello.protocol.get().min(PROTOCOL).into(),
             flags: if unit.read_only { unit_flags::READ_ONLY } else { 0 }.into(),
             features: agreed.into(),
-            size: unit.size.into(),
+            size: if unit.image.is_some() { hello.size } else { unit.size.into() },
             block_size: unit.block_size.into(),
             queues: QUEUES_MAX.into(),
             volume: name_field(&unit.name),
         });
-        self.process = process;
+        self.process = peer.watched;
         let connected = Connected {
             name: name_of(&hello.name),
-            process: peer.as_ref().map_or(0, |peer| peer.pid.as_raw_nonzero().get()),
-            user: peer.as_ref().map_or(0, |peer| peer.uid.as_raw()),
+            process: peer.process,
+            user: peer.user,
             since: Instant::now(),
             generation: self.generation,
             level: hello.level.get(),
@@ -284,6 +328,35 @@ impl Control {
         let _ = send(&newcomer.socket, &welcome, &[]);
         let level = hello.level.get();
         self.handler = Some(Handler { socket: newcomer.socket, level, features: agreed, messages: 0 });
+        if let Door::Program(supervisor) = &mut self.door {
+            supervisor.serves();
+        }
+    }
+
+    /// The process at the other end of a connection, which may be the handler.
+    ///
+    /// # Errors
+    /// Why it may not.
+    fn peer(&self, socket: &OwnedFd) -> Result<Peer, NoHandler> {
+        let peer = socket_peercred(socket).ok();
+        let (process, user) = peer.as_ref().map_or((0, 0), |peer| (peer.pid.as_raw_nonzero().get(), peer.uid.as_raw()));
+        if let Door::Program(supervisor) = &self.door {
+            // This process has made both ends. The process of an image starts when the one before it has ended.
+            return Ok(Peer { process: supervisor.process().unwrap_or(process), user, watched: None });
+        }
+        if let Some(process) = self.other_process(peer.as_ref().map(|peer| peer.pid)) {
+            return Err(NoHandler::Second(process));
+        }
+        let watched = match peer.map(|peer| (peer.pid, pidfd_open(peer.pid, PidfdFlags::empty()))) {
+            Some((pid, Ok(handle))) => Some((pid, handle)),
+            // Without a handle nothing would say whether it has ended when the next one comes.
+            Some((_, Err(why @ (Errno::MFILE | Errno::NFILE | Errno::NOMEM)))) => {
+                return Err(NoHandler::Unwatched(why));
+            }
+            // It has ended already, or has no number that this process sees.
+            Some((_, Err(_))) | None => None,
+        };
+        Ok(Peer { process, user, watched })
     }
 
     /// The process that was the handler, if it is another one than this and lives: it may still execute commands of its
@@ -396,6 +469,26 @@ fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<Que
     Ok(QueueParts { generation, level, sizes, features, rings, data, commands, answers })
 }
 
+/// Why a process may not be the handler.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum NoHandler {
+    /// This process was the handler before, and has not ended.
+    Second(i32),
+    /// Its end could not be seen.
+    Unwatched(Errno),
+}
+
+impl fmt::Display for NoHandler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Second(process) => write!(f, "process {process}, which was the handler before, has not ended"),
+            Self::Unwatched(why) => write!(f, "its process cannot be watched: {why}"),
+        }
+    }
+}
+
+impl std::error::Error for NoHandler {}
+
 /// Why a handler does not fit the volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Misfit {
@@ -452,7 +545,9 @@ fn check(hello: &Hello, unit: &Unit) -> Result<(), Misfit> {
     match unit.device {
         Some(device) if hello.device_type == device.0 => Ok(()),
         Some(device) => Err(Misfit::Device(PeripheralType(hello.device_type), device)),
-        None if size < unit.size => Err(Misfit::Small(size, unit.size)),
+        None if size < unit.size.max(unit.block_size.into()) => {
+            Err(Misfit::Small(size, unit.size.max(unit.block_size.into())))
+        }
         None if unit.discard && hello.features.get() & features::UNMAP == 0 => Err(Misfit::Thick),
         None => Ok(()),
     }

@@ -1,7 +1,8 @@
 //! The socket of a volume or a SCSI device, and the view of its handler.
 
-use crate::control;
+use crate::control::{self, Door};
 use crate::error::Mistake;
+use crate::rbd::supervisor::Supervisor;
 use crate::shared::{Shared, Unit};
 use lunar_control::api::HandlerView;
 use lunar_engine::backend::{Condition, StoreTrouble};
@@ -23,13 +24,32 @@ impl Lifetime {
     /// When the socket cannot be made.
     pub(crate) fn begin(unit: &Unit) -> Result<Arc<Self>, Mistake> {
         let shared = Arc::new(Shared::new(unit.clone()).map_err(Mistake::Socket)?);
-        let listener = control::listen_at(&unit.path, unit.mode)?;
-        let thread = control::start(&shared, listener).map_err(Mistake::Socket)?;
+        let door = match unit.image {
+            Some(_) => Door::Program(Box::new(Supervisor::new())),
+            None => Door::Socket(control::listen_at(&unit.path, unit.mode)?),
+        };
+        let thread = control::start(&shared, door).map_err(Mistake::Socket)?;
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 
     pub(crate) fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Bytes of the data of the handler, if it is connected.
+    pub(crate) fn size(&self) -> Option<u64> {
+        self.shared.state().connected.as_ref().map(|handler| handler.size)
+    }
+
+    /// Why the process of an image is not connected.
+    pub(crate) fn why_not(&self) -> String {
+        let why = self.shared.state().failed.1.clone();
+        why.unwrap_or_else(|| "lunar-rbd has not connected to the cluster yet".to_owned())
+    }
+
+    /// Starts of the process of an image that were in vain.
+    pub(crate) fn failed(&self) -> u64 {
+        self.shared.state().failed.0
     }
 
     /// These terms apply from now on.
@@ -71,6 +91,10 @@ impl Lifetime {
             |words: String, remedy: String| vec![StoreTrouble { condition: Condition::Unserved, words, remedy }];
         let connected = shared.state().connected.clone();
         match connected {
+            None if unit.image.is_some() => trouble(
+                format!("no process serves {path}: {}", self.why_not()),
+                "it is served by itself once that is mended".to_owned(),
+            ),
             None => trouble(
                 format!("no handler is connected to {path}"),
                 "start it (`systemctl status 'lunar-handler@*'`, or see its own log)".to_owned(),

@@ -2,6 +2,7 @@
 
 use crate::known::DeviceState;
 use crate::queue::Sizes;
+use crate::rbd::process::ImageAccess;
 use lunar_core::time::Instant as CoreInstant;
 use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_SCSI};
 use lunar_reactor::channel::Sender;
@@ -30,6 +31,8 @@ pub(crate) struct Unit {
     /// `None`: as the level has it.
     pub(crate) command_timeout: Option<Duration>,
     pub(crate) restart_time: Duration,
+    /// The image whose process Lunar starts, instead of listening at the path. The size is that of the image then.
+    pub(crate) image: Option<ImageAccess>,
 }
 
 impl Unit {
@@ -103,6 +106,8 @@ pub(crate) struct State {
     /// A defect of the handler of this generation.
     pub(crate) fault: Option<(u32, String)>,
     pub(crate) is_over: bool,
+    /// Starts of the process of an image that were in vain, and why the last one was.
+    pub(crate) failed: (u64, Option<String>),
     /// Late commands of queues that were dropped: their handler may still execute them.
     orphaned: usize,
 }
@@ -234,6 +239,12 @@ impl Shared {
     pub(crate) fn fail(&self, generation: u32, why: String) {
         self.state().fault = Some((generation, why));
         self.ring();
+    }
+
+    /// A process of an image has ended, or was not started.
+    pub(crate) fn fail_start(&self, why: String) {
+        let mut state = self.state();
+        state.failed = (state.failed.0 + 1, Some(why));
     }
 
     /// Ends the control thread.

@@ -43,6 +43,7 @@ impl Folder {
             mode: 0o600,
             command_timeout: Some(LIMIT),
             restart_time: LIMIT,
+            image: None,
         }
     }
 
@@ -63,7 +64,7 @@ impl Drop for Folder {
     }
 }
 
-struct Memory(Vec<u8>);
+pub(crate) struct Memory(pub(crate) Vec<u8>);
 
 impl Memory {
     fn part(&mut self, offset: u64, length: u64) -> &mut [u8] {

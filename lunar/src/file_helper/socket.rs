@@ -10,7 +10,7 @@ use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 
 /// Sends a message.
-pub(super) fn send(
+pub(crate) fn send(
     socket: &OwnedFd,
     bytes: &[u8],
     file: Option<BorrowedFd<'_>>,
@@ -31,7 +31,7 @@ pub(super) fn send(
 }
 
 /// Receives a message; 0 bytes: the other end has closed the socket. Files after the first are closed.
-pub(super) fn receive(socket: &OwnedFd, bytes: &mut [u8], flags: RecvFlags) -> Result<(usize, Option<OwnedFd>), Errno> {
+pub(crate) fn receive(socket: &OwnedFd, bytes: &mut [u8], flags: RecvFlags) -> Result<(usize, Option<OwnedFd>), Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let got = loop {

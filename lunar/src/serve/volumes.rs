@@ -229,13 +229,21 @@ impl Volume {
             .known
             .map_or_else(|| LocalHost { config: PathBuf::new() }.random().map(Uuid::from_random), Ok)
             .map_err(VolumeMistake::Random)?;
-        let absolute = self.keys.path.as_ref().map(|path| {
+        let key = match self.keys.backend.form() {
+            TextForm::NameAndKey(key) => Some(key),
+            _ => None,
+        };
+        let absolute = self.keys.path.as_ref().filter(|_| key.is_none()).map(|path| {
             let absolute = std::path::absolute(path).map_err(|why| VolumeMistake::Path(path.clone(), why))?;
             absolute.into_os_string().into_string().map_err(|_| VolumeMistake::NotUtf8(text.to_owned()))
         });
         let is_disc = self.keys.medium == MediumKind::Optical;
         let mut keys = draft.object_of(text, "volume", name);
         keys.set("kind", self.keys.backend.name()).set("uuid", uuid.text()).set_some("path", absolute.transpose()?);
+        let place = key.and(self.keys.path.as_ref());
+        if let (Some(key), Some(place)) = (key, place) {
+            keys.set(key, place.to_str().ok_or_else(|| VolumeMistake::NotUtf8(text.to_owned()))?);
+        }
         keys.set_some("size", self.keys.size.map(|size| Size(size).text()));
         self.keys.own.into_iter().for_each(|(key, word)| _ = keys.set(key, word));
         keys.set(
@@ -252,7 +260,8 @@ impl Volume {
         let is_forwarded = matches!(self.keys.backend.form(), TextForm::NameAndPath) || self.keys.own.is_some();
         keys.set("write-through", options.write_through && !is_forwarded);
         // A disc is read through the page cache, memory has none, and a handler decides itself.
-        let is_elsewhere = is_forwarded || matches!(self.keys.backend.form(), TextForm::NameAndPathAndSizeOr(..));
+        let is_elsewhere =
+            is_forwarded || key.is_some() || matches!(self.keys.backend.form(), TextForm::NameAndPathAndSizeOr(..));
         keys.set("direct", options.direct && !is_disc && !is_elsewhere && self.keys.path.is_some());
         keys.set_some("protection", protection.map(|kind| format!("type-{}", kind as u8)));
         Ok(uuid)
@@ -291,6 +300,23 @@ mod tests {
         assert_eq!(keys.own, Some(("device-type", "changer")));
         for wrong in ["handler:", "handler:/run/a.sock", "handler::1G", "handler:/run/a.sock:large"] {
             assert!(text::parse(REGISTRY.backends, wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn an_image_of_ceph_is_named_by_a_key_of_its_own() {
+        let mut draft = Draft::default();
+        let mut to = Drafting { program: &PROGRAM, state: Path::new("/nowhere"), draft: &mut draft };
+        let options = Options { read_only: true, ..Options::PLAIN };
+        Volumes::configure(&["rbd:pool/image@before".to_owned()], &options, &mut to).expect("an image");
+        let checked = draft.check(PROGRAM.schema).expect("right keys");
+        let volume = checked.config.volumes.values().next().expect("a volume");
+        assert_eq!((volume.place(), volume.path.as_ref()), (Some(Path::new("pool/image@before")), None));
+        for wrong in ["rbd", "rbd:", "rbd:image"] {
+            let mut draft = Draft::default();
+            let mut to = Drafting { program: &PROGRAM, state: Path::new("/nowhere"), draft: &mut draft };
+            let configured = Volumes::configure(&[wrong.to_owned()], &options, &mut to);
+            assert!(configured.is_err() || draft.check(PROGRAM.schema).is_err(), "{wrong}");
         }
     }
 
