@@ -154,6 +154,9 @@ fn stores(all: &mut Gathered) {
         .iter()
         .filter_map(|(name, volume)| Some((name.clone(), volume.path.as_ref()?.path().to_owned())))
         .collect();
+    let has_images = all.facts.config.volumes.values().any(|volume| volume.kind.word() == "rbd");
+    let service = all.facts.process.as_ref().map(|process| process.id);
+    all.facts.ceph = has_images.then(|| stores::ceph(service));
     let state = all.facts.config.server.state.as_ref().map(|path| PathBuf::from(path.text()));
     let state = state.or_else(|| all.facts.process.as_ref().and_then(state_of));
     let state = state.unwrap_or_else(|| STATE.into());

@@ -40,6 +40,8 @@ pub struct Facts {
     pub portals: Vec<Portal>,
     /// The stores of volumes with a path.
     pub stores: Vec<Store>,
+    /// The programs for images of Ceph, if a volume is one.
+    pub ceph: Option<Ceph>,
     /// The file systems of stores and of the state folder, each once.
     pub file_systems: Vec<FileSystem>,
     /// The state folder.
@@ -62,6 +64,17 @@ impl Facts {
     pub fn file_system(&self, store: &Store) -> Option<&FileSystem> {
         self.file_systems.iter().find(|found| Some(found.number) == store.file_system)
     }
+}
+
+/// The programs for images of Ceph on this machine.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct Ceph {
+    /// The place of the program that serves them.
+    pub program: PathBuf,
+    /// Whether it is there.
+    pub has_program: bool,
+    /// Whether the library of Ceph is there.
+    pub has_library: bool,
 }
 
 /// A process.

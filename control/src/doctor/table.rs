@@ -168,6 +168,8 @@ codes! {
             "Mount its file system, or bring the device back; a file that was deleted comes from a backup.";
         StoreRefused "store-refused" Error "The service may not open the file or device of a volume.",
             "Give the user of the service the permission.";
+        CephMissing "ceph-missing" Error "`lunar-rbd` or librbd, which serve images of Ceph, is missing.",
+            "Install `lunar-rbd` in the folder of `lunar`, the library (`apt install librbd1`), and restart Lunar.";
         FileSystemReadOnly "file-system-read-only" Error
             "The file system of a volume is read-only: writes of clients fail.",
             "Look for the reason (`dmesg`): file systems become read-only after errors. Then mount it writable.";

@@ -1,7 +1,7 @@
 //! The stores: files, devices, their file systems and disks.
 
 use super::machine::{number, text};
-use lunar_control::doctor::facts::{Device, FileMode, FileSystem, Store};
+use lunar_control::doctor::facts::{Ceph, Device, FileMode, FileSystem, Store};
 use rustix::fs::{AtFlags, CWD, FallocateFlags, Mode, OFlags, StatxFlags, fallocate, makedev, open, statvfs, statx};
 use rustix::io::Errno;
 use std::collections::BTreeSet;
@@ -13,6 +13,19 @@ use std::path::{Path, PathBuf};
 const DEVICES_MAX: usize = 64;
 /// Bytes of the file with which the freeing of space is tried.
 const TRIAL_BYTES: usize = 64 << 10;
+
+/// The folders of libraries, besides those of the architecture in `/usr/lib`.
+const LIBRARIES: [&str; 4] = ["/usr/lib64", "/lib64", "/usr/lib", "/usr/local/lib"];
+
+/// Looks for the programs for images of Ceph. `service`: the process of the service, if it runs.
+pub(super) fn ceph(service: Option<u32>) -> Ceph {
+    let own = service.and_then(|id| std::fs::read_link(format!("/proc/{id}/exe")).ok());
+    let program = own.or_else(|| std::env::current_exe().ok()).unwrap_or_default().with_file_name("lunar-rbd");
+    let architectures = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
+    let folders = LIBRARIES.iter().map(PathBuf::from).chain(architectures);
+    let has_library = folders.into_iter().any(|folder| folder.join("librbd.so.1").exists());
+    Ceph { has_program: program.exists(), has_library, program }
+}
 
 /// Looks at a store, and at its file system if it is a file.
 pub(super) fn read(volume: &str, path: &Path) -> (Store, Option<FileSystem>) {

@@ -2,7 +2,7 @@
 
 use super::words::{mib, percent};
 use crate::common_sections::Volume;
-use crate::doctor::facts::{Device, Facts, FileMode, FileSystem, Store, shell};
+use crate::doctor::facts::{Ceph, Device, Facts, FileMode, FileSystem, Store, shell};
 use crate::doctor::finding::{Finding, quoted};
 use crate::doctor::table::Code;
 use std::collections::BTreeSet;
@@ -21,6 +21,7 @@ const UNSUITED: [&str; 10] =
     ["nfs", "nfs4", "cifs", "smb3", "overlay", "9p", "virtiofs", "ceph", "fuse.sshfs", "fuse.glusterfs"];
 
 pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
+    findings.extend(facts.ceph.as_ref().and_then(ceph));
     let mut systems = BTreeSet::new();
     for store in &facts.stores {
         let Some(volume) = facts.config.volumes.get(&store.volume) else { continue };
@@ -41,6 +42,14 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     for device in facts.stores.iter().flat_map(|store| &store.devices).filter(|device| seen.insert(&device.name)) {
         disk(device, findings);
     }
+}
+
+/// A program for images of Ceph that is not there.
+fn ceph(ceph: &Ceph) -> Option<Finding> {
+    let found = Finding::new(Code::CephMissing, "images of Ceph").shows("program", ceph.program.display());
+    let found = found.shows("is there", ceph.has_program).shows("librbd", ceph.has_library);
+    let command = format!("ls -l {}; ldconfig -p | grep librbd", shell(&ceph.program));
+    (!ceph.has_program || !ceph.has_library).then(|| found.command(command))
 }
 
 fn subject(store: &Store) -> String {

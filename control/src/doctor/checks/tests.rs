@@ -131,6 +131,7 @@ fn well() -> Facts {
             segments: (1_000_000, 10),
         },
         portals: vec![portal("one", [192, 0, 2, 1]), portal("two", [198, 51, 100, 1])],
+        ceph: Some(Ceph { program: "/usr/local/bin/lunar-rbd".into(), has_program: true, has_library: true }),
         stores: vec![disk_file()],
         file_systems: vec![FileSystem {
             number: 1,
@@ -180,6 +181,7 @@ type Change = fn(&mut Facts);
 fn cases(code: Code) -> (Vec<Change>, Vec<Change>) {
     match code.area() {
         crate::doctor::table::Area::State | crate::doctor::table::Area::Configuration => configured(code),
+        _ if code == Code::CephMissing => (vec![|f| f.ceph = Some(Ceph::default())], vec![|f| f.ceph = None]),
         crate::doctor::table::Area::Stores => stored(code),
         crate::doctor::table::Area::Network => networked(code),
         _ => loaded(code),
