@@ -22,6 +22,8 @@ const FOLDERS: &str = include_str!("../files/tmpfiles.conf");
 const CONFIG: &str = include_str!("../files/lunar.toml");
 /// The path to which a program from elsewhere, such as a build or a download, is copied.
 const OWN: &str = "/usr/local/bin/lunar";
+/// The program beside it that serves images of Ceph.
+const RBD: &str = "lunar-rbd";
 /// The folders of installed programs, which are used where they are.
 const SYSTEM: [&str; 2] = ["/usr", "/opt"];
 /// Folders that the service cannot access (`ProtectHome` and `PrivateTmp` in the unit), so it cannot start from there.
@@ -104,6 +106,11 @@ pub fn run(matches: &ArgMatches, commands: &Command) -> Result<(), Failure> {
     if let Some(from) = &program.from {
         copy(from, &program.path).map_err(|why| write_error(&program.path, &why))?;
         let _ = writeln!(report, "wrote {}", program.path.display());
+        let beside = (from.with_file_name(RBD), program.path.with_file_name(RBD));
+        if beside.0.exists() {
+            copy(&beside.0, &beside.1).map_err(|why| write_error(&beside.1, &why))?;
+            let _ = writeln!(report, "wrote {}", beside.1.display());
+        }
     }
     let folder = root.map_or_else(|| Path::new("/"), PathBuf::as_path);
     report += &write(folder, &files)?;
