@@ -2,6 +2,7 @@
 //! killed; locks, the block list, snapshots, and the tools of Ceph on the same image.
 
 mod cluster;
+mod kind;
 
 use std::path::{Path, PathBuf};
 use std::process::Child;
@@ -80,7 +81,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         daemon.target.healthy()?;
         daemon.target.stop()
     });
-    Ok(())
+    kind::part(lab, driver, &cluster)
 }
 
 /// A process of lunar-rbd. Dropping it kills it.

@@ -28,15 +28,28 @@ pub(crate) struct Daemon {
 
 impl Daemon {
     pub(crate) fn start(lab: &Lab, driver: Driver, volumes: Volumes) -> Result<Self> {
+        let place = lab.scratch.display().to_string();
+        Self::start_kind(lab, driver, volumes, &|volume| {
+            format!("kind = \"handler\"\npath = \"{place}/{volume}.sock\"")
+        })
+    }
+
+    /// Starts a daemon; `kind` returns the first keys of the section of a volume.
+    pub(crate) fn start_kind(
+        lab: &Lab,
+        driver: Driver,
+        volumes: Volumes,
+        kind: &dyn Fn(&str) -> String,
+    ) -> Result<Self> {
         let (folder, portal) = (lab.scratch.clone(), free_port()?);
         let place = folder.display();
         let mut text = format!(
-            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\n\
+            "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\npatience = \"1s\"\n\
              [api]\nsocket = \"{place}/api.sock\"\n",
             driver.name().replace('_', "-")
         );
         for (volume, keys) in volumes {
-            text += &format!("[volume.{volume}]\nkind = \"handler\"\npath = \"{place}/{volume}.sock\"\n{keys}\n");
+            text += &format!("[volume.{volume}]\n{}\n{keys}\n", kind(volume));
         }
         let luns = volumes.iter().enumerate().map(|(lun, (volume, _))| format!("{lun} = \"{volume}\""));
         text += &format!(
@@ -72,11 +85,16 @@ impl Daemon {
         Ok(session)
     }
 
+    /// The answer to a command of the operator.
+    pub(crate) fn ask(&self, words: &[&str]) -> Result<Value> {
+        let mut command = bound(&self.lunar);
+        command.args(words).args(["--json", "--socket"]).arg(self.folder.join("api.sock"));
+        Ok(serde_json::from_str(&run(&mut command, LIMIT)?.succeeded()?)?)
+    }
+
     /// The handler of a volume, as `lunar handler list` shows it.
     pub(crate) fn listed(&self, lun: u16) -> Result<Value> {
-        let mut command = bound(&self.lunar);
-        command.args(["handler", "list", "--json", "--socket"]).arg(self.folder.join("api.sock"));
-        let all: Value = serde_json::from_str(&run(&mut command, LIMIT)?.succeeded()?)?;
+        let all = self.ask(&["handler", "list"])?;
         let volume = self.volume(lun);
         let found = all.as_array().into_iter().flatten().find(|handler| handler["volume"] == volume);
         found.cloned().with_context(|| format!("{volume} is not in the list: {all}"))

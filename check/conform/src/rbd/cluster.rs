@@ -98,6 +98,13 @@ impl Cluster {
         options.iter().fold("[global]\n".to_owned(), |text, (name, value)| text + name + " = " + value + "\n")
     }
 
+    /// A script that executes this program of the tree, with its own arguments behind.
+    pub(super) fn script(&self, program: &str) -> String {
+        let scratch = self.folder.parent().unwrap_or(&self.folder);
+        let (root, scratch) = (self.root.display(), scratch.display());
+        format!("#!/bin/sh\nexec unshare --mount -- sh -c '{ENTER}' sh '{root}' '{scratch}' '{program}' \"$@\"\n")
+    }
+
     /// A command in the tree.
     pub(super) fn command(&self, words: &[&str]) -> Command {
         let mut command = bound("unshare");

@@ -1,0 +1,169 @@
+//! Volumes of kind `rbd`: Lunar starts lunar-rbd, in whose place is a script that enters the tree of the cluster.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::cluster::Cluster;
+use super::{BLOCK, KILLS, LIMIT};
+use crate::handler::daemon::{Daemon, TARGET};
+use crate::session::{Data, cdb};
+use crate::target::{Driver, Lab, Subject};
+use crate::test_data::{Random, pattern};
+use crate::verifying_writer::VerifyingWriter;
+
+/// The volume, whose image has the same name.
+const VOLUMES: [(&str, &str); 1] = [("own", "")];
+const LUN: u16 = 0;
+const IMAGE: &str = "rbd/own";
+const AWAY: &str = "rbd/away";
+
+pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
+    let lab = programs(lab, cluster)?;
+    let check = |name: &str, case: &mut dyn FnMut() -> Result<()>| lab.report.check("rbd", name, case);
+    let mut running = None;
+    check("Lunar starts lunar-rbd, which serves an image of its own size", &mut || {
+        cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
+        let daemon = start(&lab, driver, cluster)?;
+        let mut session = daemon.session(LUN)?;
+        let (blocks, block) = session.capacity()?;
+        ensure!(blocks * block as u64 == 48 << 20, "the unit has {blocks} blocks of {block} bytes");
+        session.run(&cdb::write(7, 8), Data::Out(pattern(7, 1, 8 * BLOCK)))?.good()?;
+        session.logout()?;
+        let copy = cluster.folder.join("own.copy").display().to_string();
+        cluster.run(&["rbd", "export", "--no-progress", IMAGE, &copy])?;
+        ensure!(std::fs::read(&copy)?[7 * BLOCK..][..8 * BLOCK] == pattern(7, 1, 8 * BLOCK), "the image differs");
+        running = Some(daemon);
+        Ok(())
+    });
+    let Some(daemon) = &running else { return Ok(()) };
+    let kills = if lab.long { KILLS.1 } else { KILLS.0 };
+    check(&format!("kill -9 of the process of an image under a verifying load, {kills} times"), &mut || {
+        killed(&lab, daemon, kills)
+    });
+    check("initiators see the new size of an image", &mut || resized(cluster, daemon));
+    check("the reason why an image is not served is a trouble, until it is served again", &mut || {
+        cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
+        kill(daemon)?;
+        until_trouble(daemon, "the image cannot be opened")?;
+        cluster.run(&["rbd", "rename", AWAY, IMAGE])?;
+        daemon.until_state(LUN, "connected")
+    });
+    check("Lunar starts without its image, and serves it when it is there", &mut || {
+        stop(cluster, running.take().context("the daemon runs")?)?;
+        cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
+        let daemon = running.insert(start(&lab, driver, cluster)?);
+        until_trouble(daemon, "the image cannot be opened")?;
+        cluster.run(&["rbd", "rename", AWAY, IMAGE])?;
+        until("the image is not served again", || Ok(!has_trouble(daemon, "")?))?;
+        let mut session = daemon.session(LUN)?;
+        ensure!(session.read(7, 8, BLOCK)? == pattern(7, 1, 8 * BLOCK), "other data is read");
+        session.logout()
+    });
+    check("the daemon with an image is healthy and stops", &mut || {
+        stop(cluster, running.take().context("the daemon runs")?)
+    });
+    Ok(())
+}
+
+/// Stops the daemon: the process of the image ends with it, and gives the lock of the image back.
+fn stop(cluster: &Cluster, mut daemon: Daemon) -> Result<()> {
+    daemon.target.healthy()?;
+    daemon.target.stop()?;
+    let left = cluster.run(&["rbd", "lock", "ls", IMAGE])?;
+    ensure!(left.trim().is_empty(), "the image is locked: {left}");
+    Ok(())
+}
+
+/// A folder with the program under test, and the script in the place of lunar-rbd.
+fn programs(lab: &Lab, cluster: &Cluster) -> Result<Lab> {
+    let mut lab = lab.in_folder("kind")?;
+    let folder = lab.scratch.join("bin");
+    std::fs::create_dir_all(&folder)?;
+    let lunar = folder.join("lunar");
+    std::fs::copy(lab.built()?, &lunar)?;
+    let script = folder.join("lunar-rbd");
+    std::fs::write(&script, cluster.script(&cluster.folder.join("lunar-rbd").display().to_string()))?;
+    std::fs::set_permissions(&script, Permissions::from_mode(0o755))?;
+    lab.subject = Subject::Built(lunar);
+    Ok(lab)
+}
+
+fn start(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<Daemon> {
+    let configuration = cluster.configuration().display().to_string();
+    Daemon::start_kind(lab, driver, &VOLUMES, &|volume| {
+        format!("kind = \"rbd\"\nimage = \"rbd/{volume}\"\nceph-config = \"{configuration}\"")
+    })
+}
+
+fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+    let end = Instant::now() + LIMIT;
+    while !is_so()? {
+        ensure!(Instant::now() < end, "{what}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    Ok(())
+}
+
+/// Kills the process of the image.
+fn kill(daemon: &Daemon) -> Result<()> {
+    let process = daemon.listed(LUN)?["process"].as_i64().context("a process serves the image")?;
+    let process = i32::try_from(process).ok().and_then(Pid::from_raw).context("it has a number")?;
+    let line = std::fs::read_to_string(Path::new("/proc").join(process.to_string()).join("cmdline"))?;
+    ensure!(line.contains("lunar-rbd"), "process {process} is {line}");
+    Ok(kill_process(process, Signal::KILL)?)
+}
+
+fn killed(lab: &Lab, daemon: &Daemon, rounds: u64) -> Result<()> {
+    let mut random = Random::new(lab.seed);
+    let before = daemon.listed(LUN)?["connections"].as_u64().unwrap_or(0);
+    let writer = VerifyingWriter::start(daemon.portal, TARGET, LUN, lab.seed)?;
+    for round in 1..=rounds {
+        std::thread::sleep(Duration::from_millis(50 + random.below(300)));
+        kill(daemon)?;
+        until("the process is not started again", || {
+            let listed = daemon.listed(LUN)?;
+            Ok(listed["connections"].as_u64() == Some(before + round) && listed["state"] == "connected")
+        })?;
+        writer.expect_progress()?;
+    }
+    writer.finish()?;
+    let after = daemon.listed(LUN)?;
+    ensure!(after["replayed"].as_u64() > Some(0), "no command was sent again: the kills test nothing: {after}");
+    ensure!(after["faults"] == 0 && after["timed-out"] == 0, "{after}");
+    Ok(())
+}
+
+fn resized(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
+    let mut session = daemon.session(LUN)?;
+    let (before, _) = session.capacity()?;
+    cluster.run(&["rbd", "resize", "--no-progress", "--size", "80M", IMAGE])?;
+    let end = Instant::now() + LIMIT;
+    loop {
+        // The first command after the change gets a unit attention condition.
+        let capacity = session.capacity();
+        if capacity.as_ref().is_ok_and(|(blocks, block)| blocks * *block as u64 == 80 << 20) {
+            break;
+        }
+        ensure!(Instant::now() < end, "the unit had {before} blocks, and has {capacity:?}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+    let last = (80 << 20) / BLOCK as u64 - 1;
+    session.run(&cdb::write(last, 1), Data::Out(vec![4; BLOCK]))?.good()?;
+    session.logout()
+}
+
+/// Whether a trouble of the daemon has these words.
+fn has_trouble(daemon: &Daemon, words: &str) -> Result<bool> {
+    let status = daemon.ask(&["status"])?;
+    let troubles = status["troubles"].as_array().context("a list of troubles")?;
+    Ok(troubles.iter().any(|trouble| trouble["words"].as_str().is_some_and(|text| text.contains(words))))
+}
+
+fn until_trouble(daemon: &Daemon, words: &str) -> Result<()> {
+    until(&format!("no trouble says: {words}"), || has_trouble(daemon, words))
+}
