@@ -293,8 +293,10 @@ try "with the new size" eventually has_size $((96 << 20))
 equal "no I/O error with the daemon" "" "$(dmesg | grep 'I/O error' || :)"
 try "mount it again" mount "$disk" /mnt/disk
 configure 96M ""
-kill -HUP "$target"
-try "its section is removed while it is mounted" eventually gone
+refuse "its section is not removed while it is mounted" "$LUNAR" apply
+test -b "$disk" && ok "it is still there while it is mounted" || bad "it is still there while it is mounted"
+try "its section is removed by force" "$LUNAR" apply --force
+try "it is gone while it is mounted" eventually gone
 umount /mnt/disk
 try "nothing is left of it" eventually [ ! -e "/dev/ublkc7" ]
 configure 96M "$SECTION"

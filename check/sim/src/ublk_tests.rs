@@ -353,7 +353,7 @@ fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
     let (data, work) = ("ublk disk data", "ublk disk work");
     for (wanted, losses) in [
         (both.clone(), vec![]),
-        (both.replace("luns = { 0 = 'v' }", "luns = { 0 = 'v', 1 = 'v' }"), vec![]),
+        (format!("{both}[group.h]\ntargets = ['t']\ninitiators = ['iqn.x']\nluns = {{ 1 = 'v' }}\n"), vec![]),
         (both.replace("drain = '1s'", "drain = '2s'"), vec![]),
         (only_work, vec![told("5", &format!("{data} is removed"))]),
         (text(0, &[("data", 5)]), vec![told("4", &format!("{work} is removed"))]),

@@ -54,7 +54,11 @@ pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
         daemon.until_state(LUN, "connected")
     });
     check("Lunar starts without its image, and serves it when it is there", &mut || {
-        stop(cluster, running.take().context("the daemon runs")?)?;
+        let before = running.take().context("the daemon runs")?;
+        let mut session = before.session(LUN)?;
+        session.run(&cdb::write(7, 8), Data::Out(pattern(7, 1, 8 * BLOCK)))?.good()?;
+        session.logout()?;
+        stop(cluster, before)?;
         cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
         let daemon = running.insert(start(&lab, driver, cluster)?);
         until_trouble(daemon, "the image cannot be opened")?;
