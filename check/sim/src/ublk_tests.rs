@@ -371,7 +371,7 @@ fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
             vec![told("5", &format!("{data} loses its volume v"))],
         ),
         (
-            both.replace("00000000-", "00000001-"),
+            both.replace("00000001-", "00000002-"),
             vec![told("5", &format!("{data} loses its volume v")), told("4", &format!("{work} loses its volume v"))],
         ),
         (

@@ -11,6 +11,7 @@ use crate::serve::{self, Opener, report};
 use crate::wanted::{Wanted, queues, request, wanted};
 use crate::wire::disk_at;
 use lunar_control::api::{LocalDiskView, LocalDisksView, SessionView};
+use lunar_control::common_sections::Lun;
 use lunar_control::in_use::{AffectedHost, LostDisk, Taking};
 use lunar_control::live::Later;
 use lunar_control::plan::{Action, Change, ObjectId};
@@ -609,6 +610,13 @@ impl FrontRuntime for UblkRuntime {
             let (group, target) = shown_by.clone().unzip();
             let causes = [(Kind::Front(UBLK), Some(&request.name)), (Kind::Volume, Some(volume))];
             let causes = causes.into_iter().chain([(Kind::Group, group.as_ref()), (Kind::Target, target.as_ref())]);
+            // The disk loses its volume with the LUNs of its group, too.
+            let luns = group.iter().flat_map(|name| {
+                let shows = move |(lun, mapped): (&u16, &Lun)| (mapped.volume.name() == volume).then_some(*lun);
+                let luns = taking.old.groups.get(name).into_iter().flat_map(|group| &group.luns.0);
+                luns.filter_map(shows).map(|lun| ObjectId { kind: Kind::Lun, name: name.clone(), lun: Some(lun) })
+            });
+            let luns: Vec<ObjectId> = luns.collect();
             Some(LostDisk {
                 host: AffectedHost {
                     session: Self::session_id(running.claim.number),
@@ -619,6 +627,7 @@ impl FrontRuntime for UblkRuntime {
                 },
                 causes: causes
                     .filter_map(|(kind, name)| Some(ObjectId { kind, name: name?.clone(), lun: None }))
+                    .chain(luns)
                     .collect(),
             })
         };
