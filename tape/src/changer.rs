@@ -116,6 +116,11 @@ fn load(drive: &SharedDrive, path: &Path) {
     drive.lock().insert(cartridge);
 }
 
+/// Whether the file has an inventory that was saved.
+fn is_in_place(saved: &Result<(), SaveError>) -> bool {
+    saved.as_ref().err().is_none_or(|error| error.is_in_place)
+}
+
 impl Changer {
     /// A changer of the library in `folder`. [`Changer::begin_loads`] loads the cartridges in drives.
     ///
@@ -262,7 +267,7 @@ impl Changer {
     /// Saves a new inventory. It is in force if the file has it, even if that is not known to survive a power cut.
     fn save(&mut self, new: Inventory) -> Result<(), SaveError> {
         let result = new.save();
-        if result.as_ref().err().is_none_or(|error| error.is_in_place) {
+        if is_in_place(&result) {
             self.inventory = new;
         }
         result
@@ -303,7 +308,7 @@ impl Changer {
         }
         let saved = self.save(new);
         // The cartridges are where the file says, whether the move has failed or not.
-        let is_moved = saved.as_ref().err().is_none_or(|error| error.is_in_place);
+        let is_moved = is_in_place(&saved);
         moves.iter().for_each(|(from, to)| self.load(if is_moved { *to } else { *from }));
         saved.map_err(|_| Sense::new(Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE))
     }
