@@ -6,6 +6,7 @@ use crate::rbd::supervisor::Supervisor;
 use crate::shared::{Shared, Unit};
 use lunar_control::api::HandlerView;
 use lunar_engine::backend::{Condition, StoreTrouble};
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
@@ -23,12 +24,21 @@ impl Lifetime {
     /// # Errors
     /// When the socket cannot be made.
     pub(crate) fn begin(unit: &Unit) -> Result<Arc<Self>, Mistake> {
-        let shared = Arc::new(Shared::new(unit.clone()).map_err(Mistake::Socket)?);
-        let door = match unit.image {
-            Some(_) => Door::Program(Box::new(Supervisor::new())),
-            None => Door::Socket(control::listen_at(&unit.path, unit.mode)?),
-        };
-        let thread = control::start(&shared, door).map_err(Mistake::Socket)?;
+        let socket = control::listen_at(&unit.path, unit.mode)?;
+        Self::behind(Door::Socket(socket), unit).map_err(Mistake::Socket)
+    }
+
+    /// Starts the process of an image.
+    ///
+    /// # Errors
+    /// When the thread that starts it cannot be made.
+    pub(crate) fn of_image(unit: &Unit) -> io::Result<Arc<Self>> {
+        Self::behind(Door::Program(Box::new(Supervisor::new())), unit)
+    }
+
+    fn behind(door: Door, unit: &Unit) -> io::Result<Arc<Self>> {
+        let shared = Arc::new(Shared::new(unit.clone())?);
+        let thread = control::start(&shared, door)?;
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
 

@@ -87,11 +87,7 @@ impl Backend for RbdBackend {
             Some(life) => (life, Duration::ZERO),
             None => {
                 let patience = if waiting::is_silent() { OPEN_TIME_SHORT } else { OPEN_TIME };
-                let life = Lifetime::begin(&unit).map_err(|why| match why {
-                    crate::error::Mistake::Socket(why) => refused(Mistake::Thread(why)),
-                    _ => refused(Mistake::Thread(io::ErrorKind::Other.into())),
-                })?;
-                (life, patience)
+                (Lifetime::of_image(&unit).map_err(|why| refused(Mistake::Thread(why)))?, patience)
             }
         };
         match connected(&life, patience) {
