@@ -386,12 +386,7 @@ mod tests {
     use proptest::prelude::*;
 
     fn port() -> Neighbour {
-        Neighbour {
-            station: MacAddress([0x52, 0x54, 0, 0x12, 0x34, 1]),
-            node: Wwn(0x1000_5254_0012_3401),
-            name: Wwn(0x2000_5254_0012_3401),
-            id: PortId::from_bytes([0, 0x34, 1]),
-        }
+        golden::port([0, 0x34, 1])
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! Frames that Linux 6.12 has sent: its initiator with the target `tcm_fc`, both without a fabric.
 
+use super::fip::Neighbour;
+use super::names::{PortId, Wwn};
+use lunar_link::MacAddress;
+
 /// A probe request of a target.
 pub(crate) const PROBE: &str = "\
     0110180100045254001234018914100000050001000a000002025254001234010403000010005254001234010b050efd00003401000034\
@@ -141,8 +145,19 @@ pub(crate) const FRAMES: &[&str] = &[
     LUN_RESET_DONE,
 ];
 
-/// The bytes of a recorded frame, with its Ethernet header.
+/// The port that has sent the first of them, with this identifier.
+pub(crate) fn port(id: [u8; 3]) -> Neighbour {
+    Neighbour {
+        station: MacAddress([0x52, 0x54, 0, 0x12, 0x34, 1]),
+        node: Wwn(0x1000_5254_0012_3401),
+        name: Wwn(0x2000_5254_0012_3401),
+        id: PortId::from_bytes(id),
+    }
+}
+
+/// The bytes of a recorded frame, with its Ethernet header, or of a part of one. Spaces may separate its fields.
 pub(crate) fn frame(text: &str) -> Vec<u8> {
-    let digits = text.as_bytes().chunks_exact(2);
+    let digits: Vec<u8> = text.bytes().filter(|byte| !byte.is_ascii_whitespace()).collect();
+    let digits = digits.chunks_exact(2);
     digits.map(|pair| u8::from_str_radix(std::str::from_utf8(pair).expect("ASCII"), 16).expect("hex")).collect()
 }

@@ -250,6 +250,7 @@ pub fn link_service(operation: Operation, kind: Kind, frame: &[u8], mac: Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::golden;
     use proptest::prelude::*;
 
     fn switch() -> Advertisement {
@@ -273,33 +274,22 @@ mod tests {
     const SOLICITATION: &str = "10000001000100068000 0202525400123401 040300001000525400123401 060105da";
     const KEEP_ALIVE: &str = "10000003000100078000 0202525400123401 0b050efc00010203000102032000525400123401";
 
-    fn hex(text: &str) -> Vec<u8> {
-        let digits: Vec<u8> = text.bytes().filter(u8::is_ascii_hexdigit).collect();
-        let digit = |byte: &u8| (*byte as char).to_digit(16).expect("a digit") as u8;
-        digits.chunks_exact(2).map(|pair| digit(&pair[0]) << 4 | digit(&pair[1])).collect()
-    }
-
     fn port() -> Neighbour {
-        Neighbour {
-            station: MacAddress([0x52, 0x54, 0, 0x12, 0x34, 1]),
-            node: Wwn(0x1000_5254_0012_3401),
-            name: Wwn(0x2000_5254_0012_3401),
-            id: PortId::from_bytes([1, 2, 3]),
-        }
+        golden::port([1, 2, 3])
     }
 
     #[test]
     fn messages_have_the_layouts_of_the_standard() {
         let bytes = advertisement(&switch());
-        assert_eq!(bytes, hex(ADVERTISEMENT));
+        assert_eq!(bytes, golden::frame(ADVERTISEMENT));
         assert_eq!(Message::parse(&bytes), Some(Message::Advertisement(switch())));
         let port = port();
         let bytes = solicitation(port.station, port.node, 1498);
-        assert_eq!(bytes[..34], hex(SOLICITATION));
+        assert_eq!(bytes[..34], golden::frame(SOLICITATION));
         assert_eq!(Message::parse(&bytes), Some(Message::Solicitation(port.station, port.node, 1498)));
         let mac = port.id.mac_in(DEFAULT_MAP);
         let bytes = keep_alive(port.station, Some((&port, mac)));
-        assert_eq!(bytes[..38], hex(KEEP_ALIVE));
+        assert_eq!(bytes[..38], golden::frame(KEEP_ALIVE));
         assert_eq!(Message::parse(&bytes), Some(Message::KeepAlive(port.station, Some((port.id, port.name)))));
         assert_eq!(Message::parse(&vlan_request(mac)), Some(Message::VlanRequest(mac)));
         assert_eq!(Message::parse(&vlan_notification(mac, 1002)), Some(Message::Vlan(1002)));
