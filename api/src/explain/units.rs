@@ -13,7 +13,6 @@ use lunar_control::explain::{
 use lunar_control::live::Later;
 use lunar_control::luns::LUN_MAX;
 use lunar_control::report::did_you_mean;
-use lunar_control::value::Textual as _;
 use lunar_core::access::audit::shown;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
@@ -378,8 +377,8 @@ pub fn volume(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         explanation.near.push(format!("it is reserved ({kind}) by {}", holders.join(", ")));
     }
     let model = config.volumes.get(&name);
-    if let Some(path) = model.and_then(|model| model.path.as_ref()) {
-        explanation.near.push(format!("its store is {}", path.text()));
+    if let Some(place) = model.and_then(|model| model.place()) {
+        explanation.near.push(format!("its store is {}", place.display()));
     }
     let unread = control.unread_size(&name);
     steps.extend(size_unread(&unread));

@@ -3,7 +3,6 @@
 use crate::check::Checked;
 use crate::config::Config;
 use crate::schema::Schema;
-use crate::value::Textual as _;
 use crate::versions::{Version, Versions};
 
 /// The most bytes of a version that is looked at: the control thread reads a hundred of them in a fraction of a second.
@@ -85,7 +84,7 @@ pub fn target(config: &Config, name: &str) -> Option<String> {
 #[must_use]
 pub fn volume(config: &Config, name: &str) -> Option<String> {
     config.volumes.get(name).map(|volume| {
-        let place = volume.path.as_ref().map(|path| format!(", {}", path.text()));
+        let place = volume.place().map(|place| format!(", {}", place.display()));
         format!("volume {name}{}", place.unwrap_or_default())
     })
 }

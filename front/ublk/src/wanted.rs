@@ -72,9 +72,10 @@ pub(crate) fn request(
 
 /// Whether the disk of a volume survives the process; `None`: there is no such volume.
 fn survives(config: &Config, volume: &str) -> Option<bool> {
-    // A volume without a path is in memory, and its contents end with the process. The lock of a shared volume does not
-    // keep the next process from it while the kernel still executes writes of this one, and requests that are issued
-    // again could be overtaken by them.
+    // A volume without a path is in memory, and its contents end with the process, or it is an image of Ceph, whose
+    // process ends with this one and may still execute its writes. The lock of a shared volume does not keep the next
+    // process from it while the kernel still executes writes of this one, and requests that are issued again could be
+    // overtaken by them.
     config.volumes.get(volume).map(|model| model.path.is_some() && !model.shared)
 }
 
