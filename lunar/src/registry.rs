@@ -31,6 +31,7 @@ pub const FRONTS: &[FrontEntry] = &[
     lunar_fcoe::front::ENTRY,
     lunar_sst::front::ENTRY,
     lunar_srp::front::ENTRY,
+    lunar_nvme_rdma::front::ENTRY,
 ];
 
 /// A program: its fronts and back ends, and the schema of its configuration, derived from their declarations.

@@ -207,7 +207,7 @@ impl From<Status> for Refusal {
 }
 
 /// A command as its transport received it.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Command {
     /// The submission queue entry.
     pub sqe: Sqe,

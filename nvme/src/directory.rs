@@ -54,6 +54,8 @@ pub struct Portal {
     pub id: u32,
     /// Tag of its portal group.
     pub group: u16,
+    /// Its transport type.
+    pub transport: u8,
     /// Its address in the discovery log page; `None`: the address that the host connected to, and only for hosts of
     /// this portal.
     pub address: Option<SocketAddr>,
@@ -66,6 +68,8 @@ pub struct Portal {
 pub struct DiscoveryEntry {
     /// Its NQN.
     pub nqn: Arc<str>,
+    /// The transport type of the address; `None`: that of the host.
+    pub transport: Option<u8>,
     /// The address; `None`: the address that the host connected to.
     pub address: Option<SocketAddr>,
     /// The number of its portal.
@@ -176,12 +180,14 @@ impl Directory {
         let shown = self.subsystems().filter(|entry| entry.access.group(&host, source).is_some());
         let ways = |entry: &Arc<Entry>| -> Vec<DiscoveryEntry> {
             let Some(portals) = &self.portals else {
-                return vec![DiscoveryEntry { nqn: entry.nqn.clone(), address: None, portal, is_secure: false }];
+                let nqn = entry.nqn.clone();
+                return vec![DiscoveryEntry { nqn, transport: None, address: None, portal, is_secure: false }];
             };
             let reached = portals.iter().filter(|one| entry.is_reached(one.group));
             let told = reached.filter(|one| one.address.is_some() || one.id == portal);
             let way = |one: &Portal| DiscoveryEntry {
                 nqn: entry.nqn.clone(),
+                transport: Some(one.transport),
                 address: one.address,
                 portal: one.id,
                 is_secure: one.is_secure,
@@ -225,6 +231,7 @@ impl SubsystemRegistry {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::path::TCP;
     use lunar_core::access::Pattern;
 
     fn entry(nqn: &str, groups: &[u16], host: &str) -> Entry {
@@ -247,9 +254,9 @@ mod tests {
     fn discovery_reports_the_subsystems_and_addresses_for_a_host() {
         let at = |port: u16| Some(SocketAddr::from(([192, 0, 2, 1], port)));
         let portals = vec![
-            Portal { id: 1, group: 1, address: at(4420), is_secure: false },
-            Portal { id: 2, group: 2, address: at(4421), is_secure: true },
-            Portal { id: 3, group: 1, address: None, is_secure: false },
+            Portal { id: 1, group: 1, transport: TCP, address: at(4420), is_secure: false },
+            Portal { id: 2, group: 2, transport: TCP, address: at(4421), is_secure: true },
+            Portal { id: 3, group: 1, transport: TCP, address: None, is_secure: false },
         ];
         let all = vec![entry("nqn.x:a", &[1], "nqn.h:*"), entry("nqn.x:b", &[1, 2], "nqn.h:one")];
         let directory = Directory::new(all, Default::default(), Some(portals)).expect("right");

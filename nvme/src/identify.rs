@@ -104,6 +104,8 @@ mod bits {
     pub(super) const CACHES: u8 = 0x01;
     /// SGLS: there are scatter-gather lists, with offsets into capsules, and of the transport.
     pub(super) const SGL: u32 = 0x01 | 1 << 20 | 1 << 21;
+    /// SGLS of RDMA: there are scatter-gather lists, with offsets into capsules, and with keys.
+    pub(super) const SGL_WITH_KEYS: u32 = 0x01 | 1 << 2 | 1 << 20;
     /// SGLS of queues in memory: there are scatter-gather lists, and they may be longer than the data.
     pub(super) const SGL_IN_MEMORY: u32 = 0x01 | 1 << 18;
     /// OCFS: source ranges of formats 0 to 3, the latter two for hosts that have said that they use them.
@@ -163,7 +165,7 @@ fn transport(page: &mut layout::Controller, cx: &Context<'_>) {
     if path.memory {
         page.sgl = bits::SGL_IN_MEMORY.into();
     } else {
-        page.sgl = bits::SGL.into();
+        page.sgl = if path.is_rdma() { bits::SGL_WITH_KEYS } else { bits::SGL }.into();
         page.command_capsule_size = (ENTRY_UNITS + path.in_capsule / 16).into();
         page.response_capsule_size = 1.into();
         page.sgl_descriptors_max = 1;

@@ -2,11 +2,12 @@
 
 use crate::command::Status;
 use crate::context::Context;
+use crate::directory::DiscoveryEntry;
 use crate::errors::{ERRORS_MAX, ErrorEntry};
 use crate::event::SPARE_WARNINGS;
 use crate::history::{Happened, Teller};
 use crate::limits::NAMESPACES_MAX;
-use crate::path::{DISCOVERY_NQN, Kind, family};
+use crate::path::{DISCOVERY_NQN, Kind, RDMA, family};
 use crate::policy::{Code, Effect, Set};
 use crate::table::find;
 use lunar_core::tally::{Direction, Event, Moved};
@@ -371,43 +372,54 @@ fn discovery(cx: &mut Context<'_>, _asked: Asked) {
     const SECURE: u8 = 0x01;
     /// TSAS of TCP: TLS 1.3.
     const TLS: u8 = 0x02;
+    /// TSAS of RDMA: reliable connections, RoCEv2, the RDMA connection manager.
+    const ROCE: [u8; 3] = [1, 4, 1];
     /// EFLAGS of this service: persistent connections are supported; the log page is the same at all portals.
     const FLAGS: u16 = 0x03;
     const ANY: u16 = 0xffff;
     let (controller, config) = (cx.controller(), cx.subsystem.config());
     let (path, directory) = (&controller.path, config.subsystems.directory());
-    let told = controller.access_grant.source.map_or_else(Vec::new, |source| {
+    let source = controller.access_grant.source;
+    let told = source.map_or_else(Vec::new, |source| {
         directory.discovery_entries(&controller.host.nqn, source.ip(), path.portal_ref.portal)
     });
-    let mut records: Vec<_> =
-        told.into_iter().map(|told| (SUBSYSTEM, told.nqn, told.address, (told.portal, told.is_secure), 0)).collect();
-    records.push((
-        THIS_SERVICE,
-        DISCOVERY_NQN.into(),
-        None,
-        (path.portal_ref.portal, path.portal_ref.is_secure),
-        FLAGS,
-    ));
+    let mut records: Vec<_> = told.into_iter().map(|told| (SUBSYSTEM, told, 0)).collect();
+    let this = DiscoveryEntry {
+        nqn: DISCOVERY_NQN.into(),
+        transport: None,
+        address: None,
+        portal: path.portal_ref.portal,
+        is_secure: path.portal_ref.is_secure,
+    };
+    records.push((THIS_SERVICE, this, FLAGS));
+    let needs_tls = |told: &DiscoveryEntry| {
+        let wants =
+            |source: SocketAddr| config.authenticator.requires_tls(&told.nqn, &controller.host.nqn, source.ip());
+        told.is_secure || source.is_some_and(wants)
+    };
+    // RDMA has no TLS: a host that must use it is refused there.
+    records.retain(|(_, told, _)| told.transport != Some(RDMA) || !needs_tls(told));
     cx.out.extend_from_slice(&directory.changes().to_le_bytes());
     cx.out.extend_from_slice(&((records.len() + directory.referrals.len()) as u64).to_le_bytes());
     cx.out.resize(HEAD_LEN, 0);
-    for (subtype, nqn, at, (portal, is_secure), flags) in records {
+    for (subtype, told, flags) in records {
         let mut record = Record::new_zeroed();
-        let (family, address, service) = match at {
+        let (family, address, service) = match told.address {
             Some(at) => (family(at.ip()), at.ip().to_string(), at.port().to_string()),
             None => (path.family, path.address.clone(), path.service.clone()),
         };
-        (record.transport, record.family, record.subtype) = (path.transport, family, subtype);
-        (record.requirements, record.port, record.controller) = (REQUIREMENTS, (portal as u16).into(), ANY.into());
+        (record.transport, record.family) = (told.transport.unwrap_or(path.transport), family);
+        (record.subtype, record.requirements) = (subtype, REQUIREMENTS);
+        (record.port, record.controller) = ((told.portal as u16).into(), ANY.into());
         (record.admin_entries, record.flags) = (32.into(), flags.into());
-        let source = controller.access_grant.source;
-        let wants = |source: SocketAddr| config.authenticator.requires_tls(&nqn, &controller.host.nqn, source.ip());
-        if is_secure || source.is_some_and(wants) {
+        if record.transport == RDMA {
+            record.specific[..ROCE.len()].copy_from_slice(&ROCE);
+        } else if needs_tls(&told) {
             record.requirements |= SECURE;
             record.specific[0] = TLS;
         }
         put_text(&mut record.service, &service);
-        put_text(&mut record.subsystem, &nqn);
+        put_text(&mut record.subsystem, &told.nqn);
         put_text(&mut record.address, &address);
         cx.out.extend_from_slice(record.as_bytes());
     }

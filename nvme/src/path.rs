@@ -7,6 +7,11 @@ pub const DISCOVERY_NQN: &str = "nqn.2014-08.org.nvmexpress.discovery";
 /// Bytes of the longest NQN, without the terminating zero.
 pub const NQN_BYTES_MAX: usize = 223;
 
+/// Transport type RDMA (NVMe Base 2.0 figure 264).
+pub const RDMA: u8 = 1;
+/// Transport type TCP.
+pub const TCP: u8 = 3;
+
 /// The type of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -60,18 +65,36 @@ impl Path {
     /// The word of the transport in metrics: the name of its front.
     #[must_use]
     pub fn word(&self) -> &'static str {
-        if self.memory { "vfio-user" } else { "nvme-tcp" }
+        match self.transport {
+            _ if self.memory => "vfio-user",
+            RDMA => "nvme-rdma",
+            _ => "nvme-tcp",
+        }
+    }
+
+    /// Whether the queues are those of RDMA: the controller reads and writes the memory of its host.
+    #[must_use]
+    pub fn is_rdma(&self) -> bool {
+        self.transport == RDMA
     }
 
     /// The path to this address over TCP.
     #[must_use]
     pub fn tcp(to: SocketAddr, in_capsule: u32) -> Self {
-        /// Transport type TCP.
-        const TCP: u8 = 3;
+        Self::of(TCP, to, in_capsule)
+    }
+
+    /// The path to this address over RDMA.
+    #[must_use]
+    pub fn rdma(to: SocketAddr, in_capsule: u32) -> Self {
+        Self::of(RDMA, to, in_capsule)
+    }
+
+    fn of(transport: u8, to: SocketAddr, in_capsule: u32) -> Self {
         // A socket for both families has IPv4 addresses in IPv6 notation.
         let ip = to.ip().to_canonical();
         Self {
-            transport: TCP,
+            transport,
             family: family(ip),
             address: ip.to_string(),
             service: to.port().to_string(),

@@ -8,6 +8,7 @@
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`limits`]: limits of what peers may cause
 //! * [`port`]: an engine on its UDP socket, and the only module with I/O
+//! * [`transfers`]: what a target reads and writes over a connection of a port
 //!
 //! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
 
@@ -26,4 +27,5 @@ pub mod requester;
 pub mod responder;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
+pub mod transfers;
 pub mod wire;

@@ -47,6 +47,32 @@ pub fn open(address: IpAddr) -> io::Result<Endpoint> {
     DatagramSocket::udp(&config).map(Endpoint::Datagram)
 }
 
+/// Why there is no socket for an address.
+#[derive(Debug)]
+pub struct NoSocket {
+    /// The address.
+    pub address: IpAddr,
+    /// The error of the operating system.
+    pub why: io::Error,
+}
+
+impl fmt::Display for NoSocket {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { address, why } = self;
+        write!(f, "UDP port {PORT} of {address} cannot be used for RDMA: {why}")?;
+        match why.kind() {
+            io::ErrorKind::AddrInUse => f.write_str(
+                " (another port of this program has the address, or an RDMA device of the kernel, as of rdma_rxe, uses \
+                 it on all addresses: give each port an address of its own, and remove the device)",
+            ),
+            io::ErrorKind::AddrNotAvailable => f.write_str(" (give this machine the address first)"),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl std::error::Error for NoSocket {}
+
 /// The protocol above a port.
 pub trait Upper {
     /// A message of a connection has arrived.
@@ -336,5 +362,18 @@ impl Port {
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Port({})", self.local)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_that_cannot_be_opened_is_explained() {
+        let address = [192, 0, 2, 1].into();
+        let words = |kind: io::ErrorKind| NoSocket { address, why: kind.into() }.to_string();
+        assert!(words(io::ErrorKind::AddrInUse).contains("remove the device"));
+        assert!(words(io::ErrorKind::AddrNotAvailable).starts_with("UDP port 4791 of 192.0.2.1"));
     }
 }

@@ -33,6 +33,8 @@ pub struct Message {
     pub posts: usize,
     /// A share that is given back then.
     pub share: Option<Share>,
+    /// The R_Key that the peer invalidates before it sees the message.
+    pub invalidates: Option<u32>,
 }
 
 impl From<Sg> for Message {
@@ -290,14 +292,16 @@ impl Requester {
         let number = psn.since(queued.first);
         let offset = number as usize * self.mtu;
         let (is_first, is_last) = (number == 0, number + 1 == queued.packets);
-        let message = |data: &Sg, to: Option<Remote>| {
-            let extension = match to {
+        let message = |data: &Sg, to: Option<Remote>, invalidates: Option<u32>| {
+            let plain = Opcode::of_message(to.is_some(), is_first, is_last);
+            let (opcode, extension) = match (to, invalidates) {
                 // Lengths are those of a unit's commands, below 4 GiB.
-                Some(to) if is_first => Extension::Remote(to, data.len() as u32),
-                _ => Extension::None,
+                (Some(to), _) if is_first => (plain, Extension::Remote(to, data.len() as u32)),
+                (None, Some(key)) if is_last => (Opcode::of_invalidation(is_first), Extension::Invalidate(key)),
+                _ => (plain, Extension::None),
             };
             Outgoing {
-                opcode: Opcode::of_message(to.is_some(), is_first, is_last),
+                opcode,
                 psn,
                 wants_acknowledge: is_last || (number + 1).is_multiple_of(ACKNOWLEDGE_EVERY),
                 extension,
@@ -305,8 +309,8 @@ impl Requester {
             }
         };
         let (outgoing, packets, is_over) = match &queued.work {
-            Work::Send(sent) => (message(&sent.data, None), 1, is_last),
-            Work::Write(to, data) => (message(data, Some(*to)), 1, is_last),
+            Work::Send(sent) => (message(&sent.data, None, sent.invalidates), 1, is_last),
+            Work::Write(to, data) => (message(data, Some(*to), None), 1, is_last),
             Work::Read(read) => {
                 let extension = Extension::Remote(read.from.plus(offset), (read.into.len() - offset) as u32);
                 let opcode = Opcode::READ_REQUEST;

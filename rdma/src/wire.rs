@@ -177,6 +177,8 @@ pub enum Extension {
     Acknowledge(Syndrome, u32),
     /// Q_Key, and the queue pair of the sender.
     Datagram(u32, u32),
+    /// The R_Key that the receiver invalidates.
+    Invalidate(u32),
 }
 
 /// The operation that a packet belongs to.
@@ -194,7 +196,7 @@ pub enum Kind {
     Acknowledge,
     /// A datagram.
     Datagram,
-    /// An operation that a target never uses: with immediate data, with an invalidation, or atomic.
+    /// An operation that initiators never use: with immediate data, with an invalidation, or atomic.
     Other,
 }
 
@@ -251,6 +253,12 @@ impl Opcode {
             (true, false, true) => Self::WRITE_LAST,
         }
     }
+
+    /// The code of the last packet of a SEND whose receiver invalidates an R_Key.
+    #[must_use]
+    pub fn of_invalidation(is_first: bool) -> Self {
+        if is_first { Self::SEND_ONLY_INVALIDATE } else { Self::SEND_LAST_INVALIDATE }
+    }
 }
 
 /// A packet, taken apart.
@@ -296,6 +304,8 @@ impl<'a> Packet<'a> {
         } else if layout.kind == Kind::Datagram {
             let DatagramHeader { q_key, qpn } = cursor.take().ok()?;
             Extension::Datagram(q_key.get(), qpn.get() & NUMBER_BITS)
+        } else if matches!(opcode, Opcode::SEND_LAST_INVALIDATE | Opcode::SEND_ONLY_INVALIDATE) {
+            Extension::Invalidate(cursor.take::<U32>().ok()?.get())
         } else {
             Extension::None
         };
@@ -369,6 +379,7 @@ impl Head {
             Extension::Datagram(q_key, qpn) => {
                 head.put(DatagramHeader { q_key: q_key.into(), qpn: qpn.into() }.as_bytes());
             }
+            Extension::Invalidate(key) => head.put(&key.to_be_bytes()),
         }
         head
     }

@@ -1,33 +1,11 @@
 # The kernel's initiator for SRP over software RoCE. The target runs in the same guest, in a network namespace of its
 # own, as an ordinary program with a UDP socket.
 . /test/lib.sh
+. /test/rdma.sh
 . /test/settings # GUID INITIATOR
 
-LUNAR=/test/srp/lunar
-LOG=/tmp/lunar.log
+load_modules ib_srp
 
-for module in /test/srp/modules/*; do
-    case $module in
-    *ib_srp.ko) ;;
-    *) insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded" ;;
-    esac
-done
-srp_module=$(echo /test/srp/modules/*ib_srp.ko)
-
-# network MTU: sets the MTU of both ends.
-network() {
-    ip link set srp0 mtu "$1"
-    ip netns exec target ip link set srp1 mtu "$1"
-}
-# lose PERCENT: loses so many packets in each direction.
-lose() {
-    tc qdisc replace dev srp0 root netem loss "$1%" limit 10000
-    ip netns exec target tc qdisc replace dev srp1 root netem loss "$1%" limit 10000
-}
-serve() {
-    ip netns exec target "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
-    target=$!
-}
 # unit LUN: the disk of this LUN.
 unit() {
     local found
@@ -62,19 +40,8 @@ load() {
 }
 no_errors() { equal "$1" "" "$(dmesg | grep -i 'I/O error')"; }
 
-ip netns add target
-ip link add srp0 address 52:54:00:12:34:02 type veth peer name srp1 address 52:54:00:12:34:01
-ip link set srp1 netns target
-ip address add 192.168.77.2/24 dev srp0
-ip netns exec target ip address add 192.168.77.1/24 dev srp1
-network 1500
-ip link set srp0 up
-ip netns exec target ip link set srp1 up
-ip netns exec target ip link set lo up
-try "an RDMA device in software" rdma link add rxe0 type rxe netdev srp0 || finish
-insmod "$srp_module"
-cp /test/srp/lunar.toml /tmp/lunar.toml
-mkdir -p /tmp/state
+networks
+insmod "$held"
 serve
 
 connect "log in" ch_count=1
@@ -128,7 +95,7 @@ no_errors "no I/O error over four channels"
 log_out
 
 rmmod ib_srp
-insmod "$srp_module" never_register=Y allow_ext_sg=1 indirect_sg_entries=64
+insmod "$held" never_register=Y allow_ext_sg=1 indirect_sg_entries=64
 connect "log in with indirect descriptors" ch_count=1,cmd_sg_entries=12,allow_ext_sg=1,sg_tablesize=64
 load "fio, 256 KiB, 4 deep, tables of descriptors" --rw=randwrite --bs=256k --iodepth=4 --size=2M
 load "fio, 16 KiB, 8 deep, indirect descriptors" --rw=randwrite --bs=16k --iodepth=8 --size=512k

@@ -167,6 +167,8 @@ enum Part {
     Rbd,
     /// A Linux guest with SRP over software RoCE, on a network that loses packets
     Srp,
+    /// A Linux guest with NVMe over software RoCE, on a network that loses packets
+    NvmeRdma,
     /// Scheduled Transfer between two processes
     St,
     /// SCSI over Scheduled Transfer: loss, crashes, reservations beside iSCSI, hostile packets
@@ -218,6 +220,7 @@ const ORDER: [(Part, Drivers, usize); 34] = [
     (Part::Fcoe, Drivers::First, COMPUTES),
     (Part::Fabric, Drivers::First, COMPUTES),
     (Part::Srp, Drivers::First, COMPUTES),
+    (Part::NvmeRdma, Drivers::First, COMPUTES),
     (Part::Ublk, Drivers::First, COMPUTES),
     (Part::Device, Drivers::First, COMPUTES),
     (Part::Tape, Drivers::First, COMPUTES),
@@ -337,6 +340,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Fcoe => guest::fcoe(lab, driver),
             Part::Fabric => guest::fabric(lab, driver),
             Part::Srp => guest::srp(lab, driver),
+            Part::NvmeRdma => guest::nvme_rdma(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),

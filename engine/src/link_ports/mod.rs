@@ -9,10 +9,12 @@
 //! * [`turns`]: the turns of the nexuses of a port
 //! * [`directory`]: which initiators see which volumes
 //! * [`options`]: the options of `lunar serve` that become ports
+//! * [`rdma_address`]: the address of a port over RDMA
 
 pub mod directory;
 pub mod on_core;
 pub mod options;
+pub mod rdma_address;
 pub mod runtime;
 pub mod state;
 pub mod table;
@@ -21,6 +23,7 @@ pub mod turns;
 pub use directory::{Groups, View};
 pub use on_core::PortsOnCore;
 pub use options::PortOption;
+pub use rdma_address::RdmaAddress;
 pub use runtime::PortsFront;
 pub use state::{PortSession, PortState};
 pub use table::{BoundLink, LinkTable};

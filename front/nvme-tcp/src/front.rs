@@ -21,6 +21,7 @@ use lunar_engine::published_config::{BoundPortal, PublishedConfig};
 use lunar_engine::registry::FrontEntry;
 use lunar_nvme::Controller;
 use lunar_nvme::directory::{self, Portal};
+use lunar_nvme::path::TCP;
 use openssl::error::ErrorStack;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -99,7 +100,7 @@ impl fmt::Debug for NvmeTcpRuntime {
 
 /// Whether a controller is reached over TCP.
 fn is_own(controller: &Controller) -> bool {
-    !controller.path.memory
+    controller.path.word() == NAME
 }
 
 impl FrontRuntime for NvmeTcpRuntime {
@@ -139,7 +140,7 @@ impl FrontRuntime for NvmeTcpRuntime {
         let portal = |(bound, portal, group): (BoundPortal, &common_sections::Portal, u16)| {
             let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
             let (address, is_secure) = (portal.advertise().or(own), requires_tls(portal));
-            Portal { id: bound.id, group, address, is_secure }
+            Portal { id: bound.id, group, transport: TCP, address, is_secure }
         };
         published.portals_of(NAME).map(portal).collect()
     }

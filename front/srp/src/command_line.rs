@@ -1,10 +1,10 @@
 //! The options of `lunar serve` for SRP.
 
-use crate::schema::{PORT, RdmaAddress, Srp, WORD};
+use crate::schema::{PORT, Srp, WORD};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_control::value::{Textual, ValueError};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
-use lunar_engine::link_ports::PortOption;
+use lunar_engine::link_ports::{PortOption, RdmaAddress};
 use std::net::{IpAddr, SocketAddr};
 
 /// The options of SRP.

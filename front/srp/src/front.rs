@@ -13,7 +13,7 @@ use lunar_engine::front::FrontPort;
 use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use std::fmt;
+use lunar_rdma::port::NoSocket;
 use std::io;
 use std::net::IpAddr;
 
@@ -34,29 +34,6 @@ pub const ENTRY: FrontEntry = FrontEntry {
     schema: &FRONT,
     options: Some(&SrpOptions),
 };
-
-/// Why a port has no socket.
-#[derive(Debug)]
-struct NoSocket {
-    address: IpAddr,
-    why: io::Error,
-}
-
-impl fmt::Display for NoSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, why } = self;
-        write!(f, "UDP port {} of {address} cannot be used for RDMA: {why}", lunar_rdma::wire::PORT)?;
-        match why.kind() {
-            io::ErrorKind::AddrInUse => f.write_str(
-                " (an RDMA device of the kernel, as of rdma_rxe, uses it on all addresses: remove the device)",
-            ),
-            io::ErrorKind::AddrNotAvailable => f.write_str(" (give this machine the address first)"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for NoSocket {}
 
 impl PortProtocol for SrpPorts {
     const NAME: &'static str = NAME;
@@ -99,13 +76,5 @@ mod tests {
     fn sessions_have_names() {
         let initiator = PortId(0x5054_00ff_fe12_3402_u128.to_be_bytes());
         assert_eq!(SrpPorts::session_id("lan", &initiator), "srp-0x0000000000000000505400fffe123402-lan");
-    }
-
-    #[test]
-    fn a_socket_that_cannot_be_opened_is_explained() {
-        let address = [192, 0, 2, 1].into();
-        let words = |kind: io::ErrorKind| NoSocket { address, why: kind.into() }.to_string();
-        assert!(words(io::ErrorKind::AddrInUse).contains("remove the device"));
-        assert!(words(io::ErrorKind::AddrNotAvailable).starts_with("UDP port 4791 of 192.0.2.1"));
     }
 }

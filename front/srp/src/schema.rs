@@ -9,9 +9,9 @@ use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::{Objects, Resource, optional, or, required};
 use lunar_control::sections;
 use lunar_control::value::{Textual, ValueError, Whole};
+use lunar_engine::link_ports::RdmaAddress;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
-use std::net::IpAddr;
 
 /// Its name: the word of the transport.
 pub const WORD: &str = "srp";
@@ -24,25 +24,6 @@ pub const PORT: u16 = 5555;
 /// The bits of the first byte of an EUI-64: it is assigned locally, and it is that of one device.
 const LOCALLY_ASSIGNED: u64 = 1 << 57;
 const GROUP: u64 = 1 << 56;
-
-/// The address of an RDMA device: the value of `address`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
-pub struct RdmaAddress(pub IpAddr);
-
-impl Textual for RdmaAddress {
-    const WHAT: &'static str = "an IP address of this machine: `\"192.0.2.1\"`, `\"2001:db8::1\"`";
-
-    fn parse(text: &str) -> Result<Self, ValueError> {
-        const RULE: &str = "is not an IP address of this machine, as 192.0.2.1: RDMA needs a definite one";
-        let address: Option<IpAddr> = text.parse().ok();
-        let definite = address.filter(|address| !address.is_unspecified() && !address.is_multicast());
-        definite.map(Self).ok_or(ValueError::Declared(RULE))
-    }
-
-    fn text(&self) -> String {
-        self.0.to_string()
-    }
-}
 
 /// A GUID: the value of `guid`.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

@@ -184,7 +184,7 @@ impl Endpoint {
         let others: Vec<_> = own.session.channels.borrow().iter().copied().filter(|id| *id != own.id).collect();
         for id in others {
             if let Some(channel) = self.channel(id) {
-                channel.settled().await;
+                channel.transfers.settled().await;
             }
         }
     }

@@ -270,7 +270,7 @@ impl Endpoint {
     fn end_session(&self, session: &Rc<Session>) {
         for id in session.channels.take() {
             if let Some(channel) = self.channels.borrow_mut().remove(&id) {
-                channel.close();
+                channel.transfers.close();
             }
             self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
         }
@@ -293,7 +293,7 @@ impl Endpoint {
         self.sessions.turns.cancel(&id);
         let removed = self.channels.borrow_mut().remove(&id);
         let Some(channel) = removed else { return };
-        channel.close();
+        channel.transfers.close();
         let session = &channel.session;
         let is_last = {
             let mut channels = session.channels.borrow_mut();
@@ -446,10 +446,10 @@ impl Upper for Endpoint {
             Event::Request { id, peer, private } => self.request(id, peer, &private),
             Event::Read(id, completed) => {
                 if let Some(channel) = self.channel(id) {
-                    channel.read(completed);
+                    channel.transfers.read(completed);
                 }
             }
-            Event::Progress(id) => self.channel(id).into_iter().for_each(|channel| channel.progress()),
+            Event::Progress(id) => self.channel(id).into_iter().for_each(|channel| channel.transfers.progress()),
             Event::Closed(id, why) => {
                 if let (Ended::Failed(why), Some(channel)) = (why, self.channel(id)) {
                     log!("srp: a channel of initiator {} has failed: {why:?}", channel.session.name);

@@ -137,7 +137,7 @@ impl Origin {
         while bytes.len() < table.len as usize {
             let (memory, share) = self.memory(task, table.len as usize - bytes.len(), true).await?;
             let part = (table.memory.plus(bytes.len()), memory.len());
-            let requested = self.channel.request(std::iter::once(part), memory, share);
+            let requested = self.channel.transfers.request(std::iter::once(part), memory, share);
             // As for data, an abort waits for this.
             let (data, _share) = requested.ok_or(Fault::Aborted)?.data().await?;
             if Task::aborted(task) {
@@ -185,7 +185,7 @@ impl<'a> DataPath<'a> {
         let Some(buffer) = self.buffer else { return false };
         for (memory, len) in buffer.range(offset, data.len(), usize::MAX) {
             let part = data.split_to(len.min(data.len()));
-            if !self.origin.channel.write(memory, part) {
+            if !self.origin.channel.transfers.write(memory, part) {
                 return false;
             }
         }
@@ -209,7 +209,7 @@ impl<'a> DataPath<'a> {
             let wanted = (len - data.len()).min(BURST_MAX);
             let (memory, share) = self.origin.memory(self.task, wanted, waits).await?;
             let parts = buffer.range(offset + data.len(), memory.len(), READ_MAX);
-            let requested = self.origin.channel.request(parts, memory, share).ok_or(Fault::Aborted)?;
+            let requested = self.origin.channel.transfers.request(parts, memory, share).ok_or(Fault::Aborted)?;
             // Not even an abort ends this: the initiator may use its memory for something else once that is answered.
             let (burst, share) = requested.data().await?;
             if self.task.aborted() {
@@ -225,10 +225,10 @@ impl<'a> DataPath<'a> {
 
 impl Transfer for DataPath<'_> {
     async fn room(&self) -> Result<(), Fault> {
-        if !self.origin.channel.is_full() {
+        if !self.origin.channel.transfers.is_full() {
             return Ok(());
         }
-        self.task.unless_aborted(self.origin.channel.room()).await
+        self.task.unless_aborted(self.origin.channel.transfers.room()).await
     }
 
     async fn reserve(&self, len: usize, least: usize) -> Result<usize, Fault> {
@@ -246,7 +246,7 @@ impl Transfer for DataPath<'_> {
     }
 
     fn has_room(&self) -> bool {
-        !self.origin.channel.is_full() && self.origin.channel.session.memory.outgoing.has_surplus(PIECE_BYTES)
+        !self.origin.channel.transfers.is_full() && self.origin.channel.session.memory.outgoing.has_surplus(PIECE_BYTES)
     }
 
     fn arrived(&self, offset: usize, len: usize) -> Option<Sg> {

@@ -1,0 +1,105 @@
+# The kernel's NVMe host over software RoCE, with nvme-cli. The target runs in the same guest.
+. /test/lib.sh
+. /test/rdma.sh
+. /test/settings # NQN PORT
+
+load_modules nvme_rdma
+mkdir -p /etc/nvme
+id=$(cat /proc/sys/kernel/random/uuid)
+echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
+echo "$id" >/etc/nvme/hostid
+
+disk=/dev/nvme0n1
+second=/dev/nvme0n2
+exists() { test -b "$disk" && test -b "$second"; }
+absent() { ! test -b "$disk"; }
+nvme_connect() { nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$NQN" -i 1 --keep-alive-tmo=30 "$@"; }
+# connect NAME OPTIONS...
+connect() {
+    local name=$1
+    shift
+    try "$name" eventually nvme_connect "$@" || { tail "$LOG"; dmesg | tail -n 20; finish; }
+    try "the kernel finds the namespaces" eventually exists || { tail "$LOG"; dmesg | tail -n 20; finish; }
+}
+disconnect() {
+    try "disconnect" nvme disconnect -n "$NQN"
+    try "the namespaces are gone" eventually absent
+}
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@" || { tail "$LOG"; dmesg | tail -n 20; }
+}
+no_errors() { equal "$1" "" "$(dmesg | grep -iE 'I/O error|timeout|bogus')"; dmesg -C; }
+
+networks
+insmod "$held"
+serve
+dmesg -C
+
+connect "connect"
+says "the transport is RDMA" "rdma" cat /sys/class/nvme/nvme0/transport
+says "nvme list" "LUNAR VOLUME" nvme list
+says "id-ctrl: data blocks with keys" "sgls *: *0x100005" nvme id-ctrl /dev/nvme0
+says "id-ctrl: data in capsules" "ioccsz *: *260" nvme id-ctrl /dev/nvme0
+equal "its size" $((64 << 20)) "$(blockdev --getsize64 "$disk")"
+load "fio, 4 KiB, 8 deep" --rw=randwrite --bs=4k --iodepth=8 --size=512k
+load "fio, 64 KiB, 8 deep" --rw=randwrite --bs=64k --iodepth=8 --size=2M
+load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=6M
+load "fio, 512 bytes, 8 deep" --rw=randwrite --bs=512 --iodepth=8 --size=32k
+no_errors "no I/O error"
+
+says "discover: the subsystem over RDMA" "subnqn: *$NQN" nvme discover -t rdma -a 192.168.77.1 -s "$PORT"
+says "discover: the transport" "trtype: *rdma" nvme discover -t rdma -a 192.168.77.1 -s "$PORT"
+says "discover: RoCEv2" "rdma_prtype: *roce-v2" nvme discover -t rdma -a 192.168.77.1 -s "$PORT"
+refuse "another subsystem is refused" nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$NQN-other"
+
+try "mkfs.ext4" mkfs.ext4 -q -F "$second"
+mkdir -p /mnt/disk
+try "mount" mount "$second" /mnt/disk
+head -c 1M /dev/urandom >/mnt/disk/file
+kept=$(sum </mnt/disk/file)
+try "umount" umount /mnt/disk
+try "mount again" mount "$second" /mnt/disk
+equal "the file has its contents" "$kept" "$(sum </mnt/disk/file)"
+umount /mnt/disk
+
+try "register a key" nvme resv-register "$disk" --nrkey=0xabc --rrega=0
+try "reserve" nvme resv-acquire "$disk" --crkey=0xabc --rtype=1 --racqa=0
+try "clear" nvme resv-release "$disk" --crkey=0xabc --rtype=1 --rrela=1
+try "reset of the controller" nvme reset /dev/nvme0
+try "the namespaces are there again" eventually exists
+load "fio, 16 KiB, 8 deep, after a reset" --rw=randwrite --bs=16k --iodepth=8 --size=512k
+dmesg -C
+
+lose 1
+load "fio, 4 KiB, 8 deep, one packet of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=512k
+load "fio, 256 KiB, 4 deep, one packet of a hundred is lost" --rw=randwrite --bs=256k --iodepth=4 --size=3M
+lose 0
+no_errors "no I/O error with losses"
+disconnect
+
+network 4200
+connect "connect with MTU 4200 and four queues" -i 4
+load "fio, 4 KiB, 8 deep, two jobs" --rw=randwrite --bs=4k --iodepth=8 --size=256k --numjobs=2 --offset_increment=8M
+load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=4M
+no_errors "no I/O error with MTU 4200"
+disconnect
+
+connect "connect before a kill" --reconnect-delay=2
+load_start "$disk"
+kill -9 "$target"
+sleep 1
+logins=$(grep -c "): connected" "$LOG")
+connected() { [ "$(grep -c "): connected" "$LOG")" -gt "$logins" ]; }
+serve
+began=$SECONDS
+try "the host connects again" eventually connected
+try "it does not wait for the time-out of a command" [ $((SECONDS - began)) -lt 20 ]
+load_end "verified writes over kill -9 of the target: no error"
+disconnect
+kill "$target"
+wait "$target"
+equal "the target ends well" 0 $?
+finish

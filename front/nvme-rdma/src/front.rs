@@ -1,0 +1,164 @@
+//! NVMe over RDMA as a front of the engine: the skeleton of ports with links of their own, with controllers for
+//! operators and portals for the discovery service.
+
+use crate::command_line::NvmeRdmaOptions;
+use crate::schema::{FRONT, NvmeRdma, WORD};
+use crate::serve::core::Core;
+use crate::serve::endpoint::Endpoint;
+use crate::serve::{PortView, RdmaPorts, Socket};
+use lunar_control::api::SessionView;
+use lunar_control::live::Later;
+use lunar_control::plan::Change;
+use lunar_control::{Checked, Config};
+use lunar_engine::core_set::context::CoreContext;
+use lunar_engine::core_set::front_handle::FrontHandle;
+use lunar_engine::core_set::shared::Shared;
+use lunar_engine::error::EngineError;
+use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontPort, FrontRuntime, Prepared};
+use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
+use lunar_engine::nvme_sessions;
+use lunar_engine::published_config::PublishedConfig;
+use lunar_engine::registry::FrontEntry;
+use lunar_nvme::Controller;
+use lunar_nvme::directory::Portal;
+use lunar_nvme::path::RDMA;
+use lunar_rdma::port::NoSocket;
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
+use std::rc::Rc;
+use std::sync::Arc;
+
+/// The name of the front.
+pub const NAME: &str = WORD;
+
+/// NVMe over RDMA on a core.
+pub type NvmeRdmaCore = PortsOnCore<RdmaPorts>;
+
+/// NVMe over RDMA, in the registry.
+pub struct NvmeRdmaFront(pub PortsFront<RdmaPorts>);
+
+/// Its line in a registry.
+pub const ENTRY: FrontEntry = FrontEntry {
+    front: &NvmeRdmaFront(PortsFront { open: |address| lunar_rdma::port::open(*address) }),
+    schema: &FRONT,
+    options: Some(&NvmeRdmaOptions),
+};
+
+impl PortProtocol for RdmaPorts {
+    const NAME: &'static str = NAME;
+    type Section = NvmeRdma;
+    type Settings = IpAddr;
+    type Opened = Socket;
+    type View = PortView;
+    type Initiator = String;
+    type Core = Core;
+    type Endpoint = Endpoint;
+
+    fn settings(port: &NvmeRdma) -> Result<IpAddr, EngineError> {
+        Ok(port.address.0)
+    }
+
+    fn not_opened(address: &IpAddr, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: *address, why })
+    }
+
+    /// Hosts find subsystems through portal groups; there is no SCSI target port.
+    fn port(_name: &str, _port: &NvmeRdma, _config: &Config) -> Option<FrontPort> {
+        None
+    }
+
+    fn view(name: &str, port: &NvmeRdma, published: &PublishedConfig<'_>) -> Option<PortView> {
+        let group = port.group(&published.wanted.config)?;
+        Some(PortView { name: name.into(), number: port.number(name), group, service: port.service() })
+    }
+
+    fn session_id(port: &str, initiator: &String) -> String {
+        format!("{NAME}-{initiator}-{port}")
+    }
+}
+
+impl Front for NvmeRdmaFront {
+    fn name(&self) -> &'static str {
+        NAME
+    }
+
+    fn start(&self, index: usize, shared: &Arc<Shared>) -> Result<Arc<dyn FrontRuntime>, EngineError> {
+        Ok(Arc::new(NvmeRdmaRuntime { ports: self.0.start(index, shared)?, shared: shared.clone() }))
+    }
+
+    fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths {
+        self.0.paths(config, runtime)
+    }
+}
+
+/// NVMe over RDMA of a process.
+struct NvmeRdmaRuntime {
+    ports: Arc<dyn FrontRuntime>,
+    shared: Arc<Shared>,
+}
+
+/// Whether a controller is reached over RDMA.
+fn is_own(controller: &Controller) -> bool {
+    controller.path.is_rdma()
+}
+
+impl FrontRuntime for NvmeRdmaRuntime {
+    fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
+        self.ports.on_core(core)
+    }
+
+    fn publish(&self, published: &PublishedConfig<'_>) {
+        self.ports.publish(published);
+    }
+
+    fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
+        let all = self.shared.controllers.all();
+        let view = |controller: &Arc<Controller>| nvme_sessions::view(&self.shared, controller, NAME, targets);
+        all.iter().filter(|controller| is_own(controller)).map(view).collect()
+    }
+
+    fn end_session(&self, _cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
+        let controller = nvme_sessions::find(&self.shared, id).filter(|controller| is_own(controller))?;
+        controller.end();
+        Some(nvme_sessions::until_ended(&self.shared, controller))
+    }
+
+    fn leftovers(&self) -> Vec<String> {
+        self.ports.leftovers()
+    }
+
+    fn prepare(&self, cores: &FrontHandle, change: &Change, wanted: &Checked) -> Result<Option<Prepared>, EngineError> {
+        self.ports.prepare(cores, change, wanted)
+    }
+
+    fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
+        self.ports.roll_back(cores, prepared);
+    }
+
+    fn finalize(&self, cores: &FrontHandle, published: &PublishedConfig<'_>) {
+        self.ports.finalize(cores, published);
+    }
+
+    fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<Portal> {
+        let config = &published.wanted.config;
+        let portal = |(name, port): (&str, &NvmeRdma)| {
+            let address = Some(SocketAddr::new(port.address.0, port.service()));
+            let (id, group) = (port.number(name), port.group(config)?);
+            Some(Portal { id, group, transport: RDMA, address, is_secure: false })
+        };
+        config.section::<NvmeRdma>().filter_map(|(name, port)| portal((name, port))).collect()
+    }
+
+    fn troubles(&self) -> Vec<String> {
+        self.ports.troubles()
+    }
+}
+
+impl fmt::Debug for NvmeRdmaRuntime {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("NvmeRdmaRuntime")
+    }
+}

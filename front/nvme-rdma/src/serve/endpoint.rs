@@ -1,0 +1,281 @@
+//! A port on its socket: requests for connections, and their ends.
+
+use super::core::Core;
+use super::queue_pair::QueuePair;
+use super::{PortView, RdmaPorts};
+use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED};
+use crate::schema::WORD;
+use crate::wire::{Accepted, RejectReason, Rejected, Request};
+use lunar_engine::link_ports::PortEndpoint;
+use lunar_link::{MacAddress, Rate};
+use lunar_nvme::limits::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
+use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::port::{Port, Upper};
+use lunar_rdma::responder::Receives;
+use lunar_reactor::end::End;
+use lunar_reactor::endpoint::Endpoint as Socket;
+use lunar_reactor::log;
+use std::cell::{Cell, RefCell};
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::rc::{Rc, Weak};
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::IntoBytes;
+
+/// The time between two attempts to open a socket that has failed.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
+/// The period of the rate of reported refusals.
+const MINUTE: Duration = Duration::from_secs(60);
+/// The time between two checks whether queues have ended.
+const END_INTERVAL: Duration = Duration::from_millis(5);
+/// The rate is that of all refusals, not of one host.
+const ANYBODY: MacAddress = MacAddress([0; 6]);
+
+/// A port on its socket.
+pub struct Endpoint {
+    /// Itself, for its connections and tasks.
+    me: Weak<Self>,
+    core: Rc<Core>,
+    address: IpAddr,
+    port: RefCell<Option<Rc<Port>>>,
+    /// `None` until a configuration is published: requests are rejected.
+    view: RefCell<Option<Rc<PortView>>>,
+    pairs: RefCell<HashMap<ConnectionId, Rc<QueuePair>>>,
+    /// Queues that end.
+    ending: Cell<usize>,
+    refusals: RefCell<Rate>,
+    closed: End,
+}
+
+impl Endpoint {
+    fn me(&self) -> Rc<Self> {
+        self.me.upgrade().expect("an endpoint is used through an Rc only")
+    }
+
+    fn attach(&self, opened: Socket) -> io::Result<()> {
+        let mut seed = [0; 8];
+        // Without a source of randomness the numbers follow from the time.
+        self.core.common.shared.host.random(&mut seed);
+        let seed = u64::from_be_bytes(seed) ^ self.core.reactor().now().0;
+        let upper: Weak<dyn Upper> = self.me.clone();
+        // An address is that of one port, whatever the names of sections are.
+        let record = self.core.common.shared.host.state().port(&format!("{WORD} {}", self.address));
+        let port = Port::attach(self.core.reactor(), opened, seed, record, upper)?;
+        if let Some(view) = &*self.view.borrow() {
+            serve(&port, view);
+        }
+        self.port.replace(Some(port));
+        Ok(())
+    }
+
+    /// The socket; `None`: it has failed.
+    fn port(&self) -> Option<Rc<Port>> {
+        self.port.borrow().clone()
+    }
+
+    /// The port in the configuration, and its address.
+    pub(super) fn place(&self) -> Option<(Rc<PortView>, IpAddr)> {
+        Some((self.view.borrow().clone()?, self.address))
+    }
+
+    /// A host requests a connection.
+    fn request(&self, id: ConnectionId, peer: IpAddr, private: &[u8]) {
+        let Some(port) = self.port() else { return };
+        let is_serving = self.view.borrow().is_some() && !self.core.draining.has_come() && !self.closed.has_come();
+        let request = Request::parse(private).ok_or(RejectReason::LENGTH);
+        let checked = request.and_then(|request| match () {
+            () if request.format.get() != 0 => Err(RejectReason::FORMAT),
+            () if !is_serving => Err(RejectReason::NO_RESOURCES),
+            () if request.queue.get() > QUEUES_MAX => Err(RejectReason::QUEUE),
+            () if !(1..QUEUE_ENTRIES_MAX).contains(&request.commands.get()) => Err(RejectReason::COMMANDS),
+            // The host has room for a response to each command.
+            () if request.responses.get() <= request.commands.get() => Err(RejectReason::RESPONSES),
+            // Data is read from the memory of the host.
+            () if !port.look(|engine| engine.allows_reads(id)) => Err(RejectReason::RESPONDER_READS),
+            () => Ok(request),
+        });
+        match checked {
+            Ok(request) => self.accept(&port, (id, peer, request)),
+            Err(reason) => self.reject(&port, (id, peer), reason),
+        }
+    }
+
+    fn reject(&self, port: &Port, (id, peer): (ConnectionId, IpAddr), reason: RejectReason) {
+        port.with(|engine, _| engine.reject(id, Rejected::new(reason).as_bytes()));
+        self.core.reactor().stats().logins_refused.add(1);
+        if self.refusals.borrow_mut().admit(ANYBODY, self.core.reactor().now()) {
+            log!("nvme-rdma: a connection of {peer} is rejected: {reason:?}");
+        }
+    }
+
+    fn accept(&self, port: &Rc<Port>, (id, peer, request): (ConnectionId, IpAddr, Request)) {
+        let commands = request.commands.get() + 1;
+        let receives = Receives { bytes: CAPSULE_MAX, count: usize::from(commands) + UNACKNOWLEDGED };
+        let reply = Accepted::new(commands);
+        let accept = Accept { private: reply.as_bytes(), receives };
+        // Without success the host has given up meanwhile.
+        if port.with(|engine, now| engine.accept(id, &accept, now)) {
+            let pair = QueuePair::new((id, peer, request), self.me.clone(), &self.core, port);
+            pair.watch_connect();
+            self.pairs.borrow_mut().insert(id, pair);
+        }
+    }
+
+    fn pair(&self, id: ConnectionId) -> Option<Rc<QueuePair>> {
+        self.pairs.borrow().get(&id).cloned()
+    }
+
+    /// A connection has ended, and its queue with it.
+    fn lost(&self, id: ConnectionId) {
+        let removed = self.pairs.borrow_mut().remove(&id);
+        let Some(pair) = removed else { return };
+        let endpoint = self.me();
+        endpoint.ending.set(endpoint.ending.get() + 1);
+        self.core.reactor().spawn(async move {
+            pair.close().await;
+            endpoint.ending.set(endpoint.ending.get() - 1);
+        });
+    }
+
+    /// Ends a connection.
+    pub(super) fn disconnect(&self, id: ConnectionId) {
+        self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
+        self.lost(id);
+    }
+
+    /// Waits until the queues of connections that have ended have ended, too.
+    async fn until_ended(&self) {
+        while self.ending.get() > 0 {
+            self.core.reactor().sleep(END_INTERVAL).await;
+        }
+    }
+
+    fn report(&self, trouble: Option<String>) {
+        if let Some(view) = &*self.view.borrow() {
+            self.core.common.set_trouble(&view.name, trouble);
+        }
+    }
+
+    /// Opens the socket again until that succeeds.
+    async fn reopen(self: Rc<Self>) {
+        let (address, end) = (self.address, &self.closed);
+        while end.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_some() {
+            if (self.core.common.open)(&address).and_then(|opened| self.attach(opened)).is_ok() {
+                self.report(None);
+                log!("the socket of the NVMe/RDMA port at {address} is open again");
+                return;
+            }
+        }
+    }
+}
+
+impl PortEndpoint<RdmaPorts> for Endpoint {
+    fn start(core: &Rc<Core>, address: IpAddr, opened: Socket) -> io::Result<Rc<Self>> {
+        let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
+            me: me.clone(),
+            core: core.clone(),
+            address,
+            port: RefCell::default(),
+            view: RefCell::default(),
+            pairs: RefCell::default(),
+            ending: Cell::default(),
+            refusals: RefCell::new(Rate::new(MINUTE, REFUSALS_MAX, REFUSALS_MAX)),
+            closed: End::default(),
+        });
+        endpoint.attach(opened)?;
+        Ok(endpoint)
+    }
+
+    fn publish(&self, view: PortView) {
+        let before = self.view.replace(Some(Rc::new(view.clone())));
+        // The controllers that may not stay are ended by the engine.
+        if before.is_none_or(|before| before.service != view.service) {
+            self.log_all_out();
+            self.port().iter().for_each(|port| serve(port, &view));
+        }
+    }
+
+    fn initiators(&self) -> usize {
+        self.pairs.borrow().len()
+    }
+
+    fn in_progress(&self) -> usize {
+        self.pairs.borrow().values().filter(|pair| !pair.is_idle()).count() + self.ending.get()
+    }
+
+    /// The engine ends controllers that may no longer be there, and with them their connections.
+    async fn review(&self, _ended: &BTreeSet<Arc<str>>) {}
+
+    /// Sessions are controllers, which end by themselves.
+    async fn log_out(&self, _initiator: &String) -> bool {
+        false
+    }
+
+    fn log_all_out(&self) {
+        let mut all: Vec<ConnectionId> = self.pairs.borrow().keys().copied().collect();
+        all.sort();
+        all.into_iter().for_each(|id| self.disconnect(id));
+    }
+
+    async fn close(&self) {
+        self.log_all_out();
+        self.until_ended().await;
+        // The last packets leave with the end of this turn.
+        self.core.reactor().sleep(Duration::from_millis(1)).await;
+        self.abandon();
+    }
+
+    fn abandon(&self) {
+        self.closed.come();
+        self.log_all_out();
+        self.report(None);
+        self.port().into_iter().for_each(|port| port.close());
+    }
+}
+
+/// Takes requests for the service of a port.
+fn serve(port: &Port, view: &PortView) {
+    /// The first byte of a GUID that is assigned locally, to one device.
+    const LOCALLY_ASSIGNED: u8 = 0x02;
+    let [a, b, c, d] = view.number.to_be_bytes();
+    port.with(|engine, _| engine.serve(view.service, [LOCALLY_ASSIGNED, 0, 0, 0, a, b, c, d]));
+}
+
+impl Upper for Endpoint {
+    fn message(&self, id: ConnectionId, bytes: &[u8]) {
+        let Some(pair) = self.pair(id) else { return };
+        if !pair.message(bytes) {
+            self.disconnect(id);
+        }
+    }
+
+    fn event(&self, event: Event) {
+        match event {
+            Event::Request { id, peer, private } => self.request(id, peer, &private),
+            Event::Read(id, completed) => {
+                if let Some(pair) = self.pair(id) {
+                    pair.transfers.read(completed);
+                }
+            }
+            Event::Progress(id) => self.pair(id).into_iter().for_each(|pair| pair.transfers.progress()),
+            Event::Closed(id, why) => {
+                if let (Ended::Failed(why), Some(pair)) = (why, self.pair(id)) {
+                    pair.log(&format!("the connection has failed: {why:?}"));
+                }
+                self.lost(id);
+            }
+        }
+    }
+
+    fn failed(&self) {
+        let trouble = format!("the socket of the NVMe/RDMA port at {} has failed, and is opened again", self.address);
+        log!(error, "{trouble}");
+        self.report(Some(trouble));
+        self.log_all_out();
+        // Its address is free again when the last command that uses it has ended.
+        self.port.take().into_iter().for_each(|port| port.close());
+        self.core.reactor().spawn(self.me().reopen());
+    }
+}

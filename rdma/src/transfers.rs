@@ -1,0 +1,242 @@
+//! What a target reads and writes over a connection, for commands that run at the same time.
+
+use crate::engine::ConnectionId;
+use crate::port::Port;
+use crate::requester::{Completed, Message};
+use crate::wire::Remote;
+use lunar_core::io::Fault;
+use lunar_core::mem::{Sg, SgMut};
+use lunar_core::shares::{Member, Share};
+use std::cell::{Cell, RefCell};
+use std::collections::HashMap;
+use std::fmt;
+use std::future::poll_fn;
+use std::rc::Rc;
+use std::task::{Poll, Waker};
+
+/// The bits of a token that number the parts of a request for data: there are fewer parts than descriptors and READs.
+const PART_BITS: u32 = 16;
+
+/// Data that was requested.
+struct Pull {
+    parts: Vec<Option<Sg>>,
+    missing: usize,
+    /// Counts its memory until all of it has arrived.
+    share: Option<Share>,
+    waker: Option<Waker>,
+    /// Its command waits for it no longer.
+    is_abandoned: bool,
+}
+
+/// The transfers of a connection.
+pub struct Transfers {
+    id: ConnectionId,
+    port: Rc<Port>,
+    /// Bytes that are queued before reads of the peer wait for room.
+    room: usize,
+    /// Counts what waits to be sent as memory of the peer.
+    share: RefCell<Share>,
+    /// Reads of the peer that wait for room.
+    waiting: RefCell<Vec<Waker>>,
+    /// Tasks that wait until something is acknowledged.
+    settling: RefCell<Vec<Waker>>,
+    last_pull: Cell<u64>,
+    pulls: RefCell<HashMap<u64, Pull>>,
+    is_closed: Cell<bool>,
+}
+
+/// A request for data; dropping it abandons the data.
+pub struct Request<'a> {
+    transfers: &'a Transfers,
+    number: u64,
+}
+
+impl Transfers {
+    /// Those of a connection. `outgoing` is the share of the peer of the memory that waits to be sent, and `room` are
+    /// the bytes of it before its reads wait.
+    #[must_use]
+    pub fn new(id: ConnectionId, port: &Rc<Port>, outgoing: &Member, room: usize) -> Self {
+        Self {
+            id,
+            port: port.clone(),
+            room,
+            share: RefCell::new(outgoing.empty_share()),
+            waiting: RefCell::default(),
+            settling: RefCell::default(),
+            last_pull: Cell::default(),
+            pulls: RefCell::default(),
+            is_closed: Cell::default(),
+        }
+    }
+
+    /// Sends a message.
+    pub fn send(&self, message: Message) {
+        self.port.with(|engine, _| engine.send(self.id, message));
+        self.count();
+    }
+
+    /// Writes into memory of the peer; returns whether there is a connection.
+    pub fn write(&self, to: Remote, data: Sg) -> bool {
+        let is_queued = self.port.with(|engine, _| engine.write(self.id, to, data));
+        self.count();
+        is_queued
+    }
+
+    /// Ends the connection, and reports its end as any other.
+    pub fn fail(&self) {
+        self.port.with(|engine, now| engine.fail(self.id, now));
+    }
+
+    /// Requests data from these parts of the memory of the peer; `None`: there is no connection, or the parts have less
+    /// than there is memory for.
+    pub fn request(
+        &self,
+        parts: impl Iterator<Item = (Remote, usize)>,
+        mut memory: SgMut,
+        share: Share,
+    ) -> Option<Request<'_>> {
+        let number = self.last_pull.get() + 1;
+        self.last_pull.set(number);
+        let pull = Pull { parts: Vec::new(), missing: 0, share: Some(share), waker: None, is_abandoned: false };
+        self.pulls.borrow_mut().insert(number, pull);
+        let request = Request { transfers: self, number };
+        for (at, (from, len)) in parts.enumerate() {
+            let part = memory.split_to(len.min(memory.len()));
+            if let Some(pull) = self.pulls.borrow_mut().get_mut(&number) {
+                pull.parts.push(None);
+                pull.missing += 1;
+            }
+            let token = number << PART_BITS | at as u64;
+            if !self.port.with(|engine, _| engine.read(self.id, from, part, token)) {
+                return None;
+            }
+        }
+        memory.is_empty().then_some(request)
+    }
+
+    /// A READ is complete.
+    pub fn read(&self, completed: Completed) {
+        let (number, part) = (completed.token >> PART_BITS, completed.token & ((1 << PART_BITS) - 1));
+        let mut pulls = self.pulls.borrow_mut();
+        let Some(pull) = pulls.get_mut(&number) else { return };
+        let Some(place) = pull.parts.get_mut(part as usize) else { return };
+        *place = Some(completed.data);
+        pull.missing -= 1;
+        if pull.missing == 0 {
+            match pull.is_abandoned {
+                true => drop(pulls.remove(&number)),
+                false => pull.waker.take().into_iter().for_each(Waker::wake),
+            }
+        }
+    }
+
+    /// Counts what waits to be sent.
+    fn count(&self) {
+        self.share.borrow_mut().follow(self.queued());
+    }
+
+    fn queued(&self) -> usize {
+        self.port.look(|engine| engine.queued(self.id))
+    }
+
+    /// Whether reads of the peer have to wait for room.
+    #[must_use]
+    pub fn is_full(&self) -> bool {
+        !self.is_closed.get() && self.queued() >= self.room
+    }
+
+    /// Waits for room.
+    pub async fn room(&self) {
+        poll_fn(|cx| match self.is_full() {
+            true => {
+                self.waiting.borrow_mut().push(cx.waker().clone());
+                Poll::Pending
+            }
+            false => Poll::Ready(()),
+        })
+        .await;
+    }
+
+    /// Waits until the peer has acknowledged what is queued now.
+    pub async fn settled(&self) {
+        let counts = || self.port.look(|engine| engine.counts(self.id));
+        let Some((queued, _)) = counts() else { return };
+        poll_fn(|cx| {
+            if self.is_closed.get() || counts().is_none_or(|(_, acknowledged)| acknowledged >= queued) {
+                return Poll::Ready(());
+            }
+            self.settling.borrow_mut().push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+
+    /// Some of what was queued has arrived.
+    pub fn progress(&self) {
+        self.count();
+        self.settling.borrow_mut().drain(..).for_each(Waker::wake);
+        if !self.is_full() {
+            self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
+        }
+    }
+
+    /// The connection has ended.
+    pub fn close(&self) {
+        self.is_closed.set(true);
+        self.share.borrow_mut().follow(0);
+        self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
+        self.settling.borrow_mut().drain(..).for_each(Waker::wake);
+        let mut pulls = self.pulls.borrow_mut();
+        pulls.retain(|_, pull| !pull.is_abandoned);
+        pulls.values_mut().for_each(|pull| pull.waker.take().into_iter().for_each(Waker::wake));
+    }
+}
+
+impl fmt::Debug for Transfers {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Transfers({}, {} requests)", self.id.0, self.pulls.borrow().len())
+    }
+}
+
+impl Request<'_> {
+    /// Waits for the data; returns it with the share that counts its memory.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`]: the connection has ended.
+    pub async fn data(self) -> Result<(Sg, Option<Share>), Fault> {
+        poll_fn(|cx| {
+            let mut pulls = self.transfers.pulls.borrow_mut();
+            let Some(pull) = pulls.get_mut(&self.number) else { return Poll::Ready(Err(Fault::Aborted)) };
+            if pull.missing > 0 {
+                if self.transfers.is_closed.get() {
+                    return Poll::Ready(Err(Fault::Aborted));
+                }
+                pull.waker = Some(cx.waker().clone());
+                return Poll::Pending;
+            }
+            let mut data = Sg::default();
+            data.reserve(pull.parts.len());
+            pull.parts.drain(..).flatten().for_each(|part| data.append(part));
+            Poll::Ready(Ok((data, pull.share.take())))
+        })
+        .await
+    }
+}
+
+impl fmt::Debug for Request<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Request({})", self.number)
+    }
+}
+
+impl Drop for Request<'_> {
+    fn drop(&mut self) {
+        let mut pulls = self.transfers.pulls.borrow_mut();
+        let Some(pull) = pulls.get_mut(&self.number) else { return };
+        // The memory is in use until all of it has arrived.
+        pull.is_abandoned = true;
+        if pull.missing == 0 || self.transfers.is_closed.get() {
+            pulls.remove(&self.number);
+        }
+    }
+}
