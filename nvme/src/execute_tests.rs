@@ -705,6 +705,35 @@ fn discovery_tells_where_the_subsystem_is() {
     assert_eq!(rig.run(&queue, &entry(0x06, 1, &[0]), &[]).status, Status::INVALID_FIELD);
 }
 
+#[test]
+fn discovery_tells_of_ports_of_both_transports() {
+    use crate::path::{RDMA, TCP};
+    let rig = Rig::default();
+    let portal = |id, transport, last, is_secure| {
+        let address = Some(([192, 0, 2, last], 4420).into());
+        crate::directory::Portal { id, group: 1, transport, address, is_secure }
+    };
+    let mut directory = (*rig.subsystems.directory()).clone();
+    directory.portals = Some(vec![portal(1, TCP, 1, false), portal(2, RDMA, 2, false), portal(3, RDMA, 3, true)]);
+    directory.referrals.clear();
+    rig.subsystems.set(directory);
+    let portal_ref = crate::directory::PortalRef { portal: 2, group: 1, is_secure: false };
+    let path = crate::Path { portal_ref, ..crate::Path::rdma(([192, 0, 2, 2], 4420).into(), 4096) };
+    let command = Command { sqe: connect_sqe(0, 31), sent: 1024, room: 0 };
+    let data = connect_data(9, 0xffff, crate::path::DISCOVERY_NQN);
+    let (queue, _) = rig.subsystem.connect(&command, data.as_bytes(), path, caller(), Instant(0)).expect("admitted");
+    queue.controller.set_property(0x14, false, 1).expect("enabled");
+    let log = rig.run(&queue, &entry(0x02, 0, &[0x70 | 1023 << 16]), &[]).data;
+    // RDMA has no TLS, so the third one is left out. The last record is this service.
+    assert_eq!(log[8], 3);
+    let records: Vec<_> =
+        log[1024..4096].chunks(1024).map(|record| (record[0], record[520], &record[768..771])).collect();
+    assert_eq!(records, [(3, b'1', &[0, 0, 0][..]), (1, b'2', &[1, 4, 1]), (1, b'2', &[1, 4, 1])]);
+    let identified = rig.run(&queue, &entry(0x06, 0, &[1]), &[]).data;
+    assert_eq!((u32_at(&identified, 536), u32_at(&identified, 1792)), (0x10_0005, 260));
+    assert_eq!(queue.controller.path.word(), "nvme-rdma");
+}
+
 /// Registers, reserves: a command with two keys.
 fn reserve(rig: &Rig, queue: &Rc<Queue>, opcode: u8, dword: u32, keys: [u64; 2]) -> Status {
     let list = if opcode == 0x15 { keys[0].to_le_bytes().to_vec() } else { keys.map(u64::to_le_bytes).concat() };

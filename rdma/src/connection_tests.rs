@@ -4,6 +4,7 @@ use crate::requester::{Failed, Message};
 use crate::testing::{Lossy, Peer, Random, packet, sent};
 use crate::wire::{Remote, Syndrome};
 use lunar_core::mem::Arena;
+use std::collections::BTreeSet;
 use std::time::Duration;
 
 const RECEIVES: Receives = Receives { bytes: 4000, count: usize::MAX >> 1 };
@@ -40,7 +41,7 @@ fn run_against_memory(seed: u64) {
     let mut peer = Peer::new(mtu, Psn::new(psn), [readable.clone(), vec![0; 200_000]].concat());
     peer.not_ready = random.below(3) as u32;
     let (mut messages, mut written, mut reads, mut now) = (Vec::new(), readable.clone(), Vec::new(), Instant(1));
-    let mut left = 40;
+    let (mut left, mut invalidated) = (40, BTreeSet::new());
     for _ in 0..200_000 {
         if left > 0 && random.below(4) == 0 {
             left -= 1;
@@ -48,7 +49,10 @@ fn run_against_memory(seed: u64) {
             match random.below(3) {
                 0 => {
                     let message: Vec<u8> = (0..len.min(300)).map(|_| random.below(256) as u8).collect();
-                    connection.requester().send(arena.copy(&message).map(Sg::from).unwrap_or_default().into());
+                    let data = arena.copy(&message).map(Sg::from).unwrap_or_default();
+                    let invalidates = Some(1000 + messages.len() as u32).filter(|_| random.below(2) == 0);
+                    invalidated.extend(invalidates);
+                    connection.requester().send(Message { invalidates, ..data.into() });
                     messages.push(message);
                 }
                 1 if written.len() + len < 400_000 && len > 0 => {
@@ -93,6 +97,7 @@ fn run_against_memory(seed: u64) {
     }
     assert!(connection.is_idle() && left == 0, "seed {seed} has not ended");
     assert_eq!(peer.messages, messages, "seed {seed}");
+    assert_eq!(peer.invalidated, invalidated, "seed {seed}");
     assert!(peer.memory[..written.len()] == written, "seed {seed}");
     assert!(reads.iter().all(|(_, _, is_over)| *is_over), "seed {seed}");
     assert_eq!(connection.queued(), 0);

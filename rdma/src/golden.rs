@@ -161,6 +161,13 @@ pub const WITHOUT_IDENTIFICATION: Golden = Golden {
     hex: "0400ffff0000001180835a55c1000000000000013800000000000000000000000000000000000000000000000000000000df9973",
 };
 
+/// A response of nvmet that invalidates an R_Key.
+pub const INVALIDATION: Golden = Golden {
+    is_of_initiator: false,
+    port: 0xf343,
+    hex: "1700ffff00000011809838930000034401000000000000000100000000000000d2c8149f",
+};
+
 /// All of them.
 pub const ALL: &[Golden] = &[
     REQUEST,
@@ -176,4 +183,5 @@ pub const ALL: &[Golden] = &[
     DISCONNECTED,
     REJECT,
     WITHOUT_IDENTIFICATION,
+    INVALIDATION,
 ];

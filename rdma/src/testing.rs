@@ -2,7 +2,7 @@
 
 use crate::requester::Outgoing;
 use crate::wire::{Extension, Head, Kind, Opcode, Packet, Psn, Syndrome, padding};
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 
 /// Random numbers from a seed (SplitMix64).
 #[derive(Clone, Debug)]
@@ -79,6 +79,8 @@ pub struct Peer {
     pub memory: Vec<u8>,
     /// The messages that have arrived.
     pub messages: Vec<Vec<u8>>,
+    /// The keys that messages have invalidated: they are not used again.
+    pub invalidated: BTreeSet<u32>,
     /// So many messages are answered with "not ready".
     pub not_ready: u32,
 }
@@ -96,6 +98,7 @@ impl Peer {
             partial: Vec::new(),
             memory,
             messages: Vec::new(),
+            invalidated: BTreeSet::new(),
             not_ready: 0,
         }
     }
@@ -152,6 +155,11 @@ impl Peer {
             return self.answer(psn, Syndrome::WAIT);
         }
         self.has_reported_gap = false;
+        match packet.extension {
+            Extension::Remote(to, _) => assert!(!self.invalidated.contains(&to.key), "key {:x} is invalid", to.key),
+            Extension::Invalidate(key) => _ = self.invalidated.insert(key),
+            _ => {}
+        }
         assert!(layout.is_last || len == self.mtu || read.is_some(), "a packet in the middle is full");
         if layout.is_last {
             self.completed += 1;

@@ -25,6 +25,9 @@ fn recorded_packets_are_taken_apart() {
     let probe = Packet::parse(&bytes).expect("right");
     let nothing = Extension::Remote(Remote::default(), 0);
     assert_eq!((probe.opcode, probe.extension, probe.payload), (Opcode::WRITE_ONLY, nothing, &[][..]));
+    let bytes = packet(&golden::INVALIDATION);
+    let response = Packet::parse(&bytes).expect("right");
+    assert_eq!((response.extension, response.payload.len()), (Extension::Invalidate(0x344), 16));
     let bytes = packet(&golden::REQUEST);
     let request = Packet::parse(&bytes).expect("right");
     let manager = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);

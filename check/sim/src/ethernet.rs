@@ -1,5 +1,5 @@
-//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP over
-//! RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders packets. Stores
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP and
+//! NVMe over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders packets. Stores
 //! are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of the
 //! last write that was acknowledged.
 
@@ -7,6 +7,8 @@ use crate::backends::SimulatedDisk;
 use crate::carrier::{Carrier, Socket};
 use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
+use crate::nvme_rdma_disk;
+use crate::rdma_adapter;
 use crate::setup::path;
 use crate::srp_disk;
 use crate::stamp::{self, SECTOR};
@@ -21,11 +23,13 @@ use lunar_core::mem::Arena;
 use lunar_core::metadata::{MetadataStore, VolatileMemory};
 use lunar_engine::core_set::SteppedCores;
 use lunar_engine::engine::{Engine, EngineOptions};
+use lunar_engine::link_ports::PortsFront;
 use lunar_engine::origin::Origin;
 use lunar_engine::registry::{FrontEntry, Registry};
 use lunar_fcoe::front::{FcoeCore, FcoeFront};
 use lunar_fcoe::wire::{fip, frame};
 use lunar_link::{Filter, Header, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
+use lunar_nvme_rdma::front::{NvmeRdmaCore, NvmeRdmaFront};
 use lunar_ram::backend::RamBackend;
 use lunar_reactor::Reactor;
 use lunar_reactor::endpoint::Endpoint;
@@ -97,6 +101,11 @@ static REGISTRY: Registry = Registry {
         FrontEntry { front: &FcoeFront { open: open_link }, schema: &lunar_fcoe::links::FRONT, options: None },
         FrontEntry { front: &StFront { open: open_port }, schema: &lunar_sst::links::FRONT, options: None },
         FrontEntry { front: &SrpFront { open: open_rdma }, schema: &lunar_srp::schema::FRONT, options: None },
+        FrontEntry {
+            front: &NvmeRdmaFront(PortsFront { open: open_rdma }),
+            schema: &lunar_nvme_rdma::schema::FRONT,
+            options: None,
+        },
     ],
     backends: &[&SimulatedDisk, &RamBackend],
 };
@@ -128,6 +137,7 @@ impl Setup {
             Protocol::Fcoe => Kind::Fcoe { is_larger: coin },
             Protocol::St => Kind::St,
             Protocol::Srp => Kind::Srp,
+            Protocol::NvmeRdma => Kind::NvmeRdma,
         };
         let any = Faults::any(chance);
         let rate = |chance: &mut Chance, most: u32| if chance.coin() { chance.index(most as usize) as u32 } else { 0 };
@@ -148,7 +158,7 @@ impl Setup {
             // A copy with another tag that the network delays until newer writes have ended is a new request for every
             // target: the protocol cannot tell.
             Kind::Aoe { fresh_tags: true } => (faults.datagram_duplicate, faults.datagram_reorder) = (0, 0),
-            Kind::Aoe { fresh_tags: false } | Kind::St | Kind::Srp => {}
+            Kind::Aoe { fresh_tags: false } | Kind::St | Kind::Srp | Kind::NvmeRdma => {}
             // Identifiers of exchanges are used again at once: no network of a Fibre Channel duplicates frames.
             Kind::Fcoe { .. } => faults.datagram_duplicate = 0,
         }
@@ -174,6 +184,7 @@ impl Setup {
     fn text(&self) -> String {
         let mut text = self.server();
         text += "[portal-group.p]\ntag = 1\n[target.t]\niqn = 'iqn.2026-01.io.lunar:lan'\nportal-groups = ['p']\n";
+        text += &format!("nqn = '{}'\n", nvme_rdma_disk::NQN);
         for lun in 0..self.volumes {
             let digits = format!("{:032x}", u128::from_be_bytes(uuid(lun)));
             let uuid = [&digits[..8], &digits[8..12], &digits[12..16], &digits[16..20], &digits[20..]].join("-");
@@ -194,6 +205,7 @@ impl Setup {
             Kind::Fcoe { .. } => "20:00:02:*",
             Kind::St => "iqn.2026-01.io.lunar:02:*",
             Kind::Srp => "0x*",
+            Kind::NvmeRdma => "nqn.2026-01.io.lunar:host:*",
         };
         let luns = luns.join(", ");
         text += &format!("[group.g]\ntargets = ['t']\ninitiators = ['{initiators}']\nluns = {{ {luns} }}\n");
@@ -206,8 +218,12 @@ impl Setup {
             Kind::Fcoe { is_larger: false } => 10,
             Kind::St => return text + "[st.lan]\nlink = 'sim0'\ntarget = 't'\n",
             Kind::Srp => {
-                let (address, guid) = (srp_disk::TARGET, srp_disk::GUID);
+                let (address, guid) = (rdma_adapter::TARGET, srp_disk::GUID);
                 return text + &format!("[srp.lan]\naddress = '{address}'\ntarget = 't'\nguid = '{guid:016x}'\n");
+            }
+            Kind::NvmeRdma => {
+                let address = rdma_adapter::TARGET;
+                return text + &format!("[nvme-rdma.lan]\naddress = '{address}'\nportal-group = 'p'\n");
             }
         };
         text + &format!("[fcoe.lan]\nlink = 'sim0'\ntarget = 't'\nwwpn = '{first}:00:00:00:00:00:00:01'\n")
@@ -282,7 +298,9 @@ impl LanTarget {
         let st = st.map(|front| front.in_progress());
         let srp = self.cores.cores().filter_map(|core| core.front_of::<SrpCore>());
         let srp = srp.map(|front| front.in_progress());
-        aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).chain(srp).sum()
+        let nvme = self.cores.cores().filter_map(|core| core.front_of::<NvmeRdmaCore>());
+        let nvme = nvme.map(|front| front.in_progress());
+        aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).chain(srp).chain(nvme).sum()
     }
 }
 
@@ -310,6 +328,11 @@ pub fn run_transfer(watch: &Watch) {
 /// Runs the scenario of SRP over RDMA.
 pub fn run_srp(watch: &Watch) {
     run_kind(watch, Protocol::Srp);
+}
+
+/// Runs the scenario of NVMe over RDMA.
+pub fn run_nvme_rdma(watch: &Watch) {
+    run_kind(watch, Protocol::NvmeRdma);
 }
 
 fn run_kind(watch: &Watch, protocol: Protocol) {
@@ -448,11 +471,11 @@ impl Disk {
 
     /// The way to the target, and the bytes of a frame behind its header.
     fn carrier(core: &Reactor, world: &World, segment: Segment, kind: Kind, mac: MacAddress) -> (Carrier, usize) {
-        if kind == Kind::Srp {
+        if matches!(kind, Kind::Srp | Kind::NvmeRdma) {
             let port = lunar_rdma::wire::PORT;
-            let own = SocketAddr::new(srp_disk::address(mac.0[5]), port);
+            let own = SocketAddr::new(rdma_adapter::address(mac.0[5]), port);
             let endpoint = world.udp(own).expect("the address is free");
-            let target = SocketAddr::new(srp_disk::TARGET, port);
+            let target = SocketAddr::new(rdma_adapter::TARGET, port);
             return (Carrier::Datagrams(Socket::attach(core, endpoint, target)), 0);
         }
         let config = LinkConfig {

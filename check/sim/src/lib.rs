@@ -5,8 +5,9 @@
 //! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
 //! * [`ethernet`]: the scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer,
-//!   and of SRP over RDMA, on a network that loses, duplicates and reorders packets; [`stations`]: their initiators, of
-//!   which [`srp_disk`] is one; [`carrier`]: their links and sockets
+//!   and of SRP and NVMe over RDMA, on a network that loses, duplicates and reorders packets; [`stations`]: their
+//!   initiators, of which [`srp_disk`] and [`nvme_rdma_disk`] are two, on an [`rdma_adapter`]; [`carrier`]: their links
+//!   and sockets
 //! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
 //! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
 //!   [`block_client`]s use the same volumes
@@ -37,7 +38,9 @@ pub mod initiator;
 pub mod job;
 pub mod model;
 pub mod nvme_command;
+pub mod nvme_rdma_disk;
 pub mod order;
+pub mod rdma_adapter;
 pub mod setup;
 pub mod shared;
 pub mod srp_disk;
@@ -74,12 +77,22 @@ pub enum Scenario {
     Transfer,
     /// SRP over RDMA.
     Srp,
+    /// NVMe over RDMA.
+    NvmeRdma,
 }
 
 impl Scenario {
     /// All scenarios.
-    pub const ALL: &'static [Self] =
-        &[Self::Stores, Self::Targets, Self::Fences, Self::Ethernet, Self::Channel, Self::Transfer, Self::Srp];
+    pub const ALL: &'static [Self] = &[
+        Self::Stores,
+        Self::Targets,
+        Self::Fences,
+        Self::Ethernet,
+        Self::Channel,
+        Self::Transfer,
+        Self::Srp,
+        Self::NvmeRdma,
+    ];
 
     /// Its name on the command line.
     #[must_use]
@@ -92,6 +105,7 @@ impl Scenario {
             Self::Channel => "channel",
             Self::Transfer => "transfer",
             Self::Srp => "srp",
+            Self::NvmeRdma => "nvme-rdma",
         }
     }
 
@@ -117,6 +131,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
         Scenario::Channel => ethernet::run_channel(&watch),
         Scenario::Transfer => ethernet::run_transfer(&watch),
         Scenario::Srp => ethernet::run_srp(&watch),
+        Scenario::NvmeRdma => ethernet::run_nvme_rdma(&watch),
     });
     watch.outcome()
 }

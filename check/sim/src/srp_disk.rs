@@ -1,22 +1,19 @@
 //! An initiator of SRP over RDMA with one disk, without I/O: an adapter, its connection manager and the driver of a
 //! host in one. It checks that its memory is used as the descriptors say, and that each command has one response.
 
+use crate::rdma_adapter::{self, Adapter, INTERVAL, Pair, SILENCE};
 use crate::stamp::SECTOR;
 use crate::stations::{Operation, StationEvent};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
-use lunar_rdma::icrc::{self, Checker};
 use lunar_rdma::mad::{Body, Message, Reply, Request};
-use lunar_rdma::requester::Requester;
-use lunar_rdma::testing::{self, Peer, Random};
-use lunar_rdma::wire::{Extension, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, PORT, Packet, Psn};
-use std::collections::{BTreeMap, VecDeque};
-use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use lunar_rdma::testing::Random;
+use lunar_rdma::wire::{MANAGER_QPN, Packet};
+use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// The address of the target, and the port of its connection manager.
-pub const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 1, 1));
+/// The port of the connection manager of the target.
 const SERVICE: u16 = 5555;
 /// The GUID of its port.
 pub const GUID: u64 = 0x5054_00ff_fe12_3401;
@@ -32,10 +29,6 @@ const IMMEDIATE_AT: usize = 68;
 const IMMEDIATE_MAX: usize = 8 << 10;
 /// Bytes of a memory descriptor.
 const DESCRIPTOR_LEN: usize = 16;
-/// The time between two requests for a connection.
-const INTERVAL: Duration = Duration::from_millis(700);
-/// The time without any packet after which commands are given up, and begin again over another connection.
-const SILENCE: Duration = Duration::from_secs(40);
 /// The time without any response after which the target is given up.
 const TIMEOUT: Duration = Duration::from_secs(900);
 
@@ -47,17 +40,10 @@ struct Command {
 
 /// A connection.
 struct Session {
-    /// Its numbers here and at the target, and the queue pairs.
-    ids: (u32, u32),
-    own_qpn: u32,
-    qpn: u32,
-    requester: Requester,
-    /// The memory of this end, and the half that receives.
-    peer: Peer,
+    pair: Pair,
     credit: u32,
     /// Whether there may be data in commands.
     has_immediate: bool,
-    heard: Instant,
 }
 
 enum State {
@@ -68,28 +54,16 @@ enum State {
 
 /// An initiator with one disk.
 pub struct Disk {
-    local: SocketAddr,
+    number: u8,
+    adapter: Adapter,
     lun: u8,
     random: Random,
     arena: Arena,
-    checker: Checker,
     state: State,
     commands: BTreeMap<u32, Command>,
-    out: VecDeque<Vec<u8>>,
-    manager_psn: Psn,
     /// The time of the last response.
     answered: Instant,
     is_lost: bool,
-}
-
-/// The address of the initiator of this number.
-#[must_use]
-pub fn address(number: u8) -> IpAddr {
-    Ipv4Addr::new(192, 168, 1, 1 + number).into()
-}
-
-fn target() -> SocketAddr {
-    SocketAddr::new(TARGET, PORT)
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -103,15 +77,13 @@ impl Disk {
         let mut random = Random(u64::from(number) << 32 | now.0 & 0xffff_ffff);
         let request = Self::request(number, &mut random);
         Self {
-            local: SocketAddr::new(address(number), PORT),
+            number,
+            adapter: Adapter::new(number),
             lun,
             random,
             arena: Arena::new(1 << 20),
-            checker: Checker::default(),
             state: State::Asking(Box::new(request), now),
             commands: BTreeMap::new(),
-            out: VecDeque::new(),
-            manager_psn: Psn::default(),
             answered: now,
             is_lost: false,
         }
@@ -127,17 +99,7 @@ impl Disk {
         private[48..50].copy_from_slice(&(IMMEDIATE_AT as u16).to_be_bytes());
         private[31] = number;
         private[32..48].copy_from_slice(&[GUID.to_be_bytes(), GUID.to_be_bytes()].concat());
-        let mut below = |end: u64| random.below(end) as u32;
-        Request {
-            id: below(1 << 32),
-            port: Some(SERVICE),
-            qpn: 2 + below(u64::from(NUMBER_BITS) - 2),
-            reads: 1 + below(4) as u8,
-            psn: below(u64::from(NUMBER_BITS)),
-            is_reliable: true,
-            mtu: 1 + below(3) as u8,
-            private,
-        }
+        rdma_adapter::request(SERVICE, private, random)
     }
 
     /// Whether commands may start.
@@ -148,7 +110,7 @@ impl Disk {
 
     /// The next datagram to send.
     pub fn next_datagram(&mut self) -> Option<Vec<u8>> {
-        self.out.pop_front()
+        self.adapter.next_datagram()
     }
 
     /// Starts a command.
@@ -160,35 +122,18 @@ impl Disk {
         self.pump(now);
     }
 
-    /// Queues a packet with its check.
-    fn put(&mut self, packet: &[u8]) {
-        let (head, rest) = packet.split_at(12);
-        let check = icrc::of_parts(self.local, target(), head, std::iter::once(rest));
-        self.out.push_back([packet, &check.to_le_bytes()].concat());
-    }
-
-    fn say(&mut self, body: Body) {
-        let message = Message { transaction: 9, body }.bytes();
-        let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
-        let mut packet = testing::packet(Opcode::DATAGRAM, self.manager_psn, false, extension, &message);
-        packet[5..8].copy_from_slice(&MANAGER_QPN.to_be_bytes()[1..]);
-        self.manager_psn = self.manager_psn.plus(1);
-        self.put(&packet);
-    }
-
     /// Begins again with another connection: commands without a response are sent again.
     fn reconnect(&mut self, now: Instant) {
-        let IpAddr::V4(own) = self.local.ip() else { return };
-        let request = Self::request(own.octets()[3] - 1, &mut self.random);
+        let request = Self::request(self.number, &mut self.random);
         if let State::Up(session) = std::mem::replace(&mut self.state, State::Asking(Box::new(request), now)) {
-            self.say(Body::Disconnect(session.ids.0, session.ids.1, session.qpn));
+            self.adapter.disconnect(&session.pair);
         }
         self.commands.values_mut().for_each(|command| command.slot = None);
     }
 
     /// Takes a datagram.
     pub fn receive(&mut self, bytes: &[u8], now: Instant, on: &mut dyn FnMut(StationEvent<'_>)) {
-        let Some(bytes) = self.checker.check(target(), self.local, bytes).map(<[u8]>::to_vec) else { return };
+        let Some(bytes) = self.adapter.check(bytes) else { return };
         let Some(packet) = Packet::parse(&bytes) else { return };
         if packet.qpn == MANAGER_QPN {
             if let Some(message) = Message::parse(packet.payload) {
@@ -198,23 +143,13 @@ impl Disk {
         }
         let State::Up(session) = &mut self.state else { return };
         // Another connection has another queue pair.
-        if packet.qpn != session.own_qpn {
+        if packet.qpn != session.pair.own_qpn {
             return;
         }
-        session.heard = now;
-        if let (Kind::Acknowledge, Extension::Acknowledge(syndrome, _)) = (packet.layout.kind, packet.extension) {
-            if session.requester.acknowledged(packet.psn, syndrome, now).is_err() {
-                self.reconnect(now);
-            }
-            return self.pump(now);
+        match self.adapter.take(&mut session.pair, &packet, &bytes, now) {
+            Some(messages) => messages.iter().for_each(|message| self.message(message, now, on)),
+            None => self.reconnect(now),
         }
-        let (mut answers, qpn) = (session.peer.receive(&bytes), session.qpn);
-        let messages = std::mem::take(&mut session.peer.messages);
-        for answer in &mut answers {
-            answer[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
-            self.put(answer);
-        }
-        messages.iter().for_each(|message| self.message(message, now, on));
         self.pump(now);
     }
 
@@ -223,8 +158,8 @@ impl Disk {
         match body {
             Body::Reply(reply) => self.reply(reply, now, on),
             Body::Disconnect(there, here, _) => {
-                self.say(Body::Disconnected(*here, *there));
-                if matches!(&self.state, State::Up(session) if session.ids == (*here, *there)) {
+                self.adapter.say(Body::Disconnected(*here, *there));
+                if matches!(&self.state, State::Up(session) if session.pair.ids == (*here, *there)) {
                     self.reconnect(now);
                 }
             }
@@ -233,8 +168,7 @@ impl Disk {
                     && request.id == reject.ids.1
                 {
                     *next = now + INTERVAL;
-                    let IpAddr::V4(own) = self.local.ip() else { return };
-                    **request = Self::request(own.octets()[3] - 1, &mut self.random);
+                    **request = Self::request(self.number, &mut self.random);
                 }
             }
             Body::Request(_) | Body::Receipt(..) | Body::Ready(..) | Body::Disconnected(..) => {}
@@ -246,26 +180,19 @@ impl Disk {
             && request.id == reply.ids.1
         {
             assert_eq!(reply.private[0], 0xc0, "a response to the login");
-            let mtu = 128 << request.mtu;
-            let ids = (request.id, reply.ids.0);
             let session = Session {
-                ids,
-                own_qpn: request.qpn,
-                qpn: reply.qpn,
-                requester: Requester::new(mtu, Psn::new(reply.psn), 0),
-                peer: Peer::new(mtu, Psn::new(request.psn), vec![0; SLOTS * SLOT_LEN]),
+                pair: Pair::new(request, reply, SLOTS * SLOT_LEN, now),
                 credit: word(&reply.private, 4),
                 has_immediate: reply.private[26] & 0x80 != 0,
-                heard: now,
             };
             self.state = State::Up(Box::new(session));
             on(StationEvent::Ready);
         }
         if let State::Up(session) = &self.state
-            && session.ids == (reply.ids.1, reply.ids.0)
+            && session.pair.ids == (reply.ids.1, reply.ids.0)
         {
-            let ids = session.ids;
-            self.say(Body::Ready(ids.0, ids.1));
+            let ids = session.pair.ids;
+            self.adapter.say(Body::Ready(ids.0, ids.1));
         }
     }
 
@@ -278,7 +205,7 @@ impl Disk {
             answer[0] = 0x41;
             answer[8..].copy_from_slice(&unit[8..16]);
             let answer = self.arena.copy(&answer).map(Sg::from).unwrap_or_default();
-            return session.requester.send(answer.into());
+            return session.pair.requester.send(answer.into());
         }
         assert_eq!(unit[0], 0xc1, "a response");
         self.answered = now;
@@ -293,7 +220,7 @@ impl Disk {
                 if let Operation::Read { count, .. } = operation {
                     let len = *count as usize * SECTOR;
                     let data: Vec<u8> = pieces(cookie, len)
-                        .flat_map(|(from, len)| &session.peer.memory[at * SLOT_LEN + from..][..len])
+                        .flat_map(|(from, len)| &session.pair.peer.memory[at * SLOT_LEN + from..][..len])
                         .copied()
                         .collect();
                     on(StationEvent::Data(cookie, 0, &data));
@@ -319,7 +246,7 @@ impl Disk {
             let Some((cookie, command)) = waiting.filter(|_| is_free && session.credit > 0) else { continue };
             command.slot = Some(slot);
             session.credit -= 1;
-            let memory = &mut session.peer.memory[slot * SLOT_LEN..][..SLOT_LEN];
+            let memory = &mut session.pair.peer.memory[slot * SLOT_LEN..][..SLOT_LEN];
             let unit = match (&command.operation, session.has_immediate) {
                 (Operation::Write { lba, data }, true) if data.len() <= IMMEDIATE_MAX && cookie % 3 > 0 => {
                     immediate_unit((*cookie, self.lun), *lba, data)
@@ -327,15 +254,9 @@ impl Disk {
                 (operation, _) => command_unit((*cookie, self.lun), operation, (slot * SLOT_LEN, memory)),
             };
             let unit = self.arena.copy(&unit).map(Sg::from).unwrap_or_default();
-            session.requester.send(unit.into());
+            session.pair.requester.send(unit.into());
         }
-        let packets: Vec<Vec<u8>> =
-            std::iter::from_fn(|| session.requester.poll(now)).map(|packet| testing::sent(&packet)).collect();
-        let qpn = session.qpn;
-        for mut packet in packets {
-            packet[5..8].copy_from_slice(&qpn.to_be_bytes()[1..]);
-            self.put(&packet);
-        }
+        self.adapter.send(&mut session.pair, now);
     }
 
     /// Does what is due.
@@ -348,12 +269,12 @@ impl Disk {
             State::Asking(request, next) if *next <= now => {
                 *next = now + INTERVAL;
                 let request = **request;
-                self.say(Body::Request(request));
+                self.adapter.say(Body::Request(request));
             }
             State::Asking(..) => {}
             State::Up(session) => {
-                let is_silent = session.requester.expire(now).is_err()
-                    || !self.commands.is_empty() && now.since(session.heard) > SILENCE;
+                let is_silent = session.pair.requester.expire(now).is_err()
+                    || !self.commands.is_empty() && now.since(session.pair.heard) > SILENCE;
                 if is_silent {
                     self.reconnect(now);
                 }

@@ -1,6 +1,7 @@
 //! The initiators of the scenarios on a network that loses packets: ATA over Ethernet, Fibre Channel over Ethernet,
-//! SCSI over Scheduled Transfer, and SRP over RDMA.
+//! SCSI over Scheduled Transfer, and SRP and NVMe over RDMA.
 
+use crate::nvme_rdma_disk as nvme_rdma;
 use crate::srp_disk as srp;
 use lunar_aoe::wire::Address;
 use lunar_aoe_initiator::{self as aoe, InitiatorEvent};
@@ -29,6 +30,7 @@ pub enum Protocol {
     Fcoe,
     St,
     Srp,
+    NvmeRdma,
 }
 
 /// The protocol of a scenario, with what differs between seeds.
@@ -48,6 +50,8 @@ pub enum Kind {
     St,
     /// SRP over RDMA.
     Srp,
+    /// NVMe over RDMA.
+    NvmeRdma,
 }
 
 /// An operation on a disk.
@@ -93,6 +97,8 @@ pub enum Station {
     St(Box<sst::Disk>, MacAddress),
     /// SRP over RDMA.
     Srp(Box<srp::Disk>),
+    /// NVMe over RDMA.
+    NvmeRdma(Box<nvme_rdma::Disk>),
 }
 
 impl Station {
@@ -126,6 +132,7 @@ impl Station {
                 Self::St(Box::new(sst::Disk::new(config, lun, now)), mac)
             }
             Kind::Srp => Self::Srp(Box::new(srp::Disk::new(mac.0[5], lun, now))),
+            Kind::NvmeRdma => Self::NvmeRdma(Box::new(nvme_rdma::Disk::new(mac.0[5], lun, now))),
         }
     }
 
@@ -137,6 +144,7 @@ impl Station {
             Self::Fcoe(disk) => disk.is_ready(),
             Self::St(disk, _) => disk.is_ready(),
             Self::Srp(disk) => disk.is_ready(),
+            Self::NvmeRdma(disk) => disk.is_ready(),
         }
     }
 
@@ -152,6 +160,7 @@ impl Station {
                 Some([&header.bytes()[..], &packet].concat())
             }
             Self::Srp(disk) => disk.next_datagram(),
+            Self::NvmeRdma(disk) => disk.next_datagram(),
         }
     }
 
@@ -183,6 +192,7 @@ impl Station {
                 disk.start(cookie, operation, now);
             }
             Self::Srp(disk) => disk.start(cookie, operation, now),
+            Self::NvmeRdma(disk) => disk.start(cookie, operation, now),
         }
     }
 
@@ -196,6 +206,7 @@ impl Station {
     ) {
         match (self, header) {
             (Self::Srp(disk), _) => disk.receive(bytes, now, on),
+            (Self::NvmeRdma(disk), _) => disk.receive(bytes, now, on),
             (Self::Aoe(initiator), Some(header)) => {
                 initiator.receive(header.source, bytes, now, &mut |event| on(of_aoe(event)));
             }
@@ -215,6 +226,7 @@ impl Station {
             Self::Fcoe(disk) => disk.tick(now, &mut |event| on(of_fcoe(event))),
             Self::St(disk, _) => disk.tick(now, &mut |event| of_st(event).into_iter().for_each(&mut *on)),
             Self::Srp(disk) => disk.tick(now, on),
+            Self::NvmeRdma(disk) => disk.tick(now, on),
         }
     }
 }

@@ -72,6 +72,11 @@ fn every_byte_and_every_message_over_rdma_arrives_once() {
 }
 
 #[test]
+fn hosts_over_rdma_keep_their_data() {
+    passes(Scenario::NvmeRdma);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {

@@ -220,6 +220,8 @@ impl PortEndpoint<RdmaPorts> for Endpoint {
     }
 
     async fn close(&self) {
+        // No host is accepted meanwhile.
+        self.closed.come();
         self.log_all_out();
         self.until_ended().await;
         // The last packets leave with the end of this turn.
