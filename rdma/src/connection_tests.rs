@@ -332,7 +332,7 @@ fn a_peer_that_does_not_acknowledge_answers_is_told_to_wait() {
         let has_arrived = take(connection, &request, now).0.is_some();
         if has_arrived {
             let data = arena.copy(&[7; 60]).map(Sg::from).expect("room");
-            connection.requester().send(Message { data, posts: 1, share: None });
+            connection.requester().send(Message { data, posts: 1, share: None, invalidates: None });
         }
         all(connection, now);
         most = connection.queued().max(most);
@@ -351,7 +351,7 @@ fn a_share_is_held_until_its_message_is_acknowledged() {
     let shares = lunar_core::shares::PeerShares::new(1000);
     let member = shares.join(std::net::Ipv4Addr::LOCALHOST.into());
     let (now, mut connection) = (Instant(1), Connection::new(&settings(256, 0, 0)));
-    connection.requester().send(Message { data: Sg::default(), posts: 0, share: member.take(7) });
+    connection.requester().send(Message { data: Sg::default(), posts: 0, share: member.take(7), invalidates: None });
     all(&mut connection, now);
     assert_eq!(shares.held(), 7);
     let acknowledged = Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 1);

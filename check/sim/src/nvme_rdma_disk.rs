@@ -303,7 +303,7 @@ impl Disk {
                 continue;
             };
             self.last_key += 1;
-            let invalidates = self.last_key % 3 > 0;
+            let invalidates = !self.last_key.is_multiple_of(3);
             command.slot = Some(slot);
             command.key = None;
             let memory = &mut pair.peer.memory[slot * SLOT_LEN..][..SLOT_LEN];
