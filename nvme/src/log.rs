@@ -7,7 +7,7 @@ use crate::errors::{ERRORS_MAX, ErrorEntry};
 use crate::event::SPARE_WARNINGS;
 use crate::history::{Happened, Teller};
 use crate::limits::NAMESPACES_MAX;
-use crate::path::{DISCOVERY_NQN, Kind, RDMA, family};
+use crate::path::{DISCOVERY_NQN, Kind, Path, RDMA, family};
 use crate::policy::{Code, Effect, Set};
 use crate::table::find;
 use lunar_core::tally::{Direction, Event, Moved};
@@ -363,12 +363,10 @@ fn put_text(field: &mut [u8], text: &str) {
 
 fn discovery(cx: &mut Context<'_>, _asked: Asked) {
     const HEAD_LEN: usize = 1024;
-    /// SUBTYPE: another discovery service; an NVM subsystem; this discovery service.
-    const REFERRAL: u8 = 1;
+    /// SUBTYPE: an NVM subsystem; this discovery service.
     const SUBSYSTEM: u8 = 2;
     const THIS_SERVICE: u8 = 3;
-    /// TREQ: TLS is not specified, or required; flow control can be disabled.
-    const REQUIREMENTS: u8 = 0x04;
+    /// TREQ: TLS is required.
     const SECURE: u8 = 0x01;
     /// TSAS of TCP: TLS 1.3.
     const TLS: u8 = 0x02;
@@ -376,7 +374,6 @@ fn discovery(cx: &mut Context<'_>, _asked: Asked) {
     const ROCE: [u8; 3] = [1, 4, 1];
     /// EFLAGS of this service: persistent connections are supported; the log page is the same at all portals.
     const FLAGS: u16 = 0x03;
-    const ANY: u16 = 0xffff;
     let (controller, config) = (cx.controller(), cx.subsystem.config());
     let (path, directory) = (&controller.path, config.subsystems.directory());
     let source = controller.access_grant.source;
@@ -411,7 +408,7 @@ fn discovery(cx: &mut Context<'_>, _asked: Asked) {
         (record.transport, record.family) = (told.transport.unwrap_or(path.transport), family);
         (record.subtype, record.requirements) = (subtype, REQUIREMENTS);
         (record.port, record.controller) = ((told.portal as u16).into(), ANY.into());
-        (record.admin_entries, record.flags) = (32.into(), flags.into());
+        (record.admin_entries, record.flags) = (ADMIN_ENTRIES.into(), flags.into());
         if record.transport == RDMA {
             record.specific[..ROCE.len()].copy_from_slice(&ROCE);
         } else if needs_tls(&told) {
@@ -423,16 +420,27 @@ fn discovery(cx: &mut Context<'_>, _asked: Asked) {
         put_text(&mut record.address, &address);
         cx.out.extend_from_slice(record.as_bytes());
     }
-    for other in &directory.referrals {
-        let mut record = Record::new_zeroed();
-        (record.transport, record.family, record.subtype) = (other.transport, other.family, REFERRAL);
-        (record.requirements, record.port, record.controller) = (REQUIREMENTS, 0.into(), ANY.into());
-        record.admin_entries = 32.into();
-        put_text(&mut record.service, &other.service);
-        put_text(&mut record.subsystem, DISCOVERY_NQN);
-        put_text(&mut record.address, &other.address);
-        cx.out.extend_from_slice(record.as_bytes());
-    }
+    directory.referrals.iter().for_each(|other| cx.out.extend_from_slice(referral(other).as_bytes()));
+}
+
+/// TREQ: TLS is not specified; flow control can be disabled.
+const REQUIREMENTS: u8 = 0x04;
+/// CNTLID: dynamic controllers.
+const ANY: u16 = 0xffff;
+/// ASQSZ: the least entries of an admin queue.
+const ADMIN_ENTRIES: u16 = 32;
+
+/// Another discovery service.
+fn referral(other: &Path) -> Record {
+    const REFERRAL: u8 = 1;
+    let mut record = Record::new_zeroed();
+    (record.transport, record.family, record.subtype) = (other.transport, other.family, REFERRAL);
+    (record.requirements, record.port, record.controller) = (REQUIREMENTS, 0.into(), ANY.into());
+    record.admin_entries = ADMIN_ENTRIES.into();
+    put_text(&mut record.service, &other.service);
+    put_text(&mut record.subsystem, DISCOVERY_NQN);
+    put_text(&mut record.address, &other.address);
+    record
 }
 
 /// 5.16.1.24: the oldest notification; reading takes it.

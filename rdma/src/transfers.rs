@@ -1,4 +1,4 @@
-//! What a target reads and writes over a connection, for commands that run at the same time.
+//! The data that a target reads and writes over a connection, for commands that run at the same time.
 
 use crate::engine::ConnectionId;
 use crate::port::Port;

@@ -16,7 +16,7 @@ pub struct NvmeRdmaOptions;
 struct NvmeRdmaRequest {
     /// Serve the volumes by NVMe over RDMA (RoCEv2) at this IP address of this machine, without an RDMA device; may be
     /// given several times. The UDP port 4791 must be free
-    #[arg(long = "nvme-rdma", value_name = "ADDRESS", value_parser = address)]
+    #[arg(id = "nvme-rdma", long = "nvme-rdma", value_name = "ADDRESS", value_parser = address)]
     addresses: Vec<IpAddr>,
 }
 

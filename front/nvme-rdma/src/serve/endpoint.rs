@@ -1,7 +1,7 @@
 //! A port on its socket: requests for connections, and their ends.
 
 use super::core::Core;
-use super::queue_pair::QueuePair;
+use super::queue_pair::{Home, QueuePair};
 use super::{PortView, RdmaPorts};
 use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED};
 use crate::schema::WORD;
@@ -75,11 +75,6 @@ impl Endpoint {
         self.port.borrow().clone()
     }
 
-    /// The port in the configuration, and its address.
-    pub(super) fn place(&self) -> Option<(Rc<PortView>, IpAddr)> {
-        Some((self.view.borrow().clone()?, self.address))
-    }
-
     /// A host requests a connection.
     fn request(&self, id: ConnectionId, peer: IpAddr, private: &[u8]) {
         let Some(port) = self.port() else { return };
@@ -117,7 +112,8 @@ impl Endpoint {
         let accept = Accept { private: reply.as_bytes(), receives };
         // Without success the host has given up meanwhile.
         if port.with(|engine, now| engine.accept(id, &accept, now)) {
-            let pair = QueuePair::new((id, peer, request), self.me.clone(), &self.core, port);
+            let home: Weak<dyn Home> = self.me.clone();
+            let pair = QueuePair::new((id, peer, request), home, &self.core, port);
             pair.watch_connect();
             self.pairs.borrow_mut().insert(id, pair);
         }
@@ -137,12 +133,6 @@ impl Endpoint {
             pair.close().await;
             endpoint.ending.set(endpoint.ending.get() - 1);
         });
-    }
-
-    /// Ends a connection.
-    pub(super) fn disconnect(&self, id: ConnectionId) {
-        self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
-        self.lost(id);
     }
 
     /// Waits until the queues of connections that have ended have ended, too.
@@ -168,6 +158,17 @@ impl Endpoint {
                 return;
             }
         }
+    }
+}
+
+impl Home for Endpoint {
+    fn disconnect(&self, id: ConnectionId) {
+        self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
+        self.lost(id);
+    }
+
+    fn place(&self) -> Option<(Rc<PortView>, IpAddr)> {
+        Some((self.view.borrow().clone()?, self.address))
     }
 }
 

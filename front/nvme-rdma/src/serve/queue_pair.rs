@@ -1,7 +1,7 @@
 //! A connection, which is one queue: its commands and their completions.
 
+use super::PortView;
 use super::core::Core;
-use super::endpoint::Endpoint;
 use super::job::{Half, InCapsule, Job, Request};
 use crate::limits::SEND_QUEUE_MAX;
 use crate::session::{Action, Arrived, Response, Session};
@@ -23,17 +23,26 @@ use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 use zerocopy::IntoBytes;
 
+/// The endpoint of connections.
+pub(super) trait Home {
+    /// Ends a connection.
+    fn disconnect(&self, id: ConnectionId);
+
+    /// The port in the configuration, and its address.
+    fn place(&self) -> Option<(Rc<PortView>, IpAddr)>;
+}
+
 /// A connection.
 pub(super) struct QueuePair {
     pub(super) id: ConnectionId,
     pub(super) peer: IpAddr,
-    /// What the host has asked for.
+    /// The request of the host.
     pub(super) request: wire::Request,
-    pub(super) endpoint: Weak<Endpoint>,
+    pub(super) endpoint: Weak<dyn Home>,
     pub(super) core: Rc<Core>,
     pub(super) session: RefCell<Session<InCapsule>>,
     pub(super) queue: RefCell<Option<Rc<Queue>>>,
-    /// What is read and written.
+    /// Data that is read and written.
     pub(super) transfers: Transfers,
     /// Memory for responses.
     chunks: Chunks,
@@ -51,7 +60,7 @@ pub(super) struct QueuePair {
 impl QueuePair {
     pub(super) fn new(
         (id, peer, request): (ConnectionId, IpAddr, wire::Request),
-        endpoint: Weak<Endpoint>,
+        endpoint: Weak<dyn Home>,
         core: &Rc<Core>,
         port: &Rc<Port>,
     ) -> Rc<Self> {

@@ -31,7 +31,7 @@ pub(super) struct Channel {
     is_crediting: Cell<bool>,
     /// Memory for responses.
     chunks: Chunks,
-    /// What is read and written.
+    /// Data that is read and written.
     pub(super) transfers: Transfers,
 }
 
