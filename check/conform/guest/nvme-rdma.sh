@@ -9,9 +9,18 @@ id=$(cat /proc/sys/kernel/random/uuid)
 echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
 echo "$id" >/etc/nvme/hostid
 
-disk=/dev/nvme0n1
-second=/dev/nvme0n2
-exists() { test -b "$disk" && test -b "$second"; }
+# device NSID: the device of a namespace. The kernel numbers devices in the order in which it has found the namespaces.
+device() {
+    local at
+    for at in /sys/block/nvme0n*; do
+        [ "$(cat "$at/nsid" 2>/dev/null)" = "$1" ] && echo "/dev/${at##*/}"
+    done
+}
+exists() {
+    disk=$(device 1)
+    second=$(device 2)
+    test -b "$disk" && test -b "$second"
+}
 absent() { ! test -b "$disk"; }
 nvme_connect() { nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$NQN" -i 1 --keep-alive-tmo=30 "$@"; }
 # connect NAME OPTIONS...
