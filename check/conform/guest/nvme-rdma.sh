@@ -16,10 +16,12 @@ device() {
         [ "$(cat "$at/nsid" 2>/dev/null)" = "$1" ] && echo "/dev/${at##*/}"
     done
 }
-exists() {
+exists() { test -b "$(device 1)" && test -b "$(device 2)"; }
+# find_disks NAME: waits for both namespaces, which are then in $disk and $second. Cases run in a shell of their own.
+find_disks() {
+    try "$1" eventually exists || { tail "$LOG"; dmesg | tail -n 20; finish; }
     disk=$(device 1)
     second=$(device 2)
-    test -b "$disk" && test -b "$second"
 }
 absent() { ! test -b "$disk"; }
 nvme_connect() { nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$NQN" -i 1 --keep-alive-tmo=30 "$@"; }
@@ -28,7 +30,7 @@ connect() {
     local name=$1
     shift
     try "$name" eventually nvme_connect "$@" || { tail "$LOG"; dmesg | tail -n 20; finish; }
-    try "the kernel finds the namespaces" eventually exists || { tail "$LOG"; dmesg | tail -n 20; finish; }
+    find_disks "the kernel finds the namespaces"
 }
 disconnect() {
     try "disconnect" nvme disconnect -n "$NQN"
@@ -78,7 +80,7 @@ try "register a key" nvme resv-register "$disk" --nrkey=0xabc --rrega=0
 try "reserve" nvme resv-acquire "$disk" --crkey=0xabc --rtype=1 --racqa=0
 try "clear" nvme resv-release "$disk" --crkey=0xabc --rtype=1 --rrela=1
 try "reset of the controller" nvme reset /dev/nvme0
-try "the namespaces are there again" eventually exists
+find_disks "the namespaces are there again"
 load "fio, 16 KiB, 8 deep, after a reset" --rw=randwrite --bs=16k --iodepth=8 --size=512k
 dmesg -C
 
