@@ -27,6 +27,12 @@ fn all(connection: &mut Connection, now: Instant) -> Vec<Vec<u8>> {
     std::iter::from_fn(|| connection.poll(now)).map(|outgoing| sent(&outgoing)).collect()
 }
 
+/// A message of these bytes, which invalidates a key of the peer if one is named.
+fn message_of(arena: &Arena, bytes: &[u8], invalidates: Option<u32>) -> Message {
+    let data = arena.copy(bytes).map(Sg::from).unwrap_or_default();
+    Message { invalidates, ..data.into() }
+}
+
 /// A target and a peer with memory on a link with faults: every message arrives once and in order, every write and
 /// every read has its bytes.
 fn run_against_memory(seed: u64) {
@@ -49,18 +55,15 @@ fn run_against_memory(seed: u64) {
             match random.below(3) {
                 0 => {
                     let message: Vec<u8> = (0..len.min(300)).map(|_| random.below(256) as u8).collect();
-                    let data = arena.copy(&message).map(Sg::from).unwrap_or_default();
                     let invalidates = Some(1000 + messages.len() as u32).filter(|_| random.below(2) == 0);
                     invalidated.extend(invalidates);
-                    connection.requester().send(Message { invalidates, ..data.into() });
+                    connection.requester().send(message_of(&arena, &message, invalidates));
                     messages.push(message);
                 }
                 1 if written.len() + len < 400_000 && len > 0 => {
                     let data: Vec<u8> = (0..len).map(|_| random.below(256) as u8).collect();
-                    let mut memory = arena.take_sg(len).expect("room");
-                    memory.copy_from(0, &data);
                     let to = Remote { address: written.len() as u64, key: 1 };
-                    connection.requester().write(to, memory.share());
+                    connection.requester().write(to, arena.copy(&data).map(Sg::from).expect("room"));
                     written.extend(data);
                 }
                 _ => {

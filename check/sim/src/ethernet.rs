@@ -1,5 +1,6 @@
-//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP and
-//! NVMe over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders packets.
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, of SRP, and of
+//! NVMe over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders
+//! packets.
 //! Stores are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of
 //! the last write that was acknowledged.
 
