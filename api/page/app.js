@@ -4,6 +4,7 @@ import { boot, changed, closeDialog, logIn, logOut, state, subscribe } from "./c
 import { Overview } from "./overview.js";
 import { Volume, Volumes } from "./volumes.js";
 import { Hosts } from "./hosts.js";
+import { Session } from "./session.js";
 import { Maps } from "./maps.js";
 import { Settings } from "./settings.js";
 import { Events } from "./events.js";
@@ -26,6 +27,9 @@ const VIEWS = [
   ["configuration", "Configuration", Configuration],
   ["health", "Health", Health],
 ];
+
+// The views of one object of a list: #/volumes/NAME.
+const DETAILS = { volumes: Volume, hosts: Session };
 
 // The view and the rest of the address: #/volumes/NAME.
 function place() {
@@ -113,8 +117,9 @@ function Frame() {
   if (state.caller === undefined) return html`<p class="boot">Lunar is loading.</p>`;
   if (state.caller === null) return html`<${Login} />`;
   const [, title, View] = VIEWS.find(([name]) => name === view) || VIEWS[0];
-  const Shown = view === "volumes" && rest[0] ? Volume : View;
-  document.title = `${view === "volumes" && rest[0] ? safe(rest[0]) : title} – Lunar`;
+  const Detail = rest[0] && Object.hasOwn(DETAILS, view) ? DETAILS[view] : null;
+  const Shown = Detail ?? View;
+  document.title = `${Detail ? safe(rest[0]) : title} – Lunar`;
   const { dialog } = state;
   const troubles = state.live?.troubles.length ?? 0;
   const silent = state.lastFrame > 0 ? `No data since ${clock(state.lastFrame / 1000, false)}` : "No data yet";
@@ -130,7 +135,7 @@ function Frame() {
       <span class="badge" aria-label=${plural(troubles, "trouble")}>${troubles}</span>`}</a></li>`)}</ul></nav>
     <main id="main" tabindex="-1">
       ${!state.connected && html`<p class="banner" role="alert"><span aria-hidden="true">✖</span> ${silent}: Lunar does not answer. The page tries again.</p>`}
-      <h1 class=${view === "overview" ? "unseen" : ""}>${view === "volumes" && rest[0] ? html`<a href="#/volumes">Volumes</a> ▸ ${safe(rest[0])}` : title}</h1>
+      <h1 class=${view === "overview" ? "unseen" : ""}>${Detail ? html`<a href=${`#/${view}`}>${title}</a> ▸ ${safe(rest[0])}` : title}</h1>
       <${Shown} key=${`${view}/${rest.join("/")}`} rest=${rest} />
     </main>
     ${dialog && html`<${Dialog} key=${dialog.key} title=${dialog.title} onClose=${dialog.close}>${dialog.content()}<//>`}

@@ -1,7 +1,7 @@
 // Explanations: the decisions of the running target about a login, a LUN, a path, with what to do.
 import { html, useEffect, useState } from "./vendor/htm-preact.js";
 import { request, resources, segment, state } from "./client.js";
-import { Card, Description, Empty, Failure, Name, Table, clock, count, safe } from "./widgets.js";
+import { Card, Description, Empty, Failure, Name, Remedies, Table, clock, count, safe } from "./widgets.js";
 
 const CLIENT = { key: "client", title: "Client", list: "clients", help: "The name that the client sends: an IQN or an NQN." };
 const TARGET = { key: "target", title: "Target", list: "targets", query: true, help: "Its name in the configuration or in the protocol; empty: the one that the client wanted last." };
@@ -75,9 +75,7 @@ function Explanation({ found }) {
       <span class=${`state ${step.passed ? "ok" : "bad"}`}><span aria-hidden="true">${step.passed ? "✔" : "✖"}</span> ${step.passed ? "passed" : "not passed"}</span>
       ${" "}${safe(step.words)}</li>`)}</ol><//>`}
     ${near.length > 0 && html`<${Card} wide title="What is known about it"><ul class="plain">${near.map((words) => html`<li>${safe(words)}</li>`)}</ul><//>`}
-    ${remedies.length > 0 && html`<${Card} wide title="What to do">${remedies.map((remedy) => html`<div class="command">
-      <span class="dim">${remedy.place === "client" ? "On the client" : "Here"}${remedy.words && `, ${safe(remedy.words)}`}</span>
-      <code>${safe(remedy.command)}</code></div>`)}<//>`}
+    <${Remedies} remedies=${remedies} />
     ${paragraph && html`<${Card} wide title=${`More about ${code}`}><p><${Description} text=${paragraph.words} /></p>
       <p class="dim">From the documentation: <code>${paragraph.link}</code></p><//>`}
     ${before.length > 0 && html`<${Card} wide title="Refused before"><${Refusals} label="Refused before" rows=${before} /><//>`}`;

@@ -1,10 +1,11 @@
 // Hosts and their sessions.
-import { html, useEffect, useState } from "./vendor/htm-preact.js";
+import { html, useState } from "./vendor/htm-preact.js";
 import { mayWrite, request, segment, state } from "./client.js";
 import { Card, Failure, Name, Table, bandwidth, count, duration, latency, percent, safe } from "./widgets.js";
 import { refusals } from "./summary.js";
 import { Refused } from "./refused.js";
 import { explained } from "./explain.js";
+import { useSessions } from "./session.js";
 
 const HOSTS = [
   { key: "host", title: "Client", cell: ({ now }) => html`<${Name} text=${now.host} />`, value: ({ now }) => now.host },
@@ -52,25 +53,16 @@ function Lost({ session }) {
   return isBad ? html`<span class="state warn"><span aria-hidden="true">▲</span> ${words}</span>` : words;
 }
 
-// How often the list of sessions is loaded, in milliseconds.
-const PERIOD = 5000;
-
 export function Hosts() {
   const [search, setSearch] = useState("");
-  const [sessions, setSessions] = useState([]);
-  const [problem, setProblem] = useState(null);
-  const load = () => request("GET", "/v1/session").then((all) => { setSessions(all); setProblem(null); }, setProblem);
-  useEffect(() => {
-    void load();
-    const timer = setInterval(() => document.hidden || load(), PERIOD);
-    return () => clearInterval(timer);
-  }, []);
+  const { sessions, problem, reload } = useSessions();
   const words = search.toLowerCase();
   const hosts = [...(state.live?.hosts.values() ?? [])];
   const fits = (...texts) => texts.some((text) => (text || "").toLowerCase().includes(words));
   const refused = refusals();
   const columns = [
-    { key: "initiator", title: "Client", cell: (one) => html`<${Name} text=${one.initiator} />`, value: (one) => one.initiator },
+    { key: "initiator", title: "Client", value: (one) => one.initiator,
+      cell: (one) => html`<a href=${`#/hosts/${encodeURIComponent(one.id)}`}><${Name} text=${one.initiator} /></a>` },
     { key: "source", title: "From", cell: (one) => html`<${Name} text=${one.source} />`, value: (one) => one.source },
     { key: "target", title: "Target", cell: (one) => (one.discovery ? "discovery" : html`<${Name} text=${one.target} />`), value: (one) => one.target || "" },
     { key: "group", title: "Group", optional: true, cell: (one) => html`<${Name} text=${one.group || "–"} />`, value: (one) => one.group || "" },
@@ -81,14 +73,14 @@ export function Hosts() {
     { key: "lost", title: "Lost segments", number: true, optional: true, value: (one) => lost(one), cell: (one) => html`<${Lost} session=${one} />` },
     { key: "seconds", title: "Age", number: true, cell: (one) => duration(one.seconds), value: (one) => one.seconds },
     { key: "slow", title: "", cell: (one) => !one.discovery && html`<a href=${explained("slow", one.initiator)} aria-label=${`Explain where the time of ${safe(one.initiator)} goes`}>explain</a>` },
-    { key: "id", title: "", cell: (one) => html`<${Kick} session=${one} onDone=${load} />` },
+    { key: "id", title: "", cell: (one) => html`<${Kick} session=${one} onDone=${reload} />` },
   ];
   return html`<div class="tools"><label class="search"><span class="unseen">Search clients</span>
       <input type="search" placeholder="Search  /" value=${search} onInput=${(event) => setSearch(event.target.value)} /></label></div>
     <${Card} title="Clients" wide><${Table} label="Clients" columns=${HOSTS} sort=${["commands", true]} empty="No client has logged in since the start."
       rows=${hosts.filter(({ now }) => fits(now.host, now.target))} rowKey=${({ now }) => JSON.stringify([now.transport, now["target-name"], now.host])} /><//>
     <${Card} title="Sessions" wide><${Failure} problem=${problem} /><${Table} label="Sessions" columns=${columns} rowKey=${(one) => one.id}
-      rows=${sessions.filter((one) => fits(one.initiator, one.target, one.source, one.user))} empty="There are no sessions." /><//>
+      rows=${(sessions ?? []).filter((one) => fits(one.initiator, one.target, one.source, one.user))} empty="There are no sessions." /><//>
     <${Card} title="Refused in the last hour" wide>${refused.length === 0 ? html`<p class="empty">No login and no request was refused.</p>`
       : html`<${Refused} groups=${refused} most=${50} isLong />`}<//>`;
 }

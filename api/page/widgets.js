@@ -102,6 +102,11 @@ export const Card = ({ title, children, wide, actions }) => html`
     ${children}
   </section>`;
 
+// Commands to paste, each with the place where it is run.
+export const Remedies = ({ remedies }) => remedies.length > 0 && html`<${Card} wide title="What to do">${remedies.map((remedy) => html`<div class="command">
+  <span class="dim">${remedy.place === "client" ? "On the client" : "Here"}${remedy.words && `, ${safe(remedy.words)}`}</span>
+  <code>${safe(remedy.command)}</code></div>`)}<//>`;
+
 export const Empty = ({ children }) => html`<p class="empty">${children}</p>`;
 
 // A bar of a share from 0 to 1, with its number beside it.

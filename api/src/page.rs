@@ -57,6 +57,7 @@ assets! {
     "/page/topology.js" SCRIPT "topology.js";
     "/page/volumes.js" SCRIPT "volumes.js";
     "/page/hosts.js" SCRIPT "hosts.js";
+    "/page/session.js" SCRIPT "session.js";
     "/page/maps.js" SCRIPT "maps.js";
     "/page/settings.js" SCRIPT "settings.js";
     "/page/events.js" SCRIPT "events.js";

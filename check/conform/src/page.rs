@@ -81,6 +81,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check("the numbers are those of the API, under load and after it", &mut || fixture.numbers(lab));
     check("slow commands, and the charts of the time before the page was opened", &mut || fixture.past());
     check("explanations are those of the API and of the command line", &mut || fixture.explanations(lab));
+    check("a session has its negotiated parameters and its connections", &mut || fixture.session());
     check("a refused login has its code, its remedy and its paragraph", &mut || fixture.refused(lab));
     check("the findings are those of `lunar doctor`", &mut || fixture.findings(lab));
     check("every code of the documentation is shown", &mut || fixture.codes());
@@ -480,11 +481,14 @@ impl Fixture {
         self.view("overview", "1 client with 1 session")?;
         // The chart of the load has a few points.
         std::thread::sleep(Duration::from_secs(3));
+        let sessions = self.daemon.get("/v1/session")?;
+        let session = format!("hosts/{}", sessions[0]["id"].as_str().context("a session")?);
         let mut wrong = Vec::new();
         for look in LOOKS {
             self.browser.look(look)?;
             for (view, text) in VIEWS.into_iter().chain([
                 ("volumes/vmfs1", "How hosts see it"),
+                (session.as_str(), "Negotiated parameters"),
                 ("settings/user", "esx"),
                 ("explain/login/iqn.2026-01.org.example:nobody", "Step by step"),
                 ("explain/volume/scratch", "scratch"),

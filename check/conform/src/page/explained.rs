@@ -64,6 +64,36 @@ impl Fixture {
         self.is_clean()
     }
 
+    /// A session of the list leads to its negotiated parameters, those of the API, with their costs and remedies; and
+    /// the page says when it has ended.
+    pub(super) fn session(&mut self) -> Result<()> {
+        let session = Session::open(self.daemon.portal, &Login::to(TARGET, "b")).context("a session")?;
+        let all = self.daemon.get("/v1/session")?;
+        let one = all.as_array().into_iter().flatten().find(|one| one["initiator"].to_string().ends_with(":b\""));
+        let one = one.context("the session is not in the list")?;
+        let id = one["id"].as_str().context("its ID")?;
+        self.view("hosts", "Sessions")?;
+        let link = format!("document.querySelector({})", json!(format!("main a[href='#/hosts/{id}']")));
+        self.browser.wait("the session in the list", &link, LIMIT)?;
+        self.browser.eval(&format!("void {link}.click()"))?;
+        self.browser.wait("its parameters", &has_text("main", "MaxBurstLength"), LIMIT)?;
+        let shown = self.text_of("main")?;
+        let parameters = one["parameters"].as_array().context("parameters")?;
+        ensure!(parameters.len() >= 5 && one["tcp"].as_array().is_some_and(|tcp| tcp.len() == 1), "{one}");
+        for parameter in parameters {
+            let remedies = parameter["cost"]["remedies"].as_array().cloned().unwrap_or_default();
+            let costs = remedies.iter().map(|remedy| &remedy["command"]).chain([&parameter["cost"]["words"]]);
+            let texts = costs.chain([&parameter["name"], &parameter["value"]]).filter_map(Value::as_str);
+            for text in texts {
+                ensure!(shown.contains(text), "the page does not show '{text}': {shown}");
+            }
+        }
+        ensure!(shown.contains("TCP connections"), "{shown}");
+        drop(session);
+        self.browser.wait("its end", &has_text("main", "This session has ended."), LIMIT)?;
+        self.is_clean()
+    }
+
     /// A refused login: its audit record has code, remedy and paragraph; the page shows them, leads to the explanation,
     /// and the remedy that it prints mends it.
     pub(super) fn refused(&mut self, lab: &Lab) -> Result<()> {
