@@ -2,7 +2,7 @@
 //! daemon's log.
 
 use crate::refusals::Refusals;
-use lunar_control::explain::{ISCSI, NVME, command, link_of};
+use lunar_control::explain::{LOGINS, command, link_of};
 use lunar_core::access::refusal::RefusalCode;
 use schemars::JsonSchema;
 use serde::Serialize;
@@ -99,7 +99,7 @@ impl RefusedLogin {
             }
         }
         // Clients of the other transports do not log in; an option is no name.
-        let is_explained = [ISCSI, NVME].contains(&transport) && !client.is_empty() && !client.starts_with('-');
+        let is_explained = LOGINS.contains(&transport) && !client.is_empty() && !client.starts_with('-');
         let remedy = command::line(words).filter(|_| is_explained && !target.starts_with('-'));
         let entry = code.entry();
         let (code, words, link) = (entry.word, entry.words, link_of(entry.word));
@@ -251,6 +251,7 @@ impl AuditLog {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use lunar_control::explain::{ISCSI, NVME};
 
     #[test]
     fn the_last_records_are_kept_and_readers_get_all_new_ones() {

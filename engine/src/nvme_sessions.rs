@@ -65,19 +65,20 @@ fn negotiated(controller: &Controller) -> Vec<ParameterView> {
         let command = ["cat", "/sys/module/nvme/parameters/io_queue_depth"];
         return vec![count, size.mended("in the guest: shows the entries that its driver asks for", command)];
     }
-    let connect = ["nvme", "connect", "-t", "tcp", "-n", nqn, "--nr-io-queues=4", "--queue-size=128"];
+    let transport = if path.is_rdma() { "rdma" } else { "tcp" };
+    let connect = ["nvme", "connect", "-t", transport, "-n", nqn, "--nr-io-queues=4", "--queue-size=128"];
     let size = size
         .mended("disconnects the host", ["nvme", "disconnect", "-n", nqn])
         .mended("connects it with more and larger queues; add -a and -s", connect);
-    let (header, data) = path.digests;
-    vec![
-        count,
-        size,
-        ParameterView::new("bytes of in-capsule data", path.in_capsule),
-        ParameterView::digest("header digest", header),
-        ParameterView::digest("data digest", data),
-        ParameterView::new("keep-alive timeout in seconds", controller.keep_alive().as_secs()),
-    ]
+    let mut parameters = vec![count, size, ParameterView::new("bytes of in-capsule data", path.in_capsule)];
+    // RDMA has no digests of its own: the invariant CRC protects each packet.
+    if !path.is_rdma() {
+        let (header, data) = path.digests;
+        parameters.push(ParameterView::digest("header digest", header));
+        parameters.push(ParameterView::digest("data digest", data));
+    }
+    parameters.push(ParameterView::new("keep-alive timeout in seconds", controller.keep_alive().as_secs()));
+    parameters
 }
 
 /// The controller of a session ID.

@@ -32,6 +32,8 @@ const ADMIN_ENTRIES_MIN: u16 = 31;
 /// The connection of a Connect command.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Caller {
+    /// The word of the transport.
+    pub transport: &'static str,
     /// Address.
     pub source: SocketAddr,
     /// The TLS peer of the connection; `None` without TLS.
@@ -107,6 +109,7 @@ fn attempt(command: &Command, data: &[u8], caller: &Caller) -> Option<LoginAttem
         subsystem: subsystem.into(),
         kind: if subsystem == DISCOVERY_NQN { Kind::Discovery } else { Kind::Io },
         queue: fields.queue.get(),
+        transport: caller.transport,
         source: caller.source,
         tls_peer: caller.tls_peer.clone(),
     })
@@ -168,9 +171,9 @@ impl Subsystem {
             }
         };
         let queue = fields.queue.get();
-        let Caller { source, tls_peer } = caller;
-        let attempt =
-            LoginAttempt { host: host_nqn.into(), subsystem: subsystem.into(), kind, queue, source, tls_peer };
+        let Caller { transport, source, tls_peer } = caller;
+        let (host, subsystem) = (host_nqn.into(), subsystem.into());
+        let attempt = LoginAttempt { host, subsystem, kind, queue, transport, source, tls_peer };
         self.check_host(data, &attempt, now)?;
         let admitted = self.welcome(&attempt, now)?;
         let must_authenticate = admitted.participants.is_some();

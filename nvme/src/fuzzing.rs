@@ -11,7 +11,7 @@ use crate::connect::{Caller, ConnectData};
 use crate::directory::{Directory, Entry, SubsystemRegistry};
 use crate::memory_based::Tenant;
 use crate::namespace_map::Mapping;
-use crate::path::{DISCOVERY_NQN, Path};
+use crate::path::{DISCOVERY_NQN, Path, TCP_WORD};
 use crate::policy::Set;
 use crate::queue::Queue;
 use crate::subsystem::{SingleCoreServices, Subsystem, SubsystemConfig, SubsystemServices};
@@ -49,7 +49,7 @@ pub const SOURCE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 
 /// The caller, without TLS.
 #[must_use]
 pub fn caller() -> Caller {
-    Caller { source: SOURCE, tls_peer: None }
+    Caller { transport: TCP_WORD, source: SOURCE, tls_peer: None }
 }
 
 /// The NQN of the host.

@@ -11,6 +11,10 @@ pub const NQN_BYTES_MAX: usize = 223;
 pub const RDMA: u8 = 1;
 /// Transport type TCP.
 pub const TCP: u8 = 3;
+/// The word of NVMe/TCP in the configuration, in metrics and in records.
+pub const TCP_WORD: &str = "nvme-tcp";
+/// The word of NVMe/RDMA there.
+pub const RDMA_WORD: &str = "nvme-rdma";
 
 /// The type of a controller.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -67,8 +71,8 @@ impl Path {
     pub fn word(&self) -> &'static str {
         match self.transport {
             _ if self.memory => "vfio-user",
-            RDMA => "nvme-rdma",
-            _ => "nvme-tcp",
+            RDMA => RDMA_WORD,
+            _ => TCP_WORD,
         }
     }
 

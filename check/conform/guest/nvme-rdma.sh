@@ -65,6 +65,7 @@ says "discover: the subsystem over RDMA" "subnqn: *$NQN" nvme discover -t rdma -
 says "discover: the transport" "trtype: *rdma" nvme discover -t rdma -a 192.168.77.1 -s "$PORT"
 says "discover: RoCEv2" "rdma_prtype: *roce-v2" nvme discover -t rdma -a 192.168.77.1 -s "$PORT"
 refuse "another subsystem is refused" nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$NQN-other"
+says "the refusal names the transport" '"protocol": *"nvme-rdma"' "$LUNAR" explain refusal --json --socket /tmp/lunar.sock
 
 try "mkfs.ext4" mkfs.ext4 -q -F "$second"
 mkdir -p /mnt/disk

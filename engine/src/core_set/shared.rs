@@ -13,7 +13,7 @@ use lunar_core::access::throttle::Throttle;
 use lunar_core::hosts::{CoreHosts, Hosts};
 use lunar_core::slow::{CoreSlowLog, SlowLog};
 use lunar_core::stats::Stats;
-use lunar_nvme::auth::authenticator::{Authenticator, Record, TCP};
+use lunar_nvme::auth::authenticator::{Authenticator, Record};
 use lunar_nvme::{Controllers, SubsystemRegistry};
 use lunar_reactor::{Choice, log};
 use lunar_scsi::Tokens;
@@ -156,8 +156,8 @@ fn notice_of<'a>(record: &'a Record, subject: &'a str) -> Notice<'a> {
         Record::Login { outcome: Ok(()), .. } => NoticeTopic::Login,
         Record::Login { .. } | Record::TlsRefused { .. } | Record::Omitted(_) => NoticeTopic::Refusal,
     };
-    let refusal = record.refused().map(|(code, source, target)| RefusedLogin {
-        transport: TCP,
+    let refusal = record.refused().map(|(code, transport, source, target)| RefusedLogin {
+        transport,
         code,
         source: Some(source.ip()),
         target,

@@ -13,7 +13,7 @@ use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
 /// Its name: the word of the transport.
-pub const WORD: &str = "nvme-rdma";
+pub const WORD: &str = lunar_nvme::path::RDMA_WORD;
 
 /// The kind of the section.
 pub const NVME_RDMA: FrontKind = FrontKind { place: 6, section: WORD, noun: "NVMe/RDMA port", may_be_missing: true };

@@ -1,6 +1,7 @@
 //! A Connect without effect, for an operator who asks why it is refused: the decisions of the directory of subsystems
 //! and of the [`Authenticator`] in their order.
 
+use crate::schema::WORD;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, StepView};
 use lunar_nvme::auth::authenticator::{Authenticator, LoginAttempt, Reason};
 use lunar_nvme::connect::is_qualified;
@@ -50,6 +51,7 @@ fn decide(
         subsystem: subsystem.into(),
         kind,
         queue: 0,
+        transport: WORD,
         source: SocketAddr::new(source, 0),
         // A connection with TLS exists only with a key that is configured for the host.
         tls_peer: if question.tls { authenticator.tls_peer(host, subsystem) } else { None },

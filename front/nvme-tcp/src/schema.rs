@@ -6,7 +6,7 @@ use lunar_control::section::or;
 use lunar_control::{choices, sections};
 
 /// Its word for `protocol`.
-pub const WORD: &str = "nvme-tcp";
+pub const WORD: &str = lunar_nvme::path::TCP_WORD;
 /// The TCP port of NVMe/TCP (IANA).
 pub const NVME_PORT: u16 = 4420;
 

@@ -7,7 +7,7 @@ use super::key::Key;
 use super::psk::{Claim, ConfiguredPsk, Offer};
 use super::wire::Why;
 use crate::directory::{Entry as Subsystem, SubsystemRegistry};
-use crate::path::{DISCOVERY_NQN, Kind};
+use crate::path::{DISCOVERY_NQN, Kind, TCP_WORD};
 use lunar_core::access::audit::{Pace, shown};
 use lunar_core::access::refusal::{Refusal, RefusalCode, RefusalSink};
 use lunar_core::access::throttle::Throttle;
@@ -26,8 +26,6 @@ pub type Random = Box<dyn Fn(&mut [u8]) -> bool + Send + Sync>;
 /// few of refusals.
 pub type Sink = Box<dyn Fn(&Record) + Send + Sync>;
 
-/// The transport of hosts that log in: those in virtual machines do not.
-pub const TCP: &str = "nvme-tcp";
 /// The prefix of NVMe Qualified Names.
 const NQN: &str = "nqn.";
 
@@ -53,6 +51,8 @@ pub struct LoginAttempt {
     pub kind: Kind,
     /// The queue identifier.
     pub queue: u16,
+    /// The word of the transport.
+    pub transport: &'static str,
     /// The address of the host.
     pub source: SocketAddr,
     /// The TLS peer of the connection; `None` without TLS.
@@ -250,12 +250,15 @@ pub enum Record {
 }
 
 impl Record {
-    /// The code of a refusal, the address of the host, and the NQN of the subsystem that it wanted, if it named one.
+    /// The code of a refusal, the transport, the address of the host, and the NQN of the subsystem that it wanted, if it
+    /// named one.
     #[must_use]
-    pub fn refused(&self) -> Option<(RefusalCode, SocketAddr, &str)> {
+    pub fn refused(&self) -> Option<(RefusalCode, &'static str, SocketAddr, &str)> {
         match self {
-            Self::Login { attempt, outcome: Err(why), .. } => Some((why.code(), attempt.source, &attempt.subsystem)),
-            Self::TlsRefused { source, why, .. } => Some((why.code(), *source, "")),
+            Self::Login { attempt, outcome: Err(why), .. } => {
+                Some((why.code(), attempt.transport, attempt.source, &attempt.subsystem))
+            }
+            Self::TlsRefused { source, why, .. } => Some((why.code(), TCP_WORD, *source, "")),
             Self::Login { .. } | Self::Omitted(_) => None,
         }
     }
@@ -509,7 +512,7 @@ impl Authenticator {
     /// TLS was not established with a source; `host` is the NQN of the PSK identity, if one was received.
     pub fn tls_refused(&self, source: SocketAddr, host: Option<Arc<str>>, why: TlsRefusal, now: Instant) {
         self.report(&Refusal {
-            transport: TCP,
+            transport: TCP_WORD,
             code: why.code(),
             host: host.as_deref().unwrap_or_default(),
             source: source.ip(),
@@ -561,7 +564,7 @@ impl Authenticator {
                 _ => (None, String::new()),
             };
             self.report(&Refusal {
-                transport: TCP,
+                transport: attempt.transport,
                 code: reason.code(),
                 host: &attempt.host,
                 source: attempt.source.ip(),

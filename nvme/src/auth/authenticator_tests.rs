@@ -43,7 +43,15 @@ fn authenticator_of(access: Access, nqn: &str) -> Arc<Authenticator> {
 }
 
 fn attempt(host: &str) -> LoginAttempt {
-    LoginAttempt { host: host.into(), subsystem: NQN.into(), kind: Kind::Io, queue: 0, source: SOURCE, tls_peer: None }
+    LoginAttempt {
+        host: host.into(),
+        subsystem: NQN.into(),
+        kind: Kind::Io,
+        queue: 0,
+        transport: TCP_WORD,
+        source: SOURCE,
+        tls_peer: None,
+    }
 }
 
 #[test]

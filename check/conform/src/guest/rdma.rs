@@ -67,6 +67,7 @@ impl Part<'_> {
     fn whole_configuration(&self, driver: Driver) -> String {
         format!(
             "[server]\ncores = 1\nmemory = \"64M\"\ndriver = \"{}\"\nstate = \"/tmp/state\"\n\
+             [api]\nsocket = \"/tmp/lunar.sock\"\n\
              [volume.disk]\nkind = \"file\"\npath = \"/tmp/disk.img\"\nsize = \"64M\"\n\
              [volume.memory]\nkind = \"ram\"\nsize = \"64M\"\n\
              [portal-group.p]\ntag = 1\n{}",

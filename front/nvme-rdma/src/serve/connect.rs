@@ -3,6 +3,7 @@
 use super::job::{InCapsule, parts};
 use super::queue_pair::QueuePair;
 use crate::limits::{CONNECT_TIMEOUT, IN_CAPSULE_MAX};
+use crate::schema::WORD;
 use crate::session::Arrived;
 use crate::wire::connect_fields;
 use lunar_core::time::Instant;
@@ -85,7 +86,7 @@ impl QueuePair {
         if size > self.request.commands.get() {
             return Err(invalid(SIZE_OFFSET));
         }
-        let caller = Caller { source: SocketAddr::new(self.peer, 0), tls_peer: None };
+        let caller = Caller { transport: WORD, source: SocketAddr::new(self.peer, 0), tls_peer: None };
         let (subsystem, reactor) = (self.subsystem(), self.reactor());
         let wait = subsystem.arrive(command, data, &caller, reactor.now())?;
         if !wait.is_zero() {

@@ -5,6 +5,7 @@ use super::secure::Security;
 use super::{Front, Shares};
 use crate::config::IN_CAPSULE_MAX;
 use crate::pdu_queue::Digests;
+use crate::schema::WORD;
 use crate::session::{Action, CloseReason, Session, TaskKey};
 use lunar_core::io::Fault;
 use lunar_core::mem::Sg;
@@ -112,7 +113,7 @@ impl Connection {
     }
 
     fn caller(&self) -> Caller {
-        Caller { source: self.peer, tls_peer: self.stream.record_layer().tls_peer() }
+        Caller { transport: WORD, source: self.peer, tls_peer: self.stream.record_layer().tls_peer() }
     }
 
     /// Executes Connect, after a delay if the source connects too often.
