@@ -159,4 +159,70 @@ mod tests {
         assert!(own("lunar bench iscsi://127.0.0.1 --json"));
         assert!(!own("lunar --json serve ram:1M"));
     }
+
+    /// The first word of a command, written as in the documentation, that is no command and no option of this program.
+    fn unknown(program: &clap::Command, line: &str) -> Option<String> {
+        let mut command = program;
+        for word in line.split_whitespace() {
+            if let Some(option) = word.strip_prefix("--").filter(|option| !option.is_empty()) {
+                let name = option.split('=').next().unwrap_or_default();
+                if !command.get_arguments().any(|known| known.get_long() == Some(name)) {
+                    return Some(word.to_owned());
+                }
+                continue;
+            }
+            let is_name = word.chars().all(|c| c.is_ascii_lowercase() || "-|\\".contains(c)) && !word.starts_with('-');
+            if !is_name || !command.has_subcommands() {
+                continue;
+            }
+            // Alternatives are separated by bars, which are escaped in tables.
+            let mut all = word.split('|').map(|one| command.find_subcommand(one.trim_end_matches('\\')));
+            match all.next().flatten() {
+                Some(first) if all.all(|one| one.is_some()) => command = first,
+                _ => return Some(word.to_owned()),
+            }
+        }
+        None
+    }
+
+    #[test]
+    fn commands_and_options_are_found_as_the_documentation_writes_them() {
+        let mut program = program();
+        program.build();
+        for line in ["volume create|list NAME", "volume create\\|list", "top --once --json", "serve disk.img", "status"]
+        {
+            assert_eq!(unknown(&program, line), None, "{line}");
+        }
+        for (line, word) in [("session end", "end"), ("top --often", "--often"), ("volume list|lost", "list|lost")] {
+            assert_eq!(unknown(&program, line).as_deref(), Some(word), "{line}");
+        }
+    }
+
+    /// Commands in blocks are run by the conformance program.
+    #[test]
+    fn the_sentences_of_the_documentation_name_commands_that_exist() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let pages = ["docs", "docs/how-to"].into_iter().flat_map(|folder| {
+            std::fs::read_dir(root.join(folder))
+                .expect("the folder exists")
+                .map(|entry| entry.expect("an entry").path())
+        });
+        let pages = pages.filter(|page| page.extension().is_some_and(|it| it == "md")).chain([root.join("README.md")]);
+        let mut program = program();
+        program.build();
+        let (mut found, mut wrong) = (0, Vec::new());
+        for page in pages {
+            let text = std::fs::read_to_string(&page).expect("a page");
+            for (at, line) in text.lines().enumerate() {
+                let commands = line.split('`').skip(1).step_by(2).filter_map(|span| span.strip_prefix("lunar "));
+                for command in commands {
+                    found += 1;
+                    let word = unknown(&program, command);
+                    wrong.extend(word.map(|word| format!("{}:{}: {word} in {command}", page.display(), at + 1)));
+                }
+            }
+        }
+        assert!(found > 200, "{found} commands");
+        assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    }
 }
