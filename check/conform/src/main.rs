@@ -211,18 +211,18 @@ const ORDER: [(Part, Drivers, usize); 35] = [
     (Part::Libiscsi, Drivers::Each, COMPUTES),
     (Part::Guest, Drivers::EachIfWhole, COMPUTES),
     (Part::Service, Drivers::First, COMPUTES),
-    (Part::Paths, Drivers::First, COMPUTES),
+    (Part::Paths, Drivers::First, WAITS),
     (Part::Nvme, Drivers::EachIfWhole, COMPUTES),
     (Part::Vm, Drivers::EachIfWhole, COMPUTES),
-    (Part::Vhost, Drivers::EachIfWhole, COMPUTES),
+    (Part::Vhost, Drivers::EachIfWhole, WAITS),
     (Part::Authentication, Drivers::First, COMPUTES),
-    (Part::Aoe, Drivers::First, COMPUTES),
-    (Part::Fcoe, Drivers::First, COMPUTES),
-    (Part::Fabric, Drivers::First, COMPUTES),
-    (Part::Srp, Drivers::First, COMPUTES),
-    (Part::NvmeRdma, Drivers::First, COMPUTES),
-    (Part::Ublk, Drivers::First, COMPUTES),
-    (Part::Device, Drivers::First, COMPUTES),
+    (Part::Aoe, Drivers::First, WAITS),
+    (Part::Fcoe, Drivers::First, WAITS),
+    (Part::Fabric, Drivers::First, WAITS),
+    (Part::Srp, Drivers::First, WAITS),
+    (Part::NvmeRdma, Drivers::First, WAITS),
+    (Part::Ublk, Drivers::First, WAITS),
+    (Part::Device, Drivers::First, WAITS),
     (Part::Tape, Drivers::First, COMPUTES),
     (Part::Blktests, Drivers::First, COMPUTES),
     (Part::Spdk, Drivers::First, COMPUTES),
@@ -245,8 +245,8 @@ const ORDER: [(Part, Drivers, usize); 35] = [
     (Part::Doctor, Drivers::First, WAITS),
 ];
 
-/// The shares for parts that run at the same time on two processors: three parts that compute, most of them guests,
-/// which keep one processor busy with emulation, or five parts that mostly wait.
+/// The shares for parts that run at the same time on two processors: three parts that compute, or five parts that mostly
+/// wait. Guests whose cases wait for time-outs and for a load of fixed time use a processor for less than half of it.
 const SHARES: usize = 15;
 const COMPUTES: usize = 5;
 const WAITS: usize = 3;
