@@ -39,7 +39,7 @@ export const bandwidth = (value) => (value === null || value === undefined ? "�
 export function latency(value) {
   if (value === null || value === undefined) return "–";
   if (value === Infinity) return "> 8 s";
-  if (value < 1000) return `${Math.round(value)} µs`;
+  if (value < 1000) return `${value < 9.95 && !Number.isInteger(value) ? value.toFixed(1) : Math.round(value)} µs`;
   if (value < 1e6) return `${(value / 1000).toFixed(value < 1e4 ? 1 : 0)} ms`;
   return `${(value / 1e6).toFixed(1)} s`;
 }

@@ -233,10 +233,11 @@ pub fn short_size(bytes: f64) -> String {
     format!("{size:.digits$}{}", UNITS[unit])
 }
 
-/// A short text for a latency in microseconds: `92us`, `1.4ms`, `2.10s`.
+/// A short text for a latency in microseconds: `0.4us`, `92us`, `1.4ms`, `2.10s`.
 #[must_use]
 pub fn short_time(microseconds: f64) -> String {
     match microseconds {
+        time if time < 9.95 && time.fract() >= 0.05 => format!("{time:.1}us"),
         time if time < 999.5 => format!("{time:.0}us"),
         time if time < 99_950.0 => format!("{:.1}ms", time / 1e3),
         time if time < 999_500.0 => format!("{:.0}ms", time / 1e3),
@@ -572,8 +573,8 @@ mod tests {
         assert_eq!(all, ["0", "0.4", "7.2", "12", "999", "1.0k", "48.2k", "1.9G", "200000P"]);
         let all = [0.0, 1023.0, 1024.0, 48.0 * 1048576.0, 1.5 * 1073741824.0].map(short_size);
         assert_eq!(all, ["0", "1023", "1K", "48M", "1.5G"]);
-        let all = [0.0, 92.4, 1_400.0, 250_000.0, 2_100_000.0].map(short_time);
-        assert_eq!(all, ["0us", "92us", "1.4ms", "250ms", "2.10s"]);
+        let all = [0.0, 0.42, 8.0, 92.4, 1_400.0, 250_000.0, 2_100_000.0].map(short_time);
+        assert_eq!(all, ["0us", "0.4us", "8us", "92us", "1.4ms", "250ms", "2.10s"]);
         assert_eq!(fitted("iqn.2026-01.io.lunar:host7", 12, true), "iqn.~r:host7");
         assert_eq!(
             (fitted("ab", 4, true), fitted("ab", 4, false), fitted("abc", 0, true)),
