@@ -82,6 +82,14 @@ load "fio, 4 KiB, 8 deep, jumbo frames" --rw=randwrite --bs=4k --iodepth=8 --siz
 load "fio, 256 KiB, 4 deep, jumbo frames" --rw=randwrite --bs=256k --iodepth=4 --size=8M
 no_errors "no I/O error with jumbo frames"
 
+load_start "$disk"
+ip link set "$lan" down
+nap 3
+refuse "the port of the guest is offline" online
+ip link set "$lan" up
+load_end "verified writes over a link that was down for three seconds: no error"
+no_errors "no I/O error after the link was down"
+
 # The port with the larger name sends PLOGI: now that is the guest.
 echo "@smaller"
 found "$SMALLER"
