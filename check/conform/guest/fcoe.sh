@@ -41,6 +41,23 @@ umount /mnt/disk
 load_start "$disk"
 try "LOGICAL UNIT RESET under load" sg_reset -d "$(sg_of "$disk")"
 load_end "verified writes over a reset: no error"
+
+# The handler of this volume is stopped: a command hangs in its store, until its time is over. The abort waits for that:
+# the store must not execute a command that was aborted.
+try "the kernel finds the disk of the handler" eventually unit "$LARGER" 2
+slow=$(unit "$LARGER" 2)
+read_slow() { dd if="$slow" of=/dev/null bs=4k count=1 iflag=direct status=none; }
+try "a read of the handler" read_slow
+load_start "$disk"
+dmesg -C
+echo "@stop"
+begin=$SECONDS
+refuse "a command that hangs in the store is aborted" sg_raw -t 3 -r 512 "$slow" 28 00 00 00 10 00 00 00 01 00
+[ $((SECONDS - begin)) -lt 12 ] && ok "the abort succeeds" || bad "the abort succeeds"
+echo "@continue"
+try "the disk answers again" eventually read_slow
+load_end "verified writes to another disk over the abort: no error"
+equal "no reset after the abort" "" "$(dmesg | grep -iE 'I/O error|reset|offline')"
 clear_attentions "$disk"
 
 iscsi_login

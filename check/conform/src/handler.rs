@@ -96,16 +96,11 @@ pub(crate) fn compile(folder: &Path) -> Result<PathBuf> {
 
 /// Starts the example for a volume, on a file of its own.
 fn example(daemon: &Daemon, lun: u16) -> Result<Handler> {
-    let file = daemon.socket(lun).with_extension("img");
-    if !file.exists() {
-        std::fs::File::create(&file)?.set_len(SIZE)?;
-    }
-    let handler = Handler { child: None, program: daemon.folder.join(PROGRAM), socket: daemon.socket(lun), file };
-    handler.started()
+    Handler::on(daemon.folder.join(PROGRAM), daemon.socket(lun))
 }
 
 /// A process of the example. Dropping it kills it.
-struct Handler {
+pub(crate) struct Handler {
     child: Option<Child>,
     program: PathBuf,
     socket: PathBuf,
@@ -113,9 +108,15 @@ struct Handler {
 }
 
 impl Handler {
-    fn started(mut self) -> Result<Self> {
-        self.start()?;
-        Ok(self)
+    /// Starts the example, as [`compile`] has made it, for the volume of a socket. Its file lies beside the socket.
+    pub(crate) fn on(program: PathBuf, socket: PathBuf) -> Result<Self> {
+        let file = socket.with_extension("img");
+        if !file.exists() {
+            std::fs::File::create(&file)?.set_len(SIZE)?;
+        }
+        let mut handler = Self { child: None, program, socket, file };
+        handler.start()?;
+        Ok(handler)
     }
 
     fn start(&mut self) -> Result<()> {
@@ -126,7 +127,7 @@ impl Handler {
         Ok(())
     }
 
-    fn signal(&self, number: Signal) -> Result<()> {
+    pub(crate) fn signal(&self, number: Signal) -> Result<()> {
         signal(self.child.as_ref().context("it runs")?, number)
     }
 

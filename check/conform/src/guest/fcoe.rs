@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use rustix::process::Signal;
 
 use super::lan::{self, LanGuest, Run, Wire};
+use crate::handler::{self, Handler};
 use crate::relay::RelayFaults;
 use crate::switch::{Event, FcoeSwitch};
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec};
@@ -41,20 +42,21 @@ impl Wire for FcoeSwitch {
     }
 }
 
-/// Writes the daemon's configuration: a volume in a file over iSCSI and over Fibre Channel, and one in memory; a
-/// volume of another initiator.
+/// Writes the daemon's configuration: a volume in a file over iSCSI and over Fibre Channel, one in memory, and one of a
+/// handler; a volume of another initiator.
 fn configure(guest: &LanGuest<'_>, spec: &Spec, wwpn: &str, mode: &str) -> Result<PathBuf> {
     let (folder, portal) = (guest.folder().display(), spec.portal());
     let text = format!(
         "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{folder}/state\"\n\
          [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"64M\"\n\
          [volume.memory]\nkind = \"ram\"\nsize = \"64M\"\n\
+         [volume.slow]\nkind = \"handler\"\npath = \"{folder}/slow.sock\"\nsize = \"64M\"\ncommand-timeout = \"5s\"\n\
          [portal-group.p]\ntag = 1\n[portal-group.q]\ntag = 2\nalua-state = \"active-non-optimized\"\n\
          [portal.one]\naddress = \"{portal}\"\nadvertise = \"{HOST_AS_GUEST_SEES_IT}:{}\"\ngroup = \"p\"\n\
          [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
          [group.iscsi]\ntargets = [\"main\"]\ninitiators = [\"iqn.*\"]\nluns = {{ 0 = \"disk\" }}\n\
          [group.channel]\ntargets = [\"main\"]\ninitiators = [\"{INITIATOR}\"]\n\
-         luns = {{ 0 = \"disk\", 1 = \"memory\" }}\n\
+         luns = {{ 0 = \"disk\", 1 = \"memory\", 2 = \"slow\" }}\n\
          [group.others]\ntargets = [\"main\"]\ninitiators = [\"21:*\"]\nluns = {{ 5 = \"memory\" }}\n\
          [fcoe.lan]\nlink = \"unix:{folder}/target,{folder}/target-relay\"\n\
          target = \"main\"\nportal-group = \"q\"\nmtu = 2500\nwwpn = \"{wwpn}\"\nmode = \"{mode}\"\n",
@@ -73,9 +75,12 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
         "PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\nLARGER={LARGER}\nSMALLER={SMALLER}\n\
          INITIATOR={INITIATOR}\n"
     );
+    let handler = Handler::on(handler::compile(guest.folder())?, guest.folder().join("slow.sock"))?;
     let counted = "frames were lost";
     let run = Run { script: "fcoe.sh", limit: LIMIT, mac: GUEST, settings, counted };
     guest.boot(&spec, &run, &guest.relay(calm)?, &mut |line, relay, target| match line {
+        "@stop" => Some(handler.signal(Signal::STOP)),
+        "@continue" => Some(handler.signal(Signal::CONT)),
         "@smaller" => Some(
             configure(guest, &spec, SMALLER, "vn2vn").and_then(|_| target.context("no target")?.signal(Signal::HUP)),
         ),
