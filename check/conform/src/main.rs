@@ -100,7 +100,7 @@ struct Arguments {
     /// The long form of the parts that have one: more samples, more kills, more emulators
     #[arg(long)]
     long: bool,
-    /// Of the hostile neighbours, only the attacks with this in their name
+    /// Of the hostile neighbours and of the guests with vhost-user, only those with this in their name
     #[arg(long)]
     only: Option<String>,
     /// Write the pictures of the page into this folder: docs/web, for the documentation

@@ -89,21 +89,27 @@ fn build(path: &Path) -> Result<()> {
 
 /// Returns the command line that runs the unpacked QEMU with its own loader and libraries.
 fn command(root: &Path) -> Result<Vec<String>> {
-    let text = |path: &str| root.join(path).to_str().map(str::to_owned).context("the cache folder's name is not UTF-8");
-    let libraries = ["usr/lib/x86_64-linux-gnu", "usr/lib", "usr/lib64"].map(text);
+    // Its modules differ from those of the machine's QEMU.
+    let modules = format!("QEMU_MODULE_DIR={}", text(root, "usr/lib/x86_64-linux-gnu/qemu")?);
+    let program = of_tree(root, "usr/bin/qemu-system-x86_64")?;
+    let firmware = ["usr/share/qemu", "usr/share/seabios"].map(|path| Ok(["-L".to_owned(), text(root, path)?]));
+    let firmware: Result<Vec<[String; 2]>> = firmware.into_iter().collect();
+    Ok(["env".to_owned(), modules].into_iter().chain(program).chain(firmware?.into_iter().flatten()).collect())
+}
+
+/// Returns the command line that runs a program of an unpacked tree with the tree's loader and libraries.
+pub(super) fn of_tree(root: &Path, program: &str) -> Result<Vec<String>> {
+    let libraries = ["usr/lib/x86_64-linux-gnu", "usr/lib", "usr/lib64"].map(|path| text(root, path));
     let libraries: Result<Vec<String>> = libraries.into_iter().collect();
     Ok(vec![
-        // Its modules differ from those of the machine's QEMU.
-        "env".to_owned(),
-        format!("QEMU_MODULE_DIR={}", text("usr/lib/x86_64-linux-gnu/qemu")?),
-        text("lib64/ld-linux-x86-64.so.2")?,
+        text(root, "lib64/ld-linux-x86-64.so.2")?,
         "--inhibit-cache".to_owned(),
         "--library-path".to_owned(),
         libraries?.join(":"),
-        text("usr/bin/qemu-system-x86_64")?,
-        "-L".to_owned(),
-        text("usr/share/qemu")?,
-        "-L".to_owned(),
-        text("usr/share/seabios")?,
+        text(root, program)?,
     ])
+}
+
+fn text(root: &Path, path: &str) -> Result<String> {
+    root.join(path).to_str().map(str::to_owned).context("the cache folder's name is not UTF-8")
 }

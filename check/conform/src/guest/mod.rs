@@ -20,6 +20,7 @@ mod rdma;
 mod service;
 mod srp;
 mod sysroot;
+mod system;
 mod tape;
 mod ublk;
 mod vhost;

@@ -62,7 +62,8 @@ const PROCESSOR: &str = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,popcnt=on,aes=on,pc
 /// Kernel options. Crypto self-tests are off: with large numbers they take minutes of emulation, and connections time
 /// out. The check of the timer is off, because on a busy machine emulated timer interrupts are late and the kernel
 /// takes the timer for broken.
-const KERNEL_OPTIONS: &str = "console=ttyS0 quiet panic=-1 random.trust_cpu=on cryptomgr.notests=1 no_timer_check";
+pub(super) const KERNEL_OPTIONS: &str =
+    "console=ttyS0 quiet panic=-1 random.trust_cpu=on cryptomgr.notests=1 no_timer_check";
 
 /// The network of the second network card.
 const SECOND_NETWORK: &str = "10.0.3.0/24";
@@ -134,8 +135,6 @@ pub(crate) fn boot(
     hardware: &Hardware,
     on_line: impl FnMut(&str),
 ) -> Result<i32> {
-    let status_file = initramfs.with_extension("status");
-    File::create(&status_file)?;
     let mut qemu = hardware.command()?;
     let more = &hardware.kernel;
     qemu.arg("-kernel")
@@ -143,16 +142,32 @@ pub(crate) fn boot(
         .arg("-initrd")
         .arg(initramfs)
         .args(["-append", &format!("{KERNEL_OPTIONS} lunar.script={script}{more}")])
-        // The first serial port is the console, the second receives the script's exit status.
-        .args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
+        .arg("-virtfs")
+        .arg(format!("local,path={},mount_tag=tree,security_model=none,readonly=on", sysroot.path.display()));
+    run(qemu, &initramfs.with_extension("status"), limit, on_line)
+}
+
+/// Boots a guest whose firmware finds the loader of its system on a disk, as `boot` does; `status_file` gets the exit
+/// status of its script.
+pub(crate) fn boot_disk(
+    status_file: &Path,
+    limit: Duration,
+    hardware: &Hardware,
+    on_line: impl FnMut(&str),
+) -> Result<i32> {
+    run(hardware.command()?, status_file, limit, on_line)
+}
+
+fn run(mut qemu: Command, status_file: &Path, limit: Duration, on_line: impl FnMut(&str)) -> Result<i32> {
+    File::create(status_file)?;
+    // The first serial port is the console, the second receives the script's exit status.
+    qemu.args(["-serial", "stdio", "-serial", &format!("file:{}", status_file.display())])
         .args(["-netdev", "user,id=net", "-device", "virtio-net-pci,netdev=net,romfile=,rx_queue_size=1024"])
         // A second network to this machine, for multipath.
         .args(["-netdev", &format!("user,id=net2,net={SECOND_NETWORK}")])
-        .args(["-device", "virtio-net-pci,netdev=net2,romfile=,rx_queue_size=1024"])
-        .arg("-virtfs")
-        .arg(format!("local,path={},mount_tag=tree,security_model=none,readonly=on", sysroot.path.display()));
+        .args(["-device", "virtio-net-pci,netdev=net2,romfile=,rx_queue_size=1024"]);
     let output = process::stream(&mut qemu, limit, on_line).context("guest")?;
-    let status = std::fs::read_to_string(&status_file)?;
+    let status = std::fs::read_to_string(status_file)?;
     match status.trim().parse() {
         Ok(status) => Ok(status),
         Err(_) => bail!(

@@ -14,8 +14,6 @@ use crate::tools;
 
 /// The page whose commands are tested.
 const PAGE: &str = include_str!("../../../../docs/five-minutes.md");
-/// The systemd unit that runs the script.
-const UNIT: &str = include_str!("../../guest/test.service");
 /// The limit of copying the program without its symbols.
 const COPY_LIMIT: Duration = Duration::from_secs(60);
 
@@ -50,7 +48,6 @@ fn write_files(lab: &Lab, program: &Path, folder: &Path) -> Result<()> {
     let mut strip = Command::new("strip");
     strip.arg("-o").arg(folder.join("lunar")).arg(program);
     process::run(&mut strip, COPY_LIMIT)?.succeeded().context("copying the program")?;
-    std::fs::write(folder.join("test.service"), UNIT)?;
     let own = sections(PAGE).into_iter().find(|section| section.name == "Lunar");
     let Section { count, commands, .. } = own.context("docs/five-minutes.md has no section on Lunar")?;
     ensure!(count == Some(commands.len()), "the heading says {count:?} commands, and there are {}", commands.len());

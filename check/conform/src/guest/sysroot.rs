@@ -57,6 +57,13 @@ const RDMA_RECIPE: Recipe = Recipe {
     release: Some("trixie"),
     has_kernel: true,
 };
+/// A small system, with the loader that boots it.
+const SYSTEM_RECIPE: Recipe = Recipe {
+    name: "system",
+    packages: include_str!("../../guest-packages-system.txt"),
+    release: None,
+    has_kernel: true,
+};
 /// A Ceph cluster of today.
 const CEPH_RECIPE: Recipe = Recipe {
     name: "ceph",
@@ -92,7 +99,10 @@ const EXCLUDED: [&str; 12] = [
 #[derive(Clone)]
 pub(crate) struct Sysroot {
     pub path: PathBuf,
+    /// The kernel for an emulator, unpacked if that is possible.
     pub kernel: PathBuf,
+    /// The kernel for a loader.
+    pub packed_kernel: PathBuf,
     /// The kernel's folder under lib/modules.
     pub modules: PathBuf,
 }
@@ -120,6 +130,11 @@ pub(crate) fn ensure_with_devices(report: &Report) -> Result<Sysroot> {
 /// Returns the tree with the tools of RDMA; builds it first if necessary.
 pub(crate) fn ensure_with_rdma(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &RDMA_RECIPE)
+}
+
+/// Returns the tree of a small system that boots from a disk; builds it first if necessary.
+pub(crate) fn ensure_of_system(report: &Report) -> Result<Sysroot> {
+    ensure_of(report, &SYSTEM_RECIPE)
 }
 
 /// Returns the root of the tree with Ceph; builds it first if necessary.
@@ -197,8 +212,9 @@ fn open(path: &Path) -> Result<Sysroot> {
         for kernel in [root.join(format!("boot/vmlinuz-{version}")), modules.join("vmlinuz")] {
             if kernel.exists() {
                 let unpacked = path.join(kernel::UNPACKED);
+                let packed_kernel = kernel.clone();
                 let kernel = if unpacked.exists() { unpacked } else { kernel };
-                return Ok(Sysroot { path: root, kernel, modules });
+                return Ok(Sysroot { path: root, kernel, packed_kernel, modules });
             }
         }
     }

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use super::migration::{self, Monitor};
-use super::{Cases, emulator, qemu, sysroot};
+use super::{Cases, emulator, qemu, sysroot, system};
 use crate::process;
 use crate::target::{Driver, Lab, Spec, Target};
 
@@ -74,24 +74,46 @@ impl Runner<'_> {
             device: "num-queues=2,config-wce=on",
             settings: format!("RESTARTS={kills}\n"),
         };
-        self.guest(driver, &split)?;
         let settings = || split.settings.clone();
         let scsi = Machine { name: "scsi", kind: "scsi", device: "num_queues=2", settings: settings(), ..split };
-        self.guest(driver, &scsi)?;
-        if everything {
-            let device = "num-queues=2,config-wce=on,packed=on";
+        let packed = Machine {
+            name: "packed",
+            device: "num-queues=2,config-wce=on,packed=on",
             // Bit 34.
-            let settings = format!("RESTARTS={kills}\nFEATURES='^.{{34}}1'\n");
-            self.guest(driver, &Machine { name: "packed", device, settings, ..split })?;
+            settings: format!("RESTARTS={kills}\nFEATURES='^.{{34}}1'\n"),
+            ..split
+        };
+        for machine in [Some(&split), Some(&scsi), everything.then_some(&packed)].into_iter().flatten() {
+            if self.wants(machine.name) {
+                self.guest(driver, machine)?;
+            }
+        }
+        if everything && self.wants("migrate") {
             self.migrate(driver, &newest)?;
         }
+        let disk = Machine { name: "system-blk", device: "num-queues=2,bootindex=0", settings: String::new(), ..split };
+        if everything && self.wants(disk.name) {
+            self.system(driver, &disk, "/dev/vda")?;
+        }
         if everything && self.lab.long {
+            let (settings, device) = (String::new(), "num_queues=2,bootindex=0");
+            let adapter = Machine { name: "system-scsi", device, settings, ..scsi };
+            if self.wants(adapter.name) {
+                self.system(driver, &adapter, "/dev/sda")?;
+            }
             let own = emulator::own();
-            self.guest(driver, &Machine { name: "own", emulator: &own, settings: String::new(), ..split })?;
-            let settings = String::new();
-            self.guest(driver, &Machine { name: "own-scsi", emulator: &own, settings, ..scsi })?;
+            let disk = Machine { name: "own", emulator: &own, settings: String::new(), ..split };
+            let adapter = Machine { name: "own-scsi", emulator: &own, settings: String::new(), ..scsi };
+            for machine in [disk, adapter].iter().filter(|machine| self.wants(machine.name)) {
+                self.guest(driver, machine)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether a run that is limited to some guests has this one.
+    fn wants(&self, name: &str) -> bool {
+        self.lab.only.as_ref().is_none_or(|only| name.contains(only))
     }
 
     /// Migrates a running guest, which reads its disk all the time, to another emulator and another target.
@@ -180,6 +202,49 @@ impl Runner<'_> {
         Ok(file)
     }
 
+    /// The hardware of a virtual machine.
+    fn hardware(&self, machine: &Machine<'_>, kernel: String) -> Result<qemu::Hardware> {
+        let device = format!("vhost-user-{}-pci,chardev=disk,{}", machine.kind, machine.device);
+        let reconnect = match reconnect(machine.emulator)? {
+            // Old versions do not start a SCSI host adapter that connects again.
+            OLD_RECONNECT if machine.kind == "scsi" => "",
+            reconnect => reconnect,
+        };
+        let chardev = format!("socket,id=disk,path={}{reconnect}", self.socket().display());
+        let devices = ["-chardev", &chardev, "-device", &device].map(str::to_owned).to_vec();
+        Ok(qemu::Hardware { emulator: machine.emulator.to_vec(), devices, shares_memory: true, kernel })
+    }
+
+    /// Boots a system from the volume: twice, with a kill of the target between.
+    fn system(&self, driver: Driver, machine: &Machine<'_>, disk: &str) -> Result<()> {
+        let _ = std::fs::remove_dir_all(self.folder.join("state"));
+        let sysroot = sysroot::ensure_of_system(&self.lab.report)?;
+        system::make(&sysroot, &self.folder.join("disk.img"), disk, "vhost-system.sh")?;
+        let mut spec = Spec::new(driver, Vec::<String>::new())?;
+        let size = format!("{}M", system::SIZE >> 20);
+        spec.daemon = Some(self.configure(&spec, machine.kind, (&size, LUNS))?);
+        let mut target = Some(Target::start_daemon(self.lab, &spec, Target::start)?);
+        let hardware = self.hardware(machine, String::new())?;
+        for boot in ["first", "second"] {
+            let mut log = std::fs::File::create(self.folder.join(format!("{}-{boot}.log", machine.name)))?;
+            let part = format!("{}/{}", self.part, machine.name);
+            let (mut cases, mut is_complete) = (Cases::new(self.lab, &part), false);
+            let status_file = self.folder.join(format!("{}.status", machine.name));
+            let status = qemu::boot_disk(&status_file, LIMIT, &hardware, |line| {
+                // A log that cannot be written is no reason to fail the case.
+                let _ = writeln!(log, "{line}");
+                cases.line(line);
+                is_complete |= line == format!("@ok the {boot} boot is complete");
+            });
+            ensure!(status? == 0, "the {boot} boot of {} reported failures", machine.name);
+            ensure!(is_complete, "this was not the {boot} boot of {}", machine.name);
+            if boot == "first" {
+                self.restart(&spec, &mut target)?;
+            }
+        }
+        target.context("the target was started here")?.stop()
+    }
+
     /// Boots a guest against a fresh target.
     fn guest(&self, driver: Driver, machine: &Machine<'_>) -> Result<()> {
         let _ = std::fs::remove_file(self.folder.join("disk.img"));
@@ -190,16 +255,7 @@ impl Runner<'_> {
         let initramfs = self.folder.join("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &machine.settings, &initramfs)?;
-        let device = format!("vhost-user-{}-pci,chardev=disk,{}", machine.kind, machine.device);
-        let reconnect = match reconnect(machine.emulator)? {
-            // Old versions do not start a SCSI host adapter that connects again.
-            OLD_RECONNECT if machine.kind == "scsi" => "",
-            reconnect => reconnect,
-        };
-        let chardev = format!("socket,id=disk,path={}{reconnect}", self.socket().display());
-        let devices = ["-chardev", &chardev, "-device", &device].map(str::to_owned).to_vec();
-        let emulator = machine.emulator.to_vec();
-        let hardware = qemu::Hardware { emulator, devices, shares_memory: true, kernel: String::new() };
+        let hardware = self.hardware(machine, String::new())?;
         let mut log = std::fs::File::create(self.folder.join(format!("{}.log", machine.name)))?;
         let part = format!("{}/{}", self.part, machine.name);
         let mut cases = Cases::new(self.lab, &part);
