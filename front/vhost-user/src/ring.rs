@@ -81,6 +81,9 @@ enum Repeated {
 #[derive(Debug)]
 pub struct Ring {
     kind: Kind,
+    size: u16,
+    /// Entries of the chains that were taken and not returned.
+    entries: u32,
     /// With IN_ORDER: the chains that were taken and not returned.
     order: Option<VecDeque<Ordered>>,
     record: Option<Record>,
@@ -106,6 +109,8 @@ impl Ring {
         let has_event_index = features & feature::EVENT_IDX != 0;
         let ring = |kind| Self {
             kind,
+            size,
+            entries: 0,
             order: (features & feature::IN_ORDER != 0).then(VecDeque::new),
             record: None,
             repeated: VecDeque::new(),
@@ -178,7 +183,7 @@ impl Ring {
         if self.is_broken {
             return Ok(None);
         }
-        let taken = self.next(memory);
+        let taken = self.next(memory).and_then(|chain| self.count(chain));
         match &taken {
             Ok(Some(chain)) => {
                 match (&mut self.record, &self.kind) {
@@ -195,6 +200,14 @@ impl Ring {
             Err(_) => self.is_broken = true,
         }
         taken
+    }
+
+    /// Counts the entries of a chain. A driver cannot have more in progress than the ring has, but a hostile guest makes
+    /// entries available that were not returned: the requests would need more and more memory.
+    fn count(&mut self, chain: Option<Chain>) -> Result<Option<Chain>, Broken> {
+        let Some(chain) = chain else { return Ok(None) };
+        self.entries += chain::occupied(chain.entries);
+        if self.entries > u32::from(self.size) { Err(Broken::Index) } else { Ok(Some(chain)) }
     }
 
     fn next(&mut self, memory: &Memory) -> Result<Option<Chain>, Broken> {
@@ -242,6 +255,7 @@ impl Ring {
 
     fn publish(&mut self, memory: &Memory, (id, entries): (u16, u16), len: u32) {
         self.is_signal_due = true;
+        self.entries = self.entries.saturating_sub(chain::occupied(entries));
         match (&mut self.kind, &mut self.record) {
             (Kind::Packed(ring), Some(Record::Packed(record))) => {
                 let after = ring.used_after(entries);

@@ -114,6 +114,89 @@ fn chains_that_the_specification_forbids_end_their_ring() {
     }
 }
 
+/// A flag of a packed descriptor: available in the first lap, and in the second one.
+const FIRST: u16 = 1 << 7;
+const SECOND: u16 = 1 << 15;
+
+#[test]
+fn chains_of_packed_rings_that_the_specification_forbids_end_their_ring() {
+    type Make = fn(&DriverRing);
+    let cases: [(Broken, Make); 9] = [
+        // Through all entries, back to the first.
+        (Broken::Long, |driver| {
+            (0..8).for_each(|at| driver.raw_descriptor(at, (0, 16, false), at, NEXT | FIRST));
+        }),
+        (Broken::Order, |driver| {
+            driver.raw_descriptor(1, (0, 16, false), 0, FIRST);
+            driver.raw_descriptor(0, (0, 16, true), 0, WRITE | NEXT | FIRST);
+        }),
+        (Broken::Table, |driver| driver.raw_descriptor(0, (0x9000, 16, false), 0, INDIRECT | NEXT | FIRST)),
+        (Broken::Table, |driver| driver.raw_descriptor(0, (0x9000, 17, false), 0, INDIRECT | FIRST)),
+        (Broken::Table, |driver| driver.raw_descriptor(0, (0x9000, 0, false), 0, INDIRECT | FIRST)),
+        (Broken::Table, |driver| driver.raw_descriptor(0, (1 << 40, 16, false), 0, INDIRECT | FIRST)),
+        // Its second descriptor is beyond the last address.
+        (Broken::Table, |driver| driver.raw_descriptor(0, (u64::MAX - 15, 32, false), 0, INDIRECT | FIRST)),
+        (Broken::Table, |driver| {
+            driver.write(0x900e, &INDIRECT.to_le_bytes());
+            driver.raw_descriptor(0, (0x9000, 16, false), 0, INDIRECT | FIRST);
+        }),
+        // A table behind a descriptor of the ring.
+        (Broken::Table, |driver| {
+            driver.raw_descriptor(1, (0x9000, 16, false), 0, INDIRECT | FIRST);
+            driver.raw_descriptor(0, (0, 16, false), 0, NEXT | FIRST);
+        }),
+    ];
+    for (number, (why, make)) in cases.into_iter().enumerate() {
+        let (mut device, driver) = started(PACKED, 8);
+        make(&driver);
+        assert_eq!(take(&mut device), Err(why), "{number}");
+        assert!(!device.has_work() && device.in_progress(ring()) == 0);
+    }
+}
+
+#[test]
+fn entries_of_a_packed_ring_with_wrong_wrap_counters_are_not_available() {
+    let (mut device, mut driver) = started(PACKED, 8);
+    for flags in [0, SECOND, FIRST | SECOND] {
+        (0..8).for_each(|at| driver.raw_descriptor(at, (0x4000, 16, false), at, flags));
+        assert_eq!((device.has_work(), take(&mut device)), (false, Ok(None)), "{flags:x}");
+    }
+    // In the next lap the same flags are those of the lap before.
+    for _ in 0..8 {
+        run(&mut device, &mut driver);
+    }
+    (0..8).for_each(|at| driver.raw_descriptor(at, (0x4000, 16, false), at, FIRST));
+    assert_eq!((device.has_work(), take(&mut device)), (false, Ok(None)));
+    run(&mut device, &mut driver);
+}
+
+#[test]
+fn no_more_than_the_entries_of_a_ring_are_in_progress() {
+    for order in [0, feature::IN_ORDER] {
+        let (mut device, mut driver) = started(SPLIT | order, 8);
+        driver.raw_descriptor(0, (0x4000, 16, false), 0, 0);
+        let mut offer_and_take = || {
+            driver.raw_offer(0);
+            take(&mut device)
+        };
+        (0..8).for_each(|_| assert!(offer_and_take().is_ok_and(|chain| chain.is_some())));
+        assert_eq!(offer_and_take(), Err(Broken::Index));
+        assert!(!device.has_work());
+
+        // Chains of three entries: two are in progress, and the third would need nine.
+        let (mut device, driver) = started(PACKED | order, 8);
+        let offer = |place: u16, lap: u16| {
+            let flags = if place % 3 == 2 { 0 } else { NEXT };
+            driver.raw_descriptor(place % 8, (0x4000, 16, false), place, lap | flags);
+        };
+        (0..8).for_each(|place| offer(place, FIRST));
+        (0..2).for_each(|_| assert!(take(&mut device).is_ok_and(|chain| chain.is_some())));
+        offer(8, SECOND);
+        assert_eq!(take(&mut device), Err(Broken::Index));
+        assert!(!device.has_work());
+    }
+}
+
 #[test]
 fn a_chain_has_a_bounded_number_of_descriptors() {
     for features in [SPLIT, PACKED] {

@@ -132,6 +132,27 @@ impl DriverRing {
         self.write(self.at[1] + 2, &index.to_le_bytes());
     }
 
+    /// Makes one descriptor with these flags available where the driver continues, whatever the device has in progress.
+    pub fn raw_available(&mut self, id: u16, piece: Piece, flags: u16) {
+        let write = if piece.2 { WRITE } else { 0 };
+        if !self.is_packed() {
+            let at = id % self.size;
+            self.raw_descriptor(at, piece, flags | write, (at + 1) % self.size);
+            return self.raw_offer(at);
+        }
+        let lap = if self.wrap { AVAILABLE } else { USED };
+        self.raw_descriptor(self.next, piece, id, flags | write | lap);
+        self.advance();
+    }
+
+    /// Continues at the next entry of the packed ring.
+    fn advance(&mut self) {
+        self.next += 1;
+        if self.next == self.size {
+            (self.next, self.wrap) = (0, !self.wrap);
+        }
+    }
+
     /// Makes a request available; `None` while the ring is full. Returns its identifier.
     pub fn offer(&mut self, pieces: &[Piece], is_indirect: bool) -> Option<u16> {
         let needed = if is_indirect { 1 } else { pieces.len() };
@@ -174,10 +195,7 @@ impl DriverRing {
             } else {
                 self.descriptor(place, *piece, id, flags);
             }
-            self.next += 1;
-            if self.next == self.size {
-                (self.next, self.wrap) = (0, !self.wrap);
-            }
+            self.advance();
         }
         self.write(self.at[0] + u64::from(first.0) * DESCRIPTOR_LEN as u64 + 14, &first_flags.to_le_bytes());
     }
@@ -300,6 +318,8 @@ pub fn started(features: u64, size: u16) -> (VirtioDevice, DriverRing) {
 
 /// Bytes of one operation in the input of [`ring`].
 const STEP: usize = 12;
+/// Entries of its ring.
+const RING_SIZE: u16 = 8;
 
 /// Messages of a front-end, with any bits: numbers, lengths and counts beyond all limits.
 ///
@@ -360,7 +380,7 @@ fn apply(device: &mut VirtioDevice, memory: &Region, request: Request<'_>) {
 }
 
 /// A ring in memory that a guest writes at random, with features that the first byte selects: packed rings if
-/// `is_packed`.
+/// `is_packed`. Descriptors that are available, with any flags and places, are among what is written.
 ///
 /// # Panics
 /// When the ring returns other chains than were taken from it, or takes more than it has.
@@ -370,8 +390,8 @@ pub fn ring(data: &[u8], is_packed: bool) {
     for (bit, feature) in [(1, feature::EVENT_IDX), (2, feature::IN_ORDER)] {
         features |= if first & bit != 0 { feature } else { 0 };
     }
-    let (mut device, driver) = started(features, 8);
-    let record = Region::zeroed(VirtioDevice::inflight_len(1, 8));
+    let (mut device, mut driver) = started(features, RING_SIZE);
+    let record = Region::zeroed(VirtioDevice::inflight_len(1, RING_SIZE));
     let ring = RingIndex::from(0);
     if first & 4 != 0 {
         assert_eq!((device.stop(ring).is_ok(), device.set_inflight(record, 1).is_ok()), (true, true));
@@ -380,7 +400,18 @@ pub fn ring(data: &[u8], is_packed: bool) {
     let mut taken = Vec::new();
     for step in steps.chunks_exact(STEP) {
         let at = u64::from(u16::from_le_bytes([step[1], step[2]]));
-        match step[0] % 4 {
+        match step[0] % 6 {
+            4 | 5 => {
+                let address = match step[4] % 4 {
+                    0 => 0x4000,
+                    1 => TABLES + at % 0x400,
+                    2 => MEMORY_LEN as u64 - u64::from(step[5]),
+                    _ => u64::from_le_bytes([step[5], 0, step[6], 0, 0, step[7], 0, step[8]]),
+                };
+                let len = u32::from_le_bytes([step[9], step[10], 0, step[11]]);
+                let flags = u16::from(step[3]) & (NEXT | INDIRECT);
+                driver.raw_available(u16::from(step[3] >> 4), (address, len, step[3] & 2 != 0), flags);
+            }
             0 | 1 => driver.write(0x1000 + at % 0x200, &step[4..]),
             2 => driver.write(TABLES + at % 0x400, &step[4..]),
             _ => {
@@ -405,6 +436,7 @@ pub fn ring(data: &[u8], is_packed: bool) {
             Err(_) => assert!(!device.has_work(), "a broken ring has no work"),
         }
         assert_eq!(device.in_progress(ring), taken.len());
+        assert!(taken.len() <= usize::from(RING_SIZE), "more is in progress than the ring has");
         let _ = device.arm();
         device.signal(|_| step[3] & 1 == 0);
     }

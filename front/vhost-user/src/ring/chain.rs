@@ -21,7 +21,7 @@ pub enum Broken {
     Unreachable,
     /// A size that such a ring cannot have.
     Size,
-    /// The available index is further ahead than the ring has entries.
+    /// More is available or in progress than the ring has entries.
     Index,
     /// A descriptor that the ring or the table does not have.
     Descriptor,
@@ -99,6 +99,13 @@ impl Chain {
         }
         Ok(())
     }
+}
+
+/// Entries of its ring that a chain keeps from other chains; `entries`: those of a packed ring. In a split ring it is one
+/// of the available ring.
+#[inline]
+pub(super) fn occupied(entries: u16) -> u32 {
+    entries.max(1).into()
 }
 
 /// A table of descriptors in guest memory.
