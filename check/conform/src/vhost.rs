@@ -1,6 +1,7 @@
-//! A vhost-user front-end and the driver of its guest in one: the messages, a memory file, and split rings in that
-//! file. It accesses the file by reads and writes and does not map it. It can break every rule.
+//! A vhost-user front-end and the driver of its guest in one: the messages, a memory file, and split or packed rings in
+//! that file. It accesses the file by reads and writes and does not map it. It can break every rule.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{IoSlice, Read, Write as _};
 use std::mem::MaybeUninit;
@@ -19,6 +20,8 @@ use rustix::net::{
     connect, sendmsg, socket_with,
 };
 
+use crate::session::cdb;
+
 /// Requests of the front-end.
 pub(crate) mod code {
     pub(crate) const GET_FEATURES: u32 = 1;
@@ -30,6 +33,7 @@ pub(crate) mod code {
     pub(crate) const SET_VRING_BASE: u32 = 10;
     pub(crate) const GET_VRING_BASE: u32 = 11;
     pub(crate) const SET_VRING_KICK: u32 = 12;
+    pub(crate) const SET_VRING_ERR: u32 = 14;
     pub(crate) const GET_PROTOCOL_FEATURES: u32 = 15;
     pub(crate) const SET_PROTOCOL_FEATURES: u32 = 16;
     pub(crate) const GET_QUEUE_NUM: u32 = 17;
@@ -52,6 +56,8 @@ const PROTOCOL: u64 = 1 | 1 << 3 | 1 << 9 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 1
 const FEATURES: u64 = 1 << 28 | 1 << 30 | 1 << 32;
 /// Features of virtio-blk: FLUSH, MQ, DISCARD, WRITE_ZEROES.
 const DISK_FEATURES: u64 = 1 << 9 | 1 << 12 | 1 << 13 | 1 << 14;
+/// The feature of packed rings.
+const PACKED_FEATURE: u64 = 1 << 34;
 /// Flags of a message: version 1, and the wish for an acknowledgement.
 const VERSION: u32 = 1;
 const NEED_REPLY: u32 = 8;
@@ -59,6 +65,9 @@ const NEED_REPLY: u32 = 8;
 pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
+/// Flags of a descriptor of a packed ring, which are compared with wrap counters.
+pub(crate) const AVAILABLE: u16 = 1 << 7;
+pub(crate) const USED: u16 = 1 << 15;
 
 /// Bytes of guest memory, which begins at address zero, and its address in the front-end.
 pub(crate) const MEMORY: u64 = 16 << 20;
@@ -76,9 +85,17 @@ const TABLE_AT: u64 = 176;
 /// A target that has not answered by then is taken for hung.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 const PAUSE: Duration = Duration::from_micros(50);
+/// Types of requests of virtio-blk.
+pub(crate) const IN: u32 = 0;
+pub(crate) const OUT: u32 = 1;
+/// Unit attentions that a unit may report before it executes a command.
+const ATTENTIONS_MAX: u32 = 4;
 
 /// A piece of the memory of a request: guest address, bytes, whether the device writes.
 pub(crate) type Piece = (u64, u32, bool);
+
+/// A piece with the flags of its descriptor, besides those that say who writes and whether it is available.
+pub(crate) type Link = (Piece, u16);
 
 /// The kind of the device.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -100,20 +117,42 @@ impl Kind {
     }
 }
 
+/// The layout of rings.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Layout {
+    Split,
+    Packed,
+}
+
 /// A ring, as the driver of the guest sees it.
 struct Ring {
     kick: OwnedFd,
+    /// The target reports here that the ring is broken.
+    error: OwnedFd,
     free: Vec<u16>,
+    /// The next index; in a packed ring the next place, with the wrap counter there.
     available: u16,
     used: u16,
+    wraps: [bool; 2],
+    /// In a packed ring, the entries of the requests in progress, by their identifiers.
+    entries: BTreeMap<u16, u16>,
+}
+
+impl Ring {
+    fn new() -> Result<Self> {
+        let event = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (free, entries) = (Vec::new(), BTreeMap::new());
+        Ok(Self { kick: event()?, error: event()?, free, available: 0, used: 0, wraps: [true; 2], entries })
+    }
 }
 
 /// The address of a ring: its descriptors. The other parts are behind them.
-fn ring_at(ring: u16) -> u64 {
+pub(crate) fn ring_at(ring: u16) -> u64 {
     u64::from(ring) * 0x1_0000
 }
 
-fn available_at(ring: u16) -> u64 {
+/// The available ring of a split ring, or the event suppression structure of the driver of a packed one.
+pub(crate) fn available_at(ring: u16) -> u64 {
     ring_at(ring) + 0x4000
 }
 
@@ -134,6 +173,7 @@ pub(crate) fn answer_at(ring: u16, id: u16) -> u64 {
 pub(crate) struct FrontEnd {
     socket: UnixStream,
     pub(crate) kind: Kind,
+    layout: Layout,
     pub(crate) memory: File,
     rings: Vec<Ring>,
 }
@@ -150,12 +190,12 @@ impl FrontEnd {
         socket.set_write_timeout(Some(ANSWER_LIMIT))?;
         let memory = File::from(memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
         memory.set_len(MEMORY)?;
-        Ok(Self { socket, kind, memory, rings: Vec::new() })
+        Ok(Self { socket, kind, layout: Layout::Split, memory, rings: Vec::new() })
     }
 
     /// Connects, and starts all rings of the device up to the last of `queues` for requests.
-    pub(crate) fn boot(path: &Path, kind: Kind, queues: u16) -> Result<Self> {
-        let mut front = Self::connect(path, kind)?;
+    pub(crate) fn boot(path: &Path, kind: Kind, layout: Layout, queues: u16) -> Result<Self> {
+        let mut front = Self { layout, ..Self::connect(path, kind)? };
         front.call(code::GET_PROTOCOL_FEATURES, &[], &[])?;
         front.call(code::SET_PROTOCOL_FEATURES, &PROTOCOL.to_le_bytes(), &[])?;
         front.call(code::SET_OWNER, &[], &[])?;
@@ -168,11 +208,11 @@ impl FrontEnd {
     pub(crate) fn start(&mut self, rings: u16) -> Result<()> {
         ensure!(rings <= RINGS_MAX, "there is memory for {RINGS_MAX} rings");
         let own = if self.kind == Kind::Blk { DISK_FEATURES } else { 0 };
-        self.call(code::SET_FEATURES, &(FEATURES | own).to_le_bytes(), &[])?;
+        let layout = if self.layout == Layout::Packed { PACKED_FEATURE } else { 0 };
+        self.call(code::SET_FEATURES, &(FEATURES | own | layout).to_le_bytes(), &[])?;
         self.rings.clear();
         for ring in 0..rings {
-            let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-            self.rings.push(Ring { kick, free: Vec::new(), available: 0, used: 0 });
+            self.rings.push(Ring::new()?);
             self.set_up(ring)?;
         }
         Ok(())
@@ -183,20 +223,33 @@ impl FrontEnd {
         self.memory.write_all_at(&[0; 0x6000], available_at(ring))?;
         let state = |number: u32| [u32::from(ring), number].map(u32::to_le_bytes).concat();
         self.call(code::SET_VRING_NUM, &state(ENTRIES.into()), &[])?;
-        self.call(code::SET_VRING_BASE, &state(0), &[])?;
+        let base = match self.layout {
+            Layout::Split => 0,
+            Layout::Packed => {
+                self.memory.write_all_at(&[0; 0x4000], ring_at(ring))?;
+                // Both wrap counters are one.
+                0x8000_8000
+            }
+        };
+        self.call(code::SET_VRING_BASE, &state(base), &[])?;
         let mut address = state(0);
         for at in [ring_at(ring), used_at(ring), available_at(ring)] {
             address.extend((USER + at).to_le_bytes());
         }
         address.extend([0; 8]);
         self.call(code::SET_VRING_ADDR, &address, &[])?;
-        let kick = self.rings[usize::from(ring)].kick.try_clone()?;
-        self.call(code::SET_VRING_KICK, &u64::from(ring).to_le_bytes(), &[kick.as_fd()])?;
-        self.call(code::SET_VRING_ENABLE, &state(1), &[])?;
-        let state = &mut self.rings[usize::from(ring)];
         // The first descriptor is the first one that is used.
-        (state.free, state.available, state.used) = ((0..ENTRIES).rev().collect(), 0, 0);
-        Ok(())
+        self.rings[usize::from(ring)] = Ring { free: (0..ENTRIES).rev().collect(), ..Ring::new()? };
+        let error = self.rings[usize::from(ring)].error.try_clone()?;
+        self.call(code::SET_VRING_ERR, &u64::from(ring).to_le_bytes(), &[error.as_fd()])?;
+        self.start_ring(ring)?;
+        self.call(code::SET_VRING_ENABLE, &state(1), &[]).map(drop)
+    }
+
+    /// Starts a ring whose size, base and places are set.
+    pub(crate) fn start_ring(&mut self, ring: u16) -> Result<()> {
+        let kick = self.rings[usize::from(ring)].kick.try_clone()?;
+        self.call(code::SET_VRING_KICK, &u64::from(ring).to_le_bytes(), &[kick.as_fd()]).map(drop)
     }
 
     /// Stops a ring. The device returns all requests before.
@@ -259,7 +312,20 @@ impl FrontEnd {
 
     /// Writes the parts of a request into its place: header, data to the device, data from it, and its answer.
     pub(crate) fn describe(&self, ring: u16, id: u16, header: &[u8], data: [Option<Piece>; 2]) -> Result<()> {
-        let (at, [out, into]) = (place(ring, id), data);
+        let (at, pieces) = (place(ring, id), self.pieces(ring, id, header, data)?);
+        self.write_table(at + TABLE_AT, &pieces)?;
+        self.refer(ring, id, at + TABLE_AT, pieces.len())
+    }
+
+    /// Writes the header of a request into its place; returns all pieces of the request.
+    pub(crate) fn pieces(
+        &self,
+        ring: u16,
+        id: u16,
+        header: &[u8],
+        [out, into]: [Option<Piece>; 2],
+    ) -> Result<Vec<Piece>> {
+        let at = place(ring, id);
         self.memory.write_all_at(header, at)?;
         let answer = (answer_at(ring, id), self.kind.answer_len(), true);
         let head = (at, u32::try_from(header.len())?, false);
@@ -267,9 +333,7 @@ impl FrontEnd {
             Kind::Blk => [Some(head), out, into, Some(answer)],
             Kind::Scsi => [Some(head), out, Some(answer), into],
         };
-        let pieces: Vec<Piece> = pieces.into_iter().flatten().collect();
-        self.write_table(at + TABLE_AT, &pieces)?;
-        self.refer(ring, id, at + TABLE_AT, pieces.len())
+        Ok(pieces.into_iter().flatten().collect())
     }
 
     /// Writes a table of descriptors.
@@ -291,6 +355,46 @@ impl FrontEnd {
     /// Writes a descriptor of a ring.
     pub(crate) fn write_descriptor(&self, ring: u16, id: u16, piece: Piece, flags: u16, next: u16) -> Result<()> {
         Ok(self.memory.write_all_at(&descriptor(piece, flags, next), ring_at(ring) + u64::from(id) * 16)?)
+    }
+
+    /// Makes a chain available whose descriptors have these flags besides those that a layout sets. In a split ring the
+    /// last one is followed by the first; in a packed ring by that which comes next. Returns its identifier.
+    pub(crate) fn offer_chain(&mut self, ring: u16, pieces: &[Link]) -> Result<u16> {
+        if self.layout == Layout::Split {
+            let ids: Option<Vec<u16>> = pieces.iter().map(|_| self.free(ring)).collect();
+            let ids = ids.context("the ring is full")?;
+            for (at, (piece, flags)) in pieces.iter().enumerate() {
+                let next = ids.get(at + 1).unwrap_or(&ids[0]);
+                self.write_descriptor(ring, ids[at], *piece, *flags, *next)?;
+            }
+            self.offer(ring, ids[0])?;
+            return Ok(ids[0]);
+        }
+        let id = self.free(ring).context("the ring is full")?;
+        let first = self.rings[usize::from(ring)].available;
+        let mut first_flags = 0;
+        for (at, (piece, flags)) in pieces.iter().enumerate() {
+            let state = &mut self.rings[usize::from(ring)];
+            let (place, wrap) = (state.available, state.wraps[0]);
+            (state.available, state.wraps[0]) = after(place, 1, wrap);
+            let flags = flags | if wrap { AVAILABLE } else { USED };
+            if at == 0 {
+                first_flags = flags | if piece.2 { WRITE } else { 0 };
+            }
+            // The first one is not available before the others are there.
+            self.write_entry(ring, place, *piece, id, if at == 0 { flags ^ AVAILABLE ^ USED } else { flags })?;
+        }
+        self.rings[usize::from(ring)].entries.insert(id, u16::try_from(pieces.len())?);
+        self.memory.write_all_at(&first_flags.to_le_bytes(), ring_at(ring) + u64::from(first) * 16 + 14)?;
+        Ok(id)
+    }
+
+    /// Writes an entry of a packed ring.
+    pub(crate) fn write_entry(&self, ring: u16, place: u16, piece: Piece, id: u16, flags: u16) -> Result<()> {
+        let flags = flags | if piece.2 { WRITE } else { 0 };
+        let (address, len, _) = piece;
+        let bytes = [&address.to_le_bytes()[..], &len.to_le_bytes(), &id.to_le_bytes(), &flags.to_le_bytes()].concat();
+        Ok(self.memory.write_all_at(&bytes, ring_at(ring) + u64::from(place) * 16)?)
     }
 
     /// Makes a request available.
@@ -315,6 +419,18 @@ impl FrontEnd {
     /// The next request that the device has returned. Its descriptor is free again.
     pub(crate) fn returned(&mut self, ring: u16) -> Result<Option<u16>> {
         let Some(state) = self.rings.get_mut(usize::from(ring)) else { return Ok(None) };
+        if self.layout == Layout::Packed {
+            let mut entry = [0; 4];
+            self.memory.read_exact_at(&mut entry, ring_at(ring) + u64::from(state.used) * 16 + 12)?;
+            let [id, flags] = [[entry[0], entry[1]], [entry[2], entry[3]]].map(u16::from_le_bytes);
+            if [flags & AVAILABLE != 0, flags & USED != 0] != [state.wraps[1]; 2] {
+                return Ok(None);
+            }
+            let entries = state.entries.remove(&id).with_context(|| format!("request {id} was not in ring {ring}"))?;
+            (state.used, state.wraps[1]) = after(state.used, entries, state.wraps[1]);
+            state.free.push(id);
+            return Ok(Some(id));
+        }
         let mut index = [0; 2];
         self.memory.read_exact_at(&mut index, used_at(ring) + 2)?;
         if u16::from_le_bytes(index) == state.used {
@@ -337,21 +453,104 @@ impl FrontEnd {
         let id = self.free(ring).context("the ring is full")?;
         let mut answer = vec![0xa5; self.kind.answer_len() as usize];
         self.memory.write_all_at(&answer, answer_at(ring, id))?;
-        self.describe(ring, id, header, data)?;
-        self.offer(ring, id)?;
-        self.kick(ring)?;
-        let end = Instant::now() + ANSWER_LIMIT;
-        let returned = loop {
-            match self.returned(ring)? {
-                Some(id) => break id,
-                None => std::thread::sleep(PAUSE),
+        match self.layout {
+            Layout::Split => {
+                self.describe(ring, id, header, data)?;
+                self.offer(ring, id)?;
             }
-            ensure!(Instant::now() < end, "a request of ring {ring} has not ended after {} s", ANSWER_LIMIT.as_secs());
-        };
+            Layout::Packed => {
+                let pieces = self.pieces(ring, id, header, data)?;
+                // It takes the same identifier again.
+                self.rings[usize::from(ring)].free.push(id);
+                self.offer_chain(ring, &linked(&pieces))?;
+            }
+        }
+        self.kick(ring)?;
+        let returned = self.wait_for(ring)?;
         ensure!(returned == id, "request {returned} has ended, not {id}");
         self.memory.read_exact_at(&mut answer, answer_at(ring, id))?;
         Ok(answer)
     }
+
+    /// Waits until the device returns a request.
+    pub(crate) fn wait_for(&mut self, ring: u16) -> Result<u16> {
+        let end = Instant::now() + ANSWER_LIMIT;
+        loop {
+            if let Some(id) = self.returned(ring)? {
+                return Ok(id);
+            }
+            ensure!(Instant::now() < end, "a request of ring {ring} has not ended after {} s", ANSWER_LIMIT.as_secs());
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Waits until the device reports that a ring is broken.
+    pub(crate) fn wait_for_error(&self, ring: u16) -> Result<()> {
+        let state = self.rings.get(usize::from(ring)).context("no such ring")?;
+        let end = Instant::now() + ANSWER_LIMIT;
+        loop {
+            match retry_on_intr(|| rustix::io::read(&state.error, &mut [0; 8])) {
+                Ok(_) => return Ok(()),
+                Err(Errno::AGAIN) => {}
+                Err(why) => return Err(why.into()),
+            }
+            ensure!(Instant::now() < end, "ring {ring} is not broken after {} s", ANSWER_LIMIT.as_secs());
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    /// Reads or writes `len` bytes at this block of 512 bytes of a unit; the data is in guest memory at `DATA`. Only the
+    /// first queue is used, and nothing else is in it.
+    pub(crate) fn transfer(&mut self, is_write: bool, (lun, block): (u16, u32), len: u32) -> Result<()> {
+        let piece = Some((DATA, len, !is_write));
+        let data = if is_write { [piece, None] } else { [None, piece] };
+        let first = self.kind.first();
+        let is_good = match self.kind {
+            Kind::Blk => {
+                let kind = if is_write { OUT } else { IN };
+                self.run(first, &disk_header(kind, block.into()), data)? == [0]
+            }
+            Kind::Scsi => {
+                let make = if is_write { cdb::write } else { cdb::read };
+                let header = command_header(lun, 1, &make(block.into(), len / 512));
+                let mut answer = self.run(first, &header, data)?;
+                // Unit attentions are reported once: the first one, and those of what the device has just seen.
+                for _ in 0..ATTENTIONS_MAX {
+                    if answer[10..12] == [2, 0] {
+                        answer = self.run(first, &header, data)?;
+                    }
+                }
+                answer[10..12] == [0, 0]
+            }
+        };
+        ensure!(is_good, "the request has failed");
+        Ok(())
+    }
+
+    /// Writes data, overwrites it in memory, and reads it back.
+    pub(crate) fn write_and_verify(&mut self, (lun, block): (u16, u32), data: &[u8]) -> Result<()> {
+        let len = u32::try_from(data.len())?;
+        self.memory.write_all_at(data, DATA)?;
+        self.transfer(true, (lun, block), len)?;
+        let mut found = vec![0; data.len()];
+        self.memory.write_all_at(&found, DATA)?;
+        self.transfer(false, (lun, block), len)?;
+        self.memory.read_exact_at(&mut found, DATA)?;
+        ensure!(found == data, "other data than was written");
+        Ok(())
+    }
+}
+
+/// The pieces of a request with the flags of a chain.
+pub(crate) fn linked(pieces: &[Piece]) -> Vec<Link> {
+    let last = pieces.len().saturating_sub(1);
+    pieces.iter().enumerate().map(|(at, piece)| (*piece, if at < last { NEXT } else { 0 })).collect()
+}
+
+/// The place in a packed ring, and its wrap counter, so many entries after this one.
+fn after(place: u16, entries: u16, wrap: bool) -> (u16, bool) {
+    let next = place + entries;
+    if next >= ENTRIES { (next - ENTRIES, !wrap) } else { (next, wrap) }
 }
 
 /// A message that wants to be acknowledged.

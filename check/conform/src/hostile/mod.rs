@@ -9,6 +9,7 @@ mod nvme;
 mod requests;
 mod tasks;
 mod transfers;
+mod vhost;
 mod vm;
 
 use std::sync::atomic::Ordering;
@@ -73,7 +74,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver, all: bool) -> Result<()> {
     ));
     lab.report.check(&part, "target stops in time", || target.stop());
     nvme::part(lab, driver)?;
-    vm::part(lab, driver)
+    vm::part(lab, driver)?;
+    vhost::part(lab, driver)
 }
 
 fn closed_for_idleness((mut connection, since): (Connection, Instant)) -> Result<()> {

@@ -15,12 +15,11 @@ use super::transport::{
     volume,
 };
 use crate::copies;
-use crate::session::cdb;
 use crate::test_data::pattern;
 use crate::vfio;
 use crate::vhost::{
-    DATA, ENTRIES, FrontEnd, Kind, MEMORY, NEXT, Piece, USER, answer_at, code, command_header, disk_header, message,
-    region, task_management,
+    DATA, ENTRIES, FrontEnd, IN, Kind, Layout, MEMORY, NEXT, OUT, Piece, USER, answer_at, code, command_header,
+    disk_header, message, region, task_management,
 };
 
 /// The virtual machines of attackers.
@@ -48,9 +47,6 @@ const MAPS_AT_ONCE: u64 = 8;
 const RESET_REQUESTS: usize = 8;
 /// A record of requests in progress of nearly the greatest length: rings, entries.
 const RECORD: (u16, u16) = (250, 8192);
-/// Types of requests of virtio-blk.
-const IN: u32 = 0;
-const OUT: u32 = 1;
 /// Ranges of one discard, and sectors of each.
 const DISCARD_RANGES: u32 = 32;
 const DISCARD_SECTORS: u32 = 1 << 21;
@@ -100,7 +96,7 @@ impl VhostUser {
     }
 
     fn boot(&self, name: &str, unit: u16, queues: u16) -> Result<FrontEnd> {
-        FrontEnd::boot(&self.socket(name, unit), self.kind, queues)
+        FrontEnd::boot(&self.socket(name, unit), self.kind, Layout::Split, queues)
     }
 
     fn guest(&self, name: &str) -> Result<VmVictim> {
@@ -176,39 +172,15 @@ impl Transport for VhostUser {
 struct VmVictim(FrontEnd);
 
 impl VmVictim {
-    fn run(&mut self, is_write: bool, block: u32, len: u32) -> Result<()> {
-        let piece = Some((DATA, len, !is_write));
-        let data = if is_write { [piece, None] } else { [None, piece] };
-        let first = self.0.kind.first();
-        let is_good = match self.0.kind {
-            Kind::Blk => {
-                let kind = if is_write { OUT } else { IN };
-                self.0.run(first, &disk_header(kind, block.into()), data)? == [0]
-            }
-            Kind::Scsi => {
-                let make = if is_write { cdb::write } else { cdb::read };
-                let header = command_header(volume::VICTIM, 1, &make(block.into(), len / 512));
-                let mut answer = self.0.run(first, &header, data)?;
-                // A unit attention is reported once.
-                if answer[10..12] == [2, 0] {
-                    answer = self.0.run(first, &header, data)?;
-                }
-                answer[10..12] == [0, 0]
-            }
-        };
-        ensure!(is_good, "the request has failed");
-        Ok(())
-    }
-
     fn write_blocks(&mut self, block: u32, data: &[u8]) -> Result<()> {
         self.0.memory.write_all_at(data, DATA)?;
-        self.run(true, block, u32::try_from(data.len())?)
+        self.0.transfer(true, (volume::VICTIM, block), u32::try_from(data.len())?)
     }
 
     fn read_blocks(&mut self, block: u32, len: u32) -> Result<Vec<u8>> {
         let mut data = vec![0; len as usize];
         self.0.memory.write_all_at(&data, DATA)?;
-        self.run(false, block, len)?;
+        self.0.transfer(false, (volume::VICTIM, block), len)?;
         self.0.memory.read_exact_at(&mut data, DATA)?;
         Ok(data)
     }
