@@ -75,8 +75,11 @@ pub trait Control {
     fn sessions(&mut self) -> Vec<SessionView>;
     /// [`Live::tcp`].
     fn tcp(&mut self, only: Option<&str>) -> Later<TcpViews>;
-    /// [`Live::kick`].
-    fn kick(&mut self, id: &str) -> Option<Later<bool>>;
+    /// [`Manager::kick`].
+    ///
+    /// # Errors
+    /// See [`Manager::kick`].
+    fn kick(&mut self, id: &str, force: Force) -> Result<Option<Later<bool>>, Failure>;
     /// [`Live::statistics`].
     fn statistics(&mut self) -> Json;
     /// [`Live::handlers`].
@@ -195,8 +198,8 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
         self.running().sessions()
     }
 
-    fn kick(&mut self, id: &str) -> Option<Later<bool>> {
-        self.running().kick(id)
+    fn kick(&mut self, id: &str, force: Force) -> Result<Option<Later<bool>>, Failure> {
+        Self::kick(self, id, force)
     }
 
     fn statistics(&mut self) -> Json {

@@ -134,7 +134,7 @@ pub fn session(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<
 pub fn kick(control: &mut dyn Control, request: &ApiRequest) -> Result<Later<Outcome>, Problem> {
     let session = find_session(control, request.parameter("id"))?;
     let ended = || Problem::not_found(format!("session {} has ended meanwhile", session.id));
-    let end = control.kick(&session.id).ok_or_else(ended)?;
+    let end = control.kick(&session.id, request.force)?.ok_or_else(ended)?;
     let (shared, caller) = (request.shared.clone(), request.caller.name.clone());
     Ok(Box::new(move || {
         if !end() {

@@ -97,13 +97,13 @@ fn operation(schema: &'static Schema, route: &Route, generator: &mut SchemaGener
         operation["security"] = json!([{}]);
     }
     let mut parameters: Vec<Json> = route.parameters().map(|name| parameter(name, route)).collect();
-    if route.takes_dry_run() {
+    if route.takes_force() {
         let all = [
-            ("dry-run", "Only return the steps that would be done."),
-            ("force", "Make the change although clients with sessions use what it takes away."),
-            ("with-data", "Delete the file of the volume, too."),
+            (route.takes_dry_run(), "dry-run", "Only return the steps that would be done."),
+            (true, "force", "Make the change although clients with sessions use what it takes away."),
+            (route.takes_with_data(), "with-data", "Delete the file of the volume, too."),
         ];
-        for (name, description) in all.into_iter().filter(|(name, _)| *name != "with-data" || route.takes_with_data()) {
+        for (_, name, description) in all.into_iter().filter(|(is_taken, ..)| *is_taken) {
             parameters.push(json!({
                 "name": name,
                 "in": "query",

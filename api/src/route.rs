@@ -161,6 +161,12 @@ impl Route {
         self.response == ResponseContent::Plan && self.name != "plan"
     }
 
+    /// Whether the route may take something from clients, so that it takes `force`.
+    #[must_use]
+    pub fn takes_force(&self) -> bool {
+        self.takes_dry_run() || self.name == KICK_SESSION
+    }
+
     /// The query parameters that are texts, with their descriptions.
     #[must_use]
     pub fn texts(&self) -> &'static [(&'static str, &'static str)] {
@@ -178,6 +184,9 @@ impl Route {
         self.name == DELETE_VOLUME
     }
 }
+
+/// The name of the route that ends a session.
+pub const KICK_SESSION: &str = "kick-session";
 
 /// The name of the route that deletes a volume.
 pub const DELETE_VOLUME: &str = "delete-volume";

@@ -4,7 +4,7 @@
 use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
-use crate::route::{Handler, LoginStep, Method, RequestContent, ResponseContent, Route};
+use crate::route::{Handler, KICK_SESSION, LoginStep, Method, RequestContent, ResponseContent, Route};
 use crate::{copy, examine, explain, handlers, health, openapi, scsi};
 use lunar_control::{Kind, Schema};
 
@@ -73,11 +73,11 @@ fn service() -> Vec<Route> {
             "One session, with the state of its TCP connections.",
         ),
         row(
-            (Delete, "/v1/session/{id}", "kick-session"),
+            (Delete, "/v1/session/{id}", KICK_SESSION),
             Write,
             (Nothing, ResponseContent::Session),
             Handler::Long(handlers::kick),
-            "Ends a session; its client may reconnect.",
+            "Ends a session; its client may reconnect. A disk of the machine is removed, if it is in use only with `force`.",
         ),
         row(
             (Get, "/v1/handler", "list-handler"),

@@ -454,13 +454,14 @@ impl Query {
                 found.texts.push((name.to_owned(), value));
                 continue;
             }
-            if !route.takes_dry_run() {
+            if !route.takes_force() {
                 return Err(wrong("this route has no query parameters"));
             }
             let place = match name {
-                "dry-run" => &mut found.dry_run,
+                "dry-run" if route.takes_dry_run() => &mut found.dry_run,
                 "force" => &mut found.force,
                 "with-data" if route.takes_with_data() => &mut found.with_data,
+                _ if !route.takes_dry_run() => return Err(wrong("the query parameter is force")),
                 _ => return Err(wrong("the query parameters are dry-run and force, and with-data to delete a volume")),
             };
             *place = match value {

@@ -533,7 +533,8 @@ fn a_deleted_session_ends() {
     let mut fixture = Fixture::new();
     assert_eq!(fixture.own("GET", "/v1/session", "").1.as_array().map(Vec::len), Some(2));
     assert_eq!(fixture.own("GET", "/v1/session/iscsi-8", "").1["initiator"], json!(session(8).initiator));
-    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 200);
+    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8?dry-run=true", "").0, 400);
+    assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8?force=true", "").0, 200);
     assert_eq!(fixture.own("DELETE", "/v1/session/iscsi-8", "").0, 404);
     assert_eq!(fixture.own("GET", "/v1/session/x", "").0, 404);
     let status = fixture.own("GET", "/v1/status", "").1;

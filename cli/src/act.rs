@@ -296,7 +296,7 @@ fn kick(service: &Service, matches: &ArgMatches) -> Result<(), Failure> {
             )));
         }
     }
-    let (ended, failures) = end_all(&named, &found, |id| service.end_session(id));
+    let (ended, failures) = end_all(&named, &found, |id| service.end_session(id, matches.get_flag("force")));
     let ended = Json::Array(ended);
     service.print(&ended, show::ended_sessions(&ended))?;
     match failures.iter().map(|why| why.exit).max() {

@@ -93,8 +93,9 @@ impl Service {
     }
 
     /// Ends a session. Returns the session.
-    pub(crate) fn end_session(&self, id: &str) -> Result<Json, ClientError> {
-        self.client.json(Method::Delete, &format!("/v1/session/{}", encoded(id)), RequestBody::Nothing)
+    pub(crate) fn end_session(&self, id: &str, is_forced: bool) -> Result<Json, ClientError> {
+        let query = if is_forced { "?force=true" } else { "" };
+        self.client.json(Method::Delete, &format!("/v1/session/{}{query}", encoded(id)), RequestBody::Nothing)
     }
 
     /// Sends a request and returns the response as text.

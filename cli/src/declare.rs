@@ -49,9 +49,13 @@ pub(crate) fn api_command(name: impl Into<clap::builder::Str>, about: impl Into<
     Command::new(name).about(about).args(service())
 }
 
+/// An option that is given or not.
+fn flag(name: &'static str, help: &'static str) -> Arg {
+    Arg::new(name).long(name).action(ArgAction::SetTrue).help(help)
+}
+
 /// The options of a change.
 pub(crate) fn change_options() -> [Arg; 2] {
-    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     [
         flag("dry-run", "Only print the steps that would be done"),
         flag("force", "Make the change although clients with sessions use what it takes away"),
@@ -70,7 +74,6 @@ pub(crate) fn change_query(matches: &ArgMatches) -> &'static str {
 
 /// The options that delete the data of a volume.
 fn with_data() -> [Arg; 2] {
-    let flag = |name: &'static str, help: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue).help(help);
     [
         flag("with-data", "Delete the file of the volume, too; asks for confirmation"),
         flag("yes", "Delete the data without asking").requires("with-data"),
@@ -281,6 +284,7 @@ fn sessions() -> Command {
         id().num_args(0..),
         Arg::new("initiator").long("initiator").value_name("NAME").help("End all sessions of this initiator or host"),
         Arg::new("target").long("target").value_name("NAME").help("End all sessions with this target"),
+        flag("force", "Remove disks of the service's machine although they are mounted or otherwise used"),
     ]);
     let kick = kick.group(clap::ArgGroup::new("which").args(["id", "initiator", "target"]).required(true));
     api_command("session", "Sessions of initiators and hosts")

@@ -54,6 +54,13 @@ pub struct InUse {
 }
 
 impl InUse {
+    /// The loss of one client, if there is one.
+    #[must_use]
+    pub(crate) fn of(host: Option<AffectedHost>) -> Self {
+        let hosts: Vec<AffectedHost> = host.into_iter().collect();
+        Self { count: hosts.len(), hosts, removed: None }
+    }
+
     /// Whether the change needs no force.
     #[must_use]
     pub fn is_empty(&self) -> bool {

@@ -4,7 +4,7 @@ use crate::api::{IsnsView, MediumView, SessionView, TroubleView, VmView};
 use crate::apply::Running;
 use crate::check::Checked;
 use crate::common_sections::Medium;
-use crate::in_use::{LostDisk, Taking};
+use crate::in_use::{AffectedHost, LostDisk, Taking};
 use crate::kind::{Id, Kind};
 use crate::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
 use crate::names::Uuid;
@@ -293,6 +293,10 @@ impl Live for FakeTarget {
 
     fn lost_disks(&mut self, _taking: &Taking<'_>) -> Vec<LostDisk> {
         self.lost_disks.clone()
+    }
+
+    fn lost_with(&mut self, id: &str) -> Option<AffectedHost> {
+        self.lost_disks.iter().map(|disk| &disk.host).find(|host| host.session == id).cloned()
     }
 
     fn vms(&mut self) -> Vec<VmView> {

@@ -6,6 +6,7 @@ pub use crate::affected::{AffectedHost, InUse, LostDisk};
 use crate::api::{SessionView, VmView};
 use crate::common_sections::{Group, Lun, Target};
 use crate::config::Config;
+use crate::failure::Failure;
 use crate::kind::Kind;
 use crate::names::{IscsiName, Nqn};
 use crate::plan::{Action, Change, ObjectId, Plan};
@@ -36,6 +37,14 @@ impl From<bool> for Force {
     fn from(is_forced: bool) -> Self {
         if is_forced { Self::Yes } else { Self::No }
     }
+}
+
+/// Whether something is done that takes from clients what they use.
+///
+/// # Errors
+/// [`Failure::InUse`]: somebody loses something, and the author does not force it.
+pub(crate) fn allow(in_use: InUse, force: Force) -> Result<(), Failure> {
+    if force == Force::Yes || in_use.is_empty() { Ok(()) } else { Err(Failure::InUse(in_use)) }
 }
 
 /// The author of a change.

@@ -5,7 +5,7 @@ use crate::apply::TargetError;
 use crate::check::Checked;
 use crate::counters::StoreSpace;
 use crate::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
-use crate::in_use::{LostDisk, Taking};
+use crate::in_use::{AffectedHost, LostDisk, Taking};
 use crate::names::Uuid;
 use crate::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use crate::slow::{AllStagesView, SlowLogView};
@@ -186,6 +186,13 @@ pub trait Live {
     fn lost_disks(&mut self, taking: &Taking<'_>) -> Vec<LostDisk> {
         let _ = taking;
         Vec::new()
+    }
+
+    /// The loss of programs of this machine when the session of this ID ends; `None`: its client may reconnect, or
+    /// nothing that is known uses it.
+    fn lost_with(&mut self, id: &str) -> Option<AffectedHost> {
+        let _ = id;
+        None
     }
 
     /// The endpoints of virtual machines.

@@ -220,6 +220,15 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         in_use::find(plan, (&before.config, &after.config), Clients { sessions, vms, disks })
     }
 
+    /// Ends a session: see [`Live::kick`].
+    ///
+    /// # Errors
+    /// [`Failure::InUse`]: it is a disk of this machine that programs use, and the end is not forced.
+    pub fn kick(&mut self, id: &str, force: Force) -> Result<Option<Later<bool>>, Failure> {
+        in_use::allow(InUse::of(self.running.lost_with(id)), force)?;
+        Ok(self.running.kick(id))
+    }
+
     /// The steps of these edits.
     ///
     /// # Errors
@@ -370,9 +379,7 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         let (before, tried) = (self.served(), wanted.clone().without(&left));
         let mut plan = Plan::between(&before, &tried);
         let in_use = self.in_use(&mut plan, &before, &tried);
-        if force == Force::No && !in_use.is_empty() {
-            return Err(Failure::InUse(in_use));
-        }
+        in_use::allow(in_use, force)?;
         let (versions, identities) = (&mut self.versions, &mut self.identities);
         let both = || identities.remember(&wanted.config).and_then(|()| write(versions));
         let unavailable = apply(&mut self.running, &plan, &tried, policy, both)?;

@@ -423,6 +423,11 @@ fn a_disk_of_this_machine_that_is_mounted_is_not_taken_away_without_force() {
     let words =
         "iqn.x:local:data from /dev/ublkb0: ublk disk data is removed, and /dev/ublkb0 is mounted at /mnt: umount";
     assert!(why.to_string().contains(words) && why.to_string().contains("--force"), "{why}");
+    let Err(Failure::InUse(why)) = manager.kick("ublk-0", Force::No).map(|_| ()) else { panic!("it is mounted") };
+    assert!(why.to_string().contains(words) && why.to_string().contains("--force"), "{why}");
+    assert!(manager.kick("iscsi-1", Force::No).is_ok_and(|end| end.is_none()), "others lose nothing");
+    assert_eq!(manager.running().sessions.len(), 1);
+    assert!(manager.kick("ublk-0", Force::Yes).is_ok_and(|end| end.is_some()) && manager.running().sessions.is_empty());
     manager.replace(&wanted, Author { name: "ann", force: Force::Yes }, at(3)).expect("it is forced");
 }
 

@@ -12,7 +12,7 @@ use crate::error::EngineError;
 use crate::published_config::PublishedConfig;
 use lunar_control::api::{LocalDisksView, SessionView, VmView};
 use lunar_control::explain::{LoginQuestion, LoginVerdict};
-use lunar_control::in_use::{LostDisk, Taking};
+use lunar_control::in_use::{AffectedHost, LostDisk, Taking};
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
 use lunar_control::{Checked, Config};
@@ -178,6 +178,13 @@ pub trait FrontRuntime: Any + Send + Sync + fmt::Debug {
     fn lost_disks(&self, taking: &Taking<'_>) -> Vec<LostDisk> {
         let _ = taking;
         Vec::new()
+    }
+
+    /// The loss of programs of this machine when the session of this ID ends; `None`: its client may reconnect, or
+    /// nothing that is known uses it.
+    fn lost_with(&self, id: &str) -> Option<AffectedHost> {
+        let _ = id;
+        None
     }
 
     /// The troubles since the last change, in words that say what to do.

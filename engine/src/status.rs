@@ -17,7 +17,7 @@ use lunar_control::api::{
 };
 use lunar_control::counters::StoreSpace;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
-use lunar_control::in_use::{LostDisk, Taking};
+use lunar_control::in_use::{AffectedHost, LostDisk, Taking};
 use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
 use lunar_control::names::Uuid;
 use lunar_control::scsi::{ScsiCall, ScsiError, ScsiOutcome};
@@ -233,6 +233,10 @@ impl Live for Engine {
     fn lost_disks(&mut self, taking: &Taking<'_>) -> Vec<LostDisk> {
         let fronts = self.core_set().shared().fronts().iter();
         fronts.flat_map(|front| front.lost_disks(taking)).collect()
+    }
+
+    fn lost_with(&mut self, id: &str) -> Option<AffectedHost> {
+        self.core_set().shared().fronts().iter().find_map(|front| front.lost_with(id))
     }
 
     fn vms(&mut self) -> Vec<VmView> {

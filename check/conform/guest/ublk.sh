@@ -344,12 +344,19 @@ says "sense data in words" "logical block address out of range" sh -c "$LUNAR sc
 try "mkfs.ext4 on the link" mkfs.ext4 -q -F "$work"
 try "mount the link" mount "$work" /mnt/disk
 refuse "a mounted disk is not detached" "$LUNAR" detach work
+kick_of() { "$LUNAR" session kick "$1" 2>&1 || :; }
+id=ublk-$(readlink -f "$work" | sed 's/.*ublkb//')
+says "a mounted disk is not ended as a session" "is mounted at /mnt/disk.*umount /mnt/disk" kick_of "$id"
+says "the refusal names the way out" "repeat the command with --force" kick_of "$id"
+test -b "$work" && ok "it is there after the refusals" || bad "it is there after the refusals"
 kill "$target"
 wait "$target"
 start_daemon "a restart"
 try "serves the disk again" eventually test -b "$work"
 try "unmount the link" umount /mnt/disk
 try "fsck.ext4" fsck.ext4 -f -n "$work"
+try "a disk that nothing uses is ended without force" "$LUNAR" session kick "$id"
+try "the link is gone" eventually [ ! -L "$work" ]
 try "it is detached" "$LUNAR" detach work
 try "its link is gone" eventually [ ! -L "$work" ]
 refuse "it is not in the configuration" grep -q ublk.work /tmp/service/lunar.toml

@@ -343,7 +343,10 @@ fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
     let both = format!("{}{disk}", text(0, &[("data", 5)]));
     first.apply(&both).expect("it serves");
     let only_work = format!("{}{disk}", text(0, &[]));
+    let ended =
+        |process: &mut Process, id: &str| process.engine.lost_with(id).map(|host| (host.source, host.loses.join("; ")));
     assert_eq!(lost(&mut first, &only_work), [], "nothing uses the disks");
+    assert_eq!(ended(&mut first, "ublk-4"), None, "nothing uses the disk");
     KERNEL.with_borrow_mut(|kernel| kernel.mounted = [4, 5].into());
     let told = |source: &str, loss: &str| {
         let words =
@@ -351,6 +354,8 @@ fn a_change_that_takes_a_disk_away_tells_of_its_mount() {
         (format!("/dev/ublkb{source}"), words)
     };
     let (data, work) = ("ublk disk data", "ublk disk work");
+    assert_eq!(ended(&mut first, "ublk-4"), Some(told("4", &format!("{work} is removed"))));
+    assert_eq!(ended(&mut first, "ublk-6"), None, "there is no such session");
     for (wanted, losses) in [
         (both.clone(), vec![]),
         (format!("{both}[group.h]\ntargets = ['t']\ninitiators = ['iqn.x']\nluns = {{ 1 = 'v' }}\n"), vec![]),

@@ -8,7 +8,7 @@ use crate::life::{Claim, DiskRequest, Removal, USED, about_left, feature_names};
 use crate::params::TRANSFER_BYTES;
 use crate::schema::{self, UBLK, Ublk};
 use crate::serve::{self, Opener, report};
-use crate::wanted::{Wanted, queues, request, wanted};
+use crate::wanted::{DiskLoss, Wanted, queues, request, wanted};
 use crate::wire::disk_at;
 use lunar_control::api::{LocalDiskView, LocalDisksView, SessionView};
 use lunar_control::common_sections::Lun;
@@ -419,6 +419,18 @@ impl UblkRuntime {
         }
     }
 
+    /// This machine as the client of a disk, and its loss; `None`: no program that is known uses the disk.
+    fn affected(&self, running: &Running, loss: &DiskLoss) -> Option<AffectedHost> {
+        let user = (self.open.user)(running.claim.number)?;
+        Some(AffectedHost {
+            session: Self::session_id(running.claim.number),
+            initiator: running.wanted.local.client.name.to_string(),
+            source: disk_at(running.claim.number),
+            target: running.wanted.shown_by.as_ref().map(|(_, target)| target.clone()).unwrap_or_default(),
+            loses: vec![format!("{loss}, and {user} on the service's machine: {}", user.remedy())],
+        })
+    }
+
     fn session_id(number: u32) -> String {
         format!("{NAME}-{number}")
     }
@@ -604,9 +616,8 @@ impl FrontRuntime for UblkRuntime {
         let state = self.state();
         let begun = state.begun.values().map(|(running, _)| running);
         let lost = |running: &Running| {
-            let loss = running.wanted.loss(taking)?;
-            let user = (self.open.user)(running.claim.number)?;
-            let Wanted { request, local, volume, shown_by } = &running.wanted;
+            let host = self.affected(running, &running.wanted.loss(taking)?)?;
+            let Wanted { request, volume, shown_by, .. } = &running.wanted;
             let (group, target) = shown_by.clone().unzip();
             let causes = [(Kind::Front(UBLK), Some(&request.name)), (Kind::Volume, Some(volume))];
             let causes = causes.into_iter().chain([(Kind::Group, group.as_ref()), (Kind::Target, target.as_ref())]);
@@ -618,13 +629,7 @@ impl FrontRuntime for UblkRuntime {
             });
             let luns: Vec<ObjectId> = luns.collect();
             Some(LostDisk {
-                host: AffectedHost {
-                    session: Self::session_id(running.claim.number),
-                    initiator: local.client.name.to_string(),
-                    source: disk_at(running.claim.number),
-                    target: target.clone().unwrap_or_default(),
-                    loses: vec![format!("{loss}, and {user} on the service's machine: {}", user.remedy())],
-                },
+                host,
                 causes: causes
                     .filter_map(|(kind, name)| Some(ObjectId { kind, name: name?.clone(), lun: None }))
                     .chain(luns)
@@ -632,6 +637,12 @@ impl FrontRuntime for UblkRuntime {
             })
         };
         state.running.values().chain(begun).filter_map(lost).collect()
+    }
+
+    fn lost_with(&self, id: &str) -> Option<AffectedHost> {
+        let state = self.state();
+        let (name, running) = state.running.iter().find(|(_, running)| Self::session_id(running.claim.number) == id)?;
+        self.affected(running, &DiskLoss::Removed(name.clone()))
     }
 
     fn places(&self) -> BTreeMap<String, PathBuf> {
