@@ -1,5 +1,5 @@
-//! The Unix sockets at which the clients of a front for virtual machines connect, one for each virtual machine. Each is
-//! made on one of the cores before any client is accepted.
+//! The Unix sockets of a front for virtual machines, one for each virtual machine: the client connects there, or it
+//! listens and the front connects. Each is on one of the cores; it is made before any client is served.
 //!
 //! * [`on_core`]: the sockets of a core, and the end of service; [`log`]: limits of the log
 //! * [`error`]: why a socket cannot be made
@@ -21,15 +21,34 @@ use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::ready;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+/// The end of a socket that a front has.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub enum Role {
+    /// It listens, and the client connects.
+    Server,
+    /// The client listens, and the front connects.
+    Client,
+}
+
+/// A socket of a front.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+pub struct Place {
+    /// Its path.
+    pub path: PathBuf,
+    /// The end of the front.
+    pub role: Role,
+}
+
 /// The keys of a socket.
 #[derive(Clone, Debug)]
 pub struct SocketKeys<'a> {
-    /// Its path.
-    pub path: PathBuf,
+    /// The socket. The other keys are for one at which the front listens.
+    pub place: Place,
     /// Permission bits.
     pub mode: u32,
     /// The user that owns it.
@@ -43,12 +62,21 @@ pub struct SocketKeys<'a> {
 pub struct ServedVm<T> {
     /// Its name.
     pub name: String,
+    /// The end of its socket that the front has.
+    pub role: Role,
     /// The host that it is, and what it sees.
     pub tenant: T,
     /// Its target in the configuration.
     pub target: String,
     /// The host group that it belongs to, in the configuration.
     pub group: Option<String>,
+}
+
+impl Place {
+    /// Sets the permissions of a socket at which the front listens. Those of others belong to the clients.
+    fn grant(&self, permission: Permission) -> io::Result<()> {
+        if self.role == Role::Server { permission.grant(&self.path) } else { Ok(()) }
+    }
 }
 
 /// The folder of a socket that the sandbox keeps. Where the folder itself has to be made, the one above it is kept.
@@ -68,12 +96,12 @@ struct BoundSocket {
 
 /// A socket that is prepared, and its permissions before if it was there already.
 struct PreparedSocket {
-    path: PathBuf,
+    place: Place,
     before: Option<Permission>,
 }
 
 struct State<T> {
-    sockets: BTreeMap<PathBuf, BoundSocket>,
+    sockets: BTreeMap<Place, BoundSocket>,
     /// The virtual machines, by their sockets.
     vms: BTreeMap<PathBuf, ServedVm<T>>,
     troubles: Vec<SocketError>,
@@ -110,44 +138,44 @@ impl<S: SocketService> VmSockets<S> {
     /// # Errors
     /// Why that cannot be done, in words that say what to do.
     pub fn prepare(&self, cores: &FrontHandle, keys: SocketKeys<'_>) -> Result<Prepared, EngineError> {
-        let SocketKeys { path, mode, owner, group } = keys;
+        let SocketKeys { place, mode, owner, group } = keys;
         let permission = self.shared.host.permission(mode, owner, group)?;
-        let refused = |mistake| EngineError::front(self.error(&path, mistake));
-        if path.as_os_str().len() > SOCKET_PATH_MAX {
+        let refused = |mistake| EngineError::front(self.error(&place.path, mistake));
+        if place.path.as_os_str().len() > SOCKET_PATH_MAX {
             return Err(refused(SocketMistake::TooLong));
         }
-        let known = self.state().sockets.get(&path).copied();
+        let known = self.state().sockets.get(&place).copied();
         if let Some(bound) = known {
             if bound.permission != permission {
-                permission.grant(&path).map_err(|why| refused(SocketMistake::Bind(why)))?;
-                self.state().sockets.insert(path.clone(), BoundSocket { permission, ..bound });
+                place.grant(permission).map_err(|why| refused(SocketMistake::Bind(why)))?;
+                self.state().sockets.insert(place.clone(), BoundSocket { permission, ..bound });
             }
-            return Ok(Box::new(PreparedSocket { path, before: Some(bound.permission) }));
+            return Ok(Box::new(PreparedSocket { place, before: Some(bound.permission) }));
         }
         let core = {
             let state = self.state();
             let load = |core: &usize| state.sockets.values().filter(|bound| bound.core == *core).count();
             (0..cores.count()).min_by_key(load).unwrap_or(0)
         };
-        let place = path.clone();
-        let bind = move |front: Rc<SocketsOnCore<S>>| ready(front.0.bind(&place, permission));
+        let own = place.clone();
+        let bind = move |front: Rc<SocketsOnCore<S>>| ready(front.0.open(own, permission));
         let bound = cores.ask(core, bind).wait().ok_or(EngineError::CoreEnded)?;
         bound.map_err(|why| refused(SocketMistake::Bind(why)))?;
-        self.state().sockets.insert(path.clone(), BoundSocket { core, permission });
-        Ok(Box::new(PreparedSocket { path, before: None }))
+        self.state().sockets.insert(place.clone(), BoundSocket { core, permission });
+        Ok(Box::new(PreparedSocket { place, before: None }))
     }
 
     /// Undoes [`VmSockets::prepare`].
     pub fn roll_back(&self, cores: &FrontHandle, prepared: Prepared) {
         let Ok(socket) = prepared.downcast::<PreparedSocket>() else { return };
-        let PreparedSocket { path, before } = *socket;
-        let Some(before) = before else { return self.close(cores, &path) };
+        let PreparedSocket { place, before } = *socket;
+        let Some(before) = before else { return self.close(cores, &place) };
         let mut state = self.state();
-        if let Some(bound) = state.sockets.get_mut(&path) {
+        if let Some(bound) = state.sockets.get_mut(&place) {
             bound.permission = before;
         }
-        if let Err(why) = before.grant(&path) {
-            state.troubles.push(self.error(&path, SocketMistake::Bind(why)));
+        if let Err(why) = place.grant(before) {
+            state.troubles.push(self.error(&place.path, SocketMistake::Bind(why)));
         }
     }
 
@@ -162,30 +190,36 @@ impl<S: SocketService> VmSockets<S> {
     pub fn finalize(&self, cores: &FrontHandle) {
         let (gone, served) = {
             let State { sockets, vms, .. } = &*self.state();
-            let gone: Vec<PathBuf> = sockets.keys().filter(|path| !vms.contains_key(*path)).cloned().collect();
-            let served = vms.iter().filter_map(|(path, vm)| Some((path.clone(), *sockets.get(path)?, vm.clone())));
+            let is_gone = |place: &&Place| vms.get(&place.path).is_none_or(|vm| vm.role != place.role);
+            let gone: Vec<Place> = sockets.keys().filter(is_gone).cloned().collect();
+            let served = vms.iter().filter_map(|(path, vm)| {
+                let place = Place { path: path.clone(), role: vm.role };
+                Some((*sockets.get(&place)?, place, vm.clone()))
+            });
             (gone, served.collect::<Vec<_>>())
         };
-        gone.iter().for_each(|path| self.close(cores, path));
-        for (path, BoundSocket { core, .. }, ServedVm { name, tenant, .. }) in served {
-            let endpoint = Endpoint { name, path, tenant };
+        gone.iter().for_each(|place| self.close(cores, place));
+        for (BoundSocket { core, .. }, place, ServedVm { name, tenant, .. }) in served {
+            let endpoint = Endpoint { name, place, tenant };
             cores.ask(core, async move |front: Rc<SocketsOnCore<S>>| front.0.serve(endpoint)).wait();
         }
     }
 
-    fn close(&self, cores: &FrontHandle, path: &Path) {
-        let removed = self.state().sockets.remove(path);
+    fn close(&self, cores: &FrontHandle, place: &Place) {
+        let removed = self.state().sockets.remove(place);
         if let Some(bound) = removed {
-            let path = path.to_owned();
-            cores.ask(bound.core, async move |front: Rc<SocketsOnCore<S>>| front.0.close(&path)).wait();
+            let place = place.clone();
+            cores.ask(bound.core, async move |front: Rc<SocketsOnCore<S>>| front.0.close(&place)).wait();
         }
     }
 
     /// Disconnects the client of this socket, which may connect again.
     pub fn end_client(&self, cores: &FrontHandle, path: PathBuf) {
-        let bound = self.state().sockets.get(&path).copied();
+        let Some(role) = self.vm(&path).map(|vm| vm.role) else { return };
+        let place = Place { path, role };
+        let bound = self.state().sockets.get(&place).copied();
         if let Some(bound) = bound {
-            cores.ask(bound.core, move |front: Rc<SocketsOnCore<S>>| ready(front.0.end_client(&path))).wait();
+            cores.ask(bound.core, move |front: Rc<SocketsOnCore<S>>| ready(front.0.end_client(&place))).wait();
         }
     }
 

@@ -147,7 +147,7 @@ fn vms(engine: &Engine) -> Vec<String> {
     let of = |path: &Path| std::fs::metadata(path).expect("the socket is there");
     let permission = |path: &Path| (of(path).mode() & 0o777, of(path).uid(), of(path).gid());
     let mut all: Vec<String> =
-        all.into_iter().flatten().map(|one| format!("{one:?} {:?}", permission(&one.path))).collect();
+        all.into_iter().flatten().map(|one| format!("{one:?} {:?}", permission(&one.place.path))).collect();
     all.sort();
     all
 }

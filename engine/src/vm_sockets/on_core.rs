@@ -1,6 +1,7 @@
 //! The sockets of one core: one client at a time for each.
 
 use super::log::{Connections, Logging, Refusals};
+use super::{Place, Role};
 use crate::core_set::front_on_core::{FrontOnCore, PortalRef};
 use lunar_reactor::op::Incoming;
 use lunar_reactor::unix::{Listener, Permission, Stream, are_files, make_folder};
@@ -11,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -25,14 +26,18 @@ pub const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// Pause after a client has disconnected. A client that connects in a loop gets a small part of the core, and the
 /// connections that it has ended already, some thousand in the queue of the socket, are gone after two seconds.
 pub const NEXT_REST: Duration = Duration::from_micros(500);
+/// Pauses between two attempts to connect to a client: short after it was there, so that a virtual machine that starts
+/// again waits for little, and then long, so that clients that are not there cost next to nothing.
+const CONNECT_SOONEST: Duration = Duration::from_millis(100);
+const CONNECT_LATEST: Duration = Duration::from_secs(1);
 
 /// A socket at which a virtual machine finds its device.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Endpoint<T> {
     /// Name of the virtual machine, for logs.
     pub name: String,
-    /// Path of the socket.
-    pub path: PathBuf,
+    /// The socket.
+    pub place: Place,
     /// The host that the virtual machine is, and what it sees.
     pub tenant: T,
 }
@@ -80,7 +85,8 @@ pub trait SocketService: 'static {
 
 /// A socket.
 struct Socket<S: SocketService> {
-    listener: Listener,
+    /// `None`: the client listens.
+    listener: Option<Listener>,
     /// `None` until [`CoreSockets::serve`]: no client is accepted.
     endpoint: RefCell<Option<Endpoint<S::Tenant>>>,
     client: RefCell<Option<Rc<S::Client>>>,
@@ -96,8 +102,12 @@ impl<S: SocketService> Socket<S> {
 
     fn close(&self) {
         self.is_closed.set(true);
-        self.listener.retire();
+        self.retire();
         self.end_client();
+    }
+
+    fn retire(&self) {
+        self.listener.iter().for_each(Listener::retire);
     }
 }
 
@@ -106,7 +116,7 @@ pub struct CoreSockets<S: SocketService> {
     service: S,
     reactor: Reactor,
     drain_time: Duration,
-    sockets: RefCell<BTreeMap<PathBuf, Rc<Socket<S>>>>,
+    sockets: RefCell<BTreeMap<Place, Rc<Socket<S>>>>,
     clients: RefCell<Vec<Rc<S::Client>>>,
     waiters: RefCell<Vec<Waker>>,
 }
@@ -125,36 +135,44 @@ impl<S: SocketService> CoreSockets<S> {
         })
     }
 
-    /// Creates a socket and its folder. No client is accepted before [`CoreSockets::serve`].
+    /// Creates the folder of a socket, and the socket, unless the client does. No client is served before
+    /// [`CoreSockets::serve`].
     ///
     /// # Errors
     /// `AddrInUse` when another process serves the socket; otherwise those of the operating system.
-    pub fn bind(&self, path: &Path, permission: Permission) -> io::Result<()> {
-        let is_file = are_files(&self.reactor);
-        if let Some(folder) = path.parent().filter(|_| is_file) {
+    pub fn open(&self, place: Place, permission: Permission) -> io::Result<()> {
+        if let Some(folder) = place.path.parent().filter(|_| are_files(&self.reactor)) {
             make_folder(folder)?;
         }
-        // Only the owner may open the socket until its permissions are set.
-        let listener = Listener::bind(&self.reactor, path, 0o600)?;
-        if is_file {
-            permission.grant(path)?;
-        }
+        let listener = match place.role {
+            Role::Server => Some(self.listen(&place.path, permission)?),
+            Role::Client => None,
+        };
         let (endpoint, client) = (RefCell::default(), RefCell::default());
         let socket = Rc::new(Socket { listener, endpoint, client, is_closed: Cell::new(false) });
-        self.sockets.borrow_mut().insert(path.to_owned(), socket);
+        self.sockets.borrow_mut().insert(place, socket);
         Ok(())
     }
 
+    fn listen(&self, path: &Path, permission: Permission) -> io::Result<Listener> {
+        // Only the owner may open the socket until its permissions are set.
+        let listener = Listener::bind(&self.reactor, path, 0o600)?;
+        if are_files(&self.reactor) {
+            permission.grant(path)?;
+        }
+        Ok(listener)
+    }
+
     /// Closes a socket and disconnects its client.
-    pub fn close(&self, path: &Path) {
-        let socket = self.sockets.borrow_mut().remove(path);
+    pub fn close(&self, place: &Place) {
+        let socket = self.sockets.borrow_mut().remove(place);
         socket.iter().for_each(|socket| socket.close());
     }
 
-    /// Serves the socket of this endpoint, which was bound, one client at a time. A client that is connected as another
+    /// Serves the socket of this endpoint, which was opened, one client at a time. A client that is connected as another
     /// tenant is disconnected.
     pub fn serve(self: &Rc<Self>, endpoint: Endpoint<S::Tenant>) {
-        let Some(socket) = self.sockets.borrow().get(&endpoint.path).cloned() else { return };
+        let Some(socket) = self.sockets.borrow().get(&endpoint.place).cloned() else { return };
         let tenant = endpoint.tenant.clone();
         match socket.endpoint.replace(Some(endpoint)) {
             Some(old) if old.tenant == tenant => {}
@@ -167,8 +185,8 @@ impl<S: SocketService> CoreSockets<S> {
     }
 
     /// Disconnects the client of this socket, which may connect again. Returns whether there was one.
-    pub fn end_client(&self, path: &Path) -> bool {
-        self.sockets.borrow().get(path).is_some_and(|socket| socket.end_client())
+    pub fn end_client(&self, place: &Place) -> bool {
+        self.sockets.borrow().get(place).is_some_and(|socket| socket.end_client())
     }
 
     /// Disconnects the clients that see a volume that is another one now. Done when they are disconnected. They may
@@ -209,8 +227,12 @@ impl<S: SocketService> CoreSockets<S> {
         let reactor = &self.reactor;
         let is_over = || self.service.is_draining() || socket.is_closed.get();
         let (mut refusals, mut connections) = (Refusals::default(), Connections::default());
+        let rest = if socket.listener.is_some() { NEXT_REST } else { CONNECT_SOONEST };
         while !is_over() {
-            let accepted = socket.listener.accept().await;
+            let accepted = match &socket.listener {
+                Some(listener) => listener.accept().await,
+                None => self.connect(socket, &mut refusals, &is_over).await,
+            };
             let Some(endpoint) = socket.endpoint.borrow().clone() else { return };
             let (section, name) = (S::SECTION, &endpoint.name);
             match accepted {
@@ -225,7 +247,7 @@ impl<S: SocketService> CoreSockets<S> {
                             Logging::None => client.silence(),
                         }
                         self.converse(socket, client).await;
-                        reactor.sleep(NEXT_REST).await;
+                        reactor.sleep(rest).await;
                     }
                     Err(why) => {
                         reactor.stats().logins_refused.add(1);
@@ -243,6 +265,35 @@ impl<S: SocketService> CoreSockets<S> {
         }
     }
 
+    /// Connects to the client as soon as it listens.
+    async fn connect(
+        &self,
+        socket: &Socket<S>,
+        refusals: &mut Refusals,
+        is_over: &impl Fn() -> bool,
+    ) -> io::Result<Stream> {
+        let mut pause = CONNECT_SOONEST;
+        while !is_over() {
+            let Some(endpoint) = socket.endpoint.borrow().clone() else { break };
+            let why = match Stream::connect(&self.reactor, &endpoint.place.path) {
+                Ok(stream) => return Ok(stream),
+                Err(why) => why,
+            };
+            let reason = match why.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => "nothing listens there yet",
+                io::ErrorKind::PermissionDenied => "the user that runs Lunar must be able to write to this socket",
+                _ => "connecting fails",
+            };
+            if refusals.is_news(reason, self.reactor.now()) {
+                let (section, path) = (S::SECTION, endpoint.place.path.display());
+                log!("{section} {}: waits for its client at {path}: {reason} ({why})", endpoint.name);
+            }
+            self.reactor.sleep(pause).await;
+            pause = CONNECT_LATEST.min(pause * 2);
+        }
+        Err(io::ErrorKind::ConnectionAborted.into())
+    }
+
     async fn converse(&self, socket: &Socket<S>, client: Rc<S::Client>) {
         self.clients.borrow_mut().push(client.clone());
         *socket.client.borrow_mut() = Some(client.clone());
@@ -254,7 +305,7 @@ impl<S: SocketService> CoreSockets<S> {
     /// Accepts no more clients, lets commands finish, and disconnects the clients: see [`CoreSockets::drained`].
     pub fn drain(&self) {
         self.service.drain();
-        self.sockets.borrow().values().for_each(|socket| socket.listener.cancel());
+        self.sockets.borrow().values().flat_map(|socket| &socket.listener).for_each(Listener::cancel);
         self.waiters.take().into_iter().for_each(Waker::wake);
     }
 
@@ -273,7 +324,7 @@ impl<S: SocketService> CoreSockets<S> {
             let clients = self.clients.borrow().clone();
             if clients.is_empty() {
                 // A task that rests after a refused client still has its socket.
-                return self.sockets.take().values().for_each(|socket| socket.listener.retire());
+                return self.sockets.take().values().for_each(|socket| socket.retire());
             }
             let is_late = self.reactor.now() >= end;
             clients.iter().filter(|client| is_late || client.is_quiet()).for_each(|client| client.end());

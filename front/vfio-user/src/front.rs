@@ -16,7 +16,9 @@ use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Prepared, PrivateMap};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_engine::vm_sockets::{ServedVm, SocketKeys, SocketOptions, SocketsOnCore, VmSockets, kept_folder};
+use lunar_engine::vm_sockets::{
+    Place, Role, ServedVm, SocketKeys, SocketOptions, SocketsOnCore, VmSockets, kept_folder,
+};
 use lunar_engine::{namespaces, nvme_sessions};
 use lunar_nvme::{Controller, Tenant};
 use std::collections::BTreeMap;
@@ -80,7 +82,8 @@ fn vms(wanted: &Checked, runtime: &Path) -> BTreeMap<PathBuf, ServedVm<Tenant>> 
             address: path.display().to_string(),
         };
         let group = group_of_local(config, vm.target.name(), &vm.host(name)).map(|(name, _)| name.to_owned());
-        (path, ServedVm { name: name.to_owned(), tenant, target: vm.target.name().to_owned(), group })
+        let (name, target) = (name.to_owned(), vm.target.name().to_owned());
+        (path, ServedVm { name, role: Role::Server, tenant, target, group })
     };
     config.section::<Vm>().map(vm).collect()
 }
@@ -104,7 +107,7 @@ impl FrontRuntime for VfioUserRuntime {
                 let name = &change.object.name;
                 let vm = wanted.config.find::<Vm>(name).ok_or(EngineError::NotConfigured)?;
                 let keys = SocketKeys {
-                    path: vm.socket(name, self.shared.host.runtime()),
+                    place: Place { path: vm.socket(name, self.shared.host.runtime()), role: Role::Server },
                     mode: vm.mode.0,
                     owner: vm.owner.as_ref().map(|name| name.as_str()),
                     group: vm.group.as_ref().map(|name| name.as_str()),

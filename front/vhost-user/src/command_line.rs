@@ -1,7 +1,7 @@
 //! The options of `lunar serve` for virtio devices of virtual machines.
 
 use crate::hypervisor::{cloud_hypervisor, qemu};
-use crate::schema::{VM_IQN, VM_NAME_MAX, VhostKind};
+use crate::schema::{SocketRole, VM_IQN, VM_NAME_MAX, VhostKind};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_engine::command_line::mistake::{OptionMistake, socket_text};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, Serving, Shown, TARGET};
@@ -29,6 +29,9 @@ struct VhostUserRequest {
     /// Permissions of these sockets, in octal: a user who may connect may use the volume
     #[arg(long = "vhost-mode", value_name = "MODE", default_value = "600", value_parser = mode)]
     vhost_mode: u32,
+    /// Connect to these sockets, at which the virtual machine monitors listen, whenever they do
+    #[arg(long = "vhost-client")]
+    vhost_client: bool,
 }
 
 /// A disk of a virtual machine.
@@ -82,6 +85,11 @@ impl VhostUserRequest {
         folder.join(format!("{name}.sock"))
     }
 
+    /// The end of the sockets that Lunar has.
+    fn role(&self) -> SocketRole {
+        if self.vhost_client { SocketRole::Client } else { SocketRole::Server }
+    }
+
     /// All devices: the option, the kind, the name, the LUN.
     fn devices(&self) -> impl Iterator<Item = (&'static str, VhostKind, &str, Option<u16>)> {
         let disks = self.vhost_disks.iter().map(|disk| ("--vhost-blk", VhostKind::Blk, &*disk.name, disk.lun));
@@ -121,7 +129,7 @@ impl FrontRequest for VhostUserRequest {
             keys.set("target", TARGET).set("socket", socket).set("mode", format!("{:03o}", self.vhost_mode));
             // The first, as for other hosts.
             keys.set("portal-group", given.groups[0].as_str());
-            keys.set("device", kind.word());
+            keys.set("device", kind.word()).set("role", self.role().word());
             if let Some(lun) = lun {
                 keys.set("lun", i64::from(lun));
             }
@@ -144,9 +152,9 @@ impl FrontRequest for VhostUserRequest {
             };
             options.into_iter().enumerate().map(line).collect::<Vec<_>>()
         };
-        let mut connect = command("QEMU     qemu-system-x86_64 -m 1G ", qemu(first, *kind));
-        // It has no vhost-user-scsi.
-        if *kind == VhostKind::Blk {
+        let mut connect = command("QEMU     qemu-system-x86_64 -m 1G ", qemu(first, *kind, self.role().end()));
+        // It has no vhost-user-scsi, and does not listen for disks.
+        if *kind == VhostKind::Blk && !self.vhost_client {
             connect.extend(command("Cloud Hypervisor  cloud-hypervisor ", cloud_hypervisor(first)));
         }
         let place = |(kind, name, path): &(VhostKind, String, &Path)| {
@@ -162,6 +170,7 @@ mod tests {
     use super::*;
     use crate::schema::{FRONT, Vhost};
     use lunar_control::Schema;
+    use lunar_engine::vm_sockets::Role;
     use std::collections::BTreeMap;
 
     static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };
@@ -189,6 +198,10 @@ mod tests {
         let lun = |name: &str| config.find::<Vhost>(name).and_then(|vhost| vhost.lun).map(|lun| lun.get());
         assert_eq!((lun("a"), lun("b")), (None, Some(1)));
         assert!(drafted(&request(&["a"], &"/x".repeat(60))).expect_err("too long").contains("--vhost-folder"));
+        assert_eq!((vhost.role, vhost.role.end()), (SocketRole::Server, Role::Server));
+        let client = VhostUserRequest { vhost_client: true, ..request(&["a"], "/x") };
+        let config = drafted(&client).expect("short").check(&SCHEMA).expect("right").config;
+        assert_eq!(config.find::<Vhost>("a").map(|vhost| vhost.role), Some(SocketRole::Client));
         assert_eq!((mode("660"), disk("web-1.a_b").map(|disk| disk.lun)), (Ok(0o660), Ok(None)));
         assert!(mode("1777").is_err() && mode("8").is_err());
         for bad in ["", "..", "a/b", "a b", "a:", "a:x", &"a".repeat(65)] {
@@ -222,7 +235,10 @@ mod tests {
         );
         assert!(has("vhost_user=on,socket=/run/lunar/vhost/web.sock"), "{:?}", shown.connect);
         assert_eq!(VhostUserRequest::default().shown(&serving), None);
-        let mut request = VhostUserRequest { vhost_disks: Vec::new(), ..request };
+        let request = VhostUserRequest { vhost_client: true, ..request };
+        let connect = request.shown(&serving).expect("one").connect.join("\n");
+        assert!(connect.contains("web.sock,server=on,wait=off'") && !connect.contains("cloud-hypervisor"), "{connect}");
+        let mut request = VhostUserRequest { vhost_disks: Vec::new(), vhost_client: false, ..request };
         request.vhost_adapters.push("web".into());
         let shown = request.shown(&serving).expect("one");
         assert_eq!(shown.places, ["SCSI     web at /run/lunar/vhost/web.sock"]);

@@ -2,7 +2,7 @@
 
 use crate::command_line::VhostUserOptions;
 use crate::hypervisor::qemu;
-use crate::schema::{self, VHOST, Vhost, VhostKind};
+use crate::schema::{self, SocketRole, VHOST, Vhost, VhostKind};
 use crate::serve::{self, DeviceView, Devices, Disk, ScsiPort, Tenant};
 use crate::sessions::{Session, Sessions};
 use lunar_control::api::{SessionView, VmView};
@@ -19,7 +19,7 @@ use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Prepared};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_engine::vm_sockets::{ServedVm, SocketKeys, SocketOptions, SocketsOnCore, VmSockets, kept_folder};
+use lunar_engine::vm_sockets::{Place, ServedVm, SocketKeys, SocketOptions, SocketsOnCore, VmSockets, kept_folder};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
@@ -52,8 +52,11 @@ impl Front for VhostUser {
     }
 
     fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths {
-        let folder =
-            |(name, vhost): (&str, &Vhost)| kept_folder(&vhost.socket(name, runtime), vhost.socket.is_some(), runtime);
+        let folder = |(name, vhost): (&str, &Vhost)| {
+            // Connecting to a socket of another process needs no right to change its folder.
+            let is_made_there = vhost.role == SocketRole::Server || vhost.socket.is_none();
+            is_made_there.then(|| kept_folder(&vhost.socket(name, runtime), vhost.socket.is_some(), runtime)).flatten()
+        };
         FrontPaths { keep: config.section::<Vhost>().filter_map(folder).collect(), ..FrontPaths::default() }
     }
 }
@@ -121,7 +124,7 @@ fn vms(published: &PublishedConfig<'_>, runtime: &Path) -> BTreeMap<PathBuf, Ser
             },
         };
         let (name, target, group) = (name.to_owned(), target.to_owned(), group.map(|(name, _)| name.to_owned()));
-        (path, ServedVm { name, tenant, target, group })
+        (path, ServedVm { name, role: vhost.role.end(), tenant, target, group })
     };
     config.section::<Vhost>().map(vm).collect()
 }
@@ -138,7 +141,7 @@ impl FrontRuntime for VhostUserRuntime {
                 let name = &change.object.name;
                 let vhost = wanted.config.find::<Vhost>(name).ok_or(EngineError::NotConfigured)?;
                 let keys = SocketKeys {
-                    path: vhost.socket(name, self.shared.host.runtime()),
+                    place: Place { path: vhost.socket(name, self.shared.host.runtime()), role: vhost.role.end() },
                     mode: vhost.mode.0,
                     owner: vhost.owner.as_ref().map(|name| name.as_str()),
                     group: vhost.group.as_ref().map(|name| name.as_str()),
@@ -213,7 +216,7 @@ impl FrontRuntime for VhostUserRuntime {
         let view = |path: &Path, vm: &ServedVm<Tenant>| VmView {
             name: vm.name.clone(),
             socket: path.display().to_string(),
-            qemu: qemu(path, kind(vm)),
+            qemu: qemu(path, kind(vm), vm.role),
         };
         self.sockets.vms(view)
     }

@@ -9,6 +9,7 @@ use lunar_control::section::{Objects, Resource, optional, or, required};
 use lunar_control::value::{FilePath, Line, Mode, Whole};
 use lunar_control::{choices, sections};
 use lunar_engine::command_line::mistake::SOCKET_PATH_MAX;
+use lunar_engine::vm_sockets::Role;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
@@ -33,11 +34,32 @@ choices! {
     }
 }
 
+choices! {
+    /// The end of the socket that Lunar has.
+    SocketRole {
+        /// it listens, and the virtual machine monitor connects
+        Server = "server",
+        /// the virtual machine monitor listens (`server=on` in QEMU), and Lunar connects whenever it does
+        Client = "client",
+    }
+}
+
+impl SocketRole {
+    /// The same for the engine.
+    #[must_use]
+    pub fn end(self) -> Role {
+        match self {
+            Self::Server => Role::Server,
+            Self::Client => Role::Client,
+        }
+    }
+}
+
 sections! {
     /// A virtio device of a virtual machine on this host, at a socket of its own (vhost-user): a disk or a SCSI host
     /// adapter with the volumes of the group to which the virtual machine belongs as a host. Groups with networks do
-    /// not fit, because it has no address. It does not authenticate: every process that may open its socket is
-    /// admitted.
+    /// not fit, because it has no address. It does not authenticate: every process that may open its socket, or make it
+    /// where the virtual machine monitor listens, is admitted.
     Vhost (made: Live, removed: EndsSessions) {
         /// The target whose volumes it sees. For a SCSI host adapter it needs an iSCSI name, which names its ports.
         target: To<Target> = required() => EndsSessions;
@@ -58,12 +80,14 @@ sections! {
         queues: Whole<1, 250> ["queues"] = or(Whole::new(64)) => EndsSessions;
         /// The path of the socket; without this key, `vhost/NAME.sock` in the default folder of the API socket.
         socket: Option<FilePath> = optional() => EndsSessions;
-        /// The permissions of the socket. A process that may open it may use the volumes.
+        /// The end of the socket that Lunar has.
+        role: SocketRole = or(SocketRole::Server) => EndsSessions;
+        /// The permissions of a socket at which Lunar listens. A process that may open it may use the volumes.
         mode: Mode = or(Mode(0o600)) => Live;
-        /// The user that owns the socket, by name or number; without this key, the user that runs Lunar. Another user
+        /// The user that owns a socket at which Lunar listens, by name or number; without this key, the user that runs Lunar. Another user
         /// requires root.
         owner: Option<Line<32>> = optional() => Live;
-        /// The group of this host that the socket belongs to, by name or number; the user that runs Lunar must be a
+        /// The group of this host that a socket at which Lunar listens belongs to, by name or number; the user that runs Lunar must be a
         /// member.
         group: Option<Line<32>> = optional() => Live;
     }
@@ -107,6 +131,12 @@ fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
         }
         if vhost.device == VhostKind::Scsi && vhost.lun.is_some() {
             find(name, "lun", vhost.marks.of("lun"), "is for disks: a SCSI host adapter has all volumes".into());
+        }
+        for (key, is_given) in [("owner", vhost.owner.is_some()), ("group", vhost.group.is_some())] {
+            if is_given && vhost.role == SocketRole::Client {
+                let what = "is for a socket at which Lunar listens: the virtual machine monitor owns this one";
+                find(name, key, vhost.marks.of(key), what.into());
+            }
         }
         let Some(socket) = &vhost.socket else { continue };
         if socket.path().as_os_str().len() > SOCKET_PATH_MAX {

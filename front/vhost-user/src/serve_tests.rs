@@ -12,6 +12,7 @@ use lunar_blk::testing::{BLOCK, BLOCKS, Rig, UNIT};
 use lunar_core::mem::Region;
 use lunar_core::time::Instant;
 use lunar_engine::vm_sockets::on_core::{ACCEPT_REST, NEXT_REST};
+use lunar_engine::vm_sockets::{Place, Role};
 use lunar_reactor::unix::Permission;
 use lunar_reactor::{Choice, Config, shared, unix};
 use lunar_scsi::{Clock, PortConfig, TargetConfig, Tokens};
@@ -51,10 +52,11 @@ fn against(device: DeviceView, queues: usize, front_end: impl FnOnce(&Path) + Se
     let sees_nothing = matches!(device, DeviceView::Blk(None) | DeviceView::Scsi(None));
     let front = sockets(&reactor, (&rig.set, &target), &sessions, Duration::from_secs(1));
     let permission = Permission { mode: 0o600, owner: None, group: None };
-    front.bind(&path, permission).expect("a socket");
+    let place = Place { path: path.clone(), role: Role::Server };
+    front.open(place.clone(), permission).expect("a socket");
     let (group, host) = (Some("g".into()), "iqn.x".into());
     let tenant = Tenant { host, group, tag: 0, queues, device };
-    front.serve(Endpoint { name: "test".into(), path: path.clone(), tenant });
+    front.serve(Endpoint { name: "test".into(), place, tenant });
     let is_over = Arc::new(AtomicBool::new(false));
     let (over, place) = (is_over.clone(), path.clone());
     let thread = std::thread::spawn(move || {
@@ -101,7 +103,11 @@ fn event() -> OwnedFd {
 
 impl FrontEnd {
     fn new(path: &Path, is_newer: bool, rings: usize) -> Self {
-        let stream = UnixStream::connect(path).expect("it listens");
+        Self::of(UnixStream::connect(path).expect("it listens"), is_newer, rings)
+    }
+
+    /// The front-end at this end of a connection.
+    fn of(stream: UnixStream, is_newer: bool, rings: usize) -> Self {
         stream.set_nonblocking(true).expect("a socket");
         let file = memfd_create("guest", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).expect("a memfd");
         ftruncate(&file, MEMORY_LEN as u64).expect("room");
@@ -448,9 +454,10 @@ fn a_host_adapter_whose_volume_is_another_one_is_disconnected() {
     let devices = [("disk", disk()), ("scsi", DeviceView::Scsi(Some(ScsiPort { relative: 1 })))];
     for (name, device) in devices {
         let path = folder.join(name);
-        front.bind(&path, permission).expect("a socket");
+        let place = Place { path: path.clone(), role: Role::Server };
+        front.open(place.clone(), permission).expect("a socket");
         let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device };
-        front.serve(Endpoint { name: name.into(), path, tenant });
+        front.serve(Endpoint { name: name.into(), place, tenant });
     }
     let streams: Vec<UnixStream> =
         devices.iter().map(|(name, _)| UnixStream::connect(folder.join(name)).expect("it listens")).collect();
@@ -525,10 +532,11 @@ fn a_front_end_that_connects_in_a_loop_leaves_the_core_to_others() {
     let rig = Rig::default();
     let front = sockets(&reactor, (&rig.set, &target(&rig)), &Arc::default(), Duration::from_secs(1));
     let permission = Permission { mode: 0o600, owner: None, group: None };
-    front.bind(&path, permission).expect("a socket");
+    let place = Place { path: path.clone(), role: Role::Server };
+    front.open(place.clone(), permission).expect("a socket");
     (0..COUNT).for_each(|_| drop(UnixStream::connect(&path).expect("it listens")));
     let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device: disk() };
-    front.serve(Endpoint { name: "test".into(), path: path.clone(), tenant });
+    front.serve(Endpoint { name: "test".into(), place, tenant });
     let (begun, accepted) = (reactor.now(), || reactor.stats().connections_accepted.get());
     reactor.run(async {
         while accepted() < COUNT {
@@ -541,4 +549,44 @@ fn a_front_end_that_connects_in_a_loop_leaves_the_core_to_others() {
         front.drain();
         front.drained().await;
     });
+}
+
+#[test]
+fn a_client_that_listens_is_connected_to_whenever_it_does() {
+    let path = std::env::temp_dir().join(format!("lunar-vhost-listens-{}.sock", std::process::id()));
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let rig = Rig::default();
+    let front = sockets(&reactor, (&rig.set, &target(&rig)), &Arc::default(), Duration::from_secs(1));
+    let place = Place { path: path.clone(), role: Role::Client };
+    front.open(place.clone(), Permission { mode: 0o600, owner: None, group: None }).expect("nothing is made");
+    assert!(!path.exists());
+    let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device: disk() };
+    front.serve(Endpoint { name: "test".into(), place: place.clone(), tenant });
+    let is_over = Arc::new(AtomicBool::new(false));
+    let (over, listens) = (is_over.clone(), path.clone());
+    let thread = std::thread::spawn(move || {
+        let _end = Ended(over);
+        // Twice the client disconnects and still listens; then it is another process, which listens anew.
+        for _ in 0..2 {
+            let _ = std::fs::remove_file(&listens);
+            let listener = std::os::unix::net::UnixListener::bind(&listens).expect("a socket");
+            for _ in 0..2 {
+                let front_end = FrontEnd::of(listener.accept().expect("it connects").0, true, 1);
+                assert_eq!(front_end.number(Code::GET_QUEUE_NUM), 1);
+            }
+        }
+    });
+    let begun = reactor.now();
+    reactor.run(async {
+        while !is_over.load(Ordering::SeqCst) {
+            assert!(reactor.now().since(begun) < PATIENCE, "it does not connect");
+            reactor.sleep(Duration::from_millis(1)).await;
+        }
+        front.close(&place);
+        front.drain();
+        front.drained().await;
+    });
+    thread.join().expect("the client is content");
+    assert!(path.exists(), "the socket is the client's");
+    std::fs::remove_file(path).expect("it is ours");
 }

@@ -142,7 +142,7 @@ impl Client {
         };
         Ok(Rc::new(Self {
             core: core.clone(),
-            path: endpoint.path.clone(),
+            path: endpoint.place.path.clone(),
             stream,
             device: Device::new(core, &endpoint.name, kind),
             has_spoken: Cell::new(false),

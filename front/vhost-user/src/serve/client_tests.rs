@@ -2,6 +2,7 @@ use super::super::tests::{disk, target};
 use super::*;
 use crate::testing::started;
 use lunar_blk::testing::Rig;
+use lunar_engine::vm_sockets::{Place, Role};
 use lunar_reactor::{Choice, Config, Reactor};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
@@ -15,7 +16,8 @@ fn client(reactor: &Reactor) -> (Rc<Client>, UnixStream) {
     ours.set_nonblocking(true).expect("a socket");
     let stream = Stream::adopt(reactor, ours.into()).expect("a socket");
     let tenant = Tenant { host: "iqn.x".into(), group: None, tag: 0, queues: 1, device: disk() };
-    let endpoint = Endpoint { name: "test".into(), path: "test".into(), tenant };
+    let place = Place { path: "test".into(), role: Role::Server };
+    let endpoint = Endpoint { name: "test".into(), place, tenant };
     let client = Client::new(&core, stream, &endpoint).expect("it sees a volume");
     let (device, mut driver) = started(0, 8);
     driver.offer(&[(0x4000, 16, false)], false).expect("there is room");
