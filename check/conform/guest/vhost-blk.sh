@@ -29,7 +29,7 @@ load "fio, buffers aligned to 512 bytes" --rw=randwrite --bsrange=512-64k --bloc
 head -c 1M /dev/urandom >/tmp/data
 # The test program measures the target.
 echo "@idle"
-nap 8
+nap 12
 try "write" dd if=/tmp/data of="$disk" bs=64k oflag=direct status=none
 equal "read back" "$(sum </tmp/data)" "$(read_sum "$disk" count=1)"
 try "blkdiscard" blkdiscard -o 0 -l 1M "$disk"

@@ -49,7 +49,7 @@ try "write" dd if=/tmp/data of="$disk" bs=64k oflag=direct status=none
 equal "read back" "$(sum </tmp/data)" "$(read_sum "$disk" count=1)"
 # The test program measures the target.
 echo "@idle"
-nap 8
+nap 12
 try "blkdiscard" blkdiscard -o 0 -l 1M "$disk"
 equal "discarded blocks read as zeroes" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" count=1)"
 try "COMPARE AND WRITE" sg_compare_and_write --in=/dev/zero --lba=0 --num=1 --xferlen=1024 "$disk"

@@ -14,6 +14,7 @@ mod explain;
 mod guest;
 mod handler;
 mod hostile;
+mod idle;
 mod libiscsi;
 mod life;
 mod loop_device;
@@ -145,6 +146,8 @@ enum Part {
     Nvme,
     /// NVMe authentication and TLS, on a newer kernel if necessary
     Authentication,
+    /// 64 idle virtual machines: no processor time, little memory
+    Idle,
     /// The group nvme of blktests, if LUNAR_BLKTESTS names a checkout of it
     Blktests,
     /// A Linux guest with systemd: the commands of the five-minute page, and those of an operator
@@ -207,7 +210,7 @@ impl Drivers {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; the drivers; and the share of the machine that a part takes.
-const ORDER: [(Part, Drivers, usize); 35] = [
+const ORDER: [(Part, Drivers, usize); 36] = [
     (Part::Libiscsi, Drivers::Each, COMPUTES),
     (Part::Guest, Drivers::EachIfWhole, COMPUTES),
     (Part::Service, Drivers::First, COMPUTES),
@@ -239,6 +242,7 @@ const ORDER: [(Part, Drivers, usize); 35] = [
     (Part::Daemon, Drivers::Each, WAITS),
     (Part::Tools, Drivers::Each, WAITS),
     (Part::Chap, Drivers::Each, WAITS),
+    (Part::Idle, Drivers::Each, WAITS),
     (Part::Metrics, Drivers::First, WAITS),
     (Part::Docs, Drivers::First, WAITS),
     (Part::Explain, Drivers::First, WAITS),
@@ -351,6 +355,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),
             Part::Chap => chap::part(lab, driver),
+            Part::Idle => idle::part(lab, driver),
             Part::Metrics => metrics::part(lab, driver),
             Part::Docs => docs::part(lab, driver),
             Part::Explain => explain::part(lab, driver),

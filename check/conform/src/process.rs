@@ -124,10 +124,20 @@ fn send_lines(reader: PipeReader, sender: &mpsc::Sender<String>) {
 
 /// Resident memory of a process in bytes.
 pub(crate) fn resident_bytes(pid: u32) -> Result<u64> {
+    kept_bytes(pid, "VmRSS:")
+}
+
+fn kept_bytes(pid: u32, key: &str) -> Result<u64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).context("the process is gone")?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no VmRSS: it is a zombie")?;
+    let line = status.lines().find_map(|line| line.strip_prefix(key));
+    let line = line.with_context(|| format!("no {key} it is a zombie"))?;
     let kib: u64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib * 1024)
+}
+
+/// Memory of a process that it shares with no other process and no file, in bytes.
+pub(crate) fn private_bytes(pid: u32) -> Result<u64> {
+    kept_bytes(pid, "RssAnon:")
 }
 
 /// Processor time that a process has used, user and system.
