@@ -152,3 +152,39 @@ fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
 /// The declaration.
 pub static FRONT: FrontSchema =
     FrontSchema { portals: None, section: Some(FrontSection::of::<Vhost>(VHOST, check)), limits: None };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_control::Schema;
+    use lunar_control::check::{LocalHost, check};
+
+    static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };
+
+    /// The mistakes of a configuration with this section.
+    fn mistakes(keys: &str) -> String {
+        let text = format!(
+            "[portal-group.p]\ntag = 1\n[target.t]\niqn = 'iqn.2026-01.org.example:t'\nportal-groups = ['p']\n\
+             [vhost.d]\ntarget = 't'\n{keys}\n"
+        );
+        let host = LocalHost { config: "/nowhere/lunar.toml".into() };
+        check(&SCHEMA, "lunar.toml", &text, &host).map_or_else(|why| why.to_string(), |_| String::new())
+    }
+
+    #[test]
+    fn keys_that_do_not_fit_the_device_or_the_end_of_its_socket_are_mistakes() {
+        for keys in ["role = 'client'", "role = 'server'\nowner = 'root'\ngroup = 'kvm'", "device = 'scsi'", "lun = 1"]
+        {
+            assert_eq!(mistakes(keys), "", "{keys}");
+        }
+        for (keys, words) in [
+            ("role = 'client'\nowner = 'root'", "for a socket at which Lunar listens"),
+            ("role = 'client'\ngroup = 'kvm'", "for a socket at which Lunar listens"),
+            ("role = 'both'", "role"),
+            ("device = 'scsi'\nlun = 1", "a SCSI host adapter has all volumes"),
+        ] {
+            let found = mistakes(keys);
+            assert!(found.contains(words), "{keys}: {found}");
+        }
+    }
+}
