@@ -5,8 +5,9 @@ use crate::failure::Failure;
 use crate::{manual, show};
 use clap::{Arg, ArgAction, ArgMatches, Command, value_parser};
 use clap_complete::Shell;
+use lunar_durable::{Access, replace_with};
 use std::fmt::{self, Write};
-use std::fs::{OpenOptions, Permissions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
@@ -204,14 +205,8 @@ impl Program {
 fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     let folder = to.parent().unwrap_or_else(|| Path::new("/"));
     std::fs::create_dir_all(folder)?;
-    let unfinished = to.with_extension("new");
-    let put = || {
-        std::fs::copy(from, &unfinished)?;
-        std::fs::set_permissions(&unfinished, Permissions::from_mode(0o755))?;
-        std::fs::File::open(&unfinished)?.sync_all()?;
-        std::fs::rename(&unfinished, to)
-    };
-    put().inspect_err(|_| drop(std::fs::remove_file(&unfinished)))
+    let fill = |file: &mut File| std::io::copy(&mut File::open(from)?, file).map(drop);
+    replace_with(to, Access::Exactly(0o755, None), fill).map_err(|failed| failed.why)
 }
 
 fn say(text: &str) -> Result<(), Failure> {

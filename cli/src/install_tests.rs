@@ -87,7 +87,7 @@ fn a_running_program_is_replaced() {
         assert_eq!(std::fs::read_to_string(&to).expect("the file"), "new");
         assert_eq!(std::fs::metadata(&to).expect("the file").permissions().mode() & 0o777, 0o755);
         // A running process keeps the old file open.
-        let running = std::fs::File::open(&to).expect("the file");
+        let running = File::open(&to).expect("the file");
         std::fs::write(&from, "newer").expect("a file");
         copy(&from, &to).expect("copied");
         assert_eq!(std::io::read_to_string(running).expect("the old file"), "new");

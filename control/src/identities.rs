@@ -71,7 +71,7 @@ impl Identities {
         known.extend(all);
         let shown: BTreeMap<&String, String> = known.iter().map(|(what, uuid)| (what, uuid.text())).collect();
         let text = serde_json::to_string_pretty(&shown).unwrap_or_default();
-        versions::put(&self.path, &text, 0o600, None)?;
+        versions::put(&self.path, &text)?;
         self.known = known;
         Ok(())
     }

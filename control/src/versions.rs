@@ -7,13 +7,14 @@
 use crate::config::CONFIG_BYTES_MAX;
 use crate::redact::{secrets_of, with_secrets, without_secrets};
 use crate::schema::Schema;
+use lunar_durable::{Access, NewFile, UNFINISHED, sync_folder_of};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 use similar::TextDiff;
 use std::fmt;
-use std::fs::{DirBuilder, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -30,8 +31,6 @@ const WHO_MAX: usize = 64;
 /// How long to wait for another writer: several times the duration of a write on a slow disk. A new process also has
 /// the locks of its parent for a moment.
 const PATIENCE: Duration = Duration::from_millis(500);
-/// The suffix of a file that is not complete.
-const UNFINISHED: &str = ".new";
 /// The suffix of a version.
 const VERSION: &str = ".toml";
 
@@ -229,7 +228,7 @@ impl Versions {
         for version in self.list()?.iter().rev().skip(1) {
             let path = self.history.join(version.file_name());
             if let Some(redacted) = with_secrets(schema, &read(&path)?, &kept) {
-                put(&path, &redacted, 0o600, None)?;
+                put(&path, &redacted)?;
             }
         }
         Ok(())
@@ -282,7 +281,7 @@ impl Versions {
         let time = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
         let version = Version { number, time, who };
         // The text may hold secrets.
-        put(&self.history.join(version.file_name()), text, 0o600, None)?;
+        put(&self.history.join(version.file_name()), text)?;
         Ok(version)
     }
 
@@ -305,9 +304,9 @@ impl Versions {
             Ok(old) => (old.mode() & 0o7777, Some((old.uid(), old.gid()))),
             Err(_) => (0o600, None),
         };
-        let unfinished = unfinished(&self.file);
-        write_out(&unfinished, text, mode, owner).map_err(|why| disk(&self.file, why))?;
-        take_the_place(&unfinished, &self.file, before, text)
+        let fill = |file: &mut File| file.write_all(text.as_bytes());
+        let new = NewFile::write(&self.file, Access::Exactly(mode, owner), fill);
+        take_the_place(&new.map_err(|why| disk(&self.file, why))?, &self.file, before, text)
     }
 }
 
@@ -330,51 +329,19 @@ pub fn read(path: &Path) -> Result<String, Trouble> {
     text.ok_or_else(|| Trouble::NoText(path.to_owned()))
 }
 
-/// Replaces a file; the new text is on the medium when this returns.
+/// Replaces a file that only its owner can read; the new text is on the medium when this returns.
 ///
 /// # Errors
-/// If it cannot be written; the earlier file is unchanged then.
-pub fn put(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> Result<(), Trouble> {
-    let unfinished = unfinished(path);
-    let write = || {
-        write_out(&unfinished, text, mode, owner)?;
-        std::fs::rename(&unfinished, path)?;
-        sync_folder(path)
-    };
-    write().map_err(|why| disk(path, why))
+/// If it cannot be written.
+pub fn put(path: &Path, text: &str) -> Result<(), Trouble> {
+    let done = lunar_durable::replace(path, Access::Exactly(0o600, None), text.as_bytes());
+    done.map_err(|failed| disk(path, failed.why))
 }
 
-/// The name of a file that is not complete.
-fn unfinished(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(UNFINISHED);
-    name.into()
-}
-
-/// Writes a new file, which is on the medium when this returns.
-fn write_out(path: &Path, text: &str, mode: u32, owner: Option<(u32, u32)>) -> io::Result<()> {
-    // Accessible to its owner only, until it has the permissions of the earlier file.
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
-    file.set_permissions(Permissions::from_mode(0o600))?;
-    file.write_all(text.as_bytes())?;
-    if let Some((user, group)) = owner {
-        let now = file.metadata()?;
-        if (now.uid(), now.gid()) != (user, group) {
-            std::os::unix::fs::fchown(&file, Some(user), Some(group))?;
-        }
-    }
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.sync_all()
-}
-
-fn sync_folder(path: &Path) -> io::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    File::open(folder)?.sync_all()
-}
-
-/// Replaces the file at `path`, if its text is `before`, with the file at `new`, whose text is `text`. The two are
+/// Replaces the file at `path`, if its text is `before`, with `new`, whose text is `text`. The two are
 /// exchanged in one step and the earlier file is compared after that, so that no concurrent edit is lost.
-fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(), Trouble> {
+fn take_the_place(new: &NewFile<'_>, path: &Path, before: &str, text: &str) -> Result<(), Trouble> {
+    let new = new.path();
     let exchange = |flags| renameat_with(CWD, new, CWD, path, flags);
     let held = || read(new).ok();
     let done = match exchange(RenameFlags::EXCHANGE) {
@@ -387,13 +354,9 @@ fn take_the_place(new: &Path, path: &Path, before: &str, text: &str) -> Result<(
         Err(Errno::INVAL | Errno::NOSYS | Errno::NOENT) => Err(io::ErrorKind::AlreadyExists.into()),
         Err(why) => Err(why.into()),
     };
-    done.and_then(|()| sync_folder(path)).map_err(|why| {
-        // It may hold secrets.
-        let _ = std::fs::remove_file(new);
-        match why.kind() {
-            io::ErrorKind::AlreadyExists => Trouble::Changed(path.to_owned()),
-            _ => disk(path, why),
-        }
+    done.and_then(|()| sync_folder_of(path)).map_err(|why| match why.kind() {
+        io::ErrorKind::AlreadyExists => Trouble::Changed(path.to_owned()),
+        _ => disk(path, why),
     })
 }
 
@@ -419,11 +382,10 @@ fn back(
     Ok(())
 }
 
-/// Creates a folder for its owner only, and its parents.
-/// Creates a folder, and those above it that are missing. Their names are on the medium when this returns: files in the
+/// Creates a folder for its owner only, and those above it that are missing. Their names are on the medium when this returns: files in the
 /// folder are worth nothing if the folder is lost.
 fn create(folder: &Path) -> Result<(), Trouble> {
-    create_and(folder, sync_folder)
+    create_and(folder, sync_folder_of)
 }
 
 /// The same; `sync` brings the name of a new folder to the medium.

@@ -1,5 +1,7 @@
 use super::*;
 use crate::testing::SAMPLE;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -243,12 +245,13 @@ fn an_edit_at_any_moment_is_read_before_anything_is_written_over_it() {
 #[test]
 fn an_edit_during_a_write_is_restored() {
     let place = Place::new();
-    let (new, file) = (place.0.join("new"), place.file());
+    let (new, file) = (place.0.join("lunar.toml.new"), place.file());
     let put = |path: &Path, text: &str| std::fs::write(path, text).expect("a file");
     let text = |path: &Path| std::fs::read_to_string(path).ok();
     let of = |before: &str| {
-        put(&new, "ours");
-        let done = take_the_place(&new, &file, before, "ours").is_ok();
+        let ours = NewFile::write(&file, Access::AtMost(0o600), |file| file.write_all(b"ours")).expect("a file");
+        let done = take_the_place(&ours, &file, before, "ours").is_ok();
+        drop(ours);
         (done, text(&file), text(&new))
     };
     let is = |text: &str| Some(text.to_owned());
@@ -379,7 +382,7 @@ fn the_names_of_new_folders_are_on_the_medium() {
         synced.clear();
         create_and(&folder, |folder| {
             synced.push(folder.to_owned());
-            sync_folder(folder)
+            sync_folder_of(folder)
         })
         .expect("it can be made");
         synced.clone()

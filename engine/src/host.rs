@@ -16,9 +16,6 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-/// The permissions of files in the state folder: for the user of the engine only.
-const STATE_MODE: u32 = 0o600;
-
 /// An error of a host about a path, which only the host knows: its sandbox is its own.
 pub type PathError = Box<dyn std::error::Error + Send + Sync>;
 
@@ -170,7 +167,7 @@ impl StateStore for StateFolder {
         if self.is_shared {
             return Ok(());
         }
-        versions::put(&self.path.join(name), text, STATE_MODE, None)
+        versions::put(&self.path.join(name), text)
     }
 
     fn forget_volume(&self, uuid: [u8; 16]) {

@@ -14,7 +14,6 @@ pub mod changer;
 pub mod control;
 pub mod docs;
 pub mod drive;
-mod durable;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod generation;

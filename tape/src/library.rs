@@ -3,8 +3,8 @@
 use crate::cartridge::{BARCODE_CHARACTERS_MAX, Cartridge, CartridgeError, NewCartridge};
 use crate::changer::{Changer, DRIVES_MAX, InventoryError, PORTS_MAX, Refused, SLOTS_MAX};
 use crate::drive::{DriveFacts, SharedDrive};
-use crate::durable;
 use crate::generation::Generation;
+use lunar_durable::Access;
 use serde::{Deserialize, Serialize};
 use std::fmt;
 use std::fs::{self, File, TryLockError};
@@ -138,7 +138,7 @@ impl Library {
         let path = folder.join(FILE);
         let text = toml::to_string(config).map_err(|why| LibraryError::Malformed(path.clone(), why.to_string()))?;
         let fill = |file: &mut File| io::Write::write_all(file, text.as_bytes());
-        durable::create(&path, 0o666, fill).map_err(io_error(&path))?;
+        lunar_durable::create(&path, Access::AtMost(0o666), fill).map_err(io_error(&path))?;
         let library = Self::open(folder)?;
         let names = (1..=cartridges).map(|number| barcode(prefix, number.into(), config.generation));
         let names: Vec<String> = names.collect();

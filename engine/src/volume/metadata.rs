@@ -7,15 +7,16 @@
 
 use lunar_core::io::Fault;
 use lunar_core::metadata::{METADATA_BYTES_MAX, MetadataStore, Saving, VolatileMemory};
+use lunar_durable::{Access, UNFINISHED, replace_with};
 use lunar_reactor::log;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::fmt;
-use std::fs::{DirBuilder, File, OpenOptions};
+use std::fs::{DirBuilder, File};
 use std::future::poll_fn;
 use std::io::{self, Read, Write};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -25,8 +26,6 @@ use std::task::{Poll, Waker};
 const NAMES_MAX: usize = 64;
 /// The digest of the content at the end of a file: a file that the medium has damaged is refused.
 const DIGEST_BYTES: usize = 32;
-/// The end of the name of a file that is not complete yet.
-const UNFINISHED: &str = ".new";
 
 /// The metadata of a volume cannot be read: it must not be served, for its reservations are not known.
 #[derive(Debug)]
@@ -301,13 +300,11 @@ fn load(path: &Path) -> io::Result<Vec<u8>> {
 /// Replaces a record; it is on the medium when this returns.
 fn write(folder: &Path, name: &str, bytes: &[u8]) -> io::Result<()> {
     create(folder)?;
-    let (path, unfinished) = (folder.join(name), folder.join(format!("{name}{UNFINISHED}")));
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&unfinished)?;
-    file.write_all(bytes)?;
-    file.write_all(&Sha256::digest(bytes))?;
-    file.sync_all()?;
-    std::fs::rename(&unfinished, &path)?;
-    File::open(folder)?.sync_all()
+    let fill = |file: &mut File| {
+        file.write_all(bytes)?;
+        file.write_all(&Sha256::digest(bytes))
+    };
+    replace_with(&folder.join(name), Access::AtMost(0o600), fill).map_err(|failed| failed.why)
 }
 
 /// Creates a folder and the missing folders above it; each is on the medium in the one above it.

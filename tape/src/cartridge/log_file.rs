@@ -6,7 +6,7 @@ pub(crate) mod disk;
 use super::CartridgeError;
 use super::format::{FIRST_RECORD, HEADER_BYTES, HEADERS, Header};
 use super::index::{FILE_BYTES_MAX, Saved};
-use crate::durable;
+use lunar_durable::Access;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Read};
@@ -60,7 +60,7 @@ pub(super) struct LogFile {
 impl LogFile {
     pub(super) fn create(path: &Path, header: &Header) -> Result<(), CartridgeError> {
         // Backups hold whatever the machines hold: they are for their owner alone.
-        durable::create(path, 0o600, |file| {
+        lunar_durable::create(path, Access::AtMost(0o600), |file| {
             file.write_all_at(&header.emit(), HEADERS[0])?;
             file.set_len(FIRST_RECORD)
         })?;

@@ -1,7 +1,7 @@
 //! The place of each cartridge, in a file that is replaced as a whole with each change.
 
 use super::elements::{Kind, Layout};
-use crate::durable;
+use lunar_durable::Access;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -130,7 +130,8 @@ impl Inventory {
         let failed = |why, is_in_place| SaveError { why: InventoryError::Io(self.path.clone(), why), is_in_place };
         let written = Written { cartridge: self.occupants.values().cloned().collect() };
         let text = toml::to_string(&written).map_err(|why| failed(io::Error::other(why.to_string()), false))?;
-        durable::replace(&self.path, text.as_bytes()).map_err(|error| failed(error.why, error.is_in_place))
+        lunar_durable::replace(&self.path, Access::AtMost(0o666), text.as_bytes())
+            .map_err(|error| failed(error.why, error.is_in_place))
     }
 }
 

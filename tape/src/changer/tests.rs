@@ -1,10 +1,10 @@
 use super::*;
 use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge};
 use crate::drive::{DriveFacts, LockedDrive};
-use crate::durable::tests::let_folder_fail;
 use crate::generation::Generation;
 use crate::scsi::{CHECK_CONDITION, GOOD};
 use crate::test_folder::TestFolder;
+use lunar_durable::testing::let_folder_fail;
 
 const DRIVE: u16 = 0x100;
 const SLOT: u16 = 0x400;
