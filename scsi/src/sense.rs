@@ -37,11 +37,16 @@ macro_rules! additional {
 
 additional! {
     NO_ADDITIONAL_SENSE_INFORMATION = 0x0000, "no additional sense information";
+    FILEMARK_DETECTED = 0x0001, "filemark detected";
+    END_OF_MEDIUM_DETECTED = 0x0002, "end-of-partition/medium detected";
+    BEGINNING_OF_MEDIUM_DETECTED = 0x0004, "beginning-of-partition/medium detected";
+    END_OF_DATA_DETECTED = 0x0005, "end-of-data detected";
     OPERATION_IN_PROGRESS = 0x0016, "operation in progress";
     NOT_READY_STANDBY = 0x040b, "logical unit not accessible, target port in standby state";
     NOT_READY_UNAVAILABLE = 0x040c, "logical unit not accessible, target port in unavailable state";
     NOT_READY_TRANSITION = 0x040a, "logical unit not accessible, asymmetric access state transition";
     NOT_READY_CAUSE_NOT_REPORTABLE = 0x0400, "logical unit not ready, cause not reportable";
+    NOT_READY_BECOMING_READY = 0x0401, "logical unit is in process of becoming ready";
     NOT_READY_START_REQUIRED = 0x0402, "logical unit not ready, initializing command required";
     NOT_READY_FORMAT_IN_PROGRESS = 0x0404, "logical unit not ready, format in progress";
     NOT_READY_SANITIZE_IN_PROGRESS = 0x041b, "logical unit not ready, sanitize in progress";
@@ -63,6 +68,7 @@ additional! {
     MISCOMPARE_DURING_VERIFY = 0x1d00, "miscompare during verify operation";
     INVALID_COMMAND_OPERATION_CODE = 0x2000, "invalid command operation code";
     LBA_OUT_OF_RANGE = 0x2100, "logical block address out of range";
+    INVALID_ELEMENT_ADDRESS = 0x2101, "invalid element address";
     UNSUPPORTED_TOKEN_TYPE = 0x2301, "invalid token operation, unsupported token type";
     TOKEN_UNKNOWN = 0x2304, "invalid token operation, token unknown";
     TOKEN_CORRUPT = 0x2305, "invalid token operation, token corrupt";
@@ -80,6 +86,7 @@ additional! {
     WRITE_PROTECTED = 0x2700, "write protected";
     SPACE_ALLOCATION_FAILED = 0x2707, "space allocation failed write protect";
     MEDIUM_MAY_HAVE_CHANGED = 0x2800, "not ready to ready change, medium may have changed";
+    IMPORT_OR_EXPORT_ELEMENT_ACCESSED = 0x2801, "import or export element accessed";
     POWER_ON_OR_RESET = 0x2900, "power on, reset, or bus device reset occurred";
     BUS_DEVICE_RESET = 0x2903, "bus device reset function occurred";
     I_T_NEXUS_LOSS = 0x2907, "I_T nexus loss occurred";
@@ -93,7 +100,10 @@ additional! {
     TIMESTAMP_CHANGED = 0x2a10, "timestamp changed";
     COMMAND_SEQUENCE_ERROR = 0x2c00, "command sequence error";
     COMMANDS_CLEARED_BY_DEVICE_SERVER = 0x2f02, "commands cleared by device server";
+    INCOMPATIBLE_MEDIUM_INSTALLED = 0x3000, "incompatible medium installed";
+    CANNOT_READ_MEDIUM_UNKNOWN_FORMAT = 0x3001, "cannot read medium - unknown format";
     INCOMPATIBLE_FORMAT = 0x3002, "cannot read medium, incompatible format";
+    WORM_MEDIUM_OVERWRITE_ATTEMPTED = 0x300c, "WORM medium - overwrite attempted";
     MEDIUM_FORMAT_CORRUPTED = 0x3100, "medium format corrupted";
     FORMAT_COMMAND_FAILED = 0x3101, "format command failed";
     SANITIZE_COMMAND_FAILED = 0x3103, "sanitize command failed";
@@ -102,6 +112,8 @@ additional! {
     MEDIUM_NOT_PRESENT = 0x3a00, "medium not present";
     MEDIUM_NOT_PRESENT_TRAY_CLOSED = 0x3a01, "medium not present, tray closed";
     MEDIUM_NOT_PRESENT_TRAY_OPEN = 0x3a02, "medium not present, tray open";
+    MEDIUM_DESTINATION_ELEMENT_FULL = 0x3b0d, "medium destination element full";
+    MEDIUM_SOURCE_ELEMENT_EMPTY = 0x3b0e, "medium source element empty";
     LOGICAL_UNIT_FAILURE = 0x3e01, "logical unit failure";
     TIME_OUT_ON_LOGICAL_UNIT = 0x3e02, "timeout on logical unit";
     INQUIRY_DATA_CHANGED = 0x3f03, "inquiry data has changed";
@@ -110,7 +122,9 @@ additional! {
     INTERNAL_TARGET_FAILURE = 0x4400, "internal target failure";
     INVALID_MESSAGE_ERROR = 0x4900, "invalid message error";
     DATA_PHASE_ERROR = 0x4b00, "data phase error";
+    WRITE_APPEND_ERROR = 0x5000, "write append error";
     MEDIUM_REMOVAL_PREVENTED = 0x5302, "medium removal prevented";
+    INSUFFICIENT_RESOURCES = 0x5503, "insufficient resources";
     INSUFFICIENT_REGISTRATION_RESOURCES = 0x5504, "insufficient registration resources";
     ILLEGAL_MODE_FOR_THIS_TRACK = 0x6400, "illegal mode for this track";
 }

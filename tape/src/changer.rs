@@ -15,7 +15,7 @@ pub use inventory::InventoryError;
 
 use crate::cartridge::{Cartridge, CartridgeError, is_barcode};
 use crate::drive::SharedDrive;
-use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Key, Page, Reply, Row, Sense};
+use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Page, Reply, Row, Sense, SenseKey};
 use inventory::{Inventory, Occupant, SaveError};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -310,7 +310,7 @@ impl Changer {
         // The cartridges are where the file says, whether the move has failed or not.
         let is_moved = is_in_place(&saved);
         moves.iter().for_each(|(from, to)| self.load(if is_moved { *to } else { *from }));
-        saved.map_err(|_| Sense::new(Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE))
+        saved.map_err(|_| Sense::new(SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE))
     }
 
     /// Checks the address of an element that can hold a cartridge, at byte `at` of the CDB.

@@ -17,7 +17,7 @@ pub use shared::{LockedDrive, SharedDrive};
 
 use crate::cartridge::{BLOCK_BYTES_MAX, Cartridge, CartridgeError};
 use crate::generation::Generation;
-use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Key, Reply, Sense, put};
+use crate::scsi::{self, Answer, Asc, Cdb, Common, Device, Inquiry, Reply, Sense, SenseKey, put};
 use state::{Counters, Mode};
 
 /// PERIPHERAL DEVICE TYPE of sequential-access devices.
@@ -137,7 +137,7 @@ impl Drive {
             Medium::Loaded(cartridge) | Medium::Unloaded(cartridge) => {
                 if cartridge.close().is_err() {
                     self.medium = Medium::Unusable(Asc::WRITE_ERROR);
-                    return Err(Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_ERROR));
+                    return Err(Sense::new(SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR));
                 }
             }
         }
@@ -200,18 +200,18 @@ impl Drive {
 fn not_ready(medium: &Medium) -> Sense {
     let asc = match medium {
         Medium::Empty => Asc::MEDIUM_NOT_PRESENT,
-        Medium::Loading => Asc::BECOMING_READY,
-        Medium::Unloaded(_) | Medium::Loaded(_) => Asc::INITIALIZING_COMMAND_REQUIRED,
+        Medium::Loading => Asc::NOT_READY_BECOMING_READY,
+        Medium::Unloaded(_) | Medium::Loaded(_) => Asc::NOT_READY_START_REQUIRED,
         Medium::Unusable(asc) => *asc,
     };
-    Sense::new(Key::NOT_READY, asc)
+    Sense::new(SenseKey::NOT_READY, asc)
 }
 
 /// The sense data of a failed read, or of a failed movement.
 fn read_error(why: &CartridgeError) -> Sense {
     match why {
         CartridgeError::Io(_) | CartridgeError::Damaged(_) => {
-            Sense::new(Key::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR)
+            Sense::new(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR)
         }
         _ => write_error(why),
     }
@@ -221,14 +221,14 @@ fn read_error(why: &CartridgeError) -> Sense {
 fn write_error(why: &CartridgeError) -> Sense {
     match why {
         CartridgeError::Full | CartridgeError::NoSpace(_) => {
-            Sense { eom: true, ..Sense::new(Key::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED) }
+            Sense { eom: true, ..Sense::new(SenseKey::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED) }
         }
         CartridgeError::WriteProtected | CartridgeError::Unwritable => {
-            Sense::new(Key::DATA_PROTECT, Asc::WRITE_PROTECTED)
+            Sense::new(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED)
         }
-        CartridgeError::Worm => Sense::new(Key::DATA_PROTECT, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED),
-        CartridgeError::Damaged(_) => Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_APPEND_ERROR),
-        _ => Sense::new(Key::MEDIUM_ERROR, Asc::WRITE_ERROR),
+        CartridgeError::Worm => Sense::new(SenseKey::DATA_PROTECT, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED),
+        CartridgeError::Damaged(_) => Sense::new(SenseKey::MEDIUM_ERROR, Asc::WRITE_APPEND_ERROR),
+        _ => Sense::new(SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR),
     }
 }
 

@@ -54,7 +54,11 @@ pub fn commands(mut bytes: &[u8]) {
             changer.execute(1, cdb, data, &mut data_in)
         };
         assert!(reply.moved <= data_in.len().max(data.len()), "no more than there is");
-        assert_eq!(reply.status == 0, reply.sense.is_empty(), "sense data belongs to CHECK CONDITION");
+        assert_eq!(
+            reply.status == crate::scsi::Status::GOOD,
+            reply.sense.is_empty(),
+            "sense data belongs to CHECK CONDITION"
+        );
     }
     let _ = fs::remove_dir_all(&folder);
 }

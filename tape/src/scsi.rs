@@ -1,70 +1,13 @@
 //! SCSI commands as values: the CDB, the sense data, the answer, and tables of commands (SPC-4).
 
+pub use lunar_scsi::Status;
+pub use lunar_scsi::sense::{Asc, SenseKey};
 use std::fmt;
 
-/// GOOD (SAM-5 5.3.1).
-pub const GOOD: u8 = 0x00;
-/// CHECK CONDITION (SAM-5 5.3.1).
-pub const CHECK_CONDITION: u8 = 0x02;
 /// Vendor identification of all devices.
 pub const VENDOR: &str = "LUNAR";
 /// Most unit attention conditions that wait. Each is recorded once, so this is the number of kinds.
 const ATTENTIONS_MAX: usize = 8;
-
-/// A sense key (SPC-4 4.5.6).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Key(pub u8);
-
-#[allow(missing_docs, reason = "the names are those of the standard")]
-impl Key {
-    pub const NO_SENSE: Self = Self(0x0);
-    pub const NOT_READY: Self = Self(0x2);
-    pub const MEDIUM_ERROR: Self = Self(0x3);
-    pub const HARDWARE_ERROR: Self = Self(0x4);
-    pub const ILLEGAL_REQUEST: Self = Self(0x5);
-    pub const UNIT_ATTENTION: Self = Self(0x6);
-    pub const DATA_PROTECT: Self = Self(0x7);
-    pub const BLANK_CHECK: Self = Self(0x8);
-    pub const ABORTED_COMMAND: Self = Self(0xb);
-    pub const VOLUME_OVERFLOW: Self = Self(0xd);
-}
-
-/// An additional sense code and its qualifier (SPC-4 annex F).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct Asc(pub u8, pub u8);
-
-#[allow(missing_docs, reason = "the names are those of the standard")]
-impl Asc {
-    pub const NONE: Self = Self(0x00, 0x00);
-    pub const FILEMARK_DETECTED: Self = Self(0x00, 0x01);
-    pub const END_OF_MEDIUM_DETECTED: Self = Self(0x00, 0x02);
-    pub const BEGINNING_OF_MEDIUM_DETECTED: Self = Self(0x00, 0x04);
-    pub const END_OF_DATA_DETECTED: Self = Self(0x00, 0x05);
-    pub const BECOMING_READY: Self = Self(0x04, 0x01);
-    pub const INITIALIZING_COMMAND_REQUIRED: Self = Self(0x04, 0x02);
-    pub const WRITE_ERROR: Self = Self(0x0c, 0x00);
-    pub const UNRECOVERED_READ_ERROR: Self = Self(0x11, 0x00);
-    pub const PARAMETER_LIST_LENGTH_ERROR: Self = Self(0x1a, 0x00);
-    pub const INVALID_OPERATION_CODE: Self = Self(0x20, 0x00);
-    pub const INVALID_ELEMENT_ADDRESS: Self = Self(0x21, 0x01);
-    pub const INVALID_FIELD_IN_CDB: Self = Self(0x24, 0x00);
-    pub const INVALID_FIELD_IN_PARAMETER_LIST: Self = Self(0x26, 0x00);
-    pub const WRITE_PROTECTED: Self = Self(0x27, 0x00);
-    pub const MEDIUM_MAY_HAVE_CHANGED: Self = Self(0x28, 0x00);
-    pub const IMPORT_OR_EXPORT_ELEMENT_ACCESSED: Self = Self(0x28, 0x01);
-    pub const INCOMPATIBLE_MEDIUM_INSTALLED: Self = Self(0x30, 0x00);
-    pub const CANNOT_READ_MEDIUM_UNKNOWN_FORMAT: Self = Self(0x30, 0x01);
-    pub const WORM_MEDIUM_OVERWRITE_ATTEMPTED: Self = Self(0x30, 0x0c);
-    pub const SAVING_PARAMETERS_NOT_SUPPORTED: Self = Self(0x39, 0x00);
-    pub const MEDIUM_NOT_PRESENT: Self = Self(0x3a, 0x00);
-    pub const MEDIUM_DESTINATION_ELEMENT_FULL: Self = Self(0x3b, 0x0d);
-    pub const MEDIUM_SOURCE_ELEMENT_EMPTY: Self = Self(0x3b, 0x0e);
-    pub const INTERNAL_TARGET_FAILURE: Self = Self(0x44, 0x00);
-    pub const DATA_PHASE_ERROR: Self = Self(0x4b, 0x00);
-    pub const WRITE_APPEND_ERROR: Self = Self(0x50, 0x00);
-    pub const MEDIUM_REMOVAL_PREVENTED: Self = Self(0x53, 0x02);
-    pub const INSUFFICIENT_RESOURCES: Self = Self(0x55, 0x03);
-}
 
 /// A field that a sense key specific field pointer names.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -79,7 +22,7 @@ pub struct Field {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Sense {
     /// Sense key.
-    pub key: Key,
+    pub key: SenseKey,
     /// Additional sense code.
     pub asc: Asc,
     /// FILEMARK.
@@ -97,14 +40,14 @@ pub struct Sense {
 impl Sense {
     /// Sense data without flags.
     #[must_use]
-    pub const fn new(key: Key, asc: Asc) -> Self {
+    pub const fn new(key: SenseKey, asc: Asc) -> Self {
         Self { key, asc, filemark: false, eom: false, ili: false, information: None, field: None }
     }
 
     /// ILLEGAL REQUEST.
     #[must_use]
     pub const fn illegal(asc: Asc) -> Self {
-        Self::new(Key::ILLEGAL_REQUEST, asc)
+        Self::new(SenseKey::ILLEGAL_REQUEST, asc)
     }
 
     /// INVALID FIELD IN CDB, with the byte.
@@ -143,11 +86,12 @@ impl Sense {
             bytes[2] = flags | self.key.0;
             bytes[3..7].copy_from_slice(&information.unwrap_or(0).to_be_bytes());
             bytes[7] = 10;
-            (bytes[12], bytes[13]) = (self.asc.0, self.asc.1);
+            bytes[12..14].copy_from_slice(&self.asc.0.to_be_bytes());
             bytes[15..18].copy_from_slice(&pointer.unwrap_or([0; 3]));
             return bytes;
         }
-        let mut bytes = vec![0x72, self.key.0, self.asc.0, self.asc.1, 0, 0, 0, 0];
+        let [asc, qualifier] = self.asc.0.to_be_bytes();
+        let mut bytes = vec![0x72, self.key.0, asc, qualifier, 0, 0, 0, 0];
         if let Some(information) = self.information {
             bytes.extend([0x00, 0x0a, 0x80, 0]);
             bytes.extend(information.to_be_bytes());
@@ -187,7 +131,7 @@ pub type Answer = Result<usize, Check>;
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Reply {
     /// SCSI status.
-    pub status: u8,
+    pub status: Status,
     /// Sense data; empty without CHECK CONDITION.
     pub sense: Vec<u8>,
     /// Bytes that were moved.
@@ -328,7 +272,7 @@ impl Common {
 
     /// Takes the oldest unit attention condition.
     pub fn take_attention(&mut self) -> Option<Sense> {
-        (!self.attentions.is_empty()).then(|| Sense::new(Key::UNIT_ATTENTION, self.attentions.remove(0)))
+        (!self.attentions.is_empty()).then(|| Sense::new(SenseKey::UNIT_ATTENTION, self.attentions.remove(0)))
     }
 }
 
@@ -351,10 +295,10 @@ pub trait Device: Sized + 'static {
 pub fn execute<D: Device>(device: &mut D, cdb: &[u8], data_out: &[u8], data_in: &mut [u8]) -> Reply {
     let cdb = Cdb(cdb);
     match run(device, &cdb, data_out, data_in) {
-        Ok(moved) => Reply { status: GOOD, sense: Vec::new(), moved },
+        Ok(moved) => Reply { status: Status::GOOD, sense: Vec::new(), moved },
         Err(Check { sense, moved }) => {
             let descriptors = device.common().descriptor_sense;
-            Reply { status: CHECK_CONDITION, sense: sense.bytes(descriptors), moved }
+            Reply { status: Status::CHECK_CONDITION, sense: sense.bytes(descriptors), moved }
         }
     }
 }
@@ -362,7 +306,7 @@ pub fn execute<D: Device>(device: &mut D, cdb: &[u8], data_out: &[u8], data_in: 
 fn run<D: Device>(device: &mut D, cdb: &Cdb<'_>, data_out: &[u8], data_in: &mut [u8]) -> Answer {
     let is_code = |row: &&Row<D>| row.code == cdb.byte(0);
     if D::rows().iter().all(|row| !is_code(&row)) {
-        return Err(Sense::illegal(Asc::INVALID_OPERATION_CODE).into());
+        return Err(Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE).into());
     }
     let is_action = |row: &&Row<D>| row.action.is_none_or(|action| action == cdb.byte(1) & 0x1f);
     let row = D::rows().iter().filter(is_code).find(is_action).ok_or(Sense::cdb(1))?;
@@ -380,7 +324,11 @@ fn run<D: Device>(device: &mut D, cdb: &Cdb<'_>, data_out: &[u8], data_in: &mut 
 
 /// REQUEST SENSE (SPC-4 6.39): a unit attention condition, or `otherwise`.
 pub fn request_sense<D: Device>(device: &mut D, cdb: &Cdb<'_>, otherwise: Option<Sense>, into: &mut [u8]) -> Answer {
-    let sense = device.common().take_attention().or(otherwise).unwrap_or(Sense::new(Key::NO_SENSE, Asc::NONE));
+    let sense = device
+        .common()
+        .take_attention()
+        .or(otherwise)
+        .unwrap_or(Sense::new(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION));
     put(&sense.bytes(cdb.bit(1, 0)), cdb.length(4, 1), into)
 }
 
@@ -520,7 +468,7 @@ pub fn mode_sense(
     let is_long = cdb.byte(0) == 0x5a;
     let (control, code) = (cdb.byte(2) >> 6, cdb.byte(2) & ALL_PAGES);
     if control == 3 {
-        return Err(Sense::illegal(Asc::SAVING_PARAMETERS_NOT_SUPPORTED).into());
+        return Err(Sense::illegal(Asc::SAVING_NOT_SUPPORTED).into());
     }
     let has_subpages = cdb.byte(3) != 0 && !(cdb.byte(3) == 0xff && code == ALL_PAGES);
     let chosen: Vec<Page> =
@@ -553,7 +501,7 @@ mod tests {
 
     #[test]
     fn sense_data_has_both_formats() {
-        let mut sense = Sense::new(Key::NO_SENSE, Asc::FILEMARK_DETECTED).with(-2);
+        let mut sense = Sense::new(SenseKey::NO_SENSE, Asc::FILEMARK_DETECTED).with(-2);
         sense.filemark = true;
         let fixed = sense.bytes(false);
         assert_eq!(fixed[..8], [0xf0, 0, 0x80, 0xff, 0xff, 0xff, 0xfe, 10]);
@@ -566,7 +514,7 @@ mod tests {
 
     #[test]
     fn information_that_does_not_fit_the_fixed_format_is_not_valid() {
-        let sense = Sense::new(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED).with(1 << 40);
+        let sense = Sense::new(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED).with(1 << 40);
         assert_eq!(sense.bytes(false)[..7], [0x70, 0, 8, 0, 0, 0, 0]);
         assert_eq!(sense.bytes(true)[12..20], (1_i64 << 40).to_be_bytes());
     }

@@ -92,7 +92,7 @@ impl<U: Unit> ScsiDevice for Served<U> {
         let reply = self.0.execute(command, data_in);
         // Only one of the directions has data.
         let expected = command.data_out.len() + data_in.len();
-        Outcome { status: reply.status, sense: reply.sense, residual: expected.saturating_sub(reply.moved) }
+        Outcome { status: reply.status.0, sense: reply.sense, residual: expected.saturating_sub(reply.moved) }
     }
 }
 

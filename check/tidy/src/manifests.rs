@@ -21,7 +21,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("handler", &["core", "reactor"]),
     ("rdma", &["core", "reactor"]),
     ("rbd", &["core", "handler", "reactor"]),
-    ("tape", &["core", "durable", "handler"]),
+    ("tape", &["core", "durable", "scsi", "handler"]),
     ("control", &["core", "durable"]),
     ("engine", &["core", "durable", "unit", "scsi", "nvme", "block", "reactor", "control"]),
     ("front/sst", &["core", "scsi", "reactor", "link", "st", "control", "engine"]),

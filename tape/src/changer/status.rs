@@ -2,7 +2,7 @@
 
 use super::elements::Kind;
 use super::{Changer, SEARCHES_MAX};
-use crate::scsi::{Answer, Asc, Cdb, Key, Sense, push_text, put};
+use crate::scsi::{Answer, Asc, Cdb, Sense, SenseKey, push_text, put};
 use std::ops::Range;
 
 /// Flags of an element.
@@ -56,7 +56,7 @@ impl Changer {
             return Err(Sense::illegal(Asc::PARAMETER_LIST_LENGTH_ERROR).into());
         }
         let Some(list) = data.get(..length) else {
-            return Err(Sense::new(Key::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR).into());
+            return Err(Sense::new(SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR).into());
         };
         let template = list[..CHARACTERS].trim_ascii_end();
         let template = template.strip_suffix(b"\0").unwrap_or(template);

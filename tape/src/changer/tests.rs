@@ -2,7 +2,7 @@ use super::*;
 use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge};
 use crate::drive::{DriveFacts, LockedDrive};
 use crate::generation::Generation;
-use crate::scsi::{CHECK_CONDITION, GOOD};
+use crate::scsi::Status;
 use crate::test_folder::TestFolder;
 use lunar_durable::testing::let_folder_fail;
 
@@ -15,6 +15,11 @@ struct Bench {
     folder: TestFolder,
     changer: Changer,
     data: Vec<u8>,
+}
+
+/// The key and the code of sense data in fixed format.
+fn meaning(sense: &[u8]) -> (SenseKey, Asc) {
+    (SenseKey(sense[2]), Asc(u16::from_be_bytes([sense[12], sense[13]])))
 }
 
 fn open(folder: &TestFolder) -> Changer {
@@ -58,14 +63,14 @@ impl Bench {
 
     fn good(&mut self, cdb: &[u8], out: &[u8]) -> Vec<u8> {
         let reply = self.run(cdb, out);
-        assert_eq!(reply.status, GOOD, "{cdb:02x?}: {:02x?}", reply.sense);
+        assert_eq!(reply.status, Status::GOOD, "{cdb:02x?}: {:02x?}", reply.sense);
         self.data[..reply.moved].to_vec()
     }
 
-    fn fail(&mut self, cdb: &[u8]) -> (Key, Asc) {
+    fn fail(&mut self, cdb: &[u8]) -> (SenseKey, Asc) {
         let reply = self.run(cdb, &[]);
-        assert_eq!(reply.status, CHECK_CONDITION, "{cdb:02x?}");
-        (Key(reply.sense[2]), Asc(reply.sense[12], reply.sense[13]))
+        assert_eq!(reply.status, Status::CHECK_CONDITION, "{cdb:02x?}");
+        meaning(&reply.sense)
     }
 
     fn at(&self, element: u16) -> Option<&str> {
@@ -103,7 +108,7 @@ fn a_move_loads_and_unloads_cartridges_and_survives_the_process() {
     assert_eq!((bench.at(SLOT), bench.at(DRIVE)), (None, Some("A1")));
     assert!(bench.drive(0).is_loaded());
     let reply = bench.drive(0).execute(&[0; 6], &[], &mut []);
-    assert_eq!(reply.sense[2], Key::UNIT_ATTENTION.0);
+    assert_eq!(reply.sense[2], SenseKey::UNIT_ATTENTION.0);
     bench.drive(0).execute(&[0x0a, 0, 0, 0, 4, 0], b"data", &mut []);
     let mut bench = bench.reopened();
     assert_eq!(bench.at(DRIVE), Some("A1"));
@@ -113,7 +118,7 @@ fn a_move_loads_and_unloads_cartridges_and_survives_the_process() {
     bench.good(&move_cdb(SLOT + 3, DRIVE + 1), &[]);
     bench.drive(1).execute(&[0; 6], &[], &mut []);
     let mut data = [0; 4];
-    assert_eq!(bench.drive(1).execute(&[0x08, 0, 0, 0, 4, 0], &[], &mut data).status, GOOD);
+    assert_eq!(bench.drive(1).execute(&[0x08, 0, 0, 0, 4, 0], &[], &mut data).status, Status::GOOD);
     assert_eq!(&data, b"data");
     assert_eq!(bench.reopened().at(DRIVE + 1), Some("A1"));
 }
@@ -121,7 +126,7 @@ fn a_move_loads_and_unloads_cartridges_and_survives_the_process() {
 #[test]
 fn impossible_moves_are_refused() {
     let mut bench = Bench::new();
-    let illegal = |asc| (Key::ILLEGAL_REQUEST, asc);
+    let illegal = |asc| (SenseKey::ILLEGAL_REQUEST, asc);
     assert_eq!(bench.fail(&move_cdb(SLOT + 2, DRIVE)), illegal(Asc::MEDIUM_SOURCE_ELEMENT_EMPTY));
     assert_eq!(bench.fail(&move_cdb(SLOT, SLOT + 1)), illegal(Asc::MEDIUM_DESTINATION_ELEMENT_FULL));
     assert_eq!(bench.fail(&move_cdb(SLOT, SLOT)), illegal(Asc::MEDIUM_DESTINATION_ELEMENT_FULL));
@@ -148,7 +153,7 @@ fn a_move_whose_place_cannot_be_written_does_not_happen() {
     bench.good(&move_cdb(SLOT, DRIVE), &[]);
     let blocker = bench.folder.path().join("inventory.toml.new");
     std::fs::create_dir(&blocker).unwrap();
-    let error = (Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE);
+    let error = (SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE);
     assert_eq!(bench.fail(&move_cdb(DRIVE, SLOT)), error);
     assert_eq!(bench.at(DRIVE), Some("A1"));
     assert!(bench.drive(0).is_loaded(), "the cartridge is in the drive again");
@@ -160,7 +165,7 @@ fn a_move_whose_place_cannot_be_written_does_not_happen() {
 fn a_move_that_is_not_known_to_be_durable_fails_and_all_say_where_the_cartridge_is() {
     let mut bench = Bench::new();
     let_folder_fail();
-    let error = (Key::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE);
+    let error = (SenseKey::HARDWARE_ERROR, Asc::INTERNAL_TARGET_FAILURE);
     assert_eq!(bench.fail(&move_cdb(SLOT, DRIVE)), error);
     assert_eq!((bench.at(SLOT), bench.at(DRIVE)), (None, Some("A1")));
     assert!(bench.drive(0).is_loaded());
@@ -179,7 +184,7 @@ fn an_exchange_moves_two_cartridges() {
     bench.good(&exchange_cdb(SLOT + 1, DRIVE, DRIVE + 1), &[]);
     assert_eq!((bench.at(DRIVE), bench.at(DRIVE + 1), bench.at(SLOT + 1)), (Some("A1"), Some("A2"), None));
     assert!(bench.drive(0).is_loaded() && bench.drive(1).is_loaded());
-    let illegal = |asc| (Key::ILLEGAL_REQUEST, asc);
+    let illegal = |asc| (SenseKey::ILLEGAL_REQUEST, asc);
     assert_eq!(bench.fail(&exchange_cdb(DRIVE, DRIVE + 1, SLOT + 9)), illegal(Asc::INVALID_ELEMENT_ADDRESS));
     assert_eq!(bench.fail(&exchange_cdb(DRIVE, SLOT, SLOT + 1)), illegal(Asc::MEDIUM_SOURCE_ELEMENT_EMPTY));
     assert_eq!(bench.fail(&exchange_cdb(DRIVE, DRIVE, DRIVE)), illegal(Asc::INVALID_FIELD_IN_CDB));
@@ -214,7 +219,7 @@ fn element_status_has_volume_tags_and_names_of_drives() {
     let mut header = status_cdb(0, 0, 0);
     (header[8], header[9]) = (0, 8);
     assert_eq!(bench.good(&header, &[]), all[..8]);
-    assert_eq!(bench.fail(&status_cdb(5, 0, 0)), (Key::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
+    assert_eq!(bench.fail(&status_cdb(5, 0, 0)), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
 }
 
 const FULL_AND_ACCESS: u8 = 0x09;
@@ -226,7 +231,7 @@ fn the_operator_inserts_and_ejects_through_ports() {
     assert!(matches!(bench.changer.insert("A9"), Err(Refused::Unknown(_))));
     assert!(matches!(bench.changer.insert("../A1"), Err(Refused::Unknown(_))));
     assert_eq!(bench.changer.insert("A3").unwrap().element, "port 1");
-    assert_eq!(bench.fail(&[0; 6]), (Key::UNIT_ATTENTION, Asc::IMPORT_OR_EXPORT_ELEMENT_ACCESSED));
+    assert_eq!(bench.fail(&[0; 6]), (SenseKey::UNIT_ATTENTION, Asc::IMPORT_OR_EXPORT_ELEMENT_ACCESSED));
     bench.good(&[0; 6], &[]);
     let status = bench.good(&status_cdb(3, 0, 0), &[]);
     assert_eq!((status[18], status[18 + 16]), (0x3b, 0x38), "put in by the operator; empty");
@@ -264,17 +269,17 @@ fn a_drive_is_not_ready_while_its_cartridge_is_opened() {
     bench.good(&move_cdb(SLOT, DRIVE), &[]);
     bench.changer.drives[0].lock().shut_down().unwrap();
     let loads = bench.changer.begin_loads();
-    let becoming = (Key::NOT_READY, Asc::BECOMING_READY);
+    let becoming = (SenseKey::NOT_READY, Asc::NOT_READY_BECOMING_READY);
     assert_eq!(bench.fail(&move_cdb(DRIVE, SLOT)), becoming);
     assert_eq!(bench.at(DRIVE), Some("A1"));
     bench.drive(0).execute(&[0; 6], &[], &mut []);
     for cdb in [[0; 6], [0x1b, 0, 0, 0, 0, 0], [0x1b, 0, 0, 0, 1, 0]] {
         let reply = bench.drive(0).execute(&cdb, &[], &mut []);
-        assert_eq!((Key(reply.sense[2]), Asc(reply.sense[12], reply.sense[13])), becoming, "{cdb:?}");
+        assert_eq!(meaning(&reply.sense), becoming, "{cdb:?}");
     }
     loads.iter().for_each(Load::run);
     bench.drive(0).execute(&[0; 6], &[], &mut []);
-    assert_eq!(bench.drive(0).execute(&[0; 6], &[], &mut []).status, GOOD);
+    assert_eq!(bench.drive(0).execute(&[0; 6], &[], &mut []).status, Status::GOOD);
     bench.good(&move_cdb(DRIVE, SLOT), &[]);
 }
 
@@ -293,21 +298,21 @@ fn volume_tags_are_found() {
     // Each nexus has a search of its own.
     bench.good(&send, &template);
     template[..2].copy_from_slice(b"B?");
-    assert_eq!(bench.run_of(2, &send, &template).status, GOOD);
+    assert_eq!(bench.run_of(2, &send, &template).status, Status::GOOD);
     assert_eq!(bench.good(&request, &[])[..4], [4, 0, 0, 2]);
     bench.good(&send, &template);
     bench.changer.detach(1);
     assert_eq!(bench.good(&request, &[])[..4], [0; 4], "the nexus has ended");
     for nexus in 2..2 + SEARCHES_MAX as u64 {
-        assert_eq!(bench.run_of(nexus, &send, &template).status, GOOD);
+        assert_eq!(bench.run_of(nexus, &send, &template).status, Status::GOOD);
     }
     let refused = bench.run(&send, &template);
-    assert_eq!((Key(refused.sense[2]), refused.sense[12]), (Key::ILLEGAL_REQUEST, Asc::INSUFFICIENT_RESOURCES.0));
-    assert_eq!(bench.run_of(2, &send, &template).status, GOOD, "it has a search already");
+    assert_eq!(meaning(&refused.sense), (SenseKey::ILLEGAL_REQUEST, Asc::INSUFFICIENT_RESOURCES));
+    assert_eq!(bench.run_of(2, &send, &template).status, Status::GOOD, "it has a search already");
     send[5] = 0x08;
-    assert_eq!(bench.fail(&send), (Key::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
+    assert_eq!(bench.fail(&send), (SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB));
     send[5] = 0x05;
-    assert_eq!(bench.fail(&send), (Key::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR));
+    assert_eq!(bench.fail(&send), (SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR));
 }
 
 #[test]
@@ -328,7 +333,7 @@ fn other_commands_check_their_fields() {
     bench.good(&[0x37, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]);
     bench.good(&[0x2b, 0, 0, 0, 4, 0, 0, 0, 0, 0], &[]);
     assert_eq!(bench.fail(&[0x2b, 0, 0, 0, 0xff, 0, 0, 0, 0, 0]).1, Asc::INVALID_ELEMENT_ADDRESS);
-    assert_eq!(bench.fail(&[0xa0; 12]).1, Asc::INVALID_OPERATION_CODE);
+    assert_eq!(bench.fail(&[0xa0; 12]).1, Asc::INVALID_COMMAND_OPERATION_CODE);
     let inquiry = bench.good(&[0x12, 0, 0, 0, 96, 0], &[]);
     assert_eq!((inquiry[0], &inquiry[8..31]), (8, &b"LUNAR   VIRTUAL LIBRARY"[..]));
     let codes = bench.good(&[0xa3, 0x0c, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0], &[]);

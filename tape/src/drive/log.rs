@@ -1,7 +1,7 @@
 //! LOG SENSE, and READ ATTRIBUTE: counters of the drive, and attributes of the medium.
 
 use super::Drive;
-use crate::scsi::{self, Answer, Asc, Cdb, Key, Sense, put};
+use crate::scsi::{self, Answer, Asc, Cdb, Sense, SenseKey, put};
 
 /// Number of TapeAlert flags (SSC-3 annex A).
 const TAPE_ALERT_FLAGS: u16 = 64;
@@ -82,7 +82,7 @@ impl Drive {
     /// READ ATTRIBUTE (SPC-4 6.18): attributes of the medium auxiliary memory; their values, or a list.
     pub(super) fn read_attribute(&mut self, cdb: &Cdb<'_>, _: &[u8], into: &mut [u8]) -> Answer {
         let Some(cartridge) = self.cartridge() else {
-            return Err(Sense::new(Key::NOT_READY, Asc::MEDIUM_NOT_PRESENT).into());
+            return Err(Sense::new(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT).into());
         };
         let (remaining, most) = self.capacities();
         let text = |text: &str, length| {

@@ -3,7 +3,7 @@
 use super::read_write::{end_of_data, filemark};
 use super::{Drive, read_error};
 use crate::cartridge::{CartridgeError, Moved, Stop};
-use crate::scsi::{Answer, Asc, Cdb, Key, Sense, put};
+use crate::scsi::{Answer, Asc, Cdb, Sense, SenseKey, put};
 
 impl Drive {
     pub(super) fn rewind(&mut self, _: &Cdb<'_>, _: &[u8], _: &mut [u8]) -> Answer {
@@ -39,7 +39,7 @@ impl Drive {
             Some(Stop::Filemark) => Err(filemark().with(rest).into()),
             Some(Stop::EndOfData) => Err(end_of_data().with(rest).into()),
             Some(Stop::Beginning) => {
-                let sense = Sense::new(Key::NO_SENSE, Asc::BEGINNING_OF_MEDIUM_DETECTED).with(rest);
+                let sense = Sense::new(SenseKey::NO_SENSE, Asc::BEGINNING_OF_MEDIUM_DETECTED).with(rest);
                 Err(Sense { eom: true, ..sense }.into())
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Drive, read_error, write_error};
 use crate::cartridge::{BLOCK_BYTES_MAX, CartridgeError, FILEMARKS_MAX, Found};
-use crate::scsi::{Answer, Asc, Cdb, Check, Key, Sense};
+use crate::scsi::{Answer, Asc, Cdb, Check, Sense, SenseKey};
 
 /// A count of blocks or bytes as INFORMATION.
 fn information(count: usize) -> i64 {
@@ -11,7 +11,7 @@ fn information(count: usize) -> i64 {
 
 /// The sense data of the early warning. All data was written.
 fn early_warning() -> Sense {
-    Sense { eom: true, ..Sense::new(Key::NO_SENSE, Asc::END_OF_MEDIUM_DETECTED) }.with(0)
+    Sense { eom: true, ..Sense::new(SenseKey::NO_SENSE, Asc::END_OF_MEDIUM_DETECTED) }.with(0)
 }
 
 impl Drive {
@@ -62,7 +62,7 @@ impl Drive {
         }
         match self.settled()?.locate(object) {
             Ok(true) => Ok(()),
-            Ok(false) => Err(Sense::new(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED)),
+            Ok(false) => Err(Sense::new(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED)),
             Err(why) => Err(read_error(&why)),
         }
     }
@@ -103,7 +103,12 @@ impl Drive {
                 |sense: Sense| Err(Check { sense: sense.with(information(count - done)), moved: done * length });
             match self.loaded()?.read(block) {
                 Ok(Found::Block(found)) if found == length => {}
-                Ok(Found::Block(_)) => return check(Sense { ili: true, ..Sense::new(Key::NO_SENSE, Asc::NONE) }),
+                Ok(Found::Block(_)) => {
+                    return check(Sense {
+                        ili: true,
+                        ..Sense::new(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION)
+                    });
+                }
                 Ok(Found::Filemark) => return check(filemark()),
                 Ok(Found::EndOfData) => return check(end_of_data()),
                 Err(why) => {
@@ -127,7 +132,7 @@ impl Drive {
                 if found == count || is_hidden {
                     return Ok(moved);
                 }
-                let sense = Sense { ili: true, ..Sense::new(Key::NO_SENSE, Asc::NONE) };
+                let sense = Sense { ili: true, ..Sense::new(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION) };
                 Err(Check { sense: sense.with(information(count) - information(found)), moved })
             }
             Ok(Found::Filemark) => check(filemark()),
@@ -150,7 +155,7 @@ impl Drive {
         }
         let bytes = if is_fixed { count.saturating_mul(length) } else { count };
         let Some(data) = data.get(..bytes) else {
-            return Err(Sense::new(Key::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR).into());
+            return Err(Sense::new(SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR).into());
         };
         let (compress, is_buffered) = (self.mode.compression, self.mode.is_buffered);
         let cartridge = self.loaded()?;
@@ -202,10 +207,10 @@ impl Drive {
 
 /// A filemark ended a read.
 pub(super) fn filemark() -> Sense {
-    Sense { filemark: true, ..Sense::new(Key::NO_SENSE, Asc::FILEMARK_DETECTED) }
+    Sense { filemark: true, ..Sense::new(SenseKey::NO_SENSE, Asc::FILEMARK_DETECTED) }
 }
 
 /// The end of data ended a read or a movement.
 pub(super) fn end_of_data() -> Sense {
-    Sense::new(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED)
+    Sense::new(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED)
 }

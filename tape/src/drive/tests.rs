@@ -1,6 +1,6 @@
 use super::*;
 use crate::cartridge::{CAPACITY_BYTES_MIN, NewCartridge, disk};
-use crate::scsi::{CHECK_CONDITION, GOOD};
+use crate::scsi::Status;
 use crate::test_folder::TestFolder;
 use std::path::PathBuf;
 
@@ -14,7 +14,7 @@ struct Bench {
 /// Sense data of fixed format as a test states it: key, code, flags (byte 2), INFORMATION.
 #[derive(PartialEq, Eq, Debug)]
 struct Sensed {
-    key: Key,
+    key: SenseKey,
     asc: Asc,
     flags: u8,
     information: Option<i32>,
@@ -24,7 +24,7 @@ const FILEMARK: u8 = 0x80;
 const EOM: u8 = 0x40;
 const ILI: u8 = 0x20;
 
-fn sensed(key: Key, asc: Asc, flags: u8, information: impl Into<Option<i32>>) -> Sensed {
+fn sensed(key: SenseKey, asc: Asc, flags: u8, information: impl Into<Option<i32>>) -> Sensed {
     Sensed { key, asc, flags, information: information.into() }
 }
 
@@ -32,8 +32,8 @@ fn parse(sense: &[u8]) -> Sensed {
     assert_eq!(sense[0] & 0x7f, 0x70);
     let information = i32::from_be_bytes(sense[3..7].try_into().unwrap());
     Sensed {
-        key: Key(sense[2] & 0x0f),
-        asc: Asc(sense[12], sense[13]),
+        key: SenseKey(sense[2] & 0x0f),
+        asc: Asc(u16::from_be_bytes([sense[12], sense[13]])),
         flags: sense[2] & 0xe0,
         information: (sense[0] & 0x80 != 0).then_some(information),
     }
@@ -73,18 +73,18 @@ impl Bench {
 
     fn good(&mut self, cdb: &[u8]) -> Vec<u8> {
         let reply = self.run(cdb, &[]);
-        assert_eq!(reply.status, GOOD, "{cdb:02x?}: {:02x?}", reply.sense);
+        assert_eq!(reply.status, Status::GOOD, "{cdb:02x?}: {:02x?}", reply.sense);
         self.data[..reply.moved].to_vec()
     }
 
     fn put(&mut self, cdb: &[u8], out: &[u8]) {
         let reply = self.run(cdb, out);
-        assert_eq!(reply.status, GOOD, "{cdb:02x?}: {:02x?}", reply.sense);
+        assert_eq!(reply.status, Status::GOOD, "{cdb:02x?}: {:02x?}", reply.sense);
     }
 
     fn fail(&mut self, cdb: &[u8], out: &[u8]) -> (Sensed, usize) {
         let reply = self.run(cdb, out);
-        assert_eq!(reply.status, CHECK_CONDITION, "{cdb:02x?}");
+        assert_eq!(reply.status, Status::CHECK_CONDITION, "{cdb:02x?}");
         (parse(&reply.sense), reply.moved)
     }
 
@@ -122,7 +122,7 @@ impl Bench {
 #[test]
 fn readiness_follows_the_medium() {
     let mut bench = Bench::empty();
-    assert_eq!(bench.sense(&[0; 6]), sensed(Key::NOT_READY, Asc::MEDIUM_NOT_PRESENT, 0, None));
+    assert_eq!(bench.sense(&[0; 6]), sensed(SenseKey::NOT_READY, Asc::MEDIUM_NOT_PRESENT, 0, None));
     let sense = bench.good(&[0x03, 0, 0, 0, 18, 0]);
     assert_eq!(parse(&sense).asc, Asc::MEDIUM_NOT_PRESENT);
     bench.create(Generation::Lto8, false);
@@ -130,10 +130,10 @@ fn readiness_follows_the_medium() {
     // INQUIRY leaves the unit attention condition, and REQUEST SENSE reports it.
     bench.good(&[0x12, 0, 0, 0, 96, 0]);
     let sense = bench.good(&[0x03, 0, 0, 0, 18, 0]);
-    assert_eq!(parse(&sense), sensed(Key::UNIT_ATTENTION, Asc::MEDIUM_MAY_HAVE_CHANGED, 0, None));
+    assert_eq!(parse(&sense), sensed(SenseKey::UNIT_ATTENTION, Asc::MEDIUM_MAY_HAVE_CHANGED, 0, None));
     bench.good(&[0; 6]);
     bench.good(&[0x1b, 0, 0, 0, 0, 0]);
-    assert_eq!(bench.sense(&[0; 6]).asc, Asc::INITIALIZING_COMMAND_REQUIRED);
+    assert_eq!(bench.sense(&[0; 6]).asc, Asc::NOT_READY_START_REQUIRED);
     bench.good(&[0x1b, 0, 0, 0, 1, 0]);
     assert_eq!(bench.sense(&[0; 6]).asc, Asc::MEDIUM_MAY_HAVE_CHANGED);
     bench.good(&[0; 6]);
@@ -156,7 +156,7 @@ fn other_media_are_not_ready() {
         if asc == Asc::MEDIUM_MAY_HAVE_CHANGED {
             bench.good(&[0; 6]);
         } else {
-            assert_eq!(bench.sense(&[0; 6]), sensed(Key::NOT_READY, asc, 0, None));
+            assert_eq!(bench.sense(&[0; 6]), sensed(SenseKey::NOT_READY, asc, 0, None));
         }
     }
     let mut bench = Bench::empty();
@@ -175,10 +175,18 @@ fn variable_blocks_report_their_length_against_that_of_the_command() {
     assert_eq!(bench.read(100), [7; 100]);
     bench.rewind();
     let (sense, moved) = bench.fail(&[0x08, 0, 0, 0, 120, 0], &[]);
-    assert_eq!((sense, moved), (sensed(Key::NO_SENSE, Asc::NONE, ILI, 20), 100), "short block");
+    assert_eq!(
+        (sense, moved),
+        (sensed(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION, ILI, 20), 100),
+        "short block"
+    );
     bench.rewind();
     let (sense, moved) = bench.fail(&[0x08, 0, 0, 0, 90, 0], &[]);
-    assert_eq!((sense, moved), (sensed(Key::NO_SENSE, Asc::NONE, ILI, -10), 90), "long block");
+    assert_eq!(
+        (sense, moved),
+        (sensed(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION, ILI, -10), 90),
+        "long block"
+    );
     assert_eq!(bench.position(), 1, "the position is behind the block");
     // SILI hides both, as blocks have no fixed length.
     for (length, moved) in [(120, 100), (90, 90)] {
@@ -190,7 +198,10 @@ fn variable_blocks_report_their_length_against_that_of_the_command() {
     bench.rewind();
     assert_eq!(bench.good(&[0x08, 2, 0, 0, 120, 0]).len(), 100);
     bench.rewind();
-    assert_eq!(bench.fail(&[0x08, 2, 0, 0, 90, 0], &[]).0, sensed(Key::NO_SENSE, Asc::NONE, ILI, -10));
+    assert_eq!(
+        bench.fail(&[0x08, 2, 0, 0, 90, 0], &[]).0,
+        sensed(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION, ILI, -10)
+    );
 }
 
 #[test]
@@ -200,10 +211,10 @@ fn a_read_ends_at_a_filemark_and_at_the_end_of_data() {
     bench.filemarks(1);
     bench.rewind();
     bench.read(10);
-    let filemark = sensed(Key::NO_SENSE, Asc::FILEMARK_DETECTED, FILEMARK, 10);
+    let filemark = sensed(SenseKey::NO_SENSE, Asc::FILEMARK_DETECTED, FILEMARK, 10);
     assert_eq!(bench.fail(&[0x08, 0, 0, 0, 10, 0], &[]), (filemark, 0));
     assert_eq!(bench.position(), 2, "behind the filemark");
-    let end = sensed(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, 10);
+    let end = sensed(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, 10);
     assert_eq!(bench.fail(&[0x08, 2, 0, 0, 10, 0], &[]), (end, 0), "SILI hides it not");
     assert_eq!(bench.position(), 2);
     bench.good(&[0x08, 0, 0, 0, 0, 0]);
@@ -212,7 +223,10 @@ fn a_read_ends_at_a_filemark_and_at_the_end_of_data() {
 #[test]
 fn fixed_blocks_are_counted() {
     let mut bench = Bench::loaded();
-    assert_eq!(bench.sense(&[0x08, 1, 0, 0, 1, 0]), sensed(Key::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB, 0, None));
+    assert_eq!(
+        bench.sense(&[0x08, 1, 0, 0, 1, 0]),
+        sensed(SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB, 0, None)
+    );
     bench.select_block_length(4);
     bench.put(&[0x0a, 1, 0, 0, 3, 0], b"aaaabbbbcccc");
     bench.filemarks(1);
@@ -220,11 +234,11 @@ fn fixed_blocks_are_counted() {
     bench.rewind();
     assert_eq!(bench.good(&[0x08, 1, 0, 0, 2, 0]), b"aaaabbbb");
     let (sense, moved) = bench.fail(&[0x08, 1, 0, 0, 5, 0], &[]);
-    assert_eq!((sense, moved), (sensed(Key::NO_SENSE, Asc::FILEMARK_DETECTED, FILEMARK, 4), 4));
+    assert_eq!((sense, moved), (sensed(SenseKey::NO_SENSE, Asc::FILEMARK_DETECTED, FILEMARK, 4), 4));
     let (sense, moved) = bench.fail(&[0x08, 1, 0, 0, 2, 0], &[]);
-    assert_eq!((sense, moved), (sensed(Key::NO_SENSE, Asc::NONE, ILI, 2), 0));
+    assert_eq!((sense, moved), (sensed(SenseKey::NO_SENSE, Asc::NO_ADDITIONAL_SENSE_INFORMATION, ILI, 2), 0));
     let (sense, moved) = bench.fail(&[0x08, 1, 0, 0, 2, 0], &[]);
-    assert_eq!((sense, moved), (sensed(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, 2), 0));
+    assert_eq!((sense, moved), (sensed(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, 2), 0));
     assert_eq!(bench.sense(&[0x08, 3, 0, 0, 2, 0]).asc, Asc::INVALID_FIELD_IN_CDB, "SILI and FIXED");
 }
 
@@ -232,7 +246,7 @@ fn fixed_blocks_are_counted() {
 fn a_write_without_its_data_is_aborted() {
     let mut bench = Bench::loaded();
     let (sense, _) = bench.fail(&[0x0a, 0, 0, 0, 10, 0], &[1; 9]);
-    assert_eq!(sense, sensed(Key::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR, 0, None));
+    assert_eq!(sense, sensed(SenseKey::ABORTED_COMMAND, Asc::DATA_PHASE_ERROR, 0, None));
     assert_eq!(bench.position(), 0);
     assert_eq!(bench.sense(&[0x0a, 0, 0x80, 0, 1, 0]).asc, Asc::INVALID_FIELD_IN_CDB, "longer than the limit");
 }
@@ -245,28 +259,28 @@ fn the_end_of_the_medium_is_announced_and_then_reported() {
     let mut warned = 0;
     let (sense, moved) = loop {
         let reply = bench.run(&cdb, &block);
-        if reply.status == GOOD {
+        if reply.status == Status::GOOD {
             continue;
         }
         let sense = parse(&reply.sense);
-        if sense.key != Key::NO_SENSE {
+        if sense.key != SenseKey::NO_SENSE {
             break (sense, reply.moved);
         }
-        assert_eq!(sense, sensed(Key::NO_SENSE, Asc::END_OF_MEDIUM_DETECTED, EOM, 0));
+        assert_eq!(sense, sensed(SenseKey::NO_SENSE, Asc::END_OF_MEDIUM_DETECTED, EOM, 0));
         assert_eq!(reply.moved, block.len());
         warned += 1;
     };
     assert!(warned > 0);
-    let overflow = sensed(Key::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED, EOM, 1 << 20);
+    let overflow = sensed(SenseKey::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED, EOM, 1 << 20);
     assert_eq!((sense, moved), (overflow, 0));
-    let filemarks = sensed(Key::NO_SENSE, Asc::END_OF_MEDIUM_DETECTED, EOM, 0);
+    let filemarks = sensed(SenseKey::NO_SENSE, Asc::END_OF_MEDIUM_DETECTED, EOM, 0);
     assert_eq!(bench.sense(&[0x10, 0, 0, 0, 1, 0]), filemarks);
     // Fixed blocks: as many as fit.
     bench.put(&[0x15, 0x10, 0, 0, 12, 0], &[0, 0, 0x10, 8, 0, 0, 0, 0, 0, 0, 4, 0]);
     let (sense, moved) = bench.fail(&[0x0a, 1, 0, 4, 0, 0], &block);
     let rest = 1024 - moved as i32 / 1024;
     assert!(moved > 0 && rest > 0);
-    assert_eq!(sense, sensed(Key::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED, EOM, rest));
+    assert_eq!(sense, sensed(SenseKey::VOLUME_OVERFLOW, Asc::END_OF_MEDIUM_DETECTED, EOM, rest));
 }
 
 #[test]
@@ -277,7 +291,7 @@ fn protected_and_worm_media_refuse_writes() {
     bench.drive.common.take_attention();
     bench.write(b"kept");
     bench.rewind();
-    let worm = sensed(Key::DATA_PROTECT, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED, 0, 1);
+    let worm = sensed(SenseKey::DATA_PROTECT, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED, 0, 1);
     assert_eq!(bench.fail(&[0x0a, 0, 0, 0, 1, 0], b"x").0, worm);
     assert_eq!(bench.sense(&[0x19, 1, 0, 0, 0, 0]).asc, Asc::WORM_MEDIUM_OVERWRITE_ATTEMPTED);
     bench.drive.remove().unwrap();
@@ -286,7 +300,7 @@ fn protected_and_worm_media_refuse_writes() {
     cartridge.close().unwrap();
     bench.insert();
     bench.drive.common.take_attention();
-    assert_eq!(bench.sense(&[0x10, 0, 0, 0, 1, 0]), sensed(Key::DATA_PROTECT, Asc::WRITE_PROTECTED, 0, 1));
+    assert_eq!(bench.sense(&[0x10, 0, 0, 0, 1, 0]), sensed(SenseKey::DATA_PROTECT, Asc::WRITE_PROTECTED, 0, 1));
     assert_eq!(bench.good(&[0x1a, 0, 0x3f, 0, 255, 0])[2] & 0x80, 0x80, "WP");
     assert_eq!(bench.read(4), b"kept");
 }
@@ -309,12 +323,12 @@ fn space_counts_blocks_and_filemarks_in_both_directions() {
     bench.rewind();
     bench.good(&[0x11, 0, 0, 0, 1, 0]);
     assert_eq!(bench.position(), 1);
-    let filemark = |rest| sensed(Key::NO_SENSE, Asc::FILEMARK_DETECTED, FILEMARK, rest);
+    let filemark = |rest| sensed(SenseKey::NO_SENSE, Asc::FILEMARK_DETECTED, FILEMARK, rest);
     assert_eq!(bench.sense(&[0x11, 0, 0, 0, 5, 0]), filemark(4));
     assert_eq!(bench.position(), 3);
     bench.good(&[0x11, 1, 0, 0, 2, 0]);
     assert_eq!(bench.position(), 6);
-    let end = |rest| sensed(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, rest);
+    let end = |rest| sensed(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, rest);
     assert_eq!(bench.sense(&[0x11, 0, 0, 0, 3, 0]), end(2));
     assert_eq!(bench.position(), 7);
     bench.good(&[0x11, 1, 0xff, 0xff, 0xff, 0]);
@@ -323,7 +337,7 @@ fn space_counts_blocks_and_filemarks_in_both_directions() {
     assert_eq!(bench.position(), 4);
     assert_eq!(bench.sense(&[0x11, 0, 0xff, 0xff, 0xf0, 0]), filemark(15));
     assert_eq!(bench.position(), 2);
-    let beginning = |rest| sensed(Key::NO_SENSE, Asc::BEGINNING_OF_MEDIUM_DETECTED, EOM, rest);
+    let beginning = |rest| sensed(SenseKey::NO_SENSE, Asc::BEGINNING_OF_MEDIUM_DETECTED, EOM, rest);
     assert_eq!(bench.sense(&[0x11, 0, 0xff, 0xff, 0xfc, 0]), beginning(2));
     assert_eq!(bench.position(), 0);
     assert_eq!(bench.sense(&[0x11, 1, 0, 0, 9, 0]), end(6));
@@ -345,7 +359,7 @@ fn locate_goes_to_objects_files_and_the_end() {
     assert_eq!(bench.read(1), b"c");
     bench.good(&[0x2b, 4, 0, 0, 0, 0, 1, 0, 0, 0]);
     assert_eq!(bench.read(1), b"b");
-    let end = sensed(Key::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, None);
+    let end = sensed(SenseKey::BLANK_CHECK, Asc::END_OF_DATA_DETECTED, 0, None);
     assert_eq!(bench.sense(&[0x2b, 0, 0, 0, 0, 1, 0, 0, 0, 0]), end);
     assert_eq!(bench.sense(&[0x2b, 2, 0, 0, 0, 0, 0, 0, 1, 0]).asc, Asc::INVALID_FIELD_IN_CDB, "partition 1");
     let long = |kind: u8, to: u8| [0x92, kind << 3, 0, 0, 0, 0, 0, 0, 0, 0, 0, to, 0, 0, 0, 0];
@@ -382,12 +396,12 @@ fn commands_with_an_object_move_there_first() {
     let read = |object: u8| [0x88, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, object, 0, 0, 1, 0];
     assert_eq!(bench.good(&read(3)), b"c");
     assert_eq!(bench.good(&read(0)), b"a");
-    assert_eq!(bench.sense(&read(99)).key, Key::BLANK_CHECK);
+    assert_eq!(bench.sense(&read(99)).key, SenseKey::BLANK_CHECK);
     let mut write = read(1);
     write[0] = 0x8a;
     bench.put(&write, b"B");
     assert_eq!(bench.position(), 2);
-    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, Key::BLANK_CHECK, "the rest was overwritten");
+    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, SenseKey::BLANK_CHECK, "the rest was overwritten");
     bench.good(&[0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 2, 0, 0, 2, 0]);
     assert_eq!(bench.position(), 4);
     bench.good(&[0x93, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0]);
@@ -403,10 +417,10 @@ fn erase_makes_the_rest_unreadable() {
     let mut bench = with_files();
     bench.good(&[0x2b, 0, 0, 0, 0, 0, 2, 0, 0, 0]);
     bench.good(&[0x19, 0, 0, 0, 0, 0]);
-    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, Key::BLANK_CHECK);
+    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, SenseKey::BLANK_CHECK);
     bench.rewind();
     bench.good(&[0x19, 1, 0, 0, 0, 0]);
-    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, Key::BLANK_CHECK);
+    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, SenseKey::BLANK_CHECK);
 }
 
 #[test]
@@ -420,7 +434,7 @@ fn damaged_data_is_a_medium_error_and_is_not_returned() {
     std::fs::write(bench.path(), bytes).unwrap();
     bench.insert();
     bench.drive.common.take_attention();
-    let error = sensed(Key::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR, 0, 100);
+    let error = sensed(SenseKey::MEDIUM_ERROR, Asc::UNRECOVERED_READ_ERROR, 0, 100);
     assert_eq!(bench.fail(&[0x08, 0, 0, 0, 100, 0], &[]), (error, 0));
     assert_eq!(bench.read(4), b"next");
     let alerts = bench.good(&[0x4d, 0, 0x6e, 0, 0, 0, 0, 4, 0, 0]);
@@ -460,7 +474,7 @@ fn mode_parameters_are_reported_and_changed() {
     assert_eq!(bench.good(&[0x1a, 8, 0x0f, 0, 255, 0])[6], 0xc0);
     assert_eq!(bench.good(&[0x1a, 8, 0x4f, 0, 255, 0])[6], 0x80, "changeable");
     assert_eq!(bench.good(&[0x1a, 8, 0x8f, 0, 255, 0])[6], 0x40, "default");
-    assert_eq!(bench.sense(&[0x1a, 8, 0xcf, 0, 255, 0]).asc, Asc::SAVING_PARAMETERS_NOT_SUPPORTED);
+    assert_eq!(bench.sense(&[0x1a, 8, 0xcf, 0, 255, 0]).asc, Asc::SAVING_NOT_SUPPORTED);
     assert_eq!(bench.sense(&[0x1a, 0, 0x05, 0, 255, 0]).asc, Asc::INVALID_FIELD_IN_CDB);
     bench.write(&[0; 10_000]);
     assert!(bench.drive.cartridge().unwrap().used() < 1000);
@@ -485,7 +499,7 @@ fn wrong_mode_parameters_change_nothing() {
     for (list, asc) in wrong {
         let before = bench.drive.mode;
         let (sense, _) = bench.fail(&[0x15, 0x10, 0, 0, list.len() as u8, 0], list);
-        assert_eq!((sense.key, sense.asc), (Key::ILLEGAL_REQUEST, asc), "{list:02x?}");
+        assert_eq!((sense.key, sense.asc), (SenseKey::ILLEGAL_REQUEST, asc), "{list:02x?}");
         assert_eq!(bench.drive.mode, before);
     }
     let (sense, _) = bench.fail(&[0x15, 0x11, 0, 0, 4, 0], &[0, 0, 0x10, 0]);
@@ -515,7 +529,7 @@ fn descriptor_sense_is_a_mode_parameter() {
     let reply = bench.run(&[0x08, 0, 0, 0, 1, 0], &[]);
     assert_eq!((reply.sense[0], reply.sense[1]), (0x72, 8));
     bench.drive.reset();
-    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, Key::BLANK_CHECK);
+    assert_eq!(bench.sense(&[0x08, 0, 0, 0, 1, 0]).key, SenseKey::BLANK_CHECK);
 }
 
 #[test]
@@ -532,7 +546,7 @@ fn prevented_removal_is_refused_until_it_is_allowed() {
 fn encryption_is_refused() {
     let mut bench = Bench::loaded();
     assert_eq!(bench.good(&[0xa2, 0, 0, 0, 0, 0, 0, 0, 0, 9, 0, 0]), [0, 0, 0, 0, 0, 0, 0, 1, 0]);
-    let refused = sensed(Key::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB, 0, None);
+    let refused = sensed(SenseKey::ILLEGAL_REQUEST, Asc::INVALID_FIELD_IN_CDB, 0, None);
     assert_eq!(bench.sense(&[0xa2, 0x20, 0, 0x10, 0, 0, 0, 0, 0, 9, 0, 0]), refused);
     assert_eq!(bench.sense(&[0xb5, 0x20, 0, 0x10, 0, 0, 0, 0, 0, 9, 0, 0]), refused);
 }
@@ -571,7 +585,7 @@ fn supported_operation_codes_are_those_of_the_table() {
 #[test]
 fn unknown_commands_reserved_bits_and_short_cdbs_are_refused() {
     let mut bench = Bench::loaded();
-    let unknown = sensed(Key::ILLEGAL_REQUEST, Asc::INVALID_OPERATION_CODE, 0, None);
+    let unknown = sensed(SenseKey::ILLEGAL_REQUEST, Asc::INVALID_COMMAND_OPERATION_CODE, 0, None);
     for code in [0x28, 0x2a, 0xff, 0x16] {
         assert_eq!(bench.sense(&[code, 0, 0, 0, 0, 0, 0, 0, 0, 0]), unknown);
     }
@@ -625,7 +639,7 @@ fn a_movement_brings_buffered_data_to_the_medium() {
             let reply = bench.run(&cdb, &[]);
             if is_failing {
                 let sense = parse(&reply.sense);
-                assert_eq!((sense.key, sense.asc), (Key::MEDIUM_ERROR, Asc::WRITE_ERROR), "{name}");
+                assert_eq!((sense.key, sense.asc), (SenseKey::MEDIUM_ERROR, Asc::WRITE_ERROR), "{name}");
                 disk::fail(false);
             }
             bench.drive.medium = Medium::Empty;
