@@ -4,6 +4,7 @@
 use crate::command::{Cdb, Status, TaskAttribute};
 use crate::forwarding::{DeviceFacts, Terms};
 use crate::peripheral::PeripheralType;
+use crate::policy::OpCode;
 use crate::sense::{Asc, SenseData};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
@@ -27,6 +28,13 @@ pub const FORWARDED_BYTES_MAX: usize = 8 << 20;
 pub trait DeviceServer {
     /// PERIPHERAL DEVICE TYPE of the device, which never changes.
     fn device_type(&self) -> PeripheralType;
+
+    /// Whether it has the commands with this operation code. Asked only if it executes some commands of an emulated
+    /// logical unit, those that Lunar does not have.
+    fn has_command(&self, code: OpCode) -> bool {
+        let _ = code;
+        true
+    }
 
     /// Bytes of the longest Data-In or Data-Out that the device accepts. At most [`FORWARDED_BYTES_MAX`] count.
     fn transfer_bytes_max(&self) -> usize;

@@ -5,6 +5,7 @@ use crate::change::{Change, ScsiChange};
 use crate::command::{Command, Reply, Status, TaskAttribute};
 use crate::context::Call;
 use crate::device_types;
+use crate::execute_others::others_of;
 use crate::fault;
 use crate::fit::{fit, mismatch};
 use crate::lu::{Emulated, LogicalUnit};
@@ -147,7 +148,12 @@ impl Target {
         }
         let emulated = match call.addressee {
             Addressee::Unit(itl) => match &*itl.lu {
-                LogicalUnit::Emulated(lu) => Some((itl, lu)),
+                LogicalUnit::Emulated(lu) => {
+                    if let Some(others) = others_of(call, lu) {
+                        return Box::pin(self.send_to_others(call, (itl, others), transfer, slot, reply)).await;
+                    }
+                    Some((itl, lu))
+                }
                 // Boxed: the futures of emulated logical units stay small.
                 LogicalUnit::Forwarded(lu) => {
                     return Box::pin(self.forward(call, (itl, lu), transfer, slot, reply)).await;

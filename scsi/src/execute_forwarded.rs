@@ -1,9 +1,9 @@
 //! Executes the commands of forwarded logical units: first the checks of Lunar, then the device.
 
 use crate::admit::{Refusal, pass};
-use crate::command::{Cdb, Command, Reply, Status};
+use crate::command::{Cdb, Reply, Status};
 use crate::context::Call;
-use crate::device_server::{FORWARDED_BYTES_MAX, ForwardedCommand, ForwardedData, ForwardedReply, PendingReply};
+use crate::device_server::{FORWARDED_BYTES_MAX, ForwardedData, ForwardedReply};
 use crate::execute::{check_attribute, contiguous, pull_list};
 use crate::fault;
 use crate::fit::mismatch;
@@ -11,6 +11,7 @@ use crate::forwarding::edit::{self, is_offered};
 use crate::forwarding::follow::{self, concerns_facts};
 use crate::forwarding::length::{self, Moves};
 use crate::forwarding::possession::unloads;
+use crate::forwarding::sending::Sending;
 use crate::forwarding::{DeviceFacts, timeouts};
 use crate::lu::Forwarded;
 use crate::nexus::ItlNexus;
@@ -26,9 +27,6 @@ use lunar_core::port::Transfer;
 use lunar_core::step::SlotContext;
 use lunar_core::traffic::Class;
 use lunar_core::wire::Writer;
-use std::future::poll_fn;
-use std::pin::pin;
-use std::task::Poll;
 
 /// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may have any
 /// effect.
@@ -49,9 +47,6 @@ pub static UNKNOWN_COMMAND: Policy = Policy {
         timeout: Timeout::Long,
     },
 };
-
-/// The data of one command takes this part of the memory of its core at most, so that other commands continue.
-const ARENA_PART: usize = 4;
 
 /// The refusal of a command that the logical unit does not have.
 const UNSUPPORTED: Sense = Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE);
@@ -133,9 +128,10 @@ impl Target {
         slot: &SlotContext,
         reply: &mut Reply,
     ) -> Result<(Flow, u64), Refusal> {
-        let data = sent.data(&slot.arena).await?;
+        let sending = sent.sending();
+        let data = sending.data(sent.moves()?, &slot.arena).await?;
         let length = data.len();
-        let ForwardedReply { status, mut sense, moved, data } = sent.reply(data).await.map_err(of_device)?;
+        let ForwardedReply { status, mut sense, moved, data } = sending.reply(data).await.map_err(of_device)?;
         if status == Status::CHECK_CONDITION && sense.is_empty() {
             sense = self.missing_sense(sent, &slot.arena).await;
         }
@@ -227,7 +223,7 @@ impl Target {
 }
 
 /// The refusal of a command that the device did not process. A device that cannot be reached is not ready.
-fn of_device(fault: Fault) -> Refusal {
+pub(crate) fn of_device(fault: Fault) -> Refusal {
     match fault {
         Fault::Gone => Sense::new(SenseKey::NOT_READY, Asc::NO_RESPONSE_TO_SELECTION).into(),
         fault => fault::transfer(fault),
@@ -245,7 +241,7 @@ fn class(flow: Flow, effect: Effect) -> Class {
 }
 
 /// Refuses a CDB that is shorter than its command, and NACA: ACA conditions do not exist.
-fn check_cdb(cdb: &Cdb) -> Result<(), Sense> {
+pub(crate) fn check_cdb(cdb: &Cdb) -> Result<(), Sense> {
     /// NACA in the CONTROL byte (SAM-5 5.2).
     const NACA_BIT: u8 = 2;
     let bytes = cdb.bytes();
@@ -304,56 +300,11 @@ impl<T> Sent<'_, T> {
     }
 }
 
-impl<T: Transfer> Sent<'_, T> {
-    /// The data of the command.
-    async fn data(&self, arena: &Arena) -> Result<ForwardedData, Refusal> {
-        let Command { data_in, data_out, .. } = *self.call.command;
-        if data_in > 0 && data_out > 0 {
-            // Bidirectional commands are not forwarded.
-            return Err(mismatch(0));
-        }
-        let Some(moves) = self.moves()? else { return Ok(ForwardedData::None) };
-        let (Moves::In(length) | Moves::Out(length)) = moves;
-        let longest = FORWARDED_BYTES_MAX.min(self.lu.unit.device.transfer_bytes_max()).min(arena.size() / ARENA_PART);
-        if length > longest {
-            return Err(Sense::illegal(Asc::INVALID_FIELD_IN_CDB).into());
-        }
-        match moves {
-            Moves::Out(_) => {
-                let pulled = self.transfer.pull(0, length).await.map_err(fault::transfer)?;
-                Ok(ForwardedData::Out(pulled))
-            }
-            Moves::In(_) => {
-                self.transfer.room().await.map_err(fault::transfer)?;
-                self.transfer.reserve(length, length).await.map_err(fault::transfer)?;
-                Ok(ForwardedData::In(arena.wait_sg(length).await))
-            }
-        }
-    }
-
-    /// Submits the command and waits for its reply. If the command is aborted meanwhile, it is aborted at the device
-    /// as well, whose reply is awaited in any case: the device may access the memory until then.
-    async fn reply(&self, data: ForwardedData) -> Result<ForwardedReply, Fault> {
-        let Command { cdb, attribute, tag, .. } = *self.call.command;
-        let (nexus, device, id) = (self.call.nexus, &self.lu.unit.device, self.lu.next_command());
-        let pending = PendingReply::default();
+impl<T> Sent<'_, T> {
+    fn sending(&self) -> Sending<'_, T> {
+        let (device, id) = (&*self.lu.unit.device, self.lu.next_command());
         let class = self.row.map_or(Timeout::Long, |row| row.policy.admission.timeout);
         let timeout = timeouts::of(class, self.itl.lu.device_type);
-        let (nexus_name, generation) = (Some(nexus.name.clone()), self.generation);
-        let command = ForwardedCommand { id, nexus: nexus_name, generation, cdb, attribute, data, timeout };
-        device.submit(command, pending.duty());
-        let is_aborted = nexus.tasks.until_aborted(|(t, l)| t == tag && l == self.call.command.lun);
-        let (mut is_aborted, mut reply) = (pin!(is_aborted), pin!(pending.wait()));
-        let first = poll_fn(|cx| match reply.as_mut().poll(cx) {
-            Poll::Ready(reply) => Poll::Ready(Some(reply)),
-            Poll::Pending => is_aborted.as_mut().poll(cx).map(|()| None),
-        });
-        match first.await {
-            Some(reply) => reply,
-            None => {
-                device.abort(id);
-                reply.await
-            }
-        }
+        Sending { call: self.call, transfer: self.transfer, device, id, timeout, generation: self.generation }
     }
 }

@@ -1,5 +1,6 @@
 //! The logical units of a target: adding, replacing and removing them.
 
+use crate::device_server::DeviceServer;
 use crate::device_types;
 use crate::information::{self, Kind};
 use crate::lu::{Emulated, Forwarded, ForwardedUnit, LogicalUnit, Stored};
@@ -19,12 +20,21 @@ impl Target {
     /// # Panics
     /// If `lun` is not below [`LUNS_MAX`].
     pub fn add_unit(&self, lun: u16, unit: Rc<Unit>) {
+        self.add_unit_with(lun, unit, None);
+    }
+
+    /// The same, of a unit with commands that Lunar does not have, and that another process executes: see
+    /// [`DeviceServer::has_command`].
+    ///
+    /// # Panics
+    /// As [`Target::add_unit`].
+    pub fn add_unit_with(&self, lun: u16, unit: Rc<Unit>, others: Option<Rc<dyn DeviceServer>>) {
         assert!(lun < LUNS_MAX, "LUN {lun} is beyond flat space addressing");
         self.wake_watcher();
         let shared = self.config.units.add(&unit);
         let before = self.unit(lun).filter(|lu| lu.id() == unit.id);
         match before.as_deref().and_then(LogicalUnit::emulated) {
-            Some(old) => self.replace_unit(old, unit),
+            Some(old) => self.replace_unit(old, unit, others),
             None => {
                 let device = device_types::of_medium(unit.medium.kind());
                 let saved = Stored {
@@ -33,7 +43,7 @@ impl Target {
                     client_log: client::load(&unit),
                 };
                 let lu = Emulated::new((lun, device.code), unit, shared, saved, (device.state)());
-                self.insert(LogicalUnit::Emulated(lu));
+                self.insert(LogicalUnit::Emulated(lu.with_others(others)));
             }
         }
     }
@@ -65,12 +75,12 @@ impl Target {
     }
 
     /// Replaces this core's view of the unit of a logical unit.
-    fn replace_unit(&self, old: &Emulated, unit: Rc<Unit>) {
+    fn replace_unit(&self, old: &Emulated, unit: Rc<Unit>, others: Option<Rc<dyn DeviceServer>>) {
         let is_resized = old.unit.geometry != unit.geometry;
         let has_other_modes =
             old.unit.read_only != unit.read_only || old.unit.traits().write_cache != unit.traits().write_cache;
         let lun = old.lun;
-        let lu = Rc::new(LogicalUnit::Emulated(old.with_unit(unit)));
+        let lu = Rc::new(LogicalUnit::Emulated(old.with_unit(unit).with_others(others)));
         self.logical_units.borrow_mut().insert(lun, lu.clone());
         for nexus in self.nexuses() {
             let Some(itl) = nexus.itl_of(lun) else { continue };

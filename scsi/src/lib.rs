@@ -4,7 +4,8 @@
 //!   the policy of a command; [`spc`], [`sbc`], [`mmc`]: the commands and pages of all device types, of disks, and of
 //!   CD and DVD drives
 //! * [`execute`]: a command of an emulated logical unit from CDB to status; [`execute_forwarded`]: a command that goes
-//!   to a device; [`device_server`]: the interface to such devices; [`admit`]: the one place that decides whether a
+//!   to a device; `execute_others`: a command of an emulated logical unit
+//!   that a handler has; [`device_server`]: the interface to devices and handlers; [`admit`]: the one place that decides whether a
 //!   command may run
 //! * [`target`], [`nexus`], [`lu`]: the target device, its nexuses, its logical units; [`lun_map`]: which of them a
 //!   nexus sees
@@ -35,6 +36,7 @@ pub mod device_types;
 pub mod docs;
 pub mod execute;
 pub mod execute_forwarded;
+mod execute_others;
 mod fault;
 pub mod fcp;
 mod fit;

@@ -85,7 +85,7 @@ impl Target {
         self.config.units.lose_nexus(&nexus.name).await;
         self.settle_preventions().await;
         for lu in self.units() {
-            lu.forwarded().into_iter().for_each(|device| device.unit.device.lose_nexus(&nexus.name));
+            lu.device_server().into_iter().for_each(|device| device.lose_nexus(&nexus.name));
         }
     }
 
@@ -99,7 +99,7 @@ impl Target {
             resets.extend(reset.ok().map(|reset| (lu, was_cached, reset)));
         }
         let mut response = TaskResponse::Complete;
-        for device in resets.iter().filter_map(|(lu, ..)| Some(lu.forwarded()?.unit.device.clone())) {
+        for device in resets.iter().filter_map(|(lu, ..)| lu.device_server().cloned()) {
             if device.reset().await.is_err() {
                 response = TaskResponse::Rejected;
             }

@@ -3,7 +3,7 @@
 //! * [`state`]: the properties of the device that Lunar follows, the same for all cores
 //! * [`rows`]: the parts of tables of commands that only a device executes; `tape`, `changer`, `disk`, `enclosure`: the
 //!   tables of device types
-//! * `length`: the bytes that a CDB moves; [`timeouts`]: how long a command may take
+//! * `sending`: a command on its way; `length`: the bytes that a CDB moves; [`timeouts`]: how long a command may take
 //! * `follow`: replies of the device that tell its properties, and commands of Lunar that ask for them
 //! * `edit`: replies that Lunar changes, because it limits transfers, protects from writes, and refuses commands
 //! * `prevention`: PREVENT ALLOW MEDIUM REMOVAL of several nexuses; `possession`: a device for one nexus at a time
@@ -17,6 +17,7 @@ pub(crate) mod length;
 pub(crate) mod possession;
 mod prevention;
 pub mod rows;
+pub(crate) mod sending;
 pub mod state;
 mod tape;
 pub mod timeouts;

@@ -1,7 +1,8 @@
 //! A logical unit whose commands Lunar executes on a store.
 
-use super::{Common, DeviceState};
+use super::{Common, DeviceState, OtherCommands};
 use crate::change::{Change, ModeValues};
+use crate::device_server::DeviceServer;
 use crate::information::Kind;
 use crate::medium::{state_sense, tray_sense};
 use crate::peripheral::PeripheralType;
@@ -103,6 +104,8 @@ pub struct Emulated {
     tray: Cell<TrayPosition>,
     /// The state that only its device type has.
     pub(crate) device: DeviceState,
+    /// The commands that Lunar does not have, and another process has.
+    pub(crate) others: Option<OtherCommands>,
     /// Whether no state of it stops a command: it is not stopped, not write-protected, and its medium is loaded and
     /// ready.
     clear: Cell<bool>,
@@ -131,7 +134,13 @@ impl Emulated {
         Self::with_parameters(Common { lun, device_type, shared }, unit, parameters, device)
     }
 
-    /// The same logical unit with another view of its unit.
+    /// The same, with commands that another process executes.
+    #[must_use]
+    pub(crate) fn with_others(self, others: Option<Rc<dyn DeviceServer>>) -> Self {
+        Self { others: others.map(OtherCommands::new), ..self }
+    }
+
+    /// The same logical unit with another view of its unit, without the commands of another process.
     #[must_use]
     pub(crate) fn with_unit(&self, unit: Rc<Unit>) -> Self {
         let mut parameters = self.parameters.borrow().clone();
@@ -151,6 +160,7 @@ impl Emulated {
             medium: Cell::default(),
             tray: Cell::default(),
             device,
+            others: None,
             clear: Cell::new(false),
         };
         logical_unit.refresh();

@@ -1,22 +1,27 @@
 //! A logical unit as all nexuses of this core see it.
 //!
 //! * [`emulated`]: Lunar executes its commands on a store; [`state`]: the state of its device type
+//!   `other_commands`: those that Lunar does not have, and a handler has
 //! * [`forwarded`]: a device or a handler executes its commands
 
 pub mod emulated;
 pub mod forwarded;
+mod other_commands;
 mod state;
 
 pub use emulated::{Emulated, Stored};
 pub use forwarded::{Forwarded, ForwardedUnit};
+pub(crate) use other_commands::OtherCommands;
 pub(crate) use state::DeviceState;
 
+use crate::device_server::DeviceServer;
 use crate::peripheral::PeripheralType;
 use lunar_core::tally::Tally;
 use lunar_core::unit::{Identity, UnitId};
 use lunar_unit::access::GroupAccess;
 use lunar_unit::{SharedUnit, UnitRef};
 use std::ops::Deref;
+use std::rc::Rc;
 use std::sync::Arc;
 
 /// The common part of all logical units.
@@ -86,6 +91,15 @@ impl LogicalUnit {
         match self {
             Self::Emulated(_) => None,
             Self::Forwarded(lu) => Some(lu),
+        }
+    }
+
+    /// The device or the process that executes commands of it, if there is one.
+    #[must_use]
+    pub(crate) fn device_server(&self) -> Option<&Rc<dyn DeviceServer>> {
+        match self {
+            Self::Emulated(lu) => lu.others.as_ref().map(|others| &others.device),
+            Self::Forwarded(lu) => Some(&lu.unit.device),
         }
     }
 
