@@ -1,6 +1,7 @@
 /*
  * The protocol between Lunar and a handler: a process that serves the data of a volume (level of blocks), or executes
- * the commands of a SCSI device of any type (level of SCSI commands, since version 2).
+ * the commands of a SCSI device of any type (level of SCSI commands, since version 2), or serves the data of a volume
+ * and executes those of its SCSI commands that Lunar does not have (mixed level, since version 3).
  *
  * A handler connects to the socket of its volume (AF_UNIX, SOCK_SEQPACKET) and sends HELLO. Lunar answers WELCOME or
  * REFUSED, then sends one QUEUE for each of its cores, now or later. A queue is used as soon as it arrives. When Lunar
@@ -8,7 +9,8 @@
  * connection: Lunar sends those without an answer again.
  *
  * All numbers are little-endian; this header is for little-endian machines. Reserved fields are zero. A message may be
- * longer than its struct: a later version appends fields. A handler of version 1 sends a HELLO without device_type.
+ * longer than its struct: a later version appends fields. A handler of version 1 sends a HELLO without device_type, one
+ * of version 2 without codes.
  *
  * Promises of a handler:
  *  - A WRITE, UNMAP or ZERO that was answered outlives the process: it is in the kernel at least (the page cache will
@@ -22,9 +24,10 @@
 
 #include <stdint.h>
 
-#define LUNAR_PROTOCOL 2u
+#define LUNAR_PROTOCOL 3u
 #define LUNAR_LEVEL_BLOCK 1u
 #define LUNAR_LEVEL_SCSI 2u
+#define LUNAR_LEVEL_MIXED 3u
 #define LUNAR_MESSAGE_BYTES_MAX 4096u
 #define LUNAR_NAME_BYTES 64u
 #define LUNAR_TEXT_BYTES_MAX 256u
@@ -53,12 +56,15 @@ struct lunar_header {
 struct lunar_hello {
     struct lunar_header header;
     uint32_t protocol; /* the highest version that the handler has */
-    uint32_t level;    /* LUNAR_LEVEL_BLOCK or LUNAR_LEVEL_SCSI */
-    uint64_t features; /* level of blocks only, as is the size */
+    uint32_t level;    /* LUNAR_LEVEL_BLOCK, LUNAR_LEVEL_SCSI or LUNAR_LEVEL_MIXED */
+    uint64_t features; /* levels with blocks only, as is the size */
     uint64_t size;     /* bytes of the data; the volume may be smaller */
     char name[64];     /* name and version for the operator, UTF-8, padded with zeroes */
     uint8_t device_type; /* PERIPHERAL DEVICE TYPE, level of SCSI commands only */
     uint8_t reserved[7];
+    /* The operation codes of the SCSI commands that it executes, mixed level only: bit N % 8 of byte N / 8 stands for
+     * code N. Lunar refuses a handler that names a command of Lunar itself. */
+    uint8_t codes[32];
 };
 
 struct lunar_welcome {
@@ -99,7 +105,7 @@ struct lunar_close {
 #define LUNAR_UNMAP 4u /* afterwards the bytes read as before or as zeroes */
 #define LUNAR_ZERO 5u
 
-/* Operations of the level of SCSI commands. `data` is the place of the frame, or of the names.
+/* Operations of the level of SCSI commands, and of the mixed level. `data` is the place of the frame, or of the names.
  *
  * Lunar shares the device among all initiators, and does what belongs to the target: REPORT LUNS, reservations, names.
  * The device reports a unit attention condition once, to the next command of any nexus, and none for power on, resets,

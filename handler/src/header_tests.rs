@@ -32,6 +32,7 @@ fn the_header_has_the_numbers_of_this_crate() {
         ("PROTOCOL", wire::PROTOCOL.into()),
         ("LEVEL_BLOCK", wire::LEVEL_BLOCK.into()),
         ("LEVEL_SCSI", wire::LEVEL_SCSI.into()),
+        ("LEVEL_MIXED", wire::LEVEL_MIXED.into()),
         ("CDB_BYTES_MAX", wire::CDB_BYTES_MAX as u64),
         ("SENSE_BYTES_MAX", wire::SENSE_BYTES_MAX as u64),
         ("INITIATOR_BYTES_MAX", wire::INITIATOR_BYTES_MAX as u64),

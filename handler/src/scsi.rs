@@ -1,7 +1,7 @@
 //! SCSI devices that a handler serves: the trait, and the execution of the commands of a queue on it.
 
 use crate::ring::ScsiEnd;
-use crate::serve::Unit;
+use crate::serve::{Device, Unit};
 use crate::wire::{FRAME_BYTES, Frame, NexusNames, Operation, SENSE_BYTES_MAX, Status, Submission, flags};
 use lunar_core::mem::Region;
 use std::collections::BTreeMap;
@@ -52,6 +52,24 @@ pub trait ScsiDevice {
 
     /// Executes a command. `data_in` has as many bytes as the initiator expects, all of them zero.
     fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome;
+}
+
+/// A volume whose blocks a handler serves, with SCSI commands that Lunar does not have.
+///
+/// Lunar executes its own commands, from INQUIRY to COMPARE AND WRITE, and over every transport; the handler gets their
+/// reads, writes and flushes as blocks. Commands with the [`MixedDevice::operation_codes`] go to the handler as a whole,
+/// from SCSI initiators only. Lunar checks reservations, access states and write protection before. It takes them for
+/// commands that may write.
+pub trait MixedDevice {
+    /// The operation codes of the commands. Lunar refuses a handler with one of its own; those of vendors, C0h to FFh,
+    /// are always free.
+    fn operation_codes(&self) -> &[u8];
+
+    /// The blocks, with the name for the operator.
+    fn blocks(&mut self) -> &mut dyn Device;
+
+    /// The commands. [`ScsiDevice::device_type`] and [`ScsiDevice::begin`] are not called.
+    fn commands(&mut self) -> &mut dyn ScsiDevice;
 }
 
 /// A nexus: an initiator port at a target port.

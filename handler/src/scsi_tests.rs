@@ -125,6 +125,18 @@ fn operations_of_blocks_are_not_supported() {
     assert_eq!(bench.run(&submission(Operation::SCSI, 0, 0, 0, 0)), Err(Status::FAILED), "a CDB without bytes");
 }
 
+#[test]
+fn operations_of_both_levels_are_told_apart() {
+    let blocks = Operation::KNOWN.iter().filter(|(operation, _)| operation.is_of_blocks());
+    assert_eq!(blocks.count(), 5);
+    for (operation, name) in Operation::KNOWN {
+        let mut bench = Bench::new();
+        bench.frame(0, &[0; 6]);
+        let is_ours = bench.run(&submission(*operation, 0, 0, 0, 0)) != Err(Status::UNSUPPORTED);
+        assert_ne!(is_ours, operation.is_of_blocks(), "{name}");
+    }
+}
+
 proptest! {
     #[test]
     fn any_command_is_answered(

@@ -1,11 +1,11 @@
-//! The loop of a handler: connects to the socket of a volume, and executes the commands of all queues on a [`Device`]
-//! or a [`ScsiDevice`], one after the other.
+//! The loop of a handler: connects to the socket of a volume, and executes the commands of all queues on a [`Device`],
+//! a [`ScsiDevice`] or a [`MixedDevice`], one after the other.
 
 use crate::ring::{HandlerEnd, ScsiEnd, Unusable};
-use crate::scsi::{self, Attached, ScsiDevice};
+use crate::scsi::{self, Attached, MixedDevice, ScsiDevice};
 use crate::wire::{
-    self, Hello, LEVEL_BLOCK, LEVEL_SCSI, MESSAGE_BYTES_MAX, Malformed, Message, Operation, PROTOCOL,
-    QUEUE_DESCRIPTORS, Queue, Status, Submission, Welcome, name_of, unit_flags,
+    self, Hello, LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, MESSAGE_BYTES_MAX, Malformed, Message, Operation,
+    OperationCodes, PROTOCOL, QUEUE_DESCRIPTORS, Queue, Status, Submission, Welcome, name_of, unit_flags,
 };
 use lunar_core::mem::Region;
 use lunar_reactor::shared::map;
@@ -195,6 +195,22 @@ pub fn serve_scsi(path: &Path, device: &mut dyn ScsiDevice) -> Result<(), ServeE
     result
 }
 
+/// Serves blocks and SCSI commands of the same volume for one connection, until Lunar closes it; the caller connects
+/// again after a while.
+///
+/// # Errors
+/// Those of [`serve`].
+pub fn serve_mixed(path: &Path, device: &mut dyn MixedDevice) -> Result<(), ServeError> {
+    let codes = device.operation_codes().iter().copied().collect();
+    let blocks = device.blocks();
+    let connection = Connection::open_mixed(path, blocks.name(), (blocks.size(), blocks.features()), codes)?;
+    let mut mixed = Mixed { device, buffer: Vec::new(), attached: Attached::new() };
+    let result = run(connection, &mut mixed);
+    let Mixed { device, attached, .. } = mixed;
+    attached.into_keys().for_each(|nexus| device.commands().detach(nexus));
+    result
+}
+
 /// The commands of one level.
 trait Level {
     /// A connection begins.
@@ -242,6 +258,31 @@ impl Level for Commands<'_> {
 
     fn close(&mut self, queue: u32) {
         scsi::detach_all(queue, &mut self.attached, self.device);
+    }
+}
+
+/// The mixed level.
+struct Mixed<'a> {
+    device: &'a mut dyn MixedDevice,
+    buffer: Vec<u8>,
+    attached: Attached,
+}
+
+impl Level for Mixed<'_> {
+    fn begin(&mut self, unit: &Unit) {
+        self.device.blocks().begin(unit);
+    }
+
+    fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<ScsiEnd, Status> {
+        let Self { device, buffer, attached } = self;
+        if Operation(command.operation).is_of_blocks() {
+            return execute(command, data, buffer, device.blocks()).map(|()| ScsiEnd::default());
+        }
+        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, device.commands())
+    }
+
+    fn close(&mut self, queue: u32) {
+        scsi::detach_all(queue, &mut self.attached, self.device.commands());
     }
 }
 
@@ -357,6 +398,21 @@ impl Connection {
     /// When no target listens there.
     pub fn open_scsi(path: &Path, name: &str, device_type: u8) -> Result<Self, ServeError> {
         Self::greet(path, Hello { device_type, ..hello(LEVEL_SCSI, name) })
+    }
+
+    /// Connects to the socket of a volume as a handler of so many bytes with these [`wire::features`], which also
+    /// executes the SCSI commands with these codes, and says HELLO.
+    ///
+    /// # Errors
+    /// When no target listens there.
+    pub fn open_mixed(
+        path: &Path,
+        name: &str,
+        (size, features): (u64, u64),
+        codes: OperationCodes,
+    ) -> Result<Self, ServeError> {
+        let hello = hello(LEVEL_MIXED, name);
+        Self::greet(path, Hello { features: features.into(), size: size.into(), codes, ..hello })
     }
 
     fn greet(path: &Path, hello: Hello) -> Result<Self, ServeError> {
@@ -478,6 +534,7 @@ fn hello(level: u32, name: &str) -> Hello {
         name: wire::name_field(name),
         device_type: 0,
         reserved: [0; 7],
+        codes: OperationCodes::default(),
     }
 }
 

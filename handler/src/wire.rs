@@ -5,18 +5,21 @@
 //! its format here: a later version appends fields, and an earlier version does not read them. Fields that an earlier
 //! version does not send count as zero.
 //!
-//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands.
+//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level.
 
 use lunar_core::codes;
 use lunar_core::wire::le;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the protocol. The lower version of both sides applies.
-pub const PROTOCOL: u32 = 2;
+pub const PROTOCOL: u32 = 3;
 /// The level at which a handler gets reads, writes and flushes of blocks.
 pub const LEVEL_BLOCK: u32 = 1;
 /// The level at which a handler gets SCSI commands: since version 2.
 pub const LEVEL_SCSI: u32 = 2;
+/// The level at which a handler gets reads, writes and flushes of blocks, and the SCSI commands with the
+/// [`OperationCodes`] that it names, which Lunar does not have: since version 3. Its queues are of either kind.
+pub const LEVEL_MIXED: u32 = 3;
 /// The most bytes of a message: all formats are far smaller, and later versions append fields.
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Bytes of a name in a message, padded with zeroes.
@@ -56,6 +59,14 @@ codes! {
         ABORT = 9,
         /// LOGICAL UNIT RESET: abort all SCSI commands of all queues. It is answered after all of them.
         RESET = 10,
+    }
+}
+
+impl Operation {
+    /// Whether it is an operation of the level of blocks.
+    #[must_use]
+    pub fn is_of_blocks(self) -> bool {
+        matches!(self, Self::READ | Self::WRITE | Self::FLUSH | Self::UNMAP | Self::ZERO)
     }
 }
 
@@ -118,11 +129,11 @@ pub struct Header {
 pub struct Hello {
     /// The highest version that the handler has.
     pub protocol: le::U32,
-    /// [`LEVEL_BLOCK`] or [`LEVEL_SCSI`].
+    /// [`LEVEL_BLOCK`], [`LEVEL_SCSI`] or [`LEVEL_MIXED`].
     pub level: le::U32,
-    /// [`features`] that it has, of the level of blocks.
+    /// [`features`] that it has, of levels with blocks.
     pub features: le::U64,
-    /// Bytes of its data, of the level of blocks.
+    /// Bytes of its data, of levels with blocks.
     pub size: le::U64,
     /// Its name and version for the operator, in UTF-8.
     pub name: [u8; NAME_BYTES],
@@ -130,6 +141,52 @@ pub struct Hello {
     pub device_type: u8,
     /// Zero.
     pub reserved: [u8; 7],
+    /// The SCSI commands that it executes, of the mixed level. Since version 3.
+    pub codes: OperationCodes,
+}
+
+/// Operation codes of SCSI commands: bit N modulo 8 of byte N / 8 stands for code N.
+#[derive(Clone, Copy, PartialEq, Eq, Default, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct OperationCodes([u8; 32]);
+
+impl OperationCodes {
+    /// Adds a code.
+    pub fn add(&mut self, code: u8) {
+        self.0[usize::from(code / 8)] |= 1 << (code % 8);
+    }
+
+    /// Whether the code is one of them.
+    #[must_use]
+    pub fn has(&self, code: u8) -> bool {
+        self.0[usize::from(code / 8)] & 1 << (code % 8) != 0
+    }
+
+    /// Words of 64 codes.
+    pub const WORDS: usize = 4;
+
+    /// The codes from `64 * at` on, the first in the lowest bit.
+    ///
+    /// # Panics
+    /// When `at` is not below [`OperationCodes::WORDS`].
+    #[must_use]
+    pub fn word(&self, at: usize) -> u64 {
+        let (words, _) = self.0.as_chunks();
+        u64::from_le_bytes(words[at])
+    }
+
+    /// All codes, in ascending order.
+    pub fn iter(&self) -> impl Iterator<Item = u8> {
+        (0..=u8::MAX).filter(|code| self.has(*code))
+    }
+}
+
+impl FromIterator<u8> for OperationCodes {
+    fn from_iter<T: IntoIterator<Item = u8>>(codes: T) -> Self {
+        let mut all = Self::default();
+        codes.into_iter().for_each(|code| all.add(code));
+        all
+    }
 }
 
 /// WELCOME, from Lunar.
@@ -365,19 +422,23 @@ pub fn name_field(name: &str) -> [u8; NAME_BYTES] {
 mod tests {
     use super::*;
 
-    /// HELLO of version 2, of a handler of 1 MiB with both features and one that this version does not know.
+    /// HELLO of version 3, of a handler of 1 MiB with both features and one that this version does not know, and with
+    /// the operation codes C0h and FFh.
     fn hello() -> Vec<u8> {
-        let mut bytes = vec![1, 0, 0, 0, 104, 0, 0, 0, 2, 0, 0, 0, 1, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
+        let mut bytes = vec![1, 0, 0, 0, 136, 0, 0, 0, 3, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0, 0, 0x10, 0, 0, 0, 0, 0]);
         bytes.extend(b"file 1.0");
-        bytes.resize(104, 0);
+        bytes.resize(136, 0);
+        (bytes[104 + 24], bytes[135]) = (1, 0x80);
         bytes
     }
 
     #[test]
     fn a_hello_is_taken_apart() {
         let Ok(Message::Hello(hello)) = Message::parse(&hello()) else { panic!("it is a HELLO") };
-        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (2, LEVEL_BLOCK, 7));
+        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (3, LEVEL_MIXED, 7));
+        assert_eq!(hello.codes.iter().collect::<Vec<_>>(), [0xc0, 0xff]);
+        assert_eq!(OperationCodes::from_iter([0xff, 0xc0]), hello.codes);
         assert_eq!((hello.size.get(), name_of(&hello.name).as_str()), (1 << 20, "file 1.0"));
     }
 
@@ -419,16 +480,19 @@ mod tests {
     fn a_later_version_appends_fields() {
         let mut longer = hello();
         longer.extend([9; 8]);
-        longer[4] = 112;
+        longer[4] = 144;
         assert_eq!(Message::parse(&longer), Message::parse(&hello()));
     }
 
     #[test]
-    fn a_hello_of_version_1_is_shorter() {
-        let mut bytes = hello()[..96].to_vec();
-        (bytes[4], bytes[8]) = (96, 1);
-        let Ok(Message::Hello(hello)) = Message::parse(&bytes) else { panic!("it is a HELLO") };
-        assert_eq!((hello.protocol.get(), hello.size.get(), hello.device_type), (1, 1 << 20, 0));
+    fn a_hello_of_an_earlier_version_is_shorter() {
+        for (version, length) in [(1, 96), (2, 104)] {
+            let mut bytes = hello()[..length].to_vec();
+            (bytes[4], bytes[8]) = (length as u8, version);
+            let Ok(Message::Hello(hello)) = Message::parse(&bytes) else { panic!("it is a HELLO") };
+            assert_eq!((hello.protocol.get(), hello.size.get(), hello.device_type), (version.into(), 1 << 20, 0));
+            assert_eq!(hello.codes, OperationCodes::default());
+        }
     }
 
     #[test]
@@ -449,7 +513,7 @@ mod tests {
             assert_eq!(Message::parse(&short), Err(Malformed), "{length}");
         }
         let mut lies = hello();
-        lies[4] = 105;
+        lies[4] = 137;
         assert_eq!(Message::parse(&lies), Err(Malformed));
     }
 
