@@ -301,6 +301,13 @@ pub trait OpenedStore: Any + Debug + Send + Sync {
     /// When there is no room for open files or memory.
     fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>>;
 
+    /// The connection of one core to the process that executes SCSI commands that Lunar does not have, if the store can
+    /// have one.
+    fn open_commands(&self, reactor: &Reactor) -> Option<Rc<dyn DeviceServer>> {
+        let _ = reactor;
+        None
+    }
+
     /// The same store, locked for this process alone, or together with other processes that ask for the same.
     ///
     /// # Errors

@@ -129,6 +129,10 @@ impl OpenedStore for HandlerVolume {
         Self::open(self, reactor)
     }
 
+    fn open_commands(&self, reactor: &Reactor) -> Option<Rc<dyn DeviceServer>> {
+        Some(Self::open_commands(self, reactor))
+    }
+
     // The handler has its data to itself, or not: Lunar cannot tell.
     fn with_sharing(&self, _: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
         Ok(Arc::new(self.clone()))

@@ -17,6 +17,7 @@ use lunar_scsi::device_server::{
 };
 use lunar_scsi::forwarding::{DeviceFacts, Terms};
 use lunar_scsi::peripheral::PeripheralType;
+use lunar_scsi::policy::OpCode;
 use lunar_scsi::sense::{Asc, Sense, SenseData, SenseKey};
 use std::cell::{Cell, RefCell};
 use std::cmp::Ordering;
@@ -56,6 +57,10 @@ impl Drop for HandlerDevice {
 impl DeviceServer for HandlerDevice {
     fn device_type(&self) -> PeripheralType {
         self.device_type
+    }
+
+    fn has_command(&self, code: OpCode) -> bool {
+        self.volume.shared().device.has_code(code.0)
     }
 
     fn transfer_bytes_max(&self) -> usize {
@@ -326,6 +331,8 @@ impl Lane for Core {
             Taken::Late(_) => self.common.shared.end_late(1),
             Taken::InProgress { request: job, .. } => match job.work {
                 Work::Command(mut request) => {
+                    // At the mixed level, it may have changed blocks.
+                    self.common.shared.add_change();
                     self.learn(&mut request, ScsiStatus(answer.scsi.status), answer.scsi.moved);
                     request.answer(&answer);
                 }
@@ -347,6 +354,7 @@ impl Lane for Core {
         for job in jobs.into_iter().chain(waiting) {
             match job.work {
                 Work::Command(request) => {
+                    self.common.shared.add_change();
                     let descriptor = self.common.shared.device.facts.is_descriptor_sense();
                     let sense = Sense::new(SenseKey::ABORTED_COMMAND, Asc::COMMANDS_CLEARED_BY_DEVICE_SERVER);
                     request.end(ScsiStatus::CHECK_CONDITION, sense.data(descriptor));

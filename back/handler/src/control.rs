@@ -5,15 +5,16 @@ use crate::error::Mistake;
 use crate::queue::{BLOCK_SIZES, DEPTH, SCSI_SIZES};
 use crate::rbd::supervisor::Supervisor;
 use crate::schema::DeviceType;
-use crate::shared::{Connected, Event, QueueParts, Shared, Unit};
+use crate::shared::{Connected, Event, Port, QueueParts, Shared, Unit};
 use lunar_handler::ring::{TargetEnd, ring_bytes};
 use lunar_handler::wire::{
-    Close, Hello, LEVEL_BLOCK, LEVEL_SCSI, MESSAGE_BYTES_MAX, Message, PROTOCOL, Queue, Welcome, features, name_field,
-    name_of, unit_flags,
+    Close, Hello, LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, MESSAGE_BYTES_MAX, Message, OperationCodes, PROTOCOL, Queue,
+    Welcome, features, name_field, name_of, unit_flags,
 };
 use lunar_reactor::log;
 use lunar_reactor::shared::share;
 use lunar_reactor::unix::{Permission, SOCKET_PATH_MAX, clear, make_folder, send_waiting};
+use lunar_scsi::device_types::DEVICE_TYPES;
 use lunar_scsi::peripheral::PeripheralType;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use rustix::io::Errno;
@@ -314,7 +315,8 @@ impl Control {
             size: hello.size.get(),
         };
         // Before a command can see the handler: commands that were admitted until now are not for it.
-        self.shared.device.begin(self.generation);
+        let codes = if hello.level.get() == LEVEL_MIXED { hello.codes } else { OperationCodes::default() };
+        self.shared.device.begin(self.generation, &codes);
         log!(
             "volume {}: handler '{}' (process {}, user {}) is connected",
             unit.name,
@@ -429,8 +431,9 @@ impl Control {
             result = result.and_then(|()| send(&handler.socket, &close, &[]));
         }
         let mut state = self.shared.state();
-        for port in state.ports.iter_mut().filter(|port| port.generation == 0) {
-            let made = result.and_then(|()| make_queue(port.number, self.generation, handler));
+        let is_served = |port: &&mut Port| handler.level == LEVEL_MIXED || port.level == handler.level;
+        for port in state.ports.iter_mut().filter(|port| port.generation == 0).filter(is_served) {
+            let made = result.and_then(|()| make_queue((port.number, port.level), self.generation, handler));
             result = made.map(|parts| {
                 port.generation = self.generation;
                 port.events.send(Event::Attached(Box::new(parts)));
@@ -447,12 +450,12 @@ impl Control {
 }
 
 /// Makes a queue and sends it to the handler.
-fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<QueueParts> {
+fn make_queue((number, level): (u32, u32), generation: u32, handler: &Handler) -> io::Result<QueueParts> {
     let length = ring_bytes(DEPTH);
     let (rings, memory) = share("lunar-handler-rings", length)?;
     // The core makes its end of the same rings; the handler may look at once.
     drop(TargetEnd::new(memory, DEPTH, generation));
-    let sizes = if handler.level == LEVEL_SCSI { SCSI_SIZES } else { BLOCK_SIZES };
+    let sizes = if level == LEVEL_SCSI { SCSI_SIZES } else { BLOCK_SIZES };
     let (data, _) = share("lunar-handler-data", sizes.data)?;
     let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
     let (commands, answers) = (bell()?, bell()?);
@@ -465,8 +468,7 @@ fn make_queue(number: u32, generation: u32, handler: &Handler) -> io::Result<Que
         data_bytes: (sizes.data as u64).into(),
     });
     send(&handler.socket, &queue, &[rings.as_fd(), data.as_fd(), commands.as_fd(), answers.as_fd()])?;
-    let Handler { level, features, .. } = *handler;
-    Ok(QueueParts { generation, level, sizes, features, rings, data, commands, answers })
+    Ok(QueueParts { generation, sizes, features: handler.features, rings, data, commands, answers })
 }
 
 /// Why a process may not be the handler.
@@ -502,6 +504,8 @@ enum Misfit {
     Thick,
     /// It is a device of one type, and another is configured.
     Device(PeripheralType, PeripheralType),
+    /// Of the mixed level, it has a command that Lunar has itself.
+    Command(u8, &'static str),
 }
 
 impl fmt::Display for Misfit {
@@ -509,6 +513,7 @@ impl fmt::Display for Misfit {
         let name = |level| match level {
             LEVEL_BLOCK => "blocks",
             LEVEL_SCSI => "SCSI commands",
+            LEVEL_MIXED => "blocks and SCSI commands",
             _ => "an unknown level",
         };
         match *self {
@@ -519,6 +524,11 @@ impl fmt::Display for Misfit {
             }
             Self::Small(own, wanted) => write!(f, "its data has {own} bytes, and the volume has {wanted}"),
             Self::Thick => f.write_str("the volume has `discard = true`, and the handler has no UNMAP"),
+            Self::Command(code, name) => write!(
+                f,
+                "it names the operation code {code:02X}h, and Lunar executes {name} itself: a handler of the mixed \
+                 level may have commands that Lunar does not have, such as those of vendors (C0h to FFh)"
+            ),
             Self::Device(own, wanted) => {
                 let types = (own.0, DeviceType::word_of(own), wanted.0, DeviceType::word_of(wanted));
                 write!(
@@ -539,8 +549,17 @@ fn check(hello: &Hello, unit: &Unit) -> Result<(), Misfit> {
     if hello.protocol.get() == 0 {
         return Err(Misfit::Protocol);
     }
-    if level != wanted {
+    if !unit.accepts(level) {
         return Err(Misfit::Level(level, wanted));
+    }
+    let own = |code: u8| {
+        let row = DEVICE_TYPES.iter().find_map(|device| device.commands.rows_of(code).first())?;
+        Some((code, row.policy.name))
+    };
+    if level == LEVEL_MIXED
+        && let Some((code, name)) = hello.codes.iter().find_map(own)
+    {
+        return Err(Misfit::Command(code, name));
     }
     match unit.device {
         Some(device) if hello.device_type == device.0 => Ok(()),

@@ -71,7 +71,7 @@ impl ScsiDevice for Tape {
     }
 }
 
-fn unit(folder: &Folder, edit: impl FnOnce(&mut crate::shared::Unit)) -> HandlerUnit {
+pub(crate) fn unit(folder: &Folder, edit: impl FnOnce(&mut crate::shared::Unit)) -> HandlerUnit {
     let mut unit = folder.unit();
     (unit.size, unit.device, unit.command_timeout) = (0, Some(PeripheralType::TAPE), None);
     edit(&mut unit);
@@ -84,13 +84,13 @@ fn nexus(name: &str) -> Option<NexusName> {
 }
 
 /// A device on a core, and the numbers of its commands.
-struct Bench<'a> {
-    reactor: &'a Reactor,
-    device: std::rc::Rc<dyn DeviceServer>,
+pub(crate) struct Bench<'a> {
+    pub(crate) reactor: &'a Reactor,
+    pub(crate) device: std::rc::Rc<dyn DeviceServer>,
 }
 
 impl Bench<'_> {
-    fn start(&self, id: u64, cdb: &[u8], data: ForwardedData) -> PendingReply {
+    pub(crate) fn start(&self, id: u64, cdb: &[u8], data: ForwardedData) -> PendingReply {
         self.start_within(LIMIT, id, cdb, data)
     }
 
@@ -111,7 +111,7 @@ impl Bench<'_> {
         ForwardedData::Out(memory.share())
     }
 
-    fn memory(&self, len: usize) -> SgMut {
+    pub(crate) fn memory(&self, len: usize) -> SgMut {
         self.reactor.arena().take_sg(len).expect("room")
     }
 
@@ -148,7 +148,7 @@ fn play<T: Send + 'static>(
     handler.join().expect("the script does not panic")
 }
 
-fn moved(reply: &ForwardedReply) -> Vec<u8> {
+pub(crate) fn moved(reply: &ForwardedReply) -> Vec<u8> {
     let ForwardedData::In(memory) = &reply.data else { return Vec::new() };
     let mut bytes = vec![0; reply.moved];
     memory.copy_to(0, &mut bytes);

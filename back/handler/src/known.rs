@@ -1,5 +1,6 @@
 //! The state of a SCSI device that all cores share.
 
+use lunar_handler::wire::OperationCodes;
 use lunar_scsi::forwarding::DeviceFacts;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,6 +20,8 @@ pub(crate) struct DeviceState {
     pub(crate) facts: DeviceFacts,
     /// INQUIRY data as the handler returned it: the standard data, and pages by their codes.
     inquiry: Mutex<BTreeMap<Option<u8>, Vec<u8>>>,
+    /// The operation codes of a handler of the mixed level, 64 in a word: cores do not lock.
+    codes: [AtomicU64; OperationCodes::WORDS],
     /// The generation of the last handler.
     generation: AtomicU64,
     /// The last generation whose beginning all nexuses know.
@@ -26,10 +29,20 @@ pub(crate) struct DeviceState {
 }
 
 impl DeviceState {
-    /// A handler has connected: it knows nothing of the commands before.
-    pub(crate) fn begin(&self, generation: u32) {
+    /// A handler has connected: it knows nothing of the commands before. Of the mixed level, it has those with `codes`.
+    pub(crate) fn begin(&self, generation: u32, codes: &OperationCodes) {
         self.inquiry().clear();
+        for (at, word) in self.codes.iter().enumerate() {
+            word.store(codes.word(at), Ordering::Relaxed);
+        }
         self.generation.store(generation.into(), Ordering::Release);
+    }
+
+    /// Whether the handler of the mixed level has the command with this code, or the last one had it if none is
+    /// connected.
+    pub(crate) fn has_code(&self, code: u8) -> bool {
+        let bits = u64::BITS as u8;
+        self.codes[usize::from(code / bits)].load(Ordering::Relaxed) & 1 << (code % bits) != 0
     }
 
     pub(crate) fn generation(&self) -> u64 {
@@ -113,7 +126,9 @@ mod tests {
         assert_eq!(device.answer(&[0x12, 1, 0x80, 0, 255, 0]), Some(vec![8, 0x80, 0, 2, b'1', b'2']));
         assert_eq!(device.answer(&[0x12, 1, 0x83, 0, 255, 0]), None);
         assert_eq!(device.answer(&[0x12, 0, 0]), None);
-        device.begin(7);
+        device.begin(7, &OperationCodes::from_iter([0x3f, 0xc0]));
+        let codes: Vec<u8> = (0..=u8::MAX).filter(|code| device.has_code(*code)).collect();
+        assert_eq!(codes, [0x3f, 0xc0]);
         assert_eq!(device.answer(&ask(96)), None);
         assert!(device.has_event());
         device.event_told(6);

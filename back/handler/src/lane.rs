@@ -120,7 +120,7 @@ pub(crate) trait Lane: Sized + 'static {
         let watch: Rc<dyn Watch> = lane.clone();
         reactor.watch(&watch);
         let (sender, events) = channel(reactor);
-        let port = shared.add_port(sender);
+        let port = shared.add_port(Self::Request::LEVEL, sender);
         reactor.spawn(follow(Rc::downgrade(lane), events));
         port
     }
@@ -136,10 +136,6 @@ pub(crate) trait Lane: Sized + 'static {
     fn attach(&self, parts: QueueParts) {
         let Common { reactor, shared, .. } = self.common();
         let generation = parts.generation;
-        // The volume had another level when the handler connected; it will connect again.
-        if parts.level != Self::Request::LEVEL {
-            return;
-        }
         match Queue::new(reactor, parts) {
             Ok(queue) => {
                 let kick = queue.kick().clone();

@@ -37,4 +37,6 @@ mod volume;
 #[cfg(test)]
 mod device_tests;
 #[cfg(test)]
+mod mixed_tests;
+#[cfg(test)]
 mod tests;

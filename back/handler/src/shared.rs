@@ -4,7 +4,7 @@ use crate::known::DeviceState;
 use crate::queue::Sizes;
 use crate::rbd::process::ImageAccess;
 use lunar_core::time::Instant as CoreInstant;
-use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_SCSI};
+use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI};
 use lunar_reactor::channel::Sender;
 use lunar_scsi::peripheral::PeripheralType;
 use rustix::event::{EventfdFlags, eventfd};
@@ -36,9 +36,14 @@ pub(crate) struct Unit {
 }
 
 impl Unit {
-    /// The level at which the handler serves it.
+    /// The level of its commands.
     pub(crate) fn level(&self) -> u32 {
         if self.device.is_some() { LEVEL_SCSI } else { LEVEL_BLOCK }
+    }
+
+    /// Whether a handler of this level serves it.
+    pub(crate) fn accepts(&self, level: u32) -> bool {
+        level == self.level() || (level == LEVEL_MIXED && self.device.is_none() && self.image.is_none())
     }
 }
 
@@ -61,7 +66,6 @@ pub(crate) struct Connected {
 #[derive(Debug)]
 pub(crate) struct QueueParts {
     pub(crate) generation: u32,
-    pub(crate) level: u32,
     pub(crate) sizes: Sizes,
     /// The optional operations that apply.
     pub(crate) features: u64,
@@ -84,10 +88,12 @@ pub(crate) enum Event {
     Resume,
 }
 
-/// A core that has the volume open.
+/// A core that has the volume open, for its commands of one level.
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) number: u32,
+    /// The level of its commands.
+    pub(crate) level: u32,
     pub(crate) events: Sender<Event>,
     /// The generation of its queue; zero: it has none.
     pub(crate) generation: u32,
@@ -141,7 +147,7 @@ pub(crate) struct Shared {
     /// Wakes the control thread.
     bell: OwnedFd,
     pub(crate) counts: Counts,
-    /// The SCSI device, if it is one.
+    /// The SCSI device, if it is one, or the commands of a handler of the mixed level.
     pub(crate) device: DeviceState,
 }
 
@@ -208,12 +214,12 @@ impl Shared {
         let _ = rustix::io::write(&self.bell, &1_u64.to_ne_bytes());
     }
 
-    /// Adds a core; the control thread makes its queue.
-    pub(crate) fn add_port(&self, events: Sender<Event>) -> u32 {
+    /// Adds the commands of a core at one level; the control thread makes their queue.
+    pub(crate) fn add_port(&self, level: u32, events: Sender<Event>) -> u32 {
         let mut state = self.state();
         state.ports_made = state.ports_made.wrapping_add(1);
         let number = state.ports_made;
-        state.ports.push(Port { number, events, generation: 0, oldest: None });
+        state.ports.push(Port { number, level, events, generation: 0, oldest: None });
         drop(state);
         self.ring();
         number

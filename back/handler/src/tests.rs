@@ -13,7 +13,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-const SIZE: u64 = 16 << 20;
+pub(crate) const SIZE: u64 = 16 << 20;
 /// How long a step of a test may take on a busy machine.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 

@@ -6,7 +6,7 @@ use crate::error::Mistake;
 use crate::life::Lifetime;
 use crate::shared::Unit;
 use lunar_core::io::{Store, Traits};
-use lunar_handler::wire::LEVEL_BLOCK;
+use lunar_handler::wire::LEVEL_SCSI;
 use lunar_reactor::Reactor;
 use lunar_scsi::device_server::DeviceServer;
 use lunar_scsi::forwarding::Terms;
@@ -42,7 +42,7 @@ impl HandlerVolume {
     /// When the handler has fewer bytes than the volume would have.
     pub(crate) fn reopen(life: &Arc<Lifetime>, unit: Unit, writes_through: bool) -> Result<Self, Mistake> {
         let connected = life.shared().state().connected.clone();
-        let size = connected.filter(|handler| handler.level == LEVEL_BLOCK).map(|handler| handler.size);
+        let size = connected.filter(|handler| handler.level != LEVEL_SCSI).map(|handler| handler.size);
         match size.filter(|size| *size < unit.size) {
             Some(size) => Err(Mistake::Small(size)),
             None => Ok(Self { life: life.clone(), traits: traits(&unit, writes_through), unit, writes_through }),
@@ -63,6 +63,11 @@ impl HandlerVolume {
 
     pub(crate) fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
         Ok(Box::new(HandlerStore::open(reactor, &self.life, self.traits.clone(), self.writes_through)))
+    }
+
+    /// The commands that a handler of the mixed level has, on one core.
+    pub(crate) fn open_commands(&self, reactor: &Reactor) -> Rc<dyn DeviceServer> {
+        Rc::new(HandlerDevice::open(reactor, &self.life, PeripheralType::DISK, Terms::default()))
     }
 }
 

@@ -23,6 +23,7 @@ use lunar_nvme::{Subsystem, SubsystemConfig};
 use lunar_reactor::channel::{Receiver, Sender};
 use lunar_reactor::end::End;
 use lunar_reactor::{Reactor, log};
+use lunar_scsi::device_server::DeviceServer;
 use lunar_scsi::lu::ForwardedUnit;
 use lunar_scsi::{Clock, Target, TargetConfig};
 use lunar_unit::CoreUnits;
@@ -62,8 +63,8 @@ pub struct Opening {
 
 /// A unit that is open and not placed yet.
 enum ReadyUnit {
-    /// On a store: for all command sets.
-    Store(Rc<Unit>),
+    /// On a store: for all command sets; and a process with SCSI commands that Lunar does not have.
+    Store(Rc<Unit>, Option<Rc<dyn DeviceServer>>),
     /// On a device, to which SCSI commands are forwarded.
     Device(ForwardedUnit),
 }
@@ -179,7 +180,10 @@ impl Core {
     /// When there is no room for open files or memory.
     pub(super) fn open(&self, opening: &Opening) -> Result<(), EngineError> {
         let ready = match opening.volume.opened() {
-            Opened::Store(store) => ReadyUnit::Store(Rc::new(self.open_store(opening, &**store)?)),
+            Opened::Store(store) => {
+                let unit = Rc::new(self.open_store(opening, &**store)?);
+                ReadyUnit::Store(unit, store.open_commands(&self.reactor))
+            }
             Opened::Device(device) => ReadyUnit::Device(self.open_device(opening, &**device)?),
         };
         self.opened.borrow_mut().insert(opening.ticket, ready);
@@ -227,8 +231,8 @@ impl Core {
 
     pub(super) fn place(&self, ticket: u64) {
         let Some(ready) = self.opened.borrow_mut().remove(&ticket) else { return };
-        let unit = match ready {
-            ReadyUnit::Store(unit) => unit,
+        let (unit, commands) = match ready {
+            ReadyUnit::Store(unit, commands) => (unit, commands),
             // Units are numbered below the last LUN. NVMe does not see devices.
             ReadyUnit::Device(unit) => return self.target.add_forwarded(unit.id.0 as u16, unit),
         };
@@ -250,7 +254,7 @@ impl Core {
             self.subsystem.add_unit(unit.clone());
         }
         // Units are numbered below the last LUN.
-        self.target.add_unit(unit.id.0 as u16, unit);
+        self.target.add_unit_with(unit.id.0 as u16, unit, commands);
     }
 
     /// Flushes a unit.

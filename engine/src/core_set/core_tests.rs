@@ -93,7 +93,7 @@ fn core_set() -> CoreSet {
 }
 
 fn place(core: &Core, unit: Rc<Unit>) {
-    core.opened.borrow_mut().insert(1, ReadyUnit::Store(unit));
+    core.opened.borrow_mut().insert(1, ReadyUnit::Store(unit, None));
     core.place(1);
 }
 
