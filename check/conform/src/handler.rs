@@ -1,8 +1,10 @@
 //! Volumes whose data another process serves: the example in C under verifying loads, killed, stopped and missing; and
-//! a hostile handler beside it. A handler that is a SCSI device: `device`.
+//! a hostile handler beside it. A handler that is a SCSI device: `device`; one with blocks and
+//! SCSI commands: `mixed`.
 
 pub(crate) mod daemon;
 mod device;
+mod mixed;
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -26,13 +28,14 @@ use daemon::{Daemon, TARGET};
 /// Bytes of each volume.
 const SIZE: u64 = 64 << 20;
 const BLOCK: usize = 512;
-/// The volumes, in the order of their LUNs. The third and the fourth give handlers little time; the last is a device.
-const VOLUMES: [(&str, &str); 5] = [
+/// The volumes, in the order of their LUNs. The third and the fourth give handlers little time; the fifth is a device.
+const VOLUMES: [(&str, &str); 6] = [
     ("first", "size = \"64M\""),
     ("second", "size = \"64M\""),
     ("hasty", HASTE),
     ("hostile", HASTE),
     ("device", "device-type = \"processor\""),
+    ("mixed", "size = \"64M\""),
 ];
 const HASTE: &str = "size = \"64M\"\ncommand-timeout = \"1s\"\nrestart-time = \"2s\"";
 /// The name of the example, in the scratch folder.
@@ -42,6 +45,7 @@ const SECOND: u16 = 1;
 const HASTY: u16 = 2;
 const HOSTILE: u16 = 3;
 const DEVICE: u16 = 4;
+const MIXED: u16 = 5;
 /// How long a step may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Times that a handler is killed under load; many with `--long`.
@@ -71,6 +75,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let stop = if lab.long { STOPS.1 } else { STOPS.0 };
     check(&format!("a handler is stopped for {} s, and others go on", stop.as_secs()), &|| stopped(lab, &daemon, stop));
     check("a handler is a SCSI device of two initiators, ends and comes back", &|| device::shared(&daemon));
+    check("a handler has blocks, and SCSI commands of its own", &|| mixed::own_commands(&daemon));
     check("a hostile handler harms its own volume only", &|| hostile(lab, &daemon));
     lab.report.check(&part, "the daemon is healthy and stops", || {
         // It flushes its volumes.
@@ -234,7 +239,12 @@ fn stopped(lab: &Lab, daemon: &Daemon, time: Duration) -> Result<()> {
 fn attack(socket: &Path, seed: u64, over: &AtomicBool) -> Result<u64> {
     let (mut random, mut connections) = (Random::new(seed), 0);
     while !over.load(Ordering::Relaxed) {
-        let Ok(mut connection) = Connection::open(socket, "hostile\x1b[2J", SIZE, random.next()) else {
+        let codes = (0xc0..=0xff).collect();
+        let opened = match random.below(2) {
+            0 => Connection::open(socket, "hostile\x1b[2J", SIZE, random.next()),
+            _ => Connection::open_mixed(socket, "hostile", (SIZE, random.next()), codes),
+        };
+        let Ok(mut connection) = opened else {
             std::thread::sleep(Duration::from_millis(5));
             continue;
         };
@@ -344,6 +354,7 @@ fn hostile(lab: &Lab, daemon: &Daemon) -> Result<()> {
                 // Any status may come, and data that nobody wrote; but an answer comes.
                 session.run(&cdb::write(0, 8), Data::Out(vec![7; 8 * BLOCK]))?;
                 session.run(&cdb::read(0, 8), Data::In(8 * BLOCK))?;
+                session.run(&[0xc0, 0, 0, 0, 0, 0], Data::In(64))?;
                 writer.expect_progress()?;
             }
             session.logout()
