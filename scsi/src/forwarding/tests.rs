@@ -1,7 +1,7 @@
 //! One device, several nexuses.
 
 use super::Terms;
-use crate::command::Status;
+use crate::command::{Status, TaskAttribute};
 use crate::nexus::Nexus;
 use crate::sense::{Asc, SenseKey};
 use crate::task::{TaskFunction, TaskResponse};
@@ -270,6 +270,33 @@ fn an_aborted_command_ends_when_the_device_has_ended_it() {
     assert!(held.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending());
     shared.tape.release();
     assert_eq!(held.poll(&mut Context::from_waker(Waker::noop())), Poll::Ready(Status::GOOD));
+}
+
+#[test]
+fn ordered_commands_have_an_order_within_their_nexus_and_none_beyond() {
+    use std::pin::pin;
+    use std::task::{Context, Poll, Waker};
+    let shared = Shared::new(Terms::default());
+    let (rig, mut context) = (&shared.rig, Context::from_waker(Waker::noop()));
+    shared.tape.hold();
+    let (mut older, mut ordered) = (pin!(rig.later(&REWIND, &[])), pin!(rig.later(&FILEMARK, &[])));
+    assert!(older.as_mut().poll(&mut context).is_pending());
+    rig.attribute.set(TaskAttribute::ORDERED);
+    assert!(ordered.as_mut().poll(&mut context).is_pending());
+    assert!(shared.received(FILEMARK[0]).is_empty(), "it waits for the older command");
+    let mut of_other = pin!(rig.later_as(&shared.other, &FILEMARK, &[]));
+    assert!(of_other.as_mut().poll(&mut context).is_pending());
+    assert_eq!(shared.received(FILEMARK[0]).len(), 1, "that of the other nexus waits for nothing");
+    rig.attribute.set(TaskAttribute::HEAD_OF_QUEUE);
+    let mut head = pin!(rig.later(&TUR, &[]));
+    assert!(head.as_mut().poll(&mut context).is_pending());
+    assert_eq!(shared.received(TUR[0]).len(), 1);
+    shared.tape.release();
+    for done in [older, head, of_other] as [std::pin::Pin<&mut dyn Future<Output = Status>>; 3] {
+        assert_eq!(done.poll(&mut context), Poll::Ready(Status::GOOD));
+    }
+    assert_eq!(ordered.poll(&mut context), Poll::Ready(Status::GOOD));
+    assert_eq!(shared.received(FILEMARK[0]).len(), 2);
 }
 
 /// A step of a random history of several nexuses.

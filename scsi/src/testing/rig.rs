@@ -510,12 +510,18 @@ impl Rig {
     /// Executes a command of the rig's nexus without Data-In, which may wait.
     #[cfg(test)]
     pub(crate) async fn later(&self, cdb: &[u8], data_out: &[u8]) -> Status {
+        self.later_as(&self.nexus, cdb, data_out).await
+    }
+
+    /// The same of another nexus.
+    #[cfg(test)]
+    pub(crate) async fn later_as(&self, nexus: &Rc<Nexus>, cdb: &[u8], data_out: &[u8]) -> Status {
         let command = self.command(cdb, data_out.len(), 0);
         let wire =
             Wire { arena: self.arena.clone(), out: data_out, pushed: RefCell::default(), aborted: &self.aborted };
         let mut slot = SlotContext::new(self.arena.clone());
         let mut reply = Reply::default();
-        self.target.execute(&self.nexus, &command, &wire, &mut slot, &mut reply).await;
+        self.target.execute(nexus, &command, &wire, &mut slot, &mut reply).await;
         reply.status
     }
 

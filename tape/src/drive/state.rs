@@ -15,6 +15,8 @@ const EXCEPTIONS: u8 = 0x1c;
 /// DCE and DDE of the Data Compression page, and DCC.
 pub(super) const ENABLED: u8 = 0x80;
 const CAPABLE: u8 = 0x40;
+/// TST = 001b of the Control page: each nexus has a task set of its own, as Lunar keeps them.
+const SEPARATE_TASK_SETS: u8 = 0x20;
 /// D_SENSE of the Control page.
 pub(super) const DESCRIPTORS: u8 = 0x04;
 /// Byte of the Device Configuration page with SELECT DATA COMPRESSION ALGORITHM, behind the length.
@@ -48,7 +50,7 @@ impl Mode {
         // LZ4 has no registered number: FFh is that of unregistered algorithms.
         (compression[5], compression[9]) = (0xff, 0xff);
         let mut control = vec![0; 10];
-        control[0] = if descriptor_sense { DESCRIPTORS } else { 0 };
+        control[0] = SEPARATE_TASK_SETS | if descriptor_sense { DESCRIPTORS } else { 0 };
         vec![
             (ERROR_RECOVERY, vec![0; 10]),
             (CONTROL, control),

@@ -523,8 +523,9 @@ fn unbuffered_writes_are_synchronized() {
 #[test]
 fn descriptor_sense_is_a_mode_parameter() {
     let mut bench = Bench::loaded();
-    let mut list = vec![0, 0, 0x10, 0, 0x0a, 10, 0x04];
+    let mut list = vec![0, 0, 0x10, 0, 0x0a, 10, 0x24];
     list.resize(16, 0);
+    assert_eq!(bench.good(&[0x1a, 8, 0x0a, 0, 255, 0])[4..7], [0x0a, 10, 0x20], "a task set for each nexus");
     bench.put(&[0x15, 0x10, 0, 0, 16, 0], &list);
     let reply = bench.run(&[0x08, 0, 0, 0, 1, 0], &[]);
     assert_eq!((reply.sense[0], reply.sense[1]), (0x72, 8));
