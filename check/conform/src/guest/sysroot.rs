@@ -50,6 +50,13 @@ const DEVICE_RECIPE: Recipe = Recipe {
     release: Some("trixie"),
     has_kernel: true,
 };
+/// A kernel of today, with Bacula.
+const BACULA_RECIPE: Recipe = Recipe {
+    name: "bacula",
+    packages: include_str!("../../guest-packages-bacula.txt"),
+    release: Some("trixie"),
+    has_kernel: true,
+};
 /// A kernel of today, with the tools of networks and RDMA.
 const RDMA_RECIPE: Recipe = Recipe {
     name: "rdma",
@@ -125,6 +132,11 @@ pub(crate) fn ensure_with_ublk(report: &Report) -> Result<Sysroot> {
 /// Returns the tree with the tools of tapes; builds it first if necessary.
 pub(crate) fn ensure_with_devices(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &DEVICE_RECIPE)
+}
+
+/// Returns the tree with Bacula; builds it first if necessary.
+pub(crate) fn ensure_with_bacula(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &BACULA_RECIPE)
 }
 
 /// Returns the tree with the tools of RDMA; builds it first if necessary.
