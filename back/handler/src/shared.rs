@@ -105,7 +105,7 @@ pub(crate) struct Port {
 #[derive(Debug, Default)]
 pub(crate) struct State {
     pub(crate) ports: Vec<Port>,
-    /// Numbers of ports that were closed since the control thread looked.
+    /// Numbers of ports with a queue that were closed since the control thread looked.
     pub(crate) closed: Vec<u32>,
     ports_made: u32,
     pub(crate) connected: Option<Connected>,
@@ -227,8 +227,12 @@ impl Shared {
 
     pub(crate) fn remove_port(&self, number: u32) {
         let mut state = self.state();
+        // A port without a queue is not known to the handler.
+        let has_queue = state.ports.iter().any(|port| port.number == number && port.generation != 0);
         state.ports.retain(|port| port.number != number);
-        state.closed.push(number);
+        if has_queue {
+            state.closed.push(number);
+        }
         drop(state);
         self.ring();
     }
