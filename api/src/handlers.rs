@@ -7,8 +7,11 @@ use lunar_control::api::{
     Ejection, Mapping, MediumView, ProblemDetails, Resource, SessionView, StatusView, VersionView,
 };
 use lunar_control::check::Checked;
+use lunar_control::common_sections::Group;
+use lunar_control::config::Config;
 use lunar_control::document::Edit;
 use lunar_control::live::{Later, Motion, TcpViews};
+use lunar_control::names::Pattern;
 use lunar_control::redact::without_secrets;
 use lunar_control::versions::difference;
 use lunar_control::{Kind, Plan, docs};
@@ -16,6 +19,7 @@ use lunar_core::access::audit::shown;
 use serde_json::{Map, Value as Json};
 use std::collections::BTreeMap;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// The most bytes of a version that is compared with the one before it for the list: the control thread reads all of
@@ -50,6 +54,7 @@ pub(crate) fn status_view(control: &mut dyn Control, shared: &Shared) -> StatusV
         }
         None => Vec::new(),
     };
+    let no_namespaces = no_namespaces(&current.config);
     StatusView {
         version: shared.version.clone(),
         process: std::process::id(),
@@ -63,8 +68,22 @@ pub(crate) fn status_view(control: &mut dyn Control, shared: &Shared) -> StatusV
         after_restart,
         stores,
         unread_sizes: unread_sizes(control),
+        no_namespaces,
         troubles,
     }
+}
+
+/// The volumes of groups at targets for NVMe hosts that those hosts do not see, with the reason.
+fn no_namespaces(config: &Config) -> BTreeMap<String, &'static str> {
+    const OF_SCSI: [&str; 3] = ["iqn.", "eui.", "naa."];
+    let may_be_host = |pattern: &Pattern| OF_SCSI.iter().all(|start| !pattern.as_str().starts_with(start));
+    let has_hosts = |group: &&Arc<Group>| {
+        let mut targets = group.targets.names().filter_map(|target| config.targets.get(target));
+        group.initiators.iter().any(may_be_host) && targets.any(|target| target.nqn.is_some())
+    };
+    let mapped = config.groups.values().filter(has_hosts).flat_map(|group| group.luns.0.values());
+    let reason = |name: &str| Some((name.to_owned(), config.volumes.get(name)?.why_no_namespace()?));
+    mapped.filter_map(|lun| reason(lun.volume.name())).collect()
 }
 
 /// The clients that have not read the new size of a volume, by volume.
@@ -411,4 +430,34 @@ pub fn map(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
 /// `DELETE /v1/group/{name}/luns/{lun}`
 pub fn unmap(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     request.edit(control, Edit::Unmap { group: request.name(), lun: request.lun()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_control::check::{LocalHost, check};
+    use lunar_control::testing::SAMPLE;
+
+    #[test]
+    fn volumes_that_nvme_hosts_do_not_see_are_those_of_their_groups_without_a_namespace() {
+        let group = |name: &str, target: &str, initiator: &str, luns: &str| {
+            format!("[group.{name}]\ntargets = [\"{target}\"]\ninitiators = [\"{initiator}\"]\nluns = {{ {luns} }}\n")
+        };
+        let text = [
+            "[volume.fixed]\nkind = \"ram\"\nsize = \"1M\"\n".to_owned(),
+            "[volume.cd]\nkind = \"ram\"\nsize = \"1M\"\nmedium = \"cd\"\n".to_owned(),
+            "[volume.other]\nkind = \"ram\"\nsize = \"1M\"\nmedium = \"removable\"\n".to_owned(),
+            "[portal-group.p]\ntag = 1\n".to_owned(),
+            "[target.both]\niqn = \"iqn.2026-01.x:a\"\nnqn = \"nqn.2026-01.x:a\"\nportal-groups = [\"p\"]\n".to_owned(),
+            "[target.scsi]\niqn = \"iqn.2026-01.x:b\"\nportal-groups = [\"p\"]\n".to_owned(),
+            group("all", "both", "*", "0 = \"fixed\", 1 = \"cd\""),
+            group("scsi", "both", "iqn.2026-01.x:*", "2 = \"other\""),
+            group("no-hosts", "scsi", "*", "2 = \"other\""),
+        ];
+        let host = LocalHost { config: PathBuf::from("x") };
+        let checked = check(&SAMPLE, "x", &text.concat(), &host).expect("it is right");
+        let found = no_namespaces(&checked.config);
+        assert_eq!(found.keys().collect::<Vec<_>>(), ["cd"], "{found:?}");
+        assert!(found["cd"].contains("removable"));
+    }
 }

@@ -152,6 +152,7 @@ impl Shared {
             after_restart: Vec::new(),
             stores: Vec::new(),
             unread_sizes: BTreeMap::new(),
+            no_namespaces: BTreeMap::new(),
             troubles: vec![TroubleView { since, ..trouble }],
         })
     }

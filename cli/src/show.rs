@@ -398,6 +398,10 @@ pub fn status(status: &Json) -> String {
     for (volume, clients) in status["unread-sizes"].as_object().into_iter().flatten() {
         text.push_str(&format!("  {:<13}  of volume {volume}: not read by {}\n", "new size", text_of(clients)));
     }
+    for (volume, why) in status["no-namespaces"].as_object().into_iter().flatten() {
+        let why = text_of(why);
+        text.push_str(&format!("  {:<13}  volume {volume}, for NVMe hosts: {why}\n", "not shown"));
+    }
     let isns = &status["isns"];
     if isns.is_object() {
         let many = |key: &str, word: &str| {

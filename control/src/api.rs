@@ -449,6 +449,9 @@ pub struct StatusView {
     /// The clients that have not read the new size of a volume, by volume; at most 16 of each.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub unread_sizes: BTreeMap<String, Vec<String>>,
+    /// The volumes that groups of NVMe hosts map, and that those hosts do not see, with the reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub no_namespaces: BTreeMap<String, &'static str>,
     /// The troubles, each with what to do.
     pub troubles: Vec<TroubleView>,
 }

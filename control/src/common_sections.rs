@@ -5,7 +5,7 @@ use crate::kind::Kind;
 use crate::links::{Links, To};
 use crate::luns::Luns;
 use crate::names::{Address, Ascii, Host, IscsiName, NQN_BYTES_MAX, Naa, Network, Nqn, OpenAddress, Pattern, Uuid};
-use crate::schema::Owner;
+use crate::schema::{Owner, Serves};
 use crate::secret::SecretSource;
 use crate::section::{Missing, Resource, optional, or, required};
 use crate::value::{FilePath, Line, Period, Size, Textual, Whole};
@@ -621,6 +621,20 @@ impl Volume {
             uuid: base.uuid,
             naa: self.naa.map_or(base.naa, |naa| naa.0),
         })
+    }
+
+    /// Why it is no namespace for NVMe hosts, in words; `None`: it is one.
+    #[must_use]
+    pub fn why_no_namespace(&self) -> Option<&'static str> {
+        let is_device = match self.kind.declaration().serves {
+            Serves::Blocks => false,
+            Serves::Device => true,
+            Serves::DeviceWith(key) => self.marks.has(key),
+        };
+        if is_device {
+            return Some("it is a SCSI device, and NVMe has no SCSI commands");
+        }
+        self.medium.is_removable().then_some("its medium is removable, and NVMe has no removable media")
     }
 
     /// Where its data is: at a path, or at a place that a key of its store names, in the place of one.

@@ -81,6 +81,17 @@ pub enum SizeRule {
     Refused,
 }
 
+/// What a volume of a store is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Serves {
+    /// Blocks.
+    Blocks,
+    /// A SCSI device: only transports of SCSI commands have it.
+    Device,
+    /// A SCSI device if it has this key of its own, and blocks otherwise.
+    DeviceWith(&'static str),
+}
+
 /// The declaration of a store.
 #[derive(Debug)]
 pub struct StoreSchema {
@@ -94,6 +105,8 @@ pub struct StoreSchema {
     pub location: Location,
     /// Whether it needs the key `size`.
     pub size: SizeRule,
+    /// What a volume of it is.
+    pub serves: Serves,
     /// Keys of its own in `[volume.NAME]`.
     pub keys: Option<KeySet>,
 }

@@ -96,6 +96,7 @@ static PATTERN: StoreSchema = StoreSchema {
     noun: "pattern",
     location: Location::Nowhere,
     size: SizeRule::Required,
+    serves: Serves::Blocks,
     keys: Some(KeySet::of::<PatternKeys>()),
 };
 
@@ -105,6 +106,7 @@ static PLAIN: StoreSchema = StoreSchema {
     noun: "plain store",
     location: Location::File,
     size: SizeRule::Optional,
+    serves: Serves::Blocks,
     keys: None,
 };
 

@@ -5,7 +5,9 @@ use crate::common_sections::{ISCSI_PORT, PortalGroup, Target};
 use crate::counters::{ClassCounters, CoreCounters, CountersView, HostCounters, TrafficCounters, VolumeCounters};
 use crate::kind::{FrontKind, Kind};
 use crate::links::To;
-use crate::schema::{Finder, FrontSchema, FrontSection, KeySet, Location, PortalSchema, Schema, SizeRule, StoreSchema};
+use crate::schema::{
+    Finder, FrontSchema, FrontSection, KeySet, Location, PortalSchema, Schema, Serves, SizeRule, StoreSchema,
+};
 use crate::section::{Objects, Resource, optional, or, required};
 use crate::value::Mode;
 use crate::{choices, sections};
@@ -73,7 +75,7 @@ impl Resource for Vm {
 fn no_check(_objects: &dyn Objects, _find: &mut Finder<'_>) {}
 
 const fn store(word: &'static str, location: Location, size: SizeRule) -> StoreSchema {
-    StoreSchema { word, doc: "a sample of a store", noun: word, location, size, keys: None }
+    StoreSchema { word, doc: "a sample of a store", noun: word, location, size, serves: Serves::Blocks, keys: None }
 }
 
 const fn front(word: &'static str, port: u16, keys: KeySet) -> FrontSchema {

@@ -129,6 +129,11 @@ fn lun_at(
         not_mapped(control, checked, (group, lun), &mut explanation);
         return explanation;
     };
+    if let Some(why) = no_namespace(checked, client, &volume) {
+        steps.push(StepView::failed(format!("volume {volume} is a namespace: {why}")));
+        let words = format!("NVMe hosts do not see volume {volume}: {why}");
+        return ExplanationView::of("lun", "", steps, words);
+    }
     let read_only = if mapped.get(&lun).is_some_and(|(_, read_only)| *read_only) { ", read-only" } else { "" };
     steps.push(StepView::passed(format!("group {group} maps LUN {lun} to volume {volume}{read_only}")));
     let troubles = troubles_of(control, request, &format!("volume {volume}"));
@@ -154,6 +159,12 @@ fn lun_at(
     was_another(control, client, session, (seen, lun, &volume), &mut explanation);
     rescan(control, client, session, &mut explanation);
     explanation
+}
+
+/// Why a volume is not visible over the protocol of a client; `None`: it is.
+fn no_namespace(checked: &Checked, client: &Client, volume: &str) -> Option<&'static str> {
+    let volume = checked.config.volumes.get(volume).filter(|_| client.protocol == NVME)?;
+    volume.why_no_namespace()
 }
 
 /// A client that was logged in while the LUN was another volume may take the one for the other.
@@ -246,6 +257,11 @@ pub fn path(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let subject = format!("{} to volume {volume}", client.host);
     if all.is_empty() {
         return not_seen(&client, subject, "path");
+    }
+    if let Some(why) = no_namespace(&checked, &client, &volume) {
+        let step = StepView::failed(format!("volume {volume} is a namespace: {why}"));
+        let words = format!("NVMe hosts do not see volume {volume}: {why}");
+        return Reply::json(&ExplanationView::of("path", subject, vec![step], words));
     }
     let maps = |control: &mut dyn Control, seen: &Seen| {
         control.mapped(&seen.group).unwrap_or_default().values().any(|(name, _)| *name == volume)
@@ -377,6 +393,9 @@ pub fn volume(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         explanation.near.push(format!("it is reserved ({kind}) by {}", holders.join(", ")));
     }
     let model = config.volumes.get(&name);
+    if let Some(why) = model.and_then(|model| model.why_no_namespace()) {
+        explanation.near.push(format!("NVMe hosts do not see it: {why}"));
+    }
     if let Some(place) = model.and_then(|model| model.place()) {
         explanation.near.push(format!("its store is {}", place.display()));
     }

@@ -1,6 +1,6 @@
 //! The declaration of the block device store for the configuration.
 
-use lunar_control::schema::{Location, SizeRule, StoreSchema};
+use lunar_control::schema::{Location, Serves, SizeRule, StoreSchema};
 
 /// The declaration.
 pub static STORE: StoreSchema = StoreSchema {
@@ -9,5 +9,6 @@ pub static STORE: StoreSchema = StoreSchema {
     noun: "block device",
     location: Location::Device,
     size: SizeRule::Refused,
+    serves: Serves::Blocks,
     keys: None,
 };

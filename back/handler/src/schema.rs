@@ -1,6 +1,6 @@
 //! The declaration of handlers for the configuration.
 
-use lunar_control::schema::{KeySet, Location, SizeRule, StoreSchema};
+use lunar_control::schema::{KeySet, Location, Serves, SizeRule, StoreSchema};
 use lunar_control::section::{optional, or};
 use lunar_control::value::{Mode, Period};
 use lunar_control::{choices, sections};
@@ -129,6 +129,7 @@ pub static STORE: StoreSchema = StoreSchema {
     noun: "handler",
     location: Location::Socket,
     size: SizeRule::RequiredWithout("device_type"),
+    serves: Serves::DeviceWith("device_type"),
     keys: Some(KeySet::of::<HandlerKeys>()),
 };
 

@@ -1,6 +1,6 @@
 //! The declaration of the memory store for the configuration.
 
-use lunar_control::schema::{Location, SizeRule, StoreSchema};
+use lunar_control::schema::{Location, Serves, SizeRule, StoreSchema};
 
 /// The declaration.
 pub static STORE: StoreSchema = StoreSchema {
@@ -9,5 +9,6 @@ pub static STORE: StoreSchema = StoreSchema {
     noun: "ram",
     location: Location::Nowhere,
     size: SizeRule::Required,
+    serves: Serves::Blocks,
     keys: None,
 };

@@ -1,6 +1,6 @@
 //! The declaration of SCSI devices for the configuration.
 
-use lunar_control::schema::{KeySet, Location, SizeRule, StoreSchema};
+use lunar_control::schema::{KeySet, Location, Serves, SizeRule, StoreSchema};
 use lunar_control::section::or;
 use lunar_control::value::Whole;
 use lunar_control::{choices, sections};
@@ -47,5 +47,6 @@ pub static STORE: StoreSchema = StoreSchema {
     noun: "scsi device",
     location: Location::Device,
     size: SizeRule::Refused,
+    serves: Serves::Device,
     keys: Some(KeySet::of::<ScsiKeys>()),
 };

@@ -1,7 +1,7 @@
 //! The declaration of images of Ceph for the configuration.
 
 use crate::schema::PATIENCE;
-use lunar_control::schema::{KeySet, Location, SizeRule, StoreSchema};
+use lunar_control::schema::{KeySet, Location, Serves, SizeRule, StoreSchema};
 use lunar_control::section::{OwnKeys, optional, or, required};
 use lunar_control::sections;
 use lunar_control::value::{FilePath, Line, Period, Textual, ValueError};
@@ -95,6 +95,7 @@ pub static STORE: StoreSchema = StoreSchema {
     noun: "Ceph image",
     location: Location::Remote,
     size: SizeRule::Refused,
+    serves: Serves::Blocks,
     keys: Some(KeySet::of::<RbdKeys>().with_place(IMAGE, place)),
 };
 

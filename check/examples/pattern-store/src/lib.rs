@@ -2,7 +2,7 @@
 //!
 //! The store is this folder and one line in a registry.
 
-use lunar_control::schema::{self, SizeRule, StoreSchema};
+use lunar_control::schema::{self, Serves, SizeRule, StoreSchema};
 use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_engine::backend::{
     Backend, Durability, JailPaths, Location, Mark, Opened, OpenedStore, ProtectionRequest, Refusal, StoreRequest,
@@ -27,6 +27,7 @@ static SCHEMA: StoreSchema = StoreSchema {
     noun: "pattern",
     location: schema::Location::Nowhere,
     size: SizeRule::Required,
+    serves: Serves::Blocks,
     keys: None,
 };
 

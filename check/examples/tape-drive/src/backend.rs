@@ -1,7 +1,7 @@
 //! The kind `tape`: a back end that opens a device.
 
 use crate::drive::{Drive, Tape};
-use lunar_control::schema::{self, SizeRule, StoreSchema};
+use lunar_control::schema::{self, Serves, SizeRule, StoreSchema};
 use lunar_engine::backend::{
     Backend, Durability, JailPaths, Location, Mark, Opened, OpenedDevice, Refusal, StoreRequest, TextForm,
 };
@@ -20,6 +20,7 @@ static SCHEMA: StoreSchema = StoreSchema {
     noun: "tape",
     location: schema::Location::Nowhere,
     size: SizeRule::Refused,
+    serves: Serves::Device,
     keys: None,
 };
 
