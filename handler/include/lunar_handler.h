@@ -194,7 +194,7 @@ struct lunar_completion {
     uint8_t more[10];
 };
 
-_Static_assert(sizeof(struct lunar_hello) == 104, "no padding");
+_Static_assert(sizeof(struct lunar_hello) == 136, "no padding");
 _Static_assert(sizeof(struct lunar_welcome) == 104, "no padding");
 _Static_assert(sizeof(struct lunar_queue) == 40, "no padding");
 _Static_assert(sizeof(struct lunar_close) == 12, "no padding");

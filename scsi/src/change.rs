@@ -47,8 +47,8 @@ pub enum Change {
     LogReset,
     /// LOG SELECT: the application client log.
     ClientLog(Arc<[u8]>),
-    /// The device of a forwarded logical unit has changed, or it reported a unit attention condition, which it reports
-    /// once.
+    /// The device of a forwarded logical unit, or the process that has commands of an emulated one, has changed, or
+    /// reported a unit attention condition, which it reports once.
     Device(Asc),
     /// A threshold of the space that the unit uses is reached. The unit attention is established for all nexuses, or
     /// for the one that has the claim.

@@ -77,8 +77,10 @@ impl Parameters {
                 true
             }
             Change::ClientLog(values) => std::mem::replace(&mut self.client_log, values.clone()) != *values,
+            // Of the process that has commands of it.
+            Change::Device(_) => true,
             // The state of the device type, and a unit attention of its own.
-            Change::Stopped(_) | Change::Threshold(_) | Change::Device(_) => false,
+            Change::Stopped(_) | Change::Threshold(_) => false,
         }
     }
 
