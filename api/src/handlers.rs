@@ -445,7 +445,7 @@ mod tests {
         };
         let text = [
             "[volume.fixed]\nkind = \"ram\"\nsize = \"1M\"\n".to_owned(),
-            "[volume.cd]\nkind = \"ram\"\nsize = \"1M\"\nmedium = \"cd\"\n".to_owned(),
+            "[volume.cd]\nkind = \"file\"\npath = \"/srv/install.iso\"\nmedium = \"cd\"\n".to_owned(),
             "[volume.other]\nkind = \"ram\"\nsize = \"1M\"\nmedium = \"removable\"\n".to_owned(),
             "[portal-group.p]\ntag = 1\n".to_owned(),
             "[target.both]\niqn = \"iqn.2026-01.x:a\"\nnqn = \"nqn.2026-01.x:a\"\nportal-groups = [\"p\"]\n".to_owned(),
