@@ -77,7 +77,7 @@ fn service() -> Vec<Route> {
             Write,
             (Nothing, ResponseContent::Session),
             Handler::Long(handlers::kick),
-            "Ends a session; its client may reconnect. A disk of the machine is removed, if it is in use only with `force`.",
+            "Ends a session; its client may reconnect. A disk of the machine is removed, one in use with `force` only.",
         ),
         row(
             (Get, "/v1/handler", "list-handler"),

@@ -81,7 +81,7 @@ pub enum SizeRule {
     Refused,
 }
 
-/// What a volume of a store is.
+/// The way in which a store serves a volume.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Serves {
     /// Blocks.
@@ -105,7 +105,7 @@ pub struct StoreSchema {
     pub location: Location,
     /// Whether it needs the key `size`.
     pub size: SizeRule,
-    /// What a volume of it is.
+    /// The way in which it serves a volume.
     pub serves: Serves,
     /// Keys of its own in `[volume.NAME]`.
     pub keys: Option<KeySet>,

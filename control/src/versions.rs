@@ -382,8 +382,8 @@ fn back(
     Ok(())
 }
 
-/// Creates a folder for its owner only, and those above it that are missing. Their names are on the medium when this returns: files in the
-/// folder are worth nothing if the folder is lost.
+/// Creates a folder for its owner only, and those above it that are missing. Their names are on the medium when this
+/// returns: files in the folder are worth nothing if the folder is lost.
 fn create(folder: &Path) -> Result<(), Trouble> {
     create_and(folder, sync_folder_of)
 }

@@ -57,9 +57,9 @@ pub trait ScsiDevice {
 /// A volume whose blocks a handler serves, with SCSI commands that Lunar does not have.
 ///
 /// Lunar executes its own commands, from INQUIRY to COMPARE AND WRITE, and over every transport; the handler gets their
-/// reads, writes and flushes as blocks. Commands with the [`MixedDevice::operation_codes`] go to the handler as a whole,
-/// from SCSI initiators only. Lunar checks reservations, access states and write protection before. It takes them for
-/// commands that may write.
+/// reads, writes and flushes as blocks. Commands with the [`MixedDevice::operation_codes`] go to the handler as a
+/// whole, from SCSI initiators only. Lunar checks reservations, access states and write protection before. It takes
+/// them for commands that may write.
 pub trait MixedDevice {
     /// The operation codes of the commands. Lunar refuses a handler with one of its own; those of vendors, C0h to FFh,
     /// are always free.

@@ -3,8 +3,8 @@
 
 use crate::command::{Cdb, Status, TaskAttribute};
 use crate::forwarding::{DeviceFacts, Terms};
+use crate::operation_code::OpCode;
 use crate::peripheral::PeripheralType;
-use crate::policy::OpCode;
 use crate::sense::{Asc, SenseData};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};

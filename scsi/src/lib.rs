@@ -4,9 +4,8 @@
 //!   the policy of a command; [`spc`], [`sbc`], [`mmc`]: the commands and pages of all device types, of disks, and of
 //!   CD and DVD drives
 //! * [`execute`]: a command of an emulated logical unit from CDB to status; [`execute_forwarded`]: a command that goes
-//!   to a device; `execute_others`: a command of an emulated logical unit
-//!   that a handler has; [`device_server`]: the interface to devices and handlers; [`admit`]: the one place that decides whether a
-//!   command may run
+//!   to a device; `execute_others`: a command of an emulated logical unit that a handler has; [`device_server`]: the
+//!   interface to devices and handlers; [`admit`]: the one place that decides whether a command may run
 //! * [`target`], [`nexus`], [`lu`]: the target device, its nexuses, its logical units; [`lun_map`]: which of them a
 //!   nexus sees
 //! * [`change`]: the state of a unit that only SCSI has; `command_set`: the effects of unit changes on nexuses
@@ -49,6 +48,7 @@ pub mod lun_map;
 pub mod medium;
 pub mod mmc;
 pub mod nexus;
+pub mod operation_code;
 pub mod order;
 #[cfg(test)]
 mod other_core;

@@ -4,31 +4,9 @@
 //! No field has a default: a command that leaves one out does not compile.
 
 use crate::lu::Emulated;
+pub use crate::operation_code::OpCode;
 use crate::sense::Asc;
-use lunar_core::codes;
 use std::fmt;
-
-codes! {
-    /// Operation codes (SPC-4 annex E). Some codes mean another command on another device type; the name is the one of
-    /// the commands that Lunar has.
-    pub struct OpCode(u8) {
-        TEST_UNIT_READY = 0x00, REQUEST_SENSE = 0x03, FORMAT_UNIT = 0x04, READ_6 = 0x08, WRITE_6 = 0x0a,
-        INQUIRY = 0x12, MODE_SELECT_6 = 0x15, RESERVE_6 = 0x16, RELEASE_6 = 0x17, MODE_SENSE_6 = 0x1a,
-        START_STOP_UNIT = 0x1b, PREVENT_ALLOW_MEDIUM_REMOVAL = 0x1e, READ_CAPACITY_10 = 0x25, READ_10 = 0x28,
-        WRITE_10 = 0x2a, SEEK_10 = 0x2b, WRITE_AND_VERIFY_10 = 0x2e, VERIFY_10 = 0x2f, PRE_FETCH_10 = 0x34,
-        SYNCHRONIZE_CACHE_10 = 0x35, READ_DEFECT_DATA_10 = 0x37, WRITE_BUFFER = 0x3b, READ_BUFFER_10 = 0x3c,
-        WRITE_SAME_10 = 0x41, UNMAP = 0x42, READ_TOC_PMA_ATIP = 0x43, GET_CONFIGURATION = 0x46, SANITIZE = 0x48,
-        GET_EVENT_STATUS_NOTIFICATION = 0x4a, LOG_SELECT = 0x4c, LOG_SENSE = 0x4d, READ_DISC_INFORMATION = 0x51,
-        READ_TRACK_INFORMATION = 0x52, MODE_SELECT_10 = 0x55, RESERVE_10 = 0x56, RELEASE_10 = 0x57,
-        MODE_SENSE_10 = 0x5a, PERSISTENT_RESERVE_IN = 0x5e, PERSISTENT_RESERVE_OUT = 0x5f, VARIABLE_LENGTH = 0x7f,
-        THIRD_PARTY_COPY_OUT = 0x83, THIRD_PARTY_COPY_IN = 0x84, READ_16 = 0x88, COMPARE_AND_WRITE = 0x89,
-        WRITE_16 = 0x8a, ORWRITE_16 = 0x8b, WRITE_AND_VERIFY_16 = 0x8e, VERIFY_16 = 0x8f, PRE_FETCH_16 = 0x90,
-        SYNCHRONIZE_CACHE_16 = 0x91, WRITE_SAME_16 = 0x93, READ_BUFFER_16 = 0x9b, WRITE_ATOMIC_16 = 0x9c,
-        SERVICE_ACTION_IN_16 = 0x9e, REPORT_LUNS = 0xa0, MAINTENANCE_IN = 0xa3, MAINTENANCE_OUT = 0xa4,
-        READ_12 = 0xa8, WRITE_12 = 0xaa, READ_DISC_STRUCTURE = 0xad, WRITE_AND_VERIFY_12 = 0xae, VERIFY_12 = 0xaf,
-        READ_DEFECT_DATA_12 = 0xb7, READ_CD_MSF = 0xb9, MECHANISM_STATUS = 0xbd, READ_CD = 0xbe,
-    }
-}
 
 /// Bits of CDB byte 1 that hold the service action (SPC-4 4.2.5.2).
 pub const SERVICE_ACTION_BITS: u8 = 0x1f;

@@ -249,8 +249,9 @@ const ORDER: [(Part, Drivers, usize); 36] = [
     (Part::Doctor, Drivers::First, WAITS),
 ];
 
-/// The shares for parts that run at the same time on two processors: three parts that compute, or five parts that mostly
-/// wait. Guests whose cases wait for time-outs and for a load of fixed time use a processor for less than half of it.
+/// The shares for parts that run at the same time on two processors: three parts that compute, or five parts that
+/// mostly wait. Guests whose cases wait for time-outs and for a load of fixed time use a processor for less than half
+/// of it.
 const SHARES: usize = 15;
 const COMPUTES: usize = 5;
 const WAITS: usize = 3;

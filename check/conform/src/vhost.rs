@@ -499,8 +499,8 @@ impl FrontEnd {
         }
     }
 
-    /// Reads or writes `len` bytes at this block of 512 bytes of a unit; the data is in guest memory at `DATA`. Only the
-    /// first queue is used, and nothing else is in it.
+    /// Reads or writes `len` bytes at this block of 512 bytes of a unit; the data is in guest memory at `DATA`. Only
+    /// the first queue is used, and nothing else is in it.
     pub(crate) fn transfer(&mut self, is_write: bool, (lun, block): (u16, u32), len: u32) -> Result<()> {
         let piece = Some((DATA, len, !is_write));
         let data = if is_write { [piece, None] } else { [None, piece] };

@@ -169,8 +169,8 @@ impl<S: SocketService> CoreSockets<S> {
         socket.iter().for_each(|socket| socket.close());
     }
 
-    /// Serves the socket of this endpoint, which was opened, one client at a time. A client that is connected as another
-    /// tenant is disconnected.
+    /// Serves the socket of this endpoint, which was opened, one client at a time. A client that is connected as
+    /// another tenant is disconnected.
     pub fn serve(self: &Rc<Self>, endpoint: Endpoint<S::Tenant>) {
         let Some(socket) = self.sockets.borrow().get(&endpoint.place).cloned() else { return };
         let tenant = endpoint.tenant.clone();

@@ -5,8 +5,8 @@ use lunar_engine::vm_sockets::Role;
 use std::path::Path;
 
 /// The arguments with which QEMU uses the device at this socket. QEMU shares the memory of a guest only if `share=on`
-/// is given, and a comma in a path is written twice. Before QEMU 9.2 the option is `reconnect=1`. `role`: the end of the
-/// socket that Lunar has.
+/// is given, and a comma in a path is written twice. Before QEMU 9.2 the option is `reconnect=1`. `role`: the end of
+/// the socket that Lunar has.
 pub(crate) fn qemu(socket: &Path, kind: VhostKind, role: Role) -> Vec<String> {
     let path = socket.to_string_lossy().replace(',', ",,");
     let end = match role {

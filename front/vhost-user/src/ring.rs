@@ -202,8 +202,8 @@ impl Ring {
         taken
     }
 
-    /// Counts the entries of a chain. A driver cannot have more in progress than the ring has, but a hostile guest makes
-    /// entries available that were not returned: the requests would need more and more memory.
+    /// Counts the entries of a chain. A driver cannot have more in progress than the ring has, but a hostile guest
+    /// makes entries available that were not returned: the requests would need more and more memory.
     fn count(&mut self, chain: Option<Chain>) -> Result<Option<Chain>, Broken> {
         let Some(chain) = chain else { return Ok(None) };
         self.entries += chain::occupied(chain.entries);

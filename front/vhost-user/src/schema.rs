@@ -84,11 +84,11 @@ sections! {
         role: SocketRole = or(SocketRole::Server) => EndsSessions;
         /// The permissions of a socket at which Lunar listens. A process that may open it may use the volumes.
         mode: Mode = or(Mode(0o600)) => Live;
-        /// The user that owns a socket at which Lunar listens, by name or number; without this key, the user that runs Lunar. Another user
-        /// requires root.
+        /// The user that owns a socket at which Lunar listens, by name or number; without this key, the user that
+        /// runs Lunar. Another user requires root.
         owner: Option<Line<32>> = optional() => Live;
-        /// The group of this host that a socket at which Lunar listens belongs to, by name or number; the user that runs Lunar must be a
-        /// member.
+        /// The group of this host that a socket at which Lunar listens belongs to, by name or number; the user that
+        /// runs Lunar must be a member.
         group: Option<Line<32>> = optional() => Live;
     }
 }

@@ -250,8 +250,8 @@ pub enum Record {
 }
 
 impl Record {
-    /// The code of a refusal, the transport, the address of the host, and the NQN of the subsystem that it wanted, if it
-    /// named one.
+    /// The code of a refusal, the transport, the address of the host, and the NQN of the subsystem that it wanted, if
+    /// it named one.
     #[must_use]
     pub fn refused(&self) -> Option<(RefusalCode, &'static str, SocketAddr, &str)> {
         match self {

@@ -1,5 +1,5 @@
-//! The part `tape`: machines on which `lunar-tape` serves a tape library, which their own initiator uses: with mtx, mt and
-//! tar, and with Bacula.
+//! The part `tape`: machines on which `lunar-tape` serves a tape library, which their own initiator uses: with mtx, mt
+//! and tar, and with Bacula.
 
 use std::path::Path;
 

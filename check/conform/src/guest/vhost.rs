@@ -196,8 +196,8 @@ impl Runner<'_> {
         self.folder.join("disk.sock")
     }
 
-    /// Writes the daemon's configuration for the device of a machine: a volume of this size in a file, two in memory, and
-    /// this LUN map.
+    /// Writes the daemon's configuration for the device of a machine: a volume of this size in a file, two in memory,
+    /// and this LUN map.
     fn configure(&self, spec: &Spec, machine: &Machine<'_>, (size, luns): (&str, &str)) -> Result<PathBuf> {
         let (folder, portal, socket) = (self.folder.display(), spec.portal(), self.socket());
         let mut text = format!(

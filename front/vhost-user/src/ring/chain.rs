@@ -101,8 +101,8 @@ impl Chain {
     }
 }
 
-/// Entries of its ring that a chain keeps from other chains; `entries`: those of a packed ring. In a split ring it is one
-/// of the available ring.
+/// Entries of its ring that a chain keeps from other chains; `entries`: those of a packed ring. In a split ring it is
+/// one of the available ring.
 #[inline]
 pub(super) fn occupied(entries: u16) -> u32 {
     entries.max(1).into()
