@@ -33,9 +33,10 @@ troubles! {
         A volume that was served before stays a LUN and a namespace, with its identity and its reservations: \
         initiators get NOT READY, TARGET PORT IN UNAVAILABLE STATE, and hosts Asymmetric Access Inaccessible. When its \
         store is there again, it is served by itself if it is certainly the one before: a file with the number that \
-        Lunar gave it, the time of its creation and its device, or a device with its world wide name. If another store \
-        is at the place, if it cannot be told from others, or if the volume had a write cache when its store went \
-        away, `lunar explain volume` says so, and `lunar volume accept` serves the store that is there.\n\n\
+        Lunar gave it, the time of its creation and its device, or a device with its world wide name, or an image of \
+        Ceph with its number in the cluster. If another store is at the place, if it cannot be told from others, or if \
+        the volume had a write cache when its store went away, `lunar explain volume` says so, and `lunar volume \
+        accept` serves the store that is there.\n\n\
         Other objects, and volumes that were never served by this version, are served by `lunar apply` when the cause \
         is removed.";
     ClosedPortal = "closed-portal", "A portal is not listened at any more.",

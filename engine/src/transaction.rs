@@ -206,6 +206,11 @@ fn has_cache(volume: &Volume) -> bool {
     volume.opened().store().is_some_and(|store| store.traits().write_cache)
 }
 
+/// Whether a volume is at the place that this section says.
+fn stays_at(placed: &PlacedVolume, model: &common_sections::Volume) -> bool {
+    model.place().is_some() && placed.place.as_deref() == model.place()
+}
+
 impl Engine {
     /// Asks the file systems of the volumes that a plan opens, all at once.
     fn ask_file_systems(&self, plan: &Plan, wanted: &Checked) {
@@ -282,8 +287,7 @@ impl Engine {
             self.check_answer(path.path())?;
         }
         let own = self.volumes.get(name).cloned();
-        let stays = |own: &PlacedVolume| is_same || model.place().is_some() && own.place.as_deref() == model.place();
-        if let Some(own) = own.as_ref().filter(|own| stays(own)) {
+        if let Some(own) = own.as_ref().filter(|own| is_same || stays_at(own, model)) {
             let (has, wanted) = (own.volume.size().unwrap_or(0), model.size.map_or(u64::MAX, |size| size.0));
             if wanted < has {
                 return Err(EngineError::VolumeShrinks(has));
@@ -293,18 +297,27 @@ impl Engine {
         let in_place = || self.volumes.get(tx.places.get(model.place()?)?);
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
         let is_new = !self.expected.contains(name);
-        let (host, before) = (self.host(), before.map(|before| &before.volume));
+        let host = self.host();
+        let (before, stays) =
+            (before.map(|before| &before.volume), before.is_some_and(|before| stays_at(before, model)));
         let context = VolumeContext {
             backends: self.registry.backends,
             state: host.state(),
             origin: &self.core_set().shared().origin,
             previous: before,
             creates: is_new,
+            known: None,
             is_return: self.lacks.contains_key(name),
         };
-        let same = self.check_same_store(name, model, &context)?;
+        let remembered = self.check_same_store(name, model, &context)?;
+        // A change of a volume that is served takes no other store.
+        let is_accepted = self.accepting.as_deref() == Some(name);
+        let served = before.filter(|_| stays && !is_accepted).and_then(|before| before.opened().store()?.fingerprint());
+        let known = remembered.clone().or(served);
+        let context = VolumeContext { known: known.as_ref(), ..context };
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
+        let same = remembered.filter(|_| context.is_return);
         if same.is_some() && volume.opened().store().and_then(|store| store.fingerprint()) != same {
             let path = model.place().map(Path::to_owned).unwrap_or_default();
             return Err(EngineError::AnotherStore(path, name.to_owned()));

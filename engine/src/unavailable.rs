@@ -121,6 +121,7 @@ impl Engine {
             origin: &self.core_set().shared().origin.clone(),
             previous: None,
             creates: false,
+            known: None,
             is_return: false,
         };
         let Some(volume) = Volume::without_store(name, model, &context).map_err(EngineError::Volume)? else {
@@ -150,7 +151,7 @@ impl Engine {
 
     /// Refuses to open a store that is not certainly the one that was served before, where that matters: at a start, if
     /// it is certainly another one; afterwards, while the store of the volume is unavailable. Returns the fingerprint
-    /// that the store must have once it is open: another one may be at its path then.
+    /// of the store that is remembered: once it is open, another one may be at its path.
     pub(crate) fn check_same_store(
         &self,
         name: &str,
@@ -178,7 +179,7 @@ impl Engine {
         };
         match is_refused {
             true => Err(EngineError::AnotherStore(path.to_owned(), name.to_owned())),
-            false => Ok(known.filter(|_| lack.is_some())),
+            false => Ok(known),
         }
     }
 

@@ -10,7 +10,7 @@
  *
  * All numbers are little-endian; this header is for little-endian machines. Reserved fields are zero. A message may be
  * longer than its struct: a later version appends fields. A handler of version 1 sends a HELLO without device_type, one
- * of version 2 without codes.
+ * of version 2 without codes, and one of version 3 without identity.
  *
  * Promises of a handler:
  *  - A WRITE, UNMAP or ZERO that was answered outlives the process: it is in the kernel at least (the page cache will
@@ -24,12 +24,13 @@
 
 #include <stdint.h>
 
-#define LUNAR_PROTOCOL 3u
+#define LUNAR_PROTOCOL 4u
 #define LUNAR_LEVEL_BLOCK 1u
 #define LUNAR_LEVEL_SCSI 2u
 #define LUNAR_LEVEL_MIXED 3u
 #define LUNAR_MESSAGE_BYTES_MAX 4096u
 #define LUNAR_NAME_BYTES 64u
+#define LUNAR_IDENTITY_BYTES 128u
 #define LUNAR_TEXT_BYTES_MAX 256u
 #define LUNAR_QUEUE_DESCRIPTORS 4u
 
@@ -65,6 +66,7 @@ struct lunar_hello {
     /* The operation codes of the SCSI commands that it executes, mixed level only: bit N % 8 of byte N / 8 stands for
      * code N. Lunar refuses a handler that names a command of Lunar itself. */
     uint8_t codes[32];
+    char identity[128]; /* of the data, level of blocks only: no other data has it; zeroes: not said */
 };
 
 struct lunar_welcome {
@@ -194,7 +196,7 @@ struct lunar_completion {
     uint8_t more[10];
 };
 
-_Static_assert(sizeof(struct lunar_hello) == 136, "no padding");
+_Static_assert(sizeof(struct lunar_hello) == 264, "no padding");
 _Static_assert(sizeof(struct lunar_welcome) == 104, "no padding");
 _Static_assert(sizeof(struct lunar_queue) == 40, "no padding");
 _Static_assert(sizeof(struct lunar_close) == 12, "no padding");

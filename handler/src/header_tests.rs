@@ -39,6 +39,7 @@ fn the_header_has_the_numbers_of_this_crate() {
         ("FRAME_BYTES", wire::FRAME_BYTES as u64),
         ("MESSAGE_BYTES_MAX", wire::MESSAGE_BYTES_MAX as u64),
         ("NAME_BYTES", wire::NAME_BYTES as u64),
+        ("IDENTITY_BYTES", wire::IDENTITY_BYTES as u64),
         ("TEXT_BYTES_MAX", wire::TEXT_BYTES_MAX as u64),
         ("QUEUE_DESCRIPTORS", wire::QUEUE_DESCRIPTORS as u64),
         ("FEATURE_UNMAP", features::UNMAP),

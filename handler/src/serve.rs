@@ -4,8 +4,8 @@
 use crate::ring::{HandlerEnd, ScsiEnd, Unusable};
 use crate::scsi::{self, Attached, MixedDevice, ScsiDevice};
 use crate::wire::{
-    self, Hello, LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, MESSAGE_BYTES_MAX, Malformed, Message, Operation,
-    OperationCodes, PROTOCOL, QUEUE_DESCRIPTORS, Queue, Status, Submission, Welcome, name_of, unit_flags,
+    self, Hello, IDENTITY_BYTES, LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, MESSAGE_BYTES_MAX, Malformed, Message,
+    Operation, OperationCodes, PROTOCOL, QUEUE_DESCRIPTORS, Queue, Status, Submission, Welcome, name_of, unit_flags,
 };
 use lunar_core::mem::Region;
 use lunar_reactor::shared::map;
@@ -382,12 +382,14 @@ impl Connection {
         Self::greet(path, Hello { features: features.into(), size: size.into(), ..hello(LEVEL_BLOCK, name) })
     }
 
-    /// Says HELLO on a connection that Lunar has made, for a process that Lunar has started.
+    /// Says HELLO on a connection that Lunar has made, for a process that Lunar has started. `identity`: that of its
+    /// data, at most [`wire::IDENTITY_BYTES`].
     ///
     /// # Errors
     /// When Lunar has closed it.
-    pub fn over(socket: OwnedFd, name: &str, size: u64, features: u64) -> Result<Self, ServeError> {
-        let hello = Hello { features: features.into(), size: size.into(), ..hello(LEVEL_BLOCK, name) };
+    pub fn over(socket: OwnedFd, name: &str, size: u64, features: u64, identity: &str) -> Result<Self, ServeError> {
+        let identity = wire::name_field(identity);
+        let hello = Hello { features: features.into(), size: size.into(), identity, ..hello(LEVEL_BLOCK, name) };
         send(&socket, &Message::Hello(hello).bytes(), SendFlags::NOSIGNAL)?;
         Ok(Self { socket, queues: Vec::new() })
     }
@@ -535,6 +537,7 @@ fn hello(level: u32, name: &str) -> Hello {
         device_type: 0,
         reserved: [0; 7],
         codes: OperationCodes::default(),
+        identity: [0; IDENTITY_BYTES],
     }
 }
 

@@ -5,14 +5,15 @@
 //! its format here: a later version appends fields, and an earlier version does not read them. Fields that an earlier
 //! version does not send count as zero.
 //!
-//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level.
+//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level, version 4 the
+//! identity of the data.
 
 use lunar_core::codes;
 use lunar_core::wire::le;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the protocol. The lower version of both sides applies.
-pub const PROTOCOL: u32 = 3;
+pub const PROTOCOL: u32 = 4;
 /// The level at which a handler gets reads, writes and flushes of blocks.
 pub const LEVEL_BLOCK: u32 = 1;
 /// The level at which a handler gets SCSI commands: since version 2.
@@ -24,6 +25,8 @@ pub const LEVEL_MIXED: u32 = 3;
 pub const MESSAGE_BYTES_MAX: usize = 4096;
 /// Bytes of a name in a message, padded with zeroes.
 pub const NAME_BYTES: usize = 64;
+/// Bytes of the identity of the data, padded with zeroes.
+pub const IDENTITY_BYTES: usize = 128;
 /// The most bytes of the text of REFUSED and FAULT: two lines of a terminal.
 pub const TEXT_BYTES_MAX: usize = 256;
 /// Bytes of the longest CDB.
@@ -143,6 +146,9 @@ pub struct Hello {
     pub reserved: [u8; 7],
     /// The SCSI commands that it executes, of the mixed level. Since version 3.
     pub codes: OperationCodes,
+    /// The identity of the data, of the level of blocks: no other data has it, under whatever name. Zeroes: the handler
+    /// does not say it. Since version 4.
+    pub identity: [u8; IDENTITY_BYTES],
 }
 
 /// Operation codes of SCSI commands: bit N modulo 8 of byte N / 8 stands for code N.
@@ -405,15 +411,15 @@ fn text_of(bytes: &[u8]) -> String {
 
 /// A name of a message; what follows a zero is not part of it.
 #[must_use]
-pub fn name_of(field: &[u8; NAME_BYTES]) -> String {
+pub fn name_of<const N: usize>(field: &[u8; N]) -> String {
     text_of(field.split(|byte| *byte == 0).next().unwrap_or_default())
 }
 
 /// A name for a message, shortened to its field.
 #[must_use]
-pub fn name_field(name: &str) -> [u8; NAME_BYTES] {
-    let mut field = [0; NAME_BYTES];
-    let name = shortened(name, NAME_BYTES);
+pub fn name_field<const N: usize>(name: &str) -> [u8; N] {
+    let mut field = [0; N];
+    let name = shortened(name, N);
     field[..name.len()].copy_from_slice(name);
     field
 }
@@ -422,24 +428,27 @@ pub fn name_field(name: &str) -> [u8; NAME_BYTES] {
 mod tests {
     use super::*;
 
-    /// HELLO of version 3, of a handler of 1 MiB with both features and one that this version does not know, and with
+    /// HELLO of version 4, of a handler of 1 MiB with both features and one that this version does not know, and with
     /// the operation codes C0h and FFh.
     fn hello() -> Vec<u8> {
-        let mut bytes = vec![1, 0, 0, 0, 136, 0, 0, 0, 3, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
+        let mut bytes = vec![1, 0, 0, 0, 8, 1, 0, 0, 4, 0, 0, 0, 3, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0];
         bytes.extend([0, 0, 0x10, 0, 0, 0, 0, 0]);
         bytes.extend(b"file 1.0");
         bytes.resize(136, 0);
         (bytes[104 + 24], bytes[135]) = (1, 0x80);
+        bytes.extend(b"0b5e/2/10f1");
+        bytes.resize(264, 0);
         bytes
     }
 
     #[test]
     fn a_hello_is_taken_apart() {
         let Ok(Message::Hello(hello)) = Message::parse(&hello()) else { panic!("it is a HELLO") };
-        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (3, LEVEL_MIXED, 7));
+        assert_eq!((hello.protocol.get(), hello.level.get(), hello.features.get()), (4, LEVEL_MIXED, 7));
         assert_eq!(hello.codes.iter().collect::<Vec<_>>(), [0xc0, 0xff]);
         assert_eq!(OperationCodes::from_iter([0xff, 0xc0]), hello.codes);
         assert_eq!((hello.size.get(), name_of(&hello.name).as_str()), (1 << 20, "file 1.0"));
+        assert_eq!(name_of(&hello.identity), "0b5e/2/10f1");
     }
 
     #[test]
@@ -480,18 +489,19 @@ mod tests {
     fn a_later_version_appends_fields() {
         let mut longer = hello();
         longer.extend([9; 8]);
-        longer[4] = 144;
+        longer[4] = 16;
         assert_eq!(Message::parse(&longer), Message::parse(&hello()));
     }
 
     #[test]
     fn a_hello_of_an_earlier_version_is_shorter() {
-        for (version, length) in [(1, 96), (2, 104)] {
+        for (version, length) in [(1, 96), (2, 104), (3, 136)] {
             let mut bytes = hello()[..length].to_vec();
-            (bytes[4], bytes[8]) = (length as u8, version);
+            (bytes[4], bytes[5], bytes[8]) = (length as u8, 0, version);
             let Ok(Message::Hello(hello)) = Message::parse(&bytes) else { panic!("it is a HELLO") };
             assert_eq!((hello.protocol.get(), hello.size.get(), hello.device_type), (version.into(), 1 << 20, 0));
-            assert_eq!(hello.codes, OperationCodes::default());
+            assert_eq!(hello.codes.iter().count(), if version < 3 { 0 } else { 2 });
+            assert_eq!(name_of(&hello.identity), "");
         }
     }
 
@@ -508,12 +518,12 @@ mod tests {
         for length in [0, 7, 8, 95] {
             let mut short = hello()[..length].to_vec();
             if length >= 8 {
-                short[4] = length as u8;
+                (short[4], short[5]) = (length as u8, 0);
             }
             assert_eq!(Message::parse(&short), Err(Malformed), "{length}");
         }
         let mut lies = hello();
-        lies[4] = 137;
+        lies[4] = 9;
         assert_eq!(Message::parse(&lies), Err(Malformed));
     }
 
@@ -521,9 +531,9 @@ mod tests {
     fn texts_are_shortened_at_a_character_and_have_no_control_characters() {
         let long = Message::Refused("ä".repeat(200));
         assert_eq!(Message::parse(&long.bytes()), Ok(Message::Refused("ä".repeat(128))));
-        let mut name = name_field("a\x1b[2Jb");
+        let mut name: [u8; NAME_BYTES] = name_field("a\x1b[2Jb");
         name[60] = b'x';
         assert_eq!(name_of(&name), "a?[2Jb");
-        assert_eq!(name_of(&name_field(&"ä".repeat(40))), "ä".repeat(32));
+        assert_eq!(name_of::<NAME_BYTES>(&name_field(&"ä".repeat(40))), "ä".repeat(32));
     }
 }

@@ -268,6 +268,7 @@ fn a_volume_that_is_opened_again_keeps_its_metadata_store() {
             origin: &Origin::Configuration,
             previous,
             creates: true,
+            known: None,
             is_return,
         };
         Volume::configured("v", model, &context).expect("it opens")

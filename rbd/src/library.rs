@@ -102,10 +102,12 @@ functions! {
         rados_conf_read_file(Cluster, *const c_char) -> c_int;
         rados_conf_set(Cluster, *const c_char, *const c_char) -> c_int;
         rados_connect(Cluster) -> c_int;
+        rados_cluster_fsid(Cluster, *mut c_char, usize) -> c_int;
         rados_shutdown(Cluster) -> ();
         rados_ioctx_create(Cluster, *const c_char, *mut Pool) -> c_int;
         rados_ioctx_set_namespace(Pool, *const c_char) -> ();
         rados_set_pool_full_try(Pool) -> ();
+        rados_ioctx_get_id(Pool) -> i64;
         rados_ioctx_destroy(Pool) -> ();
     }
 }
@@ -116,6 +118,8 @@ functions! {
         rbd_open(Pool, *const c_char, *mut Handle, *const c_char) -> c_int;
         rbd_open_read_only(Pool, *const c_char, *mut Handle, *const c_char) -> c_int;
         rbd_close(Handle) -> c_int;
+        rbd_get_id(Handle, *mut c_char, usize) -> c_int;
+        rbd_snap_get_id(Handle, *const c_char, *mut u64) -> c_int;
         rbd_stat(Handle, *mut Info, usize) -> c_int;
         rbd_get_features(Handle, *mut u64) -> c_int;
         rbd_encryption_load(Handle, c_int, *mut c_void, usize) -> c_int;

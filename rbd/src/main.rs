@@ -89,7 +89,7 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         image.load_encryption(format, passphrase).map_err(|why| format!("the image cannot be decrypted: {why}"))?;
     }
     let served = match args.is_of_lunar() {
-        true => serve_once(&image, is_read_only, &stop),
+        true => serve_once(args, &image, is_read_only, &stop),
         false => serve(args, &image, is_read_only, &stop),
     };
     if !is_read_only && !matches!(served, Ok(End::Fenced)) {
@@ -122,10 +122,12 @@ fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn E
 }
 
 /// Serves the image on the connection that Lunar has made.
-fn serve_once(image: &Image, is_read_only: bool, stop: &UnixStream) -> Result<End, Box<dyn Error>> {
+fn serve_once(args: &Args, image: &Image, is_read_only: bool, stop: &UnixStream) -> Result<End, Box<dyn Error>> {
     let connection = std::io::stdin().as_fd().try_clone_to_owned()?;
     let size = image.size().map_err(|why| format!("the size of the image cannot be read: {why}"))?;
-    Ok(Serving::over(connection, image, size, is_read_only)?.run(stop.as_fd())?)
+    let identity = image.identity(args.image.snapshot.as_deref());
+    let identity = identity.map_err(|why| format!("the identity of the image cannot be read: {why}"))?;
+    Ok(Serving::over(connection, image, (size, &identity), is_read_only)?.run(stop.as_fd())?)
 }
 
 /// Serves the image on one connection after the other.

@@ -57,12 +57,18 @@ impl<'a> Serving<'a> {
         Ok(Self::new(connection, image, size, is_read_only))
     }
 
-    /// Serves on a connection that Lunar has made. It ends when the size of the image changes.
+    /// Serves the image with this identity on a connection that Lunar has made. It ends when the size of the image
+    /// changes.
     ///
     /// # Errors
     /// When Lunar has closed it.
-    pub fn over(connection: OwnedFd, image: &'a Image, size: u64, is_read_only: bool) -> Result<Self, ServeError> {
-        let connection = Connection::over(connection, NAME, size, features_of(is_read_only))?;
+    pub fn over(
+        connection: OwnedFd,
+        image: &'a Image,
+        (size, identity): (u64, &str),
+        is_read_only: bool,
+    ) -> Result<Self, ServeError> {
+        let connection = Connection::over(connection, NAME, size, features_of(is_read_only), identity)?;
         Ok(Self { follows_size: true, ..Self::new(connection, image, size, is_read_only) })
     }
 

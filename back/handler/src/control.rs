@@ -265,6 +265,11 @@ impl Control {
     fn refuse(&mut self, why: &str) {
         let Some(newcomer) = self.newcomer.take() else { return };
         log!(warning, "volume {}: a handler was refused: {why}", self.unit.name);
+        self.turn_away(&newcomer, why);
+    }
+
+    /// Sends the reason to a newcomer that is refused.
+    fn turn_away(&mut self, newcomer: &Newcomer, why: &str) {
         // It may have gone.
         let _ = send(&newcomer.socket, &Message::Refused(why.to_owned()), &[]);
         self.pause = Some(Instant::now() + PAUSE);
@@ -293,6 +298,10 @@ impl Control {
             Err(why) => return self.refuse(&why.to_string()),
         };
         let Some(newcomer) = self.newcomer.take() else { return };
+        if unit.image.is_some() && !self.shared.admit(name_of(&hello.identity)) {
+            // The process says so itself, and its words are logged once.
+            return self.turn_away(&newcomer, "the image is another one than the one that was served under this name");
+        }
         self.generation = self.generation.wrapping_add(1).max(1);
         let agreed = hello.features.get() & features::ALL;
         let welcome = Message::Welcome(Welcome {
@@ -502,6 +511,8 @@ enum Misfit {
     Small(u64, u64),
     /// The volume is thin, and the handler has no UNMAP.
     Thick,
+    /// It does not say which image it has.
+    Unnamed,
     /// It is a device of one type, and another is configured.
     Device(PeripheralType, PeripheralType),
     /// Of the mixed level, it has a command that Lunar has itself.
@@ -529,6 +540,9 @@ impl fmt::Display for Misfit {
                 "it names the operation code {code:02X}h, and Lunar executes {name} itself: a handler of the mixed \
                  level may have commands that Lunar does not have, such as those of vendors (C0h to FFh)"
             ),
+            Self::Unnamed => {
+                f.write_str("it does not say which image it serves: install lunar-rbd and lunar of the same version")
+            }
             Self::Device(own, wanted) => {
                 let types = (own.0, DeviceType::word_of(own), wanted.0, DeviceType::word_of(wanted));
                 write!(
@@ -567,6 +581,7 @@ fn check(hello: &Hello, unit: &Unit) -> Result<(), Misfit> {
         None if size < unit.size.max(unit.block_size.into()) => {
             Err(Misfit::Small(size, unit.size.max(unit.block_size.into())))
         }
+        None if unit.image.is_some() && name_of(&hello.identity).is_empty() => Err(Misfit::Unnamed),
         None if unit.discard && hello.features.get() & features::UNMAP == 0 => Err(Misfit::Thick),
         None => Ok(()),
     }

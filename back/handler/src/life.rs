@@ -25,19 +25,21 @@ impl Lifetime {
     /// When the socket cannot be made.
     pub(crate) fn begin(unit: &Unit) -> Result<Arc<Self>, Mistake> {
         let socket = control::listen_at(&unit.path, unit.mode)?;
-        Self::behind(Door::Socket(socket), unit).map_err(Mistake::Socket)
+        let shared = Shared::new(unit.clone()).map_err(Mistake::Socket)?;
+        Self::behind(Door::Socket(socket), Arc::new(shared)).map_err(Mistake::Socket)
     }
 
-    /// Starts the process of an image.
+    /// Starts the process of an image. `known`: the identity that the image must have.
     ///
     /// # Errors
     /// When the thread that starts it cannot be made.
-    pub(crate) fn of_image(unit: &Unit) -> io::Result<Arc<Self>> {
-        Self::behind(Door::Program(Box::new(Supervisor::new())), unit)
+    pub(crate) fn of_image(unit: &Unit, known: Option<&str>) -> io::Result<Arc<Self>> {
+        let shared = Arc::new(Shared::new(unit.clone())?);
+        shared.state().identity = known.map(str::to_owned);
+        Self::behind(Door::Program(Box::new(Supervisor::new())), shared)
     }
 
-    fn behind(door: Door, unit: &Unit) -> io::Result<Arc<Self>> {
-        let shared = Arc::new(Shared::new(unit.clone())?);
+    fn behind(door: Door, shared: Arc<Shared>) -> io::Result<Arc<Self>> {
         let thread = control::start(&shared, door)?;
         Ok(Arc::new(Self { shared, thread: Mutex::new(Some(thread)) }))
     }
@@ -49,6 +51,28 @@ impl Lifetime {
     /// Bytes of the data of the handler, if it is connected.
     pub(crate) fn size(&self) -> Option<u64> {
         self.shared.state().connected.as_ref().map(|handler| handler.size)
+    }
+
+    /// The identity of the image that is served, once a process has opened it or one is required.
+    pub(crate) fn identity(&self) -> Option<String> {
+        self.shared.state().identity.clone()
+    }
+
+    /// Whether another image has the name of the one that is served.
+    pub(crate) fn has_stranger(&self) -> bool {
+        self.shared.state().stranger.is_some()
+    }
+
+    /// The identity of the image that has the name now, as far as a process has opened it.
+    pub(crate) fn identity_there(&self) -> Option<String> {
+        let state = self.shared.state();
+        state.stranger.clone().or_else(|| state.identity.clone().filter(|_| state.connected.is_some()))
+    }
+
+    /// Sets whether processes of the image are started.
+    pub(crate) fn set_halted(&self, is_halted: bool) {
+        self.shared.state().is_halted = is_halted;
+        self.shared.ring();
     }
 
     /// Why the process of an image is not connected.
@@ -101,6 +125,11 @@ impl Lifetime {
             |words: String, remedy: String| vec![StoreTrouble { condition: Condition::Unserved, words, remedy }];
         let connected = shared.state().connected.clone();
         match connected {
+            None if self.has_stranger() => vec![StoreTrouble {
+                condition: Condition::Gone,
+                words: format!("the image that has the name {path} now is another one than the one that was served"),
+                remedy: "give the right one this name (`rbd trash ls`, `rbd rename`)".to_owned(),
+            }],
             None if unit.image.is_some() => trouble(
                 format!("no process serves {path}: {}", self.why_not()),
                 "it is served by itself once that is mended".to_owned(),

@@ -114,6 +114,12 @@ pub(crate) struct State {
     pub(crate) is_over: bool,
     /// Starts of the process of an image that were in vain, and why the last one was.
     pub(crate) failed: (u64, Option<String>),
+    /// The identity of the image that is served: no command reaches another one. `None`: the first one is taken.
+    pub(crate) identity: Option<String>,
+    /// The identity of another image that has its name now.
+    pub(crate) stranger: Option<String>,
+    /// No process of the image is started: another one may take its place.
+    pub(crate) is_halted: bool,
     /// Late commands of queues that were dropped: their handler may still execute them.
     orphaned: usize,
 }
@@ -255,6 +261,17 @@ impl Shared {
     pub(crate) fn fail_start(&self, why: String) {
         let mut state = self.state();
         state.failed = (state.failed.0 + 1, Some(why));
+    }
+
+    /// A process has opened an image with this identity. Returns whether it is the one that is served.
+    pub(crate) fn admit(&self, identity: String) -> bool {
+        let mut state = self.state();
+        if state.identity.as_ref().is_some_and(|own| *own != identity) {
+            state.stranger = Some(identity);
+            return false;
+        }
+        (state.identity, state.stranger) = (Some(identity), None);
+        true
     }
 
     /// Ends the control thread.

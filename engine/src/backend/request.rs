@@ -1,6 +1,6 @@
 //! How a volume is opened.
 
-use super::Refusal;
+use super::{Fingerprint, Refusal};
 use crate::origin::{Origin, Wording};
 use lunar_control::section::OwnKeys;
 use lunar_control::value::{Size, Textual};
@@ -25,6 +25,9 @@ pub struct StoreRequest<'a> {
     pub grows: bool,
     /// The number that a volume without a mark gets; without it, a random number.
     pub mark: Option<[u8; 16]>,
+    /// The fingerprint of the store that was served before, if it must be the same: a store that shows its fingerprint
+    /// only when it is open is compared by its kind. `None`: any store is right.
+    pub known: Option<&'a Fingerprint>,
     /// All writes are refused, and nothing of the volume is changed.
     pub read_only: bool,
     /// Other processes may open the volume, too, if they ask for the same.
@@ -53,6 +56,7 @@ impl<'a> StoreRequest<'a> {
             creates: true,
             grows: false,
             mark: None,
+            known: None,
             read_only: false,
             shared: false,
             write_through: false,

@@ -2,7 +2,7 @@
 //! are served.
 
 use super::{DISC_BLOCK, Volume, VolumeError, identity, metadata_store, protection, protection_store};
-use crate::backend::{self, Backend, Location, Opened, StoreRequest};
+use crate::backend::{self, Backend, Fingerprint, Location, Opened, StoreRequest};
 use crate::host::StateStore;
 use crate::origin::Origin;
 use lunar_control::common_sections;
@@ -26,6 +26,8 @@ pub struct VolumeContext<'a> {
     pub previous: Option<&'a Volume>,
     /// A file that is missing is created. Without it, the volume was served before: its file must be there.
     pub creates: bool,
+    /// See [`StoreRequest::known`].
+    pub known: Option<&'a Fingerprint>,
     /// The store of `previous` is unavailable: its open device or file and its metadata are taken over, and not its
     /// protection store.
     pub is_return: bool,
@@ -119,6 +121,7 @@ pub(super) fn request<'a>(
         creates: context.creates,
         grows: !context.origin.is_command_line(),
         mark: Some(mark),
+        known: context.known,
         read_only: wanted.read_only || is_disc,
         shared: wanted.shared,
         write_through: wanted.write_through,

@@ -1,6 +1,7 @@
 //! A connection to a cluster, and a pool of it.
 
 use super::{Failure, Libraries};
+use rustix::io::Errno;
 use std::ffi::{CStr, CString, c_void};
 use std::fmt;
 use std::ptr::null_mut;
@@ -17,6 +18,9 @@ const OPTIONS: [(&CStr, &CStr); 2] = [(c"rbd_readahead_max_bytes", c"0"), (c"cli
 /// * Without a cache, a write is on the medium when it ends, and no other client reads old data.
 /// * A client whose lock is taken away executes no command any more.
 pub(super) const REQUIRED: [(&CStr, &CStr); 2] = [(c"rbd_cache", c"false"), (c"rbd_blocklist_on_break_lock", c"true")];
+
+/// Bytes of the identifier of a cluster, a UUID, with a zero.
+const FSID_BYTES: usize = 37;
 
 /// The address of a cluster, and the user.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -92,6 +96,17 @@ impl Cluster {
         Ok(cluster)
     }
 
+    /// The identifier of the cluster.
+    pub(super) fn fsid(&self) -> Result<String, Failure> {
+        let mut text = [0_u8; FSID_BYTES];
+        // SAFETY: the cluster is connected, and at most so many bytes are written.
+        Failure::check(unsafe {
+            (self.libraries.rados.rados_cluster_fsid)(self.handle, text.as_mut_ptr().cast(), FSID_BYTES)
+        })?;
+        let text = CStr::from_bytes_until_nul(&text).map_err(|_| Failure(Errno::RANGE))?;
+        Ok(text.to_string_lossy().into_owned())
+    }
+
     /// Opens a pool.
     ///
     /// # Errors
@@ -123,6 +138,14 @@ impl Drop for Cluster {
 pub struct Pool {
     pub(super) cluster: Rc<Cluster>,
     pub(super) handle: *mut c_void,
+}
+
+impl Pool {
+    /// Its number in the cluster.
+    pub(super) fn number(&self) -> i64 {
+        // SAFETY: the pool is open.
+        unsafe { (self.cluster.libraries.rados.rados_ioctx_get_id)(self.handle) }
+    }
 }
 
 impl Drop for Pool {

@@ -28,6 +28,8 @@ const OWNERS_MAX: usize = 4;
 const WATCHERS_MAX: usize = 256;
 /// Options of the library: version 18 has some 80 that an image may have.
 const OPTIONS_MAX: usize = 512;
+/// Bytes of the number of an image (RBD_MAX_IMAGE_ID_LENGTH is 14), with a zero.
+const NUMBER_BYTES_MAX: usize = 64;
 
 /// The format of an encrypted image: the numbers are those of `rbd_encryption_format_t`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, clap::ValueEnum)]
@@ -167,6 +169,26 @@ impl Image {
             }
         };
         Failure::check(result).map(drop)
+    }
+
+    /// Its identity: the cluster, the pool, and the number that the cluster has given to the image, and to the snapshot
+    /// if it is one. It stays when the image gets another name, and no other image ever has it.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn identity(&self, snapshot: Option<&CStr>) -> Result<String, Failure> {
+        let mut number = [0_u8; NUMBER_BYTES_MAX];
+        // SAFETY: the image is open, and at most so many bytes are written.
+        Failure::check(unsafe { (self.rbd().rbd_get_id)(self.handle, number.as_mut_ptr().cast(), NUMBER_BYTES_MAX) })?;
+        let number = CStr::from_bytes_until_nul(&number).map_err(|_| Failure(Errno::RANGE))?.to_string_lossy();
+        let mut identity = format!("{}/{}/{number}", self.pool.cluster.fsid()?, self.pool.number());
+        if let Some(snapshot) = snapshot {
+            let mut number = 0;
+            // SAFETY: the image is open, the name is a string, and the number is written.
+            Failure::check(unsafe { (self.rbd().rbd_snap_get_id)(self.handle, snapshot.as_ptr(), &raw mut number) })?;
+            identity += &format!("@{number}");
+        }
+        Ok(identity)
     }
 
     /// Its bytes.

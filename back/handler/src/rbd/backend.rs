@@ -1,5 +1,6 @@
 //! Images of Ceph as a back end of the engine: the kind `rbd`.
 
+use super::found;
 use super::process::ImageAccess;
 use super::schema::{IMAGE, RbdKeys, is_snapshot};
 use super::volume::{ImageVolume, mark};
@@ -9,7 +10,9 @@ use crate::schema::{PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
 use lunar_control::schema::StoreSchema;
 use lunar_control::value::FilePath;
-use lunar_engine::backend::{Backend, Durability, JailPaths, Location, Mark, Opened, Refusal, StoreRequest, TextForm};
+use lunar_engine::backend::{
+    Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, Refusal, StoreRequest, TextForm,
+};
 use lunar_engine::origin::Wording;
 use std::fmt;
 use std::io;
@@ -60,6 +63,10 @@ impl Backend for RbdBackend {
         Some(mark(image))
     }
 
+    fn fingerprint(&self, image: &Path, _: bool) -> Option<Fingerprint> {
+        found::at(image)
+    }
+
     fn is_there(&self, image: &Path) -> bool {
         waiting::has_news(image)
     }
@@ -78,26 +85,61 @@ impl Backend for RbdBackend {
         }
         let unit = unit_of(image, request);
         let previous = previous.and_then(Opened::downcast::<ImageVolume>);
-        if let Some(previous) = previous.filter(|previous| previous.unit().path == image) {
-            // A process that is being started again serves the same image.
-            let size = previous.life().size().unwrap_or_else(|| previous.size());
-            return Ok(Opened::Store(Arc::new(ImageVolume::new(previous.life().clone(), unit, size))));
-        }
-        let (life, patience) = match waiting::take(&unit) {
-            Some(life) => (life, Duration::ZERO),
-            None => {
-                let patience = if waiting::is_silent() { OPEN_TIME_SHORT } else { OPEN_TIME };
-                (Lifetime::of_image(&unit).map_err(|why| refused(Mistake::Thread(why)))?, patience)
-            }
+        let Some(previous) = previous.filter(|previous| previous.unit().path == image) else {
+            return first(unit, request.known.map(found::identity)).map_err(refused);
         };
-        match connected(&life, patience) {
-            Some(size) => Ok(Opened::Store(Arc::new(ImageVolume::new(life, unit, size)))),
-            None => {
-                let why = life.why_not();
-                waiting::keep(life, unit, why.clone());
-                Err(refused(Mistake::Unserved(why)))
-            }
+        let life = previous.life();
+        if !life.has_stranger() {
+            // A process that is being started again serves the same image.
+            let (size, identity) = (life.size().unwrap_or_else(|| previous.size()), previous.identity().to_owned());
+            return Ok(opened(life.clone(), unit, size, identity));
         }
+        if request.known.is_some() {
+            return Err(refused(Mistake::Other));
+        }
+        life.set_halted(true);
+        accepted(unit).map_err(|why| {
+            life.set_halted(false);
+            refused(why)
+        })
+    }
+}
+
+fn opened(life: Arc<Lifetime>, unit: Unit, size: u64, identity: String) -> Opened {
+    Opened::Store(Arc::new(ImageVolume::new(life, unit, size, identity)))
+}
+
+/// Starts the process of an image, which must have the identity `known`.
+fn start(unit: &Unit, known: Option<&str>) -> Result<Arc<Lifetime>, Mistake> {
+    let life = Lifetime::of_image(unit, known).map_err(Mistake::Thread)?;
+    found::add(&unit.path, &life);
+    Ok(life)
+}
+
+/// Opens an image that is not served yet, and must have the identity `known`.
+fn first(unit: Unit, known: Option<&str>) -> Result<Opened, Mistake> {
+    let (life, patience) = match waiting::take(&unit, known) {
+        Some(life) => (life, Duration::ZERO),
+        None => (start(&unit, known)?, if waiting::is_silent() { OPEN_TIME_SHORT } else { OPEN_TIME }),
+    };
+    match connected(&life, patience, |life| life.failed() > 0 || life.has_stranger()) {
+        Some((size, identity)) => Ok(opened(life, unit, size, identity)),
+        None => {
+            let (why, is_other) = (life.why_not(), life.has_stranger());
+            waiting::keep(life, unit, known, why.clone());
+            Err(if is_other { Mistake::Other } else { Mistake::Unserved(why) })
+        }
+    }
+}
+
+/// Opens the image that an operator has accepted in the place of one that is served. Commands of the one before do not
+/// reach it: it has queues of its own.
+fn accepted(unit: Unit) -> Result<Opened, Mistake> {
+    let life = start(&unit, None)?;
+    // A process for the image before may be looking at this one, and have its lock: then the next start succeeds.
+    match connected(&life, OPEN_TIME, |_| false) {
+        Some((size, identity)) => Ok(opened(life, unit, size, identity)),
+        None => Err(Mistake::Unserved(life.why_not())),
     }
 }
 
@@ -128,13 +170,13 @@ fn unit_of(image: &Path, request: &StoreRequest<'_>) -> Unit {
     }
 }
 
-/// The bytes of the image once its process has connected; `None`: it has failed, or takes longer.
-fn connected(life: &Lifetime, patience: Duration) -> Option<u64> {
+/// The bytes and the identity of the image once its process has connected; `None`: that is in vain, or takes longer.
+fn connected(life: &Lifetime, patience: Duration, is_in_vain: impl Fn(&Lifetime) -> bool) -> Option<(u64, String)> {
     let end = Instant::now() + patience;
     loop {
-        let size = life.size();
-        if size.is_some() || life.failed() > 0 || Instant::now() >= end {
-            return size;
+        let image = life.size().zip(life.identity());
+        if image.is_some() || is_in_vain(life) || Instant::now() >= end {
+            return image;
         }
         std::thread::sleep(LOOK);
     }
@@ -157,6 +199,8 @@ enum Mistake {
     Direct,
     /// There is no thread for it.
     Thread(io::Error),
+    /// It is another image than before.
+    Other,
     /// No process serves it, for this reason.
     Unserved(String),
 }
@@ -171,6 +215,11 @@ impl fmt::Display for ImageError {
             Mistake::Direct => {
                 write!(f, "{image}: an image has no page cache to bypass: leave out {}", self.wording.option("direct"))
             }
+            Mistake::Other => write!(
+                f,
+                "the image that has the name {image} now is another one than the one that was served: give the right \
+                 one this name (`rbd trash ls`, `rbd rename`)"
+            ),
             Mistake::Thread(why) => write!(f, "{image} cannot be served: {why}"),
             Mistake::Unserved(why) => write!(f, "no process serves {image}: {why}"),
         }

@@ -26,6 +26,8 @@ const STEADY: Duration = Duration::from_secs(10);
 const END_TIME: Duration = Duration::from_secs(10);
 /// How long a process may take to end when it is killed.
 const KILL_TIME: Duration = Duration::from_secs(2);
+/// Time between two looks whether processes may be started again.
+const HALT_TIME: Duration = Duration::from_millis(500);
 /// Bytes of a line that are logged at once.
 const LINE_BYTES_MAX: usize = 1000;
 /// Lines that are logged in [`LINES_TIME`]: a process that never stops talking does not fill the log.
@@ -173,6 +175,10 @@ impl Supervisor {
             }
         }
         if self.running.is_some() || has_connection || Instant::now() < self.due {
+            return None;
+        }
+        if shared.state().is_halted {
+            self.due = Instant::now() + HALT_TIME;
             return None;
         }
         match begin(access) {

@@ -1,7 +1,7 @@
 use super::backend::RbdBackend;
 use super::process::{ImageAccess, Started, Starter, set_starter};
 use crate::tests::{LIMIT, Memory};
-use lunar_engine::backend::{Backend, Opened, OpenedStore, StoreRequest};
+use lunar_engine::backend::{Backend, Condition, Fingerprint, Opened, OpenedStore, StoreRequest};
 use lunar_engine::origin::{Arguments, Origin};
 use lunar_handler::serve::{Connection, Device, serve_on};
 use lunar_suite::Want;
@@ -24,6 +24,8 @@ const SIZE: usize = 16 << 20;
 struct Image {
     /// `None`: its process fails.
     bytes: Option<usize>,
+    /// Its identity; empty: that of an image that nobody has replaced.
+    identity: String,
     starts: u32,
     /// The connection of the process that runs.
     connection: Option<OwnedFd>,
@@ -48,11 +50,12 @@ struct Threads;
 impl Starter for Threads {
     fn start(&self, access: &ImageAccess, connection: OwnedFd) -> io::Result<Started> {
         let image = access.image.to_string_lossy().into_owned();
-        let bytes = with(&image, |image| {
+        let (bytes, identity) = with(&image, |image| {
             image.starts += 1;
             image.connection = fcntl_dupfd_cloexec(&connection, 0).ok();
-            image.bytes
+            (image.bytes, image.identity.clone())
         });
+        let identity = if identity.is_empty() { format!("first {image}") } else { identity };
         // It lives until its input is closed.
         let script = if bytes.is_some() { "echo hello >&2; cat" } else { "echo '<3>no cluster' >&2" };
         let mut command = Command::new("sh");
@@ -64,7 +67,7 @@ impl Starter for Threads {
             let input = child.stdin.take();
             std::thread::spawn(move || {
                 let mut device = Memory(vec![0; bytes]);
-                let connection = Connection::over(connection, "threads", bytes as u64, device.features());
+                let connection = Connection::over(connection, "threads", bytes as u64, device.features(), &identity);
                 let _ = serve_on(connection.expect("Lunar is there"), &mut device);
                 drop(input);
             });
@@ -76,9 +79,27 @@ impl Starter for Threads {
 }
 
 fn open(image: &str, previous: Option<&Opened>) -> Result<Opened, String> {
+    open_known(image, previous, None)
+}
+
+/// Opens an image that must have this fingerprint.
+fn open_known(image: &str, previous: Option<&Opened>, known: Option<&Fingerprint>) -> Result<Opened, String> {
     set_starter(Box::new(Threads));
     let request = StoreRequest::of_command_line(image, &COMMAND_LINE, Some(Path::new(image)));
-    RbdBackend.open(&request, previous).map_err(|why| why.to_string())
+    RbdBackend.open(&StoreRequest { known, ..request }, previous).map_err(|why| why.to_string())
+}
+
+/// Puts an image with this identity in the place of another one.
+fn replace(image: &str, identity: &str) {
+    with(image, |image| (image.bytes, image.identity) = (Some(SIZE), identity.to_owned()));
+}
+
+fn fingerprint(opened: &Opened) -> Fingerprint {
+    store(opened).fingerprint().expect("an image has one")
+}
+
+fn is_gone(opened: &Opened) -> bool {
+    store(opened).examine().iter().any(|trouble| trouble.condition == Condition::Gone)
 }
 
 fn store(opened: &Opened) -> &Arc<dyn OpenedStore> {
@@ -132,6 +153,52 @@ fn an_image_whose_process_fails_is_opened_when_the_next_one_connects() {
     until("its process is not started again", there);
     let opened = open(image, None).expect("its process has connected");
     assert_eq!(store(&opened).traits().size, SIZE as u64);
+}
+
+#[test]
+fn another_image_under_the_name_of_one_that_is_served_is_not_served_until_it_is_accepted() {
+    let image = "pool/replaced";
+    replace(image, "old");
+    let opened = open(image, None).expect("its process connects");
+    let known = fingerprint(&opened);
+    let there = || RbdBackend.fingerprint(Path::new(image), false);
+    assert_eq!((there().as_ref(), known.mark.as_str()), (Some(&known), "rbd old"));
+    replace(image, "new");
+    end(image);
+    until("another image is not noticed", || is_gone(&opened));
+    assert_eq!(there().map(|found| found.mark).as_deref(), Some("rbd new"));
+    assert!(RbdBackend.is_there(Path::new(image)));
+    let why = open_known(image, Some(&opened), Some(&known)).expect_err("it is another image");
+    assert!(why.contains("another one than the one that was served"), "{why}");
+    // The one before comes back.
+    replace(image, "old");
+    until("the image is not served again", || store(&opened).examine().is_empty());
+    replace(image, "new");
+    end(image);
+    until("another image is not noticed", || is_gone(&opened));
+    let accepted = open(image, Some(&opened)).expect("an operator has accepted it");
+    assert_eq!(fingerprint(&accepted).mark, "rbd new");
+    store(&accepted).finalize();
+    drop(opened);
+    let again = open_known(image, Some(&accepted), Some(&fingerprint(&accepted))).expect("it is served");
+    assert_eq!((fingerprint(&again).mark.as_str(), is_gone(&again)), ("rbd new", false));
+}
+
+#[test]
+fn an_image_that_was_replaced_while_lunar_did_not_run_is_not_served_until_it_is_accepted() {
+    let image = "pool/changed";
+    replace(image, "new");
+    let known = Fingerprint { mark: "rbd old".into(), origin: Some(String::new()) };
+    let why = open_known(image, None, Some(&known)).expect_err("it is another image");
+    assert!(why.contains("another one than the one that was served"), "{why}");
+    assert!(RbdBackend.is_there(Path::new(image)), "an operator may accept it");
+    assert_eq!(RbdBackend.fingerprint(Path::new(image), false).map(|found| found.mark).as_deref(), Some("rbd new"));
+    let accepted = open(image, None).expect("an operator has accepted it");
+    assert_eq!(fingerprint(&accepted).mark, "rbd new");
+    drop(accepted);
+    // The volume was a file when it was served last.
+    let file = Fingerprint { mark: "number 07".into(), origin: None };
+    assert!(open_known(image, None, Some(&file)).is_err());
 }
 
 #[test]

@@ -1,11 +1,12 @@
 //! An image that is served: opened once, for all cores.
 
+use super::found;
 use crate::core::HandlerStore;
 use crate::life::Lifetime;
 use crate::shared::Unit;
 use lunar_control::api::HandlerView;
 use lunar_core::io::{Store, Traits};
-use lunar_engine::backend::{Mark, OpenedStore, ProtectionRequest, Refusal, StoreTrouble};
+use lunar_engine::backend::{Fingerprint, Mark, OpenedStore, ProtectionRequest, Refusal, StoreTrouble};
 use lunar_reactor::Reactor;
 use std::io;
 use std::path::Path;
@@ -22,11 +23,13 @@ pub(crate) struct ImageVolume {
     life: Arc<Lifetime>,
     unit: Unit,
     traits: Traits,
+    /// That of the image, as its process has said it.
+    identity: String,
 }
 
 impl ImageVolume {
     /// An image of so many bytes. A part of a block at its end is not used.
-    pub(super) fn new(life: Arc<Lifetime>, unit: Unit, size: u64) -> Self {
+    pub(super) fn new(life: Arc<Lifetime>, unit: Unit, size: u64, identity: String) -> Self {
         let size = whole(size, &unit);
         let traits = Traits {
             size,
@@ -42,7 +45,7 @@ impl ImageVolume {
             // A write to two objects may be executed in part.
             atomic_write: 0,
         };
-        Self { life, unit, traits }
+        Self { life, unit, traits, identity }
     }
 
     pub(super) fn life(&self) -> &Arc<Lifetime> {
@@ -51,6 +54,10 @@ impl ImageVolume {
 
     pub(super) fn unit(&self) -> &Unit {
         &self.unit
+    }
+
+    pub(super) fn identity(&self) -> &str {
+        &self.identity
     }
 
     pub(super) fn size(&self) -> u64 {
@@ -63,7 +70,8 @@ fn whole(size: u64, unit: &Unit) -> u64 {
     size - size % u64::from(unit.block_size)
 }
 
-/// The name of the image: the data has no other one that Lunar knows.
+/// The name of the image, from which the identity of a volume of a command line is derived: it is known without the
+/// cluster.
 pub(super) fn mark(image: &Path) -> Mark {
     Mark::Local { space: "rbd", parts: vec![image.display().to_string()] }
 }
@@ -75,6 +83,10 @@ impl OpenedStore for ImageVolume {
 
     fn mark(&self) -> Option<Mark> {
         Some(mark(&self.unit.path))
+    }
+
+    fn fingerprint(&self) -> Option<Fingerprint> {
+        Some(found::fingerprint(&self.identity))
     }
 
     fn is_direct(&self) -> bool {
@@ -92,6 +104,7 @@ impl OpenedStore for ImageVolume {
 
     fn finalize(&self) {
         self.life.set_unit(&self.unit);
+        self.life.set_halted(false);
     }
 
     fn has_other_size(&self) -> bool {

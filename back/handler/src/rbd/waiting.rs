@@ -17,6 +17,8 @@ const INTERVAL: Duration = Duration::from_secs(5);
 struct Waiting {
     life: Arc<Lifetime>,
     unit: Unit,
+    /// The identity that the image must have.
+    known: Option<String>,
     /// Why it was not opened.
     told: String,
     since: Instant,
@@ -29,11 +31,12 @@ fn images() -> MutexGuard<'static, BTreeMap<PathBuf, Waiting>> {
 }
 
 /// Keeps an image that was not opened, for this reason.
-pub(super) fn keep(life: Arc<Lifetime>, unit: Unit, told: String) {
+pub(super) fn keep(life: Arc<Lifetime>, unit: Unit, known: Option<&str>, told: String) {
+    let known = known.map(str::to_owned);
     let is_first = {
         let mut images = images();
         let is_first = images.is_empty();
-        images.insert(unit.path.clone(), Waiting { life, unit, told, since: Instant::now() });
+        images.insert(unit.path.clone(), Waiting { life, unit, known, told, since: Instant::now() });
         is_first
     };
     if is_first {
@@ -60,11 +63,12 @@ fn drop_old() {
     }
 }
 
-/// Takes the process of this image. One that was started on other terms ends.
-pub(super) fn take(unit: &Unit) -> Option<Arc<Lifetime>> {
+/// Takes the process of this image, for which the image must have the identity `known`. One that was started on other
+/// terms ends.
+pub(super) fn take(unit: &Unit, known: Option<&str>) -> Option<Arc<Lifetime>> {
     let found = images().remove(&unit.path)?;
     let is_same = found.unit.image == unit.image && found.unit.block_size == unit.block_size;
-    is_same.then_some(found.life)
+    (is_same && found.known.as_deref() == known).then_some(found.life)
 }
 
 /// Whether another image waits for a process that has not said anything yet: one that waits for its cluster.
@@ -72,13 +76,14 @@ pub(super) fn is_silent() -> bool {
     images().values().any(|waiting| waiting.life.failed() == 0 && waiting.life.size().is_none())
 }
 
-/// Whether it is worth opening this image: its process has connected, or fails for another reason than before. An image
-/// that was not tried before is.
+/// Whether it is worth looking at this image: its process has connected, has found another image, or fails for another
+/// reason than before. An image that was not tried before is.
 pub(super) fn has_news(image: &Path) -> bool {
     match images().get_mut(image) {
         Some(waiting) => {
             waiting.since = Instant::now();
-            waiting.life.size().is_some() || waiting.life.why_not() != waiting.told
+            let life = &waiting.life;
+            life.size().is_some() || life.has_stranger() || life.why_not() != waiting.told
         }
         None => true,
     }

@@ -11,7 +11,8 @@ use rustix::process::{Pid, Signal, kill_process};
 use super::cluster::Cluster;
 use super::{BLOCK, KILLS, LIMIT};
 use crate::handler::daemon::{Daemon, TARGET};
-use crate::session::{Data, cdb};
+use crate::process::{bound, run};
+use crate::session::{Data, GOOD, cdb};
 use crate::target::{Driver, Lab, Subject};
 use crate::test_data::{Random, pattern};
 use crate::verifying_writer::VerifyingWriter;
@@ -21,6 +22,9 @@ const VOLUMES: [(&str, &str); 1] = [("own", "")];
 const LUN: u16 = 0;
 const IMAGE: &str = "rbd/own";
 const AWAY: &str = "rbd/away";
+const OTHER: &str = "rbd/stranger";
+/// How long it may take until a process that has failed is started again, and the image is served.
+const RETRY_TIME: Duration = Duration::from_secs(120);
 
 pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
     let lab = programs(lab, cluster)?;
@@ -68,6 +72,22 @@ pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
         ensure!(session.read(7, 8, BLOCK)? == pattern(7, 1, 8 * BLOCK), "other data is read");
         session.logout()
     });
+    check("another image under the name of an image is served when it is accepted, and not before", &mut || {
+        replaced(cluster, running.as_ref().context("the daemon runs")?)
+    });
+    check("an image that was replaced while Lunar did not run is not served until the right one is back", &mut || {
+        stop(cluster, running.take().context("the daemon runs")?)?;
+        cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
+        cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
+        let daemon = running.insert(start(&lab, driver, cluster)?);
+        until_trouble(daemon, "another store is at its place")?;
+        cluster.run(&["rbd", "rename", IMAGE, OTHER])?;
+        cluster.run(&["rbd", "rename", AWAY, IMAGE])?;
+        until("the image is not served again", || Ok(!has_trouble(daemon, "")?))?;
+        let mut session = daemon.session(LUN)?;
+        ensure!(session.read(9, 1, BLOCK)? == [5; BLOCK], "other data is read");
+        session.logout()
+    });
     check("the daemon with an image is healthy and stops", &mut || {
         stop(cluster, running.take().context("the daemon runs")?)
     });
@@ -105,7 +125,7 @@ fn start(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<Daemon> {
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
-    let end = Instant::now() + LIMIT;
+    let end = Instant::now() + RETRY_TIME;
     while !is_so()? {
         ensure!(Instant::now() < end, "{what}");
         std::thread::sleep(Duration::from_millis(100));
@@ -159,6 +179,40 @@ fn resized(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     let last = (80 << 20) / BLOCK as u64 - 1;
     session.run(&cdb::write(last, 1), Data::Out(vec![4; BLOCK]))?.good()?;
     session.logout()
+}
+
+/// Another image gets the name of the image.
+fn replaced(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
+    let is_ready = || -> Result<bool> {
+        let mut session = daemon.plain_session(LUN, "watcher")?;
+        // TEST UNIT READY. The unit attention conditions of a new session come first.
+        let ready = (0..5).any(|_| session.run(&[0; 6], Data::None).is_ok_and(|end| end.status == GOOD));
+        session.logout()?;
+        Ok(ready)
+    };
+    cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
+    cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
+    kill(daemon)?;
+    until_trouble(daemon, "another store is at its place")?;
+    ensure!(!is_ready()?, "another image is served");
+    ensure!(remedies(daemon)?.contains("lunar volume accept own"), "the remedies are {}", remedies(daemon)?);
+    let mut accept = bound(&daemon.lunar);
+    accept.args(["volume", "accept", "own", "--socket"]).arg(daemon.folder.join("api.sock"));
+    run(&mut accept, LIMIT)?.succeeded()?;
+    until("the image that was accepted is not served", || Ok(!has_trouble(daemon, "")?))?;
+    let mut session = daemon.session(LUN)?;
+    ensure!(session.read(7, 8, BLOCK)? == vec![0; 8 * BLOCK], "data of the image before is read");
+    session.run(&cdb::write(9, 1), Data::Out(vec![5; BLOCK]))?.good()?;
+    session.logout()?;
+    cluster.run(&["rbd", "rename", AWAY, "rbd/former"])?;
+    Ok(())
+}
+
+/// The remedies of all troubles.
+fn remedies(daemon: &Daemon) -> Result<String> {
+    let status = daemon.ask(&["status"])?;
+    let troubles = status["troubles"].as_array().context("a list of troubles")?;
+    Ok(troubles.iter().filter_map(|trouble| trouble["remedy"].as_str()).collect::<Vec<_>>().join("; "))
 }
 
 /// Whether a trouble of the daemon has these words.
