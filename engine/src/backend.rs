@@ -72,6 +72,12 @@ pub trait Backend: Sync {
         Some(Fingerprint::of_mark(&self.mark_at(path, read_only)?))
     }
 
+    /// Commands that show an operator why the store at this path is unavailable.
+    fn inspection(&self, path: &Path) -> String {
+        let _ = path;
+        "`findmnt`, `lsblk`".to_owned()
+    }
+
     /// Whether there may be a store at this path, or the reason has changed why there is none, so that it is worth
     /// opening it. It may take as long as the disk takes.
     fn is_there(&self, path: &Path) -> bool {

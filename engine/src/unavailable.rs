@@ -37,6 +37,8 @@ use std::sync::mpsc::Receiver;
 pub(crate) struct Lack {
     /// The reason, in words.
     why: String,
+    /// Commands that show the reason.
+    inspection: String,
     /// Seconds since the beginning of 1970.
     since: u64,
     /// It went away while it was served with a write cache.
@@ -137,15 +139,21 @@ impl Engine {
         }
         let remembered = RememberedStore::load(&**placed.volume.metadata());
         let may_have_lost_writes = remembered.is_some_and(|store| store.may_have_lost_writes);
-        self.lack(name, why.to_string(), may_have_lost_writes);
+        self.lack(name, why.to_string(), may_have_lost_writes, wanted);
         self.lacks.get(name).iter().for_each(|lack| log!(error, "{}", trouble(name, lack)));
         tx.add(change.clone(), Step::Volume { ticket, placed: Arc::new(placed) });
         Ok(true)
     }
 
-    fn lack(&mut self, name: &str, why: String, may_have_lost_writes: bool) {
+    fn lack(&mut self, name: &str, why: String, may_have_lost_writes: bool, wanted: &Checked) {
         let since = self.host().wall_clock() / 1000;
-        self.lacks.insert(name.into(), Lack { why, since, may_have_lost_writes, found: None });
+        let model = wanted.config.volumes.get(name);
+        let inspection = model.and_then(|model| {
+            let backend = backend::find(self.registry.backends, model.kind.word())?;
+            Some(backend.inspection(model.place()?))
+        });
+        let inspection = inspection.unwrap_or_default();
+        self.lacks.insert(name.into(), Lack { why, inspection, since, may_have_lost_writes, found: None });
         self.store_wake.wake();
     }
 
@@ -267,7 +275,7 @@ impl Engine {
                     if may_have_lost_writes {
                         RememberedStore::mark_lost_writes(&**placed.volume.metadata());
                     }
-                    self.lack(&name, words.clone(), may_have_lost_writes);
+                    self.lack(&name, words.clone(), may_have_lost_writes, wanted);
                     lost.push(placed.unit);
                 }
                 (None, Some(lack)) if !placed.volume.is_without_store() && !lack.may_have_lost_writes => {
@@ -415,9 +423,9 @@ fn trouble(name: &str, lack: &Lack) -> TroubleView {
         }
         (true, None) => (
             "; writes that no flush confirmed may be missing in its store",
-            format!("make it available (`findmnt`, `lsblk`), then `{accept}`"),
+            format!("make it available ({}), then `{accept}`", lack.inspection),
         ),
-        (false, _) => ("", "make it available (`findmnt`, `lsblk`): it is served by itself then".to_owned()),
+        (false, _) => ("", format!("make it available ({}): it is served by itself then", lack.inspection)),
     };
     TroubleView {
         kind: TroubleCode::Unavailable.word(),

@@ -67,6 +67,10 @@ impl Backend for RbdBackend {
         found::at(image)
     }
 
+    fn inspection(&self, image: &Path) -> String {
+        format!("`ceph status`, `rbd info {}`", image.display())
+    }
+
     fn is_there(&self, image: &Path) -> bool {
         waiting::has_news(image)
     }

@@ -66,6 +66,7 @@ pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
         cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
         let daemon = running.insert(start(&lab, driver, cluster)?);
         until_trouble(daemon, "the image cannot be opened")?;
+        ensure!(remedies(daemon)?.contains("rbd info rbd/own"), "the remedies are {}", remedies(daemon)?);
         cluster.run(&["rbd", "rename", AWAY, IMAGE])?;
         until("the image is not served again", || Ok(!has_trouble(daemon, "")?))?;
         let mut session = daemon.session(LUN)?;
