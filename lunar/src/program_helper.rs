@@ -6,16 +6,18 @@
 //! only, with arguments that it makes itself, and with files that were configured when the daemon was started or are in
 //! the folder of Ceph. The helper ends with the daemon, and the processes end with the helper.
 //!
-//! A request to start is its code, whether the image is read-only (1 byte), and image, user, configuration file and
-//! keyring, with zero bytes between them; an empty one is not given. The connection of the process goes with it. A
-//! request to kill is its code and the number of the process (4 bytes, little endian). A reply is an error number, 0 if
-//! there is none, and the number of the process (4 bytes each, little endian); its standard error goes with it.
+//! A request to start is its code, whether the image is read-only (1 byte), and image, user, configuration file,
+//! keyring, format of the encryption and passphrase file, with zero bytes between them; an empty one is not given. The
+//! connection of the process goes with it. A request to kill is its code and the number of the process (4 bytes, little
+//! endian). A reply is an error number, 0 if there is none, and the number of the process (4 bytes each, little endian);
+//! its standard error goes with it.
 
 use crate::file_helper::rules::allows_name;
 use crate::file_helper::{pair, socket, wait};
 use crate::jail;
 use anyhow::{Context, Result};
 use lunar_handler_store::rbd::process::{ImageAccess, Started, Starter};
+use lunar_handler_store::rbd::schema::ImageEncryption;
 use lunar_reactor::log;
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
@@ -39,8 +41,8 @@ pub const COMMAND: &str = "program-helper";
 const CEPH: &str = "/etc/ceph";
 /// How long a start may take: the program is read from a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The bytes of a request at most: two paths, an image and a user.
-const REQUEST_BYTES_MAX: usize = 10_000;
+/// The bytes of a request at most: three paths, an image and a user.
+const REQUEST_BYTES_MAX: usize = 14_000;
 const REPLY_BYTES: usize = 8;
 /// The processes at the same time at most: far more images than a machine serves.
 const PROCESSES_MAX: usize = 4096;
@@ -62,7 +64,11 @@ impl Request {
             Self::Start(access) => access,
         };
         let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.as_os_str().to_owned());
-        let parts = [Some(access.image.clone()), access.user.clone(), path(&access.config), path(&access.keyring)];
+        let (format, passphrase) =
+            access.encryption.as_ref().map(|(format, file)| (format.word().into(), file)).unzip();
+        let passphrase = path(&passphrase.cloned());
+        let [config, keyring] = [&access.config, &access.keyring].map(path);
+        let parts = [Some(access.image.clone()), access.user.clone(), config, keyring, format, passphrase];
         let parts = parts.map(|part| part.unwrap_or_default().into_vec());
         let bytes = [vec![START, u8::from(access.read_only)], parts.join(&0)].concat();
         (bytes.len() <= REQUEST_BYTES_MAX && !parts.iter().any(|part| part.contains(&0))).then_some(bytes)
@@ -74,13 +80,19 @@ impl Request {
             (&KILL, process) => Some(Self::Kill(i32::from_le_bytes(process.try_into().ok()?))),
             (&START, [read_only @ (0 | 1), rest @ ..]) => {
                 let parts: Vec<&[u8]> = rest.split(|byte| *byte == 0).collect();
-                let [image, user, config, keyring] = parts[..] else { return None };
+                let [image, user, config, keyring, format, passphrase] = parts[..] else { return None };
                 let given = |part: &[u8]| (!part.is_empty()).then(|| OsStr::from_bytes(part).to_owned());
+                let encryption = match (given(format), given(passphrase)) {
+                    (None, None) => None,
+                    (Some(format), Some(file)) => Some((ImageEncryption::of_word(format.to_str()?)?, file.into())),
+                    _ => return None,
+                };
                 Some(Self::Start(ImageAccess {
                     image: given(image)?,
                     user: given(user),
                     config: given(config).map(PathBuf::from),
                     keyring: given(keyring).map(PathBuf::from),
+                    encryption,
                     read_only: *read_only == 1,
                 }))
             }
@@ -245,8 +257,8 @@ impl Starter for Connection {
     fn start(&self, access: &ImageAccess, connection: OwnedFd) -> io::Result<Started> {
         let failed = |why: Errno| match why {
             Errno::ACCESS => io::Error::other(
-                "lunar-rbd may not be started, or not with `ceph-config` or `keyring`: files outside of /etc/ceph that \
-                 are new need a restart: systemctl restart lunar",
+                "lunar-rbd may not be started, or not with `ceph-config`, `keyring` or `passphrase-file`: files \
+                 outside of /etc/ceph that are new need a restart: systemctl restart lunar",
             ),
             Errno::NOENT => io::Error::other("lunar-rbd is missing: install it beside `lunar`"),
             why => io::Error::other(format!("lunar-rbd cannot be started by the program helper: {why}")),
@@ -279,6 +291,7 @@ mod tests {
             user: Some("lunar".into()),
             config: Some("/etc/ceph/a.conf".into()),
             keyring: Some("/k".into()),
+            encryption: Some((ImageEncryption::Luks2, "/p".into())),
             read_only: true,
         };
         for request in [Request::Start(access.clone()), Request::Start(whole), Request::Kill(7)] {
@@ -287,8 +300,17 @@ mod tests {
         let zero = ImageAccess { user: Some(OsString::from_vec(b"a\0b".to_vec())), ..access.clone() };
         let long = ImageAccess { image: "a".repeat(REQUEST_BYTES_MAX).into(), ..access };
         assert_eq!((Request::Start(zero).emit(), Request::Start(long).emit()), (None, None));
-        let malformed: [&[u8]; 7] =
-            [b"", b"\x03", b"\x01", b"\x01\x02a\0\0\0", b"\x01\x00a\0\0", b"\x01\x00\0\0\0", b"\x02\0\0\0"];
+        let malformed: [&[u8]; 9] = [
+            b"",
+            b"\x03",
+            b"\x01",
+            b"\x01\x02a\0\0\0\0\0",
+            b"\x01\x00a\0\0\0\0",
+            b"\x01\x00\0\0\0\0\0",
+            b"\x01\x00a\0\0\0\0luks3\0/p",
+            b"\x01\x00a\0\0\0\0luks\0",
+            b"\x02\0\0\0",
+        ];
         for bytes in malformed {
             assert_eq!(Request::parse(bytes), None, "{bytes:?}");
         }

@@ -87,7 +87,7 @@ impl Backend for RbdBackend {
         if request.direct {
             return Err(refused(Mistake::Direct));
         }
-        let unit = unit_of(image, request);
+        let unit = unit_of(image, request).map_err(refused)?;
         let previous = previous.and_then(Opened::downcast::<ImageVolume>);
         let Some(previous) = previous.filter(|previous| previous.unit().path == image) else {
             return first(unit, request.known.map(found::identity)).map_err(refused);
@@ -148,18 +148,24 @@ fn accepted(unit: Unit) -> Result<Opened, Mistake> {
 }
 
 /// The image as its process serves it.
-fn unit_of(image: &Path, request: &StoreRequest<'_>) -> Unit {
+fn unit_of(image: &Path, request: &StoreRequest<'_>) -> Result<Unit, Mistake> {
     let keys = request.own.and_then(|own| own.get::<RbdKeys>());
     let file = |file: &Option<FilePath>| file.as_ref().map(|file| file.path().to_owned());
+    let encryption = match keys.map(|keys| (keys.encryption, file(&keys.passphrase_file))) {
+        Some((Some(format), Some(passphrase))) => Some((format, passphrase)),
+        None | Some((None, None)) => None,
+        Some((format, _)) => return Err(Mistake::HalfEncrypted(format.is_some())),
+    };
     let access = ImageAccess {
         image: image.as_os_str().to_owned(),
         user: keys.and_then(|keys| keys.user.as_ref()).map(|user| user.as_str().into()),
         config: keys.and_then(|keys| file(&keys.ceph_config)),
         keyring: keys.and_then(|keys| file(&keys.keyring)),
+        encryption,
         read_only: request.read_only,
     };
     let patience = keys.map_or(PATIENCE, |keys| keys.cluster_timeout.0);
-    Unit {
+    Ok(Unit {
         name: request.name.to_owned(),
         path: image.to_owned(),
         size: 0,
@@ -171,7 +177,7 @@ fn unit_of(image: &Path, request: &StoreRequest<'_>) -> Unit {
         command_timeout: Some(patience),
         restart_time: patience,
         image: Some(access),
-    }
+    })
 }
 
 /// The bytes and the identity of the image once its process has connected; `None`: that is in vain, or takes longer.
@@ -201,6 +207,8 @@ enum Mistake {
     Snapshot,
     /// There is no page cache.
     Direct,
+    /// Of format and passphrase of its encryption, only one is given; whether it is the format.
+    HalfEncrypted(bool),
     /// There is no thread for it.
     Thread(io::Error),
     /// It is another image than before.
@@ -218,6 +226,12 @@ impl fmt::Display for ImageError {
             }
             Mistake::Direct => {
                 write!(f, "{image}: an image has no page cache to bypass: leave out {}", self.wording.option("direct"))
+            }
+            Mistake::HalfEncrypted(true) => {
+                write!(f, "{image}: `encryption` needs `passphrase-file`, the file with the passphrase")
+            }
+            Mistake::HalfEncrypted(false) => {
+                write!(f, "{image}: `passphrase-file` is for an encrypted image: set `encryption`, or leave it out")
             }
             Mistake::Other => write!(
                 f,

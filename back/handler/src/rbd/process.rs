@@ -3,6 +3,7 @@
 //!
 //! A daemon cannot start programs from its sandbox: then a [`Starter`] does it.
 
+use super::schema::ImageEncryption;
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -27,6 +28,8 @@ pub struct ImageAccess {
     pub config: Option<PathBuf>,
     /// The file with the key of the user; `None`: as the configuration says.
     pub keyring: Option<PathBuf>,
+    /// The format of an encrypted image, and the file with its passphrase.
+    pub encryption: Option<(ImageEncryption, PathBuf)>,
     /// The image is not written to, nor locked.
     pub read_only: bool,
 }
@@ -34,7 +37,8 @@ pub struct ImageAccess {
 impl ImageAccess {
     /// The files that it names.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.config.iter().chain(&self.keyring).map(PathBuf::as_path)
+        let passphrase = self.encryption.iter().map(|(_, file)| file);
+        self.config.iter().chain(&self.keyring).chain(passphrase).map(PathBuf::as_path)
     }
 
     /// The arguments of the program.
@@ -47,10 +51,13 @@ impl ImageAccess {
         let user = self.user.iter().map(|user| option("--user=", user));
         let config = self.config.iter().map(|file| option("--conf=", file.as_os_str()));
         let keyring = self.keyring.iter().map(|file| option("--keyring=", file.as_os_str()));
+        let encryption = self.encryption.iter().flat_map(|(format, file)| {
+            [option("--encryption=", format.word().as_ref()), option("--passphrase-file=", file.as_os_str())]
+        });
         let read_only = self.read_only.then(|| "--read-only".into());
         // `-`: the connection is the standard input.
         let rest = ["--".into(), "-".into(), self.image.clone()];
-        user.chain(config).chain(keyring).chain(read_only).chain(rest).collect()
+        user.chain(config).chain(keyring).chain(encryption).chain(read_only).chain(rest).collect()
     }
 
     /// Starts the process, with this end of a connection.
@@ -148,10 +155,14 @@ mod tests {
             user: Some("--conf".into()),
             config: Some("/etc/ceph/a.conf".into()),
             keyring: Some("/k".into()),
+            encryption: Some((ImageEncryption::Luks2, "/p".into())),
             read_only: true,
         };
-        let words = ["--user=--conf", "--conf=/etc/ceph/a.conf", "--keyring=/k", "--read-only", "--", "-"];
-        let words = words.into_iter().chain(["--read-only/image"]).map(OsString::from);
+        let files: Vec<_> = access.files().collect();
+        assert_eq!(files, ["/etc/ceph/a.conf", "/k", "/p"].map(Path::new));
+        let words = ["--user=--conf", "--conf=/etc/ceph/a.conf", "--keyring=/k", "--encryption=luks2"];
+        let more = ["--passphrase-file=/p", "--read-only", "--", "-", "--read-only/image"];
+        let words = words.into_iter().chain(more).map(OsString::from);
         assert_eq!(access.arguments(), words.collect::<Vec<_>>());
         let access = ImageAccess { image: "p/i".into(), ..ImageAccess::default() };
         assert_eq!(access.arguments(), ["--", "-", "p/i"].map(OsString::from));

@@ -3,8 +3,8 @@
 use crate::schema::PATIENCE;
 use lunar_control::schema::{KeySet, Location, Serves, SizeRule, StoreSchema};
 use lunar_control::section::{OwnKeys, optional, or, required};
-use lunar_control::sections;
 use lunar_control::value::{FilePath, Line, Period, Textual, ValueError};
+use lunar_control::{choices, sections};
 use std::path::{Path, PathBuf};
 
 /// The key that names the image.
@@ -53,6 +53,26 @@ impl Textual for ImageName {
     }
 }
 
+choices! {
+    /// The format of an encrypted image.
+    ImageEncryption {
+        /// LUKS of the version that the image has, which needs librbd 17
+        Luks = "luks",
+        /// LUKS, version 1
+        Luks1 = "luks1",
+        /// LUKS, version 2
+        Luks2 = "luks2",
+    }
+}
+
+impl ImageEncryption {
+    /// The format of this word.
+    #[must_use]
+    pub fn of_word(word: &str) -> Option<Self> {
+        [Self::Luks, Self::Luks1, Self::Luks2].into_iter().find(|format| format.word() == word)
+    }
+}
+
 sections! {
     /// The keys of a volume with an image of Ceph.
     RbdKeys (made: Live, removed: Live) {
@@ -67,6 +87,12 @@ sections! {
         /// The file with the key of the user, for `kind = "rbd"`; without this key, as the configuration of Ceph says:
         /// `/etc/ceph/ceph.client.USER.keyring`. A file outside of `/etc/ceph` that is named later needs a restart.
         keyring: Option<FilePath> = optional() => Live;
+        /// The format of an image that `rbd encryption format` has encrypted, for `kind = "rbd"`: librbd decrypts it,
+        /// with the passphrase in `passphrase-file`.
+        encryption: Option<ImageEncryption> = optional() => EndsSessions;
+        /// The file with the passphrase of an encrypted image, for `kind = "rbd"`. A line end at its end is not part of
+        /// the passphrase. A file outside of `/etc/ceph` that is named later needs a restart.
+        passphrase_file: Option<FilePath> = optional() => Live;
         /// How long a command waits for the cluster, and for the process of the image if that starts again, for
         /// `kind = "rbd"`; afterwards it fails, and new ones fail with NOT READY until both answer.
         cluster_timeout: Period = or(Period(PATIENCE)) => Live;
@@ -76,7 +102,7 @@ sections! {
 impl RbdKeys {
     /// The files that the process of the image reads, and that are configured.
     pub fn files(&self) -> impl Iterator<Item = &Path> {
-        self.ceph_config.iter().chain(&self.keyring).map(FilePath::path)
+        self.ceph_config.iter().chain(&self.keyring).chain(&self.passphrase_file).map(FilePath::path)
     }
 
     fn brief(&self) -> String {
