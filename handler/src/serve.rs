@@ -394,6 +394,23 @@ impl Connection {
         Ok(Self { socket, queues: Vec::new() })
     }
 
+    /// Says on a connection that Lunar has made what HELLO will say, as soon as no other server has the data.
+    ///
+    /// # Errors
+    /// When Lunar has closed it.
+    pub fn stand_by(
+        socket: BorrowedFd<'_>,
+        name: &str,
+        size: u64,
+        features: u64,
+        identity: &str,
+    ) -> Result<(), ServeError> {
+        let identity = wire::name_field(identity);
+        let hello = Hello { features: features.into(), size: size.into(), identity, ..hello(LEVEL_BLOCK, name) };
+        send(socket, &Message::StandBy(hello).bytes(), SendFlags::NOSIGNAL)?;
+        Ok(())
+    }
+
     /// Connects to the socket of a volume as a SCSI device of this type, and says HELLO.
     ///
     /// # Errors
@@ -505,7 +522,7 @@ impl Connection {
             Message::Queue(queue) => self.add(queue, descriptors)?,
             Message::Close(close) => self.queues.retain(|queue| queue.number != close.number.get()),
             // Lunar says HELLO to no handler; a message of a later version needs no answer.
-            Message::Welcome(_) | Message::Hello(_) | Message::Unknown(_) => {}
+            Message::Welcome(_) | Message::Hello(_) | Message::StandBy(_) | Message::Unknown(_) => {}
         }
         Ok(Some(message))
     }

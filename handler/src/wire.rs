@@ -1,12 +1,13 @@
 //! The messages on the socket, and the entries of the rings. All numbers are little-endian.
 //!
 //! The handler sends HELLO; Lunar answers WELCOME or REFUSED, then sends a QUEUE for each core, CLOSE when a core does
-//! not use its queue any more, and FAULT before it ends a connection because of a defect. A message may be longer than
+//! not use its queue any more, and FAULT before it ends a connection because of a defect. A handler whose data another
+//! server has may send STAND BY before HELLO. A message may be longer than
 //! its format here: a later version appends fields, and an earlier version does not read them. Fields that an earlier
 //! version does not send count as zero.
 //!
 //! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level, version 4 the
-//! identity of the data.
+//! identity of the data and STAND BY.
 
 use lunar_core::codes;
 use lunar_core::wire::le;
@@ -44,7 +45,7 @@ pub const QUEUE_DESCRIPTORS: usize = 4;
 codes! {
     /// The code of a message.
     pub struct Code(u32) {
-        HELLO = 1, WELCOME = 2, REFUSED = 3, QUEUE = 4, FAULT = 5, CLOSE = 6,
+        HELLO = 1, WELCOME = 2, REFUSED = 3, QUEUE = 4, FAULT = 5, CLOSE = 6, STAND_BY = 7,
     }
 }
 
@@ -336,6 +337,8 @@ pub enum Message {
     Fault(String),
     /// CLOSE.
     Close(Close),
+    /// STAND BY: what HELLO will say when no other server has the data any more. Since version 4.
+    StandBy(Hello),
     /// A message of another version.
     Unknown(Code),
 }
@@ -367,6 +370,7 @@ impl Message {
         }
         Ok(match Code(header.code.get()) {
             Code::HELLO => Self::Hello(hello(rest)?),
+            Code::STAND_BY => Self::StandBy(hello(rest)?),
             Code::WELCOME => Self::Welcome(front(rest)?),
             Code::REFUSED => Self::Refused(text_of(rest)),
             Code::QUEUE => Self::Queue(front(rest)?),
@@ -381,6 +385,7 @@ impl Message {
     pub fn bytes(&self) -> Vec<u8> {
         let (code, rest) = match self {
             Self::Hello(hello) => (Code::HELLO, hello.as_bytes()),
+            Self::StandBy(hello) => (Code::STAND_BY, hello.as_bytes()),
             Self::Welcome(welcome) => (Code::WELCOME, welcome.as_bytes()),
             Self::Refused(text) => (Code::REFUSED, shortened(text, TEXT_BYTES_MAX)),
             Self::Queue(queue) => (Code::QUEUE, queue.as_bytes()),
@@ -470,8 +475,10 @@ mod tests {
             ring_bytes: 16384.into(),
             data_bytes: 65536.into(),
         };
+        let Ok(Message::Hello(said)) = Message::parse(&hello()) else { panic!("it is a HELLO") };
         let all = [
-            Message::parse(&hello()).expect("well formed"),
+            Message::Hello(said),
+            Message::StandBy(said),
             Message::Welcome(welcome),
             Message::Refused("too small".into()),
             Message::Queue(queue),

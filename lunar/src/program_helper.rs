@@ -6,11 +6,11 @@
 //! only, with arguments that it makes itself, and with files that were configured when the daemon was started or are in
 //! the folder of Ceph. The helper ends with the daemon, and the processes end with the helper.
 //!
-//! A request to start is its code, whether the image is read-only (1 byte), and image, user, configuration file,
-//! keyring, format of the encryption and passphrase file, with zero bytes between them; an empty one is not given. The
-//! connection of the process goes with it. A request to kill is its code and the number of the process (4 bytes, little
-//! endian). A reply is an error number, 0 if there is none, and the number of the process (4 bytes each, little endian);
-//! its standard error goes with it.
+//! A request to start is its code, flags (1 byte: 1 for a read-only image, 2 to stand by), and image, user,
+//! configuration file, keyring, format of the encryption and passphrase file, with zero bytes between them; an empty
+//! one is not given. The connection of the process goes with it. A request to kill is its code and the number of the
+//! process (4 bytes, little endian). A reply is an error number, 0 if there is none, and the number of the process
+//! (4 bytes each, little endian); its standard error goes with it.
 
 use crate::file_helper::rules::allows_name;
 use crate::file_helper::{pair, socket, wait};
@@ -70,7 +70,8 @@ impl Request {
         let [config, keyring] = [&access.config, &access.keyring].map(path);
         let parts = [Some(access.image.clone()), access.user.clone(), config, keyring, format, passphrase];
         let parts = parts.map(|part| part.unwrap_or_default().into_vec());
-        let bytes = [vec![START, u8::from(access.read_only)], parts.join(&0)].concat();
+        let bytes =
+            [vec![START, (u8::from(access.stand_by) << 1) | u8::from(access.read_only)], parts.join(&0)].concat();
         (bytes.len() <= REQUEST_BYTES_MAX && !parts.iter().any(|part| part.contains(&0))).then_some(bytes)
     }
 
@@ -78,7 +79,7 @@ impl Request {
     fn parse(bytes: &[u8]) -> Option<Self> {
         match bytes.split_first()? {
             (&KILL, process) => Some(Self::Kill(i32::from_le_bytes(process.try_into().ok()?))),
-            (&START, [read_only @ (0 | 1), rest @ ..]) => {
+            (&START, [flags @ 0..=3, rest @ ..]) => {
                 let parts: Vec<&[u8]> = rest.split(|byte| *byte == 0).collect();
                 let [image, user, config, keyring, format, passphrase] = parts[..] else { return None };
                 let given = |part: &[u8]| (!part.is_empty()).then(|| OsStr::from_bytes(part).to_owned());
@@ -93,7 +94,8 @@ impl Request {
                     config: given(config).map(PathBuf::from),
                     keyring: given(keyring).map(PathBuf::from),
                     encryption,
-                    read_only: *read_only == 1,
+                    stand_by: flags & 2 != 0,
+                    read_only: flags & 1 != 0,
                 }))
             }
             _ => None,
@@ -292,6 +294,7 @@ mod tests {
             config: Some("/etc/ceph/a.conf".into()),
             keyring: Some("/k".into()),
             encryption: Some((ImageEncryption::Luks2, "/p".into())),
+            stand_by: true,
             read_only: true,
         };
         for request in [Request::Start(access.clone()), Request::Start(whole), Request::Kill(7)] {
@@ -304,7 +307,7 @@ mod tests {
             b"",
             b"\x03",
             b"\x01",
-            b"\x01\x02a\0\0\0\0\0",
+            b"\x01\x04a\0\0\0\0\0",
             b"\x01\x00a\0\0\0\0",
             b"\x01\x00\0\0\0\0\0",
             b"\x01\x00a\0\0\0\0luks3\0/p",

@@ -44,9 +44,15 @@ fn main() -> ExitCode {
 }
 
 /// Waits; returns whether the program is to end.
-fn pause(stop: &UnixStream) -> bool {
+fn pause(args: &Args, stop: &UnixStream) -> bool {
     let time = Timespec::try_from(PAUSE).ok();
-    poll(&mut [PollFd::new(stop, PollFlags::IN)], time.as_ref()).is_ok_and(|count| count > 0)
+    let input = std::io::stdin();
+    let mut sources = vec![PollFd::new(stop, PollFlags::IN)];
+    if args.is_of_lunar() {
+        // Before it has said HELLO, Lunar sends nothing but a refusal, and closes the connection.
+        sources.push(PollFd::new(&input, PollFlags::IN));
+    }
+    poll(&mut sources, time.as_ref()).is_ok_and(|count| count > 0)
 }
 
 fn run(args: &Args) -> Result<(), Box<dyn Error>> {
@@ -77,16 +83,17 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
         )
         .into());
     }
-    if !is_read_only && !lock(args, &image, &stop)? {
-        return Ok(());
-    }
-    if let (Some(format), Some(file)) = (args.encryption, &args.passphrase_file) {
-        let passphrase = std::fs::read(file).map_err(|why| format!("{} cannot be read: {why}", file.display()))?;
-        let passphrase = passphrase.strip_suffix(b"\n").unwrap_or(&passphrase);
-        if passphrase.len() > PASSPHRASE_MAX {
-            return Err(format!("{} is longer than a passphrase ({PASSPHRASE_MAX} bytes)", file.display()).into());
+    if !is_read_only {
+        if args.is_of_lunar() && args.stand_by {
+            // Lunar learns the size while another client has the image.
+            decrypt(args, &image)?;
         }
-        image.load_encryption(format, passphrase).map_err(|why| format!("the image cannot be decrypted: {why}"))?;
+        if !lock(args, &image, &stop)? {
+            return Ok(());
+        }
+    }
+    if is_read_only || !(args.is_of_lunar() && args.stand_by) {
+        decrypt(args, &image)?;
     }
     let served = match args.is_of_lunar() {
         true => serve_once(args, &image, is_read_only, &stop),
@@ -101,6 +108,25 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// Decrypts the image from now on, if it is encrypted.
+fn decrypt(args: &Args, image: &Image) -> Result<(), Box<dyn Error>> {
+    let (Some(format), Some(file)) = (args.encryption, &args.passphrase_file) else { return Ok(()) };
+    let passphrase = std::fs::read(file).map_err(|why| format!("{} cannot be read: {why}", file.display()))?;
+    let passphrase = passphrase.strip_suffix(b"\n").unwrap_or(&passphrase);
+    if passphrase.len() > PASSPHRASE_MAX {
+        return Err(format!("{} is longer than a passphrase ({PASSPHRASE_MAX} bytes)", file.display()).into());
+    }
+    Ok(image.load_encryption(format, passphrase).map_err(|why| format!("the image cannot be decrypted: {why}"))?)
+}
+
+/// The size and the identity of the image.
+fn described(args: &Args, image: &Image) -> Result<(u64, String), Box<dyn Error>> {
+    let size = image.size().map_err(|why| format!("the size of the image cannot be read: {why}"))?;
+    let identity = image.identity(args.image.snapshot.as_deref());
+    let identity = identity.map_err(|why| format!("the identity of the image cannot be read: {why}"))?;
+    Ok((size, identity))
+}
+
 /// Locks the image; returns whether it is locked, or the program is to end.
 fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn Error>> {
     let own = Process::own()?;
@@ -111,11 +137,15 @@ fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn E
             Err(why @ LockError::InUse(_)) if args.stand_by => {
                 if !std::mem::replace(&mut has_said, true) {
                     log!("{}: standing by: {why}", args.image);
+                    if args.is_of_lunar() {
+                        let (size, identity) = described(args, image)?;
+                        Serving::stand_by(std::io::stdin().as_fd(), (size, &identity))?;
+                    }
                 }
             }
             Err(why) => return Err(why.into()),
         }
-        if pause(stop) {
+        if pause(args, stop) {
             return Ok(false);
         }
     }
@@ -124,9 +154,7 @@ fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn E
 /// Serves the image on the connection that Lunar has made.
 fn serve_once(args: &Args, image: &Image, is_read_only: bool, stop: &UnixStream) -> Result<End, Box<dyn Error>> {
     let connection = std::io::stdin().as_fd().try_clone_to_owned()?;
-    let size = image.size().map_err(|why| format!("the size of the image cannot be read: {why}"))?;
-    let identity = image.identity(args.image.snapshot.as_deref());
-    let identity = identity.map_err(|why| format!("the identity of the image cannot be read: {why}"))?;
+    let (size, identity) = described(args, image)?;
     Ok(Serving::over(connection, image, (size, &identity), is_read_only)?.run(stop.as_fd())?)
 }
 
@@ -155,7 +183,7 @@ fn serve(args: &Args, image: &Image, is_read_only: bool, stop: &UnixStream) -> R
             }
             Err(why) => return Err(why.into()),
         }
-        if pause(stop) {
+        if pause(args, stop) {
             return Ok(End::Asked);
         }
     }

@@ -72,6 +72,14 @@ impl<'a> Serving<'a> {
         Ok(Self { follows_size: true, ..Self::new(connection, image, size, is_read_only) })
     }
 
+    /// Says on a connection that Lunar has made that another client has the image with this identity.
+    ///
+    /// # Errors
+    /// When Lunar has closed it.
+    pub fn stand_by(connection: BorrowedFd<'_>, (size, identity): (u64, &str)) -> Result<(), ServeError> {
+        Connection::stand_by(connection, NAME, size, features_of(false), identity)
+    }
+
     fn new(connection: Connection, image: &'a Image, size: u64, is_read_only: bool) -> Self {
         let (commands, last, is_fenced) = (HashMap::new(), 0, false);
         Self { image, size, is_read_only, connection, commands, last, is_fenced, follows_size: false }

@@ -47,6 +47,8 @@ const MESSAGES_MAX: u32 = 64;
 /// How long the process of an image may take to say HELLO: it connects to the cluster, for which it has 30 seconds, and
 /// takes the lock of a process that was killed.
 const START_TIME: Duration = Duration::from_secs(120);
+/// Why the process of an image is turned away.
+const OTHER_IMAGE: &str = "the image is another one than the one that was served under this name";
 /// Queues that a handler is told to expect: one for each core, and more while volumes are opened again.
 const QUEUES_MAX: u32 = 64;
 
@@ -100,7 +102,8 @@ pub(crate) enum Door {
 /// A process that has connected and said nothing yet.
 struct Newcomer {
     socket: OwnedFd,
-    until: Instant,
+    /// When it has to say HELLO; `None`: it stands by.
+    until: Option<Instant>,
 }
 
 /// The process at the other end of a connection.
@@ -160,7 +163,7 @@ impl Control {
             if ready.newcomer {
                 self.greet();
             }
-            if self.newcomer.as_ref().is_some_and(|newcomer| newcomer.until <= now) {
+            if self.newcomer.as_ref().is_some_and(|newcomer| newcomer.until.is_some_and(|until| until <= now)) {
                 self.refuse("no HELLO arrived in time");
             }
             self.pause = self.pause.filter(|until| *until > now);
@@ -168,6 +171,9 @@ impl Control {
                 self.accept();
             }
             self.look_at_process();
+            if self.newcomer.as_ref().is_none_or(|newcomer| newcomer.until.is_some()) {
+                self.shared.state().standing_by = None;
+            }
             self.open_and_close_queues();
         }
         let Self { shared, unit, door, newcomer, handler, .. } = self;
@@ -184,7 +190,7 @@ impl Control {
         let (Door::Program(supervisor), Some(image)) = (&mut self.door, &self.unit.image) else { return };
         let has_connection = self.handler.is_some() || self.newcomer.is_some();
         if let Some(socket) = supervisor.look(&self.shared, image, has_connection) {
-            self.newcomer = Some(Newcomer { socket, until: Instant::now() + START_TIME });
+            self.newcomer = Some(Newcomer { socket, until: Some(Instant::now() + START_TIME) });
         } else if supervisor.process().is_none() && has_connection {
             // Another process may have the end of the connection.
             self.newcomer = None;
@@ -212,6 +218,10 @@ impl Control {
         };
         let is_other = terms(&unit) != terms(&self.unit);
         self.unit = unit;
+        if is_other && matches!(self.door, Door::Program(_)) {
+            // It was started on the terms before.
+            self.newcomer = None;
+        }
         if is_other && self.handler.is_some() {
             log!("volume {}: the handler has to connect again, because the volume was changed", self.unit.name);
             self.lose();
@@ -234,7 +244,7 @@ impl Control {
         ];
         let mut polled: Vec<PollFd<'_>> = sources.iter().flatten().map(|fd| PollFd::new(*fd, PollFlags::IN)).collect();
         let due =
-            self.newcomer.as_ref().map(|newcomer| newcomer.until).into_iter().chain(self.pause).chain(start).min();
+            self.newcomer.as_ref().and_then(|newcomer| newcomer.until).into_iter().chain(self.pause).chain(start).min();
         // The kernel rounds up.
         let wait = due.map(|due| due.saturating_duration_since(Instant::now()));
         let wait = wait.and_then(|wait| Timespec::try_from(wait).ok());
@@ -252,7 +262,7 @@ impl Control {
     fn accept(&mut self) {
         let Door::Socket(listener) = &self.door else { return };
         match accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK) {
-            Ok(socket) => self.newcomer = Some(Newcomer { socket, until: Instant::now() + HELLO_TIME }),
+            Ok(socket) => self.newcomer = Some(Newcomer { socket, until: Some(Instant::now() + HELLO_TIME) }),
             Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => {}
             Err(why) => {
                 log!(error, "volume {}: no connection of a handler can be accepted: {why}", self.unit.name);
@@ -280,6 +290,9 @@ impl Control {
         let Some(newcomer) = &self.newcomer else { return };
         let hello = match receive(&newcomer.socket) {
             Ok(Some(Message::Hello(hello))) => hello,
+            Ok(Some(Message::StandBy(hello))) if self.unit.image.is_some() && newcomer.until.is_some() => {
+                return self.let_stand_by(&hello);
+            }
             Ok(Some(_)) => return self.refuse("its first message is no HELLO"),
             Ok(None) => return,
             // A connection without any message is a look whether Lunar listens.
@@ -300,7 +313,7 @@ impl Control {
         let Some(newcomer) = self.newcomer.take() else { return };
         if unit.image.is_some() && !self.shared.admit(name_of(&hello.identity)) {
             // The process says so itself, and its words are logged once.
-            return self.turn_away(&newcomer, "the image is another one than the one that was served under this name");
+            return self.turn_away(&newcomer, OTHER_IMAGE);
         }
         self.generation = self.generation.wrapping_add(1).max(1);
         let agreed = hello.features.get() & features::ALL;
@@ -342,6 +355,21 @@ impl Control {
         if let Door::Program(supervisor) = &mut self.door {
             supervisor.serves();
         }
+    }
+
+    /// The process of an image waits until another server does not have the image any more.
+    fn let_stand_by(&mut self, hello: &Hello) {
+        if let Err(why) = check(hello, &self.unit) {
+            return self.refuse(&why.to_string());
+        }
+        if !self.shared.admit(name_of(&hello.identity)) {
+            let Some(newcomer) = self.newcomer.take() else { return };
+            return self.turn_away(&newcomer, OTHER_IMAGE);
+        }
+        if let Some(newcomer) = &mut self.newcomer {
+            newcomer.until = None;
+        }
+        self.shared.state().standing_by = Some(hello.size.get());
     }
 
     /// The process at the other end of a connection, which may be the handler.

@@ -48,14 +48,20 @@ impl Lifetime {
         &self.shared
     }
 
-    /// Bytes of the data of the handler, if it is connected.
+    /// Bytes of the data of the handler, if it is connected, or stands by.
     pub(crate) fn size(&self) -> Option<u64> {
-        self.shared.state().connected.as_ref().map(|handler| handler.size)
+        let state = self.shared.state();
+        state.connected.as_ref().map(|handler| handler.size).or(state.standing_by)
     }
 
     /// The identity of the image that is served, once a process has opened it or one is required.
     pub(crate) fn identity(&self) -> Option<String> {
         self.shared.state().identity.clone()
+    }
+
+    /// Whether another server has the image, and the process waits for it.
+    pub(crate) fn stands_by(&self) -> bool {
+        self.shared.state().standing_by.is_some()
     }
 
     /// Whether another image has the name of the one that is served.
@@ -129,6 +135,11 @@ impl Lifetime {
                 condition: Condition::Gone,
                 words: format!("the image that has the name {path} now is another one than the one that was served"),
                 remedy: "give the right one this name (`rbd trash ls`, `rbd rename`)".to_owned(),
+            }],
+            None if self.stands_by() => vec![StoreTrouble {
+                condition: Condition::Gone,
+                words: format!("another server serves the image {path}, and this one stands by"),
+                remedy: "it is served here when the other server ends, or gives the lock of the image back".to_owned(),
             }],
             None if unit.image.is_some() => trouble(
                 format!("no process serves {path}: {}", self.why_not()),

@@ -118,6 +118,8 @@ pub(crate) struct State {
     pub(crate) identity: Option<String>,
     /// The identity of another image that has its name now.
     pub(crate) stranger: Option<String>,
+    /// Bytes of the image while another server has it, and the process waits for it.
+    pub(crate) standing_by: Option<u64>,
     /// No process of the image is started: another one may take its place.
     pub(crate) is_halted: bool,
     /// Late commands of queues that were dropped: their handler may still execute them.

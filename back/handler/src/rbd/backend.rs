@@ -72,7 +72,8 @@ impl Backend for RbdBackend {
     }
 
     fn is_there(&self, image: &Path) -> bool {
-        waiting::has_news(image)
+        // A process that stands by serves the image as soon as it can.
+        !found::stands_by(image) && waiting::has_news(image)
     }
 
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
@@ -162,6 +163,7 @@ fn unit_of(image: &Path, request: &StoreRequest<'_>) -> Result<Unit, Mistake> {
         config: keys.and_then(|keys| file(&keys.ceph_config)),
         keyring: keys.and_then(|keys| file(&keys.keyring)),
         encryption,
+        stand_by: keys.is_some_and(|keys| keys.stand_by),
         read_only: request.read_only,
     };
     let patience = keys.map_or(PATIENCE, |keys| keys.cluster_timeout.0);

@@ -26,6 +26,11 @@ pub(super) fn add(image: &Path, life: &Arc<Lifetime>) {
     lives.entry(image.to_owned()).or_default().push(Arc::downgrade(life));
 }
 
+/// Whether the process of the image with this name stands by.
+pub(super) fn stands_by(image: &Path) -> bool {
+    lives().get(image).is_some_and(|known| known.iter().filter_map(Weak::upgrade).any(|life| life.stands_by()))
+}
+
 /// The fingerprint of the image that has this name now; `None`: no process has opened it.
 pub(super) fn at(image: &Path) -> Option<Fingerprint> {
     let known: Vec<_> = lives().get(image)?.iter().filter_map(Weak::upgrade).collect();

@@ -30,6 +30,8 @@ pub struct ImageAccess {
     pub keyring: Option<PathBuf>,
     /// The format of an encrypted image, and the file with its passphrase.
     pub encryption: Option<(ImageEncryption, PathBuf)>,
+    /// The process waits while another client has the lock of the image.
+    pub stand_by: bool,
     /// The image is not written to, nor locked.
     pub read_only: bool,
 }
@@ -54,10 +56,11 @@ impl ImageAccess {
         let encryption = self.encryption.iter().flat_map(|(format, file)| {
             [option("--encryption=", format.word().as_ref()), option("--passphrase-file=", file.as_os_str())]
         });
+        let stand_by = self.stand_by.then(|| "--stand-by".into());
         let read_only = self.read_only.then(|| "--read-only".into());
         // `-`: the connection is the standard input.
         let rest = ["--".into(), "-".into(), self.image.clone()];
-        user.chain(config).chain(keyring).chain(encryption).chain(read_only).chain(rest).collect()
+        user.chain(config).chain(keyring).chain(encryption).chain(stand_by).chain(read_only).chain(rest).collect()
     }
 
     /// Starts the process, with this end of a connection.
@@ -156,12 +159,13 @@ mod tests {
             config: Some("/etc/ceph/a.conf".into()),
             keyring: Some("/k".into()),
             encryption: Some((ImageEncryption::Luks2, "/p".into())),
+            stand_by: true,
             read_only: true,
         };
         let files: Vec<_> = access.files().collect();
         assert_eq!(files, ["/etc/ceph/a.conf", "/k", "/p"].map(Path::new));
         let words = ["--user=--conf", "--conf=/etc/ceph/a.conf", "--keyring=/k", "--encryption=luks2"];
-        let more = ["--passphrase-file=/p", "--read-only", "--", "-", "--read-only/image"];
+        let more = ["--passphrase-file=/p", "--stand-by", "--read-only", "--", "-", "--read-only/image"];
         let words = words.into_iter().chain(more).map(OsString::from);
         assert_eq!(access.arguments(), words.collect::<Vec<_>>());
         let access = ImageAccess { image: "p/i".into(), ..ImageAccess::default() };

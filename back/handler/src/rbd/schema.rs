@@ -93,6 +93,10 @@ sections! {
         /// The file with the passphrase of an encrypted image, for `kind = "rbd"`. A line end at its end is not part of
         /// the passphrase. A file outside of `/etc/ceph` that is named later needs a restart.
         passphrase_file: Option<FilePath> = optional() => Live;
+        /// Whether this server waits while another client has the lock of the image, for `kind = "rbd"`: the volume is
+        /// not ready until then, and is served at once when the lock is free. Without it, the image is tried again from
+        /// time to time.
+        stand_by: bool = or(false) => Live;
         /// How long a command waits for the cluster, and for the process of the image if that starts again, for
         /// `kind = "rbd"`; afterwards it fails, and new ones fail with NOT READY until both answer.
         cluster_timeout: Period = or(Period(PATIENCE)) => Live;

@@ -10,7 +10,7 @@ use rustix::net::{Shutdown, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeMap;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::{Arc, Mutex};
@@ -24,6 +24,8 @@ const SIZE: usize = 16 << 20;
 struct Image {
     /// `None`: its process fails.
     bytes: Option<usize>,
+    /// Another server has it.
+    is_taken: bool,
     /// Its identity; empty: that of an image that nobody has replaced.
     identity: String,
     starts: u32,
@@ -67,6 +69,12 @@ impl Starter for Threads {
             let input = child.stdin.take();
             std::thread::spawn(move || {
                 let mut device = Memory(vec![0; bytes]);
+                if with(&image, |image| image.is_taken) {
+                    let size = bytes as u64;
+                    Connection::stand_by(connection.as_fd(), "threads", size, device.features(), &identity)
+                        .expect("Lunar is there");
+                    until("it stays taken", || !with(&image, |image| image.is_taken));
+                }
                 let connection = Connection::over(connection, "threads", bytes as u64, device.features(), &identity);
                 let _ = serve_on(connection.expect("Lunar is there"), &mut device);
                 drop(input);
@@ -199,6 +207,20 @@ fn an_image_that_was_replaced_while_lunar_did_not_run_is_not_served_until_it_is_
     // The volume was a file when it was served last.
     let file = Fingerprint { mark: "number 07".into(), origin: None };
     assert!(open_known(image, None, Some(&file)).is_err());
+}
+
+#[test]
+fn an_image_that_another_server_has_is_not_ready_until_it_is_free() {
+    let image = "pool/taken";
+    with(image, |image| (image.bytes, image.is_taken) = (Some(SIZE), true));
+    let opened = open(image, None).expect("its size is known");
+    assert_eq!(store(&opened).traits().size, SIZE as u64);
+    let troubles = store(&opened).examine();
+    assert!(troubles.iter().any(|trouble| trouble.condition == Condition::Gone && trouble.words.contains("stands by")));
+    assert!(!RbdBackend.is_there(Path::new(image)), "it is not opened before it is free");
+    with(image, |image| image.is_taken = false);
+    until("it is not served", || store(&opened).examine().is_empty());
+    assert_eq!(with(image, |image| image.starts), 1, "the process that has waited serves it");
 }
 
 #[test]
