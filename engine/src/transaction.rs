@@ -3,6 +3,7 @@
 
 use crate::access::{Accesses, accesses};
 use crate::answering::{answers, ask_all};
+use crate::backend::Fingerprint;
 use crate::core_set::core::Opening;
 use crate::engine::{Engine, PORT_PATIENCE};
 use crate::error::EngineError;
@@ -298,22 +299,17 @@ impl Engine {
         let before = own.as_ref().filter(|_| is_same).or_else(in_place);
         let is_new = !self.expected.contains(name);
         let host = self.host();
-        let (before, stays) =
-            (before.map(|before| &before.volume), before.is_some_and(|before| stays_at(before, model)));
         let context = VolumeContext {
             backends: self.registry.backends,
             state: host.state(),
             origin: &self.core_set().shared().origin,
-            previous: before,
+            previous: before.map(|before| &before.volume),
             creates: is_new,
             known: None,
             is_return: self.lacks.contains_key(name),
         };
         let remembered = self.check_same_store(name, model, &context)?;
-        // A change of a volume that is served takes no other store.
-        let is_accepted = self.accepting.as_deref() == Some(name);
-        let served = before.filter(|_| stays && !is_accepted).and_then(|before| before.opened().store()?.fingerprint());
-        let known = remembered.clone().or(served);
+        let known = remembered.clone().or_else(|| self.store_that_stays(name, before?, model));
         let context = VolumeContext { known: known.as_ref(), ..context };
         let shown = context.origin.name("volume", name);
         let volume = Volume::configured(&shown, model, &context).map_err(EngineError::Volume)?;
@@ -343,6 +339,18 @@ impl Engine {
             return Err(why.about(about.as_deref()));
         }
         Ok(Step::Volume { ticket, placed: Arc::new(placed) })
+    }
+
+    /// The fingerprint of the store of a volume that is served and stays at its place: a change takes no other store,
+    /// unless an operator has accepted it.
+    fn store_that_stays(
+        &self,
+        name: &str,
+        before: &PlacedVolume,
+        model: &common_sections::Volume,
+    ) -> Option<Fingerprint> {
+        let stays = stays_at(before, model) && self.accepting.as_deref() != Some(name);
+        before.volume.opened().store().filter(|_| stays)?.fingerprint()
     }
 
     /// Flushes a unit before it loses its write cache: later its clients flush nothing any more.

@@ -41,7 +41,8 @@
 #define LUNAR_QUEUE 4u
 #define LUNAR_FAULT 5u
 #define LUNAR_CLOSE 6u
-#define LUNAR_STAND_BY 7u /* a struct lunar_hello, before HELLO: another server has the data now */
+#define LUNAR_STAND_BY 7u /* a struct lunar_hello, before HELLO: another server has the data now. Only of
+                           * processes that Lunar starts */
 
 /* Optional operations (features): a bit that a side does not know is ignored. */
 #define LUNAR_FEATURE_UNMAP 1u

@@ -72,7 +72,10 @@ impl Lifetime {
     /// The identity of the image that has the name now, as far as a process has opened it.
     pub(crate) fn identity_there(&self) -> Option<String> {
         let state = self.shared.state();
-        state.stranger.clone().or_else(|| state.identity.clone().filter(|_| state.connected.is_some()))
+        state
+            .stranger
+            .clone()
+            .or_else(|| state.identity.clone().filter(|_| state.connected.is_some() || state.standing_by.is_some()))
     }
 
     /// Sets whether processes of the image are started.

@@ -94,6 +94,10 @@ impl Backend for RbdBackend {
             return first(unit, request.known.map(found::identity)).map_err(refused);
         };
         let life = previous.life();
+        // A change of the volume names the store that it has; an operator who accepts any store does not.
+        if life.stands_by() && request.known.is_none() {
+            return Err(refused(Mistake::Taken));
+        }
         if !life.has_stranger() {
             // A process that is being started again serves the same image.
             let (size, identity) = (life.size().unwrap_or_else(|| previous.size()), previous.identity().to_owned());
@@ -213,6 +217,8 @@ enum Mistake {
     HalfEncrypted(bool),
     /// There is no thread for it.
     Thread(io::Error),
+    /// Another server has it.
+    Taken,
     /// It is another image than before.
     Other,
     /// No process serves it, for this reason.
@@ -235,6 +241,7 @@ impl fmt::Display for ImageError {
             Mistake::HalfEncrypted(false) => {
                 write!(f, "{image}: `passphrase-file` is for an encrypted image: set `encryption`, or leave it out")
             }
+            Mistake::Taken => write!(f, "another server serves {image}, and this one stands by: end it there first"),
             Mistake::Other => write!(
                 f,
                 "the image that has the name {image} now is another one than the one that was served: give the right \

@@ -218,6 +218,10 @@ fn an_image_that_another_server_has_is_not_ready_until_it_is_free() {
     let troubles = store(&opened).examine();
     assert!(troubles.iter().any(|trouble| trouble.condition == Condition::Gone && trouble.words.contains("stands by")));
     assert!(!RbdBackend.is_there(Path::new(image)), "it is not opened before it is free");
+    let known = fingerprint(&opened);
+    assert_eq!(RbdBackend.fingerprint(Path::new(image), false).as_ref(), Some(&known));
+    assert!(open_known(image, Some(&opened), Some(&known)).is_ok(), "the volume may be changed");
+    assert!(open(image, Some(&opened)).expect_err("it cannot be accepted").contains("another server"));
     with(image, |image| image.is_taken = false);
     until("it is not served", || store(&opened).examine().is_empty());
     assert_eq!(with(image, |image| image.starts), 1, "the process that has waited serves it");

@@ -73,6 +73,12 @@ pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
         ensure!(session.read(7, 8, BLOCK)? == pattern(7, 1, 8 * BLOCK), "other data is read");
         session.logout()
     });
+    other_images(&lab, driver, cluster, running)
+}
+
+/// Cases with other images under the name, and with other servers.
+fn other_images(lab: &Lab, driver: Driver, cluster: &Cluster, mut running: Option<Daemon>) -> Result<()> {
+    let check = |name: &str, case: &mut dyn FnMut() -> Result<()>| lab.report.check("rbd", name, case);
     check("another image under the name of an image is served when it is accepted, and not before", &mut || {
         replaced(cluster, running.as_ref().context("the daemon runs")?)
     });
@@ -80,7 +86,7 @@ pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
         stop(cluster, running.take().context("the daemon runs")?)?;
         cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
         cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
-        let daemon = running.insert(start(&lab, driver, cluster)?);
+        let daemon = running.insert(start(lab, driver, cluster)?);
         until_trouble(daemon, "another store is at its place")?;
         cluster.run(&["rbd", "rename", IMAGE, OTHER])?;
         cluster.run(&["rbd", "rename", AWAY, IMAGE])?;
@@ -89,6 +95,25 @@ pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
         ensure!(session.read(9, 1, BLOCK)? == [5; BLOCK], "other data is read");
         session.logout()
     });
+    check("a second server stands by, and serves the image when the first one stops", &mut || {
+        let mut first = running.take().context("the daemon runs")?;
+        let second = start_with(&lab.in_folder("second")?, driver, cluster, "stand-by = true")?;
+        until_trouble(&second, "stands by")?;
+        ensure!(!is_ready(&second)?, "both servers serve the image");
+        first.target.healthy()?;
+        first.target.stop()?;
+        until("the second server does not serve the image", || Ok(!has_trouble(&second, "")?))?;
+        let mut session = second.session(LUN)?;
+        ensure!(session.read(9, 1, BLOCK)? == [5; BLOCK], "other data is read");
+        session.run(&cdb::write(9, 1), Data::Out(vec![6; BLOCK]))?.good()?;
+        session.logout()?;
+        running = Some(second);
+        Ok(())
+    });
+    if lab.long {
+        // The tools derive keys for as long as LUKS wants it.
+        check("an encrypted image is decrypted", &mut || encrypted(lab, driver, cluster));
+    }
     check("the daemon with an image is healthy and stops", &mut || {
         stop(cluster, running.take().context("the daemon runs")?)
     });
@@ -119,10 +144,41 @@ fn programs(lab: &Lab, cluster: &Cluster) -> Result<Lab> {
 }
 
 fn start(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<Daemon> {
+    start_with(lab, driver, cluster, "")
+}
+
+/// Starts a daemon whose volume has these keys, too.
+fn start_with(lab: &Lab, driver: Driver, cluster: &Cluster, more: &str) -> Result<Daemon> {
     let configuration = cluster.configuration().display().to_string();
     Daemon::start_kind(lab, driver, &VOLUMES, &|volume| {
-        format!("kind = \"rbd\"\nimage = \"rbd/{volume}\"\nceph-config = \"{configuration}\"")
+        format!("kind = \"rbd\"\nimage = \"rbd/{volume}\"\nceph-config = \"{configuration}\"\n{more}")
     })
+}
+
+/// The volume of a daemon of its own, whose image is encrypted.
+fn encrypted(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
+    let (key, bare) = (cluster.folder.join("kind.key"), cluster.folder.join("kind.bare"));
+    std::fs::write(&key, "a passphrase\n")?;
+    // The tool takes the line end as a part of the passphrase.
+    std::fs::write(&bare, "a passphrase")?;
+    let (key, bare) = (key.display().to_string(), bare.display().to_string());
+    cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
+    cluster.run(&["rbd", "create", "--size", "64M", IMAGE])?;
+    cluster.run(&["rbd", "encryption", "format", IMAGE, "luks2", &bare])?;
+    let keys = format!("encryption = \"luks2\"\npassphrase-file = \"{key}\"");
+    let daemon = start_with(&lab.in_folder("encrypted")?, driver, cluster, &keys)?;
+    let mut session = daemon.session(LUN)?;
+    let (blocks, block) = session.capacity()?;
+    // The header takes the first bytes of the image.
+    ensure!(blocks * (block as u64) < 64 << 20, "the unit has {blocks} blocks of {block} bytes");
+    session.run(&cdb::write(2048, 1), Data::Out(vec![9; BLOCK]))?.good()?;
+    ensure!(session.read(2048, 1, BLOCK)? == [9; BLOCK], "other data is read");
+    session.logout()?;
+    stop(cluster, daemon)?;
+    let copy = cluster.folder.join("encrypted.copy").display().to_string();
+    cluster.run(&["rbd", "export", "--no-progress", IMAGE, &copy])?;
+    ensure!(!std::fs::read(&copy)?.chunks(BLOCK).any(|block| block == [9; BLOCK]), "the data is not encrypted");
+    Ok(())
 }
 
 fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
@@ -182,20 +238,22 @@ fn resized(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     session.logout()
 }
 
+/// Whether the unit is ready.
+fn is_ready(daemon: &Daemon) -> Result<bool> {
+    let mut session = daemon.plain_session(LUN, "watcher")?;
+    // TEST UNIT READY. The unit attention conditions of a new session come first.
+    let ready = (0..5).any(|_| session.run(&[0; 6], Data::None).is_ok_and(|end| end.status == GOOD));
+    session.logout()?;
+    Ok(ready)
+}
+
 /// Another image gets the name of the image.
 fn replaced(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
-    let is_ready = || -> Result<bool> {
-        let mut session = daemon.plain_session(LUN, "watcher")?;
-        // TEST UNIT READY. The unit attention conditions of a new session come first.
-        let ready = (0..5).any(|_| session.run(&[0; 6], Data::None).is_ok_and(|end| end.status == GOOD));
-        session.logout()?;
-        Ok(ready)
-    };
     cluster.run(&["rbd", "rename", IMAGE, AWAY])?;
     cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
     kill(daemon)?;
     until_trouble(daemon, "another store is at its place")?;
-    ensure!(!is_ready()?, "another image is served");
+    ensure!(!is_ready(daemon)?, "another image is served");
     ensure!(remedies(daemon)?.contains("lunar volume accept own"), "the remedies are {}", remedies(daemon)?);
     let mut accept = bound(&daemon.lunar);
     accept.args(["volume", "accept", "own", "--socket"]).arg(daemon.folder.join("api.sock"));
