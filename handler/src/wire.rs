@@ -2,9 +2,8 @@
 //!
 //! The handler sends HELLO; Lunar answers WELCOME or REFUSED, then sends a QUEUE for each core, CLOSE when a core does
 //! not use its queue any more, and FAULT before it ends a connection because of a defect. A handler whose data another
-//! server has may send STAND BY before HELLO. A message may be longer than
-//! its format here: a later version appends fields, and an earlier version does not read them. Fields that an earlier
-//! version does not send count as zero.
+//! server has may send STAND BY before HELLO. A message may be longer than its format here: a later version appends
+//! fields, and an earlier version does not read them. Fields that an earlier version does not send count as zero.
 //!
 //! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level, version 4 the
 //! identity of the data and STAND BY.
