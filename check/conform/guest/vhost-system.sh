@@ -3,7 +3,7 @@
 . /test/lib.sh
 
 if [ -e /kept.sum ]; then boot=second; else boot=first; fi
-says "$boot boot: the root file system is on the volume" "^/dev/(vda2|sda2) +ext4" findmnt -n -o SOURCE,FSTYPE /
+says "$boot boot: the root file system is on the volume" "^/dev/(vd|sd)[a-z]2 +ext4" findmnt -n -o SOURCE,FSTYPE /
 try "$boot boot: systemd has started the system" eventually systemctl is-active basic.target
 try "$boot boot: the programs can be read" \
     sh -c "find /usr/bin /usr/lib/systemd -xdev -type f -exec cat {} + >/dev/null"
