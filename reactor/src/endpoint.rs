@@ -140,7 +140,15 @@ impl Carrier {
 
     /// The pending error of the link or socket, for a descriptor that is ready without data.
     pub(crate) fn take_error(&self) -> Option<i32> {
-        packet::pending_error(self.fd())
+        match self {
+            Self::Datagrams(datagrams) => packet::pending_error(datagrams.fd()),
+            Self::Packets(packets) => packets.take_error(),
+        }
+    }
+
+    /// Whether its descriptor is readable, without a sign of its own, when there is an error.
+    pub(crate) fn hides_errors(&self) -> bool {
+        matches!(self, Self::Packets(packets) if packets.hides_errors())
     }
 
     /// Sends as many datagrams as there is room for, without waiting: `Ok` when none is left. The error is the errno,

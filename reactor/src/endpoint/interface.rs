@@ -7,6 +7,12 @@ use std::ffi::{CStr, CString};
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+// Of linux/sockios.h and linux/ethtool.h.
+const SIOCETHTOOL: libc::Ioctl = 0x8946;
+const ETHTOOL_GFLAGS: u32 = 0x25;
+const ETHTOOL_GCHANNELS: u32 = 0x3c;
+const ETH_FLAG_RXVLAN: u32 = 1 << 8;
+
 /// A network interface.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Interface {
@@ -87,6 +93,33 @@ impl Interface {
         Ok(MacAddress(mac))
     }
 
+    /// The number of queues into which its driver sorts received frames; 1 if it cannot say.
+    pub(crate) fn queues(&self) -> usize {
+        // `struct ethtool_channels`: the command, four maxima, then the queues for receipt, for sending, for other
+        // uses, and for both.
+        let mut channels = [0_u32; 9];
+        channels[0] = ETHTOOL_GCHANNELS;
+        let [.., receiving, _, _, combined] = match self.ask_driver(&mut channels) {
+            Ok(()) => channels,
+            Err(_) => return 1,
+        };
+        (receiving as usize + combined as usize).max(1)
+    }
+
+    /// Whether its hardware takes VLAN tags off received frames.
+    pub(crate) fn strips_tags(&self) -> bool {
+        // `struct ethtool_value`.
+        let mut value = [ETHTOOL_GFLAGS, 0];
+        self.ask_driver(&mut value).is_ok() && value[1] & ETH_FLAG_RXVLAN != 0
+    }
+
+    /// Sends a command of linux/ethtool.h, which reads or writes as many words as it has.
+    fn ask_driver<const WORDS: usize>(&self, words: &mut [u32; WORDS]) -> io::Result<()> {
+        let mut request = self.empty_request();
+        request.ifr_ifru.ifru_data = words.as_mut_ptr().cast();
+        self.send_request(SIOCETHTOOL, &mut request)
+    }
+
     /// An empty request that names the interface.
     pub(crate) fn empty_request(&self) -> libc::ifreq {
         // SAFETY: zeroes are an empty request.
@@ -100,14 +133,19 @@ impl Interface {
     }
 
     fn request(&self, request: libc::Ioctl) -> io::Result<libc::ifreq> {
+        let mut ifreq = self.empty_request();
+        self.send_request(request, &mut ifreq)?;
+        Ok(ifreq)
+    }
+
+    fn send_request(&self, request: libc::Ioctl, ifreq: &mut libc::ifreq) -> io::Result<()> {
         // A socket of any family serves; every process may have one of this family.
         let socket = socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
-        let mut ifreq = self.empty_request();
-        // SAFETY: the requests used here read and write one `ifreq`.
-        if unsafe { libc::ioctl(raw(&socket), request, &raw mut ifreq) } < 0 {
+        // SAFETY: the requests used here read and write one `ifreq`, and the words to which one for a driver points.
+        if unsafe { libc::ioctl(raw(&socket), request, &raw mut *ifreq) } < 0 {
             return Err(io::Error::last_os_error());
         }
-        Ok(ifreq)
+        Ok(())
     }
 }
 

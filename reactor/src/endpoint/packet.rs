@@ -1,14 +1,17 @@
-//! Links that carry Ethernet frames: packet sockets on a network interface (AF_PACKET), Unix datagram sockets that
-//! carry one frame per datagram (QEMU's `-netdev dgram`), and TAP interfaces.
+//! Links that carry Ethernet frames: packet sockets on a network interface (AF_PACKET), sockets of its driver (AF_XDP),
+//! Unix datagram sockets that carry one frame per datagram (QEMU's `-netdev dgram`), and TAP interfaces.
 
 mod frame;
+mod rights;
 mod ring;
 mod socket;
 mod tap;
+mod xdp;
 
 pub use frame::{Filter, HEADER};
 pub use ring::RingFormat;
 pub use socket::PacketConfig;
+pub use xdp::{COMMANDS as BPF_COMMANDS, XdpConfig};
 
 use super::batch::{Counters, Datagram, MacAddress, ReceiveBatch, SendBatch};
 use super::messages::Messages;
@@ -21,6 +24,7 @@ use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use tap::Tap;
+use xdp::XdpSocket;
 
 /// An open link. Any thread may open it, before its core starts.
 #[derive(Debug)]
@@ -29,6 +33,7 @@ pub struct PacketLink(Kind);
 #[derive(Debug)]
 enum Kind {
     Socket(PacketSocket),
+    Xdp(Box<XdpSocket>),
     Unix { socket: UnixSocket, station: Station },
     Tap { tap: Tap, mac: MacAddress },
 }
@@ -51,6 +56,18 @@ impl PacketLink {
     /// command that helps. Others of the operating system.
     pub fn interface(config: &PacketConfig) -> io::Result<Self> {
         Ok(Self(Kind::Socket(PacketSocket::open(config)?)))
+    }
+
+    /// AF_XDP sockets on all queues of a network interface: its driver hands frames over before the network stack of
+    /// the kernel sees them. Frames of the link do not reach other users of the interface, and all others do. The
+    /// kernel ends this with the process.
+    ///
+    /// # Errors
+    /// `NotFound` when there is no such interface, `PermissionDenied` without CAP_NET_RAW, CAP_NET_ADMIN and CAP_BPF,
+    /// `ResourceBusy` when another program has XDP of the interface; each message names the missing thing and the
+    /// command that helps. Others of the operating system.
+    pub fn xdp(config: &XdpConfig) -> io::Result<Self> {
+        Ok(Self(Kind::Xdp(Box::new(XdpSocket::open(config)?))))
     }
 
     /// A Unix datagram socket at `path` that exchanges frames with the one at `remote`, which may be created later and
@@ -150,6 +167,7 @@ impl Packets {
     pub(super) fn fd(&self) -> &OwnedFd {
         match &self.link.0 {
             Kind::Socket(socket) => socket.fd(),
+            Kind::Xdp(socket) => socket.fd(),
             Kind::Unix { socket, .. } => &socket.fd,
             Kind::Tap { tap, .. } => tap.fd(),
         }
@@ -157,6 +175,7 @@ impl Packets {
 
     pub(super) fn sender(&self) -> &OwnedFd {
         match &self.link.0 {
+            Kind::Xdp(socket) => socket.sender(),
             Kind::Unix { socket, .. } => socket.sender(),
             _ => self.fd(),
         }
@@ -164,22 +183,38 @@ impl Packets {
 
     /// Whether checking for frames costs no system call.
     pub(super) fn is_mapped(&self) -> bool {
-        matches!(self.link.0, Kind::Socket(_))
+        matches!(self.link.0, Kind::Socket(_) | Kind::Xdp(_))
+    }
+
+    /// Whether its descriptor is readable, without a sign of its own, when there is an error.
+    pub(super) fn hides_errors(&self) -> bool {
+        matches!(self.link.0, Kind::Xdp(_))
+    }
+
+    /// The pending error of the link, which is cleared.
+    pub(super) fn take_error(&self) -> Option<i32> {
+        match &self.link.0 {
+            Kind::Xdp(socket) => socket.take_error(),
+            Kind::Socket(_) | Kind::Unix { .. } | Kind::Tap { .. } => pending_error(self.fd()),
+        }
     }
 
     /// The address of this end, and the largest payload of a frame.
     pub(super) fn station(&self) -> io::Result<Station> {
         match &self.link.0 {
             Kind::Socket(socket) => Ok(Station { mac: socket.interface().mac()?, mtu: socket.interface().mtu()? }),
+            Kind::Xdp(socket) => Ok(Station { mac: socket.interface().mac()?, mtu: socket.interface().mtu()? }),
             Kind::Unix { station, .. } => Ok(*station),
             Kind::Tap { tap, mac } => Ok(Station { mac: *mac, mtu: tap.interface().mtu()? }),
         }
     }
 
     pub(super) fn counters(&mut self) -> Counters {
-        if let Kind::Socket(socket) = &mut self.link.0 {
-            self.counters.receive_drops += socket.new_drops();
-        }
+        self.counters.receive_drops += match &mut self.link.0 {
+            Kind::Socket(socket) => socket.new_drops(),
+            Kind::Xdp(socket) => socket.new_drops(),
+            Kind::Unix { .. } | Kind::Tap { .. } => 0,
+        };
         self.counters
     }
 
@@ -187,6 +222,7 @@ impl Packets {
     pub(super) fn set_filter(&self, filter: Filter, is_wanted: bool) -> io::Result<()> {
         match &self.link.0 {
             Kind::Socket(socket) => socket.set_filter(filter, is_wanted),
+            Kind::Xdp(socket) => socket.set_filter(filter, is_wanted),
             _ => Ok(()),
         }
     }
@@ -196,6 +232,7 @@ impl Packets {
         let counters = &mut self.counters;
         let taken = match &mut self.link.0 {
             Kind::Socket(socket) => socket.receive(batch, counters)?,
+            Kind::Xdp(socket) => socket.receive(batch, counters)?,
             Kind::Unix { socket, .. } => receive_unix(&socket.fd, batch, messages, counters)?,
             Kind::Tap { tap, .. } => tap.receive(batch, counters)?,
         };
@@ -209,6 +246,7 @@ impl Packets {
         let counters = &mut self.counters;
         match &mut self.link.0 {
             Kind::Socket(socket) => sending::send(&mut OnInterface(socket.fd()), batch, messages, counters),
+            Kind::Xdp(socket) => socket.send(batch, messages, counters),
             Kind::Unix { socket, .. } => sending::send(&mut OnUnix(socket), batch, messages, counters),
             Kind::Tap { tap, .. } => tap.send(batch, messages, counters),
         }

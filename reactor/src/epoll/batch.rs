@@ -107,6 +107,7 @@ impl Batches {
         self.may_receive |= events & READABLE != 0;
         self.may_send |= events & WRITABLE != 0;
         self.has_error |= events & libc::EPOLLERR as u32 != 0;
+        self.has_error |= self.carrier.hides_errors() && events & READABLE != 0;
         let mut answers: Vec<Answer> = self.try_receive(messages).into_iter().collect();
         while let Some(answer) = self.try_send(messages) {
             answers.push(answer);

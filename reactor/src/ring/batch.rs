@@ -48,9 +48,11 @@ impl Inner {
     /// reported.
     fn move_batch(&mut self, key: u32, events: i32) -> Answers {
         let mut result = self.call(key);
-        if events & i32::from(libc::POLLERR) != 0 && matches!(result, 0 | EMPTY) {
+        if events != 0 && matches!(result, 0 | EMPTY) {
             let id = self.entries[key as usize].id();
-            let error = self.carrier(id).and_then(|carrier| carrier.take_error());
+            let has_sign = events & i32::from(libc::POLLERR) != 0;
+            let carrier = self.carrier(id).filter(|carrier| has_sign || carrier.hides_errors());
+            let error = carrier.and_then(|carrier| carrier.take_error());
             result = error.map_or(result, |errno| -errno);
         }
         match self.entries[key as usize].advance(result, false) {

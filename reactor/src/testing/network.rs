@@ -44,9 +44,22 @@ pub(crate) fn tap(name: &str) -> Result<(), String> {
 /// # Errors
 /// Its error message.
 pub(crate) fn ip(arguments: &str) -> Result<(), String> {
-    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|why| format!("ip: {why}"))?;
+    run("ip", arguments)
+}
+
+/// Runs `ethtool` in the namespace of this thread.
+///
+/// # Errors
+/// Its error message.
+pub(crate) fn ethtool(arguments: &str) -> Result<(), String> {
+    run("ethtool", arguments)
+}
+
+fn run(program: &str, arguments: &str) -> Result<(), String> {
+    let output = Command::new(program).args(arguments.split(' ')).output();
+    let output = output.map_err(|why| format!("{program}: {why}"))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+        false => Err(format!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
     }
 }

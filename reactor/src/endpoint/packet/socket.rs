@@ -4,6 +4,7 @@ use super::super::batch::{Counters, ReceiveBatch};
 use super::super::datagram::{set, set_queues, set_to};
 use super::super::interface::Interface;
 use super::frame::{ADDRESSES, Filter};
+use super::rights;
 use super::ring::{Ring, RingFormat};
 use crate::sys::raw;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
@@ -11,9 +12,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 /// Most EtherTypes that a link distinguishes: FCoE has two, RoCEv2 with its neighbours four.
-const TYPES_MAX: usize = 16;
-/// The capability that packet sockets need, as linux/capability.h numbers it.
-const CAP_NET_RAW: u32 = 13;
+pub(super) const TYPES_MAX: usize = 16;
 
 /// The settings of a packet socket.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -40,10 +39,8 @@ pub(super) struct PacketSocket {
 impl PacketSocket {
     pub(super) fn open(config: &PacketConfig) -> io::Result<Self> {
         let interface = Interface::named(&config.interface)?;
-        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-        // Protocol 0: nothing is received before the filter is in place.
-        let fd = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)
-            .map_err(|error| refused(&config.interface, error.into()))?;
+        // Nothing is received before the filter is in place.
+        let fd = silent(&config.interface)?;
         set(&fd, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, 1)?;
         let ring = Ring::new(&fd, config.format, interface.mtu()?)?;
         set_queues(&fd);
@@ -52,7 +49,7 @@ impl PacketSocket {
         for filter in &config.filters {
             socket.set_filter(*filter, true)?;
         }
-        socket.bind()?;
+        bind(&socket.fd, &socket.interface, libc::ETH_P_ALL as u16)?;
         Ok(socket)
     }
 
@@ -68,7 +65,6 @@ impl PacketSocket {
             let what = format!("a link distinguishes {TYPES_MAX} EtherTypes at most, and this one has {}", types.len());
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let statement = |code: u32, jt: usize, k: u32| libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k };
         // The EtherType of a frame whose tag the kernel has taken off.
         let mut program = vec![statement(libc::BPF_LD | libc::BPF_H | libc::BPF_ABS, 0, ADDRESSES as u32)];
         for (at, one) in types.iter().enumerate() {
@@ -78,42 +74,11 @@ impl PacketSocket {
         }
         program.push(statement(libc::BPF_RET | libc::BPF_K, 0, 0));
         program.push(statement(libc::BPF_RET | libc::BPF_K, 0, u32::MAX));
-        let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
-        // The kernel copies the program, which lives until the call is over.
-        set_to(&self.fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
-    }
-
-    fn bind(&self) -> io::Result<()> {
-        // SAFETY: zeroes are an address of no family.
-        let mut name: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
-        name.sll_family = libc::AF_PACKET as u16;
-        name.sll_protocol = (libc::ETH_P_ALL as u16).to_be();
-        name.sll_ifindex = self.interface.index() as i32;
-        let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
-        // SAFETY: the kernel reads one address, which lives until the call is over.
-        let result = unsafe { libc::bind(raw(&self.fd), (&raw const name).cast(), len) };
-        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+        attach(&self.fd, &mut program)
     }
 
     pub(super) fn set_filter(&self, filter: Filter, is_wanted: bool) -> io::Result<()> {
-        let (kind, mac) = match filter {
-            Filter::Unicast(mac) => (libc::PACKET_MR_UNICAST, Some(mac)),
-            Filter::Group(mac) => (libc::PACKET_MR_MULTICAST, Some(mac)),
-            Filter::AllGroups => (libc::PACKET_MR_ALLMULTI, None),
-            Filter::Promiscuous => (libc::PACKET_MR_PROMISC, None),
-        };
-        let mut request = libc::packet_mreq {
-            mr_ifindex: self.interface.index() as i32,
-            mr_type: kind as u16,
-            mr_alen: 0,
-            mr_address: [0; 8],
-        };
-        if let Some(mac) = mac {
-            request.mr_alen = mac.0.len() as u16;
-            request.mr_address[..mac.0.len()].copy_from_slice(&mac.0);
-        }
-        let option = if is_wanted { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
-        set_to(&self.fd, libc::SOL_PACKET, option, &request)
+        set_membership(&self.fd, &self.interface, filter, is_wanted)
     }
 
     pub(super) fn fd(&self) -> &OwnedFd {
@@ -144,28 +109,79 @@ impl PacketSocket {
     }
 }
 
+/// An instruction of a filter.
+fn statement(code: u32, jt: usize, k: u32) -> libc::sock_filter {
+    libc::sock_filter { code: code as u16, jt: jt as u8, jf: 0, k }
+}
+
+/// Attaches a filter program.
+fn attach(fd: &OwnedFd, program: &mut [libc::sock_filter]) -> io::Result<()> {
+    let program = libc::sock_fprog { len: program.len() as u16, filter: program.as_mut_ptr() };
+    // The kernel copies the program, which lives until the call is over.
+    set_to(fd, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
+}
+
+/// Begins to receive the frames of an EtherType, or of all.
+fn bind(fd: &OwnedFd, interface: &Interface, ether_type: u16) -> io::Result<()> {
+    // SAFETY: zeroes are an address of no family.
+    let mut name: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
+    name.sll_family = libc::AF_PACKET as u16;
+    name.sll_protocol = ether_type.to_be();
+    name.sll_ifindex = interface.index() as i32;
+    let len = size_of::<libc::sockaddr_ll>() as libc::socklen_t;
+    // SAFETY: the kernel reads one address, which lives until the call is over.
+    let result = unsafe { libc::bind(raw(fd), (&raw const name).cast(), len) };
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// A packet socket that drops all frames: it has an error when the interface goes down or is removed, and memberships.
+/// The kernel looks at it for frames of this EtherType only.
+pub(super) fn sentinel(name: &str, interface: &Interface, ether_type: u16) -> io::Result<OwnedFd> {
+    let fd = silent(name)?;
+    attach(&fd, &mut [statement(libc::BPF_RET | libc::BPF_K, 0, 0)])?;
+    bind(&fd, interface, ether_type)?;
+    Ok(fd)
+}
+
+/// A packet socket that receives nothing (protocol 0).
+fn silent(interface: &str) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None);
+    socket.map_err(|error| refused(interface, error.into()))
+}
+
+/// Makes an interface receive the frames of a filter, or no longer, for as long as this packet socket is open.
+pub(super) fn set_membership(fd: &OwnedFd, interface: &Interface, filter: Filter, is_wanted: bool) -> io::Result<()> {
+    let (kind, mac) = match filter {
+        Filter::Unicast(mac) => (libc::PACKET_MR_UNICAST, Some(mac)),
+        Filter::Group(mac) => (libc::PACKET_MR_MULTICAST, Some(mac)),
+        Filter::AllGroups => (libc::PACKET_MR_ALLMULTI, None),
+        Filter::Promiscuous => (libc::PACKET_MR_PROMISC, None),
+    };
+    let mut request = libc::packet_mreq {
+        mr_ifindex: interface.index() as i32,
+        mr_type: kind as u16,
+        mr_alen: 0,
+        mr_address: [0; 8],
+    };
+    if let Some(mac) = mac {
+        request.mr_alen = mac.0.len() as u16;
+        request.mr_address[..mac.0.len()].copy_from_slice(&mac.0);
+    }
+    let option = if is_wanted { libc::PACKET_ADD_MEMBERSHIP } else { libc::PACKET_DROP_MEMBERSHIP };
+    set_to(fd, libc::SOL_PACKET, option, &request)
+}
+
 /// An error of opening a packet socket, with the command that grants the right to.
 fn refused(interface: &str, error: io::Error) -> io::Error {
     if error.kind() != io::ErrorKind::PermissionDenied {
         return error;
     }
-    let remedy = match has_capability(CAP_NET_RAW) {
-        true => "the process has the capability CAP_NET_RAW, but a seccomp filter refuses packet sockets".to_owned(),
-        false => format!(
-            "raw frames need the capability CAP_NET_RAW: `setcap cap_net_raw+ep {}`, or \
-             AmbientCapabilities=CAP_NET_RAW in the systemd unit",
-            std::env::current_exe().map_or_else(|_| "PROGRAM".into(), |path| path.display().to_string())
-        ),
+    let remedy = match rights::missing(&[rights::NET_RAW])[..] {
+        [] => "the process has the capability CAP_NET_RAW, but a seccomp filter refuses packet sockets".to_owned(),
+        ref names => format!("raw frames need the capability CAP_NET_RAW: {}", rights::remedy(names)),
     };
     io::Error::new(error.kind(), format!("{interface}: {remedy}"))
-}
-
-/// Whether this thread has a capability now.
-fn has_capability(number: u32) -> bool {
-    let status = std::fs::read_to_string("/proc/thread-self/status").unwrap_or_default();
-    let effective = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
-    let bits = effective.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
-    bits.is_some_and(|bits| bits >> number & 1 == 1)
 }
 
 #[cfg(test)]
