@@ -19,7 +19,7 @@ impl LinkName {
 
 impl Textual for LinkName {
     const WHAT: &'static str = "a network interface, or a TAP interface, or two Unix sockets: `\"eth0\"`, \
-         `\"tap:lunar0\"`, `\"unix:/run/vm/lan.sock,/run/vm/peer.sock\"`";
+         `\"xdp:eth0\"`, `\"tap:lunar0\"`, `\"unix:/run/vm/lan.sock,/run/vm/peer.sock\"`";
 
     fn parse(text: &str) -> Result<Self, ValueError> {
         if text.is_empty() || text.len() > LINK_NAME_MAX || text.chars().any(|c| c.is_whitespace() || c.is_control()) {

@@ -66,6 +66,8 @@ pub struct FrontPaths {
     pub devices: Vec<PathBuf>,
     /// Folders in which it makes, replaces and removes folders and symbolic links.
     pub links: Vec<PathBuf>,
+    /// Whether it loads programs into the kernel: bpf(2), for links through XDP.
+    pub loads_programs: bool,
 }
 
 /// Prepared work of a front, which is rolled back or published.

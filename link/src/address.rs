@@ -10,11 +10,13 @@ use std::str::FromStr;
 /// The most bytes of the name of an interface (IFNAMSIZ, without the zero at its end).
 const INTERFACE_NAME_MAX: usize = 15;
 
-/// The name of a link: `eth0`, `tap:NAME`, `unix:PATH,PEER`.
+/// The name of a link: `eth0`, `xdp:eth0`, `tap:NAME`, `unix:PATH,PEER`.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub enum LinkAddress {
     /// A network interface of this host.
     Interface(String),
+    /// A network interface of this host, whose driver hands the frames over (AF_XDP).
+    Xdp(String),
     /// The far side of a TAP interface of this host.
     Tap(String),
     /// A Unix datagram socket and that of its peer; each datagram is a frame.
@@ -27,20 +29,23 @@ pub enum LinkAddress {
 }
 
 impl LinkAddress {
-    /// The interface or TAP interface.
+    /// Whether it has the MAC address of an interface.
     #[must_use]
-    pub fn interface(&self) -> Option<&str> {
-        match self {
-            Self::Interface(name) | Self::Tap(name) => Some(name),
-            Self::Unix { .. } => None,
-        }
+    pub fn has_own_mac(&self) -> bool {
+        matches!(self, Self::Interface(_) | Self::Xdp(_))
+    }
+
+    /// Whether programs are loaded into the kernel for it (bpf(2)).
+    #[must_use]
+    pub fn loads_program(&self) -> bool {
+        matches!(self, Self::Xdp(_))
     }
 
     /// The folders in which files of the link are made or opened.
     #[must_use]
     pub fn folders(&self) -> Vec<PathBuf> {
         match self {
-            Self::Interface(_) => Vec::new(),
+            Self::Interface(_) | Self::Xdp(_) => Vec::new(),
             Self::Tap(_) => vec![PathBuf::from("/dev/net")],
             Self::Unix { path, peer } => {
                 [path, peer].into_iter().filter_map(|path| path.parent()).map(Path::to_owned).collect()
@@ -111,6 +116,9 @@ impl FromStr for LinkAddress {
         if let Some(name) = text.strip_prefix("tap:") {
             return interface_name(name).map(Self::Tap);
         }
+        if let Some(name) = text.strip_prefix("xdp:") {
+            return interface_name(name).map(Self::Xdp);
+        }
         let Some(paths) = text.strip_prefix("unix:") else { return interface_name(text).map(Self::Interface) };
         let (path, peer) = paths.split_once(',').ok_or(AddressError::NoPeer)?;
         let (path, peer) = (socket_path(path)?, socket_path(peer)?);
@@ -125,6 +133,7 @@ impl fmt::Display for LinkAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Interface(name) => f.write_str(name),
+            Self::Xdp(name) => write!(f, "xdp:{name}"),
             Self::Tap(name) => write!(f, "tap:{name}"),
             Self::Unix { path, peer } => write!(f, "unix:{},{}", path.display(), peer.display()),
         }
@@ -137,15 +146,23 @@ mod tests {
 
     #[test]
     fn the_names_of_links_are_read_and_written() {
-        for text in ["eth0", "enp0s31f6", "eth0.5", "tap:lunar0", "unix:/run/a,/run/b"] {
+        for text in ["eth0", "enp0s31f6", "eth0.5", "xdp:eth0", "tap:lunar0", "unix:/run/a,/run/b"] {
             let address: LinkAddress = text.parse().expect(text);
             assert_eq!(address.to_string(), text);
         }
-        for text in ["", "eth0:1", "a/b", "a-name-that-is-too-long", "tap:", "unix:/a", "unix:a,/b", "unix:/a,/a"] {
+        for text in
+            ["", "eth0:1", "a/b", "a-name-that-is-too-long", "tap:", "xdp:", "unix:/a", "unix:a,/b", "unix:/a,/a"]
+        {
             assert!(text.parse::<LinkAddress>().is_err(), "{text}");
         }
         let long = format!("unix:/{},/b", "x".repeat(SOCKET_PATH_MAX));
         assert!(long.parse::<LinkAddress>().expect_err("too long").to_string().contains("107"));
+    }
+
+    #[test]
+    fn interfaces_have_addresses_of_their_own() {
+        let of = |text: &str| text.parse::<LinkAddress>().expect(text).has_own_mac();
+        assert_eq!(["eth0", "xdp:eth0", "tap:t0", "unix:/a,/b"].map(of), [true, true, false, false]);
     }
 
     #[test]
@@ -159,7 +176,7 @@ mod tests {
     #[test]
     fn a_link_names_the_folders_of_its_files() {
         let of = |text: &str| text.parse::<LinkAddress>().expect(text).folders();
-        assert_eq!(of("eth0"), Vec::<PathBuf>::new());
+        assert_eq!((of("eth0"), of("xdp:eth0")), (Vec::<PathBuf>::new(), Vec::new()));
         assert_eq!(of("unix:/a/x,/b/y"), [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert_eq!(of("tap:t0"), [PathBuf::from("/dev/net")]);
     }

@@ -1,6 +1,6 @@
-//! Links that carry Ethernet frames, for every protocol that stands on them. A link is a network interface, a pair of
-//! Unix datagram sockets that carry one frame per datagram (no root, for virtual machines), a TAP interface, or a
-//! station of the simulator.
+//! Links that carry Ethernet frames, for every protocol that stands on them. A link is a network interface, with or
+//! without XDP, a pair of Unix datagram sockets that carry one frame per datagram (no root, for virtual machines), a
+//! TAP interface, or a station of the simulator.
 //!
 //! * [`address`]: the names of links, as a configuration and a command line write them
 //! * [`frame`]: the header of a frame, and a received frame

@@ -6,7 +6,7 @@ use lunar_core::io::{Completion, Fault};
 use lunar_core::mem::{Sg, Slice};
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
-use lunar_reactor::endpoint::packet::{DirectLink, Filter, PacketConfig, PacketLink, RingFormat, Station};
+use lunar_reactor::endpoint::packet::{DirectLink, Filter, PacketConfig, PacketLink, RingFormat, Station, XdpConfig};
 use lunar_reactor::endpoint::{BATCH_MAX, Counters, Datagram, Endpoint, MacAddress, ReceiveBatch, SendBatch, VlanTag};
 use lunar_reactor::op::Handle;
 use std::cell::{Cell, RefCell};
@@ -69,6 +69,12 @@ fn open(config: &LinkConfig) -> io::Result<PacketLink> {
             filters: config.filters.clone(),
             format: RingFormat::Frames,
         }),
+        LinkAddress::Xdp(name) => PacketLink::xdp(&XdpConfig {
+            interface: name.clone(),
+            types: config.types.clone(),
+            vlan: config.vlan,
+            filters: config.filters.clone(),
+        }),
         LinkAddress::Tap(name) => PacketLink::tap(name, mac),
         LinkAddress::Unix { path, peer } => {
             let mtu = config.mtu.unwrap_or(MTU_MIN).clamp(MTU_MIN, MTU_MAX);
@@ -89,8 +95,8 @@ impl OpenedLink {
     /// Opens a link, on any thread.
     ///
     /// # Errors
-    /// Those of [`PacketLink::interface`], [`PacketLink::unix`] and [`PacketLink::tap`]. The messages name the command
-    /// that helps, for instance without the capability CAP_NET_RAW.
+    /// Those of [`PacketLink::interface`], [`PacketLink::xdp`], [`PacketLink::unix`] and [`PacketLink::tap`]. The
+    /// messages name the command that helps, for instance without the capability CAP_NET_RAW.
     pub fn open(config: &LinkConfig) -> io::Result<Self> {
         Ok(Self::on(Endpoint::Packet(open(config)?), config))
     }

@@ -17,6 +17,7 @@ use lunar_engine::backend::{self, JailPaths};
 use lunar_engine::service_unit;
 use lunar_handler_store::rbd::process;
 use lunar_handler_store::rbd::schema::RbdKeys;
+use lunar_reactor::endpoint::packet::BPF_COMMANDS;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -50,6 +51,8 @@ pub struct Paths {
     pub devices: Vec<PathBuf>,
     /// Folders in which folders and symbolic links are made, replaced and removed.
     pub links: Vec<PathBuf>,
+    /// Whether programs are loaded into the kernel (bpf(2)).
+    pub loads_programs: bool,
 }
 
 impl Paths {
@@ -80,6 +83,7 @@ impl Paths {
             paths.keep.extend(of_front.keep);
             paths.devices.extend(of_front.devices);
             paths.links.extend(of_front.links);
+            paths.loads_programs |= of_front.loads_programs;
         }
         for volume in config.volumes.values() {
             let path = volume.path.as_ref().map(|path| path.path().to_owned());
@@ -321,7 +325,7 @@ pub fn forbid_core_dumps() -> Result<(), JailError> {
 /// When the kernel refuses.
 pub fn shut(paths: Paths) -> Result<Held, JailError> {
     let held = files(&paths)?;
-    calls()?;
+    calls(paths.loads_programs)?;
     if held != Held::No {
         // The confinement is entered once for each process.
         let _ = LEFT.set(Left::of(paths));
@@ -391,12 +395,12 @@ fn allow(
     ruleset.add_rule(PathBeneath::new(handle, access))
 }
 
-/// Restricts all threads of this process to the system calls that it makes.
+/// Restricts all threads of this process to the system calls that it makes, with bpf(2) if it loads programs.
 ///
 /// # Errors
 /// When the kernel refuses.
-pub fn calls() -> Result<(), JailError> {
-    let program = filter().map_err(JailError::Calls)?;
+pub fn calls(loads_programs: bool) -> Result<(), JailError> {
+    let program = filter(loads_programs).map_err(JailError::Calls)?;
     seccompiler::apply_filter_all_threads(&program).map_err(JailError::Calls)
 }
 
@@ -428,12 +432,17 @@ fn helper_filter() -> Result<BpfProgram, seccompiler::Error> {
 }
 
 /// The filter of the daemon.
-fn filter() -> Result<BpfProgram, seccompiler::Error> {
+fn filter(loads_programs: bool) -> Result<BpfProgram, seccompiler::Error> {
     let mut rules: BTreeMap<i64, Vec<SeccompRule>> = CALLS.iter().map(|call| (*call, Vec::new())).collect();
-    // The kernel grants packet sockets with the capability CAP_NET_RAW only.
-    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_PACKET].map(|family| family as u64);
+    // The kernel grants the last two with the capability CAP_NET_RAW only.
+    let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6, libc::AF_PACKET, libc::AF_XDP];
+    let families = families.map(|family| family as u64);
     rules.insert(libc::SYS_socket, only(0, &families)?);
     rules.insert(libc::SYS_socketpair, only(0, &families[..1])?);
+    if loads_programs {
+        // The kernel grants them with the capability CAP_BPF only.
+        rules.insert(libc::SYS_bpf, only(0, &BPF_COMMANDS.map(|command| command as u64))?);
+    }
     for (call, mode) in MODE_CALLS {
         rules.insert(*call, without(*mode, libc::S_ISUID | libc::S_ISGID)?);
     }

@@ -1,5 +1,6 @@
 use super::*;
 use io::ErrorKind;
+use lunar_reactor::endpoint::packet::{PacketLink, XdpConfig};
 use std::fs;
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
@@ -102,7 +103,7 @@ fn system_calls_that_the_daemon_does_not_make_are_refused() {
     let place = Place::new();
     let disk = place.file("disk.img");
     in_a_thread(move || {
-        let program = filter().expect("it is right");
+        let program = filter(false).expect("it is right");
         seccompiler::apply_filter(&program).expect("the kernel takes it");
         let is_refused = |result: io::Result<()>| result.is_err_and(|why| why.raw_os_error() == Some(libc::EPERM));
         let rustix_error = |why: rustix::io::Errno| io::Error::from(why);
@@ -117,6 +118,13 @@ fn system_calls_that_the_daemon_does_not_make_are_refused() {
             is_refused(netlink.map(drop).map_err(rustix_error)),
             "only the address families of its peers are allowed"
         );
+        // Links through XDP load programs: not without the permission.
+        let config = XdpConfig { interface: "lo".into(), types: vec![0x88b5], vlan: None, filters: Vec::new() };
+        let why = PacketLink::xdp(&config).expect_err("bpf(2) is refused").to_string();
+        match why.contains("setcap") {
+            true => println!("skipped: no capabilities here: {why}"),
+            false => assert!(why.contains("a seccomp filter refuses bpf(2)"), "{why}"),
+        }
         // No file becomes set-user-ID or set-group-ID.
         let mode = |bits: u32| fs::set_permissions(&disk, fs::Permissions::from_mode(bits));
         assert!(is_refused(mode(0o4700)) && is_refused(mode(0o2750)) && mode(0o600).is_ok());
@@ -167,7 +175,7 @@ fn host_names_are_resolved_in_both_confinements() {
     in_a_thread(move || {
         let paths = Paths::of(&config, Path::new("/nowhere/x"), Path::new("/nowhere"), None);
         files(&paths).expect("the kernel takes it");
-        seccompiler::apply_filter(&filter().expect("it is right")).expect("the kernel takes it");
+        seccompiler::apply_filter(&filter(false).expect("it is right")).expect("the kernel takes it");
         assert_eq!(lookup().expect("it is known as before"), known);
     });
 }

@@ -8,9 +8,9 @@
 //! lunar-st source LINK[,LINK...] PEER[,PEER...] BYTES SECONDS
 //! ```
 //!
-//! A link is `udp:ADDRESS:PORT`, an interface such as `eth0`, or `unix:PATH;PEER` (with a semicolon here, as the comma
-//! separates links). A peer is the address with the port, or the MAC address, of the receiver on the link at the same
-//! place of the list.
+//! A link is `udp:ADDRESS:PORT`, an interface such as `eth0` or `xdp:eth0`, or `unix:PATH;PEER` (with a semicolon
+//! here, as the comma separates links). A peer is the address with the port, or the MAC address, of the receiver on the
+//! link at the same place of the list.
 
 #![allow(missing_docs, reason = "a program has no public interface")]
 
@@ -94,9 +94,7 @@ fn receive(links: &str) -> Result<(), Box<dyn Error>> {
 fn addresses(links: &str) -> Result<(), Box<dyn Error>> {
     let mac = |text: &str| -> Result<String, Box<dyn Error>> {
         match text.replace(';', ",").parse()? {
-            LinkSpec::Frames(config) if config.address.interface().is_none() => {
-                Ok(config.address.derived_mac().to_string())
-            }
+            LinkSpec::Frames(config) if !config.address.has_own_mac() => Ok(config.address.derived_mac().to_string()),
             _ => Err(format!("{text} has the address of its interface: see 'ip address'").into()),
         }
     };

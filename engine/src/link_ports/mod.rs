@@ -78,6 +78,12 @@ pub trait PortProtocol: Sized + 'static {
         EngineError::front(why)
     }
 
+    /// Whether programs are loaded into the kernel for a link of these settings.
+    fn loads_program(settings: &Self::Settings) -> bool {
+        let _ = settings;
+        false
+    }
+
     /// The folders in which the link makes and removes sockets.
     fn folders(settings: &Self::Settings) -> Vec<PathBuf> {
         let _ = settings;

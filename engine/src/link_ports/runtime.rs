@@ -43,7 +43,12 @@ impl<P: PortProtocol> Front for PortsFront<P> {
 
     fn paths(&self, config: &Config, _runtime: &Path) -> FrontPaths {
         let settings = config.section::<P::Section>().filter_map(|(_, section)| P::settings(section).ok());
-        FrontPaths { keep: settings.flat_map(|settings| P::folders(&settings)).collect(), ..FrontPaths::default() }
+        let mut paths = FrontPaths::default();
+        for settings in settings {
+            paths.keep.extend(P::folders(&settings));
+            paths.loads_programs |= P::loads_program(&settings);
+        }
+        paths
     }
 }
 

@@ -16,8 +16,8 @@ pub struct AoeOptions;
 /// The options, as they were given.
 #[derive(Args, Debug, Default)]
 struct AoeRequest {
-    /// Serve the volumes by ATA over Ethernet, the first one at this shelf and slot: eth0:1.0, tap:NAME:1.0 or
-    /// unix:PATH,PEER:1.0; may be given several times. An interface needs the capability CAP_NET_RAW
+    /// Serve the volumes by ATA over Ethernet, the first one at this shelf and slot: eth0:1.0, xdp:eth0:1.0,
+    /// tap:NAME:1.0 or unix:PATH,PEER:1.0; may be given several times. An interface needs the capability CAP_NET_RAW
     #[arg(long = "aoe", value_name = "LINK:SHELF.SLOT", value_parser = place)]
     places: Vec<ShelfLocation>,
 }

@@ -53,11 +53,12 @@ impl Front for AoeFront {
     }
 
     fn paths(&self, config: &Config, _runtime: &Path) -> FrontPaths {
-        let folders = config
-            .section::<Aoe>()
-            .filter_map(|(_, aoe)| links::config(aoe).ok())
-            .flat_map(|link| link.address.folders());
-        FrontPaths { keep: folders.collect(), ..FrontPaths::default() }
+        let mut paths = FrontPaths::default();
+        for link in config.section::<Aoe>().filter_map(|(_, aoe)| links::config(aoe).ok()) {
+            paths.keep.extend(link.address.folders());
+            paths.loads_programs |= link.address.loads_program();
+        }
+        paths
     }
 }
 

@@ -5,7 +5,7 @@ use crate::wire;
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::Objects;
 use lunar_link::address::AddressError;
-use lunar_link::{LinkAddress, LinkConfig, MacAddress};
+use lunar_link::{LinkConfig, MacAddress};
 
 /// The settings of the link of a shelf.
 ///
@@ -26,7 +26,7 @@ pub fn config(aoe: &Aoe) -> Result<LinkConfig, AddressError> {
 fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
     for (name, aoe) in objects.all::<Aoe>() {
         match config(aoe).map(|config| config.address) {
-            Ok(LinkAddress::Interface(_)) if aoe.mac.is_some() => {
+            Ok(link) if link.has_own_mac() && aoe.mac.is_some() => {
                 let what = "is for links without an interface: this one has the MAC address of its interface";
                 find(name, "mac", aoe.marks.of("mac"), what.into());
             }

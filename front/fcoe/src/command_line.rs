@@ -16,9 +16,9 @@ pub struct FcoeOptions;
 /// The options, as they were given.
 #[derive(Args, Debug, Default)]
 struct FcoeRequest {
-    /// Serve the volumes by Fibre Channel over Ethernet on this link: eth0, tap:NAME or unix:PATH,PEER; without a
-    /// switch (VN2VN), or with ",fabric" at one (FCF); may be given several times. An interface needs the capability
-    /// CAP_NET_RAW
+    /// Serve the volumes by Fibre Channel over Ethernet on this link: eth0, xdp:eth0, tap:NAME or unix:PATH,PEER;
+    /// without a switch (VN2VN), or with ",fabric" at one (FCF); may be given several times. An interface needs the
+    /// capability CAP_NET_RAW
     #[arg(long = "fcoe", value_name = "LINK[,fabric]", value_parser = link)]
     links: Vec<PortLink>,
 }

@@ -50,6 +50,10 @@ impl PortProtocol for FcoePorts {
         link.address.folders()
     }
 
+    fn loads_program(link: &LinkConfig) -> bool {
+        link.address.loads_program()
+    }
+
     fn port(name: &str, port: &Fcoe, config: &Config) -> Option<FrontPort> {
         let names = port.names(name, config)?;
         let (group, name) = (port.group(config)?, names.scsi());

@@ -5,7 +5,7 @@ use crate::wire::{fip, frame};
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::Objects;
 use lunar_link::address::AddressError;
-use lunar_link::{LinkAddress, LinkConfig, MacAddress};
+use lunar_link::{LinkConfig, MacAddress};
 
 /// The settings of the link of a port.
 ///
@@ -27,7 +27,7 @@ pub fn config(port: &Fcoe) -> Result<LinkConfig, AddressError> {
 fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
     for (name, port) in objects.all::<Fcoe>() {
         match config(port).map(|config| config.address) {
-            Ok(LinkAddress::Interface(_)) if port.mac.is_some() => {
+            Ok(link) if link.has_own_mac() && port.mac.is_some() => {
                 let what = "is for links without an interface: this one has the MAC address of its interface";
                 find(name, "mac", port.marks.of("mac"), what.into());
             }

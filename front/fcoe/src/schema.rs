@@ -59,8 +59,9 @@ sections! {
     /// of its group. Initiators do not authenticate, and names can be forged: only a VLAN or an interface of its own
     /// protects the volumes. Groups with networks or with authentication do not fit.
     Fcoe (made: Live, removed: EndsSessions) {
-        /// The link: a network interface (`eth0`), which needs the capability CAP_NET_RAW; `tap:NAME`; or
-        /// `unix:PATH,PEER`, where each datagram is a frame, for virtual machines.
+        /// The link: a network interface (`eth0`), which needs the capability CAP_NET_RAW; `xdp:eth0`, the same through
+        /// its driver (AF_XDP), which needs CAP_NET_ADMIN and CAP_BPF as well; `tap:NAME`; or `unix:PATH,PEER`, where
+        /// each datagram is a frame, for virtual machines.
         link: LinkName = required() => EndsSessions;
         /// The target whose volumes the initiators see.
         target: To<Target> = required() => EndsSessions;

@@ -15,7 +15,7 @@ pub struct StOptions;
 #[derive(Args, Debug, Default)]
 struct StRequest {
     /// Serve the volumes by SCSI over Scheduled Transfer (experimental, with a private layout) on this link:
-    /// udp:ADDRESS:PORT, eth0, tap:NAME or unix:PATH,PEER; may be given several times. An interface needs the
+    /// udp:ADDRESS:PORT, eth0, xdp:eth0, tap:NAME or unix:PATH,PEER; may be given several times. An interface needs the
     /// capability CAP_NET_RAW
     #[arg(long = "st", value_name = "LINK", value_parser = link)]
     st_links: Vec<LinkSpec>,

@@ -53,6 +53,10 @@ impl PortProtocol for StPorts {
         }
     }
 
+    fn loads_program(link: &LinkSpec) -> bool {
+        matches!(link, LinkSpec::Frames(link) if link.address.loads_program())
+    }
+
     fn port(name: &str, port: &St, config: &Config) -> Option<FrontPort> {
         let names = port.names(name, config)?;
         let group = port.group(config)?;

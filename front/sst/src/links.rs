@@ -3,7 +3,7 @@
 use crate::schema::{self, ST, St};
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
 use lunar_control::section::Objects;
-use lunar_link::{LinkAddress, MacAddress};
+use lunar_link::MacAddress;
 use lunar_st::port::{LinkSpec, SpecError};
 
 /// The settings of the link of a port.
@@ -45,7 +45,7 @@ fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
                 }
             }
             Ok(LinkSpec::Frames(link)) => {
-                if matches!(link.address, LinkAddress::Interface(_)) && port.mac.is_some() {
+                if link.address.has_own_mac() && port.mac.is_some() {
                     let what = "is for links without an interface: this one has the MAC address of its interface";
                     find(name, "mac", port.marks.of("mac"), what.into());
                 }
@@ -88,6 +88,7 @@ mod tests {
             ("link = 'udp:192.0.2.1:0'", "needs a port"),
             ("link = 'udp:192.0.2.1:1'\nmtu = 9000", "over UDP the network decides"),
             ("link = 'eth0'\nmac = '02:00:00:00:00:01'", "without an interface"),
+            ("link = 'xdp:eth0'\nmac = '02:00:00:00:00:01'", "without an interface"),
             ("link = 'unix:/a'", "unix:PATH,PEER"),
             ("link = 'eth0'\n[st.b]\nlink = 'eth0'\ntarget = 't'", "is also that of ST port"),
         ] {

@@ -24,7 +24,8 @@ sections! {
     /// volumes. Groups with authentication do not fit; groups with networks fit over UDP only.
     St (made: Live, removed: EndsSessions) {
         /// The link: `udp:ADDRESS:PORT`; a network interface (`eth0`), which needs the capability CAP_NET_RAW;
-        /// `tap:NAME`; or `unix:PATH,PEER`, where each datagram is a frame.
+        /// `xdp:eth0`, the same through its driver (AF_XDP), which needs CAP_NET_ADMIN and CAP_BPF as well; `tap:NAME`;
+        /// or `unix:PATH,PEER`, where each datagram is a frame.
         link: LinkName = required() => EndsSessions;
         /// The target whose volumes the initiators see.
         target: To<Target> = required() => EndsSessions;
