@@ -45,6 +45,7 @@ mod unit_attentions;
 mod verifying_writer;
 mod vfio;
 mod vhost;
+mod xdp;
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -176,6 +177,8 @@ enum Part {
     St,
     /// SCSI over Scheduled Transfer: loss, crashes, reservations beside iSCSI, hostile packets
     Sst,
+    /// Raw Ethernet through XDP: AoE, Fibre Channel over Ethernet and SST beside other traffic, a kill
+    Xdp,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
     /// A Linux guest that shares SCSI devices of its own among two initiators
@@ -210,7 +213,7 @@ impl Drivers {
 
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; the drivers; and the share of the machine that a part takes.
-const ORDER: [(Part, Drivers, usize); 36] = [
+const ORDER: [(Part, Drivers, usize); 37] = [
     (Part::Libiscsi, Drivers::Each, COMPUTES),
     (Part::Guest, Drivers::EachIfWhole, COMPUTES),
     (Part::Service, Drivers::First, COMPUTES),
@@ -234,6 +237,7 @@ const ORDER: [(Part, Drivers, usize); 36] = [
     (Part::Rbd, Drivers::First, COMPUTES),
     (Part::Handler, Drivers::Each, WAITS),
     (Part::Sst, Drivers::Each, WAITS),
+    (Part::Xdp, Drivers::Each, WAITS),
     (Part::Hostile, Drivers::Each, WAITS),
     (Part::Neighbours, Drivers::Each, COMPUTES),
     (Part::Crash, Drivers::Each, WAITS),
@@ -351,6 +355,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Handler => handler::part(lab, driver),
             Part::Rbd => rbd::part(lab, driver),
             Part::Sst => sst::part(lab, driver),
+            Part::Xdp => xdp::part(lab, driver),
             Part::Device => guest::device(lab, driver),
             Part::Tape => guest::tape(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
