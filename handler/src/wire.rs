@@ -5,8 +5,8 @@
 //! server has may send STAND BY before HELLO. A message may be longer than its format here: a later version appends
 //! fields, and an earlier version does not read them. Fields that an earlier version does not send count as zero.
 //!
-//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level, version 4 the
-//! identity of the data and STAND BY.
+//! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level, version 4
+//! the identity of the data and STAND BY.
 
 use lunar_core::codes;
 use lunar_core::wire::le;

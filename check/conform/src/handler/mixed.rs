@@ -83,7 +83,7 @@ pub(super) fn own_commands(daemon: &Daemon) -> Result<()> {
     let data = pattern(0, 1, 16 * BLOCK);
     first.write(0, data.clone(), BLOCK)?;
     first.run(&KEEP, Data::Out(b"kept".to_vec()))?.good()?;
-    let back = second.run(&RETURN, Data::In(64))?.good()?.data;
+    let back = second.run(&RETURN, Data::In(4))?.good()?.data;
     ensure!(back == b"kept", "{back:02x?}");
     ensure!(second.read(0, 16, BLOCK)? == data, "the blocks have changed");
     second.run(&[0xc2, 0, 0, 0, 0, 0], Data::None)?.expect_sense(UNKNOWN.0, UNKNOWN.1, UNKNOWN.2)?;

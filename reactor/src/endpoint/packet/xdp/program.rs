@@ -60,7 +60,7 @@ pub(super) struct Program {
     is_generic: bool,
 }
 
-/// What a program selects.
+/// The frames that a program selects.
 #[derive(Clone, Debug)]
 pub(super) struct Selection {
     pub(super) own: MacAddress,
