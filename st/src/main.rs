@@ -72,8 +72,9 @@ fn peer(text: &str) -> Result<Peer, Box<dyn Error>> {
 fn receive(links: &str) -> Result<(), Box<dyn Error>> {
     let host = host(links)?;
     let listener = host.listen(PORT, Ulp::SOCKET, Options::default())?;
-    if let Some(address) = host.local(0) {
-        println!("listening at {address}");
+    match host.local(0) {
+        Some(address) => println!("listening at {address}"),
+        None => println!("listening"),
     }
     let connection = listener.accept()?;
     for number in 0.. {

@@ -55,9 +55,12 @@ fn beside_receiver(
         });
         let line = || lines.recv_timeout(LIMIT).context("the receiver says nothing");
         let pid = line()?.parse()?;
-        let address = match links.starts_with("udp:") {
-            true => line()?.strip_prefix("listening at ").context("an address")?.parse()?,
-            false => SocketAddr::from(([0, 0, 0, 0], 0)),
+        // A sender that comes before that is refused.
+        let listening = line()?;
+        let listening = listening.strip_prefix("listening").context("it does not listen")?;
+        let address = match listening.strip_prefix(" at ") {
+            Some(address) => address.parse()?,
+            None => SocketAddr::from(([0, 0, 0, 0], 0)),
         };
         send(pid, address)?;
         receiver.join().map_err(|_| anyhow!("the receiver's thread has ended"))
