@@ -42,21 +42,31 @@ impl Wire for FcoeSwitch {
     }
 }
 
-/// Writes the daemon's configuration: a volume in a file over iSCSI and over Fibre Channel, one in memory, and one of a
-/// handler; a volume of another initiator.
+/// Writes the daemon's configuration: a volume in a file over iSCSI and over Fibre Channel, and one in memory; without
+/// a switch also one of a handler; a volume of another initiator.
 fn configure(guest: &LanGuest<'_>, spec: &Spec, wwpn: &str, mode: &str) -> Result<PathBuf> {
     let (folder, portal) = (guest.folder().display(), spec.portal());
+    let (slow, lun) = match mode {
+        "vn2vn" => (
+            format!(
+                "[volume.slow]\nkind = \"handler\"\npath = \"{folder}/slow.sock\"\nsize = \"64M\"\n\
+                 command-timeout = \"5s\"\n"
+            ),
+            ", 2 = \"slow\"",
+        ),
+        _ => (String::new(), ""),
+    };
     let text = format!(
         "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{folder}/state\"\n\
          [volume.disk]\nkind = \"file\"\npath = \"{folder}/disk.img\"\nsize = \"64M\"\n\
          [volume.memory]\nkind = \"ram\"\nsize = \"64M\"\n\
-         [volume.slow]\nkind = \"handler\"\npath = \"{folder}/slow.sock\"\nsize = \"64M\"\ncommand-timeout = \"5s\"\n\
+         {slow}\
          [portal-group.p]\ntag = 1\n[portal-group.q]\ntag = 2\nalua-state = \"active-non-optimized\"\n\
          [portal.one]\naddress = \"{portal}\"\nadvertise = \"{HOST_AS_GUEST_SEES_IT}:{}\"\ngroup = \"p\"\n\
          [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
          [group.iscsi]\ntargets = [\"main\"]\ninitiators = [\"iqn.*\"]\nluns = {{ 0 = \"disk\" }}\n\
          [group.channel]\ntargets = [\"main\"]\ninitiators = [\"{INITIATOR}\"]\n\
-         luns = {{ 0 = \"disk\", 1 = \"memory\", 2 = \"slow\" }}\n\
+         luns = {{ 0 = \"disk\", 1 = \"memory\"{lun} }}\n\
          [group.others]\ntargets = [\"main\"]\ninitiators = [\"21:*\"]\nluns = {{ 5 = \"memory\" }}\n\
          [fcoe.lan]\nlink = \"unix:{folder}/target,{folder}/target-relay\"\n\
          target = \"main\"\nportal-group = \"q\"\nmtu = 2500\nwwpn = \"{wwpn}\"\nmode = \"{mode}\"\n",
