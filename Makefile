@@ -2,7 +2,7 @@
 
 # Seconds for each fuzz target in `make test`. The targets for input that every client can send run for the whole time,
 # the others for a sixth of it. `make fuzz FUZZ_SECONDS=3600` fuzzes for longer.
-FUZZ_SECONDS ?= 30
+FUZZ_SECONDS ?= 20
 # Fuzz targets that run at the same time. More than the number of processors: the limit of a target is wall-clock time.
 FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) * 2)))
 # `make test` builds the fuzzers without optimization, while the unit tests run, because the unit tests do not use all

@@ -59,7 +59,8 @@ struct Runner<'a> {
     folder: PathBuf,
 }
 
-/// Runs the part; with `everything` with packed rings and a migration, too, and in a long run in an older QEMU.
+/// Runs the part; with `everything` with packed rings and a migration, too, and in a long run with systems that boot
+/// from the volume, and in an older QEMU.
 pub(crate) fn part(lab: &Lab, driver: Driver, everything: bool) -> Result<()> {
     let part = format!("vhost/{}", driver.name());
     lab.built()?;
@@ -100,15 +101,15 @@ impl Runner<'_> {
         if everything && self.wants("migrate") {
             self.migrate(driver, &newest)?;
         }
-        let disk = Machine { name: "system-blk", device: "num-queues=2,bootindex=0", settings: String::new(), ..split };
-        if everything && self.wants(disk.name) {
-            self.system(driver, &disk, "/dev/vda")?;
-        }
         if everything && self.lab.long {
+            let (settings, device) = (String::new(), "num-queues=2,bootindex=0");
+            let disk = Machine { name: "system-blk", device, settings, ..split };
             let (settings, device) = (String::new(), "num_queues=2,bootindex=0");
             let adapter = Machine { name: "system-scsi", device, settings, ..scsi };
-            if self.wants(adapter.name) {
-                self.system(driver, &adapter, "/dev/sda")?;
+            for (machine, path) in [(&disk, "/dev/vda"), (&adapter, "/dev/sda")] {
+                if self.wants(machine.name) {
+                    self.system(driver, machine, path)?;
+                }
             }
             let own = emulator::own();
             let disk = Machine { name: "own", emulator: &own, settings: String::new(), ..split };
