@@ -80,7 +80,7 @@ unit:
 	[ $$status -ne 124 ] || echo "a test hangs: the last one without a result above" >&2; \
 	wait $$beside; exit $$status
 
-## fuzz: all fuzz targets, for FUZZ_SECONDS (30) seconds or a sixth of it
+## fuzz: all fuzz targets, for FUZZ_SECONDS (20) seconds or a sixth of it
 fuzz:
 	@echo "== fuzz, $(FUZZ_SECONDS) s for each target or a sixth of that, $(FUZZ_AT_ONCE) at a time"
 	@[ "$$(echo $(FUZZ_WHOLE) $(FUZZ_SIXTH) | tr ' ' '\n' | sort)" = "$$(ls check/fuzz/src/bin | sed 's/\.rs$$//' | sort)" ] \
