@@ -5,10 +5,16 @@ use crate::notice::{Notice, NoticeTopic, RefusedLogin};
 use lunar_control::api::SessionView;
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::time::Instant;
+use lunar_reactor::Reactor;
+use lunar_reactor::end::End;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+/// The time between two attempts to open a link that has failed.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Opens links with these settings: those of the operating system, or those of a simulation.
 pub type Open<S, O> = fn(&S) -> io::Result<O>;
@@ -97,6 +103,24 @@ impl<I: Ord + fmt::Display, S, O> PortState<I, S, O> {
         let topic = if refused.is_some() { NoticeTopic::Refusal } else { NoticeTopic::Login };
         let refusal = refused.map(|(code, target)| RefusedLogin { transport, code, source: None, target, user: "" });
         (self.shared.audit)(&Notice { refusal, ..Notice::new(topic, &subject, &words) });
+    }
+}
+
+impl<I, S, O> PortState<I, S, O> {
+    /// Opens a link that has failed, for instance because its interface was removed, again and again until `attach`
+    /// takes it; `None`: its port was closed meanwhile.
+    pub async fn open_again<T>(
+        &self,
+        settings: &S,
+        (reactor, closed): (&Reactor, &End),
+        attach: impl Fn(O) -> io::Result<T>,
+    ) -> Option<T> {
+        loop {
+            closed.unless(reactor.sleep(REOPEN_INTERVAL)).await?;
+            if let Ok(attached) = (self.open)(settings).and_then(&attach) {
+                return Some(attached);
+            }
+        }
     }
 }
 

@@ -34,8 +34,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::FromBytes;
 
-/// The time between two attempts to open a link that has failed.
-const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 /// The time between two checks for silent stations.
 const IDLE_INTERVAL: Duration = Duration::from_secs(60);
 /// The periods of the rates of answers and of reported refusals.
@@ -102,19 +100,14 @@ impl Endpoint {
             let trouble = format!("link {name} of an AoE shelf has failed, and is opened again: {why:?}");
             log!(error, "{trouble}");
             self.report(Some(trouble));
-            loop {
-                if self.closed.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_none() {
-                    return;
-                }
-                let opened = (self.core.common.ports.open)(&self.config);
-                if let Ok(link) = opened.and_then(|opened| Link::attach(self.core.reactor(), opened)) {
-                    self.link.replace(link);
-                    self.report(None);
-                    log!("link {name} of an AoE shelf is open again");
-                    self.announce(None);
-                    break;
-                }
-            }
+            let (reactor, closed) = (self.core.reactor(), &self.closed);
+            let attach = |opened| Link::attach(reactor, opened);
+            let again = self.core.common.ports.open_again(&self.config, (reactor, closed), attach).await;
+            let Some(link) = again else { return };
+            self.link.replace(link);
+            self.report(None);
+            log!("link {name} of an AoE shelf is open again");
+            self.announce(None);
         }
     }
 

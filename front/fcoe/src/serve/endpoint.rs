@@ -34,8 +34,6 @@ use std::task::{Poll, Waker};
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The time between two attempts to open a link that has failed.
-const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 /// The period of the rate of reported refusals.
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -81,20 +79,15 @@ impl Endpoint {
             let trouble = format!("link {name} of an FCoE port has failed, and is opened again: {why:?}");
             log!(error, "{trouble}");
             self.report(Some(trouble));
-            loop {
-                if self.closed.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_none() {
-                    return;
-                }
-                let opened = (self.core.common.open)(&self.config);
-                if let Ok(link) = opened.and_then(|opened| Link::attach(self.core.reactor(), opened)) {
-                    self.link.replace(link);
-                    self.report(None);
-                    log!("link {name} of an FCoE port is open again");
-                    // The interface may be another one, with another address.
-                    self.restart();
-                    break;
-                }
-            }
+            let (reactor, closed) = (self.core.reactor(), &self.closed);
+            let attach = |opened| Link::attach(reactor, opened);
+            let again = self.core.common.open_again(&self.config, (reactor, closed), attach).await;
+            let Some(link) = again else { return };
+            self.link.replace(link);
+            self.report(None);
+            log!("link {name} of an FCoE port is open again");
+            // The interface may be another one, with another address.
+            self.restart();
         }
     }
 

@@ -29,8 +29,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The time between two attempts to open a socket that has failed.
-const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 /// The period of the rate of reported refusals.
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -323,13 +321,11 @@ impl Endpoint {
 
     /// Opens the socket again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (address, end) = (self.address, &self.closed);
-        while end.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_some() {
-            if (self.core.common.open)(&address).and_then(|opened| self.attach(opened)).is_ok() {
-                self.report(None);
-                log!("the socket of the SRP port at {address} is open again");
-                return;
-            }
+        let (address, reactor) = (self.address, self.core.reactor());
+        let attach = |opened| self.attach(opened);
+        if self.core.common.open_again(&address, (reactor, &self.closed), attach).await.is_some() {
+            self.report(None);
+            log!("the socket of the SRP port at {address} is open again");
         }
     }
 }

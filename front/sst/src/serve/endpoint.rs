@@ -26,8 +26,6 @@ use std::sync::Arc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// The time between two attempts to open a link that has failed.
-const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 /// The period of the rate of reported refusals.
 const MINUTE: Duration = Duration::from_secs(60);
 /// The rate is that of all refusals, not of one station.
@@ -88,17 +86,14 @@ impl Endpoint {
             let trouble = format!("link {name} of an ST port has failed, and is opened again");
             log!(error, "{trouble}");
             self.report(Some(trouble));
-            loop {
-                if self.closed.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_none() {
-                    return;
-                }
-                if (self.core.common.open)(&self.spec).and_then(|opened| self.attach(opened)).is_ok() {
-                    self.report(None);
-                    log!("link {name} of an ST port is open again");
-                    self.listen();
-                    break;
-                }
+            let (reactor, closed) = (self.core.reactor(), &self.closed);
+            let attach = |opened| self.attach(opened);
+            if self.core.common.open_again(&self.spec, (reactor, closed), attach).await.is_none() {
+                return;
             }
+            self.report(None);
+            log!("link {name} of an ST port is open again");
+            self.listen();
         }
     }
 
