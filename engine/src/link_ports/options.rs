@@ -11,6 +11,8 @@ pub struct PortOption {
     pub section: &'static str,
     /// The key that has the value.
     pub key: &'static str,
+    /// Whether a port is one of the target; otherwise hosts reach all targets of its portal group.
+    pub names_target: bool,
     /// The advice if a value is given twice.
     pub advice: &'static str,
 }
@@ -22,7 +24,7 @@ impl PortOption {
         format!("{}", number + 1)
     }
 
-    /// Declares a port of the target for each value.
+    /// Declares a port for each value.
     ///
     /// # Errors
     /// A value is given twice.
@@ -33,7 +35,10 @@ impl PortOption {
                 return Err(OptionMistake::Twice { argument, advice: self.advice });
             }
             let mut keys = draft.object_of(&argument, self.section, &Self::name(at));
-            keys.set(self.key, value.as_str()).set("target", TARGET);
+            keys.set(self.key, value.as_str());
+            if self.names_target {
+                keys.set("target", TARGET);
+            }
             // The first, as for other hosts.
             keys.set("portal-group", given.groups[0].as_str());
         }

@@ -46,7 +46,8 @@ impl fmt::Display for PortLink {
     }
 }
 
-const OPTION: PortOption = PortOption { option: "--fcoe", section: WORD, key: "link", advice: "give each link once" };
+const OPTION: PortOption =
+    PortOption { option: "--fcoe", section: WORD, key: "link", names_target: true, advice: "give each link once" };
 
 impl FrontOptions for FcoeOptions {
     fn declare(&self, command: Command) -> Command {

@@ -24,6 +24,14 @@ fn address(text: &str) -> Result<IpAddr, ValueError> {
     RdmaAddress::parse(text).map(|address| address.0)
 }
 
+const OPTION: PortOption = PortOption {
+    option: "--nvme-rdma",
+    section: WORD,
+    key: "address",
+    names_target: false,
+    advice: "give each address once",
+};
+
 impl FrontOptions for NvmeRdmaOptions {
     fn declare(&self, command: Command) -> Command {
         NvmeRdmaRequest::augment_args(command)
@@ -49,16 +57,8 @@ impl FrontRequest for NvmeRdmaRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        for (at, address) in self.addresses.iter().enumerate() {
-            let argument = format!("--nvme-rdma {address}");
-            if self.addresses[..at].contains(address) {
-                return Err(OptionMistake::Twice { argument, advice: "give each address once" });
-            }
-            let mut keys = draft.object_of(&argument, WORD, &PortOption::name(at));
-            // The first portal group, as for other hosts.
-            keys.set("address", address.to_string()).set("portal-group", given.groups[0].as_str());
-        }
-        Ok(())
+        let values: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
+        OPTION.configure(&values, given, draft)
     }
 
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {

@@ -25,7 +25,7 @@ fn address(text: &str) -> Result<IpAddr, ValueError> {
 }
 
 const OPTION: PortOption =
-    PortOption { option: "--srp", section: WORD, key: "address", advice: "give each address once" };
+    PortOption { option: "--srp", section: WORD, key: "address", names_target: true, advice: "give each address once" };
 
 impl FrontOptions for SrpOptions {
     fn declare(&self, command: Command) -> Command {

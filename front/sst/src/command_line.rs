@@ -25,7 +25,8 @@ fn link(text: &str) -> Result<LinkSpec, String> {
     text.parse().map_err(|why: SpecError| why.to_string())
 }
 
-const OPTION: PortOption = PortOption { option: "--st", section: WORD, key: "link", advice: "give each link once" };
+const OPTION: PortOption =
+    PortOption { option: "--st", section: WORD, key: "link", names_target: true, advice: "give each link once" };
 
 impl FrontOptions for StOptions {
     fn declare(&self, command: Command) -> Command {
