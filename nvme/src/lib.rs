@@ -15,7 +15,7 @@
 //! * [`connect`]: controllers and queues of NVMe over Fabrics; [`memory_based`]: controllers whose queues are in host
 //!   memory
 //! * [`event`]: asynchronous events; [`errors`]: the Error Information log
-//! * [`command`]: the input and the output of transports
+//! * [`command`]: the input and the output of transports; [`fused`]: which commands of a queue are executed together
 //! * [`docs`]: the page of supported commands; [`fuzzing`]: the rig of fuzz targets
 
 mod abort;
@@ -34,6 +34,7 @@ pub mod event;
 pub mod execute;
 mod fault;
 pub mod features;
+pub mod fused;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 pub mod history;

@@ -2,7 +2,8 @@
 //! in-capsule data.
 
 use crate::wire::{Completion, capsule, invalidated, pointed};
-use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND};
+use lunar_nvme::command::FABRICS;
+use lunar_nvme::fused::{Fused, Use};
 use lunar_nvme::{Command, Sqe, Status};
 use lunar_rdma::wire::Remote;
 use std::collections::HashMap;
@@ -77,16 +78,6 @@ struct Task {
     invalidates: Option<u32>,
 }
 
-/// The role of the last command in a fused operation.
-#[derive(Debug)]
-enum Fused<T> {
-    Nothing,
-    /// The first command, which waits for the second.
-    First(Arrived<T>),
-    /// A first command that was refused: the second fails as well.
-    Failed,
-}
-
 /// One connection.
 #[derive(Debug)]
 pub struct Session<T> {
@@ -97,7 +88,8 @@ pub struct Session<T> {
     flow_control: bool,
     /// SQHD: the number of commands received, modulo the queue size.
     head: u16,
-    fused: Fused<T>,
+    /// The role of the last command in a fused operation.
+    fused: Fused<Arrived<T>>,
 }
 
 impl<T> Default for Session<T> {
@@ -192,33 +184,23 @@ impl<T> Session<T> {
 
     /// Starts a command, and both commands of a fused operation together.
     fn start(&mut self, arrived: Arrived<T>, actions: &mut Vec<Action<T>>) {
-        let (sqe, half) = (arrived.command.sqe, arrived.command.sqe.flags & FUSE);
-        match (std::mem::replace(&mut self.fused, Fused::Nothing), half) {
-            (Fused::First(first), FUSE_SECOND) => {
-                return actions.push(Action::Fused(Box::new([first, arrived])));
-            }
-            (Fused::Failed, FUSE_SECOND) => {
+        let (before, now) = self.fused.arrived(arrived.command.sqe.flags, arrived);
+        actions.extend(before.map(Action::Command));
+        match now {
+            Use::Waits => {}
+            Use::Alone(arrived) => actions.push(Action::Command(arrived)),
+            Use::Both(both) => actions.push(Action::Fused(Box::new(both))),
+            Use::Fails(Arrived { command: Command { sqe, .. }, .. }) => {
                 if let Some(response) = self.complete(sqe.cid.get(), Status::FUSED_FAILED, 0) {
                     actions.push(Action::Refused(sqe, Status::FUSED_FAILED, response));
                 }
-                return;
             }
-            // A second command that does not follow the first directly is a command of its own.
-            (Fused::First(first), _) => actions.push(Action::Command(first)),
-            (Fused::Failed | Fused::Nothing, _) => {}
-        }
-        match half {
-            FUSE_FIRST => self.fused = Fused::First(arrived),
-            _ => actions.push(Action::Command(arrived)),
         }
     }
 
     /// Completes a command that is invalid for the transport, or that comes at the wrong time.
     fn refuse(&mut self, sqe: &Sqe, status: Status, actions: &mut Vec<Action<T>>) {
-        let now = if sqe.flags & FUSE == FUSE_FIRST { Fused::Failed } else { Fused::Nothing };
-        if let Fused::First(first) = std::mem::replace(&mut self.fused, now) {
-            actions.push(Action::Command(first));
-        }
+        actions.extend(self.fused.refused(sqe.flags).map(Action::Command));
         let response =
             Response { completion: self.completion(sqe.cid.get(), status, 0), invalidates: invalidated(sqe) };
         actions.push(Action::Refused(*sqe, status, response));

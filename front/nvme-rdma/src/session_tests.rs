@@ -1,4 +1,5 @@
 use super::*;
+use lunar_nvme::command::{FUSE_FIRST, FUSE_SECOND};
 use zerocopy::{FromZeros, IntoBytes};
 
 type Queue = Session<Vec<u8>>;

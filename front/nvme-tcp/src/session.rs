@@ -25,7 +25,8 @@ use crate::wire::{
 use lunar_core::mem::{Arena, Sg, SgMut, Slice};
 use lunar_core::stats::Stats;
 use lunar_core::time::Instant;
-use lunar_nvme::command::{FABRICS, FUSE, FUSE_FIRST, FUSE_SECOND, Sqe};
+use lunar_nvme::command::{FABRICS, Sqe};
+use lunar_nvme::fused::{Fused, Use};
 use lunar_nvme::{Command, Direction, Status};
 use lunar_stream::input::{self, Input, Payload, PayloadPlan};
 use std::fmt;
@@ -106,17 +107,6 @@ fn invalid(at: usize) -> Violation {
     Violation(FatalStatus::INVALID_HEADER, at as u32)
 }
 
-/// The role of the last command in a fused operation.
-#[derive(Debug, Default)]
-enum Fused {
-    #[default]
-    Nothing,
-    /// The first command, which waits for the second.
-    First(TaskKey, Command),
-    /// A first command that was refused: the second fails as well.
-    Failed,
-}
-
 /// One connection.
 #[derive(Debug)]
 pub struct Session {
@@ -132,7 +122,7 @@ pub struct Session {
     /// SQHD: the number of commands received, modulo the queue size.
     head: u16,
     /// The role of the last command in a fused operation.
-    fused: Fused,
+    fused: Fused<(TaskKey, Command)>,
     next_tag: u16,
     started: Instant,
 }
@@ -367,31 +357,23 @@ impl Session {
 
     /// Starts a command, and both commands of a fused operation together.
     fn start(&mut self, key: TaskKey, command: Command, actions: &mut Vec<Action>) {
-        let half = command.sqe.flags & FUSE;
-        match (std::mem::take(&mut self.fused), half) {
-            (Fused::First(first, other), FUSE_SECOND) => {
-                return actions.push(Action::Fused(Box::new([(first, other), (key, command)])));
-            }
-            (Fused::Failed, FUSE_SECOND) => {
+        let (before, now) = self.fused.arrived(command.sqe.flags, (key, command));
+        actions.extend(before.map(|(first, command)| Action::Command(first, command)));
+        match now {
+            Use::Waits => {}
+            Use::Alone((key, command)) => actions.push(Action::Command(key, command)),
+            Use::Both(both) => actions.push(Action::Fused(Box::new(both))),
+            Use::Fails((key, command)) => {
                 self.reply(key, Status::FUSED_FAILED, 0, &mut lunar_core::step::FinalData::default());
-                return actions.push(Action::Refused(command.sqe, Status::FUSED_FAILED));
+                actions.push(Action::Refused(command.sqe, Status::FUSED_FAILED));
             }
-            // A second command that does not follow the first directly is a command of its own.
-            (Fused::First(first, command), _) => actions.push(Action::Command(first, command)),
-            (Fused::Failed | Fused::Nothing, _) => {}
-        }
-        match half {
-            FUSE_FIRST => self.fused = Fused::First(key, command),
-            _ => actions.push(Action::Command(key, command)),
         }
     }
 
     /// Completes a command that is invalid for the transport.
     fn refuse(&mut self, sqe: &Sqe, status: Status, actions: &mut Vec<Action>) {
-        let now = if sqe.flags & FUSE == FUSE_FIRST { Fused::Failed } else { Fused::Nothing };
-        if let Fused::First(first, command) = std::mem::replace(&mut self.fused, now) {
-            actions.push(Action::Command(first, command));
-        }
+        let before = self.fused.refused(sqe.flags);
+        actions.extend(before.map(|(first, command)| Action::Command(first, command)));
         self.complete(sqe.cid.get(), status, 0);
         actions.push(Action::Refused(*sqe, status));
     }
