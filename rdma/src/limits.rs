@@ -24,6 +24,8 @@ pub const ACKNOWLEDGE_EVERY: u32 = 32;
 /// Bytes that one RDMA READ requests: the responses arrive in a row, and a socket of an ordinary user has a queue of
 /// some 200 KiB.
 pub const READ_MAX: usize = 32 << 10;
+/// Bytes of one request for data of a command: as much as a step moves at once.
+pub const BURST_MAX: usize = lunar_core::step::PIECE_BYTES;
 /// RDMA READs of a connection that are outstanding, if the peer allows as many.
 pub const READS_MAX: u8 = 4;
 /// The time without progress after which packets are sent again for the first time; each time without progress doubles

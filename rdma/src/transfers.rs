@@ -1,6 +1,7 @@
 //! The data that a target reads and writes over a connection, for commands that run at the same time.
 
 use crate::engine::ConnectionId;
+use crate::limits::BURST_MAX;
 use crate::port::Port;
 use crate::requester::{Completed, Message};
 use crate::wire::Remote;
@@ -112,6 +113,43 @@ impl Transfers {
             }
         }
         memory.is_empty().then_some(request)
+    }
+
+    /// Requests the data of a command in bursts, and waits for it. `owed` gets the share of memory of the last burst:
+    /// the command has the memory until its store has taken the data. `memory` returns memory for so many bytes at
+    /// most, and `parts` the parts of the memory of the peer, by place and length.
+    ///
+    /// # Errors
+    /// [`Fault::Aborted`]: the command was aborted, or the connection has ended; those of `memory`.
+    pub async fn pull<P: Iterator<Item = (Remote, usize)>>(
+        &self,
+        len: usize,
+        owed: &RefCell<Option<Share>>,
+        memory: impl AsyncFn(usize) -> Result<(SgMut, Share), Fault>,
+        parts: impl Fn(usize, usize) -> P,
+        is_aborted: impl Fn() -> bool,
+    ) -> Result<Sg, Fault> {
+        let mut data = Sg::default();
+        while data.len() < len {
+            if is_aborted() {
+                return Err(Fault::Aborted);
+            }
+            // A command that waits for memory gives its share back first: two such commands would otherwise wait for
+            // each other for ever.
+            owed.take();
+            let (into, share) = memory((len - data.len()).min(BURST_MAX)).await?;
+            let parts = parts(data.len(), into.len());
+            let requested = self.request(parts, into, share).ok_or(Fault::Aborted)?;
+            // Not even an abort ends this: when it is answered, the peer uses its memory for something else, and its
+            // key becomes invalid.
+            let (burst, share) = requested.data().await?;
+            if is_aborted() {
+                return Err(Fault::Aborted);
+            }
+            owed.replace(share);
+            burst.into_pieces().for_each(|piece| data.push(piece));
+        }
+        Ok(data)
     }
 
     /// A READ is complete.

@@ -18,8 +18,6 @@ pub const ADMIN_SLOTS: usize = 128;
 /// Commands of one core that wait for a slot, shared by hosts and queues. Each takes some 500 bytes. One more is
 /// refused with a status that its host tries again after.
 pub const WAITING_MAX: usize = 16 << 10;
-/// Bytes of one request for data: as much as a step moves at once.
-pub const BURST_MAX: usize = lunar_core::step::PIECE_BYTES;
 /// Bytes queued on a connection before its reads wait for room.
 pub const SEND_QUEUE_MAX: usize = 1 << 20;
 /// How long a connection may take to connect its queue, and its host to authenticate.

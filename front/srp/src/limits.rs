@@ -26,8 +26,6 @@ pub const SESSIONS_MAX: usize = 128;
 pub const SLOTS: usize = 1024;
 /// Task management functions in progress at a port: each waits for commands that end.
 pub const FUNCTIONS_MAX: usize = 256;
-/// Bytes of one request for data: as much as a step moves at once.
-pub const BURST_MAX: usize = lunar_core::step::PIECE_BYTES;
 /// Bytes queued on a channel before its reads wait for room.
 pub const SEND_QUEUE_MAX: usize = 1 << 20;
 /// Refused logins that are reported in one minute, so that forged names do not fill the log.

@@ -1,7 +1,6 @@
 //! A command, and the path of its data.
 
 use super::queue_pair::QueuePair;
-use crate::limits::BURST_MAX;
 use crate::session::Arrived;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
@@ -130,28 +129,9 @@ impl DataPath<'_> {
         }
         let end = offset.checked_add(len).filter(|end| *end <= self.half.command().sent as usize);
         let (Some(memory), Some(_)) = (self.half.arrived.memory, end) else { return Err(Fault::Protocol) };
-        let mut data = Sg::default();
-        while data.len() < len {
-            if self.half.task.aborted() {
-                return Err(Fault::Aborted);
-            }
-            // A command that waits for memory gives its share back first: two such commands would otherwise wait for
-            // each other for ever.
-            self.owed.take();
-            let wanted = (len - data.len()).min(BURST_MAX);
-            let (into, share) = self.memory(wanted, waits).await?;
-            let parts = parts(memory, offset + data.len(), into.len());
-            let requested = self.pair.transfers.request(parts, into, share).ok_or(Fault::Aborted)?;
-            // Not even an abort ends this: with its completion the key of the memory becomes invalid.
-            let (burst, share) = requested.data().await?;
-            if self.half.task.aborted() {
-                return Err(Fault::Aborted);
-            }
-            // The share is kept: the command has the memory until its store has taken the data.
-            self.owed.replace(share);
-            burst.into_pieces().for_each(|piece| data.push(piece));
-        }
-        Ok(data)
+        let take = async |wanted| self.memory(wanted, waits).await;
+        let parts = |at, len| parts(memory, offset + at, len);
+        self.pair.transfers.pull(len, &self.owed, take, parts, || self.half.task.aborted()).await
     }
 }
 

@@ -3,7 +3,6 @@
 use super::channel::Channel;
 use super::endpoint::Endpoint;
 use crate::buffers::Buffer;
-use crate::limits::BURST_MAX;
 use crate::wire::{Response, ResponseCode, Tag};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
@@ -198,28 +197,9 @@ impl<'a> DataPath<'a> {
             return Ok(data);
         }
         let buffer = self.buffer.ok_or(Fault::Protocol)?;
-        let mut data = Sg::default();
-        while data.len() < len {
-            if self.task.aborted() {
-                return Err(Fault::Aborted);
-            }
-            // A command that waits for memory gives its share back first: two such commands would otherwise wait for
-            // each other for ever.
-            self.owed.take();
-            let wanted = (len - data.len()).min(BURST_MAX);
-            let (memory, share) = self.origin.memory(self.task, wanted, waits).await?;
-            let parts = buffer.range(offset + data.len(), memory.len(), READ_MAX);
-            let requested = self.origin.channel.transfers.request(parts, memory, share).ok_or(Fault::Aborted)?;
-            // Not even an abort ends this: the initiator may use its memory for something else once that is answered.
-            let (burst, share) = requested.data().await?;
-            if self.task.aborted() {
-                return Err(Fault::Aborted);
-            }
-            // The share is kept: the command has the memory until its store has taken the data.
-            self.owed.replace(share);
-            burst.into_pieces().for_each(|piece| data.push(piece));
-        }
-        Ok(data)
+        let memory = async |wanted| self.origin.memory(self.task, wanted, waits).await;
+        let parts = |at, len| buffer.range(offset + at, len, READ_MAX);
+        self.origin.channel.transfers.pull(len, &self.owed, memory, parts, || self.task.aborted()).await
     }
 }
 
