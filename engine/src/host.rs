@@ -33,6 +33,13 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// Fills memory with cryptographically secure random bytes; returns whether it succeeded.
     fn random(&self, into: &mut [u8]) -> bool;
 
+    /// A number that is hard to guess. Without a source of randomness it follows from the time.
+    fn seed(&self) -> u64 {
+        let mut seed = [0; 8];
+        self.random(&mut seed);
+        u64::from_be_bytes(seed) ^ self.now().0
+    }
+
     /// Whether the cores, and slow work beside them, run on threads of their own. Without threads, the engine calls
     /// [`Host::step`] while it waits for the cores, and does slow work at once.
     fn has_threads(&self) -> bool;

@@ -84,14 +84,10 @@ impl Endpoint {
     }
 
     fn attach(&self, opened: Socket) -> io::Result<()> {
-        let mut seed = [0; 8];
-        // Without a source of randomness the numbers follow from the time.
-        self.core.common.shared.host.random(&mut seed);
-        let seed = u64::from_be_bytes(seed) ^ self.core.reactor().now().0;
-        let upper: Weak<dyn Upper> = self.me.clone();
+        let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
         // An address is that of one port, whatever the names of sections are.
-        let record = self.core.common.shared.host.state().port(&format!("{WORD} {}", self.address));
-        let port = Port::attach(self.core.reactor(), opened, seed, record, upper)?;
+        let record = host.state().port(&format!("{WORD} {}", self.address));
+        let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             serve(&port, view);
         }
