@@ -194,8 +194,8 @@ enum Part {
 enum Drivers {
     /// The first one: its cases do not depend on the driver.
     First,
-    /// The first one with `--checked` and without `--long`, as in `make test`; else each. Guests take long, and other
-    /// parts use the same transports with each driver.
+    /// The first one with `--checked` and without `--long`, as in `make test`; else each. These parts take long, and
+    /// other parts use the same code with each driver.
     EachIfWhole,
     /// Each of them.
     Each,
@@ -239,13 +239,13 @@ const ORDER: [(Part, Drivers, usize); 37] = [
     (Part::Sst, Drivers::EachIfWhole, WAITS),
     (Part::Xdp, Drivers::EachIfWhole, WAITS),
     (Part::Hostile, Drivers::EachIfWhole, WAITS),
-    (Part::Neighbours, Drivers::Each, COMPUTES),
+    (Part::Neighbours, Drivers::EachIfWhole, COMPUTES),
     (Part::Crash, Drivers::Each, WAITS),
     (Part::Power, Drivers::Each, WAITS),
     (Part::Life, Drivers::Each, WAITS),
-    (Part::Daemon, Drivers::Each, WAITS),
-    (Part::Tools, Drivers::Each, WAITS),
-    (Part::Chap, Drivers::Each, WAITS),
+    (Part::Daemon, Drivers::EachIfWhole, WAITS),
+    (Part::Tools, Drivers::EachIfWhole, WAITS),
+    (Part::Chap, Drivers::EachIfWhole, WAITS),
     (Part::Idle, Drivers::Each, WAITS),
     (Part::Metrics, Drivers::First, WAITS),
     (Part::Docs, Drivers::First, WAITS),
