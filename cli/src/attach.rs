@@ -111,14 +111,6 @@ pub(crate) fn detach(service: &Service, matches: &ArgMatches) -> Result<(), Fail
     let wanted = matches.get_one::<String>("disk").cloned().unwrap_or_default();
     let all = service.get(DISKS)?;
     let name = found(&all, &wanted)?;
-    if service.is_local() && !matches.get_flag("force") {
-        let disks = service.get("/v1/local-disk")?;
-        let own = disks["disks"].as_array().into_iter().flatten().find(|disk| disk["name"] == name.as_str());
-        let device = own.and_then(|disk| disk["device"].as_str()).unwrap_or_default();
-        if let Some(used) = use_of(device, &uses()) {
-            return Err(Failure::new(format!("{device} is in use ({used}): unmount it, or give --force")));
-        }
-    }
     let path = format!("{DISKS}/{}{}", encoded(&name), declare::change_query(matches));
     let plan = service.request(Method::Delete, &path, RequestBody::Nothing)?;
     service.print(&plan, show::plan(&plan, !matches.get_flag("dry-run")))
@@ -140,30 +132,6 @@ fn found(all: &Json, wanted: &str) -> Result<String, Failure> {
             Err(Failure::new(format!("volume {wanted} is several disks: name one of them: {several}")))
         }
     }
-}
-
-/// The uses of block devices of this machine: device and use.
-fn uses() -> Vec<(String, String)> {
-    let text = |path: &str| std::fs::read_to_string(path).unwrap_or_default();
-    let mut all = Vec::new();
-    for line in text("/proc/self/mounts").lines() {
-        let mut words = line.split(' ');
-        if let (Some(device), Some(place)) = (words.next(), words.next()) {
-            all.push((device.to_owned(), format!("{device} is mounted at {place}")));
-        }
-    }
-    for device in text("/proc/swaps").lines().skip(1).filter_map(|line| line.split_whitespace().next()) {
-        all.push((device.to_owned(), format!("{device} is swapped to")));
-    }
-    all
-}
-
-/// The first use of a device or of one of its partitions.
-fn use_of<'a>(device: &str, uses: &'a [(String, String)]) -> Option<&'a str> {
-    let is_part = |rest: &str| rest.is_empty() || rest.strip_prefix('p').is_some_and(|n| n.parse::<u32>().is_ok());
-    let is_it = |used: &str| used.strip_prefix(device).is_some_and(is_part);
-    let mut all = uses.iter().filter(|(used, _)| !device.is_empty() && is_it(used));
-    all.next().map(|(_, how)| how.as_str())
 }
 
 /// The disks for people, in lines of at most `width` columns.
@@ -209,13 +177,6 @@ mod tests {
         assert_eq!((found("a"), found("v"), found("w")), (Ok("a".into()), Ok("v".into()), Ok("v".into())));
         assert!(found("x").is_err_and(|why| why.contains("b, c")));
         assert!(found("y").is_err_and(|why| why.contains("attach --list")));
-    }
-
-    #[test]
-    fn a_disk_is_in_use_by_its_mounts_and_those_of_its_partitions() {
-        let uses = ["/dev/ublkb1p2", "/dev/ublkb10", "tmpfs"].map(|device| (device.to_owned(), "used".to_owned()));
-        assert_eq!((use_of("/dev/ublkb1", &uses), use_of("/dev/ublkb10", &uses)), (Some("used"), Some("used")));
-        assert_eq!((use_of("/dev/ublkb2", &uses), use_of("", &uses)), (None, None));
     }
 
     #[test]

@@ -249,6 +249,7 @@ pub fn handlers(all: &Json) -> String {
         "volume",
         "state",
         "name",
+        "serves",
         "process",
         "seconds",
         "late",

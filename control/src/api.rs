@@ -297,6 +297,9 @@ pub struct HandlerView {
     /// Its name and version, as it says; absent while it is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
+    /// `blocks`, `SCSI commands`, or `blocks and SCSI commands`; absent while it is missing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub serves: Option<&'static str>,
     /// Its process; absent while it is missing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub process: Option<i32>,

@@ -55,6 +55,22 @@ fn only_commands_that_lunar_does_not_have_go_to_the_process() {
 }
 
 #[test]
+fn the_commands_of_the_process_are_reported() {
+    let bench = Bench::new(false);
+    let report = |rig: &Rig, options: u8, code: u8| rig.run(&[0xa3, 0x0c, options, code, 0, 0, 0, 0, 0x40, 0, 0, 0], &[], 16384);
+    let all = |rig: &Rig| -> Vec<Vec<u8>> { report(rig, 0, 0).data[4..].chunks(8).map(<[u8]>::to_vec).collect() };
+    let (with, without) = (all(&bench.rig), all(&Rig::default()));
+    assert_eq!(with[..without.len()], without, "those of Lunar come first");
+    assert!(with.contains(&vec![0xc5, 0, 0, 0, 0, 0, 0, 16]) && with.contains(&vec![0x2c, 0, 0, 0, 0, 0, 0, 10]));
+    let vendor = [&[0, 5, 0, 16, 0xc5][..], &[0xff; 15]].concat();
+    assert_eq!(report(&bench.rig, 1, 0xc5).data, vendor);
+    assert_eq!(report(&bench.rig, 3, 0xc5).data, vendor);
+    assert_eq!(report(&bench.rig, 0x81, 0xc5).data[1], 0x85);
+    assert_eq!(report(&bench.rig, 1, 0x28).data[1], 3, "a command of Lunar");
+    assert_eq!(report(&Rig::default(), 1, 0xc5).data, [0, 1, 0, 0]);
+}
+
+#[test]
 fn the_checks_of_lunar_come_first() {
     let bench = Bench::new(false);
     let other = bench.rig.target.nexus(Rig::name("b"));

@@ -5,7 +5,7 @@ use crate::error::Mistake;
 use crate::queue::{BLOCK_SIZES, DEPTH, SCSI_SIZES};
 use crate::rbd::supervisor::Supervisor;
 use crate::schema::DeviceType;
-use crate::shared::{Connected, Event, Port, QueueParts, Shared, Unit};
+use crate::shared::{Connected, Event, Port, QueueParts, Shared, Unit, served};
 use lunar_handler::ring::{TargetEnd, ring_bytes};
 use lunar_handler::wire::{
     Close, Hello, LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, MESSAGE_BYTES_MAX, Message, OperationCodes, PROTOCOL, Queue,
@@ -549,17 +549,12 @@ enum Misfit {
 
 impl fmt::Display for Misfit {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |level| match level {
-            LEVEL_BLOCK => "blocks",
-            LEVEL_SCSI => "SCSI commands",
-            LEVEL_MIXED => "blocks and SCSI commands",
-            _ => "an unknown level",
-        };
         match *self {
             Self::Protocol => f.write_str("it has no version of the protocol"),
             Self::Level(own, wanted) => {
                 let key = if wanted == LEVEL_BLOCK { "has no `device-type`" } else { "has a `device-type`" };
-                write!(f, "it serves {} (level {own}), and the volume is of {}: it {key}", name(own), name(wanted))
+                let (own_name, wanted) = (served(own), served(wanted));
+                write!(f, "it serves {own_name} (level {own}), and the volume is of {wanted}: it {key}")
             }
             Self::Small(own, wanted) => write!(f, "its data has {own} bytes, and the volume has {wanted}"),
             Self::Thick => f.write_str("the volume has `discard = true`, and the handler has no UNMAP"),

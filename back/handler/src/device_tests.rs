@@ -323,7 +323,8 @@ fn a_command_behind_a_long_one_does_not_make_the_handler_late() {
         let long = bench.start(1, &WRITE, bench.out(1));
         let behind = bench.start_within(short, 2, &READ, ForwardedData::In(bench.memory(8)));
         bench.reactor.sleep(4 * short).await;
-        assert_eq!(life.view(&unit.unit).state, "connected");
+        let view = life.view(&unit.unit);
+        assert_eq!((view.state, view.serves), ("connected", Some("SCSI commands")));
         tell.send(()).expect("the script waits");
         assert!(long.wait().await.is_ok());
         // It may be late on a busy machine, but not because of the long one.

@@ -3,7 +3,7 @@
 use crate::control::{self, Door};
 use crate::error::Mistake;
 use crate::rbd::supervisor::Supervisor;
-use crate::shared::{Shared, Unit};
+use crate::shared::{Shared, Unit, served};
 use lunar_control::api::HandlerView;
 use lunar_engine::backend::{Condition, StoreTrouble};
 use std::io;
@@ -117,6 +117,7 @@ impl Lifetime {
             state,
             process: connected.as_ref().map(|handler| handler.process),
             user: connected.as_ref().map(|handler| handler.user),
+            serves: connected.as_ref().map(|handler| served(handler.level)),
             seconds: connected.as_ref().map(|handler| handler.since.elapsed().as_secs()),
             name: connected.map(|handler| handler.name),
             late: shared.late() as u64,

@@ -47,6 +47,16 @@ impl Unit {
     }
 }
 
+/// The commands of a handler of this level, for people.
+pub(crate) fn served(level: u32) -> &'static str {
+    match level {
+        LEVEL_BLOCK => "blocks",
+        LEVEL_SCSI => "SCSI commands",
+        LEVEL_MIXED => "blocks and SCSI commands",
+        _ => "an unknown level",
+    }
+}
+
 /// The handler that is connected.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Connected {

@@ -382,7 +382,8 @@ fn memory_of_a_late_command_is_not_used_again_before_its_answer() {
         assert_eq!(result(&start(store, write(arena, 4096, 2))).await, Err(Fault::NotReady));
         tell.send(()).expect("the script waits");
         assert_eq!(result(&start(store, write(arena, 8192, 3))).await, Ok(4096));
-        assert_eq!(view(&volume).state, "connected");
+        let view = view(&volume);
+        assert_eq!((view.state, view.serves), ("connected", Some("blocks")));
         tell.send(()).expect("the script waits");
     });
     assert_eq!(seen, (0, 8192, 3));

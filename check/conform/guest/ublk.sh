@@ -343,7 +343,8 @@ says "sense data in words" "logical block address out of range" sh -c "$LUNAR sc
 
 try "mkfs.ext4 on the link" mkfs.ext4 -q -F "$work"
 try "mount the link" mount "$work" /mnt/disk
-refuse "a mounted disk is not detached" "$LUNAR" detach work
+detach_of() { "$LUNAR" detach "$1" 2>&1 || :; }
+says "a mounted disk is not detached" "is mounted at /mnt/disk.*umount /mnt/disk" detach_of work
 kick_of() { "$LUNAR" session kick "$1" 2>&1 || :; }
 id=ublk-$(readlink -f "$work" | sed 's/.*ublkb//')
 says "a mounted disk is not ended as a session" "is mounted at /mnt/disk.*umount /mnt/disk" kick_of "$id"

@@ -1,8 +1,10 @@
 //! REPORT SUPPORTED OPERATION CODES and REPORT SUPPORTED TASK MANAGEMENT FUNCTIONS.
 
+use crate::command::Cdb;
 use crate::context::Context;
+use crate::execute_forwarded::UNKNOWN_COMMAND;
 use crate::forwarding::edit::is_offered;
-use crate::lu::{Emulated, Forwarded};
+use crate::lu::{Emulated, Forwarded, OtherCommands};
 use crate::plan::{Edit, Plan};
 use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
 use crate::row::{CommandType, Data, Row};
@@ -68,8 +70,8 @@ struct TimeoutsDescriptor {
 }
 
 impl TimeoutsDescriptor {
-    fn of(row: &Row) -> Self {
-        let (nominal, recommended) = row.policy.admission.timeout.seconds();
+    fn of(policy: &Policy) -> Self {
+        let (nominal, recommended) = policy.admission.timeout.seconds();
         let length = (size_of::<Self>() - 2) as u16;
         Self {
             length: length.into(),
@@ -81,25 +83,45 @@ impl TimeoutsDescriptor {
     }
 }
 
+/// Bytes of a CDB of a vendor-specific group, whose length only the process knows: the most that every transport has.
+const VENDOR_CDB_BYTES: usize = 16;
+
 fn is_supported(row: &Row, lu: &Emulated) -> bool {
     row.policy.admission.needs.is_none_or(|capability| (capability.is_met)(lu))
 }
 
-/// Writes the descriptors of all commands (SPC-4 6.35.2).
-fn report_all(rows: &[Row], out: &mut Writer<'_>, lu: &Emulated, timeouts: bool) {
+/// Whether the process behind the unit has the commands with this operation code, of which Lunar has none.
+fn is_of_others(cx: &Context<'_>, lu: &Emulated, code: u8) -> bool {
+    let has = |others: &OtherCommands| others.device.has_command(OpCode(code));
+    cx.device.commands.rows_of(code).is_empty() && lu.others.as_ref().is_some_and(has)
+}
+
+/// The length of such a command.
+fn length_of_others(code: u8) -> u16 {
+    let length = Cdb::new(&[code]).and_then(|cdb| cdb.length());
+    length.unwrap_or(VENDOR_CDB_BYTES) as u16
+}
+
+/// Writes the descriptors of all commands (SPC-4 6.35.2): those of Lunar, and those of the process behind the unit.
+fn report_all(cx: &mut Context<'_>, lu: &Emulated, timeouts: bool) {
+    let rows = cx.device.commands.rows().iter().filter(|row| is_supported(row, lu));
+    let own = rows.map(|row| (row.policy.code, row.length as u16, &row.policy));
+    let others = (0..=u8::MAX).filter(|code| is_of_others(cx, lu, *code));
+    let others = others.map(|code| (Code::of(OpCode(code)), length_of_others(code), &UNKNOWN_COMMAND));
+    let all: Vec<(Code, u16, &Policy)> = own.chain(others).collect();
+    let out = &mut cx.out;
     out.zeros(4);
-    for row in rows.iter().filter(|row| is_supported(row, lu)) {
-        let Code { op, action } = row.policy.code;
+    for (Code { op, action }, length, policy) in all {
         out.put(&CommandDescriptor {
             opcode: op.0,
             reserved: 0,
             action: action.unwrap_or(0).into(),
             reserved2: 0,
             flags: u8::from(timeouts) << 1 | u8::from(action.is_some()),
-            cdb_length: (row.length as u16).into(),
+            cdb_length: length.into(),
         });
         if timeouts {
-            out.put(&TimeoutsDescriptor::of(row));
+            out.put(&TimeoutsDescriptor::of(policy));
         }
     }
     let length = (out.written() - 4) as u32;
@@ -117,7 +139,18 @@ fn report_one(out: &mut Writer<'_>, row: Option<&Row>, timeouts: bool) {
     out.bytes(&[0, u8::from(timeouts) << 7 | AS_STANDARD]).bytes(&(row.length as u16).to_be_bytes());
     row.usage(out);
     if timeouts {
-        out.put(&TimeoutsDescriptor::of(row));
+        out.put(&TimeoutsDescriptor::of(&row.policy));
+    }
+}
+
+/// Writes the descriptor of a command of the process behind the unit. Only the process knows which bits it evaluates.
+fn report_other(out: &mut Writer<'_>, code: u8, timeouts: bool) {
+    const AS_VENDOR: u8 = 0b101;
+    let length = length_of_others(code);
+    out.bytes(&[0, u8::from(timeouts) << 7 | AS_VENDOR]).bytes(&length.to_be_bytes()).bytes(&[code]);
+    (1..length).for_each(|_| _ = out.bytes(&[0xff]));
+    if timeouts {
+        out.put(&TimeoutsDescriptor::of(&UNKNOWN_COMMAND));
     }
 }
 
@@ -153,7 +186,11 @@ impl CommandType for ReportSupportedOperationCodes {
         let by_action = |row: &&Row| row.policy.code.action.unwrap_or(0) == requested;
         let row = match self.options & OPTIONS {
             0 => {
-                report_all(cx.device.commands.rows(), &mut cx.out, lu, timeouts);
+                report_all(cx, lu, timeouts);
+                return Ok(Plan::Answer);
+            }
+            1 | 3 if is_of_others(cx, lu, self.requested_code) => {
+                report_other(&mut cx.out, self.requested_code, timeouts);
                 return Ok(Plan::Answer);
             }
             1 if has_actions => return Err(Sense::bit_in_cdb(offset_of!(Self, options), 2)),
