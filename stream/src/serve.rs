@@ -1,12 +1,15 @@
 //! The connections of one front on one core.
 //!
+//! * `carrier`: what moves the bytes of a connection if it is no socket
 //! * `connection`: one connection: its session, a task that receives and a task that sends
 //! * `data_path`: how the data of a command moves
 //! * here: all connections: their number, which of them are half open, timeouts, draining
 
+mod carrier;
 mod connection;
 mod data_path;
 
+pub use carrier::{Carrier, Wire};
 pub use connection::StreamConnection;
 pub use data_path::DataPath;
 
@@ -14,7 +17,7 @@ use crate::protocol::{CommandData, ProtocolMachine};
 use crate::record_layer::RecordLayer;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
-use lunar_reactor::op::{Handle, Incoming};
+use lunar_reactor::op::Incoming;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -74,8 +77,8 @@ pub trait FrontConnection: 'static {
     fn log(&self, what: &str);
 }
 
-/// A socket, its local address and the address of its peer.
-pub type AcceptedSocket = (Handle, SocketAddr, SocketAddr);
+/// A socket or a carrier, its local address and the address of its peer.
+pub type AcceptedWire = (Wire, SocketAddr, SocketAddr);
 
 /// All connections of a front on a core.
 pub struct Connections<C> {
@@ -114,13 +117,34 @@ impl<C: FrontConnection> Connections<C> {
     }
 
     /// Serves a connection. `make` creates it from its number and its socket.
-    pub fn serve(self: &Rc<Self>, incoming: Incoming, make: impl FnOnce(u64, AcceptedSocket) -> C) {
-        if self.draining.get() || self.len() >= self.connections_max {
+    pub fn serve(self: &Rc<Self>, incoming: Incoming, make: impl FnOnce(u64, AcceptedWire) -> C) {
+        if !self.has_room() {
             return drop(incoming);
         }
         self.end_oldest_half_open();
         // The peer has closed it already.
-        let Ok(joined) = self.reactor.driver().join(incoming) else { return };
+        let Ok((socket, local, peer)) = self.reactor.driver().join(incoming) else { return };
+        self.begin((Wire::Socket(socket), local, peer), make);
+    }
+
+    /// Serves a connection over a carrier, if there is room for one. `make` creates it from its number and its carrier.
+    pub fn serve_carried(
+        self: &Rc<Self>,
+        wire: AcceptedWire,
+        make: impl FnOnce(u64, AcceptedWire) -> C,
+    ) -> Option<Rc<C>> {
+        if !self.has_room() {
+            return None;
+        }
+        self.end_oldest_half_open();
+        Some(self.begin(wire, make))
+    }
+
+    fn has_room(&self) -> bool {
+        !self.draining.get() && self.len() < self.connections_max
+    }
+
+    fn begin(self: &Rc<Self>, joined: AcceptedWire, make: impl FnOnce(u64, AcceptedWire) -> C) -> Rc<C> {
         let id = self.next.get();
         self.next.set(id + 1);
         let connection = Rc::new(make(id, joined));
@@ -131,13 +155,14 @@ impl<C: FrontConnection> Connections<C> {
         stats.connections_accepted.add(1);
         let sender = connection.clone();
         self.reactor.spawn(async move { sender.stream().send().await });
-        let connections = self.clone();
+        let (connections, served) = (self.clone(), connection.clone());
         self.reactor.spawn(async move {
-            connection::receive(&connection).await;
-            connection.close().await;
+            connection::receive(&served).await;
+            served.close().await;
             connections.remove(id);
         });
         self.notify();
+        connection
     }
 
     fn end_oldest_half_open(&self) {

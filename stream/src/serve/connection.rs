@@ -1,6 +1,7 @@
 //! One connection of a byte stream: how it receives, sends and ends.
 
 use super::FrontConnection;
+use super::carrier::Wire;
 use crate::protocol::{CommandData, ProtocolMachine, ReceiveMode};
 use crate::record_layer::{Plain, RecordLayer};
 use lunar_core::io::{Completion, Fault, Outcome};
@@ -9,7 +10,6 @@ use lunar_core::shares::Share;
 use lunar_core::time::Instant;
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
-use lunar_reactor::op::Handle;
 use lunar_reactor::tcp::TcpState;
 use std::cell::{Cell, RefCell, RefMut};
 use std::collections::HashMap;
@@ -83,10 +83,10 @@ impl Signal {
     }
 }
 
-/// A connection: its session, its socket, and the states of the two tasks that receive and send.
+/// A connection: its session, its socket or carrier, and the states of the two tasks that receive and send.
 pub struct StreamConnection<S: CommandData, C = Plain> {
     pub(super) reactor: Reactor,
-    socket: Handle,
+    wire: Wire,
     /// Its shares of the memory that waits for peers.
     pub(super) memory: PeerMemory,
     /// The share of memory for queued bytes, bytes being sent, and data read in order to be sent; and the last part of
@@ -123,14 +123,14 @@ pub struct StreamConnection<S: CommandData, C = Plain> {
 }
 
 impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
-    /// A connection over a socket, with its session and its record layer. `memory`: from [`Arena::join`].
+    /// A connection over a socket or a carrier, with its session and its record layer. `memory`: from [`Arena::join`].
     ///
     /// [`Arena::join`]: lunar_core::mem::Arena::join
     #[must_use]
-    pub fn new(reactor: &Reactor, socket: Handle, memory: PeerMemory, session: S, record_layer: C) -> Self {
+    pub fn new(reactor: &Reactor, wire: Wire, memory: PeerMemory, session: S, record_layer: C) -> Self {
         Self {
             reactor: reactor.clone(),
-            socket,
+            wire,
             outgoing: RefCell::new(memory.outgoing.empty_share()),
             reading: Cell::new(0),
             memory,
@@ -156,7 +156,10 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
 
     /// The state of the TCP connection; `None` if the kernel does not know it.
     pub fn tcp_state(&self) -> Option<TcpState> {
-        self.reactor.driver().tcp_state(&self.socket)
+        match &self.wire {
+            Wire::Socket(socket) => self.reactor.driver().tcp_state(socket),
+            Wire::Carrier(_) => None,
+        }
     }
 
     /// TCP segments that were sent again since the last call.
@@ -168,6 +171,11 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     /// Borrows the session. A caller that queues something in it calls [`StreamConnection::schedule_send`] afterwards.
     pub fn session(&self) -> RefMut<'_, S> {
         self.session.borrow_mut()
+    }
+
+    /// Its shares of the memory that waits for peers.
+    pub fn memory(&self) -> &PeerMemory {
+        &self.memory
     }
 
     /// The record layer between the session and the socket.
@@ -312,7 +320,28 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     }
 
     fn cancel(&self) {
-        self.reactor.driver().cancel(&self.socket);
+        match &self.wire {
+            Wire::Socket(socket) => self.reactor.driver().cancel(socket),
+            Wire::Carrier(carrier) => carrier.cancel(),
+        }
+    }
+
+    /// Whether payload can be received directly to its place.
+    fn places_payload(&self) -> bool {
+        // Encrypted bytes cannot, and carriers place large payload themselves.
+        self.record_layer.is_plain() && matches!(self.wire, Wire::Socket(_))
+    }
+
+    /// Receives some bytes; returns how many, and the memory.
+    async fn receive_some(&self, memory: SgMut, completion: &mut Completion) -> (Result<usize, Fault>, SgMut) {
+        match &self.wire {
+            Wire::Socket(socket) => self.reactor.receive(socket, memory, completion).await,
+            Wire::Carrier(carrier) => {
+                let mut memory = memory;
+                let result = poll_fn(|cx| carrier.poll_receive(cx, &mut memory)).await;
+                (result, memory)
+            }
+        }
     }
 
     /// Waits, while the session does not receive, until a send has ended.
@@ -375,8 +404,18 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         self.sending.set(data.len());
         self.replies_queued.set(0);
         self.sending_since.set(self.reactor.now());
+        let socket = match &self.wire {
+            Wire::Socket(socket) => socket,
+            Wire::Carrier(carrier) => {
+                carrier.send(data);
+                return match carrier.poll_room(&Context::from_waker(Waker::noop())) {
+                    Poll::Ready(result) => self.sent(result.is_ok()),
+                    Poll::Pending => self.count_outgoing(),
+                };
+            }
+        };
         let mut completion = self.send_completion.borrow_mut();
-        self.reactor.begin_send(&self.socket, data, &mut completion);
+        self.reactor.begin_send(socket, data, &mut completion);
         let outcome = completion.take();
         drop(completion);
         match outcome {
@@ -387,12 +426,16 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     }
 
     fn end_send(&self, outcome: &Outcome) {
-        let result = self.reactor.end_send(outcome);
+        self.sent(self.reactor.end_send(outcome).is_ok());
+    }
+
+    /// The send in progress has ended.
+    fn sent(&self, is_right: bool) {
         self.sending.set(0);
         self.count_outgoing();
         self.room_waiters.take().into_iter().for_each(Waker::wake);
         self.receiver.raise();
-        if result.is_err() {
+        if !is_right {
             self.abort();
         }
     }
@@ -401,6 +444,9 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
     fn poll_sending(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.sending.get() == 0 {
             return Poll::Ready(());
+        }
+        if let Wire::Carrier(carrier) = &self.wire {
+            return carrier.poll_room(cx).map(|result| self.sent(result.is_ok()));
         }
         let polled = self.send_completion.borrow().poll(cx);
         polled.map(|outcome| self.end_send(&outcome))
@@ -423,7 +469,10 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         if !self.within(LINGER, |connection| connection.state.get() == State::Stopped).await {
             self.cancel();
         }
-        self.reactor.driver().shutdown(&self.socket);
+        match &self.wire {
+            Wire::Socket(socket) => self.reactor.driver().shutdown(socket),
+            Wire::Carrier(carrier) => carrier.shut_down(),
+        }
         self.linger().await;
     }
 
@@ -458,7 +507,7 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         let mut timeout = pin!(self.reactor.sleep(LINGER));
         while left > 0 {
             let Some(memory) = self.reactor.arena().take_reserved(PAGE) else { return };
-            let mut receive = pin!(self.reactor.receive(&self.socket, memory.into(), &mut completion));
+            let mut receive = pin!(self.receive_some(memory.into(), &mut completion));
             let received = poll_fn(|cx| match receive.as_mut().poll(cx) {
                 Poll::Ready((result, _)) => Poll::Ready(result.unwrap_or(0)),
                 Poll::Pending => timeout.as_mut().poll(cx).map(|()| 0),
@@ -499,8 +548,7 @@ pub(super) async fn receive<C: FrontConnection>(connection: &Rc<C>) {
                 stream.session.borrow_mut().resume(&mut actions);
                 true
             }
-            ReceiveMode::Into(memory) if !stream.record_layer.is_plain() => {
-                // Encrypted bytes cannot be received to their place.
+            ReceiveMode::Into(memory) if !stream.places_payload() => {
                 stream.session.borrow_mut().placed(memory, 0, stream.reactor.now(), &mut actions);
                 receiver.chunk(&mut actions).await
             }
@@ -531,13 +579,14 @@ impl<S: CommandData, C: RecordLayer> Receiver<'_, S, C> {
     /// Receives payload directly to its place. Returns whether the connection goes on.
     async fn place(&mut self, memory: SgMut, actions: &mut Vec<S::Action>) -> bool {
         let stream = self.stream;
+        let Wire::Socket(socket) = &stream.wire else { return false };
         let (room, mut into) = (memory.len(), memory);
         // The next header most likely follows the payload.
         let rest = self.rest.take().filter(|rest| rest.len() <= CHUNK_MIN);
         rest.or_else(|| self.block(CHUNK_MIN)).into_iter().for_each(|tail| into.push(tail));
         // A peer that sends faster than this core receives does not wait for one reply; any other peer does.
         let at_once = !stream.reactor.has_waited();
-        let received_all = stream.reactor.receive_in_row(&stream.socket, into, at_once, &mut self.completion);
+        let received_all = stream.reactor.receive_in_row(socket, into, at_once, &mut self.completion);
         let (result, mut into) = received_all.await;
         self.after_large = true;
         stream.active.set(true);
@@ -559,7 +608,7 @@ impl<S: CommandData, C: RecordLayer> Receiver<'_, S, C> {
         let stream = self.stream;
         let Some(chunk) = self.memory().await else { return true };
         let len = chunk.len();
-        let (result, memory) = stream.reactor.receive(&stream.socket, chunk.into(), &mut self.completion).await;
+        let (result, memory) = stream.receive_some(chunk.into(), &mut self.completion).await;
         let (count, goes_on) = received(result);
         self.rest = memory.into_pieces().next();
         let Some(part) = self.received(count) else { return goes_on };

@@ -21,7 +21,7 @@ use lunar_reactor::slots::contain;
 use lunar_reactor::tcp::TcpState;
 use lunar_scsi::{Cdb, Command, Lun, Nexus, Reply, Status, Task, TaskAttribute, TaskFunction, TaskResponse};
 use lunar_stream::record_layer::Plain;
-use lunar_stream::serve::{self, AcceptedSocket, FrontConnection, StreamConnection};
+use lunar_stream::serve::{self, AcceptedWire, FrontConnection, StreamConnection};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -68,7 +68,7 @@ impl Connection {
         }
     }
 
-    pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedSocket) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedWire) -> Self {
         let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
         let (arena, source) = (reactor.arena(), peer.ip());
         let memory = arena.join(source);

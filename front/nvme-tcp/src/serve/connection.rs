@@ -20,7 +20,7 @@ use lunar_nvme::{Caller, Command, Controller, Kind, Path, Queue, Reply, Status};
 use lunar_reactor::log;
 use lunar_reactor::slots::contain;
 use lunar_reactor::tcp::TcpState;
-use lunar_stream::serve::{AcceptedSocket, FrontConnection, StreamConnection};
+use lunar_stream::serve::{AcceptedWire, FrontConnection, StreamConnection};
 use std::cell::RefCell;
 use std::net::SocketAddr;
 use std::rc::Rc;
@@ -70,7 +70,7 @@ impl Connection {
         self.queue.borrow().iter().for_each(|queue| queue.retransmitted(self.stream.new_retransmits()));
     }
 
-    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedSocket, portal_ref: PortalRef) -> Self {
+    pub(super) fn new(front: Rc<Front>, id: u64, (socket, local, peer): AcceptedWire, portal_ref: PortalRef) -> Self {
         let reactor = &front.reactor;
         let session = Session::new(reactor.arena().clone(), reactor.stats().clone(), reactor.now());
         let security = Security::new(front.settings.tls.as_ref(), portal_ref.is_secure);
