@@ -19,9 +19,9 @@ use std::net::IpAddr;
 pub const ISCSI: &str = "iscsi";
 /// The transport of hosts that log in.
 pub const NVME: &str = "nvme-tcp";
-/// The transports over which clients log in, and whose logins are explained. The host of a subsystem is the same over
-/// each transport.
-pub const LOGINS: [&str; 3] = [ISCSI, NVME, "nvme-rdma"];
+/// The transports over which clients log in, and whose logins are explained. Clients have
+/// the same rights over TCP and over RDMA.
+pub const LOGINS: [&str; 4] = [ISCSI, NVME, "nvme-rdma", "iser"];
 
 /// A login in question.
 #[derive(Clone, PartialEq, Eq, Debug)]

@@ -32,6 +32,7 @@ pub const FRONTS: &[FrontEntry] = &[
     lunar_sst::front::ENTRY,
     lunar_srp::front::ENTRY,
     lunar_nvme_rdma::front::ENTRY,
+    lunar_iscsi::iser::front::ENTRY,
 ];
 
 /// A program: its fronts and back ends, and the schema of its configuration, derived from their declarations.

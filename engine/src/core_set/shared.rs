@@ -18,6 +18,7 @@ use lunar_nvme::{Controllers, SubsystemRegistry};
 use lunar_reactor::{Choice, log};
 use lunar_scsi::Tokens;
 use lunar_unit::SharedUnits;
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
@@ -140,6 +141,15 @@ impl Shared {
     #[must_use]
     pub fn fronts(&self) -> &[Arc<dyn FrontRuntime>] {
         self.fronts.get().map_or(&[], Vec::as_slice)
+    }
+
+    /// The front of this type: for a front that shares the state of another one.
+    #[must_use]
+    pub fn front_of<F: FrontRuntime>(&self) -> Option<&F> {
+        self.fronts().iter().find_map(|front| {
+            let any: &dyn Any = &**front;
+            any.downcast_ref()
+        })
     }
 }
 

@@ -32,6 +32,12 @@ impl<P: PortProtocol> PortsOnCore<P> {
         Self { reactor: context.reactor.clone(), state: state.clone(), core, endpoints }
     }
 
+    /// The state that all ports of the core share.
+    #[must_use]
+    pub fn core(&self) -> &Rc<P::Core> {
+        &self.core
+    }
+
     /// Attaches a link under this number. No initiator can log in before [`PortsOnCore::publish`].
     pub(super) fn attach(&self, number: u64, settings: P::Settings, opened: P::Opened) -> io::Result<()> {
         let endpoint = P::Endpoint::start(&self.core, settings, opened)?;

@@ -11,7 +11,6 @@ pub mod audit;
 use crate::chap::{Challenge, ChapAnswer, MutualChallenge, TargetAnswer};
 use crate::directory::{Admission, Directory, TargetEntry};
 use crate::login::Candidate;
-use crate::schema::WORD;
 use crate::wire::LoginStatus;
 use audit::{AuditLog, AuditRecord, LoginDetails, RefusalReason};
 use lunar_core::access::Credentials;
@@ -288,11 +287,11 @@ impl Authenticator {
         if let Err(reason) = &outcome {
             let (code, target) = (reason.code(), login.target.as_deref().unwrap_or_default());
             if let Some(hosts) = self.hosts.get() {
-                hosts.refused(WORD, code.word(), target, &login.initiator);
+                hosts.refused(login.transport.word(), code.word(), target, &login.initiator);
             }
             if let Some(refusals) = self.refusals.get() {
                 refusals(&Refusal {
-                    transport: WORD,
+                    transport: login.transport.word(),
                     code,
                     host: &login.initiator,
                     source: login.source.ip(),

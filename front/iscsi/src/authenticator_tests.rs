@@ -1,5 +1,6 @@
 use super::*;
 use crate::chap::{Algorithm, CHALLENGE_LEN, Response};
+use crate::config::Transport;
 use lunar_core::access::{Access, Account, Group, Mistake, Pattern, Secret};
 use std::sync::atomic::{AtomicU8, Ordering};
 
@@ -25,6 +26,7 @@ fn candidate(initiator: &str, discovery: bool) -> Candidate {
         isid: [0; 6],
         tsih: 0,
         cid: 0,
+        transport: Transport::Tcp,
     }
 }
 
@@ -240,7 +242,12 @@ fn logins_and_refusals_are_recorded() {
     rig.authenticator.log_refused(attempt.login().clone(), LoginStatus::INITIATOR_ERROR, None, NOW);
     assert_eq!(rig.reason(), "INITIATOR_ERROR");
     let why = Some("InitiatorName was sent twice");
-    rig.authenticator.log_refused(LoginDetails::unknown(source()), LoginStatus::INITIATOR_ERROR, why, NOW);
+    rig.authenticator.log_refused(
+        LoginDetails::unknown(source(), Transport::Tcp),
+        LoginStatus::INITIATOR_ERROR,
+        why,
+        NOW,
+    );
     assert_eq!(rig.reason(), "INITIATOR_ERROR: InitiatorName was sent twice");
 }
 

@@ -36,9 +36,45 @@ pub const CDB_MAX: usize = 32;
 /// Most bytes of sense data (SPC-6 4.4.1).
 pub const SENSE_MAX: usize = 252;
 
+/// Most bytes of the data segment of a PDU that an initiator sends over RDMA: what the initiator of Linux sends without
+/// an RDMA READ.
+pub const RDMA_SEGMENT_MAX: u32 = 8192;
+/// Most bytes of the data segment of a PDU of the target over RDMA. Initiators post buffers of this size, whatever they
+/// declare; data of commands does not go there.
+pub const RDMA_ANSWER_MAX: u32 = 128;
+
+/// What carries the PDUs of a session.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub enum Transport {
+    /// A TCP connection.
+    #[default]
+    Tcp,
+    /// An RDMA connection (iSER, RFC 7145).
+    Rdma,
+}
+
+impl Transport {
+    /// Its word in the configuration, the API, metrics and logs.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Tcp => "iscsi",
+            Self::Rdma => "iser",
+        }
+    }
+
+    /// Whether it is RDMA.
+    #[must_use]
+    pub fn is_rdma(self) -> bool {
+        self == Self::Rdma
+    }
+}
+
 /// The settings of a target's sessions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
+    /// What carries the PDUs.
+    pub transport: Transport,
     /// MaxRecvDataSegmentLength that the target declares, in bytes.
     pub max_recv_segment: u32,
     /// Largest MaxBurstLength, in bytes.
@@ -77,6 +113,7 @@ impl Default for Config {
     fn default() -> Self {
         let (window, first_burst) = (128, 64 << 10);
         Self {
+            transport: Transport::Tcp,
             max_recv_segment: 256 << 10,
             // The bytes of one pull: a longer burst would be requested in parts.
             max_burst: 256 << 10,
@@ -101,6 +138,24 @@ impl Default for Config {
 }
 
 impl Config {
+    /// The same settings for sessions over this transport.
+    #[must_use]
+    pub fn over(&self, transport: Transport) -> Self {
+        match transport {
+            Transport::Tcp => self.clone(),
+            Transport::Rdma => Self {
+                transport,
+                max_recv_segment: RDMA_SEGMENT_MAX,
+                // Data that is not with its command is read from the memory of the initiator, one burst at a time.
+                initial_r2t: true,
+                max_outstanding_r2t: 1,
+                // RDMA has checks of its own (RFC 7145 6.2).
+                digests: false,
+                ..self.clone()
+            },
+        }
+    }
+
     /// Checks that each setting is within the limits of RFC 7143.
     ///
     /// # Errors

@@ -1,7 +1,7 @@
 //! The targets, their portals and their access control. One value for all cores, which is replaced as a whole: a reader
 //! sees the old or the new one.
 
-use crate::config::Config;
+use crate::config::{Config, Transport};
 use lunar_core::access::refusal::RefusalCode;
 use lunar_core::access::{Access, Credentials, Group};
 use std::collections::BTreeMap;
@@ -21,6 +21,8 @@ pub struct Portal {
     pub address: Option<SocketAddr>,
     /// Whether SendTargets lists it.
     pub is_advertised: bool,
+    /// What its connections are. SendTargets lists it to initiators that use the same.
+    pub transport: Transport,
 }
 
 /// The portal of a connection.
@@ -141,6 +143,13 @@ impl Directory {
     /// All targets, by name.
     pub fn targets(&self) -> impl Iterator<Item = &Arc<TargetEntry>> {
         self.targets.values()
+    }
+
+    /// The largest command window of a session.
+    #[must_use]
+    pub fn window_max(&self) -> usize {
+        let windows = self.targets.values().map(|target| target.session.window);
+        windows.chain([self.session.window]).max().unwrap_or_default() as usize
     }
 
     /// Admits an initiator to a target, by their names in lower case; without a target, to discovery. Any initiator may

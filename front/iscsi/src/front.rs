@@ -4,10 +4,11 @@ use crate::authenticator::Authenticator;
 use crate::authenticator::audit::AuditRecord;
 use crate::chap::Algorithm;
 use crate::command_line::IscsiOptions;
-use crate::config;
+use crate::config::{self, Transport};
 use crate::directory::{self, Directory, Moved, Portal, TargetEntry};
 use crate::displaced::SharedName;
 use crate::dry_run;
+use crate::iser::schema::Iser;
 use crate::keys::Parameters;
 use crate::registry::{Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
 use crate::schema::{self, is_listed};
@@ -31,18 +32,18 @@ use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 /// The name of the front, with which the IDs of its sessions begin.
 pub const NAME: &str = schema::WORD;
 
 /// How long a session that an operator ends may take: commands in the store have to come back first.
-const END_PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const END_PATIENCE: Duration = Duration::from_secs(30);
 
 /// iSCSI, in the registry.
 #[derive(Clone, Copy, Debug)]
@@ -65,7 +66,7 @@ impl Front for Iscsi {
         let authenticator = Authenticator::with_throttle(directory, throttle, Box::new(random), Box::new(sink));
         authenticator.report_refusals(&shared.hosts, &shared.refusal_sink);
         let (registry, host) = (Arc::default(), shared.host.clone());
-        Ok(Arc::new(IscsiRuntime { index, authenticator, registry, host }))
+        Ok(Arc::new(IscsiRuntime { index, authenticator, registry, host, rdma: Arc::default() }))
     }
 
     fn paths(&self, _config: &Config, _runtime: &Path) -> FrontPaths {
@@ -74,8 +75,8 @@ impl Front for Iscsi {
 }
 
 /// The ID of a session in the API.
-fn session_id(tsih: u16) -> String {
-    format!("{NAME}-{tsih}")
+fn session_id(transport: Transport, tsih: u16) -> String {
+    format!("{}-{tsih}", transport.word())
 }
 
 /// Tells operators of a login.
@@ -88,7 +89,7 @@ fn tell(audit: &AuditSink, record: &AuditRecord) {
     };
     let refusal = match record {
         AuditRecord::Login(login, Err(why)) => Some(RefusedLogin {
-            transport: NAME,
+            transport: login.transport.word(),
             code: why.code(),
             source: Some(login.source.ip()),
             target: login.target.as_deref().unwrap_or_default(),
@@ -119,11 +120,21 @@ fn negotiated(record: &SessionRecord) -> Vec<ParameterView> {
     let waits = !immediate_data && initial_r2t;
     let round_trip = "each write waits for an R2T before it sends data: one more round trip";
     let immediate = ParameterView::switch("ImmediateData", immediate_data).costs(waits, round_trip);
+    let parameters = &record.parameters;
+    if record.location.transport.is_rdma() {
+        return vec![
+            ParameterView::switch("ImmediateData", immediate_data),
+            ParameterView::new("TargetRecvDataSegmentLength", parameters.target_recv_segment),
+            ParameterView::new("InitiatorRecvDataSegmentLength", parameters.initiator_recv_segment),
+            ParameterView::new("MaxOutstandingUnexpectedPDUs", parameters.unexpected_pdus),
+            ParameterView::new("FirstBurstLength", parameters.first_burst),
+            ParameterView::new("MaxBurstLength", parameters.max_burst),
+        ];
+    }
     let segment = ParameterView::new("MaxRecvDataSegmentLength of the initiator", max_send_segment).costs(
         max_send_segment < SEGMENT_MIN,
         format!("the data of reads is sent in PDUs of at most {max_send_segment} bytes"),
     );
-    let parameters = &record.parameters;
     vec![
         set(immediate, "node.session.iscsi.ImmediateData", "Yes"),
         ParameterView::switch("InitialR2T", initial_r2t),
@@ -142,7 +153,11 @@ pub struct IscsiRuntime {
     authenticator: Arc<Authenticator>,
     registry: Arc<Registry>,
     host: Arc<dyn Host>,
+    rdma: Arc<ReachRdma>,
 }
+
+/// Returns the work that ends the session over the RDMA connection of a number; set by the front of iSER.
+type ReachRdma = OnceLock<Box<dyn Fn(u64) -> FrontJob + Send + Sync>>;
 
 impl fmt::Debug for IscsiRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -157,15 +172,41 @@ impl IscsiRuntime {
         &self.authenticator
     }
 
+    /// The sessions over a transport.
+    pub(crate) fn sessions_over(&self, transport: Transport, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
+        let records = self.registry.records();
+        let is_over = |(_, record): &&(u16, SessionRecord)| record.location.transport == transport;
+        records.iter().filter(is_over).map(|(tsih, record)| self.session(*tsih, record, targets)).collect()
+    }
+
+    /// Where the session over a transport with this ID is served.
+    pub(crate) fn located(&self, transport: Transport, id: &str) -> Option<SessionLocation> {
+        let tsih = id.strip_prefix(transport.word())?.strip_prefix('-')?.parse().ok()?;
+        Some(self.registry.record(tsih)?.location).filter(|location| location.transport == transport)
+    }
+
+    /// Takes the way to sessions over RDMA, before there are any.
+    pub(crate) fn reach_rdma(&self, ended_by: impl Fn(u64) -> FrontJob + Send + Sync + 'static) {
+        // Each core has the same one.
+        let _ = self.rdma.set(Box::new(ended_by));
+    }
+
+    /// The front of a core for sessions over a transport.
+    pub(crate) fn serve_on(&self, core: &CoreContext, transport: Transport) -> Rc<serve::Front> {
+        let peers = Rc::new(OtherCores { index: self.index, rdma: self.rdma.clone(), mesh: core.mesh.clone() });
+        let (authenticator, registry) = (self.authenticator.clone(), self.registry.clone());
+        serve::Front::new(&core.reactor, &core.target, authenticator, registry, (core.index, transport), peers)
+    }
+
     fn session(&self, tsih: u16, record: &SessionRecord, targets: &BTreeMap<Arc<str>, String>) -> SessionView {
         let owned = |text: &Option<Arc<str>>| text.as_deref().map(str::to_owned);
         let target = record.login.target.as_ref().filter(|_| !record.candidate.discovery);
         SessionView {
-            id: session_id(tsih),
-            protocol: NAME,
+            id: session_id(record.location.transport, tsih),
+            protocol: record.location.transport.word(),
             discovery: record.candidate.discovery,
             initiator: record.candidate.initiator.to_string(),
-            source: record.login.source.to_string(),
+            source: record.login.shown_source(),
             target: target.map(|iqn| targets.get(iqn).cloned().unwrap_or_else(|| iqn.to_string())),
             group: owned(&record.login.group),
             portal_group: Some(record.group),
@@ -179,9 +220,7 @@ impl IscsiRuntime {
 
 impl FrontRuntime for IscsiRuntime {
     fn on_core(&self, core: &CoreContext) -> Rc<dyn FrontOnCore> {
-        let peers = Rc::new(OtherCores { index: self.index, mesh: core.mesh.clone() });
-        let (authenticator, registry) = (self.authenticator.clone(), self.registry.clone());
-        Rc::new(IscsiCore(serve::Front::new(&core.reactor, &core.target, authenticator, registry, core.index, peers)))
+        Rc::new(IscsiCore(self.serve_on(core, Transport::Tcp)))
     }
 
     fn publish(&self, published: &PublishedConfig<'_>) {
@@ -189,12 +228,11 @@ impl FrontRuntime for IscsiRuntime {
     }
 
     fn sessions(&self, targets: &BTreeMap<Arc<str>, String>) -> Vec<SessionView> {
-        self.registry.records().iter().map(|(tsih, record)| self.session(*tsih, record, targets)).collect()
+        self.sessions_over(Transport::Tcp, targets)
     }
 
     fn end_session(&self, cores: &FrontHandle, id: &str) -> Option<Later<bool>> {
-        let tsih = id.strip_prefix(NAME).and_then(|rest| rest.strip_prefix('-')?.parse().ok())?;
-        let SessionLocation { core, connection } = self.registry.record(tsih)?.location;
+        let SessionLocation { core, connection, .. } = self.located(Transport::Tcp, id)?;
         let cores = cores.clone();
         Some(Box::new(move || {
             let end = async move |front: Rc<IscsiCore>| front.0.end_session(connection).await;
@@ -217,23 +255,30 @@ impl FrontRuntime for IscsiRuntime {
     }
 }
 
-/// Reaches the sessions on all other cores.
+/// Reaches the sessions on all other cores, and over the other transport.
 struct OtherCores {
     index: usize,
+    rdma: Arc<ReachRdma>,
     mesh: Rc<CoreMesh>,
 }
 
 impl Peers for OtherCores {
     fn end_session(&self, location: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>> {
-        let (index, mesh) = (self.index, self.mesh.clone());
+        let connection = location.connection;
+        let over_tcp = move |front: Option<Rc<IscsiCore>>| async move {
+            if let Some(front) = front {
+                front.0.end_session(connection).await;
+            }
+        };
+        let job = match location.transport {
+            Transport::Tcp => Some(FrontJob::new(self.index, over_tcp)),
+            Transport::Rdma => self.rdma.get().map(|ended_by| ended_by(connection)),
+        };
+        let mesh = self.mesh.clone();
         Box::pin(async move {
-            let connection = location.connection;
-            let end = move |front: Option<Rc<IscsiCore>>| async move {
-                if let Some(front) = front {
-                    front.0.end_session(connection).await;
-                }
-            };
-            mesh.run_on_front(location.core, FrontJob::new(index, end)).await;
+            if let Some(job) = job {
+                mesh.run_on_front(location.core, job).await;
+            }
         })
     }
 }
@@ -252,8 +297,9 @@ impl FrontOnCore for IscsiCore {
     }
 
     fn tcp_states(&self, only: Option<&str>) -> Vec<(String, TcpState)> {
-        let is_wanted = |tsih| only.is_none_or(|only| only == session_id(tsih));
-        self.0.tcp_states(is_wanted).into_iter().map(|(tsih, state)| (session_id(tsih), state)).collect()
+        let id = |tsih| session_id(Transport::Tcp, tsih);
+        let is_wanted = |tsih| only.is_none_or(|only| only == id(tsih));
+        self.0.tcp_states(is_wanted).into_iter().map(|(tsih, state)| (id(tsih), state)).collect()
     }
 
     fn count_retransmits(&self) {
@@ -313,7 +359,14 @@ fn directory(published: &PublishedConfig<'_>) -> Directory {
     for (bound, portal, group) in published.portals_of(NAME) {
         let own = Some(bound.address).filter(|address| !address.ip().is_unspecified());
         let address = portal.advertise().or(own);
-        directory.portals.push(Portal { id: bound.id, group, address, is_advertised: is_listed(portal) });
+        let (id, is_advertised, transport) = (bound.id, is_listed(portal), Transport::Tcp);
+        directory.portals.push(Portal { id, group, address, is_advertised, transport });
+    }
+    for (name, portal) in config.section::<Iser>() {
+        let Some(group) = portal.group(config) else { continue };
+        let (id, address) = (portal.number(name), Some(SocketAddr::new(portal.address.0, portal.service())));
+        let (is_advertised, transport) = (portal.listed, Transport::Rdma);
+        directory.portals.push(Portal { id, group, address, is_advertised, transport });
     }
     for (name, target) in config.targets.iter().filter(|(_, target)| target.enabled) {
         let (Some(access), Some(iqn)) = (published.accesses.get(name), &target.iqn) else { continue };

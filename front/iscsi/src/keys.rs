@@ -40,6 +40,17 @@ pub struct Parameters {
     pub recovery_level: u32,
     /// iSCSIProtocolLevel.
     pub protocol_level: u32,
+    /// RDMAExtensions.
+    pub rdma_extensions: bool,
+    /// TargetRecvDataSegmentLength.
+    pub target_recv_segment: u32,
+    /// InitiatorRecvDataSegmentLength.
+    pub initiator_recv_segment: u32,
+    /// TaggedBufferForSolicitedDataOnly was declared as No: the tag of a write begins with the data that is sent with
+    /// the command.
+    pub tags_all_data: bool,
+    /// MaxOutstandingUnexpectedPDUs of the initiator; zero: no limit.
+    pub unexpected_pdus: u32,
 }
 
 /// The names that the initiator declares.
@@ -132,6 +143,11 @@ pub enum Form {
         /// The parameter that the value is stored in.
         store: fn(&mut Parameters) -> &mut u32,
     },
+    /// Declared: `Yes` or `No`. It is not answered.
+    Switch {
+        /// Stores the value.
+        store: fn(&mut Parameters, bool),
+    },
     /// Declared: text. It is not answered.
     Text {
         /// Checks and stores the value.
@@ -198,6 +214,11 @@ const fn negotiated(name: &'static str, form: Form, relevant: fn(&Negotiation) -
 /// A row of a key that the initiator declares.
 const fn declared(name: &'static str, when: When, store: fn(&mut Names, &str) -> Result<(), LoginStatus>) -> Key {
     Key { name, form: Form::Text { store }, sender: Sender::Initiator, when, relevant: always }
+}
+
+/// A row of a key that the initiator declares as `Yes` or `No`, for the session.
+const fn switch(name: &'static str, store: fn(&mut Parameters, bool)) -> Key {
+    Key { name, form: Form::Switch { store }, sender: Sender::Initiator, when: When::Login, relevant: always }
 }
 
 /// A row of a key of the security stage, which the states of the login handle.
@@ -402,8 +423,64 @@ pub const TABLE: &[Key] = &[
     negotiated("OFMarker", Form::Fixed("No"), always),
     negotiated("IFMarkInt", Form::Fixed(REJECT), always),
     negotiated("OFMarkInt", Form::Fixed(REJECT), always),
-    // RFC 7145 6.3: there is no RDMA over TCP.
-    negotiated("RDMAExtensions", Form::Fixed("No"), always),
+    // RFC 7145 6.3: over TCP the result is No.
+    negotiated(
+        "RDMAExtensions",
+        Form::Boolean {
+            default: false,
+            target_value: |config| config.transport.is_rdma(),
+            combine: both,
+            store: |parameters| &mut parameters.rdma_extensions,
+        },
+        always,
+    ),
+    negotiated(
+        "TargetRecvDataSegmentLength",
+        Form::Number {
+            default: 8192,
+            allowed: LENGTHS,
+            target_value: |config| config.max_recv_segment,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.target_recv_segment,
+        },
+        in_normal_session,
+    ),
+    negotiated(
+        "InitiatorRecvDataSegmentLength",
+        Form::Number {
+            default: 8192,
+            allowed: LENGTHS,
+            target_value: |_| LENGTHS.1,
+            combine: Ord::min,
+            store: |parameters| &mut parameters.initiator_recv_segment,
+        },
+        in_normal_session,
+    ),
+    // Unexpected PDUs of the target are a ping, a request to log out, and rejections: two buffers are the fewest that an
+    // initiator may declare (RFC 7145 6.7).
+    Key {
+        name: "MaxOutstandingUnexpectedPDUs",
+        form: Form::Limit { default: 0, allowed: (0, u32::MAX), store: |parameters| &mut parameters.unexpected_pdus },
+        sender: Sender::Both,
+        when: When::Login,
+        relevant: in_normal_session,
+    },
+    switch("TaggedBufferForSolicitedDataOnly", |parameters, value| parameters.tags_all_data = !value),
+    negotiated(
+        "iSERHelloRequired",
+        // A hello message is answered in any case.
+        Form::Choice { accepts: |_, value| text::boolean(value).is_some(), store: |_, _| {} },
+        in_normal_session,
+    ),
+];
+
+/// The keys of RFC 7145 that are not understood over TCP.
+const RDMA_ONLY: [&str; 5] = [
+    "TargetRecvDataSegmentLength",
+    "InitiatorRecvDataSegmentLength",
+    "MaxOutstandingUnexpectedPDUs",
+    "TaggedBufferForSolicitedDataOnly",
+    "iSERHelloRequired",
 ];
 
 // `Negotiation::seen` has one bit for each key.
@@ -436,7 +513,7 @@ impl Parameters {
                 Form::Number { default, store, .. } | Form::Limit { default, store, .. } => {
                     *store(&mut parameters) = default;
                 }
-                Form::Choice { .. } | Form::Text { .. } | Form::Fixed(_) | Form::ForCaller => {}
+                Form::Choice { .. } | Form::Switch { .. } | Form::Text { .. } | Form::Fixed(_) | Form::ForCaller => {}
             }
         }
         parameters
@@ -498,6 +575,12 @@ impl Negotiation {
         TABLE.iter().position(|row| row.name == key).is_some_and(|at| self.seen & 1 << at != 0)
     }
 
+    /// Whether a session over RDMA is not negotiated as one (RFC 7145 6.3). Discovery does not need that.
+    #[must_use]
+    pub fn lacks_extensions(&self) -> bool {
+        self.config.transport.is_rdma() && !self.names.discovery && !self.parameters.rdma_extensions
+    }
+
     /// Replaces the settings.
     pub fn set_config(&mut self, config: Rc<Config>) {
         self.config = config;
@@ -519,7 +602,8 @@ impl Negotiation {
         value: &str,
         answer: &mut Vec<u8>,
     ) -> Result<PairResult, LoginStatus> {
-        let Some(at) = TABLE.iter().position(|row| row.name == key) else {
+        let is_understood = self.config.transport.is_rdma() || !RDMA_ONLY.contains(&key);
+        let Some(at) = TABLE.iter().position(|row| row.name == key && is_understood) else {
             text::put(answer, key, NOT_UNDERSTOOD);
             return Ok(PairResult::Done);
         };
@@ -589,6 +673,13 @@ impl Negotiation {
             Form::Limit { allowed, store, .. } => match within(value, allowed) {
                 Some(limit) => {
                     *store(parameters) = limit;
+                    return Ok(None);
+                }
+                None => None,
+            },
+            Form::Switch { store } => match text::boolean(value) {
+                Some(switch) => {
+                    store(parameters, switch);
                     return Ok(None);
                 }
                 None => None,

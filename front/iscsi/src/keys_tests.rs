@@ -36,6 +36,11 @@ fn the_defaults_match_the_standard() {
             data_sequence_in_order: true,
             recovery_level: 0,
             protocol_level: 1,
+            rdma_extensions: false,
+            target_recv_segment: 8192,
+            initiator_recv_segment: 8192,
+            tags_all_data: false,
+            unexpected_pdus: 0,
         }
     );
 }

@@ -15,6 +15,7 @@
 //! * [`authenticator`]: who may log in: access control, challenges, delays, audit log
 //! * [`registry`]: the sessions of all cores; [`displaced`]: those that another machine ended
 //! * `dry_run`: logins without effect, for operators
+//! * [`iser`]: the same sessions over RDMA
 //! * [`serve`]: connects sessions to the reactor and to the SCSI device server; the only module with I/O
 //! * [`front`]: the front of the engine: directories from a configuration, sessions for operators
 //! * `fuzzing`: entry points of the fuzz targets, with the feature `testing` only
@@ -29,6 +30,7 @@ mod dry_run;
 pub mod front;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
+pub mod iser;
 pub mod keys;
 pub mod login;
 pub mod pdu_queue;

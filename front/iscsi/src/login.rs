@@ -15,7 +15,7 @@
 pub mod security;
 
 use crate::chap::{Challenge, ChapAnswer, TargetAnswer};
-use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX};
+use crate::config::{Config, LOGIN_REQUESTS_MAX, LOGIN_SEGMENT_MAX, PAIRS_MAX, TEXT_MAX, Transport};
 use crate::keys::{Negotiation, PairResult, Parameters, Phase};
 use crate::pdu_queue::PduQueue;
 use crate::text::{self, Malformed, TextBuffer};
@@ -45,6 +45,8 @@ pub struct Candidate {
     pub tsih: u16,
     /// CID.
     pub cid: u16,
+    /// What carries its PDUs.
+    pub transport: Transport,
 }
 
 /// The answer of the front to a [`Candidate`].
@@ -336,7 +338,8 @@ impl Operational {
             Ok(answer) => answer,
             Err(status) => return common.refuse(status, out),
         };
-        if !common.has_declared_segment {
+        // RFC 7145 6.5: over RDMA, TargetRecvDataSegmentLength takes its place.
+        if !common.has_declared_segment && !common.negotiation.config().transport.is_rdma() {
             common.has_declared_segment = true;
             let limit = common.negotiation.config().max_recv_segment;
             text::put(&mut answer, "MaxRecvDataSegmentLength", limit);
@@ -344,6 +347,10 @@ impl Operational {
         if common.asked.transit.is_none() {
             common.respond(None, 0, &answer, out);
             return Next::State(Login::Operational(Self(common)));
+        }
+        if common.negotiation.lacks_extensions() {
+            let why = "the initiator uses RDMA, and RDMAExtensions=Yes was not negotiated";
+            return common.refuse_because(LoginStatus::INITIATOR_ERROR, why, out);
         }
         Establishing::begin(common, answer)
     }
@@ -470,6 +477,7 @@ impl Common {
             isid: asked.isid,
             tsih: asked.tsih,
             cid: asked.cid,
+            transport: self.negotiation.config().transport,
         })
     }
 
@@ -509,7 +517,7 @@ impl Common {
     }
 
     fn max_recv_segment(&self) -> u32 {
-        if self.has_declared_segment {
+        if self.has_declared_segment || self.negotiation.config().transport.is_rdma() {
             self.negotiation.config().max_recv_segment
         } else {
             Parameters::initial().max_send_segment

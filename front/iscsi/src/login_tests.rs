@@ -104,6 +104,7 @@ fn the_front_is_asked_to_authorize_the_names() {
             isid: [0x40, 1, 2, 3, 4, 5],
             tsih: 0,
             cid: 3,
+            transport: Transport::Tcp,
         }
     );
 }

@@ -2,6 +2,7 @@
 //! only by logins and logouts.
 
 use crate::authenticator::audit::LoginDetails;
+use crate::config::Transport;
 use crate::displaced::{Displaced, SharedName};
 use crate::keys::Parameters;
 use crate::login::Candidate;
@@ -31,8 +32,10 @@ const FLOOR_PART: usize = 64;
 pub struct SessionLocation {
     /// The core.
     pub core: usize,
-    /// The number of the connection on that core.
+    /// The number of the connection on that core, among those of its transport.
     pub connection: u64,
+    /// What carries it.
+    pub transport: Transport,
 }
 
 /// An entry of the list of sessions.
@@ -132,6 +135,10 @@ impl Sessions {
     fn reinstated(&self, candidate: &Candidate, port: u16) -> Result<&SessionRecord, LoginStatus> {
         let record = self.records.get(&candidate.tsih).ok_or(LoginStatus::NO_SUCH_SESSION)?;
         if candidate.discovery || self.nexuses.get(&key(candidate, port)) != Some(&candidate.tsih) {
+            return Err(LoginStatus::NO_SUCH_SESSION);
+        }
+        // A connection continues with the parameters of the session, which are others over RDMA.
+        if record.location.transport != candidate.transport {
             return Err(LoginStatus::NO_SUCH_SESSION);
         }
         // MaxConnections is 1.

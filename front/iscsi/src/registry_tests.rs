@@ -9,6 +9,7 @@ fn candidate(initiator: &str, isid: u8, tsih: u16) -> Candidate {
         isid: [0, 0, 0, 0, 0, isid],
         tsih,
         cid: 0,
+        transport: Transport::Tcp,
     }
 }
 
@@ -31,8 +32,12 @@ fn enter(
     registry.register(record(candidate, port, 1, location), SESSIONS_MAX, SESSIONS_MAX)
 }
 
-const HERE: SessionLocation = SessionLocation { core: 0, connection: 1 };
-const THERE: SessionLocation = SessionLocation { core: 1, connection: 7 };
+const HERE: SessionLocation = at(0, 1);
+const THERE: SessionLocation = at(1, 7);
+
+const fn at(core: usize, connection: u64) -> SessionLocation {
+    SessionLocation { core, connection, transport: Transport::Tcp }
+}
 
 #[test]
 fn a_session_of_the_same_nexus_is_replaced_and_another_is_not() {
@@ -73,6 +78,7 @@ fn a_tsih_of_other_names_does_not_exist() {
         (candidate("a", 1, tsih), 2),
         (Candidate { discovery: true, ..candidate("a", 1, tsih) }, 1),
         (other_target, 3),
+        (Candidate { transport: Transport::Rdma, ..candidate("a", 1, tsih) }, 1),
     ] {
         assert_eq!(registry.check_tsih(&candidate, port), Err(LoginStatus::NO_SUCH_SESSION), "{candidate:?}");
         let registered = enter(&registry, &candidate, port, THERE).map(|registered| registered.tsih);
@@ -125,7 +131,7 @@ fn sessions_are_limited_and_tsihs_are_reused() {
 fn discovery_sessions_take_no_places_and_a_host_ends_its_own() {
     let registry = Registry::new();
     let enter = |host: u8, connection: u64| {
-        let location = SessionLocation { core: 0, connection };
+        let location = at(0, connection);
         registry.register(record(&discovery("a"), 0, host, location), 1, 1).expect("there is always room")
     };
     let of_one: Vec<_> = (0..DISCOVERY_PER_HOST_MAX as u64).map(|connection| enter(1, connection)).collect();
@@ -135,7 +141,7 @@ fn discovery_sessions_take_no_places_and_a_host_ends_its_own() {
     assert_eq!(enter(1, 1001).replaced.map(|location| location.connection), Some(1), "though that has not ended yet");
     let normal = registry.register(record(&candidate("b", 1, 0), 1, 1, HERE), 1, 1).expect("discovery takes no place");
     // As many as there may be, of sixteen hosts: the next one is taken from the host with the most.
-    registry.remove(of_one[2].tsih, SessionLocation { core: 0, connection: 2 });
+    registry.remove(of_one[2].tsih, at(0, 2));
     let hosts = (DISCOVERY_MAX / DISCOVERY_PER_HOST_MAX) as u8;
     for host in 2..=hosts {
         (0..DISCOVERY_PER_HOST_MAX as u64).for_each(|connection| _ = enter(host, connection + 2000));

@@ -1,6 +1,7 @@
 //! The glue between the session machine, the device server and the reactor: one [`Front`] per core.
 //!
 //! * [`connection`]: one connection: what its session asks for, and its end
+//! * [`iser`]: RDMA connections as carriers of sessions
 //! * [`job`]: one command in a slot
 //! * here: logins across cores, slots, draining
 //!
@@ -8,11 +9,12 @@
 //! everything that is queued for a peer leaves in one send ([`lunar_stream::serve`]).
 
 mod connection;
+pub(crate) mod iser;
 mod job;
 
 use crate::authenticator::audit::LoginDetails;
 use crate::authenticator::{Authenticator, LoginAttempt};
-use crate::config;
+use crate::config::Transport;
 use crate::directory::{LoginRoute, Moved, Portal, PortalRef, TargetEntry};
 use crate::login::{Candidate, LoginDecision};
 use crate::registry::{DISCOVERY_MAX, Registry, SESSIONS_MAX, SessionLocation, SessionRecord};
@@ -27,7 +29,7 @@ use lunar_reactor::op::Incoming;
 use lunar_reactor::slots::Slots;
 use lunar_reactor::tcp::TcpState;
 use lunar_scsi::Target;
-use lunar_stream::serve::{Connections, HALF_OPEN_MAX};
+use lunar_stream::serve::{Carrier, Connections, HALF_OPEN_MAX, Wire};
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::SocketAddr;
@@ -47,7 +49,7 @@ const FAREWELL: Duration = Duration::from_millis(500);
 
 /// The other cores, as far as sessions need them.
 pub trait Peers {
-    /// Ends the session that is served there, and waits until it has ended.
+    /// Ends the session that is served there, by another core or over another transport, and waits until it has ended.
     fn end_session(&self, location: SessionLocation) -> Pin<Box<dyn Future<Output = ()>>>;
 }
 
@@ -69,6 +71,7 @@ pub struct Front {
     authenticator: Arc<Authenticator>,
     registry: Arc<Registry>,
     me: usize,
+    transport: Transport,
     peers: Rc<dyn Peers>,
     slots: Slots<Job>,
     /// The slots, shared by hosts and sessions: a session beyond its share waits.
@@ -77,14 +80,14 @@ pub struct Front {
 }
 
 impl Front {
-    /// The front of core `me`.
+    /// The front of core `me`, for sessions over this transport.
     #[must_use]
     pub fn new(
         reactor: &Reactor,
         target: &Rc<Target>,
         authenticator: Arc<Authenticator>,
         registry: Arc<Registry>,
-        me: usize,
+        (me, transport): (usize, Transport),
         peers: Rc<dyn Peers>,
     ) -> Rc<Self> {
         let slots = Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await);
@@ -94,6 +97,7 @@ impl Front {
             authenticator,
             registry,
             me,
+            transport,
             peers,
             slots,
             slot_shares: PeerShares::new(SLOTS),
@@ -105,6 +109,22 @@ impl Front {
     pub fn serve(self: &Rc<Self>, incoming: Incoming, portal_ref: PortalRef) {
         let make = |id, joined| Connection::new(self.clone(), id, portal_ref, joined);
         self.connections.serve(incoming, make);
+    }
+
+    /// The largest command window of a session.
+    fn window_max(&self) -> usize {
+        self.authenticator.directory().window_max()
+    }
+
+    /// Serves a connection over a carrier that came in through this portal, if there is room for one.
+    fn serve_carried(
+        self: &Rc<Self>,
+        carrier: Rc<dyn Carrier>,
+        (local, peer): (SocketAddr, SocketAddr),
+        portal_ref: PortalRef,
+    ) -> Option<Rc<Connection>> {
+        let make = |id, joined| Connection::new(self.clone(), id, portal_ref, joined);
+        self.connections.serve_carried((Wire::Carrier(carrier), local, peer), make)
     }
 
     /// Sessions and half-open connections that are served.
@@ -126,7 +146,7 @@ impl Front {
     }
 
     async fn end_session_at(&self, location: SessionLocation) {
-        if location.core == self.me {
+        if (location.core, location.transport) == (self.me, self.transport) {
             self.end_session(location.connection).await;
         } else {
             self.peers.end_session(location).await;
@@ -203,7 +223,7 @@ impl Front {
             }
         };
         let alias = entry.map(|entry| entry.alias.clone()).filter(|alias| !alias.is_empty());
-        let offer = entry.map(|entry| Rc::new(config::Config::clone(&entry.session)));
+        let offer = entry.map(|entry| Rc::new(entry.session.over(self.transport)));
         let verdict = match self.registry.check_tsih(candidate, port) {
             Ok(resumed) => {
                 LoginDecision::Accepted { portal_group, alias, challenge: attempt.challenge(), offer, resumed }
@@ -245,7 +265,9 @@ impl Front {
         let directory = self.authenticator.directory();
         let address = |portal: &Portal| portal.address.or_else(|| (portal.group == group).then_some(local));
         let told = |entry: &Arc<TargetEntry>| {
-            let portals = directory.portals.iter().filter(|p| p.is_advertised && entry.ports.contains_key(&p.group));
+            let portals = directory.portals.iter().filter(|portal| {
+                portal.is_advertised && portal.transport == self.transport && entry.ports.contains_key(&portal.group)
+            });
             let mut portals: Vec<_> = portals.filter_map(|portal| Some((address(portal)?, portal.group))).collect();
             portals.dedup();
             TargetAddresses { name: entry.name.clone(), portals }

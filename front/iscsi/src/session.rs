@@ -31,7 +31,9 @@ pub use action::{
 pub use lunar_stream::protocol::{CommandData, ProtocolMachine, PullResult, ReceiveMode};
 
 use crate::chap::TargetAnswer;
-use crate::config::{Config, DISCOVERY_LIFETIME, DISCOVERY_LOGOUT, LOGIN_SEGMENT_MAX, MISSING_TIMEOUT};
+use crate::config::{
+    Config, DISCOVERY_LIFETIME, DISCOVERY_LOGOUT, LOGIN_SEGMENT_MAX, MISSING_TIMEOUT, RDMA_ANSWER_MAX,
+};
 use crate::keys::{Negotiation, Parameters};
 use crate::login::{Candidate, Established, Login, LoginDecision, Next};
 use crate::pdu_queue::{Digests, PduQueue};
@@ -389,7 +391,17 @@ impl Session {
         self.parameters = parameters;
         // If the initiator offers a first burst longer than its bursts, unsolicited data is limited to one burst.
         self.parameters.first_burst = parameters.first_burst.min(parameters.max_burst);
+        if self.is_rdma() {
+            // In a discovery session the buffers are those of the login.
+            self.parameters.max_send_segment =
+                if candidate.discovery { LOGIN_SEGMENT_MAX as u32 } else { RDMA_ANSWER_MAX };
+        }
         self.candidate = Some(candidate);
+    }
+
+    /// Whether a data mover reads and writes the memory of the initiator.
+    fn is_rdma(&self) -> bool {
+        self.config.transport.is_rdma()
     }
 
     fn is_discovery(&self) -> bool {

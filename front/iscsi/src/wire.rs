@@ -20,6 +20,8 @@ pub use formats::{
 
 /// Bytes of a basic header segment.
 pub const BHS_LEN: usize = 48;
+/// Bytes of the longest additional header segments: TotalAHSLength has one byte.
+pub const AHS_MAX: usize = 255 * 4;
 /// The reserved tag: the ITT of unsolicited PDUs, and the TTT of PDUs that belong to no transfer.
 pub const NO_TAG: u32 = 0xffff_ffff;
 

@@ -2,6 +2,7 @@
 //! response.
 
 use crate::chap::Algorithm;
+use crate::config::Transport;
 use crate::login::Candidate;
 use crate::wire::LoginStatus;
 use lunar_core::access::audit::{Pace, shown};
@@ -25,6 +26,8 @@ pub struct LoginDetails {
     pub target: Option<Arc<str>>,
     /// Whether it is a discovery session.
     pub discovery: bool,
+    /// What carries it.
+    pub transport: Transport,
     /// The host group of the initiator.
     pub group: Option<Arc<str>>,
     /// The CHAP user name.
@@ -37,9 +40,27 @@ pub struct LoginDetails {
 
 impl LoginDetails {
     /// Of a login that failed before its names were known.
-    pub(crate) fn unknown(source: SocketAddr) -> Self {
-        let (target, group, user, algorithm) = (None, None, None, None);
-        Self { initiator: "".into(), source, target, discovery: false, group, user, algorithm, portal_group: None }
+    pub(crate) fn unknown(source: SocketAddr, transport: Transport) -> Self {
+        Self {
+            initiator: "".into(),
+            source,
+            target: None,
+            discovery: false,
+            transport,
+            group: None,
+            user: None,
+            algorithm: None,
+            portal_group: None,
+        }
+    }
+
+    /// The address of the initiator: without a port over RDMA, which has none.
+    #[must_use]
+    pub fn shown_source(&self) -> String {
+        match self.transport {
+            Transport::Tcp => self.source.to_string(),
+            Transport::Rdma => self.source.ip().to_string(),
+        }
     }
 
     pub(crate) fn new(candidate: &Candidate, source: SocketAddr) -> Self {
@@ -48,6 +69,7 @@ impl LoginDetails {
             source,
             target: candidate.target.clone(),
             discovery: candidate.discovery,
+            transport: candidate.transport,
             group: None,
             user: None,
             algorithm: None,
@@ -133,7 +155,11 @@ impl LoginDetails {
     /// Writes the names, and the address if it is known.
     fn write(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let kind = if self.discovery { "discovery" } else { "normal" };
-        write!(f, " source={} session={kind} initiator=\"{}\"", self.source, shown(&self.initiator))?;
+        if self.transport.is_rdma() {
+            write!(f, " transport={}", self.transport.word())?;
+        }
+        let (source, initiator) = (self.shown_source(), shown(&self.initiator));
+        write!(f, " source={source} session={kind} initiator=\"{initiator}\"")?;
         for (key, value) in [("target", &self.target), ("group", &self.group), ("user", &self.user)] {
             if let Some(value) = value {
                 write!(f, " {key}=\"{}\"", shown(value))?;
@@ -258,6 +284,7 @@ mod tests {
             source: ([192, 0, 2, 1], 4000).into(),
             target: Some("iqn.x:disk".into()),
             discovery: false,
+            transport: Transport::Tcp,
             group: None,
             algorithm: Some(Algorithm::SHA256),
             portal_group: None,

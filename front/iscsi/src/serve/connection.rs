@@ -5,11 +5,9 @@ use super::job::Job;
 use crate::authenticator::audit::LoginDetails;
 use crate::authenticator::{AuthOutcome, LoginAttempt};
 use crate::chap::ChapAnswer;
-use crate::config::Config;
 use crate::directory::{Directory, PortalRef};
 use crate::login::{Candidate, Established, LoginDecision};
 use crate::registry::{SessionLocation, SessionRecord};
-use crate::schema::WORD;
 use crate::session::{self, Action, CloseReason, Responsible, Session, TaskKey, TaskManagement};
 use crate::wire::{Function, FunctionResponse, LoginStatus};
 use lunar_core::port::NexusName;
@@ -69,7 +67,8 @@ impl Connection {
     }
 
     pub(super) fn new(front: Rc<Front>, id: u64, portal_ref: PortalRef, (socket, local, peer): AcceptedWire) -> Self {
-        let (reactor, config) = (&front.reactor, Rc::new(Config::clone(&front.authenticator.directory().session)));
+        let (reactor, config) =
+            (&front.reactor, Rc::new(front.authenticator.directory().session.over(front.transport)));
         let (arena, source) = (reactor.arena(), peer.ip());
         let memory = arena.join(source);
         let session = Session::new(config, arena.clone(), &memory.unsolicited, reactor.stats().clone(), reactor.now());
@@ -120,7 +119,7 @@ impl Connection {
         {
             let session = self.stream.session();
             let known = self.attempt.take().map(|attempt| attempt.login().clone());
-            let login = known.unwrap_or_else(|| LoginDetails::unknown(self.peer));
+            let login = known.unwrap_or_else(|| LoginDetails::unknown(self.peer, self.front.transport));
             self.front.authenticator.log_refused(login, status, session.refusal_reason(), self.front.reactor.now());
         }
         match why {
@@ -191,7 +190,7 @@ impl Connection {
                     .map_or_else(|| target.nexus(name.clone()), |map| target.nexus_behind(name.clone(), map));
                 let at = candidate.target.as_deref().unwrap_or_default();
                 // It is new, and has no counters.
-                let _ = nexus.host.set(stats.hosts.session(WORD, at, &candidate.initiator));
+                let _ = nexus.host.set(stats.hosts.session(self.front.transport.word(), at, &candidate.initiator));
                 *self.nexus.borrow_mut() = Some(nexus);
                 stats.sessions.add(1);
                 stats.logins.add(1);
@@ -201,7 +200,7 @@ impl Connection {
     }
 
     fn location(&self) -> SessionLocation {
-        SessionLocation { core: self.front.me, connection: self.id }
+        SessionLocation { core: self.front.me, connection: self.id, transport: self.front.transport }
     }
 
     /// Gives its session a number.
@@ -401,10 +400,10 @@ impl FrontConnection for Connection {
     }
 
     fn log(&self, what: &str) {
-        let session = self.stream.session();
+        let (session, word) = (self.stream.session(), self.front.transport.word());
         match session.candidate() {
-            Some(candidate) => log!("iscsi: {} ({}): {what}", candidate.initiator.escape_debug(), self.peer),
-            None => log!("iscsi: {}: {what}", self.peer),
+            Some(candidate) => log!("{word}: {} ({}): {what}", candidate.initiator.escape_debug(), self.peer),
+            None => log!("{word}: {}: {what}", self.peer),
         }
     }
 }

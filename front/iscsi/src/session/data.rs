@@ -4,7 +4,7 @@ use super::Session;
 use super::action::{Action, TaskKey};
 use super::data_out::{DataFailure, Destination, Pulled};
 use super::tasks::{Answer, State, Summary, Task};
-use crate::config::SENSE_MAX;
+use crate::config::{RDMA_ANSWER_MAX, SENSE_MAX};
 use crate::wire::{
     Bhs, DataIn, DataOut, FINAL, NO_TAG, OVERFLOW, Pdu, R2t, RejectReason, STATUS, ScsiResponse, UNDERFLOW,
 };
@@ -45,13 +45,47 @@ impl Session {
         if !payload.intact {
             self.reject(RejectReason::DATA_DIGEST, bhs);
         }
-        let Some(key) = self.tasks.find(header.itt.get()) else { return };
-        let Some(task) = self.tasks.get_mut(key) else { return };
         let last = header.flags & FINAL != 0;
+        let data = payload.data.take();
+        self.end_data_out(header.itt.get(), header.ttt.get(), data, (payload.intact, last), actions);
+    }
+
+    /// The memory for the data that an R2T requests, for a data mover that reads the data itself (RFC 5047 8.3); `None`:
+    /// the data is not wanted any more. [`Session::read`] follows.
+    pub fn begin_read(&mut self, r2t: &R2t) -> Option<SgMut> {
+        let key = self.tasks.find(r2t.itt.get())?;
+        let (len, task) = (r2t.desired_len.get() as usize, self.tasks.get_mut(key)?);
+        match task.transfer.begin_pdu(r2t.ttt.get(), 0, r2t.offset.get(), len) {
+            Destination::Memory(memory) => Some(memory),
+            Destination::Discard | Destination::Unknown | Destination::Invalid => None,
+        }
+    }
+
+    /// The data that an R2T has requested was read, or is not wanted.
+    pub fn read(&mut self, itt: u32, ttt: u32, data: Option<Sg>, actions: &mut Vec<Action>) {
+        self.end_data_out(itt, ttt, data, (true, true), actions);
+    }
+
+    /// Whether there is a task with this initiator task tag.
+    #[must_use]
+    pub fn has_task(&self, itt: u32) -> bool {
+        self.tasks.find(itt).is_some()
+    }
+
+    fn end_data_out(
+        &mut self,
+        itt: u32,
+        ttt: u32,
+        data: Option<Sg>,
+        (is_intact, is_last): (bool, bool),
+        actions: &mut Vec<Action>,
+    ) {
+        let Some(key) = self.tasks.find(itt) else { return };
+        let Some(task) = self.tasks.get_mut(key) else { return };
         // RFC 7143 11.4.7.2: the first burst has to be complete if the command has more than one.
         let strict = task.expected_out > self.parameters.first_burst;
         let unsolicited = task.transfer.unsolicited();
-        task.transfer.end_pdu(header.ttt.get(), payload.data.take(), payload.intact, last, strict);
+        task.transfer.end_pdu(ttt, data, is_intact, is_last, strict);
         self.unsolicited.shrink(unsolicited - task.transfer.unsolicited());
         let is_due = task.transfer.take_due_pull();
         if !task.transfer.has_open_sequence()
@@ -62,7 +96,7 @@ impl Session {
             let failure = task.transfer.failure().filter(|_| answer.status == GOOD);
             return self.finish(key, &failure.map_or(answer, DataFailure::answer));
         }
-        if last {
+        if is_last {
             self.send_r2ts(key);
         }
         if is_due {
@@ -159,7 +193,9 @@ impl Session {
         }
         let residual = residual(wanted, task.expected_in.max(task.expected_out));
         if !final_data.data.is_empty() {
-            let collapses = status == GOOD && sense.is_empty() && final_data.offset < task.expected_in as usize;
+            let fits = final_data.offset < task.expected_in as usize;
+            // Over RDMA, data goes into the memory of the initiator, and not the status (RFC 7145 7.3.5).
+            let collapses = status == GOOD && sense.is_empty() && fits && !self.is_rdma();
             let with_data = collapses.then_some((status, residual));
             self.data_in(&mut task, final_data.offset, &mut final_data.data, with_data);
             if collapses {
@@ -179,7 +215,9 @@ impl Session {
             residual: U32::new(residual.1),
             ..ScsiResponse::blank()
         };
-        let sense = &sense[..sense.len().min(SENSE_MAX)];
+        // Behind its length.
+        let sense_max = if self.is_rdma() { RDMA_ANSWER_MAX as usize - 2 } else { SENSE_MAX };
+        let sense = &sense[..sense.len().min(sense_max)];
         if sense.is_empty() {
             self.out.short(header, &[]);
         } else {
@@ -194,7 +232,9 @@ impl Session {
         if data.len() > room {
             *data = data.split_to(room);
         }
-        let (mut at, segment_max) = (offset, self.parameters.max_send_segment as usize);
+        // Over RDMA, only buffers for answers have a limit.
+        let segment_max = if self.is_rdma() { usize::MAX } else { self.parameters.max_send_segment as usize };
+        let mut at = offset;
         let mut sequence_left = self.parameters.max_burst as usize;
         while !data.is_empty() {
             let len = data.len().min(segment_max).min(sequence_left);

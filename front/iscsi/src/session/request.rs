@@ -281,7 +281,7 @@ impl Session {
         let (stat_sn, exp_cmd_sn, max_cmd_sn) = self.numbers.with_status();
         let itt = U32::new(NO_TAG);
         let answer = Reject { reason, itt, stat_sn, exp_cmd_sn, max_cmd_sn, ..Reject::blank() };
-        debug_assert!(self.parameters.max_send_segment as usize >= BHS_LEN, "MaxRecvDataSegmentLength is at least 512");
+        debug_assert!(self.parameters.max_send_segment as usize >= BHS_LEN, "it is at least RDMA_ANSWER_MAX");
         self.out.short(answer, &[header.as_bytes()]);
     }
 

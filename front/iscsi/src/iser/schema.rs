@@ -1,0 +1,119 @@
+//! The declaration of iSER for the configuration: the section `[iser.NAME]`.
+
+use crate::config::Transport;
+use lunar_control::Config;
+use lunar_control::common_sections::{ISCSI_PORT, PortalGroup};
+use lunar_control::kind::{FrontKind, Kind};
+use lunar_control::links::To;
+use lunar_control::schema::{Finder, FrontSchema, FrontSection};
+use lunar_control::section::{Objects, Resource, or, required};
+use lunar_control::sections;
+use lunar_control::value::Whole;
+use lunar_engine::link_ports::RdmaAddress;
+use sha2::{Digest, Sha256};
+use std::collections::HashMap;
+
+/// Its name: the word of the transport.
+pub const WORD: &str = Transport::Rdma.word();
+
+/// The kind of the section.
+pub const ISER: FrontKind = FrontKind { place: 7, section: WORD, noun: "iSER portal", may_be_missing: true };
+
+/// The bit of the numbers of these portals, among those of all portals.
+const OWN: u32 = 1 << 31;
+
+sections! {
+    /// A portal of iSCSI over RDMA (iSER, RoCEv2) in user space at an IP address of this machine. Initiators reach the
+    /// targets of its portal group there, with the rules of iSCSI over TCP: groups by name and network, and CHAP. The
+    /// UDP port 4791 of the address must be free: an RDMA device of the kernel on this machine uses it, and so does
+    /// each SRP or NVMe/RDMA port.
+    Iser (made: Live, removed: EndsSessions) {
+        /// The IP address.
+        address: RdmaAddress = required() => EndsSessions;
+        /// The portal group: the targets that name it are reached, in its asymmetric access state.
+        portal_group: To<PortalGroup> = required() => EndsSessions;
+        /// The port of the RDMA connection manager.
+        port: Whole<1, 65535> = or(Whole::new(ISCSI_PORT as u64)) => EndsSessions;
+        /// Whether SendTargets returns the portal to initiators over RDMA. Initiators that know its address may log in
+        /// anyway.
+        listed: bool = or(true) => Live;
+    }
+}
+
+impl Resource for Iser {
+    const KIND: Kind = Kind::Front(ISER);
+}
+
+impl Iser {
+    /// The tag of its portal group.
+    #[must_use]
+    pub fn group(&self, config: &Config) -> Option<u16> {
+        config.portal_groups.get(self.portal_group.name()).map(|group| group.tag.get() as u16)
+    }
+
+    /// The port of the RDMA connection manager.
+    #[must_use]
+    pub fn service(&self) -> u16 {
+        // Checked when it was read.
+        self.port.get() as u16
+    }
+
+    /// Its number among the portals of the process: another one if any of this differs.
+    #[must_use]
+    pub fn number(&self, name: &str) -> u32 {
+        let text = format!("{name} {} {} {}", self.address.0, self.service(), self.portal_group.name());
+        Sha256::digest(text.as_bytes()).iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte)) | OWN
+    }
+
+    fn brief(&self) -> String {
+        format!("portal at {}, portal group {}", self.address.0, self.portal_group.name())
+    }
+}
+
+/// Checks that portals have addresses of their own.
+fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
+    let mut addresses = HashMap::new();
+    for (name, portal) in objects.all::<Iser>() {
+        if let Some(twin) = addresses.insert(portal.address, name) {
+            find(name, "address", portal.marks.of("address"), format!("is also that of iSER portal {twin}"));
+        }
+    }
+}
+
+/// The declaration of iSER for the configuration.
+pub static FRONT: FrontSchema =
+    FrontSchema { portals: None, section: Some(FrontSection::of::<Iser>(ISER, check)), limits: None };
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_control::Schema;
+    use lunar_control::check::{LocalHost, check};
+    use std::path::PathBuf;
+
+    static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };
+
+    fn checked(portals: &str) -> Result<Config, String> {
+        let text = format!("[portal-group.1]\ntag = 7\n{portals}");
+        let checked = check(&SCHEMA, "test", &text, &LocalHost { config: PathBuf::new() });
+        checked.map(|checked| checked.config).map_err(|problems| problems.to_string())
+    }
+
+    #[test]
+    fn a_portal_is_read_and_mistakes_are_found() {
+        let good = "[iser.a]\naddress = '192.0.2.1'\nportal-group = '1'\n";
+        let config = checked(good).expect("right");
+        let portal = config.find::<Iser>("a").expect("there");
+        assert_eq!((portal.group(&config), portal.service(), portal.listed), (Some(7), 3260, true));
+        assert_ne!(portal.number("a"), portal.number("b"));
+        let two = good.to_owned() + &good.replace(".a]", ".b]");
+        for (portals, what) in [
+            (good.replace("192.0.2.1", "0.0.0.0"), "RDMA needs a definite one"),
+            (good.replace("'1'", "'2'"), "portal-group"),
+            (two, "is also that of iSER portal"),
+        ] {
+            let found = checked(&portals).expect_err(what);
+            assert!(found.contains(what), "{portals}: {found}");
+        }
+    }
+}
