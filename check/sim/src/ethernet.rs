@@ -1,5 +1,5 @@
-//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, of SRP, and of
-//! NVMe over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, of SRP, NVMe and
+//! iSCSI over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders
 //! packets.
 //! Stores are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of
 //! the last write that was acknowledged.
@@ -8,6 +8,7 @@ use crate::backends::SimulatedDisk;
 use crate::carrier::{Carrier, Socket};
 use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
+use crate::iser_disk;
 use crate::nvme_rdma_disk;
 use crate::rdma_adapter;
 use crate::setup::path;
@@ -29,6 +30,8 @@ use lunar_engine::origin::Origin;
 use lunar_engine::registry::{FrontEntry, Registry};
 use lunar_fcoe::front::{FcoeCore, FcoeFront};
 use lunar_fcoe::wire::{fip, frame};
+use lunar_iscsi::front::Iscsi;
+use lunar_iscsi::iser::front::{IserCore, IserFront};
 use lunar_link::{Filter, Header, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
 use lunar_nvme_rdma::front::{NvmeRdmaCore, NvmeRdmaFront};
 use lunar_ram::backend::RamBackend;
@@ -107,6 +110,12 @@ static REGISTRY: Registry = Registry {
             schema: &lunar_nvme_rdma::schema::FRONT,
             options: None,
         },
+        FrontEntry { front: &Iscsi, schema: &lunar_iscsi::schema::FRONT, options: None },
+        FrontEntry {
+            front: &IserFront(PortsFront { open: open_rdma }),
+            schema: &lunar_iscsi::iser::schema::FRONT,
+            options: None,
+        },
     ],
     backends: &[&SimulatedDisk, &RamBackend],
 };
@@ -139,6 +148,7 @@ impl Setup {
             Protocol::St => Kind::St,
             Protocol::Srp => Kind::Srp,
             Protocol::NvmeRdma => Kind::NvmeRdma,
+            Protocol::Iser => Kind::Iser,
         };
         let any = Faults::any(chance);
         let rate = |chance: &mut Chance, most: u32| if chance.coin() { chance.index(most as usize) as u32 } else { 0 };
@@ -159,7 +169,7 @@ impl Setup {
             // A copy with another tag that the network delays until newer writes have ended is a new request for every
             // target: the protocol cannot tell.
             Kind::Aoe { fresh_tags: true } => (faults.datagram_duplicate, faults.datagram_reorder) = (0, 0),
-            Kind::Aoe { fresh_tags: false } | Kind::St | Kind::Srp | Kind::NvmeRdma => {}
+            Kind::Aoe { fresh_tags: false } | Kind::St | Kind::Srp | Kind::NvmeRdma | Kind::Iser => {}
             // Identifiers of exchanges are used again at once: no network of a Fibre Channel duplicates frames.
             Kind::Fcoe { .. } => faults.datagram_duplicate = 0,
         }
@@ -207,6 +217,7 @@ impl Setup {
             Kind::St => "iqn.2026-01.io.lunar:02:*",
             Kind::Srp => "0x*",
             Kind::NvmeRdma => "nqn.2026-01.io.lunar:host:*",
+            Kind::Iser => iser_disk::INITIATORS,
         };
         let luns = luns.join(", ");
         text += &format!("[group.g]\ntargets = ['t']\ninitiators = ['{initiators}']\nluns = {{ {luns} }}\n");
@@ -225,6 +236,10 @@ impl Setup {
             Kind::NvmeRdma => {
                 let address = rdma_adapter::TARGET;
                 return text + &format!("[nvme-rdma.lan]\naddress = '{address}'\nportal-group = 'p'\n");
+            }
+            Kind::Iser => {
+                let address = rdma_adapter::TARGET;
+                return text + &format!("[iser.lan]\naddress = '{address}'\nportal-group = 'p'\n");
             }
         };
         text + &format!("[fcoe.lan]\nlink = 'sim0'\ntarget = 't'\nwwpn = '{first}:00:00:00:00:00:00:01'\n")
@@ -301,7 +316,10 @@ impl LanTarget {
         let srp = srp.map(|front| front.in_progress());
         let nvme = self.cores.cores().filter_map(|core| core.front_of::<NvmeRdmaCore>());
         let nvme = nvme.map(|front| front.in_progress());
-        aoe.map(|front| front.front().in_progress()).chain(fcoe).chain(st).chain(srp).chain(nvme).sum()
+        let iser = self.cores.cores().filter_map(|core| core.front_of::<IserCore>());
+        let iser = iser.map(|front| front.in_progress());
+        let aoe = aoe.map(|front| front.front().in_progress());
+        aoe.chain(fcoe).chain(st).chain(srp).chain(nvme).chain(iser).sum()
     }
 }
 
@@ -334,6 +352,11 @@ pub fn run_srp(watch: &Watch) {
 /// Runs the scenario of NVMe over RDMA.
 pub fn run_nvme_rdma(watch: &Watch) {
     run_kind(watch, Protocol::NvmeRdma);
+}
+
+/// Runs the scenario of iSCSI over RDMA.
+pub fn run_iser(watch: &Watch) {
+    run_kind(watch, Protocol::Iser);
 }
 
 fn run_kind(watch: &Watch, protocol: Protocol) {
@@ -472,7 +495,7 @@ impl Disk {
 
     /// The way to the target, and the bytes of a frame behind its header.
     fn carrier(core: &Reactor, world: &World, segment: Segment, kind: Kind, mac: MacAddress) -> (Carrier, usize) {
-        if matches!(kind, Kind::Srp | Kind::NvmeRdma) {
+        if matches!(kind, Kind::Srp | Kind::NvmeRdma | Kind::Iser) {
             let port = lunar_rdma::wire::PORT;
             let own = SocketAddr::new(rdma_adapter::address(mac.0[5]), port);
             let endpoint = world.udp(own).expect("the address is free");

@@ -5,9 +5,9 @@
 //! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
 //! * [`ethernet`]: the scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer,
-//!   and of SRP and NVMe over RDMA, on a network that loses, duplicates and reorders packets; [`stations`]: their
-//!   initiators, of which [`srp_disk`] and [`nvme_rdma_disk`] are two, on an [`rdma_adapter`]; [`carrier`]: their links
-//!   and sockets
+//!   and of SRP, NVMe and iSCSI over RDMA, on a network that loses, duplicates and reorders packets; [`stations`]: their
+//!   initiators, of which [`srp_disk`], [`nvme_rdma_disk`] and [`iser_disk`] are on an [`rdma_adapter`]; [`carrier`]:
+//!   their links and sockets
 //! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
 //! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
 //!   [`block_client`]s use the same volumes
@@ -35,6 +35,7 @@ pub mod fences;
 pub mod guest;
 pub mod host;
 pub mod initiator;
+pub mod iser_disk;
 pub mod job;
 pub mod model;
 pub mod nvme_command;
@@ -79,6 +80,8 @@ pub enum Scenario {
     Srp,
     /// NVMe over RDMA.
     NvmeRdma,
+    /// iSCSI over RDMA.
+    Iser,
 }
 
 impl Scenario {
@@ -92,6 +95,7 @@ impl Scenario {
         Self::Transfer,
         Self::Srp,
         Self::NvmeRdma,
+        Self::Iser,
     ];
 
     /// Its name on the command line.
@@ -106,6 +110,7 @@ impl Scenario {
             Self::Transfer => "transfer",
             Self::Srp => "srp",
             Self::NvmeRdma => "nvme-rdma",
+            Self::Iser => "iser",
         }
     }
 
@@ -132,6 +137,7 @@ pub fn run(scenario: Scenario, seed: u64, keep_trace: bool) -> Outcome {
         Scenario::Transfer => ethernet::run_transfer(&watch),
         Scenario::Srp => ethernet::run_srp(&watch),
         Scenario::NvmeRdma => ethernet::run_nvme_rdma(&watch),
+        Scenario::Iser => ethernet::run_iser(&watch),
     });
     watch.outcome()
 }

@@ -1,6 +1,7 @@
 //! The initiators of the scenarios on a network that loses packets: ATA over Ethernet, Fibre Channel over Ethernet,
 //! SCSI over Scheduled Transfer, and SRP and NVMe over RDMA.
 
+use crate::iser_disk as iser;
 use crate::nvme_rdma_disk as nvme_rdma;
 use crate::srp_disk as srp;
 use lunar_aoe::wire::Address;
@@ -31,6 +32,7 @@ pub enum Protocol {
     St,
     Srp,
     NvmeRdma,
+    Iser,
 }
 
 /// The protocol of a scenario, with what differs between seeds.
@@ -52,6 +54,8 @@ pub enum Kind {
     Srp,
     /// NVMe over RDMA.
     NvmeRdma,
+    /// iSCSI over RDMA.
+    Iser,
 }
 
 /// An operation on a disk.
@@ -99,6 +103,8 @@ pub enum Station {
     Srp(Box<srp::Disk>),
     /// NVMe over RDMA.
     NvmeRdma(Box<nvme_rdma::Disk>),
+    /// iSCSI over RDMA.
+    Iser(Box<iser::Disk>),
 }
 
 impl Station {
@@ -133,6 +139,7 @@ impl Station {
             }
             Kind::Srp => Self::Srp(Box::new(srp::Disk::new(mac.0[5], lun, now))),
             Kind::NvmeRdma => Self::NvmeRdma(Box::new(nvme_rdma::Disk::new(mac.0[5], lun, now))),
+            Kind::Iser => Self::Iser(Box::new(iser::Disk::new(mac.0[5], lun, now))),
         }
     }
 
@@ -145,6 +152,7 @@ impl Station {
             Self::St(disk, _) => disk.is_ready(),
             Self::Srp(disk) => disk.is_ready(),
             Self::NvmeRdma(disk) => disk.is_ready(),
+            Self::Iser(disk) => disk.is_ready(),
         }
     }
 
@@ -161,6 +169,7 @@ impl Station {
             }
             Self::Srp(disk) => disk.next_datagram(),
             Self::NvmeRdma(disk) => disk.next_datagram(),
+            Self::Iser(disk) => disk.next_datagram(),
         }
     }
 
@@ -193,6 +202,7 @@ impl Station {
             }
             Self::Srp(disk) => disk.start(cookie, operation, now),
             Self::NvmeRdma(disk) => disk.start(cookie, operation, now),
+            Self::Iser(disk) => disk.start(cookie, operation, now),
         }
     }
 
@@ -207,6 +217,7 @@ impl Station {
         match (self, header) {
             (Self::Srp(disk), _) => disk.receive(bytes, now, on),
             (Self::NvmeRdma(disk), _) => disk.receive(bytes, now, on),
+            (Self::Iser(disk), _) => disk.receive(bytes, now, on),
             (Self::Aoe(initiator), Some(header)) => {
                 initiator.receive(header.source, bytes, now, &mut |event| on(of_aoe(event)));
             }
@@ -227,6 +238,7 @@ impl Station {
             Self::St(disk, _) => disk.tick(now, &mut |event| of_st(event).into_iter().for_each(&mut *on)),
             Self::Srp(disk) => disk.tick(now, on),
             Self::NvmeRdma(disk) => disk.tick(now, on),
+            Self::Iser(disk) => disk.tick(now, on),
         }
     }
 }

@@ -77,6 +77,11 @@ fn hosts_over_rdma_keep_their_data() {
 }
 
 #[test]
+fn sessions_over_rdma_keep_their_data() {
+    passes(Scenario::Iser);
+}
+
+#[test]
 fn a_seed_replays_exactly_and_another_does_not() {
     for &scenario in Scenario::ALL {
         for seed in 0..20 {

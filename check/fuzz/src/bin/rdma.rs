@@ -1,8 +1,9 @@
 //! RDMA (RoCEv2): packets and messages of the connection manager, and packets of any peer to connections; information
-//! units of SRP, and capsules of NVMe.
+//! units of SRP, capsules of NVMe, and messages of iSER.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
+use lunar_iscsi::iser::fuzzing as iser;
 use lunar_nvme_rdma::fuzzing as nvme;
 use lunar_rdma::fuzzing;
 use lunar_srp::fuzzing as srp;
@@ -12,4 +13,5 @@ fuzz_target!(|bytes: &[u8]| {
     fuzzing::peer(bytes);
     srp::formats(bytes);
     nvme::capsules(bytes);
+    iser::messages(bytes);
 });
