@@ -173,6 +173,8 @@ enum Part {
     Srp,
     /// A Linux guest with NVMe over software RoCE, on a network that loses packets
     NvmeRdma,
+    /// A Linux guest with iSCSI over software RoCE (iSER), on a network that loses packets
+    Iser,
     /// Scheduled Transfer between two processes
     St,
     /// SCSI over Scheduled Transfer: loss, crashes, reservations beside iSCSI, hostile packets
@@ -229,6 +231,14 @@ const ORDER: [(Part, Drivers, usize); 37] = [
     (Part::NvmeRdma, Drivers::First, WAITS),
     (Part::Ublk, Drivers::First, WAITS),
     (Part::Device, Drivers::First, WAITS),
+    (Part::Aoe, Drivers::First, COMPUTES),
+    (Part::Fcoe, Drivers::First, COMPUTES),
+    (Part::Fabric, Drivers::First, COMPUTES),
+    (Part::Srp, Drivers::First, COMPUTES),
+    (Part::NvmeRdma, Drivers::First, COMPUTES),
+    (Part::Iser, Drivers::First, COMPUTES),
+    (Part::Ublk, Drivers::First, COMPUTES),
+    (Part::Device, Drivers::First, COMPUTES),
     (Part::Tape, Drivers::First, COMPUTES),
     (Part::Blktests, Drivers::First, COMPUTES),
     (Part::Spdk, Drivers::First, COMPUTES),
@@ -350,6 +360,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Fabric => guest::fabric(lab, driver),
             Part::Srp => guest::srp(lab, driver),
             Part::NvmeRdma => guest::nvme_rdma(lab, driver),
+            Part::Iser => guest::iser(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),

@@ -1,0 +1,125 @@
+# The kernel's iSCSI initiator over software RoCE, with open-iscsi. The target runs in the same guest.
+. /test/lib.sh
+. /test/rdma.sh
+. /test/initiator.sh
+. /test/settings # TARGET SECRET_TARGET PORTAL CHAP_USER CHAP_SECRET
+
+load_modules ib_iser
+dmesg -C
+
+node() { iscsiadm -m node -T "${target_name:-$TARGET}" -p "$PORTAL" "$@"; }
+quit() {
+    tail "$LOG"
+    dmesg | tail -n 20
+    finish
+}
+# find_disks NAME: waits for the disk of LUN 0, which is then in $disk.
+find_disks() {
+    try "$1" eventually disk_of 0 || quit
+    disk=$(disk_of 0)
+    eventually blockdev --getsize64 "$disk"
+}
+log_in() {
+    try "$1" node -I iser --login || quit
+    find_disks "$1: the kernel finds the disk"
+}
+gone() { ! disk_of 0 >/dev/null; }
+log_out() {
+    try "$1" node --logout
+    try "$1: the disk is gone" eventually gone
+}
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@" || { tail "$LOG"; dmesg | tail -n 20; }
+}
+no_errors() { equal "$1" "" "$(dmesg | grep -iE 'I/O error|conn error|iser.*(fail|error|bogus)')"; dmesg -C; }
+
+networks
+chmod 600 /tmp/lunar.toml
+insmod "$held"
+daemon 120
+serve
+dmesg -C
+
+# Without other initiators the interface record `iser` is that of open-iscsi.
+discover() { iscsiadm -m discovery -t sendtargets -p "$PORTAL" -I iser; }
+try "discovery over RDMA" eventually discover || quit
+says "discovery reports the target" "$PORTAL,1 $TARGET" iscsiadm -m node
+iscsiadm -m node -o delete >/dev/null 2>&1
+says "discovery over TCP reports the same portal" "$PORTAL,1 $TARGET" iscsiadm -m discovery -t sendtargets -p "$PORTAL"
+iscsiadm -m node -o delete >/dev/null 2>&1
+discover >/dev/null
+
+log_in "login"
+says "the transport is iSER" "iser: \[" iscsiadm -m session
+says "negotiated: immediate data" "ImmediateData: Yes" iscsiadm -m session -P 2
+says "negotiated: data is requested" "InitialR2T: Yes" iscsiadm -m session -P 2
+says "the session names the transport" '"protocol": *"iser"' "$LUNAR" session list --json --socket /tmp/lunar.sock
+says "INQUIRY" "LUNAR" sg_inq "$disk"
+says "the identification is that of iSCSI" "$TARGET" sg_vpd -p di "$disk"
+equal "its size" $((64 << 20)) "$(blockdev --getsize64 "$disk")"
+load "fio, 4 KiB, 8 deep" --rw=randwrite --bs=4k --iodepth=8 --size=512k
+load "fio, 64 KiB, 8 deep" --rw=randwrite --bs=64k --iodepth=8 --size=2M
+load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=6M
+load "fio, 512 bytes, 8 deep" --rw=randwrite --bs=512 --iodepth=8 --size=32k
+no_errors "no I/O error"
+refuse "a read beyond the end is refused" sg_dd if="$disk" of=/dev/null bs=512 skip=$((64 << 11)) count=1 blk_sgio=1
+try "a reset of the logical unit" sg_reset --device "$disk"
+load "fio, 16 KiB, 8 deep, after a reset" --rw=randwrite --bs=16k --iodepth=8 --size=512k
+dmesg -C
+
+second=$(disk_of 1)
+try "mkfs.ext4" mkfs.ext4 -q -F "$second"
+mkdir -p /mnt/disk
+try "mount" mount "$second" /mnt/disk
+head -c 1M /dev/urandom >/mnt/disk/file
+kept=$(sum </mnt/disk/file)
+try "umount" umount /mnt/disk
+try "mount again" mount "$second" /mnt/disk
+equal "the file has its contents" "$kept" "$(sum </mnt/disk/file)"
+umount /mnt/disk
+
+lose 1
+load "fio, 4 KiB, 8 deep, one packet of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=512k
+load "fio, 256 KiB, 4 deep, one packet of a hundred is lost" --rw=randwrite --bs=256k --iodepth=4 --size=3M
+lose 0
+no_errors "no I/O error with losses"
+log_out "logout"
+
+target_name=$SECRET_TARGET
+refuse "login without CHAP" node -I iser --login
+chap() { node -o update -n "node.session.auth.$1" -v "$2" >/dev/null; }
+chap authmethod CHAP
+chap username "$CHAP_USER"
+chap password "$CHAP_SECRET-other"
+refuse "login with a wrong secret" node -I iser --login
+says "the refusal names the transport" '"protocol": *"iser"' "$LUNAR" explain refusal --json --socket /tmp/lunar.sock
+chap password "$CHAP_SECRET"
+log_in "login with CHAP"
+try "read after CHAP" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
+log_out "logout after CHAP"
+target_name=$TARGET
+
+network 4200
+log_in "login with MTU 4200"
+load "fio, 4 KiB, 8 deep, two jobs" --rw=randwrite --bs=4k --iodepth=8 --size=256k --numjobs=2 --offset_increment=8M
+load "fio, 1 MiB, 4 deep, MTU 4200" --rw=write --bs=1M --iodepth=4 --size=4M
+no_errors "no I/O error with MTU 4200"
+
+logins=$(grep -c "login accepted" "$LOG")
+connected() { [ "$(grep -c "login accepted" "$LOG")" -gt "$logins" ]; }
+load_start "$disk"
+kill -9 "$target"
+sleep 1
+serve
+began=$SECONDS
+try "the initiator logs in again" eventually connected
+try "it does not wait for the time-out of a command" [ $((SECONDS - began)) -lt 25 ]
+load_end "verified writes over kill -9 of the target: no error"
+log_out "logout after a kill"
+kill "$target"
+wait "$target"
+equal "the target ends well" 0 $?
+finish
