@@ -5,6 +5,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Arena, PAGE, Sg, SgMut, Slice};
 use lunar_core::port::Transfer;
 use lunar_core::task::TaskSet;
+use lunar_reactor::op::Handle;
 use lunar_reactor::sim::{Host, Peer, World};
 use std::net::Ipv4Addr;
 use std::pin::pin;

@@ -25,6 +25,14 @@ fn address(text: &str) -> Result<IpAddr, ValueError> {
     RdmaAddress::parse(text).map(|address| address.0)
 }
 
+const OPTION: PortOption = PortOption {
+    option: "--iser",
+    section: WORD,
+    key: "address",
+    names_target: false,
+    advice: "give each address once",
+};
+
 impl FrontOptions for IserOptions {
     fn declare(&self, command: Command) -> Command {
         IserRequest::augment_args(command)
@@ -50,16 +58,8 @@ impl FrontRequest for IserRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        for (at, address) in self.addresses.iter().enumerate() {
-            let argument = format!("--iser {address}");
-            if self.addresses[..at].contains(address) {
-                return Err(OptionMistake::Twice { argument, advice: "give each address once" });
-            }
-            let mut keys = draft.object_of(&argument, WORD, &PortOption::name(at));
-            // The first portal group, as for other initiators.
-            keys.set("address", address.to_string()).set("portal-group", given.groups[0].as_str());
-        }
-        Ok(())
+        let values: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
+        OPTION.configure(&values, given, draft)
     }
 
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {

@@ -24,8 +24,6 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// The time between two attempts to open a socket that has failed.
-const REOPEN_INTERVAL: Duration = Duration::from_secs(5);
 /// The time between two checks whether sessions have ended.
 const END_INTERVAL: Duration = Duration::from_millis(5);
 /// Bytes of the largest message of an initiator.
@@ -53,14 +51,10 @@ impl Endpoint {
     }
 
     fn attach(&self, opened: Socket) -> io::Result<()> {
-        let mut seed = [0; 8];
-        // Without a source of randomness the numbers follow from the time.
-        self.core.common.shared.host.random(&mut seed);
-        let seed = u64::from_be_bytes(seed) ^ self.core.reactor().now().0;
-        let upper: Weak<dyn Upper> = self.me.clone();
+        let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
         // An address is that of one portal, whatever the names of sections are.
-        let record = self.core.common.shared.host.state().port(&format!("{WORD} {}", self.address));
-        let port = Port::attach(self.core.reactor(), opened, seed, record, upper)?;
+        let record = host.state().port(&format!("{WORD} {}", self.address));
+        let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             serve(&port, view);
         }
@@ -132,13 +126,11 @@ impl Endpoint {
 
     /// Opens the socket again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (address, end) = (self.address, &self.closed);
-        while end.unless(self.core.reactor().sleep(REOPEN_INTERVAL)).await.is_some() {
-            if (self.core.common.open)(&address).and_then(|opened| self.attach(opened)).is_ok() {
-                self.report(None);
-                log!("the socket of the iSER portal at {address} is open again");
-                return;
-            }
+        let (address, reactor) = (self.address, self.core.reactor());
+        let attach = |opened| self.attach(opened);
+        if self.core.common.open_again(&address, (reactor, &self.closed), attach).await.is_some() {
+            self.report(None);
+            log!("the socket of the iSER portal at {address} is open again");
         }
     }
 }
