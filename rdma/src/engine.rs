@@ -4,7 +4,7 @@
 //! A peer requests a connection (REQ). The protocol above accepts (REP) or rejects it (REJ). The peer says that it is
 //! ready (RTU), or just uses the connection. Either end disconnects (DREQ, DREP).
 
-use crate::connection::{Connection, Effect, Settings, Why};
+use crate::connection::{Connection, Effect, Settings};
 use crate::limits::{
     ACCEPT_TIME, CONNECTIONS_MAX, FAREWELLS_MAX, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE, MESSAGES_MAX, READS_MAX,
     REPLIES, REPLY_INTERVAL, TIME_WAIT,
@@ -13,8 +13,7 @@ use crate::live::Live;
 use crate::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
 };
-use crate::requester::{self, Completed};
-use crate::responder::Receives;
+use crate::requester;
 use crate::wire::{
     Extension, HEADERS_MAX, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote,
     TRAILER_MAX,
@@ -25,71 +24,7 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
-/// The number of a connection: that of its queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct ConnectionId(pub u32);
-
-/// An event.
-#[derive(Debug)]
-pub enum Event {
-    /// A peer requests a connection: it is accepted or rejected, now or later.
-    Request {
-        /// The connection.
-        id: ConnectionId,
-        /// The peer.
-        peer: IpAddr,
-        /// The data of the protocol above.
-        private: [u8; REQUEST_PRIVATE],
-    },
-    /// A READ is complete.
-    Read(ConnectionId, Completed),
-    /// Some of what was queued is acknowledged.
-    Progress(ConnectionId),
-    /// The connection has ended.
-    Closed(ConnectionId, Ended),
-}
-
-/// Why a connection has ended.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Ended {
-    /// This end has disconnected.
-    Here,
-    /// The peer has disconnected, or has requested another connection in its place.
-    Peer,
-    /// The peer was never ready, or the request was not answered here in time.
-    Late,
-    /// It has failed.
-    Failed(Why),
-}
-
-/// How a request is accepted.
-#[derive(Clone, Copy, Debug)]
-pub struct Accept<'a> {
-    /// The data of the protocol above.
-    pub private: &'a [u8],
-    /// The messages that the peer may send.
-    pub receives: Receives,
-}
-
-/// A packet to send.
-#[derive(Debug)]
-pub struct Outgoing {
-    /// The receiver, at [`crate::wire::PORT`].
-    pub peer: IpAddr,
-    /// Its headers.
-    pub head: Head,
-    /// Its payload.
-    pub payload: Payload,
-}
-
-/// A payload.
-#[derive(Debug)]
-pub enum Payload {
-    /// Memory.
-    Memory(Sg),
-    /// A message of the connection manager.
-    Message(Box<[u8; mad::LEN]>),
-}
+pub use crate::events::{Accept, ConnectionId, Counters, Ended, Event, Outgoing, Payload};
 
 #[derive(Debug)]
 enum State {
@@ -122,25 +57,14 @@ struct Entry {
     is_ready: bool,
 }
 
-/// Packets that were dropped or sent again.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Counters {
-    /// Packets of no connection, and malformed ones.
-    pub strange: u64,
-    /// Packets that were sent more than once.
-    pub repeated: u64,
-}
-
 /// The connections of an address.
 #[derive(Debug)]
 pub struct Engine {
     /// The largest datagram that the link takes.
     mtu: usize,
     random: u64,
-    /// The TCP port of the service; `None`: requests are rejected.
-    service: Option<u16>,
-    /// The GUID of the device.
-    guid: [u8; 8],
+    /// The GUIDs of services, by their TCP ports. Requests for others are rejected.
+    services: BTreeMap<u16, [u8; 8]>,
     entries: BTreeMap<ConnectionId, Entry>,
     /// When connections are looked at. Packets move the deadline of a connection all the time, mostly to a later one:
     /// its place here changes when it becomes earlier, or when the connection was looked at.
@@ -151,7 +75,8 @@ pub struct Engine {
     /// Messages of the connection manager to send.
     messages: VecDeque<(IpAddr, Box<[u8; mad::LEN]>)>,
     manager_psn: Psn,
-    events: VecDeque<Event>,
+    /// Events, with the services of their connections.
+    events: VecDeque<(u16, Event)>,
     /// Connections that may have something to send, in turn.
     ready: VecDeque<ConnectionId>,
     /// The last answers of connections that have failed.
@@ -186,8 +111,7 @@ impl Engine {
         let mut engine = Self {
             mtu,
             random: seed,
-            service: None,
-            guid: [0; 8],
+            services: BTreeMap::new(),
             entries: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             by_peer: HashMap::new(),
@@ -207,7 +131,24 @@ impl Engine {
 
     /// Takes requests for the service at this TCP port, as a device with this GUID.
     pub fn serve(&mut self, service: u16, guid: [u8; 8]) {
-        (self.service, self.guid) = (Some(service), guid);
+        self.services.insert(service, guid);
+    }
+
+    /// Rejects requests for this service from now on. Its connections stay.
+    pub fn withdraw(&mut self, service: u16) {
+        self.services.remove(&service);
+    }
+
+    /// The service of a connection.
+    #[must_use]
+    pub fn service(&self, id: ConnectionId) -> Option<u16> {
+        self.entries.get(&id)?.request.port
+    }
+
+    /// Queues an event for the service of its connection.
+    fn tell(&mut self, service: Option<u16>, event: Event) {
+        // A connection of an engine before has none.
+        self.events.extend(service.map(|service| (service, event)));
     }
 
     /// Random bits (SplitMix64).
@@ -236,8 +177,8 @@ impl Engine {
         std::mem::take(&mut self.counters)
     }
 
-    /// The next event.
-    pub fn poll_event(&mut self) -> Option<Event> {
+    /// The next event, and the service of its connection.
+    pub fn poll_event(&mut self) -> Option<(u16, Event)> {
         self.events.pop_front()
     }
 
@@ -263,7 +204,7 @@ impl Engine {
         }
         let id = ConnectionId(packet.qpn);
         let entry = self.entries.get_mut(&id).filter(|entry| entry.peer == peer);
-        let Some(Entry { connection: Some(connection), state, heard, is_ready, .. }) = entry else {
+        let Some(Entry { connection: Some(connection), state, heard, is_ready, request, .. }) = entry else {
             self.counters.strange += 1;
             return None;
         };
@@ -275,7 +216,7 @@ impl Engine {
         if !matches!(state, State::Established) {
             return None;
         }
-        let queued = connection.queued();
+        let (service, queued) = (request.port, connection.queued());
         let effect = connection.receive(&packet, now);
         let has_progress = connection.queued() != queued;
         self.counters.repeated += connection.requester().take_repeated();
@@ -283,14 +224,14 @@ impl Engine {
             self.ready.push_back(id);
         }
         if has_progress {
-            self.events.push_back(Event::Progress(id));
+            self.tell(service, Event::Progress(id));
         }
         self.schedule(id);
         match effect {
             Effect::None => None,
             Effect::Message(message) => Some((id, message)),
             Effect::Read(completed) => {
-                self.events.push_back(Event::Read(id, completed));
+                self.tell(service, Event::Read(id, completed));
                 None
             }
             Effect::Failed(why) => {
@@ -347,12 +288,13 @@ impl Engine {
     fn ended_by_peer(&mut self, peer: IpAddr, ids: (u32, u32), now: Instant) {
         let Some(entry) = self.named(peer, ids) else { return };
         let is_closing = matches!(entry.state, State::Disconnecting(_) | State::Over);
+        let service = entry.request.port;
         (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
         entry.connection = None;
         self.has_changed = true;
         self.schedule(ConnectionId(ids.1));
         if !is_closing {
-            self.events.push_back(Event::Closed(ConnectionId(ids.1), Ended::Peer));
+            self.tell(service, Event::Closed(ConnectionId(ids.1), Ended::Peer));
         }
     }
 
@@ -387,7 +329,7 @@ impl Engine {
             private: [0; REJECT_PRIVATE],
         };
         let most = mtu_code(self.mtu);
-        if request.port.is_none() || request.port != self.service {
+        if !request.port.is_some_and(|service| self.services.contains_key(&service)) {
             return self.refuse(peer, transaction, reject(Reason::INVALID_SERVICE));
         }
         if !request.is_reliable || !(1..=5).contains(&request.mtu) {
@@ -421,7 +363,7 @@ impl Engine {
         self.entries.insert(id, entry);
         self.by_peer.insert((peer, request.id), id);
         self.schedule(id);
-        self.events.push_back(Event::Request { id, peer, private: request.private });
+        self.tell(request.port, Event::Request { id, peer, private: request.private });
     }
 
     /// Whether a peer may have another connection.
@@ -473,17 +415,18 @@ impl Engine {
         let Some(entry) = self.remove(id) else { return };
         self.has_changed = true;
         if !matches!(entry.state, State::Disconnecting(_) | State::Over) {
-            self.events.push_back(Event::Closed(id, Ended::Peer));
+            self.tell(entry.request.port, Event::Closed(id, Ended::Peer));
         }
     }
 
     /// Accepts a request; returns false if the peer has given up meanwhile.
     pub fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
-        let (first, guid) = (self.random() & NUMBER_BITS, self.guid);
+        let first = self.random() & NUMBER_BITS;
         let Some(entry) = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Requested)) else {
             return false;
         };
         let request = &entry.request;
+        let guid = request.port.and_then(|service| self.services.get(&service)).copied().unwrap_or_default();
         let reads = request.reads.min(READS_MAX);
         let settings = Settings {
             mtu: mtu_bytes(request.mtu),
@@ -643,7 +586,7 @@ impl Engine {
     /// Ends a connection and reports it.
     fn end(&mut self, id: ConnectionId, why: Ended, now: Instant) {
         if self.end_quietly(id, now) {
-            self.events.push_back(Event::Closed(id, why));
+            self.tell(self.service(id), Event::Closed(id, why));
         }
     }
 
@@ -699,8 +642,9 @@ impl Engine {
         let (peer, transaction) = (entry.peer, entry.transaction);
         match &mut entry.state {
             State::Requested => {
+                let service = entry.request.port;
                 self.reject(id, &[]);
-                self.events.push_back(Event::Closed(id, Ended::Late));
+                self.tell(service, Event::Closed(id, Ended::Late));
             }
             State::Replied(REPLIES..) => self.end(id, Ended::Late, now),
             State::Replied(count) => {

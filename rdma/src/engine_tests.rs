@@ -1,7 +1,9 @@
 use super::*;
 use crate::golden::{self, Golden};
+use crate::connection::Why;
 use crate::icrc::Checker;
 use crate::limits::RETRIES;
+use crate::responder::Receives;
 use crate::wire::Syndrome;
 use lunar_core::mem::Arena;
 use std::time::Duration;
@@ -46,8 +48,15 @@ fn said(engine: &mut Engine, now: Instant) -> Vec<Body> {
     std::iter::from_fn(next).filter_map(message).collect()
 }
 
+/// The next event, which is of the service of the recorded request.
+fn event_of(engine: &mut Engine) -> Option<Event> {
+    let (service, event) = engine.poll_event()?;
+    assert_eq!(service, 5555);
+    Some(event)
+}
+
 fn requested(engine: &mut Engine) -> ConnectionId {
-    match engine.poll_event() {
+    match event_of(engine) {
         Some(Event::Request { id, .. }) => id,
         other => panic!("{other:?}"),
     }
@@ -95,11 +104,11 @@ fn a_request_is_accepted_used_and_disconnected() {
     assert_eq!((answer.psn.get(), answer.extension), (reply.psn, Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 1)));
     let other = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
     say(&mut engine, other, Body::Disconnect(request.id, id.0, id.0));
-    assert!(engine.poll_event().is_none(), "another host cannot disconnect it");
+    assert!(event_of(&mut engine).is_none(), "another host cannot disconnect it");
     said(&mut engine, NOW);
     say(&mut engine, PEER, Body::Disconnect(request.id, id.0, id.0));
     assert_eq!(said(&mut engine, NOW), [Body::Disconnected(id.0, request.id)]);
-    assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
+    assert!(matches!(event_of(&mut engine), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
     assert_eq!((engine.connections(), send(&mut engine, id, reply.psn + 1, NOW)), (0, None));
     engine.expire(NOW + TIME_WAIT);
     assert!(engine.entries.is_empty() && engine.by_peer.is_empty() && engine.deadlines.is_empty());
@@ -124,7 +133,7 @@ fn requests_are_rejected_with_the_reason() {
     ] {
         let mut engine = engine();
         say(&mut engine, PEER, Body::Request(wrong));
-        assert!(engine.poll_event().is_none());
+        assert!(event_of(&mut engine).is_none());
         let said = said(&mut engine, NOW);
         assert!(
             matches!(said[..], [Body::Reject(r)] if (r.reason, r.mtu, r.ids.1) == (reason, mtu, request.id)),
@@ -151,10 +160,10 @@ fn a_flood_of_requests_is_bounded_and_leaves_room_for_others() {
     }
     assert_eq!((engine.entries.len(), engine.by_peer.len()), (HALF_OPEN_MAX, HALF_OPEN_MAX));
     assert!(engine.messages.len() <= MESSAGES_MAX);
-    while engine.poll_event().is_some() {}
+    while event_of(&mut engine).is_some() {}
     // None of them is answered.
     engine.expire(NOW + ACCEPT_TIME);
-    let closed = std::iter::from_fn(|| engine.poll_event()).count();
+    let closed = std::iter::from_fn(|| event_of(&mut engine)).count();
     assert_eq!((closed, engine.entries.len()), (HALF_OPEN_MAX, 0));
 }
 
@@ -166,7 +175,7 @@ fn a_peer_that_is_never_ready_is_given_up() {
         let now = engine.deadline().expect("it waits");
         engine.expire(now);
         replies += said(&mut engine, now).iter().filter(|body| matches!(body, Body::Reply(_))).count();
-        if let Some(Event::Closed(closed, why)) = engine.poll_event() {
+        if let Some(Event::Closed(closed, why)) = event_of(&mut engine) {
             assert_eq!(closed, id);
             break (why, now);
         }
@@ -200,7 +209,7 @@ fn an_idle_peer_is_asked_whether_it_is_there() {
     while event.is_none() {
         now = engine.deadline().expect("it waits");
         engine.expire(now);
-        event = engine.poll_event();
+        event = event_of(&mut engine);
         repeated += if event.is_none() { std::iter::from_fn(|| engine.poll_send(now)).count() } else { 0 };
     }
     assert!(matches!(event, Some(Event::Closed(_, Ended::Failed(Why::Peer(_))))) && repeated == RETRIES as usize);
@@ -212,12 +221,12 @@ fn a_peer_that_has_lost_its_state_connects_again() {
     let request = recorded_request();
     // Another number for the same queue pair.
     say(&mut engine, PEER, Body::Request(mad::Request { id: request.id + 1, ..request }));
-    assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
+    assert!(matches!(event_of(&mut engine), Some(Event::Closed(closed, Ended::Peer)) if closed == id));
     let other = requested(&mut engine);
     assert_ne!(other, id);
     // The same number for another queue pair.
     say(&mut engine, PEER, Body::Request(mad::Request { id: request.id + 1, qpn: 5, ..request }));
-    assert!(matches!(engine.poll_event(), Some(Event::Closed(closed, Ended::Peer)) if closed == other));
+    assert!(matches!(event_of(&mut engine), Some(Event::Closed(closed, Ended::Peer)) if closed == other));
     requested(&mut engine);
     assert_eq!(engine.entries.len(), 1);
 }
@@ -233,14 +242,14 @@ fn a_peer_that_breaks_the_rules_is_told_so_and_disconnected() {
         extension: Extension::Remote(Remote::default(), 4),
     };
     engine.receive(PEER, &[&head.bytes(4)[..], b"data"].concat(), NOW);
-    assert!(matches!(engine.poll_event(), Some(Event::Closed(_, Ended::Failed(Why::Broken)))));
+    assert!(matches!(event_of(&mut engine), Some(Event::Closed(_, Ended::Failed(Why::Broken)))));
     let first = engine.poll_send(NOW).expect("an answer").head;
     assert!(matches!(first.extension, Extension::Acknowledge(Syndrome::ACCESS_ERROR, _)));
     let request = recorded_request();
     assert_eq!(said(&mut engine, NOW), [Body::Disconnect(id.0, request.id, request.qpn)]);
     say(&mut engine, PEER, Body::Disconnected(request.id, id.0));
     engine.expire(NOW + TIME_WAIT);
-    assert!(engine.entries.is_empty() && engine.poll_event().is_none());
+    assert!(engine.entries.is_empty() && event_of(&mut engine).is_none());
 }
 
 #[test]
@@ -267,7 +276,7 @@ fn last_answers_that_are_not_sent_are_bounded() {
             extension: Extension::Remote(Remote::default(), 4),
         };
         engine.receive(peer, &[&head.bytes(4)[..], b"data"].concat(), NOW);
-        assert!(matches!(engine.poll_event(), Some(Event::Closed(..))));
+        assert!(matches!(event_of(&mut engine), Some(Event::Closed(..))));
     }
     assert_eq!(engine.farewells.len(), FAREWELLS_MAX);
 }
@@ -320,4 +329,28 @@ fn an_engine_disconnects_the_peers_of_the_one_before() {
     assert!(after.entries.len() == 1 && after.live().is_empty());
     say(&mut before, PEER, Body::Disconnect(request.id, id.0, id.0));
     assert!(before.take_changed() && before.live().is_empty());
+}
+
+#[test]
+fn services_of_an_address_have_their_own_connections() {
+    let mut engine = engine();
+    engine.serve(4420, [7; 8]);
+    let recorded = recorded_request();
+    for (number, service, guid) in [(1, 5555, [9; 8]), (2, 4420, [7; 8])] {
+        let request = mad::Request { id: number, qpn: number, port: Some(service), ..recorded };
+        say(&mut engine, PEER, Body::Request(request));
+        let Some((of, Event::Request { id, .. })) = engine.poll_event() else { panic!("a request") };
+        assert_eq!((of, engine.service(id)), (service, Some(service)));
+        assert!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW));
+        let guids = said(&mut engine, NOW).into_iter().filter_map(|body| match body {
+            Body::Reply(reply) => Some(reply.guid),
+            _ => None,
+        });
+        assert_eq!(guids.collect::<Vec<_>>(), [guid]);
+    }
+    engine.withdraw(4420);
+    say(&mut engine, PEER, Body::Request(mad::Request { id: 3, qpn: 3, port: Some(4420), ..recorded }));
+    assert!(engine.poll_event().is_none());
+    assert!(matches!(&said(&mut engine, NOW)[..], [Body::Reject(reject)] if reject.reason == Reason::INVALID_SERVICE));
+    assert_eq!(engine.connections(), 2, "the connections of a service stay");
 }

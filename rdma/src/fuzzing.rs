@@ -54,7 +54,7 @@ impl Victim {
 
     /// Follows events and sends packets.
     fn turn(&mut self, accepts: bool) {
-        while let Some(event) = self.engine.poll_event() {
+        while let Some((_, event)) = self.engine.poll_event() {
             match event {
                 Event::Request { id, .. } if accepts => {
                     let receives = Receives { bytes: 600, count: 4 };

@@ -4,16 +4,19 @@
 //!
 //! * [`wire`]: packets; [`icrc`]: their check; [`mad`]: messages of the connection manager
 //! * [`connection`]: a reliable connection, whose two halves are [`requester`] and [`responder`]
-//! * [`engine`]: the connections of an address, and the connection manager, without I/O
+//! * [`engine`]: the connections of an address, and the connection manager, without I/O; [`events`]: what goes into it
+//!   and comes out of it
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`limits`]: limits of what peers may cause
-//! * [`port`]: an engine on its UDP socket, and the only module with I/O
+//! * [`port`]: an engine on its UDP socket, which several protocols use at the same time; [`socket`]: how it is opened.
+//!   The only modules with I/O
 //! * [`transfers`]: what a target reads and writes over a connection of a port
 //!
 //! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
 
 pub mod connection;
 pub mod engine;
+pub mod events;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;
 #[cfg(any(test, feature = "testing"))]
@@ -25,6 +28,7 @@ pub mod mad;
 pub mod port;
 pub mod requester;
 pub mod responder;
+pub mod socket;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 pub mod transfers;

@@ -9,6 +9,12 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The name of the record in a metadata store.
 pub const NAME: &str = "connections";
+/// The owner of the record of an address, whose protocols share it.
+#[must_use]
+pub fn owner(address: IpAddr) -> String {
+    format!("rdma {address}")
+}
+
 /// The version of its layout.
 const VERSION: u8 = 1;
 

@@ -1,4 +1,4 @@
-//! An engine on its UDP socket: the only module with I/O.
+//! An engine on its UDP socket, which all protocols at its address share: peers name the service that they want.
 //!
 //! The check of a packet covers the header of IPv4, too. A socket that is not connected and does not fragment sends the
 //! identification 0, so the check can be computed here. One address is enough for peers whose RDMA device is software
@@ -7,18 +7,19 @@
 use crate::engine::{ConnectionId, Engine, Event, Outgoing, Payload};
 use crate::icrc::{self, Checker};
 use crate::live;
+use crate::socket::{NoSocket, Opened, ServiceInUse};
 use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
 use lunar_core::io::Completion;
 use lunar_core::mem::{Chunks, Sg, Slice};
 use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
 use lunar_reactor::end::End;
-use lunar_reactor::endpoint::datagram::{DatagramSocket, UdpConfig};
 use lunar_reactor::endpoint::{Address, Datagram, Endpoint, ReceiveBatch, SendBatch};
 use lunar_reactor::op::Handle;
 use lunar_reactor::{Reactor, log};
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
+use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -38,41 +39,6 @@ const DATAGRAM_MAX: usize = 4096 + HEADERS_MAX + TRAILER_MAX;
 /// The pause before memory for headers is asked for again.
 const SHORTAGE: Duration = Duration::from_millis(1);
 
-/// Opens the socket of an address, on any thread.
-///
-/// # Errors
-/// Those of [`DatagramSocket::udp`].
-pub fn open(address: IpAddr) -> io::Result<Endpoint> {
-    let config = UdpConfig { without_checksum: true, ..UdpConfig::new(SocketAddr::new(address, PORT)) };
-    DatagramSocket::udp(&config).map(Endpoint::Datagram)
-}
-
-/// Why there is no socket for an address.
-#[derive(Debug)]
-pub struct NoSocket {
-    /// The address.
-    pub address: IpAddr,
-    /// The error of the operating system.
-    pub why: io::Error,
-}
-
-impl fmt::Display for NoSocket {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { address, why } = self;
-        write!(f, "UDP port {PORT} of {address} cannot be used for RDMA: {why}")?;
-        match why.kind() {
-            io::ErrorKind::AddrInUse => f.write_str(
-                " (another port of this program has the address, or an RDMA device of the kernel, as of rdma_rxe, uses \
-                 it on all addresses: give each port an address of its own, and remove the device)",
-            ),
-            io::ErrorKind::AddrNotAvailable => f.write_str(" (give this machine the address first)"),
-            _ => Ok(()),
-        }
-    }
-}
-
-impl std::error::Error for NoSocket {}
-
 /// The protocol above a port.
 pub trait Upper {
     /// A message of a connection has arrived.
@@ -85,8 +51,12 @@ pub trait Upper {
     fn failed(&self);
 }
 
-/// An engine on its socket.
-pub struct Port {
+/// The ports of a core, by their addresses.
+#[derive(Default)]
+struct Addresses(RefCell<BTreeMap<IpAddr, Weak<Shared>>>);
+
+/// An engine on its socket, which several protocols share.
+struct Shared {
     reactor: Reactor,
     handle: Handle,
     local: SocketAddr,
@@ -101,23 +71,98 @@ pub struct Port {
     /// The task that keeps the record of live connections.
     recorder: Cell<Option<Waker>>,
     closed: End,
-    upper: Weak<dyn Upper>,
+    /// The protocols above, by the TCP ports of their services.
+    services: RefCell<BTreeMap<u16, Weak<dyn Upper>>>,
+}
+
+/// The port of a protocol: its share of an engine on a socket.
+pub struct Port {
+    shared: Rc<Shared>,
+    /// The TCP port of its service.
+    service: u16,
+    is_closed: Cell<bool>,
 }
 
 impl Port {
-    /// Attaches a socket to a core. `seed` are random bits. `record` keeps the live connections of the address: those
-    /// that a process before has left are disconnected.
+    /// Attaches a socket to a core, or shares the one that another protocol has attached at this address of this core.
+    /// `seed` are random bits. `record` keeps the live connections of the address: those that a process before has left
+    /// are disconnected.
     ///
     /// # Errors
-    /// Those of the driver; the address is no address of this machine.
+    /// Those of the driver; the address or the service is in use ([`NoSocket`], [`ServiceInUse`]).
     pub fn attach(
         reactor: &Reactor,
-        opened: Endpoint,
+        opened: Opened,
         seed: u64,
         record: Arc<dyn MetadataStore>,
         upper: Weak<dyn Upper>,
     ) -> io::Result<Rc<Self>> {
-        let handle = reactor.attach(opened)?;
+        let addresses: Rc<Addresses> = reactor.common();
+        let (address, service) = (opened.at.ip(), opened.at.port());
+        let known = addresses.0.borrow().get(&address).and_then(Weak::upgrade);
+        let shared = match known.filter(|shared| !shared.closed.has_come()) {
+            Some(shared) => shared,
+            None => {
+                let socket = opened.socket.map_err(|why| io::Error::new(why.kind(), NoSocket { address, why }))?;
+                let shared = Shared::start(reactor, socket, seed, record)?;
+                addresses.0.borrow_mut().insert(address, Rc::downgrade(&shared));
+                shared
+            }
+        };
+        match shared.services.borrow_mut().entry(service) {
+            Entry::Occupied(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, ServiceInUse(opened.at))),
+            Entry::Vacant(free) => _ = free.insert(upper),
+        }
+        Ok(Rc::new(Self { shared, service, is_closed: Cell::default() }))
+    }
+
+    /// Takes requests for the service, as a device with this GUID.
+    pub fn serve(&self, guid: [u8; 8]) {
+        self.shared.engine.borrow_mut().serve(self.service, guid);
+    }
+
+    /// Uses the engine, and sends what there is to send then.
+    pub fn with<T>(&self, act: impl FnOnce(&mut Engine, Instant) -> T) -> T {
+        let result = act(&mut self.shared.engine.borrow_mut(), self.shared.reactor.now());
+        self.shared.wake();
+        result
+    }
+
+    /// Looks at the engine.
+    pub fn look<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
+        look(&self.shared.engine.borrow())
+    }
+
+    /// Ends the share of the protocol, whose connections have ended. The last protocol closes the socket: packets that
+    /// are queued then are not sent.
+    pub fn close(&self) {
+        if self.is_closed.replace(true) {
+            return;
+        }
+        let shared = &self.shared;
+        shared.services.borrow_mut().remove(&self.service);
+        shared.engine.borrow_mut().withdraw(self.service);
+        if shared.services.borrow().is_empty() {
+            shared.close();
+        }
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+impl Shared {
+    /// Starts an engine on a socket.
+    fn start(
+        reactor: &Reactor,
+        socket: Endpoint,
+        seed: u64,
+        record: Arc<dyn MetadataStore>,
+    ) -> io::Result<Rc<Self>> {
+        let handle = reactor.attach(socket)?;
         let status = reactor.driver().status(&handle)?;
         let Address::Ip(local) = status.local else { return Err(io::ErrorKind::Unsupported.into()) };
         let port = Rc::new(Self {
@@ -133,7 +178,7 @@ impl Port {
             driver: Cell::default(),
             recorder: Cell::default(),
             closed: End::default(),
-            upper,
+            services: RefCell::default(),
         });
         let stale = record.load(live::NAME).map(|bytes| live::parse(&bytes)).unwrap_or_default();
         port.engine.borrow_mut().end_stale(&stale, reactor.now());
@@ -145,6 +190,17 @@ impl Port {
         Ok(port)
     }
 
+    /// The protocol above that has a service.
+    fn upper(&self, service: u16) -> Option<Rc<dyn Upper>> {
+        self.services.borrow().get(&service)?.upgrade()
+    }
+
+    /// Nothing arrives any more.
+    fn fail(&self) {
+        let uppers: Vec<_> = self.services.borrow().values().filter_map(Weak::upgrade).collect();
+        uppers.iter().for_each(|upper| upper.failed());
+    }
+
     async fn receive(self: Rc<Self>) {
         let (mut batch, mut completion) = (ReceiveBatch::new(DATAGRAM_MAX, DATAGRAMS), Completion::new());
         while !self.closed.has_come() {
@@ -152,10 +208,7 @@ impl Port {
             let Some((result, back)) = self.closed.unless(receiving).await else { return };
             batch = back;
             if result.is_err() {
-                if let Some(upper) = self.upper.upgrade().filter(|_| !self.closed.has_come()) {
-                    upper.failed();
-                }
-                return;
+                return self.fail();
             }
             for datagram in batch.drain() {
                 if let (Address::Ip(peer), Some(bytes)) = (&datagram.peer, datagram.data.pieces().first()) {
@@ -167,7 +220,6 @@ impl Port {
     }
 
     fn take(&self, peer: SocketAddr, bytes: &[u8]) {
-        let Some(upper) = self.upper.upgrade() else { return };
         let mut checker = self.checker.borrow_mut();
         let Some(packet) = checker.check(peer, self.local, bytes) else {
             self.reactor.stats().rdma_damaged.add(1);
@@ -176,16 +228,18 @@ impl Port {
         let message = self.engine.borrow_mut().receive(peer.ip(), packet, self.reactor.now());
         // A message and an event never come with the same packet, so their order is kept.
         if let Some((id, message)) = message {
-            upper.message(id, &message);
+            let service = self.engine.borrow().service(id);
+            let upper = service.and_then(|service| self.upper(service));
+            upper.into_iter().for_each(|upper| upper.message(id, &message));
         }
-        self.report(&*upper);
+        self.report();
     }
 
-    fn report(&self, upper: &dyn Upper) {
+    fn report(&self) {
         loop {
             let event = self.engine.borrow_mut().poll_event();
-            let Some(event) = event else { return };
-            upper.event(event);
+            let Some((service, event)) = event else { return };
+            self.upper(service).into_iter().for_each(|upper| upper.event(event));
         }
     }
 
@@ -230,9 +284,7 @@ impl Port {
             if is_due {
                 self.engine.borrow_mut().expire(now);
             }
-            if let Some(upper) = self.upper.upgrade() {
-                self.report(&*upper);
-            }
+            self.report();
             if self.engine.borrow().has_changed() {
                 self.recorder.take().into_iter().for_each(Waker::wake);
             }
@@ -339,20 +391,7 @@ impl Port {
         self.sender.take().into_iter().for_each(Waker::wake);
     }
 
-    /// Uses the engine, and sends what there is to send then.
-    pub fn with<T>(&self, act: impl FnOnce(&mut Engine, Instant) -> T) -> T {
-        let result = act(&mut self.engine.borrow_mut(), self.reactor.now());
-        self.wake();
-        result
-    }
-
-    /// Looks at the engine.
-    pub fn look<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
-        look(&self.engine.borrow())
-    }
-
-    /// Closes the socket. Queued packets are not sent.
-    pub fn close(&self) {
+    fn close(&self) {
         self.closed.come();
         self.wake();
         self.reactor.driver().cancel(&self.handle);
@@ -361,19 +400,6 @@ impl Port {
 
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Port({})", self.local)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_socket_that_cannot_be_opened_is_explained() {
-        let address = [192, 0, 2, 1].into();
-        let words = |kind: io::ErrorKind| NoSocket { address, why: kind.into() }.to_string();
-        assert!(words(io::ErrorKind::AddrInUse).contains("remove the device"));
-        assert!(words(io::ErrorKind::AddrNotAvailable).starts_with("UDP port 4791 of 192.0.2.1"));
+        write!(f, "Port({}, service {})", self.shared.local, self.service)
     }
 }

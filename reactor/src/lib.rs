@@ -82,7 +82,9 @@ use lunar_core::time::Instant;
 use op::{Driver, Handle, Incoming, Op, Wait};
 use remote::{RemoteDone, Remotes};
 use spin::Policy;
+use std::any::{Any, TypeId};
 use std::cell::{Cell, OnceCell, RefCell};
+use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -173,6 +175,7 @@ struct Inner {
     /// Whether [`Reactor::prepare_sleep`] has put the core to sleep.
     is_dozing: Cell<bool>,
     longest_turn: LongestTurn,
+    common: RefCell<HashMap<TypeId, Rc<dyn Any>>>,
 }
 
 /// Excludes the data of volumes and of logins from core dumps, if the process makes any.
@@ -224,6 +227,7 @@ impl Reactor {
             has_waited: Cell::new(false),
             is_dozing: Cell::new(false),
             longest_turn: LongestTurn::default(),
+            common: RefCell::default(),
         });
         inner.stats.buffer_bytes.set(inner.arena.size() as u64);
         let reactor = Self { inner, is_first: true };
@@ -247,6 +251,17 @@ impl Reactor {
     #[must_use]
     pub fn stats(&self) -> &Arc<Stats> {
         &self.inner.stats
+    }
+
+    /// The state of this type that all users of the core have in common. It must not keep the core alive.
+    ///
+    /// # Panics
+    /// Never: the type is the key.
+    #[must_use]
+    pub fn common<T: Any + Default>(&self) -> Rc<T> {
+        let mut all = self.inner.common.borrow_mut();
+        let found = all.entry(TypeId::of::<T>()).or_insert_with(|| Rc::new(T::default()));
+        found.clone().downcast().expect("the type is the key")
     }
 
     /// The time, read once per turn.

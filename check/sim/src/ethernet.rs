@@ -35,6 +35,7 @@ use lunar_iscsi::iser::front::{IserCore, IserFront};
 use lunar_link::{Filter, Header, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
 use lunar_nvme_rdma::front::{NvmeRdmaCore, NvmeRdmaFront};
 use lunar_ram::backend::RamBackend;
+use lunar_rdma::socket::Opened;
 use lunar_reactor::Reactor;
 use lunar_reactor::endpoint::Endpoint;
 use lunar_reactor::sim::{Chance, Faults, Host, MILLION, Segment, World};
@@ -90,8 +91,8 @@ fn open_port(spec: &LinkSpec) -> io::Result<OpenedPort> {
 }
 
 /// Opens the socket of the target for RDMA.
-fn open_rdma(address: &IpAddr) -> io::Result<Endpoint> {
-    engine_host::world().udp(SocketAddr::new(*address, lunar_rdma::wire::PORT))
+fn open_rdma(at: &SocketAddr) -> io::Result<Opened> {
+    Opened::new(*at, engine_host::world().udp(SocketAddr::new(at.ip(), lunar_rdma::wire::PORT)))
 }
 
 /// The MAC address of a station; 0 is the target.

@@ -78,6 +78,12 @@ pub trait PortProtocol: Sized + 'static {
         EngineError::front(why)
     }
 
+    /// The core of a link of these settings, of so many; `None`: the one with the fewest links of the front.
+    fn core(settings: &Self::Settings, cores: usize) -> Option<usize> {
+        let _ = (settings, cores);
+        None
+    }
+
     /// Whether programs are loaded into the kernel for a link of these settings.
     fn loads_program(settings: &Self::Settings) -> bool {
         let _ = settings;

@@ -79,7 +79,8 @@ impl<P: PortProtocol> PortsRuntime<P> {
     ) -> Result<Option<PreparedLink<P::Settings>>, EngineError> {
         let section = wanted.config.find::<P::Section>(name).ok_or(EngineError::NotConfigured)?;
         let settings = P::settings(section)?;
-        let Some(link) = self.links().wanted(name, settings, None, cores.count()) else { return Ok(None) };
+        let Some(mut link) = self.links().wanted(name, settings, None, cores.count()) else { return Ok(None) };
+        link.core = P::core(&link.config, cores.count()).unwrap_or(link.core);
         let opened = (self.state.open)(&link.config).map_err(|why| P::not_opened(&link.config, why))?;
         let (number, settings) = (link.number, link.config.clone());
         let attach = move |front: Rc<PortsOnCore<P>>| ready(front.attach(number, settings, opened));

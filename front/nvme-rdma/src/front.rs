@@ -5,7 +5,7 @@ use crate::command_line::NvmeRdmaOptions;
 use crate::schema::{FRONT, NvmeRdma, WORD};
 use crate::serve::core::Core;
 use crate::serve::endpoint::Endpoint;
-use crate::serve::{PortView, RdmaPorts, Socket};
+use crate::serve::{Opened, PortView, RdmaPorts};
 use lunar_control::api::SessionView;
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
@@ -22,11 +22,11 @@ use lunar_engine::registry::FrontEntry;
 use lunar_nvme::Controller;
 use lunar_nvme::directory::Portal;
 use lunar_nvme::path::RDMA;
-use lunar_rdma::port::NoSocket;
+use lunar_rdma::socket::{NoSocket, core_of};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -42,7 +42,7 @@ pub struct NvmeRdmaFront(pub PortsFront<RdmaPorts>);
 
 /// Its line in a registry.
 pub const ENTRY: FrontEntry = FrontEntry {
-    front: &NvmeRdmaFront(PortsFront { open: |address| lunar_rdma::port::open(*address) }),
+    front: &NvmeRdmaFront(PortsFront { open: lunar_rdma::socket::open }),
     schema: &FRONT,
     options: Some(&NvmeRdmaOptions),
 };
@@ -50,19 +50,23 @@ pub const ENTRY: FrontEntry = FrontEntry {
 impl PortProtocol for RdmaPorts {
     const NAME: &'static str = NAME;
     type Section = NvmeRdma;
-    type Settings = IpAddr;
-    type Opened = Socket;
+    type Settings = SocketAddr;
+    type Opened = Opened;
     type View = PortView;
     type Initiator = String;
     type Core = Core;
     type Endpoint = Endpoint;
 
-    fn settings(port: &NvmeRdma) -> Result<IpAddr, EngineError> {
-        Ok(port.address.0)
+    fn settings(port: &NvmeRdma) -> Result<SocketAddr, EngineError> {
+        Ok(SocketAddr::new(port.address.0, port.service()))
     }
 
-    fn not_opened(address: &IpAddr, why: io::Error) -> EngineError {
-        EngineError::front(NoSocket { address: *address, why })
+    fn core(at: &SocketAddr, cores: usize) -> Option<usize> {
+        Some(core_of(at.ip(), cores))
+    }
+
+    fn not_opened(at: &SocketAddr, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: at.ip(), why })
     }
 
     /// Hosts find subsystems through portal groups; there is no SCSI target port.
@@ -72,7 +76,7 @@ impl PortProtocol for RdmaPorts {
 
     fn view(name: &str, port: &NvmeRdma, published: &PublishedConfig<'_>) -> Option<PortView> {
         let group = port.group(&published.wanted.config)?;
-        Some(PortView { name: name.into(), number: port.number(name), group, service: port.service() })
+        Some(PortView { name: name.into(), number: port.number(name), group })
     }
 
     fn session_id(port: &str, initiator: &String) -> String {

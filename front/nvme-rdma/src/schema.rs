@@ -27,7 +27,7 @@ sections! {
     /// A port of NVMe over RDMA (RoCEv2) in user space at an IP address of this machine. Hosts find the subsystems of
     /// its portal group there, with the rules of NVMe/TCP: groups by NQN and network, and authentication
     /// (DH-HMAC-CHAP). A group whose hosts must use TLS is not reached. The UDP port 4791 of the address must be free:
-    /// an RDMA device of the kernel on this machine uses it, and so does an SRP port.
+    /// an RDMA device of the kernel on this machine uses it. SRP ports and iSER portals may have the same address.
     NvmeRdma (made: Live, removed: EndsSessions) {
         /// The IP address.
         address: RdmaAddress = required() => EndsSessions;

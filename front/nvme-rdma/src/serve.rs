@@ -14,8 +14,8 @@ mod job;
 mod queue_pair;
 
 use lunar_engine::link_ports::PortState;
-pub use lunar_reactor::endpoint::Endpoint as Socket;
-use std::net::IpAddr;
+pub use lunar_rdma::socket::Opened;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The ports of NVMe over RDMA.
@@ -31,9 +31,7 @@ pub struct PortView {
     pub number: u32,
     /// The tag of its portal group.
     pub group: u16,
-    /// The port of the RDMA connection manager.
-    pub service: u16,
 }
 
 /// The state that all cores share.
-pub(crate) type Common = PortState<String, IpAddr, Socket>;
+pub(crate) type Common = PortState<String, SocketAddr, Opened>;

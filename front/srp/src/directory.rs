@@ -20,8 +20,6 @@ pub struct PortView {
     pub id: PortId,
     /// Its GUID.
     pub guid: u64,
-    /// The port of the RDMA connection manager.
-    pub service: u16,
     groups: Groups,
 }
 
@@ -37,8 +35,6 @@ impl PortView {
             relative: published.ports.named(&names.port.scsi())?,
             id: names.port,
             guid: names.guid,
-            // Checked when it was read.
-            service: port.port.get() as u16,
             groups: Groups::of(target, Known::Names, published),
         })
     }

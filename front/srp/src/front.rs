@@ -6,16 +6,16 @@ use crate::names::PortId;
 use crate::schema::{FRONT, Srp};
 use crate::serve::core::Core;
 use crate::serve::endpoint::Endpoint;
-use crate::serve::{Socket, SrpPorts};
+use crate::serve::{Opened, SrpPorts};
 use lunar_control::Config;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::FrontPort;
 use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_rdma::port::NoSocket;
+use lunar_rdma::socket::{NoSocket, core_of};
 use std::io;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 
 /// The name of the front.
 pub const NAME: &str = crate::schema::WORD;
@@ -30,7 +30,7 @@ pub type SrpCore = PortsOnCore<SrpPorts>;
 
 /// Its line in a registry.
 pub const ENTRY: FrontEntry = FrontEntry {
-    front: &SrpFront { open: |address| lunar_rdma::port::open(*address) },
+    front: &SrpFront { open: lunar_rdma::socket::open },
     schema: &FRONT,
     options: Some(&SrpOptions),
 };
@@ -38,19 +38,23 @@ pub const ENTRY: FrontEntry = FrontEntry {
 impl PortProtocol for SrpPorts {
     const NAME: &'static str = NAME;
     type Section = Srp;
-    type Settings = IpAddr;
-    type Opened = Socket;
+    type Settings = SocketAddr;
+    type Opened = Opened;
     type View = PortView;
     type Initiator = PortId;
     type Core = Core;
     type Endpoint = Endpoint;
 
-    fn settings(port: &Srp) -> Result<IpAddr, EngineError> {
-        Ok(port.address.0)
+    fn settings(port: &Srp) -> Result<SocketAddr, EngineError> {
+        Ok(SocketAddr::new(port.address.0, port.service()))
     }
 
-    fn not_opened(address: &IpAddr, why: io::Error) -> EngineError {
-        EngineError::front(NoSocket { address: *address, why })
+    fn core(at: &SocketAddr, cores: usize) -> Option<usize> {
+        Some(core_of(at.ip(), cores))
+    }
+
+    fn not_opened(at: &SocketAddr, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: at.ip(), why })
     }
 
     fn port(name: &str, port: &Srp, config: &Config) -> Option<FrontPort> {

@@ -50,7 +50,7 @@ sections! {
     /// whose name is its port identifier, such as `0x0000000000000000505400fffe123402`, and sees the volumes of its
     /// group. Initiators do not authenticate, and identifiers can be forged: only a network of its own protects the
     /// volumes. Groups with networks or with authentication do not fit. The UDP port 4791 of the address must be free:
-    /// an RDMA device of the kernel on this machine uses it.
+    /// an RDMA device of the kernel on this machine uses it. NVMe/RDMA ports and iSER portals may have the same address.
     Srp (made: Live, removed: EndsSessions) {
         /// The IP address.
         address: RdmaAddress = required() => EndsSessions;
@@ -89,6 +89,13 @@ fn derived(text: &str) -> u64 {
 }
 
 impl Srp {
+    /// The port of the RDMA connection manager.
+    #[must_use]
+    pub fn service(&self) -> u16 {
+        // Checked when it was read.
+        self.port.get() as u16
+    }
+
     /// The names of the port of this section; `None` without its target. They depend on the names in the configuration
     /// only, of which those of targets are unique in the world: reservations and hosts know the port by its name.
     #[must_use]

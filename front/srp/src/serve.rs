@@ -17,12 +17,12 @@ mod sessions;
 
 use crate::names::PortId;
 use lunar_engine::link_ports::PortState;
-pub use lunar_reactor::endpoint::Endpoint as Socket;
-use std::net::IpAddr;
+pub use lunar_rdma::socket::Opened;
+use std::net::SocketAddr;
 
 /// The ports of SRP.
 #[derive(Debug)]
 pub struct SrpPorts;
 
 /// The state that all cores share.
-pub(crate) type Common = PortState<PortId, IpAddr, Socket>;
+pub(crate) type Common = PortState<PortId, SocketAddr, Opened>;

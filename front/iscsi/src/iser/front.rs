@@ -7,7 +7,7 @@ use crate::config::Transport;
 use crate::front::IscsiRuntime;
 use crate::serve::iser::core::Core;
 use crate::serve::iser::endpoint::Endpoint;
-use crate::serve::iser::{IserPorts, PortView, Socket};
+use crate::serve::iser::{IserPorts, Opened, PortView};
 use lunar_control::api::SessionView;
 use lunar_control::live::Later;
 use lunar_control::plan::Change;
@@ -21,11 +21,11 @@ use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontPort, FrontRuntim
 use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_rdma::port::NoSocket;
+use lunar_rdma::socket::{NoSocket, core_of};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::IpAddr;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -41,7 +41,7 @@ pub struct IserFront(pub PortsFront<IserPorts>);
 
 /// Its line in a registry, which has that of iSCSI as well.
 pub const ENTRY: FrontEntry = FrontEntry {
-    front: &IserFront(PortsFront { open: |address| lunar_rdma::port::open(*address) }),
+    front: &IserFront(PortsFront { open: lunar_rdma::socket::open }),
     schema: &FRONT,
     options: Some(&IserOptions),
 };
@@ -49,19 +49,23 @@ pub const ENTRY: FrontEntry = FrontEntry {
 impl PortProtocol for IserPorts {
     const NAME: &'static str = NAME;
     type Section = Iser;
-    type Settings = IpAddr;
-    type Opened = Socket;
+    type Settings = SocketAddr;
+    type Opened = Opened;
     type View = PortView;
     type Initiator = String;
     type Core = Core;
     type Endpoint = Endpoint;
 
-    fn settings(portal: &Iser) -> Result<IpAddr, EngineError> {
-        Ok(portal.address.0)
+    fn settings(portal: &Iser) -> Result<SocketAddr, EngineError> {
+        Ok(SocketAddr::new(portal.address.0, portal.service()))
     }
 
-    fn not_opened(address: &IpAddr, why: io::Error) -> EngineError {
-        EngineError::front(NoSocket { address: *address, why })
+    fn core(at: &SocketAddr, cores: usize) -> Option<usize> {
+        Some(core_of(at.ip(), cores))
+    }
+
+    fn not_opened(at: &SocketAddr, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: at.ip(), why })
     }
 
     /// The SCSI target ports are those of portal groups.
@@ -71,7 +75,7 @@ impl PortProtocol for IserPorts {
 
     fn view(name: &str, portal: &Iser, published: &PublishedConfig<'_>) -> Option<PortView> {
         let group = portal.group(&published.wanted.config)?;
-        Some(PortView { name: name.into(), number: portal.number(name), group, service: portal.service() })
+        Some(PortView { name: name.into(), number: portal.number(name), group })
     }
 
     fn session_id(port: &str, initiator: &String) -> String {

@@ -25,8 +25,8 @@ const OWN: u32 = 1 << 31;
 sections! {
     /// A portal of iSCSI over RDMA (iSER, RoCEv2) in user space at an IP address of this machine. Initiators reach the
     /// targets of its portal group there, with the rules of iSCSI over TCP: groups by name and network, and CHAP. The
-    /// UDP port 4791 of the address must be free: an RDMA device of the kernel on this machine uses it, and so does
-    /// each SRP or NVMe/RDMA port.
+    /// UDP port 4791 of the address must be free: an RDMA device of the kernel on this machine uses it. SRP and
+    /// NVMe/RDMA ports may have the same address.
     Iser (made: Live, removed: EndsSessions) {
         /// The IP address.
         address: RdmaAddress = required() => EndsSessions;

@@ -11,8 +11,8 @@ pub(crate) mod core;
 pub(crate) mod endpoint;
 
 use lunar_engine::link_ports::PortState;
-pub(crate) use lunar_reactor::endpoint::Endpoint as Socket;
-use std::net::IpAddr;
+pub(crate) use lunar_rdma::socket::Opened;
+use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The portals of iSER.
@@ -28,9 +28,7 @@ pub struct PortView {
     pub number: u32,
     /// The tag of its portal group.
     pub group: u16,
-    /// The port of the RDMA connection manager.
-    pub service: u16,
 }
 
 /// The state that all cores share.
-pub(crate) type Common = PortState<String, IpAddr, Socket>;
+pub(crate) type Common = PortState<String, SocketAddr, Opened>;

@@ -93,9 +93,9 @@ impl QueuePair {
             reactor.sleep(wait).await;
         }
         let endpoint = self.endpoint.upgrade().filter(|_| !self.core.draining.has_come());
-        let (view, address) = endpoint.and_then(|endpoint| endpoint.place()).ok_or(Status::CONNECT_BUSY)?;
+        let (view, at) = endpoint.and_then(|endpoint| endpoint.place()).ok_or(Status::CONNECT_BUSY)?;
         let portal_ref = PortalRef { portal: view.number, group: view.group, is_secure: false };
-        let path = Path { portal_ref, ..Path::rdma(SocketAddr::new(address, view.service), IN_CAPSULE_MAX) };
+        let path = Path { portal_ref, ..Path::rdma(at, IN_CAPSULE_MAX) };
         subsystem.connect(command, data, path, caller, reactor.now())
     }
 

@@ -10,15 +10,16 @@ use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};
 use lunar_nvme::limits::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
+use lunar_rdma::socket::Opened;
 use lunar_reactor::end::End;
-use lunar_reactor::endpoint::Endpoint as Socket;
 use lunar_reactor::log;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,8 @@ pub struct Endpoint {
     /// Itself, for its connections and tasks.
     me: Weak<Self>,
     core: Rc<Core>,
-    address: IpAddr,
+    /// The address, and the TCP port of the service.
+    at: SocketAddr,
     port: RefCell<Option<Rc<Port>>>,
     /// `None` until a configuration is published: requests are rejected.
     view: RefCell<Option<Rc<PortView>>>,
@@ -52,10 +54,10 @@ impl Endpoint {
         self.me.upgrade().expect("an endpoint is used through an Rc only")
     }
 
-    fn attach(&self, opened: Socket) -> io::Result<()> {
+    fn attach(&self, opened: Opened) -> io::Result<()> {
         let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
-        // An address is that of one port, whatever the names of sections are.
-        let record = host.state().port(&format!("{WORD} {}", self.address));
+        // All ports of an address share its record.
+        let record = host.state().port(&live::owner(self.at.ip()));
         let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             serve(&port, view);
@@ -144,11 +146,11 @@ impl Endpoint {
 
     /// Opens the socket again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (address, reactor) = (self.address, self.core.reactor());
+        let (at, reactor) = (self.at, self.core.reactor());
         let attach = |opened| self.attach(opened);
-        if self.core.common.open_again(&address, (reactor, &self.closed), attach).await.is_some() {
+        if self.core.common.open_again(&at, (reactor, &self.closed), attach).await.is_some() {
             self.report(None);
-            log!("the socket of the NVMe/RDMA port at {address} is open again");
+            log!("the socket of the NVMe/RDMA port at {at} is open again");
         }
     }
 }
@@ -159,17 +161,17 @@ impl Home for Endpoint {
         self.lost(id);
     }
 
-    fn place(&self) -> Option<(Rc<PortView>, IpAddr)> {
-        Some((self.view.borrow().clone()?, self.address))
+    fn place(&self) -> Option<(Rc<PortView>, SocketAddr)> {
+        Some((self.view.borrow().clone()?, self.at))
     }
 }
 
 impl PortEndpoint<RdmaPorts> for Endpoint {
-    fn start(core: &Rc<Core>, address: IpAddr, opened: Socket) -> io::Result<Rc<Self>> {
+    fn start(core: &Rc<Core>, at: SocketAddr, opened: Opened) -> io::Result<Rc<Self>> {
         let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             core: core.clone(),
-            address,
+            at,
             port: RefCell::default(),
             view: RefCell::default(),
             pairs: RefCell::default(),
@@ -184,8 +186,7 @@ impl PortEndpoint<RdmaPorts> for Endpoint {
     fn publish(&self, view: PortView) {
         let before = self.view.replace(Some(Rc::new(view.clone())));
         // The controllers that may not stay are ended by the engine.
-        if before.is_none_or(|before| before.service != view.service) {
-            self.log_all_out();
+        if before.is_none_or(|before| before.number != view.number) {
             self.port().iter().for_each(|port| serve(port, &view));
         }
     }
@@ -235,7 +236,7 @@ fn serve(port: &Port, view: &PortView) {
     /// The first byte of a GUID that is assigned locally, to one device.
     const LOCALLY_ASSIGNED: u8 = 0x02;
     let [a, b, c, d] = view.number.to_be_bytes();
-    port.with(|engine, _| engine.serve(view.service, [LOCALLY_ASSIGNED, 0, 0, 0, a, b, c, d]));
+    port.serve([LOCALLY_ASSIGNED, 0, 0, 0, a, b, c, d]);
 }
 
 impl Upper for Endpoint {
@@ -265,11 +266,11 @@ impl Upper for Endpoint {
     }
 
     fn failed(&self) {
-        let trouble = format!("the socket of the NVMe/RDMA port at {} has failed, and is opened again", self.address);
+        let trouble = format!("the socket of the NVMe/RDMA port at {} has failed, and is opened again", self.at);
         log!(error, "{trouble}");
         self.report(Some(trouble));
         self.log_all_out();
-        // Its address is free again when the last command that uses it has ended.
+        // It is free again when the last command that uses it has ended.
         self.port.take().into_iter().for_each(|port| port.close());
         self.core.reactor().spawn(self.me().reopen());
     }

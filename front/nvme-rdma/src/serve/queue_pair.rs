@@ -19,7 +19,7 @@ use lunar_reactor::end::End;
 use lunar_reactor::slots::contain;
 use lunar_reactor::{Reactor, log};
 use std::cell::{Cell, RefCell};
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 use zerocopy::IntoBytes;
 
@@ -29,7 +29,7 @@ pub(super) trait Home {
     fn disconnect(&self, id: ConnectionId);
 
     /// The port in the configuration, and its address.
-    fn place(&self) -> Option<(Rc<PortView>, IpAddr)>;
+    fn place(&self) -> Option<(Rc<PortView>, SocketAddr)>;
 }
 
 /// A connection.

@@ -15,15 +15,16 @@ use lunar_core::turn::Turns;
 use lunar_engine::link_ports::{Outcome, PortEndpoint, PortSession, View};
 use lunar_link::{MacAddress, Rate};
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
+use lunar_rdma::socket::Opened;
 use lunar_reactor::end::End;
-use lunar_reactor::endpoint::Endpoint as Socket;
 use lunar_reactor::log;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,7 +41,8 @@ pub struct Endpoint {
     /// Itself, for its channels and tasks.
     me: Weak<Self>,
     pub(super) core: Rc<Core>,
-    address: IpAddr,
+    /// The address, and the TCP port of the service.
+    at: SocketAddr,
     port: RefCell<Option<Rc<Port>>>,
     /// `None` until a configuration is published: logins are rejected.
     view: RefCell<Option<Rc<PortView>>>,
@@ -83,10 +85,10 @@ impl Endpoint {
         self.me.upgrade().expect("an endpoint is used through an Rc only")
     }
 
-    fn attach(&self, opened: Socket) -> io::Result<()> {
+    fn attach(&self, opened: Opened) -> io::Result<()> {
         let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
-        // An address is that of one port, whatever the names of sections are.
-        let record = host.state().port(&format!("{WORD} {}", self.address));
+        // All ports of an address share its record.
+        let record = host.state().port(&live::owner(self.at.ip()));
         let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             serve(&port, view);
@@ -317,21 +319,21 @@ impl Endpoint {
 
     /// Opens the socket again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (address, reactor) = (self.address, self.core.reactor());
+        let (at, reactor) = (self.at, self.core.reactor());
         let attach = |opened| self.attach(opened);
-        if self.core.common.open_again(&address, (reactor, &self.closed), attach).await.is_some() {
+        if self.core.common.open_again(&at, (reactor, &self.closed), attach).await.is_some() {
             self.report(None);
-            log!("the socket of the SRP port at {address} is open again");
+            log!("the socket of the SRP port at {at} is open again");
         }
     }
 }
 
 impl PortEndpoint<SrpPorts> for Endpoint {
-    fn start(core: &Rc<Core>, address: IpAddr, opened: Socket) -> io::Result<Rc<Self>> {
+    fn start(core: &Rc<Core>, at: SocketAddr, opened: Opened) -> io::Result<Rc<Self>> {
         let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             core: core.clone(),
-            address,
+            at,
             port: RefCell::default(),
             view: RefCell::default(),
             sessions: Sessions::default(),
@@ -346,8 +348,7 @@ impl PortEndpoint<SrpPorts> for Endpoint {
 
     fn publish(&self, view: PortView) {
         let before = self.view.replace(Some(Rc::new(view.clone())));
-        let is_same_port = before
-            .is_some_and(|before| (before.id, before.service, &before.target) == (view.id, view.service, &view.target));
+        let is_same_port = before.is_some_and(|before| (before.id, &before.target) == (view.id, &view.target));
         if !is_same_port {
             self.log_all_out();
             self.port().iter().for_each(|port| serve(port, &view));
@@ -412,7 +413,7 @@ impl PortEndpoint<SrpPorts> for Endpoint {
 
 /// Takes requests for the service of a port.
 fn serve(port: &Port, view: &PortView) {
-    port.with(|engine, _| engine.serve(view.service, view.guid.to_be_bytes()));
+    port.serve(view.guid.to_be_bytes());
 }
 
 impl Upper for Endpoint {
@@ -452,11 +453,11 @@ impl Upper for Endpoint {
     }
 
     fn failed(&self) {
-        let trouble = format!("the socket of the SRP port at {} has failed, and is opened again", self.address);
+        let trouble = format!("the socket of the SRP port at {} has failed, and is opened again", self.at);
         log!(error, "{trouble}");
         self.report(Some(trouble));
         self.log_all_out();
-        // Its address is free again when the last command that uses it has ended.
+        // It is free again when the last command that uses it has ended.
         self.port.take().into_iter().for_each(|port| port.close());
         self.core.reactor().spawn(self.me().reopen());
     }
