@@ -2,7 +2,7 @@
 . /test/lib.sh
 . /test/rdma.sh
 . /test/initiator.sh
-. /test/settings # TARGET SECRET_TARGET PORTAL CHAP_USER CHAP_SECRET
+. /test/settings # TARGET SECRET_TARGET PORTAL CHAP_USER CHAP_SECRET NQN
 
 load_modules ib_iser
 dmesg -C
@@ -107,6 +107,22 @@ log_in "login with MTU 4200"
 load "fio, 4 KiB, 8 deep, two jobs" --rw=randwrite --bs=4k --iodepth=8 --size=256k --numjobs=2 --offset_increment=8M
 load "fio, 1 MiB, 4 deep, MTU 4200" --rw=write --bs=1M --iodepth=4 --size=4M
 no_errors "no I/O error with MTU 4200"
+
+# NVMe over RDMA at the same address.
+mkdir -p /etc/nvme
+id=$(cat /proc/sys/kernel/random/uuid)
+echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
+echo "$id" >/etc/nvme/hostid
+namespace() { grep -lx 1 /sys/block/nvme*/nsid 2>/dev/null | sed -n 's|^/sys/block/\(.*\)/nsid$|/dev/\1|p' | head -n 1; }
+has_namespace() { [ -b "$(namespace)" ]; }
+start() { dd if="$1" bs=1M count=4 iflag=direct status=none | sum; }
+try "an NVMe host connects at the same address" nvme connect -t rdma -a "${PORTAL%:*}" -s 4420 -n "$NQN" -i 1
+try "the kernel finds the namespace" eventually has_namespace
+equal "both read the same volume" "$(start "$disk")" "$(start "$(namespace)")"
+load "fio, 16 KiB, 8 deep, beside an NVMe host" --rw=randwrite --bs=16k --iodepth=8 --size=512k
+equal "both read what was written" "$(start "$disk")" "$(start "$(namespace)")"
+try "the NVMe host disconnects" nvme disconnect -n "$NQN"
+no_errors "no I/O error beside an NVMe host"
 
 logins=$(grep -c "login accepted" "$LOG")
 connected() { [ "$(grep -c "login accepted" "$LOG")" -gt "$logins" ]; }

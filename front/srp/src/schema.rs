@@ -50,7 +50,8 @@ sections! {
     /// whose name is its port identifier, such as `0x0000000000000000505400fffe123402`, and sees the volumes of its
     /// group. Initiators do not authenticate, and identifiers can be forged: only a network of its own protects the
     /// volumes. Groups with networks or with authentication do not fit. The UDP port 4791 of the address must be free:
-    /// an RDMA device of the kernel on this machine uses it. NVMe/RDMA ports and iSER portals may have the same address.
+    /// an RDMA device of the kernel on this machine uses it. NVMe/RDMA ports and iSER portals may have the same
+    /// address.
     Srp (made: Live, removed: EndsSessions) {
         /// The IP address.
         address: RdmaAddress = required() => EndsSessions;

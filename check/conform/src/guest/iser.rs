@@ -8,7 +8,9 @@ use crate::target::{Driver, Lab};
 /// The name of the target, and of one that authenticates initiators.
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:iser";
 const SECRET_TARGET: &str = "iqn.2026-01.io.lunar.conform:secret";
-/// A user of the latter.
+/// The first one, for NVMe hosts.
+const NQN: &str = "nqn.2026-01.io.lunar.conform:iser";
+/// A user of the second one.
 const USER: (&str, &str) = ("alice", "secret-of-alice");
 
 /// Runs the part.
@@ -16,15 +18,17 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let (user, secret) = USER;
     let settings = format!(
         "TARGET={TARGET}\nSECRET_TARGET={SECRET_TARGET}\nPORTAL=192.168.77.1:3260\nCHAP_USER={user}\n\
-         CHAP_SECRET={secret}\n"
+         CHAP_SECRET={secret}\nNQN={NQN}\n"
     );
-    Part { name: "iser", module: "ib_iser", configuration: configuration(), settings }.run(lab, driver)
+    // The other protocol that is served at the same address.
+    let modules = &["ib_iser", "nvme_rdma"];
+    Part { name: "iser", modules, configuration: configuration(), settings }.run(lab, driver)
 }
 
 fn configuration() -> String {
     let (user, secret) = USER;
     format!(
-        "[target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
+        "[target.main]\niqn = \"{TARGET}\"\nnqn = \"{NQN}\"\nportal-groups = [\"p\"]\n\
          [target.secret]\niqn = \"{SECRET_TARGET}\"\nportal-groups = [\"p\"]\nauthentication = \"chap\"\nusers = [\"{user}\"]\n\
          [user.{user}]\nsecret = \"{secret}\"\n\
          [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
@@ -32,6 +36,7 @@ fn configuration() -> String {
          [group.known]\ntargets = [\"secret\"]\ninitiators = [\"*\"]\n\
          luns = {{ 0 = \"memory\" }}\n\
          [iser.lan]\naddress = \"192.168.77.1\"\nportal-group = \"p\"\n\
+         [nvme-rdma.lan]\naddress = \"192.168.77.1\"\nportal-group = \"p\"\n\
          [portal.tcp]\naddress = \"192.168.77.1:3260\"\ngroup = \"p\"\n",
     )
 }

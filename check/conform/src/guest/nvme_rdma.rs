@@ -11,7 +11,7 @@ const NQN: &str = "nqn.2026-01.io.lunar.conform:rdma";
 /// Runs the part.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let settings = format!("NQN={NQN}\nPORT=4420\n");
-    Part { name: "nvme-rdma", module: "nvme_rdma", configuration: configuration(), settings }.run(lab, driver)
+    Part { name: "nvme-rdma", modules: &["nvme_rdma"], configuration: configuration(), settings }.run(lab, driver)
 }
 
 fn configuration() -> String {

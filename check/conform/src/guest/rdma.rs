@@ -18,8 +18,8 @@ const MODULES: [&str; 4] = ["veth", "sch_netem", "crc32_generic?", "rdma_rxe"];
 pub(super) struct Part<'a> {
     /// The name of the part and of its script.
     pub name: &'a str,
-    /// The module of the initiator.
-    pub module: &'a str,
+    /// The modules of the initiator.
+    pub modules: &'a [&'a str],
     /// The configuration of the daemon, without its server and volumes: `disk` and `memory`, and the portal group `p`.
     pub configuration: String,
     /// Settings of the script.
@@ -55,7 +55,7 @@ impl Part<'_> {
     /// Writes the modules, with names in the order in which they are loaded.
     fn write_modules(&self, all: &Path, to: &Path) -> Result<()> {
         std::fs::create_dir_all(to)?;
-        let names: Vec<&str> = MODULES.into_iter().chain([self.module]).collect();
+        let names: Vec<&str> = MODULES.iter().chain(self.modules).copied().collect();
         for (at, module) in Modules::open(all)?.in_order(&names)?.into_iter().enumerate() {
             let file = to.join(format!("{at:03}-{}.ko", module.name));
             std::fs::write(&file, module.image).with_context(|| format!("{}", file.display()))?;

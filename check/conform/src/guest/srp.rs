@@ -13,7 +13,7 @@ const INITIATOR: &str = "0x0000000000000000505400fffe123402";
 /// Runs the part.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let settings = format!("GUID={GUID}\nINITIATOR={INITIATOR}\n");
-    Part { name: "srp", module: "ib_srp", configuration: configuration(), settings }.run(lab, driver)
+    Part { name: "srp", modules: &["ib_srp"], configuration: configuration(), settings }.run(lab, driver)
 }
 
 /// Volumes of the initiator, and one of another initiator.
