@@ -99,6 +99,22 @@ load "fio, 1 MiB, 4 deep" --rw=write --bs=1M --iodepth=4 --size=4M
 no_errors "no I/O error with MTU 4200"
 disconnect
 
+connect "connect before a second path"
+try "a second path over TCP" nvme connect -t tcp -a 192.168.77.1 -s 4420 -n "$NQN" -i 1
+two_are_live() { [ "$(nvme list-subsys | grep -c ' live')" -eq 2 ]; }
+# controller TRANSPORT: its name.
+controller() { grep -lx "$1" /sys/class/nvme/nvme*/transport | sed 's|.*/\(nvme[0-9]*\)/.*|\1|'; }
+try "the host has two paths to one disk" eventually two_are_live
+load_start "$disk"
+try "the path over RDMA is taken away" nvme disconnect -d "$(controller rdma)"
+sleep 1
+try "it is connected again" nvme_connect
+try "the host has two paths again" eventually two_are_live
+try "the path over TCP is taken away" nvme disconnect -d "$(controller tcp)"
+load_end "verified writes over changing paths: no error"
+no_errors "no I/O error with two paths"
+disconnect
+
 connect "connect before a kill" --reconnect-delay=2
 load_start "$disk"
 kill -9 "$target"

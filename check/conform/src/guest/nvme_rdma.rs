@@ -11,7 +11,8 @@ const NQN: &str = "nqn.2026-01.io.lunar.conform:rdma";
 /// Runs the part.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let settings = format!("NQN={NQN}\nPORT=4420\n");
-    Part { name: "nvme-rdma", modules: &["nvme_rdma"], configuration: configuration(), settings }.run(lab, driver)
+    let modules = &["nvme_tcp", "nvme_rdma"];
+    Part { name: "nvme-rdma", modules, configuration: configuration(), settings }.run(lab, driver)
 }
 
 fn configuration() -> String {
@@ -19,6 +20,7 @@ fn configuration() -> String {
         "[target.main]\nnqn = \"{NQN}\"\nportal-groups = [\"p\"]\n\
          [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
          luns = {{ 0 = \"disk\", 1 = \"memory\" }}\n\
-         [nvme-rdma.lan]\naddress = \"192.168.77.1\"\nportal-group = \"p\"\n",
+         [nvme-rdma.lan]\naddress = \"192.168.77.1\"\nportal-group = \"p\"\n\
+         [portal.tcp]\nprotocol = \"nvme-tcp\"\naddress = \"192.168.77.1:4420\"\ngroup = \"p\"\n",
     )
 }
