@@ -1,6 +1,6 @@
 use super::*;
-use crate::golden::{self, Golden};
 use crate::connection::Why;
+use crate::golden::{self, Golden};
 use crate::icrc::Checker;
 use crate::limits::RETRIES;
 use crate::responder::Receives;

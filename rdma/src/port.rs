@@ -156,12 +156,7 @@ impl Drop for Port {
 
 impl Shared {
     /// Starts an engine on a socket.
-    fn start(
-        reactor: &Reactor,
-        socket: Endpoint,
-        seed: u64,
-        record: Arc<dyn MetadataStore>,
-    ) -> io::Result<Rc<Self>> {
+    fn start(reactor: &Reactor, socket: Endpoint, seed: u64, record: Arc<dyn MetadataStore>) -> io::Result<Rc<Self>> {
         let handle = reactor.attach(socket)?;
         let status = reactor.driver().status(&handle)?;
         let Address::Ip(local) = status.local else { return Err(io::ErrorKind::Unsupported.into()) };
@@ -239,7 +234,9 @@ impl Shared {
         loop {
             let event = self.engine.borrow_mut().poll_event();
             let Some((service, event)) = event else { return };
-            self.upper(service).into_iter().for_each(|upper| upper.event(event));
+            if let Some(upper) = self.upper(service) {
+                upper.event(event);
+            }
         }
     }
 

@@ -29,11 +29,8 @@ pub type SrpFront = PortsFront<SrpPorts>;
 pub type SrpCore = PortsOnCore<SrpPorts>;
 
 /// Its line in a registry.
-pub const ENTRY: FrontEntry = FrontEntry {
-    front: &SrpFront { open: lunar_rdma::socket::open },
-    schema: &FRONT,
-    options: Some(&SrpOptions),
-};
+pub const ENTRY: FrontEntry =
+    FrontEntry { front: &SrpFront { open: lunar_rdma::socket::open }, schema: &FRONT, options: Some(&SrpOptions) };
 
 impl PortProtocol for SrpPorts {
     const NAME: &'static str = NAME;

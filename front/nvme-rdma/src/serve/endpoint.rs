@@ -4,7 +4,6 @@ use super::core::Core;
 use super::queue_pair::{Home, QueuePair};
 use super::{PortView, RdmaPorts};
 use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED};
-use crate::schema::WORD;
 use crate::wire::{Accepted, RejectReason, Rejected, Request};
 use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};

@@ -5,7 +5,6 @@ use super::core::Core;
 use super::{IserPorts, PortView};
 use crate::config::{IMMEDIATE_MAX, RDMA_SEGMENT_MAX};
 use crate::directory::PortalRef;
-use crate::iser::schema::WORD;
 use crate::iser::wire::{HEADER_LEN, allows_invalidation, reply_private};
 use crate::wire::{AHS_MAX, BHS_LEN, padded};
 use lunar_engine::link_ports::PortEndpoint;
