@@ -85,7 +85,10 @@ lose 1
 load "fio, 4 KiB, 8 deep, one packet of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=512k
 load "fio, 256 KiB, 4 deep, one packet of a hundred is lost" --rw=randwrite --bs=256k --iodepth=4 --size=3M
 lose 0
-no_errors "no I/O error with losses"
+# A queue pair of rdma_rxe that repeats packets may fail without a word to ib_iser, which then notices it by its pings:
+# the connection is made again.
+equal "no I/O error with losses" "" "$(dmesg | grep -i 'I/O error')"
+dmesg -C
 log_out "logout"
 
 target_name=$SECRET_TARGET
@@ -113,7 +116,7 @@ mkdir -p /etc/nvme
 id=$(cat /proc/sys/kernel/random/uuid)
 echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
 echo "$id" >/etc/nvme/hostid
-namespace() { grep -lx 1 /sys/block/nvme*/nsid 2>/dev/null | sed -n 's|^/sys/block/\(.*\)/nsid$|/dev/\1|p' | head -n 1; }
+namespace() { grep -lx 1 /sys/block/nvme*/nsid 2>/dev/null | sed -n 's|^/sys/block/\(nvme[0-9]*n[0-9]*\)/nsid$|/dev/\1|p' | head -n 1; }
 has_namespace() { [ -b "$(namespace)" ]; }
 start() { dd if="$1" bs=1M count=4 iflag=direct status=none | sum; }
 try "an NVMe host connects at the same address" nvme connect -t rdma -a "${PORTAL%:*}" -s 4420 -n "$NQN" -i 1
