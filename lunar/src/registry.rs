@@ -11,6 +11,7 @@ use lunar_handler_store::rbd::backend::RbdBackend;
 use lunar_null::backend::NullBackend;
 use lunar_ram::backend::RamBackend;
 use lunar_scsi_device::backend::ScsiBackend;
+use lunar_sst_store::backend::SstBackend;
 use std::sync::LazyLock;
 
 /// The registry of `lunar`.
@@ -18,7 +19,7 @@ pub static REGISTRY: &Registry = &Registry { fronts: FRONTS, backends: BACKENDS 
 
 /// The back ends, in the order in which they are shown.
 const BACKENDS: &[&dyn Backend] =
-    &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend, &HandlerBackend, &RbdBackend];
+    &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend, &HandlerBackend, &RbdBackend, &SstBackend];
 
 /// The fronts, in the order in which they are shown.
 pub const FRONTS: &[FrontEntry] = &[

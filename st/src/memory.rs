@@ -3,6 +3,7 @@
 use crate::event::{Id, Memory, Place, VcId};
 use lunar_core::mem::{Sg, SgMut};
 use std::collections::BTreeMap;
+use std::rc::Rc;
 
 /// The memory of a sequence.
 #[derive(Debug)]
@@ -13,6 +14,8 @@ pub enum Chunk {
     Room(SgMut),
     /// Memory that others read, too, for a Transfer to the peer.
     Data(Sg),
+    /// Bytes that others have, too, for a Transfer to the peer.
+    Shared(Rc<[u8]>),
 }
 
 impl From<Vec<u8>> for Chunk {
@@ -31,6 +34,10 @@ impl Chunk {
             }
             Self::Room(room) => room.copy_to(at, to) == to.len(),
             Self::Data(data) => data.copy_to(at, to) == to.len(),
+            Self::Shared(bytes) => {
+                let part = at.checked_add(to.len()).and_then(|end| bytes.get(at..end));
+                part.map(|part| to.copy_from_slice(part)).is_some()
+            }
         }
     }
 
@@ -42,7 +49,7 @@ impl Chunk {
                 part.map(|part| part.copy_from_slice(from)).is_some()
             }
             Self::Room(room) => room.copy_from(at, from) == from.len(),
-            Self::Data(_) => false,
+            Self::Data(_) | Self::Shared(_) => false,
         }
     }
 }
@@ -96,8 +103,11 @@ mod tests {
         }
         let mut room = room();
         room.copy_from(0, &[9; 4]);
-        let mut data = Chunk::Data(room.share());
-        assert!(data.copy_to(0, &mut read) && !data.copy_from(0, &read));
-        assert_eq!(read, [9; 4]);
+        for mut data in [Chunk::Data(room.share()), Chunk::Shared(Rc::from([9; 4]))] {
+            read.fill(0);
+            assert!(data.copy_to(0, &mut read) && !data.copy_from(0, &read));
+            assert_eq!(read, [9; 4]);
+            assert!(!data.copy_to(usize::MAX, &mut read));
+        }
     }
 }

@@ -28,6 +28,8 @@ const LOST_PER_MILLE: u64 = 20;
 const MIB: u64 = 64;
 /// The reset of a logical unit, among the task management flags of FCP_CMND.
 const LOGICAL_UNIT_RESET: u8 = 0x10;
+/// The service action CLEAR of PERSISTENT RESERVE OUT.
+const CLEAR: u8 = 3;
 /// Memory that a target may take while a stranger sends packets.
 const GROWTH_MAX: u64 = 64 << 20;
 
@@ -41,6 +43,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check("a reset of a logical unit is a unit attention of the other transport", &|| reset(lab, driver));
     check("an initiator that no group lists is refused", &|| refused(lab, driver));
     check("packets of a stranger", &|| stranger(lab, driver));
+    check("another server serves the volume over iSCSI, across kills of the target", &|| served_on(lab, driver));
+    check("a volume that another server serves shows what its target has", &|| seen_through(lab, driver));
     Ok(())
 }
 
@@ -171,7 +175,8 @@ impl StSession {
         let name = format!("iqn.2026-01.io.lunar.conform:{name}");
         let secret = [std::process::id().into(), socket.local_addr()?.port().into()];
         let (target, timeout) = (String::new(), ANSWER_LIMIT);
-        let config = InitiatorConfig { name, target, path: route, mtu: 1400, depth: 4, timeout, secret };
+        let (paths, command_timeout) = (vec![route], None);
+        let config = InitiatorConfig { name, target, paths, mtu: 1400, depth: 4, timeout, command_timeout, secret };
         let initiator = Initiator::new(config, time::Instant(0));
         let mut session = Self { socket, route, initiator, clock: Instant::now(), last: 0 };
         match session.next()? {
@@ -194,8 +199,11 @@ impl StSession {
     fn next(&mut self) -> Result<InitiatorEvent> {
         let (end, mut packet) = (Instant::now() + ANSWER_LIMIT, vec![0; 65_536]);
         loop {
-            if let Some(event) = self.initiator.next_event() {
-                return Ok(event);
+            match self.initiator.next_event() {
+                // The command is sent again.
+                Some(InitiatorEvent::Down) => continue,
+                Some(event) => return Ok(event),
+                None => {}
             }
             ensure!(Instant::now() < end, "the target does not answer");
             self.initiator.tick(self.now());
@@ -244,7 +252,6 @@ impl StSession {
 }
 
 fn reservations(lab: &Lab, driver: Driver) -> Result<()> {
-    const CLEAR: u8 = 3;
     let Served { spec, address } = served(driver, lab.image("st.img", MIB)?, &[])?;
     let target = Target::start(lab, &spec)?;
     let mut near = Session::ready(target.portal, &Login::to(&target.name, "near"), target.lun)?;
@@ -327,4 +334,60 @@ fn stranger(lab: &Lab, driver: Driver) -> Result<()> {
     let grown = resident_bytes(pid)?.saturating_sub(before);
     ensure!(grown < GROWTH_MAX, "the target has grown by {grown} bytes");
     target.stop()
+}
+
+/// Starts a server whose volume is that of another one, with this LUN.
+fn start_on(lab: &Lab, driver: Driver, (address, lun): (SocketAddr, u8), more: &[&str]) -> Result<Target> {
+    Target::start(lab, &Spec::new(driver, [format!("st:udp:{address}#{lun}")])?.flags(more))
+}
+
+fn served_on(lab: &Lab, driver: Driver) -> Result<()> {
+    let Served { spec, address } = served(driver, lab.image("st.img", MIB)?, &[])?;
+    let mut far = Target::start(lab, &spec)?;
+    let near = start_on(lab, driver, (address, 0), &[])?;
+    let program = lab.built()?;
+    let load = |seconds: &str| {
+        let mut command = bound(program);
+        command.args(["bench", &format!("iscsi://{}", near.portal), "--verify", "--warmup", "0", "--timeout", "90"]);
+        command.args(["--rw", "randrw", "--bs", "16k", "--depth", "8", "--size", "16M", "--time", seconds]);
+        run(&mut command, LIMIT)?.succeeded().map(drop)
+    };
+    load("3")?;
+    for _ in 0..2 {
+        far = std::thread::scope(|scope| -> Result<Target> {
+            let loading = scope.spawn(|| load("20"));
+            std::thread::sleep(Duration::from_secs(2));
+            far.kill()?;
+            let far = Target::start_after_kill(lab, &spec)?;
+            loading.join().map_err(|_| anyhow!("the load has panicked"))?.context("the load")?;
+            Ok(far)
+        })?;
+    }
+    near.stop()?;
+    far.stop()
+}
+
+fn seen_through(lab: &Lab, driver: Driver) -> Result<()> {
+    let Served { mut spec, address } = served(driver, lab.image("st.img", MIB)?, &[])?;
+    spec.volumes.push("null:24M".to_owned());
+    let far = Target::start(lab, &spec)?;
+    let near = start_on(lab, driver, (address, 1), &[])?;
+    let mut session = Session::ready(near.portal, &Login::to(&near.name, "near"), near.lun)?;
+    let (blocks, block) = session.capacity()?;
+    ensure!((blocks, block) == ((24 << 20) / 512, 512), "{blocks} blocks of {block} bytes");
+    near.stop()?;
+    // A reservation at the target is a reservation conflict here.
+    let near = start_on(lab, driver, (address, 0), &[])?;
+    let mut session = Session::ready(near.portal, &Login::to(&near.name, "near"), near.lun)?;
+    ensure!(write(&mut session)? == GOOD, "a write through the other server");
+    let mut other = Session::ready(far.portal, &Login::to(&far.name, "far"), far.lun)?;
+    reserve(&mut other, REGISTER_AND_IGNORE, 0, 1)?;
+    reserve(&mut other, RESERVE, 1, 0)?;
+    ensure!(write(&mut session)? != GOOD, "a reservation at the target does not stop a write through the other server");
+    reserve(&mut other, CLEAR, 1, 0)?;
+    ensure!(write(&mut session)? == GOOD, "a write after the reservation");
+    near.stop()?;
+    let refusal = start_on(lab, driver, (address, 7), &[]).err().context("a LUN without a volume is served")?;
+    ensure!(format!("{refusal:#}").contains("shows no volume at LUN 7"), "{refusal:#}");
+    far.stop()
 }

@@ -128,10 +128,11 @@ impl Station {
                 let config = sst::InitiatorConfig {
                     name: format!("iqn.2026-01.io.lunar:{mac}"),
                     target: String::new(),
-                    path: ST_PATH,
+                    paths: vec![ST_PATH],
                     mtu,
                     depth: 8,
                     timeout: FCOE_TIMEOUT,
+                    command_timeout: None,
                     // Connections of an initiator that begins anew have other Keys.
                     secret: [seed, now.0],
                 };

@@ -28,6 +28,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "rdma", "control", "engine"]),
     ("back/scsi", &["core", "scsi", "reactor", "control", "engine"]),
     ("back/handler", &["core", "scsi", "handler", "reactor", "control", "engine"]),
+    ("back/sst", &["core", "reactor", "link", "st", "client/sst", "control", "engine"]),
     ("back/*", &["core", "reactor", "control", "engine"]),
     ("api", &["core", "control"]),
     ("cli", &["core", "durable", "control", "api"]),

@@ -91,7 +91,8 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<Disk<StDisk>>> {
         let secret = [u64::from_le_bytes(random()), u64::from_le_bytes(random())];
         let name = options.initiator_name.clone();
         let timeout = options.timeout;
-        let config = InitiatorConfig { name, target: String::new(), path, mtu, depth, timeout, secret };
+        let (target, paths, command_timeout) = (String::new(), vec![path], None);
+        let config = InitiatorConfig { name, target, paths, mtu, depth, timeout, command_timeout, secret };
         StDisk { disk: initiator::Disk::new(config, url.unit as u8, Instant(0)), path, header }
     };
     let disk = Disk::open(options, (vec![ETHER_TYPE], Vec::new()), disk).with_context(|| url.to_string())?;

@@ -174,7 +174,8 @@ impl Disk {
         while let Some(event) = self.initiator.next_event() {
             match event {
                 InitiatorEvent::Ready if self.found.is_none() && self.initiator.in_progress() == 0 => self.find(now),
-                InitiatorEvent::Ready => {}
+                // Commands have no time limit here, and those of a lost connection are sent again.
+                InitiatorEvent::Ready | InitiatorEvent::Down | InitiatorEvent::TimedOut(_) => {}
                 InitiatorEvent::Refused(status) => on(DiskEvent::Refused(status)),
                 InitiatorEvent::Lost => on(DiskEvent::Lost),
                 InitiatorEvent::Done(FINDING, 0, _, data) => self.found(&data, on),

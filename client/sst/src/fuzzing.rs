@@ -21,7 +21,16 @@ const PIECE: usize = HEADER_LEN + 8;
 pub fn packets(bytes: &[u8]) {
     let path = Path { link: 0, peer: Peer::Ip(SocketAddr::from(([192, 0, 2, 1], 18181))) };
     let (name, timeout) = ("iqn.2026-01.org.example:fuzz".to_owned(), Duration::from_secs(30));
-    let config = InitiatorConfig { name, target: String::new(), path, mtu: 1500, depth: 8, timeout, secret: [1, 2] };
+    let config = InitiatorConfig {
+        name,
+        target: String::new(),
+        paths: vec![path],
+        mtu: 1500,
+        depth: 8,
+        timeout,
+        command_timeout: None,
+        secret: [1, 2],
+    };
     let mut now = Instant(1);
     let (mut disk, mut left) = (Disk::new(config, 0, now), vec![0_u32, 1]);
     disk.start(0, Operation::Read { lba: 1, count: 4 }, now);

@@ -6,7 +6,7 @@ use std::rc::Rc;
 
 /// The bytes of a sequence.
 #[derive(Debug)]
-pub(crate) enum Bytes {
+pub enum Bytes {
     /// To fill, or to send once.
     Own(Vec<u8>),
     /// The data of a write, which is sent again if the connection is lost.

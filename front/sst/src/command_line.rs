@@ -81,7 +81,7 @@ impl FrontRequest for StRequest {
         Some(Shown {
             transport: "SCSI over Scheduled Transfer",
             places: self.st_links.iter().map(place).collect(),
-            connect: vec![format!("Lunar    lunar bench '{url}'")],
+            connect: vec![format!("Lunar    lunar attach '{url}'")],
             keeps_local: None,
         })
     }

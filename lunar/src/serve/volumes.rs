@@ -135,7 +135,9 @@ fn check_prefix(backends: &[&'static dyn Backend], text: &str) -> Result<(), Vol
         // After `removable:` another volume text follows.
         return if prefix == "removable" { check_prefix(backends, rest) } else { Ok(()) };
     }
-    let guess = did_you_mean(prefix, known());
+    // A name of two letters is close to every short word.
+    let guessed = known().filter(|known| MEDIA.contains(known) || known.len() > PREFIX_LETTERS_MIN);
+    let guess = did_you_mean(prefix, guessed);
     let meant = known().find(|known| guess.contains(&format!("'{known}'")));
     let is_there = |name: &str| Path::new(name).exists();
     match meant {
