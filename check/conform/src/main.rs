@@ -183,6 +183,8 @@ enum Part {
     Xdp,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
+    /// A Linux guest with a file system on a volume of another Lunar, over SCSI over Scheduled Transfer and ublk
+    Attach,
     /// A Linux guest that shares SCSI devices of its own among two initiators
     Device,
     /// A Linux guest with a virtual tape library: mtx, mt, tar, kills
@@ -231,6 +233,7 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::NvmeRdma, Drivers::First, WAITS),
     (Part::Iser, Drivers::First, WAITS),
     (Part::Ublk, Drivers::First, WAITS),
+    (Part::Attach, Drivers::First, WAITS),
     (Part::Device, Drivers::First, WAITS),
     (Part::Tape, Drivers::First, COMPUTES),
     (Part::Blktests, Drivers::First, COMPUTES),
@@ -355,6 +358,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::NvmeRdma => guest::nvme_rdma(lab, driver),
             Part::Iser => guest::iser(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
+            Part::Attach => guest::attach(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),
             Part::Rbd => rbd::part(lab, driver),

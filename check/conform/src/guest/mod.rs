@@ -3,6 +3,7 @@
 //! A guest runs one of the scripts in `guest/`, which prints one line for each case.
 
 mod aoe;
+mod attach;
 pub(crate) mod authentication;
 mod blktests;
 mod cpio;
@@ -54,6 +55,7 @@ const EVERYTHING: &str = "FULL=yes\n";
 const HOST_AS_GUEST_SEES_IT_IN_IPV6: &str = "[fec0::2]";
 
 pub(crate) use aoe::part as aoe;
+pub(crate) use attach::part as attach;
 pub(crate) use authentication::part as authentication;
 pub(crate) use blktests::part as blktests;
 pub(crate) use device::part as device;

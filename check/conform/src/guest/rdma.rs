@@ -44,22 +44,12 @@ impl Part<'_> {
             Script { name: self.name, is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more };
         lab.report.check(&part, "guest ran to its end", || {
             copy_program(&program, &folder)?;
-            self.write_modules(&sysroot.modules, &folder.join("modules"))?;
+            let names: Vec<&str> = MODULES.iter().chain(self.modules).copied().collect();
+            write_modules(&sysroot.modules, &names, &folder.join("modules"))?;
             std::fs::write(folder.join("lunar.toml"), self.whole_configuration(driver))?;
             let (settings, nothing) = (self.settings.clone(), Spec::new(driver, Vec::<String>::new())?);
             script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
         });
-        Ok(())
-    }
-
-    /// Writes the modules, with names in the order in which they are loaded.
-    fn write_modules(&self, all: &Path, to: &Path) -> Result<()> {
-        std::fs::create_dir_all(to)?;
-        let names: Vec<&str> = MODULES.iter().chain(self.modules).copied().collect();
-        for (at, module) in Modules::open(all)?.in_order(&names)?.into_iter().enumerate() {
-            let file = to.join(format!("{at:03}-{}.ko", module.name));
-            std::fs::write(&file, module.image).with_context(|| format!("{}", file.display()))?;
-        }
         Ok(())
     }
 
@@ -75,4 +65,14 @@ impl Part<'_> {
             self.configuration,
         )
     }
+}
+
+/// Writes modules and those that they need, with names in the order in which they are loaded.
+pub(super) fn write_modules(all: &Path, names: &[&str], to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for (at, module) in Modules::open(all)?.in_order(names)?.into_iter().enumerate() {
+        let file = to.join(format!("{at:03}-{}.ko", module.name));
+        std::fs::write(&file, module.image).with_context(|| format!("{}", file.display()))?;
+    }
+    Ok(())
 }
