@@ -8,7 +8,9 @@ use lunar_control::counters::StoreSpace;
 use lunar_control::document::Edit;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::in_use::{Author, Force};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
+use lunar_control::live::{
+    CopySource, Later, Live, Making, MediumError, Motion, StoreNotAccepted, StoreOrigin, TcpViews,
+};
 use lunar_control::manager::Failure;
 use lunar_control::names::Uuid;
 use lunar_control::plan::{Action, Change};
@@ -126,6 +128,11 @@ pub trait Control {
     /// # Errors
     /// See [`Live::accept_store`].
     fn accept_store(&mut self, volume: &str) -> Result<(), StoreNotAccepted>;
+    /// [`Manager::make_store`].
+    ///
+    /// # Errors
+    /// See [`Manager::make_store`].
+    fn make_store(&mut self, create: &Edit, origin: StoreOrigin<'_>) -> Result<Option<Making>, Failure>;
     /// [`Live::copy_source`].
     fn copy_source(&mut self, volume: &str) -> Option<CopySource>;
     /// [`Live::set_records`].
@@ -289,6 +296,10 @@ impl<R: Running + Live, O: Outside> Control for Manager<R, O> {
     fn accept_store(&mut self, volume: &str) -> Result<(), StoreNotAccepted> {
         let wanted = self.served();
         self.running().accept_store(volume, &wanted)
+    }
+
+    fn make_store(&mut self, create: &Edit, origin: StoreOrigin<'_>) -> Result<Option<Making>, Failure> {
+        Self::make_store(self, create, origin)
     }
 
     fn copy_source(&mut self, volume: &str) -> Option<CopySource> {

@@ -1,6 +1,7 @@
 //! The registry of running and ended copies of volumes.
 
 use lunar_control::failure::Failure;
+use lunar_control::live::StoreNotMade;
 use rustix::io::Errno;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -23,8 +24,10 @@ const LISTED_MAX: usize = 64;
 pub struct CopyRequest {
     /// The name of the new volume.
     pub name: String,
-    /// The path of the new file, which must not exist.
-    pub path: String,
+    /// The path of the new file, which must not exist; of a Ceph image, the name of the clone or of the snapshot. By
+    /// default, it is beside the source, with the name of the new volume.
+    #[serde(default)]
+    pub path: Option<String>,
     /// Whether the copy must share blocks: it then takes no time, or fails.
     #[serde(default)]
     pub share: bool,
@@ -42,6 +45,8 @@ pub struct CopyView {
     pub id: u64,
     /// Source and destination.
     pub words: String,
+    /// The new file, or the new image or snapshot.
+    pub place: String,
     /// Bytes copied so far.
     pub done: u64,
     /// Bytes to copy.
@@ -74,6 +79,10 @@ pub(crate) enum CopyError {
     Records(io::Error),
     /// The new volume cannot be created.
     Create(Failure),
+    /// The system that keeps the store does not make a copy.
+    Store(StoreNotMade),
+    /// The copy failed for this reason, and the system that keeps it does not remove it.
+    Left(Box<Self>, StoreNotMade),
 }
 
 impl fmt::Display for CopyError {
@@ -99,6 +108,8 @@ impl fmt::Display for CopyError {
             Self::ServiceStops => f.write_str("the service is stopping"),
             Self::Records(why) => why.fmt(f),
             Self::Create(why) => why.fmt(f),
+            Self::Store(why) => why.fmt(f),
+            Self::Left(why, left) => write!(f, "{why}; {left}"),
         }
     }
 }
@@ -110,6 +121,7 @@ impl std::error::Error for CopyError {}
 pub(crate) struct CopyJob {
     id: u64,
     words: String,
+    place: String,
     pub(crate) total: u64,
     pub(crate) done: AtomicU64,
     /// Set to stop the copy.
@@ -129,8 +141,9 @@ impl CopyJob {
             None => (false, None),
             Some(end) => (true, end.as_ref().err().map(ToString::to_string)),
         };
-        let (id, words, done) = (self.id, self.words.clone(), self.done.load(Ordering::Relaxed));
-        CopyView { id, words, done, total: self.total, ended, why }
+        let (words, place) = (self.words.clone(), self.place.clone());
+        let (id, done) = (self.id, self.done.load(Ordering::Relaxed));
+        CopyView { id, words, place, done, total: self.total, ended, why }
     }
 }
 
@@ -144,7 +157,7 @@ impl Copies {
     }
 
     /// Adds a copy, unless too many run.
-    pub(crate) fn add(&self, words: String, total: u64) -> Option<Arc<CopyJob>> {
+    pub(crate) fn add(&self, words: String, total: u64, place: String) -> Option<Arc<CopyJob>> {
         let mut registry = self.lock();
         let (last, all) = &mut *registry;
         if all.iter().filter(|copy| copy.end().is_none()).count() >= COPIES_MAX {
@@ -152,7 +165,7 @@ impl Copies {
         }
         *last += 1;
         let (done, stop) = (AtomicU64::new(0), AtomicBool::new(false));
-        let copy = Arc::new(CopyJob { id: *last, words, total, done, stop, end: Mutex::new(None) });
+        let copy = Arc::new(CopyJob { id: *last, words, place, total, done, stop, end: Mutex::new(None) });
         all.push_back(copy.clone());
         if all.len() > LISTED_MAX
             && let Some(oldest) = all.iter().position(|copy| copy.end().is_some())

@@ -4,6 +4,7 @@
 use crate::audit::Topic;
 use crate::control::{Control, ControlHandle};
 use crate::copies::{CopyError, CopyJob, CopyRequest};
+use crate::made;
 use crate::request::{ApiRequest, Outcome, Problem, Reply, summary_of};
 use lunar_control::api::ProblemDetails;
 use lunar_control::document::{Edit, Keys};
@@ -76,7 +77,13 @@ impl CopyFiles {
 }
 
 fn not_a_file(volume: &str) -> Problem {
-    Problem::bad_request(format!("volume {volume} is not a file: only volumes in files can be copied"))
+    Problem::bad_request(format!("volume {volume} is not a file: only volumes in files and images of Ceph are copied"))
+}
+
+/// As many copies run as may.
+pub(crate) fn busy() -> ProblemDetails {
+    let why = "too many copies are running: wait until one has ended";
+    ProblemDetails::new("/problems/busy", "Too busy", 503, why.into())
 }
 
 /// `POST /v1/volume/{name}/copy`
@@ -86,12 +93,17 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let config = &control.current().config;
     let missing = || Problem::not_found(format!("there is no volume '{name}'"));
     let volume = config.volumes.get(&name).ok_or_else(missing)?;
+    if volume.kind.declaration().copies().is_some() {
+        return made::copy(control, request, &order);
+    }
     let from = match &volume.path {
         Some(path) if volume.kind.is_file() => PathBuf::from(path.text()),
         _ => return Err(not_a_file(&name)),
     };
     let volume_protection = volume.protection.word();
-    let to = FilePath::parse(&order.path).map_err(|why| Problem::bad_request(format!("'{}' {why}", order.path)))?;
+    let beside = || from.with_file_name(format!("{}.img", order.name)).display().to_string();
+    let path = order.path.unwrap_or_else(beside);
+    let to = FilePath::parse(&path).map_err(|why| Problem::bad_request(format!("'{path}' {why}")))?;
     let mut keys =
         json!({ "kind": volume.kind.word(), "path": to.text(), "block-size": volume.block_size.bytes().to_string() });
     if order.read_only {
@@ -116,11 +128,7 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
         return Err(ProblemDetails::exists(format!("the file {} exists already", task.to.display())).into());
     }
     let total = std::fs::metadata(&task.from).map_or(0, |found| found.len());
-    let copy = request.shared.copies.add(format!("volume {name} to {}", order.name), total);
-    let busy = || {
-        let why = "too many copies are running: wait until one has ended";
-        ProblemDetails::new("/problems/busy", "Too busy", 503, why.into())
-    };
+    let copy = request.shared.copies.add(format!("volume {name} to {}", order.name), total, to.text());
     let copy = copy.ok_or_else(busy)?;
     // Sharing blocks is instantaneous and needs no write freeze. While a change is being finalized, clients that it
     // removes may still write, so no freeze is possible.
@@ -150,7 +158,7 @@ pub fn start(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
 }
 
 /// Has the control thread create the volume.
-fn created(
+pub(crate) fn created(
     control_thread: &ControlHandle,
     edit: Edit,
     source: Option<CopySource>,
@@ -307,7 +315,7 @@ mod tests {
         let source = File::open(&from).expect("it is there");
         let task =
             |share| CopyFiles { from: from.clone(), to: to.clone(), share, is_frozen: true, companions: Vec::new() };
-        let copy = Copies::default().add("a copy".into(), length).expect("below the limit");
+        let copy = Copies::default().add("a copy".into(), length, String::new()).expect("below the limit");
         let target = File::create_new(&to).expect("a file");
         let run = |share| fill(&task(share), &copy, (&source, &target), (&to, length), FileSystem::Zfs);
         let why = run(true).expect_err("a clone may have older bytes");
@@ -327,7 +335,7 @@ mod tests {
         std::fs::write(&from, [7; 4096]).expect("a file");
         std::fs::write(&to, "user data").expect("a file");
         let task = CopyFiles { from, to: to.clone(), share: false, is_frozen: true, companions: Vec::new() };
-        let add = || Copies::default().add("a copy".into(), 4096).expect("below the limit");
+        let add = || Copies::default().add("a copy".into(), 4096, String::new()).expect("below the limit");
         let why = copy_file(&task, &add()).expect_err("the file exists");
         assert!(why.to_string().contains("exists"), "{why}");
         assert_eq!(std::fs::read(&to).expect("the file"), b"user data");
@@ -357,7 +365,7 @@ mod tests {
             is_frozen,
             companions: vec![".pi"],
         };
-        let add = || Copies::default().add("a copy".into(), 8192).expect("below the limit");
+        let add = || Copies::default().add("a copy".into(), 8192, String::new()).expect("below the limit");
         let why = copy_file(&task(false), &add()).expect_err("both would be of different moments");
         assert!(why.to_string().contains("protection information") && !to.exists(), "{why}");
         std::fs::write(&copied, "user data").expect("a file");
@@ -381,7 +389,7 @@ mod tests {
         let files = || (File::open(&from).expect("the file"), File::create(&to).expect("a file"));
         let copied = |total| {
             let (from, to) = files();
-            let copy = Copies::default().add("a copy".into(), total).expect("below the limit");
+            let copy = Copies::default().add("a copy".into(), total, String::new()).expect("below the limit");
             copy_data((&from, &to), &copy, total, FileSystem::Other)
         };
         copied(4096).expect("a copy");

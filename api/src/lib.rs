@@ -1,8 +1,8 @@
 //! The REST API for operators' tools, scripts and pages; the command line uses it too.
 //!
 //! * [`routes`]: the table of routes; [`route`]: what a row declares: right, request, response, handler
-//! * [`handlers`], [`copy`]: what the routes do; [`request`]: requests, replies and problems; [`copies`]: running
-//!   copies
+//! * [`handlers`], [`copy`], [`made`]: what the routes do; [`request`]: requests, replies and problems; [`copies`]:
+//!   running copies
 //! * [`openapi`], [`docs`]: the OpenAPI document and the reference page, generated from the routes
 //! * [`rights`]: authentication of callers, and their rights
 //! * [`control`]: the handle of the thread that changes the running configuration
@@ -40,6 +40,7 @@ pub mod health;
 pub mod history;
 pub mod listen;
 pub mod logins;
+pub mod made;
 pub mod metrics;
 mod monitoring;
 pub mod openapi;

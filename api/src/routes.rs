@@ -5,7 +5,7 @@ use crate::control::Control;
 use crate::request::{ApiRequest, Outcome, Reply};
 use crate::rights::Right;
 use crate::route::{Handler, KICK_SESSION, LoginStep, Method, RequestContent, ResponseContent, Route};
-use crate::{copy, examine, explain, handlers, health, openapi, scsi};
+use crate::{copy, examine, explain, handlers, health, made, openapi, scsi};
 use lunar_control::{Kind, Schema};
 
 /// A row without a kind of resource.
@@ -300,12 +300,17 @@ fn named(kind: Kind) -> Vec<Route> {
         request,
         response,
         kind: Some(kind),
-        handler: Handler::Control(handler),
+        handler,
     };
     // The file of a volume is deleted after all sessions have left it, which may take long.
     let delete = match kind {
         Kind::Volume => Handler::Long(handlers::delete_volume),
         _ => Handler::Control(handlers::delete),
+    };
+    // The system that keeps the store of a volume may make it first.
+    let create = match kind {
+        Kind::Volume => Handler::Long(made::create),
+        _ => Handler::Control(handlers::create),
     };
     let (resources, resource) = (ResponseContent::Resources(kind), ResponseContent::Resource(kind));
     let none = RequestContent::Nothing;
@@ -318,11 +323,11 @@ fn named(kind: Kind) -> Vec<Route> {
             Read,
             none,
             resources,
-            handlers::list,
+            Handler::Control(handlers::list),
             format!("All resources of kind {kind}."),
         ),
-        row(Get, &one, "show", Read, none, resource, handlers::show, format!("One {kind}.")),
-        row(Post, &one, "create", Write, keys, ResponseContent::Plan, handlers::create, format!("Creates one {kind}.")),
+        row(Get, &one, "show", Read, none, resource, Handler::Control(handlers::show), format!("One {kind}.")),
+        row(Post, &one, "create", Write, keys, ResponseContent::Plan, create, format!("Creates one {kind}.")),
         row(
             Patch,
             &one,
@@ -330,22 +335,10 @@ fn named(kind: Kind) -> Vec<Route> {
             Write,
             changes,
             ResponseContent::Plan,
-            handlers::set,
+            Handler::Control(handlers::set),
             format!("Changes keys of one {kind}."),
         ),
-        Route {
-            handler: delete,
-            ..row(
-                Delete,
-                &one,
-                "delete",
-                Write,
-                none,
-                ResponseContent::Plan,
-                handlers::delete,
-                format!("Removes one {kind}."),
-            )
-        },
+        row(Delete, &one, "delete", Write, none, ResponseContent::Plan, delete, format!("Removes one {kind}.")),
     ]
 }
 

@@ -482,17 +482,7 @@ fn a_copy_is_a_whole_volume_or_fails() {
     let order = |name: &str, file: &str| json!({ "name": name, "path": path(file) }).to_string();
     let (status, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("b", "b.img"));
     assert_eq!((status, &copy["total"]), (200, &json!(300_000)), "{copy}");
-    let ended = |fixture: &mut Fixture, id: &Json| {
-        for _ in 0..500 {
-            let (_, copy) = fixture.own("GET", &format!("/v1/copy/{id}"), "");
-            if copy["ended"] == true {
-                return copy;
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        panic!("the copy does not end");
-    };
-    let end = ended(&mut fixture, &copy["id"]);
+    let end = end_of_copy(&mut fixture, &copy["id"]);
     assert_eq!((&end["why"], &end["done"]), (&Json::Null, &json!(300_000)), "{end}");
     assert!(std::fs::read(folder.join("b.img")).expect("the file") == bytes);
     assert_eq!(fixture.own("GET", "/v1/volume/b", "").1["keys"]["path"], json!(path("b.img")));
@@ -520,12 +510,80 @@ fn a_copy_is_a_whole_volume_or_fails() {
     // If a client may write, the copy shares blocks or fails.
     assert_eq!(fixture.own("PUT", "/v1/group/hosts/luns/1", r#"{"volume":"a"}"#).0, 200);
     let (_, copy) = fixture.own("POST", "/v1/volume/a/copy", &order("c", "c.img"));
-    let end = ended(&mut fixture, &copy["id"]);
+    let end = end_of_copy(&mut fixture, &copy["id"]);
     let is_whole = std::fs::read(folder.join("c.img")).is_ok_and(|copied| copied == bytes);
     match end["why"].as_str() {
         Some(why) => assert!(why.contains("read-only") && !folder.join("c.img").exists(), "{why}"),
         None => assert!(is_whole, "the file system shares blocks"),
     }
+}
+
+/// The end of a copy.
+fn end_of_copy(fixture: &mut Fixture, id: &Json) -> Json {
+    for _ in 0..500 {
+        let (_, copy) = fixture.own("GET", &format!("/v1/copy/{id}"), "");
+        if copy["ended"] == true {
+            return copy;
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    panic!("the copy does not end");
+}
+
+#[test]
+fn a_store_that_its_system_makes_stays_only_with_its_volume() {
+    let mut fixture = Fixture::new();
+    let keys = |size: &str| json!({ "kind": "image", "image": "/pool/a", "waits": true, "size": size }).to_string();
+    let (status, plan) = fixture.own("POST", "/v1/volume/a?dry-run=true", &keys("20G"));
+    assert!(status == 200 && plan["notes"][0].to_string().contains("is made, with 20 GiB"), "{plan}");
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys("20X")).0, 400);
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys("0")).0, 400);
+    fixture.service.refuses.store(true, Ordering::Release);
+    let (status, problem) = fixture.own("POST", "/v1/volume/a", &keys("20G"));
+    assert!(status != 200 && problem["detail"].to_string().contains("told to fail"), "{problem}");
+    assert!(fixture.service.made.all().is_empty(), "it is left");
+    fixture.service.refuses.store(false, Ordering::Release);
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys("20G")).0, 200);
+    assert_eq!(fixture.service.made.all(), [PathBuf::from("/pool/a")]);
+    let (_, volume) = fixture.own("GET", "/v1/volume/a", "");
+    assert_eq!((&volume["keys"]["size"], &volume["keys"]["image"]), (&Json::Null, &json!("/pool/a")), "{volume}");
+    assert_eq!(fixture.own("DELETE", "/v1/volume/a", "").0, 200, "its store stays");
+    let (status, problem) = fixture.own("POST", "/v1/volume/a", &keys("20G"));
+    assert!(status == 409 && problem["detail"].to_string().contains("there is one"), "{problem}");
+    // Without a size, it is there already.
+    let keys = json!({ "kind": "image", "image": "/pool/old" }).to_string();
+    assert_eq!(fixture.own("POST", "/v1/volume/old", &keys).0, 200);
+    assert_eq!(fixture.service.made.all().len(), 1);
+}
+
+#[test]
+fn copies_that_a_system_makes_are_volumes() {
+    let mut fixture = Fixture::new();
+    let keys = json!({ "kind": "image", "image": "/pool/a", "waits": true, "block-size": "4096" }).to_string();
+    assert_eq!(fixture.own("POST", "/v1/volume/a", &keys).0, 200);
+    let order = |name: &str, is_snapshot: bool| json!({ "name": name, "share": true, "read-only": is_snapshot });
+    let copy = |fixture: &mut Fixture, volume: &str, order: &Json| {
+        let (status, copy) = fixture.own("POST", &format!("/v1/volume/{volume}/copy"), &order.to_string());
+        if status == 200 { end_of_copy(fixture, &copy["id"]) } else { json!({ "status": status, "told": copy }) }
+    };
+    let end = copy(&mut fixture, "a", &order("before", true));
+    assert_eq!((&end["why"], &end["place"]), (&Json::Null, &json!("/pool/a@before")), "{end}");
+    let (_, snapshot) = fixture.own("GET", "/v1/volume/before", "");
+    let keys = &snapshot["keys"];
+    let found = (&keys["image"], &keys["read-only"], &keys["block-size"], &keys["waits"]);
+    assert_eq!(found, (&json!("/pool/a@before"), &json!(true), &json!("4096"), &json!(false)), "{snapshot}");
+    let end = copy(&mut fixture, "before", &order("c", false));
+    assert_eq!((&end["why"], &end["place"]), (&Json::Null, &json!("/pool/a@before-c")), "{end}");
+    assert_eq!(fixture.own("GET", "/v1/volume/c", "").1["keys"]["read-only"], json!(false));
+    assert_eq!(copy(&mut fixture, "before", &order("d", true))["status"], 400, "a snapshot of a snapshot");
+    assert_eq!(copy(&mut fixture, "a", &json!({ "name": "d" }))["status"], 400, "the bytes are not copied");
+    assert_eq!(fixture.own("DELETE", "/v1/volume/c", "").0, 200, "its store stays");
+    let taken = json!({ "name": "d", "share": true, "path": "/pool/a@before-c" });
+    assert_ne!(copy(&mut fixture, "a", &taken)["why"], Json::Null);
+    fixture.service.refuses.store(true, Ordering::Release);
+    let end = copy(&mut fixture, "a", &order("e", false));
+    assert!(end["why"].to_string().contains("told to fail"), "{end}");
+    assert_eq!(fixture.service.made.all().len(), 2, "a copy without a volume is left");
 }
 
 #[test]

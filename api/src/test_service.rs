@@ -8,8 +8,8 @@ use lunar_control::api::{IsnsView, MediumView, SessionView, TroubleView, VmView}
 use lunar_control::apply::Running;
 use lunar_control::check::{Checked, LocalHost};
 use lunar_control::failure::Failure;
-use lunar_control::fake_target::{FakeError, FakeTarget, Transaction};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
+use lunar_control::fake_target::{FakeError, FakeTarget, MadeStores, Transaction};
+use lunar_control::live::{CopySource, Later, Live, Making, MediumError, Motion, StoreNotAccepted, StoreOrigin};
 use lunar_control::names::Uuid;
 use lunar_control::plan::Change;
 use lunar_control::scsi::{ScsiCall, ScsiError, ScsiOutcome};
@@ -126,6 +126,10 @@ impl Live for FakeDaemon {
         self.target.copy_source(volume)
     }
 
+    fn make_store(&mut self, volume: &str, wanted: &Checked, origin: StoreOrigin<'_>) -> Option<Making> {
+        self.target.make_store(volume, wanted, origin)
+    }
+
     fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> io::Result<()> {
         self.target.set_records(uuid, records)
     }
@@ -165,6 +169,10 @@ pub struct TestService {
     pub finalizing: Arc<AtomicBool>,
     /// Set by a test to keep the places of stores from answering.
     pub silent: Arc<AtomicBool>,
+    /// Set by a test to make every change fail.
+    pub refuses: Arc<AtomicBool>,
+    /// The stores that were made and are there.
+    pub made: MadeStores,
     stop: mpsc::Sender<ThreadMessage>,
     thread: Option<JoinHandle<()>>,
 }
@@ -184,14 +192,15 @@ impl TestService {
         let (folder, for_api) = (folder.to_owned(), control_thread.clone());
         let finalizing = Arc::new(AtomicBool::new(false));
         let silent = Arc::new(AtomicBool::new(false));
-        let for_target = (finalizing.clone(), silent.clone());
+        let (refuses, made) = (Arc::new(AtomicBool::new(false)), MadeStores::default());
+        let for_target = (finalizing.clone(), silent.clone(), refuses.clone(), made.clone());
         let (sender, receiver) = mpsc::channel();
         let work = move || {
             let started = start(&folder, for_api, shared, sessions);
             let (mut manager, answer) = match started {
                 Ok(mut manager) => {
                     let target = &mut manager.running().target;
-                    (target.finalizing, target.silent) = for_target;
+                    (target.finalizing, target.silent, target.refuses, target.made) = for_target;
                     let socket = manager.running().api.socket().map(Path::to_owned).unwrap_or_default();
                     (manager, Ok(socket))
                 }
@@ -204,7 +213,8 @@ impl TestService {
         };
         let thread = std::thread::Builder::new().name("control".into()).spawn(work).map_err(DaemonError::Thread)?;
         let socket = receiver.recv().map_err(|_| DaemonError::Ended)??;
-        Ok(Self { socket, audit_log, control_thread, finalizing, silent, stop: messages, thread: Some(thread) })
+        let (stop, thread) = (messages, Some(thread));
+        Ok(Self { socket, audit_log, control_thread, finalizing, silent, refuses, made, stop, thread })
     }
 
     /// Runs `work` on the control thread and waits for its result. `None` if the thread has ended.

@@ -10,7 +10,6 @@ use lunar_control::value::{Size, Textual};
 use lunar_control::{Kind, Schema};
 use serde_json::{Value as Json, json};
 use std::io::{BufRead, IsTerminal, Write};
-use std::path::Path;
 use std::time::Duration;
 
 /// Runs the command of this name; `None` if it is not one of these.
@@ -220,17 +219,10 @@ const COPY_PULSE: Duration = Duration::from_millis(200);
 
 fn copy(service: &Service, verb: &str, volume: &str, matches: &ArgMatches) -> Result<(), Failure> {
     let new = word(matches, "new");
-    let file = match matches.get_one::<String>("path") {
-        Some(file) => file.clone(),
-        None => {
-            let found = service.get(volume)?;
-            let own = found["keys"]["path"]
-                .as_str()
-                .ok_or_else(|| Failure::new("the volume is not a file: only volumes in files can be copied"))?;
-            Path::new(own).with_file_name(format!("{new}.img")).display().to_string()
-        }
-    };
-    let order = json!({ "name": new, "path": file, "share": verb != "copy", "read-only": verb == "snapshot" });
+    let mut order = json!({ "name": new, "share": verb != "copy", "read-only": verb == "snapshot" });
+    if let Some(path) = matches.get_one::<String>("path") {
+        order["path"] = json!(path);
+    }
     let mut state = service.request(Method::Post, &format!("{volume}/copy"), RequestBody::Json(order))?;
     let bar = show::progress(state["total"].as_u64().unwrap_or_default());
     while state["ended"] != true {
@@ -241,7 +233,10 @@ fn copy(service: &Service, verb: &str, volume: &str, matches: &ArgMatches) -> Re
     bar.finish_and_clear();
     match state["why"].as_str() {
         Some(why) => Err(Failure::new(why)),
-        None => service.print(&state, format!("volume {new} was created: {file}\n")),
+        None => {
+            let place = state["place"].as_str().unwrap_or_default();
+            service.print(&state, format!("volume {new} was created: {place}\n"))
+        }
     }
 }
 

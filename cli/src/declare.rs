@@ -152,12 +152,15 @@ fn resource(schema: &'static Schema, kind: Kind) -> Command {
         .arg_required_else_help(true)
 }
 
-/// The copies of a volume in a file.
+/// The copies of a volume.
 fn copies() -> [Command; 3] {
     let verb = |verb: &'static str, about: &'static str| {
         let new = Arg::new("new").value_name("NEW").required(true).help("Name of the new volume");
         let path = Arg::new("path").long("path").value_name("PATH");
-        let path = path.help("Path of its file [default: NEW.img in the folder of the source]");
+        let path = path.help(
+            "Path of its file [default: NEW.img in the folder of the source]; of a Ceph image, the name of the clone \
+             or of the snapshot [default: NEW beside the source, IMAGE@NEW]",
+        );
         Command::new(verb).about(about).args([name(Kind::Volume), new, path])
     };
     [

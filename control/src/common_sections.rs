@@ -229,8 +229,9 @@ sections! {
         /// The path of the file or the block device.
         path: Option<FilePath> = optional() => EndsSessions;
         /// The size. A missing file is created, a smaller one is extended; without this key, a file keeps its size.
-        /// A block device has its own size. When Lunar starts, it does not create the file of a volume that it served
-        /// before: the file system of the file may not be mounted.
+        /// A block device has its own size, and so has a Ceph image: `lunar volume create` makes an image of this
+        /// size, and the configuration does not get the key. When Lunar starts, it does not create the file of a
+        /// volume that it served before: the file system of the file may not be mounted.
         size: Option<Size> ["bytes"] = optional() => Attention;
         /// The device type. Clients, `lunar volume eject` and `lunar volume load` eject and load a removable medium;
         /// it is loaded when Lunar starts.

@@ -46,6 +46,6 @@ fn the_schema_has_all_keys() {
         }
     }
     let volume = &schema["$defs"]["volume"]["properties"];
-    assert_eq!(volume["kind"]["enum"], json!(["file", "block", "ram", "null"]));
+    assert_eq!(volume["kind"]["enum"], json!(["file", "block", "ram", "null", "image"]));
     assert_eq!((&volume["block-size"]["default"], &volume["read-only"]["default"]), (&json!("512"), &json!(false)));
 }

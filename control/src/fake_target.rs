@@ -6,7 +6,9 @@ use crate::check::Checked;
 use crate::common_sections::Medium;
 use crate::in_use::{AffectedHost, LostDisk, Taking};
 use crate::kind::{Id, Kind};
-use crate::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted};
+use crate::live::{
+    CopySource, Later, Live, MadeStore, Making, MediumError, Motion, StoreNotAccepted, StoreNotMade, StoreOrigin,
+};
 use crate::names::Uuid;
 use crate::plan::{Action, Change, ObjectId, Plan, SECRETS};
 use crate::scsi::{ScsiCall, ScsiError, ScsiOutcome};
@@ -18,8 +20,9 @@ use serde_json::{Value as Json, json};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::io;
-use std::sync::Arc;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 /// The interval of the test whether a change is finalized.
@@ -70,6 +73,38 @@ pub struct FakeTarget {
     pub finalizing: Arc<AtomicBool>,
     /// Whether the places of stores do not answer, and SCSI commands do not end; tests set it.
     pub silent: Arc<AtomicBool>,
+    /// Whether every step fails; tests set it.
+    pub refuses: Arc<AtomicBool>,
+    /// The stores that were made and are there.
+    pub made: MadeStores,
+}
+
+/// The places of stores that were made and are there.
+#[derive(Clone, Debug, Default)]
+pub struct MadeStores(Arc<Mutex<BTreeSet<PathBuf>>>);
+
+impl MadeStores {
+    fn lock(&self) -> MutexGuard<'_, BTreeSet<PathBuf>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// All of them.
+    #[must_use]
+    pub fn all(&self) -> Vec<PathBuf> {
+        self.lock().iter().cloned().collect()
+    }
+}
+
+/// A store that was made.
+struct FakeStore(MadeStores, PathBuf);
+
+impl MadeStore for FakeStore {
+    fn keep(self: Box<Self>) {}
+
+    fn remove(self: Box<Self>) -> Result<(), StoreNotMade> {
+        self.0.lock().remove(&self.1);
+        Ok(())
+    }
 }
 
 /// Two models are equal if they have the same resources.
@@ -179,7 +214,7 @@ impl Running for FakeTarget {
     }
 
     fn prepare(&mut self, transaction: &mut Transaction, change: &Change, wanted: &Checked) -> Result<(), FakeError> {
-        if self.fails_at == Some(transaction.0.len()) {
+        if self.fails_at == Some(transaction.0.len()) || self.refuses.load(Ordering::Acquire) {
             return Err(FakeError::ToldToFail);
         }
         if change.action == Action::Create && self.unavailable.contains(&change.object) {
@@ -313,6 +348,18 @@ impl Live for FakeTarget {
 
     fn copy_source(&mut self, _: &str) -> Option<CopySource> {
         None
+    }
+
+    fn make_store(&mut self, volume: &str, wanted: &Checked, origin: StoreOrigin<'_>) -> Option<Making> {
+        let place = wanted.config.volumes.get(volume)?.place()?.to_owned();
+        if let StoreOrigin::Volume(source) = origin {
+            self.things.get(&ObjectId::volume(source))?;
+        }
+        let made = self.made.clone();
+        Some(Box::new(move || match made.lock().insert(place.clone()) {
+            true => Ok(Box::new(FakeStore(made.clone(), place)) as Box<dyn MadeStore>),
+            false => Err(StoreNotMade::new("there is one")),
+        }))
     }
 
     fn set_records(&mut self, _: Uuid, _: &[(&'static str, Vec<u8>)]) -> io::Result<()> {

@@ -11,6 +11,7 @@ use crate::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use crate::slow::{AllStagesView, SlowLogView};
 use serde_json::Value as Json;
 use std::collections::BTreeMap;
+use std::error::Error;
 use std::{fmt, io};
 
 /// Work that may take long, or the wait for it: for a thread that may block.
@@ -63,7 +64,7 @@ impl fmt::Display for MediumError {
     }
 }
 
-impl std::error::Error for MediumError {}
+impl Error for MediumError {}
 
 /// Why a store is not accepted.
 #[derive(Debug)]
@@ -86,7 +87,51 @@ impl fmt::Display for StoreNotAccepted {
     }
 }
 
-impl std::error::Error for StoreNotAccepted {}
+impl Error for StoreNotAccepted {}
+
+/// The origin of a store that is made by the system that keeps it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StoreOrigin<'a> {
+    /// Nothing: it has so many bytes.
+    Empty(u64),
+    /// The store of the volume of this name: it is a snapshot if it is read-only, and otherwise a clone.
+    Volume(&'a str),
+}
+
+/// A store that was made for a volume that is not created yet.
+pub trait MadeStore: Send {
+    /// The volume is created.
+    fn keep(self: Box<Self>);
+
+    /// Removes the store; this may take long.
+    ///
+    /// # Errors
+    /// If it is left.
+    fn remove(self: Box<Self>) -> Result<(), StoreNotMade>;
+}
+
+/// Why a store is not made, or not removed, in words that say what to do.
+#[derive(Debug)]
+pub struct StoreNotMade(Box<dyn Error + Send + Sync>);
+
+impl StoreNotMade {
+    /// The error of a kind of store.
+    #[must_use]
+    pub fn new(why: impl Into<Box<dyn Error + Send + Sync>>) -> Self {
+        Self(why.into())
+    }
+}
+
+impl fmt::Display for StoreNotMade {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+impl Error for StoreNotMade {}
+
+/// The work that makes a store.
+pub type Making = Later<Result<Box<dyn MadeStore>, StoreNotMade>>;
 
 /// The things that belong to a volume besides its file, for a copy of it.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -240,6 +285,13 @@ pub trait Live {
 
     /// The things that a copy of a volume takes along; `None` if nothing belongs to the volume besides its file.
     fn copy_source(&mut self, volume: &str) -> Option<CopySource>;
+
+    /// Makes the store of a volume that `wanted` has and that is not served yet, in the system that keeps such stores;
+    /// `None` if its kind of store is not made so, or the volume that it is made of is not served.
+    fn make_store(&mut self, volume: &str, wanted: &Checked, origin: StoreOrigin<'_>) -> Option<Making> {
+        let _ = (volume, wanted, origin);
+        None
+    }
 
     /// Gives a volume that does not exist yet its metadata records; without any, removes those that it has.
     ///

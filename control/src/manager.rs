@@ -10,7 +10,7 @@ use crate::document::{Edit, Keys, Refused, edit, fill_secrets, name_volumes};
 use crate::identities::Identities;
 use crate::in_use::{self, Author, Clients, Force, InUse, Taking};
 use crate::kind::{Id, Kind};
-use crate::live::{Later, Live};
+use crate::live::{Later, Live, Making, StoreOrigin};
 use crate::names::Uuid;
 use crate::plan::{ObjectId, Plan};
 use crate::redact::with_comments;
@@ -237,6 +237,16 @@ impl<R: Running + Live, O: Outside> Manager<R, O> {
         let (_, wanted) = self.edited(edits)?;
         let left = self.still_unavailable(&wanted);
         self.plan_to(wanted, &left)
+    }
+
+    /// Makes the store of the volume that this edit creates: see [`Live::make_store`]. Nothing else is changed.
+    ///
+    /// # Errors
+    /// If the edit is wrong, or the result is invalid.
+    pub fn make_store(&mut self, create: &Edit, origin: StoreOrigin<'_>) -> Result<Option<Making>, Failure> {
+        let (_, wanted) = self.edited(std::slice::from_ref(create))?;
+        let Edit::Create { kind: Kind::Volume, name, .. } = create else { return Ok(None) };
+        Ok(self.running.make_store(name, &wanted, origin))
     }
 
     /// Applies these edits, all or none, to the running target and to the file.

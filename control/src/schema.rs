@@ -28,6 +28,16 @@ pub static EMPTY: Schema = Schema { fronts: &[], stores: &[] };
 /// Returns where the bytes of a volume are, from the keys of its store.
 pub type PlaceOf = fn(&OwnKeys) -> Option<&Path>;
 
+/// The copies of a store that the system makes that keeps it, such as a cluster. That system makes empty stores, too.
+#[derive(Clone, Copy, Debug)]
+pub struct SystemCopies {
+    /// Returns the place of a copy of the store at this place, for a volume of this name: of a snapshot (`true`) or
+    /// of a clone. `None`: the system makes no such copy of it.
+    pub place: fn(&Path, &str, bool) -> Option<String>,
+    /// The fields of the keys of the store that a volume with a copy does not get.
+    pub left_out: &'static [&'static str],
+}
+
 /// Keys that a front or a store adds to a section.
 #[derive(Clone, Copy, Debug)]
 pub struct KeySet {
@@ -37,19 +47,27 @@ pub struct KeySet {
     pub read: fn(&Table<'_>, Mark, &mut Report) -> Option<Arc<dyn Object>>,
     /// The key among them that says where the bytes of a volume are, and its value: see [`Location::Remote`].
     pub place: Option<(&'static str, PlaceOf)>,
+    /// The copies that the system makes that keeps the stores, if it makes some.
+    pub copies: Option<&'static SystemCopies>,
 }
 
 impl KeySet {
     /// The keys of a declaration.
     #[must_use]
     pub const fn of<S: Section>() -> Self {
-        Self { keys: S::KEYS, read: read_object::<S>, place: None }
+        Self { keys: S::KEYS, read: read_object::<S>, place: None, copies: None }
     }
 
     /// The same keys, of which one says where the bytes of a volume are.
     #[must_use]
     pub const fn with_place(self, key: &'static str, value: PlaceOf) -> Self {
         Self { place: Some((key, value)), ..self }
+    }
+
+    /// The same keys, of a store whose system makes stores and copies of them.
+    #[must_use]
+    pub const fn with_copies(self, copies: &'static SystemCopies) -> Self {
+        Self { copies: Some(copies), ..self }
     }
 }
 
@@ -163,6 +181,16 @@ pub struct FrontSchema {
     pub section: Option<FrontSection>,
     /// Limits of its own, in `[limits]`.
     pub limits: Option<KeySet>,
+}
+
+impl StoreSchema {
+    /// The key that says where the bytes of a volume are, and the copies of them, if the system makes some that keeps
+    /// the store.
+    #[must_use]
+    pub fn copies(&self) -> Option<(&'static str, &'static SystemCopies)> {
+        let keys = self.keys?;
+        Some((keys.place?.0, keys.copies?))
+    }
 }
 
 impl Schema {

@@ -7,10 +7,12 @@ use crate::kind::{FrontKind, Kind};
 use crate::links::To;
 use crate::schema::{
     Finder, FrontSchema, FrontSection, KeySet, Location, PortalSchema, Schema, Serves, SizeRule, StoreSchema,
+    SystemCopies,
 };
-use crate::section::{Objects, Resource, optional, or, required};
-use crate::value::Mode;
+use crate::section::{Objects, OwnKeys, Resource, optional, or, required};
+use crate::value::{FilePath, Mode};
 use crate::{choices, sections};
+use std::path::Path;
 
 choices! {
     /// Whether hosts must connect with TLS.
@@ -35,6 +37,14 @@ sections! {
         tls: Tls = or(Tls::Optional) => LaterSessions;
     }
 
+    /// The keys of a sample of a store that its system makes.
+    ImageKeys (made: Live, removed: Live) {
+        /// The image.
+        image: Option<FilePath> = optional() => EndsSessions;
+        /// Whether another one waits for it.
+        waits: bool = or(false) => Live;
+    }
+
     /// A sample of a section of a front.
     Vm (made: Live, removed: EndsSessions) {
         /// The target whose volumes it sees.
@@ -45,6 +55,27 @@ sections! {
         mode: Mode = or(Mode(0o600)) => Live;
     }
 }
+
+impl ImageKeys {
+    fn brief(&self) -> String {
+        self.image.as_ref().map_or_else(String::new, |image| image.path().display().to_string())
+    }
+}
+
+fn image(keys: &OwnKeys) -> Option<&Path> {
+    keys.get::<ImageKeys>()?.image.as_ref().map(FilePath::path)
+}
+
+/// There is no snapshot of a snapshot.
+fn copy_of_image(source: &Path, new: &str, is_snapshot: bool) -> Option<String> {
+    let source = source.to_str()?;
+    match is_snapshot {
+        true => (!source.contains('@')).then(|| format!("{source}@{new}")),
+        false => Some(format!("{source}-{new}")),
+    }
+}
+
+static COPIES: SystemCopies = SystemCopies { place: copy_of_image, left_out: &["waits"] };
 
 impl IscsiKeys {
     fn brief(&self) -> String {
@@ -87,13 +118,18 @@ static FILE: StoreSchema = store("file", Location::File, SizeRule::Optional);
 static BLOCK: StoreSchema = store("block", Location::Device, SizeRule::Refused);
 static RAM: StoreSchema = store("ram", Location::Nowhere, SizeRule::Required);
 static NULL: StoreSchema = store("null", Location::Nowhere, SizeRule::Required);
+static IMAGE: StoreSchema = StoreSchema {
+    keys: Some(KeySet::of::<ImageKeys>().with_place("image", image).with_copies(&COPIES)),
+    ..store("image", Location::Remote, SizeRule::Refused)
+};
 static ISCSI: FrontSchema = front("iscsi", ISCSI_PORT, KeySet::of::<IscsiKeys>());
 static NVME_TCP: FrontSchema = front("nvme-tcp", 4420, KeySet::of::<NvmeKeys>());
 static VMS: FrontSchema =
     FrontSchema { portals: None, section: Some(FrontSection::of::<Vm>(VM, no_check)), limits: None };
 
 /// The sample schema.
-pub static SAMPLE: Schema = Schema { fronts: &[&ISCSI, &NVME_TCP, &VMS], stores: &[&FILE, &BLOCK, &RAM, &NULL] };
+pub static SAMPLE: Schema =
+    Schema { fronts: &[&ISCSI, &NVME_TCP, &VMS], stores: &[&FILE, &BLOCK, &RAM, &NULL, &IMAGE] };
 
 /// The bounds of the histograms of a sample reading, in microseconds.
 pub const BOUNDS: [u64; 3] = [8, 16, 32];

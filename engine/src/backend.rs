@@ -18,6 +18,7 @@ pub use request::{ProtectionRequest, StoreRequest, UnevenSize};
 pub use trouble::{Condition, StoreTrouble};
 
 use lunar_control::api::HandlerView;
+use lunar_control::live::Making;
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_reactor::Reactor;
@@ -82,6 +83,13 @@ pub trait Backend: Sync {
     /// opening it. It may take as long as the disk takes.
     fn is_there(&self, path: &Path) -> bool {
         crate::answering::is_there(path)
+    }
+
+    /// The work that makes the store of a request in the system that keeps stores of this kind: a copy of `source`, or
+    /// an empty one of the size that is requested. `None`: no such system makes stores of this kind.
+    fn make(&self, request: &StoreRequest<'_>, source: Option<&Opened>) -> Option<Making> {
+        let _ = (request, source);
+        None
     }
 
     /// Opens a volume. `previous` is what the process has open at the same path or of the same volume, perhaps of

@@ -1,6 +1,6 @@
 //! The state of the engine for the API: sessions, statistics, media.
 
-use crate::backend::{self, Opened};
+use crate::backend::{self, Opened, StoreRequest};
 use crate::core_set::core::Core;
 use crate::engine::Engine;
 use crate::local_nexus::INITIATOR_PORT;
@@ -10,7 +10,7 @@ use crate::placed::PlacedVolume;
 use crate::slow;
 use crate::space::over_committed;
 use crate::statistics;
-use crate::volume::metadata;
+use crate::volume::{VolumeContext, configured, metadata};
 use lunar_control::Checked;
 use lunar_control::api::{
     HandlerView, IsnsView, LocalDisksView, MediumView, SessionView, TcpView, TroubleView, VmView,
@@ -18,7 +18,9 @@ use lunar_control::api::{
 use lunar_control::counters::StoreSpace;
 use lunar_control::explain::{LoginQuestion, LoginVerdict, RefusalView, ReservationView};
 use lunar_control::in_use::{AffectedHost, LostDisk, Taking};
-use lunar_control::live::{CopySource, Later, Live, MediumError, Motion, StoreNotAccepted, TcpViews};
+use lunar_control::live::{
+    CopySource, Later, Live, Making, MediumError, Motion, StoreNotAccepted, StoreOrigin, TcpViews,
+};
 use lunar_control::names::Uuid;
 use lunar_control::scsi::{ScsiCall, ScsiError, ScsiOutcome};
 use lunar_control::slow::{AllStagesView, SlowLogView, StagesView};
@@ -326,6 +328,25 @@ impl Live for Engine {
             records,
             companions,
         })
+    }
+
+    fn make_store(&mut self, volume: &str, wanted: &Checked, origin: StoreOrigin<'_>) -> Option<Making> {
+        let model = wanted.config.volumes.get(volume)?;
+        let (size, source) = match origin {
+            StoreOrigin::Empty(size) => (Some(size), None),
+            StoreOrigin::Volume(source) => (None, Some(self.volumes.get(source)?.volume.opened())),
+        };
+        let context = VolumeContext {
+            backends: self.registry.backends,
+            state: self.host().state(),
+            origin: &self.core_set().shared().origin,
+            previous: None,
+            creates: true,
+            known: None,
+            is_return: false,
+        };
+        let backend = backend::find(self.registry.backends, model.kind.word())?;
+        backend.make(&StoreRequest { size, ..configured::request(volume, model, &context, [0; 16]) }, source)
     }
 
     fn set_records(&mut self, uuid: Uuid, records: &[(&'static str, Vec<u8>)]) -> io::Result<()> {

@@ -106,7 +106,7 @@ pub(super) fn medium_of(wanted: &common_sections::Volume) -> MediumKind {
     }
 }
 
-pub(super) fn request<'a>(
+pub(crate) fn request<'a>(
     name: &'a str,
     wanted: &'a common_sections::Volume,
     context: &VolumeContext<'a>,
