@@ -7,10 +7,12 @@
 //! * [`wire`]: the messages, and the entries of the rings
 //! * [`ring`]: both ends of the rings; each end checks everything that the other process writes
 //! * [`serve`]: the loop of a handler in Rust, and the trait of blocks that it serves: [`serve::Device`]
+//! * [`making`]: the messages with a process that makes a store instead of serving one
 //! * [`scsi`]: the trait of SCSI commands that it serves: [`scsi::ScsiDevice`]; with both: [`scsi::MixedDevice`]
 //!
-//! [`wire`], [`ring`] and [`scsi`] have no I/O. Only [`serve`] uses sockets.
+//! [`wire`], [`ring`], [`making`] and [`scsi`] have no I/O. Only [`serve`] uses sockets.
 
+pub mod making;
 pub mod ring;
 pub mod scsi;
 pub mod serve;

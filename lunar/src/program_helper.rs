@@ -7,16 +7,17 @@
 //! the folder of Ceph. The helper ends with the daemon, and the processes end with the helper.
 //!
 //! A request to start is its code, flags (1 byte: 1 for a read-only image, 2 to stand by), and image, user,
-//! configuration file, keyring, format of the encryption and passphrase file, with zero bytes between them; an empty
-//! one is not given. The connection of the process goes with it. A request to kill is its code and the number of the
-//! process (4 bytes, little endian). A reply is an error number, 0 if there is none, and the number of the process
-//! (4 bytes each, little endian); its standard error goes with it.
+//! configuration file, keyring, format of the encryption, passphrase file, and the size of an image that is made, the
+//! image that a clone is made of, and the identity of an image that a snapshot or a clone is made of, with zero bytes
+//! between them; an empty one is not given. The connection of the process goes with it. A request to kill is its code
+//! and the number of the process (4 bytes, little endian). A reply is an error number, 0 if there is none, and the
+//! number of the process (4 bytes each, little endian); its standard error goes with it.
 
 use crate::file_helper::rules::allows_name;
 use crate::file_helper::{pair, socket, wait};
 use crate::jail;
 use anyhow::{Context, Result};
-use lunar_handler_store::rbd::process::{ImageAccess, Started, Starter};
+use lunar_handler_store::rbd::process::{ImageAccess, Order, Started, Starter};
 use lunar_handler_store::rbd::schema::ImageEncryption;
 use lunar_reactor::log;
 use rustix::fd::{AsFd, OwnedFd};
@@ -41,7 +42,7 @@ pub const COMMAND: &str = "program-helper";
 const CEPH: &str = "/etc/ceph";
 /// How long a start may take: the program is read from a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The bytes of a request at most: three paths, an image and a user.
+/// The bytes of a request at most: three paths, two images and a user.
 const REQUEST_BYTES_MAX: usize = 14_000;
 const REPLY_BYTES: usize = 8;
 /// The processes at the same time at most: far more images than a machine serves.
@@ -68,7 +69,14 @@ impl Request {
             access.encryption.as_ref().map(|(format, file)| (format.word().into(), file)).unzip();
         let passphrase = path(&passphrase.cloned());
         let [config, keyring] = [&access.config, &access.keyring].map(path);
-        let parts = [Some(access.image.clone()), access.user.clone(), config, keyring, format, passphrase];
+        let (size, source, identity) = match access.order.clone() {
+            None => (None, None, None),
+            Some(Order::Image(size)) => (Some(size.to_string().into()), None, None),
+            Some(Order::Snapshot(identity)) => (None, None, Some(identity)),
+            Some(Order::Clone(source, identity)) => (None, Some(source), Some(identity)),
+        };
+        let (image, user) = (Some(access.image.clone()), access.user.clone());
+        let parts = [image, user, config, keyring, format, passphrase, size, source, identity];
         let parts = parts.map(|part| part.unwrap_or_default().into_vec());
         let bytes =
             [vec![START, (u8::from(access.stand_by) << 1) | u8::from(access.read_only)], parts.join(&0)].concat();
@@ -81,11 +89,20 @@ impl Request {
             (&KILL, process) => Some(Self::Kill(i32::from_le_bytes(process.try_into().ok()?))),
             (&START, [flags @ 0..=3, rest @ ..]) => {
                 let parts: Vec<&[u8]> = rest.split(|byte| *byte == 0).collect();
-                let [image, user, config, keyring, format, passphrase] = parts[..] else { return None };
+                let [image, user, config, keyring, format, passphrase, size, source, identity] = parts[..] else {
+                    return None;
+                };
                 let given = |part: &[u8]| (!part.is_empty()).then(|| OsStr::from_bytes(part).to_owned());
                 let encryption = match (given(format), given(passphrase)) {
                     (None, None) => None,
                     (Some(format), Some(file)) => Some((ImageEncryption::of_word(format.to_str()?)?, file.into())),
+                    _ => return None,
+                };
+                let order = match (given(size), given(source), given(identity)) {
+                    (None, None, None) => None,
+                    (Some(size), None, None) => Some(Order::Image(size.to_str()?.parse().ok()?)),
+                    (None, None, Some(identity)) => Some(Order::Snapshot(identity)),
+                    (None, Some(source), Some(identity)) => Some(Order::Clone(source, identity)),
                     _ => return None,
                 };
                 Some(Self::Start(ImageAccess {
@@ -96,6 +113,7 @@ impl Request {
                     encryption,
                     stand_by: flags & 2 != 0,
                     read_only: flags & 1 != 0,
+                    order,
                 }))
             }
             _ => None,
@@ -296,22 +314,30 @@ mod tests {
             encryption: Some((ImageEncryption::Luks2, "/p".into())),
             stand_by: true,
             read_only: true,
+            order: None,
         };
-        for request in [Request::Start(access.clone()), Request::Start(whole), Request::Kill(7)] {
+        let orders =
+            [Order::Image(1 << 40), Order::Snapshot("7/2/a".into()), Order::Clone("p/o@s".into(), "7/2/a".into())];
+        let made = orders.map(|order| Request::Start(ImageAccess { order: Some(order), ..whole.clone() }));
+        let others = [Request::Start(access.clone()), Request::Start(whole), Request::Kill(7)];
+        for request in made.into_iter().chain(others) {
             assert_eq!(Request::parse(&request.emit().expect("it is short")), Some(request));
         }
         let zero = ImageAccess { user: Some(OsString::from_vec(b"a\0b".to_vec())), ..access.clone() };
         let long = ImageAccess { image: "a".repeat(REQUEST_BYTES_MAX).into(), ..access };
         assert_eq!((Request::Start(zero).emit(), Request::Start(long).emit()), (None, None));
-        let malformed: [&[u8]; 9] = [
+        let malformed: [&[u8]; 12] = [
             b"",
             b"\x03",
             b"\x01",
-            b"\x01\x04a\0\0\0\0\0",
-            b"\x01\x00a\0\0\0\0",
-            b"\x01\x00\0\0\0\0\0",
-            b"\x01\x00a\0\0\0\0luks3\0/p",
-            b"\x01\x00a\0\0\0\0luks\0",
+            b"\x01\x04a\0\0\0\0\0\0\0\0",
+            b"\x01\x00a\0\0\0\0\0\0\0",
+            b"\x01\x00\0\0\0\0\0\0\0\0",
+            b"\x01\x00a\0\0\0\0luks3\0/p\0\0\0",
+            b"\x01\x00a\0\0\0\0luks\0\0\0\0",
+            b"\x01\x00a\0\0\0\0\0\0x\0\0",
+            b"\x01\x00a\0\0\0\0\0\x001\0\x00i",
+            b"\x01\x00a\0\0\0\0\0\0\0p/o\0",
             b"\x02\0\0\0",
         ];
         for bytes in malformed {

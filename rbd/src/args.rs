@@ -2,8 +2,9 @@
 
 use crate::library::cluster::Access;
 use crate::library::image::Encryption;
+use crate::make::Order;
 use clap::Parser;
-use std::ffi::CString;
+use std::ffi::{CStr, CString};
 use std::fmt;
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -38,6 +39,15 @@ pub struct Args {
     /// The file with its passphrase; a line end at its end is not part of it.
     #[arg(long, value_name = "FILE", requires = "encryption")]
     pub passphrase_file: Option<PathBuf>,
+    /// Makes the image, of so many bytes, for Lunar, instead of serving it.
+    #[arg(long, value_name = "BYTES", hide = true, conflicts_with = "identity")]
+    create: Option<u64>,
+    /// Makes the image for Lunar, as a clone of this one, instead of serving it.
+    #[arg(long, value_name = "IMAGE", hide = true, requires = "identity")]
+    clone_of: Option<ImageName>,
+    /// Makes a snapshot or a clone for Lunar, of the image that has this identity.
+    #[arg(long, hide = true)]
+    identity: Option<String>,
     /// An option of librados or librbd, for example rados_osd_op_timeout=60.
     #[arg(long = "option", value_name = "NAME=VALUE", value_parser = option)]
     options: Vec<(CString, CString)>,
@@ -48,6 +58,25 @@ impl Args {
     #[must_use]
     pub fn is_of_lunar(&self) -> bool {
         self.socket.as_os_str() == "-"
+    }
+
+    /// The image or snapshot that the program makes, if it does not serve an image.
+    #[must_use]
+    pub fn order(&self) -> Option<Order> {
+        match (self.create, &self.clone_of, &self.identity) {
+            (Some(size), ..) => Some(Order::Image(size)),
+            (None, Some(source), Some(identity)) => {
+                Some(Order::Clone { source: source.clone(), identity: identity.clone() })
+            }
+            (None, None, Some(identity)) => Some(Order::Snapshot { identity: identity.clone() }),
+            (None, _, None) => None,
+        }
+    }
+
+    /// The user of the cluster, without `client.`.
+    #[must_use]
+    pub fn user(&self) -> &CStr {
+        &self.user
     }
 
     /// The way to the cluster.
@@ -164,5 +193,22 @@ mod tests {
         assert_eq!((&*access.user, access.file), (c"lunar", None));
         assert!(Args::try_parse_from(["lunar-rbd", "/s", "p/i", "--encryption", "luks"]).is_err(), "no passphrase");
         assert!(Args::try_parse_from(["lunar-rbd", "/s", "p/i", "--option", "=b"]).is_err());
+    }
+
+    #[test]
+    fn images_and_snapshots_are_made_as_ordered() {
+        let order = |more: &[&str]| {
+            let args = [&["lunar-rbd"], more, &["--", "-", "p/i@s"]].concat();
+            Args::try_parse_from(args).map(|args| args.order()).map_err(|why| why.kind())
+        };
+        let source: ImageName = "p/n/o@b".parse().expect("a name");
+        let identity = || "7/2/a".to_owned();
+        assert_eq!(order(&[]), Ok(None));
+        assert_eq!(order(&["--create=1024"]), Ok(Some(Order::Image(1024))));
+        assert_eq!(order(&["--identity=7/2/a"]), Ok(Some(Order::Snapshot { identity: identity() })));
+        let cloned = Order::Clone { source, identity: identity() };
+        assert_eq!(order(&["--clone-of=p/n/o@b", "--identity=7/2/a"]), Ok(Some(cloned)));
+        assert!(order(&["--clone-of=p/n/o@b"]).is_err(), "any image may have the name");
+        assert!(order(&["--create=1", "--identity=7/2/a"]).is_err());
     }
 }

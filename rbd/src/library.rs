@@ -4,11 +4,13 @@
 //! * here: the functions, and failures
 //! * [`cluster`]: a connection to a cluster
 //! * [`image`]: an open image
+//! * [`images`]: makes and removes images and snapshots
 
 #![allow(unsafe_code)]
 
 pub mod cluster;
 pub mod image;
+pub mod images;
 
 use libloading::Library;
 use rustix::io::Errno;
@@ -23,6 +25,7 @@ type Cluster = *mut c_void;
 type Pool = *mut c_void;
 type Handle = *mut c_void;
 type Completion = *mut c_void;
+type Options = *mut c_void;
 
 /// `rbd_image_info_t`.
 #[repr(C)]
@@ -109,6 +112,7 @@ functions! {
         rados_set_pool_full_try(Pool) -> ();
         rados_ioctx_get_id(Pool) -> i64;
         rados_ioctx_destroy(Pool) -> ();
+        rados_pool_reverse_lookup(Cluster, i64, *mut c_char, usize) -> c_int;
     }
 }
 
@@ -148,6 +152,18 @@ functions! {
         rbd_aio_flush(Handle, Completion) -> c_int;
         rbd_aio_discard(Handle, u64, u64, Completion) -> c_int;
         rbd_aio_write_zeroes(Handle, u64, usize, Completion, c_int, c_int) -> c_int;
+        rbd_image_options_create(*mut Options) -> ();
+        rbd_image_options_destroy(Options) -> ();
+        rbd_image_options_set_uint64(Options, c_int, u64) -> c_int;
+        rbd_image_options_set_string(Options, c_int, *const c_char) -> c_int;
+        rbd_create4(Pool, *const c_char, u64, Options) -> c_int;
+        rbd_clone3(Pool, *const c_char, *const c_char, Pool, *const c_char, Options) -> c_int;
+        rbd_remove(Pool, *const c_char) -> c_int;
+        rbd_get_data_pool_id(Handle) -> i64;
+        rbd_snap_create(Handle, *const c_char) -> c_int;
+        rbd_snap_remove(Handle, *const c_char) -> c_int;
+        rbd_snap_protect(Handle, *const c_char) -> c_int;
+        rbd_snap_unprotect(Handle, *const c_char) -> c_int;
     }
 }
 

@@ -9,6 +9,7 @@ use lunar_rbd::claim::{self, LockError, Process};
 use lunar_rbd::library::Libraries;
 use lunar_rbd::library::cluster::Cluster;
 use lunar_rbd::library::image::Image;
+use lunar_rbd::make;
 use lunar_rbd::serve::{End, Serving};
 use lunar_reactor::log;
 use lunar_reactor::log::{Format, Severity};
@@ -73,6 +74,9 @@ fn run(args: &Args) -> Result<(), Box<dyn Error>> {
     let name = &args.image;
     let cluster = Rc::new(Cluster::connect(&Rc::new(Libraries::load()?), &args.access())?);
     let pool = Rc::new(cluster.pool(&name.pool, &name.namespace)?);
+    if let Some(order) = args.order() {
+        return Ok(make::run(std::io::stdin().as_fd(), &cluster, &pool, args, &order)?);
+    }
     let is_read_only = args.read_only || name.snapshot.is_some();
     let image = Image::open(&pool, &name.image, name.snapshot.as_deref(), is_read_only)
         .map_err(|why| format!("the image cannot be opened: {why}"))?;

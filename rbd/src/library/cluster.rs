@@ -21,6 +21,8 @@ pub(super) const REQUIRED: [(&CStr, &CStr); 2] = [(c"rbd_cache", c"false"), (c"r
 
 /// Bytes of the identifier of a cluster, a UUID, with a zero.
 const FSID_BYTES: usize = 37;
+/// Bytes of the name of a pool at most, with a zero. The cluster has no limit but that of a message.
+const POOL_BYTES_MAX: usize = 4096;
 
 /// The address of a cluster, and the user.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -105,6 +107,21 @@ impl Cluster {
         })?;
         let text = CStr::from_bytes_until_nul(&text).map_err(|_| Failure(Errno::RANGE))?;
         Ok(text.to_string_lossy().into_owned())
+    }
+
+    /// The name of the pool with this number.
+    pub(super) fn pool_name(&self, number: i64) -> Result<CString, Failure> {
+        let mut text = [0_u8; POOL_BYTES_MAX];
+        // SAFETY: the cluster is connected, and at most so many bytes are written.
+        Failure::check(unsafe {
+            (self.libraries.rados.rados_pool_reverse_lookup)(
+                self.handle,
+                number,
+                text.as_mut_ptr().cast(),
+                POOL_BYTES_MAX,
+            )
+        })?;
+        Ok(CStr::from_bytes_until_nul(&text).map_err(|_| Failure(Errno::RANGE))?.to_owned())
     }
 
     /// Opens a pool.

@@ -17,7 +17,7 @@ const EVENTFD: c_int = 2;
 /// `RBD_LOCK_MODE_EXCLUSIVE`.
 const EXCLUSIVE: c_int = 0;
 /// `RBD_FEATURE_EXCLUSIVE_LOCK`.
-const EXCLUSIVE_LOCK: u64 = 1 << 2;
+pub(super) const EXCLUSIVE_LOCK: u64 = 1 << 2;
 /// Completions that are taken at a time.
 const COMPLETIONS: usize = 64;
 /// The most bytes of a value of metadata that this program writes or reads.
@@ -86,8 +86,8 @@ pub struct Completed {
 
 /// An open image.
 pub struct Image {
-    pool: Rc<Pool>,
-    handle: Handle,
+    pub(super) pool: Rc<Pool>,
+    pub(super) handle: Handle,
     /// The library signals it when commands have ended.
     ended: OwnedFd,
     /// The library signals it when the header of the image has changed.
@@ -137,7 +137,7 @@ impl Image {
         Ok(image)
     }
 
-    fn rbd(&self) -> &Rbd {
+    pub(super) fn rbd(&self) -> &Rbd {
         &self.pool.cluster.libraries.rbd
     }
 

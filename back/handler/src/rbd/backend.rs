@@ -1,13 +1,15 @@
 //! Images of Ceph as a back end of the engine: the kind `rbd`.
 
 use super::found;
-use super::process::ImageAccess;
+use super::maker;
+use super::process::{ImageAccess, Order};
 use super::schema::{IMAGE, RbdKeys, is_snapshot};
 use super::volume::{ImageVolume, mark};
 use super::waiting;
 use crate::life::Lifetime;
 use crate::schema::{PATIENCE, SOCKET_MODE};
 use crate::shared::Unit;
+use lunar_control::live::{Making, StoreNotMade};
 use lunar_control::schema::StoreSchema;
 use lunar_control::value::FilePath;
 use lunar_engine::backend::{
@@ -76,6 +78,11 @@ impl Backend for RbdBackend {
         !found::stands_by(image) && waiting::has_news(image)
     }
 
+    fn make(&self, request: &StoreRequest<'_>, source: Option<&Opened>) -> Option<Making> {
+        let made = access_of(request, source);
+        Some(Box::new(move || maker::make(&made.map_err(StoreNotMade::new)?)))
+    }
+
     fn open(&self, request: &StoreRequest<'_>, previous: Option<&Opened>) -> Result<Opened, Refusal> {
         let image = request.required_path()?;
         let refused = |mistake| {
@@ -112,6 +119,37 @@ impl Backend for RbdBackend {
             refused(why)
         })
     }
+}
+
+/// The process that makes the image or the snapshot of a request, of `source` if that is given.
+fn access_of(request: &StoreRequest<'_>, source: Option<&Opened>) -> Result<ImageAccess, Refusal> {
+    let image = request.required_path()?;
+    let refused = |mistake| {
+        let wording = request.origin.wording();
+        Refusal::store(ImageError { image: image.to_owned(), mistake, wording })
+    };
+    let order = match source {
+        None if is_snapshot(image) => return Err(refused(Mistake::EmptySnapshot)),
+        None => Order::Image(request.required_size()?),
+        Some(source) => {
+            let source = source.downcast::<ImageVolume>().ok_or_else(|| refused(Mistake::NoImage))?;
+            let (place, identity) = (&source.unit().path, source.identity().into());
+            match is_snapshot(image) {
+                false => Order::Clone(place.into(), identity),
+                true if image_of(image) == place.as_os_str().as_encoded_bytes() => Order::Snapshot(identity),
+                true => return Err(refused(Mistake::OtherImage(place.clone()))),
+            }
+        }
+    };
+    let unit = unit_of(image, request).map_err(refused)?;
+    let access = unit.image.unwrap_or_default();
+    Ok(ImageAccess { order: Some(order), stand_by: false, read_only: false, ..access })
+}
+
+/// The name of an image without that of its snapshot.
+fn image_of(image: &Path) -> &[u8] {
+    let name = image.as_os_str().as_encoded_bytes();
+    name.split(|byte| *byte == b'@').next().unwrap_or(name)
 }
 
 fn opened(life: Arc<Lifetime>, unit: Unit, size: u64, identity: String) -> Opened {
@@ -169,6 +207,7 @@ fn unit_of(image: &Path, request: &StoreRequest<'_>) -> Result<Unit, Mistake> {
         encryption,
         stand_by: keys.is_some_and(|keys| keys.stand_by),
         read_only: request.read_only,
+        order: None,
     };
     let patience = keys.map_or(PATIENCE, |keys| keys.cluster_timeout.0);
     Ok(Unit {
@@ -221,6 +260,12 @@ enum Mistake {
     Taken,
     /// It is another image than before.
     Other,
+    /// A snapshot has the size of its image.
+    EmptySnapshot,
+    /// The source of a copy is no image.
+    NoImage,
+    /// It is no snapshot of the image that it is to be made of.
+    OtherImage(PathBuf),
     /// No process serves it, for this reason.
     Unserved(String),
 }
@@ -247,6 +292,14 @@ impl fmt::Display for ImageError {
                 "the image that has the name {image} now is another one than the one that was served: give the right \
                  one this name (`rbd trash ls`, `rbd rename`)"
             ),
+            Mistake::EmptySnapshot => {
+                write!(f, "{image} is a snapshot: make it of its volume (`lunar volume snapshot`), or give no size")
+            }
+            Mistake::NoImage => write!(f, "{image} cannot be made: the volume is not served, or is no image of Ceph"),
+            Mistake::OtherImage(source) => {
+                let source = source.display();
+                write!(f, "{image} is no snapshot of {source}: give it a name as {source}@SNAPSHOT")
+            }
             Mistake::Thread(why) => write!(f, "{image} cannot be served: {why}"),
             Mistake::Unserved(why) => write!(f, "no process serves {image}: {why}"),
         }

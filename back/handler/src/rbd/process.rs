@@ -17,6 +17,17 @@ use std::sync::OnceLock;
 /// The program. It is beside that of Lunar.
 const PROGRAM: &str = "lunar-rbd";
 
+/// The work of a process that makes something in the cluster, instead of serving its image.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Order {
+    /// The image, of so many bytes.
+    Image(u64),
+    /// The snapshot, of the image with this identity.
+    Snapshot(OsString),
+    /// The image, as a clone of this image or snapshot, which has this identity.
+    Clone(OsString, OsString),
+}
+
 /// The image, and the way to its cluster.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct ImageAccess {
@@ -34,6 +45,8 @@ pub struct ImageAccess {
     pub stand_by: bool,
     /// The image is not written to, nor locked.
     pub read_only: bool,
+    /// The image, snapshot or clone that the process makes, instead of serving the image.
+    pub order: Option<Order>,
 }
 
 impl ImageAccess {
@@ -58,9 +71,24 @@ impl ImageAccess {
         });
         let stand_by = self.stand_by.then(|| "--stand-by".into());
         let read_only = self.read_only.then(|| "--read-only".into());
+        let order = match &self.order {
+            None => Vec::new(),
+            Some(Order::Image(size)) => vec![OsString::from(format!("--create={size}"))],
+            Some(Order::Snapshot(identity)) => vec![option("--identity=", identity)],
+            Some(Order::Clone(source, identity)) => {
+                vec![option("--clone-of=", source), option("--identity=", identity)]
+            }
+        };
         // `-`: the connection is the standard input.
         let rest = ["--".into(), "-".into(), self.image.clone()];
-        user.chain(config).chain(keyring).chain(encryption).chain(stand_by).chain(read_only).chain(rest).collect()
+        user.chain(config)
+            .chain(keyring)
+            .chain(encryption)
+            .chain(stand_by)
+            .chain(read_only)
+            .chain(order)
+            .chain(rest)
+            .collect()
     }
 
     /// Starts the process, with this end of a connection.
@@ -161,6 +189,7 @@ mod tests {
             encryption: Some((ImageEncryption::Luks2, "/p".into())),
             stand_by: true,
             read_only: true,
+            order: None,
         };
         let files: Vec<_> = access.files().collect();
         assert_eq!(files, ["/etc/ceph/a.conf", "/k", "/p"].map(Path::new));
@@ -170,5 +199,16 @@ mod tests {
         assert_eq!(access.arguments(), words.collect::<Vec<_>>());
         let access = ImageAccess { image: "p/i".into(), ..ImageAccess::default() };
         assert_eq!(access.arguments(), ["--", "-", "p/i"].map(OsString::from));
+        for (order, options) in [
+            (Order::Image(1024), vec!["--create=1024"]),
+            (Order::Snapshot("7/2/a".into()), vec!["--identity=7/2/a"]),
+            (Order::Clone("--o/i@s".into(), "7/2/a@1".into()), vec!["--clone-of=--o/i@s", "--identity=7/2/a@1"]),
+        ] {
+            let access = ImageAccess { order: Some(order), ..access.clone() };
+            assert_eq!(
+                access.arguments()[..options.len()],
+                options.into_iter().map(OsString::from).collect::<Vec<_>>()
+            );
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! The declaration of images of Ceph for the configuration.
 
 use crate::schema::PATIENCE;
-use lunar_control::schema::{KeySet, Location, Serves, SizeRule, StoreSchema};
+use lunar_control::schema::{KeySet, Location, Serves, SizeRule, StoreSchema, SystemCopies};
 use lunar_control::section::{OwnKeys, optional, or, required};
 use lunar_control::value::{FilePath, Line, Period, Textual, ValueError};
 use lunar_control::{choices, sections};
@@ -118,6 +118,20 @@ fn place(keys: &OwnKeys) -> Option<&Path> {
     keys.get::<RbdKeys>().map(|keys| keys.image.place())
 }
 
+/// The place of a snapshot or a clone: `IMAGE@NEW`, or an image of this name beside the source. There is no snapshot of
+/// a snapshot.
+fn place_of_copy(source: &Path, new: &str, is_snapshot: bool) -> Option<String> {
+    let source = source.to_str()?;
+    if !is_snapshot {
+        let (folder, _) = source.rsplit_once('/')?;
+        return Some(format!("{folder}/{new}"));
+    }
+    (!source.contains('@')).then(|| format!("{source}@{new}"))
+}
+
+/// Another server does not stand by for a copy.
+static COPIES: SystemCopies = SystemCopies { place: place_of_copy, left_out: &["stand_by"] };
+
 /// The declaration.
 pub static STORE: StoreSchema = StoreSchema {
     word: "rbd",
@@ -126,7 +140,7 @@ pub static STORE: StoreSchema = StoreSchema {
     location: Location::Remote,
     size: SizeRule::Refused,
     serves: Serves::Blocks,
-    keys: Some(KeySet::of::<RbdKeys>().with_place(IMAGE, place)),
+    keys: Some(KeySet::of::<RbdKeys>().with_place(IMAGE, place).with_copies(&COPIES)),
 };
 
 #[cfg(test)]
@@ -145,5 +159,14 @@ mod tests {
             assert!(ImageName::parse(text).is_err(), "{text}");
         }
         assert!(is_snapshot(Path::new("a/b@c")) && !is_snapshot(Path::new("a/b")));
+    }
+
+    #[test]
+    fn copies_are_beside_their_source() {
+        let copy = |source: &str, is_snapshot| place_of_copy(Path::new(source), "new", is_snapshot);
+        assert_eq!(copy("pool/image", true).as_deref(), Some("pool/image@new"));
+        assert_eq!(copy("pool/space/image", false).as_deref(), Some("pool/space/new"));
+        assert_eq!(copy("pool/image@before", false).as_deref(), Some("pool/new"));
+        assert_eq!(copy("pool/image@before", true), None, "a snapshot of a snapshot");
     }
 }

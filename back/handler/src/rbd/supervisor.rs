@@ -36,7 +36,7 @@ const LINES_TIME: Duration = Duration::from_secs(60);
 
 /// Lines on their way to the log.
 #[derive(Debug)]
-struct Lines {
+pub(super) struct Lines {
     part: Vec<u8>,
     left: u32,
     dropped: u32,
@@ -44,11 +44,11 @@ struct Lines {
     /// The last failure that was logged: it is logged once, however often it returns.
     told: Option<String>,
     /// The failure of the process that runs.
-    failure: Option<String>,
+    pub(super) failure: Option<String>,
 }
 
 impl Lines {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         let (part, told, failure) = (Vec::new(), None, None);
         Self { part, left: LINES_MAX, dropped: 0, since: Instant::now(), told, failure }
     }
@@ -65,7 +65,7 @@ impl Lines {
         }
     }
 
-    fn end(&mut self, name: &str) {
+    pub(super) fn end(&mut self, name: &str) {
         let line = std::mem::take(&mut self.part);
         let line = String::from_utf8_lossy(&line);
         let (severity, text) = severity(line.trim_end());
@@ -245,7 +245,7 @@ fn begin(access: &ImageAccess) -> io::Result<(Running, OwnedFd)> {
 }
 
 /// Reads what a process says; returns whether it may say more.
-fn read(errors: &OwnedFd, lines: &mut Lines, name: &str) -> bool {
+pub(super) fn read(errors: &OwnedFd, lines: &mut Lines, name: &str) -> bool {
     let mut bytes = [0; 4096];
     // No longer than a few buffers: a process that never stops talking keeps nothing else waiting.
     for _ in 0..16 {
@@ -259,7 +259,7 @@ fn read(errors: &OwnedFd, lines: &mut Lines, name: &str) -> bool {
     true
 }
 
-fn has_ended(handle: &OwnedFd, patience: Duration) -> bool {
+pub(super) fn has_ended(handle: &OwnedFd, patience: Duration) -> bool {
     let mut end = [PollFd::new(handle, PollFlags::IN)];
     poll(&mut end, Timespec::try_from(patience).ok().as_ref()).is_ok_and(|count| count > 0)
 }

@@ -1,18 +1,20 @@
 use super::backend::RbdBackend;
-use super::process::{ImageAccess, Started, Starter, set_starter};
+use super::process::{ImageAccess, Order, Started, Starter, set_starter};
 use crate::tests::{LIMIT, Memory};
+use lunar_control::live::MadeStore;
 use lunar_engine::backend::{Backend, Condition, Fingerprint, Opened, OpenedStore, StoreRequest};
 use lunar_engine::origin::{Arguments, Origin};
+use lunar_handler::making::{KEEP, MADE};
 use lunar_handler::serve::{Connection, Device, serve_on};
 use lunar_suite::Want;
 use rustix::io::fcntl_dupfd_cloexec;
-use rustix::net::{Shutdown, shutdown};
+use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -29,6 +31,8 @@ struct Image {
     /// Its identity; empty: that of an image that nobody has replaced.
     identity: String,
     starts: u32,
+    /// The orders of processes that made something here, and whether it stays.
+    made: Vec<(Order, bool)>,
     /// The connection of the process that runs.
     connection: Option<OwnedFd>,
 }
@@ -65,7 +69,10 @@ impl Starter for Threads {
         let mut child = command.spawn()?;
         let id = Pid::from_child(&child);
         let errors = child.stderr.take().expect("it is a pipe").into();
-        if let Some(bytes) = bytes {
+        if let Some(order) = access.order.clone() {
+            let input = child.stdin.take().filter(|_| bytes.is_some());
+            std::thread::spawn(move || make(&image, order, &connection, input));
+        } else if let Some(bytes) = bytes {
             let input = child.stdin.take();
             std::thread::spawn(move || {
                 let mut device = Memory(vec![0; bytes]);
@@ -84,6 +91,16 @@ impl Starter for Threads {
     }
 
     fn kill(&self, _: Pid) {}
+}
+
+/// Makes something, and lives until `input` is closed; without one, the process has failed.
+fn make(image: &str, order: Order, connection: &OwnedFd, input: Option<ChildStdin>) {
+    let Some(input) = input else { return };
+    send(connection, MADE, SendFlags::NOSIGNAL).expect("Lunar is there");
+    let mut said = [0; 16];
+    let is_kept = recv(connection, &mut said, RecvFlags::empty()).is_ok_and(|(count, _)| &said[..count] == KEEP);
+    with(image, |image| image.made.push((order, is_kept)));
+    drop(input);
 }
 
 fn open(image: &str, previous: Option<&Opened>) -> Result<Opened, String> {
@@ -225,6 +242,47 @@ fn an_image_that_another_server_has_is_not_ready_until_it_is_free() {
     with(image, |image| image.is_taken = false);
     until("it is not served", || store(&opened).examine().is_empty());
     assert_eq!(with(image, |image| image.starts), 1, "the process that has waited serves it");
+}
+
+/// The work that makes an image or a snapshot, of `source` or of a size.
+fn made(image: &str, source: Option<&Opened>, size: Option<u64>) -> Result<Box<dyn MadeStore>, String> {
+    set_starter(Box::new(Threads));
+    let request = StoreRequest::of_command_line(image, &COMMAND_LINE, Some(Path::new(image)));
+    let request = StoreRequest { size, read_only: image.contains('@'), ..request };
+    let making = RbdBackend.make(&request, source).expect("the cluster makes images");
+    making().map_err(|why| why.to_string())
+}
+
+#[test]
+fn an_image_that_is_made_stays_only_when_its_volume_is_created() {
+    let image = "pool/made";
+    assert_eq!(made(image, None, Some(1 << 20)).err().as_deref(), Some("no cluster"));
+    with(image, |image| image.bytes = Some(SIZE));
+    made(image, None, Some(1 << 20)).expect("it is made").keep();
+    made(image, None, Some(2 << 20)).expect("it is made").remove().expect("it is removed");
+    drop(made(image, None, Some(3 << 20)).expect("it is made"));
+    let orders = with(image, |image| std::mem::take(&mut image.made));
+    let order = |size: u64| Order::Image(size << 20);
+    assert_eq!(orders, [(order(1), true), (order(2), false), (order(3), false)]);
+    assert!(made(image, None, Some(1000)).err().is_some_and(|why| why.contains("not a whole number")));
+    assert!(made("pool/made@a", None, Some(1 << 20)).err().is_some_and(|why| why.contains("is a snapshot")));
+}
+
+#[test]
+fn copies_are_made_of_the_image_that_is_served() {
+    let image = "pool/source";
+    replace(image, "7/2/a");
+    let source = open(image, None).expect("its process connects");
+    for (copy, order) in [
+        ("pool/source@now", Order::Snapshot("7/2/a".into())),
+        ("pool/copy", Order::Clone(image.into(), "7/2/a".into())),
+    ] {
+        with(copy, |image| image.bytes = Some(SIZE));
+        made(copy, Some(&source), None).expect(copy).keep();
+        assert_eq!(with(copy, |image| std::mem::take(&mut image.made)), [(order, true)]);
+    }
+    let why = made("pool/other@now", Some(&source), None).err().expect("another image");
+    assert!(why.contains("is no snapshot of pool/source"), "{why}");
 }
 
 #[test]
