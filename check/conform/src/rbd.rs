@@ -3,6 +3,7 @@
 
 mod cluster;
 mod kind;
+mod made;
 
 use std::path::{Path, PathBuf};
 use std::process::Child;

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::Cluster;
-use super::{BLOCK, KILLS, LIMIT};
+use super::{BLOCK, KILLS, LIMIT, made};
 use crate::handler::daemon::{Daemon, TARGET};
 use crate::process::{bound, run};
 use crate::session::{Data, GOOD, cdb};
@@ -110,6 +110,7 @@ fn other_images(lab: &Lab, driver: Driver, cluster: &Cluster, mut running: Optio
         running = Some(second);
         Ok(())
     });
+    made::part(running.as_ref(), cluster, &check);
     if lab.long {
         // The tools derive keys for as long as LUKS wants it.
         check("an encrypted image is decrypted", &mut || encrypted(lab, driver, cluster));

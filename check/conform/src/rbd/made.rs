@@ -1,0 +1,189 @@
+//! Images, snapshots and clones that Lunar makes in the cluster.
+
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
+
+use super::cluster::Cluster;
+use super::{BLOCK, DATA_PROTECT, LIMIT};
+use crate::handler::daemon::{Daemon, TARGET};
+use crate::process::{Output, bound, run};
+use crate::session::{Data, GOOD, cdb};
+use crate::test_data::pattern;
+use crate::verifying_writer::VerifyingWriter;
+
+/// The volume that copies are made of, its LUN, and its image.
+const SOURCE: (&str, u16, &str) = ("own", 0, "rbd/own");
+/// The first block of the data that the cases write, and its blocks.
+const PLACE: u64 = 4096;
+const BLOCKS: u32 = 8;
+
+type Check<'a> = dyn Fn(&str, &mut dyn FnMut() -> Result<()>) -> bool + 'a;
+
+pub(super) fn part(daemon: Option<&Daemon>, cluster: &Cluster, check: &Check<'_>) {
+    let Some(daemon) = daemon else { return };
+    check("Lunar makes an image, and none in the place of one", &mut || image(daemon, cluster));
+    check("an image whose volume cannot be created is removed again", &mut || undone(daemon, cluster));
+    check("Lunar makes snapshots and clones, whose data stays", &mut || copies(daemon, cluster));
+    check("a clone of an image leaves no snapshot, where all clients know such clones", &mut || {
+        cluster.run(&["ceph", "osd", "set-require-min-compat-client", "mimic"])?;
+        succeeds(daemon, &["volume", "clone", SOURCE.0, "second"])?;
+        let left = snapshots(cluster)?;
+        ensure!(!left.contains("lunar-clone-second"), "the image has snapshots: {left}");
+        let second = Mapped::new(daemon, 9, "second")?;
+        ensure!(second.read()? == data(2), "the clone has other data");
+        second.end()
+    });
+    check("snapshots and clones under a verifying load", &mut || under_load(daemon, cluster));
+}
+
+/// Runs a command of the operator.
+fn operate(daemon: &Daemon, words: &[&str]) -> Result<Output> {
+    let mut command = bound(&daemon.lunar);
+    command.args(words).arg("--socket").arg(daemon.folder.join("api.sock"));
+    run(&mut command, LIMIT * 2)
+}
+
+fn succeeds(daemon: &Daemon, words: &[&str]) -> Result<String> {
+    operate(daemon, words)?.succeeded().with_context(|| words.join(" "))
+}
+
+/// A command that is refused, with these words.
+fn fails(daemon: &Daemon, words: &[&str], why: &str) -> Result<()> {
+    let text = match operate(daemon, words)?.succeeded() {
+        Ok(text) => anyhow::bail!("{} succeeds: {text}", words.join(" ")),
+        Err(text) => format!("{text:#}"),
+    };
+    ensure!(text.contains(why), "{} fails without '{why}': {text}", words.join(" "));
+    Ok(())
+}
+
+fn data(generation: u64) -> Vec<u8> {
+    pattern(PLACE, generation, BLOCKS as usize * BLOCK)
+}
+
+/// A volume at a LUN, as long as a case needs it.
+struct Mapped<'a> {
+    daemon: &'a Daemon,
+    lun: u16,
+    volume: &'a str,
+}
+
+impl<'a> Mapped<'a> {
+    fn new(daemon: &'a Daemon, lun: u16, volume: &'a str) -> Result<Self> {
+        succeeds(daemon, &["group", "map", "all", &lun.to_string(), volume])?;
+        Ok(Self { daemon, lun, volume })
+    }
+
+    fn read(&self) -> Result<Vec<u8>> {
+        let mut session = self.daemon.session(self.lun)?;
+        let bytes = session.read(PLACE, BLOCKS, BLOCK)?;
+        session.logout()?;
+        Ok(bytes)
+    }
+
+    /// Writes; returns the sense data if that is refused.
+    fn write(&self, generation: u64) -> Result<Option<(u8, u8, u8)>> {
+        let mut session = self.daemon.session(self.lun)?;
+        let done = session.run(&cdb::write(PLACE, BLOCKS), Data::Out(data(generation)))?;
+        session.logout()?;
+        Ok((done.status != GOOD).then(|| done.sense()))
+    }
+
+    fn end(self) -> Result<()> {
+        succeeds(self.daemon, &["group", "unmap", "all", &self.lun.to_string(), "--force"])?;
+        succeeds(self.daemon, &["volume", "delete", self.volume])?;
+        Ok(())
+    }
+}
+
+fn info(cluster: &Cluster, image: &str) -> Result<Value> {
+    Ok(serde_json::from_str(&cluster.run(&["rbd", "info", "--format", "json", image])?)?)
+}
+
+fn snapshots(cluster: &Cluster) -> Result<String> {
+    cluster.run(&["rbd", "snap", "ls", SOURCE.2])
+}
+
+/// The arguments that create a volume with an image of this name, and further ones.
+fn create<'a>(volume: &'a str, image: &'a str, configuration: &'a str, more: &[&'a str]) -> Vec<&'a str> {
+    let words = ["volume", "create", volume, "--kind", "rbd", "--image", image, "--ceph-config", configuration];
+    [&words, more].concat()
+}
+
+fn image(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let configuration = cluster.configuration().display().to_string();
+    let made = create("fresh", "rbd/fresh", &configuration, &["--size", "32M"]);
+    let plan = succeeds(daemon, &[&made[..], &["--dry-run"]].concat())?;
+    ensure!(plan.contains("is made, with 32 MiB"), "the plan is {plan}");
+    ensure!(info(cluster, "rbd/fresh").is_err(), "a plan makes an image");
+    succeeds(daemon, &made)?;
+    let found = info(cluster, "rbd/fresh")?;
+    ensure!(found["size"] == 32 << 20 && found["features"].to_string().contains("exclusive-lock"), "{found}");
+    let shown = daemon.ask(&["volume", "show", "fresh"])?;
+    ensure!(shown["keys"]["size"].is_null(), "the configuration has the size of the image: {shown}");
+    let fresh = Mapped::new(daemon, 5, "fresh")?;
+    ensure!(fresh.write(3)?.is_none() && fresh.read()? == data(3), "the image does not have what was written");
+    fails(daemon, &create("twice", "rbd/fresh@s", &configuration, &["--size", "32M", "--read-only"]), "is a snapshot")?;
+    fails(daemon, &create("twice", "rbd/none", &configuration, &[]), "the image cannot be opened")?;
+    fails(daemon, &create("twice", "rbd/odd", &configuration, &["--size", "1000"]), "not a whole number of")?;
+    ensure!(fresh.read()? == data(3), "a refused command has changed the image");
+    fresh.end()?;
+    info(cluster, "rbd/fresh").context("the image of a volume that is deleted stays")?;
+    fails(daemon, &made, "there is an image of this name")
+}
+
+fn undone(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let configuration = cluster.configuration().display().to_string();
+    // It is no passphrase, but a file that the process may read.
+    let more = ["--size", "32M", "--encryption", "luks2", "--passphrase-file", &configuration];
+    fails(daemon, &create("secret", "rbd/undone", &configuration, &more), "is longer than a passphrase")?;
+    ensure!(info(cluster, "rbd/undone").is_err(), "the image is left");
+    ensure!(!daemon.ask(&["volume", "list"])?.to_string().contains("\"secret\""), "the volume is left");
+    Ok(())
+}
+
+fn copies(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let source = Mapped { daemon, lun: SOURCE.1, volume: SOURCE.0 };
+    ensure!(source.write(1)?.is_none(), "the volume takes no writes");
+    let said = succeeds(daemon, &["volume", "snapshot", SOURCE.0, "before"])?;
+    ensure!(said.contains("rbd/own@before"), "{said}");
+    ensure!(source.write(2)?.is_none(), "the volume takes no writes");
+    let before = Mapped::new(daemon, 6, "before")?;
+    ensure!(before.read()? == data(1), "the snapshot has other data");
+    let refused = before.write(4)?.context("a snapshot takes writes")?;
+    ensure!(refused.0 == DATA_PROTECT, "a write to a snapshot ends with {refused:02x?}");
+    succeeds(daemon, &["volume", "clone", "before", "early"])?;
+    succeeds(daemon, &["volume", "clone", SOURCE.0, "late", "--path", "rbd/late-image"])?;
+    let parent = info(cluster, "rbd/early")?["parent"].clone();
+    ensure!(parent["image"] == "own" && parent["snapshot"] == "before", "the parent of the clone is {parent}");
+    let early = Mapped::new(daemon, 7, "early")?;
+    let late = Mapped::new(daemon, 8, "late")?;
+    ensure!(early.read()? == data(1) && late.read()? == data(2), "the clones have other data");
+    ensure!(early.write(5)?.is_none() && late.write(6)?.is_none(), "the clones take no writes");
+    ensure!(early.read()? == data(5) && late.read()? == data(6), "the clones do not have what was written");
+    ensure!(source.read()? == data(2) && before.read()? == data(1), "a clone has changed its source");
+    fails(daemon, &["volume", "snapshot", "before", "deeper"], "clone it")?;
+    fails(daemon, &["volume", "copy", SOURCE.0, "whole"], "clone it")?;
+    cluster.run(&["rbd", "snap", "create", "--no-progress", "rbd/own@tool"])?;
+    let same = ["volume", "snapshot", SOURCE.0, "again", "--path", "rbd/own@tool"];
+    fails(daemon, &same, "there is a snapshot of this name")?;
+    fails(daemon, &["volume", "clone", SOURCE.0, "again", "--path", "rbd/fresh"], "there is an image of this name")?;
+    let other = ["volume", "snapshot", SOURCE.0, "again", "--path", "rbd/early@again"];
+    fails(daemon, &other, "is no snapshot of rbd/own")?;
+    [early, late, before].into_iter().try_for_each(Mapped::end)
+}
+
+fn under_load(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let writer = VerifyingWriter::start(daemon.portal, TARGET, SOURCE.1, 7)?;
+    for round in 0..3 {
+        let (snapshot, clone) = (format!("moment-{round}"), format!("branch-{round}"));
+        succeeds(daemon, &["volume", "snapshot", SOURCE.0, &snapshot])?;
+        succeeds(daemon, &["volume", "clone", SOURCE.0, &clone])?;
+        writer.expect_progress()?;
+        [clone, snapshot].iter().try_for_each(|volume| succeeds(daemon, &["volume", "delete", volume]).map(drop))?;
+        cluster.run(&["rbd", "rm", "--no-progress", &format!("rbd/branch-{round}")])?;
+        cluster.run(&["rbd", "snap", "rm", "--no-progress", &format!("rbd/own@moment-{round}")])?;
+    }
+    writer.finish()?;
+    Ok(())
+}
