@@ -21,6 +21,7 @@ pub(crate) fn of_fault(fault: Fault) -> Error {
         Fault::NoSpace => Error::NoSpace,
         Fault::Unsupported => Error::Unsupported,
         Fault::NoMemory | Fault::NotReady => Error::NotReady,
+        Fault::Conflict => Error::Conflict,
         Fault::Medium
         | Fault::Marked
         | Fault::Gone

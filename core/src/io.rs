@@ -175,6 +175,8 @@ pub enum Fault {
     Gone,
     /// The store cannot be reached now and is expected back: the process that serves it has ended, for example.
     NotReady,
+    /// Another host has reserved the device that the store is on.
+    Conflict,
     /// The store does not support this operation: the caller takes the fall-back.
     Unsupported,
     /// The command was aborted, or the [`Done`] of the request was dropped.
@@ -203,6 +205,7 @@ impl Fault {
             5 => Self::Medium,         // EIO
             12 => Self::NoMemory,      // ENOMEM
             28 | 122 => Self::NoSpace, // ENOSPC, EDQUOT
+            52 => Self::Conflict,      // EBADE
             95 => Self::Unsupported,   // EOPNOTSUPP
             110 => Self::Timeout,      // ETIMEDOUT
             125 => Self::Aborted,      // ECANCELED

@@ -72,6 +72,7 @@ pub(crate) fn transfer(fault: Fault) -> Status {
         // The host sent too much data, damaged data, or none.
         Fault::Protocol | Fault::Timeout => Status::TRANSPORT_ERROR,
         Fault::NoMemory | Fault::NotReady => Status::NOT_READY,
+        Fault::Conflict => Status::RESERVATION_CONFLICT,
         // As of commands after the store was found to be unavailable.
         Fault::Gone => Status::INACCESSIBLE,
         Fault::Medium | Fault::Marked | Fault::Unsupported | Fault::Os(_) => Status::INTERNAL_ERROR,

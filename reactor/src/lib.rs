@@ -12,6 +12,7 @@
 //! * [`heap`]: the heap of the process
 //! * [`pages`]: memory of volumes in memory
 //! * [`scsi_generic`]: SCSI devices of this machine
+//! * [`nvme_generic`]: NVMe namespaces of this machine
 //! * [`linger`]: resources that the kernel frees a moment after their process has ended
 //! * [`log!`]: lines of the log
 //! * [`sim`]: the driver with simulated time, network and files, generated from a seed
@@ -39,6 +40,7 @@ pub mod heap;
 pub mod linger;
 pub mod log;
 mod longest;
+pub mod nvme_generic;
 pub mod op;
 pub mod pages;
 pub mod remote;
@@ -763,6 +765,7 @@ pub fn os_error(fault: Fault) -> io::Error {
         Fault::Medium | Fault::Marked => io::Error::from_raw_os_error(libc::EIO),
         Fault::NoSpace => io::Error::from_raw_os_error(libc::ENOSPC),
         Fault::Gone => io::Error::from_raw_os_error(libc::EBADF),
+        Fault::Conflict => io::Error::from_raw_os_error(libc::EBADE),
         Fault::Unsupported => io::ErrorKind::Unsupported.into(),
         Fault::Aborted | Fault::Cleared => io::Error::from_raw_os_error(libc::ECANCELED),
         Fault::Timeout => io::ErrorKind::TimedOut.into(),

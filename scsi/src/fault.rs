@@ -99,6 +99,7 @@ impl Site {
 pub(crate) fn transfer(fault: Fault) -> Refusal {
     let (key, asc) = match fault {
         Fault::NoMemory => return Refusal::bare(Status::BUSY),
+        Fault::Conflict => return Refusal::bare(Status::RESERVATION_CONFLICT),
         Fault::NoSpace => (SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
         Fault::NotReady => (SenseKey::NOT_READY, Asc::NOT_READY_CAUSE_NOT_REPORTABLE),
         // As of commands after the store was found to be unavailable. LOGICAL UNIT FAILURE would be permanent for ESXi.
@@ -157,6 +158,7 @@ mod tests {
     fn other_faults_have_their_own_sense_data() {
         let of = |fault| ended(&Step::Flush, Failure::Fault { fault, at: 0 });
         assert_eq!(of(Fault::NoMemory), (Status::BUSY, None));
+        assert_eq!(of(Fault::Conflict), (Status::RESERVATION_CONFLICT, None));
         let expected = [
             (Fault::NoSpace, SenseKey::DATA_PROTECT, Asc::SPACE_ALLOCATION_FAILED),
             (Fault::NotReady, SenseKey::NOT_READY, Asc::NOT_READY_CAUSE_NOT_REPORTABLE),
