@@ -14,6 +14,7 @@ mod polled;
 mod socket;
 
 use crate::clock;
+use crate::endpoint::command::Family;
 use crate::endpoint::packet::Filter;
 use crate::endpoint::stream;
 use crate::endpoint::{Carrier, Endpoint, Messages, Status};
@@ -90,12 +91,14 @@ enum Open {
     Batches(Box<Batches>),
     /// A file whose readiness was waited for.
     Polled(Arc<OpenFile>, Box<Polled>),
+    /// A device whose commands worker threads execute.
+    Device(Arc<OpenFile>),
 }
 
 impl Open {
     fn fd(&self) -> &OwnedFd {
         match self {
-            Self::File(file) | Self::Polled(file, _) => file.fd(),
+            Self::File(file) | Self::Polled(file, _) | Self::Device(file) => file.fd(),
             Self::Socket(fd, _) | Self::Listener(fd, _) => fd,
             Self::Batches(batches) => batches.carrier.fd(),
         }
@@ -141,7 +144,7 @@ impl Epoll {
             (inner.open.len() - 1) as u32
         });
         let interest = match open {
-            Open::File(_) => EventFlags::empty(),
+            Open::File(_) | Open::Device(_) => EventFlags::empty(),
             Open::Socket(..) => SOCKET_INTEREST,
             Open::Listener(..) => EventFlags::IN | EventFlags::ET,
             Open::Polled(..) => polled::INTEREST,
@@ -350,10 +353,6 @@ impl Inner {
                 }
                 _ => Some(Answer::new(done, Err(Fault::Os(libc::EINVAL)), Data::Carried(batch), endpoint)),
             },
-            // Only io_uring carries commands to devices.
-            Op::Command { device, command } => {
-                Some(Answer::new(done, Err(Fault::Unsupported), Data::Carried(command), device))
-            }
             _ => unreachable!("operations of files are started by `begin_file`"),
         }
     }
@@ -380,7 +379,7 @@ impl Inner {
             Open::Listener(_, listener) => listener.cancel(),
             Open::Polled(_, polled) => polled.cancel(),
             Open::Batches(batches) => batches.cancel(),
-            Open::File(_) => {
+            Open::File(_) | Open::Device(_) => {
                 let keys = workers.cancel(id);
                 keys.into_iter().map(|key| self.take_job(key).into_answer(Err(Fault::Aborted))).collect()
             }
@@ -407,6 +406,7 @@ impl Driver for Epoll {
                 | Op::Extent { .. }
                 | Op::Space { .. }
                 | Op::Copy { .. }
+                | Op::Command { .. }
         );
         if is_of_files {
             return self.submit_file(op, done);
@@ -490,6 +490,10 @@ impl Driver for Epoll {
         let carrier = match endpoint {
             Endpoint::Datagram(socket) => Carrier::of_datagrams(socket),
             Endpoint::Packet(link) => Carrier::of_packets(link),
+            // The only commands that exist as calls that wait.
+            Endpoint::Command(device) if device.family == Family::Nvme => {
+                return self.admit(Open::Device(OpenFile::new(device.fd)));
+            }
             Endpoint::Command(_) => {
                 let what = "device commands need io_uring, and this core runs on epoll: allow io_uring (sysctl \
                             kernel.io_uring_disabled, seccomp profile of the container)";

@@ -1,5 +1,6 @@
 //! Files and block devices, as both real drivers open them and worker threads use them.
 
+use crate::endpoint::command::{Command, WIDE};
 use crate::op::{Allocate, Handle, How, Op};
 use crate::vector::Vector;
 use crate::worker::{Device, Task};
@@ -130,7 +131,21 @@ pub(crate) enum Work {
     Write { file: Arc<OpenFile>, from: Vector, offset: u64, durable: bool },
     Sync { file: Arc<OpenFile> },
     Copy { from: Arc<OpenFile>, at: u64, file: Arc<OpenFile>, offset: u64, len: u64 },
+    Command { file: Arc<OpenFile>, call: DeviceCall },
 }
+
+/// A command to a device as a call that waits for it. The driver keeps its memory alive until the answer arrives.
+pub(crate) struct DeviceCall {
+    /// The number of the call.
+    pub(crate) function: u32,
+    /// Its structure, into which the device writes the result.
+    pub(crate) bytes: Box<[u8; WIDE]>,
+    /// The list of pieces, if the structure names one.
+    pub(crate) _list: Vector,
+}
+
+/// Where the result is in the structure of a call (`struct nvme_passthru_cmd64`).
+const RESULT: std::ops::Range<usize> = 72..80;
 
 impl Work {
     /// The work of an operation that changes or examines the space of a file; `None` for other operations, and if
@@ -157,7 +172,8 @@ impl Work {
             | Self::Read { file, .. }
             | Self::Write { file, .. }
             | Self::Sync { file }
-            | Self::Copy { file, .. } => file.device,
+            | Self::Copy { file, .. }
+            | Self::Command { file, .. } => file.device,
         }
     }
 }
@@ -168,11 +184,13 @@ pub(crate) struct Answer {
     pub(crate) result: Result<u32, Fault>,
     extent: Extent,
     space: Option<Space>,
+    /// The number that a device returned with its result.
+    returned: u64,
 }
 
 impl Answer {
     fn new(result: Result<u32, Fault>) -> Self {
-        Self { result, extent: Extent::default(), space: None }
+        Self { result, extent: Extent::default(), space: None, returned: 0 }
     }
 
     /// Adds the value that the operation requested besides its result.
@@ -180,6 +198,11 @@ impl Answer {
         outcome.extent = self.extent;
         if let Some(space) = self.space {
             outcome.data = Data::Space(space);
+        }
+        if let Data::Carried(value) = &mut outcome.data
+            && let Some(command) = value.downcast_mut::<Command>()
+        {
+            command.result = [self.returned, 0];
         }
     }
 }
@@ -223,6 +246,7 @@ impl Task for Work {
             },
             Self::Read { file, into, offset } => Answer::new(read(file, into, *offset, 0).map_err(|(_, fault)| fault)),
             Self::Write { file, from, offset, durable } => Answer::new(write(file.raw(), from, *offset, *durable)),
+            Self::Command { file, call } => execute(file.raw(), call),
             // SAFETY: the call touches no memory of this process.
             Self::Sync { file } => Answer::new(again(|| unsafe { libc::fdatasync(file.raw()) as isize }).map(|_| 0)),
         })
@@ -267,6 +291,17 @@ fn allocate(file: RawFd, how: Allocate, offset: u64, len: u64) -> Result<(), Fau
         Err(Fault::Os(libc::ENOTTY)) => Err(Fault::Unsupported),
         other => other.map(drop),
     }
+}
+
+/// Executes a command of a device. EINTR is a result: the kernel has reset the device meanwhile.
+fn execute(device: RawFd, call: &mut DeviceCall) -> Answer {
+    // SAFETY: the structure has as many bytes as the number of the call says, and the memory that it names is that of
+    // the operation. A device is opened on the condition that no command moves more: see `CommandDevice::open`.
+    let result = unsafe { libc::ioctl(device, call.function as libc::Ioctl, call.bytes.as_mut_ptr()) };
+    let mut returned = [0; 8];
+    returned.copy_from_slice(&call.bytes[RESULT]);
+    let result = u32::try_from(result).map_err(|_| last_fault());
+    Answer { returned: u64::from_ne_bytes(returned), ..Answer::new(result) }
 }
 
 /// Makes the file system share the range, or the kernel copy it.

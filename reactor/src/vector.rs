@@ -4,7 +4,7 @@ use libc::{c_void, iovec};
 use lunar_core::io::Data;
 
 /// Most pieces that one system call takes (UIO_MAXIOV).
-const PIECES_MAX: usize = 1024;
+pub(crate) const PIECES_MAX: usize = 1024;
 
 /// A list of addresses and lengths that may be handed to another thread.
 #[derive(Default)]

@@ -4,6 +4,7 @@
 //! the command's memory, which it owns until the device has answered: a command cannot name other memory.
 
 use super::ublk::Descriptors;
+use crate::vector::{PIECES_MAX, Vector};
 use lunar_core::io::Data;
 use std::fs::File;
 use std::io;
@@ -16,6 +17,10 @@ const NVME_IO: u32 = 0xc048_4e80;
 const NVME_ADMIN: u32 = 0xc048_4e82;
 /// A flag of either number: the address is that of a list of pieces, and the length is their number.
 const NVME_VECTORED: u32 = 1;
+/// NVME_IOCTL_IO64_CMD, the same command as a call that waits: `_IOWR('N', 0x48, struct nvme_passthru_cmd64)`, of 80
+/// bytes, and NVME_IOCTL_ADMIN64_CMD. They have the same flag.
+const NVME_IO_CALL: u32 = 0xc050_4e48;
+const NVME_ADMIN_CALL: u32 = 0xc050_4e47;
 /// `_IOR('u', 0, struct ublksrv_ctrl_cmd)` of linux/ublk_cmd.h, of 32 bytes.
 const UBLK_CONTROL_READ: u32 = 0x8020_7500;
 /// `_IOWR('u', 0, struct ublksrv_ctrl_cmd)`.
@@ -95,6 +100,33 @@ impl Command {
     #[must_use]
     pub fn new(request: Request, data: Data) -> Box<Self> {
         Box::new(Self { request, data, metadata: Data::None, result: [0; 2] })
+    }
+
+    /// Whether its memory has as many pieces as its layout can name.
+    pub(crate) fn has_fitting_pieces(&mut self, vector: &mut Vector) -> bool {
+        vector.gather_all(&mut self.metadata);
+        let has_metadata = vector.pieces().len() <= 1;
+        vector.gather_all(&mut self.data);
+        let pieces_max = if self.request.takes_list() { PIECES_MAX } else { 1 };
+        has_metadata && vector.pieces().len() <= pieces_max
+    }
+
+    /// The command in the layout of the device, with the addresses of its memory. A list of pieces stays in `vector`.
+    pub(crate) fn encode(&mut self, vector: &mut Vector) -> Encoded {
+        let place = |vector: &Vector| match vector.pieces() {
+            [] => Place::default(),
+            [piece] => {
+                let len = u32::try_from(piece.iov_len).unwrap_or(u32::MAX);
+                Place { address: piece.iov_base.expose_provenance() as u64, len, is_list: false }
+            }
+            pieces => {
+                Place { address: pieces.as_ptr().expose_provenance() as u64, len: pieces.len() as u32, is_list: true }
+            }
+        };
+        vector.gather_all(&mut self.metadata);
+        let metadata = place(vector);
+        vector.gather_all(&mut self.data);
+        self.request.encode(place(vector), metadata)
     }
 }
 
@@ -246,6 +278,19 @@ impl Request {
     }
 }
 
+impl Encoded {
+    /// The number of the call (ioctl(2)) that executes the command and waits for it; `None` for commands that no call
+    /// executes.
+    pub(crate) fn call(&self) -> Option<u32> {
+        match self.operation & !NVME_VECTORED {
+            NVME_IO => Some(NVME_IO_CALL | self.operation & NVME_VECTORED),
+            // The numbers of vectored calls of the admin queue do not exist.
+            NVME_ADMIN if self.operation == NVME_ADMIN => Some(NVME_ADMIN_CALL),
+            _ => None,
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -276,7 +321,12 @@ mod tests {
         let admin = Request::Nvme(NvmeCommand { is_admin: true, ..command });
         assert_eq!(admin.encode(Place::default(), Place::default()).operation, 0xc048_4e82);
         let list = Place { address: 1, len: 2, is_list: true };
-        assert_eq!(request.encode(list, Place::default()).operation, 0xc048_4e81);
+        let vectored = request.encode(list, Place::default());
+        assert_eq!(vectored.operation, 0xc048_4e81);
+        let calls = [encoded.call(), vectored.call(), admin.encode(Place::default(), Place::default()).call()];
+        assert_eq!(calls, [Some(0xc050_4e48), Some(0xc050_4e49), Some(0xc050_4e47)]);
+        assert_eq!(admin.encode(list, Place::default()).call(), None);
+        assert_eq!(Request::UblkQueue(UblkQueue::default()).encode(list, Place::default()).call(), None);
     }
 
     #[test]

@@ -3,7 +3,8 @@
 
 use super::answer::Answer;
 use super::{Inner, Open};
-use crate::file::{self, OpenFile, Work};
+use crate::endpoint::command::{Command, Family};
+use crate::file::{self, DeviceCall, OpenFile, Work};
 use crate::op::{Handle, Op};
 use crate::vector::Vector;
 use lunar_core::io::{Data, Done, Fault};
@@ -28,6 +29,8 @@ impl Job {
     pub(super) fn into_answer(self, result: Result<u32, Fault>) -> Answer {
         let result = match (&self.data, result) {
             // The file ends before.
+            // The status of the device.
+            (Data::Carried(_), result) => result,
             (Data::In(sg), Ok(read)) if self.moved + (read as usize) < sg.len() => Err(Fault::Medium),
             (data, result) => result.map(|_| data.len() as u32),
         };
@@ -53,6 +56,7 @@ impl Inner {
         match op {
             Op::Read { file, offset, into } => self.begin_read(file, offset, into, done),
             Op::Write { file, offset, data, durable } => self.begin_write(file, offset, data, durable, done),
+            Op::Command { device, command } => self.begin_command(device, command, done),
             op => {
                 let work = Work::of(&op, |handle| self.file(handle));
                 let (Op::Sync { file: handle }
@@ -112,6 +116,28 @@ impl Inner {
         let from = Vector::of(&mut data, 0);
         let work = Work::Write { file, from, offset, durable };
         Begun::Work { job: Job { done, handle, data, moved: 0 }, work }
+    }
+
+    fn begin_command(&mut self, device: Handle, mut command: Box<Command>, done: Done) -> Begun {
+        command.result = [0; 2];
+        match self.device_work(&device, &mut command) {
+            Some(work) => {
+                let job = Job { done, handle: device, data: Data::Carried(command), moved: 0 };
+                Begun::Work { job, work }
+            }
+            None => Begun::Over(Answer::new(done, Err(Fault::Unsupported), Data::Carried(command), device)),
+        }
+    }
+
+    fn device_work(&self, device: &Handle, command: &mut Command) -> Option<Work> {
+        let Open::Device(file) = self.open[device.id() as usize].as_ref()? else { return None };
+        let mut list = Vector::default();
+        if !command.request.fits(Family::Nvme, &command.data) || !command.has_fitting_pieces(&mut list) {
+            return None;
+        }
+        let encoded = command.encode(&mut list);
+        let call = DeviceCall { function: encoded.call()?, bytes: Box::new(encoded.bytes), _list: list };
+        Some(Work::Command { file: file.clone(), call })
     }
 
     pub(super) fn keep_job(&mut self, job: Job) -> u32 {

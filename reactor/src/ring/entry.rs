@@ -1,6 +1,6 @@
 //! One operation in the kernel: its memory and its progress.
 
-use crate::endpoint::command::{Command, Encoded, NARROW, Place, Request};
+use crate::endpoint::command::{Command, Encoded, NARROW, Request};
 use crate::endpoint::{Carrier, Messages, ReceiveBatch, SendBatch, stream};
 use crate::eventfd;
 use crate::file::SECTOR;
@@ -316,13 +316,8 @@ impl Entry {
 
     /// Whether the memory of a device command has as many pieces as its layout can name.
     pub(super) fn has_fitting_pieces(&mut self) -> bool {
-        let vector = &mut self.vector;
         let Data::Carried(value) = &mut self.data else { return false };
-        let Some(command) = value.downcast_mut::<Command>() else { return false };
-        vector.gather_all(&mut command.metadata);
-        let has_metadata = vector.pieces().len() <= 1;
-        vector.gather_all(&mut command.data);
-        has_metadata && (vector.pieces().len() <= 1 || command.request.takes_list())
+        value.downcast_mut::<Command>().is_some_and(|command| command.has_fitting_pieces(&mut self.vector))
     }
 
     /// The submission of a device command with 64 bytes.
@@ -335,23 +330,10 @@ impl Entry {
 
     /// The device command, with the addresses of its memory.
     pub(super) fn encode(&mut self) -> Encoded {
-        let vector = &mut self.vector;
         let Data::Carried(value) = &mut self.data else { unreachable!("a device command is carried") };
         let command = value.downcast_mut::<Command>().expect("a device command is carried");
-        let place = |vector: &Vector| match vector.pieces() {
-            [] => Place::default(),
-            [piece] => {
-                Place { address: piece.iov_base.expose_provenance() as u64, len: clip(piece.iov_len), is_list: false }
-            }
-            // The list stays in place as long as the operation: its entry owns it.
-            pieces => {
-                Place { address: pieces.as_ptr().expose_provenance() as u64, len: pieces.len() as u32, is_list: true }
-            }
-        };
-        vector.gather_all(&mut command.metadata);
-        let metadata = place(vector);
-        vector.gather_all(&mut command.data);
-        command.request.encode(place(vector), metadata)
+        // The list stays in place as long as the operation: its entry owns it.
+        command.encode(&mut self.vector)
     }
 
     pub(super) fn is_cancelled(&self) -> bool {
