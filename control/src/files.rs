@@ -32,11 +32,15 @@ pub enum Access {
     WriteOwnDevice = 7,
     /// A small regular file: a secret, a key or a certificate, read-only.
     ReadSecret = 8,
+    /// The generic node of an NVMe namespace, read-only. Other programs may use it.
+    ReadNamespace = 9,
+    /// The generic node of an NVMe namespace. Other programs may use it.
+    WriteNamespace = 10,
 }
 
 impl Access {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Read,
         Self::Write,
         Self::Create,
@@ -45,6 +49,8 @@ impl Access {
         Self::ReadOwnDevice,
         Self::WriteOwnDevice,
         Self::ReadSecret,
+        Self::ReadNamespace,
+        Self::WriteNamespace,
     ];
 
     /// The flags of open(2).
@@ -58,8 +64,8 @@ impl Access {
             Self::Create => OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | file,
             Self::ReadDevice => OFlags::RDONLY | OFlags::EXCL | OFlags::CLOEXEC,
             Self::WriteDevice => OFlags::RDWR | OFlags::EXCL | OFlags::CLOEXEC,
-            Self::ReadOwnDevice => OFlags::RDONLY | OFlags::CLOEXEC,
-            Self::WriteOwnDevice => OFlags::RDWR | OFlags::CLOEXEC,
+            Self::ReadOwnDevice | Self::ReadNamespace => OFlags::RDONLY | OFlags::CLOEXEC,
+            Self::WriteOwnDevice | Self::WriteNamespace => OFlags::RDWR | OFlags::CLOEXEC,
         }
     }
 

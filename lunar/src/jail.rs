@@ -18,6 +18,7 @@ use lunar_engine::service_unit;
 use lunar_handler_store::rbd::process;
 use lunar_handler_store::rbd::schema::RbdKeys;
 use lunar_reactor::endpoint::packet::BPF_COMMANDS;
+use lunar_reactor::nvme_generic;
 use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -263,7 +264,9 @@ pub fn reaches(volume: &Path) -> Result<(), Unreachable> {
 fn helper_reaches(volume: &Path) -> Result<(), Unreachable> {
     let folder = real(volume.parent().unwrap_or(volume));
     let place = volume.file_name().map_or_else(|| folder.clone(), |name| folder.join(name));
-    let is_device = std::fs::metadata(volume).is_ok_and(|found| found.file_type().is_block_device());
+    let is_device = std::fs::metadata(volume).is_ok_and(|found| {
+        found.file_type().is_block_device() || found.file_type().is_char_device() && nvme_generic::is_node(found.rdev())
+    });
     if is_device || reaches_alone(volume).is_ok() || (rules::allows_volume(volume) && rules::allows_volume(&place)) {
         return Ok(());
     }

@@ -53,7 +53,9 @@ impl Operation {
     pub fn past(self) -> &'static str {
         match self {
             Self::Open(Access::Create) => "created",
-            Self::Open(Access::Write | Access::WriteDevice | Access::WriteOwnDevice) => "opened for writing",
+            Self::Open(Access::Write | Access::WriteDevice | Access::WriteOwnDevice | Access::WriteNamespace) => {
+                "opened for writing"
+            }
             Self::Open(_) => "opened for reading",
             Self::Remove => "removed",
             Self::SyncFolder => "synced",

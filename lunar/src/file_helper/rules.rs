@@ -47,9 +47,12 @@ pub fn allows_path(path: &Path, access: Access) -> bool {
     allows_name(path)
         && match access {
             Access::Read | Access::Write | Access::Create => allows_volume(path),
-            Access::ReadDevice | Access::WriteDevice | Access::ReadOwnDevice | Access::WriteOwnDevice => {
-                !is_below(path, &KERNEL)
-            }
+            Access::ReadDevice
+            | Access::WriteDevice
+            | Access::ReadOwnDevice
+            | Access::WriteOwnDevice
+            | Access::ReadNamespace
+            | Access::WriteNamespace => !is_below(path, &KERNEL),
             Access::ReadSecret => !is_below(path, &NO_SECRETS) && !is_hidden(path),
         }
 }
@@ -62,9 +65,12 @@ pub fn allows_place(real: &Path, access: Access) -> bool {
     }
     match access {
         Access::Read | Access::Write | Access::Create => allows_volume(real),
-        Access::ReadDevice | Access::WriteDevice | Access::ReadOwnDevice | Access::WriteOwnDevice => {
-            real.starts_with("/dev")
-        }
+        Access::ReadDevice
+        | Access::WriteDevice
+        | Access::ReadOwnDevice
+        | Access::WriteOwnDevice
+        | Access::ReadNamespace
+        | Access::WriteNamespace => real.starts_with("/dev"),
         Access::ReadSecret => {
             let is_general = real.parent().is_none_or(|folder| NO_SECRETS_DIRECTLY.iter().any(|own| folder == *own));
             !is_general && !is_below(real, &NO_SECRETS) && !is_hidden(real)
@@ -88,6 +94,7 @@ pub fn allows_type(file: FileType, size: u64, access: Access) -> bool {
         Access::ReadDevice | Access::WriteDevice | Access::ReadOwnDevice | Access::WriteOwnDevice => {
             file == FileType::BlockDevice
         }
+        Access::ReadNamespace | Access::WriteNamespace => file == FileType::CharacterDevice,
     }
 }
 
@@ -240,8 +247,16 @@ mod tests {
         }
         assert!(allows_type(FileType::RegularFile, SECRET_BYTES_MAX, Access::ReadSecret));
         assert!(!allows_type(FileType::RegularFile, SECRET_BYTES_MAX + 1, Access::ReadSecret));
+        for access in [Access::ReadNamespace, Access::WriteNamespace] {
+            assert!(allows_place(Path::new("/dev/ng0n1"), access) && !allows_place(Path::new("/srv/ng0n1"), access));
+            assert!(
+                allows_type(FileType::CharacterDevice, 0, access) && !allows_type(FileType::BlockDevice, 0, access)
+            );
+        }
         for kind in [FileType::Fifo, FileType::Socket, FileType::CharacterDevice, FileType::Directory] {
-            assert!(Access::ALL.iter().all(|access| !allows_type(kind, 0, *access)), "{kind:?}");
+            let is_node = |access: &Access| matches!(access, Access::ReadNamespace | Access::WriteNamespace);
+            let others = Access::ALL.into_iter().filter(|access| kind != FileType::CharacterDevice || !is_node(access));
+            assert!(others.into_iter().all(|access| !allows_type(kind, 0, access)), "{kind:?}");
         }
     }
 }

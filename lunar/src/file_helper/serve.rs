@@ -5,6 +5,7 @@ use super::{rules, socket};
 use crate::jail;
 use anyhow::{Context, Result};
 use lunar_control::files::Access;
+use lunar_reactor::nvme_generic;
 use rustix::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use rustix::fs::{
     AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat, fcntl_getfl, fstat, fsync, openat, openat2, readlinkat,
@@ -108,6 +109,8 @@ impl Opener {
             && match access {
                 Access::Write => self.allows_change(&stat),
                 Access::ReadSecret => rules::allows_secret(&place, &self.secrets),
+                // Other character devices are terminals, memory, and interfaces of drivers.
+                Access::ReadNamespace | Access::WriteNamespace => nvme_generic::is_node(stat.st_rdev),
                 _ => true,
             };
         if !is_allowed {
