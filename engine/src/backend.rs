@@ -172,6 +172,9 @@ pub enum TextForm {
     NameAndPathAndSizeOr(&'static str, &'static [(&'static str, &'static str)]),
     /// A path for which this function returns true.
     PathIf(fn(&Path) -> bool),
+    /// A path for which this function returns true, or any path with the name of the back end: `NAME:PATH`. Its bytes
+    /// are blocks.
+    NameAndPathOrPathIf(fn(&Path) -> bool),
     /// A path that no other back end takes. One back end of a registry has this form.
     OtherPath,
 }

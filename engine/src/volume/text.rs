@@ -185,11 +185,11 @@ impl Parser<'_> {
             (TextForm::NameAndSize, Some(rest)) => Ok(keys(Some(size(text, rest)?))),
             (TextForm::Name, Some("")) => Ok(keys(None)),
             (TextForm::Name, Some(_)) => Err(TextMistake::new(text, Mistake::Surplus(backend.name()))),
-            (TextForm::NameAndPath | TextForm::NameAndKey(_), None | Some("")) => {
+            (TextForm::NameAndPath | TextForm::NameAndKey(_) | TextForm::NameAndPathOrPathIf(_), None | Some("")) => {
                 let example = backend.examples().first().copied().unwrap_or_default();
                 Err(TextMistake::new(text, Mistake::NoPath(example)))
             }
-            (TextForm::NameAndPath | TextForm::NameAndKey(_), Some(path)) => {
+            (TextForm::NameAndPath | TextForm::NameAndKey(_) | TextForm::NameAndPathOrPathIf(_), Some(path)) => {
                 Ok(VolumeKeys { path: Some(PathBuf::from(path)), ..keys(None) })
             }
             (TextForm::NameAndPathAndSizeOr(key, words), rest) => {
@@ -209,7 +209,10 @@ impl Parser<'_> {
     fn path(&self, text: &str) -> Result<VolumeKeys, TextMistake> {
         let (path, size) = self.path_and_size(text)?;
         let other = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::OtherPath);
-        let takes = |backend: &&&'static dyn Backend| matches!(backend.form(), TextForm::PathIf(takes) if takes(&path));
+        let takes = |backend: &&&'static dyn Backend| match backend.form() {
+            TextForm::PathIf(takes) | TextForm::NameAndPathOrPathIf(takes) => takes(&path),
+            _ => false,
+        };
         let backend = self.backends.iter().find(takes).or_else(|| self.backends.iter().find(other));
         let backend = backend.copied().ok_or_else(|| TextMistake::new(text, Mistake::NoVolume(None)))?;
         Ok(VolumeKeys { backend, medium: MediumKind::Fixed, path: Some(path), size, own: None })
