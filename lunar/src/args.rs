@@ -311,6 +311,7 @@ mod tests {
             ("box", "removable:disk.img:1G", "iqn.2026-01.io.lunar:box.disk"),
             ("a_b", "/dev/sdb", "iqn.2026-01.io.lunar:a-b.sdb"),
             ("box", "scsi:/dev/sg3", "iqn.2026-01.io.lunar:box.sg3"),
+            ("box", "nvme:/dev/nvme0n1p2", "iqn.2026-01.io.lunar:box.nvme0n1p2"),
         ] {
             assert_eq!(default_name(host, volume), name);
             assert!(target_name(name).is_ok());

@@ -9,6 +9,7 @@ use lunar_file::backend::FileBackend;
 use lunar_handler_store::backend::HandlerBackend;
 use lunar_handler_store::rbd::backend::RbdBackend;
 use lunar_null::backend::NullBackend;
+use lunar_nvme_device::backend::NvmeBackend;
 use lunar_ram::backend::RamBackend;
 use lunar_scsi_device::backend::ScsiBackend;
 use lunar_sst_store::backend::SstBackend;
@@ -19,7 +20,17 @@ pub static REGISTRY: &Registry = &Registry { fronts: FRONTS, backends: BACKENDS 
 
 /// The back ends, in the order in which they are shown.
 const BACKENDS: &[&dyn Backend] =
-    &[&FileBackend, &BlockBackend, &RamBackend, &NullBackend, &ScsiBackend, &HandlerBackend, &RbdBackend, &SstBackend];
+    &[
+        &FileBackend,
+        &BlockBackend,
+        &NvmeBackend,
+        &RamBackend,
+        &NullBackend,
+        &ScsiBackend,
+        &HandlerBackend,
+        &RbdBackend,
+        &SstBackend,
+    ];
 
 /// The fronts, in the order in which they are shown.
 pub const FRONTS: &[FrontEntry] = &[

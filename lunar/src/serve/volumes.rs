@@ -306,6 +306,18 @@ mod tests {
     }
 
     #[test]
+    fn a_partition_of_an_nvme_disk_is_named_with_a_prefix() {
+        let keys = text::parse(REGISTRY.backends, "nvme:/dev/nvme0n1p2").expect("a path");
+        assert_eq!((keys.backend.name(), keys.path.as_deref()), ("nvme", Some(Path::new("/dev/nvme0n1p2"))));
+        for wrong in ["nvme", "nvme:"] {
+            assert!(text::parse(REGISTRY.backends, wrong).is_err(), "{wrong}");
+        }
+        // A missing path names no namespace.
+        let keys = text::parse(REGISTRY.backends, "/dev/ng99n99").expect("a path");
+        assert_eq!(keys.backend.name(), "file");
+    }
+
+    #[test]
     fn an_image_of_ceph_is_named_by_a_key_of_its_own() {
         let mut draft = Draft::default();
         let mut to = Drafting { program: &PROGRAM, state: Path::new("/nowhere"), draft: &mut draft };
