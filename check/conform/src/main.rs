@@ -187,6 +187,8 @@ enum Part {
     Attach,
     /// A Linux guest that shares SCSI devices of its own among two initiators
     Device,
+    /// A Linux guest that serves a partition and a namespace of an NVMe drive that its kernel goes on using
+    Namespace,
     /// A Linux guest with a virtual tape library: mtx, mt, tar, kills
     Tape,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
@@ -235,6 +237,7 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::Ublk, Drivers::First, WAITS),
     (Part::Attach, Drivers::First, WAITS),
     (Part::Device, Drivers::First, WAITS),
+    (Part::Namespace, Drivers::EachIfWhole, WAITS),
     (Part::Tape, Drivers::First, COMPUTES),
     (Part::Blktests, Drivers::First, COMPUTES),
     (Part::Spdk, Drivers::First, COMPUTES),
@@ -365,6 +368,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Sst => sst::part(lab, driver),
             Part::Xdp => xdp::part(lab, driver),
             Part::Device => guest::device(lab, driver),
+            Part::Namespace => guest::namespace(lab, driver),
             Part::Tape => guest::tape(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),
             Part::Neighbours => neighbours::part(lab, driver),

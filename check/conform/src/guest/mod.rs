@@ -15,6 +15,7 @@ mod kernel;
 mod lan;
 mod migration;
 mod modules;
+mod namespace;
 mod nvme_rdma;
 mod paths;
 mod qemu;
@@ -61,6 +62,7 @@ pub(crate) use blktests::part as blktests;
 pub(crate) use device::part as device;
 pub(crate) use fcoe::{fabric, part as fcoe};
 pub(crate) use iser::part as iser;
+pub(crate) use namespace::part as namespace;
 pub(crate) use nvme_rdma::part as nvme_rdma;
 pub(crate) use paths::part as paths;
 pub(crate) use service::part as service;
@@ -262,7 +264,12 @@ fn targets(lab: &Lab, driver: Driver, main_driver: bool) -> Result<Targets> {
 }
 
 impl Script<'_> {
-    fn run(&self, lab: &Lab, mut targets: Targets) -> Result<()> {
+    fn run(&self, lab: &Lab, targets: Targets) -> Result<()> {
+        self.run_with(lab, targets, &[])
+    }
+
+    /// Runs the script in a guest with further devices: arguments of the emulator.
+    fn run_with(&self, lab: &Lab, mut targets: Targets, devices: &[String]) -> Result<()> {
         let emulator = emulator::newest_or_own(&lab.report);
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
@@ -274,7 +281,8 @@ impl Script<'_> {
         let kernel = if self.is_service { SERVICE_OPTIONS.to_owned() } else { String::new() };
         let file = format!("{}.sh", self.name);
         // It replaces the number of processors that all guests have.
-        let devices = vec!["-smp".to_owned(), self.processors.to_string()];
+        let processors = ["-smp".to_owned(), self.processors.to_string()];
+        let devices = processors.into_iter().chain(devices.iter().cloned()).collect();
         let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel };
         let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
