@@ -1,18 +1,21 @@
 # The kernel's initiator for Fibre Channel over Ethernet without a switch (VN2VN), over a link that loses frames when the
-# test program is told to. The same volume is also used over iSCSI.
+# test program is told to. The same volume is also used over iSCSI, and over a second link.
 . /test/lib.sh
 . /test/shared.sh
-. /test/settings # PORTAL TARGET (iSCSI) LARGER SMALLER INITIATOR (names of ports)
+. /test/settings # PORTAL TARGET (iSCSI) LARGER SMALLER SECOND INITIATOR (names of ports), and perhaps LONG
 . /test/fcoe_port.sh
-# connect MTU: makes the port of the guest on the link.
+. /test/fcoe_paths.sh
+# connect MTU [CARD]: makes the port of the guest on a link.
 connect() {
-    ip link set "$lan" up mtu "$1"
-    echo "$lan" >/sys/module/libfcoe/parameters/create_vn2vn
+    ip link set "${2:-$lan}" up mtu "$1"
+    echo "${2:-$lan}" >/sys/module/libfcoe/parameters/create_vn2vn
 }
-disconnect() { echo "$lan" >/sys/module/libfcoe/parameters/destroy; }
+disconnect() { echo "${1:-$lan}" >/sys/module/libfcoe/parameters/destroy; }
 write_one() { sg_dd if=/dev/zero of="$disk" bs=512 count=8 oflag=sgio; }
 read_one() { dd if="$disk" of=/dev/null bs=4k count=1 iflag=direct status=none; }
 
+# The emulator keeps frames for a card that is down, and delays the ones after them.
+ip link set "$lan2" up
 connect 1500
 try "the port of the guest is online" eventually online
 found "$LARGER"
@@ -115,5 +118,7 @@ no_errors "no I/O error with a smaller name"
 load_start "$disk"
 restart_in 2
 load_end "verified writes over another kill -9: no error"
+
+paths_test "$SMALLER"
 disconnect
 finish

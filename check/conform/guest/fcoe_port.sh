@@ -1,7 +1,10 @@
-# Sourced by the scripts of the kernel's initiator for Fibre Channel over Ethernet: its card, its ports and its disks.
-lan=
+# Sourced by the scripts of the kernel's initiator for Fibre Channel over Ethernet: its cards, its ports and its disks.
+lan= lan2=
 for card in /sys/class/net/*; do
-    [ "$(cat "$card/address")" = 52:54:00:12:34:02 ] && lan=${card##*/}
+    case $(cat "$card/address") in
+    52:54:00:12:34:02) lan=${card##*/} ;;
+    52:54:00:12:34:03) lan2=${card##*/} ;;
+    esac
 done
 
 # plain NAME: a name of a port as the kernel writes it.

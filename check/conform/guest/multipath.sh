@@ -1,16 +1,16 @@
-# dm-multipath over two paths, with verified writes while a path fails and is reinstated.
+# dm-multipath over two paths, with verified writes while a path fails and is reinstated. Other scripts use its functions.
 
 # path_is PATTERN: whether a line of multipathd's list of paths matches.
 path_is() { multipathd show paths format "%d %t" | grep -Eq -- "$1"; }
 
-# find_map: sets $map once the first path is part of a map.
+# find_map DISK: sets $map once this path is part of a map.
 find_map() {
-    map=/dev/mapper/$(multipathd show paths format "%d %m" | awk -v disk="${one##*/}" '$1 == disk { print $2 }')
+    map=/dev/mapper/$(multipathd show paths format "%d %m" | awk -v disk="${1##*/}" '$1 == disk { print $2 }')
     test -b "$map"
 }
 
-multipath_test() {
-    local map
+# multipath_start [DEFAULT]: starts multipathd, which creates maps of all disks, with a further default.
+multipath_start() {
     mkdir -p /etc/multipath
     cat >/etc/multipath.conf <<END
 defaults {
@@ -21,6 +21,7 @@ defaults {
     reservation_key file
     path_grouping_policy group_by_prio
     failback immediate
+    ${1:-}
 }
 END
     : >/etc/multipath/prkeys
@@ -29,11 +30,23 @@ END
     /lib/systemd/systemd-udevd --daemon 2>/dev/null
     udevadm trigger --subsystem-match=block --action=add
     udevadm settle --timeout=30
-    try "multipathd" multipathd || return
+    try "multipathd" multipathd
+}
+
+multipath_stop() {
+    multipathd shutdown >/dev/null 2>&1
+    eventually sh -c "! pidof multipathd"
+    # Rules of udev may still read a map.
+    try "multipath -F removes the map" eventually multipath -F
+}
+
+multipath_test() {
+    local map
+    multipath_start || return
     try "multipathd: the first path is active" eventually path_is "${one##*/} active"
     try "multipathd: the second path is active" eventually path_is "${two##*/} active"
-    try "multipathd creates a map" eventually find_map || return
-    find_map
+    try "multipathd creates a map" eventually find_map "$one" || return
+    find_map "$one"
     says "the path priority comes from ALUA" "prio=50" multipath -ll
     try "set group 2 to non-optimized" set_state 2 1 "$one"
     eventually sh -c "multipath -ll | grep -q prio=10"
@@ -67,7 +80,5 @@ END
     try "writes to the map succeed" dd if=/dev/zero of="$map" bs=64k count=16 oflag=direct status=none
     try "mpathpersist: release" mpathpersist --out --release --param-rk=0xabc --prout-type=5 "$map"
     try "mpathpersist: clear" mpathpersist --out --clear --param-rk=0xabc "$map"
-    multipathd shutdown >/dev/null 2>&1
-    eventually sh -c "! pidof multipathd"
-    try "multipath -F removes the map" multipath -F
+    multipath_stop
 }

@@ -10,6 +10,11 @@ use super::{Cases, emulator, qemu, sysroot};
 use crate::relay::{Relay, RelayEnd, RelayFaults};
 use crate::target::{Driver, Lab, Spec, Target};
 
+/// The sockets of the target and of the guest at each link.
+const LINKS: [[&str; 2]; 2] = [["target", "guest"], ["target2", "guest2"]];
+/// The slot of the card of the first link: behind the cards of the other networks.
+const FIRST_SLOT: usize = 0x1c;
+
 /// A guest on a link, and the daemon that serves it.
 pub(super) struct LanGuest<'a> {
     lab: &'a Lab,
@@ -25,8 +30,8 @@ pub(super) struct Run<'a> {
     pub(super) script: &'a str,
     /// Its longest time.
     pub(super) limit: Duration,
-    /// The MAC address of the guest.
-    pub(super) mac: &'a str,
+    /// The MAC addresses of the guest, one for each link.
+    pub(super) macs: &'a [&'a str],
     /// The variables of the script.
     pub(super) settings: String,
     /// The name in the report of what the wire counts.
@@ -73,15 +78,20 @@ impl LanGuest<'_> {
         Ok(file)
     }
 
-    /// The ends of the wire: at the sockets `target` and `guest`.
-    pub(super) fn ends(&self) -> [RelayEnd; 2] {
-        ["target", "guest"]
+    /// Whether the long form runs.
+    pub(super) fn is_long(&self) -> bool {
+        self.lab.long
+    }
+
+    /// The ends of the wire of a link.
+    pub(super) fn ends(&self, link: usize) -> [RelayEnd; 2] {
+        LINKS[link]
             .map(|name| RelayEnd { own: self.folder.join(format!("{name}-relay")), station: self.folder.join(name) })
     }
 
-    /// A wire with these faults.
-    pub(super) fn relay(&self, faults: RelayFaults) -> Result<Relay> {
-        Relay::start(self.ends(), faults, self.lab.seed)
+    /// A wire of a link with these faults.
+    pub(super) fn relay(&self, link: usize, faults: RelayFaults) -> Result<Relay> {
+        Relay::start(self.ends(link), faults, self.lab.seed)
     }
 
     /// Boots the guest beside a daemon, which `@restart` kills and starts again, and reports the cases of its script.
@@ -96,7 +106,7 @@ impl LanGuest<'_> {
         let initramfs = self.folder.join("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &run.settings, &initramfs)?;
-        let devices = card(&self.folder, run.mac);
+        let devices = run.macs.iter().enumerate().flat_map(|(link, mac)| card(&self.folder, link, mac)).collect();
         let emulator = emulator::newest_or_own(&self.lab.report);
         let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel: String::new() };
         let lines = self.folder.join("guest.log");
@@ -130,14 +140,14 @@ impl LanGuest<'_> {
     }
 }
 
-/// The arguments of the emulator for the network card of the link, with this MAC address.
-fn card(folder: &Path, mac: &str) -> Vec<String> {
+/// The arguments of the emulator for the network card of a link, with this MAC address.
+fn card(folder: &Path, link: usize, mac: &str) -> [String; 4] {
+    let [_, name] = LINKS[link];
     let net = format!(
-        "dgram,id=lan,local.type=unix,local.path={},remote.type=unix,remote.path={}",
-        folder.join("guest").display(),
-        folder.join("guest-relay").display()
+        "dgram,id={name},local.type=unix,local.path={},remote.type=unix,remote.path={}",
+        folder.join(name).display(),
+        folder.join(format!("{name}-relay")).display()
     );
-    // Behind the cards of the other networks.
-    let card = format!("virtio-net-pci,netdev=lan,romfile=,mac={mac},addr=0x1c,host_mtu=9000");
-    ["-netdev", &net, "-device", &card].map(str::to_owned).to_vec()
+    let card = format!("virtio-net-pci,netdev={name},romfile=,mac={mac},addr={:#x},host_mtu=9000", FIRST_SLOT + link);
+    ["-netdev", &net, "-device", &card].map(str::to_owned)
 }
