@@ -14,8 +14,8 @@ pub use state::Counters;
 
 use crate::event::{Access, Event, Id, Memory, Outgoing, Payload, Refused, VcId, Wake};
 use crate::limits::{
-    BLOCK_LOG_MAX, BUFFER_RANGE, EVENTS_MAX, PATHS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SLOTS_MIN, STRAY_MAX, STU_RANGE,
-    VCS_MAX, WINDOW_DEFAULT,
+    BLOCK_LOG_MAX, BUFFER_RANGE, ENDED_MAX, EVENTS_MAX, PATHS_MAX, SLOTS_DEFAULT, SLOTS_MAX, SLOTS_MIN, STRAY_MAX,
+    STU_RANGE, VCS_MAX, WINDOW_DEFAULT,
 };
 use crate::path::Path;
 use crate::wire::{Op, Packet, Reason, flags, options};
@@ -23,7 +23,7 @@ use conn::Conn;
 use lunar_core::codes;
 use lunar_core::time::Instant;
 use state::Cx;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
 use vc::Vc;
 
@@ -99,6 +99,8 @@ struct Listener {
 #[derive(Debug)]
 pub struct Engine {
     conns: BTreeMap<VcId, Conn>,
+    /// The times at which timers of connections may expire: none is looked at before.
+    timers: BTreeSet<(Instant, VcId)>,
     listeners: BTreeMap<u16, Listener>,
     events: VecDeque<Event>,
     ready: VecDeque<VcId>,
@@ -117,6 +119,7 @@ impl Engine {
     pub fn new(secret: [u64; 2]) -> Self {
         Self {
             conns: BTreeMap::new(),
+            timers: BTreeSet::new(),
             listeners: BTreeMap::new(),
             events: VecDeque::new(),
             ready: VecDeque::new(),
@@ -190,7 +193,7 @@ impl Engine {
         if paths.is_empty() || paths.len() > PATHS_MAX {
             return Err(Refused::Settings);
         }
-        if self.conns.len() >= VCS_MAX {
+        if self.conns.values().filter(|conn| conn.is_open()).count() >= VCS_MAX {
             return Err(Refused::Busy);
         }
         let (id, nonce) = (self.new_key(), self.draw());
@@ -265,12 +268,12 @@ impl Engine {
             }
             Some((id, _)) => {
                 // The peer has restarted.
-                self.conns.remove(&id);
+                self.remove(id);
                 self.events.push_back(Event::Closed { vc: id, reason: Reason::ABORTED });
             }
             None => {}
         }
-        if self.conns.len() >= VCS_MAX {
+        if !self.make_room() {
             return refuse(self, Reason::NO_RESOURCES, 0);
         }
         let id = self.new_key();
@@ -284,12 +287,51 @@ impl Engine {
         }
     }
 
-    /// A connection may have something to send.
+    /// Makes room for one more connection of a peer; returns whether there is some. Peers without end, of which each
+    /// connects once, must not keep others out: a connection of which the peer has sent nothing since it was answered
+    /// gives way, the oldest first, and so does one that has ended.
+    fn make_room(&mut self) -> bool {
+        let open = self.conns.values().filter(|conn| conn.is_open()).count();
+        let ended = self.conns.len() - open;
+        if open >= VCS_MAX {
+            let oldest = self.conns.values().filter_map(|conn| Some((conn.half_open()?, conn.id))).min();
+            let Some((_, id)) = oldest else { return false };
+            self.remove(id);
+            self.events.push_back(Event::Closed { vc: id, reason: Reason::NO_RESOURCES });
+        }
+        if ended >= ENDED_MAX {
+            let all = self.conns.values().filter(|conn| !conn.is_open());
+            let first = all.min_by_key(|conn| conn.wake()).map(|conn| conn.id);
+            first.into_iter().for_each(|id| self.remove(id));
+        }
+        true
+    }
+
+    fn remove(&mut self, id: VcId) {
+        if let Some(timer) = self.conns.remove(&id).and_then(|conn| conn.timer) {
+            self.timers.remove(&(timer, id));
+        }
+    }
+
+    /// A connection may have something to send, or a timer may be earlier.
     fn settle(&mut self, id: VcId) {
         let Some(conn) = self.conns.get_mut(&id) else { return };
         if !conn.is_ready && conn.has_output() {
             conn.is_ready = true;
             self.ready.push_back(id);
+        }
+        self.schedule(id);
+    }
+
+    /// Notes when a timer of a connection may expire.
+    fn schedule(&mut self, id: VcId) {
+        let Some(conn) = self.conns.get_mut(&id) else { return };
+        let at = conn.wake();
+        if conn.timer != Some(at) {
+            if let Some(before) = conn.timer.replace(at) {
+                self.timers.remove(&(before, id));
+            }
+            self.timers.insert((at, id));
         }
     }
 
@@ -309,6 +351,7 @@ impl Engine {
             self.burst += 1;
             match next {
                 Some(packet) => {
+                    self.schedule(id);
                     if self.burst >= BURST {
                         self.burst = 0;
                         self.ready.rotate_left(1);
@@ -332,19 +375,19 @@ impl Engine {
     /// When [`Engine::expire`] is to be called; `None`: not before a packet comes.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.conns.values().map(Conn::wake).min()
+        self.timers.first().map(|(at, _)| *at)
     }
 
     /// Looks at the timers.
     pub fn expire(&mut self, now: Instant) {
-        let due: Vec<VcId> = self.conns.values().filter(|conn| conn.wake() <= now).map(|conn| conn.id).collect();
+        let due: Vec<VcId> = self.timers.iter().take_while(|(at, _)| *at <= now).map(|(_, id)| *id).collect();
         for id in due {
             let Some(conn) = self.conns.get_mut(&id) else { continue };
             let mut cx = Cx { now, events: &mut self.events, counters: &mut self.counters };
             if conn.expire(&mut cx) {
                 self.settle(id);
             } else {
-                self.conns.remove(&id);
+                self.remove(id);
             }
         }
     }
@@ -360,6 +403,7 @@ impl Engine {
     /// Ends all connections at once, without telling the peers.
     pub fn abandon(&mut self) {
         self.conns.clear();
+        self.timers.clear();
         self.ready.clear();
     }
 

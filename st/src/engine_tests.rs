@@ -1,5 +1,5 @@
 use super::*;
-use crate::limits::{PROBES_MAX, SILENCE};
+use crate::limits::{ENDED_MAX, HALF_OPEN, PROBES_MAX, SILENCE, VCS_MAX};
 use crate::testing::{PORT, Shadow, World, path, run};
 use crate::wire::{FetchCode, HEADER_LEN};
 use std::time::Duration;
@@ -103,6 +103,42 @@ fn request(nonce: u32) -> Packet {
         words: nonce.into(),
         ..Packet::new(Op::REQUEST_CONNECTION)
     }
+}
+
+#[test]
+fn connections_of_peers_without_end_give_way() {
+    let mut rig = Rig::new();
+    // The first one is used.
+    let (used, question) = (rig.vc, rig.packet(Op::REQUEST_STATE, 0, 0));
+    rig.take(&question, 0);
+    let connect = |rig: &mut Rig, port: u16| {
+        rig.now = rig.now + Duration::from_millis(1);
+        let cookie = rig.take(&Packet { from_port: port, ..request(7) }, 0)[0].low();
+        let answers = rig.take(&Packet { from_port: port, ..request(cookie) }, 0);
+        assert_eq!((answers[0].op, answers[0].flags), (Op::CONNECTION_ANSWER, 0), "port {port:x}");
+        VcId(answers[0].block)
+    };
+    let silent: Vec<VcId> = (0..2 * VCS_MAX as u16).map(|number| connect(&mut rig, 0x1000 + number)).collect();
+    assert_eq!((rig.engine.connections(), rig.engine.timers.len()), (VCS_MAX, VCS_MAX));
+    let events: Vec<Event> = std::iter::from_fn(|| rig.engine.poll_event()).collect();
+    let closed = |vc: VcId| events.contains(&Event::Closed { vc, reason: Reason::NO_RESOURCES });
+    assert!(closed(silent[0]) && !closed(silent[2 * VCS_MAX - 1]) && !closed(used), "the oldest ones give way");
+    // Connections that this end closes take no place of others, and there is an end of those, too.
+    for number in 0..2 * ENDED_MAX as u16 {
+        let vc = connect(&mut rig, 0x4000 + number);
+        rig.engine.close(vc, Reason::ACCESS, rig.now);
+        rig.sent();
+        std::iter::from_fn(|| rig.engine.poll_event()).for_each(drop);
+    }
+    assert!(rig.engine.connections() <= VCS_MAX + ENDED_MAX, "{}", rig.engine.connections());
+    assert_eq!(rig.engine.connections(), rig.engine.timers.len());
+    assert!(rig.engine.agreed(used).is_some());
+    rig.now = rig.now + HALF_OPEN * 2;
+    (0..30).for_each(|_| {
+        rig.wait(Duration::from_secs(1));
+        rig.sent();
+    });
+    assert_eq!((rig.engine.connections(), rig.engine.timers.len()), (0, 0), "all have ended");
 }
 
 #[test]

@@ -4,6 +4,8 @@ use std::time::Duration;
 
 /// Virtual Connections of an engine: each takes some 100 KiB.
 pub const VCS_MAX: usize = 256;
+/// Connections besides these that have ended, and wait for last packets of their peers: each takes some KiB at most.
+pub const ENDED_MAX: usize = 1024;
 /// The fewest Slots of an end: recovery needs two of them, and the rest keeps a pipeline full.
 pub const SLOTS_MIN: u16 = 8;
 /// The Slots that an end offers unless its program says otherwise.

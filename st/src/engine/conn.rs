@@ -46,6 +46,8 @@ pub(super) struct Conn {
     stage: Stage,
     out: VecDeque<Outgoing>,
     pub(super) is_ready: bool,
+    /// The time of its timer among those of the engine.
+    pub(super) timer: Option<Instant>,
 }
 
 /// Packets that wait outside of a Virtual Connection: each has a timer of its own.
@@ -106,8 +108,17 @@ impl Conn {
         let packet = Packet { param: VERSION, words: nonce.into(), ..packet };
         let repeat = Repeat { path: paths[0], packet, tries: 0, due: now + CONNECT_INTERVAL };
         let stage = Stage::Opening { repeat, others: paths[1..].to_vec(), settings };
-        let mut conn =
-            Self { id, own_port, peer_port: port, peer_key: 0, nonce, stage, out: VecDeque::new(), is_ready: false };
+        let mut conn = Self {
+            id,
+            own_port,
+            peer_port: port,
+            peer_key: 0,
+            nonce,
+            stage,
+            out: VecDeque::new(),
+            is_ready: false,
+            timer: None,
+        };
         conn.push(paths[0], packet);
         conn
     }
@@ -132,6 +143,7 @@ impl Conn {
             stage,
             out: VecDeque::new(),
             is_ready: false,
+            timer: None,
         };
         let answer = offer(Op::CONNECTION_ANSWER, (id, packet.to_port, packet.from_port), &settings, ulp);
         conn.push(path, Packet { key: packet.block, words: packet.low().into(), ..answer });
@@ -146,6 +158,19 @@ impl Conn {
             Stage::Opening { .. } | Stage::Lingering { .. } => false,
         };
         is_path && self.peer_port == peer_port && self.own_port == own_port
+    }
+
+    /// Whether it has not ended: it has the memory of a Virtual Connection, or will have.
+    pub(super) fn is_open(&self) -> bool {
+        matches!(self.stage, Stage::Opening { .. } | Stage::Up { .. })
+    }
+
+    /// When it ends unless the peer sends something, if the peer has sent nothing since its request was answered.
+    pub(super) fn half_open(&self) -> Option<Instant> {
+        match &self.stage {
+            Stage::Up { half_open, .. } => *half_open,
+            _ => None,
+        }
     }
 
     pub(super) fn peer_key(&self) -> u32 {

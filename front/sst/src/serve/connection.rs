@@ -9,6 +9,7 @@ use lunar_core::shares::{Member, Share};
 use lunar_core::time::Instant;
 use lunar_engine::link_ports::View;
 use lunar_reactor::Reactor;
+use lunar_reactor::end::End;
 use lunar_scsi::Nexus;
 use lunar_st::port::Port;
 use lunar_st::{Access, Chunk, Id, Peer, PutRequest, Reason, Refused, VcId, Wake};
@@ -17,6 +18,7 @@ use std::collections::BTreeMap;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
+use std::time::Duration;
 
 /// The use of a sequence.
 pub(super) enum Use {
@@ -123,7 +125,7 @@ pub(super) struct Connection {
     pub(super) step: Cell<Step>,
     uses: RefCell<BTreeMap<Id, Use>>,
     session: OnceCell<Session>,
-    is_closed: Cell<bool>,
+    closed: End,
     /// A task tries again to send what was refused.
     retries: Cell<bool>,
     /// A task looks whether its data is taken.
@@ -140,7 +142,7 @@ impl Connection {
             step: Cell::new(Step::Login),
             uses: RefCell::default(),
             session: OnceCell::new(),
-            is_closed: Cell::new(false),
+            closed: End::default(),
             retries: Cell::new(false),
             is_watched: Cell::new(false),
         })
@@ -151,12 +153,18 @@ impl Connection {
     }
 
     pub(super) fn is_closed(&self) -> bool {
-        self.is_closed.get()
+        self.closed.has_come()
+    }
+
+    /// Waits for this time; false: the connection has ended before. The tasks of connections end with them, so that
+    /// stations without end leave nothing behind.
+    pub(super) async fn outlives(&self, time: Duration) -> bool {
+        self.closed.unless(self.reactor.sleep(time)).await.is_some()
     }
 
     /// The connection has ended: its memory is freed, and its commands get no data any more.
     pub(super) fn shut(&self) {
-        self.is_closed.set(true);
+        self.closed.come();
         self.uses.take();
         self.port.forget(self.vc);
         let Some(session) = self.session() else { return };

@@ -149,10 +149,9 @@ impl Endpoint {
         }
         let connection = Connection::new(self.core.reactor(), port, vc, peer);
         self.target.insert(connection.clone());
-        let (core, target) = (self.core.clone(), self.target.clone());
+        let target = self.target.clone();
         self.core.reactor().spawn(async move {
-            core.reactor().sleep(LOGIN_TIMEOUT).await;
-            if connection.step.get() != Step::Up && !connection.is_closed() {
+            if connection.outlives(LOGIN_TIMEOUT).await && connection.step.get() != Step::Up {
                 target.end(&connection, Reason::TIME_OUT);
             }
         });
