@@ -7,6 +7,9 @@ use std::time::Duration;
 pub const NEIGHBOURS_MAX: usize = 512;
 /// Neighbours that are new in one second. Each causes a login.
 pub const NEW_NEIGHBOURS_MAX: u32 = 64;
+/// Neighbours that are new in one second and belong to no group: they are kept to be reported only, and any number of
+/// them must not keep others out.
+pub const NEW_STRANGERS_MAX: u32 = 16;
 /// Switches that a port knows: a station sees some few. Advertisements can be forged.
 pub const SWITCHES_MAX: usize = 16;
 /// Solicitations to switches in one second: each answer is as long as the largest frame.

@@ -3,7 +3,7 @@
 
 use super::fabric::FabricNews;
 use super::{Chance, Outgoing, Route};
-use crate::limits::{ANNOUNCED_MAX, NEIGHBOURS_MAX, NEW_NEIGHBOURS_MAX, STATION_ANSWERS_MAX};
+use crate::limits::{ANNOUNCED_MAX, NEIGHBOURS_MAX, NEW_NEIGHBOURS_MAX, NEW_STRANGERS_MAX, STATION_ANSWERS_MAX};
 use crate::wire::fip::{ALL_VN2VN, Announcement, Functions, Neighbour, Operation, announcement};
 use crate::wire::frame::{FRONT_LEN, TRAILER_LEN, fcoe_size_of};
 use crate::wire::names::{PortId, Wwn};
@@ -23,8 +23,13 @@ const CLAIM_TIME: Duration = Duration::from_millis(400);
 const BEACON_TIME: Duration = Duration::from_secs(8);
 /// The time after which a neighbour without beacons is gone.
 const SILENCE_MAX: Duration = Duration::from_secs(20);
+/// A neighbour that was heard within this time, a period of beacons and their delays, is there.
+const HEARD: Duration = Duration::from_secs(10);
 /// Identifiers that are tried before a pause, and the pause.
 const TRIES: (u32, Duration) = (10, Duration::from_secs(10));
+
+/// The decision which ports may log in.
+pub type Admits<'a> = &'a dyn Fn(Wwn) -> bool;
 
 /// This port.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,6 +99,7 @@ pub struct Discovery {
     claimed: Option<Instant>,
     answers: Rate,
     arrivals: Rate,
+    strangers: Rate,
     chance: Chance,
 }
 
@@ -116,6 +122,7 @@ impl Discovery {
             claimed: None,
             answers: Rate::new(second, ANNOUNCED_MAX, STATION_ANSWERS_MAX),
             arrivals: Rate::new(second, NEW_NEIGHBOURS_MAX, NEW_NEIGHBOURS_MAX),
+            strangers: Rate::new(second, NEW_STRANGERS_MAX, NEW_STRANGERS_MAX),
             chance,
         }
     }
@@ -200,7 +207,7 @@ impl Discovery {
     pub fn receive(
         &mut self,
         (operation, announced): (Operation, &Announcement),
-        now: Instant,
+        (now, admits): (Instant, Admits<'_>),
         out: &mut Vec<Outgoing>,
         found: &mut Vec<Found>,
     ) {
@@ -214,8 +221,10 @@ impl Discovery {
                 Phase::Up(_) => self.claim(now, out),
                 _ => self.restart(now, found),
             },
-            Operation::CLAIM_NOTIFICATION => self.claimed(announced, now, out, found),
-            Operation::CLAIM_RESPONSE if self.is_claiming() && port.id != self.id => self.add(announced, now, found),
+            Operation::CLAIM_NOTIFICATION => self.claimed(announced, (now, admits), out, found),
+            Operation::CLAIM_RESPONSE if self.is_claiming() && port.id != self.id => {
+                self.add(announced, (now, admits), found);
+            }
             Operation::BEACON => self.beacon(port, now, out, found),
             _ => {}
         }
@@ -255,7 +264,13 @@ impl Discovery {
         }
     }
 
-    fn claimed(&mut self, announced: &Announcement, now: Instant, out: &mut Vec<Outgoing>, found: &mut Vec<Found>) {
+    fn claimed(
+        &mut self,
+        announced: &Announcement,
+        (now, admits): (Instant, Admits<'_>),
+        out: &mut Vec<Outgoing>,
+        found: &mut Vec<Found>,
+    ) {
         let port = &announced.port;
         if port.id == self.id {
             return match self.is_claiming() && port.name < self.own.name {
@@ -276,7 +291,7 @@ impl Discovery {
             let len = response.body.len().max(size);
             response.body.resize(len, 0);
         }
-        self.add(announced, now, found);
+        self.add(announced, (now, admits), found);
     }
 
     /// Keeps a neighbour that is logged in, or no longer.
@@ -297,12 +312,24 @@ impl Discovery {
         true
     }
 
+    /// Whether an identifier belongs to another neighbour that is logged in and there. A port that may have it after
+    /// all, because the other one has not heard its probe, is taken when the other one has another identifier.
+    fn is_taken(&self, port: &Neighbour, now: Instant) -> bool {
+        let owner = self.neighbours.get(&port.id);
+        owner.is_some_and(|owner| owner.is_kept && owner.port.name != port.name && now.since(owner.seen) < HEARD)
+    }
+
     /// Takes a neighbour that has claimed its identifier.
-    fn add(&mut self, announced: &Announcement, now: Instant, found: &mut Vec<Found>) {
+    fn add(&mut self, announced: &Announcement, (now, admits): (Instant, Admits<'_>), found: &mut Vec<Found>) {
         let port = announced.port;
         let known = self.neighbours.get(&port.id).filter(|known| known.port == port);
         let is_kept = known.is_some_and(|known| known.is_kept);
         if known.is_none() {
+            // Claims can be forged: those of too many ports end no login.
+            let rate = if admits(port.name) { &mut self.arrivals } else { &mut self.strangers };
+            if !rate.admit(self.own.station, now) || self.is_taken(&port, now) {
+                return;
+            }
             // The name has moved to this identifier, or the identifier to this name.
             let same = self.neighbours.iter().find(|(id, known)| known.port.name == port.name && **id != port.id);
             let moved = same.map(|(id, _)| *id);
@@ -311,7 +338,7 @@ impl Discovery {
                 self.neighbours.remove(&id);
                 found.push(Found::Gone(id));
             }
-            if !self.arrivals.admit(self.own.station, now) || !self.make_room(found) {
+            if !self.make_room(found) {
                 return;
             }
         }

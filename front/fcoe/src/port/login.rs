@@ -2,6 +2,7 @@
 //! PLOGI by the initiator, which has found the target with the name server; then PRLI by the initiator. A target and an
 //! initiator use the same state machine, which follows that of Linux.
 
+pub use super::discovery::Admits;
 use super::discovery::{Discovery, Found, Identity};
 use super::fabric::{Fabric, FabricNews};
 use super::network::Network;
@@ -94,14 +95,13 @@ pub struct Output {
     pub events: Vec<LoginEvent>,
 }
 
-/// The decision which ports may log in.
-pub type Admits<'a> = &'a dyn Fn(Wwn) -> bool;
-
 /// The logins of a port.
 #[derive(Debug)]
 pub struct Logins {
     network: Network,
     remotes: BTreeMap<PortId, Remote>,
+    /// No request is due before this time. It is asked for with each frame, and computed with each tick.
+    due: Option<Instant>,
     found: Vec<Found>,
     ox_id: u16,
     strangers: Rate,
@@ -150,6 +150,7 @@ impl Logins {
         Self {
             network,
             remotes: BTreeMap::new(),
+            due: None,
             found: Vec::new(),
             ox_id: 0,
             strangers: Rate::new(second, STRANGERS_MAX, STRANGER_MAX),
@@ -189,8 +190,8 @@ impl Logins {
     /// The time of the next tick.
     #[must_use]
     pub fn deadline(&self) -> Instant {
-        let pending = self.remotes.values().filter_map(|remote| Some(remote.pending?.deadline));
-        pending.chain([self.network.deadline()]).min().unwrap_or_default()
+        let network = self.network.deadline();
+        self.due.map_or(network, |due| due.min(network))
     }
 
     fn names(&self) -> (Wwn, Wwn) {
@@ -208,6 +209,7 @@ impl Logins {
         for id in late {
             self.repeat(id, now, out);
         }
+        self.due = self.remotes.values().filter_map(|remote| Some(remote.pending?.deadline)).min();
     }
 
     /// Sends a request again that was not answered, or gives the login up.
@@ -346,7 +348,9 @@ impl Logins {
             _ => Prli::new(Els::PRLI, ESTABLISH, parameters(functions)).as_bytes().to_vec(),
         };
         let Some(remote) = self.remotes.get_mut(&id) else { return };
-        remote.pending = Some(Pending { service, ox_id, tries, deadline: now + ANSWER_TIME });
+        let deadline = now + ANSWER_TIME;
+        remote.pending = Some(Pending { service, ox_id, tries, deadline });
+        self.due = Some(self.due.map_or(deadline, |due| due.min(deadline)));
         remote.step = match service {
             Els::FLOGI => Step::Flogi,
             Els::PLOGI => Step::Plogi,
@@ -417,7 +421,7 @@ impl Logins {
                 // Answers go to the station: it must be the sender.
                 let port = &announced.port;
                 if source == port.station || operation == Operation::BEACON && source == port.id.mac() {
-                    discovery.receive((operation, &announced), now, &mut out.frames, &mut found);
+                    discovery.receive((operation, &announced), (now, admits), &mut out.frames, &mut found);
                 }
             }
             (Network::Neighbours(_), Message::LinkService(operation, service)) => {

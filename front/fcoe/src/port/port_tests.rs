@@ -2,6 +2,7 @@ use super::discovery::Identity;
 use super::exchange::{ExchangeKey, Requested};
 use super::login::{LoginEvent, Logins, Output, Step};
 use super::*;
+use crate::limits::NEW_STRANGERS_MAX;
 use crate::wire::els::{BasicAccept, COMPLETE, Els, ExchangeQuery, HAS_INITIATIVE, RESPONDER, RecAccept, Reject, Srr};
 use crate::wire::fcp::{Command, Response, TransferReady};
 use crate::wire::fip::Functions;
@@ -376,6 +377,47 @@ fn a_port_that_is_not_logged_in_is_asked_to_log_out() {
     assert_eq!((reject.reason, reject.explanation), (0x09, 0x1e));
 }
 
+/// The claim of a port at a station.
+fn claim(station: MacAddress, name: u64, id: PortId) -> Outgoing {
+    let port = fip::Neighbour { station, node: Wwn(1), name: Wwn(name), id };
+    let body = fip::announcement(fip::Operation::CLAIM_NOTIFICATION, &port, (Functions::default(), 1498));
+    Outgoing::fip(Route { to: fip::ALL_VN2VN, from: station }, body)
+}
+
+#[test]
+fn a_forged_claim_of_the_identifier_of_a_port_that_is_logged_in_and_heard_is_ignored() {
+    let mut segment = Segment::new([HIGH, LOW], 12, 0);
+    assert!(segment.until_ready().is_some());
+    let id = segment.sides[1].logins().id().expect("it is up");
+    let forged = claim(MacAddress([2, 9, 9, 9, 9, 9]), 7 << 32, id);
+    let mut out = Output::default();
+    segment.sides[0].receive(&forged, segment.now, &mut out);
+    assert!(out.events.is_empty() && segment.is_ready(), "{:?}", out.events);
+    // A port that is silent may be gone.
+    segment.sides[0].receive(&forged, segment.now + Duration::from_secs(11), &mut out);
+    assert!(out.events.contains(&LoginEvent::Ended(id)), "{:?}", out.events);
+}
+
+#[test]
+fn ports_of_no_group_do_not_keep_others_out() {
+    let mut segment = Segment::new([HIGH, LOW], 13, 0);
+    assert!(segment.until_ready().is_some());
+    let Side::Target(port) = &mut segment.sides[0] else { panic!("it is the target") };
+    let (now, mut out) = (segment.now, Output::default());
+    let mut take = |port: &mut VnPort, number: u8, name: u64| {
+        let id = PortId::of_neighbour(4096 + u16::from(number)).expect("valid");
+        let frame = claim(MacAddress([2, 9, 9, 9, 9, number]), name, id);
+        port.receive_fip((frame.route.from, &frame.body), now, &|name| name.0 >> 60 == 2, &mut out);
+        match port.logins().network() {
+            network::Network::Neighbours(discovery) => discovery.neighbour(id).is_some(),
+            network::Network::Fabric(_) => panic!("there is none"),
+        }
+    };
+    let strangers = (1..=200).filter(|number| take(port, *number, 1 << 60 | u64::from(*number))).count();
+    assert_eq!(strangers, NEW_STRANGERS_MAX as usize);
+    assert!(take(port, 201, 2 << 60 | 201));
+}
+
 #[test]
 fn forged_claims_do_not_displace_a_port_that_is_logged_in() {
     let mut segment = Segment::new([HIGH, LOW], 11, 0);
@@ -386,10 +428,7 @@ fn forged_claims_do_not_displace_a_port_that_is_logged_in() {
         }
         let Some(id) = PortId::of_neighbour(number + 4096) else { continue };
         let [low, high] = number.to_le_bytes();
-        let station = MacAddress([2, 9, 9, 9, high, low]);
-        let port = fip::Neighbour { station, node: Wwn(1), name: Wwn(u64::from(number) | 1 << 60), id };
-        let body = fip::announcement(fip::Operation::CLAIM_NOTIFICATION, &port, (Functions::default(), 1498));
-        let frame = Outgoing::fip(Route { to: fip::ALL_VN2VN, from: station }, body);
+        let frame = claim(MacAddress([2, 9, 9, 9, high, low]), u64::from(number) | 1 << 60, id);
         let mut out = Output::default();
         segment.sides[0].receive(&frame, segment.now, &mut out);
         assert!(out.frames.len() <= 1);
@@ -397,12 +436,9 @@ fn forged_claims_do_not_displace_a_port_that_is_logged_in() {
     }
     assert!(segment.is_ready() && !segment.events[0].iter().any(|event| matches!(event, LoginEvent::Ended(_))));
     // A claim whose sender is another station is not answered.
-    let station = MacAddress([2, 9, 9, 9, 9, 9]);
-    let id = PortId::of_neighbour(9).expect("valid");
-    let port = fip::Neighbour { station, node: Wwn(1), name: Wwn(2), id };
-    let body = fip::announcement(fip::Operation::CLAIM_NOTIFICATION, &port, (Functions::default(), 1498));
+    let mut frame = claim(MacAddress([2, 9, 9, 9, 9, 9]), 2, PortId::of_neighbour(9).expect("valid"));
     let mut out = Output::default();
-    let from = MacAddress([2, 9, 9, 9, 9, 8]);
-    segment.sides[0].receive(&Outgoing::fip(Route { to: fip::ALL_VN2VN, from }, body), segment.now, &mut out);
+    frame.route.from = MacAddress([2, 9, 9, 9, 9, 8]);
+    segment.sides[0].receive(&frame, segment.now, &mut out);
     assert_eq!(out.frames, []);
 }
