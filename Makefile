@@ -2,7 +2,7 @@
 
 # Seconds for each fuzz target in `make test`. The targets for input that every client can send run for the whole time,
 # the others for a sixth of it. `make fuzz FUZZ_SECONDS=3600` fuzzes for longer.
-FUZZ_SECONDS ?= 20
+FUZZ_SECONDS ?= 12
 # Fuzz targets that run at the same time. More than the number of processors: the limit of a target is wall-clock time.
 FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) * 2)))
 # `make test` builds the fuzzers without optimization, while the unit tests run, because the unit tests do not use all
@@ -17,7 +17,7 @@ FUZZ_SIXTH = api tape_cdb tape_file guest_memory handler lists nvme nvme_auth nv
 CONFORM ?= all
 CARGO ?= cargo
 # Whole targets that `make unit` and `make test` simulate; `cargo test` alone simulates fewer.
-SEEDS ?= 500
+SEEDS ?= 300
 # Time limit of the built unit tests, in seconds (they take about 150): a test that hangs is ended and reported.
 UNIT_SECONDS ?= 900
 

@@ -606,7 +606,7 @@ mod tests {
                 "kind": "ram", "size": size, "medium": "disk", "block-size": "512", "read-only": read_only,
                 "write-through": false, "direct": false, "shared": false, "protection": "none", "vendor": "LUNAR",
                 "product": "VOLUME",
-                "uuid": "x", "private": false, "attached": [],
+                "uuid": "x", "private": false, "attached": [], "waits": false,
             });
             json!({ "kind": "volume", "name": name, "keys": keys })
         };

@@ -19,18 +19,17 @@ use std::sync::LazyLock;
 pub static REGISTRY: &Registry = &Registry { fronts: FRONTS, backends: BACKENDS };
 
 /// The back ends, in the order in which they are shown.
-const BACKENDS: &[&dyn Backend] =
-    &[
-        &FileBackend,
-        &BlockBackend,
-        &NvmeBackend,
-        &RamBackend,
-        &NullBackend,
-        &ScsiBackend,
-        &HandlerBackend,
-        &RbdBackend,
-        &SstBackend,
-    ];
+const BACKENDS: &[&dyn Backend] = &[
+    &FileBackend,
+    &BlockBackend,
+    &NvmeBackend,
+    &RamBackend,
+    &NullBackend,
+    &ScsiBackend,
+    &HandlerBackend,
+    &RbdBackend,
+    &SstBackend,
+];
 
 /// The fronts, in the order in which they are shown.
 pub const FRONTS: &[FrontEntry] = &[

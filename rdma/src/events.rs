@@ -1,4 +1,4 @@
-//! What goes into an engine and comes out of it.
+//! The requests to an engine, and its events and packets.
 
 use crate::connection::Why;
 use crate::mad::{self, REQUEST_PRIVATE};

@@ -4,8 +4,8 @@
 //!
 //! * [`wire`]: packets; [`icrc`]: their check; [`mad`]: messages of the connection manager
 //! * [`connection`]: a reliable connection, whose two halves are [`requester`] and [`responder`]
-//! * [`engine`]: the connections of an address, and the connection manager, without I/O; [`events`]: what goes into it
-//!   and comes out of it
+//! * [`engine`]: the connections of an address, and the connection manager, without I/O; [`events`]: its events
+//!   and packets
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`limits`]: limits of what peers may cause
 //! * [`port`]: an engine on its UDP socket, which several protocols use at the same time; [`socket`]: how it is opened.

@@ -16,7 +16,7 @@ use crate::forwarding::{DeviceFacts, timeouts};
 use crate::lu::Forwarded;
 use crate::nexus::ItlNexus;
 use crate::plan::{Edit, Plan};
-use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
+use crate::policy::{Effect, Forwarding, OpCode, Timeout, UNKNOWN_COMMAND};
 use crate::row::{Flow, Row};
 use crate::sense::{Asc, Sense, SenseData, SenseKey};
 use crate::spc::inquiry;
@@ -27,26 +27,6 @@ use lunar_core::port::Transfer;
 use lunar_core::step::SlotContext;
 use lunar_core::traffic::Class;
 use lunar_core::wire::Writer;
-
-/// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may have any
-/// effect.
-pub static UNKNOWN_COMMAND: Policy = Policy {
-    name: "command without a row",
-    clause: "SPC-4 5.13.1",
-    code: Code::of(OpCode(0xff)),
-    effect: Effect::Write,
-    admission: Admission {
-        needs: None,
-        forwarded: Forwarding::Device,
-        attention: Gate::Stops,
-        spc2: Gate::Stops,
-        persistent: Persistent::Conflict,
-        alua: Alua::Active,
-        not_ready: Gate::Stops,
-        write_protect: Gate::Stops,
-        timeout: Timeout::Long,
-    },
-};
 
 /// The refusal of a command that the logical unit does not have.
 const UNSUPPORTED: Sense = Sense::illegal(Asc::INVALID_COMMAND_OPERATION_CODE);

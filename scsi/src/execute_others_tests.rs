@@ -57,7 +57,8 @@ fn only_commands_that_lunar_does_not_have_go_to_the_process() {
 #[test]
 fn the_commands_of_the_process_are_reported() {
     let bench = Bench::new(false);
-    let report = |rig: &Rig, options: u8, code: u8| rig.run(&[0xa3, 0x0c, options, code, 0, 0, 0, 0, 0x40, 0, 0, 0], &[], 16384);
+    let report =
+        |rig: &Rig, options: u8, code: u8| rig.run(&[0xa3, 0x0c, options, code, 0, 0, 0, 0, 0x40, 0, 0, 0], &[], 16384);
     let all = |rig: &Rig| -> Vec<Vec<u8>> { report(rig, 0, 0).data[4..].chunks(8).map(<[u8]>::to_vec).collect() };
     let (with, without) = (all(&bench.rig), all(&Rig::default()));
     assert_eq!(with[..without.len()], without, "those of Lunar come first");

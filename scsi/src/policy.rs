@@ -213,3 +213,23 @@ pub struct Policy {
     /// Conditions under which the command is executed.
     pub admission: Admission,
 }
+
+/// The policy of a command of a forwarded logical unit that has no row: only the device knows it, so it may have any
+/// effect.
+pub static UNKNOWN_COMMAND: Policy = Policy {
+    name: "command without a row",
+    clause: "SPC-4 5.13.1",
+    code: Code::of(OpCode(0xff)),
+    effect: Effect::Write,
+    admission: Admission {
+        needs: None,
+        forwarded: Forwarding::Device,
+        attention: Gate::Stops,
+        spc2: Gate::Stops,
+        persistent: Persistent::Conflict,
+        alua: Alua::Active,
+        not_ready: Gate::Stops,
+        write_protect: Gate::Stops,
+        timeout: Timeout::Long,
+    },
+};

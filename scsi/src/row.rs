@@ -362,7 +362,7 @@ pub struct DeviceType {
     /// Log pages of emulated logical units, in ascending order.
     pub log: &'static [LogRow],
     /// Commands of forwarded logical units. A command without a row is admitted by
-    /// [`UNKNOWN_COMMAND`](crate::execute_forwarded::UNKNOWN_COMMAND).
+    /// [`UNKNOWN_COMMAND`](crate::policy::UNKNOWN_COMMAND).
     pub forwarded: CommandTable,
 }
 

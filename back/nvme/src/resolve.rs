@@ -96,7 +96,7 @@ pub(crate) fn resolve(path: &Path) -> Result<Nodes, NoNamespace> {
     match FileType::from_raw_mode(found.st_mode) {
         FileType::CharacterDevice if is_node(found.st_rdev) => {
             let folder = format!("/sys/dev/char/{}:{}", major(found.st_rdev), minor(found.st_rdev));
-            let disk = beside(Path::new(&folder), "nvme").ok_or(NoNamespace::NoDisk)?;
+            let disk = sibling(Path::new(&folder), "nvme").ok_or(NoNamespace::NoDisk)?;
             let number = number_of(&Path::new(BLOCK).join(&disk)).ok_or(NoNamespace::NoDisk)?;
             nodes(path.to_owned(), Path::new("/dev").join(disk), number, number)
         }
@@ -112,7 +112,7 @@ fn of_block(device: u64) -> Result<Nodes, NoNamespace> {
     let whole = if is_partition { folder.join("..") } else { folder.clone() };
     let (name, disk) = name_of(&folder).zip(name_of(&whole)).ok_or(NoNamespace::OtherFile)?;
     instance(&disk, "nvme").ok_or(NoNamespace::OtherFile)?;
-    let generic = beside(&whole, "ng").ok_or(NoNamespace::NoGeneric)?;
+    let generic = sibling(&whole, "ng").ok_or(NoNamespace::NoGeneric)?;
     let number = number_of(&whole).ok_or(NoNamespace::NoDisk)?;
     nodes(Path::new("/dev").join(generic), Path::new("/dev").join(name), device, number)
 }
@@ -148,10 +148,10 @@ fn name_of(folder: &Path) -> Option<String> {
     Some(real.file_name()?.to_str()?.to_owned())
 }
 
-/// The other device of a namespace, whose name begins with `prefix`: the disk `nvme0n5` beside the generic node `ng2n5`.
+/// The other device of a namespace, whose name begins with `prefix`: the disk `nvme0n5` of the generic node `ng2n5`.
 /// The first number of both may differ: that of a disk is the one of the subsystem, that of a generic node the one of
 /// the controller. Both have the same parent in sysfs.
-fn beside(folder: &Path, prefix: &str) -> Option<String> {
+fn sibling(folder: &Path, prefix: &str) -> Option<String> {
     let real = std::fs::canonicalize(folder).ok()?;
     let own = real.file_name()?.to_str()?;
     let number = instance(own, "ng").or_else(|| instance(own, "nvme"))?;
@@ -177,7 +177,7 @@ mod tests {
         for name in ["ng2n5", "nvme0n5", "ng2n15", "nvme0n15", "nvme0c1n5", "hwmon3", "power"] {
             std::fs::create_dir_all(controller.join(name)).expect("a folder");
         }
-        let of = |name: &str, prefix: &str| beside(&controller.join(name), prefix);
+        let of = |name: &str, prefix: &str| sibling(&controller.join(name), prefix);
         assert_eq!((of("ng2n5", "nvme"), of("nvme0n5", "ng")), (Some("nvme0n5".into()), Some("ng2n5".into())));
         assert_eq!((of("ng2n15", "nvme"), of("power", "ng")), (Some("nvme0n15".into()), None));
         std::fs::remove_dir_all(controller.parent().expect("ours")).expect("ours");

@@ -220,7 +220,7 @@ impl Drivers {
 /// The order in which parts start, the longest first, except one that keeps the processors busy while packages for
 /// guests are downloaded; the drivers; and the share of the machine that a part takes.
 const ORDER: &[(Part, Drivers, usize)] = &[
-    (Part::Libiscsi, Drivers::Each, COMPUTES),
+    (Part::Libiscsi, Drivers::EachIfWhole, COMPUTES),
     (Part::Guest, Drivers::EachIfWhole, COMPUTES),
     (Part::Service, Drivers::First, COMPUTES),
     (Part::Paths, Drivers::First, WAITS),

@@ -1,7 +1,6 @@
-//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, of SRP, NVMe and
-//! iSCSI over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders
-//! packets.
-//! Stores are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP, NVMe
+//! and iSCSI over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders
+//! packets. Stores are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of
 //! the last write that was acknowledged.
 
 use crate::backends::SimulatedDisk;
@@ -10,11 +9,12 @@ use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
 use crate::iser_disk;
 use crate::nvme_rdma_disk;
+use crate::operation::{Operation, StationEvent};
 use crate::rdma_adapter;
 use crate::setup::path;
 use crate::srp_disk;
 use crate::stamp::{self, SECTOR};
-use crate::stations::{Kind, Operation, Protocol, Station, StationEvent};
+use crate::stations::{Kind, Protocol, Station};
 use crate::watch::Watch;
 use lunar_aoe::front::{AoeCore, AoeFront};
 use lunar_aoe::wire::{Address, ETHER_TYPE};

@@ -1,9 +1,9 @@
 //! An initiator of iSCSI over RDMA (iSER) with one disk, without I/O: an adapter, its connection manager and the driver
 //! of a host in one. It checks that its memory is used as its commands say, and that each command has one response.
 
+use crate::operation::{Operation, StationEvent};
 use crate::rdma_adapter::{self, Adapter, INTERVAL, Pair, SILENCE};
 use crate::stamp::SECTOR;
-use crate::stations::{Operation, StationEvent};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
 use lunar_iscsi::iser::wire::{HEADER_LEN, Header, Tags};

@@ -5,9 +5,9 @@
 //! * [`stamp`]: sector contents that identify the write
 //! * [`stores`]: the scenario of steps on stores, without a transport
 //! * [`ethernet`]: the scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer,
-//!   and of SRP, NVMe and iSCSI over RDMA, on a network that loses, duplicates and reorders packets; [`stations`]: their
-//!   initiators, of which [`srp_disk`], [`nvme_rdma_disk`] and [`iser_disk`] are on an [`rdma_adapter`]; [`carrier`]:
-//!   their links and sockets
+//!   and of SRP, NVMe and iSCSI over RDMA, on a network that loses, duplicates and reorders packets
+//! * [`stations`]: their initiators, of which [`srp_disk`], [`nvme_rdma_disk`] and [`iser_disk`] are on an
+//!   [`rdma_adapter`]; [`operation`]: their operations; [`carrier`]: their links and sockets
 //! * [`fences`]: the scenario of clusters whose nodes fence each other by reservations
 //! * [`targets`]: the scenario of whole targets: [`initiator`]s, NVMe/TCP [`host`]s, [`guest`]s of vfio-user and
 //!   [`block_client`]s use the same volumes
@@ -40,6 +40,7 @@ pub mod job;
 pub mod model;
 pub mod nvme_command;
 pub mod nvme_rdma_disk;
+pub mod operation;
 pub mod order;
 pub mod rdma_adapter;
 pub mod setup;

@@ -2,9 +2,9 @@
 //! host in one. It has an admin queue and an I/O queue, each on a connection of its own. It checks that its memory is
 //! used as the data pointers say, that keys are invalidated as they say, and that each command has one response.
 
+use crate::operation::{Operation, StationEvent};
 use crate::rdma_adapter::{self, Adapter, INTERVAL, Pair, SILENCE};
 use crate::stamp::SECTOR;
-use crate::stations::{Operation, StationEvent};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
 use lunar_rdma::mad::{Body, Message, Reply, Request};

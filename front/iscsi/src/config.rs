@@ -43,7 +43,7 @@ pub const RDMA_SEGMENT_MAX: u32 = 8192;
 /// declare; data of commands does not go there.
 pub const RDMA_ANSWER_MAX: u32 = 128;
 
-/// What carries the PDUs of a session.
+/// The transport of the PDUs of a session.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
 pub enum Transport {
     /// A TCP connection.
@@ -73,7 +73,7 @@ impl Transport {
 /// The settings of a target's sessions.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct Config {
-    /// What carries the PDUs.
+    /// The transport of the PDUs.
     pub transport: Transport,
     /// MaxRecvDataSegmentLength that the target declares, in bytes.
     pub max_recv_segment: u32,

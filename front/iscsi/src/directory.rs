@@ -21,7 +21,7 @@ pub struct Portal {
     pub address: Option<SocketAddr>,
     /// Whether SendTargets lists it.
     pub is_advertised: bool,
-    /// What its connections are. SendTargets lists it to initiators that use the same.
+    /// The transport of its connections. SendTargets lists it to initiators that use the same.
     pub transport: Transport,
 }
 

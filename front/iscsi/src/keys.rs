@@ -456,8 +456,8 @@ pub const TABLE: &[Key] = &[
         },
         in_normal_session,
     ),
-    // Unexpected PDUs of the target are a ping, a request to log out, and rejections: two buffers are the fewest that an
-    // initiator may declare (RFC 7145 6.7).
+    // Unexpected PDUs of the target are a ping, a request to log out, and rejections: two buffers are the fewest that
+    // an initiator may declare (RFC 7145 6.7).
     Key {
         name: "MaxOutstandingUnexpectedPDUs",
         form: Form::Limit { default: 0, allowed: (0, u32::MAX), store: |parameters| &mut parameters.unexpected_pdus },

@@ -1,4 +1,5 @@
 use super::*;
+use crate::config::Transport;
 use proptest::prelude::*;
 
 fn negotiation() -> Negotiation {
@@ -204,6 +205,13 @@ fn names_are_checked_and_converted_to_lower_case() {
 }
 
 #[test]
+fn keys_of_rdma_are_not_understood_over_tcp() {
+    for key in RDMA_ONLY {
+        assert_eq!(answer(key, "8192"), format!("{key}=NotUnderstood"));
+    }
+}
+
+#[test]
 fn after_the_login_only_some_keys_may_change() {
     let mut negotiation = negotiation();
     let mut answer = Vec::new();
@@ -231,8 +239,9 @@ proptest! {
         value in 0u32..20_000_000,
         yes: bool,
     ) {
-        let mut negotiation = negotiation();
-        let config = Config::default();
+        let transport = if RDMA_ONLY.contains(&key) { Transport::Rdma } else { Transport::Tcp };
+        let config = Config { transport, ..Config::default() };
+        let mut negotiation = Negotiation::new(Rc::new(config.clone()));
         let row = TABLE.iter().find(|row| row.name == key).expect("selected");
         match row.form {
             Form::Number { allowed, target_value, store, default, .. } => {

@@ -45,7 +45,7 @@ pub struct Candidate {
     pub tsih: u16,
     /// CID.
     pub cid: u16,
-    /// What carries its PDUs.
+    /// The transport of its PDUs.
     pub transport: Transport,
 }
 

@@ -34,7 +34,7 @@ pub struct SessionLocation {
     pub core: usize,
     /// The number of the connection on that core, among those of its transport.
     pub connection: u64,
-    /// What carries it.
+    /// Its transport.
     pub transport: Transport,
 }
 

@@ -2,11 +2,12 @@
 
 use crate::command::Cdb;
 use crate::context::Context;
-use crate::execute_forwarded::UNKNOWN_COMMAND;
 use crate::forwarding::edit::is_offered;
 use crate::lu::{Emulated, Forwarded, OtherCommands};
 use crate::plan::{Edit, Plan};
-use crate::policy::{Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout};
+use crate::policy::{
+    Admission, Alua, Code, Effect, Forwarding, Gate, OpCode, Persistent, Policy, Timeout, UNKNOWN_COMMAND,
+};
 use crate::row::{CommandType, Data, Row};
 use crate::sense::Sense;
 use lunar_core::wire::{Writer, be};

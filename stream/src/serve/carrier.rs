@@ -31,7 +31,7 @@ pub trait Carrier {
     fn shut_down(&self);
 }
 
-/// What moves the bytes of a connection.
+/// The mover of the bytes of a connection.
 pub enum Wire {
     /// A socket.
     Socket(Handle),

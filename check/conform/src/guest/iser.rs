@@ -29,7 +29,8 @@ fn configuration() -> String {
     let (user, secret) = USER;
     format!(
         "[target.main]\niqn = \"{TARGET}\"\nnqn = \"{NQN}\"\nportal-groups = [\"p\"]\n\
-         [target.secret]\niqn = \"{SECRET_TARGET}\"\nportal-groups = [\"p\"]\nauthentication = \"chap\"\nusers = [\"{user}\"]\n\
+         [target.secret]\niqn = \"{SECRET_TARGET}\"\nportal-groups = [\"p\"]\n\
+         authentication = \"chap\"\nusers = [\"{user}\"]\n\
          [user.{user}]\nsecret = \"{secret}\"\n\
          [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
          luns = {{ 0 = \"disk\", 1 = \"memory\" }}\n\

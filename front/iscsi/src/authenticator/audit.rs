@@ -26,7 +26,7 @@ pub struct LoginDetails {
     pub target: Option<Arc<str>>,
     /// Whether it is a discovery session.
     pub discovery: bool,
-    /// What carries it.
+    /// Its transport.
     pub transport: Transport,
     /// The host group of the initiator.
     pub group: Option<Arc<str>>,

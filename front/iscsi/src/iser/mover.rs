@@ -23,7 +23,7 @@ pub enum Operation {
     Read(R2t, Remote),
 }
 
-/// What an initiator has sent.
+/// A message of an initiator.
 #[derive(PartialEq, Eq, Debug)]
 pub enum Received {
     /// A PDU with its padding, and the memory that it names, if it is a command.

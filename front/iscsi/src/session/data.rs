@@ -50,8 +50,8 @@ impl Session {
         self.end_data_out(header.itt.get(), header.ttt.get(), data, (payload.intact, last), actions);
     }
 
-    /// The memory for the data that an R2T requests, for a data mover that reads the data itself (RFC 5047 8.3); `None`:
-    /// the data is not wanted any more. [`Session::read`] follows.
+    /// The memory for the data that an R2T requests, for a data mover that reads the data itself (RFC 5047 8.3);
+    /// `None`: the data is not wanted any more. [`Session::read`] follows.
     pub fn begin_read(&mut self, r2t: &R2t) -> Option<SgMut> {
         let key = self.tasks.find(r2t.itt.get())?;
         let (len, task) = (r2t.desired_len.get() as usize, self.tasks.get_mut(key)?);

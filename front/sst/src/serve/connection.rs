@@ -158,7 +158,7 @@ impl Connection {
 
     /// Waits for this time; false: the connection has ended before. The tasks of connections end with them, so that
     /// stations without end leave nothing behind.
-    pub(super) async fn outlives(&self, time: Duration) -> bool {
+    pub(super) async fn is_open_after(&self, time: Duration) -> bool {
         self.closed.unless(self.reactor.sleep(time)).await.is_some()
     }
 

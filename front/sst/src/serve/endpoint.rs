@@ -151,7 +151,7 @@ impl Endpoint {
         self.target.insert(connection.clone());
         let target = self.target.clone();
         self.core.reactor().spawn(async move {
-            if connection.outlives(LOGIN_TIMEOUT).await && connection.step.get() != Step::Up {
+            if connection.is_open_after(LOGIN_TIMEOUT).await && connection.step.get() != Step::Up {
                 target.end(&connection, Reason::TIME_OUT);
             }
         });

@@ -174,7 +174,7 @@ impl SstTarget {
         let (target, connection) = (self.clone(), connection.clone());
         self.core.reactor().spawn(async move {
             let reactor = target.core.reactor();
-            while !is_idle(&connection) && connection.outlives(TAKEN_INTERVAL).await {
+            while !is_idle(&connection) && connection.is_open_after(TAKEN_INTERVAL).await {
                 let since = connection.waiting_since();
                 if since.is_some_and(|since| reactor.now().since(since) >= TAKEN_TIMEOUT) {
                     target.end(&connection, Reason::TIME_OUT);

@@ -44,7 +44,7 @@ struct Arrived {
     named: Option<Named>,
 }
 
-/// What is known once there is a session.
+/// The parts that are known once there is a session.
 struct Bound {
     connection: Weak<Connection>,
     transfers: Transfers,
@@ -246,7 +246,7 @@ impl RdmaCarrier {
         let (mut done, mut taken) = (0, 0);
         while let Some(first) = inbox.front_mut() {
             let room = memory.len() - done;
-            // What does not fit is received with the next buffer.
+            // A PDU that does not fit is received with the next buffer.
             if room == 0 || done > 0 && first.bytes.len() > room {
                 break;
             }
