@@ -82,8 +82,8 @@ equal "the file has its contents" "$kept" "$(sum </mnt/disk/file)"
 umount /mnt/disk
 
 lose 1
-load "fio, 4 KiB, 8 deep, one packet of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=512k
-load "fio, 256 KiB, 4 deep, one packet of a hundred is lost" --rw=randwrite --bs=256k --iodepth=4 --size=3M
+load "fio, 4 KiB, 8 deep, one packet of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=256k
+load "fio, 256 KiB, 4 deep, one packet of a hundred is lost" --rw=randwrite --bs=256k --iodepth=4 --size=1M
 lose 0
 # A queue pair of rdma_rxe that repeats packets may fail without a word to ib_iser, which then notices it by its pings:
 # the connection is made again.

@@ -252,7 +252,9 @@ kill "$target"
 wait "$target"
 equal "the daemon ends" 0 $? || tail -n 20 "$LOG"
 
-# Without privileges and without a sandbox.
+# Without privileges and without a sandbox. The names are others since the drive is back.
+eventually namespaces
+namespaces
 mkdir -p /tmp/user
 chown 1000 /tmp/user "$(generic "$second")" "/dev/$second"
 setpriv --reuid=1000 --clear-groups env XDG_STATE_HOME=/tmp/user "$LUNAR" serve --driver "$DRIVER" --cores 2 \

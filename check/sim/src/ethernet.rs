@@ -1,7 +1,7 @@
-//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP, NVMe
-//! and iSCSI over RDMA: stations write and read disks of a target over a network that loses, duplicates and reorders
-//! packets. Stores are slow, so that stations send their requests again, and the target crashes. Each sector has the contents of
-//! the last write that was acknowledged.
+//! The scenarios of ATA over Ethernet, of Fibre Channel over Ethernet, of SCSI over Scheduled Transfer, and of SRP,
+//! NVMe and iSCSI over RDMA: stations write and read disks of a target over a network that loses, duplicates and
+//! reorders packets. Stores are slow, so that stations send their requests again, and the target crashes. Each sector
+//! has the contents of the last write that was acknowledged.
 
 use crate::backends::SimulatedDisk;
 use crate::carrier::{Carrier, Socket};

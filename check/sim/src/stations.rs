@@ -13,7 +13,6 @@ use lunar_fcoe_initiator::{self as fcoe, DiskEvent};
 use lunar_link::{Header, MacAddress};
 use lunar_sst_initiator as sst;
 use lunar_st::{ETHER_TYPE, Path, Peer};
-use std::rc::Rc;
 use std::time::Duration;
 
 /// The times after which a target without an answer is given up. Of a Fibre Channel, each lost frame costs three
