@@ -29,6 +29,7 @@ COLORS = {
     "nvme-tcp": "#8a5fd9",
     "fcoe": "#58a55c",
     "aoe": "#c2417a",
+    "st": "#d9822b",
     "vblade": "#7a8190",
 }
 

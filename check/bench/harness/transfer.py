@@ -304,7 +304,8 @@ def plot(part: dict, folder: Path) -> list[str]:
             places = [place + number * 0.4 for place in range(len(names))]
             axes[at].barh(places, [part["rows"][name][key] for name in names], 0.8 / len(keys), label=key.replace("_", " "))
         axes[at].set_xlabel(label)
-    axes[1].legend(frameon=False)
+    # Above the bars: there is no free place between them.
+    axes[1].legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncol=2)
     axes[0].set_yticks(range(len(names)), [titles[name] for name in names])
     axes[0].invert_yaxis()
     name = f"st-{part['mtu']}-{'on' if part['offloads'] else 'off'}.svg"
