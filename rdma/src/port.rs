@@ -116,6 +116,14 @@ impl Port {
         Ok(Rc::new(Self { shared, service, is_closed: Cell::default() }))
     }
 
+    /// Takes requests for the service, as the device of the port with this number: its GUID is assigned locally.
+    pub fn serve_as(&self, number: u32) {
+        /// The first byte of a GUID that is assigned locally, to one device.
+        const LOCALLY_ASSIGNED: u8 = 0x02;
+        let [a, b, c, d] = number.to_be_bytes();
+        self.serve([LOCALLY_ASSIGNED, 0, 0, 0, a, b, c, d]);
+    }
+
     /// Takes requests for the service, as a device with this GUID.
     pub fn serve(&self, guid: [u8; 8]) {
         self.shared.engine.borrow_mut().serve(self.service, guid);

@@ -9,7 +9,6 @@ use lunar_control::section::{Objects, Resource, or, required};
 use lunar_control::sections;
 use lunar_control::value::Whole;
 use lunar_engine::link_ports::RdmaAddress;
-use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
 /// Its name: the word of the transport.
@@ -20,8 +19,6 @@ pub const NVME_RDMA: FrontKind = FrontKind { place: 6, section: WORD, noun: "NVM
 
 /// The port of the RDMA connection manager (IANA).
 pub const PORT: u16 = 4420;
-/// The bit of the numbers of these ports, among those of all portals.
-const OWN: u32 = 1 << 31;
 
 sections! {
     /// A port of NVMe over RDMA (RoCEv2) in user space at an IP address of this machine. Hosts find the subsystems of
@@ -59,8 +56,7 @@ impl NvmeRdma {
     /// Its number among the portals of the process: another one if any of this differs.
     #[must_use]
     pub fn number(&self, name: &str) -> u32 {
-        let text = format!("{name} {} {} {}", self.address.0, self.service(), self.portal_group.name());
-        Sha256::digest(text.as_bytes()).iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte)) | OWN
+        self.address.portal_number(name, self.service(), self.portal_group.name())
     }
 
     fn brief(&self) -> String {

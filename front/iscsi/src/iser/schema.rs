@@ -10,7 +10,6 @@ use lunar_control::section::{Objects, Resource, or, required};
 use lunar_control::sections;
 use lunar_control::value::Whole;
 use lunar_engine::link_ports::RdmaAddress;
-use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
 /// Its name: the word of the transport.
@@ -18,9 +17,6 @@ pub const WORD: &str = Transport::Rdma.word();
 
 /// The kind of the section.
 pub const ISER: FrontKind = FrontKind { place: 7, section: WORD, noun: "iSER portal", may_be_missing: true };
-
-/// The bit of the numbers of these portals, among those of all portals.
-const OWN: u32 = 1 << 31;
 
 sections! {
     /// A portal of iSCSI over RDMA (iSER, RoCEv2) in user space at an IP address of this machine. Initiators reach the
@@ -61,8 +57,7 @@ impl Iser {
     /// Its number among the portals of the process: another one if any of this differs.
     #[must_use]
     pub fn number(&self, name: &str) -> u32 {
-        let text = format!("{name} {} {} {}", self.address.0, self.service(), self.portal_group.name());
-        Sha256::digest(text.as_bytes()).iter().take(4).fold(0, |number, byte| number << 8 | u32::from(*byte)) | OWN
+        self.address.portal_number(name, self.service(), self.portal_group.name())
     }
 
     fn brief(&self) -> String {

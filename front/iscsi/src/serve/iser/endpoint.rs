@@ -57,7 +57,7 @@ impl Endpoint {
         let record = host.state().port(&live::owner(self.at.ip()));
         let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
-            serve(&port, view);
+            port.serve_as(view.number);
         }
         self.port.replace(Some(port));
         Ok(())
@@ -162,7 +162,7 @@ impl PortEndpoint<IserPorts> for Endpoint {
         let before = self.view.replace(Some(Rc::new(view.clone())));
         // Sessions that may not stay are ended by the review.
         if before.is_none_or(|before| before.number != view.number) {
-            self.port().iter().for_each(|port| serve(port, &view));
+            self.port().iter().for_each(|port| port.serve_as(view.number));
         }
     }
 
@@ -209,14 +209,6 @@ impl PortEndpoint<IserPorts> for Endpoint {
         self.shut();
         self.core.front.abandon();
     }
-}
-
-/// Takes requests for the service of a portal.
-fn serve(port: &Port, view: &PortView) {
-    /// The first byte of a GUID that is assigned locally, to one device.
-    const LOCALLY_ASSIGNED: u8 = 0x02;
-    let [a, b, c, d] = view.number.to_be_bytes();
-    port.serve([LOCALLY_ASSIGNED, 0, 0, 0, a, b, c, d]);
 }
 
 impl Upper for Endpoint {
