@@ -11,7 +11,6 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::process::Command;
 use std::rc::Rc;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 const SIZE: u64 = 16 << 20;
@@ -38,13 +37,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-/// A process that another test starts holds every open file, and so its lock, for a moment: tests that start one and
-/// tests that let a lock go and take it again keep apart.
-pub(crate) fn apart() -> MutexGuard<'static, ()> {
-    static APART: Mutex<()> = Mutex::new(());
-    APART.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub(crate) const OPTIONS: Options = Options {
@@ -235,7 +227,6 @@ fn a_sparse_file_may_take_the_space_that_it_does_not_have() {
 
 #[test]
 fn a_store_keeps_the_lock_of_what_was_opened_first() {
-    let _apart = apart();
     let folder = Folder::new("first");
     let path = folder.file();
     drop(FileVolume::new(&path, &OPTIONS).expect("made"));
@@ -281,7 +272,6 @@ impl Drop for Small {
 
 #[test]
 fn a_full_disk_is_no_space_and_unmapping_makes_room() {
-    let _apart = apart();
     let Some(small) = Small::mount("full") else { return eprintln!("skipped: this user may not mount a tmpfs") };
     let volume = FileVolume::new(&small.0.file(), &OPTIONS).expect("the file opens");
     on_both_drivers(&|reactor| {
@@ -316,7 +306,6 @@ fn meddled() -> (Rc<Meddler>, Reactor, Reactor) {
 
 #[test]
 fn a_flush_that_failed_is_not_forgotten_by_any_core() {
-    let _apart = apart();
     let folder = Folder::new("flush");
     let volume = FileVolume::new(&folder.file(), &OPTIONS).expect("the file opens");
     let (meddler, core, _real) = meddled();

@@ -1,7 +1,7 @@
 use super::*;
 use crate::FileVolume;
 use crate::mark::{ATTRIBUTE, Mark};
-use crate::tests::{Folder, OPTIONS, apart};
+use crate::tests::{Folder, OPTIONS};
 use rustix::fs::{XattrFlags, fgetxattr, fsetxattr};
 use std::fs::File;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -15,7 +15,6 @@ fn as_it_is(options: Options) -> Options {
 
 #[test]
 fn a_new_file_is_sparse_and_its_owners_alone() {
-    let _apart = apart();
     let folder = Folder::new("new");
     let path = folder.file();
     assert!(matches!(FileVolume::new(&path, &as_it_is(OPTIONS)), Err(Refusal::Missing)));
@@ -31,7 +30,6 @@ fn a_new_file_is_sparse_and_its_owners_alone() {
 
 #[test]
 fn a_file_is_never_made_another_size() {
-    let _apart = apart();
     let folder = Folder::new("size");
     let path = folder.file();
     std::fs::write(&path, [7; 1024]).expect("a file");
@@ -49,7 +47,6 @@ fn a_file_is_never_made_another_size() {
 
 #[test]
 fn a_file_that_was_truncated_between_two_runs_is_not_extended() {
-    let _apart = apart();
     let folder = Folder::new("truncated");
     let path = folder.file();
     let grows = Options { grows: true, ..OPTIONS };
@@ -89,7 +86,6 @@ fn inode(path: &Path) -> u64 {
 
 #[test]
 fn what_was_there_before_is_not_made_anew() {
-    let _apart = apart();
     let folder = Folder::new("gone");
     let path = folder.file();
     let known = Options { creates: false, ..OPTIONS };
@@ -110,7 +106,6 @@ fn what_was_there_before_is_not_made_anew() {
 
 #[test]
 fn what_lies_behind_the_end_of_a_volume_stays() {
-    let _apart = apart();
     let folder = Folder::new("behind");
     let path = folder.file();
     let bytes: Vec<u8> = (0..1_u32 << 18).flat_map(|word| (word | 1 << 31).to_le_bytes()).collect();
@@ -126,7 +121,6 @@ fn what_lies_behind_the_end_of_a_volume_stays() {
 
 #[test]
 fn what_is_no_file_is_refused_at_once() {
-    let _apart = apart();
     let folder = Folder::new("kinds");
     assert!(matches!(FileVolume::new(&folder.0, &as_it_is(OPTIONS)), Err(Refusal::Directory)));
     let read_only = Options { read_only: true, ..as_it_is(OPTIONS) };
@@ -143,7 +137,6 @@ fn what_is_no_file_is_refused_at_once() {
 
 #[test]
 fn one_writer_or_many_readers() {
-    let _apart = apart();
     let folder = Folder::new("lock");
     let path = folder.file();
     let read_only = Options { read_only: true, ..OPTIONS };
@@ -172,7 +165,6 @@ fn one_writer_or_many_readers() {
 
 #[test]
 fn who_cannot_have_a_file_alone_goes_on_sharing_it() {
-    let _apart = apart();
     let folder = Folder::new("strengthen");
     let path = folder.file();
     let shared = Options { shared: true, ..OPTIONS };
@@ -195,7 +187,6 @@ fn who_cannot_have_a_file_alone_goes_on_sharing_it() {
 
 #[test]
 fn a_lock_is_weaker_only_once_that_is_settled() {
-    let _apart = apart();
     let folder = Folder::new("settle");
     let path = folder.file();
     let shared = Options { shared: true, ..OPTIONS };
@@ -216,7 +207,6 @@ fn a_lock_is_weaker_only_once_that_is_settled() {
 
 #[test]
 fn an_identity_stays_with_its_file_and_a_copy_gets_its_own() {
-    let _apart = apart();
     let folder = Folder::new("mark");
     let path = folder.file();
     let mark = |path: &Path, options: Options| FileVolume::new(path, &options).expect("it opens").mark().clone();
@@ -249,7 +239,6 @@ fn an_identity_stays_with_its_file_and_a_copy_gets_its_own() {
 
 #[test]
 fn permissions_are_told_from_absence() {
-    let _apart = apart();
     let folder = Folder::new("rights");
     let path = folder.file();
     drop(FileVolume::new(&path, &OPTIONS).expect("made"));
