@@ -121,6 +121,10 @@ fn over_links(name: &str, wires: [[&str; 4]; 2], beside: impl FnOnce(&FilePath) 
         outer.spawn(|| beside(&folder));
         let near = client.connect(&peers, (7, Ulp::SOCKET), Options::default()).expect("connected");
         let far = listener.accept().expect("one");
+        // The data may be shorter than the time until the second path is added.
+        while near.paths().expect("up").len() < wires.len() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let write = || (0..3).try_for_each(|_| near.write(data(2_000_000)));
         std::thread::scope(|scope| {
             let writers = [(); 4].map(|()| scope.spawn(write));
