@@ -157,7 +157,7 @@ fn a_request_without_the_cookie_leaves_nothing_behind() {
         assert_eq!(rig.engine.poll_event(), None);
     }
     for (packet, reason) in
-        [(Packet { param: 2, ..request(7) }, Reason::VERSION), (Packet { to_port: 9, ..request(7) }, Reason::NO_PORT)]
+        [(Packet { param: 1, ..request(7) }, Reason::VERSION), (Packet { to_port: 9, ..request(7) }, Reason::NO_PORT)]
     {
         assert_eq!(Reason(rig.take(&packet, 0)[0].param), reason);
     }
@@ -192,7 +192,7 @@ fn data_is_placed_where_this_end_computes_it_and_once() {
     let mut rig = Rig::new();
     let (id, cts) = rig.granted(5, 1, 5000);
     let [cts] = cts[..] else { panic!("one Block: {cts:?}") };
-    assert_eq!((cts.op, cts.param, cts.high(), cts.range()), (Op::CLEAR_TO_SEND, 13, 5000, (0, 0)));
+    assert_eq!((cts.op, cts.param, cts.high(), cts.range()), (Op::CLEAR_TO_SEND, 13, 1, (0, 0)));
     let good = rig.stu(&cts, 1, 1024);
     for wrong in [
         Packet { offset: good.offset + 1, ..good },
@@ -240,8 +240,12 @@ fn a_hole_is_asked_for_at_once_and_alone() {
 fn a_peer_gets_no_more_transfers_than_slots_and_no_more_bytes_than_granted() {
     let mut rig = Rig::new();
     for number in 0..100 {
-        let rts =
-            Packet { block: number, words: 10, param: 30, ..rig.packet(Op::REQUEST_TO_SEND, 0, 1000 + number as u16) };
+        let rts = Packet {
+            block: number * 2 + 1,
+            words: 10,
+            param: 30,
+            ..rig.packet(Op::REQUEST_TO_SEND, 0, 1000 + number as u16)
+        };
         let answers = rig.take(&rts, 0);
         assert_eq!(answers[0].op, Op::REQUEST_ANSWER);
         assert_eq!(answers[0].has(flags::REJECT), number >= 8, "{number}");
@@ -251,7 +255,7 @@ fn a_peer_gets_no_more_transfers_than_slots_and_no_more_bytes_than_granted() {
     }
     let asked = std::iter::from_fn(|| rig.engine.poll_event()).count();
     assert_eq!(asked, 8);
-    let huge = Packet { block: 500, words: u64::MAX, param: 30, ..rig.packet(Op::REQUEST_TO_SEND, 0, 9) };
+    let huge = Packet { block: 501, words: u64::MAX, param: 30, ..rig.packet(Op::REQUEST_TO_SEND, 0, 9) };
     assert!(rig.take(&huge, 0)[0].has(flags::REJECT));
 }
 
@@ -370,14 +374,15 @@ fn data_comes_back_on_the_path_of_its_clear_to_send() {
     rig.memory.give(rig.vc, id, 20_000);
     let rts = rig.sent()[0].1;
     assert_eq!((rts.op, rts.from_id, rts.words), (Op::REQUEST_TO_SEND, id, 20_000));
-    let cts = |rig: &Rig, block: u32, len: u64, range: u64| {
+    let cts = |rig: &Rig, block: u32, range: u64| {
         let packet = rig.packet(Op::CLEAR_TO_SEND, id, 77);
-        Packet { param: 13, block, bufx: 5, words: len << 32 | range, ..packet }
+        Packet { param: 13, block, bufx: 5, words: u64::from(rts.block) << 32 | range, ..packet }
     };
-    for wrong in [cts(&rig, 0, 8191, 0), cts(&rig, 3, 8192, 0), cts(&rig, 2, 8192, 0)] {
-        assert_eq!(rig.take(&wrong, 0), [], "{wrong:?}");
-    }
-    let (first, part) = (cts(&rig, 0, 8192, 0), cts(&rig, 2, 3616, 1 << 16 | 2));
+    let (first, part, behind) = (cts(&rig, 0, 0), cts(&rig, 2, 1 << 16 | 2), cts(&rig, 3, 0));
+    assert_eq!(rig.take(&behind, 0), [], "behind the end");
+    let late = Packet { words: 1 << 32, ..first };
+    let end = rig.take(&late, 0)[0];
+    assert_eq!((end.op, end.block), (Op::END, 1), "one for an earlier Transfer with this identifier");
     let sent = rig.take(&first, 0);
     assert_eq!(sent.iter().map(|packet| packet.param).collect::<Vec<_>>(), (0..8).collect::<Vec<_>>());
     assert!(sent.iter().all(|packet| (packet.op, packet.to_id, packet.block) == (Op::DATA, 77, 0)));
@@ -385,7 +390,9 @@ fn data_comes_back_on_the_path_of_its_clear_to_send() {
     let sent = rig.take(&part, 0);
     assert_eq!(sent.iter().map(|packet| (packet.param, packet.len)).collect::<Vec<_>>(), [(1, 1024), (2, 1024)]);
     assert!(sent[1].has(flags::LAST | flags::FINAL));
-    let done = rig.packet(Op::END, id, 77);
+    let late = Packet { block: 1, ..rig.packet(Op::END, id, 77) };
+    assert_eq!((rig.take(&late, 0)[0].op, rig.engine.poll_event()), (Op::END_ACK, None), "that of an earlier Transfer");
+    let done = Packet { block: rts.block, ..late };
     assert_eq!(rig.take(&done, 0)[0].op, Op::END_ACK);
     assert_eq!(rig.event(), Event::Done { vc: rig.vc, id });
     assert_eq!(rig.take(&first, 0)[0].op, Op::END, "a Clear_To_Send for what is over ends it there, too");

@@ -1,5 +1,5 @@
 //! Scheduled Transfer: the receiver has memory before data moves, packets say where their bytes belong, and a program
-//! is woken once per message. **The wire layout is private (version 1) and does not interoperate with ANSI NCITS
+//! is woken once per message. **The wire layout is private (version 2) and does not interoperate with ANSI NCITS
 //! 337-2000**; docs/scheduled-transfer.md describes it.
 //!
 //! * [`wire`]: the Schedule Header, and the only file that knows its layout; [`tiling`]: how bytes are cut into packets

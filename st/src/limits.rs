@@ -46,8 +46,8 @@ pub const PARTIAL_PUTS_MAX: usize = 2 * SLOTS_MAX as usize;
 /// The bytes that a path may have granted and not received: the default of [`crate::Settings::window`].
 pub const WINDOW_DEFAULT: u32 = 4 << 20;
 
-/// An identifier is not used again for this time after its end: packets of the old sequence have left the network.
-pub const QUARANTINE: Duration = Duration::from_secs(2);
+/// A connection is answered for this time after its end: its last packets have left the network then.
+pub const LINGER: Duration = Duration::from_secs(2);
 /// The time before a request is repeated for the first time, before a round trip was measured.
 pub const REQUEST_FIRST: Duration = Duration::from_millis(100);
 /// The shortest and the longest such time. It doubles with each repetition.

@@ -2,7 +2,7 @@
 
 /// The numbers below the highest one that are remembered. A sender does not use a number so far beyond one that is not
 /// answered.
-pub(crate) const SPAN: u32 = 1024;
+pub(crate) const SPAN: u32 = 2048;
 const WORDS: usize = SPAN as usize / 64;
 
 /// A set of serial numbers (RFC 1982) that have been seen.
@@ -59,7 +59,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_number_is_new_once(start in any::<u32>(), steps in prop::collection::vec(-1100_i32..40, 1..300)) {
+        fn a_number_is_new_once(start in any::<u32>(), steps in prop::collection::vec(-2200_i32..80, 1..300)) {
             let (mut window, mut model, mut at) = (Window::default(), BTreeSet::new(), 0_i64);
             let mut highest = i64::MIN;
             for step in steps {

@@ -1,4 +1,4 @@
-//! The Schedule Header: 40 bytes in front of every packet. **The layout is private (version 1). It is not that of ANSI
+//! The Schedule Header: 40 bytes in front of every packet. **The layout is private (version 2). It is not that of ANSI
 //! NCITS 337-2000 and does not interoperate with it**: the standard's layout was not available. This file is the whole
 //! codec, so that another layout can replace it; the rest of the crate sees [`Packet`] only.
 
@@ -13,7 +13,7 @@ pub const UDP_PORT: u16 = 18181;
 /// Bytes of the header.
 pub const HEADER_LEN: usize = 40;
 /// The version of this layout, in a Request_Connection.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 
 codes! {
     /// Operations.
@@ -122,7 +122,7 @@ pub struct Packet {
     pub to_id: u16,
     /// The identifier of the sender.
     pub from_id: u16,
-    /// B_num: the Block, or the serial number of a request.
+    /// B_num: the Block, or the number of the sequence: the serial number of its request.
     pub block: u32,
     /// The index of a buffer of the receiver.
     pub bufx: u32,
@@ -161,13 +161,13 @@ impl Packet {
         self.flags & flags == flags
     }
 
-    /// The high half of the words: Opaque, the length of a Block.
+    /// The high half of the words: Opaque, the number of the Transfer of a Block, the place for the data of a Get.
     #[must_use]
     pub fn high(&self) -> u32 {
         (self.words >> 32) as u32
     }
 
-    /// The low half of the words.
+    /// The low half of the words: the number of a Get.
     #[must_use]
     pub fn low(&self) -> u32 {
         self.words as u32

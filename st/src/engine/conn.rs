@@ -1,12 +1,12 @@
-//! A connection from its request to the end of its quarantine.
+//! A connection from its request until its last packets have left the network.
 
 use super::state::{Cx, Terms};
 use super::vc::Vc;
 use super::{Settings, Ulp};
 use crate::event::{Event, Memory, Outgoing, Payload, VcId};
 use crate::limits::{
-    BLOCK_LOG_MAX, BUFFER_RANGE, CONNECT_INTERVAL, CONNECT_TRIES, HALF_OPEN, PATHS_MAX, QUARANTINE, SLOTS_MAX,
-    SLOTS_MIN, STU_RANGE,
+    BLOCK_LOG_MAX, BUFFER_RANGE, CONNECT_INTERVAL, CONNECT_TRIES, HALF_OPEN, LINGER, PATHS_MAX, SLOTS_MAX, SLOTS_MIN,
+    STU_RANGE,
 };
 use crate::path::Path;
 use crate::wire::{Op, Packet, Reason, VERSION, flags, options};
@@ -132,7 +132,7 @@ impl Conn {
         now: Instant,
     ) -> Option<Self> {
         let terms = agree(packet, &settings, ulp)?;
-        let vc = Box::new(Vc::new(id, terms, path, now));
+        let vc = Box::new(Vc::new(id, (terms, false), path, now));
         let stage = Stage::Up { vc, half_open: Some(now + HALF_OPEN), joins: Vec::new() };
         let mut conn = Self {
             id,
@@ -346,7 +346,7 @@ impl Conn {
             return;
         };
         self.peer_key = terms.peer_key;
-        let mut vc = Box::new(Vc::new(self.id, terms, path, cx.now));
+        let mut vc = Box::new(Vc::new(self.id, (terms, true), path, cx.now));
         // The peer ends a connection that stays silent after its request.
         vc.question(None, cx);
         let is_striped = vc.has(options::STRIPING);
@@ -442,7 +442,7 @@ impl Conn {
     }
 
     fn linger(&mut self, now: Instant) {
-        self.stage = Stage::Lingering { until: now + QUARANTINE };
+        self.stage = Stage::Lingering { until: now + LINGER };
     }
 }
 

@@ -2,16 +2,14 @@
 //! its place in the table.
 
 use crate::event::{Access, Id, Wake};
-use crate::limits::QUARANTINE;
 use crate::tiling::Tiling;
 use crate::wire::{Packet, Reason};
 use lunar_core::time::Instant;
 
 /// Sequences of a Virtual Connection: twice the most Slots, for those of both ends.
 const LOCALS: usize = 256;
-/// Identifiers of a group, which are in quarantine together.
-const GROUP: u16 = 1024;
-const GROUPS: usize = 64;
+/// Words of the map of the places in use.
+const WORDS: usize = LOCALS / 64;
 
 /// A Transfer to the peer.
 #[derive(Clone, Copy, Debug)]
@@ -41,7 +39,6 @@ pub(crate) enum Phase {
 pub(crate) struct Receiving {
     pub(crate) phase: Phase,
     pub(crate) peer_id: u16,
-    pub(crate) number: u32,
     /// The length; for one that this end has asked for, first the most bytes.
     pub(crate) len: u64,
     pub(crate) bufx: u32,
@@ -54,7 +51,6 @@ pub(crate) struct Receiving {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) peer_id: u16,
-    pub(crate) number: u32,
     pub(crate) access: Access,
     pub(crate) len: u64,
     pub(crate) bufx: u32,
@@ -94,11 +90,10 @@ pub(crate) enum Local {
     Free,
     Sending(Sending),
     Receiving(Receiving),
-    /// The peer has asked for a Transfer to it: its identifier, its number, the most bytes, the place of the first
-    /// Block if the peer has granted it.
+    /// The peer has asked for a Transfer to it: its identifier, the most bytes, the place of the first Block if the
+    /// peer has granted it.
     Asked {
         peer_id: u16,
-        number: u32,
         len: u64,
         grant: Option<Grant>,
     },
@@ -140,21 +135,23 @@ pub(crate) struct Retry {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Entry {
     pub(crate) id: Id,
+    /// The number of its request, by which packets of an earlier sequence with this identifier are recognized.
+    pub(crate) number: u32,
     pub(crate) local: Local,
     pub(crate) retry: Option<Retry>,
     /// When the state of the peer is asked for.
     pub(crate) wake: Option<Instant>,
 }
 
-const FREE: Entry = Entry { id: 0, local: Local::Free, retry: None, wake: None };
+const FREE: Entry = Entry { id: 0, number: 0, local: Local::Free, retry: None, wake: None };
 
 /// The table.
 #[derive(Debug)]
 pub(crate) struct Locals {
     entries: Box<[Entry]>,
+    /// The places in use.
+    used: [u64; WORDS],
     cursor: u16,
-    freed: [Option<Instant>; GROUPS],
-    live: usize,
 }
 
 fn place(id: Id) -> usize {
@@ -163,30 +160,19 @@ fn place(id: Id) -> usize {
 
 impl Locals {
     pub(crate) fn new() -> Self {
-        Self { entries: vec![FREE; LOCALS].into(), cursor: 1, freed: [None; GROUPS], live: 0 }
+        Self { entries: vec![FREE; LOCALS].into(), used: [0; WORDS], cursor: 1 }
     }
 
-    /// A new entry; `None` when there are too many, or all identifiers were in use a moment ago.
-    pub(crate) fn add(&mut self, local: Local, now: Instant) -> Option<Id> {
-        if self.live == LOCALS {
-            return None;
-        }
-        let mut groups = 0;
-        while groups <= GROUPS {
+    /// A new entry; `None` when there are too many. Identifiers take turns: all others are used before one is used
+    /// again, so the program has read the events about the sequence before.
+    pub(crate) fn add(&mut self, local: Local, number: u32) -> Option<Id> {
+        for _ in 0..=LOCALS {
             let id = self.cursor;
-            if id.is_multiple_of(GROUP) {
-                groups += 1;
-                let freed = self.freed[usize::from(id / GROUP)];
-                if freed.is_some_and(|freed| now.since(freed) < QUARANTINE) {
-                    self.cursor = id.wrapping_add(GROUP);
-                    continue;
-                }
-            }
             self.cursor = id.wrapping_add(1);
-            let entry = &mut self.entries[place(id)];
-            if id != 0 && entry.id == 0 {
-                *entry = Entry { id, local, retry: None, wake: None };
-                self.live += 1;
+            let at = place(id);
+            if id != 0 && self.used[at / 64] & 1 << (at % 64) == 0 {
+                self.used[at / 64] |= 1 << (at % 64);
+                self.entries[at] = Entry { id, number, local, retry: None, wake: None };
                 return Some(id);
             }
         }
@@ -201,30 +187,42 @@ impl Locals {
         Some(&mut self.entries[place(id)]).filter(|entry| id != 0 && entry.id == id)
     }
 
-    /// Frees an entry; its identifier is not used again for a while.
-    pub(crate) fn free(&mut self, id: Id, now: Instant) -> Option<Entry> {
+    /// Frees an entry.
+    pub(crate) fn free(&mut self, id: Id) -> Option<Entry> {
         let entry = *self.get(id)?;
-        self.entries[place(id)] = FREE;
-        self.freed[usize::from(id / GROUP)] = Some(now);
-        self.live -= 1;
+        let at = place(id);
+        self.entries[at] = FREE;
+        self.used[at / 64] &= !(1 << (at % 64));
         Some(entry)
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
-        self.entries.iter().filter(|entry| entry.id != 0)
+        let mut next = 0;
+        std::iter::from_fn(move || {
+            let (at, id) = self.next_from(next)?;
+            next = at;
+            self.get(id)
+        })
     }
 
-    pub(crate) fn find(&self, is_it: impl Fn(&Local) -> bool) -> Option<Id> {
-        self.iter().find(|entry| is_it(&entry.local)).map(|entry| entry.id)
+    pub(crate) fn find(&self, is_it: impl Fn(&Entry) -> bool) -> Option<Id> {
+        self.iter().find(|entry| is_it(entry)).map(|entry| entry.id)
     }
 
     pub(crate) fn count(&self, is_it: impl Fn(&Local) -> bool) -> usize {
         self.iter().filter(|entry| is_it(&entry.local)).count()
     }
 
-    /// The identifiers in use, in the order of the table, from a place on.
+    /// The next identifier in use, in the order of the table, from a place on, and the place behind it.
     pub(crate) fn next_from(&self, place: usize) -> Option<(usize, Id)> {
-        (place..LOCALS).find_map(|at| Some((at + 1, self.entries[at].id)).filter(|(_, id)| *id != 0))
+        let mut word = place / 64;
+        let mut left = self.used.get(word)? & u64::MAX << (place % 64);
+        while left == 0 {
+            word += 1;
+            left = *self.used.get(word)?;
+        }
+        let at = word * 64 + left.trailing_zeros() as usize;
+        Some((at + 1, self.entries[at].id))
     }
 }
 
@@ -252,44 +250,39 @@ pub(crate) fn failure(reason: Reason) -> Reason {
 mod tests {
     use super::*;
     use std::collections::BTreeMap;
-    use std::time::Duration;
 
     const LOCAL: Local = Local::Fetch;
 
     #[test]
-    fn identifiers_rest_before_they_are_used_again() {
-        let (mut locals, mut now, mut freed) = (Locals::new(), Instant(1), BTreeMap::new());
-        let long = locals.add(LOCAL, now).expect("room");
-        let mut refused = 0;
-        for round in 0..200_000 {
-            now = now + Duration::from_micros(20);
-            let Some(id) = locals.add(LOCAL, now) else {
-                refused += 1;
-                continue;
-            };
+    fn identifiers_take_turns() {
+        let mut locals = Locals::new();
+        let (long, mut used) = (locals.add(LOCAL, 0).expect("room"), BTreeMap::new());
+        for round in 1..200_000 {
+            let id = locals.add(LOCAL, round).expect("room");
             assert!(id != 0 && id != long, "{round}");
-            if let Some(before) = freed.insert(id, now) {
-                assert!(now.since(before) >= QUARANTINE, "{id} after {:?}", now.since(before));
+            if let Some(before) = used.insert(id, round) {
+                // All but 0 and those that share their place with the one that lives long.
+                assert!(round - before >= 65_536 - 257, "{id} after {}", round - before);
             }
-            assert!(locals.free(id, now).is_some());
+            assert_eq!(locals.get(id).map(|entry| entry.number), Some(round));
+            assert!(locals.free(id).is_some());
             assert!(locals.get(id).is_none() && locals.get(long).is_some());
+            assert_eq!(locals.iter().map(|entry| entry.id).collect::<Vec<_>>(), [long]);
         }
-        assert!(refused > 0, "50,000 in a second are too many");
-        assert!(locals.add(LOCAL, now + QUARANTINE).is_some());
     }
 
     #[test]
     fn the_table_is_bounded_and_places_differ() {
         let mut locals = Locals::new();
-        let ids: Vec<Id> = (0..LOCALS).map(|_| locals.add(LOCAL, Instant(1)).expect("room")).collect();
-        assert_eq!(locals.add(LOCAL, Instant(1)), None);
+        let ids: Vec<Id> = (0..LOCALS).map(|_| locals.add(LOCAL, 1).expect("room")).collect();
+        assert_eq!(locals.add(LOCAL, 1), None);
         let mut places: Vec<usize> = ids.iter().map(|id| place(*id)).collect();
         places.sort_unstable();
         places.dedup();
         assert_eq!(places.len(), LOCALS);
         assert_eq!(locals.iter().count(), LOCALS);
-        locals.free(ids[7], Instant(1));
-        let new = locals.add(LOCAL, Instant(1)).expect("room");
+        locals.free(ids[7]);
+        let new = locals.add(LOCAL, 1).expect("room");
         assert!(place(new) == place(ids[7]) && new != ids[7]);
         assert!(locals.get(ids[7]).is_none());
     }

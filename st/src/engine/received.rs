@@ -1,7 +1,7 @@
 //! Transfers from the peer: Blocks are granted, and data is placed. Nothing in a packet is trusted: the place and the
 //! length of an STU are those that this end computes from its index.
 
-use super::local::{Get, Grant, Local, Phase, Receiving};
+use super::local::{Entry, Get, Grant, Local, Phase, Receiving};
 use super::state::{Cx, LiveBlock};
 use super::vc::Vc;
 use crate::event::{Event, Id, Memory, Place, Refused};
@@ -69,8 +69,8 @@ impl Vc {
         let number = self.ask_number()?;
         let (bufx, block_log) = (self.take_bufx(len), self.block_len().trailing_zeros() as u8);
         let phase = Phase::Requested;
-        let local = Receiving { phase, peer_id: 0, number, len, bufx, block_log, next_block: 0, done: 0 };
-        let id = self.locals.add(Local::Receiving(local), cx.now).ok_or(Refused::Busy)?;
+        let local = Receiving { phase, peer_id: 0, len, bufx, block_log, next_block: 0, done: 0 };
+        let id = self.locals.add(Local::Receiving(local), number).ok_or(Refused::Busy)?;
         self.ask_number = number;
         let packet = Packet {
             flags: flags::GRANT,
@@ -89,89 +89,95 @@ impl Vc {
         let (peer_id, number) = (packet.from_id, packet.block);
         if !self.asks.is_new(number) {
             cx.counters.duplicates += 1;
-            let same = |local: &Local| match local {
-                Local::Asked { peer_id: known, number: same, .. } => (*known, *same) == (peer_id, number),
-                _ => false,
-            };
+            let same = |entry: &Entry| matches!(entry.local, Local::Asked { peer_id: known, .. } if (known, entry.number) == (peer_id, number));
             return self.locals.find(same).into_iter().for_each(|id| self.queue_wait(path, id, cx));
         }
         let waiting = self.locals.count(|local| matches!(local, Local::Asked { .. }));
-        if peer_id == 0 || waiting >= usize::from(self.terms.own_slots) {
-            return self.reject(Op::REQUEST_ANSWER, peer_id, Reason::NO_RESOURCES, path, cx);
+        if peer_id == 0 || !self.is_of_peer(number) || waiting >= usize::from(self.terms.own_slots) {
+            return self.reject(Op::REQUEST_ANSWER, packet, Reason::NO_RESOURCES, path, cx);
         }
         let log = packet.param;
         let is_granted = packet.has(flags::GRANT) && (8..=u16::from(BLOCK_LOG_MAX)).contains(&log);
         let grant = Grant { bufx: packet.bufx, offset: packet.offset, block_log: log as u8, path };
-        let local = Local::Asked { peer_id, number, len: packet.words, grant: is_granted.then_some(grant) };
-        match self.locals.add(local, cx.now) {
+        let local = Local::Asked { peer_id, len: packet.words, grant: is_granted.then_some(grant) };
+        match self.locals.add(local, number) {
             Some(id) => {
                 self.asks.insert(number);
                 self.queue_wait(path, id, cx);
                 cx.events.push_back(Event::ReceiveAsked { vc: self.id, id, peer_id, len: packet.words });
             }
-            None => self.reject(Op::REQUEST_ANSWER, peer_id, Reason::NO_RESOURCES, path, cx),
+            None => self.reject(Op::REQUEST_ANSWER, packet, Reason::NO_RESOURCES, path, cx),
         }
     }
 
     /// Refuses a request without a trace here.
-    pub(crate) fn reject(&mut self, op: Op, peer_id: u16, reason: Reason, path: usize, cx: &mut Cx<'_>) {
+    pub(crate) fn reject(&mut self, op: Op, request: &Packet, reason: Reason, path: usize, cx: &mut Cx<'_>) {
         cx.counters.overflows += 1;
-        let packet = Packet { flags: flags::REJECT, param: reason.0, ..self.packet(op, peer_id, 0) };
+        let answer = self.packet(op, request.from_id, 0);
+        let packet = Packet { flags: flags::REJECT, param: reason.0, block: request.block, ..answer };
         self.answer(path, packet, cx);
     }
 
     /// The peer wants to send a Transfer.
     pub(crate) fn request_to_send(&mut self, packet: &Packet, path: usize, cx: &mut Cx<'_>) {
         let (peer_id, number, len) = (packet.from_id, packet.block, packet.words);
-        if !self.asks.is_new(number) {
-            cx.counters.duplicates += 1;
-            let same = |local: &Local| match local {
-                Local::Receiving(known) => (known.peer_id, known.number) == (peer_id, number),
-                _ => false,
-            };
-            if let Some(id) = self.locals.find(same) {
-                // Also when it is granted: its Blocks may wait for Slots and windows.
-                let wait = self.packet(Op::REQUEST_ANSWER, peer_id, id);
-                self.answer(path, wait, cx);
-            }
-            return;
-        }
         if packet.to_id != 0 {
             return self.requested_send(packet, path, cx);
         }
+        if !self.asks.is_new(number) {
+            cx.counters.duplicates += 1;
+            let same = |entry: &Entry| matches!(entry.local, Local::Receiving(known) if (known.peer_id, entry.number) == (peer_id, number));
+            return self.locals.find(same).into_iter().for_each(|id| self.wait_again(id, path, cx));
+        }
         let receiving = self.locals.count(|local| matches!(local, Local::Receiving(_)));
         let block_log = self.block_len().trailing_zeros().min(packet.param.into()) as u8;
-        if peer_id == 0 || len > TRANSFER_MAX || block_log < 8 {
-            return self.reject(Op::REQUEST_ANSWER, peer_id, Reason::BAD_PARAMETER, path, cx);
+        if peer_id == 0 || !self.is_of_peer(number) || len > TRANSFER_MAX || block_log < 8 {
+            return self.reject(Op::REQUEST_ANSWER, packet, Reason::BAD_PARAMETER, path, cx);
         }
         let most = if len > self.transfer_max() { 0 } else { usize::from(self.terms.own_slots) };
         let phase = Phase::Pending;
-        let local = Receiving { phase, peer_id, number, len, bufx: 0, block_log, next_block: 0, done: 0 };
-        let id = if receiving < most { self.locals.add(Local::Receiving(local), cx.now) } else { None };
+        let local = Receiving { phase, peer_id, len, bufx: 0, block_log, next_block: 0, done: 0 };
+        let id = if receiving < most { self.locals.add(Local::Receiving(local), number) } else { None };
         let Some(id) = id else {
             let reason = if most == 0 { Reason::TOO_LONG } else { Reason::NO_RESOURCES };
-            return self.reject(Op::REQUEST_ANSWER, peer_id, reason, path, cx);
+            return self.reject(Op::REQUEST_ANSWER, packet, reason, path, cx);
         };
         self.asks.insert(number);
         self.queue_wait(path, id, cx);
         cx.events.push_back(Event::SendAsked { vc: self.id, id, peer_id, len });
     }
 
+    /// Answers a request for a Transfer to this end that has come again. It is also answered when it is granted: its
+    /// Blocks may wait for Slots and windows.
+    fn wait_again(&mut self, id: Id, path: usize, cx: &mut Cx<'_>) {
+        let Some(entry) = self.locals.get(id).copied() else { return };
+        let wait = self.packet_about(Op::REQUEST_ANSWER, &entry);
+        self.answer(path, wait, cx);
+    }
+
     /// The peer sends the Transfer that this end has asked for.
     fn requested_send(&mut self, packet: &Packet, path: usize, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        let Some(Local::Receiving(mut receiving)) = self.locals.get(id).map(|entry| entry.local) else {
+        let known = self.locals.get(id).filter(|entry| entry.number == packet.block).map(|entry| entry.local);
+        let Some(Local::Receiving(mut receiving)) = known else {
             cx.counters.unexpected += 1;
+            if let Some(Local::Ending { .. }) = known {
+                // Its End is repeated, with the right reason.
+                return;
+            }
             let end = self.packet(Op::END, packet.from_id, id);
-            return self.answer(path, Packet { param: Reason::UNEXPECTED.0, ..end }, cx);
+            return self.answer(path, Packet { param: Reason::UNEXPECTED.0, block: packet.block, ..end }, cx);
         };
         let is_known = receiving.peer_id == packet.from_id || receiving.peer_id == 0;
-        if receiving.phase != Phase::Requested || !is_known || packet.from_id == 0 {
+        if !is_known || packet.from_id == 0 || self.is_of_peer(packet.block) {
             cx.counters.unexpected += 1;
             return;
         }
-        self.asks.insert(packet.block);
-        (receiving.peer_id, receiving.number) = (packet.from_id, packet.block);
+        if receiving.phase != Phase::Requested {
+            cx.counters.duplicates += 1;
+            return self.wait_again(id, path, cx);
+        }
+        receiving.peer_id = packet.from_id;
         let most = receiving.len;
         receiving.len = packet.words.min(most);
         receiving.phase = Phase::Granting;
@@ -217,12 +223,12 @@ impl Vc {
 
     /// "Wait" for a request that the program has not decided about.
     pub(crate) fn wait_answer(&self, id: Id) -> Option<Packet> {
-        let peer_id = match self.locals.get(id)?.local {
-            Local::Receiving(receiving) if receiving.phase == Phase::Pending => receiving.peer_id,
-            Local::Asked { peer_id, .. } => peer_id,
-            _ => return None,
+        let entry = self.locals.get(id)?;
+        let is_undecided = match entry.local {
+            Local::Receiving(receiving) => receiving.phase == Phase::Pending,
+            local => matches!(local, Local::Asked { .. }),
         };
-        Some(self.packet(Op::REQUEST_ANSWER, peer_id, id))
+        is_undecided.then(|| self.packet_about(Op::REQUEST_ANSWER, entry))
     }
 
     /// Grants Blocks, as far as Slots and windows allow; Transfers take turns.
@@ -300,7 +306,8 @@ impl Vc {
         live.order = self.grants;
         self.grants += 1;
         let live = *live;
-        let Some(Local::Receiving(receiving)) = self.locals.get(live.id).map(|entry| entry.local) else { return };
+        let Some(entry) = self.locals.get(live.id).copied() else { return };
+        let Local::Receiving(receiving) = entry.local else { return };
         let missing = !live.got & full(live.tiling.count());
         let (first, end) = (missing.trailing_zeros(), 128 - missing.leading_zeros());
         let is_whole = live.got == 0 || !self.has(options::SELECTIVE);
@@ -312,8 +319,8 @@ impl Vc {
             block: live.block,
             bufx: tile.bufx,
             offset: tile.offset,
-            words: u64::from(live.len) << 32 | range,
-            ..self.packet(Op::CLEAR_TO_SEND, receiving.peer_id, live.id)
+            words: u64::from(entry.number) << 32 | range,
+            ..self.packet_about(Op::CLEAR_TO_SEND, &entry)
         };
         self.answer(live.path, packet, cx);
     }
@@ -321,9 +328,12 @@ impl Vc {
     /// Data of a Transfer or of a Get.
     pub(crate) fn data(&mut self, packet: &Packet, payload: &[u8], memory: &mut impl Memory, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        match self.locals.get(id).map(|entry| entry.local) {
+        let entry = self.locals.get(id).copied();
+        match entry.map(|entry| entry.local) {
             Some(Local::Receiving(receiving)) if receiving.peer_id == packet.from_id => {}
-            Some(Local::Get(get)) => return self.got(id, get, (packet, payload), memory, cx),
+            Some(Local::Get(get)) if entry.is_some_and(|entry| entry.number == packet.low()) => {
+                return self.got(id, get, (packet, payload), memory, cx);
+            }
             _ => {
                 cx.counters.unexpected += 1;
                 return;

@@ -1,6 +1,6 @@
 //! Persistent memory regions of this end: Put, Get and FetchOp of the peer, and the ends of sequences.
 
-use super::local::{Local, Phase, Region, failure};
+use super::local::{Entry, Local, Phase, Region, failure};
 use super::received::{REGION_BUFX, full};
 use super::sent::FETCHES;
 use super::state::{Cx, Job, JobKind, PartialPut};
@@ -9,6 +9,18 @@ use crate::event::{Access, Event, Id, Memory, Place, Refused, Wake};
 use crate::limits::{PARTIAL_PUTS_MAX, REGION_MAX, REGIONS_MAX, TILES_MAX};
 use crate::tiling::Tiling;
 use crate::wire::{FetchCode, Op, Packet, Reason, State, WIDE, flags};
+
+/// The first index from `from` on that is followed by so many free ones; `used` is in order.
+fn free_from(from: u64, buffers: u64, used: &[(u64, u64)]) -> Option<u64> {
+    let mut bufx = from;
+    for (start, end) in used {
+        if bufx + buffers <= *start {
+            break;
+        }
+        bufx = bufx.max(*end);
+    }
+    (bufx + buffers <= 1 << 32).then_some(bufx)
+}
 
 impl Vc {
     fn region(&self, mx: Id) -> Option<Region> {
@@ -30,26 +42,23 @@ impl Vc {
         let (peer_id, number, len) = (packet.from_id, packet.block, packet.words);
         if !self.asks.is_new(number) {
             cx.counters.duplicates += 1;
-            let same = |local: &Local| match local {
-                Local::Region(known) => (known.peer_id, known.number) == (peer_id, number),
-                _ => false,
-            };
+            let same = |entry: &Entry| matches!(entry.local, Local::Region(known) if (known.peer_id, entry.number) == (peer_id, number));
             return match self.locals.find(same) {
                 Some(id) if self.region(id).is_some() => self.answer_region(id, path, cx),
                 Some(_) => {}
-                None => self.reject(Op::MEMORY_REGION_AVAILABLE, peer_id, Reason::ABORTED, path, cx),
+                None => self.reject(Op::MEMORY_REGION_AVAILABLE, packet, Reason::ABORTED, path, cx),
             };
         }
         let access = Access::of(packet.param);
-        if peer_id == 0 || len == 0 || len > REGION_MAX {
-            return self.reject(Op::MEMORY_REGION_AVAILABLE, peer_id, Reason::BAD_PARAMETER, path, cx);
+        if peer_id == 0 || !self.is_of_peer(number) || len == 0 || len > REGION_MAX {
+            return self.reject(Op::MEMORY_REGION_AVAILABLE, packet, Reason::BAD_PARAMETER, path, cx);
         }
         let wake = Wake::Every;
-        let region = Region { peer_id, number, access, len, bufx: 0, wake, is_granted: false };
+        let region = Region { peer_id, access, len, bufx: 0, wake, is_granted: false };
         let is_free = self.locals.count(|local| matches!(local, Local::Region(_))) < REGIONS_MAX;
-        let id = if is_free { self.locals.add(Local::Region(region), cx.now) } else { None };
+        let id = if is_free { self.locals.add(Local::Region(region), number) } else { None };
         let Some(id) = id else {
-            return self.reject(Op::MEMORY_REGION_AVAILABLE, peer_id, Reason::NO_RESOURCES, path, cx);
+            return self.reject(Op::MEMORY_REGION_AVAILABLE, packet, Reason::NO_RESOURCES, path, cx);
         };
         self.asks.insert(number);
         cx.events.push_back(Event::RegionAsked { vc: self.id, id, access, len });
@@ -66,7 +75,6 @@ impl Vc {
             return Err(Refused::Unknown);
         }
         let buffers = count(region.len, buffer);
-        // Regions are few and live long: the first free indexes.
         let used = self.locals.iter().filter_map(|entry| match entry.local {
             Local::Region(other) if other.is_granted => {
                 Some((u64::from(other.bufx), u64::from(other.bufx) + count(other.len, buffer)))
@@ -75,16 +83,11 @@ impl Vc {
         });
         let mut used: Vec<(u64, u64)> = used.collect();
         used.sort_unstable();
-        let mut bufx = u64::from(REGION_BUFX);
-        for (start, end) in used {
-            if bufx + buffers <= start {
-                break;
-            }
-            bufx = end;
-        }
-        if bufx + buffers > 1 << 32 {
-            return Err(Refused::Busy);
-        }
+        // Indexes take turns: a late packet for a region that has ended finds no other one in its place.
+        let next = u64::from(self.next_region_bufx.max(REGION_BUFX));
+        let found = [next, REGION_BUFX.into()].into_iter().find_map(|from| free_from(from, buffers, &used));
+        let bufx = found.ok_or(Refused::Busy)?;
+        self.next_region_bufx = u32::try_from(bufx + buffers).unwrap_or(REGION_BUFX);
         if access.fetch && self.fetched.is_empty() {
             self.fetched = vec![None; FETCHES as usize];
         }
@@ -101,14 +104,17 @@ impl Vc {
     /// Refuses a region.
     pub(crate) fn refuse_region(&mut self, id: Id, reason: Reason, cx: &mut Cx<'_>) {
         let Some(Local::Region(region)) = self.locals.get(id).map(|entry| entry.local) else { return };
+        let Some(entry) = self.free(id, cx) else { return };
         let path = self.request_path();
-        self.reject(Op::MEMORY_REGION_AVAILABLE, region.peer_id, reason, path, cx);
-        self.free(id, cx);
+        cx.counters.overflows += 1;
+        let packet = self.packet(Op::MEMORY_REGION_AVAILABLE, region.peer_id, 0);
+        let packet = Packet { flags: flags::REJECT, param: reason.0, block: entry.number, ..packet };
+        self.answer(path, packet, cx);
     }
 
     fn answer_region(&mut self, id: Id, path: usize, cx: &mut Cx<'_>) {
-        let Some(region) = self.region(id) else { return };
-        let packet = self.packet(Op::MEMORY_REGION_AVAILABLE, region.peer_id, id);
+        let (Some(region), Some(entry)) = (self.region(id), self.locals.get(id)) else { return };
+        let packet = self.packet_about(Op::MEMORY_REGION_AVAILABLE, entry);
         let (param, words, bufx) = (region.access.bits(), region.len, region.bufx);
         self.answer(path, Packet { param, words, bufx, ..packet }, cx);
     }
@@ -209,15 +215,16 @@ impl Vc {
         let (mx, peer_id, len) = (packet.to_id, packet.from_id, packet.block);
         let region = self.region(mx).filter(|region| region.access.get);
         let at = region.and_then(|region| self.place_in(&region, (packet.bufx, packet.offset), len.into()));
-        let tiling = Tiling::new((packet.high(), packet.low()), len, (self.terms.stu, self.terms.peer_buffer));
+        let number = packet.low();
+        let tiling = Tiling::new((packet.high(), 0), len, (self.terms.stu, self.terms.peer_buffer));
         let tiling = tiling.filter(|tiling| len > 0 && tiling.count() <= TILES_MAX);
         let (Some(offset), Some(tiling)) = (at, tiling) else {
             cx.counters.misplaced += 1;
             let reason = if region.is_some() { Reason::RANGE } else { Reason::ACCESS };
             let end = self.packet(Op::END, peer_id, mx);
-            return self.answer(path, Packet { param: reason.0, ..end }, cx);
+            return self.answer(path, Packet { param: reason.0, block: number, ..end }, cx);
         };
-        let kind = JobKind::Get { peer_id };
+        let kind = JobKind::Get { peer_id, number };
         if let Some(job) = self.jobs.iter_mut().find(|job| job.kind == kind) {
             job.next = 0;
         } else if self.jobs.len() < usize::from(self.terms.own_slots) {
@@ -238,7 +245,7 @@ impl Vc {
     ) {
         let (mx, number) = (packet.to_id, packet.block);
         let kept = self.fetched.get((number % FETCHES) as usize).copied().flatten();
-        let answer = self.packet(Op::FETCH_OP_COMPLETE, packet.from_id, mx);
+        let answer = Packet { block: number, ..self.packet(Op::FETCH_OP_COMPLETE, packet.from_id, mx) };
         if let Some((_, old)) = kept.filter(|(kept, _)| *kept == number) {
             cx.counters.duplicates += 1;
             return self.answer(path, Packet { words: old, ..answer }, cx);
@@ -297,7 +304,8 @@ impl Vc {
     /// The peer asks for the state of a sequence, or of the connection.
     pub(crate) fn request_state(&mut self, packet: &Packet, path: usize, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        let local = self.locals.get(id).map(|entry| entry.local).filter(|l| l.peer_id() == packet.from_id);
+        let known = self.locals.get(id).filter(|entry| entry.number == packet.block);
+        let local = known.map(|entry| entry.local).filter(|local| local.peer_id() == packet.from_id);
         let state = match local {
             _ if id == 0 => State::ALIVE,
             Some(Local::Receiving(receiving)) if receiving.phase == Phase::Granting => State::GRANTING,
@@ -307,24 +315,24 @@ impl Vc {
             _ => State::UNKNOWN,
         };
         let answer = self.packet(Op::REQUEST_STATE_RESPONSE, packet.from_id, id);
-        self.answer(path, Packet { param: state.0, ..answer }, cx);
+        self.answer(path, Packet { param: state.0, block: packet.block, ..answer }, cx);
     }
 
     /// The peer has ended a sequence. It is always acknowledged.
     pub(crate) fn end_came(&mut self, packet: &Packet, path: usize, cx: &mut Cx<'_>) {
+        let number = packet.block;
         let acknowledged = self.packet(Op::END_ACK, packet.from_id, packet.to_id);
-        self.answer(path, acknowledged, cx);
-        let is_of = |local: &Local| {
-            let is_incoming = matches!(local, Local::Receiving(_) | Local::Asked { .. });
-            is_incoming && local.peer_id() == packet.from_id
-        };
-        // A sender that has no answer to its request knows only its own identifier.
+        self.answer(path, Packet { block: number, ..acknowledged }, cx);
+        // An end that has no answer to its request knows only its own identifier.
+        let is_of = |entry: &Entry| entry.number == number && entry.local.peer_id() == packet.from_id;
         let id = if packet.to_id == 0 { self.locals.find(is_of).unwrap_or(0) } else { packet.to_id };
-        if packet.to_id == 0 && self.asks.is_new(packet.block) {
+        if packet.to_id == 0 && self.is_of_peer(number) && self.asks.is_new(number) {
             // Its request is still on the way, and means nothing any more.
-            self.asks.insert(packet.block);
+            self.asks.insert(number);
         }
-        let Some(local) = self.locals.get(id).map(|entry| entry.local) else { return };
+        let Some(local) = self.locals.get(id).filter(|entry| entry.number == number).map(|entry| entry.local) else {
+            return;
+        };
         if local.peer_id() != packet.from_id && local.peer_id() != 0 {
             cx.counters.unexpected += 1;
             return;
@@ -347,7 +355,7 @@ impl Vc {
 
     pub(crate) fn end_acknowledged(&mut self, packet: &Packet, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        if self.is_asking(id, &[Op::END]) {
+        if self.is_asking(packet, &[Op::END]) {
             self.answered(id, cx);
             self.free(id, cx);
         }

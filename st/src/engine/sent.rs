@@ -1,6 +1,6 @@
 //! Transfers to the peer, and Puts, Gets and FetchOps on regions of the peer.
 
-use super::local::{Get, Local, Put, Remote, Sending, failure};
+use super::local::{Get, Local, Put, Remote, Retry, Sending, failure};
 use super::state::{Control, Cx, Job, JobKind};
 use super::vc::Vc;
 use crate::event::{Access, Event, Id, Place, Refused};
@@ -13,18 +13,22 @@ use crate::wire::{FetchCode, Op, Packet, Reason, State, WIDE, flags};
 pub(crate) const FETCHES: u32 = SLOTS_MAX as u32;
 
 impl Vc {
-    /// The number of the next request of these kinds, unless one that is not answered is so old that the peer could not
+    /// Refuses a number for a request of these kinds if one of them is not answered and so old that the peer could not
     /// tell it from a duplicate.
-    fn number(&self, last: u32, span: u32, ops: &[Op]) -> Result<u32, Refused> {
-        let number = last.wrapping_add(1);
-        let asking = self.locals.iter().filter_map(|entry| entry.retry).filter(|retry| ops.contains(&retry.packet.op));
+    fn number(&self, number: u32, span: u32, is_kind: impl Fn(&Retry) -> bool) -> Result<u32, Refused> {
+        let asking = self.locals.iter().filter_map(|entry| entry.retry).filter(is_kind);
         let oldest = asking.map(|retry| number.wrapping_sub(retry.packet.block)).max();
         if oldest.is_some_and(|behind| behind >= span) { Err(Refused::Busy) } else { Ok(number) }
     }
 
-    /// The number of the next request for a Transfer or a region.
+    /// The number of the next request for a Transfer, a region or a Get: another one than those of the peer.
     pub(crate) fn ask_number(&self) -> Result<u32, Refused> {
-        self.number(self.ask_number, SPAN, &[Op::REQUEST_TO_SEND, Op::REQUEST_TO_RECEIVE, Op::REQUEST_MEMORY_REGION])
+        let is_kind = |retry: &Retry| match retry.packet.op {
+            // Others have the number of the request of the peer that they answer.
+            Op::REQUEST_TO_SEND => retry.packet.to_id == 0,
+            op => matches!(op, Op::REQUEST_TO_RECEIVE | Op::REQUEST_MEMORY_REGION),
+        };
+        self.number(self.ask_number.wrapping_add(2), SPAN, is_kind)
     }
 
     /// Starts a Transfer to the peer, to answer the request `asked` if there is one.
@@ -32,14 +36,15 @@ impl Vc {
         if len > TRANSFER_MAX {
             return Err(Refused::TooLong);
         }
-        let number = self.ask_number()?;
         let (reader, grant, id) = match asked {
             None => {
                 let sending = self.locals.count(|local| matches!(local, Local::Sending(_)));
                 if sending >= usize::from(self.terms.peer_slots) {
                     return Err(Refused::Busy);
                 }
-                (0, None, self.locals.add(Local::Free, cx.now).ok_or(Refused::Busy)?)
+                let number = self.ask_number()?;
+                self.ask_number = number;
+                (0, None, self.locals.add(Local::Free, number).ok_or(Refused::Busy)?)
             }
             Some(id) => match self.locals.get(id).map(|entry| entry.local) {
                 Some(Local::Asked { len: most, .. }) if len > most => return Err(Refused::TooLong),
@@ -47,13 +52,12 @@ impl Vc {
                 _ => return Err(Refused::Unknown),
             },
         };
-        self.ask_number = number;
         let block_log = grant.map(|grant| grant.block_log);
-        if let Some(entry) = self.locals.get_mut(id) {
-            entry.local = Local::Sending(Sending { peer_id: reader, len, block_log, grant });
-        }
-        let packet = self.packet(Op::REQUEST_TO_SEND, reader, id);
-        self.ask(id, Packet { param: BLOCK_LOG_MAX.into(), block: number, words: len, ..packet }, None, cx);
+        let entry = self.locals.get_mut(id).ok_or(Refused::Unknown)?;
+        entry.local = Local::Sending(Sending { peer_id: reader, len, block_log, grant });
+        let entry = *entry;
+        let packet = self.packet_about(Op::REQUEST_TO_SEND, &entry);
+        self.ask(id, Packet { param: BLOCK_LOG_MAX.into(), words: len, ..packet }, None, cx);
         Ok(id)
     }
 
@@ -69,7 +73,7 @@ impl Vc {
     /// "Wait" or a refusal.
     pub(crate) fn request_answer(&mut self, packet: &Packet, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        let is_asking = self.is_asking(id, &[Op::REQUEST_TO_SEND, Op::REQUEST_TO_RECEIVE]);
+        let is_asking = self.is_asking(packet, &[Op::REQUEST_TO_SEND, Op::REQUEST_TO_RECEIVE]);
         let Some(entry) = self.locals.get_mut(id).filter(|_| is_asking) else {
             cx.counters.unexpected += 1;
             return;
@@ -89,19 +93,21 @@ impl Vc {
         self.answered(id, cx);
     }
 
-    /// Whether a sequence waits for the answer of one of these operations.
-    pub(crate) fn is_asking(&self, id: Id, ops: &[Op]) -> bool {
-        let retry = self.locals.get(id).and_then(|entry| entry.retry);
+    /// Whether the sequence of this answer waits for the answer of one of these operations.
+    pub(crate) fn is_asking(&self, answer: &Packet, ops: &[Op]) -> bool {
+        let entry = self.locals.get(answer.to_id).filter(|entry| entry.number == answer.block);
+        let retry = entry.and_then(|entry| entry.retry);
         retry.is_some_and(|retry| retry.has_slot && ops.contains(&retry.packet.op))
     }
 
     pub(crate) fn clear_to_send(&mut self, packet: &Packet, path: usize, cx: &mut Cx<'_>) {
-        let id = packet.to_id;
-        let Some(Local::Sending(sending)) = self.locals.get(id).map(|entry| entry.local) else {
+        let (id, number) = (packet.to_id, packet.high());
+        let known = self.locals.get(id).filter(|entry| entry.number == number).map(|entry| entry.local);
+        let Some(Local::Sending(sending)) = known else {
             // The peer keeps a Transfer that is over here.
             let end = self.packet(Op::END, packet.from_id, id);
             cx.counters.unexpected += 1;
-            return self.answer(path, Packet { param: Reason::UNEXPECTED.0, ..end }, cx);
+            return self.answer(path, Packet { param: Reason::UNEXPECTED.0, block: number, ..end }, cx);
         };
         let log = packet.param;
         let is_known = sending.peer_id == packet.from_id || sending.peer_id == 0;
@@ -111,10 +117,11 @@ impl Vc {
             return;
         }
         let start = u64::from(packet.block) << log;
-        if start >= sending.len || u64::from(packet.high()) != (sending.len - start).min(1 << log) {
+        if start >= sending.len {
             cx.counters.misplaced += 1;
             return;
         }
+        let len = (sending.len - start).min(1 << log);
         if let Some(entry) = self.locals.get_mut(id) {
             let log = Some(log as u8);
             entry.local = Local::Sending(Sending { peer_id: packet.from_id, block_log: log, ..sending });
@@ -123,7 +130,7 @@ impl Vc {
         self.wake_by(cx.now + WAITING);
         self.answered(id, cx);
         let cleared = Cleared { block: packet.block, bufx: packet.bufx, offset: packet.offset, log: log as u8 };
-        if !self.clear(id, cleared, packet.high().into(), packet.range(), path) {
+        if !self.clear(id, cleared, len, packet.range(), path) {
             cx.counters.overflows += 1;
         }
     }
@@ -179,11 +186,11 @@ impl Vc {
         if id == 0 {
             return;
         }
-        if self.is_asking(id, &[Op::PUT]) {
+        if self.is_asking(packet, &[Op::PUT]) {
             self.free(id, cx);
             return cx.events.push_back(Event::Done { vc: self.id, id });
         }
-        if !self.is_asking(id, &[Op::REQUEST_STATE]) {
+        if !self.is_asking(packet, &[Op::REQUEST_STATE]) {
             cx.counters.unexpected += 1;
             return;
         }
@@ -214,7 +221,7 @@ impl Vc {
         let number = self.ask_number()?;
         self.ask_number = number;
         let remote = Remote { mx: 0, access, len, bufx: 0, offset: 0 };
-        let id = self.locals.add(Local::Remote(remote), cx.now).ok_or(Refused::Busy)?;
+        let id = self.locals.add(Local::Remote(remote), number).ok_or(Refused::Busy)?;
         let packet = self.packet(Op::REQUEST_MEMORY_REGION, 0, id);
         self.ask(id, Packet { param: access.bits(), block: number, words: len, ..packet }, None, cx);
         Ok(id)
@@ -222,15 +229,15 @@ impl Vc {
 
     pub(crate) fn region_available(&mut self, packet: &Packet, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        if !self.is_asking(id, &[Op::REQUEST_MEMORY_REGION]) {
+        if !self.is_asking(packet, &[Op::REQUEST_MEMORY_REGION]) {
             cx.counters.unexpected += 1;
-            let is_known =
-                matches!(self.locals.get(id).map(|e| e.local), Some(Local::Remote(r)) if r.mx == packet.from_id);
+            let known = self.locals.get(id).filter(|entry| entry.number == packet.block).map(|entry| entry.local);
+            let is_known = matches!(known, Some(Local::Remote(remote)) if remote.mx == packet.from_id);
             if !is_known && !packet.has(flags::REJECT) {
                 // This end has given it up meanwhile.
                 let end = self.packet(Op::END, packet.from_id, id);
                 let path = self.request_path();
-                self.answer(path, Packet { param: Reason::ABORTED.0, ..end }, cx);
+                self.answer(path, Packet { param: Reason::ABORTED.0, block: packet.block, ..end }, cx);
             }
             return;
         }
@@ -283,9 +290,10 @@ impl Vc {
         if unanswered >= usize::from(SLOTS_MAX) || len == 0 {
             return Err(if len == 0 { Refused::Range } else { Refused::Busy });
         }
-        let number = self.number(self.put_number, SPAN, &[Op::PUT])?;
+        let is_put = |retry: &Retry| retry.packet.op == Op::PUT;
+        let number = self.number(self.put_number.wrapping_add(1), SPAN, is_put)?;
         let local = Local::Put(Put { is_solicited, tiling });
-        let id = self.locals.add(local, cx.now).ok_or(Refused::Busy)?;
+        let id = self.locals.add(local, number).ok_or(Refused::Busy)?;
         self.put_number = number;
         let interrupt = if interrupts { flags::INTERRUPT } else { 0 };
         let solicit = if is_solicited { flags::SOLICIT } else { 0 };
@@ -334,9 +342,11 @@ impl Vc {
         if len == 0 || tiling.count() > TILES_MAX {
             return Err(if len == 0 { Refused::Range } else { Refused::TooLong });
         }
-        let id = self.locals.add(Local::Get(Get { tiling, got: 0 }), cx.now).ok_or(Refused::Busy)?;
+        let number = self.ask_number()?;
+        let id = self.locals.add(Local::Get(Get { tiling, got: 0 }), number).ok_or(Refused::Busy)?;
+        self.ask_number = number;
         let packet = Packet { block: len, bufx, offset: at, ..self.packet(Op::GET, mx, id) };
-        self.ask(id, Packet { words: u64::from(sink) << 32, ..packet }, None, cx);
+        self.ask(id, Packet { words: u64::from(sink) << 32 | u64::from(number), ..packet }, None, cx);
         Ok(id)
     }
 
@@ -350,8 +360,9 @@ impl Vc {
         let (mx, (bufx, at)) = self.remote(region, (offset, len), |access| access.fetch)?;
         // The results of all that may be repeated are kept by the peer.
         let most = FETCHES.min(u32::from(self.terms.peer_slots));
-        let number = self.number(self.fetch_number, most, &[Op::FETCH_OP])?;
-        let id = self.locals.add(Local::Fetch, cx.now).ok_or(Refused::Busy)?;
+        let is_fetch = |retry: &Retry| retry.packet.op == Op::FETCH_OP;
+        let number = self.number(self.fetch_number.wrapping_add(1), most, is_fetch)?;
+        let id = self.locals.add(Local::Fetch, number).ok_or(Refused::Busy)?;
         self.fetch_number = number;
         let param = u16::from(code.0) | if is_wide { WIDE } else { 0 };
         let packet = Packet { param, block: number, bufx, offset: at, ..self.packet(Op::FETCH_OP, mx, id) };
@@ -362,7 +373,7 @@ impl Vc {
 
     pub(crate) fn fetch_complete(&mut self, packet: &Packet, cx: &mut Cx<'_>) {
         let id = packet.to_id;
-        if !self.is_asking(id, &[Op::FETCH_OP]) {
+        if !self.is_asking(packet, &[Op::FETCH_OP]) {
             cx.counters.unexpected += 1;
             return;
         }

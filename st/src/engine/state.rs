@@ -79,7 +79,7 @@ pub(crate) enum JobKind {
     /// Of a Put: the region, its number, Opaque, its flags.
     Put { mx: u16, number: u32, opaque: u32, flags: u8 },
     /// Of the data of a Get of the peer.
-    Get { peer_id: u16 },
+    Get { peer_id: u16, number: u32 },
 }
 
 /// A Block that is granted and incomplete.

@@ -40,6 +40,8 @@ pub(crate) struct Vc {
     pub(crate) fetched: Vec<Option<(u32, u64)>>,
     pub(crate) fetched_highest: Option<u32>,
     pub(crate) next_bufx: u32,
+    /// Where the search for buffers of regions begins, above those of Transfers.
+    pub(crate) next_region_bufx: u32,
     pub(crate) grants: u64,
     /// When something came, and the questions since then that were not answered.
     pub(crate) heard: Instant,
@@ -51,7 +53,9 @@ pub(crate) struct Vc {
 }
 
 impl Vc {
-    pub(crate) fn new(id: VcId, terms: Terms, path: Path, now: Instant) -> Self {
+    /// A connection; `opens`: this end has asked for it. The numbers of its requests are odd then, and those of the
+    /// other end are even: a number is that of one sequence at both ends.
+    pub(crate) fn new(id: VcId, (terms, opens): (Terms, bool), path: Path, now: Instant) -> Self {
         let mut vc = Self {
             id,
             terms,
@@ -66,13 +70,14 @@ impl Vc {
             waiting: VecDeque::with_capacity(usize::from(SLOTS_MAX)),
             used_slots: 0,
             asks: Window::default(),
-            ask_number: 0,
+            ask_number: u32::from(opens),
             puts_seen: Window::default(),
             put_number: 0,
             fetch_number: 0,
             fetched: Vec::new(),
             fetched_highest: None,
             next_bufx: 0,
+            next_region_bufx: 0,
             grants: 0,
             heard: now,
             questions: 0,
@@ -148,6 +153,16 @@ impl Vc {
         self.queue(Control::Packet(path, packet, None), cx);
     }
 
+    /// A packet to the peer about a sequence of this end, with the number of the sequence.
+    pub(crate) fn packet_about(&self, op: Op, entry: &Entry) -> Packet {
+        Packet { block: entry.number, ..self.packet(op, entry.local.peer_id(), entry.id) }
+    }
+
+    /// Whether a number is that of a request of the peer.
+    pub(crate) fn is_of_peer(&self, number: u32) -> bool {
+        (number ^ self.ask_number) & 1 != 0
+    }
+
     /// Sends the request of a sequence, as soon as the peer has a Slot for it, until it is answered.
     pub(crate) fn ask(&mut self, id: Id, packet: Packet, word: Option<[u8; 8]>, cx: &mut Cx<'_>) {
         let (path, now) = (self.request_path(), cx.now);
@@ -209,7 +224,7 @@ impl Vc {
 
     /// Frees a sequence.
     pub(crate) fn free(&mut self, id: Id, cx: &mut Cx<'_>) -> Option<Entry> {
-        let entry = self.locals.free(id, cx.now)?;
+        let entry = self.locals.free(id)?;
         if entry.retry.is_some_and(|retry| retry.has_slot) {
             self.used_slots -= 1;
         }
@@ -221,13 +236,12 @@ impl Vc {
     /// Ends a sequence here, and tells the peer until it has acknowledged that.
     pub(crate) fn end(&mut self, id: Id, reason: Reason, done: u64, cx: &mut Cx<'_>) {
         let Some(entry) = self.locals.get_mut(id) else { return };
-        let peer_id = entry.local.peer_id();
-        let block = entry.retry.map_or(0, |retry| retry.packet.block);
-        entry.local = Local::Ending { peer_id };
+        entry.local = Local::Ending { peer_id: entry.local.peer_id() };
         entry.wake = None;
+        let entry = *entry;
         self.drop_blocks(id);
-        let packet = self.packet(Op::END, peer_id, id);
-        self.ask(id, Packet { param: reason.0, block, words: done, ..packet }, None, cx);
+        let packet = self.packet_about(Op::END, &entry);
+        self.ask(id, Packet { param: reason.0, words: done, ..packet }, None, cx);
         self.advance(cx);
     }
 
@@ -296,7 +310,8 @@ impl Vc {
         let Some(entry) = self.locals.get_mut(id) else { return };
         if entry.wake.is_some_and(|wake| now >= wake) && entry.retry.is_none() {
             entry.wake = None;
-            let packet = self.packet(Op::REQUEST_STATE, self.locals.get(id).map_or(0, |e| e.local.peer_id()), id);
+            let entry = *entry;
+            let packet = self.packet_about(Op::REQUEST_STATE, &entry);
             self.ask(id, packet, None, cx);
         }
         let wake = self.locals.get(id).and_then(|entry| entry.wake);
@@ -438,8 +453,8 @@ impl Vc {
                 let flags = if is_last { flags | last } else { flags & flags::RESEND };
                 Packet { flags, block: number, words: u64::from(opaque) << 32, ..self.packet(Op::PUT, mx, from) }
             }
-            (JobKind::Get { peer_id }, Local::Region(_)) => {
-                Packet { flags: last, ..self.packet(Op::DATA, peer_id, job.place.id) }
+            (JobKind::Get { peer_id, number }, Local::Region(_)) => {
+                Packet { flags: last, words: number.into(), ..self.packet(Op::DATA, peer_id, job.place.id) }
             }
             _ => return None,
         };
