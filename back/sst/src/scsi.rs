@@ -14,8 +14,6 @@ const TASK_ABORTED: u8 = 0x40;
 /// Bytes that INQUIRY, READ CAPACITY(16) and MODE SENSE(6) ask for.
 const INQUIRY_LEN: u8 = 255;
 const CAPACITY_LEN: u8 = 32;
-/// EBADE: a reservation conflict, as Linux names it.
-const EBADE: i32 = 52;
 /// EROFS: write-protected.
 const EROFS: i32 = 30;
 /// EREMOTEIO: an answer that Lunar does not expect.
@@ -142,7 +140,7 @@ pub(crate) fn judge(status: u8, sense: &[u8]) -> Verdict {
         // The data of a read did not come, or another initiator has aborted the command: it may be repeated.
         STATUS_BROKEN | TASK_ABORTED => Verdict::Repeat,
         BUSY | TASK_SET_FULL => Verdict::Later(0, 0),
-        RESERVATION_CONFLICT => Verdict::Failed(Fault::Os(EBADE)),
+        RESERVATION_CONFLICT => Verdict::Failed(Fault::Conflict),
         CHECK_CONDITION => match (key, code) {
             // RECOVERED ERROR.
             (0x1, _) => Verdict::Good,
@@ -194,7 +192,7 @@ mod tests {
         assert_eq!(judge(0, &[]), Verdict::Good);
         assert_eq!(judge(BUSY, &[]), Verdict::Later(0, 0));
         assert_eq!(judge(STATUS_BROKEN, &[]), Verdict::Repeat);
-        assert_eq!(judge(RESERVATION_CONFLICT, &[]), Verdict::Failed(Fault::Os(EBADE)));
+        assert_eq!(judge(RESERVATION_CONFLICT, &[]), Verdict::Failed(Fault::Conflict));
         assert_eq!(fixed(6, 0x29, 0), Verdict::Changed);
         assert_eq!(fixed(2, 4, 1), Verdict::Later(2, 0x0401));
         assert_eq!(fixed(3, 0x11, 0), Verdict::Failed(Fault::Medium));

@@ -383,7 +383,8 @@ fn seen_through(lab: &Lab, driver: Driver) -> Result<()> {
     let mut other = Session::ready(far.portal, &Login::to(&far.name, "far"), far.lun)?;
     reserve(&mut other, REGISTER_AND_IGNORE, 0, 1)?;
     reserve(&mut other, RESERVE, 1, 0)?;
-    ensure!(write(&mut session)? != GOOD, "a reservation at the target does not stop a write through the other server");
+    let status = write(&mut session)?;
+    ensure!(status == RESERVATION_CONFLICT, "with a reservation at the target a write ends with status {status:02x}h");
     reserve(&mut other, CLEAR, 1, 0)?;
     ensure!(write(&mut session)? == GOOD, "a write after the reservation");
     near.stop()?;
