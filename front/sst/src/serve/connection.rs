@@ -1,7 +1,7 @@
 //! A connection of Scheduled Transfer: its login, its regions, and the Transfers of its commands.
 
 use crate::exchange::{Broken, CommandId, Exchanges};
-use crate::limits::RETRY_INTERVAL;
+use crate::limits::{RETRY_INTERVAL, SUCCESSES_MAX};
 use crate::wire::fcp::ResponseBytes;
 use crate::wire::{COMMAND_LEN, CommandBlock, RESPONSE_LEN};
 use lunar_core::mem::{PeerMemory, Sg, SgMut};
@@ -85,6 +85,9 @@ pub(super) struct Session {
     responses: Cell<Option<Id>>,
     /// Places of commands that came before the initiator had granted its region.
     early: RefCell<Vec<u16>>,
+    /// Its commands that have succeeded, as far as they are counted, and when the last one did.
+    successes: Cell<u32>,
+    used: Cell<Instant>,
     exchanges: RefCell<Exchanges>,
     ready: RefCell<BTreeMap<CommandId, Ready>>,
     outs: RefCell<BTreeMap<CommandId, DataOut>>,
@@ -95,7 +98,7 @@ impl Session {
         (name, view, section): (Arc<str>, View, Arc<str>),
         nexus: Rc<Nexus>,
         (memory, slots): (PeerMemory, Member),
-        depth: u16,
+        (depth, now): (u16, Instant),
     ) -> Self {
         Self {
             name,
@@ -109,6 +112,8 @@ impl Session {
             commands: Cell::default(),
             responses: Cell::default(),
             early: RefCell::default(),
+            successes: Cell::new(0),
+            used: Cell::new(now),
             exchanges: RefCell::new(Exchanges::new(depth)),
             ready: RefCell::default(),
             outs: RefCell::default(),
@@ -116,10 +121,26 @@ impl Session {
     }
 }
 
+impl Session {
+    /// A command of it has succeeded.
+    pub(super) fn succeed(&self, now: Instant) {
+        self.successes.set((self.successes.get() + 1).min(SUCCESSES_MAX));
+        self.used.set(now);
+    }
+
+    /// Its order among the sessions that may end for another one, the first one first: those of which the fewest
+    /// commands have succeeded, then those that were silent for the longest time. `None`: it has commands in progress.
+    pub(super) fn eviction_order(&self) -> Option<(u32, Instant)> {
+        self.exchanges.borrow().is_empty().then(|| (self.successes.get(), self.used.get()))
+    }
+}
+
 /// A connection.
 pub(super) struct Connection {
     pub(super) vc: VcId,
     pub(super) peer: Peer,
+    /// When it was accepted.
+    pub(super) since: Instant,
     port: Rc<Port>,
     reactor: Reactor,
     pub(super) step: Cell<Step>,
@@ -137,6 +158,7 @@ impl Connection {
         Rc::new(Self {
             vc,
             peer,
+            since: reactor.now(),
             port: port.clone(),
             reactor: reactor.clone(),
             step: Cell::new(Step::Login),
@@ -150,6 +172,11 @@ impl Connection {
 
     pub(super) fn session(&self) -> Option<&Session> {
         self.session.get()
+    }
+
+    /// A command has succeeded.
+    pub(super) fn succeed(&self) {
+        self.session().into_iter().for_each(|session| session.succeed(self.reactor.now()));
     }
 
     pub(super) fn is_closed(&self) -> bool {

@@ -147,6 +147,7 @@ impl Endpoint {
         if near >= PEER_CONNECTIONS_MAX || self.core.draining.has_come() {
             return port.with(|engine, now| engine.close(vc, Reason::NO_RESOURCES, now));
         }
+        self.target.limit_logins();
         let connection = Connection::new(self.core.reactor(), port, vc, peer);
         self.target.insert(connection.clone());
         let target = self.target.clone();

@@ -68,6 +68,9 @@ impl Origin {
         if data.len() > room {
             data = data.split_to(room);
         }
+        if reply.status == Status::GOOD {
+            self.connection.succeed();
+        }
         self.respond(response(command, reply), (data, share));
     }
 

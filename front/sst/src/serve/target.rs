@@ -5,7 +5,7 @@ use super::core::Core;
 use super::job::{DataPath, Job, Origin, bare};
 use crate::directory::PortView;
 use crate::exchange::{Broken, CommandId};
-use crate::limits::{FUNCTIONS_MAX, INITIATORS_MAX, TAKEN_INTERVAL, TAKEN_TIMEOUT};
+use crate::limits::{FUNCTIONS_MAX, INITIATORS_MAX, LOGINS_MAX, TAKEN_INTERVAL, TAKEN_TIMEOUT};
 use crate::schema::WORD;
 use crate::wire::fcp::{Response, ResponseCode, TaskFlag};
 use crate::wire::{CommandBlock, LoginStatus, name_hash};
@@ -124,10 +124,29 @@ impl SstTarget {
         let is_same = |other: &&Rc<Connection>| other.session().is_some_and(|session| *session.name == *name);
         match sessions.iter().find(is_same) {
             Some(before) => self.end(before, Reason::ABORTED),
-            None if sessions.len() >= INITIATORS_MAX => return Err(LoginStatus::FULL),
+            None if sessions.len() >= INITIATORS_MAX => self.make_room(&sessions)?,
             None => {}
         }
         Ok(group)
+    }
+
+    /// Ends a session for another one. Initiators without end, which log in and vanish, must not keep others out.
+    fn make_room(self: &Rc<Self>, sessions: &[Rc<Connection>]) -> Result<(), LoginStatus> {
+        let order = |connection: &&Rc<Connection>| connection.session().and_then(Session::eviction_order);
+        let unused = sessions.iter().filter_map(|connection| Some((order(&connection)?, connection)));
+        let (_, first) = unused.min_by_key(|(order, _)| *order).ok_or(LoginStatus::FULL)?;
+        self.end(first, Reason::NO_RESOURCES);
+        Ok(())
+    }
+
+    /// Ends the connection that has waited for its login for the longest time, if as many as may wait.
+    pub(super) fn limit_logins(self: &Rc<Self>) {
+        let waiting = self.connections().into_iter().filter(|connection| connection.session().is_none());
+        let waiting: Vec<Rc<Connection>> = waiting.collect();
+        if waiting.len() >= LOGINS_MAX {
+            let oldest = waiting.iter().min_by_key(|connection| connection.since);
+            oldest.into_iter().for_each(|connection| self.end(connection, Reason::NO_RESOURCES));
+        }
     }
 
     /// Admits an initiator, whose name has its turn.
@@ -161,7 +180,7 @@ impl SstTarget {
         let session = PortSession { since: reactor.now(), source, group: group.group.clone(), target };
         self.core.common.sessions().insert((view.name.clone(), name.clone()), session);
         self.core.common.notify(&name, None, &words);
-        connection.begin(Session::new((name, group, view.name.clone()), nexus, shares, depth));
+        connection.begin(Session::new((name, group, view.name.clone()), nexus, shares, (depth, reactor.now())));
     }
 
     /// Sees to it that an initiator takes its data: a connection whose initiator leaves it for too long ends, and its
