@@ -1,5 +1,5 @@
-//! Stations of ATA over Ethernet on a link that is a pair of Unix datagram sockets: the frames of AoE r11, and an
-//! initiator that sends a request again when its answer is late. They can break every rule.
+//! Stations on a link that is a pair of Unix datagram sockets. Those of ATA over Ethernet have the frames of AoE r11,
+//! and send a request again when its answer is late. They can break every rule.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::net::UnixDatagram;
@@ -59,28 +59,34 @@ const LOOK: Duration = Duration::from_millis(100);
 const SEND_LIMIT: Duration = Duration::from_millis(50);
 const SEND_PAUSE: Duration = Duration::from_micros(20);
 
-type Stations = Mutex<BTreeMap<Mac, SyncSender<Vec<u8>>>>;
+/// A station as the network knows it.
+struct Known {
+    frames: SyncSender<Vec<u8>>,
+    /// Whether it receives the frames of groups.
+    hears_groups: bool,
+}
+
+type Stations = Mutex<BTreeMap<Mac, Known>>;
 
 /// The end of a link at which all stations are.
 pub(crate) struct Network {
     /// The target's socket.
     target: PathBuf,
-    shelf: u16,
     stations: Arc<Stations>,
     ended: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Network {
-    /// Receives frames at `own` from now on. The target with the shelf is at the other path.
-    pub(crate) fn start(own: &Path, target: &Path, shelf: u16) -> Result<Self> {
+    /// Receives frames at `own` from now on. The target is at the other path.
+    pub(crate) fn start(own: &Path, target: &Path) -> Result<Self> {
         let _ = std::fs::remove_file(own);
         let socket = UnixDatagram::bind(own).with_context(|| format!("{}", own.display()))?;
         socket.set_read_timeout(Some(LOOK))?;
         let (stations, ended) = (Arc::<Stations>::default(), Arc::<AtomicBool>::default());
         let (known, is_over) = (stations.clone(), ended.clone());
         let thread = std::thread::spawn(move || deliver(&socket, &known, &is_over));
-        Ok(Self { target: target.to_owned(), shelf, stations, ended, thread: Some(thread) })
+        Ok(Self { target: target.to_owned(), stations, ended, thread: Some(thread) })
     }
 
     /// A socket that sends to the target.
@@ -91,11 +97,81 @@ impl Network {
         Ok(socket)
     }
 
-    /// A station with this address.
-    pub(crate) fn station(&self, mac: Mac) -> Result<Station> {
+    /// A port with this address, which receives the frames of groups too.
+    pub(crate) fn port(&self, mac: Mac) -> Result<Port> {
         let (sender, frames) = sync_channel(FRAMES_MAX);
-        self.stations.lock().unwrap_or_else(PoisonError::into_inner).insert(mac, sender);
-        Ok(Station { mac, shelf: self.shelf, target: BROADCAST, socket: self.sender()?, frames, tag: 0 })
+        let port =
+            Port { socket: self.sender()?, frames, sender, stations: self.stations.clone(), addresses: Vec::new() };
+        Ok(port.with_address(mac))
+    }
+
+    /// A station of ATA over Ethernet with this address, for a shelf.
+    pub(crate) fn station(&self, mac: Mac, shelf: u16) -> Result<Station> {
+        let (sender, frames) = sync_channel(FRAMES_MAX);
+        let known = Known { frames: sender, hears_groups: false };
+        self.stations.lock().unwrap_or_else(PoisonError::into_inner).insert(mac, known);
+        Ok(Station { mac, shelf, target: BROADCAST, socket: self.sender()?, frames, tag: 0 })
+    }
+}
+
+/// The end of the network for one station.
+pub(crate) struct Port {
+    socket: UnixDatagram,
+    frames: Receiver<Vec<u8>>,
+    sender: SyncSender<Vec<u8>>,
+    stations: Arc<Stations>,
+    addresses: Vec<Mac>,
+}
+
+impl Port {
+    /// Receives the frames for this address as well.
+    pub(crate) fn with_address(mut self, mac: Mac) -> Self {
+        self.add_address(mac);
+        self
+    }
+
+    /// Receives the frames for this address as well.
+    pub(crate) fn add_address(&mut self, mac: Mac) {
+        if self.addresses.contains(&mac) {
+            return;
+        }
+        let known = Known { frames: self.sender.clone(), hears_groups: self.addresses.is_empty() };
+        self.stations.lock().unwrap_or_else(PoisonError::into_inner).insert(mac, known);
+        self.addresses.push(mac);
+    }
+
+    /// A sender of frames to this port.
+    pub(crate) fn own_sender(&self) -> SyncSender<Vec<u8>> {
+        self.sender.clone()
+    }
+
+    /// Sends a frame; it may be lost.
+    pub(crate) fn send(&self, frame: &[u8]) {
+        send(&self.socket, frame);
+    }
+
+    /// The next frame, within this time.
+    pub(crate) fn receive(&self, limit: Duration) -> Option<Vec<u8>> {
+        self.frames.recv_timeout(limit).ok()
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        let mut stations = self.stations.lock().unwrap_or_else(PoisonError::into_inner);
+        self.addresses.iter().for_each(|mac| drop(stations.remove(mac)));
+    }
+}
+
+/// Sends a frame; it may be lost. A station does not wait in the queue of the kernel, in which it would stand behind
+/// attackers that do not run, because they have the lowest priority.
+fn send(socket: &UnixDatagram, frame: &[u8]) {
+    let end = Instant::now() + SEND_LIMIT;
+    while let Err(why) = socket.send(frame)
+        && why.kind() == std::io::ErrorKind::WouldBlock
+        && Instant::now() < end
+    {
+        std::thread::sleep(SEND_PAUSE);
     }
 }
 
@@ -114,8 +190,14 @@ fn deliver(socket: &UnixDatagram, stations: &Stations, is_over: &AtomicBool) {
         let Ok(len) = socket.recv(&mut frame) else { continue };
         let Some(destination) = frame.first_chunk::<6>() else { continue };
         let mut stations = stations.lock().unwrap_or_else(PoisonError::into_inner);
+        if destination[0] & 1 != 0 {
+            // A frame that does not fit is lost.
+            let all = stations.values().filter(|known| known.hears_groups);
+            all.for_each(|known| drop(known.frames.try_send(frame[..len].to_vec())));
+            continue;
+        }
         let Some(station) = stations.get(destination) else { continue };
-        if let Err(std::sync::mpsc::TrySendError::Disconnected(_)) = station.try_send(frame[..len].to_vec()) {
+        if let Err(std::sync::mpsc::TrySendError::Disconnected(_)) = station.frames.try_send(frame[..len].to_vec()) {
             stations.remove(destination);
         }
     }
@@ -170,16 +252,9 @@ impl Station {
         frame
     }
 
-    /// Sends a frame; it may be lost. A station does not wait in the queue of the kernel, in which it would stand
-    /// behind attackers that do not run, because they have the lowest priority.
+    /// Sends a frame; it may be lost.
     pub(crate) fn send(&self, frame: &[u8]) {
-        let end = Instant::now() + SEND_LIMIT;
-        while let Err(why) = self.socket.send(frame)
-            && why.kind() == std::io::ErrorKind::WouldBlock
-            && Instant::now() < end
-        {
-            std::thread::sleep(SEND_PAUSE);
-        }
+        send(&self.socket, frame);
     }
 
     /// Waits for a response.
@@ -304,8 +379,8 @@ mod tests {
         std::fs::create_dir_all(&folder).expect("a folder");
         let (own, target) = (folder.join("stations"), folder.join("target"));
         let shelf = UnixDatagram::bind(&target).expect("a socket");
-        let network = Network::start(&own, &target, 7).expect("it starts");
-        let mut station = network.station([2, 0, 0, 0, 0, 1]).expect("a socket");
+        let network = Network::start(&own, &target).expect("it starts");
+        let mut station = network.station([2, 0, 0, 0, 0, 1], 7).expect("a socket");
         let answering = std::thread::spawn(move || {
             let mut frame = [0; 2048];
             let mut seen = Vec::new();

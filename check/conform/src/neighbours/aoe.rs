@@ -35,12 +35,12 @@ impl Aoe {
 
     pub(super) fn start(folder: &Path) -> Result<Self> {
         let [target, stations] = Self::sockets(folder);
-        Ok(Self { network: Network::start(&stations, &target, SHELF)? })
+        Ok(Self { network: Network::start(&stations, &target)? })
     }
 
     fn station(&self, kind: u8, number: u16) -> Result<Station> {
         let [high, low] = number.to_be_bytes();
-        let mut station = self.network.station([KNOWN[0], KNOWN[1], kind, 0, high, low])?;
+        let mut station = self.network.station([KNOWN[0], KNOWN[1], kind, 0, high, low], SHELF)?;
         station.find(volume::VICTIM as u8)?;
         Ok(station)
     }

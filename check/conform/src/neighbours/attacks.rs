@@ -58,7 +58,7 @@ const fn churn(name: &'static str, from: Source, stage: Stage) -> Attack {
 }
 
 /// All attacks.
-pub(super) const ATTACKS: [Attack; 48] = [
+pub(super) const ATTACKS: [Attack; 49] = [
     hold("short writes, data never sent", Request::ShortWrite),
     hold_beside("short writes, data never sent, same address", Request::ShortWrite),
     hold("long writes, data never sent", Request::LongWrite),
@@ -75,6 +75,7 @@ pub(super) const ATTACKS: [Attack; 48] = [
     stay("half-open connections, same address", Source::Same, Stage::Open, 200),
     stay("half a login", Source::Other, Stage::HalfRequest, 300),
     stay("half a login, same address", Source::Same, Stage::HalfRequest, 100),
+    stay("sessions of hosts that are gone", Source::Other, Stage::Vanished, 300),
     churn("discovery storm", Source::Other, Stage::Discovery),
     churn("login storm", Source::Other, Stage::LoggedIn),
     churn("login storm, same address", Source::Same, Stage::LoggedIn),
@@ -114,6 +115,7 @@ const WRITES: Attack = hold("long writes, data never sent", Request::LongWrite);
 const READS: Attack = hold("long reads, answers not read", Request::LongRead);
 const READ_FLOOD: Attack = flood("long reads", Request::LongRead);
 const WRITE_FLOOD: Attack = flood("long writes", Request::Write);
+const STRANGERS: Attack = flood("stations of no group", Request::Stranger);
 const SLOW_WRITES: Attack = crowd("overlapping writes to a slow medium", Request::Overlap);
 
 /// Transports, in the order of the suite.
@@ -123,10 +125,18 @@ const VFIO: usize = 2;
 const DISK: usize = 3;
 const ADAPTER: usize = 4;
 const AOE: usize = 5;
+const FCOE: usize = 6;
+const ST: usize = 7;
 
 /// The attacks between transports, with the transports of the attackers and of the victim: representatives that hold
 /// memory and slots, and those that take the time of the core.
-pub(super) const ACROSS: [(Attack, usize, usize); 16] = [
+pub(super) const ACROSS: [(Attack, usize, usize); 22] = [
+    (READS, ISCSI, FCOE),
+    (READS, ISCSI, ST),
+    (READ_FLOOD, FCOE, ISCSI),
+    (READ_FLOOD, ST, NVME),
+    (STRANGERS, FCOE, ISCSI),
+    (STRANGERS, ST, ISCSI),
     (SLOW_WRITES, AOE, NVME),
     (WRITES, ISCSI, NVME),
     (WRITES, NVME, ISCSI),

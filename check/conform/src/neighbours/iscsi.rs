@@ -61,8 +61,9 @@ impl Transport for Iscsi {
         has_form_of_its_own || !is_of_guests && command(request, 0, &[]).is_some()
     }
 
-    fn has_stage(&self, _: Stage) -> bool {
-        true
+    fn has_stage(&self, stage: Stage) -> bool {
+        // The kernel of a host closes its connections.
+        stage != Stage::Vanished
     }
 
     fn has_addresses(&self) -> bool {
@@ -105,7 +106,9 @@ impl Transport for Iscsi {
                 connection.send_raw(&bytes[..bytes.len() / 2])?;
             }
             Stage::Discovery => return Ok(Box::new(Session::over(connection, &Self::discovery(number))?)),
-            Stage::LoggedIn => return Ok(Box::new(Session::over(connection, &self.login("attacker", number))?)),
+            Stage::LoggedIn | Stage::Vanished => {
+                return Ok(Box::new(Session::over(connection, &self.login("attacker", number))?));
+            }
         }
         Ok(Box::new(connection))
     }

@@ -3,8 +3,8 @@
 //!
 //! * `attacks`: the table of attacks
 //! * `transport`: a transport as attackers and victims use it
-//! * `iscsi`, `nvme_tcp`, `vfio_user`, `vhost_user`, `aoe`: its implementations; `scsi_commands`, `nvme_commands`: what
-//!   they share
+//! * `iscsi`, `nvme_tcp`, `vfio_user`, `vhost_user`, `aoe`, `scsi_frames`: its implementations; `scsi_commands`,
+//!   `nvme_commands`: what they share; `initiator`: an initiator on a link of frames
 //! * `setup`: the target with all these transports
 //! * `measure`: latencies and the verdict
 //!
@@ -13,11 +13,13 @@
 
 mod aoe;
 mod attacks;
+mod initiator;
 mod iscsi;
 mod measure;
 mod nvme_commands;
 mod nvme_tcp;
 mod scsi_commands;
+mod scsi_frames;
 mod setup;
 mod transport;
 mod vfio_user;
@@ -35,7 +37,7 @@ use crate::target::{Driver, Lab, Subject};
 use attacks::{ACROSS, ATTACKS, Act, Attack};
 use measure::{Measured, Samples, Verdict, measure, verdict};
 use setup::Setup;
-use transport::{Attacker, Held, Stage, Transport, Victim};
+use transport::{Attacker, Held, Request, Source, Stage, Transport, Victim};
 
 /// How long the target may take to recover from an attack, before the next measurement without one.
 const RECOVERY: Duration = Duration::from_secs(5);
@@ -74,8 +76,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     setup.check_forms(lab, &part);
     let samples = if lab.long { LONG } else { SHORT };
     let mut rows = Vec::new();
-    let Setup { target, iscsi, nvme, vfio, disk, adapter, aoe } = &mut setup;
-    let transports: [&dyn Transport; 6] = [iscsi, nvme, vfio, disk, adapter, aoe];
+    let Setup { target, iscsi, nvme, vfio, disk, adapter, aoe, fcoe, st } = &mut setup;
+    let transports: [&dyn Transport; 8] = [iscsi, nvme, vfio, disk, adapter, aoe, fcoe, st];
     let alone =
         transports.iter().flat_map(|transport| ATTACKS.iter().map(move |attack| (attack, *transport, *transport)));
     let across = ACROSS.iter().map(|(attack, attacker, victim)| (attack, transports[*attacker], transports[*victim]));
@@ -144,6 +146,19 @@ fn recover(victim: &mut dyn Victim) -> Result<()> {
     Ok(())
 }
 
+/// Attackers that may send.
+fn attackers(
+    transport: &dyn Transport,
+    from: Source,
+    (request, sessions): (Request, u16),
+) -> Result<Vec<Box<dyn Attacker>>> {
+    let numbers = 0..sessions.min(transport.attackers_max());
+    let made = numbers.map(|number| transport.attacker(from, number, request).context("an attacker"));
+    let mut made = made.collect::<Result<Vec<_>>>()?;
+    made.iter_mut().try_for_each(|attacker| attacker.prepare().context("an attacker"))?;
+    Ok(made)
+}
+
 /// An attack with all its sessions.
 struct Running<'a> {
     attack: &'a Attack,
@@ -160,21 +175,18 @@ impl<'a> Running<'a> {
         let mut running = Self { attack, transport, attackers: Vec::new(), held: Vec::new(), waiting: Vec::new() };
         match attack.act {
             Act::Hold { request, sessions } => {
-                for number in 0..sessions.min(transport.attackers_max()) {
-                    let mut attacker = transport.attacker(attack.from, number, request).context("an attacker")?;
+                running.waiting = attackers(transport, attack.from, (request, sessions))?;
+                for attacker in &mut running.waiting {
                     for _ in 0..HELD_MAX {
                         // A target that receives no more from an attacker defends itself.
                         if !attacker.has_room() || attacker.send().is_err() {
                             break;
                         }
                     }
-                    running.waiting.push(attacker);
                 }
             }
             Act::Flood { request, sessions } => {
-                for number in 0..sessions.min(transport.attackers_max()) {
-                    running.attackers.push(transport.attacker(attack.from, number, request).context("an attacker")?);
-                }
+                running.attackers = attackers(transport, attack.from, (request, sessions))?;
             }
             Act::Stay { stage, connections } => {
                 for number in 0..connections {

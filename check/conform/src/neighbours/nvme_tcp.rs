@@ -58,8 +58,9 @@ impl Transport for NvmeTcp {
                 && !commands(request, 0, COMPARED).is_empty()
     }
 
-    fn has_stage(&self, _: Stage) -> bool {
-        true
+    fn has_stage(&self, stage: Stage) -> bool {
+        // The kernel of a host closes its connections.
+        stage != Stage::Vanished
     }
 
     fn has_addresses(&self) -> bool {
@@ -103,7 +104,7 @@ impl Transport for NvmeTcp {
                 conn = conn.exchanged(NONE)?;
                 connect.execute(&mut conn)?.good()?;
             }
-            Stage::LoggedIn => return Ok(Box::new(self.host(from, &name)?)),
+            Stage::LoggedIn | Stage::Vanished => return Ok(Box::new(self.host(from, &name)?)),
         }
         Ok(Box::new(conn))
     }

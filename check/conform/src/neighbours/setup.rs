@@ -8,6 +8,7 @@ use anyhow::Result;
 use super::aoe::{self, Aoe, KNOWN, SHELF};
 use super::iscsi::{self, Iscsi};
 use super::nvme_tcp::{self, NvmeTcp};
+use super::scsi_frames::{self, Protocol, ScsiFrames};
 use super::vfio_user::{self, VfioUser};
 use super::vhost_user::{self, VhostUser, devices};
 use crate::station::MTU;
@@ -29,6 +30,8 @@ pub(super) struct Setup {
     pub(super) disk: VhostUser,
     pub(super) adapter: VhostUser,
     pub(super) aoe: Aoe,
+    pub(super) fcoe: ScsiFrames,
+    pub(super) st: ScsiFrames,
 }
 
 impl Setup {
@@ -42,11 +45,13 @@ impl Setup {
         spec.daemon = Some(file);
         // The target sends frames to the socket of the stations from the start.
         let aoe = Aoe::start(&folder)?;
+        let fcoe = ScsiFrames::start(&folder, Protocol::Fcoe)?;
+        let st = ScsiFrames::start(&folder, Protocol::St)?;
         let target = Target::start_daemon(lab, &spec, Target::start)?;
         let iscsi = Iscsi { portal: target.portal, target: target.name.clone() };
         let vfio = VfioUser { folder: folder.join("vm") };
         let [disk, adapter] = [Kind::Blk, Kind::Scsi].map(|kind| VhostUser { folder: folder.join("vhost"), kind });
-        Ok(Self { target, iscsi, nvme, vfio, disk, adapter, aoe })
+        Ok(Self { target, iscsi, nvme, vfio, disk, adapter, aoe, fcoe, st })
     }
 
     /// An attack whose requests are refused is none.
@@ -60,6 +65,8 @@ impl Setup {
         check("vhost-user-blk", &|| vhost_user::check_forms(&self.disk));
         check("vhost-user-scsi", &|| vhost_user::check_forms(&self.adapter));
         check("AoE", &|| aoe::check_forms(&self.aoe));
+        check("FCoE", &|| scsi_frames::check_forms(&self.fcoe));
+        check("Scheduled Transfer", &|| scsi_frames::check_forms(&self.st));
     }
 }
 
@@ -84,6 +91,14 @@ fn configuration(folder: &Path, driver: Driver, [iscsi, nvme]: [std::net::Socket
          [aoe.lan]\nlink = \"unix:{link},{peer}\"\nshelf = {SHELF}\ntarget = \"main\"\nmtu = {MTU}\n",
         KNOWN[0], KNOWN[1],
     );
+    let _ = write!(
+        text,
+        "[group.ports]\ntargets = [\"main\"]\ninitiators = [\"{}:*\"]\nluns = {luns}\n",
+        scsi_frames::WWPN_PREFIX
+    );
+    for protocol in [Protocol::Fcoe, Protocol::St] {
+        text += &protocol.section(folder, MTU);
+    }
     for name in VfioUser::names() {
         let _ = write!(text, "[vm.{name}]\ntarget = \"main\"\nsocket = \"{shown}/vm/{name}/cntrl\"\n");
     }

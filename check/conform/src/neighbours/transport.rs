@@ -118,6 +118,8 @@ pub(super) enum Stage {
     Discovery,
     /// A session, or a controller.
     LoggedIn,
+    /// A session whose host is gone without a word.
+    Vanished,
 }
 
 /// A connection that is held until it is dropped.
@@ -167,6 +169,10 @@ pub(super) trait Victim {
 
 /// The session of an attacker.
 pub(super) trait Attacker: Send {
+    /// Waits until it may send. All attackers of an attack have been made before, so that their logins overlap.
+    fn prepare(&mut self) -> Result<()> {
+        Ok(())
+    }
     /// Whether the transport allows it one more request now.
     fn has_room(&self) -> bool;
     /// Sends one request without waiting for its answer.

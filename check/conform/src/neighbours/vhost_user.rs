@@ -126,7 +126,7 @@ impl Transport for VhostUser {
     }
 
     fn has_stage(&self, stage: Stage) -> bool {
-        stage != Stage::Discovery
+        !matches!(stage, Stage::Discovery | Stage::Vanished)
     }
 
     fn has_addresses(&self) -> bool {
