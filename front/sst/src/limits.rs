@@ -5,8 +5,8 @@ use std::time::Duration;
 /// Initiators that are logged in at a port: half of the connections of an engine, so that others can log in meanwhile.
 /// One more takes the place of an initiator of which few commands have succeeded, so that forged names keep nobody out.
 pub const INITIATORS_MAX: usize = 128;
-/// Connections of a port that have not logged in. One more ends the one that has waited for the longest time: with those
-/// that are logged in, they are fewer than the connections of an engine.
+/// Connections of a port that have not logged in. One more ends the one that has waited for the longest time. Together
+/// with those that are logged in they are fewer than the connections of an engine.
 pub const LOGINS_MAX: usize = 96;
 /// Commands of an initiator that have succeeded, as far as they are counted: an initiator that has used a volume for a
 /// moment has more, and an attacker needs as many for each forged name to displace it.

@@ -143,6 +143,13 @@ pub(crate) struct Entry {
     pub(crate) wake: Option<Instant>,
 }
 
+impl Entry {
+    /// Whether it is the sequence that the peer knows by this identifier and this number.
+    pub(crate) fn is_of(&self, peer_id: u16, number: u32) -> bool {
+        self.number == number && self.local.peer_id() == peer_id
+    }
+}
+
 const FREE: Entry = Entry { id: 0, number: 0, local: Local::Free, retry: None, wake: None };
 
 /// The table.

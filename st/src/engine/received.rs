@@ -89,7 +89,7 @@ impl Vc {
         let (peer_id, number) = (packet.from_id, packet.block);
         if !self.asks.is_new(number) {
             cx.counters.duplicates += 1;
-            let same = |entry: &Entry| matches!(entry.local, Local::Asked { peer_id: known, .. } if (known, entry.number) == (peer_id, number));
+            let same = |entry: &Entry| entry.is_of(peer_id, number) && matches!(entry.local, Local::Asked { .. });
             return self.locals.find(same).into_iter().for_each(|id| self.queue_wait(path, id, cx));
         }
         let waiting = self.locals.count(|local| matches!(local, Local::Asked { .. }));
@@ -126,7 +126,7 @@ impl Vc {
         }
         if !self.asks.is_new(number) {
             cx.counters.duplicates += 1;
-            let same = |entry: &Entry| matches!(entry.local, Local::Receiving(known) if (known.peer_id, entry.number) == (peer_id, number));
+            let same = |entry: &Entry| entry.is_of(peer_id, number) && matches!(entry.local, Local::Receiving(_));
             return self.locals.find(same).into_iter().for_each(|id| self.wait_again(id, path, cx));
         }
         let receiving = self.locals.count(|local| matches!(local, Local::Receiving(_)));

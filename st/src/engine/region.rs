@@ -42,7 +42,7 @@ impl Vc {
         let (peer_id, number, len) = (packet.from_id, packet.block, packet.words);
         if !self.asks.is_new(number) {
             cx.counters.duplicates += 1;
-            let same = |entry: &Entry| matches!(entry.local, Local::Region(known) if (known.peer_id, entry.number) == (peer_id, number));
+            let same = |entry: &Entry| entry.is_of(peer_id, number) && matches!(entry.local, Local::Region(_));
             return match self.locals.find(same) {
                 Some(id) if self.region(id).is_some() => self.answer_region(id, path, cx),
                 Some(_) => {}
@@ -324,8 +324,8 @@ impl Vc {
         let acknowledged = self.packet(Op::END_ACK, packet.from_id, packet.to_id);
         self.answer(path, Packet { block: number, ..acknowledged }, cx);
         // An end that has no answer to its request knows only its own identifier.
-        let is_of = |entry: &Entry| entry.number == number && entry.local.peer_id() == packet.from_id;
-        let id = if packet.to_id == 0 { self.locals.find(is_of).unwrap_or(0) } else { packet.to_id };
+        let same = |entry: &Entry| entry.is_of(packet.from_id, number);
+        let id = if packet.to_id == 0 { self.locals.find(same).unwrap_or(0) } else { packet.to_id };
         if packet.to_id == 0 && self.is_of_peer(number) && self.asks.is_new(number) {
             // Its request is still on the way, and means nothing any more.
             self.asks.insert(number);

@@ -10,8 +10,8 @@ use anyhow::{Result, bail, ensure};
 use lunar_core::time;
 use rustix::process::setpriority_process;
 
-use super::NICE;
 use super::scsi_commands::{Command, Payload};
+use super::transport::NICE;
 use crate::session::{CHECK_CONDITION, GOOD};
 use crate::station::{Mac, Port};
 
@@ -157,7 +157,7 @@ fn run(
 ) {
     let begun = Instant::now();
     let now = || time::Instant(begun.elapsed().as_nanos() as u64);
-    // Nobody waits for events once this is over.
+    // An initiator that was dropped takes no events.
     let mut on = |event| drop(events.send(event));
     while !is_over.load(Ordering::Relaxed) {
         orders.try_iter().for_each(|order| machine.start(order.number, order.lun, &order.command, now()));

@@ -37,12 +37,10 @@ use crate::target::{Driver, Lab, Subject};
 use attacks::{ACROSS, ATTACKS, Act, Attack};
 use measure::{Measured, Samples, Verdict, measure, verdict};
 use setup::Setup;
-use transport::{Attacker, Held, Request, Source, Stage, Transport, Victim};
+use transport::{Attacker, Held, NICE, Request, Source, Stage, Transport, Victim};
 
 /// How long the target may take to recover from an attack, before the next measurement without one.
 const RECOVERY: Duration = Duration::from_secs(5);
-/// Attackers run when the target and the victim do not: on the machines of a real network they take nothing from them.
-const NICE: i32 = 19;
 /// Most requests that an attacker sends without reading answers.
 const HELD_MAX: usize = 4096;
 

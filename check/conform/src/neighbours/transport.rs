@@ -24,6 +24,8 @@ pub(super) const SMALL_BLOCKS: u32 = (64 << 20) / 512;
 /// Blocks of the large unit.
 pub(super) const LARGE_BLOCKS: u32 = ((64_u64 << 30) / 512) as u32;
 
+/// Attackers run when the target and the victim do not: on the machines of a real network they take nothing from them.
+pub(super) const NICE: i32 = 19;
 /// The address of an attacker that is another host than the victim.
 const ATTACKER: IpAddr = IpAddr::V4(Ipv4Addr::new(127, 0, 0, 3));
 /// An attacker whose connection accepts no more bytes stops to send after this time.
