@@ -340,8 +340,9 @@ fn run_in_shares<T: Send>(shares: usize, jobs: VecDeque<(usize, T)>, work: impl 
 fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
     let name = part.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default();
     lab.report.note(&format!("{name} on {}", driver.name()));
+    let folder = format!("{name}-{}", driver.name());
     let run = || {
-        let lab = &lab.in_folder(&format!("{name}-{}", driver.name()))?;
+        let lab = &lab.in_folder(&folder)?;
         match part {
             Part::Tools => tools::part(lab, driver),
             Part::Libiscsi => libiscsi::part(lab, driver, main_driver),
@@ -389,6 +390,10 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
         }
     };
     lab.report.check_quietly(&name, "the part runs", run);
+    // All parts together would need tens of gigabytes. The files of a failure stay.
+    if !lab.report.has_failed(&name) {
+        let _ = std::fs::remove_dir_all(lab.scratch.join(folder));
+    }
 }
 
 /// Whether a driver works here. Containers may forbid io_uring; then that is reported and only the other driver is

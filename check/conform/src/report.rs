@@ -116,6 +116,12 @@ impl Report {
         println!("{} {word} {part}: {name} ({:.1} s){colon}{reason}", self.clock(), took.as_secs_f64());
     }
 
+    /// Whether a case of a part has failed; the part is named without its driver.
+    pub(crate) fn has_failed(&self, part: &str) -> bool {
+        let is_of = |case: &Case| case.part.split('/').next() == Some(part);
+        self.cases().iter().any(|case| is_of(case) && matches!(case.outcome, Outcome::Failed(_)))
+    }
+
     /// Passed, failed, skipped.
     pub(crate) fn counts(&self) -> (usize, usize, usize) {
         count(self.cases().iter())
