@@ -39,7 +39,7 @@ pub(crate) const ALL_SLOTS: u8 = 0xff;
 const HEADER: usize = 24;
 const DATA: usize = 36;
 /// The shortest frame.
-const FRAME_MIN: usize = 60;
+pub(crate) const FRAME_MIN: usize = 60;
 /// Flags of a response: response, error.
 const RESPONSE: u8 = 0x08;
 const ERROR: u8 = 0x04;
@@ -100,9 +100,10 @@ impl Network {
     /// A port with this address, which receives the frames of groups too.
     pub(crate) fn port(&self, mac: Mac) -> Result<Port> {
         let (sender, frames) = sync_channel(FRAMES_MAX);
-        let port =
+        let mut port =
             Port { socket: self.sender()?, frames, sender, stations: self.stations.clone(), addresses: Vec::new() };
-        Ok(port.with_address(mac))
+        port.add_address(mac);
+        Ok(port)
     }
 
     /// A station of ATA over Ethernet with this address, for a shelf.
@@ -124,12 +125,6 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    /// Receives the frames for this address as well.
-    pub(crate) fn with_address(mut self, mac: Mac) -> Self {
-        self.add_address(mac);
-        self
-    }
-
     /// Receives the frames for this address as well.
     pub(crate) fn add_address(&mut self, mac: Mac) {
         if self.addresses.contains(&mac) {

@@ -1,5 +1,6 @@
 //! SCSI on a link of frames: Fibre Channel over Ethernet without a switch, and Scheduled Transfer.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -17,7 +18,7 @@ use super::initiator::{Event, Initiator, Machine};
 use super::scsi_commands::{self, CHECKED, Command, Payload};
 use super::transport::{Attacker, Held, RECEIVE_LIMIT, Request, Source, Stage, Transport, Victim, volume};
 use crate::session::{GOOD, cdb};
-use crate::station::{MTU, Mac, Network};
+use crate::station::{FRAME_MIN, MTU, Mac, Network};
 use crate::test_data::{Random, pattern};
 
 /// The begin of the port names of the initiators, and the same as a number.
@@ -32,8 +33,6 @@ const COMMANDS: usize = 64;
 const ATTACKERS_MAX: u16 = 8;
 /// Frames of strangers before the flood looks whether it is over.
 const STRANGERS: usize = 32;
-/// The shortest frame, without its check sequence.
-const FRAME_MIN: usize = 60;
 /// The time that a new port of Fibre Channel is left alone: it probes, claims, and begins to send beacons.
 const ALONE: Duration = Duration::from_secs(3);
 
@@ -66,6 +65,21 @@ impl Protocol {
     pub(super) fn section(self, folder: &Path, mtu: usize) -> String {
         let (word, link) = (self.word(), self.link(folder));
         format!("[{word}.frames]\nlink = \"{link}\"\ntarget = \"main\"\nmtu = {mtu}\n")
+    }
+
+    /// The command of a request, as long as the protocol allows.
+    fn command(self, request: Request, count: u32) -> Option<Command> {
+        let made = scsi_commands::command(request, count, &[])?;
+        let blocks = PIECE / 512;
+        Some(match (self, &made.payload) {
+            (Self::St, Payload::In(len)) if *len > PIECE => {
+                Command { cdb: cdb::read(0, blocks).to_vec(), payload: Payload::In(PIECE) }
+            }
+            (Self::St, Payload::Zeroes(len)) if *len > PIECE => {
+                Command { cdb: cdb::write(64, blocks).to_vec(), payload: Payload::Zeroes(PIECE) }
+            }
+            _ => made,
+        })
     }
 }
 
@@ -118,21 +132,6 @@ impl ScsiFrames {
         }
         frames
     }
-
-    /// The command of a request, as long as the protocol allows.
-    fn command(&self, request: Request, count: u32) -> Option<Command> {
-        let made = scsi_commands::command(request, count, &[])?;
-        let blocks = PIECE / 512;
-        Some(match (self.protocol, &made.payload) {
-            (Protocol::St, Payload::In(len)) if *len > PIECE => {
-                Command { cdb: cdb::read(0, blocks).to_vec(), payload: Payload::In(PIECE) }
-            }
-            (Protocol::St, Payload::Zeroes(len)) if *len > PIECE => {
-                Command { cdb: cdb::write(64, blocks).to_vec(), payload: Payload::Zeroes(PIECE) }
-            }
-            _ => made,
-        })
-    }
 }
 
 fn mac_of(number: u32) -> Mac {
@@ -148,7 +147,7 @@ fn machine(protocol: Protocol, number: u32, target: MacAddress) -> Box<dyn Machi
             let timeout = Duration::from_secs(30);
             let config = fcoe::InitiatorConfig { station, names, target: None, mtu: MTU, timeout, seed };
             let initiator = fcoe::Initiator::new(config, time::Instant(0));
-            Box::new(FcoeMachine { initiator, is_ready: false, reads: Vec::new() })
+            Box::new(FcoeMachine { initiator, is_ready: false, reads: BTreeMap::new() })
         }
         Protocol::St => {
             let path = Route { link: 0, peer: Peer::Station(target) };
@@ -193,38 +192,31 @@ struct FcoeMachine {
     initiator: fcoe::Initiator,
     is_ready: bool,
     /// The data of reads in progress.
-    reads: Vec<(u32, Vec<u8>)>,
+    reads: BTreeMap<u32, Vec<u8>>,
 }
 
 impl FcoeMachine {
-    fn take(&mut self, events: Vec<(u32, Event)>, on: &mut dyn FnMut(Event)) {
-        for (offset, event) in events {
-            match event {
-                // The target logs in again after it has started again.
-                Event::Ready if std::mem::replace(&mut self.is_ready, true) => {}
-                Event::Done(number, 0xff, piece) => {
-                    let read = self.reads.iter_mut().find(|(known, _)| *known == number);
-                    let place = read.and_then(|(_, data)| data.get_mut(offset as usize..offset as usize + piece.len()));
-                    place.into_iter().for_each(|place| place.copy_from_slice(&piece));
-                }
-                Event::Done(number, status, _) => {
-                    let at = self.reads.iter().position(|(known, _)| *known == number);
-                    let data = at.map_or_else(Vec::new, |at| self.reads.swap_remove(at).1);
-                    on(Event::Done(number, status, data));
-                }
-                event => on(event),
+    /// Gives the events of the port that `act` causes to `on`, with the data of reads in one piece.
+    fn follow(
+        &mut self,
+        on: &mut dyn FnMut(Event),
+        act: impl FnOnce(&mut fcoe::Initiator, &mut dyn FnMut(fcoe::InitiatorEvent<'_>)),
+    ) {
+        let Self { initiator, is_ready, reads } = self;
+        act(initiator, &mut |event| match event {
+            // The target logs in again after it has started again.
+            fcoe::InitiatorEvent::Ready if std::mem::replace(is_ready, true) => {}
+            fcoe::InitiatorEvent::Ready => on(Event::Ready),
+            fcoe::InitiatorEvent::Data(number, offset, piece) => {
+                let range = offset as usize..offset as usize + piece.len();
+                let place = reads.get_mut(&number).and_then(|data| data.get_mut(range));
+                place.into_iter().for_each(|place| place.copy_from_slice(piece));
             }
-        }
-    }
-}
-
-/// An event of the port; the data of a read has the status FFh, which is none, and its offset.
-fn of_fcoe(event: &fcoe::InitiatorEvent<'_>) -> (u32, Event) {
-    match event {
-        fcoe::InitiatorEvent::Ready => (0, Event::Ready),
-        fcoe::InitiatorEvent::Data(number, offset, bytes) => (*offset, Event::Done(*number, 0xff, bytes.to_vec())),
-        fcoe::InitiatorEvent::Done(number, status, _) => (0, Event::Done(*number, *status, Vec::new())),
-        fcoe::InitiatorEvent::Lost => (0, Event::Lost),
+            fcoe::InitiatorEvent::Done(number, status, _) => {
+                on(Event::Done(number, status, reads.remove(&number).unwrap_or_default()));
+            }
+            fcoe::InitiatorEvent::Lost => on(Event::Lost),
+        });
     }
 }
 
@@ -235,23 +227,19 @@ impl Machine for FcoeMachine {
 
     fn start(&mut self, number: u32, lun: u16, command: &Command, now: time::Instant) {
         let (data_in, data_out) = data_of(command);
-        self.reads.push((number, vec![0; data_in as usize]));
+        self.reads.insert(number, vec![0; data_in as usize]);
         let command = fcoe::Command { lun: lun_of(lun), cdb: whole_cdb(command), data_in, data_out };
         self.initiator.start(number, command, now);
     }
 
     fn receive(&mut self, frame: &[u8], now: time::Instant, on: &mut dyn FnMut(Event)) {
         let Some(header) = Header::parse(frame) else { return };
-        let mut events = Vec::new();
         let behind = &frame[lunar_link::HEADER_LEN..];
-        self.initiator.receive(&header, behind, now, &mut |event| events.push(of_fcoe(&event)));
-        self.take(events, on);
+        self.follow(on, |initiator, on| initiator.receive(&header, behind, now, on));
     }
 
     fn tick(&mut self, now: time::Instant, on: &mut dyn FnMut(Event)) {
-        let mut events = Vec::new();
-        self.initiator.tick(now, &mut |event| events.push(of_fcoe(&event)));
-        self.take(events, on);
+        self.follow(on, |initiator, on| initiator.tick(now, on));
     }
 
     fn address(&self) -> Option<Mac> {
@@ -330,7 +318,7 @@ impl Transport for ScsiFrames {
             Request::Stranger | Request::Newcomer => true,
             // A copy needs the descriptor of the unit, and is the same over iSCSI.
             Request::Copy | Request::ScatteredRead => false,
-            request => self.command(request, 0).is_some(),
+            request => self.protocol.command(request, 0).is_some(),
         }
     }
 
@@ -382,15 +370,8 @@ impl Transport for ScsiFrames {
                 }))
             }
             request => {
-                let commands = (0..256).map_while(|count| self.command(request, count)).collect();
-                let initiator = self.beginning(true)?;
-                Ok(Box::new(Attacking {
-                    initiator,
-                    commands,
-                    lun: scsi_commands::unit(request),
-                    sent: 0,
-                    in_progress: 0,
-                }))
+                let (initiator, protocol) = (self.beginning(true)?, self.protocol);
+                Ok(Box::new(Attacking { initiator, protocol, request, sent: 0, in_progress: 0 }))
             }
         }
     }
@@ -431,10 +412,9 @@ impl Victim for Initiator {
 /// A station that is logged in.
 struct Attacking {
     initiator: Initiator,
-    /// Its commands, which take turns.
-    commands: Vec<Command>,
-    lun: u16,
-    sent: usize,
+    protocol: Protocol,
+    request: Request,
+    sent: u32,
     in_progress: usize,
 }
 
@@ -448,9 +428,9 @@ impl Attacker for Attacking {
     }
 
     fn send(&mut self) -> Result<()> {
-        let command = self.commands[self.sent % self.commands.len()].clone();
-        (self.sent, self.in_progress) = (self.sent + 1, self.in_progress + 1);
-        self.initiator.send(self.lun, command)
+        let command = self.protocol.command(self.request, self.sent).context("no other request is sent")?;
+        (self.sent, self.in_progress) = (self.sent.wrapping_add(1), self.in_progress + 1);
+        self.initiator.send(scsi_commands::unit(self.request), command)
     }
 
     fn receive(&mut self) -> Result<()> {
@@ -480,7 +460,7 @@ impl Attacker for Stranger {
     fn send(&mut self) -> Result<()> {
         let at = self.next % self.frames.len();
         let mut frame = self.frames[at].clone();
-        // Another address, and another name, as far as they are in the frame.
+        // Another address; the name inside stays.
         let number = self.random.below(1 << 24).to_be_bytes();
         frame[9..12].copy_from_slice(&number[5..]);
         if self.is_random {
@@ -505,7 +485,7 @@ impl Attacker for Stranger {
 pub(super) fn check_forms(transport: &ScsiFrames) -> Result<()> {
     let mut initiator = transport.initiator(false)?;
     for request in CHECKED.into_iter().filter(|request| transport.has_request(*request)) {
-        let command = transport.command(request, 0).context("it has this request")?;
+        let command = transport.protocol.command(request, 0).context("it has this request")?;
         let (status, _) = initiator.execute(scsi_commands::unit(request), &command)?;
         ensure!(status == GOOD, "{request:?}: status {status:02x}h");
     }

@@ -119,9 +119,7 @@ impl Session {
             outs: RefCell::default(),
         }
     }
-}
 
-impl Session {
     /// A command of it has succeeded.
     pub(super) fn succeed(&self, now: Instant) {
         self.successes.set((self.successes.get() + 1).min(SUCCESSES_MAX));
