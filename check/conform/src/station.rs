@@ -47,6 +47,8 @@ const ERROR: u8 = 0x04;
 const FAILURE: u8 = 0xa9;
 /// Frames that wait for a station; further ones are lost, as in a network card.
 const FRAMES_MAX: usize = 256;
+/// Frames that wait for a port: more than a read of 1 MiB has over Fibre Channel, which needs a link without losses.
+const PORT_FRAMES_MAX: usize = 4096;
 /// Requests of a station that are outstanding: as many as targets queue.
 pub(crate) const WINDOW: usize = 64;
 /// A request whose answer is late is sent again after this time, and after twice the time each further time.
@@ -55,8 +57,10 @@ const PATIENCE: Duration = Duration::from_millis(20);
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two checks whether the link has ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// A link that takes no frame for this time loses it.
+/// A link that takes no frame of a station for this time loses it. Ports have a link
+/// without losses, and a target that hangs must not stop them.
 const SEND_LIMIT: Duration = Duration::from_millis(50);
+const PORT_SEND_LIMIT: Duration = Duration::from_secs(3);
 const SEND_PAUSE: Duration = Duration::from_micros(20);
 
 /// A station as the network knows it.
@@ -99,7 +103,7 @@ impl Network {
 
     /// A port with this address, which receives the frames of groups too.
     pub(crate) fn port(&self, mac: Mac) -> Result<Port> {
-        let (sender, frames) = sync_channel(FRAMES_MAX);
+        let (sender, frames) = sync_channel(PORT_FRAMES_MAX);
         let mut port =
             Port { socket: self.sender()?, frames, sender, stations: self.stations.clone(), addresses: Vec::new() };
         port.add_address(mac);
@@ -140,9 +144,9 @@ impl Port {
         self.sender.clone()
     }
 
-    /// Sends a frame; it may be lost.
+    /// Sends a frame.
     pub(crate) fn send(&self, frame: &[u8]) {
-        send(&self.socket, frame);
+        send(&self.socket, frame, PORT_SEND_LIMIT);
     }
 
     /// The next frame, within this time.
@@ -158,10 +162,10 @@ impl Drop for Port {
     }
 }
 
-/// Sends a frame; it may be lost. A station does not wait in the queue of the kernel, in which it would stand behind
+/// Sends a frame, which is lost after this time. A station does not wait in the queue of the kernel, in which it would stand behind
 /// attackers that do not run, because they have the lowest priority.
-fn send(socket: &UnixDatagram, frame: &[u8]) {
-    let end = Instant::now() + SEND_LIMIT;
+fn send(socket: &UnixDatagram, frame: &[u8], limit: Duration) {
+    let end = Instant::now() + limit;
     while let Err(why) = socket.send(frame)
         && why.kind() == std::io::ErrorKind::WouldBlock
         && Instant::now() < end
@@ -249,7 +253,7 @@ impl Station {
 
     /// Sends a frame; it may be lost.
     pub(crate) fn send(&self, frame: &[u8]) {
-        send(&self.socket, frame);
+        send(&self.socket, frame, SEND_LIMIT);
     }
 
     /// Waits for a response.

@@ -486,7 +486,8 @@ pub(super) fn check_forms(transport: &ScsiFrames) -> Result<()> {
     let mut initiator = transport.initiator(false)?;
     for request in CHECKED.into_iter().filter(|request| transport.has_request(*request)) {
         let command = transport.protocol.command(request, 0).context("it has this request")?;
-        let (status, _) = initiator.execute(scsi_commands::unit(request), &command)?;
+        let outcome = initiator.execute(scsi_commands::unit(request), &command);
+        let (status, _) = outcome.with_context(|| format!("{request:?}"))?;
         ensure!(status == GOOD, "{request:?}: status {status:02x}h");
     }
     Ok(())
