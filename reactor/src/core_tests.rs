@@ -76,6 +76,21 @@ fn tasks_stay_for_the_next_run() {
 }
 
 #[test]
+fn tasks_that_wait_for_one_end_of_turn_after_another_do_not_keep_the_driver_from_its_turn() {
+    each(|reactor| {
+        for _ in 0..3 {
+            let other = reactor.clone();
+            reactor.spawn(async move {
+                loop {
+                    other.end_of_turn().await;
+                }
+            });
+        }
+        reactor.run(reactor.sleep(Duration::from_millis(1)));
+    });
+}
+
+#[test]
 #[should_panic(expected = "once at a time")]
 fn a_loop_within_the_loop_is_refused() {
     let reactor = reactor(Choice::Epoll);

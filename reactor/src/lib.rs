@@ -106,6 +106,9 @@ const TASKS_PER_TURN: usize = 1024;
 const TURN_TIME: Duration = Duration::from_millis(1);
 /// Tasks between two readings of the clock within a turn.
 const TASKS_PER_LOOK: usize = 4;
+/// Ends of turns before the clock is read within a turn: replies leave at the first one, and the tasks that have sent
+/// them may end at the second one. A peer that sends all the time keeps a task waiting for the next one.
+const ENDS_PER_LOOK: usize = 2;
 /// Polls of the driver between two readings of the clock: some microseconds.
 const LOOKS_PER_CLOCK: usize = 16;
 /// Nanoseconds without work that count as a wait: shorter ones are the cost of polling.
@@ -641,18 +644,20 @@ impl Inner {
 
     /// Runs tasks until none is ready, with ends of turns in between, or until the turn has run its share of tasks.
     fn run_ready(&self, main: &mut dyn FnMut(&mut Context<'_>)) -> usize {
-        let (mut polled, begun) = (0, self.now.get());
+        let (mut polled, mut ends, begun) = (0, 0, self.now.get());
         loop {
             let ran = self.executor.burst(TASKS_PER_LOOK, main);
             polled += ran;
             let may_be_more = ran == TASKS_PER_LOOK;
-            let is_over = may_be_more && (polled >= TASKS_PER_TURN || self.read_clock().since(begun) > TURN_TIME);
+            let is_long = may_be_more || ends >= ENDS_PER_LOOK;
+            let is_over = is_long && (polled >= TASKS_PER_TURN || self.read_clock().since(begun) > TURN_TIME);
             if may_be_more && !is_over {
                 continue;
             }
             if !self.executor.end_turn() || is_over {
                 return polled;
             }
+            ends += 1;
         }
     }
 

@@ -8,6 +8,9 @@ use super::transport::{Transport, Victim};
 const RATIO: u32 = 3;
 /// The machine may add this time to the 99th percentile.
 const TOLERANCE: Duration = Duration::from_millis(10);
+/// The machine may add this time to the longest latency. The 99th percentile of many samples shows no single command
+/// that waits for the end of an attack.
+const LONGEST_MAX: Duration = Duration::from_millis(250);
 /// The longest write of 1 MiB, and the longest visit of another host, from its connection to its end. Both are more
 /// than one exchange.
 const LONG_WRITE_MAX: Duration = Duration::from_secs(1);
@@ -43,6 +46,10 @@ impl Measured {
     pub(super) fn percentile(&self, percent: usize) -> Duration {
         let at = (self.latencies.len() * percent / 100).min(self.latencies.len().saturating_sub(1));
         self.latencies.get(at).copied().unwrap_or_default()
+    }
+
+    pub(super) fn longest(&self) -> Duration {
+        self.latencies.last().copied().unwrap_or_default()
     }
 
     pub(super) fn p50(&self) -> Duration {
@@ -106,6 +113,7 @@ pub(super) fn verdict(before: &Measured, during: &Measured) -> Verdict {
         return Verdict::Slow(format!("p99 is {:?}, at most {most:?} is allowed", during.p99()));
     }
     for (subject, time, without, most) in [
+        ("the longest command", during.longest(), before.longest(), LONGEST_MAX),
         ("a write of 1 MiB", during.long_write, before.long_write, LONG_WRITE_MAX),
         ("the visit of another host", during.visit, before.visit, VISIT_MAX),
     ] {
@@ -146,6 +154,14 @@ mod tests {
         let broken = Measured { errors: vec!["no answer".to_owned()], ..measured(&[1]) };
         assert_eq!(verdict(&measured(&[1]), &broken), Verdict::Failed("no answer".to_owned()));
         assert_eq!(verdict(&broken, &measured(&[1])), Verdict::Failed("no answer".to_owned()));
+    }
+
+    #[test]
+    fn one_command_that_waits_for_the_end_of_an_attack_is_too_slow() {
+        let mut times = vec![1; 400];
+        times.push(300);
+        let verdict = verdict(&measured(&[1; 400]), &measured(&times));
+        assert!(matches!(&verdict, Verdict::Slow(reason) if reason.contains("the longest command")), "{verdict:?}");
     }
 
     #[test]

@@ -257,8 +257,8 @@ fn churn(transport: &dyn Transport, attack: &Attack, stage: Stage, thread: u16, 
 fn table(rows: &[Row]) -> String {
     let mut text = String::from(
         "hostile neighbours, in ms\n\n| attack | attacker | victim | p50 without | p50 with | p99 without | \
-         p99 with | 1 MiB with | login with | sent | errors | tries | verdict |\n\
-         |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|\n",
+         p99 with | longest with | 1 MiB with | login with | sent | errors | tries | verdict |\n\
+         |---|---|---|--:|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|\n",
     );
     let ms = |time: Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
     for row in rows {
@@ -268,7 +268,9 @@ fn table(rows: &[Row]) -> String {
             Verdict::Failed(_) => "**error**",
         };
         let (before, during) = (&row.before, &row.during);
-        let times = [before.p50(), during.p50(), before.p99(), during.p99(), during.long_write, during.visit].map(ms);
+        let percentiles = [before.p50(), during.p50(), before.p99(), during.p99()];
+        let times = percentiles.into_iter().chain([during.longest(), during.long_write, during.visit]);
+        let times: Vec<_> = times.map(ms).collect();
         let _ = writeln!(
             text,
             "| {} | {} | {} | {} | {} | {} | {} | {verdict} |",
