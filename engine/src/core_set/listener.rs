@@ -59,6 +59,8 @@ impl Listener {
                 let mut given = Vec::new();
                 while !listener.closed.get() && acceptor.mesh.strong_count() > 0 {
                     listener.next(&acceptor, &mut given).await;
+                    // Otherwise the tasks of new connections would queue up before those of sessions in a storm.
+                    acceptor.reactor.end_of_turn().await;
                 }
             });
         }
