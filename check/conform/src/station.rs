@@ -162,8 +162,8 @@ impl Drop for Port {
     }
 }
 
-/// Sends a frame, which is lost after this time. A station does not wait in the queue of the kernel, in which it would stand behind
-/// attackers that do not run, because they have the lowest priority.
+/// Sends a frame, which is lost after this time. A station does not wait in the queue of the kernel, in which it would
+/// stand behind attackers that do not run, because they have the lowest priority.
 fn send(socket: &UnixDatagram, frame: &[u8], limit: Duration) {
     let end = Instant::now() + limit;
     while let Err(why) = socket.send(frame)
