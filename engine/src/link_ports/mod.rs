@@ -9,6 +9,7 @@
 //! * [`turns`]: the turns of the nexuses of a port
 //! * [`directory`]: which initiators see which volumes
 //! * [`options`]: the options of `lunar serve` that become ports
+//! * [`usage`]: how much an initiator has used a port
 //! * [`rdma_address`]: the address of a port over RDMA
 
 pub mod directory;
@@ -19,6 +20,7 @@ pub mod runtime;
 pub mod state;
 pub mod table;
 pub mod turns;
+pub mod usage;
 
 pub use directory::{Groups, View};
 pub use on_core::PortsOnCore;
@@ -28,6 +30,7 @@ pub use runtime::PortsFront;
 pub use state::{PortSession, PortState};
 pub use table::{BoundLink, LinkTable};
 pub use turns::{NexusTurns, Outcome};
+pub use usage::Usage;
 
 use crate::core_set::context::CoreContext;
 use crate::error::EngineError;

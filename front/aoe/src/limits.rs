@@ -8,9 +8,6 @@ pub const STATIONS_MAX: usize = 1024;
 /// Stations that take the place of others in one second. Addresses can be forged, so there may be any number of them:
 /// each costs a search and a notice.
 pub const REPLACED_MAX: u32 = 64;
-/// Commands of a station that have succeeded, as far as they are counted: a host that has used a volume for a moment
-/// has more, and an attacker needs as many for each forged address to displace it.
-pub const SUCCESSES_MAX: u32 = 64;
 /// The time after which a silent station is forgotten. The initiator of Linux queries all targets each minute.
 pub const STATION_IDLE_MAX: Duration = Duration::from_secs(600);
 /// Commands of a station in progress: those that it may have outstanding, and copies of them. Further ones are dropped,

@@ -8,9 +8,6 @@ pub const INITIATORS_MAX: usize = 128;
 /// Connections of a port that have not logged in. One more ends the one that has waited for the longest time. Together
 /// with those that are logged in they are fewer than the connections of an engine.
 pub const LOGINS_MAX: usize = 96;
-/// Commands of an initiator that have succeeded, as far as they are counted: an initiator that has used a volume for a
-/// moment has more, and an attacker needs as many for each forged name to displace it.
-pub const SUCCESSES_MAX: u32 = 64;
 /// Connections of one peer address, with those that are not logged in: initiators of one machine, and no more, so that
 /// one machine cannot take all connections of the engine.
 pub const PEER_CONNECTIONS_MAX: usize = 32;

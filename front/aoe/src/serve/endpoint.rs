@@ -246,7 +246,7 @@ impl Endpoint {
             let (Some(limits), Some(unit)) = (attachment.limits(), attachment.unit()) else { return };
             let data = self.core.reactor().arena().copy(&identify::data(&unit.unit.identity, &limits));
             return data.into_iter().for_each(|data| {
-                station.succeed();
+                station.usage.succeed();
                 self.answer_ata(station.mac, (&header, address, &part), Registers::GOOD, data.into());
             });
         }
@@ -302,7 +302,7 @@ impl Endpoint {
         let core = &self.core;
         let now = core.reactor().now();
         if let Some(station) = self.stations.borrow().get(&mac) {
-            station.last_seen.set(now);
+            station.usage.see(now);
             return Some(station.clone());
         }
         if self.stations() >= STATIONS_MAX && !self.evict(mac, now) {
@@ -371,7 +371,7 @@ impl Endpoint {
             let now = self.core.reactor().now();
             let stations: Vec<Rc<Station>> = self.stations.borrow().values().cloned().collect();
             let is_silent = |station: &&Rc<Station>| {
-                station.commands.get() == 0 && now.since(station.last_seen.get()) >= STATION_IDLE_MAX
+                station.commands.get() == 0 && now.since(station.usage.last_seen()) >= STATION_IDLE_MAX
             };
             for station in stations.iter().filter(is_silent) {
                 self.forget(station.mac);

@@ -172,7 +172,7 @@ impl Job {
         };
         let copies = self.end_turn();
         if result.is_ok() {
-            self.station.succeed();
+            self.station.usage.succeed();
         }
         if let Some(write) = self.write.filter(|_| result.is_ok()) {
             let (mut repeats, now) = (self.station.repeats.borrow_mut(), self.endpoint.core.reactor().now());

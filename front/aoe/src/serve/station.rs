@@ -1,12 +1,12 @@
 //! A station that uses volumes of a shelf.
 
 use crate::directory::{Shelf, SlotVolume, View};
-use crate::limits::SUCCESSES_MAX;
 use crate::order::Repeats;
 use lunar_blk::{Attachment, BlockSet, Client};
 use lunar_core::hosts::HostSession;
 use lunar_core::mem::PeerMemory;
 use lunar_core::time::Instant;
+use lunar_engine::link_ports::Usage;
 use lunar_link::MacAddress;
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::BTreeMap;
@@ -27,9 +27,7 @@ pub(super) struct Station {
     pub(super) repeats: RefCell<Repeats>,
     /// Commands in progress.
     pub(super) commands: Cell<usize>,
-    pub(super) last_seen: Cell<Instant>,
-    /// The commands of it that have succeeded, at most [`SUCCESSES_MAX`].
-    successes: Cell<u32>,
+    pub(super) usage: Usage,
     /// Its shares of the memory of the core.
     pub(super) memory: PeerMemory,
     /// The counters of its session.
@@ -46,8 +44,7 @@ impl Station {
             attachments: RefCell::default(),
             repeats: RefCell::default(),
             commands: Cell::new(0),
-            last_seen: Cell::new(now),
-            successes: Cell::new(0),
+            usage: Usage::new(now),
             memory,
             session: OnceCell::new(),
         })
@@ -84,17 +81,11 @@ impl Station {
         self.attachments.take().values().for_each(|attachment| attachment.revoke());
     }
 
-    /// A command of it has succeeded.
-    pub(super) fn succeed(&self) {
-        self.successes.set((self.successes.get() + 1).min(SUCCESSES_MAX));
-    }
-
-    /// Its order among the stations that may be forgotten for another one, the first one first: those of which the
-    /// fewest commands have succeeded, then those that were silent for the longest time. `None`: it has commands in
-    /// progress, or copies of its writes may still arrive.
+    /// Its order among the stations that may be forgotten for another one. `None`: it has commands in progress, or
+    /// copies of its writes may still arrive.
     pub(super) fn eviction_order(&self, now: Instant) -> Option<(u32, Instant)> {
         let is_busy = self.commands.get() > 0 || self.repeats.borrow().are_needed(now);
-        (!is_busy).then(|| (self.successes.get(), self.last_seen.get()))
+        (!is_busy).then(|| self.usage.eviction_order())
     }
 
     /// Its attachment to the volume in a slot; `None` when the volume is not served.
@@ -162,20 +153,15 @@ mod tests {
     }
 
     #[test]
-    fn stations_with_the_fewest_successes_are_forgotten_first_and_busy_ones_never() {
+    fn busy_stations_and_those_whose_writes_may_be_repeated_are_never_forgotten() {
         let now = Instant(1) + REPEAT_TIME * 3;
-        let (old, new, forged) = (station(Instant(1)), station(now), station(now));
-        // A forged address has a read that succeeds, and was seen last.
-        forged.succeed();
-        (0..2).for_each(|_| old.succeed());
-        let order = |station: &Station| station.eviction_order(now);
-        assert!(order(&forged) < order(&old) && order(&forged).is_some());
-        (0..SUCCESSES_MAX).for_each(|_| old.succeed());
-        (0..SUCCESSES_MAX + 1).for_each(|_| new.succeed());
-        assert!(order(&old) < order(&new), "of two that have used volumes, the one that was silent for longer");
-        new.commands.set(1);
-        old.repeats.borrow_mut().end(Write { station: 1, tag: 1, offset: 0, len: 512, digest: 0 }, now);
-        assert_eq!((order(&new), order(&old)), (None, None));
-        assert!(old.eviction_order(now + REPEAT_TIME * 2).is_some());
+        let station = station(Instant(1));
+        assert!(station.eviction_order(now).is_some());
+        station.commands.set(1);
+        assert_eq!(station.eviction_order(now), None);
+        station.commands.set(0);
+        station.repeats.borrow_mut().end(Write { station: 1, tag: 1, offset: 0, len: 512, digest: 0 }, now);
+        assert_eq!(station.eviction_order(now), None);
+        assert!(station.eviction_order(now + REPEAT_TIME * 2).is_some());
     }
 }

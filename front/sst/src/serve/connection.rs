@@ -1,13 +1,13 @@
 //! A connection of Scheduled Transfer: its login, its regions, and the Transfers of its commands.
 
 use crate::exchange::{Broken, CommandId, Exchanges};
-use crate::limits::{RETRY_INTERVAL, SUCCESSES_MAX};
+use crate::limits::RETRY_INTERVAL;
 use crate::wire::fcp::ResponseBytes;
 use crate::wire::{COMMAND_LEN, CommandBlock, RESPONSE_LEN};
 use lunar_core::mem::{PeerMemory, Sg, SgMut};
 use lunar_core::shares::{Member, Share};
 use lunar_core::time::Instant;
-use lunar_engine::link_ports::View;
+use lunar_engine::link_ports::{Usage, View};
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_scsi::Nexus;
@@ -85,9 +85,8 @@ pub(super) struct Session {
     responses: Cell<Option<Id>>,
     /// Places of commands that came before the initiator had granted its region.
     early: RefCell<Vec<u16>>,
-    /// Its commands that have succeeded, as far as they are counted, and when the last one did.
-    successes: Cell<u32>,
-    used: Cell<Instant>,
+    /// Its commands that have succeeded, and when the last one did.
+    usage: Usage,
     exchanges: RefCell<Exchanges>,
     ready: RefCell<BTreeMap<CommandId, Ready>>,
     outs: RefCell<BTreeMap<CommandId, DataOut>>,
@@ -112,8 +111,7 @@ impl Session {
             commands: Cell::default(),
             responses: Cell::default(),
             early: RefCell::default(),
-            successes: Cell::new(0),
-            used: Cell::new(now),
+            usage: Usage::new(now),
             exchanges: RefCell::new(Exchanges::new(depth)),
             ready: RefCell::default(),
             outs: RefCell::default(),
@@ -122,14 +120,13 @@ impl Session {
 
     /// A command of it has succeeded.
     pub(super) fn succeed(&self, now: Instant) {
-        self.successes.set((self.successes.get() + 1).min(SUCCESSES_MAX));
-        self.used.set(now);
+        self.usage.succeed();
+        self.usage.see(now);
     }
 
-    /// Its order among the sessions that may end for another one, the first one first: those of which the fewest
-    /// commands have succeeded, then those that were silent for the longest time. `None`: it has commands in progress.
+    /// Its order among the sessions that may end for another one. `None`: it has commands in progress.
     pub(super) fn eviction_order(&self) -> Option<(u32, Instant)> {
-        self.exchanges.borrow().is_empty().then(|| (self.successes.get(), self.used.get()))
+        self.exchanges.borrow().is_empty().then(|| self.usage.eviction_order())
     }
 }
 
