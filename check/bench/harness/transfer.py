@@ -45,6 +45,7 @@ class Row:
     is_truncated: bool = False
     touches: bool = False
     is_udp: bool = True
+    is_xdp: bool = False
 
 
 ROWS = [
@@ -53,6 +54,7 @@ ROWS = [
     Row("sendfile", "sendfile", {9000: (74, 55, 12), 1500: (45, 50, 12)}, is_sendfile=True),
     Row("sendfile-trunc", "sendfile, MSG_TRUNC", {9000: (99, 31, 19), 1500: (70, 52, 39)}, is_sendfile=True, is_truncated=True),
     Row("st", "ST write, frames", {9000: (98, 8, 17), 1500: (53, 8, 17)}, is_tcp=False, is_udp=False),
+    Row("st-xdp", "ST write, frames through AF_XDP", {}, is_tcp=False, is_udp=False, is_xdp=True),
     Row("st-udp", "ST write, UDP", {}, is_tcp=False),
     Row("tcp-touch", "TCP write, all bytes read", {9000: (49, 62, 22), 1500: (14, 53, 11)}, touches=True),
     Row("st-touch", "ST write, frames, all bytes read", {9000: (53, 23, 9), 1500: (34, 16, 11)}, is_tcp=False, is_udp=False, touches=True),
@@ -203,7 +205,8 @@ def run_st(row: Row, options, soakers: Soakers, far: list[str], seconds: float) 
         links = (f"udp:{ethernet.TARGET_ADDRESS}:{PORT}", f"udp:{ethernet.HOST_ADDRESS}:{PORT}")
         peer = f"{ethernet.TARGET_ADDRESS}:{PORT}"
     else:
-        links, peer = (ethernet.TARGET, ethernet.HOST), mac(ethernet.TARGET)
+        prefix = "xdp:" if row.is_xdp else ""
+        links, peer = (prefix + ethernet.TARGET, prefix + ethernet.HOST), mac(ethernet.TARGET)
     program = str(options.program.resolve())
     touch = ["touch"] if row.touches else []
     sink = ["taskset", "-c", str(RECEIVER_CPU), program, "sink", links[0], str(WRITE), *touch]
@@ -225,6 +228,8 @@ def run_st(row: Row, options, soakers: Soakers, far: list[str], seconds: float) 
     sent, spent = int(words[1]), float(words[4])
     if int(heard.split()[1]) != sent:
         raise RuntimeError(f"{row.name}: {said} {heard}")
+    if not result["mib_per_second"]:
+        raise RuntimeError(f"{row.name}: the interface has counted no bytes")
     share = sent / MIB / spent / result["mib_per_second"]
     result["wakes_per_mib"] /= share
     result["mib_per_busy_second"] *= share
@@ -241,7 +246,10 @@ def enter_own_mounts() -> None:
 
 
 def steer(far: list[str]) -> None:
-    """Packets are processed on the processor of the process that they are for."""
+    """Packets are processed on the processor of the process that they are for. A program of XDP gets frames with their
+    VLAN tags."""
+    for prefix, name in (([], ethernet.TARGET), (far, ethernet.HOST)):
+        ethernet.command(*prefix, "ethtool", "-K", name, "rxvlan", "off", "txvlan", "off")
     Path(f"/sys/class/net/{ethernet.TARGET}/queues/rx-0/rps_cpus").write_text(f"{1 << RECEIVER_CPU:x}")
     # The files of a namespace are in its own sysfs.
     path = f"/sys/class/net/{ethernet.HOST}/queues/rx-0/rps_cpus"
