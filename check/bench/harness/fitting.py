@@ -80,10 +80,10 @@ def load_of(protocol: str, key: str) -> Load:
 
 
 def results(folder: Path) -> tuple[dict[str, list[Measured]], dict[str, dict]]:
-    """The rows of Lunar of each model, and the files that have them."""
+    """The rows of Lunar of each protocol, and the files that have them."""
     found: dict[str, list[Measured]] = {name: [] for name in MODELS}
     files = {}
-    for protocol, kind in PROTOCOLS.items():
+    for protocol in PROTOCOLS:
         # The run with the rows of the model, if there is one, has all rows of the other one, too.
         names = [folder / f"{protocol}{name}.json" for name in ("-model", "")]
         files[protocol] = file = json.loads(next((at for at in names if at.exists()), names[-1]).read_text())
@@ -92,17 +92,17 @@ def results(folder: Path) -> tuple[dict[str, list[Measured]], dict[str, dict]]:
             if one:
                 rate, title = one["iops"] / 1e6, f"{protocol}: {row['title']}"
                 cost, own = one["target_us_per_io"], one["initiator_us_per_io"]
-                found[kind].append(Measured(title, load_of(protocol, row["key"]), rate, cost, own, one["spread"]))
+                found[protocol].append(Measured(title, load_of(protocol, row["key"]), rate, cost, own, one["spread"]))
     return found, files
 
 
-def errors_of(kind: str, rows: list[Measured], others: dict[str, dict[str, float]]):
+def errors_of(protocol: str, rows: list[Measured], others: dict[str, dict[str, float]]):
     """The function of the terms that is to be minimized."""
 
     def errors(terms: squares.Terms) -> squares.Vector:
         found = []
         for row in rows:
-            answer = predict({**others, kind: terms}, row.load)
+            answer = predict({**others, protocol: terms}, row.load)
             found.append(row.weight * math.log(answer.rate / row.rate))
             found.append(row.weight * math.log(answer.work / row.work))
             own = answer.initiator
@@ -128,23 +128,23 @@ def sleep_terms(files: dict[str, dict]) -> dict[str, float]:
 
 
 def fit(rows: dict[str, list[Measured]], files: dict[str, dict]) -> dict[str, dict[str, float]]:
-    """The terms of all models."""
+    """The terms of all protocols."""
     terms = {"sleep": sleep_terms(files)}
-    for kind, of_kind in rows.items():
-        used = [term for term in MODELS[kind] if any(term.needs(row.load) for row in of_kind)]
+    for protocol, own in rows.items():
+        used = [term for term in MODELS[protocol] if any(term.needs(row.load) for row in own)]
         start = {term.name: term.start for term in used}
-        terms[kind] = squares.fit(errors_of(kind, of_kind, terms), start)
+        terms[protocol] = squares.fit(errors_of(protocol, own, terms), start)
     return terms
 
 
 def held_out(rows: dict[str, list[Measured]], terms: dict[str, dict[str, float]]) -> list[Verdict]:
     """Leaves out each row in turn, fits the terms to the others, and predicts it."""
     verdicts = []
-    for kind, of_kind in rows.items():
-        own = squares.leverages(errors_of(kind, of_kind, terms), terms[kind], MEASURES)
-        for at, row in enumerate(of_kind):
-            others = of_kind[:at] + of_kind[at + 1 :]
-            without = {**terms, kind: squares.fit(errors_of(kind, others, terms), terms[kind])}
+    for protocol, all_of in rows.items():
+        own = squares.leverages(errors_of(protocol, all_of, terms), terms[protocol], MEASURES)
+        for at, row in enumerate(all_of):
+            others = all_of[:at] + all_of[at + 1 :]
+            without = {**terms, protocol: squares.fit(errors_of(protocol, others, terms), terms[protocol])}
             answer = predict(without, row.load)
             pairs = zip(("rate", "work"), (answer.rate, answer.work), (row.rate, row.work))
             verdicts += [Verdict(row, *one, alone=own[at] > ALONE) for one in pairs]

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 # Headers of a command and of its answer, in bytes.
 HEADERS = 48
-# Writes of more bytes wait for R2Ts: FirstBurstLength of iSCSI. NVMe/TCP has a smaller limit, but no row between them.
-UNSOLICITED_MAX = 64 << 10
+# Writes of more bytes wait for R2Ts: FirstBurstLength of iSCSI, the in-capsule data of NVMe/TCP.
+UNSOLICITED_MAX = {"iscsi": 64 << 10, "nvme-tcp": 16 << 10}
 # The size of the first-level data cache, which holds the data of the commands of a queue while they are few.
 CACHE = 32 << 10
 # About as many bytes of replies leave in one turn, and are received at once.
@@ -81,8 +81,7 @@ class Term:
 
 
 STREAM = [
-    Term("iscsi", 0.3, "us", "iSCSI: work of the core for a command"),
-    Term("nvme-tcp", 0.2, "us", "NVMe/TCP: work of the core for a command"),
+    Term("command", 0.25, "us", "work of the core for a command"),
     Term("byte", 1e-4, "us", "work of the core for a byte of payload over TCP"),
     Term("turn", 4.0, "us", "work of the core for a turn: look for events, receive, send"),
     Term("wake-peer", 1.0, "us", "additional work of a turn that wakes a sleeping initiator"),
@@ -90,7 +89,7 @@ STREAM = [
     Term("r2t", 3.0, "us", "work for the R2Ts of a write that is longer than the first burst"),
     Term("ram-read", 0.7, "us", "RAM store: a read of 4 KiB"),
     Term("ram-write", 0.9, "us", "RAM store: a write of 4 KiB"),
-    Term("file-read", 3.0, "us", "file store, data in the page cache: a read of 4 KiB"),
+    Term("file-read", 3.0, "us", "file store, data in the page cache: a read of 4 KiB", lambda load: load.store == "file"),
     Term(
         "file-write",
         4.0,
@@ -100,14 +99,13 @@ STREAM = [
     ),
     Term("wake-up", 22.0, "us", "wait of a cycle: the wake-up of a sleeping initiator, and the loopback"),
     Term("pipelined", 0.3, "", "share of the outstanding commands that are at the core when both ends are busy"),
-    Term("initiator-iscsi", 0.2, "us", "work of `lunar bench` for a command over iSCSI"),
-    Term("initiator-nvme-tcp", 0.15, "us", "work of `lunar bench` for a command over NVMe/TCP"),
+    Term("initiator", 0.2, "us", "work of `lunar bench` for a command"),
     Term("initiator-turn", 6.5, "us", "work of `lunar bench` for a turn with sleep and wake-up"),
     Term("initiator-byte-read", 0.7e-4, "us", "work of `lunar bench` for a byte that is read"),
     Term("initiator-byte-write", 1.2e-4, "us", "work of `lunar bench` for a byte that is written"),
 ]
 SHARED = [
-    Term("vfio-user", 0.18, "us", "vfio-user: work of the core for a command"),
+    Term("command", 0.18, "us", "work of the core for a command"),
     Term("turn", 3.7, "us", "work of the core for a turn with an interrupt and a doorbell message"),
     Term("zero", 1.2e-5, "us", "null store: a byte of zeroes into guest memory"),
     Term("cache", 0.4, "", "growth of that for each doubling of the data of a queue beyond 32 KiB"),
@@ -123,8 +121,8 @@ SLEEP = [
     Term("sleep-wait", 0.0, "us", "additional wait of a cycle in which the core falls asleep"),
     Term("sleep-work", 0.0, "us", "additional work of the core in such a cycle"),
 ]
-# In the order in which they are fitted: the second uses a term of the first.
-MODELS = {"shared-memory": SHARED, "stream": STREAM}
+# The terms of each protocol, in the order in which they are fitted: the others use terms of the first ones.
+MODELS = {"vfio-user": SHARED, "iscsi": STREAM, "nvme-tcp": STREAM}
 
 
 @dataclass(frozen=True)
@@ -187,13 +185,13 @@ class Share:
 
 
 def stream(all_terms: dict[str, dict[str, float]], share: Share) -> Answer:
-    load, terms = share.load, all_terms["stream"]
+    load, terms = share.load, all_terms[share.load.protocol]
     count, size = share.outstanding, load.size
-    work = terms[load.protocol] + terms["byte"] * size + load.store_work + stream_store(all_terms, load)
+    work = terms["command"] + terms["byte"] * size + load.store_work + stream_store(all_terms, load)
     at_once = BURST / (size + HEADERS)
     most = max(at_once, 1.0) if load.writes else at_once
     direction = "write" if load.writes else "read"
-    own = terms[f"initiator-{load.protocol}"] + terms[f"initiator-byte-{direction}"] * size
+    own = terms["initiator"] + terms[f"initiator-byte-{direction}"] * size
 
     def batch(idle: float) -> float:
         here = idle + (1 - idle) * terms["pipelined"]
@@ -249,20 +247,21 @@ def settle(terms: dict[str, float], share: Share, costs: Costs) -> Answer:
 
 def stream_store(all_terms: dict[str, dict[str, float]], load: Load) -> float:
     """The work of the core for the store, and for R2Ts."""
-    terms = all_terms["stream"]
-    store = terms["r2t"] if load.writes and load.size > UNSOLICITED_MAX else 0.0
+    # A store without rows over this protocol costs what it costs over iSCSI, and a write without rows what a read costs.
+    terms = {**all_terms["iscsi"], **all_terms[load.protocol]} if load.protocol != "iscsi" else all_terms["iscsi"]
+    is_solicited = load.writes and load.kind == "stream" and load.size > UNSOLICITED_MAX[load.protocol]
+    store = terms["r2t"] if is_solicited else 0.0
     if load.store == "null":
         return store
-    # A file store without rows of writes: a write is taken to cost what a read costs.
     name = f"{load.store}-{'write' if load.writes else 'read'}"
     store += terms.get(name, terms[f"{load.store}-read"])
-    return store + all_terms["shared-memory"]["copy"] * max(0, load.size - MEASURED)
+    return store + all_terms["vfio-user"]["copy"] * max(0, load.size - MEASURED)
 
 
 def shared_memory(all_terms: dict[str, dict[str, float]], share: Share) -> Answer:
-    load, terms = share.load, all_terms["shared-memory"]
+    load, terms = share.load, all_terms["vfio-user"]
     count, size = share.outstanding, load.size
-    work = terms["vfio-user"] + load.store_work
+    work = terms["command"] + load.store_work
     if load.store == "ram":
         work += terms["ram-write" if load.writes else "ram-read"] + terms["copy"] * size
     elif load.store == "file":

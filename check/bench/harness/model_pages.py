@@ -72,7 +72,7 @@ def terms_table(terms: Terms) -> list[str]:
             value = terms[kind][term.name]
             shown = f"{value * 1000:.3f} ns" if value < 0.01 and term.unit else f"{value:.2f} {term.unit}".strip()
             body.append([kind, f"`{term.name}`", shown.replace(" us", " µs"), term.meaning])
-    head = ["| model | term | value | meaning |", "| --- | --- | ---: | --- |"]
+    head = ["| protocol | term | value | meaning |", "| --- | --- | ---: | --- |"]
     return head + ["| " + " | ".join(row) + " |" for row in body]
 
 

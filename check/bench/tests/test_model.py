@@ -67,10 +67,10 @@ class Check(unittest.TestCase):
         self.rows, self.files = fitting.results(BENCH / "results")
 
     def test_a_row_that_disagrees_with_the_others_is_off(self):
-        shared = self.rows["shared-memory"]
+        shared = self.rows["vfio-user"]
         at = next(number for number, row in enumerate(shared) if "depth 8, polling" in row.title)
         changed = [replace(row, rate=row.rate * 1.6) if number == at else row for number, row in enumerate(shared)]
-        verdicts = fitting.held_out({"shared-memory": changed}, TERMS)
+        verdicts = fitting.held_out({"vfio-user": changed}, TERMS)
         off = {verdict.row.title for verdict in verdicts if verdict.fails and verdict.quantity == "rate"}
         self.assertIn(shared[at].title, off)
 
@@ -80,7 +80,7 @@ class Check(unittest.TestCase):
             kept.write_text(json.dumps({"machine": model_pages.machine(self.files), "terms": TERMS}))
             page.write_text(model_pages.with_tables("<!-- model: links -->\n<!-- model end -->\n", TERMS))
             self.assertEqual(model_pages.stale(kept, page, self.files, TERMS, 1e-3), [])
-            changed = {**TERMS, "stream": {**TERMS["stream"], "turn": TERMS["stream"]["turn"] * 1.01}}
+            changed = {**TERMS, "iscsi": {**TERMS["iscsi"], "turn": TERMS["iscsi"]["turn"] * 1.01}}
             self.assertEqual(len(model_pages.stale(kept, page, self.files, changed, 1e-3)), 1)
             page.write_text(page.read_text().replace("25 Gbit/s", "24 Gbit/s"))
             self.assertEqual(len(model_pages.stale(kept, page, self.files, TERMS, 1e-3)), 1)

@@ -13,8 +13,6 @@ use std::collections::BTreeMap;
 const TERMS: &str = include_str!("../../../check/bench/results/model.json");
 /// Headers of a command and of its answer, in bytes.
 const HEADERS: f64 = 48.0;
-/// Writes of more bytes wait for R2Ts: FirstBurstLength of iSCSI.
-const UNSOLICITED_MAX: f64 = 65_536.0;
 /// The size of the first-level data cache.
 const CACHE: f64 = 32_768.0;
 /// About as many bytes of replies leave in one turn, and are received at once.
@@ -50,6 +48,15 @@ impl Transport {
             Self::Iscsi => "iscsi",
             Self::NvmeTcp => "nvme-tcp",
             Self::VfioUser => "vfio-user",
+        }
+    }
+
+    /// Writes of more bytes wait for R2Ts: FirstBurstLength of iSCSI, the in-capsule data of NVMe/TCP.
+    fn unsolicited_max(self) -> f64 {
+        match self {
+            Self::Iscsi => 65_536.0,
+            Self::NvmeTcp => 16_384.0,
+            Self::VfioUser => f64::INFINITY,
         }
     }
 }
@@ -117,17 +124,12 @@ pub struct Answer {
     pub limit: &'static str,
 }
 
-/// The terms of a model, by name.
+/// The terms of a protocol, by name.
 type Values = BTreeMap<String, f64>;
 
-/// The terms of all parts of the model.
+/// The terms of all protocols, and those of a core that sleeps.
 #[derive(Clone, Debug, Deserialize)]
-pub struct Terms {
-    sleep: Values,
-    #[serde(rename = "shared-memory")]
-    shared: Values,
-    stream: Values,
-}
+pub struct Terms(BTreeMap<String, Values>);
 
 #[derive(Deserialize)]
 struct Kept {
@@ -202,11 +204,16 @@ impl Terms {
     /// The terms of a machine whose cores are so many times as fast.
     #[must_use]
     pub fn scaled(mut self, speed: f64) -> Self {
-        for values in [&mut self.sleep, &mut self.shared, &mut self.stream] {
+        for values in self.0.values_mut() {
             let scaled = values.iter_mut().filter(|(name, _)| !UNSCALED.contains(&name.as_str()));
             scaled.for_each(|(_, value)| *value /= speed);
         }
         self
+    }
+
+    /// The terms of a protocol.
+    fn of(&self, transport: Transport) -> &Values {
+        &self.0[transport.word()]
     }
 
     /// The rate and the cost of a load.
@@ -228,11 +235,11 @@ impl Terms {
     }
 
     fn stream(&self, share: &Share<'_>) -> Answer {
-        let (load, terms, count) = (share.load, &self.stream, share.outstanding);
-        let work = terms[load.transport.word()] + terms["byte"] * load.size + self.store_over_stream(load);
+        let (load, count) = (share.load, share.outstanding);
+        let terms = self.of(load.transport);
+        let work = terms["command"] + terms["byte"] * load.size + self.store_over_stream(load);
         let direction = if load.writes { "write" } else { "read" };
-        let initiator = terms[&format!("initiator-{}", load.transport.word())]
-            + terms[&format!("initiator-byte-{direction}")] * load.size;
+        let initiator = terms["initiator"] + terms[&format!("initiator-byte-{direction}")] * load.size;
         let waits = load.store_wait + load.network;
         if load.is_polling {
             let cost = work + terms["turn"] / self.batch(share, 0.0);
@@ -245,15 +252,15 @@ impl Terms {
         if (1.0 - busy) / awake.rate * count.min(self.batch(share, 1.0 - busy)) <= load.spin {
             return awake;
         }
-        let wait = terms["wake-up"] + waits + self.sleep["sleep-wait"];
-        self.settle(share, &Costs { work, initiator, wait, turn: self.sleep["sleep-work"] }).0
+        let wait = terms["wake-up"] + waits + self.0["sleep"]["sleep-wait"];
+        self.settle(share, &Costs { work, initiator, wait, turn: self.0["sleep"]["sleep-work"] }).0
     }
 
     /// The commands of a turn, from the share of the time in which the core waits.
     fn batch(&self, share: &Share<'_>, idle: f64) -> f64 {
         let at_once = BURST / (share.load.size + HEADERS);
         let most = if share.load.writes { at_once.max(1.0) } else { at_once };
-        let here = idle + (1.0 - idle) * self.stream["pipelined"];
+        let here = idle + (1.0 - idle) * self.of(share.load.transport)["pipelined"];
         let of_session = shortest(&[1.0 + (share.outstanding - 1.0) * here, share.load.depth], SHARPER);
         shortest(&[of_session, most], SHARP / 2.0)
     }
@@ -261,7 +268,7 @@ impl Terms {
     /// The cycle of a load whose initiator sleeps: how much the core waits changes how many commands a turn has, and
     /// that changes how much it waits. Also returns the share of the time in which the core works.
     fn settle(&self, share: &Share<'_>, costs: &Costs) -> (Answer, f64) {
-        let (terms, count) = (&self.stream, share.outstanding);
+        let (terms, count) = (self.of(share.load.transport), share.outstanding);
         let at_once = BURST / (share.load.size + HEADERS);
         let (mut idle, mut cost) = (0.8, 0.0);
         let mut cycle = Cycle { parts: Vec::new(), length: 1.0 };
@@ -287,19 +294,24 @@ impl Terms {
 
     /// The work of the core for the store, and for R2Ts.
     fn store_over_stream(&self, load: &ModelLoad) -> f64 {
-        let terms = &self.stream;
-        let r2t = if load.writes && load.size > UNSOLICITED_MAX { terms["r2t"] } else { 0.0 };
+        let terms = self.of(load.transport);
+        let is_solicited = load.writes && load.size > load.transport.unsolicited_max();
+        let r2t = if is_solicited { terms["r2t"] } else { 0.0 };
         if load.store == Store::Null {
             return r2t;
         }
-        // A file store without rows of writes: a write is taken to cost what a read costs.
-        let of = |direction: &str| terms.get(&format!("{}-{direction}", load.store.word())).copied();
+        // A store without rows over this protocol costs what it costs over iSCSI, and a write without rows what a read
+        // costs.
+        let of = |direction: &str| {
+            let name = format!("{}-{direction}", load.store.word());
+            terms.get(&name).or_else(|| self.of(Transport::Iscsi).get(&name)).copied()
+        };
         let store = of(if load.writes { "write" } else { "read" }).or_else(|| of("read")).unwrap_or(0.0);
-        r2t + store + self.shared["copy"] * (load.size - MEASURED).max(0.0)
+        r2t + store + self.of(Transport::VfioUser)["copy"] * (load.size - MEASURED).max(0.0)
     }
 
     fn shared_memory(&self, share: &Share<'_>) -> Answer {
-        let (load, terms, count) = (share.load, &self.shared, share.outstanding);
+        let (load, terms, count) = (share.load, self.of(Transport::VfioUser), share.outstanding);
         let store = match load.store {
             Store::Ram => terms[if load.writes { "ram-write" } else { "ram-read" }] + terms["copy"] * load.size,
             Store::File => self.store_over_stream(load),
@@ -308,7 +320,7 @@ impl Terms {
                 terms["zero"] * load.size * (1.0 + terms["cache"] * doublings(load.depth * load.size / CACHE))
             }
         };
-        let work = terms["vfio-user"] + store;
+        let work = terms["command"] + store;
         let waits = load.store_wait + load.network;
         if load.is_polling {
             let depth = work + terms["lock-step"] + terms["round-trip"] + waits;
