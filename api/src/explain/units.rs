@@ -167,6 +167,11 @@ fn no_namespace(checked: &Checked, client: &Client, volume: &str) -> Option<&'st
     volume.why_no_namespace()
 }
 
+/// The earliest time at which a session may have begun: it has whole seconds, as the times of changes have.
+fn earliest_begin(session: &SessionView) -> u64 {
+    std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().saturating_sub(session.seconds + 1)
+}
+
 /// A client that was logged in while the LUN was another volume may take the one for the other.
 fn was_another(
     control: &mut dyn Control,
@@ -177,8 +182,7 @@ fn was_another(
 ) {
     let place = (seen.group.as_str(), lun);
     let Some(before) = gone::earlier_volume(control.schema(), control.versions(), place, volume) else { return };
-    let began = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().saturating_sub(session.seconds);
-    if before.time < began {
+    if before.time < earliest_begin(session) {
         return;
     }
     let (object, when) = (&before.object, at(before.time));
@@ -197,8 +201,7 @@ fn was_another(
 /// The remedy on a client that does not show a LUN that is there.
 fn rescan(control: &mut dyn Control, client: &Client, session: &SessionView, explanation: &mut ExplanationView) {
     let changed = control.versions().list().ok().and_then(|all| all.last().map(|version| version.time));
-    let began = std::time::UNIX_EPOCH.elapsed().unwrap_or_default().as_secs().saturating_sub(session.seconds);
-    if changed.is_some_and(|changed| changed >= began) {
+    if changed.is_some_and(|changed| changed >= earliest_begin(session)) {
         let words = "the configuration changed after the client had logged in; it was told so, and must scan again";
         explanation.near.push(words.to_owned());
     }
