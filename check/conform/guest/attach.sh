@@ -167,8 +167,8 @@ kill_target
 unchanged=$(sum <"$OTHER")
 start "$OTHER" "$IMAGE"
 try "another volume at the LUN is noticed" eventually logged "is another one than the one that was served"
-cp /mnt/disk/file /mnt/disk/copy
-sync &
+# A commit of the journal makes the copy wait, too.
+{ cp /mnt/disk/file /mnt/disk/copy && sync; } &
 writer=$!
 nap 3
 kill -0 $writer 2>/dev/null && ok "writes wait" || bad "writes wait"
