@@ -24,6 +24,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 IDLE_SESSIONS = 1000
 UNITS = 4096
 IDLE_SECONDS = 10.0
+INTERRUPTED = "interrupted"
 # The targets and loads of each protocol.
 PROTOCOLS = {
     "iscsi": (targets.KINDS, rows.rows),
@@ -119,27 +120,36 @@ def schedule(rounds: int, chosen: list[Row], all_of: list[Target]) -> Iterator[t
                 yield number, row, target, True
 
 
+def run_once(
+    how: Setup, row: Row, target: Target, seconds: float, failed: list[str] | None
+) -> measure.Sample | None:
+    """Measures a row on a target once. `failed`: for the reason if it fails, unless the run does not count."""
+    with running(target):
+        try:
+            return measure.sample(how, target, row, seconds)
+        except Unavailable as why:
+            if failed is not None:
+                failed.append(f"{target.name}, {row.title}: {str(why).strip().splitlines()[-1]}")
+            print(f"{target.name}, {row.title}: {why}", file=sys.stderr)
+            return None
+
+
 def measure_rows(
     how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float
 ) -> tuple[dict, list[str]]:
     """Measures every row on every target, round by round, so that changes of the host affect all targets alike.
-    Returns the medians and the failed runs."""
+    Returns the medians and the failed runs. An interrupted measurement has the runs until then."""
     failed: list[str] = []
     samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
-    for number, row, target, counts in schedule(rounds, chosen, all_of):
-        with running(target):
-            try:
-                one = measure.sample(how, target, row, seconds)
-            except Unavailable as why:
-                if counts:
-                    failed.append(f"{target.name}, {row.title}: {str(why).strip().splitlines()[-1]}")
-                print(f"{target.name}, {row.title}: {why}", file=sys.stderr)
-                continue
-        if one is None or not counts:
-            continue
-        samples[row.key].setdefault(target.name, []).append(one)
-        found = f"{one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us"
-        print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {found}", file=sys.stderr)
+    try:
+        for number, row, target, counts in schedule(rounds, chosen, all_of):
+            one = run_once(how, row, target, seconds, failed if counts else None)
+            if one is not None and counts:
+                samples[row.key].setdefault(target.name, []).append(one)
+                found = f"{one.iops:>10.0f}/s {one.target_us_per_io:8.3f} us"
+                print(f"{number}/{rounds} {row.title:<44} {target.name:<6} {found}", file=sys.stderr)
+    except (KeyboardInterrupt, SystemExit):
+        failed.append(f"{INTERRUPTED} in round {number} of {rounds}, {row.title}")
     medians = {key: {name: measure.medians(runs) for name, runs in by.items()} for key, by in samples.items()}
     return medians, failed
 
@@ -216,8 +226,9 @@ def main() -> int:
             return 1
         machine = report.machine(how.folder)
         table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
+        chosen = [row for row in chosen if table[row.key]]
         extras: dict = {}
-        if options.model or is_ethernet:
+        if options.model or is_ethernet or any(why.startswith(INTERRUPTED) for why in failed):
             pass
         elif not options.no_extras and options.protocol in EXTRAS:
             extras = EXTRAS[options.protocol](how, all_of, running)
