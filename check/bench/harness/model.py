@@ -90,13 +90,6 @@ STREAM = [
     Term("ram-read", 0.7, "us", "RAM store: a read of 4 KiB"),
     Term("ram-write", 0.9, "us", "RAM store: a write of 4 KiB"),
     Term("file-read", 3.0, "us", "file store, data in the page cache: a read of 4 KiB", lambda load: load.store == "file"),
-    Term(
-        "file-write",
-        4.0,
-        "us",
-        "file store: a write of 4 KiB into the page cache",
-        lambda load: load.store == "file" and load.writes,
-    ),
     Term("wake-up", 22.0, "us", "wait of a cycle: the wake-up of a sleeping initiator, and the loopback"),
     Term("pipelined", 0.3, "", "share of the outstanding commands that are at the core when both ends are busy"),
     Term("initiator", 0.2, "us", "work of `lunar bench` for a command"),
@@ -247,7 +240,8 @@ def settle(terms: dict[str, float], share: Share, costs: Costs) -> Answer:
 
 def stream_store(all_terms: dict[str, dict[str, float]], load: Load) -> float:
     """The work of the core for the store, and for R2Ts."""
-    # A store without rows over this protocol costs what it costs over iSCSI, and a write without rows what a read costs.
+    # A store without rows over this protocol costs what it costs over iSCSI. The kernel hands writes into the page cache
+    # to threads of its own at some depths: a write of the file store is taken to cost what a read costs.
     terms = {**all_terms["iscsi"], **all_terms[load.protocol]} if load.protocol != "iscsi" else all_terms["iscsi"]
     is_solicited = load.writes and load.kind == "stream" and load.size > UNSOLICITED_MAX[load.protocol]
     store = terms["r2t"] if is_solicited else 0.0

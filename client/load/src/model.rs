@@ -300,8 +300,8 @@ impl Terms {
         if load.store == Store::Null {
             return r2t;
         }
-        // A store without rows over this protocol costs what it costs over iSCSI, and a write without rows what a read
-        // costs.
+        // A store without rows over this protocol costs what it costs over iSCSI, and a write of the file store what a
+        // read costs.
         let of = |direction: &str| {
             let name = format!("{}-{direction}", load.store.word());
             terms.get(&name).or_else(|| self.of(Transport::Iscsi).get(&name)).copied()
