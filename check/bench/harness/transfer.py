@@ -40,12 +40,11 @@ class Row:
     name: str
     title: str
     paper: dict[int, tuple[int, int, int]]
-    is_tcp: bool = True
+    # tcp, or for Scheduled Transfer: udp, frames, xdp.
+    carrier: str = "tcp"
     is_sendfile: bool = False
     is_truncated: bool = False
     touches: bool = False
-    is_udp: bool = True
-    is_xdp: bool = False
 
 
 ROWS = [
@@ -53,11 +52,11 @@ ROWS = [
     Row("tcp-trunc", "TCP write, MSG_TRUNC", {9000: (99, 35, 55), 1500: (70, 52, 70)}, is_truncated=True),
     Row("sendfile", "sendfile", {9000: (74, 55, 12), 1500: (45, 50, 12)}, is_sendfile=True),
     Row("sendfile-trunc", "sendfile, MSG_TRUNC", {9000: (99, 31, 19), 1500: (70, 52, 39)}, is_sendfile=True, is_truncated=True),
-    Row("st", "ST write, frames", {9000: (98, 8, 17), 1500: (53, 8, 17)}, is_tcp=False, is_udp=False),
-    Row("st-xdp", "ST write, frames through AF_XDP", {}, is_tcp=False, is_udp=False, is_xdp=True),
-    Row("st-udp", "ST write, UDP", {}, is_tcp=False),
+    Row("st", "ST write, frames", {9000: (98, 8, 17), 1500: (53, 8, 17)}, carrier="frames"),
+    Row("st-xdp", "ST write, frames through AF_XDP", {}, carrier="xdp"),
+    Row("st-udp", "ST write, UDP", {}, carrier="udp"),
     Row("tcp-touch", "TCP write, all bytes read", {9000: (49, 62, 22), 1500: (14, 53, 11)}, touches=True),
-    Row("st-touch", "ST write, frames, all bytes read", {9000: (53, 23, 9), 1500: (34, 16, 11)}, is_tcp=False, is_udp=False, touches=True),
+    Row("st-touch", "ST write, frames, all bytes read", {9000: (53, 23, 9), 1500: (34, 16, 11)}, carrier="frames", touches=True),
 ]
 NAMES = [row.name for row in ROWS]
 
@@ -201,11 +200,11 @@ def mac(name: str) -> str:
 
 
 def run_st(row: Row, options, soakers: Soakers, far: list[str], seconds: float) -> dict:
-    if row.is_udp:
+    if row.carrier == "udp":
         links = (f"udp:{ethernet.TARGET_ADDRESS}:{PORT}", f"udp:{ethernet.HOST_ADDRESS}:{PORT}")
         peer = f"{ethernet.TARGET_ADDRESS}:{PORT}"
     else:
-        prefix = "xdp:" if row.is_xdp else ""
+        prefix = "xdp:" if row.carrier == "xdp" else ""
         links, peer = (prefix + ethernet.TARGET, prefix + ethernet.HOST), mac(ethernet.TARGET)
     program = str(options.program.resolve())
     touch = ["touch"] if row.touches else []
@@ -265,7 +264,7 @@ def measure(options, chosen: list[Row], mtu: int, offloads: bool) -> dict:
             rows = {row.name: [] for row in chosen}
             for _ in range(options.rounds):
                 for row in chosen:
-                    run = run_tcp(row, soakers, far, options.time) if row.is_tcp else run_st(row, options, soakers, far, options.time)
+                    run = run_tcp(row, soakers, far, options.time) if row.carrier == "tcp" else run_st(row, options, soakers, far, options.time)
                     rows[row.name].append(run)
                     print(f"mtu {mtu}, offloads {offloads}, {row.title}: {run['mib_per_second']:.0f} MiB/s", flush=True)
         finally:
