@@ -8,6 +8,7 @@ core for all commands; the work of the initiator; the bytes on the link.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -240,13 +241,14 @@ def settle(terms: dict[str, float], share: Share, costs: Costs) -> Answer:
 
 def stream_store(all_terms: dict[str, dict[str, float]], load: Load) -> float:
     """The work of the core for the store, and for R2Ts."""
-    # A store without rows over this protocol costs what it costs over iSCSI. The kernel hands writes into the page cache
-    # to threads of its own at some depths: a write of the file store is taken to cost what a read costs.
-    terms = {**all_terms["iscsi"], **all_terms[load.protocol]} if load.protocol != "iscsi" else all_terms["iscsi"]
-    is_solicited = load.writes and load.kind == "stream" and load.size > UNSOLICITED_MAX[load.protocol]
-    store = terms["r2t"] if is_solicited else 0.0
+    own = all_terms[load.protocol]
+    is_solicited = load.writes and load.size > UNSOLICITED_MAX.get(load.protocol, math.inf)
+    store = own["r2t"] if is_solicited else 0.0
     if load.store == "null":
         return store
+    # A store without rows over this protocol costs what it costs over iSCSI. The kernel hands writes into the page cache
+    # to threads of its own at some depths: a write of the file store is taken to cost what a read costs.
+    terms = {**all_terms["iscsi"], **own}
     name = f"{load.store}-{'write' if load.writes else 'read'}"
     store += terms.get(name, terms[f"{load.store}-read"])
     return store + all_terms["vfio-user"]["copy"] * max(0, load.size - MEASURED)
