@@ -57,8 +57,8 @@ const PATIENCE: Duration = Duration::from_millis(20);
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Time between two checks whether the link has ended.
 const LOOK: Duration = Duration::from_millis(100);
-/// A link that takes no frame of a station for this time loses it. Ports have a link
-/// without losses, and a target that hangs must not stop them.
+/// A link that takes no frame of a station for this time loses it. Ports have a link without losses, and a target that
+/// hangs must not stop them.
 const SEND_LIMIT: Duration = Duration::from_millis(50);
 const PORT_SEND_LIMIT: Duration = Duration::from_secs(3);
 const SEND_PAUSE: Duration = Duration::from_micros(20);
