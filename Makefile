@@ -37,7 +37,7 @@ release: needs
 	check/bench/release
 
 ## test: all tests, from the format to crashes; installs the packages that they need first
-test: CONFORM = all --checked
+test: CONFORM = all --checked --rounds 20 --applies 8 --cuts 10
 test: FUZZ_BUILD = --quick
 # cargo holds the lock of the target folder until it has checked that the build is complete: start the other build later.
 test: MEANWHILE = sleep 2; check/fuzz/run $(FUZZ_BUILD) --build

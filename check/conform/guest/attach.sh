@@ -39,7 +39,7 @@ bytes_of() { cat "/sys/class/net/$1/statistics/tx_bytes"; }
 # load MIB: verified writes in the background, into a file of the file system; $fio is their process.
 load() {
     fio --name=load --filename=/mnt/disk/load --ioengine=libaio --direct=1 --rw=randwrite --bs=16k --iodepth=8 \
-        --size="$1M" --rate_iops=100 --verify=crc32c --verify_fatal=1 --randseed=5 --output-format=terse \
+        --size="$1M" --rate_iops=40 --verify=crc32c --verify_fatal=1 --randseed=5 --output-format=terse \
         >/tmp/fio.out 2>&1 &
     fio=$!
 }
@@ -131,7 +131,7 @@ rm -f /tmp/kept
 sync
 
 # The target is killed under verified writes, and started again.
-load $((4 + KILLS * 8))
+load $((1 + KILLS * 2))
 for round in $(seq "$KILLS"); do
     nap 1
     kill_target
@@ -144,7 +144,7 @@ equal "no I/O error" "" "$(dmesg | grep -i 'I/O error')"
 
 # Both links carry data, and each is pulled once under verified writes.
 moved=$(bytes_of near1)
-load 20
+load 6
 # On a busy machine fio takes some seconds before its first write.
 for _ in 1 2 3 4 5 6; do
     nap 1

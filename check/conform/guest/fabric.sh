@@ -19,7 +19,7 @@ found "$LARGER"
 says "INQUIRY" "LUNAR" sg_inq "$disk"
 equal "LUNs of another group are not shown" "" "$(unit "$LARGER" 5)"
 load "fio, 4 KiB, 8 deep, frames of 1500 bytes" --rw=randwrite --bs=4k --iodepth=8 --size=1M
-load "fio, 256 KiB, 4 deep" --rw=randwrite --bs=256k --iodepth=4 --size=8M
+load "fio, 256 KiB, 4 deep" --rw=randwrite --bs=256k --iodepth=4 --size=4M
 no_errors "no I/O error"
 
 load_start "$disk"
@@ -48,7 +48,7 @@ disconnect
 nap 1
 connect 2500
 found "$LARGER"
-load "fio, 256 KiB, 4 deep, jumbo frames" --rw=randwrite --bs=256k --iodepth=4 --size=8M
+load "fio, 256 KiB, 4 deep, jumbo frames" --rw=randwrite --bs=256k --iodepth=4 --size=4M
 no_errors "no I/O error with jumbo frames"
 disconnect
 finish

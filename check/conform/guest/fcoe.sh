@@ -53,13 +53,14 @@ read_slow() { dd if="$slow" of=/dev/null bs=4k count=1 iflag=direct status=none;
 try "a read of the handler" read_slow
 load_start "$disk"
 dmesg -C
+# Messages of the error handler: an abort that fails is followed by a reset.
+echo 128 >/sys/module/libfc/parameters/debug_logging
 echo "@stop"
-begin=$SECONDS
 refuse "a command that hangs in the store is aborted" sg_raw -t 3 -r 512 "$slow" 28 00 00 00 10 00 00 00 01 00
-[ $((SECONDS - begin)) -lt 12 ] && ok "the abort succeeds" || bad "the abort succeeds"
 echo "@continue"
 try "the disk answers again" eventually read_slow
 load_end "verified writes to another disk over the abort: no error"
+echo 0 >/sys/module/libfc/parameters/debug_logging
 equal "no reset after the abort" "" "$(dmesg | grep -iE 'I/O error|reset|offline')"
 clear_attentions "$disk"
 
@@ -83,7 +84,7 @@ dmesg -C
 echo "@loss 10"
 load "fio, 4 KiB, 8 deep, one frame of a hundred is lost" --rw=randwrite --bs=4k --iodepth=8 --size=512k
 echo "@loss 1"
-load "fio, 64 KiB, 4 deep, one frame of a thousand is lost" --rw=randwrite --bs=64k --iodepth=4 --size=2M
+load "fio, 64 KiB, 4 deep, one frame of a thousand is lost" --rw=randwrite --bs=64k --iodepth=4 --size=1M
 echo "@loss 0"
 no_errors "no I/O error with losses"
 dmesg -C
@@ -115,10 +116,12 @@ echo "@smaller"
 found "$SMALLER"
 load "fio, 64 KiB, 8 deep, the guest sends PLOGI" --rw=randwrite --bs=64k --iodepth=8 --size=4M
 no_errors "no I/O error with a smaller name"
-load_start "$disk"
-restart_in 2
-load_end "verified writes over another kill -9: no error"
-
-paths_test "$SMALLER"
+kill_again() {
+    load_start "$disk"
+    restart_in 2
+    load_end "verified writes over another kill -9: no error"
+}
+whole_only kill_again
+whole_only paths_test "$SMALLER"
 disconnect
 finish

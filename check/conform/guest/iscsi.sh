@@ -245,6 +245,8 @@ fi
 
 if [ -n "${RAM_LUN:-}" ] && log_in "login for the second volume" "$RAM_LUN"; then
     load "fio on the second volume" --rw=randwrite --bs=4k --iodepth=16 --size=4M
+    # Some of the modules that it needs may be there.
+    for module in /test/xfs/*; do insmod "$module" 2>/dev/null; done
     file_system xfs "$disk" mkfs.xfs -q -f
     log_out "logout from the second volume"
 fi
@@ -254,7 +256,7 @@ quiet "after all kinds of sessions"
 # The test program kills and restarts the target while fio writes: the initiator's recovery must complete all commands.
 if [ -n "${RESTART:-}" ] && log_in "login before the restart"; then
     restart_in 2
-    load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100 \
+    load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=2M --rate_iops=50 \
         --offset=300M
     wait
     log_out "logout after the restart"

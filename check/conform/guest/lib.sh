@@ -87,6 +87,8 @@ eventually() {
     done
 }
 
+# whole_only COMMAND: runs cases that the short form leaves out.
+whole_only() { [ -z "${WHOLE:-}" ] || "$@"; }
 # full_only COMMAND: runs cases that do not depend on the target's I/O driver. Only one driver's run has FULL.
 full_only() { [ -z "${FULL:-}" ] || "$@"; }
 
@@ -97,12 +99,24 @@ read_sum() { local from=$1; shift; dd if="$from" iflag=direct bs=1M status=none 
 # sg_of DISK: its sg device, which avoids the block layer's own checks of the medium.
 sg_of() { echo "/dev/$(ls "/sys/block/${1##*/}/device/scsi_generic")"; }
 
-# load_start DISK: starts verified writes in the background. load_end NAME: a case that passes if they succeeded.
+# load_start DISK: starts verified writes in the background. load_end NAME: a case that passes if they succeeded. The
+# rate and the size make them last for thirteen seconds; an emulated machine needs most of its time for each write.
 load_start() {
-    fio --name=background --filename="$1" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=8M \
-        --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
+    fio --name=background --filename="$1" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 --size=2M \
+        --rate_iops=40 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse >/tmp/fio.out 2>&1 &
     fio=$!
     sleep 1
+}
+
+# patient DISK: gives commands of this disk more time than a case waits, so that a case which passes has not waited for
+# the time-out of a command.
+patient() {
+    local name=${1##*/} path
+    case $name in
+    # The queues are those of the paths, which have other names than the disk.
+    nvme*) for path in /sys/block/nvme*/queue/io_timeout; do echo $((WAIT_LIMIT * 3000)) >"$path"; done ;;
+    *) echo $((WAIT_LIMIT * 3)) >"/sys/block/$name/device/timeout" ;;
+    esac
 }
 
 load_end() {
@@ -135,8 +149,8 @@ finish() {
 restarts_under_load() {
     local round
     for round in $(seq "$1"); do
-        fio --name=busy --filename="$disk" --offset=64M --size=16M --ioengine=libaio --direct=1 --rw=randwrite --bs=4k \
-            --iodepth=16 --verify=crc32c --verify_fatal=1 --randseed=$round --rate_iops=600 --output-format=terse \
+        fio --name=busy --filename="$disk" --offset=64M --size=4M --ioengine=libaio --direct=1 --rw=randwrite --bs=4k \
+            --iodepth=16 --verify=crc32c --verify_fatal=1 --randseed=$round --rate_iops=150 --output-format=terse \
             >/tmp/busy 2>&1 &
         busy=$!
         sleep 2

@@ -144,9 +144,9 @@ data_cases() {
     head -c 1M /dev/urandom >/tmp/random
     try "write 1 MiB over NVMe/TCP, with FUA" dd if=/tmp/random of="$remote" bs=64k oflag=direct,dsync status=none
     equal "iSCSI reads it" "$(sum </tmp/random)" "$(read_sum "$disk" count=1)"
-    load "$disk" "fio over iSCSI, 4 KiB, 16 deep" --rw=randwrite --bs=4k --iodepth=16 --size=8M
-    load "$remote" "fio over NVMe/TCP, 256 KiB, 8 deep" --rw=write --bs=256k --iodepth=8 --size=16M
-    load "$large" "fio on blocks of 4096 bytes, with flushes" --rw=randwrite --bs=4k --iodepth=8 --size=4M --fsync=64
+    load "$disk" "fio over iSCSI, 4 KiB, 16 deep" --rw=randwrite --bs=4k --iodepth=16 --size=2M
+    load "$remote" "fio over NVMe/TCP, 256 KiB, 8 deep" --rw=write --bs=256k --iodepth=8 --size=8M
+    load "$large" "fio on blocks of 4096 bytes, with flushes" --rw=randwrite --bs=4k --iodepth=8 --size=1M --fsync=64
     equal "blocks of the namespace" 4096 "$(blockdev --getss "$large")"
     equal "the size of the partition" "$(blockdev --getsize64 "/dev/${first}p2")" "$(blockdev --getsize64 "$disk")"
     try "a file system of the initiator" mkfs.ext4 -q -F "$disk"
@@ -212,8 +212,8 @@ replug_cases() {
         try "$round: which is given" lunar volume accept namespace
         try "$round: the disks work again" eventually back
         try "$round: the data is there" eventually same "$wanted"
-        load "$disk" "$round: fio over iSCSI" --rw=randwrite --bs=4k --iodepth=8 --size=4M
-        load "$large" "$round: fio on the namespace" --rw=randwrite --bs=4k --iodepth=8 --size=2M
+        load "$disk" "$round: fio over iSCSI" --rw=randwrite --bs=4k --iodepth=8 --size=1M
+        load "$large" "$round: fio on the namespace" --rw=randwrite --bs=4k --iodepth=8 --size=512k
         : >"$LOG"
     done
 }
@@ -236,8 +236,8 @@ logged "is namespace 1 of .*lunar, .*blocks of 512 bytes" && ok "the log names t
     { cat "$LOG"; bad "the log names the namespace"; }
 connect
 # The kernel goes on using the drive all the time.
-fio --name=kernel --directory="$KERNEL" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=4 --size=8M \
-    --rate_iops=100 --verify=crc32c --verify_fatal=1 --output-format=terse >/tmp/fio.out 2>&1 &
+fio --name=kernel --directory="$KERNEL" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=4 --size=3M \
+    --rate_iops=40 --verify=crc32c --verify_fatal=1 --output-format=terse >/tmp/fio.out 2>&1 &
 kernel=$!
 says "lunar volume list" "nvme" lunar volume list
 data_cases
@@ -264,7 +264,7 @@ eventually iscsiadm -m discovery -t sendtargets -p "$PORTAL" || { cat "$LOG"; ba
 iscsiadm -m node -o delete >/dev/null 2>&1
 iscsiadm -m node -o new -T "$TARGET" -p "$PORTAL" >/dev/null
 try "login at a user's server" iscsiadm -m node -T "$TARGET" -p "$PORTAL" --login
-eventually disk_of 0 && load "$(disk_of 0)" "fio on a user's server" --rw=randwrite --bs=4k --iodepth=8 --size=2M --fsync=64
+eventually disk_of 0 && load "$(disk_of 0)" "fio on a user's server" --rw=randwrite --bs=4k --iodepth=8 --size=512k --fsync=64
 try "a user's server discards" blkdiscard --length 1M "$(disk_of 0)"
 iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout >/dev/null 2>&1
 kill "$target"

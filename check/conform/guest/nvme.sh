@@ -241,7 +241,7 @@ restart() {
     connect "connect before the restart" --reconnect-delay=1 --ctrl-loss-tmo=600 || return
     write_random "$disk" 8 32
     restart_in 2
-    load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=4M --rate_iops=100
+    load "fio goes on over a restart of the target" --rw=randwrite --bs=4k --iodepth=8 --size=2M --rate_iops=50
     wait
     equal "data written before is intact" "$kept_sum" "$(read_sum "$disk" count=8 skip=32)"
     equal "no I/O error over the restart" "" "$(dmesg | grep 'I/O error')"

@@ -131,7 +131,7 @@ try "fsck.ext4" fsck.ext4 -f -n "$disk"
 
 # Writes for as long as the kills take, and then reads everything.
 fio --name=background --filename="$disk" --ioengine=libaio --direct=1 --rw=randwrite --bs=4k --iodepth=8 \
-    --size=$((4 + KILLS * 2))M --rate_iops=150 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse \
+    --size=$((2 + KILLS / 2))M --rate_iops=60 --verify=crc32c --verify_fatal=1 --randseed=11 --output-format=terse \
     >/tmp/fio.out 2>&1 &
 fio=$!
 for round in $(seq "$KILLS"); do
@@ -307,12 +307,15 @@ wait "$target"
 equal "the daemon ends again" 0 $?
 
 # The disk that was left has no requests, and must not keep the module.
-start_daemon "the disk is taken over once more"
-configure 96M ""
-kill -HUP "$target"
-try "it is removed" eventually gone
-kill "$target"
-wait "$target"
+without_requests() {
+    start_daemon "the disk is taken over once more"
+    configure 96M ""
+    kill -HUP "$target"
+    try "it is removed" eventually gone
+    kill "$target"
+    wait "$target"
+}
+whole_only without_requests
 
 # Disks by command, while the daemon runs. The first section is there at the start, for the sandbox.
 configure 96M "$SECTION"
@@ -368,30 +371,33 @@ kill "$target"
 wait "$target"
 
 # A disk whose section was removed while no daemon ran is told, and stays as long as it is in use.
-configure 96M "$SECTION"
-start_daemon "it comes again"
-try "mount it again" mount "$disk" /mnt/disk
-kill -9 "$target"
-wait "$target"
-configure 96M ""
-start_daemon "a disk without a section is told" "ublkb7 was left by a process of Lunar.*lunar session kick ublk-7"
-refuse "a mounted disk is not removed" "$LUNAR" session kick ublk-7
-try "the log says why" eventually logged "ublkb7 is mounted at /mnt/disk"
-test -b "$disk" && ok "it is still there" || bad "it is still there"
-kill "$target"
-wait "$target"
-configure 96M "$SECTION"
-start_daemon "its section serves it again"
-try "unmount it" umount /mnt/disk
-try "fsck.ext4" fsck.ext4 -f -n "$disk"
-kill -9 "$target"
-wait "$target"
-configure 96M ""
-start_daemon "it is told once more" "ublkb7 was left by a process of Lunar"
-try "it is removed when it is asked for" "$LUNAR" session kick ublk-7
-try "it is gone" eventually [ ! -e /dev/ublkc7 ]
-kill "$target"
-wait "$target"
+without_section() {
+    configure 96M "$SECTION"
+    start_daemon "it comes again"
+    try "mount it again" mount "$disk" /mnt/disk
+    kill -9 "$target"
+    wait "$target"
+    configure 96M ""
+    start_daemon "a disk without a section is told" "ublkb7 was left by a process of Lunar.*lunar session kick ublk-7"
+    refuse "a mounted disk is not removed" "$LUNAR" session kick ublk-7
+    try "the log says why" eventually logged "ublkb7 is mounted at /mnt/disk"
+    test -b "$disk" && ok "it is still there" || bad "it is still there"
+    kill "$target"
+    wait "$target"
+    configure 96M "$SECTION"
+    start_daemon "its section serves it again"
+    try "unmount it" umount /mnt/disk
+    try "fsck.ext4" fsck.ext4 -f -n "$disk"
+    kill -9 "$target"
+    wait "$target"
+    configure 96M ""
+    start_daemon "it is told once more" "ublkb7 was left by a process of Lunar"
+    try "it is removed when it is asked for" "$LUNAR" session kick ublk-7
+    try "it is gone" eventually [ ! -e /dev/ublkc7 ]
+    kill "$target"
+    wait "$target"
+}
+whole_only without_section
 
 rmmod ublk_drv
 fails "a missing module is named" "modprobe ublk_drv" "$IMAGE" --ublk data

@@ -247,19 +247,19 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::Handler, Drivers::EachIfWhole, WAITS),
     (Part::Sst, Drivers::EachIfWhole, WAITS),
     (Part::Xdp, Drivers::EachIfWhole, WAITS),
+    (Part::Explain, Drivers::First, WAITS),
+    (Part::Daemon, Drivers::EachIfWhole, WAITS),
+    (Part::Doctor, Drivers::First, WAITS),
+    (Part::Docs, Drivers::First, WAITS),
+    (Part::Metrics, Drivers::First, WAITS),
+    (Part::Tools, Drivers::EachIfWhole, COMPUTES),
     (Part::Hostile, Drivers::EachIfWhole, WAITS),
     (Part::Neighbours, Drivers::EachIfWhole, COMPUTES),
     (Part::Crash, Drivers::Each, WAITS),
     (Part::Power, Drivers::Each, WAITS),
     (Part::Life, Drivers::Each, WAITS),
-    (Part::Daemon, Drivers::EachIfWhole, WAITS),
-    (Part::Tools, Drivers::EachIfWhole, WAITS),
     (Part::Chap, Drivers::EachIfWhole, WAITS),
     (Part::Idle, Drivers::Each, WAITS),
-    (Part::Metrics, Drivers::First, WAITS),
-    (Part::Docs, Drivers::First, WAITS),
-    (Part::Explain, Drivers::First, WAITS),
-    (Part::Doctor, Drivers::First, WAITS),
 ];
 
 /// The shares for parts that run at the same time on two processors: three parts that compute, or five parts that
@@ -298,7 +298,8 @@ fn run(arguments: Arguments) -> Result<bool> {
     let seed = arguments.seed.unwrap_or_else(|| u64::from(std::process::id()));
     let Arguments { rounds, applies, cuts, verbose, long, only, pictures, .. } = arguments;
     let report = Arc::new(Report::new());
-    let lab = Lab { subject, scratch, report, seed, rounds, applies, cuts, verbose, long, only, pictures };
+    let lab =
+        Lab { subject, scratch, report, seed, rounds, applies, cuts, verbose, long, whole: is_whole, only, pictures };
     lab.report.note(&format!("seed {seed}"));
     let everything = arguments.parts.is_empty() || arguments.parts.contains(&Part::All);
     let drivers: Vec<Driver> = arguments.driver.into_iter().filter(|driver| usable(&lab, *driver)).collect();

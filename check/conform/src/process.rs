@@ -65,11 +65,16 @@ pub(crate) fn last_lines(text: &str, count: usize) -> String {
 
 /// Runs a program to its end; an error if it takes longer than `limit`.
 pub(crate) fn run(command: &mut Command, limit: Duration) -> Result<Output> {
-    stream(command, limit, |_| ())
+    stream(command, limit, limit, |_| ())
 }
 
-/// Like [`run`], and calls `on_line` with each line of output.
-pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl FnMut(&str)) -> Result<Output> {
+/// Like [`run`], and calls `on_line` with each line of output; an error, too, if no line comes for `silence`.
+pub(crate) fn stream(
+    command: &mut Command,
+    limit: Duration,
+    silence: Duration,
+    mut on_line: impl FnMut(&str),
+) -> Result<Output> {
     let name = format!("{command:?}");
     let (reader, writer) = std::io::pipe()?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
@@ -82,7 +87,8 @@ pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl F
     let (sender, lines) = mpsc::channel();
     std::thread::spawn(move || send_lines(reader, &sender));
     loop {
-        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+        let rest = end.saturating_duration_since(Instant::now());
+        match lines.recv_timeout(rest.min(silence)) {
             Ok(line) => {
                 on_line(&line);
                 text.push_str(&line);
@@ -92,11 +98,12 @@ pub(crate) fn stream(command: &mut Command, limit: Duration, mut on_line: impl F
             Err(RecvTimeoutError::Timeout) => {
                 child.kill()?;
                 child.wait()?;
-                bail!(
-                    "still running after {} s: {name}; its output ends with:\n{}",
-                    limit.as_secs(),
-                    last_lines(&text, 15)
-                );
+                let what = if rest > silence {
+                    format!("no output for {} s", silence.as_secs())
+                } else {
+                    format!("still running after {} s", limit.as_secs())
+                };
+                bail!("{what}: {name}; its output ends with:\n{}", last_lines(&text, 15));
             }
         }
     }

@@ -51,7 +51,7 @@ fn beside_receiver(
         command.args(["-c", script]).arg(program).arg(links);
         let receiver = scope.spawn(move || {
             let on_line = |line: &str| _ = said.send(line.to_owned());
-            stream(&mut command, LIMIT, on_line)?.succeeded()
+            stream(&mut command, LIMIT, LIMIT, on_line)?.succeeded()
         });
         let line = || lines.recv_timeout(LIMIT).context("the receiver says nothing");
         let pid = line()?.parse()?;

@@ -91,6 +91,8 @@ pub(crate) struct Lab {
     pub verbose: bool,
     /// Measure hostile neighbours with many samples.
     pub long: bool,
+    /// Run all cases of the guests; the short form leaves some out.
+    pub whole: bool,
     /// Only the attacks of hostile neighbours with this in their name.
     pub only: Option<String>,
     /// Folder for the pictures of the page in the documentation.
@@ -105,6 +107,11 @@ impl Lab {
         let (subject, report) = (self.subject.clone(), self.report.clone());
         let (only, pictures) = (self.only.clone(), self.pictures.clone());
         Ok(Self { subject, scratch, report, only, pictures, ..*self })
+    }
+
+    /// Settings for the script of a guest.
+    pub(crate) fn settings_of_guest(&self, settings: &str) -> String {
+        format!("{settings}{}", if self.whole { "WHOLE=yes\n" } else { "" })
     }
 
     /// The built program; skips the case if there is none.

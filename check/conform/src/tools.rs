@@ -68,11 +68,12 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
         tool(program, &[&common, more].concat())
     };
     let vm = format!("vfio-user:{sockets}/own");
+    let (write_time, read_time, time) = if lab.whole { ("3", "1", "0.5") } else { ("1", "0.5", "0.2") };
     // Each pair has a seed of its own, so data that an earlier pair wrote does not verify.
     for (seed, (writer, reader)) in (7_u32..).zip([(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm)]) {
         let seed = seed.to_string();
-        bench(writer, &["--rw", "write", "--bs", "64k", "--seed", &seed, "--time", "3"])?;
-        bench(reader, &["--rw", "randread", "--bs", "4k", "--seed", &seed, "--time", "1"])?;
+        bench(writer, &["--rw", "write", "--bs", "64k", "--seed", &seed, "--time", write_time])?;
+        bench(reader, &["--rw", "randread", "--bs", "4k", "--seed", &seed, "--time", read_time])?;
     }
     for more in [
         &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"][..],
@@ -81,8 +82,8 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
         &["--rw", "randwrite", "--depth", "1", "--sessions", "128"],
         &["--rw", "randrw", "--depth", "700", "--idle-sessions", "64", "--idle-queues", "2", "--spin"],
     ] {
-        bench(&nvme, &[more, &["--time", "0.5"]].concat())?;
-        bench(&nvme, &[more, &["--time", "0.5"], &DIGESTS].concat())?;
+        bench(&nvme, &[more, &["--time", time]].concat())?;
+        bench(&nvme, &[more, &["--time", time], &DIGESTS].concat())?;
     }
     for doorbells in ["told", "shadow", "mapped"] {
         for more in [
@@ -91,7 +92,7 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
             &["--rw", "rw", "--bs", "1M", "--depth", "4", "--sessions", "2"],
             &["--rw", "randrw", "--depth", "700", "--sessions", "3"],
         ] {
-            let common = ["--time", "0.5", "--doorbells", doorbells];
+            let common = ["--time", time, "--doorbells", doorbells];
             bench(&vm, &[more, &common].concat())?;
             bench(&vm, &[more, &common, &["--spin"]].concat())?;
         }

@@ -2,7 +2,6 @@
 //! a relay between them that loses, duplicates and delays frames.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
@@ -11,8 +10,6 @@ use super::lan::{self, LanGuest, Run};
 use crate::relay::RelayFaults;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec};
 
-/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
-const LIMIT: Duration = Duration::from_secs(1200);
 /// The target's name over iSCSI.
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:aoe";
 /// One frame of a hundred is lost, some are duplicated or overtaken.
@@ -53,7 +50,7 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     let port = spec.portal().port();
     let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\n");
     let counted = "frames were lost, duplicated or delayed";
-    let run = Run { script: "aoe.sh", limit: LIMIT, macs: &[GUEST], settings, counted };
+    let run = Run { script: "aoe.sh", macs: &[GUEST], settings, counted };
     guest.boot(&spec, &run, &guest.relay(0, FAULTS)?, &mut |line, _, target| {
         (line == "@grow")
             .then(|| configure(guest, &spec, "96M").and_then(|_| target.context("no target")?.signal(Signal::HUP)))

@@ -4,7 +4,7 @@
 use anyhow::Result;
 
 use super::ublk::copy_program;
-use super::{Script, Targets, rdma, sysroot};
+use super::{Script, Targets, modules, sysroot};
 use crate::target::{Driver, Lab, Spec};
 
 /// The modules besides those of all guests.
@@ -31,7 +31,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Script { name: "attach", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more };
     lab.report.check(&part, "guest ran to its end", || {
         copy_program(&program, &folder)?;
-        rdma::write_modules(&sysroot.modules, &MODULES, &folder.join("modules"))?;
+        modules::write_modules(&sysroot.modules, &MODULES, &folder.join("modules"))?;
         let settings = format!("KILLS={}\n", if lab.long { KILLS_LONG } else { KILLS });
         let nothing = Spec::new(driver, Vec::<String>::new())?;
         script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })

@@ -1,11 +1,9 @@
 //! The part `device`: a machine whose kernel has SCSI devices in memory (scsi_debug), which a script shares among two
 //! initiators.
 
-use std::path::Path;
+use anyhow::Result;
 
-use anyhow::{Context, Result};
-
-use super::modules::Modules;
+use super::modules::write_modules;
 use super::ublk::copy_program;
 use super::{Script, Targets, sysroot};
 use crate::target::{Driver, Lab, Spec};
@@ -33,20 +31,11 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         Script { name: "device", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 2, more };
     lab.report.check(&part, "guest ran to its end", || {
         copy_program(&program, &folder)?;
-        copy_modules(&sysroot.modules, &MODULES, &folder)?;
+        write_modules(&sysroot.modules, &MODULES, &folder)?;
         let replugs = if lab.long { REPLUGS_LONG } else { REPLUGS };
         let settings = format!("DRIVER={}\nREPLUGS={replugs}\n", driver.name());
         let nothing = Spec::new(driver, Vec::<String>::new())?;
         script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
     });
-    Ok(())
-}
-
-/// Copies the modules and those that they depend on, with numbers in the order in which they can be loaded.
-pub(super) fn copy_modules(modules: &Path, names: &[&str], folder: &Path) -> Result<()> {
-    for (at, module) in Modules::open(modules)?.in_order(names)?.iter().enumerate() {
-        let file = folder.join(format!("{at:02}-{}.ko", module.name));
-        std::fs::write(&file, &module.image).with_context(|| format!("{}", file.display()))?;
-    }
     Ok(())
 }

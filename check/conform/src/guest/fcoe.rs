@@ -3,7 +3,6 @@
 //! when the script says so, or a switch.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use rustix::process::Signal;
@@ -14,9 +13,6 @@ use crate::relay::RelayFaults;
 use crate::switch::{Event, FcoeSwitch};
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec};
 
-/// The limit of one guest's run. Emulation is slow, lost frames cost the initiator seconds, and the machine may build
-/// something.
-const LIMIT: Duration = Duration::from_secs(1800);
 /// The target's name over iSCSI.
 const TARGET: &str = "iqn.2026-01.io.lunar.conform:fcoe";
 /// The MAC address of the guest, and the name of its port.
@@ -96,7 +92,7 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     );
     let handler = Handler::on(handler::compile(guest.folder())?, guest.folder().join("slow.sock"))?;
     let counted = "frames were lost";
-    let run = Run { script: "fcoe.sh", limit: LIMIT, macs: &[GUEST, SECOND_GUEST], settings, counted };
+    let run = Run { script: "fcoe.sh", macs: &[GUEST, SECOND_GUEST], settings, counted };
     let _second = guest.relay(1, calm)?;
     guest.boot(&spec, &run, &guest.relay(0, calm)?, &mut |line, relay, target| match line {
         "@stop" => Some(handler.signal(Signal::STOP)),
@@ -117,7 +113,7 @@ fn run_fabric(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     spec.daemon = Some(configure(guest, &spec, LARGER, "fabric")?);
     let settings = format!("LARGER={LARGER}\n");
     let counted = "frames were forwarded by the switch";
-    let run = Run { script: "fabric.sh", limit: LIMIT, macs: &[GUEST], settings, counted };
+    let run = Run { script: "fabric.sh", macs: &[GUEST], settings, counted };
     guest.boot(&spec, &run, &FcoeSwitch::start(guest.ends(0))?, &mut |line, switch, _| {
         let event = match line {
             "@switch restart" => Event::Restart,

@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 
@@ -28,8 +27,6 @@ pub(super) struct LanGuest<'a> {
 pub(super) struct Run<'a> {
     /// The script in the guest.
     pub(super) script: &'a str,
-    /// Its longest time.
-    pub(super) limit: Duration,
     /// The MAC addresses of the guest, one for each link.
     pub(super) macs: &'a [&'a str],
     /// The variables of the script.
@@ -105,14 +102,15 @@ impl LanGuest<'_> {
         let mut target = Some(Target::start_daemon(self.lab, spec, Target::start)?);
         let initramfs = self.folder.join("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
-        qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &run.settings, &initramfs)?;
+        let settings = self.lab.settings_of_guest(&run.settings);
+        qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &settings, &initramfs)?;
         let devices = run.macs.iter().enumerate().flat_map(|(link, mac)| card(&self.folder, link, mac)).collect();
         let emulator = emulator::newest_or_own(&self.lab.report);
         let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel: String::new() };
         let lines = self.folder.join("guest.log");
         let mut log = std::fs::File::create(&lines)?;
         let (mut cases, mut done) = (Cases::new(self.lab, &self.part), Ok(()));
-        let status = qemu::boot(&self.sysroot, &initramfs, run.script, run.limit, &hardware, |line| {
+        let status = qemu::boot(&self.sysroot, &initramfs, run.script, &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = if line == "@restart" {

@@ -32,7 +32,7 @@ mod vm;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
@@ -42,8 +42,6 @@ use crate::report::Outcome;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Program, Spec, Subject, Target, free_port};
 use crate::tools;
 
-/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
-const LIMIT: Duration = Duration::from_secs(900);
 /// Kernel options for a guest that runs systemd. Its only target is the script's unit; services that would look at
 /// disks or configure the network are masked.
 const SERVICE_OPTIONS: &str = " lunar.service systemd.unit=lunar-test.service systemd.show_status=false \
@@ -78,9 +76,15 @@ pub(crate) use vm::part as vm;
 pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
     let part = format!("guest/{}", driver.name());
     let Some(sysroot) = packages(lab, &part) else { return Ok(()) };
+    // Loading this module takes seconds of emulation, so only this guest has it.
+    let folder = lab.scratch.join("xfs");
+    let more = Some(("test/xfs", &*folder));
     let script =
-        Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more: None };
-    lab.report.check(&part, "guest ran to its end", || script.run(lab, targets(lab, driver, main_driver)?));
+        Script { name: "iscsi", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 1, more };
+    lab.report.check(&part, "guest ran to its end", || {
+        modules::write_modules(&sysroot.modules, &["xfs"], &folder)?;
+        script.run(lab, targets(lab, driver, main_driver)?)
+    });
     Ok(())
 }
 
@@ -274,7 +278,7 @@ impl Script<'_> {
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let initramfs = lab.scratch.join(format!("guest-{}-{}.cpio", self.name, self.driver.name()));
         let folders = [("test", &*scripts)].into_iter().chain(self.more);
-        qemu::initramfs(self.sysroot, folders, &targets.settings, &initramfs)?;
+        qemu::initramfs(self.sysroot, folders, &lab.settings_of_guest(&targets.settings), &initramfs)?;
         let mut log = std::fs::File::create(initramfs.with_extension("log"))?;
         let mut cases = Cases::new(lab, self.part);
         let (mut done, mut restarts) = (Ok(()), 0);
@@ -284,7 +288,7 @@ impl Script<'_> {
         let processors = ["-smp".to_owned(), self.processors.to_string()];
         let devices = processors.into_iter().chain(devices.iter().cloned()).collect();
         let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel };
-        let status = qemu::boot(self.sysroot, &initramfs, &file, LIMIT, &hardware, |line| {
+        let status = qemu::boot(self.sysroot, &initramfs, &file, &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = match line {

@@ -58,6 +58,16 @@ impl Modules {
     }
 }
 
+/// Writes modules and those that they need, with names in the order in which they are loaded.
+pub(super) fn write_modules(all: &Path, names: &[&str], to: &Path) -> Result<()> {
+    std::fs::create_dir_all(to)?;
+    for (at, module) in Modules::open(all)?.in_order(names)?.into_iter().enumerate() {
+        let file = to.join(format!("{at:03}-{}.ko", module.name));
+        std::fs::write(&file, module.image).with_context(|| format!("{}", file.display()))?;
+    }
+    Ok(())
+}
+
 /// Returns the module name of a file: names have underscores where files may have dashes.
 fn name_of(path: &Path) -> Option<String> {
     let file = path.file_name()?.to_str()?;

@@ -2,11 +2,9 @@
 //! with a pair of virtual interfaces between them: its sockets are those of a real kernel, which loses packets when the
 //! script says so.
 
-use std::path::Path;
+use anyhow::Result;
 
-use anyhow::{Context, Result};
-
-use super::modules::Modules;
+use super::modules::write_modules;
 use super::ublk::copy_program;
 use super::{Script, Targets, sysroot};
 use crate::target::{Driver, Lab, Spec};
@@ -47,7 +45,8 @@ impl Part<'_> {
             let names: Vec<&str> = MODULES.iter().chain(self.modules).copied().collect();
             write_modules(&sysroot.modules, &names, &folder.join("modules"))?;
             std::fs::write(folder.join("lunar.toml"), self.whole_configuration(driver))?;
-            let (settings, nothing) = (self.settings.clone(), Spec::new(driver, Vec::<String>::new())?);
+            let long = if lab.long { "LONG=yes\n" } else { "" };
+            let (settings, nothing) = (format!("{}{long}", self.settings), Spec::new(driver, Vec::<String>::new())?);
             script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
         });
         Ok(())
@@ -65,14 +64,4 @@ impl Part<'_> {
             self.configuration,
         )
     }
-}
-
-/// Writes modules and those that they need, with names in the order in which they are loaded.
-pub(super) fn write_modules(all: &Path, names: &[&str], to: &Path) -> Result<()> {
-    std::fs::create_dir_all(to)?;
-    for (at, module) in Modules::open(all)?.in_order(names)?.into_iter().enumerate() {
-        let file = to.join(format!("{at:03}-{}.ko", module.name));
-        std::fs::write(&file, module.image).with_context(|| format!("{}", file.display()))?;
-    }
-    Ok(())
 }

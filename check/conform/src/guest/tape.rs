@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 
-use super::device::copy_modules;
+use super::modules::write_modules;
 use super::sysroot::{self, Sysroot};
 use super::ublk::{copy_program, copy_stripped};
 use super::{Script, Targets};
@@ -50,7 +50,7 @@ fn guest(lab: &Lab, driver: Driver, (library, name, packages): (&Path, &str, Pac
         std::fs::create_dir_all(&folder)?;
         copy_program(lab.built()?, &folder)?;
         copy_stripped(library, &folder.join("lunar-tape"))?;
-        copy_modules(&sysroot.modules, &MODULES, &folder)?;
+        write_modules(&sysroot.modules, &MODULES, &folder)?;
         let nothing = Spec::new(driver, Vec::<String>::new())?;
         script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
     });

@@ -14,8 +14,6 @@ use super::{Cases, emulator, qemu, sysroot, system};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::{idle, process};
 
-/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
-const LIMIT: Duration = Duration::from_secs(1200);
 /// Time in which an emulator says its version.
 const QUERY_LIMIT: Duration = Duration::from_secs(10);
 /// How often the target is killed under a load of each guest.
@@ -147,7 +145,7 @@ impl Runner<'_> {
         let more = ["-incoming", &incoming];
         migration::migrate(
             [&self.monitor("from"), &self.monitor("to")],
-            (&incoming, LIMIT),
+            (&incoming, qemu::LIMIT),
             |ready| _ = self.boot("from", emulator, &initramfs, &[], || _ = ready.send(())),
             || Ok(()),
             || self.boot("to", emulator, &initramfs, &more, || ()).map(Some),
@@ -179,7 +177,7 @@ impl Runner<'_> {
         // Each emulator writes the status of its guest next to its own initramfs.
         let own = initramfs.with_file_name(format!("migrate-{name}.cpio"));
         std::fs::copy(initramfs, &own)?;
-        qemu::boot(&self.sysroot, &own, "none", LIMIT, &hardware, |line| {
+        qemu::boot(&self.sysroot, &own, "none", &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             match line.starts_with("@move") {
@@ -247,7 +245,7 @@ impl Runner<'_> {
             let part = format!("{}/{}", self.part, machine.name);
             let (mut cases, mut is_complete) = (Cases::new(self.lab, &part), false);
             let status_file = self.folder.join(format!("{}.status", machine.name));
-            let status = qemu::boot_disk(&status_file, LIMIT, &hardware, |line| {
+            let status = qemu::boot_disk(&status_file, &hardware, |line| {
                 // A log that cannot be written is no reason to fail the case.
                 let _ = writeln!(log, "{line}");
                 cases.line(line);
@@ -282,7 +280,7 @@ impl Runner<'_> {
             self.configure(&spec, machine, volumes)?;
             target.context("it runs")?.signal(Signal::HUP)
         };
-        let status = qemu::boot(&self.sysroot, &initramfs, &script, LIMIT, &hardware, |line| {
+        let status = qemu::boot(&self.sysroot, &initramfs, &script, &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = match line.split_once(' ').unwrap_or((line, "")) {
@@ -316,7 +314,7 @@ impl Runner<'_> {
     fn apply(&self) -> Result<()> {
         let mut command = process::bound(self.lab.built()?);
         command.args(["apply", "--force", "--socket"]).arg(self.lab.scratch.join("run/api.sock"));
-        process::run(&mut command, LIMIT)?.succeeded().map(drop)
+        process::run(&mut command, qemu::LIMIT)?.succeeded().map(drop)
     }
 
     fn restart(&self, spec: &Spec, target: &mut Option<Target>) -> Result<()> {

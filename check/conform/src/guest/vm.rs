@@ -16,8 +16,6 @@ use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Spec, Target};
 
-/// The limit of one guest's run. Emulation is slow, and slower while the machine builds something.
-const LIMIT: Duration = Duration::from_secs(1200);
 /// The period in which the processor time of an idle target is measured, and the limit of it.
 const IDLE_PERIOD: Duration = Duration::from_secs(2);
 const IDLE_LIMIT: Duration = Duration::from_millis(20);
@@ -182,7 +180,7 @@ impl Runner<'_> {
             Target::start_daemon(self.lab, spec, Target::start)
         };
         let monitors = [&self.monitor(&from), &self.monitor(&to)];
-        migration::migrate(monitors, (&incoming, LIMIT), first, between, || self.guest(&to, |_| Ok(())))
+        migration::migrate(monitors, (&incoming, qemu::LIMIT), first, between, || self.guest(&to, |_| Ok(())))
     }
 
     /// Adds a case that the emulator survives `what`. QEMU up to 11.1 fails an assertion in `function` when the
@@ -238,7 +236,7 @@ impl Runner<'_> {
         let mut cases = Cases::new(self.lab, &self.part);
         let mut done = Ok(());
         let mut killed = false;
-        let status = qemu::boot(&self.sysroot, &self.initramfs, machine.script, LIMIT, &hardware, |line| {
+        let status = qemu::boot(&self.sysroot, &self.initramfs, machine.script, &hardware, |line| {
             // A log that cannot be written is no reason to fail the case.
             let _ = writeln!(log, "{line}");
             let outcome = match line.split_once(' ').unwrap_or((line, "")) {

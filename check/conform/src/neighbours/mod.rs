@@ -46,7 +46,7 @@ const HELD_MAX: usize = 4096;
 
 /// Samples of the short form.
 const SHORT: Samples =
-    Samples { count: 150, time: Duration::from_millis(200), least: 40, settle: Duration::from_millis(50), tries: 1 };
+    Samples { count: 80, time: Duration::from_millis(100), least: 20, settle: Duration::from_millis(50), tries: 1 };
 /// Samples of the long form (`--long`).
 const LONG: Samples =
     Samples { count: 3000, time: Duration::from_secs(5), least: 300, settle: Duration::from_millis(150), tries: 3 };
