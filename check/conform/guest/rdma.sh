@@ -27,6 +27,15 @@ serve() {
     ip netns exec target "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
     target=$!
 }
+# link_to_target NAME NET: a link to the target with address 2, whose end at the target has address 1.
+link_to_target() {
+    ip link add "${1}0" type veth peer name "${1}1"
+    ip link set "${1}1" netns target
+    ip address add "$2.2/24" dev "${1}0"
+    ip netns exec target ip address add "$2.1/24" dev "${1}1"
+    ip link set "${1}0" up
+    ip netns exec target ip link set "${1}1" up
+}
 # networks: makes the network of the target, and the RDMA device of the initiator.
 networks() {
     ip netns add target

@@ -20,20 +20,21 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         "TARGET={TARGET}\nSECRET_TARGET={SECRET_TARGET}\nPORTAL=192.168.77.1:3260\nCHAP_USER={user}\n\
          CHAP_SECRET={secret}\nNQN={NQN}\n"
     );
-    // The other protocol that is served at the same address.
-    let modules = &["ib_iser", "nvme_rdma"];
+    // Also the other protocol that is served at the same address, and RDMA for programs.
+    let modules = &["ib_iser", "nvme_rdma", "rdma_ucm"];
     Part { name: "iser", modules, configuration: configuration(), settings }.run(lab, driver)
 }
 
 fn configuration() -> String {
     let (user, secret) = USER;
     format!(
-        "[target.main]\niqn = \"{TARGET}\"\nnqn = \"{NQN}\"\nportal-groups = [\"p\"]\n\
+        "[volume.suite]\nkind = \"ram\"\nsize = \"30M\"\n\
+         [target.main]\niqn = \"{TARGET}\"\nnqn = \"{NQN}\"\nportal-groups = [\"p\"]\n\
          [target.secret]\niqn = \"{SECRET_TARGET}\"\nportal-groups = [\"p\"]\n\
          authentication = \"chap\"\nusers = [\"{user}\"]\n\
          [user.{user}]\nsecret = \"{secret}\"\n\
          [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\n\
-         luns = {{ 0 = \"disk\", 1 = \"memory\" }}\n\
+         luns = {{ 0 = \"disk\", 1 = \"memory\", 2 = \"suite\" }}\n\
          [group.known]\ntargets = [\"secret\"]\ninitiators = [\"*\"]\n\
          luns = {{ 0 = \"memory\" }}\n\
          [iser.lan]\naddress = \"192.168.77.1\"\nportal-group = \"p\"\n\
