@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::loop_device::LoopDevice;
 use crate::process;
@@ -36,6 +36,8 @@ struct Table {
     devices: BTreeMap<String, String>,
     /// For files and block devices.
     files: BTreeMap<String, String>,
+    /// For volumes whose data a handler serves.
+    handlers: BTreeMap<String, String>,
     /// Tests that are wrong in some versions of the suite: they may pass or fail.
     flawed: BTreeMap<String, String>,
 }
@@ -52,7 +54,7 @@ enum Known<'a> {
 }
 
 impl Table {
-    fn known(&self, suite: &str, test: &str, store: &Store) -> Known<'_> {
+    fn known(&self, suite: &str, test: &str, store: &Store<'_>) -> Known<'_> {
         let full = format!("{suite}.{test}");
         let mut tables = vec![&self.missing];
         tables.push(if store.removable { &self.removable } else { &self.fixed });
@@ -65,8 +67,11 @@ impl Table {
         if store.kind == Kind::Block {
             tables.push(&self.devices);
         }
-        if store.kind != Kind::Ram {
+        if matches!(store.kind, Kind::File | Kind::Block) {
             tables.push(&self.files);
+        }
+        if store.kind == Kind::Handler {
+            tables.push(&self.handlers);
         }
         for table in tables {
             if let Some(reason) = table.get(&full).or_else(|| table.get(suite)) {
@@ -84,10 +89,12 @@ enum Kind {
     Ram,
     /// A loop device.
     Block,
+    /// A volume of a handler, which another part of the tests has started.
+    Handler,
 }
 
 /// A configuration for the suites.
-struct Store {
+struct Store<'a> {
     name: &'static str,
     kind: Kind,
     block: &'static str,
@@ -101,14 +108,14 @@ struct Store {
     /// Whether to run it with the second driver as well: stores in memory do not depend on the driver.
     both: bool,
     /// The suites to run; all if empty.
-    suites: &'static [&'static str],
+    suites: &'a [&'a str],
 }
 
 /// The suites that depend on a removable or a read-only medium.
 const OF_MEDIA: &[&str] =
     &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
 
-const STORES: [Store; 9] = [
+const STORES: [Store<'_>; 9] = [
     Store {
         name: "file-512",
         kind: Kind::File,
@@ -210,9 +217,42 @@ const STORES: [Store; 9] = [
     },
 ];
 
+const HANDLER: Store<'_> = Store {
+    name: "handler",
+    kind: Kind::Handler,
+    block: "512",
+    mib: 30,
+    flags: &[],
+    read_only: false,
+    removable: false,
+    both: false,
+    suites: &[],
+};
+
+fn table() -> Result<Table> {
+    toml::from_str(TABLE).context("check/conform/libiscsi.toml")
+}
+
+/// Runs these suites, all of them if none is given, on the volume of a handler at this URL: blocks of 512 bytes, 30
+/// MiB. `healthy`: is called after each of them.
+pub(crate) fn on_handler(
+    lab: &Lab,
+    part: &str,
+    url: &str,
+    chosen: &[&str],
+    mut healthy: impl FnMut() -> Result<()>,
+) -> Result<()> {
+    let (table, store) = (table()?, Store { suites: chosen, ..HANDLER });
+    for suite in suites()? {
+        run_suite(lab, part, (&store, &table), &suite, url);
+        healthy().with_context(|| format!("after {suite}"))?;
+    }
+    Ok(())
+}
+
 /// Runs the suites on all stores.
 pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
-    let table: Table = toml::from_str(TABLE).context("check/conform/libiscsi.toml")?;
+    let table = table()?;
     let suites = suites()?;
     for store in STORES.iter().filter(|store| main_driver || store.both) {
         let part = format!("libiscsi/{}/{}", store.name, driver.name());
@@ -226,6 +266,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
             let volume = match store.kind {
                 Kind::File => lab.image("libiscsi.img", store.mib)?,
                 Kind::Ram => format!("ram:{}M", store.mib),
+                Kind::Handler => bail!("the volume belongs to another part"),
                 Kind::Block => {
                     let image = lab.image("libiscsi-loop.img", store.mib)?;
                     device.insert(LoopDevice::attach(&image)?).path.clone()
@@ -239,11 +280,9 @@ pub(crate) fn part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<()> {
         let Some(mut target) = target else { continue };
         for suite in &suites {
             let (_, short) = suite.split_once('.').unwrap_or(("", suite));
-            if store.suites.is_empty() || store.suites.contains(&short) {
-                run_suite(lab, &part, store, &table, suite, &target);
-                if !lab.report.check_quietly(&part, &format!("target after {short}"), || target.healthy()) {
-                    break;
-                }
+            let has_run = run_suite(lab, &part, (store, &table), suite, &target.url(0));
+            if has_run && !lab.report.check_quietly(&part, &format!("target after {short}"), || target.healthy()) {
+                break;
             }
         }
         lab.report.check(&part, "target stops in time", || target.stop());
@@ -265,13 +304,17 @@ fn suites() -> Result<Vec<String>> {
     Ok(suites)
 }
 
-fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, target: &Target) {
+/// Runs a suite, if it is one of those for the store; returns whether it is.
+fn run_suite(lab: &Lab, part: &str, (store, table): (&Store<'_>, &Table), suite: &str, url: &str) -> bool {
+    let (_, short) = suite.split_once('.').unwrap_or(("", suite));
+    if !store.suites.is_empty() && !store.suites.contains(&short) {
+        return false;
+    }
     let before = Instant::now();
     let mut command = process::bound(PROGRAM);
-    command.args(["--dataloss", "--allow-sanitize", "--Verbose-scsi", "--test", suite]).arg(target.url(0));
-    let (_, short) = suite.split_once('.').unwrap_or(("", suite));
+    command.args(["--dataloss", "--allow-sanitize", "--Verbose-scsi", "--test", suite]).arg(url);
     if short == TWO_PATHS {
-        command.arg(target.url(0));
+        command.arg(url);
     }
     let (text, ended) = match process::run(&mut command, SUITE_LIMIT) {
         Ok(output) => (output.text, Ok(output.status)),
@@ -301,6 +344,7 @@ fn run_suite(lab: &Lab, part: &str, store: &Store, table: &Table, suite: &str, t
         let reason = format!("no test ran; its output:\n{}", process::last_lines(&text, 15));
         lab.report.add(part, short, Outcome::Failed(reason), took);
     }
+    true
 }
 
 /// The outcome of a test, by the output of the program.

@@ -111,6 +111,9 @@ fn other_images(lab: &Lab, driver: Driver, cluster: &Cluster, mut running: Optio
         Ok(())
     });
     made::part(running.as_ref(), cluster, &check);
+    check("the suite of libiscsi runs on an image", &mut || {
+        made::suites(lab, running.as_mut().context("the daemon runs")?, cluster)
+    });
     if lab.long {
         // The tools derive keys for as long as LUKS wants it.
         check("an encrypted image is decrypted", &mut || encrypted(lab, driver, cluster));

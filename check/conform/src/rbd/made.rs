@@ -6,8 +6,10 @@ use serde_json::Value;
 use super::cluster::Cluster;
 use super::{BLOCK, DATA_PROTECT, LIMIT};
 use crate::handler::daemon::{Daemon, TARGET};
+use crate::libiscsi;
 use crate::process::{Output, bound, run};
 use crate::session::{Data, GOOD, cdb};
+use crate::target::Lab;
 use crate::test_data::pattern;
 use crate::verifying_writer::VerifyingWriter;
 
@@ -34,6 +36,22 @@ pub(super) fn part(daemon: Option<&Daemon>, cluster: &Cluster, check: &Check<'_>
         second.end()
     });
     check("snapshots and clones under a verifying load", &mut || under_load(daemon, cluster));
+}
+
+/// The suites of the short form.
+const SUITES: &[&str] = &["Read10", "Write10", "CompareAndWrite", "Unmap", "WriteSame16", "GetLBAStatus"];
+
+/// Runs the conformance suite of libiscsi on an image; all of it in the whole form.
+pub(super) fn suites(lab: &Lab, daemon: &mut Daemon, cluster: &Cluster) -> Result<()> {
+    let configuration = cluster.configuration().display().to_string();
+    succeeds(daemon, &create("suite", "rbd/suite", &configuration, &["--size", "30M"]))?;
+    succeeds(daemon, &["group", "map", "all", "10", "suite"])?;
+    let url = format!("iscsi://{}/{TARGET}/10", daemon.portal);
+    let chosen = if lab.whole { &[] } else { SUITES };
+    libiscsi::on_handler(lab, "rbd/libiscsi", &url, chosen, || daemon.target.healthy())?;
+    succeeds(daemon, &["group", "unmap", "all", "10", "--force"])?;
+    succeeds(daemon, &["volume", "delete", "suite"])?;
+    Ok(())
 }
 
 /// Runs a command of the operator.
