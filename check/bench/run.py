@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import ethernet, measure, network, nvme, offload, report, rows, targets, vfio  # noqa: E402
+from harness import ethernet, handler, measure, network, nvme, offload, report, rows, tape, targets, vfio  # noqa: E402
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -31,9 +31,13 @@ PROTOCOLS = {
     "nvme-tcp": (nvme.KINDS, nvme.rows),
     "vfio-user": (vfio.KINDS, vfio.rows),
     "ethernet": (ethernet.KINDS, ethernet.rows),
+    "handler": (handler.KINDS, handler.rows),
+    "tape": (tape.KINDS, tape.rows),
 }
 # The targets whose rows the performance model uses.
 MODEL_TARGETS = ("lunar", "floor")
+# Those without idle sessions and memory of units.
+ROWS_ONLY = ("ethernet", "handler", "tape")
 # Protocols with additional measurements of their own.
 EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras}
 
@@ -228,7 +232,7 @@ def main() -> int:
         table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
         chosen = [row for row in chosen if table[row.key]]
         extras: dict = {}
-        if options.model or is_ethernet or any(why.startswith(INTERRUPTED) for why in failed):
+        if options.model or options.protocol in ROWS_ONLY or any(why.startswith(INTERRUPTED) for why in failed):
             pass
         elif not options.no_extras and options.protocol in EXTRAS:
             extras = EXTRAS[options.protocol](how, all_of, running)

@@ -31,6 +31,10 @@ COLORS = {
     "aoe": "#c2417a",
     "st": "#d9822b",
     "vblade": "#7a8190",
+    "handler": "#2b5fd9",
+    "store": "#7a8190",
+    "tape": "#2b5fd9",
+    "file": "#7a8190",
 }
 
 
@@ -172,6 +176,8 @@ TITLES = {
     "iscsi": "iSCSI over loopback",
     "nvme-tcp": "NVMe/TCP over loopback",
     "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
+    "handler": "A handler that stores nothing, and the null store, over iSCSI",
+    "tape": "A drive of the tape library, and the file store on the same file system, over iSCSI",
     "ethernet": "One Ethernet link (a veth pair): {link}",
 }
 WAKES = """{name}: a guest pauses and then sends {burst} commands one after the other, {times} times. The first command

@@ -1,4 +1,4 @@
-//! The CDBs that a load generator needs (SBC-5, SPC-6), READ CAPACITY (16) data and sense data.
+//! The CDBs that a load generator needs (SBC-5, SSC-5, SPC-6), READ CAPACITY (16) data and sense data.
 
 use lunar_core::wire::be::{U16, U32, U64};
 use std::fmt;
@@ -12,6 +12,18 @@ pub const TEST_UNIT_READY: Cdb = [0; 16];
 /// The allocation length of READ CAPACITY (16), in bytes.
 pub const CAPACITY_LEN: u32 = 32;
 
+/// The allocation length of INQUIRY, in bytes: the standard INQUIRY data that every device has.
+pub const INQUIRY_LEN: u32 = 36;
+/// The longest block of a tape, in bytes: a TRANSFER LENGTH has 24 bits.
+pub const TAPE_BLOCK_MAX: u32 = (1 << 24) - 1;
+
+const REWIND: u8 = 0x01;
+const READ_6: u8 = 0x08;
+const WRITE_6: u8 = 0x0a;
+const WRITE_FILEMARKS_6: u8 = 0x10;
+const INQUIRY: u8 = 0x12;
+/// SILI (suppress incorrect length indicator) in byte 1 of READ (6).
+const SILI: u8 = 0x02;
 const READ_10: u8 = 0x28;
 const WRITE_10: u8 = 0x2a;
 const READ_16: u8 = 0x88;
@@ -92,6 +104,55 @@ pub fn synchronize_cache() -> Cdb {
 #[must_use]
 pub fn read_capacity() -> Cdb {
     transfer_length(SERVICE_ACTION_IN_16, READ_CAPACITY_16, CAPACITY_LEN)
+}
+
+/// INQUIRY, 6 bytes, with an allocation length of [`INQUIRY_LEN`].
+#[must_use]
+pub fn inquiry() -> Cdb {
+    // Bytes 3 and 4.
+    six(INQUIRY, 0, INQUIRY_LEN)
+}
+
+/// REWIND, 6 bytes.
+#[must_use]
+pub fn rewind() -> Cdb {
+    six(REWIND, 0, 0)
+}
+
+/// READ (6) of one block of a tape, of at most `len` bytes (SSC-5 7.4). `len`: at most [`TAPE_BLOCK_MAX`].
+#[must_use]
+pub fn read_tape(len: u32) -> Cdb {
+    six(READ_6, SILI, len)
+}
+
+/// WRITE (6) of one block of a tape (SSC-5 7.12). `len`: at most [`TAPE_BLOCK_MAX`].
+#[must_use]
+pub fn write_tape(len: u32) -> Cdb {
+    six(WRITE_6, 0, len)
+}
+
+/// WRITE FILEMARKS (6) without a filemark: everything that was written is on the tape (SSC-5 7.14).
+#[must_use]
+pub fn synchronize_tape() -> Cdb {
+    six(WRITE_FILEMARKS_6, 0, 0)
+}
+
+/// A CDB of 6 bytes with a length in its bytes 2 to 4.
+fn six(opcode: u8, flags: u8, len: u32) -> Cdb {
+    let [_, b2, b3, b4] = len.to_be_bytes();
+    let mut cdb = [0; 16];
+    cdb[..5].copy_from_slice(&[opcode, flags, b2, b3, b4]);
+    cdb
+}
+
+/// The bytes of this CDB, which depend on the group of the operation code (SPC-6 4.2.5.1).
+#[must_use]
+pub fn in_its_length(cdb: &Cdb) -> &[u8] {
+    match cdb[0] >> 5 {
+        0 => &cdb[..6],
+        1 | 2 => &cdb[..10],
+        _ => cdb,
+    }
 }
 
 fn transfer_length(opcode: u8, service_action: u8, len: u32) -> Cdb {
@@ -198,6 +259,16 @@ mod tests {
         assert_eq!(write(0, 65536, false), [0x8a, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0]);
         assert_eq!(synchronize_cache()[..10], [0x35, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(read_capacity(), [0x9e, 0x10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 32, 0, 0]);
+    }
+
+    #[test]
+    fn commands_of_tapes_have_their_lengths_in_bytes_2_to_4() {
+        assert_eq!(in_its_length(&read_tape(0x04_0201)), [0x08, 2, 4, 2, 1, 0]);
+        assert_eq!(in_its_length(&write_tape(256 << 10)), [0x0a, 0, 4, 0, 0, 0]);
+        assert_eq!(in_its_length(&synchronize_tape()), [0x10, 0, 0, 0, 0, 0]);
+        assert_eq!(in_its_length(&rewind()), [1, 0, 0, 0, 0, 0]);
+        assert_eq!(in_its_length(&inquiry()), [0x12, 0, 0, 0, 36, 0]);
+        assert_eq!((in_its_length(&read(0, 1, false)).len(), in_its_length(&read_capacity()).len()), (10, 16));
     }
 
     #[test]

@@ -25,11 +25,18 @@ const SET_UP_TRIES: u32 = 16;
 /// The pause before a busy target is tried again.
 const BUSY_PAUSE: Duration = Duration::from_millis(10);
 
+/// The peripheral device type of tapes (SPC-6 6.7.2).
+const TAPE: u8 = 0x01;
+/// The blocks of a tape, for the arithmetic of the load: more than a run writes.
+const TAPE_BLOCKS: u64 = 1 << 32;
+
 /// A session, and the logical unit of its commands.
 #[derive(Debug)]
 pub(crate) struct LogicalUnit {
     session: Session,
     lun: [u8; 8],
+    /// Whether it is a tape, which has blocks of any length, one after the other.
+    is_tape: bool,
 }
 
 impl StreamSession for LogicalUnit {
@@ -49,12 +56,14 @@ impl StreamSession for LogicalUnit {
     fn start(&mut self, request: Request) {
         let Request { cookie, work, lba, blocks, bytes, fua } = request;
         let (cdb, moves) = match work {
+            Work::Read if self.is_tape => (cdb::read_tape(bytes), Moves::In(bytes)),
             Work::Read => (cdb::read(lba, blocks, false), Moves::In(bytes)),
+            Work::Write(data) if self.is_tape => (cdb::write_tape(bytes), Moves::Out(data)),
             Work::Write(data) => (cdb::write(lba, blocks, fua), Moves::Out(data)),
+            Work::Flush if self.is_tape => (cdb::synchronize_tape(), Moves::Nothing),
             Work::Flush => (cdb::synchronize_cache(), Moves::Nothing),
         };
-        let len = if cdb[0] < 0x80 { 10 } else { 16 };
-        let command = Command { cookie, lun: self.lun, cdb: &cdb[..len], moves };
+        let command = Command { cookie, lun: self.lun, cdb: cdb::in_its_length(&cdb), moves };
         self.session.submit(command).expect("the caller checks for room");
     }
 
@@ -84,6 +93,10 @@ fn failure(response: Response, status: Status, residual: Residual, sense: &[u8])
     let attention = sense.is_some_and(|sense| sense.key == Key::UNIT_ATTENTION);
     if status == Status::BUSY || status == Status::TASK_SET_FULL || attention {
         return Outcome::Again;
+    }
+    // The write of a tape beyond early warning: it was executed (SSC-5 4.2.9).
+    if sense.is_some_and(|sense| sense.key == Key::NO_SENSE) && residual == Residual::None {
+        return Outcome::Good;
     }
     Outcome::Failed(match sense {
         Some(sense) => format!("{status:?}, {sense}"),
@@ -161,7 +174,7 @@ pub(crate) fn close(mut connection: Connection<LogicalUnit>, timeout: Duration) 
 
 fn unit(url: &Url, offer: Offer) -> LogicalUnit {
     // LUNs in URLs have 14 bits.
-    LogicalUnit { session: Session::new(offer), lun: cdb::lun(url.unit as u16) }
+    LogicalUnit { session: Session::new(offer), lun: cdb::lun(url.unit as u16), is_tape: false }
 }
 
 /// Connects and logs in. Follows redirections; `url` is then the URL at the new portal.
@@ -206,17 +219,32 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<Connection<LogicalU
     for connection in &mut active {
         connection.set_up(&cdb::TEST_UNIT_READY[..6], 0, timeout).context("the unit is not ready")?;
     }
-    let data = active[0].set_up(&cdb::read_capacity(), CAPACITY_LEN, timeout);
-    let capacity = cdb::Capacity::parse(&data.context("READ CAPACITY (16) failed")?);
-    let capacity = capacity.context("READ CAPACITY (16) returned invalid data")?;
+    let capacity = capacity_of(&mut active, options)?;
     let session = &active[0].session.session;
     let negotiated = Negotiated::Iscsi(Agreed::new(session.agreed(), session.room()));
     let first = options.sessions;
     let (idle, logins) = time_logins(options.idle_sessions, || {
         many(&at, (0..options.idle_sessions).map(|session| offer(first + session)), timeout)
     })?;
-    let capacity = Capacity { blocks: capacity.blocks, block_size: capacity.block_size };
     Ok(OpenSessions { url: at, active, idle, capacity, transfer_max: u32::MAX, negotiated, logins })
+}
+
+/// The capacity of the unit. A tape is rewound, and has blocks of the length of a command.
+fn capacity_of(active: &mut [Connection<LogicalUnit>], options: &Options) -> Result<Capacity> {
+    let timeout = options.timeout;
+    let first = active.first_mut().context("a session")?;
+    let inquiry = first.set_up(cdb::in_its_length(&cdb::inquiry()), cdb::INQUIRY_LEN, timeout);
+    let inquiry = inquiry.context("INQUIRY failed")?;
+    if inquiry.first().is_some_and(|byte| byte & 0x1f == TAPE) {
+        options.check_for_tape().map_err(anyhow::Error::msg)?;
+        first.set_up(cdb::in_its_length(&cdb::rewind()), 0, timeout).context("REWIND failed")?;
+        first.session.is_tape = true;
+        return Ok(Capacity { blocks: TAPE_BLOCKS, block_size: options.bs });
+    }
+    let data = first.set_up(&cdb::read_capacity(), CAPACITY_LEN, timeout);
+    let capacity = cdb::Capacity::parse(&data.context("READ CAPACITY (16) failed")?);
+    let capacity = capacity.context("READ CAPACITY (16) returned invalid data")?;
+    Ok(Capacity { blocks: capacity.blocks, block_size: capacity.block_size })
 }
 
 /// The targets that discovery at the portal of `url` returns.

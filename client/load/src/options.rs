@@ -5,6 +5,7 @@ use crate::url::Url;
 use clap::{Args, ValueEnum};
 use lunar_core::access::{Account, Secret};
 use lunar_iscsi::chap::{Algorithm, Challenge};
+use lunar_iscsi_initiator::cdb::TAPE_BLOCK_MAX;
 use lunar_iscsi_initiator::chap::{Chap, MutualChap};
 use lunar_iscsi_initiator::config::{DigestOffer, Offer};
 use lunar_iscsi_initiator::secret;
@@ -349,6 +350,27 @@ impl Options {
         }
     }
 
+    /// Checks that all options apply to a tape, which is read or written from its beginning by one session.
+    ///
+    /// # Errors
+    /// A message that names the option that does not.
+    pub fn check_for_tape(&self) -> Result<(), String> {
+        let refused = [
+            ("--rw other than read and write", !matches!(self.rw, Shape::Read | Shape::Write)),
+            ("--sessions", self.sessions != 1),
+            ("--offset", self.offset != 0),
+            ("--size", self.size.is_some()),
+            ("--fua", self.fua),
+            ("--verify", self.verify),
+            ("--ack-log", self.ack_log.is_some() || self.check_ack_log.is_some()),
+        ];
+        match refused.iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => Err(format!("the unit is a tape: {option} does not apply")),
+            None if self.bs > TAPE_BLOCK_MAX => Err(format!("a block of a tape has at most {TAPE_BLOCK_MAX} bytes")),
+            None => Ok(()),
+        }
+    }
+
     /// Checks that all options apply to NVMe.
     ///
     /// # Errors
@@ -551,6 +573,17 @@ mod tests {
         assert_eq!(check("--sessions 4 --data-digest crc32c --max-burst-length 64k"), Ok(()));
         assert_eq!(check("--doorbells told"), Err("--doorbells is for NVMe".into()));
         assert_eq!(check("--idle-queues 3"), Err("--idle-queues is for NVMe".into()));
+    }
+
+    #[test]
+    fn a_tape_is_read_or_written_in_order() {
+        let check = |args: &str| parse(&format!("iscsi://h {args}")).and_then(|options| options.check_for_tape());
+        assert_eq!(check("--rw write --bs 256k --depth 4 --flush-every 100"), Ok(()));
+        let refused = |option: &str| Err(format!("the unit is a tape: {option} does not apply"));
+        assert_eq!(check(""), refused("--rw other than read and write"));
+        assert_eq!(check("--rw read --sessions 2"), refused("--sessions"));
+        assert_eq!(check("--rw write --verify"), refused("--verify"));
+        assert!(check("--rw write --bs 16M").is_err_and(|why| why.contains("16777215")));
     }
 
     #[test]

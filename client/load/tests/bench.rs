@@ -52,6 +52,18 @@ fn reads_are_counted() {
 }
 
 #[test]
+fn a_tape_is_written_and_read_from_its_beginning() {
+    let tape = Disk::start(Faults { is_tape: true, ..Faults::default() });
+    let written = measured(&tape, "--rw write --bs 100k --depth 1 --flush-every 5");
+    assert!(written.is_good() && written.flushes.count > 0 && written.block_size == 100 << 10, "{written}");
+    // Reads end with an error at the end of what was written.
+    let read = measured(&tape, "--rw read --bs 100k --depth 1 --time 0.02 --warmup 0");
+    assert!(read.reads.count > 0, "{read}");
+    let refused = run(&options(&tape.url(), "--rw randread")).expect_err("a tape has no random reads");
+    assert!(format!("{refused:#}").contains("the unit is a tape"), "{refused:#}");
+}
+
+#[test]
 fn all_access_patterns_are_verified_with_all_kinds_of_data_transfer() {
     let disk = Disk::start(Faults::default());
     for shape in ["randread", "randwrite", "randrw", "rw", "read", "write"] {

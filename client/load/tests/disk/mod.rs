@@ -1,4 +1,4 @@
-//! A small iSCSI target in memory, with a volatile write cache and configurable faults.
+//! A small iSCSI target in memory: a disk with a volatile write cache and configurable faults, or a tape.
 
 use lunar_iscsi::text;
 use lunar_iscsi::wire::{
@@ -33,6 +33,8 @@ pub(crate) struct Faults {
     pub(crate) bad_medium: bool,
     /// Logins are redirected to this port.
     pub(crate) moved_to: Option<u16>,
+    /// It is a tape.
+    pub(crate) is_tape: bool,
 }
 
 #[derive(Default)]
@@ -42,6 +44,8 @@ struct State {
     writes: u64,
     commands: u64,
     failed: bool,
+    /// The blocks of a tape, and the position.
+    tape: (Vec<Vec<u8>>, usize),
 }
 
 /// A running target.
@@ -184,6 +188,29 @@ impl Peer {
         self.send(answer, sense)
     }
 
+    /// REWIND, READ, WRITE and WRITE FILEMARKS.
+    fn tape(&mut self, command: &ScsiCommand, data: Vec<u8>) -> Result<()> {
+        let block = {
+            let (blocks, at) = &mut self.state.lock().expect("no panic").tape;
+            match command.cdb[0] {
+                0x01 => *at = 0,
+                0x08 | 0x0a => *at += 1,
+                _ => {}
+            }
+            if command.cdb[0] == 0x0a {
+                assert_eq!(command.cdb[1..5], [&[0][..], &(data.len() as u32).to_be_bytes()[1..]].concat());
+                blocks.truncate(*at - 1);
+                blocks.push(data);
+            }
+            (command.cdb[0] == 0x08).then(|| blocks.get(*at - 1).cloned())
+        };
+        match block {
+            None => self.respond(command.itt, 0, &[]),
+            Some(Some(block)) => self.data_in(command, &block),
+            Some(None) => self.respond(command.itt, 2, &[0, 8, 0x72, 8, 0, 5, 0, 0, 0, 0]),
+        }
+    }
+
     fn command(&mut self, command: &ScsiCommand, data: Vec<u8>) -> Result<()> {
         self.cmd_sn = command.cmd_sn.get() + 1;
         let cdb = command.cdb;
@@ -206,6 +233,12 @@ impl Peer {
         let blocks = u64::from(u16::from_be_bytes([cdb[7], cdb[8]]));
         match cdb[0] {
             0x00 => self.respond(command.itt, 0, &[]),
+            0x12 => {
+                let mut answer = [0; 36];
+                answer[0] = u8::from(self.faults.is_tape);
+                self.data_in(command, &answer)
+            }
+            0x01 | 0x08 | 0x0a | 0x10 if self.faults.is_tape => self.tape(command, data),
             0x9e => {
                 let mut answer = [0; 32];
                 answer[..8].copy_from_slice(&(BLOCKS - 1).to_be_bytes());
