@@ -106,7 +106,7 @@ try "read after CHAP" dd if="$disk" of=/dev/null bs=1M count=1 iflag=direct
 log_out "logout after CHAP"
 target_name=$TARGET
 
-suites="SCSI.Inquiry SCSI.Read10 SCSI.Write10 SCSI.CompareAndWrite iSCSI.iSCSIcmdsn"
+suites="SCSI.Inquiry SCSI.Read10 SCSI.Write10 SCSI.CompareAndWrite"
 [ -z "${LONG:-}" ] || suites=$(all_suites)
 suite_test "$PORTAL/$TARGET/2" $suites
 
