@@ -335,7 +335,15 @@ pub fn is_key(field: &str, written: &str) -> bool {
 
 /// A doc comment in one line.
 pub(crate) fn one_line(doc: &str) -> String {
-    doc.split_whitespace().collect::<Vec<_>>().join(" ")
+    // Each start of the program does this for all keys.
+    let mut line = String::with_capacity(doc.len());
+    for words in doc.lines().map(str::trim).filter(|words| !words.is_empty()) {
+        if !line.is_empty() {
+            line.push(' ');
+        }
+        line.push_str(words);
+    }
+    line
 }
 
 /// The places of an object and its keys in the file.
