@@ -1,7 +1,7 @@
 # The kernel's NVMe host over software RoCE, with nvme-cli. The target runs in the same guest.
 . /test/lib.sh
 . /test/rdma.sh
-. /test/settings # NQN PORT
+. /test/settings # NQN PORT SECRET_NQN HOSTNQN HOST_KEY CONTROLLER_KEY OTHER_KEY
 
 load_modules nvme_rdma
 mkdir -p /etc/nvme
@@ -44,7 +44,30 @@ load() {
 }
 no_errors() { equal "$1" "" "$(dmesg | grep -iE 'I/O error|timeout|bogus')"; dmesg -C; }
 
+# DH-HMAC-CHAP of both sides.
+nvme_authenticated() {
+    nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$SECRET_NQN" -i 1 --hostnqn="$HOSTNQN" \
+        --hostid="${HOSTNQN##*uuid:}" "$@"
+}
+is_there() { test -b "$(device 1)"; }
+authentication_test() {
+    refuse "a host without a key is refused" nvme_authenticated
+    refuse "a host with a wrong key is refused" nvme_authenticated --dhchap-secret="$OTHER_KEY"
+    refuse "a subsystem with a wrong key is refused" nvme_authenticated --dhchap-secret="$HOST_KEY" \
+        --dhchap-ctrl-secret="$OTHER_KEY"
+    says "the refusal names the transport" "nvme-rdma" "$LUNAR" explain refusal --json --socket /tmp/lunar.sock
+    try "a host and a subsystem that authenticate each other" nvme_authenticated --dhchap-secret="$HOST_KEY" \
+        --dhchap-ctrl-secret="$CONTROLLER_KEY" || dmesg | tail -n 15
+    try "the kernel finds the namespace" eventually is_there
+    disk=$(device 1)
+    load "fio after the authentication" --rw=randwrite --bs=16k --iodepth=4 --size=256k
+    nvme disconnect -n "$SECRET_NQN" >/dev/null
+    try "the namespace is gone" eventually absent
+    dmesg -C
+}
+
 networks
+chmod 600 /tmp/lunar.toml
 insmod "$held"
 serve
 dmesg -C
@@ -115,6 +138,7 @@ load_end "verified writes over changing paths: no error"
 no_errors "no I/O error with two paths"
 disconnect
 
+authentication_test
 connect "connect before a kill" --reconnect-delay=2
 patient "$disk"
 load_start "$disk"
