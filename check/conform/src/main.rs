@@ -284,8 +284,7 @@ fn run(arguments: Arguments) -> Result<bool> {
     let base = build_folder()?.join("conform");
     let scratch = base.join("scratch");
     let _lock = lock(&base)?;
-    // Remove logs and images of earlier runs.
-    let _ = std::fs::remove_dir_all(&scratch);
+    remove_scratch(&scratch)?;
     std::fs::create_dir_all(&scratch).with_context(|| format!("{}", scratch.display()))?;
     let is_whole = arguments.long || !arguments.checked;
     let subject = match arguments.url {
@@ -418,6 +417,16 @@ fn usable(lab: &Lab, driver: Driver) -> bool {
         }
     });
     usable
+}
+
+/// Removes the logs and images of earlier runs, which cases would find in the place of their own.
+fn remove_scratch(scratch: &Path) -> Result<()> {
+    match std::fs::remove_dir_all(scratch) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error).with_context(|| {
+            format!("{}: if a run was killed, unmount what it has mounted there (findmnt)", scratch.display())
+        }),
+        _ => Ok(()),
+    }
 }
 
 /// Prevents a second run at the same time, which would use the same images. The lock ends with the file.
