@@ -69,12 +69,16 @@ impl StreamSession for LogicalUnit {
 
     #[inline]
     fn receive(&mut self, bytes: &[u8], on: &mut impl FnMut(SessionEvent<'_>)) -> Result<()> {
-        let mut outcome = Ok(());
+        let (mut outcome, is_tape) = (Ok(()), self.is_tape);
         self.session.receive(bytes, &mut |event| match event {
             Event::Data { cookie, bytes, .. } => on(SessionEvent::Data(cookie, bytes)),
             Event::Done { cookie, response, status, residual, sense } => {
                 let good = response == Response::COMPLETED && status == 0 && residual == Residual::None;
-                let ending = if good { Outcome::Good } else { failure(response, Status(status), residual, sense) };
+                // The write of a tape beyond early warning: it was executed (SSC-5 4.2.9).
+                let is_early_warning = || is_tape && residual == Residual::None && has_no_sense_key(sense);
+                let is_executed = good || is_early_warning();
+                let ending =
+                    if is_executed { Outcome::Good } else { failure(response, Status(status), residual, sense) };
                 on(SessionEvent::Done(cookie, ending));
             }
             Event::Rejected { reason, .. } => outcome = Err(anyhow!("the target rejected a PDU: {reason:?}")),
@@ -87,16 +91,18 @@ impl StreamSession for LogicalUnit {
     }
 }
 
+/// Whether these are sense data with the key NO SENSE.
+#[cold]
+fn has_no_sense_key(sense: &[u8]) -> bool {
+    Sense::parse(sense).is_some_and(|sense| sense.key == Key::NO_SENSE)
+}
+
 #[cold]
 fn failure(response: Response, status: Status, residual: Residual, sense: &[u8]) -> Outcome {
     let sense = Sense::parse(sense);
     let attention = sense.is_some_and(|sense| sense.key == Key::UNIT_ATTENTION);
     if status == Status::BUSY || status == Status::TASK_SET_FULL || attention {
         return Outcome::Again;
-    }
-    // The write of a tape beyond early warning: it was executed (SSC-5 4.2.9).
-    if sense.is_some_and(|sense| sense.key == Key::NO_SENSE) && residual == Residual::None {
-        return Outcome::Good;
     }
     Outcome::Failed(match sense {
         Some(sense) => format!("{status:?}, {sense}"),

@@ -33,7 +33,7 @@ pub(crate) struct Faults {
     pub(crate) bad_medium: bool,
     /// Logins are redirected to this port.
     pub(crate) moved_to: Option<u16>,
-    /// It is a tape.
+    /// It is a tape, whose writes report early warning.
     pub(crate) is_tape: bool,
 }
 
@@ -205,6 +205,10 @@ impl Peer {
             (command.cdb[0] == 0x08).then(|| blocks.get(*at - 1).cloned())
         };
         match block {
+            // CHECK CONDITION with NO SENSE, EOM, and END-OF-PARTITION/MEDIUM DETECTED.
+            None if command.cdb[0] == 0x0a => {
+                self.respond(command.itt, 2, &[0, 18, 0x70, 0, 0x40, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 2, 0, 0, 0, 0])
+            }
             None => self.respond(command.itt, 0, &[]),
             Some(Some(block)) => self.data_in(command, &block),
             Some(None) => self.respond(command.itt, 2, &[0, 8, 0x72, 8, 0, 5, 0, 0, 0, 0]),
