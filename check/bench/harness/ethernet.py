@@ -85,7 +85,6 @@ class LunarEthernet(Lunar):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, [f"null:{NULL_BYTES}", str(setup.file_image(self.name))])
-        self.stats = setup.folder / f"{self.name}.stats"
 
     def start(self) -> None:
         if not self.setup.lunar.exists():

@@ -8,6 +8,42 @@ from .rows import KIB, MIB, Row
 from .targets import INITIATOR_CPU, NULL_BYTES, Lunar, Setup, Unavailable
 
 
+class WithHandler(Lunar):
+    """Lunar with volumes of a handler, which runs on the initiator's CPU."""
+
+    # The program of the handler beside the floor, and what cargo builds it by.
+    program = ""
+    built_by = ""
+
+    def __init__(self, setup: Setup, volumes: list[str]) -> None:
+        super().__init__(setup, volumes)
+        self.executable = setup.floor.parent / self.program
+        self.handler: subprocess.Popen | None = None
+
+    def serve_arguments(self) -> list[str]:
+        """The arguments with which the handler serves."""
+        raise NotImplementedError
+
+    def create(self) -> None:
+        """Creates the data of the handler."""
+
+    def start(self) -> None:
+        if not self.executable.exists():
+            raise Unavailable(f"{self.executable} is not built: cargo build --release {self.built_by}")
+        self.create()
+        super().start()
+        command = ["taskset", "-c", str(INITIATOR_CPU), str(self.executable), *self.serve_arguments()]
+        with (self.setup.folder / f"{self.name}-handler.log").open("wb") as log:
+            self.handler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def stop(self) -> None:
+        super().stop()
+        if self.handler is not None:
+            self.handler.terminate()
+            self.handler.wait()
+            self.handler = None
+
+
 class Store(Lunar):
     """The null store."""
 
@@ -15,35 +51,21 @@ class Store(Lunar):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, [f"null:{NULL_BYTES}"])
-        self.stats = setup.folder / "store.stats"
 
 
-class Handler(Lunar):
-    """A volume of the example `null_handler`, which runs on the initiator's CPU."""
+class Handler(WithHandler):
+    """A volume of the example `null_handler`."""
 
     name = "handler"
+    program = "examples/null_handler"
+    built_by = "-p lunar-handler --example null_handler"
 
     def __init__(self, setup: Setup) -> None:
         self.socket = setup.folder / "null.sock"
         super().__init__(setup, [f"handler:{self.socket}:{NULL_BYTES}"])
-        self.stats = setup.folder / "handler.stats"
-        self.program = setup.floor.parent / "examples" / "null_handler"
-        self.handler: subprocess.Popen | None = None
 
-    def start(self) -> None:
-        if not self.program.exists():
-            raise Unavailable(f"{self.program} is not built: cargo build --release -p lunar-handler --example null_handler")
-        super().start()
-        command = ["taskset", "-c", str(INITIATOR_CPU), str(self.program), str(self.socket)]
-        with (self.setup.folder / "null_handler.log").open("wb") as log:
-            self.handler = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-
-    def stop(self) -> None:
-        super().stop()
-        if self.handler is not None:
-            self.handler.kill()
-            self.handler.wait()
-            self.handler = None
+    def serve_arguments(self) -> list[str]:
+        return [str(self.socket)]
 
 
 def rows() -> list[Row]:

@@ -8,9 +8,10 @@ import struct
 import subprocess
 import time
 
+from .handler import WithHandler
 from .initiator import Session
 from .rows import KIB, MIB, Row
-from .targets import INITIATOR_CPU, Lunar, Setup, Unavailable
+from .targets import Lunar, Setup, Unavailable
 
 # The capacity of the cartridge: more than a run writes.
 CAPACITY = "64G"
@@ -22,29 +23,28 @@ SLOT, DRIVE = 0x400, 0x100
 START_TIMEOUT = 20.0
 
 
-class Tape(Lunar):
+class Tape(WithHandler):
     """A drive of `lunar-tape` with a cartridge in the folder of the file store."""
 
     name = "tape"
+    program = "lunar-tape"
+    built_by = "-p lunar-tape"
 
     def __init__(self, setup: Setup) -> None:
         self.sockets = setup.folder / "tape-sockets"
         super().__init__(setup, [f"handler:{self.sockets}/changer.sock:changer", f"handler:{self.sockets}/drive0.sock:tape"])
-        self.stats = setup.folder / "tape.stats"
         self.library = setup.folder / "library"
-        self.program = setup.floor.parent / "lunar-tape"
-        self.handler: subprocess.Popen | None = None
+
+    def serve_arguments(self) -> list[str]:
+        return ["serve", str(self.library), "--sockets", str(self.sockets)]
+
+    def create(self) -> None:
+        self.sockets.mkdir()
+        create = [self.executable, "create", self.library, "--drives", "1", "--slots", "1", "--cartridges", "1"]
+        subprocess.run([*create, "--capacity", CAPACITY], check=True, capture_output=True)
 
     def start(self) -> None:
-        if not self.program.exists():
-            raise Unavailable(f"{self.program} is not built: cargo build --release -p lunar-tape")
-        self.sockets.mkdir()
-        create = [self.program, "create", self.library, "--drives", "1", "--slots", "1", "--cartridges", "1"]
-        subprocess.run([*create, "--capacity", CAPACITY], check=True, capture_output=True)
         super().start()
-        serve = ["taskset", "-c", str(INITIATOR_CPU), str(self.program), "serve", str(self.library)]
-        with (self.setup.folder / "lunar-tape.log").open("wb") as log:
-            self.handler = subprocess.Popen([*serve, "--sockets", str(self.sockets)], stdout=log, stderr=log)
         self.load()
 
     def load(self) -> None:
@@ -67,10 +67,6 @@ class Tape(Lunar):
 
     def stop(self) -> None:
         super().stop()
-        if self.handler is not None:
-            self.handler.terminate()
-            self.handler.wait()
-            self.handler = None
         shutil.rmtree(self.library, ignore_errors=True)
 
 
@@ -81,7 +77,6 @@ class File(Lunar):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
-        self.stats = setup.folder / "file.stats"
         self.image = setup.folder / "sparse.img"
 
     def start(self) -> None:
@@ -92,9 +87,6 @@ class File(Lunar):
 
     def prepare(self, row: Row) -> None:
         subprocess.run(["fallocate", "--punch-hole", "--offset", "0", "--length", str(SIZE), self.image], check=True)
-
-    def url(self, store: str) -> str | None:
-        return f"{self.scheme}://127.0.0.1:{self.port}/{self.iqn}/0"
 
 
 def rows() -> list[Row]:

@@ -168,7 +168,7 @@ class Lunar(Target):
     def __init__(self, setup: Setup, volumes: list[str] | None = None) -> None:
         super().__init__(setup)
         self.volumes = volumes
-        self.stats = setup.folder / "lunar.stats"
+        self.stats = setup.folder / f"{self.name}.stats"
         self.iqn = ""
 
     def portal_arguments(self) -> list[str]:

@@ -58,11 +58,6 @@ class LunarMapped(LunarVfio):
     name = "mapped"
     note = "Lunar with mapped doorbells, which it polls"
 
-    def __init__(self, setup: Setup) -> None:
-        super().__init__(setup)
-        # A statistics socket of its own.
-        self.stats = setup.folder / "mapped.stats"
-
     def arguments(self) -> list[str]:
         return [*super().arguments(), "--doorbells", "mapped"]
 
