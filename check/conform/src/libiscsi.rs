@@ -115,111 +115,10 @@ struct Store<'a> {
 const OF_MEDIA: &[&str] =
     &["NoMedia", "PreventAllow", "StartStopUnit", "ReadOnly", "Inquiry", "TestUnitReady", "Read10"];
 
-const STORES: [Store<'_>; 9] = [
-    Store {
-        name: "file-512",
-        kind: Kind::File,
-        block: "512",
-        mib: 30,
-        flags: &[],
-        read_only: false,
-        removable: false,
-        both: true,
-        suites: &[],
-    },
-    Store {
-        name: "file-4096",
-        kind: Kind::File,
-        block: "4096",
-        mib: 100,
-        flags: &["--direct"],
-        read_only: false,
-        removable: false,
-        both: false,
-        suites: &[],
-    },
-    Store {
-        name: "ram-512",
-        kind: Kind::Ram,
-        block: "512",
-        mib: 30,
-        flags: &[],
-        read_only: false,
-        removable: false,
-        both: false,
-        suites: &[],
-    },
-    Store {
-        name: "ram-4096",
-        kind: Kind::Ram,
-        block: "4096",
-        mib: 100,
-        flags: &[],
-        read_only: false,
-        removable: false,
-        both: false,
-        suites: &[],
-    },
-    Store {
-        name: "block-512",
-        kind: Kind::Block,
-        block: "512",
-        mib: 30,
-        flags: &[],
-        read_only: false,
-        removable: false,
-        both: false,
-        suites: &[],
-    },
-    Store {
-        name: "protected",
-        kind: Kind::Ram,
-        block: "512",
-        mib: 30,
-        flags: &["--protection", "1"],
-        read_only: false,
-        removable: false,
-        both: false,
-        suites: &[],
-    },
-    Store {
-        name: "read-only",
-        kind: Kind::Ram,
-        block: "512",
-        mib: 30,
-        flags: &["--read-only"],
-        read_only: true,
-        removable: false,
-        both: false,
-        suites: &["ReadOnly", "Read10", "Read16", "Inquiry", "ReadCapacity16", "TestUnitReady", "ModeSense6"],
-    },
-    Store {
-        name: "removable",
-        kind: Kind::File,
-        block: "512",
-        mib: 30,
-        flags: &[],
-        read_only: false,
-        removable: true,
-        both: true,
-        suites: OF_MEDIA,
-    },
-    Store {
-        name: "removable-read-only",
-        kind: Kind::Ram,
-        block: "512",
-        mib: 30,
-        flags: &["--read-only"],
-        read_only: true,
-        removable: true,
-        both: false,
-        suites: OF_MEDIA,
-    },
-];
-
-const HANDLER: Store<'_> = Store {
-    name: "handler",
-    kind: Kind::Handler,
+/// A volume in memory, from which the others differ.
+const RAM: Store<'_> = Store {
+    name: "ram-512",
+    kind: Kind::Ram,
     block: "512",
     mib: 30,
     flags: &[],
@@ -228,6 +127,31 @@ const HANDLER: Store<'_> = Store {
     both: false,
     suites: &[],
 };
+
+const STORES: [Store<'_>; 9] = [
+    Store { name: "file-512", kind: Kind::File, both: true, ..RAM },
+    Store { name: "file-4096", kind: Kind::File, block: "4096", mib: 100, flags: &["--direct"], ..RAM },
+    RAM,
+    Store { name: "ram-4096", block: "4096", mib: 100, ..RAM },
+    Store { name: "block-512", kind: Kind::Block, ..RAM },
+    Store { name: "protected", flags: &["--protection", "1"], ..RAM },
+    Store {
+        name: "read-only",
+        flags: &["--read-only"],
+        read_only: true,
+        suites: &["ReadOnly", "Read10", "Read16", "Inquiry", "ReadCapacity16", "TestUnitReady", "ModeSense6"],
+        ..RAM
+    },
+    Store { name: "removable", kind: Kind::File, removable: true, both: true, suites: OF_MEDIA, ..RAM },
+    Store {
+        name: "removable-read-only",
+        flags: &["--read-only"],
+        read_only: true,
+        removable: true,
+        suites: OF_MEDIA,
+        ..RAM
+    },
+];
 
 fn table() -> Result<Table> {
     toml::from_str(TABLE).context("check/conform/libiscsi.toml")
@@ -242,7 +166,7 @@ pub(crate) fn on_handler(
     chosen: &[&str],
     mut healthy: impl FnMut() -> Result<()>,
 ) -> Result<()> {
-    let (table, store) = (table()?, Store { suites: chosen, ..HANDLER });
+    let (table, store) = (table()?, Store { kind: Kind::Handler, suites: chosen, ..RAM });
     for suite in suites()? {
         run_suite(lab, part, (&store, &table), &suite, url);
         healthy().with_context(|| format!("after {suite}"))?;
