@@ -75,6 +75,7 @@ try "write over AoE" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
 equal "read over iSCSI" "$(sum </tmp/random)" "$(read_sum "$other" count=1)"
 try "register over iSCSI" sg_persist --out --register --param-sark=abc "$other"
 try "reserve over iSCSI, write exclusive" sg_persist --out --reserve --param-rk=abc --prout-type=1 "$other"
+# The driver repeats a request without an answer for three minutes (aoe_deadsecs).
 begin=$SECONDS
 refuse "a write over AoE is refused" write_one
 [ $((SECONDS - begin)) -lt 90 ] && ok "it is refused at once" || bad "it is refused at once"

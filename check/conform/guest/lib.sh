@@ -108,6 +108,10 @@ load_start() {
     sleep 1
 }
 
+load_end() {
+    if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
+}
+
 # patient DISK: gives commands of this disk more time than a case waits, so that a case which passes has not waited for
 # the time-out of a command.
 patient() {
@@ -117,10 +121,6 @@ patient() {
     nvme*) for path in /sys/block/nvme*/queue/io_timeout; do echo $((WAIT_LIMIT * 3000)) >"$path"; done ;;
     *) echo $((WAIT_LIMIT * 3)) >"/sys/block/$name/device/timeout" ;;
     esac
-}
-
-load_end() {
-    if wait $fio; then ok "$1"; else tail -n 8 /tmp/fio.out; bad "$1"; fi
 }
 
 # write_random DISK MIB AT: writes random data at this MiB, where no later load writes; its checksum is in $kept_sum.

@@ -42,10 +42,10 @@ load() {
 }
 no_errors() { equal "$1" "" "$(dmesg | grep -i 'I/O error')"; }
 
-# paths_test: dm-multipath over SRP and, by a second network, over iSCSI.
 # Without a link, rdma_rxe of Linux 6.12 sends no more management datagrams, also when the link is back: lose all packets.
 take_srp() { lose 100; }
 give_srp() { lose 0; }
+# paths_test: dm-multipath over SRP and, by a second network, over iSCSI.
 paths_test() {
     local map
     rmmod ib_srp

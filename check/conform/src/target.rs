@@ -109,9 +109,10 @@ impl Lab {
         Ok(Self { subject, scratch, report, only, pictures, ..*self })
     }
 
-    /// Settings for the script of a guest.
+    /// Settings for the script of a guest: those of its part, and the form of the run.
     pub(crate) fn settings_of_guest(&self, settings: &str) -> String {
-        format!("{settings}{}", if self.whole { "WHOLE=yes\n" } else { "" })
+        let form = |is_so: bool, line: &'static str| if is_so { line } else { "" };
+        format!("{settings}{}{}", form(self.whole, "WHOLE=yes\n"), form(self.long, "LONG=yes\n"))
     }
 
     /// The built program; skips the case if there is none.

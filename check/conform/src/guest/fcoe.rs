@@ -85,10 +85,9 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     spec.daemon = Some(configure(guest, &spec, LARGER, "vn2vn")?);
     let calm = RelayFaults { loss: 0, duplicates: 0, late: 0 };
     let port = spec.portal().port();
-    let long = if guest.is_long() { "LONG=yes\n" } else { "" };
     let settings = format!(
         "PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\nLARGER={LARGER}\nSMALLER={SMALLER}\n\
-         SECOND={SECOND}\nINITIATOR={INITIATOR}\n{long}"
+         SECOND={SECOND}\nINITIATOR={INITIATOR}\n"
     );
     let handler = Handler::on(handler::compile(guest.folder())?, guest.folder().join("slow.sock"))?;
     let counted = "frames were lost";

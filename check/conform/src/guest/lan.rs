@@ -75,11 +75,6 @@ impl LanGuest<'_> {
         Ok(file)
     }
 
-    /// Whether the long form runs.
-    pub(super) fn is_long(&self) -> bool {
-        self.lab.long
-    }
-
     /// The ends of the wire of a link.
     pub(super) fn ends(&self, link: usize) -> [RelayEnd; 2] {
         LINKS[link]

@@ -65,7 +65,7 @@ const PROCESSOR: &str = "qemu64,ssse3=on,sse4.1=on,sse4.2=on,popcnt=on,aes=on,pc
 
 /// Kernel options. Crypto self-tests are off: with large numbers they take minutes of emulation, and connections time
 /// out. The check of the timer is off, because on a busy machine emulated timer interrupts are late and the kernel
-/// takes the timer for broken.
+/// takes the timer for broken. Mitigations of the processor's speculation are off: an emulated one does not speculate.
 pub(super) const KERNEL_OPTIONS: &str =
     "console=ttyS0 quiet panic=-1 random.trust_cpu=on cryptomgr.notests=1 no_timer_check mitigations=off";
 

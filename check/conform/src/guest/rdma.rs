@@ -45,8 +45,7 @@ impl Part<'_> {
             let names: Vec<&str> = MODULES.iter().chain(self.modules).copied().collect();
             write_modules(&sysroot.modules, &names, &folder.join("modules"))?;
             std::fs::write(folder.join("lunar.toml"), self.whole_configuration(driver))?;
-            let long = if lab.long { "LONG=yes\n" } else { "" };
-            let (settings, nothing) = (format!("{}{long}", self.settings), Spec::new(driver, Vec::<String>::new())?);
+            let (settings, nothing) = (self.settings.clone(), Spec::new(driver, Vec::<String>::new())?);
             script.run(lab, Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None })
         });
         Ok(())

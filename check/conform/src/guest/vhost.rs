@@ -14,6 +14,8 @@ use super::{Cases, emulator, qemu, sysroot, system};
 use crate::target::{Driver, Lab, Spec, Target};
 use crate::{idle, process};
 
+/// Time in which a configuration is applied, beside guests that are emulated.
+const APPLY_LIMIT: Duration = Duration::from_secs(120);
 /// Time in which an emulator says its version.
 const QUERY_LIMIT: Duration = Duration::from_secs(10);
 /// How often the target is killed under a load of each guest.
@@ -314,7 +316,7 @@ impl Runner<'_> {
     fn apply(&self) -> Result<()> {
         let mut command = process::bound(self.lab.built()?);
         command.args(["apply", "--force", "--socket"]).arg(self.lab.scratch.join("run/api.sock"));
-        process::run(&mut command, qemu::LIMIT)?.succeeded().map(drop)
+        process::run(&mut command, APPLY_LIMIT)?.succeeded().map(drop)
     }
 
     fn restart(&self, spec: &Spec, target: &mut Option<Target>) -> Result<()> {
