@@ -55,7 +55,7 @@ authentication_test() {
     refuse "a host with a wrong key is refused" nvme_authenticated --dhchap-secret="$OTHER_KEY"
     refuse "a subsystem with a wrong key is refused" nvme_authenticated --dhchap-secret="$HOST_KEY" \
         --dhchap-ctrl-secret="$OTHER_KEY"
-    says "the refusal names the transport" "nvme-rdma" "$LUNAR" explain refusal --json --socket /tmp/lunar.sock
+    says "the refusal names the subsystem" "\"target\": *\"$SECRET_NQN\"" "$LUNAR" explain refusal --json --socket /tmp/lunar.sock
     try "a host and a subsystem that authenticate each other" nvme_authenticated --dhchap-secret="$HOST_KEY" \
         --dhchap-ctrl-secret="$CONTROLLER_KEY" || dmesg | tail -n 15
     try "the kernel finds the namespace" eventually is_there
