@@ -369,8 +369,12 @@ pub trait OpenedStore: Any + Debug + Send + Sync {
 pub struct PoolSpace {
     /// The number of the pool, the same for all stores in it.
     pub pool: u64,
+    /// What the pool is, in the words of an operator who names it with its place: `file system of`.
+    pub noun: &'static str,
     /// A place in the pool, for the operator.
     pub place: String,
+    /// A command that shows the space of the pool to an operator.
+    pub inspection: String,
     /// Free bytes of the pool.
     pub free: u64,
     /// Bytes of the pool.

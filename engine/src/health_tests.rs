@@ -69,7 +69,8 @@ fn the_medium_errors_of_a_truncated_file_are_its_truncation() {
 fn an_over_committed_pool_is_told_once_until_it_has_space() {
     let watchlist = Watchlist::default();
     let space = |free| {
-        vec![PoolSpace { pool: 5, place: "/srv".to_owned(), free, size: 1 << 30, allocated: 0, missing: 10 << 20 }]
+        let (noun, place, inspection) = ("file system of", "/srv".to_owned(), "df /srv".to_owned());
+        vec![PoolSpace { pool: 5, noun, place, inspection, free, size: 1 << 30, allocated: 0, missing: 10 << 20 }]
     };
     let begun = watchlist.update_pools(space(1 << 20), 1000);
     assert_eq!((begun.len(), begun[0].kind, begun[0].since), (1, "over-committed", 1000));

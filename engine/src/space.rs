@@ -10,12 +10,31 @@ use std::collections::BTreeMap;
 /// Numbers are told in whole MiB: they change with every write.
 const MIB: u64 = 1 << 20;
 
+/// The name of a pool: see [`PoolSpace`].
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+struct Named {
+    place: String,
+    noun: &'static str,
+    inspection: String,
+}
+
+impl Named {
+    fn of(space: &PoolSpace) -> Self {
+        Self { place: space.place.clone(), noun: space.noun, inspection: space.inspection.clone() }
+    }
+
+    /// The pool as the subject of a trouble.
+    fn subject(&self) -> String {
+        format!("{} {}", self.noun, self.place)
+    }
+}
+
 /// A pool whose volumes may take more space than it has.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct OverCommitted {
     /// The number of the pool.
     pub(crate) pool: u64,
-    place: String,
+    named: Named,
     volumes: usize,
     missing: u64,
     free: u64,
@@ -24,17 +43,15 @@ pub(crate) struct OverCommitted {
 impl OverCommitted {
     /// The trouble, with the time at which it began.
     pub(crate) fn trouble(&self, since: u64) -> TroubleView {
-        let Self { place, volumes, missing, free, .. } = self;
+        let Self { named, volumes, missing, free, .. } = self;
         let (missing, free) = (Size(missing.next_multiple_of(MIB)), Size(free - free % MIB));
         let stores = if *volumes == 1 { "1 volume" } else { &format!("{volumes} volumes") };
         TroubleView {
             kind: TroubleCode::OverCommitted.word(),
-            subject: format!("file system of {place}"),
+            subject: named.subject(),
             since,
-            words: format!(
-                "{stores} there may take {missing} more, and {free} are free: writes fail when the file system is full"
-            ),
-            remedy: format!("enlarge the file system, or move or delete volumes (`df {place}`)"),
+            words: format!("{stores} there may take {missing} more, and {free} are free: writes fail when it is full"),
+            remedy: format!("enlarge it, or move or delete volumes (`{}`)", named.inspection),
         }
     }
 }
@@ -47,13 +64,18 @@ const SLACK: u64 = 2;
 /// volumes. `before`: those that were low. Pools without a size have no threshold.
 pub(crate) fn low(spaces: &[PoolSpace], threshold: u8, before: &BTreeMap<u64, LowPool>) -> BTreeMap<u64, LowPool> {
     let mut pools: BTreeMap<u64, LowPool> = BTreeMap::new();
-    for PoolSpace { pool, place, free, size, .. } in spaces.iter().filter(|space| space.size > 0 && threshold > 0) {
+    for space in spaces.iter().filter(|space| space.size > 0 && threshold > 0) {
+        let PoolSpace { pool, free, size, .. } = space;
         let percent = u128::from(*free) * 100 / u128::from(*size);
         let slack = if before.contains_key(pool) { SLACK } else { 0 };
         if percent < u128::from(u64::from(threshold) + slack) {
             let low = LowSpace { available: u8::try_from(percent).unwrap_or(u8::MAX), threshold };
-            let first = pools.get(pool).map_or(place, |known| (&known.place).min(place)).clone();
-            pools.insert(*pool, LowPool { place: first, free: *free, low });
+            let named = Named::of(space);
+            let first = match pools.remove(pool) {
+                Some(known) => known.named.min(named),
+                None => named,
+            };
+            pools.insert(*pool, LowPool { named: first, free: *free, low });
         }
     }
     pools
@@ -62,7 +84,7 @@ pub(crate) fn low(spaces: &[PoolSpace], threshold: u8, before: &BTreeMap<u64, Lo
 /// A pool whose available space is below the soft threshold.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct LowPool {
-    place: String,
+    named: Named,
     free: u64,
     pub(crate) low: LowSpace,
 }
@@ -70,16 +92,16 @@ pub(crate) struct LowPool {
 impl LowPool {
     /// The trouble, with the time at which it began.
     pub(crate) fn trouble(&self, since: u64) -> TroubleView {
-        let Self { place, free, low: LowSpace { available, threshold } } = self;
+        let Self { named, free, low: LowSpace { available, threshold } } = self;
         TroubleView {
             kind: TroubleCode::LowSpace.word(),
-            subject: format!("file system of {place}"),
+            subject: named.subject(),
             since,
             words: format!(
                 "{} are available, {available} %, and the threshold is {threshold} %",
                 Size(free - free % MIB)
             ),
-            remedy: format!("make room or enlarge the file system before writes fail (`df {place}`)"),
+            remedy: format!("make room there or enlarge it before writes fail (`{}`)", named.inspection),
         }
     }
 }
@@ -87,9 +109,10 @@ impl LowPool {
 /// The pools that have promised more than they have.
 pub(crate) fn over_committed(spaces: impl IntoIterator<Item = PoolSpace>) -> Vec<OverCommitted> {
     let mut pools: BTreeMap<u64, OverCommitted> = BTreeMap::new();
-    for PoolSpace { pool, place, free, missing, .. } in spaces {
-        let known = OverCommitted { pool, place, volumes: 0, missing: 0, free };
-        let found = pools.entry(pool).or_insert(known);
+    for space in spaces {
+        let PoolSpace { pool, free, missing, .. } = space;
+        let known = || OverCommitted { pool, named: Named::of(&space), volumes: 0, missing: 0, free };
+        let found = pools.entry(pool).or_insert_with(known);
         found.volumes += 1;
         found.missing = found.missing.saturating_add(missing);
         found.free = free;
@@ -104,7 +127,9 @@ mod tests {
     fn space(pool: u64, free: u64, missing: u64) -> PoolSpace {
         PoolSpace {
             pool,
+            noun: "file system of",
             place: format!("/srv/{pool}"),
+            inspection: format!("df /srv/{pool}"),
             free: free * MIB,
             size: 1000 * MIB,
             allocated: MIB,
@@ -130,8 +155,8 @@ mod tests {
         let pool = low(&[space(1, 50, 0)], 10, &BTreeMap::new()).remove(&1).expect("it is low");
         assert_eq!(
             pool.trouble(7).to_string(),
-            "file system of /srv/1: 50 MiB are available, 5 %, and the threshold is 10 %; make room or enlarge the \
-             file system before writes fail (`df /srv/1`)"
+            "file system of /srv/1: 50 MiB are available, 5 %, and the threshold is 10 %; make room there or \
+             enlarge it before writes fail (`df /srv/1`)"
         );
     }
 
@@ -145,8 +170,8 @@ mod tests {
         assert_eq!((trouble.kind, trouble.since), ("over-committed", 77));
         assert_eq!(
             trouble.to_string(),
-            "file system of /srv/1: 3 volumes there may take 101 MiB more, and 100 MiB are free: writes fail when the \
-             file system is full; enlarge the file system, or move or delete volumes (`df /srv/1`)"
+            "file system of /srv/1: 3 volumes there may take 101 MiB more, and 100 MiB are free: writes fail when it \
+             is full; enlarge it, or move or delete volumes (`df /srv/1`)"
         );
         assert_eq!(over_committed([space(3, 0, u64::MAX / MIB), space(3, 0, u64::MAX / MIB)]).len(), 1);
     }

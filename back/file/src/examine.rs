@@ -60,7 +60,9 @@ pub(crate) fn pool_space(source: &Source, size: u64, read_only: bool) -> Option<
     let place = Path::new(source.name()).parent().unwrap_or_else(|| Path::new("/"));
     Some(PoolSpace {
         pool: found.st_dev,
+        noun: "file system of",
         place: place.display().to_string(),
+        inspection: format!("df {}", place.display()),
         free: system.f_bavail.saturating_mul(system.f_frsize),
         size: system.f_blocks.saturating_mul(system.f_frsize),
         allocated: has,
