@@ -9,6 +9,7 @@ use landlock::{
     ABI, Access, AccessFs, BitFlags, CompatLevel, Compatible, PathBeneath, PathFd, RestrictionStatus, Ruleset,
     RulesetAttr, RulesetCreatedAttr, RulesetStatus, Scope, make_bitflags,
 };
+use lunar_block::zvol::program as zfs;
 use lunar_control::common_sections::Protection;
 use lunar_control::config::Config;
 use lunar_control::secret::SecretSource;
@@ -87,10 +88,10 @@ impl Paths {
             paths.loads_programs |= of_front.loads_programs;
         }
         for volume in config.volumes.values() {
-            let path = volume.path.as_ref().map(|path| path.path().to_owned());
-            let Some(path) = path.filter(|path| answers(path)) else { continue };
+            // A place that is no path is on no file system that could fail to answer.
+            let Some(path) = volume.place().filter(|path| volume.path.is_none() || answers(path)) else { continue };
             let Some(backend) = backend::find(REGISTRY.backends, volume.kind.word()) else { continue };
-            let JailPaths { write, create, devices } = backend.jail_paths(&path, volume.protection != Protection::None);
+            let JailPaths { write, create, devices } = backend.jail_paths(path, volume.protection != Protection::None);
             paths.keep.extend(create);
             paths.write.extend(write);
             paths.devices.extend(devices);
@@ -195,16 +196,19 @@ pub fn start_helper(secrets: &BTreeSet<PathBuf>) -> io::Result<()> {
     Ok(())
 }
 
-/// Starts the program helper, which starts the processes of images of Ceph, if their program is installed.
+/// Starts the program helper, which starts the processes of images of Ceph and the program `zfs`, if one of them is
+/// installed.
 /// To be called before [`shut`].
 ///
 /// # Errors
 /// When it cannot be started.
 pub fn start_program_helper(config: &Config) -> io::Result<()> {
-    if process::program()?.exists() {
+    if process::program()?.exists() || zfs::program().is_some() {
         let keys = config.volumes.values().filter_map(|volume| volume.own.get::<RbdKeys>());
         let files = keys.flat_map(RbdKeys::files).map(Path::to_owned).collect();
-        process::set_starter(Box::new(program_helper::Connection::start(&files)?));
+        let helper = program_helper::Connection::start(&files)?;
+        process::set_starter(Box::new(helper.clone()));
+        zfs::set_starter(Box::new(helper));
     }
     Ok(())
 }

@@ -165,7 +165,7 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
         log!(warning, "the file helper cannot be started ({why}): new folders and devices need a restart of Lunar");
     }
     if let Err(why) = jail::start_program_helper(config) {
-        log!(warning, "the program helper cannot be started ({why}): images of Ceph need a restart of Lunar");
+        log!(warning, "the program helper cannot be started ({why}): images of Ceph and zvols need a restart of Lunar");
     }
     match jail::shut(Paths::of(config, &file, &state, socket.as_deref()))? {
         Held::Well => {}

@@ -1,25 +1,27 @@
-//! The program helper: a process that starts the processes of images of Ceph (`lunar-rbd`) for the daemon, which cannot
-//! start programs from its sandbox.
+//! The program helper: a process that starts programs for the daemon, which cannot do it from its sandbox: the processes
+//! of images of Ceph (`lunar-rbd`), and `zfs`.
 //!
 //! The daemon starts it before it enters its sandbox, as a program of its own (`lunar program-helper`). Requests and
-//! replies are messages on a pair of sockets. The daemon may have been taken over, so the helper starts one program
-//! only, with arguments that it makes itself, and with files that were configured when the daemon was started or are in
-//! the folder of Ceph. The helper ends with the daemon, and the processes end with the helper.
+//! replies are messages on a pair of sockets. The daemon may have been taken over, so the helper starts these programs
+//! only, with arguments that it makes itself: `lunar-rbd` with files that were configured when the daemon was started or
+//! are in the folder of Ceph, and `zfs` to remove only what it has made. The helper ends with the daemon, and the
+//! processes end with the helper.
 //!
-//! A request to start is its code, flags (1 byte: 1 for a read-only image, 2 to stand by), and image, user,
-//! configuration file, keyring, format of the encryption, passphrase file, and the size of an image that is made, the
-//! image that a clone is made of, and the identity of an image that a snapshot or a clone is made of, with zero bytes
-//! between them; an empty one is not given. The connection of the process goes with it. A request to kill is its code
-//! and the number of the process (4 bytes, little endian). A reply is an error number, 0 if there is none, and the
-//! number of the process (4 bytes each, little endian); its standard error goes with it.
+//! Requests are in [`request`]. A reply is an error number, 0 if there is none, and the number of the process that was
+//! started, or 1 for a call that has succeeded and 0 for one that has failed (4 bytes each, little endian); the standard
+//! error of a process goes with it.
+
+mod request;
 
 use crate::file_helper::rules::allows_name;
 use crate::file_helper::{pair, socket, wait};
 use crate::jail;
 use anyhow::{Context, Result};
-use lunar_handler_store::rbd::process::{ImageAccess, Order, Started, Starter};
-use lunar_handler_store::rbd::schema::ImageEncryption;
+use lunar_block::zvol::program::{self as zfs, Call};
+use lunar_block::zvol::schema::Dataset;
+use lunar_handler_store::rbd::process::{ImageAccess, Started, Starter};
 use lunar_reactor::log;
+use request::{REQUEST_BYTES_MAX, Request};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
@@ -27,9 +29,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, set_parent_process_de
 use rustix::thread::set_no_new_privs;
 use signal_hook::consts::{SIGINT, SIGTERM};
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
 use std::io;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -42,84 +43,14 @@ pub const COMMAND: &str = "program-helper";
 const CEPH: &str = "/etc/ceph";
 /// How long a start may take: the program is read from a disk.
 const PATIENCE: Duration = Duration::from_secs(20);
-/// The bytes of a request at most: three paths, two images and a user.
-const REQUEST_BYTES_MAX: usize = 14_000;
 const REPLY_BYTES: usize = 8;
 /// The processes at the same time at most: far more images than a machine serves.
 const PROCESSES_MAX: usize = 4096;
-const START: u8 = 1;
-const KILL: u8 = 2;
-
-/// A request.
-#[derive(Clone, PartialEq, Eq, Debug)]
-enum Request {
-    Start(ImageAccess),
-    Kill(i32),
-}
-
-impl Request {
-    /// Its bytes; `None` if a part has a zero byte, or is too long.
-    fn emit(&self) -> Option<Vec<u8>> {
-        let access = match self {
-            Self::Kill(process) => return Some([&[KILL][..], &process.to_le_bytes()].concat()),
-            Self::Start(access) => access,
-        };
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|path| path.as_os_str().to_owned());
-        let (format, passphrase) =
-            access.encryption.as_ref().map(|(format, file)| (format.word().into(), file)).unzip();
-        let passphrase = path(&passphrase.cloned());
-        let [config, keyring] = [&access.config, &access.keyring].map(path);
-        let (size, source, identity) = match access.order.clone() {
-            None => (None, None, None),
-            Some(Order::Image(size)) => (Some(size.to_string().into()), None, None),
-            Some(Order::Snapshot(identity)) => (None, None, Some(identity)),
-            Some(Order::Clone(source, identity)) => (None, Some(source), Some(identity)),
-        };
-        let (image, user) = (Some(access.image.clone()), access.user.clone());
-        let parts = [image, user, config, keyring, format, passphrase, size, source, identity];
-        let parts = parts.map(|part| part.unwrap_or_default().into_vec());
-        let bytes =
-            [vec![START, (u8::from(access.stand_by) << 1) | u8::from(access.read_only)], parts.join(&0)].concat();
-        (bytes.len() <= REQUEST_BYTES_MAX && !parts.iter().any(|part| part.contains(&0))).then_some(bytes)
-    }
-
-    /// Reads a request; `None` if it is malformed.
-    fn parse(bytes: &[u8]) -> Option<Self> {
-        match bytes.split_first()? {
-            (&KILL, process) => Some(Self::Kill(i32::from_le_bytes(process.try_into().ok()?))),
-            (&START, [flags @ 0..=3, rest @ ..]) => {
-                let parts: Vec<&[u8]> = rest.split(|byte| *byte == 0).collect();
-                let [image, user, config, keyring, format, passphrase, size, source, identity] = parts[..] else {
-                    return None;
-                };
-                let given = |part: &[u8]| (!part.is_empty()).then(|| OsStr::from_bytes(part).to_owned());
-                let encryption = match (given(format), given(passphrase)) {
-                    (None, None) => None,
-                    (Some(format), Some(file)) => Some((ImageEncryption::of_word(format.to_str()?)?, file.into())),
-                    _ => return None,
-                };
-                let order = match (given(size), given(source), given(identity)) {
-                    (None, None, None) => None,
-                    (Some(size), None, None) => Some(Order::Image(size.to_str()?.parse().ok()?)),
-                    (None, None, Some(identity)) => Some(Order::Snapshot(identity)),
-                    (None, Some(source), Some(identity)) => Some(Order::Clone(source, identity)),
-                    _ => return None,
-                };
-                Some(Self::Start(ImageAccess {
-                    image: given(image)?,
-                    user: given(user),
-                    config: given(config).map(PathBuf::from),
-                    keyring: given(keyring).map(PathBuf::from),
-                    encryption,
-                    stand_by: flags & 2 != 0,
-                    read_only: flags & 1 != 0,
-                    order,
-                }))
-            }
-            _ => None,
-        }
-    }
-}
+/// The calls of `zfs` at the same time at most: one for each copy, one for the space of zvols, and some that do not end
+/// because their pool is suspended.
+const CALLS_MAX: usize = 64;
+/// The datasets that were made, and may be removed, at most: the ones before stay.
+const MADE_MAX: usize = 4096;
 
 /// Whether a process may read this file, which outside of the folder of Ceph was configured when the daemon started.
 fn allows(file: &Path, configured: &[PathBuf]) -> bool {
@@ -139,7 +70,7 @@ pub fn run(files: Vec<PathBuf>) -> Result<()> {
         // systemd signals all processes of a service at its end, and the daemon has commands for them left then.
         signal_hook::flag::register(signal, Arc::default())?;
     }
-    serve(&daemon, &mut Programs { files, children: Vec::new() })
+    serve(&daemon, &mut Programs { files, ..Programs::default() })
 }
 
 /// Answers requests until the other end closes the socket.
@@ -147,14 +78,16 @@ fn serve(daemon: &OwnedFd, programs: &mut Programs) -> Result<()> {
     // One byte more shows that a request is too long.
     let mut bytes = vec![0; REQUEST_BYTES_MAX + 1];
     loop {
-        let (got, connection) = match socket::receive(daemon, &mut bytes, RecvFlags::empty()) {
+        let (got, with) = match socket::receive(daemon, &mut bytes, RecvFlags::empty()) {
             Ok((0, _)) | Err(Errno::CONNRESET) => return Ok(()),
             other => other?,
         };
         let request = bytes.get(..got).and_then(Request::parse).context("a request of the daemon is malformed")?;
         let done = match request {
-            Request::Start(access) => programs.start(&access, connection),
+            Request::Start(access) => programs.start(&access, with),
             Request::Kill(process) => programs.kill(process).map(|()| (0, None)),
+            Request::Zfs(call) => programs.call(call, with),
+            Request::Result(process) => programs.result(process).map(|is_good| (i32::from(is_good), None)),
         };
         let errno = done.as_ref().err().map_or(0, |why| why.raw_os_error());
         let (process, errors) = done.unwrap_or_default();
@@ -167,10 +100,15 @@ fn serve(daemon: &OwnedFd, programs: &mut Programs) -> Result<()> {
 }
 
 /// The processes that were started.
+#[derive(Default)]
 struct Programs {
     /// The files outside of the folder of Ceph that they may read.
     files: Vec<PathBuf>,
     children: Vec<Child>,
+    /// Calls of `zfs` whose result was not asked for, and whether they were killed.
+    calls: Vec<(Child, Call, bool)>,
+    /// The datasets that the calls have made.
+    made: BTreeSet<Dataset>,
 }
 
 impl Programs {
@@ -194,9 +132,58 @@ impl Programs {
     }
 
     fn kill(&mut self, process: i32) -> Result<(), Errno> {
-        let child = self.children.iter_mut().find(|child| u32::try_from(process) == Ok(child.id()));
+        let is_it = |child: &Child| u32::try_from(process) == Ok(child.id());
+        let call = self.calls.iter_mut().find(|(child, ..)| is_it(child)).map(|(child, _, is_killed)| {
+            *is_killed = true;
+            child
+        });
+        let child = call.or_else(|| self.children.iter_mut().find(|child| is_it(child)));
         // Of a process that has ended, the library sends no signal.
         child.ok_or(Errno::SRCH)?.kill().map_err(|_| Errno::SRCH)
+    }
+
+    /// Starts a call of `zfs`, with its standard output in `output`.
+    fn call(&mut self, call: Call, output: Option<OwnedFd>) -> Answer {
+        self.calls.retain_mut(|(child, _, is_killed)| !*is_killed || matches!(child.try_wait(), Ok(None)));
+        if let Call::Destroy(dataset) | Call::DestroyLater(dataset) = &call
+            && !self.made.contains(dataset)
+        {
+            return Err(Errno::ACCESS);
+        }
+        if self.calls.len() >= CALLS_MAX {
+            return Err(Errno::AGAIN);
+        }
+        let spawned = call.spawn(output.ok_or(Errno::BADF)?);
+        let mut child = spawned.map_err(|why| Errno::from_io_error(&why).unwrap_or(Errno::NOENT))?;
+        let errors = child.stderr.take().map(OwnedFd::from);
+        let process = Pid::from_child(&child).as_raw_nonzero().get();
+        self.calls.push((child, call, false));
+        Ok((process, errors))
+    }
+
+    /// Whether a call that has ended has succeeded.
+    fn result(&mut self, process: i32) -> Result<bool, Errno> {
+        let at = self.calls.iter().position(|(child, ..)| u32::try_from(process) == Ok(child.id()));
+        let (mut child, call, is_killed) = self.calls.swap_remove(at.ok_or(Errno::SRCH)?);
+        let Ok(Some(status)) = child.try_wait() else {
+            self.calls.push((child, call, is_killed));
+            return Err(Errno::AGAIN);
+        };
+        if status.success() {
+            self.record(call);
+        }
+        Ok(status.success())
+    }
+
+    /// Records the effect of a call that has succeeded.
+    fn record(&mut self, call: Call) {
+        match call {
+            Call::Create(made, _) | Call::Snapshot(made) | Call::Clone(_, made) if self.made.len() < MADE_MAX => {
+                self.made.insert(made);
+            }
+            Call::Destroy(removed) => _ = self.made.remove(&removed),
+            _ => {}
+        }
     }
 }
 
@@ -209,12 +196,12 @@ struct Line {
     is_lost: bool,
 }
 
-/// The connection of the daemon to its helper.
-#[derive(Debug)]
+/// The connection of the daemon to its helper. Clones are the same one.
+#[derive(Clone, Debug)]
 pub struct Connection {
-    line: Mutex<Line>,
+    line: Arc<Mutex<Line>>,
     /// Not waited for: the helper ends with the daemon.
-    _child: Child,
+    _child: Arc<Child>,
 }
 
 impl Connection {
@@ -229,7 +216,7 @@ impl Connection {
         command.stdin(Stdio::from(its)).stdout(Stdio::null());
         // Signals of a terminal are for the daemon.
         let line = Line { socket: own, is_lost: false };
-        Ok(Self { line: Mutex::new(line), _child: command.process_group(0).spawn()? })
+        Ok(Self { line: Arc::new(Mutex::new(line)), _child: Arc::new(command.process_group(0).spawn()?) })
     }
 }
 
@@ -266,7 +253,7 @@ impl Connection {
             return Err(Errno::PIPE);
         }
         let answer = ask(&line.socket, request, with).inspect_err(|why| {
-            log!(error, "the program helper does not answer ({why}): images of Ceph need a restart of Lunar");
+            log!(error, "the program helper does not answer ({why}): images of Ceph and zvols need a restart of Lunar");
             line.is_lost = true;
         });
         then(answer??)
@@ -298,52 +285,42 @@ impl Starter for Connection {
     }
 }
 
+impl zfs::Starter for Connection {
+    fn start(&self, call: &Call, output: OwnedFd) -> io::Result<zfs::Started> {
+        let failed = |why: Errno| match why {
+            Errno::ACCESS => {
+                io::Error::other("Lunar removes only zvols and snapshots that it has made since its start")
+            }
+            Errno::NOENT => io::Error::other("the program `zfs` is missing: install it, and restart Lunar"),
+            Errno::AGAIN => {
+                io::Error::other("too many calls of zfs have not ended: look at the pools (`zpool status`)")
+            }
+            why => io::Error::other(format!("zfs cannot be started by the program helper: {why}")),
+        };
+        let started = self.ask(&Request::Zfs(call.clone()), Some(&output), |(process, errors)| {
+            // The helper keeps the number of a call until its result is asked for.
+            let id = Pid::from_raw(process).ok_or(Errno::PROTO)?;
+            let handle = pidfd_open(id, PidfdFlags::empty())?;
+            Ok(zfs::Started { id, handle, errors: errors.ok_or(Errno::PROTO)? })
+        });
+        started.map_err(failed)
+    }
+
+    fn has_succeeded(&self, process: Pid) -> io::Result<bool> {
+        let request = Request::Result(process.as_raw_nonzero().get());
+        Ok(self.ask(&request, None, |(is_good, _)| Ok(is_good == 1))?)
+    }
+
+    fn kill(&self, process: Pid) {
+        // It may have ended.
+        let _ = self.ask(&Request::Kill(process.as_raw_nonzero().get()), None, |_| Ok(()));
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::ffi::OsString;
-
-    #[test]
-    fn requests_are_read_as_they_are_written() {
-        let access = ImageAccess { image: "rbd/disk".into(), ..ImageAccess::default() };
-        let whole = ImageAccess {
-            image: "rbd/disk@a".into(),
-            user: Some("lunar".into()),
-            config: Some("/etc/ceph/a.conf".into()),
-            keyring: Some("/k".into()),
-            encryption: Some((ImageEncryption::Luks2, "/p".into())),
-            stand_by: true,
-            read_only: true,
-            order: None,
-        };
-        let orders =
-            [Order::Image(1 << 40), Order::Snapshot("7/2/a".into()), Order::Clone("p/o@s".into(), "7/2/a".into())];
-        let made = orders.map(|order| Request::Start(ImageAccess { order: Some(order), ..whole.clone() }));
-        let others = [Request::Start(access.clone()), Request::Start(whole), Request::Kill(7)];
-        for request in made.into_iter().chain(others) {
-            assert_eq!(Request::parse(&request.emit().expect("it is short")), Some(request));
-        }
-        let zero = ImageAccess { user: Some(OsString::from_vec(b"a\0b".to_vec())), ..access.clone() };
-        let long = ImageAccess { image: "a".repeat(REQUEST_BYTES_MAX).into(), ..access };
-        assert_eq!((Request::Start(zero).emit(), Request::Start(long).emit()), (None, None));
-        let malformed: [&[u8]; 12] = [
-            b"",
-            b"\x03",
-            b"\x01",
-            b"\x01\x04a\0\0\0\0\0\0\0\0",
-            b"\x01\x00a\0\0\0\0\0\0\0",
-            b"\x01\x00\0\0\0\0\0\0\0\0",
-            b"\x01\x00a\0\0\0\0luks3\0/p\0\0\0",
-            b"\x01\x00a\0\0\0\0luks\0\0\0\0",
-            b"\x01\x00a\0\0\0\0\0\0x\0\0",
-            b"\x01\x00a\0\0\0\0\0\x001\0\x00i",
-            b"\x01\x00a\0\0\0\0\0\0\0p/o\0",
-            b"\x02\0\0\0",
-        ];
-        for bytes in malformed {
-            assert_eq!(Request::parse(bytes), None, "{bytes:?}");
-        }
-    }
+    use lunar_control::value::Textual;
 
     #[test]
     fn processes_read_files_of_ceph_and_those_that_were_configured() {
@@ -361,10 +338,21 @@ mod tests {
     }
 
     #[test]
+    fn what_a_call_has_made_may_be_removed_once() {
+        let dataset = |name: &str| Dataset::parse(name).expect("a name");
+        let mut programs = Programs::default();
+        programs.record(Call::Create(dataset("tank/a"), 4096));
+        programs.record(Call::Clone(dataset("tank/a@b"), dataset("tank/c")));
+        programs.record(Call::ShowSnapshots(dataset("tank/d")));
+        assert!(programs.made.iter().map(Dataset::name).eq(["tank/a", "tank/c"]));
+        programs.record(Call::Destroy(dataset("tank/a")));
+        assert!(programs.made.iter().map(Dataset::name).eq(["tank/c"]));
+    }
+
+    #[test]
     fn a_start_that_is_not_allowed_or_cannot_be_is_an_error_of_its_request() {
         let (daemon, helper) = pair().expect("sockets");
-        let thread =
-            std::thread::spawn(move || serve(&helper, &mut Programs { files: Vec::new(), children: Vec::new() }));
+        let thread = std::thread::spawn(move || serve(&helper, &mut Programs::default()));
         let access = ImageAccess { image: "p/i".into(), ..ImageAccess::default() };
         let made = ImageAccess { config: Some("/tmp/made.conf".into()), ..access.clone() };
         let (_own, its) = pair().expect("sockets");
@@ -378,6 +366,16 @@ mod tests {
         assert_eq!(refused(Request::Start(access), Some(&its)), Errno::NOENT);
         // A process that the helper has not started is not killed.
         assert_eq!(refused(Request::Kill(1), None), Errno::SRCH);
+        assert_eq!(refused(Request::Result(1), None), Errno::SRCH);
+        // Nor is a dataset removed that it has not made.
+        for name in ["tank/a", "tank/a@b"] {
+            let dataset = Dataset::parse(name).expect("a name");
+            let (_read, write) = pair().expect("sockets");
+            assert_eq!(refused(Request::Zfs(Call::Destroy(dataset.clone())), Some(&write)), Errno::ACCESS);
+            if dataset.name().contains('@') {
+                assert_eq!(refused(Request::Zfs(Call::DestroyLater(dataset)), Some(&write)), Errno::ACCESS);
+            }
+        }
         drop(daemon);
         thread.join().expect("no panic").expect("the end of the daemon is no error");
     }

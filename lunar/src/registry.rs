@@ -2,6 +2,7 @@
 
 use crate::schema::SCHEMA;
 use lunar_block::backend::BlockBackend;
+use lunar_block::zvol::backend::ZvolBackend;
 use lunar_control::Schema;
 use lunar_engine::backend::Backend;
 use lunar_engine::registry::{FrontEntry, Registry};
@@ -22,6 +23,7 @@ pub static REGISTRY: &Registry = &Registry { fronts: FRONTS, backends: BACKENDS 
 const BACKENDS: &[&dyn Backend] = &[
     &FileBackend,
     &BlockBackend,
+    &ZvolBackend,
     &NvmeBackend,
     &RamBackend,
     &NullBackend,

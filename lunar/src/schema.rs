@@ -146,7 +146,10 @@ mod tests {
             }
         }
         let kinds = &json["$defs"]["volume"]["properties"]["kind"]["enum"];
-        assert_eq!(*kinds, serde_json::json!(["file", "block", "nvme", "ram", "null", "scsi", "handler", "rbd", "st"]));
+        assert_eq!(
+            *kinds,
+            serde_json::json!(["file", "block", "zvol", "nvme", "ram", "null", "scsi", "handler", "rbd", "st"])
+        );
     }
 
     #[test]

@@ -122,6 +122,10 @@ impl OpenedStore for BlockVolume {
     // A device has one way of being open for this process alone.
     fn finalize(&self) {}
 
+    fn has_other_size(&self) -> bool {
+        self.has_grown()
+    }
+
     fn examine(&self) -> Vec<StoreTrouble> {
         Self::examine(self)
     }

@@ -3,6 +3,7 @@
 //! * [`open`]: what is checked once, when the device is opened: use by others, size, limits
 //! * [`backend`]: block devices as a back end of the engine
 //! * `examine`: whether the device is still there
+//! * [`zvol`]: volumes of ZFS, by the names of their datasets
 //!
 //! Space is given back with BLKDISCARD, after which a device may read as anything. Zeroes are made by the device
 //! where it can (BLKZEROOUT, or a hole that is promised to read as zeroes).
@@ -12,17 +13,20 @@ mod error;
 mod examine;
 pub mod open;
 pub mod schema;
+pub mod zvol;
 
-use lunar_core::io::{Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_engine::backend::StoreTrouble;
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::{Disk, Policy, Source};
+use lunar_reactor::disk::{Disk, Policy, Source, device_bytes};
 use lunar_reactor::op::Allocate;
 use open::Limits;
 pub use open::{Mark, Options, Refusal, mark_at};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
+use zvol::SpaceCell;
 
 /// A volume on a block device: opened for us alone and checked once, for all cores.
 #[derive(Clone, Debug)]
@@ -34,6 +38,9 @@ pub struct BlockVolume {
     limits: Limits,
     mark: Mark,
     is_direct: bool,
+    block_size: u32,
+    /// The space of the volume, if the system that keeps it tells it.
+    space: Option<Arc<SpaceCell>>,
 }
 
 impl BlockVolume {
@@ -70,7 +77,26 @@ impl BlockVolume {
             limits: checked.limits,
             mark: checked.mark,
             is_direct: checked.alignment.is_some(),
+            block_size: options.block_size,
+            space: None,
         }
+    }
+
+    /// The same volume, with its space.
+    pub(crate) fn with_space(self, space: Arc<SpaceCell>) -> Self {
+        Self { space: Some(space), ..self }
+    }
+
+    /// The number of the device.
+    pub(crate) fn device(&self) -> u64 {
+        self.device
+    }
+
+    /// Whether the device has become larger than the volume, by whole blocks. It asks the kernel and not the device.
+    #[must_use]
+    pub fn has_grown(&self) -> bool {
+        let is_larger = |has: u64| has > self.traits.size && has.is_multiple_of(self.block_size.into());
+        device_bytes(self.device).is_some_and(is_larger)
     }
 
     /// Looks at the device: whether it is still there, and complete. It asks the kernel and not the device.
@@ -103,15 +129,18 @@ impl BlockVolume {
     /// When there is no room for more open files.
     pub fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
         let disk = self.source.open(reactor)?;
-        Ok(Box::new(BlockStore { disk, traits: self.traits.clone(), limits: self.limits }))
+        let (traits, space) = (self.traits.clone(), self.space.clone());
+        Ok(Box::new(BlockStore { disk, reactor: reactor.clone(), traits, limits: self.limits, space }))
     }
 }
 
 /// One core's view of a block device.
 struct BlockStore {
     disk: Disk,
+    reactor: Reactor,
     traits: Traits,
     limits: Limits,
+    space: Option<Arc<SpaceCell>>,
 }
 
 impl BlockStore {
@@ -135,14 +164,52 @@ impl BlockStore {
             // The fall-back writes zeroes, which the page cache makes whole sectors of.
             return done.complete(Outcome::with(Err(Fault::Unsupported), data));
         }
+        if let Some(granularity) = self.limits.discard_zeroes.filter(|_| unmap) {
+            return self.unmap_to_zeroes(offset..offset + len, granularity.into(), done);
+        }
         let how = if unmap && self.limits.can_zero { Allocate::Punch } else { Allocate::ZeroOut };
         self.disk.allocate(how, offset, len, done);
+    }
+
+    /// Discards the blocks of the device in this range, and writes zeroes to the rest of it. The device reads discarded
+    /// blocks as zeroes, and keeps parts of blocks.
+    fn unmap_to_zeroes(&self, range: Range<u64>, granularity: u64, done: Done) {
+        let start = range.start.next_multiple_of(granularity).min(range.end);
+        let end = (range.end / granularity * granularity).max(start);
+        let pieces = [
+            (Allocate::ZeroOut, range.start..start),
+            (Allocate::Discard, start..end),
+            (Allocate::ZeroOut, end..range.end),
+        ];
+        let disk = self.disk.clone();
+        self.reactor.spawn(async move {
+            let mut completion = Completion::new();
+            for (how, piece) in pieces.into_iter().filter(|(_, piece)| !piece.is_empty()) {
+                disk.allocate(how, piece.start, piece.end - piece.start, completion.token());
+                let outcome = completion.wait().await;
+                if outcome.result.is_err() {
+                    return done.complete(outcome);
+                }
+            }
+            done.complete(Outcome::new(Ok(0)));
+        });
+    }
+
+    fn space(&self) -> Outcome {
+        match self.space.as_ref().and_then(|space| space.read()) {
+            Some(space) => Outcome::with(Ok(0), Data::Space(space)),
+            None => Outcome::new(Err(Fault::Unsupported)),
+        }
     }
 }
 
 impl Store for BlockStore {
     fn traits(&self) -> &Traits {
         &self.traits
+    }
+
+    fn measures(&self) -> bool {
+        self.space.is_some()
     }
 
     fn submit(&self, io: Io, done: Done) {
@@ -161,9 +228,9 @@ impl Store for BlockStore {
             (Op::Extent { len }, data) => {
                 done.complete(Outcome { result: Ok(0), data, extent: Extent { len, mapped: true } });
             }
-            // A device shares no blocks, and a copy by the kernel would go through its cache twice. A device does not
-            // report how much space it takes.
-            (Op::Copy { .. } | Op::Space, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
+            // A device shares no blocks, and a copy by the kernel would go through its cache twice.
+            (Op::Copy { .. }, data) => done.complete(Outcome::with(Err(Fault::Unsupported), data)),
+            (Op::Space, _) => done.complete(self.space()),
             (Op::Read | Op::Write { .. }, data) => done.complete(Outcome::with(Ok(0), data)),
         }
     }

@@ -110,6 +110,8 @@ pub(crate) struct Limits {
     pub(crate) can_discard: bool,
     /// Whether it makes zeroes by itself: then a hole in it reads as zeroes (fallocate on devices).
     pub(crate) can_zero: bool,
+    /// Bytes of the blocks that read as zeroes after BLKDISCARD, where the driver promises that.
+    pub(crate) discard_zeroes: Option<u32>,
 }
 
 /// The driver of a device, as far as its limits mean something else than those of others.
@@ -204,13 +206,17 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Re
         return Err(Refusal::Uneven { size });
     }
     let sector = ioctl_blksszget(&file)?;
+    let driver = Driver::of(device);
+    let limit = |name| queue_limit(device, name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
+    let can_discard = !options.read_only && queue_limit(device, "discard_max_bytes").is_some_and(|max| max > 0);
+    let granularity = if can_discard { limit("discard_granularity").max(sector) } else { 0 };
     let limits = Limits {
         sector,
-        can_discard: !options.read_only && queue_limit(device, "discard_max_bytes").is_some_and(|max| max > 0),
+        can_discard,
         can_zero: queue_limit(device, "write_zeroes_max_bytes").is_some_and(|max| max > 0),
+        discard_zeroes: (driver == Driver::Zvol && can_discard).then_some(granularity),
     };
     let alignment = if options.direct { Some(go_direct(&file, sector, options.block_size)?) } else { None };
-    let driver = Driver::of(device);
     if driver == Driver::Zvol && !options.direct && !options.read_only {
         log!(
             warning,
@@ -219,13 +225,12 @@ pub(crate) fn open(path: &Path, options: &Options, held: Option<Held<'_>>) -> Re
         );
     }
     let physical_block = ioctl_blkpbszget(&file)?.max(sector);
-    let limit = |name| queue_limit(device, name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
     let traits = Traits {
         size,
         read_only: options.read_only,
         write_cache: !options.durable,
-        thin: limits.can_discard,
-        unmap_granularity: if limits.can_discard { limit("discard_granularity").max(sector) } else { 0 },
+        thin: can_discard,
+        unmap_granularity: granularity,
         // The content of blocks after a discard depends on the device; the kernel no longer reports it either.
         unmap_zeroes: false,
         physical_block,
