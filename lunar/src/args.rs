@@ -118,7 +118,7 @@ pub fn parse<W: Into<OsString> + Clone>(
 pub struct Serve {
     /// The volumes to serve, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
     /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject), rbd:pool/image (an image of
-    /// Ceph)
+    /// Ceph), zvol:tank/disk (a volume of ZFS)
     #[arg(required_unless_present = "device", value_name = "VOLUME")]
     pub volumes: Vec<String>,
     /// A SCSI device of this machine to share, after the volumes: a disk, tape drive, changer or any other, by its
