@@ -39,6 +39,7 @@ mod opcode {
     pub(super) const READ: u8 = 0x02;
     pub(super) const WRITE_ZEROES: u8 = 0x08;
     pub(super) const DATASET_MANAGEMENT: u8 = 0x09;
+    pub(super) const COPY: u8 = 0x19;
     /// Of the admin queue.
     pub(super) const IDENTIFY: u8 = 0x06;
 }
@@ -221,10 +222,22 @@ pub enum Request {
         /// FUA.
         durable: bool,
     },
+    /// Copies blocks of the namespace to this block and those that follow. Its memory has the sources: see
+    /// [`Request::source`].
+    Copy {
+        /// The first block.
+        block: u64,
+        /// FUA.
+        durable: bool,
+    },
 }
 
 /// Bytes of a range of Dataset Management.
 pub const RANGE_BYTES: usize = 16;
+/// Bytes of a source range of Copy, of format 0.
+pub const SOURCE_BYTES: usize = 32;
+/// Source ranges of a Copy command at most: the field has 8 bits and counts from zero.
+pub const SOURCES_MAX: usize = 256;
 
 impl Request {
     /// The memory of a [`Request::Deallocate`] of so many blocks from this one on (NVM Command Set 1.0, 3.2.3).
@@ -234,6 +247,16 @@ impl Request {
         range[4..8].copy_from_slice(&count.to_le_bytes());
         range[8..].copy_from_slice(&block.to_le_bytes());
         range
+    }
+
+    /// A source of a [`Request::Copy`]: so many blocks, at most [`BLOCKS_MAX`], from this one on (NVM Command Set 1.0,
+    /// 3.2.1).
+    #[must_use]
+    pub fn source(block: u64, count: u32) -> [u8; SOURCE_BYTES] {
+        let mut source = [0; SOURCE_BYTES];
+        source[8..16].copy_from_slice(&block.to_le_bytes());
+        source[16..18].copy_from_slice(&(count.saturating_sub(1) as u16).to_le_bytes());
+        source
     }
 
     /// The command, with memory of so many bytes; `None` if they are not those of whole blocks, or too many.
@@ -254,11 +277,16 @@ impl Request {
                 let flags = flag(deallocate, DEAC) | flag(durable, FUA);
                 (opcode::WRITE_ZEROES, at(block, zero_based(count)? | flags))
             }
+            Self::Copy { block, durable } => {
+                let sources = (len / SOURCE_BYTES).checked_sub(1).filter(|last| *last < SOURCES_MAX)?;
+                (opcode::COPY, at(block, sources as u32 | flag(durable, FUA)))
+            }
         };
         let is_fitting = match self {
             Self::Read { .. } | Self::Write { .. } => true,
             Self::Flush | Self::Zero { .. } => len == 0,
             Self::Deallocate => len == RANGE_BYTES,
+            Self::Copy { .. } => len.is_multiple_of(SOURCE_BYTES),
         };
         is_fitting.then(|| NvmeCommand { opcode, nsid, cdw10_15, ..NvmeCommand::default() })
     }
@@ -376,6 +404,12 @@ mod tests {
         assert_eq!(zero(3, false, false), Some((0x08, [low, high, 2, 0, 0, 0])));
         assert_eq!(zero(BLOCKS_MAX, true, true), Some((0x08, [low, high, 0x4200_ffff, 0, 0, 0])));
         assert_eq!((zero(0, false, false), zero(BLOCKS_MAX + 1, false, false)), (None, None));
+        let copy = |len| command(Request::Copy { block, durable: true }, len);
+        assert_eq!(copy(2 * SOURCE_BYTES), Some((0x19, [low, high, 0x4000_0001, 0, 0, 0])));
+        assert_eq!([0, 33, SOURCE_BYTES * (SOURCES_MAX + 1)].map(copy), [None; 3]);
+        let source = Request::source(block, 0x0a0b);
+        assert_eq!(source[..18], [0, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0x0a, 0x0a]);
+        assert_eq!(source[18..], [0; 14]);
     }
 
     #[test]

@@ -20,13 +20,36 @@ pub(crate) struct Abilities {
     pub(crate) can_zero: bool,
     /// Whether Write Zeroes may deallocate, and deallocated blocks read as zeroes then.
     pub(crate) zero_deallocates: bool,
+    /// The limits of Copy, if the controller has it.
+    pub(crate) copy: Option<CopyLimits>,
     /// Blocks of a write that is atomic at a power failure, at any place; 0: none.
     pub(crate) atomic_blocks: u32,
+}
+
+/// The limits of a Copy command.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CopyLimits {
+    /// Blocks of a source range (MSSRL).
+    pub(crate) range_blocks: u16,
+    /// Source ranges (MSRC).
+    pub(crate) ranges: u16,
+    /// Blocks of all of them (MCL).
+    pub(crate) blocks: u32,
+}
+
+impl CopyLimits {
+    /// The blocks of one command; zero if the limits permit none.
+    pub(crate) fn blocks(self) -> u64 {
+        u64::from(self.blocks).min(u64::from(self.range_blocks) * u64::from(self.ranges))
+    }
 }
 
 /// Optional commands (ONCS).
 const ONCS_DATASET_MANAGEMENT: u16 = 1 << 2;
 const ONCS_WRITE_ZEROES: u16 = 1 << 3;
+const ONCS_COPY: u16 = 1 << 8;
+/// Source ranges of format 0 (OCFS).
+const OCFS_FORMAT_0: u16 = 1;
 /// A volatile write cache is present (VWC).
 const VWC_PRESENT: u8 = 1;
 /// The namespace has atomicity values of its own (NSFEAT).
@@ -55,6 +78,13 @@ impl Abilities {
             _ if short(namespace, 44) > 0 => 0,
             _ => u32::from(short(namespace, 36)) + 1,
         };
+        // MSRC counts from zero.
+        let limits = CopyLimits {
+            range_blocks: short(namespace, 74),
+            ranges: u16::from(namespace[80]) + 1,
+            blocks: u32::from(short(namespace, 76)) | u32::from(short(namespace, 78)) << 16,
+        };
+        let can_copy = oncs & ONCS_COPY != 0 && short(controller, 534) & OCFS_FORMAT_0 != 0 && limits.blocks() > 0;
         let reads_zeroes = deallocation & DLFEAT_READ == DLFEAT_ZEROES;
         Self {
             serial: text(4..24),
@@ -66,6 +96,7 @@ impl Abilities {
             can_deallocate: oncs & ONCS_DATASET_MANAGEMENT != 0,
             can_zero: oncs & ONCS_WRITE_ZEROES != 0,
             zero_deallocates: reads_zeroes && deallocation & DLFEAT_DEAC != 0,
+            copy: can_copy.then_some(limits),
             atomic_blocks,
         }
     }
@@ -94,7 +125,9 @@ mod tests {
         controller[4..24].copy_from_slice(b"SERIAL              ");
         controller[24..64].fill(b' ');
         controller[24..32].copy_from_slice(b"A  MODEL");
-        controller[520..522].copy_from_slice(&0x0c_u16.to_le_bytes());
+        controller[520..522].copy_from_slice(&0x010c_u16.to_le_bytes());
+        controller[534] = 1;
+        (namespace[74], namespace[77], namespace[78], namespace[80]) = (128, 2, 1, 3);
         controller[525] = 0x07;
         controller[528] = 7;
         namespace[..8].copy_from_slice(&0x0102_0304_u64.to_le_bytes());
@@ -109,6 +142,8 @@ mod tests {
         assert_eq!((found.model.as_str(), found.serial.as_str(), found.blocks), ("A  MODEL", "SERIAL", 0x0102_0304));
         assert!(found.write_cache && found.can_deallocate && found.can_zero && found.zero_deallocates);
         assert_eq!(found.atomic_blocks, 8);
+        assert_eq!(found.copy, Some(CopyLimits { range_blocks: 128, ranges: 4, blocks: 0x0001_0200 }));
+        assert_eq!(found.copy.map(CopyLimits::blocks), Some(512));
         assert_eq!(found.identity(3), "namespace 3 of A  MODEL SERIAL");
         namespace[24] = 0x02;
         namespace[36] = 31;
@@ -124,8 +159,16 @@ mod tests {
     #[test]
     fn what_is_not_said_is_not_supported() {
         let none = Abilities::of(&[0; IDENTIFY_BYTES], &[0; IDENTIFY_BYTES]);
-        assert!(!none.write_cache && !none.can_deallocate && !none.can_zero && !none.zero_deallocates);
-        let [controller, mut namespace] = pages();
+        assert!(
+            none.copy.is_none()
+                && !none.write_cache
+                && !none.can_deallocate
+                && !none.can_zero
+                && !none.zero_deallocates
+        );
+        let [mut controller, mut namespace] = pages();
+        (controller[534], namespace[33]) = (2, 0x09);
+        assert_eq!(Abilities::of(&controller, &namespace).copy, None, "another format of sources");
         // Deallocated blocks read as bytes of ones, or as anything.
         for deallocation in [0x0a, 0x08, 0x01] {
             namespace[33] = deallocation;

@@ -1,6 +1,6 @@
 //! The checks of a namespace when it is opened as a volume.
 
-use crate::identify::Abilities;
+use crate::identify::{Abilities, CopyLimits};
 use crate::resolve::{NoNamespace, Nodes, locate, remember, resolve};
 use crate::volume::{NvmeVolume, Shared, State};
 use lunar_control::files::{self, Access};
@@ -53,6 +53,8 @@ pub(crate) struct Limits {
     pub(crate) zero_bytes_max: u64,
     /// Whether zeroes may be made by deallocating.
     pub(crate) zero_deallocates: bool,
+    /// The limits of Copy; `None`: the controller does not copy.
+    pub(crate) copy: Option<CopyLimits>,
     /// Whether the controller has a volatile write cache.
     pub(crate) has_cache: bool,
     /// Whether every change is on the medium before it is answered.
@@ -181,6 +183,7 @@ fn check(nodes: &Nodes, format: Format, abilities: &Abilities, options: &Options
         deallocate_bytes_max: may(abilities.can_deallocate, limit("discard_max_bytes"), DEALLOCATE_BYTES_MAX),
         zero_bytes_max: may(abilities.can_zero, limit("write_zeroes_max_bytes"), ZERO_BYTES_MAX.min(longest)),
         zero_deallocates: abilities.zero_deallocates,
+        copy: abilities.copy.filter(|_| !options.read_only),
         has_cache: abilities.write_cache,
         writes_through: options.writes_through,
     })

@@ -3,7 +3,7 @@
 use crate::open::Limits;
 use crate::status::{self, Words};
 use crate::volume::State;
-use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use lunar_core::mem::{Sg, SgMut};
 use lunar_reactor::nvme_generic::{Failure, Namespace, Request};
 use lunar_reactor::{Reactor, log};
@@ -18,6 +18,8 @@ use std::time::Duration;
 /// Requests of one core in progress: a drive is busy with fewer, and each has a task. Others wait; there are no more
 /// than the slots of the fronts.
 const REQUESTS_MAX: usize = 256;
+/// Source ranges of a Copy command at most: they fit into a page.
+const SOURCES_MAX: u64 = 128;
 /// Pieces of memory of a command at most: the kernel takes no more (UIO_MAXIOV).
 const PIECES_MAX: usize = 1024;
 /// The pauses before a command is repeated: the kernel repeats its own commands as often, and a controller is reset in
@@ -41,9 +43,19 @@ struct Worker {
     is_idle: Cell<bool>,
 }
 
+/// The number of the disk of a namespace, and which of the disks that had it: the same for all volumes on it.
+pub(crate) type Identity = (u64, u64);
+
+/// The place of a volume in its namespace, as the source of copies.
+pub(crate) struct Source {
+    pub(crate) identity: Identity,
+    pub(crate) first_block: u64,
+}
+
 struct Requests {
     reactor: Reactor,
     namespace: Namespace,
+    identity: Identity,
     traits: Traits,
     limits: Limits,
     state: Arc<State>,
@@ -61,6 +73,7 @@ impl NvmeStore {
     pub(crate) fn new(
         reactor: &Reactor,
         namespace: Namespace,
+        identity: Identity,
         traits: Traits,
         limits: Limits,
         state: Arc<State>,
@@ -68,6 +81,7 @@ impl NvmeStore {
         Self(Rc::new(Requests {
             reactor: reactor.clone(),
             namespace,
+            identity,
             traits,
             limits,
             state,
@@ -107,6 +121,11 @@ async fn work(requests: Rc<Requests>) {
 impl Store for NvmeStore {
     fn traits(&self) -> &Traits {
         &self.0.traits
+    }
+
+    fn origin(&self) -> Option<Origin> {
+        let Requests { identity, limits, .. } = &*self.0;
+        Some(Origin::new(Rc::new(Source { identity: *identity, first_block: limits.first_block })))
     }
 
     fn submit(&self, io: Io, done: Done) {
@@ -163,6 +182,9 @@ impl Requests {
             // Get LBA Status is rarely supported: all blocks count as mapped.
             (Op::Extent { len }, data) => {
                 Outcome { extent: Extent { len, mapped: true }, ..Outcome::with(Ok(0), data) }
+            }
+            (Op::Copy { from, len }, Data::From(origin)) => {
+                Outcome::new(self.copy(&origin, from, offset, len, completion).await)
             }
             (Op::Copy { .. } | Op::Space, data) => Outcome::with(Err(Fault::Unsupported), data),
             (Op::Read | Op::Write { .. }, data) => Outcome::with(Ok(0), data),
@@ -329,6 +351,39 @@ impl Requests {
         Ok(0)
     }
 
+    /// Copies within the namespace. The ranges lie within their volumes.
+    async fn copy(
+        &self,
+        origin: &Origin,
+        from: u64,
+        offset: u64,
+        len: u64,
+        completion: &mut Completion,
+    ) -> Result<u32, Fault> {
+        let block = u64::from(self.limits.block_bytes);
+        let source = origin.is::<Source>().filter(|source| source.identity == self.identity);
+        let (Some(source), Some(limits)) = (source, self.limits.copy) else { return Err(Fault::Unsupported) };
+        if !from.is_multiple_of(block) || !offset.is_multiple_of(block) || !len.is_multiple_of(block) {
+            return Err(Fault::Unsupported);
+        }
+        let durable = self.is_durable(false);
+        let (mut first, mut to, end) =
+            (source.first_block + from / block, self.block_at(offset)?, self.block_at(offset)? + len / block);
+        while to < end {
+            let count = limits.blocks().min(u64::from(limits.range_blocks) * SOURCES_MAX).min(end - to);
+            let sources = sources(Blocks { first, count }, limits.range_blocks);
+            let sources = self.reactor.arena().copy(&sources).ok_or(Fault::NoMemory)?;
+            let request = Request::Copy { block: to, durable };
+            self.attempt(request, Data::Out(sources.into()), completion).await.0.map_err(|fault| match fault {
+                // The status does not say whether a source or a target has failed: the caller reads and writes.
+                Fault::Medium | Fault::Os(_) => Fault::Unsupported,
+                other => other,
+            })?;
+            (first, to) = (first + count, to + count);
+        }
+        Ok(0)
+    }
+
     async fn zero(&self, offset: u64, len: u64, unmap: bool, completion: &mut Completion) -> Result<u32, Fault> {
         let block = u64::from(self.limits.block_bytes);
         if self.limits.zero_bytes_max == 0 || !len.is_multiple_of(block) {
@@ -343,6 +398,13 @@ impl Requests {
         }
         Ok(0)
     }
+}
+
+/// The source ranges of a Copy command.
+fn sources(all: Blocks, most: u16) -> Vec<u8> {
+    let starts = (0..all.count).step_by(usize::from(most));
+    let most = u64::from(most);
+    starts.flat_map(|at| Request::source(all.first + at, (all.count - at).min(most) as u32)).collect()
 }
 
 /// Divides a run into parts of at most `most` blocks; all but the first begin at a multiple of it.

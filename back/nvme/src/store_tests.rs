@@ -1,9 +1,10 @@
 //! Requests of a store as commands to a drive in the simulator.
 
+use crate::identify::CopyLimits;
 use crate::open::Limits;
-use crate::store::NvmeStore;
+use crate::store::{NvmeStore, Source};
 use crate::volume::State;
-use lunar_core::io::{Completion, Data, Fault, Io, Op, Outcome, Store, Traits};
+use lunar_core::io::{Completion, Data, Fault, Io, Op, Origin, Outcome, Store, Traits};
 use lunar_core::mem::{Arena, Sg, SgMut};
 use lunar_reactor::Reactor;
 use lunar_reactor::endpoint::Endpoint;
@@ -66,6 +67,19 @@ impl Drive {
                 self.log.push((0x09, first as u64, count as u32, 0));
                 self.bytes[first * BLOCK as usize..][..count * BLOCK as usize].fill(0xdd);
             }
+            (0x19, Data::Out(sources)) => {
+                let (sources, mut to) = (sources.to_vec(), block as usize);
+                assert_eq!(sources.len(), (rest as usize % 256 + 1) * 32);
+                for source in sources.chunks(32) {
+                    let number = |at: usize, len: usize| {
+                        source[at..at + len].iter().rev().fold(0, |n, b| n << 8 | usize::from(*b))
+                    };
+                    let (first, count) = (number(8, 8), number(16, 2) + 1);
+                    let range = first * BLOCK as usize..(first + count) * BLOCK as usize;
+                    self.bytes.copy_within(range, to * BLOCK as usize);
+                    to += count;
+                }
+            }
             (opcode, data) => panic!("{opcode:#x} with {data:?}"),
         }
         Ok(0)
@@ -79,6 +93,7 @@ const LIMITS: Limits = Limits {
     deallocate_bytes_max: 256 << 10,
     zero_bytes_max: 128 << 10,
     zero_deallocates: true,
+    copy: Some(CopyLimits { range_blocks: 16, ranges: 4, blocks: 48 }),
     has_cache: true,
     writes_through: false,
 };
@@ -118,7 +133,7 @@ impl Rig {
             atomic_write: 0,
         };
         let state = State::new("drive".into());
-        let store = NvmeStore::new(&core, namespace, traits, limits, state.clone());
+        let store = NvmeStore::new(&core, namespace, (259, 7), traits, limits, state.clone());
         Self { world, core, drive, state, store }
     }
 
@@ -259,6 +274,35 @@ fn space_is_changed_in_parts_of_whole_blocks() {
     }
     let extent = rig.ask(Op::Extent { len: 1 << 20 }, 512, Data::None).extent;
     assert!(extent.mapped && extent.len == 1 << 20);
+}
+
+#[test]
+fn a_copy_stays_in_the_namespace() {
+    let rig = Rig::new(LIMITS);
+    let bytes = fill(50 << 10, 9);
+    assert_eq!(rig.write(0, &bytes, false), Ok(50 << 10));
+    rig.log();
+    let origin = || Data::From(rig.store.origin().expect("it is one"));
+    assert_eq!(rig.ask(Op::Copy { from: 0, len: 50 << 10 }, 1 << 20, origin()).result, Ok(0));
+    // 100 blocks, in ranges of 16 and commands of 48.
+    assert_eq!(rig.log(), [(0x19, START + 2048, 2, 96), (0x19, START + 2096, 2, 96), (0x19, START + 2144, 0, 32)]);
+    assert_eq!(rig.read(1 << 20, 50 << 10), bytes);
+    rig.log();
+    for (from, offset, len) in [(256, 0, 512), (0, 256, 512), (0, 0, 256)] {
+        assert_eq!(rig.ask(Op::Copy { from, len }, offset, origin()).result, Err(Fault::Unsupported));
+    }
+    let other = Data::From(Origin::new(Rc::new(Source { identity: (259, 8), first_block: 0 })));
+    assert_eq!(rig.ask(Op::Copy { from: 0, len: 512 }, 0, other).result, Err(Fault::Unsupported), "another disk");
+    let without = Rig::new(Limits { copy: None, ..LIMITS });
+    assert_eq!(without.ask(Op::Copy { from: 0, len: 512 }, 0, origin()).result, Err(Fault::Unsupported));
+    assert_eq!((rig.log(), without.log()), (vec![], vec![]));
+    for (status, fault) in [(0x281, Fault::Unsupported), (0x002, Fault::Unsupported), (0x083, Fault::Conflict)] {
+        rig.answers(&[0, status]);
+        assert_eq!(rig.ask(Op::Copy { from: 0, len: 50 << 10 }, 1 << 20, origin()).result, Err(fault), "{status:x}");
+    }
+    let through = Rig::new(Limits { writes_through: true, ..LIMITS });
+    assert_eq!(through.ask(Op::Copy { from: 0, len: 512 }, 512, origin()).result, Ok(0));
+    assert_eq!(through.log(), [(0x19, START + 1, FUA, 32)]);
 }
 
 #[test]

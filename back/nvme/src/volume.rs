@@ -77,7 +77,9 @@ impl NvmeVolume {
     pub(crate) fn open(&self, reactor: &Reactor) -> io::Result<Box<dyn Store>> {
         let namespace = self.shared.node.attach(reactor)?;
         let state = self.shared.state.clone();
-        Ok(Box::new(NvmeStore::new(reactor, namespace, self.traits.clone(), self.limits, state)))
+        let nodes = &self.shared.nodes;
+        let identity = (nodes.disk, nodes.instance);
+        Ok(Box::new(NvmeStore::new(reactor, namespace, identity, self.traits.clone(), self.limits, state)))
     }
 
     /// Looks at the namespace by what the kernel knows: it is not asked itself.

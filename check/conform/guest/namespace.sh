@@ -167,6 +167,12 @@ space_cases() {
     try "prepare data" dd if=/tmp/random of="$remote" bs=1M oflag=direct status=none
     try "discard over NVMe/TCP" blkdiscard --length 1M "$remote"
     equal "it is discarded on the drive" "$zeroes" "$(read_sum "/dev/${first}p2" count=1)"
+    head -c 1M /dev/urandom >/tmp/random
+    try "prepare data" dd if=/tmp/random of="$remote" bs=1M oflag=direct status=none
+    # The drive copies by itself: 2048 blocks, in commands of as many as it takes.
+    try "copy over NVMe/TCP" nvme copy "$remote" --sdlba=8192 --slbs=0,1000 --blocks=999,1047
+    equal "the drive has the copy" "$(sum </tmp/random)" "$(read_sum "/dev/${first}p2" count=1 skip=4)"
+    equal "and the source" "$(sum </tmp/random)" "$(read_sum "/dev/${first}p2" count=1)"
     try "flush over NVMe/TCP" nvme flush "$remote"
     try "flush over iSCSI" sg_sync "$large"
 }
