@@ -86,6 +86,8 @@ struct Inner {
     /// Submissions whose last completion has not arrived.
     in_flight: usize,
     fixed_files: u32,
+    /// Whether a file that leaves the table is released at once.
+    releases_files: bool,
     /// Registered memory: address and bytes.
     fixed_memory: Option<(usize, usize)>,
     bell: BellState,
@@ -126,6 +128,7 @@ impl Ring {
             backlog: VecDeque::new(),
             in_flight: 0,
             fixed_files,
+            releases_files: open::releases_files(),
             fixed_memory: None,
             bell: BellState { fd: raw(bell.fd()), value: Box::new(0), waiting: Vec::new(), has_rung: false },
             messages: None,
@@ -235,7 +238,7 @@ impl Inner {
         });
         let mut open = Open::new(role);
         let raw = raw(open.fd());
-        open.is_fixed = open.may_be_fixed()
+        open.is_fixed = open.may_be_fixed(self.releases_files)
             && id < self.fixed_files
             && self.ring.submitter().register_files_update(id, &[raw]).is_ok();
         self.open[id as usize] = Some(open);
@@ -570,7 +573,7 @@ impl Inner {
     fn forget(&mut self, id: u32) {
         let Some(open) = self.open[id as usize].take() else { return };
         if open.is_socket() {
-            // Before 6.13 the ring's table keeps a file until all operations on any file have ended.
+            // The ring's table may keep it: see `open::releases_files`.
             stream::end(open.fd());
         }
         if open.is_fixed {

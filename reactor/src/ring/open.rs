@@ -105,14 +105,46 @@ impl Open {
         matches!(self.role, Role::Stream(_) | Role::Listener(_))
     }
 
-    /// Whether the ring's table has it: not objects that are only polled, and not devices, which must be closed at
-    /// once when their last handle is dropped.
-    pub(super) fn may_be_fixed(&self) -> bool {
-        !matches!(self.role, Role::Carrier(_) | Role::Device(_))
+    /// Whether the ring's table has it: not objects that are only polled, and not what must be closed at once when its
+    /// last handle is dropped, unless the kernel `releases` it then: devices, locks, space of deleted files. Sockets are
+    /// shut down first.
+    pub(super) fn may_be_fixed(&self, releases: bool) -> bool {
+        match self.role {
+            Role::Stream(_) | Role::Listener(_) => true,
+            Role::File(_) => releases,
+            Role::Carrier(_) | Role::Device(_) => false,
+        }
     }
 
     /// A receive ended in a turn.
     pub(super) fn end_receive_of_turn(&mut self) {
         self.eager = if self.is_drained { 0 } else { stream::RECEIVES_AT_ONCE };
+    }
+}
+
+/// The first kernel that releases a file when the file leaves the table. Earlier ones keep it until all operations on
+/// files of the table that were started before have ended, and a receive does not end while its connection is idle.
+const RELEASES_FILES: (u32, u32) = (6, 13);
+/// Whether this kernel releases a file when the file leaves the table.
+pub(super) fn releases_files() -> bool {
+    version(&rustix::system::uname().release().to_string_lossy()) >= Some(RELEASES_FILES)
+}
+
+/// The first two numbers of the release of a kernel: `6.12.117+deb13-amd64`.
+fn version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|byte: char| !byte.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_release_begins_with_two_numbers() {
+        assert_eq!(version("6.12.117+deb13-amd64"), Some((6, 12)));
+        assert_eq!(version("6.13-rc1"), Some((6, 13)));
+        assert_eq!((version("6"), version("linux"), version("")), (None, None, None));
+        assert!(version("6.2.0") < Some(RELEASES_FILES) && version("7.0") >= Some(RELEASES_FILES));
     }
 }
