@@ -369,11 +369,11 @@ pub trait OpenedStore: Any + Debug + Send + Sync {
 pub struct PoolSpace {
     /// The number of the pool, the same for all stores in it.
     pub pool: u64,
-    /// What the pool is, in the words of an operator who names it with its place: `file system of`.
+    /// The kind of pool in a sentence: `file system`, `Ceph pool`.
     pub noun: &'static str,
-    /// A place in the pool, for the operator.
+    /// A path in the pool, or else its name, for the operator.
     pub place: String,
-    /// A command that shows the space of the pool to an operator.
+    /// The command that shows an operator the space of the pool: `df /srv`, `ceph df`.
     pub inspection: String,
     /// Free bytes of the pool.
     pub free: u64,

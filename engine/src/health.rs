@@ -138,10 +138,12 @@ impl Watched {
             words: format!("{medium} commands ended with a medium error"),
             remedy: "check the disk and the log of the kernel (`dmesg`)".to_owned(),
         });
+        let pool = found.spaces.first();
+        let (noun, inspection) = pool.map_or(("file system or its device", "df"), |pool| (pool.noun, &pool.inspection));
         let space = (space > 0).then(|| StoreTrouble {
             condition: Condition::NoSpace,
-            words: format!("{space} writes failed because its file system or its device has no space"),
-            remedy: "make room there (`df`), or move the volume".to_owned(),
+            words: format!("{space} writes failed because its {noun} has no space"),
+            remedy: format!("make room there (`{inspection}`), or move the volume"),
         });
         medium.into_iter().chain(space).collect()
     }

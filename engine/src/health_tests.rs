@@ -50,6 +50,10 @@ fn full_and_failing_disks_are_troubles_until_they_are_quiet() {
     assert_eq!(kinds(later + QUIET), []);
     tally.add(Event::SpaceError, 1);
     assert_eq!(kinds(later + QUIET).len(), 1);
+    watched.found().spaces = vec![PoolSpace { noun: "Ceph pool", inspection: "ceph df".to_owned(), ..pool(0) }];
+    let full = watched.counted(later + QUIET).remove(0);
+    assert_eq!(full.words, "1 writes failed because its Ceph pool has no space");
+    assert_eq!(full.remedy, "make room there (`ceph df`), or move the volume");
 }
 
 #[test]
@@ -65,13 +69,23 @@ fn the_medium_errors_of_a_truncated_file_are_its_truncation() {
     assert_eq!(kinds(Condition::Deleted), ["deleted", "medium-errors", "no-space"]);
 }
 
+fn pool(free: u64) -> PoolSpace {
+    PoolSpace {
+        pool: 5,
+        noun: "file system",
+        place: "/srv".to_owned(),
+        inspection: "df /srv".to_owned(),
+        free,
+        size: 1 << 30,
+        allocated: 0,
+        missing: 10 << 20,
+    }
+}
+
 #[test]
 fn an_over_committed_pool_is_told_once_until_it_has_space() {
     let watchlist = Watchlist::default();
-    let space = |free| {
-        let (noun, place, inspection) = ("file system of", "/srv".to_owned(), "df /srv".to_owned());
-        vec![PoolSpace { pool: 5, noun, place, inspection, free, size: 1 << 30, allocated: 0, missing: 10 << 20 }]
-    };
+    let space = |free| vec![pool(free)];
     let begun = watchlist.update_pools(space(1 << 20), 1000);
     assert_eq!((begun.len(), begun[0].kind, begun[0].since), (1, "over-committed", 1000));
     assert_eq!(watchlist.update_pools(space(2 << 20), 2000), []);

@@ -10,22 +10,24 @@ use std::collections::BTreeMap;
 /// Numbers are told in whole MiB: they change with every write.
 const MIB: u64 = 1 << 20;
 
-/// The name of a pool: see [`PoolSpace`].
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
+/// A pool in the words of its store.
+#[derive(Clone, PartialEq, Eq, Debug)]
 struct Named {
-    place: String,
     noun: &'static str,
+    place: String,
     inspection: String,
 }
 
 impl Named {
     fn of(space: &PoolSpace) -> Self {
-        Self { place: space.place.clone(), noun: space.noun, inspection: space.inspection.clone() }
+        let PoolSpace { noun, place, inspection, .. } = space;
+        Self { noun, place: place.clone(), inspection: inspection.clone() }
     }
 
-    /// The pool as the subject of a trouble.
+    /// The pool as the subject of a trouble: a path is a place in it, anything else its name.
     fn subject(&self) -> String {
-        format!("{} {}", self.noun, self.place)
+        let Self { noun, place, .. } = self;
+        if place.starts_with('/') { format!("{noun} of {place}") } else { format!("{noun} {place}") }
     }
 }
 
@@ -44,14 +46,17 @@ impl OverCommitted {
     /// The trouble, with the time at which it began.
     pub(crate) fn trouble(&self, since: u64) -> TroubleView {
         let Self { named, volumes, missing, free, .. } = self;
+        let Named { noun, inspection, .. } = named;
         let (missing, free) = (Size(missing.next_multiple_of(MIB)), Size(free - free % MIB));
         let stores = if *volumes == 1 { "1 volume" } else { &format!("{volumes} volumes") };
         TroubleView {
             kind: TroubleCode::OverCommitted.word(),
             subject: named.subject(),
             since,
-            words: format!("{stores} there may take {missing} more, and {free} are free: writes fail when it is full"),
-            remedy: format!("enlarge it, or move or delete volumes (`{}`)", named.inspection),
+            words: format!(
+                "{stores} there may take {missing} more, and {free} are free: writes fail when the {noun} is full"
+            ),
+            remedy: format!("enlarge the {noun}, or move or delete volumes (`{inspection}`)"),
         }
     }
 }
@@ -70,12 +75,9 @@ pub(crate) fn low(spaces: &[PoolSpace], threshold: u8, before: &BTreeMap<u64, Lo
         let slack = if before.contains_key(pool) { SLACK } else { 0 };
         if percent < u128::from(u64::from(threshold) + slack) {
             let low = LowSpace { available: u8::try_from(percent).unwrap_or(u8::MAX), threshold };
-            let named = Named::of(space);
-            let first = match pools.remove(pool) {
-                Some(known) => known.named.min(named),
-                None => named,
-            };
-            pools.insert(*pool, LowPool { named: first, free: *free, low });
+            let known = pools.remove(pool).map(|known| known.named).filter(|known| known.place <= space.place);
+            let named = known.unwrap_or_else(|| Named::of(space));
+            pools.insert(*pool, LowPool { named, free: *free, low });
         }
     }
     pools
@@ -93,6 +95,7 @@ impl LowPool {
     /// The trouble, with the time at which it began.
     pub(crate) fn trouble(&self, since: u64) -> TroubleView {
         let Self { named, free, low: LowSpace { available, threshold } } = self;
+        let Named { noun, inspection, .. } = named;
         TroubleView {
             kind: TroubleCode::LowSpace.word(),
             subject: named.subject(),
@@ -101,7 +104,7 @@ impl LowPool {
                 "{} are available, {available} %, and the threshold is {threshold} %",
                 Size(free - free % MIB)
             ),
-            remedy: format!("make room there or enlarge it before writes fail (`{}`)", named.inspection),
+            remedy: format!("make room or enlarge the {noun} before writes fail (`{inspection}`)"),
         }
     }
 }
@@ -111,8 +114,8 @@ pub(crate) fn over_committed(spaces: impl IntoIterator<Item = PoolSpace>) -> Vec
     let mut pools: BTreeMap<u64, OverCommitted> = BTreeMap::new();
     for space in spaces {
         let PoolSpace { pool, free, missing, .. } = space;
-        let known = || OverCommitted { pool, named: Named::of(&space), volumes: 0, missing: 0, free };
-        let found = pools.entry(pool).or_insert_with(known);
+        let known = OverCommitted { pool, named: Named::of(&space), volumes: 0, missing: 0, free };
+        let found = pools.entry(pool).or_insert(known);
         found.volumes += 1;
         found.missing = found.missing.saturating_add(missing);
         found.free = free;
@@ -127,7 +130,7 @@ mod tests {
     fn space(pool: u64, free: u64, missing: u64) -> PoolSpace {
         PoolSpace {
             pool,
-            noun: "file system of",
+            noun: "file system",
             place: format!("/srv/{pool}"),
             inspection: format!("df /srv/{pool}"),
             free: free * MIB,
@@ -155,8 +158,29 @@ mod tests {
         let pool = low(&[space(1, 50, 0)], 10, &BTreeMap::new()).remove(&1).expect("it is low");
         assert_eq!(
             pool.trouble(7).to_string(),
-            "file system of /srv/1: 50 MiB are available, 5 %, and the threshold is 10 %; make room there or \
-             enlarge it before writes fail (`df /srv/1`)"
+            "file system of /srv/1: 50 MiB are available, 5 %, and the threshold is 10 %; make room or enlarge the \
+             file system before writes fail (`df /srv/1`)"
+        );
+    }
+
+    #[test]
+    fn troubles_have_the_words_of_the_store() {
+        let ceph = |missing| PoolSpace {
+            noun: "Ceph pool",
+            place: "rbd".into(),
+            inspection: "ceph df".into(),
+            ..space(1, 50, missing)
+        };
+        let low = low(&[ceph(0)], 10, &BTreeMap::new()).remove(&1).expect("it is low");
+        assert_eq!(
+            low.trouble(7).to_string(),
+            "Ceph pool rbd: 50 MiB are available, 5 %, and the threshold is 10 %; make room or enlarge the Ceph pool \
+             before writes fail (`ceph df`)"
+        );
+        assert_eq!(
+            over_committed([ceph(60)])[0].trouble(7).to_string(),
+            "Ceph pool rbd: 1 volume there may take 60 MiB more, and 50 MiB are free: writes fail when the Ceph pool \
+             is full; enlarge the Ceph pool, or move or delete volumes (`ceph df`)"
         );
     }
 
@@ -170,8 +194,8 @@ mod tests {
         assert_eq!((trouble.kind, trouble.since), ("over-committed", 77));
         assert_eq!(
             trouble.to_string(),
-            "file system of /srv/1: 3 volumes there may take 101 MiB more, and 100 MiB are free: writes fail when it \
-             is full; enlarge it, or move or delete volumes (`df /srv/1`)"
+            "file system of /srv/1: 3 volumes there may take 101 MiB more, and 100 MiB are free: writes fail when the \
+             file system is full; enlarge the file system, or move or delete volumes (`df /srv/1`)"
         );
         assert_eq!(over_committed([space(3, 0, u64::MAX / MIB), space(3, 0, u64::MAX / MIB)]).len(), 1);
     }

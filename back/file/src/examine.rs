@@ -57,12 +57,12 @@ pub(crate) fn examine(source: &Source, size: u64) -> Vec<StoreTrouble> {
 pub(crate) fn pool_space(source: &Source, size: u64, read_only: bool) -> Option<PoolSpace> {
     let (found, system) = (fstat(source.file()).ok()?, fstatvfs(source.file()).ok()?);
     let has = u64::try_from(found.st_blocks).unwrap_or(0).saturating_mul(SECTOR);
-    let place = Path::new(source.name()).parent().unwrap_or_else(|| Path::new("/"));
+    let place = Path::new(source.name()).parent().unwrap_or_else(|| Path::new("/")).display().to_string();
     Some(PoolSpace {
         pool: found.st_dev,
-        noun: "file system of",
-        place: place.display().to_string(),
-        inspection: format!("df {}", place.display()),
+        noun: "file system",
+        inspection: format!("df {place}"),
+        place,
         free: system.f_bavail.saturating_mul(system.f_frsize),
         size: system.f_blocks.saturating_mul(system.f_frsize),
         allocated: has,

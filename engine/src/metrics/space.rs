@@ -66,7 +66,7 @@ mod tests {
     fn a_file_system_is_shown_once_whatever_volumes_it_has() {
         let space = |pool, place: &str| PoolSpace {
             pool,
-            noun: "file system of",
+            noun: "file system",
             place: place.to_owned(),
             inspection: String::new(),
             free: 10 * pool,
