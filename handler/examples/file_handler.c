@@ -112,7 +112,23 @@ static unsigned allocate(int mode, uint64_t offset, uint64_t length)
     return fallocate(file, mode, (off_t)offset, (off_t)length) == 0 ? LUNAR_GOOD : status_of(errno);
 }
 
-static unsigned execute(struct queue *queue, const struct lunar_submission *command)
+/* How far the bytes from offset on are data, or a hole. */
+static unsigned find_extent(uint64_t offset, uint64_t length, struct lunar_completion *answer)
+{
+    off_t data = lseek(file, (off_t)offset, SEEK_DATA), end;
+    if (data < 0 && errno == ENXIO) /* a hole up to the end of the file */
+        data = (off_t)file_size;
+    if (data < 0)
+        return status_of(errno);
+    answer->extent_mapped = (uint64_t)data <= offset;
+    end = answer->extent_mapped ? lseek(file, (off_t)offset, SEEK_HOLE) : data;
+    if (end < 0)
+        return status_of(errno);
+    answer->extent_length = (uint64_t)end - offset < length ? (uint64_t)end - offset : length;
+    return LUNAR_GOOD;
+}
+
+static unsigned execute(struct queue *queue, const struct lunar_submission *command, struct lunar_completion *answer)
 {
     uint64_t offset = command->offset, length = command->length;
     if (offset > file_size || length > file_size - offset)
@@ -131,6 +147,8 @@ static unsigned execute(struct queue *queue, const struct lunar_submission *comm
         return allocate(FALLOC_FL_PUNCH_HOLE, offset, length);
     case LUNAR_ZERO:
         return allocate(command->flags & LUNAR_RELEASE ? FALLOC_FL_PUNCH_HOLE : FALLOC_FL_ZERO_RANGE, offset, length);
+    case LUNAR_EXTENT:
+        return find_extent(offset, length, answer);
     default:
         return LUNAR_UNSUPPORTED;
     }
@@ -149,8 +167,8 @@ static int work(struct queue *queue)
     struct lunar_submission command = commands[queue->taken++ & (queue->depth - 1)];
     struct lunar_completion answer = {
         .slot = command.slot, .generation = command.generation, .sequence = command.sequence,
-        .status = (uint8_t)execute(queue, &command),
     };
+    answer.status = (uint8_t)execute(queue, &command, &answer);
     answers[queue->completed++ & (queue->depth - 1)] = answer;
     store(queue, LUNAR_AT_COMPLETED, queue->completed);
     return 1;
@@ -320,7 +338,8 @@ static int say_hello(const char *path)
     struct sockaddr_un address = { .sun_family = AF_UNIX };
     struct lunar_hello hello = {
         .header = { LUNAR_HELLO, sizeof hello }, .protocol = LUNAR_PROTOCOL, .level = LUNAR_LEVEL_BLOCK,
-        .features = LUNAR_FEATURE_UNMAP | LUNAR_FEATURE_ZERO, .size = file_size, .name = "file_handler 1.0",
+        .features = LUNAR_FEATURE_UNMAP | LUNAR_FEATURE_ZERO | LUNAR_FEATURE_EXTENT, .size = file_size,
+        .name = "file_handler 1.0",
     };
     int connection = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
     if (connection < 0 || strlen(path) >= sizeof address.sun_path)

@@ -10,7 +10,7 @@
  *
  * All numbers are little-endian; this header is for little-endian machines. Reserved fields are zero. A message may be
  * longer than its struct: a later version appends fields. A handler of version 1 sends a HELLO without device_type, one
- * of version 2 without codes, and one of version 3 without identity.
+ * of version 2 without codes, and one of version 3 without identity. Version 5 adds EXTENT and SPACE.
  *
  * Promises of a handler:
  *  - A WRITE, UNMAP or ZERO that was answered outlives the process: it is in the kernel at least (the page cache will
@@ -24,7 +24,7 @@
 
 #include <stdint.h>
 
-#define LUNAR_PROTOCOL 4u
+#define LUNAR_PROTOCOL 5u
 #define LUNAR_LEVEL_BLOCK 1u
 #define LUNAR_LEVEL_SCSI 2u
 #define LUNAR_LEVEL_MIXED 3u
@@ -44,9 +44,13 @@
 #define LUNAR_STAND_BY 7u /* a struct lunar_hello, before HELLO: another server has the data now. Only of
                            * processes that Lunar starts */
 
-/* Optional operations (features): a bit that a side does not know is ignored. */
+#define LUNAR_SPACE 8u /* a struct lunar_space from the handler, after WELCOME, if LUNAR_FEATURE_SPACE applies */
+
+/* Optional operations and messages (features): a bit that a side does not know is ignored. */
 #define LUNAR_FEATURE_UNMAP 1u
 #define LUNAR_FEATURE_ZERO 2u
+#define LUNAR_FEATURE_EXTENT 4u
+#define LUNAR_FEATURE_SPACE 8u
 
 /* Flags of WELCOME. */
 #define LUNAR_READ_ONLY 1u
@@ -102,6 +106,20 @@ struct lunar_close {
     uint32_t number;
 };
 
+/* SPACE: the pool that the data takes space from. A handler sends it when the numbers have changed, and once a minute
+ * if they have not: numbers that are older than five minutes do not count. Lunar ends a connection with more than 64
+ * messages in a minute. */
+#define LUNAR_ALLOCATED 1u
+struct lunar_space {
+    struct lunar_header header;
+    uint64_t flags;     /* LUNAR_ALLOCATED: `allocated` is known */
+    uint64_t free;      /* bytes that may still be taken from the pool */
+    uint64_t size;      /* bytes of the pool */
+    uint64_t allocated; /* bytes that the data takes */
+    char pool[128];     /* the identity of the pool: no other pool has it */
+    char name[64];      /* the name of the pool for the operator, UTF-8 */
+};
+
 /* Operations. */
 #define LUNAR_READ 1u
 #define LUNAR_WRITE 2u
@@ -120,6 +138,11 @@ struct lunar_close {
 #define LUNAR_DETACH 8u /* it ends, and has no command in progress */
 #define LUNAR_ABORT 9u  /* end the command early whose sequence is `offset`; it is answered all the same */
 #define LUNAR_RESET 10u /* LOGICAL UNIT RESET; commands in progress end early if they can, and are answered */
+
+/* Of levels with blocks again. The answer says how many bytes from `offset` on, 1 to `length`, are all mapped, or all
+ * unmapped: those read as zeroes, also after every write that was answered before this command arrived. In doubt, bytes
+ * are mapped. Answer a part if all of it takes long: the other commands of the volume wait for a late answer. */
+#define LUNAR_EXTENT 11u
 
 /* Flags of commands. */
 #define LUNAR_DURABLE 1u /* of WRITE */
@@ -195,13 +218,16 @@ struct lunar_completion {
     uint64_t sequence;
     uint32_t moved;        /* of SCSI: bytes of the data, without the residual */
     uint16_t sense_length; /* of SCSI */
-    uint8_t more[10];
+    uint8_t extent_mapped; /* of EXTENT: 0 if the bytes read as zeroes and take no space */
+    uint8_t reserved;
+    uint64_t extent_length; /* of EXTENT: bytes from `offset` on */
 };
 
 _Static_assert(sizeof(struct lunar_hello) == 264, "no padding");
 _Static_assert(sizeof(struct lunar_welcome) == 104, "no padding");
 _Static_assert(sizeof(struct lunar_queue) == 40, "no padding");
 _Static_assert(sizeof(struct lunar_close) == 12, "no padding");
+_Static_assert(sizeof(struct lunar_space) == 232, "no padding");
 _Static_assert(sizeof(struct lunar_submission) == 64, "no padding");
 _Static_assert(sizeof(struct lunar_completion) == 32, "no padding");
 _Static_assert(sizeof(struct lunar_frame) == 316, "no padding");

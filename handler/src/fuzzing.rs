@@ -72,7 +72,9 @@ pub fn target_end(mut bytes: &[u8]) {
                     sequence: u64::from(sequence).into(),
                     moved: 0.into(),
                     sense_length: 0.into(),
-                    more: [0; 10],
+                    extent_mapped: slot % 2,
+                    reserved: 0,
+                    extent_length: u64::from(sequence).into(),
                 };
                 let first = at::SUBMISSIONS + DEPTH as usize * 64;
                 assert!(memory.write(first + usize::from(index % 8) * 32, entry.as_bytes()));

@@ -1,7 +1,7 @@
 //! The header for C says the same as this crate.
 
 use crate::ring::{self, at};
-use crate::wire::{self, Code, Operation, Status, features, flags, unit_flags};
+use crate::wire::{self, Code, Operation, Status, features, flags, space_flags, unit_flags};
 use std::collections::BTreeMap;
 
 const HEADER: &str = include_str!("../include/lunar_handler.h");
@@ -44,6 +44,9 @@ fn the_header_has_the_numbers_of_this_crate() {
         ("QUEUE_DESCRIPTORS", wire::QUEUE_DESCRIPTORS as u64),
         ("FEATURE_UNMAP", features::UNMAP),
         ("FEATURE_ZERO", features::ZERO),
+        ("FEATURE_EXTENT", features::EXTENT),
+        ("FEATURE_SPACE", features::SPACE),
+        ("ALLOCATED", space_flags::ALLOCATED),
         ("READ_ONLY", unit_flags::READ_ONLY.into()),
         ("DURABLE", flags::DURABLE.into()),
         ("RELEASE", flags::RELEASE.into()),

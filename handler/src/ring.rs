@@ -17,6 +17,7 @@
 //! entries that the other side has taken.
 
 use crate::wire::{Completion, Operation, Status, Submission};
+use lunar_core::io::Extent;
 use lunar_core::mem::Region;
 use std::fmt;
 use std::sync::atomic::{Ordering, fence};
@@ -149,6 +150,8 @@ pub struct Answer {
     pub status: Status,
     /// The end of a SCSI command.
     pub scsi: ScsiEnd,
+    /// The answer to EXTENT as the handler says it. Zero bytes for other commands.
+    pub extent: Extent,
 }
 
 /// The end of a SCSI command that was executed, without the sense data themselves. Zeroes for other commands.
@@ -302,9 +305,10 @@ impl TargetEnd {
         }
         self.free.push(number);
         self.completed = self.completed.wrapping_add(1);
-        let Completion { scsi_status, moved, sense_length, .. } = entry;
+        let Completion { scsi_status, moved, sense_length, extent_mapped, extent_length, .. } = entry;
         let scsi = ScsiEnd { status: scsi_status, moved: moved.get(), sense_length: sense_length.get() };
-        Ok(Some(Answer { slot: number, status: Status(entry.status), scsi }))
+        let extent = Extent { len: extent_length.get(), mapped: extent_mapped != 0 };
+        Ok(Some(Answer { slot: number, status: Status(entry.status), scsi, extent }))
     }
 
     /// Asks the handler to signal the eventfd of Lunar from now on; whether Lunar may sleep, because there is no
@@ -383,6 +387,15 @@ impl HandlerEnd {
 
     /// Answers a SCSI command that was taken; its sense data are in its frame.
     pub fn complete_scsi(&mut self, command: &Submission, status: Status, end: ScsiEnd) {
+        self.answer(command, status, end, Extent::default());
+    }
+
+    /// Answers an EXTENT that was taken.
+    pub fn complete_extent(&mut self, command: &Submission, extent: Extent) {
+        self.answer(command, Status::GOOD, ScsiEnd::default(), extent);
+    }
+
+    fn answer(&mut self, command: &Submission, status: Status, end: ScsiEnd, extent: Extent) {
         let Submission { slot, generation, sequence, .. } = *command;
         let ScsiEnd { status: scsi_status, moved, sense_length } = end;
         let entry = Completion {
@@ -393,7 +406,9 @@ impl HandlerEnd {
             sequence,
             moved: moved.into(),
             sense_length: sense_length.into(),
-            more: [0; 10],
+            extent_mapped: extent.mapped.into(),
+            reserved: 0,
+            extent_length: extent.len.into(),
         };
         self.rings.write(self.rings.completion(self.completed), entry.as_bytes());
         self.completed = self.completed.wrapping_add(1);

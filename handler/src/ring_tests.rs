@@ -47,7 +47,8 @@ fn answers_come_in_any_order() {
     assert!(target.has_answers());
     let answers: Vec<Answer> = std::iter::from_fn(|| target.take().expect("sound")).collect();
     let wanted = [(slots[2], Status::GOOD), (slots[0], Status::NO_SPACE)];
-    assert_eq!(answers, wanted.map(|(slot, status)| Answer { slot, status, scsi: ScsiEnd::default() }));
+    let plain = |(slot, status)| Answer { slot, status, scsi: ScsiEnd::default(), extent: Extent::default() };
+    assert_eq!(answers, wanted.map(plain));
     assert_eq!(target.in_progress(), 1);
 }
 
@@ -64,8 +65,27 @@ fn the_end_of_a_scsi_command_arrives_whole() {
     let mut wanted = vec![0, 0, 0, 2, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 4, 3, 2, 1, 18, 0];
     wanted.resize(COMPLETION_BYTES, 0);
     assert_eq!(bytes.to_vec(), wanted);
-    assert_eq!(target.take(), Ok(Some(Answer { slot, status: Status::GOOD, scsi: end })));
+    let extent = Extent::default();
+    assert_eq!(target.take(), Ok(Some(Answer { slot, status: Status::GOOD, scsi: end, extent })));
     assert_eq!(target.number_in(slot), None);
+}
+
+#[test]
+fn an_extent_arrives_whole() {
+    let (mut target, mut handler, memory) = ends(1);
+    let slot = target.submit(&Command { operation: Operation::EXTENT, ..read_at(512) }).expect("a slot");
+    let command = handler.take().expect("sound").expect("a command");
+    assert_eq!((command.operation, command.offset.get(), command.length.get()), (11, 512, 512));
+    let extent = Extent { len: 0x0807_0605_0403_0201, mapped: true };
+    let place = at::SUBMISSIONS + DEPTH as usize * SUBMISSION_BYTES;
+    assert!(memory.write(place, &[0xa5; COMPLETION_BYTES]));
+    handler.complete_extent(&command, extent);
+    let mut bytes = [0; COMPLETION_BYTES];
+    assert!(memory.read(place, &mut bytes));
+    let wanted = [0, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 2, 3, 4, 5, 6, 7, 8];
+    assert_eq!(bytes, wanted);
+    let scsi = ScsiEnd::default();
+    assert_eq!(target.take(), Ok(Some(Answer { slot, status: Status::GOOD, scsi, extent })));
 }
 
 #[test]
@@ -110,7 +130,9 @@ fn answer(slot: u16, generation: u32, sequence: u64) -> Completion {
         sequence: sequence.into(),
         moved: 0.into(),
         sense_length: 0.into(),
-        more: [0; 10],
+        extent_mapped: 0,
+        reserved: 0,
+        extent_length: 0.into(),
     }
 }
 

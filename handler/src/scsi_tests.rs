@@ -128,7 +128,7 @@ fn operations_of_blocks_are_not_supported() {
 #[test]
 fn operations_of_both_levels_are_told_apart() {
     let blocks = Operation::KNOWN.iter().filter(|(operation, _)| operation.is_of_blocks());
-    assert_eq!(blocks.count(), 5);
+    assert_eq!(blocks.count(), 6);
     for (operation, name) in Operation::KNOWN {
         let mut bench = Bench::new();
         bench.frame(0, &[0; 6]);
@@ -140,7 +140,7 @@ fn operations_of_both_levels_are_told_apart() {
 proptest! {
     #[test]
     fn any_command_is_answered(
-        operation in 0u8..12, flags: u8, nexus: u64, length in prop_oneof![0u64..100_000, any::<u64>()],
+        operation in 0u8..13, flags: u8, nexus: u64, length in prop_oneof![0u64..100_000, any::<u64>()],
         data in prop_oneof![0u64..100_000, any::<u64>()], frame in prop::collection::vec(any::<u8>(), 400),
         residual in prop_oneof![0usize..100, any::<usize>()],
     ) {

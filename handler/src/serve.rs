@@ -7,6 +7,7 @@ use crate::wire::{
     self, Hello, IDENTITY_BYTES, LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, MESSAGE_BYTES_MAX, Malformed, Message,
     Operation, OperationCodes, PROTOCOL, QUEUE_DESCRIPTORS, Queue, Status, Submission, Welcome, name_of, unit_flags,
 };
+use lunar_core::io::Extent;
 use lunar_core::mem::Region;
 use lunar_reactor::shared::map;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -84,6 +85,16 @@ pub trait Device {
     /// The status of the command.
     fn zero(&mut self, offset: u64, length: u64, release: bool) -> Result<(), Status> {
         let _ = (offset, length, release);
+        Err(Status::UNSUPPORTED)
+    }
+
+    /// How far the bytes from `offset` on, 1 to `length`, are all mapped, or all unmapped: those read as zeroes. Bytes
+    /// are mapped in doubt.
+    ///
+    /// # Errors
+    /// The status of the command: all bytes count as mapped.
+    fn extent(&mut self, offset: u64, length: u64) -> Result<Extent, Status> {
+        let _ = (offset, length);
         Err(Status::UNSUPPORTED)
     }
 }
@@ -211,12 +222,19 @@ pub fn serve_mixed(path: &Path, device: &mut dyn MixedDevice) -> Result<(), Serv
     result
 }
 
+/// The end of a command that was executed.
+enum End {
+    Plain,
+    Scsi(ScsiEnd),
+    Extent(Extent),
+}
+
 /// The commands of one level.
 trait Level {
     /// A connection begins.
     fn begin(&mut self, unit: &Unit);
     /// Executes a command of a queue.
-    fn execute(&mut self, command: &Submission, queue: (u32, &Region)) -> Result<ScsiEnd, Status>;
+    fn execute(&mut self, command: &Submission, queue: (u32, &Region)) -> Result<End, Status>;
     /// A queue is closed.
     fn close(&mut self, queue: u32) {
         let _ = queue;
@@ -234,8 +252,8 @@ impl Level for Blocks<'_> {
         self.device.begin(unit);
     }
 
-    fn execute(&mut self, command: &Submission, (_, data): (u32, &Region)) -> Result<ScsiEnd, Status> {
-        execute(command, data, &mut self.buffer, self.device).map(|()| ScsiEnd::default())
+    fn execute(&mut self, command: &Submission, (_, data): (u32, &Region)) -> Result<End, Status> {
+        execute(command, data, &mut self.buffer, self.device)
     }
 }
 
@@ -251,9 +269,9 @@ impl Level for Commands<'_> {
         self.device.begin(unit);
     }
 
-    fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<ScsiEnd, Status> {
+    fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<End, Status> {
         let (buffer, attached) = (&mut self.buffer, &mut self.attached);
-        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, self.device)
+        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, self.device).map(End::Scsi)
     }
 
     fn close(&mut self, queue: u32) {
@@ -273,12 +291,12 @@ impl Level for Mixed<'_> {
         self.device.blocks().begin(unit);
     }
 
-    fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<ScsiEnd, Status> {
+    fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<End, Status> {
         let Self { device, buffer, attached } = self;
         if Operation(command.operation).is_of_blocks() {
-            return execute(command, data, buffer, device.blocks()).map(|()| ScsiEnd::default());
+            return execute(command, data, buffer, device.blocks());
         }
-        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, device.commands())
+        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, device.commands()).map(End::Scsi)
     }
 
     fn close(&mut self, queue: u32) {
@@ -322,7 +340,9 @@ fn execute_all(queues: &mut [HandlerQueue], level: &mut dyn Level) -> Result<boo
         for _ in 0..queue.ring.depth() {
             let Some(command) = queue.ring.take()? else { break };
             match level.execute(&command, (queue.number, &queue.data)) {
-                Ok(end) => queue.ring.complete_scsi(&command, Status::GOOD, end),
+                Ok(End::Plain) => queue.ring.complete(&command, Status::GOOD),
+                Ok(End::Scsi(end)) => queue.ring.complete_scsi(&command, Status::GOOD, end),
+                Ok(End::Extent(extent)) => queue.ring.complete_extent(&command, extent),
                 Err(status) => queue.ring.complete(&command, status),
             }
             has_answered = true;
@@ -522,7 +542,8 @@ impl Connection {
             Message::Queue(queue) => self.add(queue, descriptors)?,
             Message::Close(close) => self.queues.retain(|queue| queue.number != close.number.get()),
             // Lunar says HELLO to no handler; a message of a later version needs no answer.
-            Message::Welcome(_) | Message::Hello(_) | Message::StandBy(_) | Message::Unknown(_) => {}
+            Message::Welcome(_) | Message::Hello(_) | Message::StandBy(_) | Message::Space(_) => {}
+            Message::Unknown(_) => {}
         }
         Ok(Some(message))
     }
@@ -558,7 +579,7 @@ fn hello(level: u32, name: &str) -> Hello {
     }
 }
 
-fn execute(command: &Submission, data: &Region, buffer: &mut Vec<u8>, device: &mut dyn Device) -> Result<(), Status> {
+fn execute(command: &Submission, data: &Region, buffer: &mut Vec<u8>, device: &mut dyn Device) -> Result<End, Status> {
     let (offset, length) = (command.offset.get(), command.length.get());
     let within = |is_within: bool| if is_within { Ok(()) } else { Err(Status::FAILED) };
     within(offset.checked_add(length).is_some_and(|end| end <= device.size()))?;
@@ -567,18 +588,20 @@ fn execute(command: &Submission, data: &Region, buffer: &mut Vec<u8>, device: &m
         Operation::READ => {
             let memory = memory(buffer, length, data)?;
             device.read(offset, memory)?;
-            within(data.write(place, memory))
+            within(data.write(place, memory))?;
         }
         Operation::WRITE => {
             let memory = memory(buffer, length, data)?;
             within(data.read(place, memory))?;
-            device.write(offset, memory, command.flags & wire::flags::DURABLE != 0)
+            device.write(offset, memory, command.flags & wire::flags::DURABLE != 0)?;
         }
-        Operation::FLUSH => device.flush(),
-        Operation::UNMAP => device.unmap(offset, length),
-        Operation::ZERO => device.zero(offset, length, command.flags & wire::flags::RELEASE != 0),
-        _ => Err(Status::UNSUPPORTED),
+        Operation::FLUSH => device.flush()?,
+        Operation::UNMAP => device.unmap(offset, length)?,
+        Operation::ZERO => device.zero(offset, length, command.flags & wire::flags::RELEASE != 0)?,
+        Operation::EXTENT => return device.extent(offset, length).map(End::Extent),
+        _ => return Err(Status::UNSUPPORTED),
     }
+    Ok(End::Plain)
 }
 
 /// Memory for the data of one command.

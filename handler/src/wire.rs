@@ -2,18 +2,20 @@
 //!
 //! The handler sends HELLO; Lunar answers WELCOME or REFUSED, then sends a QUEUE for each core, CLOSE when a core does
 //! not use its queue any more, and FAULT before it ends a connection because of a defect. A handler whose data another
-//! server has may send STAND BY before HELLO. A message may be longer than its format here: a later version appends
-//! fields, and an earlier version does not read them. Fields that an earlier version does not send count as zero.
+//! server has may send STAND BY before HELLO, and one whose data is in a pool may send SPACE after WELCOME.
+//!
+//! A message may be longer than its format here: a later version appends fields, and an earlier version does not read
+//! them. Fields that an earlier version does not send count as zero.
 //!
 //! Version 1 has the level of blocks. Version 2 adds the level of SCSI commands, version 3 the mixed level, version 4
-//! the identity of the data and STAND BY.
+//! the identity of the data and STAND BY, version 5 EXTENT and SPACE.
 
 use lunar_core::codes;
 use lunar_core::wire::le;
 use zerocopy::{FromBytes, FromZeros, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// The version of the protocol. The lower version of both sides applies.
-pub const PROTOCOL: u32 = 4;
+pub const PROTOCOL: u32 = 5;
 /// The level at which a handler gets reads, writes and flushes of blocks.
 pub const LEVEL_BLOCK: u32 = 1;
 /// The level at which a handler gets SCSI commands: since version 2.
@@ -44,7 +46,7 @@ pub const QUEUE_DESCRIPTORS: usize = 4;
 codes! {
     /// The code of a message.
     pub struct Code(u32) {
-        HELLO = 1, WELCOME = 2, REFUSED = 3, QUEUE = 4, FAULT = 5, CLOSE = 6, STAND_BY = 7,
+        HELLO = 1, WELCOME = 2, REFUSED = 3, QUEUE = 4, FAULT = 5, CLOSE = 6, STAND_BY = 7, SPACE = 8,
     }
 }
 
@@ -62,6 +64,8 @@ codes! {
         ABORT = 9,
         /// LOGICAL UNIT RESET: abort all SCSI commands of all queues. It is answered after all of them.
         RESET = 10,
+        /// Tell how far the bytes from the first one on are all mapped, or all unmapped: since version 5.
+        EXTENT = 11,
     }
 }
 
@@ -69,7 +73,7 @@ impl Operation {
     /// Whether it is an operation of the level of blocks.
     #[must_use]
     pub fn is_of_blocks(self) -> bool {
-        matches!(self, Self::READ | Self::WRITE | Self::FLUSH | Self::UNMAP | Self::ZERO)
+        matches!(self, Self::READ | Self::WRITE | Self::FLUSH | Self::UNMAP | Self::ZERO | Self::EXTENT)
     }
 }
 
@@ -100,20 +104,30 @@ pub mod flags {
     pub const DATA_IN: u8 = 4;
 }
 
-/// Optional operations. A side ignores the bits that it does not know.
+/// Optional operations and messages. A side ignores the bits that it does not know.
 pub mod features {
     /// UNMAP.
     pub const UNMAP: u64 = 1;
     /// ZERO.
     pub const ZERO: u64 = 2;
+    /// EXTENT.
+    pub const EXTENT: u64 = 4;
+    /// The message SPACE.
+    pub const SPACE: u64 = 8;
     /// All that this version has.
-    pub const ALL: u64 = UNMAP | ZERO;
+    pub const ALL: u64 = UNMAP | ZERO | EXTENT | SPACE;
 }
 
 /// Flags of WELCOME.
 pub mod unit_flags {
     /// No command changes data.
     pub const READ_ONLY: u32 = 1;
+}
+
+/// Flags of SPACE.
+pub mod space_flags {
+    /// The handler knows the bytes that its data takes.
+    pub const ALLOCATED: u64 = 1;
 }
 
 /// The head of every message.
@@ -241,6 +255,25 @@ pub struct Close {
     pub number: le::U32,
 }
 
+/// SPACE, from the handler: the space of the pool that its data takes space from. Since version 5, if
+/// [`features::SPACE`] applies.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
+#[repr(C)]
+pub struct Space {
+    /// [`space_flags`].
+    pub flags: le::U64,
+    /// Bytes that volumes may still take from the pool.
+    pub free: le::U64,
+    /// Bytes of the pool: those that volumes have taken, and the free ones.
+    pub size: le::U64,
+    /// Bytes that the data takes.
+    pub allocated: le::U64,
+    /// The identity of the pool: no other pool has it, under whatever name.
+    pub pool: [u8; IDENTITY_BYTES],
+    /// The name of the pool for the operator, in UTF-8.
+    pub name: [u8; NAME_BYTES],
+}
+
 /// A command in a ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
@@ -287,8 +320,12 @@ pub struct Completion {
     pub moved: le::U32,
     /// Bytes of the sense data in the frame, of SCSI.
     pub sense_length: le::U16,
+    /// 0: the bytes read as zeroes, and take no space; of EXTENT. Since version 5.
+    pub extent_mapped: u8,
     /// Zero.
-    pub more: [u8; 10],
+    pub reserved: u8,
+    /// Bytes with this state, from the first one on, of EXTENT. Since version 5.
+    pub extent_length: le::U64,
 }
 
 /// The frame of a SCSI command in the memory of the data. Its data begins [`FRAME_BYTES`] behind its first byte.
@@ -338,6 +375,8 @@ pub enum Message {
     Close(Close),
     /// STAND BY: what HELLO will say when no other server has the data any more. Since version 4.
     StandBy(Hello),
+    /// SPACE. Since version 5.
+    Space(Space),
     /// A message of another version.
     Unknown(Code),
 }
@@ -375,6 +414,7 @@ impl Message {
             Code::QUEUE => Self::Queue(front(rest)?),
             Code::FAULT => Self::Fault(text_of(rest)),
             Code::CLOSE => Self::Close(front(rest)?),
+            Code::SPACE => Self::Space(front(rest)?),
             other => Self::Unknown(other),
         })
     }
@@ -390,6 +430,7 @@ impl Message {
             Self::Queue(queue) => (Code::QUEUE, queue.as_bytes()),
             Self::Fault(text) => (Code::FAULT, shortened(text, TEXT_BYTES_MAX)),
             Self::Close(close) => (Code::CLOSE, close.as_bytes()),
+            Self::Space(space) => (Code::SPACE, space.as_bytes()),
             Self::Unknown(code) => (*code, &[][..]),
         };
         // Every format is smaller than `MESSAGE_BYTES_MAX`.
@@ -483,12 +524,36 @@ mod tests {
             Message::Queue(queue),
             Message::Fault("a slot was answered twice".into()),
             Message::Close(Close { number: 9.into() }),
+            Message::Space(Space {
+                flags: space_flags::ALLOCATED.into(),
+                free: (3 << 40).into(),
+                size: (7 << 40).into(),
+                allocated: (1 << 22).into(),
+                pool: name_field("0b5e/2"),
+                name: name_field("rbd"),
+            }),
             Message::Unknown(Code(77)),
         ];
         for message in all {
             assert_eq!(Message::parse(&message.bytes()), Ok(message));
         }
         assert_eq!(Message::parse(&hello()).expect("well formed").bytes(), hello());
+    }
+
+    #[test]
+    fn a_space_is_taken_apart() {
+        let mut bytes = vec![0xa5; 232];
+        bytes[..16].copy_from_slice(&[8, 0, 0, 0, 232, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+        bytes[16..40].copy_from_slice(&[[0, 0, 0x10, 0, 0, 0, 0, 0], [0, 0, 0x20, 0, 0, 0, 0, 0], [9; 8]].concat());
+        bytes[40..48].copy_from_slice(b"0b5e/2\0x");
+        bytes[168..172].copy_from_slice(b"rbd\0");
+        let Ok(Message::Space(space)) = Message::parse(&bytes) else { panic!("it is a SPACE") };
+        assert_eq!((space.flags.get(), space.free.get(), space.size.get()), (1, 1 << 20, 2 << 20));
+        assert_eq!((space.allocated.get(), name_of(&space.pool)), (0x0909_0909_0909_0909, "0b5e/2".to_owned()));
+        assert_eq!(name_of(&space.name), "rbd");
+        bytes.truncate(231);
+        bytes[4] = 231;
+        assert_eq!(Message::parse(&bytes), Err(Malformed), "it is cut off");
     }
 
     #[test]
@@ -517,6 +582,7 @@ mod tests {
         assert_eq!((offset_of!(Frame, cdb_length), offset_of!(Frame, sense), size_of::<Frame>()), (32, 64, 316));
         assert_eq!((offset_of!(NexusNames, initiator), size_of::<NexusNames>()), (24, 512));
         assert_eq!((offset_of!(Completion, moved), offset_of!(Completion, sense_length)), (16, 20));
+        assert_eq!((offset_of!(Completion, extent_mapped), offset_of!(Completion, extent_length)), (22, 24));
     }
 
     #[test]

@@ -9,8 +9,8 @@ use lunar_control::api::HandlerView;
 use lunar_control::schema::StoreSchema;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{
-    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedDevice, OpenedStore, ProtectionRequest, Refusal,
-    StoreRequest, StoreTrouble, TextForm,
+    Backend, Durability, JailPaths, Location, Mark, Opened, OpenedDevice, OpenedStore, PoolSpace, ProtectionRequest,
+    Refusal, StoreRequest, StoreTrouble, TextForm,
 };
 use lunar_reactor::Reactor;
 use lunar_scsi::device_server::DeviceServer;
@@ -148,6 +148,10 @@ impl OpenedStore for HandlerVolume {
 
     fn handler(&self) -> Option<HandlerView> {
         Some(self.life().view(self.unit()))
+    }
+
+    fn pool_space(&self) -> Option<PoolSpace> {
+        self.life().pool_space(self.unit(), self.unit().size)
     }
 
     fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {

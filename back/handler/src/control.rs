@@ -42,8 +42,10 @@ const HELLO_TIME: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(200);
 /// How long a process may take to end after it has closed its socket.
 const EXIT_TIME: Duration = Duration::from_millis(100);
-/// Messages of a handler after its HELLO: this version has none, and a later one few.
+/// Messages of a handler after its HELLO in [`MESSAGES_TIME`]: SPACE comes every few seconds at most, and a later
+/// version has few others.
 const MESSAGES_MAX: u32 = 64;
+const MESSAGES_TIME: Duration = Duration::from_secs(60);
 /// How long the process of an image may take to say HELLO: it connects to the cluster, for which it has 30 seconds, and
 /// takes the lock of a process that was killed.
 const START_TIME: Duration = Duration::from_secs(120);
@@ -119,7 +121,8 @@ struct Handler {
     socket: OwnedFd,
     level: u32,
     features: u64,
-    messages: u32,
+    /// Messages since that time.
+    messages: (u32, Instant),
 }
 
 struct Control {
@@ -339,19 +342,15 @@ impl Control {
         // Before a command can see the handler: commands that were admitted until now are not for it.
         let codes = if hello.level.get() == LEVEL_MIXED { hello.codes } else { OperationCodes::default() };
         self.shared.device.begin(self.generation, &codes);
-        log!(
-            "volume {}: handler '{}' (process {}, user {}) is connected",
-            unit.name,
-            connected.name,
-            connected.process,
-            connected.user
-        );
+        let Connected { name, process, user, .. } = &connected;
+        log!("volume {}: handler '{name}' (process {process}, user {user}) is connected", unit.name);
         self.shared.counts.connections.fetch_add(1, Ordering::Relaxed);
         self.shared.connect(connected);
         // A handler that does not read gets no queue either, and loses its connection then.
         let _ = send(&newcomer.socket, &welcome, &[]);
         let level = hello.level.get();
-        self.handler = Some(Handler { socket: newcomer.socket, level, features: agreed, messages: 0 });
+        self.handler =
+            Some(Handler { socket: newcomer.socket, level, features: agreed, messages: (0, Instant::now()) });
         if let Door::Program(supervisor) = &mut self.door {
             supervisor.serves();
         }
@@ -415,10 +414,16 @@ impl Control {
     fn listen_to_handler(&mut self) {
         let Some(handler) = &mut self.handler else { return };
         match receive(&handler.socket) {
-            Ok(Some(_)) => {
-                handler.messages += 1;
-                if handler.messages > MESSAGES_MAX {
+            Ok(Some(message)) => {
+                if handler.messages.1.elapsed() >= MESSAGES_TIME {
+                    handler.messages = (0, Instant::now());
+                }
+                handler.messages.0 += 1;
+                if handler.messages.0 > MESSAGES_MAX {
                     self.shared.fail(self.generation, "it sends messages without end".into());
+                }
+                if let (Message::Space(space), true) = (message, handler.features & features::SPACE != 0) {
+                    self.shared.state().space = Some((space, Instant::now()));
                 }
             }
             Ok(None) => {}

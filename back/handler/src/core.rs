@@ -42,8 +42,9 @@ impl Carried for Request {
             Op::Write { durable } => (Operation::WRITE, if durable { flags::DURABLE } else { 0 }),
             Op::Unmap { .. } => (Operation::UNMAP, 0),
             Op::Zero { unmap, .. } => (Operation::ZERO, if unmap { flags::RELEASE } else { 0 }),
+            Op::Extent { .. } => (Operation::EXTENT, 0),
             // Others do not get here.
-            Op::Flush | Op::Extent { .. } | Op::Space | Op::Copy { .. } => (Operation::FLUSH, 0),
+            Op::Flush | Op::Space | Op::Copy { .. } => (Operation::FLUSH, 0),
         };
         let (offset, length, data) = (self.io.offset, self.io.bytes(), memory.at as u64);
         Command { operation, flags, offset, length, data, timeout_milliseconds }
@@ -104,10 +105,10 @@ impl Store for HandlerStore {
         if let Err(fault) = self.prepared(&mut io) {
             return done.complete(Outcome::with(Err(fault), io.data));
         }
-        if let Op::Extent { len } = io.op {
-            // Handlers do not say which bytes have space: all count as mapped.
-            let extent = Extent { len, mapped: true };
-            return done.complete(Outcome { extent, ..Outcome::with(Ok(0), io.data) });
+        if let Op::Extent { len } = io.op
+            && (len == 0 || !self.core.tells_extents())
+        {
+            return answer_extent(io, done, Extent::default());
         }
         let Common { shared, reactor, waiting, .. } = &self.core.0;
         let has_nothing_to_do = if io.op == Op::Flush { shared.is_flushed() } else { io.bytes() == 0 };
@@ -130,6 +131,14 @@ impl Drop for HandlerStore {
 
 /// The commands of one core, and its queue if there is a handler.
 struct Core(Common<Request>);
+
+impl Core {
+    /// Whether a handler is there that tells which bytes are mapped.
+    fn tells_extents(&self) -> bool {
+        let queue = self.0.queue.borrow();
+        queue.as_ref().is_some_and(|queue| has(queue.features, Op::Extent { len: 0 })) && !self.0.shared.is_late()
+    }
+}
 
 impl Lane for Core {
     type Request = Request;
@@ -167,6 +176,10 @@ impl Lane for Core {
     /// Keeps the commands for the next handler, before those that came later.
     fn end_unanswered(&self, requests: Vec<Request>) {
         let Common { shared, reactor, waiting, .. } = &self.0;
+        // The next handler may not tell extents.
+        let (extents, requests): (Vec<_>, Vec<_>) =
+            requests.into_iter().partition(|request| matches!(request.io.op, Op::Extent { .. }));
+        extents.into_iter().for_each(|request| end(request, Err(Fault::NotReady)));
         shared.counts.replayed.fetch_add(requests.len() as u64, Ordering::Relaxed);
         let now = reactor.now();
         let mut waiting = waiting.borrow_mut();
@@ -189,6 +202,9 @@ impl Lane for Core {
                     (Op::Write { .. } | Op::Unmap { .. } | Op::Zero { .. }, _) => shared.add_change(),
                     (Op::Flush, Status::GOOD) => shared.end_flush(request.changes),
                     _ => {}
+                }
+                if let (Op::Extent { .. }, Status::GOOD) = (request.io.op, ended.answer.status) {
+                    return answer_extent(request.io, request.done, ended.answer.extent);
                 }
                 // Steps move less than 4 GiB at a time.
                 let moved = request.io.data.len() as u32;
@@ -219,11 +235,30 @@ fn has(all: u64, op: Op) -> bool {
     match op {
         Op::Unmap { .. } => all & features::UNMAP != 0,
         Op::Zero { .. } => all & features::ZERO != 0,
+        Op::Extent { .. } => all & features::EXTENT != 0,
         _ => true,
     }
 }
 
+/// Answers an [`Op::Extent`] with what a handler has found. All bytes count as mapped if it has found nothing, or says
+/// what cannot be.
+///
+/// No order with writes is needed: bytes that a handler calls unmapped read as zeroes after every write that was
+/// answered before the request, and a write in progress may be before or behind it as any two commands may. A request
+/// is never sent to a second handler.
+fn answer_extent(io: Io, done: Done, found: Extent) {
+    let Extent { len, mapped } = found;
+    let extent = match io.op {
+        Op::Extent { len: asked } if len == 0 || len > asked => Extent { len: asked, mapped: true },
+        _ => Extent { len, mapped },
+    };
+    done.complete(Outcome { extent, ..Outcome::with(Ok(0), io.data) });
+}
+
 fn end(request: Request, result: Result<u32, Fault>) {
+    if let (Op::Extent { .. }, Err(_)) = (request.io.op, result) {
+        return answer_extent(request.io, request.done, Extent::default());
+    }
     request.done.complete(Outcome::with(result, request.io.data));
 }
 

@@ -6,6 +6,7 @@
 //! * `life`: its socket, until the last user has gone; `control`: the thread that has the socket and the connection
 //! * `core`: the commands of one core for blocks; `commands` and `job`: for a SCSI device; `lane`: what both have in
 //!   common; `queue`: its rings and the memory of their data; `places`: parts of that memory
+//! * `space`: the space of the pool of its data
 //! * [`rbd`]: images of Ceph, whose handlers Lunar starts
 //!
 //! A handler may die, hang and lie at any time. Nothing that it writes is trusted, and:
@@ -32,10 +33,13 @@ mod queue;
 pub mod rbd;
 pub mod schema;
 mod shared;
+mod space;
 mod volume;
 
 #[cfg(test)]
 mod device_tests;
+#[cfg(test)]
+mod extent_tests;
 #[cfg(test)]
 mod mixed_tests;
 #[cfg(test)]

@@ -4,8 +4,9 @@ use crate::control::{self, Door};
 use crate::error::Mistake;
 use crate::rbd::supervisor::Supervisor;
 use crate::shared::{Shared, Unit, served};
+use crate::space;
 use lunar_control::api::HandlerView;
-use lunar_engine::backend::{Condition, StoreTrouble};
+use lunar_engine::backend::{Condition, PoolSpace, StoreTrouble};
 use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -126,6 +127,12 @@ impl Lifetime {
             timed_out: count(&shared.counts.timed_out),
             faults: count(&shared.counts.faults),
         }
+    }
+
+    /// The space of the pool of the data, of which the volume has `size` bytes.
+    pub(crate) fn pool_space(&self, unit: &Unit, size: u64) -> Option<PoolSpace> {
+        let told = self.shared.state().space;
+        space::pool_space(told, unit, size)
     }
 
     /// The troubles with the handler now.

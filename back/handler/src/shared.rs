@@ -4,7 +4,7 @@ use crate::known::DeviceState;
 use crate::queue::Sizes;
 use crate::rbd::process::ImageAccess;
 use lunar_core::time::Instant as CoreInstant;
-use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI};
+use lunar_handler::wire::{LEVEL_BLOCK, LEVEL_MIXED, LEVEL_SCSI, Space};
 use lunar_reactor::channel::Sender;
 use lunar_scsi::peripheral::PeripheralType;
 use rustix::event::{EventfdFlags, eventfd};
@@ -132,6 +132,8 @@ pub(crate) struct State {
     pub(crate) standing_by: Option<u64>,
     /// No process of the image is started: another one may take its place.
     pub(crate) is_halted: bool,
+    /// The space that a handler has told last, and when.
+    pub(crate) space: Option<(Space, Instant)>,
     /// Late commands of queues that were dropped: their handler may still execute them.
     orphaned: usize,
 }

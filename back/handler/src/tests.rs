@@ -1,7 +1,7 @@
 use crate::shared::Unit;
 use crate::volume::HandlerVolume;
 use lunar_control::api::HandlerView;
-use lunar_core::io::{Completion, Data, Fault, Io, Op, Outcome, Store};
+use lunar_core::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Store};
 use lunar_core::mem::Arena;
 use lunar_handler::ring::at;
 use lunar_handler::serve::{Connection, Device, ServeError, serve};
@@ -107,6 +107,16 @@ impl Device for Memory {
         self.part(offset, length).fill(0);
         Ok(())
     }
+
+    /// Zeroes are unmapped, a page at a time.
+    fn extent(&mut self, offset: u64, length: u64) -> Result<Extent, Status> {
+        let mut pages = self.part(offset, length).chunks(4096);
+        let is_mapped = |page: &[u8]| page.iter().any(|byte| *byte != 0);
+        let first = pages.next().expect("an extent has bytes");
+        let more = pages.take_while(|page| is_mapped(page) == is_mapped(first));
+        let len = (first.len() + more.map(<[u8]>::len).sum::<usize>()) as u64;
+        Ok(Extent { len, mapped: is_mapped(first) })
+    }
 }
 
 #[test]
@@ -159,7 +169,7 @@ fn the_example_in_c_keeps_the_contract_under_a_sanitizer() {
 }
 
 /// A core with the volume, and a handler with a script in a thread of its own.
-fn play<T: Send + 'static>(
+pub(crate) fn play<T: Send + 'static>(
     folder: &Folder,
     volume: &HandlerVolume,
     script: impl FnOnce(PathBuf) -> T + Send + 'static,
@@ -204,7 +214,7 @@ fn connected(socket: &Path) -> Connection {
     connected_by(|| Connection::open(socket, "script", SIZE, features::ALL))
 }
 
-fn next(connection: &mut Connection) -> Submission {
+pub(crate) fn next(connection: &mut Connection) -> Submission {
     let begun = Instant::now();
     loop {
         if let Some(command) = connection.queues[0].ring.take().expect("the rings are sound") {
@@ -215,7 +225,7 @@ fn next(connection: &mut Connection) -> Submission {
     }
 }
 
-fn answer(connection: &mut Connection, command: &Submission, status: Status) {
+pub(crate) fn answer(connection: &mut Connection, command: &Submission, status: Status) {
     connection.queues[0].ring.complete(command, status);
     connection.queues[0].wake_lunar().expect("the eventfd is there");
 }
@@ -226,7 +236,7 @@ fn write(arena: &Arena, offset: u64, byte: u8) -> Io {
     Io { op: Op::Write { durable: false }, offset, data: Data::Out(memory.share()) }
 }
 
-fn start(store: &dyn Store, io: Io) -> Completion {
+pub(crate) fn start(store: &dyn Store, io: Io) -> Completion {
     let mut completion = Completion::new();
     let done = completion.token();
     store.submit(io, done);
@@ -580,7 +590,7 @@ fn a_handler_of_version_1_serves_blocks() {
     bytes.resize(96, 0);
     let mut connection = Connection::open_raw(&folder.socket(), &bytes).expect("Lunar listens");
     let Ok(Some(Message::Welcome(welcome))) = connection.receive() else { panic!("it fits") };
-    assert_eq!((welcome.protocol.get(), welcome.features.get()), (1, features::ALL));
+    assert_eq!((welcome.protocol.get(), welcome.features.get()), (1, features::UNMAP | features::ZERO));
 }
 
 #[test]

@@ -6,7 +6,7 @@ use crate::life::Lifetime;
 use crate::shared::Unit;
 use lunar_control::api::HandlerView;
 use lunar_core::io::{Store, Traits};
-use lunar_engine::backend::{Fingerprint, Mark, OpenedStore, ProtectionRequest, Refusal, StoreTrouble};
+use lunar_engine::backend::{Fingerprint, Mark, OpenedStore, PoolSpace, ProtectionRequest, Refusal, StoreTrouble};
 use lunar_reactor::Reactor;
 use std::io;
 use std::path::Path;
@@ -117,6 +117,12 @@ impl OpenedStore for ImageVolume {
 
     fn handler(&self) -> Option<HandlerView> {
         Some(self.life.view(&self.unit))
+    }
+
+    // The numbers are up to half a minute old, so the store does not answer `Op::Space`: its user sets thresholds by
+    // what a write has just taken.
+    fn pool_space(&self) -> Option<PoolSpace> {
+        self.life.pool_space(&self.unit, self.traits.size)
     }
 
     fn open_protection(&self, request: &ProtectionRequest<'_>) -> Result<Arc<dyn OpenedStore>, Refusal> {
