@@ -5,17 +5,23 @@
 //! * [`cluster`]: a connection to a cluster
 //! * [`image`]: an open image
 //! * [`images`]: makes and removes images and snapshots
+//! * `view`: which parts of an image are allocated; `extents`: a thread that finds that out
+//! * [`space`]: a thread that asks for the space of the pool
 
 #![allow(unsafe_code)]
 
 pub mod cluster;
+mod extents;
 pub mod image;
 pub mod images;
+pub mod space;
+mod view;
 
 use libloading::Library;
 use rustix::io::Errno;
 use std::ffi::{c_char, c_int, c_void};
 use std::fmt;
+use view::Each;
 
 /// The names of the libraries: that of the ABI, which has not changed since 2010.
 const RADOS: &str = "librados.so.2";
@@ -106,6 +112,11 @@ functions! {
         rados_conf_set(Cluster, *const c_char, *const c_char) -> c_int;
         rados_connect(Cluster) -> c_int;
         rados_cluster_fsid(Cluster, *mut c_char, usize) -> c_int;
+        rados_mon_command(
+            Cluster, *const *const c_char, usize, *const c_char, usize,
+            *mut *mut c_char, *mut usize, *mut *mut c_char, *mut usize
+        ) -> c_int;
+        rados_buffer_free(*mut c_char) -> ();
         rados_shutdown(Cluster) -> ();
         rados_ioctx_create(Cluster, *const c_char, *mut Pool) -> c_int;
         rados_ioctx_set_namespace(Pool, *const c_char) -> ();
@@ -126,6 +137,11 @@ functions! {
         rbd_snap_get_id(Handle, *const c_char, *mut u64) -> c_int;
         rbd_stat(Handle, *mut Info, usize) -> c_int;
         rbd_get_features(Handle, *mut u64) -> c_int;
+        rbd_get_flags(Handle, *mut u64) -> c_int;
+        rbd_get_overlap(Handle, *mut u64) -> c_int;
+        rbd_get_stripe_unit(Handle, *mut u64) -> c_int;
+        rbd_get_stripe_count(Handle, *mut u64) -> c_int;
+        rbd_diff_iterate2(Handle, *const c_char, u64, u64, u8, u8, Each, *mut c_void) -> c_int;
         rbd_encryption_load(Handle, c_int, *mut c_void, usize) -> c_int;
         rbd_metadata_get(Handle, *const c_char, *mut c_char, *mut usize) -> c_int;
         rbd_metadata_set(Handle, *const c_char, *const c_char) -> c_int;

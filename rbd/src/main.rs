@@ -143,7 +143,7 @@ fn lock(args: &Args, image: &Image, stop: &UnixStream) -> Result<bool, Box<dyn E
                     log!("{}: standing by: {why}", args.image);
                     if args.is_of_lunar() {
                         let (size, identity) = described(args, image)?;
-                        Serving::stand_by(std::io::stdin().as_fd(), (size, &identity))?;
+                        Serving::stand_by(std::io::stdin().as_fd(), image, (size, &identity))?;
                     }
                 }
             }

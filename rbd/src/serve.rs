@@ -3,7 +3,9 @@
 use crate::library::Failure;
 use crate::library::image::{Completed, Image, Operation};
 use lunar_handler::serve::{Connection, HandlerQueue, ServeError};
-use lunar_handler::wire::{Message, Operation as Code, Status, Submission, features, name_of};
+use lunar_handler::wire::{
+    Message, Operation as Code, Space, Status, Submission, Welcome, features, name_field, name_of, space_flags,
+};
 use lunar_reactor::log;
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -27,8 +29,10 @@ pub enum End {
 const NAME: &str = concat!("lunar-rbd ", env!("CARGO_PKG_VERSION"));
 
 /// The optional operations.
-fn features_of(is_read_only: bool) -> u64 {
-    if is_read_only { 0 } else { features::UNMAP | features::ZERO }
+fn features_of(image: &Image, is_read_only: bool) -> u64 {
+    let changes = if is_read_only { 0 } else { features::UNMAP | features::ZERO };
+    let extents = if image.tells_extents() { features::EXTENT } else { 0 };
+    changes | extents | features::SPACE
 }
 
 /// A connection to Lunar.
@@ -43,6 +47,8 @@ pub struct Serving<'a> {
     is_fenced: bool,
     /// The connection ends when the size of the image changes.
     follows_size: bool,
+    /// The identity and the name of the pool, if Lunar wants to know its space.
+    pool: Option<(String, String)>,
 }
 
 impl<'a> Serving<'a> {
@@ -53,7 +59,7 @@ impl<'a> Serving<'a> {
     /// When Lunar does not listen.
     pub fn connect(socket: &Path, image: &'a Image, size: u64, is_read_only: bool) -> Result<Self, ServeError> {
         debug_assert_eq!(image.in_progress(), 0);
-        let connection = Connection::open(socket, NAME, size, features_of(is_read_only))?;
+        let connection = Connection::open(socket, NAME, size, features_of(image, is_read_only))?;
         Ok(Self::new(connection, image, size, is_read_only))
     }
 
@@ -68,7 +74,7 @@ impl<'a> Serving<'a> {
         (size, identity): (u64, &str),
         is_read_only: bool,
     ) -> Result<Self, ServeError> {
-        let connection = Connection::over(connection, NAME, size, features_of(is_read_only), identity)?;
+        let connection = Connection::over(connection, NAME, size, features_of(image, is_read_only), identity)?;
         Ok(Self { follows_size: true, ..Self::new(connection, image, size, is_read_only) })
     }
 
@@ -76,13 +82,18 @@ impl<'a> Serving<'a> {
     ///
     /// # Errors
     /// When Lunar has closed it.
-    pub fn stand_by(connection: BorrowedFd<'_>, (size, identity): (u64, &str)) -> Result<(), ServeError> {
-        Connection::stand_by(connection, NAME, size, features_of(false), identity)
+    pub fn stand_by(
+        connection: BorrowedFd<'_>,
+        image: &Image,
+        (size, identity): (u64, &str),
+    ) -> Result<(), ServeError> {
+        Connection::stand_by(connection, NAME, size, features_of(image, false), identity)
     }
 
     fn new(connection: Connection, image: &'a Image, size: u64, is_read_only: bool) -> Self {
         let (commands, last, is_fenced) = (HashMap::new(), 0, false);
-        Self { image, size, is_read_only, connection, commands, last, is_fenced, follows_size: false }
+        let (follows_size, pool) = (false, None);
+        Self { image, size, is_read_only, connection, commands, last, is_fenced, follows_size, pool }
     }
 
     /// Serves until the connection ends; `stop` becomes readable when the program is to end.
@@ -99,10 +110,10 @@ impl<'a> Serving<'a> {
                 continue;
             }
             let may_sleep = self.connection.queues.iter().all(|queue| queue.ring.may_sleep());
-            let others = [stop, self.image.ended(), self.image.changed()];
+            let others = [stop, self.image.ended(), self.image.changed(), self.image.measured()];
             let (has_message, others) = self.connection.wait_also(may_sleep, others)?;
             self.connection.queues.iter().for_each(|queue| queue.ring.rise());
-            let [has_to_stop, _, has_changed] = others;
+            let [has_to_stop, _, has_changed, has_measured] = others;
             if has_to_stop {
                 self.finish()?;
                 return Ok(End::Asked);
@@ -111,16 +122,46 @@ impl<'a> Serving<'a> {
                 self.finish()?;
                 return Ok(End::Resized);
             }
+            if has_measured {
+                self.tell_space();
+            }
             if has_message {
                 match self.connection.receive()? {
-                    Some(Message::Welcome(welcome)) => {
-                        log!("serving volume {}, {} bytes", name_of(&welcome.volume), welcome.size.get());
-                    }
+                    Some(Message::Welcome(welcome)) => self.begin(&welcome),
                     Some(_) => {}
                     None => return Ok(End::Closed),
                 }
             }
         }
+    }
+
+    /// Lunar has accepted the handler.
+    fn begin(&mut self, welcome: &Welcome) {
+        log!("serving volume {}, {} bytes", name_of(&welcome.volume), welcome.size.get());
+        if welcome.features.get() & features::SPACE == 0 {
+            return;
+        }
+        match self.image.measure().and_then(|()| self.image.pool_identity()) {
+            Ok(pool) => self.pool = Some(pool),
+            Err(why) => log!(warning, "the space of the pool is not measured: {why}"),
+        }
+        // An earlier connection may have measured it.
+        self.tell_space();
+    }
+
+    /// Tells Lunar the space of the pool, if it is known.
+    fn tell_space(&self) {
+        let (Some(measured), Some((pool, name))) = (self.image.space(), &self.pool) else { return };
+        let space = Space {
+            flags: if measured.allocated.is_some() { space_flags::ALLOCATED } else { 0 }.into(),
+            free: measured.free.into(),
+            size: measured.size.into(),
+            allocated: measured.allocated.unwrap_or(0).into(),
+            pool: name_field(pool),
+            name: name_field(name),
+        };
+        // If Lunar has gone, the next look at the connection shows it.
+        let _ = self.connection.send(&Message::Space(space));
     }
 
     /// Answers the commands that the library has; Lunar keeps the others for the next handler.
@@ -200,8 +241,10 @@ fn end(
 ) {
     let Some((number, command)) = commands.remove(&ended.token) else { return };
     let status = ended.result.err().map_or(Status::GOOD, |why| status(why, is_fenced));
-    if let Some(queue) = queues.iter_mut().find(|queue| queue.number == number) {
-        queue.ring.complete(&command, status);
+    let Some(queue) = queues.iter_mut().find(|queue| queue.number == number) else { return };
+    match (Code(command.operation), status) {
+        (Code::EXTENT, Status::GOOD) => queue.ring.complete_extent(&command, ended.extent),
+        _ => queue.ring.complete(&command, status),
     }
 }
 
@@ -234,8 +277,8 @@ fn operation(
 ) -> Result<(u64, Operation), Status> {
     let (offset, len) = (command.offset.get(), command.length.get());
     let (code, bytes) = (Code(command.operation), usize::try_from(len).map_err(|_| Status::FAILED)?);
-    if offset.checked_add(len).is_none_or(|end| end > size) || is_read_only && code != Code::READ && code != Code::FLUSH
-    {
+    let is_change = !matches!(code, Code::READ | Code::FLUSH | Code::EXTENT);
+    if offset.checked_add(len).is_none_or(|end| end > size) || is_read_only && is_change {
         return Err(Status::FAILED);
     }
     let place = usize::try_from(command.data.get()).map_err(|_| Status::FAILED)?;
@@ -246,6 +289,7 @@ fn operation(
         Code::FLUSH => Operation::Flush,
         Code::UNMAP => Operation::Discard(len),
         Code::ZERO => Operation::Zero(bytes),
+        Code::EXTENT if len > 0 => Operation::Extent(len),
         _ => return Err(Status::UNSUPPORTED),
     };
     Ok((offset, operation))

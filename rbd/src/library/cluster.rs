@@ -10,8 +10,10 @@ use std::rc::Rc;
 /// Options of the library for every connection, before those of the operator:
 ///
 /// * Initiators read ahead themselves.
-/// * The library waits no longer for a monitor than an operator who looks at the log.
-const OPTIONS: [(&CStr, &CStr); 2] = [(c"rbd_readahead_max_bytes", c"0"), (c"client_mount_timeout", c"30")];
+/// * The library waits no longer for a monitor than an operator who looks at the log; a process that ends has a thread
+///   that waits for one.
+const OPTIONS: [(&CStr, &CStr); 3] =
+    [(c"rbd_readahead_max_bytes", c"0"), (c"client_mount_timeout", c"30"), (c"rados_mon_op_timeout", c"30")];
 /// Options that no data is safe without. Those of an image or a pool win over them, so an image is refused if they have
 /// other values.
 ///
@@ -69,7 +71,7 @@ impl std::error::Error for ClusterError {}
 /// A connection.
 pub struct Cluster {
     pub(super) libraries: Rc<Libraries>,
-    handle: *mut c_void,
+    pub(super) handle: *mut c_void,
 }
 
 impl Cluster {

@@ -1,16 +1,22 @@
 //! An open image.
 
 use super::cluster::{Pool, REQUIRED};
+use super::extents::Extents;
+use super::space::{Counted, Measured, Space};
+use super::view::View;
 use super::{CipherPassphrase, ConfigOption, Failure, Handle, Info, Passphrase, Rbd, Watcher};
+use lunar_core::io::Extent;
 use lunar_core::mem::{Buf, Slice};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use rustix::io::Errno;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::ptr::{null, null_mut};
 use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 /// `EVENT_TYPE_EVENTFD`.
 const EVENTFD: c_int = 2;
@@ -55,6 +61,8 @@ pub enum Operation {
     Discard(u64),
     /// Writes zeroes to a range; space may be released.
     Zero(usize),
+    /// Tells how far a range is allocated, or is not: in doubt, it is.
+    Extent(u64),
 }
 
 /// The arguments of a function for a command.
@@ -82,18 +90,29 @@ pub struct Completed {
     pub token: u64,
     /// Whether it has succeeded.
     pub result: Result<(), Failure>,
+    /// The answer to [`Operation::Extent`].
+    pub extent: Extent,
 }
 
 /// An open image.
 pub struct Image {
     pub(super) pool: Rc<Pool>,
     pub(super) handle: Handle,
-    /// The library signals it when commands have ended.
-    ended: OwnedFd,
+    /// The library, and the thread of extents, signal it when commands have ended.
+    ended: Arc<OwnedFd>,
     /// The library signals it when the header of the image has changed.
     changed: OwnedFd,
     watch: Cell<Option<u64>>,
     in_progress: Cell<usize>,
+    is_encrypted: Cell<bool>,
+    /// Since the first question.
+    extents: RefCell<Option<Extents>>,
+    /// Since Lunar wants to know the space of the pool.
+    space: RefCell<Option<Space>>,
+    /// The thread of the space signals it when it has measured.
+    measured: Arc<OwnedFd>,
+    /// Commands that have changed the image.
+    changes: Arc<AtomicU64>,
 }
 
 fn bell() -> io::Result<OwnedFd> {
@@ -116,14 +135,26 @@ impl Image {
     /// Those of the library and of the operating system.
     pub fn open(pool: &Rc<Pool>, name: &CStr, snapshot: Option<&CStr>, is_read_only: bool) -> Result<Self, Failure> {
         let system = |why: io::Error| Failure(Errno::from_io_error(&why).unwrap_or(Errno::IO));
-        let (ended, changed) = (bell().map_err(system)?, bell().map_err(system)?);
+        let (ended, changed) = (Arc::new(bell().map_err(system)?), bell().map_err(system)?);
+        let measured = Arc::new(bell().map_err(system)?);
         let rbd = &pool.cluster.libraries.rbd;
         let open = if is_read_only { rbd.rbd_open_read_only } else { rbd.rbd_open };
         let (mut handle, snapshot) = (null_mut(), snapshot.map_or(null(), CStr::as_ptr));
         // SAFETY: the pool is open, the names are strings or null, and the handle is written.
         Failure::check(unsafe { open(pool.handle, name.as_ptr(), &raw mut handle, snapshot) })?;
-        let (watch, in_progress) = (Cell::new(None), Cell::new(0));
-        let image = Self { pool: pool.clone(), handle, ended, changed, watch, in_progress };
+        let image = Self {
+            pool: pool.clone(),
+            handle,
+            ended,
+            changed,
+            watch: Cell::new(None),
+            in_progress: Cell::new(0),
+            is_encrypted: Cell::new(false),
+            extents: RefCell::default(),
+            space: RefCell::default(),
+            measured,
+            changes: Arc::default(),
+        };
         let rbd = image.rbd();
         // SAFETY: the image is open; the eventfd is closed after the image.
         Failure::check(unsafe { (rbd.rbd_set_image_notification)(handle, image.ended.as_raw_fd(), EVENTFD) })?;
@@ -168,7 +199,9 @@ impl Image {
                 }
             }
         };
-        Failure::check(result).map(drop)
+        Failure::check(result)?;
+        self.is_encrypted.set(true);
+        Ok(())
     }
 
     /// Its identity: the cluster, the pool, and the number that the cluster has given to the image, and to the snapshot
@@ -196,11 +229,29 @@ impl Image {
     /// # Errors
     /// Those of the library.
     pub fn size(&self) -> Result<u64, Failure> {
+        Ok(self.info()?.size)
+    }
+
+    fn info(&self) -> Result<Info, Failure> {
         let mut info =
             Info { size: 0, object_size: 0, objects: 0, order: 0, prefix: [0; 24], parent_pool: 0, parent: [0; 96] };
         // SAFETY: the image is open, and at most so many bytes of the structure are written.
         Failure::check(unsafe { (self.rbd().rbd_stat)(self.handle, &raw mut info, size_of::<Info>()) })?;
-        Ok(info.size)
+        Ok(info)
+    }
+
+    /// Whether [`Operation::Extent`] is answered. Of encrypted and of striped images, some versions of the library
+    /// report extents at other offsets than those of the data.
+    #[must_use]
+    pub fn tells_extents(&self) -> bool {
+        let number = |function: unsafe extern "C" fn(Handle, *mut u64) -> c_int| {
+            let mut number = 0;
+            // SAFETY: the image is open, and the number is written.
+            Failure::check(unsafe { function(self.handle, &raw mut number) }).map(|_| number)
+        };
+        let stripe = (number(self.rbd().rbd_get_stripe_unit), number(self.rbd().rbd_get_stripe_count));
+        let is_striped = self.info().map(|info| stripe != (Ok(info.object_size), Ok(1)));
+        !self.is_encrypted.get() && is_striped == Ok(false)
     }
 
     /// Whether clients can lock it, so that a dead one can be fenced.
@@ -347,6 +398,53 @@ impl Image {
         self.changed.as_fd()
     }
 
+    /// Begins to measure the space of the pool from time to time, if it has not begun yet.
+    ///
+    /// # Errors
+    /// Those of the library and of the operating system.
+    pub fn measure(&self) -> Result<(), Failure> {
+        let mut space = self.space.borrow_mut();
+        if space.is_none() {
+            let Info { size, object_size, .. } = self.info()?;
+            let view = View::new(self.handle, object_size, self.rbd());
+            let (changes, bell) = (self.changes.clone(), self.measured.clone());
+            let counted = Counted { view, size, pool: self.data_pool_number(), changes, bell };
+            let started = Space::start(&self.pool.cluster, counted);
+            *space = Some(started.map_err(|why| Failure(Errno::from_io_error(&why).unwrap_or(Errno::AGAIN)))?);
+        }
+        Ok(())
+    }
+
+    /// The eventfd that is signalled when the space of the pool was measured.
+    #[must_use]
+    pub fn measured(&self) -> BorrowedFd<'_> {
+        self.measured.as_fd()
+    }
+
+    /// The space of the pool, as it was measured last; `None`: it is not known.
+    #[must_use]
+    pub fn space(&self) -> Option<Measured> {
+        let _ = rustix::io::read(&self.measured, &mut [0; size_of::<u64>()]);
+        self.space.borrow().as_ref().and_then(Space::last)
+    }
+
+    /// The number of the pool of its data.
+    pub(super) fn data_pool_number(&self) -> i64 {
+        // SAFETY: the image is open.
+        let number = unsafe { (self.rbd().rbd_get_data_pool_id)(self.handle) };
+        if number < 0 { self.pool.number() } else { number }
+    }
+
+    /// The identity and the name of the pool of its data.
+    ///
+    /// # Errors
+    /// Those of the library.
+    pub fn pool_identity(&self) -> Result<(String, String), Failure> {
+        let (cluster, number) = (&self.pool.cluster, self.data_pool_number());
+        let name = cluster.pool_name(number)?.to_string_lossy().into_owned();
+        Ok((format!("{}/{number}", cluster.fsid()?), name))
+    }
+
     /// Commands that have not ended.
     #[must_use]
     pub fn in_progress(&self) -> usize {
@@ -359,7 +457,11 @@ impl Image {
     /// The library does not take it: its end is not reported.
     pub fn submit(&self, token: u64, offset: u64, mut operation: Operation) -> Result<(), Failure> {
         let rbd = self.rbd();
+        if matches!(operation, Operation::Write(_) | Operation::Discard(_) | Operation::Zero(_)) {
+            self.changes.fetch_add(1, Ordering::Relaxed);
+        }
         let call = match &mut operation {
+            Operation::Extent(len) => return self.ask_extent(token, offset, *len),
             Operation::Read(memory) => Call::Read(memory.as_mut_ptr().cast(), memory.len()),
             Operation::Write(memory) => Call::Write(memory.as_ptr().cast(), memory.len()),
             Operation::Flush => Call::Flush,
@@ -397,6 +499,20 @@ impl Image {
         Ok(())
     }
 
+    fn ask_extent(&self, token: u64, offset: u64, len: u64) -> Result<(), Failure> {
+        let mut extents = self.extents.borrow_mut();
+        if extents.is_none() {
+            let view = View::new(self.handle, self.info()?.object_size, self.rbd());
+            let started = Extents::start(view, self.ended.clone());
+            *extents = Some(started.map_err(|why| Failure(Errno::from_io_error(&why).unwrap_or(Errno::AGAIN)))?);
+        }
+        if !extents.as_ref().is_some_and(|extents| extents.ask(token, offset, len)) {
+            return Err(Failure(Errno::BUSY));
+        }
+        self.in_progress.set(self.in_progress.get() + 1);
+        Ok(())
+    }
+
     /// Takes the commands that have ended.
     ///
     /// # Errors
@@ -404,6 +520,12 @@ impl Image {
     pub fn take_ended(&self, into: &mut Vec<Completed>) -> Result<(), Failure> {
         // It is signalled for what comes later.
         let _ = rustix::io::read(&self.ended, &mut [0; size_of::<u64>()]);
+        if let Some(extents) = &*self.extents.borrow() {
+            for (token, extent) in extents.answers.try_iter() {
+                self.in_progress.set(self.in_progress.get() - 1);
+                into.push(Completed { token, result: Ok(()), extent });
+            }
+        }
         let rbd = self.rbd();
         loop {
             let mut completions = [null_mut(); COMPLETIONS];
@@ -425,7 +547,7 @@ impl Image {
                     Ok(_) if result < pending.read => Err(Failure(Errno::IO)),
                     other => other.map(drop),
                 };
-                into.push(Completed { token: pending.token, result });
+                into.push(Completed { token: pending.token, result, extent: Extent::default() });
             }
             if count < COMPLETIONS {
                 return Ok(());
@@ -443,7 +565,7 @@ impl Image {
         let mut ended = Vec::new();
         while self.in_progress.get() > 0 {
             // An interrupted wait is repeated.
-            let _ = poll(&mut [PollFd::new(&self.ended, PollFlags::IN)], None);
+            let _ = poll(&mut [PollFd::new(&*self.ended, PollFlags::IN)], None);
             if self.take_ended(&mut ended).is_err() {
                 // Without the library nothing reports an end; the memory must stay.
                 std::process::abort();
@@ -456,8 +578,9 @@ impl Image {
 impl Drop for Image {
     fn drop(&mut self) {
         self.drain();
+        drop((self.extents.take(), self.space.take()));
         let rbd = self.rbd();
-        // SAFETY: the image is open, and no command is in progress.
+        // SAFETY: the image is open, no command is in progress, and no other thread uses it.
         unsafe {
             if let Some(watch) = self.watch.get() {
                 (rbd.rbd_update_unwatch)(self.handle, watch);

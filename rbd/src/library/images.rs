@@ -107,9 +107,8 @@ impl Image {
     /// # Errors
     /// Those of the library.
     pub fn data_pool(&self) -> Result<Option<CString>, Failure> {
-        // SAFETY: the image is open.
-        let number = unsafe { (self.rbd().rbd_get_data_pool_id)(self.handle) };
-        if number < 0 || number == self.pool.number() {
+        let number = self.data_pool_number();
+        if number == self.pool.number() {
             return Ok(None);
         }
         self.pool.cluster.pool_name(number).map(Some)
