@@ -112,10 +112,12 @@ impl Examiner {
     }
 }
 
-/// Adds the space of volumes and of their file systems, as the service measures it.
+/// Adds the space of volumes and of their file systems, as the service measures it. The name of another pool is no
+/// path: the service has troubles of its own for it, in the words of its kind.
 fn spaces(counters: &CountersView, facts: &mut Facts) {
-    let number = |name: &String| counters.stores.iter().position(|store| store.name == *name).map(|at| at as u64);
-    for (at, store) in counters.stores.iter().enumerate() {
+    let file_systems = || counters.stores.iter().enumerate().filter(|(_, store)| store.name.starts_with('/'));
+    let number = |name: &String| file_systems().find(|(_, store)| store.name == *name).map(|(at, _)| at as u64);
+    for (at, store) in file_systems() {
         facts.file_systems.push(FileSystem {
             number: at as u64,
             place: Path::new(&store.name).to_owned(),
@@ -155,8 +157,14 @@ mod tests {
             stores: vec!["/srv".to_owned()],
             ..VolumeCounters::default()
         };
-        let store = StoreSpace { name: "/srv".to_owned(), size: 100 << 30, free: 1 << 20, promised: 0, volumes: 0 };
-        spaces(&CountersView { volumes: vec![volume], stores: vec![store], ..CountersView::default() }, &mut facts);
+        let image = VolumeCounters { stores: vec!["rbd".to_owned()], ..volume.clone() };
+        let store = |name: &str| {
+            let name = name.to_owned();
+            StoreSpace { name, size: 100 << 30, free: 1 << 20, promised: 0, volumes: 0 }
+        };
+        let stores = vec![store("rbd"), store("/srv")];
+        spaces(&CountersView { volumes: vec![image, volume], stores, ..CountersView::default() }, &mut facts);
+        assert_eq!(facts.file_systems.len(), 1, "a pool whose name is no path is no file system");
         let view = ExaminationView::of(&facts, Vec::new());
         let found: Vec<_> = view.findings.iter().map(|finding| finding.code.word()).collect();
         assert!(found.contains(&"file-system-full") && found.contains(&"over-committed"), "{found:?}");

@@ -74,13 +74,13 @@ troubles! {
         "The file system of a thin volume is full. Clients see a medium that refuses writes; many turn their file \
         systems read-only. Make room (`df`), enlarge the file system, or move volumes. Clients that discard unused \
         blocks (`fstrim`) give space back.";
-    OverCommitted = "over-committed", "A file system has promised more space than it has.",
-        "The thin volumes on it may grow to more than its size. Nothing fails yet. Enlarge the file system, or move \
-        volumes, before writes fail.";
-    LowSpace = "low-space", "Less than `space-threshold` of a file system is available.",
+    OverCommitted = "over-committed", "A file system, or another pool, has promised more space than it has.",
+        "The thin volumes on it may grow to more than its size. Nothing fails yet. Enlarge it, or move volumes, \
+        before writes fail.";
+    LowSpace = "low-space", "Less than `space-threshold` of a file system, or of another pool, is available.",
         "Writes to the volumes on it will fail when it is full. Their clients were notified: initiators by the unit \
         attention THIN PROVISIONING SOFT THRESHOLD REACHED, hosts by the warning of the available spare in the SMART / \
-        Health log. Make room (`df`), enlarge the file system, or have clients discard unused blocks (`fstrim`).";
+        Health log. Make room, enlarge the pool, or have clients discard unused blocks (`fstrim`).";
     Front = "front", "A transport could not do all that is configured.",
         "The words have the error, such as a socket that could not be made.";
     CertificateExpires = "certificate-expires", "The certificate of an API listener ends soon, or has ended.",
