@@ -2,6 +2,7 @@
 //! killed; locks, the block list, snapshots, and the tools of Ceph on the same image.
 
 mod cluster;
+mod extents;
 mod kind;
 mod made;
 
@@ -68,6 +69,9 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     check("a second process does not get the image, or stands by", &mut || second(&cluster, &daemon));
     check("a client on the block list stops, and its successor goes on", &mut || blocked(&cluster, &daemon));
     check("a snapshot is a read-only volume", &mut || snapshot(&cluster, &daemon));
+    check("GET LBA STATUS returns which objects of an image without an object map are mapped", &mut || {
+        without_object_map(&cluster, &daemon)
+    });
     check("a full cluster is a lack of space, and writes go on afterwards", &mut || full(&cluster, &daemon));
     if lab.long {
         // The tools derive keys for as long as LUKS wants it.
@@ -269,6 +273,15 @@ fn snapshot(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
     ensure!(session.read(64, 1, BLOCK)? == [6; BLOCK], "the snapshot has later data");
     let done = session.run(&cdb::write(64, 1), Data::Out(vec![8; BLOCK]))?;
     ensure!(done.sense().0 == DATA_PROTECT, "a write ends with {:02x?}", done.sense());
+    session.logout()
+}
+
+fn without_object_map(cluster: &Cluster, daemon: &Daemon) -> Result<()> {
+    let features = ["--image-feature", "layering,exclusive-lock"];
+    cluster.run(&[&["rbd", "create", "--size", "64M"][..], &features, &["rbd/mapless"]].concat())?;
+    let _handler = served(cluster, daemon, IMAGE, "rbd/mapless", &[])?;
+    let mut session = daemon.session(IMAGE)?;
+    extents::holes(&mut session)?;
     session.logout()
 }
 

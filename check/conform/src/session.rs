@@ -492,6 +492,13 @@ pub(crate) mod cdb {
         ten_and_more(0x91, 0, 0)
     }
 
+    /// GET LBA STATUS (16) with an allocation length of 16 descriptors.
+    pub(crate) fn get_lba_status(lba: u64) -> [u8; 16] {
+        let mut cdb = ten_and_more(0x9e, lba, 8 + 16 * 16);
+        cdb[1] = 0x12;
+        cdb
+    }
+
     /// READ CAPACITY (16) with an allocation length of 32 bytes.
     pub(crate) fn read_capacity() -> [u8; 16] {
         let mut cdb = ten_and_more(0x9e, 0, 32);

@@ -1,4 +1,5 @@
-//! A Ceph cluster on loopback: one monitor, and object stores on files, from Debian's packages in a tree of their own.
+//! A Ceph cluster on loopback: one monitor, a manager, and object stores on files, from Debian's packages in a tree of
+//! their own.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -24,11 +25,13 @@ pub(super) struct Cluster {
     root: PathBuf,
     pub(super) folder: PathBuf,
     monitor: Option<Child>,
+    /// Counts the space of the pools.
+    manager: Option<Child>,
     stores: Vec<Option<Child>>,
 }
 
 impl Cluster {
-    /// Starts a monitor and `stores` object stores.
+    /// Starts a monitor, a manager, and `stores` object stores.
     pub(super) fn start(lab: &Lab, root: PathBuf, stores: usize) -> Result<Self> {
         if !rustix::process::geteuid().is_root() {
             return skip("Ceph runs in a tree of its own, to which only root can change");
@@ -39,7 +42,7 @@ impl Cluster {
         std::fs::create_dir_all(root.join("etc"))?;
         std::fs::write(root.join("etc/passwd"), "root:x:0:0:root:/:/bin/sh\n")?;
         std::fs::write(root.join("etc/group"), "root:x:0:\n")?;
-        let mut cluster = Self { root, folder, monitor: None, stores: Vec::new() };
+        let mut cluster = Self { root, folder, monitor: None, manager: None, stores: Vec::new() };
         let identifier = identifier()?;
         let address = format!("[v2:{}]", free_port()?);
         std::fs::write(cluster.configuration(), cluster.text(&identifier, &address))?;
@@ -55,6 +58,10 @@ impl Cluster {
             cluster.stores.push(None);
             cluster.start_store(number)?;
         }
+        for folder in ["mgr", "modules"] {
+            std::fs::create_dir_all(cluster.folder.join(folder))?;
+        }
+        cluster.manager = Some(cluster.spawn(&["ceph-mgr", "-i", "a", "-f"], &cluster.folder.join("mgr.out"))?);
         cluster.until_stores(stores)?;
         cluster.run(&["ceph", "osd", "pool", "create", "rbd", "8", "8"])?;
         cluster.run(&["rbd", "pool", "init", "rbd"])?;
@@ -85,6 +92,9 @@ impl Cluster {
             ("log_file", format!("{folder}/$name.log")),
             ("mon_data", format!("{folder}/mon")),
             ("osd_data", format!("{folder}/osd.$id")),
+            ("mgr_data", format!("{folder}/mgr")),
+            // It needs no modules, which are programs in Python, to count space.
+            ("mgr_module_path", format!("{folder}/modules")),
             ("osd_class_dir", "/usr/lib/x86_64-linux-gnu/rados-classes".into()),
             ("bluestore_block_create", "true".into()),
             ("bluestore_block_size", (1_u64 << 30).to_string()),
@@ -164,7 +174,7 @@ impl Cluster {
 impl Drop for Cluster {
     fn drop(&mut self) {
         let stores = self.stores.iter_mut().filter_map(Option::take);
-        for child in stores.chain(self.monitor.take()) {
+        for child in stores.chain(self.manager.take()).chain(self.monitor.take()) {
             let _ = end(child);
         }
         // The disks of the stores are large.

@@ -185,7 +185,7 @@ fn encrypted(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
+pub(super) fn until(what: &str, mut is_so: impl FnMut() -> Result<bool>) -> Result<()> {
     let end = Instant::now() + RETRY_TIME;
     while !is_so()? {
         ensure!(Instant::now() < end, "{what}");

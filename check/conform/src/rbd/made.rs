@@ -4,6 +4,8 @@ use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::cluster::Cluster;
+use super::extents::{OBJECT_BLOCKS, extents, holes};
+use super::kind::until;
 use super::{BLOCK, DATA_PROTECT, LIMIT};
 use crate::handler::daemon::{Daemon, TARGET};
 use crate::libiscsi;
@@ -36,8 +38,16 @@ pub(super) fn part(daemon: Option<&Daemon>, cluster: &Cluster, check: &Check<'_>
         second.end()
     });
     check("snapshots and clones under a verifying load", &mut || under_load(daemon, cluster));
+    check("GET LBA STATUS returns which objects of an image and of its clone are mapped", &mut || {
+        mapped(daemon, cluster)
+    });
+    check("the space of the pool is in the status, and more promises than it has are a trouble", &mut || {
+        pool(daemon, cluster)
+    });
 }
 
+/// The pool of all images.
+const POOL: &str = "rbd";
 /// The suites of the short form.
 const SUITES: &[&str] = &["Read10", "Write10", "CompareAndWrite", "Unmap", "WriteSame16", "GetLBAStatus"];
 
@@ -204,4 +214,57 @@ fn under_load(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     }
     writer.finish()?;
     Ok(())
+}
+
+fn mapped(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let configuration = cluster.configuration().display().to_string();
+    succeeds(daemon, &create("thin", "rbd/thin", &configuration, &["--size", "48M"]))?;
+    let thin = Mapped::new(daemon, 12, "thin")?;
+    let mut session = daemon.session(thin.lun)?;
+    holes(&mut session)?;
+    session.logout()?;
+    // The parent of a clone may have data anywhere.
+    succeeds(daemon, &["volume", "clone", "thin", "twin"])?;
+    let twin = Mapped::new(daemon, 13, "twin")?;
+    let mut session = daemon.session(twin.lun)?;
+    let found = extents(&mut session, 0)?;
+    ensure!(found == [(0, 12 * OBJECT_BLOCKS, true)], "a clone has the extents {found:?}");
+    session.logout()?;
+    twin.end()?;
+    thin.end()
+}
+
+/// The pool in the status.
+fn shown(daemon: &Daemon) -> Result<Option<Value>> {
+    let status = daemon.ask(&["status"])?;
+    let stores = status["stores"].as_array().context("a list of stores")?;
+    Ok(stores.iter().find(|store| store["name"] == POOL).cloned())
+}
+
+/// Whether the pool has promised more than it has.
+fn is_over_committed(daemon: &Daemon) -> Result<bool> {
+    let status = daemon.ask(&["status"])?;
+    let troubles = status["troubles"].as_array().context("a list of troubles")?;
+    Ok(troubles.iter().any(|trouble| {
+        trouble["kind"] == "over-committed"
+            && trouble["subject"] == "Ceph pool rbd"
+            && trouble["remedy"].as_str().is_some_and(|remedy| remedy.contains("`ceph df`"))
+    }))
+}
+
+fn pool(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let configuration = cluster.configuration().display().to_string();
+    until("the pool is not in the status", || Ok(shown(daemon)?.is_some()))?;
+    let store = shown(daemon)?.context("it was there")?;
+    let told: Value = serde_json::from_str(&cluster.run(&["ceph", "df", "--format", "json"])?)?;
+    let pools = told["pools"].as_array().context("a list of pools")?;
+    let stats = pools.iter().find(|pool| pool["name"] == POOL).context("the pool")?["stats"].clone();
+    let (free, wanted) = (store["free"].as_u64().unwrap_or(0), stats["max_avail"].as_u64().unwrap_or(0));
+    // The stores of the cluster write meanwhile.
+    ensure!(wanted > 0 && free.abs_diff(wanted) < wanted / 4, "{free} bytes are free, and `ceph df` says {stats}");
+    ensure!(store["promised"].as_u64() > Some(0) && !is_over_committed(daemon)?, "the status has {store}");
+    succeeds(daemon, &create("large", "rbd/large", &configuration, &["--size", "64G"]))?;
+    until("more promises than space are no trouble", || is_over_committed(daemon))?;
+    succeeds(daemon, &["volume", "delete", "large"])?;
+    until("the trouble stays", || Ok(!is_over_committed(daemon)?))
 }
