@@ -187,6 +187,20 @@ refusals() {
     fails "a missing namespace is refused" "does not exist: .nvme list." nvme:/dev/ng77n1
 }
 
+# A device that is served no more is free at once, while the connections of others go on.
+release_cases() {
+    local loop
+    truncate -s 16M /tmp/loop.img
+    loop=$(losetup --find --show /tmp/loop.img)
+    mkfs.ext4 -q -F "$loop"
+    try "a block device is served" lunar volume create extra --kind block --path "$loop"
+    refuse "it cannot be mounted meanwhile" mount -t ext4 "$loop" /mnt
+    try "it is served no more" lunar volume delete extra
+    try "it can be mounted" eventually mount -t ext4 "$loop" /mnt
+    umount /mnt
+    losetup --detach "$loop"
+}
+
 gone() { lunar status 2>&1 | grep -q "is gone"; }
 # turs: the status of a command to the disk, which is not opened for that.
 turs() { sg_raw -vv "$node" 00 00 00 00 00 00 2>&1; }
@@ -248,6 +262,7 @@ kernel=$!
 says "lunar volume list" "nvme" lunar volume list
 data_cases
 space_cases
+release_cases
 if wait $kernel; then ok "the file system of the kernel is intact"; else tail -n 8 /tmp/fio.out; bad "the file system of the kernel is intact"; fi
 umount "$KERNEL"
 try "it is clean" fsck.ext4 -fn "/dev/${first}p1"

@@ -191,6 +191,8 @@ enum Part {
     Namespace,
     /// A Linux guest with a virtual tape library: mtx, mt, tar, kills
     Tape,
+    /// A Linux guest that serves the zvols of a pool of ZFS of its own
+    Zfs,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
     Spdk,
 }
@@ -239,6 +241,7 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::Device, Drivers::First, WAITS),
     (Part::Namespace, Drivers::EachIfWhole, WAITS),
     (Part::Tape, Drivers::First, COMPUTES),
+    (Part::Zfs, Drivers::First, WAITS),
     (Part::Blktests, Drivers::First, COMPUTES),
     (Part::Spdk, Drivers::First, COMPUTES),
     (Part::St, Drivers::First, WAITS),
@@ -369,6 +372,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Sst => sst::part(lab, driver),
             Part::Xdp => xdp::part(lab, driver),
             Part::Device => guest::device(lab, driver),
+            Part::Zfs => guest::zfs(lab, driver),
             Part::Namespace => guest::namespace(lab, driver),
             Part::Tape => guest::tape(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),

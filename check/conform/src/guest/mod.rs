@@ -28,6 +28,7 @@ mod tape;
 mod ublk;
 mod vhost;
 mod vm;
+mod zfs;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
@@ -70,6 +71,7 @@ pub(crate) use tape::part as tape;
 pub(crate) use ublk::part as ublk;
 pub(crate) use vhost::part as vhost;
 pub(crate) use vm::part as vm;
+pub(crate) use zfs::part as zfs;
 
 /// Runs the part `guest`: open-iscsi against the target. The first driver runs all cases, the others those that depend
 /// on the driver.

@@ -22,18 +22,26 @@ struct Recipe {
     packages: &'static str,
     /// The Debian release of the packages; `None`: this machine's package sources.
     release: Option<&'static str>,
+    /// The components of the release.
+    components: &'static str,
     /// Whether a kernel is in the tree, for a guest; else programs of the tree run on this machine.
     has_kernel: bool,
 }
 
-const STOCK_RECIPE: Recipe =
-    Recipe { name: "guest", packages: include_str!("../../guest-packages.txt"), release: None, has_kernel: true };
+const STOCK_RECIPE: Recipe = Recipe {
+    name: "guest",
+    packages: include_str!("../../guest-packages.txt"),
+    release: None,
+    components: "main",
+    has_kernel: true,
+};
 /// The first release whose kernel supports NVMe in-band authentication and TLS, with the daemon that does TLS
 /// handshakes for the kernel.
 const TLS_RECIPE: Recipe = Recipe {
     name: "secure",
     packages: include_str!("../../guest-packages-secure.txt"),
     release: Some("trixie"),
+    components: "main",
     has_kernel: true,
 };
 /// The first release whose kernel has ublk, with the stock packages.
@@ -41,6 +49,7 @@ const UBLK_RECIPE: Recipe = Recipe {
     name: "ublk",
     packages: include_str!("../../guest-packages.txt"),
     release: Some("trixie"),
+    components: "main",
     has_kernel: true,
 };
 /// A kernel of today, with the tools of tapes.
@@ -48,6 +57,7 @@ const DEVICE_RECIPE: Recipe = Recipe {
     name: "device",
     packages: include_str!("../../guest-packages-device.txt"),
     release: Some("trixie"),
+    components: "main",
     has_kernel: true,
 };
 /// A kernel of today, with Bacula.
@@ -55,6 +65,7 @@ const BACULA_RECIPE: Recipe = Recipe {
     name: "bacula",
     packages: include_str!("../../guest-packages-bacula.txt"),
     release: Some("trixie"),
+    components: "main",
     has_kernel: true,
 };
 /// A kernel of today, with the tools of networks and RDMA.
@@ -62,13 +73,31 @@ const RDMA_RECIPE: Recipe = Recipe {
     name: "rdma",
     packages: include_str!("../../guest-packages-rdma.txt"),
     release: Some("trixie"),
+    components: "main",
     has_kernel: true,
+};
+/// A kernel of today, with ZFS but for its modules.
+const ZFS_RECIPE: Recipe = Recipe {
+    name: "zfs",
+    packages: include_str!("../../guest-packages-zfs.txt"),
+    release: Some("trixie"),
+    components: "main contrib",
+    has_kernel: true,
+};
+/// The source of the modules of ZFS, and what they are compiled with.
+const ZFS_SOURCE_RECIPE: Recipe = Recipe {
+    name: "zfs-source",
+    packages: include_str!("../../zfs-source-packages.txt"),
+    release: Some("trixie"),
+    components: "main contrib",
+    has_kernel: false,
 };
 /// A small system, with the loader that boots it.
 const SYSTEM_RECIPE: Recipe = Recipe {
     name: "system",
     packages: include_str!("../../guest-packages-system.txt"),
     release: None,
+    components: "main",
     has_kernel: true,
 };
 /// A Ceph cluster of today.
@@ -76,6 +105,7 @@ const CEPH_RECIPE: Recipe = Recipe {
     name: "ceph",
     packages: include_str!("../../ceph-packages.txt"),
     release: Some("trixie"),
+    components: "main",
     has_kernel: false,
 };
 /// Names of the kernel's package in the distributions; the first that exists is used.
@@ -142,6 +172,17 @@ pub(crate) fn ensure_with_bacula(report: &Report) -> Result<Sysroot> {
 /// Returns the tree with the tools of RDMA; builds it first if necessary.
 pub(crate) fn ensure_with_rdma(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &RDMA_RECIPE)
+}
+
+/// Returns the tree with ZFS but for its modules; builds it first if necessary.
+pub(crate) fn ensure_with_zfs(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &ZFS_RECIPE)
+}
+
+/// Returns the root of the tree with the source of ZFS; builds it first if necessary.
+pub(super) fn zfs_source(report: &Report) -> Result<PathBuf> {
+    needs_keys()?;
+    Ok(tree_of(report, &ZFS_SOURCE_RECIPE)?.join("root"))
 }
 
 /// Returns the tree of a small system that boots from a disk; builds it first if necessary.
@@ -238,7 +279,8 @@ fn build(report: &Report, path: &Path, recipe: &Recipe) -> Result<()> {
     let root = path.join("root");
     folders(path)?;
     if let Some(release) = recipe.release {
-        let source = format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian {release} main\n");
+        let components = recipe.components;
+        let source = format!("deb [signed-by={KEYRING}] http://deb.debian.org/debian {release} {components}\n");
         std::fs::write(sources(path), source)?;
     }
     let updated = process::run(apt(path).args(["update", "-q"]), FETCH_LIMIT)?;
