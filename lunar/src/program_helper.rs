@@ -1,15 +1,15 @@
-//! The program helper: a process that starts programs for the daemon, which cannot do it from its sandbox: the processes
-//! of images of Ceph (`lunar-rbd`), and `zfs`.
+//! The program helper: a process that starts programs for the daemon, which cannot do it from its sandbox: the
+//! processes of images of Ceph (`lunar-rbd`), and `zfs`.
 //!
 //! The daemon starts it before it enters its sandbox, as a program of its own (`lunar program-helper`). Requests and
 //! replies are messages on a pair of sockets. The daemon may have been taken over, so the helper starts these programs
-//! only, with arguments that it makes itself: `lunar-rbd` with files that were configured when the daemon was started or
-//! are in the folder of Ceph, and `zfs` to remove only what it has made. The helper ends with the daemon, and the
+//! only, with arguments that it makes itself: `lunar-rbd` with files that were configured when the daemon was started
+//! or are in the folder of Ceph, and `zfs` to remove only what it has made. The helper ends with the daemon, and the
 //! processes end with the helper.
 //!
 //! Requests are in [`request`]. A reply is an error number, 0 if there is none, and the number of the process that was
-//! started, or 1 for a call that has succeeded and 0 for one that has failed (4 bytes each, little endian); the standard
-//! error of a process goes with it.
+//! started, or 1 for a call that has succeeded and 0 for one that has failed (4 bytes each, little endian); the
+//! standard error of a process goes with it.
 
 mod request;
 

@@ -611,6 +611,19 @@ pub fn device_bytes(dev: u64) -> Option<u64> {
     sectors.trim().parse::<u64>().ok()?.checked_mul(SECTOR)
 }
 
+/// The name of the dataset whose volume this open block device is; `None` if it is no volume of ZFS.
+#[must_use]
+pub fn zvol_name(device: BorrowedFd<'_>) -> Option<String> {
+    /// BLKZNAME of OpenZFS (include/sys/fs/zfs.h): `_IOR(0x12, 125, char[256])`.
+    const BLKZNAME: u32 = 0x8100_127d;
+    const NAME_BYTES: usize = 256;
+    let mut name = [0_u8; NAME_BYTES];
+    // SAFETY: the driver writes no more bytes than the number of the call says, which are those of the array.
+    let done = unsafe { libc::ioctl(device.as_raw_fd(), BLKZNAME as libc::Ioctl, name.as_mut_ptr()) };
+    let text = name.split(|byte| *byte == 0).next().filter(|text| done == 0 && !text.is_empty())?;
+    String::from_utf8(text.to_vec()).ok()
+}
+
 /// A number from the queue of the block device `dev` (as in `st_dev`, `st_rdev`), or of the disk of this partition: a
 /// file below `/sys/dev/block/MAJOR:MINOR/queue`.
 #[must_use]

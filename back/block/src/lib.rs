@@ -18,7 +18,7 @@ pub mod zvol;
 use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_engine::backend::StoreTrouble;
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::{Disk, Policy, Source, device_bytes};
+use lunar_reactor::disk::{Disk, Policy, Source, device_bytes, zvol_name};
 use lunar_reactor::op::Allocate;
 use open::Limits;
 pub use open::{Mark, Options, Refusal, mark_at};
@@ -85,6 +85,11 @@ impl BlockVolume {
     /// The same volume, with its space.
     pub(crate) fn with_space(self, space: Arc<SpaceCell>) -> Self {
         Self { space: Some(space), ..self }
+    }
+
+    /// The dataset of the device, if it is a zvol.
+    pub(crate) fn zvol_name(&self) -> Option<String> {
+        zvol_name(self.source.first().file())
     }
 
     /// The number of the device.

@@ -131,7 +131,7 @@ log_in "login"
 disk 0
 first=$disk
 
-# What the device says.
+# The limits that the device reports.
 equal "the size is that of the zvol" $((64 << 20)) "$(blockdev --getsize64 "$first")"
 says "the physical block is that of the zvol" "exponent=5" sg_readcap -16 "$first"
 says "UNMAP takes blocks of the zvol" "unmap granularity: 0x20" sg_vpd -p bl "$first"

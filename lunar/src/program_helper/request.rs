@@ -1,8 +1,8 @@
 //! The requests of the daemon to its program helper.
 //!
 //! A request to start a process of an image is its code, flags (1 byte: 1 for a read-only image, 2 to stand by), and
-//! image, user, configuration file, keyring, format of the encryption, passphrase file, and the size of an image that is
-//! made, the image that a clone is made of, and the identity of an image that a snapshot or a clone is made of, with
+//! image, user, configuration file, keyring, format of the encryption, passphrase file, and the size of an image that
+//! is made, the image that a clone is made of, and the identity of an image that a snapshot or a clone is made of, with
 //! zero bytes between them; an empty one is not given. The connection of the process goes with it.
 //!
 //! A request for a call of `zfs` is its code, that of the call (1 byte), and its parts, with zero bytes between them:
@@ -76,6 +76,7 @@ fn parts_of(call: &Call) -> (u8, Vec<String>) {
         Call::Clone(snapshot, zvol) => (4, names(&[snapshot, zvol])),
         Call::Destroy(dataset) => (5, names(&[dataset])),
         Call::DestroyLater(snapshot) => (6, names(&[snapshot])),
+        Call::Identity(dataset) => (8, names(&[dataset])),
         Call::Space(zvols) => (7, names(&zvols.iter().collect::<Vec<_>>())),
     }
 }
@@ -97,6 +98,7 @@ fn parse_call(code: u8, text: &str) -> Option<Call> {
         }
         (5, None, [dataset]) => Some(Call::Destroy(dataset.clone())),
         (6, None, [snapshot]) if is_snapshot(snapshot) => Some(Call::DestroyLater(snapshot.clone())),
+        (8, None, [dataset]) => Some(Call::Identity(dataset.clone())),
         (7, None, zvols) => Some(Call::Space(zvols.to_vec())),
         _ => None,
     }
@@ -210,6 +212,7 @@ mod tests {
             Call::Clone(snapshot.clone(), a.clone()),
             Call::Destroy(snapshot.clone()),
             Call::DestroyLater(snapshot.clone()),
+            Call::Identity(a.clone()),
             Call::Space(vec![a, snapshot]),
         ] {
             let request = Request::Zfs(call);
@@ -226,7 +229,7 @@ mod tests {
             b"\x03\x05-r",
             b"\x03\x06tank/a",
             b"\x03\x07",
-            b"\x03\x08tank/a",
+            b"\x03\x09tank/a",
         ];
         for bytes in malformed {
             assert_eq!(Request::parse(bytes), None, "{bytes:?}");

@@ -105,9 +105,9 @@ impl Open {
         matches!(self.role, Role::Stream(_) | Role::Listener(_))
     }
 
-    /// Whether the ring's table has it: not objects that are only polled, and not what must be closed at once when its
-    /// last handle is dropped, unless the kernel `releases` it then: devices, locks, space of deleted files. Sockets are
-    /// shut down first.
+    /// Whether the ring's table has it: not objects that are only polled, nor devices, and files only if the kernel
+    /// `releases` them at once when they leave the table, because they have locks and space. Sockets are shut down
+    /// first.
     pub(super) fn may_be_fixed(&self, releases: bool) -> bool {
         match self.role {
             Role::Stream(_) | Role::Listener(_) => true,

@@ -99,7 +99,13 @@ impl Backend for ZvolBackend {
             Some(held) => held.reopen(&device, &options),
             None => BlockVolume::new(&device, &options),
         };
-        Ok(Opened::Store(Arc::new(ZvolVolume::new(dataset, opened.map_err(unusable)?, zvol))))
+        let opened = opened.map_err(unusable)?;
+        // udev renews the link some time after a zvol was renamed.
+        match opened.zvol_name() {
+            Some(name) if name == dataset.name() => {}
+            other => return Err(refused(request, Mistake::OtherDevice(device, other))),
+        }
+        Ok(Opened::Store(Arc::new(ZvolVolume::new(dataset, opened, zvol))))
     }
 }
 
@@ -113,7 +119,7 @@ fn dataset_of(request: &StoreRequest<'_>) -> Result<Dataset, Refusal> {
     Dataset::at(request.required_path()?).ok_or_else(|| refused(request, Mistake::Name))
 }
 
-/// What a request makes, of `source` if that is given.
+/// The making of a request, of `source` if that is given.
 fn order_of(request: &StoreRequest<'_>, source: Option<&Opened>) -> Result<(Dataset, Order), Refusal> {
     let dataset = dataset_of(request)?;
     let order = match source {
@@ -151,6 +157,8 @@ enum Mistake {
     Snapshot,
     /// It has no device here.
     NoDevice(PathBuf),
+    /// Its link leads to the device of another zvol, or to no zvol.
+    OtherDevice(PathBuf, Option<String>),
     /// A snapshot has the size of its zvol.
     EmptySnapshot,
     /// The source of a copy is no zvol.
@@ -182,6 +190,12 @@ impl fmt::Display for ZvolError {
                  get volmode {name}`)",
                 device.display()
             ),
+            Mistake::OtherDevice(device, Some(other)) => write!(
+                f,
+                "{} is the device of {other}: have udev renew the links (`udevadm trigger --subsystem-match=block`)",
+                device.display()
+            ),
+            Mistake::OtherDevice(device, None) => write!(f, "{} is no device of a zvol", device.display()),
             Mistake::EmptySnapshot => {
                 write!(f, "{name} is a snapshot: make it of its volume (`lunar volume snapshot`), or give no size")
             }

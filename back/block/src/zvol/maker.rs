@@ -1,5 +1,5 @@
-//! Makes zvols, snapshots and clones with the program `zfs`. What was made is removed again unless its volume is
-//! created.
+//! Makes zvols, snapshots and clones with the program `zfs`. They are removed again unless their
+//! volume is created.
 
 use super::program::{Call, CallError, call};
 use super::schema::Dataset;
@@ -16,7 +16,7 @@ const DEVICE_TIME: Duration = Duration::from_secs(10);
 /// Time between two looks at the device.
 const LOOK: Duration = Duration::from_millis(20);
 
-/// What is made.
+/// The kind of store that is made.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(super) enum Order {
     /// An empty zvol of so many bytes.

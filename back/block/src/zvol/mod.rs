@@ -1,10 +1,11 @@
 //! Volumes of ZFS (zvols) as a back end: the kind `zvol`.
 //!
 //! The data path is that of the block device of the zvol; a zvol is named by its dataset, because the number of the
-//! device changes with each import of its pool. What the device does not tell comes from ZFS:
+//! device changes with each import of its pool. Other properties come from ZFS:
 //!
-//! * [`identity`]: which zvol it is, from the statistics of the kernel module
-//! * [`program`]: the program `zfs`, which [`maker`] makes zvols, snapshots and clones with, and [`space`] asks for space
+//! * [`program`]: the program `zfs`
+//! * [`identity`], [`space`]: the number of a zvol, and its space, which it tells
+//! * [`maker`]: zvols, snapshots and clones, which it makes
 //! * [`backend`], [`volume`]: the contract of the engine
 
 pub mod backend;

@@ -38,6 +38,8 @@ pub enum Call {
     Destroy(Dataset),
     /// Removes a snapshot when its last clone is gone.
     DestroyLater(Dataset),
+    /// Asks for the number of a dataset.
+    Identity(Dataset),
     /// Asks for the space of zvols and of their pools.
     Space(Vec<Dataset>),
 }
@@ -57,6 +59,7 @@ impl Call {
             Self::Clone(snapshot, zvol) => words(&["clone", snapshot.name(), zvol.name()]),
             Self::Destroy(dataset) => words(&["destroy", dataset.name()]),
             Self::DestroyLater(snapshot) => words(&["destroy", "-d", snapshot.name()]),
+            Self::Identity(dataset) => words(&["get", "-Hp", "-o", "value", "guid", dataset.name()]),
             Self::Space(zvols) => {
                 let mut pools: Vec<&str> = zvols.iter().map(Dataset::pool).collect();
                 pools.sort_unstable();
@@ -148,7 +151,7 @@ pub fn set_starter(starter: Box<dyn Starter>) {
 struct Children(Mutex<Vec<Child>>);
 
 impl Children {
-    /// What `act` returns for the child of this number.
+    /// Calls `act` for the child of this number.
     fn with<T>(&self, process: Pid, act: impl FnOnce(&mut Child) -> io::Result<T>) -> io::Result<T> {
         let mut children = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let child = children.iter_mut().find(|child| u32::try_from(process.as_raw_nonzero().get()) == Ok(child.id()));
@@ -319,6 +322,7 @@ mod tests {
             (Call::ShowSnapshots(a.clone()), "set snapdev=visible tank/a"),
             (Call::Clone(snapshot.clone(), dataset("tank/c")), "clone tank/a@b tank/c"),
             (Call::Destroy(a.clone()), "destroy tank/a"),
+            (Call::Identity(snapshot.clone()), "get -Hp -o value guid tank/a@b"),
             (Call::DestroyLater(snapshot), "destroy -d tank/a@b"),
             (
                 Call::Space(vec![a, dataset("dozer/x"), dataset("tank/c")]),

@@ -239,7 +239,7 @@ impl<'a> Found<'a> {
         let available = if dataset.is_snapshot() { 0 } else { self.number(name, "available")? };
         let missing = match dataset.is_snapshot() {
             true => 0,
-            // What is reserved is not free for others any more.
+            // Reserved space is not free for others any more.
             false => {
                 let reserved = self.number(name, "usedbyrefreservation").unwrap_or(0);
                 self.number(name, "volsize")?.saturating_sub(used).saturating_sub(reserved)

@@ -1,3 +1,4 @@
+use super::identity;
 use super::maker::{Order, make};
 use super::program::{Call, Started, Starter, call, set_starter};
 use super::schema::Dataset;
@@ -28,6 +29,8 @@ fn script(words: &str) -> &'static str {
         _ if words.starts_with("snapshot tank/hangs") => "sleep 600",
         _ if words.starts_with("destroy tank/kept") => "echo 'dataset is busy' >&2; exit 1",
         _ if words.starts_with("set snapdev=visible tank/kept") => "echo 'no such pool' >&2; exit 1",
+        _ if words.starts_with("get -Hp -o value guid tank/known") => "echo 6787635479970477172",
+        _ if words.starts_with("get -Hp -o value guid") => "echo 'dataset does not exist' >&2; exit 1",
         _ if words.starts_with("get ") => "echo told; echo said >&2",
         _ => "exit 0",
     }
@@ -109,4 +112,10 @@ fn a_program_that_does_not_end_is_killed() {
 fn the_output_and_the_errors_are_told_apart() {
     let told = call(&Call::Space(vec![dataset("tank/a")]), Duration::from_secs(20)).expect("it succeeds");
     assert_eq!(told, "told\n");
+}
+
+#[test]
+fn a_zvol_is_known_by_the_number_that_zfs_tells() {
+    assert_eq!(identity::of(&dataset("tank/known")).as_deref(), Some("6787635479970477172"));
+    assert_eq!(identity::of(&dataset("tank/gone")), None);
 }

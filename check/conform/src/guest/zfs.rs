@@ -104,7 +104,7 @@ fn compile(source: &Path, kernel: &str) -> Result<()> {
          ln -sf gcc {root}/usr/bin/cc\n\
          exec chroot {root} /usr/bin/env -i PATH=/usr/sbin:/usr/bin HOME=/tmp /usr/bin/bash -ec '\n\
          cd {zfs}\n\
-         ./configure --with-config=kernel --disable-dependency-tracking --with-linux={common} --with-linux-obj={headers}\n\
+         ./configure --with-config=kernel --with-linux={common} --with-linux-obj={headers}\n\
          make -j$(nproc)'\n",
         root = source.display(),
         zfs = inside(&zfs)?,
