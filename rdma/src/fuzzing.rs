@@ -1,15 +1,20 @@
-//! Entry points of the fuzz target: a peer that sends anything.
+//! Entry points of the fuzz target: a peer that sends anything, and stations that do.
 
 use crate::engine::{Accept, ConnectionId, Engine, Event, Payload};
+use crate::ethernet::limits::{NEIGHBOURS_MAX, UNRESOLVED_MAX, WAITING_MAX, WAITING_TOTAL_MAX};
+use crate::ethernet::network::Network;
+use crate::ethernet::station::{FRAME_MIN, HEADERS_MAX, Station};
+use crate::ethernet::{arp, icmp, ip, udp};
 use crate::golden;
 use crate::icrc::Checker;
 use crate::limits::{CONNECTIONS_MAX, MESSAGES_MAX};
 use crate::mad::{Body, Message};
 use crate::responder::Receives;
-use crate::wire::{Head, Packet, Remote};
+use crate::wire::{Head, PORT, Packet, Remote};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
-use std::net::{IpAddr, Ipv4Addr};
+use lunar_link::{HEADER_LEN, Header, MacAddress};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 88, 2));
@@ -139,6 +144,86 @@ pub fn peer(bytes: &[u8]) {
     victim.turn(true);
 }
 
+/// The MAC address of the station that is attacked.
+const STATION: MacAddress = MacAddress([2, 0, 0, 0, 0, 1]);
+/// Its addresses.
+const ADDRESS_V4: Ipv4Addr = Ipv4Addr::new(192, 168, 88, 1);
+const ADDRESS_V6: Ipv6Addr = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1);
+
+/// A frame of these bytes, with right headers and checksums as far as `kind` says.
+fn made_frame(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut padded = [0; 40];
+    let len = bytes.len().min(padded.len());
+    padded[..len].copy_from_slice(&bytes[..len]);
+    let [last, message, station, ..] = padded;
+    let peer_v4 = IpAddr::V4(Ipv4Addr::new(192, 168, 88, last));
+    let peer_v6 = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last.into()));
+    let (ether_type, packet) = match kind & 7 {
+        0 => return bytes.to_vec(),
+        1 => (ip::IPV4, bytes.to_vec()),
+        2 => {
+            let (operation, sender) = (arp::Operation(u16::from(message % 4)), Ipv4Addr::new(192, 168, 88, last));
+            let target = Ipv4Addr::new(192, 168, 88, padded[3] % 3);
+            let macs = (MacAddress([2, 0, 0, 0, 0, station]), MacAddress([0; 6]));
+            let message = arp::Message { operation, sender: (macs.0, sender), target: (macs.1, target) };
+            (arp::ETHER_TYPE, message.bytes().to_vec())
+        }
+        3 => (ip::IPV4, icmp::packet(peer_v4, ADDRESS_V4.into(), ip::HOP_LIMIT, message, bytes)),
+        4 | 5 => {
+            let (from, to) = if kind & 1 == 0 { (peer_v4, ADDRESS_V4.into()) } else { (peer_v6, ADDRESS_V6.into()) };
+            let header = ip::Header { from, to, protocol: ip::UDP, hop_limit: ip::HOP_LIMIT };
+            let udp = udp::header(message.into(), PORT, bytes.len());
+            (header.ether_type(), [&header.bytes(udp.len() + bytes.len())[..], &udp, bytes].concat())
+        }
+        _ => {
+            let body = [&bytes[..4.min(len)], &ADDRESS_V6.octets(), &bytes[4.min(len)..]].concat();
+            let message = if kind & 1 == 0 { 135 } else { 136 };
+            (ip::IPV6, icmp::packet(peer_v6, ADDRESS_V6.into(), ip::NEIGHBOUR_HOP_LIMIT, message, &body))
+        }
+    };
+    let source = MacAddress([2, 0, 0, 0, 0, station]);
+    let destination = if kind & 0x40 == 0 { STATION } else { MacAddress::BROADCAST };
+    [&Header { destination, source, ether_type }.bytes()[..], &packet].concat()
+}
+
+/// Stations of an Ethernet send frames: each begins with its length, and a byte that says how it is made.
+///
+/// # Panics
+/// When something grows beyond its limits, or a frame is answered with more than one.
+pub fn frames(bytes: &[u8]) {
+    let mut now = Instant(1);
+    let network = |address: IpAddr, prefix| Network::new(address, prefix, None).expect("right");
+    let networks = [network(ADDRESS_V4.into(), 24), network(ADDRESS_V6.into(), 64)];
+    let mut stations = networks.map(|network| Station::new(STATION, network, now));
+    let mut rest = bytes;
+    while let Some(([len, kind], behind)) = rest.split_first_chunk::<2>() {
+        let (bytes, behind) = behind.split_at(usize::from(*len).min(behind.len()));
+        rest = behind;
+        let frame = made_frame(*kind, bytes);
+        let Some(header) = Header::parse(&frame) else { continue };
+        for station in &mut stations {
+            let (_, _, waiting) = station.counts();
+            let received = station.receive(&header, &frame[HEADER_LEN..], now).map(|datagram| datagram.peer.ip());
+            let sent = std::iter::from_fn(|| station.poll()).count();
+            assert!(sent <= 1 + waiting.min(WAITING_MAX), "{sent} frames");
+            if let Some(peer) = received {
+                station.send(peer, Sg::default(), now);
+            }
+            if kind & 0x80 != 0 {
+                now = now + STEP * 40;
+                station.expire(now);
+            }
+            while let Some(frame) = station.poll() {
+                let frame = frame.to_vec();
+                assert!(frame.len() >= FRAME_MIN.min(HEADERS_MAX - 20), "{}", frame.len());
+            }
+            let (known, unresolved, waiting) = station.counts();
+            assert!(known <= NEIGHBOURS_MAX && unresolved <= UNRESOLVED_MAX && waiting <= WAITING_TOTAL_MAX);
+            assert!(station.deadline().is_none_or(|deadline| deadline <= now + Duration::from_secs(3600)));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -149,7 +234,22 @@ mod tests {
         fn nothing_panics(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
             formats(&bytes);
             peer(&bytes);
+            frames(&bytes);
         }
+    }
+
+    #[test]
+    fn made_frames_reach_the_code_behind_the_checks() {
+        let network = Network::new(ADDRESS_V4.into(), 24, None).expect("right");
+        let mut station = Station::new(STATION, network, Instant(1));
+        let mut answered = 0;
+        for (kind, bytes) in [(2, &[7, 1, 9, 1][..]), (3, &[7, 8, 9]), (4, &[7, 200, 9])] {
+            let frame = made_frame(kind, bytes);
+            let header = Header::parse(&frame).expect("it is whole");
+            let received = station.receive(&header, &frame[HEADER_LEN..], Instant(1)).is_some();
+            answered += usize::from(received) + std::iter::from_fn(|| station.poll()).count();
+        }
+        assert_eq!(answered, 3);
     }
 
     #[test]

@@ -7,6 +7,7 @@
 //! * [`engine`]: the connections of an address, and the connection manager, without I/O; [`events`]: its events
 //!   and packets
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
+//! * [`ethernet`]: IP, UDP and neighbours, for datagrams in Ethernet frames, without I/O
 //! * [`limits`]: limits of what peers may cause
 //! * [`port`]: an engine on its UDP socket, which several protocols use at the same time; [`socket`]: how it is opened.
 //!   The only modules with I/O
@@ -16,6 +17,7 @@
 
 pub mod connection;
 pub mod engine;
+pub mod ethernet;
 pub mod events;
 #[cfg(any(test, feature = "testing"))]
 pub mod fuzzing;

@@ -19,7 +19,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("link", &["core", "reactor"]),
     ("st", &["core", "reactor", "link"]),
     ("handler", &["core", "reactor"]),
-    ("rdma", &["core", "reactor"]),
+    ("rdma", &["core", "reactor", "link"]),
     ("rbd", &["core", "handler", "reactor"]),
     ("tape", &["core", "durable", "scsi", "handler"]),
     ("control", &["core", "durable"]),

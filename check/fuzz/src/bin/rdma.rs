@@ -1,5 +1,5 @@
-//! RDMA (RoCEv2): packets and messages of the connection manager, and packets of any peer to connections; information
-//! units of SRP, capsules of NVMe, and messages of iSER.
+//! RDMA (RoCEv2): packets and messages of the connection manager, and packets of any peer to connections; frames of any
+//! station to an address on an Ethernet; information units of SRP, capsules of NVMe, and messages of iSER.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -11,6 +11,7 @@ use lunar_srp::fuzzing as srp;
 fuzz_target!(|bytes: &[u8]| {
     fuzzing::formats(bytes);
     fuzzing::peer(bytes);
+    fuzzing::frames(bytes);
     srp::formats(bytes);
     nvme::capsules(bytes);
     iser::messages(bytes);
