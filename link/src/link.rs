@@ -283,7 +283,10 @@ impl Link {
             if self.is_below(bytes) || self.closed.has_come() {
                 return Poll::Ready(());
             }
-            self.waiting.borrow_mut().push(cx.waker().clone());
+            let mut waiting = self.waiting.borrow_mut();
+            if !waiting.iter().any(|waker| waker.will_wake(cx.waker())) {
+                waiting.push(cx.waker().clone());
+            }
             Poll::Pending
         })
         .await;

@@ -2,7 +2,8 @@
 //!
 //! The headers of IP and UDP are covered, too. A socket does not show those of a datagram that it has received, and all
 //! of them but two fields are known: IPv4 has an identification, and a bit that forbids fragments. They are computed
-//! from the check itself: of its 32 bits 15 remain that find an error. Ethernet has a check of its own.
+//! from the check itself: of its 32 bits 15 remain that find an error. Ethernet has a check of its own. Frames show all
+//! headers, and are checked with all bits.
 
 use crc32fast::Hasher;
 use std::collections::HashMap;
@@ -22,17 +23,20 @@ const OPERATORS_MAX: usize = 1100;
 /// The polynomial of CRC-32, reflected.
 const POLYNOMIAL: u32 = 0xedb8_8320;
 
+/// Identification, flags and fragment offset of IPv4 in packets that are sent here: the identification is 0, and
+/// fragments are forbidden.
+const SENT: [u8; 4] = [0, 0, 0x40, 0];
+
 /// The headers that the check covers, before the base transport header.
-fn pseudo_header(from: SocketAddr, to: SocketAddr, len: usize, hasher: &mut Hasher, is_sent: bool) {
+fn pseudo_header(from: SocketAddr, to: SocketAddr, len: usize, hasher: &mut Hasher, fragmentation: [u8; 4]) {
     hasher.update(&[0xff; 8]);
     // A datagram has fewer than 65,536 bytes.
     let udp_len = (UDP_LEN + len) as u16;
     match (from, to) {
         (SocketAddr::V4(from), SocketAddr::V4(to)) => {
             let [high, low] = (20 + udp_len).to_be_bytes();
-            // A socket that does not fragment sends the identification 0, and forbids fragments.
-            let fragments = if is_sent { 0x40 } else { 0 };
-            hasher.update(&[0x45, 0xff, high, low, 0, 0, fragments, 0, 0xff, UDP_PROTOCOL, 0xff, 0xff]);
+            let [a, b, c, d] = fragmentation;
+            hasher.update(&[0x45, 0xff, high, low, a, b, c, d, 0xff, UDP_PROTOCOL, 0xff, 0xff]);
             hasher.update(&from.ip().octets());
             hasher.update(&to.ip().octets());
         }
@@ -61,7 +65,7 @@ fn base(bytes: &[u8], hasher: &mut Hasher) {
     }
 }
 
-/// The check of a packet that a socket sends: its bytes in these parts, of which the first has the headers.
+/// The check of a packet that is sent: its bytes in these parts, of which the first has the headers.
 #[must_use]
 pub fn of_parts<'a>(
     from: SocketAddr,
@@ -71,10 +75,30 @@ pub fn of_parts<'a>(
 ) -> u32 {
     let len = head.len() + parts.clone().map(<[u8]>::len).sum::<usize>() + LEN;
     let mut hasher = Hasher::new();
-    pseudo_header(from, to, len, &mut hasher, true);
+    pseudo_header(from, to, len, &mut hasher, SENT);
     base(head, &mut hasher);
     parts.for_each(|part| hasher.update(part));
     hasher.finalize()
+}
+
+/// The packet of a datagram without its check, and the bits in which the check differs; `None`: it is no packet.
+fn compare((from, to, fragmentation): (SocketAddr, SocketAddr, [u8; 4]), datagram: &[u8]) -> Option<(&[u8], u32)> {
+    let (packet, check) = datagram.split_last_chunk::<LEN>()?;
+    if packet.len() < PACKET_MIN || !packet.len().is_multiple_of(UNIT) {
+        return None;
+    }
+    let mut hasher = Hasher::new();
+    pseudo_header(from, to, datagram.len(), &mut hasher, fragmentation);
+    base(packet, &mut hasher);
+    Some((packet, hasher.finalize() ^ u32::from_le_bytes(*check)))
+}
+
+/// The packet of a datagram between these addresses, whose packet has this identification, these flags and this
+/// fragment offset, without its check; `None`: the check is wrong.
+#[must_use]
+pub fn check_whole(ends: (SocketAddr, SocketAddr), fragmentation: [u8; 4], datagram: &[u8]) -> Option<&[u8]> {
+    compare((ends.0, ends.1, fragmentation), datagram)
+        .and_then(|(packet, difference)| (difference == 0).then_some(packet))
 }
 
 /// A linear function of the 32 bits of a check.
@@ -125,14 +149,7 @@ pub struct Checker {
 impl Checker {
     /// The packet of a datagram without its check; `None`: the check is wrong.
     pub fn check<'a>(&mut self, from: SocketAddr, to: SocketAddr, datagram: &'a [u8]) -> Option<&'a [u8]> {
-        let (packet, check) = datagram.split_last_chunk::<LEN>()?;
-        if packet.len() < PACKET_MIN || !packet.len().is_multiple_of(UNIT) {
-            return None;
-        }
-        let mut hasher = Hasher::new();
-        pseudo_header(from, to, datagram.len(), &mut hasher, false);
-        base(packet, &mut hasher);
-        let difference = hasher.finalize() ^ u32::from_le_bytes(*check);
+        let (packet, difference) = compare((from, to, [0; 4]), datagram)?;
         let is_right = match from {
             SocketAddr::V6(_) => difference == 0,
             SocketAddr::V4(_) => {
@@ -202,6 +219,23 @@ mod tests {
             [&[0x81, 0, 0xff, 0xff, 0x40, 0, 1, 0x18, 0, 0, 0, 0][..], &[0; 16], &[0x82, 0xfd, 0, 0x2a]].concat();
         let (from, to) = (([10, 0, 17, 1], 0).into(), ([10, 0, 18, 1], 4791).into());
         assert!(Checker::default().check(from, to, &packet).is_some());
+    }
+
+    #[test]
+    fn a_frame_is_checked_with_all_bits() {
+        let payload = [7; 40];
+        let (from, to): (SocketAddr, SocketAddr) = (([10, 0, 0, 1], 5).into(), ([10, 0, 0, 2], 4791).into());
+        let datagram = right(&payload);
+        assert_eq!(check_whole((from, to), SENT, &datagram), Some(&datagram[..datagram.len() - LEN]));
+        for bit in 0..32 {
+            let fragmentation = (u32::from_be_bytes(SENT) ^ 1 << bit).to_be_bytes();
+            assert_eq!(check_whole((from, to), fragmentation, &datagram), None, "bit {bit} of the header of IPv4");
+        }
+        for bit in (0..datagram.len() * 8).filter(|bit| bit / 8 != 4) {
+            let mut damaged = datagram.clone();
+            damaged[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(check_whole((from, to), SENT, &damaged), None, "bit {bit}");
+        }
     }
 
     /// A datagram of so many bytes with a right check.

@@ -9,12 +9,15 @@
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`ethernet`]: IP, UDP and neighbours, for datagrams in Ethernet frames, without I/O
 //! * [`limits`]: limits of what peers may cause
-//! * [`port`]: an engine on its UDP socket, which several protocols use at the same time; [`socket`]: how it is opened.
-//!   The only modules with I/O
+//! * [`address`]: where a port is; [`socket`]: how its UDP socket or its link is opened
+//! * [`port`]: an engine that several protocols use at the same time, on its socket or link (`carrier`). The only
+//!   modules with I/O
 //! * [`transfers`]: what a target reads and writes over a connection of a port
 //!
 //! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
 
+pub mod address;
+mod carrier;
 pub mod connection;
 pub mod engine;
 pub mod ethernet;

@@ -1,6 +1,7 @@
 //! The record of live connections: a process that was killed cannot disconnect its peers, and a peer whose commands are
 //! not answered waits for half a minute. The process that follows it disconnects them.
 
+use crate::address::PortAddress;
 use crate::limits::CONNECTIONS_MAX;
 use lunar_core::wire::Cursor;
 use lunar_core::wire::be::U32;
@@ -11,8 +12,8 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 pub const NAME: &str = "connections";
 /// The owner of the record of an address, whose protocols share it.
 #[must_use]
-pub fn owner(address: IpAddr) -> String {
-    format!("rdma {address}")
+pub fn owner(address: &PortAddress) -> String {
+    format!("rdma {}", address.site())
 }
 
 /// The version of its layout.

@@ -1,25 +1,25 @@
-//! An engine on its UDP socket, which all protocols at its address share: peers name the service that they want.
+//! An engine on its UDP socket or its link, which all protocols at its address share: peers name the service that they
+//! want.
 //!
 //! The check of a packet covers the header of IPv4, too. A socket that is not connected and does not fragment sends the
 //! identification 0, so the check can be computed here. One address is enough for peers whose RDMA device is software
 //! or an adapter: both send to the port 4791 of the address.
 
+use crate::address::{PortAddress, Site};
+use crate::carrier::Carrier;
 use crate::engine::{ConnectionId, Engine, Event, Outgoing, Payload};
-use crate::icrc::{self, Checker};
+use crate::icrc;
 use crate::live;
-use crate::socket::{NoSocket, Opened, ServiceInUse};
+use crate::socket::{NoSocket, Opened, OpenedCarrier, OtherSettings, ServiceInUse};
 use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
-use lunar_core::io::Completion;
 use lunar_core::mem::{Chunks, Sg, Slice};
 use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
-use lunar_reactor::end::End;
-use lunar_reactor::endpoint::{Address, Datagram, Endpoint, ReceiveBatch, SendBatch};
-use lunar_reactor::op::Handle;
+use lunar_link::MacAddress;
 use lunar_reactor::{Reactor, log};
 use std::cell::{Cell, RefCell};
+use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
@@ -30,12 +30,6 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// Datagrams that wait to be sent: the engine keeps the others until there is room again.
-const QUEUE_MAX: usize = 64;
-/// Datagrams that one receive takes.
-const DATAGRAMS: usize = 64;
-/// The largest datagram: a path MTU of 4096 bytes, with its headers.
-const DATAGRAM_MAX: usize = 4096 + HEADERS_MAX + TRAILER_MAX;
 /// The pause before memory for headers is asked for again.
 const SHORTAGE: Duration = Duration::from_millis(1);
 
@@ -47,35 +41,36 @@ pub trait Upper {
     /// Something has happened.
     fn event(&self, event: Event);
 
-    /// The socket has failed: nothing arrives any more.
+    /// The socket or link has failed: nothing arrives any more.
     fn failed(&self);
+
+    /// The address has trouble, which operators have to know; `None`: it has none any more.
+    fn trouble(&self, trouble: Option<String>);
 }
 
 /// The ports of a core, by their addresses.
 #[derive(Default)]
-struct Addresses(RefCell<BTreeMap<IpAddr, Weak<Shared>>>);
+struct Addresses(RefCell<BTreeMap<Site, Weak<Shared>>>);
 
-/// An engine on its socket, which several protocols share.
+/// An engine on its carrier, which several protocols share.
 struct Shared {
     reactor: Reactor,
-    handle: Handle,
-    local: SocketAddr,
+    address: PortAddress,
+    carrier: Carrier,
     engine: RefCell<Engine>,
-    checker: RefCell<Checker>,
-    queue: RefCell<VecDeque<Datagram>>,
-    sender: Cell<Option<Waker>>,
+    /// The station that has the address as well, as it was reported.
+    conflict: Cell<Option<MacAddress>>,
     /// Memory for the headers of packets, and for messages of the connection manager.
     chunks: Chunks,
     has_work: Cell<bool>,
     driver: Cell<Option<Waker>>,
     /// The task that keeps the record of live connections.
     recorder: Cell<Option<Waker>>,
-    closed: End,
     /// The protocols above, by the TCP ports of their services.
     services: RefCell<BTreeMap<u16, Weak<dyn Upper>>>,
 }
 
-/// The port of a protocol: its share of an engine on a socket.
+/// The port of a protocol: its share of an engine.
 pub struct Port {
     shared: Rc<Shared>,
     /// The TCP port of its service.
@@ -84,12 +79,12 @@ pub struct Port {
 }
 
 impl Port {
-    /// Attaches a socket to a core, or shares the one that another protocol has attached at this address of this core.
-    /// `seed` are random bits. `record` keeps the live connections of the address: those that a process before has left
-    /// are disconnected.
+    /// Attaches a socket or link to a core, or shares the one that another protocol has attached at this address of
+    /// this core. `seed` are random bits. `record` keeps the live connections of the address: those that a process
+    /// before has left are disconnected.
     ///
     /// # Errors
-    /// Those of the driver; the address or the service is in use ([`NoSocket`], [`ServiceInUse`]).
+    /// Those of the driver; the address or the service is in use ([`NoSocket`], [`OtherSettings`], [`ServiceInUse`]).
     pub fn attach(
         reactor: &Reactor,
         opened: Opened,
@@ -98,19 +93,23 @@ impl Port {
         upper: Weak<dyn Upper>,
     ) -> io::Result<Rc<Self>> {
         let addresses: Rc<Addresses> = reactor.common();
-        let (address, service) = (opened.at.ip(), opened.at.port());
-        let known = addresses.0.borrow().get(&address).and_then(Weak::upgrade);
-        let shared = match known.filter(|shared| !shared.closed.has_come()) {
+        let Opened { address, carrier } = opened;
+        let (site, service) = (address.site(), address.at.port());
+        let known = addresses.0.borrow().get(&site).and_then(Weak::upgrade);
+        let shared = match known.filter(|shared| !shared.carrier.closed.has_come()) {
+            Some(shared) if shared.address.link != address.link => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, OtherSettings(site)));
+            }
             Some(shared) => shared,
             None => {
-                let socket = opened.socket.map_err(|why| io::Error::new(why.kind(), NoSocket { address, why }))?;
-                let shared = Shared::start(reactor, socket, seed, record)?;
-                addresses.0.borrow_mut().insert(address, Rc::downgrade(&shared));
+                let refused = |why: io::Error| io::Error::new(why.kind(), NoSocket { address: address.clone(), why });
+                let shared = Shared::start(reactor, &address, carrier.map_err(refused)?, seed, record)?;
+                addresses.0.borrow_mut().insert(site, Rc::downgrade(&shared));
                 shared
             }
         };
         match shared.services.borrow_mut().entry(service) {
-            Entry::Occupied(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, ServiceInUse(opened.at))),
+            Entry::Occupied(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, ServiceInUse(address))),
             Entry::Vacant(free) => _ = free.insert(upper),
         }
         Ok(Rc::new(Self { shared, service, is_closed: Cell::default() }))
@@ -127,6 +126,9 @@ impl Port {
     /// Takes requests for the service, as a device with this GUID.
     pub fn serve(&self, guid: [u8; 8]) {
         self.shared.engine.borrow_mut().serve(self.service, guid);
+        // Trouble that was found before has a name now.
+        self.shared.conflict.set(None);
+        self.shared.wake();
     }
 
     /// Uses the engine, and sends what there is to send then.
@@ -141,8 +143,8 @@ impl Port {
         look(&self.shared.engine.borrow())
     }
 
-    /// Ends the share of the protocol, whose connections have ended. The last protocol closes the socket: packets that
-    /// are queued then are not sent.
+    /// Ends the share of the protocol, whose connections have ended. The last protocol closes the socket or link:
+    /// packets that are queued then are not sent.
     pub fn close(&self) {
         if self.is_closed.replace(true) {
             return;
@@ -163,31 +165,32 @@ impl Drop for Port {
 }
 
 impl Shared {
-    /// Starts an engine on a socket.
-    fn start(reactor: &Reactor, socket: Endpoint, seed: u64, record: Arc<dyn MetadataStore>) -> io::Result<Rc<Self>> {
-        let handle = reactor.attach(socket)?;
-        let status = reactor.driver().status(&handle)?;
-        let Address::Ip(local) = status.local else { return Err(io::ErrorKind::Unsupported.into()) };
+    /// Starts an engine on its carrier.
+    fn start(
+        reactor: &Reactor,
+        address: &PortAddress,
+        carrier: OpenedCarrier,
+        seed: u64,
+        record: Arc<dyn MetadataStore>,
+    ) -> io::Result<Rc<Self>> {
+        let carrier = Carrier::attach(reactor, address.at.ip(), carrier)?;
         let port = Rc::new(Self {
             reactor: reactor.clone(),
-            handle,
-            local,
-            engine: RefCell::new(Engine::new(status.mtu, seed)),
-            checker: RefCell::default(),
-            queue: RefCell::default(),
-            sender: Cell::default(),
+            address: address.clone(),
+            engine: RefCell::new(Engine::new(carrier.mtu(), seed)),
+            carrier,
+            conflict: Cell::default(),
             chunks: Chunks::default(),
             has_work: Cell::new(false),
             driver: Cell::default(),
             recorder: Cell::default(),
-            closed: End::default(),
             services: RefCell::default(),
         });
         let stale = record.load(live::NAME).map(|bytes| live::parse(&bytes)).unwrap_or_default();
         port.engine.borrow_mut().end_stale(&stale, reactor.now());
         let (receiver, sender, driven, recorder) = (port.clone(), port.clone(), port.clone(), port.clone());
         reactor.spawn(async move { receiver.receive().await });
-        reactor.spawn(async move { sender.send_queued().await });
+        reactor.spawn(async move { sender.carrier.send_queued(|| sender.wake()).await });
         reactor.spawn(async move { driven.drive().await });
         reactor.spawn(async move { recorder.keep_record(&*record).await });
         Ok(port)
@@ -198,37 +201,20 @@ impl Shared {
         self.services.borrow().get(&service)?.upgrade()
     }
 
-    /// Nothing arrives any more.
-    fn fail(&self) {
-        let uppers: Vec<_> = self.services.borrow().values().filter_map(Weak::upgrade).collect();
-        uppers.iter().for_each(|upper| upper.failed());
+    /// The protocols above.
+    fn uppers(&self) -> Vec<Rc<dyn Upper>> {
+        self.services.borrow().values().filter_map(Weak::upgrade).collect()
     }
 
     async fn receive(self: Rc<Self>) {
-        let (mut batch, mut completion) = (ReceiveBatch::new(DATAGRAM_MAX, DATAGRAMS), Completion::new());
-        while !self.closed.has_come() {
-            let receiving = self.reactor.receive_batch(&self.handle, batch, &mut completion);
-            let Some((result, back)) = self.closed.unless(receiving).await else { return };
-            batch = back;
-            if result.is_err() {
-                return self.fail();
-            }
-            for datagram in batch.drain() {
-                if let (Address::Ip(peer), Some(bytes)) = (&datagram.peer, datagram.data.pieces().first()) {
-                    self.take(*peer, bytes);
-                }
-            }
-            self.wake();
+        let received = self.carrier.receive(|peer, packet| self.take(peer, packet), || self.wake());
+        if received.await.is_err() {
+            self.uppers().iter().for_each(|upper| upper.failed());
         }
     }
 
-    fn take(&self, peer: SocketAddr, bytes: &[u8]) {
-        let mut checker = self.checker.borrow_mut();
-        let Some(packet) = checker.check(peer, self.local, bytes) else {
-            self.reactor.stats().rdma_damaged.add(1);
-            return;
-        };
-        let message = self.engine.borrow_mut().receive(peer.ip(), packet, self.reactor.now());
+    fn take(&self, peer: IpAddr, packet: &[u8]) {
+        let message = self.engine.borrow_mut().receive(peer, packet, self.reactor.now());
         // A message and an event never come with the same packet, so their order is kept.
         if let Some((id, message)) = message {
             let service = self.engine.borrow().service(id);
@@ -248,26 +234,20 @@ impl Shared {
         }
     }
 
-    /// Sends datagrams as the kernel takes them.
-    async fn send_queued(&self) {
-        let (mut batch, mut completion) = (SendBatch::new(), Completion::new());
-        let is_queued = || {
-            poll_fn(|cx| {
-                if !self.queue.borrow().is_empty() {
-                    return Poll::Ready(());
-                }
-                self.sender.set(Some(cx.waker().clone()));
-                Poll::Pending
-            })
-        };
-        while self.closed.unless(is_queued()).await.is_some() {
-            self.queue.borrow_mut().drain(..).for_each(|datagram| batch.push(datagram));
-            // There is room for others while these are being sent.
-            self.wake();
-            let (result, back) = self.reactor.send_batch(&self.handle, batch, &mut completion).await;
-            // Datagrams that could not be sent are lost, as on the network.
-            batch = if result.is_ok() { back } else { SendBatch::new() };
+    /// Reports that another station has the address, or that none has it any more.
+    fn report_conflict(&self) {
+        let conflict = self.carrier.conflict();
+        if self.conflict.replace(conflict) == conflict {
+            return;
         }
+        let trouble = conflict.map(|station| {
+            format!(
+                "{} is also the address of the station {station}: give one of them another address",
+                self.address.site()
+            )
+        });
+        trouble.iter().for_each(|trouble| log!(error, "{trouble}"));
+        self.uppers().iter().for_each(|upper| upper.trouble(trouble.clone()));
     }
 
     /// There may be something to send, or a timer may be earlier.
@@ -278,22 +258,29 @@ impl Shared {
 
     /// Sends packets and looks at timers, until the port is closed.
     async fn drive(self: Rc<Self>) {
-        while !self.closed.has_come() {
+        while !self.carrier.closed.has_come() {
             self.has_work.set(false);
             let is_short = !self.send();
             let now = self.reactor.now();
-            let at = if is_short { Some(now + SHORTAGE) } else { self.engine.borrow().deadline() };
+            let at = if is_short { Some(now + SHORTAGE) } else { self.deadline() };
             self.until_work(at).await;
             let now = self.reactor.now();
-            let is_due = self.engine.borrow().deadline().is_some_and(|deadline| deadline <= now);
+            let is_due = self.deadline().is_some_and(|deadline| deadline <= now);
             if is_due {
                 self.engine.borrow_mut().expire(now);
+                self.carrier.expire(now);
             }
             self.report();
+            self.report_conflict();
             if self.engine.borrow().has_changed() {
                 self.recorder.take().into_iter().for_each(Waker::wake);
             }
         }
+    }
+
+    fn deadline(&self) -> Option<Instant> {
+        let own = self.engine.borrow().deadline();
+        own.into_iter().chain(self.carrier.deadline()).min()
     }
 
     /// Writes the live connections down whenever they have changed.
@@ -308,7 +295,7 @@ impl Shared {
             })
         };
         let (mut has_failed, mut last) = (false, None);
-        while self.closed.unless(changed()).await.is_some() {
+        while self.carrier.closed.unless(changed()).await.is_some() {
             let bytes = live::bytes(&self.engine.borrow().live());
             // Connections that were never established come and go without a login.
             if last.as_ref() == Some(&bytes) {
@@ -323,7 +310,7 @@ impl Shared {
                     warning,
                     "the live connections of {} cannot be written to the state folder: if Lunar is killed, initiators \
                      notice its end by time-outs ({why:?})",
-                    self.local
+                    self.address.site()
                 );
             }
         }
@@ -344,14 +331,15 @@ impl Shared {
             self.driver.set(Some(cx.waker().clone()));
             sleep.as_mut().poll(cx)
         });
-        self.closed.unless(wait).await;
+        self.carrier.closed.unless(wait).await;
     }
 
     /// Sends packets, as long as there is room; returns whether there was memory for them.
     fn send(&self) -> bool {
         let now = self.reactor.now();
-        while self.queue.borrow().len() < QUEUE_MAX {
-            if !self.chunks.has_room(self.reactor.arena(), HEADERS_MAX + TRAILER_MAX + crate::mad::LEN) {
+        while let Some(has_memory) = self.carrier.has_room() {
+            let len = HEADERS_MAX + TRAILER_MAX + crate::mad::LEN;
+            if !has_memory || !self.chunks.has_room(self.reactor.arena(), len) {
                 return false;
             }
             let next = self.engine.borrow_mut().poll_send(now);
@@ -361,6 +349,7 @@ impl Shared {
         let counters = self.engine.borrow_mut().take_counters();
         self.reactor.stats().rdma_repeated.add(counters.repeated);
         self.reactor.stats().rdma_strange.add(counters.strange);
+        self.carrier.count();
         true
     }
 
@@ -375,13 +364,14 @@ impl Shared {
         let data = match payload {
             Payload::Message(message) => {
                 let head = head.bytes(message.len());
-                let check = icrc::of_parts(self.local, to, &head, std::iter::once(&message[..])).to_le_bytes();
+                let check =
+                    icrc::of_parts(self.carrier.local(), to, &head, std::iter::once(&message[..])).to_le_bytes();
                 self.chunk(&[&head, &message[..], &check]).map(Sg::from)
             }
             Payload::Memory(payload) => {
                 let (head, pad) = (head.bytes(payload.len()), &pad[..padding(payload.len())]);
                 let parts = payload.pieces().iter().map(|piece| &piece[..]).chain(std::iter::once(pad));
-                let check = icrc::of_parts(self.local, to, &head, parts).to_le_bytes();
+                let check = icrc::of_parts(self.carrier.local(), to, &head, parts).to_le_bytes();
                 self.chunk(&[&head, pad, &check]).map(|mut chunk| {
                     let mut data: Sg = chunk.split_to(head.len()).into();
                     data.append(payload);
@@ -391,20 +381,17 @@ impl Shared {
             }
         };
         let Some(data) = data else { return };
-        let datagram = Datagram { data, peer: Address::Ip(to), ..Datagram::default() };
-        self.queue.borrow_mut().push_back(datagram);
-        self.sender.take().into_iter().for_each(Waker::wake);
+        self.carrier.send(peer, data);
     }
 
     fn close(&self) {
-        self.closed.come();
+        self.carrier.close();
         self.wake();
-        self.reactor.driver().cancel(&self.handle);
     }
 }
 
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Port({}, service {})", self.shared.local, self.service)
+        write!(f, "Port({}, service {})", self.shared.address.site(), self.service)
     }
 }

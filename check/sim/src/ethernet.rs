@@ -4,7 +4,7 @@
 //! has the contents of the last write that was acknowledged.
 
 use crate::backends::SimulatedDisk;
-use crate::carrier::{Carrier, Socket};
+use crate::carrier::{Carrier, FramedSocket, Socket};
 use crate::configuration::uuid;
 use crate::engine_host::{self, SimulatedHost};
 use crate::iser_disk;
@@ -35,7 +35,9 @@ use lunar_iscsi::iser::front::{IserCore, IserFront};
 use lunar_link::{Filter, Header, Link, LinkAddress, LinkConfig, MacAddress, OpenedLink};
 use lunar_nvme_rdma::front::{NvmeRdmaCore, NvmeRdmaFront};
 use lunar_ram::backend::RamBackend;
-use lunar_rdma::socket::Opened;
+use lunar_rdma::address::{LinkSettings, OnLink, PortAddress};
+use lunar_rdma::ethernet::network::Network;
+use lunar_rdma::socket::{Opened, OpenedCarrier};
 use lunar_reactor::Reactor;
 use lunar_reactor::sim::{Chance, Faults, Host, MILLION, Segment, World};
 use lunar_srp::front::{SrpCore, SrpFront};
@@ -89,9 +91,14 @@ fn open_port(spec: &LinkSpec) -> io::Result<OpenedPort> {
     }
 }
 
-/// Opens the socket of the target for RDMA.
-fn open_rdma(at: &SocketAddr) -> io::Result<Opened> {
-    Opened::new(*at, engine_host::world().udp(SocketAddr::new(at.ip(), lunar_rdma::wire::PORT)))
+/// Opens the socket or the link of the target for RDMA.
+fn open_rdma(address: &PortAddress) -> io::Result<Opened> {
+    if let Some(on) = &address.link {
+        let link = open_link(&on.link).map(|link| OpenedCarrier::Link(link, on.network, on.link.mac));
+        return Opened::new(address, link);
+    }
+    let socket = engine_host::world().udp(SocketAddr::new(address.at.ip(), lunar_rdma::wire::PORT));
+    Opened::new(address, socket.map(OpenedCarrier::Socket))
 }
 
 /// The MAC address of a station; 0 is the target.
@@ -134,6 +141,8 @@ struct Setup {
     flushes: bool,
     mtu: usize,
     kind: Kind,
+    /// Whether RDMA is on the segment, in frames.
+    is_framed: bool,
     commands: usize,
     crashes: usize,
     faults: Faults,
@@ -173,6 +182,7 @@ impl Setup {
             // Identifiers of exchanges are used again at once: no network of a Fibre Channel duplicates frames.
             Kind::Fcoe { .. } => faults.datagram_duplicate = 0,
         }
+        let is_framed = matches!(kind, Kind::Srp | Kind::NvmeRdma | Kind::Iser) && chance.coin();
         Self {
             cores: chance.within(1..=2) as usize,
             volumes: chance.within(1..=2) as usize,
@@ -181,6 +191,7 @@ impl Setup {
             flushes: protocol != Protocol::Aoe && are_files && chance.coin(),
             mtu: *chance.pick(&[1500, 4000, 9000]),
             kind,
+            is_framed,
             commands: chance.within(10..=60) as usize,
             crashes: if are_files { chance.index(3) } else { 0 },
             faults,
@@ -230,19 +241,26 @@ impl Setup {
             Kind::Fcoe { is_larger: false } => 10,
             Kind::St => return text + "[st.lan]\nlink = 'sim0'\ntarget = 't'\n",
             Kind::Srp => {
-                let (address, guid) = (rdma_adapter::TARGET, srp_disk::GUID);
-                return text + &format!("[srp.lan]\naddress = '{address}'\ntarget = 't'\nguid = '{guid:016x}'\n");
+                let (address, guid) = (self.rdma_address(), srp_disk::GUID);
+                return text + &format!("[srp.lan]\n{address}target = 't'\nguid = '{guid:016x}'\n");
             }
             Kind::NvmeRdma => {
-                let address = rdma_adapter::TARGET;
-                return text + &format!("[nvme-rdma.lan]\naddress = '{address}'\nportal-group = 'p'\n");
+                return text + &format!("[nvme-rdma.lan]\n{}portal-group = 'p'\n", self.rdma_address());
             }
             Kind::Iser => {
-                let address = rdma_adapter::TARGET;
-                return text + &format!("[iser.lan]\naddress = '{address}'\nportal-group = 'p'\n");
+                return text + &format!("[iser.lan]\n{}portal-group = 'p'\n", self.rdma_address());
             }
         };
         text + &format!("[fcoe.lan]\nlink = 'sim0'\ntarget = 't'\nwwpn = '{first}:00:00:00:00:00:00:01'\n")
+    }
+
+    /// The keys that say where a port over RDMA is.
+    fn rdma_address(&self) -> String {
+        let address = rdma_adapter::TARGET;
+        match self.is_framed {
+            true => format!("address = '{address}/24'\nlink = 'sim0'\n"),
+            false => format!("address = '{address}'\n"),
+        }
     }
 
     /// The configuration without any object: the one in force before.
@@ -467,7 +485,7 @@ impl Disk {
     ) -> Rc<Self> {
         // Each disk has a station of its own.
         let mac = mac((1 + number * setup.volumes + lun) as u8);
-        let (carrier, mtu) = Self::carrier(core, world, segment, setup.kind, mac);
+        let (carrier, mtu) = Self::carrier(core, world, segment, setup, mac);
         let target = Address { shelf: SHELF, slot: FIRST_SLOT + lun as u8 };
         let station = Station::new(setup.kind, mac, mtu, (target, lun as u8), world.now());
         let disk = Rc::new(Self {
@@ -494,10 +512,19 @@ impl Disk {
     }
 
     /// The way to the target, and the bytes of a frame behind its header.
-    fn carrier(core: &Reactor, world: &World, segment: Segment, kind: Kind, mac: MacAddress) -> (Carrier, usize) {
+    fn carrier(core: &Reactor, world: &World, segment: Segment, setup: &Setup, mac: MacAddress) -> (Carrier, usize) {
+        let kind = setup.kind;
         if matches!(kind, Kind::Srp | Kind::NvmeRdma | Kind::Iser) {
-            let port = lunar_rdma::wire::PORT;
-            let own = SocketAddr::new(rdma_adapter::address(mac.0[5]), port);
+            let (address, port) = (rdma_adapter::address(mac.0[5]), lunar_rdma::wire::PORT);
+            if setup.is_framed {
+                let network = Network::new(address, 24, None).expect("an address of a station");
+                let config = OnLink::new(LinkAddress::Interface("sim".into()), network, LinkSettings::default()).link;
+                let endpoint = world.link(segment, mac, &config.types).expect("the address is free");
+                let link = Link::attach(core, OpenedLink::on(endpoint, &config)).expect("the core runs");
+                let socket = FramedSocket::attach(core, link, network, rdma_adapter::TARGET);
+                return (Carrier::Framed(socket), 0);
+            }
+            let own = SocketAddr::new(address, port);
             let endpoint = world.udp(own).expect("the address is free");
             let target = SocketAddr::new(rdma_adapter::TARGET, port);
             return (Carrier::Datagrams(Socket::attach(core, endpoint, target)), 0);

@@ -40,6 +40,7 @@ impl Lan {
             flushes: false,
             mtu: 1500,
             kind: Kind::Aoe { fresh_tags: false },
+            is_framed: false,
             commands: 0,
             crashes: 0,
             faults: Faults::none(),

@@ -24,6 +24,7 @@ impl Lan {
             flushes: false,
             mtu: 1500,
             kind: Kind::Srp,
+            is_framed: false,
             commands: 0,
             crashes: 0,
             faults: Faults::none(),

@@ -23,7 +23,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("rbd", &["core", "handler", "reactor"]),
     ("tape", &["core", "durable", "scsi", "handler"]),
     ("control", &["core", "durable"]),
-    ("engine", &["core", "durable", "unit", "scsi", "nvme", "block", "reactor", "control"]),
+    ("engine", &["core", "durable", "unit", "scsi", "nvme", "block", "reactor", "link", "rdma", "control"]),
     ("front/sst", &["core", "scsi", "reactor", "link", "st", "control", "engine"]),
     ("front/*", &["core", "scsi", "nvme", "block", "reactor", "stream", "guest", "link", "rdma", "control", "engine"]),
     ("back/scsi", &["core", "scsi", "reactor", "control", "engine"]),

@@ -10,12 +10,12 @@
 //! * [`directory`]: which initiators see which volumes
 //! * [`options`]: the options of `lunar serve` that become ports
 //! * [`usage`]: how much an initiator has used a port
-//! * [`rdma_address`]: the address of a port over RDMA
+//! * [`rdma`]: what the sections of ports over RDMA have in common
 
 pub mod directory;
 pub mod on_core;
 pub mod options;
-pub mod rdma_address;
+pub mod rdma;
 pub mod runtime;
 pub mod state;
 pub mod table;
@@ -25,7 +25,7 @@ pub mod usage;
 pub use directory::{Groups, View};
 pub use on_core::PortsOnCore;
 pub use options::PortOption;
-pub use rdma_address::RdmaAddress;
+pub use rdma::{GatewayAddress, RdmaAddress, RdmaArgument, RdmaKeys, RdmaSection, check_rdma};
 pub use runtime::PortsFront;
 pub use state::{PortSession, PortState};
 pub use table::{BoundLink, LinkTable};

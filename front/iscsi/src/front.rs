@@ -27,12 +27,13 @@ use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontRuntime, Incoming, PortalRef, TcpState};
 use lunar_engine::host::Host;
+use lunar_engine::link_ports::RdmaSection;
 use lunar_engine::notice::{AuditSink, Notice, NoticeTopic, RefusedLogin, SERVICE};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::path::Path;
 use std::pin::Pin;
 use std::rc::Rc;
@@ -364,7 +365,7 @@ fn directory(published: &PublishedConfig<'_>) -> Directory {
     }
     for (name, portal) in config.section::<Iser>() {
         let Some(group) = portal.group(config) else { continue };
-        let (id, address) = (portal.number(name), Some(SocketAddr::new(portal.address.0, portal.service())));
+        let (id, address) = (portal.number(name), Some(portal.rdma().at()));
         let (is_advertised, transport) = (portal.listed, Transport::Rdma);
         directory.portals.push(Portal { id, group, address, is_advertised, transport });
     }

@@ -2,10 +2,9 @@
 
 use crate::schema::{PORT, WORD};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use lunar_control::value::{Textual, ValueError};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
-use lunar_engine::link_ports::{PortOption, RdmaAddress};
-use std::net::{IpAddr, SocketAddr};
+use lunar_engine::link_ports::rdma::ArgumentError;
+use lunar_engine::link_ports::{PortOption, RdmaArgument};
 
 /// The options of NVMe over RDMA.
 #[derive(Clone, Copy, Debug)]
@@ -14,14 +13,15 @@ pub struct NvmeRdmaOptions;
 /// The options, as they were given.
 #[derive(Args, Debug, Default)]
 struct NvmeRdmaRequest {
-    /// Serve the volumes by NVMe over RDMA (RoCEv2) at this IP address of this machine, without an RDMA device; may be
-    /// given several times. The UDP port 4791 must be free
-    #[arg(id = "nvme-rdma", long = "nvme-rdma", value_name = "ADDRESS", value_parser = address)]
-    addresses: Vec<IpAddr>,
+    /// Serve the volumes by NVMe over RDMA (RoCEv2) at this IP address of this machine, without an RDMA device;
+    /// may be given several times. Its UDP port 4791 must be free. With /PREFIX@LINK, at an address of its own on this
+    /// link: eth0, tap:NAME or unix:PATH,PEER; an interface needs the capability CAP_NET_RAW
+    #[arg(id = "nvme-rdma", long = "nvme-rdma", value_name = "ADDRESS[/PREFIX@LINK]", value_parser = address)]
+    addresses: Vec<RdmaArgument>,
 }
 
-fn address(text: &str) -> Result<IpAddr, ValueError> {
-    RdmaAddress::parse(text).map(|address| address.0)
+fn address(text: &str) -> Result<RdmaArgument, String> {
+    text.parse().map_err(|why: ArgumentError| why.to_string())
 }
 
 const OPTION: PortOption = PortOption {
@@ -57,16 +57,15 @@ impl FrontRequest for NvmeRdmaRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        let values: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
-        OPTION.configure(&values, given, draft)
+        RdmaArgument::configure(&OPTION, &self.addresses, given, draft)
     }
 
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {
         let first = self.addresses.first()?;
-        let place = |address: &IpAddr| format!("port     {} (RoCEv2)", SocketAddr::new(*address, PORT));
+        let place = |port: &RdmaArgument| format!("port     {} (RoCEv2)", port.shown(PORT));
         let connect = vec![
             "Linux    modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE; modprobe nvme-rdma".to_owned(),
-            format!("         nvme connect -t rdma -a {first} -s {PORT} -n {}", serving.nqn),
+            format!("         nvme connect -t rdma -a {} -s {PORT} -n {}", first.address.ip, serving.nqn),
         ];
         let mut places = vec![format!("NQN      {}", serving.nqn)];
         places.extend(self.addresses.iter().map(place));
@@ -97,10 +96,10 @@ mod tests {
 
     #[test]
     fn addresses_become_ports() {
-        let request = request(&["192.0.2.1", "2001:db8::1"]);
+        let request = request(&["192.0.2.1", "2001:db8::1/64@eth0"]);
         let config = drafted(&request).expect("right").check(&SCHEMA).expect("right").config;
         let port = config.find::<NvmeRdma>("2").expect("it is there");
-        assert_eq!((port.address.0, port.group(&config)), (request.addresses[1], Some(1)));
+        assert_eq!((port.address, port.group(&config)), (request.addresses[1].address, Some(1)));
         assert!(address("0.0.0.0").is_err() && address("eth0").is_err());
         let why = drafted(&NvmeRdmaRequest { addresses: [request.addresses.clone(), request.addresses].concat() });
         assert!(why.expect_err("twice").contains("--nvme-rdma 192.0.2.1 is given twice"));

@@ -15,19 +15,19 @@ use lunar_engine::core_set::front_handle::FrontHandle;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontPort, FrontRuntime, Prepared};
-use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
+use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore, RdmaSection};
 use lunar_engine::nvme_sessions;
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
 use lunar_nvme::Controller;
 use lunar_nvme::directory::Portal;
 use lunar_nvme::path::RDMA;
-use lunar_rdma::socket::{NoSocket, core_of};
+use lunar_rdma::address::PortAddress;
+use lunar_rdma::socket::NoSocket;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -50,23 +50,27 @@ pub const ENTRY: FrontEntry = FrontEntry {
 impl PortProtocol for RdmaPorts {
     const NAME: &'static str = NAME;
     type Section = NvmeRdma;
-    type Settings = SocketAddr;
+    type Settings = PortAddress;
     type Opened = Opened;
     type View = PortView;
     type Initiator = String;
     type Core = Core;
     type Endpoint = Endpoint;
 
-    fn settings(port: &NvmeRdma) -> Result<SocketAddr, EngineError> {
-        Ok(SocketAddr::new(port.address.0, port.service()))
+    fn settings(port: &NvmeRdma) -> Result<PortAddress, EngineError> {
+        port.rdma().address().map_err(EngineError::front)
     }
 
-    fn core(at: &SocketAddr, cores: usize) -> Option<usize> {
-        Some(core_of(at.ip(), cores))
+    fn core(address: &PortAddress, cores: usize) -> Option<usize> {
+        Some(address.core(cores))
     }
 
-    fn not_opened(at: &SocketAddr, why: io::Error) -> EngineError {
-        EngineError::front(NoSocket { address: at.ip(), why })
+    fn not_opened(address: &PortAddress, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: address.clone(), why })
+    }
+
+    fn folders(address: &PortAddress) -> Vec<PathBuf> {
+        address.folders()
     }
 
     /// Hosts find subsystems through portal groups; there is no SCSI target port.
@@ -149,7 +153,7 @@ impl FrontRuntime for NvmeRdmaRuntime {
     fn discovery_portals(&self, published: &PublishedConfig<'_>) -> Vec<Portal> {
         let config = &published.wanted.config;
         let portal = |(name, port): (&str, &NvmeRdma)| {
-            let address = Some(SocketAddr::new(port.address.0, port.service()));
+            let address = Some(port.rdma().at());
             let (id, group) = (port.number(name), port.group(config)?);
             Some(Portal { id, group, transport: RDMA, address, is_secure: false })
         };

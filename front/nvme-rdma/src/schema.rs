@@ -5,11 +5,9 @@ use lunar_control::common_sections::PortalGroup;
 use lunar_control::kind::{FrontKind, Kind};
 use lunar_control::links::To;
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
-use lunar_control::section::{Objects, Resource, or, required};
-use lunar_control::sections;
-use lunar_control::value::Whole;
-use lunar_engine::link_ports::RdmaAddress;
-use std::collections::HashMap;
+use lunar_control::section::{Objects, Resource, required};
+use lunar_engine::link_ports::{RdmaSection, check_rdma};
+use lunar_engine::rdma_section;
 
 /// Its name: the word of the transport.
 pub const WORD: &str = lunar_nvme::path::RDMA_WORD;
@@ -20,18 +18,15 @@ pub const NVME_RDMA: FrontKind = FrontKind { place: 6, section: WORD, noun: "NVM
 /// The port of the RDMA connection manager (IANA).
 pub const PORT: u16 = 4420;
 
-sections! {
-    /// A port of NVMe over RDMA (RoCEv2) in user space at an IP address of this machine. Hosts find the subsystems of
-    /// its portal group there, with the rules of NVMe/TCP: groups by NQN and network, and authentication
-    /// (DH-HMAC-CHAP). A group whose hosts must use TLS is not reached. The UDP port 4791 of the address must be free:
-    /// an RDMA device of the kernel on this machine uses it. SRP ports and iSER portals may have the same address.
-    NvmeRdma (made: Live, removed: EndsSessions) {
-        /// The IP address.
-        address: RdmaAddress = required() => EndsSessions;
+rdma_section! {
+    /// A port of NVMe over RDMA (RoCEv2) in user space at an IP address of this machine, or at one of its own on a
+    /// link. Hosts find the subsystems of its portal group there, with the rules of NVMe/TCP: groups by NQN and
+    /// network, and authentication (DH-HMAC-CHAP). A group whose hosts must use TLS is not reached. Without `link`, the
+    /// UDP port 4791 of the address must be free: an RDMA device of the kernel on this machine uses it. SRP ports and
+    /// iSER portals may have the same address.
+    NvmeRdma (service: PORT) {
         /// The portal group: the targets that name it are reached, in its asymmetric access state.
         portal_group: To<PortalGroup> = required() => EndsSessions;
-        /// The port of the RDMA connection manager.
-        port: Whole<1, 65535> = or(Whole::new(PORT as u64)) => EndsSessions;
     }
 }
 
@@ -46,32 +41,20 @@ impl NvmeRdma {
         config.portal_groups.get(self.portal_group.name()).map(|group| group.tag.get() as u16)
     }
 
-    /// The port of the RDMA connection manager.
-    #[must_use]
-    pub fn service(&self) -> u16 {
-        // Checked when it was read.
-        self.port.get() as u16
-    }
-
     /// Its number among the portals of the process: another one if any of this differs.
     #[must_use]
     pub fn number(&self, name: &str) -> u32 {
-        self.address.portal_number(name, self.service(), self.portal_group.name())
+        self.rdma().portal_number(name, self.portal_group.name())
     }
 
     fn brief(&self) -> String {
-        format!("port at {}, portal group {}", self.address.0, self.portal_group.name())
+        format!("port at {}, portal group {}", self.rdma().site(), self.portal_group.name())
     }
 }
 
 /// Checks that ports have addresses of their own.
 fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
-    let mut addresses = HashMap::new();
-    for (name, port) in objects.all::<NvmeRdma>() {
-        if let Some(twin) = addresses.insert(port.address, name) {
-            find(name, "address", port.marks.of("address"), format!("is also that of NVMe/RDMA port {twin}"));
-        }
-    }
+    check_rdma::<NvmeRdma>(NVME_RDMA.noun, objects, find);
 }
 
 /// The declaration of NVMe over RDMA for the configuration.
@@ -98,12 +81,17 @@ mod tests {
         let good = "[nvme-rdma.a]\naddress = '192.0.2.1'\nportal-group = '1'\n";
         let config = checked(good).expect("right");
         let port = config.find::<NvmeRdma>("a").expect("there");
-        assert_eq!((port.group(&config), port.service()), (Some(7), 4420));
+        assert_eq!((port.group(&config), port.rdma().at().port()), (Some(7), 4420));
         assert_ne!(port.number("a"), port.number("b"));
+        let linked = good.replace("192.0.2.1'", "192.0.2.1/24'\nlink = 'eth0'");
+        let config = checked(&linked).expect("right");
+        let address = config.find::<NvmeRdma>("a").expect("there").rdma().address().expect("right");
+        assert_eq!(address.to_string(), "192.0.2.1:4420 on eth0");
         let two = good.to_owned() + &good.replace(".a]", ".b]");
         for (ports, what) in [
             (good.replace("192.0.2.1", "0.0.0.0"), "RDMA needs a definite one"),
             (good.replace("'1'", "'2'"), "portal-group"),
+            (linked.replace("/24", ""), "the prefix of its network"),
             (two, "is also that of NVMe/RDMA port"),
         ] {
             let found = checked(&ports).expect_err(what);

@@ -14,8 +14,8 @@ mod job;
 mod queue_pair;
 
 use lunar_engine::link_ports::PortState;
+use lunar_rdma::address::PortAddress;
 pub use lunar_rdma::socket::Opened;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The ports of NVMe over RDMA.
@@ -34,4 +34,4 @@ pub struct PortView {
 }
 
 /// The state that all cores share.
-pub(crate) type Common = PortState<String, SocketAddr, Opened>;
+pub(crate) type Common = PortState<String, PortAddress, Opened>;

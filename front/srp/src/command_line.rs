@@ -2,10 +2,10 @@
 
 use crate::schema::{PORT, Srp, WORD};
 use clap::{ArgMatches, Args, Command, FromArgMatches};
-use lunar_control::value::{Textual, ValueError};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
-use lunar_engine::link_ports::{PortOption, RdmaAddress};
-use std::net::{IpAddr, SocketAddr};
+use lunar_engine::link_ports::rdma::ArgumentError;
+use lunar_engine::link_ports::{PortOption, RdmaArgument};
+use std::net::SocketAddr;
 
 /// The options of SRP.
 #[derive(Clone, Copy, Debug)]
@@ -14,14 +14,15 @@ pub struct SrpOptions;
 /// The options, as they were given.
 #[derive(Args, Debug, Default)]
 struct SrpRequest {
-    /// Serve the volumes by SRP over RDMA (RoCEv2) at this IP address of this machine, without an RDMA device; may be
-    /// given several times. The UDP port 4791 must be free
-    #[arg(long = "srp", value_name = "ADDRESS", value_parser = address)]
-    addresses: Vec<IpAddr>,
+    /// Serve the volumes by SRP over RDMA (RoCEv2) at this IP address of this machine, without an RDMA device;
+    /// may be given several times. Its UDP port 4791 must be free. With /PREFIX@LINK, at an address of its own on this
+    /// link: eth0, tap:NAME or unix:PATH,PEER; an interface needs the capability CAP_NET_RAW
+    #[arg(long = "srp", value_name = "ADDRESS[/PREFIX@LINK]", value_parser = address)]
+    addresses: Vec<RdmaArgument>,
 }
 
-fn address(text: &str) -> Result<IpAddr, ValueError> {
-    RdmaAddress::parse(text).map(|address| address.0)
+fn address(text: &str) -> Result<RdmaArgument, String> {
+    text.parse().map_err(|why: ArgumentError| why.to_string())
 }
 
 const OPTION: PortOption =
@@ -52,8 +53,7 @@ impl FrontRequest for SrpRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        let values: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
-        OPTION.configure(&values, given, draft)
+        RdmaArgument::configure(&OPTION, &self.addresses, given, draft)
     }
 
     fn remarks(&self, given: &Given<'_>) -> Vec<String> {
@@ -71,10 +71,10 @@ impl FrontRequest for SrpRequest {
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {
         let first = self.addresses.first()?;
         let guid = |at| Srp::derived_guid(serving.iqn, &PortOption::name(at));
-        let place = |(at, address): (usize, &IpAddr)| {
-            format!("port     {:016x} at {} (SRP, RoCEv2)", guid(at), SocketAddr::new(*address, PORT))
+        let place = |(at, port): (usize, &RdmaArgument)| {
+            format!("port     {:016x} at {} (SRP, RoCEv2)", guid(at), port.shown(PORT))
         };
-        let (guid, destination) = (guid(0), SocketAddr::new(*first, PORT));
+        let (guid, destination) = (guid(0), SocketAddr::new(first.address.ip, PORT));
         let connect = vec![
             "Linux    modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE; modprobe ib_srp".to_owned(),
             format!("         echo id_ext={guid:016x},ioc_guid={guid:016x},dest={destination} \\"),
@@ -115,10 +115,10 @@ mod tests {
 
     #[test]
     fn addresses_become_ports() {
-        let request = request(&["192.0.2.1", "2001:db8::1"]);
+        let request = request(&["192.0.2.1", "2001:db8::1/64@unix:/a,/b"]);
         let config = drafted(&request).expect("right").check(&SCHEMA).expect("right").config;
         let port = config.find::<Srp>("2").expect("it is there");
-        assert_eq!((port.address.0, port.group(&config)), (request.addresses[1], Some(1)));
+        assert_eq!((port.address, port.group(&config)), (request.addresses[1].address, Some(1)));
         assert!(address("0.0.0.0").is_err() && address("eth0").is_err());
         let why = drafted(&SrpRequest { addresses: [request.addresses.clone(), request.addresses].concat() });
         assert!(why.expect_err("twice").contains("--srp 192.0.2.1 is given twice"));

@@ -10,12 +10,13 @@ use crate::serve::{Opened, SrpPorts};
 use lunar_control::Config;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::FrontPort;
-use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
+use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore, RdmaSection};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_rdma::socket::{NoSocket, core_of};
+use lunar_rdma::address::PortAddress;
+use lunar_rdma::socket::NoSocket;
 use std::io;
-use std::net::SocketAddr;
+use std::path::PathBuf;
 
 /// The name of the front.
 pub const NAME: &str = crate::schema::WORD;
@@ -35,23 +36,27 @@ pub const ENTRY: FrontEntry =
 impl PortProtocol for SrpPorts {
     const NAME: &'static str = NAME;
     type Section = Srp;
-    type Settings = SocketAddr;
+    type Settings = PortAddress;
     type Opened = Opened;
     type View = PortView;
     type Initiator = PortId;
     type Core = Core;
     type Endpoint = Endpoint;
 
-    fn settings(port: &Srp) -> Result<SocketAddr, EngineError> {
-        Ok(SocketAddr::new(port.address.0, port.service()))
+    fn settings(port: &Srp) -> Result<PortAddress, EngineError> {
+        port.rdma().address().map_err(EngineError::front)
     }
 
-    fn core(at: &SocketAddr, cores: usize) -> Option<usize> {
-        Some(core_of(at.ip(), cores))
+    fn core(address: &PortAddress, cores: usize) -> Option<usize> {
+        Some(address.core(cores))
     }
 
-    fn not_opened(at: &SocketAddr, why: io::Error) -> EngineError {
-        EngineError::front(NoSocket { address: at.ip(), why })
+    fn not_opened(address: &PortAddress, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: address.clone(), why })
+    }
+
+    fn folders(address: &PortAddress) -> Vec<PathBuf> {
+        address.folders()
     }
 
     fn port(name: &str, port: &Srp, config: &Config) -> Option<FrontPort> {

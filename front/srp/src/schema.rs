@@ -6,10 +6,10 @@ use lunar_control::common_sections::{PortalGroup, Target};
 use lunar_control::kind::{FrontKind, Kind};
 use lunar_control::links::To;
 use lunar_control::schema::{Finder, FrontSchema, FrontSection};
-use lunar_control::section::{Objects, Resource, optional, or, required};
-use lunar_control::sections;
-use lunar_control::value::{Textual, ValueError, Whole};
-use lunar_engine::link_ports::RdmaAddress;
+use lunar_control::section::{Objects, Resource, optional, required};
+use lunar_control::value::{Textual, ValueError};
+use lunar_engine::link_ports::{RdmaSection, check_rdma};
+use lunar_engine::rdma_section;
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
 
@@ -45,22 +45,18 @@ impl Textual for Guid {
     }
 }
 
-sections! {
-    /// A target port of SRP, over RDMA (RoCEv2) in user space at an IP address of this machine. An initiator is a host
-    /// whose name is its port identifier, such as `0x0000000000000000505400fffe123402`, and sees the volumes of its
-    /// group. Initiators do not authenticate, and identifiers can be forged: only a network of its own protects the
-    /// volumes. Groups with networks or with authentication do not fit. The UDP port 4791 of the address must be free:
-    /// an RDMA device of the kernel on this machine uses it. NVMe/RDMA ports and iSER portals may have the same
-    /// address.
-    Srp (made: Live, removed: EndsSessions) {
-        /// The IP address.
-        address: RdmaAddress = required() => EndsSessions;
+rdma_section! {
+    /// A target port of SRP, over RDMA (RoCEv2) in user space at an IP address of this machine, or at one of its own on
+    /// a link. An initiator is a host whose name is its port identifier, such as `0x0000000000000000505400fffe123402`,
+    /// and sees the volumes of its group. Initiators do not authenticate, and identifiers can be forged: only a network
+    /// of its own protects the volumes. Groups with networks or with authentication do not fit. Without `link`, the UDP
+    /// port 4791 of the address must be free: an RDMA device of the kernel on this machine uses it. NVMe/RDMA ports and
+    /// iSER portals may have the same address.
+    Srp (service: PORT) {
         /// The target whose volumes the initiators see.
         target: To<Target> = required() => EndsSessions;
         /// The portal group whose asymmetric access state applies; without this key, the first one of the target.
         portal_group: Option<To<PortalGroup>> = optional() => EndsSessions;
-        /// The port of the RDMA connection manager.
-        port: Whole<1, 65535> = or(Whole::new(PORT as u64)) => EndsSessions;
         /// The GUID of the port: initiators give it as `id_ext` and as `ioc_guid`. Without this key, a GUID derived
         /// from the name of the target and from that of this section, which stays the same.
         guid: Option<Guid> = optional() => EndsSessions;
@@ -90,13 +86,6 @@ fn derived(text: &str) -> u64 {
 }
 
 impl Srp {
-    /// The port of the RDMA connection manager.
-    #[must_use]
-    pub fn service(&self) -> u16 {
-        // Checked when it was read.
-        self.port.get() as u16
-    }
-
     /// The names of the port of this section; `None` without its target. They depend on the names in the configuration
     /// only, of which those of targets are unique in the world: reservations and hosts know the port by its name.
     #[must_use]
@@ -125,17 +114,15 @@ impl Srp {
     }
 
     fn brief(&self) -> String {
-        format!("port at {}, target {}", self.address.0, self.target.name())
+        format!("port at {}, target {}", self.rdma().site(), self.target.name())
     }
 }
 
 /// Checks that ports have addresses and identifiers of their own.
 fn check(objects: &dyn Objects, find: &mut Finder<'_>) {
-    let (mut addresses, mut guids) = (HashMap::new(), HashMap::new());
+    check_rdma::<Srp>(SRP.noun, objects, find);
+    let mut guids = HashMap::new();
     for (name, port) in objects.all::<Srp>() {
-        if let Some(twin) = addresses.insert(port.address, name) {
-            find(name, "address", port.marks.of("address"), format!("is also that of SRP port {twin}"));
-        }
         if let Some(twin) = port.guid.and_then(|own| guids.insert(own, name)) {
             find(name, "guid", port.marks.of("guid"), format!("is also that of SRP port {twin}"));
         }
@@ -177,6 +164,8 @@ mod tests {
         };
         for (ports, what) in [
             ("[srp.a]\naddress = '0.0.0.0'\ntarget = 't'\n".to_owned(), "RDMA needs a definite one"),
+            ("[srp.a]\naddress = '192.0.2.1'\ntarget = 't'\nlink = 'eth0'\n".to_owned(), "the prefix of its network"),
+            ("[srp.a]\naddress = '192.0.2.1'\ntarget = 't'\nvlan = 7\n".to_owned(), "is for ports on a `link`"),
             ("[srp.a]\naddress = '::1'\ntarget = 't'\nguid = '1'\n".to_owned(), "is not a GUID"),
             (two("guid = '0000000000000001'\n"), "is also that of SRP port"),
             (two("").replace("192.0.2.2", "192.0.2.1"), "is also that of SRP port"),

@@ -17,12 +17,12 @@ mod sessions;
 
 use crate::names::PortId;
 use lunar_engine::link_ports::PortState;
+use lunar_rdma::address::PortAddress;
 pub use lunar_rdma::socket::Opened;
-use std::net::SocketAddr;
 
 /// The ports of SRP.
 #[derive(Debug)]
 pub struct SrpPorts;
 
 /// The state that all cores share.
-pub(crate) type Common = PortState<PortId, SocketAddr, Opened>;
+pub(crate) type Common = PortState<PortId, PortAddress, Opened>;

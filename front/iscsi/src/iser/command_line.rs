@@ -3,10 +3,10 @@
 use super::schema::WORD;
 use clap::{ArgMatches, Args, Command, FromArgMatches};
 use lunar_control::common_sections::ISCSI_PORT;
-use lunar_control::value::{Textual, ValueError};
 use lunar_engine::command_line::{Client, Draft, FrontOptions, FrontRequest, Given, OptionMistake, Serving, Shown};
-use lunar_engine::link_ports::{PortOption, RdmaAddress};
-use std::net::{IpAddr, SocketAddr};
+use lunar_engine::link_ports::rdma::ArgumentError;
+use lunar_engine::link_ports::{PortOption, RdmaArgument};
+use std::net::SocketAddr;
 
 /// The options of iSER.
 #[derive(Clone, Copy, Debug)]
@@ -16,13 +16,14 @@ pub struct IserOptions;
 #[derive(Args, Debug, Default)]
 struct IserRequest {
     /// Serve the targets by iSCSI over RDMA (iSER, RoCEv2) at this IP address of this machine, without an RDMA device;
-    /// may be given several times. The UDP port 4791 must be free
-    #[arg(id = "iser", long = "iser", value_name = "ADDRESS", value_parser = address)]
-    addresses: Vec<IpAddr>,
+    /// may be given several times. Its UDP port 4791 must be free. With /PREFIX@LINK, at an address of its own on this
+    /// link: eth0, tap:NAME or unix:PATH,PEER; an interface needs the capability CAP_NET_RAW
+    #[arg(id = "iser", long = "iser", value_name = "ADDRESS[/PREFIX@LINK]", value_parser = address)]
+    addresses: Vec<RdmaArgument>,
 }
 
-fn address(text: &str) -> Result<IpAddr, ValueError> {
-    RdmaAddress::parse(text).map(|address| address.0)
+fn address(text: &str) -> Result<RdmaArgument, String> {
+    text.parse().map_err(|why: ArgumentError| why.to_string())
 }
 
 const OPTION: PortOption = PortOption {
@@ -58,13 +59,12 @@ impl FrontRequest for IserRequest {
     }
 
     fn configure(&self, given: &Given<'_>, draft: &mut Draft) -> Result<(), OptionMistake> {
-        let values: Vec<String> = self.addresses.iter().map(IpAddr::to_string).collect();
-        OPTION.configure(&values, given, draft)
+        RdmaArgument::configure(&OPTION, &self.addresses, given, draft)
     }
 
     fn shown(&self, serving: &Serving<'_>) -> Option<Shown> {
-        let first = SocketAddr::new(*self.addresses.first()?, ISCSI_PORT);
-        let place = |address: &IpAddr| format!("portal   {} (RoCEv2)", SocketAddr::new(*address, ISCSI_PORT));
+        let first = SocketAddr::new(self.addresses.first()?.address.ip, ISCSI_PORT);
+        let place = |portal: &RdmaArgument| format!("portal   {} (RoCEv2)", portal.shown(ISCSI_PORT));
         let connect = vec![
             "Linux    modprobe rdma_rxe; rdma link add rxe0 type rxe netdev INTERFACE; modprobe ib_iser".to_owned(),
             format!("         iscsiadm -m discovery -t sendtargets -p {first} -I iser"),
@@ -102,7 +102,7 @@ mod tests {
         let request = request(&["192.0.2.1", "2001:db8::1"]);
         let config = drafted(&request).expect("right").check(&SCHEMA).expect("right").config;
         let portal = config.find::<Iser>("2").expect("it is there");
-        assert_eq!((portal.address.0, portal.group(&config)), (request.addresses[1], Some(1)));
+        assert_eq!((portal.address, portal.group(&config)), (request.addresses[1].address, Some(1)));
         assert!(address("0.0.0.0").is_err() && address("eth0").is_err());
         let why = drafted(&IserRequest { addresses: [request.addresses.clone(), request.addresses].concat() });
         assert!(why.expect_err("twice").contains("--iser 192.0.2.1 is given twice"));

@@ -18,15 +18,15 @@ use lunar_engine::core_set::message::FrontJob;
 use lunar_engine::core_set::shared::Shared;
 use lunar_engine::error::EngineError;
 use lunar_engine::front::{Front, FrontOnCore, FrontPaths, FrontPort, FrontRuntime, Prepared};
-use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore};
+use lunar_engine::link_ports::{PortProtocol, PortsFront, PortsOnCore, RdmaSection};
 use lunar_engine::published_config::PublishedConfig;
 use lunar_engine::registry::FrontEntry;
-use lunar_rdma::socket::{NoSocket, core_of};
+use lunar_rdma::address::PortAddress;
+use lunar_rdma::socket::NoSocket;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
-use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::Arc;
 
@@ -49,23 +49,27 @@ pub const ENTRY: FrontEntry = FrontEntry {
 impl PortProtocol for IserPorts {
     const NAME: &'static str = NAME;
     type Section = Iser;
-    type Settings = SocketAddr;
+    type Settings = PortAddress;
     type Opened = Opened;
     type View = PortView;
     type Initiator = String;
     type Core = Core;
     type Endpoint = Endpoint;
 
-    fn settings(portal: &Iser) -> Result<SocketAddr, EngineError> {
-        Ok(SocketAddr::new(portal.address.0, portal.service()))
+    fn settings(portal: &Iser) -> Result<PortAddress, EngineError> {
+        portal.rdma().address().map_err(EngineError::front)
     }
 
-    fn core(at: &SocketAddr, cores: usize) -> Option<usize> {
-        Some(core_of(at.ip(), cores))
+    fn core(address: &PortAddress, cores: usize) -> Option<usize> {
+        Some(address.core(cores))
     }
 
-    fn not_opened(at: &SocketAddr, why: io::Error) -> EngineError {
-        EngineError::front(NoSocket { address: at.ip(), why })
+    fn not_opened(address: &PortAddress, why: io::Error) -> EngineError {
+        EngineError::front(NoSocket { address: address.clone(), why })
+    }
+
+    fn folders(address: &PortAddress) -> Vec<PathBuf> {
+        address.folders()
     }
 
     /// The SCSI target ports are those of portal groups.

@@ -11,8 +11,8 @@ pub(crate) mod core;
 pub(crate) mod endpoint;
 
 use lunar_engine::link_ports::PortState;
+use lunar_rdma::address::PortAddress;
 pub(crate) use lunar_rdma::socket::Opened;
-use std::net::SocketAddr;
 use std::sync::Arc;
 
 /// The portals of iSER.
@@ -31,4 +31,4 @@ pub struct PortView {
 }
 
 /// The state that all cores share.
-pub(crate) type Common = PortState<String, SocketAddr, Opened>;
+pub(crate) type Common = PortState<String, PortAddress, Opened>;

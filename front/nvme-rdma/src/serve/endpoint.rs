@@ -1,4 +1,4 @@
-//! A port on its socket: requests for connections, and their ends.
+//! A port on its socket or link: requests for connections, and their ends.
 
 use super::core::Core;
 use super::queue_pair::{Home, QueuePair};
@@ -8,6 +8,7 @@ use crate::wire::{Accepted, RejectReason, Rejected, Request};
 use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};
 use lunar_nvme::limits::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
+use lunar_rdma::address::PortAddress;
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
 use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
@@ -31,13 +32,13 @@ const END_INTERVAL: Duration = Duration::from_millis(5);
 /// The rate is that of all refusals, not of one host.
 const ANYBODY: MacAddress = MacAddress([0; 6]);
 
-/// A port on its socket.
+/// A port on its socket or link.
 pub struct Endpoint {
     /// Itself, for its connections and tasks.
     me: Weak<Self>,
     core: Rc<Core>,
-    /// The address, and the TCP port of the service.
-    at: SocketAddr,
+    /// Where it is.
+    address: PortAddress,
     port: RefCell<Option<Rc<Port>>>,
     /// `None` until a configuration is published: requests are rejected.
     view: RefCell<Option<Rc<PortView>>>,
@@ -56,7 +57,7 @@ impl Endpoint {
     fn attach(&self, opened: Opened) -> io::Result<()> {
         let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
         // All ports of an address share its record.
-        let record = host.state().port(&live::owner(self.at.ip()));
+        let record = host.state().port(&live::owner(&self.address));
         let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             port.serve_as(view.number);
@@ -65,7 +66,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The socket; `None`: it has failed.
+    /// Its engine; `None`: the socket or link has failed.
     fn port(&self) -> Option<Rc<Port>> {
         self.port.borrow().clone()
     }
@@ -143,13 +144,13 @@ impl Endpoint {
         }
     }
 
-    /// Opens the socket again until that succeeds.
+    /// Opens the socket or link again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (at, reactor) = (self.at, self.core.reactor());
+        let (address, reactor) = (&self.address, self.core.reactor());
         let attach = |opened| self.attach(opened);
-        if self.core.common.open_again(&at, (reactor, &self.closed), attach).await.is_some() {
+        if self.core.common.open_again(address, (reactor, &self.closed), attach).await.is_some() {
             self.report(None);
-            log!("the socket of the NVMe/RDMA port at {at} is open again");
+            log!("the NVMe/RDMA port at {address} is open again");
         }
     }
 }
@@ -161,16 +162,16 @@ impl Home for Endpoint {
     }
 
     fn place(&self) -> Option<(Rc<PortView>, SocketAddr)> {
-        Some((self.view.borrow().clone()?, self.at))
+        Some((self.view.borrow().clone()?, self.address.at))
     }
 }
 
 impl PortEndpoint<RdmaPorts> for Endpoint {
-    fn start(core: &Rc<Core>, at: SocketAddr, opened: Opened) -> io::Result<Rc<Self>> {
+    fn start(core: &Rc<Core>, address: PortAddress, opened: Opened) -> io::Result<Rc<Self>> {
         let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             core: core.clone(),
-            at,
+            address,
             port: RefCell::default(),
             view: RefCell::default(),
             pairs: RefCell::default(),
@@ -256,8 +257,12 @@ impl Upper for Endpoint {
         }
     }
 
+    fn trouble(&self, trouble: Option<String>) {
+        self.report(trouble);
+    }
+
     fn failed(&self) {
-        let trouble = format!("the socket of the NVMe/RDMA port at {} has failed, and is opened again", self.at);
+        let trouble = format!("the NVMe/RDMA port at {} has failed, and is opened again", self.address);
         log!(error, "{trouble}");
         self.report(Some(trouble));
         self.log_all_out();

@@ -1,4 +1,4 @@
-//! A port on its socket: logins, and the information units of its channels.
+//! A port on its socket or link: logins, and the information units of its channels.
 
 use super::SrpPorts;
 use super::channel::Channel;
@@ -14,6 +14,7 @@ use lunar_core::port::NexusName;
 use lunar_core::turn::Turns;
 use lunar_engine::link_ports::{Outcome, PortEndpoint, PortSession, View};
 use lunar_link::{MacAddress, Rate};
+use lunar_rdma::address::PortAddress;
 use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
 use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
@@ -24,7 +25,7 @@ use lunar_reactor::log;
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, HashMap};
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,13 +37,13 @@ const MINUTE: Duration = Duration::from_secs(60);
 /// The rate is that of all refusals, not of one host.
 const ANYBODY: MacAddress = MacAddress([0; 6]);
 
-/// A port on its socket.
+/// A port on its socket or link.
 pub struct Endpoint {
     /// Itself, for its channels and tasks.
     me: Weak<Self>,
     pub(super) core: Rc<Core>,
-    /// The address, and the TCP port of the service.
-    at: SocketAddr,
+    /// Where it is.
+    address: PortAddress,
     port: RefCell<Option<Rc<Port>>>,
     /// `None` until a configuration is published: logins are rejected.
     view: RefCell<Option<Rc<PortView>>>,
@@ -88,7 +89,7 @@ impl Endpoint {
     fn attach(&self, opened: Opened) -> io::Result<()> {
         let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
         // All ports of an address share its record.
-        let record = host.state().port(&live::owner(self.at.ip()));
+        let record = host.state().port(&live::owner(&self.address));
         let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             serve(&port, view);
@@ -97,7 +98,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The socket; `None`: it has failed.
+    /// Its engine; `None`: the socket or link has failed.
     fn port(&self) -> Option<Rc<Port>> {
         self.port.borrow().clone()
     }
@@ -317,23 +318,23 @@ impl Endpoint {
         }
     }
 
-    /// Opens the socket again until that succeeds.
+    /// Opens the socket or link again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (at, reactor) = (self.at, self.core.reactor());
+        let (address, reactor) = (&self.address, self.core.reactor());
         let attach = |opened| self.attach(opened);
-        if self.core.common.open_again(&at, (reactor, &self.closed), attach).await.is_some() {
+        if self.core.common.open_again(address, (reactor, &self.closed), attach).await.is_some() {
             self.report(None);
-            log!("the socket of the SRP port at {at} is open again");
+            log!("the SRP port at {address} is open again");
         }
     }
 }
 
 impl PortEndpoint<SrpPorts> for Endpoint {
-    fn start(core: &Rc<Core>, at: SocketAddr, opened: Opened) -> io::Result<Rc<Self>> {
+    fn start(core: &Rc<Core>, address: PortAddress, opened: Opened) -> io::Result<Rc<Self>> {
         let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             core: core.clone(),
-            at,
+            address,
             port: RefCell::default(),
             view: RefCell::default(),
             sessions: Sessions::default(),
@@ -452,8 +453,12 @@ impl Upper for Endpoint {
         }
     }
 
+    fn trouble(&self, trouble: Option<String>) {
+        self.report(trouble);
+    }
+
     fn failed(&self) {
-        let trouble = format!("the socket of the SRP port at {} has failed, and is opened again", self.at);
+        let trouble = format!("the SRP port at {} has failed, and is opened again", self.address);
         log!(error, "{trouble}");
         self.report(Some(trouble));
         self.log_all_out();

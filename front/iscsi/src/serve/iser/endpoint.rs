@@ -1,4 +1,4 @@
-//! A portal on its socket: requests for connections, and their ends.
+//! A portal on its socket or link: requests for connections, and their ends.
 
 use super::carrier::{Home, RdmaCarrier};
 use super::core::Core;
@@ -8,6 +8,7 @@ use crate::directory::PortalRef;
 use crate::iser::wire::{HEADER_LEN, allows_invalidation, reply_private};
 use crate::wire::{AHS_MAX, BHS_LEN, padded};
 use lunar_engine::link_ports::PortEndpoint;
+use lunar_rdma::address::PortAddress;
 use lunar_rdma::engine::{Accept, ConnectionId, Event};
 use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
@@ -32,13 +33,13 @@ const MESSAGE_MAX: usize = HEADER_LEN + BHS_LEN + AHS_MAX + padded(RDMA_SEGMENT_
 /// answer, a logout, a text request, and data that was not asked for.
 const UNNUMBERED_MAX: usize = 32;
 
-/// A portal on its socket.
+/// A portal on its socket or link.
 pub struct Endpoint {
     /// Itself, for its connections and tasks.
     me: Weak<Self>,
     core: Rc<Core>,
-    /// The address, and the TCP port of the service.
-    at: SocketAddr,
+    /// Where it is.
+    address: PortAddress,
     port: RefCell<Option<Rc<Port>>>,
     /// `None` until a configuration is published: requests are rejected.
     view: RefCell<Option<Rc<PortView>>>,
@@ -54,7 +55,7 @@ impl Endpoint {
     fn attach(&self, opened: Opened) -> io::Result<()> {
         let (host, upper): (_, Weak<dyn Upper>) = (&self.core.common.shared.host, self.me.clone());
         // All ports of an address share its record.
-        let record = host.state().port(&live::owner(self.at.ip()));
+        let record = host.state().port(&live::owner(&self.address));
         let port = Port::attach(self.core.reactor(), opened, host.seed(), record, upper)?;
         if let Some(view) = &*self.view.borrow() {
             port.serve_as(view.number);
@@ -63,7 +64,7 @@ impl Endpoint {
         Ok(())
     }
 
-    /// The socket; `None`: it has failed.
+    /// Its engine; `None`: the socket or link has failed.
     fn port(&self) -> Option<Rc<Port>> {
         self.port.borrow().clone()
     }
@@ -85,7 +86,7 @@ impl Endpoint {
         }
         let home: Weak<dyn Home> = self.me.clone();
         let carrier = RdmaCarrier::new(id, invalidates, self.core.reactor(), &port, home);
-        let ends = (self.at, SocketAddr::new(peer, 0));
+        let ends = (self.address.at, SocketAddr::new(peer, 0));
         let portal_ref = PortalRef { portal: view.number, group: view.group };
         match self.core.front.serve_carried(carrier.clone(), ends, portal_ref) {
             Some(connection) => {
@@ -116,7 +117,7 @@ impl Endpoint {
         }
     }
 
-    /// Ends all connections, and closes the socket.
+    /// Ends all connections, and closes the socket or link.
     fn shut(&self) {
         self.closed.come();
         let all: Vec<ConnectionId> = self.carriers.borrow().keys().copied().collect();
@@ -125,13 +126,13 @@ impl Endpoint {
         self.port().into_iter().for_each(|port| port.close());
     }
 
-    /// Opens the socket again until that succeeds.
+    /// Opens the socket or link again until that succeeds.
     async fn reopen(self: Rc<Self>) {
-        let (at, reactor) = (self.at, self.core.reactor());
+        let (address, reactor) = (&self.address, self.core.reactor());
         let attach = |opened| self.attach(opened);
-        if self.core.common.open_again(&at, (reactor, &self.closed), attach).await.is_some() {
+        if self.core.common.open_again(address, (reactor, &self.closed), attach).await.is_some() {
             self.report(None);
-            log!("the socket of the iSER portal at {at} is open again");
+            log!("the iSER portal at {address} is open again");
         }
     }
 }
@@ -144,11 +145,11 @@ impl Home for Endpoint {
 }
 
 impl PortEndpoint<IserPorts> for Endpoint {
-    fn start(core: &Rc<Core>, at: SocketAddr, opened: Opened) -> io::Result<Rc<Self>> {
+    fn start(core: &Rc<Core>, address: PortAddress, opened: Opened) -> io::Result<Rc<Self>> {
         let endpoint = Rc::new_cyclic(|me: &Weak<Self>| Self {
             me: me.clone(),
             core: core.clone(),
-            at,
+            address,
             port: RefCell::default(),
             view: RefCell::default(),
             carriers: RefCell::default(),
@@ -234,8 +235,12 @@ impl Upper for Endpoint {
         }
     }
 
+    fn trouble(&self, trouble: Option<String>) {
+        self.report(trouble);
+    }
+
     fn failed(&self) {
-        let trouble = format!("the socket of the iSER portal at {} has failed, and is opened again", self.at);
+        let trouble = format!("the iSER portal at {} has failed, and is opened again", self.address);
         log!(error, "{trouble}");
         self.report(Some(trouble));
         let all: Vec<ConnectionId> = self.carriers.borrow().keys().copied().collect();
