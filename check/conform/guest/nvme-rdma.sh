@@ -24,7 +24,9 @@ find_disks() {
     second=$(device 2)
 }
 absent() { ! test -b "$disk"; }
-nvme_connect() { nvme connect -t rdma -a 192.168.77.1 -s "$PORT" -n "$NQN" -i 1 --keep-alive-tmo=30 "$@"; }
+# The address of the target: one of its machine, or one of its own on its interface.
+address=192.168.77.1
+nvme_connect() { nvme connect -t rdma -a "$address" -s "$PORT" -n "$NQN" -i 1 --keep-alive-tmo=30 "$@"; }
 # connect NAME OPTIONS...
 connect() {
     local name=$1
@@ -137,6 +139,18 @@ try "the path over TCP is taken away" nvme disconnect -d "$(controller tcp)"
 load_end "verified writes over changing paths: no error"
 no_errors "no I/O error with two paths"
 disconnect
+
+# The MTU of a link is that of its interface when the target has started.
+network 1500
+address=192.168.77.3
+try "ping an address on a link of frames" eventually ping -c 1 -W 2 "$address"
+connect "connect to an address on a link of frames" -i 2
+load "fio, 4 KiB, 8 deep, packet sockets" --rw=randwrite --bs=4k --iodepth=8 --size=256k
+load "fio, 1 MiB, 4 deep, packet sockets" --rw=write --bs=1M --iodepth=4 --size=4M
+no_errors "no I/O error over packet sockets"
+disconnect
+address=192.168.77.1
+network 4200
 
 authentication_test
 connect "connect before a kill" --reconnect-delay=2

@@ -50,7 +50,7 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     let port = spec.portal().port();
     let settings = format!("PORTAL={HOST_AS_GUEST_SEES_IT}:{port}\nTARGET={TARGET}\n");
     let counted = "frames were lost, duplicated or delayed";
-    let run = Run { script: "aoe.sh", macs: &[GUEST], settings, counted };
+    let run = Run { script: "aoe.sh", macs: &[GUEST], settings, counted, more: None };
     guest.boot(&spec, &run, &guest.relay(0, FAULTS)?, &mut |line, _, target| {
         (line == "@grow")
             .then(|| configure(guest, &spec, "96M").and_then(|_| target.context("no target")?.signal(Signal::HUP)))

@@ -91,7 +91,7 @@ fn run(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     );
     let handler = Handler::on(handler::compile(guest.folder())?, guest.folder().join("slow.sock"))?;
     let counted = "frames were lost";
-    let run = Run { script: "fcoe.sh", macs: &[GUEST, SECOND_GUEST], settings, counted };
+    let run = Run { script: "fcoe.sh", macs: &[GUEST, SECOND_GUEST], settings, counted, more: None };
     let _second = guest.relay(1, calm)?;
     guest.boot(&spec, &run, &guest.relay(0, calm)?, &mut |line, relay, target| match line {
         "@stop" => Some(handler.signal(Signal::STOP)),
@@ -112,7 +112,7 @@ fn run_fabric(guest: &LanGuest<'_>, driver: Driver) -> Result<()> {
     spec.daemon = Some(configure(guest, &spec, LARGER, "fabric")?);
     let settings = format!("LARGER={LARGER}\n");
     let counted = "frames were forwarded by the switch";
-    let run = Run { script: "fabric.sh", macs: &[GUEST], settings, counted };
+    let run = Run { script: "fabric.sh", macs: &[GUEST], settings, counted, more: None };
     guest.boot(&spec, &run, &FcoeSwitch::start(guest.ends(0))?, &mut |line, switch, _| {
         let event = match line {
             "@switch restart" => Event::Restart,

@@ -5,8 +5,10 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
+use super::modules::write_modules;
 use super::{Cases, emulator, qemu, sysroot};
 use crate::relay::{Relay, RelayEnd, RelayFaults};
+use crate::report::Report;
 use crate::target::{Driver, Lab, Spec, Target};
 
 /// The sockets of the target and of the guest at each link.
@@ -33,6 +35,8 @@ pub(super) struct Run<'a> {
     pub(super) settings: String,
     /// The name in the report of what the wire counts.
     pub(super) counted: &'a str,
+    /// A further folder for the guest, and the name it gets there.
+    pub(super) more: Option<(&'a str, &'a Path)>,
 }
 
 /// Executes an instruction of the script; `None`: the line is none, but a case.
@@ -52,9 +56,23 @@ impl Wire for Relay {
 
 /// Runs a part with one guest, unless its packages are missing.
 pub(super) fn part((lab, driver, name): (&Lab, Driver, &str), run: impl Fn(&LanGuest<'_>) -> Result<()>) -> Result<()> {
+    part_with(sysroot::ensure, (lab, driver, name), run)
+}
+
+/// As [`part`], with the packages of this tree.
+pub(super) fn part_with(
+    ensure: fn(&Report) -> Result<sysroot::Sysroot>,
+    (lab, driver, name): (&Lab, Driver, &str),
+    run: impl Fn(&LanGuest<'_>) -> Result<()>,
+) -> Result<()> {
     let part = format!("{name}/{}", driver.name());
     lab.built()?;
-    let Some(sysroot) = super::packages(lab, &part) else { return Ok(()) };
+    let mut made = None;
+    lab.report.check(&part, "packages for the guest", || {
+        made = Some(ensure(&lab.report)?);
+        Ok(())
+    });
+    let Some(sysroot) = made else { return Ok(()) };
     let folder = lab.scratch.join(format!("{name}-{}", driver.name()));
     std::fs::create_dir_all(&folder)?;
     let guest = LanGuest { lab, part, sysroot, folder };
@@ -66,6 +84,11 @@ impl LanGuest<'_> {
     /// The folder of the part.
     pub(super) fn folder(&self) -> &Path {
         &self.folder
+    }
+
+    /// Writes modules of the guest's kernel, and those that they need, into this folder.
+    pub(super) fn write_modules(&self, names: &[&str], to: &Path) -> Result<()> {
+        write_modules(&self.sysroot.modules, names, to)
     }
 
     /// Writes the configuration of the daemon.
@@ -98,7 +121,8 @@ impl LanGuest<'_> {
         let initramfs = self.folder.join("initramfs.cpio");
         let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest");
         let settings = self.lab.settings_of_guest(&run.settings);
-        qemu::initramfs(&self.sysroot, [("test", &*scripts)].into_iter(), &settings, &initramfs)?;
+        let folders = [("test", &*scripts)].into_iter().chain(run.more);
+        qemu::initramfs(&self.sysroot, folders, &settings, &initramfs)?;
         let devices = run.macs.iter().enumerate().flat_map(|(link, mac)| card(&self.folder, link, mac)).collect();
         let emulator = emulator::newest_or_own(&self.lab.report);
         let hardware = qemu::Hardware { emulator, devices, shares_memory: false, kernel: String::new() };
