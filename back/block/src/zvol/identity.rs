@@ -1,5 +1,5 @@
-//! The identity of a zvol: the number that ZFS has given its dataset (property `guid`). A dataset keeps it under another
-//! name, in an imported pool, and after a rollback. A clone and a received copy have others.
+//! The identity of a zvol: the number that ZFS has given its dataset (property `guid`). A dataset keeps it under
+//! another name, in an imported pool, and after a rollback. A clone and a received copy have others.
 //!
 //! The statistics of the kernel module have such numbers as well, without a program, but keep the old name of a dataset
 //! that was renamed (seen with OpenZFS 2.3).

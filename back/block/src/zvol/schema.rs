@@ -92,8 +92,8 @@ impl Textual for Dataset {
 sections! {
     /// The keys of a volume with a zvol.
     ZvolKeys (made: Live, removed: Live) {
-        /// The zvol, for `kind = "zvol"`: `POOL/VOLUME`, or with folders between. With `@SNAPSHOT`, a snapshot of it, for
-        /// a volume with `read-only = true`.
+        /// The zvol, for `kind = "zvol"`: `POOL/VOLUME`, or with folders between. With `@SNAPSHOT`, a snapshot of it,
+        /// for a volume with `read-only = true`.
         dataset: Dataset = required() => EndsSessions;
     }
 }
