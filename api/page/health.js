@@ -92,7 +92,7 @@ export function Health() {
         : html`<${Empty}>Loading …<//>`}<//></div>
     <${Card} wide title="Portals"><${Table} label="Portals" columns=${PORTALS} rows=${live.counters?.portals ?? []} rowKey=${(one) => one.name} empty="No portal is configured." /><//>
     <${Card} wide title="Cores"><${Table} label="Cores" columns=${CORES} rows=${live.cores} rowKey=${({ now }) => now.core} /><//>
-    <${Card} wide title="File systems">${stores.length === 0 ? html`<${Empty}>No volume is in a file system.<//>` : html`<ul class="rows">
+    <${Card} wide title="File systems and pools">${stores.length === 0 ? html`<${Empty}>No volume is in a file system or pool.<//>` : html`<ul class="rows">
       ${stores.map((store) => html`<li key=${store.name}><${Name} text=${store.name} /><${Bar} value=${store.used}
         label=${`${percent(store.used)} of ${bytes(store.size)} used, ${bytes(store.free)} free${leftWords(store)}`} /></li>`)}</ul>`}<//>
     ${(live.counters?.refused ?? []).length > 0 && html`<${Card} wide title="Refused logins since the start"><ul class="rows">

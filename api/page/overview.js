@@ -62,7 +62,7 @@ export function Overview() {
       <${Card} title="Slow">${slow.length === 0 ? html`<${Empty}>No commands in the last second.<//>` : html`<ul class="rows">
         ${slow.map(({ now, rates }) => html`<li key=${now.name}>${link(now.name)}
           <span>${`99 % below ${latency(rates.p99)}, ${count(rates.commands)}/s`}</span></li>`)}</ul>`}<//>
-      <${Card} title="Full">${full.length === 0 ? html`<${Empty}>No volume is in a file system.<//>` : html`<ul class="rows">
+      <${Card} title="Full">${full.length === 0 ? html`<${Empty}>No volume is in a file system or pool.<//>` : html`<ul class="rows">
         ${full.map((store) => html`<li key=${store.name}><${Name} text=${store.name} />
           <${Bar} value=${store.used} label=${`${percent(store.used)} used${leftWords(store)}`} /></li>`)}</ul>`}<//>
       <${Card} title="Refused in the last hour">${refused.length === 0 ? html`<${Empty}>No login and no request was refused.<//>`

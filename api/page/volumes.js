@@ -103,7 +103,7 @@ export function Volume({ rest }) {
       <${Card} title="Space"><dl class="facts">
         <${Fact} name="Size">${bytes(now.size)}<//>
         <${Fact} name="Allocated">${now.allocated === undefined ? "–" : `${bytes(now.allocated)}${now.size ? ` (${percent(now.allocated / now.size)})` : ""}`}<//>
-        <${Fact} name="Free in its file system">${bytes(now.free)}<//>
+        <${Fact} name="Free in its file system or pool">${bytes(now.free)}<//>
         <${Fact} name="File system">${now.stores?.length ? now.stores.map((store) => html`<${Name} text=${store} />`) : "–"}<//></dl>
         ${volume && html`<${Medium} volume=${volume} />`}<//>
       <${Card} title="Since the start"><dl class="facts">

@@ -415,8 +415,8 @@ sections! {
         /// How long to wait at the start for unavailable resources that were served before (a file, a device, an
         /// address), before the others are served without them.
         patience: Period = or(Period(Duration::from_secs(30))) => Restart;
-        /// The soft threshold of space: when less than this part of a file system is available, the clients of the
-        /// volumes on it are notified before writes fail, and `lunar status` reports it; 0: never.
+        /// The soft threshold of space: when less than this part of a file system or pool is available, the clients
+        /// of the volumes on it are notified before writes fail, and `lunar status` reports it; 0: never.
         space_threshold: Whole<0, 99> ["percent"] = or(Whole::new(0)) => Live;
         /// Folders in which volumes may be created while the service runs. All other access is limited to the files
         /// and devices that are configured at the start.

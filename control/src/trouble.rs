@@ -71,8 +71,8 @@ troubles! {
     MediumErrors = "medium-errors", "Commands end with medium errors.",
         "The device returns errors. `dmesg` and `smartctl -a` say more; move the volume to another device.";
     NoSpace = "no-space", "Writes fail because there is no space.",
-        "The file system of a thin volume is full. Clients see a medium that refuses writes; many turn their file \
-        systems read-only. Make room (`df`), enlarge the file system, or move volumes. Clients that discard unused \
+        "The file system or the pool of a thin volume is full. Clients see a medium that refuses writes; many turn \
+        their file systems read-only. Make room (`df`), enlarge it, or move volumes. Clients that discard unused \
         blocks (`fstrim`) give space back.";
     OverCommitted = "over-committed", "A file system, or another pool, has promised more space than it has.",
         "The thin volumes on it may grow to more than its size. Nothing fails yet. Enlarge it, or move volumes, \

@@ -33,7 +33,7 @@ families! {
         "1 for the state of the volume: `up`, `read-only`, `unavailable`, `full` or `formatting`.";
     VOLUME_SIZE = "lunar_volume_size_bytes" Gauge ["volume"] "Size of the volume.";
     VOLUME_ALLOCATED = "lunar_volume_allocated_bytes" Gauge ["volume"]
-        "Space that the store of the volume takes on its file system.";
+        "Space that the store of the volume takes on its file system, or from its pool.";
     VOLUME_COMMANDS = "lunar_volume_commands" Counter ["volume", "class"] "Commands that have ended.";
     VOLUME_BYTES = "lunar_volume_bytes" Counter ["volume", "direction"] "Bytes read and written by commands.";
     VOLUME_COMMAND_SECONDS = "lunar_volume_command_seconds" Histogram ["volume", "class"]
@@ -53,11 +53,12 @@ families! {
     VOLUME_UNMAPPED = "lunar_volume_unmapped_bytes" Counter ["volume"] "Bytes that clients unmapped or discarded.";
     VOLUME_REGISTRANTS = "lunar_volume_registrants" Gauge ["volume"] "Registrants of persistent reservations.";
     VOLUME_RESERVED = "lunar_volume_reserved" Gauge ["volume"] "Whether a client holds a reservation: 1, or 0.";
-    VOLUME_STORE = "lunar_volume_store" Gauge ["volume", "store"] "1, with the file system of the volume.";
-    STORE_FREE = "lunar_store_free_bytes" Gauge ["store"] "Free space of the file system, for the user of Lunar.";
-    STORE_SIZE = "lunar_store_size_bytes" Gauge ["store"] "Size of the file system.";
+    VOLUME_STORE = "lunar_volume_store" Gauge ["volume", "store"] "1, with the file system or pool of the volume.";
+    STORE_FREE = "lunar_store_free_bytes" Gauge ["store"]
+        "Free space of the file system or pool, for the user of Lunar.";
+    STORE_SIZE = "lunar_store_size_bytes" Gauge ["store"] "Size of the file system or pool.";
     STORE_PROMISED = "lunar_store_promised_bytes" Gauge ["store"]
-        "Space that the file system has promised: all that its volumes have or may still take.";
+        "Space that the file system or pool has promised: all that its volumes have or may still take.";
     HOST_COMMANDS = "lunar_host_commands" Counter ["host", "target", "transport", "class"] "Commands that have ended.";
     HOST_BYTES = "lunar_host_bytes" Counter ["host", "target", "transport", "direction"]
         "Bytes read and written by commands.";
