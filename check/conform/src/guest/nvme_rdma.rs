@@ -21,7 +21,10 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
          CONTROLLER_KEY={CONTROLLER_KEY}\nOTHER_KEY={OTHER_KEY}\n"
     );
     let modules = &["nvme_tcp", "nvme_rdma"];
-    lan::part_with(sysroot::ensure_with_rdma, (lab, driver, "nvme-rdma"), |guest| run_on_links(guest, driver))?;
+    // In the short form, the other guest has an address on a link as well.
+    if lab.whole {
+        lan::part_with(sysroot::ensure_with_rdma, (lab, driver, "nvme-rdma"), |guest| run_on_links(guest, driver))?;
+    }
     Part { name: "nvme-rdma", modules, configuration: configuration(), settings }.run(lab, driver)
 }
 

@@ -37,6 +37,7 @@ pub(super) fn part(daemon: Option<&Daemon>, cluster: &Cluster, check: &Check<'_>
         ensure!(second.read()? == data(2), "the clone has other data");
         second.end()
     });
+    check("an image goes back to a snapshot while no volume has it", &mut || rolled_back(daemon, cluster));
     check("snapshots and clones under a verifying load", &mut || under_load(daemon, cluster));
     check("GET LBA STATUS returns which objects of an image and of its clone are mapped", &mut || {
         mapped(daemon, cluster)
@@ -199,6 +200,25 @@ fn copies(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     let other = ["volume", "snapshot", SOURCE.0, "again", "--path", "rbd/early@again"];
     fails(daemon, &other, "is no snapshot of rbd/own")?;
     [early, late, before].into_iter().try_for_each(Mapped::end)
+}
+
+fn rolled_back(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
+    let configuration = cluster.configuration().display().to_string();
+    succeeds(daemon, &create("back", "rbd/back", &configuration, &["--size", "32M"]))?;
+    let back = Mapped::new(daemon, 11, "back")?;
+    ensure!(back.write(1)?.is_none(), "the volume takes no writes");
+    succeeds(daemon, &["volume", "snapshot", "back", "then"])?;
+    ensure!(back.write(2)?.is_none() && back.read()? == data(2), "the volume does not have what was written");
+    let roll_back = ["rbd", "snap", "rollback", "--no-progress", "rbd/back@then"];
+    ensure!(cluster.run(&roll_back).is_err() && back.read()? == data(2), "an image changes while it is served");
+    back.end()?;
+    until("the image is not given free", || Ok(cluster.run(&roll_back).is_ok()))?;
+    succeeds(daemon, &create("back", "rbd/back", &configuration, &[]))?;
+    let back = Mapped::new(daemon, 11, "back")?;
+    ensure!(back.read()? == data(1), "the image has other data than the snapshot");
+    back.end()?;
+    succeeds(daemon, &["volume", "delete", "then"])?;
+    Ok(())
 }
 
 fn under_load(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
