@@ -6,8 +6,10 @@ use crate::endpoint::stream;
 use crate::file::OpenFile;
 use crate::op::Handle;
 use lunar_core::io::Done;
+use rustix::fs::{FileType, fstat, major, minor};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// An open object.
@@ -107,11 +109,12 @@ impl Open {
 
     /// Whether the ring's table has it: not objects that are only polled, nor devices, and files only if the kernel
     /// `releases` them at once when they leave the table, because they have locks and space. Sockets are shut down
-    /// first.
+    /// first. A disk of ublk stays in the table: a process that is killed would close it while it may serve it itself,
+    /// and the close waits for the last writes; the ring closes it after the process.
     pub(super) fn may_be_fixed(&self, releases: bool) -> bool {
         match self.role {
             Role::Stream(_) | Role::Listener(_) => true,
-            Role::File(_) => releases,
+            Role::File(ref file) => releases || is_ublk(file.fd()),
             Role::Carrier(_) | Role::Device(_) => false,
         }
     }
@@ -120,6 +123,16 @@ impl Open {
     pub(super) fn end_receive_of_turn(&mut self) {
         self.eager = if self.is_drained { 0 } else { stream::RECEIVES_AT_ONCE };
     }
+}
+
+/// Whether this is a disk of ublk: its name in sysfs is that of the driver and a number.
+fn is_ublk(file: &OwnedFd) -> bool {
+    let is_named = |link: PathBuf| link.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"ublkb"));
+    fstat(file).is_ok_and(|found| {
+        FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
+            && std::fs::read_link(format!("/sys/dev/block/{}:{}", major(found.st_rdev), minor(found.st_rdev)))
+                .is_ok_and(is_named)
+    })
 }
 
 /// The first kernel that releases a file when the file leaves the table. Earlier ones keep it until all operations on
