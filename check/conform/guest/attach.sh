@@ -43,19 +43,6 @@ load() {
         >/tmp/fio.out 2>&1 &
     fio=$!
 }
-# fails NAME PATTERN ARGUMENT...: `lunar attach` ends with an error that says this.
-fails() {
-    local name=$1 pattern=$2
-    shift 2
-    if "$LUNAR" attach "$@" >/tmp/attach.out 2>&1; then
-        bad "$name"
-    elif grep -Eq -- "$pattern" /tmp/attach.out; then
-        ok "$name"
-    else
-        cat /tmp/attach.out
-        bad "$name"
-    fi
-}
 
 for module in /test/attach/modules/*; do
     insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded"
@@ -95,10 +82,10 @@ END
 start_near
 try "the daemon serves a disk" eventually logged "ublk own: serves"
 
-fails "without a target, attach says what to do" "no target answers: check the address" "st:$ADDRESS"
+fails "without a target, attach says what to do" "no target answers: check the address" "$LUNAR" attach "st:$ADDRESS"
 start "$IMAGE" "$OTHER"
-fails "a LUN without a volume is refused" "shows no volume at LUN 9: give the LUN" "st:$ADDRESS#9"
-fails "an address that is none is refused" "udp:ADDRESS:PORT" "st:192.168.70.1"
+fails "a LUN without a volume is refused" "shows no volume at LUN 9: give the LUN" "$LUNAR" attach "st:$ADDRESS#9"
+fails "an address that is none is refused" "udp:ADDRESS:PORT" "$LUNAR" attach "st:192.168.70.1"
 try "a volume of another Lunar becomes a disk" "$LUNAR" attach "$BOTH" --name data
 disk=$(readlink /run/lunar/ublk/data)
 name=${disk##*/}

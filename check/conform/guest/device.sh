@@ -71,18 +71,7 @@ socket = "$SOCKET"
 kind = "scsi"
 path = "$local"
 $1
-[portal-group.p]
-tag = 1
-[portal.one]
-address = "$PORTAL"
-group = "p"
-[target.main]
-iqn = "$TARGET"
-portal-groups = ["p"]
-[group.all]
-targets = ["main"]
-initiators = ["*"]
-luns = { 0 = "device" }
+$(one_target "$TARGET" "$PORTAL" '0 = "device"')
 END
     "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
     target=$!

@@ -29,12 +29,6 @@ log_out() {
     try "$1" node --logout
     try "$1: the disk is gone" eventually gone
 }
-load() {
-    local name=$1
-    shift
-    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
-        --randseed=7 --output-format=terse "$@" || { tail "$LOG"; dmesg | tail -n 20; }
-}
 no_errors() { equal "$1" "" "$(dmesg | grep -iE 'I/O error|conn error|iser.*(fail|error|bogus)')"; dmesg -C; }
 
 networks

@@ -37,6 +37,46 @@ refuse() {
     fi
 }
 
+# fails NAME PATTERN COMMAND...: a case that passes if the command fails, and a line of its output matches the pattern.
+fails() {
+    local name=$1 pattern=$2 output status
+    shift 2
+    output=$("$@" 2>&1)
+    status=$?
+    if [ $status != 0 ] && printf '%s\n' "$output" | grep -Eq -- "$pattern"; then
+        ok "$name"
+    else
+        printf '%s\n' "$output" | tail -n 30
+        echo "status $status, or no line like /$pattern/, of: $*"
+        bad "$name"
+    fi
+}
+
+# refuses NAME PATTERN ARGUMENT...: a case that passes if the program refuses to serve, and says this.
+refuses() {
+    local name=$1 pattern=$2
+    shift 2
+    fails "$name" "$pattern" timeout 60 "$LUNAR" serve --driver "$DRIVER" --listen 127.0.0.1:3261 "$@"
+}
+
+# one_target NAME PORTAL LUNS: the sections of a target with one portal, where all initiators see these LUNs.
+one_target() {
+    cat <<END
+[portal-group.p]
+tag = 1
+[portal.one]
+address = "$2"
+group = "p"
+[target.main]
+iqn = "$1"
+portal-groups = ["p"]
+[group.all]
+targets = ["main"]
+initiators = ["*"]
+luns = { $3 }
+END
+}
+
 # equal NAME WANTED FOUND: a case that passes if both are the same.
 equal() {
     if [ "$2" = "$3" ]; then

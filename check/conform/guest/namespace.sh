@@ -16,19 +16,6 @@ KERNEL=/tmp/kernel
 lunar() { "$LUNAR" "$@" --socket "$SOCKET"; }
 # logged PATTERN: whether the log of the daemon has a line like this.
 logged() { grep -Eq -- "$1" "$LOG"; }
-# fails NAME PATTERN ARGUMENT...: the program ends with an error that says this.
-fails() {
-    local name=$1 pattern=$2
-    shift 2
-    if timeout 60 "$LUNAR" serve --driver "$DRIVER" --listen 127.0.0.1:3261 "$@" >/tmp/fails 2>&1; then
-        bad "$name"
-    elif grep -Eq -- "$pattern" /tmp/fails; then
-        ok "$name"
-    else
-        cat /tmp/fails
-        bad "$name"
-    fi
-}
 
 # The controller of the drive, and its namespaces, by their names: their numbers change when it comes back.
 drive() {
@@ -178,13 +165,13 @@ space_cases() {
 }
 
 refusals() {
-    fails "a mounted namespace is refused" "/dev/$first is in use.*--shared" "$(generic "$first")"
-    fails "a mounted partition is refused" "/dev/${first}p1 is in use" "nvme:/dev/${first}p1"
+    refuses "a mounted namespace is refused" "/dev/$first is in use.*--shared" "$(generic "$first")"
+    refuses "a mounted partition is refused" "/dev/${first}p1 is in use" "nvme:/dev/${first}p1"
     third=$(numbered 3)
-    fails "a format with metadata is refused" "without metadata" "$(generic "$third")"
-    fails "blocks that are too small are refused" "have 4096 bytes: add --block-size 4096" "$(generic "$second")"
-    fails "another disk is refused" "is no NVMe namespace" nvme:/dev/null
-    fails "a missing namespace is refused" "does not exist: .nvme list." nvme:/dev/ng77n1
+    refuses "a format with metadata is refused" "without metadata" "$(generic "$third")"
+    refuses "blocks that are too small are refused" "have 4096 bytes: add --block-size 4096" "$(generic "$second")"
+    refuses "another disk is refused" "is no NVMe namespace" nvme:/dev/null
+    refuses "a missing namespace is refused" "does not exist: .nvme list." nvme:/dev/ng77n1
 }
 
 # A device that is served no more is free at once, while the connections of others go on.

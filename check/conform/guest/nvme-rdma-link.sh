@@ -39,12 +39,6 @@ disconnect() {
     try "disconnect" nvme disconnect -n "$NQN"
     try "the namespace is gone" eventually absent
 }
-load() {
-    local name=$1
-    shift
-    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
-        --randseed=7 --output-format=terse "$@" || dmesg | tail -n 20
-}
 no_errors() { equal "$1" "" "$(dmesg | grep -iE 'I/O error|timeout|bogus')"; dmesg -C; }
 
 ip address add "$OWN4/24" dev "$lan"

@@ -51,3 +51,11 @@ networks() {
     cp /test/rdma/lunar.toml /tmp/lunar.toml
     mkdir -p /tmp/state
 }
+# load NAME FIO-ARGUMENT...: a case that passes if verified writes to $disk succeed.
+load() {
+    local name=$1
+    shift
+    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
+        --randseed=7 --output-format=terse "$@" ||
+        { tail "$LOG"; dmesg | tail -n 20; }
+}

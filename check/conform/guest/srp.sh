@@ -34,12 +34,6 @@ log_out() {
     for port in /sys/class/srp_remote_ports/port-*; do echo 1 >"$port/delete"; done
     try "log out" eventually gone
 }
-load() {
-    local name=$1
-    shift
-    try "$name" fio --name=load --filename="$disk" --ioengine=libaio --direct=1 --verify=crc32c --verify_fatal=1 \
-        --randseed=7 --output-format=terse "$@"
-}
 no_errors() { equal "$1" "" "$(dmesg | grep -i 'I/O error')"; }
 
 # Without a link, rdma_rxe of Linux 6.12 sends no more management datagrams, also when the link is back: lose all packets.

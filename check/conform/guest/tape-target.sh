@@ -82,17 +82,6 @@ device-type = "tape"
 kind = "handler"
 path = "$SOCKETS/drive1.sock"
 device-type = "tape"
-[portal-group.p]
-tag = 1
-[portal.one]
-address = "$PORTAL"
-group = "p"
-[target.main]
-iqn = "$TARGET"
-portal-groups = ["p"]
-[group.all]
-targets = ["main"]
-initiators = ["*"]
-luns = { 0 = "changer", 1 = "drive0", 2 = "drive1" }
+$(one_target "$TARGET" "$PORTAL" '0 = "changer", 1 = "drive0", 2 = "drive1"')
 END
 }

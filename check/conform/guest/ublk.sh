@@ -39,20 +39,6 @@ stop() {
     equal "$1" 0 $?
     try "the disk is gone" eventually gone
 }
-# fails NAME PATTERN ARGUMENT...: the program ends with an error that says this.
-fails() {
-    local name=$1 pattern=$2
-    shift 2
-    : >"$LOG"
-    if timeout 60 "$LUNAR" serve --driver "$DRIVER" --listen 127.0.0.1:3261 "$@" >"$LOG" 2>&1; then
-        bad "$name"
-    elif grep -Eq -- "$pattern" "$LOG"; then
-        ok "$name"
-    else
-        cat "$LOG"
-        bad "$name"
-    fi
-}
 logged() { grep -q -- "$1" "$LOG"; }
 attribute() { cat "/sys/block/$name/queue/$1"; }
 used() { stat -c %b "$IMAGE"; }
@@ -64,7 +50,7 @@ if [ ! -e /dev/ublk-control ]; then
 fi
 truncate -s 128M "$IMAGE"
 if [ "$DRIVER" != io_uring ]; then
-    fails "another driver is refused, with words that say what to do" "ublk needs io_uring" "$IMAGE" --ublk data
+    refuses "another driver is refused, with words that say what to do" "ublk needs io_uring" "$IMAGE" --ublk data
     finish
 fi
 
@@ -147,10 +133,10 @@ equal "no I/O error" "" "$(dmesg | grep -i 'I/O error')"
 kill -9 "$target"
 wait "$target"
 truncate -s 128M /tmp/other.img
-fails "another volume does not take the disk over" "requests wait for another volume" /tmp/other.img --ublk data
+refuses "another volume does not take the disk over" "requests wait for another volume" /tmp/other.img --ublk data
 mv "$IMAGE" /tmp/moved.img
 truncate -s 128M "$IMAGE"
-fails "nor does another one at the same path" "requests wait for another volume" "$IMAGE" --ublk data
+refuses "nor does another one at the same path" "requests wait for another volume" "$IMAGE" --ublk data
 mv /tmp/moved.img "$IMAGE"
 
 # A start that fails after the kernel has begun the takeover may be repeated: by the same process, and by another one.
@@ -230,18 +216,7 @@ state = "/tmp/service/state"
 kind = "file"
 path = "/tmp/service/disk.img"
 size = "$1"
-[portal-group.p]
-tag = 1
-[portal.one]
-address = "127.0.0.1:3270"
-group = "p"
-[target.main]
-iqn = "$TARGET"
-portal-groups = ["p"]
-[group.all]
-targets = ["main"]
-initiators = ["*"]
-luns = { 0 = "disk" }
+$(one_target "$TARGET" 127.0.0.1:3270 '0 = "disk"')
 $2
 END
 }
@@ -400,5 +375,5 @@ without_section() {
 whole_only without_section
 
 rmmod ublk_drv
-fails "a missing module is named" "modprobe ublk_drv" "$IMAGE" --ublk data
+refuses "a missing module is named" "modprobe ublk_drv" "$IMAGE" --ublk data
 finish

@@ -4,7 +4,7 @@
 disk=/dev/nvme0n1
 exists() { test -b "$disk"; }
 files_intact() { (cd /mnt/disk && sha256sum -c --quiet sums kept.sum); }
-fails() { ! timeout 30 dd if="$disk" of=/dev/null bs=4k count=1 skip=$((RANDOM % 1000)) iflag=direct status=none; }
+read_fails() { ! timeout 30 dd if="$disk" of=/dev/null bs=4k count=1 skip=$((RANDOM % 1000)) iflag=direct status=none; }
 
 eventually exists || { dmesg | tail -n 20; bad "the kernel sees the disk"; finish; }
 fsck.ext4 -p "$disk" >/dev/null 2>&1
@@ -24,5 +24,5 @@ fi
 # A shorter timeout than the driver's half minute. With native multipath the queue is the path's.
 for queue in /sys/block/nvme0*n1/queue/io_timeout; do echo 3000 >"$queue"; done
 echo "@restart"
-try "reads fail after the target was killed" eventually fails
+try "reads fail after the target was killed" eventually read_fails
 finish

@@ -51,19 +51,6 @@ property() {
     zpool sync
     zfs get -Hp -o value "$1" "$2"
 }
-# fails NAME PATTERN COMMAND...: a command of Lunar that ends with an error which says this.
-fails() {
-    local name=$1 pattern=$2
-    shift 2
-    if lunar "$@" >/tmp/fails.out 2>&1; then
-        bad "$name"
-    elif grep -Eq -- "$pattern" /tmp/fails.out; then
-        ok "$name"
-    else
-        cat /tmp/fails.out
-        bad "$name"
-    fi
-}
 # removed NAME ARGUMENT...: a case that passes if ZFS removes a dataset. udev may have its device open for a moment.
 removed() {
     local name=$1
@@ -106,18 +93,7 @@ socket = "$SOCKET"
 [volume.disk]
 kind = "zvol"
 dataset = "tank/disk"
-[portal-group.p]
-tag = 1
-[portal.one]
-address = "$PORTAL"
-group = "p"
-[target.main]
-iqn = "$TARGET"
-portal-groups = ["p"]
-[group.all]
-targets = ["main"]
-initiators = ["*"]
-luns = { 0 = "disk" }
+$(one_target "$TARGET" "$PORTAL" '0 = "disk"')
 END
 chmod 600 /tmp/lunar.toml
 serve
@@ -177,7 +153,7 @@ try "the source is written again" dd if=/dev/zero of="$first" bs=1M count=8 ofla
 equal "the snapshot has the data from before" "$kept" "$(read_sum "$snapshot" count=8)"
 equal "it is read-only" 1 "$(blockdev --getro "$snapshot")"
 zfs snapshot tank/disk@own
-fails "there is no second one of this name" "already exists" volume snapshot disk again --path tank/disk@own
+fails "there is no second one of this name" "already exists" lunar volume snapshot disk again --path tank/disk@own
 zfs destroy tank/disk@own
 try "a clone of the snapshot" lunar volume clone before copy
 map 2 copy
@@ -199,14 +175,14 @@ removed "ZFS removes the rest" -R tank/disk@before
 try "Lunar makes a zvol" create fresh tank/fresh --size 32M
 equal "its size" $((32 << 20)) "$(property volsize tank/fresh)"
 zfs create -s -V 16M tank/own
-fails "it makes none in the place of one" "already exists" volume create other --kind zvol --dataset tank/own --size 32M
+fails "it makes none in the place of one" "already exists" lunar volume create other --kind zvol --dataset tank/own --size 32M
 equal "and the one that is there stays" $((16 << 20)) "$(property volsize tank/own)"
 removed "it is removed by hand" tank/own
 try "a size that is no multiple of the blocks" create odd tank/odd --size 9000K
 equal "ZFS rounds it up" $((563 << 14)) "$(property volsize tank/odd)"
 try "delete the volume" lunar volume delete odd
 removed "its zvol is left" tank/odd
-fails "a zvol that is not there is named" "no /dev/zvol/tank/none.*zpool import" volume create none --kind zvol --dataset tank/none
+fails "a zvol that is not there is named" "no /dev/zvol/tank/none.*zpool import" lunar volume create none --kind zvol --dataset tank/none
 try "delete the volume" lunar volume delete fresh
 removed "its zvol is left" tank/fresh
 
