@@ -1,5 +1,8 @@
-//! A retry for resources of an io_uring, which the kernel frees a moment after their process has ended.
+//! The ends of processes: a wait for one, and a retry for resources of an io_uring, which the kernel frees a moment
+//! after their process has ended.
 
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 /// The pause between two attempts.
@@ -24,6 +27,13 @@ pub fn until_free<T, E>(
             outcome => return outcome,
         }
     }
+}
+
+/// Waits for the end of a process for this time at most; returns whether it has ended: its handle (pidfd) can be read
+/// then.
+pub fn has_ended(process: &OwnedFd, patience: Duration) -> bool {
+    let mut end = [PollFd::new(process, PollFlags::IN)];
+    poll(&mut end, Timespec::try_from(patience).ok().as_ref()).is_ok_and(|count| count > 0)
 }
 
 #[cfg(test)]

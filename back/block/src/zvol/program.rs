@@ -4,6 +4,7 @@
 
 use super::schema::Dataset;
 use lunar_control::value::Textual;
+use lunar_reactor::linger::has_ended;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use std::fmt;
@@ -236,18 +237,13 @@ pub(super) fn call_anyway(call: &Call, limit: Duration) -> Result<(String, Strin
     let said = Collected::new(File::from(started.errors), end);
     // Both are read at the same time: a program that waits for the reader of one does not write the other.
     let (told, said) = collect(told, said);
-    if !has_ended(&started.handle, end) {
+    if !has_ended(&started.handle, end.saturating_duration_since(Instant::now())) {
         starter.kill(started.id);
         // A call that waits for a suspended pool does not end.
         return Err(CallError::Late(limit));
     }
     let has_succeeded = starter.has_succeeded(started.id).map_err(CallError::Start)?;
     Ok((told, said, has_succeeded))
-}
-
-/// Whether the process ends until then.
-fn has_ended(process: &OwnedFd, end: Instant) -> bool {
-    is_readable(&[process.as_fd()], end).first() == Some(&true)
 }
 
 /// Which of these can be read; none at the end of the time.

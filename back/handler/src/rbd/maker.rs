@@ -2,9 +2,10 @@
 //! made again unless it hears that its volume is created.
 
 use super::process::{ImageAccess, Started, kill, start};
-use super::supervisor::{Lines, has_ended, read};
+use super::supervisor::{Lines, read};
 use lunar_control::live::{MadeStore, StoreNotMade};
 use lunar_handler::making::{KEEP, MADE};
+use lunar_reactor::linger::has_ended;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recv, send, socketpair};

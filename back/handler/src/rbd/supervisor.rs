@@ -3,9 +3,9 @@
 
 use super::process::{ImageAccess, Started, kill, start};
 use crate::shared::Shared;
+use lunar_reactor::linger::has_ended;
 use lunar_reactor::log;
 use lunar_reactor::log::Severity;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::{OFlags, fcntl_setfl};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -257,11 +257,6 @@ pub(super) fn read(errors: &OwnedFd, lines: &mut Lines, name: &str) -> bool {
         }
     }
     true
-}
-
-pub(super) fn has_ended(handle: &OwnedFd, patience: Duration) -> bool {
-    let mut end = [PollFd::new(handle, PollFlags::IN)];
-    poll(&mut end, Timespec::try_from(patience).ok().as_ref()).is_ok_and(|count| count > 0)
 }
 
 #[cfg(test)]
