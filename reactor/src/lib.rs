@@ -26,6 +26,7 @@
 #![allow(unsafe_code)]
 
 pub mod anonymous;
+pub mod block_device;
 pub mod channel;
 pub mod clock;
 pub mod disk;

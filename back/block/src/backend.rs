@@ -91,6 +91,14 @@ fn mark_of(mark: BlockMark) -> Mark {
     }
 }
 
+/// The same store on a device, which one process has for itself.
+pub(crate) fn unshared<S: OpenedStore + Clone>(store: &S, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
+    match is_shared {
+        true => Err(Refusal::store(OneProcess)),
+        false => Ok(Arc::new(store.clone())),
+    }
+}
+
 impl OpenedStore for BlockVolume {
     fn traits(&self) -> &Traits {
         Self::traits(self)
@@ -113,10 +121,7 @@ impl OpenedStore for BlockVolume {
     }
 
     fn with_sharing(&self, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
-        match is_shared {
-            true => Err(Refusal::store(OneProcess)),
-            false => Ok(Arc::new(self.clone())),
-        }
+        unshared(self, is_shared)
     }
 
     // A device has one way of being open for this process alone.

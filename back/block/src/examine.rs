@@ -2,7 +2,8 @@
 
 use lunar_control::value::Size;
 use lunar_engine::backend::{Condition, StoreTrouble};
-use lunar_reactor::disk::{Source, device_bytes};
+use lunar_reactor::block_device::device_bytes;
+use lunar_reactor::disk::Source;
 
 /// Looks at the device of this number, which was opened with `size` bytes.
 pub(crate) fn examine(source: &Source, device: u64, size: u64) -> Vec<StoreTrouble> {

@@ -18,7 +18,8 @@ pub mod zvol;
 use lunar_core::io::{Completion, Data, Done, Extent, Fault, Io, Op, Outcome, Store, Traits};
 use lunar_engine::backend::StoreTrouble;
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::{Disk, Policy, Source, device_bytes, zvol_name};
+use lunar_reactor::block_device::{device_bytes, zvol_name};
+use lunar_reactor::disk::{Disk, Policy, Source};
 use lunar_reactor::op::Allocate;
 use open::Limits;
 pub use open::{Mark, Options, Refusal, mark_at};
@@ -26,7 +27,7 @@ use std::io;
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
-use zvol::SpaceCell;
+use zvol::Measured;
 
 /// A volume on a block device: opened for us alone and checked once, for all cores.
 #[derive(Clone, Debug)]
@@ -40,7 +41,7 @@ pub struct BlockVolume {
     is_direct: bool,
     block_size: u32,
     /// The space of the volume, if the system that keeps it tells it.
-    space: Option<Arc<SpaceCell>>,
+    space: Option<Arc<Measured>>,
 }
 
 impl BlockVolume {
@@ -83,7 +84,7 @@ impl BlockVolume {
     }
 
     /// The same volume, with its space.
-    pub(crate) fn with_space(self, space: Arc<SpaceCell>) -> Self {
+    pub(crate) fn with_space(self, space: Arc<Measured>) -> Self {
         Self { space: Some(space), ..self }
     }
 
@@ -145,7 +146,7 @@ struct BlockStore {
     reactor: Reactor,
     traits: Traits,
     limits: Limits,
-    space: Option<Arc<SpaceCell>>,
+    space: Option<Arc<Measured>>,
 }
 
 impl BlockStore {
@@ -201,7 +202,7 @@ impl BlockStore {
     }
 
     fn space(&self) -> Outcome {
-        match self.space.as_ref().and_then(|space| space.read()) {
+        match self.space.as_ref().and_then(|space| space.space()) {
             Some(space) => Outcome::with(Ok(0), Data::Space(space)),
             None => Outcome::new(Err(Fault::Unsupported)),
         }

@@ -3,7 +3,8 @@
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
-use lunar_reactor::disk::{Alignment, device_folder, device_name, device_serial, queue_limit};
+use lunar_reactor::block_device::{device_folder, device_name, device_serial, kernel_name, queue_limit};
+use lunar_reactor::disk::Alignment;
 use lunar_reactor::linger::until_free;
 use lunar_reactor::log;
 use rustix::fs::{
@@ -126,8 +127,7 @@ enum Driver {
 impl Driver {
     /// The driver of the device of this number: its name in sysfs begins with that of the driver.
     fn of(device: u64) -> Self {
-        let name = std::fs::read_link(device_folder(device)).ok().and_then(|link| Some(link.file_name()?.to_owned()));
-        Self::of_name(&name.unwrap_or_default().to_string_lossy())
+        Self::of_name(&kernel_name(device).unwrap_or_default())
     }
 
     fn of_name(name: &str) -> Self {

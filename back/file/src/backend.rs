@@ -10,7 +10,7 @@ use lunar_engine::backend::{
     Backend, Durability, Fingerprint, JailPaths, Location, Mark, Opened, OpenedStore, PoolSpace, ProtectionRequest,
     Refusal, StoreRequest, StoreTrouble, TextForm,
 };
-use lunar_reactor::disk::{device_name, device_serial};
+use lunar_reactor::block_device::{device_name, device_serial};
 use lunar_reactor::{Reactor, log};
 use rustix::fs::{AtFlags, StatxFlags, fstat, statx};
 use std::io;

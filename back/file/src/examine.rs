@@ -2,7 +2,8 @@
 
 use lunar_control::value::Size;
 use lunar_engine::backend::{Condition, PoolSpace, StoreTrouble};
-use lunar_reactor::disk::{Source, device_bytes};
+use lunar_reactor::block_device::device_bytes;
+use lunar_reactor::disk::Source;
 use rustix::fs::{Stat, fstat, fstatvfs};
 use std::io::ErrorKind;
 use std::os::fd::{AsRawFd, BorrowedFd};

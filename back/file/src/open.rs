@@ -7,7 +7,8 @@ use crate::served_size;
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_core::mem::PAGE;
-use lunar_reactor::disk::{Alignment, queue_limit};
+use lunar_reactor::block_device::queue_limit;
+use lunar_reactor::disk::Alignment;
 use lunar_reactor::log;
 use rustix::fs::{
     AtFlags, FallocateFlags, FileType, OFlags, Stat, StatxFlags, fallocate, fcntl_getfl, fcntl_setfl, fstat, fstatvfs,

@@ -6,7 +6,7 @@ use crate::volume::{NvmeVolume, Shared, State};
 use lunar_control::files::{self, Access};
 use lunar_core::io::Traits;
 use lunar_engine::backend::Mark;
-use lunar_reactor::disk::{device_folder, queue_limit};
+use lunar_reactor::block_device::{device_folder, queue_limit};
 use lunar_reactor::linger::until_free;
 use lunar_reactor::log;
 use lunar_reactor::nvme_generic::{BLOCKS_MAX, Format, Node};

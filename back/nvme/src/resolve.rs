@@ -1,7 +1,7 @@
 //! The nodes of a namespace, by a path to its generic node, to its disk or to a partition of that. A namespace that
 //! comes back may have other numbers: then it is found by its name.
 
-use lunar_reactor::disk::{device_bytes, device_folder, device_name};
+use lunar_reactor::block_device::{device_bytes, device_folder, device_name};
 use lunar_reactor::nvme_generic::is_node;
 use rustix::fs::{FileType, major, makedev, minor, stat};
 use rustix::io::Errno;

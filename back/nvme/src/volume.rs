@@ -7,7 +7,7 @@ use lunar_control::value::Size;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{Condition, Mark, StoreTrouble};
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::{device_bytes, queue_limit};
+use lunar_reactor::block_device::{device_bytes, queue_limit};
 use lunar_reactor::nvme_generic::Node;
 use std::collections::BTreeSet;
 use std::io;

@@ -212,8 +212,7 @@ impl RdmaKeys<'_> {
     /// # Errors
     /// The keys do not fit.
     pub fn address(&self) -> Result<PortAddress, RdmaMistake> {
-        // Checked when it was read.
-        let at = SocketAddr::new(self.address.ip, self.port.get() as u16);
+        let at = self.at();
         let Some(link) = self.link else {
             let others = [
                 ("gateway", self.gateway.is_some()),

@@ -1,15 +1,15 @@
 //! The open objects of the ring, and the order of the operations on them.
 
+use crate::block_device::kernel_name;
 use crate::endpoint::Carrier;
 use crate::endpoint::command::CommandDevice;
 use crate::endpoint::stream;
 use crate::file::OpenFile;
 use crate::op::Handle;
 use lunar_core::io::Done;
-use rustix::fs::{FileType, fstat, major, minor};
+use rustix::fs::{FileType, fstat};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 /// An open object.
@@ -125,13 +125,11 @@ impl Open {
     }
 }
 
-/// Whether this is a disk of ublk: its name in sysfs is that of the driver and a number.
+/// Whether this is a disk of ublk.
 fn is_ublk(file: &OwnedFd) -> bool {
-    let is_named = |link: PathBuf| link.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"ublkb"));
     fstat(file).is_ok_and(|found| {
         FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
-            && std::fs::read_link(format!("/sys/dev/block/{}:{}", major(found.st_rdev), minor(found.st_rdev)))
-                .is_ok_and(is_named)
+            && kernel_name(found.st_rdev).is_some_and(|name| name.starts_with("ublkb"))
     })
 }
 

@@ -14,7 +14,7 @@ mod maker;
 pub mod program;
 pub mod schema;
 mod space;
-pub(crate) use space::SpaceCell;
+pub(crate) use space::Measured;
 mod volume;
 
 #[cfg(test)]

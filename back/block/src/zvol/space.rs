@@ -10,7 +10,6 @@ use lunar_core::io::Space;
 use lunar_engine::backend::PoolSpace;
 use lunar_reactor::log;
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
@@ -21,47 +20,33 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const INTERVAL_AT_REST: Duration = Duration::from_secs(300);
 /// How long a question may take. A pool that is suspended does not answer.
 const ANSWER_TIME: Duration = Duration::from_secs(20);
-/// The value of a number that is not known.
-const UNKNOWN: u64 = u64::MAX;
-
-/// The space of a zvol, in bytes; all cores read it.
+/// A zvol whose space is asked for, as long as it is served. All cores read it.
 #[derive(Debug)]
-pub(crate) struct SpaceCell {
-    used: AtomicU64,
-    available: AtomicU64,
-}
-
-impl Default for SpaceCell {
-    fn default() -> Self {
-        Self { used: AtomicU64::new(UNKNOWN), available: AtomicU64::new(UNKNOWN) }
-    }
-}
-
-impl SpaceCell {
-    /// The space; `None` until it is known.
-    pub(crate) fn read(&self) -> Option<Space> {
-        let [used, available] = [&self.used, &self.available].map(|number| number.load(Ordering::Relaxed));
-        (used != UNKNOWN && available != UNKNOWN).then_some(Space { used, available })
-    }
-
-    fn write(&self, found: Space) {
-        self.used.store(found.used, Ordering::Relaxed);
-        self.available.store(found.available, Ordering::Relaxed);
-    }
-}
-
-/// A zvol whose space is asked for, as long as it is served.
-#[derive(Debug)]
-pub(super) struct Measured {
+pub(crate) struct Measured {
     dataset: Dataset,
-    cell: Arc<SpaceCell>,
-    state: Mutex<Option<PoolSpace>>,
+    known: Mutex<Known>,
+}
+
+/// The findings about a zvol.
+#[derive(Debug, Default)]
+struct Known {
+    /// The space in its pool, and its own; `None` until it is known.
+    found: Option<(PoolSpace, Space)>,
+    /// Its writes at the last look.
+    writes: Option<u64>,
+}
+
+impl Known {
+    /// Whether the zvol was written since the last look, by the number of its writes.
+    fn is_written(&mut self, writes: u64) -> bool {
+        self.writes.replace(writes) != Some(writes)
+    }
 }
 
 impl Measured {
     /// Asks for the space of this zvol from now on, for as long as the result is there.
     pub(super) fn new(dataset: Dataset) -> Arc<Self> {
-        let measured = Arc::new(Self { dataset, cell: Arc::default(), state: Mutex::default() });
+        let measured = Arc::new(Self { dataset, known: Mutex::default() });
         let mut asker = ASKER.lock();
         asker.zvols.retain(|known| known.strong_count() > 0);
         asker.zvols.push(Arc::downgrade(&measured));
@@ -69,22 +54,29 @@ impl Measured {
         measured
     }
 
-    /// The space for all cores.
-    pub(super) fn cell(&self) -> &Arc<SpaceCell> {
-        &self.cell
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Its own space; `None` until it is known.
+    pub(crate) fn space(&self) -> Option<Space> {
+        self.known().found.as_ref().map(|(_, own)| *own)
     }
 
     /// The space in its pool; `None` until it is known. `writes`: a number that is another one after a write.
     pub(super) fn pool_space(&self, writes: u64) -> Option<PoolSpace> {
-        ASKER.look(&self.dataset, writes);
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        let (is_written, space) = {
+            let mut known = self.known();
+            (known.is_written(writes), known.found.as_ref().map(|(space, _)| space.clone()))
+        };
+        ASKER.look(is_written);
+        space
     }
 
     fn set(&self, found: &Found<'_>) {
-        let space = found.of(&self.dataset);
-        if let Some((space, own)) = &space {
-            self.cell.write(*own);
-            *self.state.lock().unwrap_or_else(PoisonError::into_inner) = Some(space.clone());
+        // The numbers before count until there are new ones.
+        if let Some(space) = found.of(&self.dataset) {
+            self.known().found = Some(space);
         }
     }
 }
@@ -97,8 +89,7 @@ struct Asker {
 
 struct Questions {
     zvols: Vec<Weak<Measured>>,
-    /// The writes that each zvol had when it was looked at last.
-    writes: BTreeMap<Dataset, u64>,
+    /// Whether a zvol was written since the last question.
     has_writes: bool,
     asked: Option<Instant>,
     is_wanted: bool,
@@ -110,21 +101,12 @@ struct Questions {
 static ASKER: Asker = Asker { state: Mutex::new(Questions::NONE), wake: Condvar::new() };
 
 impl Questions {
-    const NONE: Self = Self {
-        zvols: Vec::new(),
-        writes: BTreeMap::new(),
-        has_writes: false,
-        asked: None,
-        is_wanted: false,
-        has_thread: false,
-        failed: None,
-    };
+    const NONE: Self =
+        Self { zvols: Vec::new(), has_writes: false, asked: None, is_wanted: false, has_thread: false, failed: None };
 
-    /// Takes a look at a zvol with so many writes; returns whether it is time to ask.
-    fn look(&mut self, dataset: &Dataset, writes: u64, now: Instant) -> bool {
-        if self.writes.insert(dataset.clone(), writes) != Some(writes) {
-            self.has_writes = true;
-        }
+    /// Takes a look at a zvol, which was written since the last one or not; returns whether it is time to ask.
+    fn look(&mut self, is_written: bool, now: Instant) -> bool {
+        self.has_writes |= is_written;
         // A program that waits for a suspended pool may not end: there are not many of them.
         let interval = if self.has_writes && self.failed.is_none() { INTERVAL } else { INTERVAL_AT_REST };
         if self.asked.is_some_and(|asked| now.duration_since(asked) < interval) {
@@ -141,9 +123,9 @@ impl Asker {
     }
 
     /// Lets the thread ask if it is time. It never waits for an answer.
-    fn look(&'static self, dataset: &Dataset, writes: u64) {
+    fn look(&'static self, is_written: bool) {
         let mut state = self.lock();
-        if !state.look(dataset, writes, Instant::now()) {
+        if !state.look(is_written, Instant::now()) {
             return;
         }
         state.is_wanted = true;
@@ -161,7 +143,6 @@ impl Asker {
                 self.wake.wait_while(self.lock(), |state| !state.is_wanted).unwrap_or_else(PoisonError::into_inner);
             state.is_wanted = false;
             let zvols: Vec<_> = state.zvols.iter().filter_map(Weak::upgrade).collect();
-            state.writes.retain(|dataset, _| zvols.iter().any(|zvol| zvol.dataset == *dataset));
             drop(state);
             let failed = ask(&zvols);
             let mut state = self.lock();
@@ -290,16 +271,18 @@ mod tests {
 
     #[test]
     fn a_zvol_at_rest_is_asked_about_rarely() {
-        let (mut state, a, b) = (Questions::NONE, dataset("tank/a"), dataset("tank/b"));
+        let (mut state, mut a, mut b) = (Questions::NONE, Known::default(), Known::default());
         let start = Instant::now();
-        let at = |seconds| start + Duration::from_secs(seconds);
-        assert!(state.look(&a, 0, at(0)), "the first look");
-        assert!(!state.look(&b, 0, at(1)), "not before the interval");
-        assert!(state.look(&a, 0, at(10)), "the other one is new");
-        assert!(!state.look(&a, 0, at(30)) && !state.look(&b, 0, at(200)), "nothing is written");
-        assert!(!state.look(&a, 7, at(15)), "the clock of the test goes back, and nothing breaks");
-        assert!(state.look(&b, 0, at(201)), "one of them was written");
-        assert!(!state.look(&b, 0, at(500)) && state.look(&b, 0, at(501)));
+        let mut look = |zvol: &mut Known, writes, seconds| {
+            state.look(zvol.is_written(writes), start + Duration::from_secs(seconds))
+        };
+        assert!(look(&mut a, 0, 0), "the first look");
+        assert!(!look(&mut b, 0, 1), "not before the interval");
+        assert!(look(&mut a, 0, 10), "the other one is new");
+        assert!(!look(&mut a, 0, 30) && !look(&mut b, 0, 200), "nothing is written");
+        assert!(!look(&mut a, 7, 15), "the clock of the test goes back, and nothing breaks");
+        assert!(look(&mut b, 0, 201), "one of them was written");
+        assert!(!look(&mut b, 0, 500) && look(&mut b, 0, 501));
     }
 
     #[test]
@@ -314,11 +297,12 @@ mod tests {
     }
 
     #[test]
-    fn a_cell_is_unknown_until_it_is_written() {
-        let cell = SpaceCell::default();
-        assert_eq!(cell.read(), None);
-        let space = Space { used: 1, available: 2 };
-        cell.write(space);
-        assert_eq!(cell.read(), Some(space));
+    fn the_space_is_unknown_until_it_is_found() {
+        let zvol = Measured::new(dataset("tank/thin"));
+        assert_eq!(zvol.space(), None);
+        zvol.set(&Found::parse(TEXT));
+        assert_eq!(zvol.space(), Some(Space { used: 64, available: 1000 }));
+        zvol.set(&Found::parse(""));
+        assert_eq!(zvol.space(), Some(Space { used: 64, available: 1000 }), "the last one that was told");
     }
 }

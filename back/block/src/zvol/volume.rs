@@ -4,11 +4,11 @@ use super::identity;
 use super::schema::Dataset;
 use super::space::Measured;
 use crate::BlockVolume;
-use crate::error::OneProcess;
+use crate::backend::unshared;
 use lunar_core::io::{Store, Traits};
 use lunar_engine::backend::{Fingerprint, Mark, OpenedStore, PoolSpace, ProtectionRequest, Refusal, StoreTrouble};
 use lunar_reactor::Reactor;
-use lunar_reactor::disk::device_folder;
+use lunar_reactor::block_device::device_folder;
 use std::io;
 use std::sync::Arc;
 
@@ -29,7 +29,7 @@ impl ZvolVolume {
             Some(previous) => previous.measured.clone(),
             None => Measured::new(dataset.clone()),
         };
-        let device = device.with_space(measured.cell().clone());
+        let device = device.with_space(measured.clone());
         Self { device, identity: identity::of(&dataset), dataset, measured }
     }
 
@@ -88,10 +88,7 @@ impl OpenedStore for ZvolVolume {
     }
 
     fn with_sharing(&self, is_shared: bool) -> Result<Arc<dyn OpenedStore>, Refusal> {
-        match is_shared {
-            true => Err(Refusal::store(OneProcess)),
-            false => Ok(Arc::new(self.clone())),
-        }
+        unshared(self, is_shared)
     }
 
     // A device has one way of being open for this process alone.
