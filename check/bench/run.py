@@ -11,12 +11,12 @@ import shlex
 import signal
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import ethernet, handler, measure, network, nvme, offload, report, rows, tape, targets, vfio  # noqa: E402
+from harness import ethernet, fitting, handler, measure, network, nvme, offload, report, rows, tape, targets, vfio  # noqa: E402
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -112,16 +112,26 @@ def running(target: Target):
         target.pause()
 
 
-def schedule(rounds: int, chosen: list[Row], all_of: list[Target]) -> Iterator[tuple[int, Row, Target, bool]]:
+def schedule(
+    rounds: int, chosen: list[Row], all_of: list[Target], is_wanted: Callable[[Row, Target], bool]
+) -> Iterator[tuple[int, Row, Target, bool]]:
     """The order of runs, and whether each counts. The first run of a load is slower, because the host of a virtual
     machine has to allocate memory for it: so each row starts with a run that does not count, and each round starts with
     another target."""
     for number in range(1, rounds + 1):
         for at, row in enumerate(chosen):
-            first = (number + at) % len(all_of)
-            yield number, row, all_of[first], False
-            for target in all_of[first:] + all_of[:first]:
+            wanted = [target for target in all_of if is_wanted(row, target)]
+            if not wanted:
+                continue
+            first = (number + at) % len(wanted)
+            yield number, row, wanted[first], False
+            for target in wanted[first:] + wanted[:first]:
                 yield number, row, target, True
+
+
+def wanted_by_model(row: Row, target: Target) -> bool:
+    """The model takes the cost of sleep from the rows of the floor, and nothing else."""
+    return target.name != "floor" or fitting.tells_sleep(fitting.load_of("iscsi", row.key))
 
 
 def run_once(
@@ -139,14 +149,14 @@ def run_once(
 
 
 def measure_rows(
-    how: Setup, all_of: list[Target], chosen: list[Row], rounds: int, seconds: float
+    how: Setup, order: Iterator[tuple[int, Row, Target, bool]], chosen: list[Row], rounds: int, seconds: float
 ) -> tuple[dict, list[str]]:
     """Measures every row on every target, round by round, so that changes of the host affect all targets alike.
     Returns the medians and the failed runs. An interrupted measurement has the runs until then."""
     failed: list[str] = []
     samples: dict[str, dict[str, list]] = {row.key: {} for row in chosen}
     try:
-        for number, row, target, counts in schedule(rounds, chosen, all_of):
+        for number, row, target, counts in order:
             one = run_once(how, row, target, seconds, failed if counts else None)
             if one is not None and counts:
                 samples[row.key].setdefault(target.name, []).append(one)
@@ -229,7 +239,9 @@ def main() -> int:
             print(f"no target is available: {'; '.join(missing.values())}", file=sys.stderr)
             return 1
         machine = report.machine(how.folder)
-        table, failed = measure_rows(how, all_of, chosen, options.rounds, options.time)
+        is_wanted = wanted_by_model if options.model else lambda *_: True
+        order = schedule(options.rounds, chosen, all_of, is_wanted)
+        table, failed = measure_rows(how, order, chosen, options.rounds, options.time)
         chosen = [row for row in chosen if table[row.key]]
         extras: dict = {}
         if options.model or options.protocol in ROWS_ONLY or any(why.startswith(INTERRUPTED) for why in failed):

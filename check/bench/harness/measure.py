@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,8 @@ from statistics import median
 from .rows import KIB, Row
 from .targets import INITIATOR_CPU, RAM_BYTES, Floor, Lunar, Setup, Target, Unavailable
 
+# How certain the limits of a median are.
+CERTAINTY = 0.9
 # The timeout for the logins of a thousand sessions, in seconds.
 CROWD_PATIENCE = 60.0
 # The longest run that writes the unit in memory, in seconds.
@@ -132,13 +135,29 @@ def to_sample(report: dict, spent: float, row: Row, foreign: float) -> Sample:
     )
 
 
-def medians(samples: list[Sample]) -> dict[str, float]:
-    """The medians, and the spread of the runs."""
+def known_between(values: list[float]) -> list[float]:
+    """The limits between which the median of a load lies, by runs of it, with the certainty `CERTAINTY`: the closest pair
+    of runs that is as certain, or the lowest and the highest run."""
+    runs, outside, skipped = sorted(values), 0.0, 0
+    while skipped < len(runs) // 2:
+        # The probability that so many runs are on one side of the median.
+        outside += 2 * math.comb(len(runs), skipped) / 2 ** len(runs)
+        if 1 - outside < CERTAINTY:
+            break
+        skipped += 1
+    at = max(skipped - 1, 0)
+    return [runs[at], runs[-1 - at]]
+
+
+def medians(samples: list[Sample]) -> dict[str, float | list[float]]:
+    """The medians, the spread of the runs, and how well the medians are known."""
     names = asdict(samples[0]).keys()
     result = {name: median(getattr(one, name) for one in samples) for name in names}
     rates = sorted(one.iops for one in samples)
     result["spread"] = (rates[-1] - rates[0]) / result["iops"] if result["iops"] else 0.0
     result["runs"] = len(samples)
+    for name in ("iops", "target_us_per_io"):
+        result[f"{name}_between"] = known_between([getattr(one, name) for one in samples])
     return result
 
 

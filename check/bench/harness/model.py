@@ -91,6 +91,7 @@ STREAM = [
     Term("ram-read", 0.7, "us", "RAM store: a read of 4 KiB"),
     Term("ram-write", 0.9, "us", "RAM store: a write of 4 KiB"),
     Term("file-read", 3.0, "us", "file store, data in the page cache: a read of 4 KiB", lambda load: load.store == "file"),
+    Term("session", 0.5, "", "work of a turn for each further session, as a share of that for one", lambda load: load.sessions > 1),
     Term("wake-up", 22.0, "us", "wait of a cycle: the wake-up of a sleeping initiator, and the loopback"),
     Term("pipelined", 0.3, "", "share of the outstanding commands that are at the core when both ends are busy"),
     Term("initiator", 0.2, "us", "work of `lunar bench` for a command"),
@@ -102,7 +103,7 @@ SHARED = [
     Term("command", 0.18, "us", "work of the core for a command"),
     Term("turn", 3.7, "us", "work of the core for a turn with an interrupt and a doorbell message"),
     Term("zero", 1.2e-5, "us", "null store: a byte of zeroes into guest memory"),
-    Term("cache", 0.4, "", "growth of that for each doubling of the data of a queue beyond 32 KiB"),
+    Term("zero-more", 5e-6, "us", "what is added to that for each doubling of the data of a queue beyond 32 KiB"),
     Term("lock-step", 0.1, "us", "additional work for a command while the core waits part of the time"),
     Term("ram-read", 0.2, "us", "RAM store: a read"),
     Term("ram-write", 0.5, "us", "RAM store: a write"),
@@ -175,6 +176,7 @@ class Share:
         self.cores = min(load.cores, load.sessions)
         self.depth = load.depth
         self.outstanding = load.outstanding / self.cores
+        self.sessions = load.sessions / self.cores
         self.initiators = load.hosts / self.cores if load.hosts else 0.0
 
 
@@ -188,8 +190,11 @@ def stream(all_terms: dict[str, dict[str, float]], share: Share) -> Answer:
     own = terms["initiator"] + terms[f"initiator-byte-{direction}"] * size
 
     def batch(idle: float) -> float:
-        here = idle + (1 - idle) * terms["pipelined"]
-        return shortest(shortest(1 + (count - 1) * here, share.depth, sharp=SHARPER), most, sharp=SHARP / 2)
+        # Commands at the core, and the sessions that they belong to.
+        here = 1 + (count - 1) * (idle + (1 - idle) * terms["pipelined"])
+        sessions = shortest(share.sessions, here, sharp=SHARPER) if share.sessions > 1 else 1.0
+        turns = 1 + terms["session"] * (sessions - 1)
+        return shortest(here, most * sessions, sharp=SHARP / 2) / turns
 
     waits = load.store_wait + load.network
     if load.polling:
@@ -263,15 +268,16 @@ def shared_memory(all_terms: dict[str, dict[str, float]], share: Share) -> Answe
     elif load.store == "file":
         work += stream_store(all_terms, load)
     elif not load.writes:
-        work += terms["zero"] * size * (1 + terms["cache"] * doublings(share.depth * size / CACHE))
+        work += size * (terms["zero"] + terms["zero-more"] * doublings(share.depth * size / CACHE))
     waits = load.store_wait + load.network
     if load.polling:
         parts = {"depth": work + terms["lock-step"] + terms["round-trip"] + waits, "core": count * work}
         cycle = longest(*parts.values(), sharp=SHARPER)
         return answer(count, cycle, work + terms["lock-step"] * max(0.0, 1 - count * work / cycle), None, parts)
+    # A guest that sleeps until the interrupt sends nothing while the core works: the parts follow one another.
     cost = work + terms["turn"] / count
     parts = {"depth": terms["wake-up"] + terms["turn"] + waits, "core": count * work}
-    return answer(count, longest(*parts.values()), cost, None, parts)
+    return answer(count, sum(parts.values()), cost, None, parts)
 
 
 def doublings(ratio: float) -> float:

@@ -34,6 +34,8 @@ LINKS = (1.0, 10.0, 25.0, 100.0)
 SIZES = ((4 * KIB, "4 KiB"), (64 * KIB, "64 KiB"), (MIB, "1 MiB"))
 # A load that keeps a core busy, sent by enough machines.
 FULL = {"depth": 32, "sessions": 8, "hosts": 0}
+# A term that differs by less is the same: a fit finds some that are nothing, in µs.
+NOTHING = 1e-7
 # The round trip of a 10 or 25 Gbit/s network with one switch, with interrupts, beyond that of the loopback.
 NETWORK = 30.0
 MARK = re.compile(r"(<!-- model: (\w+) -->\n).*?(<!-- model end -->)", re.DOTALL)
@@ -107,7 +109,7 @@ def summary(verdicts: list[Verdict]) -> str:
     return (
         f"{len(rows)} rows were left out and predicted, {len(judged)} numbers in all: {len(judged) - beyond} within "
         f"{ERROR_MAX:.0%}, {beyond} beyond it. {len(off)} of these, in {len({one.row.title for one in off})} rows, are "
-        f"off by more than the measurement allows."
+        f"off wherever the median of the row is."
     )
 
 
@@ -115,9 +117,9 @@ REPORT = """Made by `check/bench/model fit` from the results of {dates}: {proces
 The model is `check/bench/harness/model.py`; its terms are in [model.json](model.json), and the tables of
 [sizing](../../../docs/sizing.md) follow from them."""
 CHECK = """Each row is left out in turn, the terms are fitted to the other rows, and the row is predicted. A prediction
-is off if it differs by more than {limit}, or, where the runs of the row itself differ by more than twice that, by more
-than half of their spread (marked: unsteady). A row that alone determines a term cannot be predicted without itself
-(marked: alone)."""
+is off if it differs by more than {limit} from each value that the median of the row may have: with a certainty of 90%,
+the median of five runs lies between the lowest and the highest run. One that differs by more than that from the measured
+median only is marked as unsteady. A row that alone determines a term cannot be predicted without itself (marked: alone)."""
 
 
 def report(files: dict[str, dict], terms: Terms, verdicts: list[Verdict]) -> str:
@@ -225,7 +227,7 @@ def stale(kept_file: Path, sizing: Path, files: dict[str, dict], terms: Terms, s
         f"{kind} {name}"
         for kind, of_kind in terms.items()
         for name, value in of_kind.items()
-        if abs(old[kind][name] / value - 1) > same
+        if abs(old[kind][name] - value) > same * abs(value) + NOTHING
     ]
     found = [f"{kept_file} is not what the results give ({', '.join(moved)})"] if moved else []
     page = sizing.read_text()

@@ -69,7 +69,9 @@ class Check(unittest.TestCase):
     def test_a_row_that_disagrees_with_the_others_is_off(self):
         shared = self.rows["vfio-user"]
         at = next(number for number, row in enumerate(shared) if "depth 8, polling" in row.title)
-        changed = [replace(row, rate=row.rate * 1.6) if number == at else row for number, row in enumerate(shared)]
+        high = tuple(limit * 2 for limit in shared[at].rate_between)
+        moved = replace(shared[at], rate=shared[at].rate * 2, rate_between=high)
+        changed = [moved if number == at else row for number, row in enumerate(shared)]
         verdicts = fitting.held_out({"vfio-user": changed}, TERMS)
         off = {verdict.row.title for verdict in verdicts if verdict.fails and verdict.quantity == "rate"}
         self.assertIn(shared[at].title, off)

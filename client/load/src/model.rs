@@ -29,7 +29,7 @@ const GIGABIT: f64 = 125.0;
 /// Enough to settle the idle time of the core, of which half is corrected each time.
 const SETTLE: usize = 30;
 /// Terms in microseconds that a faster core does not shorten, and those that are not in microseconds.
-const UNSCALED: [&str; 4] = ["wake-up", "sleep-wait", "pipelined", "cache"];
+const UNSCALED: [&str; 4] = ["wake-up", "sleep-wait", "pipelined", "session"];
 
 /// The protocol of a load.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -176,6 +176,7 @@ fn doublings(mut ratio: f64) -> f64 {
 struct Share<'a> {
     load: &'a ModelLoad,
     outstanding: f64,
+    sessions: f64,
     initiators: f64,
 }
 
@@ -221,7 +222,8 @@ impl Terms {
     pub fn predict(&self, load: &ModelLoad) -> Answer {
         let cores = load.cores.min(load.sessions);
         let initiators = if load.hosts > 0.0 { load.hosts / cores } else { 0.0 };
-        let share = Share { load, outstanding: load.depth * load.sessions / cores, initiators };
+        let sessions = load.sessions / cores;
+        let share = Share { load, outstanding: load.depth * sessions, sessions, initiators };
         let answer = match load.transport {
             Transport::VfioUser => self.shared_memory(&share),
             Transport::Iscsi | Transport::NvmeTcp => self.stream(&share),
@@ -260,9 +262,12 @@ impl Terms {
     fn batch(&self, share: &Share<'_>, idle: f64) -> f64 {
         let at_once = BURST / (share.load.size + HEADERS);
         let most = if share.load.writes { at_once.max(1.0) } else { at_once };
-        let here = idle + (1.0 - idle) * self.of(share.load.transport)["pipelined"];
-        let of_session = shortest(&[1.0 + (share.outstanding - 1.0) * here, share.load.depth], SHARPER);
-        shortest(&[of_session, most], SHARP / 2.0)
+        let terms = self.of(share.load.transport);
+        // Commands at the core, and the sessions that they belong to.
+        let here = 1.0 + (share.outstanding - 1.0) * (idle + (1.0 - idle) * terms["pipelined"]);
+        let sessions = if share.sessions > 1.0 { shortest(&[share.sessions, here], SHARPER) } else { 1.0 };
+        let turns = 1.0 + terms["session"] * (sessions - 1.0);
+        shortest(&[here, most * sessions], SHARP / 2.0) / turns
     }
 
     /// The cycle of a load whose initiator sleeps: how much the core waits changes how many commands a turn has, and
@@ -317,7 +322,7 @@ impl Terms {
             Store::File => self.store_over_stream(load),
             Store::Null if load.writes => 0.0,
             Store::Null => {
-                terms["zero"] * load.size * (1.0 + terms["cache"] * doublings(load.depth * load.size / CACHE))
+                load.size * (terms["zero"] + terms["zero-more"] * doublings(load.depth * load.size / CACHE))
             }
         };
         let work = terms["command"] + store;
@@ -328,10 +333,11 @@ impl Terms {
             let cost = work + terms["lock-step"] * (1.0 - count * work / length).max(0.0);
             return Cycle { parts: vec![("depth", depth), ("core", count * work)], length }.answer(count, cost);
         }
+        // A guest that sleeps until the interrupt sends nothing while the core works: the parts follow one another.
         let depth = terms["wake-up"] + terms["turn"] + waits;
-        let length = longest(&[depth, count * work], SHARP);
         let cost = work + terms["turn"] / count;
-        Cycle { parts: vec![("depth", depth), ("core", count * work)], length }.answer(count, cost)
+        let parts = vec![("depth", depth), ("core", count * work)];
+        Cycle { parts, length: depth + count * work }.answer(count, cost)
     }
 }
 
