@@ -59,8 +59,15 @@ refuses() {
     fails "$name" "$pattern" timeout 60 "$LUNAR" serve --driver "$DRIVER" --listen 127.0.0.1:3261 "$@"
 }
 
-# one_target NAME PORTAL LUNS: the sections of a target with one portal, where all initiators see these LUNs.
+# one_target NAME PORTAL LUNS [NVME-PORT]: the sections of a target with one portal, where all initiators see these LUNs;
+# with the address of a port for NVMe/TCP, as a subsystem, too.
 one_target() {
+    [ -z "${4:-}" ] || cat <<END
+[portal.nvme]
+protocol = "nvme-tcp"
+address = "$4"
+group = "p"
+END
     cat <<END
 [portal-group.p]
 tag = 1
@@ -69,6 +76,7 @@ address = "$2"
 group = "p"
 [target.main]
 iqn = "$1"
+${4:+nqn = \"n${1#i}\"}
 portal-groups = ["p"]
 [group.all]
 targets = ["main"]

@@ -52,11 +52,11 @@ load "fio, 4 KiB, 32 deep" --rw=randwrite --bs=4k --iodepth=32 --size=4M
 load "fio, 1 MiB, 8 deep: PRP lists" --rw=randwrite --bs=1M --iodepth=8 --size=16M
 load "fio, buffers aligned to 512 bytes" --rw=randwrite --bsrange=512-64k --blockalign=512 --iomem_align=512 \
     --iodepth=8 --size=4M
-try "set interrupt coalescing" nvme set-feature /dev/nvme0 -f 8 -v 0x0203
+try "set interrupt coalescing" nvme set-feature /dev/nvme0 -f 8 --value=0x0203
 says "get interrupt coalescing" "0x0*203" nvme get-feature /dev/nvme0 -f 8
 load "fio with interrupt coalescing" --rw=randwrite --bs=4k --iodepth=8 --size=1M
 load "fio with interrupt coalescing, 1 deep: interrupts come by the aggregation time" --rw=randwrite --bs=4k --iodepth=1 --size=256k
-try "reset interrupt coalescing" nvme set-feature /dev/nvme0 -f 8 -v 0
+try "reset interrupt coalescing" nvme set-feature /dev/nvme0 -f 8 --value=0
 refuse "an unknown log page" nvme get-log /dev/nvme0 --log-id=0x7f --log-len=512
 says "error-log has an entry for it" "sqid[[:space:]]*: *0" nvme error-log /dev/nvme0 -e 1
 dmesg -C

@@ -3,11 +3,15 @@
 . /test/lib.sh
 . /test/initiator.sh
 . /test/suite.sh
-. /test/settings # DRIVER FILLS
+. /test/nvme_host.sh
+. /test/settings # DRIVER FILLS KILLS
 
 LUNAR=/test/zfs/lunar
 TARGET=iqn.2026-01.io.lunar.conform:zfs
 PORTAL=127.0.0.1:3260
+HOST=127.0.0.1
+PORT=4420
+NQN=nqn.2026-01.io.lunar.conform:zfs
 LOG=/tmp/lunar.log
 SOCKET=/tmp/lunar.sock
 
@@ -15,7 +19,8 @@ lunar() { "$LUNAR" "$@" --socket "$SOCKET"; }
 serve() {
     "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
     target=$!
-    eventually lunar status || eventually [ -S "$SOCKET" ]
+    # `lunar status` fails while there is a trouble.
+    eventually lunar volume list
 }
 quit() {
     tail -n 20 "$LOG"
@@ -71,7 +76,7 @@ echo "ZFS $(cat /sys/module/zfs/version)"
 mkdir -p /run/udev
 /usr/lib/systemd/systemd-udevd --daemon
 truncate -s 640M /tmp/tank.img
-truncate -s 160M /tmp/small.img
+truncate -s 112M /tmp/small.img
 # The kernel opens files of pools outside of this root folder, so pools are on devices.
 tank=$(losetup --find --show /tmp/tank.img)
 small=$(losetup --find --show /tmp/small.img)
@@ -93,7 +98,7 @@ socket = "$SOCKET"
 [volume.disk]
 kind = "zvol"
 dataset = "tank/disk"
-$(one_target "$TARGET" "$PORTAL" '0 = "disk"')
+$(one_target "$TARGET" "$PORTAL" '0 = "disk"' "$HOST:$PORT")
 END
 chmod 600 /tmp/lunar.toml
 serve
@@ -137,10 +142,28 @@ knows_space() { log_page | grep -q "Available LBA mapping resource count: [1-9].
 try "the log page has the space of the pool" eventually knows_space || log_page
 says "the daemon measures the pool" "\"tank\"" lunar top --once --json
 
+# The same zvol as a namespace.
+identity
+volume_cases
+disk=$first
+
 # Sizes.
+load_start "$first"
 try "the zvol grows" zfs set volsize=96M tank/disk
 has_size() { sg_readcap "$first" 2>&1 | grep -q "Device size: $1 bytes"; }
 try "the initiator sees it without a restart" eventually has_size $((96 << 20))
+load_end "verified writes meanwhile: no error"
+
+# Lunar is killed under load.
+dmesg -C
+for round in $(seq "$KILLS"); do
+    load_start "$first"
+    kill -9 "$target"
+    wait "$target"
+    serve
+    load_end "verified writes over kill -9 of the daemon, round $round of $KILLS"
+done
+equal "no I/O error after kills" "" "$(dmesg | grep 'I/O error')"
 
 # Snapshots and clones.
 sync
@@ -213,6 +236,11 @@ try "the pool has promised more than it has" eventually promised || lunar status
 mib() { yes "$(printf '%07d.%07d' "$1" "$2")" | head -c 1M; }
 same() { mib "$1" "$2" | cmp -s - <(dd if="$thin" bs=1M skip="$1" count=1 iflag=direct status=none); }
 is_low() { lunar status | grep -q "ZFS pool small: .* are available"; }
+# An NVMe host that asks for the events of SMART is told, too.
+connect "connect before the pool is full" &&
+    try "ask for the events of SMART" nvme set-feature "/dev/$controller" -f 0x0b --value=1
+udevadm monitor --kernel --property >/tmp/events &
+monitor=$!
 dmesg -C
 for cycle in $(seq "$FILLS"); do
     number=0
@@ -220,7 +248,7 @@ for cycle in $(seq "$FILLS"); do
         number=$((number + 1))
         [ $number -lt 300 ] || break
     done
-    grep -q "No space left" /tmp/dd.out && [ $number -gt 20 ] && [ $number -lt 160 ] ||
+    grep -q "No space left" /tmp/dd.out && [ $number -gt 10 ] && [ $number -lt 112 ] ||
         { cat /tmp/dd.out; bad "cycle $cycle: the pool is full after $number MiB"; break; }
     wrong=
     for at in $(seq 0 $((number - 1))); do
@@ -235,6 +263,10 @@ equal "the pool was filled and emptied $FILLS times, and every byte was right" "
 says "a full pool is no medium error" "Space allocation failed" dmesg
 equal "nor any other error of the medium" "" "$(dmesg | grep -i 'medium error')"
 says "initiators are told before" "thin provisioning soft threshold" dmesg
+# Of type 1 (SMART), information 2 (spare below threshold), log page 2.
+try "an NVMe host is told" eventually grep -q "NVME_AEN=0x0*20201" /tmp/events || cat /tmp/events
+kill "$monitor"
+disconnect "disconnect after the pool was full"
 unmap 5 thin
 eventually zfs destroy small/thin
 

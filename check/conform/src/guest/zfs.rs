@@ -16,16 +16,19 @@ use crate::report::skip;
 use crate::target::{Driver, Lab, Spec};
 
 /// The modules, in the order in which they are loaded.
-const MODULES: [&str; 2] = ["spl", "zfs"];
+pub(super) const MODULES: [&str; 2] = ["spl", "zfs"];
 /// How long the compilation may take: some four minutes on two processors.
 const COMPILE_LIMIT: Duration = Duration::from_secs(3600);
 /// Times that the pool is filled and emptied: those of the whole and of the long form.
 const FILLS: u32 = 3;
 const FILLS_LONG: u32 = 100;
+/// Kills of the daemon under load.
+const KILLS: u32 = 2;
+const KILLS_LONG: u32 = 50;
 /// Guest memory: ZFS has a cache of its own, and the pool is in a file in memory.
 const MEMORY: &str = "2G";
 
-/// Runs the part; with `--long`, the pool is filled and emptied more often.
+/// Runs the part; with `--long`, the pool is filled and emptied more often, and the daemon is killed more often.
 pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let part = format!("zfs/{}", driver.name());
     let program = lab.built()?.to_owned();
@@ -55,8 +58,8 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         for module in MODULES {
             std::fs::copy(modules.join(format!("{module}.ko")), folder.join(format!("{module}.ko")))?;
         }
-        let fills = if lab.long { FILLS_LONG } else { FILLS };
-        let settings = format!("DRIVER={}\nFILLS={fills}\n", driver.name());
+        let (fills, kills) = if lab.long { (FILLS_LONG, KILLS_LONG) } else { (FILLS, KILLS) };
+        let settings = format!("DRIVER={}\nFILLS={fills}\nKILLS={kills}\n", driver.name());
         let nothing = Spec::new(driver, Vec::<String>::new())?;
         let targets = Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None };
         script.run_with(lab, targets, &["-m".to_owned(), MEMORY.to_owned()])
@@ -65,7 +68,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
 }
 
 /// The folder with the compiled modules, which are kept for the kernel.
-fn compiled(lab: &Lab, sysroot: &Sysroot) -> Result<PathBuf> {
+pub(super) fn compiled(lab: &Lab, sysroot: &Sysroot) -> Result<PathBuf> {
     let kernel = sysroot.modules.file_name().context("the modules have a folder")?.to_string_lossy().into_owned();
     let folder = sysroot::cache_folder()?.join(format!("zfs-modules-{kernel}"));
     if MODULES.iter().all(|module| folder.join(format!("{module}.ko")).exists()) {
