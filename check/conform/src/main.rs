@@ -102,7 +102,8 @@ struct Arguments {
     /// The long form of the parts that have one: more samples, more kills, more emulators
     #[arg(long)]
     long: bool,
-    /// Of the hostile neighbours and of the guests with vhost-user, only those with this in their name
+    /// Of the hostile neighbours, the comparisons and the guests with vhost-user, only those with this in their name;
+    /// of the images of Ceph, only the comparison with their library: `rbd --only figures`
     #[arg(long)]
     only: Option<String>,
     /// Write the pictures of the page into this folder: docs/web, for the documentation
@@ -193,6 +194,8 @@ enum Part {
     Tape,
     /// A Linux guest that serves the zvols of a pool of ZFS of its own
     Zfs,
+    /// Linux guests that compare Lunar with the kernel's own targets and disks, with `--long`
+    Figures,
     /// The NVMe host of SPDK, if LUNAR_BENCH_SPDK names a build of it
     Spdk,
 }
@@ -242,6 +245,7 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::Namespace, Drivers::EachIfWhole, WAITS),
     (Part::Tape, Drivers::First, COMPUTES),
     (Part::Zfs, Drivers::First, WAITS),
+    (Part::Figures, Drivers::First, COMPUTES),
     (Part::Blktests, Drivers::First, COMPUTES),
     (Part::Spdk, Drivers::First, COMPUTES),
     (Part::St, Drivers::First, WAITS),
@@ -373,6 +377,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Xdp => xdp::part(lab, driver),
             Part::Device => guest::device(lab, driver),
             Part::Zfs => guest::zfs(lab, driver),
+            Part::Figures => guest::figures(lab, driver),
             Part::Namespace => guest::namespace(lab, driver),
             Part::Tape => guest::tape(lab, driver),
             Part::Hostile => hostile::part(lab, driver, main_driver),

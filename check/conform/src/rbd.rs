@@ -3,6 +3,7 @@
 
 mod cluster;
 mod extents;
+mod figures;
 mod kind;
 mod made;
 
@@ -56,6 +57,11 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let Some(mut cluster) = lab_cluster else { return Ok(()) };
     // The tree has the libraries, so the program runs in it.
     std::fs::copy(&program, cluster.folder.join("lunar-rbd"))?;
+    if lab.only.is_some() {
+        let name = "an image beside the library alone";
+        lab.report.check("rbd", name, || kind::compare(lab, driver, &cluster));
+        return Ok(());
+    }
     let mut daemon = Daemon::start(lab, driver, &VOLUMES)?;
     let check = |name: &str, case: &mut dyn FnMut() -> Result<()>| lab.report.check("rbd", name, case);
     check("rbd export has the data that a host has written", &mut || written(&cluster, &daemon));

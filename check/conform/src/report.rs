@@ -32,6 +32,30 @@ pub(crate) fn skip<T>(reason: impl Into<String>) -> anyhow::Result<T> {
     Err(Skip(reason.into()).into())
 }
 
+/// The measurement of one target under one load.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Figure {
+    /// The comparison, which has a table of its own.
+    pub table: String,
+    pub load: String,
+    pub target: String,
+    /// Commands per second.
+    pub rate: f64,
+    /// Microseconds of all processors for a command.
+    pub cost: f64,
+}
+
+impl Figure {
+    /// Parses `TABLE|LOAD|TARGET|RATE|COST`.
+    pub(crate) fn parse(line: &str) -> Option<Self> {
+        let mut words = line.split('|');
+        let mut text = || words.next().map(str::to_owned);
+        let (table, load, target) = (text()?, text()?, text()?);
+        let (rate, cost) = (text()?.parse().ok()?, text()?.parse().ok()?);
+        Some(Self { table, load, target, rate, cost })
+    }
+}
+
 struct Case {
     part: String,
     name: String,
@@ -43,11 +67,12 @@ struct Case {
 pub(crate) struct Report {
     started: Instant,
     cases: Mutex<Vec<Case>>,
+    figures: Mutex<Vec<Figure>>,
 }
 
 impl Report {
     pub(crate) fn new() -> Self {
-        Self { started: Instant::now(), cases: Mutex::new(Vec::new()) }
+        Self { started: Instant::now(), cases: Mutex::new(Vec::new()), figures: Mutex::default() }
     }
 
     fn cases(&self) -> MutexGuard<'_, Vec<Case>> {
@@ -62,6 +87,13 @@ impl Report {
     /// Prints a line of progress.
     pub(crate) fn note(&self, text: &str) {
         println!("{} ---- {text}", self.clock());
+    }
+
+    /// Prints and keeps a figure.
+    pub(crate) fn figure(&self, figure: Figure) {
+        let Figure { table, load, target, rate, cost } = &figure;
+        self.note(&format!("{table}, {load}, {target}: {rate:.0} commands per second, {cost:.1} µs each"));
+        self.figures.lock().unwrap_or_else(PoisonError::into_inner).push(figure);
     }
 
     /// Runs a case and records its outcome. True if it did not fail.
@@ -142,6 +174,7 @@ impl Report {
             let seconds: f64 = cases.iter().filter(|case| case.part == part).map(|case| case.took.as_secs_f64()).sum();
             let _ = writeln!(text, "| {part} | {passed} | {failed} | {skipped} | {seconds:.0} |");
         }
+        text.push_str(&tables(&self.figures.lock().unwrap_or_else(PoisonError::into_inner)));
         text.push_str("\n## Failed\n\n");
         for case in cases.iter() {
             if let Outcome::Failed(reason) = &case.outcome {
@@ -217,6 +250,40 @@ impl Report {
     }
 }
 
+/// A table of figures for each comparison: a row for each load, and a column for each target.
+fn tables(figures: &[Figure]) -> String {
+    let mut names: Vec<&str> = figures.iter().map(|figure| &*figure.table).collect();
+    names.dedup();
+    let mut text = String::new();
+    for name in names {
+        let of_table = || figures.iter().filter(|figure| figure.table == name);
+        let (mut loads, mut targets) = (Vec::new(), Vec::new());
+        for figure in of_table() {
+            for (list, one) in [(&mut loads, &figure.load), (&mut targets, &figure.target)] {
+                if !list.contains(&one) {
+                    list.push(one);
+                }
+            }
+        }
+        let _ =
+            writeln!(text, "\n## Figures: {name}\n\nCommands per second, and µs of all processors for a command.\n");
+        let _ = writeln!(text, "| load |{}", targets.iter().fold(String::new(), |line, one| line + " " + one + " |"));
+        let _ = writeln!(text, "|---|{}", "--:|".repeat(targets.len()));
+        for load in loads {
+            let _ = write!(text, "| {load} |");
+            for target in &targets {
+                let found = of_table().find(|figure| figure.load == *load && figure.target == **target);
+                let _ = match found {
+                    Some(found) => write!(text, " {:.0} ({:.1}) |", found.rate, found.cost),
+                    None => write!(text, " |"),
+                };
+            }
+            text.push('\n');
+        }
+    }
+    text
+}
+
 fn count<'a>(cases: impl Iterator<Item = &'a Case>) -> (usize, usize, usize) {
     cases.fold((0, 0, 0), |(passed, failed, skipped), case| match case.outcome {
         Outcome::Passed => (passed + 1, failed, skipped),
@@ -240,5 +307,21 @@ mod tests {
         assert!(text.contains("| part | 1 | 1 | 1 |"));
         assert!(text.contains("first\n  second"));
         assert!(text.contains("| part | elsewhere | not available here |"));
+    }
+
+    #[test]
+    fn figures_make_a_table_for_each_comparison() {
+        let report = Report::new();
+        for line in
+            ["disks|reads|loop|1000|12.34", "disks|reads|ublk|2000|5", "disks|writes|ublk|10|0.5", "tapes|w|a|1|1"]
+        {
+            report.figure(Figure::parse(line).expect("a figure"));
+        }
+        assert_eq!(Figure::parse("disks|reads|loop|many|1"), None);
+        let text = report.markdown();
+        assert!(text.contains("## Figures: disks\n"), "{text}");
+        assert!(text.contains("| load | loop | ublk |\n|---|--:|--:|\n| reads | 1000 (12.3) | 2000 (5.0) |"), "{text}");
+        assert!(text.contains("| writes | | 10 (0.5) |"), "{text}");
+        assert!(text.contains("## Figures: tapes\n"), "{text}");
     }
 }

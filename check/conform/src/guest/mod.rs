@@ -10,6 +10,7 @@ mod cpio;
 mod device;
 mod emulator;
 mod fcoe;
+mod figures;
 mod iser;
 mod kernel;
 mod lan;
@@ -32,6 +33,7 @@ mod zfs;
 
 use std::fmt::Write as _;
 use std::io::Write as _;
+use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
@@ -39,7 +41,7 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::Signal;
 
 use crate::chap;
-use crate::report::Outcome;
+use crate::report::{Figure, Outcome};
 use crate::target::{Driver, HOST_AS_GUEST_SEES_IT, Lab, Program, Spec, Subject, Target, free_port};
 use crate::tools;
 
@@ -60,6 +62,7 @@ pub(crate) use authentication::part as authentication;
 pub(crate) use blktests::part as blktests;
 pub(crate) use device::part as device;
 pub(crate) use fcoe::{fabric, part as fcoe};
+pub(crate) use figures::part as figures;
 pub(crate) use iser::part as iser;
 pub(crate) use namespace::part as namespace;
 pub(crate) use nvme_rdma::part as nvme_rdma;
@@ -108,6 +111,16 @@ pub(crate) fn nvme_part(lab: &Lab, driver: Driver, main_driver: bool) -> Result<
         script.run(lab, targets)
     });
     Ok(())
+}
+
+/// Runs the cases of the kernel's NVMe/TCP host with the first namespace of a subsystem, whatever its store is.
+pub(crate) fn nvme_volume(lab: &Lab, driver: Driver, part: &str, port: SocketAddr, nqn: &str) -> Result<()> {
+    let sysroot = sysroot::ensure(&lab.report)?;
+    let script =
+        Script { name: "nvme-volume", is_service: false, part, driver, sysroot: &sysroot, processors: 1, more: None };
+    let settings = format!("HOST={HOST_AS_GUEST_SEES_IT}\nPORT={}\nNQN={nqn}\n", port.port());
+    let spec = Spec::new(driver, Vec::<String>::new())?;
+    script.run(lab, Targets { main: None, spec, others: Vec::new(), settings, growth: None })
 }
 
 /// Adds a target with protection information, over iSCSI and, as metadata, over NVMe/TCP.
@@ -342,7 +355,8 @@ impl Targets {
     }
 }
 
-/// Makes cases of the lines that the guest's script prints. Other lines are the reason of the next case that fails.
+/// Makes cases and figures of the lines that the guest's script prints. Other lines are the reason of the next case
+/// that fails.
 struct Cases<'a> {
     lab: &'a Lab,
     part: &'a str,
@@ -362,6 +376,9 @@ impl<'a> Cases<'a> {
         if let Some(count) = line.strip_prefix("@restarts ") {
             self.restarts = count.parse().ok();
             return;
+        }
+        if let Some(figure) = line.strip_prefix("@figure ").and_then(Figure::parse) {
+            return self.lab.report.figure(figure);
         }
         let case = if let Some(name) = line.strip_prefix("@ok ") {
             Some((name, Outcome::Passed))

@@ -84,6 +84,14 @@ const ZFS_RECIPE: Recipe = Recipe {
     components: "main contrib",
     has_kernel: true,
 };
+/// A kernel of today, with a target that is a program.
+const FIGURES_RECIPE: Recipe = Recipe {
+    name: "figures",
+    packages: include_str!("../../guest-packages-figures.txt"),
+    release: Some("trixie"),
+    components: "main",
+    has_kernel: true,
+};
 /// The source of the modules of ZFS, and what they are compiled with.
 const ZFS_SOURCE_RECIPE: Recipe = Recipe {
     name: "zfs-source",
@@ -177,6 +185,11 @@ pub(crate) fn ensure_with_rdma(report: &Report) -> Result<Sysroot> {
 /// Returns the tree with ZFS but for its modules; builds it first if necessary.
 pub(crate) fn ensure_with_zfs(report: &Report) -> Result<Sysroot> {
     ensure_of_debian(report, &ZFS_RECIPE)
+}
+
+/// Returns the tree with the peers that are compared with Lunar; builds it first if necessary.
+pub(crate) fn ensure_with_peers(report: &Report) -> Result<Sysroot> {
+    ensure_of_debian(report, &FIGURES_RECIPE)
 }
 
 /// Returns the root of the tree with the source of ZFS; builds it first if necessary.

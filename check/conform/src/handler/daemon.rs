@@ -7,11 +7,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
-use crate::process::{bound, run};
+use crate::process::{Output, bound, run};
 use crate::session::{Login, Session};
 use crate::target::{Driver, Lab, Spec, Target, free_port};
 
 pub(crate) const TARGET: &str = "iqn.2026-01.io.lunar.conform:handlers";
+/// The same volumes as namespaces.
+pub(crate) const NQN: &str = "nqn.2026-01.io.lunar.conform:handlers";
 /// How long a step may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -23,6 +25,8 @@ pub(crate) struct Daemon {
     pub(crate) folder: PathBuf,
     pub(crate) lunar: PathBuf,
     pub(crate) portal: SocketAddr,
+    /// The port for NVMe/TCP.
+    pub(crate) port: SocketAddr,
     volumes: Volumes,
 }
 
@@ -41,7 +45,7 @@ impl Daemon {
         volumes: Volumes,
         kind: &dyn Fn(&str) -> String,
     ) -> Result<Self> {
-        let (folder, portal) = (lab.scratch.clone(), free_port()?);
+        let (folder, portal, port) = (lab.scratch.clone(), free_port()?, free_port()?);
         let place = folder.display();
         let mut text = format!(
             "[server]\ncores = 2\nmemory = \"32M\"\ndriver = \"{}\"\nstate = \"{place}/state\"\npatience = \"1s\"\n\
@@ -54,16 +58,17 @@ impl Daemon {
         let luns = volumes.iter().enumerate().map(|(lun, (volume, _))| format!("{lun} = \"{volume}\""));
         text += &format!(
             "[portal-group.p]\ntag = 1\n[portal.one]\naddress = \"{portal}\"\ngroup = \"p\"\n\
-             [target.main]\niqn = \"{TARGET}\"\nportal-groups = [\"p\"]\n\
+             [portal.two]\naddress = \"{port}\"\nprotocol = \"nvme-tcp\"\ngroup = \"p\"\n\
+             [target.main]\niqn = \"{TARGET}\"\nnqn = \"{NQN}\"\nportal-groups = [\"p\"]\n\
              [group.all]\ntargets = [\"main\"]\ninitiators = [\"*\"]\nluns = {{ {} }}\n",
             luns.collect::<Vec<_>>().join(", ")
         );
         let file = folder.join("lunar.toml");
         std::fs::write(&file, text)?;
         let mut spec = Spec::new(driver, Vec::<String>::new())?;
-        (spec.listen, spec.daemon) = (vec![portal], Some(file));
+        (spec.listen, spec.daemon) = (vec![portal, port], Some(file));
         let target = Target::start_daemon(lab, &spec, |lab, spec| Target::start_named(lab, spec, TARGET))?;
-        Ok(Self { target, folder, lunar: lab.built()?.to_owned(), portal, volumes })
+        Ok(Self { target, folder, lunar: lab.built()?.to_owned(), portal, port, volumes })
     }
 
     fn volume(&self, lun: u16) -> &'static str {
@@ -83,6 +88,18 @@ impl Daemon {
         let mut session = Session::open(self.portal, &Login::to(TARGET, name))?;
         session.lun = lun;
         Ok(session)
+    }
+
+    /// Runs a command of the operator.
+    pub(crate) fn operate(&self, words: &[&str]) -> Result<Output> {
+        let mut command = bound(&self.lunar);
+        command.args(words).arg("--socket").arg(self.folder.join("api.sock"));
+        run(&mut command, LIMIT * 2)
+    }
+
+    /// A command of the operator that succeeds; returns what it prints.
+    pub(crate) fn succeeds(&self, words: &[&str]) -> Result<String> {
+        self.operate(words)?.succeeded().with_context(|| words.join(" "))
     }
 
     /// The answer to a command of the operator.

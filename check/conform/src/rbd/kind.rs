@@ -9,8 +9,9 @@ use anyhow::{Context, Result, ensure};
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::cluster::Cluster;
-use super::{BLOCK, KILLS, LIMIT, made};
-use crate::handler::daemon::{Daemon, TARGET};
+use super::{BLOCK, KILLS, LIMIT, figures, made};
+use crate::guest;
+use crate::handler::daemon::{Daemon, NQN, TARGET};
 use crate::process::{bound, run};
 use crate::session::{Data, GOOD, cdb};
 use crate::target::{Driver, Lab, Subject};
@@ -25,6 +26,15 @@ const AWAY: &str = "rbd/away";
 const OTHER: &str = "rbd/stranger";
 /// How long it may take until a process that has failed is started again, and the image is served.
 const RETRY_TIME: Duration = Duration::from_secs(120);
+
+/// Compares an image through Lunar with one without it, and nothing else.
+pub(super) fn compare(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
+    let lab = programs(lab, cluster)?;
+    cluster.run(&["rbd", "create", "--size", "48M", IMAGE])?;
+    let daemon = start(&lab, driver, cluster)?;
+    figures::compare(&lab, &daemon, cluster)?;
+    stop(cluster, daemon)
+}
 
 pub(super) fn part(lab: &Lab, driver: Driver, cluster: &Cluster) -> Result<()> {
     let lab = programs(lab, cluster)?;
@@ -114,6 +124,12 @@ fn other_images(lab: &Lab, driver: Driver, cluster: &Cluster, mut running: Optio
     check("the suite of libiscsi runs on an image", &mut || {
         made::suites(lab, running.as_mut().context("the daemon runs")?, cluster)
     });
+    if lab.whole {
+        check("the kernel's NVMe host uses an image", &mut || {
+            let daemon = running.as_ref().context("the daemon runs")?;
+            guest::nvme_volume(lab, driver, "rbd/nvme", daemon.port, NQN)
+        });
+    }
     if lab.long {
         // The tools derive keys for as long as LUKS wants it.
         check("an encrypted image is decrypted", &mut || encrypted(lab, driver, cluster));

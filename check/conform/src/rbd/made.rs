@@ -6,10 +6,9 @@ use serde_json::Value;
 use super::cluster::Cluster;
 use super::extents::{OBJECT_BLOCKS, extents, holes};
 use super::kind::until;
-use super::{BLOCK, DATA_PROTECT, LIMIT};
+use super::{BLOCK, DATA_PROTECT};
 use crate::handler::daemon::{Daemon, TARGET};
 use crate::libiscsi;
-use crate::process::{Output, bound, run};
 use crate::session::{Data, GOOD, cdb};
 use crate::target::Lab;
 use crate::test_data::pattern;
@@ -30,7 +29,7 @@ pub(super) fn part(daemon: Option<&Daemon>, cluster: &Cluster, check: &Check<'_>
     check("Lunar makes snapshots and clones, whose data stays", &mut || copies(daemon, cluster));
     check("a clone of an image leaves no snapshot, where all clients know such clones", &mut || {
         cluster.run(&["ceph", "osd", "set-require-min-compat-client", "mimic"])?;
-        succeeds(daemon, &["volume", "clone", SOURCE.0, "second"])?;
+        daemon.succeeds(&["volume", "clone", SOURCE.0, "second"])?;
         let left = snapshots(cluster)?;
         ensure!(!left.contains("lunar-clone-second"), "the image has snapshots: {left}");
         let second = Mapped::new(daemon, 9, "second")?;
@@ -55,30 +54,19 @@ const SUITES: &[&str] = &["Read10", "Write10", "CompareAndWrite", "Unmap", "Writ
 /// Runs the conformance suite of libiscsi on an image; all of it in the whole form.
 pub(super) fn suites(lab: &Lab, daemon: &mut Daemon, cluster: &Cluster) -> Result<()> {
     let configuration = cluster.configuration().display().to_string();
-    succeeds(daemon, &create("suite", "rbd/suite", &configuration, &["--size", "30M"]))?;
-    succeeds(daemon, &["group", "map", "all", "10", "suite"])?;
+    daemon.succeeds(&create("suite", "rbd/suite", &configuration, &["--size", "30M"]))?;
+    daemon.succeeds(&["group", "map", "all", "10", "suite"])?;
     let url = format!("iscsi://{}/{TARGET}/10", daemon.portal);
     let chosen = if lab.whole { &[] } else { SUITES };
     libiscsi::on_handler(lab, "rbd/libiscsi", &url, chosen, || daemon.target.healthy())?;
-    succeeds(daemon, &["group", "unmap", "all", "10", "--force"])?;
-    succeeds(daemon, &["volume", "delete", "suite"])?;
+    daemon.succeeds(&["group", "unmap", "all", "10", "--force"])?;
+    daemon.succeeds(&["volume", "delete", "suite"])?;
     Ok(())
-}
-
-/// Runs a command of the operator.
-fn operate(daemon: &Daemon, words: &[&str]) -> Result<Output> {
-    let mut command = bound(&daemon.lunar);
-    command.args(words).arg("--socket").arg(daemon.folder.join("api.sock"));
-    run(&mut command, LIMIT * 2)
-}
-
-fn succeeds(daemon: &Daemon, words: &[&str]) -> Result<String> {
-    operate(daemon, words)?.succeeded().with_context(|| words.join(" "))
 }
 
 /// A command that is refused, with these words.
 fn fails(daemon: &Daemon, words: &[&str], why: &str) -> Result<()> {
-    let text = match operate(daemon, words)?.succeeded() {
+    let text = match daemon.operate(words)?.succeeded() {
         Ok(text) => anyhow::bail!("{} succeeds: {text}", words.join(" ")),
         Err(text) => format!("{text:#}"),
     };
@@ -99,7 +87,7 @@ struct Mapped<'a> {
 
 impl<'a> Mapped<'a> {
     fn new(daemon: &'a Daemon, lun: u16, volume: &'a str) -> Result<Self> {
-        succeeds(daemon, &["group", "map", "all", &lun.to_string(), volume])?;
+        daemon.succeeds(&["group", "map", "all", &lun.to_string(), volume])?;
         Ok(Self { daemon, lun, volume })
     }
 
@@ -119,8 +107,8 @@ impl<'a> Mapped<'a> {
     }
 
     fn end(self) -> Result<()> {
-        succeeds(self.daemon, &["group", "unmap", "all", &self.lun.to_string(), "--force"])?;
-        succeeds(self.daemon, &["volume", "delete", self.volume])?;
+        self.daemon.succeeds(&["group", "unmap", "all", &self.lun.to_string(), "--force"])?;
+        self.daemon.succeeds(&["volume", "delete", self.volume])?;
         Ok(())
     }
 }
@@ -142,10 +130,10 @@ fn create<'a>(volume: &'a str, image: &'a str, configuration: &'a str, more: &[&
 fn image(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     let configuration = cluster.configuration().display().to_string();
     let made = create("fresh", "rbd/fresh", &configuration, &["--size", "32M"]);
-    let plan = succeeds(daemon, &[&made[..], &["--dry-run"]].concat())?;
+    let plan = daemon.succeeds(&[&made[..], &["--dry-run"]].concat())?;
     ensure!(plan.contains("is made, with 32 MiB"), "the plan is {plan}");
     ensure!(info(cluster, "rbd/fresh").is_err(), "a plan makes an image");
-    succeeds(daemon, &made)?;
+    daemon.succeeds(&made)?;
     let found = info(cluster, "rbd/fresh")?;
     ensure!(found["size"] == 32 << 20 && found["features"].to_string().contains("exclusive-lock"), "{found}");
     let shown = daemon.ask(&["volume", "show", "fresh"])?;
@@ -174,15 +162,15 @@ fn undone(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
 fn copies(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     let source = Mapped { daemon, lun: SOURCE.1, volume: SOURCE.0 };
     ensure!(source.write(1)?.is_none(), "the volume takes no writes");
-    let said = succeeds(daemon, &["volume", "snapshot", SOURCE.0, "before"])?;
+    let said = daemon.succeeds(&["volume", "snapshot", SOURCE.0, "before"])?;
     ensure!(said.contains("rbd/own@before"), "{said}");
     ensure!(source.write(2)?.is_none(), "the volume takes no writes");
     let before = Mapped::new(daemon, 6, "before")?;
     ensure!(before.read()? == data(1), "the snapshot has other data");
     let refused = before.write(4)?.context("a snapshot takes writes")?;
     ensure!(refused.0 == DATA_PROTECT, "a write to a snapshot ends with {refused:02x?}");
-    succeeds(daemon, &["volume", "clone", "before", "early"])?;
-    succeeds(daemon, &["volume", "clone", SOURCE.0, "late", "--path", "rbd/late-image"])?;
+    daemon.succeeds(&["volume", "clone", "before", "early"])?;
+    daemon.succeeds(&["volume", "clone", SOURCE.0, "late", "--path", "rbd/late-image"])?;
     let parent = info(cluster, "rbd/early")?["parent"].clone();
     ensure!(parent["image"] == "own" && parent["snapshot"] == "before", "the parent of the clone is {parent}");
     let early = Mapped::new(daemon, 7, "early")?;
@@ -204,20 +192,20 @@ fn copies(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
 
 fn rolled_back(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     let configuration = cluster.configuration().display().to_string();
-    succeeds(daemon, &create("back", "rbd/back", &configuration, &["--size", "32M"]))?;
+    daemon.succeeds(&create("back", "rbd/back", &configuration, &["--size", "32M"]))?;
     let back = Mapped::new(daemon, 11, "back")?;
     ensure!(back.write(1)?.is_none(), "the volume takes no writes");
-    succeeds(daemon, &["volume", "snapshot", "back", "then"])?;
+    daemon.succeeds(&["volume", "snapshot", "back", "then"])?;
     ensure!(back.write(2)?.is_none() && back.read()? == data(2), "the volume does not have what was written");
     let roll_back = ["rbd", "snap", "rollback", "--no-progress", "rbd/back@then"];
     ensure!(cluster.run(&roll_back).is_err() && back.read()? == data(2), "an image changes while it is served");
     back.end()?;
     until("the image is not given free", || Ok(cluster.run(&roll_back).is_ok()))?;
-    succeeds(daemon, &create("back", "rbd/back", &configuration, &[]))?;
+    daemon.succeeds(&create("back", "rbd/back", &configuration, &[]))?;
     let back = Mapped::new(daemon, 11, "back")?;
     ensure!(back.read()? == data(1), "the image has other data than the snapshot");
     back.end()?;
-    succeeds(daemon, &["volume", "delete", "then"])?;
+    daemon.succeeds(&["volume", "delete", "then"])?;
     Ok(())
 }
 
@@ -225,10 +213,10 @@ fn under_load(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     let writer = VerifyingWriter::start(daemon.portal, TARGET, SOURCE.1, 7)?;
     for round in 0..3 {
         let (snapshot, clone) = (format!("moment-{round}"), format!("branch-{round}"));
-        succeeds(daemon, &["volume", "snapshot", SOURCE.0, &snapshot])?;
-        succeeds(daemon, &["volume", "clone", SOURCE.0, &clone])?;
+        daemon.succeeds(&["volume", "snapshot", SOURCE.0, &snapshot])?;
+        daemon.succeeds(&["volume", "clone", SOURCE.0, &clone])?;
         writer.expect_progress()?;
-        [clone, snapshot].iter().try_for_each(|volume| succeeds(daemon, &["volume", "delete", volume]).map(drop))?;
+        [clone, snapshot].iter().try_for_each(|volume| daemon.succeeds(&["volume", "delete", volume]).map(drop))?;
         cluster.run(&["rbd", "rm", "--no-progress", &format!("rbd/branch-{round}")])?;
         cluster.run(&["rbd", "snap", "rm", "--no-progress", &format!("rbd/own@moment-{round}")])?;
     }
@@ -238,13 +226,13 @@ fn under_load(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
 
 fn mapped(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     let configuration = cluster.configuration().display().to_string();
-    succeeds(daemon, &create("thin", "rbd/thin", &configuration, &["--size", "48M"]))?;
+    daemon.succeeds(&create("thin", "rbd/thin", &configuration, &["--size", "48M"]))?;
     let thin = Mapped::new(daemon, 12, "thin")?;
     let mut session = daemon.session(thin.lun)?;
     holes(&mut session)?;
     session.logout()?;
     // The parent of a clone may have data anywhere.
-    succeeds(daemon, &["volume", "clone", "thin", "twin"])?;
+    daemon.succeeds(&["volume", "clone", "thin", "twin"])?;
     let twin = Mapped::new(daemon, 13, "twin")?;
     let mut session = daemon.session(twin.lun)?;
     let found = extents(&mut session, 0)?;
@@ -283,8 +271,8 @@ fn pool(daemon: &Daemon, cluster: &Cluster) -> Result<()> {
     // The stores of the cluster write meanwhile.
     ensure!(wanted > 0 && free.abs_diff(wanted) < wanted / 4, "{free} bytes are free, and `ceph df` says {stats}");
     ensure!(store["promised"].as_u64() > Some(0) && !is_over_committed(daemon)?, "the status has {store}");
-    succeeds(daemon, &create("large", "rbd/large", &configuration, &["--size", "64G"]))?;
+    daemon.succeeds(&create("large", "rbd/large", &configuration, &["--size", "64G"]))?;
     until("more promises than space are no trouble", || is_over_committed(daemon))?;
-    succeeds(daemon, &["volume", "delete", "large"])?;
+    daemon.succeeds(&["volume", "delete", "large"])?;
     until("the trouble stays", || Ok(!is_over_committed(daemon)?))
 }

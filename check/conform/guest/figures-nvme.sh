@@ -1,0 +1,48 @@
+# Namespaces of an emulated NVMe drive over NVMe/TCP: as a block device, and by NVMe commands; beside the drive itself.
+. /test/lib.sh
+. /test/figures.sh
+. /test/settings # DRIVER
+
+NQN=nqn.2026-01.io.lunar.conform:figures
+
+load_modules
+serve "[volume.block]
+kind = \"block\"
+path = \"/dev/nvme0n2\"
+[volume.nvme]
+kind = \"nvme\"
+path = \"/dev/ng0n3\"
+[portal-group.p]
+tag = 1
+[portal.one]
+protocol = \"nvme-tcp\"
+address = \"127.0.0.1:4420\"
+group = \"p\"
+[target.main]
+nqn = \"$NQN\"
+portal-groups = [\"p\"]
+[group.all]
+targets = [\"main\"]
+initiators = [\"*\"]
+luns = { 0 = \"block\", 1 = \"nvme\" }"
+mkdir -p /etc/nvme
+id=$(cat /proc/sys/kernel/random/uuid)
+echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
+echo "$id" >/etc/nvme/hostid
+try "connect" nvme connect -t tcp -a 127.0.0.1 -s 4420 -n "$NQN" -i 2 || finish
+# found: the disks of the subsystem, in the order of their namespaces.
+found() {
+    local at
+    disks=()
+    for at in /sys/class/nvme-subsystem/nvme-subsys*; do
+        [ "$(cat "$at/subsysnqn")" = "$NQN" ] || continue
+        for at in "$at"/nvme*n*; do
+            [ -b "/dev/${at##*/}" ] && disks+=("/dev/${at##*/}")
+        done
+    done
+    [ ${#disks[@]} = 2 ]
+}
+eventually found
+found || { ls /sys/class/nvme-subsystem/*; bad "two namespaces"; finish; }
+compare "NVMe pass-through over NVMe/TCP" block="${disks[0]}" nvme="${disks[1]}" disk=/dev/nvme0n1
+finish
