@@ -321,9 +321,7 @@ impl Terms {
             Store::Ram => terms[if load.writes { "ram-write" } else { "ram-read" }] + terms["copy"] * load.size,
             Store::File => self.store_over_stream(load),
             Store::Null if load.writes => 0.0,
-            Store::Null => {
-                load.size * (terms["zero"] + terms["zero-more"] * doublings(load.depth * load.size / CACHE))
-            }
+            Store::Null => load.size * (terms["zero"] + terms["zero-more"] * doublings(load.depth * load.size / CACHE)),
         };
         let work = terms["command"] + store;
         let waits = load.store_wait + load.network;

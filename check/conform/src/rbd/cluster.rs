@@ -12,6 +12,8 @@ use crate::process::{bound, last_lines, run};
 use crate::report::skip;
 use crate::target::{Lab, free_port};
 
+/// The disk of an object store.
+const STORE_BYTES: u64 = 4 << 30;
 /// How long a step may take on a busy machine.
 const LIMIT: Duration = Duration::from_secs(120);
 /// Changes to the root of the tree, in which the folders of the system and the scratch folder have their usual paths.
@@ -97,7 +99,8 @@ impl Cluster {
             ("mgr_module_path", format!("{folder}/modules")),
             ("osd_class_dir", "/usr/lib/x86_64-linux-gnu/rados-classes".into()),
             ("bluestore_block_create", "true".into()),
-            ("bluestore_block_size", (1_u64 << 30).to_string()),
+            // Sparse files. Small writes make large journals in them.
+            ("bluestore_block_size", STORE_BYTES.to_string()),
             ("osd_pool_default_pg_num", "8".into()),
             // All stores are on one machine, and one of them may report another one.
             ("osd_crush_chooseleaf_type", "0".into()),
