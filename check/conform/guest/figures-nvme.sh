@@ -1,5 +1,6 @@
 # Namespaces of an emulated NVMe drive over NVMe/TCP: as a block device, and by NVMe commands; beside the drive itself.
 . /test/lib.sh
+. /test/nvme_host.sh
 . /test/figures.sh
 . /test/settings # DRIVER
 
@@ -25,21 +26,10 @@ portal-groups = [\"p\"]
 targets = [\"main\"]
 initiators = [\"*\"]
 luns = { 0 = \"block\", 1 = \"nvme\" }"
-mkdir -p /etc/nvme
-id=$(cat /proc/sys/kernel/random/uuid)
-echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
-echo "$id" >/etc/nvme/hostid
+identity
 try "connect" nvme connect -t tcp -a 127.0.0.1 -s 4420 -n "$NQN" -i 2 || finish
-# found: the disks of the subsystem, in the order of their namespaces.
 found() {
-    local at
-    disks=()
-    for at in /sys/class/nvme-subsystem/nvme-subsys*; do
-        [ "$(cat "$at/subsysnqn")" = "$NQN" ] || continue
-        for at in "$at"/nvme*n*; do
-            [ -b "/dev/${at##*/}" ] && disks+=("/dev/${at##*/}")
-        done
-    done
+    disks=($(namespaces "$NQN"))
     [ ${#disks[@]} = 2 ]
 }
 eventually found

@@ -3,6 +3,7 @@
 # packets on an interface.
 . /test/lib.sh
 . /test/initiator.sh
+. /test/nvme_host.sh
 . /test/figures.sh
 . /test/settings # DRIVER
 
@@ -95,25 +96,12 @@ echo ipv4 >"$nvmet/ports/1/addr_adrfam"
 echo $OWN >"$nvmet/ports/1/addr_traddr"
 echo 4420 >"$nvmet/ports/1/addr_trsvcid"
 try "nvmet serves" ln -s "$nvmet/subsystems/$NQN:nvmet" "$nvmet/ports/1/subsystems/" || dmesg | tail
-mkdir -p /etc/nvme
-id=$(cat /proc/sys/kernel/random/uuid)
-echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn
-echo "$id" >/etc/nvme/hostid
-# namespace NAME: the disk of this subsystem.
-namespace() {
-    local at
-    for at in /sys/class/nvme-subsystem/nvme-subsys*; do
-        [ "$(cat "$at/subsysnqn")" = "$1" ] || continue
-        for at in "$at"/nvme*n*; do
-            [ -b "/dev/${at##*/}" ] && { echo "/dev/${at##*/}"; return 0; }
-        done
-    done
-    return 1
-}
+identity
+found() { [ -n "$(namespaces "$1")" ]; }
 for each in "192.168.77.1 $NQN:lunar" "$OWN $NQN:nvmet"; do
     read -r address name <<<"$each"
     try "connect to $name" eventually nvme connect -t rdma -a "$address" -s 4420 -n "$name" -i 1
-    eventually namespace "$name" || { dmesg | tail -n 20; bad "a namespace of $name"; finish; }
+    eventually found "$name" || { dmesg | tail -n 20; bad "a namespace of $name"; finish; }
 done
-compare "NVMe/RDMA" lunar="$(namespace "$NQN:lunar")" nvmet="$(namespace "$NQN:nvmet")"
+compare "NVMe/RDMA" lunar="$(namespaces "$NQN:lunar")" nvmet="$(namespaces "$NQN:nvmet")"
 finish

@@ -43,16 +43,6 @@ lunar=$disk
 log_in "$NAME:lio" 127.0.0.1:3270
 lio=$disk
 # LUN 0 of tgt is its controller.
-disk_of_target() {
-    local session found
-    for session in /sys/class/iscsi_session/session*; do
-        [ "$(cat "$session/targetname")" = "$1" ] || continue
-        for found in "$session"/device/target*/*:*:*:1/block/*; do
-            [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
-        done
-    done
-    return 1
-}
-log_in "$NAME:tgt" 127.0.0.1:3280
+log_in "$NAME:tgt" 127.0.0.1:3280 default 1
 compare "SCSI pass-through over iSCSI" lunar="$lunar" lio="$lio" tgt="$disk" disk="$(block "${places[0]}")"
 finish

@@ -98,24 +98,35 @@ lio_iscsi() {
     echo 0 >"$at/attrib/demo_mode_write_protect"
     echo 1 >"$at/enable"
 }
-# log_in NAME PORTAL [INTERFACE]: logs in; the disk is in $disk.
+# log_in NAME PORTAL [INTERFACE [LUN]]: logs in; the disk is in $disk.
 log_in() {
+    local lun=${4:-0}
     iscsiadm -m node -o new -T "$1" -p "$2" -I "${3:-default}" >/dev/null 2>&1
     try "login to $1" iscsiadm -m node -T "$1" -p "$2" --login
-    eventually disk_of_target "$1" || { dmesg | tail -n 20; bad "$1 has a disk"; finish; }
-    disk=$(disk_of_target "$1")
+    eventually disk_of_target "$1" "$lun" || { dmesg | tail -n 20; bad "$1 has a disk"; finish; }
+    disk=$(disk_of_target "$1" "$lun")
     eventually blockdev --getsize64 "$disk"
 }
-# disk_of_target NAME: the disk of LUN 0.
+# disk_of_target NAME LUN: the disk of this LUN.
 disk_of_target() {
     local session found
     for session in /sys/class/iscsi_session/session*; do
         [ "$(cat "$session/targetname")" = "$1" ] || continue
-        for found in "$session"/device/target*/*:*:*:0/block/*; do
+        for found in "$session"/device/target*/*:*:*:"$2"/block/*; do
             [ -b "/dev/${found##*/}" ] && { echo "/dev/${found##*/}"; return 0; }
         done
     done
     return 1
+}
+# namespaces NQN: the disks of a subsystem, in the order of their numbers.
+namespaces() {
+    local at
+    for at in /sys/class/nvme-subsystem/nvme-subsys*; do
+        [ "$(cat "$at/subsysnqn")" = "$1" ] || continue
+        for at in "$at"/nvme*n*; do
+            [ ! -b "/dev/${at##*/}" ] || echo "/dev/${at##*/}"
+        done
+    done
 }
 # serve TEXT: starts the daemon with these sections of its configuration.
 serve() {
