@@ -18,6 +18,8 @@ CONFORM ?= all
 CARGO ?= cargo
 # Whole targets that `make unit` and `make test` simulate; `cargo test` alone simulates fewer.
 SEEDS ?= 300
+# Features that the unit tests have: without them, the programs that `make conform` runs are a second build of 40 crates.
+TESTING = lunar-api/testing,lunar-blk/testing,lunar-durable/testing,lunar-nvme-tcp/testing,lunar-vfio-user/testing
 # Time limit of the built unit tests, in seconds (they take about 150): a test that hangs is ended and reported.
 UNIT_SECONDS ?= 900
 
@@ -91,7 +93,7 @@ fuzz:
 ## conform: real clients, hostile clients and crashes; CONFORM="libiscsi --driver epoll" runs a part
 conform:
 	@echo "== conform"
-	$(CARGO) build --bins --locked
+	$(CARGO) build --bins --locked --features $(TESTING)
 	$${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
 
 ## bench: benchmarks with plots, into check/bench/results/, and the performance model
