@@ -154,6 +154,10 @@ struct Received {
 /// If the API violates one of the rules above.
 pub fn fuzz_request(data: &[u8]) {
     let [caller, selector, data @ ..] = data else { return };
+    // The fuzzer learns the secrets from the comparisons. A name in a request or in the configuration is no secret.
+    if SECRETS.iter().any(|secret| data.windows(secret.len()).any(|part| part == secret.as_bytes())) {
+        return;
+    }
     with_fixture(|fixture| {
         let peer = peer(*caller);
         let Some(route) = fixture.routes.get(usize::from(*selector)) else {
