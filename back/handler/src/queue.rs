@@ -18,8 +18,6 @@ use std::rc::Rc;
 
 /// Slots of a queue: the commands of one core in progress at a handler.
 pub(crate) const DEPTH: u32 = 128;
-/// Bytes that are copied at a time between memory that others write and memory of this process.
-const COPY_BYTES: usize = 64 << 10;
 
 /// The memory of the data of one queue. Pages that were never used take no memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -68,7 +66,6 @@ pub(crate) struct Memory<'a> {
     region: &'a Region,
     /// The first byte.
     pub(crate) at: usize,
-    copy: &'a mut [u8],
 }
 
 /// Places are taken as long as their requests say.
@@ -77,22 +74,12 @@ const WITHIN: &str = "the place is within the memory";
 impl Memory<'_> {
     /// Copies data into the place, `from` behind its first byte.
     pub(crate) fn fill(&mut self, from: usize, data: &Sg) {
-        let mut at = 0;
-        while at < data.len() {
-            let count = data.copy_to(at, self.copy);
-            self.write(from + at, count);
-            at += count;
-        }
+        assert!(self.region.write_from(self.at + from, data), "{WITHIN}");
     }
 
     /// Copies the first `count` bytes of data out of the place, `from` behind its first byte.
     pub(crate) fn empty(&mut self, from: usize, into: &mut SgMut, count: usize) {
-        let mut at = 0;
-        while at < count {
-            let part = self.copy.len().min(count - at);
-            self.get(from + at, part);
-            at += into.copy_from(at, &self.copy[..part]);
-        }
+        assert!(self.region.read_to(self.at + from, into, count), "{WITHIN}");
     }
 
     /// Writes a format at the first byte of the place.
@@ -103,14 +90,6 @@ impl Memory<'_> {
     /// Reads bytes.
     pub(crate) fn read(&self, from: usize, into: &mut [u8]) {
         assert!(self.region.read(self.at + from, into), "{WITHIN}");
-    }
-
-    fn write(&mut self, from: usize, count: usize) {
-        assert!(self.region.write(self.at + from, &self.copy[..count]), "{WITHIN}");
-    }
-
-    fn get(&mut self, from: usize, count: usize) {
-        assert!(self.region.read(self.at + from, &mut self.copy[..count]), "{WITHIN}");
     }
 }
 
@@ -140,7 +119,6 @@ pub(crate) struct Queue<R> {
     /// The handler sleeps, and its eventfd was not signalled yet.
     must_signal: bool,
     is_asleep: bool,
-    copy: Vec<u8>,
     /// The losses of shared memory in this process when this queue looked last.
     losses: usize,
 }
@@ -191,7 +169,6 @@ impl<R: Carried> Queue<R> {
             has_new: false,
             must_signal: false,
             is_asleep: false,
-            copy: vec![0; COPY_BYTES],
             losses: losses(),
         })
     }
@@ -212,7 +189,7 @@ impl<R: Carried> Queue<R> {
             return Some(request);
         }
         let Some(place) = self.places.take(request.place_bytes()) else { return Some(request) };
-        let mut memory = Memory { region: &self.data, at: place.at, copy: &mut self.copy };
+        let mut memory = Memory { region: &self.data, at: place.at };
         let command = request.begin(&mut memory, timeout_milliseconds);
         let slot = self.ring.submit(&command).expect("the ring has room");
         self.order += 1;
@@ -240,7 +217,7 @@ impl<R: Carried> Queue<R> {
         let Some(answer) = self.ring.take().map_err(Broken::Violation)? else { return Ok(None) };
         let slot = usize::from(answer.slot);
         if let Some(Taken::InProgress { request, place, .. }) = &mut self.slots[slot] {
-            request.end(&mut Memory { region: &self.data, at: place.at, copy: &mut self.copy }, &answer);
+            request.end(&mut Memory { region: &self.data, at: place.at }, &answer);
         }
         if self.is_lost() {
             // The command keeps its slot, so it counts as one without an answer.

@@ -1,6 +1,6 @@
 //! Memory that is shared with a guest: see [`Region`].
 
-use super::{Backing, Buf, FOREIGN, Free, Handle, Inner, PAGE, Slice, promise};
+use super::{Backing, Buf, FOREIGN, Free, Handle, Inner, PAGE, Sg, SgMut, Slice, promise};
 use std::alloc::{Layout, alloc_zeroed, handle_alloc_error};
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -141,6 +141,35 @@ impl Region {
         true
     }
 
+    /// Copies the first `count` bytes of `into` from the bytes from `at` on; returns whether both have so many.
+    #[must_use]
+    pub fn read_to(&self, at: usize, into: &mut SgMut, count: usize) -> bool {
+        let Some(from) = self.place(at, count).filter(|_| count <= into.len()) else { return false };
+        let mut done = 0;
+        for piece in into.pieces_mut() {
+            let part = piece.len().min(count - done);
+            // SAFETY: the source range was checked, and the part lies within the piece. The piece has no other handle;
+            // it may be a part of this region, so the copy allows that both overlap. Otherwise as in `read`.
+            unsafe { std::ptr::copy(from.as_ptr().add(done), piece.as_mut_ptr(), part) };
+            done += part;
+        }
+        true
+    }
+
+    /// Copies `from` to the bytes from `at` on; returns whether they lie within and are writable.
+    #[must_use]
+    pub fn write_from(&self, at: usize, from: &Sg) -> bool {
+        let Some(to) = self.place(at, from.len()).filter(|_| self.is_writable) else { return false };
+        let mut done = 0;
+        for piece in from.pieces() {
+            // SAFETY: the destination range was checked, and no reference to it exists. The source may be a part of a
+            // region, this one even, so it is used by its address, and the copy allows that both overlap.
+            unsafe { std::ptr::copy(piece.0.ptr().cast_const(), to.as_ptr().add(done), piece.len()) };
+            done += piece.len();
+        }
+        true
+    }
+
     #[inline]
     fn word(&self, at: usize) -> Option<&AtomicU32> {
         let start = self.place(at, size_of::<u32>())?.cast::<u32>().as_ptr();
@@ -217,7 +246,30 @@ impl fmt::Debug for Region {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mem::{Sg, SgMut};
+
+    #[test]
+    fn pieces_are_copied_in_order_and_within_the_region() {
+        let (region, other) = (Region::zeroed(2 * PAGE), Region::zeroed(PAGE));
+        assert!(region.write(100, b"abcdef"));
+        let mut into = SgMut::from(other.buf(0, 2).expect("within"));
+        into.push(other.buf(10, 5).expect("within"));
+        assert!(region.read_to(100, &mut into, 4), "both have four bytes");
+        let mut found = [0; 15];
+        assert!(other.read(0, &mut found));
+        assert_eq!(found, *b"ab\0\0\0\0\0\0\0\0cd\0\0\0");
+        assert!(!region.read_to(0, &mut into, 8), "there are seven bytes");
+        assert!(!region.read_to(2 * PAGE - 3, &mut into, 4), "the region ends");
+        let from = into.share();
+        assert!(region.write_from(2 * PAGE - 7, &from) && !region.write_from(2 * PAGE - 6, &from));
+        let mut end = [1; 7];
+        assert!(region.read(2 * PAGE - 7, &mut end));
+        assert_eq!(end, *b"abcd\0\0\0");
+        // A part of the same region, which overlaps.
+        assert!(region.write_from(102, &Sg::from(region.slice(100, 4).expect("within"))));
+        let mut moved = [0; 6];
+        assert!(region.read(100, &mut moved));
+        assert_eq!(&moved, b"ababcd");
+    }
 
     #[test]
     fn a_region_is_kept_by_its_parts_and_copied() {
