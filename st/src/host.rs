@@ -14,7 +14,7 @@ use crate::port::{LinkSpec, OpenedPort};
 use crate::wire::Reason;
 use lunar_reactor::channel::Sender;
 use lunar_reactor::{Config, Reactor};
-use service::{Command, Service};
+use service::{Command, Room, Service};
 use std::fmt;
 use std::io;
 use std::net::SocketAddr;
@@ -225,11 +225,11 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Sends one Transfer; returns when the peer has all of its bytes.
+    /// Sends one Transfer; returns its memory when the peer has all of its bytes.
     ///
     /// # Errors
     /// [`StError::Ended`] with [`Reason::TOO_LONG`] when the reader has less memory (EMSGSIZE).
-    pub fn write(&self, bytes: Vec<u8>) -> Result<(), StError> {
+    pub fn write(&self, bytes: Vec<u8>) -> Result<Vec<u8>, StError> {
         self.shared.call(|reply| Command::Write { vc: self.vc, bytes, reply })
     }
 
@@ -238,7 +238,16 @@ impl Connection {
     /// # Errors
     /// [`StError::TooLong`] with the length when it has more; it is lost then.
     pub fn read(&self, most: usize) -> Result<Vec<u8>, StError> {
-        self.shared.call(|reply| Command::Read { vc: self.vc, most, reply })
+        self.shared.call(|reply| Command::Read { vc: self.vc, room: Room::Most(most), reply })
+    }
+
+    /// Receives one whole Transfer into this memory, which is returned with the length of the Transfer: no memory is
+    /// allocated.
+    ///
+    /// # Errors
+    /// Those of [`Connection::read`].
+    pub fn read_into(&self, memory: Vec<u8>) -> Result<Vec<u8>, StError> {
+        self.shared.call(|reply| Command::Read { vc: self.vc, room: Room::Memory(memory), reply })
     }
 
     /// Asks the peer for a region of its memory.

@@ -28,7 +28,7 @@ fn transfers_of_all_lengths_are_written_and_read_whole() {
             std::thread::scope(|scope| {
                 let writer = scope.spawn(|| near.write(data(len)));
                 assert!(far.read(len.max(1)).expect("whole") == data(len), "{len}");
-                assert_eq!(writer.join().expect("no panic"), Ok(()));
+                assert!(writer.join().expect("no panic").expect("acknowledged") == data(len), "{len}");
             });
         }
     }
@@ -44,7 +44,24 @@ fn a_transfer_that_does_not_fit_is_refused_to_both() {
         assert_eq!(reader.join().expect("no panic"), Err(StError::TooLong(100)));
         let writer = scope.spawn(|| near.write(data(100)));
         assert_eq!(far.read(100), Ok(data(100)), "the connection lives");
-        assert_eq!(writer.join().expect("no panic"), Ok(()));
+        assert_eq!(writer.join().expect("no panic"), Ok(data(100)));
+    });
+}
+
+#[test]
+fn a_transfer_is_placed_in_the_memory_of_the_reader() {
+    let (server, client) = (udp(), udp());
+    let (near, far) = pair(&server, &client, Options::default());
+    let memory = vec![9; 100];
+    let place = memory.as_ptr();
+    std::thread::scope(|scope| {
+        let writer = scope.spawn(|| near.write(data(60)));
+        let read = far.read_into(memory).expect("it fits");
+        assert_eq!((read.as_ptr(), &read), (place, &data(60)));
+        assert_eq!(writer.join().expect("no panic"), Ok(data(60)));
+        let reader = scope.spawn(|| far.read_into(read));
+        assert_eq!(near.write(data(61)), Err(StError::Ended(Reason::TOO_LONG)));
+        assert_eq!(reader.join().expect("no panic"), Err(StError::TooLong(61)));
     });
 }
 
@@ -125,7 +142,7 @@ fn over_links(name: &str, wires: [[&str; 4]; 2], beside: impl FnOnce(&FilePath) 
         while near.paths().expect("up").len() < wires.len() {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let write = || (0..3).try_for_each(|_| near.write(data(2_000_000)));
+        let write = || (0..3).try_for_each(|_| near.write(data(2_000_000)).map(drop));
         std::thread::scope(|scope| {
             let writers = [(); 4].map(|()| scope.spawn(write));
             for _ in 0..12 {

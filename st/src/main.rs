@@ -125,14 +125,17 @@ fn sink(links: &str, len: usize, touches: bool) -> Result<(), Box<dyn Error>> {
     let connection = host.listen(PORT, Ulp::SOCKET, Options::default())?.accept()?;
     let (received, sum) = (AtomicU64::new(0), AtomicU64::new(0));
     at_once(|| {
+        let mut memory = vec![0; len];
         loop {
-            match connection.read(len) {
+            match connection.read_into(memory) {
                 Ok(bytes) => {
                     received.fetch_add(bytes.len() as u64, Ordering::Relaxed);
                     if touches {
                         let words = bytes.as_chunks::<8>().0.iter().map(|word| u64::from_ne_bytes(*word));
                         sum.fetch_add(words.fold(0, u64::wrapping_add), Ordering::Relaxed);
                     }
+                    memory = bytes;
+                    memory.resize(len, 0);
                 }
                 Err(StError::Ended(Reason::NONE)) => return Ok(()),
                 Err(why) => return Err(why),
@@ -152,8 +155,9 @@ fn source(links: &str, peers: &str, len: usize, seconds: f64) -> Result<(), Box<
     let (started, sent) = (Instant::now(), AtomicU64::new(0));
     let end = started + Duration::try_from_secs_f64(seconds)?;
     at_once(|| {
+        let mut memory = vec![0; len];
         while Instant::now() < end {
-            connection.write(vec![0; len])?;
+            memory = connection.write(memory)?;
             sent.fetch_add(len as u64, Ordering::Relaxed);
         }
         Ok(())

@@ -28,8 +28,8 @@ pub(super) enum Command {
     Accept { port: u16, reply: Reply<VcId> },
     Connect { paths: Vec<Path>, port: u16, ulp: Ulp, options: Options, reply: Reply<VcId> },
     Close { vc: VcId },
-    Write { vc: VcId, bytes: Vec<u8>, reply: Reply<()> },
-    Read { vc: VcId, most: usize, reply: Reply<Vec<u8>> },
+    Write { vc: VcId, bytes: Vec<u8>, reply: Reply<Vec<u8>> },
+    Read { vc: VcId, room: Room, reply: Reply<Vec<u8>> },
     RequestRegion { vc: VcId, access: Access, len: u64, reply: Reply<Id> },
     GrantRegion { vc: VcId, access: Access, most: u64, reply: Reply<(Id, u64)> },
     Paths { vc: VcId, reply: Reply<Vec<(Path, bool)>> },
@@ -41,6 +41,29 @@ pub(super) enum Command {
     Poll { vc: VcId, region: Id, patience: Duration, reply: Reply<ArrivedPut> },
     Arm { vc: VcId, region: Id, wake: Wake, reply: Reply<()> },
     Stop,
+}
+
+/// The memory of a reader.
+pub(super) enum Room {
+    /// So many bytes at most, which are allocated when the length of the Transfer is known.
+    Most(usize),
+    /// This memory.
+    Memory(Vec<u8>),
+}
+
+impl Room {
+    /// The memory of a Transfer of this length; `None` if it is too long.
+    fn memory(self, len: u64) -> Option<Vec<u8>> {
+        let len = usize::try_from(len).ok()?;
+        match self {
+            Self::Most(most) => (len <= most).then(|| vec![0; len]),
+            Self::Memory(mut memory) => {
+                let fits = len <= memory.len();
+                memory.truncate(len);
+                fits.then_some(memory)
+            }
+        }
+    }
 }
 
 /// The calls that wait for the end of a sequence.
@@ -77,11 +100,11 @@ type Grant = (Access, u64, Reply<(Id, u64)>);
 #[derive(Default)]
 struct Connected {
     /// Readers that wait, and Transfers that wait for one.
-    readers: VecDeque<(usize, Reply<Vec<u8>>)>,
+    readers: VecDeque<(Room, Reply<Vec<u8>>)>,
     asked: VecDeque<(Id, u64)>,
     waiting: BTreeMap<Id, Waiting>,
     /// Writes that wait for room in the engine.
-    writes: VecDeque<(Vec<u8>, Reply<()>)>,
+    writes: VecDeque<(Vec<u8>, Reply<Vec<u8>>)>,
     region_asks: VecDeque<(Id, u64)>,
     grants: VecDeque<Grant>,
     regions: BTreeMap<Id, Granted>,
@@ -183,9 +206,9 @@ impl State {
                 }
                 None => answer(&reply, Err(self.lost(vc))),
             },
-            Command::Read { vc, most, reply } => match self.connections.get_mut(&vc) {
+            Command::Read { vc, room, reply } => match self.connections.get_mut(&vc) {
                 Some(connected) => {
-                    connected.readers.push_back((most, reply));
+                    connected.readers.push_back((room, reply));
                     connected.match_readers(port, vc);
                 }
                 None => answer(&reply, Err(self.lost(vc))),
@@ -419,17 +442,16 @@ impl Connected {
 
     /// Gives the memory of readers to Transfers, in order.
     fn match_readers(&mut self, port: &Rc<Port>, vc: VcId) {
-        while let (Some((id, len)), Some((most, _))) = (self.asked.front().copied(), self.readers.front()) {
-            let fits = usize::try_from(len).is_ok_and(|len| len <= *most);
+        while let Some((id, len)) = self.asked.front().copied() {
+            let Some((room, reply)) = self.readers.pop_front() else { return };
             self.asked.pop_front();
-            let Some((_, reply)) = self.readers.pop_front() else { return };
-            if !fits {
+            let Some(memory) = room.memory(len) else {
                 // The sequence waits for this decision.
                 let _ = port.with(|engine, now| engine.cancel(vc, id, Reason::TOO_LONG, now));
                 answer(&reply, Err(StError::TooLong(len)));
                 continue;
-            }
-            port.give(vc, id, vec![0; len as usize]);
+            };
+            port.give(vc, id, memory);
             self.waiting.insert(id, Waiting::Bytes(reply));
             if let Err(why) = port.with(|engine, now| engine.grant(vc, id, now)) {
                 self.waiting.remove(&id).into_iter().for_each(|waiting| waiting.fail(StError::Refused(why)));
@@ -444,7 +466,7 @@ impl Connected {
             match port.with(|engine, now| engine.send(vc, len, now)) {
                 Ok(id) => {
                     port.give(vc, id, bytes);
-                    self.waiting.insert(id, Waiting::Unit(reply));
+                    self.waiting.insert(id, Waiting::Bytes(reply));
                 }
                 // The end of another sequence makes room.
                 Err(Refused::Busy) if !self.waiting.is_empty() => return self.writes.push_front((bytes, reply)),
