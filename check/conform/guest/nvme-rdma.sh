@@ -62,6 +62,25 @@ authentication_test() {
     dmesg -C
 }
 
+# storm_test: many controllers connect at the same time, while one writes.
+STORM=24
+storm_test() {
+    local each live
+    connect "connect before a storm of logins"
+    load_start "$disk"
+    for each in $(seq $STORM); do
+        nvme_connect --duplicate-connect >/tmp/storm.$each 2>&1 &
+        storm[$each]=$!
+    done
+    wait "${storm[@]}"
+    live() { [ "$(nvme list-subsys | grep -c ' live')" -eq $((STORM + 1)) ]; }
+    try "$STORM controllers connect at the same time" eventually live || { cat /tmp/storm.*; tail "$LOG"; dmesg | tail -n 20; }
+    load_end "verified writes beside a storm of logins: no error"
+    no_errors "no I/O error beside a storm of logins"
+    echo "the target has $(awk '/^VmRSS/ { print $2 }' "/proc/$target/status") KiB with $((STORM + 1)) controllers"
+    disconnect
+}
+
 networks
 chmod 600 /tmp/lunar.toml
 insmod "$held"
@@ -147,6 +166,7 @@ address=192.168.77.1
 network 4200
 
 authentication_test
+whole_only storm_test
 connect "connect before a kill" --reconnect-delay=2
 patient "$disk"
 load_start "$disk"

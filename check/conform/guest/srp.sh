@@ -62,6 +62,25 @@ paths_test() {
     dmesg -C
 }
 
+# storm_test: many initiators log in at the same time, while another one writes.
+STORM=16
+storm_test() {
+    local each logins
+    connect "log in before a storm of logins" ch_count=1
+    logins=$(grep -c "has logged in" "$LOG")
+    load_start "$disk"
+    for each in $(seq -w $STORM); do
+        log_in "ch_count=1,initiator_ext=10000000000000$each" 2>/tmp/storm.$each &
+        storm[10#$each]=$!
+    done
+    wait "${storm[@]}"
+    equal "$STORM initiators log in at the same time" $STORM $(($(grep -c "has logged in" "$LOG") - logins)) ||
+        { cat /tmp/storm.*; tail "$LOG"; dmesg | tail -n 20; }
+    load_end "verified writes beside a storm of logins: no error"
+    no_errors "no I/O error beside a storm of logins"
+    log_out
+}
+
 networks
 link_to_target lan 192.168.78
 insmod "$held"
@@ -126,6 +145,7 @@ no_errors "no I/O error with indirect descriptors"
 log_out
 
 whole_only paths_test
+whole_only storm_test
 connect "log in before a kill" ch_count=1
 patient "$disk"
 load_start "$disk"
