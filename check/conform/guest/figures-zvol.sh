@@ -5,6 +5,31 @@
 . /test/settings # DRIVER
 
 NAME=iqn.2026-01.io.lunar.conform
+# Commands of 1 MiB that a measurement of EXTENDED COPY takes.
+COPIES=24
+
+# copies TABLE TARGET=DISK...: measures EXTENDED COPY within each disk, in turns.
+copies() {
+    local table=$1 load="EXTENDED COPY of 1 MiB, depth 1" each round begun took
+    shift
+    : >/tmp/figures
+    for round in $(seq $ROUNDS); do
+        for each in "$@"; do
+            cp /proc/stat /tmp/before
+            begun=$(date +%s%N)
+            sg_xcopy if="${each#*=}" of="${each#*=}" bs=512 bpt=2048 count=$((COPIES << 11)) seek=$((32 << 11)) \
+                >/tmp/copy.out 2>&1 || { tail -n 5 /tmp/copy.out; continue; }
+            took=$(($(date +%s%N) - begun))
+            cp /proc/stat /tmp/after
+            echo "$table|$load|${each%%=*}|$((COPIES * 1000000000 / took))|$((($(busy /tmp/after) - $(busy /tmp/before)) / COPIES))" \
+                >>/tmp/figures
+        done
+    done
+    equal "$table: EXTENDED COPY of each" $((ROUNDS * $#)) "$(wc -l </tmp/figures)"
+    for each in "$@"; do
+        median "$table|$load|${each%%=*}"
+    done
+}
 
 for module in spl zfs; do
     insmod "$HERE/$module.ko" || { bad "load $module"; finish; }
@@ -32,4 +57,5 @@ log_in "$NAME:lunar" 127.0.0.1:3260
 lunar=$disk
 log_in "$NAME:lio" 127.0.0.1:3270
 compare "zvols over iSCSI" lunar="$lunar" lio="$disk" disk="$(readlink -f /dev/zvol/tank/disk)"
+copies "zvols over iSCSI" lunar="$lunar" lio="$disk"
 finish

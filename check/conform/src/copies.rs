@@ -113,17 +113,30 @@ pub(crate) fn descriptor_in(page: &[u8]) -> Result<Vec<u8>> {
     anyhow::bail!("the logical unit has no NAA designator")
 }
 
+/// Copies blocks within a logical unit, whose descriptor this is, by one segment of EXTENDED COPY (LID1).
+pub(crate) fn within(session: &mut Session, unit: &[u8], from: u64, to: u64, blocks: u16) -> Result<()> {
+    let mut segment = vec![0x02, 0, 0, 0x18, 0, 0, 0, 0, 0, 0];
+    segment.extend(blocks.to_be_bytes());
+    segment.extend([from, to].map(u64::to_be_bytes).concat());
+    extended_copy(session, 1, unit, &segment)
+}
+
+fn extended_copy(session: &mut Session, id: u8, units: &[u8], segments: &[u8]) -> Result<()> {
+    let mut list = vec![id, 0];
+    list.extend(u16::try_from(units.len())?.to_be_bytes());
+    list.extend([0; 4]);
+    list.extend(u32::try_from(segments.len())?.to_be_bytes());
+    list.extend([0; 4]);
+    list.extend([units, segments].concat());
+    session.run(&third_party(0x83, 0, 0, list.len())?, Data::Out(list))?.good().context("EXTENDED COPY (LID1)")?;
+    Ok(())
+}
+
 /// EXTENDED COPY (LID1) and its status.
 fn by_lid1(copier: &mut Copier, at: u64, count: u32) -> Result<()> {
     copier.list = copier.list % 255 + 1;
     let (id, segments) = (copier.list as u8, copier.segments(at, count));
-    let mut list = vec![id, 0];
-    list.extend(u16::try_from(copier.names.len())?.to_be_bytes());
-    list.extend([0; 4]);
-    list.extend(u32::try_from(segments.len())?.to_be_bytes());
-    list.extend([0; 4]);
-    list.extend([&copier.names[..], &segments].concat());
-    copier.to.run(&third_party(0x83, 0, 0, list.len())?, Data::Out(list))?.good().context("EXTENDED COPY (LID1)")?;
+    extended_copy(&mut copier.to, id, &copier.names, &segments)?;
     let mut ask = third_party(0x84, 0, 0, 64)?;
     ask[2] = id;
     let data = copier.to.run(&ask, Data::In(64))?.good().context("RECEIVE COPY STATUS (LID1)")?.data;

@@ -1,11 +1,12 @@
 //! An image through Lunar beside the library alone, in turns: fio with its own engine for images, and the tool of Ceph.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
 use super::cluster::Cluster;
+use crate::copies;
 use crate::handler::daemon::{Daemon, NQN, TARGET};
 use crate::process::{bound, run};
 use crate::report::Figure;
@@ -40,6 +41,10 @@ const LOADS: [Load; 8] = [
     Load("128 KiB write, depth 32", "write", 131_072, 32),
 ];
 
+/// The commands of EXTENDED COPY of a run, and the bytes that each of them copies.
+const COPIES: u64 = 24;
+const COPY_BYTES: usize = 1 << 20;
+
 /// Fills an image: objects that were never written cost less.
 const FILL: Load = Load("fill", "write", 1 << 20, 4);
 const FILL_SECONDS: u64 = 8;
@@ -63,22 +68,56 @@ pub(super) fn compare(lab: &Lab, daemon: &Daemon, cluster: &Cluster) -> Result<(
             ("fio, librbd", Vec::new()),
             ("rbd bench", Vec::new()),
         ];
-        for _ in 0..ROUNDS {
-            found[0].1.push(timed(|| by_lunar(daemon, &iscsi, load, SECONDS))?);
-            found[1].1.push(timed(|| by_lunar(daemon, &nvme, load, SECONDS))?);
-            found[2].1.push(timed(|| by_fio(cluster, load, SECONDS))?);
-            found[3].1.push(timed(|| by_tool(cluster, load))?);
+        let turns = found.len();
+        for round in 0..ROUNDS {
+            // Each round starts with another one: the stores still work on what the one before has written.
+            for turn in (0..turns).map(|turn| (round + turn) % turns) {
+                found[turn].1.push(timed(|| match turn {
+                    0 => by_lunar(daemon, &iscsi, load, SECONDS),
+                    1 => by_lunar(daemon, &nvme, load, SECONDS),
+                    2 => by_fio(cluster, load, SECONDS),
+                    _ => by_tool(cluster, load),
+                })?);
+            }
         }
-        for (target, mut runs) in found {
-            runs.sort_by(|a, b| a.0.total_cmp(&b.0));
-            let (rate, cost) = runs[ROUNDS / 2];
-            let (table, load, target) = ("an image of Ceph".to_owned(), load.0.to_owned(), target.to_owned());
-            lab.report.figure(Figure { table, load, target, rate, cost });
+        for (target, runs) in found {
+            record(lab, (load.0, target), runs);
         }
     }
+    copies(lab, daemon, lun)?;
     daemon.succeeds(&["group", "unmap", "all", &lun.to_string(), "--force"])?;
     daemon.succeeds(&["volume", "delete", volume])?;
     Ok(())
+}
+
+/// Measures EXTENDED COPY within the image, from its first half to the second.
+fn copies(lab: &Lab, daemon: &Daemon, lun: u16) -> Result<()> {
+    let mut session = daemon.session(lun)?;
+    let unit = copies::descriptor(&mut session)?;
+    let (all, block) = session.capacity()?;
+    let blocks = u16::try_from(COPY_BYTES / block)?;
+    let mut runs = Vec::new();
+    for _ in 0..ROUNDS {
+        runs.push(timed(|| {
+            let begun = Instant::now();
+            for number in 0..COPIES {
+                let from = number * u64::from(blocks);
+                copies::within(&mut session, &unit, from, all / 2 + from, blocks)?;
+            }
+            let count = COPIES as f64;
+            Ok(Ran { rate: count / begun.elapsed().as_secs_f64(), count })
+        })?);
+    }
+    record(lab, ("EXTENDED COPY of 1 MiB, depth 1", "lunar, iSCSI"), runs);
+    session.logout()
+}
+
+/// Records the median of the runs of a load by a target.
+fn record(lab: &Lab, (load, target): (&str, &str), mut runs: Vec<(f64, f64)>) {
+    runs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let (rate, cost) = runs[ROUNDS / 2];
+    let [table, load, target] = ["an image of Ceph", load, target].map(str::to_owned);
+    lab.report.figure(Figure { table, load, target, rate, cost });
 }
 
 /// Commands per second, and how many.
