@@ -188,6 +188,26 @@ fn a_message_is_cut_into_packets_and_acknowledged_as_a_whole() {
 }
 
 #[test]
+fn a_write_is_acknowledged_with_the_message_behind_it() {
+    let (arena, now) = (Arena::new(4 << 20), Instant(1));
+    let requests = |writes: usize, has_message: bool| -> Vec<u32> {
+        let mut connection = Connection::new(&settings(1024, 5, 0));
+        for _ in 0..writes {
+            connection.requester().write(Remote::default(), arena.copy(&[7; 60]).map(Sg::from).expect("room"));
+        }
+        if has_message {
+            connection.requester().send(message_of(&arena, &[8; 20], None));
+        }
+        let packets = all(&mut connection, now);
+        let parsed = packets.iter().map(|packet| Packet::parse(packet).expect("well-formed"));
+        parsed.filter(|packet| packet.wants_acknowledge).map(|packet| packet.psn.get()).collect()
+    };
+    assert_eq!((requests(1, true), requests(1, false)), (vec![6], vec![5]));
+    // A window is never without a request.
+    assert_eq!(requests(100, true), [31, 63, 95, 105]);
+}
+
+#[test]
 fn a_silent_peer_is_given_up() {
     let arena = Arena::new(4 << 20);
     let mut connection = Connection::new(&settings(1024, 5, 0));

@@ -19,7 +19,7 @@ pub const FAREWELLS_MAX: usize = 64;
 pub const ENTRY_BYTES: usize = 128;
 /// Packets that are sent and not acknowledged. The kernel's software RoCE has the same limit.
 pub const WINDOW: u32 = 128;
-/// Every so many packets of a message request an acknowledgement: several times in a window.
+/// Every so many packets request an acknowledgement: several times in a window.
 pub const ACKNOWLEDGE_EVERY: u32 = 32;
 /// Bytes that one RDMA READ requests: the responses arrive in a row, and a socket of an ordinary user has a queue of
 /// some 200 KiB.

@@ -292,6 +292,9 @@ impl Requester {
         let number = psn.since(queued.first);
         let offset = number as usize * self.mtu;
         let (is_first, is_last) = (number == 0, number + 1 == queued.packets);
+        // The acknowledgement of what follows a write, its response as a rule, is that of the write, too.
+        let is_followed = matches!(queued.work, Work::Write(..)) && self.at + 1 < self.queue.len();
+        let wants_acknowledge = is_last && !is_followed || psn.plus(1).get().is_multiple_of(ACKNOWLEDGE_EVERY);
         let message = |data: &Sg, to: Option<Remote>, invalidates: Option<u32>| {
             let plain = Opcode::of_message(to.is_some(), is_first, is_last);
             let (opcode, extension) = match (to, invalidates) {
@@ -303,7 +306,7 @@ impl Requester {
             Outgoing {
                 opcode,
                 psn,
-                wants_acknowledge: is_last || (number + 1).is_multiple_of(ACKNOWLEDGE_EVERY),
+                wants_acknowledge,
                 extension,
                 payload: data.part(offset..data.len().min(offset + self.mtu)),
             }
