@@ -56,6 +56,10 @@ pub const SUBMISSION_BYTES: usize = size_of::<Submission>();
 pub const COMPLETION_BYTES: usize = size_of::<Completion>();
 
 const PAGE: usize = 4096;
+/// Entries ahead that are fetched before they are written: the other processor has read them.
+const AHEAD: u32 = 2;
+/// So many commands are published without waiting for further ones: the handler executes them meanwhile.
+const PUBLISHED_AT_ONCE: u32 = 8;
 
 /// Bytes of the memory of rings with so many slots.
 #[must_use]
@@ -99,6 +103,10 @@ impl Rings {
 
     fn write(&self, at: usize, entry: &[u8]) {
         assert!(self.memory.write(at, entry), "{INSIDE}");
+    }
+
+    fn prefetch(&self, at: usize, is_written: bool) {
+        self.memory.prefetch(at, is_written);
     }
 
     /// Whether the other side, whose word this is, must be woken after something was published for it.
@@ -197,7 +205,11 @@ pub struct TargetEnd {
     rings: Rings,
     generation: u32,
     submitted: u32,
+    /// The commands that the handler can see.
+    published: u32,
     completed: u32,
+    /// The answers that the handler had given when it was looked last: looking takes the line from its processor.
+    answered: u32,
     sequence: u64,
     /// The number of the command in each slot; zero: the slot is free.
     slots: Vec<u64>,
@@ -224,7 +236,7 @@ impl TargetEnd {
         words.iter().for_each(|(at, word)| rings.store(*at, *word));
         let free = (0..depth as u16).rev().collect();
         let slots = vec![0; depth as usize];
-        Self { rings, generation, submitted: 0, completed: 0, sequence: 0, slots, free }
+        Self { rings, generation, submitted: 0, published: 0, completed: 0, answered: 0, sequence: 0, slots, free }
     }
 
     /// Commands without an answer.
@@ -245,8 +257,7 @@ impl TargetEnd {
         !self.free.is_empty()
     }
 
-    /// Submits a command; returns its slot, `None` if all are in use. The handler sees it at once, and must be woken
-    /// by [`TargetEnd::must_wake`] afterwards.
+    /// Submits a command; returns its slot, `None` if all are in use. The handler sees it after [`TargetEnd::publish`].
     pub fn submit(&mut self, command: &Command) -> Option<u16> {
         let slot = self.free.pop()?;
         self.sequence += 1;
@@ -265,8 +276,19 @@ impl TargetEnd {
         };
         self.rings.write(self.rings.submission(self.submitted), entry.as_bytes());
         self.submitted = self.submitted.wrapping_add(1);
-        self.rings.store(at::SUBMITTED, self.submitted);
+        self.rings.prefetch(self.rings.submission(self.submitted.wrapping_add(AHEAD)), true);
+        if self.submitted.wrapping_sub(self.published) >= PUBLISHED_AT_ONCE {
+            self.publish();
+        }
         Some(slot)
+    }
+
+    /// Shows the handler the commands that were submitted. It may sleep: see [`TargetEnd::must_wake`].
+    pub fn publish(&mut self) {
+        if self.published != self.submitted {
+            self.published = self.submitted;
+            self.rings.store(at::SUBMITTED, self.submitted);
+        }
     }
 
     /// Whether the handler sleeps, and its eventfd must be signalled.
@@ -278,7 +300,7 @@ impl TargetEnd {
     /// Whether there seem to be answers.
     #[must_use]
     pub fn has_answers(&self) -> bool {
-        self.rings.load(at::COMPLETED) != self.completed
+        self.answered != self.completed || self.rings.load(at::COMPLETED) != self.completed
     }
 
     /// The next answer.
@@ -286,10 +308,14 @@ impl TargetEnd {
     /// # Errors
     /// A breach of the protocol. The rings must not be used any more.
     pub fn take(&mut self) -> Result<Option<Answer>, Violation> {
-        let waiting = self.rings.load(at::COMPLETED).wrapping_sub(self.completed);
+        if self.answered == self.completed {
+            self.answered = self.rings.load(at::COMPLETED);
+        }
+        let waiting = self.answered.wrapping_sub(self.completed);
         if waiting == 0 {
             return Ok(None);
         }
+        // Commands that were submitted since the counter was read only make more room.
         if waiting as usize > self.in_progress() {
             return Err(Violation::TooMany(waiting));
         }
@@ -315,7 +341,7 @@ impl TargetEnd {
     /// answer.
     #[must_use]
     pub fn may_sleep(&self) -> bool {
-        self.rings.may_sleep(at::LUNAR_SLEEPS, at::COMPLETED, self.completed)
+        self.answered == self.completed && self.rings.may_sleep(at::LUNAR_SLEEPS, at::COMPLETED, self.completed)
     }
 
     /// Lunar polls from now on.
@@ -341,6 +367,8 @@ impl std::error::Error for Unusable {}
 pub struct HandlerEnd {
     rings: Rings,
     taken: u32,
+    /// The commands that Lunar had published when it was looked last.
+    published: u32,
     completed: u32,
 }
 
@@ -356,7 +384,7 @@ impl HandlerEnd {
         if !is_ours || !depth.is_power_of_two() || depth > DEPTH_MAX || memory.len() < ring_bytes(depth) {
             return Err(Unusable);
         }
-        Ok(Self { rings: Rings { memory, depth }, taken: 0, completed: 0 })
+        Ok(Self { rings: Rings { memory, depth }, taken: 0, published: 0, completed: 0 })
     }
 
     /// Slots of the rings: the most commands that Lunar has in this queue at a time.
@@ -370,7 +398,10 @@ impl HandlerEnd {
     /// # Errors
     /// When there are more than the rings have slots.
     pub fn take(&mut self) -> Result<Option<Submission>, Unusable> {
-        match self.rings.load(at::SUBMITTED).wrapping_sub(self.taken) {
+        if self.published == self.taken {
+            self.published = self.rings.load(at::SUBMITTED);
+        }
+        match self.published.wrapping_sub(self.taken) {
             0 => return Ok(None),
             waiting if waiting > self.rings.depth => return Err(Unusable),
             _ => {}
@@ -425,7 +456,7 @@ impl HandlerEnd {
     /// command.
     #[must_use]
     pub fn may_sleep(&self) -> bool {
-        self.rings.may_sleep(at::HANDLER_SLEEPS, at::SUBMITTED, self.taken)
+        self.published == self.taken && self.rings.may_sleep(at::HANDLER_SLEEPS, at::SUBMITTED, self.taken)
     }
 
     /// The handler polls from now on.

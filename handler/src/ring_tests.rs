@@ -14,6 +14,31 @@ fn read_at(offset: u64) -> Command {
     Command { operation: Operation::READ, flags: 0, offset, length: 512, data: 4096, timeout_milliseconds: 30_000 }
 }
 
+/// Submits a command, and shows it to the handler.
+fn submit(target: &mut TargetEnd, command: &Command) -> Option<u16> {
+    let slot = target.submit(command);
+    target.publish();
+    slot
+}
+
+#[test]
+fn commands_are_published_together() {
+    let (mut target, mut handler, memory) = ends(1);
+    for number in 1..=PUBLISHED_AT_ONCE {
+        assert_eq!(memory.load(at::SUBMITTED), Some(0), "before command {number}");
+        assert!(handler.take().expect("sound").is_none() && target.submit(&read_at(0)).is_some());
+    }
+    assert_eq!(memory.load(at::SUBMITTED), Some(PUBLISHED_AT_ONCE), "the handler works while others are submitted");
+    for _ in 0..PUBLISHED_AT_ONCE {
+        let command = handler.take().expect("sound").expect("published");
+        handler.complete(&command, Status::GOOD);
+        assert!(target.take().expect("sound").is_some());
+    }
+    assert!(target.submit(&read_at(0)).is_some() && handler.may_sleep(), "it was not published");
+    target.publish();
+    assert!(target.must_wake() && !handler.may_sleep() && handler.take().expect("sound").is_some());
+}
+
 #[test]
 fn a_command_is_laid_out_as_the_table_says() {
     let (mut target, _, memory) = ends(0x0102_0304);
@@ -26,7 +51,7 @@ fn a_command_is_laid_out_as_the_table_says() {
         data: 0x3000,
         timeout_milliseconds: 30_000,
     };
-    assert_eq!(target.submit(&command), Some(0));
+    assert_eq!(submit(&mut target, &command), Some(0));
     let mut bytes = [0; SUBMISSION_BYTES];
     assert!(memory.read(at::SUBMISSIONS, &mut bytes));
     let mut wanted = vec![0, 0, 2, 1, 4, 3, 2, 1, 1, 0, 0, 0, 0, 0, 0, 0];
@@ -39,7 +64,7 @@ fn a_command_is_laid_out_as_the_table_says() {
 #[test]
 fn answers_come_in_any_order() {
     let (mut target, mut handler, _) = ends(1);
-    let slots: Vec<u16> = (0..3).map(|at| target.submit(&read_at(at * 512)).expect("a slot")).collect();
+    let slots: Vec<u16> = (0..3).map(|at| submit(&mut target, &read_at(at * 512)).expect("a slot")).collect();
     let taken: Vec<Submission> = std::iter::from_fn(|| handler.take().expect("sound")).collect();
     assert_eq!(taken.iter().map(|command| command.offset.get()).collect::<Vec<_>>(), [0, 512, 1024]);
     handler.complete(&taken[2], Status::GOOD);
@@ -55,7 +80,7 @@ fn answers_come_in_any_order() {
 #[test]
 fn the_end_of_a_scsi_command_arrives_whole() {
     let (mut target, mut handler, memory) = ends(1);
-    let slot = target.submit(&Command { operation: Operation::SCSI, ..read_at(7) }).expect("a slot");
+    let slot = submit(&mut target, &Command { operation: Operation::SCSI, ..read_at(7) }).expect("a slot");
     let command = handler.take().expect("sound").expect("a command");
     assert_eq!((command.operation, target.number_in(slot), target.number_in(slot + 1)), (6, Some(1), None));
     let end = ScsiEnd { status: 2, moved: 0x0102_0304, sense_length: 18 };
@@ -73,7 +98,7 @@ fn the_end_of_a_scsi_command_arrives_whole() {
 #[test]
 fn an_extent_arrives_whole() {
     let (mut target, mut handler, memory) = ends(1);
-    let slot = target.submit(&Command { operation: Operation::EXTENT, ..read_at(512) }).expect("a slot");
+    let slot = submit(&mut target, &Command { operation: Operation::EXTENT, ..read_at(512) }).expect("a slot");
     let command = handler.take().expect("sound").expect("a command");
     assert_eq!((command.operation, command.offset.get(), command.length.get()), (11, 512, 512));
     let extent = Extent { len: 0x0807_0605_0403_0201, mapped: true };
@@ -91,12 +116,12 @@ fn an_extent_arrives_whole() {
 #[test]
 fn a_full_queue_takes_no_command_until_an_answer_is_taken() {
     let (mut target, mut handler, _) = ends(1);
-    (0..DEPTH).for_each(|at| assert!(target.submit(&read_at(u64::from(at))).is_some()));
-    assert!(!target.has_room() && target.submit(&read_at(0)).is_none());
+    (0..DEPTH).for_each(|at| assert!(submit(&mut target, &read_at(u64::from(at))).is_some()));
+    assert!(!target.has_room() && submit(&mut target, &read_at(0)).is_none());
     let command = handler.take().expect("sound").expect("a command");
     handler.complete(&command, Status::GOOD);
-    assert!(target.submit(&read_at(0)).is_none(), "the answer was not taken yet");
-    assert!(target.take().expect("sound").is_some() && target.submit(&read_at(0)).is_some());
+    assert!(submit(&mut target, &read_at(0)).is_none(), "the answer was not taken yet");
+    assert!(target.take().expect("sound").is_some() && submit(&mut target, &read_at(0)).is_some());
 }
 
 #[test]
@@ -104,7 +129,7 @@ fn a_sleeper_is_woken_once() {
     let (mut target, mut handler, _) = ends(1);
     assert!(handler.may_sleep() && target.must_wake(), "the first look wakes");
     assert!(!target.must_wake(), "it was woken");
-    target.submit(&read_at(0)).expect("a slot");
+    submit(&mut target, &read_at(0)).expect("a slot");
     assert!(!handler.may_sleep(), "a command waits");
     assert!(!target.must_wake(), "it does not sleep");
     let command = handler.take().expect("sound").expect("a command");
@@ -149,8 +174,8 @@ fn breaches_are_noticed() {
     ];
     for (forgery, wanted) in cases {
         let (mut target, _, memory) = ends(5);
-        target.submit(&read_at(0)).expect("a slot");
-        target.submit(&read_at(0)).expect("a slot");
+        submit(&mut target, &read_at(0)).expect("a slot");
+        submit(&mut target, &read_at(0)).expect("a slot");
         forgery(&memory);
         assert_eq!(target.take(), Err(wanted));
     }
@@ -159,8 +184,8 @@ fn breaches_are_noticed() {
 #[test]
 fn a_slot_that_is_answered_twice_is_a_breach() {
     let (mut target, _, memory) = ends(5);
-    target.submit(&read_at(0)).expect("a slot");
-    target.submit(&read_at(0)).expect("a slot");
+    submit(&mut target, &read_at(0)).expect("a slot");
+    submit(&mut target, &read_at(0)).expect("a slot");
     forge(&memory, 0, &answer(0, 5, 1));
     assert!(matches!(target.take(), Ok(Some(_))));
     forge(&memory, 1, &answer(0, 5, 1));
@@ -185,15 +210,15 @@ proptest! {
     fn rings_agree_with_a_model(steps in proptest::collection::vec((0..4_u8, any::<u16>()), 1..400)) {
         let (mut target, mut handler, _) = ends(1);
         // Counters near their end.
-        for counter in [&mut target.submitted, &mut target.completed, &mut handler.taken, &mut handler.completed] {
-            *counter = u32::MAX - 3;
-        }
+        let of_target = [&mut target.submitted, &mut target.published, &mut target.completed, &mut target.answered];
+        let of_handler = [&mut handler.taken, &mut handler.published, &mut handler.completed];
+        of_target.into_iter().chain(of_handler).for_each(|counter| *counter = u32::MAX - 3);
         target.rings.store(at::SUBMITTED, u32::MAX - 3);
         target.rings.store(at::COMPLETED, u32::MAX - 3);
         let (mut submitted, mut held, mut expected) = (VecDeque::new(), Vec::new(), HashMap::new());
         for (number, (step, choice)) in (0_u64..).zip(steps) {
             match step {
-                0 => if let Some(slot) = target.submit(&read_at(number)) {
+                0 => if let Some(slot) = submit(&mut target, &read_at(number)) {
                     prop_assert!(expected.insert(slot, None).is_none(), "the slot was free");
                     submitted.push_back((slot, number));
                 } else {

@@ -296,8 +296,9 @@ impl<R: Carried> Queue<R> {
 
     /// Wakes the handler if it sleeps and has new commands.
     pub(crate) fn wake_handler(&mut self) {
-        if std::mem::take(&mut self.has_new) && self.ring.must_wake() {
-            self.must_signal = true;
+        if std::mem::take(&mut self.has_new) {
+            self.ring.publish();
+            self.must_signal |= self.ring.must_wake();
         }
         if self.must_signal && self.signal.ring() {
             self.must_signal = false;
