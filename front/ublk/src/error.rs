@@ -86,6 +86,8 @@ pub enum Unfit {
     Number(u32, u32),
     /// The kernel does not keep the UUID of its volume.
     NoUuid,
+    /// The node of the device of this number does not become that of the user of this process.
+    NotOwned(u32),
     /// The kernel does not describe it.
     Unknown(Box<DeviceError>),
 }
@@ -173,6 +175,11 @@ impl fmt::Display for Unfit {
             Self::NoUuid => {
                 f.write_str("this kernel does not keep the UUID of its volume: use another one, and report this")
             }
+            Self::NotOwned(number) => write!(
+                f,
+                "/dev/ublkc{number} does not become that of this user: add the rules for udev of docs/ublk.md, or run \
+                 it with the capability CAP_SYS_ADMIN; as root, `lunar ublk-server --remove {number}` removes the rest"
+            ),
             Self::Unknown(why) => why.fmt(f),
         }
     }

@@ -1,7 +1,7 @@
 //! Entry point of the fuzz target: a kernel with any answers.
 
 use crate::life::{
-    Claim, DiskRequest, Kernel, Key, claim, discard_left, left_behind, recover, resize, set_params, start,
+    Claim, DiskRequest, Kernel, Key, Rights, claim, discard_left, left_behind, recover, resize, set_params, start,
 };
 use crate::params::params;
 use crate::tag::{Next, Tag};
@@ -27,6 +27,7 @@ struct AnyKernel<'a> {
     bytes: &'a [u8],
     at: Cell<usize>,
     answers: Cell<u32>,
+    rights: Rights,
 }
 
 impl AnyKernel<'_> {
@@ -38,6 +39,10 @@ impl AnyKernel<'_> {
 }
 
 impl Kernel for AnyKernel<'_> {
+    fn rights(&self) -> Rights {
+        self.rights
+    }
+
     async fn call(&self, _command: ControlCommand, memory: &mut [u8]) -> Result<u32, Fault> {
         self.answers.set(self.answers.get() + 1);
         if self.answers.get() > ANSWERS_MAX {
@@ -69,7 +74,8 @@ impl Kernel for AnyKernel<'_> {
 /// # Panics
 /// When a claim is one that cannot be served.
 pub fn control(bytes: &[u8]) {
-    let kernel = AnyKernel { bytes, at: Cell::default(), answers: Cell::default() };
+    let rights = if bytes.len().is_multiple_of(2) { Rights::Privileged } else { Rights::Unprivileged };
+    let kernel = AnyKernel { bytes, at: Cell::default(), answers: Cell::default(), rights };
     let request = DiskRequest {
         name: "data".to_owned(),
         key: Key::of("data", [7; 16]),

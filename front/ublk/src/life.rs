@@ -8,7 +8,7 @@
 //! taken. [`recover`] is the first command that changes the device, and it may be repeated. Then its queues are opened,
 //! and their tags ask for requests; [`start`] is the last step, and it may be repeated, too.
 
-use crate::error::{Changed, DeviceError, EBUSY, Stays, Step, Taken, Unfit, uuid};
+use crate::error::{Changed, DeviceError, EACCES, EBUSY, EPERM, Stays, Step, Taken, Unfit, uuid};
 use crate::params::TRANSFER_BYTES;
 use crate::user::DiskUser;
 use crate::wire::{ANY_NUMBER, Control, ControlCommand, DeviceInfo, Params, State, attribute, disk_at, feature};
@@ -48,10 +48,24 @@ const UNFIT: u64 = feature::SUPPORT_ZERO_COPY
     | feature::BATCH_IO
     | feature::INTEGRITY;
 
+const ENOENT: i32 = 2;
 const EINVAL: i32 = 22;
+
+/// The rights of the process, as far as they change the life of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Rights {
+    /// It has CAP_SYS_ADMIN.
+    Privileged,
+    /// It is that of an ordinary user, who must own the nodes of its devices. Such a device ends with its process, and
+    /// the kernel kills a process that has not answered a request for 30 seconds.
+    Unprivileged,
+}
 
 /// The kernel, as far as control commands reach it.
 pub trait Kernel {
+    /// The rights of this process.
+    fn rights(&self) -> Rights;
+
     /// Gives it a command whose memory it reads and fills; returns its result.
     fn call(&self, command: ControlCommand, memory: &mut [u8]) -> impl Future<Output = Result<u32, Fault>>;
 
@@ -153,8 +167,12 @@ pub async fn features<K: Kernel>(kernel: &K) -> Result<u64, DeviceError> {
 /// The description of a device by the kernel; `None`: there is none of this number, or one that is not Lunar's.
 async fn info<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, DeviceError> {
     let mut info = DeviceInfo::default();
-    match kernel.call(plain(Control::GET_DEV_INFO, number, 0), info.as_mut_bytes()).await {
+    let is_privileged = kernel.rights() == Rights::Privileged;
+    let ask = if is_privileged { Control::GET_DEV_INFO } else { Control::GET_DEV_INFO2 };
+    match kernel.call(plain(ask, number, 0), info.as_mut_bytes()).await {
         Ok(_) => Ok(Some(info)),
+        // The node of the device belongs to another user, or does not exist yet.
+        Err(Fault::Os(EPERM | EACCES | ENOENT)) if !is_privileged => Ok(None),
         // EINVAL: an unprivileged device, about which nobody is told without its path.
         Err(Fault::Gone | Fault::Os(EINVAL)) => Ok(None),
         Err(why) => Err(DeviceError::Refused(Step::Look(number), why)),
@@ -212,7 +230,8 @@ async fn settle<K: Kernel>(
                 if let Some(server) = server.filter(|server| *server != pid && kernel.lives(*server)) {
                     return taken(Taken::Made(server));
                 }
-                return match remove(kernel, number, false).await? {
+                // The kernel has one way to remove an unprivileged one, which waits.
+                return match remove(kernel, number, kernel.rights() == Rights::Unprivileged).await? {
                     Removal::Done => Ok(None),
                     Removal::Held => taken(Taken::Open),
                 };
@@ -240,25 +259,41 @@ fn check_old(request: &DiskRequest, found: &DeviceInfo) -> Result<(), DeviceErro
 /// Compares the features of a device with those that it must have. Further ones that change nothing are accepted: newer
 /// kernels set some by themselves.
 fn check_flags(needed: u64, given: u64) -> Result<(), Unfit> {
-    match (needed & !given, given & UNFIT) {
+    match (needed & !given, given & UNFIT & !needed) {
         (0, 0) => Ok(()),
         (0, unfit) => Err(Unfit::Has(unfit)),
         (missing, _) => Err(Unfit::Lacks(missing)),
     }
 }
 
+/// The description of a new device. The node of an unprivileged one belongs to root, until the service of nodes (udev)
+/// gives it to its user.
+async fn info_of_new<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, DeviceError> {
+    for _ in 1..LOOKS {
+        let found = info(kernel, number).await?;
+        if found.is_some() || kernel.rights() == Rights::Privileged {
+            return Ok(found);
+        }
+        kernel.pause(LOOK).await;
+    }
+    info(kernel, number).await
+}
+
 /// Makes a device.
 async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: u32) -> Result<Claim, DeviceError> {
-    let recovery = if request.survives { RECOVERY } else { 0 };
+    let is_privileged = kernel.rights() == Rights::Privileged;
+    let survives = request.survives && is_privileged;
+    let recovery = if survives { RECOVERY } else { 0 };
     // The kernel quiesces only what can be recovered.
-    let welcome = WELCOME & features & if request.survives { u64::MAX } else { !feature::QUIESCE };
+    let welcome = WELCOME & features & if survives { u64::MAX } else { !feature::QUIESCE };
+    let rights = if is_privileged { 0 } else { feature::UNPRIVILEGED_DEV };
     let mut info = DeviceInfo {
         queues: request.queues,
         depth: request.depth,
         buffer_bytes: TRANSFER_BYTES,
         number: request.number.unwrap_or(ANY_NUMBER),
         pid: i32::try_from(pid).unwrap_or(0),
-        flags: recovery | welcome | feature::CMD_IOCTL_ENCODE,
+        flags: recovery | welcome | rights | feature::CMD_IOCTL_ENCODE,
         private: request.key.private,
         volume: request.key.volume,
         ..DeviceInfo::default()
@@ -266,12 +301,13 @@ async fn make<K: Kernel>(kernel: &K, request: &DiskRequest, features: u64, pid: 
     let step = Step::Make(request.name.clone());
     let add = plain(Control::ADD_DEV, info.number, 0);
     kernel.call(add, info.as_mut_bytes()).await.map_err(|why| DeviceError::Refused(step.clone(), why))?;
-    let kept = self::info(kernel, info.number).await;
+    let kept = info_of_new(kernel, info.number).await;
     let fits = match kept {
         _ if info.number >= SEARCHED => Err(Unfit::Number(info.number, SEARCHED)),
         Ok(Some(kept)) if (kept.private, kept.volume) == (request.key.private, request.key.volume) => {
-            check_flags(recovery, kept.flags).map(|()| kept)
+            check_flags(recovery | rights, kept.flags).map(|()| kept)
         }
+        Ok(None) if !is_privileged => Err(Unfit::NotOwned(info.number)),
         Ok(_) => Err(Unfit::NoUuid),
         Err(why) => Err(Unfit::Unknown(Box::new(why))),
     };
@@ -431,7 +467,10 @@ pub enum Removal {
 /// Why the kernel does not remove it.
 pub async fn remove<K: Kernel>(kernel: &K, number: u32, waits: bool) -> Result<Removal, DeviceError> {
     let mut removed = kernel.call(plain(Control::DEL_DEV_ASYNC, number, 0), &mut []).await;
-    if removed == Err(Fault::Unsupported) && waits {
+    // The kernel takes the command that does not wait from privileged processes only.
+    let has_other = removed == Err(Fault::Unsupported)
+        || removed == Err(Fault::Os(EINVAL)) && kernel.rights() == Rights::Unprivileged;
+    if has_other && waits {
         removed = kernel.call(plain(Control::DEL_DEV, number, 0), &mut []).await;
     }
     match removed {
@@ -512,6 +551,27 @@ pub async fn discard_left<K: Kernel>(kernel: &K, number: u32) -> Result<Removal,
         }
     }
     remove(kernel, number, false).await
+}
+
+/// Removes a device of Lunar that no process serves, in whatever state it was left, unless it is in use.
+///
+/// # Errors
+/// Why it stays.
+pub async fn clear_away<K: Kernel>(kernel: &K, number: u32) -> Result<Removal, DeviceError> {
+    let stays = |why| Err(DeviceError::Stays(number, why));
+    let lives = |pid: i32| u32::try_from(pid).is_ok_and(|pid| pid > 0 && kernel.lives(pid));
+    match info(kernel, number).await? {
+        None => return Ok(Removal::Done),
+        Some(found) if found.private & !NAME != OURS || found.state == State::LIVE.0 && lives(found.pid) => {
+            return stays(Stays::Served);
+        }
+        Some(_) => {}
+    }
+    if let Some(user) = kernel.user_of(number) {
+        return stays(Stays::Used(user));
+    }
+    stop(kernel, number).await?;
+    remove(kernel, number, true).await
 }
 
 /// The names of features.

@@ -34,6 +34,9 @@ struct Fake {
     /// Whether a program has the disk open.
     is_open: Cell<bool>,
     lives: bool,
+    /// Whether this process is that of an ordinary user, and the pauses until the node of a new device is its own.
+    is_ordinary: bool,
+    owned_after: Cell<u32>,
     user: Option<DiskUser>,
 }
 
@@ -53,7 +56,11 @@ impl Fake {
             return if self.features == 0 { Err(Fault::Unsupported) } else { Ok(0) };
         }
         let mut device = self.device.borrow_mut();
-        if number == Control::GET_DEV_INFO {
+        if number == Control::GET_DEV_INFO2 && self.owned_after.get() > 0 {
+            return Err(Fault::Os(EACCES));
+        }
+        if matches!(number, Control::GET_DEV_INFO | Control::GET_DEV_INFO2) {
+            assert_eq!(number == Control::GET_DEV_INFO2, self.is_ordinary);
             let info = device.filter(|info| info.number == command.device).ok_or(ENODEV)?;
             memory.copy_from_slice(info.as_bytes());
             return Ok(0);
@@ -85,6 +92,8 @@ impl Fake {
             }
             Control::START_USER_RECOVERY if self.is_half.replace(true) => return Err(Fault::Os(EINVAL)),
             Control::TRY_STOP_DEV if self.is_open.get() => return Err(Fault::Os(EBUSY)),
+            Control::DEL_DEV_ASYNC if self.is_ordinary => return Err(Fault::Os(EINVAL)),
+            Control::DEL_DEV => *device = None,
             Control::DEL_DEV_ASYNC if !self.is_open.get() => *device = None,
             _ => {}
         }
@@ -97,11 +106,16 @@ impl Fake {
 }
 
 impl Kernel for Fake {
+    fn rights(&self) -> Rights {
+        if self.is_ordinary { Rights::Unprivileged } else { Rights::Privileged }
+    }
+
     fn call(&self, command: ControlCommand, memory: &mut [u8]) -> impl Future<Output = Result<u32, Fault>> {
         ready(self.answer(command, memory))
     }
 
     fn pause(&self, _time: Duration) -> impl Future<Output = ()> {
+        self.owned_after.set(self.owned_after.get().saturating_sub(1));
         let left = self.dies_after.get();
         self.dies_after.set(left.saturating_sub(1));
         if left == 1
@@ -360,4 +374,47 @@ fn failures_say_what_to_do() {
 fn features_have_names() {
     assert_eq!(feature_names(0b1011000), ["USER_RECOVERY", "USER_RECOVERY_REISSUE", "CMD_IOCTL_ENCODE"]);
     assert_eq!(feature_names(UNFIT).len(), 9);
+}
+
+#[test]
+fn a_device_of_an_ordinary_user_is_waited_for_and_ends_with_its_process() {
+    let kernel = Fake { is_ordinary: true, owned_after: Cell::new(3), ..Fake::new() };
+    let claim = take(&kernel).expect("it is made");
+    assert_eq!(claim.flags & feature::UNPRIVILEGED_DEV, feature::UNPRIVILEGED_DEV);
+    assert_eq!(claim.flags & (RECOVERY | feature::QUIESCE), 0, "the kernel would clear them");
+    assert_eq!(now(remove(&kernel, claim.number, true)), Ok(Removal::Done));
+    assert!(kernel.called(Control::DEL_DEV), "the other command is for privileged processes");
+}
+
+#[test]
+fn a_device_that_does_not_become_that_of_its_user_is_told() {
+    let kernel = Fake { is_ordinary: true, owned_after: Cell::new(LOOKS * 2), ..Fake::new() };
+    let why = take(&kernel).expect_err("its node stays that of root");
+    assert_eq!(why, DeviceError::Unfit(Step::Make("web".into()), Unfit::NotOwned(3)));
+    assert!(why.to_string().contains("udev"), "{why}");
+}
+
+#[test]
+fn a_device_that_an_ordinary_process_has_left_is_made_anew() {
+    let dead = DeviceInfo { flags: feature::UNPRIVILEGED_DEV | feature::CMD_IOCTL_ENCODE, ..old(State::DEAD, VOLUME) };
+    let kernel = Fake { is_ordinary: true, ..Fake::left(dead) };
+    let claim = take(&kernel).expect("it is made");
+    assert!(!claim.is_old && kernel.called(Control::ADD_DEV));
+}
+
+#[test]
+fn only_a_device_that_nobody_serves_or_uses_is_cleared_away() {
+    let served = Fake { lives: true, ..Fake::left(old(State::LIVE, VOLUME)) };
+    assert_eq!(now(clear_away(&served, 7)), Err(DeviceError::Stays(7, Stays::Served)));
+    let user = DiskUser::Swap("ublkb7".into());
+    let used = Fake { user: Some(user.clone()), ..Fake::left(old(State::QUIESCED, VOLUME)) };
+    assert_eq!(now(clear_away(&used, 7)), Err(DeviceError::Stays(7, Stays::Used(user))));
+    let foreign = Fake::left(DeviceInfo { private: 1, ..old(State::DEAD, VOLUME) });
+    assert_eq!(now(clear_away(&foreign, 7)), Err(DeviceError::Stays(7, Stays::Served)));
+    for state in [State::DEAD, State::QUIESCED, State::LIVE] {
+        let left = Fake::left(old(state, VOLUME));
+        assert_eq!(now(clear_away(&left, 7)), Ok(Removal::Done));
+        assert!(left.called(Control::STOP_DEV) && left.device.borrow().is_none());
+        assert_eq!(now(clear_away(&left, 7)), Ok(Removal::Done), "it is gone");
+    }
 }

@@ -6,14 +6,14 @@
 //!
 //! Each queue is served by one core: the kernel accepts the commands of a queue from one thread only.
 
-mod kernel;
-mod link;
+pub mod kernel;
+pub mod link;
 mod path;
 mod queue;
 
 use crate::disk::Disk;
 use crate::error::{DeviceError, ServeError};
-use crate::life::{self, Claim, DiskRequest, InForce, Quiet, Removal};
+use crate::life::{self, Claim, DiskRequest, InForce, Quiet, Removal, Rights};
 use crate::params::params;
 use crate::schema::WORD;
 use crate::user::DiskUser;
@@ -237,7 +237,8 @@ impl Front {
         if let Some(control) = &*self.control.borrow() {
             return Ok(control.clone());
         }
-        let opened = (self.core.open.control)().and_then(|endpoint| ControlDevice::new(&self.core.reactor, endpoint));
+        let opened = (self.core.open.control)()
+            .and_then(|endpoint| ControlDevice::new(&self.core.reactor, endpoint, Rights::Privileged));
         let control = Rc::new(opened.map_err(ServeError::NoControl)?);
         Ok(self.control.borrow_mut().insert(control).clone())
     }

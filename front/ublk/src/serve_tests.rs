@@ -141,7 +141,8 @@ impl Bench {
             }
             Ok(0)
         });
-        let device = ControlDevice::new(&self.reactor, endpoint).expect("the simulator has such devices");
+        let device =
+            ControlDevice::new(&self.reactor, endpoint, Rights::Privileged).expect("the simulator has such devices");
         *front.control.borrow_mut() = Some(Rc::new(device));
         calls
     }
@@ -324,7 +325,8 @@ fn a_kernel_that_refuses_the_commands_of_a_queue_is_told_and_ends_a_start() {
     front.go(claim.number);
     // The command of the kernel does not end before all tags have asked for requests.
     let control = bench.world.device(|_: &mut Command| Err(Fault::Os(22)));
-    *front.control.borrow_mut() = Some(Rc::new(ControlDevice::new(&bench.reactor, control).expect("one")));
+    *front.control.borrow_mut() =
+        Some(Rc::new(ControlDevice::new(&bench.reactor, control, Rights::Privileged).expect("one")));
     front.starting.borrow_mut().insert(4, Work::begin(&bench.reactor, pending()));
     let begun = bench.reactor.now();
     let why = bench.run(front.start((claim, disk.clone()), bench.local(), false)).expect_err("it cannot start");

@@ -16,6 +16,7 @@ codes! {
         GET_PARAMS = 0x09,
         START_USER_RECOVERY = 0x10,
         END_USER_RECOVERY = 0x11,
+        GET_DEV_INFO2 = 0x12,
         GET_FEATURES = 0x13,
         DEL_DEV_ASYNC = 0x14,
         UPDATE_SIZE = 0x15,
@@ -28,7 +29,16 @@ impl Control {
     /// Whether its number is encoded as that of a command that only reads (`_IOR`).
     #[must_use]
     pub fn only_reads(self) -> bool {
-        matches!(self, Self::GET_DEV_INFO | Self::GET_PARAMS | Self::GET_FEATURES | Self::DEL_DEV_ASYNC)
+        matches!(
+            self,
+            Self::GET_DEV_INFO | Self::GET_DEV_INFO2 | Self::GET_PARAMS | Self::GET_FEATURES | Self::DEL_DEV_ASYNC
+        )
+    }
+
+    /// Whether it is about a device that exists: an unprivileged process has to name the node of the device then.
+    #[must_use]
+    pub fn is_about_device(self) -> bool {
+        !matches!(self, Self::ADD_DEV | Self::GET_FEATURES)
     }
 }
 
@@ -338,6 +348,7 @@ mod tests {
     #[test]
     fn commands_know_their_direction() {
         assert!(Control::GET_FEATURES.only_reads() && !Control::ADD_DEV.only_reads());
+        assert!(Control::GET_DEV_INFO2.only_reads() && Control::GET_DEV_INFO2.is_about_device());
         assert_eq!(feature::NAMES.iter().position(|name| *name == "QUIESCE"), Some(12));
         assert_eq!(1 << 12, feature::QUIESCE);
     }

@@ -19,9 +19,14 @@ pub const CONTROL: &str = "/dev/ublk-control";
 const DESCRIPTOR: usize = 24;
 /// The most tags of a queue (UBLK_MAX_QUEUE_DEPTH): the descriptors of queues are so far apart.
 const DEPTH_MAX: usize = 4096;
-/// UBLK_CMD_GET_DEV_INFO, and the bytes of its answer (`struct ublksrv_ctrl_dev_info`).
-const GET_DEV_INFO: u8 = 2;
+/// UBLK_CMD_GET_DEV_INFO2, which names the node of the device so that an unprivileged process may ask, and the bytes of
+/// its answer (`struct ublksrv_ctrl_dev_info`).
+const GET_DEV_INFO2: u8 = 0x12;
 const INFO: usize = 64;
+/// Where the answer has the features, of which this bit is for unprivileged devices, and the owner.
+const FLAGS_AT: usize = 24;
+const UNPRIVILEGED: u32 = 1 << 5;
+const OWNER_AT: usize = 40;
 /// No queue, in a control command.
 const NO_QUEUE: u16 = u16::MAX;
 
@@ -145,14 +150,32 @@ impl Descriptors {
     }
 }
 
+/// The user and the group that own a device without privileges; `None` for a device of a privileged process. For the
+/// service of nodes, which gives them the nodes of the device.
+///
+/// # Errors
+/// The error of the operating system.
+pub fn owner(number: u32) -> io::Result<Option<(u32, u32)>> {
+    let info = info(number)?;
+    let word = |at: usize| u32::from_ne_bytes([info[at], info[at + 1], info[at + 2], info[at + 3]]);
+    Ok((word(FLAGS_AT) & UNPRIVILEGED != 0).then(|| (word(OWNER_AT), word(OWNER_AT + 4))))
+}
+
 /// Asks the kernel about a device.
 fn info(number: u32) -> io::Result<Box<[u8; INFO]>> {
     let control = CommandDevice::ublk_control()?;
     let mut ring: IoUring<squeue::Entry128, cqueue::Entry> = IoUring::builder().dontfork().build(1)?;
-    let mut info = Box::new([0_u8; INFO]);
-    let (number, device) = (GET_DEV_INFO, number);
-    let request = UblkControl { number, only_reads: true, device, queue: NO_QUEUE, ..UblkControl::default() };
-    let place = Place { address: info.as_mut_ptr().expose_provenance() as u64, len: INFO as u32, is_list: false };
+    // The path of the node, and the answer behind it.
+    let path = served_at(number);
+    let mut memory = path.clone().into_bytes();
+    memory.resize(path.len() + INFO, 0);
+    let mut memory = memory.into_boxed_slice();
+    let (number, device) = (GET_DEV_INFO2, number);
+    // The path of a node is short.
+    let path_len = path.len() as u16;
+    let request = UblkControl { number, only_reads: true, device, queue: NO_QUEUE, data: 0, path_len };
+    let (address, len) = (memory.as_mut_ptr().expose_provenance() as u64, memory.len() as u32);
+    let place = Place { address, len, is_list: false };
     let Encoded { operation, bytes } = Request::UblkControl(request).encode(place, Place::default());
     let sqe = opcode::UringCmd80::new(Fd(raw(&control.fd)), operation).cmd(bytes).build();
     // SAFETY: the memory lives until the command has ended: otherwise it is leaked.
@@ -160,14 +183,14 @@ fn info(number: u32) -> io::Result<Box<[u8; INFO]>> {
     loop {
         match ring.submit_and_wait(1) {
             Err(why) if why.kind() != io::ErrorKind::Interrupted => {
-                Box::leak(info);
+                Box::leak(memory);
                 return Err(why);
             }
             _ => {}
         }
         match ring.completion().next().map(|cqe| cqe.result()) {
             None => {}
-            Some(0..) => return Ok(info),
+            Some(0..) => return Ok(Box::new(std::array::from_fn(|at| memory[path.len() + at]))),
             Some(error) => return Err(io::Error::from_raw_os_error(-error)),
         }
     }

@@ -7,7 +7,10 @@ use std::io::{self, ErrorKind};
 use std::path::Path;
 
 /// Makes or replaces the link at `path` to the disk of this number, and the folder above it.
-pub(super) fn make(path: &Path, number: u32) -> io::Result<()> {
+///
+/// # Errors
+/// Those of the operating system.
+pub fn make(path: &Path, number: u32) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;
     }
@@ -23,7 +26,7 @@ pub(super) fn make(path: &Path, number: u32) -> io::Result<()> {
 }
 
 /// Removes the link at `path`, if it leads to the disk of this number.
-pub(super) fn remove(path: &Path, number: u32) {
+pub fn remove(path: &Path, number: u32) {
     if std::fs::read_link(path).is_ok_and(|disk| disk == Path::new(&disk_at(number))) {
         // A link that is left leads to a disk that is gone, and the next start replaces it.
         let _ = std::fs::remove_file(path);
