@@ -38,6 +38,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("client/aoe", &["core", "link", "front/*"]),
     ("client/fcoe", &["core", "link", "front/*"]),
     ("client/sst", &["core", "st", "front/*"]),
+    ("client/vhost-user", &["core", "block", "guest", "front/*"]),
     (
         "client/load",
         &[

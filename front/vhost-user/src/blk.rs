@@ -69,7 +69,7 @@ pub const SEGMENT_BYTES_MAX: u32 = (TRANSFER_BYTES_MAX / SEGMENTS_MAX as u64 / 4
 /// Bytes that GET_ID returns.
 pub const ID_LEN: usize = 20;
 /// Flags of a range: the space may be deallocated.
-const UNMAP: u32 = 1;
+pub const UNMAP: u32 = 1;
 
 /// The header of a request (virtio 1.3 5.2.6).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]

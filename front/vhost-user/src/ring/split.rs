@@ -8,16 +8,17 @@ use std::sync::atomic::{Ordering, fence};
 use zerocopy::FromBytes;
 
 /// The flag of the available ring: the driver wants no notification.
-const NO_INTERRUPT: u16 = 1;
+pub const NO_INTERRUPT: u16 = 1;
 /// The flag of the used ring: the device wants no notification.
-const NO_NOTIFY: u16 = 1;
+pub const NO_NOTIFY: u16 = 1;
 /// Offset of the index in the available and the used ring.
-const INDEX: usize = 2;
+pub const INDEX: usize = 2;
 /// Offset of the entries in the available and the used ring.
-const ENTRIES: usize = 4;
-/// Bytes of an entry of the available ring, and of the used ring.
-const AVAILABLE_LEN: usize = 2;
-const USED_LEN: usize = 8;
+pub const ENTRIES: usize = 4;
+/// Bytes of an entry of the available ring.
+pub const AVAILABLE_LEN: usize = 2;
+/// Bytes of an entry of the used ring.
+pub const USED_LEN: usize = 8;
 
 /// Bytes of the parts of a ring of this size: descriptor table, available ring, used ring.
 #[must_use]
