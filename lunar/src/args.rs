@@ -31,6 +31,9 @@ enum CliCommand {
     Demo,
     /// Load any iSCSI target and measure it
     Bench(Box<lunar_load::Options>),
+    /// Serve a disk of [vhost.NAME] as a disk of this machine (Linux ublk), in a process of its own
+    #[command(name = "ublk-server")]
+    UblkServer(Box<lunar_ublk_server::Options>),
     /// Open files for a daemon, which starts this command
     #[command(name = crate::file_helper::COMMAND, hide = true)]
     FileHelper {
@@ -61,6 +64,8 @@ pub enum Command {
     Demo(How),
     /// Loads a target and measures it.
     Bench(Box<lunar_load::Options>),
+    /// Serves a disk of a daemon as a disk of this machine.
+    UblkServer(Box<lunar_ublk_server::Options>),
     /// Opens files for a daemon, which started this process.
     FileHelper {
         /// The folders below `/etc` with secrets.
@@ -96,6 +101,7 @@ pub fn read(program: &'static Program, matches: &ArgMatches) -> Result<Command, 
         CliCommand::Daemon(daemon) => Command::Daemon(daemon),
         CliCommand::Demo => Command::Demo(how()?),
         CliCommand::Bench(options) => Command::Bench(options),
+        CliCommand::UblkServer(options) => Command::UblkServer(options),
         CliCommand::FileHelper { secrets } => Command::FileHelper { secrets },
         CliCommand::ProgramHelper { files } => Command::ProgramHelper { files },
         CliCommand::Stats { socket } => Command::Stats { socket },

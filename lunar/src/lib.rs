@@ -15,6 +15,7 @@ pub mod registry;
 pub mod schema;
 pub mod serve;
 pub mod stats;
+pub mod ublk_server;
 
 #[cfg(test)]
 mod engine_tests;
@@ -22,3 +23,5 @@ mod engine_tests;
 mod namespace_manager_tests;
 #[cfg(test)]
 mod store_tests;
+#[cfg(test)]
+mod ublk_server_tests;

@@ -26,6 +26,7 @@ fn main() -> ExitCode {
         Command::Daemon(daemon) => follow(&daemon),
         Command::Demo(how) => serve_demo(how),
         Command::Bench(options) => bench(&options),
+        Command::UblkServer(options) => lunar::ublk_server::run(&options),
         Command::FileHelper { secrets } => lunar::file_helper::serve::run(secrets),
         Command::ProgramHelper { files } => lunar::program_helper::run(files),
         Command::Stats { socket } => show_stats(&socket),

@@ -39,6 +39,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("client/fcoe", &["core", "link", "front/*"]),
     ("client/sst", &["core", "st", "front/*"]),
     ("client/vhost-user", &["core", "block", "guest", "front/*"]),
+    ("client/ublk", &["core", "block", "reactor", "front/*", "client/vhost-user"]),
     (
         "client/load",
         &[

@@ -1,0 +1,174 @@
+//! The process of a ublk disk, without the kernel's part, and an engine with the disk that it uses.
+
+use crate::engine_tests::Place;
+use lunar_blk::{Code, Error};
+use lunar_control::check::Checked;
+use lunar_core::io::Data;
+use lunar_engine::engine::Engine;
+use lunar_reactor::{Choice, Config, Reactor};
+use lunar_ublk_server::link::{Link, connected};
+use lunar_ublk_server::session::Session;
+use lunar_ublk_server::traffic::Traffic;
+use lunar_vhost_client::lane::{Answer, DiskRequest};
+use lunar_vhost_client::layout::Layout;
+use std::cell::Cell;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+const BUFFER: usize = 512 << 10;
+const UUID: &str = "f81d4fae-7dec-41d0-a765-00a0c91e6b00";
+
+struct Bench {
+    place: Place,
+    socket: PathBuf,
+    reactor: Reactor,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let place = Place::new();
+        let socket = place.0.join("data.sock");
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        Self { place, socket, reactor }
+    }
+
+    fn configuration(&self, size: &str) -> Checked {
+        let (image, socket) = (self.place.0.join("disk.img"), self.socket.display());
+        self.place.checked(&format!(
+            "[volume.disk]\nkind = 'file'\npath = '{}'\nsize = '{size}'\nuuid = '{UUID}'\n[portal-group.p]\ntag = 1\n\
+             [target.main]\niqn = 'iqn.2026-01.org.example:t'\nportal-groups = ['p']\n\
+             [group.all]\ntargets = ['main']\ninitiators = ['*']\nluns = {{ 0 = 'disk' }}\n\
+             [vhost.data]\ntarget = 'main'\nsocket = '{socket}'\n",
+            image.display()
+        ))
+    }
+
+    fn engine(&self) -> Engine {
+        let mut engine = crate::assembly::start(&self.place.checked("").config, &self.place.0).expect("cores start");
+        let applied = self.place.apply(&mut engine, &self.place.checked(""), &self.configuration("8M"));
+        applied.expect("the volume is served");
+        engine
+    }
+
+    fn traffic(&self) -> Rc<Traffic> {
+        let layout = Layout::new(2, 4, BUFFER).expect("a small one");
+        Traffic::new(&self.reactor, "test", (layout, 256 << 10), None).expect("memory")
+    }
+
+    /// Runs a task; a test that hangs ends.
+    fn run<T>(&self, future: impl Future<Output = T>) -> T {
+        self.reactor.run(async {
+            let end = lunar_reactor::end::End::default();
+            let (late, reactor) = (Rc::new(end), self.reactor.clone());
+            let over = late.clone();
+            reactor.clone().spawn(async move {
+                reactor.sleep(Duration::from_secs(60)).await;
+                over.come();
+            });
+            late.unless(future).await.expect("it ends")
+        })
+    }
+}
+
+fn request(code: Code, offset: u64, len: u64) -> DiskRequest {
+    DiskRequest { code, offset, len, unmap: true }
+}
+
+/// Fills the memory of a slot.
+fn fill(traffic: &Traffic, slot: u16, byte: u8) {
+    let Data::In(mut memory) = traffic.data(1, slot) else { panic!("it has memory") };
+    memory.copy_from(0, &vec![byte; BUFFER]);
+}
+
+fn bytes(traffic: &Traffic, slot: u16) -> Vec<u8> {
+    let Data::In(memory) = traffic.data(1, slot) else { panic!("it has memory") };
+    let mut bytes = vec![0; BUFFER];
+    memory.copy_to(0, &mut bytes);
+    bytes
+}
+
+#[test]
+fn requests_reach_the_volume_and_outlast_the_engine() {
+    let bench = Bench::new();
+    let engine = bench.engine();
+    let (reactor, socket) = (&bench.reactor, &bench.socket);
+    let (traffic, sizes) = (bench.traffic(), Rc::new(Cell::new(0)));
+    let (link, identity) = bench.run(async {
+        let session = connected(reactor, "test", socket).await;
+        session.accept(true).await.expect("it is Lunar");
+        let shape = session.shape().await.expect("a disk");
+        assert_eq!((shape.limits.capacity, shape.limits.has_write_cache), (8 << 20, true));
+        let identity = traffic.begin(&session).await.expect("its rings start");
+        let told = sizes.clone();
+        let resize: lunar_ublk_server::link::Resize = Box::new(move |sectors| told.set(sectors));
+        let link = Link::new((reactor, "test", socket), (&traffic, resize), (shape, identity, true));
+        let own = link.clone();
+        reactor.spawn(async move { own.keep(session).await });
+        (link, identity)
+    });
+    assert!(identity.iter().any(|byte| *byte != 0), "the serial number of the volume");
+    let carry = async |slot, wanted| traffic.carry(1, slot, &wanted, reactor.now()).await;
+    bench.run(async {
+        fill(&traffic, 0, 7);
+        assert_eq!(carry(0, request(Code::Write, 4096, BUFFER as u64)).await, Answer::Ended(Ok(())));
+        assert_eq!(carry(0, request(Code::Flush, 0, 0)).await, Answer::Ended(Ok(())));
+        assert_eq!(carry(1, request(Code::Read, 4096, BUFFER as u64)).await, Answer::Ended(Ok(())));
+        assert!(bytes(&traffic, 1).iter().all(|byte| *byte == 7));
+        assert_eq!(carry(1, request(Code::Discard, 0, 8192)).await, Answer::Ended(Ok(())));
+        assert_eq!(carry(1, request(Code::WriteZeroes, 8192, 4096)).await, Answer::Ended(Ok(())));
+        assert_eq!(carry(1, request(Code::Read, 4096, 16384)).await, Answer::Ended(Ok(())));
+        let found = bytes(&traffic, 1);
+        assert!(found[..8192].iter().all(|byte| *byte == 0) && found[8192..16384].iter().all(|byte| *byte == 7));
+        let beyond = request(Code::Write, 8 << 20, 4096);
+        assert_eq!(carry(1, beyond).await, Answer::Ended(Err(Error::IoError)));
+    });
+    engine.end().expect("it ends");
+    // Both wait for the next engine.
+    fill(&traffic, 2, 9);
+    let (first, second) = (Rc::new(Cell::new(None)), Rc::new(Cell::new(None)));
+    for (slot, wanted, done) in
+        [(2, request(Code::Write, 1 << 20, 4096), &first), (3, request(Code::Read, 1 << 20, 4096), &second)]
+    {
+        let (traffic, done, now) = (traffic.clone(), done.clone(), reactor.now());
+        reactor.spawn(async move { done.set(Some(traffic.carry(1, slot, &wanted, now).await)) });
+    }
+    bench.run(reactor.sleep(Duration::from_millis(300)));
+    assert_eq!((first.get(), traffic.unanswered()), (None, 2));
+    let mut engine = bench.engine();
+    bench.run(async {
+        while first.get().is_none() || second.get().is_none() {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert_eq!((first.get(), second.get()), (Some(Answer::Ended(Ok(()))), Some(Answer::Ended(Ok(())))));
+    // The volume grows while the disk is served.
+    let (small, large) = (bench.configuration("8M"), bench.configuration("16M"));
+    bench.place.apply(&mut engine, &small, &large).expect("it grows");
+    bench.run(async {
+        while sizes.get() == 0 {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert_eq!(sizes.get(), (16 << 20) / 512);
+    link.end();
+    traffic.end();
+    bench.run(reactor.sleep(Duration::from_millis(20)));
+    engine.end().expect("it ends");
+}
+
+#[test]
+fn a_disk_has_the_queues_of_its_section() {
+    let bench = Bench::new();
+    let engine = bench.engine();
+    bench.run(async {
+        let session = Session::open(&bench.reactor, &bench.socket).await.expect("it listens");
+        session.accept(true).await.expect("it is Lunar");
+        let layout = Layout::new(65, 1, 4096).expect("a small one");
+        let traffic = Traffic::new(&bench.reactor, "test", (layout, 4096), None).expect("memory");
+        let why = traffic.begin(&session).await.expect_err("it has 64 queues");
+        assert!(why.to_string().contains("fewer than 65 queues"), "{why}");
+        traffic.end();
+    });
+    engine.end().expect("it ends");
+}
