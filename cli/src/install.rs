@@ -15,6 +15,10 @@ use std::path::{Path, PathBuf};
 const UNIT: &str = include_str!("../files/lunar.service");
 /// The template of the units of handlers.
 const HANDLER_UNIT: &str = include_str!("../files/lunar-handler@.service");
+/// The template of the units of ublk disks with a process of their own, with a placeholder for the program.
+const UBLK_UNIT: &str = include_str!("../files/lunar-ublk@.service");
+/// The rules for udev of ublk disks of ordinary users, with a placeholder for the program.
+const UBLK_RULES: &str = include_str!("../files/lunar-ublk.rules");
 /// The user of the service (sysusers.d).
 const USER: &str = include_str!("../files/sysusers.conf");
 /// The folders of the service (tmpfiles.d).
@@ -72,9 +76,12 @@ struct FileToInstall {
 fn files(program: &Path, commands: &Command) -> Vec<FileToInstall> {
     let new = |path, text: String| FileToInstall { path, text, mode: 0o644, keep_existing: false };
     let script = |shell| manual::script(shell, commands);
+    let starts = |text: &str| text.replace(PROGRAM, &program.display().to_string());
     vec![
-        new("usr/lib/systemd/system/lunar.service", UNIT.replace(PROGRAM, &program.display().to_string())),
+        new("usr/lib/systemd/system/lunar.service", starts(UNIT)),
         new("usr/lib/systemd/system/lunar-handler@.service", HANDLER_UNIT.to_owned()),
+        new("usr/lib/systemd/system/lunar-ublk@.service", starts(UBLK_UNIT)),
+        new("usr/lib/udev/rules.d/60-lunar-ublk.rules", starts(UBLK_RULES)),
         new("usr/lib/sysusers.d/lunar.conf", USER.to_owned()),
         new("usr/lib/tmpfiles.d/lunar.conf", FOLDERS.to_owned()),
         FileToInstall { path: "etc/lunar/lunar.toml", text: CONFIG.to_owned(), mode: 0o600, keep_existing: true },
