@@ -184,6 +184,8 @@ enum Part {
     Xdp,
     /// A Linux guest that serves disks of its own with ublk
     Ublk,
+    /// A Linux guest with a disk that a process of its own serves with ublk, also without privileges
+    UblkServer,
     /// A Linux guest with a file system on a volume of another Lunar, over SCSI over Scheduled Transfer and ublk
     Attach,
     /// A Linux guest that shares SCSI devices of its own among two initiators
@@ -240,6 +242,7 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::NvmeRdma, Drivers::First, WAITS),
     (Part::Iser, Drivers::First, WAITS),
     (Part::Ublk, Drivers::First, WAITS),
+    (Part::UblkServer, Drivers::First, WAITS),
     (Part::Attach, Drivers::First, WAITS),
     (Part::Device, Drivers::First, WAITS),
     (Part::Namespace, Drivers::EachIfWhole, WAITS),
@@ -369,6 +372,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::NvmeRdma => guest::nvme_rdma(lab, driver),
             Part::Iser => guest::iser(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
+            Part::UblkServer => guest::ublk_server(lab, driver),
             Part::Attach => guest::attach(lab, driver),
             Part::St => st::part(lab),
             Part::Handler => handler::part(lab, driver),

@@ -71,7 +71,7 @@ pub(crate) use service::part as service;
 pub(crate) use srp::part as srp;
 pub(crate) use sysroot::ceph_tree;
 pub(crate) use tape::part as tape;
-pub(crate) use ublk::part as ublk;
+pub(crate) use ublk::{part as ublk, server_part as ublk_server};
 pub(crate) use vhost::part as vhost;
 pub(crate) use vm::part as vm;
 pub(crate) use zfs::part as zfs;
