@@ -20,8 +20,8 @@ pub enum ServerError {
     Kernel(ServeError),
     /// The connection to this socket cannot be used.
     Session(PathBuf, SessionError),
-    /// The process was told to end before it served a disk.
-    Ended,
+    /// Another process has removed the disk of this number.
+    Removed(u32),
     /// A device has no owner besides root.
     Privileged(u32),
 }
@@ -88,7 +88,7 @@ impl fmt::Display for ServerError {
             Self::TooMany => f.write_str("so many queues and requests are not possible: lower --depth or --queues"),
             Self::Kernel(why) => why.fmt(f),
             Self::Session(path, why) => write!(f, "{}: {why}", path.display()),
-            Self::Ended => f.write_str("it was told to end before it served its disk"),
+            Self::Removed(number) => write!(f, "another process has removed {}", disk_at(*number)),
             Self::Privileged(number) => write!(f, "{} is that of a privileged process", disk_at(*number)),
         }
     }

@@ -141,12 +141,12 @@ impl Server {
         life::features(&*control).await?;
         let known = match first(self.know(), self.stop.asked()).await {
             First::Left(known) => known?,
-            First::Right(()) => return Err(ServerError::Ended),
+            First::Right(()) => return Ok(()),
         };
         // The kernel may wait for a program that has the disk of a process before this one open.
         let claim = match first(self.claim(&control, &known), self.stop.asked()).await {
             First::Left(claim) => claim?,
-            First::Right(()) => return Err(ServerError::Ended),
+            First::Right(()) => return Ok(()),
         };
         let disk = match self.start(&control, &claim, known).await {
             Ok(disk) => disk,
@@ -252,7 +252,7 @@ impl Server {
         let started = life::start(&**control, claim, std::process::id());
         match disk.over.unless(started).await {
             Some(started) => started?,
-            None => return Err(disk.why_over(&self.name)),
+            None => return Err(disk.why_over()),
         }
         if in_force.resizes {
             self.resize(control, claim)(shape.limits.capacity / SECTOR);
@@ -306,7 +306,7 @@ impl Server {
                 ),
             }
         }
-        Err(disk.why_over(&self.name))
+        Err(disk.why_over())
     }
 
     /// Ends and removes the device, which is served until it has stopped.
@@ -430,14 +430,10 @@ impl Disk {
         self.over.come();
     }
 
-    fn why_over(&self, name: &str) -> ServerError {
-        match self.broken.borrow_mut().take() {
-            Some(broken) => ServeError::Broken(broken).into(),
-            None => {
-                log!(error, "ublk {name}: {} was removed by another process", disk_at(self.claim.number));
-                ServerError::Ended
-            }
-        }
+    /// Why the disk has ended by itself.
+    fn why_over(&self) -> ServerError {
+        let broken = self.broken.borrow_mut().take();
+        broken.map_or(ServerError::Removed(self.claim.number), |broken| ServeError::Broken(broken).into())
     }
 }
 

@@ -352,7 +352,8 @@ fn no_control(f: &mut fmt::Formatter<'_>, why: &io::Error) -> fmt::Result {
         ),
         io::ErrorKind::PermissionDenied => f.write_str(
             "/dev/ublk-control may not be opened: run Lunar as root, or give the service \
-             AmbientCapabilities=CAP_SYS_ADMIN and CAP_DAC_OVERRIDE",
+             AmbientCapabilities=CAP_SYS_ADMIN and CAP_DAC_OVERRIDE; `lunar ublk-server` needs neither with the rules \
+             for udev of docs/ublk.md",
         ),
         io::ErrorKind::Unsupported => write!(
             f,
