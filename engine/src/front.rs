@@ -46,6 +46,12 @@ pub trait Front: Sync {
     /// sockets whose place is not configured.
     fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths;
 
+    /// Loads the libraries that a configuration needs, before the process is confined: it cannot do that any more.
+    /// Failures are reported when the library is used.
+    fn preload(&self, config: &Config) {
+        let _ = config;
+    }
+
     /// The most bytes of memory that it takes for a configuration besides the data memory of cores and the sessions.
     fn memory(&self, config: &Config) -> u64 {
         let _ = config;

@@ -167,6 +167,7 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     if let Err(why) = jail::start_program_helper(config) {
         log!(warning, "the program helper cannot be started ({why}): images of Ceph and zvols need a restart of Lunar");
     }
+    crate::registry::REGISTRY.fronts.iter().for_each(|entry| entry.front.preload(config));
     match jail::shut(Paths::of(config, &file, &state, socket.as_deref()))? {
         Held::Well => {}
         Held::Partly => log!(warning, "this kernel is older than some of what Landlock could keep this process from"),

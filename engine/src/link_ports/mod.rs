@@ -99,6 +99,17 @@ pub trait PortProtocol: Sized + 'static {
         Vec::new()
     }
 
+    /// The folders with device files that the link uses.
+    fn devices(settings: &Self::Settings) -> Vec<PathBuf> {
+        let _ = settings;
+        Vec::new()
+    }
+
+    /// Loads the libraries that the link uses, before the process is confined. Failures are reported when it is opened.
+    fn preload(settings: &Self::Settings) {
+        let _ = settings;
+    }
+
     /// The SCSI target port of a section; `None`: it has no name.
     fn port(name: &str, section: &Self::Section, config: &Config) -> Option<FrontPort>;
 

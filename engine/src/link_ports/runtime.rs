@@ -46,9 +46,15 @@ impl<P: PortProtocol> Front for PortsFront<P> {
         let mut paths = FrontPaths::default();
         for settings in settings {
             paths.keep.extend(P::folders(&settings));
+            paths.write.extend(P::devices(&settings));
             paths.loads_programs |= P::loads_program(&settings);
         }
         paths
+    }
+
+    fn preload(&self, config: &Config) {
+        let settings = config.section::<P::Section>().filter_map(|(_, section)| P::settings(section).ok());
+        settings.for_each(|settings| P::preload(&settings));
     }
 }
 
