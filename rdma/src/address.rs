@@ -7,13 +7,59 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 
+/// The folder with the files of RDMA devices.
+const DEVICES: &str = "/dev/infiniband";
+
 /// The address of a port.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct PortAddress {
     /// The IP address, and the TCP port of the service.
     pub at: SocketAddr,
-    /// The link that carries the datagrams in frames; `None`: a UDP socket of this machine does.
-    pub link: Option<Box<OnLink>>,
+    /// How peers reach it.
+    pub place: Place,
+}
+
+/// How peers reach an address.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum Place {
+    /// A UDP socket of this machine carries the datagrams.
+    Socket,
+    /// A link carries the datagrams in frames.
+    Link(Box<OnLink>),
+    /// An RDMA device of the kernel has the address.
+    Device(DeviceName),
+}
+
+/// The RDMA device of an address, as operators write it: `verbs`, or `verbs:NAME`.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Debug, Default)]
+pub struct DeviceName(Option<String>);
+
+impl DeviceName {
+    /// The word for RDMA devices, in the place of a link.
+    pub const WORD: &str = "verbs";
+
+    /// The device that this text names in the place of a link; `None`: it names a link.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        match text.strip_prefix(Self::WORD)? {
+            "" => Some(Self(None)),
+            // No interface has a colon in its name.
+            rest => rest.strip_prefix(':').filter(|name| !name.is_empty()).map(|name| Self(Some(name.to_owned()))),
+        }
+    }
+
+    /// The name of the device; `None`: the device that has the address.
+    #[must_use]
+    pub fn name(&self) -> Option<&str> {
+        self.0.as_deref()
+    }
+}
+
+impl fmt::Display for DeviceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(Self::WORD)?;
+        self.0.as_ref().map_or(Ok(()), |name| write!(f, ":{name}"))
+    }
 }
 
 /// An address on a link of frames: it is not one of this machine.
@@ -53,7 +99,33 @@ impl PortAddress {
     /// The address of a service on a UDP socket of this machine.
     #[must_use]
     pub fn of_host(at: SocketAddr) -> Self {
-        Self { at, link: None }
+        Self { at, place: Place::Socket }
+    }
+
+    /// Its link of frames.
+    #[must_use]
+    pub fn link(&self) -> Option<&OnLink> {
+        match &self.place {
+            Place::Link(on) => Some(on),
+            Place::Socket | Place::Device(_) => None,
+        }
+    }
+
+    /// Loads the libraries of its device: a process that is confined cannot do that any more. A failure is reported
+    /// when the device is opened.
+    pub fn preload(&self) {
+        if matches!(self.place, Place::Device(_)) {
+            let _ = lunar_verbs::library::preload();
+        }
+    }
+
+    /// The folders with the files of its device.
+    #[must_use]
+    pub fn devices(&self) -> Vec<PathBuf> {
+        match &self.place {
+            Place::Device(_) => vec![PathBuf::from(DEVICES)],
+            Place::Socket | Place::Link(_) => Vec::new(),
+        }
     }
 
     /// The core that serves the address, of so many: one for all protocols, because they share what carries it.
@@ -70,21 +142,25 @@ impl PortAddress {
     /// The folders in which files of its link are made or opened.
     #[must_use]
     pub fn folders(&self) -> Vec<PathBuf> {
-        self.link.as_ref().map(|link| link.link.address.folders()).unwrap_or_default()
+        self.link().map(|on| on.link.address.folders()).unwrap_or_default()
     }
 
     /// The part that all services at the address have in common.
     #[must_use]
     pub fn site(&self) -> Site {
-        let link = self.link.as_ref().map(|on| (on.link.address.clone(), on.link.vlan));
-        Site { address: self.at.ip(), link }
+        let link = self.link().map(|on| (on.link.address.clone(), on.link.vlan));
+        Site { address: self.at.ip(), link, is_device: matches!(self.place, Place::Device(_)) }
     }
 }
 
 impl fmt::Display for PortAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.at)?;
-        self.link.as_ref().map_or(Ok(()), |on| write!(f, " on {}", on.link.address))
+        match &self.place {
+            Place::Socket => Ok(()),
+            Place::Link(on) => write!(f, " on {}", on.link.address),
+            Place::Device(device) => write!(f, " on {device}"),
+        }
     }
 }
 
@@ -94,6 +170,7 @@ pub struct Site {
     address: IpAddr,
     /// The link with its VLAN.
     link: Option<(LinkAddress, Option<u16>)>,
+    is_device: bool,
 }
 
 impl fmt::Display for Site {
@@ -102,6 +179,7 @@ impl fmt::Display for Site {
         match &self.link {
             Some((link, Some(vlan))) => write!(f, " on {link} in VLAN {vlan}"),
             Some((link, None)) => write!(f, " on {link}"),
+            None if self.is_device => write!(f, " on {}", DeviceName::WORD),
             None => Ok(()),
         }
     }
@@ -114,7 +192,7 @@ mod tests {
     fn on(link: &str, settings: LinkSettings) -> PortAddress {
         let network = Network::new([192, 0, 2, 1].into(), 24, None).expect("right");
         let link = OnLink::new(link.parse().expect(link), network, settings);
-        PortAddress { at: ([192, 0, 2, 1], 4420).into(), link: Some(Box::new(link)) }
+        PortAddress { at: ([192, 0, 2, 1], 4420).into(), place: Place::Link(Box::new(link)) }
     }
 
     #[test]
@@ -140,7 +218,8 @@ mod tests {
     #[test]
     fn a_mac_address_of_its_own_is_received() {
         let mac = Some(MacAddress([2, 0, 0, 0, 0, 9]));
-        let filters = |link| on(link, LinkSettings { mac, ..LinkSettings::default() }).link.expect("one").link.filters;
+        let filters =
+            |link| on(link, LinkSettings { mac, ..LinkSettings::default() }).link().expect("one").link.filters.clone();
         assert_eq!(filters("eth0"), [Filter::Unicast(MacAddress([2, 0, 0, 0, 0, 9]))]);
         assert_eq!(filters("tap:t0"), []);
     }

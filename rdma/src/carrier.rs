@@ -69,6 +69,8 @@ impl Carrier {
         let (local, mtu, kind) = match opened {
             OpenedCarrier::Socket(endpoint) => Self::attach_socket(reactor, endpoint)?,
             OpenedCarrier::Link(link, network, mac) => Self::attach_link(reactor, address, (link, network, mac))?,
+            // A device needs no carrier.
+            OpenedCarrier::Device(_) => return Err(io::ErrorKind::Unsupported.into()),
         };
         let (sender, closed) = (Cell::default(), End::default());
         Ok(Self { reactor: reactor.clone(), local, mtu, kind, sender, closed })

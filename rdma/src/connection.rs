@@ -5,6 +5,7 @@ use crate::responder::{Receives, Responder};
 use crate::wire::{Extension, Kind, Opcode, Packet, Psn};
 use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
+use lunar_verbs::library::status::Status;
 use std::borrow::Cow;
 
 /// The settings of a connection.
@@ -51,6 +52,8 @@ pub enum Why {
     Peer(Failed),
     /// The peer has broken the rules of the protocol.
     Broken,
+    /// A device reports this.
+    Device(Status),
 }
 
 impl Connection {

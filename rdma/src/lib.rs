@@ -9,9 +9,10 @@
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`ethernet`]: IP, UDP and neighbours, for datagrams in Ethernet frames, without I/O
 //! * [`limits`]: limits of what peers may cause
-//! * [`address`]: where a port is; [`socket`]: how its UDP socket or its link is opened
-//! * [`port`]: an engine that several protocols use at the same time, on its socket or link (`carrier`). The only
-//!   modules with I/O
+//! * [`address`]: where a port is; [`socket`]: how its UDP socket, its link or its RDMA device is opened
+//! * [`port`]: an engine that several protocols use at the same time, on its socket or link (`carrier`), or a port on
+//!   an RDMA device of the kernel ([`device`]). The only modules with I/O
+//! * [`provider`]: what protocols use of a port, whatever provides it
 //! * [`transfers`]: what a target reads and writes over a connection of a port
 //!
 //! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
@@ -19,6 +20,7 @@
 pub mod address;
 mod carrier;
 pub mod connection;
+pub mod device;
 pub mod engine;
 pub mod ethernet;
 pub mod events;
@@ -31,6 +33,7 @@ pub mod limits;
 pub mod live;
 pub mod mad;
 pub mod port;
+pub mod provider;
 pub mod requester;
 pub mod responder;
 pub mod socket;

@@ -50,3 +50,20 @@ pub const REPLIES: u32 = 3;
 pub const ACCEPT_TIME: Duration = Duration::from_secs(60);
 /// How long the numbers of a connection that has ended stay in use, so that late packets do not reach another one.
 pub const TIME_WAIT: Duration = Duration::from_secs(2);
+/// RDMA READs of a connection that an RDMA device has outstanding: enough for 100 Gb/s over a room, in pieces of
+/// [`READ_MAX`].
+pub const DEVICE_READS_MAX: u8 = 16;
+/// Requests of a connection that an RDMA device has: what does not fit waits.
+pub const DEVICE_REQUESTS: usize = 128;
+/// Pieces of memory of such a request: a request of contiguous memory has few.
+pub const DEVICE_PIECES_MAX: usize = 16;
+/// Bytes of locked memory for messages of all connections of a port on an RDMA device: for as many queues of NVMe as
+/// there are connections, or for those of SRP of some 30 hosts.
+pub const DEVICE_INBOX_BYTES: usize = 512 << 20;
+/// The time without any progress of a connection on an RDMA device after which it ends. The device repeats for some
+/// seconds by itself, but waits without an end for a peer that is not ready.
+pub const DEVICE_STALL: Duration = Duration::from_secs(30);
+/// How often connections on an RDMA device are looked at.
+pub const DEVICE_TICK: Duration = Duration::from_secs(5);
+/// The time for the end of a connection on an RDMA device, in which the peer confirms it.
+pub const DEVICE_END: Duration = Duration::from_secs(15);

@@ -1,15 +1,18 @@
 //! An engine on its UDP socket or its link, which all protocols at its address share: peers name the service that they
-//! want.
+//! want. On an RDMA device, each protocol has a port of its own, because the device tells services apart.
 //!
 //! The check of a packet covers the header of IPv4, too. A socket that is not connected and does not fragment sends the
 //! identification 0, so the check can be computed here. One address is enough for peers whose RDMA device is software
 //! or an adapter: both send to the port 4791 of the address.
 
-use crate::address::{PortAddress, Site};
+use crate::address::{Place, PortAddress, Site};
 use crate::carrier::Carrier;
-use crate::engine::{ConnectionId, Engine, Event, Outgoing, Payload};
+use crate::device::port::DevicePort;
+use crate::engine::{Engine, Outgoing, Payload};
 use crate::icrc;
 use crate::live;
+use crate::provider::Provider;
+pub use crate::provider::Upper;
 use crate::socket::{NoSocket, Opened, OpenedCarrier, OtherSettings, ServiceInUse};
 use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
 use lunar_core::mem::{Chunks, Sg, Slice};
@@ -33,21 +36,6 @@ use std::time::Duration;
 /// The pause before memory for headers is asked for again.
 const SHORTAGE: Duration = Duration::from_millis(1);
 
-/// The protocol above a port.
-pub trait Upper {
-    /// A message of a connection has arrived.
-    fn message(&self, id: ConnectionId, bytes: &[u8]);
-
-    /// Something has happened.
-    fn event(&self, event: Event);
-
-    /// The socket or link has failed: nothing arrives any more.
-    fn failed(&self);
-
-    /// The address has trouble, which operators have to know; `None`: it has none any more.
-    fn trouble(&self, trouble: Option<String>);
-}
-
 /// The ports of a core, by their addresses.
 #[derive(Default)]
 struct Addresses(RefCell<BTreeMap<Site, Weak<Shared>>>);
@@ -70,12 +58,17 @@ struct Shared {
     services: RefCell<BTreeMap<u16, Weak<dyn Upper>>>,
 }
 
-/// The port of a protocol: its share of an engine.
+/// The port of a protocol: its share of an engine, or a port of its own on an RDMA device.
 pub struct Port {
-    shared: Rc<Shared>,
-    /// The TCP port of its service.
-    service: u16,
+    address: PortAddress,
+    kind: Kind,
+    reactor: Reactor,
     is_closed: Cell<bool>,
+}
+
+enum Kind {
+    Engine(Rc<Shared>),
+    Device(Rc<DevicePort>),
 }
 
 impl Port {
@@ -92,27 +85,52 @@ impl Port {
         record: Arc<dyn MetadataStore>,
         upper: Weak<dyn Upper>,
     ) -> io::Result<Rc<Self>> {
-        let addresses: Rc<Addresses> = reactor.common();
         let Opened { address, carrier } = opened;
+        let kind = match carrier {
+            Ok(OpenedCarrier::Device(listener)) => Kind::Device(DevicePort::attach(reactor, listener, upper)?),
+            Err(why) if matches!(address.place, Place::Device(_)) => {
+                return Err(io::Error::new(why.kind(), NoSocket { address, why }));
+            }
+            carrier => Kind::Engine(Self::share(reactor, &address, carrier, (seed, record), upper)?),
+        };
+        Ok(Rc::new(Self { address, kind, reactor: reactor.clone(), is_closed: Cell::default() }))
+    }
+
+    /// Shares an engine at an address, or starts one.
+    fn share(
+        reactor: &Reactor,
+        address: &PortAddress,
+        carrier: io::Result<OpenedCarrier>,
+        (seed, record): (u64, Arc<dyn MetadataStore>),
+        upper: Weak<dyn Upper>,
+    ) -> io::Result<Rc<Shared>> {
+        let addresses: Rc<Addresses> = reactor.common();
         let (site, service) = (address.site(), address.at.port());
         let known = addresses.0.borrow().get(&site).and_then(Weak::upgrade);
         let shared = match known.filter(|shared| !shared.carrier.closed.has_come()) {
-            Some(shared) if shared.address.link != address.link => {
+            Some(shared) if shared.address.place != address.place => {
                 return Err(io::Error::new(io::ErrorKind::AddrInUse, OtherSettings(site)));
             }
             Some(shared) => shared,
             None => {
                 let refused = |why: io::Error| io::Error::new(why.kind(), NoSocket { address: address.clone(), why });
-                let shared = Shared::start(reactor, &address, carrier.map_err(refused)?, seed, record)?;
+                let shared = Shared::start(reactor, address, carrier.map_err(refused)?, seed, record)?;
                 addresses.0.borrow_mut().insert(site, Rc::downgrade(&shared));
                 shared
             }
         };
         match shared.services.borrow_mut().entry(service) {
-            Entry::Occupied(_) => return Err(io::Error::new(io::ErrorKind::AddrInUse, ServiceInUse(address))),
+            Entry::Occupied(_) => {
+                return Err(io::Error::new(io::ErrorKind::AddrInUse, ServiceInUse(address.clone())));
+            }
             Entry::Vacant(free) => _ = free.insert(upper),
         }
-        Ok(Rc::new(Self { shared, service, is_closed: Cell::default() }))
+        Ok(shared)
+    }
+
+    /// The TCP port of its service.
+    fn service(&self) -> u16 {
+        self.address.at.port()
     }
 
     /// Takes requests for the service, as the device of the port with this number: its GUID is assigned locally.
@@ -123,24 +141,43 @@ impl Port {
         self.serve([LOCALLY_ASSIGNED, 0, 0, 0, a, b, c, d]);
     }
 
-    /// Takes requests for the service, as a device with this GUID.
+    /// Takes requests for the service, as a device with this GUID. A device of the kernel has its own, and passes
+    /// requests on from the beginning.
     pub fn serve(&self, guid: [u8; 8]) {
-        self.shared.engine.borrow_mut().serve(self.service, guid);
-        // Trouble that was found before has a name now.
-        self.shared.conflict.set(None);
-        self.shared.wake();
+        match &self.kind {
+            Kind::Engine(shared) => {
+                shared.engine.borrow_mut().serve(self.service(), guid);
+                // Trouble that was found before has a name now.
+                shared.conflict.set(None);
+                shared.wake();
+            }
+            Kind::Device(_) => {}
+        }
     }
 
-    /// Uses the engine, and sends what there is to send then.
-    pub fn with<T>(&self, act: impl FnOnce(&mut Engine, Instant) -> T) -> T {
-        let result = act(&mut self.shared.engine.borrow_mut(), self.shared.reactor.now());
-        self.shared.wake();
-        result
+    /// Uses the connections, and sends what there is to send then.
+    pub fn with<T>(&self, act: impl FnOnce(&mut dyn Provider, Instant) -> T) -> T {
+        let now = self.reactor.now();
+        match &self.kind {
+            Kind::Engine(shared) => {
+                let result = act(&mut *shared.engine.borrow_mut(), now);
+                shared.wake();
+                result
+            }
+            Kind::Device(port) => {
+                let result = act(&mut *port.connections.borrow_mut(), now);
+                port.wake();
+                result
+            }
+        }
     }
 
-    /// Looks at the engine.
-    pub fn look<T>(&self, look: impl FnOnce(&Engine) -> T) -> T {
-        look(&self.shared.engine.borrow())
+    /// Looks at the connections.
+    pub fn look<T>(&self, look: impl FnOnce(&dyn Provider) -> T) -> T {
+        match &self.kind {
+            Kind::Engine(shared) => look(&*shared.engine.borrow()),
+            Kind::Device(port) => look(&*port.connections.borrow()),
+        }
     }
 
     /// Ends the share of the protocol, whose connections have ended. The last protocol closes the socket or link:
@@ -149,9 +186,12 @@ impl Port {
         if self.is_closed.replace(true) {
             return;
         }
-        let shared = &self.shared;
-        shared.services.borrow_mut().remove(&self.service);
-        shared.engine.borrow_mut().withdraw(self.service);
+        let shared = match &self.kind {
+            Kind::Engine(shared) => shared,
+            Kind::Device(port) => return port.close(),
+        };
+        shared.services.borrow_mut().remove(&self.service());
+        shared.engine.borrow_mut().withdraw(self.service());
         if shared.services.borrow().is_empty() {
             shared.close();
         }
@@ -392,6 +432,6 @@ impl Shared {
 
 impl fmt::Debug for Port {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Port({}, service {})", self.shared.address.site(), self.service)
+        write!(f, "Port({}, service {})", self.address.site(), self.service())
     }
 }

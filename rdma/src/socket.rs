@@ -1,14 +1,17 @@
-//! The socket or the link of an address, as it is opened before it is attached to a core.
+//! The socket, the link or the device of an address, as it is opened before it is attached to a core.
 
-use crate::address::{PortAddress, Site};
+use crate::address::{DeviceName, Place, PortAddress, Site};
+use crate::device;
 use crate::ethernet::network::Network;
 use crate::wire::PORT;
 use lunar_link::{LinkAddress, MacAddress, OpenedLink};
 use lunar_reactor::endpoint::Endpoint;
 use lunar_reactor::endpoint::datagram::{DatagramSocket, UdpConfig};
+use lunar_verbs::library::manager::Identifier;
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, UdpSocket};
+use std::path::Path;
 
 /// The socket or link of an address, for one service.
 #[derive(Debug)]
@@ -27,6 +30,8 @@ pub enum OpenedCarrier {
     Socket(Endpoint),
     /// A link of frames, with the network of the address, and its MAC address if it is not that of the link.
     Link(OpenedLink, Network, Option<MacAddress>),
+    /// A listener at an address of an RDMA device, which needs no datagrams.
+    Device(Identifier),
 }
 
 impl Opened {
@@ -49,16 +54,22 @@ impl Opened {
 /// of this machine.
 pub fn open(address: &PortAddress) -> io::Result<Opened> {
     let ip = address.at.ip();
-    let carrier = match &address.link {
-        None => {
+    let carrier = match &address.place {
+        Place::Socket => {
             let config = UdpConfig { without_checksum: true, ..UdpConfig::new(SocketAddr::new(ip, PORT)) };
             DatagramSocket::udp(&config).map(|socket| OpenedCarrier::Socket(Endpoint::Datagram(socket)))
         }
         // The network of a virtual machine is not that of this one.
-        Some(on) if !matches!(on.link.address, LinkAddress::Unix { .. }) && is_of_host(ip) => {
+        Place::Link(on) if !matches!(on.link.address, LinkAddress::Unix { .. }) && is_of_host(ip) => {
             return Err(io::Error::new(io::ErrorKind::InvalidInput, OwnAddress));
         }
-        Some(on) => OpenedLink::open(&on.link).map(|link| OpenedCarrier::Link(link, on.network, on.link.mac)),
+        Place::Link(on) => OpenedLink::open(&on.link).map(|link| OpenedCarrier::Link(link, on.network, on.link.mac)),
+        Place::Device(name) if name.name().is_none() && is_interface(DeviceName::WORD) => {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, SameName));
+        }
+        Place::Device(name) => {
+            device::port::open(address.at, name.name()).map(OpenedCarrier::Device).map_err(io::Error::from)
+        }
     };
     Opened::new(address, carrier)
 }
@@ -72,6 +83,28 @@ fn is_of_host(address: IpAddr) -> bool {
     });
     source.is_ok_and(|source| source.ip() == address)
 }
+
+/// Whether this machine has a network interface of this name.
+fn is_interface(name: &str) -> bool {
+    Path::new("/sys/class/net").join(name).exists()
+}
+
+/// A network interface has the name that stands for RDMA devices.
+#[derive(Debug)]
+pub struct SameName;
+
+impl fmt::Display for SameName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = DeviceName::WORD;
+        write!(
+            f,
+            "this machine has a network interface named {word}: write `{word}:DEVICE` for an RDMA device, or rename \
+             the interface"
+        )
+    }
+}
+
+impl std::error::Error for SameName {}
 
 /// The address on a link is one of this machine, whose kernel would answer, too.
 #[derive(Debug)]
@@ -130,22 +163,27 @@ impl fmt::Display for NoSocket {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { address, why } = self;
         let ip = address.at.ip();
-        if let Some(on) = &address.link {
+        match &address.place {
             // The messages of links say what to do.
-            write!(f, "{ip} on {} cannot be used for RDMA: {why}", on.link.address)?;
-            return match why.kind() {
-                io::ErrorKind::AddrInUse | io::ErrorKind::ResourceBusy => {
-                    f.write_str(" (sections with this link in common need the same address and VLAN)")
-                }
-                _ => Ok(()),
-            };
+            Place::Link(on) => {
+                write!(f, "{ip} on {} cannot be used for RDMA: {why}", on.link.address)?;
+                return match why.kind() {
+                    io::ErrorKind::AddrInUse | io::ErrorKind::ResourceBusy => {
+                        f.write_str(" (sections with this link in common need the same address and VLAN)")
+                    }
+                    _ => Ok(()),
+                };
+            }
+            // So do those of devices.
+            Place::Device(device) => return write!(f, "{ip} on {device} cannot be used for RDMA: {why}"),
+            Place::Socket => {}
         }
         write!(f, "UDP port {PORT} of {ip} cannot be used for RDMA: {why}")?;
         match why.kind() {
             io::ErrorKind::AddrInUse => f.write_str(
                 " (an RDMA device of the kernel, as of rdma_rxe, uses it on all addresses, or another program has it: \
-                 remove the device, or use another address; with `link`, an address that no machine has is served \
-                 beside the device)",
+                 serve on the device with `link = \"verbs\"`, or remove it; with another `link`, an address that no \
+                 machine has is served beside the device)",
             ),
             io::ErrorKind::AddrNotAvailable => f.write_str(" (give this machine the address first)"),
             _ => Ok(()),
@@ -167,13 +205,13 @@ mod tests {
     fn on(address: [u8; 4], link: &str) -> PortAddress {
         let network = Network::new(address.into(), 24, None).expect("right");
         let link = OnLink::new(link.parse().expect(link), network, LinkSettings::default());
-        PortAddress { at: (address, 4420).into(), link: Some(Box::new(link)) }
+        PortAddress { at: (address, 4420).into(), place: Place::Link(Box::new(link)) }
     }
 
     #[test]
     fn a_socket_that_cannot_be_opened_is_explained() {
         let words = |kind: io::ErrorKind| NoSocket { address: at(1), why: kind.into() }.to_string();
-        assert!(words(io::ErrorKind::AddrInUse).contains("remove the device"));
+        assert!(words(io::ErrorKind::AddrInUse).contains("verbs"));
         let taken = ServiceInUse(at(1)).to_string();
         assert!(taken.contains("port 4420 of 192.0.2.1"), "{taken}");
         assert!(words(io::ErrorKind::AddrNotAvailable).starts_with("UDP port 4791 of 192.0.2.1"));
@@ -190,5 +228,14 @@ mod tests {
         let missing = open(&on([192, 0, 2, 77], "none0")).expect_err("there is no such interface").to_string();
         assert!(missing.contains("ip link"), "{missing}");
         assert!(OwnAddress.to_string().contains("leave `link` out"));
+    }
+
+    #[test]
+    fn a_missing_device_is_explained() {
+        let address = PortAddress { place: Place::Device(DeviceName::default()), ..at(1) };
+        let why = open(&address).expect_err("no device has such an address");
+        let words = NoSocket { address, why }.to_string();
+        assert!(words.starts_with("192.0.2.1 on verbs cannot be used for RDMA: "), "{words}");
+        assert!(is_interface("lo") && !is_interface("none0") && SameName.to_string().contains("verbs:DEVICE"));
     }
 }

@@ -93,7 +93,7 @@ fn open_port(spec: &LinkSpec) -> io::Result<OpenedPort> {
 
 /// Opens the socket or the link of the target for RDMA.
 fn open_rdma(address: &PortAddress) -> io::Result<Opened> {
-    if let Some(on) = &address.link {
+    if let Some(on) = address.link() {
         let link = open_link(&on.link).map(|link| OpenedCarrier::Link(link, on.network, on.link.mac));
         return Opened::new(address, link);
     }

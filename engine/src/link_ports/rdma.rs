@@ -1,8 +1,8 @@
 //! The keys that the sections of all ports over RDMA have in common: they say where a port is. Also their check, and
 //! their form on the command line.
 //!
-//! A port is at an IP address of this machine, whose datagrams a UDP socket carries, or at an address of its own on a
-//! link of frames.
+//! A port is at an IP address of this machine, whose datagrams a UDP socket carries, or at one of an RDMA device of
+//! this machine, or at an address of its own on a link of frames.
 
 use super::options::{PortOption, Written};
 use crate::command_line::{Draft, Given, OptionMistake};
@@ -12,7 +12,7 @@ use lunar_control::stations::{LinkName, StationAddress};
 use lunar_control::value::{Textual, ValueError, Whole};
 use lunar_link::address::AddressError;
 use lunar_link::{LinkAddress, MacAddress};
-use lunar_rdma::address::{LinkSettings, OnLink, PortAddress};
+use lunar_rdma::address::{DeviceName, LinkSettings, OnLink, Place, PortAddress};
 use lunar_rdma::ethernet::network::{Network, NetworkError};
 use sha2::{Digest, Sha256};
 use std::collections::HashMap;
@@ -39,7 +39,8 @@ macro_rules! rdma_section {
                 address: $crate::link_ports::RdmaAddress = lunar_control::section::required() => EndsSessions;
                 /// The link on which the port has an address of its own: a network interface (`eth0`), which needs the
                 /// capability CAP_NET_RAW; `tap:NAME`; or `unix:PATH,PEER`, where each datagram is a frame, for virtual
-                /// machines. Without this key, the UDP port 4791 of an address of this machine.
+                /// machines. `verbs` uses the RDMA device of this machine that has the address, `verbs:mlx5_0` that of
+                /// this name. Without this key, the UDP port 4791 of an address of this machine.
                 link: Option<lunar_control::stations::LinkName> = lunar_control::section::optional() => EndsSessions;
                 $($own)+
                 /// The port of the RDMA connection manager.
@@ -158,6 +159,24 @@ pub struct RdmaKeys<'a> {
 /// The words for a link through XDP.
 const TAKES_ALL: &str = "takes all IP packets of the interface from this machine: use the interface without `xdp:`";
 
+/// The value of `link`.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Linked {
+    /// A link of frames.
+    Frames(LinkAddress),
+    /// An RDMA device.
+    Device(DeviceName),
+}
+
+impl fmt::Display for Linked {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Frames(link) => link.fmt(f),
+            Self::Device(device) => device.fmt(f),
+        }
+    }
+}
+
 /// The link of this name. XDP chooses frames by their EtherType, and IP is not of RDMA only.
 fn link_of(text: &str) -> Result<Option<LinkAddress>, AddressError> {
     let link: LinkAddress = text.parse()?;
@@ -171,6 +190,8 @@ pub enum RdmaMistake {
     NoLink,
     /// This key is for ports on a link.
     ForLinks(&'static str),
+    /// An RDMA device has the address, whose network is that of the device.
+    NoPrefix,
     /// The name of the link is wrong.
     Link(AddressError),
     /// The link takes packets of this machine.
@@ -187,7 +208,7 @@ impl RdmaMistake {
             Self::ForLinks(key) => key,
             Self::Link(_) | Self::TakesAll => "link",
             Self::Network(NetworkError::Gateway(_)) => "gateway",
-            Self::NoLink | Self::Network(_) => "address",
+            Self::NoLink | Self::NoPrefix | Self::Network(_) => "address",
         }
     }
 }
@@ -196,7 +217,8 @@ impl fmt::Display for RdmaMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoLink => f.write_str("has a prefix: name the `link` of the address, or leave the prefix out"),
-            Self::ForLinks(_) => f.write_str("is for ports on a `link`"),
+            Self::ForLinks(_) => f.write_str("is for ports on a `link` of frames"),
+            Self::NoPrefix => f.write_str("has a prefix: an address of an RDMA device (`link = \"verbs\"`) has none"),
             Self::Link(why) => why.fmt(f),
             Self::TakesAll => f.write_str(TAKES_ALL),
             Self::Network(why) => why.fmt(f),
@@ -213,17 +235,20 @@ impl RdmaKeys<'_> {
     /// The keys do not fit.
     pub fn address(&self) -> Result<PortAddress, RdmaMistake> {
         let at = self.at();
-        let Some(link) = self.link else {
+        let device = self.link.and_then(|link| DeviceName::parse(link.as_str()));
+        let Some(link) = self.link.filter(|_| device.is_none()) else {
             let others = [
                 ("gateway", self.gateway.is_some()),
                 ("vlan", self.vlan.is_some()),
                 ("mac", self.mac.is_some()),
                 ("mtu", self.mtu.is_some()),
             ];
-            return match others.into_iter().find(|(_, is_given)| *is_given) {
-                Some((key, _)) => Err(RdmaMistake::ForLinks(key)),
-                None if self.address.prefix.is_some() => Err(RdmaMistake::NoLink),
-                None => Ok(PortAddress::of_host(at)),
+            return match (others.into_iter().find(|(_, is_given)| *is_given), device) {
+                (Some((key, _)), _) => Err(RdmaMistake::ForLinks(key)),
+                (None, None) if self.address.prefix.is_some() => Err(RdmaMistake::NoLink),
+                (None, Some(_)) if self.address.prefix.is_some() => Err(RdmaMistake::NoPrefix),
+                (None, None) => Ok(PortAddress::of_host(at)),
+                (None, Some(device)) => Ok(PortAddress { at, place: Place::Device(device) }),
             };
         };
         let link = link_of(link.as_str()).map_err(RdmaMistake::Link)?.ok_or(RdmaMistake::TakesAll)?;
@@ -236,7 +261,7 @@ impl RdmaKeys<'_> {
             mac: self.mac.map(|mac| MacAddress(mac.0)),
             mtu: self.mtu.map(|mtu| mtu.get() as usize),
         };
-        Ok(PortAddress { at, link: Some(Box::new(OnLink::new(link, network, settings))) })
+        Ok(PortAddress { at, place: Place::Link(Box::new(OnLink::new(link, network, settings))) })
     }
 
     /// The address at which hosts reach the port.
@@ -281,12 +306,12 @@ pub fn check_rdma<S: RdmaSection>(noun: &str, objects: &dyn Objects, find: &mut 
     }
 }
 
-/// A port over RDMA on the command line: `ADDRESS`, or `ADDRESS/PREFIX@LINK`.
+/// A port over RDMA on the command line: `ADDRESS`, or `ADDRESS/PREFIX@LINK`, or `ADDRESS@verbs`.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct RdmaArgument {
     /// The address.
     pub address: RdmaAddress,
-    link: Option<LinkAddress>,
+    link: Option<Linked>,
 }
 
 /// Why an argument is none.
@@ -308,7 +333,10 @@ impl fmt::Display for ArgumentError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Address(why) => why.fmt(f),
-            Self::Half => f.write_str("a prefix and a link belong together, as in 192.0.2.10/24@eth0"),
+            Self::Half => f.write_str(
+                "a prefix and a link of frames belong together, as in 192.0.2.10/24@eth0; an RDMA device needs no \
+                 prefix, as in 192.0.2.10@verbs",
+            ),
             Self::Link(why) => why.fmt(f),
             Self::TakesAll => f.write_str(TAKES_ALL),
             Self::Network(why) => why.fmt(f),
@@ -327,15 +355,19 @@ impl FromStr for RdmaArgument {
             None => (text, None),
         };
         let address = RdmaAddress::parse(address).map_err(ArgumentError::Address)?;
-        let link = match link {
-            Some(link) => Some(link_of(link).map_err(ArgumentError::Link)?.ok_or(ArgumentError::TakesAll)?),
+        let link = match link.map(|link| (link, DeviceName::parse(link))) {
+            Some((_, Some(device))) => Some(Linked::Device(device)),
+            Some((link, None)) => {
+                let link = link_of(link).map_err(ArgumentError::Link)?;
+                Some(Linked::Frames(link.ok_or(ArgumentError::TakesAll)?))
+            }
             None => None,
         };
         match (address.prefix, &link) {
-            (Some(prefix), Some(_)) => {
+            (Some(prefix), Some(Linked::Frames(_))) => {
                 Network::new(address.ip, prefix, None).map_err(ArgumentError::Network)?;
             }
-            (None, None) => {}
+            (None, None | Some(Linked::Device(_))) => {}
             _ => return Err(ArgumentError::Half),
         }
         Ok(Self { address, link })
@@ -441,7 +473,7 @@ mod tests {
             ..keys(&marks, "192.0.2.10/24", Some(&link))
         };
         let address = keys.address().expect("right");
-        let on = address.link.expect("it is on a link");
+        let on = address.link().expect("it is on a link");
         assert_eq!((on.link.vlan, on.link.mac.map(|mac| mac.0), on.link.mtu), (Some(7), Some(mac.0), Some(4200)));
         assert_eq!(on.network.next_hop([198, 51, 100, 1].into()), Some([192, 0, 2, 254].into()));
         assert_eq!((keys.site(), keys.at()), ("192.0.2.10/24 on eth0".into(), ([192, 0, 2, 10], 4420).into()));
@@ -450,10 +482,29 @@ mod tests {
     }
 
     #[test]
+    fn a_port_on_a_device_has_no_settings_of_links() {
+        let (marks, any) = (Marks::default(), LinkName::parse("verbs").expect("a name"));
+        let at = |link: &LinkName| keys(&marks, "192.0.2.1", Some(link)).address().map(|address| address.to_string());
+        assert_eq!(at(&any), Ok("192.0.2.1:4420 on verbs".into()));
+        assert_eq!(at(&LinkName::parse("verbs:rxe0").expect("a name")), Ok("192.0.2.1:4420 on verbs:rxe0".into()));
+        // These name interfaces.
+        for link in ["verbs0", "verbs:"] {
+            assert!(at(&LinkName::parse(link).expect("a name")).is_err(), "{link}");
+        }
+        let with_prefix = keys(&marks, "192.0.2.1/24", Some(&any)).address();
+        assert_eq!(with_prefix, Err(RdmaMistake::NoPrefix));
+        assert!(RdmaMistake::NoPrefix.to_string().contains("RDMA device"));
+        let with_mtu = RdmaKeys { mtu: Some(Whole::new(4200)), ..keys(&marks, "192.0.2.1", Some(&any)) };
+        assert_eq!(with_mtu.address(), Err(RdmaMistake::ForLinks("mtu")));
+    }
+
+    #[test]
     fn arguments_are_read_and_written() {
         for (text, shown) in [
             ("192.0.2.1", "192.0.2.1:4420"),
             ("192.0.2.10/24@eth0", "192.0.2.10:4420 on eth0"),
+            ("192.0.2.10@verbs", "192.0.2.10:4420 on verbs"),
+            ("192.0.2.10@verbs:rxe0", "192.0.2.10:4420 on verbs:rxe0"),
             ("2001:db8::1/64@unix:/a@b,/c", "[2001:db8::1]:4420 on unix:/a@b,/c"),
         ] {
             let argument: RdmaArgument = text.parse().expect(text);
@@ -462,6 +513,7 @@ mod tests {
         for (wrong, why) in [
             ("192.0.2.10@eth0", "belong together"),
             ("192.0.2.10/24", "belong together"),
+            ("192.0.2.10/24@verbs", "needs no prefix"),
             ("192.0.2.10/24@unix:/a", "unix:PATH,PEER"),
             ("192.0.2.10/24@xdp:eth0", "without `xdp:`"),
             ("192.0.2.0/24@eth0", "one station"),

@@ -73,6 +73,14 @@ impl PortProtocol for RdmaPorts {
         address.folders()
     }
 
+    fn devices(address: &PortAddress) -> Vec<PathBuf> {
+        address.devices()
+    }
+
+    fn preload(address: &PortAddress) {
+        address.preload();
+    }
+
     /// Hosts find subsystems through portal groups; there is no SCSI target port.
     fn port(_name: &str, _port: &NvmeRdma, _config: &Config) -> Option<FrontPort> {
         None
@@ -99,6 +107,10 @@ impl Front for NvmeRdmaFront {
 
     fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths {
         self.0.paths(config, runtime)
+    }
+
+    fn preload(&self, config: &Config) {
+        self.0.preload(config);
     }
 }
 

@@ -59,6 +59,14 @@ impl PortProtocol for SrpPorts {
         address.folders()
     }
 
+    fn devices(address: &PortAddress) -> Vec<PathBuf> {
+        address.devices()
+    }
+
+    fn preload(address: &PortAddress) {
+        address.preload();
+    }
+
     fn port(name: &str, port: &Srp, config: &Config) -> Option<FrontPort> {
         let names = port.names(name, config)?;
         let (group, name) = (port.group(config)?, names.port.scsi());

@@ -16,9 +16,10 @@ pub struct IserOptions;
 #[derive(Args, Debug, Default)]
 struct IserRequest {
     /// Serve the targets by iSCSI over RDMA (iSER, RoCEv2) at this IP address of this machine, without an RDMA device;
-    /// may be given several times. Its UDP port 4791 must be free. With /PREFIX@LINK, at an address of its own on this
-    /// link: eth0, tap:NAME or unix:PATH,PEER; an interface needs the capability CAP_NET_RAW
-    #[arg(id = "iser", long = "iser", value_name = "ADDRESS[/PREFIX@LINK]", value_parser = address)]
+    /// may be given several times. Its UDP port 4791 must be free. With @verbs, on the RDMA device of this machine that
+    /// has the address; with /PREFIX@LINK, at an address of its own on this link: eth0, tap:NAME or unix:PATH,PEER; an
+    /// interface needs the capability CAP_NET_RAW
+    #[arg(id = "iser", long = "iser", value_name = "ADDRESS[@verbs|/PREFIX@LINK]", value_parser = address)]
     addresses: Vec<RdmaArgument>,
 }
 

@@ -72,6 +72,14 @@ impl PortProtocol for IserPorts {
         address.folders()
     }
 
+    fn devices(address: &PortAddress) -> Vec<PathBuf> {
+        address.devices()
+    }
+
+    fn preload(address: &PortAddress) {
+        address.preload();
+    }
+
     /// The SCSI target ports are those of portal groups.
     fn port(_name: &str, _portal: &Iser, _config: &Config) -> Option<FrontPort> {
         None
@@ -98,6 +106,10 @@ impl Front for IserFront {
 
     fn paths(&self, config: &Config, runtime: &Path) -> FrontPaths {
         self.0.paths(config, runtime)
+    }
+
+    fn preload(&self, config: &Config) {
+        self.0.preload(config);
     }
 }
 

@@ -1,0 +1,109 @@
+//! The operations of the protocols above on the connections of a port, whatever provides them: the engine in user
+//! space, or an RDMA device. And what a port tells these protocols.
+
+use crate::engine::Engine;
+use crate::events::{Accept, ConnectionId, Event};
+use crate::requester::Message;
+use crate::wire::Remote;
+use lunar_core::mem::{Sg, SgMut};
+use lunar_core::time::Instant;
+
+/// The connections of a port. Operations of a connection take effect in the order in which they were queued; only a
+/// READ may complete after what was queued behind it.
+pub trait Provider {
+    /// Accepts a request; returns false if the peer has given up meanwhile, or if there is no room.
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool;
+
+    /// Rejects a request.
+    fn reject(&mut self, id: ConnectionId, private: &[u8]);
+
+    /// Sends a message; returns whether the connection is established.
+    fn send(&mut self, id: ConnectionId, message: Message) -> bool;
+
+    /// Writes into memory of the peer; returns whether the connection is established.
+    fn write(&mut self, id: ConnectionId, to: Remote, data: Sg) -> bool;
+
+    /// Reads memory of the peer, as much as there is room for; returns whether the connection is established.
+    fn read(&mut self, id: ConnectionId, from: Remote, into: SgMut, token: u64) -> bool;
+
+    /// One more message may come.
+    fn post(&mut self, id: ConnectionId);
+
+    /// Whether the peer allows READs: without them it can send no data to a target.
+    fn allows_reads(&self, id: ConnectionId) -> bool;
+
+    /// Bytes of messages and writes that are not acknowledged, and [`crate::limits::ENTRY_BYTES`] for each of them and
+    /// for each READ.
+    fn queued(&self, id: ConnectionId) -> usize;
+
+    /// Operations that were queued so far, and those of them that are acknowledged or complete; `None`: the connection
+    /// has ended.
+    fn counts(&self, id: ConnectionId) -> Option<(u64, u64)>;
+
+    /// Ends a connection. Its end is not reported.
+    fn disconnect(&mut self, id: ConnectionId, now: Instant);
+
+    /// Ends a connection, and reports its end as any other.
+    fn fail(&mut self, id: ConnectionId, now: Instant);
+}
+
+/// The protocol above a port.
+pub trait Upper {
+    /// A message of a connection has arrived.
+    fn message(&self, id: ConnectionId, bytes: &[u8]);
+
+    /// Something has happened.
+    fn event(&self, event: Event);
+
+    /// The socket or link has failed: nothing arrives any more.
+    fn failed(&self);
+
+    /// The address has trouble, which operators have to know; `None`: it has none any more.
+    fn trouble(&self, trouble: Option<String>);
+}
+
+impl Provider for Engine {
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
+        Self::accept(self, id, accept, now)
+    }
+
+    fn reject(&mut self, id: ConnectionId, private: &[u8]) {
+        Self::reject(self, id, private);
+    }
+
+    fn send(&mut self, id: ConnectionId, message: Message) -> bool {
+        Self::send(self, id, message)
+    }
+
+    fn write(&mut self, id: ConnectionId, to: Remote, data: Sg) -> bool {
+        Self::write(self, id, to, data)
+    }
+
+    fn read(&mut self, id: ConnectionId, from: Remote, into: SgMut, token: u64) -> bool {
+        Self::read(self, id, from, into, token)
+    }
+
+    fn post(&mut self, id: ConnectionId) {
+        Self::post(self, id);
+    }
+
+    fn allows_reads(&self, id: ConnectionId) -> bool {
+        Self::allows_reads(self, id)
+    }
+
+    fn queued(&self, id: ConnectionId) -> usize {
+        Self::queued(self, id)
+    }
+
+    fn counts(&self, id: ConnectionId) -> Option<(u64, u64)> {
+        Self::counts(self, id)
+    }
+
+    fn disconnect(&mut self, id: ConnectionId, now: Instant) {
+        Self::disconnect(self, id, now);
+    }
+
+    fn fail(&mut self, id: ConnectionId, now: Instant) {
+        Self::fail(self, id, now);
+    }
+}
