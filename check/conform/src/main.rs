@@ -176,6 +176,8 @@ enum Part {
     NvmeRdma,
     /// A Linux guest with iSCSI over software RoCE (iSER), on a network that loses packets
     Iser,
+    /// A Linux guest with SRP, iSER and NVMe/RDMA, whose target uses the RDMA device of the guest
+    Verbs,
     /// Scheduled Transfer between two processes
     St,
     /// SCSI over Scheduled Transfer: loss, crashes, reservations beside iSCSI, hostile packets
@@ -241,6 +243,7 @@ const ORDER: &[(Part, Drivers, usize)] = &[
     (Part::Srp, Drivers::First, WAITS),
     (Part::NvmeRdma, Drivers::First, WAITS),
     (Part::Iser, Drivers::First, WAITS),
+    (Part::Verbs, Drivers::First, WAITS),
     (Part::Ublk, Drivers::First, WAITS),
     (Part::UblkServer, Drivers::First, WAITS),
     (Part::Attach, Drivers::First, WAITS),
@@ -371,6 +374,7 @@ fn run_part(lab: &Lab, part: Part, driver: Driver, main_driver: bool) {
             Part::Srp => guest::srp(lab, driver),
             Part::NvmeRdma => guest::nvme_rdma(lab, driver),
             Part::Iser => guest::iser(lab, driver),
+            Part::Verbs => guest::verbs(lab, driver),
             Part::Ublk => guest::ublk(lab, driver),
             Part::UblkServer => guest::ublk_server(lab, driver),
             Part::Attach => guest::attach(lab, driver),
