@@ -56,7 +56,9 @@ Autochanger { Name = A; Device = F; Changer Device = $changer
   Changer Command = "/etc/bacula/scripts/mtx-changer %c %o %S %a %d" }
 Device { Name = F; Archive Device = $first; Media Type = LTO; Device Type = Tape; LabelMedia = yes
   Random Access = no; AutomaticMount = yes; RemovableMedia = yes; AlwaysOpen = yes; Autochanger = yes
-  Drive Index = 0; Maximum Block Size = 262144 }
+  Drive Index = 0; Maximum Block Size = 262144
+  # Behind a size, Bacula takes the next word of the line for its unit.
+}
 Messages { Name = M; director = d = all }
 END
 cat >$WORK/fd.conf <<END

@@ -103,7 +103,8 @@ struct Arguments {
     #[arg(long)]
     long: bool,
     /// Of the hostile neighbours, the comparisons and the guests with vhost-user, only those with this in their name;
-    /// of the images of Ceph, only the comparison with their library: `rbd --only figures`
+    /// of the images of Ceph, only the comparison with their library: `rbd --only figures`; of the tape library, only
+    /// the backup software: `tape --only bacula`
     #[arg(long)]
     only: Option<String>,
     /// Write the pictures of the page into this folder: docs/web, for the documentation

@@ -24,7 +24,9 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     ensure!(library.exists(), "lunar-tape is not built beside the target: cargo build -p lunar-tape");
     let kills = if lab.long { KILLS_LONG } else { KILLS };
     let settings = format!("DRIVER={}\nKILLS={kills}\n", driver.name());
-    guest(lab, driver, (&library, "tape-library", sysroot::ensure_with_devices), settings.clone());
+    if lab.only.as_deref() != Some("bacula") {
+        guest(lab, driver, (&library, "tape-library", sysroot::ensure_with_devices), settings.clone());
+    }
     if lab.long {
         guest(lab, driver, (&library, "bacula", sysroot::ensure_with_bacula), settings);
     }
