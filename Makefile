@@ -94,7 +94,7 @@ fuzz:
 conform:
 	@echo "== conform"
 	$(CARGO) build --bins --locked --features $(TESTING)
-	$${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
+	LUNAR_FEATURES=$(TESTING) $${CARGO_TARGET_DIR:-target}/debug/lunar-conform $(CONFORM)
 
 ## bench: benchmarks with plots, into check/bench/results/, and the performance model
 bench:

@@ -143,8 +143,8 @@ load "NVMe/RDMA: fio, 16 KiB, 8 deep, after a reset" --rw=randwrite --bs=16k --i
 nvme_off
 dmesg -C
 
-# At rest, the daemon sleeps: it has hardly any of the 500 ticks of five seconds, also on a machine that is emulated
-# slowly. It would have most of them if it polled.
+# At rest, the daemon sleeps: it has hardly any of the 500 ticks of five seconds. On a busy machine that emulates the guest
+# they can be 60; nearly all if it polled.
 ticks() {
     local stat
     read -ra stat <"/proc/$target/stat"
@@ -155,7 +155,7 @@ nvme_on -i 1
 sleep 3
 before=$(ticks)
 sleep 5
-try "a connection at rest takes no processor time" [ $(($(ticks) - before)) -le 50 ]
+try "a connection at rest takes no processor time" [ $(($(ticks) - before)) -le 200 ]
 
 kill_under_load "NVMe/RDMA" "): connected"
 nvme_off

@@ -463,18 +463,24 @@ fn build_folder() -> Result<PathBuf> {
     Ok(folder.to_owned())
 }
 
+/// The variable with the features of the build with checks.
+const FEATURES: &str = "LUNAR_FEATURES";
+
 /// Builds the target, in release or with checks.
 fn build(checked: bool) -> Result<PathBuf> {
     let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let mut command = Command::new(cargo);
     command.args(["build", "--locked"]).current_dir(root);
-    // The programs of the workspace were built with the same features before, for the tests.
     command.args(if checked {
         &["--bins"][..]
     } else {
         &["--release", "-p", "lunar", "-p", "lunar-st", "-p", "lunar-rbd", "-p", "lunar-tape"]
     });
+    // With those of the build of this program, the programs are there already.
+    if let Some(features) = std::env::var_os(FEATURES).filter(|_| checked) {
+        command.arg("--features").arg(features);
+    }
     let status = command.status().context("cannot start cargo")?;
     ensure!(status.success(), "the target does not build");
     Ok(build_folder()?.join(if checked { "debug/lunar" } else { "release/lunar" }))

@@ -157,6 +157,18 @@ pub(crate) fn processor_time(pid: u32) -> Result<Duration> {
     Ok(Duration::from_secs_f64(ticks as f64 / per_second as f64))
 }
 
+/// How often the threads of a process have waited for something: each wait ends with a wake-up.
+pub(crate) fn waits(pid: u32) -> Result<u64> {
+    let mut sum = 0;
+    for thread in std::fs::read_dir(format!("/proc/{pid}/task")).context("the process is gone")? {
+        // A thread that has ended meanwhile waits no more.
+        let Ok(status) = std::fs::read_to_string(thread?.path().join("status")) else { continue };
+        let count = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        sum += count.and_then(|count| count.trim().parse::<u64>().ok()).context("a thread counts its waits")?;
+    }
+    Ok(sum)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -182,5 +194,8 @@ mod tests {
     fn memory_and_time_of_this_process_are_known() {
         assert!(resident_bytes(std::process::id()).unwrap() > 1 << 16);
         assert!(processor_time(std::process::id()).is_ok());
+        let before = waits(std::process::id()).unwrap();
+        std::thread::sleep(Duration::from_millis(1));
+        assert!(waits(std::process::id()).unwrap() > before);
     }
 }
