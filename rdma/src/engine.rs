@@ -6,8 +6,7 @@
 
 use crate::connection::{Connection, Effect, Settings};
 use crate::limits::{
-    ACCEPT_TIME, CONNECTIONS_MAX, FAREWELLS_MAX, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE, MESSAGES_MAX, READS_MAX,
-    REPLIES, REPLY_INTERVAL, TIME_WAIT,
+    ACCEPT_TIME, FAREWELLS_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES, REPLY_INTERVAL, TIME_WAIT, admits,
 };
 use crate::live::Live;
 use crate::mad::{
@@ -369,10 +368,8 @@ impl Engine {
     /// Whether a peer may have another connection.
     fn has_room(&self, peer: IpAddr) -> bool {
         let is_half_open = |entry: &&Entry| matches!(entry.state, State::Requested | State::Replied(_));
-        let half_open = || self.entries.values().filter(is_half_open);
-        self.entries.len() < CONNECTIONS_MAX
-            && half_open().count() < HALF_OPEN_MAX
-            && half_open().filter(|entry| entry.peer == peer).count() < HALF_OPEN_OF_PEER_MAX
+        let half_open = self.entries.values().filter(is_half_open).map(|entry| entry.peer);
+        admits(peer, self.entries.len(), half_open)
     }
 
     /// A number that no connection has.

@@ -2,7 +2,7 @@ use super::*;
 use crate::connection::Why;
 use crate::golden::{self, Golden};
 use crate::icrc::Checker;
-use crate::limits::RETRIES;
+use crate::limits::{HALF_OPEN_MAX, RETRIES};
 use crate::responder::Receives;
 use crate::wire::Syndrome;
 use lunar_core::mem::Arena;

@@ -41,3 +41,4 @@ pub mod socket;
 pub mod testing;
 pub mod transfers;
 pub mod wire;
+mod work;

@@ -1,5 +1,6 @@
 //! Limits of what peers may cause.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// Connections of an address, with those that wait for their end: some thirty hosts with eight channels each.
@@ -67,3 +68,10 @@ pub const DEVICE_STALL: Duration = Duration::from_secs(30);
 pub const DEVICE_TICK: Duration = Duration::from_secs(5);
 /// The time for the end of a connection on an RDMA device, in which the peer confirms it.
 pub const DEVICE_END: Duration = Duration::from_secs(15);
+
+/// Whether a peer may have another connection, beside so many of all peers, and half-open ones of these.
+pub(crate) fn admits(peer: IpAddr, connections: usize, half_open: impl Iterator<Item = IpAddr> + Clone) -> bool {
+    connections < CONNECTIONS_MAX
+        && half_open.clone().count() < HALF_OPEN_MAX
+        && half_open.filter(|other| *other == peer).count() < HALF_OPEN_OF_PEER_MAX
+}

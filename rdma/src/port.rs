@@ -15,6 +15,7 @@ use crate::provider::Provider;
 pub use crate::provider::Upper;
 use crate::socket::{NoSocket, Opened, OpenedCarrier, OtherSettings, ServiceInUse};
 use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
+use crate::work::Work;
 use lunar_core::mem::{Chunks, Sg, Slice};
 use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
@@ -27,7 +28,6 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -50,8 +50,7 @@ struct Shared {
     conflict: Cell<Option<MacAddress>>,
     /// Memory for the headers of packets, and for messages of the connection manager.
     chunks: Chunks,
-    has_work: Cell<bool>,
-    driver: Cell<Option<Waker>>,
+    work: Work,
     /// The task that keeps the record of live connections.
     recorder: Cell<Option<Waker>>,
     /// The protocols above, by the TCP ports of their services.
@@ -221,8 +220,7 @@ impl Shared {
             carrier,
             conflict: Cell::default(),
             chunks: Chunks::default(),
-            has_work: Cell::new(false),
-            driver: Cell::default(),
+            work: Work::default(),
             recorder: Cell::default(),
             services: RefCell::default(),
         });
@@ -292,18 +290,17 @@ impl Shared {
 
     /// There may be something to send, or a timer may be earlier.
     fn wake(&self) {
-        self.has_work.set(true);
-        self.driver.take().into_iter().for_each(Waker::wake);
+        self.work.wake();
     }
 
     /// Sends packets and looks at timers, until the port is closed.
     async fn drive(self: Rc<Self>) {
         while !self.carrier.closed.has_come() {
-            self.has_work.set(false);
+            self.work.begin();
             let is_short = !self.send();
             let now = self.reactor.now();
             let at = if is_short { Some(now + SHORTAGE) } else { self.deadline() };
-            self.until_work(at).await;
+            self.work.until(&self.reactor, at, &self.carrier.closed).await;
             let now = self.reactor.now();
             let is_due = self.deadline().is_some_and(|deadline| deadline <= now);
             if is_due {
@@ -354,24 +351,6 @@ impl Shared {
                 );
             }
         }
-    }
-
-    /// Waits for work, but not longer than until this time.
-    async fn until_work(&self, at: Option<Instant>) {
-        let mut sleep = pin!(async {
-            match at {
-                Some(at) => self.reactor.sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        });
-        let wait = poll_fn(|cx| {
-            if self.has_work.get() {
-                return Poll::Ready(());
-            }
-            self.driver.set(Some(cx.waker().clone()));
-            sleep.as_mut().poll(cx)
-        });
-        self.carrier.closed.unless(wait).await;
     }
 
     /// Sends packets, as long as there is room; returns whether there was memory for them.

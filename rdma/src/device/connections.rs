@@ -4,8 +4,8 @@ use super::queue::{Depth, Queue};
 use crate::connection::Why;
 use crate::events::{Accept, ConnectionId, Ended, Event};
 use crate::limits::{
-    ACCEPT_TIME, CONNECTIONS_MAX, DEVICE_END, DEVICE_INBOX_BYTES, DEVICE_PIECES_MAX, DEVICE_READS_MAX, DEVICE_REQUESTS,
-    DEVICE_STALL, HALF_OPEN_MAX, HALF_OPEN_OF_PEER_MAX, IDLE,
+    ACCEPT_TIME, DEVICE_END, DEVICE_INBOX_BYTES, DEVICE_PIECES_MAX, DEVICE_READS_MAX, DEVICE_REQUESTS, DEVICE_STALL,
+    IDLE, admits,
 };
 use crate::mad::REQUEST_PRIVATE;
 use crate::provider::Provider;
@@ -200,10 +200,8 @@ impl Connections {
     /// Whether a peer may have another connection.
     fn has_room(&self, peer: IpAddr) -> bool {
         let is_half_open = |entry: &&Entry| matches!(entry.state, State::Requested | State::Accepted);
-        let half_open = || self.entries.values().filter(is_half_open);
-        self.entries.len() < CONNECTIONS_MAX
-            && half_open().count() < HALF_OPEN_MAX
-            && half_open().filter(|entry| entry.peer == peer).count() < HALF_OPEN_OF_PEER_MAX
+        let half_open = self.entries.values().filter(is_half_open).map(|entry| entry.peer);
+        admits(peer, self.entries.len(), half_open)
     }
 
     fn number(&mut self) -> ConnectionId {

@@ -6,8 +6,8 @@
 use super::connections::{Connections, Item};
 use crate::limits::DEVICE_TICK;
 use crate::provider::Upper;
+use crate::work::Work;
 use lunar_core::io::Completion;
-use lunar_core::time::Instant;
 use lunar_reactor::end::End;
 use lunar_reactor::op::{Handle, Op};
 use lunar_reactor::watch::Watch;
@@ -16,14 +16,11 @@ use lunar_verbs::error::DeviceError;
 use lunar_verbs::library::device::{CompletionChannel, Device};
 use lunar_verbs::library::manager::{EventChannel, Identifier};
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::BorrowedFd;
-use std::pin::pin;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
-use std::task::{Poll, Waker};
 
 /// Opens a listener at an address of a device, on any thread; `device` is the name of the device, if it has to be a
 /// certain one. Requests that come before the listener is attached wait.
@@ -50,8 +47,7 @@ pub(crate) struct DevicePort {
     reports: Handle,
     /// Items are being passed on.
     is_reporting: Cell<bool>,
-    has_work: Cell<bool>,
-    driver: Cell<Option<Waker>>,
+    work: Work,
     closed: End,
 }
 
@@ -75,8 +71,7 @@ impl DevicePort {
             events,
             reports,
             is_reporting: Cell::default(),
-            has_work: Cell::default(),
-            driver: Cell::default(),
+            work: Work::default(),
             closed: End::default(),
         });
         let watch: Rc<dyn Watch> = port.clone();
@@ -98,8 +93,7 @@ impl DevicePort {
 
     /// There may be work to post.
     pub(crate) fn wake(&self) {
-        self.has_work.set(true);
-        self.driver.take().into_iter().for_each(Waker::wake);
+        self.work.wake();
     }
 
     /// Waits until a channel has something; returns whether it is still there.
@@ -191,14 +185,14 @@ impl DevicePort {
     async fn drive(self: Rc<Self>) {
         let mut next_tick = None;
         while !self.closed.has_come() {
-            self.has_work.set(false);
+            self.work.begin();
             let now = self.reactor.now();
             self.connections.borrow_mut().pump(now);
             self.report();
             let is_empty = self.connections.borrow().is_empty();
             let at = if is_empty { None } else { Some(next_tick.unwrap_or(now + DEVICE_TICK)) };
             next_tick = at;
-            self.until_work(at).await;
+            self.work.until(&self.reactor, at, &self.closed).await;
             let now = self.reactor.now();
             if next_tick.is_some_and(|at| at <= now) {
                 next_tick = None;
@@ -206,24 +200,6 @@ impl DevicePort {
                 self.report();
             }
         }
-    }
-
-    /// Waits for work, but not longer than until this time.
-    async fn until_work(&self, at: Option<Instant>) {
-        let mut sleep = pin!(async {
-            match at {
-                Some(at) => self.reactor.sleep_until(at).await,
-                None => std::future::pending().await,
-            }
-        });
-        let wait = poll_fn(|cx| {
-            if self.has_work.get() {
-                return Poll::Ready(());
-            }
-            self.driver.set(Some(cx.waker().clone()));
-            sleep.as_mut().poll(cx)
-        });
-        self.closed.unless(wait).await;
     }
 
     /// Ends all connections, and closes the channels.
