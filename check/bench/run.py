@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from harness import ethernet, fitting, handler, measure, network, nvme, offload, report, rows, tape, targets, vfio  # noqa: E402
+from harness import ethernet, fitting, handler, measure, network, nvme, offload, report, rows, tape, targets, vfio, vhost  # noqa: E402
 from harness.rows import Row  # noqa: E402
 from harness.targets import Floor, Setup, Target, Unavailable  # noqa: E402
 
@@ -30,6 +30,7 @@ PROTOCOLS = {
     "iscsi": (targets.KINDS, rows.rows),
     "nvme-tcp": (nvme.KINDS, nvme.rows),
     "vfio-user": (vfio.KINDS, vfio.rows),
+    "vhost-user": (vhost.KINDS, vhost.rows),
     "ethernet": (ethernet.KINDS, ethernet.rows),
     "handler": (handler.KINDS, handler.rows),
     "tape": (tape.KINDS, tape.rows),
@@ -39,7 +40,7 @@ MODEL_TARGETS = ("lunar", "floor")
 # Those without idle sessions and memory of units.
 ROWS_ONLY = ("ethernet", "handler", "tape")
 # Protocols with additional measurements of their own.
-EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras}
+EXTRAS = {"nvme-tcp": nvme.extras, "vfio-user": vfio.extras, "vhost-user": vhost.extras}
 
 
 def arguments() -> argparse.Namespace:

@@ -139,6 +139,8 @@ def extras(found: dict) -> list[str]:
     failed = [f"\n{what}: failed ({why.strip().splitlines()[-1]})" for what, why in more["failed"].items()]
     if "idle_controllers" in more:
         return controllers(more) + failed
+    if "idle_machines" in more:
+        return machines(more) + failed
     lines = ["", "## Idle sessions and units", ""]
     body = []
     for name, percent in more["idle_cpu_percent"].items():
@@ -172,10 +174,21 @@ def controllers(more: dict) -> list[str]:
     return lines
 
 
+def machines(more: dict) -> list[str]:
+    body = []
+    for name, percent in more["idle_cpu_percent"].items():
+        idle = more["idle_machines"].get(name)
+        cells = [f"{idle['cpu_percent']:.2f} %", f"{idle['bytes_per_machine'] / 1024:.1f} KiB"] if idle else ["", ""]
+        body.append([name, f"{percent:.2f} %", *cells])
+    head = ["target", "CPU without connections", "CPU with 64 idle machines", "memory of a machine with one queue"]
+    return ["", "## Idle machines", "", *table(head, body)]
+
+
 TITLES = {
     "iscsi": "iSCSI over loopback",
     "nvme-tcp": "NVMe/TCP over loopback",
     "vfio-user": "Controllers of virtual machines (vfio-user), in shared memory",
+    "vhost-user": "Virtio disks of virtual machines (vhost-user), in shared memory",
     "handler": "A handler that stores nothing, and the null store, over iSCSI",
     "tape": "A drive of the tape library, and the file store on the same file system, over iSCSI",
     "ethernet": "One Ethernet link (a veth pair): {link}",

@@ -252,11 +252,16 @@ class Spdk(Target):
         self.rpc_path.unlink(missing_ok=True)
         command = [f"{tree}/build/bin/{self.program}", "-m", f"[{TARGET_CPU}]", "--no-huge", "-s", "2048", "--no-pci"]
         command += ["--disable-cpumask-locks", "-i", str(self.port), "-r", str(self.rpc_path), "--wait-for-rpc"]
+        command += self.program_arguments()
         # SPDK pins its own threads; other threads of the process must not run on the target's CPU.
         self.spawn(command, pin=False)
         wait_for(self.program, self.rpc_path.exists, self.process, self.log)
         self.rpc("sock_set_default_impl", impl_name=os.environ.get("LUNAR_BENCH_SPDK_SOCK", "posix"))
         self.configure()
+
+    def program_arguments(self) -> list[str]:
+        """More arguments of the program."""
+        return []
 
     def configure(self) -> None:
         """Creates the units."""

@@ -44,9 +44,7 @@ load() {
     fio=$!
 }
 
-for module in /test/attach/modules/*; do
-    insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded"
-done
+modules_of /test/attach/modules
 if [ ! -e /dev/ublk-control ]; then
     echo "@skip attach: this kernel has no ublk_drv"
     finish

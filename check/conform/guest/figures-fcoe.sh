@@ -7,7 +7,7 @@
 LUNAR_NAME=50:00:00:00:00:12:34:01
 LIO_NAME=20:00:52:54:00:12:34:06
 
-load_modules
+modules_of "$HERE/modules"
 # pair INITIATOR-MAC TARGET-MAC NAME
 pair() {
     ip link add "${3}0" address "$1" type veth peer name "${3}1" address "$2"

@@ -6,7 +6,7 @@
 
 NQN=nqn.2026-01.io.lunar.conform:figures
 
-load_modules
+modules_of "$HERE/modules"
 serve "[volume.block]
 kind = \"block\"
 path = \"/dev/nvme0n2\"

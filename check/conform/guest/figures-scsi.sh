@@ -6,7 +6,7 @@
 
 NAME=iqn.2026-01.io.lunar.conform
 
-load_modules scsi_debug
+modules_of "$HERE/modules" scsi_debug
 insmod "$held" ptype=0 num_tgts=3 max_luns=1 dev_size_mb=64 delay=0
 daemon 60
 # Three equal disks: host, channel, target, LUN.

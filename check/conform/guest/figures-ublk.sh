@@ -4,7 +4,7 @@
 . /test/figures.sh
 . /test/settings # DRIVER
 
-load_modules null_blk
+modules_of "$HERE/modules" null_blk
 insmod "$held" nr_devices=1 gb=1 queue_mode=2
 mkdir -p /tmp/files
 mount -t tmpfs -o size=512M none /tmp/files

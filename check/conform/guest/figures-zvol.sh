@@ -34,7 +34,7 @@ copies() {
 for module in spl zfs; do
     insmod "$HERE/$module.ko" || { bad "load $module"; finish; }
 done
-load_modules
+modules_of "$HERE/modules"
 mkdir -p /run/udev /tmp/files
 /usr/lib/systemd/systemd-udevd --daemon
 mount -t tmpfs -o size=900M none /tmp/files

@@ -13,15 +13,6 @@ LOADS=(
     "128 KiB write, depth 8:write:128k:8"
 )
 
-load_modules() {
-    local module
-    for module in "$HERE"/modules/*; do
-        case $module in
-        *"-${1:-none}.ko") held=$module ;;
-        *) insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded" ;;
-        esac
-    done
-}
 # busy FILE: the time in which the processors worked, in microseconds, of a copy of /proc/stat. A tick is 10 ms.
 busy() { awk '/^cpu / { print ($2 + $3 + $4 + $7 + $8) * 10000 }' "$1"; }
 # measured DISK DIRECTION BYTES DEPTH: commands per second, and microseconds of the processors for each. The start and
@@ -128,21 +119,22 @@ namespaces() {
         done
     done
 }
-# serve TEXT: starts the daemon with these sections of its configuration.
+# serve TEXT [NAME]: starts a daemon with these sections of its configuration. Daemons have names if there are several.
 serve() {
-    mkdir -p /tmp/state
-    cat >/tmp/lunar.toml <<END
+    local name=${2:-lunar}
+    mkdir -p "/tmp/state-$name"
+    cat >"/tmp/$name.toml" <<END
 [server]
 cores = 1
 memory = "64M"
 driver = "${DRIVER//_/-}"
-state = "/tmp/state"
+state = "/tmp/state-$name"
 [api]
-socket = "/tmp/lunar.sock"
+socket = "/tmp/$name.sock"
 $1
 END
-    chmod 600 /tmp/lunar.toml
-    "$LUNAR" daemon --config /tmp/lunar.toml >>"$LOG" 2>&1 &
+    chmod 600 "/tmp/$name.toml"
+    "$LUNAR" daemon --config "/tmp/$name.toml" >>"$LOG" 2>&1 &
     target=$!
-    eventually "$LUNAR" status --socket /tmp/lunar.sock || { tail -n 20 "$LOG"; bad "the daemon serves"; finish; }
+    eventually "$LUNAR" status --socket "/tmp/$name.sock" || { tail -n 20 "$LOG"; bad "the daemon serves"; finish; }
 }

@@ -5,7 +5,7 @@
 . /test/suite.sh
 . /test/settings # TARGET SECRET_TARGET PORTAL CHAP_USER CHAP_SECRET NQN
 
-load_modules ib_iser
+modules_of /test/rdma/modules ib_iser
 dmesg -C
 
 node() { iscsiadm -m node -T "${target_name:-$TARGET}" -p "$PORTAL" "$@"; }

@@ -209,3 +209,13 @@ restarts_under_load() {
     done
     equal "no I/O error" "" "$(dmesg | grep 'I/O error')"
 }
+# modules_of FOLDER [HELD]: loads the modules in it but the held one, whose file is in $held.
+modules_of() {
+    local module
+    for module in "$1"/*; do
+        case $module in
+        *"-${2:-none}.ko") held=$module ;;
+        *) insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded" ;;
+        esac
+    done
+}

@@ -13,7 +13,7 @@ card() {
 }
 lan=$(card 52:54:00:12:34:02)
 lan2=$(card 52:54:00:12:34:03)
-load_modules none
+modules_of /test/rdma/modules
 mkdir -p /etc/nvme
 id=$(cat /proc/sys/kernel/random/uuid)
 echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn

@@ -3,7 +3,7 @@
 . /test/rdma.sh
 . /test/settings # NQN PORT SECRET_NQN HOSTNQN HOST_KEY CONTROLLER_KEY OTHER_KEY
 
-load_modules nvme_rdma
+modules_of /test/rdma/modules nvme_rdma
 mkdir -p /etc/nvme
 id=$(cat /proc/sys/kernel/random/uuid)
 echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn

@@ -3,16 +3,6 @@
 LUNAR=/test/rdma/lunar
 LOG=/tmp/lunar.log
 
-# load_modules HELD: loads the modules except this one, whose file is in $held.
-load_modules() {
-    local module
-    for module in /test/rdma/modules/*; do
-        case $module in
-        *"-$1.ko") held=$module ;;
-        *) insmod "$module" 2>/dev/null || [ -d "/sys/module/$(basename "${module#*-}" .ko)" ] || echo "$module: not loaded" ;;
-        esac
-    done
-}
 # network MTU: sets the MTU of both ends.
 network() {
     ip link set rdma0 mtu "$1"

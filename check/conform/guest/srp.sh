@@ -6,7 +6,7 @@
 . /test/two_paths.sh
 . /test/settings # GUID INITIATOR TARGET PORTAL (iSCSI)
 
-load_modules ib_srp
+modules_of /test/rdma/modules ib_srp
 
 # unit LUN: the disk of this LUN.
 unit() {

@@ -5,7 +5,7 @@
 . /test/initiator.sh
 . /test/settings # TARGET NQN GUID ADDRESS DRIVER
 
-load_modules none
+modules_of /test/rdma/modules
 mkdir -p /etc/nvme /tmp/state
 id=$(cat /proc/sys/kernel/random/uuid)
 echo "nqn.2014-08.org.nvmexpress:uuid:$id" >/etc/nvme/hostnqn

@@ -104,7 +104,7 @@ struct Arguments {
     long: bool,
     /// Of the hostile neighbours, the comparisons and the guests with vhost-user, only those with this in their name;
     /// of the images of Ceph, only the comparison with their library: `rbd --only figures`; of the tape library, only
-    /// the backup software: `tape --only bacula`
+    /// the backup software: `tape --only bacula`; of ZFS, fills and suites, with few kills: `zfs --only fills`
     #[arg(long)]
     only: Option<String>,
     /// Write the pictures of the page into this folder: docs/web, for the documentation

@@ -59,7 +59,9 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
     let folder = lab.scratch.join(format!("own-{}", driver.name()));
     let sockets = folder.to_str().context("the scratch folder's name is not UTF-8")?;
     let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN, "--vm", "own", "--vm-folder", sockets];
-    let mut target = Target::start(lab, &Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags))?;
+    let disk = ["--vhost-blk", "own", "--vhost-folder", sockets];
+    let spec = Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags).flags(&disk);
+    let mut target = Target::start(lab, &spec)?;
     let program = lab.built()?.to_str().context("the program's name is not UTF-8")?;
     let (iscsi, nvme) = (target.url(0), format!("nvme-tcp://{at}/{NQN}/1"));
     expect_text(&tool(program, &["bench", "--list", &format!("nvme-tcp://{at}")])?, NQN)?;
@@ -67,10 +69,11 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
         let common = ["bench", url, "--warmup", "0", "--verify", "--size", "16M", "--timeout", "10"];
         tool(program, &[&common, more].concat())
     };
-    let vm = format!("vfio-user:{sockets}/own");
+    let (vm, disk) = (format!("vfio-user:{sockets}/own"), format!("vhost-user:{sockets}/own.sock"));
     let (write_time, read_time, time) = if lab.whole { ("3", "1", "0.5") } else { ("1", "0.5", "0.2") };
     // Each pair has a seed of its own, so data that an earlier pair wrote does not verify.
-    for (seed, (writer, reader)) in (7_u32..).zip([(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm)]) {
+    let pairs = [(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm), (&disk, &nvme), (&iscsi, &disk)];
+    for (seed, (writer, reader)) in (7_u32..).zip(pairs) {
         let seed = seed.to_string();
         bench(writer, &["--rw", "write", "--bs", "64k", "--seed", &seed, "--time", write_time])?;
         bench(reader, &["--rw", "randread", "--bs", "4k", "--seed", &seed, "--time", read_time])?;
@@ -96,6 +99,15 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
             bench(&vm, &[more, &common].concat())?;
             bench(&vm, &[more, &common, &["--spin"]].concat())?;
         }
+    }
+    for more in [
+        &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"][..],
+        &["--rw", "randrw", "--bs", "16k", "--depth", "1"],
+        &["--rw", "rw", "--bs", "1M", "--depth", "4", "--sessions", "2"],
+        &["--rw", "randrw", "--depth", "700", "--sessions", "3"],
+    ] {
+        bench(&disk, &[more, &["--time", time]].concat())?;
+        bench(&disk, &[more, &["--time", time, "--spin"]].concat())?;
     }
     target.healthy()?;
     target.stop()

@@ -126,6 +126,15 @@ impl<S: StreamSession> Session for Connection<S> {
     }
 }
 
+/// Checks that a connection is open whose peer sends nothing but replies: anything to read is its end.
+pub(crate) fn check_open(socket: &impl AsFd) -> Result<(), ConnectionLost> {
+    let mut fds = [PollFd::new(socket, PollFlags::IN)];
+    match poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })) {
+        Ok(1..) => Err(ConnectionLost(io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the target"))),
+        _ => Ok(()),
+    }
+}
+
 /// Waits until one of the sockets is readable, or writable where that is requested.
 fn wait(sockets: &[(&TcpStream, bool)], deadline: Instant) -> Result<()> {
     let mut fds: Vec<PollFd<'_>> = (sockets.iter())

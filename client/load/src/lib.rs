@@ -1,10 +1,9 @@
-//! The load generator: loads one unit of an iSCSI, NVMe/TCP, vfio-user or ATA over Ethernet target from one thread,
-//! over one or many sessions or queues.
+//! The load generator: loads one unit of a target from one thread, over one or many sessions or queues.
 //!
 //! [`run`] runs a load and returns a [`Report`]; [`command`] is `lunar bench`.
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
-//! * `iscsi`, `nvme`, `vfio`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their common interface;
+//! * `iscsi`, `nvme`, `vfio`, `vhost`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their common interface;
 //!   `lan`: those on Ethernet frames
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
@@ -34,6 +33,7 @@ mod target;
 pub mod url;
 pub mod verify;
 mod vfio;
+mod vhost;
 
 pub use options::Options;
 pub use report::Report;
@@ -99,6 +99,7 @@ pub fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
         Protocol::Iscsi => iscsi::discover(&options.url, options.offer(None, 0), options.timeout),
         Protocol::NvmeTcp => nvme::discover(options),
         Protocol::VfioUser => bail!("--list needs a network protocol: a vfio-user socket has one controller"),
+        Protocol::VhostUser => bail!("--list needs a network protocol: a vhost-user socket has one disk"),
         Protocol::Aoe => bail!("--list needs a network protocol with discovery: aoe-discover lists AoE targets"),
         Protocol::Fcoe => bail!("--list needs a network protocol with discovery: ports on an Ethernet find each other"),
         Protocol::St => bail!("--list needs a network protocol with discovery: Scheduled Transfer has none"),
@@ -124,6 +125,7 @@ pub fn run(options: &Options) -> Result<Report> {
             run_sessions(options, nvme::open, nvme::close)
         }
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),
+        Protocol::VhostUser => run_sessions(options, vhost::open, vhost::close),
         Protocol::Aoe => run_sessions(options, aoe::open, lan::close),
         Protocol::Fcoe => run_sessions(options, fcoe::open, lan::close),
         Protocol::St => run_sessions(options, st::open, lan::close),

@@ -145,12 +145,12 @@ pub struct Prediction {
     pub speed: f64,
 }
 
-/// The options of a load on one unit of an iSCSI, NVMe/TCP or vfio-user target.
+/// The options of a load on one unit of a target.
 #[derive(Args, Clone, Debug)]
 pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
-                  vfio-user:/SOCKET[#NAMESPACE], aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
+                  vfio-user:/SOCKET[#NAMESPACE], vhost-user:/SOCKET, aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
                   st:udp:ADDRESS:PORT[#LUN] or st:LINK@MAC[#LUN]; without a name the first target that discovery \
                   returns")]
     pub url: Url,
@@ -410,6 +410,19 @@ impl Options {
                 Err(format!("{option} is for network protocols: a vfio-user socket has one controller"))
             }
             None => Ok(()),
+        }
+    }
+
+    /// Checks that all options apply to vhost-user.
+    ///
+    /// # Errors
+    /// A message that names the option that does not.
+    pub fn check_for_vhost_user(&self) -> Result<(), String> {
+        self.check_for_vfio_user()
+            .map_err(|why| why.replace("a vfio-user socket has one controller", "a vhost-user socket has one disk"))?;
+        match self.fua {
+            true => Err("--fua: a virtio disk has no FUA: use --flush-every".to_owned()),
+            false => Ok(()),
         }
     }
 

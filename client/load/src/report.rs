@@ -75,6 +75,8 @@ pub enum Negotiated {
     /// Those of the controller.
     VfioUser(MemoryQueues),
     /// Those of the disk.
+    VhostUser(Rings),
+    /// Those of the disk.
     Aoe(FrameWindow),
     /// Those of the port.
     Fcoe(ExchangeWindow),
@@ -89,7 +91,8 @@ impl Negotiated {
         match self {
             Self::Iscsi(agreed) => agreed.window,
             Self::NvmeTcp(queues) => queues.window,
-            Self::VfioUser(rings) => rings.window,
+            Self::VfioUser(queues) => queues.window,
+            Self::VhostUser(rings) => rings.window,
             Self::Aoe(frames) => frames.window,
             Self::Fcoe(frames) => frames.window,
             Self::St(transfers) => transfers.window,
@@ -196,6 +199,17 @@ pub struct MemoryQueues {
     pub window: u32,
 }
 
+/// The parameters of a vhost-user disk.
+#[derive(Clone, Debug, Serialize)]
+pub struct Rings {
+    /// The longest transfer of a command, in bytes.
+    pub max_transfer: u32,
+    /// The number of entries of a ring.
+    pub entries: u16,
+    /// The number of commands that a ring holds.
+    pub window: u32,
+}
+
 /// The logins of the idle sessions.
 #[derive(Clone, Debug, Serialize)]
 pub struct Logins {
@@ -236,7 +250,7 @@ pub struct Report {
     pub flushes: CommandStats,
     /// The first commands after a pause.
     pub after_rest: CommandStats,
-    /// Doorbells that were sent as messages (vfio-user).
+    /// Doorbells that were sent as messages (vfio-user), and notifications by eventfd (vhost-user).
     pub rings: u64,
     /// The CPU time of the run.
     pub cost: Cost,

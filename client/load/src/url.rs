@@ -1,5 +1,5 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
-//! `vfio-user:/socket[#namespace]`, `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`,
+//! `vfio-user:/socket[#namespace]`, `vhost-user:/socket`, `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`,
 //! `st:udp:address:port[#lun]` or `st:link@mac[#lun]`.
 
 use lunar_aoe::wire::{Address, NotAnAddress};
@@ -19,6 +19,8 @@ pub enum Protocol {
     NvmeTcp,
     /// NVMe over vfio-user.
     VfioUser,
+    /// A disk (virtio-blk) over vhost-user.
+    VhostUser,
     /// ATA over Ethernet.
     Aoe,
     /// Fibre Channel over Ethernet.
@@ -36,6 +38,7 @@ impl Protocol {
             Self::Iscsi => "iscsi",
             Self::NvmeTcp => "nvme-tcp",
             Self::VfioUser => "vfio-user",
+            Self::VhostUser => "vhost-user",
             Self::Aoe => "aoe",
             Self::Fcoe => "fcoe",
             Self::St => "st",
@@ -48,7 +51,7 @@ impl Protocol {
         match self {
             Self::Iscsi => 3260,
             Self::NvmeTcp => 4420,
-            Self::VfioUser | Self::Aoe | Self::Fcoe | Self::St => 0,
+            Self::VfioUser | Self::VhostUser | Self::Aoe | Self::Fcoe | Self::St => 0,
         }
     }
 
@@ -57,6 +60,8 @@ impl Protocol {
         match self {
             Self::Iscsi => 0..=0x3fff,
             Self::NvmeTcp | Self::VfioUser => 1..=0xffff_fffe,
+            // A socket has one disk.
+            Self::VhostUser => 0..=0,
             // Shelf and slot.
             Self::Aoe => 0..=0xff_ffff,
             // Peripheral device addressing.
@@ -73,8 +78,8 @@ const FABRIC: &str = ",fabric";
 pub struct Url {
     /// The protocol.
     pub protocol: Protocol,
-    /// Host name or address, IPv6 without brackets. For vfio-user: the path of the socket, or of a folder with a socket
-    /// `cntrl`. For protocols on Ethernet frames: the link. For Scheduled Transfer over UDP: `udp:ADDRESS:PORT`.
+    /// Host name or address, IPv6 without brackets. For vhost-user: the path of the socket; for vfio-user also that of
+    /// a folder with a socket `cntrl`. For protocols on Ethernet frames: the link. For Scheduled Transfer over UDP: `udp:ADDRESS:PORT`.
     pub host: String,
     /// The TCP port.
     pub port: u16,
@@ -99,6 +104,13 @@ impl Url {
         }
         let unit = unit_of(unit, Protocol::VfioUser)?;
         Ok(Self { protocol: Protocol::VfioUser, host: path.to_owned(), port: 0, target: None, unit })
+    }
+
+    fn of_disk(path: &str) -> Result<Self, String> {
+        if path.is_empty() {
+            return Err("vhost-user: the path of the socket is missing".to_owned());
+        }
+        Ok(Self { protocol: Protocol::VhostUser, host: path.to_owned(), port: 0, target: None, unit: 0 })
     }
 
     fn of_link(rest: &str) -> Result<Self, String> {
@@ -174,6 +186,9 @@ impl FromStr for Url {
         if let Some(rest) = text.strip_prefix("vfio-user:") {
             return Self::of_socket(rest);
         }
+        if let Some(path) = text.strip_prefix("vhost-user:") {
+            return Self::of_disk(path);
+        }
         if let Some(rest) = text.strip_prefix("aoe:") {
             return Self::of_link(rest);
         }
@@ -188,7 +203,7 @@ impl FromStr for Url {
             .ok_or_else(|| {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
-                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor \
+                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor vhost-user:/SOCKET nor \
                      aoe:LINK:SHELF.SLOT nor fcoe:LINK[,fabric][@WWPN][#LUN] nor \
                      st:udp:ADDRESS:PORT[#LUN] nor st:LINK@MAC[#LUN]"
                 )
@@ -245,6 +260,9 @@ impl fmt::Display for Url {
         if self.protocol == Protocol::VfioUser {
             return write!(f, "{scheme}:{}#{}", self.host, self.unit);
         }
+        if self.protocol == Protocol::VhostUser {
+            return write!(f, "{scheme}:{}", self.host);
+        }
         if self.protocol == Protocol::Aoe {
             return write!(f, "{scheme}:{}:{}", self.host, self.address());
         }
@@ -278,6 +296,7 @@ mod tests {
             ("nvme-tcp://a", "a", 4420, None, 1),
             ("vfio-user:/run/vm/cntrl", "/run/vm/cntrl", 0, None, 1),
             ("vfio-user:here#7", "here", 0, None, 7),
+            ("vhost-user:/run/vhost/web", "/run/vhost/web", 0, None, 0),
             ("aoe:eth0:1.2", "eth0", 0, None, 0x102),
             ("aoe:unix:/a,/b:65534.254", "unix:/a,/b", 0, None, 0xff_fefe),
             ("fcoe:eth0", "eth0", 0, None, 0),
@@ -317,6 +336,7 @@ mod tests {
             "vfio-user:",
             "vfio-user:#2",
             "vfio-user:/a#0",
+            "vhost-user:",
             "aoe:eth0",
             "aoe:eth0:1",
             "aoe:unix:/a:1.0",

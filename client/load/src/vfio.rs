@@ -2,7 +2,7 @@
 //! completion queues are polled; otherwise an eventfd wakes this thread. The socket carries the set-up, and doorbells
 //! unless they are in memory.
 
-use crate::connection::ConnectionLost;
+use crate::connection::{ConnectionLost, check_open};
 use crate::options::{Doorbells, Options};
 use crate::report::{MemoryQueues, Negotiated};
 use crate::session::{Outcome, Request, Session, SessionEvent, Work};
@@ -19,10 +19,9 @@ use lunar_nvme_host::vfio::{self, Conversation};
 use lunar_reactor::{shared, unix};
 use lunar_vfio_user::wire::{Code, HEADER_LEN, REGION_BAR0, REGION_CONFIG};
 use rustix::event::epoll::{self, CreateFlags, EventData, EventFlags};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::cell::RefCell;
-use std::io;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::rc::Rc;
@@ -136,16 +135,6 @@ impl ControlSocket {
         let write = vfio::write(REGION_BAR0, offset.into(), &value.to_le_bytes());
         let bytes = self.exchange.command(Code::REGION_WRITE, &write, false);
         Ok(unix::send_waiting(&self.socket, &bytes, &[], self.timeout).map_err(ConnectionLost)?)
-    }
-
-    /// Checks that the connection is open. The controller sends nothing but replies, so anything to read is the end.
-    fn check_connection(&self) -> Result<()> {
-        let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-        let came = poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 0 }));
-        match came {
-            Ok(1..) => Err(ConnectionLost(io::Error::new(io::ErrorKind::UnexpectedEof, "closed by the target")).into()),
-            _ => Ok(()),
-        }
     }
 
     /// Disables the controller, which an earlier client may have left enabled.
@@ -263,7 +252,7 @@ impl MemoryQueue {
             match self.pair.take() {
                 Some(ended) => break ended,
                 None if Instant::now() < end => {
-                    self.control.borrow().check_connection()?;
+                    check_open(&self.control.borrow().socket)?;
                     std::thread::sleep(PAUSE);
                 }
                 None => bail!("the target does not answer"),
@@ -367,7 +356,7 @@ impl Session for MemoryQueue {
             self.misses += 1;
             if self.signal.is_some() || self.misses > MISSES {
                 self.misses = 0;
-                self.control.borrow().check_connection()?;
+                check_open(&self.control.borrow().socket)?;
             }
         }
         Ok(came)

@@ -9,8 +9,7 @@
 //! meanwhile, because a later write of the same blocks could be overtaken by the abandoned one.
 
 use crate::Defect;
-use crate::disk::PIECES_MAX;
-use crate::layout::{Layout, Place, STRIDE};
+use crate::layout::{Layout, Place, STRIDE_MAX};
 use crate::ring::{DriverRing, Piece};
 use lunar_blk::{Code, Error};
 use lunar_core::mem::Region;
@@ -134,7 +133,7 @@ impl Lane {
     /// free, and has room for the data.
     pub fn begin(&mut self, slot: u16, request: &DiskRequest, now: Instant) -> bool {
         let moves = matches!(request.code, Code::Read | Code::Write);
-        let most = self.layout.buffer().min(self.piece.saturating_mul(PIECES_MAX));
+        let most = self.layout.buffer().min(self.piece.saturating_mul(self.layout.pieces()));
         let room = if slot == self.layout.last() { 0 } else { most as u64 };
         if !self.is_free(slot) || (moves && !(1..=room).contains(&request.len)) || !self.describe(slot, request) {
             return false;
@@ -159,7 +158,7 @@ impl Lane {
         };
         let sector = if matches!(request.code, Code::Read | Code::Write) { request.offset / SECTOR } else { 0 };
         let header = Header { kind: kind.0.into(), priority: 0.into(), sector: sector.into() };
-        let mut pieces: [Piece; STRIDE as usize] = [(place.header, HEADER_LEN, false); STRIDE as usize];
+        let mut pieces: [Piece; STRIDE_MAX as usize] = [(place.header, HEADER_LEN, false); STRIDE_MAX as usize];
         let mut count = 1;
         let mut push = |piece| {
             pieces[count] = piece;
@@ -186,7 +185,7 @@ impl Lane {
             _ => {}
         }
         push((place.status, 1, true));
-        self.ring.describe(slot * STRIDE, &pieces[..count]);
+        self.ring.describe(slot * self.layout.stride(), &pieces[..count]);
         is_there && self.memory.write(place.status, &[NO_STATUS])
     }
 
@@ -214,7 +213,7 @@ impl Lane {
         self.in_progress += 1;
         // A status that a back-end before this one has written is not that of this one.
         let _ = self.memory.write(self.place(slot).status, &[NO_STATUS]);
-        self.ring.offer(slot * STRIDE);
+        self.ring.offer(slot * self.layout.stride());
     }
 
     /// Whether the back-end has answered something.
@@ -235,9 +234,9 @@ impl Lane {
     pub fn collect(&mut self, mut ended: impl FnMut(u16)) -> Result<usize, Defect> {
         let mut count = 0;
         while let Some(head) = self.ring.returned(self.in_progress)? {
-            let slot = head / STRIDE;
+            let (slot, descriptor) = (head / self.layout.stride(), head % self.layout.stride());
             let place = self.place(slot);
-            let own = self.slots.get_mut(usize::from(slot)).filter(|_| head % STRIDE == 0).ok_or(Defect::Ring)?;
+            let own = self.slots.get_mut(usize::from(slot)).filter(|_| descriptor == 0).ok_or(Defect::Ring)?;
             let was_awaited = match own.state {
                 State::Sent => true,
                 State::Abandoned => false,

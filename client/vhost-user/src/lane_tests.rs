@@ -202,7 +202,7 @@ fn a_back_end_that_breaks_the_rules_is_left() {
     let used = layout.ring(0)[2];
     lane.begin(0, &request(Code::Flush, 0, 0), Instant(0));
     lane.send();
-    for (index, id) in [(2_u16, 0_u32), (1, 1), (1, u32::from(STRIDE)), (1, 1 << 20)] {
+    for (index, id) in [(2_u16, 0_u32), (1, 1), (1, u32::from(STRIDE_MAX)), (1, 1 << 20)] {
         assert!(back_end.memory.write(used + 4, &id.to_le_bytes()));
         assert!(back_end.memory.store_u16(used + 2, index));
         assert_eq!(lane.collect(|_| panic!("no answer")), Err(Defect::Ring), "{index} {id}");

@@ -9,8 +9,8 @@ use lunar_vhost_user::blk::{HEADER_LEN, ID_LEN, Segment};
 use lunar_vhost_user::config::RING_SIZE_MAX;
 use lunar_vhost_user::ring::split::lengths;
 
-/// Descriptors of a slot: header, pieces of the data, status.
-pub const STRIDE: u16 = PIECES_MAX as u16 + 2;
+/// The most descriptors of a slot: header, pieces of the data, status.
+pub const STRIDE_MAX: u16 = PIECES_MAX as u16 + 2;
 /// Bytes of the parts of a request besides its data: a cache line.
 const CONTROL: usize = 64;
 /// Offsets in them: the header is at their start.
@@ -25,6 +25,7 @@ pub struct Layout {
     queues: u16,
     slots: u16,
     buffer: usize,
+    stride: u16,
 }
 
 /// The places of one slot.
@@ -47,12 +48,19 @@ impl Layout {
     /// without data. `None`: there is no such ring.
     #[must_use]
     pub fn new(queues: u16, slots: u16, buffer: usize) -> Option<Self> {
-        let descriptors = slots.checked_add(1)?.checked_mul(STRIDE)?;
+        Self::with_pieces(queues, slots, buffer, PIECES_MAX)
+    }
+
+    /// The same for requests whose data has at most `pieces` pieces: the rings are smaller.
+    #[must_use]
+    pub fn with_pieces(queues: u16, slots: u16, buffer: usize, pieces: usize) -> Option<Self> {
+        let stride = pieces.clamp(1, PIECES_MAX) as u16 + 2;
+        let descriptors = slots.checked_add(1)?.checked_mul(stride)?;
         let is_fit = queues > 0 && slots > 0 && descriptors <= RING_SIZE_MAX;
         // Twice as much as a process has is not reached before the sum is checked.
         let data = (buffer as u64).checked_mul(u64::from(slots))?.checked_mul(queues.into())?;
         let buffer = buffer.checked_next_multiple_of(PAGE)?;
-        (is_fit && data < 1 << 46).then_some(Self { queues, slots, buffer })
+        (is_fit && data < 1 << 46).then_some(Self { queues, slots, buffer, stride })
     }
 
     /// Queues.
@@ -73,6 +81,18 @@ impl Layout {
         self.slots
     }
 
+    /// Descriptors of a slot.
+    #[must_use]
+    pub fn stride(&self) -> u16 {
+        self.stride
+    }
+
+    /// The most pieces of the data of a request.
+    #[must_use]
+    pub fn pieces(&self) -> usize {
+        usize::from(self.stride - 2)
+    }
+
     /// Bytes of the data of a slot.
     #[must_use]
     pub fn buffer(&self) -> usize {
@@ -82,7 +102,7 @@ impl Layout {
     /// Entries of each ring.
     #[must_use]
     pub fn ring_size(&self) -> u16 {
-        (self.slots() * STRIDE).next_power_of_two()
+        (self.slots() * self.stride).next_power_of_two()
     }
 
     /// Bytes of a part of a ring, or of the controls, with what aligns the next one.
@@ -138,6 +158,7 @@ mod tests {
     #[test]
     fn rings_have_limits() {
         assert_eq!(Layout::new(1, 128, 4096).map(|layout| layout.ring_size()), Some(2048));
+        assert_eq!(Layout::with_pieces(1, 128, 4096, 1).map(|layout| layout.ring_size()), Some(512));
         assert!(Layout::new(4, 2048, 512 << 10).is_some_and(|layout| layout.ring_size() == 32768));
         for (queues, slots, buffer) in [(0, 1, 4096), (1, 0, 4096), (1, 4096, 4096), (1, 1, usize::MAX)] {
             assert_eq!(Layout::new(queues, slots, buffer), None);

@@ -40,7 +40,7 @@ impl fmt::Display for Defect {
         match self {
             Self::Message => f.write_str("it sends messages that are none of vhost-user"),
             Self::Refused(code) => write!(f, "it refuses message {code} of vhost-user"),
-            Self::Lacks(what) => write!(f, "it does not offer {what}: is it a disk (virtio-blk) of Lunar?"),
+            Self::Lacks(what) => write!(f, "it does not offer {what}: is it a disk (virtio-blk)?"),
             Self::Space(what) => write!(f, "the {what} of its disk cannot be served"),
             Self::Rings(rings) => {
                 write!(f, "it has fewer than {rings} queues: raise `queues` of its section, or lower those of the disk")

@@ -60,6 +60,8 @@ const COMPARISONS: [Comparison; 6] = [
             "ib_isert",
             "nvme_rdma",
             "nvmet_rdma",
+            // RDMA for programs.
+            "rdma_ucm",
         ],
         prepare: nothing,
     },

@@ -58,7 +58,9 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
         for module in MODULES {
             std::fs::copy(modules.join(format!("{module}.ko")), folder.join(format!("{module}.ko")))?;
         }
-        let (fills, kills) = if lab.long { (FILLS_LONG, KILLS_LONG) } else { (FILLS, KILLS) };
+        let fills = if lab.long { FILLS_LONG } else { FILLS };
+        // With `--only fills`, the long form is one of fills and suites.
+        let kills = if lab.long && lab.only.is_none() { KILLS_LONG } else { KILLS };
         let settings = format!("DRIVER={}\nFILLS={fills}\nKILLS={kills}\n", driver.name());
         let nothing = Spec::new(driver, Vec::<String>::new())?;
         let targets = Targets { main: None, spec: nothing, others: Vec::new(), settings, growth: None };
