@@ -7,6 +7,7 @@ import os
 import shutil
 import time
 from pathlib import Path
+from statistics import median
 
 from . import measure
 from .rows import KIB, Row
@@ -19,6 +20,9 @@ QUEUES = 4
 MACHINES = 64
 # The time for measuring idle CPU time, in seconds.
 IDLE_SECONDS = 5.0
+# The runs of an iSCSI session beside idle machines, and the seconds of each.
+OTHER_RUNS = 5
+OTHER_SECONDS = 1.5
 
 
 class LunarVhost(Lunar):
@@ -110,19 +114,28 @@ def rows() -> list[Row]:
     return curve + stores + writes + queues + sleeping + large
 
 
+def of_others(setup: Setup, target: LunarVhost) -> list[float]:
+    """The rates of some runs of an iSCSI session of the same target."""
+    load = ["--rw", "randread", "--bs", str(4 * KIB), "--depth", "32"]
+    command = measure.initiator(setup, f"iscsi://127.0.0.1:{target.port}", OTHER_SECONDS, load)
+    return [measure.run_initiator(command, OTHER_SECONDS + 60)["iops"] for _ in range(OTHER_RUNS)]
+
+
 def idle_machines(setup: Setup, target: LunarVhost) -> dict:
-    """The cost of idle machines: CPU time, and memory of each with one queue."""
+    """The cost of idle machines: CPU time, memory of each with one queue, and the rate of an iSCSI session."""
+    alone = of_others(setup, target)
     before = target.memory()
     with contextlib.ExitStack() as stack:
         for number in range(MACHINES):
             stack.enter_context(measure.crowd(setup, target.disk(f"idle{number}"), 0, ["--bs", str(4 * KIB)]))
         time.sleep(1)
         percent = measure.idle_cpu(target, IDLE_SECONDS)
-        return {
-            "machines": MACHINES,
-            "cpu_percent": percent,
-            "bytes_per_machine": (target.memory() - before) / MACHINES,
-        }
+        memory = (target.memory() - before) / MACHINES
+        crowded = of_others(setup, target)
+    # The drift of the machine: half of the runs without machines are behind those with them.
+    alone += of_others(setup, target)
+    ratio = median(crowded) / median(alone)
+    return {"machines": MACHINES, "cpu_percent": percent, "bytes_per_machine": memory, "iscsi_ratio": ratio}
 
 
 def extras(setup: Setup, targets: list[Target], running) -> dict:

@@ -2,6 +2,7 @@
 # kills of both processes under load, reservations of other hosts, and an ordinary user as the owner.
 . /test/lib.sh
 . /test/shared.sh
+. /test/own_disk.sh
 . /test/settings # DRIVER PROCESSORS KILLS SERVER_KILLS
 
 LUNAR=/test/ublk/lunar
@@ -64,8 +65,6 @@ kill_server() {
     kill -9 "$server"
     wait "$server"
 }
-attribute() { cat "/sys/block/$name/queue/$1"; }
-gone() { ! test -b "$disk"; }
 # end NAME: a case that passes if the process ends well, and its disk is gone.
 end() {
     kill "$server"
@@ -73,7 +72,6 @@ end() {
     equal "$1" 0 $? || cat $SERVER_LOG
     try "the disk is gone" eventually gone
 }
-write_one() { dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none; }
 
 if [ ! -e /dev/ublk-control ]; then
     echo "@skip ublk-server: this kernel has no ublk_drv"
@@ -99,28 +97,10 @@ name=${disk##*/}
 [ -b "$disk" ] || { cat $SERVER_LOG $LOG; finish; }
 equal "the link leads to the disk" "$disk" "$(readlink /run/disks/data)"
 says "the process is in a sandbox" "^Seccomp:[[:space:]]*2" cat "/proc/$server/status"
-equal "its size" $((96 << 20)) "$(blockdev --getsize64 "$disk")"
-equal "its write cache" "write back" "$(attribute write_cache)"
-equal "its queues" "$PROCESSORS" "$(ls "/sys/block/$name/mq" | wc -l)"
-equal "it has FUA" 1 "$(attribute fua)"
-[ "$(attribute discard_max_bytes)" -gt 0 ] && ok "it discards" || bad "it discards"
-[ "$(attribute write_zeroes_max_bytes)" -gt 0 ] && ok "it writes zeroes" || bad "it writes zeroes"
+disk_properties $((96 << 20)) "$PROCESSORS"
 says "the daemon knows it as a host" "iqn.2026-01.io.lunar:vm:data" "$LUNAR" session list
 
-try "fio, 4 KiB, 16 deep" fio --name=load --filename="$disk" --ioengine=io_uring --direct=1 --rw=randwrite --bs=4k \
-    --iodepth=16 --size=8M --verify=crc32c --verify_fatal=1 --randseed=3 --output-format=terse
-try "fio, 1 MiB, 4 deep, longer than a request may be" fio --name=load --filename="$disk" --ioengine=io_uring \
-    --direct=1 --rw=write --bs=1M --iodepth=4 --size=16M --verify=crc32c --verify_fatal=1 --output-format=terse
-try "fio, synchronous writes (FUA)" fio --name=load --filename="$disk" --ioengine=psync --direct=1 --sync=1 \
-    --rw=randwrite --bs=4k --size=256k --verify=crc32c --verify_fatal=1 --output-format=terse
-head -c 4M /dev/urandom >/tmp/random
-try "write 4 MiB" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
-equal "the image has them" "$(sum </tmp/random)" "$(head -c 4M $IMAGE | sum)"
-try "discard 2 MiB" blkdiscard -o 0 -l 2M "$disk"
-equal "they read as zeroes" "$(head -c 2M /dev/zero | sum)" "$(read_sum "$disk" count=2)"
-equal "the rest is there" "$(tail -c 2M /tmp/random | sum)" "$(read_sum "$disk" skip=2 count=2)"
-try "write zeroes" blkdiscard -z -o 2M -l 1M "$disk"
-equal "they are zeroes" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" skip=2 count=1)"
+disk_data
 
 # The file system waits while the daemon is dead.
 try "mkfs.ext4" mkfs.ext4 -q -F "$disk"

@@ -2,6 +2,7 @@
 # under load, and errors.
 . /test/lib.sh
 . /test/shared.sh
+. /test/own_disk.sh
 . /test/settings # DRIVER KILLS PROCESSORS
 
 LUNAR=/test/ublk/lunar
@@ -31,7 +32,6 @@ start() {
     disk=$(sed -n 's/.* is \(\/dev\/ublkb[0-9]*\) of this machine.*/\1/p' "$LOG" | head -n 1)
     name=${disk##*/}
 }
-gone() { ! test -b "$disk"; }
 # stop NAME: a case that passes if it ends well and its disk is gone.
 stop() {
     kill "$target"
@@ -40,9 +40,7 @@ stop() {
     try "the disk is gone" eventually gone
 }
 logged() { grep -q -- "$1" "$LOG"; }
-attribute() { cat "/sys/block/$name/queue/$1"; }
 used() { stat -c %b "$IMAGE"; }
-write_one() { dd if=/dev/zero of="$disk" bs=4k count=1 oflag=direct status=none; }
 
 if [ ! -e /dev/ublk-control ]; then
     echo "@skip ublk: this kernel has no ublk_drv"
@@ -55,29 +53,8 @@ if [ "$DRIVER" != io_uring ]; then
 fi
 
 start "a disk is served" "$IMAGE" --ublk data || finish
-equal "its size" $((128 << 20)) "$(blockdev --getsize64 "$disk")"
-equal "its logical blocks" 512 "$(attribute logical_block_size)"
-equal "its write cache" "write back" "$(attribute write_cache)"
-equal "it has FUA" 1 "$(attribute fua)"
-[ "$(attribute discard_max_bytes)" -gt 0 ] && ok "it discards" || bad "it discards"
-[ "$(attribute write_zeroes_max_bytes)" -gt 0 ] && ok "it writes zeroes" || bad "it writes zeroes"
-equal "its queues" "$PROCESSORS" "$(ls "/sys/block/$name/mq" | wc -l)"
-
-try "fio, 4 KiB, 16 deep" fio --name=load --filename="$disk" --ioengine=io_uring --direct=1 --rw=randwrite --bs=4k \
-    --iodepth=16 --size=8M --verify=crc32c --verify_fatal=1 --randseed=3 --output-format=terse
-try "fio, 1 MiB, 4 deep, longer than a request may be" fio --name=load --filename="$disk" --ioengine=io_uring --direct=1 \
-    --rw=write --bs=1M --iodepth=4 --size=16M --verify=crc32c --verify_fatal=1 --output-format=terse
-try "fio, synchronous writes (FUA)" fio --name=load --filename="$disk" --ioengine=psync --direct=1 --sync=1 \
-    --rw=randwrite --bs=4k --size=512k --verify=crc32c --verify_fatal=1 --output-format=terse
-
-head -c 4M /dev/urandom >/tmp/random
-try "write 4 MiB" dd if=/tmp/random of="$disk" bs=1M oflag=direct status=none
-equal "the image has them" "$(sum </tmp/random)" "$(head -c 4M "$IMAGE" | sum)"
-try "discard 2 MiB" blkdiscard -o 0 -l 2M "$disk"
-equal "they read as zeroes" "$(head -c 2M /dev/zero | sum)" "$(read_sum "$disk" count=2)"
-equal "the rest is there" "$(tail -c 2M /tmp/random | sum)" "$(read_sum "$disk" skip=2 count=2)"
-try "write zeroes" blkdiscard -z -o 2M -l 1M "$disk"
-equal "they are zeroes" "$(head -c 1M /dev/zero | sum)" "$(read_sum "$disk" skip=2 count=1)"
+disk_properties $((128 << 20)) "$PROCESSORS"
+disk_data
 
 try "mkfs.ext4" mkfs.ext4 -q -F "$disk"
 mkdir -p /mnt/disk

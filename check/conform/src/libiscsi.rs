@@ -157,6 +157,14 @@ fn table() -> Result<Table> {
     toml::from_str(TABLE).context("check/conform/libiscsi.toml")
 }
 
+/// The tests that need not pass on a block device of 512-byte blocks: in each line the test and the reason. A line may
+/// name a whole suite.
+pub(crate) fn reasons_of_devices() -> Result<String> {
+    let Table { missing, fixed, writable, devices, files, flawed, .. } = table()?;
+    let all = [missing, fixed, writable, devices, files, flawed].into_iter().flatten();
+    Ok(all.map(|(test, reason)| format!("{test} {reason}\n")).collect())
+}
+
 /// Runs these suites, all of them if none is given, on the volume of a handler at this URL: blocks of 512 bytes, 30
 /// MiB. `healthy`: is called after each of them.
 pub(crate) fn on_handler(

@@ -11,6 +11,7 @@ use anyhow::{Context, Result, ensure};
 use super::sysroot::{self, Sysroot};
 use super::ublk::copy_program;
 use super::{Script, Targets};
+use crate::libiscsi;
 use crate::process;
 use crate::report::skip;
 use crate::target::{Driver, Lab, Spec};
@@ -55,6 +56,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     let script = Script { name: "zfs", is_service: false, part: &part, driver, sysroot: &sysroot, processors: 2, more };
     lab.report.check(&part, "guest ran to its end", || {
         copy_program(&program, &folder)?;
+        std::fs::write(folder.join("libiscsi"), libiscsi::reasons_of_devices()?)?;
         for module in MODULES {
             std::fs::copy(modules.join(format!("{module}.ko")), folder.join(format!("{module}.ko")))?;
         }
