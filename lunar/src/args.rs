@@ -29,7 +29,7 @@ enum CliCommand {
     Daemon(crate::daemon::Daemon),
     /// Serve a demo disk of 1 GiB, kept under the user's home
     Demo,
-    /// Load any iSCSI target and measure it
+    /// Load a volume of a target and measure it
     Bench(Box<lunar_load::Options>),
     /// Serve a disk of [vhost.NAME] as a disk of this machine (Linux ublk), in a process of its own
     #[command(name = "ublk-server")]
