@@ -19,7 +19,7 @@ pub struct Demand {
     pub cores: u64,
     /// Bytes of data memory for each core.
     pub memory: u64,
-    /// Bytes of memory that fronts take besides, such as for the queues of disks.
+    /// Bytes of memory that fronts take besides, such as for the queues of disks and the messages of RDMA devices.
     pub fronts: u64,
     /// Sessions at once.
     pub sessions: u64,
@@ -79,9 +79,9 @@ impl fmt::Display for Excess {
             ),
             Self::Memory { data, sessions, fronts, available } => write!(
                 f,
-                "the cores need {} MiB for data, the sessions {} MiB, and the queues of disks {} MiB, and this process \
-                 may use {} MiB: lower `memory` or `cores` in [server] (--memory, --cores), `sessions` in [limits], or \
-                 `depth` or `queues` of disks",
+                "the cores need {} MiB for data, the sessions {} MiB, disks and RDMA devices {} MiB, and this process \
+                 may use {} MiB: lower `memory` or `cores` in [server] (--memory, --cores), `sessions` in [limits], \
+                 `depth` or `queues` of disks, or have fewer ports on RDMA devices",
                 mib(data),
                 mib(sessions),
                 mib(fronts),
@@ -207,7 +207,7 @@ mod tests {
     #[test]
     fn the_memory_of_fronts_counts() {
         let why = Demand { fronts: 1 << 30, ..demand() }.check(&SMALL).expect_err("1 GiB and more").to_string();
-        assert!(why.contains("queues of disks 1024 MiB") && why.contains("`depth`"), "{why}");
+        assert!(why.contains("RDMA devices 1024 MiB") && why.contains("`depth`"), "{why}");
         assert_eq!(Demand { fronts: 512 << 20, ..demand() }.check(&SMALL), Ok(()));
     }
 

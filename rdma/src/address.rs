@@ -2,6 +2,7 @@
 
 use crate::ethernet::network::Network;
 use crate::ethernet::station::{ether_types, groups};
+use crate::limits::DEVICE_INBOX_BYTES;
 use lunar_link::{Filter, LinkAddress, LinkConfig, MacAddress};
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -117,6 +118,12 @@ impl PortAddress {
         if matches!(self.place, Place::Device(_)) {
             let _ = lunar_verbs::library::preload();
         }
+    }
+
+    /// The most bytes of memory for its messages, besides the memory of its core.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        if matches!(self.place, Place::Device(_)) { DEVICE_INBOX_BYTES as u64 } else { 0 }
     }
 
     /// The folders with the files of its device.

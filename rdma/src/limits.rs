@@ -58,9 +58,9 @@ pub const DEVICE_READS_MAX: u8 = 16;
 pub const DEVICE_REQUESTS: usize = 128;
 /// Pieces of memory of such a request: a request of contiguous memory has few.
 pub const DEVICE_PIECES_MAX: usize = 16;
-/// Bytes of locked memory for messages of all connections of a port on an RDMA device: for as many queues of NVMe as
-/// there are connections, or for those of SRP of some 30 hosts.
-pub const DEVICE_INBOX_BYTES: usize = 512 << 20;
+/// Bytes of locked memory for messages of all connections of a port on an RDMA device: for some 120 queues of NVMe with
+/// 128 entries, or for 60 channels of SRP. One peer has at most as much as it leaves for others.
+pub const DEVICE_INBOX_BYTES: usize = 128 << 20;
 /// The time without any progress of a connection on an RDMA device after which it ends. The device repeats for some
 /// seconds by itself, but waits without an end for a peer that is not ready.
 pub const DEVICE_STALL: Duration = Duration::from_secs(30);

@@ -86,7 +86,7 @@ impl Port {
     ) -> io::Result<Rc<Self>> {
         let Opened { address, carrier } = opened;
         let kind = match carrier {
-            Ok(OpenedCarrier::Device(listener)) => Kind::Device(DevicePort::attach(reactor, listener, upper)?),
+            Ok(OpenedCarrier::Device(listener)) => Kind::Device(DevicePort::attach(reactor, listener, seed, upper)?),
             Err(why) if matches!(address.place, Place::Device(_)) => {
                 return Err(io::Error::new(why.kind(), NoSocket { address, why }));
             }

@@ -24,6 +24,7 @@ use libloading::Library;
 use rustix::io::Errno;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
+use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 /// The libraries: the names are those of the ABI, and the packages those of Debian.
@@ -81,6 +82,8 @@ functions! {
 functions! {
     /// Functions of `rdma/rdma_cma.h`.
     Manager(MANAGER) {
+        rdma_get_devices(*mut c_int) -> *mut *mut Context;
+        rdma_free_devices(*mut *mut Context) -> ();
         rdma_create_event_channel() -> *mut EventQueue;
         rdma_destroy_event_channel(*mut EventQueue) -> ();
         rdma_create_id(*mut EventQueue, *mut *mut CmId, *mut c_void, c_uint) -> c_int;
@@ -137,6 +140,17 @@ impl Libraries {
         unsafe { (self.verbs.ibv_free_device_list)(list) };
         Ok(usize::try_from(count).unwrap_or_default())
     }
+
+    /// Lets the connection manager close devices that are removed and not used any more: it looks for them only here,
+    /// and the kernel may wait for that.
+    fn forget_removed(&self) {
+        // SAFETY: the function has no conditions.
+        let list = unsafe { (self.manager.rdma_get_devices)(null_mut()) };
+        if !list.is_null() {
+            // SAFETY: the list is one of this library, and is not used any more.
+            unsafe { (self.manager.rdma_free_devices)(list) };
+        }
+    }
 }
 
 impl std::fmt::Debug for Libraries {
@@ -145,12 +159,18 @@ impl std::fmt::Debug for Libraries {
     }
 }
 
-/// Loads the libraries and the drivers of the devices that this machine has, before the process is confined: later it
-/// cannot.
+/// Lets the functions of libibverbs that give something back also do so when its device is removed. The library reads it
+/// when it looks for devices for the first time.
+const RELEASE_REMOVED: &str = "RDMAV_ALLOW_DISASSOC_DESTROY";
+
+/// Loads the libraries and the drivers of the devices that this machine has, before the process is confined, which it
+/// cannot do later, and before any thread is started.
 ///
 /// # Errors
 /// [`DeviceError::Library`]; those of the operating system.
 pub fn preload() -> io::Result<()> {
+    // SAFETY: the process has no other thread yet, which could read the environment at the same time.
+    unsafe { std::env::set_var(RELEASE_REMOVED, "1") };
     Libraries::get()?.devices().map(drop)
 }
 

@@ -233,9 +233,9 @@ map 5 thin
 thin=$disk
 promised() { lunar status | grep -q "ZFS pool small: 1 volume there may take"; }
 try "the pool has promised more than it has" eventually promised || lunar status
-# mib NUMBER CYCLE: a MiB that is another one in each place and cycle.
-mib() { yes "$(printf '%07d.%07d' "$1" "$2")" | head -c 1M; }
-same() { mib "$1" "$2" | cmp -s - <(dd if="$thin" bs=1M skip="$1" count=1 iflag=direct status=none); }
+# part NUMBER CYCLE: 4 MiB that are others in each place and cycle.
+part() { yes "$(printf '%07d.%07d' "$1" "$2")" | head -c 4M; }
+same() { part "$1" "$2" | cmp -s - <(dd if="$thin" bs=4M skip="$1" count=1 iflag=direct status=none); }
 is_low() { lunar status | grep -q "ZFS pool small: .* are available"; }
 # An NVMe host that asks for the events of SMART is told, too.
 connect "connect before the pool is full" &&
@@ -246,20 +246,21 @@ monitor=$!
 dmesg -C
 for cycle in $(seq "$FILLS"); do
     number=0
-    while mib $number "$cycle" >/tmp/mib && dd if=/tmp/mib of="$thin" bs=1M seek=$number oflag=direct status=none 2>/tmp/dd.out; do
+    while part $number "$cycle" >/tmp/part && dd if=/tmp/part of="$thin" bs=4M seek=$number oflag=direct status=none 2>/tmp/dd.out; do
         number=$((number + 1))
-        [ $number -lt 300 ] || break
+        [ $number -lt 75 ] || break
     done
-    grep -q "No space left" /tmp/dd.out && [ $number -gt 10 ] && [ $number -lt 112 ] ||
-        { cat /tmp/dd.out; bad "cycle $cycle: the pool is full after $number MiB"; break; }
+    grep -q "No space left" /tmp/dd.out && [ $number -gt 2 ] && [ $number -lt 28 ] ||
+        { cat /tmp/dd.out; bad "cycle $cycle: the pool is full after $number parts of 4 MiB"; break; }
     wrong=
     for at in $(seq 0 $((number - 1))); do
         same "$at" "$cycle" || wrong="$wrong $at"
     done
-    [ -z "$wrong" ] || { bad "cycle $cycle: MiB with other data:$wrong"; break; }
+    [ -z "$wrong" ] || { bad "cycle $cycle: parts with other data:$wrong"; break; }
     [ "$cycle" -gt 1 ] || try "the status says that space is low" eventually is_low
     blkdiscard "$thin" || { bad "cycle $cycle: discard"; break; }
     zpool sync small
+    [ $((cycle % 10)) != 0 ] || ok "cycles 1 to $cycle: every byte was right"
 done
 equal "the pool was filled and emptied $FILLS times, and every byte was right" "$FILLS" "$cycle"
 says "a full pool is no medium error" "Space allocation failed" dmesg

@@ -110,6 +110,12 @@ pub trait PortProtocol: Sized + 'static {
         let _ = settings;
     }
 
+    /// The most bytes of memory that the link takes besides the data memory of its core.
+    fn memory(settings: &Self::Settings) -> u64 {
+        let _ = settings;
+        0
+    }
+
     /// The SCSI target port of a section; `None`: it has no name.
     fn port(name: &str, section: &Self::Section, config: &Config) -> Option<FrontPort>;
 

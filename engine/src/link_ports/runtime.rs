@@ -56,6 +56,11 @@ impl<P: PortProtocol> Front for PortsFront<P> {
         let settings = config.section::<P::Section>().filter_map(|(_, section)| P::settings(section).ok());
         settings.for_each(|settings| P::preload(&settings));
     }
+
+    fn memory(&self, config: &Config) -> u64 {
+        let settings = config.section::<P::Section>().filter_map(|(_, section)| P::settings(section).ok());
+        settings.map(|settings| P::memory(&settings)).sum()
+    }
 }
 
 /// A link that is open, for the port of this name.

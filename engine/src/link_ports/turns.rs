@@ -176,6 +176,11 @@ impl<N: Ord + Clone + 'static, C: PartialEq + 'static> NexusTurns<N, C> {
     /// The port is closed: no login has a turn any more.
     pub fn close(&self) {
         self.is_closed.set(true);
+        self.cancel_all();
+    }
+
+    /// All connections have ended: no login that waits now has a turn.
+    pub fn cancel_all(&self) {
         self.names.borrow_mut().retain(|_, turn| {
             turn.end_wait(Outcome::Cancelled);
             !turn.is_over()
@@ -267,6 +272,19 @@ mod tests {
         assert_eq!((poll(same.as_mut()), poll(other.as_mut())), (Some(Outcome::Cancelled), None));
         drop((other, endings));
         assert!(turns.names.borrow().is_empty());
+    }
+
+    #[test]
+    fn logins_over_connections_that_have_all_ended_have_no_turn() {
+        let turns = Rc::<Turns>::default();
+        let ending = turns.begin(1);
+        let mut login = Box::pin(turns.wait(1, 10));
+        turns.cancel_all();
+        assert_eq!(poll(login.as_mut()), Some(Outcome::Cancelled));
+        let mut next = Box::pin(turns.wait(1, 11));
+        assert!(poll(next.as_mut()).is_none(), "the port takes others");
+        drop(ending);
+        assert_eq!(poll(next.as_mut()), Some(Outcome::Turn));
     }
 
     #[test]

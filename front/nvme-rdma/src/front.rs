@@ -81,6 +81,10 @@ impl PortProtocol for RdmaPorts {
         address.preload();
     }
 
+    fn memory(address: &PortAddress) -> u64 {
+        address.memory()
+    }
+
     /// Hosts find subsystems through portal groups; there is no SCSI target port.
     fn port(_name: &str, _port: &NvmeRdma, _config: &Config) -> Option<FrontPort> {
         None

@@ -67,6 +67,10 @@ impl PortProtocol for SrpPorts {
         address.preload();
     }
 
+    fn memory(address: &PortAddress) -> u64 {
+        address.memory()
+    }
+
     fn port(name: &str, port: &Srp, config: &Config) -> Option<FrontPort> {
         let names = port.names(name, config)?;
         let (group, name) = (port.group(config)?, names.port.scsi());

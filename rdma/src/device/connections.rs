@@ -100,16 +100,17 @@ pub struct Connections {
 }
 
 impl Connections {
-    /// None yet.
+    /// None yet. `seed` are random bits.
     #[must_use]
-    pub fn new(device: &Rc<Device>, channel: &Rc<CompletionChannel>) -> Self {
+    pub fn new(device: &Rc<Device>, channel: &Rc<CompletionChannel>, seed: u64) -> Self {
         Self {
             device: device.clone(),
             channel: channel.clone(),
             entries: BTreeMap::new(),
             by_key: HashMap::new(),
             live: Vec::new(),
-            next: 0,
+            // The protocols above may still know connections of a port that has failed.
+            next: seed as u32,
             items: VecDeque::new(),
             inbox: 0,
             has_reported: false,
@@ -160,7 +161,7 @@ impl Connections {
                     self.established(id, now);
                 }
             }
-            ManagerEvent::Disconnected(key) => self.ended(key, Ended::Peer, now),
+            ManagerEvent::Disconnected(key) | ManagerEvent::AddressChanged(key) => self.ended(key, Ended::Peer, now),
             ManagerEvent::Failed(key, _) => self.ended(key, Ended::Late, now),
             ManagerEvent::Removed => return false,
             ManagerEvent::Other(_) => {}
@@ -283,12 +284,18 @@ impl Connections {
             sends: depth.requests,
             pieces: depth.pieces,
         };
-        let Some(entry) = self.entries.get_mut(&id).filter(|entry| entry.state == State::Requested) else {
+        let Some(peer) = self.entries.get(&id).filter(|entry| entry.state == State::Requested).map(|entry| entry.peer)
+        else {
             return Err(io::ErrorKind::NotConnected.into());
         };
-        if self.inbox + sizes.memory() > DEVICE_INBOX_BYTES {
+        let of_peer = self.entries.values().filter(|other| other.peer == peer);
+        let of_peer: usize = of_peer.map(|other| other.inbox).sum();
+        let free = DEVICE_INBOX_BYTES.saturating_sub(self.inbox);
+        // A peer has at most as much as it leaves for others.
+        if of_peer + sizes.memory() > free.saturating_sub(sizes.memory()) {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
+        let Some(entry) = self.entries.get_mut(&id) else { return Err(io::ErrorKind::NotConnected.into()) };
         let mut pair = Pair::new(&entry.id, &self.device, &self.channel, id.0, sizes)?;
         pair.accept(accept.private, entry.reads)?;
         entry.inbox = sizes.memory();
@@ -458,7 +465,10 @@ impl Provider for Connections {
                 {
                     log!(warning, "a connection of {} over an RDMA device cannot be accepted: {why}", entry.peer);
                 }
-                self.remove(id);
+                // The number may be that of a connection that was accepted.
+                if self.entries.get(&id).is_some_and(|entry| entry.state == State::Requested) {
+                    self.remove(id);
+                }
                 false
             }
         }

@@ -8,13 +8,14 @@ use crate::limits::DEVICE_TICK;
 use crate::provider::Upper;
 use crate::work::Work;
 use lunar_core::io::Completion;
+use lunar_core::step::yield_once;
 use lunar_reactor::end::End;
 use lunar_reactor::op::{Handle, Op};
 use lunar_reactor::watch::Watch;
 use lunar_reactor::{Reactor, log};
 use lunar_verbs::error::DeviceError;
 use lunar_verbs::library::device::{CompletionChannel, Device};
-use lunar_verbs::library::manager::{EventChannel, Identifier};
+use lunar_verbs::library::manager::{Event as ManagerEvent, EventChannel, Identifier};
 use std::cell::{Cell, RefCell};
 use std::io;
 use std::net::SocketAddr;
@@ -52,8 +53,13 @@ pub(crate) struct DevicePort {
 }
 
 impl DevicePort {
-    /// Attaches a listener to a core.
-    pub(crate) fn attach(reactor: &Reactor, listener: Identifier, upper: Weak<dyn Upper>) -> io::Result<Rc<Self>> {
+    /// Attaches a listener to a core. `seed` are random bits.
+    pub(crate) fn attach(
+        reactor: &Reactor,
+        listener: Identifier,
+        seed: u64,
+        upper: Weak<dyn Upper>,
+    ) -> io::Result<Rc<Self>> {
         let listener = Rc::new(listener);
         let device = Device::open(&listener, reactor.arena())?;
         let completions = CompletionChannel::open(&device)?;
@@ -64,7 +70,7 @@ impl DevicePort {
         let port = Rc::new(Self {
             reactor: reactor.clone(),
             upper,
-            connections: RefCell::new(Connections::new(&device, &completions)),
+            connections: RefCell::new(Connections::new(&device, &completions, seed)),
             listener,
             channel,
             completions,
@@ -113,14 +119,23 @@ impl DevicePort {
                     Ok(None) => break,
                     Err(_) => return self.fail(),
                 };
+                if matches!(event, ManagerEvent::AddressChanged(key) if key == self.listener.key()) {
+                    log!(error, "an address has left the RDMA device {}", self.listener.device_name());
+                    return self.fail();
+                }
                 let is_there = self.connections.borrow_mut().manage(event, self.reactor.now());
                 if !is_there {
                     log!(error, "the RDMA device {} is removed", self.listener.device_name());
                     return self.fail();
                 }
                 self.report();
+                // The time for an answer to a request begins.
+                self.wake();
+                // A peer that connects again and again must not keep the core from its other tasks.
+                yield_once().await;
             }
         }
+        self.fail();
     }
 
     /// Takes reports of completions.
@@ -136,6 +151,7 @@ impl DevicePort {
             }
             self.take();
         }
+        self.fail();
     }
 
     /// Takes completions, which wait for [`DevicePort::report`]; returns whether any wait.

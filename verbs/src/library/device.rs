@@ -1,6 +1,9 @@
 //! A device, with the memory of a core.
 
-use super::layout::{Channel, CompletionQueue, Context, DeviceAttributes, LOCAL_WRITE, MemoryRegion, ProtectionDomain};
+use super::layout::{
+    Channel, CompletionQueue, Context, DeviceAttributes, LOCAL_WRITE, MEM_MGT_EXTENSIONS, MemoryRegion,
+    ProtectionDomain,
+};
 use super::manager::Identifier;
 use super::{Libraries, check_number};
 use crate::error::DeviceError;
@@ -27,6 +30,8 @@ pub struct Limits {
     pub completions: usize,
     /// READs that are outstanding.
     pub reads: u8,
+    /// Whether a message can invalidate a key of the peer.
+    pub invalidates: bool,
 }
 
 /// A device, with the memory of a core.
@@ -67,6 +72,7 @@ impl Device {
             read_pieces: size(attributes.max_sge_rd),
             completions: size(attributes.max_cqe),
             reads: attributes.max_qp_init_rd_atom.clamp(0, 255) as u8,
+            invalidates: attributes.capabilities & MEM_MGT_EXTENSIONS != 0,
         };
         // SAFETY: the context is that of a device.
         let domain = unsafe { (verbs.ibv_alloc_pd)(context) };

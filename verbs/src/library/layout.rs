@@ -39,6 +39,9 @@ pub(super) const SEND_WITH_INVALIDATE: u32 = 9;
 pub(super) const SIGNALED: u32 = 2;
 pub(super) const INLINE: u32 = 8;
 
+/// `enum ibv_device_cap_flags`: SEND with Invalidate.
+pub(super) const MEM_MGT_EXTENSIONS: u32 = 1 << 21;
+
 /// `enum rdma_cm_event_type`.
 pub(super) const CONNECT_REQUEST: u32 = 4;
 pub(super) const CONNECT_ERROR: u32 = 6;
@@ -47,6 +50,7 @@ pub(super) const REJECTED: u32 = 8;
 pub(super) const ESTABLISHED: u32 = 9;
 pub(super) const DISCONNECTED: u32 = 10;
 pub(super) const DEVICE_REMOVAL: u32 = 11;
+pub(super) const ADDR_CHANGE: u32 = 14;
 pub(super) const TIMEWAIT_EXIT: u32 = 15;
 
 /// `struct ibv_device`: its first members.
@@ -95,7 +99,7 @@ pub(super) struct DeviceAttributes {
     identity: [u32; 3],
     pub(super) max_qp: c_int,
     pub(super) max_qp_wr: c_int,
-    capabilities: u32,
+    pub(super) capabilities: u32,
     pub(super) max_sge: c_int,
     pub(super) max_sge_rd: c_int,
     pub(super) max_cq: c_int,

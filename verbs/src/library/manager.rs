@@ -1,8 +1,8 @@
 //! The connection manager: event channels, listeners, requests for connections.
 
 use super::layout::{
-    CONNECT_ERROR, CONNECT_REQUEST, CmEvent, CmId, ConnectionParam, DEVICE_REMOVAL, DISCONNECTED, ESTABLISHED,
-    EventQueue, PORTS_TCP, REJECTED, SocketAddress, TIMEWAIT_EXIT, TRANSPORT_IB, UNREACHABLE,
+    ADDR_CHANGE, CONNECT_ERROR, CONNECT_REQUEST, CmEvent, CmId, ConnectionParam, DEVICE_REMOVAL, DISCONNECTED,
+    ESTABLISHED, EventQueue, PORTS_TCP, REJECTED, SocketAddress, TIMEWAIT_EXIT, TRANSPORT_IB, UNREACHABLE,
 };
 use super::{Libraries, check};
 use crate::error::DeviceError;
@@ -39,6 +39,7 @@ impl EventChannel {
     /// [`DeviceError::Library`], [`DeviceError::NoDevice`], [`DeviceError::NoManager`].
     pub fn open() -> Result<Arc<Self>, DeviceError> {
         let libraries = Libraries::get()?;
+        libraries.forget_removed();
         // Without the modules of the kernel, there is no list at all.
         if libraries.devices().unwrap_or_default() == 0 {
             return Err(DeviceError::NoDevice);
@@ -97,6 +98,7 @@ impl EventChannel {
             (DISCONNECTED | TIMEWAIT_EXIT, _) => Event::Disconnected(key),
             (CONNECT_ERROR | UNREACHABLE | REJECTED, _) => Event::Failed(key, event.status),
             (DEVICE_REMOVAL, _) => Event::Removed,
+            (ADDR_CHANGE, _) => Event::AddressChanged(key),
             (other, _) => Event::Other(other),
         }
     }
@@ -126,6 +128,8 @@ pub enum Event {
     Request(Request),
     /// The peer is ready to use a connection that was accepted.
     Established(Key),
+    /// The address has moved to another device, as that of a bond does. A listener or a connection stays at the old one.
+    AddressChanged(Key),
     /// A connection has ended, or the time after its end.
     Disconnected(Key),
     /// An accepted connection was not established: the error of the operating system.

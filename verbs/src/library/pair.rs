@@ -349,13 +349,15 @@ impl Pair {
 
     /// Appends the request of work that was posted, and its pieces.
     fn describe(&mut self, at: usize) {
-        let lkey = self.device.lkey;
+        let (lkey, invalidates_keys) = (self.device.lkey, self.device.limits().invalidates);
         let piece = |address: usize, len: usize| Piece { address: address as u64, len: len as u32, lkey };
         let before = self.pieces.len();
         let (opcode, remote) = match &mut self.posted[at] {
             Work::Send(data, invalidates) => {
                 self.pieces.extend(data.pieces().iter().map(|data| piece(data.as_ptr().addr(), data.len())));
-                (if invalidates.is_some() { SEND_WITH_INVALIDATE } else { SEND }, None)
+                // A peer has to invalidate its key by itself if no message does it.
+                let is_possible = invalidates.is_some() && invalidates_keys;
+                (if is_possible { SEND_WITH_INVALIDATE } else { SEND }, None)
             }
             Work::Write(address, key, data) => {
                 self.pieces.extend(data.pieces().iter().map(|data| piece(data.as_ptr().addr(), data.len())));

@@ -80,6 +80,10 @@ impl PortProtocol for IserPorts {
         address.preload();
     }
 
+    fn memory(address: &PortAddress) -> u64 {
+        address.memory()
+    }
+
     /// The SCSI target ports are those of portal groups.
     fn port(_name: &str, _portal: &Iser, _config: &Config) -> Option<FrontPort> {
         None
@@ -110,6 +114,10 @@ impl Front for IserFront {
 
     fn preload(&self, config: &Config) {
         self.0.preload(config);
+    }
+
+    fn memory(&self, config: &Config) -> u64 {
+        self.0.memory(config)
     }
 }
 

@@ -461,6 +461,8 @@ impl Upper for Endpoint {
         let trouble = format!("the SRP port at {} has failed, and is opened again", self.address);
         log!(error, "{trouble}");
         self.report(Some(trouble));
+        // Their connections are gone, and the numbers of these may be used again.
+        self.sessions.turns.cancel_all();
         self.log_all_out();
         // It is free again when the last command that uses it has ended.
         self.port.take().into_iter().for_each(|port| port.close());
