@@ -14,8 +14,7 @@ use crate::mad::{
 };
 use crate::requester;
 use crate::wire::{
-    Extension, HEADERS_MAX, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote,
-    TRAILER_MAX,
+    Extension, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote, mtu_bytes, mtu_code,
 };
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::time::Instant;
@@ -90,16 +89,6 @@ fn padded<const N: usize>(bytes: &[u8]) -> [u8; N] {
     let len = bytes.len().min(N);
     padded[..len].copy_from_slice(&bytes[..len]);
     padded
-}
-
-/// The largest path MTU in a datagram of this many bytes, as its code.
-fn mtu_code(datagram: usize) -> u8 {
-    let room = datagram.saturating_sub(HEADERS_MAX + TRAILER_MAX);
-    (1..=5).rev().find(|code| mtu_bytes(*code) <= room).unwrap_or(0)
-}
-
-fn mtu_bytes(code: u8) -> usize {
-    128 << code
 }
 
 impl Engine {

@@ -5,7 +5,7 @@
 //! * [`wire`]: packets; [`icrc`]: their check; [`mad`]: messages of the connection manager
 //! * [`connection`]: a reliable connection, whose two halves are [`requester`] and [`responder`]
 //! * [`engine`]: the connections of an address, and the connection manager, without I/O; [`events`]: its events
-//!   and packets
+//!   and packets; [`datagram`]: the datagrams of packets
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`ethernet`]: IP, UDP and neighbours, for datagrams in Ethernet frames, without I/O
 //! * [`limits`]: limits of what peers may cause
@@ -20,6 +20,7 @@
 pub mod address;
 mod carrier;
 pub mod connection;
+pub mod datagram;
 pub mod device;
 pub mod engine;
 pub mod ethernet;

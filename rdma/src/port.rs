@@ -7,16 +7,16 @@
 
 use crate::address::{Place, PortAddress, Site};
 use crate::carrier::Carrier;
+use crate::datagram::datagram;
 use crate::device::port::DevicePort;
-use crate::engine::{Engine, Outgoing, Payload};
-use crate::icrc;
+use crate::engine::{Engine, Outgoing};
 use crate::live;
 use crate::provider::Provider;
 pub use crate::provider::Upper;
 use crate::socket::{NoSocket, Opened, OpenedCarrier, OtherSettings, ServiceInUse};
-use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX, padding};
+use crate::wire::{HEADERS_MAX, TRAILER_MAX};
 use crate::work::Work;
-use lunar_core::mem::{Chunks, Sg, Slice};
+use lunar_core::mem::{Chunks, Slice};
 use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
 use lunar_link::MacAddress;
@@ -27,7 +27,7 @@ use std::collections::btree_map::Entry;
 use std::fmt;
 use std::future::poll_fn;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::task::{Poll, Waker};
@@ -377,30 +377,10 @@ impl Shared {
     }
 
     fn queue_packet(&self, outgoing: Outgoing) {
-        let Outgoing { peer, head, payload } = outgoing;
-        let to = SocketAddr::new(peer, PORT);
-        let pad = [0; 3];
-        let data = match payload {
-            Payload::Message(message) => {
-                let head = head.bytes(message.len());
-                let check =
-                    icrc::of_parts(self.carrier.local(), to, &head, std::iter::once(&message[..])).to_le_bytes();
-                self.chunk(&[&head, &message[..], &check]).map(Sg::from)
-            }
-            Payload::Memory(payload) => {
-                let (head, pad) = (head.bytes(payload.len()), &pad[..padding(payload.len())]);
-                let parts = payload.pieces().iter().map(|piece| &piece[..]).chain(std::iter::once(pad));
-                let check = icrc::of_parts(self.carrier.local(), to, &head, parts).to_le_bytes();
-                self.chunk(&[&head, pad, &check]).map(|mut chunk| {
-                    let mut data: Sg = chunk.split_to(head.len()).into();
-                    data.append(payload);
-                    data.push(chunk);
-                    data
-                })
-            }
-        };
-        let Some(data) = data else { return };
-        self.carrier.send(peer, data);
+        let peer = outgoing.peer;
+        if let Some(data) = datagram(self.carrier.local(), outgoing, |parts| self.chunk(parts)) {
+            self.carrier.send(peer, data);
+        }
     }
 
     fn close(&self) {

@@ -22,6 +22,22 @@ pub const HEADERS_MAX: usize = BASE_LEN + size_of::<RemoteAddress>();
 /// Bytes of padding behind a payload, and of the check behind it, at most.
 pub const TRAILER_MAX: usize = 3 + crate::icrc::LEN;
 
+/// The path MTU of a code, 1 to 5 for 256 to 4096 bytes.
+#[must_use]
+pub fn mtu_bytes(code: u8) -> usize {
+    128 << code.min(MTU_CODE_MAX)
+}
+
+/// The code of the largest path MTU whose packets fit into datagrams of this many bytes; 0: none does.
+#[must_use]
+pub fn mtu_code(datagram: usize) -> u8 {
+    let room = datagram.saturating_sub(HEADERS_MAX + TRAILER_MAX);
+    (1..=MTU_CODE_MAX).rev().find(|code| mtu_bytes(*code) <= room).unwrap_or(0)
+}
+
+/// The code of the largest path MTU.
+const MTU_CODE_MAX: u8 = 5;
+
 /// Numbers of queue pairs and packets have 24 bits.
 pub const NUMBER_BITS: u32 = 0x00ff_ffff;
 
@@ -196,7 +212,8 @@ pub enum Kind {
     Acknowledge,
     /// A datagram.
     Datagram,
-    /// An operation that initiators never use: with immediate data, with an invalidation, or atomic.
+    /// An operation that initiators never use: with immediate data, with an invalidation, or atomic. Targets use a SEND
+    /// with an invalidation.
     Other,
 }
 

@@ -134,6 +134,17 @@ class Nvme(LunarEthernet):
         return f"{at}/{self.listed(at)}/{number + 1}"
 
 
+class NvmeRdma(LunarEthernet):
+    name = "nvme-rdma"
+
+    def portal_arguments(self) -> list[str]:
+        return ["--listen", f"127.0.0.1:{self.port}", "--nvme-rdma", TARGET_ADDRESS]
+
+    def unit(self, number: int) -> str:
+        at = f"nvme-rdma://{TARGET_ADDRESS}"
+        return f"{at}/{self.listed(at)}/{number + 1}"
+
+
 class Fcoe(LunarEthernet):
     name = "fcoe"
 
@@ -180,7 +191,7 @@ class Vblade(Target):
         return f"aoe:{HOST}:{SHELF + 1}.0" if store == "file" else None
 
 
-KINDS: dict[str, type[Target]] = {kind.name: kind for kind in (Aoe, Vblade, Fcoe, Iscsi, Nvme, St)}
+KINDS: dict[str, type[Target]] = {kind.name: kind for kind in (Aoe, Vblade, Fcoe, Iscsi, Nvme, NvmeRdma, St)}
 
 
 def rows() -> list[Row]:

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::net::Ipv4Addr;
 use std::path::Path;
 use std::time::Duration;
 
@@ -50,29 +51,44 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
+/// Two addresses of the loopback for this port: RDMA has one UDP port, so both ends need addresses of their own.
+fn loopback_pair(port: u16) -> [String; 2] {
+    let [high, low] = port.to_be_bytes();
+    [1, 2].map(|net| Ipv4Addr::new(127, net, high, low).to_string())
+}
+
 /// Runs `lunar bench` over all protocols: each reads and verifies what another wrote, with all options that change how
 /// data moves, and with as many queues as a controller has.
 fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
     const NQN: &str = "nqn.2026-01.io.lunar:own";
     const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
-    let at = free_port()?.to_string();
+    let port = free_port()?;
+    let (at, [rdma_address, source]) = (port.to_string(), loopback_pair(port.port()));
     let folder = lab.scratch.join(format!("own-{}", driver.name()));
     let sockets = folder.to_str().context("the scratch folder's name is not UTF-8")?;
     let flags = ["--cores", "2", "--nvme", &at, "--nqn", NQN, "--vm", "own", "--vm-folder", sockets];
     let disk = ["--vhost-blk", "own", "--vhost-folder", sockets];
-    let spec = Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags).flags(&disk);
+    let ports = ["--nvme-rdma", &rdma_address];
+    let spec = Spec::new(driver, [lab.image("own.img", 64)?])?.flags(&flags).flags(&disk).flags(&ports);
     let mut target = Target::start(lab, &spec)?;
     let program = lab.built()?.to_str().context("the program's name is not UTF-8")?;
     let (iscsi, nvme) = (target.url(0), format!("nvme-tcp://{at}/{NQN}/1"));
     expect_text(&tool(program, &["bench", "--list", &format!("nvme-tcp://{at}")])?, NQN)?;
+    let rdma = format!("nvme-rdma://{rdma_address}/{NQN}/1");
+    expect_text(
+        &tool(program, &["bench", "--list", &format!("nvme-rdma://{rdma_address}"), "--source", &source])?,
+        NQN,
+    )?;
     let bench = |url: &str, more: &[&str]| {
         let common = ["bench", url, "--warmup", "0", "--verify", "--size", "16M", "--timeout", "10"];
-        tool(program, &[&common, more].concat())
+        let own = ["--source", &source];
+        tool(program, &[&common, more, &own[..if url == rdma { 2 } else { 0 }]].concat())
     };
     let (vm, disk) = (format!("vfio-user:{sockets}/own"), format!("vhost-user:{sockets}/own.sock"));
     let (write_time, read_time, time) = if lab.whole { ("3", "1", "0.5") } else { ("1", "0.5", "0.2") };
     // Each pair has a seed of its own, so data that an earlier pair wrote does not verify.
     let pairs = [(&iscsi, &nvme), (&nvme, &iscsi), (&vm, &iscsi), (&nvme, &vm), (&disk, &nvme), (&iscsi, &disk)];
+    let pairs = pairs.into_iter().chain([(&rdma, &iscsi), (&iscsi, &rdma)]);
     for (seed, (writer, reader)) in (7_u32..).zip(pairs) {
         let seed = seed.to_string();
         bench(writer, &["--rw", "write", "--bs", "64k", "--seed", &seed, "--time", write_time])?;
@@ -87,6 +103,7 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
     ] {
         bench(&nvme, &[more, &["--time", time]].concat())?;
         bench(&nvme, &[more, &["--time", time], &DIGESTS].concat())?;
+        bench(&rdma, &[more, &["--time", time]].concat())?;
     }
     for doorbells in ["told", "shadow", "mapped"] {
         for more in [

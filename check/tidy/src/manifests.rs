@@ -39,6 +39,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("client/aoe", &["core", "link", "front/*"]),
     ("client/fcoe", &["core", "link", "front/*"]),
     ("client/sst", &["core", "st", "front/*"]),
+    ("client/rdma", &["core", "rdma"]),
     ("client/vhost-user", &["core", "block", "guest", "front/*"]),
     ("client/ublk", &["core", "block", "reactor", "front/*", "client/vhost-user"]),
     (
@@ -55,7 +56,11 @@ const LAYERS: &[(&str, &[&str])] = &[
             "client/aoe",
             "client/fcoe",
             "client/sst",
+            "client/rdma",
+            "client/vhost-user",
             "st",
+            "rdma",
+            "block",
         ],
     ),
     (

@@ -3,8 +3,8 @@
 //! [`run`] runs a load and returns a [`Report`]; [`command`] is `lunar bench`.
 //!
 //! * [`url`]: addresses of units; [`options`]: the command-line options
-//! * `iscsi`, `nvme`, `vfio`, `vhost`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their common interface;
-//!   `lan`: those on Ethernet frames
+//! * `iscsi`, `nvme`, `nvme_rdma`, `vfio`, `vhost`, `aoe`, `fcoe`, `st`: sessions of each protocol; `session`: their
+//!   common interface; `lan`: those on Ethernet frames; `rdma`: the socket of RDMA connections
 //! * `engine`, `lane`, `load`: all sessions of a run, the commands of one session, the choice of the next command
 //! * [`verify`], [`pattern`], [`ack_log`]: the expected contents of blocks
 //! * [`histogram`], [`cost`], [`report`]: the results; [`predict`]: those that the performance model ([`model`])
@@ -23,9 +23,11 @@ mod lane;
 mod load;
 pub mod model;
 mod nvme;
+mod nvme_rdma;
 pub mod options;
 pub mod pattern;
 pub mod predict;
+mod rdma;
 pub mod report;
 mod session;
 mod st;
@@ -98,6 +100,7 @@ pub fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
     match options.url.protocol {
         Protocol::Iscsi => iscsi::discover(&options.url, options.offer(None, 0), options.timeout),
         Protocol::NvmeTcp => nvme::discover(options),
+        Protocol::NvmeRdma => nvme_rdma::discover(options),
         Protocol::VfioUser => bail!("--list needs a network protocol: a vfio-user socket has one controller"),
         Protocol::VhostUser => bail!("--list needs a network protocol: a vhost-user socket has one disk"),
         Protocol::Aoe => bail!("--list needs a network protocol with discovery: aoe-discover lists AoE targets"),
@@ -123,6 +126,10 @@ pub fn run(options: &Options) -> Result<Report> {
         Protocol::NvmeTcp => {
             raise_file_limit(u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1))?;
             run_sessions(options, nvme::open, nvme::close)
+        }
+        Protocol::NvmeRdma => {
+            raise_file_limit(u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1))?;
+            run_sessions(options, nvme_rdma::open, nvme_rdma::close)
         }
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),
         Protocol::VhostUser => run_sessions(options, vhost::open, vhost::close),

@@ -16,11 +16,11 @@ use lunar_nvme_host::queue::{ADMIN_IN_CAPSULE, Command, Event, Offer, Queue};
 use std::time::{Duration, Instant};
 
 /// The number of entries of admin queues: the smallest that is allowed.
-const ADMIN_ENTRIES: u16 = 32;
+pub(crate) const ADMIN_ENTRIES: u16 = 32;
 /// The pause before a controller that is not ready is polled again.
 const READY_PAUSE: Duration = Duration::from_millis(10);
 /// The most logical blocks of one command: NLB has 16 bits and is zero-based.
-const BLOCKS_MAX: u32 = 1 << 16;
+pub(crate) const BLOCKS_MAX: u32 = 1 << 16;
 
 /// A queue, and the namespace of its commands; 0 for an admin queue.
 #[derive(Debug)]
@@ -135,19 +135,8 @@ impl Controller {
             _ => false,
         });
         connected.with_context(|| format!("connecting to {subsystem} at {url}"))?;
-        let mut bringup = Bringup::new(queues, namespace);
-        let (mut answer, end) = (admin.call(bringup.first(), 0, timeout)?, Instant::now() + timeout);
-        loop {
-            answer = match bringup.next(&answer)? {
-                Next::Command(sqe, room) => admin.call(sqe, room, timeout)?,
-                Next::Later(sqe) => {
-                    ensure!(Instant::now() < end, "the controller is not ready");
-                    std::thread::sleep(READY_PAUSE);
-                    admin.call(sqe, 0, timeout)?
-                }
-                Next::Ready(info) => return Ok(Self { admin, id, info }),
-            };
-        }
+        let info = bring_up(Bringup::new(queues, namespace), timeout, |sqe, room| admin.call(sqe, room, timeout))?;
+        Ok(Self { admin, id, info })
     }
 
     /// Connects the I/O queues.
@@ -169,6 +158,26 @@ impl Controller {
     }
 }
 
+/// Initializes a controller with `call`, which executes a command with an allocation length.
+pub(crate) fn bring_up(
+    mut bringup: Bringup,
+    timeout: Duration,
+    mut call: impl FnMut(Sqe, u32) -> Result<Answer>,
+) -> Result<Info> {
+    let (mut answer, end) = (call(bringup.first(), 0)?, Instant::now() + timeout);
+    loop {
+        answer = match bringup.next(&answer)? {
+            Next::Command(sqe, room) => call(sqe, room)?,
+            Next::Later(sqe) => {
+                ensure!(Instant::now() < end, "the controller is not ready");
+                std::thread::sleep(READY_PAUSE);
+                call(sqe, 0)?
+            }
+            Next::Ready(info) => return Ok(info),
+        };
+    }
+}
+
 /// Creates a queue. If the host has a key, the queue can be authenticated.
 fn queue(options: &Options, in_capsule: u32, connect: Connect) -> Queue {
     let (header_digest, data_digest) = (options.header_digest.is_wanted(), options.data_digest.is_wanted());
@@ -180,7 +189,7 @@ fn queue(options: &Options, in_capsule: u32, connect: Connect) -> Queue {
     }
 }
 
-fn connect(options: &Options, subsystem: &str, queue: u16, entries: u16, controller: u16) -> Connect {
+pub(crate) fn connect(options: &Options, subsystem: &str, queue: u16, entries: u16, controller: u16) -> Connect {
     Connect {
         queue,
         entries,
@@ -250,19 +259,30 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<Connection<Namespac
 /// If the portal cannot be reached or refuses discovery.
 pub(crate) fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
     let mut controller = Controller::open(options, DISCOVERY_NQN, 0, None)?;
+    let page = discovery_page(|sqe, len| controller.admin.call(sqe, len, options.timeout))?;
+    close(controller.admin, options.timeout);
+    Ok(subsystems(&page, discovery::TCP))
+}
+
+/// Reads the discovery log page with `call`, which executes a command with an allocation length.
+pub(crate) fn discovery_page(mut call: impl FnMut(Sqe, u32) -> Result<Answer>) -> Result<Vec<u8>> {
     let (mut page, mut whole) = (Vec::new(), (discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN);
     while let Some(left) = whole.checked_sub(u32::try_from(page.len())?).filter(|left| *left > 0) {
         let len = left.min((discovery::ENTRIES_MAX + 1) * discovery::ENTRY_LEN);
         let sqe = command::log_page(discovery::PAGE, u32::try_from(page.len())?, len);
-        let answer = controller.admin.call(sqe, len, options.timeout)?;
+        let answer = call(sqe, len)?;
         ensure!(answer.status == Status::SUCCESS, "Get Log Page (discovery) failed: {:?}", answer.status);
         ensure!(!answer.data.is_empty(), "the discovery log page is truncated");
         page.extend(answer.data);
         whole = discovery::length(&page).context("the discovery log page has too many records")?;
     }
-    close(controller.admin, options.timeout);
+    Ok(page)
+}
+
+/// The subsystems of a discovery log page over this transport, with all addresses of each.
+pub(crate) fn subsystems(page: &[u8], transport: u8) -> Vec<DiscoveredTarget> {
     let mut found: Vec<DiscoveredTarget> = Vec::new();
-    for subsystem in discovery::subsystems(&page) {
+    for subsystem in discovery::subsystems(page, transport) {
         let address = match subsystem.address.contains(':') {
             true => format!("[{}]:{}", subsystem.address, subsystem.service),
             false => format!("{}:{}", subsystem.address, subsystem.service),
@@ -272,5 +292,5 @@ pub(crate) fn discover(options: &Options) -> Result<Vec<DiscoveredTarget>> {
             None => found.push(DiscoveredTarget { name: subsystem.subsystem, addresses: vec![address] }),
         }
     }
-    Ok(found)
+    found
 }

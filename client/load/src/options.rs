@@ -12,6 +12,7 @@ use lunar_iscsi_initiator::secret;
 use lunar_nvme::auth::host::Host;
 use lunar_nvme::auth::key::Key;
 use rustix::rand::{GetRandomFlags, getrandom};
+use std::net::IpAddr;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -30,6 +31,7 @@ const INITIATOR_DEFAULT: &str = "iqn.2026-01.io.lunar:bench";
 /// Help headings for the options of one protocol.
 const ISCSI: &str = "iSCSI";
 const NVME: &str = "NVMe";
+const NVME_RDMA: &str = "NVMe over RDMA";
 const VFIO_USER: &str = "vfio-user";
 /// The help heading for the options of a prediction.
 const PREDICTION: &str = "Prediction";
@@ -150,7 +152,8 @@ pub struct Prediction {
 pub struct Options {
     /// The URL of the unit; without a target name it stands for the first target that discovery returns.
     #[arg(help = "iscsi://HOST[:PORT][/TARGET-NAME[/LUN]], nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]], \
-                  vfio-user:/SOCKET[#NAMESPACE], vhost-user:/SOCKET, aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
+                  nvme-rdma://HOST[:PORT][/NQN[/NAMESPACE]], vfio-user:/SOCKET[#NAMESPACE], vhost-user:/SOCKET, \
+                  aoe:LINK:SHELF.SLOT, fcoe:LINK[,fabric][@WWPN][#LUN], \
                   st:udp:ADDRESS:PORT[#LUN] or st:LINK@MAC[#LUN]; without a name the first target that discovery \
                   returns")]
     pub url: Url,
@@ -278,6 +281,9 @@ pub struct Options {
     #[arg(long, help_heading = NVME, default_value_t = 1, value_name = "N")]
     #[arg(value_parser = clap::value_parser!(u16).range(..=QUEUES_MAX))]
     pub idle_queues: u16,
+    /// Own address: its UDP port 4791 must be free, as 127.0.0.2 for a target at 127.0.0.1 [default: that of the route]
+    #[arg(long, help_heading = NVME_RDMA, value_name = "ADDRESS")]
+    pub source: Option<IpAddr>,
     /// How doorbells are rung
     #[arg(long, help_heading = VFIO_USER, value_enum, default_value = "shadow", value_name = "MODE")]
     pub doorbells: Doorbells,
@@ -343,6 +349,7 @@ impl Options {
             ("--flow-control", self.flow_control),
             ("--idle-queues", self.idle_queues != 1),
             ("--doorbells", self.doorbells != Doorbells::Shadow),
+            ("--source", self.source.is_some()),
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(format!("{option} is for NVMe")),
@@ -371,6 +378,18 @@ impl Options {
         }
     }
 
+    /// Checks that all options apply to NVMe over RDMA.
+    ///
+    /// # Errors
+    /// A message that names the option that does not.
+    pub fn check_for_nvme_rdma(&self) -> Result<(), String> {
+        Self { source: None, ..self.clone() }.check_for_nvme()?;
+        match self.header_digest.is_wanted() || self.data_digest.is_wanted() {
+            true => Err("--header-digest and --data-digest are for TCP: each packet of RDMA has a check".to_owned()),
+            false => Ok(()),
+        }
+    }
+
     /// Checks that all options apply to NVMe.
     ///
     /// # Errors
@@ -388,6 +407,7 @@ impl Options {
         ];
         match given.iter().find(|(_, is_given)| *is_given) {
             Some((option, _)) => Err(format!("{option} is for iSCSI")),
+            None if self.source.is_some() => Err("--source is for NVMe over RDMA".to_owned()),
             None => Ok(()),
         }
     }
@@ -578,6 +598,16 @@ mod tests {
         assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
         assert_eq!(check("--max-burst-length 64k"), Err("--max-burst-length is for iSCSI".into()));
         assert_eq!(check("--initiator-name iqn.x"), Err("--initiator-name is for iSCSI".into()));
+        assert_eq!(check("--source 127.0.0.2"), Err("--source is for NVMe over RDMA".into()));
+    }
+
+    #[test]
+    fn options_of_tcp_are_refused_over_rdma() {
+        let check =
+            |args: &str| parse(&format!("nvme-rdma://h {args}")).and_then(|options| options.check_for_nvme_rdma());
+        assert_eq!(check("--sessions 4 --source 127.0.0.2 --flow-control --fua"), Ok(()));
+        assert!(check("--data-digest crc32c").is_err_and(|why| why.contains("for TCP")));
+        assert_eq!(check("--initial-r2t"), Err("--initial-r2t is for iSCSI".into()));
     }
 
     #[test]

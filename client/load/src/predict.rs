@@ -60,7 +60,7 @@ pub fn predict(options: &Options, store: Store) -> Result<Predicted> {
         Protocol::Iscsi => Transport::Iscsi,
         Protocol::NvmeTcp => Transport::NvmeTcp,
         Protocol::VfioUser => Transport::VfioUser,
-        Protocol::VhostUser | Protocol::Aoe | Protocol::Fcoe | Protocol::St => {
+        Protocol::NvmeRdma | Protocol::VhostUser | Protocol::Aoe | Protocol::Fcoe | Protocol::St => {
             bail!("the model knows iSCSI, NVMe/TCP and vfio-user")
         }
     };

@@ -72,6 +72,8 @@ pub enum Negotiated {
     Iscsi(Agreed),
     /// Those of the controller and its first I/O queue.
     NvmeTcp(Queues),
+    /// Those of the controller and its first I/O queue.
+    NvmeRdma(RdmaQueues),
     /// Those of the controller.
     VfioUser(MemoryQueues),
     /// Those of the disk.
@@ -91,6 +93,7 @@ impl Negotiated {
         match self {
             Self::Iscsi(agreed) => agreed.window,
             Self::NvmeTcp(queues) => queues.window,
+            Self::NvmeRdma(queues) => queues.window,
             Self::VfioUser(queues) => queues.window,
             Self::VhostUser(rings) => rings.window,
             Self::Aoe(frames) => frames.window,
@@ -178,6 +181,23 @@ pub struct Queues {
     pub in_capsule: u32,
     /// The most data in one H2CData PDU, in bytes.
     pub max_h2c_data: u32,
+    /// The longest transfer of a command, in bytes.
+    pub max_transfer: u32,
+    /// The largest number of entries of a queue.
+    pub entries_max: u16,
+    /// The number of commands that the first I/O queue holds.
+    pub window: u32,
+}
+
+/// The parameters of a controller of NVMe over RDMA.
+#[derive(Clone, Debug, Serialize)]
+pub struct RdmaQueues {
+    /// The path MTU: the most bytes of data in a packet.
+    pub path_mtu: usize,
+    /// Whether completions report the submission queue head.
+    pub flow_control: bool,
+    /// In-capsule data of a command, in bytes.
+    pub in_capsule: u32,
     /// The longest transfer of a command, in bytes.
     pub max_transfer: u32,
     /// The largest number of entries of a queue.

@@ -1,6 +1,6 @@
 //! The URL of a unit: `iscsi://host[:port][/target-name[/lun]]`, `nvme-tcp://host[:port][/nqn[/namespace]]`,
-//! `vfio-user:/socket[#namespace]`, `vhost-user:/socket`, `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`,
-//! `st:udp:address:port[#lun]` or `st:link@mac[#lun]`.
+//! `nvme-rdma://host[:port][/nqn[/namespace]]`, `vfio-user:/socket[#namespace]`, `vhost-user:/socket`,
+//! `aoe:link:shelf.slot`, `fcoe:link[,fabric][@wwpn][#lun]`, `st:udp:address:port[#lun]` or `st:link@mac[#lun]`.
 
 use lunar_aoe::wire::{Address, NotAnAddress};
 use lunar_fcoe::wire::names::Wwn;
@@ -17,6 +17,8 @@ pub enum Protocol {
     Iscsi,
     /// NVMe/TCP.
     NvmeTcp,
+    /// NVMe over RDMA.
+    NvmeRdma,
     /// NVMe over vfio-user.
     VfioUser,
     /// A disk (virtio-blk) over vhost-user.
@@ -31,12 +33,13 @@ pub enum Protocol {
 
 impl Protocol {
     /// The network protocols.
-    const ALL: [Self; 2] = [Self::Iscsi, Self::NvmeTcp];
+    const ALL: [Self; 3] = [Self::Iscsi, Self::NvmeTcp, Self::NvmeRdma];
 
     fn scheme(self) -> &'static str {
         match self {
             Self::Iscsi => "iscsi",
             Self::NvmeTcp => "nvme-tcp",
+            Self::NvmeRdma => "nvme-rdma",
             Self::VfioUser => "vfio-user",
             Self::VhostUser => "vhost-user",
             Self::Aoe => "aoe",
@@ -50,7 +53,7 @@ impl Protocol {
     pub fn port(self) -> u16 {
         match self {
             Self::Iscsi => 3260,
-            Self::NvmeTcp => 4420,
+            Self::NvmeTcp | Self::NvmeRdma => 4420,
             Self::VfioUser | Self::VhostUser | Self::Aoe | Self::Fcoe | Self::St => 0,
         }
     }
@@ -59,7 +62,7 @@ impl Protocol {
     fn units(self) -> std::ops::RangeInclusive<u32> {
         match self {
             Self::Iscsi => 0..=0x3fff,
-            Self::NvmeTcp | Self::VfioUser => 1..=0xffff_fffe,
+            Self::NvmeTcp | Self::NvmeRdma | Self::VfioUser => 1..=0xffff_fffe,
             // A socket has one disk.
             Self::VhostUser => 0..=0,
             // Shelf and slot.
@@ -79,9 +82,10 @@ pub struct Url {
     /// The protocol.
     pub protocol: Protocol,
     /// Host name or address, IPv6 without brackets. For vhost-user: the path of the socket; for vfio-user also that of
-    /// a folder with a socket `cntrl`. For protocols on Ethernet frames: the link. For Scheduled Transfer over UDP: `udp:ADDRESS:PORT`.
+    /// a folder with a socket `cntrl`. For protocols on Ethernet frames: the link. For Scheduled Transfer over UDP:
+    /// `udp:ADDRESS:PORT`.
     pub host: String,
-    /// The TCP port.
+    /// The TCP port; over RDMA, that of the connection manager.
     pub port: u16,
     /// The IQN of the target, the NQN of the subsystem, the WWPN of the port, or its MAC address.
     pub target: Option<String>,
@@ -203,7 +207,8 @@ impl FromStr for Url {
             .ok_or_else(|| {
                 format!(
                     "{text:?} is neither iscsi://HOST[:PORT][/TARGET-NAME[/LUN]] nor \
-                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor vfio-user:/SOCKET[#NAMESPACE] nor vhost-user:/SOCKET nor \
+                     nvme-tcp://HOST[:PORT][/NQN[/NAMESPACE]] nor nvme-rdma://HOST[:PORT][/NQN[/NAMESPACE]] nor \
+                     vfio-user:/SOCKET[#NAMESPACE] nor vhost-user:/SOCKET nor \
                      aoe:LINK:SHELF.SLOT nor fcoe:LINK[,fabric][@WWPN][#LUN] nor \
                      st:udp:ADDRESS:PORT[#LUN] nor st:LINK@MAC[#LUN]"
                 )
@@ -294,6 +299,7 @@ mod tests {
             ("iscsi://[fe80::1]:9/iqn.x/3", "fe80::1", 9, Some("iqn.x"), 3),
             ("iscsi://[::1]/eui.02004567A425678D/16383", "::1", 3260, Some("eui.02004567A425678D"), 16383),
             ("nvme-tcp://a", "a", 4420, None, 1),
+            ("nvme-rdma://10.0.0.1/nqn.x/3", "10.0.0.1", 4420, Some("nqn.x"), 3),
             ("vfio-user:/run/vm/cntrl", "/run/vm/cntrl", 0, None, 1),
             ("vfio-user:here#7", "here", 0, None, 7),
             ("vhost-user:/run/vhost/web", "/run/vhost/web", 0, None, 0),
@@ -333,6 +339,7 @@ mod tests {
             "nvme://a",
             "nvme-tcp://a/b/0",
             "nvme-tcp:/a",
+            "nvme-rdma://a/b/0",
             "vfio-user:",
             "vfio-user:#2",
             "vfio-user:/a#0",

@@ -30,27 +30,31 @@ enum Step {
 
 /// An authentication transaction.
 #[derive(Debug)]
-pub(crate) struct Authentication {
+pub struct Authentication {
     host: Host,
     step: Step,
     challenge: Vec<u8>,
 }
 
 /// A command with its data.
-pub(crate) type Next = (Sqe, Moves);
+pub type Next = (Sqe, Moves);
 
 impl Authentication {
-    pub(crate) fn new(host: Host) -> Self {
+    /// A transaction with these keys.
+    #[must_use]
+    pub fn new(host: Host) -> Self {
         Self { host, step: Step::Negotiate, challenge: Vec::new() }
     }
 
     /// Whether the subsystem is authenticated as well.
-    pub(crate) fn is_mutual(&self) -> bool {
+    #[must_use]
+    pub fn is_mutual(&self) -> bool {
         self.host.other.is_some()
     }
 
     /// The first command: offers all hashes and groups.
-    pub(crate) fn first(&self) -> Next {
+    #[must_use]
+    pub fn first(&self) -> Next {
         send(self.host.negotiate(&Hash::ALL.map(|hash| hash.0), &Group::ALL.map(|group| group.0)))
     }
 
@@ -59,7 +63,7 @@ impl Authentication {
     ///
     /// # Errors
     /// Why authentication failed.
-    pub(crate) fn next(&mut self, status: Status, message: &[u8]) -> Result<Option<Next>, Error> {
+    pub fn next(&mut self, status: Status, message: &[u8]) -> Result<Option<Next>, Error> {
         if status != Status::SUCCESS {
             return Err(Error::Refused("an authentication command", status));
         }

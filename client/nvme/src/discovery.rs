@@ -13,8 +13,10 @@ pub const ENTRIES_MAX: u32 = 31;
 pub const RECORDS_MAX: u32 = 4096;
 /// Subtype of a record (SUBTYPE): an NVM subsystem.
 const SUBSYSTEM: u8 = 2;
-/// Transport type of a record (TRTYPE): TCP.
-const TCP: u8 = 3;
+/// Transport types of a record (TRTYPE): RDMA and TCP.
+pub const RDMA: u8 = 1;
+/// See [`RDMA`].
+pub const TCP: u8 = 3;
 
 /// A record of the discovery log page (NVMe Base 2.0 5.16.1.23).
 #[derive(FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
@@ -62,14 +64,14 @@ fn records(page: &[u8]) -> u64 {
     page.get(8..16).and_then(|bytes| bytes.try_into().ok()).map_or(0, u64::from_le_bytes)
 }
 
-/// The subsystems in a log page that are reached over TCP.
+/// The subsystems in a log page that are reached over this transport.
 #[must_use]
-pub fn subsystems(page: &[u8]) -> Vec<DiscoveredSubsystem> {
+pub fn subsystems(page: &[u8], transport: u8) -> Vec<DiscoveredSubsystem> {
     let entries = page.chunks_exact(ENTRY_LEN as usize);
     let count = usize::try_from(records(page)).unwrap_or(usize::MAX);
     let entries = entries.skip(1).take(count).filter_map(|bytes| Entry::ref_from_bytes(bytes).ok());
     entries
-        .filter(|entry| entry.subtype == SUBSYSTEM && entry.transport == TCP)
+        .filter(|entry| entry.subtype == SUBSYSTEM && entry.transport == transport)
         .map(|entry| DiscoveredSubsystem {
             subsystem: text(&entry.subsystem),
             address: text(&entry.address),
@@ -83,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_records_of_subsystems_over_tcp_are_returned() {
+    fn the_records_of_subsystems_over_a_transport_are_returned() {
         let mut page = vec![0; 4096];
         page[8] = 2;
         for (at, subtype, name) in [(1024, 3, "nqn.discovery"), (2048, 2, "nqn.a"), (3072, 2, "nqn.behind")] {
@@ -94,8 +96,8 @@ mod tests {
         }
         let want =
             DiscoveredSubsystem { subsystem: "nqn.a".into(), address: "10.0.0.1".into(), service: "4420".into() };
-        assert_eq!(subsystems(&page), [want]);
+        assert_eq!((subsystems(&page, TCP), subsystems(&page, RDMA)), (vec![want], vec![]));
         assert_eq!((length(&page), length(&[]), length(&[255; 16])), (Some(3 * ENTRY_LEN), Some(ENTRY_LEN), None));
-        assert_eq!((subsystems(&page[..2000]).len(), subsystems(&[]).len()), (0, 0));
+        assert_eq!((subsystems(&page[..2000], TCP).len(), subsystems(&[], TCP).len()), (0, 0));
     }
 }

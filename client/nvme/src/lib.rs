@@ -1,15 +1,16 @@
-//! An NVMe host without I/O, for NVMe/TCP and for queues in memory that is shared with the controller.
+//! An NVMe host without I/O, for NVMe/TCP, NVMe over RDMA, and queues in memory that is shared with the controller.
 //!
 //! * [`queue`]: a queue over TCP, which is one connection: takes received bytes, gives events and bytes to send
+//! * [`rdma`]: capsules and private data of NVMe over RDMA
 //! * [`rings`]: a queue pair in memory: entries and doorbells
 //! * [`vfio`]: the client's messages of vfio-user: memory maps, interrupts, register accesses
 //! * [`command`]: submission queue entries
-//! * `auth`: DH-HMAC-CHAP, the host's side
+//! * [`auth`]: DH-HMAC-CHAP, the host's side
 //! * [`bringup`]: initializes a controller and identifies a namespace
 //! * [`discovery`]: the discovery log page
 //! * [`fuzzing`]: entry points of the fuzz targets
 
-mod auth;
+pub mod auth;
 pub mod bringup;
 pub mod command;
 pub mod discovery;
@@ -17,6 +18,7 @@ mod frame;
 pub mod fuzzing;
 mod output;
 pub mod queue;
+pub mod rdma;
 pub mod rings;
 mod task;
 pub mod vfio;

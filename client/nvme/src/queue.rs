@@ -30,7 +30,7 @@ const BY_LIST: u8 = 0x40;
 const AT_OFFSET: u8 = 0x01;
 const BY_TRANSPORT: u8 = 0x5a;
 /// Dword 0 of a Connect completion: authentication is required (AUTHREQ).
-const AUTHENTICATION_REQUIRED: u32 = 0x03 << 16;
+pub const AUTHENTICATION_REQUIRED: u32 = 0x03 << 16;
 /// Completion status: do not retry (DNR).
 const DO_NOT_RETRY: u16 = 0x4000;
 

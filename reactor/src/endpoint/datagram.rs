@@ -9,7 +9,7 @@ use crate::sys::raw;
 use socket2::{Domain, Protocol, SockRef, Socket, Type};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::rc::Rc;
@@ -153,6 +153,74 @@ pub(super) fn set_queues(fd: &OwnedFd) {
     }
 }
 
+/// A datagram socket for a program without a reactor, such as a load generator. No call waits.
+pub struct DirectSocket {
+    datagrams: Datagrams,
+    messages: Messages,
+}
+
+impl DirectSocket {
+    /// A socket that is used without a reactor.
+    #[must_use]
+    pub fn new(socket: DatagramSocket) -> Self {
+        Self { datagrams: Datagrams::new(socket), messages: Messages::default() }
+    }
+
+    /// The address at which it receives.
+    #[must_use]
+    pub fn local(&self) -> Address {
+        self.datagrams.local()
+    }
+
+    /// The largest datagram that is not fragmented on the local link.
+    #[must_use]
+    pub fn largest(&self) -> usize {
+        self.datagrams.largest()
+    }
+
+    /// A descriptor that is readable when datagrams have arrived.
+    #[must_use]
+    pub fn descriptor(&self) -> BorrowedFd<'_> {
+        self.datagrams.fd().as_fd()
+    }
+
+    /// The counters of datagrams.
+    #[must_use]
+    pub fn counters(&self) -> Counters {
+        self.datagrams.counters()
+    }
+
+    /// Receives the datagrams that have arrived, as far as the batch has room; returns how many.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<usize> {
+        match self.datagrams.receive(batch, &mut self.messages) {
+            Err(libc::EAGAIN) => Ok(0),
+            result => result.map_err(io::Error::from_raw_os_error),
+        }
+    }
+
+    /// Sends as many datagrams as there is room for; the others stay in the batch.
+    ///
+    /// # Errors
+    /// Those of the operating system.
+    pub fn send(&mut self, batch: &mut SendBatch) -> io::Result<()> {
+        let result = self.datagrams.send(batch, &mut self.messages);
+        batch.finish();
+        match result {
+            Err(libc::EAGAIN) => Ok(()),
+            result => result.map_err(io::Error::from_raw_os_error),
+        }
+    }
+}
+
+impl std::fmt::Debug for DirectSocket {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "DirectSocket({:?})", self.local())
+    }
+}
+
 /// A datagram socket, as a driver uses it.
 pub(crate) struct Datagrams {
     socket: DatagramSocket,
@@ -280,5 +348,32 @@ impl Sender for UsedSocket<'_> {
                 result => result,
             },
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_core::mem::Arena;
+
+    #[test]
+    fn a_socket_without_a_reactor_moves_datagrams() {
+        let arena = Arena::new(4 << 20);
+        let config = UdpConfig::new(([127, 0, 0, 1], 0).into());
+        let open = || DatagramSocket::udp(&config).map(DirectSocket::new).expect("a free port");
+        let (mut one, mut other) = (open(), open());
+        let mut batch = ReceiveBatch::new(2000, 4);
+        batch.refill(&arena);
+        assert_eq!(other.receive(&mut batch).expect("it is open"), 0);
+        let mut sends = SendBatch::new();
+        for byte in 0..3_u8 {
+            let data = arena.copy(&[byte]).expect("room").into();
+            sends.push(Datagram { data, peer: other.local(), ..Datagram::default() });
+        }
+        one.send(&mut sends).expect("it is open");
+        assert!(sends.is_empty() && other.largest() > 1400);
+        assert_eq!(other.receive(&mut batch).expect("it is open"), 3);
+        let received: Vec<_> = batch.drain().map(|datagram| (datagram.peer, datagram.data.to_vec())).collect();
+        assert_eq!(received, (0..3).map(|byte| (one.local(), vec![byte])).collect::<Vec<_>>());
     }
 }
