@@ -18,6 +18,8 @@ use std::time::Duration;
 
 const BUFFER: usize = 512 << 10;
 const UUID: &str = "f81d4fae-7dec-41d0-a765-00a0c91e6b00";
+/// That of another volume.
+const OTHER_UUID: &str = "f81d4fae-7dec-41d0-a765-00a0c91e6b01";
 
 struct Bench {
     place: Place,
@@ -34,9 +36,14 @@ impl Bench {
     }
 
     fn configuration(&self, size: &str) -> Checked {
-        let (image, socket) = (self.place.0.join("disk.img"), self.socket.display());
+        self.configuration_of(size, UUID)
+    }
+
+    /// The same with the volume of this UUID.
+    fn configuration_of(&self, size: &str, uuid: &str) -> Checked {
+        let (image, socket) = (self.place.0.join(uuid), self.socket.display());
         self.place.checked(&format!(
-            "[volume.disk]\nkind = 'file'\npath = '{}'\nsize = '{size}'\nuuid = '{UUID}'\n[portal-group.p]\ntag = 1\n\
+            "[volume.disk]\nkind = 'file'\npath = '{}'\nsize = '{size}'\nuuid = '{uuid}'\n[portal-group.p]\ntag = 1\n\
              [target.main]\niqn = 'iqn.2026-01.org.example:t'\nportal-groups = ['p']\n\
              [group.all]\ntargets = ['main']\ninitiators = ['*']\nluns = {{ 0 = 'disk' }}\n\
              [vhost.data]\ntarget = 'main'\nsocket = '{socket}'\n",
@@ -45,8 +52,12 @@ impl Bench {
     }
 
     fn engine(&self) -> Engine {
+        self.engine_of(UUID)
+    }
+
+    fn engine_of(&self, uuid: &str) -> Engine {
         let mut engine = crate::assembly::start(&self.place.checked("").config, &self.place.0).expect("cores start");
-        let applied = self.place.apply(&mut engine, &self.place.checked(""), &self.configuration("8M"));
+        let applied = self.place.apply(&mut engine, &self.place.checked(""), &self.configuration_of("8M", uuid));
         applied.expect("the volume is served");
         engine
     }
@@ -54,6 +65,20 @@ impl Bench {
     fn traffic(&self) -> Rc<Traffic> {
         let layout = Layout::new(2, 4, BUFFER).expect("a small one");
         Traffic::new(&self.reactor, "test", (layout, 256 << 10), None).expect("memory")
+    }
+
+    /// A connection that is kept; `resize` is told new sizes.
+    async fn link(&self, traffic: &Rc<Traffic>, resize: impl Fn(u64) + 'static) -> (Rc<Link>, [u8; 16]) {
+        let (reactor, socket) = (&self.reactor, &self.socket);
+        let session = connected(reactor, "test", socket).await;
+        session.accept(true).await.expect("it is Lunar");
+        let shape = session.shape().await.expect("a disk");
+        assert_eq!((shape.limits.capacity, shape.limits.has_write_cache), (8 << 20, true));
+        let volume = traffic.begin(&session).await.expect("its rings start");
+        let link = Link::new((reactor, "test", socket), (traffic, Box::new(resize)), (shape, volume, true));
+        let own = link.clone();
+        reactor.spawn(async move { own.keep(session).await });
+        (link, volume)
     }
 
     /// Runs a task; a test that hangs ends.
@@ -92,22 +117,11 @@ fn bytes(traffic: &Traffic, slot: u16) -> Vec<u8> {
 fn requests_reach_the_volume_and_outlast_the_engine() {
     let bench = Bench::new();
     let engine = bench.engine();
-    let (reactor, socket) = (&bench.reactor, &bench.socket);
+    let reactor = &bench.reactor;
     let (traffic, sizes) = (bench.traffic(), Rc::new(Cell::new(0)));
-    let (link, identity) = bench.run(async {
-        let session = connected(reactor, "test", socket).await;
-        session.accept(true).await.expect("it is Lunar");
-        let shape = session.shape().await.expect("a disk");
-        assert_eq!((shape.limits.capacity, shape.limits.has_write_cache), (8 << 20, true));
-        let identity = traffic.begin(&session).await.expect("its rings start");
-        let told = sizes.clone();
-        let resize: lunar_ublk_server::link::Resize = Box::new(move |sectors| told.set(sectors));
-        let link = Link::new((reactor, "test", socket), (&traffic, resize), (shape, identity, true));
-        let own = link.clone();
-        reactor.spawn(async move { own.keep(session).await });
-        (link, identity)
-    });
-    assert!(identity.iter().any(|byte| *byte != 0), "the serial number of the volume");
+    let told = sizes.clone();
+    let (link, volume) = bench.run(bench.link(&traffic, move |sectors| told.set(sectors)));
+    assert_eq!(format!("{:032x}", u128::from_be_bytes(volume)), UUID.replace('-', ""));
     let carry = async |slot, wanted| traffic.carry(1, slot, &wanted, reactor.now()).await;
     bench.run(async {
         fill(&traffic, 0, 7);
@@ -151,6 +165,34 @@ fn requests_reach_the_volume_and_outlast_the_engine() {
         }
     });
     assert_eq!(sizes.get(), (16 << 20) / 512);
+    link.end();
+    traffic.end();
+    bench.run(reactor.sleep(Duration::from_millis(20)));
+    engine.end().expect("it ends");
+}
+
+#[test]
+fn requests_wait_while_a_volume_is_served_whose_uuid_differs_at_its_end() {
+    let bench = Bench::new();
+    let engine = bench.engine();
+    let (reactor, traffic) = (&bench.reactor, bench.traffic());
+    let (link, _) = bench.run(bench.link(&traffic, |_| {}));
+    engine.end().expect("it ends");
+    fill(&traffic, 0, 5);
+    let written = Rc::new(Cell::new(None));
+    let (own, done, now) = (traffic.clone(), written.clone(), reactor.now());
+    reactor.spawn(async move { done.set(Some(own.carry(1, 0, &request(Code::Write, 0, 4096), now).await)) });
+    let engine = bench.engine_of(OTHER_UUID);
+    bench.run(reactor.sleep(Duration::from_secs(1)));
+    assert_eq!((written.get(), traffic.unanswered()), (None, 1));
+    engine.end().expect("it ends");
+    let engine = bench.engine();
+    bench.run(async {
+        while written.get().is_none() {
+            reactor.sleep(Duration::from_millis(5)).await;
+        }
+    });
+    assert_eq!(written.get(), Some(Answer::Ended(Ok(()))));
     link.end();
     traffic.end();
     bench.run(reactor.sleep(Duration::from_millis(20)));

@@ -8,7 +8,6 @@ use lunar_reactor::end::End;
 use lunar_reactor::{Reactor, log};
 use lunar_ublk::wire::SECTOR;
 use lunar_vhost_client::disk::Shape;
-use lunar_vhost_user::blk::ID_LEN;
 use std::cell::Cell;
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -68,7 +67,8 @@ pub struct Link {
     /// Whether the kernel flushes; otherwise it expects every write on the medium.
     flushes: bool,
     shape: Cell<Shape>,
-    identity: [u8; ID_LEN],
+    /// The UUID of the volume.
+    volume: [u8; 16],
     over: End,
 }
 
@@ -84,7 +84,7 @@ impl Link {
     pub fn new(
         (reactor, name, path): (&Reactor, &str, &Path),
         (traffic, resize): (&Rc<Traffic>, Resize),
-        (shape, identity, flushes): (Shape, [u8; ID_LEN], bool),
+        (shape, volume, flushes): (Shape, [u8; 16], bool),
     ) -> Rc<Self> {
         Rc::new(Self {
             reactor: reactor.clone(),
@@ -94,7 +94,7 @@ impl Link {
             resize,
             flushes,
             shape: Cell::new(shape),
-            identity,
+            volume,
             over: End::default(),
         })
     }
@@ -148,7 +148,7 @@ impl Link {
         if shape.pieces.0 < old.pieces.0 || shape.pieces.1 < old.pieces.1 {
             return Err(SessionError::Changed("takes shorter requests"));
         }
-        if self.traffic.begin(&session).await? != self.identity {
+        if self.traffic.begin(&session).await? != self.volume {
             return Err(SessionError::OtherVolume);
         }
         log!("ublk {}: connected again; {} requests are repeated", self.name, self.traffic.unanswered());

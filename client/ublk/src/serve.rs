@@ -7,7 +7,6 @@ use crate::options::Options;
 use crate::session::Session;
 use crate::traffic::Traffic;
 use lunar_blk::{Code, Error};
-use lunar_core::digest::fnv_128;
 use lunar_core::io::{Completion, Fault};
 use lunar_reactor::end::End;
 use lunar_reactor::endpoint::Endpoint;
@@ -27,7 +26,6 @@ use lunar_ublk::wire::{Descriptor, SECTOR, TagCommand, disk_at};
 use lunar_vhost_client::disk::Shape;
 use lunar_vhost_client::lane::{Answer, DiskRequest};
 use lunar_vhost_client::layout::Layout;
-use lunar_vhost_user::blk::ID_LEN;
 use std::cell::{Cell, RefCell};
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -120,7 +118,8 @@ impl Stop {
 struct Known {
     session: Session,
     shape: Shape,
-    identity: [u8; ID_LEN],
+    /// Its UUID.
+    volume: [u8; 16],
 }
 
 /// The process.
@@ -168,7 +167,7 @@ impl Server {
         ServerError::Session(self.socket.clone(), why)
     }
 
-    /// Connects, and asks for the volume and its identity.
+    /// Connects, and asks for the volume and its UUID.
     async fn know(&self) -> Result<Known, ServerError> {
         let session = connected(&self.reactor, &self.name, &self.socket).await;
         let asked = async {
@@ -179,19 +178,19 @@ impl Server {
         // One ring with one request, for the question.
         let layout = Layout::new(1, 1, 4096).ok_or(ServerError::TooMany)?;
         let traffic = Traffic::new(&self.reactor, &self.name, (layout, 4096), None)?;
-        let identity = traffic.begin(&session).await;
+        let volume = traffic.begin(&session).await;
         traffic.end();
-        let identity = identity.map_err(|why| self.lost(why))?;
+        let volume = volume.map_err(|why| self.lost(why))?;
         session.stop(0).await.map_err(|why| self.lost(why))?;
-        Ok(Known { session, shape, identity })
+        Ok(Known { session, shape, volume })
     }
 
     /// Finds or makes the device.
     async fn claim(&self, control: &ControlDevice, known: &Known) -> Result<Claim, ServerError> {
-        let volume = fnv_128(&String::from_utf8_lossy(&known.identity)).to_be_bytes();
         let request = DeviceRequest {
             name: self.name.clone(),
-            key: Key::of(&self.name, volume),
+            // The daemon has no disk of such a name: it must not take over one whose requests it may still execute.
+            key: Key::of(&format!("vhost/{}", self.name), known.volume),
             number: self.options.number,
             queues: self.options.queues,
             depth: self.options.depth,
@@ -202,7 +201,7 @@ impl Server {
 
     /// Serves a device and starts it.
     async fn start(&self, control: &Rc<ControlDevice>, claim: &Claim, known: Known) -> Result<Rc<Disk>, ServerError> {
-        let Known { session, shape, identity } = known;
+        let Known { session, shape, volume } = known;
         let transfer = shape.transfer(TRANSFER_BYTES.min(claim.buffer_bytes) as usize);
         // No more than 512 KiB.
         let in_force = life::set_params(&**control, claim, &params(&shape.limits, transfer as u32)).await?;
@@ -217,13 +216,13 @@ impl Server {
             traffic.begin(&session).await
         };
         let again = begun.await.map_err(|why| self.lost(why))?;
-        if again != identity {
+        if again != volume {
             return Err(self.lost(SessionError::OtherVolume));
         }
         if claim.is_old {
             life::recover(&**control, claim).await?;
         }
-        let known = (shape, identity, in_force.has_volatile_cache);
+        let known = (shape, volume, in_force.has_volatile_cache);
         let resize = self.resize(control, claim);
         let link = Link::new((&self.reactor, &self.name, &self.socket), (&traffic, resize), known);
         let disk = Rc::new(Disk {

@@ -14,7 +14,6 @@ use lunar_reactor::{Reactor, log, shared};
 use lunar_vhost_client::Defect;
 use lunar_vhost_client::lane::{Answer, DiskRequest, Lane};
 use lunar_vhost_client::layout::Layout;
-use lunar_vhost_user::blk::ID_LEN;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -32,7 +31,7 @@ const LOOK: Duration = Duration::from_secs(1);
 enum Phase {
     /// There is none: requests wait.
     Down,
-    /// Its volume is being asked for its identity: requests wait.
+    /// Its volume is being asked for its UUID: requests wait.
     Asking,
     /// Requests are sent.
     Up,
@@ -144,11 +143,11 @@ impl Traffic {
         Data::In(data)
     }
 
-    /// Starts the rings in a connection, and asks for the identity of its volume. Requests still wait.
+    /// Starts the rings in a connection, and asks for the UUID of its volume. Requests still wait.
     ///
     /// # Errors
     /// Why the connection cannot be used.
-    pub async fn begin(&self, session: &Session) -> Result<[u8; ID_LEN], SessionError> {
+    pub async fn begin(&self, session: &Session) -> Result<[u8; 16], SessionError> {
         // Lunar accepts a connection after it has ended all that belongs to the one before.
         self.queues.iter().for_each(|queue| queue.lane.borrow_mut().restart());
         let lost = Rc::new(End::default());
@@ -170,7 +169,7 @@ impl Traffic {
         answer.unwrap_or_else(|| Err(self.defect.get().unwrap_or(Defect::Ring).into()))
     }
 
-    async fn identify(&self) -> Result<[u8; ID_LEN], SessionError> {
+    async fn identify(&self) -> Result<[u8; 16], SessionError> {
         let (queue, slot) = (&self.queues[0], self.layout.last());
         let request = DiskRequest { code: Code::Identify, offset: 0, len: 0, unmap: false };
         // The question of a connection before this one may still be there.
@@ -179,7 +178,7 @@ impl Traffic {
             queue.is_kick_due.set(true);
         }
         match self.answer(0, slot).await {
-            Answer::Ended(Ok(())) => Ok(queue.lane.borrow().identity(slot)),
+            Answer::Ended(Ok(())) => queue.lane.borrow().uuid(slot).ok_or(SessionError::Defect(Defect::NoUuid)),
             _ => Err(SessionError::Closed),
         }
     }

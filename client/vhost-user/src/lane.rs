@@ -14,7 +14,7 @@ use crate::ring::{DriverRing, Piece};
 use lunar_blk::{Code, Error};
 use lunar_core::mem::Region;
 use lunar_core::time::Instant;
-use lunar_vhost_user::blk::{HEADER_LEN, Header, ID_LEN, SECTOR, Segment, Status, Type, UNMAP};
+use lunar_vhost_user::blk::{HEADER_LEN, Header, ID_LEN, IDENTITY_LEN, SECTOR, Segment, Status, Type, UNMAP};
 use std::collections::VecDeque;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -181,7 +181,11 @@ impl Lane {
                 is_there &= self.memory.write(place.segment, segment.as_bytes());
                 push((place.segment, size_of::<Segment>(), is_written));
             }
-            Code::Identify => push((place.identity, ID_LEN, is_written)),
+            Code::Identify => {
+                // A back-end that returns less must not leave there what another one has written.
+                is_there &= self.memory.write(place.identity, &[0; IDENTITY_LEN]);
+                push((place.identity, IDENTITY_LEN, is_written));
+            }
             _ => {}
         }
         push((place.status, 1, true));
@@ -266,12 +270,12 @@ impl Lane {
         self.slots.get_mut(usize::from(slot))?.answer.take()
     }
 
-    /// The identity that the back-end has written for the request of a slot.
+    /// The UUID of the volume, which the back-end has written for the request of a slot; `None`: it does not tell it.
     #[must_use]
-    pub fn identity(&self, slot: u16) -> [u8; ID_LEN] {
-        let mut bytes = [0; ID_LEN];
-        let _ = self.memory.read(self.place(slot).identity, &mut bytes);
-        bytes
+    pub fn uuid(&self, slot: u16) -> Option<[u8; 16]> {
+        let mut bytes = [0; 16];
+        let is_there = self.memory.read(self.place(slot).identity + ID_LEN, &mut bytes);
+        (is_there && bytes != [0; 16]).then_some(bytes)
     }
 
     /// The connection was lost: what was sent and not answered waits again, before what came later.

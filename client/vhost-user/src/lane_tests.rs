@@ -282,3 +282,18 @@ proptest! {
         crate::fuzzing::back_end(&bytes);
     }
 }
+
+#[test]
+fn the_volume_is_known_by_its_uuid_which_an_older_back_end_does_not_tell() {
+    let (mut lane, layout, mut back_end) = lane();
+    for (returned, known) in [(36, Some([9; 16])), (20, None)] {
+        assert!(lane.begin(layout.last(), &request(Code::Identify, 0, 0), Instant(1)));
+        lane.send();
+        assert_eq!(back_end.take().first().map(|request| request.returned), Some(36));
+        assert!(bytes::write(&back_end.device.memory, &back_end.taken[0].writable, 0, &vec![9; returned]));
+        back_end.answer(0, Status::OK);
+        assert_eq!(collected(&mut lane), [layout.last()]);
+        assert_eq!(lane.take(layout.last()), Some(Answer::Ended(Ok(()))));
+        assert_eq!(lane.uuid(layout.last()), known);
+    }
+}

@@ -5,19 +5,20 @@
 
 use crate::disk::PIECES_MAX;
 use lunar_core::mem::PAGE;
-use lunar_vhost_user::blk::{HEADER_LEN, ID_LEN, Segment};
+use lunar_vhost_user::blk::{HEADER_LEN, IDENTITY_LEN, Segment};
 use lunar_vhost_user::config::RING_SIZE_MAX;
 use lunar_vhost_user::ring::split::lengths;
 
 /// The most descriptors of a slot: header, pieces of the data, status.
 pub const STRIDE_MAX: u16 = PIECES_MAX as u16 + 2;
-/// Bytes of the parts of a request besides its data: a cache line.
-const CONTROL: usize = 64;
+/// Bytes of the parts of a request besides its data: two cache lines. The second has the end of the identity, which no
+/// read or write uses.
+const CONTROL: usize = 128;
 /// Offsets in them: the header is at their start.
 const SEGMENT_AT: usize = HEADER_LEN;
 const STATUS_AT: usize = SEGMENT_AT + size_of::<Segment>();
 const IDENTITY_AT: usize = STATUS_AT + 4;
-const _: () = assert!(IDENTITY_AT + ID_LEN <= CONTROL);
+const _: () = assert!(IDENTITY_AT + IDENTITY_LEN <= CONTROL);
 
 /// The layout of the shared memory.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -174,7 +175,7 @@ mod tests {
                 all.extend(layout.ring(queue).into_iter().zip(lengths(layout.ring_size(), false)));
                 for slot in 0..layout.slots() {
                     let place = layout.place(queue, slot);
-                    all.extend([(place.header, 16), (place.segment, 16), (place.status, 1), (place.identity, 20)]);
+                    all.extend([(place.header, 16), (place.segment, 16), (place.status, 1), (place.identity, IDENTITY_LEN)]);
                     if slot != layout.last() {
                         all.push((place.data, layout.buffer()));
                     }

@@ -27,6 +27,8 @@ pub enum Defect {
     Refused(u32),
     /// It does not offer a feature.
     Lacks(&'static str),
+    /// It does not tell the UUID of its volume, so another one would not be noticed.
+    NoUuid,
     /// Its configuration space describes no disk that can be served: this field.
     Space(&'static str),
     /// It has fewer rings than this.
@@ -41,6 +43,7 @@ impl fmt::Display for Defect {
             Self::Message => f.write_str("it sends messages that are none of vhost-user"),
             Self::Refused(code) => write!(f, "it refuses message {code} of vhost-user"),
             Self::Lacks(what) => write!(f, "it does not offer {what}: is it a disk (virtio-blk)?"),
+            Self::NoUuid => f.write_str("it does not tell the UUID of its volume: is it an older Lunar?"),
             Self::Space(what) => write!(f, "the {what} of its disk cannot be served"),
             Self::Rings(rings) => {
                 write!(f, "it has fewer than {rings} queues: raise `queues` of its section, or lower those of the disk")

@@ -68,6 +68,9 @@ pub const SEGMENTS_MAX: u32 = 126;
 pub const SEGMENT_BYTES_MAX: u32 = (TRANSFER_BYTES_MAX / SEGMENTS_MAX as u64 / 4096 * 4096) as u32;
 /// Bytes that GET_ID returns.
 pub const ID_LEN: usize = 20;
+/// Bytes that GET_ID returns to a driver with room for them: those of [`ID_LEN`], which the serial number may exceed, and
+/// then the UUID of the volume. Drivers that follow the standard offer room for [`ID_LEN`].
+pub const IDENTITY_LEN: usize = ID_LEN + 16;
 /// Flags of a range: the space may be deallocated.
 pub const UNMAP: u32 = 1;
 
@@ -238,11 +241,17 @@ pub fn parse(memory: &Memory, chain: &Chain) -> Result<Parsed, Broken> {
         Type::IN => data(Code::Read, room, room),
         Type::OUT => data(Code::Write, sent, 0),
         Type::FLUSH => block(Code::Flush, Ranges::new(), 0),
-        Type::GET_ID => block(Code::Identify, Ranges::new(), room.min(ID_LEN as u64)),
+        Type::GET_ID => block(Code::Identify, Ranges::new(), identity_len(room)),
         Type::DISCARD => segments(memory, chain, sent, Code::Discard),
         Type::WRITE_ZEROES => segments(memory, chain, sent, Code::WriteZeroes),
         _ => Parsed::Refused(Status::UNSUPP),
     })
+}
+
+/// Bytes that GET_ID returns to a driver with so much room.
+fn identity_len(room: u64) -> u64 {
+    let whole = IDENTITY_LEN as u64;
+    if room >= whole { whole } else { room.min(ID_LEN as u64) }
 }
 
 fn block(code: Code, ranges: Ranges, returned: u64) -> Parsed {

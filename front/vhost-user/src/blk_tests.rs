@@ -96,7 +96,9 @@ fn requests_are_taken_apart() {
     assert_eq!(requested(parsed(&write, 1)), (Code::Write, vec![range(512, 512)], false, 0));
     assert_eq!(requested(parsed(&header(Type::FLUSH, 0), 1)), (Code::Flush, vec![], false, 0));
     assert_eq!(requested(parsed(&header(Type::GET_ID, 0), 21)), (Code::Identify, vec![], false, 20));
-    assert_eq!(requested(parsed(&header(Type::GET_ID, 0), 9)).3, 8);
+    for (room, returned) in [(8, 8), (35, 20), (36, 36), (512, 36)] {
+        assert_eq!(requested(parsed(&header(Type::GET_ID, 0), room + 1)).3, returned);
+    }
     let segment = |sector: u64, sectors: u32, flags: u32| {
         Segment { sector: sector.into(), sectors: sectors.into(), flags: flags.into() }.as_bytes().to_vec()
     };

@@ -439,6 +439,9 @@ fn a_broken_ring_harms_no_other() {
         let header = request(good, blk::Type::GET_ID, 0);
         assert_eq!(front_end.run(1, good, &[header, (0x5000, 20, true), STATUS]), 21);
         assert_eq!(good.read(0x5000, 10), b"0123456789");
+        let header = request(good, blk::Type::GET_ID, 0);
+        assert_eq!(front_end.run(1, good, &[header, (0x5000, 36, true), STATUS]), 37);
+        assert_eq!(good.read(0x5000, 36)[20..], [7; 16]);
         assert_eq!(RingIndex::from(1).at(), 1);
     });
 }

@@ -2,7 +2,7 @@
 
 use super::rings::DeviceRings;
 use super::transfer::{self, DataPath};
-use crate::blk::{self, BlockRequest, HEADER_LEN, ID_LEN, Parsed, Status, WRITEBACK_AT};
+use crate::blk::{self, BlockRequest, HEADER_LEN, ID_LEN, IDENTITY_LEN, Parsed, Status, WRITEBACK_AT};
 use crate::bytes;
 use crate::ring::Chain;
 use crate::session::RingIndex;
@@ -193,10 +193,11 @@ fn answer(
     let is_there = transfer::end(path, &reply.final_data);
     let mut result = if is_there { reply.result } else { Err(Error::IoError) };
     if let (Ok(()), Answer::Identity(identity)) = (&result, &reply.answer) {
-        let mut id = [0; ID_LEN];
+        let mut id = [0; IDENTITY_LEN];
         let serial = identity.serial.as_bytes();
         let len = serial.len().min(ID_LEN);
         id[..len].copy_from_slice(&serial[..len]);
+        id[ID_LEN..].copy_from_slice(&identity.uuid);
         // Room for fewer bytes gets the first ones: no more than the length of `id`.
         let id = &id[..request.returned as usize];
         if !bytes::write(&device.state().memory, &chain.writable, 0, id) {
