@@ -10,7 +10,7 @@ pub mod log;
 pub mod on_core;
 
 pub use error::SocketOptions;
-pub use on_core::{CoreSockets, Endpoint, SocketClient, SocketService, SocketsOnCore};
+pub use on_core::{CoreSockets, Endpoint, Leaving, SocketClient, SocketService, SocketsOnCore};
 
 use crate::core_set::front_handle::FrontHandle;
 use crate::core_set::shared::Shared;
@@ -104,6 +104,8 @@ struct State<T> {
     sockets: BTreeMap<Place, BoundSocket>,
     /// The virtual machines, by their sockets.
     vms: BTreeMap<PathBuf, ServedVm<T>>,
+    /// Sockets that were closed, by their paths.
+    leaving: BTreeMap<PathBuf, Vec<Leaving>>,
     troubles: Vec<SocketError>,
 }
 
@@ -124,7 +126,8 @@ impl<S: SocketService> VmSockets<S> {
     /// No sockets; messages name these options.
     #[must_use]
     pub fn new(shared: &Arc<Shared>, options: &'static SocketOptions) -> Self {
-        let state = State { sockets: BTreeMap::new(), vms: BTreeMap::new(), troubles: Vec::new() };
+        let state =
+            State { sockets: BTreeMap::new(), vms: BTreeMap::new(), leaving: BTreeMap::new(), troubles: Vec::new() };
         Self { shared: shared.clone(), options, state: Mutex::new(state) }
     }
 
@@ -200,16 +203,23 @@ impl<S: SocketService> VmSockets<S> {
         };
         gone.iter().for_each(|place| self.close(cores, place));
         for (BoundSocket { core, .. }, place, ServedVm { name, tenant, .. }) in served {
+            let before = self.state().leaving.get(&place.path).cloned().unwrap_or_default();
             let endpoint = Endpoint { name, place, tenant };
-            cores.ask(core, async move |front: Rc<SocketsOnCore<S>>| front.0.serve(endpoint)).wait();
+            cores.ask(core, async move |front: Rc<SocketsOnCore<S>>| front.0.serve(endpoint, before)).wait();
         }
     }
 
     fn close(&self, cores: &FrontHandle, place: &Place) {
         let removed = self.state().sockets.remove(place);
         if let Some(bound) = removed {
-            let place = place.clone();
-            cores.ask(bound.core, async move |front: Rc<SocketsOnCore<S>>| front.0.close(&place)).wait();
+            let own = place.clone();
+            let close = async move |front: Rc<SocketsOnCore<S>>| front.0.close(&own);
+            let closed = cores.ask(bound.core, close).wait().flatten();
+            let mut state = self.state();
+            let leaving = &mut state.leaving;
+            leaving.values_mut().for_each(|all| all.retain(|one| !one.is_gone()));
+            leaving.retain(|_, all| !all.is_empty());
+            leaving.entry(place.path.clone()).or_default().extend(closed);
         }
     }
 

@@ -13,8 +13,9 @@ use std::fmt;
 use std::future::poll_fn;
 use std::io;
 use std::path::Path;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
@@ -40,6 +41,33 @@ pub struct Endpoint<T> {
     pub place: Place,
     /// The host that the virtual machine is, and what it sees.
     pub tenant: T,
+}
+
+/// Tells the other cores that a socket is in use: its task accepts, or the requests of its client are in progress.
+#[derive(Clone, Debug, Default)]
+pub struct InUse(Arc<()>);
+
+impl InUse {
+    /// The same, for the sockets of the same path that come later.
+    #[must_use]
+    pub fn watch(&self) -> Leaving {
+        Leaving(Arc::downgrade(&self.0))
+    }
+}
+
+/// A socket that was closed: the requests of its client may be in progress still.
+#[derive(Clone, Debug)]
+pub struct Leaving(std::sync::Weak<()>);
+
+impl Leaving {
+    /// Whether nothing of it is in progress any more.
+    #[must_use]
+    pub fn is_gone(&self) -> bool {
+        let is_gone = self.0.strong_count() == 0;
+        // What the other core has done with the socket comes before what this one does.
+        fence(Ordering::Acquire);
+        is_gone
+    }
 }
 
 /// The connection of a client.
@@ -91,6 +119,7 @@ struct Socket<S: SocketService> {
     endpoint: RefCell<Option<Endpoint<S::Tenant>>>,
     client: RefCell<Option<Rc<S::Client>>>,
     is_closed: Cell<bool>,
+    in_use: InUse,
 }
 
 impl<S: SocketService> Socket<S> {
@@ -117,6 +146,8 @@ pub struct CoreSockets<S: SocketService> {
     reactor: Reactor,
     drain_time: Duration,
     sockets: RefCell<BTreeMap<Place, Rc<Socket<S>>>>,
+    /// Sockets that were closed, while their tasks go on.
+    closed: RefCell<Vec<Weak<Socket<S>>>>,
     clients: RefCell<Vec<Rc<S::Client>>>,
     waiters: RefCell<Vec<Waker>>,
 }
@@ -130,6 +161,7 @@ impl<S: SocketService> CoreSockets<S> {
             reactor: reactor.clone(),
             drain_time: drain,
             sockets: RefCell::default(),
+            closed: RefCell::default(),
             clients: RefCell::default(),
             waiters: RefCell::default(),
         })
@@ -148,9 +180,9 @@ impl<S: SocketService> CoreSockets<S> {
             Role::Server => Some(self.listen(&place.path, permission)?),
             Role::Client => None,
         };
-        let (endpoint, client) = (RefCell::default(), RefCell::default());
-        let socket = Rc::new(Socket { listener, endpoint, client, is_closed: Cell::new(false) });
-        self.sockets.borrow_mut().insert(place, socket);
+        let (endpoint, client, in_use) = (RefCell::default(), RefCell::default(), InUse::default());
+        let socket = Socket { listener, endpoint, client, is_closed: Cell::new(false), in_use };
+        self.sockets.borrow_mut().insert(place, Rc::new(socket));
         Ok(())
     }
 
@@ -163,15 +195,20 @@ impl<S: SocketService> CoreSockets<S> {
         Ok(listener)
     }
 
-    /// Closes a socket and disconnects its client.
-    pub fn close(&self, place: &Place) {
-        let socket = self.sockets.borrow_mut().remove(place);
-        socket.iter().for_each(|socket| socket.close());
+    /// Closes a socket and disconnects its client, whose requests have as long as they need.
+    pub fn close(&self, place: &Place) -> Option<Leaving> {
+        let socket = self.sockets.borrow_mut().remove(place)?;
+        socket.close();
+        let mut closed = self.closed.borrow_mut();
+        closed.retain(|socket| socket.strong_count() > 0);
+        closed.push(Rc::downgrade(&socket));
+        Some(socket.in_use.watch())
     }
 
     /// Serves the socket of this endpoint, which was opened, one client at a time. A client that is connected as
-    /// another tenant is disconnected.
-    pub fn serve(self: &Rc<Self>, endpoint: Endpoint<S::Tenant>) {
+    /// another tenant is disconnected. The first client is accepted when all sockets before this one of the same path,
+    /// `before`, are gone: it may be the client of one of them, and repeat what is in progress there.
+    pub fn serve(self: &Rc<Self>, endpoint: Endpoint<S::Tenant>, before: Vec<Leaving>) {
         let Some(socket) = self.sockets.borrow().get(&endpoint.place).cloned() else { return };
         let tenant = endpoint.tenant.clone();
         match socket.endpoint.replace(Some(endpoint)) {
@@ -179,7 +216,13 @@ impl<S: SocketService> CoreSockets<S> {
             Some(_) => drop(socket.end_client()),
             None => {
                 let sockets = self.clone();
-                self.reactor.spawn(async move { sockets.accept(&socket).await });
+                self.reactor.spawn(async move {
+                    let is_over = || sockets.service.is_draining() || socket.is_closed.get();
+                    while !is_over() && !before.iter().all(Leaving::is_gone) {
+                        sockets.reactor.sleep(DRAIN_LOOK).await;
+                    }
+                    sockets.accept(&socket).await;
+                });
             }
         }
     }
@@ -196,7 +239,10 @@ impl<S: SocketService> CoreSockets<S> {
             let endpoint = socket.endpoint.borrow();
             endpoint.as_ref().is_some_and(|endpoint| S::is_ended(&endpoint.tenant, groups))
         };
-        let sockets: Vec<_> = self.sockets.borrow().values().filter(|socket| is_ended(socket)).cloned().collect();
+        let closed: Vec<_> = self.closed.borrow().iter().filter_map(Weak::upgrade).collect();
+        let sockets: Vec<_> =
+            self.sockets.borrow().values().chain(&closed).filter(|socket| is_ended(socket)).cloned().collect();
+        drop(closed);
         let clients: Vec<_> = sockets.iter().filter_map(|socket| socket.client.borrow().clone()).collect();
         sockets.iter().for_each(|socket| _ = socket.end_client());
         let is_connected = |client: &Rc<S::Client>| self.clients.borrow().iter().any(|other| Rc::ptr_eq(other, client));
@@ -372,3 +418,7 @@ impl<S: SocketService> FrontOnCore for SocketsOnCore<S> {
         self.0.abandon();
     }
 }
+
+#[cfg(test)]
+#[path = "on_core_tests.rs"]
+mod tests;

@@ -56,7 +56,7 @@ fn against(device: DeviceView, queues: usize, front_end: impl FnOnce(&Path) + Se
     front.open(place.clone(), permission).expect("a socket");
     let (group, host) = (Some("g".into()), "iqn.x".into());
     let tenant = Tenant { host, group, tag: 0, queues, device };
-    front.serve(Endpoint { name: "test".into(), place, tenant });
+    front.serve(Endpoint { name: "test".into(), place, tenant }, Vec::new());
     let is_over = Arc::new(AtomicBool::new(false));
     let (over, place) = (is_over.clone(), path.clone());
     let thread = std::thread::spawn(move || {
@@ -460,7 +460,7 @@ fn a_host_adapter_whose_volume_is_another_one_is_disconnected() {
         let place = Place { path: path.clone(), role: Role::Server };
         front.open(place.clone(), permission).expect("a socket");
         let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device };
-        front.serve(Endpoint { name: name.into(), place, tenant });
+        front.serve(Endpoint { name: name.into(), place, tenant }, Vec::new());
     }
     let streams: Vec<UnixStream> =
         devices.iter().map(|(name, _)| UnixStream::connect(folder.join(name)).expect("it listens")).collect();
@@ -539,7 +539,7 @@ fn a_front_end_that_connects_in_a_loop_leaves_the_core_to_others() {
     front.open(place.clone(), permission).expect("a socket");
     (0..COUNT).for_each(|_| drop(UnixStream::connect(&path).expect("it listens")));
     let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device: disk() };
-    front.serve(Endpoint { name: "test".into(), place, tenant });
+    front.serve(Endpoint { name: "test".into(), place, tenant }, Vec::new());
     let (begun, accepted) = (reactor.now(), || reactor.stats().connections_accepted.get());
     reactor.run(async {
         while accepted() < COUNT {
@@ -564,7 +564,7 @@ fn a_client_that_listens_is_connected_to_whenever_it_does() {
     front.open(place.clone(), Permission { mode: 0o600, owner: None, group: None }).expect("nothing is made");
     assert!(!path.exists());
     let tenant = Tenant { host: "iqn.x".into(), group: Some("g".into()), tag: 0, queues: 1, device: disk() };
-    front.serve(Endpoint { name: "test".into(), place: place.clone(), tenant });
+    front.serve(Endpoint { name: "test".into(), place: place.clone(), tenant }, Vec::new());
     let is_over = Arc::new(AtomicBool::new(false));
     let (over, listens) = (is_over.clone(), path.clone());
     let thread = std::thread::spawn(move || {
