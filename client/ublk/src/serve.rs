@@ -253,7 +253,7 @@ impl Server {
             Some(started) => started?,
             None => return Err(disk.why_over()),
         }
-        if in_force.resizes {
+        if in_force.sectors != shape.limits.capacity / SECTOR {
             self.resize(control, claim)(shape.limits.capacity / SECTOR);
         }
         self.tell(claim);

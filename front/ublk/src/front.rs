@@ -107,8 +107,8 @@ struct State {
     /// Disks that a change has made, and that are started when it is published.
     claims: BTreeMap<String, (DiskRequest, Claim)>,
     /// Disks that were taken over up to their last step, which failed: it is repeated when the configuration is applied
-    /// again. Each with whether its size is another one than that of its volume.
-    begun: BTreeMap<String, (Running, bool)>,
+    /// again. Each with its size in sectors.
+    begun: BTreeMap<String, (Running, u64)>,
     /// Disks that do not end in time, and the reason.
     ending: BTreeMap<String, (Arc<Disk>, DiskError)>,
     /// Disks that were left and have no section, by the numbers of their devices.
@@ -250,18 +250,18 @@ impl UblkRuntime {
                 async move |front: Rc<UblkCore>| if is_ready { front.0.go(number) } else { front.0.release(number) };
             cores.ask(core, next).wait();
         }
-        let resizes = in_force?;
-        let started = Self::start(cores, running, resizes);
+        let sectors = in_force?;
+        let started = Self::start(cores, running, sectors);
         if started.is_err() && running.claim.is_old {
             // Requests that wait in a device of a process before this one must not be lost.
-            self.state().begun.insert(running.wanted.request.name.clone(), (running.clone(), resizes));
+            self.state().begun.insert(running.wanted.request.name.clone(), (running.clone(), sectors));
         }
         started
     }
 
     /// Does everything that can fail before a queue is served: all that needs memory comes first, and the first command
-    /// that changes a device that was left comes last. Returns whether its size is another one than that of the volume.
-    fn get_ready(&self, cores: &FrontHandle, running: &Running) -> Result<bool, ServeError> {
+    /// that changes a device that was left comes last. Returns the size of the device in sectors.
+    fn get_ready(&self, cores: &FrontHandle, running: &Running) -> Result<u64, ServeError> {
         let (claim, local) = (running.claim, &running.wanted.local);
         let first = local.clone();
         let set = async move |front: Rc<UblkCore>| front.0.set_params(claim, first).await;
@@ -286,26 +286,26 @@ impl UblkRuntime {
             let attach = move |front: Rc<UblkCore>| ready(front.0.attach(claim.number, queue, endpoint));
             answered(cores.ask(core_of(queue), attach).wait())?;
         }
-        Ok(in_force.resizes)
+        Ok(in_force.sectors)
     }
 
-    fn start(cores: &FrontHandle, running: &Running, resizes: bool) -> Result<(), ServeError> {
+    fn start(cores: &FrontHandle, running: &Running, sectors: u64) -> Result<(), ServeError> {
         let (device, local) = ((running.claim, running.disk.clone()), running.wanted.local.clone());
-        let start = async move |front: Rc<UblkCore>| front.0.start(device, local, resizes).await;
+        let start = async move |front: Rc<UblkCore>| front.0.start(device, local, sectors).await;
         answered(cores.ask(FIRST, start).wait())
     }
 
     /// Repeats the last step of a takeover; `None`: there was none.
     fn resume(&self, cores: &FrontHandle, wanted: &Wanted) -> Option<Result<Running, DiskError>> {
         let name = &wanted.request.name;
-        let (begun, resizes) = self.state().begun.remove(name)?;
+        let (begun, sectors) = self.state().begun.remove(name)?;
         if begun.wanted != *wanted {
-            self.state().begun.insert(name.clone(), (begun, resizes));
+            self.state().begun.insert(name.clone(), (begun, sectors));
             return Some(Err(DiskError::OtherSettings(name.clone())));
         }
-        let started = Self::start(cores, &begun, resizes);
+        let started = Self::start(cores, &begun, sectors);
         if started.is_err() {
-            self.state().begun.insert(name.clone(), (begun.clone(), resizes));
+            self.state().begun.insert(name.clone(), (begun.clone(), sectors));
         }
         Some(started.map(|()| begun).map_err(|why| DiskError::Serve(name.clone(), Arc::new(why))))
     }

@@ -101,7 +101,7 @@ pub fn control(bytes: &[u8]) {
 async fn serve(kernel: &AnyKernel<'_>, claim: &Claim, limits: &Limits) {
     let params = params(limits, claim.buffer_bytes);
     let Ok(in_force) = set_params(kernel, claim, &params).await else { return };
-    assert!(claim.is_old || !in_force.resizes, "a new device has the size of its volume");
+    assert!(claim.is_old || in_force.sectors == params.sectors, "a new device has the size of its volume");
     if claim.is_old && recover(kernel, claim).await.is_err() {
         return;
     }

@@ -352,8 +352,8 @@ pub async fn recover<K: Kernel>(kernel: &K, claim: &Claim) -> Result<(), DeviceE
 /// The parameters of a device that are in force.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct InForce {
-    /// Whether its size is another one than that of the volume.
-    pub resizes: bool,
+    /// Its size, which may be another one than that of the volume.
+    pub sectors: u64,
     /// Whether the kernel flushes. A kernel that does not expects every acknowledged write on the medium.
     pub has_volatile_cache: bool,
 }
@@ -369,9 +369,8 @@ pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -
     if !claim.is_old {
         let mut params = *params;
         let set = kernel.call(plain(Control::SET_PARAMS, claim.number, 0), params.as_mut_bytes()).await;
-        let in_force =
-            InForce { resizes: false, has_volatile_cache: params.attributes & attribute::VOLATILE_CACHE != 0 };
-        return set.map(|_| in_force).map_err(refused);
+        set.map_err(refused)?;
+        return Ok(in_force(&params));
     }
     let mut old = Params { len: params.len, ..Params::default() };
     let get = kernel.call(plain(Control::GET_PARAMS, claim.number, 0), old.as_mut_bytes()).await;
@@ -385,10 +384,11 @@ pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -
     if params.attributes & !old.attributes & attribute::READ_ONLY != 0 {
         return changed(Changed::ReadOnly);
     }
-    Ok(InForce {
-        resizes: old.sectors != params.sectors,
-        has_volatile_cache: old.attributes & attribute::VOLATILE_CACHE != 0,
-    })
+    Ok(in_force(&old))
+}
+
+fn in_force(params: &Params) -> InForce {
+    InForce { sectors: params.sectors, has_volatile_cache: params.attributes & attribute::VOLATILE_CACHE != 0 }
 }
 
 /// Starts a device: ends when every tag of every queue has asked for a request, and the kernel has looked for

@@ -168,7 +168,10 @@ fn a_new_device_recovers_and_gets_parameters_before_it_starts() {
     let limits =
         Limits::of(&lunar_blk::testing::Rig::default().set.unit(lunar_blk::testing::UNIT).expect("one").unit, false);
     let params = crate::params::params(&limits, claim.buffer_bytes);
-    assert_eq!(now(set_params(&kernel, &claim, &params)), Ok(InForce { resizes: false, has_volatile_cache: true }));
+    assert_eq!(
+        now(set_params(&kernel, &claim, &params)),
+        Ok(InForce { sectors: params.sectors, has_volatile_cache: true })
+    );
     assert_eq!(now(start(&kernel, &claim, PID)), Ok(()));
     assert_eq!(now(resize(&kernel, &claim, 123)), Ok(()));
     let calls: Vec<_> = kernel.calls.take();
@@ -215,11 +218,11 @@ fn a_device_that_was_left_is_taken_over() {
     kernel.params.set(params);
     // The volume has a write cache now, but the kernel goes on without flushes.
     params.attributes = attribute::VOLATILE_CACHE;
-    assert_eq!(now(set_params(&kernel, &claim, &params)), Ok(InForce { resizes: false, has_volatile_cache: false }));
+    assert_eq!(now(set_params(&kernel, &claim, &params)), Ok(InForce { sectors: 8, has_volatile_cache: false }));
     params.sectors = 16;
     assert_eq!(
         now(set_params(&kernel, &claim, &params)),
-        Ok(InForce { resizes: true, has_volatile_cache: false }),
+        Ok(InForce { sectors: 8, has_volatile_cache: false }),
         "the volume has grown meanwhile"
     );
     assert!(!kernel.called(Control::START_USER_RECOVERY));

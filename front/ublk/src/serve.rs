@@ -293,8 +293,7 @@ impl Front {
         Some(Limits::of(&unit.unit, local.client.read_only))
     }
 
-    /// Sets the parameters of a device before its queues are served; returns whether its size must be changed when it
-    /// is started.
+    /// Sets the parameters of a device before its queues are served; returns those in force.
     ///
     /// # Errors
     /// Why the kernel does not take them.
@@ -370,8 +369,8 @@ impl Front {
         self.reserved.borrow_mut().remove(&device);
     }
 
-    /// Starts a device whose queues are served. Its size follows that of its volume from now on. A start that failed,
-    /// or took too long, may be repeated.
+    /// Starts a device whose queues are served, and which has so many sectors. Its size follows that of its volume from
+    /// now on. A start that failed, or took too long, may be repeated.
     ///
     /// # Errors
     /// Why the kernel does not start it.
@@ -379,7 +378,7 @@ impl Front {
         self: &Rc<Self>,
         (claim, disk): (Claim, Arc<Disk>),
         local: Local,
-        resizes: bool,
+        sectors: u64,
     ) -> Result<(), ServeError> {
         let (control, reactor) = (self.control()?, &self.core.reactor);
         let before = self.starting.borrow_mut().remove(&claim.number);
@@ -396,37 +395,37 @@ impl Front {
             }
         }
         self.started.borrow_mut().insert(claim.number, (claim, disk));
-        if resizes {
-            self.resize(claim, &local).await;
-        }
+        // The volume may have changed since the parameters were set.
+        let sectors = self.resize(claim, &local, sectors).await;
         let front = self.clone();
-        self.core.reactor.spawn(async move { front.follow(claim, local).await });
+        self.core.reactor.spawn(async move { front.follow(claim, local, sectors).await });
         Ok(())
     }
 
-    /// Changes the size of a device when that of its volume changes, as long as it is served.
-    async fn follow(&self, claim: Claim, local: Local) {
+    /// Changes the size of a device, which has so many sectors, when that of its volume changes, as long as it is served.
+    async fn follow(&self, claim: Claim, local: Local, mut sectors: u64) {
         let first = |queues: &Vec<Rc<Queue>>| queues.first().cloned();
         let Some(queue) = self.queues.borrow().get(&claim.number).and_then(first) else { return };
         let attachment = queue.attachment().clone();
-        let mut changes = attachment.changes();
-        let mut size = attachment.limits().map(|limits| limits.capacity);
-        while queue.ended().unless(attachment.until_changed(changes)).await.is_some() {
-            changes = attachment.changes();
-            let new = attachment.limits().map(|limits| limits.capacity);
-            if new.is_some() && new != size {
-                size = new;
-                self.resize(claim, &local).await;
+        loop {
+            let changes = attachment.changes();
+            sectors = self.resize(claim, &local, sectors).await;
+            if queue.ended().unless(attachment.until_changed(changes)).await.is_none() {
+                return;
             }
         }
     }
 
-    async fn resize(&self, claim: Claim, local: &Local) {
-        let Some(limits) = self.limits(local) else { return };
-        let Ok(control) = self.control() else { return };
-        if let Err(why) = life::resize(&*control, &claim, limits.capacity / crate::wire::SECTOR).await {
+    /// Gives a device with so many sectors the size of its volume, which is returned.
+    async fn resize(&self, claim: Claim, local: &Local, sectors: u64) -> u64 {
+        let (Some(limits), Ok(control)) = (self.limits(local), self.control()) else { return sectors };
+        let wanted = limits.capacity / crate::wire::SECTOR;
+        if wanted != sectors
+            && let Err(why) = life::resize(&*control, &claim, wanted).await
+        {
             log!(error, "ublk: {why}");
         }
+        wanted
     }
 
     /// Ends and removes a device. It is served until it has stopped, however long that takes; the caller waits for

@@ -92,6 +92,12 @@ impl Bench {
         Local { unit: UNIT, client: client(false) }
     }
 
+    /// The sectors of the volume.
+    fn sectors(&self) -> u64 {
+        let unit = self.rig.set.unit(UNIT).expect("it is served");
+        Limits::of(&unit.unit, false).capacity / crate::wire::SECTOR
+    }
+
     /// The device, with so many tags, on a kernel that can keep requests or not.
     fn claim(depth: u16, quiesces: bool) -> Claim {
         let flags = if quiesces { feature::QUIESCE } else { 0 };
@@ -264,7 +270,7 @@ fn a_device_of_a_command_line_is_removed_at_the_end() {
         let claim = Bench::claim(2, quiesces);
         bench.rig.memory.is_slow.set(true);
         let disk = bench.serve_as(&front, &claim);
-        bench.run(front.start((claim, disk.clone()), bench.local(), false)).expect("it starts");
+        bench.run(front.start((claim, disk.clone()), bench.local(), bench.sectors())).expect("it starts");
         front.drain();
         bench.run(front.drained());
         let calls: Vec<_> = calls.borrow().iter().copied().filter(|call| *call != Control::QUIESCE_DEV).collect();
@@ -329,7 +335,8 @@ fn a_kernel_that_refuses_the_commands_of_a_queue_is_told_and_ends_a_start() {
         Some(Rc::new(ControlDevice::new(&bench.reactor, control, Rights::Privileged).expect("one")));
     front.starting.borrow_mut().insert(4, Work::begin(&bench.reactor, pending()));
     let begun = bench.reactor.now();
-    let why = bench.run(front.start((claim, disk.clone()), bench.local(), false)).expect_err("it cannot start");
+    let why =
+        bench.run(front.start((claim, disk.clone()), bench.local(), bench.sectors())).expect_err("it cannot start");
     assert!(
         why.to_string().contains("the kernel refuses its commands") && why.to_string().contains("restarted"),
         "{why}"
@@ -350,7 +357,7 @@ fn a_start_that_takes_long_goes_on_and_is_not_given_twice() {
         Ok(())
     };
     front.starting.borrow_mut().insert(4, Work::begin(&bench.reactor, starting));
-    let start = || front.start((claim, disk.clone()), bench.local(), false);
+    let start = || front.start((claim, disk.clone()), bench.local(), bench.sectors());
     let why = bench.run(start()).expect_err("it takes longer");
     assert!(why.to_string().contains("does not start within 30 s") && front.started.borrow().is_empty(), "{why}");
     bench.run(start()).expect("the same command has ended");
@@ -374,8 +381,11 @@ fn a_device_follows_the_size_of_its_volume() {
     let front = bench.front(true);
     let calls = bench.control(&front);
     let disk = bench.serve(&front, 1);
-    bench.run(front.start((Bench::claim(1, false), disk), bench.local(), true)).expect("it starts");
-    assert_eq!(*calls.borrow(), [Control::START_DEV, Control::UPDATE_SIZE], "it was left with another size");
+    let sectors = bench.sectors();
+    bench.rig.replace_unit(&Setup { blocks: 3072, ..Setup::default() });
+    assert_ne!(bench.sectors(), sectors);
+    bench.run(front.start((Bench::claim(1, false), disk), bench.local(), sectors)).expect("it starts");
+    assert_eq!(*calls.borrow(), [Control::START_DEV, Control::UPDATE_SIZE], "the volume has changed meanwhile");
     bench.rig.replace_unit(&Setup { blocks: 4096, ..Setup::default() });
     bench.run(bench.reactor.sleep(Duration::from_secs(1)));
     assert_eq!(calls.borrow().len(), 3);
