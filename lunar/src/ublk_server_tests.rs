@@ -8,6 +8,7 @@ use lunar_engine::engine::Engine;
 use lunar_reactor::{Choice, Config, Reactor};
 use lunar_ublk_server::link::{Link, connected};
 use lunar_ublk_server::session::Session;
+use lunar_ublk_server::size::Size;
 use lunar_ublk_server::traffic::Traffic;
 use lunar_vhost_client::lane::{Answer, DiskRequest};
 use lunar_vhost_client::layout::Layout;
@@ -67,15 +68,15 @@ impl Bench {
         Traffic::new(&self.reactor, "test", (layout, 256 << 10), None).expect("memory")
     }
 
-    /// A connection that is kept; `resize` is told new sizes.
-    async fn link(&self, traffic: &Rc<Traffic>, resize: impl Fn(u64) + 'static) -> (Rc<Link>, [u8; 16]) {
+    /// A connection that is kept, and the UUID of its volume.
+    async fn link(&self, traffic: &Rc<Traffic>, size: &Rc<Size>) -> (Rc<Link>, [u8; 16]) {
         let (reactor, socket) = (&self.reactor, &self.socket);
         let session = connected(reactor, "test", socket).await;
         session.accept(true).await.expect("it is Lunar");
         let shape = session.shape().await.expect("a disk");
         assert_eq!((shape.limits.capacity, shape.limits.has_write_cache), (8 << 20, true));
         let volume = traffic.begin(&session).await.expect("its rings start");
-        let link = Link::new((reactor, "test", socket), (traffic, Box::new(resize)), (shape, volume, true));
+        let link = Link::new((reactor, "test", socket), (traffic, size), (shape, volume, true));
         let own = link.clone();
         reactor.spawn(async move { own.keep(session).await });
         (link, volume)
@@ -118,9 +119,8 @@ fn requests_reach_the_volume_and_outlast_the_engine() {
     let bench = Bench::new();
     let engine = bench.engine();
     let reactor = &bench.reactor;
-    let (traffic, sizes) = (bench.traffic(), Rc::new(Cell::new(0)));
-    let told = sizes.clone();
-    let (link, volume) = bench.run(bench.link(&traffic, move |sectors| told.set(sectors)));
+    let (traffic, size) = (bench.traffic(), Rc::new(Size::new(0, 0)));
+    let (link, volume) = bench.run(bench.link(&traffic, &size));
     assert_eq!(format!("{:032x}", u128::from_be_bytes(volume)), UUID.replace('-', ""));
     let carry = async |slot, wanted| traffic.carry(1, slot, &wanted, reactor.now()).await;
     bench.run(async {
@@ -160,11 +160,10 @@ fn requests_reach_the_volume_and_outlast_the_engine() {
     let (small, large) = (bench.configuration("8M"), bench.configuration("16M"));
     bench.place.apply(&mut engine, &small, &large).expect("it grows");
     bench.run(async {
-        while sizes.get() == 0 {
+        while size.wanted() != (16 << 20) / 512 {
             reactor.sleep(Duration::from_millis(5)).await;
         }
     });
-    assert_eq!(sizes.get(), (16 << 20) / 512);
     link.end();
     traffic.end();
     bench.run(reactor.sleep(Duration::from_millis(20)));
@@ -176,7 +175,7 @@ fn requests_wait_while_a_volume_is_served_whose_uuid_differs_at_its_end() {
     let bench = Bench::new();
     let engine = bench.engine();
     let (reactor, traffic) = (&bench.reactor, bench.traffic());
-    let (link, _) = bench.run(bench.link(&traffic, |_| {}));
+    let (link, _) = bench.run(bench.link(&traffic, &Rc::new(Size::new(0, 0))));
     engine.end().expect("it ends");
     fill(&traffic, 0, 5);
     let written = Rc::new(Cell::new(None));

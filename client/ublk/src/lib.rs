@@ -8,7 +8,7 @@
 //! * [`options`]: the command line
 //! * [`session`]: a connection to Lunar: its messages, in their order
 //! * [`traffic`]: requests of the kernel on their way to Lunar and back
-//! * [`link`]: the connection while the disk is served: its loss, its return, and the size of the volume
+//! * [`link`]: the connection while the disk is served: its loss and its return; [`size`]: the size of the volume
 //! * [`serve`]: the disk from its start to its end
 //! * [`error`]: why there is no disk
 
@@ -17,6 +17,7 @@ pub mod link;
 pub mod options;
 pub mod serve;
 pub mod session;
+pub mod size;
 pub mod traffic;
 
 pub use error::ServerError;

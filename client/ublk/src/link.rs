@@ -3,6 +3,7 @@
 
 use crate::error::SessionError;
 use crate::session::Session;
+use crate::size::Size;
 use crate::traffic::Traffic;
 use lunar_reactor::end::End;
 use lunar_reactor::{Reactor, log};
@@ -54,16 +55,13 @@ pub async fn connected(reactor: &Reactor, name: &str, path: &Path) -> Session {
     }
 }
 
-/// Changes the size of the disk to so many sectors.
-pub type Resize = Box<dyn Fn(u64)>;
-
 /// The connection of a disk.
 pub struct Link {
     reactor: Reactor,
     name: String,
     path: PathBuf,
     traffic: Rc<Traffic>,
-    resize: Resize,
+    size: Rc<Size>,
     /// Whether the kernel flushes; otherwise it expects every write on the medium.
     flushes: bool,
     shape: Cell<Shape>,
@@ -83,7 +81,7 @@ impl Link {
     #[must_use]
     pub fn new(
         (reactor, name, path): (&Reactor, &str, &Path),
-        (traffic, resize): (&Rc<Traffic>, Resize),
+        (traffic, size): (&Rc<Traffic>, &Rc<Size>),
         (shape, volume, flushes): (Shape, [u8; 16], bool),
     ) -> Rc<Self> {
         Rc::new(Self {
@@ -91,7 +89,7 @@ impl Link {
             name: name.to_owned(),
             path: path.to_owned(),
             traffic: traffic.clone(),
-            resize,
+            size: size.clone(),
             flushes,
             shape: Cell::new(shape),
             volume,
@@ -158,10 +156,8 @@ impl Link {
 
     /// The volume is as this shape says from now on.
     fn take(&self, shape: &Shape) {
-        let before = self.shape.replace(*shape);
-        if shape.limits.capacity != before.limits.capacity {
-            (self.resize)(shape.limits.capacity / SECTOR);
-        }
+        self.shape.set(*shape);
+        self.size.want(shape.limits.capacity / SECTOR);
     }
 
     /// Stays in a connection until it is lost; returns why.

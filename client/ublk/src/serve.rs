@@ -2,9 +2,10 @@
 //! and Lunar serves all rings of a disk on one core, too.
 
 use crate::error::{ServerError, SessionError};
-use crate::link::{Link, Resize, connected};
+use crate::link::{Link, connected};
 use crate::options::Options;
 use crate::session::Session;
+use crate::size::Size;
 use crate::traffic::Traffic;
 use lunar_blk::{Code, Error};
 use lunar_core::io::{Completion, Fault};
@@ -223,14 +224,15 @@ impl Server {
             life::recover(&**control, claim).await?;
         }
         let known = (shape, volume, in_force.has_volatile_cache);
-        let resize = self.resize(control, claim);
-        let link = Link::new((&self.reactor, &self.name, &self.socket), (&traffic, resize), known);
+        let size = Rc::new(Size::new(in_force.sectors, shape.limits.capacity / SECTOR));
+        let link = Link::new((&self.reactor, &self.name, &self.socket), (&traffic, &size), known);
         let disk = Rc::new(Disk {
             reactor: self.reactor.clone(),
             name: self.name.clone(),
             claim: *claim,
             traffic,
             link: link.clone(),
+            size,
             may_unmap: shape.limits.write_zeroes_may_unmap,
             handles: RefCell::default(),
             tags: Cell::new(0),
@@ -253,24 +255,31 @@ impl Server {
             Some(started) => started?,
             None => return Err(disk.why_over()),
         }
-        if in_force.sectors != shape.limits.capacity / SECTOR {
-            self.resize(control, claim)(shape.limits.capacity / SECTOR);
-        }
+        self.follow_size(control, &disk);
         self.tell(claim);
         Ok(disk)
     }
 
-    /// Changes the size of the device.
-    fn resize(&self, control: &Rc<ControlDevice>, claim: &Claim) -> Resize {
-        let (reactor, name, control, claim) = (self.reactor.clone(), self.name.clone(), control.clone(), *claim);
-        Box::new(move |sectors| {
-            let (name, control) = (name.clone(), control.clone());
-            reactor.spawn(async move {
-                if let Err(why) = life::resize(&*control, &claim, sectors).await {
-                    log!(error, "ublk {name}: {why}");
+    /// The size of the disk, which the kernel has now, follows that of the volume.
+    fn follow_size(&self, control: &Rc<ControlDevice>, disk: &Rc<Disk>) {
+        let (control, disk) = (control.clone(), disk.clone());
+        disk.size.begin();
+        self.reactor.spawn(async move {
+            let change = async |sectors| {
+                if let Err(why) = life::resize(&*control, &disk.claim, sectors).await {
+                    log!(error, "ublk {}: {why}", disk.name);
                 }
-            });
-        })
+            };
+            disk.size.follow(change).await;
+        });
+    }
+
+    /// The size of the disk does not change any more.
+    async fn keep_size(&self, disk: &Disk) {
+        disk.size.end();
+        while disk.size.is_followed() {
+            self.reactor.sleep(LOOK).await;
+        }
     }
 
     fn tell(&self, claim: &Claim) {
@@ -315,6 +324,7 @@ impl Server {
             link::remove(path, number);
         }
         let ending = async {
+            self.keep_size(disk).await;
             while disk.tags.get() > 0 && life::quiesce(&**control, &disk.claim).await != Quiet::Never {
                 self.reactor.sleep(LOOK).await;
             }
@@ -344,6 +354,7 @@ struct Disk {
     claim: Claim,
     traffic: Rc<Traffic>,
     link: Rc<Link>,
+    size: Rc<Size>,
     may_unmap: bool,
     /// The queues at the kernel, until their tags have ended: while they are open, the device cannot be removed.
     handles: RefCell<Vec<Handle>>,
