@@ -199,6 +199,22 @@ fn requests_wait_while_a_volume_is_served_whose_uuid_differs_at_its_end() {
 }
 
 #[test]
+fn a_connection_that_is_given_up_makes_room_for_the_next_one() {
+    let bench = Bench::new();
+    let engine = bench.engine();
+    let traffic = bench.traffic();
+    bench.run(async {
+        for _ in 0..2 {
+            let session = Session::open(&bench.reactor, &bench.socket).await.expect("it listens");
+            session.accept(true).await.expect("it is Lunar");
+            traffic.begin(&session).await.expect("its rings start");
+        }
+    });
+    traffic.end();
+    engine.end().expect("it ends");
+}
+
+#[test]
 fn a_disk_has_the_queues_of_its_section() {
     let bench = Bench::new();
     let engine = bench.engine();

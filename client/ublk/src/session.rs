@@ -185,6 +185,13 @@ impl Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        // A wait that was given up keeps the connection open, and Lunar accepts no other one meanwhile.
+        self.end();
+    }
+}
+
 async fn received(
     stream: &Stream,
     take: impl Fn(&[u8; HEADER_LEN]) -> Result<Head, Defect>,
