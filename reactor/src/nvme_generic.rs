@@ -112,6 +112,23 @@ impl Node {
         Ok(Self { nsid, format, namespace, controller: identify(&fd, Subject::Controller)?, fd })
     }
 
+    /// The same open file once more, with its locks.
+    ///
+    /// # Errors
+    /// When there is no room for open files.
+    pub fn again(&self) -> io::Result<OwnedFd> {
+        self.fd.try_clone()
+    }
+
+    /// Locks bytes of the namespace, which was opened for writing, for this open file alone. The lock lasts until all
+    /// commands that were given through it have ended, also those of a process that was killed.
+    ///
+    /// # Errors
+    /// `WouldBlock` while another open file has locked some of them; others of the operating system.
+    pub fn lock(&self, start: u64, len: u64) -> io::Result<()> {
+        lock(&self.fd, start, len)
+    }
+
     /// The number of the namespace.
     #[must_use]
     pub fn nsid(&self) -> u32 {
@@ -146,6 +163,17 @@ impl Node {
         }
         let device = CommandDevice { fd: self.fd.try_clone()?, family: Family::Nvme, descriptors: None };
         Namespace::over(reactor, Endpoint::Command(device), self.nsid, self.format.block_bytes)
+    }
+}
+
+fn lock(fd: &OwnedFd, start: u64, len: u64) -> io::Result<()> {
+    let bytes = |bytes: u64| i64::try_from(bytes).map_err(|_| io::ErrorKind::InvalidInput);
+    let (kind, whence) = (libc::F_WRLCK as libc::c_short, libc::SEEK_SET as libc::c_short);
+    let range = libc::flock { l_type: kind, l_whence: whence, l_start: bytes(start)?, l_len: bytes(len)?, l_pid: 0 };
+    // SAFETY: the kernel reads the structure, which lives until the call has ended.
+    match unsafe { libc::fcntl(raw(fd), libc::F_OFD_SETLK, &raw const range) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
@@ -410,6 +438,27 @@ mod tests {
         let source = Request::source(block, 0x0a0b);
         assert_eq!(source[..18], [0, 0, 0, 0, 0, 0, 0, 0, 8, 7, 6, 5, 4, 3, 2, 1, 0x0a, 0x0a]);
         assert_eq!(source[18..], [0; 14]);
+    }
+
+    #[test]
+    fn a_lock_of_blocks_lasts_as_long_as_any_copy_of_its_open_file() {
+        let path = std::env::temp_dir().join(format!("lunar-nvme-lock-{}", std::process::id()));
+        let open = || {
+            let mut options = std::fs::OpenOptions::new();
+            OwnedFd::from(options.read(true).write(true).create(true).truncate(false).open(&path).expect("room"))
+        };
+        let [first, other] = [open(), open()];
+        lock(&first, 4096, 8192).expect("nobody has it");
+        lock(&first, 4096, 16384).expect("it is its own");
+        lock(&other, 0, 4096).expect("another partition");
+        let is_taken = || lock(&other, 16384, 65536).is_err_and(|why| why.kind() == io::ErrorKind::WouldBlock);
+        assert!(is_taken());
+        let copy = first.try_clone().expect("room");
+        drop(first);
+        assert!(is_taken(), "commands in progress have the open file");
+        drop(copy);
+        assert!(!is_taken());
+        std::fs::remove_file(path).expect("it is ours");
     }
 
     #[test]

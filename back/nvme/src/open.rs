@@ -25,6 +25,8 @@ const ZERO_BYTES_MAX: u64 = 64 << 20;
 const SEGMENT_BYTES: u64 = 4096;
 /// How long a process that has ended may still have the disk open.
 const PATIENCE: Duration = Duration::from_secs(3);
+/// How long the drive may still execute its commands: many may have been in progress.
+const LOCK_PATIENCE: Duration = Duration::from_secs(15);
 
 /// How a namespace is opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -94,7 +96,10 @@ pub(crate) enum Unusable {
 pub(crate) fn open(path: &Path, options: &Options, previous: Option<&NvmeVolume>) -> Result<NvmeVolume, Unusable> {
     let nodes = locate(path).map_err(Unusable::NoNamespace)?;
     let claim = if options.shared { None } else { Some(claim(&nodes, previous)?) };
-    let node = open_node(&nodes, options.read_only)?;
+    let node = open_node(&nodes, options.read_only, previous)?;
+    if !options.shared && !options.read_only {
+        lock(&node, &nodes)?;
+    }
     let abilities = Abilities::of(node.controller(), node.namespace());
     let limits = check(&nodes, node.format(), &abilities, options)?;
     if previous.is_none() {
@@ -130,9 +135,26 @@ pub(crate) fn claim(nodes: &Nodes, previous: Option<&NvmeVolume>) -> Result<Arc<
     })
 }
 
-fn open_node(nodes: &Nodes, read_only: bool) -> Result<Node, Unusable> {
+/// Waits until the drive has executed the writes of a process that was killed: its disk or partition is free as soon as
+/// the process has ended, but not its open generic node. Other partitions of the namespace have locks of their own.
+fn lock(node: &Node, nodes: &Nodes) -> Result<(), Unusable> {
+    let attempt = || node.lock(nodes.start, nodes.size);
+    until_free(LOCK_PATIENCE, attempt, |why| why.kind() == io::ErrorKind::WouldBlock).map_err(|why| match why.kind() {
+        io::ErrorKind::WouldBlock => Unusable::InUse(nodes.generic.clone()),
+        _ => Unusable::NotClaimed(nodes.generic.clone(), Errno::from_io_error(&why).unwrap_or(Errno::IO)),
+    })
+}
+
+fn open_node(nodes: &Nodes, read_only: bool, previous: Option<&NvmeVolume>) -> Result<Node, Unusable> {
+    // What this process has open already may have the lock.
+    let is_it = |previous: &&NvmeVolume| {
+        let open = &previous.shared.nodes;
+        !read_only && !previous.traits.read_only && (open.disk, open.instance) == (nodes.disk, nodes.instance)
+    };
+    let held = previous.filter(is_it).and_then(|previous| previous.shared.node.again().ok());
     let access = if read_only { Access::ReadNamespace } else { Access::WriteNamespace };
-    let fd = files::open(&nodes.generic, access).map_err(|why| Unusable::Closed(nodes.generic.clone(), why))?;
+    let opened = held.map_or_else(|| files::open(&nodes.generic, access), Ok);
+    let fd = opened.map_err(|why| Unusable::Closed(nodes.generic.clone(), why))?;
     // The numbers of disks change when disks come and go.
     let again = resolve(&nodes.generic).map_err(Unusable::NoNamespace)?;
     if again.instance != nodes.instance || again.disk != nodes.disk {
