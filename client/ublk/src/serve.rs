@@ -17,7 +17,7 @@ use lunar_reactor::op::Handle;
 use lunar_reactor::unix::Stream;
 use lunar_reactor::{Choice, Config, Reactor, flusher, log};
 use lunar_ublk::error::{QueueBroken, ServeError};
-use lunar_ublk::life::{self, Claim, DiskRequest as DeviceRequest, Key, Quiet, Removal, Rights};
+use lunar_ublk::life::{self, Claim, DiskRequest as DeviceRequest, Key, Quiet, Removal, Rights, Stopped};
 use lunar_ublk::params::{TRANSFER_BYTES, params};
 use lunar_ublk::serve::kernel::ControlDevice;
 use lunar_ublk::serve::{PATIENCE, link};
@@ -37,6 +37,8 @@ use std::time::Duration;
 const UNPRIVILEGED_PATIENCE: Duration = Duration::from_secs(20);
 /// Pause between two looks whether something has ended.
 const LOOK: Duration = Duration::from_millis(5);
+/// How long a program may have a disk open that ends: services of the machine look at a disk that was closed.
+const OPEN_TIME: Duration = Duration::from_secs(2);
 /// Bytes of memory for control commands and messages.
 const ARENA_BYTES: usize = 1 << 20;
 /// The bit of CAP_SYS_ADMIN in a set of capabilities (capabilities(7)).
@@ -160,8 +162,8 @@ impl Server {
                 return Err(why);
             }
         };
-        self.until_stopped(&disk).await?;
-        self.finish(&control, &disk).await
+        let stopped = self.until_stopped(&control, &disk).await?;
+        self.finish(&control, &disk, stopped).await
     }
 
     fn lost(&self, why: SessionError) -> ServerError {
@@ -300,35 +302,57 @@ impl Server {
         log!("ublk {}: serves {}{linked}{rights}", self.name, disk_at(claim.number));
     }
 
-    /// Waits for a signal that finds the disk without users, or until the disk ends by itself.
-    async fn until_stopped(&self, disk: &Disk) -> Result<(), ServerError> {
+    /// Waits for a signal that finds the disk without users, or until the disk ends by itself. Returns whether the
+    /// device was stopped.
+    async fn until_stopped(&self, control: &Rc<ControlDevice>, disk: &Rc<Disk>) -> Result<Stopped, ServerError> {
+        let stays = |why: &str, remedy: &str| {
+            let place = disk_at(disk.claim.number);
+            log!(error, "ublk {}: {place} stays, because {why}: {remedy}, and end this process again", self.name);
+        };
         while disk.over.unless(self.stop.asked()).await.is_some() {
-            match DiskUser::of(disk.claim.number) {
-                None => return Ok(()),
-                Some(user) => log!(
-                    error,
-                    "ublk {}: {} stays, because {user}: run: {}, and end this process again",
-                    self.name,
-                    disk_at(disk.claim.number),
-                    user.remedy()
-                ),
+            if let Some(user) = DiskUser::of(disk.claim.number) {
+                stays(&user.to_string(), &format!("run: {}", user.remedy()));
+                continue;
+            }
+            self.keep_size(disk).await;
+            match self.stop_unused(control, disk).await? {
+                Stopped::Open => {
+                    let place = disk_at(disk.claim.number);
+                    stays("a program has it open", &format!("close it (lsof {place} shows which)"));
+                    self.follow_size(control, disk);
+                }
+                stopped => return Ok(stopped),
             }
         }
         Err(disk.why_over())
     }
 
+    /// Stops the device, unless a program has it open and keeps it open.
+    async fn stop_unused(&self, control: &ControlDevice, disk: &Disk) -> Result<Stopped, ServerError> {
+        let end = self.reactor.now() + OPEN_TIME;
+        loop {
+            let stopped = life::stop_unused(control, disk.claim.number, disk.claim.features).await?;
+            if stopped != Stopped::Open || self.reactor.now() >= end {
+                return Ok(stopped);
+            }
+            self.reactor.sleep(LOOK).await;
+        }
+    }
+
     /// Ends and removes the device, which is served until it has stopped.
-    async fn finish(&self, control: &Rc<ControlDevice>, disk: &Rc<Disk>) -> Result<(), ServerError> {
+    async fn finish(&self, control: &Rc<ControlDevice>, disk: &Rc<Disk>, stopped: Stopped) -> Result<(), ServerError> {
         let number = disk.claim.number;
         if let Some(path) = &self.options.link {
             link::remove(path, number);
         }
         let ending = async {
             self.keep_size(disk).await;
-            while disk.tags.get() > 0 && life::quiesce(&**control, &disk.claim).await != Quiet::Never {
-                self.reactor.sleep(LOOK).await;
+            if stopped != Stopped::Done {
+                while disk.tags.get() > 0 && life::quiesce(&**control, &disk.claim).await != Quiet::Never {
+                    self.reactor.sleep(LOOK).await;
+                }
+                life::stop(&**control, number).await?;
             }
-            life::stop(&**control, number).await?;
             while disk.tags.get() > 0 {
                 self.reactor.sleep(LOOK).await;
             }

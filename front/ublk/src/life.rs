@@ -451,6 +451,32 @@ pub async fn stop<K: Kernel>(kernel: &K, number: u32) -> Result<(), DeviceError>
     stopped.map(drop).map_err(|why| DeviceError::Refused(Step::Stop(number), why))
 }
 
+/// The outcome of [`stop_unused`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Stopped {
+    /// It has stopped.
+    Done,
+    /// A program has it open.
+    Open,
+    /// The kernel does not tell whether a program has it open, and was not asked to stop it.
+    Unknown,
+}
+
+/// Stops a device like [`stop`], unless a program has it open. `features`: those of the driver.
+///
+/// # Errors
+/// Why the kernel does not stop it.
+pub async fn stop_unused<K: Kernel>(kernel: &K, number: u32, features: u64) -> Result<Stopped, DeviceError> {
+    if features & feature::SAFE_STOP == 0 {
+        return Ok(Stopped::Unknown);
+    }
+    match kernel.call(plain(Control::TRY_STOP_DEV, number, 0), &mut []).await {
+        Ok(_) => Ok(Stopped::Done),
+        Err(Fault::Os(EBUSY)) => Ok(Stopped::Open),
+        Err(why) => Err(DeviceError::Refused(Step::Stop(number), why)),
+    }
+}
+
 /// The outcome of a removal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Removal {
@@ -541,14 +567,10 @@ pub async fn discard_left<K: Kernel>(kernel: &K, number: u32) -> Result<Removal,
     if let Some(user) = kernel.user_of(number) {
         return stays(Stays::Used(user));
     }
-    if features & feature::SAFE_STOP == 0 {
-        stop(kernel, number).await?;
-    } else {
-        match kernel.call(plain(Control::TRY_STOP_DEV, number, 0), &mut []).await {
-            Ok(_) => {}
-            Err(Fault::Os(EBUSY)) => return stays(Stays::Open),
-            Err(why) => return Err(DeviceError::Refused(Step::Stop(number), why)),
-        }
+    match stop_unused(kernel, number, features).await? {
+        Stopped::Done => {}
+        Stopped::Open => return stays(Stays::Open),
+        Stopped::Unknown => stop(kernel, number).await?,
     }
     remove(kernel, number, false).await
 }

@@ -421,3 +421,16 @@ fn only_a_device_that_nobody_serves_or_uses_is_cleared_away() {
         assert_eq!(now(clear_away(&left, 7)), Ok(Removal::Done), "it is gone");
     }
 }
+
+#[test]
+fn a_device_is_stopped_only_if_no_program_has_it_open_where_the_kernel_can_tell() {
+    let kernel = Fake::new();
+    take(&kernel).expect("it is made");
+    let try_stop = |features: u64| now(stop_unused(&kernel, 3, features));
+    assert_eq!(try_stop(0), Ok(Stopped::Unknown));
+    kernel.is_open.set(true);
+    assert_eq!(try_stop(feature::SAFE_STOP), Ok(Stopped::Open));
+    kernel.is_open.set(false);
+    assert_eq!(try_stop(feature::SAFE_STOP), Ok(Stopped::Done));
+    assert!(!kernel.called(Control::STOP_DEV));
+}
