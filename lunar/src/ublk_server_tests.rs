@@ -215,6 +215,25 @@ fn a_connection_that_is_given_up_makes_room_for_the_next_one() {
 }
 
 #[test]
+fn requests_that_are_given_up_fail_and_so_do_later_ones() {
+    let bench = Bench::new();
+    let (reactor, traffic) = (&bench.reactor, bench.traffic());
+    let ended = Rc::new(Cell::new(None));
+    let (own, done, now) = (traffic.clone(), ended.clone(), reactor.now());
+    reactor.spawn(async move { done.set(Some(own.carry(1, 0, &request(Code::Read, 0, 4096), now).await)) });
+    bench.run(reactor.sleep(Duration::from_millis(20)));
+    assert_eq!(ended.get(), None, "Lunar is not there");
+    traffic.give_up();
+    bench.run(reactor.sleep(Duration::from_millis(20)));
+    assert_eq!(ended.get(), Some(Answer::Expired));
+    let later = bench.run(traffic.carry(1, 1, &request(Code::Read, 0, 4096), reactor.now()));
+    assert_eq!(later, Answer::Ended(Err(Error::IoError)));
+    let Data::In(spare) = traffic.spare() else { panic!("it has memory") };
+    assert_eq!(spare.len(), BUFFER);
+    traffic.end();
+}
+
+#[test]
 fn a_disk_has_the_queues_of_its_section() {
     let bench = Bench::new();
     let engine = bench.engine();

@@ -150,20 +150,62 @@ impl Server {
             First::Left(claim) => claim?,
             First::Right(()) => return Ok(()),
         };
-        let disk = match self.start(&control, &claim, known).await {
-            Ok(disk) => disk,
+        match self.begin(&control, &claim, known).await {
+            Ok(Begun::Serves(disk)) => {
+                let stopped = self.until_stopped(&control, &disk).await?;
+                self.finish(&control, &disk, stopped).await
+            }
+            Ok(Begun::Ends(disk)) => self.finish(&control, &disk, Stopped::Unknown).await,
+            Ok(Begun::Left) => {
+                self.withdraw(&control, &claim).await;
+                Ok(())
+            }
             Err(why) => {
-                // Requests that wait in a device of a process before this one must not be lost. The kernel removes an
-                // unprivileged one only when nothing has it open: the next start does.
-                let stays = claim.is_old || (self.rights == Rights::Unprivileged && self.has_opened.get());
-                if !stays && let Err(why) = life::remove(&*control, claim.number, !self.has_opened.get()).await {
-                    log!(error, "ublk {}: {why}", self.name);
+                self.withdraw(&control, &claim).await;
+                Err(why)
+            }
+        }
+    }
+
+    /// Gives back a device that is not served.
+    async fn withdraw(&self, control: &ControlDevice, claim: &Claim) {
+        // Requests that wait in a device of a process before this one must not be lost. The kernel removes an
+        // unprivileged one only when nothing has it open: the next start does.
+        let stays = claim.is_old || (self.rights == Rights::Unprivileged && self.has_opened.get());
+        if !stays && let Err(why) = life::remove(control, claim.number, !self.has_opened.get()).await {
+            log!(error, "ublk {}: {why}", self.name);
+        }
+    }
+
+    /// Serves a device and starts it, unless the process is to end before.
+    async fn begin(&self, control: &Rc<ControlDevice>, claim: &Claim, known: Known) -> Result<Begun, ServerError> {
+        let disk = match first(self.prepare(control, claim, known), self.stop.asked()).await {
+            First::Left(disk) => disk?,
+            First::Right(()) => return Ok(Begun::Left),
+        };
+        let (started, is_asked) = {
+            let starting = disk.over.unless(life::start(&**control, claim, std::process::id()));
+            let mut starting = std::pin::pin!(starting);
+            match first(starting.as_mut(), self.stop.asked()).await {
+                First::Left(started) => (started, false),
+                First::Right(()) if claim.is_old => return Ok(Begun::Left),
+                First::Right(()) => {
+                    // The kernel reads the table of partitions, and nothing ends the command before that has ended.
+                    disk.traffic.give_up();
+                    (starting.await, true)
                 }
-                return Err(why);
             }
         };
-        let stopped = self.until_stopped(&control, &disk).await?;
-        self.finish(&control, &disk, stopped).await
+        match started {
+            Some(started) => started?,
+            None => return Err(disk.why_over()),
+        }
+        if is_asked {
+            return Ok(Begun::Ends(disk));
+        }
+        self.follow_size(control, &disk);
+        self.tell(claim);
+        Ok(Begun::Serves(disk))
     }
 
     fn lost(&self, why: SessionError) -> ServerError {
@@ -202,8 +244,8 @@ impl Server {
         Ok(life::claim(control, &request, std::process::id()).await?)
     }
 
-    /// Serves a device and starts it.
-    async fn start(&self, control: &Rc<ControlDevice>, claim: &Claim, known: Known) -> Result<Rc<Disk>, ServerError> {
+    /// Serves a device that is about to start.
+    async fn prepare(&self, control: &Rc<ControlDevice>, claim: &Claim, known: Known) -> Result<Rc<Disk>, ServerError> {
         let Known { session, shape, volume } = known;
         let transfer = shape.transfer(TRANSFER_BYTES.min(claim.buffer_bytes) as usize);
         // No more than 512 KiB.
@@ -252,13 +294,6 @@ impl Server {
         self.has_opened.set(true);
         disk.open()?;
         self.reactor.spawn(async move { link.keep(session).await });
-        let started = life::start(&**control, claim, std::process::id());
-        match disk.over.unless(started).await {
-            Some(started) => started?,
-            None => return Err(disk.why_over()),
-        }
-        self.follow_size(control, &disk);
-        self.tell(claim);
         Ok(disk)
     }
 
@@ -371,6 +406,16 @@ impl Server {
     }
 }
 
+/// The outcome of a start.
+enum Begun {
+    /// The disk is served.
+    Serves(Rc<Disk>),
+    /// It was started, and the process is to end.
+    Ends(Rc<Disk>),
+    /// It was not started, because the process is to end.
+    Left,
+}
+
 /// A disk that is served.
 struct Disk {
     reactor: Reactor,
@@ -416,7 +461,8 @@ impl Disk {
     async fn serve(&self, queue: u16, number: u16, handle: Handle) {
         let _ended = TagEnd(self);
         let mut tag = Tag::new(queue, number, self.claim.buffer_bytes as usize);
-        let mut slot = number;
+        // Without a slot, the data of a request is in memory that is not shared, and the request fails.
+        let (mut slot, mut has_slot) = (number, true);
         let mut command = Command::new(Request::UblkQueue(UblkQueue::default()), self.traffic.data(queue, slot));
         let mut completion = Completion::new();
         while let Some(TagCommand { number, queue, tag: of, result }) = tag.command() {
@@ -426,11 +472,15 @@ impl Disk {
             command = back;
             match tag.answered(result.map(|_| Descriptor::of(command.result))) {
                 Next::Execute(request) => {
-                    let executed = self.execute(&request, queue, slot).await;
+                    let executed = match has_slot {
+                        true => self.execute(&request, queue, slot).await,
+                        false => Err(Error::IoError),
+                    };
                     // Lunar may still use the memory of a request that has failed because it took too long.
-                    if !self.traffic.is_free(queue, slot) {
-                        slot = if slot < self.claim.depth { slot + self.claim.depth } else { slot - self.claim.depth };
-                        command.data = self.traffic.data(queue, slot);
+                    if !has_slot || !self.traffic.is_free(queue, slot) {
+                        slot = self.free_slot(queue, slot);
+                        has_slot = self.traffic.is_free(queue, slot);
+                        command.data = if has_slot { self.traffic.data(queue, slot) } else { self.traffic.spare() };
                     }
                     tag.finish(executed);
                 }
@@ -438,6 +488,14 @@ impl Disk {
                 Next::Broken(why) => self.break_off(queue, why),
             }
         }
+    }
+
+    /// The slot of a tag for its next request: the one that it has had, or its second one, where tags have two.
+    fn free_slot(&self, queue: u16, slot: u16) -> u16 {
+        let depth = self.claim.depth;
+        let other = if slot < depth { slot + depth } else { slot - depth };
+        let has_other = other < self.traffic.layout().last() && self.traffic.is_free(queue, other);
+        if has_other && !self.traffic.is_free(queue, slot) { other } else { slot }
     }
 
     async fn execute(&self, request: &IoRequest, queue: u16, slot: u16) -> Result<(), Error> {

@@ -63,6 +63,9 @@ pub struct Traffic {
     /// Whether Lunar was asked to notify.
     is_armed: Cell<bool>,
     is_stuck: Cell<bool>,
+    has_given_up: Cell<bool>,
+    /// Memory for data that nobody uses, once requests are not carried any more.
+    spare: RefCell<Option<Region>>,
     over: End,
 }
 
@@ -114,6 +117,8 @@ impl Traffic {
             lost: RefCell::default(),
             is_armed: Cell::new(true),
             is_stuck: Cell::new(false),
+            has_given_up: Cell::new(false),
+            spare: RefCell::default(),
             over: End::default(),
         });
         let watch: Rc<dyn Watch> = traffic.clone();
@@ -137,10 +142,30 @@ impl Traffic {
     /// The memory of a slot, for the kernel.
     #[must_use]
     pub fn data(&self, queue: u16, slot: u16) -> Data {
+        self.part(&self.memory, self.layout.place(queue, slot).data)
+    }
+
+    fn part(&self, memory: &Region, place: usize) -> Data {
         let mut data = SgMut::default();
-        let place = self.layout.place(queue, slot).data;
-        self.memory.buf(place, self.layout.buffer()).into_iter().for_each(|buf| data.push(buf));
+        memory.buf(place, self.layout.buffer()).into_iter().for_each(|buf| data.push(buf));
         Data::In(data)
+    }
+
+    /// Memory for the data of requests that are not carried any more.
+    #[must_use]
+    pub fn spare(&self) -> Data {
+        let mut spare = self.spare.borrow_mut();
+        let spare = spare.get_or_insert_with(|| Region::zeroed(self.layout.buffer()));
+        self.part(spare, 0)
+    }
+
+    /// Requests are not carried any more: those in progress expire, and others fail at once.
+    pub fn give_up(&self) {
+        self.has_given_up.set(true);
+        let now = self.reactor.now();
+        for queue in &self.queues {
+            queue.lane.borrow_mut().expire(now, Duration::ZERO, |slot| queue.wake(slot));
+        }
     }
 
     /// Starts the rings in a connection, and asks for the UUID of its volume. Requests still wait.
@@ -216,8 +241,8 @@ impl Traffic {
 
     /// Carries a request in a slot that is free to its answer; it has begun at `since`.
     pub async fn carry(&self, queue: u16, slot: u16, request: &DiskRequest, since: Instant) -> Answer {
-        let has_begun = self.queues[usize::from(queue)].lane.borrow_mut().begin(slot, request, since);
-        if !has_begun {
+        let begin = || self.queues[usize::from(queue)].lane.borrow_mut().begin(slot, request, since);
+        if self.has_given_up.get() || !begin() {
             return Answer::Ended(Err(Error::IoError));
         }
         self.answer(queue, slot).await
