@@ -49,6 +49,19 @@ pub fn is_lost<'a>(mut regions: impl Iterator<Item = &'a Region>) -> bool {
     regions.any(|region| region.slice(0, 1).is_some_and(|first| holds(first.as_ptr().addr())))
 }
 
+/// Says that a region was lost, without a fault.
+#[cfg(any(test, feature = "testing"))]
+pub fn lose(region: &Region) {
+    let at = region.slice(0, 1).map_or(0, |first| first.as_ptr().addr());
+    let holds = |(base, len): &(AtomicUsize, AtomicUsize)| {
+        at.wrapping_sub(base.load(Ordering::SeqCst)) < len.load(Ordering::SeqCst)
+    };
+    if let Some(place) = MAPPED.iter().position(holds) {
+        LOST[place].store(true, Ordering::SeqCst);
+        LOSSES.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
 /// Keeps a mapping, and its place in the table.
 struct Mapping {
     base: NonNull<u8>,

@@ -20,6 +20,8 @@ pub enum ServerError {
     Kernel(ServeError),
     /// The connection to this socket cannot be used.
     Session(PathBuf, SessionError),
+    /// The memory that is shared with Lunar is lost.
+    MemoryLost(u32),
     /// Another process has removed the disk of this number.
     Removed(u32),
     /// A device has no owner besides root.
@@ -35,6 +37,8 @@ pub enum SessionError {
     Closed,
     /// The back-end breaks the rules, or has no such disk.
     Defect(Defect),
+    /// The memory that is shared with it is lost.
+    Memory,
     /// It is another volume than before.
     OtherVolume,
     /// The volume has changed so that the disk cannot use it: how.
@@ -57,6 +61,7 @@ impl fmt::Display for SessionError {
             },
             Self::Closed => f.write_str("Lunar has closed the connection: its log says why"),
             Self::Defect(why) => why.fmt(f),
+            Self::Memory => f.write_str("the memory of its requests is lost"),
             Self::OtherVolume => f.write_str(
                 "it serves another volume than before, and the requests of this disk are for that one: serve the old \
                  volume there once more",
@@ -88,6 +93,11 @@ impl fmt::Display for ServerError {
             Self::TooMany => f.write_str("so many queues and requests are not possible: lower --depth or --queues"),
             Self::Kernel(why) => why.fmt(f),
             Self::Session(path, why) => write!(f, "{}: {why}", path.display()),
+            Self::MemoryLost(number) => write!(
+                f,
+                "the memory of the requests of {} is broken, or the machine has none left: start this process again",
+                disk_at(*number)
+            ),
             Self::Removed(number) => write!(f, "another process has removed {}", disk_at(*number)),
             Self::Privileged(number) => write!(f, "{} is that of a privileged process", disk_at(*number)),
         }

@@ -282,6 +282,7 @@ impl Server {
             tags: Cell::new(0),
             over: End::default(),
             broken: RefCell::default(),
+            has_lost_memory: Cell::new(false),
         });
         if let Err(why) = flusher::serve_write_back() {
             log!(
@@ -291,6 +292,12 @@ impl Server {
                 self.name
             );
         }
+        let watched = disk.clone();
+        self.reactor.spawn(async move {
+            watched.traffic.memory_lost().await;
+            watched.has_lost_memory.set(true);
+            watched.over.come();
+        });
         self.has_opened.set(true);
         disk.open()?;
         self.reactor.spawn(async move { link.keep(session).await });
@@ -432,6 +439,7 @@ struct Disk {
     /// All tags have ended.
     over: End,
     broken: RefCell<Option<QueueBroken>>,
+    has_lost_memory: Cell<bool>,
 }
 
 impl Disk {
@@ -524,6 +532,9 @@ impl Disk {
 
     /// Why the disk has ended by itself.
     fn why_over(&self) -> ServerError {
+        if self.has_lost_memory.get() {
+            return ServerError::MemoryLost(self.claim.number);
+        }
         let broken = self.broken.borrow_mut().take();
         broken.map_or(ServerError::Removed(self.claim.number), |broken| ServeError::Broken(broken).into())
     }

@@ -7,7 +7,9 @@ use lunar_blk::{Code, Error};
 use lunar_core::io::Data;
 use lunar_core::mem::{Region, SgMut};
 use lunar_core::time::Instant;
+use lunar_guest::memory::LossWatch;
 use lunar_reactor::end::End;
+use lunar_reactor::shared::{is_lost, losses};
 use lunar_reactor::unix::{Kick, Signal};
 use lunar_reactor::watch::Watch;
 use lunar_reactor::{Reactor, log, shared};
@@ -17,7 +19,7 @@ use lunar_vhost_client::layout::Layout;
 use rustix::event::{EventfdFlags, eventfd};
 use std::cell::{Cell, RefCell};
 use std::fmt;
-use std::future::poll_fn;
+use std::future::{pending, poll_fn};
 use std::io;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
@@ -52,6 +54,9 @@ pub struct Traffic {
     name: String,
     layout: Layout,
     memory: Region,
+    losses: LossWatch,
+    /// The memory is not shared any more.
+    memory_lost: End,
     descriptors: Descriptors,
     queues: Vec<Queue>,
     call: Kick,
@@ -109,6 +114,8 @@ impl Traffic {
             name: name.to_owned(),
             layout,
             memory,
+            losses: LossWatch::new(losses()),
+            memory_lost: End::default(),
             descriptors,
             queues,
             call: call.map_err(ServerError::Memory)?,
@@ -168,11 +175,28 @@ impl Traffic {
         }
     }
 
+    /// Ends when the memory is not shared with Lunar any more, because a page of it is broken or was not to be had. No
+    /// request is answered from then on: what is in the memory did not come from Lunar.
+    pub async fn memory_lost(&self) {
+        self.memory_lost.unless(pending::<()>()).await;
+    }
+
+    fn has_lost_memory(&self) -> bool {
+        if self.losses.is_new(losses()) && is_lost([&self.memory].into_iter()) {
+            self.phase.set(Phase::Down);
+            self.memory_lost.come();
+        }
+        self.memory_lost.has_come()
+    }
+
     /// Starts the rings in a connection, and asks for the UUID of its volume. Requests still wait.
     ///
     /// # Errors
     /// Why the connection cannot be used.
     pub async fn begin(&self, session: &Session) -> Result<[u8; 16], SessionError> {
+        if self.has_lost_memory() {
+            return Err(SessionError::Memory);
+        }
         // Lunar accepts a connection after it has ended all that belongs to the one before.
         self.queues.iter().for_each(|queue| queue.lane.borrow_mut().restart());
         let lost = Rc::new(End::default());
@@ -251,8 +275,8 @@ impl Traffic {
     async fn answer(&self, queue: u16, slot: u16) -> Answer {
         let queue = &self.queues[usize::from(queue)];
         poll_fn(|cx| match queue.lane.borrow_mut().take(slot) {
-            Some(answer) => Poll::Ready(answer),
-            None => {
+            Some(answer) if !self.has_lost_memory() => Poll::Ready(answer),
+            _ => {
                 if let Some(waiting) = queue.waiting.borrow_mut().get_mut(usize::from(slot)) {
                     *waiting = Some(cx.waker().clone());
                 }
@@ -339,7 +363,7 @@ impl Watch for Traffic {
     }
 
     fn look(&self) -> bool {
-        if self.phase.get() == Phase::Down {
+        if self.has_lost_memory() || self.phase.get() == Phase::Down {
             return false;
         }
         let mut has_worked = false;
@@ -378,4 +402,42 @@ async fn either<T, E>(first: impl Future<Output = T>, second: impl Future<Output
         Poll::Pending => second.as_mut().poll(cx),
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_reactor::{Choice, Config};
+
+    #[test]
+    fn no_request_is_answered_from_memory_that_was_lost() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let layout = Layout::new(1, 2, 4096).expect("a small one");
+        let [traffic, other] = [0, 1].map(|_| Traffic::new(&reactor, "test", (layout, 4096), None).expect("memory"));
+        let answered = Rc::new(Cell::new(None));
+        for (slot, traffic) in [(0, traffic.clone()), (1, other.clone())] {
+            let request = DiskRequest { code: Code::Read, offset: 0, len: 4096, unmap: false };
+            let (answered, now) = (answered.clone(), reactor.now());
+            reactor.spawn(async move {
+                traffic.carry(0, slot, &request, now).await;
+                answered.set(Some(slot));
+            });
+        }
+        let lost = Rc::new(Cell::new(false));
+        let (watched, told) = (traffic.clone(), lost.clone());
+        reactor.spawn(async move {
+            watched.memory_lost().await;
+            told.set(true);
+        });
+        reactor.run(reactor.sleep(Duration::from_millis(5)));
+        shared::lose(&traffic.memory);
+        reactor.run(reactor.sleep(Duration::from_millis(5)));
+        assert!(lost.get() && !other.has_lost_memory());
+        traffic.give_up();
+        other.give_up();
+        reactor.run(reactor.sleep(Duration::from_millis(5)));
+        assert_eq!(answered.get(), Some(1), "that of the other memory");
+        traffic.end();
+        other.end();
+    }
 }
