@@ -118,6 +118,8 @@ pub enum Changed {
     Smaller(u64, u64),
     /// The volume is read-only.
     ReadOnly,
+    /// The sectors of the longest request: of the device, and of the volume.
+    Requests(u32, u32),
 }
 
 /// Why a device that was left stays.
@@ -232,6 +234,11 @@ fn changed(f: &mut fmt::Formatter<'_>, disk: &str, how: &Changed) -> fmt::Result
         Changed::ReadOnly => {
             write!(f, "{disk} is writable and its volume is now read-only: let it be writable once more")
         }
+        Changed::Requests(old, new) => write!(
+            f,
+            "{disk} has requests of up to {old} sectors and its volume now takes only {new}: serve the volume with \
+             its old limits"
+        ),
     }
 }
 

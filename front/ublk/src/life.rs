@@ -384,6 +384,10 @@ pub async fn set_params<K: Kernel>(kernel: &K, claim: &Claim, params: &Params) -
     if params.attributes & !old.attributes & attribute::READ_ONLY != 0 {
         return changed(Changed::ReadOnly);
     }
+    // The kernel keeps the limits of the device, and would give requests that fail.
+    if old.sectors_max > params.sectors_max {
+        return changed(Changed::Requests(old.sectors_max, params.sectors_max));
+    }
     Ok(in_force(&old))
 }
 

@@ -434,3 +434,17 @@ fn a_device_is_stopped_only_if_no_program_has_it_open_where_the_kernel_can_tell(
     assert_eq!(try_stop(feature::SAFE_STOP), Ok(Stopped::Done));
     assert!(!kernel.called(Control::STOP_DEV));
 }
+
+#[test]
+fn a_device_whose_requests_are_too_long_for_its_volume_is_not_taken_over() {
+    let kernel = Fake::left(old(State::QUIESCED, VOLUME));
+    let claim = take(&kernel).expect("it is found");
+    let params = Params { sectors: 8, logical_shift: 9, sectors_max: 1024, ..Params::default() };
+    kernel.params.set(params);
+    assert!(now(set_params(&kernel, &claim, &Params { sectors_max: 2048, ..params })).is_ok());
+    let shorter = now(set_params(&kernel, &claim, &Params { sectors_max: 512, ..params })).expect_err("it cannot");
+    assert!(
+        shorter.to_string().contains("up to 1024 sectors") && shorter.to_string().contains("only 512"),
+        "{shorter}"
+    );
+}
