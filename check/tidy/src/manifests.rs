@@ -41,7 +41,7 @@ const LAYERS: &[(&str, &[&str])] = &[
     ("client/sst", &["core", "st", "front/*"]),
     ("client/rdma", &["core", "rdma"]),
     ("client/vhost-user", &["core", "block", "guest", "front/*"]),
-    ("client/ublk", &["core", "block", "reactor", "front/*", "client/vhost-user"]),
+    ("client/ublk", &["core", "block", "guest", "reactor", "front/*", "client/vhost-user"]),
     (
         "client/load",
         &[

@@ -1,5 +1,5 @@
-//! The size of the disk, which follows that of the volume only while the kernel has the disk: some kernels fail when the
-//! size of a device is set that has not started or has stopped.
+//! The size of the disk, which follows that of the volume only while the kernel has the disk: some kernels fail when
+//! the size of a device is set that has not started or has stopped.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;

@@ -175,7 +175,8 @@ mod tests {
                 all.extend(layout.ring(queue).into_iter().zip(lengths(layout.ring_size(), false)));
                 for slot in 0..layout.slots() {
                     let place = layout.place(queue, slot);
-                    all.extend([(place.header, 16), (place.segment, 16), (place.status, 1), (place.identity, IDENTITY_LEN)]);
+                    all.extend([(place.header, 16), (place.segment, 16), (place.status, 1)]);
+                    all.push((place.identity, IDENTITY_LEN));
                     if slot != layout.last() {
                         all.push((place.data, layout.buffer()));
                     }

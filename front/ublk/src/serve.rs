@@ -402,7 +402,7 @@ impl Front {
         Ok(())
     }
 
-    /// Changes the size of a device, which has so many sectors, when that of its volume changes, as long as it is served.
+    /// Changes the size of a device, which has so many sectors, when that of its volume changes, while it is served.
     async fn follow(&self, claim: Claim, local: Local, mut sectors: u64) {
         let first = |queues: &Vec<Rc<Queue>>| queues.first().cloned();
         let Some(queue) = self.queues.borrow().get(&claim.number).and_then(first) else { return };

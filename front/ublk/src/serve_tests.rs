@@ -376,13 +376,13 @@ fn a_queue_without_memory_says_what_to_lower() {
 #[test]
 fn a_device_follows_the_size_of_its_volume() {
     let mut bench = Bench::new(6, vec![write(0, 0, 1, 1)]);
-    // A request in progress, so that the device does not end.
-    bench.rig.memory.holds.set(true);
     let front = bench.front(true);
     let calls = bench.control(&front);
     let disk = bench.serve(&front, 1);
     let sectors = bench.sectors();
     bench.rig.replace_unit(&Setup { blocks: 3072, ..Setup::default() });
+    // A request in progress, so that the device does not end.
+    bench.rig.memory.holds.set(true);
     assert_ne!(bench.sectors(), sectors);
     bench.run(front.start((Bench::claim(1, false), disk), bench.local(), sectors)).expect("it starts");
     assert_eq!(*calls.borrow(), [Control::START_DEV, Control::UPDATE_SIZE], "the volume has changed meanwhile");

@@ -68,8 +68,8 @@ pub const SEGMENTS_MAX: u32 = 126;
 pub const SEGMENT_BYTES_MAX: u32 = (TRANSFER_BYTES_MAX / SEGMENTS_MAX as u64 / 4096 * 4096) as u32;
 /// Bytes that GET_ID returns.
 pub const ID_LEN: usize = 20;
-/// Bytes that GET_ID returns to a driver with room for them: those of [`ID_LEN`], which the serial number may exceed, and
-/// then the UUID of the volume. Drivers that follow the standard offer room for [`ID_LEN`].
+/// Bytes that GET_ID returns to a driver with room for them: those of [`ID_LEN`], which the serial number may exceed,
+/// and then the UUID of the volume. Drivers that follow the standard offer room for [`ID_LEN`].
 pub const IDENTITY_LEN: usize = ID_LEN + 16;
 /// Flags of a range: the space may be deallocated.
 pub const UNMAP: u32 = 1;
