@@ -159,8 +159,8 @@ impl std::fmt::Debug for Libraries {
     }
 }
 
-/// Lets the functions of libibverbs that give something back also do so when its device is removed. The library reads it
-/// when it looks for devices for the first time.
+/// Lets the functions of libibverbs that give something back also do so when its device is removed. The library reads
+/// it when it looks for devices for the first time.
 const RELEASE_REMOVED: &str = "RDMAV_ALLOW_DISASSOC_DESTROY";
 
 /// Loads the libraries and the drivers of the devices that this machine has, before the process is confined, which it

@@ -146,7 +146,7 @@ fn lock(node: &Node, nodes: &Nodes) -> Result<(), Unusable> {
 }
 
 fn open_node(nodes: &Nodes, read_only: bool, previous: Option<&NvmeVolume>) -> Result<Node, Unusable> {
-    // What this process has open already may have the lock.
+    // A volume that this process has open already may have the lock.
     let is_it = |previous: &&NvmeVolume| {
         let open = &previous.shared.nodes;
         !read_only && !previous.traits.read_only && (open.disk, open.instance) == (nodes.disk, nodes.instance)

@@ -64,7 +64,7 @@ impl Leaving {
     #[must_use]
     pub fn is_gone(&self) -> bool {
         let is_gone = self.0.strong_count() == 0;
-        // What the other core has done with the socket comes before what this one does.
+        // The work of the other core on the socket comes before that of this one.
         fence(Ordering::Acquire);
         is_gone
     }

@@ -128,7 +128,8 @@ pub enum Event {
     Request(Request),
     /// The peer is ready to use a connection that was accepted.
     Established(Key),
-    /// The address has moved to another device, as that of a bond does. A listener or a connection stays at the old one.
+    /// The address has moved to another device, as that of a bond does. A listener or a connection stays at the old
+    /// one.
     AddressChanged(Key),
     /// A connection has ended, or the time after its end.
     Disconnected(Key),
