@@ -174,18 +174,6 @@ whole() {
     nvme_off
 }
 whole_only whole
-# The device is removed under an initiator: the command ends, the target notices it, and serves again with the next device.
-whole_only nvme_on -i 1
-try "the device is removed" timeout 60 rdma link delete rxe0
-logged() { grep -q "$1" "$LOG"; }
-try "the target says so" eventually logged "the RDMA device rxe0 is removed"
-try "the device is there again" rdma link add rxe0 type rxe netdev rdma0
-namespaces_gone() { nvme disconnect -n "$NQN" >/dev/null 2>&1; ! has_namespace; }
-eventually namespaces_gone
-dmesg -C
-nvme_on -i 1
-load "NVMe/RDMA: fio, 4 KiB, 8 deep, on the next device" --rw=randwrite --bs=4k --iodepth=8 --size=256k
-nvme_off
 kill "$target"
 wait "$target"
 equal "the target ends well" 0 $?

@@ -51,6 +51,16 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
+/// The subsystem of [`our_clients`], and options and loads of its clients. An RDMA port takes fewer connections than TCP.
+const NQN: &str = "nqn.2026-01.io.lunar:own";
+const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
+const RDMA_LOADS: [&[&str]; 4] = [
+    &["--rw", "randrw", "--sessions", "4", "--flush-every", "100"],
+    &["--rw", "randrw", "--bs", "16k", "--fua", "--flow-control"],
+    &["--rw", "rw", "--bs", "256k", "--depth", "4", "--sessions", "2"],
+    &["--rw", "randrw", "--depth", "100", "--idle-sessions", "8", "--spin"],
+];
+
 /// Two addresses of the loopback for this port: RDMA has one UDP port, so both ends need addresses of their own.
 fn loopback_pair(port: u16) -> [String; 2] {
     let [high, low] = port.to_be_bytes();
@@ -60,8 +70,6 @@ fn loopback_pair(port: u16) -> [String; 2] {
 /// Runs `lunar bench` over all protocols: each reads and verifies what another wrote, with all options that change how
 /// data moves, and with as many queues as a controller has.
 fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
-    const NQN: &str = "nqn.2026-01.io.lunar:own";
-    const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
     let port = free_port()?;
     let (at, [rdma_address, source]) = (port.to_string(), loopback_pair(port.port()));
     let folder = lab.scratch.join(format!("own-{}", driver.name()));
@@ -103,6 +111,8 @@ fn our_clients(lab: &Lab, driver: Driver) -> Result<()> {
     ] {
         bench(&nvme, &[more, &["--time", time]].concat())?;
         bench(&nvme, &[more, &["--time", time], &DIGESTS].concat())?;
+    }
+    for more in RDMA_LOADS {
         bench(&rdma, &[more, &["--time", time]].concat())?;
     }
     for doorbells in ["told", "shadow", "mapped"] {
