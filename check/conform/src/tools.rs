@@ -51,7 +51,7 @@ pub(crate) fn part(lab: &Lab, driver: Driver) -> Result<()> {
     Ok(())
 }
 
-/// The subsystem of [`our_clients`], and options and loads of its clients. An RDMA port takes fewer connections than TCP.
+/// The subsystem of [`our_clients`], with options and loads. An RDMA port takes fewer connections than TCP.
 const NQN: &str = "nqn.2026-01.io.lunar:own";
 const DIGESTS: [&str; 4] = ["--header-digest", "crc32c", "--data-digest", "crc32c"];
 const RDMA_LOADS: [&[&str]; 4] = [
