@@ -10,7 +10,7 @@ FUZZ_AT_ONCE ?= $(shell echo $$(($$(nproc) * 2)))
 FUZZ_BUILD ?=
 MEANWHILE ?= :
 FUZZ_WHOLE = login full_feature cdb aoe fcoe rdma st sst
-FUZZ_SIXTH = api tape_cdb tape_file guest_memory handler lists nvme nvme_auth nvme_connect nvme_tcp_start nvme_tcp_queue raw_cdb \
+FUZZ_SIXTH = api tape_cdb tape_file guest_memory handler lists nvme nvme_auth nvme_connect nvme_tcp_start nvme_tcp_queue raw_cdb rdma_client \
 	text ublk pdu initiator initiator_commands isns nvme_host nvme_tcp_host vfio_host vfio_messages vfio_pointers vfio_registers \
 	vhost_client vhost_messages vhost_packed vhost_split
 # Parts and options of the conformance run: `make conform CONFORM="hostile --driver epoll"`.
