@@ -175,16 +175,17 @@ def controllers(more: dict) -> list[str]:
 
 
 def machines(more: dict) -> list[str]:
-    body = []
+    body, count = [], 0
     for name, percent in more["idle_cpu_percent"].items():
         idle = more["idle_machines"].get(name)
+        count = idle["machines"] if idle else count
         cells = ["", "", ""]
         if idle:
             cells = [f"{idle['cpu_percent']:.2f} %", f"{idle['bytes_per_machine'] / 1024:.1f} KiB"]
             cells += [f"{idle['iscsi_ratio']:.2f}"]
         body.append([name, f"{percent:.2f} %", *cells])
-    head = ["target", "CPU without connections", "CPU with 64 idle machines", "memory of a machine with one queue"]
-    head += ["4 KiB random reads of an iSCSI session with 64 idle machines / without"]
+    head = ["target", "CPU without connections", f"CPU with {count} idle machines", "memory of a machine with one queue"]
+    head += [f"4 KiB random reads of an iSCSI session with {count} idle machines / without"]
     return ["", "## Idle machines", "", *table(head, body)]
 
 

@@ -118,17 +118,20 @@ pub fn run(options: &Options) -> Result<Report> {
         cost::pin(cpu)?;
     }
     let idle = u64::from(options.idle_sessions);
+    // Of NVMe: those of all controllers, each with an admin queue.
+    let queues = u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1);
     match options.url.protocol {
         Protocol::Iscsi => {
             raise_file_limit(u64::from(options.sessions) + idle)?;
             run_sessions(options, iscsi::open, iscsi::close)
         }
         Protocol::NvmeTcp => {
-            raise_file_limit(u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1))?;
+            raise_file_limit(queues)?;
             run_sessions(options, nvme::open, nvme::close)
         }
         Protocol::NvmeRdma => {
-            raise_file_limit(u64::from(options.sessions) + 1 + idle * (u64::from(options.idle_queues) + 1))?;
+            // Each queue is told by a descriptor of its own.
+            raise_file_limit(queues)?;
             run_sessions(options, nvme_rdma::open, nvme_rdma::close)
         }
         Protocol::VfioUser => run_sessions(options, vfio::open, vfio::close),

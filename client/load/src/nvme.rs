@@ -5,6 +5,7 @@ use crate::options::Options;
 use crate::report::{Negotiated, Queues};
 use crate::session::{Outcome, Request, SessionEvent, StreamSession, Work};
 use crate::target::{Capacity, DiscoveredTarget, OpenSessions, time_logins};
+use crate::url::Url;
 use anyhow::{Context, Result, anyhow, ensure};
 use lunar_core::outgoing::{Moves, Outgoing};
 use lunar_nvme::connect::DISCOVERY_NQN;
@@ -211,20 +212,29 @@ fn host_id(name: &str) -> [u8; 16] {
     id
 }
 
-/// Opens all queues of a run and identifies the namespace.
-pub(crate) fn open(options: &Options) -> Result<OpenSessions<Connection<NamespaceQueue>>> {
-    options.check_for_nvme().map_err(anyhow::Error::msg)?;
+/// The URL with its subsystem, which is the first that discovery returns unless the URL names one; the name of the
+/// subsystem, and the number of I/O queues.
+pub(crate) fn chosen(
+    options: &Options,
+    discover: impl FnOnce(&Options) -> Result<Vec<DiscoveredTarget>>,
+) -> Result<(Url, String, u16)> {
     let mut url = options.url.clone();
     let subsystem = match &url.target {
         Some(name) => name.clone(),
         None => {
             let found = discover(options)?.into_iter().next();
-            found.with_context(|| format!("discovery at {url} returned no subsystem"))?.name
+            found.with_context(|| format!("discovery at {url} returned no subsystem: write its NQN behind it"))?.name
         }
     };
     url.target = Some(subsystem.clone());
     let count = u16::try_from(options.sessions).ok().filter(|count| *count < u16::MAX);
-    let count = count.context("--sessions exceeds the number of queues of a controller")?;
+    Ok((url, subsystem, count.context("--sessions exceeds the number of queues of a controller")?))
+}
+
+/// Opens all queues of a run and identifies the namespace.
+pub(crate) fn open(options: &Options) -> Result<OpenSessions<Connection<NamespaceQueue>>> {
+    options.check_for_nvme().map_err(anyhow::Error::msg)?;
+    let (url, subsystem, count) = chosen(options, discover)?;
     let first = Controller::open(options, &subsystem, count, Some(url.unit))?;
     let active = first.queues(options, &subsystem, count)?;
     let info = first.info;

@@ -6,7 +6,7 @@ use crate::rdma::{NotConnected, Port};
 use crate::report::{Negotiated, RdmaQueues};
 use crate::session::{Outcome, Request, Session, SessionEvent, Work};
 use crate::target::{Capacity, DiscoveredTarget, OpenSessions, time_logins};
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::outgoing::Moves;
 use lunar_nvme::connect::DISCOVERY_NQN;
@@ -21,7 +21,7 @@ use lunar_rdma::mad::Reason;
 use lunar_rdma_client::keys::Registered;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
@@ -63,10 +63,12 @@ pub(crate) struct NamespaceQueue {
     payload: Option<Sg>,
     /// Readable when there is something to take.
     ready: Rc<OwnedFd>,
-    /// Whether this session receives for all others.
+    /// Whether this queue receives the datagrams of all queues.
     receives: bool,
     /// Whether `ready` is an eventfd that has to be reset.
     is_signalled: bool,
+    /// A command had no memory: the target does not acknowledge those before it, which keep theirs.
+    lacks_memory: Cell<bool>,
 }
 
 /// The queues of a controller.
@@ -102,6 +104,7 @@ impl NamespaceQueue {
             ready: port.borrow().ready(),
             receives: false,
             is_signalled: false,
+            lacks_memory: Cell::default(),
             port: port.clone(),
         };
         let connect = nvme::connect(options, subsystem, number, entries, controller);
@@ -151,8 +154,7 @@ impl NamespaceQueue {
     fn submit(&self, cid: u16, mut sqe: Sqe, data: Option<Sg>) {
         sqe.cid = cid.into();
         let mut port = self.port.borrow_mut();
-        // Memory for headers is reserved: capsules of all slots need less.
-        let Some(mut capsule) = port.copy(rdma::bytes(&sqe)) else { return };
+        let Some(mut capsule) = port.copy(rdma::bytes(&sqe)) else { return self.lacks_memory.set(true) };
         data.into_iter().for_each(|data| capsule.append(data));
         port.send(self.id, capsule);
     }
@@ -209,7 +211,7 @@ impl NamespaceQueue {
         self.call(sqe, &if room == 0 { Moves::Nothing } else { Moves::In(room) }, timeout)
     }
 
-    /// Makes this session receive for all others, or be told by a signal.
+    /// Makes this queue receive the datagrams of all queues, or be told by a signal.
     fn attach(&mut self, receives: bool, polls: bool) -> Result<()> {
         self.receives = receives;
         if !receives {
@@ -245,16 +247,17 @@ impl Session for NamespaceQueue {
         };
         let slot = &mut self.slots[usize::from(cid)];
         (slot.cookie, slot.direction) = (cookie, Some(direction));
-        let missing = "there is memory for the data of all slots";
         match work {
             Work::Read => {
                 let kept = slot.memory.take();
-                let memory = kept.or_else(|| self.memory(bytes as usize)).expect(missing);
+                let Some(memory) = kept.or_else(|| self.memory(bytes as usize)) else {
+                    return self.lacks_memory.set(true);
+                };
                 self.read(cid, command::read(self.namespace, lba, blocks, false), memory);
             }
             Work::Write(data) => {
                 let kept = self.payload.clone().filter(|_| !self.copies);
-                let data = kept.or_else(|| self.copy(data.bytes())).expect(missing);
+                let Some(data) = kept.or_else(|| self.copy(data.bytes())) else { return self.lacks_memory.set(true) };
                 if !self.copies {
                     self.payload = Some(data.clone());
                 }
@@ -265,6 +268,10 @@ impl Session for NamespaceQueue {
     }
 
     fn send(&mut self) -> Result<bool> {
+        ensure!(
+            !self.lacks_memory.get(),
+            "the target does not acknowledge commands, which keep the memory of their data"
+        );
         // When there is room again, the port is ready.
         self.port.borrow_mut().flush().map(|()| true)
     }
@@ -400,17 +407,7 @@ fn memory(options: &Options) -> Result<usize> {
 /// Opens all queues of a run and identifies the namespace.
 pub(crate) fn open(options: &Options) -> Result<OpenSessions<NamespaceQueue>> {
     options.check_for_nvme_rdma().map_err(anyhow::Error::msg)?;
-    let mut url = options.url.clone();
-    let subsystem = match &url.target {
-        Some(name) => name.clone(),
-        None => {
-            let found = discover(options)?.into_iter().next();
-            found.with_context(|| format!("discovery at {url} returned no subsystem: write its NQN behind it"))?.name
-        }
-    };
-    url.target = Some(subsystem.clone());
-    let count = u16::try_from(options.sessions).ok().filter(|count| *count < u16::MAX);
-    let count = count.context("--sessions exceeds the number of queues of a controller")?;
+    let (url, subsystem, count) = nvme::chosen(options, discover)?;
     ensure!(options.bs <= rdma::KEYED_MAX, "--bs exceeds the longest data block of NVMe over RDMA");
     let port = Rc::new(RefCell::new(Port::open(options, memory(options)?)?));
     let first = Controller::open(&port, options, &subsystem, (count, Some(url.unit)))?;
@@ -439,9 +436,6 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<NamespaceQueue>> {
     }
     let capacity = Capacity { blocks: info.blocks, block_size: info.block_size };
     let transfer_max = info.transfer_max.min(BLOCKS_MAX.saturating_mul(info.block_size)).min(rdma::KEYED_MAX);
-    if options.bs > transfer_max {
-        bail!("--bs exceeds the longest transfer of the target ({transfer_max} bytes)");
-    }
     Ok(OpenSessions { url, active, idle, capacity, transfer_max, negotiated, logins })
 }
 

@@ -1,6 +1,7 @@
 //! The interface of sessions to the load generator, for all protocols.
 
 use anyhow::Result;
+use lunar_core::mem::Region;
 use lunar_core::outgoing::{Data, Outgoing};
 use rustix::fd::BorrowedFd;
 
@@ -71,6 +72,45 @@ pub(crate) trait Session {
     /// The number of messages sent only to notify the target (doorbells).
     fn rings(&self) -> u64 {
         0
+    }
+}
+
+/// Polls without an answer after which a connection is checked whose queues are in memory: some milliseconds.
+const MISSES: u32 = 1 << 17;
+
+/// The polls of a queue in memory that found nothing, one after the other.
+#[derive(Debug, Default)]
+pub(crate) struct Misses(u32);
+
+impl Misses {
+    /// Counts a poll; returns whether the connection has to be checked. `sleeps`: the session sleeps until it is told,
+    /// so it finds nothing only when something is wrong.
+    #[inline]
+    pub(crate) fn count(&mut self, has_found: bool, sleeps: bool) -> bool {
+        self.0 = if has_found { 0 } else { self.0 + 1 };
+        let is_due = self.0 > 0 && (sleeps || self.0 > MISSES);
+        if is_due {
+            self.0 = 0;
+        }
+        is_due
+    }
+}
+
+/// Passes the data of a read on that is in memory: so many bytes at `at`, in pieces of at most `buffer.len()` bytes.
+pub(crate) fn pass_on(
+    (memory, at, bytes): (&Region, usize, usize),
+    cookie: u32,
+    buffer: &mut [u8],
+    on: &mut impl FnMut(SessionEvent<'_>),
+) {
+    let mut done = 0;
+    while done < bytes {
+        let count = (bytes - done).min(buffer.len());
+        if !memory.read(at + done, &mut buffer[..count]) {
+            return;
+        }
+        on(SessionEvent::Data(cookie, &buffer[..count]));
+        done += count;
     }
 }
 

@@ -5,7 +5,7 @@
 use crate::connection::{ConnectionLost, check_open};
 use crate::options::{Doorbells, Options};
 use crate::report::{MemoryQueues, Negotiated};
-use crate::session::{Outcome, Request, Session, SessionEvent, Work};
+use crate::session::{Misses, Outcome, Request, Session, SessionEvent, Work, pass_on};
 use crate::target::{Capacity, OpenSessions};
 use anyhow::{Context, Result, bail, ensure};
 use lunar_core::mem::Region;
@@ -59,8 +59,6 @@ const ADMIN_LEN: usize = 5 * PAGE;
 const ENTRIES_MIN: u16 = 128;
 /// The pause between two polls of the controller during set-up.
 const PAUSE: Duration = Duration::from_micros(100);
-/// Polls without a completion after which the socket is checked: some milliseconds of polling.
-const MISSES: u32 = 1 << 17;
 /// The most logical blocks of one command: NLB has 16 bits and is zero-based.
 const BLOCKS_MAX: u32 = 1 << 16;
 
@@ -180,7 +178,7 @@ pub(crate) struct MemoryQueue {
     ready: OwnedFd,
     /// The eventfd of the interrupt vector, unless the queue is polled.
     signal: Option<OwnedFd>,
-    misses: u32,
+    misses: Misses,
     rings: u64,
 }
 
@@ -199,7 +197,7 @@ impl MemoryQueue {
             copies: false,
             ready,
             signal: None,
-            misses: 0,
+            misses: Misses::default(),
             rings: 0,
         })
     }
@@ -271,19 +269,6 @@ impl MemoryQueue {
             status => Err(lunar_nvme_host::Error::Refused(what, status).into()),
         }
     }
-
-    /// Passes the data of a read on in pieces of at most `buffer.len()` bytes.
-    fn tell(&self, at: usize, cookie: u32, buffer: &mut [u8], on: &mut impl FnMut(SessionEvent<'_>)) {
-        let mut done = 0;
-        while done < self.bytes {
-            let count = (self.bytes - done).min(buffer.len());
-            if !self.memory.read(at + done, &mut buffer[..count]) {
-                return;
-            }
-            on(SessionEvent::Data(cookie, &buffer[..count]));
-            done += count;
-        }
-    }
 }
 
 impl Session for MemoryQueue {
@@ -343,21 +328,15 @@ impl Session for MemoryQueue {
             self.free.push(ended.cid);
             let is_good = ended.status == Status::SUCCESS;
             if is_good && reads && self.copies {
-                self.tell(at, cookie, buffer, on);
+                pass_on((&self.memory, at, self.bytes), cookie, buffer, on);
             }
             on(SessionEvent::Done(
                 cookie,
                 if is_good { Outcome::Good } else { crate::nvme::failure(ended.status, ended.retry) },
             ));
         }
-        if came {
-            self.misses = 0;
-        } else {
-            self.misses += 1;
-            if self.signal.is_some() || self.misses > MISSES {
-                self.misses = 0;
-                check_open(&self.control.borrow().socket)?;
-            }
+        if self.misses.count(came, self.signal.is_some()) {
+            check_open(&self.control.borrow().socket)?;
         }
         Ok(came)
     }

@@ -4,7 +4,7 @@
 use crate::connection::{ConnectionLost, check_open};
 use crate::options::Options;
 use crate::report::{Negotiated, Rings};
-use crate::session::{Outcome, Request, Session, SessionEvent, Work};
+use crate::session::{Misses, Outcome, Request, Session, SessionEvent, Work, pass_on};
 use crate::target::{Capacity, OpenSessions};
 use anyhow::{Context, Result, ensure};
 use lunar_blk::Code;
@@ -23,8 +23,6 @@ use std::os::unix::net::UnixStream;
 use std::rc::Rc;
 use std::time::Duration;
 
-/// Polls without an answer after which the socket is checked: some milliseconds of polling.
-const MISSES: u32 = 1 << 17;
 /// Back-ends share whole large pages only: DPDK, on which that of SPDK stands, registers memory in units of 2 MiB.
 const ALIGNMENT: usize = 2 << 20;
 
@@ -131,24 +129,8 @@ pub(crate) struct DiskQueue {
     /// Whether the data is used, so that it is copied from and to the shared memory.
     copies: bool,
     spin: bool,
-    misses: u32,
+    misses: Misses,
     rings: u64,
-}
-
-impl DiskQueue {
-    /// Passes the data of a read on in pieces of at most `buffer.len()` bytes.
-    fn tell(&self, slot: u16, cookie: u32, buffer: &mut [u8], on: &mut impl FnMut(SessionEvent<'_>)) {
-        let at = self.layout.place(self.queue, slot).data;
-        let mut done = 0;
-        while done < self.bytes {
-            let count = (self.bytes - done).min(buffer.len());
-            if !self.memory.read(at + done, &mut buffer[..count]) {
-                return;
-            }
-            on(SessionEvent::Data(cookie, &buffer[..count]));
-            done += count;
-        }
-    }
 }
 
 impl Session for DiskQueue {
@@ -211,14 +193,13 @@ impl Session for DiskQueue {
             };
             self.free.push(slot);
             if reads && self.copies && outcome == Outcome::Good {
-                self.tell(slot, cookie, buffer, on);
+                let at = self.layout.place(self.queue, slot).data;
+                pass_on((&self.memory, at, self.bytes), cookie, buffer, on);
             }
             on(SessionEvent::Done(cookie, outcome));
         }
         self.ended = ended;
-        self.misses = if came { 0 } else { self.misses + 1 };
-        if !came && (!self.spin || self.misses > MISSES) {
-            self.misses = 0;
+        if self.misses.count(came, !self.spin) {
             check_open(&self.control.socket)?;
         }
         Ok(came)
@@ -282,7 +263,7 @@ pub(crate) fn open(options: &Options) -> Result<OpenSessions<DiskQueue>> {
             block_size: shape.limits.block_size.into(),
             copies: options.verify || options.ack_log.is_some() || options.check_ack_log.is_some(),
             spin: options.spin,
-            misses: 0,
+            misses: Misses::default(),
             rings: 0,
         })
     });
