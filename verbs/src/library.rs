@@ -24,7 +24,6 @@ use libloading::Library;
 use rustix::io::Errno;
 use std::ffi::{c_int, c_uint, c_void};
 use std::io;
-use std::ptr::null_mut;
 use std::sync::OnceLock;
 
 /// The libraries: the names are those of the ABI, and the packages those of Debian.
@@ -82,8 +81,6 @@ functions! {
 functions! {
     /// Functions of `rdma/rdma_cma.h`.
     Manager(MANAGER) {
-        rdma_get_devices(*mut c_int) -> *mut *mut Context;
-        rdma_free_devices(*mut *mut Context) -> ();
         rdma_create_event_channel() -> *mut EventQueue;
         rdma_destroy_event_channel(*mut EventQueue) -> ();
         rdma_create_id(*mut EventQueue, *mut *mut CmId, *mut c_void, c_uint) -> c_int;
@@ -139,17 +136,6 @@ impl Libraries {
         // SAFETY: the list is one of this library, and is not used any more.
         unsafe { (self.verbs.ibv_free_device_list)(list) };
         Ok(usize::try_from(count).unwrap_or_default())
-    }
-
-    /// Lets the connection manager close devices that are removed and not used any more: it looks for them only here,
-    /// and the kernel may wait for that.
-    fn forget_removed(&self) {
-        // SAFETY: the function has no conditions.
-        let list = unsafe { (self.manager.rdma_get_devices)(null_mut()) };
-        if !list.is_null() {
-            // SAFETY: the list is one of this library, and is not used any more.
-            unsafe { (self.manager.rdma_free_devices)(list) };
-        }
     }
 }
 

@@ -39,7 +39,6 @@ impl EventChannel {
     /// [`DeviceError::Library`], [`DeviceError::NoDevice`], [`DeviceError::NoManager`].
     pub fn open() -> Result<Arc<Self>, DeviceError> {
         let libraries = Libraries::get()?;
-        libraries.forget_removed();
         // Without the modules of the kernel, there is no list at all.
         if libraries.devices().unwrap_or_default() == 0 {
             return Err(DeviceError::NoDevice);
