@@ -37,6 +37,12 @@ impl Size {
         }
     }
 
+    /// Sectors of the volume.
+    #[must_use]
+    pub fn wanted(&self) -> u64 {
+        self.wanted.get()
+    }
+
     /// The volume has so many sectors.
     pub fn want(&self, sectors: u64) {
         self.wanted.set(sectors);
