@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
 
@@ -121,16 +122,26 @@ def of_others(setup: Setup, target: LunarVhost) -> list[float]:
     return [measure.run_initiator(command, OTHER_SECONDS + 60)["iops"] for _ in range(OTHER_RUNS)]
 
 
-def idle_machines(setup: Setup, target: LunarVhost) -> dict:
-    """The cost of idle machines: CPU time, memory of each with one queue, and the rate of an iSCSI session."""
-    alone = of_others(setup, target)
-    before = target.memory()
+@contextlib.contextmanager
+def machines(setup: Setup, target: LunarVhost, count: int) -> Iterator[None]:
+    """Idle machines, after a second in which the target falls asleep."""
     with contextlib.ExitStack() as stack:
-        for number in range(MACHINES):
+        for number in range(count):
             stack.enter_context(measure.crowd(setup, target.disk(f"idle{number}"), 0, ["--bs", str(4 * KIB)]))
         time.sleep(1)
+        yield
+
+
+def idle_machines(setup: Setup, target: LunarVhost) -> dict:
+    """The cost of idle machines: CPU time, memory of each with one queue, and the rate of an iSCSI session."""
+    # Machines first: an iSCSI session leaves memory that machines would use again.
+    with machines(setup, target, 1):
+        one = target.memory()
+    with machines(setup, target, MACHINES):
+        memory = (target.memory() - one) / (MACHINES - 1)
         percent = measure.idle_cpu(target, IDLE_SECONDS)
-        memory = (target.memory() - before) / MACHINES
+    alone = of_others(setup, target)
+    with machines(setup, target, MACHINES):
         crowded = of_others(setup, target)
     # The drift of the machine: half of the runs without machines are behind those with them.
     alone += of_others(setup, target)

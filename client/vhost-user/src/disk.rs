@@ -108,9 +108,10 @@ impl Shape {
 }
 
 fn pieces(features: u64, space: &ConfigSpace) -> Result<(usize, usize), Defect> {
-    let len = match features & own::SIZE_MAX {
-        0 => usize::MAX,
-        _ => space.size_max.get() as usize,
+    let len = match (features & own::SIZE_MAX, space.size_max.get()) {
+        // A limit of 0 allows no request. QEMU's storage daemon says it, and takes pieces of any length.
+        (0, _) | (_, 0) => usize::MAX,
+        (_, len) => len as usize,
     };
     let count = match features & own::SEG_MAX {
         0 => PIECES_MAX,
@@ -166,6 +167,13 @@ pub(crate) mod tests {
         let through = config_space(&limits(), 1, false);
         let accepted = features(offered, true).expect("all that is needed");
         assert!(!Shape::of(accepted, &through).expect("a disk").limits.has_write_cache);
+    }
+
+    #[test]
+    fn a_limit_of_0_for_pieces_is_none() {
+        let accepted = features(FEATURES | blk::features(&limits(), 1), true).expect("all that is needed");
+        let space = ConfigSpace { size_max: 0.into(), ..config_space(&limits(), 1, true) };
+        assert_eq!(Shape::of(accepted, &space).map(|shape| shape.transfer(1 << 17)), Ok(1 << 17));
     }
 
     #[test]
