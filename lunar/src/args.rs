@@ -257,7 +257,7 @@ fn target_name(text: &str) -> Result<String, ValueError> {
     IscsiName::parse(text).map(|name| name.text())
 }
 
-/// NVMe Base 2.0 4.7: at most 223 bytes, and it begins with `nqn.`.
+/// NVMe Base 2.0 4.5: at most 223 bytes, and it begins with `nqn.`.
 fn subsystem_name(text: &str) -> Result<String, String> {
     let plain = !text.chars().any(|c| c.is_control() || c.is_whitespace());
     if text.starts_with("nqn.") && plain && text.len() <= lunar_nvme::connect::NQN_BYTES_MAX {
