@@ -137,7 +137,11 @@ impl Refusals {
         }
         let lines = self.all().iter().filter_map(|view| serde_json::to_string(view).ok()).collect::<Vec<_>>();
         if let Err(why) = self.host.state().write(NAME, &format!("{}\n", lines.join("\n"))) {
-            log!(warning, "refused logins are forgotten at the next restart: {why}");
+            log!(
+                warning,
+                "refused logins cannot be stored ({why}) and are lost at the next restart: make the state folder \
+                 writable"
+            );
         }
     }
 

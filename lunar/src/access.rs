@@ -89,7 +89,11 @@ impl fmt::Display for AccessMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoVolume { initiator, lun, volume, last } => {
-                write!(f, "--map {initiator}: LUN {lun} is volume {volume}, and {last} is the last")
+                write!(
+                    f,
+                    "--map {initiator}: LUN {lun} names volume {volume}, but volumes are numbered 0 to {last}: correct \
+                     the number"
+                )
             }
             Self::MapTwice(initiator) => {
                 write!(f, "--map {initiator} is given twice: give all its LUNs in one, with commas between")

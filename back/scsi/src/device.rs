@@ -67,7 +67,7 @@ pub(crate) struct Device {
 pub(crate) struct Shared {
     machine: Box<dyn Machine>,
     /// The configured path, which also names it in logs.
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     pub(crate) found: Found,
     pub(crate) timeouts: Timeouts,
     pub(crate) facts: DeviceFacts,
@@ -233,7 +233,7 @@ impl Shared {
     pub(crate) fn reset(&self) -> io::Result<()> {
         let mut node = match self.machine.open(&self.nodes().generic) {
             Ok(node) => node,
-            // Commands of a device that is away have ended.
+            // Commands of an unavailable device have ended.
             Err(_) if self.is_away.load(Ordering::Acquire) => return Ok(()),
             Err(error) => return Err(error),
         };
