@@ -235,7 +235,7 @@ struct Search<'a> {
     vms: &'a [VmView],
     /// Resources of fronts that end their sessions, by name.
     fronts: BTreeMap<&'a str, Kind>,
-    /// Portals that are not listened at any more.
+    /// Portals at which Lunar no longer listens.
     portals: BTreeSet<&'a str>,
     are_groups_changed: bool,
     are_users_changed: bool,

@@ -59,12 +59,12 @@ pub(crate) enum Step {
     Nothing,
     /// A volume is open; the cores know it by the ticket.
     Volume { ticket: u64, placed: Arc<PlacedVolume> },
-    /// An address is listened at.
+    /// A socket listens at an address.
     Portal {
         portal: BoundPortal,
         /// Our own portals that had to be closed for it.
         displaced: Vec<BoundPortal>,
-        /// Whether it was listened at before.
+        /// Whether it listened before.
         is_taken_over: bool,
     },
     /// The front of this index has prepared its step.
