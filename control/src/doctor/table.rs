@@ -237,7 +237,7 @@ codes! {
             "Make each interface answer for its own addresses only.";
         CongestionControl "congestion-control" Advice
             "The congestion control of TCP is not one of those that suit a storage network.",
-            "Use the default of Linux.";
+            "Use `cubic`, the default of Linux.";
         Retransmits "retransmits" Warning "More than one TCP segment of a thousand was sent again.",
             "Check cables, switches and the MTU of the whole path.";
     }
