@@ -233,7 +233,7 @@ impl Engine {
         self.finalizing.wait();
     }
 
-    /// Ends it: everything is flushed. The name server sends no more initiators, and when it has ended another engine
+    /// Ends it: everything is flushed. The iSNS server sends no more initiators, and when it has ended another engine
     /// may have the state folder.
     ///
     /// # Errors
@@ -251,7 +251,7 @@ impl Engine {
         self.participants.push(participant);
     }
 
-    /// Registers the targets with this name server from now on.
+    /// Registers the targets with this iSNS server from now on.
     pub fn set_name_service(&mut self, service: Box<dyn NameService>) {
         self.name_service = Some(service);
     }

@@ -37,7 +37,7 @@ const NEWEST: ABI = ABI::V6;
 const LOOKED_AT: [&str; 6] = ["/etc/passwd", "/etc/group", "/etc/machine-id", "/proc", "/sys", "/dev/null"];
 /// The configuration of host name lookups.
 const LOOKED_UP: [&str; 5] = [RESOLVERS, "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
-/// The configuration of name servers.
+/// The configuration of DNS servers.
 const RESOLVERS: &str = "/etc/resolv.conf";
 
 /// The allowed paths.
