@@ -1,5 +1,5 @@
-//! Refused logins: a bounded table in which equal refusals are counted. It is kept in the state folder, so that the
-//! morning after a restart has the refusals of the night before.
+//! Refused logins: a bounded table in which equal refusals are counted. It is kept in the state folder, so that
+//! refusals from before a restart can still be explained.
 
 use crate::host::{Host, StateStore};
 use lunar_control::explain::RefusalView;
