@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
-/// Permissions of the folders of sockets: everybody may pass through, because each socket says who may open it.
+/// Permissions of the folders of sockets: all users may pass through, because each socket has its own permissions.
 const FOLDER_MODE: u32 = 0o711;
 
 /// The most bytes of the path of a socket (`sun_path` of unix(7), without the zero at its end).

@@ -136,7 +136,7 @@ impl Deref for Received {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot is not posted while this value exists, so nobody writes to it, and it has so many bytes.
+        // SAFETY: the slot is not posted while this value exists, so nothing writes to it, and it has so many bytes.
         unsafe { std::slice::from_raw_parts(self.inbox.slot(self.slot), self.len) }
     }
 }
