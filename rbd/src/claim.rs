@@ -172,7 +172,7 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
 /// Gives the lock back.
 ///
 /// # Errors
-/// Those of the library.
+/// Errors of the library.
 pub fn release(image: &Image) -> Result<(), Failure> {
     image.set_metadata(KEY, None)?;
     image.release_lock()

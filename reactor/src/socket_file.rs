@@ -26,7 +26,7 @@ impl Permission {
     /// Sets mode, owner and group of the socket at this path.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn grant(self, path: &Path) -> io::Result<()> {
         if self.owner.is_some() || self.group.is_some() {
             chown(path, self.owner.map(Uid::from_raw), self.group.map(Gid::from_raw))?;
@@ -38,7 +38,7 @@ impl Permission {
 /// Creates a folder for sockets, with its parents.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn make_folder(folder: &Path) -> io::Result<()> {
     if folder.is_dir() {
         return Ok(());

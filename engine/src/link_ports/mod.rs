@@ -140,7 +140,7 @@ pub trait PortEndpoint<P: PortProtocol> {
     /// Starts the port on a link that is open.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     fn start(core: &Rc<P::Core>, settings: P::Settings, opened: P::Opened) -> io::Result<Rc<Self>>;
 
     /// Serves this view of the port.

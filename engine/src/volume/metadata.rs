@@ -132,7 +132,7 @@ pub fn kept_protection(state: &Path, uuid: [u8; 16]) -> Option<lunar_core::prote
 /// Writes the records of a volume that is not served yet; without any, removes the metadata of the volume.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn replace(state: &Path, uuid: [u8; 16], records: &[(&'static str, Vec<u8>)]) -> io::Result<()> {
     let folder = folder_of(state, uuid);
     records.iter().try_for_each(|(name, bytes)| write(&folder, name, bytes))?;
