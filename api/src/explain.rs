@@ -33,7 +33,7 @@ pub const LOGIN_QUERY: &[(&str, &str)] = &[
     ("portal", "The portal, by its name in the configuration."),
     ("user", "The user as whom the client authenticates."),
 ];
-/// Those of the explanation of a LUN, and of paths.
+/// The parameters of the explanation of a LUN, and of paths.
 pub const LUN_QUERY: &[(&str, &str)] = &[
     ("target", "The target, by its name in the configuration or in the protocol."),
     ("from", "The address of the client."),

@@ -109,7 +109,7 @@ pub(crate) struct Committed {
     pub(crate) new: Vec<UnitId>,
     /// Units that are served in another shape.
     pub(crate) reshaped: Vec<UnitId>,
-    /// Those of them that have another size.
+    /// Units that have another size, of these.
     pub(crate) resized: Vec<UnitId>,
     /// Units whose stores are available again.
     pub(crate) returned: Vec<UnitId>,

@@ -256,7 +256,7 @@ impl std::error::Error for Unreachable {}
 /// Whether this process can reach a volume at this path.
 ///
 /// # Errors
-/// When it cannot.
+/// When the process cannot reach it.
 pub fn reaches(volume: &Path) -> Result<(), Unreachable> {
     if HELPER.get().is_some_and(|helper| !helper.is_lost()) {
         return helper_reaches(volume);

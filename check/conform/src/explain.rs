@@ -239,7 +239,7 @@ enum Remedy {
     First,
     /// All for Lunar.
     All,
-    /// Those for the client are looked at.
+    /// The remedies for the client are looked at.
     Client,
 }
 

@@ -128,7 +128,7 @@ pub trait PortProtocol: Sized + 'static {
 
 /// The state that all ports of a core share.
 pub trait PortCore<P: PortProtocol> {
-    /// That of a core.
+    /// The state of a core.
     fn new(context: &CoreContext, state: &Arc<StateOf<P>>) -> Rc<Self>;
 
     /// Comes when the core takes no more commands.

@@ -65,7 +65,7 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// That of this machine.
+    /// The opener of this machine.
     pub const KERNEL: Self = Self {
         control,
         queues,

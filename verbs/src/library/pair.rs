@@ -422,9 +422,9 @@ impl Pair {
     /// The memory of a message is used for another one.
     ///
     /// # Errors
-    /// As of [`Pair::post_receives`].
+    /// Errors of [`Pair::post_receives`].
     pub fn recycle(&mut self, received: Received) -> io::Result<()> {
-        // That of another pair has other slots.
+        // A message of another pair has other slots.
         if Rc::ptr_eq(&received.inbox, &self.inbox) {
             self.free.push(received.slot);
         }

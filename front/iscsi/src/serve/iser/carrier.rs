@@ -74,7 +74,7 @@ pub(super) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
-    /// That of a connection. `invalidates`: the initiator allows that its keys are invalidated.
+    /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated.
     pub(super) fn new(
         id: ConnectionId,
         invalidates: bool,
