@@ -165,7 +165,7 @@ function stop() {
   state.connected = false;
 }
 
-// A page that nobody sees costs nothing.
+// A page that is not visible costs nothing.
 function onVisible() {
   if (document.hidden) {
     live?.close();

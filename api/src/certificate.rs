@@ -19,7 +19,7 @@ pub struct Expiry {
 }
 
 impl Expiry {
-    /// That of a certificate in DER; `None` if it is none that can be read.
+    /// The expiry of a certificate in DER; `None` if the certificate cannot be read.
     #[must_use]
     pub fn of(certificate: &[u8]) -> Option<Self> {
         let certificate = X509::from_der(certificate).ok()?;

@@ -43,7 +43,7 @@ An error is a problem report (RFC 9457): `detail` says what to do, and `errors` 
 | 404 | there is no such resource |
 | 409 | the resource exists already, or is in use, or the request cannot be carried out now |
 | 413, 431 | the body or the head of the request is too long |
-| 421 | a browser was led here by a name of another site |
+| 421 | the Host field of a browser's request names another site (DNS rebinding) |
 | 422 | the configuration would be invalid |
 | 429 | too many logins have failed |
 | 503 | too many requests; try again later |
@@ -56,9 +56,10 @@ refused with status 421 if their Host field has a name that is not one of the se
 another origin has sent them. Requests of browsers that change something have the field `Lunar-Page`.
 
 `GET /v1/counters` has all counters of cores, volumes and hosts at one moment, and that moment as `nanoseconds` of a
-clock that never steps. A rate is the difference of two answers, divided by that of their moments; it has a meaning if
+clock that never steps. A rate is the difference of two answers, divided by that of their moments; it is meaningful if
 `start` is the same in both. `cells` of a class are a histogram of latencies with the upper `bounds`, in microseconds.
-Reading stops no core. Requests within a fifth of a second get the same reading: `sequence` tells.
+Reading the counters does not interrupt the cores. Requests within 200 ms get the same reading, with the same
+`sequence`.
 
 | route | right | request | response | |
 |---|---|---|---|---|

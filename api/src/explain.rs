@@ -33,7 +33,7 @@ pub const LOGIN_QUERY: &[(&str, &str)] = &[
     ("portal", "The portal, by its name in the configuration."),
     ("user", "The user as whom the client authenticates."),
 ];
-/// Those of the explanation of a LUN, and of paths.
+/// The parameters of the explanation of a LUN, and of paths.
 pub const LUN_QUERY: &[(&str, &str)] = &[
     ("target", "The target, by its name in the configuration or in the protocol."),
     ("from", "The address of the client."),
@@ -123,7 +123,7 @@ impl Client {
     }
 }
 
-/// Whether a refusal is about a proof, which a dry run cannot have.
+/// Whether a refusal concerns authentication, which a dry run cannot check.
 fn is_about_proof(code: RefusalCode) -> bool {
     use RefusalCode::{NoProofOfOurs, NotAuthenticated, OtherChannel, Reflected, UnknownUser, WrongSecret};
     use RefusalCode::{TlsBroken, TlsNoIdentity, TlsNoSuite, TlsOtherHash, TlsOtherKey};
@@ -252,7 +252,7 @@ fn sentence(code: RefusalCode) -> String {
     if is_acronym { format!("{first}{rest}") } else { format!("{}{rest}", first.to_lowercase()) }
 }
 
-/// A login that would be admitted may still fail for its proof: the last refusal of the client tells.
+/// A login that would be admitted may still fail to authenticate, as the last refusal of the client may show.
 fn last_proof(client: &Client, target: &str, explanation: &mut ExplanationView) {
     let is_it =
         |refusal: &&RefusalView| refusal.target.as_deref().is_some_and(|name| name.eq_ignore_ascii_case(target));
@@ -261,7 +261,7 @@ fn last_proof(client: &Client, target: &str, explanation: &mut ExplanationView) 
     // A client that is logged in has proved itself meanwhile.
     let Some(code) = code.filter(|_| client.sessions.is_empty()) else { return };
     let when = at(last.last);
-    explanation.steps.push(StepView::failed(format!("its last proof was right ({when}: {})", sentence(code))));
+    explanation.steps.push(StepView::failed(format!("its last authentication succeeded ({when}: {})", sentence(code))));
     explanation.well = false;
     explanation.blame(Some(code.word()));
     explanation.words =
@@ -323,7 +323,7 @@ pub fn refusal(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let mut steps = now.map(|now| now.steps).unwrap_or_default();
     if !is_mended && steps.iter().all(|step| step.passed) {
         let detail = refusal.detail.as_ref().map(|detail| format!(" ({detail})")).unwrap_or_default();
-        steps.push(StepView::failed(format!("the login was right: {}{detail}", sentence(code))));
+        steps.push(StepView::failed(format!("the login was accepted: {}{detail}", sentence(code))));
     }
     let mut explanation = ExplanationView::of("refusal", number.to_string(), steps, words);
     explanation.well = is_mended;

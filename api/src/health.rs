@@ -43,7 +43,7 @@ pub fn ready(shared: &Shared) -> Vec<Check> {
     let mut checks = live(shared);
     checks.extend([
         Check { code: "started", failure: is_starting.then(|| "the volumes are being opened".to_owned()) },
-        Check { code: "portals", failure: counted(portals, "portals are not listened at") },
+        Check { code: "portals", failure: counted(portals, "portals do not listen") },
         Check { code: "volumes", failure: counted(volumes, "volumes are unavailable") },
     ]);
     checks

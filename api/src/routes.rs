@@ -423,7 +423,8 @@ fn media() -> Vec<Route> {
             Write,
             (RequestContent::Nothing, ResponseContent::Medium),
             Handler::Long(handlers::accept),
-            "Serves the store that is at the place of a volume, although it is not certainly the one before.",
+            "Serves the file or device that is now at the path of a volume, although Lunar cannot verify that it is \
+             the previous one.",
         ),
     ]
 }

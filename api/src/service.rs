@@ -56,7 +56,7 @@ pub enum ApiError {
         /// Why.
         why: io::Error,
     },
-    /// An address cannot be listened at.
+    /// Lunar cannot listen at an address.
     Listen(SocketAddr, io::Error),
     /// The certificate of a listener cannot be used.
     Tls(TlsError),

@@ -58,7 +58,7 @@ fn flag(name: &'static str, help: &'static str) -> Arg {
 pub(crate) fn change_options() -> [Arg; 2] {
     [
         flag("dry-run", "Only print the steps that would be done"),
-        flag("force", "Make the change although clients with sessions use what it takes away"),
+        flag("force", "Make the change even if it removes a resource that clients with sessions use"),
     ]
 }
 
@@ -139,7 +139,10 @@ fn resource(schema: &'static Schema, kind: Kind) -> Command {
             verbs.push(reservation());
             verbs.push(
                 Command::new("accept")
-                    .about("Serve the store at the place of a volume, though it is not certainly the one before")
+                    .about(
+                        "Serve the file or device that is now at the path of a volume, although Lunar cannot verify \
+                         that it is the previous one",
+                    )
                     .arg(name(Kind::Volume)),
             );
         }
@@ -188,7 +191,7 @@ fn reservation() -> Command {
     let clear = Arg::new("clear").long("clear").action(ArgAction::SetTrue);
     Command::new("reservation")
         .about("Show who holds the reservation of a volume")
-        .args([name(Kind::Volume), clear.help("End the reservation and all registrations, whoever has them")])
+        .args([name(Kind::Volume), clear.help("End the reservation and all registrations of all hosts")])
 }
 
 /// The explanations.
@@ -265,7 +268,7 @@ fn mappings() -> [Command; 2] {
                 group(),
                 lun(),
                 volume,
-                read_only.help("Make the unit read-only for this group"),
+                read_only.help("Refuse writes of this group"),
                 Arg::new("namespace")
                     .long("namespace")
                     .value_name("ID")

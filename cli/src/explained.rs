@@ -27,7 +27,7 @@ pub fn explanation(explanation: &Json) -> String {
         let colon = if words.is_empty() { "" } else { ", " };
         text.push_str(&format!("{place}{colon}{words}:\n  {}\n", styled(BOLD, &text_of(&remedy["command"]))));
     }
-    // That of one refusal is in its words.
+    // The list of one refusal is in its words.
     let refused = if topic == "refusal" { Vec::new() } else { list("refusals") };
     if !refused.is_empty() {
         text.push_str("refused before:\n");

@@ -341,7 +341,7 @@ pub struct VmView {
 pub struct LocalDisksView {
     /// The features that the kernel offers.
     pub offered: Vec<String>,
-    /// Those of them that disks use.
+    /// The features that disks use.
     pub used: Vec<String>,
     /// Why there can be no further disks.
     #[serde(skip_serializing_if = "Option::is_none")]

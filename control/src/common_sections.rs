@@ -145,11 +145,11 @@ choices! {
     Level {
         /// failures
         Error = "error",
-        /// and probable failures
+        /// also conditions that may lead to failures
         Warning = "warning",
-        /// and changes
+        /// also changes
         Info = "info",
-        /// and details
+        /// also details for debugging
         Debug = "debug",
     }
 
@@ -400,7 +400,7 @@ sections! {
         key: Option<FilePath> = optional() => Live;
     }
 
-    /// The service.
+    /// Settings of the service: cores, memory, state folder.
     Server (made: Restart, removed: Restart) {
         /// Cores: threads that serve; without this key, one for each available processor.
         cores: Option<Whole<1, 256>> ["threads"] = optional() => Restart;
@@ -408,7 +408,8 @@ sections! {
         memory: Size ["bytes"] = or(Size(128 << 20)) => Restart;
         /// The driver of the cores.
         driver: Driver = or(Driver::Auto) => Restart;
-        /// How long an idle core polls before it sleeps, while the load makes polling worthwhile; `0s`: never.
+        /// How long an idle core polls before it sleeps, while the load makes polling worthwhile; `0s`: the core does
+        /// not poll, and sleeps at once.
         spin: Period = or(Period(Duration::from_micros(100))) => Restart;
         /// How long commands in progress may take when the service stops.
         drain: Period = or(Period(Duration::from_secs(10))) => Live;
@@ -416,7 +417,7 @@ sections! {
         /// address), before the others are served without them.
         patience: Period = or(Period(Duration::from_secs(30))) => Restart;
         /// The soft threshold of space: when less than this part of a file system or pool is available, the clients
-        /// of the volumes on it are notified before writes fail, and `lunar status` reports it; 0: never.
+        /// of the volumes on it are notified before writes fail, and `lunar status` reports it; 0: no threshold.
         space_threshold: Whole<0, 99> ["percent"] = or(Whole::new(0)) => Live;
         /// Folders in which volumes may be created while the service runs. All other access is limited to the files
         /// and devices that are configured at the start.
@@ -426,7 +427,7 @@ sections! {
         state: Option<FilePath> = optional() => Restart;
     }
 
-    /// Limits.
+    /// Limits of sessions, commands and logins.
     Limits (made: Live, removed: Live, own: Owner::Limits) {
         /// Sessions at the same time, in all.
         sessions: Whole<1, 16384> ["sessions"] = or(Whole::new(4096)) => LaterSessions;
@@ -487,7 +488,7 @@ sections! {
         /// The format of a line.
         format: LogFormat = or(LogFormat::Text) => Live;
         /// The time from which on a command is slow: `lunar log --slow` lists slow commands with the parts of their
-        /// time, and the log has some of them. `0s`: none is.
+        /// time, and the log has some of them. `0s`: no command is slow.
         slow: Period = or(Period(Duration::from_millis(250))) => Live;
     }
 }

@@ -68,7 +68,7 @@ pub struct PortalState {
     pub address: String,
     /// Its transport.
     pub transport: String,
-    /// Whether it is listened at.
+    /// Whether Lunar listens at it.
     pub up: bool,
 }
 

@@ -81,19 +81,19 @@ pub trait FileHelper: Send + Sync + fmt::Debug {
     /// Opens a file. `held` is an open file of the device, if this process has it for itself already.
     ///
     /// # Errors
-    /// Those of open(2); EACCES, too, if the rules of the helper forbid it.
+    /// Errors of open(2); EACCES, too, if the rules of the helper forbid it.
     fn open(&self, path: &Path, access: Access, held: Option<BorrowedFd<'_>>) -> Result<OwnedFd, Errno>;
 
     /// Removes a file with data of a volume.
     ///
     /// # Errors
-    /// Those of unlink(2); EACCES, too, if the rules of the helper forbid it.
+    /// Errors of unlink(2); EACCES, too, if the rules of the helper forbid it.
     fn remove(&self, path: &Path) -> Result<(), Errno>;
 
     /// Syncs a folder, so that the names of new files are on the medium.
     ///
     /// # Errors
-    /// Those of open(2) and fsync(2).
+    /// Errors of open(2) and fsync(2).
     fn sync_folder(&self, folder: &Path) -> Result<(), Errno>;
 }
 
@@ -119,7 +119,7 @@ fn or_by_helper<T>(
 /// Opens a file that the configuration names.
 ///
 /// # Errors
-/// Those of open(2).
+/// Errors of open(2).
 pub fn open(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
     or_by_helper(rustix::fs::open(path, access.flags(), access.mode()), |helper| helper.open(path, access, None))
 }
@@ -127,7 +127,7 @@ pub fn open(path: &Path, access: Access) -> Result<OwnedFd, Errno> {
 /// Opens a block device once more, of which this process holds an open file.
 ///
 /// # Errors
-/// Those of open(2).
+/// Errors of open(2).
 pub fn open_again(path: &Path, access: Access, held: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     or_by_helper(rustix::fs::open(path, access.flags(), access.mode()), |helper| helper.open(path, access, Some(held)))
 }
@@ -135,7 +135,7 @@ pub fn open_again(path: &Path, access: Access, held: BorrowedFd<'_>) -> Result<O
 /// Removes a file with data of a volume.
 ///
 /// # Errors
-/// Those of unlink(2).
+/// Errors of unlink(2).
 pub fn remove(path: &Path) -> Result<(), Errno> {
     or_by_helper(rustix::fs::unlink(path), |helper| helper.remove(path))
 }
@@ -143,7 +143,7 @@ pub fn remove(path: &Path) -> Result<(), Errno> {
 /// Syncs a folder, so that the names of new files in it are on the medium.
 ///
 /// # Errors
-/// Those of open(2) and fsync(2).
+/// Errors of open(2) and fsync(2).
 pub fn sync_folder(folder: &Path) -> Result<(), Errno> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
     let own = rustix::fs::open(folder, flags, Mode::empty()).and_then(|folder| rustix::fs::fsync(folder.as_fd()));
@@ -153,7 +153,7 @@ pub fn sync_folder(folder: &Path) -> Result<(), Errno> {
 /// Reads a secret, a key or a certificate: at most `most` bytes and one more, which shows that the file is longer.
 ///
 /// # Errors
-/// Those of open(2) and read(2).
+/// Errors of open(2) and read(2).
 pub fn read_secret(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::from(open(path, Access::ReadSecret)?);
     let mut bytes = Vec::with_capacity(usize::try_from(most).unwrap_or(0) + 1);

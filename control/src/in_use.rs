@@ -39,10 +39,10 @@ impl From<bool> for Force {
     }
 }
 
-/// Whether something is done that takes from clients what they use.
+/// Allows a change that takes nothing from clients, or that is forced.
 ///
 /// # Errors
-/// [`Failure::InUse`]: somebody loses something, and the author does not force it.
+/// [`Failure::InUse`]: clients lose a resource that they use, and the change is not forced.
 pub(crate) fn allow(in_use: InUse, force: Force) -> Result<(), Failure> {
     if force == Force::Yes || in_use.is_empty() { Ok(()) } else { Err(Failure::InUse(in_use)) }
 }
@@ -235,7 +235,7 @@ struct Search<'a> {
     vms: &'a [VmView],
     /// Resources of fronts that end their sessions, by name.
     fronts: BTreeMap<&'a str, Kind>,
-    /// Portals that are not listened at any more.
+    /// Portals at which Lunar no longer listens.
     portals: BTreeSet<&'a str>,
     are_groups_changed: bool,
     are_users_changed: bool,

@@ -261,8 +261,8 @@ pub trait Live {
         Box::new(|| Ok(()))
     }
 
-    /// Serves the store that is at the place of a volume now, although it is not certainly the one before. `wanted` is
-    /// the configuration that is served.
+    /// Serves the store that is at the place of a volume now, although Lunar cannot verify that it is the previous one.
+    /// `wanted` is the configuration that is served.
     ///
     /// # Errors
     /// In words that say what to do.

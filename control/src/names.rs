@@ -182,7 +182,7 @@ impl<const PORT: u16> Address<PORT> {
     /// An address whose port may be 0: a listener with any free port.
     ///
     /// # Errors
-    /// If it is none.
+    /// If the text is not an address.
     pub fn of_any_port(text: &str) -> Result<Self, AddressError> {
         let bare = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
         let found = text.parse::<SocketAddr>().or_else(|_| bare.parse::<IpAddr>().map(|ip| (ip, PORT).into()));

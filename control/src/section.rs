@@ -223,7 +223,7 @@ impl Effect {
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
-            Self::Live => "at once, unnoticed",
+            Self::Live => "at once; clients do not notice it",
             Self::LaterSessions => "for later sessions",
             Self::Attention => "at once; clients are notified",
             Self::EndsSessions => "at once; sessions end, clients reconnect",

@@ -24,12 +24,12 @@ macro_rules! troubles {
 
 troubles! {
     Starting = "starting", "Lunar starts, and serves nothing yet.",
-        "Lunar waits for a volume or an address that it served before: for `patience` in `[server]` at most. The words \
-        name it. If it does not come, Lunar starts without it and reports it as `unavailable`.";
+        "Lunar waits for a volume or an address that it served before: for `patience` in `[server]` at most. The \
+        message names it. If it does not become available, Lunar starts without it and reports it as `unavailable`.";
     Unavailable = "unavailable", "A configured object is not served.",
         "The file, the device or the address of the object cannot be used: a file system is not mounted, a device is \
-        missing or in use by another program, the user that runs Lunar may not open it. The words have the error of \
-        the operating system. The other objects are served meanwhile.\n\n\
+        missing or in use by another program, the user that runs Lunar may not open it. The message contains \
+        the error of the operating system. The other objects are served meanwhile.\n\n\
         A volume that was served before stays a LUN and a namespace, with its identity and its reservations: \
         initiators get NOT READY, TARGET PORT IN UNAVAILABLE STATE, and hosts Asymmetric Access Inaccessible. When its \
         store is there again, it is served by itself if it is certainly the one before: a file with the number that \
@@ -39,20 +39,20 @@ troubles! {
         accept` serves the store that is there.\n\n\
         Other objects, and volumes that were never served by this version, are served by `lunar apply` when the cause \
         is removed.";
-    ClosedPortal = "closed-portal", "A portal is not listened at any more.",
+    ClosedPortal = "closed-portal", "Lunar no longer listens at a portal.",
         "A change that failed closed the portal, and its address was taken meanwhile. `ss -ltnp` shows the program \
         that has the address. End it, then `lunar apply`.";
     RefusedEdit = "refused-edit", "The configuration file was edited, and cannot be put in force.",
-        "The words have the mistakes with their lines. The configuration before the edit stays in force. Correct the \
-        file and run `lunar apply`, or restore the text in force: `lunar config show` prints it.";
+        "The message lists the mistakes with their lines. The configuration before the edit stays in force. Correct \
+        the file and run `lunar apply`, or restore the text in force: `lunar config show` prints it.";
     PendingEdit = "pending-edit", "The configuration file was edited, and is not in force.",
         "`lunar plan` shows what the file would change, `lunar apply` puts it in force. A restart would do so, too.";
     UnreadableFile = "unreadable-file", "The configuration file cannot be read.",
         "The running configuration stays in force, and the next start would fail. Make the file readable to the user \
         that runs Lunar.";
     SecretsInHistory = "secrets-in-history", "Old versions of the configuration contain secrets.",
-        "A secret was written into the configuration file itself, and moved to a file of its own since. The stored \
-        versions still have it. The words say how to remove them.";
+        "A secret was in the configuration file itself, and was moved to a file of its own later. The stored \
+        versions still have it. The message says how to remove them.";
     Truncated = "truncated", "The file or device of a volume became smaller.",
         "The data behind its end is lost, and reads of it fail. Something outside of Lunar cut the file or replaced \
         the device. Stop the clients, and restore the volume from a copy.";
@@ -65,7 +65,7 @@ troubles! {
     Gone = "gone", "The device of a volume cannot be reached.",
         "The device was removed, or its driver has given it up. The kernel's log (`dmesg`) says why. A configured \
         volume is reported as `unavailable` then.";
-    LostWrites = "lost-writes", "Written data could not be brought to the medium.",
+    LostWrites = "lost-writes", "Data could not be written to the medium.",
         "The kernel reported an error when it wrote data of the page cache; flushes of clients fail, so that they \
         know. Check the device (`dmesg`, `smartctl -a`), and the data on the clients.";
     MediumErrors = "medium-errors", "Commands end with medium errors.",
@@ -82,7 +82,7 @@ troubles! {
         attention THIN PROVISIONING SOFT THRESHOLD REACHED, hosts by the warning of the available spare in the SMART / \
         Health log. Make room, enlarge the pool, or have clients discard unused blocks (`fstrim`).";
     Front = "front", "A transport could not do all that is configured.",
-        "The words have the error, such as a socket that could not be made.";
+        "The message contains the error, such as a socket that could not be created.";
     CertificateExpires = "certificate-expires", "The certificate of an API listener ends soon, or has ended.",
         "Clients refuse an expired certificate. Lunar reports it from 14 days before its end. Renew the \
         certificate, and run `lunar apply`, which reads it; connections that exist go on.";

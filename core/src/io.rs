@@ -412,7 +412,7 @@ pub trait ImmediateStore {
     /// Executes an [`Op::Read`] or an [`Op::Write`]; the memory stays in `io`. Returns the number of bytes moved.
     ///
     /// # Errors
-    /// Those of [`Store::submit`]; [`Fault::Unsupported`] for all other operations.
+    /// Errors of [`Store::submit`]; [`Fault::Unsupported`] for all other operations.
     fn carry_out(&self, io: &mut Io) -> Result<u32, Fault>;
 }
 

@@ -102,12 +102,12 @@ stats! {
     check_conditions: Counter, "Commands that ended with CHECK CONDITION.";
     task_set_full: Counter, "Commands refused because no slot was free.";
     slot_waits: Counter, "Commands that waited for a slot, because their session or host had its share.";
-    rdma_repeated: Counter, "RDMA packets that were sent again, because they were lost or not acknowledged in time.";
-    rdma_damaged: Counter, "RDMA packets dropped because their check (ICRC) was wrong.";
+    rdma_repeated: Counter, "RDMA packets that were retransmitted, because they were lost or not acknowledged in time.";
+    rdma_damaged: Counter, "RDMA packets dropped because their invariant CRC (ICRC) was wrong.";
     rdma_strange: Counter, "RDMA packets dropped because they were malformed, or belonged to no connection.";
     rdma_fragments: Counter, "IP fragments dropped on the links of RDMA ports, which are not put together.";
     rdma_unreachable: Counter, "RDMA packets of links dropped because no station answers for the address of the peer.";
-    rdma_unanswered: Counter, "Questions of neighbours and echo requests (ping) on links that were too many to answer.";
+    rdma_unanswered: Counter, "ARP, NDP and echo requests (ping) on links beyond the rate that is answered.";
     busy_refused: Counter, "Commands refused because no memory was free.";
     slow_commands: Counter, "Commands that took longer than the threshold of the slow log.";
     task_management: Counter, "Task management functions carried out.";

@@ -71,7 +71,7 @@ struct Before {
 struct Shared {
     /// The name of the volume.
     name: Arc<str>,
-    /// Those of each core, once the core has counted something: most volumes are used on few cores.
+    /// The counters of each core, once the core has counted something: most volumes are used on few cores.
     cores: Box<[OnceLock<Arc<PerCore>>]>,
     /// Once a client has reset the sums.
     before: OnceLock<Box<Before>>,

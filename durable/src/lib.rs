@@ -65,7 +65,7 @@ impl<'a> NewFile<'a> {
     /// Writes a file that will be at `place`. It is on the medium when this returns. One process at a time writes it.
     ///
     /// # Errors
-    /// Those of `fill` and of the file system; there is no new file then.
+    /// Errors of `fill` and of the file system; there is no new file then.
     pub fn write(place: &'a Path, access: Access, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<Self> {
         let mut path = place.as_os_str().to_owned();
         path.push(UNFINISHED);
@@ -104,7 +104,7 @@ impl<'a> NewFile<'a> {
     /// Replaces the file at its place, or creates it there.
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn take_place(mut self) -> Result<(), ReplaceError> {
         fs::rename(&self.path, self.place)?;
         self.is_in_place = true;
@@ -124,7 +124,7 @@ impl Drop for NewFile<'_> {
 /// Replaces a file, or creates it. It is on the medium when this returns.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn replace(path: &Path, access: Access, content: &[u8]) -> Result<(), ReplaceError> {
     replace_with(path, access, |file| file.write_all(content))
 }
@@ -132,7 +132,7 @@ pub fn replace(path: &Path, access: Access, content: &[u8]) -> Result<(), Replac
 /// Replaces a file, or creates it, with the content that `fill` writes.
 ///
 /// # Errors
-/// Those of `fill` and of the file system.
+/// Errors of `fill` and of the file system.
 pub fn replace_with(
     path: &Path,
     access: Access,
@@ -144,7 +144,7 @@ pub fn replace_with(
 /// Creates a file. One process at a time creates files in its folder.
 ///
 /// # Errors
-/// Those of `fill` and of the file system, and when there is a file.
+/// Errors of `fill` and of the file system, and when there is a file.
 pub fn create(path: &Path, access: Access, fill: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     if path.try_exists()? {
         return Err(ErrorKind::AlreadyExists.into());
@@ -155,7 +155,7 @@ pub fn create(path: &Path, access: Access, fill: impl FnOnce(&mut File) -> io::R
 /// Brings the names in the folder of a file to the medium.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn sync_folder_of(path: &Path) -> io::Result<()> {
     #[cfg(any(test, feature = "testing"))]
     testing::fail_once()?;

@@ -1,5 +1,5 @@
-//! Whether the file system of a path answers. A system call on a network file system whose server is away, or on a FUSE
-//! file system whose process is stuck, may wait without end, and so would the start of the other volumes.
+//! Whether the file system of a path answers. A system call on a network file system whose server is unavailable, or
+//! on a FUSE file system whose process is stuck, may wait without end, and so would the start of the other volumes.
 
 use lunar_reactor::block_device::device_bytes;
 use lunar_scsi::lun::LUNS_MAX;

@@ -27,7 +27,7 @@ pub struct Demand {
     pub are_sessions_configured: bool,
     /// Volumes, each open on each core.
     pub volumes: u64,
-    /// Portals and sockets that are listened at.
+    /// Portals and listening sockets.
     pub listeners: u64,
 }
 

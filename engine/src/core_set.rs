@@ -181,13 +181,13 @@ impl CoreSet {
     /// Listens at an address; no connection is accepted before [`CoreSet::accept`]. Returns the address with its port.
     ///
     /// # Errors
-    /// Why it cannot be listened at.
+    /// Why Lunar cannot listen at it.
     pub fn listen(&self, portal: u32, address: SocketAddr) -> io::Result<SocketAddr> {
         let asked = self.cores.ask(0, move |core| std::future::ready(core.listen(portal, address)));
         asked.wait().unwrap_or_else(|| Err(io::ErrorKind::BrokenPipe.into()))
     }
 
-    /// Accepts connections at a portal that is listened at; later connections are for this front.
+    /// Accepts connections at a portal with a listening socket; later connections are for this front.
     pub fn accept(&self, portal: u32, front: PortalFront) {
         self.cores.ask(0, move |core| async move { core.accept(portal, front) }).wait();
     }

@@ -51,7 +51,7 @@ pub(crate) struct Shape {
     pub(crate) maps: LunMaps,
     /// The asymmetric access states of portal groups at units, where they are not as after power on.
     pub(crate) states: BTreeMap<(UnitId, u16), GroupState>,
-    /// The front of each portal that is listened at, by the number of the portal.
+    /// The front of each portal with a listening socket, by the number of the portal.
     pub(crate) portals: BTreeMap<u32, (usize, PortalRef)>,
     pub(crate) namespaces: NamespaceMaps,
     /// Names of targets in the configuration, by their names in iSCSI and NVMe.
@@ -218,7 +218,7 @@ impl Engine {
         self.volumes.get(volume).map(|placed| placed.unit)
     }
 
-    /// The portals that are listened at, by their names.
+    /// The portals with listening sockets, by their names.
     #[must_use]
     pub fn portals(&self) -> &BTreeMap<String, BoundPortal> {
         &self.portals
@@ -233,7 +233,7 @@ impl Engine {
         self.finalizing.wait();
     }
 
-    /// Ends it: everything is flushed. The name server sends no more initiators, and when it has ended another engine
+    /// Ends it: everything is flushed. The iSNS server sends no more initiators, and when it has ended another engine
     /// may have the state folder.
     ///
     /// # Errors
@@ -251,7 +251,7 @@ impl Engine {
         self.participants.push(participant);
     }
 
-    /// Registers the targets with this name server from now on.
+    /// Registers the targets with this iSNS server from now on.
     pub fn set_name_service(&mut self, service: Box<dyn NameService>) {
         self.name_service = Some(service);
     }
@@ -317,7 +317,7 @@ impl Engine {
                 }
             }
             Err(why) => {
-                let trouble = format!("{} is not listened at any more: {why}", portal.address);
+                let trouble = format!("Lunar no longer listens at {}: {why}", portal.address);
                 log!(error, "{trouble}");
                 self.shape.closed.insert(portal.id, trouble);
             }

@@ -80,16 +80,22 @@ impl fmt::Display for EngineError {
             Self::CoreStart(why) => {
                 write!(f, "starting a core (if io_uring is forbidden here, the driver epoll does without): {why}")
             }
-            Self::CoreEnded => f.write_str("a core has ended"),
-            Self::CorePanicked => f.write_str("a core panicked"),
+            Self::CoreEnded => f.write_str("a core has ended: see the log, restart Lunar, and report this"),
+            Self::CorePanicked => f.write_str("a core panicked: see the log, restart Lunar, and report this"),
             Self::NotFlushed(units) => f.write_str(&units.join("; ")),
             Self::State(why) => why.fmt(f),
             Self::StateForm(path, why) => write!(f, "{}: {why}", path.display()),
             Self::Path(why) | Self::Participant(why) | Self::Front(why) => why.fmt(f),
-            Self::NoUser(name) => write!(f, "this machine has no user {name}"),
-            Self::NoUserGroup(name) => write!(f, "this machine has no group {name}"),
+            Self::NoUser(name) => {
+                write!(f, "this machine has no user {name}: create it, or correct the key `owner`")
+            }
+            Self::NoUserGroup(name) => {
+                write!(f, "this machine has no group {name}: create it, or correct the key `group`")
+            }
             Self::Pool(folder, why) => write!(f, "{}: {why}; make the folder first", folder.display()),
-            Self::NoFolder(path) => write!(f, "{} is no folder", path.display()),
+            Self::NoFolder(path) => {
+                write!(f, "{} is not a folder: set `folder` of the pool to a folder", path.display())
+            }
             Self::NoAnswer(path) => write!(
                 f,
                 "the file system of {} does not answer: check its server or its disk (`findmnt -T {}`, `dmesg`)",
@@ -98,7 +104,7 @@ impl fmt::Display for EngineError {
             ),
             Self::AnotherStore(path, volume) => write!(
                 f,
-                "{} is not certainly what it was when volume {volume} was served last: put that one there, or run \
+                "{} is not certainly the store with which volume {volume} was served last: restore that store, or run \
                  `lunar volume accept {volume}`",
                 path.display()
             ),
@@ -115,16 +121,18 @@ impl fmt::Display for EngineError {
                 path.display()
             ),
             Self::NotConfigured => f.write_str("it is not in the configuration"),
-            Self::VolumeShrinks(bytes) => {
-                write!(f, "it has {bytes} bytes: initiators would lose the data after its new end")
-            }
+            Self::VolumeShrinks(bytes) => write!(
+                f,
+                "the volume has {bytes} bytes and cannot become smaller, because hosts would lose the data after the \
+                 new end: set `size` to at least this"
+            ),
             Self::NotFlushedBefore(fault) => write!(
                 f,
-                "what was written before could not be flushed ({}), so the volume keeps its write cache: check its \
+                "data in the write cache could not be flushed ({}), so the volume keeps its write cache: check its \
                  disk",
                 os_error(*fault)
             ),
-            Self::TooManyVolumes(most) => write!(f, "there are {most} volumes already"),
+            Self::TooManyVolumes(most) => write!(f, "there are {most} volumes already: delete one first"),
             Self::Volume(why) => why.fmt(f),
             Self::About(name, why) => write!(f, "{name}: {why}"),
             Self::PartialBlock(block) => write!(f, "it is not a whole number of {block}-byte blocks"),
@@ -155,7 +163,7 @@ impl EngineError {
 
 impl std::error::Error for EngineError {}
 
-/// Why an address cannot be listened at, in words that say what to do; `choose` says how another one is chosen.
+/// Why Lunar cannot listen at an address, in words that say what to do; `choose` says how another one is chosen.
 fn listen_error(f: &mut fmt::Formatter<'_>, address: SocketAddr, why: &io::Error, choose: &str) -> fmt::Result {
     match why.kind() {
         io::ErrorKind::AddrInUse => {

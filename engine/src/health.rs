@@ -51,7 +51,7 @@ impl Condition {
 #[derive(Debug, Default)]
 struct Errors {
     counted: u64,
-    /// Those that the trouble is about.
+    /// Errors that the trouble is about.
     since: u64,
     last: Option<Instant>,
 }

@@ -136,7 +136,7 @@ impl StateFolder {
     /// The state in this folder, which is made if it is not there. The folder is locked: [`StateLock`].
     ///
     /// # Errors
-    /// Those of the file system.
+    /// Errors of the file system.
     pub fn open(path: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(path)?;
         Ok(Self { path: path.to_owned(), is_shared: false })

@@ -5,7 +5,7 @@ use lunar_control::api::IsnsView;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// Registers targets with a name server (iSNS).
+/// Registers targets with an iSNS server.
 pub trait NameService: Send {
     /// Registers the targets of a configuration; `portals` has the addresses where portals listen, by their names.
     fn register(&mut self, wanted: &Checked, portals: &BTreeMap<String, SocketAddr>);

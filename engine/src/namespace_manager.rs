@@ -36,7 +36,11 @@ pub fn start(requests: &NamespaceRequests, control: ControlThread) {
     let Some(jobs) = requests.open() else { return };
     let thread = std::thread::Builder::new().name("namespaces".into());
     if let Err(why) = thread.spawn(move || serve(&control, &jobs)) {
-        log!(error, "NVMe hosts make no namespaces, for there is no thread for it: {why}");
+        log!(
+            error,
+            "NVMe hosts cannot create namespaces: the thread cannot be started ({why}); raise the limit of tasks and \
+             restart Lunar"
+        );
     }
 }
 
@@ -171,7 +175,11 @@ fn create(keeper: &mut Keeper, request: &Request) -> Result<u32, Status> {
 fn unlink(path: &Path) -> Result<(), Status> {
     match files::remove(path) {
         Err(why) if why != rustix::io::Errno::NOENT => {
-            log!(warning, "{} belongs to no namespace any more, and could not be removed: {why}", path.display());
+            log!(
+                warning,
+                "the file {} belongs to no namespace and could not be removed: {why}; remove it",
+                path.display()
+            );
             Err(Status::INTERNAL_ERROR)
         }
         _ => Ok(()),

@@ -127,7 +127,7 @@ impl Engine {
         }
     }
 
-    /// The front of each portal that is listened at, by the number of the portal.
+    /// The front of each portal with a listening socket, by the number of the portal.
     fn portal_fronts(&self, wanted: &Checked) -> BTreeMap<u32, (usize, PortalRef)> {
         let front = |(name, portal): (&String, &Arc<Portal>)| {
             let (bound, group) = (self.portals.get(name)?, wanted.config.portal_groups.get(portal.group.name())?);

@@ -7,7 +7,7 @@ use lunar_core::unit::UnitId;
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
-/// A portal that is listened at.
+/// A portal with a listening socket.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct BoundPortal {
     /// Its number in this process: never used again.
@@ -27,12 +27,12 @@ pub struct PublishedConfig<'a> {
     pub ports: &'a TargetPorts,
     /// The numbers of the units, by the names of their volumes in the configuration.
     pub units: &'a BTreeMap<String, UnitId>,
-    /// The portals that are listened at, by their names in the configuration.
+    /// The portals with listening sockets, by their names in the configuration.
     pub portals: &'a BTreeMap<String, BoundPortal>,
 }
 
 impl<'a> PublishedConfig<'a> {
-    /// The portals of this protocol that are listened at: each with its number and address, its keys, and the tag of
+    /// The portals of this protocol with listening sockets: each with its number and address, its keys, and the tag of
     /// its portal group.
     pub fn portals_of(
         &self,

@@ -1,5 +1,5 @@
-//! Refused logins: a bounded table in which equal refusals are counted. It is kept in the state folder, so that the
-//! morning after a restart has the refusals of the night before.
+//! Refused logins: a bounded table in which equal refusals are counted. It is kept in the state folder, so that
+//! refusals from before a restart can still be explained.
 
 use crate::host::{Host, StateStore};
 use lunar_control::explain::RefusalView;
@@ -137,7 +137,11 @@ impl Refusals {
         }
         let lines = self.all().iter().filter_map(|view| serde_json::to_string(view).ok()).collect::<Vec<_>>();
         if let Err(why) = self.host.state().write(NAME, &format!("{}\n", lines.join("\n"))) {
-            log!(warning, "refused logins are forgotten at the next restart: {why}");
+            log!(
+                warning,
+                "refused logins cannot be stored ({why}) and are lost at the next restart: make the state folder \
+                 writable"
+            );
         }
     }
 

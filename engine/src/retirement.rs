@@ -76,7 +76,7 @@ pub struct Retirement {
     pub remapped: Arc<NamespaceMaps>,
     /// Units that NVMe hosts see in another shape.
     pub reshaped: Vec<UnitId>,
-    /// Those of them that have another size.
+    /// Units that have another size, of these.
     pub resized: Vec<UnitId>,
     /// Identifiers that mean another namespace, or none, by the names of the maps.
     pub renamed: BTreeMap<Arc<str>, Vec<u32>>,

@@ -59,12 +59,12 @@ pub(crate) enum Step {
     Nothing,
     /// A volume is open; the cores know it by the ticket.
     Volume { ticket: u64, placed: Arc<PlacedVolume> },
-    /// An address is listened at.
+    /// A socket listens at an address.
     Portal {
         portal: BoundPortal,
         /// Our own portals that had to be closed for it.
         displaced: Vec<BoundPortal>,
-        /// Whether it was listened at before.
+        /// Whether it listened before.
         is_taken_over: bool,
     },
     /// The front of this index has prepared its step.
@@ -109,7 +109,7 @@ pub(crate) struct Committed {
     pub(crate) new: Vec<UnitId>,
     /// Units that are served in another shape.
     pub(crate) reshaped: Vec<UnitId>,
-    /// Those of them that have another size.
+    /// Units that have another size, of these.
     pub(crate) resized: Vec<UnitId>,
     /// Units whose stores are available again.
     pub(crate) returned: Vec<UnitId>,

@@ -47,7 +47,7 @@ impl Memory {
     /// Replaces all memory by a whole table, and returns the previous regions. Commands may still use them.
     ///
     /// # Errors
-    /// Those of [`Memory::map`]; then all memory is unchanged.
+    /// Errors of [`Memory::map`]; then all memory is unchanged.
     pub fn replace(&mut self, table: impl IntoIterator<Item = (u64, Region)>) -> Result<Vec<Region>, MapError> {
         let mut map = AddressMap::default();
         for (address, region) in table {

@@ -196,7 +196,7 @@ pub fn serve_on(connection: Connection, device: &mut dyn Device) -> Result<(), S
 /// with several logical units calls it for each of them, in threads of their own.
 ///
 /// # Errors
-/// Those of [`serve`].
+/// Errors of [`serve`].
 pub fn serve_scsi(path: &Path, device: &mut dyn ScsiDevice) -> Result<(), ServeError> {
     let connection = Connection::open_scsi(path, device.name(), device.device_type())?;
     let mut commands = Commands { device, buffer: Vec::new(), attached: Attached::new() };
@@ -210,7 +210,7 @@ pub fn serve_scsi(path: &Path, device: &mut dyn ScsiDevice) -> Result<(), ServeE
 /// again after a while.
 ///
 /// # Errors
-/// Those of [`serve`].
+/// Errors of [`serve`].
 pub fn serve_mixed(path: &Path, device: &mut dyn MixedDevice) -> Result<(), ServeError> {
     let codes = device.operation_codes().iter().copied().collect();
     let blocks = device.blocks();
@@ -376,7 +376,7 @@ impl HandlerQueue {
     /// Wakes Lunar after answers, if it sleeps.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn wake_lunar(&self) -> Result<(), ServeError> {
         if self.ring.must_wake() {
             rustix::io::write(&self.answers, &1_u64.to_ne_bytes())?;
@@ -472,7 +472,7 @@ impl Connection {
     /// Sends a message.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn send(&self, message: &Message) -> Result<(), ServeError> {
         send(&self.socket, &message.bytes(), SendFlags::NOSIGNAL)?;
         Ok(())
@@ -481,7 +481,7 @@ impl Connection {
     /// Looks for a message; returns whether there is one. `may_sleep`: sleeps until there may be one, or commands.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn wait(&self, may_sleep: bool) -> Result<bool, ServeError> {
         Ok(self.wait_also(may_sleep, [])?.0)
     }
@@ -489,7 +489,7 @@ impl Connection {
     /// Like [`Connection::wait`], and ends also when one of the other files is readable; returns which are.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn wait_also<const N: usize>(
         &self,
         may_sleep: bool,

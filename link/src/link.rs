@@ -86,7 +86,7 @@ fn open(config: &LinkConfig) -> io::Result<PacketLink> {
 /// Opens a link for a program without a reactor. Its frames have no VLAN tag.
 ///
 /// # Errors
-/// Those of [`OpenedLink::open`].
+/// Errors of [`OpenedLink::open`].
 pub fn open_direct(config: &LinkConfig) -> io::Result<DirectLink> {
     open(config).map(DirectLink::new)
 }
@@ -95,7 +95,7 @@ impl OpenedLink {
     /// Opens a link, on any thread.
     ///
     /// # Errors
-    /// Those of [`PacketLink::interface`], [`PacketLink::xdp`], [`PacketLink::unix`] and [`PacketLink::tap`]. The
+    /// Errors of [`PacketLink::interface`], [`PacketLink::xdp`], [`PacketLink::unix`] and [`PacketLink::tap`]. The
     /// messages name the command that helps, for instance without the capability CAP_NET_RAW.
     pub fn open(config: &LinkConfig) -> io::Result<Self> {
         Ok(Self::on(Endpoint::Packet(open(config)?), config))
@@ -135,7 +135,7 @@ impl Link {
     /// Attaches a link to a core.
     ///
     /// # Errors
-    /// Those of the driver, for instance when the interface was removed meanwhile.
+    /// Errors of the driver, for instance when the interface was removed meanwhile.
     pub fn attach(reactor: &Reactor, opened: OpenedLink) -> io::Result<Rc<Self>> {
         let OpenedLink { endpoint, types, filters, vlan, mtu } = opened;
         let handle = reactor.attach(endpoint)?;
@@ -170,7 +170,7 @@ impl Link {
     /// Receives, or no longer receives, the frames of a filter in addition to those of the others.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn set_filter(&self, filter: Filter, is_wanted: bool) -> io::Result<()> {
         let is_set = self.filters.borrow().contains(&filter);
         if is_set == is_wanted {

@@ -13,7 +13,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use toml::{Table, Value};
 
-/// The prefixes of the names of clients: iSCSI names (RFC 7143 4.2.7) and NQNs (NVMe Base 2.0 4.7).
+/// The prefixes of the names of clients: iSCSI names (RFC 7143 4.2.7) and NQNs (NVMe Base 2.0 4.5).
 const PREFIXES: [&str; 4] = ["iqn.", "eui.", "naa.", "nqn."];
 /// Bytes of the longest name of a group: that of the longest iSCSI name (RFC 7143 4.2.7.1), which is often the group's
 /// name.
@@ -89,7 +89,11 @@ impl fmt::Display for AccessMistake {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NoVolume { initiator, lun, volume, last } => {
-                write!(f, "--map {initiator}: LUN {lun} is volume {volume}, and {last} is the last")
+                write!(
+                    f,
+                    "--map {initiator}: LUN {lun} names volume {volume}, but volumes are numbered 0 to {last}: correct \
+                     the number"
+                )
             }
             Self::MapTwice(initiator) => {
                 write!(f, "--map {initiator} is given twice: give all its LUNs in one, with commas between")

@@ -94,7 +94,7 @@ fn maps() {
     let who = Who { map: vec![map("iqn.x=0:2").expect("one")], ..Who::default() };
     assert_eq!(
         configured(&who, &[], &[]).expect_err("two volumes"),
-        "--map iqn.x: LUN 0 is volume 2, and 1 is the last"
+        "--map iqn.x: LUN 0 names volume 2, but volumes are numbered 0 to 1: correct the number"
     );
 }
 

@@ -122,12 +122,12 @@ pub fn parse<W: Into<OsString> + Clone>(
 /// `lunar serve`
 #[derive(Args, Debug)]
 pub struct Serve {
-    /// The volumes to serve, as LUN 0, 1, ...: disk.img, disk.img:20G (made if missing), /dev/sdb, ram:1G, null:1T,
+    /// The volumes to serve, as LUN 0, 1, ...: disk.img, disk.img:20G (created if missing), /dev/sdb, ram:1G, null:1T,
     /// cd:install.iso (a CD or DVD), removable:disk.img (a disk that initiators can eject), rbd:pool/image (an image of
     /// Ceph), zvol:tank/disk (a volume of ZFS)
     #[arg(required_unless_present = "device", value_name = "VOLUME")]
     pub volumes: Vec<String>,
-    /// A SCSI device of this machine to share, after the volumes: a disk, tape drive, changer or any other, by its
+    /// A SCSI device of this machine to serve, after the volumes: a disk, tape drive, changer or any other, by its
     /// generic node (/dev/sg3) or by a stable path (/dev/tape/by-id/..., /dev/disk/by-id/...)
     #[arg(long, value_name = "PATH")]
     pub device: Vec<String>,
@@ -147,8 +147,8 @@ pub struct Serve {
     /// Bypass the page cache (O_DIRECT)
     #[arg(long)]
     pub direct: bool,
-    /// Keep protection information with the blocks (T10 PI; in disk.img.pi for disk.img). New volumes start with this
-    /// type: 1, 2, 3, or 0 for none until FORMAT UNIT says otherwise; others keep theirs
+    /// Store protection information of each block (T10 PI; in disk.img.pi for disk.img). New volumes start with this
+    /// type: 1, 2, 3, or 0 for none until FORMAT UNIT selects a type; existing volumes keep their type
     #[arg(long, value_name = "TYPE", value_parser = clap::value_parser!(u8).range(0..=3), conflicts_with = "read_only")]
     pub protection: Option<u8>,
 }
@@ -159,7 +159,7 @@ pub struct How {
     /// The options of the fronts, in the order of the registry.
     #[arg(skip)]
     pub fronts: Vec<Box<dyn FrontRequest>>,
-    /// The address that discovery tells, for clients behind NAT; one for each --listen, in their order [default: the
+    /// The address that discovery reports, for clients behind NAT; one for each --listen, in their order [default: the
     /// address to which the client connected]
     #[arg(long, value_name = "ADDRESS", value_parser = address::parse::<ISCSI_PORT>)]
     pub advertise: Vec<SocketAddr>,
@@ -185,7 +185,8 @@ pub struct How {
     /// Memory for data in transfer, per core, in MiB
     #[arg(long, default_value_t = 128, value_parser = clap::value_parser!(u32).range(8..=65536))]
     pub memory: u32,
-    /// Microseconds that an idle core polls before it sleeps, while commands keep coming; 0: never
+    /// Microseconds that an idle core polls before it sleeps, while commands keep coming; 0: the core does not poll,
+    /// and sleeps at once
     #[arg(long, default_value_t = 100, value_name = "MICROSECONDS")]
     #[arg(value_parser = clap::value_parser!(u16).range(0..=1000))]
     pub spin: u16,
@@ -257,7 +258,7 @@ fn target_name(text: &str) -> Result<String, ValueError> {
     IscsiName::parse(text).map(|name| name.text())
 }
 
-/// NVMe Base 2.0 4.7: at most 223 bytes, and it begins with `nqn.`.
+/// NVMe Base 2.0 4.5: at most 223 bytes, and it begins with `nqn.`.
 fn subsystem_name(text: &str) -> Result<String, String> {
     let plain = !text.chars().any(|c| c.is_control() || c.is_whitespace());
     if text.starts_with("nqn.") && plain && text.len() <= lunar_nvme::connect::NQN_BYTES_MAX {

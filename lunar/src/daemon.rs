@@ -258,9 +258,9 @@ fn follow(control: ControlThread, notify: Notify, file: PathBuf) -> Result<mpsc:
 /// Ends the service; a second stop signal ends the wait.
 ///
 /// # Errors
-/// Those of `end`.
+/// Errors of `end`.
 pub(crate) fn stopping(signals: &mut Signals, end: impl FnOnce() -> Result<()>) -> Result<()> {
-    log!("stopping: commands under way finish, then everything is flushed (again Ctrl-C: at once)");
+    log!("stopping: commands in progress finish, then all volumes are flushed; a second signal (Ctrl-C) stops at once");
     let handle = signals.handle();
     let mut pending = signals.forever();
     let results = std::thread::scope(|scope| {

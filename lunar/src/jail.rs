@@ -37,7 +37,7 @@ const NEWEST: ABI = ABI::V6;
 const LOOKED_AT: [&str; 6] = ["/etc/passwd", "/etc/group", "/etc/machine-id", "/proc", "/sys", "/dev/null"];
 /// The configuration of host name lookups.
 const LOOKED_UP: [&str; 5] = [RESOLVERS, "/etc/hosts", "/etc/nsswitch.conf", "/etc/host.conf", "/etc/gai.conf"];
-/// The configuration of name servers.
+/// The configuration of DNS servers.
 const RESOLVERS: &str = "/etc/resolv.conf";
 
 /// The allowed paths.
@@ -256,7 +256,7 @@ impl std::error::Error for Unreachable {}
 /// Whether this process can reach a volume at this path.
 ///
 /// # Errors
-/// When it cannot.
+/// When the process cannot reach it.
 pub fn reaches(volume: &Path) -> Result<(), Unreachable> {
     if HELPER.get().is_some_and(|helper| !helper.is_lost()) {
         return helper_reaches(volume);

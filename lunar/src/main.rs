@@ -120,7 +120,7 @@ fn serve_demo(how: How) -> Result<()> {
 fn bench(options: &lunar_load::Options) -> Result<()> {
     match lunar_load::command(options)? {
         true => Ok(()),
-        false => bail!("not all was well: see the report"),
+        false => bail!("the run had errors: the report lists them"),
     }
 }
 

@@ -170,10 +170,15 @@ pub fn confine(file: &Path, state: Option<&Path>) -> Result<()> {
     crate::registry::REGISTRY.fronts.iter().for_each(|entry| entry.front.preload(config));
     match jail::shut(Paths::of(config, &file, &state, socket.as_deref()))? {
         Held::Well => {}
-        Held::Partly => log!(warning, "this kernel is older than some of what Landlock could keep this process from"),
-        Held::No => {
-            log!(warning, "this kernel has no Landlock: what files this process reaches, its user alone decides")
-        }
+        Held::Partly => log!(
+            warning,
+            "this kernel supports only a part of the Landlock rules: the sandbox is weaker; use a newer kernel"
+        ),
+        Held::No => log!(
+            warning,
+            "this kernel has no Landlock: only file permissions limit which files this process can open; enable \
+             Landlock (`lsm=landlock,...` on the kernel command line)"
+        ),
     }
     Ok(())
 }

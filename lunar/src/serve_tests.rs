@@ -418,7 +418,7 @@ fn mistakes_are_reported_before_the_start_and_name_the_option() {
         ("nul:1T".to_owned(), "did you mean null:1T?"),
         ("ram:20GB".to_owned(), "'20GB' is not a size: write 20G"),
         ("ram:1000".to_owned(), "ram:1000: 1000 bytes are not a whole number of 512-byte blocks"),
-        ("ram:1M --map iqn.x=0:1".to_owned(), "LUN 0 is volume 1, and 0 is the last"),
+        ("ram:1M --map iqn.x=0:1".to_owned(), "LUN 0 names volume 1, but volumes are numbered 0 to 0"),
         ("ram:1M --metadata".to_owned(), "no volume keeps any: give --protection"),
         ("removable:ram:1M --protection 1".to_owned(), "leave out --protection"),
     ] {

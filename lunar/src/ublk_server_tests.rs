@@ -19,7 +19,7 @@ use std::time::Duration;
 
 const BUFFER: usize = 512 << 10;
 const UUID: &str = "f81d4fae-7dec-41d0-a765-00a0c91e6b00";
-/// That of another volume.
+/// The UUID of another volume.
 const OTHER_UUID: &str = "f81d4fae-7dec-41d0-a765-00a0c91e6b01";
 
 struct Bench {

@@ -13,8 +13,8 @@ use std::fmt::Write;
 pub fn commands() -> String {
     let mut page = String::from(
         "# Supported NVMe commands\n\n\
-         Made from the command table; `LUNAR_REGENERATE=1 cargo test -p lunar-nvme docs` writes it anew.\n\n\
-         Reserved: what stops the command while another host, or an iSCSI initiator, holds a reservation.\n\n\
+         Generated from the command table by `LUNAR_REGENERATE=1 cargo test -p lunar-nvme docs`.\n\n\
+         Reserved: reservations of another host or of an initiator that stop the command.\n\n\
          | queue | opcode | command | standard | medium | reserved |\n\
          |---|---|---|---|---|---|\n",
     );
@@ -23,9 +23,9 @@ pub fn commands() -> String {
     push(
         &mut page,
         format_args!(
-            "\n## Version\n\nControllers say that they are of version {major}.{minor}. Much of later ones is there, \
-             but not all that they want of every controller:\nCAP.CRMS with CRTO, the log page Feature Identifiers \
-             Supported and Effects, the scopes of commands in the one of effects.\n"
+            "\n## Version\n\nControllers report version {major}.{minor}. Many features of later versions are \
+             supported, but these mandatory ones are missing:\nCAP.CRMS and CRTO, the Feature Identifiers Supported \
+             and Effects log page, and the command scopes in the Commands\nSupported and Effects log page.\n"
         ),
     );
     page.push_str("\n## Log pages\n\n| page | name |\n|---|---|\n");
@@ -43,9 +43,9 @@ pub fn commands() -> String {
     }
     page.push_str(
         "\n## Formats\n\n\
-         A namespace has one format: blocks of its volume's size, without metadata. That of a protected volume may be \
-         shown with\nprotection information of type 1, 2 or 3 (16b guard, no storage tag), as eight bytes of metadata \
-         behind each block: see\n[protection information](protection.md).\n",
+         A namespace has one format: blocks of its volume's size, without metadata. The namespace of a protected \
+         volume may be shown with\nprotection information of type 1, 2 or 3 (16b guard, no storage tag), as eight \
+         bytes of metadata behind each block: see\n[protection information](protection.md).\n",
     );
     page.push_str(HOSTS);
     page
@@ -64,8 +64,8 @@ Connect refuses the following hosts with Connect Invalid Parameters (1/82h); the
   sends an empty one unless its transport identifier has `hostnqn:`.
 
 A source (an IPv4 address, or an IPv6 network of 64 bits) has 64 discovery controllers at most; one more ends the oldest
-of them, so a newcomer always gets one. A discovery controller whose host sets no keep-alive time ends after 120 s
-without a command. Of the I/O controllers, a source leaves an eighth to sources that have few.
+of them, so a new discovery always gets one. A discovery controller whose host sets no keep-alive time ends after 120 s
+without a command. One eighth of the I/O controllers is reserved for sources that have few.
 
 A host that connects again gets the controller identifier that it had before, if no other controller has it. This holds
 for the last 4,096 I/O controllers that have ended.
@@ -89,7 +89,7 @@ fn line(page: &mut String, row: &Row) {
     };
     let effect = match policy.effect {
         Effect::Content => "writes",
-        Effect::Rewrite => "renews",
+        Effect::Rewrite => "rewrites",
         Effect::Inventory => "namespace inventory",
         Effect::None | Effect::Capabilities => "",
     };

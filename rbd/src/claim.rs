@@ -151,7 +151,7 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
                 other => other?,
             }
         } else if image.watchers()?.contains(owner) {
-            // Clients such as virtual machines give the lock to everybody who asks, and are not asked here.
+            // Clients such as virtual machines give the lock to every client that asks, and are not asked here.
             return Err(LockError::InUse(name.into()));
         }
     }
@@ -172,7 +172,7 @@ pub fn lock(image: &Image, own: &Process) -> Result<(), LockError> {
 /// Gives the lock back.
 ///
 /// # Errors
-/// Those of the library.
+/// Errors of the library.
 pub fn release(image: &Image) -> Result<(), Failure> {
     image.set_metadata(KEY, None)?;
     image.release_lock()

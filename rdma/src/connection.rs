@@ -35,7 +35,7 @@ pub struct Connection {
 /// The effect of a packet.
 #[derive(Debug)]
 pub enum Effect<'a> {
-    /// Nothing that anybody above has to know.
+    /// Nothing that the upper layer has to know.
     None,
     /// A message.
     Message(Cow<'a, [u8]>),

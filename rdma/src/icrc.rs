@@ -1,4 +1,4 @@
-//! The invariant check of a packet (ICRC): it covers its payload, and all of its headers that do not change on the way.
+//! The invariant CRC (ICRC) of a packet: it covers its payload, and all of its headers that do not change on the way.
 //!
 //! The headers of IP and UDP are covered, too. A socket does not show those of a datagram that it has received, and all
 //! of them but two fields are known: IPv4 has an identification, and a bit that forbids fragments. They are computed

@@ -76,7 +76,7 @@ impl Port {
     /// before has left are disconnected.
     ///
     /// # Errors
-    /// Those of the driver; the address or the service is in use ([`NoSocket`], [`OtherSettings`], [`ServiceInUse`]).
+    /// Errors of the driver; the address or the service is in use ([`NoSocket`], [`OtherSettings`], [`ServiceInUse`]).
     pub fn attach(
         reactor: &Reactor,
         opened: Opened,

@@ -415,7 +415,7 @@ impl Requester {
     /// Takes an acknowledgement.
     ///
     /// # Errors
-    /// It refuses something.
+    /// The peer refuses a request.
     pub fn acknowledged(&mut self, psn: Psn, syndrome: Syndrome, now: Instant) -> Result<(), Failed> {
         // A packet that was sent again is refused with its number, although it was answered before: the peer has ended
         // the connection in any case.

@@ -38,7 +38,7 @@ impl Opened {
     /// The outcome of an attempt to open the socket or link of an address.
     ///
     /// # Errors
-    /// Those of the attempt, but not that it is in use.
+    /// Errors of the attempt, but not that it is in use.
     pub fn new(address: &PortAddress, carrier: io::Result<OpenedCarrier>) -> io::Result<Self> {
         match carrier {
             Err(why) if !matches!(why.kind(), io::ErrorKind::AddrInUse | io::ErrorKind::ResourceBusy) => Err(why),
@@ -50,7 +50,7 @@ impl Opened {
 /// Opens the socket or the link of an address, on any thread.
 ///
 /// # Errors
-/// Those of [`DatagramSocket::udp`] and [`OpenedLink::open`], but not that it is in use; the address on a link is one
+/// Errors of [`DatagramSocket::udp`] and [`OpenedLink::open`], but not that it is in use; the address on a link is one
 /// of this machine.
 pub fn open(address: &PortAddress) -> io::Result<Opened> {
     let ip = address.at.ip();

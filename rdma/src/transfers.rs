@@ -53,8 +53,8 @@ pub struct Request<'a> {
 }
 
 impl Transfers {
-    /// Those of a connection. `outgoing` is the share of the peer of the memory that waits to be sent, and `room` are
-    /// the bytes of it before its reads wait.
+    /// The transfers of a connection. `outgoing` is the share of the peer of the memory that waits to be sent, and
+    /// `room` are the bytes of it before its reads wait.
     #[must_use]
     pub fn new(id: ConnectionId, port: &Rc<Port>, outgoing: &Member, room: usize) -> Self {
         Self {

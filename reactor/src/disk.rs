@@ -243,7 +243,7 @@ struct Inner {
 /// Requests that one fdatasync answers.
 #[derive(Default)]
 struct Requests {
-    /// Those that wait for the next round.
+    /// Requests that wait for the next round.
     waiting: RefCell<Vec<Done>>,
     is_syncing: Cell<bool>,
 }

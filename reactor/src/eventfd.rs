@@ -33,7 +33,7 @@ impl Bell for Eventfd {
 /// Whether a descriptor is an eventfd.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub(crate) fn is_eventfd(fd: &OwnedFd) -> io::Result<bool> {
     let name = std::fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
     Ok(name.as_os_str() == "anon_inode:[eventfd]")

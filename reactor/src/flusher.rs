@@ -12,7 +12,7 @@ const UNUSED: libc::c_ulong = 0;
 /// prctl(2), from Linux 5.6 on).
 ///
 /// # Errors
-/// Those of the operating system: `PermissionDenied` without CAP_SYS_RESOURCE.
+/// Errors of the operating system: `PermissionDenied` without CAP_SYS_RESOURCE.
 pub fn serve_write_back() -> io::Result<()> {
     const SET: libc::c_ulong = 1;
     // SAFETY: the call changes a flag of this thread, and has no memory.

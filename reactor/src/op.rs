@@ -351,19 +351,19 @@ pub trait LocalSockets {
     /// Takes the next connection of a listener.
     ///
     /// # Errors
-    /// As of accept(2).
+    /// Errors of accept(2).
     fn accept(&self, listener: &Handle) -> Result<Handle, Errno>;
 
     /// Receives bytes, and appends the descriptors that come with them. Returns 0 when the peer has closed its side.
     ///
     /// # Errors
-    /// As of recvmsg(2).
+    /// Errors of recvmsg(2).
     fn receive(&self, socket: &Handle, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> Result<usize, Errno>;
 
     /// Sends bytes, and copies of `descriptors` with the first of them. Returns how many bytes there was room for.
     ///
     /// # Errors
-    /// As of sendmsg(2).
+    /// Errors of sendmsg(2).
     fn send(&self, socket: &Handle, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> Result<usize, Errno>;
 
     /// Ends both directions.

@@ -105,9 +105,9 @@ struct Pool {
     map: Map,
     /// By address.
     slabs: BTreeMap<usize, Slab>,
-    /// Those with a free page.
+    /// Slabs with a free page.
     open: BTreeSet<usize>,
-    /// Those with an idle page.
+    /// Slabs with an idle page.
     worn: BTreeSet<usize>,
     /// Pages handed out.
     taken: usize,

@@ -201,7 +201,7 @@ impl World {
     }
 }
 
-const STANDSTILL: &str = "the simulation stands still: everybody waits, and nothing is under way";
+const STANDSTILL: &str = "the simulation stands still: all tasks wait, and nothing is in progress";
 
 impl fmt::Debug for World {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::path::Path;
 
-/// Permissions of the folders of sockets: everybody may pass through, because each socket says who may open it.
+/// Permissions of the folders of sockets: all users may pass through, because each socket has its own permissions.
 const FOLDER_MODE: u32 = 0o711;
 
 /// The most bytes of the path of a socket (`sun_path` of unix(7), without the zero at its end).
@@ -26,7 +26,7 @@ impl Permission {
     /// Sets mode, owner and group of the socket at this path.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn grant(self, path: &Path) -> io::Result<()> {
         if self.owner.is_some() || self.group.is_some() {
             chown(path, self.owner.map(Uid::from_raw), self.group.map(Gid::from_raw))?;
@@ -38,7 +38,7 @@ impl Permission {
 /// Creates a folder for sockets, with its parents.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn make_folder(folder: &Path) -> io::Result<()> {
     if folder.is_dir() {
         return Ok(());

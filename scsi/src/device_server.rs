@@ -46,7 +46,7 @@ pub trait DeviceServer {
     fn facts(&self) -> &DeviceFacts;
 
     /// Takes the unit attention condition of an event that the device itself cannot report, because its only initiator
-    /// has noticed it otherwise: it was away and came back. One core gets it, once; or every command gets it, until
+    /// has noticed it otherwise: it vanished and came back. One core gets it, once; or every command gets it, until
     /// [`DeviceServer::event_told`].
     fn take_event(&self) -> Option<Asc>;
 

@@ -133,11 +133,12 @@ pub fn forwarded() -> String {
         "# Commands of forwarded devices\n\n\
          Generated from the command tables by `LUNAR_REGENERATE=1 cargo test -p lunar-scsi docs`. \
          [Pass-through](pass-through.md) explains the rules.\n\n\
-         * where: `Lunar` executes the command itself, the `device` gets it, or it is refused (ILLEGAL REQUEST, \
-         INVALID COMMAND OPERATION CODE) unless the key `allow` of the volume has its operation code\n\
+         * where: `Lunar` executes the command itself, or (INQUIRY) sends it to the device and edits the returned \
+         data; the `device` gets the command; or it is refused (ILLEGAL REQUEST, INVALID COMMAND OPERATION CODE) \
+         unless the key `allow` of the volume has its operation code\n\
          * reserved: reservations of another initiator that stop the command\n\
          * read-only: whether a client with read-only access may not send it\n\
-         * tells: the unit attention condition that all other initiators get if the command ends with GOOD\n\
+         * unit attention: the condition that is established for all other initiators if the command ends with GOOD\n\
          * time-out: in seconds, unless the device itself reports a longer one\n\n\
          A command that is not in the table of its device type goes to the device. It conflicts with all reservations, \
          needs write access, and has the longest time-out, because only the device knows its effect.\n",
@@ -148,7 +149,7 @@ pub fn forwarded() -> String {
         }
         let number = if device.code == OTHER.code { "all others".into() } else { format!("{:02X}h", device.code.0) };
         push(&mut page, format_args!("\n## {} (device type {number})\n\n", device.name));
-        page.push_str("| opcode | command | standard | where | reserved | read-only | tells | time-out |\n");
+        page.push_str("| opcode | command | standard | where | reserved | read-only | unit attention | time-out |\n");
         page.push_str("|---|---|---|---|---|---|---|---|\n");
         device.forwarded.rows().iter().for_each(|row| forwarded_line(&mut page, device, row));
     }

@@ -35,14 +35,14 @@ pub struct WrittenCommand {
 pub enum Changes {
     /// None.
     None,
-    /// That of its logical unit.
+    /// The medium of its logical unit.
     Unit,
-    /// Those of logical units that its parameter list names (SPC-4 5.17).
+    /// The media of logical units that its parameter list names (SPC-4 5.17).
     Others,
 }
 
 impl Changes {
-    /// Those of a command; one that the table does not have may change its medium.
+    /// The changes by a command; a command that the table does not have may change its medium.
     fn of(cdb: &Cdb, row: Option<&Row>) -> Self {
         let is_reading = |row: &Row| {
             matches!(row.policy.effect, Effect::None | Effect::Read)

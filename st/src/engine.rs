@@ -460,7 +460,7 @@ impl Engine {
     /// Answers [`Event::ReceiveAsked`] with a Transfer of so many bytes, which keeps its identifier.
     ///
     /// # Errors
-    /// Those of [`Engine::send`].
+    /// Errors of [`Engine::send`].
     pub fn send_asked(&mut self, vc: VcId, id: Id, len: u64, now: Instant) -> Result<(), Refused> {
         self.with(vc, now, |vc, cx| vc.send(len, Some(id), cx).map(drop))
     }
@@ -476,7 +476,7 @@ impl Engine {
     /// Asks the peer for a Transfer of up to so many bytes, for which there is memory. [`Event::Received`] follows.
     ///
     /// # Errors
-    /// Those of [`Engine::send`].
+    /// Errors of [`Engine::send`].
     pub fn request(&mut self, vc: VcId, len: u64, now: Instant) -> Result<Id, Refused> {
         self.with(vc, now, |vc, cx| vc.request(len, cx))
     }
@@ -530,7 +530,7 @@ impl Engine {
     /// Reads from a region of the peer. [`Event::Done`] follows.
     ///
     /// # Errors
-    /// Those of [`Engine::put`].
+    /// Errors of [`Engine::put`].
     pub fn get(&mut self, vc: VcId, region: Id, offset: u64, len: u32, now: Instant) -> Result<Id, Refused> {
         self.with(vc, now, |vc, cx| vc.get(region, offset, len, cx))
     }
@@ -538,7 +538,7 @@ impl Engine {
     /// Executes an operation on a word of a region of the peer, once. [`Event::Fetched`] follows.
     ///
     /// # Errors
-    /// Those of [`Engine::put`].
+    /// Errors of [`Engine::put`].
     pub fn fetch(&mut self, vc: VcId, request: &FetchRequest, now: Instant) -> Result<Id, Refused> {
         self.with(vc, now, |vc, cx| vc.fetch(request, cx))
     }

@@ -245,7 +245,7 @@ impl Connection {
     /// allocated.
     ///
     /// # Errors
-    /// Those of [`Connection::read`].
+    /// Errors of [`Connection::read`].
     pub fn read_into(&self, memory: Vec<u8>) -> Result<Vec<u8>, StError> {
         self.shared.call(|reply| Command::Read { vc: self.vc, room: Room::Memory(memory), reply })
     }
@@ -304,7 +304,7 @@ impl Region {
     /// Reads so many bytes.
     ///
     /// # Errors
-    /// Those of [`Region::put`].
+    /// Errors of [`Region::put`].
     pub fn get(&self, offset: u64, len: u32) -> Result<Vec<u8>, StError> {
         let (vc, region) = (self.vc, self.id);
         self.shared.call(|reply| Command::Get { vc, region, offset, len, reply })
@@ -313,7 +313,7 @@ impl Region {
     /// Executes an operation on a word, once; returns its value before. The region of the request is this one.
     ///
     /// # Errors
-    /// Those of [`Region::put`].
+    /// Errors of [`Region::put`].
     pub fn fetch(&self, request: FetchRequest) -> Result<u64, StError> {
         let (vc, request) = (self.vc, FetchRequest { region: self.id, ..request });
         self.shared.call(|reply| Command::Fetch { vc, request, reply })

@@ -100,7 +100,7 @@ impl LinkSpec {
     /// Opens the link, on any thread.
     ///
     /// # Errors
-    /// Those of [`OpenedLink::open`] and [`DatagramSocket::udp`].
+    /// Errors of [`OpenedLink::open`] and [`DatagramSocket::udp`].
     pub fn open(&self) -> io::Result<OpenedPort> {
         match self {
             Self::Udp(address) => {
@@ -165,7 +165,7 @@ impl Port {
     /// Attaches links to a core; their numbers are their places in the list. `secret` are random bits.
     ///
     /// # Errors
-    /// Those of the driver.
+    /// Errors of the driver.
     pub fn attach(
         reactor: &Reactor,
         links: Vec<OpenedPort>,
@@ -484,7 +484,7 @@ impl Port {
     /// Starts a sequence with its memory.
     ///
     /// # Errors
-    /// Those of the engine.
+    /// Errors of the engine.
     pub fn start_with(
         &self,
         vc: VcId,

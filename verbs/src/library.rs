@@ -125,7 +125,7 @@ impl Libraries {
     /// `ibverbs-providers`), which a confined process cannot.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn devices(&self) -> io::Result<usize> {
         let mut count = 0;
         // SAFETY: the count is written.

@@ -479,7 +479,7 @@ pub fn reservation(control: &mut dyn Control, request: &ApiRequest) -> Outcome {
     let ReservationView { kind, holders, present, registrants, persists, conflicts } = found;
     let Some(kind) = kind else {
         let words = match registrants.len() {
-            0 => format!("volume {name} is not reserved, and nobody is registered"),
+            0 => format!("volume {name} is not reserved, and has no registrants"),
             count => format!("volume {name} is not reserved; {count} initiator ports are registered"),
         };
         let mut explanation = ExplanationView::of("reservation", name, Vec::new(), words);

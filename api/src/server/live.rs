@@ -1,6 +1,6 @@
 //! The stream of numbers: the counters of the target once a second, for all viewers together.
 //!
-//! One task reads the counters while somebody looks. A viewer that has the frame before gets only the rows that have
+//! One task reads the counters while there are viewers. A viewer that has the frame before gets only the rows that have
 //! changed, which is one text for all viewers; a viewer that joins, or that was too slow, gets a whole frame. No frame
 //! waits for a viewer.
 

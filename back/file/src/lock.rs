@@ -20,7 +20,7 @@ const SILENCE: Duration = Duration::from_secs(1);
 /// Locks a file for this process alone, or together with other processes that share it, because they only read or were
 /// configured to share. Waits for a holder that has ended already.
 pub(crate) fn lock(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
-    wait_for(path, || try_lock(file, shares))
+    wait_for(path, || try_lock(file, path, shares))
 }
 
 /// Makes the lock exclusive on a file that this process has locked already. A lock that is to be shared stays as it is
@@ -30,15 +30,16 @@ pub(crate) fn strengthen(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Res
     if shares {
         return Ok(());
     }
-    wait_for(path, || try_lock(file, false).inspect_err(|_| finalize(file, path, true)))
+    wait_for(path, || try_lock(file, path, false).inspect_err(|_| finalize(file, path, true)))
 }
 
 /// Changes the lock of this process.
 pub(crate) fn finalize(file: BorrowedFd<'_>, path: &Path, shares: bool) {
-    if let Err(why) = try_lock(file, shares) {
+    if let Err(why) = try_lock(file, path, shares) {
         log!(
             error,
-            "{}: while its lock was changed, somebody else took it: it {why}; stop one of the two",
+            "{}: another process locked the file while Lunar changed its own lock: it {why}; stop one of the two \
+             processes",
             path.display()
         );
     }
@@ -61,13 +62,17 @@ fn wait_for(path: &Path, attempt: impl FnMut() -> Result<(), Refusal>) -> Result
     })
 }
 
-fn try_lock(file: BorrowedFd<'_>, shares: bool) -> Result<(), Refusal> {
+fn try_lock(file: BorrowedFd<'_>, path: &Path, shares: bool) -> Result<(), Refusal> {
     let how = if shares { FlockOperation::NonBlockingLockShared } else { FlockOperation::NonBlockingLockExclusive };
     match flock(file, how) {
         Err(Errno::WOULDBLOCK) => Err(Refusal::Locked { pid: holder(file) }),
         // A few network file systems have no locks: that is no reason not to serve from them.
         Err(Errno::NOLCK | Errno::OPNOTSUPP | Errno::NOSYS) => {
-            log!(warning, "no lock is to be had on this file system: make sure that nobody else serves this file");
+            log!(
+                warning,
+                "{}: this file system does not support flock: make sure that no other process serves this file",
+                path.display()
+            );
             Ok(())
         }
         other => Ok(other?),

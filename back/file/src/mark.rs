@@ -87,7 +87,8 @@ pub fn of(file: BorrowedFd<'_>, path: &Path, stat: &Stat, options: &Options) -> 
 fn tell(path: &Path, why: Errno, read_only: bool) {
     if !is_expected(why, read_only) {
         log!(
-            "{}: its identity (attribute {ATTRIBUTE}) could not be read or kept, so it goes by where it lies: {why}",
+            "{}: its identity (attribute {ATTRIBUTE}) could not be read or stored, so it is derived from the path: \
+             {why}; a moved or copied file becomes another disk",
             path.display()
         );
     }

@@ -154,7 +154,7 @@ pub(crate) struct Counts {
 #[derive(Debug)]
 pub(crate) struct Shared {
     unit: Mutex<Unit>,
-    /// Those of the unit, for cores: they do not lock.
+    /// The times of the unit, for cores: they do not lock.
     command_timeout_milliseconds: AtomicU64,
     restart_time_milliseconds: AtomicU64,
     state: Mutex<State>,
@@ -162,7 +162,7 @@ pub(crate) struct Shared {
     late: AtomicUsize,
     /// Changes of the data that were answered, on all cores.
     changes: AtomicU64,
-    /// Those that a flush has brought to the medium.
+    /// Changes that a flush has written to the medium.
     flushed: AtomicU64,
     /// Wakes the control thread.
     bell: OwnedFd,

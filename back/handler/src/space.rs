@@ -24,7 +24,7 @@ pub(crate) fn pool_space(told: Option<(Space, Instant)>, unit: &Unit, size: u64)
         None => ("pool", "lunar handler list", fnv_64(&format!("handler {path} {identity}"))),
     };
     let allocated = (space.flags.get() & space_flags::ALLOCATED != 0).then(|| space.allocated.get().min(size));
-    // If nobody knows what a volume has, nobody knows what it may still take: it warns of nothing.
+    // Without the allocated bytes, the missing space is unknown: count it as 0, so that no warning is raised.
     let missing = allocated.filter(|_| !unit.read_only).map_or(0, |allocated| size - allocated);
     Some(PoolSpace {
         pool: pool | OF_HANDLERS,

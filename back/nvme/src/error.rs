@@ -65,7 +65,7 @@ impl NamespaceError {
             Unusable::NoNamespace(why) => self.no_namespace(f, *why),
             Unusable::InUse(block) => write!(
                 f,
-                "{path}: {} is in use, perhaps mounted (`lsblk`): serve a partition that nobody uses, or allow other \
+                "{path}: {} is in use, perhaps mounted (`lsblk`): serve an unused partition, or allow other \
                  users with {shared}",
                 block.display()
             ),

@@ -222,7 +222,7 @@ impl Requests {
     fn failed(&self, request: Request, failure: Failure) -> Fault {
         let fault = status::fault(failure);
         let name = self.state.name();
-        // That the namespace is gone is told once, by the look at it.
+        // The periodic check logs the loss of the namespace once; a failed command does not log it.
         if fault != Fault::Gone && self.state.is_new(status::number(failure)) {
             log!(error, "{name}: {request:?}: {}; further failures of this kind are not logged", Words(failure));
         }

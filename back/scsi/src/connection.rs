@@ -20,7 +20,7 @@ use std::rc::{Rc, Weak};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Time between two looks for a device that is away.
+/// Time between two looks for an unavailable device.
 const SEARCH_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The connection of one core to a device.
@@ -29,9 +29,9 @@ pub(crate) struct Connection {
     shared: Arc<Shared>,
     terms: Terms,
     own: Weak<Self>,
-    /// None while the device is away.
+    /// None while the device is unavailable.
     lanes: RefCell<Vec<Rc<Lane<InProgress>>>>,
-    /// Lanes to a device that is away, until the kernel has returned their commands.
+    /// Lanes to an unavailable device, until the kernel has returned their commands.
     leaving: RefCell<Vec<Rc<Lane<InProgress>>>>,
     /// Commands that wait for others: the device takes no more.
     waiting: RefCell<VecDeque<(ForwardedCommand, ForwardDone)>>,
@@ -43,7 +43,7 @@ impl Connection {
     /// Connects a core to a device.
     ///
     /// # Errors
-    /// When the device is away, or there is no room for open files.
+    /// When the device is unavailable, or there is no room for open files.
     pub(crate) fn open(reactor: &Reactor, device: &Device) -> io::Result<Rc<Self>> {
         let (nodes, generation) = device.shared.connect()?;
         let connection = Rc::new_cyclic(|own| Self {
@@ -81,7 +81,7 @@ impl Connection {
         Ok(())
     }
 
-    /// The device is away: the commands that wait end, and the device is looked for until it comes back.
+    /// The device is unavailable: the commands that wait end, and the device is looked for until it comes back.
     fn lose(&self) {
         let lanes = std::mem::take(&mut *self.lanes.borrow_mut());
         if lanes.iter().all(|lane| !lane.is_gone()) {
@@ -133,7 +133,7 @@ impl Connection {
         (request, InProgress { connection: self.own.clone(), done })
     }
 
-    /// Ends a command for a device that is away. INQUIRY data is known.
+    /// Ends a command for an unavailable device. INQUIRY data is known.
     fn answer_away(&self, mut command: ForwardedCommand, done: ForwardDone) {
         let cdb = command.cdb.command_bytes();
         let (Some(known), ForwardedData::In(memory)) = (self.shared.found.inquiry(cdb), &mut command.data) else {
@@ -189,8 +189,14 @@ impl Token for InProgress {
     fn complete(self, outcome: Outcome) {
         if let Err(error) = &outcome.reply
             && error.kind() == io::ErrorKind::PermissionDenied
+            && let Some(connection) = self.connection.upgrade()
         {
-            log!(error, "the kernel refuses a command of a SCSI device: {error}");
+            log!(
+                error,
+                "the kernel refuses commands for {}: {error}: give the user of Lunar write permission for its generic \
+                 node (`ls -l`)",
+                connection.shared.path.display()
+            );
         }
         self.done.complete(reply::of(outcome));
         if let Some(connection) = self.connection.upgrade() {
@@ -242,9 +248,11 @@ impl DeviceServer for Connection {
     fn reset(&self) -> Pin<Box<dyn Future<Output = Result<(), Fault>>>> {
         let (reactor, shared) = (self.reactor.clone(), self.shared.clone());
         Box::pin(async move {
-            let reset = in_thread(&reactor, move || shared.reset()).await;
+            let device = shared.clone();
+            let reset = in_thread(&reactor, move || device.reset()).await;
             reset.map_err(|error| {
-                log!(warning, "a SCSI device cannot be reset: {error}");
+                let path = shared.path.display();
+                log!(warning, "{path} cannot be reset: {error}: the reset of the initiator fails; see `dmesg`");
                 Fault::from_errno(error.raw_os_error().unwrap_or(rustix::io::Errno::IO.raw_os_error()))
             })
         })

@@ -67,7 +67,7 @@ pub(crate) struct Device {
 pub(crate) struct Shared {
     machine: Box<dyn Machine>,
     /// The configured path, which also names it in logs.
-    path: PathBuf,
+    pub(crate) path: PathBuf,
     pub(crate) found: Found,
     pub(crate) timeouts: Timeouts,
     pub(crate) facts: DeviceFacts,
@@ -160,7 +160,7 @@ impl Shared {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// A core whose connection is of this generation has noticed that the device is away.
+    /// A core whose connection is of this generation has noticed that the device is unavailable.
     pub(crate) fn lose(&self, generation: u64) {
         if generation == self.generation() && !self.is_away.swap(true, Ordering::AcqRel) {
             log!(
@@ -174,7 +174,7 @@ impl Shared {
     /// Opens the device for one core: one node for each 16 commands. May wait.
     ///
     /// # Errors
-    /// `NotFound` while it is away; the error of the operating system.
+    /// `NotFound` while it is unavailable; the error of the operating system.
     pub(crate) fn connect(&self) -> io::Result<(Vec<Node>, u64)> {
         let own = self.machine.resolve(&self.path).ok();
         let is_unique = self.found.name.is_some();
@@ -233,7 +233,7 @@ impl Shared {
     pub(crate) fn reset(&self) -> io::Result<()> {
         let mut node = match self.machine.open(&self.nodes().generic) {
             Ok(node) => node,
-            // Commands of a device that is away have ended.
+            // Commands of an unavailable device have ended.
             Err(_) if self.is_away.load(Ordering::Acquire) => return Ok(()),
             Err(error) => return Err(error),
         };

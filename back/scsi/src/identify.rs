@@ -45,7 +45,7 @@ impl Found {
         parts(self) == parts(other)
     }
 
-    /// The answer to INQUIRY while the device is away.
+    /// The answer to INQUIRY while the device is unavailable.
     pub(crate) fn inquiry(&self, cdb: &[u8]) -> Option<&[u8]> {
         match *cdb {
             [0x12, 0, 0, ..] => Some(&self.standard),

@@ -26,7 +26,7 @@ static COMMAND_LINE: Origin = Origin::CommandLine(Arguments::none());
 /// A machine with one device.
 #[derive(Clone, Debug)]
 struct FakeMachine {
-    /// The number in the path of its node; zero: the device is away.
+    /// The number in the path of its node; zero: the device is unavailable.
     number: Arc<AtomicU8>,
     /// The last byte of its name.
     identity: Arc<AtomicU8>,

@@ -149,7 +149,7 @@ struct RemoteVolume {
     life: Arc<Lifetime>,
     unit: Unit,
     traits: Traits,
-    /// That of the volume, as its target has said it.
+    /// The identity of the volume, as its target has reported it.
     identity: String,
     block_size: u32,
     writes_through: bool,

@@ -1,5 +1,5 @@
 //! The volumes of other Lunars that are open, and those that could not be opened yet: their threads go on, so that the
-//! next attempt need not wait, until nobody looks for the volume any more.
+//! next attempt need not wait, until the volume is not looked for any more.
 
 use crate::error::Why;
 use crate::life::Lifetime;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 /// How marks of volumes begin.
 pub(crate) const SPACE: &str = "st";
-/// How long a volume is kept that nobody looks for: the engine looks once a second, and an operator tries again.
+/// How long a volume is kept that is not looked for: the engine looks once a second, and an operator tries again.
 const KEPT: Duration = Duration::from_secs(30);
 /// Time between two looks for volumes to drop.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -80,7 +80,7 @@ pub(crate) fn keep(life: Arc<Lifetime>, known: Option<String>) {
     }
 }
 
-/// Drops the volumes that nobody looks for, until there is none.
+/// Drops the volumes that are not looked for, until there is none.
 fn drop_old() {
     loop {
         std::thread::sleep(INTERVAL);

@@ -1,5 +1,5 @@
 # Pools of ZFS of this machine, whose zvols Lunar serves to an initiator of the same machine: space, snapshots, clones,
-# sizes, a full pool, a pool that is away.
+# sizes, a full pool, an unavailable pool.
 . /test/lib.sh
 . /test/initiator.sh
 . /test/suite.sh
@@ -275,7 +275,7 @@ disconnect "disconnect after the pool was full"
 unmap 5 thin
 eventually zfs destroy small/thin
 
-# A pool that is away.
+# An unavailable pool.
 head -c 2M /dev/urandom >/tmp/data
 try "write 2 MiB" dd if=/tmp/data of="$first" bs=1M oflag=direct status=none
 iscsiadm -m node -T "$TARGET" -p "$PORTAL" --logout >/dev/null 2>&1

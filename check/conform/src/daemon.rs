@@ -152,7 +152,7 @@ fn starts_without_missing_stores(lab: &Lab, driver: Driver) -> Result<()> {
     expect_sense(&mut session, INVENTORY)?;
     // A change of an unavailable volume must not create a file in its place.
     daemon.write(&(daemon.text(&ConfigChange { size: "48M", ..change.clone() }) + &more))?;
-    daemon.reload("is not certainly what it was when volume disk was served last")?;
+    daemon.reload("is not certainly the store with which volume disk was served last")?;
     ensure!(!file.exists(), "a file was created in place of the missing one");
     daemon.write(&(daemon.text(&change) + &more))?;
     drop(taken);

@@ -239,7 +239,7 @@ enum Remedy {
     First,
     /// All for Lunar.
     All,
-    /// Those for the client are looked at.
+    /// The remedies for the client are looked at.
     Client,
 }
 
@@ -410,12 +410,12 @@ const CASES: [Case; 21] = [
         ensure!(commands[0].ends_with("node.session.auth.username -v esx"), "{commands:?}");
         Ok(())
     }),
-    ("a client that wants a proof of a target without one", |daemon| {
+    ("a client that requires authentication of a target without a user of its own", |daemon| {
         let client = format!("{IQN}careful");
         let expected = Expected {
             explain: &["login", &client],
             code: "no-proof-of-ours",
-            words: "the target has not proved its identity to the client",
+            words: "the target did not authenticate to the client",
             remedy: Remedy::All,
         };
         let login = || {

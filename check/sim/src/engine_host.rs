@@ -67,7 +67,7 @@ pub struct SimulatedHost {
     /// The metadata stores of volumes that are kept when the process ends, by their UUIDs. Those of other volumes are
     /// lost.
     volumes: BTreeMap<[u8; 16], Arc<dyn MetadataStore>>,
-    /// That of the port of a target.
+    /// The metadata store of the port of a target.
     port: Arc<VolatileMemory>,
     texts: Mutex<BTreeMap<String, String>>,
 }

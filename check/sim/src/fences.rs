@@ -62,7 +62,7 @@ const APTPL: u8 = 1;
 const NO_RESERVATION: usize = 8;
 /// Types that admit registrants, and their numbers in NVMe.
 const TYPES: [(u8, u32); 4] = [(5, 3), (6, 4), (7, 5), (8, 6)];
-/// Those of them that allow all nodes to read.
+/// The types of these that allow all nodes to read.
 const READABLE: [u8; 2] = [5, 7];
 /// Reservation Register: replace the key, whatever it is, and keep all over restarts.
 const REPLACE: u32 = 0x02 | 0x08 | 0xc000_0000;
@@ -92,7 +92,7 @@ struct Member {
     sure: bool,
     /// Orders that throw it out.
     thrown: Threat,
-    /// Those of them that end its commands, too.
+    /// Orders of these that end its commands, too.
     aborted: Threat,
     is_nvme: bool,
 }

@@ -351,7 +351,7 @@ impl Guest {
         slot
     }
 
-    /// Chooses pages for the data of a command, in any order, and writes its PRP list (NVMe Base 2.0 4.3.1).
+    /// Chooses pages for the data of a command, in any order, and writes its PRP list (NVMe Base 2.0 4.1.1).
     fn place(&mut self, memory: &Region, slot: u16, len: usize) -> (Vec<(usize, usize)>, [u64; 2]) {
         let start = usize::from(slot) * SLOT_PAGES;
         let mut pages: Vec<usize> = (start..start + DATA_PAGES).map(|page| page * PAGE).collect();

@@ -39,9 +39,9 @@ pub struct Adapter {
 pub struct Pair {
     /// Its numbers here and at the target.
     pub ids: (u32, u32),
-    /// The queue pairs.
+    /// The number of the own queue pair.
     pub own_qpn: u32,
-    /// That of the target.
+    /// The number of the queue pair of the target.
     pub qpn: u32,
     /// The half that sends.
     pub requester: Requester,

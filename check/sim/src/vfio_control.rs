@@ -133,7 +133,7 @@ impl Control {
     /// Reads a register.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn register(&mut self, offset: u32, is_long: bool, until: Instant) -> Result<u64, Lost> {
         let len = if is_long { 8 } else { 4 };
         let read = vfio::read(REGION_BAR0, offset.into(), len);
@@ -146,7 +146,7 @@ impl Control {
     /// Writes a register.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn set_register(&mut self, offset: u32, bytes: &[u8], until: Instant) -> Result<(), Lost> {
         let write = vfio::write(REGION_BAR0, offset.into(), bytes);
         self.call(Code::REGION_WRITE, &write, &[], until).await.map(drop)
@@ -155,7 +155,7 @@ impl Control {
     /// Enables the PCI function.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn enable_function(&mut self, until: Instant) -> Result<(), Lost> {
         let write = vfio::write(REGION_CONFIG, PCI_COMMAND, &PCI_ENABLE.to_le_bytes());
         self.call(Code::REGION_WRITE, &write, &[], until).await.map(drop)
@@ -174,7 +174,7 @@ impl Control {
     /// Disables the controller: afterwards no command is in progress.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn disable(&mut self, until: Instant) -> Result<(), Lost> {
         self.set_register(property::CC, &[0; 4], until).await?;
         self.until_status(READY, 0, until).await
@@ -183,7 +183,7 @@ impl Control {
     /// Shuts the controller down.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn shut_down(&mut self, until: Instant) -> Result<(), Lost> {
         self.set_register(property::CC, &SHUTDOWN.to_le_bytes(), until).await?;
         self.until_status(SHUTDOWN_STATUS, SHUTDOWN_COMPLETE, until).await

@@ -149,7 +149,7 @@ impl VfioController {
     /// Maps one of the regions of the data.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn map(&mut self, region: usize, until: Instant) -> Result<(), Lost> {
         let (address, offset, len) = self.config.regions()[region];
         let map = vfio::map(address, offset, len);
@@ -159,7 +159,7 @@ impl VfioController {
     /// Unmaps one of the regions of the data.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn unmap(&mut self, region: usize, until: Instant) -> Result<(), Lost> {
         let (address, _, len) = self.config.regions()[region];
         self.control.call(Code::DMA_UNMAP, &vfio::unmap(address, len), &[], until).await.map(drop)
@@ -168,7 +168,7 @@ impl VfioController {
     /// Resets the device.
     ///
     /// # Errors
-    /// As of [`Control::call`].
+    /// Errors of [`Control::call`].
     pub async fn reset(&mut self, until: Instant) -> Result<(), Lost> {
         self.control.call(Code::RESET, &[], &[], until).await?;
         self.control.enable_function(until).await

@@ -62,7 +62,7 @@ pub struct Screen {
     pub page: usize,
     last: Option<CountersView>,
     history: HashMap<String, VecDeque<u64>>,
-    /// That of all volumes together.
+    /// The history of all volumes together.
     pub total: VecDeque<u64>,
 }
 

@@ -262,7 +262,7 @@ fn cleared_links_are_logged_in_again() {
     let mut rig = Rig::new(vec![switch_of(1, 128)], 3);
     assert!(rig.until(20, |rig| rig.initiator.is_ready()).is_some());
     let id = rig.switches[0].id_of(TARGET).expect("it has logged in");
-    // That of another switch, and of another station, is ignored.
+    // A Clear Virtual Links of another switch, and of another station, is ignored.
     let (mac, name) = (rig.switches[0].config.mac, rig.switches[0].name());
     for (from, mac, name) in [(station(9), mac, name), (mac, station(9), name), (mac, mac, Wwn(1))] {
         let header = EthernetHeader { destination: station(1), source: from, ether_type: fip::ETHER_TYPE };

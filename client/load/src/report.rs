@@ -68,21 +68,21 @@ impl CommandStats {
 #[derive(Clone, Debug, Serialize)]
 #[serde(untagged)]
 pub enum Negotiated {
-    /// Those of the first iSCSI session.
+    /// Parameters of the first iSCSI session.
     Iscsi(Agreed),
-    /// Those of the controller and its first I/O queue.
+    /// Parameters of the controller and its first I/O queue.
     NvmeTcp(Queues),
-    /// Those of the controller and its first I/O queue.
+    /// Parameters of the controller and its first I/O queue.
     NvmeRdma(RdmaQueues),
-    /// Those of the controller.
+    /// Parameters of the controller.
     VfioUser(MemoryQueues),
-    /// Those of the disk.
+    /// Parameters of the disk.
     VhostUser(Rings),
-    /// Those of the disk.
+    /// Parameters of the disk.
     Aoe(FrameWindow),
-    /// Those of the port.
+    /// Parameters of the port.
     Fcoe(ExchangeWindow),
-    /// Those of the connection.
+    /// Parameters of the connection.
     St(TransferWindow),
 }
 

@@ -35,7 +35,7 @@ pub struct Verified {
     pub bad: Vec<String>,
     /// Blocks whose last acknowledged write was not durable.
     pub volatile_blocks: u64,
-    /// Those of them that hold an older write.
+    /// Blocks of these that hold an older write.
     pub volatile_lost_blocks: u64,
 }
 

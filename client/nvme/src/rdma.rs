@@ -38,7 +38,7 @@ pub fn request(queue: u16, entries: u16, controller: u16) -> [u8; size_of::<Requ
 /// The commands that a controller has room for, from the private data of its reply.
 ///
 /// # Errors
-/// It has another format.
+/// The private data has another format.
 pub fn accepted(private: &[u8]) -> Result<u16, Error> {
     match Accepted::read_from_prefix(private) {
         Ok((accepted, _)) if accepted.format == 0 && accepted.commands > le::U16::ZERO => Ok(accepted.commands.get()),
@@ -97,7 +97,7 @@ pub struct CapsuleResponse {
 /// Takes a response capsule apart.
 ///
 /// # Errors
-/// It has another length.
+/// The capsule has another length.
 pub fn response(bytes: &[u8]) -> Result<CapsuleResponse, Error> {
     let completion = Completion::ref_from_bytes(bytes).map_err(|_| Error::Protocol("a response has a wrong length"))?;
     let field = completion.status.get() >> 1;

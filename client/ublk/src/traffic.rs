@@ -69,7 +69,7 @@ pub struct Traffic {
     is_armed: Cell<bool>,
     is_stuck: Cell<bool>,
     has_given_up: Cell<bool>,
-    /// Memory for data that nobody uses, once requests are not carried any more.
+    /// Memory for data that is not used, once requests are not carried any more.
     spare: RefCell<Option<Region>>,
     over: End,
 }

@@ -8,7 +8,7 @@ use lunar_vhost_user::wire::{feature, protocol};
 
 /// Blocks that can be served: from a sector to the smallest page.
 const BLOCK_SIZES: std::ops::RangeInclusive<u32> = 512..=4096;
-/// The largest physical block, as a power of two of logical ones: longer ones are no hint for anybody.
+/// The largest physical block, as a power of two of logical ones: longer ones are no useful hint.
 const EXPONENT_MAX: u8 = 10;
 /// Pieces of the data of a request: each has a descriptor.
 pub const PIECES_MAX: usize = 6;

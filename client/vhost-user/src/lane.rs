@@ -52,7 +52,7 @@ enum State {
     Waiting,
     /// The back-end has it.
     Sent,
-    /// The back-end may have it, and nobody waits for it.
+    /// The back-end may have it, and no request of the disk waits for it.
     Abandoned,
 }
 
@@ -111,7 +111,7 @@ impl Lane {
         self.slots.get(usize::from(slot)).is_some_and(|slot| slot.state == State::Free)
     }
 
-    /// Requests that a back-end may execute and nobody waits for.
+    /// Requests that a back-end may execute and no request of the disk waits for.
     #[must_use]
     pub fn abandoned(&self) -> usize {
         self.abandoned

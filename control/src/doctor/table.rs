@@ -142,7 +142,7 @@ codes! {
             "Every client of the network may use the volumes of a target without authentication.",
             "Name the clients (`initiators`) or their networks (`sources`), or ask for authentication.";
         UsersWithoutAuthentication "users-without-authentication" Warning
-            "A target has users, and asks nobody for authentication.",
+            "A target has users, but does not require authentication.",
             "Ask for authentication.";
         DiscoveryDiffers "discovery-differs" Advice
             "All targets ask for authentication, and discovery does not: every client sees their names.",
@@ -213,7 +213,7 @@ codes! {
     }
     Network {
         PortalUnreachable "portal-unreachable" Error "No connection to a portal is possible from this machine itself.",
-            "See whether it is listened at, and whether a packet filter forbids it.";
+            "Check whether Lunar listens there (`ss -ltn`), and whether a packet filter blocks the port.";
         PortTaken "port-taken" Error
             "The service does not run, and another program listens at the address of a portal.",
             "End the other program: often it is another target, such as that of the kernel.";
@@ -237,7 +237,7 @@ codes! {
             "Make each interface answer for its own addresses only.";
         CongestionControl "congestion-control" Advice
             "The congestion control of TCP is not one of those that suit a storage network.",
-            "Use the default of Linux.";
+            "Use `cubic`, the default of Linux.";
         Retransmits "retransmits" Warning "More than one TCP segment of a thousand was sent again.",
             "Check cables, switches and the MTU of the whole path.";
     }
@@ -249,7 +249,7 @@ codes! {
             "A host logs in again and again: its connection breaks, or two machines have the same name.",
             "See whether the sources are one machine; give each machine a name of its own.";
         SilentHosts "silent-hosts" Advice
-            "Connections were closed because their hosts were silent: they did not answer pings, or sent no Keep \
+            "Connections were closed because their hosts were silent: they did not answer a NOP-In, or sent no Keep \
             Alive.",
             "If the hosts were not switched off: look for frozen machines, and for networks that drop packets \
             silently.";

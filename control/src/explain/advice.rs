@@ -407,12 +407,12 @@ fn wrong_secret(config: &Config, facts: &Facts<'_>, found: Option<(&str, &Target
 fn no_proof_of_ours(config: &Config, facts: &Facts<'_>, (section, _): (&str, &Target), advice: &mut Advice) {
     let user = format!("{section}-target");
     if !config.users.contains_key(&user) {
-        advice.server("makes a user for the target", ["lunar", "user", "create", &user, "--secret", "-"]);
+        advice.server("creates a user for the target", ["lunar", "user", "create", &user, "--secret", "-"]);
     }
     let own = groups_of(config, facts, section).into_iter().find(|(_, group)| group.authentication.is_some());
     let (kind, name) = own.map_or(("target", section), |(group, _)| ("group", group));
     let command = ["lunar", kind, "set", name, "--authentication", "mutual-chap", "--mutual-user", &user];
-    advice.server("lets the target prove its identity with it", command);
+    advice.server("makes the target authenticate with it", command);
 }
 
 #[cfg(test)]

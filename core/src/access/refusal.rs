@@ -70,13 +70,13 @@ refusals! {
         compared with regard to case; it is `login` of the user, or the name of its section. Correct the name on the \
         client, or allow the user with `lunar target set TARGET --users NAME,...`.";
     WrongSecret = "wrong-secret", "The client has another secret.",
-        "The name is right, and the client proved another secret than that of the user. A line end or a blank at the \
+        "The name is right, and the client used another secret than that of the user. A line end or a blank at the \
         end of a secret file belongs to the secret on many clients. Windows accepts secrets of 12 to 16 characters \
         only. Set the same secret on both sides: `lunar user set USER --secret -` asks for it.";
     Reflected = "reflected", "The client sent a challenge of the target back.",
         "RFC 7143 9.2.1 forbids this, because the answer would prove nothing. No initiator does it by itself: it is \
         an attack or a faulty client.";
-    NoProofOfOurs = "no-proof-of-ours", "The target has not proved its identity to the client.",
+    NoProofOfOurs = "no-proof-of-ours", "The target did not authenticate to the client.",
         "The client requires mutual authentication. iSCSI: set `mutual-user` of the target and \
         `authentication = \"mutual-chap\"`, or switch it off on the client (open-iscsi: `username_in` and \
         `password_in`). NVMe: the host rejects the controller key; the secret of `mutual-user` must be the one that \

@@ -11,7 +11,7 @@ use crate::unit::Unit;
 /// nothing was done, and [`carry_out`](super::carry_out) must execute the step.
 ///
 /// # Errors
-/// Those of [`carry_out`](super::carry_out).
+/// Errors of [`carry_out`](super::carry_out).
 #[inline]
 pub fn carry_out_now<T: Transfer>(
     unit: &Unit,

@@ -13,7 +13,8 @@ pub enum Condition {
     Moved,
     /// The medium cannot be reached any more.
     Gone,
-    /// The process that serves the medium is away or does not answer: commands wait as long as the store lets them.
+    /// The process that serves the medium is unavailable or does not answer: commands wait as long as the store lets
+    /// them.
     Unserved,
     /// Data in the page cache could not be written; flushes fail.
     LostWrites,

@@ -12,7 +12,7 @@ const IPV4_ROUTES: &str = "/proc/net/fib_trie";
 /// ADDRESS, ADDRESS:PORT, \[ADDRESS\]:PORT.
 ///
 /// # Errors
-/// When it is none of these.
+/// When the text has none of these forms.
 pub fn parse<const PORT: u16>(text: &str) -> Result<SocketAddr, AddressError> {
     Address::<PORT>::of_any_port(text).map(|address| address.0)
 }

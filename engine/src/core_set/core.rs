@@ -300,7 +300,7 @@ impl Core {
     /// the address with its port.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn listen(&self, portal: u32, address: SocketAddr) -> std::io::Result<SocketAddr> {
         let (listener, address) = Listener::bind(&self.reactor, address)?;
         self.listeners.borrow_mut().insert(portal, listener);

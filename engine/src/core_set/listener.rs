@@ -21,7 +21,7 @@ const ACCEPT_REST: Duration = Duration::from_millis(100);
 /// The front of a portal: its index in the registry, and the portal.
 pub type PortalFront = (usize, PortalRef);
 
-/// An address that is listened at.
+/// An address with a listening socket.
 pub(super) struct Listener {
     handle: Handle,
     /// The front of the next connections; `None`: no connection is accepted yet.

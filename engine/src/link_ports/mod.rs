@@ -128,7 +128,7 @@ pub trait PortProtocol: Sized + 'static {
 
 /// The state that all ports of a core share.
 pub trait PortCore<P: PortProtocol> {
-    /// That of a core.
+    /// The state of a core.
     fn new(context: &CoreContext, state: &Arc<StateOf<P>>) -> Rc<Self>;
 
     /// Comes when the core takes no more commands.
@@ -140,7 +140,7 @@ pub trait PortEndpoint<P: PortProtocol> {
     /// Starts the port on a link that is open.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     fn start(core: &Rc<P::Core>, settings: P::Settings, opened: P::Opened) -> io::Result<Rc<Self>>;
 
     /// Serves this view of the port.

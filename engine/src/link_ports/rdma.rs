@@ -395,7 +395,7 @@ impl RdmaArgument {
     /// Declares a port for each argument.
     ///
     /// # Errors
-    /// One is given twice.
+    /// An address is given twice.
     pub fn configure(
         option: &PortOption,
         all: &[Self],

@@ -22,7 +22,7 @@ struct Turn<C> {
     /// Nexuses that have not ended.
     ending: usize,
     login: Option<Login<C>>,
-    /// Tasks that wait for the end of the nexuses, and that log in nobody.
+    /// Tasks that wait for the end of the nexuses without a login of their own.
     watchers: Vec<Waker>,
 }
 

@@ -19,7 +19,7 @@ families! {
     CORE_COMMANDS = "lunar_core_commands" Counter ["core"] "Commands taken.";
     CORE_CONNECTIONS = "lunar_core_connections" Gauge ["core"] "Connections open now.";
     PORTAL_UP = "lunar_portal_up" Gauge ["portal", "address", "transport"]
-        "Whether the portal is listened at: 1, or 0.";
+        "Whether Lunar listens at the portal: 1, or 0.";
     SESSIONS = "lunar_sessions" Gauge ["transport", "target"] "Sessions now.";
     LOGINS = "lunar_logins" Counter ["transport", "target", "result"] "Logins; the result is `ok`.";
     LOGINS_REFUSED = "lunar_logins_refused" Counter ["transport", "reason"] "Logins refused.";

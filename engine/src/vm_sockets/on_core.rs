@@ -107,7 +107,7 @@ pub trait SocketService: 'static {
     /// Whether the core stops.
     fn is_draining(&self) -> bool;
 
-    /// Whether a tenant sees a volume that is another one now, as all members of these host groups do.
+    /// Whether one of the host's volumes was replaced, as for all members of these host groups.
     fn is_ended(tenant: &Self::Tenant, groups: &BTreeSet<Arc<str>>) -> bool;
 }
 
@@ -369,7 +369,7 @@ impl<S: SocketService> CoreSockets<S> {
         loop {
             let clients = self.clients.borrow().clone();
             if clients.is_empty() {
-                // A task that rests after a refused client still has its socket.
+                // Tasks that pause after refusing a client still hold their sockets: close these, too.
                 return self.sockets.take().values().for_each(|socket| socket.retire());
             }
             let is_late = self.reactor.now() >= end;

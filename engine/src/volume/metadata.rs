@@ -27,7 +27,7 @@ const NAMES_MAX: usize = 64;
 /// The digest of the content at the end of a file: a file that the medium has damaged is refused.
 const DIGEST_BYTES: usize = 32;
 
-/// The metadata of a volume cannot be read: it must not be served, for its reservations are not known.
+/// The metadata of a volume cannot be read: it must not be served, because its reservations are not known.
 #[derive(Debug)]
 pub struct MetadataError {
     folder: PathBuf,
@@ -38,7 +38,7 @@ impl fmt::Display for MetadataError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let folder = self.folder.display();
         let why = &self.why;
-        write!(f, "{folder} cannot be used; without it, persistent reservations are forgotten: rm -r {folder}: {why}")
+        write!(f, "{folder}: {why}; repair it, or discard the persistent reservations of the volume: rm -r {folder}")
     }
 }
 
@@ -132,7 +132,7 @@ pub fn kept_protection(state: &Path, uuid: [u8; 16]) -> Option<lunar_core::prote
 /// Writes the records of a volume that is not served yet; without any, removes the metadata of the volume.
 ///
 /// # Errors
-/// Those of the file system.
+/// Errors of the file system.
 pub fn replace(state: &Path, uuid: [u8; 16], records: &[(&'static str, Vec<u8>)]) -> io::Result<()> {
     let folder = folder_of(state, uuid);
     records.iter().try_for_each(|(name, bytes)| write(&folder, name, bytes))?;
@@ -155,7 +155,7 @@ pub fn forget(state: &Path, uuid: [u8; 16]) -> io::Result<()> {
 #[must_use]
 pub fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn MetadataStore> {
     of_name(&state.join("subsystems"), nqn).unwrap_or_else(|why| {
-        log!(error, "the metadata of NVM subsystem {nqn} is forgotten: {why}");
+        log!(error, "the metadata of NVM subsystem {nqn} {}", unread(&why));
         Arc::<VolatileMemory>::default()
     })
 }
@@ -165,9 +165,18 @@ pub fn of_subsystem(state: &Path, nqn: &str) -> Arc<dyn MetadataStore> {
 #[must_use]
 pub fn of_port(state: &Path, name: &str) -> Arc<dyn MetadataStore> {
     of_name(&state.join("ports"), name).unwrap_or_else(|why| {
-        log!(error, "the metadata of port {name} is forgotten: {}: {}", why.folder.display(), why.why);
+        log!(error, "the metadata of port {name} {}", unread(&why));
         Arc::<VolatileMemory>::default()
     })
+}
+
+/// Why metadata is in a volatile store, as the end of a sentence.
+fn unread(MetadataError { folder, why }: &MetadataError) -> String {
+    let folder = folder.display();
+    format!(
+        "cannot be read ({folder}: {why}) and will be lost when Lunar stops: repair the state folder, then restart \
+         Lunar"
+    )
 }
 
 /// The metadata store of this name, which may have any characters, in a folder.

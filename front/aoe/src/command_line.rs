@@ -94,8 +94,8 @@ impl FrontRequest for AoeRequest {
         let link = &first.link;
         let what = match given.is_restricted {
             true => {
-                "--aoe: stations cannot authenticate and have no names besides their MAC addresses, so the options \
-                     that restrict initiators leave them out"
+                "--aoe: `--user` excludes stations, because these cannot authenticate; `--initiator` and `--map` \
+                 exclude them unless a pattern is `*`: use a configuration with a group that lists their MAC addresses"
             }
             false => {
                 "--aoe: every station of the Ethernet can use the volumes, because ATA over Ethernet has no \

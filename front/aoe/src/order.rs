@@ -10,8 +10,8 @@ use lunar_core::time::Instant;
 use std::collections::{HashMap, VecDeque};
 use std::time::Duration;
 
-/// The number of ended writes that are remembered for each station, some 64 KiB: those of ten milliseconds of a fast
-/// station. No switch keeps a frame longer.
+/// The number of ended writes that are remembered for each station, some 64 KiB: about ten milliseconds of writes of a
+/// fast station; older entries of a slower station expire by [`REPEAT_TIME`].
 pub const REPEATS_MAX: usize = 1024;
 /// The time for which an ended write is remembered: longer than a network keeps a frame.
 pub const REPEAT_TIME: Duration = Duration::from_secs(10);

@@ -53,7 +53,7 @@ impl Front {
     /// Attaches a link under this number. Its frames are ignored before [`Front::publish`].
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn attach(&self, number: u64, config: LinkConfig, opened: OpenedLink) -> io::Result<()> {
         let endpoint = Endpoint::start(&self.core, config, opened)?;
         self.endpoints.borrow_mut().insert(number, endpoint);

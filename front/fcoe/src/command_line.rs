@@ -86,8 +86,8 @@ impl FrontRequest for FcoeRequest {
         let Some(first) = self.links.first() else { return Vec::new() };
         let what = match given.is_restricted {
             true => {
-                "--fcoe: initiators of a Fibre Channel cannot authenticate, so the options that restrict initiators \
-                     leave them out"
+                "--fcoe: `--user` excludes FCoE initiators, because these cannot authenticate; `--initiator` and \
+                 `--map` exclude them unless a pattern is `*`: use a configuration with a group that lists their WWPNs"
             }
             false => {
                 "--fcoe: every initiator on the Ethernet, or in the zones of the port, can use the volumes, because \

@@ -70,8 +70,8 @@ impl Outgoing {
     }
 }
 
-/// The source of numbers that nobody can foretell who does not know the seed: times and identifiers that neighbours
-/// must not choose at the same time.
+/// Pseudo-random numbers from a secret seed, for times and identifiers that neighbours must not choose at the same
+/// time.
 #[derive(Clone, Debug)]
 pub(crate) struct Chance(pub(crate) u64);
 

@@ -103,9 +103,9 @@ pub struct Config {
     pub unsolicited_max: usize,
     /// How long a login may take.
     pub login_timeout: Duration,
-    /// After this long without a PDU of the initiator, the target sends a ping.
+    /// After this long without a PDU of the initiator, the target sends a NOP-In.
     pub ping_after: Duration,
-    /// After this long without an answer to the ping, the connection is closed.
+    /// After this long without an answer to the NOP-In, the connection is closed.
     pub ping_timeout: Duration,
 }
 

@@ -70,8 +70,8 @@ fn authentication(credentials: &Credentials, user: Option<&str>, steps: &mut Vec
     let names = names.join(", ");
     match user {
         None => {
-            let proof = format!("the initiator must prove the secret of a user by CHAP: {names}");
-            steps.push(StepView::passed(proof));
+            let words = format!("the initiator must authenticate by CHAP as one of these users: {names}");
+            steps.push(StepView::passed(words));
         }
         Some(user) => {
             let is_known = credentials.user(user).is_some();
@@ -80,7 +80,7 @@ fn authentication(credentials: &Credentials, user: Option<&str>, steps: &mut Vec
         }
     }
     if let Some(own) = &credentials.target {
-        let words = format!("the target proves its own identity as {} if the initiator asks for that", own.name);
+        let words = format!("the target authenticates as {} if the initiator requires it", own.name);
         steps.push(StepView::passed(words));
     }
     Ok(())

@@ -530,7 +530,7 @@ pub struct Negotiation {
     pub names: Names,
     /// The keys that the initiator has sent: one bit for each row of [`TABLE`].
     seen: u64,
-    /// Those of them that the present text has.
+    /// The keys of these that the present text has.
     in_text: u64,
     /// Why the negotiation has failed, for the log.
     failure: Option<String>,

@@ -88,7 +88,7 @@ pub struct Session {
     exchange: Option<TextExchange>,
     started: Instant,
     last_received: Instant,
-    /// When the ping was sent that is not answered yet.
+    /// When the NOP-In was sent that is not answered yet.
     ping_sent: Option<Instant>,
     logout_by: Option<Instant>,
 }
@@ -208,8 +208,8 @@ impl Session {
         }
     }
 
-    /// Checks the timeouts: ends a login that takes too long, pings a silent initiator, and closes a connection without
-    /// an answer to that, or whose commands wait for one that does not come.
+    /// Checks the timeouts: ends a login that takes too long, sends a NOP-In to a silent initiator, and closes a
+    /// connection without an answer to that, or whose commands wait for one that does not come.
     pub fn tick(&mut self, now: Instant, actions: &mut Vec<Action>) {
         if self.deadline().is_none_or(|at| now < at) {
             return;

@@ -204,7 +204,7 @@ fn a_close_reason_names_the_cause_and_the_responsible_side() {
         (CloseReason::LoginRefused(LoginStatus::NOT_FOUND), Responsible::Peer, "NOT_FOUND (0x0203)"),
         (CloseReason::LoginRefused(LoginStatus::SERVICE_UNAVAILABLE), Responsible::Target, "0x0301"),
         (CloseReason::LoginTimeout, Responsible::Peer, "too long"),
-        (CloseReason::PingTimeout, Responsible::Peer, "does not answer"),
+        (CloseReason::PingTimeout, Responsible::Peer, "did not answer a NOP-In"),
         (CloseReason::HeaderDigest, Responsible::Peer, "digest"),
         (CloseReason::Malformed("a reason"), Responsible::Peer, "a reason"),
         (CloseReason::NoMemory, Responsible::Target, "memory"),

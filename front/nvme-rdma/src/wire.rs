@@ -61,7 +61,7 @@ codes! {
 }
 
 impl Request {
-    /// That of private data; `None`: it is too short.
+    /// The request in private data; `None`: the data is too short.
     #[must_use]
     pub fn parse(bytes: &[u8]) -> Option<Self> {
         Self::read_from_prefix(bytes).ok().map(|(request, _)| request)

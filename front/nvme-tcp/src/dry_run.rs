@@ -74,7 +74,7 @@ fn decide(
     })?;
     let words = match &entry.participants {
         None => "no authentication is required",
-        Some(_) => "the host must prove its key by DH-HMAC-CHAP, and a user of the group has one",
+        Some(_) => "the host must authenticate by DH-HMAC-CHAP, and a user of the group has a key for it",
     };
     step(words.to_owned(), Ok(()))?;
     Ok(Some(entry.group.to_string()).filter(|_| kind == Kind::Io))

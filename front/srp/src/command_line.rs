@@ -60,7 +60,11 @@ impl FrontRequest for SrpRequest {
     fn remarks(&self, given: &Given<'_>) -> Vec<String> {
         let Some(first) = self.addresses.first() else { return Vec::new() };
         let what = match given.is_restricted {
-            true => "--srp: initiators cannot authenticate, so the options that restrict initiators leave them out",
+            true => {
+                "--srp: `--user` excludes SRP initiators, because these cannot authenticate; `--initiator` and `--map` \
+                 exclude them unless a pattern is `*`: use a configuration with a group that lists their port \
+                 identifiers"
+            }
             false => {
                 "--srp: every host on the network can use the volumes, because SRP has no authentication: use a \
                       network of its own"

@@ -26,7 +26,7 @@ codes! {
 }
 
 codes! {
-    /// The fate of the session that there was.
+    /// The multi-channel result of a login: what happened to an existing session (SRP).
     pub struct Multichannel(u8) { NEW = 0x00, TERMINATED = 0x01, MAINTAINED = 0x02 }
 }
 

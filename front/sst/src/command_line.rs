@@ -61,7 +61,8 @@ impl FrontRequest for StRequest {
         let Some(first) = self.st_links.first() else { return Vec::new() };
         let what = match given.is_restricted {
             true => {
-                "--st: initiators of Scheduled Transfer do not authenticate, so groups that require it leave them out"
+                "--st: `--user` excludes initiators of Scheduled Transfer, because these cannot authenticate; \
+                 `--initiator` and `--map` apply to them"
             }
             false => {
                 "--st: every initiator that reaches the link can use the volumes, because Scheduled Transfer has no \

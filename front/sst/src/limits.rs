@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 /// Initiators that are logged in at a port: half of the connections of an engine, so that others can log in meanwhile.
-/// One more takes the place of an initiator of which few commands have succeeded, so that forged names keep nobody out.
+/// One more takes the place of an initiator of which few commands have succeeded, so that forged names do not exclude
+/// other initiators.
 pub const INITIATORS_MAX: usize = 128;
 /// Connections of a port that have not logged in. One more ends the one that has waited for the longest time. Together
 /// with those that are logged in they are fewer than the connections of an engine.

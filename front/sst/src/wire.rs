@@ -187,7 +187,7 @@ impl<'a> CommandBlock<'a> {
     /// The command in these bytes.
     ///
     /// # Errors
-    /// When it is malformed: its FCP_CMND does not fit, or its data and its Transfer contradict each other.
+    /// When the command is malformed: its FCP_CMND does not fit, or its data and its Transfer contradict each other.
     pub fn parse(bytes: &'a [u8; COMMAND_LEN]) -> Result<Self, BadCommand> {
         let layout: &Layout = zerocopy::transmute_ref!(bytes);
         let tag = layout.tag.get();

@@ -424,7 +424,7 @@ impl fmt::Display for ServeError {
             ),
             Self::RemovedLate(device) => write!(f, "{} is being removed: this takes long", disk_at(*device)),
             Self::OtherDevice(device) => write!(f, "{} is another device now: apply again", disk_at(*device)),
-            Self::CoreEnded => f.write_str("a core has ended"),
+            Self::CoreEnded => f.write_str("a core has ended: see the log, restart Lunar, and report this"),
         }
     }
 }

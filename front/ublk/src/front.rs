@@ -535,7 +535,7 @@ impl FrontRuntime for UblkRuntime {
             parameters: Vec::new(),
             tcp: Vec::new(),
         };
-        // Those that were left have no client, and can be ended.
+        // Disks that were left have no client, and can be ended.
         let left = |(number, _): (&u32, &String)| SessionView {
             id: Self::session_id(*number),
             protocol: NAME,

@@ -173,7 +173,7 @@ async fn info<K: Kernel>(kernel: &K, number: u32) -> Result<Option<DeviceInfo>, 
         Ok(_) => Ok(Some(info)),
         // The node of the device belongs to another user, or does not exist yet.
         Err(Fault::Os(EPERM | EACCES | ENOENT)) if !is_privileged => Ok(None),
-        // EINVAL: an unprivileged device, about which nobody is told without its path.
+        // EINVAL: an unprivileged device; the kernel describes it only to callers that give its path (GET_DEV_INFO2).
         Err(Fault::Gone | Fault::Os(EINVAL)) => Ok(None),
         Err(why) => Err(DeviceError::Refused(Step::Look(number), why)),
     }

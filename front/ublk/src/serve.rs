@@ -65,7 +65,7 @@ pub struct Opener {
 }
 
 impl Opener {
-    /// That of this machine.
+    /// The opener of this machine.
     pub const KERNEL: Self = Self {
         control,
         queues,
@@ -342,7 +342,7 @@ impl Front {
     /// Gives a queue its endpoint.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn attach(&self, device: u32, number: u16, endpoint: Endpoint) -> Result<(), ServeError> {
         let is_it = |queue: &&Rc<Queue>| queue.number() == number;
         let queue = self.reserved.borrow().get(&device).and_then(|queues| queues.iter().find(is_it).cloned());

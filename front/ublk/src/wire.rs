@@ -197,7 +197,7 @@ pub mod attribute {
 pub mod present {
     /// The basic ones.
     pub const BASIC: u32 = 1;
-    /// Those of discards and of writes of zeroes.
+    /// The parameters of discards and of writes of zeroes.
     pub const DISCARD: u32 = 1 << 1;
 }
 

@@ -133,7 +133,7 @@ pub struct Claim<'a> {
 }
 
 impl<'a> Claim<'a> {
-    /// Parses an identity; `None` if it is none of NVMe/TCP.
+    /// Parses an identity; `None` if it is not an NVMe/TCP PSK identity.
     #[must_use]
     pub fn parse(identity: &'a str) -> Option<Self> {
         let mut parts = identity.split(' ');

@@ -107,7 +107,7 @@ pub struct DeviceSelfTest;
 impl CommandType for DeviceSelfTest {
     const POLICY: Policy = Policy {
         name: "Device Self-test",
-        clause: "NVMe Base 2.0 5.10",
+        clause: "NVMe Base 2.0 5.9",
         code: admin(0x14),
         effect: Effect::None,
         admission: Admission {

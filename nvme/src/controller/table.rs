@@ -149,7 +149,7 @@ impl Controllers {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Makes a controller; its host has still to authenticate if it `proves`. `None` when there are
+    /// Makes a controller; its host has still to authenticate if it `must_authenticate`. `None` when there are
     /// [`CONTROLLERS_MAX`] or [`UNAUTHENTICATED_MAX`], or as many as its subsystem may have, or when only places are
     /// left for sources with few controllers.
     pub(crate) fn make(

@@ -132,7 +132,7 @@ impl Image {
     /// Opens an image, or a snapshot of one.
     ///
     /// # Errors
-    /// Those of the library and of the operating system.
+    /// Errors of the library and of the operating system.
     pub fn open(pool: &Rc<Pool>, name: &CStr, snapshot: Option<&CStr>, is_read_only: bool) -> Result<Self, Failure> {
         let system = |why: io::Error| Failure(Errno::from_io_error(&why).unwrap_or(Errno::IO));
         let (ended, changed) = (Arc::new(bell().map_err(system)?), bell().map_err(system)?);
@@ -175,7 +175,7 @@ impl Image {
     /// Decrypts and encrypts its data from now on.
     ///
     /// # Errors
-    /// Those of the library; `EPERM` when the passphrase is wrong.
+    /// Errors of the library; `EPERM` when the passphrase is wrong.
     pub fn load_encryption(&self, format: Encryption, passphrase: &[u8]) -> Result<(), Failure> {
         let passphrase = Passphrase { text: passphrase.as_ptr().cast(), len: passphrase.len() };
         let rbd = self.rbd();
@@ -208,7 +208,7 @@ impl Image {
     /// if it is one. It stays when the image gets another name, and no other image ever has it.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn identity(&self, snapshot: Option<&CStr>) -> Result<String, Failure> {
         let mut number = [0_u8; NUMBER_BYTES_MAX];
         // SAFETY: the image is open, and at most so many bytes are written.
@@ -227,7 +227,7 @@ impl Image {
     /// Its bytes.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn size(&self) -> Result<u64, Failure> {
         Ok(self.info()?.size)
     }
@@ -257,7 +257,7 @@ impl Image {
     /// Whether clients can lock it, so that a dead one can be fenced.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn has_exclusive_lock(&self) -> Result<bool, Failure> {
         let mut features = 0;
         // SAFETY: the image is open, and the number is written.
@@ -268,7 +268,7 @@ impl Image {
     /// The value of a key of its metadata.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn metadata(&self, key: &CStr) -> Result<Option<String>, Failure> {
         let (mut bytes, mut len) = ([0_u8; METADATA_MAX], METADATA_MAX);
         let value = bytes.as_mut_ptr().cast();
@@ -283,7 +283,7 @@ impl Image {
     /// Sets the value of a key of its metadata, or removes it.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn set_metadata(&self, key: &CStr, value: Option<&CStr>) -> Result<(), Failure> {
         let rbd = self.rbd();
         // SAFETY: the image is open, and both are strings.
@@ -299,7 +299,7 @@ impl Image {
     /// The clients that have the lock.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn lock_owners(&self) -> Result<Vec<CString>, Failure> {
         let rbd = self.rbd();
         let (mut mode, mut count) = (0, OWNERS_MAX);
@@ -321,7 +321,7 @@ impl Image {
     /// The clients that have it open for writing, as the owner of a lock is named.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn watchers(&self) -> Result<Vec<CString>, Failure> {
         let rbd = self.rbd();
         let mut all = [Watcher { address: null_mut(), id: 0, cookie: 0 }; WATCHERS_MAX];
@@ -339,7 +339,7 @@ impl Image {
     /// The option without which no data is safe and that the image or its pool has changed, if there is one.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn unsafe_option(&self) -> Result<Option<String>, Failure> {
         let rbd = self.rbd();
         let mut all = vec![ConfigOption { name: null_mut(), value: null_mut(), source: 0 }; OPTIONS_MAX];
@@ -361,7 +361,7 @@ impl Image {
     /// Takes the lock, and keeps it: other clients do not get it when they ask.
     ///
     /// # Errors
-    /// Those of the library; `EROFS` when another client has it and keeps it.
+    /// Errors of the library; `EROFS` when another client has it and keeps it.
     pub fn acquire_lock(&self) -> Result<(), Failure> {
         // SAFETY: the image is open.
         Failure::check(unsafe { (self.rbd().rbd_lock_acquire)(self.handle, EXCLUSIVE) }).map(drop)
@@ -370,7 +370,7 @@ impl Image {
     /// Gives the lock back.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn release_lock(&self) -> Result<(), Failure> {
         // SAFETY: the image is open.
         Failure::check(unsafe { (self.rbd().rbd_lock_release)(self.handle) }).map(drop)
@@ -380,7 +380,7 @@ impl Image {
     /// more.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn break_lock(&self, owner: &CStr) -> Result<(), Failure> {
         // SAFETY: the image is open, and the owner is a string.
         Failure::check(unsafe { (self.rbd().rbd_lock_break)(self.handle, EXCLUSIVE, owner.as_ptr()) }).map(drop)
@@ -401,7 +401,7 @@ impl Image {
     /// Begins to measure the space of the pool from time to time, if it has not begun yet.
     ///
     /// # Errors
-    /// Those of the library and of the operating system.
+    /// Errors of the library and of the operating system.
     pub fn measure(&self) -> Result<(), Failure> {
         let mut space = self.space.borrow_mut();
         if space.is_none() {
@@ -438,7 +438,7 @@ impl Image {
     /// The identity and the name of the pool of its data.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn pool_identity(&self) -> Result<(String, String), Failure> {
         let (cluster, number) = (&self.pool.cluster, self.data_pool_number());
         let name = cluster.pool_name(number)?.to_string_lossy().into_owned();
@@ -516,7 +516,7 @@ impl Image {
     /// Takes the commands that have ended.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn take_ended(&self, into: &mut Vec<Completed>) -> Result<(), Failure> {
         // It is signalled for what comes later.
         let _ = rustix::io::read(&self.ended, &mut [0; size_of::<u64>()]);

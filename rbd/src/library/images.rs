@@ -53,7 +53,7 @@ impl Pool {
     /// Makes an image of so many bytes, with the features that the cluster gives to new images, and the exclusive lock.
     ///
     /// # Errors
-    /// Those of the library; `EEXIST` when there is an image of this name.
+    /// Errors of the library; `EEXIST` when there is an image of this name.
     pub fn create_image(&self, name: &CStr, size: u64) -> Result<(), Failure> {
         let options = NewOptions::new(self.rbd()).number(FEATURES_SET, EXCLUSIVE_LOCK)?;
         // SAFETY: the pool is open, the name is a string, and the options are some.
@@ -64,7 +64,7 @@ impl Pool {
     /// data of that image is in.
     ///
     /// # Errors
-    /// Those of the library; `EEXIST` when there is an image of this name, `EINVAL` when the cluster admits clients
+    /// Errors of the library; `EEXIST` when there is an image of this name, `EINVAL` when the cluster admits clients
     /// before Ceph 13 and the snapshot is not protected, `ENOSYS` when the image does not have the feature layering.
     pub fn clone_image(
         &self,
@@ -94,7 +94,7 @@ impl Pool {
     /// Removes an image.
     ///
     /// # Errors
-    /// Those of the library; `EBUSY` as long as a client has it open.
+    /// Errors of the library; `EBUSY` as long as a client has it open.
     pub fn remove_image(&self, name: &CStr) -> Result<(), Failure> {
         // SAFETY: the pool is open, and the name is a string.
         Failure::check(unsafe { (self.rbd().rbd_remove)(self.handle, name.as_ptr()) }).map(drop)
@@ -105,7 +105,7 @@ impl Image {
     /// The name of the pool that its data is in, if that is another one than its own.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub fn data_pool(&self) -> Result<Option<CString>, Failure> {
         let number = self.data_pool_number();
         if number == self.pool.number() {
@@ -117,7 +117,7 @@ impl Image {
     /// Makes a snapshot of it, also while another client has its lock: that client stops its writes for it.
     ///
     /// # Errors
-    /// Those of the library; `EEXIST` when it has a snapshot of this name.
+    /// Errors of the library; `EEXIST` when it has a snapshot of this name.
     pub fn create_snapshot(&self, name: &CStr) -> Result<(), Failure> {
         // SAFETY: the image is open, and the name is a string.
         Failure::check(unsafe { (self.rbd().rbd_snap_create)(self.handle, name.as_ptr()) }).map(drop)
@@ -126,7 +126,7 @@ impl Image {
     /// Removes a snapshot. Clones of it keep its data if it is not protected.
     ///
     /// # Errors
-    /// Those of the library; `EBUSY` when it is protected.
+    /// Errors of the library; `EBUSY` when it is protected.
     pub fn remove_snapshot(&self, name: &CStr) -> Result<(), Failure> {
         // SAFETY: the image is open, and the name is a string.
         Failure::check(unsafe { (self.rbd().rbd_snap_remove)(self.handle, name.as_ptr()) }).map(drop)
@@ -135,7 +135,7 @@ impl Image {
     /// Protects a snapshot from being removed.
     ///
     /// # Errors
-    /// Those of the library; `EBUSY` when it is protected.
+    /// Errors of the library; `EBUSY` when it is protected.
     pub fn protect_snapshot(&self, name: &CStr) -> Result<(), Failure> {
         // SAFETY: the image is open, and the name is a string.
         Failure::check(unsafe { (self.rbd().rbd_snap_protect)(self.handle, name.as_ptr()) }).map(drop)
@@ -144,7 +144,7 @@ impl Image {
     /// Ends the protection of a snapshot.
     ///
     /// # Errors
-    /// Those of the library; `EBUSY` when it has clones.
+    /// Errors of the library; `EBUSY` when it has clones.
     pub fn unprotect_snapshot(&self, name: &CStr) -> Result<(), Failure> {
         // SAFETY: the image is open, and the name is a string.
         Failure::check(unsafe { (self.rbd().rbd_snap_unprotect)(self.handle, name.as_ptr()) }).map(drop)

@@ -119,7 +119,7 @@ impl View {
     /// time, and some versions forget the parent of an image with an object map.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub(super) fn extent(&self, offset: u64, len: u64) -> Result<Extent, Failure> {
         // A parent that is copied or left meanwhile leaves fewer bytes behind, and these are allocated then.
         let overlap = self.number(self.overlap)?;
@@ -142,7 +142,7 @@ impl View {
     /// `None`: to count them is expensive.
     ///
     /// # Errors
-    /// Those of the library.
+    /// Errors of the library.
     pub(super) fn allocated(&self, size: u64) -> Result<Option<u64>, Failure> {
         if size.div_ceil(self.object_bytes) > OBJECTS_COUNTED_MAX || !self.is_fast()? {
             return Ok(None);

@@ -34,7 +34,7 @@ impl<'a> Message<'a> {
     /// The message of a packet of ICMP or ICMPv6.
     ///
     /// # Errors
-    /// It is too short, or its checksum is wrong.
+    /// The message is too short, or its checksum is wrong.
     pub fn parse(packet: &Packet<'a>) -> Result<Self, Malformed> {
         let bytes = packet.payload;
         let Some(([kind, code, ..], body)) = bytes.split_first_chunk::<HEADER_LEN>() else {

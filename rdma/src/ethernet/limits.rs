@@ -6,8 +6,8 @@ use std::time::Duration;
 /// Neighbours with a known MAC address: one for each connection, and some to which rejections were sent. The one that
 /// was used least recently makes room.
 pub const NEIGHBOURS_MAX: usize = 2 * CONNECTIONS_MAX;
-/// Neighbours whose MAC address is being asked for. Source addresses of requests can be forged, and nobody answers for
-/// most of these: the oldest one makes room, and those that are known stay.
+/// Neighbours whose MAC address is being asked for. Source addresses of requests can be forged, and most of these
+/// get no answer: the oldest one makes room, and those that are known stay.
 pub const UNRESOLVED_MAX: usize = 64;
 /// Datagrams that wait for the MAC address of one neighbour: when a process that was killed begins again, it
 /// disconnects all channels of a host at once, of which there are so many (RFC 1122 2.3.2.2: at least one).

@@ -48,7 +48,7 @@ impl Network {
     /// The network of an address whose prefix has this many bits, with a gateway to other networks.
     ///
     /// # Errors
-    /// They do not fit.
+    /// Address, prefix and gateway do not fit together.
     pub fn new(address: IpAddr, prefix: u8, gateway: Option<IpAddr>) -> Result<Self, NetworkError> {
         let most = if address.is_ipv4() { 32 } else { 128 };
         if !(1..=most).contains(&prefix) {

@@ -38,7 +38,7 @@ impl<'a> Datagram<'a> {
     /// The datagram of a packet.
     ///
     /// # Errors
-    /// Its length is not that of the packet, or its checksum is wrong.
+    /// The length of the datagram is not that of the packet, or its checksum is wrong.
     pub fn parse(packet: &Packet<'a>) -> Result<Self, Malformed> {
         let bytes = packet.payload;
         let mut cursor = Cursor::new(bytes);

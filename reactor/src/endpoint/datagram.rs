@@ -193,7 +193,7 @@ impl DirectSocket {
     /// Receives the datagrams that have arrived, as far as the batch has room; returns how many.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         match self.datagrams.receive(batch, &mut self.messages) {
             Err(libc::EAGAIN) => Ok(0),
@@ -204,7 +204,7 @@ impl DirectSocket {
     /// Sends as many datagrams as there is room for; the others stay in the batch.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn send(&mut self, batch: &mut SendBatch) -> io::Result<()> {
         let result = self.datagrams.send(batch, &mut self.messages);
         batch.finish();

@@ -255,7 +255,7 @@ impl Report {
         /// Copies a value out of a control message, if it is long enough for one.
         ///
         /// # Safety
-        /// Those of `take`; any bytes are a `T`.
+        /// The conditions of `take`; any bytes are a `T`.
         unsafe fn read<T>(message: &cmsghdr, data: *const u8) -> Option<T> {
             let mut value = MaybeUninit::<T>::uninit();
             // SAFETY: CMSG_LEN only computes.

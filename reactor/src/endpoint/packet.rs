@@ -75,7 +75,7 @@ impl PacketLink {
     /// dgram,local.type=unix,local.path=REMOTE,remote.type=unix,remote.path=PATH`.
     ///
     /// # Errors
-    /// Those of [`super::datagram::DatagramSocket::unix`].
+    /// Errors of [`super::datagram::DatagramSocket::unix`].
     pub fn unix(path: &Path, remote: &Path, station: Station) -> io::Result<Self> {
         let socket = UnixSocket::bind(path, Some(remote))?;
         super::datagram::set_queues(&socket.fd);
@@ -125,7 +125,7 @@ impl DirectLink {
     /// Receives the frames that have arrived, as far as the batch has room; returns how many.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<usize> {
         match self.packets.receive(batch, &mut self.messages) {
             Err(libc::EAGAIN) => Ok(0),
@@ -136,7 +136,7 @@ impl DirectLink {
     /// Sends as many frames as there is room for; the others stay in the batch.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn send(&mut self, batch: &mut SendBatch) -> io::Result<()> {
         let result = self.packets.send(batch, &mut self.messages);
         batch.finish();

@@ -93,7 +93,7 @@ impl UblkDevice {
     /// The endpoint of one queue, for the core that serves it.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn queue(&self, queue: u16) -> io::Result<CommandDevice> {
         let fd = self.fd.try_clone()?;
         let descriptors = Descriptors::map(&fd, queue, self.depth)?;

@@ -46,7 +46,7 @@ impl World {
 /// An eventfd for a client of the simulation, which [`World::poll_signal`] waits for.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn eventfd() -> io::Result<OwnedFd> {
     use rustix::event::{EventfdFlags, eventfd};
     Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)

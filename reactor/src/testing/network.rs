@@ -42,7 +42,7 @@ pub(crate) fn tap(name: &str) -> Result<(), String> {
 /// Runs `ip` in the namespace of this thread.
 ///
 /// # Errors
-/// Its error message.
+/// The error message of the program.
 pub(crate) fn ip(arguments: &str) -> Result<(), String> {
     run("ip", arguments)
 }
@@ -50,7 +50,7 @@ pub(crate) fn ip(arguments: &str) -> Result<(), String> {
 /// Runs `ethtool` in the namespace of this thread.
 ///
 /// # Errors
-/// Its error message.
+/// The error message of the program.
 pub(crate) fn ethtool(arguments: &str) -> Result<(), String> {
     run("ethtool", arguments)
 }

@@ -1,4 +1,4 @@
-//! A command on its way to a device server: its memory, its end, and its abortion.
+//! A command on its way to a device server: its memory, its completion, and its abort.
 
 use super::length::Moves;
 use crate::admit::Refusal;

@@ -1,7 +1,7 @@
 //! A logical unit as all nexuses of this core see it.
 //!
-//! * [`emulated`]: Lunar executes its commands on a store; [`state`]: the state of its device type
-//!   `other_commands`: those that Lunar does not have, and a handler has
+//! * [`emulated`]: Lunar executes its commands on a store; [`state`]: the state of its device type;
+//!   `other_commands`: the commands that a handler has and Lunar does not
 //! * [`forwarded`]: a device or a handler executes its commands
 
 pub mod emulated;

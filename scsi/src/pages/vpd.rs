@@ -34,7 +34,7 @@ pub(crate) fn codes(cx: &Context<'_>, lu: &LogicalUnit) -> impl Iterator<Item = 
 /// Writes a page to `cx.out`. Returns whether Lunar writes this page of the logical unit.
 ///
 /// # Errors
-/// Those of the page.
+/// Errors of the page.
 pub(crate) fn write(cx: &mut Context<'_>, page: u8) -> Result<bool, Sense> {
     let Addressee::Unit(itl) = cx.addressee else { return Ok(false) };
     let Some(row) = rows(cx, &itl.lu).find(|row| row.page == page) else { return Ok(false) };

@@ -26,7 +26,7 @@ pub fn kept(keep: &dyn MetadataStore) -> Result<Option<Kind>, &'static str> {
 /// Saves the protection type.
 ///
 /// # Errors
-/// Those of [`MetadataStore::save`].
+/// Errors of [`MetadataStore::save`].
 pub async fn keep(keep: &dyn MetadataStore, kind: Kind) -> Result<(), lunar_core::io::Fault> {
     keep.save(KEPT_AS, vec![kind as u8]).await
 }

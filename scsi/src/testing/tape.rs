@@ -131,7 +131,7 @@ impl Tape {
         self.attention.set(Some(code));
     }
 
-    /// The drive was away, and has come back.
+    /// The drive was unavailable, and has come back.
     pub fn come_back(&self) {
         self.event.set(Some(Asc::POWER_ON_OR_RESET));
     }

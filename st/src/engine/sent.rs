@@ -411,7 +411,7 @@ pub struct PutRequest {
     pub len: u32,
     /// Four bytes for the program of the peer.
     pub opaque: u32,
-    /// Whether the Put is repeated until the peer has it. Otherwise a loss leaves a gap, and nobody is told.
+    /// Whether the Put is repeated until the peer has it. Otherwise a loss leaves a gap, and is not reported.
     pub is_solicited: bool,
     /// Whether the program of the peer is woken.
     pub interrupts: bool,

@@ -115,7 +115,7 @@ pub struct ReservationNotices {
     pub aborted: BTreeSet<NexusName>,
 }
 
-/// Those of all units without any.
+/// The reservations of all units without any.
 static NONE: LazyLock<Arc<Reservations>> = LazyLock::new(Arc::default);
 
 impl Reservations {

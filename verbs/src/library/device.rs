@@ -178,7 +178,7 @@ impl CompletionChannel {
     /// The number of the next pair whose queue has completions, if there is one. It is armed no longer.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn next(&self) -> io::Result<Option<u32>> {
         let verbs = &self.device.libraries.verbs;
         let (mut queue, mut number): (*mut CompletionQueue, *mut c_void) = (null_mut(), null_mut());

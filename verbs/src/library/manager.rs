@@ -61,7 +61,7 @@ impl EventChannel {
     /// The next event, if there is one.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub fn next(self: &Arc<Self>) -> io::Result<Option<Event>> {
         let manager = &self.libraries.manager;
         let mut event: *mut CmEvent = null_mut();

@@ -136,7 +136,7 @@ impl Deref for Received {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
-        // SAFETY: the slot is not posted while this value exists, so nobody writes to it, and it has so many bytes.
+        // SAFETY: the slot is not posted while this value exists, so nothing writes to it, and it has so many bytes.
         unsafe { std::slice::from_raw_parts(self.inbox.slot(self.slot), self.len) }
     }
 }
@@ -173,7 +173,7 @@ impl Pair {
     /// A pair for a request. `number` names it in [`CompletionChannel::next`].
     ///
     /// # Errors
-    /// Those of the operating system, for instance when the device has no room for such a pair.
+    /// Errors of the operating system, for instance when the device has no room for such a pair.
     pub fn new(
         id: &Rc<Identifier>,
         device: &Rc<Device>,
@@ -239,7 +239,7 @@ impl Pair {
     /// Accepts the request, with memory for all messages that the peer may send.
     ///
     /// # Errors
-    /// Those of the operating system, for instance when the peer has given up.
+    /// Errors of the operating system, for instance when the peer has given up.
     pub fn accept(&mut self, private: &[u8], reads: u8) -> io::Result<()> {
         self.post_receives(self.sizes.receives)?;
         self.id.accept(private, reads)
@@ -248,7 +248,7 @@ impl Pair {
     /// So many more messages may come: now, or as soon as there is memory for them.
     ///
     /// # Errors
-    /// Those of the device: the connection has failed.
+    /// Errors of the device: the connection has failed.
     pub fn post_receives(&mut self, count: usize) -> io::Result<()> {
         // SAFETY: the queue exists, and has a context.
         let post = unsafe { (*(*self.queue).context).operations.post_recv };
@@ -282,7 +282,7 @@ impl Pair {
     /// Posts work, all of it: with what the device has, no more than [`Sizes::sends`].
     ///
     /// # Errors
-    /// Those of the device: the connection has failed. [`io::ErrorKind::OutOfMemory`]: data that the device cannot
+    /// Errors of the device: the connection has failed. [`io::ErrorKind::OutOfMemory`]: data that the device cannot
     /// reach could not be copied.
     ///
     /// # Panics
@@ -422,9 +422,9 @@ impl Pair {
     /// The memory of a message is used for another one.
     ///
     /// # Errors
-    /// As of [`Pair::post_receives`].
+    /// Errors of [`Pair::post_receives`].
     pub fn recycle(&mut self, received: Received) -> io::Result<()> {
-        // That of another pair has other slots.
+        // A message of another pair has other slots.
         if Rc::ptr_eq(&received.inbox, &self.inbox) {
             self.free.push(received.slot);
         }
@@ -434,7 +434,7 @@ impl Pair {
     /// Reports the next completion by the channel. Those that have come before are not reported.
     ///
     /// # Errors
-    /// Those of the device.
+    /// Errors of the device.
     pub fn arm(&self) -> io::Result<()> {
         // SAFETY: the queue exists, and has a context.
         let arm = unsafe { (*(*self.queue).context).operations.req_notify_cq };

@@ -1,8 +1,8 @@
 //! The space of zvols and of their pools, as `zfs get` tells it.
 //!
-//! One thread asks for all zvols that are served, and only if somebody looks: a look returns what was found last, and
-//! lets the thread ask again if that is old. A device that was not written to since is asked about rarely, so that a
-//! machine at rest starts no programs.
+//! One thread asks for all zvols that are served, and only if a value is requested: a request returns the last value,
+//! and lets the thread ask again if that is old. A device that was not written to since is asked about rarely, so that
+//! a machine at rest starts no programs.
 
 use super::program::{ASKED_BYTES_MAX, Call, call_anyway};
 use super::schema::Dataset;

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 /// How long the process of an image may take to connect before the image counts as unavailable: it takes the lock of a
 /// process that was killed, and the cluster forgets the dead client.
 const OPEN_TIME: Duration = Duration::from_secs(10);
-/// That time while another image waits for its cluster, too: many images of a cluster that is away delay a start as
+/// That time while another image waits for its cluster, too: many images of an unavailable cluster delay a start as
 /// much as one.
 const OPEN_TIME_SHORT: Duration = Duration::from_millis(500);
 /// Time between two looks whether it has connected.

@@ -175,7 +175,7 @@ impl MadeStore for Maker {
 
 impl Drop for Maker {
     fn drop(&mut self) {
-        // It removes what it has made, for which nobody waits here: the service stops.
+        // It removes what it has made, without a task that waits for it here: the service stops.
         self.end(if self.connection.is_some() { END_TIME } else { Duration::ZERO });
     }
 }

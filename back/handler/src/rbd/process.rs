@@ -1,5 +1,5 @@
 //! The process of an image, `lunar-rbd`. Its standard input is its connection to Lunar, so it ends with Lunar, and
-//! nobody else can be the handler of the image.
+//! no other process can be the handler of the image.
 //!
 //! A daemon cannot start programs from its sandbox: then a [`Starter`] does it.
 

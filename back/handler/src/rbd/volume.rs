@@ -23,7 +23,7 @@ pub(crate) struct ImageVolume {
     life: Arc<Lifetime>,
     unit: Unit,
     traits: Traits,
-    /// That of the image, as its process has said it.
+    /// The identity of the image, as its process has reported it.
     identity: String,
 }
 

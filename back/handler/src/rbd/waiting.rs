@@ -1,5 +1,5 @@
 //! Images that could not be opened because their processes had not connected yet. The processes go on, so that the next
-//! attempt need not wait, until nobody looks for the image any more.
+//! attempt need not wait, until the image is not looked for any more.
 
 use crate::life::Lifetime;
 use crate::shared::Unit;
@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// How long an image is kept that nobody looks for: the engine looks once a second, and an operator tries again.
+/// How long an image is kept that is not looked for: the engine looks once a second, and an operator tries again.
 const KEPT: Duration = Duration::from_secs(30);
 /// Time between two looks for images to drop.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -45,7 +45,7 @@ pub(super) fn keep(life: Arc<Lifetime>, unit: Unit, known: Option<&str>, told: S
     }
 }
 
-/// Drops the images that nobody looks for, until there is none.
+/// Drops the images that are not looked for, until there is none.
 fn drop_old() {
     loop {
         std::thread::sleep(INTERVAL);

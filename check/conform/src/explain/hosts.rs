@@ -356,10 +356,10 @@ fn frozen(daemon: &Daemon) -> Result<()> {
     daemon.counted("lunar_keepalive_timeouts_total")?;
     let target = daemon.target.as_ref().context("the daemon runs")?;
     let log = std::fs::read_to_string(&target.log)?;
-    let said = log.lines().any(|line| line.contains(BENCH) && line.contains("does not answer a ping"));
+    let said = log.lines().any(|line| line.contains(BENCH) && line.contains("did not answer a NOP-In"));
     ensure!(said, "the log does not say which side was silent");
     let (found, is_own) = daemon.finding("silent-hosts", "hosts")?.context("`lunar doctor` does not find it")?;
-    ensure!(is_own && found["command"].to_string().contains("does not answer"), "{found}");
+    ensure!(is_own && found["command"].to_string().contains("did not answer a NOP-In"), "{found}");
     Ok(())
 }
 

@@ -18,7 +18,7 @@ const TARGET: &str = "iqn.2026-01.io.lunar.conform:fcoe";
 /// The MAC address of the guest, and the name of its port.
 const GUEST: &str = "52:54:00:12:34:02";
 const INITIATOR: &str = "20:00:52:54:00:12:34:02";
-/// Those of its second card.
+/// The MAC address and the port name of its second card.
 const SECOND_GUEST: &str = "52:54:00:12:34:03";
 const SECOND_INITIATOR: &str = "20:00:52:54:00:12:34:03";
 /// Names of the target port: larger and smaller than that of the guest. The port with the larger name sends PLOGI.

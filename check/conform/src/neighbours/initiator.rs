@@ -176,7 +176,7 @@ fn run(
         }
     }
     if is_attacker {
-        // It is gone without a word.
+        // It vanishes without a logout.
         return;
     }
     machine.close(now());

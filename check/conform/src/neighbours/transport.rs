@@ -120,7 +120,7 @@ pub(super) enum Stage {
     Discovery,
     /// A session, or a controller.
     LoggedIn,
-    /// A session whose host is gone without a word.
+    /// A session whose host vanished without a logout.
     Vanished,
 }
 

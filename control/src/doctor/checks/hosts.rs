@@ -24,7 +24,7 @@ pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     let silent = facts.statistics.as_ref().and_then(|all| all["keepalive_timeouts"].as_u64()).unwrap_or(0);
     if silent > 0 {
         let found = Finding::new(Code::SilentHosts, "hosts").shows("connections closed since the start", silent);
-        let command = "journalctl --unit lunar --grep 'does not answer|keep-alive timeout' -n 20 --no-pager";
+        let command = "journalctl --unit lunar --grep 'did not answer a NOP-In|keep-alive timeout' -n 20 --no-pager";
         findings.push(found.command(command));
     }
     for host in facts.rates.iter().flat_map(|rates| &rates.hosts) {

@@ -14,8 +14,9 @@ const LOSS: f64 = 0.001;
 const PACKETS_MIN: u64 = 10_000;
 /// Fewer segments of one session say nothing.
 const SEGMENTS_MIN: u64 = 1000;
-/// Congestion controls for a network with short ways.
-const SUITED: [&str; 5] = ["cubic", "bbr", "bbr2", "bbr3", "dctcp"];
+/// Congestion controls for a network with short round trips. BBR is not one of them: it sets timers for every few
+/// packets, which costs a sender of many small packets more than the packets.
+const SUITED: [&str; 2] = ["cubic", "dctcp"];
 
 pub(super) fn check(facts: &Facts, findings: &mut Vec<Finding>) {
     for portal in &facts.portals {

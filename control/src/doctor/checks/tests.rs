@@ -447,7 +447,7 @@ fn configured_network(code: Code) -> (Vec<Change>, Vec<Change>) {
             }],
         ),
         Code::CongestionControl => {
-            (vec![|f| f.network.congestion = "vegas".into()], vec![|f| f.network.congestion = "dctcp".into()])
+            (vec![|f| f.network.congestion = "bbr".into()], vec![|f| f.network.congestion = "dctcp".into()])
         }
         Code::Retransmits => (
             vec![|f| f.network.segments = (100_000, 200), |f| f.sessions[0] = with_tcp(2000, 3)],

@@ -41,7 +41,7 @@ const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
 
 /// The host that the stations of a link are, as far as they share memory: an address that no client has, because it is
-/// in no block that is assigned to anybody (0100::/16).
+/// in no block that is assigned (0100::/16).
 fn host(link: u64) -> IpAddr {
     let [.., high, low] = link.to_be_bytes();
     Ipv6Addr::new(0x0100, 0xa0e, 0, u16::from_be_bytes([high, low]), 0, 0, 0, 0).into()

@@ -60,7 +60,7 @@ impl Core {
     }
 
     /// The host that the initiators of a new link are, as far as they share memory and slots: their names can be
-    /// forged. It has an address that no client has, because it is in no block that is assigned to anybody (0100::/16).
+    /// forged. It has an address that no client has, because it is in no block that is assigned (0100::/16).
     pub(super) fn next_host(&self) -> IpAddr {
         self.links.set(self.links.get().wrapping_add(1));
         Ipv6Addr::new(0x0100, 0xfc0e, 0, self.links.get(), 0, 0, 0, 0).into()

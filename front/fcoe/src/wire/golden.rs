@@ -122,7 +122,7 @@ pub(crate) const LUN_RESET_DONE: &str = "\
     0efd000034020efd000034018906000000000000000000000000002e070034020000340108990000010000000000000000000000000000\
     00000000000000010000000000000000000000000800000000000000004d049d0142000000";
 
-/// Those that are frames of a Fibre Channel in Ethernet frames.
+/// The samples that are frames of a Fibre Channel in Ethernet frames.
 pub(crate) const FRAMES: &[&str] = &[
     PLOGI,
     PLOGI_ACCEPT,

@@ -91,7 +91,7 @@ pub fn received(message: &[u8]) -> Result<Received, Violation> {
 }
 
 impl DataMover {
-    /// That of a new connection. `invalidates`: the initiator allows that its keys are invalidated.
+    /// The mover of a new connection. `invalidates`: the initiator allows that its keys are invalidated.
     #[must_use]
     pub fn new(invalidates: bool) -> Self {
         Self { invalidates, ..Self::default() }

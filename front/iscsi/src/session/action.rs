@@ -39,7 +39,7 @@ pub enum CloseReason {
     LoginRefused(LoginStatus),
     /// The login took longer than `Config::login_timeout`.
     LoginTimeout,
-    /// The initiator did not answer a ping in time.
+    /// The initiator did not answer a NOP-In in time.
     PingTimeout,
     /// A header digest did not match (RFC 7143 7.8).
     HeaderDigest,
@@ -89,7 +89,9 @@ impl fmt::Display for CloseReason {
             Self::LoggedOut => f.write_str("the initiator has logged out"),
             Self::LoginRefused(status) => write!(f, "the login was refused: {status:?} (0x{:04x})", status.0),
             Self::LoginTimeout => f.write_str("the login took too long"),
-            Self::PingTimeout => f.write_str("the initiator does not answer a ping"),
+            Self::PingTimeout => {
+                f.write_str("the initiator did not answer a NOP-In in time: check the initiator and the network")
+            }
             Self::HeaderDigest => f.write_str("a header digest does not match"),
             Self::Malformed(what) => write!(f, "the initiator violates the protocol: {what}"),
             Self::MissingCommand => f.write_str("the initiator violates the protocol: a CmdSN is missing"),

@@ -66,7 +66,7 @@ fn commands_behind_a_missing_cmdsn_time_out() {
     assert_eq!(fourth.cmd_sn.get(), third + 1);
     peer.send(&fourth, &[]);
     assert!(peer.arena.unsolicited() > 0);
-    // The initiator is alive, and answers pings: that does not help.
+    // The initiator is alive, and answers NOP-Ins: that does not help.
     assert_eq!(after(&mut peer, MISSING_TIMEOUT - Duration::from_secs(1)), None);
     let alive = NopOut { itt: U32::new(NO_TAG), ttt: U32::new(NO_TAG), ..NopOut::blank() };
     peer.send(&NopOut { first: alive.first.immediately(), ..alive }, &[]);

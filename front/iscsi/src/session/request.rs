@@ -82,7 +82,7 @@ impl Session {
 
     fn nop_out(&mut self, request: &NopOut, mut data: Sg, header: &Bhs) {
         if request.itt.get() == NO_TAG {
-            // An answer to a ping, or an acknowledgement of StatSN. It needs no response.
+            // An answer to a NOP-In, or an acknowledgement of StatSN. It needs no response.
             if !request.first.is_immediate() {
                 self.reject(RejectReason::INVALID_FIELD, header);
             }

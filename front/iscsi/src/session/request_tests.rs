@@ -140,7 +140,7 @@ fn an_initiator_that_answers_a_ping_stays_connected() {
     peer.send(&answer, &[]);
     peer.assert_quiet();
     assert_eq!(peer.session.deadline(), Some(peer.now + after));
-    // A ping has no status: it carries the next StatSN.
+    // A NOP-In that asks for an answer has no status: it carries the next StatSN.
     peer.cmd_sn = 100;
     let command = peer.read(1, 0);
     peer.session.reply(command.task, 0, &[], &mut FinalData::default(), 0);

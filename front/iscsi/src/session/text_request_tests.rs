@@ -265,7 +265,7 @@ fn a_discovery_session_has_a_lifetime() {
     use crate::config::{DISCOVERY_LIFETIME, DISCOVERY_LOGOUT};
     let mut peer = Peer::discovering();
     let start = peer.now;
-    // It is busy, and answers pings: that does not prolong it.
+    // It is busy, and answers NOP-Ins: that does not prolong it.
     while peer.now < start + DISCOVERY_LIFETIME {
         peer.now = peer.now + DISCOVERY_LIFETIME / 6;
         send_text(&mut peer, &all());

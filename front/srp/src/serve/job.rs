@@ -175,7 +175,7 @@ impl<'a> DataPath<'a> {
         if !data.is_empty() {
             self.write(last.offset, data);
         }
-        // Without its connection the response finds nobody, either.
+        // If the connection is gone, the response is discarded as well.
         self.origin.answer(command, reply);
     }
 

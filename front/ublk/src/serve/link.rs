@@ -9,7 +9,7 @@ use std::path::Path;
 /// Makes or replaces the link at `path` to the disk of this number, and the folder above it.
 ///
 /// # Errors
-/// Those of the operating system.
+/// Errors of the operating system.
 pub fn make(path: &Path, number: u32) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder)?;

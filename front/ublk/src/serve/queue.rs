@@ -113,7 +113,7 @@ impl Queue {
     /// Takes the endpoint of the kernel. No command is given.
     ///
     /// # Errors
-    /// Those of the operating system.
+    /// Errors of the operating system.
     pub(super) fn attach(&self, endpoint: Endpoint) -> io::Result<()> {
         *self.handle.borrow_mut() = Some(self.core.reactor.attach(endpoint)?);
         Ok(())

@@ -88,7 +88,7 @@ impl Device {
     /// Flushes all namespaces: what the guest has written is on the medium when the guest is off, or elsewhere.
     ///
     /// # Errors
-    /// That of the last namespace that could not be flushed.
+    /// The error of the last namespace that could not be flushed.
     pub(super) async fn flush_all(&self) -> Result<(), Fault> {
         let mut all = Ok(());
         for seen in self.admin.namespaces() {

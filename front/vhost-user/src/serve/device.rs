@@ -226,8 +226,8 @@ impl Device {
     }
 
     /// Ends the device when its front-end has disconnected: requests end, and guest memory is not touched any more.
-    /// Those that need more time than `finish` are aborted: the next front-end has the record of requests in progress,
-    /// and they are repeated.
+    /// Requests that need more time than `finish` are aborted: the next front-end has the record of requests in
+    /// progress, and they are repeated.
     pub(super) async fn end(&self, look: Duration, finish: Option<Duration>) {
         self.rings.over.come();
         self.rings.with(VirtioDevice::pause_all);

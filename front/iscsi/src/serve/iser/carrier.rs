@@ -74,7 +74,7 @@ pub(super) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
-    /// That of a connection. `invalidates`: the initiator allows that its keys are invalidated.
+    /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated.
     pub(super) fn new(
         id: ConnectionId,
         invalidates: bool,
@@ -194,7 +194,7 @@ impl RdmaCarrier {
                 bound.transfers.send(Message { invalidates, ..Message::from(data) });
             }
             Operation::Write(_, data) if data.is_empty() => {}
-            // Without a connection the response finds nobody, either.
+            // If the connection is gone, the response is discarded as well.
             Operation::Write(to, data) => _ = bound.transfers.write(to, data),
             Operation::Read(r2t, from) => {
                 let memory = connection.stream.session().begin_read(&r2t);

@@ -57,7 +57,7 @@ impl Memory {
     /// Makes it the memory of a socket.
     ///
     /// # Errors
-    /// Those of setsockopt(2): ENOBUFS when the process may not lock so much memory.
+    /// Errors of setsockopt(2): ENOBUFS when the process may not lock so much memory.
     pub(super) fn register(&self, fd: &OwnedFd) -> io::Result<()> {
         let request = libc::xdp_umem_reg {
             addr: self.base.as_ptr().expose_provenance() as u64,

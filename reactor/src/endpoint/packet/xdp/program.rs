@@ -73,7 +73,7 @@ impl Program {
     /// if `has_pieces`. Until sockets are added, all frames stay with the kernel.
     ///
     /// # Errors
-    /// Those of bpf(2).
+    /// Errors of bpf(2).
     pub(super) fn attach(index: u32, queues: usize, has_pieces: bool, selection: Selection) -> io::Result<Self> {
         let Selection { own, types, vlan } = selection;
         let entries = (types.len() * (FILTERS_MAX + 2)) as u32;
@@ -101,7 +101,7 @@ impl Program {
     /// Gives the frames of a queue to a socket.
     ///
     /// # Errors
-    /// Those of bpf(2).
+    /// Errors of bpf(2).
     pub(super) fn add_socket(&self, queue: u32, socket: &OwnedFd) -> io::Result<()> {
         update(&self.sockets, &queue, &(raw(socket) as u32))
     }
@@ -109,7 +109,7 @@ impl Program {
     /// Adds or removes a filter.
     ///
     /// # Errors
-    /// Those of bpf(2).
+    /// Errors of bpf(2).
     pub(super) fn set_filter(&self, filter: Filter, is_wanted: bool) -> io::Result<()> {
         let address = match filter {
             Filter::Unicast(mac) | Filter::Group(mac) => mac,

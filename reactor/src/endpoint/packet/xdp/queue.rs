@@ -50,7 +50,7 @@ impl Shared<'_> {
     /// The socket of the first queue, which has the memory, and sends.
     ///
     /// # Errors
-    /// Those of socket(2), setsockopt(2), mmap(2) and bind(2).
+    /// Errors of socket(2), setsockopt(2), mmap(2) and bind(2).
     pub(super) fn first(&self) -> io::Result<(Queue, Ring<xdp_desc>, Ring<u64>)> {
         let fd = open()?;
         self.memory.register(&fd)?;

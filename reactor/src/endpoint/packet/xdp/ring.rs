@@ -46,7 +46,7 @@ impl Kind {
 /// Makes the kernel make a ring for so many entries, a power of two.
 ///
 /// # Errors
-/// Those of setsockopt(2).
+/// Errors of setsockopt(2).
 pub(super) fn make(fd: &OwnedFd, kind: Kind, count: u32) -> io::Result<()> {
     set_to(fd, libc::SOL_XDP, kind.numbers().0, &count)
 }
@@ -80,7 +80,7 @@ impl<T: Plain> Ring<T> {
     /// Maps a ring of a socket that [`make`] has made.
     ///
     /// # Errors
-    /// Those of mmap(2).
+    /// Errors of mmap(2).
     pub(super) fn map(fd: &OwnedFd, kind: Kind, count: u32, all: &xdp_mmap_offsets) -> io::Result<Self> {
         let offsets = kind.offsets(all);
         let len = offsets.desc as usize + count as usize * size_of::<T>();
