@@ -31,6 +31,7 @@ COLORS = {
     "aoe": "#c2417a",
     "st": "#d9822b",
     "vblade": "#7a8190",
+    "qsd": "#7a8190",
     "handler": "#2b5fd9",
     "store": "#7a8190",
     "tape": "#2b5fd9",

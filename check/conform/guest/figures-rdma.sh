@@ -13,7 +13,8 @@ OWN=192.168.77.2
 # A second address of the device: each target has the usual ports.
 VERBS=192.168.77.3
 GUID=505400fffe123401
-VERBS_GUID=505400fffe123402
+# Not the GUID of the device, which is that of LIO.
+VERBS_GUID=505400fffe123403
 
 modules_of "$HERE/modules"
 ip netns add target
