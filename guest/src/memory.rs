@@ -107,6 +107,10 @@ impl Memory {
     /// Copies the bytes at `address` into `into`; `false` when they are not all there.
     #[must_use]
     pub fn read(&self, address: u64, into: &mut [u8]) -> bool {
+        // The usual case.
+        if let Some((region, at)) = self.region(address, into.len()) {
+            return region.read(at, into);
+        }
         let mut done = 0;
         let len = into.len();
         self.each(address, len, |region, at, count| {

@@ -183,8 +183,14 @@ impl Ring {
         if self.is_broken {
             return Ok(None);
         }
-        let taken = self.next(memory).and_then(|chain| self.count(chain));
+        let taken = self.next(memory);
         match &taken {
+            // A driver cannot have more in progress than the ring has, but a hostile guest makes entries available that
+            // were not returned: the requests would need more and more memory.
+            Ok(Some(chain)) if !self.count(chain.entries) => {
+                self.is_broken = true;
+                return Err(Broken::Index);
+            }
             Ok(Some(chain)) => {
                 match (&mut self.record, &self.kind) {
                     _ if chain.is_repeated => {}
@@ -202,14 +208,14 @@ impl Ring {
         taken
     }
 
-    /// Counts the entries of a chain. A driver cannot have more in progress than the ring has, but a hostile guest
-    /// makes entries available that were not returned: the requests would need more and more memory.
-    fn count(&mut self, chain: Option<Chain>) -> Result<Option<Chain>, Broken> {
-        let Some(chain) = chain else { return Ok(None) };
-        self.entries += chain::occupied(chain.entries);
-        if self.entries > u32::from(self.size) { Err(Broken::Index) } else { Ok(Some(chain)) }
+    /// Counts the entries of a chain; returns whether the ring has as many.
+    #[inline]
+    fn count(&mut self, entries: u16) -> bool {
+        self.entries += chain::occupied(entries);
+        self.entries <= u32::from(self.size)
     }
 
+    #[inline]
     fn next(&mut self, memory: &Memory) -> Result<Option<Chain>, Broken> {
         match (&mut self.kind, self.repeated.pop_front()) {
             (Kind::Split(ring), None) => ring.next(memory),

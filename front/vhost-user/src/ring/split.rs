@@ -27,6 +27,12 @@ pub fn lengths(size: u16, has_event_index: bool) -> [usize; 3] {
     [size * DESCRIPTOR_LEN, ENTRIES + size * AVAILABLE_LEN + event, ENTRIES + size * USED_LEN + event]
 }
 
+/// Chains between the one that is taken and the one whose descriptors are prefetched: two of those whose headers are.
+const DESCRIPTORS_AHEAD: u16 = 4;
+/// Chains between the one that is taken and the one whose header, or whose table of descriptors, is prefetched: the
+/// work for these is longer than a line needs from another processor.
+const HEADERS_AHEAD: u16 = 2;
+
 /// A split ring.
 #[derive(Debug)]
 pub struct SplitRing {
@@ -37,6 +43,9 @@ pub struct SplitRing {
     used: Part,
     /// The next index of the available ring.
     next: u16,
+    /// The index of the available ring when it was read last: chains before it need no further read of a line that the
+    /// driver writes all the time.
+    seen: u16,
     /// The next index of the used ring.
     used_index: u16,
     /// The used index when the driver was notified last; `None`: never.
@@ -59,7 +68,8 @@ impl SplitRing {
         // The used index is never ahead of the next available index, which is ahead by no more than the ring has
         // entries. A front-end that has lost its device may name an older index: what was returned is not taken again.
         let next = if next.wrapping_sub(used_index) <= size { next } else { used_index };
-        Ok(Self { size, has_event_index, descriptors, available, used, next, used_index, signalled: None })
+        let (seen, signalled) = (next, None);
+        Ok(Self { size, has_event_index, descriptors, available, used, next, seen, used_index, signalled })
     }
 
     /// Moves the ring to another mapping of its memory.
@@ -85,7 +95,7 @@ impl SplitRing {
 
     /// Continues at this index of the available ring.
     pub(super) fn set_base(&mut self, next: u16) {
-        self.next = next;
+        (self.next, self.seen) = (next, next);
     }
 
     #[inline]
@@ -96,19 +106,48 @@ impl SplitRing {
     /// The next chain. [`Broken`] ends the ring.
     #[inline]
     pub(super) fn next(&mut self, memory: &Memory) -> Result<Option<Chain>, Broken> {
-        let index = self.available.window.load_u16(INDEX).ok_or(Broken::Unreachable)?;
-        let ahead = index.wrapping_sub(self.next);
+        if self.seen == self.next {
+            let index = self.available.window.load_u16(INDEX).ok_or(Broken::Unreachable)?;
+            if index.wrapping_sub(self.next) > self.size {
+                return Err(Broken::Index);
+            }
+            self.seen = index;
+        }
+        let ahead = self.seen.wrapping_sub(self.next);
         if ahead == 0 {
             return Ok(None);
         }
-        if ahead > self.size {
-            return Err(Broken::Index);
-        }
-        let entry = ENTRIES + self.slot(self.next) * AVAILABLE_LEN;
-        let head = self.available.window.load_u16(entry).ok_or(Broken::Unreachable)?;
+        let head = self.head(self.next).ok_or(Broken::Unreachable)?;
+        self.look_ahead(memory, ahead);
         let chain = self.chain(memory, head)?;
         self.next = self.next.wrapping_add(1);
         Ok(Some(chain))
+    }
+
+    /// The head in an entry of the available ring.
+    #[inline]
+    fn head(&self, index: u16) -> Option<u16> {
+        self.available.window.load_u16(ENTRIES + self.slot(index) * AVAILABLE_LEN)
+    }
+
+    /// Prefetches descriptors and headers of the chains after the next one, of which there are `ahead` with it: the
+    /// guest has just written them on another processor. Nothing is checked: it is a hint.
+    #[inline]
+    fn look_ahead(&self, memory: &Memory, ahead: u16) {
+        let place = |head: u16| usize::from(head) * DESCRIPTOR_LEN;
+        if ahead > DESCRIPTORS_AHEAD
+            && let Some(head) = self.head(self.next.wrapping_add(DESCRIPTORS_AHEAD))
+        {
+            self.descriptors.window.prefetch(place(head), false);
+        }
+        let mut address = [0; 8];
+        if ahead > HEADERS_AHEAD
+            && let Some(head) = self.head(self.next.wrapping_add(HEADERS_AHEAD))
+            && self.descriptors.window.read(place(head), &mut address)
+            && let Some((region, at)) = memory.region(u64::from_le_bytes(address), 1)
+        {
+            region.prefetch(at, false);
+        }
     }
 
     /// The chain with this head. Each descriptor is copied once, because the guest may change it at any time.
