@@ -4,10 +4,9 @@
 //! A peer requests a connection (REQ). The protocol above accepts (REP) or rejects it (REJ). The peer says that it is
 //! ready (RTU), or just uses the connection. Either end disconnects (DREQ, DREP).
 
+use crate::admission::{Admission, Arrival, forgotten, gives_way};
 use crate::connection::{Connection, Effect, Settings};
-use crate::limits::{
-    ACCEPT_TIME, FAREWELLS_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES, REPLY_INTERVAL, TIME_WAIT, admits,
-};
+use crate::limits::{ACCEPT_TIME, FAREWELLS_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES, REPLY_INTERVAL, TIME_WAIT};
 use crate::live::Live;
 use crate::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
@@ -17,12 +16,13 @@ use crate::wire::{
     Extension, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote, mtu_bytes, mtu_code,
 };
 use lunar_core::mem::{Sg, SgMut};
+use lunar_core::shares::Share;
 use lunar_core::time::Instant;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
-pub use crate::events::{Accept, ConnectionId, Counters, Ended, Event, Outgoing, Payload};
+pub use crate::events::{Accept, ConnectionId, Counters, Ended, Event, NotAccepted, Outgoing, Payload};
 
 #[derive(Debug)]
 enum State {
@@ -41,6 +41,10 @@ enum State {
 struct Entry {
     peer: IpAddr,
     state: State,
+    arrival: Arrival,
+    /// Its place among the connections that were accepted.
+    #[expect(dead_code, reason = "dropping it gives it back")]
+    place: Option<Share>,
     request: mad::Request,
     transaction: u64,
     /// The reply, which is sent again if the request comes again.
@@ -64,6 +68,7 @@ pub struct Engine {
     /// The GUIDs of services, by their TCP ports. Requests for others are rejected.
     services: BTreeMap<u16, [u8; 8]>,
     entries: BTreeMap<ConnectionId, Entry>,
+    admission: Admission,
     /// When connections are looked at. Packets move the deadline of a connection all the time, mostly to a later one:
     /// its place here changes when it becomes earlier, or when the connection was looked at.
     deadlines: BTreeSet<(Instant, ConnectionId)>,
@@ -101,6 +106,7 @@ impl Engine {
             random: seed,
             services: BTreeMap::new(),
             entries: BTreeMap::new(),
+            admission: Admission::default(),
             deadlines: BTreeSet::new(),
             by_peer: HashMap::new(),
             next: 0,
@@ -150,7 +156,7 @@ impl Engine {
     /// Connections that have not ended.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.entries.values().filter(|entry| !matches!(entry.state, State::Over)).count()
+        self.entries.values().filter(|entry| !entry.has_ended()).count()
     }
 
     /// Messages of the connection manager that wait to be sent.
@@ -252,7 +258,7 @@ impl Engine {
                 if let Some(entry) = self.named(peer, (remote, local))
                     && matches!(entry.state, State::Disconnecting(_))
                 {
-                    (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
+                    entry.end(State::Over, now + TIME_WAIT);
                     self.schedule(ConnectionId(local));
                 }
             }
@@ -275,10 +281,8 @@ impl Engine {
 
     fn ended_by_peer(&mut self, peer: IpAddr, ids: (u32, u32), now: Instant) {
         let Some(entry) = self.named(peer, ids) else { return };
-        let is_closing = matches!(entry.state, State::Disconnecting(_) | State::Over);
-        let service = entry.request.port;
-        (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
-        entry.connection = None;
+        let (is_closing, service) = (entry.has_ended(), entry.request.port);
+        entry.end(State::Over, now + TIME_WAIT);
         self.has_changed = true;
         self.schedule(ConnectionId(ids.1));
         if !is_closing {
@@ -332,13 +336,13 @@ impl Engine {
         let stale: Vec<ConnectionId> =
             self.entries.iter().filter(|(_, entry)| same(entry)).map(|(id, _)| *id).collect();
         stale.into_iter().for_each(|id| self.forget(id));
-        if !self.has_room(peer) {
-            return self.refuse(peer, transaction, reject(Reason::NO_RESOURCES));
-        }
+        self.make_room(peer, now);
         let id = self.number();
         let entry = Entry {
             peer,
             state: State::Requested,
+            arrival: self.admission.arrive(),
+            place: None,
             request,
             transaction,
             reply: None,
@@ -354,11 +358,23 @@ impl Engine {
         self.tell(request.port, Event::Request { id, peer, private: request.private });
     }
 
-    /// Whether a peer may have another connection.
-    fn has_room(&self, peer: IpAddr) -> bool {
-        let is_half_open = |entry: &&Entry| matches!(entry.state, State::Requested | State::Replied(_));
-        let half_open = self.entries.values().filter(is_half_open).map(|entry| entry.peer);
-        admits(peer, self.entries.len(), half_open)
+    /// Makes room for another request of a peer.
+    fn make_room(&mut self, peer: IpAddr, now: Instant) {
+        let ended = self.entries.iter().filter(|(_, entry)| entry.has_ended());
+        let forgotten = forgotten(ended.map(|(id, entry)| (entry.deadline, *id)));
+        forgotten.into_iter().for_each(|(_, id)| self.forget(id));
+        let is_half_open =
+            |(_, entry): &(&ConnectionId, &Entry)| matches!(entry.state, State::Requested | State::Replied(_));
+        let half_open = self.entries.iter().filter(is_half_open).map(|(id, entry)| ((entry.arrival, *id), entry.peer));
+        match gives_way(peer, half_open) {
+            Some((_, id)) if matches!(self.entries[&id].state, State::Requested) => {
+                let service = self.service(id);
+                self.reject_as(id, Reason::NO_RESOURCES, &[]);
+                self.tell(service, Event::Closed(id, Ended::Late));
+            }
+            Some((_, id)) => self.end(id, Ended::Late, now),
+            None => {}
+        }
     }
 
     /// A number that no connection has.
@@ -400,17 +416,20 @@ impl Engine {
     fn forget(&mut self, id: ConnectionId) {
         let Some(entry) = self.remove(id) else { return };
         self.has_changed = true;
-        if !matches!(entry.state, State::Disconnecting(_) | State::Over) {
+        if !entry.has_ended() {
             self.tell(entry.request.port, Event::Closed(id, Ended::Peer));
         }
     }
 
-    /// Accepts a request; returns false if the peer has given up meanwhile.
-    pub fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
+    /// Accepts a request.
+    ///
+    /// # Errors
+    /// [`NotAccepted`].
+    pub fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted> {
         let first = self.random() & NUMBER_BITS;
-        let Some(entry) = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Requested)) else {
-            return false;
-        };
+        let requested = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Requested));
+        let entry = requested.ok_or(NotAccepted::Gone)?;
+        let place = self.admission.take(entry.peer).ok_or(NotAccepted::NoRoom)?;
         let request = &entry.request;
         let guid = request.port.and_then(|service| self.services.get(&service)).copied().unwrap_or_default();
         let reads = request.reads.min(READS_MAX);
@@ -425,22 +444,26 @@ impl Engine {
         let private = padded::<REPLY_PRIVATE>(accept.private);
         let reply = Reply { ids: (id.0, request.id), qpn: id.0, psn: first, reads, guid, private };
         let (peer, transaction) = (entry.peer, entry.transaction);
-        entry.connection = Some(Connection::new(&settings));
+        (entry.connection, entry.place) = (Some(Connection::new(&settings)), Some(place));
         entry.reply = Some(Box::new(reply));
         (entry.state, entry.deadline, entry.heard) = (State::Replied(1), now + REPLY_INTERVAL, now);
         self.schedule(id);
         self.say(peer, transaction, Body::Reply(reply));
-        true
+        Ok(())
     }
 
     /// Rejects a request.
     pub fn reject(&mut self, id: ConnectionId, private: &[u8]) {
+        self.reject_as(id, Reason::CONSUMER, private);
+    }
+
+    fn reject_as(&mut self, id: ConnectionId, reason: Reason, private: &[u8]) {
         let Some(entry) = self.entries.get(&id).filter(|entry| matches!(entry.state, State::Requested)) else { return };
         let (peer, transaction, remote) = (entry.peer, entry.transaction, entry.request.id);
         let reject = Reject {
             ids: (0, remote),
             rejected: Rejected::REQUEST,
-            reason: Reason::CONSUMER,
+            reason,
             mtu: None,
             private: padded::<REJECT_PRIVATE>(private),
         };
@@ -477,6 +500,12 @@ impl Engine {
     /// One more message may come.
     pub fn post(&mut self, id: ConnectionId) {
         self.with(id, Connection::post);
+    }
+
+    /// How many more connections of the peer may be accepted.
+    #[must_use]
+    pub fn left(&self, id: ConnectionId) -> usize {
+        self.entries.get(&id).map_or(0, |entry| self.admission.left(entry.peer))
     }
 
     /// Whether the peer allows READs: without them it can send no data to a target.
@@ -543,6 +572,8 @@ impl Engine {
             let entry = Entry {
                 peer: live.peer,
                 state: State::Disconnecting(1),
+                arrival: self.admission.arrive(),
+                place: None,
                 request,
                 transaction: 0,
                 reply: None,
@@ -579,13 +610,13 @@ impl Engine {
     /// Returns whether there was one.
     fn end_quietly(&mut self, id: ConnectionId, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
-        if matches!(entry.state, State::Disconnecting(_) | State::Over) {
+        if entry.has_ended() {
             return false;
         }
         let (peer, body) = (entry.peer, Body::Disconnect(id.0, entry.request.id, entry.request.qpn));
-        (entry.state, entry.deadline) = (State::Disconnecting(1), now + REPLY_INTERVAL);
         // An answer that says why is sent before.
         let last = entry.connection.take().and_then(|mut connection| connection.last_answer());
+        entry.end(State::Disconnecting(1), now + REPLY_INTERVAL);
         let head = last.map(|(psn, extension)| Head {
             opcode: Opcode::ACKNOWLEDGE,
             qpn: entry.request.qpn,
@@ -640,7 +671,7 @@ impl Engine {
                     self.say(peer, transaction, Body::Reply(*reply));
                 }
             }
-            State::Disconnecting(REPLIES..) => (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT),
+            State::Disconnecting(REPLIES..) => entry.end(State::Over, now + TIME_WAIT),
             State::Disconnecting(count) => {
                 *count += 1;
                 entry.deadline = now + REPLY_INTERVAL;
@@ -703,6 +734,17 @@ impl Engine {
 }
 
 impl Entry {
+    /// Whether it has ended, and only its numbers are in use.
+    fn has_ended(&self) -> bool {
+        matches!(self.state, State::Disconnecting(_) | State::Over)
+    }
+
+    /// It ends, and leaves its place to others.
+    fn end(&mut self, state: State, deadline: Instant) {
+        (self.state, self.deadline) = (state, deadline);
+        (self.connection, self.place) = (None, None);
+    }
+
     /// When something is due.
     fn deadline(&self) -> Option<Instant> {
         match (&self.state, &self.connection) {

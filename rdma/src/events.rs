@@ -39,7 +39,7 @@ pub enum Ended {
     Here,
     /// The peer has disconnected, or has requested another connection in its place.
     Peer,
-    /// The peer was never ready, or the request was not answered here in time.
+    /// The peer was never ready, or the request was not answered here in time, or others needed its place before.
     Late,
     /// It has failed.
     Failed(Why),
@@ -52,6 +52,15 @@ pub struct Accept<'a> {
     pub private: &'a [u8],
     /// The messages that the peer may send.
     pub receives: Receives,
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotAccepted {
+    /// The peer has given up meanwhile: nobody waits for an answer.
+    Gone,
+    /// There is no room for another connection of the peer. The request still waits for its answer, a rejection.
+    NoRoom,
 }
 
 /// A packet to send.

@@ -7,7 +7,7 @@ use crate::ethernet::station::{FRAME_MIN, HEADERS_MAX, Station};
 use crate::ethernet::{arp, icmp, ip, udp};
 use crate::golden;
 use crate::icrc::Checker;
-use crate::limits::{CONNECTIONS_MAX, MESSAGES_MAX};
+use crate::limits::{CONNECTIONS_MAX, HALF_OPEN_MAX, MESSAGES_MAX};
 use crate::mad::{Body, Message};
 use crate::responder::Receives;
 use crate::wire::{Head, PORT, Packet, Remote};
@@ -63,8 +63,10 @@ impl Victim {
             match event {
                 Event::Request { id, .. } if accepts => {
                     let receives = Receives { bytes: 600, count: 4 };
-                    self.engine.accept(id, &Accept { private: &[], receives }, self.now);
-                    self.id = id;
+                    match self.engine.accept(id, &Accept { private: &[], receives }, self.now) {
+                        Ok(()) => self.id = id,
+                        Err(_) => self.engine.reject(id, &[]),
+                    }
                 }
                 Event::Request { id, .. } => self.engine.reject(id, &[]),
                 _ => {}
@@ -80,7 +82,8 @@ impl Victim {
         }
         self.now = self.now + STEP;
         self.engine.expire(self.now);
-        assert!(self.engine.connections() <= CONNECTIONS_MAX && self.engine.messages_queued() <= MESSAGES_MAX);
+        assert!(self.engine.connections() <= CONNECTIONS_MAX + HALF_OPEN_MAX);
+        assert!(self.engine.messages_queued() <= MESSAGES_MAX);
     }
 
     /// Starts something, so that answers have something to fit to.

@@ -2,8 +2,9 @@
 //! space, or an RDMA device. And what a port tells these protocols.
 
 use crate::engine::Engine;
-use crate::events::{Accept, ConnectionId, Event};
+use crate::events::{Accept, ConnectionId, Event, NotAccepted};
 use crate::requester::Message;
+use crate::responder::Receives;
 use crate::wire::Remote;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::time::Instant;
@@ -11,8 +12,11 @@ use lunar_core::time::Instant;
 /// The connections of a port. Operations of a connection take effect in the order in which they were queued; only a
 /// READ may complete after what was queued behind it.
 pub trait Provider {
-    /// Accepts a request; returns false if the peer has given up meanwhile, or if there is no room.
-    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool;
+    /// Accepts a request.
+    ///
+    /// # Errors
+    /// [`NotAccepted`].
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted>;
 
     /// Rejects a request.
     fn reject(&mut self, id: ConnectionId, private: &[u8]);
@@ -31,6 +35,9 @@ pub trait Provider {
 
     /// Whether the peer allows READs: without them it can send no data to a target.
     fn allows_reads(&self, id: ConnectionId) -> bool;
+
+    /// How many more connections of the peer, each with so many messages, may be accepted now.
+    fn left(&self, id: ConnectionId, receives: Receives) -> usize;
 
     /// Bytes of messages and writes that are not acknowledged, and [`crate::limits::ENTRY_BYTES`] for each of them and
     /// for each READ.
@@ -63,7 +70,7 @@ pub trait Upper {
 }
 
 impl Provider for Engine {
-    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted> {
         Self::accept(self, id, accept, now)
     }
 
@@ -89,6 +96,11 @@ impl Provider for Engine {
 
     fn allows_reads(&self, id: ConnectionId) -> bool {
         Self::allows_reads(self, id)
+    }
+
+    /// Messages of a peer take memory of their own only while their packets arrive.
+    fn left(&self, id: ConnectionId, _receives: Receives) -> usize {
+        Self::left(self, id)
     }
 
     fn queued(&self, id: ConnectionId) -> usize {

@@ -9,7 +9,7 @@ use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};
 use lunar_nvme::limits::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use lunar_rdma::address::PortAddress;
-use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event, NotAccepted};
 use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
@@ -106,12 +106,15 @@ impl Endpoint {
         let receives = Receives { bytes: CAPSULE_MAX, count: usize::from(commands) + UNACKNOWLEDGED };
         let reply = Accepted::new(commands);
         let accept = Accept { private: reply.as_bytes(), receives };
-        // Without success the host has given up meanwhile.
-        if port.with(|engine, now| engine.accept(id, &accept, now)) {
-            let home: Weak<dyn Home> = self.me.clone();
-            let pair = QueuePair::new((id, peer, request), home, &self.core, port);
-            pair.watch_connect();
-            self.pairs.borrow_mut().insert(id, pair);
+        match port.with(|engine, now| engine.accept(id, &accept, now)) {
+            Ok(()) => {
+                let home: Weak<dyn Home> = self.me.clone();
+                let pair = QueuePair::new((id, peer, request), home, &self.core, port);
+                pair.watch_connect();
+                self.pairs.borrow_mut().insert(id, pair);
+            }
+            Err(NotAccepted::NoRoom) => self.reject(port, (id, peer), RejectReason::NO_RESOURCES),
+            Err(NotAccepted::Gone) => {}
         }
     }
 

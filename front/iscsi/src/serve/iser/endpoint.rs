@@ -80,9 +80,9 @@ impl Endpoint {
         let count = self.core.front.window_max() + IMMEDIATE_MAX + UNNUMBERED_MAX;
         let receives = Receives { bytes: MESSAGE_MAX, count };
         let accept = Accept { private: &reply_private(invalidates), receives };
-        // Without success the initiator has given up meanwhile.
-        if !port.with(|engine, now| engine.accept(id, &accept, now)) {
-            return;
+        if port.with(|engine, now| engine.accept(id, &accept, now)).is_err() {
+            // An initiator that has given up meanwhile gets no answer.
+            return port.with(|engine, _| engine.reject(id, &[]));
         }
         let home: Weak<dyn Home> = self.me.clone();
         let carrier = RdmaCarrier::new(id, invalidates, self.core.reactor(), &port, home);
