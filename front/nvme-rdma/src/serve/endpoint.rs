@@ -3,7 +3,7 @@
 use super::core::Core;
 use super::queue_pair::{Home, QueuePair};
 use super::{PortView, RdmaPorts};
-use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED};
+use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED, USUAL_COMMANDS};
 use crate::wire::{Accepted, RejectReason, Rejected, Request};
 use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};
@@ -103,7 +103,7 @@ impl Endpoint {
 
     fn accept(&self, port: &Rc<Port>, (id, peer, request): (ConnectionId, IpAddr, Request)) {
         let commands = request.commands.get() + 1;
-        let receives = Receives { bytes: CAPSULE_MAX, count: usize::from(commands) + UNACKNOWLEDGED };
+        let receives = receives(commands.into());
         let reply = Accepted::new(commands);
         let accept = Accept { private: reply.as_bytes(), receives };
         match port.with(|engine, now| engine.accept(id, &accept, now)) {
@@ -158,10 +158,19 @@ impl Endpoint {
     }
 }
 
+/// The messages of a host that may have so many commands outstanding.
+fn receives(commands: usize) -> Receives {
+    Receives { bytes: CAPSULE_MAX, count: commands + UNACKNOWLEDGED }
+}
+
 impl Home for Endpoint {
     fn disconnect(&self, id: ConnectionId) {
         self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
         self.lost(id);
+    }
+
+    fn queues_left(&self, id: ConnectionId) -> usize {
+        self.port().map_or(0, |port| port.look(|engine| engine.left(id, receives(USUAL_COMMANDS))))
     }
 
     fn place(&self) -> Option<(Rc<PortView>, SocketAddr)> {
