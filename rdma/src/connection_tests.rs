@@ -305,14 +305,14 @@ fn a_peer_without_a_receive_is_told_to_wait() {
         assert!(take(&mut connection, &send(psn), now).0.is_none());
     }
     assert_eq!(answer(&mut connection), [(1, Extension::Acknowledge(Syndrome::WAIT, 1))]);
-    connection.post();
+    connection.post(1);
     assert!(take(&mut connection, &send(1), now).0.is_some());
     // The acknowledgement was lost.
     assert_eq!(answer(&mut connection).len(), 1);
     assert!(take(&mut connection, &send(1), now).0.is_none());
     assert_eq!(answer(&mut connection), [(1, Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 2))]);
     // One is missing: that is reported once.
-    connection.post();
+    connection.post(1);
     for psn in [3, 4] {
         assert!(take(&mut connection, &send(psn), now).0.is_none());
     }

@@ -439,7 +439,7 @@ impl Engine {
             first: Psn::new(request.psn),
             expected: Psn::new(first),
             reads,
-            receives: accept.receives,
+            receives: accept.first(),
         };
         let private = padded::<REPLY_PRIVATE>(accept.private);
         let reply = Reply { ids: (id.0, request.id), qpn: id.0, psn: first, reads, guid, private };
@@ -497,9 +497,9 @@ impl Engine {
         self.with(id, |connection| connection.requester().read(from, into, token)).is_some()
     }
 
-    /// One more message may come.
-    pub fn post(&mut self, id: ConnectionId) {
-        self.with(id, Connection::post);
+    /// So many more messages may come.
+    pub fn post(&mut self, id: ConnectionId, count: usize) {
+        self.with(id, |connection| connection.post(count));
     }
 
     /// How many more connections of the peer may be accepted.

@@ -67,7 +67,7 @@ fn connected() -> (Engine, ConnectionId, Reply) {
     let mut engine = engine();
     assert!(engine.receive(PEER, &packet(&golden::REQUEST), NOW).is_none());
     let id = requested(&mut engine);
-    assert_eq!(engine.accept(id, &Accept { private: &[1, 2, 3], receives: RECEIVES }, NOW), Ok(()));
+    assert_eq!(engine.accept(id, &Accept::new(&[1, 2, 3], RECEIVES), NOW), Ok(()));
     let Some(Body::Reply(reply)) = said(&mut engine, NOW).pop() else { panic!("a reply") };
     (engine, id, reply)
 }
@@ -122,6 +122,21 @@ fn the_first_packet_means_that_the_peer_is_ready() {
 }
 
 #[test]
+fn messages_that_are_held_back_wait_until_they_are_posted() {
+    let mut engine = engine();
+    engine.receive(PEER, &packet(&golden::REQUEST), NOW);
+    let id = requested(&mut engine);
+    assert_eq!(engine.accept(id, &Accept { held_back: 7, ..Accept::new(&[], RECEIVES) }, NOW), Ok(()));
+    let Some(Body::Reply(reply)) = said(&mut engine, NOW).pop() else { panic!("a reply") };
+    let arrived = |engine: &mut Engine, number| send(engine, id, reply.psn + number, NOW).is_some();
+    assert_eq!([0, 1, 2].map(|number| arrived(&mut engine, number)), [true, true, false]);
+    let answer = engine.poll_send(NOW).expect("an answer").head.extension;
+    assert!(matches!(answer, Extension::Acknowledge(Syndrome::WAIT, 2)), "{answer:?}");
+    engine.post(id, 7);
+    assert_eq!((2..10).filter(|number| arrived(&mut engine, *number)).count(), 7);
+}
+
+#[test]
 fn requests_are_rejected_with_the_reason() {
     let request = recorded_request();
     for (wrong, reason, mtu) in [
@@ -146,7 +161,7 @@ fn requests_are_rejected_with_the_reason() {
     engine.reject(id, b"because");
     let said = said(&mut engine, NOW);
     assert!(matches!(said[..], [Body::Reject(r)] if r.reason == Reason::CONSUMER && r.private.starts_with(b"because")));
-    let accepted = engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW);
+    let accepted = engine.accept(id, &Accept::new(&[], RECEIVES), NOW);
     assert!(accepted == Err(NotAccepted::Gone) && engine.entries.is_empty());
 }
 
@@ -172,7 +187,7 @@ fn a_flood_of_requests_is_bounded_and_leaves_room_for_others() {
 fn connect(engine: &mut Engine, peer: IpAddr, number: u32) -> Result<ConnectionId, Body> {
     say(engine, peer, Body::Request(mad::Request { id: number, qpn: number, ..recorded_request() }));
     let id = requested(engine);
-    match engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW) {
+    match engine.accept(id, &Accept::new(&[], RECEIVES), NOW) {
         Ok(()) => {
             said(engine, NOW);
             say(engine, peer, Body::Ready(number, id.0));
@@ -222,7 +237,7 @@ fn the_oldest_connection_that_is_not_established_gives_way_to_a_new_one() {
         let id = requested(&mut engine);
         // Half of them wait for their peers, and half of them for the protocol above.
         if number % 2 == 1 {
-            assert_eq!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW), Ok(()));
+            assert_eq!(engine.accept(id, &Accept::new(&[], RECEIVES), NOW), Ok(()));
         }
     }
     said(&mut engine, NOW);
@@ -343,7 +358,7 @@ fn last_answers_that_are_not_sent_are_bounded() {
         let peer = IpAddr::V4(std::net::Ipv4Addr::from(0x0a00_0000 + number));
         say(&mut engine, peer, Body::Request(mad::Request { id: number, qpn: number, ..request }));
         let id = requested(&mut engine);
-        assert_eq!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW), Ok(()));
+        assert_eq!(engine.accept(id, &Accept::new(&[], RECEIVES), NOW), Ok(()));
         let psn = engine.entries[&id].reply.as_ref().expect("a reply").psn;
         let head = Head {
             opcode: Opcode::WRITE_ONLY,
@@ -418,7 +433,7 @@ fn services_of_an_address_have_their_own_connections() {
         say(&mut engine, PEER, Body::Request(request));
         let Some((of, Event::Request { id, .. })) = engine.poll_event() else { panic!("a request") };
         assert_eq!((of, engine.service(id)), (service, Some(service)));
-        assert_eq!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW), Ok(()));
+        assert_eq!(engine.accept(id, &Accept::new(&[], RECEIVES), NOW), Ok(()));
         let guids = said(&mut engine, NOW).into_iter().filter_map(|body| match body {
             Body::Reply(reply) => Some(reply.guid),
             _ => None,

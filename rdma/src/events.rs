@@ -52,6 +52,21 @@ pub struct Accept<'a> {
     pub private: &'a [u8],
     /// The messages that the peer may send.
     pub receives: Receives,
+    /// Of these, so many may not come before they are posted.
+    pub held_back: usize,
+}
+
+impl<'a> Accept<'a> {
+    /// Accepts with this data of the protocol above, and lets the peer send all of these messages.
+    #[must_use]
+    pub fn new(private: &'a [u8], receives: Receives) -> Self {
+        Self { private, receives, held_back: 0 }
+    }
+
+    /// The messages that the peer may send at first.
+    pub(crate) fn first(&self) -> Receives {
+        Receives { count: self.receives.count.saturating_sub(self.held_back), ..self.receives }
+    }
 }
 
 /// Why a request was not accepted.

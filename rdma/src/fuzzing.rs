@@ -63,7 +63,7 @@ impl Victim {
             match event {
                 Event::Request { id, .. } if accepts => {
                     let receives = Receives { bytes: 600, count: 4 };
-                    match self.engine.accept(id, &Accept { private: &[], receives }, self.now) {
+                    match self.engine.accept(id, &Accept::new(&[], receives), self.now) {
                         Ok(()) => self.id = id,
                         Err(_) => self.engine.reject(id, &[]),
                     }
@@ -98,7 +98,7 @@ impl Victim {
             }
             _ => self.engine.send(id, arena.copy(&[1; 50]).map(Sg::from).unwrap_or_default().into()),
         };
-        self.engine.post(id);
+        self.engine.post(id, 1);
     }
 
     /// Takes a packet. Bits of `kind` replace its queue pair and its number by those that fit.

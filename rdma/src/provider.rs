@@ -30,8 +30,8 @@ pub trait Provider {
     /// Reads memory of the peer, as much as there is room for; returns whether the connection is established.
     fn read(&mut self, id: ConnectionId, from: Remote, into: SgMut, token: u64) -> bool;
 
-    /// One more message may come.
-    fn post(&mut self, id: ConnectionId);
+    /// So many more messages may come.
+    fn post(&mut self, id: ConnectionId, count: usize);
 
     /// Whether the peer allows READs: without them it can send no data to a target.
     fn allows_reads(&self, id: ConnectionId) -> bool;
@@ -90,8 +90,8 @@ impl Provider for Engine {
         Self::read(self, id, from, into, token)
     }
 
-    fn post(&mut self, id: ConnectionId) {
-        Self::post(self, id);
+    fn post(&mut self, id: ConnectionId, count: usize) {
+        Self::post(self, id, count);
     }
 
     fn allows_reads(&self, id: ConnectionId) -> bool {

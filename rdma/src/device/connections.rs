@@ -298,7 +298,7 @@ impl Connections {
         let place = self.admission.take(entry.peer).ok_or_else(|| none("connections"))?;
         let inbox = self.inboxes.join(entry.peer).take(sizes.memory()).ok_or_else(|| none("bytes for messages"))?;
         let mut pair = Pair::new(&entry.id, &self.device, &self.channel, id.0, sizes)?;
-        pair.accept(accept.private, entry.reads)?;
+        pair.accept(accept.private, accept.first().count, entry.reads)?;
         (entry.pair, entry.state, entry.since) = (Some(pair), State::Accepted, now);
         entry.shares = Some([place, inbox]);
         self.live.push(id);
@@ -496,10 +496,10 @@ impl Provider for Connections {
         self.with(id, |queue| queue.read(from, into, token)).is_some()
     }
 
-    fn post(&mut self, id: ConnectionId) {
+    fn post(&mut self, id: ConnectionId, count: usize) {
         if let Some(pair) = self.entries.get_mut(&id).and_then(|entry| entry.pair.as_mut()) {
             // If that fails, so does everything else of the connection.
-            let _ = pair.post_receives(1);
+            let _ = pair.post_receives(count);
         }
     }
 

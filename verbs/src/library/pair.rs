@@ -236,12 +236,12 @@ impl Pair {
         Ok(())
     }
 
-    /// Accepts the request, with memory for all messages that the peer may send.
+    /// Accepts the request; so many messages may come at first.
     ///
     /// # Errors
     /// Those of the operating system, for instance when the peer has given up.
-    pub fn accept(&mut self, private: &[u8], reads: u8) -> io::Result<()> {
-        self.post_receives(self.sizes.receives)?;
+    pub fn accept(&mut self, private: &[u8], receives: usize, reads: u8) -> io::Result<()> {
+        self.post_receives(receives)?;
         self.id.accept(private, reads)
     }
 

@@ -105,7 +105,7 @@ impl Endpoint {
         let commands = request.commands.get() + 1;
         let receives = receives(commands.into());
         let reply = Accepted::new(commands);
-        let accept = Accept { private: reply.as_bytes(), receives };
+        let accept = Accept::new(reply.as_bytes(), receives);
         match port.with(|engine, now| engine.accept(id, &accept, now)) {
             Ok(()) => {
                 let home: Weak<dyn Home> = self.me.clone();

@@ -248,7 +248,7 @@ impl Endpoint {
         let response = LoginResponse::new(&candidate.login, REQUEST_LIMIT, UNIT_MAX, multichannel);
         let count = REQUEST_LIMIT as usize + UNCREDITED + UNACKNOWLEDGED;
         let receives = Receives { bytes: UNIT_MAX, count };
-        let accept = Accept { private: response.as_bytes(), receives };
+        let accept = Accept::new(response.as_bytes(), receives);
         let accepted = port.with(|engine, now| engine.accept(candidate.id, &accept, now));
         if accepted == Err(NotAccepted::NoRoom) {
             self.core.reactor().stats().logins_refused.add(1);

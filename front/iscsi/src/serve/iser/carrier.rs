@@ -65,6 +65,8 @@ pub(super) struct RdmaCarrier {
     operations: Cell<Vec<Operation>>,
     /// The receives that are posted bound it.
     inbox: RefCell<VecDeque<Arrived>>,
+    /// Receives that are posted when the initiator has logged in.
+    held_back: Cell<usize>,
     is_cancelled: Cell<bool>,
     is_closed: Cell<bool>,
     /// The tasks that receive and send, while they wait.
@@ -74,10 +76,11 @@ pub(super) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
-    /// That of a connection. `invalidates`: the initiator allows that its keys are invalidated.
+    /// That of a connection. `invalidates`: the initiator allows that its keys are invalidated; `held_back`: receives
+    /// that are posted when it has logged in.
     pub(super) fn new(
         id: ConnectionId,
-        invalidates: bool,
+        (invalidates, held_back): (bool, usize),
         reactor: &Reactor,
         port: &Rc<Port>,
         endpoint: Weak<dyn Home>,
@@ -94,6 +97,7 @@ impl RdmaCarrier {
             chunks: Chunks::default(),
             operations: Cell::default(),
             inbox: RefCell::default(),
+            held_back: Cell::new(held_back),
             is_cancelled: Cell::default(),
             is_closed: Cell::default(),
             receiver: Cell::default(),
@@ -265,7 +269,7 @@ impl RdmaCarrier {
         }
         drop(inbox);
         if taken > 0 {
-            self.port.with(|engine, _| (0..taken).for_each(|_| engine.post(self.id)));
+            self.port.with(|engine, _| engine.post(self.id, taken));
         }
         Ok(done)
     }
@@ -274,7 +278,14 @@ impl RdmaCarrier {
 impl Carrier for RdmaCarrier {
     fn send(&self, data: Sg) {
         let (Some(bound), Some(connection)) = (self.bound.get(), self.connection()) else { return };
-        let tags_all_data = connection.stream.session().parameters().tags_all_data;
+        let (is_logged_in, tags_all_data) = {
+            let session = connection.stream.session();
+            (session.is_established(), session.parameters().tags_all_data)
+        };
+        // Before the response to the login: the initiator sends commands when it has it.
+        if is_logged_in && self.held_back.get() > 0 {
+            self.port.with(|engine, _| engine.post(self.id, self.held_back.take()));
+        }
         let mut operations = self.operations.take();
         let result = self.mover.borrow_mut().send(data, tags_all_data, &mut operations);
         operations.drain(..).for_each(|operation| self.carry_out(bound, &connection, operation));
