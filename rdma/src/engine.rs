@@ -697,39 +697,65 @@ impl Engine {
         }
     }
 
-    /// The next packet to send. Connections take turns.
+    /// Whether messages of the connection manager wait to be sent.
+    #[must_use]
+    pub fn has_messages(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
+    /// The next packet to send.
     pub fn poll_send(&mut self, now: Instant) -> Option<Outgoing> {
-        if let Some((peer, head)) = self.farewells.pop_front() {
-            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()) });
+        let mut next = None;
+        self.poll_burst(now, 1, |outgoing| next = Some(outgoing));
+        next
+    }
+
+    /// Passes packets to send to `each`, those of one connection and no more than so many; returns how many. Connections
+    /// take turns.
+    pub fn poll_burst(&mut self, now: Instant, most: usize, mut each: impl FnMut(Outgoing)) -> usize {
+        if most == 0 {
+            return 0;
         }
-        if let Some((peer, message)) = self.messages.pop_front() {
-            let psn = self.manager_psn;
-            self.manager_psn = psn.plus(1);
-            let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
-            let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
-            return Some(Outgoing { peer, head, payload: Payload::Message(message) });
+        if let Some(outgoing) = self.poll_single() {
+            each(outgoing);
+            return 1;
         }
         while let Some(id) = self.ready.pop_front() {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             entry.is_ready = false;
+            let (peer, qpn, mut count) = (entry.peer, entry.request.qpn, 0);
             let Some(connection) = &mut entry.connection else { continue };
-            let Some(packet) = connection.poll(now) else { continue };
-            if connection.is_ready() {
+            while count < most
+                && let Some(packet) = connection.poll(now)
+            {
+                let requester::Outgoing { opcode, psn, wants_acknowledge, extension, payload } = packet;
+                let head = Head { opcode, qpn, psn, wants_acknowledge, extension };
+                each(Outgoing { peer, head, payload: Payload::Memory(payload) });
+                count += 1;
+            }
+            if count == most && connection.is_ready() {
                 entry.is_ready = true;
                 self.ready.push_back(id);
             }
-            let peer = entry.peer;
-            let head = Head {
-                opcode: packet.opcode,
-                qpn: entry.request.qpn,
-                psn: packet.psn,
-                wants_acknowledge: packet.wants_acknowledge,
-                extension: packet.extension,
-            };
-            self.schedule(id);
-            return Some(Outgoing { peer, head, payload: Payload::Memory(packet.payload) });
+            if count > 0 {
+                self.schedule(id);
+                return count;
+            }
         }
-        None
+        0
+    }
+
+    /// The next packet that is of no connection any more, or of the connection manager.
+    fn poll_single(&mut self) -> Option<Outgoing> {
+        if let Some((peer, head)) = self.farewells.pop_front() {
+            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()) });
+        }
+        let (peer, message) = self.messages.pop_front()?;
+        let psn = self.manager_psn;
+        self.manager_psn = psn.plus(1);
+        let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
+        let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
+        Some(Outgoing { peer, head, payload: Payload::Message(message) })
     }
 }
 

@@ -137,6 +137,28 @@ fn messages_that_are_held_back_wait_until_they_are_posted() {
 }
 
 #[test]
+fn connections_take_turns_in_bursts() {
+    let mut engine = engine();
+    let ids = [1, 2].map(|number| connect(&mut engine, PEER, number).expect("there is room"));
+    for id in ids {
+        (0..20).for_each(|_| assert!(engine.write(id, Remote::default(), Sg::default())));
+    }
+    let mut turns = Vec::new();
+    loop {
+        let mut qpns = Vec::new();
+        let count = engine.poll_burst(NOW, 16, |outgoing| qpns.push(outgoing.head.qpn));
+        qpns.dedup();
+        match qpns[..] {
+            [] => break,
+            [qpn] => turns.push((qpn, count)),
+            _ => panic!("packets of several connections"),
+        }
+    }
+    assert_eq!(turns, [(1, 16), (2, 16), (1, 4), (2, 4)]);
+    assert_eq!(engine.poll_burst(NOW, 0, |_| panic!("none was wanted")), 0);
+}
+
+#[test]
 fn requests_are_rejected_with_the_reason() {
     let request = recorded_request();
     for (wrong, reason, mtu) in [

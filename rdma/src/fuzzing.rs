@@ -13,7 +13,7 @@ use crate::responder::Receives;
 use crate::wire::{Head, PORT, Packet, Remote};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
-use lunar_link::{HEADER_LEN, Header, MacAddress};
+use lunar_link::{HEADER_LEN, Header, MacAddress, Wrapped};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -210,7 +210,7 @@ pub fn frames(bytes: &[u8]) {
             let sent = std::iter::from_fn(|| station.poll()).count();
             assert!(sent <= 1 + waiting.min(WAITING_MAX), "{sent} frames");
             if let Some(peer) = received {
-                station.send(peer, Sg::default(), now);
+                station.send(peer, Wrapped::default(), now);
             }
             if kind & 0x80 != 0 {
                 now = now + STEP * 40;

@@ -21,6 +21,8 @@ pub const FAREWELLS_MAX: usize = 64;
 /// Bytes that an entry of a queue counts for besides its data: its memory. A peer may divide its memory into pieces of
 /// one byte, each of which is an entry.
 pub const ENTRY_BYTES: usize = 128;
+/// Packets of a connection that leave before it is the turn of another one: a quarter of what a socket takes at once.
+pub const BURST: usize = 16;
 /// Packets that are sent and not acknowledged. The kernel's software RoCE has the same limit.
 pub const WINDOW: u32 = 128;
 /// Every so many packets request an acknowledgement: several times in a window.
