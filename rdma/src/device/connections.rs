@@ -90,8 +90,9 @@ pub struct Connections {
     channel: Rc<CompletionChannel>,
     entries: BTreeMap<ConnectionId, Entry>,
     by_key: HashMap<Key, ConnectionId>,
-    /// Connections that have a pair, and some that have none any more.
+    /// Connections that have a pair, and some that have none any more, if pairs have ended.
     live: Vec<ConnectionId>,
+    have_ended: bool,
     next: u32,
     items: VecDeque<Item>,
     admission: Admission,
@@ -115,6 +116,7 @@ impl Connections {
             entries: BTreeMap::new(),
             by_key: HashMap::new(),
             live: Vec::new(),
+            have_ended: false,
             // The protocols above may still know connections of a port that has failed.
             next: seed as u32,
             items: VecDeque::new(),
@@ -247,6 +249,7 @@ impl Connections {
     fn remove(&mut self, id: ConnectionId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.by_key.remove(&entry.id.key());
+            self.have_ended |= entry.pair.is_some();
         }
     }
 
@@ -272,6 +275,7 @@ impl Connections {
         entry.id.disconnect();
         // The device does not use memory of the connection any more then.
         entry.pair = None;
+        self.have_ended = true;
         entry.queue = Queue::new(Depth { requests: 0, pieces: 0, read_pieces: 0 });
         (entry.state, entry.since, entry.shares) = (State::Over, now, None);
         true
@@ -282,6 +286,7 @@ impl Connections {
         let all: Vec<ConnectionId> = self.entries.keys().copied().collect();
         all.into_iter().for_each(|id| _ = self.end_quietly(id, now));
         (self.entries, self.by_key) = (BTreeMap::new(), HashMap::new());
+        (self.live, self.have_ended) = (Vec::new(), false);
         self.items.clear();
     }
 
@@ -348,8 +353,10 @@ impl Connections {
 
     /// Takes completions; returns whether there were any.
     pub fn poll(&mut self, now: Instant) -> bool {
-        let entries = &self.entries;
-        self.live.retain(|id| entries.get(id).is_some_and(|entry| entry.pair.is_some()));
+        if std::mem::take(&mut self.have_ended) {
+            let entries = &self.entries;
+            self.live.retain(|id| entries.get(id).is_some_and(|entry| entry.pair.is_some()));
+        }
         let mut completed = std::mem::take(&mut self.completed);
         let mut has_some = false;
         for at in 0..self.live.len() {
