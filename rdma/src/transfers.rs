@@ -76,6 +76,11 @@ impl Transfers {
         self.count();
     }
 
+    /// So many more messages may come.
+    pub fn post(&self, count: usize) {
+        self.port.with(|engine, _| engine.post(self.id, count));
+    }
+
     /// Writes into memory of the peer; returns whether there is a connection.
     pub fn write(&self, to: Remote, data: Sg) -> bool {
         let is_queued = self.port.with(|engine, _| engine.write(self.id, to, data));

@@ -136,6 +136,8 @@ impl QueuePair {
             }
             Action::EventReplaced(cid) => {
                 self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
+                // It gets no response, with which its receive would be posted again.
+                self.transfers.post(1);
             }
         }
     }
