@@ -13,7 +13,7 @@
 //! * [`port`]: an engine that several protocols use at the same time, on its socket or link (`carrier`), or a port on
 //!   an RDMA device of the kernel ([`device`]). The only modules with I/O
 //! * [`provider`]: what protocols use of a port, whatever provides it
-//! * [`transfers`]: what a target reads and writes over a connection of a port
+//! * [`transfers`]: what a target reads and writes over a connection of a port; `pulls`: its requests for data
 //!
 //! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
 
@@ -36,6 +36,7 @@ pub mod live;
 pub mod mad;
 pub mod port;
 pub mod provider;
+mod pulls;
 pub mod requester;
 pub mod responder;
 pub mod socket;
