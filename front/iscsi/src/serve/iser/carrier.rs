@@ -20,6 +20,7 @@ use lunar_stream::serve::{Carrier, FrontConnection};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use zerocopy::IntoBytes;
@@ -333,6 +334,15 @@ impl Carrier for RdmaCarrier {
                 Poll::Ready(Ok(0))
             }
         }
+    }
+
+    fn until_read(&self) -> Pin<Box<dyn Future<Output = ()>>> {
+        let carrier = self.me.upgrade();
+        Box::pin(async move {
+            if let Some(bound) = carrier.as_ref().and_then(|carrier| carrier.bound.get()) {
+                bound.transfers.until_read().await;
+            }
+        })
     }
 
     fn cancel(&self) {
