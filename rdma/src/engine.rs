@@ -432,7 +432,7 @@ impl Engine {
         let place = self.admission.take(entry.peer).ok_or(NotAccepted::NoRoom)?;
         let request = &entry.request;
         let guid = request.port.and_then(|service| self.services.get(&service)).copied().unwrap_or_default();
-        let reads = request.reads.min(READS_MAX);
+        let reads = entry.reads();
         let settings = Settings {
             mtu: mtu_bytes(request.mtu),
             // Each end says where the other one begins.
@@ -508,10 +508,15 @@ impl Engine {
         self.entries.get(&id).map_or(0, |entry| self.admission.left(entry.peer))
     }
 
-    /// Whether the peer allows READs: without them it can send no data to a target.
+    /// RDMA READs of a connection that are outstanding at most. Without any, its peer can send no data to a target.
     #[must_use]
-    pub fn allows_reads(&self, id: ConnectionId) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.request.reads > 0)
+    pub fn reads(&self, id: ConnectionId) -> u8 {
+        self.entries.get(&id).map_or(0, Entry::reads)
+    }
+
+    /// Has no more READs outstanding than so many from now on.
+    pub fn limit_reads(&mut self, id: ConnectionId, most: u8) {
+        self.with(id, |connection| connection.requester().limit_reads(most));
     }
 
     fn connection(&self, id: ConnectionId) -> Option<&Connection> {
@@ -760,6 +765,11 @@ impl Engine {
 }
 
 impl Entry {
+    /// READs that may be outstanding.
+    fn reads(&self) -> u8 {
+        self.request.reads.min(READS_MAX)
+    }
+
     /// Whether it has ended, and only its numbers are in use.
     fn has_ended(&self) -> bool {
         matches!(self.state, State::Disconnecting(_) | State::Over)

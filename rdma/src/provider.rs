@@ -33,8 +33,11 @@ pub trait Provider {
     /// So many more messages may come.
     fn post(&mut self, id: ConnectionId, count: usize);
 
-    /// Whether the peer allows READs: without them it can send no data to a target.
-    fn allows_reads(&self, id: ConnectionId) -> bool;
+    /// RDMA READs of a connection that are outstanding at most. Without any, its peer can send no data to a target.
+    fn reads(&self, id: ConnectionId) -> u8;
+
+    /// Has no more READs outstanding than so many from now on.
+    fn limit_reads(&mut self, id: ConnectionId, most: u8);
 
     /// How many more connections of the peer, each with so many messages, may be accepted now.
     fn left(&self, id: ConnectionId, receives: Receives) -> usize;
@@ -94,8 +97,12 @@ impl Provider for Engine {
         Self::post(self, id, count);
     }
 
-    fn allows_reads(&self, id: ConnectionId) -> bool {
-        Self::allows_reads(self, id)
+    fn reads(&self, id: ConnectionId) -> u8 {
+        Self::reads(self, id)
+    }
+
+    fn limit_reads(&mut self, id: ConnectionId, most: u8) {
+        Self::limit_reads(self, id, most);
     }
 
     /// Messages of a peer take memory of their own only while their packets arrive.

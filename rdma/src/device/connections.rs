@@ -510,8 +510,13 @@ impl Provider for Connections {
         }
     }
 
-    fn allows_reads(&self, id: ConnectionId) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.reads > 0)
+    fn reads(&self, id: ConnectionId) -> u8 {
+        self.entries.get(&id).map_or(0, |entry| entry.reads)
+    }
+
+    /// The device has its own limit, which is that of the request.
+    fn limit_reads(&mut self, id: ConnectionId, most: u8) {
+        self.with(id, |queue| queue.limit_reads(most.into()));
     }
 
     fn left(&self, id: ConnectionId, receives: Receives) -> usize {

@@ -84,7 +84,7 @@ impl Endpoint {
             // The host has room for a response to each command.
             () if request.responses.get() <= request.commands.get() => Err(RejectReason::RESPONSES),
             // Data is read from the memory of the host.
-            () if !port.look(|engine| engine.allows_reads(id)) => Err(RejectReason::RESPONDER_READS),
+            () if port.look(|engine| engine.reads(id)) == 0 => Err(RejectReason::RESPONDER_READS),
             () => Ok(request),
         });
         match checked {

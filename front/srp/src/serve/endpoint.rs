@@ -134,7 +134,7 @@ impl Endpoint {
             return self.reject(&candidate, RejectReason::UNSUPPORTED_FORMAT);
         }
         // Data is read from the memory of the initiator.
-        if !port.look(|engine| engine.allows_reads(id)) {
+        if port.look(|engine| engine.reads(id)) == 0 {
             return self.reject(&candidate, RejectReason::UNABLE);
         }
         let Some(group) = view.view_of(login.initiator) else {

@@ -9,7 +9,7 @@ use crate::wire::R2t;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Chunks, Sg, SgMut, Slice};
 use lunar_rdma::engine::{ConnectionId, Ended};
-use lunar_rdma::limits::{READ_MAX, READS_MAX};
+use lunar_rdma::limits::READ_MAX;
 use lunar_rdma::port::Port;
 use lunar_rdma::requester::{Completed, Message};
 use lunar_rdma::transfers::Transfers;
@@ -127,16 +127,21 @@ impl RdmaCarrier {
                 self.inbox.borrow_mut().push_back(Arrived { bytes, at: 0, named });
                 self.receiver.take().into_iter().for_each(Waker::wake);
             }
-            Ok(Received::Hello(is_known)) => {
-                let reply = self.chunks.copy(self.reactor.arena(), &[Hello::reply(is_known, READS_MAX).as_bytes()]);
-                match (reply, self.bound.get()) {
-                    (Some(reply), Some(bound)) => {
-                        bound.transfers.send(Message { posts: 1, ..Message::from(Sg::from(reply)) });
-                    }
-                    _ => self.end(),
-                }
-            }
+            Ok(Received::Hello(reads)) => self.hello(reads),
             Err(why) => self.violated(why),
+        }
+    }
+
+    /// Answers a hello message of an initiator that takes so many READs (RFC 7145 5.1.3).
+    fn hello(&self, reads: Option<u16>) {
+        let agreed = mover::agreed_reads(reads, self.port.look(|engine| engine.reads(self.id)));
+        let reply = self.chunks.copy(self.reactor.arena(), &[Hello::reply(agreed).as_bytes()]);
+        let (Some(reply), Some(bound)) = (reply, self.bound.get()) else { return self.end() };
+        bound.transfers.send(Message { posts: 1, ..Message::from(Sg::from(reply)) });
+        match agreed {
+            Some(reads) => self.port.with(|engine, _| engine.limit_reads(self.id, reads)),
+            // A connection that is rejected ends when the initiator knows it.
+            None => self.shut_down(),
         }
     }
 

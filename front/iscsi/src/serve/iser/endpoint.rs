@@ -79,7 +79,7 @@ impl Endpoint {
         let Some(port) = self.port() else { return };
         let is_serving = !self.core.draining.has_come() && !self.closed.has_come();
         // Data is read from the memory of the initiator.
-        let view = self.view.borrow().clone().filter(|_| is_serving && port.look(|engine| engine.allows_reads(id)));
+        let view = self.view.borrow().clone().filter(|_| is_serving && port.look(|engine| engine.reads(id)) > 0);
         let Some(view) = view else { return port.with(|engine, _| engine.reject(id, &[])) };
         let invalidates = allows_invalidation(private);
         let count = self.core.front.window_max() + IMMEDIATE_MAX + UNNUMBERED_MAX;
