@@ -43,7 +43,6 @@ struct Entry {
     state: State,
     arrival: Arrival,
     /// Its place among the connections that were accepted.
-    #[expect(dead_code, reason = "dropping it gives it back")]
     place: Option<Share>,
     request: mad::Request,
     transaction: u64,

@@ -49,7 +49,6 @@ struct Entry {
     pair: Option<Pair>,
     queue: Queue,
     /// Its place among the connections that were accepted, and its memory for messages.
-    #[expect(dead_code, reason = "dropping it gives it back")]
     shares: Option<[Share; 2]>,
     /// When it got its state.
     since: Instant,
