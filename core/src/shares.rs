@@ -119,6 +119,16 @@ impl PeerShares {
         Member(Rc::new(Account { pool, host, held: Cell::new(0), waiters: RefCell::default() }))
     }
 
+    /// How many more sessions, or queues, of the host with this address find `amount` units each.
+    #[must_use]
+    pub fn newcomers(&self, source: IpAddr, amount: usize) -> usize {
+        let known = self.0.hosts.borrow().get(&host(source)).and_then(Weak::upgrade);
+        let by_host = known.map_or(0, |host| host.held.get());
+        let more =
+            |count: &usize| count.checked_mul(amount).is_some_and(|more| self.0.admits(by_host, more, (0, amount)));
+        (0..self.0.capacity).take_while(more).count()
+    }
+
     /// Units that are taken.
     #[must_use]
     pub fn held(&self) -> usize {
@@ -133,6 +143,17 @@ impl PeerShares {
 }
 
 impl Pool {
+    /// Whether `amount` units are granted by the rules to a member that holds `held` units, of a host that holds
+    /// `by_host` units, when that host holds `more` units more than now.
+    fn admits(&self, by_host: usize, more: usize, (held, amount): (usize, usize)) -> bool {
+        let elsewhere = self.held.get() - by_host;
+        let by_host = by_host + more;
+        // The most that the host may hold.
+        let of_host = self.capacity.saturating_sub(elsewhere) / (1 + HOST_FACTOR);
+        admits(by_host, elsewhere + by_host, self.capacity, amount, HOST_FACTOR)
+            && admits(held, by_host, of_host, amount, SESSION_FACTOR)
+    }
+
     /// Grants what members wait for, as far as there is room: one request of each in turn.
     #[cold]
     fn serve(&self) {
@@ -161,12 +182,7 @@ impl Account {
 
     /// Whether `amount` units are granted to a member that holds `held` units, by the rules.
     fn admits_as(&self, held: usize, amount: usize) -> bool {
-        let (pool, by_host) = (&self.pool, self.host.held.get());
-        let elsewhere = pool.held.get() - by_host;
-        // The most that the host may hold.
-        let of_host = pool.capacity.saturating_sub(elsewhere) / (1 + HOST_FACTOR);
-        admits(by_host, pool.held.get(), pool.capacity, amount, HOST_FACTOR)
-            && admits(held, by_host, of_host, amount, SESSION_FACTOR)
+        self.pool.admits(self.host.held.get(), 0, (held, amount))
     }
 
     #[inline]

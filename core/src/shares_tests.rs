@@ -36,6 +36,20 @@ fn one_host_has_half_and_one_session_of_it_a_fifth_of_that() {
 }
 
 #[test]
+fn so_many_newcomers_as_are_told_find_something() {
+    let shares = PeerShares::new(256);
+    let mut held = Vec::new();
+    for (host, amount, most) in [(1, 1, 100), (2, 3, 100), (3, 40, 100), (1, 1, 5), (4, 1, 100), (2, 1, 100)] {
+        let told = shares.newcomers(address(host), amount);
+        let found = (0..most).map_while(|_| shares.join(address(host)).take(amount));
+        let found: Vec<_> = found.collect();
+        assert_eq!(found.len(), told.min(most), "{amount} for host {host}");
+        held.push(found);
+    }
+    assert_eq!(shares.newcomers(address(9), 300), 0);
+}
+
+#[test]
 fn newcomers_find_their_part_whatever_the_others_hold() {
     let shares = PeerShares::new(2048);
     // Four hosts with sixteen sessions each.

@@ -15,5 +15,5 @@ pub use address::LinkAddress;
 pub use frame::{Frame, HEADER_LEN, Header};
 pub use link::{Link, LinkConfig, MTU_MAX, OpenedLink, open_direct};
 pub use lunar_reactor::endpoint::packet::{DirectLink, Filter};
-pub use lunar_reactor::endpoint::{Counters, MacAddress, ReceiveBatch, SendBatch};
+pub use lunar_reactor::endpoint::{Counters, MacAddress, ReceiveBatch, SendBatch, Wrapped};
 pub use rate::Rate;

@@ -7,7 +7,9 @@ use lunar_core::mem::{Sg, Slice};
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_reactor::endpoint::packet::{DirectLink, Filter, PacketConfig, PacketLink, RingFormat, Station, XdpConfig};
-use lunar_reactor::endpoint::{BATCH_MAX, Counters, Datagram, Endpoint, MacAddress, ReceiveBatch, SendBatch, VlanTag};
+use lunar_reactor::endpoint::{
+    BATCH_MAX, Counters, Datagram, Endpoint, MacAddress, ReceiveBatch, SendBatch, VlanTag, Wrapped,
+};
 use lunar_reactor::op::Handle;
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -119,7 +121,7 @@ pub struct Link {
     mac: MacAddress,
     mtu: usize,
     /// Frames that wait to be sent.
-    queue: RefCell<VecDeque<Sg>>,
+    queue: RefCell<VecDeque<Wrapped>>,
     /// The bytes of these frames.
     queued_bytes: Cell<usize>,
     /// The task that sends.
@@ -214,10 +216,38 @@ impl Link {
     ///
     /// # Errors
     /// Why nothing can be received any more, for instance because the interface was removed.
-    pub async fn receive(&self, mut each: impl FnMut(Frame), mut after: impl FnMut()) -> Result<(), Fault> {
+    pub async fn receive(&self, each: impl FnMut(Frame), after: impl FnMut()) -> Result<(), Fault> {
         let room = HEADER_LEN + self.mtu;
-        let count = (RECEIVE_BYTES / room).clamp(RECEIVE_MIN, BATCH_MAX);
-        let (mut batch, mut completion) = (ReceiveBatch::new(room, count), Completion::new());
+        self.receive_with(ReceiveBatch::new(room, Self::frames(room)), each, after).await
+    }
+
+    /// As [`Link::receive`], for a user that drops each frame in `each`, and that has no use for frames with more than
+    /// `most` bytes behind their header.
+    ///
+    /// # Errors
+    /// As there.
+    pub async fn receive_transient(
+        &self,
+        most: usize,
+        each: impl FnMut(Frame),
+        after: impl FnMut(),
+    ) -> Result<(), Fault> {
+        let room = HEADER_LEN + self.mtu.min(most);
+        self.receive_with(ReceiveBatch::transient(room, Self::frames(room)), each, after).await
+    }
+
+    /// How many frames of this length one receive has memory for.
+    fn frames(room: usize) -> usize {
+        (RECEIVE_BYTES / room).clamp(RECEIVE_MIN, BATCH_MAX)
+    }
+
+    async fn receive_with(
+        &self,
+        mut batch: Box<ReceiveBatch>,
+        mut each: impl FnMut(Frame),
+        mut after: impl FnMut(),
+    ) -> Result<(), Fault> {
+        let mut completion = Completion::new();
         while !self.closed.has_come() {
             let received = self.closed.unless(self.reactor.receive_batch(&self.handle, batch, &mut completion)).await;
             let Some((result, back)) = received else { return Ok(()) };
@@ -256,6 +286,11 @@ impl Link {
     /// Queues a frame, whose first bytes are its header; it is sent when the current turn of the core ends. Returns
     /// false when too many frames wait: the frame is dropped.
     pub fn send(&self, frame: Sg) -> bool {
+        self.send_wrapped(frame.into())
+    }
+
+    /// As [`Link::send`].
+    pub fn send_wrapped(&self, frame: Wrapped) -> bool {
         let mut queue = self.queue.borrow_mut();
         let bytes = self.queued_bytes.get() + frame.len();
         if queue.len() >= SEND_QUEUE_MAX || bytes > SEND_BYTES_MAX || self.closed.has_come() {
@@ -319,9 +354,9 @@ impl Link {
             {
                 let mut queue = self.queue.borrow_mut();
                 let count = queue.len().min(BATCH_MAX);
-                queue.drain(..count).for_each(|data| {
-                    self.queued_bytes.set(self.queued_bytes.get() - data.len());
-                    batch.push(Datagram { data, vlan, ..Datagram::default() });
+                queue.drain(..count).for_each(|frame| {
+                    self.queued_bytes.set(self.queued_bytes.get() - frame.len());
+                    batch.push(Datagram { vlan, ..frame.into() });
                 });
             }
             self.waiting.take().into_iter().for_each(Waker::wake);

@@ -59,9 +59,9 @@ impl Granted {
     /// The largest numbers.
     pub const MOST: Self = Self { submission: QUEUES_MAX, completion: QUEUES_MAX };
 
-    /// The numbers granted of those that a host requests.
-    fn of(wanted: Self) -> Self {
-        let grant = |wanted: u16| wanted.clamp(1, QUEUES_MAX);
+    /// The numbers granted of those that a host requests, at most so many of each. No grant has none.
+    fn of(wanted: Self, most: u16) -> Self {
+        let grant = |wanted: u16| wanted.min(most).clamp(1, QUEUES_MAX);
         Self { submission: grant(wanted.submission), completion: grant(wanted.completion) }
     }
 
@@ -71,7 +71,7 @@ impl Granted {
     }
 
     fn is_possible(self) -> bool {
-        self == Self::of(self)
+        self == Self::of(self, QUEUES_MAX)
     }
 }
 
@@ -130,6 +130,8 @@ struct State {
     keep_alive: Duration,
     values: Values,
     granted: Granted,
+    /// I/O queues of each type that may be granted.
+    queues_max: u16,
     /// Its queues, each with the number of its entries.
     queues: BTreeMap<u16, u16>,
     events: Events,
@@ -222,6 +224,7 @@ impl Controller {
                 keep_alive: Duration::ZERO,
                 values: Values::default(),
                 granted: Granted::MOST,
+                queues_max: QUEUES_MAX,
                 queues: BTreeMap::new(),
                 events: Events::default(),
                 notices: VecDeque::new(),
@@ -423,6 +426,12 @@ impl Controller {
         what(&mut self.lock().values)
     }
 
+    /// Grants no more I/O queues of each type than so many from now on: the port of the host takes no more. A host that
+    /// is granted more connects none if one of them is refused.
+    pub fn limit_queues(&self, most: u16) {
+        self.lock().queues_max = most;
+    }
+
     /// Grants I/O queues, at most [`QUEUES_MAX`] of each type; not after the first I/O queue exists.
     ///
     /// # Errors
@@ -432,7 +441,7 @@ impl Controller {
         if state.queues.keys().any(|queue| *queue > 0) {
             return Err(Status::SEQUENCE_ERROR);
         }
-        state.granted = Granted::of(wanted);
+        state.granted = Granted::of(wanted, state.queues_max);
         Ok(state.granted)
     }
 
@@ -720,6 +729,10 @@ mod tests {
         assert_eq!(made.io_queues(), [8]);
         made.close_queue(3);
         assert_eq!(made.grant(both(9999)), Ok(Granted::MOST));
+        for (most, granted) in [(5, 5), (0, 1), (9999, QUEUES_MAX)] {
+            made.limit_queues(most);
+            assert_eq!(made.grant(both(200)), Ok(both(granted)));
+        }
         assert!(!made.is_over());
         made.close_queue(0);
         assert!(made.is_over());

@@ -1,20 +1,20 @@
 //! The carrier of the datagrams of an engine: a UDP socket, or frames of a link.
 
 use crate::ethernet::network::Network;
-use crate::ethernet::station::{self as ethernet, FRAME_MIN, HEADERS_MAX, Payload, Station};
+use crate::ethernet::station::{self as ethernet, FRAME_MIN, Payload, Station};
 use crate::icrc::{self, Checker};
+use crate::limits::BURST;
 use crate::socket::OpenedCarrier;
-use crate::wire::{HEADERS_MAX as PACKET_HEADERS_MAX, PORT, TRAILER_MAX};
+use crate::wire::{HEADERS_MAX, PORT, TRAILER_MAX};
 use lunar_core::io::Completion;
-use lunar_core::mem::{Chunks, Sg};
+use lunar_core::mem::Chunks;
 use lunar_core::time::Instant;
-use lunar_link::{Frame, Link, MacAddress, OpenedLink};
+use lunar_link::{Frame, Link, MacAddress, OpenedLink, Wrapped};
 use lunar_reactor::Reactor;
 use lunar_reactor::end::End;
 use lunar_reactor::endpoint::{Address, Datagram, Endpoint, ReceiveBatch, SendBatch};
 use lunar_reactor::op::Handle;
 use std::cell::{Cell, RefCell};
-use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -28,7 +28,7 @@ const QUEUE_BYTES: usize = QUEUE_MAX * DATAGRAM_MAX;
 /// Datagrams that one receive takes.
 const DATAGRAMS: usize = 64;
 /// The largest datagram: a path MTU of 4096 bytes, with its headers.
-const DATAGRAM_MAX: usize = 4096 + PACKET_HEADERS_MAX + TRAILER_MAX;
+const DATAGRAM_MAX: usize = 4096 + HEADERS_MAX + TRAILER_MAX;
 
 /// The carrier of the datagrams of an address.
 pub(crate) struct Carrier {
@@ -51,13 +51,14 @@ enum Kind {
 struct Socket {
     handle: Handle,
     checker: RefCell<Checker>,
-    queue: RefCell<VecDeque<Datagram>>,
+    /// Datagrams that wait to be sent. The task that sends swaps it with an empty one.
+    queue: RefCell<Box<SendBatch>>,
 }
 
 struct Frames {
     link: Rc<Link>,
     station: RefCell<Station>,
-    /// Memory for headers.
+    /// Memory for messages to neighbours.
     chunks: Chunks,
     /// There was no room in the queue of the link.
     is_full: Cell<bool>,
@@ -80,7 +81,7 @@ impl Carrier {
         let handle = reactor.attach(endpoint)?;
         let status = reactor.driver().status(&handle)?;
         let Address::Ip(local) = status.local else { return Err(io::ErrorKind::Unsupported.into()) };
-        let (checker, queue) = (RefCell::default(), RefCell::default());
+        let (checker, queue) = (RefCell::default(), RefCell::new(SendBatch::new()));
         Ok((local, status.mtu, Kind::Socket(Socket { handle, checker, queue })))
     }
 
@@ -107,28 +108,25 @@ impl Carrier {
         self.mtu
     }
 
-    /// Whether datagrams may be sent: few are waiting, and there is memory for headers. `Some(false)`: there is no
-    /// memory.
-    pub(crate) fn has_room(&self) -> Option<bool> {
+    /// How many datagrams may be sent now: few wait.
+    pub(crate) fn room(&self) -> usize {
         match &self.kind {
-            Kind::Socket(socket) => (socket.queue.borrow().len() < QUEUE_MAX).then_some(true),
-            Kind::Frames(frames) if frames.link.is_below(QUEUE_BYTES) => {
-                Some(frames.chunks.has_room(self.reactor.arena(), HEADERS_MAX))
-            }
+            Kind::Socket(socket) => QUEUE_MAX.saturating_sub(socket.queue.borrow().len()),
+            Kind::Frames(frames) if frames.link.is_below(QUEUE_BYTES) => BURST,
             Kind::Frames(frames) => {
                 frames.is_full.set(true);
                 self.sender.take().into_iter().for_each(Waker::wake);
-                None
+                0
             }
         }
     }
 
     /// Sends a datagram to a peer.
-    pub(crate) fn send(&self, peer: IpAddr, data: Sg) {
+    pub(crate) fn send(&self, peer: IpAddr, data: Wrapped) {
         match &self.kind {
             Kind::Socket(socket) => {
                 let peer = Address::Ip(SocketAddr::new(peer, PORT));
-                socket.queue.borrow_mut().push_back(Datagram { data, peer, ..Datagram::default() });
+                socket.queue.borrow_mut().push(Datagram { peer, ..data.into() });
                 self.sender.take().into_iter().for_each(Waker::wake);
             }
             Kind::Frames(frames) => {
@@ -144,20 +142,25 @@ impl Carrier {
             let next = frames.station.borrow_mut().poll();
             let Some(ethernet::Frame { head, payload }) = next else { return };
             let copy = |parts: &[&[u8]]| frames.chunks.copy(self.reactor.arena(), parts);
-            let data = match payload {
-                Payload::Message(message) => copy(&[&head, &message]).map(Sg::from),
-                Payload::Datagram(datagram) => copy(&[&head]).map(|head| {
-                    let mut data = Sg::from(head);
-                    data.append(datagram);
-                    let padding = FRAME_MIN.saturating_sub(data.len());
-                    let padding = if padding > 0 { copy(&[&[0; FRAME_MIN][..padding]]) } else { None };
-                    padding.into_iter().for_each(|padding| data.push(padding));
-                    data
-                }),
+            let frame = match payload {
+                Payload::Message(message) => copy(&[&head, &message]).map(Wrapped::from),
+                Payload::Datagram(mut datagram) => {
+                    datagram.edges.prepend(&head);
+                    // The headers of a packet without payload are two bytes too short for a frame.
+                    let padding = FRAME_MIN.saturating_sub(datagram.len());
+                    datagram.edges.append(&[0; FRAME_MIN][..padding]);
+                    Some(datagram)
+                }
             };
             // Without memory, or without room in the queue, it is lost, as on the network.
-            data.into_iter().for_each(|data| _ = frames.link.send(data));
+            frame.into_iter().for_each(|frame| _ = frames.link.send_wrapped(frame));
         }
+    }
+
+    /// Bytes behind the header of the largest frame, with a tag that is not taken off.
+    fn frame_max(&self) -> usize {
+        const TAG: usize = 4;
+        TAG + ethernet::overhead(self.local.ip()) + DATAGRAM_MAX
     }
 
     /// Passes the packets of datagrams whose check is right to `each`, with their senders, until the carrier is closed;
@@ -181,7 +184,7 @@ impl Carrier {
                     }
                     self.flush(frames);
                 };
-                frames.link.receive(taken, after).await.map_err(|_| Failed)
+                frames.link.receive_transient(self.frame_max(), taken, after).await.map_err(|_| Failed)
             }
         }
     }
@@ -192,7 +195,8 @@ impl Carrier {
         mut each: impl FnMut(IpAddr, &[u8]),
         after: impl Fn(),
     ) -> Result<(), Failed> {
-        let (mut batch, mut completion) = (ReceiveBatch::new(DATAGRAM_MAX, DATAGRAMS), Completion::new());
+        let most = self.mtu.clamp(1, DATAGRAM_MAX);
+        let (mut batch, mut completion) = (ReceiveBatch::transient(most, DATAGRAMS), Completion::new());
         while !self.closed.has_come() {
             let receiving = self.reactor.receive_batch(&socket.handle, batch, &mut completion);
             let Some((result, back)) = self.closed.unless(receiving).await else { break };
@@ -232,7 +236,7 @@ impl Carrier {
         let (mut batch, mut completion) = (SendBatch::new(), Completion::new());
         let is_queued = || self.until(|| !socket.queue.borrow().is_empty());
         while self.closed.unless(is_queued()).await.is_some() {
-            socket.queue.borrow_mut().drain(..).for_each(|datagram| batch.push(datagram));
+            std::mem::swap(&mut *socket.queue.borrow_mut(), &mut batch);
             // There is room for others while these are being sent.
             wake();
             let (result, back) = self.reactor.send_batch(&socket.handle, batch, &mut completion).await;

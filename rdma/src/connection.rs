@@ -70,9 +70,9 @@ impl Connection {
         &mut self.requester
     }
 
-    /// One more message may come.
-    pub fn post(&mut self) {
-        self.responder.post(1);
+    /// So many more messages may come.
+    pub fn post(&mut self, count: usize) {
+        self.responder.post(count);
     }
 
     /// Bytes that are not acknowledged, as [`Requester::queued`] counts them.

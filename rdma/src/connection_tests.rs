@@ -249,6 +249,12 @@ fn reads_are_outstanding_up_to_their_limit_and_nothing_overtakes_them() {
     assert_eq!(psns(again), [1, 2]);
     let (_, completed) = take(&mut connection, &response(Opcode::READ_RESPONSE_ONLY, 1, 44), now);
     assert_eq!(completed.map(|completed| (completed.token, completed.data.len())), Some((0, 300)));
+    // The peer says that it takes fewer.
+    connection.requester().limit_reads(1);
+    assert_eq!(psns(all(&mut connection, now)), [0; 0]);
+    take(&mut connection, &response(Opcode::READ_RESPONSE_FIRST, 2, 256), now);
+    take(&mut connection, &response(Opcode::READ_RESPONSE_LAST, 3, 44), now);
+    connection.requester().limit_reads(9);
     assert_eq!(psns(all(&mut connection, now)), [4]);
 }
 
@@ -305,14 +311,14 @@ fn a_peer_without_a_receive_is_told_to_wait() {
         assert!(take(&mut connection, &send(psn), now).0.is_none());
     }
     assert_eq!(answer(&mut connection), [(1, Extension::Acknowledge(Syndrome::WAIT, 1))]);
-    connection.post();
+    connection.post(1);
     assert!(take(&mut connection, &send(1), now).0.is_some());
     // The acknowledgement was lost.
     assert_eq!(answer(&mut connection).len(), 1);
     assert!(take(&mut connection, &send(1), now).0.is_none());
     assert_eq!(answer(&mut connection), [(1, Extension::Acknowledge(Syndrome::ACKNOWLEDGED, 2))]);
     // One is missing: that is reported once.
-    connection.post();
+    connection.post(1);
     for psn in [3, 4] {
         assert!(take(&mut connection, &send(psn), now).0.is_none());
     }

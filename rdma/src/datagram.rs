@@ -4,30 +4,59 @@ use crate::events::{Outgoing, Payload};
 use crate::icrc;
 use crate::wire::{PORT, padding};
 use lunar_core::mem::{Sg, Slice};
+use lunar_reactor::endpoint::{Edges, Wrapped};
 use std::net::SocketAddr;
 
-/// The datagram of a packet that is sent from this address. `copy` makes copies of short parts; `None`: it has no
-/// memory. The payload is not copied.
-pub fn datagram(from: SocketAddr, outgoing: Outgoing, copy: impl FnOnce(&[&[u8]]) -> Option<Slice>) -> Option<Sg> {
+/// The datagram of a packet that is sent from this address. `copy` makes a copy of a message of the connection manager;
+/// `None`: it has no memory. Nothing else is copied.
+pub fn datagram(from: SocketAddr, outgoing: Outgoing, copy: impl FnOnce(&[u8]) -> Option<Slice>) -> Option<Wrapped> {
     let Outgoing { peer, head, payload } = outgoing;
-    let to = SocketAddr::new(peer, PORT);
-    let pad = [0; 3];
-    match payload {
-        Payload::Message(message) => {
-            let head = head.bytes(message.len());
-            let check = icrc::of_parts(from, to, &head, std::iter::once(&message[..])).to_le_bytes();
-            copy(&[&head, &message[..], &check]).map(Sg::from)
+    let data = match payload {
+        Payload::Message(message) => copy(&message[..]).map(Sg::from)?,
+        Payload::Memory(payload) => payload,
+    };
+    let (head, pad) = (head.bytes(data.len()), &[0; 3][..padding(data.len())]);
+    let parts = data.pieces().iter().map(|piece| &piece[..]).chain(std::iter::once(pad));
+    let check = icrc::of_parts(from, SocketAddr::new(peer, PORT), &head, parts);
+    let mut edges = Edges::default();
+    edges.prepend(&head);
+    edges.append(pad);
+    edges.append(&check.to_le_bytes());
+    Some(Wrapped { edges, data })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::icrc::Checker;
+    use crate::mad;
+    use crate::wire::{Extension, Head, Opcode, Packet, Psn, Remote};
+    use lunar_core::mem::Arena;
+
+    #[test]
+    fn a_datagram_has_one_piece_of_memory() {
+        let arena = Arena::new(1 << 20);
+        let (from, to): (SocketAddr, SocketAddr) = (([10, 0, 0, 1], 4791).into(), ([10, 0, 0, 2], 4791).into());
+        let head = |extension| {
+            let opcode = if extension == Extension::None { Opcode::SEND_ONLY } else { Opcode::WRITE_ONLY };
+            Head { opcode, qpn: 7, psn: Psn::new(9), wants_acknowledge: true, extension }
+        };
+        for len in [0, 1, 2, 3, 4, 4096] {
+            let payload = arena.copy(&vec![5; len]).map(Sg::from).expect("room");
+            let head = head(Extension::Remote(Remote { address: 1, key: 2 }, len as u32));
+            let outgoing = Outgoing { peer: to.ip(), head, payload: Payload::Memory(payload) };
+            let built = datagram(from, outgoing, |_| panic!("nothing is copied")).expect("nothing is copied");
+            assert!(built.data.pieces().len() <= 1 && built.len().is_multiple_of(4), "{len} bytes");
+            let bytes = built.to_vec();
+            let packet = Checker::default().check(from, to, &bytes).and_then(Packet::parse).expect("right");
+            assert_eq!((packet.payload, packet.extension), (&vec![5; len][..], head.extension));
         }
-        Payload::Memory(payload) => {
-            let (head, pad) = (head.bytes(payload.len()), &pad[..padding(payload.len())]);
-            let parts = payload.pieces().iter().map(|piece| &piece[..]).chain(std::iter::once(pad));
-            let check = icrc::of_parts(from, to, &head, parts).to_le_bytes();
-            copy(&[&head, pad, &check]).map(|mut chunk| {
-                let mut data: Sg = chunk.split_to(head.len()).into();
-                data.append(payload);
-                data.push(chunk);
-                data
-            })
-        }
+        let message = Box::new([3; mad::LEN]);
+        let outgoing =
+            || Outgoing { peer: to.ip(), head: head(Extension::None), payload: Payload::Message(message.clone()) };
+        let built = datagram(from, outgoing(), |bytes| arena.copy(bytes)).expect("room").to_vec();
+        let packet = Checker::default().check(from, to, &built).and_then(Packet::parse).expect("right");
+        assert_eq!(packet.payload, &message[..]);
+        assert!(datagram(from, outgoing(), |_| None).is_none());
     }
 }

@@ -4,10 +4,9 @@
 //! A peer requests a connection (REQ). The protocol above accepts (REP) or rejects it (REJ). The peer says that it is
 //! ready (RTU), or just uses the connection. Either end disconnects (DREQ, DREP).
 
+use crate::admission::{Admission, Arrival, forgotten, gives_way};
 use crate::connection::{Connection, Effect, Settings};
-use crate::limits::{
-    ACCEPT_TIME, FAREWELLS_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES, REPLY_INTERVAL, TIME_WAIT, admits,
-};
+use crate::limits::{ACCEPT_TIME, FAREWELLS_MAX, IDLE, MESSAGES_MAX, READS_MAX, REPLIES, REPLY_INTERVAL, TIME_WAIT};
 use crate::live::Live;
 use crate::mad::{
     self, Body, Message, REJECT_PRIVATE, REPLY_PRIVATE, REQUEST_PRIVATE, Reason, Reject, Rejected, Reply,
@@ -17,12 +16,13 @@ use crate::wire::{
     Extension, Head, Kind, MANAGER_Q_KEY, MANAGER_QPN, NUMBER_BITS, Opcode, Packet, Psn, Remote, mtu_bytes, mtu_code,
 };
 use lunar_core::mem::{Sg, SgMut};
+use lunar_core::shares::Share;
 use lunar_core::time::Instant;
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet, HashMap, VecDeque};
 use std::net::IpAddr;
 
-pub use crate::events::{Accept, ConnectionId, Counters, Ended, Event, Outgoing, Payload};
+pub use crate::events::{Accept, ConnectionId, Counters, Ended, Event, NotAccepted, Outgoing, Payload};
 
 #[derive(Debug)]
 enum State {
@@ -41,6 +41,9 @@ enum State {
 struct Entry {
     peer: IpAddr,
     state: State,
+    arrival: Arrival,
+    /// Its place among the connections that were accepted.
+    place: Option<Share>,
     request: mad::Request,
     transaction: u64,
     /// The reply, which is sent again if the request comes again.
@@ -64,6 +67,7 @@ pub struct Engine {
     /// The GUIDs of services, by their TCP ports. Requests for others are rejected.
     services: BTreeMap<u16, [u8; 8]>,
     entries: BTreeMap<ConnectionId, Entry>,
+    admission: Admission,
     /// When connections are looked at. Packets move the deadline of a connection all the time, mostly to a later one:
     /// its place here changes when it becomes earlier, or when the connection was looked at.
     deadlines: BTreeSet<(Instant, ConnectionId)>,
@@ -101,6 +105,7 @@ impl Engine {
             random: seed,
             services: BTreeMap::new(),
             entries: BTreeMap::new(),
+            admission: Admission::default(),
             deadlines: BTreeSet::new(),
             by_peer: HashMap::new(),
             next: 0,
@@ -150,7 +155,7 @@ impl Engine {
     /// Connections that have not ended.
     #[must_use]
     pub fn connections(&self) -> usize {
-        self.entries.values().filter(|entry| !matches!(entry.state, State::Over)).count()
+        self.entries.values().filter(|entry| !entry.has_ended()).count()
     }
 
     /// Messages of the connection manager that wait to be sent.
@@ -252,7 +257,7 @@ impl Engine {
                 if let Some(entry) = self.named(peer, (remote, local))
                     && matches!(entry.state, State::Disconnecting(_))
                 {
-                    (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
+                    entry.end(State::Over, now + TIME_WAIT);
                     self.schedule(ConnectionId(local));
                 }
             }
@@ -275,10 +280,8 @@ impl Engine {
 
     fn ended_by_peer(&mut self, peer: IpAddr, ids: (u32, u32), now: Instant) {
         let Some(entry) = self.named(peer, ids) else { return };
-        let is_closing = matches!(entry.state, State::Disconnecting(_) | State::Over);
-        let service = entry.request.port;
-        (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT);
-        entry.connection = None;
+        let (is_closing, service) = (entry.has_ended(), entry.request.port);
+        entry.end(State::Over, now + TIME_WAIT);
         self.has_changed = true;
         self.schedule(ConnectionId(ids.1));
         if !is_closing {
@@ -332,13 +335,13 @@ impl Engine {
         let stale: Vec<ConnectionId> =
             self.entries.iter().filter(|(_, entry)| same(entry)).map(|(id, _)| *id).collect();
         stale.into_iter().for_each(|id| self.forget(id));
-        if !self.has_room(peer) {
-            return self.refuse(peer, transaction, reject(Reason::NO_RESOURCES));
-        }
+        self.make_room(peer, now);
         let id = self.number();
         let entry = Entry {
             peer,
             state: State::Requested,
+            arrival: self.admission.arrive(),
+            place: None,
             request,
             transaction,
             reply: None,
@@ -354,11 +357,23 @@ impl Engine {
         self.tell(request.port, Event::Request { id, peer, private: request.private });
     }
 
-    /// Whether a peer may have another connection.
-    fn has_room(&self, peer: IpAddr) -> bool {
-        let is_half_open = |entry: &&Entry| matches!(entry.state, State::Requested | State::Replied(_));
-        let half_open = self.entries.values().filter(is_half_open).map(|entry| entry.peer);
-        admits(peer, self.entries.len(), half_open)
+    /// Makes room for another request of a peer.
+    fn make_room(&mut self, peer: IpAddr, now: Instant) {
+        let ended = self.entries.iter().filter(|(_, entry)| entry.has_ended());
+        let forgotten = forgotten(ended.map(|(id, entry)| (entry.deadline, *id)));
+        forgotten.into_iter().for_each(|(_, id)| self.forget(id));
+        let is_half_open =
+            |(_, entry): &(&ConnectionId, &Entry)| matches!(entry.state, State::Requested | State::Replied(_));
+        let half_open = self.entries.iter().filter(is_half_open).map(|(id, entry)| ((entry.arrival, *id), entry.peer));
+        match gives_way(peer, half_open) {
+            Some((_, id)) if matches!(self.entries[&id].state, State::Requested) => {
+                let service = self.service(id);
+                self.reject_as(id, Reason::NO_RESOURCES, &[]);
+                self.tell(service, Event::Closed(id, Ended::Late));
+            }
+            Some((_, id)) => self.end(id, Ended::Late, now),
+            None => {}
+        }
     }
 
     /// A number that no connection has.
@@ -400,47 +415,54 @@ impl Engine {
     fn forget(&mut self, id: ConnectionId) {
         let Some(entry) = self.remove(id) else { return };
         self.has_changed = true;
-        if !matches!(entry.state, State::Disconnecting(_) | State::Over) {
+        if !entry.has_ended() {
             self.tell(entry.request.port, Event::Closed(id, Ended::Peer));
         }
     }
 
-    /// Accepts a request; returns false if the peer has given up meanwhile.
-    pub fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
+    /// Accepts a request.
+    ///
+    /// # Errors
+    /// [`NotAccepted`].
+    pub fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted> {
         let first = self.random() & NUMBER_BITS;
-        let Some(entry) = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Requested)) else {
-            return false;
-        };
+        let requested = self.entries.get_mut(&id).filter(|entry| matches!(entry.state, State::Requested));
+        let entry = requested.ok_or(NotAccepted::Gone)?;
+        let place = self.admission.take(entry.peer).ok_or(NotAccepted::NoRoom)?;
         let request = &entry.request;
         let guid = request.port.and_then(|service| self.services.get(&service)).copied().unwrap_or_default();
-        let reads = request.reads.min(READS_MAX);
+        let reads = entry.reads();
         let settings = Settings {
             mtu: mtu_bytes(request.mtu),
             // Each end says where the other one begins.
             first: Psn::new(request.psn),
             expected: Psn::new(first),
             reads,
-            receives: accept.receives,
+            receives: accept.first(),
         };
         let private = padded::<REPLY_PRIVATE>(accept.private);
         let reply = Reply { ids: (id.0, request.id), qpn: id.0, psn: first, reads, guid, private };
         let (peer, transaction) = (entry.peer, entry.transaction);
-        entry.connection = Some(Connection::new(&settings));
+        (entry.connection, entry.place) = (Some(Connection::new(&settings)), Some(place));
         entry.reply = Some(Box::new(reply));
         (entry.state, entry.deadline, entry.heard) = (State::Replied(1), now + REPLY_INTERVAL, now);
         self.schedule(id);
         self.say(peer, transaction, Body::Reply(reply));
-        true
+        Ok(())
     }
 
     /// Rejects a request.
     pub fn reject(&mut self, id: ConnectionId, private: &[u8]) {
+        self.reject_as(id, Reason::CONSUMER, private);
+    }
+
+    fn reject_as(&mut self, id: ConnectionId, reason: Reason, private: &[u8]) {
         let Some(entry) = self.entries.get(&id).filter(|entry| matches!(entry.state, State::Requested)) else { return };
         let (peer, transaction, remote) = (entry.peer, entry.transaction, entry.request.id);
         let reject = Reject {
             ids: (0, remote),
             rejected: Rejected::REQUEST,
-            reason: Reason::CONSUMER,
+            reason,
             mtu: None,
             private: padded::<REJECT_PRIVATE>(private),
         };
@@ -474,15 +496,26 @@ impl Engine {
         self.with(id, |connection| connection.requester().read(from, into, token)).is_some()
     }
 
-    /// One more message may come.
-    pub fn post(&mut self, id: ConnectionId) {
-        self.with(id, Connection::post);
+    /// So many more messages may come.
+    pub fn post(&mut self, id: ConnectionId, count: usize) {
+        self.with(id, |connection| connection.post(count));
     }
 
-    /// Whether the peer allows READs: without them it can send no data to a target.
+    /// How many more connections of the peer may be accepted.
     #[must_use]
-    pub fn allows_reads(&self, id: ConnectionId) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.request.reads > 0)
+    pub fn left(&self, id: ConnectionId) -> usize {
+        self.entries.get(&id).map_or(0, |entry| self.admission.left(entry.peer))
+    }
+
+    /// RDMA READs of a connection that are outstanding at most. Without any, its peer can send no data to a target.
+    #[must_use]
+    pub fn reads(&self, id: ConnectionId) -> u8 {
+        self.entries.get(&id).map_or(0, Entry::reads)
+    }
+
+    /// Has no more READs outstanding than so many from now on.
+    pub fn limit_reads(&mut self, id: ConnectionId, most: u8) {
+        self.with(id, |connection| connection.requester().limit_reads(most));
     }
 
     fn connection(&self, id: ConnectionId) -> Option<&Connection> {
@@ -543,6 +576,8 @@ impl Engine {
             let entry = Entry {
                 peer: live.peer,
                 state: State::Disconnecting(1),
+                arrival: self.admission.arrive(),
+                place: None,
                 request,
                 transaction: 0,
                 reply: None,
@@ -579,13 +614,13 @@ impl Engine {
     /// Returns whether there was one.
     fn end_quietly(&mut self, id: ConnectionId, now: Instant) -> bool {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
-        if matches!(entry.state, State::Disconnecting(_) | State::Over) {
+        if entry.has_ended() {
             return false;
         }
         let (peer, body) = (entry.peer, Body::Disconnect(id.0, entry.request.id, entry.request.qpn));
-        (entry.state, entry.deadline) = (State::Disconnecting(1), now + REPLY_INTERVAL);
         // An answer that says why is sent before.
         let last = entry.connection.take().and_then(|mut connection| connection.last_answer());
+        entry.end(State::Disconnecting(1), now + REPLY_INTERVAL);
         let head = last.map(|(psn, extension)| Head {
             opcode: Opcode::ACKNOWLEDGE,
             qpn: entry.request.qpn,
@@ -640,7 +675,7 @@ impl Engine {
                     self.say(peer, transaction, Body::Reply(*reply));
                 }
             }
-            State::Disconnecting(REPLIES..) => (entry.state, entry.deadline) = (State::Over, now + TIME_WAIT),
+            State::Disconnecting(REPLIES..) => entry.end(State::Over, now + TIME_WAIT),
             State::Disconnecting(count) => {
                 *count += 1;
                 entry.deadline = now + REPLY_INTERVAL;
@@ -666,43 +701,85 @@ impl Engine {
         }
     }
 
-    /// The next packet to send. Connections take turns.
+    /// Whether messages of the connection manager wait to be sent.
+    #[must_use]
+    pub fn has_messages(&self) -> bool {
+        !self.messages.is_empty()
+    }
+
+    /// The next packet to send.
     pub fn poll_send(&mut self, now: Instant) -> Option<Outgoing> {
-        if let Some((peer, head)) = self.farewells.pop_front() {
-            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()) });
+        let mut next = None;
+        self.poll_burst(now, 1, |outgoing| next = Some(outgoing));
+        next
+    }
+
+    /// Passes packets to send to `each`, those of one connection and no more than so many; returns how many. Connections
+    /// take turns.
+    pub fn poll_burst(&mut self, now: Instant, most: usize, mut each: impl FnMut(Outgoing)) -> usize {
+        if most == 0 {
+            return 0;
         }
-        if let Some((peer, message)) = self.messages.pop_front() {
-            let psn = self.manager_psn;
-            self.manager_psn = psn.plus(1);
-            let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
-            let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
-            return Some(Outgoing { peer, head, payload: Payload::Message(message) });
+        if let Some(outgoing) = self.poll_single() {
+            each(outgoing);
+            return 1;
         }
         while let Some(id) = self.ready.pop_front() {
             let Some(entry) = self.entries.get_mut(&id) else { continue };
             entry.is_ready = false;
+            let (peer, qpn, mut count) = (entry.peer, entry.request.qpn, 0);
             let Some(connection) = &mut entry.connection else { continue };
-            let Some(packet) = connection.poll(now) else { continue };
-            if connection.is_ready() {
+            while count < most
+                && let Some(packet) = connection.poll(now)
+            {
+                let requester::Outgoing { opcode, psn, wants_acknowledge, extension, payload } = packet;
+                let head = Head { opcode, qpn, psn, wants_acknowledge, extension };
+                each(Outgoing { peer, head, payload: Payload::Memory(payload) });
+                count += 1;
+            }
+            if count == most && connection.is_ready() {
                 entry.is_ready = true;
                 self.ready.push_back(id);
             }
-            let peer = entry.peer;
-            let head = Head {
-                opcode: packet.opcode,
-                qpn: entry.request.qpn,
-                psn: packet.psn,
-                wants_acknowledge: packet.wants_acknowledge,
-                extension: packet.extension,
-            };
-            self.schedule(id);
-            return Some(Outgoing { peer, head, payload: Payload::Memory(packet.payload) });
+            if count > 0 {
+                self.schedule(id);
+                return count;
+            }
         }
-        None
+        0
+    }
+
+    /// The next packet that is of no connection any more, or of the connection manager.
+    fn poll_single(&mut self) -> Option<Outgoing> {
+        if let Some((peer, head)) = self.farewells.pop_front() {
+            return Some(Outgoing { peer, head, payload: Payload::Memory(Sg::default()) });
+        }
+        let (peer, message) = self.messages.pop_front()?;
+        let psn = self.manager_psn;
+        self.manager_psn = psn.plus(1);
+        let extension = Extension::Datagram(MANAGER_Q_KEY, MANAGER_QPN);
+        let head = Head { opcode: Opcode::DATAGRAM, qpn: MANAGER_QPN, psn, wants_acknowledge: false, extension };
+        Some(Outgoing { peer, head, payload: Payload::Message(message) })
     }
 }
 
 impl Entry {
+    /// READs that may be outstanding.
+    fn reads(&self) -> u8 {
+        self.request.reads.min(READS_MAX)
+    }
+
+    /// Whether it has ended, and only its numbers are in use.
+    fn has_ended(&self) -> bool {
+        matches!(self.state, State::Disconnecting(_) | State::Over)
+    }
+
+    /// It ends, and leaves its place to others.
+    fn end(&mut self, state: State, deadline: Instant) {
+        (self.state, self.deadline) = (state, deadline);
+        (self.connection, self.place) = (None, None);
+    }
+
     /// When something is due.
     fn deadline(&self) -> Option<Instant> {
         match (&self.state, &self.connection) {

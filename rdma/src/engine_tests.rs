@@ -2,7 +2,7 @@ use super::*;
 use crate::connection::Why;
 use crate::golden::{self, Golden};
 use crate::icrc::Checker;
-use crate::limits::{HALF_OPEN_MAX, RETRIES};
+use crate::limits::{CONNECTIONS_MAX, ENDED_MAX, HALF_OPEN_MAX, RETRIES};
 use crate::responder::Receives;
 use crate::wire::Syndrome;
 use lunar_core::mem::Arena;
@@ -67,7 +67,7 @@ fn connected() -> (Engine, ConnectionId, Reply) {
     let mut engine = engine();
     assert!(engine.receive(PEER, &packet(&golden::REQUEST), NOW).is_none());
     let id = requested(&mut engine);
-    assert!(engine.accept(id, &Accept { private: &[1, 2, 3], receives: RECEIVES }, NOW));
+    assert_eq!(engine.accept(id, &Accept::new(&[1, 2, 3], RECEIVES), NOW), Ok(()));
     let Some(Body::Reply(reply)) = said(&mut engine, NOW).pop() else { panic!("a reply") };
     (engine, id, reply)
 }
@@ -122,6 +122,43 @@ fn the_first_packet_means_that_the_peer_is_ready() {
 }
 
 #[test]
+fn messages_that_are_held_back_wait_until_they_are_posted() {
+    let mut engine = engine();
+    engine.receive(PEER, &packet(&golden::REQUEST), NOW);
+    let id = requested(&mut engine);
+    assert_eq!(engine.accept(id, &Accept { held_back: 7, ..Accept::new(&[], RECEIVES) }, NOW), Ok(()));
+    let Some(Body::Reply(reply)) = said(&mut engine, NOW).pop() else { panic!("a reply") };
+    let arrived = |engine: &mut Engine, number| send(engine, id, reply.psn + number, NOW).is_some();
+    assert_eq!([0, 1, 2].map(|number| arrived(&mut engine, number)), [true, true, false]);
+    let answer = engine.poll_send(NOW).expect("an answer").head.extension;
+    assert!(matches!(answer, Extension::Acknowledge(Syndrome::WAIT, 2)), "{answer:?}");
+    engine.post(id, 7);
+    assert_eq!((2..10).filter(|number| arrived(&mut engine, *number)).count(), 7);
+}
+
+#[test]
+fn connections_take_turns_in_bursts() {
+    let mut engine = engine();
+    let ids = [1, 2].map(|number| connect(&mut engine, PEER, number).expect("there is room"));
+    for id in ids {
+        (0..20).for_each(|_| assert!(engine.write(id, Remote::default(), Sg::default())));
+    }
+    let mut turns = Vec::new();
+    loop {
+        let mut qpns = Vec::new();
+        let count = engine.poll_burst(NOW, 16, |outgoing| qpns.push(outgoing.head.qpn));
+        qpns.dedup();
+        match qpns[..] {
+            [] => break,
+            [qpn] => turns.push((qpn, count)),
+            _ => panic!("packets of several connections"),
+        }
+    }
+    assert_eq!(turns, [(1, 16), (2, 16), (1, 4), (2, 4)]);
+    assert_eq!(engine.poll_burst(NOW, 0, |_| panic!("none was wanted")), 0);
+}
+
+#[test]
 fn requests_are_rejected_with_the_reason() {
     let request = recorded_request();
     for (wrong, reason, mtu) in [
@@ -146,7 +183,8 @@ fn requests_are_rejected_with_the_reason() {
     engine.reject(id, b"because");
     let said = said(&mut engine, NOW);
     assert!(matches!(said[..], [Body::Reject(r)] if r.reason == Reason::CONSUMER && r.private.starts_with(b"because")));
-    assert!(!engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW) && engine.entries.is_empty());
+    let accepted = engine.accept(id, &Accept::new(&[], RECEIVES), NOW);
+    assert!(accepted == Err(NotAccepted::Gone) && engine.entries.is_empty());
 }
 
 #[test]
@@ -165,6 +203,82 @@ fn a_flood_of_requests_is_bounded_and_leaves_room_for_others() {
     engine.expire(NOW + ACCEPT_TIME);
     let closed = std::iter::from_fn(|| event_of(&mut engine)).count();
     assert_eq!((closed, engine.entries.len()), (HALF_OPEN_MAX, 0));
+}
+
+/// A host requests a connection and accepts the reply; returns whether it was accepted.
+fn connect(engine: &mut Engine, peer: IpAddr, number: u32) -> Result<ConnectionId, Body> {
+    say(engine, peer, Body::Request(mad::Request { id: number, qpn: number, ..recorded_request() }));
+    let id = requested(engine);
+    match engine.accept(id, &Accept::new(&[], RECEIVES), NOW) {
+        Ok(()) => {
+            said(engine, NOW);
+            say(engine, peer, Body::Ready(number, id.0));
+            Ok(id)
+        }
+        Err(why) => {
+            assert_eq!(why, NotAccepted::NoRoom);
+            engine.reject(id, b"no room");
+            Err(said(engine, NOW).pop().expect("a rejection"))
+        }
+    }
+}
+
+#[test]
+fn one_host_leaves_as_many_connections_to_others_as_it_has() {
+    let mut engine = engine();
+    let ids: Vec<_> = (0..CONNECTIONS_MAX as u32).map_while(|number| connect(&mut engine, PEER, number).ok()).collect();
+    assert_eq!((ids.len(), engine.left(ids[0])), (CONNECTIONS_MAX / 2, 0));
+    let refused = connect(&mut engine, PEER, 9999).expect_err("it has half of them");
+    assert!(matches!(refused, Body::Reject(r) if r.reason == Reason::CONSUMER && r.private.starts_with(b"no room")));
+    let other = IpAddr::V4(std::net::Ipv4Addr::new(192, 168, 88, 9));
+    let of_other = connect(&mut engine, other, 1).expect("there is room for others");
+    assert_eq!(engine.left(of_other), CONNECTIONS_MAX / 4 - 1);
+    // One that ends makes room at once, though its peer does not confirm it. The other host has left less.
+    ids[..2].iter().for_each(|id| engine.disconnect(*id, NOW));
+    assert!(connect(&mut engine, PEER, 9998).is_ok() && connect(&mut engine, PEER, 9997).is_err());
+}
+
+#[test]
+fn connections_that_have_ended_take_no_room_of_others_and_are_bounded() {
+    let mut engine = engine();
+    for number in 0..3 * ENDED_MAX as u32 {
+        let id = connect(&mut engine, PEER, number).expect("there is room");
+        engine.disconnect(id, NOW);
+        assert!(engine.entries.len() <= ENDED_MAX + 2 && engine.connections() == 0);
+    }
+    assert!(engine.deadlines.len() <= ENDED_MAX + 2 && engine.by_peer.len() <= ENDED_MAX + 2);
+}
+
+#[test]
+fn the_oldest_connection_that_is_not_established_gives_way_to_a_new_one() {
+    let mut engine = engine();
+    let request = recorded_request();
+    let peer = |number: u32| IpAddr::V4(std::net::Ipv4Addr::from(0x0a00_0000 + number));
+    for number in 0..HALF_OPEN_MAX as u32 {
+        say(&mut engine, peer(number), Body::Request(mad::Request { id: number, qpn: number, ..request }));
+        let id = requested(&mut engine);
+        // Half of them wait for their peers, and half of them for the protocol above.
+        if number % 2 == 1 {
+            assert_eq!(engine.accept(id, &Accept::new(&[], RECEIVES), NOW), Ok(()));
+        }
+    }
+    said(&mut engine, NOW);
+    for (number, reason) in [(0, Some(Reason::NO_RESOURCES)), (1, None)] {
+        let mine = mad::Request { id: 1000 + number, qpn: 1000 + number, ..request };
+        say(&mut engine, PEER, Body::Request(mine));
+        assert!(matches!(event_of(&mut engine), Some(Event::Closed(_, Ended::Late))));
+        requested(&mut engine);
+        let [told]: [Body; 1] = said(&mut engine, NOW).try_into().expect("its peer is told");
+        let rejected = match told {
+            Body::Reject(reject) => Some(reject.reason),
+            Body::Disconnect(_, remote, _) => {
+                assert_eq!(remote, number);
+                None
+            }
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(rejected, reason);
+    }
 }
 
 #[test]
@@ -266,7 +380,7 @@ fn last_answers_that_are_not_sent_are_bounded() {
         let peer = IpAddr::V4(std::net::Ipv4Addr::from(0x0a00_0000 + number));
         say(&mut engine, peer, Body::Request(mad::Request { id: number, qpn: number, ..request }));
         let id = requested(&mut engine);
-        assert!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW));
+        assert_eq!(engine.accept(id, &Accept::new(&[], RECEIVES), NOW), Ok(()));
         let psn = engine.entries[&id].reply.as_ref().expect("a reply").psn;
         let head = Head {
             opcode: Opcode::WRITE_ONLY,
@@ -341,7 +455,7 @@ fn services_of_an_address_have_their_own_connections() {
         say(&mut engine, PEER, Body::Request(request));
         let Some((of, Event::Request { id, .. })) = engine.poll_event() else { panic!("a request") };
         assert_eq!((of, engine.service(id)), (service, Some(service)));
-        assert!(engine.accept(id, &Accept { private: &[], receives: RECEIVES }, NOW));
+        assert_eq!(engine.accept(id, &Accept::new(&[], RECEIVES), NOW), Ok(()));
         let guids = said(&mut engine, NOW).into_iter().filter_map(|body| match body {
             Body::Reply(reply) => Some(reply.guid),
             _ => None,

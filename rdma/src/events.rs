@@ -39,7 +39,7 @@ pub enum Ended {
     Here,
     /// The peer has disconnected, or has requested another connection in its place.
     Peer,
-    /// The peer was never ready, or the request was not answered here in time.
+    /// The peer was never ready, or the request was not answered here in time, or others needed its place before.
     Late,
     /// It has failed.
     Failed(Why),
@@ -52,6 +52,30 @@ pub struct Accept<'a> {
     pub private: &'a [u8],
     /// The messages that the peer may send.
     pub receives: Receives,
+    /// Of these, so many may not come before they are posted.
+    pub held_back: usize,
+}
+
+impl<'a> Accept<'a> {
+    /// Accepts with this data of the protocol above, and lets the peer send all of these messages.
+    #[must_use]
+    pub fn new(private: &'a [u8], receives: Receives) -> Self {
+        Self { private, receives, held_back: 0 }
+    }
+
+    /// The messages that the peer may send at first.
+    pub(crate) fn first(&self) -> Receives {
+        Receives { count: self.receives.count.saturating_sub(self.held_back), ..self.receives }
+    }
+}
+
+/// Why a request was not accepted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum NotAccepted {
+    /// The peer has given up meanwhile: nobody waits for an answer.
+    Gone,
+    /// There is no room for another connection of the peer. The request still waits for its answer, a rejection.
+    NoRoom,
 }
 
 /// A packet to send.

@@ -7,13 +7,13 @@ use crate::ethernet::station::{FRAME_MIN, HEADERS_MAX, Station};
 use crate::ethernet::{arp, icmp, ip, udp};
 use crate::golden;
 use crate::icrc::Checker;
-use crate::limits::{CONNECTIONS_MAX, MESSAGES_MAX};
+use crate::limits::{CONNECTIONS_MAX, HALF_OPEN_MAX, MESSAGES_MAX};
 use crate::mad::{Body, Message};
 use crate::responder::Receives;
 use crate::wire::{Head, PORT, Packet, Remote};
 use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
-use lunar_link::{HEADER_LEN, Header, MacAddress};
+use lunar_link::{HEADER_LEN, Header, MacAddress, Wrapped};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
@@ -63,8 +63,10 @@ impl Victim {
             match event {
                 Event::Request { id, .. } if accepts => {
                     let receives = Receives { bytes: 600, count: 4 };
-                    self.engine.accept(id, &Accept { private: &[], receives }, self.now);
-                    self.id = id;
+                    match self.engine.accept(id, &Accept::new(&[], receives), self.now) {
+                        Ok(()) => self.id = id,
+                        Err(_) => self.engine.reject(id, &[]),
+                    }
                 }
                 Event::Request { id, .. } => self.engine.reject(id, &[]),
                 _ => {}
@@ -80,7 +82,8 @@ impl Victim {
         }
         self.now = self.now + STEP;
         self.engine.expire(self.now);
-        assert!(self.engine.connections() <= CONNECTIONS_MAX && self.engine.messages_queued() <= MESSAGES_MAX);
+        assert!(self.engine.connections() <= CONNECTIONS_MAX + HALF_OPEN_MAX);
+        assert!(self.engine.messages_queued() <= MESSAGES_MAX);
     }
 
     /// Starts something, so that answers have something to fit to.
@@ -95,7 +98,7 @@ impl Victim {
             }
             _ => self.engine.send(id, arena.copy(&[1; 50]).map(Sg::from).unwrap_or_default().into()),
         };
-        self.engine.post(id);
+        self.engine.post(id, 1);
     }
 
     /// Takes a packet. Bits of `kind` replace its queue pair and its number by those that fit.
@@ -207,7 +210,7 @@ pub fn frames(bytes: &[u8]) {
             let sent = std::iter::from_fn(|| station.poll()).count();
             assert!(sent <= 1 + waiting.min(WAITING_MAX), "{sent} frames");
             if let Some(peer) = received {
-                station.send(peer, Sg::default(), now);
+                station.send(peer, Wrapped::default(), now);
             }
             if kind & 0x80 != 0 {
                 now = now + STEP * 40;

@@ -5,9 +5,10 @@
 //! from the check itself: of its 32 bits 15 remain that find an error. Ethernet has a check of its own. Frames show all
 //! headers, and are checked with all bits.
 
+use crate::wire::HEADERS_MAX;
 use crc32fast::Hasher;
 use std::collections::HashMap;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 
 /// Bytes of the check.
 pub const LEN: usize = 4;
@@ -27,45 +28,71 @@ const POLYNOMIAL: u32 = 0xedb8_8320;
 /// fragments are forbidden.
 const SENT: [u8; 4] = [0, 0, 0x40, 0];
 
-/// The headers that the check covers, before the base transport header.
-fn pseudo_header(from: SocketAddr, to: SocketAddr, len: usize, hasher: &mut Hasher, fragmentation: [u8; 4]) {
-    hasher.update(&[0xff; 8]);
-    // A datagram has fewer than 65,536 bytes.
-    let udp_len = (UDP_LEN + len) as u16;
-    match (from, to) {
-        (SocketAddr::V4(from), SocketAddr::V4(to)) => {
-            let [high, low] = (20 + udp_len).to_be_bytes();
-            let [a, b, c, d] = fragmentation;
-            hasher.update(&[0x45, 0xff, high, low, a, b, c, d, 0xff, UDP_PROTOCOL, 0xff, 0xff]);
-            hasher.update(&from.ip().octets());
-            hasher.update(&to.ip().octets());
-        }
-        _ => {
-            let [high, low] = udp_len.to_be_bytes();
-            hasher.update(&[0x6f, 0xff, 0xff, 0xff, high, low, UDP_PROTOCOL, 0xff]);
-            for address in [from, to] {
-                let std::net::IpAddr::V6(address) = address.ip() else { continue };
-                hasher.update(&address.octets());
+/// Bytes of the longest headers of a packet, with those before them.
+const COVERED_MAX: usize = 8 + 40 + UDP_LEN + HEADERS_MAX;
+/// The byte of the base transport header whose bits change on the way.
+const CONGESTION: usize = 4;
+
+/// The headers that the check covers, in one piece: a hash of many short pieces costs as much as that of the payload.
+struct Covered {
+    bytes: [u8; COVERED_MAX],
+    len: usize,
+}
+
+impl Covered {
+    /// The headers before the base transport header.
+    fn new(from: SocketAddr, to: SocketAddr, len: usize, fragmentation: [u8; 4]) -> Self {
+        let mut covered = Self { bytes: [0; COVERED_MAX], len: 0 };
+        covered.put(&[0xff; 8]);
+        // A datagram has fewer than 65,536 bytes.
+        let udp_len = (UDP_LEN + len) as u16;
+        match (from, to) {
+            (SocketAddr::V4(from), SocketAddr::V4(to)) => {
+                let [high, low] = (20 + udp_len).to_be_bytes();
+                let [a, b, c, d] = fragmentation;
+                covered.put(&[0x45, 0xff, high, low, a, b, c, d, 0xff, UDP_PROTOCOL, 0xff, 0xff]);
+                covered.put(&from.ip().octets());
+                covered.put(&to.ip().octets());
+            }
+            _ => {
+                let [high, low] = udp_len.to_be_bytes();
+                covered.put(&[0x6f, 0xff, 0xff, 0xff, high, low, UDP_PROTOCOL, 0xff]);
+                for address in [from, to] {
+                    let IpAddr::V6(address) = address.ip() else { continue };
+                    covered.put(&address.octets());
+                }
             }
         }
+        covered.put(&from.port().to_be_bytes());
+        covered.put(&to.port().to_be_bytes());
+        covered.put(&udp_len.to_be_bytes());
+        covered.put(&[0xff, 0xff]);
+        covered
     }
-    hasher.update(&from.port().to_be_bytes());
-    hasher.update(&to.port().to_be_bytes());
-    hasher.update(&udp_len.to_be_bytes());
-    hasher.update(&[0xff, 0xff]);
+
+    fn put(&mut self, bytes: &[u8]) {
+        let end = self.len + bytes.len();
+        self.bytes[self.len..end].copy_from_slice(bytes);
+        self.len = end;
+    }
+
+    /// The state of the check behind these headers and those of the packet.
+    fn with(mut self, head: &[u8]) -> Hasher {
+        let begin = self.len;
+        self.put(head);
+        if let Some(byte) = self.bytes[begin..self.len].get_mut(CONGESTION) {
+            *byte = 0xff;
+        }
+        let mut hasher = Hasher::new();
+        hasher.update(&self.bytes[..self.len]);
+        hasher
+    }
 }
 
-/// The base transport header, whose congestion bits change on the way.
-fn base(bytes: &[u8], hasher: &mut Hasher) {
-    let (before, rest) = bytes.split_at(bytes.len().min(4));
-    hasher.update(before);
-    if let Some((_, rest)) = rest.split_first() {
-        hasher.update(&[0xff]);
-        hasher.update(rest);
-    }
-}
-
-/// The check of a packet that is sent: its bytes in these parts, of which the first has the headers.
+/// The check of a packet that is sent: its headers, and its other bytes in these parts.
+///
+/// # Panics
+/// When the headers are longer than those that are sent here.
 #[must_use]
 pub fn of_parts<'a>(
     from: SocketAddr,
@@ -74,9 +101,7 @@ pub fn of_parts<'a>(
     parts: impl Iterator<Item = &'a [u8]> + Clone,
 ) -> u32 {
     let len = head.len() + parts.clone().map(<[u8]>::len).sum::<usize>() + LEN;
-    let mut hasher = Hasher::new();
-    pseudo_header(from, to, len, &mut hasher, SENT);
-    base(head, &mut hasher);
+    let mut hasher = Covered::new(from, to, len, SENT).with(head);
     parts.for_each(|part| hasher.update(part));
     hasher.finalize()
 }
@@ -87,9 +112,9 @@ fn compare((from, to, fragmentation): (SocketAddr, SocketAddr, [u8; 4]), datagra
     if packet.len() < PACKET_MIN || !packet.len().is_multiple_of(UNIT) {
         return None;
     }
-    let mut hasher = Hasher::new();
-    pseudo_header(from, to, datagram.len(), &mut hasher, fragmentation);
-    base(packet, &mut hasher);
+    let (head, rest) = packet.split_at(PACKET_MIN);
+    let mut hasher = Covered::new(from, to, datagram.len(), fragmentation).with(head);
+    hasher.update(rest);
     Some((packet, hasher.finalize() ^ u32::from_le_bytes(*check)))
 }
 

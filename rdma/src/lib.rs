@@ -8,16 +8,17 @@
 //!   and packets; [`datagram`]: the datagrams of packets
 //! * [`live`]: the record of live connections, for the process that follows one that was killed
 //! * [`ethernet`]: IP, UDP and neighbours, for datagrams in Ethernet frames, without I/O
-//! * [`limits`]: limits of what peers may cause
+//! * [`limits`]: limits of what peers may cause; `admission`: the connections that a port takes
 //! * [`address`]: where a port is; [`socket`]: how its UDP socket, its link or its RDMA device is opened
 //! * [`port`]: an engine that several protocols use at the same time, on its socket or link (`carrier`), or a port on
 //!   an RDMA device of the kernel ([`device`]). The only modules with I/O
 //! * [`provider`]: what protocols use of a port, whatever provides it
-//! * [`transfers`]: what a target reads and writes over a connection of a port
+//! * [`transfers`]: what a target reads and writes over a connection of a port; `pulls`: its requests for data
 //!
 //! A peer never reads or writes memory here: a target reads and writes the memory of its initiators.
 
 pub mod address;
+mod admission;
 mod carrier;
 pub mod connection;
 pub mod datagram;
@@ -35,6 +36,7 @@ pub mod live;
 pub mod mad;
 pub mod port;
 pub mod provider;
+mod pulls;
 pub mod requester;
 pub mod responder;
 pub mod socket;

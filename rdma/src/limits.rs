@@ -1,15 +1,18 @@
 //! Limits of what peers may cause.
 
-use std::net::IpAddr;
 use std::time::Duration;
 
-/// Connections of an address, with those that wait for their end: some thirty hosts with eight channels each.
+/// Connections of an address that were accepted and have not ended: some thirty hosts with eight channels each. A host
+/// has at most as many as it leaves for others ([`lunar_core::shares`]).
 pub const CONNECTIONS_MAX: usize = 256;
-/// Of these, connections that are not established. A request costs its sender one datagram, and its source address can
-/// be forged.
+/// Connections that are not established. A request costs its sender one datagram, and its source address can be forged:
+/// the oldest one gives way to another one, so a flood of requests mostly ends its own.
 pub const HALF_OPEN_MAX: usize = 64;
-/// Of these, requests of one address: as many channels as a host opens at once.
+/// Of these, requests of one host: as many channels as a host opens at once.
 pub const HALF_OPEN_OF_PEER_MAX: usize = 16;
+/// Connections that have ended, and whose peers have not confirmed it or whose numbers are not used again yet: as many
+/// as there are others. They take no room of these.
+pub const ENDED_MAX: usize = CONNECTIONS_MAX;
 /// Messages of the connection manager that wait to be sent. A message is the answer to one that is as long.
 pub const MESSAGES_MAX: usize = 256;
 /// Last answers of connections that have failed, and that wait to be sent. Without one, the peer learns of the end from
@@ -18,6 +21,8 @@ pub const FAREWELLS_MAX: usize = 64;
 /// Bytes that an entry of a queue counts for besides its data: its memory. A peer may divide its memory into pieces of
 /// one byte, each of which is an entry.
 pub const ENTRY_BYTES: usize = 128;
+/// Packets of a connection that leave before it is the turn of another one: a quarter of what a socket takes at once.
+pub const BURST: usize = 16;
 /// Packets that are sent and not acknowledged. The kernel's software RoCE has the same limit.
 pub const WINDOW: u32 = 128;
 /// Every so many packets request an acknowledgement: several times in a window.
@@ -68,10 +73,3 @@ pub const DEVICE_STALL: Duration = Duration::from_secs(30);
 pub const DEVICE_TICK: Duration = Duration::from_secs(5);
 /// The time for the end of a connection on an RDMA device, in which the peer confirms it.
 pub const DEVICE_END: Duration = Duration::from_secs(15);
-
-/// Whether a peer may have another connection, beside so many of all peers, and half-open ones of these.
-pub(crate) fn admits(peer: IpAddr, connections: usize, half_open: impl Iterator<Item = IpAddr> + Clone) -> bool {
-    connections < CONNECTIONS_MAX
-        && half_open.clone().count() < HALF_OPEN_MAX
-        && half_open.filter(|other| *other == peer).count() < HALF_OPEN_OF_PEER_MAX
-}

@@ -10,13 +10,14 @@ use crate::carrier::Carrier;
 use crate::datagram::datagram;
 use crate::device::port::DevicePort;
 use crate::engine::{Engine, Outgoing};
+use crate::limits::BURST;
 use crate::live;
+use crate::mad;
 use crate::provider::Provider;
 pub use crate::provider::Upper;
 use crate::socket::{NoSocket, Opened, OpenedCarrier, OtherSettings, ServiceInUse};
-use crate::wire::{HEADERS_MAX, TRAILER_MAX};
 use crate::work::Work;
-use lunar_core::mem::{Chunks, Slice};
+use lunar_core::mem::Chunks;
 use lunar_core::metadata::MetadataStore;
 use lunar_core::time::Instant;
 use lunar_link::MacAddress;
@@ -33,7 +34,7 @@ use std::sync::Arc;
 use std::task::{Poll, Waker};
 use std::time::Duration;
 
-/// The pause before memory for headers is asked for again.
+/// The pause before memory for messages of the connection manager is asked for again.
 const SHORTAGE: Duration = Duration::from_millis(1);
 
 /// The ports of a core, by their addresses.
@@ -48,7 +49,7 @@ struct Shared {
     engine: RefCell<Engine>,
     /// The station that has the address as well, as it was reported.
     conflict: Cell<Option<MacAddress>>,
-    /// Memory for the headers of packets, and for messages of the connection manager.
+    /// Memory for messages of the connection manager.
     chunks: Chunks,
     work: Work,
     /// The task that keeps the record of live connections.
@@ -355,15 +356,16 @@ impl Shared {
 
     /// Sends packets, as long as there is room; returns whether there was memory for them.
     fn send(&self) -> bool {
-        let now = self.reactor.now();
-        while let Some(has_memory) = self.carrier.has_room() {
-            let len = HEADERS_MAX + TRAILER_MAX + crate::mad::LEN;
-            if !has_memory || !self.chunks.has_room(self.reactor.arena(), len) {
+        let (now, arena) = (self.reactor.now(), self.reactor.arena());
+        loop {
+            let mut engine = self.engine.borrow_mut();
+            if engine.has_messages() && !self.chunks.has_room(arena, mad::LEN) {
                 return false;
             }
-            let next = self.engine.borrow_mut().poll_send(now);
-            let Some(outgoing) = next else { break };
-            self.queue_packet(outgoing);
+            let most = self.carrier.room().min(BURST);
+            if engine.poll_burst(now, most, |outgoing| self.queue_packet(outgoing)) == 0 {
+                break;
+            }
         }
         let counters = self.engine.borrow_mut().take_counters();
         self.reactor.stats().rdma_repeated.add(counters.repeated);
@@ -372,13 +374,9 @@ impl Shared {
         true
     }
 
-    fn chunk(&self, parts: &[&[u8]]) -> Option<Slice> {
-        self.chunks.copy(self.reactor.arena(), parts)
-    }
-
     fn queue_packet(&self, outgoing: Outgoing) {
-        let peer = outgoing.peer;
-        if let Some(data) = datagram(self.carrier.local(), outgoing, |parts| self.chunk(parts)) {
+        let (peer, arena) = (outgoing.peer, self.reactor.arena());
+        if let Some(data) = datagram(self.carrier.local(), outgoing, |bytes| self.chunks.copy(arena, &[bytes])) {
             self.carrier.send(peer, data);
         }
     }

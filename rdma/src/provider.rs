@@ -2,8 +2,9 @@
 //! space, or an RDMA device. And what a port tells these protocols.
 
 use crate::engine::Engine;
-use crate::events::{Accept, ConnectionId, Event};
+use crate::events::{Accept, ConnectionId, Event, NotAccepted};
 use crate::requester::Message;
+use crate::responder::Receives;
 use crate::wire::Remote;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::time::Instant;
@@ -11,8 +12,11 @@ use lunar_core::time::Instant;
 /// The connections of a port. Operations of a connection take effect in the order in which they were queued; only a
 /// READ may complete after what was queued behind it.
 pub trait Provider {
-    /// Accepts a request; returns false if the peer has given up meanwhile, or if there is no room.
-    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool;
+    /// Accepts a request.
+    ///
+    /// # Errors
+    /// [`NotAccepted`].
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted>;
 
     /// Rejects a request.
     fn reject(&mut self, id: ConnectionId, private: &[u8]);
@@ -26,11 +30,17 @@ pub trait Provider {
     /// Reads memory of the peer, as much as there is room for; returns whether the connection is established.
     fn read(&mut self, id: ConnectionId, from: Remote, into: SgMut, token: u64) -> bool;
 
-    /// One more message may come.
-    fn post(&mut self, id: ConnectionId);
+    /// So many more messages may come.
+    fn post(&mut self, id: ConnectionId, count: usize);
 
-    /// Whether the peer allows READs: without them it can send no data to a target.
-    fn allows_reads(&self, id: ConnectionId) -> bool;
+    /// RDMA READs of a connection that are outstanding at most. Without any, its peer can send no data to a target.
+    fn reads(&self, id: ConnectionId) -> u8;
+
+    /// Has no more READs outstanding than so many from now on.
+    fn limit_reads(&mut self, id: ConnectionId, most: u8);
+
+    /// How many more connections of the peer, each with so many messages, may be accepted now.
+    fn left(&self, id: ConnectionId, receives: Receives) -> usize;
 
     /// Bytes of messages and writes that are not acknowledged, and [`crate::limits::ENTRY_BYTES`] for each of them and
     /// for each READ.
@@ -63,7 +73,7 @@ pub trait Upper {
 }
 
 impl Provider for Engine {
-    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted> {
         Self::accept(self, id, accept, now)
     }
 
@@ -83,12 +93,21 @@ impl Provider for Engine {
         Self::read(self, id, from, into, token)
     }
 
-    fn post(&mut self, id: ConnectionId) {
-        Self::post(self, id);
+    fn post(&mut self, id: ConnectionId, count: usize) {
+        Self::post(self, id, count);
     }
 
-    fn allows_reads(&self, id: ConnectionId) -> bool {
-        Self::allows_reads(self, id)
+    fn reads(&self, id: ConnectionId) -> u8 {
+        Self::reads(self, id)
+    }
+
+    fn limit_reads(&mut self, id: ConnectionId, most: u8) {
+        Self::limit_reads(self, id, most);
+    }
+
+    /// Messages of a peer take memory of their own only while their packets arrive.
+    fn left(&self, id: ConnectionId, _receives: Receives) -> usize {
+        Self::left(self, id)
     }
 
     fn queued(&self, id: ConnectionId) -> usize {

@@ -159,6 +159,11 @@ impl Requester {
         }
     }
 
+    /// Has no more READs outstanding than so many from now on.
+    pub fn limit_reads(&mut self, most: u8) {
+        self.reads_max = self.reads_max.min(most.into());
+    }
+
     fn queue(&mut self, work: Work, len: usize) {
         // Without bytes there is one packet. The queue has far fewer packets than there are numbers.
         let packets = len.div_ceil(self.mtu).max(1) as u32;

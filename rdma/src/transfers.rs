@@ -3,31 +3,17 @@
 use crate::engine::ConnectionId;
 use crate::limits::BURST_MAX;
 use crate::port::Port;
+use crate::pulls::Pulls;
 use crate::requester::{Completed, Message};
 use crate::wire::Remote;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_core::shares::{Member, Share};
 use std::cell::{Cell, RefCell};
-use std::collections::HashMap;
 use std::fmt;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Poll, Waker};
-
-/// The bits of a token that number the parts of a request for data: there are fewer parts than descriptors and READs.
-const PART_BITS: u32 = 16;
-
-/// Data that was requested.
-struct Pull {
-    parts: Vec<Option<Sg>>,
-    missing: usize,
-    /// Counts its memory until all of it has arrived.
-    share: Option<Share>,
-    waker: Option<Waker>,
-    /// Its command waits for it no longer.
-    is_abandoned: bool,
-}
 
 /// The transfers of a connection.
 pub struct Transfers {
@@ -41,8 +27,7 @@ pub struct Transfers {
     waiting: RefCell<Vec<Waker>>,
     /// Tasks that wait until something is acknowledged.
     settling: RefCell<Vec<Waker>>,
-    last_pull: Cell<u64>,
-    pulls: RefCell<HashMap<u64, Pull>>,
+    pulls: RefCell<Pulls>,
     is_closed: Cell<bool>,
 }
 
@@ -64,7 +49,6 @@ impl Transfers {
             share: RefCell::new(outgoing.empty_share()),
             waiting: RefCell::default(),
             settling: RefCell::default(),
-            last_pull: Cell::default(),
             pulls: RefCell::default(),
             is_closed: Cell::default(),
         }
@@ -74,6 +58,11 @@ impl Transfers {
     pub fn send(&self, message: Message) {
         self.port.with(|engine, _| engine.send(self.id, message));
         self.count();
+    }
+
+    /// So many more messages may come.
+    pub fn post(&self, count: usize) {
+        self.port.with(|engine, _| engine.post(self.id, count));
     }
 
     /// Writes into memory of the peer; returns whether there is a connection.
@@ -96,18 +85,11 @@ impl Transfers {
         mut memory: SgMut,
         share: Share,
     ) -> Option<Request<'_>> {
-        let number = self.last_pull.get() + 1;
-        self.last_pull.set(number);
-        let pull = Pull { parts: Vec::new(), missing: 0, share: Some(share), waker: None, is_abandoned: false };
-        self.pulls.borrow_mut().insert(number, pull);
+        let number = self.pulls.borrow_mut().begin(share);
         let request = Request { transfers: self, number };
-        for (at, (from, len)) in parts.enumerate() {
+        for (from, len) in parts {
             let part = memory.split_to(len.min(memory.len()));
-            if let Some(pull) = self.pulls.borrow_mut().get_mut(&number) {
-                pull.parts.push(None);
-                pull.missing += 1;
-            }
-            let token = number << PART_BITS | at as u64;
+            let token = self.pulls.borrow_mut().add(number);
             if !self.port.with(|engine, _| engine.read(self.id, from, part, token)) {
                 return None;
             }
@@ -154,18 +136,14 @@ impl Transfers {
 
     /// A READ is complete.
     pub fn read(&self, completed: Completed) {
-        let (number, part) = (completed.token >> PART_BITS, completed.token & ((1 << PART_BITS) - 1));
-        let mut pulls = self.pulls.borrow_mut();
-        let Some(pull) = pulls.get_mut(&number) else { return };
-        let Some(place) = pull.parts.get_mut(part as usize) else { return };
-        *place = Some(completed.data);
-        pull.missing -= 1;
-        if pull.missing == 0 {
-            match pull.is_abandoned {
-                true => drop(pulls.remove(&number)),
-                false => pull.waker.take().into_iter().for_each(Waker::wake),
-            }
-        }
+        self.pulls.borrow_mut().arrived(completed);
+    }
+
+    /// Waits until all data that was requested so far has arrived, also that of commands that have ended meanwhile, or
+    /// the connection has ended.
+    pub async fn until_read(&self) {
+        let last = self.pulls.borrow().last();
+        poll_fn(|cx| self.pulls.borrow_mut().poll_arrived(last, cx)).await;
     }
 
     /// Counts what waits to be sent.
@@ -224,9 +202,7 @@ impl Transfers {
         self.share.borrow_mut().follow(0);
         self.waiting.borrow_mut().drain(..).for_each(Waker::wake);
         self.settling.borrow_mut().drain(..).for_each(Waker::wake);
-        let mut pulls = self.pulls.borrow_mut();
-        pulls.retain(|_, pull| !pull.is_abandoned);
-        pulls.values_mut().for_each(|pull| pull.waker.take().into_iter().for_each(Waker::wake));
+        self.pulls.borrow_mut().close();
     }
 }
 
@@ -242,22 +218,7 @@ impl Request<'_> {
     /// # Errors
     /// [`Fault::Aborted`]: the connection has ended.
     pub async fn data(self) -> Result<(Sg, Option<Share>), Fault> {
-        poll_fn(|cx| {
-            let mut pulls = self.transfers.pulls.borrow_mut();
-            let Some(pull) = pulls.get_mut(&self.number) else { return Poll::Ready(Err(Fault::Aborted)) };
-            if pull.missing > 0 {
-                if self.transfers.is_closed.get() {
-                    return Poll::Ready(Err(Fault::Aborted));
-                }
-                pull.waker = Some(cx.waker().clone());
-                return Poll::Pending;
-            }
-            let mut data = Sg::default();
-            data.reserve(pull.parts.len());
-            pull.parts.drain(..).flatten().for_each(|part| data.append(part));
-            Poll::Ready(Ok((data, pull.share.take())))
-        })
-        .await
+        poll_fn(|cx| self.transfers.pulls.borrow_mut().poll(self.number, cx)).await
     }
 }
 
@@ -269,12 +230,6 @@ impl fmt::Debug for Request<'_> {
 
 impl Drop for Request<'_> {
     fn drop(&mut self) {
-        let mut pulls = self.transfers.pulls.borrow_mut();
-        let Some(pull) = pulls.get_mut(&self.number) else { return };
-        // The memory is in use until all of it has arrived.
-        pull.is_abandoned = true;
-        if pull.missing == 0 || self.transfers.is_closed.get() {
-            pulls.remove(&self.number);
-        }
+        self.transfers.pulls.borrow_mut().abandon(self.number);
     }
 }

@@ -18,7 +18,7 @@ pub(crate) mod stream;
 pub mod ublk;
 mod unix_socket;
 
-pub use batch::{Address, BATCH_MAX, Counters, Datagram, MacAddress, ReceiveBatch, SendBatch, VlanTag};
+pub use batch::{Address, BATCH_MAX, Counters, Datagram, Edges, MacAddress, ReceiveBatch, SendBatch, VlanTag, Wrapped};
 pub(crate) use messages::Messages;
 
 use command::CommandDevice;

@@ -520,13 +520,12 @@ impl Reactor {
         completion: &mut Completion,
     ) -> (Result<usize, Fault>, Box<ReceiveBatch>) {
         if into.refill(&self.inner.arena) == 0 {
-            let memory = self.inner.arena.wait_sg(into.room()).await;
-            memory.into_pieces().for_each(|block| into.add(block));
+            into.wait(&self.inner.arena).await;
         }
-        let (room, count) = (into.room(), into.count());
+        let kind = into.kind();
         self.inner.driver.submit(Op::ReceiveBatch { endpoint: endpoint.clone(), into }, completion.token());
         let outcome = completion.wait().await;
-        let batch = endpoint::carried(outcome.data).unwrap_or_else(|| ReceiveBatch::new(room, count));
+        let batch = endpoint::carried(outcome.data).unwrap_or_else(|| ReceiveBatch::of_kind(kind));
         let stats = &self.inner.stats;
         stats.receives.add(1);
         stats.received_bytes.add(batch.datagrams().iter().map(|datagram| datagram.data.len() as u64).sum());

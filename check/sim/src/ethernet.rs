@@ -681,8 +681,8 @@ impl Task {
 }
 
 #[cfg(test)]
-#[path = "srp_tests.rs"]
-mod srp_tests;
+#[path = "rdma_tests.rs"]
+mod rdma_tests;
 #[cfg(test)]
 #[path = "ethernet_tests.rs"]
 mod tests;

@@ -8,12 +8,12 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
 use lunar_iscsi::iser::wire::{HEADER_LEN, Header, Tags};
 use lunar_iscsi::wire::{
-    BHS_LEN, Bhs, FINAL, First, LoginRequest, LoginResponse, NO_TAG, NopIn, NopOut, Opcode, Pdu, READ, ScsiCommand,
-    ScsiResponse, Stage, U24, WRITE, login_flags,
+    BHS_LEN, Bhs, CONTINUE, FINAL, First, LoginRequest, LoginResponse, NO_TAG, NopIn, NopOut, Opcode, Pdu, READ,
+    ScsiCommand, ScsiResponse, Stage, U24, WRITE, login_flags,
 };
 use lunar_rdma::mad::{Body, Message, Reply, Request};
 use lunar_rdma::testing::Random;
-use lunar_rdma::wire::{MANAGER_QPN, Packet, Remote};
+use lunar_rdma::wire::{Extension, MANAGER_QPN, Packet, Remote};
 use std::collections::BTreeMap;
 use std::time::Duration;
 use zerocopy::IntoBytes;
@@ -72,6 +72,10 @@ pub struct Disk {
     /// The time of the last response.
     answered: Instant,
     is_lost: bool,
+    /// Parts of the text of the next login, which are sent at once.
+    flood: usize,
+    /// Messages for which the target had no room.
+    refused: u32,
 }
 
 impl Disk {
@@ -91,7 +95,20 @@ impl Disk {
             key: 0,
             answered: now,
             is_lost: false,
+            flood: 0,
+            refused: 0,
         }
+    }
+
+    /// Sends so many requests at once before the next login, without waiting for their responses.
+    pub fn flood(&mut self, count: usize) {
+        self.flood = count;
+    }
+
+    /// Messages that were sent again, because the target had no room for them.
+    #[must_use]
+    pub fn refused(&self) -> u32 {
+        self.refused
     }
 
     /// A request for a connection. Half of the connections have keys that may be invalidated.
@@ -145,6 +162,9 @@ impl Disk {
         if packet.qpn != session.pair.own_qpn {
             return;
         }
+        if let Extension::Acknowledge(syndrome, _) = packet.extension {
+            self.refused += u32::from(syndrome.not_ready().is_some());
+        }
         match self.adapter.take(&mut session.pair, &packet, &bytes, now) {
             Some(messages) => messages.iter().for_each(|message| self.message(message, now, on)),
             None => self.reconnect(now),
@@ -190,6 +210,11 @@ impl Disk {
             };
             self.adapter.say(Body::Ready(session.pair.ids.0, session.pair.ids.1));
             let (header, text) = login(self.number, &session);
+            for _ in 0..std::mem::take(&mut self.flood) {
+                let flags = login_flags(Stage::OPERATIONAL, None) | CONTINUE;
+                let part = LoginRequest { flags, data_len: U24::new(0), ..header };
+                send(&self.arena, &mut session, &Tags::default(), part.as_bytes(), &[]);
+            }
             send(&self.arena, &mut session, &Tags::default(), header.as_bytes(), &text);
             self.state = State::Up(Box::new(session));
         } else if let State::Up(session) = &self.state
@@ -213,6 +238,10 @@ impl Disk {
                 if response.status.get() != 0 {
                     // The target is stopping, or an older session is ending.
                     return self.reconnect(now);
+                }
+                if response.flags & FINAL == 0 {
+                    // The text goes on.
+                    return;
                 }
                 (session.is_logged_in, session.max_cmd_sn) = (true, response.max_cmd_sn.get());
                 session.exp_stat_sn = response.stat_sn.get().wrapping_add(1);

@@ -9,7 +9,7 @@ use lunar_core::mem::{Arena, Sg};
 use lunar_core::time::Instant;
 use lunar_rdma::mad::{Body, Message, Reply, Request};
 use lunar_rdma::testing::Random;
-use lunar_rdma::wire::{MANAGER_QPN, Packet};
+use lunar_rdma::wire::{Extension, MANAGER_QPN, Packet};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
@@ -31,6 +31,12 @@ const ENTRIES: [u16; 2] = [32, 16];
 /// Identifiers of commands that are no I/O.
 const CONNECT: u16 = 0x1000;
 const ENABLE: u16 = 0x1001;
+const QUEUES: u16 = 0x1002;
+const EVENT: u16 = 0x1003;
+/// I/O queues that a host asks for: as many as a controller has at most.
+const WANTED: u16 = 128;
+/// Requests for an event with the same identifier, as some hosts send them: more than a queue has messages for.
+const EVENTS: u32 = 200;
 /// Do Not Retry, in a status without its phase.
 const DO_NOT_RETRY: u16 = 0x4000;
 /// The time without any response after which the target is given up.
@@ -57,6 +63,8 @@ pub struct Disk {
     pairs: [Option<Box<Pair>>; 2],
     controller: u16,
     is_ready: bool,
+    /// Requests for an event that were sent over this admin queue.
+    events: u32,
     commands: BTreeMap<u32, Command>,
     last_key: u32,
     /// The time of the last response.
@@ -106,6 +114,7 @@ impl Disk {
             pairs: [None, None],
             controller: 0xffff,
             is_ready: false,
+            events: 0,
             commands: BTreeMap::new(),
             last_key: 0,
             answered: now,
@@ -169,6 +178,10 @@ impl Disk {
         // Another connection has another queue pair.
         let own = |pair: &Option<Box<Pair>>| pair.as_ref().is_some_and(|pair| pair.own_qpn == packet.qpn);
         let Some(queue) = self.pairs.iter().position(own) else { return };
+        if let (0, Extension::Acknowledge(syndrome, _)) = (queue, packet.extension) {
+            // Each command is answered, or replaced by another one: there is always room for one more.
+            assert_eq!(syndrome.not_ready(), None, "the admin queue has no room for a message");
+        }
         let Some(pair) = &mut self.pairs[queue] else { return };
         match self.adapter.take(pair, &packet, &bytes, now) {
             Some(messages) => messages.iter().for_each(|message| self.response(queue, message, now, on)),
@@ -203,6 +216,7 @@ impl Disk {
             let pair = Pair::new(&request, reply, CONNECT_AT + CONNECT_LEN, now);
             self.adapter.say(Body::Ready(pair.ids.0, pair.ids.1));
             self.pairs[queue] = Some(Box::new(pair));
+            self.events = if queue == 0 { 0 } else { self.events };
             return self.connect(queue);
         }
         if let Some(pair) = self.pairs.iter().flatten().find(|pair| pair.ids == (reply.ids.1, reply.ids.0)) {
@@ -255,13 +269,28 @@ impl Disk {
                 enable[48..52].copy_from_slice(&0x46_0001_u32.to_le_bytes());
                 self.send(0, &enable);
             }
-            (ENABLE, 0) => self.ask(1, now),
+            (ENABLE, 0) => {
+                // Set Features: Number of Queues.
+                let mut queues = entry(0x09, QUEUES, 0);
+                queues[40] = 7;
+                queues[44..46].copy_from_slice(&(WANTED - 1).to_le_bytes());
+                queues[46..48].copy_from_slice(&(WANTED - 1).to_le_bytes());
+                self.send(0, &queues);
+            }
+            (QUEUES, 0) => {
+                // A port has 256 connections, of which a host leaves as many as it has, and one is the admin queue.
+                let granted = half(bytes, 0) + 1;
+                assert!((8..WANTED).contains(&granted), "{granted} queues");
+                self.ask(1, now);
+            }
+            // Each is replaced by the next one, until the controller ends.
+            (EVENT, _) => {}
             (CONNECT, 0) => {
                 self.is_ready = true;
                 on(StationEvent::Ready);
             }
             // The target is not ready, or has ended the controller meanwhile.
-            (CONNECT | ENABLE, _) => self.reconnect(now),
+            (CONNECT | ENABLE | QUEUES, _) => self.reconnect(now),
             _ => self.completion(cid, status, on),
         }
     }
@@ -331,6 +360,11 @@ impl Disk {
             }
             let capsule = self.arena.copy(&[&entry[..], behind].concat()).map(Sg::from).unwrap_or_default();
             pair.requester.send(capsule.into());
+        }
+        let is_quiet = self.pairs[0].as_ref().is_some_and(|pair| pair.requester.is_idle());
+        if self.is_ready && is_quiet && self.events < EVENTS {
+            self.events += 1;
+            self.send(0, &entry(0x0c, EVENT, 0));
         }
         for pair in self.pairs.iter_mut().flatten() {
             self.adapter.send(pair, now);

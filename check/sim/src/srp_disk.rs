@@ -64,6 +64,8 @@ pub struct Disk {
     /// The time of the last response.
     answered: Instant,
     is_lost: bool,
+    /// The descriptors of the next command have a format that there is not.
+    is_spoilt: bool,
 }
 
 fn word(bytes: &[u8], at: usize) -> u32 {
@@ -86,7 +88,13 @@ impl Disk {
             commands: BTreeMap::new(),
             answered: now,
             is_lost: false,
+            is_spoilt: false,
         }
+    }
+
+    /// The descriptors of the next command are wrong.
+    pub fn spoil(&mut self) {
+        self.is_spoilt = true;
     }
 
     /// A request for a connection with the login.
@@ -247,12 +255,15 @@ impl Disk {
             command.slot = Some(slot);
             session.credit -= 1;
             let memory = &mut session.pair.peer.memory[slot * SLOT_LEN..][..SLOT_LEN];
-            let unit = match (&command.operation, session.has_immediate) {
+            let mut unit = match (&command.operation, session.has_immediate) {
                 (Operation::Write { lba, data }, true) if data.len() <= IMMEDIATE_MAX && cookie % 3 > 0 => {
                     immediate_unit((*cookie, self.lun), *lba, data)
                 }
                 (operation, _) => command_unit((*cookie, self.lun), operation, (slot * SLOT_LEN, memory)),
             };
+            if std::mem::take(&mut self.is_spoilt) {
+                unit[5] = if unit[5] > 0x0f { 0x70 } else { 0x07 };
+            }
             let unit = self.arena.copy(&unit).map(Sg::from).unwrap_or_default();
             session.pair.requester.send(unit.into());
         }

@@ -403,11 +403,11 @@ impl Port {
             let now = self.now();
             while self.sends.len() < BATCH_MAX {
                 let Some(outgoing) = self.client.poll_send(now) else { break };
-                let data = datagram(self.local, outgoing, |parts| self.chunks.copy(&self.arena, parts));
+                let data = datagram(self.local, outgoing, |bytes| self.chunks.copy(&self.arena, &[bytes]));
                 // Without memory a packet is lost, as on the network.
                 let peer = Address::Ip(self.target);
                 if let Some(data) = data {
-                    self.sends.push(Datagram { data, peer, ..Datagram::default() });
+                    self.sends.push(Datagram { peer, ..data.into() });
                 }
             }
             if self.sends.is_empty() {

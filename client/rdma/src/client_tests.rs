@@ -171,7 +171,7 @@ impl Ends {
                     assert_eq!((peer, &private[..4]), (HOST, &[1, 2, 3, 0][..]));
                     // An acknowledgement that was lost holds nothing up.
                     let receives = Receives { bytes: 64, count: usize::from(PLACES) + 100 };
-                    self.engine.accept(id, &Accept { private: &[4, 5], receives }, self.now);
+                    self.engine.accept(id, &Accept::new(&[4, 5], receives), self.now).expect("room");
                 }
                 events::Event::Read(id, completed) => {
                     let command = self.reading.remove(&completed.token).expect("it was requested");

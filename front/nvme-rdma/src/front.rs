@@ -116,6 +116,10 @@ impl Front for NvmeRdmaFront {
     fn preload(&self, config: &Config) {
         self.0.preload(config);
     }
+
+    fn memory(&self, config: &Config) -> u64 {
+        self.0.memory(config)
+    }
 }
 
 /// NVMe over RDMA of a process.
@@ -184,5 +188,28 @@ impl FrontRuntime for NvmeRdmaRuntime {
 impl fmt::Debug for NvmeRdmaRuntime {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("NvmeRdmaRuntime")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_control::Schema;
+    use lunar_control::check::{LocalHost, check};
+    use lunar_rdma::limits::DEVICE_INBOX_BYTES;
+
+    static SCHEMA: Schema = Schema { fronts: &[&FRONT], stores: &[] };
+
+    #[test]
+    fn the_memory_of_ports_on_devices_counts() {
+        let port = |name, at| format!("[nvme-rdma.{name}]\naddress = '192.0.2.1'\n{at}portal-group = '1'\n");
+        let memory = |ports: &str| {
+            let text = format!("[portal-group.1]\ntag = 7\n{ports}");
+            let checked = check(&SCHEMA, "test", &text, &LocalHost { config: PathBuf::new() }).expect("right");
+            ENTRY.front.memory(&checked.config)
+        };
+        assert_eq!(memory(&port("a", "")), 0);
+        let two = port("a", "link = 'verbs'\n") + &port("b", "link = 'verbs:rxe0'\n");
+        assert_eq!(memory(&two), 2 * DEVICE_INBOX_BYTES as u64);
     }
 }

@@ -7,6 +7,9 @@ use std::time::Duration;
 pub const IN_CAPSULE_MAX: u32 = 4096;
 /// Bytes of the largest command capsule.
 pub const CAPSULE_MAX: usize = lunar_nvme::command::SQE_LEN + IN_CAPSULE_MAX as usize;
+/// Commands of an I/O queue for which there has to be room when queues are granted: as many as Linux has unless it is
+/// told otherwise.
+pub const USUAL_COMMANDS: usize = 128;
 /// Responses that a host has not acknowledged, besides one for each command that it may have outstanding: an
 /// acknowledgement that was lost holds nothing up.
 pub const UNACKNOWLEDGED: usize = 128;

@@ -35,7 +35,8 @@ pub enum Action<T> {
     Fused(Box<[Arrived<T>; 2]>),
     /// Send the completion of a command that was refused.
     Refused(Sqe, Status, Response),
-    /// Drop the Asynchronous Event Request with this command identifier: the host has sent another command with it.
+    /// Drop the Asynchronous Event Request with this command identifier, and let another message come in its place: the
+    /// host has sent another command with it, and it gets no response.
     EventReplaced(u16),
 }
 

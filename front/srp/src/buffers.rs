@@ -41,6 +41,50 @@ pub enum BufferError {
     Small,
 }
 
+/// Descriptors that are refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Refused {
+    /// Why.
+    pub why: BufferError,
+    /// The bytes that the initiator expects to send and to receive, as far as the descriptors say so.
+    pub expected: Expected,
+}
+
+/// The bytes that an initiator expects to send and to receive.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Expected {
+    /// Data-Out.
+    pub data_out: u32,
+    /// Data-In.
+    pub data_in: u32,
+}
+
+impl Expected {
+    fn of(direction: Direction, len: u32) -> Self {
+        match direction {
+            Direction::Out => Self { data_out: len, data_in: 0 },
+            Direction::In => Self { data_out: 0, data_in: len },
+        }
+    }
+
+    /// Those that the descriptors of a command state, whether or not they are right. One direction is enough: a command
+    /// with memory for both is refused.
+    fn stated(formats: u8, bytes: &[u8]) -> Option<Self> {
+        let (direction, format) = match (formats >> 4, formats & 0x0f) {
+            (format, NONE) => (Direction::Out, format),
+            (NONE, format) => (Direction::In, format),
+            _ => return None,
+        };
+        let mut cursor = Cursor::new(bytes);
+        let first: Part = cursor.take::<Descriptor>().ok()?.into();
+        match format {
+            DIRECT => Some(Self::of(direction, first.len)),
+            INDIRECT => Some(Self::of(direction, cursor.take::<U32>().ok()?.get())),
+            _ => None,
+        }
+    }
+}
+
 /// A part of a buffer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Part {
@@ -83,14 +127,22 @@ impl Buffer {
     /// descriptors in the command.
     ///
     /// # Errors
-    /// [`BufferError`].
-    pub fn of_command(formats: u8, counts: (u8, u8), bytes: &[u8]) -> Result<Option<Self>, BufferError> {
-        match (formats >> 4, formats & 0x0f) {
-            (NONE, NONE) => Ok(None),
-            (format, NONE) => Self::parse(Direction::Out, format, counts.0, bytes).map(Some),
-            (NONE, format) => Self::parse(Direction::In, format, counts.1, bytes).map(Some),
+    /// [`Refused`].
+    pub fn of_command(formats: u8, counts: (u8, u8), bytes: &[u8]) -> Result<Option<Self>, Refused> {
+        let buffer = match (formats >> 4, formats & 0x0f) {
+            (NONE, NONE) => return Ok(None),
+            (format, NONE) => Self::parse(Direction::Out, format, counts.0, bytes),
+            (NONE, format) => Self::parse(Direction::In, format, counts.1, bytes),
             _ => Err(BufferError::Bidirectional),
-        }
+        };
+        let refused = |why| Refused { why, expected: Expected::stated(formats, bytes).unwrap_or_default() };
+        buffer.map(Some).map_err(refused)
+    }
+
+    /// The bytes that the initiator expects to send and to receive.
+    #[must_use]
+    pub fn expected(&self) -> Expected {
+        Expected::of(self.direction, self.len)
     }
 
     /// The buffer of a command whose data is in it: it has no memory at the initiator.
@@ -222,17 +274,20 @@ mod tests {
             let table = descriptor(9, 9, (entries * DESCRIPTOR_LEN) as u32);
             [table, len.to_be_bytes().to_vec(), descriptor(1, 7, 5)].concat()
         };
-        for (formats, counts, bytes, why) in [
-            (0x11, (1, 1), direct.clone(), BufferError::Bidirectional),
-            (0x30, (1, 0), direct.clone(), BufferError::Format),
-            (0x10, (1, 0), direct[1..].to_vec(), BufferError::Short),
-            (0x20, (2, 0), list(2, 5), BufferError::Short),
-            (0x20, (1, 0), list(1, 6), BufferError::Small),
-            (0x20, (1, 0), list(DESCRIPTORS_MAX + 1, 5), BufferError::Many),
+        for (formats, counts, bytes, why, (data_out, data_in)) in [
+            (0x11, (1, 1), direct.clone(), BufferError::Bidirectional, (0, 0)),
+            (0x30, (1, 0), direct.clone(), BufferError::Format, (0, 0)),
+            (0x10, (1, 0), direct[1..].to_vec(), BufferError::Short, (0, 0)),
+            (0x20, (2, 0), list(2, 5), BufferError::Short, (5, 0)),
+            (0x02, (0, 2), list(2, 5), BufferError::Short, (0, 5)),
+            (0x20, (1, 0), list(1, 6), BufferError::Small, (6, 0)),
+            (0x20, (1, 0), list(DESCRIPTORS_MAX + 1, 5), BufferError::Many, (5, 0)),
         ] {
-            assert_eq!(Buffer::of_command(formats, counts, &bytes), Err(why), "{formats:x}");
+            let refused = Refused { why, expected: Expected { data_out, data_in } };
+            assert_eq!(Buffer::of_command(formats, counts, &bytes), Err(refused), "{formats:x}");
         }
-        assert!(Buffer::of_command(0x20, (1, 0), &list(1, 5)).is_ok());
+        let right = Buffer::of_command(0x20, (1, 0), &list(1, 5)).expect("right").expect("there");
+        assert_eq!(right.expected(), Expected { data_out: 5, data_in: 0 });
         assert_eq!(Buffer::of_command(0, (1, 1), &[]), Ok(None));
     }
 }

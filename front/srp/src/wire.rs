@@ -1,6 +1,6 @@
 //! Information units of SRP (INCITS 365), as Linux has them over the RDMA connection manager.
 
-use crate::buffers::{Buffer, BufferError};
+use crate::buffers::{Buffer, Refused};
 use crate::limits::SENSE_MAX;
 use crate::names::PortId;
 use lunar_core::codes;
@@ -234,7 +234,7 @@ pub struct Command<'a> {
     /// The additional bytes of the CDB.
     pub additional: &'a [u8],
     /// The memory of the initiator for its data.
-    pub buffer: Result<Option<Buffer>, BufferError>,
+    pub buffer: Result<Option<Buffer>, Refused>,
     /// The data that has come with it: then there is no memory.
     pub immediate: Option<&'a [u8]>,
 }

@@ -1,7 +1,7 @@
 //! The bytes are those of the initiator and the target of Linux 6.12.
 
 use super::*;
-use crate::buffers::Direction;
+use crate::buffers::{BufferError, Direction, Expected};
 use lunar_rdma::golden;
 use lunar_rdma::icrc::Checker;
 use lunar_rdma::mad::{Body, Message};
@@ -149,5 +149,6 @@ fn data_in_a_command_begins_where_the_login_says() {
     for len in 0..unit.len() {
         assert_eq!(command(&unit[..len], Some(68)), None, "{len} bytes");
     }
-    assert_eq!(command(&unit, None), Some((Err(BufferError::Format), None)), "it was not granted");
+    let refused = Refused { why: BufferError::Format, expected: Expected::default() };
+    assert_eq!(command(&unit, None), Some((Err(refused), None)), "it was not granted");
 }

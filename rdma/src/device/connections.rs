@@ -1,17 +1,20 @@
 //! The connections of a port on a device.
 
 use super::queue::{Depth, Queue};
+use crate::admission::{Admission, Arrival, forgotten, gives_way};
 use crate::connection::Why;
-use crate::events::{Accept, ConnectionId, Ended, Event};
+use crate::events::{Accept, ConnectionId, Ended, Event, NotAccepted};
 use crate::limits::{
     ACCEPT_TIME, DEVICE_END, DEVICE_INBOX_BYTES, DEVICE_PIECES_MAX, DEVICE_READS_MAX, DEVICE_REQUESTS, DEVICE_STALL,
-    IDLE, admits,
+    IDLE,
 };
 use crate::mad::REQUEST_PRIVATE;
 use crate::provider::Provider;
 use crate::requester::Message;
+use crate::responder::Receives;
 use crate::wire::Remote;
 use lunar_core::mem::{Sg, SgMut};
+use lunar_core::shares::{PeerShares, Share};
 use lunar_core::time::Instant;
 use lunar_reactor::log;
 use lunar_verbs::library::device::{CompletionChannel, Device};
@@ -39,13 +42,14 @@ enum State {
 struct Entry {
     peer: IpAddr,
     state: State,
+    arrival: Arrival,
     id: Rc<Identifier>,
     /// RDMA READs at the same time.
     reads: u8,
     pair: Option<Pair>,
     queue: Queue,
-    /// Bytes of its memory for messages.
-    inbox: usize,
+    /// Its place among the connections that were accepted, and its memory for messages.
+    shares: Option<[Share; 2]>,
     /// When it got its state.
     since: Instant,
     /// When work was completed last, or when there was none.
@@ -85,12 +89,14 @@ pub struct Connections {
     channel: Rc<CompletionChannel>,
     entries: BTreeMap<ConnectionId, Entry>,
     by_key: HashMap<Key, ConnectionId>,
-    /// Connections that have a pair, and some that have none any more.
+    /// Connections that have a pair, and some that have none any more, if pairs have ended.
     live: Vec<ConnectionId>,
+    have_ended: bool,
     next: u32,
     items: VecDeque<Item>,
-    /// Bytes of memory for messages.
-    inbox: usize,
+    admission: Admission,
+    /// The memory for messages.
+    inboxes: PeerShares,
     /// A connection was not accepted, and operators were told so since the last tick.
     has_reported: bool,
     traffic: Traffic,
@@ -109,10 +115,12 @@ impl Connections {
             entries: BTreeMap::new(),
             by_key: HashMap::new(),
             live: Vec::new(),
+            have_ended: false,
             // The protocols above may still know connections of a port that has failed.
             next: seed as u32,
             items: VecDeque::new(),
-            inbox: 0,
+            admission: Admission::default(),
+            inboxes: PeerShares::new(DEVICE_INBOX_BYTES),
             has_reported: false,
             traffic: Traffic::default(),
             completed: Vec::new(),
@@ -171,10 +179,7 @@ impl Connections {
 
     fn request(&mut self, request: Request, now: Instant) {
         let Request { id: identifier, peer, private: data, reads } = request;
-        if !self.has_room(peer) {
-            // The kernel rejects a request that is dropped.
-            return;
-        }
+        self.make_room(peer, now);
         let mut private = [0; REQUEST_PRIVATE];
         let len = data.len().min(REQUEST_PRIVATE);
         private[..len].copy_from_slice(&data[..len]);
@@ -183,11 +188,12 @@ impl Connections {
         let entry = Entry {
             peer,
             state: State::Requested,
+            arrival: self.admission.arrive(),
             id: Rc::new(identifier),
             reads: reads.min(self.device.limits().reads).min(DEVICE_READS_MAX),
             pair: None,
             queue: Queue::new(self.depth()),
-            inbox: 0,
+            shares: None,
             since: now,
             progress: now,
             is_armed: false,
@@ -198,11 +204,17 @@ impl Connections {
         self.tell(Event::Request { id, peer, private });
     }
 
-    /// Whether a peer may have another connection.
-    fn has_room(&self, peer: IpAddr) -> bool {
-        let is_half_open = |entry: &&Entry| matches!(entry.state, State::Requested | State::Accepted);
-        let half_open = self.entries.values().filter(is_half_open).map(|entry| entry.peer);
-        admits(peer, self.entries.len(), half_open)
+    /// Makes room for another request of a peer.
+    fn make_room(&mut self, peer: IpAddr, now: Instant) {
+        let ended = self.entries.iter().filter(|(_, entry)| entry.state == State::Over);
+        let forgotten = forgotten(ended.map(|(id, entry)| (entry.since, *id)));
+        forgotten.into_iter().for_each(|(_, id)| self.remove(id));
+        let is_half_open =
+            |(_, entry): &(&ConnectionId, &Entry)| matches!(entry.state, State::Requested | State::Accepted);
+        let half_open = self.entries.iter().filter(is_half_open).map(|(id, entry)| ((entry.arrival, *id), entry.peer));
+        if let Some((_, id)) = gives_way(peer, half_open) {
+            self.end(id, Ended::Late, now);
+        }
     }
 
     fn number(&mut self) -> ConnectionId {
@@ -236,7 +248,7 @@ impl Connections {
     fn remove(&mut self, id: ConnectionId) {
         if let Some(entry) = self.entries.remove(&id) {
             self.by_key.remove(&entry.id.key());
-            self.inbox -= entry.inbox;
+            self.have_ended |= entry.pair.is_some();
         }
     }
 
@@ -252,6 +264,7 @@ impl Connections {
         let Some(entry) = self.entries.get_mut(&id) else { return false };
         match entry.state {
             State::Over => return false,
+            // The kernel rejects a request that is dropped.
             State::Requested => {
                 self.remove(id);
                 return true;
@@ -261,9 +274,9 @@ impl Connections {
         entry.id.disconnect();
         // The device does not use memory of the connection any more then.
         entry.pair = None;
+        self.have_ended = true;
         entry.queue = Queue::new(Depth { requests: 0, pieces: 0, read_pieces: 0 });
-        (entry.state, entry.since) = (State::Over, now);
-        self.inbox -= std::mem::take(&mut entry.inbox);
+        (entry.state, entry.since, entry.shares) = (State::Over, now, None);
         true
     }
 
@@ -272,35 +285,26 @@ impl Connections {
         let all: Vec<ConnectionId> = self.entries.keys().copied().collect();
         all.into_iter().for_each(|id| _ = self.end_quietly(id, now));
         (self.entries, self.by_key) = (BTreeMap::new(), HashMap::new());
+        (self.live, self.have_ended) = (Vec::new(), false);
         self.items.clear();
     }
 
-    /// Makes the pair of a connection, and accepts it.
-    fn establish(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> io::Result<()> {
+    fn sizes(&self, receives: Receives) -> Sizes {
         let depth = self.depth();
-        let sizes = Sizes {
-            receives: accept.receives.count,
-            bytes: accept.receives.bytes,
-            sends: depth.requests,
-            pieces: depth.pieces,
-        };
-        let Some(peer) = self.entries.get(&id).filter(|entry| entry.state == State::Requested).map(|entry| entry.peer)
-        else {
-            return Err(io::ErrorKind::NotConnected.into());
-        };
-        let of_peer = self.entries.values().filter(|other| other.peer == peer);
-        let of_peer: usize = of_peer.map(|other| other.inbox).sum();
-        let free = DEVICE_INBOX_BYTES.saturating_sub(self.inbox);
-        // A peer has at most as much as it leaves for others.
-        if of_peer + sizes.memory() > free.saturating_sub(sizes.memory()) {
-            return Err(io::ErrorKind::OutOfMemory.into());
-        }
+        Sizes { receives: receives.count, bytes: receives.bytes, sends: depth.requests, pieces: depth.pieces }
+    }
+
+    /// Makes the pair of a request, and accepts it.
+    fn establish(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> io::Result<()> {
+        let sizes = self.sizes(accept.receives);
         let Some(entry) = self.entries.get_mut(&id) else { return Err(io::ErrorKind::NotConnected.into()) };
+        let none = |what: &str| io::Error::other(format!("its host has as many {what} as it leaves for other hosts"));
+        let place = self.admission.take(entry.peer).ok_or_else(|| none("connections"))?;
+        let inbox = self.inboxes.join(entry.peer).take(sizes.memory()).ok_or_else(|| none("bytes for messages"))?;
         let mut pair = Pair::new(&entry.id, &self.device, &self.channel, id.0, sizes)?;
-        pair.accept(accept.private, entry.reads)?;
-        entry.inbox = sizes.memory();
-        self.inbox += entry.inbox;
+        pair.accept(accept.private, accept.first().count, entry.reads)?;
         (entry.pair, entry.state, entry.since) = (Some(pair), State::Accepted, now);
+        entry.shares = Some([place, inbox]);
         self.live.push(id);
         Ok(())
     }
@@ -348,8 +352,10 @@ impl Connections {
 
     /// Takes completions; returns whether there were any.
     pub fn poll(&mut self, now: Instant) -> bool {
-        let entries = &self.entries;
-        self.live.retain(|id| entries.get(id).is_some_and(|entry| entry.pair.is_some()));
+        if std::mem::take(&mut self.have_ended) {
+            let entries = &self.entries;
+            self.live.retain(|id| entries.get(id).is_some_and(|entry| entry.pair.is_some()));
+        }
         let mut completed = std::mem::take(&mut self.completed);
         let mut has_some = false;
         for at in 0..self.live.len() {
@@ -456,22 +462,15 @@ impl Connections {
 }
 
 impl Provider for Connections {
-    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> bool {
-        match self.establish(id, accept, now) {
-            Ok(()) => true,
-            Err(why) => {
-                if let Some(entry) = self.entries.get(&id)
-                    && !std::mem::replace(&mut self.has_reported, true)
-                {
-                    log!(warning, "a connection of {} over an RDMA device cannot be accepted: {why}", entry.peer);
-                }
-                // The number may be that of a connection that was accepted.
-                if self.entries.get(&id).is_some_and(|entry| entry.state == State::Requested) {
-                    self.remove(id);
-                }
-                false
+    fn accept(&mut self, id: ConnectionId, accept: &Accept<'_>, now: Instant) -> Result<(), NotAccepted> {
+        let requested = self.entries.get(&id).filter(|entry| entry.state == State::Requested);
+        let peer = requested.ok_or(NotAccepted::Gone)?.peer;
+        self.establish(id, accept, now).map_err(|why| {
+            if !std::mem::replace(&mut self.has_reported, true) {
+                log!(warning, "a connection of {peer} over an RDMA device cannot be accepted: {why}");
             }
-        }
+            NotAccepted::NoRoom
+        })
     }
 
     fn reject(&mut self, id: ConnectionId, private: &[u8]) {
@@ -503,15 +502,26 @@ impl Provider for Connections {
         self.with(id, |queue| queue.read(from, into, token)).is_some()
     }
 
-    fn post(&mut self, id: ConnectionId) {
+    fn post(&mut self, id: ConnectionId, count: usize) {
         if let Some(pair) = self.entries.get_mut(&id).and_then(|entry| entry.pair.as_mut()) {
             // If that fails, so does everything else of the connection.
-            let _ = pair.post_receives(1);
+            let _ = pair.post_receives(count);
         }
     }
 
-    fn allows_reads(&self, id: ConnectionId) -> bool {
-        self.entries.get(&id).is_some_and(|entry| entry.reads > 0)
+    fn reads(&self, id: ConnectionId) -> u8 {
+        self.entries.get(&id).map_or(0, |entry| entry.reads)
+    }
+
+    /// The device has its own limit, which is that of the request.
+    fn limit_reads(&mut self, id: ConnectionId, most: u8) {
+        self.with(id, |queue| queue.limit_reads(most.into()));
+    }
+
+    fn left(&self, id: ConnectionId, receives: Receives) -> usize {
+        let Some(peer) = self.entries.get(&id).map(|entry| entry.peer) else { return 0 };
+        let memory = self.sizes(receives).memory();
+        self.admission.left(peer).min(self.inboxes.newcomers(peer, memory))
     }
 
     fn queued(&self, id: ConnectionId) -> usize {

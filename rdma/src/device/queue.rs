@@ -57,6 +57,8 @@ pub struct Queue {
     bytes: usize,
     /// Requests that have completed.
     completed: u64,
+    /// READs that the device has, and that it may have.
+    reads: (usize, usize),
     /// Parts of the READ whose first parts have completed.
     parts: Sg,
 }
@@ -75,7 +77,7 @@ impl Queue {
     #[must_use]
     pub fn new(depth: Depth) -> Self {
         let (waiting, posted) = (VecDeque::new(), VecDeque::with_capacity(depth.requests));
-        Self { depth, waiting, posted, bytes: 0, completed: 0, parts: Sg::default() }
+        Self { depth, waiting, posted, bytes: 0, completed: 0, reads: (0, usize::MAX), parts: Sg::default() }
     }
 
     fn push(&mut self, work: Work, purpose: Purpose) {
@@ -126,11 +128,20 @@ impl Queue {
         }
     }
 
+    /// Gives the device no more READs at the same time than so many from now on.
+    pub fn limit_reads(&mut self, most: usize) {
+        self.reads.1 = self.reads.1.min(most);
+    }
+
     /// Takes the requests that the device has room for.
     pub fn take(&mut self, into: &mut Vec<Work>) {
-        while self.posted.len() < self.depth.requests
-            && let Some((work, purpose)) = self.waiting.pop_front()
-        {
+        while self.posted.len() < self.depth.requests {
+            let is_read = matches!(self.waiting.front(), Some((Work::Read(..), _)));
+            if is_read && self.reads.0 >= self.reads.1 {
+                return;
+            }
+            let Some((work, purpose)) = self.waiting.pop_front() else { return };
+            self.reads.0 += usize::from(is_read);
             self.posted.push_back((purpose, cost(&work)));
             into.push(work);
         }
@@ -149,6 +160,7 @@ impl Queue {
             }
             (Purpose::Write, _) => {}
             (Purpose::Read { token, is_last }, Work::Read(_, _, part)) => {
+                self.reads.0 -= 1;
                 self.parts.append(part.share());
                 if is_last {
                     effect.read = Some(Completed { token, data: std::mem::take(&mut self.parts) });
@@ -315,6 +327,21 @@ mod tests {
             }
             prop_assert_eq!((queue.queued(), queue.counts()), (0, (total, total)));
         }
+    }
+
+    #[test]
+    fn no_more_reads_are_posted_than_the_peer_takes() {
+        let arena = Arena::new(1 << 20);
+        let mut queue = Queue::new(Depth { requests: 8, pieces: 2, read_pieces: 1 });
+        queue.limit_reads(2);
+        (0..3).for_each(|token| queue.read(Remote::default(), memory(&arena, &[10], 0), token));
+        queue.write(Remote::default(), memory(&arena, &[10], 1).share());
+        let mut work = Vec::new();
+        queue.take(&mut work);
+        assert_eq!(work.len(), 2, "nothing overtakes a READ");
+        assert!(queue.done(work.remove(0)).read.is_some());
+        queue.take(&mut work);
+        assert_eq!(work.len(), 3);
     }
 
     #[test]

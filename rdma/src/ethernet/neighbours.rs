@@ -4,14 +4,13 @@
 use super::limits::{
     NEIGHBOURS_MAX, QUESTION_INTERVAL, QUESTIONS, REACHABLE, UNRESOLVED_MAX, UNUSED, WAITING_MAX, WAITING_TOTAL_MAX,
 };
-use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
-use lunar_link::MacAddress;
+use lunar_link::{MacAddress, Wrapped};
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 /// A datagram that waits, and its receiver, which may be behind a gateway.
-pub type Waiting = (IpAddr, Sg);
+pub type Waiting = (IpAddr, Wrapped);
 
 #[derive(Debug)]
 struct Neighbour {

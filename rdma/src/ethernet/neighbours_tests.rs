@@ -32,7 +32,7 @@ fn asked(neighbours: &mut Neighbours, now: Instant) -> Vec<Question> {
 fn a_neighbour_is_asked_and_what_waits_for_it_is_sent() {
     let mut neighbours = Neighbours::default();
     assert_eq!(neighbours.find(address(1), at(0)), None);
-    (0..WAITING_MAX + 3).for_each(|_| neighbours.wait(address(1), (address(1), Sg::default())));
+    (0..WAITING_MAX + 3).for_each(|_| neighbours.wait(address(1), (address(1), Wrapped::default())));
     let question = Question { address: address(1), mac: None };
     assert_eq!((neighbours.deadline(), asked(&mut neighbours, at(0))), (Some(at(0)), vec![question]));
     assert_eq!(asked(&mut neighbours, at(500)), []);
@@ -47,7 +47,7 @@ fn a_neighbour_is_asked_and_what_waits_for_it_is_sent() {
 fn a_neighbour_that_does_not_answer_is_forgotten() {
     let mut neighbours = Neighbours::default();
     neighbours.find(address(1), at(0));
-    neighbours.wait(address(1), (address(1), Sg::default()));
+    neighbours.wait(address(1), (address(1), Wrapped::default()));
     let times: Vec<u64> = (0..9000).step_by(250).filter(|now| !asked(&mut neighbours, at(*now)).is_empty()).collect();
     assert_eq!(times, [0, 1000, 2000]);
     assert_eq!((neighbours.counts(), neighbours.take_dropped(), neighbours.deadline()), ((0, 0, 0), 1, None));
@@ -123,7 +123,7 @@ fn numbers_are_bounded_and_known_neighbours_stay() {
     neighbours.learn(answer(0, 7), at(0));
     for number in 1..5000 {
         neighbours.find(address(number), at(number.into()));
-        neighbours.wait(address(number), (address(number), Sg::default()));
+        neighbours.wait(address(number), (address(number), Wrapped::default()));
     }
     assert_eq!(neighbours.counts(), (1, UNRESOLVED_MAX, UNRESOLVED_MAX));
     assert_eq!(neighbours.take_dropped(), 4999 - UNRESOLVED_MAX as u64);
@@ -146,7 +146,7 @@ fn datagrams_that_wait_are_bounded_in_all() {
     let mut neighbours = Neighbours::default();
     for number in 0..10 {
         neighbours.find(address(number), at(0));
-        (0..WAITING_MAX).for_each(|_| neighbours.wait(address(number), (address(number), Sg::default())));
+        (0..WAITING_MAX).for_each(|_| neighbours.wait(address(number), (address(number), Wrapped::default())));
     }
     assert_eq!(neighbours.counts(), (0, 10, WAITING_TOTAL_MAX));
     assert_eq!(neighbours.take_dropped(), (10 * WAITING_MAX - WAITING_TOTAL_MAX) as u64);

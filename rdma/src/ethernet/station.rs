@@ -14,9 +14,8 @@ use super::neighbours::{Binding, Neighbours, Question};
 use super::network::Network;
 use super::udp;
 use crate::wire::PORT;
-use lunar_core::mem::Sg;
 use lunar_core::time::Instant;
-use lunar_link::{Filter, HEADER_LEN, Header, MacAddress, Rate};
+use lunar_link::{Filter, HEADER_LEN, Header, MacAddress, Rate, Wrapped};
 use std::collections::VecDeque;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -89,7 +88,7 @@ impl std::ops::Deref for Head {
 #[derive(Debug)]
 pub enum Payload {
     /// The payload of a datagram.
-    Datagram(Sg),
+    Datagram(Wrapped),
     /// A message to neighbours.
     Message(Vec<u8>),
 }
@@ -213,7 +212,7 @@ impl Station {
     }
 
     /// Sends a datagram to the port of RoCEv2 of a peer.
-    pub fn send(&mut self, peer: IpAddr, datagram: Sg, now: Instant) {
+    pub fn send(&mut self, peer: IpAddr, datagram: Wrapped, now: Instant) {
         let Some(hop) = self.network.next_hop(peer).filter(|_| self.claim.is_usable()) else {
             self.counters.unreachable += 1;
             return;
@@ -227,7 +226,7 @@ impl Station {
         }
     }
 
-    fn send_to(&mut self, destination: MacAddress, peer: IpAddr, datagram: Sg) {
+    fn send_to(&mut self, destination: MacAddress, peer: IpAddr, datagram: Wrapped) {
         let header = ip::Header { from: self.address(), to: peer, protocol: ip::UDP, hop_limit: ip::HOP_LIMIT };
         let ethernet = Header { destination, source: self.mac, ether_type: header.ether_type() };
         let udp = udp::header(PORT, PORT, datagram.len());

@@ -69,7 +69,7 @@ fn arp_request(sender: (MacAddress, &str), target: &str) -> Vec<u8> {
     frame(MacAddress::BROADCAST, sender.0, arp::ETHER_TYPE, &message.bytes())
 }
 
-fn payload(arena: &Arena, bytes: &[u8]) -> Sg {
+fn payload(arena: &Arena, bytes: &[u8]) -> Wrapped {
     arena.copy(bytes).expect("there is room").into()
 }
 

@@ -2,14 +2,22 @@
 
 use lunar_core::mem::{Arena, BLOCK_MAX, Buf, PAGE, Sg, Slice};
 use std::fmt;
+use std::future::poll_fn;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
+use std::pin::pin;
 use std::rc::Rc;
+use std::task::Poll;
 
 /// Most datagrams that one operation receives, and that one system call sends: enough that the cost of the call is
 /// negligible, and few enough (a tenth of a millisecond of work) that a busy endpoint does not starve the others of
 /// its core.
 pub const BATCH_MAX: usize = 64;
+
+/// Bytes of a block that transient datagrams share: seven of the largest packets of RoCEv2.
+const SHARED_BLOCK: usize = 32 << 10;
+/// Transient datagrams that are received into the reserve of an arena.
+const RESERVED: usize = 4;
 
 /// The address of a datagram socket.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
@@ -98,12 +106,113 @@ impl VlanTag {
     }
 }
 
+/// Most bytes before data: the headers of Ethernet, of IPv6, of UDP, and of a protocol above.
+const HEAD_MAX: usize = 96;
+/// Most bytes behind data: padding and a check.
+const TAIL_MAX: usize = 8;
+
+/// Short bytes before and behind the data of a datagram. They need no memory of an arena, and the list of the data no
+/// further pieces.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Edges {
+    /// The last ones are used, from `begin` on.
+    head: [u8; HEAD_MAX],
+    begin: u8,
+    tail: [u8; TAIL_MAX],
+    end: u8,
+}
+
+impl Default for Edges {
+    fn default() -> Self {
+        Self { head: [0; HEAD_MAX], begin: HEAD_MAX as u8, tail: [0; TAIL_MAX], end: 0 }
+    }
+}
+
+impl Edges {
+    /// The bytes before the data.
+    #[must_use]
+    pub fn head(&self) -> &[u8] {
+        &self.head[usize::from(self.begin)..]
+    }
+
+    /// The bytes behind the data.
+    #[must_use]
+    pub fn tail(&self) -> &[u8] {
+        &self.tail[..usize::from(self.end)]
+    }
+
+    /// Puts bytes before those that there are.
+    ///
+    /// # Panics
+    /// When there is no room for them.
+    pub fn prepend(&mut self, bytes: &[u8]) {
+        let end = usize::from(self.begin);
+        let begin = end.checked_sub(bytes.len()).expect("headers of a datagram are short");
+        self.head[begin..end].copy_from_slice(bytes);
+        self.begin = begin as u8;
+    }
+
+    /// Puts bytes behind those that there are.
+    ///
+    /// # Panics
+    /// When there is no room for them.
+    pub fn append(&mut self, bytes: &[u8]) {
+        let (begin, end) = (usize::from(self.end), usize::from(self.end) + bytes.len());
+        assert!(end <= TAIL_MAX, "{end} bytes behind the data of a datagram");
+        self.tail[begin..end].copy_from_slice(bytes);
+        self.end = end as u8;
+    }
+}
+
+/// Data with its edges.
+#[derive(Clone, Debug, Default)]
+pub struct Wrapped {
+    /// The bytes before and behind the data.
+    pub edges: Edges,
+    /// The data.
+    pub data: Sg,
+}
+
+impl From<Sg> for Wrapped {
+    fn from(data: Sg) -> Self {
+        Self { edges: Edges::default(), data }
+    }
+}
+
+impl From<Slice> for Wrapped {
+    fn from(data: Slice) -> Self {
+        Sg::from(data).into()
+    }
+}
+
+impl Wrapped {
+    /// Bytes of the data and its edges.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.edges.head().len() + self.data.len() + self.edges.tail().len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// All bytes in one vector, for tests.
+    #[must_use]
+    pub fn to_vec(&self) -> Vec<u8> {
+        [self.edges.head(), &self.data.to_vec(), self.edges.tail()].concat()
+    }
+}
+
 /// One datagram, or one Ethernet frame.
 #[derive(Clone, Debug, Default)]
 pub struct Datagram {
     /// The payload of a datagram. For a frame: all bytes from the destination address on, without a VLAN tag and
     /// without the frame check sequence; frames are not padded. A received datagram is one piece.
     pub data: Sg,
+    /// Bytes before and behind the data of a datagram to send. A received one has none.
+    pub edges: Edges,
     /// The sender of a received datagram, the receiver of a datagram to send.
     pub peer: Address,
     /// UDP: the local address to which it was sent, or from which it is sent; `None`: the kernel chooses.
@@ -115,6 +224,26 @@ pub struct Datagram {
     pub vlan: Option<VlanTag>,
 }
 
+impl Datagram {
+    /// Bytes of its data and its edges.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.edges.head().len() + self.data.len() + self.edges.tail().len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+impl From<Wrapped> for Datagram {
+    fn from(Wrapped { edges, data }: Wrapped) -> Self {
+        Self { data, edges, ..Self::default() }
+    }
+}
+
 /// Memory for datagrams that will arrive, and the datagrams that have arrived. It is reused, so that receiving
 /// allocates nothing.
 #[derive(Debug)]
@@ -122,6 +251,7 @@ pub struct ReceiveBatch {
     /// Bytes for each datagram.
     room: usize,
     count: usize,
+    is_transient: bool,
     free: Vec<Buf>,
     datagrams: Vec<Datagram>,
 }
@@ -134,11 +264,36 @@ impl ReceiveBatch {
     /// When `room` is 0 or more than a block of an arena.
     #[must_use]
     pub fn new(room: usize, count: usize) -> Box<Self> {
+        Self::of(room, count, false)
+    }
+
+    /// As [`ReceiveBatch::new`], for a user that drops each datagram before the next receive. Without other memory, a
+    /// few datagrams are received into the reserve of the arena: they may be the acknowledgements for which those wait
+    /// that have the memory.
+    ///
+    /// # Panics
+    /// As above.
+    #[must_use]
+    pub fn transient(room: usize, count: usize) -> Box<Self> {
+        Self::of(room, count, true)
+    }
+
+    fn of(room: usize, count: usize, is_transient: bool) -> Box<Self> {
         assert!((1..=BLOCK_MAX).contains(&room), "no memory for a datagram of {room} bytes");
         // Blocks are shared by datagrams, each on a cache line of its own.
         let room = room.next_multiple_of(64);
         let count = count.clamp(1, BATCH_MAX);
-        Box::new(Self { room, count, free: Vec::with_capacity(count), datagrams: Vec::with_capacity(count) })
+        let (free, datagrams) = (Vec::with_capacity(count), Vec::with_capacity(count));
+        Box::new(Self { room, count, is_transient, free, datagrams })
+    }
+
+    /// An empty batch of the same kind; its parts are those of [`ReceiveBatch::kind`].
+    pub(crate) fn of_kind((room, count, is_transient): (usize, usize, bool)) -> Box<Self> {
+        Self::of(room, count, is_transient)
+    }
+
+    pub(crate) fn kind(&self) -> (usize, usize, bool) {
+        (self.room, self.count, self.is_transient)
     }
 
     /// Most bytes of a datagram.
@@ -150,10 +305,33 @@ impl ReceiveBatch {
     /// Takes memory for the remaining datagrams, as far as the arena has some; returns how many may arrive.
     pub fn refill(&mut self, arena: &Arena) -> usize {
         while self.free.len() < self.count {
-            let Some(block) = arena.take(self.room.max(PAGE)) else { break };
+            let Some(block) = self.block(arena) else { break };
             self.add(block);
         }
         self.free.len()
+    }
+
+    /// Memory for some datagrams.
+    fn block(&self, arena: &Arena) -> Option<Buf> {
+        let (one, missing) = (self.room.max(PAGE), self.count - self.free.len());
+        // All of them are free again soon, so many of them may keep a block.
+        let is_shared = self.is_transient && missing * self.room >= SHARED_BLOCK && one <= SHARED_BLOCK;
+        let shared = if is_shared { arena.take(SHARED_BLOCK) } else { None };
+        let block = shared.or_else(|| arena.take(one));
+        let may_reserve = self.is_transient && self.free.len() < RESERVED;
+        if may_reserve { block.or_else(|| arena.take_reserved(one)) } else { block }
+    }
+
+    /// Waits until there is memory for a datagram, and takes it.
+    pub(crate) async fn wait(&mut self, arena: &Arena) {
+        // Woken when some memory comes free, whether or not it is enough for payload.
+        let mut enough = pin!(arena.wait_sg(self.room.max(PAGE)));
+        let block = poll_fn(|cx| match self.block(arena) {
+            Some(block) => Poll::Ready(Some(block)),
+            None => enough.as_mut().poll(cx).map(|memory| memory.into_pieces().next()),
+        })
+        .await;
+        block.into_iter().for_each(|block| self.add(block));
     }
 
     /// Adds a block of an arena; a rest that is too small for a datagram is dropped.
@@ -248,7 +426,7 @@ impl SendBatch {
     /// Bytes of the datagrams that are left to send.
     #[must_use]
     pub fn bytes(&self) -> u64 {
-        self.left().iter().map(|datagram| datagram.data.len() as u64).sum()
+        self.left().iter().map(|datagram| datagram.len() as u64).sum()
     }
 
     /// For drivers: the datagrams that are left, in order.
@@ -317,6 +495,52 @@ mod tests {
         let count = batch.refill(&arena);
         assert!(count > 0 && count < BATCH_MAX, "{count}");
         assert_eq!(batch.refill(&arena), count);
+    }
+
+    #[test]
+    fn transient_datagrams_arrive_though_payload_has_all_memory() {
+        let arena = Arena::new(4 * BLOCK_MAX);
+        let mut batch = ReceiveBatch::transient(4160, BATCH_MAX);
+        assert_eq!(batch.refill(&arena), BATCH_MAX);
+        // Nine blocks of seven, and one more datagram.
+        assert_eq!(arena.used(), 9 * SHARED_BLOCK + 2 * PAGE);
+        drop(batch);
+        let payload: Vec<Buf> = std::iter::from_fn(|| arena.take(PAGE)).collect();
+        let (mut usual, mut transient) = (ReceiveBatch::new(4160, 8), ReceiveBatch::transient(4160, 8));
+        assert_eq!((usual.refill(&arena), transient.refill(&arena)), (0, RESERVED));
+        // Of what the reserve lends, as much is there for headers.
+        assert!(arena.take_reserved(PAGE).is_some());
+        drop(transient);
+        let mut reserve: Vec<Buf> = std::iter::from_fn(|| arena.take_reserved(PAGE)).collect();
+        let mut batch = ReceiveBatch::transient(1500, 8);
+        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
+        {
+            let mut waits = pin!(batch.wait(&arena));
+            assert!(waits.as_mut().poll(&mut cx).is_pending());
+            // A header was sent, and payload still waits for more.
+            drop(reserve.pop());
+            assert!(waits.as_mut().poll(&mut cx).is_ready());
+        }
+        assert_eq!(batch.free(), 2);
+        drop(payload);
+    }
+
+    #[test]
+    fn edges_grow_outwards() {
+        let arena = Arena::new(BLOCK_MAX);
+        let mut wrapped = Wrapped::from(Sg::from(arena.copy(b"data").expect("room")));
+        assert_eq!((wrapped.len(), Wrapped::default().is_empty()), (4, true));
+        wrapped.edges.prepend(b"b");
+        wrapped.edges.append(b"y");
+        wrapped.edges.prepend(b"a");
+        wrapped.edges.append(b"z");
+        assert_eq!((wrapped.to_vec(), wrapped.len()), (b"abdatayz".to_vec(), 8));
+        let datagram = Datagram::from(wrapped);
+        assert_eq!((datagram.len(), datagram.edges.head(), datagram.edges.tail()), (8, &b"ab"[..], &b"yz"[..]));
+        let mut full = Edges::default();
+        full.prepend(&[7; HEAD_MAX]);
+        full.append(&[8; TAIL_MAX]);
+        assert_eq!((full.head(), full.tail()), (&[7; HEAD_MAX][..], &[8; TAIL_MAX][..]));
     }
 
     #[test]

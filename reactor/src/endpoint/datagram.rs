@@ -296,7 +296,7 @@ impl Datagrams {
             let (local, segment) = (report.local, report.segment);
             // A segment size that is not shorter than the datagram has no meaning.
             let segment = if usize::from(segment) < memory.len() { segment } else { 0 };
-            batch.push(Datagram { data: memory.share().into(), peer, local, segment, vlan: None });
+            batch.push(Datagram { data: memory.share().into(), peer, local, segment, ..Datagram::default() });
             taken += 1;
         }
         self.counters.received += taken as u64;

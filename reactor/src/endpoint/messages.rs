@@ -4,7 +4,6 @@
 use super::batch::{BATCH_MAX, Datagram, ReceiveBatch, VlanTag};
 use crate::sys::{call, count, raw};
 use libc::{c_int, c_void, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_storage, socklen_t};
-use lunar_core::mem::Sg;
 use std::mem::{MaybeUninit, zeroed};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::OwnedFd;
@@ -53,7 +52,7 @@ impl Default for Messages {
             names: vec![name; BATCH_MAX].into(),
             controls: vec![Control([0; CONTROL]); BATCH_MAX].into(),
             tags: vec![[0; 4]; BATCH_MAX].into(),
-            vectors: Vec::with_capacity(2 * BATCH_MAX),
+            vectors: Vec::with_capacity(4 * BATCH_MAX),
         }
     }
 }
@@ -140,7 +139,7 @@ impl Messages {
         let begun = self.vectors.len();
         self.tags[at] = datagram.vlan.map_or([0; 4], VlanTag::bytes);
         let tag = datagram.vlan.map(|_| (&raw mut self.tags[at]).cast::<u8>());
-        gather(&datagram.data, tag, &mut self.vectors);
+        gather(datagram, tag, &mut self.vectors);
         let control_len = write_control(&mut self.controls[at], datagram);
         let head = &mut self.heads[at].msg_hdr;
         head.msg_name = if name_len > 0 { (&raw mut self.names[at]).cast() } else { std::ptr::null_mut() };
@@ -175,22 +174,24 @@ impl Messages {
         self.vectors.clear();
         self.tags[0] = datagram.vlan.map_or([0; 4], VlanTag::bytes);
         let tag = datagram.vlan.map(|_| (&raw mut self.tags[0]).cast::<u8>());
-        gather(&datagram.data, tag, &mut self.vectors);
+        gather(datagram, tag, &mut self.vectors);
         &self.vectors
     }
 }
 
-/// Appends the pieces of `data`, with the four bytes at `tag` behind the addresses of the frame.
-fn gather(data: &Sg, tag: Option<*mut u8>, vectors: &mut Vec<iovec>) {
+/// Appends the pieces of a datagram, with the four bytes at `tag` behind the addresses of the frame.
+fn gather(datagram: &Datagram, tag: Option<*mut u8>, vectors: &mut Vec<iovec>) {
     let mut push = |base: *mut u8, len: usize| {
         if len > 0 {
             vectors.push(iovec { iov_base: base.cast(), iov_len: len });
         }
     };
-    let mut before = if tag.is_some() { BEFORE_TAG.min(data.len()) } else { 0 };
-    for piece in data.pieces() {
+    let mut before = if tag.is_some() { BEFORE_TAG.min(datagram.len()) } else { 0 };
+    let [first, last] = [datagram.edges.head(), datagram.edges.tail()].map(|edge| (edge.as_ptr(), edge.len()));
+    let pieces = datagram.data.pieces().iter().map(|piece| (piece.as_ptr(), piece.len()));
+    for (base, len) in std::iter::once(first).chain(pieces).chain(std::iter::once(last)) {
         // The kernel only reads memory that is sent.
-        let (base, len) = (piece.as_ptr().cast_mut(), piece.len());
+        let base = base.cast_mut();
         let head = before.min(len);
         push(base, head);
         if before > 0 && head == before {
@@ -340,7 +341,7 @@ fn socket_address(name: &sockaddr_storage) -> Option<SocketAddr> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use lunar_core::mem::Arena;
+    use lunar_core::mem::{Arena, Sg};
 
     #[test]
     fn addresses_survive_the_way_to_the_kernel_and_back() {
@@ -362,14 +363,19 @@ mod tests {
         for cut in [1, 11, 12, 13, 59] {
             let mut data = Sg::from(arena.copy(&frame[..cut]).expect("room"));
             data.push(arena.copy(&frame[cut..]).expect("room"));
-            let datagram = Datagram { data, vlan: Some(VlanTag::new(7)), ..Datagram::default() };
-            let mut messages = Messages::default();
-            let pieces = messages.pieces(&datagram).iter();
-            // SAFETY: the pieces point at the datagram and at `messages`, which both live.
-            let bytes = |piece: &iovec| unsafe {
-                std::slice::from_raw_parts(piece.iov_base.cast::<u8>().cast_const(), piece.iov_len).to_vec()
-            };
-            assert_eq!(pieces.flat_map(bytes).collect::<Vec<_>>(), expected, "cut at {cut}");
+            let mut edged = Datagram { vlan: Some(VlanTag::new(7)), ..Datagram::default() };
+            edged.edges.prepend(&frame[..cut]);
+            edged.data = arena.copy(&frame[cut..59]).map(Sg::from).unwrap_or_default();
+            edged.edges.append(&frame[cut.max(59)..]);
+            for datagram in [Datagram { data, vlan: Some(VlanTag::new(7)), ..Datagram::default() }, edged] {
+                let mut messages = Messages::default();
+                let pieces = messages.pieces(&datagram).iter();
+                // SAFETY: the pieces point at the datagram and at `messages`, which both live.
+                let bytes = |piece: &iovec| unsafe {
+                    std::slice::from_raw_parts(piece.iov_base.cast::<u8>().cast_const(), piece.iov_len).to_vec()
+                };
+                assert_eq!(pieces.flat_map(bytes).collect::<Vec<_>>(), expected, "cut at {cut}");
+            }
         }
     }
 }

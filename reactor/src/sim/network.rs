@@ -144,7 +144,7 @@ impl State {
     /// Puts a datagram or frame onto its network; false if it is too long or has no possible receiver.
     fn send_datagram(&mut self, id: u32, datagram: &Datagram) -> bool {
         let Some(place) = self.carriers.get(&id).map(|carrier| carrier.place.clone()) else { return false };
-        let bytes = datagram.data.to_vec();
+        let bytes = [datagram.edges.head(), &datagram.data.to_vec(), datagram.edges.tail()].concat();
         match place {
             Place::Segment(station) => {
                 let mtu = self.segments[station.segment as usize];
@@ -348,7 +348,7 @@ fn fill(into: &mut ReceiveBatch, flight: Flight) -> bool {
     let Some(mut memory) = into.take_free() else { return false };
     memory.write(0, &bytes);
     memory.truncate(bytes.len());
-    into.push(Datagram { data: memory.share().into(), peer: from, local, segment: 0, vlan });
+    into.push(Datagram { data: memory.share().into(), peer: from, local, vlan, ..Datagram::default() });
     true
 }
 

@@ -4,6 +4,7 @@ use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
 use lunar_reactor::op::Handle;
 use std::fmt;
+use std::pin::Pin;
 use std::rc::Rc;
 use std::task::{Context, Poll};
 
@@ -23,6 +24,9 @@ pub trait Carrier {
     /// # Errors
     /// [`Fault::Aborted`]: see [`Carrier::cancel`].
     fn poll_receive(&self, cx: &Context<'_>, memory: &mut SgMut) -> Poll<Result<usize, Fault>>;
+
+    /// Waits until all data that it reads now from memory of the peer has arrived, or the connection has ended.
+    fn until_read(&self) -> Pin<Box<dyn Future<Output = ()>>>;
 
     /// Ends the receive in progress.
     fn cancel(&self);

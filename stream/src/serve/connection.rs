@@ -476,6 +476,14 @@ impl<S: CommandData, C: RecordLayer> StreamConnection<S, C> {
         self.linger().await;
     }
 
+    /// Waits until no data that was requested so far is read from memory of the peer any more: a peer that is told of
+    /// the end of a command uses that memory for something else. Over a socket there is no such memory.
+    pub async fn until_read(&self) {
+        if let Wire::Carrier(carrier) = &self.wire {
+            carrier.until_read().await;
+        }
+    }
+
     /// Waits for this long, or until the connection ends. For the receiving task.
     pub async fn pause(&self, time: Duration) {
         self.within(time, |connection| !connection.is_open()).await;

@@ -190,7 +190,7 @@ impl SendRequest {
             pieces: std::ptr::null_mut(),
             count: 0,
             opcode,
-            flags: SIGNALED,
+            flags: 0,
             invalidates: 0,
             remote: 0,
             key: 0,

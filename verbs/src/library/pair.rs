@@ -4,7 +4,7 @@ use super::check_number;
 use super::device::{CompletionChannel, Device};
 use super::layout::{
     CompletionQueue, INLINE, MemoryRegion, PairAttributes, Piece, PostSend, READ, RELIABLE, ReceiveRequest, SEND,
-    SEND_WITH_INVALIDATE, SendRequest, WRITE, WorkCompletion,
+    SEND_WITH_INVALIDATE, SIGNALED, SendRequest, WRITE, WorkCompletion,
 };
 use super::manager::Identifier;
 use super::status::Status;
@@ -147,6 +147,34 @@ impl fmt::Debug for Received {
     }
 }
 
+/// Work that a device has, the oldest first. A device answers in order: the completion of a request is that of all
+/// before it.
+struct Posted {
+    work: VecDeque<Work>,
+    /// The number of the oldest request.
+    first: u64,
+}
+
+impl Posted {
+    /// The number of the request for the work at this place, and whether its completion is reported. Each completion
+    /// costs the device and the processor: the data that a command reads is written before its response, whose
+    /// completion is enough. The last request is reported in any case.
+    fn request(&self, at: usize) -> (u64, bool) {
+        let is_last = at + 1 == self.work.len();
+        (self.first + at as u64, is_last || !matches!(self.work[at], Work::Write(..)))
+    }
+
+    /// The request of this number has completed; `None`: there is none.
+    fn complete(&mut self, number: u64) -> Option<impl Iterator<Item = Work> + '_> {
+        let count = usize::try_from(number.checked_sub(self.first)?).ok()?.checked_add(1)?;
+        if count > self.work.len() {
+            return None;
+        }
+        self.first += count as u64;
+        Some(self.work.drain(..count))
+    }
+}
+
 /// A queue pair with its completions.
 pub struct Pair {
     id: Rc<Identifier>,
@@ -161,9 +189,8 @@ pub struct Pair {
     owed: usize,
     sizes: Sizes,
     inline: usize,
-    /// Work that the device has, the oldest first.
-    posted: VecDeque<Work>,
-    next: u64,
+    /// Work that the device has.
+    posted: Posted,
     /// Lists for the library, which are used again.
     pieces: Vec<Piece>,
     requests: Vec<SendRequest>,
@@ -204,8 +231,7 @@ impl Pair {
             owed: 0,
             sizes,
             inline: 0,
-            posted: VecDeque::with_capacity(sizes.sends),
-            next: 0,
+            posted: Posted { work: VecDeque::with_capacity(sizes.sends), first: 0 },
             pieces: Vec::with_capacity(sizes.sends * sizes.pieces),
             requests: Vec::with_capacity(sizes.sends),
         };
@@ -236,12 +262,12 @@ impl Pair {
         Ok(())
     }
 
-    /// Accepts the request, with memory for all messages that the peer may send.
+    /// Accepts the request; so many messages may come at first.
     ///
     /// # Errors
     /// Errors of the operating system, for instance when the peer has given up.
-    pub fn accept(&mut self, private: &[u8], reads: u8) -> io::Result<()> {
-        self.post_receives(self.sizes.receives)?;
+    pub fn accept(&mut self, private: &[u8], receives: usize, reads: u8) -> io::Result<()> {
+        self.post_receives(receives)?;
         self.id.accept(private, reads)
     }
 
@@ -276,7 +302,7 @@ impl Pair {
     /// Work that the device has.
     #[must_use]
     pub fn posted(&self) -> usize {
-        self.posted.len()
+        self.posted.work.len()
     }
 
     /// Posts work, all of it: with what the device has, no more than [`Sizes::sends`].
@@ -291,16 +317,16 @@ impl Pair {
         if work.is_empty() {
             return Ok(());
         }
-        assert!(self.posted.len() + work.len() <= self.sizes.sends, "the send queue has no room");
-        let (first, post) = (self.posted.len(), self.operation()?);
+        assert!(self.posted() + work.len() <= self.sizes.sends, "the send queue has no room");
+        let (first, post) = (self.posted(), self.operation()?);
         self.pieces.clear();
         self.requests.clear();
         for mut work in work.drain(..) {
             assert!(work.pieces() <= self.sizes.pieces, "{} pieces", work.pieces());
             self.reachable(&mut work)?;
-            self.posted.push_back(work);
+            self.posted.work.push_back(work);
         }
-        for at in first..self.posted.len() {
+        for at in first..self.posted() {
             self.describe(at);
         }
         // The lists do not grow any more, so their elements stay in place.
@@ -352,7 +378,8 @@ impl Pair {
         let (lkey, invalidates_keys) = (self.device.lkey, self.device.limits().invalidates);
         let piece = |address: usize, len: usize| Piece { address: address as u64, len: len as u32, lkey };
         let before = self.pieces.len();
-        let (opcode, remote) = match &mut self.posted[at] {
+        let (number, is_signalled) = self.posted.request(at);
+        let (opcode, remote) = match &mut self.posted.work[at] {
             Work::Send(data, invalidates) => {
                 self.pieces.extend(data.pieces().iter().map(|data| piece(data.as_ptr().addr(), data.len())));
                 // A peer has to invalidate its key by itself if no message does it.
@@ -371,11 +398,11 @@ impl Pair {
                 (READ, Some((*address, *key)))
             }
         };
-        let mut request = SendRequest::new(self.next, opcode);
-        self.next += 1;
+        let mut request = SendRequest::new(number, opcode);
+        request.flags = if is_signalled { SIGNALED } else { 0 };
         request.count = (self.pieces.len() - before) as i32;
         (request.remote, request.key) = remote.unwrap_or_default();
-        if let Work::Send(data, invalidates) = &self.posted[at] {
+        if let Work::Send(data, invalidates) = &self.posted.work[at] {
             request.invalidates = invalidates.unwrap_or_default();
             if data.len() <= self.inline {
                 request.flags |= INLINE;
@@ -397,25 +424,24 @@ impl Pair {
             return true;
         };
         for completion in &completions[..count.min(COMPLETIONS)] {
-            into.push(self.completed(completion));
+            self.completed(completion, into);
         }
         count > 0
     }
 
-    fn completed(&mut self, completion: &WorkCompletion) -> Completed {
+    fn completed(&mut self, completion: &WorkCompletion, into: &mut Vec<Completed>) {
         let status = Status(completion.status);
         if status != Status::SUCCESS {
-            return Completed::Failed(status);
+            return into.push(Completed::Failed(status));
         }
         if completion.id & IS_RECEIVE != 0 {
             let slot = (completion.id & !IS_RECEIVE) as u32;
             let len = (completion.len as usize).min(self.sizes.bytes);
-            return Completed::Received(Received { inbox: self.inbox.clone(), slot, len });
+            return into.push(Completed::Received(Received { inbox: self.inbox.clone(), slot, len }));
         }
-        // A device answers in order, and each request is signalled.
-        match self.posted.pop_front() {
-            Some(work) => Completed::Done(work),
-            None => Completed::Failed(Status(u32::MAX)),
+        match self.posted.complete(completion.id) {
+            Some(done) => into.extend(done.map(Completed::Done)),
+            None => into.push(Completed::Failed(Status(u32::MAX))),
         }
     }
 
@@ -462,6 +488,33 @@ impl Drop for Pair {
 
 impl fmt::Debug for Pair {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pair({:?}, {} posted)", self.id, self.posted.len())
+        write!(f, "Pair({:?}, {} posted)", self.id, self.posted())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_completion_of_a_response_is_that_of_the_data_before_it() {
+        let mut posted = Posted { work: VecDeque::new(), first: 7 };
+        let write = |address| Work::Write(address, 1, Sg::default());
+        posted.work.extend([write(1), write(2), Work::Send(Sg::default(), None), write(3), write(4)]);
+        let requests: Vec<_> = (0..5).map(|at| posted.request(at)).collect();
+        assert_eq!(requests, [(7, false), (8, false), (9, true), (10, false), (11, true)]);
+        let places = |done: Option<Vec<Work>>| {
+            done.map(|done| done.iter().map(|work| matches!(work, Work::Write(..))).collect::<Vec<_>>())
+        };
+        let done = posted.complete(9).map(Iterator::collect);
+        assert_eq!(places(done), Some(vec![true, true, false]));
+        posted.work.push_back(Work::Read(0, 1, SgMut::default()));
+        posted.work.push_back(write(5));
+        assert_eq!((posted.request(2), posted.request(3)), ((12, true), (13, true)));
+        // A number of none.
+        assert!(posted.complete(9).is_none() && posted.complete(14).is_none());
+        assert_eq!(posted.complete(11).map(Iterator::count), Some(2));
+        assert_eq!(posted.complete(13).map(Iterator::count), Some(2));
+        assert!(posted.work.is_empty() && posted.complete(14).is_none());
     }
 }

@@ -28,8 +28,8 @@ pub enum Operation {
 pub enum Received {
     /// A PDU with its padding, and the memory that it names, if it is a command.
     Pdu(Vec<u8>, Option<Named>),
-    /// A hello message, and whether its version is known.
-    Hello(bool),
+    /// A hello message, and the RDMA READs that the initiator takes at the same time; `None`: its version is not known.
+    Hello(Option<u16>),
 }
 
 /// The memory that a command names.
@@ -70,7 +70,7 @@ pub struct DataMover {
 pub fn received(message: &[u8]) -> Result<Received, Violation> {
     let (tags, pdu) = match Message::parse(message).ok_or(Violation::Malformed)? {
         Message::Pdu(tags, pdu) => (tags, pdu),
-        Message::Hello(is_known) => return Ok(Received::Hello(is_known)),
+        Message::Hello(reads) => return Ok(Received::Hello(reads)),
     };
     let header = Bhs::peek(pdu).ok_or(Violation::Malformed)?;
     let head_len = BHS_LEN + header.ahs_len();
@@ -88,6 +88,14 @@ pub fn received(message: &[u8]) -> Result<Received, Violation> {
     let mut bytes = pdu.to_vec();
     bytes.resize(whole, 0);
     Ok(Received::Pdu(bytes, named))
+}
+
+/// The RDMA READs that are outstanding at most, of as many as both ends have resources for; `None`: data of commands
+/// cannot come, or the version of the initiator is not known.
+#[must_use]
+pub fn agreed_reads(of_initiator: Option<u16>, own: u8) -> Option<u8> {
+    let of_initiator = u8::try_from(of_initiator?).unwrap_or(u8::MAX);
+    Some(of_initiator.min(own)).filter(|reads| *reads > 0)
 }
 
 impl DataMover {

@@ -113,3 +113,12 @@ fn the_memory_of_aborted_commands_is_forgotten() {
     mover.forget_ended(2, |itt| itt < 2);
     assert_eq!(mover.commands(), 3, "two live ones, and the one that is received");
 }
+
+#[test]
+fn no_more_reads_are_agreed_than_either_end_has_resources_for() {
+    for (of_initiator, agreed) in
+        [(Some(2), Some(2)), (Some(4), Some(4)), (Some(0x100), Some(4)), (Some(0), None), (None, None)]
+    {
+        assert_eq!(agreed_reads(of_initiator, 4), agreed, "{of_initiator:?}");
+    }
+}

@@ -59,8 +59,9 @@ const _: () = assert!(size_of::<Header>() == 28 && size_of::<Hello>() == 28);
 pub enum Message<'a> {
     /// A PDU.
     Pdu(Tags, &'a [u8]),
-    /// A hello message, and whether it has a version that is known.
-    Hello(bool),
+    /// A hello message, and the RDMA READs that the initiator takes at the same time (iSER-IRD); `None`: it has no version
+    /// that is known.
+    Hello(Option<u16>),
 }
 
 /// Memory of an initiator that a PDU names.
@@ -82,7 +83,8 @@ impl Message<'_> {
             HELLO => {
                 let hello = Hello::ref_from_bytes(header.as_bytes()).ok()?;
                 let (highest, lowest) = (hello.versions >> 4, hello.versions & 0x0f);
-                Some(Message::Hello((lowest..=highest).contains(&(VERSIONS & 0x0f))))
+                let is_known = (lowest..=highest).contains(&(VERSIONS & 0x0f));
+                Some(Message::Hello(is_known.then_some(hello.reads.get())))
             }
             _ => None,
         }
@@ -124,11 +126,12 @@ impl Header {
 }
 
 impl Hello {
-    /// The reply of a target to a hello message: so many RDMA READs may be outstanding.
+    /// The reply of a target to a hello message: so many RDMA READs may be outstanding; `None`: it rejects the
+    /// connection.
     #[must_use]
-    pub fn reply(is_known: bool, reads: u8) -> Self {
-        let flags = if is_known { HELLO_REPLY } else { HELLO_REPLY | REJECTED };
-        Self { flags, versions: VERSIONS, reads: u16::from(reads).into(), reserved: [0; 24] }
+    pub fn reply(reads: Option<u8>) -> Self {
+        let flags = if reads.is_some() { HELLO_REPLY } else { HELLO_REPLY | REJECTED };
+        Self { flags, versions: VERSIONS, reads: u16::from(reads.unwrap_or(0)).into(), reserved: [0; 24] }
     }
 }
 
@@ -176,13 +179,13 @@ mod tests {
 
     #[test]
     fn a_hello_message_is_answered() {
-        for (versions, is_known) in [(0xaa, true), (0xb1, true), (0x91, false)] {
+        for (versions, reads) in [(0xaa, Some(0x102)), (0xb1, Some(0x102)), (0x91, None)] {
             let mut bytes = [0; 28];
-            (bytes[0], bytes[1]) = (0x20, versions);
-            assert_eq!(Message::parse(&bytes), Some(Message::Hello(is_known)));
+            bytes[..4].copy_from_slice(&[0x20, versions, 1, 2]);
+            assert_eq!(Message::parse(&bytes), Some(Message::Hello(reads)));
         }
-        assert_eq!(Hello::reply(true, 4).as_bytes()[..4], [0x30, 0xaa, 0, 4]);
-        assert_eq!(Hello::reply(false, 4).as_bytes()[0], 0x31);
+        assert_eq!(Hello::reply(Some(4)).as_bytes()[..4], [0x30, 0xaa, 0, 4]);
+        assert_eq!(Hello::reply(None).as_bytes()[..4], [0x31, 0xaa, 0, 0]);
     }
 
     #[test]

@@ -303,6 +303,7 @@ impl Connection {
             let function = TaskFunction(request.function.0);
             let (lun, tag) = (Lun(request.lun), u64::from(request.tag));
             let response = connection.front.target.task_management(&nexus, function, lun, tag).await;
+            connection.stream.until_read().await;
             let (outcome, information) = function_response(response);
             connection.stream.session().function_done(request.task, outcome, information);
             connection.stream.schedule_send();

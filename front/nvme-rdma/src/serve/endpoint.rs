@@ -3,13 +3,13 @@
 use super::core::Core;
 use super::queue_pair::{Home, QueuePair};
 use super::{PortView, RdmaPorts};
-use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED};
+use crate::limits::{CAPSULE_MAX, REFUSALS_MAX, UNACKNOWLEDGED, USUAL_COMMANDS};
 use crate::wire::{Accepted, RejectReason, Rejected, Request};
 use lunar_engine::link_ports::PortEndpoint;
 use lunar_link::{MacAddress, Rate};
 use lunar_nvme::limits::{QUEUE_ENTRIES_MAX, QUEUES_MAX};
 use lunar_rdma::address::PortAddress;
-use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event, NotAccepted};
 use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
@@ -84,7 +84,7 @@ impl Endpoint {
             // The host has room for a response to each command.
             () if request.responses.get() <= request.commands.get() => Err(RejectReason::RESPONSES),
             // Data is read from the memory of the host.
-            () if !port.look(|engine| engine.allows_reads(id)) => Err(RejectReason::RESPONDER_READS),
+            () if port.look(|engine| engine.reads(id)) == 0 => Err(RejectReason::RESPONDER_READS),
             () => Ok(request),
         });
         match checked {
@@ -103,15 +103,18 @@ impl Endpoint {
 
     fn accept(&self, port: &Rc<Port>, (id, peer, request): (ConnectionId, IpAddr, Request)) {
         let commands = request.commands.get() + 1;
-        let receives = Receives { bytes: CAPSULE_MAX, count: usize::from(commands) + UNACKNOWLEDGED };
+        let receives = receives(commands.into());
         let reply = Accepted::new(commands);
-        let accept = Accept { private: reply.as_bytes(), receives };
-        // Without success the host has given up meanwhile.
-        if port.with(|engine, now| engine.accept(id, &accept, now)) {
-            let home: Weak<dyn Home> = self.me.clone();
-            let pair = QueuePair::new((id, peer, request), home, &self.core, port);
-            pair.watch_connect();
-            self.pairs.borrow_mut().insert(id, pair);
+        let accept = Accept::new(reply.as_bytes(), receives);
+        match port.with(|engine, now| engine.accept(id, &accept, now)) {
+            Ok(()) => {
+                let home: Weak<dyn Home> = self.me.clone();
+                let pair = QueuePair::new((id, peer, request), home, &self.core, port);
+                pair.watch_connect();
+                self.pairs.borrow_mut().insert(id, pair);
+            }
+            Err(NotAccepted::NoRoom) => self.reject(port, (id, peer), RejectReason::NO_RESOURCES),
+            Err(NotAccepted::Gone) => {}
         }
     }
 
@@ -155,10 +158,19 @@ impl Endpoint {
     }
 }
 
+/// The messages of a host that may have so many commands outstanding.
+fn receives(commands: usize) -> Receives {
+    Receives { bytes: CAPSULE_MAX, count: commands + UNACKNOWLEDGED }
+}
+
 impl Home for Endpoint {
     fn disconnect(&self, id: ConnectionId) {
         self.port().into_iter().for_each(|port| port.with(|engine, now| engine.disconnect(id, now)));
         self.lost(id);
+    }
+
+    fn queues_left(&self, id: ConnectionId) -> usize {
+        self.port().map_or(0, |port| port.look(|engine| engine.left(id, receives(USUAL_COMMANDS))))
     }
 
     fn place(&self) -> Option<(Rc<PortView>, SocketAddr)> {

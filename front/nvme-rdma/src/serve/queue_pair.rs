@@ -28,6 +28,9 @@ pub(super) trait Home {
     /// Ends a connection.
     fn disconnect(&self, id: ConnectionId);
 
+    /// How many more connections of the host of this one there is room for.
+    fn queues_left(&self, id: ConnectionId) -> usize;
+
     /// The port in the configuration, and its address.
     fn place(&self) -> Option<(Rc<PortView>, SocketAddr)>;
 }
@@ -133,6 +136,8 @@ impl QueuePair {
             }
             Action::EventReplaced(cid) => {
                 self.queue.borrow().iter().for_each(|queue| queue.controller.withdraw_event(cid));
+                // It gets no response, with which its receive would be posted again.
+                self.transfers.post(1);
             }
         }
     }
@@ -144,6 +149,9 @@ impl QueuePair {
 
     fn command(self: &Rc<Self>, arrived: Arrived<InCapsule>) {
         let Some(queue) = self.queue.borrow().clone() else { return };
+        if queue.id == 0 {
+            self.limit_queues(&queue);
+        }
         let half = Self::half(&queue, arrived);
         let mut reply = Reply::default();
         let now = || {
@@ -159,6 +167,12 @@ impl QueuePair {
             }
         }
         self.run(Request { queue, first: half, second: None });
+    }
+
+    /// Lets the controller grant the I/O queues that there is room for: the command may ask for them.
+    fn limit_queues(&self, queue: &Queue) {
+        let left = self.endpoint.upgrade().map_or(0, |endpoint| endpoint.queues_left(self.id));
+        queue.controller.limit_queues(u16::try_from(left).unwrap_or(u16::MAX));
     }
 
     /// Writes data into memory of the host; returns whether there is a connection.

@@ -69,7 +69,7 @@ impl Channel {
 
     /// The initiator has answered the target: another information unit that needs no credit may come.
     pub(super) fn answered(&self) {
-        self.port.with(|engine, _| engine.post(self.id));
+        self.port.with(|engine, _| engine.post(self.id, 1));
         self.is_crediting.set(false);
         self.give_back();
     }

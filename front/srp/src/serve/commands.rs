@@ -3,7 +3,7 @@
 use super::channel::Channel;
 use super::endpoint::{Counted, Endpoint};
 use super::job::{DataPath, Job, Origin};
-use crate::buffers::{Buffer, Direction};
+use crate::buffers::{Buffer, Expected};
 use crate::limits::FUNCTIONS_MAX;
 use crate::wire::{self, Function, Response, ResponseCode, Tag};
 use lunar_core::io::Fault;
@@ -29,20 +29,20 @@ impl Endpoint {
         let tag = arrived.tag;
         let (descriptors, immediate) = (Cell::default(), OnceCell::new());
         let origin = Origin { endpoint: self.clone(), channel: channel.clone(), tag, descriptors, immediate };
-        let (Ok(buffer), Some(cdb)) = (arrived.buffer.clone(), Cdb::new(&cdb[..len])) else {
-            return origin.answer_invalid();
+        let expected = match &arrived.buffer {
+            Ok(buffer) => buffer.as_ref().map_or_else(Expected::default, Buffer::expected),
+            Err(refused) => refused.expected,
         };
-        let expected = |direction| match &buffer {
-            Some(buffer) if buffer.direction == direction => buffer.len,
-            _ => 0,
+        let (Ok(buffer), Some(cdb)) = (arrived.buffer.clone(), Cdb::new(&cdb[..len])) else {
+            return origin.answer_invalid(expected);
         };
         let command = Command {
             lun: Lun(arrived.lun),
             cdb,
             attribute: TaskAttribute::of_port(arrived.attribute),
             tag: u64::from_be_bytes(tag),
-            data_in: expected(Direction::In),
-            data_out: expected(Direction::Out),
+            data_in: expected.data_in,
+            data_out: expected.data_out,
         };
         let session = &channel.session;
         let task = session.nexus.tasks.enter((command.tag, command.lun));
@@ -77,7 +77,7 @@ impl Endpoint {
             if let Some(buffer) = &mut buffer {
                 match origin.prepare(&task, buffer).await {
                     Ok(()) => {}
-                    Err(Fault::Protocol) => return origin.answer_invalid(),
+                    Err(Fault::Protocol) => return origin.answer_invalid(buffer.expected()),
                     Err(_) => return origin.release(),
                 }
             }

@@ -15,7 +15,7 @@ use lunar_core::turn::Turns;
 use lunar_engine::link_ports::{Outcome, PortEndpoint, PortSession, View};
 use lunar_link::{MacAddress, Rate};
 use lunar_rdma::address::PortAddress;
-use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event};
+use lunar_rdma::engine::{Accept, ConnectionId, Ended, Event, NotAccepted};
 use lunar_rdma::live;
 use lunar_rdma::port::{Port, Upper};
 use lunar_rdma::responder::Receives;
@@ -134,7 +134,7 @@ impl Endpoint {
             return self.reject(&candidate, RejectReason::UNSUPPORTED_FORMAT);
         }
         // Data is read from the memory of the initiator.
-        if !port.look(|engine| engine.allows_reads(id)) {
+        if port.look(|engine| engine.reads(id)) == 0 {
             return self.reject(&candidate, RejectReason::UNABLE);
         }
         let Some(group) = view.view_of(login.initiator) else {
@@ -145,7 +145,9 @@ impl Endpoint {
             if session.channels.borrow().len() >= CHANNELS_MAX {
                 return self.reject(&candidate, RejectReason::CHANNEL_LIMIT);
             }
-            self.accept(&port, &candidate, session, Multichannel::MAINTAINED);
+            if self.accept(&port, &candidate, Multichannel::MAINTAINED) {
+                self.open(&port, &candidate, session);
+            }
             return;
         }
         let has_ended_another = candidate.has_ended_another || session.is_some();
@@ -198,6 +200,10 @@ impl Endpoint {
 
     /// Begins a session.
     fn admit(&self, port: &Rc<Port>, candidate: &Candidate, (view, group): (&PortView, View)) {
+        let before = if candidate.has_ended_another { Multichannel::TERMINATED } else { Multichannel::NEW };
+        if !self.accept(port, candidate, before) {
+            return;
+        }
         let (reactor, target, name) = (self.core.reactor(), self.core.target(), candidate.login.initiator);
         let nexus_name = NexusName { initiator: name.to_string().into(), target_port: view.relative };
         let nexus = match &group.map {
@@ -221,6 +227,7 @@ impl Endpoint {
             starts: Turns::default(),
             channels: RefCell::default(),
         });
+        self.open(port, candidate, &session);
         let listed = PortSession {
             since: reactor.now(),
             source: candidate.peer.to_string(),
@@ -229,11 +236,6 @@ impl Endpoint {
         };
         self.sessions.insert(session.clone());
         self.core.common.sessions().insert((view.name.clone(), name), listed);
-        let before = if candidate.has_ended_another { Multichannel::TERMINATED } else { Multichannel::NEW };
-        if !self.accept(port, candidate, &session, before) {
-            // The initiator has given up meanwhile.
-            return self.end_session(&session);
-        }
         let words = format!(
             "initiator {name} has logged in from {} at SRP port {} of target {}, group {}",
             candidate.peer, view.name, view.target, session.view.group
@@ -241,26 +243,26 @@ impl Endpoint {
         self.core.common.notify(&name, None, &words);
     }
 
-    /// Accepts a channel of a session; returns whether the initiator still waits for it.
-    fn accept(
-        &self,
-        port: &Rc<Port>,
-        candidate: &Candidate,
-        session: &Rc<Session>,
-        multichannel: Multichannel,
-    ) -> bool {
-        let id = candidate.id;
+    /// Accepts a login; returns whether it is accepted. An initiator that has given up meanwhile gets no answer.
+    fn accept(&self, port: &Port, candidate: &Candidate, multichannel: Multichannel) -> bool {
         let response = LoginResponse::new(&candidate.login, REQUEST_LIMIT, UNIT_MAX, multichannel);
         let count = REQUEST_LIMIT as usize + UNCREDITED + UNACKNOWLEDGED;
         let receives = Receives { bytes: UNIT_MAX, count };
-        let accept = Accept { private: response.as_bytes(), receives };
-        if !port.with(|engine, now| engine.accept(id, &accept, now)) {
-            return false;
+        let accept = Accept::new(response.as_bytes(), receives);
+        let accepted = port.with(|engine, now| engine.accept(candidate.id, &accept, now));
+        if accepted == Err(NotAccepted::NoRoom) {
+            self.core.reactor().stats().logins_refused.add(1);
+            self.reject(candidate, RejectReason::INSUFFICIENT_RESOURCES);
         }
+        accepted.is_ok()
+    }
+
+    /// Begins a channel of a session.
+    fn open(&self, port: &Rc<Port>, candidate: &Candidate, session: &Rc<Session>) {
+        let id = candidate.id;
         session.channels.borrow_mut().insert(id);
         let channel = Channel::new((id, candidate.login.immediate_offset), session, self.core.reactor(), port);
         self.channels.borrow_mut().insert(id, channel);
-        true
     }
 
     /// Ends a session: its channels, and its nexus, whose commands are aborted.

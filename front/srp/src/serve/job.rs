@@ -2,7 +2,7 @@
 
 use super::channel::Channel;
 use super::endpoint::Endpoint;
-use crate::buffers::Buffer;
+use crate::buffers::{Buffer, Expected};
 use crate::wire::{Response, ResponseCode, Tag};
 use lunar_core::io::Fault;
 use lunar_core::mem::{Sg, SgMut};
@@ -11,7 +11,7 @@ use lunar_core::shares::Share;
 use lunar_core::step::{PIECE_BYTES, SlotContext};
 use lunar_core::task::Task;
 use lunar_rdma::limits::READ_MAX;
-use lunar_scsi::{Command, Reply, Status};
+use lunar_scsi::{Asc, Command, Reply, Sense, Status};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::rc::Rc;
 
@@ -60,23 +60,14 @@ impl Origin {
     }
 
     fn answer(&self, command: &Command, reply: &Reply) {
-        let expected = i64::from(command.data_in.max(command.data_out));
-        let wanted = i64::try_from(reply.wanted).unwrap_or(i64::MAX);
-        let response = Response {
-            tag: self.tag,
-            status: reply.status.0,
-            residual: wanted - expected,
-            is_out: command.data_out > 0,
-            sense: &reply.sense,
-            ..Response::default()
-        };
-        self.channel.answer(response, self.descriptors.take());
+        let expected = Expected { data_out: command.data_out, data_in: command.data_in };
+        self.channel.answer(response(self.tag, expected, reply), self.descriptors.take());
     }
 
-    /// Ends a command whose descriptors are wrong.
-    pub(super) fn answer_invalid(&self) {
-        let response = Response { tag: self.tag, code: Some(ResponseCode::INVALID_FIELDS), ..Response::default() };
-        self.channel.answer(response, self.descriptors.take());
+    /// Ends a command whose descriptors, or whose CDB, are wrong.
+    pub(super) fn answer_invalid(&self, expected: Expected) {
+        let reply = invalid();
+        self.channel.answer(invalid_response(self.tag, expected, &reply), self.descriptors.take());
     }
 
     /// Ends a command without a response: it was aborted.
@@ -146,6 +137,31 @@ impl Origin {
         }
         buffer.set_table(&bytes).map_err(|_| Fault::Protocol)
     }
+}
+
+/// The response to a command that expected so many bytes.
+fn response(tag: Tag, expected: Expected, reply: &Reply) -> Response<'_> {
+    let wanted = i64::try_from(reply.wanted).unwrap_or(i64::MAX);
+    Response {
+        tag,
+        status: reply.status.0,
+        residual: wanted - i64::from(expected.data_in.max(expected.data_out)),
+        is_out: expected.data_out > 0,
+        sense: &reply.sense,
+        ..Response::default()
+    }
+}
+
+/// The reply to a command that cannot be executed, because its information unit is wrong.
+fn invalid() -> Reply {
+    let sense = Sense::illegal(Asc::INVALID_FIELD_IN_COMMAND_INFORMATION_UNIT);
+    Reply { sense: sense.data(false), ..Reply::bare(Status::CHECK_CONDITION) }
+}
+
+/// The response to such a command. SRP has a code for it, but the initiator of Linux looks at the code in responses to
+/// task management only: without a status that is not GOOD, it takes the command for one that has succeeded.
+fn invalid_response(tag: Tag, expected: Expected, reply: &Reply) -> Response<'_> {
+    Response { code: Some(ResponseCode::INVALID_FIELDS), ..response(tag, expected, reply) }
 }
 
 /// The path of the data of a command. To be dropped after the reply was queued.
@@ -252,5 +268,25 @@ impl Transfer for DataPath<'_> {
 
     fn aborted(&self) -> bool {
         Task::aborted(self.task)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_with_wrong_descriptors_has_failed_for_every_initiator() {
+        let reply = invalid();
+        let expected = Expected { data_out: 0x1800, data_in: 0 };
+        let response = invalid_response([7; 8], expected, &reply).bytes();
+        // Response data and sense data are there, and nothing of the Data-Out was taken.
+        assert_eq!((response[18], response[19]), (0x01 | 0x02 | 0x08, 0x02));
+        assert_eq!(response[20..28], [0, 0, 0x18, 0, 0, 0, 0, 0]);
+        let (code, sense) = response[36..].split_at(4);
+        assert_eq!((code, sense[2] & 15, &sense[12..14]), (&[0, 0, 0, 1][..], 5, &[0x0e, 3][..]));
+        let expected = Expected { data_out: 0, data_in: 512 };
+        let response = invalid_response([7; 8], expected, &reply).bytes();
+        assert_eq!((response[18], &response[24..28]), (0x01 | 0x02 | 0x20, &[0, 0, 2, 0][..]));
     }
 }

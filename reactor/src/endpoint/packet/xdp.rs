@@ -248,7 +248,7 @@ impl XdpSocket {
     /// Adds the frames of a batch to the ring; returns whether none is left.
     fn add_frames(&mut self, batch: &mut SendBatch, messages: &mut Messages, counters: &mut Counters) -> bool {
         while let Some(frame) = batch.left().first() {
-            if !(HEADER..=self.longest).contains(&frame.data.len()) {
+            if !(HEADER..=self.longest).contains(&frame.len()) {
                 batch.drop_first();
                 counters.send_drops += 1;
                 continue;

@@ -9,7 +9,7 @@ use crate::wire::R2t;
 use lunar_core::io::Fault;
 use lunar_core::mem::{Chunks, Sg, SgMut, Slice};
 use lunar_rdma::engine::{ConnectionId, Ended};
-use lunar_rdma::limits::{READ_MAX, READS_MAX};
+use lunar_rdma::limits::READ_MAX;
 use lunar_rdma::port::Port;
 use lunar_rdma::requester::{Completed, Message};
 use lunar_rdma::transfers::Transfers;
@@ -20,6 +20,7 @@ use lunar_stream::serve::{Carrier, FrontConnection};
 use std::cell::{Cell, OnceCell, RefCell};
 use std::collections::VecDeque;
 use std::fmt;
+use std::pin::Pin;
 use std::rc::{Rc, Weak};
 use std::task::{Context, Poll, Waker};
 use zerocopy::IntoBytes;
@@ -65,6 +66,8 @@ pub(super) struct RdmaCarrier {
     operations: Cell<Vec<Operation>>,
     /// The receives that are posted bound it.
     inbox: RefCell<VecDeque<Arrived>>,
+    /// Receives that are posted when the initiator has logged in.
+    held_back: Cell<usize>,
     is_cancelled: Cell<bool>,
     is_closed: Cell<bool>,
     /// The tasks that receive and send, while they wait.
@@ -74,10 +77,15 @@ pub(super) struct RdmaCarrier {
 }
 
 impl RdmaCarrier {
+<<<<<<< HEAD
     /// The carrier of a connection. `invalidates`: the initiator allows that its keys are invalidated.
+=======
+    /// That of a connection. `invalidates`: the initiator allows that its keys are invalidated; `held_back`: receives
+    /// that are posted when it has logged in.
+>>>>>>> rdma
     pub(super) fn new(
         id: ConnectionId,
-        invalidates: bool,
+        (invalidates, held_back): (bool, usize),
         reactor: &Reactor,
         port: &Rc<Port>,
         endpoint: Weak<dyn Home>,
@@ -94,6 +102,7 @@ impl RdmaCarrier {
             chunks: Chunks::default(),
             operations: Cell::default(),
             inbox: RefCell::default(),
+            held_back: Cell::new(held_back),
             is_cancelled: Cell::default(),
             is_closed: Cell::default(),
             receiver: Cell::default(),
@@ -122,16 +131,21 @@ impl RdmaCarrier {
                 self.inbox.borrow_mut().push_back(Arrived { bytes, at: 0, named });
                 self.receiver.take().into_iter().for_each(Waker::wake);
             }
-            Ok(Received::Hello(is_known)) => {
-                let reply = self.chunks.copy(self.reactor.arena(), &[Hello::reply(is_known, READS_MAX).as_bytes()]);
-                match (reply, self.bound.get()) {
-                    (Some(reply), Some(bound)) => {
-                        bound.transfers.send(Message { posts: 1, ..Message::from(Sg::from(reply)) });
-                    }
-                    _ => self.end(),
-                }
-            }
+            Ok(Received::Hello(reads)) => self.hello(reads),
             Err(why) => self.violated(why),
+        }
+    }
+
+    /// Answers a hello message of an initiator that takes so many READs (RFC 7145 5.1.3).
+    fn hello(&self, reads: Option<u16>) {
+        let agreed = mover::agreed_reads(reads, self.port.look(|engine| engine.reads(self.id)));
+        let reply = self.chunks.copy(self.reactor.arena(), &[Hello::reply(agreed).as_bytes()]);
+        let (Some(reply), Some(bound)) = (reply, self.bound.get()) else { return self.end() };
+        bound.transfers.send(Message { posts: 1, ..Message::from(Sg::from(reply)) });
+        match agreed {
+            Some(reads) => self.port.with(|engine, _| engine.limit_reads(self.id, reads)),
+            // A connection that is rejected ends when the initiator knows it.
+            None => self.shut_down(),
         }
     }
 
@@ -265,7 +279,7 @@ impl RdmaCarrier {
         }
         drop(inbox);
         if taken > 0 {
-            self.port.with(|engine, _| (0..taken).for_each(|_| engine.post(self.id)));
+            self.port.with(|engine, _| engine.post(self.id, taken));
         }
         Ok(done)
     }
@@ -274,7 +288,14 @@ impl RdmaCarrier {
 impl Carrier for RdmaCarrier {
     fn send(&self, data: Sg) {
         let (Some(bound), Some(connection)) = (self.bound.get(), self.connection()) else { return };
-        let tags_all_data = connection.stream.session().parameters().tags_all_data;
+        let (is_logged_in, tags_all_data) = {
+            let session = connection.stream.session();
+            (session.is_established(), session.parameters().tags_all_data)
+        };
+        // Before the response to the login: the initiator sends commands when it has it.
+        if is_logged_in && self.held_back.get() > 0 {
+            self.port.with(|engine, _| engine.post(self.id, self.held_back.take()));
+        }
         let mut operations = self.operations.take();
         let result = self.mover.borrow_mut().send(data, tags_all_data, &mut operations);
         operations.drain(..).for_each(|operation| self.carry_out(bound, &connection, operation));
@@ -322,6 +343,15 @@ impl Carrier for RdmaCarrier {
                 Poll::Ready(Ok(0))
             }
         }
+    }
+
+    fn until_read(&self) -> Pin<Box<dyn Future<Output = ()>>> {
+        let carrier = self.me.upgrade();
+        Box::pin(async move {
+            if let Some(bound) = carrier.as_ref().and_then(|carrier| carrier.bound.get()) {
+                bound.transfers.until_read().await;
+            }
+        })
     }
 
     fn cancel(&self) {

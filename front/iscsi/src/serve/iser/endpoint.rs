@@ -33,6 +33,11 @@ const MESSAGE_MAX: usize = HEADER_LEN + BHS_LEN + AHS_MAX + padded(RDMA_SEGMENT_
 /// answer, a logout, a text request, and data that was not asked for.
 const UNNUMBERED_MAX: usize = 32;
 
+/// PDUs that an initiator may send before it has logged in: one login request at a time (RFC 7143 6.3), a hello message,
+/// and as many again while the acknowledgements of the answers are on their way. They are in memory that nobody counts,
+/// and anybody can send them.
+const LOGIN_MAX: usize = 4;
+
 /// A portal on its socket or link.
 pub struct Endpoint {
     /// Itself, for its connections and tasks.
@@ -74,18 +79,19 @@ impl Endpoint {
         let Some(port) = self.port() else { return };
         let is_serving = !self.core.draining.has_come() && !self.closed.has_come();
         // Data is read from the memory of the initiator.
-        let view = self.view.borrow().clone().filter(|_| is_serving && port.look(|engine| engine.allows_reads(id)));
+        let view = self.view.borrow().clone().filter(|_| is_serving && port.look(|engine| engine.reads(id)) > 0);
         let Some(view) = view else { return port.with(|engine, _| engine.reject(id, &[])) };
         let invalidates = allows_invalidation(private);
         let count = self.core.front.window_max() + IMMEDIATE_MAX + UNNUMBERED_MAX;
         let receives = Receives { bytes: MESSAGE_MAX, count };
-        let accept = Accept { private: &reply_private(invalidates), receives };
-        // Without success the initiator has given up meanwhile.
-        if !port.with(|engine, now| engine.accept(id, &accept, now)) {
-            return;
+        let held_back = count.saturating_sub(LOGIN_MAX);
+        let accept = Accept { private: &reply_private(invalidates), receives, held_back };
+        if port.with(|engine, now| engine.accept(id, &accept, now)).is_err() {
+            // An initiator that has given up meanwhile gets no answer.
+            return port.with(|engine, _| engine.reject(id, &[]));
         }
         let home: Weak<dyn Home> = self.me.clone();
-        let carrier = RdmaCarrier::new(id, invalidates, self.core.reactor(), &port, home);
+        let carrier = RdmaCarrier::new(id, (invalidates, held_back), self.core.reactor(), &port, home);
         let ends = (self.address.at, SocketAddr::new(peer, 0));
         let portal_ref = PortalRef { portal: view.number, group: view.group };
         match self.core.front.serve_carried(carrier.clone(), ends, portal_ref) {

@@ -1,4 +1,4 @@
-//! Conversations of an initiator of SRP with a whole target.
+//! Conversations of initiators over RDMA with a whole target.
 
 use super::*;
 
@@ -14,6 +14,11 @@ struct Lan {
 
 impl Lan {
     fn new() -> Self {
+        Self::of(Kind::Srp, |_| ())
+    }
+
+    /// A target and an initiator of this kind, which is prepared before it connects.
+    fn of(kind: Kind, prepare: impl FnOnce(&mut Station)) -> Self {
         let watch = Watch::new(1, false);
         let world = watch.world();
         let setup = Setup {
@@ -23,20 +28,23 @@ impl Lan {
             are_files: true,
             flushes: false,
             mtu: 1500,
-            kind: Kind::Srp,
-            is_framed: false,
+            kind,
+            // Frames of a link leave together.
+            is_framed: kind == Kind::Iser,
             commands: 0,
             crashes: 0,
             faults: Faults::none(),
         };
         let segment = world.segment(setup.mtu);
+        SEGMENT.set(Some(segment));
         world.create(path(0), setup.sectors() * SECTOR);
         let core = Reactor::with_driver(world.core(STATIONS), Arena::new(4 << 20), Arc::default());
         let kept = Kept { volumes: vec![Arc::<VolatileMemory>::default()], ..Kept::default() };
         let target = Some(LanTarget::start(world, &setup, &kept, &core));
         let disk = Disk::attach(&core, world, segment, &setup, (0, 0));
+        prepare(&mut disk.station.borrow_mut());
         let lan = Self { watch, setup, kept, core, target, disk };
-        lan.run(Duration::from_secs(2), || lan.disk.station.borrow().is_ready());
+        lan.run(Duration::from_secs(5), || lan.disk.station.borrow().is_ready());
         // It has the unit attention condition of a new nexus.
         lan.read(0);
         lan
@@ -55,13 +63,18 @@ impl Lan {
         self.disk.flush();
     }
 
-    /// Waits for a command, which is GOOD; returns its data.
-    fn end(&self, cookie: u32) -> Vec<u8> {
+    /// Waits for a command; returns its result, and its data.
+    fn result(&self, cookie: u32) -> Ended {
         let is_over = || self.disk.ended.borrow().contains_key(&(cookie | DONE));
         self.run(Duration::from_secs(5), is_over);
         let mut ended = self.disk.ended.borrow_mut();
         ended.remove(&(cookie | DONE));
-        let (result, data) = ended.remove(&cookie).expect("it has ended");
+        ended.remove(&cookie).expect("it has ended")
+    }
+
+    /// Waits for a command, which is GOOD; returns its data.
+    fn end(&self, cookie: u32) -> Vec<u8> {
+        let (result, data) = self.result(cookie);
         assert_eq!(result, Ok(()));
         data
     }
@@ -76,6 +89,7 @@ impl Drop for Lan {
     fn drop(&mut self) {
         self.watch.world().crash(TARGET, false);
         self.target.take();
+        SEGMENT.set(None);
     }
 }
 
@@ -110,4 +124,47 @@ fn initiators_of_a_target_that_was_killed_are_disconnected_when_it_starts_again(
     lan.target = Some(LanTarget::start(lan.watch.world(), &lan.setup, &lan.kept, &lan.core));
     lan.end(2);
     assert_eq!(lan.read(28), [8; SECTOR]);
+}
+
+#[test]
+fn a_command_with_wrong_descriptors_has_not_succeeded() {
+    let lan = Lan::new();
+    lan.start(1, write(7));
+    lan.end(1);
+    match &mut *lan.disk.station.borrow_mut() {
+        Station::Srp(disk) => disk.spoil(),
+        _ => panic!("SRP"),
+    }
+    lan.start(2, write(8));
+    // CHECK CONDITION, ILLEGAL REQUEST.
+    assert_eq!(lan.result(2).0, Err((2, 5)));
+    assert_eq!(lan.read(28), [7; SECTOR]);
+}
+
+#[test]
+fn event_requests_that_replace_each_other_leave_room_for_commands() {
+    let lan = Lan::of(Kind::NvmeRdma, |_| ());
+    // With each of them a request for an event is sent; the host checks that there is always room for one more.
+    (1..300).for_each(|cookie| drop(lan.read(cookie)));
+}
+
+/// Messages that the initiator had to send again, because the target had no room for them.
+fn refused(lan: &Lan) -> u32 {
+    match &*lan.disk.station.borrow() {
+        Station::Iser(disk) => disk.refused(),
+        _ => panic!("iSER"),
+    }
+}
+
+#[test]
+fn an_initiator_sends_few_messages_at_once_before_it_has_logged_in() {
+    let lan = Lan::of(Kind::Iser, |station| match station {
+        Station::Iser(disk) => disk.flood(20),
+        _ => panic!("iSER"),
+    });
+    let before = refused(&lan);
+    assert!(before > 0, "all of them were in memory at the same time");
+    (1..9).for_each(|cookie| lan.start(cookie, write(cookie as u8)));
+    (1..9).for_each(|cookie| drop(lan.end(cookie)));
+    assert_eq!(refused(&lan), before, "a whole window of commands is taken");
 }
