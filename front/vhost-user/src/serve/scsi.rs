@@ -10,7 +10,8 @@ use crate::scsi::{
 };
 use crate::session::RingIndex;
 use lunar_core::step::SlotContext;
-use lunar_reactor::slots::contain;
+use lunar_guest::data_path::Lent;
+use lunar_reactor::slots::{contain, contained};
 use lunar_scsi::{Asc, Command, Nexus, Reply, Status, Target, Task};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -164,11 +165,6 @@ pub(super) fn refuse(device: &DeviceRings, ring: RingIndex, chain: &Chain) {
     end(device, ring, chain, &answer(Response::BUSY, 0, &[], 0), 0);
 }
 
-/// Answers a command that a panic has ended.
-pub(super) fn fail(device: &DeviceRings, ring: RingIndex, chain: &Chain) {
-    end(device, ring, chain, &answer(Response::FAILURE, 0, &[], 0), 0);
-}
-
 /// Whether one more request of this ring may be taken.
 pub(super) fn may_take(scsi: &ScsiDevice, ring: RingIndex) -> bool {
     ring.at() != CONTROL || scsi.controls.get() < CONTROLS_MAX
@@ -188,8 +184,9 @@ fn control(device: &Rc<DeviceRings>, scsi: &Rc<ScsiDevice>, ring: RingIndex, cha
     device.with(|state| state.hold_back((!may_take(scsi, ring)).then_some(ring)));
     let (device, scsi) = (device.clone(), scsi.clone());
     device.clone().reactor.spawn(async move {
-        let done = scsi.target.task_management(&scsi.nexus, function, lun, tag).await;
-        end_control(&device, ring, &chain, &[response(done).0]);
+        // The driver waits for an answer, and the ring must be able to stop.
+        let done = contained(scsi.target.task_management(&scsi.nexus, function, lun, tag)).await;
+        end_control(&device, ring, &chain, &[done.map_or(Response::FAILURE, response).0]);
         scsi.controls.set(scsi.controls.get() - 1);
         device.with(|state| state.hold_back(None));
         device.wake();
@@ -208,6 +205,7 @@ fn end_control(device: &DeviceRings, ring: RingIndex, chain: &Chain, bytes: &[u8
 pub(super) struct ScsiWork {
     command: Command,
     task: Task,
+    lent: Lent,
 }
 
 impl ScsiWork {
@@ -219,9 +217,9 @@ impl ScsiWork {
         (ring, chain): (RingIndex, &Chain),
         slot: &mut SlotContext,
     ) {
-        let Self { command, task } = self;
+        let Self { command, task, lent } = self;
         let mut reply = Reply::default();
-        let path = transfer::path(device, chain, DATA, Some(task));
+        let path = transfer::path(device, chain, DATA, Some(task), lent);
         scsi.target.execute(&scsi.nexus, command, &path, slot, &mut reply).await;
         if task.aborted() && device.over.has_come() {
             // The record of requests in progress says that it was not answered: it is repeated.
@@ -229,6 +227,12 @@ impl ScsiWork {
         } else {
             complete(device, ring, chain, command, &path, &reply);
         }
+    }
+
+    /// Answers the command, which a panic has ended.
+    pub(super) fn fail(&self, device: &DeviceRings, ring: RingIndex, chain: &Chain) {
+        transfer::mark(device, chain, DATA, &self.lent);
+        end(device, ring, chain, &answer(Response::FAILURE, 0, &[], 0), 0);
     }
 }
 
@@ -263,11 +267,15 @@ fn command(device: &DeviceRings, scsi: &ScsiDevice, ring: RingIndex, chain: Chai
     };
     let mut reply = Reply::default();
     let task = scsi.nexus.tasks.enter((command.tag, command.lun.canonical()));
-    let path = transfer::path(device, &chain, DATA, Some(&task));
+    let lent = Lent::default();
+    let path = transfer::path(device, &chain, DATA, Some(&task), &lent);
     match contain(|| scsi.target.execute_now(&scsi.nexus, &command, &path, device.arena(), &mut reply)) {
         Some(true) => complete(device, ring, &chain, &command, &path, &reply),
-        Some(false) => return Some((chain, ScsiWork { command, task })),
-        None => end(device, ring, &chain, &answer(Response::FAILURE, 0, &[], 0), 0),
+        Some(false) => return Some((chain, ScsiWork { command, task, lent })),
+        None => {
+            path.mark_lent();
+            end(device, ring, &chain, &answer(Response::FAILURE, 0, &[], 0), 0);
+        }
     }
     None
 }
