@@ -236,16 +236,11 @@ impl ScsiWork {
     }
 }
 
-/// Whether a device executes the command itself: a tape, for instance, would move or be written once more.
-fn is_forwarded(scsi: &ScsiDevice, command: &Command) -> bool {
-    let itl = command.lun.number().and_then(|lun| scsi.nexus.itl(lun));
-    itl.is_some_and(|itl| itl.lu.forwarded().is_some())
-}
-
 fn command(device: &DeviceRings, scsi: &ScsiDevice, ring: RingIndex, chain: Chain) -> Option<(Chain, ScsiWork)> {
     let parsed = parse(&device.state().memory, &chain);
     let command = match parsed {
-        Ok(Parsed::Command(command)) if chain.is_repeated && is_forwarded(scsi, &command) => {
+        // A device or a process may have executed it: a tape, for instance, would move or be written once more.
+        Ok(Parsed::Command(command)) if chain.is_repeated && !scsi.nexus.stays_in_lunar(&command) => {
             let answer = answer(Response::OK, Status::CHECK_CONDITION.0, &unsure(), 0);
             end(device, ring, &chain, &answer, 0);
             return None;
@@ -370,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_a_device_that_executes_them_itself_are_not_repeated() {
+    fn commands_of_a_device_or_a_process_are_not_repeated() {
         let (rig, reactor) =
             (Rig::default(), Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver"));
         let target = target(&rig);
@@ -383,24 +378,28 @@ mod tests {
             device: Rc::new(Tape::default()),
         };
         target.add_forwarded(3, unit);
+        target.add_unit_with(4, rig.unit.clone(), Some(Rc::new(Tape::default())));
         let nexus = target.nexus(NexusName { initiator: "x".into(), target_port: 1 });
         let scsi = ScsiDevice::new(&target, nexus, 1);
-        for is_repeated in [false, true] {
-            let (mut device, mut driver) = started(0, 8);
-            let mut header = [0; HEADER_LEN];
-            header[..8].copy_from_slice(&address_of(3));
-            // WRITE(6) of a tape.
-            header[19] = 0x0a;
-            driver.write(0x4000, &header);
-            let room = ANSWER_LEN as u32;
-            driver.offer(&[(0x4000, HEADER_LEN as u32, false), (0x6000, room, true)], false).expect("there is room");
-            let mut chain = device.take(0.into()).expect("good").expect("one");
-            chain.is_repeated = is_repeated;
-            let rings = DeviceRings::new(&reactor, "test", device);
-            let left = command(&rings, &scsi, 0.into(), chain);
-            assert_eq!((left.is_some(), driver.returned().is_some()), (!is_repeated, is_repeated));
-            if is_repeated {
-                assert_eq!(driver.read(0x6000, 12)[10..], [Status::CHECK_CONDITION.0, Response::OK.0]);
+        // WRITE(6) of a tape, a command of a vendor that the process has or not, and READ(10) of Lunar.
+        for (lun, code, may_repeat) in [(3, 0x0a, false), (4, 0xc5, false), (4, 0x28, true)] {
+            for is_repeated in [false, true] {
+                let (mut device, mut driver) = started(0, 8);
+                let mut header = [0; HEADER_LEN];
+                header[..8].copy_from_slice(&address_of(lun));
+                header[19] = code;
+                driver.write(0x4000, &header);
+                let room = ANSWER_LEN as u32;
+                driver.offer(&[(0x4000, HEADER_LEN as u32, false), (0x6000, room, true)], false).expect("room");
+                let mut chain = device.take(0.into()).expect("good").expect("one");
+                chain.is_repeated = is_repeated;
+                let rings = DeviceRings::new(&reactor, "test", device);
+                let left = command(&rings, &scsi, 0.into(), chain);
+                let is_executed = may_repeat || !is_repeated;
+                assert_eq!((left.is_some(), driver.returned().is_some()), (is_executed, !is_executed), "{code:x}");
+                if !is_executed {
+                    assert_eq!(driver.read(0x6000, 12)[10..], [Status::CHECK_CONDITION.0, Response::OK.0]);
+                }
             }
         }
     }
