@@ -112,6 +112,10 @@ pub struct VirtioDevice {
     needs_reserve: bool,
     /// A ring from which no chain is taken now: what was taken from it has to end first.
     held_back: Option<RingIndex>,
+    /// The ring whose requests need no slot, besides the reserve.
+    slotless: Option<RingIndex>,
+    /// Whether no chain is taken from rings whose requests need slots: there is none.
+    awaits_slot: bool,
     inflight: Option<InflightMemory>,
     log: Option<Window>,
 }
@@ -135,6 +139,8 @@ impl VirtioDevice {
             reserve: None,
             needs_reserve: false,
             held_back: None,
+            slotless: None,
+            awaits_slot: false,
             inflight: None,
             log: None,
         }
@@ -144,6 +150,29 @@ impl VirtioDevice {
     #[must_use]
     pub fn with_reserve(self, ring: RingIndex) -> Self {
         Self { reserve: Some(ring), ..self }
+    }
+
+    /// The same, with a ring whose requests need no slot.
+    #[must_use]
+    pub fn with_slotless(self, ring: RingIndex) -> Self {
+        Self { slotless: Some(ring), ..self }
+    }
+
+    /// Whether the requests of a ring need slots.
+    #[must_use]
+    pub fn needs_slot(&self, ring: RingIndex) -> bool {
+        self.slotless != Some(ring) && self.reserve != Some(ring)
+    }
+
+    /// Whether the rings whose requests need slots wait for one: meanwhile they are no work. Returns whether a ring is
+    /// left whose requests need none; without such a ring, nothing changes.
+    pub fn await_slot(&mut self, awaits_slot: bool) -> bool {
+        let has_slotless = self.slotless.is_some();
+        if has_slotless && self.awaits_slot != awaits_slot {
+            self.awaits_slot = awaits_slot;
+            self.find_active();
+        }
+        has_slotless
     }
 
     /// Whether the device waits for a chain of its reserve.
@@ -363,7 +392,8 @@ impl VirtioDevice {
             // There are no more than 256 rings.
             let ring = RingIndex::from(at as u8);
             let is_needed = self.reserve != Some(ring) || self.needs_reserve;
-            if setup.is_running() && is_needed && self.held_back != Some(ring) {
+            let has_slot = !self.awaits_slot || !self.needs_slot(ring);
+            if setup.is_running() && is_needed && has_slot && self.held_back != Some(ring) {
                 self.active.push(ring);
             }
         }

@@ -41,6 +41,16 @@ impl Burst {
     }
 }
 
+/// How far chains were taken from a ring.
+enum Fetched {
+    /// As far as it has some, or as they are its turn.
+    All,
+    /// Other devices have their turn now.
+    Enough,
+    /// There is no slot for the next one.
+    NoSlot,
+}
+
 /// A device, while its front-end is connected.
 pub(super) struct Device {
     core: Rc<Core>,
@@ -151,46 +161,32 @@ impl Device {
 
     /// Takes chains out of the rings. Returns whether there were any.
     fn fetch(&self) -> bool {
-        let rings = &self.rings;
-        let mut burst = Burst::default();
+        let (rings, mut burst) = (&self.rings, Burst::default());
+        rings.with(|state| state.await_slot(false));
         loop {
             let before = burst.chains;
-            let active = self.rings.state().active().len();
+            let active = rings.state().active().len();
             for turn in 0..active {
                 let at = (self.first.get() + turn) % active;
                 // A chain that ends at once may end a ring.
-                let Some(ring) = self.rings.state().active().get(at).copied() else { break };
-                if let Kind::Scsi(scsi) = &self.kind
-                    && ring == ScsiDevice::event_ring()
-                {
-                    scsi::report(rings, scsi);
-                    continue;
-                }
-                for _ in 0..RING_BURST {
-                    if burst.is_over() {
+                let Some(ring) = rings.state().active().get(at).copied() else { break };
+                match self.fetch_from(ring, &mut burst) {
+                    Fetched::All => {}
+                    Fetched::Enough => {
                         // There may be more. Other devices have their turn first.
                         self.first.set(at);
-                        self.rings.wake();
+                        rings.wake();
                         return true;
                     }
-                    if !self.core.has_slot(self.rings.admitted.get()) {
-                        self.rings.schedule.wait_for_slot();
+                    Fetched::NoSlot => {
                         self.core.wait_for_slot(rings.me());
-                        return burst.chains > 0;
-                    }
-                    if !self.may_take(ring) {
-                        break;
-                    }
-                    match self.rings.with(|state| state.take(ring)) {
-                        Ok(Some(chain)) => {
-                            burst.add(&chain);
-                            self.start(ring, chain);
+                        if !rings.with(|state| state.await_slot(true)) {
+                            rings.schedule.wait_for_slot();
+                            return burst.chains > 0;
                         }
-                        Ok(None) => break,
-                        Err(why) => {
-                            self.rings.report_broken(ring, &why);
-                            break;
-                        }
+                        // Task management is there for commands that keep their slots: it goes on, and other rings are
+                        // active now.
+                        return self.fetch_slotless(&mut burst);
                     }
                 }
             }
@@ -198,6 +194,52 @@ impl Device {
                 return burst.chains > 0;
             }
         }
+    }
+
+    /// Takes chains out of the rings whose requests need no slot. Returns whether the device has taken any.
+    fn fetch_slotless(&self, burst: &mut Burst) -> bool {
+        let active = self.rings.state().active().to_vec();
+        for ring in active {
+            if matches!(self.fetch_from(ring, burst), Fetched::Enough) {
+                self.rings.wake();
+            }
+        }
+        burst.chains > 0
+    }
+
+    /// Takes chains out of a ring, as many as are its turn.
+    fn fetch_from(&self, ring: RingIndex, burst: &mut Burst) -> Fetched {
+        let rings = &self.rings;
+        if let Kind::Scsi(scsi) = &self.kind
+            && ring == ScsiDevice::event_ring()
+        {
+            scsi::report(rings, scsi);
+            return Fetched::All;
+        }
+        let needs_slot = rings.state().needs_slot(ring);
+        for _ in 0..RING_BURST {
+            if burst.is_over() {
+                return Fetched::Enough;
+            }
+            if needs_slot && !self.core.has_slot(rings.admitted.get()) {
+                return Fetched::NoSlot;
+            }
+            if !self.may_take(ring) {
+                break;
+            }
+            match rings.with(|state| state.take(ring)) {
+                Ok(Some(chain)) => {
+                    burst.add(&chain);
+                    self.start(ring, chain);
+                }
+                Ok(None) => break,
+                Err(why) => {
+                    rings.report_broken(ring, &why);
+                    break;
+                }
+            }
+        }
+        Fetched::All
     }
 
     /// Starts the request of a chain; there is a free slot.
@@ -275,9 +317,14 @@ impl Watch for Device {
 mod tests {
     use super::super::tests::target;
     use super::*;
-    use crate::testing::started;
+    use crate::scsi::{ANSWER_LEN, COMMANDS, CONTROL, CommandHeader, HEADER_LEN, TaskManagement, address_of};
+    use crate::testing::{DriverRing, MEMORY_LEN, region, started};
+    use crate::wire::feature;
     use lunar_blk::testing::{Rig, UNIT, client};
+    use lunar_core::mem::Region;
+    use lunar_core::port::NexusName;
     use lunar_reactor::{Choice, Config, Reactor};
+    use zerocopy::{FromZeros, IntoBytes};
 
     #[test]
     fn long_requests_of_a_front_end_that_has_disconnected_are_aborted() {
@@ -309,6 +356,55 @@ mod tests {
             assert_eq!(was_aborted.get(), Some(is_limited));
             assert!(reactor.now().since(begun) >= finish);
         }
+    }
+
+    /// A device of virtio-scsi with a ring for task management and one for commands, and their drivers.
+    fn with_task_management(core: &Rc<Core>) -> (Rc<Device>, [DriverRing; 2]) {
+        let nexus = core.target.nexus(NexusName { initiator: "x".into(), target_port: 1 });
+        let device = Device::new(core, "test", Kind::Scsi(Rc::new(ScsiDevice::new(&core.target, nexus, 1))));
+        let memory = Region::zeroed(MEMORY_LEN);
+        let features = feature::PROTOCOL_FEATURES | feature::VERSION_1;
+        let drivers = device.rings.with(|state| {
+            state.set_features(features).expect("no ring is started");
+            state.set_memory(vec![(region(), memory.clone())]).expect("one region");
+            [(CONTROL, 0x1000), (COMMANDS, 0x2000)].map(|(at, address)| {
+                let (ring, driver) = (RingIndex::from(at as u8), DriverRing::new(&memory, features, 8, address));
+                state.set_size(ring, 8).expect("it exists");
+                state.set_address(ring, driver.address(at as u32)).expect("it exists");
+                state.start(ring).expect("its parts are in memory");
+                state.enable(ring, true).expect("it exists");
+                driver
+            })
+        });
+        (device, drivers)
+    }
+
+    #[test]
+    fn task_management_does_not_wait_for_a_slot() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+        let (device, [mut control, mut commands]) = with_task_management(&core);
+        let pause = || reactor.run(reactor.sleep(Duration::from_millis(5)));
+        let header = CommandHeader { lun: address_of(0), ..CommandHeader::new_zeroed() };
+        commands.write(0x4000, header.as_bytes());
+        let command = [(0x4000, HEADER_LEN as u32, false), (0x5000, ANSWER_LEN as u32, true)];
+        // It has all slots that it may have, for commands that do not end.
+        device.rings.admitted.set(usize::MAX);
+        commands.offer(&command, false).expect("there is room");
+        // Also when the device waits for a slot already.
+        for _ in 0..2 {
+            let abort = TaskManagement { lun: address_of(0), ..TaskManagement::new_zeroed() };
+            control.write(0x6000, abort.as_bytes());
+            let pieces = [(0x6000, size_of::<TaskManagement>() as u32, false), (0x7000, 1, true)];
+            control.offer(&pieces, false).expect("there is room");
+            pause();
+            assert!(control.returned().is_some_and(|(_, len)| len == 1) && commands.returned().is_none());
+        }
+        device.rings.admitted.set(0);
+        core.feed();
+        pause();
+        assert!(commands.returned().is_some(), "there is a slot");
     }
 
     /// The number of chains of this kind that a device takes in its turn.

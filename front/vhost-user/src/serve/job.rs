@@ -27,7 +27,8 @@ impl Kind {
         match self {
             Self::Blk(blk) => VirtioDevice::new(blk.features(), blk.rings),
             Self::Scsi(scsi) => VirtioDevice::new(format::FEATURES, format::COMMANDS + scsi.queues)
-                .with_reserve(ScsiDevice::event_ring()),
+                .with_reserve(ScsiDevice::event_ring())
+                .with_slotless(ScsiDevice::control_ring()),
         }
     }
 

@@ -55,6 +55,11 @@ impl ScsiDevice {
         }
     }
 
+    /// The ring of task management.
+    pub(super) fn control_ring() -> RingIndex {
+        RingIndex::from(CONTROL as u8)
+    }
+
     /// The ring of events.
     pub(super) fn event_ring() -> RingIndex {
         RingIndex::from(EVENTS as u8)
