@@ -52,8 +52,26 @@ fn a_connection_that_is_ended_waits_for_nothing() {
     assert!(client.device.rings.with(|state| state.take(ring)).is_ok_and(|chain| chain.is_some()));
     let ended = client.clone();
     reactor.spawn(async move {
-        ended.core.reactor.sleep(LOOK * 4).await;
+        ended.core.reactor.sleep(Duration::from_millis(1)).await;
         ended.end();
+    });
+    assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
+    client.device.rings.forget(ring);
+}
+
+#[test]
+fn a_ring_that_stops_does_not_outlast_its_front_end() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, front_end) = client(&reactor);
+    // A request that its store does not answer.
+    let ring = RingIndex::from(0);
+    assert!(client.device.rings.with(|state| state.take(ring)).is_ok_and(|chain| chain.is_some()));
+    reactor.spawn({
+        let reactor = reactor.clone();
+        async move {
+            reactor.sleep(Duration::from_millis(1)).await;
+            drop(front_end);
+        }
     });
     assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
     client.device.rings.forget(ring);

@@ -10,7 +10,7 @@ use crate::ring::Chain;
 use crate::session::{RingIndex, notice};
 use crate::virtio::{PROTOCOL, Refused, VirtioDevice};
 use crate::wire::{BackendCode, protocol};
-use lunar_guest::poll::Look;
+use lunar_guest::poll::{Backoff, Look};
 use lunar_reactor::watch::Watch;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -39,6 +39,16 @@ impl Burst {
     fn is_over(&self) -> bool {
         self.chains >= BURST || self.bytes >= BURST_BYTES || self.pieces >= BURST_PIECES
     }
+}
+
+/// Pauses between looks whether requests have ended, or memory that was removed is still in use. A store's request
+/// mostly takes less than the first, and may take minutes: then a few hundred looks a second take next to nothing.
+const LOOK_SOONEST: Duration = Duration::from_micros(100);
+const LOOK_LATEST: Duration = Duration::from_millis(5);
+
+/// The pauses of a wait for requests: twice as long each time.
+pub(super) fn looks() -> Backoff {
+    Backoff::new(LOOK_SOONEST, LOOK_LATEST)
 }
 
 /// How far chains were taken from a ring.
@@ -269,18 +279,20 @@ impl Device {
 
     /// Ends the device when its front-end has disconnected: requests end, and guest memory is not touched any more.
     /// Those that need more time than `finish` are aborted: the next front-end has the record of requests in progress,
-    /// and they are repeated.
-    pub(super) async fn end(&self, look: Duration, finish: Option<Duration>) {
+    /// and they are repeated. An aborted request ends when its store answers, which nobody can hurry: while a handler
+    /// is away, that takes as long as the volume waits for it.
+    pub(super) async fn end(&self, finish: Option<Duration>) {
         self.rings.over.come();
         self.rings.with(VirtioDevice::pause_all);
         let rings: Vec<RingIndex> = self.rings.state().all().collect();
         rings.iter().for_each(|ring| self.rings.end_kick(*ring));
         let end = finish.map(|finish| self.core.reactor.now() + finish);
+        let mut pauses = looks();
         while !self.rings.is_quiet() {
             if self.core.is_draining() || end.is_some_and(|end| self.core.reactor.now() >= end) {
                 self.core.reactor.stats().tasks_aborted.add(self.kind.abort());
             }
-            self.core.reactor.sleep(look).await;
+            self.core.reactor.sleep(pauses.next(false)).await;
         }
         if let Kind::Scsi(scsi) = &self.kind {
             scsi.target.close(&scsi.nexus).await;
@@ -352,10 +364,31 @@ mod tests {
                 outcome.set(Some(task.aborted()));
                 rings.forget(0.into());
             });
-            reactor.run(device.end(look, is_limited.then_some(finish)));
+            reactor.run(device.end(is_limited.then_some(finish)));
             assert_eq!(was_aborted.get(), Some(is_limited));
             assert!(reactor.now().since(begun) >= finish);
         }
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_costs_next_to_nothing() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+        let attachment = rig.set.attach(UNIT, client(false)).expect("it is served");
+        let device = Device::new(&core, "test", Kind::Blk(Rc::new(BlkDevice::new(&rig.set, attachment, 1))));
+        let (state, mut driver) = started(0, 8);
+        device.rings.with(|own| *own = state);
+        driver.offer(&[(0x4000, 16, false), (0x6000, 1, true)], false).expect("there is room");
+        device.rings.with(|state| state.take(0.into())).expect("good").expect("one");
+        let (rings, answering, turns) = (device.rings.clone(), reactor.clone(), reactor.stats().turns.get());
+        reactor.spawn(async move {
+            answering.sleep(Duration::from_millis(300)).await;
+            rings.forget(0.into());
+        });
+        reactor.run(device.end(Some(Duration::ZERO)));
+        let turns = reactor.stats().turns.get() - turns;
+        assert!(turns < 200, "{turns} turns, for some looks at first and then one in {LOOK_LATEST:?}");
     }
 
     /// A device of virtio-scsi with a ring for task management and one for commands, and their drivers.
