@@ -9,7 +9,7 @@ use crate::wire::{MemoryRegion, VringAddress, feature, protocol};
 use lunar_core::mem::Region;
 use lunar_guest::Range;
 use lunar_guest::dirty::{DirtyBitmap, DirtyLog};
-use lunar_guest::map::{AddressMap, MapError};
+use lunar_guest::map::{AddressMap, Found, MapError};
 use lunar_guest::memory::Memory;
 use lunar_guest::window::Window;
 
@@ -341,7 +341,9 @@ impl VirtioDevice {
     /// [`Refused::Memory`].
     pub fn remove_memory(&mut self, region: &MemoryRegion) -> Result<Option<Region>, Refused> {
         let user = user_range(region);
-        if self.users.find(user.address).is_none_or(|found| *found.value != region.guest.get()) {
+        let is_it =
+            |found: &Found<'_, u64>| *found.value == region.guest.get() && (found.offset, found.left) == (0, user.len);
+        if !self.users.find(user.address).as_ref().is_some_and(is_it) {
             return Err(Refused::Memory(MapError::Missing));
         }
         let memory = self.memory.unmap(region.guest.get(), region.size.get())?;
