@@ -298,7 +298,10 @@ fn complete<K: Copy>(
         (true, Status::TASK_ABORTED) => answer(Response::ABORTED, 0, &[], residual),
         (true, status) => answer(Response::OK, status.0, &reply.sense, residual),
     };
-    end(device, ring, chain, &made, moved.min(command.data_in.into()));
+    // No more than was certainly written: a command that fails may have written less than it wanted.
+    let is_whole = is_there && matches!(reply.status, Status::GOOD | Status::CONDITION_MET);
+    let returned = if is_whole { moved.min(command.data_in.into()) } else { 0 };
+    end(device, ring, chain, &made, returned);
 }
 
 /// Answers a command, after so many bytes of data.
@@ -406,6 +409,25 @@ mod tests {
                     assert_eq!(driver.read(0x6000, 12)[10..], [Status::CHECK_CONDITION.0, Response::OK.0]);
                 }
             }
+        }
+    }
+
+    #[test]
+    fn the_used_length_counts_data_only_if_all_of_it_was_written() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        for (status, len) in [(Status::GOOD, ANSWER_LEN + 512), (Status::CHECK_CONDITION, ANSWER_LEN)] {
+            let (mut device, mut driver) = started(0, 8);
+            let room = (ANSWER_LEN + 1024) as u32;
+            driver.write(0x4000, &address_of(0));
+            driver.offer(&[(0x4000, HEADER_LEN as u32, false), (0x6000, room, true)], false).expect("room");
+            let chain = device.take(0.into()).expect("good").expect("one");
+            let Ok(Parsed::Command(command)) = parse(&device.memory, &chain) else { panic!("it is a command") };
+            let (rings, lent) = (DeviceRings::new(&reactor, "test", device), Lent::default());
+            let path: DataPath<'_, u64> = transfer::path(&rings, &chain, DATA, None, &lent);
+            let reply = Reply { status, wanted: 512, ..Reply::default() };
+            complete(&rings, 0.into(), &chain, &command, &path, &reply);
+            assert_eq!(driver.returned().map(|(_, returned)| returned as usize), Some(len));
+            assert_eq!(driver.read(0x6004, 4), 512_u32.to_le_bytes(), "the residual count is that of the command");
         }
     }
 }
