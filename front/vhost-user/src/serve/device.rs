@@ -5,7 +5,7 @@ use super::core::Core;
 use super::job::{Job, Kind, Work};
 use super::rings::DeviceRings;
 use super::scsi::{self, ScsiDevice};
-use crate::config::{BURST, BURST_BYTES, BURST_PIECES};
+use crate::config::{BURST, BURST_BYTES, BURST_DESCRIPTORS};
 use crate::ring::Chain;
 use crate::session::{RingIndex, notice};
 use crate::virtio::{PROTOCOL, Refused, VirtioDevice};
@@ -24,7 +24,8 @@ const RING_BURST: usize = 16;
 struct Burst {
     chains: usize,
     bytes: u64,
-    pieces: usize,
+    /// Descriptors. Several may describe one piece of memory, and an empty one describes none.
+    descriptors: usize,
 }
 
 impl Burst {
@@ -32,12 +33,12 @@ impl Burst {
         self.chains += 1;
         // The length of a chain is bounded, but not the sum of the lengths that its descriptors claim.
         self.bytes = self.bytes.saturating_add(chain.readable_len).saturating_add(chain.writable_len);
-        self.pieces += chain.readable.len() + chain.writable.len();
+        self.descriptors += chain.descriptors();
     }
 
     /// Whether other devices have their turn now.
     fn is_over(&self) -> bool {
-        self.chains >= BURST || self.bytes >= BURST_BYTES || self.pieces >= BURST_PIECES
+        self.chains >= BURST || self.bytes >= BURST_BYTES || self.descriptors >= BURST_DESCRIPTORS
     }
 }
 
@@ -452,11 +453,14 @@ mod tests {
     }
 
     #[test]
-    fn other_devices_have_their_turn_after_a_number_of_requests_of_bytes_or_of_pieces() {
+    fn other_devices_have_their_turn_after_a_number_of_requests_of_bytes_or_of_descriptors() {
         assert_eq!(taken(&[(0x4000, 16, false), (0x5000, 4096, true)]), BURST);
         assert_eq!(taken(&[(0x4000, 16, false), (0x5000, 128 << 10, true)]), 8);
         assert_eq!(taken(&[(0x4000, 16, false), (0x5000, u32::MAX, true)]), 1);
         let scattered: Vec<_> = (0..60).map(|piece| (0x4000 + piece * 32, 16, piece > 0)).collect();
-        assert_eq!(taken(&scattered), BURST_PIECES.div_ceil(60));
+        assert_eq!(taken(&scattered), BURST_DESCRIPTORS.div_ceil(60));
+        // All of one piece, and empty ones.
+        let joined: Vec<_> = (0..60).map(|piece| (0x4000 + piece * 16, 16 * u32::from(piece < 30), false)).collect();
+        assert_eq!(taken(&joined), BURST_DESCRIPTORS.div_ceil(60));
     }
 }
