@@ -273,7 +273,11 @@ impl Client {
         let device = &self.device;
         match request {
             Request::SetVringNum(ring, size) => device.rings.with(|state| state.set_size(ring, size))?,
-            Request::SetVringAddr(ring, address) => device.rings.with(|state| state.set_address(ring, address))?,
+            Request::SetVringAddr(ring, address) => {
+                device.rings.with(|state| state.set_address(ring, address))?;
+                // A ring that is started was moved: its driver has not been asked to notify there.
+                device.rings.wake();
+            }
             Request::SetVringBase(ring, base) => device.rings.with(|state| state.set_base(ring, base))?,
             Request::SetVringEnable(ring, is_enabled) => {
                 device.rings.with(|state| state.enable(ring, is_enabled))?;
@@ -316,6 +320,8 @@ impl Client {
         device.rings.with(|state| state.pause(ring));
         device.rings.end_kick(ring);
         self.until_ended(|| device.rings.state().in_progress(ring) == 0).await?;
+        // A driver that the front-end goes on to serve by itself waits for what was returned.
+        device.rings.signal();
         let base = device.rings.with(|state| state.stop(ring))?;
         // The number of a ring is a byte.
         let state = VringState { index: (ring.at() as u32).into(), num: base.into() };

@@ -89,6 +89,8 @@ impl Device {
         if let Kind::Blk(blk) = &self.kind {
             blk.set_features(features);
         }
+        // They may enable rings.
+        self.rings.wake();
         Ok(())
     }
 
@@ -295,6 +297,8 @@ impl Device {
             }
             self.core.reactor.sleep(pauses.next(false)).await;
         }
+        // The virtual machine may be there, although its front-end is not connected.
+        self.rings.signal();
         if let Kind::Scsi(scsi) = &self.kind {
             scsi.target.close(&scsi.nexus).await;
         }
