@@ -317,6 +317,12 @@ impl Completion {
         Done(Some(self.0.clone()))
     }
 
+    /// Whether the request that holds the last token has no answer yet.
+    #[must_use]
+    pub fn is_pending(&self) -> bool {
+        Rc::strong_count(&self.0) > 1
+    }
+
     /// The answer to the request that holds the last token.
     pub async fn wait(&self) -> Outcome {
         poll_fn(|cx| self.poll(cx)).await
@@ -439,9 +445,11 @@ mod tests {
     #[test]
     fn an_answer_arrives_once() {
         let mut completion = Completion::new();
+        assert!(!completion.is_pending());
         let done = completion.token();
-        assert!(poll_once(&completion).is_none());
+        assert!(poll_once(&completion).is_none() && completion.is_pending());
         done.complete(Outcome::new(Ok(7)));
+        assert!(!completion.is_pending());
         assert_eq!(poll_once(&completion).map(|o| o.result), Some(Ok(7)));
         assert!(poll_once(&completion).is_none());
     }

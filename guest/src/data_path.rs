@@ -40,6 +40,30 @@ impl Placement for &[Range] {
     }
 }
 
+/// The bytes of a command's data that stores were given to fill: from, to. They are recorded as written when the
+/// stores have ended, which may be after the end of the path: a panic ends it at once.
+#[derive(Debug, Default)]
+pub struct Lent(Cell<Option<(usize, usize)>>);
+
+impl Lent {
+    /// Records them as written.
+    #[inline]
+    pub fn mark(&self, device: &impl GuestDevice, placement: &impl Placement) {
+        let Some((from, to)) = self.0.take() else { return };
+        let (ranges, before) = placement.writable();
+        device.with_memory(|memory| {
+            if memory.is_logged() {
+                Scatter::new(memory, ranges).mark(before + from, to - from);
+            }
+        });
+    }
+
+    fn add(&self, offset: usize, len: usize) {
+        let (from, to) = self.0.get().unwrap_or((offset, offset));
+        self.0.set(Some((from.min(offset), to.max(offset + len))));
+    }
+}
+
 /// The path of the data of one command.
 pub struct DataPath<'a, D, P, K> {
     device: &'a D,
@@ -48,8 +72,7 @@ pub struct DataPath<'a, D, P, K> {
     task: Option<&'a Task<K>>,
     /// Whether some of the memory that the command names was not there.
     has_failed: Cell<bool>,
-    /// The bytes that a store was given to fill: from, to.
-    lent: Cell<Option<(usize, usize)>>,
+    lent: &'a Lent,
 }
 
 impl<D, P, K> std::fmt::Debug for DataPath<'_, D, P, K> {
@@ -62,8 +85,8 @@ impl<'a, D: GuestDevice, P: Placement, K> DataPath<'a, D, P, K> {
     /// The path of the data of a command.
     #[inline]
     #[must_use]
-    pub fn new(device: &'a D, placement: P, task: Option<&'a Task<K>>) -> Self {
-        Self { device, placement, task, has_failed: Cell::new(false), lent: Cell::new(None) }
+    pub fn new(device: &'a D, placement: P, task: Option<&'a Task<K>>, lent: &'a Lent) -> Self {
+        Self { device, placement, task, has_failed: Cell::new(false), lent }
     }
 
     /// The device.
@@ -83,13 +106,7 @@ impl<'a, D: GuestDevice, P: Placement, K> DataPath<'a, D, P, K> {
     /// Records the memory that stores were given as written: they have ended.
     #[inline]
     pub fn mark_lent(&self) {
-        let Some((from, to)) = self.lent.take() else { return };
-        let (ranges, before) = self.placement.writable();
-        self.device.with_memory(|memory| {
-            if memory.is_logged() {
-                Scatter::new(memory, ranges).mark(before + from, to - from);
-            }
-        });
+        self.lent.mark(self.device, &self.placement);
     }
 
     /// Writes data to the guest, from `offset` on.
@@ -145,8 +162,7 @@ impl<D: GuestDevice, P: Placement, K: Copy> Transfer for DataPath<'_, D, P, K> {
     fn place(&self, offset: usize, len: usize) -> Option<SgMut> {
         let (ranges, before) = self.placement.writable();
         let memory = self.device.with_memory(|memory| Scatter::new(memory, ranges).to_fill(before + offset, len))?;
-        let (from, to) = self.lent.get().unwrap_or((offset, offset));
-        self.lent.set(Some((from.min(offset), to.max(offset + len))));
+        self.lent.add(offset, len);
         Some(memory)
     }
 

@@ -2,8 +2,9 @@
 //! not matter.
 
 use crate::channel::channel;
-use crate::slots::Slots;
+use crate::slots::{Slots, contained};
 use crate::{Choice, Config, Reactor};
+use lunar_core::io::Outcome;
 use lunar_core::step::SlotContext;
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -520,6 +521,57 @@ fn a_slot_outlives_the_panic_of_its_job() {
             reactor.run(reactor.sleep(Duration::from_millis(1)));
             assert_eq!((log.take(), slots.free()), (vec![round + 1], 2));
         }
+    });
+}
+
+#[test]
+fn a_job_that_panics_keeps_its_slot_until_its_store_has_answered() {
+    each(|reactor| {
+        let (log, tokens) = (Log::default(), Rc::new(RefCell::new(Vec::new())));
+        let (theirs, given) = (log.clone(), tokens.clone());
+        let work = async move |&job: &u32, slot: &mut SlotContext| {
+            let done = slot.completion.token();
+            if job > 0 {
+                given.borrow_mut().push(done);
+            }
+            yield_once().await;
+            panic!("job {job} fails, as the test wants");
+        };
+        let slots = Slots::with_failure(reactor, 2, work, move |job| theirs.add(job));
+        let pause = || reactor.run(reactor.sleep(Duration::from_millis(1)));
+        for job in 0..2 {
+            assert_eq!(slots.start(job), Ok(()));
+        }
+        pause();
+        assert_eq!((log.take(), slots.free()), (vec![0], 1), "the store has answered the first one only");
+        assert_eq!(slots.start(2), Ok(()));
+        pause();
+        assert_eq!((log.take(), slots.free()), (vec![], 0));
+        for job in 1..3 {
+            // The second token is dropped, which is an answer as well.
+            let done = tokens.borrow_mut().remove(0);
+            if job == 1 {
+                done.complete(Outcome::new(Ok(0)));
+            } else {
+                drop(done);
+            }
+            pause();
+            assert_eq!((log.take(), slots.free()), (vec![job], job as usize));
+        }
+    });
+}
+
+#[test]
+fn a_panic_of_a_contained_future_does_not_end_its_task() {
+    each(|reactor| {
+        reactor.run(async {
+            assert_eq!(contained(async { 5 }).await, Some(5));
+            let failing = async {
+                yield_once().await;
+                panic!("as the test wants");
+            };
+            assert_eq!(contained::<()>(failing).await, None);
+        });
     });
 }
 

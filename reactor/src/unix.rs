@@ -274,6 +274,16 @@ impl Stream {
         Ok(())
     }
 
+    /// Whether the peer has closed its side: nothing comes after what has arrived. `false` for the sockets of a driver,
+    /// which do not tell.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        let Socket::Descriptor(fd) = &self.0.socket else { return false };
+        let mut looked = [PollFd::new(fd, PollFlags::RDHUP)];
+        let has_events = poll(&mut looked, Some(&Timespec { tv_sec: 0, tv_nsec: 0 })).is_ok_and(|count| count > 0);
+        has_events && looked[0].revents().intersects(PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR)
+    }
+
     /// Ends the wait for the peer.
     pub fn cancel(&self) {
         // Without a pause, a peer that sends all the time would starve other tasks.
@@ -543,10 +553,14 @@ mod tests {
         assert!(Stream::adopt(&reactor, io::pipe().expect("a pipe").0.into()).is_err());
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         let stream = Stream::adopt(&reactor, ours.into()).expect("a stream");
+        assert!(!stream.is_closed());
         stream.send_now(b"now").expect("there is room");
         let mut read = [0; 3];
         io::Read::read_exact(&mut &theirs, &mut read).expect("it was sent");
         assert_eq!(&read, b"now");
+        io::Write::write_all(&mut &theirs, b"last").expect("there is room");
+        drop(theirs);
+        assert!(stream.is_closed(), "although bytes have arrived");
     }
 
     #[test]

@@ -2,16 +2,17 @@
 //! Lunar, then the handler.
 
 use crate::admit::{Refusal, pass};
-use crate::command::{Reply, Status};
+use crate::command::{Command, Reply, Status};
 use crate::context::Call;
 use crate::device_server::{ForwardedData, ForwardedReply};
+use crate::device_types;
 use crate::execute::check_attribute;
 use crate::execute_forwarded::{check_cdb, of_device};
 use crate::forwarding::length::expected;
 use crate::forwarding::sending::Sending;
 use crate::forwarding::timeouts;
-use crate::lu::{Emulated, OtherCommands};
-use crate::nexus::ItlNexus;
+use crate::lu::{Emulated, LogicalUnit, OtherCommands};
+use crate::nexus::{Addressee, ItlNexus, Nexus};
 use crate::policy::{OpCode, UNKNOWN_COMMAND};
 use crate::row::Flow;
 use crate::sense::{Asc, Sense, SenseKey};
@@ -26,6 +27,22 @@ pub(crate) fn others_of<'a>(call: Call<'_>, lu: &'a Emulated) -> Option<&'a Othe
     let cdb = call.command.cdb.bytes();
     let code = OpCode(*cdb.first()?);
     (others.device.has_command(code) && call.device.find(cdb).is_err()).then_some(others)
+}
+
+impl Nexus {
+    /// Whether Lunar alone executes a command: no device and no process gets it, even one that is not connected now.
+    /// A transport that does not know whether a command was executed may repeat no other one.
+    #[must_use]
+    pub fn stays_in_lunar(&self, command: &Command) -> bool {
+        let addressee = self.addressee(command.lun);
+        let Addressee::Unit(itl) = &addressee else { return true };
+        match &*itl.lu {
+            LogicalUnit::Emulated(lu) => {
+                lu.others.is_none() || device_types::of(&addressee).find(command.cdb.bytes()).is_ok()
+            }
+            LogicalUnit::Forwarded(_) => false,
+        }
+    }
 }
 
 impl Target {

@@ -1,4 +1,6 @@
 use super::*;
+use crate::command::Cdb;
+use crate::lun::Lun;
 use crate::task::{TaskFunction, TaskResponse};
 use crate::testing::{Ended, Memory, Rig, Tape, at_once};
 use std::rc::Rc;
@@ -52,6 +54,22 @@ fn only_commands_that_lunar_does_not_have_go_to_the_process() {
     assert_eq!(bench.process.received(), [VENDOR.to_vec()]);
     let without = Rig::default();
     assert_eq!(meaning(&without.run(&VENDOR, &[], 4)).1, Asc::INVALID_COMMAND_OPERATION_CODE);
+}
+
+#[test]
+fn commands_that_a_process_may_have_had_do_not_stay_in_lunar() {
+    let (bench, without) = (Bench::new(false), Rig::default());
+    let stays = |rig: &Rig, lun: Lun, cdb: &[u8]| {
+        let cdb = Cdb::new(cdb).expect("a good length");
+        let attribute = crate::TaskAttribute::SIMPLE;
+        rig.nexus.stays_in_lunar(&Command { lun, cdb, attribute, tag: 1, data_in: 4, data_out: 0 })
+    };
+    let own = bench.rig.lun.get();
+    assert!(stays(&bench.rig, own, &TUR) && stays(&bench.rig, own, &[0x28, 0, 0, 0, 0, 0, 0, 0, 1, 0]));
+    // A process that is away does not say which commands it has.
+    assert!(!stays(&bench.rig, own, &VENDOR) && !stays(&bench.rig, own, &[0xc6, 0, 0, 0, 0, 0]));
+    assert!(stays(&without, own, &VENDOR), "it is refused");
+    assert!(stays(&bench.rig, Lun::from_number(9), &VENDOR) && stays(&bench.rig, Lun::REPORT_LUNS, &VENDOR));
 }
 
 #[test]

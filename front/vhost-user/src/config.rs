@@ -24,8 +24,8 @@ pub const BURST: usize = 64;
 /// Bytes of these requests: many of them are executed as soon as they are taken, and this number takes a core some
 /// hundred microseconds, as a part of a long command does.
 pub const BURST_BYTES: u64 = 1 << 20;
-/// Pieces of the memory of these requests, for the same reason.
-pub const BURST_PIECES: usize = CHAIN_MAX;
+/// Descriptors of these requests, for the same reason: each is read from guest memory.
+pub const BURST_DESCRIPTORS: usize = CHAIN_MAX;
 /// Bytes of the memory in which requests in progress are recorded: 256 packed rings of 8,192 entries.
 pub const INFLIGHT_MAX: u64 = 64 << 20;
 /// Bytes of a dirty log: one bit for each page of 8 TiB.

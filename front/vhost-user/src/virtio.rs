@@ -9,7 +9,7 @@ use crate::wire::{MemoryRegion, VringAddress, feature, protocol};
 use lunar_core::mem::Region;
 use lunar_guest::Range;
 use lunar_guest::dirty::{DirtyBitmap, DirtyLog};
-use lunar_guest::map::{AddressMap, MapError};
+use lunar_guest::map::{AddressMap, Found, MapError};
 use lunar_guest::memory::Memory;
 use lunar_guest::window::Window;
 
@@ -112,6 +112,10 @@ pub struct VirtioDevice {
     needs_reserve: bool,
     /// A ring from which no chain is taken now: what was taken from it has to end first.
     held_back: Option<RingIndex>,
+    /// The ring whose requests need no slot, besides the reserve.
+    slotless: Option<RingIndex>,
+    /// Whether no chain is taken from rings whose requests need slots: there is none.
+    awaits_slot: bool,
     inflight: Option<InflightMemory>,
     log: Option<Window>,
 }
@@ -135,6 +139,8 @@ impl VirtioDevice {
             reserve: None,
             needs_reserve: false,
             held_back: None,
+            slotless: None,
+            awaits_slot: false,
             inflight: None,
             log: None,
         }
@@ -144,6 +150,29 @@ impl VirtioDevice {
     #[must_use]
     pub fn with_reserve(self, ring: RingIndex) -> Self {
         Self { reserve: Some(ring), ..self }
+    }
+
+    /// The same, with a ring whose requests need no slot.
+    #[must_use]
+    pub fn with_slotless(self, ring: RingIndex) -> Self {
+        Self { slotless: Some(ring), ..self }
+    }
+
+    /// Whether the requests of a ring need slots.
+    #[must_use]
+    pub fn needs_slot(&self, ring: RingIndex) -> bool {
+        self.slotless != Some(ring) && self.reserve != Some(ring)
+    }
+
+    /// Whether the rings whose requests need slots wait for one: meanwhile they are no work. Returns whether a ring is
+    /// left whose requests need none; without such a ring, nothing changes.
+    pub fn await_slot(&mut self, awaits_slot: bool) -> bool {
+        let has_slotless = self.slotless.is_some();
+        if has_slotless && self.awaits_slot != awaits_slot {
+            self.awaits_slot = awaits_slot;
+            self.find_active();
+        }
+        has_slotless
     }
 
     /// Whether the device waits for a chain of its reserve.
@@ -312,7 +341,9 @@ impl VirtioDevice {
     /// [`Refused::Memory`].
     pub fn remove_memory(&mut self, region: &MemoryRegion) -> Result<Option<Region>, Refused> {
         let user = user_range(region);
-        if self.users.find(user.address).is_none_or(|found| *found.value != region.guest.get()) {
+        let is_it =
+            |found: &Found<'_, u64>| *found.value == region.guest.get() && (found.offset, found.left) == (0, user.len);
+        if !self.users.find(user.address).as_ref().is_some_and(is_it) {
             return Err(Refused::Memory(MapError::Missing));
         }
         let memory = self.memory.unmap(region.guest.get(), region.size.get())?;
@@ -363,7 +394,8 @@ impl VirtioDevice {
             // There are no more than 256 rings.
             let ring = RingIndex::from(at as u8);
             let is_needed = self.reserve != Some(ring) || self.needs_reserve;
-            if setup.is_running() && is_needed && self.held_back != Some(ring) {
+            let has_slot = !self.awaits_slot || !self.needs_slot(ring);
+            if setup.is_running() && is_needed && has_slot && self.held_back != Some(ring) {
                 self.active.push(ring);
             }
         }

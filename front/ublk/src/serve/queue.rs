@@ -15,15 +15,12 @@ use lunar_reactor::end::End;
 use lunar_reactor::endpoint::Endpoint;
 use lunar_reactor::endpoint::command::{Command, Request, UblkQueue};
 use lunar_reactor::op::Handle;
-use lunar_reactor::slots::contain;
+use lunar_reactor::slots::{contain, contained};
 use lunar_reactor::{anonymous, log};
 use std::cell::{Cell, RefCell};
-use std::future::poll_fn;
 use std::io;
-use std::pin::pin;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::task::Poll;
 
 /// A queue.
 pub(super) struct Queue {
@@ -62,16 +59,6 @@ impl Drop for Counted<'_> {
 
 /// A request that did not come to its end: its execution panicked.
 struct Panicked;
-
-/// Runs a request to its end, or to a panic, which ends only this request.
-async fn contained(work: impl Future<Output = ()>) -> Result<(), Panicked> {
-    let mut work = pin!(work);
-    poll_fn(|cx| match contain(|| work.as_mut().poll(cx)) {
-        Some(poll) => poll.map(Ok),
-        None => Poll::Ready(Err(Panicked)),
-    })
-    .await
-}
 
 /// All memory of a tag, for the kernel.
 fn whole(memory: &Region) -> Data {
@@ -213,10 +200,10 @@ impl Queue {
                 let task = self.attachment.tasks.enter(u64::from(self.number) << 16 | u64::from(tag));
                 let path = Path::new(memory, Some(&task));
                 let executed = contained(block.execute(&self.attachment, &request, &path, slot, &mut reply)).await;
-                if executed.is_err() {
+                if executed.is_none() {
                     slot.completion = Completion::new();
                 }
-                executed?;
+                executed.ok_or(Panicked)?;
             }
             None => return Err(Panicked),
         }

@@ -15,6 +15,7 @@ use lunar_core::mem::Region;
 use lunar_engine::vm_sockets::{Endpoint, SocketClient};
 use lunar_guest::dirty::{DirtyLog, DirtyPages};
 use lunar_guest::map::MapError;
+use lunar_guest::poll::Backoff;
 use lunar_nvme::Tenant;
 use lunar_reactor::shared;
 use lunar_reactor::unix::{Signal, Stream};
@@ -26,8 +27,10 @@ use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Pauses between two looks whether memory that was unmapped is still in use. A store's request takes less.
-const UNMAP_LOOK: Duration = Duration::from_micros(200);
+/// Pauses between looks whether memory that was unmapped is still in use. A store's request mostly takes less than the
+/// first, and may take minutes: then a few hundred looks a second take next to nothing.
+const UNMAP_LOOK_SOONEST: Duration = Duration::from_micros(100);
+const UNMAP_LOOK_LATEST: Duration = Duration::from_millis(5);
 
 /// The result of the negotiation with the client.
 enum Handshake {
@@ -285,8 +288,13 @@ impl Client {
             Ok::<_, MapError>(regions)
         })?;
         self.device.wake();
+        let mut pauses = Backoff::new(UNMAP_LOOK_SOONEST, UNMAP_LOOK_LATEST);
         while regions.iter().any(Region::is_in_use) {
-            self.core.reactor.sleep(UNMAP_LOOK).await;
+            if self.stream.is_closed() {
+                // The reply has no reader, and the end of the device aborts the commands.
+                return Err(Errno::IO);
+            }
+            self.core.reactor.sleep(pauses.next(false)).await;
         }
         Ok(())
     }
@@ -380,5 +388,40 @@ impl Client {
             IRQ_INTX => interrupts.trigger_line(),
             _ => interrupts.trigger_vector(at),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use lunar_engine::vm_sockets::{Place, Role};
+    use lunar_nvme::fuzzing::{Rig, tenant};
+    use lunar_reactor::{Choice, Config, Reactor};
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn memory_in_use_does_not_keep_a_client_that_has_gone() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let (ours, theirs) = UnixStream::pair().expect("a pair");
+        ours.set_nonblocking(true).expect("a socket");
+        let stream = Stream::adopt(&reactor, ours.into()).expect("a socket");
+        let place = Place { path: "test".into(), role: Role::Server };
+        let endpoint = Endpoint { name: "test".into(), place, tenant: tenant() };
+        let client = Client::new(&Core::new(&reactor, &rig.subsystem), stream, &endpoint).expect("there is room");
+        let memory = Region::zeroed(4096);
+        client.device.with(|registers| registers.memory.map(0, 4096, Some(memory.clone()))).expect("free");
+        reactor.spawn({
+            let reactor = reactor.clone();
+            async move {
+                reactor.sleep(Duration::from_millis(1)).await;
+                drop(theirs);
+            }
+        });
+        // A store has a part of it, and does not answer.
+        let lent = memory.slice(0, 512);
+        drop(memory);
+        assert_eq!(reactor.run(client.unmap(Some((0, 4096)))), Err(Errno::IO));
+        assert!(lent.is_some());
     }
 }

@@ -26,7 +26,8 @@ pub(super) struct Core {
 
 impl Core {
     pub(super) fn new(reactor: &Reactor, subsystem: &Rc<Subsystem>) -> Rc<Self> {
-        let slots = Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await);
+        let run = async |job: &Job, slot: &mut SlotContext| job.run(slot).await;
+        let slots = Slots::with_failure(reactor, SLOTS, run, Job::fail);
         Rc::new(Self {
             reactor: reactor.clone(),
             subsystem: subsystem.clone(),

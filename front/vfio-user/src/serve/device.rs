@@ -10,6 +10,7 @@ use crate::pci::ConfigurationSpace;
 use crate::pointer::resolve;
 use crate::registers::{Effect, Fetched, NvmeRegisters};
 use lunar_core::mem::{Arena, Region};
+use lunar_guest::data_path::Lent;
 use lunar_guest::memory::LossWatch;
 use lunar_guest::poll::{Arming, Backoff, Look, PollSchedule, Rings};
 use lunar_guest::scatter::ScatterList;
@@ -211,7 +212,8 @@ impl Device {
             Err(status) => return self.complete(id, cid, queue.failed(&first, status), 0),
         };
         let mut reply = Reply::default();
-        let path = DataPath::new(self, &ranges, None);
+        let lent = Lent::default();
+        let path = DataPath::new(self, &ranges, None, &lent);
         let now = || self.subsystem().execute_now(&queue, &command, &path, self.arena(), &mut reply);
         match contain(now) {
             Some(true) => end(&path, &queue, &command.sqe, reply),
@@ -219,7 +221,10 @@ impl Device {
                 let half = enter(&queue, command, ranges);
                 self.seat(queue, half, None);
             }
-            None => self.complete(id, cid, queue.failed(&command.sqe, Status::INTERNAL_ERROR), 0),
+            None => {
+                path.mark_lent();
+                self.complete(id, cid, queue.failed(&command.sqe, Status::INTERNAL_ERROR), 0);
+            }
         }
     }
 
@@ -400,7 +405,7 @@ impl Device {
 /// Adds a command to its queue's task set.
 fn enter(queue: &Queue, command: Command, ranges: ScatterList) -> Half {
     let task = queue.tasks.enter((command.sqe.cid.get(), command.sqe.nsid.get()));
-    Half { task, command, ranges }
+    Half::new(task, command, ranges)
 }
 
 impl Rings for Device {

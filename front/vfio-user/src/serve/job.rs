@@ -5,23 +5,45 @@ use lunar_core::mem::Arena;
 use lunar_core::port::Transfer;
 use lunar_core::step::{FinalData, SlotContext};
 use lunar_guest::Range;
-use lunar_guest::data_path::{self, GuestDevice};
+use lunar_guest::data_path::{self, GuestDevice, Lent};
 use lunar_guest::memory::Memory;
 use lunar_guest::scatter::ScatterList;
 use lunar_nvme::queue::TaskKey;
 use lunar_nvme::{Command, Queue, Reply, Sqe, Status, Task};
+use std::cell::Cell;
 use std::rc::Rc;
 
 /// A command, or half of a fused operation.
 pub(super) struct Half {
-    pub(super) task: Task,
+    task: Task,
     pub(super) command: Command,
-    pub(super) ranges: ScatterList,
+    ranges: ScatterList,
+    lent: Lent,
+    /// Whether it was completed, or is completed by an event.
+    has_ended: Cell<bool>,
 }
 
 impl Half {
+    pub(super) fn new(task: Task, command: Command, ranges: ScatterList) -> Self {
+        Self { task, command, ranges, lent: Lent::default(), has_ended: Cell::new(false) }
+    }
+
     fn path<'a>(&'a self, device: &'a Device) -> DataPath<'a> {
-        DataPath::new(device, &self.ranges, Some(&self.task))
+        DataPath::new(device, &self.ranges, Some(&self.task), &self.lent)
+    }
+
+    fn end(&self, path: &DataPath<'_>, queue: &Queue, reply: Reply) {
+        end(path, queue, &self.command.sqe, reply);
+        self.has_ended.set(true);
+    }
+
+    /// Completes the command, which a panic has ended.
+    fn fail(&self, device: &Device, queue: &Queue) {
+        if !self.has_ended.get() {
+            self.lent.mark(device, &&self.ranges[..]);
+            let sqe = &self.command.sqe;
+            device.complete(queue.id, sqe.cid.get(), queue.failed(sqe, Status::INTERNAL_ERROR), 0);
+        }
     }
 }
 
@@ -49,7 +71,7 @@ impl Job {
                 let mut reply = Reply::default();
                 let path = first.path(device);
                 subsystem.execute(queue, &first.task, &first.command, &path, slot, &mut reply).await;
-                end(&path, queue, &first.command.sqe, reply);
+                first.end(&path, queue, reply);
             }
             // Boxed, so that the future of the common case is not as large.
             Some(second) => {
@@ -59,10 +81,18 @@ impl Job {
                 let paths = [&one, &other];
                 Box::pin(subsystem.execute_fused(queue, tasks, commands, paths, slot, &mut replies)).await;
                 let [first_reply, second_reply] = replies;
-                end(&one, queue, &first.command.sqe, first_reply);
-                end(&other, queue, &second.command.sqe, second_reply);
+                first.end(&one, queue, first_reply);
+                second.end(&other, queue, second_reply);
             }
         }
+        device.slot_is_free();
+    }
+
+    /// Completes the command, which a panic has ended: the guest would wait for it, and reset the controller. No store
+    /// uses its memory any more: the guest may use it for something else.
+    pub(super) fn fail(self) {
+        let Self { device, queue, first, second } = &self;
+        [Some(first), second.as_deref()].into_iter().flatten().for_each(|half| half.fail(device, queue));
         device.slot_is_free();
     }
 }
@@ -107,4 +137,62 @@ pub(super) fn end(path: &DataPath<'_>, queue: &Queue, sqe: &Sqe, reply: Reply) {
         status = if is_first { queue.failed(sqe, Status::TRANSFER_ERROR) } else { Status::TRANSFER_ERROR };
     }
     path.device().complete(queue.id, sqe.cid.get(), status, reply.result);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::core::Core;
+    use lunar_core::io::{Done, Outcome};
+    use lunar_core::mem::Region;
+    use lunar_core::time::Instant;
+    use lunar_nvme::fuzzing::{Rig, entry, tenant};
+    use lunar_reactor::slots::Slots;
+    use lunar_reactor::{Choice, Config, Reactor};
+    use std::cell::RefCell;
+    use std::time::Duration;
+
+    /// Guest address of the admin completion queue.
+    const COMPLETIONS: usize = 0x2000;
+
+    #[test]
+    fn a_command_that_a_panic_ends_fails_when_its_store_has_answered() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let admin = rig.subsystem.open_controller(&tenant(), Instant(0)).expect("there is room");
+        let device = Device::new(&Core::new(&reactor, &rig.subsystem), "test", admin.clone());
+        let memory = Region::zeroed(0x10000);
+        device.with(|registers| {
+            registers.memory.map(0, 0x10000, Some(memory.clone())).expect("free");
+            registers.write(0x24, &0x0007_0007_u32.to_le_bytes());
+            registers.write(0x28, &0x1000_u64.to_le_bytes());
+            registers.write(0x30, &(COMPLETIONS as u64).to_le_bytes());
+            registers.enable().expect("valid admin queues");
+        });
+        let held: Rc<RefCell<Option<Done>>> = Rc::default();
+        let store = held.clone();
+        let work = async move |_: &Job, slot: &mut SlotContext| {
+            *store.borrow_mut() = Some(slot.completion.token());
+            panic!("a command set is defective, as the test wants");
+        };
+        let slots = Slots::with_failure(&reactor, 1, work, Job::fail);
+        let mut sqe = entry(0x02, 0, &[]);
+        sqe.cid = 9.into();
+        let half = Half::new(admin.tasks.enter((9, 0)), Command { sqe, sent: 0, room: 0 }, ScatterList::new());
+        assert!(slots.start(Job::new(device.clone(), admin, half, None)).is_ok());
+        let pause = || reactor.run(reactor.sleep(Duration::from_millis(5)));
+        let completed = || {
+            let mut bytes = [0; 4];
+            assert!(memory.read(COMPLETIONS + 12, &mut bytes));
+            bytes
+        };
+        pause();
+        // A reset of the controller waits for the task.
+        assert_eq!((completed(), device.is_quiet(), device.admitted.get()), ([0; 4], false, 1));
+        held.take().expect("it was given").complete(Outcome::new(Ok(0)));
+        pause();
+        let [cid, _, status, _] = completed();
+        assert_eq!((cid, device.is_quiet(), device.admitted.get()), (9, true, 0));
+        assert_eq!(u16::from(status) & 0xfe, Status::INTERNAL_ERROR.field() & 0xfe, "beside the phase");
+    }
 }

@@ -80,6 +80,12 @@ impl Chain {
         Self { id, ..Self::default() }
     }
 
+    /// Descriptors that were read for it.
+    #[must_use]
+    pub fn descriptors(&self) -> usize {
+        self.descriptors
+    }
+
     /// Appends the memory of a descriptor.
     #[inline]
     pub(super) fn push(&mut self, address: u64, len: u32, is_written: bool) -> Result<(), Broken> {

@@ -8,6 +8,7 @@
 
 use super::chain::{Broken, Descriptor};
 use lunar_guest::window::Window;
+use smallvec::SmallVec;
 use std::collections::BTreeMap;
 use std::sync::atomic::{Ordering, fence};
 
@@ -62,9 +63,14 @@ pub struct PackedRecord {
     counter: u64,
     /// Records that are free; the last is taken first.
     free: Vec<u16>,
-    /// The first record of each request, by the identifier of the request.
-    heads: BTreeMap<u16, u16>,
+    /// The records of each request, by the identifier of the request. The last of them, which is that of the first
+    /// descriptor, is the head. The front-end may change the memory: what it says there about requests in progress is
+    /// not read again.
+    requests: BTreeMap<u16, Records>,
 }
+
+/// The records of a request, from that of its last descriptor on.
+type Records = SmallVec<[u16; 4]>;
 
 impl PackedRecord {
     /// Opens the record of a ring of this size with these features, whose used index is `used` if the record is fresh.
@@ -82,7 +88,7 @@ impl PackedRecord {
         if window.len() < length(size) {
             return Err(Broken::Unreachable);
         }
-        let mut record = Self { window, size, counter: 0, free: (0..size).rev().collect(), heads: BTreeMap::new() };
+        let mut record = Self { window, size, counter: 0, free: (0..size).rev().collect(), requests: BTreeMap::new() };
         if record.load(VERSION_AT)? == 0 {
             record.write(FEATURES_AT, &features.to_le_bytes())?;
             record.store(SIZE_AT, size)?;
@@ -139,7 +145,7 @@ impl PackedRecord {
         // Each record belongs to one request: a front-end could let records refer to each other.
         let mut seen = vec![false; usize::from(self.size)];
         for (_, head) in heads {
-            let (mut chain, mut at) = (Vec::new(), head);
+            let (mut chain, mut records, mut at) = (Vec::new(), Records::new(), head);
             let count = self.load(self.place(head)? + COUNT_AT)?;
             if count == 0 || count > self.size {
                 return Err(Broken::Descriptor);
@@ -150,11 +156,13 @@ impl PackedRecord {
                     return Err(Broken::Descriptor);
                 }
                 chain.push(self.copy(place)?);
+                records.push(at);
                 at = self.load(place + NEXT_AT)?;
             }
             // The identifier is in the last descriptor.
             let id = chain.last().map_or(0, |descriptor| descriptor.third.get());
-            self.heads.insert(id, head);
+            records.reverse();
+            self.requests.insert(id, records);
             chains.push(chain);
         }
         self.free.retain(|free| !seen[usize::from(*free)]);
@@ -179,17 +187,17 @@ impl PackedRecord {
         if descriptors.is_empty() || self.free.len() < descriptors.len() {
             return;
         }
-        let (mut first, mut last) = (NONE, NONE);
+        let (mut first, mut records) = (NONE, Records::new());
         for descriptor in descriptors.iter().rev() {
             let Some(at) = self.free.pop() else { return };
-            last = if last == NONE { at } else { last };
             // A window that was checked has all its bytes.
             let _ = self.keep(at, first, descriptor);
+            records.push(at);
             first = at;
         }
         // No more than the ring has.
-        let _ = self.begin(first, last, descriptors.len() as u16);
-        self.heads.insert(id, first);
+        let _ = self.begin(first, records[0], descriptors.len() as u16);
+        self.requests.insert(id, records);
     }
 
     fn keep(&self, at: u16, next: u16, descriptor: &Descriptor) -> Result<(), Broken> {
@@ -222,9 +230,9 @@ impl PackedRecord {
     }
 
     fn link(&self, id: u16) -> Result<(), Broken> {
-        let Some(head) = self.heads.get(&id) else { return Ok(()) };
-        let last = self.load(self.place(*head)? + LAST_AT)?;
-        self.store(self.place(last)? + NEXT_AT, self.load(FREE_AT)?)?;
+        let Some(records) = self.requests.get(&id) else { return Ok(()) };
+        let (Some(last), Some(head)) = (records.first(), records.last()) else { return Ok(()) };
+        self.store(self.place(*last)? + NEXT_AT, self.load(FREE_AT)?)?;
         self.store(FREE_AT, *head)
     }
 
@@ -236,18 +244,14 @@ impl PackedRecord {
     }
 
     fn release(&mut self, id: u16) -> Result<(), Broken> {
-        let Some(head) = self.heads.remove(&id) else { return Ok(()) };
+        let Some(records) = self.requests.remove(&id) else { return Ok(()) };
+        let Some(head) = records.last() else { return Ok(()) };
         // Never before the ring has the request back: one that is neither in progress nor returned would be lost.
         fence(Ordering::Release);
-        self.set_in_progress(head, false)?;
+        self.set_in_progress(*head, false)?;
         self.store(FREE_BEFORE_AT, self.load(FREE_AT)?)?;
-        let (count, mut at, mut freed) = (self.load(self.place(head)? + COUNT_AT)?, head, Vec::new());
-        for _ in 0..count.min(self.size) {
-            freed.push(at);
-            at = self.load(self.place(at)? + NEXT_AT)?;
-        }
         // The head is taken first, as the memory says.
-        self.free.extend(freed.into_iter().rev());
+        self.free.extend(records);
         Ok(())
     }
 
@@ -348,6 +352,26 @@ mod tests {
         assert!(region.store_u16(SIZE_AT, 8));
         assert_eq!(open(&region, false).err(), Some(Broken::Size));
         assert_eq!(open(&Region::zeroed(64), false).err(), Some(Broken::Unreachable));
+    }
+
+    #[test]
+    fn records_that_the_front_end_changes_meanwhile_are_freed_once() {
+        let region = Region::zeroed(length(4));
+        let (mut record, _) = open(&region, false).expect("it is fresh");
+        for turn in 0..20 {
+            record.take(7, &[descriptor(1, 7), descriptor(2, 7)]);
+            for at in 0..4 {
+                // Each request has all records, and each record is the next one of itself.
+                let place = HEADER_LEN + usize::from(at) * RECORD_LEN;
+                assert!(region.store_u16(place + COUNT_AT, 4) && region.store_u16(place + NEXT_AT, at));
+                assert!(region.store_u16(place + LAST_AT, turn % 9));
+            }
+            record.returning(7, (0, true));
+            record.returned(7, (0, true));
+            let mut free = record.free.clone();
+            free.sort_unstable();
+            assert_eq!(free, [0, 1, 2, 3]);
+        }
     }
 
     #[test]

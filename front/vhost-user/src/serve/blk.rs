@@ -9,6 +9,7 @@ use crate::session::RingIndex;
 use lunar_blk::{Answer, Attachment, BlockSet, Error, Reply, Request};
 use lunar_core::step::SlotContext;
 use lunar_core::task::Task;
+use lunar_guest::data_path::Lent;
 use lunar_reactor::slots::contain;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -116,12 +117,18 @@ impl BlkDevice {
 pub(super) struct BlkWork {
     request: BlockRequest,
     task: Task<u64>,
+    lent: Lent,
 }
 
 impl BlkWork {
     /// A request of this chain, which the device can abort from now on.
     pub(super) fn new(blk: &BlkDevice, chain: &Chain, request: BlockRequest) -> Self {
-        Self { request, task: blk.attachment.tasks.enter(chain.id.into()) }
+        Self { request, task: blk.attachment.tasks.enter(chain.id.into()), lent: Lent::default() }
+    }
+
+    /// The path of its data.
+    pub(super) fn path<'a>(&'a self, device: &'a DeviceRings, chain: &'a Chain) -> DataPath<'a, u64> {
+        transfer::path(device, chain, DATA, Some(&self.task), &self.lent)
     }
 
     /// Carries out the request and answers it.
@@ -132,9 +139,9 @@ impl BlkWork {
         (ring, chain): (RingIndex, &Chain),
         slot: &mut SlotContext,
     ) {
-        let Self { request, task } = self;
+        let Self { request, task, .. } = self;
         let mut reply = Reply::default();
-        let path = transfer::path(device, chain, DATA, Some(task));
+        let path = self.path(device, chain);
         blk.set.execute(&blk.attachment, &request_of(request), &path, slot, &mut reply).await;
         if task.aborted() && device.over.has_come() {
             // The record of requests in progress says that it was not answered: it is repeated.
@@ -142,6 +149,12 @@ impl BlkWork {
         } else {
             answer(device, ring, chain, request, &path, reply);
         }
+    }
+
+    /// Answers the request, which a panic has ended.
+    pub(super) fn fail(&self, device: &DeviceRings, ring: RingIndex, chain: &Chain) {
+        transfer::mark(device, chain, DATA, &self.lent);
+        refuse(device, ring, chain);
     }
 }
 
@@ -164,7 +177,8 @@ pub(super) fn start(device: &DeviceRings, blk: &BlkDevice, ring: RingIndex, chai
         }
     };
     let mut reply = Reply::default();
-    let path: DataPath<'_, u64> = transfer::path(device, &chain, DATA, None);
+    let lent = Lent::default();
+    let path: DataPath<'_, u64> = transfer::path(device, &chain, DATA, None, &lent);
     let now = || blk.set.execute_now(&blk.attachment, &request_of(&request), &path, device.arena(), &mut reply);
     match contain(now) {
         Some(true) => answer(device, ring, &chain, &request, &path, reply),
@@ -172,12 +186,15 @@ pub(super) fn start(device: &DeviceRings, blk: &BlkDevice, ring: RingIndex, chai
             let work = BlkWork::new(blk, &chain, request);
             return Some((chain, work));
         }
-        None => end(device, ring, &chain, Status::IOERR, 0),
+        None => {
+            path.mark_lent();
+            end(device, ring, &chain, Status::IOERR, 0);
+        }
     }
     None
 }
 
-/// Answers a request for which there is no slot, or that a panic has ended.
+/// Answers a request for which there is no slot.
 pub(super) fn refuse(device: &DeviceRings, ring: RingIndex, chain: &Chain) {
     end(device, ring, chain, Status::IOERR, 0);
 }

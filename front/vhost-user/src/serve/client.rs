@@ -2,7 +2,7 @@
 
 use super::blk::BlkDevice;
 use super::core::Core;
-use super::device::Device;
+use super::device::{Device, looks};
 use super::job::Kind;
 use super::scsi::ScsiDevice;
 use super::tenant::{DeviceView, Tenant};
@@ -26,12 +26,10 @@ use std::rc::Rc;
 use std::time::Duration;
 use zerocopy::IntoBytes;
 
-/// Pauses between two looks whether requests have ended, or memory that was removed is still in use. A store's request
-/// takes less.
-const LOOK: Duration = Duration::from_micros(200);
-/// How long requests may go on whose front-end has disconnected: a thousand long ones take minutes, in which the next
-/// front-end would wait. An answer of a store takes less. Requests of a connection that Lunar ends have as long as they
-/// need: its front-end is there, and a device that executes commands itself must not be interrupted.
+/// How long requests may go on whose front-end has disconnected before they are aborted: a thousand long ones take
+/// minutes, in which the next front-end would wait. It does wait for the answers of stores: one that does not answer,
+/// because its handler is away for instance, keeps the socket for longer. Requests of a connection that Lunar ends are
+/// not aborted: its front-end is there, and a device that executes commands itself must not be interrupted.
 const FINISH_TIME: Duration = Duration::from_secs(1);
 /// The value of a reply: success, and refusal.
 const SUCCESS: u64 = 0;
@@ -93,7 +91,7 @@ impl SocketClient for Client {
             }
             self.log("front-end disconnected");
         }
-        self.device.end(LOOK, (!self.is_ended.get()).then_some(FINISH_TIME)).await;
+        self.device.end((!self.is_ended.get()).then_some(FINISH_TIME)).await;
         self.core.sessions.end(session);
         stats.connections.sub(1);
         stats.sessions.sub(1);
@@ -199,6 +197,9 @@ impl Client {
         }
         let request = session::parse(head.code, payload).map_err(|_| self.malformed())?;
         let answered = self.answer(request, descriptors).await;
+        if matches!(answered, Err(Refused::Ended)) {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
         self.look_for_end()?;
         let is_acknowledged = head.needs_reply && self.device.rings.state().uses(protocol::REPLY_ACK);
         let (payload, descriptor) = match answered {
@@ -272,7 +273,11 @@ impl Client {
         let device = &self.device;
         match request {
             Request::SetVringNum(ring, size) => device.rings.with(|state| state.set_size(ring, size))?,
-            Request::SetVringAddr(ring, address) => device.rings.with(|state| state.set_address(ring, address))?,
+            Request::SetVringAddr(ring, address) => {
+                device.rings.with(|state| state.set_address(ring, address))?;
+                // A ring that is started was moved: its driver has not been asked to notify there.
+                device.rings.wake();
+            }
             Request::SetVringBase(ring, base) => device.rings.with(|state| state.set_base(ring, base))?,
             Request::SetVringEnable(ring, is_enabled) => {
                 device.rings.with(|state| state.enable(ring, is_enabled))?;
@@ -288,13 +293,14 @@ impl Client {
         Ok(Answer::Done)
     }
 
-    /// Waits until something has ended, or the connection ends.
+    /// Waits until something has ended, or the connection ends: nobody waits then, and the requests are aborted.
     async fn until_ended(&self, has_ended: impl Fn() -> bool) -> Result<(), Refused> {
+        let mut pauses = looks();
         while !has_ended() {
-            if self.is_ended.get() {
+            if self.is_ended.get() || self.stream.is_closed() {
                 return Err(Refused::Ended);
             }
-            self.core.reactor.sleep(LOOK).await;
+            self.core.reactor.sleep(pauses.next(false)).await;
         }
         Ok(())
     }
@@ -314,6 +320,8 @@ impl Client {
         device.rings.with(|state| state.pause(ring));
         device.rings.end_kick(ring);
         self.until_ended(|| device.rings.state().in_progress(ring) == 0).await?;
+        // A driver that the front-end goes on to serve by itself waits for what was returned.
+        device.rings.signal();
         let base = device.rings.with(|state| state.stop(ring))?;
         // The number of a ring is a byte.
         let state = VringState { index: (ring.at() as u32).into(), num: base.into() };

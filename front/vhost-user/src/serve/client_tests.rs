@@ -1,9 +1,10 @@
 use super::super::tests::{disk, target};
 use super::*;
-use crate::testing::started;
+use crate::testing::{DriverRing, started};
 use lunar_blk::testing::Rig;
 use lunar_engine::vm_sockets::{Place, Role};
 use lunar_reactor::{Choice, Config, Reactor};
+use rustix::event::{EventfdFlags, eventfd};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -52,9 +53,58 @@ fn a_connection_that_is_ended_waits_for_nothing() {
     assert!(client.device.rings.with(|state| state.take(ring)).is_ok_and(|chain| chain.is_some()));
     let ended = client.clone();
     reactor.spawn(async move {
-        ended.core.reactor.sleep(LOOK * 4).await;
+        ended.core.reactor.sleep(Duration::from_millis(1)).await;
         ended.end();
     });
     assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
     client.device.rings.forget(ring);
+}
+
+#[test]
+fn a_ring_that_stops_does_not_outlast_its_front_end() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, front_end) = client(&reactor);
+    // A request that its store does not answer.
+    let ring = RingIndex::from(0);
+    assert!(client.device.rings.with(|state| state.take(ring)).is_ok_and(|chain| chain.is_some()));
+    reactor.spawn({
+        let reactor = reactor.clone();
+        async move {
+            reactor.sleep(Duration::from_millis(1)).await;
+            drop(front_end);
+        }
+    });
+    assert!(matches!(reactor.run(client.stop(ring)), Err(Refused::Ended)));
+    client.device.rings.forget(ring);
+}
+
+#[test]
+fn a_driver_is_notified_of_what_was_returned_before_its_ring_stopped() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    let (client, _front_end) = client(&reactor);
+    let (rings, ring) = (&client.device.rings, RingIndex::from(0));
+    let call = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+    let signal = Signal::new(&reactor, call.try_clone().expect("a descriptor")).expect("an eventfd");
+    rings.set_signal(RingEvent::Call, ring, Some(signal));
+    let chain = rings.with(|state| state.take(ring)).expect("good").expect("one");
+    rings.put_back(ring, &chain, 0);
+    assert!(matches!(reactor.run(client.stop(ring)), Ok(Answer::Reply(..))));
+    reactor.run(reactor.sleep(Duration::from_millis(1)));
+    assert_eq!(rustix::io::read(&call, &mut [0; 8]), Ok(8));
+}
+
+#[test]
+fn a_ring_that_was_moved_or_enabled_is_looked_at() {
+    let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+    // Without the features of the protocol, all rings are enabled.
+    let messages: [fn(&DriverRing) -> Request<'static>; 2] =
+        [|driver| Request::SetVringAddr(0.into(), driver.address(0)), |_| Request::SetFeatures(feature::VERSION_1)];
+    for message in messages {
+        let (client, _front_end) = client(&reactor);
+        let (device, driver) = started(0, 8);
+        client.device.rings.with(|state| *state = device);
+        assert!(!client.device.rings.schedule.is_due());
+        assert!(reactor.run(client.answer(message(&driver), Vec::new())).is_ok());
+        assert!(client.device.rings.state().is_running(0.into()) && client.device.rings.schedule.is_due());
+    }
 }

@@ -35,7 +35,8 @@ impl Core {
         (block, target): (&Rc<BlockSet>, &Rc<Target>),
         sessions: &Arc<Sessions>,
     ) -> Rc<Self> {
-        let slots = Slots::new(reactor, SLOTS, async |job: &Job, slot: &mut SlotContext| job.run(slot).await);
+        let run = async |job: &Job, slot: &mut SlotContext| job.run(slot).await;
+        let slots = Slots::with_failure(reactor, SLOTS, run, Job::fail);
         Rc::new(Self {
             reactor: reactor.clone(),
             block: block.clone(),

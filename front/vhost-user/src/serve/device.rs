@@ -5,12 +5,12 @@ use super::core::Core;
 use super::job::{Job, Kind, Work};
 use super::rings::DeviceRings;
 use super::scsi::{self, ScsiDevice};
-use crate::config::{BURST, BURST_BYTES, BURST_PIECES};
+use crate::config::{BURST, BURST_BYTES, BURST_DESCRIPTORS};
 use crate::ring::Chain;
 use crate::session::{RingIndex, notice};
 use crate::virtio::{PROTOCOL, Refused, VirtioDevice};
 use crate::wire::{BackendCode, protocol};
-use lunar_guest::poll::Look;
+use lunar_guest::poll::{Backoff, Look};
 use lunar_reactor::watch::Watch;
 use std::cell::Cell;
 use std::rc::Rc;
@@ -24,7 +24,8 @@ const RING_BURST: usize = 16;
 struct Burst {
     chains: usize,
     bytes: u64,
-    pieces: usize,
+    /// Descriptors. Several may describe one piece of memory, and an empty one describes none.
+    descriptors: usize,
 }
 
 impl Burst {
@@ -32,13 +33,33 @@ impl Burst {
         self.chains += 1;
         // The length of a chain is bounded, but not the sum of the lengths that its descriptors claim.
         self.bytes = self.bytes.saturating_add(chain.readable_len).saturating_add(chain.writable_len);
-        self.pieces += chain.readable.len() + chain.writable.len();
+        self.descriptors += chain.descriptors();
     }
 
     /// Whether other devices have their turn now.
     fn is_over(&self) -> bool {
-        self.chains >= BURST || self.bytes >= BURST_BYTES || self.pieces >= BURST_PIECES
+        self.chains >= BURST || self.bytes >= BURST_BYTES || self.descriptors >= BURST_DESCRIPTORS
     }
+}
+
+/// Pauses between looks whether requests have ended, or memory that was removed is still in use. A store's request
+/// mostly takes less than the first, and may take minutes: then a few hundred looks a second take next to nothing.
+const LOOK_SOONEST: Duration = Duration::from_micros(100);
+const LOOK_LATEST: Duration = Duration::from_millis(5);
+
+/// The pauses of a wait for requests: twice as long each time.
+pub(super) fn looks() -> Backoff {
+    Backoff::new(LOOK_SOONEST, LOOK_LATEST)
+}
+
+/// How far chains were taken from a ring.
+enum Fetched {
+    /// As far as it has some, or as they are its turn.
+    All,
+    /// Other devices have their turn now.
+    Enough,
+    /// There is no slot for the next one.
+    NoSlot,
 }
 
 /// A device, while its front-end is connected.
@@ -68,6 +89,8 @@ impl Device {
         if let Kind::Blk(blk) = &self.kind {
             blk.set_features(features);
         }
+        // They may enable rings.
+        self.rings.wake();
         Ok(())
     }
 
@@ -151,46 +174,32 @@ impl Device {
 
     /// Takes chains out of the rings. Returns whether there were any.
     fn fetch(&self) -> bool {
-        let rings = &self.rings;
-        let mut burst = Burst::default();
+        let (rings, mut burst) = (&self.rings, Burst::default());
+        rings.with(|state| state.await_slot(false));
         loop {
             let before = burst.chains;
-            let active = self.rings.state().active().len();
+            let active = rings.state().active().len();
             for turn in 0..active {
                 let at = (self.first.get() + turn) % active;
                 // A chain that ends at once may end a ring.
-                let Some(ring) = self.rings.state().active().get(at).copied() else { break };
-                if let Kind::Scsi(scsi) = &self.kind
-                    && ring == ScsiDevice::event_ring()
-                {
-                    scsi::report(rings, scsi);
-                    continue;
-                }
-                for _ in 0..RING_BURST {
-                    if burst.is_over() {
+                let Some(ring) = rings.state().active().get(at).copied() else { break };
+                match self.fetch_from(ring, &mut burst) {
+                    Fetched::All => {}
+                    Fetched::Enough => {
                         // There may be more. Other devices have their turn first.
                         self.first.set(at);
-                        self.rings.wake();
+                        rings.wake();
                         return true;
                     }
-                    if !self.core.has_slot(self.rings.admitted.get()) {
-                        self.rings.schedule.wait_for_slot();
+                    Fetched::NoSlot => {
                         self.core.wait_for_slot(rings.me());
-                        return burst.chains > 0;
-                    }
-                    if !self.may_take(ring) {
-                        break;
-                    }
-                    match self.rings.with(|state| state.take(ring)) {
-                        Ok(Some(chain)) => {
-                            burst.add(&chain);
-                            self.start(ring, chain);
+                        if !rings.with(|state| state.await_slot(true)) {
+                            rings.schedule.wait_for_slot();
+                            return burst.chains > 0;
                         }
-                        Ok(None) => break,
-                        Err(why) => {
-                            self.rings.report_broken(ring, &why);
-                            break;
-                        }
+                        // Task management is there for commands that keep their slots: it goes on, and other rings are
+                        // active now.
+                        return self.fetch_slotless(&mut burst);
                     }
                 }
             }
@@ -198,6 +207,52 @@ impl Device {
                 return burst.chains > 0;
             }
         }
+    }
+
+    /// Takes chains out of the rings whose requests need no slot. Returns whether the device has taken any.
+    fn fetch_slotless(&self, burst: &mut Burst) -> bool {
+        let active = self.rings.state().active().to_vec();
+        for ring in active {
+            if matches!(self.fetch_from(ring, burst), Fetched::Enough) {
+                self.rings.wake();
+            }
+        }
+        burst.chains > 0
+    }
+
+    /// Takes chains out of a ring, as many as are its turn.
+    fn fetch_from(&self, ring: RingIndex, burst: &mut Burst) -> Fetched {
+        let rings = &self.rings;
+        if let Kind::Scsi(scsi) = &self.kind
+            && ring == ScsiDevice::event_ring()
+        {
+            scsi::report(rings, scsi);
+            return Fetched::All;
+        }
+        let needs_slot = rings.state().needs_slot(ring);
+        for _ in 0..RING_BURST {
+            if burst.is_over() {
+                return Fetched::Enough;
+            }
+            if needs_slot && !self.core.has_slot(rings.admitted.get()) {
+                return Fetched::NoSlot;
+            }
+            if !self.may_take(ring) {
+                break;
+            }
+            match rings.with(|state| state.take(ring)) {
+                Ok(Some(chain)) => {
+                    burst.add(&chain);
+                    self.start(ring, chain);
+                }
+                Ok(None) => break,
+                Err(why) => {
+                    rings.report_broken(ring, &why);
+                    break;
+                }
+            }
+        }
+        Fetched::All
     }
 
     /// Starts the request of a chain; there is a free slot.
@@ -226,20 +281,24 @@ impl Device {
     }
 
     /// Ends the device when its front-end has disconnected: requests end, and guest memory is not touched any more.
-    /// Requests that need more time than `finish` are aborted: the next front-end has the record of requests in
-    /// progress, and they are repeated.
-    pub(super) async fn end(&self, look: Duration, finish: Option<Duration>) {
+    /// Requests that need more time than `finish` are aborted: the next front-end has the record of requests in progress,
+    /// and they are repeated. An aborted request ends when its store answers: while a handler is not
+    /// connected, that takes as long as the volume waits for it.
+    pub(super) async fn end(&self, finish: Option<Duration>) {
         self.rings.over.come();
         self.rings.with(VirtioDevice::pause_all);
         let rings: Vec<RingIndex> = self.rings.state().all().collect();
         rings.iter().for_each(|ring| self.rings.end_kick(*ring));
         let end = finish.map(|finish| self.core.reactor.now() + finish);
+        let mut pauses = looks();
         while !self.rings.is_quiet() {
             if self.core.is_draining() || end.is_some_and(|end| self.core.reactor.now() >= end) {
                 self.core.reactor.stats().tasks_aborted.add(self.kind.abort());
             }
-            self.core.reactor.sleep(look).await;
+            self.core.reactor.sleep(pauses.next(false)).await;
         }
+        // The virtual machine may be there, although its front-end is not connected.
+        self.rings.signal();
         if let Kind::Scsi(scsi) = &self.kind {
             scsi.target.close(&scsi.nexus).await;
         }
@@ -275,9 +334,14 @@ impl Watch for Device {
 mod tests {
     use super::super::tests::target;
     use super::*;
-    use crate::testing::started;
+    use crate::scsi::{ANSWER_LEN, COMMANDS, CONTROL, CommandHeader, HEADER_LEN, TaskManagement, address_of};
+    use crate::testing::{DriverRing, MEMORY_LEN, region, started};
+    use crate::wire::feature;
     use lunar_blk::testing::{Rig, UNIT, client};
+    use lunar_core::mem::Region;
+    use lunar_core::port::NexusName;
     use lunar_reactor::{Choice, Config, Reactor};
+    use zerocopy::{FromZeros, IntoBytes};
 
     #[test]
     fn long_requests_of_a_front_end_that_has_disconnected_are_aborted() {
@@ -305,10 +369,80 @@ mod tests {
                 outcome.set(Some(task.aborted()));
                 rings.forget(0.into());
             });
-            reactor.run(device.end(look, is_limited.then_some(finish)));
+            reactor.run(device.end(is_limited.then_some(finish)));
             assert_eq!(was_aborted.get(), Some(is_limited));
             assert!(reactor.now().since(begun) >= finish);
         }
+    }
+
+    #[test]
+    fn a_store_that_does_not_answer_costs_next_to_nothing() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+        let attachment = rig.set.attach(UNIT, client(false)).expect("it is served");
+        let device = Device::new(&core, "test", Kind::Blk(Rc::new(BlkDevice::new(&rig.set, attachment, 1))));
+        let (state, mut driver) = started(0, 8);
+        device.rings.with(|own| *own = state);
+        driver.offer(&[(0x4000, 16, false), (0x6000, 1, true)], false).expect("there is room");
+        device.rings.with(|state| state.take(0.into())).expect("good").expect("one");
+        let (rings, answering, turns) = (device.rings.clone(), reactor.clone(), reactor.stats().turns.get());
+        reactor.spawn(async move {
+            answering.sleep(Duration::from_millis(300)).await;
+            rings.forget(0.into());
+        });
+        reactor.run(device.end(Some(Duration::ZERO)));
+        let turns = reactor.stats().turns.get() - turns;
+        assert!(turns < 200, "{turns} turns, for some looks at first and then one in {LOOK_LATEST:?}");
+    }
+
+    /// A device of virtio-scsi with a ring for task management and one for commands, and their drivers.
+    fn with_task_management(core: &Rc<Core>) -> (Rc<Device>, [DriverRing; 2]) {
+        let nexus = core.target.nexus(NexusName { initiator: "x".into(), target_port: 1 });
+        let device = Device::new(core, "test", Kind::Scsi(Rc::new(ScsiDevice::new(&core.target, nexus, 1))));
+        let memory = Region::zeroed(MEMORY_LEN);
+        let features = feature::PROTOCOL_FEATURES | feature::VERSION_1;
+        let drivers = device.rings.with(|state| {
+            state.set_features(features).expect("no ring is started");
+            state.set_memory(vec![(region(), memory.clone())]).expect("one region");
+            [(CONTROL, 0x1000), (COMMANDS, 0x2000)].map(|(at, address)| {
+                let (ring, driver) = (RingIndex::from(at as u8), DriverRing::new(&memory, features, 8, address));
+                state.set_size(ring, 8).expect("it exists");
+                state.set_address(ring, driver.address(at as u32)).expect("it exists");
+                state.start(ring).expect("its parts are in memory");
+                state.enable(ring, true).expect("it exists");
+                driver
+            })
+        });
+        (device, drivers)
+    }
+
+    #[test]
+    fn task_management_does_not_wait_for_a_slot() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+        let (device, [mut control, mut commands]) = with_task_management(&core);
+        let pause = || reactor.run(reactor.sleep(Duration::from_millis(5)));
+        let header = CommandHeader { lun: address_of(0), ..CommandHeader::new_zeroed() };
+        commands.write(0x4000, header.as_bytes());
+        let command = [(0x4000, HEADER_LEN as u32, false), (0x5000, ANSWER_LEN as u32, true)];
+        // It has all slots that it may have, for commands that do not end.
+        device.rings.admitted.set(usize::MAX);
+        commands.offer(&command, false).expect("there is room");
+        // Also when the device waits for a slot already.
+        for _ in 0..2 {
+            let abort = TaskManagement { lun: address_of(0), ..TaskManagement::new_zeroed() };
+            control.write(0x6000, abort.as_bytes());
+            let pieces = [(0x6000, size_of::<TaskManagement>() as u32, false), (0x7000, 1, true)];
+            control.offer(&pieces, false).expect("there is room");
+            pause();
+            assert!(control.returned().is_some_and(|(_, len)| len == 1) && commands.returned().is_none());
+        }
+        device.rings.admitted.set(0);
+        core.feed();
+        pause();
+        assert!(commands.returned().is_some(), "there is a slot");
     }
 
     /// The number of chains of this kind that a device takes in its turn.
@@ -323,11 +457,14 @@ mod tests {
     }
 
     #[test]
-    fn other_devices_have_their_turn_after_a_number_of_requests_of_bytes_or_of_pieces() {
+    fn other_devices_have_their_turn_after_a_number_of_requests_of_bytes_or_of_descriptors() {
         assert_eq!(taken(&[(0x4000, 16, false), (0x5000, 4096, true)]), BURST);
         assert_eq!(taken(&[(0x4000, 16, false), (0x5000, 128 << 10, true)]), 8);
         assert_eq!(taken(&[(0x4000, 16, false), (0x5000, u32::MAX, true)]), 1);
         let scattered: Vec<_> = (0..60).map(|piece| (0x4000 + piece * 32, 16, piece > 0)).collect();
-        assert_eq!(taken(&scattered), BURST_PIECES.div_ceil(60));
+        assert_eq!(taken(&scattered), BURST_DESCRIPTORS.div_ceil(60));
+        // All of one piece, and empty ones.
+        let joined: Vec<_> = (0..60).map(|piece| (0x4000 + piece * 16, 16 * u32::from(piece < 30), false)).collect();
+        assert_eq!(taken(&joined), BURST_DESCRIPTORS.div_ceil(60));
     }
 }

@@ -1,15 +1,14 @@
 //! A request in a slot.
 
-use super::blk::{self, BlkDevice, BlkWork};
+use super::blk::{BlkDevice, BlkWork};
 use super::core::Core;
 use super::rings::DeviceRings;
-use super::scsi::{self, ScsiDevice, ScsiWork};
+use super::scsi::{ScsiDevice, ScsiWork};
 use crate::ring::Chain;
 use crate::scsi as format;
 use crate::session::RingIndex;
 use crate::virtio::VirtioDevice;
 use lunar_core::step::SlotContext;
-use lunar_reactor::slots::contain;
 use std::cell::Cell;
 use std::rc::Rc;
 
@@ -28,7 +27,8 @@ impl Kind {
         match self {
             Self::Blk(blk) => VirtioDevice::new(blk.features(), blk.rings),
             Self::Scsi(scsi) => VirtioDevice::new(format::FEATURES, format::COMMANDS + scsi.queues)
-                .with_reserve(ScsiDevice::event_ring()),
+                .with_reserve(ScsiDevice::event_ring())
+                .with_slotless(ScsiDevice::control_ring()),
         }
     }
 
@@ -93,24 +93,23 @@ impl Job {
         core.feed();
     }
 
-    /// Answers the request that a panic has ended: otherwise the ring could not stop, and devices that wait for a slot
-    /// would wait forever.
-    fn fail(&self) {
-        match &self.kind {
-            Kind::Blk(_) => blk::refuse(&self.rings, self.ring, &self.chain),
-            Kind::Scsi(_) => scsi::fail(&self.rings, self.ring, &self.chain),
+    /// Answers the request, which a panic has ended: otherwise the ring could not stop, and devices that wait for a
+    /// slot would wait forever. No store uses its memory any more: the guest may use it for something else.
+    pub(super) fn fail(self) {
+        let Self { core, rings, ring, chain, work, has_ended, .. } = &self;
+        if !has_ended.get() {
+            match work {
+                Work::Blk(work) => work.fail(rings, *ring, chain),
+                Work::Scsi(work) => work.fail(rings, *ring, chain),
+            }
         }
-        self.core.feed();
+        core.feed();
     }
 }
 
 impl Drop for Job {
     fn drop(&mut self) {
         self.rings.admitted.set(self.rings.admitted.get() - 1);
-        if std::thread::panicking() && !self.has_ended.get() {
-            // A panic out of this one would end the process.
-            let _ = contain(|| self.fail());
-        }
     }
 }
 
@@ -119,42 +118,76 @@ mod tests {
     use super::super::tests::target;
     use super::*;
     use crate::blk::{Header, Parsed, Status, Type, parse};
-    use crate::testing::started;
+    use crate::testing::{DriverRing, started};
+    use crate::wire::feature;
     use lunar_blk::testing::{BLOCK, Rig, UNIT, client};
+    use lunar_core::io::{Done, Outcome};
+    use lunar_core::mem::Region;
+    use lunar_core::port::Transfer;
+    use lunar_reactor::slots::Slots;
     use lunar_reactor::{Choice, Config, Reactor};
-    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::cell::RefCell;
+    use std::time::Duration;
     use zerocopy::IntoBytes;
 
-    #[test]
-    fn a_request_that_a_panic_ends_fails_and_its_ring_goes_on() {
-        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
-        let rig = Rig::default();
-        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+    /// Guest addresses of the data of the request and of its status.
+    const DATA: u64 = 0x5000;
+    const STATUS: u64 = 0x6000;
+
+    /// A read that a device has taken from its ring.
+    fn read(core: &Rc<Core>, rig: &Rig, (rings, driver): (&Rc<DeviceRings>, &mut DriverRing)) -> (Job, u16) {
         let blk = BlkDevice::new(&rig.set, rig.set.attach(UNIT, client(false)).expect("it is served"), 1);
-        let (state, mut driver) = started(0, 8);
-        let (rings, ring) = (DeviceRings::new(&reactor, "test", state), RingIndex::from(0));
+        let ring = RingIndex::from(0);
         let header = Header { kind: Type::IN.0.into(), priority: 0.into(), sector: 0.into() };
         driver.write(0x4000, header.as_bytes());
-        let pieces = [(0x4000, 16, false), (0x5000, BLOCK, true), (0x5000 + u64::from(BLOCK), 1, true)];
+        let pieces = [(0x4000, 16, false), (DATA, BLOCK, true), (STATUS, 1, true)];
         let id = driver.offer(&pieces, false).expect("there is room");
         let chain = rings.with(|state| state.take(ring)).expect("good").expect("one");
         let parsed = parse(&rings.state().memory, &chain);
         let Ok(Parsed::Block(request)) = parsed else { panic!("it is a read") };
         let work = Work::Blk(BlkWork::new(&blk, &chain, request));
-        let job = Job::new(&core, &rings, Kind::Blk(Rc::new(blk)), ring, (chain, work));
+        (Job::new(core, rings, Kind::Blk(Rc::new(blk)), ring, (chain, work)), id)
+    }
+
+    #[test]
+    fn a_request_that_a_panic_ends_fails_when_its_store_has_answered_and_its_ring_goes_on() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        let rig = Rig::default();
+        let core = Core::new(&reactor, (&rig.set, &target(&rig)), &std::sync::Arc::default());
+        let (mut state, mut driver) = started(0, 8);
+        let bits = Region::zeroed(1 << 10);
+        state.set_log(&bits);
+        state.set_features(state.features() | feature::LOG_ALL).expect("the layout of the rings stays");
+        let rings = DeviceRings::new(&reactor, "test", state);
+        let held: Rc<RefCell<Option<Done>>> = Rc::default();
+        let store = held.clone();
+        let work = async move |job: &Job, slot: &mut SlotContext| {
+            let Work::Blk(work) = &job.work else { panic!("it is a read") };
+            let memory = work.path(&job.rings, &job.chain).place(0, BLOCK as usize);
+            *store.borrow_mut() = Some(slot.completion.token());
+            drop(memory.expect("it is in guest memory"));
+            panic!("a command set is defective, as the test wants");
+        };
+        let slots = Slots::with_failure(&reactor, 1, work, Job::fail);
+        let (job, id) = read(&core, &rig, (&rings, &mut driver));
         assert_eq!((rings.admitted.get(), rings.is_quiet()), (1, false));
         let other = DeviceRings::new(&reactor, "other", VirtioDevice::new(0, 1));
         other.schedule.wait_for_slot();
         core.wait_for_slot(other.me());
-        let ended = catch_unwind(AssertUnwindSafe(|| {
-            let _job = job;
-            panic!("a store is defective");
-        }));
-        assert!(ended.is_err());
+        assert!(slots.start(job).is_ok());
+        let is_marked = |address: u64| {
+            let mut byte = [0];
+            let page = address / 4096;
+            bits.read((page / 8) as usize, &mut byte) && byte[0] & 1 << (page % 8) != 0
+        };
+        reactor.run(reactor.sleep(Duration::from_millis(5)));
+        assert_eq!((driver.returned(), rings.admitted.get(), rings.is_quiet()), (None, 1, false));
+        assert!(!is_marked(DATA) && !other.schedule.is_due(), "the store may still write there");
+        held.take().expect("it was given").complete(Outcome::new(Ok(BLOCK)));
+        reactor.run(reactor.sleep(Duration::from_millis(5)));
         assert_eq!((rings.admitted.get(), rings.is_quiet()), (0, true));
-        assert_eq!(driver.returned(), Some((id, 1)));
-        assert_eq!(driver.read(0x5000 + u64::from(BLOCK), 1), [Status::IOERR.0]);
-        assert!(!rings.state().active().is_empty());
+        assert_eq!((driver.returned(), driver.read(STATUS, 1)), (Some((id, 1)), vec![Status::IOERR.0]));
+        assert!(is_marked(DATA) && !rings.state().active().is_empty());
         assert!(other.schedule.is_due(), "there is a slot for it");
     }
 }

@@ -10,7 +10,8 @@ use crate::scsi::{
 };
 use crate::session::RingIndex;
 use lunar_core::step::SlotContext;
-use lunar_reactor::slots::contain;
+use lunar_guest::data_path::Lent;
+use lunar_reactor::slots::{contain, contained};
 use lunar_scsi::{Asc, Command, Nexus, Reply, Status, Target, Task};
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeSet, VecDeque};
@@ -52,6 +53,11 @@ impl ScsiDevice {
             events: RefCell::default(),
             has_missed: Cell::new(false),
         }
+    }
+
+    /// The ring of task management.
+    pub(super) fn control_ring() -> RingIndex {
+        RingIndex::from(CONTROL as u8)
     }
 
     /// The ring of events.
@@ -164,11 +170,6 @@ pub(super) fn refuse(device: &DeviceRings, ring: RingIndex, chain: &Chain) {
     end(device, ring, chain, &answer(Response::BUSY, 0, &[], 0), 0);
 }
 
-/// Answers a command that a panic has ended.
-pub(super) fn fail(device: &DeviceRings, ring: RingIndex, chain: &Chain) {
-    end(device, ring, chain, &answer(Response::FAILURE, 0, &[], 0), 0);
-}
-
 /// Whether one more request of this ring may be taken.
 pub(super) fn may_take(scsi: &ScsiDevice, ring: RingIndex) -> bool {
     ring.at() != CONTROL || scsi.controls.get() < CONTROLS_MAX
@@ -188,8 +189,9 @@ fn control(device: &Rc<DeviceRings>, scsi: &Rc<ScsiDevice>, ring: RingIndex, cha
     device.with(|state| state.hold_back((!may_take(scsi, ring)).then_some(ring)));
     let (device, scsi) = (device.clone(), scsi.clone());
     device.clone().reactor.spawn(async move {
-        let done = scsi.target.task_management(&scsi.nexus, function, lun, tag).await;
-        end_control(&device, ring, &chain, &[response(done).0]);
+        // The driver waits for an answer, and the ring must be able to stop.
+        let done = contained(scsi.target.task_management(&scsi.nexus, function, lun, tag)).await;
+        end_control(&device, ring, &chain, &[done.map_or(Response::FAILURE, response).0]);
         scsi.controls.set(scsi.controls.get() - 1);
         device.with(|state| state.hold_back(None));
         device.wake();
@@ -208,6 +210,7 @@ fn end_control(device: &DeviceRings, ring: RingIndex, chain: &Chain, bytes: &[u8
 pub(super) struct ScsiWork {
     command: Command,
     task: Task,
+    lent: Lent,
 }
 
 impl ScsiWork {
@@ -219,9 +222,9 @@ impl ScsiWork {
         (ring, chain): (RingIndex, &Chain),
         slot: &mut SlotContext,
     ) {
-        let Self { command, task } = self;
+        let Self { command, task, lent } = self;
         let mut reply = Reply::default();
-        let path = transfer::path(device, chain, DATA, Some(task));
+        let path = transfer::path(device, chain, DATA, Some(task), lent);
         scsi.target.execute(&scsi.nexus, command, &path, slot, &mut reply).await;
         if task.aborted() && device.over.has_come() {
             // The record of requests in progress says that it was not answered: it is repeated.
@@ -230,18 +233,19 @@ impl ScsiWork {
             complete(device, ring, chain, command, &path, &reply);
         }
     }
-}
 
-/// Whether a device executes the command itself: a tape, for instance, would move or be written once more.
-fn is_forwarded(scsi: &ScsiDevice, command: &Command) -> bool {
-    let itl = command.lun.number().and_then(|lun| scsi.nexus.itl(lun));
-    itl.is_some_and(|itl| itl.lu.forwarded().is_some())
+    /// Answers the command, which a panic has ended.
+    pub(super) fn fail(&self, device: &DeviceRings, ring: RingIndex, chain: &Chain) {
+        transfer::mark(device, chain, DATA, &self.lent);
+        end(device, ring, chain, &answer(Response::FAILURE, 0, &[], 0), 0);
+    }
 }
 
 fn command(device: &DeviceRings, scsi: &ScsiDevice, ring: RingIndex, chain: Chain) -> Option<(Chain, ScsiWork)> {
     let parsed = parse(&device.state().memory, &chain);
     let command = match parsed {
-        Ok(Parsed::Command(command)) if chain.is_repeated && is_forwarded(scsi, &command) => {
+        // A device or a process may have executed it: a tape, for instance, would move or be written once more.
+        Ok(Parsed::Command(command)) if chain.is_repeated && !scsi.nexus.stays_in_lunar(&command) => {
             let answer = answer(Response::OK, Status::CHECK_CONDITION.0, &unsure(), 0);
             end(device, ring, &chain, &answer, 0);
             return None;
@@ -263,11 +267,15 @@ fn command(device: &DeviceRings, scsi: &ScsiDevice, ring: RingIndex, chain: Chai
     };
     let mut reply = Reply::default();
     let task = scsi.nexus.tasks.enter((command.tag, command.lun.canonical()));
-    let path = transfer::path(device, &chain, DATA, Some(&task));
+    let lent = Lent::default();
+    let path = transfer::path(device, &chain, DATA, Some(&task), &lent);
     match contain(|| scsi.target.execute_now(&scsi.nexus, &command, &path, device.arena(), &mut reply)) {
         Some(true) => complete(device, ring, &chain, &command, &path, &reply),
-        Some(false) => return Some((chain, ScsiWork { command, task })),
-        None => end(device, ring, &chain, &answer(Response::FAILURE, 0, &[], 0), 0),
+        Some(false) => return Some((chain, ScsiWork { command, task, lent })),
+        None => {
+            path.mark_lent();
+            end(device, ring, &chain, &answer(Response::FAILURE, 0, &[], 0), 0);
+        }
     }
     None
 }
@@ -290,7 +298,10 @@ fn complete<K: Copy>(
         (true, Status::TASK_ABORTED) => answer(Response::ABORTED, 0, &[], residual),
         (true, status) => answer(Response::OK, status.0, &reply.sense, residual),
     };
-    end(device, ring, chain, &made, moved.min(command.data_in.into()));
+    // No more than was certainly written: a command that fails may have written less than it wanted.
+    let is_whole = is_there && matches!(reply.status, Status::GOOD | Status::CONDITION_MET);
+    let returned = if is_whole { moved.min(command.data_in.into()) } else { 0 };
+    end(device, ring, chain, &made, returned);
 }
 
 /// Answers a command, after so many bytes of data.
@@ -362,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn commands_of_a_device_that_executes_them_itself_are_not_repeated() {
+    fn commands_of_a_device_or_a_process_are_not_repeated() {
         let (rig, reactor) =
             (Rig::default(), Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver"));
         let target = target(&rig);
@@ -375,25 +386,48 @@ mod tests {
             device: Rc::new(Tape::default()),
         };
         target.add_forwarded(3, unit);
+        target.add_unit_with(4, rig.unit.clone(), Some(Rc::new(Tape::default())));
         let nexus = target.nexus(NexusName { initiator: "x".into(), target_port: 1 });
         let scsi = ScsiDevice::new(&target, nexus, 1);
-        for is_repeated in [false, true] {
-            let (mut device, mut driver) = started(0, 8);
-            let mut header = [0; HEADER_LEN];
-            header[..8].copy_from_slice(&address_of(3));
-            // WRITE(6) of a tape.
-            header[19] = 0x0a;
-            driver.write(0x4000, &header);
-            let room = ANSWER_LEN as u32;
-            driver.offer(&[(0x4000, HEADER_LEN as u32, false), (0x6000, room, true)], false).expect("there is room");
-            let mut chain = device.take(0.into()).expect("good").expect("one");
-            chain.is_repeated = is_repeated;
-            let rings = DeviceRings::new(&reactor, "test", device);
-            let left = command(&rings, &scsi, 0.into(), chain);
-            assert_eq!((left.is_some(), driver.returned().is_some()), (!is_repeated, is_repeated));
-            if is_repeated {
-                assert_eq!(driver.read(0x6000, 12)[10..], [Status::CHECK_CONDITION.0, Response::OK.0]);
+        // WRITE(6) of a tape, a command of a vendor that the process has or not, and READ(10) of Lunar.
+        for (lun, code, may_repeat) in [(3, 0x0a, false), (4, 0xc5, false), (4, 0x28, true)] {
+            for is_repeated in [false, true] {
+                let (mut device, mut driver) = started(0, 8);
+                let mut header = [0; HEADER_LEN];
+                header[..8].copy_from_slice(&address_of(lun));
+                header[19] = code;
+                driver.write(0x4000, &header);
+                let room = ANSWER_LEN as u32;
+                driver.offer(&[(0x4000, HEADER_LEN as u32, false), (0x6000, room, true)], false).expect("room");
+                let mut chain = device.take(0.into()).expect("good").expect("one");
+                chain.is_repeated = is_repeated;
+                let rings = DeviceRings::new(&reactor, "test", device);
+                let left = command(&rings, &scsi, 0.into(), chain);
+                let is_executed = may_repeat || !is_repeated;
+                assert_eq!((left.is_some(), driver.returned().is_some()), (is_executed, !is_executed), "{code:x}");
+                if !is_executed {
+                    assert_eq!(driver.read(0x6000, 12)[10..], [Status::CHECK_CONDITION.0, Response::OK.0]);
+                }
             }
+        }
+    }
+
+    #[test]
+    fn the_used_length_counts_data_only_if_all_of_it_was_written() {
+        let reactor = Reactor::new(Config { driver: Choice::Epoll, ..Config::default() }).expect("a driver");
+        for (status, len) in [(Status::GOOD, ANSWER_LEN + 512), (Status::CHECK_CONDITION, ANSWER_LEN)] {
+            let (mut device, mut driver) = started(0, 8);
+            let room = (ANSWER_LEN + 1024) as u32;
+            driver.write(0x4000, &address_of(0));
+            driver.offer(&[(0x4000, HEADER_LEN as u32, false), (0x6000, room, true)], false).expect("room");
+            let chain = device.take(0.into()).expect("good").expect("one");
+            let Ok(Parsed::Command(command)) = parse(&device.memory, &chain) else { panic!("it is a command") };
+            let (rings, lent) = (DeviceRings::new(&reactor, "test", device), Lent::default());
+            let path: DataPath<'_, u64> = transfer::path(&rings, &chain, DATA, None, &lent);
+            let reply = Reply { status, wanted: 512, ..Reply::default() };
+            complete(&rings, 0.into(), &chain, &command, &path, &reply);
+            assert_eq!(driver.returned().map(|(_, returned)| returned as usize), Some(len));
+            assert_eq!(driver.read(0x6004, 4), 512_u32.to_le_bytes(), "the residual count is that of the command");
         }
     }
 }

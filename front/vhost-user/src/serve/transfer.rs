@@ -6,7 +6,7 @@ use lunar_core::mem::Arena;
 use lunar_core::step::FinalData;
 use lunar_core::task::Task;
 use lunar_guest::Range;
-use lunar_guest::data_path::{self, GuestDevice, Placement};
+use lunar_guest::data_path::{self, GuestDevice, Lent, Placement};
 use lunar_guest::memory::Memory;
 
 /// The path of the data of one request.
@@ -45,14 +45,20 @@ impl GuestDevice for DeviceRings {
     }
 }
 
-/// The path of the data of the request in a chain.
+/// The path of the data of the request in a chain. `lent`: the memory that stores get, which outlives a panic.
 pub(super) fn path<'a, K: Copy>(
     device: &'a DeviceRings,
     chain: &'a Chain,
     (before_out, before_in): (usize, usize),
     task: Option<&'a Task<K>>,
+    lent: &'a Lent,
 ) -> DataPath<'a, K> {
-    DataPath::new(device, ChainData { chain, before_out, before_in }, task)
+    DataPath::new(device, ChainData { chain, before_out, before_in }, task, lent)
+}
+
+/// Records what stores have written for a request that a panic has ended.
+pub(super) fn mark(device: &DeviceRings, chain: &Chain, (before_out, before_in): (usize, usize), lent: &Lent) {
+    lent.mark(device, &ChainData { chain, before_out, before_in });
 }
 
 /// Writes the last data of a request, and records what stores have written. Returns whether all memory of the request
