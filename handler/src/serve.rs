@@ -199,9 +199,9 @@ pub fn serve_on(connection: Connection, device: &mut dyn Device) -> Result<(), S
 /// Those of [`serve`].
 pub fn serve_scsi(path: &Path, device: &mut dyn ScsiDevice) -> Result<(), ServeError> {
     let connection = Connection::open_scsi(path, device.name(), device.device_type())?;
-    let mut commands = Commands { device, buffer: Vec::new(), attached: Attached::new() };
+    let mut commands = Commands { device, attached: Attached::new() };
     let result = run(connection, &mut commands);
-    let Commands { device, attached, .. } = commands;
+    let Commands { device, attached } = commands;
     attached.into_keys().for_each(|nexus| device.detach(nexus));
     result
 }
@@ -260,7 +260,6 @@ impl Level for Blocks<'_> {
 /// The level of SCSI commands.
 struct Commands<'a> {
     device: &'a mut dyn ScsiDevice,
-    buffer: Vec<u8>,
     attached: Attached,
 }
 
@@ -270,8 +269,8 @@ impl Level for Commands<'_> {
     }
 
     fn execute(&mut self, command: &Submission, (queue, data): (u32, &Region)) -> Result<End, Status> {
-        let (buffer, attached) = (&mut self.buffer, &mut self.attached);
-        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, self.device).map(End::Scsi)
+        let place = scsi::Place { queue, data, attached: &mut self.attached };
+        scsi::execute(command, place, self.device).map(End::Scsi)
     }
 
     fn close(&mut self, queue: u32) {
@@ -296,7 +295,7 @@ impl Level for Mixed<'_> {
         if Operation(command.operation).is_of_blocks() {
             return execute(command, data, buffer, device.blocks());
         }
-        scsi::execute(command, scsi::Place { queue, data, buffer, attached }, device.commands()).map(End::Scsi)
+        scsi::execute(command, scsi::Place { queue, data, attached }, device.commands()).map(End::Scsi)
     }
 
     fn close(&mut self, queue: u32) {

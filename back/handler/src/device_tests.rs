@@ -6,6 +6,7 @@ use crate::volume::HandlerUnit;
 use lunar_core::io::Fault;
 use lunar_core::mem::SgMut;
 use lunar_core::port::NexusName;
+use lunar_handler::data::DataIn;
 use lunar_handler::scsi::{CHECK_CONDITION, Nexus, OWN_NEXUS, Outcome, ScsiCommand, ScsiDevice};
 use lunar_handler::serve::{Connection, ServeError, serve_scsi};
 use lunar_handler::wire::{Operation, Status, Submission};
@@ -52,16 +53,14 @@ impl ScsiDevice for Tape {
         _ = self.heard.send("reset".into());
     }
 
-    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut [u8]) -> Outcome {
+    fn execute(&mut self, command: &ScsiCommand<'_>, data_in: &mut DataIn<'_>) -> Outcome {
         let mut outcome = Outcome::default();
         match command.cdb {
             [0x0a, ..] => self.block = command.data_out.to_vec(),
             [0x08, ..] => {
-                let count = self.block.len().min(data_in.len());
-                data_in[..count].copy_from_slice(&self.block[..count]);
-                outcome.residual = data_in.len() - count;
+                outcome.residual = data_in.len() - data_in.put(0, &self.block);
             }
-            [0x12, ..] => data_in[..36].copy_from_slice(&[&[1, 0x80, 6, 2, 31, 0, 0, 0][..], &[b'T'; 28]].concat()),
+            [0x12, ..] => _ = data_in.put(0, &[&[1, 0x80, 6, 2, 31, 0, 0, 0][..], &[b'T'; 28]].concat()),
             [0xc0, ..] => {
                 outcome = Outcome { status: CHECK_CONDITION, sense: vec![0x70, 0, 3, 0, 0, 0, 0, 10], residual: 0 };
             }

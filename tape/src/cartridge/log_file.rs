@@ -7,9 +7,11 @@ use super::CartridgeError;
 use super::format::{FIRST_RECORD, HEADER_BYTES, HEADERS, Header};
 use super::index::{FILE_BYTES_MAX, Saved};
 use lunar_durable::Access;
+use lunar_handler::data::{DataIn, DataOut};
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::io::{self, ErrorKind, Read};
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
@@ -36,10 +38,10 @@ fn open(path: &Path) -> io::Result<(File, bool)> {
     }
 }
 
-fn put(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
+fn put(file: &File, offset: u64, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
     #[cfg(test)]
-    disk::write(offset, bytes)?;
-    file.write_all_at(bytes, offset)
+    disk::write(offset, &[head, &data.to_vec()].concat())?;
+    data.write_at(file, head, offset)
 }
 
 /// The file of a cartridge.
@@ -138,11 +140,20 @@ impl LogFile {
         Ok(true)
     }
 
-    /// Writes `bytes` at `offset`.
-    pub(super) fn write(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+    /// Fills a part of `into` from `offset` on; `false` if the file ends before.
+    pub(super) fn read_into(&mut self, offset: u64, into: &mut DataIn<'_>, place: Range<usize>) -> io::Result<bool> {
+        if offset.checked_add(place.len() as u64).is_none_or(|end| end > self.len) {
+            return Ok(false);
+        }
+        into.read_at(place, &self.file, offset)?;
+        Ok(true)
+    }
+
+    /// Writes `head`, and `data` behind it, at `offset`.
+    pub(super) fn write(&mut self, offset: u64, head: &[u8], data: DataOut<'_>) -> io::Result<()> {
         self.window.clear();
-        put(&self.file, offset, bytes)?;
-        self.len = self.len.max(offset + bytes.len() as u64);
+        put(&self.file, offset, head, data)?;
+        self.len = self.len.max(offset + (head.len() + data.len()) as u64);
         Ok(())
     }
 
@@ -166,7 +177,7 @@ impl LogFile {
     /// Writes the copy of the header that is the older one.
     pub(super) fn write_header(&self, header: &Header) -> io::Result<()> {
         let at = HEADERS[usize::from(header.sequence.is_multiple_of(2))];
-        put(&self.file, at, &header.emit())
+        put(&self.file, at, &header.emit(), DataOut::default())
     }
 
     fn index_path(&self) -> PathBuf {
