@@ -1,3 +1,4 @@
+use crate::life::until_all_ended;
 use crate::shared::Unit;
 use crate::volume::HandlerVolume;
 use lunar_control::api::HandlerView;
@@ -610,5 +611,6 @@ fn a_volume_that_is_changed_keeps_its_socket_and_its_handler_connects_again() {
     let Ok(Some(Message::Welcome(welcome))) = again.receive() else { panic!("it fits") };
     assert_eq!(welcome.size.get(), SIZE);
     drop(grown);
+    until_all_ended();
     assert!(!folder.socket().exists());
 }
