@@ -336,6 +336,30 @@ fn a_command_behind_a_long_one_does_not_make_the_handler_late() {
 }
 
 #[test]
+fn commands_of_one_turn_do_not_wait_for_each_other_without_end() {
+    let folder = Folder::new("scsi-turn");
+    let unit = unit(&folder, |_| {});
+    let (tell, told) = mpsc::channel();
+    let script = move |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let both = [next(&mut handler), next(&mut handler)];
+        told.recv_timeout(LIMIT).expect("they have failed");
+        both.iter().for_each(|command| answer(&mut handler, command));
+    };
+    play(&folder, &unit, script, async |bench| {
+        bench.until_connected(0).await;
+        let start = |(id, time)| bench.start_within(Duration::from_millis(time), id, &WRITE, bench.out(1));
+        let both = [(1, 500), (2, 800)].map(start);
+        let begun = Instant::now();
+        for command in both {
+            assert_eq!(command.wait().await.map(|reply| reply.status), Err(Fault::Timeout));
+        }
+        assert!(begun.elapsed() < LIMIT / 2, "they were extended again and again");
+        tell.send(()).expect("the script waits");
+    });
+}
+
+#[test]
 fn without_a_handler_commands_wait_and_then_fail() {
     let folder = Folder::new("scsi-missing");
     let unit = unit(&folder, |unit| unit.restart_time = Duration::from_millis(200));

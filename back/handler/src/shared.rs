@@ -107,8 +107,8 @@ pub(crate) struct Port {
     pub(crate) events: Sender<Event>,
     /// The generation of its queue; zero: it has none.
     pub(crate) generation: u32,
-    /// When the oldest of its commands was submitted for which the handler has time left.
-    oldest: Option<CoreInstant>,
+    /// When the oldest of its commands was submitted for which the handler has time left, and its order in that turn.
+    oldest: Option<(CoreInstant, u64)>,
 }
 
 /// The state behind the lock.
@@ -257,12 +257,17 @@ impl Shared {
         self.ring();
     }
 
-    /// The oldest of the commands of this port for which the handler has time left was submitted at `oldest`; returns
-    /// when that of all ports was.
-    pub(crate) fn oldest_in_time(&self, number: u32, oldest: Option<CoreInstant>) -> Option<CoreInstant> {
+    /// The oldest of the commands of this port for which the handler has time left was submitted at `oldest`, with its
+    /// order in that turn; returns when that of all ports was, with the number of its port. No two are equal.
+    pub(crate) fn oldest_in_time(
+        &self,
+        number: u32,
+        oldest: Option<(CoreInstant, u64)>,
+    ) -> Option<(CoreInstant, u32, u64)> {
         let mut state = self.state();
         state.ports.iter_mut().filter(|port| port.number == number).for_each(|port| port.oldest = oldest);
-        state.ports.iter().filter_map(|port| port.oldest).min()
+        let all = state.ports.iter().filter_map(|port| port.oldest.map(|(at, order)| (at, port.number, order)));
+        all.min()
     }
 
     /// A core has found a defect of the handler: its connection ends.
