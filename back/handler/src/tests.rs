@@ -297,6 +297,31 @@ fn commands_without_an_answer_go_to_the_next_handler_in_order() {
 }
 
 #[test]
+fn a_read_that_failed_brings_no_data_of_other_commands() {
+    let folder = Folder::new("failed-read");
+    let volume = folder.volume(|_| {});
+    let script = |socket: PathBuf| {
+        let mut handler = connected(&socket);
+        let written = next(&mut handler);
+        answer(&mut handler, &written, Status::GOOD);
+        let read = next(&mut handler);
+        assert_eq!(data(&handler, &read), 9, "the place of the write");
+        answer(&mut handler, &read, Status::MEDIUM_ERROR);
+    };
+    play(&folder, &volume, script, async |reactor, store| {
+        assert_eq!(result(&start(store, write(reactor.arena(), 0, 9))).await, Ok(4096));
+        let mut memory = reactor.arena().take_sg(4096).expect("room");
+        memory.fill_from(0, 5);
+        let read = start(store, Io { op: Op::Read, offset: 8192, data: Data::In(memory) });
+        let outcome = read.wait().await;
+        let Data::In(memory) = &outcome.data else { panic!("the memory comes back") };
+        let mut bytes = [0; 4096];
+        assert_eq!((outcome.result, memory.copy_to(0, &mut bytes)), (Err(Fault::Medium), 4096));
+        assert_eq!(bytes, [5; 4096]);
+    });
+}
+
+#[test]
 fn a_handler_that_breaks_the_protocol_loses_its_connection_and_no_command() {
     /// A breach, and the words of the fault.
     type Breach = (fn(&mut Connection, &Submission), &'static str);
