@@ -270,9 +270,14 @@ impl Shared {
         all.min()
     }
 
-    /// A core has found a defect of the handler: its connection ends.
+    /// A core has found a defect of the handler: its connection ends. A core may find one of an earlier handler after
+    /// another core has found one of this handler.
     pub(crate) fn fail(&self, generation: u32, why: String) {
-        self.state().fault = Some((generation, why));
+        let mut state = self.state();
+        if state.fault.as_ref().is_none_or(|(known, _)| generation >= *known) {
+            state.fault = Some((generation, why));
+        }
+        drop(state);
         self.ring();
     }
 

@@ -1,5 +1,5 @@
 use crate::life::until_all_ended;
-use crate::shared::Unit;
+use crate::shared::{Shared, Unit};
 use crate::volume::HandlerVolume;
 use lunar_control::api::HandlerView;
 use lunar_core::io::{Completion, Data, Extent, Fault, Io, Op, Outcome, Store};
@@ -319,6 +319,15 @@ fn a_read_that_failed_brings_no_data_of_other_commands() {
         assert_eq!((outcome.result, memory.copy_to(0, &mut bytes)), (Err(Fault::Medium), 4096));
         assert_eq!(bytes, [5; 4096]);
     });
+}
+
+#[test]
+fn a_fault_of_an_earlier_handler_does_not_hide_one_of_this_handler() {
+    let shared = Shared::new(Folder::new("faults").unit()).expect("an eventfd");
+    for (generation, why) in [(2, "new"), (1, "old"), (2, "newest")] {
+        shared.fail(generation, why.into());
+        assert_eq!(shared.state().fault.as_ref().map(|(generation, _)| *generation), Some(2));
+    }
 }
 
 #[test]
