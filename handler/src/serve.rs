@@ -334,7 +334,6 @@ fn run(mut connection: Connection, level: &mut dyn Level) -> Result<(), ServeErr
 fn execute_all(queues: &mut [HandlerQueue], level: &mut dyn Level) -> Result<bool, ServeError> {
     let mut is_busy = false;
     for queue in queues {
-        let mut has_answered = false;
         // A queue that is always full must not keep the others, and messages, waiting.
         for _ in 0..queue.ring.depth() {
             let Some(command) = queue.ring.take()? else { break };
@@ -344,12 +343,10 @@ fn execute_all(queues: &mut [HandlerQueue], level: &mut dyn Level) -> Result<boo
                 Ok(End::Extent(extent)) => queue.ring.complete_extent(&command, extent),
                 Err(status) => queue.ring.complete(&command, status),
             }
-            has_answered = true;
-        }
-        if has_answered {
+            // An answer does not wait for the commands behind it, which may take long.
             queue.wake_lunar()?;
+            is_busy = true;
         }
-        is_busy |= has_answered;
     }
     Ok(is_busy)
 }
@@ -611,4 +608,47 @@ fn memory<'a>(buffer: &'a mut Vec<u8>, length: u64, data: &Region) -> Result<&'a
         buffer.resize(length, 0);
     }
     Ok(&mut buffer[..length])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ring::{Command, TargetEnd, ring_bytes};
+    use rustix::event::{EventfdFlags, eventfd};
+
+    /// Notes before each command whether Lunar was woken.
+    struct Notes<'a>(&'a OwnedFd, Vec<bool>);
+
+    impl Level for Notes<'_> {
+        fn begin(&mut self, _: &Unit) {}
+
+        fn execute(&mut self, _: &Submission, _: (u32, &Region)) -> Result<End, Status> {
+            let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+            let signalled = poll(&mut [PollFd::new(self.0, PollFlags::IN)], Some(&now)).expect("it is open");
+            self.1.push(signalled > 0);
+            Ok(End::Plain)
+        }
+    }
+
+    #[test]
+    fn an_answer_wakes_lunar_before_the_next_command_is_executed() {
+        let file = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        let memory = Region::zeroed(ring_bytes(4));
+        let mut lunar = TargetEnd::new(memory.clone(), 4, 1);
+        let operation = Operation::FLUSH;
+        let command = Command { operation, flags: 0, offset: 0, length: 0, data: 0, timeout_milliseconds: 0 };
+        for _ in 0..3 {
+            assert!(lunar.submit(&command).is_some());
+        }
+        lunar.publish();
+        assert!(lunar.may_sleep());
+        let (answers, data) = (file(), Region::zeroed(4096));
+        let noted = answers.try_clone().expect("an eventfd");
+        let ring = HandlerEnd::open(memory.clone()).expect("they are sound");
+        let mut queues = [HandlerQueue { number: 1, ring, ring_memory: memory, data, commands: file(), answers }];
+        let mut notes = Notes(&noted, Vec::new());
+        assert!(execute_all(&mut queues, &mut notes).expect("the rings are sound"));
+        assert_eq!(notes.1, [false, true, true]);
+        assert!(!execute_all(&mut queues, &mut notes).expect("the rings are sound"));
+    }
 }
