@@ -25,6 +25,8 @@ use std::time::{Duration, Instant};
 
 /// How long the loop looks for commands before it sleeps: to sleep and be woken costs about as much.
 const SPIN: Duration = Duration::from_micros(50);
+/// Passes without a command after which the loop reads the clock.
+const PASSES: u32 = 16;
 /// How often the loop looks for messages while there are always commands.
 const MESSAGES: Duration = Duration::from_millis(10);
 /// Most queues of one connection: Lunar has one for each of its cores.
@@ -304,14 +306,20 @@ impl Level for Mixed<'_> {
 }
 
 fn run(mut connection: Connection, level: &mut dyn Level) -> Result<(), ServeError> {
-    let (mut last, mut looked) = (Instant::now(), Instant::now());
+    let (mut looked, mut idle_since, mut passes) = (Instant::now(), None, 0_u32);
     loop {
         let is_busy = execute_all(&mut connection.queues, level)?;
-        let now = Instant::now();
         if is_busy {
-            last = now;
+            idle_since = None;
+        } else {
+            passes = passes.wrapping_add(1);
+            if !passes.is_multiple_of(PASSES) {
+                std::hint::spin_loop();
+                continue;
+            }
         }
-        let is_idle = now - last > SPIN;
+        let now = Instant::now();
+        let is_idle = !is_busy && now - *idle_since.get_or_insert(now) > SPIN;
         if !is_idle && now - looked < MESSAGES {
             continue;
         }
@@ -499,13 +507,12 @@ impl Connection {
             Err(Errno::INTR) => return Ok((false, [false; N])),
             other => other?,
         };
-        let ready: Vec<bool> = sources.iter().map(|source| !source.revents().is_empty()).collect();
-        let others = &ready[1 + self.queues.len()..];
-        for (queue, _) in self.queues.iter().zip(&ready[1..]).filter(|(_, ready)| **ready) {
+        let is_ready = |at: usize| !sources[at].revents().is_empty();
+        for (queue, _) in self.queues.iter().zip(1..).filter(|(_, at)| is_ready(*at)) {
             // The counter says nothing that the ring does not say.
             let _ = rustix::io::read(&queue.commands, &mut [0; size_of::<u64>()]);
         }
-        Ok((ready[0], std::array::from_fn(|at| others[at])))
+        Ok((is_ready(0), std::array::from_fn(|at| is_ready(1 + self.queues.len() + at))))
     }
 
     /// Takes the next message, and waits for it; `None` when Lunar has closed the connection. Queues are opened and
